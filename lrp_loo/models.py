@@ -6,7 +6,7 @@
 __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'load_demo', 'load_model', 'describe_model',
            'max_tokens', 'encode', 'special_mask', 'accuracy', 'train_adapter', 'write_model_card']
 
-# %% ../nbs/21_models.ipynb #9ea668b9
+# %% ../nbs/21_models.ipynb #570df653
 import contextlib, hashlib, json, os, shutil
 from importlib.resources import files
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_
 from transformers.utils import logging as hf_logging
 from .core import write_text_atomic, versions
 
-# %% ../nbs/21_models.ipynb #09fccca8
+# %% ../nbs/21_models.ipynb #016dc40f
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
 LABELS = {0: 'negative', 1: 'positive'}
 
@@ -59,7 +59,7 @@ def load_demo(
         model = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
-# %% ../nbs/21_models.ipynb #6239feee
+# %% ../nbs/21_models.ipynb #2ff60e64
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -90,7 +90,7 @@ def describe_model(
     return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
                 parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
 
-# %% ../nbs/21_models.ipynb #fd943e27
+# %% ../nbs/21_models.ipynb #258f3a5b
 def max_tokens(
     model,     # a transformers model
     tokenizer, # its tokenizer
@@ -126,7 +126,7 @@ def special_mask(
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return torch.tensor([int(i) in special for i in input_ids])
 
-# %% ../nbs/21_models.ipynb #631bc8c4
+# %% ../nbs/21_models.ipynb #5aa0e490
 @torch.no_grad()
 def accuracy(
     model, tokenizer, # a classifier
@@ -145,8 +145,8 @@ def accuracy(
         right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
     return right/len(ids)
 
-# %% ../nbs/21_models.ipynb #8a3b3aeb
-TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=256, dropout=0.0)}
+# %% ../nbs/21_models.ipynb #3ecfcfad
+TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
 
 def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
     batches = []
@@ -192,7 +192,7 @@ def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
                 torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
                 bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
 
-# %% ../nbs/21_models.ipynb #7785f095
+# %% ../nbs/21_models.ipynb #f84020bb
 def write_model_card(
     folder,        # the adapter folder
     name:str,      # 'sst2' or 'imdb'
