@@ -6,7 +6,7 @@
 __all__ = ['ACTIVATIONS', 'PRODUCTS', 'LINEAR', 'Composite', 'attn_lrp', 'cp_lrp', 'gradient', 'sdpa_rule', 'transformer_layers',
            'lrp_rules', 'conservation', 'attention_maps']
 
-# %% ../nbs/04_bert_rules.ipynb #fcf37700
+# %% ../nbs/04_bert_rules.ipynb #45cffe2d
 import threading, warnings
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, product_rule, scale_gradient
 
-# %% ../nbs/04_bert_rules.ipynb #674a71e8
+# %% ../nbs/04_bert_rules.ipynb #2376f4cf
 @dataclass(frozen=True)
 class Composite:
     "A rule set. Layers count from 0."
@@ -52,7 +52,7 @@ def gradient()->Composite:
     "No rule at all: the plain gradient."
     return Composite('gradient', product='gradient', layer_norm='gradient', activation='gradient')
 
-# %% ../nbs/04_bert_rules.ipynb #0da2b408
+# %% ../nbs/04_bert_rules.ipynb #d57ec8e3
 ACTIVATIONS = frozenset('gelu relu relu_ silu tanh tanh_ sigmoid elu leaky_relu hardswish mish softplus'.split())
 PRODUCTS = frozenset('matmul bmm mul __mul__ __rmul__ __matmul__ __rmatmul__'.split())
 LINEAR = frozenset('''linear conv1d conv2d embedding add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ neg __neg__ div __truediv__ true_divide
@@ -66,9 +66,9 @@ def _name(func): # the bare name; a property's getter carries the property's
 
 def _carries(*xs): return [torch.is_tensor(x) and x.requires_grad for x in xs]
 
-# %% ../nbs/04_bert_rules.ipynb #475fdf97
+# %% ../nbs/04_bert_rules.ipynb #37f8ce20
 def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
-    "Attention logits and weights of a `scaled_dot_product_attention` call, as torch documents it; → A(softmax), Z, V."
+    "What torch documents of a `scaled_dot_product_attention` call: its scale, its additive mask, and K and V for every head."
     if enable_gqa: k, v = (t.repeat_interleave(q.shape[-3]//t.shape[-3], -3) for t in (k, v))
     scale, bias = q.shape[-1]**-0.5 if scale is None else scale, None
     if is_causal: attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -91,12 +91,12 @@ def sdpa_rule(
         return F.scaled_dot_product_attention(q, k, v, **kwargs)
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
     mul = (lambda a, b: product_rule(torch.matmul, a, b, composite.eps)) if half else torch.matmul
-    Z = mul(q, k.transpose(-2, -1))*scale
+    Z = mul(q*scale, k.transpose(-2, -1))                             # ε meets the scaled logits, as in equation 4
     A = (Z if bias is None else Z + bias).softmax(-1)
     if record is not None: record.append((layer, Z, A))
     return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v)
 
-# %% ../nbs/04_bert_rules.ipynb #ef751040
+# %% ../nbs/04_bert_rules.ipynb #4cafc46a
 def transformer_layers(
     model, # a transformers model
 )->list:   # its layer modules in order; empty where none can be found
@@ -152,7 +152,7 @@ class lrp_rules(TorchFunctionMode):
         rows = [dict(layer='-' if l is None else l, operation=f, rule=r, calls=n) for (l, f, r), n in self.seen.items()]
         return pd.DataFrame(rows, columns=['layer', 'operation', 'rule', 'calls'])
 
-# %% ../nbs/04_bert_rules.ipynb #62ec1045
+# %% ../nbs/04_bert_rules.ipynb #81c02d02
 def _apply(self, func, name, args, kwargs):
     c, carries = self.composite, _carries(*args)
     if not any(carries) and not any(_carries(*kwargs.values())): return func(*args, **kwargs), 'no gradient' if name not in ('cat', 'stack') else 'linear'
@@ -177,7 +177,7 @@ def _apply(self, func, name, args, kwargs):
 
 lrp_rules._apply = _apply
 
-# %% ../nbs/04_bert_rules.ipynb #5be5e9f2
+# %% ../nbs/04_bert_rules.ipynb #b6b87179
 def conservation(
     model,               # a sequence classifier with its own input embeddings
     enc:dict,            # one encoded text (`encode`)
@@ -200,7 +200,7 @@ def conservation(
                embeddings=sum(r for (n, _), r in zip(named, named_R) if not n.endswith('bias')), softmax=sum(soft[1::2]) - sum(soft[0::2]))
     return out | dict(remainder=out['logit'] - sum(out[k] for k in ('words', 'biases', 'embeddings', 'softmax')))
 
-# %% ../nbs/04_bert_rules.ipynb #170ccbbc
+# %% ../nbs/04_bert_rules.ipynb #a615458e
 class _WatchAttention(TorchFunctionMode):
     def __init__(self): super().__init__(); self.maps = []
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -7,7 +7,7 @@ __all__ = ['walk', 'bracketing_name', 'product', 'scalar_relevance', 'scalar_loo
            'leaf_depths', 'depth_relevance', 'catalan', 'bracketings', 'bracketing_from_depths', 'scalar_ig',
            'scalar_table']
 
-# %% ../nbs/01_scalar.ipynb #5ecf3cdb
+# %% ../nbs/01_scalar.ipynb #330bb8df
 from math import comb
 
 import numpy as np
@@ -15,29 +15,29 @@ import torch
 from matplotlib.figure import Figure
 from .rules import product_rule, relevance
 
-# %% ../nbs/01_scalar.ipynb #44908e5e
-def _leaves(bracketing): # the factor numbers, left to right
-    if isinstance(bracketing, int) and not isinstance(bracketing, bool): return [bracketing]
-    if isinstance(bracketing, (tuple, list)) and len(bracketing) == 2: return [i for b in bracketing for i in _leaves(b)]
-    raise ValueError(f"a bracketing is a factor's number or a pair of bracketings, such as ((0, 1), 2), got {bracketing!r}")
-
-def _factors(x, bracketing=None): # x as (n,) doubles; one per leaf where a bracketing is given
-    x = torch.as_tensor(x, dtype=torch.double)
-    if x.ndim != 1 or not len(x) or not x.isfinite().all():
-        raise ValueError(f"x must be one or more finite numbers, one per factor, such as (2, 3, 4), got {x.tolist()}")
-    if bracketing is not None and _leaves(bracketing) != list(range(len(x))):
-        raise ValueError(f"a bracketing of {len(x)} factors takes 0 to {len(x)-1}, each once and in order, got {bracketing!r}")
-    return x
-
+# %% ../nbs/01_scalar.ipynb #aa9dd483
 def walk(
     bracketing, # nested pairs of factor numbers
     leaf,       # what to make of a factor's number
     join,       # what to make of the left and the right part
 ):              # what `join` made of the whole
     "Evaluate a bracketing from the leaves up."
-    if isinstance(bracketing, int): return leaf(bracketing)
+    if isinstance(bracketing, int) and not isinstance(bracketing, bool): return leaf(bracketing)
+    if not isinstance(bracketing, (tuple, list)) or len(bracketing) != 2:
+        raise ValueError(f"a bracketing is a factor's number or a pair of bracketings, such as ((0, 1), 2), got {bracketing!r}")
     left, right = bracketing
     return join(walk(left, leaf, join), walk(right, leaf, join))
+
+def _leaves(bracketing): return walk(bracketing, lambda i: [i], lambda a, b: a + b) # the factor numbers, left to right
+
+def _factors(x, bracketing=None): # x as (n,) doubles; one per leaf where a bracketing is given
+    try: t = torch.as_tensor(x, dtype=torch.double)
+    except (TypeError, ValueError): t = None
+    if t is None or t.ndim != 1 or not len(t) or not t.isfinite().all():
+        raise ValueError(f"x must be one or more finite numbers, one per factor, such as (2, 3, 4), got {x!r}")
+    if bracketing is not None and _leaves(bracketing) != list(range(len(t))):
+        raise ValueError(f"a bracketing of {len(t)} factors takes 0 to {len(t)-1}, each once and in order, got {bracketing!r}")
+    return t
 
 def bracketing_name(
     bracketing, # nested pairs of factor numbers
@@ -46,7 +46,7 @@ def bracketing_name(
     name = walk(bracketing, lambda i: f"x{i+1}", lambda a, b: f"({a} {b})")
     return name[1:-1] if name[0] == '(' else name
 
-# %% ../nbs/01_scalar.ipynb #beff6cc1
+# %% ../nbs/01_scalar.ipynb #c9aa61ac
 def product(
     x,          # n numbers, or an (n,) tensor
     bracketing, # nested pairs of the numbers 0 … n-1
@@ -55,7 +55,7 @@ def product(
     x = _factors(x, bracketing)
     return walk(bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b))
 
-# %% ../nbs/01_scalar.ipynb #0eb527df
+# %% ../nbs/01_scalar.ipynb #93abb662
 def scalar_relevance(
     x,          # n numbers
     bracketing, # nested pairs of the numbers 0 … n-1
@@ -64,7 +64,7 @@ def scalar_relevance(
     x = _factors(x, bracketing).detach().clone().requires_grad_()
     return relevance(product(x, bracketing), x)[0]
 
-# %% ../nbs/01_scalar.ipynb #1368ae57
+# %% ../nbs/01_scalar.ipynb #36a35c2a
 def scalar_loo(
     x, # n numbers
 )->torch.Tensor: # (n,) f(x) - f(x without factor i)
@@ -73,7 +73,7 @@ def scalar_loo(
     kept = x*(1 - torch.eye(len(x), dtype=x.dtype))     # [n, n], row i without factor i
     return x.prod() - kept.prod(-1)
 
-# %% ../nbs/01_scalar.ipynb #a5f4e4af
+# %% ../nbs/01_scalar.ipynb #65000c27
 def scalar_nodes(
     x,          # n numbers
     bracketing, # nested pairs of the numbers 0 … n-1
@@ -91,7 +91,7 @@ def scalar_nodes(
     for node in nodes: node['value'] = node['value'].item()
     return nodes
 
-# %% ../nbs/01_scalar.ipynb #42c25522
+# %% ../nbs/01_scalar.ipynb #a414bba9
 def draw_tree(
     ax,         # matplotlib axes to draw on
     x,          # n numbers
@@ -121,7 +121,7 @@ def draw_figure1(
     for ax, (title, bracketing) in zip(fig.subplots(1, 2), models.items()): draw_tree(ax, x, bracketing, title)
     return fig
 
-# %% ../nbs/01_scalar.ipynb #0effb791
+# %% ../nbs/01_scalar.ipynb #cf83bf89
 def leaf_depths(
     bracketing, # nested pairs of factor numbers
 )->list:        # for each factor, left to right, how many multiplications stand above it
@@ -136,7 +136,7 @@ def depth_relevance(
     x = _factors(x, bracketing).detach()
     return x.prod()*torch.tensor([2.**-d for d in leaf_depths(bracketing)], dtype=x.dtype)
 
-# %% ../nbs/01_scalar.ipynb #e621705a
+# %% ../nbs/01_scalar.ipynb #c4d2f7c1
 def catalan(
     m:int, # 0, 1, 2, …
 )->int:    # C_m
@@ -156,7 +156,7 @@ def bracketings(
         raise ValueError(f"n must be a whole number from 1 to 14 (which has {catalan(13):,} bracketings), got {n!r}")
     return _between(0, n)
 
-# %% ../nbs/01_scalar.ipynb #b02c52fe
+# %% ../nbs/01_scalar.ipynb #8a692f9c
 def bracketing_from_depths(
     depths, # for each factor, left to right, its depth
 ):          # the one bracketing that has them
@@ -170,7 +170,7 @@ def bracketing_from_depths(
         raise ValueError(f"depths must be those of a full binary tree's leaves, such as [2, 2, 1], got {list(depths)}")
     return parts[0][1]
 
-# %% ../nbs/01_scalar.ipynb #d2f5fe95
+# %% ../nbs/01_scalar.ipynb #9a453aa0
 def scalar_ig(
     x,              # n numbers
     n_steps:int=16, # points on the path from 0 to x
@@ -183,7 +183,7 @@ def scalar_ig(
     g, = torch.autograd.grad(path.prod(-1).sum(), path)
     return x*(w*g).sum(0)
 
-# %% ../nbs/01_scalar.ipynb #e9b92b49
+# %% ../nbs/01_scalar.ipynb #3836fe15
 def scalar_table(
     x=(2, 3, 4), # n numbers
 )->list:         # a dict per bracketing, ready for `Results.add`

@@ -1,0 +1,39 @@
+# Every target may be run again at any time. `make test` is what CI runs.
+PYTHON ?= python3
+VENV := .venv
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv test reproduce hooks clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
+	@echo "make test       modules in step with the notebooks, every notebook, then tests/"
+	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
+	@echo "make hooks      git hooks for notebooks, once per clone"
+	@echo "make clean      remove caches and build products; $(VENV), results/ and figures/ stay"
+
+venv: $(STAMP)
+
+# torch comes first and by number: left to choose, pip takes a newer one with gigabytes of libraries for a GPU.
+$(STAMP): settings.ini constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+test: $(STAMP)
+	bash tests/run.sh $(BIN)
+
+reproduce: $(STAMP)
+	$(BIN)/lrp_loo reproduce $(ARGS)
+
+hooks: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks
+
+clean:
+	rm -rf build dist _proc _docs .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# All checks, in order: modules and notebooks in step, every notebook, then tests/.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bin=$(cd "${1:-.venv/bin}" && pwd)
+export PATH="$bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=agg
+
+fingerprint() { # a content hash for every notebook and module, so the check holds in an uncommitted tree as well
+    "$bin/python" -c '
+from hashlib import sha256
+from pathlib import Path
+for p in sorted([*Path("nbs").glob("*.ipynb"), *Path("lrp_loo").rglob("*.py")]): print(sha256(p.read_bytes()).hexdigest(), p)'
+}
+
+echo "== nbdev_export and nbdev_clean change nothing"
+before=$(fingerprint)
+nbdev_export
+nbdev_clean
+after=$(fingerprint)
+if [ "$before" != "$after" ]; then
+    echo "These files were out of step. They are right now; look at the difference, commit it and run again:" >&2
+    diff <(echo "$before") <(echo "$after") | sed -n 's/^[<>] [0-9a-f]* /  /p' | sort -u >&2
+    exit 1
+fi
+
+echo "== notebooks"
+workers=${WORKERS:-2}
+threads=$("$bin/python" -c "import os; print(max(1, (os.cpu_count() or 1)//$workers))")
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} nbdev_test --path nbs --n_workers "$workers" --timing
+
+echo "== tests"
+pytest tests -q
