@@ -5,13 +5,14 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test reproduce hooks clean
+.PHONY: help venv test reproduce notebooks readme hooks clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
 	@echo "make test       modules in step with the notebooks, every notebook, then tests/"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
+	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
 	@echo "make hooks      git hooks for notebooks, once per clone"
 	@echo "make clean      remove caches and build products; $(VENV), results/ and figures/ stay"
 
@@ -30,6 +31,15 @@ test: $(STAMP)
 
 reproduce: $(STAMP)
 	$(BIN)/lrp_loo reproduce $(ARGS)
+
+# The notebooks' outputs are committed; no progress bars, no warnings that carry this machine's paths.
+notebooks: $(STAMP)
+	cd nbs && TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(abspath $(BIN))/jupyter nbconvert --to notebook --execute --inplace *.ipynb
+	PATH="$(abspath $(BIN)):$$PATH" nbdev_clean
+	$(BIN)/python .ci/readme.py
+
+readme: $(STAMP)
+	$(BIN)/python .ci/readme.py
 
 hooks: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks

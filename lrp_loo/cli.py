@@ -6,7 +6,7 @@
 __all__ = ['LONGEST', 'CHUNK', 'EPOCHS', 'PARTS', 'COMMANDS', 'against_paper', 'draw_figures', 'reproduce', 'explain', 'audit',
            'train', 'main']
 
-# %% ../nbs/23_cli.ipynb #4ed4a35c
+# %% ../nbs/23_cli.ipynb #0f8e8174
 import json, sys
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .models import TRAINING, accuracy, describe_model, load_demo, load_model, t
 from .plots import plot_agreement, plot_areas, plot_entropy, plot_layerwise
 from .scalar import draw_figure1, scalar_table
 
-# %% ../nbs/23_cli.ipynb #c260066b
+# %% ../nbs/23_cli.ipynb #5e7d0e52
 LONGEST = {'sst2': 128, 'imdb': 256} # tokens; longer texts are set aside and counted (--longest)
 CHUNK = {'sst2': 1, 'imdb': 16}      # tokens removed at a time in the curves (appendix B.1.2)
 EPOCHS = {'mnist': 5, 'scikit-learn digits': 40} # the paper's five; 1,437 small digits need more
@@ -60,7 +60,7 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
     print(faithfulness_table(r.rows, list(TABLE2))[['loo_r', 'loo_r_se', 'loo_r_sum', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']].round(3).to_string())
     _heading(f'Table A3: {name}'); print(layer_table(read_results(results/f'{name}.json'))[['sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'gain', 'gain_low', 'gain_high']].round(3).to_string(index=False))
 
-# %% ../nbs/23_cli.ipynb #2f94504b
+# %% ../nbs/23_cli.ipynb #05fd32eb
 def against_paper(
     results:Path, # a folder that `reproduce` wrote
 )->dict:          # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
@@ -91,7 +91,7 @@ def draw_figures(
 def reproduce(
     data:str=None,    # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's layout (default: LRP_LOO_DATA, else embedded)
     model:str='demo', # 'demo', 'paper', or a name or folder of a sequence classifier
-    limit:int=100,    # examples of each data set, drawn at random (0: all)
+    limit:int=60,     # examples of each data set, drawn at random (0: all)
     seed:int=0,       # of the draw and of the MNIST training
     out:str='.',      # results/ and figures/ are written below it
     only:str='scalar,mnist,sst2,imdb', # the parts to run
@@ -115,7 +115,7 @@ def reproduce(
         for c in claims: print(f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']]} {c['data']:5s} {c['claim']}: {c['evidence']}")
     print(f"\nresults: {results}   figures: {figures}")
 
-# %% ../nbs/23_cli.ipynb #8659ccbe
+# %% ../nbs/23_cli.ipynb #edf49590
 def _coloured(a): # 24-bit terminal colours, red up, blue down
     top = float(a.scores.abs().max()) or 1.
     def one(t, s):
@@ -174,7 +174,7 @@ def train(
     write_model_card(out, name, d.info, options, {f"accuracy on {test.info['split']} ({len(test)} texts, cut at 512 tokens)": round(acc, 4)})
     print(f"{out}: accuracy {acc:.4f} on {len(test)} texts of {test.info['name']}/{test.info['split']} ({test.info['source']})")
 
-# %% ../nbs/23_cli.ipynb #618939da
+# %% ../nbs/23_cli.ipynb #b8294057
 COMMANDS = dict(reproduce=reproduce, explain=explain, audit=audit, train=train)
 
 def main(

@@ -6,8 +6,8 @@
 __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'load_demo', 'load_model', 'describe_model',
            'max_tokens', 'encode', 'special_mask', 'accuracy', 'train_adapter', 'write_model_card']
 
-# %% ../nbs/21_models.ipynb #570df653
-import contextlib, hashlib, json, os, shutil
+# %% ../nbs/21_models.ipynb #31529986
+import contextlib, hashlib, os, warnings
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_
 from transformers.utils import logging as hf_logging
 from .core import write_text_atomic, versions
 
-# %% ../nbs/21_models.ipynb #016dc40f
+# %% ../nbs/21_models.ipynb #ca755947
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
 LABELS = {0: 'negative', 1: 'positive'}
 
@@ -27,7 +27,8 @@ LABELS = {0: 'negative', 1: 'positive'}
 def _quiet(): # the classifier head is reported as missing before the adapter brings it
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error(); hf_logging.disable_progress_bar()
-    try: yield
+    try:
+        with warnings.catch_warnings(): warnings.simplefilter('ignore', FutureWarning); yield
     finally:
         hf_logging.set_verbosity(level)
         if bars: hf_logging.enable_progress_bar()
@@ -59,7 +60,7 @@ def load_demo(
         model = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
-# %% ../nbs/21_models.ipynb #2ff60e64
+# %% ../nbs/21_models.ipynb #2f76101f
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -90,7 +91,7 @@ def describe_model(
     return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
                 parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
 
-# %% ../nbs/21_models.ipynb #258f3a5b
+# %% ../nbs/21_models.ipynb #8c53b4e5
 def max_tokens(
     model,     # a transformers model
     tokenizer, # its tokenizer
@@ -126,7 +127,7 @@ def special_mask(
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return torch.tensor([int(i) in special for i in input_ids])
 
-# %% ../nbs/21_models.ipynb #5aa0e490
+# %% ../nbs/21_models.ipynb #5ac7f00a
 @torch.no_grad()
 def accuracy(
     model, tokenizer, # a classifier
@@ -145,7 +146,7 @@ def accuracy(
         right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
     return right/len(ids)
 
-# %% ../nbs/21_models.ipynb #3ecfcfad
+# %% ../nbs/21_models.ipynb #f8972347
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
 
 def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
@@ -192,7 +193,7 @@ def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
                 torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
                 bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
 
-# %% ../nbs/21_models.ipynb #f84020bb
+# %% ../nbs/21_models.ipynb #ba313de9
 def write_model_card(
     folder,        # the adapter folder
     name:str,      # 'sst2' or 'imdb'

@@ -23,6 +23,9 @@ if [ "$before" != "$after" ]; then
     exit 1
 fi
 
+echo "== README.md says what nbs/index.ipynb says"
+python .ci/readme.py --check
+
 echo "== notebooks"
 workers=${WORKERS:-2}
 threads=$("$bin/python" -c "import os; print(max(1, (os.cpu_count() or 1)//$workers))")
