@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['TITLES', 'NAMES', 'SWEEP_NAMES', 'COLOURS', 'plot_agreement', 'plot_layerwise', 'plot_entropy', 'plot_areas']
 
-# %% ../nbs/22_plots.ipynb #a1893311
+# %% ../nbs/22_plots.ipynb #76f4d85b
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from .faithfulness import faithfulness_table, paper_numbers
 from .layerwise import SWEEPS, entropy_table, layer_table
 
-# %% ../nbs/22_plots.ipynb #b1b8423f
+# %% ../nbs/22_plots.ipynb #b263cc29
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB'}
 NAMES = {'loo': 'LOO', 'ig': 'IG', 'rollout': 'Rollout', 'rollout_residual': 'Rollout + I', 'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP', 'grad_x_input': 'grad × input'}
 SWEEP_NAMES = {'first': 'first k layers', 'last': 'last k layers', 'single': 'layer k alone'}
@@ -20,9 +20,9 @@ COLOURS = {'first': 'C0', 'last': 'C1', 'single': 'C2'}
 
 def _caption(r): # where a panel's numbers come from
     d, m = r['config']['data'], r['config']['model']
-    return f"{TITLES.get(d['name'], d['name'])} ({d['source']}), {m['name']}, {len(r['rows'])} texts"
+    return f"{TITLES.get(d['name'], d['name'])} {d.get('split', '')}, {m['name']}, {len(r['rows'])} texts"
 
-# %% ../nbs/22_plots.ipynb #27ed5e3b
+# %% ../nbs/22_plots.ipynb #90b0f99d
 def plot_agreement(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -38,7 +38,7 @@ def plot_agreement(
     axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=8)
     sns.despine(fig); return fig
 
-# %% ../nbs/22_plots.ipynb #2766c670
+# %% ../nbs/22_plots.ipynb #94e7f56d
 def plot_layerwise(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -65,7 +65,7 @@ def plot_entropy(
         t = entropy_table(r); ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=_caption(r))
     ax.set(xlabel='layer', ylabel='entropy / log n', xticks=t.layer); ax.legend(frameon=False, fontsize=7); sns.despine(fig); return fig
 
-# %% ../nbs/22_plots.ipynb #b1e38d58
+# %% ../nbs/22_plots.ipynb #d2f38d9a
 def plot_areas(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure

@@ -20,7 +20,7 @@ from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
 from lrp_loo.layerwise import SWEEPS, bypass_name, layer_table, sweep_layers, sweep_methods, table_a3_against_paper
-from lrp_loo.models import describe_model, load_model
+from lrp_loo.models import accuracy, demo_adapter, describe_model, load_demo, load_model
 
 
 @pytest.fixture(scope='module')
@@ -85,6 +85,25 @@ def test_a_killed_reproduce_keeps_its_rows(tmp_path):
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     r = read_results(path); rows = {x['i']: x for x in r['rows']}
     assert len(r['rows']) == len(rows) == 12 and all(rows[x['i']] == x for x in kept) and r['summary']['n'] == 12
+
+
+def test_an_adapter_is_trained_again(tmp_path, capsys):
+    assert main(['train', 'sst2', '--data', 'embedded', '--limit', '16', '--out', str(tmp_path/'a')]) == 0
+    assert 'accuracy' in capsys.readouterr().out and {p.name for p in (tmp_path/'a').iterdir()} == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
+    card = (tmp_path/'a'/'README.md').read_text(); assert 'epochs | 4' in card and 'seed | 0' in card and 'sentence-transformers/all-MiniLM-L6-v2' in card
+    assert load_demo('sst2', adapter=tmp_path/'a')[0].num_labels == 2
+    assert main(['train', 'mnist']) == 1
+
+
+@pytest.mark.parametrize('name', ['sst2', 'imdb'])
+def test_what_ships(name):
+    "Adapters of at most 2 MB, safetensors alone, with a card; enough texts of both classes; good answers on them."
+    folder = demo_adapter(name); files = {p.name for p in folder.iterdir()}
+    assert files == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'} and sum(p.stat().st_size for p in folder.iterdir()) <= 2*2**20
+    card = (folder/'README.md').read_text(); assert all(w in card for w in ('seed', 'accuracy', 'epochs', 'lr'))
+    d = load_texts(name, 'embedded'); assert len(d) >= (200 if name == 'sst2' else 20) and len(set(d.texts)) == len(d) and 0.4 <= sum(d.labels)/len(d) <= 0.6
+    model, tokenizer = load_demo(name); assert accuracy(model, tokenizer, d.texts, d.labels) >= 0.85
+    if name == 'imdb': assert all(150 <= len(tokenizer(t)['input_ids']) <= 400 for t in d.texts)
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
