@@ -9,7 +9,7 @@ __all__ = ['INPUTS', 'FORMS', 'PIXELS', 'POOLINGS', 'SCALES', 'EXPLAINERS', 'PAI
            'negative_sums', 'run_setting', 'distance', 'nearest', 'linear_attention_experiment', 'summarise',
            'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper', 'mnist_claims']
 
-# %% ../nbs/03_linear_attention.ipynb #804831d7
+# %% ../nbs/03_linear_attention.ipynb #eab08912
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from .core import Results, normalize, pearson
 from .rules import epsilon_rule, product_rule, relevance, scale_gradient
 
-# %% ../nbs/03_linear_attention.ipynb #81cdb33b
+# %% ../nbs/03_linear_attention.ipynb #8a2bdbd8
 INPUTS = {'unit': (0., 1.), 'standard': (0.1307, 0.3081), 'symmetric': (0.5, 0.5)}  # name: what is subtracted, what divides
 
 def _choice(name, value, choices): # a named option, or an error that lists the ones there are
@@ -41,7 +41,7 @@ def normalise_images(
         raise ValueError(f"images must hold grey levels in [0, 1], got {images.min():g} to {images.max():g}; divide by the largest level first")
     return ((images - shift)/scale).flatten(1)
 
-# %% ../nbs/03_linear_attention.ipynb #f4c6520e
+# %% ../nbs/03_linear_attention.ipynb #2398bbcc
 FORMS, PIXELS, POOLINGS, SCALES = ('qk_v', 'q_kv'), ('bare', 'affine', 'direct'), ('flatten', 'mean'), ('none', 'sqrt_d', 'n')
 
 class LinearAttention(nn.Module):
@@ -96,7 +96,7 @@ class LinearAttention(nn.Module):
         logits = self.out(O.flatten(1) if self.pooling == 'flatten' else O.mean(1))
         return logits if eps is None else epsilon_rule(logits, eps)
 
-# %% ../nbs/03_linear_attention.ipynb #6263e144
+# %% ../nbs/03_linear_attention.ipynb #f8d3fd3a
 def train_linear_attention(
     images:torch.Tensor, # (n_images, n_pixels), see `normalise_images`
     labels:torch.Tensor, # (n_images,) classes, long
@@ -132,7 +132,7 @@ def accuracy(
     hits = sum((model(x, 'q_kv').argmax(-1) == y).sum().item() for x, y in zip(images.split(batch_size), labels.split(batch_size)))
     return hits/len(images)
 
-# %% ../nbs/03_linear_attention.ipynb #1140e4e6
+# %% ../nbs/03_linear_attention.ipynb #f004008c
 def _logit(model, x, target, **kw): return model(x, **kw).gather(1, target[:, None])[:, 0]   # (batch,)
 
 def _target(model, x, target): # the predicted class unless told; one per image
@@ -161,7 +161,7 @@ def pixel_loo(
             loo[b, idx] = full[b] - _logit(model, variants, target[b].expand(len(idx)), form=form)
     return loo
 
-# %% ../nbs/03_linear_attention.ipynb #7d8ccffc
+# %% ../nbs/03_linear_attention.ipynb #7db7e1a9
 def pixel_ig(
     model,           # a `LinearAttention`
     x:torch.Tensor,  # (batch, n_pixels)
@@ -179,7 +179,7 @@ def pixel_ig(
     with torch.no_grad(): change = _logit(model, x, target, form=form) - _logit(model, torch.zeros_like(x), target, form=form)
     return ig, (ig.sum(-1) - change).abs()
 
-# %% ../nbs/03_linear_attention.ipynb #a5879afa
+# %% ../nbs/03_linear_attention.ipynb #393c2d6d
 def pixel_lrp(
     model,           # a `LinearAttention`
     x:torch.Tensor,  # (batch, n_pixels)
@@ -191,7 +191,7 @@ def pixel_lrp(
     target, x = _target(model, x, target), x.detach().clone().requires_grad_()
     return relevance(_logit(model, x, target, form=form, eps=eps), x)[0]
 
-# %% ../nbs/03_linear_attention.ipynb #99754ad5
+# %% ../nbs/03_linear_attention.ipynb #4416bdbe
 def path_maps(
     model,          # a `LinearAttention`
     x:torch.Tensor, # (batch, n_pixels)
@@ -206,7 +206,7 @@ def path_maps(
         return relevance(model.out(O.flatten(1) if model.pooling == 'flatten' else O.mean(1)).gather(1, target[:, None]), xg)[0]
     return through((1, 0, 0)), through((0, 1, 0)), through((0, 0, 1))
 
-# %% ../nbs/03_linear_attention.ipynb #b505e6e3
+# %% ../nbs/03_linear_attention.ipynb #d6716e7c
 EXPLAINERS, PAIRS, PROTOCOLS = ('loo', 'ig', 'attn_lrp'), ('L_vs_R', 'L_vs_LOO', 'R_vs_LOO'), ('sum_to_one', 'as_is')
 
 def pixel_maps(
@@ -243,7 +243,7 @@ def table1(
     out = pd.DataFrame({'mean': d.mean(), 'se': d.std(ddof=1)/d.count()**.5, 'n': d.count(), 'undefined': d.isna().sum()})
     return out.set_axis(pd.MultiIndex.from_tuples(d.columns, names=['protocol', 'explainer', 'pair']))
 
-# %% ../nbs/03_linear_attention.ipynb #148f63ee
+# %% ../nbs/03_linear_attention.ipynb #c60c8824
 def plot_maps(
     images:torch.Tensor, # (n, side, side) as they are shown
     maps:dict,           # from `pixel_maps`
@@ -261,7 +261,7 @@ def plot_maps(
     for ax in axes.flat: ax.set(xticks=[], yticks=[])
     return fig
 
-# %% ../nbs/03_linear_attention.ipynb #2b87e890
+# %% ../nbs/03_linear_attention.ipynb #0d472cca
 GRID = [dict(inputs=i, pixel=p, positions=pos, pooling=pool, scale=s) for i, p, pos, pool, s in (
     ('unit',      'bare',   False, 'flatten', 'none'),     # 0, the default
     ('unit',      'bare',   False, 'flatten', 'sqrt_d'),
@@ -290,7 +290,7 @@ def setting_name(
     "A grid setting in five words."
     return ' · '.join((s['inputs'], s['pixel'], 'positions' if s['positions'] else 'no positions', s['pooling'], s['scale']))
 
-# %% ../nbs/03_linear_attention.ipynb #d8c7016e
+# %% ../nbs/03_linear_attention.ipynb #0c218c1b
 def negative_sums(
     maps:dict, # from `pixel_maps`
 )->list:       # one dict an image: (explainer, form) → True where that map's sum is negative
@@ -318,7 +318,7 @@ def run_setting(
                 tables={p: {e: t.loc[p].loc[e].to_dict('index') for e in EXPLAINERS} for p in PROTOCOLS},
                 negative={e: {f: float(negative[e, f]) for f in FORMS} for e in EXPLAINERS})
 
-# %% ../nbs/03_linear_attention.ipynb #6d233411
+# %% ../nbs/03_linear_attention.ipynb #ecba276c
 def distance(
     row:dict,         # a row of `run_setting`
     protocol:str='sum_to_one', # the paper's, or 'as_is'
@@ -342,7 +342,7 @@ def nearest(
     if not summaries: raise ValueError("nearest needs at least one setting's row, got none")
     return min(summaries, key=lambda row: distance(row, protocol, swap))
 
-# %% ../nbs/03_linear_attention.ipynb #0e8249ca
+# %% ../nbs/03_linear_attention.ipynb #210c2e3b
 def _check_images(name, data): # (images, labels) in the shapes that the experiment takes
     images, labels = data
     if images.ndim != 3 or images.shape[1] != images.shape[2] or labels.shape != images.shape[:1]:
@@ -384,7 +384,7 @@ def summarise(
     return dict(default=default['name'], nearest=near['name'], distance_default=distance(default), distance_nearest=distance(near),
                 nearest_if_swapped=swapped['name'], distance_if_swapped=distance(swapped, swap=True), nearest_as_is=nearest(rows, 'as_is')['name'], paper=PAPER)
 
-# %% ../nbs/03_linear_attention.ipynb #5bb19d2d
+# %% ../nbs/03_linear_attention.ipynb #e672f3f7
 def grid_table(
     results:dict,   # from `read_results`
     protocol:str='sum_to_one', # the paper's, or 'as_is'
@@ -431,7 +431,7 @@ def plot_table1(
     axes[0].set_ylabel('mean Pearson r'); fig.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', fontsize=8, frameon=False)
     return fig
 
-# %% ../nbs/03_linear_attention.ipynb #0e9e4234
+# %% ../nbs/03_linear_attention.ipynb #d2a4eda6
 def table1_against_paper(
     results:dict,   # from `read_results`
 )->pd.DataFrame:    # table, data, sweep (setting and protocol), row, metric, paper, ours, se, model, on
