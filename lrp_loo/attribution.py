@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'pad_batch', 'lrp_scores', 'ig_scores', 'rollout_scores', 'loo_scores', 'check_call', 'explain',
            'explain_batch']
 
-# %% ../nbs/06_attribution.ipynb #00758065
+# %% ../nbs/06_attribution.ipynb #5b7253de
 import numpy as np
 import torch
 from .composites import attention_maps, attn_lrp, cp_lrp, gradient, lrp_rules, transformer_layers
@@ -14,7 +14,7 @@ from .core import Attribution
 from .models import encode, special_mask
 from .perturbation import fill_id, leave_one_out
 
-# %% ../nbs/06_attribution.ipynb #ba3dc004
+# %% ../nbs/06_attribution.ipynb #04c1fd54
 def pad_batch(
     tokenizer, # the model's tokenizer
     encs:list, # encoded texts, (1, T_i) tensors each
@@ -35,7 +35,7 @@ def _targets(logits, target): # (batch,) classes: the predicted ones, or one for
     if not isinstance(target, (int, np.integer)) or not 0 <= target < n: raise ValueError(f"target={target!r} is not a class of this model; take 0 to {n - 1}")
     return torch.full((len(logits),), int(target), device=logits.device)
 
-# %% ../nbs/06_attribution.ipynb #2caf3109
+# %% ../nbs/06_attribution.ipynb #d71f5422
 def _added_embeddings(model, batch, x): # position and token-type embeddings, where the model adds them to the words
     e = getattr(model.base_model, 'embeddings', None)
     if not hasattr(e, 'position_embeddings') or not hasattr(e, 'LayerNorm') or not hasattr(e, 'token_type_embeddings'):
@@ -63,7 +63,7 @@ def lrp_scores(
     x = x.detach() if embeddings == 'word' else _added_embeddings(model, batch, x.detach())
     return (x*g).sum(-1), logits.detach(), t, dict(embeddings=embeddings)
 
-# %% ../nbs/06_attribution.ipynb #15b9fa67
+# %% ../nbs/06_attribution.ipynb #39ec59c6
 def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every content token replaced
     if baseline not in ('pad', 'mask', 'zero'): raise ValueError(f"baseline={baseline!r} is not known; take 'pad', 'mask' or 'zero'")
     special = torch.stack([special_mask(tokenizer, r) for r in batch['input_ids']]).to(x.device)[..., None]
@@ -95,7 +95,7 @@ def ig_scores(
     error = (scores.sum(1) - (logits - low).gather(1, t[:, None])[:, 0]).tolist()
     return scores, logits, t, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in error]
 
-# %% ../nbs/06_attribution.ipynb #8fcdacde
+# %% ../nbs/06_attribution.ipynb #772f2415
 def rollout_scores(
     model, tokenizer,
     batch:dict,          # (batch, T) inputs
@@ -125,7 +125,7 @@ def loo_scores(
     loo, logits, t = leave_one_out(model, batch, target, removal, fill_id(tokenizer, removal), **kwargs)
     return loo[None], logits[None], torch.tensor([t]), dict(removal=removal)
 
-# %% ../nbs/06_attribution.ipynb #4e7db801
+# %% ../nbs/06_attribution.ipynb #71cea26a
 def _with(fn, **fixed): return lambda *args, **kw: fn(*args, **{**fixed, **kw})
 
 METHODS = {

@@ -6,13 +6,13 @@
 __all__ = ['relevance', 'scale_gradient', 'epsilon_naive', 'epsilon_rule', 'product_naive', 'product_rule', 'constant',
            'softmax_naive', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'attention_row']
 
-# %% ../nbs/02_rules.ipynb #ffcfc439
+# %% ../nbs/02_rules.ipynb #c7705696
 import torch
 from torch.autograd import Function
 from torch.nn import functional as F
 from .core import stabilize
 
-# %% ../nbs/02_rules.ipynb #924ee1e5
+# %% ../nbs/02_rules.ipynb #d2047d04
 def relevance(
     y:torch.Tensor,  # output of a forward pass made of the rules below
     xs,              # one input tensor or a list of them, each part of y's graph
@@ -24,7 +24,7 @@ def relevance(
     g = torch.ones_like(y) if R is None else R/stabilize(y.detach(), eps)
     return [x.detach()*gx for x, gx in zip(xs, torch.autograd.grad(y, xs, g, retain_graph=True))]
 
-# %% ../nbs/02_rules.ipynb #7afd2bb3
+# %% ../nbs/02_rules.ipynb #aec1a546
 class _ScaleGradient(Function):
     @staticmethod
     def forward(ctx, x, s): ctx.s = s; return x.view_as(x)
@@ -38,7 +38,7 @@ def scale_gradient(
     "The identity; on the way back the gradient is multiplied by `s`."
     return _ScaleGradient.apply(x, s)
 
-# %% ../nbs/02_rules.ipynb #8d0ef751
+# %% ../nbs/02_rules.ipynb #9450be1c
 def epsilon_naive(
     x:torch.Tensor, # (n_in,) input of the layer
     W:torch.Tensor, # (n_in, n_out), z_ij = x_i W_ij
@@ -57,7 +57,7 @@ def epsilon_rule(
     "The ε of equations 1, 3 and 4 as a gradient: everything upstream is scaled by y / (y + ε sign y)."
     return scale_gradient(y, y.detach()/stabilize(y.detach(), eps)) if eps else y
 
-# %% ../nbs/02_rules.ipynb #a25dfedb
+# %% ../nbs/02_rules.ipynb #24f7fc76
 def product_naive(
     A:torch.Tensor, # (..., j, i) left factor
     V:torch.Tensor, # (..., i, p) right factor
@@ -82,14 +82,14 @@ def product_rule(
     y = f(scale_gradient(a, 0.5), scale_gradient(b, 0.5), **kwargs)
     return epsilon_rule(y, eps/2) if eps else y    # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
 
-# %% ../nbs/02_rules.ipynb #d5e25303
+# %% ../nbs/02_rules.ipynb #3889f332
 def constant(
     x:torch.Tensor, # an activation: attention weights, a standard deviation
 )->torch.Tensor:    # the same numbers, cut from the graph
     "Holds `x` constant: no relevance passes through it (CP-LRP at the attention weights, section 2.3)."
     return x.detach()
 
-# %% ../nbs/02_rules.ipynb #b27e82ca
+# %% ../nbs/02_rules.ipynb #0a39e486
 def softmax_naive(
     Z:torch.Tensor,   # (..., i) attention logits
     R_A:torch.Tensor, # (..., i) relevance of A = softmax(Z)
@@ -98,7 +98,7 @@ def softmax_naive(
     A = Z.softmax(-1)
     return Z*(R_A - A*R_A.sum(-1, keepdim=True))
 
-# %% ../nbs/02_rules.ipynb #e87a5b6f
+# %% ../nbs/02_rules.ipynb #dfd0d003
 class _Identity(Function):
     @staticmethod
     def forward(ctx, x, y, eps): ctx.save_for_backward(x, y); ctx.eps = eps; return y.view_as(y)
@@ -116,7 +116,7 @@ def identity_rule(
     with torch.no_grad(): y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
 
-# %% ../nbs/02_rules.ipynb #9a218315
+# %% ../nbs/02_rules.ipynb #086e4c82
 def layer_norm_naive(
     x:torch.Tensor, # (n,) one row
     w:torch.Tensor, # (n,) γ
@@ -154,7 +154,7 @@ def layer_norm_rule(
     "LayerNorm whose standard deviation is a constant on the way back."
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)
 
-# %% ../nbs/02_rules.ipynb #c35fcc02
+# %% ../nbs/02_rules.ipynb #88547506
 def attention_row(
     z:torch.Tensor, # (n_keys,) attention logits
     v:torch.Tensor, # (n_keys,) one value per key
