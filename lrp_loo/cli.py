@@ -6,7 +6,7 @@
 __all__ = ['LONGEST', 'CHUNK', 'IG_STEPS', 'EPOCHS', 'PARTS', 'COMMANDS', 'against_paper', 'draw_figures', 'reproduce', 'explain',
            'audit', 'train', 'main']
 
-# %% ../nbs/23_cli.ipynb #f4971e14
+# %% ../nbs/23_cli.ipynb #60e57774
 import json, sys
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .models import TRAINING, accuracy, describe_model, load_demo, load_model, t
 from .plots import plot_agreement, plot_areas, plot_entropy, plot_layerwise
 from .scalar import draw_figure1, scalar_table
 
-# %% ../nbs/23_cli.ipynb #058530d8
+# %% ../nbs/23_cli.ipynb #7909bb77
 LONGEST = {'sst2': 128, 'imdb': 256} # tokens; longer texts are set aside and counted (--longest)
 CHUNK = {'sst2': 1, 'imdb': 16}      # tokens removed at a time in the curves (appendix B.1.2)
 IG_STEPS = 16                        # `ig_scores`' default
@@ -59,10 +59,10 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
     s = r.summary; source = f"{texts.info['source']}, {texts.info['split']}"
     _heading(f"Table 2: {name} ({source}), {label}, {s['n']} texts of {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']} longer than {r.config['longest']} set aside, accuracy {s['accuracy']:.3f}")
     print(faithfulness_table(r.rows, list(TABLE2))[['loo_r', 'loo_r_se', 'loo_r_sum', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']].round(3).to_string())
-    print(f"Integrated Gradients: {IG_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows)/s['n']:.4f} of the logit")
+    print(f"Integrated Gradients: {IG_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows)/s['n']:.4f} in logits")
     _heading(f'Table A3: {name}'); print(layer_table(read_results(results/f'{name}.json'))[['sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'gain', 'gain_low', 'gain_high']].round(3).to_string(index=False))
 
-# %% ../nbs/23_cli.ipynb #96e50dc1
+# %% ../nbs/23_cli.ipynb #903155ef
 def against_paper(
     results:Path, # a folder that `reproduce` wrote
 )->dict:          # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
@@ -117,7 +117,7 @@ def reproduce(
         for c in claims: print(f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']]} {c['data']:5s} {c['claim']}: {c['evidence']}")
     print(f"\nresults: {results}   figures: {figures}")
 
-# %% ../nbs/23_cli.ipynb #516d2092
+# %% ../nbs/23_cli.ipynb #4078eba3
 def _coloured(a): # 24-bit terminal colours, red up, blue down
     top = float(a.scores.abs().max()) or 1.
     def one(t, s):
@@ -176,7 +176,7 @@ def train(
     write_model_card(out, name, d.info, options, {f"accuracy on {test.info['split']} ({len(test)} texts, cut at 512 tokens)": round(acc, 4)})
     print(f"{out}: accuracy {acc:.4f} on {len(test)} texts of {test.info['name']}/{test.info['split']} ({test.info['source']})")
 
-# %% ../nbs/23_cli.ipynb #99e5695c
+# %% ../nbs/23_cli.ipynb #995f00ed
 COMMANDS = dict(reproduce=reproduce, explain=explain, audit=audit, train=train)
 
 def main(
