@@ -6,7 +6,7 @@
 __all__ = ['LONGEST', 'CHUNK', 'IG_STEPS', 'EPOCHS', 'PARTS', 'COMMANDS', 'against_paper', 'draw_figures', 'reproduce', 'explain',
            'audit', 'train', 'main']
 
-# %% ../nbs/23_cli.ipynb #60e57774
+# %% ../nbs/23_cli.ipynb #5fc6a03f
 import json, sys
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .models import TRAINING, accuracy, describe_model, load_demo, load_model, t
 from .plots import plot_agreement, plot_areas, plot_entropy, plot_layerwise
 from .scalar import draw_figure1, scalar_table
 
-# %% ../nbs/23_cli.ipynb #7909bb77
+# %% ../nbs/23_cli.ipynb #abe6b53f
 LONGEST = {'sst2': 128, 'imdb': 256} # tokens; longer texts are set aside and counted (--longest)
 CHUNK = {'sst2': 1, 'imdb': 16}      # tokens removed at a time in the curves (appendix B.1.2)
 IG_STEPS = 16                        # `ig_scores`' default
@@ -62,7 +62,7 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
     print(f"Integrated Gradients: {IG_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows)/s['n']:.4f} in logits")
     _heading(f'Table A3: {name}'); print(layer_table(read_results(results/f'{name}.json'))[['sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'gain', 'gain_low', 'gain_high']].round(3).to_string(index=False))
 
-# %% ../nbs/23_cli.ipynb #903155ef
+# %% ../nbs/23_cli.ipynb #0a774f64
 def against_paper(
     results:Path, # a folder that `reproduce` wrote
 )->dict:          # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
@@ -70,7 +70,7 @@ def against_paper(
     texts = {n: read_results(results/f'{n}.json') for n in ('sst2', 'imdb') if (results/f'{n}.json').exists()}
     numbers, claims = [], []
     if (results/'mnist.json').exists():
-        m = read_results(results/'mnist.json'); numbers.append(table1_against_paper(m)); claims += [dict(data='mnist', **c) for c in mnist_claims(m)]
+        m = read_results(results/'mnist.json'); numbers.append(table1_against_paper(m)); claims += [dict(data=m['config']['data']['test']['name'], **c) for c in mnist_claims(m)]
     if texts:
         numbers += [table2_against_paper(texts), table_a3_against_paper(texts)]
         claims += [dict(data=n, **c) for n, r in texts.items() for c in text_claims(r)]
@@ -117,7 +117,7 @@ def reproduce(
         for c in claims: print(f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']]} {c['data']:5s} {c['claim']}: {c['evidence']}")
     print(f"\nresults: {results}   figures: {figures}")
 
-# %% ../nbs/23_cli.ipynb #4078eba3
+# %% ../nbs/23_cli.ipynb #74e26da8
 def _coloured(a): # 24-bit terminal colours, red up, blue down
     top = float(a.scores.abs().max()) or 1.
     def one(t, s):
@@ -176,7 +176,7 @@ def train(
     write_model_card(out, name, d.info, options, {f"accuracy on {test.info['split']} ({len(test)} texts, cut at 512 tokens)": round(acc, 4)})
     print(f"{out}: accuracy {acc:.4f} on {len(test)} texts of {test.info['name']}/{test.info['split']} ({test.info['source']})")
 
-# %% ../nbs/23_cli.ipynb #995f00ed
+# %% ../nbs/23_cli.ipynb #624c385f
 COMMANDS = dict(reproduce=reproduce, explain=explain, audit=audit, train=train)
 
 def main(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DATASETS', 'resolve_source', 'source_label', 'TextData', 'load_texts', 'load_digit_images']
 
-# %% ../nbs/20_data.ipynb #eaca539c
+# %% ../nbs/20_data.ipynb #f6cbfdf7
 import json, os
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-# %% ../nbs/20_data.ipynb #75ff6b7e
+# %% ../nbs/20_data.ipynb #f5c1e444
 DATASETS = {
     'sst2':  dict(hub='stanfordnlp/sst2', x='sentence', split='validation', embedded='reviews_short.jsonl'),
     'imdb':  dict(hub='stanfordnlp/imdb', x='text',     split='test',       embedded='reviews_long.jsonl'),
@@ -37,7 +37,7 @@ def source_label(
     source = resolve_source(data)
     return source if source in ('embedded', 'hub') else 'folder'
 
-# %% ../nbs/20_data.ipynb #92f7fdd5
+# %% ../nbs/20_data.ipynb #10927d85
 def _load_split(name, source, split): # the split as a `datasets.Dataset`
     import datasets
     spec = DATASETS[name]
@@ -58,7 +58,7 @@ def _pick(n, limit, seed): # rows to take: all, or a seeded random sample withou
     order = np.random.default_rng(seed).permutation(n)
     return order[:n if limit is None else limit]
 
-# %% ../nbs/20_data.ipynb #c89f569b
+# %% ../nbs/20_data.ipynb #e7aab31d
 @dataclass
 class TextData:
     "Labelled texts and where they come from."
@@ -91,7 +91,7 @@ def load_texts(
     info = dict(name=name, source=source_label(data), split=split, n_split=len(texts), n=len(rows), seed=seed)
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
 
-# %% ../nbs/20_data.ipynb #540dd088
+# %% ../nbs/20_data.ipynb #398e26e8
 def load_digit_images(
     data=None,       # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
     split:str='test', # 'train' or 'test'

@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'TABLE2', 'faithfulness_row', 'per_text', 'mean_se', 'faithfulness_table', 'paired_difference', 'audit',
            'attention_entropy', 'text_experiment', 'paper_numbers', 'table2_against_paper']
 
-# %% ../nbs/07_faithfulness.ipynb #090dc96c
+# %% ../nbs/07_faithfulness.ipynb #ba986d82
 from importlib.resources import files
 
 import numpy as np
@@ -19,7 +19,7 @@ from .core import Results, normalize, pearson, read_results
 from .models import encode, max_tokens, special_mask
 from .perturbation import curve_area, fill_id, perturbation_curves, removal_units
 
-# %% ../nbs/07_faithfulness.ipynb #478e521c
+# %% ../nbs/07_faithfulness.ipynb #0e7a7862
 def faithfulness_row(
     model, tokenizer,
     enc:dict,         # one encoded text
@@ -41,7 +41,7 @@ def _agreement(a, loo):
     r = dict(r=float(pearson(x, y)), r_sum=float(pearson(normalize(x, 'sum'), y)), r_sum_both=float(pearson(normalize(x, 'sum'), normalize(y, 'sum'))), r_all=float(pearson(a.scores, loo.scores)))
     return r | ({'completeness_error': a.info['completeness_error']} if 'completeness_error' in a.info else {})
 
-# %% ../nbs/07_faithfulness.ipynb #29be6b44
+# %% ../nbs/07_faithfulness.ipynb #ea40a3f9
 COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
 
 def per_text(
@@ -83,7 +83,7 @@ def paired_difference(
     means = d[np.random.default_rng(seed).integers(0, len(d), (n_boot, len(d)))].mean(1)
     return dict(mean=float(d.mean()), low=float(np.quantile(means, .025)), high=float(np.quantile(means, .975)), n=len(d))
 
-# %% ../nbs/07_faithfulness.ipynb #4ae3c8b6
+# %% ../nbs/07_faithfulness.ipynb #a7fef92e
 def audit(
     model, tokenizer,    # an unmodified transformers sequence classifier in eval mode, its tokenizer
     texts:list,          # n strings
@@ -105,7 +105,7 @@ def audit(
     table = faithfulness_table(rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 
-# %% ../nbs/07_faithfulness.ipynb #f6369681
+# %% ../nbs/07_faithfulness.ipynb #e7c8e1b3
 TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
           'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'grad_x_input': ('grad_x_input', {})}
 
@@ -149,7 +149,7 @@ def text_experiment(
                            accuracy=float(np.mean([r['target'] == r['label'] for r in results.rows])), table=table.T.to_dict())
     results.save(); return results
 
-# %% ../nbs/07_faithfulness.ipynb #42b184ec
+# %% ../nbs/07_faithfulness.ipynb #5846e383
 def paper_numbers(
     table:str, # '1', '2' or 'A3'
 )->pd.DataFrame: # table, data, sweep, row, metric, paper

@@ -6,12 +6,12 @@
 __all__ = ['SWEEPS', 'sweep_layers', 'bypass_name', 'sweep_methods', 'layer_table', 'paper_step', 'table_a3_against_paper',
            'entropy_table', 'text_claims']
 
-# %% ../nbs/08_layerwise.ipynb #ebaa4d41
+# %% ../nbs/08_layerwise.ipynb #c5dcbaa1
 import numpy as np
 import pandas as pd
 from .faithfulness import mean_se, paired_difference, paper_numbers, per_text
 
-# %% ../nbs/08_layerwise.ipynb #7f58c76b
+# %% ../nbs/08_layerwise.ipynb #3aefe72b
 SWEEPS = ('first', 'last', 'single')
 
 def sweep_layers(
@@ -39,7 +39,7 @@ def sweep_methods(
     sets = [()] + [sweep_layers(s, k, n_layers) for s in SWEEPS for k in range(1, n_layers + 1)]
     return {bypass_name(l, n_layers): ('attn_lrp', dict(bypass_softmax=list(l))) for l in sets}
 
-# %% ../nbs/08_layerwise.ipynb #92ce83d7
+# %% ../nbs/08_layerwise.ipynb #8a563d16
 def layer_table(
     results:dict,   # of `read_results`, rows of `text_experiment` with `sweep_methods`
 )->pd.DataFrame:    # sweep, k, layers, loo_r, lerf, morf, delta, their standard errors, gain in r over AttnLRP with its interval
@@ -73,7 +73,7 @@ def table_a3_against_paper(
     d['model'] = [results[x]['config']['model']['name'] for x in d.data]
     return d
 
-# %% ../nbs/08_layerwise.ipynb #e51e52f9
+# %% ../nbs/08_layerwise.ipynb #e69e653e
 def entropy_table(
     results:dict,  # of `read_results`
 )->pd.DataFrame:   # layer (from 1), entropy, se
@@ -81,7 +81,7 @@ def entropy_table(
     E = np.array([r['entropy'] for r in results['rows']], dtype=float)
     return pd.DataFrame([dict(layer=l + 1, entropy=E[:, l].mean(), se=E[:, l].std(ddof=1)/np.sqrt(len(E)) if len(E) > 1 else np.nan) for l in range(E.shape[1])])
 
-# %% ../nbs/08_layerwise.ipynb #a73ec541
+# %% ../nbs/08_layerwise.ipynb #83bd3bf5
 def text_claims(
     results:dict,  # one data set, of `read_results`
 )->list:           # dicts: claim, holds (True, False, None: undecided), evidence
