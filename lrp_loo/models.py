@@ -6,7 +6,7 @@
 __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'load_demo', 'load_model', 'describe_model',
            'max_tokens', 'encode', 'special_mask', 'accuracy', 'train_adapter', 'write_model_card']
 
-# %% ../nbs/21_models.ipynb #31529986
+# %% ../nbs/21_models.ipynb #04dccee2
 import contextlib, hashlib, os, warnings
 from importlib.resources import files
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_
 from transformers.utils import logging as hf_logging
 from .core import write_text_atomic, versions
 
-# %% ../nbs/21_models.ipynb #ca755947
+# %% ../nbs/21_models.ipynb #4d159986
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
 LABELS = {0: 'negative', 1: 'positive'}
 
@@ -60,7 +60,7 @@ def load_demo(
         model = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
-# %% ../nbs/21_models.ipynb #2f76101f
+# %% ../nbs/21_models.ipynb #f3e6c35d
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -91,7 +91,7 @@ def describe_model(
     return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
                 parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
 
-# %% ../nbs/21_models.ipynb #8c53b4e5
+# %% ../nbs/21_models.ipynb #3809b474
 def max_tokens(
     model,     # a transformers model
     tokenizer, # its tokenizer
@@ -127,7 +127,7 @@ def special_mask(
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return torch.tensor([int(i) in special for i in input_ids])
 
-# %% ../nbs/21_models.ipynb #5ac7f00a
+# %% ../nbs/21_models.ipynb #44d52dff
 @torch.no_grad()
 def accuracy(
     model, tokenizer, # a classifier
@@ -146,7 +146,7 @@ def accuracy(
         right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
     return right/len(ids)
 
-# %% ../nbs/21_models.ipynb #f8972347
+# %% ../nbs/21_models.ipynb #b782268c
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
 
 def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
@@ -177,7 +177,7 @@ def train_adapter(
         ids = tok(texts, truncation=True, max_length=max_length)['input_ids']
         _fit(model, tok, ids, torch.as_tensor(labels), lr, epochs, batch_size, torch.Generator().manual_seed(seed))
     model.peft_config['default'].base_model_name_or_path = 'sentence-transformers/all-MiniLM-L6-v2' # the encoder's name, not this machine's folder
-    model.save_pretrained(str(out))
+    model.save_pretrained(str(out), save_embedding_layers=False)             # they are untouched; 'auto' would ask the hub
     return options
 
 def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
@@ -193,7 +193,7 @@ def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
                 torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
                 bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
 
-# %% ../nbs/21_models.ipynb #ba313de9
+# %% ../nbs/21_models.ipynb #2daf0426
 def write_model_card(
     folder,        # the adapter folder
     name:str,      # 'sst2' or 'imdb'
