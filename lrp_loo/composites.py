@@ -6,7 +6,7 @@
 __all__ = ['ACTIVATIONS', 'PRODUCTS', 'LINEAR', 'Composite', 'attn_lrp', 'cp_lrp', 'gradient', 'sdpa_rule', 'transformer_layers',
            'lrp_rules', 'conservation', 'attention_maps']
 
-# %% ../nbs/04_bert_rules.ipynb #cdf0a446
+# %% ../nbs/04_bert_rules.ipynb #02362c24
 import threading, warnings
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, product_rule, scale_gradient
 
-# %% ../nbs/04_bert_rules.ipynb #8d805651
+# %% ../nbs/04_bert_rules.ipynb #0326fecc
 @dataclass(frozen=True)
 class Composite:
     "A rule set. Layers count from 0."
@@ -53,13 +53,14 @@ def gradient()->Composite:
     "No rule at all: the plain gradient."
     return Composite('gradient', product='gradient', layer_norm='gradient', activation='gradient')
 
-# %% ../nbs/04_bert_rules.ipynb #bdaac372
+# %% ../nbs/04_bert_rules.ipynb #9a71380d
 ACTIVATIONS = frozenset('gelu relu relu_ silu tanh tanh_ sigmoid elu leaky_relu hardswish mish softplus'.split())
 PRODUCTS = frozenset('matmul bmm mul __mul__ __rmul__ __matmul__ __rmatmul__'.split())
 LINEAR = frozenset('''linear conv1d conv2d embedding add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ neg __neg__ div __truediv__ true_divide
     dropout view reshape transpose permute contiguous expand expand_as unsqueeze squeeze flatten unflatten getitem __getitem__ select narrow split chunk cat stack
     index_select gather sum mean to type float double half bfloat16 clone masked_fill where pad repeat repeat_interleave roll T mT cumsum
-    scale_gradient reshape_as view_as movedim swapaxes swapdims t unbind take_along_dim'''.split())
+    scale_gradient reshape_as view_as movedim swapaxes swapdims t unbind take_along_dim
+    max amax min amin'''.split()) # the last four select an entry: what it gets, it passes on whole
 
 def _name(func): # the bare name; a property's getter carries the property's
     name = getattr(func, '__name__', str(func))
@@ -67,7 +68,7 @@ def _name(func): # the bare name; a property's getter carries the property's
 
 def _carries(*xs): return [torch.is_tensor(x) and x.requires_grad for x in xs]
 
-# %% ../nbs/04_bert_rules.ipynb #e7b56f7d
+# %% ../nbs/04_bert_rules.ipynb #729aed37
 def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
     "What torch documents of a `scaled_dot_product_attention` call: its scale, its additive mask, and K and V for every head."
     if enable_gqa: k, v = (t.repeat_interleave(q.shape[-3]//t.shape[-3], -3) for t in (k, v))
@@ -97,7 +98,7 @@ def sdpa_rule(
     if record is not None: record.append((layer, Z, A))
     return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v)
 
-# %% ../nbs/04_bert_rules.ipynb #c9d28b43
+# %% ../nbs/04_bert_rules.ipynb #cd4a4ffb
 def transformer_layers(
     model, # a transformers model
 )->list:   # its layer modules in order; empty where none can be found
@@ -153,7 +154,7 @@ class lrp_rules(TorchFunctionMode):
         rows = [dict(layer='-' if l is None else l, operation=f, rule=r, calls=n) for (l, f, r), n in self.seen.items()]
         return pd.DataFrame(rows, columns=['layer', 'operation', 'rule', 'calls'])
 
-# %% ../nbs/04_bert_rules.ipynb #46d4fc4a
+# %% ../nbs/04_bert_rules.ipynb #7d11c006
 @patch
 def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name of the rule it got
     c, carries = self.composite, _carries(*args)
@@ -177,7 +178,7 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     linear = name in LINEAR and not (name in ('div', '__truediv__', 'true_divide') and len(args) > 1 and _carries(args[1])[0])
     return func(*args, **kwargs), 'linear' if linear else 'none'
 
-# %% ../nbs/04_bert_rules.ipynb #befd58af
+# %% ../nbs/04_bert_rules.ipynb #5d05c25a
 def conservation(
     model,               # a sequence classifier with its own input embeddings
     enc:dict,            # one encoded text (`encode`)
@@ -200,7 +201,7 @@ def conservation(
                embeddings=sum(r for (n, _), r in zip(named, named_R) if not n.endswith('bias')), softmax=sum(soft[1::2]) - sum(soft[0::2]))
     return out | dict(remainder=out['logit'] - sum(out[k] for k in ('words', 'biases', 'embeddings', 'softmax')))
 
-# %% ../nbs/04_bert_rules.ipynb #d983df67
+# %% ../nbs/04_bert_rules.ipynb #ca7dddd2
 class _WatchAttention(TorchFunctionMode):
     def __init__(self): super().__init__(); self.maps = []
     def __torch_function__(self, func, types, args=(), kwargs=None):
