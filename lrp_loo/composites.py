@@ -69,6 +69,9 @@ def _name(func): # the bare name; a property's getter carries the property's
 def _carries(*xs): return [torch.is_tensor(x) and x.requires_grad for x in xs]
 
 # %% ../nbs/04_bert_rules.ipynb #729aed37
+def _sdpa_arguments(query, key, value, *more, **kwargs): # a `scaled_dot_product_attention` call: Q, K, V, and the rest by name
+    return query, key, value, {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs}
+
 def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
     "What torch documents of a `scaled_dot_product_attention` call: its scale, its additive mask, and K and V for every head."
     if enable_gqa: k, v = (t.repeat_interleave(q.shape[-3]//t.shape[-3], -3) for t in (k, v))
@@ -160,9 +163,8 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     c, carries = self.composite, _carries(*args)
     if not any(carries) and not any(_carries(*kwargs.values())): return func(*args, **kwargs), 'no gradient' if name not in ('cat', 'stack') else 'linear'
     if name == 'scaled_dot_product_attention':
-        q, k, v, *more = args if len(args) > 2 else [kwargs.pop(n) for n in ('query', 'key', 'value')]
-        kwargs = {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs}
-        return sdpa_rule(c, self.layer, q, k, v, self.attention, **kwargs), 'constant weights' if c.bypasses(self.layer) else f'{c.product}, softmax'
+        q, k, v, rest = _sdpa_arguments(*args, **kwargs)
+        return sdpa_rule(c, self.layer, q, k, v, self.attention, **rest), 'constant weights' if c.bypasses(self.layer) else f'{c.product}, softmax'
     if name == 'softmax':
         out = func(*args, **kwargs)
         if self.attention is not None: self.attention.append((self.layer, args[0], out))
@@ -207,8 +209,7 @@ class _WatchAttention(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, _name(func)
         if name == 'scaled_dot_product_attention':
-            q, k, v, *more = args if len(args) > 2 else [kwargs[n] for n in ('query', 'key', 'value')]
-            rest = {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **{n: a for n, a in kwargs.items() if n not in ('query', 'key', 'value')}}
+            q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
             Z = q @ k.transpose(-2, -1)*scale
             self.maps.append((Z if bias is None else Z + bias).softmax(-1))

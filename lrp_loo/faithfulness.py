@@ -15,8 +15,8 @@ import torch
 from tqdm.auto import tqdm
 from .attribution import METHODS, check_call, explain_batch
 from .composites import attention_maps
-from .core import Results, normalize, pearson, read_results
-from .models import encode, max_tokens, special_mask
+from .core import Results, normalize, pearson
+from .models import encode, max_tokens
 from .perturbation import curve_area, fill_id, perturbation_curves, removal_units
 
 # %% ../nbs/07_faithfulness.ipynb #0e7a7862

@@ -7,7 +7,7 @@ __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'l
            'max_tokens', 'encode', 'special_mask', 'accuracy', 'train_adapter', 'write_model_card']
 
 # %% ../nbs/21_models.ipynb #04dccee2
-import contextlib, hashlib, os, warnings
+import contextlib, hashlib, warnings
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path

@@ -8,9 +8,7 @@ __all__ = ['REMOVALS', 'subset_logits', 'fill_id', 'leave_one_out', 'removal_uni
 
 # %% ../nbs/05_perturbation.ipynb #6e62c8b9
 import inspect
-import numpy as np
 import torch
-from .models import encode, special_mask
 
 # %% ../nbs/05_perturbation.ipynb #e1d9108b
 REMOVALS = ('attention_mask', 'mask_token', 'pad_token')

@@ -9,7 +9,6 @@ __all__ = ['relevance', 'scale_gradient', 'epsilon_naive', 'epsilon_rule', 'prod
 # %% ../nbs/02_rules.ipynb #c7705696
 import torch
 from torch.autograd import Function
-from torch.nn import functional as F
 from .core import stabilize
 
 # %% ../nbs/02_rules.ipynb #d2047d04

@@ -1,17 +1,15 @@
 "Experiments as a user meets them: interrupted and resumed, on folders in the hub's layout, on a 12-layer BERT, through the command line."
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, random_bert
+from conftest import random_bert
 
 from lrp_loo import audit, explain, load_texts
 from lrp_loo.attribution import METHODS
@@ -19,7 +17,7 @@ from lrp_loo.cli import against_paper, main
 from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
-from lrp_loo.layerwise import SWEEPS, bypass_name, layer_table, sweep_layers, sweep_methods, table_a3_against_paper
+from lrp_loo.layerwise import SWEEPS, sweep_layers, sweep_methods, table_a3_against_paper
 from lrp_loo.models import accuracy, demo_adapter, describe_model, load_demo, load_model
 
 
