@@ -6,7 +6,7 @@
 __all__ = ['stabilize', 'Attribution', 'score_colours', 'attribution_html', 'normalize', 'pearson', 'resolve_device', 'versions',
            'write_text_atomic', 'Results', 'read_results']
 
-# %% ../nbs/00_core.ipynb #b6b0c4fa
+# %% ../nbs/00_core.ipynb #4a4a8f43
 import html, json, os, platform
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-# %% ../nbs/00_core.ipynb #c77eea14
+# %% ../nbs/00_core.ipynb #fbb4fe87
 def stabilize(
     z:torch.Tensor,     # a denominator, any shape
     eps:float=1e-6,     # ε ≥ 0 of equation 1
@@ -24,15 +24,15 @@ def stabilize(
     if eps < 0: raise ValueError(f"eps must not be negative, got {eps}")
     return z + torch.where(z < 0, -eps, eps).to(z.dtype)
 
-# %% ../nbs/00_core.ipynb #41e72903
+# %% ../nbs/00_core.ipynb #30dc0341
 @dataclass(eq=False)
 class Attribution:
     "One explanation: a signed score for each token of one text."
-    tokens:list             # n_tokens strings, special tokens included
-    scores:torch.Tensor     # (n_tokens,) signed, in units of the target's logit (rollout: attention mass)
+    tokens:list             # n_tokens strings, special tokens included; words, sentences or spans where units were asked for; 'row,column' for an image's patches
+    scores:torch.Tensor     # (n_tokens,) signed, in units of the explained number (rollout: attention mass)
     is_special:torch.Tensor # (n_tokens,) bool, True at [CLS], [SEP] and their kind
-    target:int              # the class that is explained
-    logit:float             # the target's logit on the whole text
+    target:int              # the class that is explained; a pair for a difference of two, a function's name for a number of one's own
+    logit:float             # the explained number on the whole text: the target's logit
     method:str=''           # the method's name
     label:str=''            # the target's name, where the model gives one
     input_ids:torch.Tensor=None        # (n_tokens,) what the model read
@@ -54,7 +54,7 @@ class Attribution:
 
     def _repr_html_(self): return attribution_html(self)
 
-# %% ../nbs/00_core.ipynb #f28b2312
+# %% ../nbs/00_core.ipynb #efd220f8
 def score_colours(
     a:Attribution, # what to colour
 )->list:           # (red, green, blue) from 0 to 255 per token
@@ -66,12 +66,14 @@ def attribution_html(
     a:Attribution, # what to show
 )->str:            # one self-contained HTML block
     "The sentence with its tokens coloured by score; hovering a token shows the number."
-    spans = ' '.join(f'<span title="{s:+.4f}" style="background:rgb({",".join(map(str, rgb))});color:#111;padding:1px 3px;border-radius:3px">'
-                     f'{html.escape(t)}</span>' for t, s, rgb in zip(a.tokens, a.scores.tolist(), score_colours(a)))
+    grid = a.info.get('grid'); shown = ['\u2007\u2007' if grid else html.escape(t) for t in a.tokens] # an image is shown as its patches
+    spans = [f'<span title="{html.escape(t) + " " if grid else ""}{s:+.4f}" style="background:rgb({",".join(map(str, rgb))});color:#111;padding:1px 3px;border-radius:3px">{x}</span>'
+             for t, x, s, rgb in zip(a.tokens, shown, a.scores.tolist(), score_colours(a))]
+    spans = '<br>'.join(' '.join(spans[r*grid[1]:(r + 1)*grid[1]]) for r in range(grid[0])) if grid else ' '.join(spans)
     head = html.escape(f"{a.method} · target {a.target}" + (f" ({a.label})" if a.label else '') + f" · logit {a.logit:.3f}")
     return f'<div style="line-height:1.9"><small>{head}</small><br>{spans}</div>'
 
-# %% ../nbs/00_core.ipynb #62f2c2a6
+# %% ../nbs/00_core.ipynb #ba790650
 def normalize(
     scores:torch.Tensor, # (..., n) maps
     how:str=None,        # None, 'sum' (to sum to one; may flip the sign), 'abs' (by the sum of absolute values)
@@ -92,7 +94,7 @@ def pearson(
         return torch.where(norm > 1e-12*z.norm(dim=-1, keepdim=True), c/norm, torch.nan)
     return (unit(a)*unit(b)).sum(-1).clamp(-1, 1)
 
-# %% ../nbs/00_core.ipynb #f8997d86
+# %% ../nbs/00_core.ipynb #41d19af6
 def resolve_device(
     device:str='auto', # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
 )->torch.device:       # a device that exists here
@@ -109,7 +111,7 @@ def versions()->dict: # package → version
         except PackageNotFoundError: return None
     return {'python': platform.python_version(), **{p: _version(p) for p in ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy', 'scipy', 'scikit-learn')}}
 
-# %% ../nbs/00_core.ipynb #c696f964
+# %% ../nbs/00_core.ipynb #f6300bd1
 def write_text_atomic(
     path, # where to
     text:str, # what
@@ -132,7 +134,7 @@ def _rounded(o): # 7 significant digits: float32's worth, so a file stays small 
     if isinstance(o, (list, tuple)): return [_rounded(v) for v in o]
     return o
 
-# %% ../nbs/00_core.ipynb #47d12816
+# %% ../nbs/00_core.ipynb #9af95305
 class Results:
     "Rows of one experiment in one JSON file, written atomically, resumable."
     def __init__(self,

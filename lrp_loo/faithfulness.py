@@ -6,33 +6,35 @@
 __all__ = ['COLUMNS', 'TABLE2', 'faithfulness_row', 'per_text', 'mean_se', 'faithfulness_table', 'paired_difference', 'audit',
            'attention_entropy', 'text_experiment', 'paper_numbers', 'table2_against_paper']
 
-# %% ../nbs/07_faithfulness.ipynb #ba986d82
+# %% ../nbs/07_faithfulness.ipynb #cdd9e696
 from importlib.resources import files
 
 import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .attribution import METHODS, check_call, explain_batch
+from .attribution import METHODS, check_call, eager, explain_batch
 from .composites import attention_maps
 from .core import Results, normalize, pearson
 from .models import encode, max_tokens
-from .perturbation import curve_area, fill_id, perturbation_curves, removal_units
+from .perturbation import curve_area, default_removal, fill_id, perturbation_curves, removal_units
+from .targets import settled
 
-# %% ../nbs/07_faithfulness.ipynb #0e7a7862
+# %% ../nbs/07_faithfulness.ipynb #2c83ba3d
 def faithfulness_row(
     model, tokenizer,
-    enc:dict,         # one encoded text
+    enc:dict,         # one encoded text or image
     methods:dict,     # name → (method, options) for `explain_batch`; 'loo' is added where it is missing
     chunk:int=1,      # tokens removed at a time in the curves
-    target:int=None,  # class; predicted by default
-    removal:str='attention_mask', # what removed means, for LOO and for the curves
+    target=None,      # see `as_target`; the predicted class by default
+    removal:str=None, # what removed means, for LOO and for the curves; the attention mask by default, in an image the zero embedding
     area:str='mean_logit', # see `curve_area`
 )->dict:              # n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all, lerf, morf
     "Agreement with LOO and perturbation areas of several methods on one text."
-    loo = explain_batch(model, tokenizer, [enc], 'loo', target, removal=removal)[0]
-    maps = {'loo': loo} | {n: explain_batch(model, tokenizer, [enc], m, loo.target, **kw)[0] for n, (m, kw) in methods.items() if n != 'loo'}
-    curves = perturbation_curves(model, enc, {n: a.scores for n, a in maps.items()}, removal_units(loo.is_special, chunk), loo.target, removal, fill_id(tokenizer, removal))
+    removal = removal or default_removal(enc)
+    loo = explain_batch(model, tokenizer, [enc], 'loo', target, removal=removal)[0]; target = settled(target, loo.target)
+    maps = {'loo': loo} | {n: explain_batch(model, tokenizer, [enc], m, target, **kw)[0] for n, (m, kw) in methods.items() if n != 'loo'}
+    curves = perturbation_curves(model, enc, {n: a.scores for n, a in maps.items()}, removal_units(loo.is_special, chunk), target, removal, fill_id(tokenizer, removal))
     return dict(n_tokens=len(loo), target=loo.target, logit=loo.logit,
                 methods={n: _agreement(a, loo) | dict(lerf=curve_area(curves[n][1], area), morf=curve_area(curves[n][0], area)) for n, a in maps.items()})
 
@@ -41,7 +43,7 @@ def _agreement(a, loo):
     r = dict(r=float(pearson(x, y)), r_sum=float(pearson(normalize(x, 'sum'), y)), r_sum_both=float(pearson(normalize(x, 'sum'), normalize(y, 'sum'))), r_all=float(pearson(a.scores, loo.scores)))
     return r | ({'completeness_error': a.info['completeness_error']} if 'completeness_error' in a.info else {})
 
-# %% ../nbs/07_faithfulness.ipynb #ea40a3f9
+# %% ../nbs/07_faithfulness.ipynb #badbc702
 COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
 
 def per_text(
@@ -83,14 +85,14 @@ def paired_difference(
     means = d[np.random.default_rng(seed).integers(0, len(d), (n_boot, len(d)))].mean(1)
     return dict(mean=float(d.mean()), low=float(np.quantile(means, .025)), high=float(np.quantile(means, .975)), n=len(d))
 
-# %% ../nbs/07_faithfulness.ipynb #a7fef92e
+# %% ../nbs/07_faithfulness.ipynb #b3ec4a69
 def audit(
-    model, tokenizer,    # an unmodified transformers sequence classifier in eval mode, its tokenizer
-    texts:list,          # n strings
+    model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors)
+    texts:list,          # n strings, or images
     methods=('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp'), # names of METHODS, or name → (method, options)
-    target:int=None,     # class; each text's predicted one by default
+    target=None,         # see `as_target`; each text's predicted class by default
     chunk:int=1,         # tokens removed at a time in the curves
-    removal:str='attention_mask', # what removed means
+    removal:str=None,    # what removed means; the attention mask by default, in an image the zero embedding
     area:str='mean_logit', # 'mean_logit' or 'aopc'
     truncation:bool=False, # cut texts that are too long for the model
     progress:bool=True,  # show a bar
@@ -99,13 +101,14 @@ def audit(
     if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
     methods = methods if isinstance(methods, dict) else {m: (m, {}) for m in methods}
     if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
+    model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
     encs = [encode(model, tokenizer, t, truncation) for t in texts]
     rows = [faithfulness_row(model, tokenizer, e, methods, chunk, target, removal, area) for e in tqdm(encs, disable=not progress, desc='audit')]
     table = faithfulness_table(rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 
-# %% ../nbs/07_faithfulness.ipynb #e7c8e1b3
+# %% ../nbs/07_faithfulness.ipynb #8d49125b
 TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
           'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'grad_x_input': ('grad_x_input', {})}
 
@@ -149,7 +152,7 @@ def text_experiment(
                            accuracy=float(np.mean([r['target'] == r['label'] for r in results.rows])), table=table.T.to_dict())
     results.save(); return results
 
-# %% ../nbs/07_faithfulness.ipynb #5846e383
+# %% ../nbs/07_faithfulness.ipynb #15c0dedf
 def paper_numbers(
     table:str, # '1', '2' or 'A3'
 )->pd.DataFrame: # table, data, sweep, row, metric, paper

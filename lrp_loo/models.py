@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'load_demo', 'load_model', 'describe_model',
-           'max_tokens', 'encode', 'special_mask', 'accuracy', 'train_adapter', 'write_model_card']
+           'device_of', 'position_offset', 'max_tokens', 'encode', 'special_mask', 'input_embeddings',
+           'watch_embeddings', 'forward', 'accuracy', 'train_adapter', 'write_model_card']
 
-# %% ../nbs/21_models.ipynb #04dccee2
-import contextlib, hashlib, warnings
+# %% ../nbs/21_models.ipynb #b6e829e8
+import contextlib, hashlib, inspect, threading, warnings
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +16,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.utils import logging as hf_logging
 from .core import write_text_atomic, versions
 
-# %% ../nbs/21_models.ipynb #4d159986
+# %% ../nbs/21_models.ipynb #1f63c4c4
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
 LABELS = {0: 'negative', 1: 'positive'}
 
@@ -60,7 +61,7 @@ def load_demo(
         model = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
-# %% ../nbs/21_models.ipynb #f3e6c35d
+# %% ../nbs/21_models.ipynb #4db5fce3
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -87,27 +88,46 @@ def describe_model(
     "What a result says of its model; the hash tells two models of one name apart."
     h = hashlib.sha256()
     for k, v in sorted(model.state_dict().items()): h.update(k.encode()); h.update(v.detach().float().cpu().contiguous().numpy().tobytes())
-    c = model.config
+    c = getattr(model, 'config', None)
     return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
                 parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
 
-# %% ../nbs/21_models.ipynb #3809b474
+# %% ../nbs/21_models.ipynb #22641031
+def device_of(
+    model, # any torch module
+):         # its device
+    "Where a model is."
+    return getattr(model, 'device', None) or next(model.parameters()).device
+
+def _takes(model): # the names of what the model's forward takes
+    return inspect.signature(model.forward).parameters
+
+def position_offset(
+    model, # a transformers model
+)->int:    # 0; in RoBERTa's family positions start after the padding index
+    "The position id of the first token."
+    e = getattr(getattr(getattr(model, 'base_model', None), 'embeddings', None), 'position_embeddings', None)
+    pad = getattr(e, 'padding_idx', None)
+    return 0 if pad is None else pad + 1
+
 def max_tokens(
     model,     # a transformers model
     tokenizer, # its tokenizer
 )->int:        # the longest text it takes, special tokens included
     "The number of tokens the model takes."
-    limits = [n for n in (getattr(model.config, 'max_position_embeddings', None), tokenizer.model_max_length) if n and n < 10**9]
+    positions = getattr(getattr(model, 'config', None), 'max_position_embeddings', None)
+    limits = [n for n in (positions and positions - position_offset(model), tokenizer.model_max_length) if n and n < 10**9]
     return min(limits) if limits else 10**9
 
 def encode(
     model,      # a transformers model
-    tokenizer,  # its tokenizer
-    text:str,   # one text; a pair of texts (premise, hypothesis) where the model takes pairs
+    tokenizer,  # its tokenizer, or image processor; None for an image that is a tensor
+    text,       # one text; a pair of texts (premise, hypothesis) where the model takes pairs; an image (PIL, array or tensor)
     truncation:bool=False, # cut a text that is too long, instead of refusing it
     max_length:int=None,   # a lower limit than the model's own
-)->dict:        # (1, n_tokens) tensors: input_ids, attention_mask, …
-    "One text as the model reads it, on the model's device; refuses what would not be explained whole."
+)->dict:        # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1, channels, height, width)
+    "One text (or image) as the model reads it, on the model's device; refuses what would not be explained whole."
+    if 'pixel_values' in _takes(model) and not isinstance(text, (str, tuple)): return _encode_image(model, tokenizer, text)
     parts = text if isinstance(text, tuple) else (text,)
     for t in parts:
         if not isinstance(t, str): raise TypeError(f"a text must be a str, got {type(t).__name__}")
@@ -117,7 +137,15 @@ def encode(
     n, n_special = enc['input_ids'].shape[1], tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if n > limit: raise ValueError(f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it")
     if n <= n_special: raise ValueError(f"the text {text!r} has no token besides the special ones")
-    return {k: v.to(model.device) for k, v in enc.items()}
+    return {k: v.to(device_of(model)) for k, v in enc.items() if k in _takes(model) or k in ('input_ids', 'attention_mask')}
+
+def _encode_image(model, processor, image):
+    if processor is not None: x = processor(images=image, return_tensors='pt')['pixel_values']
+    elif torch.is_tensor(image) and image.ndim == 3 and image.is_floating_point(): x = image[None]
+    else: raise TypeError(f"without an image processor an image must be a float tensor (channels, height, width), got {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}")
+    if not torch.isfinite(x).all(): raise ValueError("the image holds NaN or infinite pixels")
+    p = next(model.parameters())
+    return {'pixel_values': x.to(p.device, p.dtype)}
 
 def special_mask(
     tokenizer,              # the model's tokenizer
@@ -127,7 +155,42 @@ def special_mask(
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return torch.tensor([int(i) in special for i in input_ids])
 
-# %% ../nbs/21_models.ipynb #44d52dff
+# %% ../nbs/21_models.ipynb #3745ed23
+def input_embeddings(
+    model, # any model with input embeddings
+)->torch.nn.Module:
+    "The module that turns ids (or pixels) into embeddings."
+    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
+        try: e = m.get_input_embeddings()
+        except (AttributeError, NotImplementedError): continue
+        if e is not None: return e
+    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
+    return e
+
+@contextlib.contextmanager
+def watch_embeddings(
+    model,                   # any model with input embeddings
+    value:torch.Tensor=None, # what they give instead; by default what they gave, as a leaf that takes gradients
+):                           # a list that holds the embeddings once the model was called
+    "A context in which the (first) output of the input embeddings is seen, or replaced, in this thread only."
+    seen, thread = [], threading.get_ident()
+    def hook(module, args, out):
+        if threading.get_ident() != thread or seen: return None
+        seen.append(out.detach().requires_grad_() if value is None else value)
+        return seen[0].clone()                                       # a model may change it in place
+    handle = input_embeddings(model).register_forward_hook(hook)
+    try: yield seen
+    finally: handle.remove()
+
+def forward(
+    model,       # any model
+    inputs:dict, # of `encode`
+):               # the model's output
+    "Call the model; a decoder without its cache, which no explanation needs."
+    return model(**inputs, **({'use_cache': False} if 'use_cache' in _takes(model) else {}))
+
+# %% ../nbs/21_models.ipynb #aea09ed4
 @torch.no_grad()
 def accuracy(
     model, tokenizer, # a classifier
@@ -146,7 +209,7 @@ def accuracy(
         right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
     return right/len(ids)
 
-# %% ../nbs/21_models.ipynb #b782268c
+# %% ../nbs/21_models.ipynb #8f4c13ec
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
 
 def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
@@ -193,7 +256,7 @@ def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
                 torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
                 bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
 
-# %% ../nbs/21_models.ipynb #2daf0426
+# %% ../nbs/21_models.ipynb #0042685e
 def write_model_card(
     folder,        # the adapter folder
     name:str,      # 'sst2' or 'imdb'

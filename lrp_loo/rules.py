@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['relevance', 'scale_gradient', 'epsilon_naive', 'epsilon_rule', 'product_naive', 'product_rule', 'constant',
-           'softmax_naive', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'attention_row']
+           'softmax_naive', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'rms_norm_naive', 'rms_norm_rule',
+           'gamma_naive', 'gamma_rule', 'attention_row']
 
-# %% ../nbs/02_rules.ipynb #c7705696
+# %% ../nbs/02_rules.ipynb #e678c9ed
 import torch
 from torch.autograd import Function
 from .core import stabilize
 
-# %% ../nbs/02_rules.ipynb #d2047d04
+# %% ../nbs/02_rules.ipynb #b884bcc5
 def relevance(
     y:torch.Tensor,  # output of a forward pass made of the rules below
     xs,              # one input tensor or a list of them, each part of y's graph
@@ -23,7 +24,7 @@ def relevance(
     g = torch.ones_like(y) if R is None else R/stabilize(y.detach(), eps)
     return [x.detach()*gx for x, gx in zip(xs, torch.autograd.grad(y, xs, g, retain_graph=True))]
 
-# %% ../nbs/02_rules.ipynb #aec1a546
+# %% ../nbs/02_rules.ipynb #37eb4d96
 class _ScaleGradient(Function):
     @staticmethod
     def forward(ctx, x, s): ctx.s = s; return x.view_as(x)
@@ -37,7 +38,7 @@ def scale_gradient(
     "The identity; on the way back the gradient is multiplied by `s`."
     return _ScaleGradient.apply(x, s)
 
-# %% ../nbs/02_rules.ipynb #9450be1c
+# %% ../nbs/02_rules.ipynb #5788a548
 def epsilon_naive(
     x:torch.Tensor, # (n_in,) input of the layer
     W:torch.Tensor, # (n_in, n_out), z_ij = x_i W_ij
@@ -56,7 +57,7 @@ def epsilon_rule(
     "The ε of equations 1, 3 and 4 as a gradient: everything upstream is scaled by y / (y + ε sign y)."
     return scale_gradient(y, y.detach()/stabilize(y.detach(), eps)) if eps else y
 
-# %% ../nbs/02_rules.ipynb #24f7fc76
+# %% ../nbs/02_rules.ipynb #a25dd0df
 def product_naive(
     A:torch.Tensor, # (..., j, i) left factor
     V:torch.Tensor, # (..., i, p) right factor
@@ -81,14 +82,14 @@ def product_rule(
     y = f(scale_gradient(a, 0.5), scale_gradient(b, 0.5), **kwargs)
     return epsilon_rule(y, eps/2) if eps else y    # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
 
-# %% ../nbs/02_rules.ipynb #3889f332
+# %% ../nbs/02_rules.ipynb #f47156bf
 def constant(
     x:torch.Tensor, # an activation: attention weights, a standard deviation
 )->torch.Tensor:    # the same numbers, cut from the graph
     "Holds `x` constant: no relevance passes through it (CP-LRP at the attention weights, section 2.3)."
     return x.detach()
 
-# %% ../nbs/02_rules.ipynb #0a39e486
+# %% ../nbs/02_rules.ipynb #5fbcdc6b
 def softmax_naive(
     Z:torch.Tensor,   # (..., i) attention logits
     R_A:torch.Tensor, # (..., i) relevance of A = softmax(Z)
@@ -97,12 +98,15 @@ def softmax_naive(
     A = Z.softmax(-1)
     return Z*(R_A - A*R_A.sum(-1, keepdim=True))
 
-# %% ../nbs/02_rules.ipynb #dfd0d003
+# %% ../nbs/02_rules.ipynb #20e637da
 class _Identity(Function):
     @staticmethod
     def forward(ctx, x, y, eps): ctx.save_for_backward(x, y); ctx.eps = eps; return y.view_as(y)
     @staticmethod
-    def backward(ctx, g): x, y = ctx.saved_tensors; return g*y/stabilize(x, ctx.eps), None, None
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        ratio = y/stabilize(x, ctx.eps) if x.dtype in (torch.float32, torch.float64) else (y.float()/stabilize(x.float(), ctx.eps)).to(g.dtype) # ε underflows in half precision
+        return g*ratio, None, None
 
 def identity_rule(
     f,              # an element-wise torch function: gelu, tanh, relu, silu
@@ -115,7 +119,7 @@ def identity_rule(
     with torch.no_grad(): y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
 
-# %% ../nbs/02_rules.ipynb #086e4c82
+# %% ../nbs/02_rules.ipynb #bcaa3737
 def layer_norm_naive(
     x:torch.Tensor, # (n,) one row
     w:torch.Tensor, # (n,) γ
@@ -153,7 +157,58 @@ def layer_norm_rule(
     "LayerNorm whose standard deviation is a constant on the way back."
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)
 
-# %% ../nbs/02_rules.ipynb #88547506
+# %% ../nbs/02_rules.ipynb #3f40c6ee
+def rms_norm_naive(
+    x:torch.Tensor, # (n,) one row
+    w:torch.Tensor, # (n,) weight
+    R:torch.Tensor, # (n,) relevance of the output
+    eps:float=1e-6, # ε of the LRP rule
+)->torch.Tensor:    # (n,) relevance of the input
+    "RMSNorm with its root mean square held constant, as the explicit ε-rule on its diagonal matrix."
+    return epsilon_naive(x, torch.diag(w/(x**2).mean().sqrt()), R, eps=eps)
+
+def rms_norm_rule(
+    f,                  # torch's rms_norm
+    x:torch.Tensor,     # (..., n)
+    normalized_shape,   # as in torch's rms_norm
+    weight:torch.Tensor=None, # w
+    eps:float=None,     # inside the square root; the smallest step of the number format by default
+)->torch.Tensor:        # RMSNorm(x), the numbers of f
+    "RMSNorm whose root mean square is a constant on the way back."
+    y, dims = f(x.detach(), normalized_shape, weight, eps), tuple(range(-len(normalized_shape), 0))
+    rstd = constant((x.float().pow(2).mean(dims, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()).to(x.dtype)
+    linear = x*rstd if weight is None else x*rstd*weight
+    return y.detach() + (linear - linear.detach())
+
+# %% ../nbs/02_rules.ipynb #bf0b88f9
+def gamma_naive(
+    x:torch.Tensor, # (n_in,) input of the layer
+    W:torch.Tensor, # (n_in, n_out)
+    R:torch.Tensor, # (n_out,) relevance of the output
+    b:torch.Tensor, # (n_out,) bias
+    gamma:float,    # γ ≥ 0; 0 is the ε-rule
+)->torch.Tensor:    # (n_in,) relevance of the input
+    "The γ-rule, contribution by contribution."
+    z = x[:, None]*W; positive = z.sum(0) + b >= 0
+    agree = lambda t: torch.where(positive, t.clamp(min=0), t.clamp(max=0))
+    z, b = z + gamma*agree(z), b + gamma*agree(b)
+    return (z/stabilize(z.sum(0) + b, 1e-12)*R).sum(1)
+
+def gamma_rule(
+    gamma:float=0.25, # γ ≥ 0
+    eps:float=1e-9,   # guards a denominator of zero
+):                    # a rule for `torch.nn.functional.linear`
+    "The γ-rule for linear layers: contributions that agree with the output's sign count 1 + γ times."
+    if gamma < 0: raise ValueError(f"gamma must not be negative, got {gamma}")
+    def gamma_linear(f, x, weight, bias=None):
+        y, part = f(x, weight, bias), lambda t, s: t if t is None else t.clamp(min=0) if s > 0 else t.clamp(max=0)
+        agree = lambda s: f(part(x, 1), part(weight, s), part(bias, s)) + f(part(x, -1), part(weight, -s))
+        z = y + gamma*torch.where(y < 0, agree(-1), agree(1))
+        share = z*constant(y/stabilize(z, eps))
+        return y.detach() + (share - share.detach())        # the numbers of y, the gradient of share
+    return gamma_linear
+
+# %% ../nbs/02_rules.ipynb #f1f861e5
 def attention_row(
     z:torch.Tensor, # (n_keys,) attention logits
     v:torch.Tensor, # (n_keys,) one value per key

@@ -7,7 +7,8 @@ from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.composites import Composite, conservation, transformer_layers
+from lrp_loo.composites import Composite, transformer_layers
+from lrp_loo.conservation import conservation
 from lrp_loo.models import encode
 from lrp_loo.perturbation import leave_one_out
 
@@ -76,9 +77,9 @@ def test_conservation_without_biases(tokenizer):
     for text in TEXTS:
         enc = encode(model, tokenizer, text)
         cp, attn = conservation(model, enc, cp_lrp()), conservation(model, enc, attn_lrp())
-        assert cp['biases'] == cp['embeddings'] == cp['softmax'] == 0
+        assert cp['biases'] == cp['constants'] == cp['softmax'] == 0
         assert abs(cp['words'] - cp['logit']) < 1e-4*abs(cp['logit'])
-        assert attn['biases'] == attn['embeddings'] == 0 and abs(attn['softmax']) > 1e-3
+        assert attn['biases'] == attn['constants'] == 0 and abs(attn['softmax']) > 1e-3
         assert abs(attn['words'] + attn['softmax'] - attn['logit']) < 1e-4*abs(attn['logit'])
         assert abs(explain(model, tokenizer, text, method='cp_lrp')[0].scores.sum() - cp['logit']) < 1e-4*abs(cp['logit'])
 

@@ -127,7 +127,7 @@ BAD = [ # what is said, what must be named in the answer
     (lambda m, t: explain(m, t, ['']), 'empty'), (lambda m, t: explain(m, t, ['  \n\t']), 'empty'), (lambda m, t: explain(m, t, []), 'at least one'),
     (lambda m, t: explain(m, t, [None]), 'NoneType'), (lambda m, t: explain(m, t, ['word '*10_000]), '10002 tokens and the model takes 512'),
     (lambda m, t: explain(m, t, ['fine'], method='lime'), "'lime' is not known; take one of loo"), (lambda m, t: explain(m, t, ['fine'], target=2), 'target=2'),
-    (lambda m, t: explain(m, t, ['fine'], target=-1), 'target=-1'), (lambda m, t: explain(m, t, ['fine'], target='positive'), "'positive'"),
+    (lambda m, t: explain(m, t, ['fine'], target=-1), 'target=-1'), (lambda m, t: explain(m, t, ['fine'], target='splendid'), "'splendid'"),
     (lambda m, t: explain(m, t, ['fine'], method='loo', target=9), 'target=9'), (lambda m, t: explain(m, t, ['fine'], method='ig', n_steps=0), 'n_steps'),
     (lambda m, t: explain(m, t, ['fine'], bypass_softmax=[6]), r'layers \[6\]; this model has layers 0 to 5'), (lambda m, t: explain(m, t, ['fine'], eps=-1.), 'eps'),
     (lambda m, t: explain(m, t, ['fine'], colour='red'), 'colour'), (lambda m, t: explain(m, t, ['fine'], batch_size=0), 'batch_size'),
