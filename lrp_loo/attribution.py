@@ -6,7 +6,7 @@
 __all__ = ['N_STEPS', 'METHODS', 'pad_batch', 'lrp_scores', 'ig_scores', 'rollout_scores', 'loo_scores', 'check_call', 'eager',
            'explain', 'explain_batch']
 
-# %% ../nbs/06_attribution.ipynb #36581781
+# %% ../nbs/06_attribution.ipynb #ffbaa5d3
 import contextlib, threading
 from functools import partial
 
@@ -20,7 +20,7 @@ from .perturbation import default_removal, fill_id, input_positions, loo_readout
 from .targets import Readout
 from .units import Units, text_units
 
-# %% ../nbs/06_attribution.ipynb #b9ece52a
+# %% ../nbs/06_attribution.ipynb #1836d79c
 def pad_batch(
     tokenizer, # the model's tokenizer; an image needs none
     encs:list, # encoded texts, (1, T_i) tensors each, or images of one size
@@ -31,7 +31,7 @@ def pad_batch(
     if 'input_ids' not in encs[0]: return {k: torch.cat([e[k] for e in encs]) for k in encs[0]}
     return {k: torch.nn.utils.rnn.pad_sequence([e[k][0] for e in encs], batch_first=True, padding_value=fill.get(k, 0)) for k in encs[0]}
 
-# %% ../nbs/06_attribution.ipynb #d82d92ec
+# %% ../nbs/06_attribution.ipynb #b68f49b5
 @contextlib.contextmanager
 def _watch_sum(model): # position and token-type embeddings, where the model adds them to the words and normalizes the sum
     e, seen, thread = getattr(getattr(model, 'base_model', None), 'embeddings', None), [], threading.get_ident()
@@ -65,7 +65,7 @@ def lrp_scores(
     x = x.detach() if embeddings == 'word' else added[0]
     return _over_tokens(x*g), value.detach(), readout, dict(embeddings=embeddings)
 
-# %% ../nbs/06_attribution.ipynb #e9cd359c
+# %% ../nbs/06_attribution.ipynb #5479e4f4
 N_STEPS = 16 # Integrated Gradients' default
 
 def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every content token replaced
@@ -105,7 +105,7 @@ def ig_scores(
     scores = _over_tokens((x - b)*total)
     return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in (scores.sum(1) - (value - low)).tolist()]
 
-# %% ../nbs/06_attribution.ipynb #10ea8c62
+# %% ../nbs/06_attribution.ipynb #e5a3a3c9
 def rollout_scores(
     model, tokenizer,
     batch:dict,          # (batch, T) inputs
@@ -117,12 +117,13 @@ def rollout_scores(
     with torch.no_grad(): out = forward(model, batch)
     readout, R, causal = Readout(target, out, batch), None, True
     for A in attention_maps(model, **batch):
-        A = A.mean(1); causal &= bool((A.triu(1) == 0).all())    # [batch, n, n]
+        A = A.mean(1); ahead = A.triu(1).sum(-1)                 # [batch, n, n]; [batch, n], what a row sees of what follows it
+        causal &= bool((ahead*batch['attention_mask'] == 0).all()) if 'attention_mask' in batch else False
         if residual: A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))/2
         R = A if R is None else A @ R
     n = input_positions(model, batch); extra = R.shape[1] - n    # class tokens that a vision model puts in front
     at = torch.full((len(R),), row, device=R.device) if row is not None else getattr(readout, 'position', None)
-    if at is None: at = batch['attention_mask'].sum(1) - 1 if causal and 'attention_mask' in batch and R.shape[1] > 1 else torch.zeros(len(R), dtype=torch.long, device=R.device)
+    if at is None: at = batch['attention_mask'].sum(1) - 1 if causal and R.shape[1] > 1 else torch.zeros(len(R), dtype=torch.long, device=R.device)
     return R[torch.arange(len(R), device=R.device), at][:, extra:], readout(out).detach(), readout, dict(residual=residual, row=at.tolist())
 
 def loo_scores(
@@ -138,7 +139,7 @@ def loo_scores(
     loo, value, readout, _ = loo_readout(model, batch, target, removal, fill_id(tokenizer, removal), None if units is None else units.number, **kwargs)
     return loo[None], value, readout, dict(removal=removal)
 
-# %% ../nbs/06_attribution.ipynb #9f1f5a09
+# %% ../nbs/06_attribution.ipynb #3ce71ad0
 METHODS = {
     'loo': loo_scores,
     'ig': ig_scores,

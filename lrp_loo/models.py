@@ -7,7 +7,7 @@ __all__ = ['PAPER_MODELS', 'LABELS', 'TRAINING', 'demo_base', 'demo_adapter', 'l
            'device_of', 'position_offset', 'max_tokens', 'encode', 'special_mask', 'input_embeddings',
            'watch_embeddings', 'forward', 'accuracy', 'train_adapter', 'write_model_card']
 
-# %% ../nbs/21_models.ipynb #b6e829e8
+# %% ../nbs/21_models.ipynb #d7a146d3
 import contextlib, hashlib, inspect, threading, warnings
 from importlib.resources import files
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.utils import logging as hf_logging
 from .core import write_text_atomic, versions
 
-# %% ../nbs/21_models.ipynb #1f63c4c4
+# %% ../nbs/21_models.ipynb #772b05a3
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
 LABELS = {0: 'negative', 1: 'positive'}
 
@@ -61,7 +61,7 @@ def load_demo(
         model = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
-# %% ../nbs/21_models.ipynb #4db5fce3
+# %% ../nbs/21_models.ipynb #18abb07f
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -92,7 +92,7 @@ def describe_model(
     return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
                 parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
 
-# %% ../nbs/21_models.ipynb #22641031
+# %% ../nbs/21_models.ipynb #1d631ee8
 def device_of(
     model, # any torch module
 ):         # its device
@@ -127,7 +127,7 @@ def encode(
     max_length:int=None,   # a lower limit than the model's own
 )->dict:        # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1, channels, height, width)
     "One text (or image) as the model reads it, on the model's device; refuses what would not be explained whole."
-    if 'pixel_values' in _takes(model) and not isinstance(text, (str, tuple)): return _encode_image(model, tokenizer, text)
+    if 'pixel_values' in _takes(model) and ('input_ids' not in _takes(model) or not isinstance(text, (str, tuple))): return _encode_image(model, tokenizer, text)
     parts = text if isinstance(text, tuple) else (text,)
     for t in parts:
         if not isinstance(t, str): raise TypeError(f"a text must be a str, got {type(t).__name__}")
@@ -155,7 +155,7 @@ def special_mask(
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return torch.tensor([int(i) in special for i in input_ids])
 
-# %% ../nbs/21_models.ipynb #3745ed23
+# %% ../nbs/21_models.ipynb #9efa2e2d
 def input_embeddings(
     model, # any model with input embeddings
 )->torch.nn.Module:
@@ -190,7 +190,7 @@ def forward(
     "Call the model; a decoder without its cache, which no explanation needs."
     return model(**inputs, **({'use_cache': False} if 'use_cache' in _takes(model) else {}))
 
-# %% ../nbs/21_models.ipynb #aea09ed4
+# %% ../nbs/21_models.ipynb #c2f6ac8e
 @torch.no_grad()
 def accuracy(
     model, tokenizer, # a classifier
@@ -209,7 +209,7 @@ def accuracy(
         right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
     return right/len(ids)
 
-# %% ../nbs/21_models.ipynb #8f4c13ec
+# %% ../nbs/21_models.ipynb #db6e3c96
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
 
 def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
@@ -256,7 +256,7 @@ def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
                 torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
                 bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
 
-# %% ../nbs/21_models.ipynb #0042685e
+# %% ../nbs/21_models.ipynb #64231370
 def write_model_card(
     folder,        # the adapter folder
     name:str,      # 'sst2' or 'imdb'
