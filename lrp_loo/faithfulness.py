@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'TABLE2', 'faithfulness_row', 'per_text', 'mean_se', 'faithfulness_table', 'paired_difference', 'audit',
-           'attention_entropy', 'text_experiment', 'paper_numbers', 'table2_against_paper']
+           'attention_entropy', 'faithfulness_experiment', 'text_experiment', 'paper_numbers', 'table2_against_paper']
 
-# %% ../nbs/07_faithfulness.ipynb #cdd9e696
+# %% ../nbs/07_faithfulness.ipynb #208f9c28
 from importlib.resources import files
 
 import numpy as np
@@ -20,7 +20,7 @@ from .models import encode, max_tokens
 from .perturbation import curve_area, default_removal, fill_id, perturbation_curves, removal_units
 from .targets import settled
 
-# %% ../nbs/07_faithfulness.ipynb #2c83ba3d
+# %% ../nbs/07_faithfulness.ipynb #bfb9cf34
 def faithfulness_row(
     model, tokenizer,
     enc:dict,         # one encoded text or image
@@ -43,7 +43,7 @@ def _agreement(a, loo):
     r = dict(r=float(pearson(x, y)), r_sum=float(pearson(normalize(x, 'sum'), y)), r_sum_both=float(pearson(normalize(x, 'sum'), normalize(y, 'sum'))), r_all=float(pearson(a.scores, loo.scores)))
     return r | ({'completeness_error': a.info['completeness_error']} if 'completeness_error' in a.info else {})
 
-# %% ../nbs/07_faithfulness.ipynb #badbc702
+# %% ../nbs/07_faithfulness.ipynb #e4823837
 COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
 
 def per_text(
@@ -85,7 +85,7 @@ def paired_difference(
     means = d[np.random.default_rng(seed).integers(0, len(d), (n_boot, len(d)))].mean(1)
     return dict(mean=float(d.mean()), low=float(np.quantile(means, .025)), high=float(np.quantile(means, .975)), n=len(d))
 
-# %% ../nbs/07_faithfulness.ipynb #b3ec4a69
+# %% ../nbs/07_faithfulness.ipynb #cd1d0118
 def audit(
     model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors)
     texts:list,          # n strings, or images
@@ -108,17 +108,41 @@ def audit(
     table = faithfulness_table(rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 
-# %% ../nbs/07_faithfulness.ipynb #8d49125b
+# %% ../nbs/07_faithfulness.ipynb #02a11878
 TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
           'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'grad_x_input': ('grad_x_input', {})}
 
 def attention_entropy(
     model,     # a transformers model
-    enc:dict,  # one encoded text
+    enc:dict,  # one encoded text or image
 )->list:       # a number per layer, 1 = uniform attention
-    "Entropy of the attention rows, over log n, mean over heads and rows: how flat each layer's attention is (section 3.2)."
-    n = enc['input_ids'].shape[1]
-    return [float((torch.special.entr(A.double()).sum(-1)/np.log(n)).mean()) for A in attention_maps(model, **enc)]
+    "Entropy of the attention rows over the log of the number of keys a row may see, mean over heads and rows: how flat each layer's attention is (section 3.2)."
+    out = []
+    for A in attention_maps(model, **enc):
+        n = A.shape[-1]; causal = n > 1 and bool((A.triu(1) == 0).all())
+        most = torch.arange(1, n + 1, device=A.device).double().log() if causal else torch.full((n,), float(np.log(n)), device=A.device, dtype=torch.double)
+        rows = torch.special.entr(A.double()).sum(-1)/most                                  # [batch, heads, n]
+        out.append(float((rows[..., 1:] if causal else rows).mean()))                       # a first row that sees itself alone has no entropy to speak of
+    return out
+
+def faithfulness_experiment(
+    results:Results,   # where rows go; those that are there are kept
+    model, tokenizer,
+    examples:list,     # (i, encoded text or image, label or None)
+    methods:dict,      # name → (method, options)
+    chunk:int=1,       # tokens removed at a time in the curves
+    removal:str=None,  # as for `faithfulness_row`
+    desc:str='',       # what the bar says
+    **summary,         # goes into the summary as it is
+)->Results:
+    "A row per example, resumable, and a summary."
+    done = results.done
+    for i, enc, label in tqdm(examples, desc=desc):
+        if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **faithfulness_row(model, tokenizer, enc, methods, chunk, removal=removal)))
+    rows = results.rows
+    results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
+                           accuracy=float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())
+    results.save(); return results
 
 def text_experiment(
     path,              # the results file
@@ -141,18 +165,10 @@ def text_experiment(
         if len(tokenizer(t, truncation=True, max_length=longest + 1)['input_ids']) > longest: too_long += 1
         else: fit.append((i, encode(model, tokenizer, t)))
     if not fit: raise ValueError(f"no text of {data.info['name']} has at most {longest} tokens")
-    done = results.done
-    bar = tqdm(fit, desc=f"{data.info['name']} ({data.info['source']})")
-    for i, enc in bar:
-        if i in done: continue
-        row = faithfulness_row(model, tokenizer, enc, methods, chunk)
-        results.add(dict(i=i, label=data.labels[i], entropy=attention_entropy(model, enc), **row))
-    table = faithfulness_table(results.rows)
-    results.summary = dict(n=len(results.rows), n_too_long=too_long, mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])),
-                           accuracy=float(np.mean([r['target'] == r['label'] for r in results.rows])), table=table.T.to_dict())
-    results.save(); return results
+    examples = [(i, enc, data.labels[i]) for i, enc in fit]
+    return faithfulness_experiment(results, model, tokenizer, examples, methods, chunk, desc=f"{data.info['name']} ({data.info['source']})", n_too_long=too_long)
 
-# %% ../nbs/07_faithfulness.ipynb #15c0dedf
+# %% ../nbs/07_faithfulness.ipynb #2581117b
 def paper_numbers(
     table:str, # '1', '2' or 'A3'
 )->pd.DataFrame: # table, data, sweep, row, metric, paper

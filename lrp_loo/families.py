@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FAMILIES', 'TASKS', 'family_tasks', 'random_model', 'random_inputs', 'relevance_of', 'family_row']
 
-# %% ../nbs/10_families.ipynb #208f5e84
+# %% ../nbs/10_families.ipynb #8cde5ace
 import pandas as pd
 import torch
 import transformers
@@ -14,7 +14,7 @@ from .conservation import conservation
 from .models import forward, watch_embeddings
 from .targets import Readout
 
-# %% ../nbs/10_families.ipynb #45c96e84
+# %% ../nbs/10_families.ipynb #d46a6026
 _TEXT = dict(vocab_size=200, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64)
 _DECODER = dict(_TEXT, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 _IMAGE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, image_size=28, patch_size=7)
@@ -85,7 +85,7 @@ def random_inputs(
     ids = torch.randint(3, 200, (1, n), generator=g)
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
 
-# %% ../nbs/10_families.ipynb #cfdb5a98
+# %% ../nbs/10_families.ipynb #b79e3546
 def relevance_of(
     model, inputs:dict, composite, target=None, # as in `conservation`
     **kwargs,            # of `lrp_rules`
