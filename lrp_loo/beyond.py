@@ -6,7 +6,7 @@
 __all__ = ['REWRITINGS', 'RULE_SETS', 'WINDOW', 'BEYOND', 'shift_key_bias', 'rotate_heads', 'fold_scale', 'rewritten',
            'invariance_row', 'invariance_experiment', 'invariance_table', 'beyond_experiment', 'claim2_table']
 
-# %% ../nbs/11_beyond_bert.ipynb #2ad04c69
+# %% ../nbs/11_beyond_bert.ipynb #692c0c16
 import copy
 
 import numpy as np
@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 from .attribution import explain_batch
 from .composites import attn_lrp, cp_lrp, n_layers
+from .conservation import sentence_experiment
 from .core import Results, pearson
 from .data import load_digit_images, load_texts
 from .faithfulness import TABLE2, faithfulness_experiment, mean_se, paired_difference, per_text
@@ -24,12 +24,16 @@ from .layerwise import bypass_name, sweep_methods
 from .models import describe_model, encode, forward, load_demo
 from .rules import identity_rule
 
-# %% ../nbs/11_beyond_bert.ipynb #4f09051d
+# %% ../nbs/11_beyond_bert.ipynb #5cbb63d9
 class _WrittenGELU(nn.Module):
     def forward(self, x): return x*(0.5*(1 + torch.erf(x*2**-.5)))
 
 class _WrittenSiLU(nn.Module):
     def forward(self, x): return x*torch.sigmoid(x)
+
+class _OtherBracket(nn.Module):
+    def __init__(self, mlp): super().__init__(); self.mlp = mlp
+    def forward(self, x): g = self.mlp.gate_proj(x); return self.mlp.down_proj(g*(torch.sigmoid(g)*self.mlp.up_proj(x)))
 
 class _WrittenLayerNorm(nn.Module):
     def __init__(self, ln): super().__init__(); self.ln = ln
@@ -71,6 +75,7 @@ REWRITINGS = { # name → (models it applies to, the change)
     'scale folded into the queries': (('sst2', 'reviews-sst2'), fold_scale),
     'GELU written out': (('sst2',), lambda m, g: _swap(m, 'GELUActivation', lambda _: _WrittenGELU())),
     'SiLU written out': (('reviews-sst2',), lambda m, g: _swap(m, 'SiLUActivation', lambda _: _WrittenSiLU())),
+    'gate bracketed otherwise': (('reviews-sst2',), lambda m, g: _swap(m, 'LlamaMLP', _OtherBracket)),
     'LayerNorm written out': (('sst2',), lambda m, g: _swap(m, 'LayerNorm', _WrittenLayerNorm)),
     'RMSNorm fused': (('reviews-sst2',), lambda m, g: _swap(m, 'LlamaRMSNorm', _FusedRMSNorm)),
     'eager attention': (('sst2', 'reviews-sst2'), lambda m, g: m.set_attn_implementation('eager')),
@@ -102,22 +107,16 @@ def invariance_row(
             out[name][c] = dict(r=float(pearson(a.scores[~a.is_special], b.scores[~a.is_special])), change=float((a.scores - b.scores).abs().max()/a.scores.abs().max()))
     return out
 
-# %% ../nbs/11_beyond_bert.ipynb #a4322125
+# %% ../nbs/11_beyond_bert.ipynb #0c918632
 def invariance_experiment(
-    path,             # the results file
-    data=None,        # as for `load_texts`
-    limit:int=60,     # sentences
-    seed:int=0,
-    fresh:bool=False,
+    path, data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `sentence_experiment`
 )->Results:
-    "Every rewriting on the same sentences, a row per sentence and model, resumable."
-    texts = load_texts('sst2', data, limit=limit, seed=seed); models = {n: load_demo(n) for n in ('sst2', 'reviews-sst2')}
-    results = Results(path, dict(experiment='rewritings', data={k: v for k, v in texts.info.items() if k != 'n'}, models={n: describe_model(m, n) for n, (m, _) in models.items()}, limit=limit, seed=seed), fresh)
-    done = results.done
-    for k, (name, (model, tok)) in enumerate(models.items()):
-        others = {n: rewritten(model, n, seed) for n, (which, _) in REWRITINGS.items() if name in which}
-        for i, t in enumerate(tqdm(texts.texts, desc=f'rewritings of {name}')):
-            if (key := k*len(texts) + i) not in done: results.add(dict(i=key, model=name, rewritings=invariance_row(model, tok, encode(model, tok, t), others)))
+    "Every rewriting on the same sentences."
+    others = {}
+    def row(name, model, tok, enc):
+        if name not in others: others[name] = {n: rewritten(model, n, seed) for n, (which, _) in REWRITINGS.items() if name in which}
+        return dict(rewritings=invariance_row(model, tok, enc, others[name]))
+    results = sentence_experiment(path, 'rewritings', row, data, limit, seed, fresh, rewritings=list(REWRITINGS))
     results.summary = dict(table=invariance_table(dict(rows=results.rows)).to_dict(orient='records')); results.save()
     return results
 
@@ -133,7 +132,7 @@ def invariance_table(
             out.append(dict(model=m, rewriting=name, logits=max(r[name]['logits'] for r in rows), **{f'{c} {k}': float(np.nanmean(get(c, k))) for c in RULE_SETS for k in ('r', 'change')}, n=len(rows)))
     return pd.DataFrame(out)
 
-# %% ../nbs/11_beyond_bert.ipynb #4722b336
+# %% ../nbs/11_beyond_bert.ipynb #f4fce80b
 WINDOW = 48 # tokens of a review that the language model reads
 BEYOND = { # part → (demo model, data, removal)
     'decoder': ('reviews-sst2', 'sst2', 'attention_mask'), 'lm': ('reviews', 'imdb', 'attention_mask'),

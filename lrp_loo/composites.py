@@ -6,7 +6,7 @@
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'Operation', 'Choice', 'Composite', 'attn_lrp',
            'cp_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'lrp_rules', 'attention_maps']
 
-# %% ../nbs/04_bert_rules.ipynb #580920c0
+# %% ../nbs/04_bert_rules.ipynb #8c99fc6e
 import contextlib, fnmatch, threading, warnings
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from .models import input_embeddings
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, rms_norm_rule, scale_gradient
 
-# %% ../nbs/04_bert_rules.ipynb #cb73cd38
+# %% ../nbs/04_bert_rules.ipynb #ddfc7b22
 @dataclass(frozen=True)
 class Operation:
     "One call of one torch function, as a predicate sees it."
@@ -93,7 +93,7 @@ def _name(func): # the bare name; a property's getter carries the property's
     name = getattr(func, '__name__', str(func))
     return func.__self__.__name__ if name == '__get__' and hasattr(func, '__self__') else name
 
-# %% ../nbs/04_bert_rules.ipynb #bdc74a35
+# %% ../nbs/04_bert_rules.ipynb #29ee450e
 ACTIVATIONS = frozenset('gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish hardtanh mish softplus softsign clamp square'.split()) # and pow with a positive exponent
 NORMALIZERS = frozenset('rsqrt sqrt std var norm vector_norm'.split()) # their results are held constant with LayerNorm's; and pow with a negative exponent
 FACTORS = {**dict.fromkeys('matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__'.split(), (0, 1)),
@@ -106,7 +106,7 @@ LINEAR = frozenset('''linear conv1d conv2d conv3d embedding add __add__ __radd__
     max amax min amin maximum minimum'''.split()) # the last six select an entry: what it gets, it passes on whole
 DIVISIONS = frozenset('div __truediv__ __itruediv__ true_divide div_'.split()) # linear in what is divided only
 
-# %% ../nbs/04_bert_rules.ipynb #195f763c
+# %% ../nbs/04_bert_rules.ipynb #fef4c39f
 _INSIDE = '_lrp_loo_depends' # the mark's name on a tensor
 _GATE = '_lrp_loo_gate'      # marks what an activation function returned
 
@@ -127,7 +127,7 @@ def _mark(xs, value, name=_INSIDE):
     for t in _tensors(xs):
         if t.grad_fn is not None: setattr(t, name, value)            # a leaf speaks for itself
 
-# %% ../nbs/04_bert_rules.ipynb #29ce014d
+# %% ../nbs/04_bert_rules.ipynb #00dd8b93
 def _sdpa_arguments(query, key, value, *more, **kwargs): # a `scaled_dot_product_attention` call: Q, K, V, and the rest by name
     return query, key, value, {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs}
 
@@ -160,7 +160,7 @@ def sdpa_rule(
     if record is not None: record.append((layer, Z, A))
     return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v)
 
-# %% ../nbs/04_bert_rules.ipynb #a9896882
+# %% ../nbs/04_bert_rules.ipynb #d163f158
 def transformer_layers(
     model, # any torch module
 )->list:   # its layer modules in order; empty where none can be found
@@ -195,7 +195,7 @@ class lrp_rules(TorchFunctionMode):
         super().__init__()
         if not isinstance(composite, Composite): raise TypeError(f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}")
         if isinstance(model, torch._dynamo.OptimizedModule) or any(m._compiled_call_impl is not None for m in model.modules()):
-            raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`)")
+            raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")
         self.model, self.layers, self.composite, self.strict = model, transformer_layers(model), composite, strict
         self.n_layers, self._composed = n_layers(model), _composed_activations()
         try: self._source = input_embeddings(model)
@@ -252,7 +252,7 @@ class lrp_rules(TorchFunctionMode):
         rows = [dict(layer='-' if op.layer is None else op.layer, module=op.module, operation=op.name, rule=r, calls=n) for (op, r), n in self.seen.items()]
         return pd.DataFrame(rows, columns=['layer', 'module', 'operation', 'rule', 'calls'])
 
-# %% ../nbs/04_bert_rules.ipynb #52ba859e
+# %% ../nbs/04_bert_rules.ipynb #f7bd5014
 @patch
 def _entering(self:lrp_rules, path, number, module, args, kwargs):
     if not self._inside: _mark([t for t in _tensors(args, kwargs) if not isinstance(t, nn.Parameter)], True); self._calls = 0
@@ -290,7 +290,7 @@ def _count(self:lrp_rules, operation, rule, operands):
         if _depends(t) is None: self._count(replace(operation, name=t.grad_fn.name()), 'none', ()); _mark(t, True)
     self.seen[operation, rule] = self.seen.get((operation, rule), 0) + 1
 
-# %% ../nbs/04_bert_rules.ipynb #13b121dc
+# %% ../nbs/04_bert_rules.ipynb #bf8ef53e
 @patch
 def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
     kwargs = kwargs or {}
@@ -341,7 +341,7 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     out = func(*args, **kwargs)
     return epsilon_rule(out, c.eps) if name in ('linear', 'conv1d', 'conv2d', 'conv3d') else out, 'linear'
 
-# %% ../nbs/04_bert_rules.ipynb #44f48be6
+# %% ../nbs/04_bert_rules.ipynb #120f545e
 @patch
 def _product(self:lrp_rules, func, name, args, kwargs): # any of FACTORS
     c, args = self.composite, list(args)
@@ -389,7 +389,7 @@ def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttenti
 def _float_mask(mask, like): # an additive mask; True means removed in torch.nn's convention
     return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
 
-# %% ../nbs/04_bert_rules.ipynb #e7e0eb2b
+# %% ../nbs/04_bert_rules.ipynb #bd5dbac6
 _BIAS = {'linear': (2, 'bias'), 'conv1d': (2, 'bias'), 'conv2d': (2, 'bias'), 'conv3d': (2, 'bias'), 'layer_norm': (3, 'bias'), 'addmm': (0, 'input'), 'baddbmm': (0, 'input'), 'addbmm': (0, 'input'), 'addmv': (0, 'input')}
 _ADDED = frozenset('add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub cat concat stack'.split())
 
@@ -410,7 +410,7 @@ def _constant_bias(self:lrp_rules, name, args, kwargs): # the arguments, with wh
     elif name in _ADDED: args[:2] = [copy(x, 'constants') for x in args[:2]]
     return args, kwargs
 
-# %% ../nbs/04_bert_rules.ipynb #c5020b5d
+# %% ../nbs/04_bert_rules.ipynb #2a8b6b1a
 class _WatchAttention(TorchFunctionMode):
     def __init__(self): super().__init__(); self.maps = []
     def __torch_function__(self, func, types, args=(), kwargs=None):

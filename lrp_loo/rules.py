@@ -7,12 +7,12 @@ __all__ = ['relevance', 'scale_gradient', 'epsilon_naive', 'epsilon_rule', 'prod
            'softmax_naive', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'rms_norm_naive', 'rms_norm_rule',
            'gamma_naive', 'gamma_rule', 'attention_row']
 
-# %% ../nbs/02_rules.ipynb #e678c9ed
+# %% ../nbs/02_rules.ipynb #a6fce29c
 import torch
 from torch.autograd import Function
 from .core import stabilize
 
-# %% ../nbs/02_rules.ipynb #b884bcc5
+# %% ../nbs/02_rules.ipynb #72072116
 def relevance(
     y:torch.Tensor,  # output of a forward pass made of the rules below
     xs,              # one input tensor or a list of them, each part of y's graph
@@ -24,7 +24,7 @@ def relevance(
     g = torch.ones_like(y) if R is None else R/stabilize(y.detach(), eps)
     return [x.detach()*gx for x, gx in zip(xs, torch.autograd.grad(y, xs, g, retain_graph=True))]
 
-# %% ../nbs/02_rules.ipynb #37eb4d96
+# %% ../nbs/02_rules.ipynb #fd668b15
 class _ScaleGradient(Function):
     @staticmethod
     def forward(ctx, x, s): ctx.s = s; return x.view_as(x)
@@ -38,7 +38,7 @@ def scale_gradient(
     "The identity; on the way back the gradient is multiplied by `s`."
     return _ScaleGradient.apply(x, s)
 
-# %% ../nbs/02_rules.ipynb #5788a548
+# %% ../nbs/02_rules.ipynb #5f431bb3
 def epsilon_naive(
     x:torch.Tensor, # (n_in,) input of the layer
     W:torch.Tensor, # (n_in, n_out), z_ij = x_i W_ij
@@ -57,7 +57,7 @@ def epsilon_rule(
     "The ε of equations 1, 3 and 4 as a gradient: everything upstream is scaled by y / (y + ε sign y)."
     return scale_gradient(y, y.detach()/stabilize(y.detach(), eps)) if eps else y
 
-# %% ../nbs/02_rules.ipynb #a25dd0df
+# %% ../nbs/02_rules.ipynb #6f75d91d
 def product_naive(
     A:torch.Tensor, # (..., j, i) left factor
     V:torch.Tensor, # (..., i, p) right factor
@@ -82,14 +82,14 @@ def product_rule(
     y = f(scale_gradient(a, 0.5), scale_gradient(b, 0.5), **kwargs)
     return epsilon_rule(y, eps/2) if eps else y    # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
 
-# %% ../nbs/02_rules.ipynb #f47156bf
+# %% ../nbs/02_rules.ipynb #a2f58e70
 def constant(
     x:torch.Tensor, # an activation: attention weights, a standard deviation
 )->torch.Tensor:    # the same numbers, cut from the graph
     "Holds `x` constant: no relevance passes through it (CP-LRP at the attention weights, section 2.3)."
     return x.detach()
 
-# %% ../nbs/02_rules.ipynb #5fbcdc6b
+# %% ../nbs/02_rules.ipynb #0de24c35
 def softmax_naive(
     Z:torch.Tensor,   # (..., i) attention logits
     R_A:torch.Tensor, # (..., i) relevance of A = softmax(Z)
@@ -98,7 +98,7 @@ def softmax_naive(
     A = Z.softmax(-1)
     return Z*(R_A - A*R_A.sum(-1, keepdim=True))
 
-# %% ../nbs/02_rules.ipynb #20e637da
+# %% ../nbs/02_rules.ipynb #f3830da2
 class _Identity(Function):
     @staticmethod
     def forward(ctx, x, y, eps): ctx.save_for_backward(x, y); ctx.eps = eps; return y.view_as(y)
@@ -119,7 +119,7 @@ def identity_rule(
     with torch.no_grad(): y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
 
-# %% ../nbs/02_rules.ipynb #bcaa3737
+# %% ../nbs/02_rules.ipynb #ec52bf64
 def layer_norm_naive(
     x:torch.Tensor, # (n,) one row
     w:torch.Tensor, # (n,) γ
@@ -157,7 +157,7 @@ def layer_norm_rule(
     "LayerNorm whose standard deviation is a constant on the way back."
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)
 
-# %% ../nbs/02_rules.ipynb #3f40c6ee
+# %% ../nbs/02_rules.ipynb #c83c1205
 def rms_norm_naive(
     x:torch.Tensor, # (n,) one row
     w:torch.Tensor, # (n,) weight
@@ -180,7 +180,7 @@ def rms_norm_rule(
     linear = x*rstd if weight is None else x*rstd*weight
     return y.detach() + (linear - linear.detach())
 
-# %% ../nbs/02_rules.ipynb #bf0b88f9
+# %% ../nbs/02_rules.ipynb #d6c924f1
 def gamma_naive(
     x:torch.Tensor, # (n_in,) input of the layer
     W:torch.Tensor, # (n_in, n_out)
@@ -208,7 +208,7 @@ def gamma_rule(
         return y.detach() + (share - share.detach())        # the numbers of y, the gradient of share
     return gamma_linear
 
-# %% ../nbs/02_rules.ipynb #f1f861e5
+# %% ../nbs/02_rules.ipynb #2f46e050
 def attention_row(
     z:torch.Tensor, # (n_keys,) attention logits
     v:torch.Tensor, # (n_keys,) one value per key

@@ -18,7 +18,7 @@ from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
 from lrp_loo.layerwise import SWEEPS, sweep_layers, sweep_methods, table_a3_against_paper
-from lrp_loo.models import accuracy, demo_adapter, describe_model, load_demo, load_model
+from lrp_loo.models import accuracy, demo_folder, describe_model, load_demo, load_model
 
 
 @pytest.fixture(scope='module')
@@ -89,14 +89,49 @@ def test_an_adapter_is_trained_again(tmp_path, capsys):
     assert main(['train', 'sst2', '--data', 'embedded', '--limit', '16', '--out', str(tmp_path/'a')]) == 0
     assert 'accuracy' in capsys.readouterr().out and {p.name for p in (tmp_path/'a').iterdir()} == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
     card = (tmp_path/'a'/'README.md').read_text(); assert 'epochs | 4' in card and 'seed | 0' in card and 'sentence-transformers/all-MiniLM-L6-v2' in card
-    assert load_demo('sst2', adapter=tmp_path/'a')[0].num_labels == 2
-    assert main(['train', 'mnist']) == 1
+    assert load_demo('sst2', folder=tmp_path/'a')[0].num_labels == 2
+    assert main(['train', 'imdb2']) == 1
+
+
+def test_training_needs_data_that_was_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv('LRP_LOO_DATA', raising=False)
+    assert main(['train', 'sst2', '--out', str(tmp_path)]) == 1 and 'name a folder' in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_small_models_are_trained_again(tmp_path, capsys, folder):
+    assert main(['train', 'mnist', '--data', 'embedded', '--limit', '256', '--out', str(tmp_path/'v')]) == 0 and 'accuracy' in capsys.readouterr().out
+    assert load_demo('mnist', folder=tmp_path/'v')[0].num_labels == 10 and 'seed | 0' in (tmp_path/'v'/'README.md').read_text()
+    assert main(['train', 'reviews', '--data', 'embedded', '--limit', '4', '--out', str(tmp_path/'l')]) == 0 and 'nats per token' in capsys.readouterr().out
+    assert main(['train', 'reviews-sst2', '--data', 'embedded', '--limit', '16', '--out', str(tmp_path/'c')]) == 0 and 'accuracy' in capsys.readouterr().out
+    for f in tmp_path.glob('*/*'): assert f.suffix in ('.safetensors', '.json', '.md'), f
+
+
+def test_beyond_end_to_end(tmp_path, folder, capsys):
+    "The parts that are not the paper's: rows, tables, figures; on embedded data and on a folder."
+    assert main(['reproduce', '--data', 'embedded', '--only', 'beyond', '--limit', '2', '--out', str(tmp_path)]) == 0
+    out, where = capsys.readouterr().out, tmp_path/'results'/'embedded'
+    for part in ('conservation', 'rewritings', 'decoder', 'lm', 'lm-zero', 'vit'):
+        r = read_results(where/f'{part}.json'); assert len(r['rows']) == (4 if part in ('conservation', 'rewritings') else 2) and f'{part}: ' in out
+    vit = read_results(where/'vit.json'); assert vit['config']['data']['name'] == 'scikit-learn digits' and vit['rows'][0]['n_tokens'] == 49 and abs(vit['rows'][0]['methods']['loo']['r'] - 1) < 1e-6
+    lm = read_results(where/'lm.json'); assert lm['config']['data']['tokens'] == 'first 48' and lm['rows'][0]['n_tokens'] == 48
+    assert {p.name for p in (tmp_path/'figures'/'embedded').iterdir()} >= {'conservation.png', 'beyond.png'}
+    assert main(['reproduce', '--data', str(folder), '--only', 'vit', '--limit', '2', '--out', str(tmp_path)]) == 0
+    assert main(['reproduce', '--data', 'embedded', '--only', 'vit', '--model', 'paper', '--out', str(tmp_path)]) == 1 and 'demo models' in capsys.readouterr().err
+    assert main(['reproduce', '--data', 'embedded', '--only', 'vit', '--limit', '3', '--out', str(tmp_path)]) == 1 and 'limit' in capsys.readouterr().err   # rows of another run are not mixed
+
+
+def test_explain_on_the_command_line_takes_units_and_targets(capsys):
+    assert main(['explain', 'A gripping, funny film.', '--units', 'word', '--target', '1,0', '--as_json']) == 0
+    a, = json.loads(capsys.readouterr().out); assert a['tokens'] == ['[CLS]', 'A', 'gripping', ',', 'funny', 'film', '.', '[SEP]'] and a['target'] == [1, 0]
+    assert main(['explain', 'The acting is', '--name', 'reviews', '--method', 'loo', '--target', ' bad']) == 0 and 'bad' in capsys.readouterr().out
+    assert main(['explain', 'fine', '--target', 'splendid']) == 1 and 'negative, positive' in capsys.readouterr().err
+    assert main(['explain', 'fine', '--name', 'mnist']) == 1 and 'images' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ['sst2', 'imdb'])
 def test_what_ships(name):
     "Adapters of at most 2 MB, safetensors alone, with a card; enough texts of both classes; good answers on them."
-    folder = demo_adapter(name); files = {p.name for p in folder.iterdir()}
+    folder = demo_folder(name); files = {p.name for p in folder.iterdir()}
     assert files == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'} and sum(p.stat().st_size for p in folder.iterdir()) <= 2*2**20
     card = (folder/'README.md').read_text(); assert all(w in card for w in ('seed', 'accuracy', 'epochs', 'lr'))
     d = load_texts(name, 'embedded'); assert len(d) >= (200 if name == 'sst2' else 20) and len(set(d.texts)) == len(d) and 0.4 <= sum(d.labels)/len(d) <= 0.6

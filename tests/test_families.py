@@ -241,3 +241,43 @@ def test_subsets_of_an_image():
     with torch.no_grad(): close(logits[0], model(**inputs).logits[0], 1e-5)
     with torch.no_grad(), watch_embeddings(model, torch.zeros(1, 16, 32)): close(logits[1], forward(model, inputs).logits[0], 1e-5)
     s = conservation(model, inputs, cp_lrp()); assert abs(s['remainder']) < 1e-2*abs(s['logit'])
+
+
+def test_context_by_every_method():
+    "A score per sentence by every method; hiding one sentence at a time by hand gives LOO's; a bad call says so."
+    from lrp_loo import attribute_context, load_demo
+    model, tok = load_demo('reviews'); context = 'The songs are sweet. The plot is bad. Nobody laughed!'
+    for m in METHODS:
+        a = attribute_context(model, tok, context, 'very bad', 'Is it good?', method=m)
+        assert a.tokens == ['The songs are sweet.', 'The plot is bad.', 'Nobody laughed!'] and torch.isfinite(a.scores).all() and a.logit < 0 and a.label == 'very bad'
+    loo = attribute_context(model, tok, context, 'very bad', 'Is it good?'); number = torch.tensor(loo.info['unit_of_token']); ids = loo.input_ids
+    answer = tok('very bad', add_special_tokens=False)['input_ids']; assert ids[-len(answer):].tolist() == answer
+    for u in (None, 0, 1, 2):
+        with torch.no_grad(): lp = model(input_ids=ids[None], attention_mask=(number != (-2 if u is None else u)).long()[None], use_cache=False).logits[0].log_softmax(-1)
+        value = sum(lp[len(ids) - len(answer) - 1 + k, t] for k, t in enumerate(answer))
+        if u is None: whole = value; assert abs(whole - loo.logit) < 1e-4
+        else: assert abs((whole - value) - loo.scores[u]) < 1e-4
+    with pytest.raises(ValueError, match='context is empty'): attribute_context(model, tok, ' ', 'bad')
+    with pytest.raises(TypeError, match='torch module'): attribute_context('llama', tok, context, 'bad')
+    with pytest.raises(ValueError, match='overlap'): attribute_context(model, tok, context, 'bad', units=[(0, 5), (3, 8)])
+
+
+def test_a_model_compiled_in_place_is_refused():
+    model = random_model('BERT', dtype=torch.float32); model.compile()
+    with pytest.raises(TypeError, match='compiled'): lrp_rules(model, attn_lrp())
+
+
+def test_rules_of_ones_own():
+    "By operation, layer, module path, predicate, and for a module that counts as one operation; a rule that changes numbers is caught."
+    from torch.nn import functional as F
+
+    from lrp_loo.rules import gamma_rule, identity_rule
+    model = random_model('GPT-2', 'next token'); inputs = random_inputs(model)
+    plain = relevance_of(model, inputs, attn_lrp())[0]
+    def seen(c, rule): r = relevance_of(model, inputs, c, strict=True)[2].report(); return r[r.rule == rule]
+    assert set(seen(attn_lrp().with_rule(F.layer_norm, lambda f, *a, **k: f(*a, **k), layers=[2]), '<lambda>').layer) == {2}
+    whole = attn_lrp().with_rule(torch.nn.LayerNorm, identity_rule, modules='*.h.1.ln_1'); assert seen(whole, 'identity_rule').operation.tolist() == ['LayerNorm']
+    assert not torch.allclose(relevance_of(model, inputs, whole)[0], plain)
+    bert = random_model('BERT'); only = attn_lrp().with_rule('linear', gamma_rule(1.), where=lambda op: op.module.endswith('query')); inputs = random_inputs(bert)
+    r = relevance_of(bert, inputs, only, strict=True)[2].report(); assert r[r.rule == 'gamma_linear'].module.str.endswith('query').all() and (r.rule == 'gamma_linear').sum() == 3
+    with pytest.raises(ValueError, match="changes the operation's numbers"): relevance_of(bert, inputs, attn_lrp().with_rule('linear', lambda f, *a: 2*f(*a)), strict=True)
