@@ -1,5 +1,7 @@
 "Every family: coverage, conservation, eager = sdpa, independent re-derivations of Llama and ViT, and every method through the public calls."
+import copy
 import threading
+from dataclasses import replace
 
 import naive_llama
 import naive_vit
@@ -8,14 +10,16 @@ import torch
 from conftest import TEXTS
 from test_composites import close
 from torch import nn
+from torch.nn import functional as F
 
-from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.attribution import METHODS, explain_batch
+from lrp_loo import attn_lrp, attribute_context, cp_lrp, explain, load_demo, lrp_rules
+from lrp_loo.attribution import METHODS, explain_batch, lrp_scores
 from lrp_loo.conservation import conservation, conservation_by_layer
 from lrp_loo.faithfulness import audit
 from lrp_loo.families import FAMILIES, family_row, family_tasks, random_inputs, random_model, relevance_of
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.perturbation import leave_one_out, subset_logits
+from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.targets import Target
 
 VISION = ('ViT', 'DeiT', 'CLIP vision')
@@ -36,7 +40,6 @@ def test_a_family_is_covered_conserved_and_the_same_under_both_attentions(family
 def test_llama_is_the_naive_one(task, head, bypass, dtype, rel):
     model = random_model('Llama', task, 'sdpa', bias=True, dtype=dtype, attention_bias=True, mlp_bias=True); inputs = random_inputs(model); c = model.config
     for gates in ('half', 'constant'):
-        from dataclasses import replace
         R, out, _ = relevance_of(model, inputs, replace(attn_lrp(bypass), gate=gates), strict=True)
         logits, naive = naive_llama.explain({k: v.double() for k, v in model.state_dict().items()}, inputs['input_ids'][0], layers=3, heads=4, kv_heads=2, rms_eps=c.rms_norm_eps, bypass=bypass, gates=gates, head=head)
         got = out.logits[0, -1] if head == 'lm' else out.logits[0]
@@ -75,7 +78,7 @@ def test_every_method_on_every_text_family(tokenizer, family):
         for t, a in zip(texts, both):
             alone = explain(model, tokenizer, t, method=m)[0]
             assert torch.isfinite(a.scores).all() and alone.target == a.target
-            close(a.scores, alone.scores, 2e-2)
+            assert (a.scores - alone.scores).abs().max() <= 2e-2*max(alone.scores.abs().max(), 1e-3)  # gradient × input is 0 where LayerNorm follows the embeddings at once
     a, = explain(model, tokenizer, texts[0], method='loo'); enc = encode(model, tokenizer, texts[0])
     read = lambda out: (out.logits[0, -1] if task == 'next token' else out.logits[0])[a.target]
     with torch.no_grad():
@@ -215,7 +218,6 @@ def test_compiled_and_half_precision(demo):
     compiled = torch.compile(model)
     assert torch.equal(explain(compiled, tokenizer, TEXTS[2])[0].scores, plain.scores)   # the model under the compiled one
     with pytest.raises(TypeError, match='compiled'): lrp_rules(compiled, attn_lrp())
-    import copy
     half = copy.deepcopy(model).bfloat16()
     for m, r in (('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)):
         a, b = explain(half, tokenizer, TEXTS[2], method=m)[0].scores, explain(model, tokenizer, TEXTS[2], method=m)[0].scores
@@ -226,7 +228,6 @@ def test_checkpointing_changes_nothing():
     for family, task in (('BERT', 'class'), ('Llama', 'next token'), ('ViT', 'image'), ('GPT-2', 'class'), ('Gemma 3', 'next token')):
         model = random_model(family, task, num_hidden_layers=5) if family != 'GPT-2' else random_model(family, task, n_layer=5); inputs = random_inputs(model)
         plain = explain_batch(model, None, [inputs], 'attn_lrp')[0] if family == 'ViT' else None
-        from lrp_loo.attribution import lrp_scores
         for c in (attn_lrp(), cp_lrp(), attn_lrp([2])):
             a, b = (lrp_scores(model, None, inputs, composite=c, checkpoint=k)[0] for k in (False, True))
             close(a, b, 1e-5)
@@ -245,7 +246,6 @@ def test_subsets_of_an_image():
 
 def test_context_by_every_method():
     "A score per sentence by every method; hiding one sentence at a time by hand gives LOO's; a bad call says so."
-    from lrp_loo import attribute_context, load_demo
     model, tok = load_demo('reviews'); context = 'The songs are sweet. The plot is bad. Nobody laughed!'
     for m in METHODS:
         a = attribute_context(model, tok, context, 'very bad', 'Is it good?', method=m)
@@ -269,9 +269,6 @@ def test_a_model_compiled_in_place_is_refused():
 
 def test_rules_of_ones_own():
     "By operation, layer, module path, predicate, and for a module that counts as one operation; a rule that changes numbers is caught."
-    from torch.nn import functional as F
-
-    from lrp_loo.rules import gamma_rule, identity_rule
     model = random_model('GPT-2', 'next token'); inputs = random_inputs(model)
     plain = relevance_of(model, inputs, attn_lrp())[0]
     def seen(c, rule): r = relevance_of(model, inputs, c, strict=True)[2].report(); return r[r.rule == rule]
