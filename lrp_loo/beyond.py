@@ -6,7 +6,7 @@
 __all__ = ['REWRITINGS', 'RULE_SETS', 'WINDOW', 'BEYOND', 'shift_key_bias', 'rotate_heads', 'fold_scale', 'rewritten',
            'invariance_row', 'invariance_experiment', 'invariance_table', 'beyond_experiment', 'claim2_table']
 
-# %% ../nbs/11_beyond_bert.ipynb #b11f335d
+# %% ../nbs/11_beyond_bert.ipynb #d4db472c
 import copy
 
 import numpy as np
@@ -24,7 +24,7 @@ from .layerwise import bypass_name, sweep_methods
 from .models import describe_model, encode, forward, load_demo
 from .rules import identity_rule
 
-# %% ../nbs/11_beyond_bert.ipynb #f9936125
+# %% ../nbs/11_beyond_bert.ipynb #cc1cd345
 class _WrittenGELU(nn.Module):
     def forward(self, x): return x*(0.5*(1 + torch.erf(x*2**-.5)))
 
@@ -107,7 +107,7 @@ def invariance_row(
             out[name][c] = dict(r=float(pearson(a.scores[~a.is_special], b.scores[~a.is_special])), change=float((a.scores - b.scores).abs().max()/a.scores.abs().max()))
     return out
 
-# %% ../nbs/11_beyond_bert.ipynb #9edb001e
+# %% ../nbs/11_beyond_bert.ipynb #72fd2b95
 def invariance_experiment(
     path, data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `sentence_experiment`
 )->Results:
@@ -132,7 +132,7 @@ def invariance_table(
             out.append(dict(model=m, rewriting=name, logits=max(r[name]['logits'] for r in rows), **{f'{c} {k}': float(np.nanmean(get(c, k))) for c in RULE_SETS for k in ('r', 'change')}, n=len(rows)))
     return pd.DataFrame(out)
 
-# %% ../nbs/11_beyond_bert.ipynb #55660211
+# %% ../nbs/11_beyond_bert.ipynb #cfdad682
 WINDOW = 48 # tokens of a review that the language model reads
 BEYOND = { # part → (demo model, data, removal)
     'decoder': ('reviews-sst2', 'sst2', 'attention_mask'), 'lm': ('reviews', 'imdb', 'attention_mask'),

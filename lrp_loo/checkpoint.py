@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['checkpointed_gradient', 'graph_bytes']
 
-# %% ../nbs/04c_long_inputs.ipynb #8c2ea575
+# %% ../nbs/04c_long_inputs.ipynb #6a819eee
 import math, threading
 
 import torch
@@ -13,7 +13,7 @@ from .composites import Composite, lrp_rules
 from .models import forward, watch_embeddings
 from .targets import Readout
 
-# %% ../nbs/04c_long_inputs.ipynb #adc212f0
+# %% ../nbs/04c_long_inputs.ipynb #8cf39124
 def _hidden_of(args, kwargs): # where the hidden states stand among a layer's arguments
     if args and torch.is_tensor(args[0]): return 0
     if torch.is_tensor(kwargs.get('hidden_states')): return 'hidden_states'
@@ -56,7 +56,7 @@ class _Tape:
         at, args, kwargs = self.calls[l]
         return _first(self.layers[l](h, *args, **kwargs) if at == 0 else self.layers[l](*args, **kwargs, hidden_states=h))
 
-# %% ../nbs/04c_long_inputs.ipynb #e703c656
+# %% ../nbs/04c_long_inputs.ipynb #f59299dd
 def checkpointed_gradient(
     model,               # any model with a list of transformer layers
     batch:dict,          # (batch, T) inputs
@@ -80,7 +80,7 @@ def checkpointed_gradient(
         g, = torch.autograd.grad(tape.bottom, seen[0], g)
     return seen[0], g, value.detach(), readout
 
-# %% ../nbs/04c_long_inputs.ipynb #0e14d301
+# %% ../nbs/04c_long_inputs.ipynb #ab3472b9
 def graph_bytes(
     f, # a function to call
 )->int: # the largest number of bytes that graphs held at one time while it ran

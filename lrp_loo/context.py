@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['TEMPLATE', 'answer_log_prob', 'attribute_context']
 
-# %% ../nbs/09_context.ipynb #e5ca822e
+# %% ../nbs/09_context.ipynb #e9703edd
 import torch
 from .attribution import check_call, eager, explain_batch
 from .core import Attribution
 from .models import device_of, max_tokens
 from .targets import output_field
-from .units import Units, text_units
+from .units import Units, text_spans, text_units
 
-# %% ../nbs/09_context.ipynb #19701f85
+# %% ../nbs/09_context.ipynb #1d1a9b1e
 def answer_log_prob(
     answer:torch.Tensor, # (n,) token ids of the answer, the last tokens of the input
 ):                       # a target: model output → (batch,) log-probabilities
@@ -25,7 +25,7 @@ def answer_log_prob(
     log_prob.from_end = True
     return log_prob
 
-# %% ../nbs/09_context.ipynb #a6584f3d
+# %% ../nbs/09_context.ipynb #ae153862
 TEMPLATE = '{context}\n\n{question}\n'
 
 def attribute_context(
@@ -45,19 +45,14 @@ def attribute_context(
     template = template or (TEMPLATE if question else '{context} ')
     if '{context}' not in template: raise ValueError(f"the template {template!r} has no {{context}}")
     before, after = (part.format(question=question) for part in template.split('{context}', 1))
-    prompt = before + context + after
-    enc, answer_ids = _prompt_and_answer(model, tokenizer, prompt.rstrip() if prompt.endswith(' ') else prompt, answer, prompt.endswith(' '))
-    of_prompt = {'input_ids': enc['input_ids'][:, :-len(answer_ids)]}
-    in_context = text_units(tokenizer, of_prompt, prompt.rstrip() if prompt.endswith(' ') else prompt, [(a + len(before), b + len(before)) for a, b in _spans(context, units)])
+    prompt = before + context + after; space = prompt.endswith(' '); prompt = prompt.rstrip(' ') # a space belongs to the word it stands before
+    enc, answer_ids = _prompt_and_answer(model, tokenizer, prompt, answer, space)
+    in_context = text_units(tokenizer, {'input_ids': enc['input_ids'][:, :-len(answer_ids)]}, prompt, [(a + len(before), b + len(before)) for a, b in text_spans(context, units)])
     number = torch.cat([in_context.number, torch.full((len(answer_ids),), -1)])
     whole = Units(number, in_context.names, in_context.is_special)
     a, = explain_batch(model, tokenizer, [enc], method, answer_log_prob(answer_ids), [whole], **options)
     a.label = answer
     return a
-
-def _spans(context, units):
-    from lrp_loo.units import text_spans
-    return text_spans(context, units)
 
 def _prompt_and_answer(model, tokenizer, prompt, answer, space): # ids of the prompt followed by those of the answer
     ids = tokenizer(prompt)['input_ids']

@@ -104,7 +104,7 @@ def family_row(
     with torch.no_grad(): plain = forward(m, inputs)[0]
     for name, c in (('attn', attn_lrp()), ('cp', cp_lrp())):
         R, out, rules = relevance_of(m, inputs, c, strict=True)      # raises where an operation has no rule
-        row |= dict(operations=len(set(rules.report().operation)), logits=max(row.get('logits', 0.), float((out[0] - plain).abs().max())), uncovered=len(rules.without_rule()))
+        row |= dict(operations=len(set(rules.report().operation)), logits=max(row.get('logits', 0.), float((out[0].detach() - plain).abs().max())), uncovered=len(rules.without_rule()))
         s = conservation(random_model(family, task, bias=False), inputs, c)
         row[f'{name} conserved to'] = abs(s['remainder'])/max(abs(v) for v in s.values())
         try: fused = random_model(family, task, 'sdpa')

@@ -6,14 +6,14 @@
 __all__ = ['TITLES', 'NAMES', 'SWEEP_NAMES', 'COLOURS', 'plot_agreement', 'plot_layerwise', 'plot_entropy', 'plot_areas',
            'plot_conservation', 'plot_beyond']
 
-# %% ../nbs/22_plots.ipynb #004f8cb6
+# %% ../nbs/22_plots.ipynb #54513dfe
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from .faithfulness import faithfulness_table, paper_numbers
 from .layerwise import SWEEPS, entropy_table, layer_table
 
-# %% ../nbs/22_plots.ipynb #4000ea25
+# %% ../nbs/22_plots.ipynb #893c4fb9
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB'}
 NAMES = {'loo': 'LOO', 'ig': 'IG', 'rollout': 'Rollout', 'rollout_residual': 'Rollout + I', 'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP', 'grad_x_input': 'grad × input'}
 SWEEP_NAMES = {'first': 'first k layers', 'last': 'last k layers', 'single': 'layer k alone'}
@@ -23,7 +23,7 @@ def _caption(r): # where a panel's numbers come from
     d, m = r['config']['data'], r['config']['model']
     return f"{TITLES.get(d['name'], d['name'])} {d.get('split', '')}, {m['name']}, {len(r['rows'])} texts"
 
-# %% ../nbs/22_plots.ipynb #a7860125
+# %% ../nbs/22_plots.ipynb #262bdda8
 def plot_agreement(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -39,7 +39,7 @@ def plot_agreement(
     axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=8)
     sns.despine(fig); return fig
 
-# %% ../nbs/22_plots.ipynb #a49c28a4
+# %% ../nbs/22_plots.ipynb #945ec858
 def plot_layerwise(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -66,7 +66,7 @@ def plot_entropy(
         t = entropy_table(r); ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=_caption(r))
     ax.set(xlabel='layer', ylabel='entropy / log n', xticks=t.layer); ax.legend(frameon=False, fontsize=7); sns.despine(fig); return fig
 
-# %% ../nbs/22_plots.ipynb #3c345f12
+# %% ../nbs/22_plots.ipynb #b90ca62a
 def plot_areas(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -79,14 +79,14 @@ def plot_areas(
         ax.set_yticks(y, [NAMES[m] for m in methods]); ax.set_xlabel("mean logit of the predicted class"); ax.set_title(_caption(r), fontsize=9)
     axes[0, 0].legend(frameon=False, fontsize=8); sns.despine(fig); return fig
 
-# %% ../nbs/22_plots.ipynb #6dfd1d8f
+# %% ../nbs/22_plots.ipynb #426d1821
 def plot_conservation(
     tables:dict, # name of a rule set → `conservation_by_layer` (or the mean of several)
 ):               # a matplotlib figure
     "What is kept at each stage (bars) and what goes on (line), from the logit down to the words."
     rows = -(-len(tables)//2); fig, axes = plt.subplots(rows, min(2, len(tables)), figsize=(9, 2.8*rows), layout='constrained', sharey='row', squeeze=False)
     for ax, (name, t) in zip(axes.flat, tables.items()):
-        at, low, high = range(len(t)), 0*t.entering, 0*t.entering
+        at, low, high = range(len(t)), 0*t.entering, 0*t.entering; ax.use_sticky_edges = False
         for kind, colour in (('softmax', 'C3'), ('biases', 'C0'), ('constants', 'C2'), ('remainder', '0.5')):
             v = t[kind]; bottom = low.where(v < 0, high); ax.bar(at, v, .6, bottom=bottom, color=colour, label=f'kept by {kind}' if kind != 'remainder' else kind)
             low, high = low + v.clip(upper=0), high + v.clip(lower=0)
@@ -95,7 +95,7 @@ def plot_conservation(
     axes[0, 0].set_ylabel('relevance, in logits'); axes[0, 0].legend(frameon=False, fontsize=7)
     return fig
 
-# %% ../nbs/22_plots.ipynb #d5abd420
+# %% ../nbs/22_plots.ipynb #e6a4d45c
 def plot_beyond(
     results:dict, # part → of `read_results`
 ):                # a matplotlib figure

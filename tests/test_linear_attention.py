@@ -4,12 +4,35 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrp_loo.core import normalize, pearson, read_results
-from lrp_loo.linear_attention import (FORMS, GRID, PAIRS, PIXELS, POOLINGS, SCALES, LinearAttention, accuracy, compare_table1, distance, grid_table,
-    linear_attention_experiment, nearest, normalise_images, path_maps, pixel_ig, pixel_loo, pixel_lrp, pixel_maps, plot_table1,
-    table1, table1_rows, train_linear_attention)
+from lrp_loo.linear_attention import (
+    FORMS,
+    GRID,
+    PAIRS,
+    PIXELS,
+    POOLINGS,
+    SCALES,
+    LinearAttention,
+    accuracy,
+    compare_table1,
+    distance,
+    grid_table,
+    linear_attention_experiment,
+    nearest,
+    normalise_images,
+    path_maps,
+    pixel_ig,
+    pixel_loo,
+    pixel_lrp,
+    pixel_maps,
+    plot_table1,
+    table1,
+    table1_rows,
+    train_linear_attention,
+)
 
 
 @pytest.fixture(autouse=True, scope='module')

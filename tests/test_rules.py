@@ -1,11 +1,11 @@
 "Every rule twice: the fast gradient form against the naive explicit one, on random shapes, in float64, as ε → 0 and at a visible ε."
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lrp_loo.core import stabilize
-from lrp_loo.rules import (attention_row, constant, epsilon_naive, epsilon_rule, identity_rule, layer_norm_naive, layer_norm_rule, product_naive,
-    product_rule, relevance, scale_gradient, softmax_naive)
+from lrp_loo.rules import attention_row, constant, epsilon_naive, epsilon_rule, identity_rule, layer_norm_naive, layer_norm_rule, product_naive, product_rule, relevance, scale_gradient, softmax_naive
 
 sizes, seeds, epss = st.integers(1, 7), st.integers(0, 10**6), st.sampled_from([0., 1e-12, 1e-3, 0.3])
 check = settings(max_examples=40, deadline=None)

@@ -4,12 +4,27 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from lrp_loo.core import Results, read_results
-from lrp_loo.scalar import (bracketing_from_depths, bracketing_name, bracketings, catalan, depth_relevance, draw_figure1, draw_tree,
-                            leaf_depths, product, scalar_ig, scalar_loo, scalar_nodes, scalar_relevance, scalar_table)
+from lrp_loo.scalar import (
+    bracketing_from_depths,
+    bracketing_name,
+    bracketings,
+    catalan,
+    depth_relevance,
+    draw_figure1,
+    draw_tree,
+    leaf_depths,
+    product,
+    scalar_ig,
+    scalar_loo,
+    scalar_nodes,
+    scalar_relevance,
+    scalar_table,
+)
 
 A, B = ((0, 1), 2), (0, (1, 2))
 
