@@ -157,6 +157,7 @@ def check_call(
     "Refuse a call that cannot be right, before any work is done."
     if method not in METHODS: raise ValueError(f"method {method!r} is not known; take one of {', '.join(METHODS)}")
     if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module), got {type(model).__name__}")
+    input_embeddings(model)                                          # an error where there is nothing to attribute to
     if isinstance(texts, (list, tuple)) and len(texts) == 0: raise ValueError("texts is empty; give at least one text")
     if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
 

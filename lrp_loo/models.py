@@ -151,6 +151,7 @@ def encode(
     return {k: v.to(device_of(model)) for k, v in enc.items() if k in _takes(model) or k in ('input_ids', 'attention_mask')}
 
 def _encode_image(model, processor, image):
+    if isinstance(image, (str, bytes, tuple, Path)): raise TypeError(f"{type(model).__name__} takes images (PIL, array, or float tensor), got {type(image).__name__}; open files yourself, nothing is fetched here")
     if processor is not None: x = processor(images=image, return_tensors='pt')['pixel_values']
     elif torch.is_tensor(image) and image.ndim == 3 and image.is_floating_point(): x = image[None]
     else: raise TypeError(f"without an image processor an image must be a float tensor (channels, height, width), got {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}")

@@ -113,7 +113,10 @@ def test_every_method_on_every_vision_family(family):
     t = audit(model, None, images, ['loo', 'attn_lrp', 'cp_lrp', 'rollout'], progress=False)
     assert t.loc['loo', 'loo_r'] > 0.999 and t.loo_r.abs().max() <= 1
     with pytest.raises(ValueError, match='zero_embedding'): explain(model, None, images, method='loo', removal='attention_mask')
-    with pytest.raises(TypeError, match='float tensor'): explain(model, None, ['text'])
+    for x in (['text'], ['https://example.org/cat.png'], [('a', 'b')]): # a processor would fetch an address
+        with pytest.raises(TypeError, match='nothing is fetched'): explain(model, None, x)
+    with pytest.raises(TypeError, match='float tensor'): explain(model, None, [7])
+    with pytest.raises(ValueError, match='NaN'): explain(model, None, [torch.full((channels, 28, 28), float('nan'))])
 
 
 def test_question_answering_and_pairs(tokenizer):
