@@ -96,14 +96,14 @@ def _name(func): # the bare name; a property's getter carries the property's
 # %% ../nbs/04_bert_rules.ipynb #29ee450e
 ACTIVATIONS = frozenset('gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish hardtanh mish softplus softsign clamp square'.split()) # and pow with a positive exponent
 NORMALIZERS = frozenset('rsqrt sqrt std var norm vector_norm'.split()) # their results are held constant with LayerNorm's; and pow with a negative exponent
-FACTORS = {**dict.fromkeys('matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__'.split(), (0, 1)),
+FACTORS = {**dict.fromkeys('matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__ _grouped_mm grouped_mm'.split(), (0, 1)),
            **dict.fromkeys('addmm baddbmm addbmm addmv'.split(), (1, 2)), 'bilinear': (0, 1), 'einsum': None} # where a product's factors stand; None: after the first
 LINEAR = frozenset('''linear conv1d conv2d conv3d embedding add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub neg __neg__ div __truediv__ __itruediv__ true_divide div_
     dropout view reshape transpose permute contiguous expand expand_as unsqueeze squeeze flatten unflatten getitem __getitem__ __setitem__ select narrow split chunk cat concat stack
     index_select gather sum mean to type type_as float double half bfloat16 clone masked_fill masked_fill_ where pad repeat repeat_interleave roll flip T mT cumsum tril triu diagonal
     reshape_as view_as movedim swapaxes swapdims t unbind unfold take_along_dim index_add index_add_ index_copy scatter scatter_add copy_ adaptive_avg_pool1d avg_pool1d avg_pool2d
     hsplit vsplit tensor_split __iter__ requires_grad_ broadcast_to squeeze_ unsqueeze_ movedim as_strided
-    max amax min amin maximum minimum'''.split()) # the last six select an entry: what it gets, it passes on whole
+    max amax min amin maximum minimum topk sort'''.split()) # the last eight select entries: what it gets, it passes on whole
 DIVISIONS = frozenset('div __truediv__ __itruediv__ true_divide div_'.split()) # linear in what is divided only
 
 # %% ../nbs/04_bert_rules.ipynb #fef4c39f
@@ -217,9 +217,11 @@ class lrp_rules(TorchFunctionMode):
         if any(isinstance(m, lrp_rules) for m in _get_current_function_mode_stack()): raise RuntimeError("another lrp_rules is open in this thread; rule sets do not nest, leave it first")
         self._thread, self._opaque, self._calls = threading.get_ident(), 0, 0
         number = {m: i for i, m in enumerate(self.layers)}
+        within = {f'{path}.': number[m] for path, m in self.model.named_modules() if m in number} if self.n_layers == len(self.layers) else {} # a layer whose forward is called directly is known by what is inside
         try:
             for path, m in self.model.named_modules():
-                self._handles += [m.register_forward_pre_hook(self._heard(self._entering, path, number.get(m)), with_kwargs=True),
+                inner = next((l for p, l in within.items() if path.startswith(p)), None)
+                self._handles += [m.register_forward_pre_hook(self._heard(self._entering, path, number.get(m), inner), with_kwargs=True),
                                   m.register_forward_hook(self._heard(self._leaving, number.get(m)), with_kwargs=True, always_call=True)]
             return super().__enter__()
         except BaseException: self._unhook(); raise
@@ -254,12 +256,13 @@ class lrp_rules(TorchFunctionMode):
 
 # %% ../nbs/04_bert_rules.ipynb #f7bd5014
 @patch
-def _entering(self:lrp_rules, path, number, module, args, kwargs):
+def _entering(self:lrp_rules, path, number, inner, module, args, kwargs):
     if not self._inside: _mark([t for t in _tensors(args, kwargs) if not isinstance(t, nn.Parameter)], True); self._calls = 0
     if number is not None and self.n_layers > len(self.layers): number, self._calls = self._calls, self._calls + 1
-    self._inside.append((path, number, False))
+    here = inner if number is None else number
+    self._inside.append((path, here, False))
     whole = isinstance(module, self._composed) or self._choice(Operation(type(module).__name__, path, self.layer)) is not None
-    self._inside[-1] = (path, number, whole); self._opaque += whole
+    self._inside[-1] = (path, here, whole); self._opaque += whole
     if number is not None and self.hidden is not None: self.hidden[number] = [next(filter(_carries, _tensors(args, kwargs)), None), None]
 
 @patch
@@ -303,7 +306,7 @@ def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
     out, rule = (choice.rule(func, *args, **kwargs), choice.rule.__name__) if choice else self._apply(func, name, args, kwargs)
     if choice and self.strict: _check_numbers(choice, out, func(*args, **kwargs))
     if name == '__setitem__': _mark(args[0], True)
-    if any(True for _ in _tensors(out)) or name == '__setitem__':
+    if any(True for _ in _tensors(out)) or name == '__setitem__' or rule.startswith('constant'): # what is held constant here carried relevance, too
         self._count(operation, rule, (args, kwargs)); _mark(out, True)
         if name in ACTIVATIONS: _mark(out, True, _GATE)
     return out
@@ -373,8 +376,8 @@ def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttenti
     given = {n.replace('embed_dim_to_check', 'embed_dim').replace('in_proj_weight', 'in_w').replace('in_proj_bias', 'in_b').replace('out_proj_weight', 'out_w').replace('out_proj_bias', 'out_b')
              .replace('q_proj_weight', 'q_w').replace('k_proj_weight', 'k_w').replace('v_proj_weight', 'v_w').replace('use_separate_proj_weight', 'separate'): v for n, v in kwargs.items()}
     a = dict(zip(names, args)) | given
-    if any(a.get(n) is not None for n in ('bias_k', 'bias_v', 'static_k', 'static_v')) or a.get('add_zero_attn') or a.get('add_zero') or a.get('need_weights', True) or a['query'].ndim != 3:
-        return func(*args, **kwargs), 'none'                         # rare forms; and who wants the weights gets them unexplained
+    if any(a.get(n) is not None for n in ('bias_k', 'bias_v', 'static_k', 'static_v')) or a.get('add_zero_attn') or a.get('add_zero') or a['query'].ndim != 3:
+        return func(*args, **kwargs), 'none'                         # rare forms
     n, heads, dim = a['query'].shape[1], a['num_heads'], a['embed_dim']
     weights = (a['q_w'], a['k_w'], a['v_w']) if a.get('separate') else a['in_w'].chunk(3)
     biases = (None,)*3 if a['in_b'] is None else a['in_b'].chunk(3)
@@ -384,7 +387,8 @@ def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttenti
     if (pad := a.get('key_padding_mask')) is not None: mask = _float_mask(pad, q)[:, None, None] + (0 if mask is None else mask if mask.ndim == 2 else mask.view(n, heads, *mask.shape[-2:]))
     elif mask is not None and mask.ndim == 3: mask = mask.view(n, heads, *mask.shape[-2:])
     out = sdpa_rule(self.composite, self.layer, q, k, v, self.attention, attn_mask=mask).permute(2, 0, 1, 3).reshape(-1, n, dim)
-    return (linear(out, a['out_w'], a['out_b']), None), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
+    weights = func(*args, **kwargs)[1].detach() if a.get('need_weights', True) else None     # for the caller to look at; nothing passes through them
+    return (linear(out, a['out_w'], a['out_b']), weights), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
 
 def _float_mask(mask, like): # an additive mask; True means removed in torch.nn's convention
     return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))

@@ -26,15 +26,16 @@ def conservation_by_layer(
     with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, record=True) as rules: out = forward(model, enc)
     with torch.enable_grad(): value = Readout(target, out, enc)(out).sum()
     n, x = rules.n_layers, seen[0]
+    if any(None in rules.hidden.get(l, [None]) for l in range(n)): n = 0      # layers that are not called as modules cannot be told apart
     inner = [t for l in range(n) for t in rules.hidden.get(l, [None, None])]
     attention = [(l, Z, A) for l, Z, A in rules.attention if not composite.bypasses(l)]
     flat = [x, *inner, *(c for _, _, c in rules.constants), *(t for _, Z, A in attention for t in (Z, A))]
     R = iter(_relevances(value, flat))
     words, hidden = next(R), [next(R) for _ in inner]
-    where = _places(n, rules)
+    where = _places(n)
     kept = {p: dict(biases=0., constants=0., softmax=0.) for p in where}
-    for i, (l, kind, _) in enumerate(rules.constants): kept[_place(l, i, rules)][kind] += next(R)
-    for l, _, _ in attention: out_, in_ = next(R), next(R); kept[l if l is not None else 'head']['softmax'] += in_ - out_
+    for i, (l, kind, _) in enumerate(rules.constants): kept[_place(l, i, rules) if n else 'head'][kind] += next(R)
+    for l, _, _ in attention: out_, in_ = next(R), next(R); kept[l if n and l is not None else 'head']['softmax'] += in_ - out_
     entering = [value.item(), *(hidden[2*l + 1] for l in reversed(range(n))), hidden[0] if n else value.item()]
     leaving = [hidden[2*n - 1] if n else words, *(hidden[2*l] for l in reversed(range(n))), words]
     if not n: entering, leaving = [value.item()], [words]
@@ -46,7 +47,7 @@ def _relevances(value, tensors): # gradient × input, summed; 0 for what is not 
     grads = iter(torch.autograd.grad(value, own, allow_unused=True))
     return [0. if t is None or (g := next(grads)) is None else torch.nan_to_num(t.detach().double()*g.double(), nan=0.).sum().item() for t in tensors]
 
-def _places(n, rules): return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']
+def _places(n): return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']
 
 def _place(layer, i, rules): # outside the layers: before the first one is 'embeddings', after the last 'head'
     if layer is not None: return layer

@@ -189,8 +189,10 @@ def watch_embeddings(
     seen, thread = [], threading.get_ident()
     def hook(module, args, out):
         if threading.get_ident() != thread or seen: return None
-        seen.append(out.detach().requires_grad_() if value is None else value)
-        return seen[0].clone()                                       # a model may change it in place
+        x = out[0] if isinstance(out, tuple) else out                # a vision model may hand on its grid as well
+        seen.append(x.detach().requires_grad_() if value is None else value)
+        new = seen[0].clone()                                        # a model may change it in place
+        return (new, *out[1:]) if isinstance(out, tuple) else new
     handle = input_embeddings(model).register_forward_hook(hook)
     try: yield seen
     finally: handle.remove()

@@ -7,6 +7,7 @@ import naive_llama
 import naive_vit
 import pytest
 import torch
+import transformers
 from conftest import TEXTS
 from test_composites import close
 from torch import nn
@@ -149,6 +150,44 @@ def test_dropping_is_masking_on_a_decoder():
     close(a, b, 1e-4)
     window = random_model('Mistral', 'next token', 'sdpa'); a, b = (leave_one_out(window, random_inputs(window), drop=d)[0] for d in (None, False))
     close(a, b, 1e-4)                                                # a sliding window sees further when tokens are dropped: it is masked instead
+
+
+_SMALL = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64)
+_PATCHES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=28, patch_size=7)
+OTHERS = { # families that the package does not name → configuration, what has no rule
+    'OPTForCausalLM': (dict(_SMALL, ffn_dim=64, word_embed_proj_dim=32, pad_token_id=0), ''), 'GPTNeoXForCausalLM': (_SMALL, ''), 'FalconForCausalLM': (_SMALL, ''), 'Olmo2ForCausalLM': (dict(_SMALL, pad_token_id=0), ''),
+    'CohereForCausalLM': (dict(_SMALL, pad_token_id=0), ''), 'GPTJForCausalLM': (dict(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64, rotary_dim=4), ''), 'MPNetForSequenceClassification': (_SMALL, ''),
+    'RoFormerForSequenceClassification': (_SMALL, ''), 'SqueezeBertForSequenceClassification': (dict(_SMALL, embedding_size=32), ''), 'ConvBertForSequenceClassification': (dict(_SMALL, embedding_size=32), ''),
+    'BeitForImageClassification': (_PATCHES, ''), 'Dinov2ForImageClassification': (_PATCHES, ''), 'SiglipForImageClassification': (dict(vision_config=_PATCHES, text_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)), ''),
+    'SwinForImageClassification': (dict(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4), ''),
+    'BloomForCausalLM': (dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4), 'GeLUFunctionBackward'), 'MambaForCausalLM': (dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, state_size=4), 'exp'),
+}
+
+
+def test_experts():
+    "A mixture of experts: covered and conserved under CP-LRP; AttnLRP has no rule for a division by an activation, and says so."
+    torch.manual_seed(0); cls = transformers.MixtralForCausalLM
+    model = cls._from_config(cls.config_class(**_SMALL, num_key_value_heads=2, pad_token_id=0, num_local_experts=4), attn_implementation='sdpa').eval(); inputs = random_inputs(model)
+    relevance_of(model, inputs, cp_lrp(), strict=True); s = conservation(model, inputs, cp_lrp()); assert abs(s['remainder']) < 1e-5*abs(s['logit'])
+    with pytest.raises(NotImplementedError, match='div_'): relevance_of(model, inputs, attn_lrp(), strict=True)
+
+
+@pytest.mark.filterwarnings('ignore:no rule')
+@pytest.mark.parametrize('name', OTHERS)
+def test_families_that_the_package_does_not_name(name):
+    "Made of known operations: covered and conserved with no code for them. Where an operation is not known it is named, and relevance is lost only then."
+    config, missing = OTHERS[name]; cls = getattr(transformers, name); torch.manual_seed(0)
+    model = cls._from_config(cls.config_class(**config), attn_implementation='eager').eval().double()
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if p.ndim > 1: p.normal_(0, 0.2)
+    inputs = {'pixel_values': torch.rand(1, 3, 32, 32, dtype=torch.double)} if name.startswith('Swin') else random_inputs(model)
+    for c in (attn_lrp(), cp_lrp()):
+        rules = relevance_of(model, inputs, c)[2]; assert rules.without_rule() == ([missing] if missing else [])
+        s = conservation(model, inputs, c); lost = abs(s['remainder'])/max(map(abs, s.values()))
+        assert lost > 1e-3 if missing else lost < 1e-5, (c.name, lost)
+        weights = rules.report().query("operation in ('softmax', 'scaled_dot_product_attention', 'multi_head_attention_forward')")
+        assert missing == 'exp' or (weights.rule == 'constant weights').any() == (c.name == 'cp_lrp'), c.name  # CP-LRP reaches the attention of every model
 
 
 class Twist(nn.Module): # an unlisted nonlinearity
