@@ -35,6 +35,12 @@ def test_a_family_is_covered_conserved_and_the_same_under_both_attentions(family
         assert family in ('DeBERTa-v2', 'Gemma 2') and r[f'{c} eager = sdpa to'] != r[f'{c} eager = sdpa to'] or r[f'{c} eager = sdpa to'] < 1e-5
 
 
+@pytest.mark.parametrize('family,task', [(f, t) for f, t in family_tasks() if f not in ('DeBERTa-v2', 'Gemma 2')])
+def test_eager_is_sdpa_in_single_precision(family, task):
+    eager, fused = (random_model(family, task, a, dtype=torch.float32) for a in ('eager', 'sdpa')); inputs = random_inputs(eager)
+    for c in (attn_lrp(), cp_lrp()): close(relevance_of(fused, inputs, c)[0], relevance_of(eager, inputs, c)[0], 1e-5)
+
+
 @pytest.mark.parametrize('dtype,rel', [(torch.float64, 1e-4), (torch.float32, 5e-3)])
 @pytest.mark.parametrize('bypass', [(), (1,), (0, 1, 2)])
 @pytest.mark.parametrize('task,head', [('next token', 'lm'), ('class', 'score')])
