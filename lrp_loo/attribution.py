@@ -135,6 +135,7 @@ def loo_scores(
     **kwargs,            # drop, token_budget of `subset_logits`
 )->tuple:                # as `lrp_scores`, scores (1, n_units)
     "Exact Leave-One-Out (section 2.1)."
+    if len(next(iter(batch.values()))) != 1: raise ValueError(f"Leave-One-Out takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside")
     removal = removal or default_removal(batch)
     loo, value, readout, _ = loo_readout(model, batch, target, removal, fill_id(tokenizer, removal), None if units is None else units.number, **kwargs)
     return loo[None], value, readout, dict(removal=removal)

@@ -270,6 +270,7 @@ def _leaving(self:lrp_rules, number, module, args, kwargs, out):
     operation = Operation(type(module).__name__, self.module, self.layer); _, _, whole = self._inside.pop()
     if number is not None and self.hidden is not None: self.hidden[operation.layer][1] = next(_tensors(out), None)
     if module is self._source: _mark(out, True)
+    if not self._inside: self._look_for_strangers(operation, out)    # what the model returns meets no other operation
     if not whole: return None
     try: return self._whole_module(operation, module, args, kwargs, out) if self._opaque == 1 else None
     finally: self._opaque -= 1
@@ -289,9 +290,13 @@ def _choice(self:lrp_rules, operation): return next((c for c in self.composite.c
 
 @patch
 def _count(self:lrp_rules, operation, rule, operands):
+    self._look_for_strangers(operation, operands)
+    self.seen[operation, rule] = self.seen.get((operation, rule), 0) + 1
+
+@patch
+def _look_for_strangers(self:lrp_rules, operation, operands): # tensors with a history that no torch call showed
     for t in _tensors(operands):
         if _depends(t) is None: self._count(replace(operation, name=t.grad_fn.name()), 'none', ()); _mark(t, True)
-    self.seen[operation, rule] = self.seen.get((operation, rule), 0) + 1
 
 # %% ../nbs/04_bert_rules.ipynb #bf8ef53e
 @patch

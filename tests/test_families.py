@@ -234,6 +234,13 @@ def test_planted_faults_are_found(family, place, fault, said):
     assert len(found) and set(found.layer) == {1} and found.module.str.startswith(place.rsplit('.', 1)[0]).all()
 
 
+@pytest.mark.parametrize('fault', [Secret, Scripted])
+def test_a_hidden_operation_at_the_very_end_is_found(fault):
+    for family, task, head in (('BERT', 'class', 'classifier'), ('Llama', 'next token', 'lm_head'), ('ViT', 'image', 'classifier')):
+        model = random_model(family, task); setattr(model, head, fault(getattr(model, head))); inputs = random_inputs(model)
+        with pytest.raises(NotImplementedError, match='Backward'): relevance_of(model, inputs, attn_lrp(), strict=True)
+
+
 def test_conservation_by_layer_is_a_chain():
     for family, task in (('BERT', 'class'), ('Llama', 'next token'), ('ViT', 'image'), ('ALBERT', 'class')):
         m = random_model(family, task); t = conservation_by_layer(m, random_inputs(m), attn_lrp())
