@@ -18,7 +18,7 @@ from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import default_removal, fill_id, input_positions, loo_readout
 from .targets import Readout
-from .units import Units, text_units
+from .units import text_units
 
 # %% ../nbs/06_attribution.ipynb #1836d79c
 def pad_batch(

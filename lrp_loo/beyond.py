@@ -18,7 +18,7 @@ from .attribution import explain_batch
 from .composites import attn_lrp, cp_lrp, n_layers
 from .conservation import sentence_experiment
 from .core import Results, pearson
-from .data import load_digit_images, load_texts
+from .data import load_digit_images, load_texts, vit_pixels
 from .faithfulness import TABLE2, faithfulness_experiment, mean_se, paired_difference, per_text
 from .layerwise import bypass_name, sweep_methods
 from .models import describe_model, encode, forward, load_demo
@@ -150,8 +150,7 @@ def _texts(model, tok, name, data, limit, seed, window): # examples of a text se
 
 def _images(model, data, limit, seed): # a random draw of MNIST; its embedded stand-in is enlarged
     x, y, info = load_digit_images(data, 'test', side=28); pick = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:limit]
-    if x.shape[-1] != 28: x = F.interpolate(x[:, None], 28, mode='bilinear')[:, 0]; info = info | dict(side=28)
-    return [(int(i), encode(model, None, ((x[i] - 0.5)/0.5)[None]), int(y[i])) for i in pick], info, 0
+    return [(int(i), encode(model, None, p), int(y[i])) for i, p in zip(pick, vit_pixels(x[pick]))], info | dict(side=28), 0
 
 def beyond_experiment(
     path,             # the results file

@@ -209,15 +209,15 @@ def train(
     if name == 'reviews': options = train_causal_lm(plain, out, seed=seed)
     elif name == 'reviews-sst2': options = train_decoder_classifier(d.texts, d.labels, out, seed=seed)
     else: options = train_adapter(d.texts, d.labels, out, seed=seed, **TRAINING[name])
-    where, model = f"{test.info['split']} ({len(test)} texts", load_demo(name, folder=out)
-    if name == 'reviews': score, value = f'nats per token on {where}, cut at 128 tokens)', mean_loss(*model, [t.replace('<br />', ' ') for t in test.texts[:500]])
+    model, shown = load_demo(name, folder=out), test.texts[:500] if name == 'reviews' else test.texts
+    where = f"{test.info['split']} ({len(shown)} texts"
+    if name == 'reviews': score, value = f'nats per token on {where}, cut at 128 tokens)', mean_loss(*model, [t.replace('<br />', ' ') for t in shown])
     else: score, value = f'accuracy on {where}, cut at {min(512, model[0].config.max_position_embeddings)} tokens)', accuracy(*model, test.texts, test.labels, progress=True)
     write_model_card(out, name, d.info, options, {score: round(value, 4)})
     print(f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})")
 
 def _train_digits(data, out, limit, seed):
     (x, y, info), (tx, ty, _) = (load_digit_images(data, s, side=28) for s in ('train', 'test'))
-    if x.shape[-1] != 28: x, tx = (torch.nn.functional.interpolate(t[:, None], 28)[:, 0] for t in (x, tx))
     options = train_vit(x[:limit], y[:limit], out, seed=seed); value = image_accuracy(load_demo('mnist', folder=out)[0], tx, ty)
     write_model_card(out, 'mnist', info, options, {f'accuracy on test ({len(ty)} images)': round(value, 4)})
     print(f"{out}: accuracy {value:.4f} on {len(ty)} test images of {info['name']} ({info['source']})")

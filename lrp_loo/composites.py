@@ -7,7 +7,7 @@ __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'Oper
            'cp_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'lrp_rules', 'attention_maps']
 
 # %% ../nbs/04_bert_rules.ipynb #8c99fc6e
-import contextlib, fnmatch, threading, warnings
+import fnmatch, inspect, threading, warnings
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -136,9 +136,11 @@ def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa
     if enable_gqa: k, v = (t.repeat_interleave(q.shape[-3]//t.shape[-3], -3) for t in (k, v))
     scale, bias = q.shape[-1]**-0.5 if scale is None else scale, None
     if is_causal: attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    if attn_mask is not None:
-        bias = attn_mask if attn_mask.dtype != torch.bool else torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(~attn_mask, float('-inf'))
+    if attn_mask is not None: bias = _float_mask(~attn_mask if attn_mask.dtype == torch.bool else attn_mask, q) # True means kept here
     return scale, bias, k, v
+
+def _float_mask(mask, like): # an additive mask; True means removed
+    return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
 
 def sdpa_rule(
     composite:Composite, # the rule set
@@ -377,26 +379,19 @@ def _normalize_rule(x, p=2., dim=1, eps=1e-12, out=None): # F.normalize with its
 
 @patch
 def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttention in steps: projections, fused attention, projection
-    names = ('query key value embed_dim num_heads in_w in_b bias_k bias_v add_zero dropout out_w out_b training key_padding_mask need_weights attn_mask separate q_w k_w v_w static_k static_v average is_causal').split()
-    given = {n.replace('embed_dim_to_check', 'embed_dim').replace('in_proj_weight', 'in_w').replace('in_proj_bias', 'in_b').replace('out_proj_weight', 'out_w').replace('out_proj_bias', 'out_b')
-             .replace('q_proj_weight', 'q_w').replace('k_proj_weight', 'k_w').replace('v_proj_weight', 'v_w').replace('use_separate_proj_weight', 'separate'): v for n, v in kwargs.items()}
-    a = dict(zip(names, args)) | given
-    if any(a.get(n) is not None for n in ('bias_k', 'bias_v', 'static_k', 'static_v')) or a.get('add_zero_attn') or a.get('add_zero') or a['query'].ndim != 3:
-        return func(*args, **kwargs), 'none'                         # rare forms
-    n, heads, dim = a['query'].shape[1], a['num_heads'], a['embed_dim']
-    weights = (a['q_w'], a['k_w'], a['v_w']) if a.get('separate') else a['in_w'].chunk(3)
-    biases = (None,)*3 if a['in_b'] is None else a['in_b'].chunk(3)
+    bound = inspect.signature(func).bind(*args, **kwargs); bound.apply_defaults(); a = bound.arguments
+    if any(a[n] is not None for n in ('bias_k', 'bias_v', 'static_k', 'static_v')) or a['add_zero_attn'] or a['query'].ndim != 3: return func(*args, **kwargs), 'none' # rare forms
+    n, heads, dim = a['query'].shape[1], a['num_heads'], a['embed_dim_to_check']
+    weights = (a['q_proj_weight'], a['k_proj_weight'], a['v_proj_weight']) if a['use_separate_proj_weight'] else a['in_proj_weight'].chunk(3)
+    biases = (None,)*3 if a['in_proj_bias'] is None else a['in_proj_bias'].chunk(3)
     linear = lambda x, w, b: epsilon_rule(F.linear(*self._constant_bias('linear', (x, w, b), {})[0]), self.composite.eps)
     q, k, v = (linear(x, w, b).view(x.shape[0], n, heads, dim//heads).permute(1, 2, 0, 3) for x, w, b in zip((a['query'], a['key'], a['value']), weights, biases))
-    mask = _float_mask(a.get('attn_mask'), q)
-    if (pad := a.get('key_padding_mask')) is not None: mask = _float_mask(pad, q)[:, None, None] + (0 if mask is None else mask if mask.ndim == 2 else mask.view(n, heads, *mask.shape[-2:]))
+    mask = _float_mask(a['attn_mask'], q)                              # True means removed in torch.nn
+    if (pad := a['key_padding_mask']) is not None: mask = _float_mask(pad, q)[:, None, None] + (0 if mask is None else mask if mask.ndim == 2 else mask.view(n, heads, *mask.shape[-2:]))
     elif mask is not None and mask.ndim == 3: mask = mask.view(n, heads, *mask.shape[-2:])
     out = sdpa_rule(self.composite, self.layer, q, k, v, self.attention, attn_mask=mask).permute(2, 0, 1, 3).reshape(-1, n, dim)
-    weights = func(*args, **kwargs)[1].detach() if a.get('need_weights', True) else None     # for the caller to look at; nothing passes through them
-    return (linear(out, a['out_w'], a['out_b']), weights), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
-
-def _float_mask(mask, like): # an additive mask; True means removed in torch.nn's convention
-    return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
+    weights = func(*args, **kwargs)[1].detach() if a['need_weights'] else None     # for the caller to look at; nothing passes through them
+    return (linear(out, a['out_proj_weight'], a['out_proj_bias']), weights), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
 
 # %% ../nbs/04_bert_rules.ipynb #bd5dbac6
 _BIAS = {'linear': (2, 'bias'), 'conv1d': (2, 'bias'), 'conv2d': (2, 'bias'), 'conv3d': (2, 'bias'), 'layer_norm': (3, 'bias'), 'addmm': (0, 'input'), 'baddbmm': (0, 'input'), 'addbmm': (0, 'input'), 'addmv': (0, 'input')}

@@ -141,7 +141,7 @@ def faithfulness_experiment(
         if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **faithfulness_row(model, tokenizer, enc, methods, chunk, removal=removal)))
     rows = results.rows
     results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
-                           accuracy=float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())
+                           accuracy=None if rows[0]['label'] is None else float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())
     results.save(); return results
 
 def text_experiment(

@@ -6,9 +6,9 @@
 __all__ = ['FAMILIES', 'TASKS', 'family_tasks', 'random_model', 'random_inputs', 'relevance_of', 'family_row']
 
 # %% ../nbs/10_families.ipynb #123881e5
-import pandas as pd
 import torch
 import transformers
+from .attribution import _over_tokens
 from .composites import attn_lrp, cp_lrp, lrp_rules
 from .conservation import conservation
 from .models import forward, watch_embeddings
@@ -94,7 +94,7 @@ def relevance_of(
     with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, **kwargs) as rules: out = forward(model, inputs)
     with torch.enable_grad(): value = Readout(target, out, inputs)(out)
     R = seen[0].detach()*torch.autograd.grad(value.sum(), seen[0])[0]
-    return (R.sum(-1) if R.ndim == 3 else R.sum(1).flatten(1))[0], out, rules
+    return _over_tokens(R)[0], out, rules
 
 def family_row(
     family:str, task:str, # of `family_tasks`

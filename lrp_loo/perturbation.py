@@ -7,9 +7,8 @@ __all__ = ['REMOVALS', 'default_removal', 'input_positions', 'subset_logits', 'f
            'removal_units', 'removal_path', 'perturbation_curves', 'curve_area']
 
 # %% ../nbs/05_perturbation.ipynb #70a31e97
-import inspect
 import torch
-from .models import device_of, forward, position_offset, watch_embeddings
+from .models import _takes, device_of, forward, position_offset, watch_embeddings
 from .targets import Readout, output_field
 
 # %% ../nbs/05_perturbation.ipynb #9070f971
@@ -26,16 +25,16 @@ def input_positions(
     enc:dict, # one encoded text or image
 )->int:    # tokens, or patches
     "How many places of the input can be removed."
-    if 'input_ids' in enc: return enc['input_ids'].shape[1]
-    x = _embedded(model, enc)
-    return x.shape[1] if x.ndim == 3 else x[0, 0].numel()
+    return enc['input_ids'].shape[1] if 'input_ids' in enc else _places(_embedded(model, enc))
+
+def _places(x): return x.shape[1] if x.ndim == 3 else x[0, 0].numel() # of embeddings (1, T, d), or a convolution's (1, d, h, w)
 
 def _embedded(model, enc):
     with torch.no_grad(), watch_embeddings(model) as seen: forward(model, enc)
     return seen[0].detach()
 
 def _can_drop(model, enc): # are positions an argument, and does every token see the whole text? (a window would reach further over a gap)
-    if 'input_ids' not in enc or 'position_ids' not in inspect.signature(model.forward).parameters: return False
+    if 'input_ids' not in enc or 'position_ids' not in _takes(model): return False
     windows = [getattr(getattr(model, 'config', None), w, None) for w in ('sliding_window', 'local_attention', 'attention_window')]
     return all(isinstance(w, int) and w//(2 if i else 1) >= enc['input_ids'].shape[1] for i, w in enumerate(windows) if w)
 
@@ -65,12 +64,12 @@ def subset_logits(
     "f of every subset of one text's tokens: exact, each distinct subset computed once."
     if removal not in REMOVALS: raise ValueError(f"removal={removal!r} is not known; take one of {REMOVALS}")
     if removal != 'zero_embedding' and 'input_ids' not in enc: raise ValueError(f"removal={removal!r} needs tokens, and this is an image; take 'zero_embedding'")
-    T = input_positions(model, enc)
+    x = _embedded(model, enc) if removal == 'zero_embedding' else None
+    T = enc['input_ids'].shape[1] if x is None else _places(x)
     if keep.ndim != 2 or keep.shape[1] != T: raise ValueError(f"keep must be (n, {T}), got {tuple(keep.shape)}")
     _check_padding(model)
     keep, inverse = torch.unique(keep.to(device_of(model)), dim=0, return_inverse=True)
     if removal in ('attention_mask', 'zero_embedding'): fill = None
-    x = _embedded(model, enc) if removal == 'zero_embedding' else None
     def values(part, dropped):
         out = _forward_rows(model, enc, part, dropped, fill, x)
         return output_field(out) if readout is None else readout(out, torch.zeros(len(part), dtype=torch.long, device=part.device), at_end=dropped)

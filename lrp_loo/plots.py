@@ -40,6 +40,12 @@ def plot_agreement(
     sns.despine(fig); return fig
 
 # %% ../nbs/22_plots.ipynb #945ec858
+def _draw_sweeps(ax, t, c): # column c of a `layer_table`: a line with its band per sweep, AttnLRP dashed
+    for s in SWEEPS:
+        d = t[(t.sweep == s) & (t.k > 0)]
+        ax.plot(d.k, d[c], '.-', color=COLOURS[s], label=SWEEP_NAMES[s]); ax.fill_between(d.k, d[c] - d[f'{c}_se'], d[c] + d[f'{c}_se'], color=COLOURS[s], alpha=.12, lw=0)
+    ax.axhline(t[c].iloc[0], color='C3', ls='--', lw=1, label='AttnLRP')
+
 def plot_layerwise(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
@@ -49,10 +55,7 @@ def plot_layerwise(
         t = layer_table(r)
         for i, (c, label) in enumerate((('loo_r', 'Pearson r with LOO'), ('delta', 'Δ = LeRF − MoRF'))):
             ax = axes[i, j]
-            for s in SWEEPS:
-                d = t[(t.sweep == s) & (t.k > 0)]
-                ax.plot(d.k, d[c], '.-', color=COLOURS[s], label=SWEEP_NAMES[s]); ax.fill_between(d.k, d[c] - d[f'{c}_se'], d[c] + d[f'{c}_se'], color=COLOURS[s], alpha=.12, lw=0)
-            ax.axhline(t[c].iloc[0], color='C3', ls='--', lw=1, label='AttnLRP')
+            _draw_sweeps(ax, t, c)
             if j == 0: ax.set_ylabel(label)
         axes[0, j].set_title(_caption(r), fontsize=9); axes[1, j].set_xlabel('k'); axes[1, j].set_xticks(range(1, int(t.k.max()) + 1))
     axes[0, 0].legend(frameon=False, fontsize=8); sns.despine(fig); return fig
@@ -100,13 +103,10 @@ def plot_beyond(
     results:dict, # part → of `read_results`
 ):                # a matplotlib figure
     "r with LOO when the softmax is bypassed in the first k, the last k, or one layer; AttnLRP dashed."
-
     fig, axes = plt.subplots(1, len(results), figsize=(3.1*len(results), 2.8), layout='constrained', squeeze=False)
     for ax, (part, d) in zip(axes[0], results.items()):
         t, c = layer_table(d), d['config']
-        for s in SWEEPS:
-            e = t[(t.sweep == s) & (t.k > 0)]; ax.plot(e.k, e.loo_r, '.-', color=COLOURS[s], label=SWEEP_NAMES[s]); ax.fill_between(e.k, e.loo_r - e.loo_r_se, e.loo_r + e.loo_r_se, color=COLOURS[s], alpha=.12, lw=0)
-        ax.axhline(t.loo_r.iloc[0], color='C3', ls='--', lw=1, label='AttnLRP'); ax.set_xlabel('k'); ax.set_xticks(range(1, int(t.k.max()) + 1))
+        _draw_sweeps(ax, t, 'loo_r'); ax.set_xlabel('k'); ax.set_xticks(range(1, int(t.k.max()) + 1))
         ax.set_title(f"{c['model']['name']} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}", fontsize=8)
     axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=7)
     return fig

@@ -15,7 +15,8 @@ from tqdm.auto import tqdm
 from transformers import (AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification,
                           get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup)
 from .core import versions, write_text_atomic
-from .models import DEMOS, LABELS, _quiet, accuracy, demo_base, demo_folder, load_demo
+from .data import vit_pixels
+from .models import DEMOS, LABELS, _quiet, demo_base, demo_folder
 
 # %% ../nbs/25_training.ipynb #6a383464
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
@@ -45,24 +46,24 @@ def train_adapter(
         tok = AutoTokenizer.from_pretrained(demo_base())
         base = AutoModelForSequenceClassification.from_pretrained(demo_base(), num_labels=2, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         model = get_peft_model(base, LoraConfig(task_type='SEQ_CLS', r=rank, lora_alpha=alpha, target_modules=['query', 'key', 'value', 'dense'])).train()
-        ids = tok(texts, truncation=True, max_length=max_length)['input_ids']
-        _fit(model, tok, ids, torch.as_tensor(labels), lr, epochs, batch_size, torch.Generator().manual_seed(seed))
+        _fit_classifier(model, tok, texts, labels, lr, epochs, batch_size, max_length, seed, 'training', schedule=get_linear_schedule_with_warmup, warmup=0.06)
     model.peft_config['default'].base_model_name_or_path = 'sentence-transformers/all-MiniLM-L6-v2' # the encoder's name, not this machine's folder
     model.save_pretrained(str(out), save_embedding_layers=False)             # they are untouched; 'auto' would ask the hub
     return options
 
-def _fit(model, tok, ids, labels, lr, epochs, batch_size, rng):
+def _fit(model, lr, batches, loss_of, desc, schedule=get_cosine_schedule_with_warmup, warmup=0.03): # the loop of every training: AdamW on what may be trained
     params = [p for p in model.parameters() if p.requires_grad]
-    steps = epochs*-(-len(ids)//batch_size)
-    opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(opt, int(0.06*steps), steps)
-    with tqdm(total=steps, desc='training') as bar:
-        for _ in range(epochs):
-            for rows in _batches([len(i) for i in ids], batch_size, rng):
-                x = tok.pad({'input_ids': [ids[i] for i in rows]}, return_tensors='pt')
-                loss = F.cross_entropy(model(**x).logits, labels[rows]); loss.backward()
-                torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); schedule.step(); opt.zero_grad()
-                bar.set_postfix(loss=f'{loss.item():.3f}'); bar.update()
+    opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.01); rate = schedule(opt, int(warmup*len(batches)), len(batches))
+    bar = tqdm(batches, desc=desc)
+    for batch in bar:
+        loss = loss_of(batch); loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); rate.step(); opt.zero_grad()
+        bar.set_postfix(loss=f'{loss.item():.3f}')
+
+def _fit_classifier(model, tok, texts, labels, lr, epochs, batch_size, max_length, seed, desc, **kwargs): # on batches of similar length
+    ids, labels, rng = tok(texts, truncation=True, max_length=max_length)['input_ids'], torch.as_tensor(labels), torch.Generator().manual_seed(seed)
+    def loss_of(b): return F.cross_entropy(model(**tok.pad({'input_ids': [ids[i] for i in b]}, return_tensors='pt')).logits, labels[b])
+    _fit(model, lr, [b for _ in range(epochs) for b in _batches([len(i) for i in ids], batch_size, rng)], loss_of, desc, **kwargs)
 
 # %% ../nbs/25_training.ipynb #d910b4a5
 def train_tokenizer(
@@ -75,17 +76,6 @@ def train_tokenizer(
     tok.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=['<pad>', '<s>', '</s>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), processors.TemplateProcessing(single='<s> $A', pair='<s> $A $B', special_tokens=[('<s>', 1)])])
     return PreTrainedTokenizerFast(tokenizer_object=tok, bos_token='<s>', eos_token='</s>', pad_token='<pad>', padding_side='right', model_max_length=256)
-
-def _steps(model, opt, schedule, batches, loss_of, desc): # the loop that both trainings share
-    bar = tqdm(batches, desc=desc)
-    for batch in bar:
-        loss = loss_of(batch); loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); opt.step(); schedule.step(); opt.zero_grad()
-        bar.set_postfix(loss=f'{loss.item():.3f}')
-
-def _optimizer(model, lr, steps):
-    opt = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    return opt, get_cosine_schedule_with_warmup(opt, int(0.03*steps), steps)
 
 def train_causal_lm(
     texts:list,        # training texts
@@ -104,7 +94,7 @@ def train_causal_lm(
         model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tok), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=ffn,
                                              max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=tok.pad_token_id, bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id))
         batches = [b for _ in range(epochs) for b in torch.randperm(len(rows)).split(batch_size)]
-        _steps(model.train(), *_optimizer(model, lr, len(batches)), batches, lambda b: model(input_ids=rows[b], labels=rows[b]).loss, 'language model')
+        _fit(model.train(), lr, batches, lambda b: model(input_ids=rows[b], labels=rows[b]).loss, 'language model')
     model.eval().half().save_pretrained(str(out)); tok.save_pretrained(str(out))
     return options | dict(tokens=rows.numel()*epochs)
 
@@ -136,10 +126,7 @@ def train_decoder_classifier(
     with torch.random.fork_rng(), _quiet():
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, dtype=torch.float32, local_files_only=True)
-        ids, labels, rng = tok(texts, truncation=True, max_length=max_length)['input_ids'], torch.as_tensor(labels), torch.Generator().manual_seed(seed)
-        def loss_of(b): return F.cross_entropy(model(**tok.pad({'input_ids': [ids[i] for i in b]}, return_tensors='pt')).logits, labels[b])
-        batches = [b for _ in range(epochs) for b in _batches([len(i) for i in ids], batch_size, rng)]
-        _steps(model.train(), *_optimizer(model, lr, len(batches)), batches, loss_of, 'classifier')
+        _fit_classifier(model.train(), tok, texts, labels, lr, epochs, batch_size, max_length, seed, 'classifier')
     model.eval().half().save_pretrained(str(out)); AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(str(out)) # as it was before it cut and padded
     return options
 
@@ -153,15 +140,15 @@ def train_vit(
 )->dict:                 # the options, for the model card
     "A small Vision Transformer, trained from nothing; images are shifted by up to two pixels."
     options = dict(width=width, layers=layers, heads=heads, ffn=ffn, patch=patch, lr=lr, epochs=epochs, batch_size=batch_size, seed=seed)
-    x = (images - 0.5)/0.5
+    x = vit_pixels(images)                                           # [n, 1, 28, 28]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = ViTForImageClassification(ViTConfig(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=ffn, image_size=x.shape[-1], patch_size=patch, num_channels=1, num_labels=int(labels.max()) + 1))
         def loss_of(b):
             dy, dx = torch.randint(-2, 3, (2,)).tolist()
-            return F.cross_entropy(model(pixel_values=torch.roll(x[b], (dy, dx), (1, 2))[:, None]).logits, labels[b])
+            return F.cross_entropy(model(pixel_values=torch.roll(x[b], (dy, dx), (2, 3))).logits, labels[b])
         batches = [b for _ in range(epochs) for b in torch.randperm(len(x)).split(batch_size)]
-        _steps(model.train(), *_optimizer(model, lr, len(batches)), batches, loss_of, 'vision transformer')
+        _fit(model.train(), lr, batches, loss_of, 'vision transformer')
     model.eval().half().save_pretrained(str(out))
     return options
 
@@ -173,7 +160,7 @@ def image_accuracy(
     batch_size:int=500,
 )->float:                # share of images whose predicted class is the label
     "Share of correct predictions."
-    right = [(model(pixel_values=((x - 0.5)/0.5)[:, None]).logits.argmax(-1) == y).sum().item() for x, y in zip(images.split(batch_size), labels.split(batch_size))]
+    right = [(model(pixel_values=vit_pixels(x)).logits.argmax(-1) == y).sum().item() for x, y in zip(images.split(batch_size), labels.split(batch_size))]
     return sum(right)/len(labels)
 
 # %% ../nbs/25_training.ipynb #5816a455
