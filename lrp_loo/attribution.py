@@ -7,13 +7,13 @@ __all__ = ['N_STEPS', 'METHODS', 'pad_batch', 'lrp_scores', 'ig_scores', 'rollou
            'explain', 'explain_batch']
 
 # %% ../nbs/06_attribution.ipynb #ffbaa5d3
-import contextlib, threading
+import contextlib, dataclasses, threading
 from functools import partial
 
 import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
-from .composites import attention_maps, attn_lrp, cp_lrp, gradient, lrp_rules
+from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import default_removal, fill_id, input_positions, loo_readout
@@ -141,6 +141,11 @@ def loo_scores(
     return loo[None], value, readout, dict(removal=removal)
 
 # %% ../nbs/06_attribution.ipynb #3ce71ad0
+def _any_rules(*args, composite=None, **options): # a Composite, or its fields as options: product='gradient', layer_norm='gradient', …
+    fields = {f.name: options.pop(f.name) for f in dataclasses.fields(Composite) if f.name in options}
+    if fields and composite is not None: raise ValueError(f"give a composite or its fields, not both; got composite={composite.name!r} and {', '.join(fields)}")
+    return lrp_scores(*args, composite=Composite(**{'name': 'lrp'} | fields) if fields else composite, **options)
+
 METHODS = {
     'loo': loo_scores,
     'ig': ig_scores,
@@ -148,7 +153,8 @@ METHODS = {
     'rollout_residual': partial(rollout_scores, residual=True),
     'attn_lrp': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=attn_lrp(bypass_softmax, eps), **kw),
     'cp_lrp': lambda *args, eps=0., **kw: lrp_scores(*args, composite=cp_lrp(eps), **kw),
-    'lrp': lrp_scores,
+    'canonized': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=canonized_lrp(bypass_softmax, eps), **kw),
+    'lrp': _any_rules,
     'grad_x_input': lambda *args, **kw: lrp_scores(*args, composite=gradient(), **kw),
 }
 
