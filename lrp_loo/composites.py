@@ -393,7 +393,8 @@ def _product(self:lrp_rules, func, name, args, kwargs): # any of FACTORS
 def _chain(name, rule, args, kwargs): # of how many factors an operation's result is a product
     if rule == 'none': return 1
     if name == 'scaled_dot_product_attention': return sum(map(_factors, _sdpa_arguments(*args, **kwargs)[2 if rule == 'constant weights' else 0:3]))
-    n = [_factors(t) for t in _tensors(args, kwargs) if _carries(t) and not (rule == 'constant gate' and getattr(t, _GATE, False))]
+    if name == '__setitem__': n = [m for m in (getattr(args[0], _FACTORS, None), _factors(args[2])) if m] # a buffer with no mark was empty
+    else: n = [_factors(t) for t in _tensors(args, kwargs) if _carries(t) and not (rule == 'constant gate' and getattr(t, _GATE, False))]
     if name in FACTORS:
         added = [_factors(args[0])] if 'add' in name and _carries(args[0]) else [] # addmm's first argument
         return sum(n) if not added else 1 if sum(n) != 2*added[0] else added[0]
