@@ -16,7 +16,7 @@ from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
-from .perturbation import default_removal, fill_id, input_positions, loo_readout
+from .perturbation import as_removal, default_removal, fill_id, input_positions, loo_readout
 from .targets import Readout
 from .units import text_units
 
@@ -130,7 +130,7 @@ def loo_scores(
     model, tokenizer,
     batch:dict,          # (1, T) inputs
     target=None,         # see `as_target`; the predicted class by default
-    removal:str=None,    # 'attention_mask' (texts' default), 'mask_token', 'pad_token' or 'zero_embedding' (images' default)
+    removal=None,        # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default), 'zero_embedding' (images' default), …
     units=None,          # a `Units`: remove each unit at once
     **kwargs,            # drop, token_budget of `subset_logits`
 )->tuple:                # as `lrp_scores`, scores (1, n_units)
@@ -138,7 +138,8 @@ def loo_scores(
     if len(next(iter(batch.values()))) != 1: raise ValueError(f"Leave-One-Out takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside")
     removal = removal or default_removal(batch)
     loo, value, readout, _ = loo_readout(model, batch, target, removal, fill_id(tokenizer, removal), None if units is None else units.number, **kwargs)
-    return loo[None], value, readout, dict(removal=removal)
+    how = as_removal(removal); n_draws = dict(n_draws=how.n_draws, seed=how.seed) if how.name == 'resample' else {}
+    return loo[None], value, readout, dict(removal=how.name, **n_draws)
 
 # %% ../nbs/06_attribution.ipynb #3ce71ad0
 def _any_rules(*args, composite=None, **options): # a Composite, or its fields as options: product='gradient', layer_norm='gradient', …
