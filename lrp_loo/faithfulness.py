@@ -65,7 +65,7 @@ def agreement(
 def _agreement(a, loo):
     r_of = lambda **kw: agreement(a.scores, loo.scores, a.is_special, **kw)
     r = dict(r=r_of(), r_sum=r_of(normalize_a='sum'), r_sum_both=r_of(normalize_a='sum', normalize_b='sum'), r_all=r_of(specials=True))
-    return r | ({'completeness_error': a.info['completeness_error']} if 'completeness_error' in a.info else {})
+    return r | {k: a.info[k] for k in ('completeness_error', 'expected_r') if k in a.info}
 
 # %% ../nbs/07_faithfulness.ipynb #e4823837
 COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
