@@ -8,7 +8,7 @@ __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NUMBERS', 'RECORD
            'protocol_experiment', 'recorded_choices', 'protocol_values', 'protocol_difference', 'protocol_table',
            'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
 
-# %% ../nbs/13_protocol.ipynb #fc4a1cca
+# %% ../nbs/13_protocol.ipynb #401b7174
 from functools import cache
 
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ from .models import DEMOS, describe_model, encode, forward, load_demo, max_token
 from .perturbation import Removal, curve_area, fill_id, removal_path, removal_units, subset_logits
 from .targets import output_field
 
-# %% ../nbs/13_protocol.ipynb #17af8012
+# %% ../nbs/13_protocol.ipynb #f479b95b
 DEFAULT = dict(normalize_a=None, normalize_b=None, specials=False, embeddings='word', removal='attention_mask', target='logit', correlation='pearson', chunk='usual', area='mean_logit')
 PROTOCOL = { # choice → what it changes
     'default': {},
@@ -70,7 +70,7 @@ def protocol_methods(
     half = layers//2; bypass = lambda ls: {bypass_name(ls, layers): ('attn_lrp', dict(bypass_softmax=list(ls)))}
     return {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})} | bypass(range(half, layers)) | bypass(range(half)) | {m: (m, {}) for m in ('ig', 'grad_x_input', 'rollout')}
 
-# %% ../nbs/13_protocol.ipynb #d695487f
+# %% ../nbs/13_protocol.ipynb #37709591
 NUMBERS = { # name → number(logits (…, n_classes), class, runner-up)
     'logit': lambda z, c, o: z[..., c],
     'difference': lambda z, c, o: z[..., c] - z[..., o],
@@ -87,7 +87,7 @@ def number_target(
     def probability(outputs): return NUMBERS['probability'](output_field(outputs), c, o)
     return probability
 
-# %% ../nbs/13_protocol.ipynb #9ab3f552
+# %% ../nbs/13_protocol.ipynb #2051da7f
 def protocol_row(
     model, tokenizer,  # a classifier that stays one text at a time
     enc:dict,          # one encoded text
@@ -128,7 +128,7 @@ def _areas(choices, methods, scores, special, chunks, logits, c, o): # choice �
         for n in names: out[n] = {m: [curve_area(NUMBERS[choices[n]['target']](parts[n, m, most], c, o), choices[n]['area']) for most in (False, True)] for m in methods}
     return {n: out[n] for n in choices}
 
-# %% ../nbs/13_protocol.ipynb #0207cad6
+# %% ../nbs/13_protocol.ipynb #3e7851b8
 def protocol_experiment(
     path,               # the results file
     name:str='sst2',    # 'sst2' or 'imdb': the data, and the demo model for it
@@ -166,7 +166,7 @@ def protocol_experiment(
     results.summary = dict(n=len(rows), n_with_curves=sum('curves' in r for r in rows), n_too_long=too_long, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])), left_out=[c for c in PROTOCOL if c not in choices])
     results.save(); return results
 
-# %% ../nbs/13_protocol.ipynb #a59f55f4
+# %% ../nbs/13_protocol.ipynb #94651c41
 RECORDED = {'default': 'r', 'maps sum to one': 'r_sum', 'maps and LOO sum to one': 'r_sum_both', 'divided by absolute sum': 'r', 'special tokens in': 'r_all'} # choice → column of `faithfulness_row`
 
 def recorded_choices(
@@ -181,7 +181,7 @@ def recorded_choices(
                     curves={'default': areas, 'area over the curve': {m: [r['logit'] - a for a in v] for m, v in areas.items()}})
     return dict(config=results['config'] | dict(removals=['attention_mask'], recorded=True), rows=[row(r) for r in results['rows']])
 
-# %% ../nbs/13_protocol.ipynb #3206498c
+# %% ../nbs/13_protocol.ipynb #1eb8cee9
 CONCLUSIONS = { # conclusion → what is compared, better, worse, where the paper says it
     'CP-LRP follows LOO better than AttnLRP': ('r', 'cp_lrp', 'attn_lrp', 'abstract; RQ2'),
     'bypassing the upper half raises r': ('r', 'upper', 'attn_lrp', 'RQ3; finding 3'),
@@ -263,7 +263,7 @@ def removal_agreement(
     names = results['config']['removals']; B = np.array([r['between'] for r in results['rows']], dtype=float)
     return pd.DataFrame(np.nanmean(B, 0), names, names)
 
-# %% ../nbs/13_protocol.ipynb #f977aa3f
+# %% ../nbs/13_protocol.ipynb #9c96807c
 LABELS_OF = {'attn_lrp': ('AttnLRP', 'C3'), 'cp_lrp': ('CP-LRP', 'C0'), 'ig': ('IG', '0.3'), 'grad_x_input': ('grad × input', '0.6'), 'rollout': ('Rollout', '0.8')}
 
 def plot_protocol(
