@@ -6,7 +6,7 @@
 __all__ = ['NEAR_ONE', 'SPREAD_TO_ERROR', 'key_effects', 'removal_pass', 'expected_r', 'removal_groups', 'removal_scores',
            'removal_loo_scores']
 
-# %% ../nbs/05b_removal.ipynb #0581c4e4
+# %% ../nbs/05b_removal.ipynb #e5c5bf8c
 import contextlib, math
 
 import torch
@@ -16,7 +16,7 @@ from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, loo_readout
 from .targets import Readout, settled
 
-# %% ../nbs/05b_removal.ipynb #1a247204
+# %% ../nbs/05b_removal.ipynb #de0d8546
 NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees one key alone has nothing to say about its removal
 
 def key_effects(
@@ -28,10 +28,11 @@ def key_effects(
     "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
     A = A.to(dZ)
     if members is not None: dZ, A = dZ @ members[:, None].to(A), A @ members[:, None].to(A)
-    rest = (1 - A).clamp(min=NEAR_ONE)                              # models take softmax in single precision, whatever they are in
-    return dZ/rest if weights is None else dZ/(rest*(weights[:, None, None].to(A)*rest + A))
+    rest = (1 - A).clamp_(min=NEAR_ONE)                             # models take softmax in single precision, whatever they are in
+    if weights is not None: rest = rest*(weights[:, None, None].to(A)*rest + A)
+    return torch.div(dZ, rest, out=rest)
 
-# %% ../nbs/05b_removal.ipynb #a61d166d
+# %% ../nbs/05b_removal.ipynb #1451ec06
 def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
     if units is None or all(u is None for u in units): return None
     M = torch.zeros(len(units), T, max(T if u is None else len(u) for u in units), device=like)
@@ -72,14 +73,17 @@ def _with_class_tokens(model, members, T, layers): # keys that stand for no inpu
     if any(A.ndim != 4 or A.shape[-1] != T + extra for _, A in layers) or not 0 <= extra <= 2: raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(A.shape)} for {T} inputs; removal takes one key per input in every layer")
     return members if not extra else F.pad(torch.eye(T, device=A.device), (0, 0, extra, 0)).expand(len(A), -1, -1)
 
-def _unread(last, members): # (batch, n, n_units): own rows of a unit that the output does not read
-    read = (last != 0).any(-1).any(1)[..., None]                    # [batch, n, 1]
-    own = torch.eye(last.shape[-1], dtype=torch.bool, device=last.device)[None] if members is None else members.bool()
-    return own & ~read
+def _unread(last, members): # own rows of a unit that the output does not read: (batch, n, n_units), or (batch, n) where each key is a unit
+    read = (last != 0).any(-1).any(1)                               # [batch, n]
+    return ~read if members is None else members.bool() & ~read[..., None]
 
-def _column_sums(effects, unread): return (effects if unread is None else effects.masked_fill(unread[:, None], 0.)).sum(2)
+def _column_sums(effects, unread): # [batch, heads, n_units]
+    total = effects.sum(2)
+    if unread is None: return total
+    if unread.ndim == 2: return total - effects.diagonal(dim1=2, dim2=3)*unread[:, None]             # each key a unit: its own row is the diagonal
+    return total - torch.einsum('bhnu,bnu->bhu', effects, unread.to(effects))
 
-# %% ../nbs/05b_removal.ipynb #e4fa77e6
+# %% ../nbs/05b_removal.ipynb #b71fca47
 SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
 
 def expected_r(
@@ -107,7 +111,7 @@ def removal_groups(
         groups[b, top] = torch.arange(len(top)) % n_groups
     return groups.to(spread.device)
 
-# %% ../nbs/05b_removal.ipynb #d8aab845
+# %% ../nbs/05b_removal.ipynb #a1b584e4
 def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no special token, no padding
     if 'input_ids' not in batch: return torch.ones(shape, dtype=torch.bool)
     counts = torch.zeros(shape, dtype=torch.bool); mask = batch.get('attention_mask', torch.ones_like(batch['input_ids'])).bool().cpu()
@@ -162,7 +166,7 @@ def _lengths(batch, units, scores): # units of each text, without padding
     return [n[b] if units is None or units[b] is None else len(units[b]) for b in range(len(scores))]
 removal_scores.by_unit = 'batch'
 
-# %% ../nbs/05b_removal.ipynb #908aacce
+# %% ../nbs/05b_removal.ipynb #82eb1582
 def removal_loo_scores(
     model, tokenizer,
     batch:dict,           # (1, T) inputs
