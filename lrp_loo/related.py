@@ -10,7 +10,7 @@ __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'TUNED', 'OURS', 'KN
            'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
            'related_experiment', 'related_table', 'plot_related']
 
-# %% ../nbs/15_related.ipynb #ab80352f
+# %% ../nbs/15_related.ipynb #c376536b
 import contextlib, copy, time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from .models import DEMOS, _takes, describe_model, encode, forward, load_demo, p
 from .perturbation import subset_logits
 from .targets import Readout, settled
 
-# %% ../nbs/15_related.ipynb #4c79089e
+# %% ../nbs/15_related.ipynb #6944f7b5
 class AttentionLayer(NamedTuple):
     "What one attention call computed, and the gradient at its output."
     Z:torch.Tensor # (batch, heads, n, n) scaled scores, before the mask
@@ -55,7 +55,7 @@ def removal_effect(
     A = torch.where(1 - s.A > 1e-6, s.A/(1 - s.A).clamp_min(1e-6), 0.) if how == 'exact' else s.A
     return (A*gain).sum((1, 2))
 
-# %% ../nbs/15_related.ipynb #e6f6f2d8
+# %% ../nbs/15_related.ipynb #fefe8b65
 class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
     def __init__(self): super().__init__(); self.calls = []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ def attention_layers(
         runs.append([_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)])
     return runs, value.detach(), readout
 
-# %% ../nbs/15_related.ipynb #66d6cd31
+# %% ../nbs/15_related.ipynb #d09d7327
 def atp_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     how:str='slope', # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP with the QK fix)
@@ -105,7 +105,7 @@ def atp_scores(
     (layers,), value, readout = attention_layers(model, batch, target)
     return sum(removal_effect(s, how) for s in layers), value, readout, dict(how=how)
 
-# %% ../nbs/15_related.ipynb #1d603a98
+# %% ../nbs/15_related.ipynb #76dd7f64
 class _Rescored(TorchFunctionMode): # fused attention with its scaled scores changed
     def __init__(self, change): super().__init__(); self.change = change # change(Z, (batch, heads, n, n)) → Z
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -114,7 +114,7 @@ class _Rescored(TorchFunctionMode): # fused attention with its scaled scores cha
         Z = self.change(q @ k.transpose(-2, -1)*scale)
         return (Z if bias is None else Z + bias).softmax(-1) @ v
 
-# %% ../nbs/15_related.ipynb #29f686b1
+# %% ../nbs/15_related.ipynb #fac61081
 def graddrop_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     signed:bool=False, # the mean, instead of the mean of absolute values as published
@@ -125,7 +125,7 @@ def graddrop_scores(
     R = torch.stack([sum(removal_effect(s, 'exact') for s in layers) for layers in runs])
     return (R if signed else R.abs()).sum(0)/(len(runs) - 1), value, readout, dict(signed=signed)
 
-# %% ../nbs/15_related.ipynb #13359a9a
+# %% ../nbs/15_related.ipynb #523927fc
 def grad_ellm_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     loosened:bool=True, # scores mapped to [0, 1] in place of softmax's weights
@@ -151,7 +151,7 @@ def chefer_scores(
     for s in layers: R = R + (s.A*(s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
     return (R - eye)[torch.arange(len(at), device=at.device), at], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #f467a539
+# %% ../nbs/15_related.ipynb #b988f111
 @dataclass
 class Players:
     "The units of one text that may be removed."
@@ -193,7 +193,7 @@ def _without(model, batch, p, stays, readout, out, **kw): # f of variants, exact
     kw = dict(drop=None if readout.survives_dropping(out) else False) | kw
     return subset_logits(model, batch, p.keep(stays), readout=readout, **kw).float().cpu()
 
-# %% ../nbs/15_related.ipynb #bec4c7b0
+# %% ../nbs/15_related.ipynb #c2b13404
 def atman_scores(
     model, tokenizer, batch:dict, target=None, # one text
     suppression:float=0.9,  # f, scores are multiplied by 1 − f
@@ -216,7 +216,7 @@ def atman_scores(
     return p.scores((value - torch.cat(values)).cpu()), value, readout, dict(suppression=suppression, similarity=similarity)
 atman_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #8d58112f
+# %% ../nbs/15_related.ipynb #4407ec3b
 def context_effects(
     values:np.ndarray, # (2,)*k: f of every subset; axis j is 1 where token j is kept
     p:float,           # each other token is kept with this probability
@@ -260,7 +260,7 @@ def context_cite_scores(
     return t.scores(surrogate_weights(np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p)), value, readout, dict(n=n, p=p, surrogate=surrogate, penalty=penalty)
 context_cite_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #825e44da
+# %% ../nbs/15_related.ipynb #bc0ebdd0
 def kernel_shap_scores(
     model, tokenizer, batch:dict, target=None, # one text
     n:int=64,     # forward passes; the whole text and the empty one are two of them
@@ -279,7 +279,7 @@ def kernel_shap_scores(
     return t.scores(mean + np.linalg.lstsq(X - X.mean(1, keepdims=True), y[1:] - y[0] - X.sum(1)*mean, rcond=None)[0]), value, readout, dict(n=n)
 kernel_shap_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #839fc60f
+# %% ../nbs/15_related.ipynb #5b9a1153
 def hierarchical_scores(
     model, tokenizer, batch:dict, target=None, # one text
     size:int=None,  # units in a group; None: √k of k
@@ -348,7 +348,7 @@ def cached_loo_scores(
         values.append(readout(o, torch.zeros(1, dtype=torch.long, device=value.device), at_end=True))
     return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #9ac1d4ed
+# %% ../nbs/15_related.ipynb #4156daa6
 RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'attention_x_gradient': (atp_scores, dict(how='mass'), lambda T, L: 3),
     'atp': (atp_scores, dict(how='slope'), lambda T, L: 3),
@@ -364,12 +364,12 @@ RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'proxy': (proxy_scores, {}, lambda T, L: 1 + (T - 1)*(L//2)/L),
     'proxy_exact': (proxy_scores, dict(exact=4), lambda T, L: 1 + (T - 1)*(L//2)/L + min(4, T - 2)),
     **{f'context_cite_{n}': (context_cite_scores, dict(n=n), lambda T, L, n=n: n) for n in (8, 16, 32, 64)},
-    **{f'kernel_shap_{n}': (kernel_shap_scores, dict(n=n), lambda T, L, n=n: n) for n in (8, 16, 32, 64)},
+    **{f'kernel_shap_{n}': (kernel_shap_scores, dict(n=n), lambda T, L, n=n: n) for n in (16, 64)},
 }
 
 def _groups(k): size = max(1, round(k**.5)); return -(-k//size), min(size, k) # groups, units in one
 
-# %% ../nbs/15_related.ipynb #e35f5d2f
+# %% ../nbs/15_related.ipynb #58b2f96e
 PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95), (0.003, 0.01, 0.03, 0.1, 0.3, 1.)
 
 def _examples(model, tokenizer, texts, limit, shortest, longest): # (i, encoded text, label) of texts whose length is right, in order
@@ -418,12 +418,13 @@ def tuned_options(
         b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape); out[n] = dict(n=n, p=KEPT[b], surrogate=('lasso', 'ridge')[c], penalty=PENALTIES[d])
     return out
 
-# %% ../nbs/15_related.ipynb #8141b2cb
+# %% ../nbs/15_related.ipynb #c776c2c0
 TUNED = { # data → passes → options, of `tuned_options` on training texts
-    'sst2': {n: dict(n=n, p=0.5, surrogate='lasso', penalty=0.01) for n in PASSES}, 'imdb': {n: dict(n=n, p=0.5, surrogate='lasso', penalty=0.01) for n in PASSES},
+    'sst2': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
+    'imdb': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
 }
 
-# %% ../nbs/15_related.ipynb #b25888c7
+# %% ../nbs/15_related.ipynb #8ac57f9f
 OURS = { # name → (method, options, cost(T, L)); those that METHODS has take part
     'removal': ('removal', {}, lambda T, L: 3),
 }
@@ -484,7 +485,7 @@ def related_table(
         out[n] = dict(passes=mean(n, 'passes'), seconds=mean(n, 'seconds'), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
     return pd.DataFrame(out).T.astype({'n_undefined': int}).sort_values('passes', kind='stable').rename_axis(f'{against} −')
 
-# %% ../nbs/15_related.ipynb #62b6d780
+# %% ../nbs/15_related.ipynb #04bac709
 FAMILIES = { # what belongs together in the figure → (colour, marker, methods: a line where they are one method at several costs)
     'exact LOO': ('k', '*', ('loo',)),
     'removal': ('C3', 'o', tuple(n for n in OURS if '+' not in n and 'loo' not in n)), 'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
@@ -493,7 +494,7 @@ FAMILIES = { # what belongs together in the figure → (colour, marker, methods:
     'AtP, AtP + QK fix': ('C1', 'D', ('atp', 'atp_qk')), 'AtP*, with and without sign': ('C1', 'X', ('atp_star', 'atp_star_signed')),
     'AtMan': ('C6', 'P', ('atman', 'atman_similar')), 'AttriBoT: hierarchy': ('C4', '^', ('hierarchical',)), 'AttriBoT: proxy': ('C4', '<', ('proxy', 'proxy_exact')),
     'ContextCite, tuned': ('C2', 'o', tuple(f'context_cite_tuned_{n}' for n in PASSES)), 'ContextCite, published': ('C2', 'x', tuple(f'context_cite_{n}' for n in PASSES)),
-    'KernelSHAP': ('C8', '+', tuple(f'kernel_shap_{n}' for n in PASSES)),
+    'KernelSHAP': ('C8', '+', tuple(f'kernel_shap_{n}' for n in (16, 64))),
 }
 
 def plot_related(
