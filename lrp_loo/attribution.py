@@ -7,16 +7,16 @@ __all__ = ['N_STEPS', 'METHODS', 'pad_batch', 'lrp_scores', 'ig_scores', 'explai
            'by_unit', 'check_call', 'eager', 'explain', 'explain_batch']
 
 # %% ../nbs/06_attribution.ipynb #ffbaa5d3
-import contextlib, threading
+import contextlib, dataclasses, threading
 from functools import partial
 
 import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
-from .composites import attention_maps, attn_lrp, cp_lrp, gradient, lrp_rules
+from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
-from .perturbation import default_removal, fill_id, input_positions, loo_readout
+from .perturbation import as_removal, default_removal, fill_id, input_positions, loo_readout
 from .targets import Readout
 from .units import text_units
 
@@ -138,7 +138,7 @@ def loo_scores(
     model, tokenizer,
     batch:dict,          # (1, T) inputs
     target=None,         # see `as_target`; the predicted class by default
-    removal:str=None,    # 'attention_mask' (texts' default), 'mask_token', 'pad_token' or 'zero_embedding' (images' default)
+    removal=None,        # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default), 'zero_embedding' (images' default), …
     units=None,          # a `Units`: remove each unit at once
     **kwargs,            # drop, token_budget of `subset_logits`
 )->tuple:                # as `lrp_scores`, scores (1, n_units)
@@ -146,10 +146,16 @@ def loo_scores(
     if len(next(iter(batch.values()))) != 1: raise ValueError(f"Leave-One-Out takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside")
     removal = removal or default_removal(batch)
     loo, value, readout, _ = loo_readout(model, batch, target, removal, fill_id(tokenizer, removal), None if units is None else units.number, **kwargs)
-    return loo[None], value, readout, dict(removal=removal)
+    how = as_removal(removal); n_draws = dict(n_draws=how.n_draws, seed=how.seed) if how.name == 'resample' else {}
+    return loo[None], value, readout, dict(removal=how.name, **n_draws)
 loo_scores.by_unit = True
 
 # %% ../nbs/06_attribution.ipynb #3ce71ad0
+def _any_rules(*args, composite=None, **options): # a Composite, or its fields as options: product='gradient', layer_norm='gradient', …
+    fields = {f.name: options.pop(f.name) for f in dataclasses.fields(Composite) if f.name in options}
+    if fields and composite is not None: raise ValueError(f"give a composite or its fields, not both; got composite={composite.name!r} and {', '.join(fields)}")
+    return lrp_scores(*args, composite=Composite(**{'name': 'lrp'} | fields) if fields else composite, **options)
+
 METHODS = {
     'loo': loo_scores,
     'ig': ig_scores,
@@ -157,7 +163,8 @@ METHODS = {
     'rollout_residual': partial(rollout_scores, residual=True),
     'attn_lrp': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=attn_lrp(bypass_softmax, eps), **kw),
     'cp_lrp': lambda *args, eps=0., **kw: lrp_scores(*args, composite=cp_lrp(eps), **kw),
-    'lrp': lrp_scores,
+    'canonized': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=canonized_lrp(bypass_softmax, eps), **kw),
+    'lrp': _any_rules,
     'grad_x_input': lambda *args, **kw: lrp_scores(*args, composite=gradient(), **kw),
 }
 

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'Operation', 'Choice', 'Composite', 'attn_lrp',
-           'cp_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'lrp_rules', 'attention_maps']
+           'cp_lrp', 'canonized_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'lrp_rules',
+           'attention_maps']
 
 # %% ../nbs/04_bert_rules.ipynb #8c99fc6e
 import fnmatch, inspect, threading, warnings
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import pandas as pd
 import torch
@@ -45,7 +47,7 @@ class Composite:
     "A rule set. Layers count from 0."
     name:str
     bypass_softmax:object = ()   # layers in which attention weights are held constant; 'all'
-    product:str = 'half'         # n activations multiplied: 1/n to each (equations 3, 4), or 'gradient'
+    product:str = 'half'         # activations multiplied: 1/n to each of n in a call (equations 3, 4); 'canonized': 1/n to each of n in the whole chain; or 'gradient'
     gate:str = 'half'            # an activation function's output as a factor: 'half' as any product, or 'constant'
     layer_norm:str = 'constant_std' # LayerNorm, RMSNorm: 'constant_std', or 'gradient'
     activation:str = 'identity'  # element-wise functions: 'identity' (f(x)/x), or 'gradient'
@@ -53,7 +55,7 @@ class Composite:
     choices:tuple = ()           # rules of one's own (`with_rule`); the first that holds is taken
 
     def __post_init__(self):
-        for field, taken in (('product', ('half', 'gradient')), ('gate', ('half', 'constant')), ('layer_norm', ('constant_std', 'gradient')), ('activation', ('identity', 'gradient'))):
+        for field, taken in (('product', ('half', 'canonized', 'gradient')), ('gate', ('half', 'constant')), ('layer_norm', ('constant_std', 'gradient')), ('activation', ('identity', 'gradient'))):
             if getattr(self, field) not in taken: raise ValueError(f"{field}={getattr(self, field)!r} is not known; take one of {taken}")
         if self.eps < 0: raise ValueError(f"eps must not be negative, got {self.eps}")
         if self.bypass_softmax != 'all': object.__setattr__(self, 'bypass_softmax', frozenset(int(l) for l in self.bypass_softmax))
@@ -85,6 +87,13 @@ def cp_lrp(
     "CP-LRP (Ali et al. 2022): attention weights (and gates) are constants in every layer, relevance goes through the values alone."
     return Composite('cp_lrp', 'all', gate='constant', eps=eps)
 
+def canonized_lrp(
+    bypass_softmax=(), # layers (from 0) in which softmax is bypassed
+    eps:float=0.,      # ε of the linear layers; 0 is the limit. Products take none: one in the middle of a chain would bring the brackets back
+)->Composite:
+    "AttnLRP with products canonized: attention is one form in Q, K and V, a third to each, and no chain of factors depends on its brackets."
+    return Composite('canonized', bypass_softmax, product='canonized', eps=eps)
+
 def gradient()->Composite:
     "No rule at all: the plain gradient."
     return Composite('gradient', product='gradient', layer_norm='gradient', activation='gradient')
@@ -109,6 +118,7 @@ DIVISIONS = frozenset('div __truediv__ __itruediv__ true_divide div_'.split()) #
 # %% ../nbs/04_bert_rules.ipynb #fef4c39f
 _INSIDE = '_lrp_loo_depends' # the mark's name on a tensor
 _GATE = '_lrp_loo_gate'      # marks what an activation function returned
+_FACTORS = '_lrp_loo_factors' # of how many factors a tensor is a product, where products are canonized; no mark is 1
 
 def _tensors(*xs): # every tensor that requires gradients, in nested arguments
     for x in xs:
@@ -122,6 +132,12 @@ def _depends(t): # on the input that is explained? None: nobody saw where it cam
     return mark if mark is not None or t.grad_fn is not None else not isinstance(t, nn.Parameter)
 
 def _carries(x): return isinstance(x, torch.Tensor) and x.requires_grad and _depends(x) is not False
+
+def _factors(x): return getattr(x, _FACTORS, 1) if _carries(x) else 0
+
+def _parts(composite, *factors): # what each operand of a product gets, given how many factors it is made of (0: a constant)
+    weights = [1. if composite.product == 'gradient' else float(n if composite.product == 'canonized' else n > 0) for n in factors]
+    return weights if composite.product == 'gradient' else [w/(sum(weights) or 1.) for w in weights]
 
 def _mark(xs, value, name=_INSIDE):
     for t in _tensors(xs):
@@ -150,17 +166,18 @@ def sdpa_rule(
     **kwargs,            # the rest of scaled_dot_product_attention's arguments
 )->torch.Tensor:         # (batch, heads, n, d)
     "Fused attention under a rule set (equations 3 to 5, or CP-LRP's constant weights)."
-    bypass, half = composite.bypasses(layer), composite.product == 'half'
+    bypass, n = composite.bypasses(layer), [_factors(t) for t in (q, k, v)]
+    (of_q, of_k), (of_a, of_v) = _parts(composite, *n[:2]), _parts(composite, n[0] + n[1], n[2])
     if record is None and not composite.eps:
         if bypass: q, k = constant(q), constant(k)
-        elif half: q, k, v = scale_gradient(q, 0.25), scale_gradient(k, 0.25), scale_gradient(v, 0.5)
+        elif composite.product != 'gradient': q, k, v = scale_gradient(q, of_a*of_q), scale_gradient(k, of_a*of_k), scale_gradient(v, of_v)
         return F.scaled_dot_product_attention(q, k, v, **kwargs)
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
-    mul = (lambda a, b: epsilon_rule(torch.matmul(scale_gradient(a, 0.5), scale_gradient(b, 0.5)), composite.eps/2)) if half else torch.matmul
-    Z = mul(q*scale, k.transpose(-2, -1))                             # ε meets the scaled logits, as in equation 4
+    mul = lambda a, b, *parts: epsilon_rule(torch.matmul(*map(scale_gradient, (a, b), parts)), composite.eps/2 if composite.product == 'half' else 0.)
+    Z = mul(q*scale, k.transpose(-2, -1), of_q, of_k)                 # ε meets the scaled logits, as in equation 4
     A = (Z if bias is None else Z + bias).softmax(-1)
     if record is not None: record.append((layer, Z, A))
-    return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v)
+    return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v, of_a, of_v)
 
 # %% ../nbs/04_bert_rules.ipynb #d163f158
 def transformer_layers(
@@ -185,6 +202,8 @@ def n_layers(
 def _composed_activations(): # transformers' activation modules that are formulas of several operations
     from transformers import activations
     return tuple(getattr(activations, f'{n}Activation') for n in ('NewGELU', 'FastGELU', 'QuickGELU', 'AccurateGELU', 'ClippedGELU', 'Laplace', 'Mish', 'ReLUSquared') if hasattr(activations, f'{n}Activation'))
+
+def _is_norm(module): return type(module).__name__.endswith('Norm') and next(module.children(), None) is None # with the plain gradient it is not looked into: x·rsqrt(mean x²) is no product of two activations then
 
 class lrp_rules(TorchFunctionMode):
     "A context in which `model` computes the same numbers, with the gradients of a rule set."
@@ -263,7 +282,7 @@ def _entering(self:lrp_rules, path, number, inner, module, args, kwargs):
     if number is not None and self.n_layers > len(self.layers): number, self._calls = self._calls, self._calls + 1
     here = inner if number is None else number
     self._inside.append((path, here, False))
-    whole = isinstance(module, self._composed) or self._choice(Operation(type(module).__name__, path, self.layer)) is not None
+    whole = isinstance(module, self._composed) or (self.composite.layer_norm == 'gradient' and _is_norm(module)) or self._choice(Operation(type(module).__name__, path, self.layer)) is not None
     self._inside[-1] = (path, here, whole); self._opaque += whole
     if number is not None and self.hidden is not None: self.hidden[number] = [next(filter(_carries, _tensors(args, kwargs)), None), None]
 
@@ -282,9 +301,10 @@ def _whole_module(self:lrp_rules, operation, module, args, kwargs, out): # a rul
     if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not any(map(_carries, _tensors(args))): return None
     value, choice = out.detach(), self._choice(operation)
     if choice: new, rule = choice.rule(lambda *_, **__: value, *args, **kwargs), choice.rule.__name__
-    elif self.composite.activation == 'identity': new, rule = identity_rule(lambda _: value, args[0]), 'identity'
+    elif self.composite.activation == 'identity' and not _is_norm(module): new, rule = identity_rule(lambda _: value, args[0]), 'identity'
     else: new, rule = out, 'gradient'
-    self._count(operation, rule, (args, kwargs)); _mark(new, True); _mark(new, True, _GATE)
+    self._count(operation, rule, (args, kwargs)); _mark(new, True)
+    if not _is_norm(module): _mark(new, True, _GATE)
     return new
 
 @patch
@@ -315,6 +335,7 @@ def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
     if name == '__setitem__': _mark(args[0], True)
     if any(True for _ in _tensors(out)) or name == '__setitem__' or rule.startswith('constant'): # what is held constant here carried relevance, too
         self._count(operation, rule, (args, kwargs)); _mark(out, True)
+        if self.composite.product == 'canonized': _mark(args[0] if name == '__setitem__' else out, _chain(name, rule, args, kwargs), _FACTORS)
         if name in ACTIVATIONS: _mark(out, True, _GATE)
     return out
 
@@ -361,16 +382,32 @@ def _product(self:lrp_rules, func, name, args, kwargs): # any of FACTORS
     if c.gate == 'constant' and len(at) == 2 and 'mul' in name and 'mat' not in name:
         gates = [i for i in at if getattr(args[i], _GATE, False)]
         if len(gates) == 1: args[gates[0]] = constant(args[gates[0]]); return func(*args, **kwargs), 'constant gate'
-    if c.product == 'half' and len(at) > 1:
-        for i in at: args[i] = scale_gradient(args[i], 1/len(at))
-    eps = 0. if 'mul' in name and 'mat' not in name else c.eps       # element by element there is one contribution: nothing to stabilize
-    out = epsilon_rule(func(*args, **kwargs), eps/max(1, len(at))) # n·y/(n·y + ε sign y)
-    return out, 'linear' if len(at) < 2 else {2: 'half'}.get(len(at), f'1/{len(at)}') if c.product == 'half' else 'gradient'
+    n = [_factors(args[i]) for i in at]
+    if c.product != 'gradient' and len(at) > 1:
+        for i, part in zip(at, _parts(c, *n)): args[i] = scale_gradient(args[i], part)
+    plain = 'mul' in name and 'mat' not in name or c.product == 'canonized' and len(at) > 1 # element by element there is one contribution: nothing to stabilize
+    out = epsilon_rule(func(*args, **kwargs), 0. if plain else c.eps/max(1, len(at))) # n·y/(n·y + ε sign y)
+    if len(at) < 2: return out, 'linear'
+    return out, 'gradient' if c.product == 'gradient' else ', '.join(str(Fraction(m, sum(n))) for m in n) if c.product == 'canonized' else {2: 'half'}.get(len(at), f'1/{len(at)}')
+
+def _chain(name, rule, args, kwargs): # of how many factors an operation's result is a product
+    if rule == 'none': return 1
+    if name == 'scaled_dot_product_attention': return sum(map(_factors, _sdpa_arguments(*args, **kwargs)[2 if rule == 'constant weights' else 0:3]))
+    if name == '__setitem__': n = [m for m in (getattr(args[0], _FACTORS, None), _factors(args[2])) if m] # a buffer with no mark was empty
+    else: n = [_factors(t) for t in _tensors(args, kwargs) if _carries(t) and not (rule == 'constant gate' and getattr(t, _GATE, False))]
+    if name in FACTORS:
+        added = [_factors(args[0])] if 'add' in name and _carries(args[0]) else [] # addmm's first argument
+        return sum(n) if not added else 1 if sum(n) != 2*added[0] else added[0]
+    if name in ('pow', '__pow__', 'square') and rule == 'identity': # f(x)/x of x² is the half of its gradient: a product of x with itself
+        k = 2 if name == 'square' else args[1]
+        return n[0]*int(k) if float(k).is_integer() else 1
+    linear = name in LINEAR or name == 'softmax' or rule in ('constant std', 'constant norm')
+    return n[0] if linear and len(set(n)) == 1 else 1
 
 @patch
 def _in_place(self:lrp_rules, name, args, kwargs): # the rule on a copy, written back
     twin = getattr(torch.Tensor, {'__imul__': 'mul', '__imatmul__': 'matmul'}.get(name, name.rstrip('_')), None) or getattr(F, name.rstrip('_'))
-    old = args[0].clone(); _mark(old, _depends(args[0]) is not False)
+    old = args[0].clone(); _mark(old, _depends(args[0]) is not False); _mark(old, _factors(args[0]), _FACTORS)
     out, rule = self._apply(twin, _name(twin), (old, *args[1:]), kwargs)
     return args[0].copy_(out), rule
 

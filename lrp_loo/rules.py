@@ -76,10 +76,12 @@ def product_rule(
     a:torch.Tensor, # left factor
     b:torch.Tensor, # right factor
     eps:float=0.,   # ε of equations 3 and 4
+    factors=(1, 1), # how many factors a and b are already products of; 1 and 1 are the equations' halves
     **kwargs,
 )->torch.Tensor:    # f(a, b)
-    "f(a, b); on the way back half of the gradient goes to each factor (equations 3, 4)."
-    y = f(scale_gradient(a, 0.5), scale_gradient(b, 0.5), **kwargs)
+    "f(a, b); on the way back half of the gradient goes to each factor (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n."
+    m, n = factors
+    y = f(scale_gradient(a, m/(m + n)), scale_gradient(b, n/(m + n)), **kwargs)
     return epsilon_rule(y, eps/2) if eps else y    # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
 
 # %% ../nbs/02_rules.ipynb #a2f58e70
