@@ -17,6 +17,7 @@ from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_l
 from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import as_removal, default_removal, fill_id, input_positions, loo_readout
+from .removal import removal_loo_scores, removal_scores
 from .targets import Readout
 from .units import text_units
 
@@ -165,13 +166,15 @@ METHODS = {
     'cp_lrp': lambda *args, eps=0., **kw: lrp_scores(*args, composite=cp_lrp(eps), **kw),
     'canonized': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=canonized_lrp(bypass_softmax, eps), **kw),
     'lrp': _any_rules,
+    'removal': removal_scores,
+    'removal+loo': removal_loo_scores,
     'grad_x_input': lambda *args, **kw: lrp_scores(*args, composite=gradient(), **kw),
 }
 
 def by_unit(
     method, # one of METHODS, or a function of one's own
-)->bool:    # does it take one text at a time, with `units=`, and give a score per unit?
-    "Methods that remove tokens can remove whole units; a function says so by its attribute `by_unit`."
+)->object:  # True: it takes one text at a time, with `units=`, and gives a score per unit; 'batch': the same for many texts; False: it scores tokens
+    "Methods that remove tokens can remove whole units; a function says so by its attribute `by_unit`: True, or 'batch' where it takes many texts and a list of their units."
     return getattr(_function(METHODS[method] if isinstance(method, str) else method), 'by_unit', False)
 
 def _function(method): return _function(method.func) if isinstance(method, partial) else method
@@ -213,7 +216,7 @@ def explain(
     per_text = _units_per_text(model, tokenizer, encs, texts, [units] if single and not isinstance(units, str) else units)
     length = lambda i: encs[i]['input_ids'].shape[1] if 'input_ids' in encs[i] else encs[i]['pixel_values'].shape
     order = sorted(range(len(encs)), key=length)
-    out, size = [None]*len(encs), 1 if by_unit(method) else batch_size
+    out, size = [None]*len(encs), 1 if by_unit(method) is True else batch_size
     for s in range(0, len(order), size):
         rows = order[s:s + size]
         for i, a in zip(rows, explain_batch(model, tokenizer, [encs[i] for i in rows], method, _named_target(model, tokenizer, target), [per_text[i] for i in rows], **options)): out[i] = a
@@ -252,18 +255,18 @@ def explain_batch(
     "One padded batch of encoded texts, explained in one go."
     units = units or [None]*len(encs)
     name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
-    if by_unit(method) and units[0] is not None: options['units'] = units[0]
+    if by_unit(method) and any(u is not None for u in units): options['units'] = units if by_unit(method) == 'batch' else units[0]
     try: scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
     except TypeError as e:
         if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(options)}: {e}") from None
         raise
     if not torch.isfinite(values).all(): raise ValueError(f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)")
-    return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout.chosen(i), dict(info[i] if isinstance(info, list) else info), summed=by_unit(method)) for i, (e, u) in enumerate(zip(encs, units))]
+    return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout.chosen(i), dict(info[i] if isinstance(info, list) else info), summed=bool(by_unit(method))) for i, (e, u) in enumerate(zip(encs, units))]
 
 def _attribution(model, tokenizer, enc, units, method, scores, value, chosen, info, summed): # the record of one text or image
     ids, scores = enc['input_ids'][0].cpu() if 'input_ids' in enc else None, scores.float().cpu()
     if units is not None:
-        scores, info = scores if summed else units.total(scores[:len(ids)]), info | dict(unit_of_token=units.number.tolist())
+        scores, info = scores[:len(units)] if summed else units.total(scores[:len(ids)]), info | dict(unit_of_token=units.number.tolist())
         names, special = units.names, units.is_special
     elif ids is not None: names, special, scores = tokenizer.convert_ids_to_tokens(ids), special_mask(tokenizer, ids), scores[:len(ids)]
     else:

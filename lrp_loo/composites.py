@@ -210,7 +210,7 @@ class lrp_rules(TorchFunctionMode):
     def __init__(self,
         model,               # any torch module, best a transformers model; unchanged
         composite:Composite, # `attn_lrp()`, `cp_lrp()`, …
-        record:bool=False,   # keep what `conservation` needs: attention logits and weights, added constants, layer inputs
+        record=False,        # keep what `conservation` needs: attention logits and weights, added constants, layer inputs; 'attention': the first two alone
         strict:bool=False,   # an operation without a rule is an error, not a warning
     ):
         super().__init__()
@@ -225,7 +225,9 @@ class lrp_rules(TorchFunctionMode):
         if wanted and not self.layers: raise ValueError(f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'")
         if out := sorted(l for l in wanted if not 0 <= l < self.n_layers):
             raise ValueError(f"bypass_softmax names layers {out}; this model has layers 0 to {self.n_layers - 1}")
-        self.attention, self.constants, self.hidden = ([], [], {}) if record else (None, None, None)
+        if record not in (False, True, 'attention'): raise ValueError(f"record={record!r} is not known; take True, False or 'attention'")
+        self.attention = [] if record else None
+        self.constants, self.hidden = ([], {}) if record is True else (None, None)
         self.seen, self._handles, self._inside = {}, [], []
 
     @property
