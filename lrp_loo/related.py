@@ -10,7 +10,7 @@ __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST
            'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
            'related_experiment', 'related_table', 'plot_related']
 
-# %% ../nbs/15_related.ipynb #bf962269
+# %% ../nbs/15_related.ipynb #80b726c5
 import contextlib, copy, time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import DynamicCache
-from .attribution import METHODS, N_STEPS, explain_batch, explained_row
+from .attribution import N_STEPS, explain_batch, explained_row
 from .composites import _name, _sdpa_arguments, _sdpa_steps, n_layers, transformer_layers
 from .core import Results, pearson
 from .data import TextData, load_texts, source_label
@@ -33,7 +33,7 @@ from .models import DEMOS, _takes, describe_model, encode, forward, load_demo, p
 from .perturbation import subset_logits
 from .targets import Readout, settled
 
-# %% ../nbs/15_related.ipynb #d5167d93
+# %% ../nbs/15_related.ipynb #7bb6695c
 class AttentionLayer(NamedTuple):
     "What one attention call computed, and the gradient at its output."
     Z:torch.Tensor # (batch, heads, n, n) scaled scores, before the mask
@@ -55,7 +55,7 @@ def removal_effect(
     A = torch.where(1 - s.A > 1e-6, s.A/(1 - s.A).clamp_min(1e-6), 0.) if how == 'exact' else s.A
     return (A*gain).sum((1, 2))
 
-# %% ../nbs/15_related.ipynb #92fe57b7
+# %% ../nbs/15_related.ipynb #d2cb9b8a
 class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
     def __init__(self): super().__init__(); self.calls = []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ def attention_layers(
         runs.append([_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)])
     return runs, value.detach(), readout
 
-# %% ../nbs/15_related.ipynb #72158559
+# %% ../nbs/15_related.ipynb #dd13c861
 def atp_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     how:str='slope', # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP with the QK fix)
@@ -105,7 +105,7 @@ def atp_scores(
     (layers,), value, readout = attention_layers(model, batch, target)
     return sum(removal_effect(s, how) for s in layers), value, readout, dict(how=how)
 
-# %% ../nbs/15_related.ipynb #6d13b398
+# %% ../nbs/15_related.ipynb #aeddb7f9
 class _Rescored(TorchFunctionMode): # fused attention with its scaled scores changed
     def __init__(self, change): super().__init__(); self.change = change # change(Z, (batch, heads, n, n)) → Z
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -114,7 +114,7 @@ class _Rescored(TorchFunctionMode): # fused attention with its scaled scores cha
         Z = self.change(q @ k.transpose(-2, -1)*scale)
         return (Z if bias is None else Z + bias).softmax(-1) @ v
 
-# %% ../nbs/15_related.ipynb #2f58494e
+# %% ../nbs/15_related.ipynb #013ee918
 def graddrop_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     signed:bool=False, # the mean, instead of the mean of absolute values as published
@@ -125,7 +125,7 @@ def graddrop_scores(
     R = torch.stack([sum(removal_effect(s, 'exact') for s in layers) for layers in runs])
     return (R if signed else R.abs()).sum(0)/(len(runs) - 1), value, readout, dict(signed=signed)
 
-# %% ../nbs/15_related.ipynb #93935d82
+# %% ../nbs/15_related.ipynb #d1315d37
 def grad_ellm_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     loosened:bool=True, # scores mapped to [0, 1] in place of softmax's weights
@@ -151,7 +151,7 @@ def chefer_scores(
     for s in layers: R = R + (s.A*(s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
     return (R - eye)[torch.arange(len(at), device=at.device), at], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #08fba536
+# %% ../nbs/15_related.ipynb #3d108337
 @dataclass
 class Players:
     "The units of one text that may be removed."
@@ -192,7 +192,7 @@ def _whole(model, batch, target): # the whole text's output, readout and value
 def _without(model, batch, p, stays, readout, out, drop=None, **kwargs): # f of variants, exactly
     return subset_logits(model, batch, p.keep(stays), drop=drop if readout.survives_dropping(out) else False, readout=readout, **kwargs).float().cpu()
 
-# %% ../nbs/15_related.ipynb #a23415fd
+# %% ../nbs/15_related.ipynb #00db268b
 def atman_scores(
     model, tokenizer, batch:dict, target=None, # one text
     suppression:float=0.9,  # f, scores are multiplied by 1 − f
@@ -215,7 +215,7 @@ def atman_scores(
     return p.scores((value - torch.cat(values)).cpu()), value, readout, dict(suppression=suppression, similarity=similarity)
 atman_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #34634d41
+# %% ../nbs/15_related.ipynb #962724e5
 def context_effects(
     values:np.ndarray, # (2,)*k: f of every subset; axis j is 1 where token j is kept
     p:float,           # each other token is kept with this probability
@@ -259,7 +259,7 @@ def context_cite_scores(
     return t.scores(surrogate_weights(np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p)), value, readout, dict(n=n, p=p, surrogate=surrogate, penalty=penalty)
 context_cite_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #8854620f
+# %% ../nbs/15_related.ipynb #c4fbc48e
 def kernel_shap_scores(
     model, tokenizer, batch:dict, target=None, # one text
     n:int=64,     # forward passes; the whole text and the empty one are two of them
@@ -278,7 +278,7 @@ def kernel_shap_scores(
     return t.scores(mean + np.linalg.lstsq(X - X.mean(1, keepdims=True), y[1:] - y[0] - X.sum(1)*mean, rcond=None)[0]), value, readout, dict(n=n)
 kernel_shap_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #3e6c51d5
+# %% ../nbs/15_related.ipynb #b03bc988
 def hierarchical_scores(
     model, tokenizer, batch:dict, target=None, # one text
     size:int=None,  # units in a group; None: √k of k
@@ -347,7 +347,7 @@ def cached_loo_scores(
         values.append(readout(o, torch.zeros(1, dtype=torch.long, device=value.device), at_end=True))
     return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #4ce79d05
+# %% ../nbs/15_related.ipynb #9b8367e1
 RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'attention_x_gradient': (atp_scores, dict(how='mass'), lambda T, L: 3),
     'atp': (atp_scores, dict(how='slope'), lambda T, L: 3),
@@ -368,7 +368,7 @@ RELATED = { # name → (function, options, cost(T, L) in forward passes)
 
 def _groups(k): size = max(1, round(k**.5)); return -(-k//size), min(size, k) # groups, units in one
 
-# %% ../nbs/15_related.ipynb #a61b9809
+# %% ../nbs/15_related.ipynb #a02bd9f9
 PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95), (0.003, 0.01, 0.03, 0.1, 0.3, 1.)
 SHORTEST, LONGEST = 12, 256 # tokens; the first in tuning only
 
@@ -411,15 +411,17 @@ def tuned_options(
         b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape); out[n] = dict(n=n, p=KEPT[b], surrogate=('lasso', 'ridge')[c], penalty=PENALTIES[d])
     return out
 
-# %% ../nbs/15_related.ipynb #b6b8f780
+# %% ../nbs/15_related.ipynb #3de2e005
 TUNED = { # data → passes → options, of `tuned_options` on training texts
     'sst2': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
     'imdb': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
 }
 
-# %% ../nbs/15_related.ipynb #d34d643d
-OURS = { # name → (method, options, cost(T, L)); those that METHODS has take part
+# %% ../nbs/15_related.ipynb #f92ad6f3
+OURS = { # name → (method, options, cost(T, L)); the number is that of forward and backward passes
     'removal': ('removal', {}, lambda T, L: 3),
+    **{f'removal_{k + 1}': ('removal', dict(n_groups=k), lambda T, L, k=k: 3*(k + 1)) for k in (1, 3, 8)},
+    'removal+loo': ('removal+loo', {}, lambda T, L: 4 + int(np.ceil(T**0.5))), 'removal_4+loo': ('removal+loo', dict(n_groups=3), lambda T, L: 13 + int(np.ceil(T**0.5))),
 }
 KNOWN = {
     'loo': ('loo', dict(drop=True), lambda T, L: T + 1), 'attn_lrp': ('attn_lrp', {}, lambda T, L: 3), 'cp_lrp': ('cp_lrp', {}, lambda T, L: 3), 'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
@@ -433,7 +435,7 @@ def related_methods(
     "Everything that is compared."
     if name not in TUNED: raise ValueError(f"name={name!r} is not known; take one of {', '.join(TUNED)}")
     tuned = {f'context_cite_tuned_{n}': (context_cite_scores, o | dict(drop=True), RELATED[f'context_cite_{n}'][2]) for n, o in TUNED[name].items()}
-    return KNOWN | {n: m for n, m in OURS.items() if m[0] in METHODS} | RELATED | tuned
+    return KNOWN | OURS | RELATED | tuned
 
 def related_row(
     model, tokenizer, enc:dict, # one encoded text
@@ -442,7 +444,7 @@ def related_row(
     "All methods on one text."
     T, L = enc['input_ids'].shape[1], n_layers(model); out, loo = {}, None
     for n, (m, options, cost) in methods.items():
-        start = time.perf_counter(); a, = explain_batch(model, tokenizer, [enc], m, None if loo is None else settled(None, loo.target), **options); seconds = time.perf_counter() - start
+        start = time.process_time(); a, = explain_batch(model, tokenizer, [enc], m, None if loo is None else settled(None, loo.target), **options); seconds = time.process_time() - start
         loo = a if loo is None else loo                                # 'loo' is the first
         out[n] = dict(r=agreement(a.scores, loo.scores, a.is_special), seconds=seconds, passes=cost(T, L))
     return dict(n_tokens=T, target=loo.target, methods=out)
@@ -467,18 +469,18 @@ def related_experiment(
 
 def related_table(
     results:dict,         # of `read_results`
-    against:str=None,     # the method whose r the others' is subtracted from; None: 'removal', else 'atp_qk'
-)->pd.DataFrame:          # a row per method, by passes: passes and seconds a text, r, standard error, mean difference to `against` with its 95 % interval, texts without r
+    against:str='removal', # the method whose r the others' is subtracted from
+)->pd.DataFrame:          # a row per method, by passes: mean passes and median seconds a text, r, standard error, mean difference to `against` with its 95 % interval, texts without r
     "Cost and agreement side by side."
-    rows = results['rows']; names = list(rows[0]['methods']); against = against or next(n for n in ('removal', 'atp_qk') if n in names)
+    rows = results['rows']; names = list(rows[0]['methods'])
     if against not in names: raise ValueError(f"against={against!r} is not among the methods {', '.join(names)}")
     mean = lambda n, k: float(np.mean([r['methods'][n][k] for r in rows])); out = {}
     for n in names:
         r, se, defined = mean_se(per_text(rows, n, 'loo_r')); d = paired_difference(per_text(rows, against, 'loo_r'), per_text(rows, n, 'loo_r'))
-        out[n] = dict(passes=mean(n, 'passes'), seconds=mean(n, 'seconds'), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
+        out[n] = dict(passes=mean(n, 'passes'), seconds=float(np.median([r['methods'][n]['seconds'] for r in rows])), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
     return pd.DataFrame(out).T.astype({'n_undefined': int}).sort_values('passes', kind='stable').rename_axis(f'{against} −')
 
-# %% ../nbs/15_related.ipynb #399a2513
+# %% ../nbs/15_related.ipynb #3730a9a3
 FAMILIES = { # what belongs together in the figure → (colour, marker, methods: a line where they are one method at several costs)
     'exact LOO': ('k', '*', ('loo',)),
     'removal': ('C3', 'o', tuple(n for n in OURS if '+' not in n and 'loo' not in n)), 'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
