@@ -10,7 +10,7 @@ __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST
            'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
            'related_experiment', 'related_table', 'plot_related']
 
-# %% ../nbs/15_related.ipynb #80b726c5
+# %% ../nbs/15_related.ipynb #746f3a5c
 import contextlib, copy, time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from .models import DEMOS, _takes, describe_model, encode, forward, load_demo, p
 from .perturbation import subset_logits
 from .targets import Readout, settled
 
-# %% ../nbs/15_related.ipynb #7bb6695c
+# %% ../nbs/15_related.ipynb #6dfba258
 class AttentionLayer(NamedTuple):
     "What one attention call computed, and the gradient at its output."
     Z:torch.Tensor # (batch, heads, n, n) scaled scores, before the mask
@@ -55,7 +55,7 @@ def removal_effect(
     A = torch.where(1 - s.A > 1e-6, s.A/(1 - s.A).clamp_min(1e-6), 0.) if how == 'exact' else s.A
     return (A*gain).sum((1, 2))
 
-# %% ../nbs/15_related.ipynb #d2cb9b8a
+# %% ../nbs/15_related.ipynb #8a1c8828
 class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
     def __init__(self): super().__init__(); self.calls = []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ def attention_layers(
         runs.append([_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)])
     return runs, value.detach(), readout
 
-# %% ../nbs/15_related.ipynb #dd13c861
+# %% ../nbs/15_related.ipynb #95df8990
 def atp_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     how:str='slope', # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP with the QK fix)
@@ -105,7 +105,7 @@ def atp_scores(
     (layers,), value, readout = attention_layers(model, batch, target)
     return sum(removal_effect(s, how) for s in layers), value, readout, dict(how=how)
 
-# %% ../nbs/15_related.ipynb #aeddb7f9
+# %% ../nbs/15_related.ipynb #e0d1452d
 class _Rescored(TorchFunctionMode): # fused attention with its scaled scores changed
     def __init__(self, change): super().__init__(); self.change = change # change(Z, (batch, heads, n, n)) → Z
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -114,7 +114,7 @@ class _Rescored(TorchFunctionMode): # fused attention with its scaled scores cha
         Z = self.change(q @ k.transpose(-2, -1)*scale)
         return (Z if bias is None else Z + bias).softmax(-1) @ v
 
-# %% ../nbs/15_related.ipynb #013ee918
+# %% ../nbs/15_related.ipynb #2a419187
 def graddrop_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     signed:bool=False, # the mean, instead of the mean of absolute values as published
@@ -125,7 +125,7 @@ def graddrop_scores(
     R = torch.stack([sum(removal_effect(s, 'exact') for s in layers) for layers in runs])
     return (R if signed else R.abs()).sum(0)/(len(runs) - 1), value, readout, dict(signed=signed)
 
-# %% ../nbs/15_related.ipynb #d1315d37
+# %% ../nbs/15_related.ipynb #b195f7e0
 def grad_ellm_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     loosened:bool=True, # scores mapped to [0, 1] in place of softmax's weights
@@ -151,7 +151,7 @@ def chefer_scores(
     for s in layers: R = R + (s.A*(s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
     return (R - eye)[torch.arange(len(at), device=at.device), at], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #3d108337
+# %% ../nbs/15_related.ipynb #e8b02809
 @dataclass
 class Players:
     "The units of one text that may be removed."
@@ -192,7 +192,7 @@ def _whole(model, batch, target): # the whole text's output, readout and value
 def _without(model, batch, p, stays, readout, out, drop=None, **kwargs): # f of variants, exactly
     return subset_logits(model, batch, p.keep(stays), drop=drop if readout.survives_dropping(out) else False, readout=readout, **kwargs).float().cpu()
 
-# %% ../nbs/15_related.ipynb #00db268b
+# %% ../nbs/15_related.ipynb #f561f0f4
 def atman_scores(
     model, tokenizer, batch:dict, target=None, # one text
     suppression:float=0.9,  # f, scores are multiplied by 1 − f
@@ -215,7 +215,7 @@ def atman_scores(
     return p.scores((value - torch.cat(values)).cpu()), value, readout, dict(suppression=suppression, similarity=similarity)
 atman_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #962724e5
+# %% ../nbs/15_related.ipynb #bab9e01d
 def context_effects(
     values:np.ndarray, # (2,)*k: f of every subset; axis j is 1 where token j is kept
     p:float,           # each other token is kept with this probability
@@ -259,7 +259,7 @@ def context_cite_scores(
     return t.scores(surrogate_weights(np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p)), value, readout, dict(n=n, p=p, surrogate=surrogate, penalty=penalty)
 context_cite_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #c4fbc48e
+# %% ../nbs/15_related.ipynb #e93e2306
 def kernel_shap_scores(
     model, tokenizer, batch:dict, target=None, # one text
     n:int=64,     # forward passes; the whole text and the empty one are two of them
@@ -278,7 +278,7 @@ def kernel_shap_scores(
     return t.scores(mean + np.linalg.lstsq(X - X.mean(1, keepdims=True), y[1:] - y[0] - X.sum(1)*mean, rcond=None)[0]), value, readout, dict(n=n)
 kernel_shap_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #b03bc988
+# %% ../nbs/15_related.ipynb #3be55c32
 def hierarchical_scores(
     model, tokenizer, batch:dict, target=None, # one text
     size:int=None,  # units in a group; None: √k of k
@@ -347,7 +347,7 @@ def cached_loo_scores(
         values.append(readout(o, torch.zeros(1, dtype=torch.long, device=value.device), at_end=True))
     return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #9b8367e1
+# %% ../nbs/15_related.ipynb #0eeed2c0
 RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'attention_x_gradient': (atp_scores, dict(how='mass'), lambda T, L: 3),
     'atp': (atp_scores, dict(how='slope'), lambda T, L: 3),
@@ -368,8 +368,8 @@ RELATED = { # name → (function, options, cost(T, L) in forward passes)
 
 def _groups(k): size = max(1, round(k**.5)); return -(-k//size), min(size, k) # groups, units in one
 
-# %% ../nbs/15_related.ipynb #a02bd9f9
-PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95), (0.003, 0.01, 0.03, 0.1, 0.3, 1.)
+# %% ../nbs/15_related.ipynb #2dfb0082
+PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.)
 SHORTEST, LONGEST = 12, 256 # tokens; the first in tuning only
 
 def tuning_row(
@@ -411,13 +411,13 @@ def tuned_options(
         b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape); out[n] = dict(n=n, p=KEPT[b], surrogate=('lasso', 'ridge')[c], penalty=PENALTIES[d])
     return out
 
-# %% ../nbs/15_related.ipynb #3de2e005
+# %% ../nbs/15_related.ipynb #57ee6cfe
 TUNED = { # data → passes → options, of `tuned_options` on training texts
-    'sst2': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
-    'imdb': {8: dict(n=8, p=0.9, surrogate='ridge', penalty=0.1), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
+    'sst2': {8: dict(n=8, p=0.9, surrogate='lasso', penalty=0.001), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
+    'imdb': {8: dict(n=8, p=0.8, surrogate='ridge', penalty=1.0), 16: dict(n=16, p=0.9, surrogate='lasso', penalty=0.03), 32: dict(n=32, p=0.9, surrogate='lasso', penalty=0.001), 64: dict(n=64, p=0.95, surrogate='lasso', penalty=0.003)},
 }
 
-# %% ../nbs/15_related.ipynb #f92ad6f3
+# %% ../nbs/15_related.ipynb #5ac6e2c4
 OURS = { # name → (method, options, cost(T, L)); the number is that of forward and backward passes
     'removal': ('removal', {}, lambda T, L: 3),
     **{f'removal_{k + 1}': ('removal', dict(n_groups=k), lambda T, L, k=k: 3*(k + 1)) for k in (1, 3, 8)},
@@ -480,7 +480,7 @@ def related_table(
         out[n] = dict(passes=mean(n, 'passes'), seconds=float(np.median([r['methods'][n]['seconds'] for r in rows])), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
     return pd.DataFrame(out).T.astype({'n_undefined': int}).sort_values('passes', kind='stable').rename_axis(f'{against} −')
 
-# %% ../nbs/15_related.ipynb #3730a9a3
+# %% ../nbs/15_related.ipynb #57a4c0e0
 FAMILIES = { # what belongs together in the figure → (colour, marker, methods: a line where they are one method at several costs)
     'exact LOO': ('k', '*', ('loo',)),
     'removal': ('C3', 'o', tuple(n for n in OURS if '+' not in n and 'loo' not in n)), 'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
@@ -495,14 +495,14 @@ FAMILIES = { # what belongs together in the figure → (colour, marker, methods:
 def plot_related(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 ):                # a matplotlib figure
-    "Mean r with LOO against passes, a point per method; lines join one method at several costs."
+    "Mean r with LOO against passes, a point per method; lines join one method at several costs. Points at three passes stand side by side."
     fig, axes = plt.subplots(1, len(results), figsize=(5.2*len(results), 4.6), layout='constrained', sharey=True, squeeze=False)
     for ax, (name, d) in zip(axes[0], results.items()):
         t = related_table(d)
-        for label, (colour, marker, methods) in FAMILIES.items():
-            m = [n for n in methods if n in t.index]
-            line = '-' if label.startswith(('Context', 'Kernel', 'removal')) else ''
-            if m: ax.plot(t.passes[m], t.r[m], line, marker=marker, color=colour, ms=7, lw=1, alpha=.9, label=label)
+        for at, (label, (colour, marker, methods)) in enumerate(FAMILIES.items()):
+            m = [n for n in methods if n in t.index]; x = t.passes[m].where(t.passes[m] > 3, 3*1.05**(at - 4))       # at three passes there are many
+            line = '-' if label.startswith(('Context', 'Kernel', 'removal')) else 'none'
+            if m: ax.plot(x, t.r[m], linestyle=line, marker=marker, color=colour, ms=7, lw=1, alpha=.9, label=label)
         ax.set_xscale('log'); ax.set_xticks([3, 10, 30, 100, 200], ['3', '10', '30', '100', '200']); ax.minorticks_off(); ax.grid(alpha=.25); ax.axhline(0, color='0.6', lw=.6)
         c = d['config']; ax.set(xlabel='forward passes (backward = 2)', title=f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(d['rows'])} texts, {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens")
         ax.title.set_fontsize(9)
