@@ -6,7 +6,7 @@
 __all__ = ['ABLATED', 'ATTN_LRP', 'CP_LRP', 'composite_name', 'ablation_composites', 'same_as', 'has_gates', 'ablation_r',
            'ablation_effects', 'ablation_experiment', 'ablation_table', 'effects_table', 'plot_ablation']
 
-# %% ../nbs/14_ablation.ipynb #f5c524d9
+# %% ../nbs/14_ablation.ipynb #d0aa8bf6
 import itertools
 
 import numpy as np
@@ -20,7 +20,7 @@ from .core import Results
 from .faithfulness import agreement_rows, mean_se, paired_difference, per_text
 from .models import forward, watch_embeddings
 
-# %% ../nbs/14_ablation.ipynb #5bf6a969
+# %% ../nbs/14_ablation.ipynb #763c5c98
 ABLATED = { # rule → the Composite's field without it, and with it
     'product': (dict(product='gradient'), dict(product='half')),
     'norm': (dict(layer_norm='gradient'), dict(layer_norm='constant_std')),
@@ -53,7 +53,7 @@ def same_as(
     rules = name.split('+')
     return composite_name([r for r in rules if r != 'product' or 'softmax' not in rules]) if name != 'none' else name
 
-# %% ../nbs/14_ablation.ipynb #ef07b4da
+# %% ../nbs/14_ablation.ipynb #53645f59
 def has_gates(
     model,    # any model
     enc:dict, # one encoded text or image
@@ -62,7 +62,7 @@ def has_gates(
     with torch.enable_grad(), watch_embeddings(model), lrp_rules(model, cp_lrp()) as rules: forward(model, enc)
     return bool((rules.report().rule == 'constant gate').any())
 
-# %% ../nbs/14_ablation.ipynb #4e3db0ef
+# %% ../nbs/14_ablation.ipynb #344b1a28
 def ablation_r(
     rows:list,  # of `ablation_experiment`
     name:str,   # of a composite, or 'canonized'
@@ -86,12 +86,12 @@ def ablation_effects(
     for a, b in itertools.combinations(range(k), 2):
         f = lambda i, j: average(np.moveaxis(r, (a, b), (0, 1))[i, j])
         add('interaction', f'{rules[a]} × {rules[b]}', (f(1, 1) + f(0, 0))/2, (f(1, 0) + f(0, 1))/2)
-    for kind, base in (('in AttnLRP', ATTN_LRP), ('alone', ())):
-        for a, rule in enumerate(rules):
+    for kind, base, which in (('in AttnLRP', ATTN_LRP, rules), ('alone', (), rules), ('in AttnLRP without halves', ATTN_LRP[1:], ['softmax'])):
+        for rule in which:
             with_, without = ([int((q in base) if q != rule else on) for q in rules] for on in (1, 0)); add(kind, rule, r[tuple(with_)], r[tuple(without)])
     return pd.DataFrame(out)
 
-# %% ../nbs/14_ablation.ipynb #881036a9
+# %% ../nbs/14_ablation.ipynb #1779b79e
 def ablation_experiment(
     path,             # the results file
     part:str,         # 'sst2', 'imdb', or one of BEYOND
@@ -114,7 +114,7 @@ def ablation_experiment(
     results.summary = dict(n=len(results.rows), n_set_aside=left, mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])), effects=ablation_effects(dict(rows=results.rows)).to_dict(orient='records'))
     results.save(); return results
 
-# %% ../nbs/14_ablation.ipynb #8f8cc671
+# %% ../nbs/14_ablation.ipynb #f73ff4af
 def ablation_table(
     results:dict,   # part → of `read_results`
 )->pd.DataFrame:    # a row per rule set, AttnLRP and CP-LRP named; a column per part, and n in the first row
@@ -126,7 +126,7 @@ def ablation_table(
 
 def effects_table(
     results:dict,   # part → of `read_results`
-    *kinds,         # some of 'main', 'interaction', 'in AttnLRP', 'alone'; all where none is given
+    *kinds,         # some of 'main', 'interaction', 'in AttnLRP', 'alone', 'in AttnLRP without halves'; all where none is given
 )->pd.DataFrame:    # (kind, rule) × part: the effect with its 95 % interval
     "The effects of `ablation_effects`, part by part."
     said = lambda e: f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
@@ -135,7 +135,7 @@ def effects_table(
     order = [i for i in max((t.index for t in tables.values()), key=len) if not kinds or i[0] in kinds]
     return out.loc[order]
 
-# %% ../nbs/14_ablation.ipynb #5596f6ad
+# %% ../nbs/14_ablation.ipynb #46e04ff1
 def plot_ablation(
     results:dict, # part → of `read_results`
 ):                # a matplotlib figure

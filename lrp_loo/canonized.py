@@ -6,7 +6,7 @@
 __all__ = ['canonized_relevance', 'canonized_maps', 'canonized_mnist_experiment', 'canonized_row', 'canonized_mnist_table',
            'canonized_table', 'plot_canonized']
 
-# %% ../nbs/12_canonized.ipynb #05ffe58d
+# %% ../nbs/12_canonized.ipynb #3085e75f
 import pandas as pd
 import torch
 from matplotlib import pyplot as plt
@@ -18,7 +18,7 @@ from .linear_attention import FORMS, GRID, accuracy, normalise_images, pixel_ig,
 from .rules import product_rule, relevance
 from .scalar import _factors, walk
 
-# %% ../nbs/12_canonized.ipynb #f62ed8a9
+# %% ../nbs/12_canonized.ipynb #8d52eb53
 def canonized_relevance(
     x,          # n numbers
     bracketing, # nested pairs of the numbers 0 … n-1
@@ -28,7 +28,7 @@ def canonized_relevance(
     y, _ = walk(bracketing, lambda i: (x[i], 1), lambda a, b: (product_rule(torch.mul, a[0], b[0], factors=(a[1], b[1])), a[1] + b[1]))
     return relevance(y, x)[0]
 
-# %% ../nbs/12_canonized.ipynb #0236f757
+# %% ../nbs/12_canonized.ipynb #64339a48
 def canonized_maps(
     model,          # a `LinearAttention`
     x:torch.Tensor, # (batch, n_pixels)
@@ -46,15 +46,14 @@ def canonized_mnist_experiment(
     path,            # the results file
     *, limit:int=200, epochs:int=5, seed:int=0, # test images explained; training as in `linear_attention_experiment`, which gives the same networks
     data_info=None,  # what the images are
-    grid=None,       # settings; `GRID` where None
+    settings=None,   # numbers in `GRID` to do now; all where None
     fresh:bool=False, # start over
 )->Results:          # a row a setting: accuracy, tables[protocol][explainer][pair], the lowest r between the two forms, their largest difference over the largest score
     "The networks of Table 1's grid, explained with halves and canonized."
-    grid = GRID if grid is None else grid
-    results = Results(path, dict(experiment='canonized_mnist', data=data_info, n_train=len(train[0]), n_test=len(test[0]), limit=limit, eps=1e-6, epochs=epochs, seed=seed, grid=[setting_name(s) for s in grid]), fresh)
-    done = results.done
-    for i, s in enumerate(tqdm(grid, desc='settings')):
-        if i in done: continue
+    results = Results(path, dict(experiment='canonized_mnist', data=data_info, n_train=len(train[0]), n_test=len(test[0]), limit=limit, eps=1e-6, epochs=epochs, seed=seed, grid=[setting_name(s) for s in GRID]), fresh)
+    for i in tqdm(range(len(GRID)) if settings is None else settings, desc='settings'):
+        if i in results.done: continue
+        s = GRID[i]
         X, Xt = (normalise_images(images, s['inputs']) for images, _ in (train, test))
         model = train_linear_attention(X, train[1], epochs=epochs, seed=seed, progress=False, **{k: v for k, v in s.items() if k != 'inputs'})
         results.add(dict(i=i, name=setting_name(s), setting=s, accuracy=accuracy(model, Xt, test[1]), **canonized_row(model, Xt[:limit])))
@@ -84,7 +83,7 @@ def canonized_mnist_table(
                           'AttnLRP L vs LOO': get('attn_lrp', 'L_vs_LOO'), 'AttnLRP R vs LOO': get('attn_lrp', 'R_vs_LOO'), 'canonized vs LOO': get('canonized', 'R_vs_LOO'), 'IG vs LOO': get('ig', 'R_vs_LOO')}
     return pd.DataFrame(out).T.rename_axis('setting')
 
-# %% ../nbs/12_canonized.ipynb #87973d7d
+# %% ../nbs/12_canonized.ipynb #5aada50e
 _SHARES = {'CP-LRP': (composite_name((*ATTN_LRP, 'softmax')), 0.), 'AttnLRP': (composite_name(ATTN_LRP), 1/4), 'canonized': ('canonized', 1/3)} # name → its name in the rows, what Q and K get
 
 def canonized_table(
@@ -102,10 +101,10 @@ def plot_canonized(
     results:dict,   # as for `canonized_table`
 ):                  # a matplotlib figure
     "r with LOO against the share of Q and of K, with standard errors."
-    fig, ax = plt.subplots(figsize=(5.6, 3.4), layout='constrained')
+    fig, ax = plt.subplots(figsize=(7.6, 3.4), layout='constrained')
     for part, d in results.items():
         c, points = d['config'], [(s, *mean_se(ablation_r(d['rows'], m))[:2]) for m, s in _SHARES.values()]
         ax.errorbar(*zip(*points), marker='o', ms=4, capsize=2, label=f"{part}: {c['model']['model'].removesuffix('ForSequenceClassification').removesuffix('ForImageClassification').removesuffix('ForCausalLM')} on {c['data']['name']}, n = {len(d['rows'])}")
-    ax.set_xticks([s for _, s in _SHARES.values()], [f'{n}\n{t}' for n, t in zip(_SHARES, ('0, 0, 1', '¼, ¼, ½', '⅓, ⅓, ⅓'))]); ax.set(xlabel='relevance to Q, K, V', ylabel='Pearson r with LOO', xlim=(-.03, .37))
+    ax.set_xticks([s for _, s in _SHARES.values()], [f'{n}\n{t}' for n, t in zip(_SHARES, ('0, 0, 1', '¼, ¼, ½', '⅓, ⅓, ⅓'))], fontsize=7); ax.set(xlabel='relevance to Q, K, V', ylabel='Pearson r with LOO', xlim=(-.03, .37))
     ax.legend(frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, .5)); ax.spines[['top', 'right']].set_visible(False)
     return fig

@@ -300,7 +300,8 @@ def _leaving(self:lrp_rules, number, module, args, kwargs, out):
 
 @patch
 def _whole_module(self:lrp_rules, operation, module, args, kwargs, out): # a rule for a module that is not looked into
-    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not any(map(_carries, _tensors(args))): return None
+    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor): return None
+    if not any(map(_carries, _tensors(args))): return _mark(out, False)
     value, choice = out.detach(), self._choice(operation)
     if choice: new, rule = choice.rule(lambda *_, **__: value, *args, **kwargs), choice.rule.__name__
     elif self.composite.activation == 'identity' and not _is_norm(module): new, rule = identity_rule(lambda _: value, args[0]), 'identity'

@@ -30,14 +30,15 @@ def faithfulness_row(
     target=None,      # see `as_target`; the predicted class by default
     removal=None,     # what removed means (`REMOVALS`, `Removal`), for LOO and for the curves; the attention mask by default, in an image the zero embedding
     area:str='mean_logit', # see `curve_area`
+    curves=None,      # names of the methods that get MoRF and LeRF curves; None: all
 )->dict:              # n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all, lerf, morf
     "Agreement with LOO and perturbation areas of several methods on one text."
     removal = removal or default_removal(enc)
     loo = explain_batch(model, tokenizer, [enc], 'loo', target, removal=removal)[0]; target = settled(target, loo.target)
     maps = {'loo': loo} | {n: explain_batch(model, tokenizer, [enc], m, target, **kw)[0] for n, (m, kw) in methods.items() if n != 'loo'}
-    curves = perturbation_curves(model, enc, {n: a.scores for n, a in maps.items()}, removal_units(loo.is_special, chunk), target, removal, fill_id(tokenizer, removal))
+    drawn = perturbation_curves(model, enc, {n: a.scores for n, a in maps.items() if curves is None or n in curves}, removal_units(loo.is_special, chunk), target, removal, fill_id(tokenizer, removal))
     return dict(n_tokens=len(loo), target=loo.target, logit=loo.logit,
-                methods={n: _agreement(a, loo) | dict(lerf=curve_area(curves[n][1], area), morf=curve_area(curves[n][0], area)) for n, a in maps.items()})
+                methods={n: _agreement(a, loo) | (dict(lerf=curve_area(drawn[n][1], area), morf=curve_area(drawn[n][0], area)) if n in drawn else {}) for n, a in maps.items()})
 
 def agreement_rows(
     model, tokenizer,
@@ -65,7 +66,7 @@ def agreement(
 def _agreement(a, loo):
     r_of = lambda **kw: agreement(a.scores, loo.scores, a.is_special, **kw)
     r = dict(r=r_of(), r_sum=r_of(normalize_a='sum'), r_sum_both=r_of(normalize_a='sum', normalize_b='sum'), r_all=r_of(specials=True))
-    return r | ({'completeness_error': a.info['completeness_error']} if 'completeness_error' in a.info else {})
+    return r | {k: a.info[k] for k in ('completeness_error', 'expected_r') if k in a.info}
 
 # %% ../nbs/07_faithfulness.ipynb #e4823837
 COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
@@ -76,7 +77,7 @@ def per_text(
     column:str,    # 'loo_r', 'loo_r_sum', 'loo_r_sum_both', 'loo_r_all', 'lerf', 'morf' or 'delta'
 )->np.ndarray:     # (n_texts,), NaN where undefined
     "One number per text."
-    get = lambda k: np.array([np.nan if (v := r['methods'][method][k]) is None else v for r in rows], dtype=float)
+    get = lambda k: np.array([np.nan if (v := r['methods'][method].get(k)) is None else v for r in rows], dtype=float)
     return get('lerf') - get('morf') if column == 'delta' else get(COLUMNS[column])
 
 def mean_se(
@@ -157,12 +158,13 @@ def faithfulness_experiment(
     chunk:int=1,       # tokens removed at a time in the curves
     removal:str=None,  # as for `faithfulness_row`
     desc:str='',       # what the bar says
+    curves=None,       # names of the methods that get curves; None: all
     **summary,         # goes into the summary as it is
 )->Results:
     "A row per example, resumable, and a summary."
     done = results.done
     for i, enc, label in tqdm(examples, desc=desc):
-        if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **faithfulness_row(model, tokenizer, enc, methods, chunk, removal=removal)))
+        if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **faithfulness_row(model, tokenizer, enc, methods, chunk, removal=removal, curves=curves)))
     rows = results.rows
     results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
                            accuracy=None if rows[0]['label'] is None else float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())

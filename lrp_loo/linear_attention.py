@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['INPUTS', 'FORMS', 'PIXELS', 'POOLINGS', 'SCALES', 'PRODUCTS', 'EXPLAINERS', 'PAIRS', 'PROTOCOLS', 'GRID', 'PAPER',
            'normalise_images', 'LinearAttention', 'train_linear_attention', 'accuracy', 'pixel_loo', 'pixel_ig',
-           'pixel_lrp', 'path_maps', 'pixel_maps', 'table1_rows', 'table1', 'plot_maps', 'setting_name',
-           'negative_sums', 'run_setting', 'distance', 'nearest', 'linear_attention_experiment', 'summarise',
-           'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper', 'mnist_claims']
+           'pixel_lrp', 'pixel_removal', 'path_maps', 'pixel_maps', 'table1_rows', 'table1', 'plot_maps',
+           'setting_name', 'negative_sums', 'run_setting', 'distance', 'nearest', 'linear_attention_experiment',
+           'summarise', 'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper', 'mnist_claims']
 
 # %% ../nbs/03_linear_attention.ipynb #eab08912
 from functools import partial
@@ -194,6 +194,34 @@ def pixel_lrp(
     "AttnLRP's relevance of each pixel, by one backward pass (equations 1, 3, 4); or, canonized, that of QKᵀV as one form."
     target, x = _target(model, x, target), x.detach().clone().requires_grad_()
     return relevance(_logit(model, x, target, form=form, eps=eps, product=product), x)[0]
+
+# %% ../nbs/03_linear_attention.ipynb #86df270e
+def _lost(K, V, Q, U, form): # f − f without the pixel, for every pixel; pairs (present, removed)
+    (K, K0), (V, V0), (Q, Q0) = K, V, Q
+    if form == 'q_kv':
+        S, M = K.mT @ V, U.mT @ Q                                   # [batch, d, d]
+        through = lambda k, v, q: ((q @ S)*U).sum(-1) + ((k @ M.mT)*v).sum(-1)
+    else:
+        P, W = Q @ K.mT, U @ V.mT                                   # [batch, n, n], rows n, columns j
+        row = lambda q: ((q @ K.mT)*W).sum(-1); column = lambda k, v: ((Q @ k.mT)*(U @ v.mT)).sum(-2)
+        through = lambda k, v, q: row(q) + column(k, v)
+    own = lambda k, q, v: (k*q).sum(-1)*(v*U).sum(-1)
+    # rows and columns of a removed pixel change; where they cross, both do
+    return (through(K, V, Q) - own(K, Q, V)) - (through(K0, V0, Q0) - own(K, Q0, V) - own(K0, Q, V0) + own(K0, Q0, V0))
+
+@torch.no_grad()
+def pixel_removal(
+    model,               # a `LinearAttention`
+    x:torch.Tensor,      # (batch, n_pixels)
+    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
+    form:str=None,       # how the products are bracketed: 'qk_v' or 'q_kv'
+)->torch.Tensor:         # (batch, n_pixels), logit lost with each pixel: equal to `pixel_loo`
+    "Exact LOO of every pixel at the price of one forward pass."
+    target, form = _target(model, x, target), _choice('form', form or model.form, FORMS); n = model.n_pixels
+    W = model.out.weight[target]                                    # [batch, n·width] or [batch, width]
+    U = W.view(len(x), n, -1) if model.pooling == 'flatten' else (W/n)[:, None].expand(-1, n, -1)
+    (Q, K, V), (Q0, K0, V0) = model.qkv(x), model.qkv(torch.zeros_like(x))
+    return _lost((K, K0), (V, V0), (Q, Q0), U, form)
 
 # %% ../nbs/03_linear_attention.ipynb #4416bdbe
 def path_maps(

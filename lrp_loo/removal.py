@@ -6,7 +6,7 @@
 __all__ = ['NEAR_ONE', 'SPREAD_TO_ERROR', 'key_effects', 'removal_pass', 'expected_r', 'removal_groups', 'removal_scores',
            'removal_loo_scores']
 
-# %% ../nbs/05b_removal.ipynb #03568b24
+# %% ../nbs/05b_removal.ipynb #8aa84ac3
 import contextlib, math
 
 import torch
@@ -16,7 +16,7 @@ from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, loo_readout
 from .targets import Readout, settled
 
-# %% ../nbs/05b_removal.ipynb #cd645007
+# %% ../nbs/05b_removal.ipynb #bba41cc7
 NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees one key alone has nothing to say about its removal
 
 def key_effects(
@@ -26,11 +26,12 @@ def key_effects(
     weights:torch.Tensor=None, # (batch, n_units) mask weights under which A was computed; None: 1
 )->torch.Tensor:       # (batch, heads, n, n_units)
     "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
-    if members is not None: dZ, A = dZ @ members[:, None], A @ members[:, None]
-    rest = (1 - A).clamp(min=NEAR_ONE)
-    return dZ/rest if weights is None else dZ/(rest*(weights[:, None, None]*rest + A))
+    A = A.to(dZ)
+    if members is not None: dZ, A = dZ @ members[:, None].to(A), A @ members[:, None].to(A)
+    rest = (1 - A).clamp(min=NEAR_ONE)                              # models take softmax in single precision, whatever they are in
+    return dZ/rest if weights is None else dZ/(rest*(weights[:, None, None].to(A)*rest + A))
 
-# %% ../nbs/05b_removal.ipynb #a0b0c61e
+# %% ../nbs/05b_removal.ipynb #04c4d1b3
 def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
     if units is None or all(u is None for u in units): return None
     M = torch.zeros(len(units), T, max(T if u is None else len(u) for u in units), device=like)
@@ -40,20 +41,21 @@ def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_un
     return M
 
 def _key_weights(members, weights): # (batch, T): each key's weight is its unit's, 1 where it has none
-    return weights if members is None else torch.where(members.sum(-1) > 0, (members @ weights[..., None])[..., 0], 1.)
+    return weights if members is None else torch.where(members.sum(-1) > 0, (members.to(weights) @ weights[..., None])[..., 0], 1.)
 
 def removal_pass(
     model,
     batch:dict,         # (batch, T) inputs
     target=None,        # see `as_target`, or a settled `Readout`
     units=None,         # a `Units` (or None) per text: what is removed at once
-    weights=None,       # (batch, n_units) mask weights at which to stand; None: 1
+    weights=None,       # (batch, n_units) mask weights at which to stand, or a list of these, one per layer; None: 1
     composite=None,     # rules for the rest of the network; none by default
     own_rows:bool=False, # keep the rows that nobody reads
 )->tuple:               # (batch, layers × heads, n_units), f (batch,), its `Readout`
     "One forward and one backward pass: what every layer and head says about the removal of each unit."
     members = _members(units, batch['input_ids'].shape[1], device_of(model)) if 'input_ids' in batch else None
-    where = contextlib.nullcontext() if weights is None else key_weights(_key_weights(members, weights))
+    at = [_key_weights(members, w) for w in weights] if isinstance(weights, list) else None if weights is None else _key_weights(members, weights)
+    where = contextlib.nullcontext() if at is None else key_weights(at)
     with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite or gradient(), record='attention') as rules, where: out = forward(model, batch)
     readout = target if isinstance(target, Readout) else Readout(target, out, batch)
     with torch.enable_grad(): value = readout(out)
@@ -62,7 +64,7 @@ def removal_pass(
     layers = [(torch.zeros_like(A) if g is None else g, A.detach()) for g, (_, _, A) in zip(gradients, rules.attention)]
     members = _with_class_tokens(model, members, _places(seen[0]), layers)
     unread = None if own_rows else _unread(layers[-1][0], members)
-    per_head = [_column_sums(key_effects(*layer, members, weights), unread) for layer in layers]
+    per_head = [_column_sums(key_effects(*layer, members, w), unread) for layer, w in zip(layers, weights if isinstance(weights, list) else [weights]*len(layers))]
     return torch.cat(per_head, 1), value.detach(), readout
 
 def _with_class_tokens(model, members, T, layers): # keys that stand for no input, in front, belong to no unit
@@ -77,7 +79,7 @@ def _unread(last, members): # (batch, n, n_units): own rows of a unit that the o
 
 def _column_sums(effects, unread): return (effects if unread is None else effects.masked_fill(unread[:, None], 0.)).sum(2)
 
-# %% ../nbs/05b_removal.ipynb #c085fdea
+# %% ../nbs/05b_removal.ipynb #3809c052
 SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
 
 def expected_r(
@@ -104,7 +106,7 @@ def removal_groups(
         groups[b, top] = torch.arange(len(top)) % n_groups
     return groups.to(spread.device)
 
-# %% ../nbs/05b_removal.ipynb #de8ce35e
+# %% ../nbs/05b_removal.ipynb #aed181bd
 def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no special token, no padding
     if 'input_ids' not in batch: return torch.ones(shape, dtype=torch.bool)
     counts = torch.zeros(shape, dtype=torch.bool); mask = batch.get('attention_mask', torch.ones_like(batch['input_ids'])).bool().cpu()
@@ -159,7 +161,7 @@ def _lengths(batch, units, scores): # units of each text, without padding
     return [n[b] if units is None or units[b] is None else len(units[b]) for b in range(len(scores))]
 removal_scores.by_unit = 'batch'
 
-# %% ../nbs/05b_removal.ipynb #3ae522e2
+# %% ../nbs/05b_removal.ipynb #d4ba833d
 def removal_loo_scores(
     model, tokenizer,
     batch:dict,           # (1, T) inputs

@@ -3,43 +3,45 @@ import json
 
 import pytest
 import torch
-from conftest import TEXTS, random_bert
+from conftest import TEXTS
+from test_composites import close
 from torch import nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForSequenceClassification
 
-from lrp_loo.attribution import explain, explain_batch, lrp_scores
+from lrp_loo.attribution import explain, lrp_scores
 from lrp_loo.beyond import _swap
-from lrp_loo.composites import Composite, attn_lrp, canonized_lrp, cp_lrp, lrp_rules
+from lrp_loo.composites import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.conservation import conservation
-
-IDS = dict(input_ids=torch.tensor([[5, 3, 8, 1, 9, 2, 7]]), attention_mask=torch.ones(1, 7, dtype=torch.long))
-SMALL = dict(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=32)
-
-
-def llama(**kw): # two key-value heads for four query heads
-    torch.manual_seed(0); m = LlamaForSequenceClassification(LlamaConfig(**SMALL, num_key_value_heads=2, pad_token_id=0, num_labels=3, **kw)).eval().double()
-    with torch.no_grad():
-        for p in m.parameters(): p.normal_(0, .4) if p.ndim > 1 else p.normal_(1, .1)
-    return m
-
-def gpt2():
-    torch.manual_seed(0); m = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=3, n_head=4, n_positions=32)).eval().double()
-    with torch.no_grad():
-        for p in m.parameters(): p.normal_(0, .4) if p.ndim > 1 else p.normal_(.5, .1)
-    return m
-
-def scores(model, composite, **kw): return lrp_scores(model, None, IDS, composite=composite, strict=True, **kw)[0][0]
+from lrp_loo.families import family_tasks, random_inputs, random_model, relevance_of
+from lrp_loo.models import watch_embeddings
 
 
-@pytest.mark.parametrize('make', [llama, gpt2, lambda: random_bert(dtype=torch.double)])
-@pytest.mark.parametrize('eps', [0., 1e-2])
-def test_eager_is_fused_and_checkpointed(make, eps):
-    model, c = make(), canonized_lrp(eps=eps)
-    model.set_attn_implementation('sdpa'); fused = scores(model, c)
-    model.set_attn_implementation('eager'); eager = scores(model, c)
-    assert torch.allclose(fused, eager, rtol=1e-4, atol=1e-5) and torch.allclose(scores(model, c, checkpoint=True), eager, rtol=1e-4, atol=1e-5) # Llama takes its softmax in float32
-    assert not torch.allclose(eager, scores(model, attn_lrp(eps=eps)), rtol=1e-2)
+def llama(**kw): return random_model('Llama', **kw)
+
+
+@pytest.mark.parametrize('family,task', family_tasks())
+def test_every_family(family, task):
+    "Eager attention, call by call, is fused attention; nothing without a rule; the logit is taken up by words, biases, constants and softmax."
+    m = random_model(family, task); inputs = random_inputs(m); R, _, rules = relevance_of(m, inputs, canonized_lrp(), strict=True)
+    total = conservation(m, inputs, canonized_lrp()); assert abs(total['remainder']) < 1e-5*max(map(abs, total.values()))
+    if family in ('DeBERTa-v2', 'Gemma 2'): return                       # eager attention alone
+    close(relevance_of(random_model(family, task, 'sdpa'), inputs, canonized_lrp(), strict=True)[0], R, 1e-5)
+    assert {'1/2, 1/2', '2/3, 1/3'} <= set(rules.report().rule)
+
+
+def test_soft_capped_logits_begin_again():
+    "Gemma 2 puts a tanh between QKᵀ and the softmax: an activation, so AV is shared by halves, as in AttnLRP."
+    m = random_model('Gemma 2'); rules = relevance_of(m, random_inputs(m), canonized_lrp())[2]
+    assert '2/3, 1/3' not in set(rules.report().rule)
+
+
+@pytest.mark.parametrize('family', ['BERT', 'GPT-2', 'Llama', 'ViT'])
+def test_epsilon_meets_no_product(family):
+    "With an explicit ε eager is fused, too: it meets linear layers only."
+    task = 'image' if family == 'ViT' else 'class'; m = random_model(family, task); inputs = random_inputs(m); c = canonized_lrp(eps=1e-2)
+    R = relevance_of(m, inputs, c)[0]; close(relevance_of(random_model(family, task, 'sdpa'), inputs, c)[0], R, 1e-5)
+    assert (R - relevance_of(m, inputs, canonized_lrp())[0]).abs().max() > 1e-4*R.abs().max()
+    close(lrp_scores(m, None, inputs, composite=c, checkpoint=True)[0][0], R, 1e-5)
 
 
 def test_a_third_each_in_one_attention_call():
@@ -66,12 +68,6 @@ def test_constant_queries_take_no_share(composite):
         with lrp_rules(model, composite): y = model(x).sum()
         out.append(torch.autograd.grad(y, x)[0])
     assert torch.allclose(*out)
-
-
-@pytest.mark.parametrize('make', [llama, lambda: random_bert(dtype=torch.double)])
-def test_nothing_is_lost_unseen(make):
-    "Words, biases, constants and softmax take up the logit, as under the other rule sets."
-    total = conservation(make(), IDS, canonized_lrp()); assert abs(total["remainder"]) < 1e-6*max(map(abs, total.values()))
 
 
 def test_in_place_products_and_reused_tensors():
@@ -105,9 +101,17 @@ def test_a_norm_has_its_own_gradient(product, activation):
     class Fused(nn.Module): # the same numbers in one call, under a name that says nothing
         def __init__(self, norm): super().__init__(); self.weight, self.eps = norm.weight, norm.variance_epsilon
         def forward(self, x): return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
-    c = Composite('x', product=product, activation=activation, layer_norm='gradient'); model = llama().float()
-    written = scores(model, c); _swap(model, 'LlamaRMSNorm', Fused)
-    assert torch.allclose(written, scores(model, c), rtol=1e-3, atol=1e-4*float(written.abs().max()))
+    c, model = Composite('x', product=product, activation=activation, layer_norm='gradient'), llama(dtype=torch.float32); inputs = random_inputs(model)
+    written = relevance_of(model, inputs, c)[0]; _swap(model, 'LlamaRMSNorm', Fused)
+    close(relevance_of(model, inputs, c)[0], written, 1e-3)
+
+
+@pytest.mark.parametrize('family', ['BERT', 'Llama', 'ViT'])
+def test_no_rule_is_autograd(family):
+    m = random_model(family, 'image' if family == 'ViT' else 'class'); inputs = random_inputs(m)
+    with watch_embeddings(m) as seen: y = m(**inputs).logits[0]
+    g, = torch.autograd.grad(y.max(), seen[0])
+    close(relevance_of(m, inputs, gradient())[0], (seen[0]*g).sum(-1)[0] if g.ndim == 3 else (seen[0]*g).sum(1).flatten(), 1e-9)
 
 
 def test_rules_as_plain_options(demo):

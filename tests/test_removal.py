@@ -1,0 +1,140 @@
+"""Removal-aware attribution against definitions: finite differences of the mask, keys really left out of each softmax, the same function written otherwise, batches, spans."""
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lrp_loo import explain, load_demo, removal
+from lrp_loo.beyond import REWRITINGS, rewritten
+from lrp_loo.composites import gradient, lrp_rules
+from lrp_loo.families import family_tasks, random_inputs, random_model
+from lrp_loo.models import encode, forward, watch_embeddings
+from lrp_loo.perturbation import input_positions, key_weights, leave_one_out
+from lrp_loo.removal import removal_loo_scores, removal_pass, removal_scores
+from lrp_loo.targets import Readout
+from lrp_loo.units import Units
+
+SENTENCE = "a slow start , but the last act is a quiet triumph"
+
+
+@pytest.mark.parametrize('family,task', family_tasks())
+def test_mask_derivative_is_a_finite_difference(family, task):
+    "∂f/∂log m_j = Σ ∂f/∂Z_ij, on every family, eager and fused; and the estimate is the same in both."
+    estimates = []
+    for attention in ('eager', 'sdpa'):
+        try: model = random_model(family, task, attention)
+        except ValueError: continue
+        inputs = random_inputs(model); T = input_positions(model, inputs)
+        with torch.enable_grad(), watch_embeddings(model), lrp_rules(model, gradient(), record='attention') as rules: out = forward(model, inputs)
+        readout = Readout(None, out, inputs)
+        with torch.enable_grad(): value = readout(out)
+        derivative = sum(g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), [Z for _, Z, _ in rules.attention]))[-T:]
+        for j in (1, T - 2):
+            f = {}
+            for h in (0., 1e-2, 2e-2):                              # one-sided, second order: weights stay at most 1
+                m = torch.ones(1, T, dtype=torch.double); m[0, j] = math.exp(-h)
+                with torch.no_grad(), key_weights(m): f[h] = float(readout(forward(model, inputs)))
+            assert float(derivative[j]) == pytest.approx((3*f[0.] - 4*f[1e-2] + f[2e-2])/2e-2, rel=1e-2, abs=1e-3) # some models take softmax in single precision
+        estimates.append(removal_scores(model, None, inputs, n_groups=2)[0])
+        assert estimates[-1].shape == (1, T) and torch.isfinite(estimates[-1]).all()
+    if len(estimates) == 2: assert (estimates[0] - estimates[1]).abs().max() < 2e-3*estimates[1].abs().max() # eager attention takes its softmax in single precision
+
+
+class Capture(TorchFunctionMode):
+    "Every fused attention call: q, k, v, additive mask, and its output as a tensor whose gradient can be asked for."
+    def __init__(self): super().__init__(); self.calls = []
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, '__name__', '') != 'scaled_dot_product_attention': return func(*args, **kwargs)
+        O = func(*args, **kwargs)*1.; self.calls.append((*args[:3], kwargs, O)); return O
+
+
+def naive_removal(model, inputs, own_rows=False):
+    "⟨∂f/∂O_i, O_i − O_i without key j⟩ with key j left out of the softmax, one row of one head at a time."
+    T = inputs['input_ids'].shape[1]; e = model.get_input_embeddings()(inputs['input_ids']).detach().requires_grad_()
+    with torch.enable_grad(), Capture() as seen: out = model(inputs_embeds=e, attention_mask=inputs['attention_mask'])
+    readout = Readout(None, out, inputs); g = torch.autograd.grad(readout(out).sum(), [c[-1] for c in seen.calls]); total = torch.zeros(T, dtype=torch.double)
+    read = {i for i in range(T) if g[-1][0, :, i].abs().sum() > 0}
+    for (q, k, v, kw, O), gO in zip(seen.calls, g):
+        group = q.shape[1]//k.shape[1]; mask = kw.get('attn_mask')
+        for h in range(q.shape[1]):
+            for i in range(T):
+                z = (k[0, h//group] @ q[0, h, i]).detach()*(kw.get('scale') or q.shape[-1]**-.5)
+                seen_keys = [j for j in range(T) if not (kw.get('is_causal') and j > i)]
+                if mask is not None: m = mask.expand(1, q.shape[1], T, T)[0, h, i]; seen_keys = [j for j in seen_keys if (bool(m[j]) if m.dtype == torch.bool else m[j] > -1e9)]
+                for j in seen_keys:
+                    rest = [n for n in seen_keys if n != j]
+                    if not rest or (i == j and i not in read and not own_rows): continue
+                    total[j] += gO[0, h, i] @ (O[0, h, i] - z[rest].softmax(0) @ v[0, h//group][rest]).detach()
+    return total
+
+
+@pytest.mark.parametrize('family,task', [('BERT', 'class'), ('RoBERTa', 'class'), ('Llama', 'class'), ('Llama', 'next token'), ('Qwen2', 'class')])
+@pytest.mark.parametrize('own_rows', [False, True])
+def test_against_keys_left_out(family, task, own_rows, monkeypatch):
+    monkeypatch.setattr(removal, 'NEAR_ONE', 1e-12)                 # fused attention in double precision needs no guard
+    model = random_model(family, task, 'sdpa'); inputs = random_inputs(model, 7)
+    ours = removal_scores(model, None, inputs, own_rows=own_rows)[0][0]; naive = naive_removal(model, inputs, own_rows)
+    assert torch.allclose(ours, naive, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize('demo', ['sst2', 'reviews-sst2'])
+def test_another_program_same_estimate(demo):
+    "The estimate belongs to the function and its attention weights; rewriting the program leaves it alone."
+    model, tokenizer = load_demo(demo); enc = encode(model, tokenizer, SENTENCE); plain = removal_scores(model, tokenizer, enc)[0]
+    names = [n for n, (which, _) in REWRITINGS.items() if demo in which]; assert len(names) >= 5
+    for name in names:
+        other = removal_scores(rewritten(model, name), tokenizer, enc)[0]
+        assert (other - plain).abs().max() < 2e-3*plain.abs().max(), name
+
+
+def test_patches():
+    "A patch that no one looks at: exact by key weights, estimated in one pass."
+    model, _ = load_demo('mnist'); g = torch.Generator().manual_seed(0); side = model.config.image_size
+    enc = encode(model, None, torch.rand(model.config.num_channels, side, side, generator=g))
+    loo = leave_one_out(model, enc, removal='attention_mask')[0]; scores = removal_scores(model, None, enc)[0][0]
+    assert scores.shape == loo.shape and torch.corrcoef(torch.stack([scores, loo]))[0, 1] > .8
+    all_exact = removal_loo_scores(model, None, enc, n_exact=len(loo))[0][0]; assert torch.allclose(all_exact, loo, atol=1e-4)
+
+
+def test_batch_and_units():
+    model, tokenizer = load_demo('sst2'); texts = [SENTENCE, "the jokes are old", "a warm and funny film"]
+    for options in ({}, dict(n_groups=3), dict(weight=.5)):
+        together = explain(model, tokenizer, texts, method='removal', **options); alone = [explain(model, tokenizer, [t], method='removal', **options)[0] for t in texts]
+        for a, b in zip(together, alone): assert torch.allclose(a.scores, b.scores, atol=1e-3) and a.logit == pytest.approx(b.logit, abs=1e-4)
+    words = explain(model, tokenizer, texts, method='removal', units='word'); assert [len(a) for a in words] == [len(a.tokens) for a in words] and words[1].tokens[1:-1] == ['the', 'jokes', 'are', 'old']
+    tokens = explain(model, tokenizer, [texts[1]], method='removal')[0]                  # words of one token each: the same
+    assert torch.allclose(words[1].scores, tokens.scores, atol=1e-4)
+    exact = explain(model, tokenizer, [SENTENCE], method='removal+loo', units='word', n_exact=2)[0]; loo = explain(model, tokenizer, [SENTENCE], method='loo', units='word')[0]
+    assert len(exact.info['exact']) == 2 and torch.allclose(exact.scores[exact.info['exact']], loo.scores[exact.info['exact']], atol=1e-4)
+
+
+def test_a_span_of_everything_else():
+    "One set of keys that leaves a single one: that one's value is what every row gets."
+    q, k, v = (torch.randn(1, 1, 4, 3, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    class Toy(torch.nn.Module):
+        def __init__(self): super().__init__(); self.embed = torch.nn.Embedding(4, 3).double()
+        def get_input_embeddings(self): return self.embed
+        def forward(self, input_ids, attention_mask=None): x = self.embed(input_ids)[:, None]; return F.scaled_dot_product_attention(x @ q[0, 0, :3], x @ k[0, 0, :3], x)[:, 0, 0]
+    toy = Toy().eval(); enc = dict(input_ids=torch.tensor([[0, 1, 2, 3]]), attention_mask=torch.ones(1, 4, dtype=torch.long))
+    u = Units(torch.tensor([-1, 0, 0, 0]), ['rest'], torch.tensor([False])); per_head, value, readout = removal_pass(toy, enc, units=[u])
+    left = float(toy.embed.weight[0, readout.chosen(0)])
+    assert float(per_head.sum()) == pytest.approx(float(value) - left, abs=1e-9)
+
+
+def test_bad_calls():
+    model, tokenizer = load_demo('sst2'); enc = encode(model, tokenizer, SENTENCE)
+    for options, words in ((dict(n_groups=1.5), 'n_groups'), (dict(share=0), 'share'), (dict(weight=1.2), 'weight')):
+        with pytest.raises(ValueError, match=words): removal_scores(model, tokenizer, enc, **options)
+    with pytest.raises(ValueError, match='n_exact'): removal_loo_scores(model, tokenizer, enc, n_exact=99)
+    with pytest.raises(ValueError, match='one text at a time'): removal_loo_scores(model, tokenizer, {k: v.repeat(2, 1) for k, v in enc.items()})
+    with pytest.raises(TypeError, match='does not take'): explain(model, tokenizer, SENTENCE, method='removal', eps=1e-3)
+    class NoAttention(torch.nn.Module):
+        def __init__(self): super().__init__(); self.e = torch.nn.Embedding(9, 4); self.o = torch.nn.Linear(4, 2)
+        def get_input_embeddings(self): return self.e
+        def forward(self, input_ids, attention_mask=None): return self.o(self.e(input_ids).mean(1))
+    with pytest.raises(ValueError, match='no attention call'): removal_scores(NoAttention().eval(), None, dict(input_ids=torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2, dtype=torch.long)))
+    with pytest.raises(ValueError, match='keys for 3 inputs'):
+        with key_weights(torch.ones(1, 3)): forward(model, enc)
