@@ -7,7 +7,7 @@ __all__ = ['REMEDY', 'CURVES', 'SINGLE_PASS', 'REMEDY_PARTS', 'WEIGHTS', 'remedy
            'expected_r_table', 'gap_row', 'gap_experiment', 'gap_table', 'weights_experiment', 'weights_table',
            'plot_remedy', 'plot_gap']
 
-# %% ../nbs/16_removal_measured.ipynb #5de112a8
+# %% ../nbs/16_removal_measured.ipynb #ca34f8a8
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from .perturbation import key_weights, loo_readout
 from .removal import removal_pass
 from .targets import Readout
 
-# %% ../nbs/16_removal_measured.ipynb #ac186e63
+# %% ../nbs/16_removal_measured.ipynb #64bae6e5
 REMEDY = { # name → (method, options); passes are forward-backward passes
     'removal': ('removal', {}), 'removal, own rows': ('removal', dict(own_rows=True)), 'removal at ½': ('removal', dict(weight=.5)),
     'removal, 2 passes': ('removal', dict(n_groups=1)), 'removal, 4 passes': ('removal', dict(n_groups=3)), 'removal, 9 passes': ('removal', dict(n_groups=8)),
@@ -49,7 +49,7 @@ def remedy_experiment(
     config = dict(experiment='remedy', part=part, **info, limit=limit, seed=seed, chunk=chunk, curves=list(CURVES), methods={n: [m, kw] for n, (m, kw) in REMEDY.items()})
     return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, REMEDY, chunk, 'attention_mask', f"remedy: {info['model']['name']} on {info['data']['name']}", CURVES, n_set_aside=left)
 
-# %% ../nbs/16_removal_measured.ipynb #16b1e229
+# %% ../nbs/16_removal_measured.ipynb #33bcfebd
 def remedy_table(
     results:dict,   # of `read_results`
 )->pd.DataFrame:    # a row per method: forward-backward passes, exact forward passes, r and its standard error, LeRF, MoRF, Δ, and r minus the better of AttnLRP and CP-LRP with its 95 % interval
@@ -90,7 +90,7 @@ def expected_r_table(
         out[m] = dict(r=r.mean(), expected=e.mean(), rank_correlation=np.corrcoef(rank(r), rank(e))[0, 1], r_least_trusted=r[order[:q]].mean(), r_most_trusted=r[order[-q:]].mean(), n=len(r))
     return pd.DataFrame(out).T
 
-# %% ../nbs/16_removal_measured.ipynb #4756ddf0
+# %% ../nbs/16_removal_measured.ipynb #c578cda6
 def _target_of(readout): # the settled number of any number of variants of one text
     return lambda out: readout(out, torch.zeros(len(out[0]), dtype=torch.long))
 
@@ -143,7 +143,7 @@ def gap_table(
         mean, se, n = mean_se(get(m)); g = paired_difference(get(m), get('removal')); out[m] = dict(r=mean, se=se, n=n, against_removal=g['mean'], low=g['low'], high=g['high'])
     return pd.DataFrame(out).T
 
-# %% ../nbs/16_removal_measured.ipynb #af303051
+# %% ../nbs/16_removal_measured.ipynb #fccaff8d
 WEIGHTS = {'removal': ('removal', {})} | {f'removal at {w}': ('removal', dict(weight=w)) for w in (.5, .3, .2, .1)} | {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
 
 def weights_experiment(
@@ -162,7 +162,7 @@ def weights_table(
     best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.delta[m]); gains = [paired_difference(per_text(rows, m, 'delta'), per_text(rows, best, 'delta')) for m in t.index]
     return t.assign(against=best, gain=[g['mean'] for g in gains], low=[g['low'] for g in gains], high=[g['high'] for g in gains])
 
-# %% ../nbs/16_removal_measured.ipynb #4ec59c37
+# %% ../nbs/16_removal_measured.ipynb #39ec27e6
 def plot_remedy(
     results:dict,   # part → of `read_results`
 ):                  # a matplotlib figure

@@ -6,7 +6,7 @@
 __all__ = ['NEAR_ONE', 'SPREAD_TO_ERROR', 'key_effects', 'removal_pass', 'expected_r', 'removal_groups', 'removal_scores',
            'removal_loo_scores']
 
-# %% ../nbs/05b_removal.ipynb #8aa84ac3
+# %% ../nbs/05b_removal.ipynb #0581c4e4
 import contextlib, math
 
 import torch
@@ -16,7 +16,7 @@ from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, loo_readout
 from .targets import Readout, settled
 
-# %% ../nbs/05b_removal.ipynb #bba41cc7
+# %% ../nbs/05b_removal.ipynb #1a247204
 NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees one key alone has nothing to say about its removal
 
 def key_effects(
@@ -31,7 +31,7 @@ def key_effects(
     rest = (1 - A).clamp(min=NEAR_ONE)                              # models take softmax in single precision, whatever they are in
     return dZ/rest if weights is None else dZ/(rest*(weights[:, None, None].to(A)*rest + A))
 
-# %% ../nbs/05b_removal.ipynb #04c4d1b3
+# %% ../nbs/05b_removal.ipynb #a61d166d
 def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
     if units is None or all(u is None for u in units): return None
     M = torch.zeros(len(units), T, max(T if u is None else len(u) for u in units), device=like)
@@ -79,7 +79,7 @@ def _unread(last, members): # (batch, n, n_units): own rows of a unit that the o
 
 def _column_sums(effects, unread): return (effects if unread is None else effects.masked_fill(unread[:, None], 0.)).sum(2)
 
-# %% ../nbs/05b_removal.ipynb #3809c052
+# %% ../nbs/05b_removal.ipynb #e4fa77e6
 SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
 
 def expected_r(
@@ -97,16 +97,17 @@ def removal_groups(
     spread:torch.Tensor,  # (batch, n_units)
     counts:torch.Tensor,  # (batch, n_units) bool: units that may be lowered
     n_groups:int,         # K
-    share:float=0.1,      # of a text's units that go into one group
+    share:float=0.1,      # of a text's n units that go into one group; a single group takes √n/2 at most
 )->torch.Tensor:          # (batch, n_units) the group's number, −1: none
     "The units of largest spread, dealt to K groups in reading order."
     groups = torch.full(spread.shape, -1)
     for b, (s, c) in enumerate(zip(spread.cpu(), counts.cpu())):
-        n = int(c.sum()); top = s.masked_fill(~c, -1).topk(min(n, n_groups*math.ceil(n*share))).indices.sort().values
+        n = int(c.sum()); size = math.ceil(min(n*share, n**.5/2) if n_groups == 1 else n*share)
+        top = s.masked_fill(~c, -1).topk(min(n, n_groups*size)).indices.sort().values
         groups[b, top] = torch.arange(len(top)) % n_groups
     return groups.to(spread.device)
 
-# %% ../nbs/05b_removal.ipynb #aed181bd
+# %% ../nbs/05b_removal.ipynb #d8aab845
 def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no special token, no padding
     if 'input_ids' not in batch: return torch.ones(shape, dtype=torch.bool)
     counts = torch.zeros(shape, dtype=torch.bool); mask = batch.get('attention_mask', torch.ones_like(batch['input_ids'])).bool().cpu()
@@ -132,7 +133,7 @@ def removal_scores(
     n_groups:int=0,       # K more passes, each with one group of tokens almost removed
     weight:float=1.,      # mask weight of the content tokens in the first pass; below 1 costs a forward pass more
     lowered:float=0.1,    # mask weight of a group in its own pass
-    share:float=0.1,      # of a text's tokens in one group
+    share:float=0.1,      # of a text's tokens in one group (`removal_groups`)
     units=None,           # a `Units` (or None) per text: what is removed at once
     composite=None,       # rules for the network between the attentions; none by default
     own_rows:bool=False,  # keep the rows that nobody reads
@@ -161,7 +162,7 @@ def _lengths(batch, units, scores): # units of each text, without padding
     return [n[b] if units is None or units[b] is None else len(units[b]) for b in range(len(scores))]
 removal_scores.by_unit = 'batch'
 
-# %% ../nbs/05b_removal.ipynb #d4ba833d
+# %% ../nbs/05b_removal.ipynb #908aacce
 def removal_loo_scores(
     model, tokenizer,
     batch:dict,           # (1, T) inputs

@@ -138,3 +138,26 @@ def test_bad_calls():
     with pytest.raises(ValueError, match='no attention call'): removal_scores(NoAttention().eval(), None, dict(input_ids=torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2, dtype=torch.long)))
     with pytest.raises(ValueError, match='keys for 3 inputs'):
         with key_weights(torch.ones(1, 3)): forward(model, enc)
+
+
+def test_experiments_end_to_end(tmp_path, capsys):
+    "The command line runs the parts, draws their figures, and goes on from finished rows."
+    from lrp_loo.cli import main
+    from lrp_loo.core import read_results
+    command = ['reproduce', '--data', 'embedded', '--only', 'gap,weights', '--limit', '2', '--out', str(tmp_path)]
+    assert main(command) == 0
+    out = capsys.readouterr().out; assert 'own trapezoid' in out and 'removal at 0.2' in out
+    gap = read_results(tmp_path/'results'/'embedded'/'gap.json'); assert len(gap['rows']) == 2 and gap['rows'][0]['r']['own trapezoid'] > gap['rows'][0]['r']['mask derivative']
+    assert (tmp_path/'figures'/'embedded'/'gap.png').stat().st_size > 5000
+    before = (tmp_path/'results'/'embedded'/'gap.json').read_text(); assert main([*command[:4], 'gap', *command[5:]]) == 0
+    assert (tmp_path/'results'/'embedded'/'gap.json').read_text() == before
+
+
+def test_remedy_claims_are_computed():
+    "The verdicts follow the rows: turn the rows over and they turn over."
+    from lrp_loo.remedy import REMEDY, remedy_claims, remedy_table
+    row = lambda i, good, bad: dict(i=i, n_tokens=9, methods={'loo': dict(r=1., r_sum=1., r_sum_both=1., r_all=1., lerf=2., morf=1.)} | {m: dict(r=good if 'removal' in m else bad, r_sum=0., r_sum_both=0., r_all=0., lerf=1. + (good if 'removal' in m else bad), morf=0.) for m in REMEDY})
+    config = dict(methods={n: list(v) for n, v in REMEDY.items()})
+    good, bad = ({'sst2': dict(config=config, rows=[row(i, g + i/1000, b) for i in range(5)])} for g, b in ((.98, .5), (.5, .98)))
+    assert all(c['holds'] for c in remedy_claims(good)) and not any(c['holds'] for c in remedy_claims(bad) if 'morf' not in c['claim'])
+    assert remedy_table(good['sst2']).passes['removal, 9 passes'] == 9
