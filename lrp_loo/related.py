@@ -10,7 +10,7 @@ __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST
            'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
            'related_experiment', 'related_table', 'plot_related']
 
-# %% ../nbs/15_related.ipynb #746f3a5c
+# %% ../nbs/15_related.ipynb #331446cc
 import contextlib, copy, time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from .models import DEMOS, _takes, describe_model, encode, forward, load_demo, p
 from .perturbation import subset_logits
 from .targets import Readout, settled
 
-# %% ../nbs/15_related.ipynb #6dfba258
+# %% ../nbs/15_related.ipynb #0d5f737d
 class AttentionLayer(NamedTuple):
     "What one attention call computed, and the gradient at its output."
     Z:torch.Tensor # (batch, heads, n, n) scaled scores, before the mask
@@ -55,7 +55,7 @@ def removal_effect(
     A = torch.where(1 - s.A > 1e-6, s.A/(1 - s.A).clamp_min(1e-6), 0.) if how == 'exact' else s.A
     return (A*gain).sum((1, 2))
 
-# %% ../nbs/15_related.ipynb #8a1c8828
+# %% ../nbs/15_related.ipynb #4d67ecc2
 class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
     def __init__(self): super().__init__(); self.calls = []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ def attention_layers(
         runs.append([_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)])
     return runs, value.detach(), readout
 
-# %% ../nbs/15_related.ipynb #95df8990
+# %% ../nbs/15_related.ipynb #12fb5b01
 def atp_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     how:str='slope', # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP with the QK fix)
@@ -105,7 +105,7 @@ def atp_scores(
     (layers,), value, readout = attention_layers(model, batch, target)
     return sum(removal_effect(s, how) for s in layers), value, readout, dict(how=how)
 
-# %% ../nbs/15_related.ipynb #e0d1452d
+# %% ../nbs/15_related.ipynb #4d79c410
 class _Rescored(TorchFunctionMode): # fused attention with its scaled scores changed
     def __init__(self, change): super().__init__(); self.change = change # change(Z, (batch, heads, n, n)) → Z
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -114,7 +114,7 @@ class _Rescored(TorchFunctionMode): # fused attention with its scaled scores cha
         Z = self.change(q @ k.transpose(-2, -1)*scale)
         return (Z if bias is None else Z + bias).softmax(-1) @ v
 
-# %% ../nbs/15_related.ipynb #2a419187
+# %% ../nbs/15_related.ipynb #8c463bcf
 def graddrop_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     signed:bool=False, # the mean, instead of the mean of absolute values as published
@@ -125,7 +125,7 @@ def graddrop_scores(
     R = torch.stack([sum(removal_effect(s, 'exact') for s in layers) for layers in runs])
     return (R if signed else R.abs()).sum(0)/(len(runs) - 1), value, readout, dict(signed=signed)
 
-# %% ../nbs/15_related.ipynb #b195f7e0
+# %% ../nbs/15_related.ipynb #d67daf0a
 def grad_ellm_scores(
     model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
     loosened:bool=True, # scores mapped to [0, 1] in place of softmax's weights
@@ -151,7 +151,7 @@ def chefer_scores(
     for s in layers: R = R + (s.A*(s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
     return (R - eye)[torch.arange(len(at), device=at.device), at], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #e8b02809
+# %% ../nbs/15_related.ipynb #510dcd11
 @dataclass
 class Players:
     "The units of one text that may be removed."
@@ -192,7 +192,7 @@ def _whole(model, batch, target): # the whole text's output, readout and value
 def _without(model, batch, p, stays, readout, out, drop=None, **kwargs): # f of variants, exactly
     return subset_logits(model, batch, p.keep(stays), drop=drop if readout.survives_dropping(out) else False, readout=readout, **kwargs).float().cpu()
 
-# %% ../nbs/15_related.ipynb #f561f0f4
+# %% ../nbs/15_related.ipynb #71ba6bee
 def atman_scores(
     model, tokenizer, batch:dict, target=None, # one text
     suppression:float=0.9,  # f, scores are multiplied by 1 − f
@@ -215,7 +215,7 @@ def atman_scores(
     return p.scores((value - torch.cat(values)).cpu()), value, readout, dict(suppression=suppression, similarity=similarity)
 atman_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #bab9e01d
+# %% ../nbs/15_related.ipynb #f8313316
 def context_effects(
     values:np.ndarray, # (2,)*k: f of every subset; axis j is 1 where token j is kept
     p:float,           # each other token is kept with this probability
@@ -259,7 +259,7 @@ def context_cite_scores(
     return t.scores(surrogate_weights(np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p)), value, readout, dict(n=n, p=p, surrogate=surrogate, penalty=penalty)
 context_cite_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #e93e2306
+# %% ../nbs/15_related.ipynb #9fa57ff7
 def kernel_shap_scores(
     model, tokenizer, batch:dict, target=None, # one text
     n:int=64,     # forward passes; the whole text and the empty one are two of them
@@ -278,7 +278,7 @@ def kernel_shap_scores(
     return t.scores(mean + np.linalg.lstsq(X - X.mean(1, keepdims=True), y[1:] - y[0] - X.sum(1)*mean, rcond=None)[0]), value, readout, dict(n=n)
 kernel_shap_scores.by_unit = True
 
-# %% ../nbs/15_related.ipynb #3be55c32
+# %% ../nbs/15_related.ipynb #17ff87ea
 def hierarchical_scores(
     model, tokenizer, batch:dict, target=None, # one text
     size:int=None,  # units in a group; None: √k of k
@@ -347,7 +347,7 @@ def cached_loo_scores(
         values.append(readout(o, torch.zeros(1, dtype=torch.long, device=value.device), at_end=True))
     return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
 
-# %% ../nbs/15_related.ipynb #0eeed2c0
+# %% ../nbs/15_related.ipynb #e79d25fd
 RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'attention_x_gradient': (atp_scores, dict(how='mass'), lambda T, L: 3),
     'atp': (atp_scores, dict(how='slope'), lambda T, L: 3),
@@ -362,13 +362,13 @@ RELATED = { # name → (function, options, cost(T, L) in forward passes)
     'hierarchical': (hierarchical_scores, dict(drop=True), lambda T, L: 1 + _groups(T - 2)[0] + _groups(T - 2)[1]*2),
     'proxy': (proxy_scores, dict(drop=True), lambda T, L: 1 + (T - 1)*(L//2)/L),
     'proxy_exact': (proxy_scores, dict(exact=4, drop=True), lambda T, L: 1 + (T - 1)*(L//2)/L + min(4, T - 2)),
-    **{f'context_cite_{n}': (context_cite_scores, dict(n=n, drop=True), lambda T, L, n=n: n) for n in (8, 16, 32, 64)},
-    **{f'kernel_shap_{n}': (kernel_shap_scores, dict(n=n, drop=True), lambda T, L, n=n: n) for n in (16, 64)},
+    **{f'context_cite_{n}': (context_cite_scores, dict(n=n, drop=True), lambda T, L, n=n: n) for n in (16, 64)},
+    'kernel_shap_64': (kernel_shap_scores, dict(n=64, drop=True), lambda T, L: 64),
 }
 
 def _groups(k): size = max(1, round(k**.5)); return -(-k//size), min(size, k) # groups, units in one
 
-# %% ../nbs/15_related.ipynb #2dfb0082
+# %% ../nbs/15_related.ipynb #e5841d3c
 PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.)
 SHORTEST, LONGEST = 12, 256 # tokens; the first in tuning only
 
@@ -411,17 +411,17 @@ def tuned_options(
         b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape); out[n] = dict(n=n, p=KEPT[b], surrogate=('lasso', 'ridge')[c], penalty=PENALTIES[d])
     return out
 
-# %% ../nbs/15_related.ipynb #57ee6cfe
+# %% ../nbs/15_related.ipynb #0db92940
 TUNED = { # data → passes → options, of `tuned_options` on training texts
     'sst2': {8: dict(n=8, p=0.9, surrogate='lasso', penalty=0.001), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
     'imdb': {8: dict(n=8, p=0.8, surrogate='ridge', penalty=1.0), 16: dict(n=16, p=0.9, surrogate='lasso', penalty=0.03), 32: dict(n=32, p=0.9, surrogate='lasso', penalty=0.001), 64: dict(n=64, p=0.95, surrogate='lasso', penalty=0.003)},
 }
 
-# %% ../nbs/15_related.ipynb #5ac6e2c4
+# %% ../nbs/15_related.ipynb #a9fa2b6b
 OURS = { # name → (method, options, cost(T, L)); the number is that of forward and backward passes
     'removal': ('removal', {}, lambda T, L: 3),
     **{f'removal_{k + 1}': ('removal', dict(n_groups=k), lambda T, L, k=k: 3*(k + 1)) for k in (1, 3, 8)},
-    'removal+loo': ('removal+loo', {}, lambda T, L: 4 + int(np.ceil(T**0.5))), 'removal_4+loo': ('removal+loo', dict(n_groups=3), lambda T, L: 13 + int(np.ceil(T**0.5))),
+    'removal+loo': ('removal+loo', {}, lambda T, L: 4 + int(np.ceil(T**0.5))),
 }
 KNOWN = {
     'loo': ('loo', dict(drop=True), lambda T, L: T + 1), 'attn_lrp': ('attn_lrp', {}, lambda T, L: 3), 'cp_lrp': ('cp_lrp', {}, lambda T, L: 3), 'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
@@ -434,7 +434,7 @@ def related_methods(
 )->dict:             # name → (method, options, cost(T, L))
     "Everything that is compared."
     if name not in TUNED: raise ValueError(f"name={name!r} is not known; take one of {', '.join(TUNED)}")
-    tuned = {f'context_cite_tuned_{n}': (context_cite_scores, o | dict(drop=True), RELATED[f'context_cite_{n}'][2]) for n, o in TUNED[name].items()}
+    tuned = {f'context_cite_tuned_{n}': (context_cite_scores, o | dict(drop=True), lambda T, L, n=n: n) for n, o in TUNED[name].items()}
     return KNOWN | OURS | RELATED | tuned
 
 def related_row(
@@ -480,7 +480,7 @@ def related_table(
         out[n] = dict(passes=mean(n, 'passes'), seconds=float(np.median([r['methods'][n]['seconds'] for r in rows])), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
     return pd.DataFrame(out).T.astype({'n_undefined': int}).sort_values('passes', kind='stable').rename_axis(f'{against} −')
 
-# %% ../nbs/15_related.ipynb #57a4c0e0
+# %% ../nbs/15_related.ipynb #dad73dcb
 FAMILIES = { # what belongs together in the figure → (colour, marker, methods: a line where they are one method at several costs)
     'exact LOO': ('k', '*', ('loo',)),
     'removal': ('C3', 'o', tuple(n for n in OURS if '+' not in n and 'loo' not in n)), 'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
@@ -488,8 +488,8 @@ FAMILIES = { # what belongs together in the figure → (colour, marker, methods:
     'attention × gradient': ('C5', 'v', ('attention_x_gradient', 'chefer')), 'Grad-ELLM': ('C9', 'v', ('grad_ellm', 'grad_ellm_signed')),
     'AtP, AtP + QK fix': ('C1', 'D', ('atp', 'atp_qk')), 'AtP*, with and without sign': ('C1', 'X', ('atp_star', 'atp_star_signed')),
     'AtMan': ('C6', 'P', ('atman', 'atman_similar')), 'AttriBoT: hierarchy': ('C4', '^', ('hierarchical',)), 'AttriBoT: proxy': ('C4', '<', ('proxy', 'proxy_exact')),
-    'ContextCite, tuned': ('C2', 'o', tuple(f'context_cite_tuned_{n}' for n in PASSES)), 'ContextCite, published': ('C2', 'x', tuple(f'context_cite_{n}' for n in PASSES)),
-    'KernelSHAP': ('C8', '+', tuple(f'kernel_shap_{n}' for n in (16, 64))),
+    'ContextCite, tuned': ('C2', 'o', tuple(f'context_cite_tuned_{n}' for n in PASSES)), 'ContextCite, published': ('C2', 'x', ('context_cite_16', 'context_cite_64')),
+    'KernelSHAP': ('C8', '+', ('kernel_shap_64',)),
 }
 
 def plot_related(
