@@ -6,7 +6,7 @@
 __all__ = ['NEAR_ONE', 'SPREAD_TO_ERROR', 'key_effects', 'removal_pass', 'expected_r', 'removal_groups', 'removal_scores',
            'removal_loo_scores']
 
-# %% ../nbs/05b_removal.ipynb #e5c5bf8c
+# %% ../nbs/05b_removal.ipynb #59e8ba85
 import contextlib, math
 
 import torch
@@ -16,7 +16,7 @@ from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, loo_readout
 from .targets import Readout, settled
 
-# %% ../nbs/05b_removal.ipynb #de0d8546
+# %% ../nbs/05b_removal.ipynb #d6124107
 NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees one key alone has nothing to say about its removal
 
 def key_effects(
@@ -26,13 +26,13 @@ def key_effects(
     weights:torch.Tensor=None, # (batch, n_units) mask weights under which A was computed; None: 1
 )->torch.Tensor:       # (batch, heads, n, n_units)
     "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
-    A = A.to(dZ)
+    A = A.detach().to(dZ)
     if members is not None: dZ, A = dZ @ members[:, None].to(A), A @ members[:, None].to(A)
     rest = (1 - A).clamp_(min=NEAR_ONE)                             # models take softmax in single precision, whatever they are in
     if weights is not None: rest = rest*(weights[:, None, None].to(A)*rest + A)
     return torch.div(dZ, rest, out=rest)
 
-# %% ../nbs/05b_removal.ipynb #1451ec06
+# %% ../nbs/05b_removal.ipynb #fadb6667
 def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
     if units is None or all(u is None for u in units): return None
     M = torch.zeros(len(units), T, max(T if u is None else len(u) for u in units), device=like)
@@ -83,7 +83,7 @@ def _column_sums(effects, unread): # [batch, heads, n_units]
     if unread.ndim == 2: return total - effects.diagonal(dim1=2, dim2=3)*unread[:, None]             # each key a unit: its own row is the diagonal
     return total - torch.einsum('bhnu,bnu->bhu', effects, unread.to(effects))
 
-# %% ../nbs/05b_removal.ipynb #b71fca47
+# %% ../nbs/05b_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
 
 def expected_r(
@@ -111,7 +111,7 @@ def removal_groups(
         groups[b, top] = torch.arange(len(top)) % n_groups
     return groups.to(spread.device)
 
-# %% ../nbs/05b_removal.ipynb #a1b584e4
+# %% ../nbs/05b_removal.ipynb #35a1a376
 def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no special token, no padding
     if 'input_ids' not in batch: return torch.ones(shape, dtype=torch.bool)
     counts = torch.zeros(shape, dtype=torch.bool); mask = batch.get('attention_mask', torch.ones_like(batch['input_ids'])).bool().cpu()
@@ -166,7 +166,7 @@ def _lengths(batch, units, scores): # units of each text, without padding
     return [n[b] if units is None or units[b] is None else len(units[b]) for b in range(len(scores))]
 removal_scores.by_unit = 'batch'
 
-# %% ../nbs/05b_removal.ipynb #82eb1582
+# %% ../nbs/05b_removal.ipynb #c529aa78
 def removal_loo_scores(
     model, tokenizer,
     batch:dict,           # (1, T) inputs
