@@ -17,7 +17,7 @@ from .perturbation import _places, input_positions, key_weights, loo_readout
 from .targets import Readout, settled
 
 # %% ../nbs/05b_removal.ipynb #d6124107
-NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees one key alone has nothing to say about its removal
+NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees almost one key alone would ask the linear part to reach very far
 
 def key_effects(
     dZ:torch.Tensor,   # (batch, heads, n, n_keys) ∂f/∂Z
