@@ -119,7 +119,7 @@ def test_every_method_on_every_vision_family(family):
         assert abs(loo.scores[i] - (whole - less)[loo.target]) < 1e-4
     t = audit(model, None, images, ['loo', 'attn_lrp', 'cp_lrp', 'rollout'], progress=False)
     assert t.loc['loo', 'loo_r'] > 0.999 and t.loo_r.abs().max() <= 1
-    with pytest.raises(ValueError, match='zero_embedding'): explain(model, None, images, method='loo', removal='mask_token')
+    with pytest.raises(ValueError, match='zero_embedding'): explain(model, None, images, method='loo', removal='delete')
     for x in (['text'], ['https://example.org/cat.png'], [('a', 'b')]): # a processor would fetch an address
         with pytest.raises(TypeError, match='nothing is fetched'): explain(model, None, x)
     with pytest.raises(TypeError, match='float tensor'): explain(model, None, [7])
