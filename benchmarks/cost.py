@@ -1,18 +1,22 @@
 """What the methods cost, as ratios measured in turn (A B A B …) in one process: medians over rounds.
 AttnLRP and CP-LRP against the plain gradient × input; removal against AttnLRP; exact LOO (`leave_one_out`) against one masked forward pass at a time.
 With --long: one text of 512 tokens, removal against AttnLRP, and exact LOO (once: it takes minutes) against removal.
-Embedded texts, the demo model, CPU.   python benchmarks/cost.py [--rounds 5] [--texts 24] [--long]"""
+Embedded texts, the demo model, CPU.   python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out results/cost.json]"""
 import argparse
+import os
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.attribution import explain_batch
-from lrp_loo.core import versions
+from lrp_loo.core import Results
 from lrp_loo.models import encode
 from lrp_loo.perturbation import leave_one_out
+
+HERE = Path(__file__).parent.parent
 
 
 def one_by_one(model, encs):
@@ -32,21 +36,26 @@ def ratio(a, b, rounds):
         for f in (a, b): t = time.perf_counter(); f(); pair.append(time.perf_counter() - t)
         if r or rounds == 1: times.append(pair)
     rs = sorted(x/y for x, y in times)
-    return dict(ours=statistics.median(x for x, _ in times), other=statistics.median(y for _, y in times), ratio=statistics.median(rs), low=rs[0], high=rs[-1])
+    return dict(ours=statistics.median(x for x, _ in times), other=statistics.median(y for _, y in times), ratio=statistics.median(rs), low=rs[0], high=rs[-1], rounds=rounds)
+
+
+def short(texts, rounds): # name → (a, b, rounds)
+    model, tokenizer = load_demo('sst2'); texts = load_texts('sst2', 'embedded', limit=texts).texts; encs = [encode(model, tokenizer, t) for t in texts]
+    run = lambda method: lambda: explain(model, tokenizer, texts, method=method)
+    return encs, {'removal / attn_lrp': (run('removal'), run('attn_lrp'), rounds), 'attn_lrp / grad_x_input': (run('attn_lrp'), run('grad_x_input'), rounds), 'cp_lrp / grad_x_input': (run('cp_lrp'), run('grad_x_input'), rounds),
+                  'exact LOO / one masked pass at a time': (run('loo'), lambda: one_by_one(model, encs), rounds)}
+
+
+def long(rounds):
+    model, tokenizer = load_demo('sst2'); enc = encode(model, tokenizer, ' '.join(load_texts('sst2', 'embedded').texts*20), truncation=True, max_length=512)
+    one = lambda method, **kw: lambda: explain_batch(model, tokenizer, [enc], method, **kw)
+    return [enc], {'removal / attn_lrp': (one('removal'), one('attn_lrp'), rounds), 'removal, 9 passes / attn_lrp': (one('removal', n_groups=8), one('attn_lrp'), rounds), 'exact LOO / removal': (lambda: leave_one_out(model, enc), one('removal'), 1)}
 
 
 if __name__ == '__main__':
-    p = argparse.ArgumentParser(description=__doc__); p.add_argument('--rounds', type=int, default=5); p.add_argument('--texts', type=int, default=24); p.add_argument('--long', action='store_true'); args = p.parse_args()
-    model, tokenizer = load_demo('sst2'); texts = load_texts('sst2', 'embedded', limit=args.texts).texts
-    encs = [encode(model, tokenizer, t) for t in texts]
-    run = lambda method: lambda: explain(model, tokenizer, texts, method=method)
-    print({k: v for k, v in versions().items() if k in ('python', 'torch', 'transformers')}, torch.get_num_threads(), 'threads,', len(texts), 'texts,', sum(e['input_ids'].shape[1] for e in encs)/len(encs), 'tokens on average')
-    def show(name, r): print(f"{name:40s} ratio {r['ratio']:.2f} (from {r['low']:.2f} to {r['high']:.2f}; {r['ours']:.2f} s against {r['other']:.2f} s)", flush=True)
-    if args.long:
-        long = ' '.join(load_texts('sst2', 'embedded').texts*20); enc = encode(model, tokenizer, long, truncation=True, max_length=512); print(enc['input_ids'].shape[1], 'tokens')
-        one = lambda method, **kw: lambda: explain_batch(model, tokenizer, [enc], method, **kw)
-        show('removal / attn_lrp', ratio(one('removal'), one('attn_lrp'), args.rounds)); show('removal, 9 passes / attn_lrp', ratio(one('removal', n_groups=8), one('attn_lrp'), 1))
-        show('exact LOO / removal', ratio(lambda: leave_one_out(model, enc), one('removal'), 1)); raise SystemExit
-    for name, a, b in (('removal / attn_lrp', run('removal'), run('attn_lrp')), ('attn_lrp / grad_x_input', run('attn_lrp'), run('grad_x_input')), ('cp_lrp / grad_x_input', run('cp_lrp'), run('grad_x_input')),
-                       ('exact LOO / one masked pass at a time', lambda: [leave_one_out(model, e) for e in encs], lambda: one_by_one(model, encs))):
-        show(name, ratio(a, b, args.rounds))
+    p = argparse.ArgumentParser(description=__doc__); p.add_argument('--rounds', type=int, default=5); p.add_argument('--texts', type=int, default=24); p.add_argument('--long', action='store_true'); p.add_argument('--out')
+    args = p.parse_args(); encs, pairs = long(args.rounds) if args.long else short(args.texts, args.rounds); tokens = [e['input_ids'].shape[1] for e in encs]
+    r = Results(args.out or HERE/'results'/('cost-long.json' if args.long else 'cost.json'), dict(experiment='cost', model=dict(name='minilm-sst2'), data=dict(name='sst2', source='embedded'), texts=len(encs), mean_tokens=sum(tokens)/len(tokens), threads=torch.get_num_threads(), cpus=os.cpu_count(), dtype='float32'), fresh=True)
+    for i, (name, (a, b, rounds)) in enumerate(pairs.items()):
+        m = ratio(a, b, rounds); r.add(dict(i=i, pair=name, **m))
+        print(f"{name:40s} ratio {m['ratio']:.2f} (from {m['low']:.2f} to {m['high']:.2f}; {m['ours']:.2f} s against {m['other']:.2f} s)", flush=True)

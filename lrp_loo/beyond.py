@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['REWRITINGS', 'RULE_SETS', 'WINDOW', 'BEYOND', 'TEXTS', 'shift_key_bias', 'rotate_heads', 'fold_scale', 'rewritten',
-           'invariance_row', 'invariance_experiment', 'invariance_table', 'part_examples', 'beyond_experiment',
-           'claim2_table']
+           'invariance_row', 'invariance_experiment', 'invariance_table', 'part_examples', 'part_experiment',
+           'beyond_experiment', 'claim2_table']
 
 # %% ../nbs/11_beyond_bert.ipynb #d4db472c
 import copy
@@ -171,6 +171,26 @@ def part_examples(
     if not examples: raise ValueError(f"{name} has no text of {WINDOW} tokens")
     return model, tok, examples, dict(data=info, model=describe_model(model, demo), removal=removal), left
 
+def part_experiment(
+    path,             # the results file
+    name:str,         # the experiment
+    part:str,         # one of BEYOND or TEXTS
+    methods,          # name → (method, options), or a function of the model that gives these
+    data=None,        # 'embedded', 'hub' or a folder
+    limit:int=60,     # examples
+    seed:int=0,       # of the draw
+    fresh:bool=False, # start over
+    removal:str=None, # what removed means; None: the part's own
+    curves=None,      # names of the methods that get MoRF and LeRF; None: all
+    chunk:int=None,   # tokens removed at a time in the curves; None: 1
+)->Results:
+    "LOO agreement and perturbation curves of any methods on the examples of a part, a row per example, resumable."
+    model, tok, examples, info, left = part_examples(part, data, limit, seed)
+    info = info | (dict(removal=removal) if removal else {}); methods = methods(model) if callable(methods) else methods
+    said = {k: v for k, v in dict(chunk=chunk, curves=None if curves is None else list(curves)).items() if v is not None}
+    config = dict(experiment=name, part=part, **info, limit=limit, seed=seed, **said, methods={m: [f, kw] for m, (f, kw) in methods.items()})
+    return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, methods, chunk or 1, info['removal'], f"{name}: {info['model']['name']} on {info['data']['name']}", curves, n_set_aside=left)
+
 def beyond_experiment(
     path,             # the results file
     part:str,         # one of BEYOND
@@ -181,10 +201,8 @@ def beyond_experiment(
 )->Results:
     "Table 2 and the layer-wise sweeps on another architecture."
     if part not in BEYOND: raise ValueError(f"part={part!r} is not known; take one of {', '.join(BEYOND)}")
-    model, tok, examples, info, left = part_examples(part, data, limit, seed)
-    methods = TABLE2 | sweep_methods(n_layers(model)) | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
-    config = dict(experiment='beyond', part=part, **info, limit=limit, seed=seed, methods={m: [f, kw] for m, (f, kw) in methods.items()})
-    return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, methods, 1, info['removal'], f"{part} ({info['model']['name']} on {info['data']['name']})", n_set_aside=left)
+    methods = lambda model: TABLE2 | sweep_methods(n_layers(model)) | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
+    return part_experiment(path, 'beyond', part, methods, data, limit, seed, fresh)
 
 def claim2_table(
     results:dict,   # part → of `read_results`

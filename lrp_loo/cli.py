@@ -17,7 +17,7 @@ from fastcore.script import anno_parser, store_true
 from .ablation import ablation_experiment, effects_table, plot_ablation
 from .attribution import N_STEPS, explain as _explain
 from .beyond import BEYOND, beyond_experiment, claim2_table, invariance_experiment
-from .canonized import canonized_mnist_experiment, canonized_mnist_table, canonized_table, plot_canonized
+from .canonized import canonized_mnist_experiment, canonized_mnist_table, plot_canonized
 from .conservation import conservation_experiment, mean_conservation
 from .core import Results, read_results, resolve_device, score_colours, write_text_atomic
 from .data import load_digit_images, load_texts, source_label
@@ -93,8 +93,7 @@ def _better_part(part, results, data, limit, seed, fresh): # one of BETTER, on e
         train, test, digits = _digits(data, seed)
         return show('linear attention', canonized_mnist_experiment(train, test, results/'canonized-mnist.json', limit=min(limit or 200, len(test[1])), epochs=EPOCHS[digits['train']['name']], seed=seed, data_info=digits, fresh=fresh), canonized_mnist_table)
     if part == 'gap': return show('sst2', gap_experiment(results/'gap.json', 'sst2', data, limit, seed, fresh), gap_table)
-    if part == 'weights': return show('sst2', weights_experiment(results/'weights.json', 'sst2', data, limit, seed, fresh), weights_table)
-    run, names, table = dict(remedy=(remedy_experiment, REMEDY_PARTS, remedy_table), ablation=(ablation_experiment, ('sst2', 'imdb', *BEYOND), lambda r: effects_table({r['config']['part']: r})),
+    run, names, table = dict(remedy=(remedy_experiment, REMEDY_PARTS, remedy_table), weights=(weights_experiment, ('sst2', 'imdb'), weights_table), ablation=(ablation_experiment, ('sst2', 'imdb', *BEYOND), lambda r: effects_table({r['config']['part']: r})),
                              protocol=(protocol_experiment, ('sst2', 'imdb'), conclusions_table), related=(related_experiment, ('sst2', 'imdb'), related_table))[part]
     for name in names: show(name, run(results/f'{part}-{name}.json', name, data, limit, seed, fresh), table)
 

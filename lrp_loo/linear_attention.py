@@ -202,7 +202,7 @@ def _lost(K, V, Q, U, form): # f − f without the pixel, for every pixel; pairs
         S, M = K.mT @ V, U.mT @ Q                                   # [batch, d, d]
         through = lambda k, v, q: ((q @ S)*U).sum(-1) + ((k @ M.mT)*v).sum(-1)
     else:
-        P, W = Q @ K.mT, U @ V.mT                                   # [batch, n, n], rows n, columns j
+        W = U @ V.mT                                                # [batch, n, n], rows n, columns j
         row = lambda q: ((q @ K.mT)*W).sum(-1); column = lambda k, v: ((Q @ k.mT)*(U @ v.mT)).sum(-2)
         through = lambda k, v, q: row(q) + column(k, v)
     own = lambda k, q, v: (k*q).sum(-1)*(v*U).sum(-1)

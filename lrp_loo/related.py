@@ -421,13 +421,14 @@ TUNED = { # data → passes → options, of `tuned_options` on training texts
 OURS = { # name → (method, options, cost(T, L)); the number is that of forward and backward passes
     'removal': ('removal', {}, lambda T, L: 3),
     **{f'removal_{k + 1}': ('removal', dict(n_groups=k), lambda T, L, k=k: 3*(k + 1)) for k in (1, 3, 8)},
+    **{f'removal+loo_{k}': ('removal+loo', dict(n_exact=k), lambda T, L, k=k: 4 + min(k, T - 2)) for k in (1, 4, 12)},
     'removal+loo': ('removal+loo', {}, lambda T, L: 4 + int(np.ceil(T**0.5))),
 }
 KNOWN = {
     'loo': ('loo', dict(drop=True), lambda T, L: T + 1), 'attn_lrp': ('attn_lrp', {}, lambda T, L: 3), 'cp_lrp': ('cp_lrp', {}, lambda T, L: 3), 'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
     'ig': ('ig', {}, lambda T, L: 2 + 3*N_STEPS),
 }
-LIMITS = {'sst2': 400, 'imdb': 100}
+LIMITS = {'sst2': 200, 'imdb': 40}
 
 def related_methods(
     name:str='sst2', # data, whose tuned options are taken

@@ -13,24 +13,23 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .attribution import explain_batch
-from .beyond import part_examples
+from .beyond import part_examples, part_experiment
 from .composites import Composite, gradient, lrp_rules
-from .core import Results, pearson
-from .faithfulness import faithfulness_experiment, faithfulness_table, mean_se, paired_difference, per_text
-from .models import forward, watch_embeddings
+from .core import Results, pearson, spearman
+from .faithfulness import faithfulness_table, mean_se, paired_difference, per_text
+from .models import forward, special_mask, watch_embeddings
 from .perturbation import key_weights, loo_readout
 from .removal import removal_pass
-from .targets import Readout
 
 # %% ../nbs/16_removal_measured.ipynb #51b6ebf5
-REMEDY = { # name → (method, options); passes are forward-backward passes
+REMEDY = { # name → (method, options); passes are forward-backward passes, exact ones forward only
     'removal': ('removal', {}), 'removal, own rows': ('removal', dict(own_rows=True)), 'removal at ½': ('removal', dict(weight=.5)),
     'removal, 2 passes': ('removal', dict(n_groups=1)), 'removal, 4 passes': ('removal', dict(n_groups=3)), 'removal, 9 passes': ('removal', dict(n_groups=8)),
-    'removal+loo': ('removal+loo', {}),
+    'removal, shared path': ('removal', dict(weight=[.5, .2, .05])),
+    **{f'removal + {k} exact': ('removal+loo', dict(n_exact=k)) for k in (1, 3, 8)}, 'removal+loo': ('removal+loo', {}),
     'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'canonized': ('canonized', {}), 'grad_x_input': ('grad_x_input', {}), 'rollout': ('rollout', {}),
 }
-CURVES = ('loo', 'removal', 'removal, 9 passes', 'removal+loo', 'attn_lrp', 'cp_lrp') # these get MoRF and LeRF
+CURVES = ('loo', 'removal', 'removal, shared path', 'removal, 9 passes', 'removal+loo', 'attn_lrp', 'cp_lrp') # these get MoRF and LeRF
 SINGLE_PASS = ('attn_lrp', 'cp_lrp', 'canonized', 'grad_x_input', 'rollout')
 REMEDY_PARTS = {'sst2': 1, 'imdb': 16, 'decoder': 1, 'lm': 1, 'vit': 1} # part → tokens removed at a time in the curves
 
@@ -44,39 +43,41 @@ def remedy_experiment(
 )->Results:
     "Every estimator beside the single-pass methods on one model, a row per example, resumable."
     if part not in REMEDY_PARTS: raise ValueError(f"part={part!r} is not known; take one of {', '.join(REMEDY_PARTS)}")
-    model, tok, examples, info, left = part_examples(part, data, limit, seed)
-    info = info | dict(removal='attention_mask'); chunk = REMEDY_PARTS[part]
-    config = dict(experiment='remedy', part=part, **info, limit=limit, seed=seed, chunk=chunk, curves=list(CURVES), methods={n: [m, kw] for n, (m, kw) in REMEDY.items()})
-    return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, REMEDY, chunk, 'attention_mask', f"remedy: {info['model']['name']} on {info['data']['name']}", CURVES, n_set_aside=left)
+    return part_experiment(path, 'remedy', part, REMEDY, data, limit, seed, fresh, 'attention_mask', CURVES, REMEDY_PARTS[part])
 
 # %% ../nbs/16_removal_measured.ipynb #b2ec32c6
 def remedy_table(
     results:dict,   # of `read_results`
-)->pd.DataFrame:    # a row per method: forward-backward passes, exact forward passes, r and its standard error, LeRF, MoRF, Δ, and r minus the better of AttnLRP and CP-LRP with its 95 % interval
+)->pd.DataFrame:    # a row per method: forward-backward passes, exact forward passes (mean), r and its standard error, LeRF, MoRF, Δ, and r minus the better of AttnLRP and CP-LRP with its 95 % interval
     "The comparison on one model."
     rows = results['rows']; t = faithfulness_table(rows)[['loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'n', 'n_undefined']]
     best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.loo_r[m]); r = lambda m: per_text(rows, m, 'loo_r')
-    passes = {m: 1 + kw.get('n_groups', 0) for m, (_, kw) in results['config']['methods'].items()}
+    methods = results['config']['methods']; at = lambda kw: kw.get('weight', 1.)
+    passes = {m: (len(at(kw)) if isinstance(at(kw), (list, tuple)) else 1) + kw.get('n_groups', 0) for m, (_, kw) in methods.items()}
+    exact = {m: np.mean([np.ceil(r['n_tokens']**.5) if kw.get('n_exact') is None else min(kw['n_exact'], r['n_tokens']) for r in rows]) for m, (f, kw) in methods.items() if f == 'removal+loo'}
     gains = {m: paired_difference(r(m), r(best)) for m in t.index}
-    t.insert(0, 'passes', [passes.get(m, 0) for m in t.index])
+    t.insert(0, 'passes', [passes.get(m, 0) for m in t.index]); t.insert(1, 'exact', [exact.get(m, 0.) for m in t.index])
     return t.assign(against=best, gain=[g['mean'] for g in gains.values()], low=[g['low'] for g in gains.values()], high=[g['high'] for g in gains.values()])
 
 def remedy_claims(
     results:dict,   # part → of `read_results`; 'sst2' and 'imdb'
+    curves:dict=None, # the same of `weights_experiment`
 )->list:            # rows of claim, measured, holds
     "What was set out to be shown, put to the rows."
     r = {p: {m: mean_se(per_text(d['rows'], m, 'loo_r'))[0] for m in REMEDY} for p, d in results.items()}; out = []
     def claim(text, value, holds): out.append(dict(claim=text, measured=value, holds=bool(holds)))
-    for part, method, least in (('sst2', 'removal', .87), ('sst2', 'removal, 2 passes', .91), ('sst2', 'removal, 4 passes', .94), ('sst2', 'removal, 9 passes', .97), ('sst2', 'removal+loo', .97), ('imdb', 'removal', .92), ('imdb', 'removal, 9 passes', .97)):
+    budgets = [('sst2', m, least) for k, least in ((2, .91), (4, .94), (9, .97)) for m in (f'removal, {k} passes', f'removal + {k - 1} exact')]
+    for part, method, least in (('sst2', 'removal', .87), *budgets, ('sst2', 'removal+loo', .97), ('imdb', 'removal', .92), ('imdb', 'removal, 9 passes', .97), ('imdb', 'removal + 8 exact', .97)):
         if part in r: claim(f'{part}: mean r of {method} at least {least}', f'{r[part][method]:.3f}', r[part][method] >= least)
     for part, d in results.items():
         for m in SINGLE_PASS:
             g = paired_difference(per_text(d['rows'], 'removal', 'loo_r'), per_text(d['rows'], m, 'loo_r'))
             claim(f'{part}: r of removal above {m}, interval above zero', f"{g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]", g['low'] > 0)
+    for part, rows, ours in [(p, d['rows'], m) for which, methods in ((results, ('removal', 'removal, shared path')), (curves or {}, ('contexts, 4 passes', 'contexts, 9 passes'))) for p, d in which.items() for m in methods]:
         for c, sign in (('lerf', 1), ('morf', -1), ('delta', 1)):
-            mean = {m: mean_se(per_text(d['rows'], m, c))[0] for m in ('removal', 'attn_lrp', 'cp_lrp')}; best = max(('attn_lrp', 'cp_lrp'), key=lambda m: sign*mean[m])
-            g = paired_difference(sign*per_text(d['rows'], 'removal', c), sign*per_text(d['rows'], best, c))
-            claim(f'{part}: {c} of removal no worse than {best}\'s', f"{mean['removal']:.3f} against {mean[best]:.3f}, better by {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]", g['mean'] >= 0)
+            mean = {m: mean_se(per_text(rows, m, c))[0] for m in (ours, 'attn_lrp', 'cp_lrp')}; best = max(('attn_lrp', 'cp_lrp'), key=lambda m: sign*mean[m])
+            g = paired_difference(sign*per_text(rows, ours, c), sign*per_text(rows, best, c))
+            claim(f'{part}: {c} of {ours} no worse than {best}\'s', f"{mean[ours]:.3f} against {mean[best]:.3f}, better by {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]", g['mean'] >= 0)
     return out
 
 def expected_r_table(
@@ -86,8 +87,8 @@ def expected_r_table(
     out = {}
     for m in (m for m, v in results['rows'][0]['methods'].items() if 'expected_r' in v):
         got = [(a, b) for a, b in zip(per_text(results['rows'], m, 'loo_r'), (r['methods'][m].get('expected_r') for r in results['rows'])) if b is not None and np.isfinite(a) and np.isfinite(b)]
-        r, e = map(np.array, zip(*got)); order = e.argsort(); q = max(1, len(r)//4); rank = lambda x: x.argsort().argsort()
-        out[m] = dict(r=r.mean(), expected=e.mean(), rank_correlation=np.corrcoef(rank(r), rank(e))[0, 1], r_least_trusted=r[order[:q]].mean(), r_most_trusted=r[order[-q:]].mean(), n=len(r))
+        r, e = map(np.array, zip(*got)); order = e.argsort(); q = max(1, len(r)//4)
+        out[m] = dict(r=r.mean(), expected=e.mean(), rank_correlation=float(spearman(torch.from_numpy(r), torch.from_numpy(e))), r_least_trusted=r[order[:q]].mean(), r_most_trusted=r[order[-q:]].mean(), n=len(r))
     return pd.DataFrame(out).T
 
 # %% ../nbs/16_removal_measured.ipynb #7ae086eb
@@ -129,7 +130,7 @@ def gap_experiment(
     results = Results(path, dict(experiment='gap', part=part, **info, limit=limit, seed=seed), fresh); done = results.done
     for i, enc, _ in tqdm(examples, desc=f'gap: {part}'):
         if i in done: continue
-        maps = gap_row(model, enc, n); content = ~explain_batch(model, tok, [enc], 'grad_x_input')[0].is_special
+        maps = gap_row(model, enc, n); content = ~special_mask(tok, enc['input_ids'][0])
         results.add(dict(i=i, n_tokens=len(content), r={m: float(pearson(x.detach().cpu()[content], maps['loo'][content])) for m, x in maps.items() if m != 'loo'}))
     results.summary = gap_table(dict(rows=results.rows)).T.to_dict(); results.save(); return results
 
@@ -144,15 +145,14 @@ def gap_table(
     return pd.DataFrame(out).T
 
 # %% ../nbs/16_removal_measured.ipynb #1cba55d3
-WEIGHTS = {'removal': ('removal', {})} | {f'removal at {w}': ('removal', dict(weight=w)) for w in (.5, .3, .2, .1)} | {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
+WEIGHTS = {'removal': ('removal', {}), 'removal at 0.1': ('removal', dict(weight=.1)), 'shared path': ('removal', dict(weight=[.5, .2, .05])),
+           'contexts, 4 passes': ('removal', dict(weight=[1., .1], n_contexts=1)), 'contexts, 9 passes': ('removal', dict(n_contexts=4)), 'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
 
 def weights_experiment(
     path, part:str='sst2', data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `remedy_experiment`
 )->Results:
     "r with LOO and the perturbation curves of `removal` at several mask weights."
-    model, tok, examples, info, left = part_examples(part, data, limit, seed); chunk = REMEDY_PARTS[part]
-    config = dict(experiment='weights', part=part, **info, limit=limit, seed=seed, chunk=chunk, methods={n: [m, kw] for n, (m, kw) in WEIGHTS.items()})
-    return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, WEIGHTS, chunk, 'attention_mask', f'weights: {part}', n_set_aside=left)
+    return part_experiment(path, 'weights', part, WEIGHTS, data, limit, seed, fresh, 'attention_mask', None, REMEDY_PARTS[part])
 
 def weights_table(
     results:dict,   # of `read_results`
@@ -171,7 +171,8 @@ def plot_remedy(
     for ax, (part, d) in zip(axes[0], results.items()):
         t, c = remedy_table(d), d['config']; line = [m for m in ('removal', 'removal, 2 passes', 'removal, 4 passes', 'removal, 9 passes') if m in t.index]
         ax.errorbar(t.passes[line], t.loo_r[line], t.loo_r_se[line], fmt='o-', ms=4, color='C0', label='removal, 1 + n_groups passes')
-        k = float(np.ceil(np.sqrt([r['n_tokens'] for r in d['rows']])).mean()); ax.errorbar(1 + (k + 1)/3, t.loo_r['removal+loo'], t.loo_r_se['removal+loo'], fmt='s', ms=5, color='C1', label='removal+loo, √T exact (a forward is ⅓)')
+        mixed = sorted((m for m in t.index if t.exact[m]), key=lambda m: t.exact[m])
+        ax.errorbar(1 + (t.exact[mixed] + 1)/3, t.loo_r[mixed], t.loo_r_se[mixed], fmt='s-', ms=4, color='C1', label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)')
         for m, colour in (('attn_lrp', 'C3'), ('cp_lrp', 'C2')): ax.axhline(t.loo_r[m], color=colour, ls='--', lw=1, label={'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP'}[m])
         ax.set_xscale('log'); ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9]); ax.minorticks_off(); ax.set_xlabel('passes'); ax.spines[['top', 'right']].set_visible(False)
         ax.set_title(f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}\nn = {len(d['rows'])}", fontsize=8)

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from .composites import gradient, lrp_rules
 from .models import device_of, forward, special_mask, watch_embeddings
-from .perturbation import _places, input_positions, key_weights, loo_readout
+from .perturbation import _places, input_positions, key_weights, leave_one_out
 from .targets import Readout, settled
 
 # %% ../nbs/05b_removal.ipynb #d6124107
@@ -120,42 +120,53 @@ def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no specia
         else: counts[b, :len(ids)] = mask[b] & (~special_mask(tokenizer, ids) if tokenizer is not None else True)
     return counts
 
-def _check_options(n_groups, weight, lowered, share):
-    if not isinstance(n_groups, int) or n_groups < 0: raise ValueError(f"n_groups must be 0 (one pass) or more, got {n_groups!r}")
-    for name, x in (('weight', weight), ('lowered', lowered), ('share', share)):
+def _mask_path(n_groups, n_contexts, weight, lowered, share): # the options, checked; → the weights of the path
+    path = tuple(weight) if isinstance(weight, (list, tuple)) else (weight,)
+    for name, k in (('n_groups', n_groups), ('n_contexts', n_contexts)):
+        if not isinstance(k, int) or k < 0: raise ValueError(f"{name} must be 0 (one pass) or more, got {k!r}")
+    if not path: raise ValueError("weight is an empty path; give a number, or one per pass")
+    for name, x in (*(('weight', w) for w in path), ('lowered', lowered), ('share', share)):
         if not 0 < x <= 1: raise ValueError(f"{name} must be above 0 and at most 1, got {x!r}")
+    return path
 
-def _at_weights(model, batch, target, units, content, weight, **kwargs): # a pass with every content token at one weight; f and its target are the unchanged text's
-    with torch.no_grad(): out = forward(model, batch)
-    readout = target if isinstance(target, Readout) else Readout(target, out, batch)
-    return removal_pass(model, batch, readout, units, torch.where(content, weight, 1.), **kwargs)[0], readout(out).detach(), readout
+@torch.no_grad()
+def _unchanged(model, batch, target): # f and its target are the unchanged text's, wherever the passes stand
+    out = forward(model, batch); readout = target if isinstance(target, Readout) else Readout(target, out, batch)
+    return readout(out), readout
+
+def _contexts(content, n, lowered, seed): # pairs of (batch, n_units) mask weights: a random half of the content lowered, then the other; a text's draws do not depend on its batch
+    out = [torch.ones(2, *content.shape) for _ in range(n)]
+    for b, c in enumerate(content.cpu()):
+        g, at = torch.Generator().manual_seed(seed), torch.where(c)[0]
+        for pair in out: order = at[torch.randperm(len(at), generator=g)]; pair[0, b, order[:len(at)//2]] = pair[1, b, order[len(at)//2:]] = lowered
+    return [w.to(content.device) for pair in out for w in pair]
 
 def removal_scores(
     model, tokenizer,
     batch:dict,           # (batch, T) inputs
     target=None,          # see `as_target`; the predicted class by default
     n_groups:int=0,       # K more passes, each with one group of tokens almost removed
-    weight:float=1.,      # mask weight of the content tokens in the first pass; below 1 costs a forward pass more
-    lowered:float=0.1,    # mask weight of a group in its own pass
+    n_contexts:int=0,     # K more pairs of passes, in which a random half of the tokens is almost removed, then the other half; the mean of all passes
+    weight=1.,            # mask weight at which all content tokens stand, or several: the mean over this shared path, a pass each; without 1 among them one forward pass more
+    lowered:float=0.1,    # mask weight of a group, or of half the text, in its own pass
     share:float=0.1,      # of a text's tokens in one group (`removal_groups`)
     units=None,           # a `Units` (or None) per text: what is removed at once
     composite=None,       # rules for the network between the attentions; none by default
     own_rows:bool=False,  # keep the rows that nobody reads
+    seed:int=0,           # of the contexts
 )->tuple:                 # scores (batch, n_units), explained numbers (batch,), their `Readout`, info per text: passes, spread, expected_r
-    "Estimate of every LOO score (by attention mask) from 1 + n_groups forward and backward passes."
-    _check_options(n_groups, weight, lowered, share); kwargs = dict(composite=composite, own_rows=own_rows)
-    if weight == 1: per_head, value, readout = removal_pass(model, batch, target, units, **kwargs); content = None
-    if weight < 1 or n_groups: content = _content(tokenizer, batch, units, _shape(model, batch, units)).to(device_of(model))
-    if weight < 1: per_head, value, readout = _at_weights(model, batch, target, units, content, weight, **kwargs)
+    "Estimate of every LOO score (by attention mask) from one forward and backward pass per weight, group and half text."
+    path = _mask_path(n_groups, n_contexts, weight, lowered, share); at = lambda readout, weights=None: removal_pass(model, batch, readout, units, weights, composite, own_rows)
+    whole, value, readout = at(target) if 1 in path else (None, *_unchanged(model, batch, target))
+    content = _content(tokenizer, batch, units, _shape(model, batch, units) if whole is None else (len(whole), whole.shape[-1])).to(device_of(model))
+    stands = [None if w == 1 else torch.where(content, w, 1.) for w in path] + _contexts(content, n_contexts, lowered, seed)
+    per_head = sum(whole if w is None else at(readout, w)[0] for w in stands)/len(stands)
     scores, spread = per_head.sum(1), per_head.pow(2).sum(1).sqrt()
     if n_groups:
         first, groups = scores, removal_groups(spread, content, n_groups, share)
         for k in range(n_groups):
-            if not (groups == k).any(): continue
-            at = removal_pass(model, batch, readout, units, torch.where(groups == k, lowered, 1.), **kwargs)[0].sum(1)
-            scores = torch.where(groups == k, (first + at)/2, scores)
-    counts = _content(tokenizer, batch, units, scores.shape)
-    return scores, value, readout, [dict(passes=1 + n_groups, spread=s[:n].tolist(), expected_r=expected_r(x.cpu(), s.cpu(), c)) for x, s, c, n in zip(scores, spread, counts, _lengths(batch, units, scores))]
+            if (groups == k).any(): scores = torch.where(groups == k, (first + at(readout, torch.where(groups == k, lowered, 1.))[0].sum(1))/2, scores)
+    return scores, value, readout, [dict(passes=len(stands) + n_groups, spread=s[:n].tolist(), expected_r=expected_r(x.cpu(), s.cpu(), c)) for x, s, c, n in zip(scores, spread, content.cpu(), _lengths(batch, units, scores))]
 
 def _shape(model, batch, units): # (batch, n_units)
     if units is not None and any(u is not None for u in units): return len(units), max(batch['input_ids'].shape[1] if u is None else len(u) for u in units)
@@ -171,7 +182,7 @@ def removal_loo_scores(
     model, tokenizer,
     batch:dict,           # (1, T) inputs
     target=None,          # see `as_target`; the predicted class by default
-    n_exact:int=None,     # exact passes; None: the square root of the number of tokens (units), rounded up
+    n_exact:int=None,     # exact passes, fewer where a text has fewer tokens (units); None: the square root of their number, rounded up
     units=None,           # a `Units`: what is removed at once
     **options,            # n_groups and the rest of `removal_scores`
 )->tuple:                 # as `removal_scores`; info: passes, exact (which units), spread, expected_r
@@ -180,11 +191,11 @@ def removal_loo_scores(
     scores, value, readout, (info,) = removal_scores(model, tokenizer, batch, target, units=None if units is None else [units], **options)
     content = _content(tokenizer, batch, None if units is None else [units], scores.shape)[0]; n = scores.shape[1]
     k = math.ceil(math.sqrt(n)) if n_exact is None else n_exact
-    if not isinstance(k, int) or not 0 <= k <= n: raise ValueError(f"n_exact must be from 0 to the text's {n} tokens or units, got {n_exact!r}")
+    if not isinstance(k, int) or k < 0: raise ValueError(f"n_exact must be a whole number, 0 or more, got {n_exact!r}")
     spread = torch.tensor(info['spread']); top = spread.masked_fill(~content, -1).topk(min(k, int(content.sum()))).indices
     if len(top):
         place = torch.full((n,), -1); place[top] = torch.arange(len(top)); number = torch.arange(n) if units is None else units.number
-        exact = loo_readout(model, batch, settled(target, readout.chosen(0)), 'attention_mask', None, torch.where(number >= 0, place[number], -1))[0]
+        exact = leave_one_out(model, batch, settled(target, readout.chosen(0)), 'attention_mask', None, torch.where(number >= 0, place[number], -1))[0]
         scores = scores.clone(); scores[0, top] = exact.to(scores); spread[top] = 0
     return scores, value, readout, dict(passes=info['passes'], exact=sorted(top.tolist()), spread=spread.tolist(), expected_r=expected_r(scores[0].cpu(), spread, content))
 removal_loo_scores.by_unit = True

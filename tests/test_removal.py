@@ -101,7 +101,7 @@ def test_patches():
 
 def test_batch_and_units():
     model, tokenizer = load_demo('sst2'); texts = [SENTENCE, "the jokes are old", "a warm and funny film"]
-    for options in ({}, dict(n_groups=3), dict(weight=.5)):
+    for options in ({}, dict(n_groups=3), dict(weight=.5), dict(weight=(1., .2), n_groups=1), dict(n_contexts=2)):
         together = explain(model, tokenizer, texts, method='removal', **options); alone = [explain(model, tokenizer, [t], method='removal', **options)[0] for t in texts]
         for a, b in zip(together, alone): assert torch.allclose(a.scores, b.scores, atol=1e-3) and a.logit == pytest.approx(b.logit, abs=1e-4)
     words = explain(model, tokenizer, texts, method='removal', units='word'); assert [len(a) for a in words] == [len(a.tokens) for a in words] and words[1].tokens[1:-1] == ['the', 'jokes', 'are', 'old']
@@ -126,9 +126,10 @@ def test_a_span_of_everything_else():
 
 def test_bad_calls():
     model, tokenizer = load_demo('sst2'); enc = encode(model, tokenizer, SENTENCE)
-    for options, words in ((dict(n_groups=1.5), 'n_groups'), (dict(share=0), 'share'), (dict(weight=1.2), 'weight')):
+    for options, words in ((dict(n_groups=1.5), 'n_groups'), (dict(n_contexts=-1), 'n_contexts'), (dict(share=0), 'share'), (dict(weight=1.2), 'weight'), (dict(weight=()), 'empty path'), (dict(weight=(1., 0.)), 'weight')):
         with pytest.raises(ValueError, match=words): removal_scores(model, tokenizer, enc, **options)
-    with pytest.raises(ValueError, match='n_exact'): removal_loo_scores(model, tokenizer, enc, n_exact=99)
+    with pytest.raises(ValueError, match='n_exact'): removal_loo_scores(model, tokenizer, enc, n_exact=-1)
+    every = removal_loo_scores(model, tokenizer, enc, n_exact=99)[3]['exact']; assert every == list(range(1, enc['input_ids'].shape[1] - 1)) # a budget, not a promise: special tokens stay estimates
     with pytest.raises(ValueError, match='one text at a time'): removal_loo_scores(model, tokenizer, {k: v.repeat(2, 1) for k, v in enc.items()})
     with pytest.raises(TypeError, match='does not take'): explain(model, tokenizer, SENTENCE, method='removal', eps=1e-3)
     class NoAttention(torch.nn.Module):
@@ -146,7 +147,7 @@ def test_experiments_end_to_end(tmp_path, capsys):
     from lrp_loo.core import read_results
     command = ['reproduce', '--data', 'embedded', '--only', 'gap,weights', '--limit', '2', '--out', str(tmp_path)]
     assert main(command) == 0
-    out = capsys.readouterr().out; assert 'own trapezoid' in out and 'removal at 0.2' in out
+    out = capsys.readouterr().out; assert 'own trapezoid' in out and 'contexts, 4 passes' in out
     gap = read_results(tmp_path/'results'/'embedded'/'gap.json'); assert len(gap['rows']) == 2 and gap['rows'][0]['r']['own trapezoid'] > gap['rows'][0]['r']['mask derivative']
     assert (tmp_path/'figures'/'embedded'/'gap.png').stat().st_size > 5000
     before = (tmp_path/'results'/'embedded'/'gap.json').read_text(); assert main([*command[:4], 'gap', *command[5:]]) == 0

@@ -1,0 +1,73 @@
+"The fast path is the model: every subset, every text, every family that it takes; and where it is not the model, it steps back."
+import pytest
+import torch
+from torch import nn
+
+from lrp_loo import explain, load_demo
+from lrp_loo.families import family_tasks, random_inputs, random_model
+from lrp_loo.fast import FastEncoder, fast_encoder
+from lrp_loo.models import encode, forward
+from lrp_loo.perturbation import leave_one_out, many_loo, many_subset_logits, subset_logits
+from lrp_loo.targets import output_field
+
+TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull"]
+
+
+@pytest.mark.parametrize('family,task', family_tasks())
+def test_families(family, task):
+    "Where a model is taken, its numbers are the model's; BERT's kin with a class per text are taken."
+    try: model = random_model(family, task, 'sdpa')
+    except ValueError: pytest.skip('no fused attention')
+    inputs = random_inputs(model); fast = fast_encoder(model, inputs, tol=1e-9)
+    assert (fast is not None) == (family in ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa') and task == 'class')
+    if fast is None: return
+    T = inputs['input_ids'].shape[1]; keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < .6; keep[0] = True
+    logits = subset_logits(model, inputs, keep)
+    for k, l in zip(keep, logits):
+        with torch.no_grad(): assert torch.allclose(output_field(forward(model, inputs | dict(attention_mask=k[None].long())))[0], l, atol=1e-9)
+
+
+def test_many_texts_are_each_text():
+    model, tokenizer = load_demo('sst2'); encs = [encode(model, tokenizer, t) for t in TEXTS]
+    alone = [leave_one_out(model, e, drop=False) for e in encs]
+    for budget in (1, 30, 8192):
+        for (loo, row, c), (ours, value, readout, whole) in zip(alone, many_loo(model, encs, token_budget=budget)):
+            assert torch.allclose(loo, ours, atol=1e-4) and torch.allclose(row, whole, atol=1e-4) and readout.chosen(0) == c and float(value) == pytest.approx(float(row[c]), abs=1e-4)
+    for a, (loo, _, c) in zip(explain(model, tokenizer, TEXTS, method='loo'), alone): assert torch.allclose(a.scores, loo, atol=1e-4) and a.target == c
+    words = explain(model, tokenizer, TEXTS, method='loo', units=['word', 'token', 'sentence'])
+    for a, t, u in zip(words, TEXTS, ('word', 'token', 'sentence')): assert torch.allclose(a.scores, explain(model, tokenizer, t, method='loo', units=u, drop=False)[0].scores, atol=1e-4)
+
+
+def test_nothing_left_but_the_row_that_is_read():
+    "Every content token gone; [CLS] gone as well; only [CLS] gone."
+    model, tokenizer = load_demo('sst2'); enc = encode(model, tokenizer, TEXTS[0]); T = enc['input_ids'].shape[1]
+    keep = torch.zeros(3, T, dtype=torch.bool); keep[0, 0] = keep[0, -1] = True; keep[1, -1] = True; keep[2, 1:] = True
+    with torch.no_grad(): own = torch.cat([model(**enc | dict(attention_mask=k[None].long())).logits for k in keep])
+    assert torch.allclose(subset_logits(model, enc, keep), own, atol=1e-4)
+    none = torch.zeros(1, T, dtype=torch.bool)
+    with torch.no_grad(): own = model(**enc | dict(attention_mask=none.long())).logits
+    assert torch.allclose(subset_logits(model, enc, none), own, atol=1e-4, equal_nan=True)
+
+
+def test_where_the_model_is_more_than_its_weights():
+    "Hooks, replaced parts and other classes: refused by construction, or by the check."
+    model, tokenizer = load_demo('sst2'); enc = encode(model, tokenizer, TEXTS[0]); layer = model.bert.encoder.layer[2]
+    assert fast_encoder(model, enc) is not None
+    for module in (layer, layer.output.dense, model.classifier, model.bert):
+        handle = module.register_forward_hook(lambda m, args, out: out*1.5 if torch.is_tensor(out) else None); assert fast_encoder(model, enc) is None
+        keep = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)[:3]
+        with torch.no_grad(): own = torch.cat([model(**enc | dict(attention_mask=k[None].long())).logits for k in keep])
+        assert torch.allclose(subset_logits(model, enc, keep), own, atol=1e-4); handle.remove()
+    class Louder(nn.Linear):
+        def forward(self, x): return 1.1*super().forward(x)
+    new = Louder(384, 384); new.load_state_dict(layer.attention.output.dense.state_dict()); old, layer.attention.output.dense = layer.attention.output.dense, new
+    with pytest.raises(ValueError, match='parts that BERT'): FastEncoder(model)
+    layer.attention.output.dense = old; layer.attention.self.scaling *= 2                      # built alike, computed otherwise
+    assert FastEncoder(model) and fast_encoder(model, enc) is None
+    layer.attention.self.scaling /= 2; assert fast_encoder(model, enc) is not None
+    assert fast_encoder(model.train(), enc) is None; model.eval()
+
+
+def test_errors_name_the_subsets():
+    model, tokenizer = load_demo('sst2'); encs = [encode(model, tokenizer, t) for t in TEXTS[:2]]
+    with pytest.raises(ValueError, match='keep must be'): many_subset_logits(model, encs, [torch.ones(1, 3, dtype=torch.bool)]*2)
