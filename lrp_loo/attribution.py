@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['N_STEPS', 'METHODS', 'pad_batch', 'unpad_batch', 'lrp_scores', 'ig_scores', 'explained_row', 'rollout_scores',
-           'loo_scores', 'by_unit', 'check_call', 'eager', 'explain', 'explain_batch']
+           'loo_scores', 'by_unit', 'check_call', 'eager', 'explain', 'explain_batch', 'explain_methods']
 
 # %% ../nbs/06_attribution.ipynb #ffbaa5d3
 import contextlib, dataclasses, threading
@@ -18,6 +18,7 @@ from .core import Attribution
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import as_removal, default_removal, fill_id, input_positions, many_loo
 from .removal import removal_loo_scores, removal_scores
+from .sweep import bypass_sweep
 from .targets import Readout
 from .units import text_units
 
@@ -273,6 +274,24 @@ def explain_batch(
         raise
     if not torch.isfinite(values).all(): raise ValueError(f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)")
     return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout.chosen(i), dict(info[i] if isinstance(info, list) else info), summed=bool(by_unit(method))) for i, (e, u) in enumerate(zip(encs, units))]
+
+def explain_methods(
+    model, tokenizer,
+    encs:list,           # encoded texts or images
+    methods:dict,        # name → (method, options)
+    target=None,         # see `as_target`
+)->dict:                 # name → one Attribution per text
+    "Many methods on the same texts. Sets of bypassed layers, where there are several, share one forward pass (chapter 4d)."
+    sets = {n: tuple(kw.get('bypass_softmax', ())) for n, (m, kw) in methods.items() if m == 'attn_lrp' and set(kw) <= {'bypass_softmax'} and kw.get('bypass_softmax') != 'all'}
+    try: swept = _explain_sweep(model, tokenizer, encs, sets, target) if len(set(sets.values())) > 2 else {}
+    except NotImplementedError: swept = {}                           # layers that cannot be cut apart
+    return {n: swept[n] if n in swept else explain_batch(model, tokenizer, encs, m, target, **kw) for n, (m, kw) in methods.items()}
+
+def _explain_sweep(model, tokenizer, encs, sets, target):
+    different = list(dict.fromkeys(sets.values())); grads, x, values, readout = bypass_sweep(model, pad_batch(tokenizer, encs), different, target)
+    if not torch.isfinite(values).all(): return {}                   # the single methods say what is wrong
+    scores = {s: _over_tokens(x*g) for s, g in zip(different, grads)}
+    return {n: [_attribution(model, tokenizer, e, None, 'attn_lrp', scores[s][i], float(values[i]), readout.chosen(i), dict(embeddings='word'), summed=False) for i, e in enumerate(encs)] for n, s in sets.items()}
 
 def _attribution(model, tokenizer, enc, units, method, scores, value, chosen, info, summed): # the record of one text or image
     ids, scores = enc['input_ids'][0].cpu() if 'input_ids' in enc else None, scores.float().cpu()

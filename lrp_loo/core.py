@@ -22,7 +22,8 @@ def stabilize(
 )->torch.Tensor:        # z moved away from zero by `eps`, same shape
     "z + ε·sign(z), with sign(0) = +1 (equation 1)."
     if eps < 0: raise ValueError(f"eps must not be negative, got {eps}")
-    return z + torch.where(z < 0, -eps, eps).to(z.dtype)
+    away = z + 0.                                                    # −0 + 0 is 0
+    return torch.copysign(z.new_tensor(eps), away, out=None if away.requires_grad else away).add_(z)
 
 # %% ../nbs/00_core.ipynb #30dc0341
 @dataclass(eq=False)

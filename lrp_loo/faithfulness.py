@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .attribution import METHODS, check_call, eager, explain_batch
+from .attribution import METHODS, check_call, eager, explain_batch, explain_methods
 from .composites import attention_maps
 from .core import CORRELATIONS, Results, normalize
 from .models import encode, max_tokens
@@ -35,7 +35,7 @@ def faithfulness_row(
     "Agreement with LOO and perturbation areas of several methods on one text."
     removal = removal or default_removal(enc)
     loo = explain_batch(model, tokenizer, [enc], 'loo', target, removal=removal)[0]; target = settled(target, loo.target)
-    maps = {'loo': loo} | {n: explain_batch(model, tokenizer, [enc], m, target, **kw)[0] for n, (m, kw) in methods.items() if n != 'loo'}
+    maps = {'loo': loo} | {n: a for n, (a,) in explain_methods(model, tokenizer, [enc], {n: m for n, m in methods.items() if n != 'loo'}, target).items()}
     drawn = perturbation_curves(model, enc, {n: a.scores for n, a in maps.items() if curves is None or n in curves}, removal_units(loo.is_special, chunk), target, removal, fill_id(tokenizer, removal))
     return dict(n_tokens=len(loo), target=loo.target, logit=loo.logit,
                 methods={n: _agreement(a, loo) | (dict(lerf=curve_area(drawn[n][1], area), morf=curve_area(drawn[n][0], area)) if n in drawn else {}) for n, a in maps.items()})
@@ -47,8 +47,8 @@ def agreement_rows(
     removal:str=None, # what removed means; the attention mask by default, in an image the zero embedding
 )->list:              # of each: n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all
     "Agreement with LOO on the predicted class without the curves: for many methods, LOO computed once per text."
-    loos = [explain_batch(model, tokenizer, [e], 'loo', None, removal=removal or default_removal(e))[0] for e in encs]
-    maps = {n: explain_batch(model, tokenizer, encs, m, None, **kw) for n, (m, kw) in methods.items()}
+    loos = explain_batch(model, tokenizer, encs, 'loo', None, removal=removal or default_removal(encs[0]))
+    maps = explain_methods(model, tokenizer, encs, methods)
     return [dict(n_tokens=len(l), target=l.target, logit=l.logit, methods={n: _agreement(a[i], l) for n, a in maps.items()}) for i, l in enumerate(loos)]
 
 def agreement(

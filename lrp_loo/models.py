@@ -9,6 +9,7 @@ __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'demo_base', 'demo_folder
 
 # %% ../nbs/21_models.ipynb #07ff6fd7
 import contextlib, hashlib, inspect, threading, warnings
+from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,8 +111,12 @@ def device_of(
     "Where a model is."
     return getattr(model, 'device', None) or next(model.parameters()).device
 
+@cache
+def _parameters(function): return inspect.signature(function).parameters
+
 def _takes(model): # the names of what the model's forward takes
-    return inspect.signature(model.forward).parameters
+    f = model.forward
+    return inspect.signature(f).parameters if not inspect.ismethod(f) else {k: v for k, v in _parameters(f.__func__).items() if k != 'self'}
 
 def position_offset(
     model, # a transformers model
@@ -144,7 +149,7 @@ def encode(
         if not isinstance(t, str): raise TypeError(f"a text must be a str, got {type(t).__name__}")
         if not t.strip(): raise ValueError("the text is empty")
     limit = min(max_tokens(model, tokenizer), max_length or 10**9)
-    with _quiet(): enc = tokenizer(*parts, truncation=truncation, max_length=limit if truncation else None, return_tensors='pt')
+    enc = tokenizer(*parts, truncation=truncation, max_length=limit if truncation else None, return_tensors='pt', verbose=False) # what is too long is refused below, not warned of
     n, n_special = enc['input_ids'].shape[1], tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if n > limit: raise ValueError(f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it")
     if n <= n_special: raise ValueError(f"the text {text!r} has no token besides the special ones")
@@ -164,8 +169,7 @@ def special_mask(
     input_ids:torch.Tensor, # (n_tokens,)
 )->torch.Tensor:            # (n_tokens,) bool
     "True at the special tokens: [CLS], [SEP], [PAD] and their kind; [UNK] is content."
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    return torch.tensor([int(i) in special for i in input_ids])
+    return torch.isin(torch.as_tensor(input_ids).cpu(), torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), dtype=torch.long))
 
 # %% ../nbs/21_models.ipynb #ddaafaaf
 def input_embeddings(

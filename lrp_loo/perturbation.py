@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TOKEN_BUDGET', 'REMOVALS', 'key_weights', 'Removal', 'as_removal', 'default_removal', 'input_positions',
            'subset_logits', 'many_subset_logits', 'fill_id', 'leave_one_out', 'many_loo', 'loo_readout',
-           'removal_units', 'removal_path', 'perturbation_curves', 'curve_area']
+           'removal_units', 'removal_path', 'perturbation_curves', 'many_perturbation_curves', 'curve_area']
 
 # %% ../nbs/05_perturbation.ipynb #70a31e97
 import inspect
@@ -344,14 +344,28 @@ def perturbation_curves(
     **kwargs,        # drop, token_budget of `subset_logits`
 )->dict:             # method → (MoRF, LeRF), each (L+1,) logits
     "MoRF and LeRF curves of the target's logit for several methods at once (section 4.1)."
-    if int(units.max()) < 0: raise ValueError("the text has no token that may be removed")
-    paths = [removal_path(s, units, most) for s in scores.values() for most in (True, False)]
-    with torch.no_grad(): out = forward(model, enc)
-    readout, removal = Readout(target, out, enc), removal or default_removal(enc); _check_places(readout, out, removal)
-    drop = kwargs.pop('drop', None) if readout.survives_dropping(out) else False
-    logits = subset_logits(model, enc, torch.cat(paths), removal, fill, drop, readout=readout, **kwargs).float().cpu()
-    parts = logits.split([len(p) for p in paths])
-    return {m: (parts[2*i], parts[2*i + 1]) for i, m in enumerate(scores)}
+    return many_perturbation_curves(model, [enc], [scores], [units], [target], removal, fill, **kwargs)[0]
+
+@torch.no_grad()
+def many_perturbation_curves(
+    model,
+    encs:list, scores:list, units:list, targets:list, # as for `perturbation_curves`, of each text
+    removal=None, fill=None, drop:bool=None, **kwargs, # as for `perturbation_curves`
+)->list:             # of each text: method → (MoRF, LeRF)
+    "The curves of many texts; where the fast path is exact, steps of one size share a batch whatever text they belong to."
+    if any(int(u.max()) < 0 for u in units): raise ValueError("the text has no token that may be removed")
+    removal = removal or default_removal(encs[0]); fast = _fast_for(model, encs, removal, drop, [as_target(t) for t in targets])
+    paths = [[removal_path(s, u, most) for s in of_text.values() for most in (True, False)] for of_text, u in zip(scores, units)]
+    if fast is None: values = [_read_paths(model, *each, removal, fill, drop, **kwargs) for each in zip(encs, paths, targets)]
+    else:
+        rows = many_subset_logits(model, encs, [torch.cat(p) for p in paths], removal, fast=fast, **kwargs) # the first of each is the whole text
+        values = [Readout(t, r[:1], e)(r, torch.zeros(len(r), dtype=torch.long, device=r.device)) for t, r, e in zip(targets, rows, encs)]
+    parts = [v.float().cpu().split([len(x) for x in p]) for v, p in zip(values, paths)]
+    return [{m: (p[2*i], p[2*i + 1]) for i, m in enumerate(of_text)} for p, of_text in zip(parts, scores)]
+
+def _read_paths(model, enc, paths, target, removal, fill, drop, **kwargs):
+    out = forward(model, enc); readout = Readout(target, out, enc); _check_places(readout, out, removal)
+    return subset_logits(model, enc, torch.cat(paths), removal, fill, drop if readout.survives_dropping(out) else False, readout=readout, **kwargs)
 
 def curve_area(
     curve:torch.Tensor,   # (L+1,) logits f_0 … f_L

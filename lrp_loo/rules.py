@@ -107,8 +107,9 @@ class _Identity(Function):
     @staticmethod
     def backward(ctx, g):
         x, y = ctx.saved_tensors
-        ratio = y/stabilize(x, ctx.eps) if x.dtype in (torch.float32, torch.float64) else (y.float()/stabilize(x.float(), ctx.eps)).to(g.dtype) # ε underflows in half precision
-        return g*ratio, None, None
+        if x.dtype not in (torch.float32, torch.float64): return g*(y.float()/stabilize(x.float(), ctx.eps)).to(g.dtype), None, None # ε underflows in half precision
+        z = stabilize(x, ctx.eps)
+        return g*torch.div(y, z, out=z), None, None                  # one buffer: this is the widest part of a layer
 
 def identity_rule(
     f,              # an element-wise torch function: gelu, tanh, relu, silu
