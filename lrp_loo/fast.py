@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FastEncoder', 'fast_encoder', 'prefix_states', 'first_gaps', 'forward_after_prefix']
 
-# %% ../nbs/17_fast.ipynb #491bb654
+# %% ../nbs/17_fast.ipynb #35cc56b6
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from .models import _takes, forward, position_offset
 from .targets import output_field
 
-# %% ../nbs/17_fast.ipynb #2ce96e8e
+# %% ../nbs/17_fast.ipynb #475bffb8
 def _plain(m, kind): return type(m) is kind and not (m._forward_hooks or m._forward_pre_hooks)
 
 class FastEncoder:
@@ -26,38 +26,38 @@ class FastEncoder:
         if layers is None or not hasattr(model, 'classifier') or getattr(c, 'is_decoder', False) or len(layers) < 2: raise ValueError(f"{type(model).__name__} is no classifier on an encoder built as BERT's")
         if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()): raise ValueError("the model has hooks, which only its own forward runs")
         self.layers, self.heads, self.d = [_parts(l) for l in layers], c.num_attention_heads, c.hidden_size
-        self.qkv = [(torch.cat([m.weight for m in p[:3]]).T.contiguous(), torch.cat([m.bias for m in p[:3]])) for p in self.layers[:-1]]
 
     @torch.no_grad()
     def texts(self,
         encs:list, # encoded texts
-    )->tuple:      # (n_tokens, d) what enters the first layer, (n_tokens, 3d) its queries, keys and values; all texts' tokens one after another
+    )->tuple:      # (n_tokens, d) each: what enters the first layer, its queries, keys and values; all texts' tokens one after another
         "What is computed once per text."
         takes = _takes(self.base)
         x = torch.cat([self.base.embeddings(**{k: e[k] for k in ('input_ids', 'token_type_ids') if k in e and k in takes})[0] for e in encs])
         if hasattr(self.base, 'embeddings_project'): x = self.base.embeddings_project(x)        # ELECTRA's narrow embeddings
-        return x, torch.addmm(self.qkv[0][1], x, self.qkv[0][0])
+        return x, *(m(x) for m in self.layers[0][:3])
 
     @torch.no_grad()
     def __call__(self,
-        x:torch.Tensor, qkv:torch.Tensor, # of `texts`
+        x:torch.Tensor, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, # of `texts`
         where:torch.Tensor, # (n, s) rows of these that each variant keeps, the one that is read first
-        hide_first:bool=False, # the row that is read is itself removed: nobody sees it, and it is still read
+        hidden:torch.Tensor=None, # (n,) bool: the row that is read is itself removed, so nobody sees it, and it is still read
     )->torch.Tensor:        # (n, n_classes)
         "Logits of variants that keep equally many tokens."
-        n, s = where.shape; seen = (torch.arange(s, device=x.device) > 0).expand(s, s) if hide_first else None; h, flat = x[where].view(n*s, -1), qkv[where].view(n*s, -1)
-        for l, (W, b) in enumerate(self.qkv):
-            q, k, v = (flat if l == 0 else torch.addmm(b, h, W)).view(n, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            h = _after_attention(self.layers[l], F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).reshape(n*s, -1), h)
+        n, s = where.shape; hidden = None if hidden is None or not hidden.any() else hidden; h, *qkv = (t[where.flatten()] for t in (x, q, k, v))
+        seen = None if hidden is None else ~(hidden[:, None] & (torch.arange(s, device=x.device) == 0))[:, None, None] # [variant, 1, 1, s]
+        for l, parts in enumerate(self.layers[:-1]):
+            qkv = (t.view(n, s, self.heads, -1).transpose(1, 2) for t in (qkv if l == 0 else (m(h) for m in parts[:3])))
+            h = _after_attention(parts, F.scaled_dot_product_attention(*qkv, attn_mask=seen).transpose(1, 2).reshape(n*s, -1), h)
         h = h.view(n, s, -1)
-        h = _after_attention(self.layers[-1], self._read_row(*self.layers[-1][:3], h, hide_first), h[:, 0])[:, None]
+        h = _after_attention(self.layers[-1], self._read_row(*self.layers[-1][:3], h, hidden), h[:, 0])[:, None]
         return self.model.classifier(h if getattr(self.base, 'pooler', None) is None else self.base.pooler(h))
 
-    def _read_row(self, query, key, value, h, hide_first): # attention of row 0 without forming keys and values, (n, d)
+    def _read_row(self, query, key, value, h, hidden): # attention of row 0 without forming keys and values, (n, d)
         per_head = lambda m: m.weight.view(self.heads, -1, self.d); q = query(h[:, 0]).view(len(h), self.heads, -1)
         u = torch.einsum('nhe,hed->nhd', q, per_head(key))
         scores = u @ h.mT*q.shape[-1]**-.5                                       # [variant, head, s]
-        if hide_first: scores[..., 0] = -torch.inf
+        if hidden is not None: scores[hidden, :, 0] = -torch.inf
         mean = scores.softmax(-1) @ h                                            # [variant, head, d]
         return torch.einsum('nhd,hed->nhe', mean, per_head(value)).flatten(1) + value.bias
 
@@ -71,23 +71,23 @@ def _after_attention(parts, o, h): # (rows, d) → (rows, d)
     _, _, _, out, norm, up, act, down, last = parts
     h = norm(out(o).add_(h)); return last(down(act(up(h))).add_(h))
 
-# %% ../nbs/17_fast.ipynb #ceaacc59
+# %% ../nbs/17_fast.ipynb #c750da3e
 def fast_encoder(
     model,            # any model
     enc:dict,         # an encoded text
     tol:float=1e-4,   # largest difference of a logit, in units of the largest logit where that is above 1
-):                    # a `FastEncoder` that gave the model's own logits on two variants of this text, or None
+):                    # a `FastEncoder` that gave the model's own logits on a variant of this text, or None
     "The fast path, where it is exact."
     if model.training or 'input_ids' not in enc or enc['input_ids'].shape[1] < 4 or not set(enc) <= {'input_ids', 'attention_mask', 'token_type_ids'}: return None
     try: fast = FastEncoder(model)
     except ValueError: return None
-    T = enc['input_ids'].shape[1]; keep = torch.ones(2, T, dtype=torch.bool, device=enc['input_ids'].device); keep[0, 1], keep[1, T//2:-1] = False, False
-    with torch.no_grad(): own = output_field(forward(model, {k: v.expand(2, -1) for k, v in enc.items()} | dict(attention_mask=keep.long())))
-    try: ours = torch.cat([fast(*fast.texts([enc]), k.nonzero().T) for k in keep])
+    keep = torch.ones_like(enc['input_ids'], dtype=torch.bool); keep[0, 1:-1:3] = False
+    with torch.no_grad(): own = output_field(forward(model, enc | dict(attention_mask=keep.long())))
+    try: ours = fast(*fast.texts([enc]), keep[0].nonzero().T)
     except (RuntimeError, TypeError, AttributeError): return None               # built otherwise inside
     return fast if ours.shape == own.shape and float((ours - own).abs().max()) < tol*max(1., float(own.abs().max())) else None
 
-# %% ../nbs/17_fast.ipynb #86fb4bc0
+# %% ../nbs/17_fast.ipynb #fae4ec93
 @torch.no_grad()
 def prefix_states(
     model,    # any model

@@ -177,12 +177,12 @@ def _packed(fast, encs, keeps, readouts, token_budget): # texts of one window
     for t, (enc, keep) in enumerate(zip(encs, keeps)):
         T = enc['input_ids'].shape[1]; keep = _checked_subsets(keep, T).to(state[0].device); keep, inverse = torch.unique(keep, dim=0, return_inverse=True); unique.append(inverse)
         hidden = ~keep[:, 0]; rows = keep.clone(); rows[:, 0] = True; size = rows.sum(1)     # row 0 is read, seen by others or not
-        for s, h in torch.stack([size, hidden], 1).unique(dim=0).tolist():
-            which = torch.where((size == s) & (hidden == h))[0]; groups.setdefault((s, bool(h)), []).append((t, which, rows[which].nonzero()[:, 1].view(-1, s) + start))
+        for s in size.unique().tolist():
+            which = torch.where(size == s)[0]; groups.setdefault(s, []).append((t, which, rows[which].nonzero()[:, 1].view(-1, s) + start, hidden[which]))
         start += T; values.append(None)
-    for (s, h), members in groups.items():
-        logits = torch.cat([fast(*state, w, h) for w in torch.cat([m[2] for m in members]).split(max(1, token_budget//s))])
-        for (t, which, _), v in zip(members, logits.split([len(m[1]) for m in members])):
+    for s, members in groups.items():
+        where, hidden = (torch.cat([m[i] for m in members]).split(max(1, token_budget//s)) for i in (2, 3)); logits = torch.cat([fast(*state, *wh) for wh in zip(where, hidden)])
+        for (t, which, *_), v in zip(members, logits.split([len(m[1]) for m in members])):
             if readouts[t] is not None: v = readouts[t](v, torch.zeros(len(v), dtype=torch.long, device=v.device))
             if values[t] is None: values[t] = v.new_empty(int(unique[t].max()) + 1, *v.shape[1:])
             values[t][which] = v

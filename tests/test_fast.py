@@ -6,8 +6,8 @@ from torch import nn
 from lrp_loo import explain, load_demo
 from lrp_loo.families import family_tasks, random_inputs, random_model
 from lrp_loo.fast import FastEncoder, fast_encoder
-from lrp_loo.models import encode, forward
-from lrp_loo.perturbation import leave_one_out, many_loo, many_subset_logits, subset_logits
+from lrp_loo.models import encode, forward, special_mask
+from lrp_loo.perturbation import leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, perturbation_curves, removal_units, subset_logits
 from lrp_loo.targets import output_field
 
 TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull"]
@@ -71,3 +71,27 @@ def test_where_the_model_is_more_than_its_weights():
 def test_errors_name_the_subsets():
     model, tokenizer = load_demo('sst2'); encs = [encode(model, tokenizer, t) for t in TEXTS[:2]]
     with pytest.raises(ValueError, match='keep must be'): many_subset_logits(model, encs, [torch.ones(1, 3, dtype=torch.bool)]*2)
+
+
+def test_curves_of_many_texts():
+    "Each text's curves as if it were alone, and as if nothing were dropped."
+    model, tokenizer = load_demo('sst2'); encs = [encode(model, tokenizer, t) for t in TEXTS]; g = torch.Generator().manual_seed(0)
+    scores = [{m: torch.randn(e['input_ids'].shape[1], generator=g) for m in 'ab'} for e in encs]; units = [removal_units(special_mask(tokenizer, e['input_ids'][0]), 2) for e in encs]; targets = [0, 1, None]
+    for e, s, u, t, ours in zip(encs, scores, units, targets, many_perturbation_curves(model, encs, scores, units, targets, token_budget=64)):
+        alone = perturbation_curves(model, e, s, u, t, drop=False)
+        for m in s: assert all(torch.allclose(x, y, atol=1e-4) and len(x) == int(u.max()) + 2 for x, y in zip(ours[m], alone[m]))
+    with pytest.raises(ValueError, match='no token'): many_perturbation_curves(model, encs[:1], scores[:1], [torch.full_like(units[0], -1)], [None])
+
+
+@pytest.mark.parametrize('demo', ['reviews-sst2', 'reviews'])
+def test_a_decoders_prefix_is_computed_once(demo):
+    "LOO, spans and curves from the cache are those of masked texts; and fewer tokens go through the model."
+    model, tokenizer = load_demo(demo); enc = encode(model, tokenizer, ' '.join(TEXTS)); T = enc['input_ids'].shape[1]; tokens = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda m, a, out: tokens.append(out.shape[:2].numel()))
+    runs = {}
+    for drop in (None, False): tokens.clear(); runs[drop] = leave_one_out(model, enc, drop=drop)[0], sum(tokens)
+    assert torch.allclose(runs[None][0], runs[False][0], atol=1e-4) and runs[None][1] < .8*runs[False][1]
+    spans = torch.full((T,), -1); spans[2:4], spans[5:9] = 0, 1
+    assert torch.allclose(leave_one_out(model, enc, units=spans)[0], leave_one_out(model, enc, units=spans, drop=False)[0], atol=1e-4); handle.remove()
+    units, scores = removal_units(special_mask(tokenizer, enc['input_ids'][0])), {'order': torch.arange(T).float()}
+    for a, b in zip(perturbation_curves(model, enc, scores, units, None)['order'], perturbation_curves(model, enc, scores, units, None, drop=False)['order']): assert torch.allclose(a, b, atol=1e-4)
