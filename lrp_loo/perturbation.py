@@ -209,7 +209,7 @@ def _one_text(model, enc, keep, removal, fill, drop, token_budget, readout): # t
     if renumber:
         if not size.all(): raise ValueError("removal='delete' cannot delete every token of a text: nothing is left to read; take 'attention_mask'")
         read, drop = torch.ones_like(read), True
-    can = fill is None and x is None and not renumber and drop is not False and _can_drop(model, enc) and bool(read.any()); states = prefix_states(model, enc) if can else None
+    can = fill is None and x is None and not renumber and drop is not False and _can_drop(model, enc) and bool(read.any()); states = prefix_states(model, enc) if can and not callable(getattr(readout, 'target', None)) else None # a function may read rows of the prefix
     if drop is None: drop = can and _drop_is_exact(values, keep[read])
     out = None
     for s in size.unique().tolist():

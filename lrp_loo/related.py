@@ -428,7 +428,7 @@ KNOWN = {
     'loo': ('loo', dict(drop=True), lambda T, L: T + 1), 'attn_lrp': ('attn_lrp', {}, lambda T, L: 3), 'cp_lrp': ('cp_lrp', {}, lambda T, L: 3), 'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
     'ig': ('ig', {}, lambda T, L: 2 + 3*N_STEPS),
 }
-LIMITS = {'sst2': 200, 'imdb': 40}
+LIMITS = {'sst2': 200, 'imdb': 6}
 
 def related_methods(
     name:str='sst2', # data, whose tuned options are taken
@@ -507,4 +507,4 @@ def plot_related(
         ax.set_xscale('log'); ax.set_xticks([3, 10, 30, 100, 200], ['3', '10', '30', '100', '200']); ax.minorticks_off(); ax.grid(alpha=.25); ax.axhline(0, color='0.6', lw=.6)
         c = d['config']; ax.set(xlabel='forward passes (backward = 2)', title=f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(d['rows'])} texts, {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens")
         ax.title.set_fontsize(9)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5, frameon=False, fontsize=8); return fig
+    axes[0, 0].set_ylabel('Pearson r with LOO'); fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5 if len(results) > 1 else 3, frameon=False, fontsize=8); return fig

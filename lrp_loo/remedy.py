@@ -176,7 +176,7 @@ def plot_remedy(
         for m, colour in (('attn_lrp', 'C3'), ('cp_lrp', 'C2')): ax.axhline(t.loo_r[m], color=colour, ls='--', lw=1, label={'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP'}[m])
         ax.set_xscale('log'); ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9]); ax.minorticks_off(); ax.set_xlabel('passes'); ax.spines[['top', 'right']].set_visible(False)
         ax.set_title(f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}\nn = {len(d['rows'])}", fontsize=8)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=7); return fig
+    axes[0, 0].set_ylabel('Pearson r with LOO'); fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2 if len(results) < 2 else 4, frameon=False, fontsize=7); return fig
 
 def plot_gap(
     results:dict,   # of `read_results`, of `gap_experiment`
