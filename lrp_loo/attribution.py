@@ -213,7 +213,7 @@ def explain(
     texts,               # a list of str (or of pairs), or of images; a single str, pair or image is a list of one
     method='attn_lrp',   # one of METHODS, or a function of one's own that is called and returns as they do
     target=None,         # what is explained (`as_target`): each text's predicted class by default; also a str: a class's label, for a decoder a token
-    batch_size:int=16,   # texts in one pass (`loo` and other `by_unit` methods take them one by one, their variants in batches)
+    batch_size:int=16,   # texts in one pass (methods whose `by_unit` is True take them one by one, their variants in batches)
     truncation:bool=False, # cut texts that are too long for the model instead of refusing them
     max_length:int=None, # a lower limit than the model's own
     units='token',       # 'token', 'word', 'sentence', a list of (start, end) spans for a single text; a list with one of these per text
