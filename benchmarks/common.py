@@ -1,5 +1,5 @@
 """What all benchmarks share: texts, pairs measured in turn, and the file that the ratios go to.
-Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`."""
+Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install captum)."""
 import argparse
 import json
 import os

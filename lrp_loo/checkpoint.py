@@ -21,6 +21,10 @@ def _hidden_of(args, kwargs): # where the hidden states stand among a layer's ar
 
 def _first(out): return out if torch.is_tensor(out) else out[0]
 
+def _run(layer, call, h): # a layer on hidden states h, with the other arguments of a call: where h stood, args, kwargs
+    at, args, kwargs = call
+    return _first(layer(h, *args, **kwargs) if at == 0 else layer(*args, **kwargs, hidden_states=h))
+
 class _Tape:
     "The layers' arguments, with every s-th layer's hidden states."
     def __init__(self, rules):
@@ -52,9 +56,7 @@ class _Tape:
         torch.set_grad_enabled(True); self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])
 
-    def run(self, l, h): # layer l on hidden states h
-        at, args, kwargs = self.calls[l]
-        return _first(self.layers[l](h, *args, **kwargs) if at == 0 else self.layers[l](*args, **kwargs, hidden_states=h))
+    def run(self, l, h): return _run(self.layers[l], self.calls[l], h)
 
 # %% ../nbs/04c_long_inputs.ipynb #f59299dd
 def checkpointed_gradient(

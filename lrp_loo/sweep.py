@@ -9,7 +9,7 @@ __all__ = ['bypass_sweep']
 import threading
 
 import torch
-from .checkpoint import _first, _hidden_of
+from .checkpoint import _first, _hidden_of, _run
 from .composites import attn_lrp, lrp_rules, n_layers
 from .models import forward, watch_embeddings
 from .targets import Readout
@@ -44,9 +44,7 @@ class _Cut:
         self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])
 
-    def again(self, l): # layer l once more on the same hidden states
-        at, args, kwargs = self.calls[l]
-        return _first(self.layers[l](self.leaves[l], *args, **kwargs) if at == 0 else self.layers[l](*args, **kwargs, hidden_states=self.leaves[l]))
+    def again(self, l): return _run(self.layers[l], self.calls[l], self.leaves[l]) # once more on the same hidden states
 
 def _back(out, leaf, cotangents): # (k, …) → (k, …); None where nothing comes through
     return torch.autograd.grad(out, leaf, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True)[0]
