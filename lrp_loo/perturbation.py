@@ -9,6 +9,7 @@ __all__ = ['TOKEN_BUDGET', 'REMOVALS', 'key_weights', 'Removal', 'as_removal', '
 
 # %% ../nbs/05_perturbation.ipynb #70a31e97
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,13 +181,22 @@ def _packed(fast, encs, keeps, readouts, token_budget): # texts of one window
         for s in size.unique().tolist():
             which = torch.where(size == s)[0]; groups.setdefault(s, []).append((t, which, rows[which].nonzero()[:, 1].view(-1, s) + start, hidden[which]))
         start += T; values.append(None)
-    for s, members in groups.items():
-        where, hidden = (torch.cat([m[i] for m in members]).split(max(1, token_budget//s)) for i in (2, 3)); logits = torch.cat([fast(*state, *wh) for wh in zip(where, hidden)])
+    workers = torch.get_num_threads() if state[0].device.type == 'cpu' else 1; sizes = [s for s in sorted(groups, reverse=True)]
+    jobs = [(s, *wh) for s in sizes for wh in zip(*(torch.cat([m[i] for m in groups[s]]).split(max(1, token_budget//s//workers)) for i in (2, 3)))]
+    done = _on_every_core(lambda s, *wh: fast(*state, *wh), jobs, workers)
+    for s in sizes:
+        members = groups[s]; logits = torch.cat([v for (size, *_), v in zip(jobs, done) if size == s])
         for (t, which, *_), v in zip(members, logits.split([len(m[1]) for m in members])):
             if readouts[t] is not None: v = readouts[t](v, torch.zeros(len(v), dtype=torch.long, device=v.device))
             if values[t] is None: values[t] = v.new_empty(int(unique[t].max()) + 1, *v.shape[1:])
             values[t][which] = v
     return [v[inverse] for v, inverse in zip(values, unique)]
+
+def _on_every_core(f, jobs, workers): # a sentence's products are too small to be shared out among cores; each takes batches of its own
+    if workers == 1 or len(jobs) < workers: return [f(*j) for j in jobs]
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try: return list(pool.map(lambda j: f(*j), jobs))
+        finally: torch.set_num_threads(workers)                      # a thread that starts later takes what was set last
 
 def _checked_subsets(keep, T):
     if keep.ndim != 2 or keep.shape[1] != T: raise ValueError(f"keep must be (n, {T}), got {tuple(keep.shape)}")
