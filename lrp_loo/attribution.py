@@ -15,6 +15,7 @@ import torch
 from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .core import Attribution
+from .fast import read_row_only
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import as_removal, default_removal, fill_id, input_positions, many_loo
 from .removal import removal_loo_scores, removal_scores
@@ -68,7 +69,7 @@ def lrp_scores(
     with contextlib.nullcontext([]) if embeddings == 'word' else _watch_sum(model) as added:
         if checkpoint: x, g, value, readout = checkpointed_gradient(model, batch, composite, target, strict=strict)
         else:
-            with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, strict=strict): out = forward(model, batch)
+            with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, composite, strict=strict): out = forward(model, batch)
             readout = Readout(target, out, batch)
             with torch.enable_grad(): value = readout(out)
             x = seen[0]; g, = torch.autograd.grad(value.sum(), x)
@@ -87,6 +88,12 @@ def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every 
     with torch.no_grad(): fill = input_embeddings(model)(torch.tensor(fill_id(tokenizer, f'{baseline}_token'), device=x.device))
     return torch.where(special, x, fill), baseline
 
+_PER_TOKEN = ('input_ids', 'attention_mask', 'token_type_ids')
+
+def _lengths(batch, readout): # of texts padded on the right whose padding nobody reads; else None
+    mask = batch.get('attention_mask')
+    return None if mask is None or not set(batch) <= set(_PER_TOKEN) or callable(readout.target) or (mask[:, 1:] > mask[:, :-1]).any() else mask.sum(1)
+
 def ig_scores(
     model, tokenizer,
     batch:dict,             # (batch, T) inputs
@@ -100,18 +107,22 @@ def ig_scores(
     with torch.no_grad(), watch_embeddings(model) as seen: out = forward(model, batch)
     x = seen[0].detach(); readout, n = Readout(target, out, batch), len(seen[0])
     b, baseline = _ig_baseline(model, tokenizer, batch, x, baseline)
-    def f(e): # the explained numbers at embeddings e, (k·batch, T, d)
-        with watch_embeddings(model, e): variants = forward(model, {k: v.repeat(len(e)//n, *[1]*(v.ndim - 1)) for k, v in batch.items()})
-        return readout(variants, torch.arange(len(e), device=e.device) % n)
-    with torch.no_grad(): value, low = readout(out), f(b)
-    total, per_pass = torch.zeros_like(x), max(1, internal_batch_size//n)
+    def f(e, rows): # the explained numbers at embeddings e, (k·rows, T, d), of these texts
+        part = {k: v[rows, :e.shape[1]] if k in _PER_TOKEN else v[rows] for k, v in batch.items()}
+        with read_row_only(model, target), watch_embeddings(model, e): variants = forward(model, {k: v.repeat(len(e)//len(rows), *[1]*(v.ndim - 1)) for k, v in part.items()})
+        return readout(variants, rows.repeat(len(e)//len(rows)))
+    every = torch.arange(n, device=x.device)
+    with torch.no_grad(): value, low = readout(out), f(b, every)
+    total, T = torch.zeros_like(x), _lengths(batch, readout)
     nodes, weights = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in np.polynomial.legendre.leggauss(n_steps))
-    for a, w in zip(((nodes + 1)/2).split(per_pass), (weights/2).split(per_pass)):
-        a, w = (t.view(-1, *[1]*x.ndim) for t in (a, w))
-        with torch.enable_grad():
-            e = (b + a*(x - b)).flatten(0, 1).requires_grad_()
-            g, = torch.autograd.grad(f(e).sum(), e)
-        total += (g.view(len(a), *x.shape)*w).sum(0)
+    for rows in every.split(max(1, internal_batch_size//n_steps)):   # as few texts as fill a pass with all their steps, so that little of it is padding
+        t = slice(None if T is None else int(T[rows].max())); per_pass = max(1, internal_batch_size//len(rows))
+        for a, w in zip(((nodes + 1)/2).split(per_pass), (weights/2).split(per_pass)):
+            a, w = (s.view(-1, *[1]*x.ndim) for s in (a, w))
+            with torch.enable_grad():
+                e = (b[rows, t] + a*(x - b)[rows, t]).flatten(0, 1).requires_grad_()
+                g, = torch.autograd.grad(f(e, rows).sum(), e)
+            total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:])*w).sum(0)
     scores = _over_tokens((x - b)*total)
     return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in (scores.sum(1) - (value - low)).tolist()]
 

@@ -187,8 +187,8 @@ def transformer_layers(
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and len({type(x) for x in m}) == 1]
     exact = [m for m in lists if len(m) == _config_layers(model)]
     size = lambda m: sum(p.numel() for p in m.parameters())
-    best = max(exact or lists, key=size, default=[])                 # the first of equals: the outer list
-    return list(best) if len(best) and size(best) else []
+    best = max(exact or lists, key=size, default=[]) if len(exact) != 1 else exact[0] # the first of equals: the outer list
+    return list(best) if any(p.numel() for m in best for p in m.parameters()) else []
 
 def _config_layers(model): return getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
 
@@ -196,8 +196,9 @@ def n_layers(
     model, # any torch module
 )->int:    # how many transformer layers one pass goes through; 0 where none can be found
     "Layers of a pass: those of the stack, or as many as the config says where they share weights."
-    found = len(transformer_layers(model))
-    return max(found, _config_layers(model) or 0) if found else 0
+    return _n_layers(model, len(transformer_layers(model)))
+
+def _n_layers(model, found): return max(found, _config_layers(model) or 0) if found else 0
 
 def _composed_activations(): # transformers' activation modules that are formulas of several operations
     from transformers import activations
@@ -218,7 +219,7 @@ class lrp_rules(TorchFunctionMode):
         if isinstance(model, torch._dynamo.OptimizedModule) or any(m._compiled_call_impl is not None for m in model.modules()):
             raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")
         self.model, self.layers, self.composite, self.strict = model, transformer_layers(model), composite, strict
-        self.n_layers, self._composed = n_layers(model), _composed_activations()
+        self.n_layers, self._composed = _n_layers(model, len(self.layers)), _composed_activations()
         try: self._source = input_embeddings(model)
         except ValueError: self._source = None                       # then what is explained must come in as an argument
         wanted = () if composite.bypass_softmax == 'all' else composite.bypass_softmax

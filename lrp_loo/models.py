@@ -153,7 +153,8 @@ def encode(
     n, n_special = enc['input_ids'].shape[1], tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if n > limit: raise ValueError(f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it")
     if n <= n_special: raise ValueError(f"the text {text!r} has no token besides the special ones")
-    return {k: v.to(device_of(model)) for k, v in enc.items() if k in _takes(model) or k in ('input_ids', 'attention_mask')}
+    device, takes = device_of(model), _takes(model)
+    return {k: v.to(device) for k, v in enc.items() if k in takes or k in ('input_ids', 'attention_mask')}
 
 def _encode_image(model, processor, image):
     if isinstance(image, (str, bytes, tuple, Path)): raise TypeError(f"{type(model).__name__} takes images (PIL, array, or float tensor), got {type(image).__name__}; open files yourself, nothing is fetched here")

@@ -12,6 +12,7 @@ import contextlib, math
 import torch
 from torch.nn import functional as F
 from .composites import gradient, lrp_rules
+from .fast import read_row_only
 from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, leave_one_out
 from .targets import Readout, settled
@@ -57,7 +58,7 @@ def removal_pass(
     members = _members(units, batch['input_ids'].shape[1], device_of(model)) if 'input_ids' in batch else None
     at = [_key_weights(members, w) for w in weights] if isinstance(weights, list) else None if weights is None else _key_weights(members, weights)
     where = contextlib.nullcontext() if at is None else key_weights(at)
-    with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite or gradient(), record='attention') as rules, where: out = forward(model, batch)
+    with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, composite or gradient(), record='attention') as rules, where: out = forward(model, batch)
     readout = target if isinstance(target, Readout) else Readout(target, out, batch)
     with torch.enable_grad(): value = readout(out)
     if not rules.attention: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention")

@@ -11,6 +11,7 @@ import threading
 import torch
 from .checkpoint import _first, _hidden_of, _run
 from .composites import attn_lrp, lrp_rules, n_layers
+from .fast import read_row_only
 from .models import forward, watch_embeddings
 from .targets import Readout
 
@@ -59,13 +60,13 @@ def bypass_sweep(
     "AttnLRP with every one of these bypasses from one forward pass (and one of each layer that is bypassed in some)."
     sets = [frozenset(b) for b in bypasses]; L = n_layers(model)
     if bad := sorted({l for s in sets for l in s if not 0 <= l < L}): raise ValueError(f"bypasses name layers {bad}; this model has layers 0 to {L - 1}")
-    with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, attn_lrp(eps=eps)) as rules:
+    with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, attn_lrp(eps=eps)) as rules:
         if len(rules.layers) != L or not L: raise NotImplementedError(f"a sweep needs a list of transformer layers of their own, which {type(model).__name__} does not show")
         with _Cut(rules) as cut: out = forward(model, batch)
         readout = Readout(target, out, batch); value = readout(out)
         g, = torch.autograd.grad(value.sum(), cut.top)
     wanted = sorted({l for s in sets for l in s})
-    with torch.enable_grad(), lrp_rules(model, attn_lrp(wanted, eps)): bypassed = {l: cut.again(l) for l in wanted}
+    with torch.enable_grad(), read_row_only(model, target), lrp_rules(model, attn_lrp(wanted, eps)): bypassed = {l: cut.again(l) for l in wanted}
     above = {frozenset(): g}                                         # bypasses among the layers above → gradient
     for l in reversed(range(L)):
         here = dict.fromkeys(frozenset(x for x in s if x >= l) for s in sets); below = {}

@@ -1,14 +1,17 @@
 "The fast path is the model: every subset, every text, every family that it takes; and where it is not the model, it steps back."
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 
 from lrp_loo import explain, load_demo
 from lrp_loo.families import family_tasks, random_inputs, random_model
-from lrp_loo.fast import FastEncoder, fast_encoder
-from lrp_loo.models import encode, forward, special_mask
+from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
+from lrp_loo.fast import READ_FIRST_ROW, FastEncoder, fast_encoder, read_row_only
+from lrp_loo.models import encode, forward, special_mask, watch_embeddings
 from lrp_loo.perturbation import leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, perturbation_curves, removal_units, subset_logits
-from lrp_loo.targets import output_field
+from lrp_loo.targets import Target, output_field
 
 TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull"]
 
@@ -95,3 +98,34 @@ def test_a_decoders_prefix_is_computed_once(demo):
     assert torch.allclose(leave_one_out(model, enc, units=spans)[0], leave_one_out(model, enc, units=spans, drop=False)[0], atol=1e-4); handle.remove()
     units, scores = removal_units(special_mask(tokenizer, enc['input_ids'][0])), {'order': torch.arange(T).float()}
     for a, b in zip(perturbation_curves(model, enc, scores, units, None)['order'], perturbation_curves(model, enc, scores, units, None, drop=False)['order']): assert torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize('family,task', [f for f in family_tasks() if f[1] == 'class'])
+def test_one_row_of_the_last_layer(family, task):
+    "Logits and gradients of the whole pass, from one row where the class is known; other models untouched."
+    model = random_model(family, task, 'eager'); inputs = random_inputs(model); rows = []
+    if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'): pytest.skip('built otherwise')
+    listen = lambda: model.base_model.encoder.layer[-1].register_forward_hook(lambda m, a, out: rows.append((out if torch.is_tensor(out) else out[0]).shape[1]))
+    def run(context):
+        with context, watch_embeddings(model) as seen:
+            handle = listen(); value = output_field(forward(model, inputs)); handle.remove()
+        return value, torch.autograd.grad(value[0, 0], seen[0])[0]
+    (one, g), (whole, h) = run(read_row_only(model)), run(contextlib.nullcontext())
+    assert torch.allclose(one, whole, atol=1e-12) and torch.allclose(g, h, atol=1e-12)
+    assert (rows[0] == 1) == (type(model).__name__ in READ_FIRST_ROW)
+    for target in (lambda out: out.logits[:, 0], Target(0, output='hidden_states')):
+        rows.clear(); run(read_row_only(model, target)); assert rows[0] > 1                  # may read what is left out
+    model.train(); rows.clear(); run(read_row_only(model)); assert rows[0] > 1; model.eval()
+
+
+def test_rows_of_many_texts_are_each_text():
+    model, tokenizer = load_demo('sst2'); encs = [encode(model, tokenizer, t) for t in TEXTS]; methods = {m: (m, {}) for m in ('attn_lrp', 'removal', 'ig')}
+    for a, b in zip(faithfulness_rows(model, tokenizer, encs, methods), (faithfulness_row(model, tokenizer, e, methods) for e in encs)):
+        assert a['target'] == b['target'] and a['n_tokens'] == b['n_tokens'] and list(a['methods']) == list(b['methods'])
+        for m in a['methods']: assert all(a['methods'][m][k] == pytest.approx(b['methods'][m][k], abs=1e-4) for k in ('r', 'r_all', 'lerf', 'morf'))
+
+
+def test_integrated_gradients_do_not_depend_on_the_batch():
+    model, tokenizer = load_demo('sst2'); alone = [explain(model, tokenizer, t, method='ig')[0] for t in TEXTS]
+    for size in (1, 16, 40, 256):
+        for a, b in zip(explain(model, tokenizer, TEXTS, method='ig', internal_batch_size=size), alone): assert torch.allclose(a.scores, b.scores, atol=1e-4) and a.info['completeness_error'] == pytest.approx(b.info['completeness_error'], abs=1e-4)
