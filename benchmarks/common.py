@@ -37,10 +37,10 @@ def texts(name, args, n, longest=128, shortest=0):
     return model, tokenizer, out, encs, dict(model=f'minilm-{name}', data=name, source=source_label(args.data), split=d.info['split'], texts=len(out), mean_tokens=sum(lengths)/len(lengths))
 
 
-def pairs(a, b, rounds):
+def pairs(a, b, rounds, warm_up=True):
     "Seconds of a and b in turn after one warm-up of each; the median of b/a pair by pair: how many times as fast a is."
     times = []
-    for r in range(rounds + 1):
+    for r in range(0 if warm_up else 1, rounds + 1):
         pair = []
         for f in (a, b): t = time.perf_counter(); f(); pair.append(time.perf_counter() - t)
         if r: times.append(pair)
@@ -49,10 +49,10 @@ def pairs(a, b, rounds):
 
 
 def matmul_rate(n=1024, rounds=7):
-    "Float operations a second of a square matrix product, the best of some."
-    a, b, best = torch.randn(n, n), torch.randn(n, n), 0.
-    for _ in range(rounds): t = time.perf_counter(); [a @ b for _ in range(10)]; best = max(best, 10*2*n**3/(time.perf_counter() - t))
-    return best
+    "Float operations a second of a square matrix product, the median of some."
+    a, b, rates = torch.randn(n, n), torch.randn(n, n), []
+    for _ in range(rounds): t = time.perf_counter(); [a @ b for _ in range(10)]; rates.append(10*2*n**3/(time.perf_counter() - t))
+    return statistics.median(rates)
 
 
 def installed(*names):

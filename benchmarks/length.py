@@ -1,4 +1,4 @@
-"""Seconds and peak memory of each method against the length of the text, each length of a text of our own, one at a time. Rows go to results/cost-length.json; a finished row is kept.
+"""Seconds and peak memory of each method against the length of the text (a text of our own, one at a time), and seconds an example against their number (`explain` over our sentences). Rows go to results/cost-length.json; a finished row is kept.
 python benchmarks/length.py [--rounds 5]"""
 import os
 import statistics
@@ -10,18 +10,25 @@ from pathlib import Path
 import torch
 from common import arguments
 
-from lrp_loo import load_demo, load_texts
+from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.attribution import explain_batch
 from lrp_loo.core import Results
 from lrp_loo.models import encode
 
-LENGTHS = (16, 32, 64, 128, 256, 512)
+LENGTHS, NUMBERS = (16, 32, 64, 128, 256, 512), (1, 4, 16, 64)
+OF_MANY = ('grad_x_input', 'attn_lrp', 'cp_lrp', 'removal', 'ig', 'loo') # against the number of examples
 METHODS = {'grad_x_input': ('grad_x_input', {}), 'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'rollout': ('rollout', {}), 'ig': ('ig', {}), 'removal': ('removal', {}), 'removal, 4 passes': ('removal', dict(n_groups=3)),
            'removal, 9 passes': ('removal', dict(n_groups=8)), 'removal+loo': ('removal+loo', {}), 'contexts, 4 passes': ('removal', dict(weight=[1., .1], n_contexts=1)), 'loo': ('loo', {})}
 
 
 def text(model, tokenizer, n): # our sentences, one after another, cut at n tokens
     return encode(model, tokenizer, ' '.join(load_texts('sst2', 'embedded').texts*20), truncation=True, max_length=n)
+
+
+def seconds(run, rounds): # the median; one round is enough of what takes long
+    run(); times = []
+    while len(times) < (1 if times and times[0] > 8 else rounds): t = time.perf_counter(); run(); times.append(time.perf_counter() - t)
+    return dict(seconds=statistics.median(times), rounds=len(times))
 
 
 def one(name, n): # MiB above what the loaded model takes
@@ -40,8 +47,14 @@ if __name__ == '__main__':
         for name, (m, kw) in METHODS.items():
             i += 1
             if i in r.done: continue
-            run = lambda: explain_batch(model, tokenizer, [enc], m, **kw)
-            run(); times = []
-            while len(times) < (1 if times and times[0] > 20 else args.rounds): t = time.perf_counter(); run(); times.append(time.perf_counter() - t)
             mib = float(subprocess.run([sys.executable, __file__, '--one', f'{name}:{n}'], check=True, capture_output=True, text=True).stdout.split()[-1])
-            r.add(dict(i=i, method=name, tokens=n, seconds=statistics.median(times), rounds=len(times), mib=mib)); print(f'{name:20s} {n:4d} tokens {statistics.median(times):8.3f} s {mib:8.0f} MiB', flush=True)
+            row = seconds(lambda: explain_batch(model, tokenizer, [enc], m, **kw), args.rounds) | dict(mib=mib)
+            r.add(dict(i=i, method=name, tokens=n, texts=1) | row); print(f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s {mib:8.0f} MiB", flush=True)
+    own = load_texts('sst2', 'embedded').texts
+    for n in NUMBERS:
+        some = (own*(n//len(own) + 1))[:n]; tokens = sum(len(tokenizer(t)['input_ids']) for t in some)/n
+        for name in OF_MANY:
+            i += 1; m, kw = METHODS[name]
+            if i in r.done: continue
+            row = seconds(lambda: explain(model, tokenizer, some, method=m, batch_size=32, **kw), args.rounds); row['seconds'] /= n
+            r.add(dict(i=i, method=name, tokens=tokens, texts=n) | row); print(f"{name:20s} {n:4d} texts  {row['seconds']:8.4f} s each", flush=True)

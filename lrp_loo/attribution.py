@@ -17,7 +17,7 @@ from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_l
 from .core import Attribution
 from .fast import read_row_only
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
-from .perturbation import as_removal, default_removal, fill_id, input_positions, many_loo
+from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
 from .sweep import bypass_sweep
 from .targets import Readout
@@ -224,7 +224,7 @@ def explain(
     texts,               # a list of str (or of pairs), or of images; a single str, pair or image is a list of one
     method='attn_lrp',   # one of METHODS, or a function of one's own that is called and returns as they do
     target=None,         # what is explained (`as_target`): each text's predicted class by default; also a str: a class's label, for a decoder a token
-    batch_size:int=16,   # texts in one pass (methods whose `by_unit` is True take them one by one, their variants in batches)
+    batch_size:int=16,   # texts in work at once, on a CPU shared out among torch's threads (methods whose `by_unit` is True take them one by one, their variants in batches)
     truncation:bool=False, # cut texts that are too long for the model instead of refusing them
     max_length:int=None, # a lower limit than the model's own
     units='token',       # 'token', 'word', 'sentence', a list of (start, end) spans for a single text; a list with one of these per text
@@ -239,10 +239,12 @@ def explain(
     per_text = _units_per_text(model, tokenizer, encs, texts, [units] if single and not isinstance(units, str) else units)
     length = lambda i: encs[i]['input_ids'].shape[1] if 'input_ids' in encs[i] else encs[i]['pixel_values'].shape
     order = sorted(range(len(encs)), key=length)
-    out, size = [None]*len(encs), 1 if by_unit(method) is True else batch_size
-    for s in range(0, len(order), size):
-        rows = order[s:s + size]
-        for i, a in zip(rows, explain_batch(model, tokenizer, [encs[i] for i in rows], method, _named_target(model, tokenizer, target), [per_text[i] for i in rows], **options)): out[i] = a
+    workers = cores(model) if isinstance(method, str) and by_unit(method) is not True and method != 'loo' and batch_size > 1 else 1 # LOO shares out its variants itself
+    size, target = 1 if by_unit(method) is True else max(1, batch_size//workers), _named_target(model, tokenizer, target)
+    batches = [order[s:s + size] for s in range(0, len(order), size)]; out = [None]*len(encs)
+    run = lambda *rows: explain_batch(model, tokenizer, [encs[i] for i in rows], method, target, [per_text[i] for i in rows], **options)
+    for rows, found in zip(batches, on_every_core(run, batches[::-1], workers)[::-1]):              # the longest first: it would be waited for
+        for i, a in zip(rows, found): out[i] = a
     return out
 
 def _named_target(model, tokenizer, target): # a class by its label, a decoder's token by its text

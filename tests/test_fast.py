@@ -1,5 +1,6 @@
 "The fast path is the model: every subset, every text, every family that it takes; and where it is not the model, it steps back."
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lrp_loo.families import family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import READ_FIRST_ROW, FastEncoder, fast_encoder, read_row_only
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.perturbation import leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, perturbation_curves, removal_units, subset_logits
+from lrp_loo.perturbation import cores, key_weights, leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, on_every_core, perturbation_curves, removal_units, subset_logits
 from lrp_loo.targets import Target, output_field
 
 TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull"]
@@ -129,3 +130,22 @@ def test_integrated_gradients_do_not_depend_on_the_batch():
     model, tokenizer = load_demo('sst2'); alone = [explain(model, tokenizer, t, method='ig')[0] for t in TEXTS]
     for size in (1, 16, 40, 256):
         for a, b in zip(explain(model, tokenizer, TEXTS, method='ig', internal_batch_size=size), alone): assert torch.allclose(a.scores, b.scores, atol=1e-4) and a.info['completeness_error'] == pytest.approx(b.info['completeness_error'], abs=1e-4)
+
+
+def test_cores_share_the_work_where_they_may():
+    "Two threads give one thread's numbers and leave torch's setting; a context or a hook of the caller's keeps the work in its thread."
+    model, tokenizer = load_demo('sst2'); before = torch.get_num_threads(); texts = TEXTS*4; here = threading.get_ident(); ran = set()
+    try:
+        torch.set_num_threads(1); alone = {m: explain(model, tokenizer, texts, method=m) for m in ('attn_lrp', 'removal', 'ig', 'rollout', 'loo')}
+        torch.set_num_threads(2); assert cores(model) == 2
+        for m, expected in alone.items():
+            for a, b in zip(explain(model, tokenizer, texts, method=m), expected): assert torch.allclose(a.scores, b.scores, atol=1e-4) and a.tokens == b.tokens and a.target == b.target
+        assert torch.get_num_threads() == 2
+        on_every_core(lambda i: ran.add(threading.get_ident()), [(i,) for i in range(8)], 2); assert here not in ran
+        with pytest.raises(ZeroDivisionError): on_every_core(lambda i: 1//i, [(1,), (0,), (2,)], 2)
+        assert torch.get_num_threads() == 2
+        with torch.autocast('cpu', torch.bfloat16): assert cores(model) == 1
+        with key_weights(torch.ones(1, 4)): assert cores(model) == 1
+        handle = model.classifier.register_forward_hook(lambda m, a, out: ran.add(threading.get_ident())); ran.clear()
+        assert cores(model) == 1; explain(model, tokenizer, texts, method='attn_lrp', batch_size=2); assert ran == {here}; handle.remove()
+    finally: torch.set_num_threads(before)
