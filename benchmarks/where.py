@@ -12,15 +12,15 @@ from lrp_loo.composites import n_layers
 from lrp_loo.core import Results
 from lrp_loo.perturbation import many_loo
 
-KINDS = {'matrix products': ('aten::addmm', 'aten::mm', 'aten::bmm', 'aten::baddbmm'), 'attention': ('aten::_scaled_dot_product',), 'activation': ('aten::gelu',), 'copies and sums': ('aten::copy_', 'aten::add', 'aten::index', 'aten::cat'), 'layer norms': ('aten::native_layer_norm',)}
+KINDS = {'matrix products': ('aten::addmm', 'aten::mm', 'aten::bmm', 'aten::baddbmm'), 'attention': ('aten::_scaled_dot_product_flash_attention_for_cpu',), 'activation': ('aten::gelu',), 'copies and sums': ('aten::copy_', 'aten::add', 'aten::add_', 'aten::index', 'aten::cat', 'aten::where'), 'layer norms': ('aten::native_layer_norm',)}
 
 
 def shares(f): # seconds by kind of operation, and the operations of the products
     f()
     t = time.perf_counter(); f(); seconds = time.perf_counter() - t
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as p: f()
-    events = p.key_averages(); total = sum(e.self_cpu_time_total for e in events); of = {k: sum(e.self_cpu_time_total for e in events if e.key.startswith(names))/total for k, names in KINDS.items()}
-    flops = sum(e.flops for e in events if e.key.startswith(KINDS['matrix products']))
+    events = p.key_averages(); total = sum(e.self_cpu_time_total for e in events); of = {k: sum(e.self_cpu_time_total for e in events if e.key in names)/total for k, names in KINDS.items()}
+    flops = sum(e.flops for e in events if e.key in KINDS['matrix products'])
     return dict(seconds=seconds, flops=flops, shares=of | {'the rest': 1 - sum(of.values())}, rate=flops/(seconds*of['matrix products']))
 
 

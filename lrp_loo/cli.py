@@ -19,6 +19,7 @@ from .attribution import N_STEPS, explain as _explain
 from .beyond import BEYOND, beyond_experiment, claim2_table, invariance_experiment
 from .canonized import canonized_mnist_experiment, canonized_mnist_table, plot_canonized
 from .conservation import conservation_experiment, mean_conservation
+from .cost import plot_cost, plot_tradeoff
 from .core import Results, read_results, resolve_device, score_colours, write_text_atomic
 from .data import load_digit_images, load_texts, source_label
 from .engine import explain_dataset, plot_precision, precision_experiment, precision_table
@@ -147,6 +148,9 @@ def _draw_more(results, figures):
             for name, plot in plots.items(): _save_figure(plot(found), figures/f'{name}.png')
     if (results/'precision.json').exists(): _save_figure(plot_precision(read_results(results/'precision.json')['rows']), figures/'precision.png')
     if (results/'gap.json').exists(): _save_figure(plot_gap(read_results(results/'gap.json')), figures/'gap.png')
+    if (cost := results.parent/'cost-length.json').exists():             # of benchmarks/length.py, which knows no source
+        _save_figure(plot_cost(read_results(cost)), figures/'cost.png')
+        if agreement := read('remedy', ('sst2', 'imdb')): _save_figure(plot_tradeoff(read_results(cost), agreement, read('weights', agreement)), figures/'tradeoff.png')
 
 def reproduce(
     data:str=None,    # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's layout (default: LRP_LOO_DATA, else embedded)
