@@ -1,5 +1,5 @@
 """What all benchmarks share: texts, pairs measured in turn, and the file that the ratios go to.
-Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install captum)."""
+Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install -e '.[bench]')."""
 import argparse
 import json
 import os
@@ -14,6 +14,7 @@ import torch
 from lrp_loo import load_demo, load_texts
 from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.data import source_label
+from lrp_loo.layerwise import SWEEPS, sweep_layers
 from lrp_loo.models import encode
 
 OUT = Path(__file__).parent.parent/'results'/'benchmarks.json'
@@ -35,6 +36,11 @@ def texts(name, args, n, longest=128, shortest=0):
         if len(out) == n: break
     encs = [encode(model, tokenizer, t) for t in out]; lengths = [e['input_ids'].shape[1] for e in encs]
     return model, tokenizer, out, encs, dict(model=f'minilm-{name}', data=name, source=source_label(args.data), split=d.info['split'], texts=len(out), mean_tokens=sum(lengths)/len(lengths))
+
+
+def bypass_sets(L):
+    "The 3L sets of bypassed layers of the layer-wise ablation; a set that two sweeps share counts twice, as it does in separate runs."
+    return [tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)]
 
 
 def pairs(a, b, rounds, warm_up=True):

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import arguments, matmul_rate, texts
+from common import arguments, bypass_sets, matmul_rate, texts
 from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,7 +25,7 @@ def shares(f): # seconds by kind of operation, and the operations of the product
 
 
 def layer_passes(L): # of 3L configurations: ways back through a layer that differ, forward passes of a layer, and both of separate runs
-    sets = [*({l} for l in range(L)), *(set(range(k)) for k in range(1, L + 1)), *(set(range(k, L)) for k in range(L))]
+    sets = bypass_sets(L)
     return dict(back=sum(len({frozenset(x for x in s if x >= l) for s in sets}) for l in range(L)), forward=2*L, separate=2*L*len(sets))
 
 

@@ -15,7 +15,7 @@ import torch
 from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .core import Attribution
-from .fast import read_row_only
+from .fast import PER_TOKEN, read_row_only
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
@@ -88,11 +88,9 @@ def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every 
     with torch.no_grad(): fill = input_embeddings(model)(torch.tensor(fill_id(tokenizer, f'{baseline}_token'), device=x.device))
     return torch.where(special, x, fill), baseline
 
-_PER_TOKEN = ('input_ids', 'attention_mask', 'token_type_ids')
-
 def _lengths(batch, readout): # of texts padded on the right whose padding nobody reads; else None
     mask = batch.get('attention_mask')
-    return None if mask is None or not set(batch) <= set(_PER_TOKEN) or callable(readout.target) or (mask[:, 1:] > mask[:, :-1]).any() else mask.sum(1)
+    return None if mask is None or not set(batch) <= PER_TOKEN or callable(readout.target) or (mask[:, 1:] > mask[:, :-1]).any() else mask.sum(1)
 
 def ig_scores(
     model, tokenizer,
@@ -108,7 +106,7 @@ def ig_scores(
     x = seen[0].detach(); readout, n = Readout(target, out, batch), len(seen[0])
     b, baseline = _ig_baseline(model, tokenizer, batch, x, baseline)
     def f(e, rows): # the explained numbers at embeddings e, (k·rows, T, d), of these texts
-        part = {k: v[rows, :e.shape[1]] if k in _PER_TOKEN else v[rows] for k, v in batch.items()}
+        part = {k: v[rows, :e.shape[1]] if k in PER_TOKEN else v[rows] for k, v in batch.items()}
         with read_row_only(model, target), watch_embeddings(model, e): variants = forward(model, {k: v.repeat(len(e)//len(rows), *[1]*(v.ndim - 1)) for k, v in part.items()})
         return readout(variants, rows.repeat(len(e)//len(rows)))
     every = torch.arange(n, device=x.device)
@@ -239,8 +237,8 @@ def explain(
     per_text = _units_per_text(model, tokenizer, encs, texts, [units] if single and not isinstance(units, str) else units)
     length = lambda i: encs[i]['input_ids'].shape[1] if 'input_ids' in encs[i] else encs[i]['pixel_values'].shape
     order = sorted(range(len(encs)), key=length)
-    workers = cores(model) if isinstance(method, str) and by_unit(method) is not True and method != 'loo' and batch_size > 1 else 1 # LOO shares out its variants itself
-    size, target = 1 if by_unit(method) is True else max(1, batch_size//workers), _named_target(model, tokenizer, target)
+    workers = min(cores(model), batch_size) if isinstance(method, str) and by_unit(method) is not True and method != 'loo' else 1 # LOO shares out its variants itself
+    size, target = 1 if by_unit(method) is True else batch_size//workers, _named_target(model, tokenizer, target)
     batches = [order[s:s + size] for s in range(0, len(order), size)]; out = [None]*len(encs)
     run = lambda *rows: explain_batch(model, tokenizer, [encs[i] for i in rows], method, target, [per_text[i] for i in rows], **options)
     for rows, found in zip(batches, on_every_core(run, batches[::-1], workers)[::-1]):              # the longest first: it would be waited for

@@ -142,13 +142,14 @@ def cores(
 
 def on_every_core(
     f, jobs:list, # f(*job) for each
-    workers:int,  # of `cores`
+    workers:int,  # at most `cores`
 )->list:
-    "A sentence's products are too small to be shared out among cores; each core takes jobs of its own, with one thread of torch's."
+    "A sentence's products are too small to be shared out among cores; each worker takes jobs of its own, with its share of torch's threads."
     if workers == 1 or len(jobs) < workers: return [f(*j) for j in jobs]
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(max(1, threads//workers),)) as pool:
         try: return list(pool.map(lambda j: f(*j), jobs))
-        finally: torch.set_num_threads(workers)                      # a thread that starts later takes what was set last
+        finally: torch.set_num_threads(threads)                      # a thread that starts later takes what was set last
 
 @torch.no_grad()
 def subset_logits(
@@ -200,7 +201,7 @@ def _packed(fast, encs, keeps, readouts, token_budget): # texts of one window
         for s in size.unique().tolist():
             which = torch.where(size == s)[0]; groups.setdefault(s, []).append((t, which, rows[which].nonzero()[:, 1].view(-1, s) + start, hidden[which]))
         start += T; values.append(None)
-    workers = cores(fast.model); sizes = [s for s in sorted(groups, reverse=True)]
+    sizes = sorted(groups, reverse=True); workers = min(cores(fast.model), max(1, token_budget//sizes[0])) # all of them together stay within the budget
     jobs = [(s, *wh) for s in sizes for wh in zip(*(torch.cat([m[i] for m in groups[s]]).split(max(1, token_budget//s//workers)) for i in (2, 3)))]
     done = on_every_core(lambda s, *wh: fast(*state, *wh), jobs, workers)
     for s in sizes:
