@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
-from .core import Attribution
+from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
 from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core

@@ -8,7 +8,7 @@ __all__ = ['TEMPLATE', 'answer_log_prob', 'attribute_context']
 # %% ../nbs/09_context.ipynb #e9703edd
 import torch
 from .attribution import check_call, eager, explain_batch
-from .core import Attribution
+from .view import Attribution
 from .models import device_of, max_tokens
 from .targets import output_field
 from .units import Units, text_spans, text_units
