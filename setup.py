@@ -16,7 +16,7 @@ setup(
     classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research",
                  "Programming Language :: Python :: 3", "Topic :: Scientific/Engineering :: Artificial Intelligence"],
     packages=find_packages(include=["lrp_loo", "lrp_loo.*"]),
-    package_data={"lrp_loo": ["assets/*.jsonl", "assets/*/*"]}, include_package_data=True,
+    package_data={"lrp_loo": ["assets/*.jsonl", "assets/*.html", "assets/*.csv", "assets/*/*"]}, include_package_data=True,
     python_requires=f">={s['min_python']}", install_requires=s["requirements"].split(),
     extras_require={"demo": demo, "ray": ray, "bench": s["bench_requirements"].split(), "dev": demo + ray + s["dev_requirements"].split()},
     entry_points={"console_scripts": s["console_scripts"].split(), "nbdev": [f"{s['lib_name']}={s['lib_name']}._modidx:d"]},

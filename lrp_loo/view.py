@@ -6,7 +6,7 @@
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'BOX', 'FORMAT', 'FIELDS', 'score_colours', 'shown_tokens', 'tokens_html', 'legend_html',
            'attribution_html', 'Comparison', 'compare', 'attributions_figure', 'terminal_text', 'save_maps', 'load']
 
-# %% ../nbs/00b_view.ipynb #410df19b
+# %% ../nbs/00b_view.ipynb #e115b9c5
 import html, io, json, re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from . import __version__
 from .core import Attribution, pearson, write_bytes_atomic, write_text_atomic
 
-# %% ../nbs/00b_view.ipynb #89e99fd8
+# %% ../nbs/00b_view.ipynb #60fe4f9f
 UP, DOWN = (178, 24, 43), (33, 102, 172)     # red and blue
 STRENGTH = 0.65                              # of the strongest colour: black text on it keeps a contrast above 5 : 1
 
@@ -28,7 +28,7 @@ def score_colours(
     top = float(scores.abs().max() if top is None else top) or 1.
     return [tuple(round(255 + (e - 255)*min(1, abs(s/top))*STRENGTH) for e in (UP if s > 0 else DOWN)) for s in scores.tolist()]
 
-# %% ../nbs/00b_view.ipynb #afd5841c
+# %% ../nbs/00b_view.ipynb #85c49c26
 def shown_tokens(
     tokens:list, # of an `Attribution`
 )->list:         # (is there a gap before it?, what to show) per token
@@ -40,13 +40,13 @@ def shown_tokens(
         out.append((bool(out) and (gap or text.startswith('<') or tokens[len(out) - 1].startswith('<')), text))
     return out
 
-# %% ../nbs/00b_view.ipynb #c98da297
+# %% ../nbs/00b_view.ipynb #61c3a7e4
 def _headline(a): # what is explained
     return f"target {a.target}" + (f" ({a.label})" if a.label else '') + f" · logit {a.logit:.3f}"
 
 def _token_html(token, text, score, special, rgb, gap, patch):
     line = 'none' if score == 0 else f"2px {'solid' if score > 0 else 'dashed'} rgb{UP if score > 0 else DOWN}"
-    style = f"background:rgb{rgb};color:{'#555' if special else '#111'};border-bottom:{line};border-radius:3px;" + ('display:inline-block;width:1.3em;height:1.3em;margin:1px' if patch else 'padding:1px 2px')
+    style = f"background:rgb{rgb};color:#111;{'font-style:italic;' if special else ''}border-bottom:{line};border-radius:3px;" + ('display:inline-block;width:1.3em;height:1.3em;margin:1px' if patch else 'padding:1px 2px')
     return ' '*gap + f'<span title="{html.escape(token)} {score:+.4f}" style="{style}">{"" if patch else html.escape(text)}</span>'
 
 def tokens_html(
@@ -77,7 +77,7 @@ def attribution_html(
 @patch
 def _repr_html_(self:Attribution): return attribution_html(self)
 
-# %% ../nbs/00b_view.ipynb #04dd680b
+# %% ../nbs/00b_view.ipynb #ef1461b9
 def _with_loo(maps): # Pearson r with LOO over content tokens, per map; None where there is no LOO
     loo = next((a for a in maps if a.method == 'loo'), None)
     return [None if loo is None or a is loo else float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special])) for a in maps]
@@ -110,7 +110,7 @@ def compare(
     "Explanations of one text under one another."
     return Comparison(maps[0] if len(maps) == 1 and not isinstance(maps[0], Attribution) else maps)
 
-# %% ../nbs/00b_view.ipynb #70b4813a
+# %% ../nbs/00b_view.ipynb #c68f600a
 def _image_figure(maps):
     import matplotlib.pyplot as plt
     from matplotlib.colors import LinearSegmentedColormap
@@ -152,7 +152,7 @@ def plot(self:Comparison,
     "The scores of each method, method under method."
     return attributions_figure(self.maps, per_row)
 
-# %% ../nbs/00b_view.ipynb #dbde83de
+# %% ../nbs/00b_view.ipynb #5a2e5486
 def terminal_text(
     a:Attribution,  # what to show
     width:int=80,   # columns
@@ -165,7 +165,7 @@ def terminal_text(
         lines[-1] += ' '*(gap and used > 0) + f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m{text}\x1b[0m"; used += (gap and used > 0) + len(text)
     return '\n'.join(lines)
 
-# %% ../nbs/00b_view.ipynb #e7a9e617
+# %% ../nbs/00b_view.ipynb #27947663
 FORMAT = 'lrp_loo attributions 1'
 
 def _pack(o): # a value as JSON takes it, so that `_unpack` gives it back
@@ -210,7 +210,7 @@ def save_maps(
     if path.suffix not in ('.html', '.json'): raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
     write_text_atomic(path, _page(maps) if path.suffix == '.html' else _record(maps) + '\n')
 
-# %% ../nbs/00b_view.ipynb #acfc3efc
+# %% ../nbs/00b_view.ipynb #74d3c71e
 def _read_record(path): # the JSON inside a file
     if path.suffix == '.parquet':
         import pyarrow.parquet as pq
