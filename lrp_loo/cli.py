@@ -20,7 +20,7 @@ from .beyond import BEYOND, beyond_experiment, claim2_table, invariance_experime
 from .canonized import canonized_mnist_experiment, canonized_mnist_table, plot_canonized
 from .conservation import conservation_experiment, mean_conservation
 from .cost import plot_cost, plot_tradeoff
-from .core import Results, read_results, resolve_device, score_colours, write_text_atomic
+from .core import Results, read_results, resolve_device, write_text_atomic
 from .data import load_digit_images, load_texts, source_label
 from .engine import explain_dataset, plot_precision, precision_experiment, precision_table
 from .faithfulness import TABLE2, audit as _audit, faithfulness_table, table2_against_paper, text_experiment

@@ -147,13 +147,13 @@ def _rounded(o): # 7 significant digits: float32's worth, so a file stays small 
 class Results:
     "Rows of one experiment in one JSON file, written atomically, resumable."
     def __init__(self,
-        path,           # the JSON file
+        path,           # the JSON file; None keeps the rows in memory alone
         config:dict,    # what was computed: options, seed, data, model; compared when resuming
         fresh:bool=False, # start over even where finished rows exist
     ):
-        self.path, self.config = Path(path), json.loads(json.dumps(config, default=_plain))
+        self.path, self.config = path and Path(path), json.loads(json.dumps(config, default=_plain))
         self.versions, self.rows, self.summary = versions(), [], None
-        if self.path.exists() and not fresh: self._resume()
+        if path and self.path.exists() and not fresh: self._resume()
 
     def _resume(self):
         old = read_results(self.path)
@@ -176,6 +176,7 @@ class Results:
 
     def save(self):
         "Write config, versions, rows (and `summary`, once there is one)."
+        if not self.path: return
         head = {'config': self.config, 'versions': self.versions}
         if self.summary is not None: head['summary'] = _rounded(json.loads(json.dumps(self.summary, default=_plain)))
         rows = ',\n'.join('  ' + json.dumps(r) for r in sorted(self.rows, key=lambda r: r['i']))

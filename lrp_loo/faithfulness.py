@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'TABLE2', 'faithfulness_row', 'faithfulness_rows', 'together', 'agreement_rows', 'agreement', 'per_text',
-           'mean_se', 'faithfulness_table', 'paired_difference', 'audit', 'attention_entropy',
+           'mean_se', 'faithfulness_table', 'paired_difference', 'audit', 'verdict', 'attention_entropy',
            'faithfulness_experiment', 'text_examples', 'text_experiment', 'paper_numbers', 'table2_against_paper']
 
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
@@ -137,6 +137,7 @@ def audit(
     area:str='mean_logit', # 'mean_logit' or 'aopc'
     truncation:bool=False, # cut texts that are too long for the model
     progress:bool=True,  # show a bar
+    results:Results=None, # where a row per text is kept as it finishes; rows that are there are not computed again
 )->pd.DataFrame:         # a row per method: loo_r, lerf, morf, delta, their standard errors, n
     "How far each method follows exact Leave-One-Out on these texts (Table 2 for any model)."
     if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
@@ -144,12 +145,32 @@ def audit(
     if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
     model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
-    encs = [encode(model, tokenizer, t, truncation) for t in texts]
-    rows = []
-    with tqdm(total=len(encs), disable=not progress, desc='audit') as bar:
-        for part in together(encs): rows += faithfulness_rows(model, tokenizer, part, methods, chunk, target, removal, area); bar.update(len(part))
-    table = faithfulness_table(rows, list(methods))
+    encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
+    done = results.done; left = [i for i in range(len(encs)) if i not in done]; at = iter(left)
+    with tqdm(total=len(encs), initial=len(done), disable=not progress, desc='audit') as bar:
+        for part in together([encs[i] for i in left]):
+            for row in faithfulness_rows(model, tokenizer, part, methods, chunk, target, removal, area):
+                results.add(dict(i=next(at), **row)); bar.update()
+    table = faithfulness_table(results.rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
+
+# %% ../nbs/07_faithfulness.ipynb #8adc3a8a
+def verdict(
+    rows:list,   # of `faithfulness_row`, such as `audit` leaves in its `results`
+    model:str='this model', # what to call it
+)->dict:         # sentence, method, mean, low, high; runner_up and gain, gain_low, gain_high where there is a second method
+    "Which method to trust on this model, in one sentence with its intervals. Exact LOO itself does not compete."
+    r = {m: per_text(rows, m, 'loo_r') for m in rows[0]['methods'] if m != 'loo'}
+    r = {m: v for m, v in r.items() if (~np.isnan(v)).any()}
+    if not r: raise ValueError("a verdict needs a method besides loo whose agreement with it is defined on some text (texts of two tokens or more)")
+    first, *rest = sorted(r, key=lambda m: -np.nanmean(r[m])); best = paired_difference(r[first], np.zeros(len(rows)))
+    out = dict(method=first, **{k: best[k] for k in ('mean', 'low', 'high', 'n')})
+    words = f"{first}, whose mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f}, {best['high']:.2f}] over {best['n']} texts"
+    loosely = f"No method follows exact LOO closely on {model}; the nearest is {words}" if best['mean'] < .5 else f"On {model} trust {words}"
+    if not rest: return out | dict(sentence=loosely + '.')
+    gain = paired_difference(r[first], r[rest[0]]); out |= dict(runner_up=rest[0], gain=gain['mean'], gain_low=gain['low'], gain_high=gain['high'])
+    apart = 'above' if gain['low'] > 0 else 'from (the interval contains zero: the two cannot be told apart on these texts)'
+    return out | dict(sentence=f"{loosely}, {gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] {apart} {rest[0]}.")
 
 # %% ../nbs/07_faithfulness.ipynb #02a11878
 TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
