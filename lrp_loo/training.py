@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRAINING', 'train_adapter', 'train_tokenizer', 'train_causal_lm', 'mean_loss', 'train_decoder_classifier',
-           'train_vit', 'image_accuracy', 'write_model_card']
+           'train_vit', 'image_accuracy', 'write_model_card', 'train']
 
 # %% ../nbs/25_training.ipynb #ae0fe8a6
 from pathlib import Path
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import (AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification,
                           get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup)
+from . import UsageError
 from .core import versions, write_text_atomic
-from .data import vit_pixels
-from .models import DEMOS, LABELS, _quiet, demo_base, demo_folder
+from .data import load_digit_images, load_texts, source_label, vit_pixels
+from .models import DEMOS, LABELS, _quiet, accuracy, demo_base, demo_folder, load_demo
 
 # %% ../nbs/25_training.ipynb #6a383464
 TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
@@ -195,3 +196,34 @@ Made to study explanations; not meant for decisions about anybody.
 |---|---|
 {rows}
 """)
+
+# %% ../nbs/25_training.ipynb #ae33d23d
+def train(
+    name:str,      # sst2, imdb, reviews, reviews-sst2 or mnist
+    data:str=None, # a folder or 'hub'; the embedded texts are too few to learn from, and taken only if named
+    out:str='trained', # the folder to write
+    limit:int=0,   # training examples (0: all)
+    seed:int=0,    # of weights and order
+):
+    "Train a demo model again and measure it."
+    if name not in DEMOS: raise UsageError(f"no training options for {name!r}; take one of {', '.join(DEMOS)}")
+    if data is None and source_label(data) == 'embedded': raise UsageError("no training data: name a folder (--data FOLDER, or LRP_LOO_DATA), 'hub', or, to try the code on a few sentences, 'embedded'")
+    if name == 'mnist': return _train_digits(data, out, limit or None, seed)
+    texts, split = {'reviews': 'imdb', 'reviews-sst2': 'sst2'}.get(name, name), None if source_label(data) == 'embedded' else 'train'
+    d, test = load_texts(texts, data, split=split, limit=limit or None, seed=seed), load_texts(texts, data)
+    plain = [t.replace('<br />', ' ') for t in d.texts]
+    if name == 'reviews': options = train_causal_lm(plain, out, seed=seed)
+    elif name == 'reviews-sst2': options = train_decoder_classifier(d.texts, d.labels, out, seed=seed)
+    else: options = train_adapter(d.texts, d.labels, out, seed=seed, **TRAINING[name])
+    model, shown = load_demo(name, folder=out), test.texts[:500] if name == 'reviews' else test.texts
+    where = f"{test.info['split']} ({len(shown)} texts"
+    if name == 'reviews': score, value = f'nats per token on {where}, cut at 128 tokens)', mean_loss(*model, [t.replace('<br />', ' ') for t in shown])
+    else: score, value = f'accuracy on {where}, cut at {min(512, model[0].config.max_position_embeddings)} tokens)', accuracy(*model, test.texts, test.labels, progress=True)
+    write_model_card(out, name, d.info, options, {score: round(value, 4)})
+    print(f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})")
+
+def _train_digits(data, out, limit, seed):
+    (x, y, info), (tx, ty, _) = (load_digit_images(data, s, side=28) for s in ('train', 'test'))
+    options = train_vit(x[:limit], y[:limit], out, seed=seed); value = image_accuracy(load_demo('mnist', folder=out)[0], tx, ty)
+    write_model_card(out, 'mnist', info, options, {f'accuracy on test ({len(ty)} images)': round(value, 4)})
+    print(f"{out}: accuracy {value:.4f} on {len(ty)} test images of {info['name']} ({info['source']})")

@@ -13,7 +13,8 @@ from conftest import random_bert
 
 from lrp_loo import audit, explain, load_texts
 from lrp_loo.attribution import METHODS
-from lrp_loo.cli import against_paper, main
+from lrp_loo.cli import main
+from lrp_loo.reproduce import against_paper
 from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
@@ -90,12 +91,12 @@ def test_an_adapter_is_trained_again(tmp_path, capsys):
     assert 'accuracy' in capsys.readouterr().out and {p.name for p in (tmp_path/'a').iterdir()} == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
     card = (tmp_path/'a'/'README.md').read_text(); assert 'epochs | 4' in card and 'seed | 0' in card and 'sentence-transformers/all-MiniLM-L6-v2' in card
     assert load_demo('sst2', folder=tmp_path/'a')[0].num_labels == 2
-    assert main(['train', 'imdb2']) == 1
+    assert main(['train', 'imdb2']) == 2
 
 
 def test_training_needs_data_that_was_named(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv('LRP_LOO_DATA', raising=False)
-    assert main(['train', 'sst2', '--out', str(tmp_path)]) == 1 and 'name a folder' in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert main(['train', 'sst2', '--out', str(tmp_path)]) == 2 and 'name a folder' in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_small_models_are_trained_again(tmp_path, capsys, folder):
@@ -116,16 +117,16 @@ def test_beyond_end_to_end(tmp_path, folder, capsys):
     lm = read_results(where/'lm.json'); assert lm['config']['data']['tokens'] == 'first 48' and lm['rows'][0]['n_tokens'] == 48
     assert {p.name for p in (tmp_path/'figures'/'embedded').iterdir()} >= {'conservation.png', 'beyond.png'}
     assert main(['reproduce', '--data', str(folder), '--only', 'vit', '--limit', '2', '--out', str(tmp_path)]) == 0
-    assert main(['reproduce', '--data', 'embedded', '--only', 'vit', '--model', 'paper', '--out', str(tmp_path)]) == 1 and 'demo models' in capsys.readouterr().err
+    assert main(['reproduce', '--data', 'embedded', '--only', 'vit', '--model', 'paper', '--out', str(tmp_path)]) == 2 and 'demo models' in capsys.readouterr().err
     assert main(['reproduce', '--data', 'embedded', '--only', 'vit', '--limit', '3', '--out', str(tmp_path)]) == 1 and 'limit' in capsys.readouterr().err   # rows of another run are not mixed
 
 
 def test_explain_on_the_command_line_takes_units_and_targets(capsys):
-    assert main(['explain', 'A gripping, funny film.', '--units', 'word', '--target', '1,0', '--as_json']) == 0
+    assert main(['explain', 'A gripping, funny film.', '--units', 'word', '--target', '1,0', '--json']) == 0
     a, = json.loads(capsys.readouterr().out); assert a['tokens'] == ['[CLS]', 'A', 'gripping', ',', 'funny', 'film', '.', '[SEP]'] and a['target'] == [1, 0]
     assert main(['explain', 'The acting is', '--name', 'reviews', '--method', 'loo', '--target', ' bad']) == 0 and 'bad' in capsys.readouterr().out
     assert main(['explain', 'fine', '--target', 'splendid']) == 1 and 'negative, positive' in capsys.readouterr().err
-    assert main(['explain', 'fine', '--name', 'mnist']) == 1 and 'images' in capsys.readouterr().err
+    assert main(['explain', 'fine', '--name', 'mnist']) == 2 and 'images' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ['sst2', 'imdb'])
@@ -140,9 +141,9 @@ def test_what_ships(name):
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    import lrp_loo.cli as cli
+    import lrp_loo.reproduce as experiments
     def stop(*a, **k): raise KeyboardInterrupt
-    monkeypatch.setattr(cli, 'text_experiment', stop)
+    monkeypatch.setattr(experiments, 'text_experiment', stop)
     assert main(['reproduce', '--data', 'embedded', '--only', 'sst2', '--out', str(tmp_path)]) == 130 and 'goes on from there' in capsys.readouterr().err
 
 
