@@ -89,7 +89,8 @@ def load_model(
     if not local and (path.is_absolute() or str(model).startswith(('.', '~')) or str(model).count('/') > 1):
         raise FileNotFoundError(f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub")
     where = dict(local_files_only=True) if local else {}
-    m = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, **where)
+    with _quiet(): m, loading = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **where)
+    if missing := sorted(loading['missing_keys']): raise ValueError(f"{path.name!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one")
     tok = (AutoImageProcessor if task == 'image' else AutoTokenizer).from_pretrained(str(path) if local else model, trust_remote_code=False, **where)
     return m.eval().to(device), tok, path.resolve().name if local else str(model)
 

@@ -19,7 +19,7 @@ from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
 from lrp_loo.layerwise import SWEEPS, sweep_layers, sweep_methods, table_a3_against_paper
-from lrp_loo.models import accuracy, demo_folder, describe_model, load_demo, load_model
+from lrp_loo.models import accuracy, demo_base, demo_folder, describe_model, load_demo, load_model
 
 
 @pytest.fixture(scope='module')
@@ -185,6 +185,10 @@ def test_nan_weights_are_named(tokenizer):
     with torch.no_grad(): model.classifier.bias[0] = float('nan')
     for method in METHODS:
         with pytest.raises(ValueError, match='not finite|NaN'): explain(model, tokenizer, 'fine', method=method, target=0)
+
+
+def test_a_folder_without_a_trained_head_is_refused():
+    with pytest.raises(ValueError, match="no trained weights for classifier.bias, classifier.weight"): load_model(str(demo_base()))
 
 
 def test_training_mode_is_refused(tokenizer):
