@@ -284,7 +284,8 @@ def explain_batch(
     units = units or [None]*len(encs)
     name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
     if by_unit(method) and any(u is not None for u in units): options['units'] = units if by_unit(method) == 'batch' else units[0]
-    try: scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
+    try:
+        with torch.enable_grad(): scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
     except TypeError as e:
         if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(options)}: {e}") from None
         raise
