@@ -63,7 +63,7 @@ def _named_more(more, names, first, shape): # additional forward arguments, chec
     if unknown := sorted(set(more) - set(names)): raise ValueError(f"additional_forward_args name {', '.join(unknown)}, and the model's forward takes {', '.join(names)} after {first}")
     more = {k: v for k, v in more.items() if v is not None}
     for k, v in more.items():
-        if k in ('inputs_embeds', 'labels') or first == 'pixel_values': raise ValueError(f"additional_forward_args: {k} cannot be given beside {first}")
+        if k in ('inputs_embeds', 'labels', 'past_key_values') or first == 'pixel_values': raise ValueError(f"additional_forward_args: {k} cannot be given beside {first} (this model's forward takes {', '.join(names)} in this order; None leaves one out, and a dict names them)")
         if not torch.is_tensor(v) or v.shape[:2] != shape[:2]: raise ValueError(f"additional_forward_args: {k} must be a tensor of shape {tuple(shape[:2])}, an entry for each token, got {tuple(v.shape) if torch.is_tensor(v) else type(v).__name__}")
     return more
 
@@ -116,9 +116,9 @@ class TensorModel(torch.nn.Module):
 
     def forward(self,
         inputs:torch.Tensor, # ids, embeddings or pixels
-        *more,               # additional forward arguments
+        *more,               # additional forward arguments, or one dict of them
     )->torch.Tensor:         # (batch, n) logits; of a decoder those after the last token
-        x, model = self.read(inputs), self.model; batch = named_inputs(model, x, more or None, self.mask_padding)
+        x, model = self.read(inputs), self.model; batch = named_inputs(model, x, more[0] if len(more) == 1 else more, self.mask_padding)
         if x.ndim == 3: model = ReadsGiven(model, x, batch['attention_mask']); batch.pop('inputs_embeds'); batch['input_ids'] = model.ids()
         elif x.ndim == 4: batch['pixel_values'] = x                    # with its history
         out = output_field(forward(model, batch))
@@ -229,6 +229,7 @@ class Attributor:
         scores, values, info = self._each_target(model, tokenizer, batch, _named_target(self.model, self.tokenizer, target), options)
         if 'attention_mask' in batch: scores = scores.masked_fill(batch['attention_mask'].view(*batch['attention_mask'].shape, *[1]*(scores.ndim - 2)) == 0, 0.)
         scores = _back(scores, order); scores = (scores if per_feature or kind == 'input_ids' else spread(scores, x)).to(x.device, x.dtype if x.is_floating_point() else torch.float32)
+        if not torch.isfinite(scores).all(): raise ValueError(f"{self.get_name()} gave scores that are not finite")
         return scores if single else (scores,), values, info
 
     def _each_target(self, model, tokenizer, batch, target, options): # the method on the rows of each target
