@@ -219,11 +219,12 @@ class Attributor:
         if single is None: raise ValueError(f"inputs are {len(inputs)} tensors, and one is explained; give the others as additional_forward_args")
         model, tokenizer = self.model, self.tokenizer; check_call(model, self.method, None)
         batch, kind = named_inputs(model, x, more, self.forward_func.mask_padding), input_kind(x)
-        per_feature = kind != 'input_ids' and (self.method in PER_FEATURE if isinstance(self.method, str) else _function(self.method) in (lrp_scores, ig_scores))
+        run = _function(METHODS[self.method] if isinstance(self.method, str) else self.method)
+        per_feature = kind != 'input_ids' and (self.method in PER_FEATURE if isinstance(self.method, str) else run in (lrp_scores, ig_scores))
         if kind == 'inputs_embeds': model = ReadsGiven(model, batch.pop(kind), batch['attention_mask']); batch['input_ids'], tokenizer = model.ids(), None
         elif per_feature: model = ReadsGiven(model, batch[kind])
         options = self.options | options | (dict(dims=True) if per_feature else {})
-        if self.method == 'ig' and 'baseline' not in options: options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
+        if run is ig_scores and 'baseline' not in options: options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
         batch, order = _aligned(batch)
         if torch.is_tensor(options.get('baseline')): options['baseline'] = _rows(options['baseline'], order)
         scores, values, info = self._each_target(model, tokenizer, batch, _named_target(self.model, self.tokenizer, target), options)
@@ -239,8 +240,9 @@ class Attributor:
             own = {k: v[rows][:, cut] if k == 'baseline' and torch.is_tensor(v) else v for k, v in options.items()}
             with torch.enable_grad(): found, value, _, info = run(model, tokenizer, {k: v[rows][:, cut] for k, v in batch.items()}, t, **own) # Captum's metrics have gradients off
             if not torch.isfinite(value).all(): raise ValueError(f"the model's logits are not finite: {value.tolist()} (NaN or infinite weights?)")
+            found = found.detach().to(value.device)                      # LOO's scores come back on the CPU
             if scores is None: values = value.new_zeros(n); scores = found.new_zeros(n, batch['input_ids'].shape[1] if 'input_ids' in batch else found.shape[1], *found.shape[2:])
-            scores[rows, :found.shape[1]], values[rows] = found.detach(), value.detach().to(values)
+            scores[rows, :found.shape[1]], values[rows] = found, value.detach().to(values)
             for r, i in zip(rows, info if isinstance(info, list) else [info]*len(rows)): infos[r] = i
         return scores, values, infos
 

@@ -1,5 +1,6 @@
 "The classes against Captum and against `explain`, on many families; explanation functions in Quantus; pipelines; what is refused."
 import subprocess, sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers
 
 from lrp_loo import Composite, Removal, Target, attribute_context, audit, explain, explain_dataset, leave_one_out, load_demo
-from lrp_loo.attribution import METHODS, lrp_scores
+from lrp_loo.attribution import METHODS, ig_scores, lrp_scores
 from lrp_loo.captum_style import (Attributor, AttentionRollout, GradientXInput, IntegratedGradients, LeaveOneOut, LRP, ReadsGiven, RemovalEstimate, TensorModel, TokenModel, named_inputs,
                                   quantus_explain)
 from lrp_loo.composites import attn_lrp, gradient
@@ -137,6 +138,7 @@ def test_explain_func(demo, digits):
     vit, X, y = digits; f = TensorModel(vit)
     for method in ('attn_lrp', 'loo', LRP, lambda *a, **kw: lrp_scores(*a, **kw)):
         a = quantus_explain(method)(f, X.numpy(), y.numpy(), device='cpu'); assert isinstance(a, np.ndarray) and a.shape == X.shape and np.isfinite(a).all()
+    assert np.allclose(quantus_explain(partial(ig_scores, n_steps=4))(f, X.numpy(), y.numpy()), IntegratedGradients(vit).attribute(X, target=y, n_steps=4))
     assert np.allclose(quantus_explain('cp_lrp')(vit, X.numpy(), y.numpy()), LRP(vit, 'cp_lrp').attribute(X, target=y)) and np.allclose(quantus_explain(LRP, composite='cp_lrp')(f, X.numpy()), LRP(vit, 'cp_lrp').attribute(X))
     assert np.allclose(quantus_explain(IntegratedGradients)(f, X.numpy(), y.numpy(), n_steps=3, baselines=-1), IntegratedGradients(vit).attribute(X, -1, y, n_steps=3))
     model, tokenizer = demo; ids = tokenizer(TEXTS, padding=True, return_tensors='np')['input_ids'][:, None]; a = quantus_explain('loo')(TokenModel(model), ids.astype('float32'))
