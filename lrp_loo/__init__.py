@@ -5,7 +5,10 @@ __version__ = "0.1.0"
 
 # %% auto #0
 __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp',
-           'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'Target', 'attribute_context']
+           'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load',
+           'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'LRP', 'GradientXInput',
+           'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel',
+           'quantus_explain']
 
 # %% ../nbs/24_api.ipynb #14a17bc1
 from importlib import import_module as _import_module
@@ -16,8 +19,10 @@ class UsageError(ValueError):
 
 # %% ../nbs/24_api.ipynb #266eef0c
 _PUBLIC = {'load_demo': 'models', 'load_model': 'models', 'load_texts': 'data', 'explain': 'attribution', 'METHODS': 'attribution', 'audit': 'faithfulness', 'explain_dataset': 'engine',
-           'attn_lrp': 'composites', 'cp_lrp': 'composites', 'lrp_rules': 'composites', 'Composite': 'composites', 'leave_one_out': 'perturbation', 'Removal': 'perturbation', 'Attribution': 'core', 'Target': 'targets', 'attribute_context': 'context'}
-_all_ = ['load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp', 'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'Target', 'attribute_context']
+           'attn_lrp': 'composites', 'cp_lrp': 'composites', 'lrp_rules': 'composites', 'Composite': 'composites', 'leave_one_out': 'perturbation', 'Removal': 'perturbation', 'Attribution': 'view', 'compare': 'view', 'load': 'view', 'explain_page': 'page', 'verdict': 'faithfulness', 'read_texts': 'data', 'Target': 'targets', 'attribute_context': 'context',
+           **dict.fromkeys(('LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain'), 'captum_style')}
+_all_ = ['load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp', 'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load', 'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context',
+         'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain']
 
 def __getattr__(name):
     if name in _PUBLIC: return getattr(_import_module(f'lrp_loo.{_PUBLIC[name]}'), name)

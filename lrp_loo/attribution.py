@@ -16,7 +16,7 @@ from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
-from .models import encode, forward, input_embeddings, special_mask, watch_embeddings
+from .models import encode, forward, input_embeddings, special_mask, unwrap, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
 from .sweep import bypass_sweep
@@ -39,8 +39,9 @@ def unpad_batch(
 )->list:        # what it was made of
     "The texts of a padded batch, each as a batch of one."
     n = len(next(iter(batch.values())))
-    if n == 1 or 'attention_mask' not in batch: return [{k: v[i:i + 1] for k, v in batch.items()} for i in range(n)]
-    return [{k: v[i:i + 1, :t] for k, v in batch.items()} for i, t in enumerate(batch['attention_mask'].sum(1).tolist())]
+    if (mask := batch.get('attention_mask')) is None: return [{k: v[i:i + 1] for k, v in batch.items()} for i in range(n)]
+    ends = (mask*torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1).tolist()        # after the last token that is read
+    return [{k: v[i:i + 1, :t] for k, v in batch.items()} for i, t in enumerate(ends)]
 
 # %% ../nbs/06_attribution.ipynb #b68f49b5
 @contextlib.contextmanager
@@ -62,6 +63,7 @@ def lrp_scores(
     embeddings:str='word', # 'word', or 'sum' with positions
     checkpoint:bool=False, # keep a few layers' inputs only and compute the rest again on the way back: for long inputs
     strict:bool=False, # an operation without a rule is an error
+    dims:bool=False,   # keep the embeddings' dimensions: scores of their shape
 )->tuple:              # scores (batch, T), explained numbers (batch,), their `Readout`, info
     "Relevance of every token in one forward and one backward pass (section 2.3)."
     if embeddings not in ('word', 'sum'): raise ValueError(f"embeddings={embeddings!r} is not known; take 'word' or 'sum'")
@@ -74,12 +76,15 @@ def lrp_scores(
             with torch.enable_grad(): value = readout(out)
             x = seen[0]; g, = torch.autograd.grad(value.sum(), x)
     x = x.detach() if embeddings == 'word' else added[0]
-    return _over_tokens(x*g), value.detach(), readout, dict(embeddings=embeddings)
+    return x*g if dims else _over_tokens(x*g), value.detach(), readout, dict(embeddings=embeddings)
 
 # %% ../nbs/06_attribution.ipynb #5479e4f4
 N_STEPS = 16 # Integrated Gradients' default
 
 def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every content token replaced
+    if torch.is_tensor(baseline):
+        if baseline.shape not in (x.shape, (1, *x.shape[1:])): raise ValueError(f"a baseline of shape {tuple(baseline.shape)} does not fit embeddings of shape {tuple(x.shape)}; it has their shape, or one row for all")
+        return baseline.detach().to(x).expand_as(x), 'given'
     if baseline is None: baseline = 'pad' if 'input_ids' in batch and getattr(tokenizer, 'pad_token_id', None) is not None else 'zero'
     if baseline not in ('pad', 'mask', 'zero'): raise ValueError(f"baseline={baseline!r} is not known; take 'pad', 'mask' or 'zero'")
     if 'input_ids' not in batch: return torch.zeros_like(x), baseline
@@ -97,8 +102,9 @@ def ig_scores(
     batch:dict,             # (batch, T) inputs
     target=None,            # see `as_target`; the predicted class by default
     n_steps:int=N_STEPS,    # points of the Gauss–Legendre sum
-    baseline:str=None,      # 'pad', 'mask' or 'zero': what content tokens come from; None: 'pad', or 'zero' where there is no padding token
+    baseline=None,          # 'pad', 'mask' or 'zero': what content tokens come from; None: 'pad', or 'zero' where there is no padding token; or embeddings
     internal_batch_size:int=64, # rows in one pass
+    dims:bool=False,        # keep the embeddings' dimensions: scores of their shape
 )->tuple:                   # as `lrp_scores`
     "Integrated Gradients along the straight path from the baseline (appendix A)."
     if n_steps < 1: raise ValueError(f"n_steps must be at least 1, got {n_steps}")
@@ -121,8 +127,8 @@ def ig_scores(
                 e = (b[rows, t] + a*(x - b)[rows, t]).flatten(0, 1).requires_grad_()
                 g, = torch.autograd.grad(f(e, rows).sum(), e)
             total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:])*w).sum(0)
-    scores = _over_tokens((x - b)*total)
-    return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in (scores.sum(1) - (value - low)).tolist()]
+    scores = (x - b)*total if dims else _over_tokens((x - b)*total)
+    return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in (scores.flatten(1).sum(1) - (value - low)).tolist()]
 
 # %% ../nbs/06_attribution.ipynb #e5a3a3c9
 def explained_row(
@@ -205,7 +211,7 @@ def check_call(
 ):
     "Refuse a call that cannot be right, before any work is done."
     if not callable(method) and method not in METHODS: raise ValueError(f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS")
-    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module), got {type(model).__name__}")
+    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
     input_embeddings(model)                                          # an error where there is nothing to attribute to
     if isinstance(texts, (list, tuple)) and len(texts) == 0: raise ValueError("texts is empty; give at least one text")
     if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
@@ -217,8 +223,8 @@ def eager(
     return getattr(model, '_orig_mod', model)
 
 def explain(
-    model,               # an unmodified transformers model in eval mode: classifier, decoder, question answering, vision; or any torch module called the same way
-    tokenizer,           # its tokenizer; for images its image processor, or None where images are tensors
+    model,               # an unmodified transformers model in eval mode: classifier, decoder, question answering, vision; any torch module called the same way; or a transformers pipeline
+    tokenizer,           # its tokenizer; for images its image processor, or None where images are tensors; with a pipeline None takes the pipeline's
     texts,               # a list of str (or of pairs), or of images; a single str, pair or image is a list of one
     method='attn_lrp',   # one of METHODS, or a function of one's own that is called and returns as they do
     target=None,         # what is explained (`as_target`): each text's predicted class by default; also a str: a class's label, for a decoder a token
@@ -230,7 +236,7 @@ def explain(
 )->list:                 # one Attribution per text, in order
     "Explain texts (or images) by one method. Raises ValueError or TypeError on anything that cannot be right."
     single = isinstance(texts, (str, tuple)) or hasattr(texts, 'mode') or (hasattr(texts, 'ndim') and texts.ndim == 3)
-    texts, model = [texts] if single else list(texts), eager(model)
+    model, tokenizer = unwrap(model, tokenizer); texts, model = [texts] if single else list(texts), eager(model)
     check_call(model, method, texts)
     if batch_size < 1: raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     encs = [encode(model, tokenizer, t, truncation, max_length) for t in texts]
@@ -279,7 +285,8 @@ def explain_batch(
     units = units or [None]*len(encs)
     name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
     if by_unit(method) and any(u is not None for u in units): options['units'] = units if by_unit(method) == 'batch' else units[0]
-    try: scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
+    try:
+        with torch.enable_grad(): scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
     except TypeError as e:
         if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(options)}: {e}") from None
         raise

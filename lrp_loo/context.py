@@ -9,7 +9,7 @@ __all__ = ['TEMPLATE', 'answer_log_prob', 'attribute_context']
 import torch
 from .attribution import check_call, eager, explain_batch
 from .view import Attribution
-from .models import device_of, max_tokens
+from .models import device_of, max_tokens, unwrap
 from .targets import output_field
 from .units import Units, text_spans, text_units
 
@@ -39,7 +39,7 @@ def attribute_context(
     **options,               # the method's own
 )->Attribution:              # a score per unit of the context, in log-probability (nats) of the answer
     "How much each unit of the context raises the answer's log-probability."
-    model = eager(model); check_call(model, method, [context])
+    model, tokenizer = unwrap(model, tokenizer); model = eager(model); check_call(model, method, [context])
     for name, t in (('context', context), ('answer', answer)):
         if not isinstance(t, str) or not t.strip(): raise ValueError(f"the {name} is empty" if isinstance(t, str) else f"the {name} must be a str, got {type(t).__name__}")
     template = template or (TEMPLATE if question else '{context} ')

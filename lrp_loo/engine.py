@@ -23,7 +23,7 @@ from .composites import _name, _sdpa_arguments, _sdpa_steps
 from .core import Results, pearson, resolve_device, versions
 from .data import load_texts
 from .faithfulness import agreement, mean_se, text_examples
-from .models import DEMOS, DTYPES, at_precision, describe_model, encode, has_tf32, load_demo, load_model
+from .models import DEMOS, DTYPES, at_precision, describe_model, encode, has_tf32, load_demo, load_model, unwrap
 from .perturbation import leave_one_out
 
 # %% ../nbs/26_datasets.ipynb #7483166d
@@ -294,11 +294,15 @@ def _method_names(methods): # for the record: a function of one's own by its nam
     name = lambda f: f if isinstance(f, str) else f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
     return {n: [name(f), {k: list(v) if isinstance(v, (range, tuple)) else v for k, v in kw.items()}] for n, (f, kw) in methods.items()}
 
+def _loaded(model): # a pipeline as what `load_model` returns
+    m, tokenizer = unwrap(model)
+    return model if m is model else (m, tokenizer, type(m).__name__)
+
 def explain_dataset(
     texts:list,             # n strings
     out,                    # the folder for parquet files and sweep.json (for several machines: one that all of them see)
     methods=('attn_lrp', 'cp_lrp'), # names of METHODS, or name → (method, options)
-    model='demo', name:str='sst2', task:str='class', # as for `load_model`; in one process also (model, tokenizer, name)
+    model='demo', name:str='sst2', task:str='class', # as for `load_model`; in one process also (model, tokenizer, name), or a transformers pipeline
     target:int=None,        # the class that is explained; None: each text's predicted one
     dtype:str='float32',    # 'float32', 'bfloat16' or 'tf32', see `at_precision`
     device:str='auto',      # 'auto', 'cpu', 'cuda', …
@@ -312,7 +316,7 @@ def explain_dataset(
 )->pd.DataFrame:            # `sweep_table`; the rows themselves: `read_sweep(out)`
     "Exact LOO and every method for each text of a data set, in one process or many, resumable."
     methods, out = methods if isinstance(methods, dict) else {m: (m, {}) for m in methods}, Path(out).expanduser().resolve()
-    _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device)
+    model = _loaded(model); _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device)
     m, tokenizer, label = loaded = model if isinstance(model, tuple) else load_model(model, name, resolve_device(device) if engine == 'plain' else 'cpu', task)
     if tokenizer is None: raise ValueError(f"{label} takes images, and this sweep explains texts")
     for f, _ in methods.values(): check_call(m, f, texts)

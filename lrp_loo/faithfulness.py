@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from .attribution import METHODS, check_call, eager, explain_batch, explain_methods
 from .composites import attention_maps
 from .core import CORRELATIONS, Results, normalize
-from .models import encode, max_tokens
+from .models import encode, max_tokens, unwrap
 from .perturbation import curve_area, default_removal, fill_id, many_perturbation_curves, removal_units
 from .targets import settled
 
@@ -128,7 +128,7 @@ def paired_difference(
 
 # %% ../nbs/07_faithfulness.ipynb #cd1d0118
 def audit(
-    model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors)
+    model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors); or a pipeline and None
     texts:list,          # n strings, or images
     methods=('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp'), # names of METHODS, or name → (method, options)
     target=None,         # see `as_target`; each text's predicted class by default
@@ -143,7 +143,7 @@ def audit(
     if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
     methods = methods if isinstance(methods, dict) else {m: (m, {}) for m in methods}
     if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
-    model = eager(model)
+    model, tokenizer = unwrap(model, tokenizer); model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
     encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
     done = results.done; left = [i for i in range(len(encs)) if i not in done]; at = iter(left)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'DTYPES', 'demo_base', 'demo_folder', 'load_demo', 'load_model',
-           'describe_model', 'device_of', 'position_offset', 'max_tokens', 'encode', 'special_mask', 'input_embeddings',
-           'watch_embeddings', 'forward', 'has_tf32', 'at_precision', 'accuracy']
+           'describe_model', 'device_of', 'unwrap', 'position_offset', 'max_tokens', 'encode', 'special_mask',
+           'input_embeddings', 'watch_embeddings', 'forward', 'has_tf32', 'at_precision', 'accuracy']
 
 # %% ../nbs/21_models.ipynb #07ff6fd7
 import contextlib, copy, hashlib, inspect, threading, warnings
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer,
-                          PreTrainedModel)
+                          ImageClassificationPipeline, Pipeline, PreTrainedModel, TextClassificationPipeline, TextGenerationPipeline)
 from transformers.utils import logging as hf_logging
 
 # %% ../nbs/21_models.ipynb #46b299fd
@@ -111,6 +111,17 @@ def device_of(
 ):         # its device
     "Where a model is."
     return getattr(model, 'device', None) or next(model.parameters()).device
+
+def unwrap(
+    model,          # a transformers pipeline; anything else is left as it is
+    tokenizer=None, # one that was given wins over the pipeline's
+)->tuple:           # the model, its tokenizer (image processor)
+    "What a pipeline is made of."
+    if not isinstance(model, Pipeline): return model, tokenizer
+    if isinstance(model, ImageClassificationPipeline): own = model.image_processor
+    elif isinstance(model, (TextClassificationPipeline, TextGenerationPipeline)): own = model.tokenizer
+    else: raise ValueError(f"a pipeline for {model.task!r} cannot be explained as it is; take one for text-classification, text-generation or image-classification, or give its .model and .tokenizer")
+    return model.model, own if tokenizer is None else tokenizer
 
 @cache
 def _parameters(function): return inspect.signature(function).parameters

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from .composites import _float_mask, _name, _sdpa_arguments, _sdpa_steps
 from .fast import fast_encoder, first_gaps, forward_after_prefix, listened_to, prefix_states
-from .models import _takes, device_of, forward, input_embeddings, position_offset, watch_embeddings
+from .models import _takes, device_of, forward, input_embeddings, position_offset, unwrap, watch_embeddings
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/05_perturbation.ipynb #a8160fef
@@ -285,7 +285,7 @@ def _pool_ids(tokenizer, pool): # texts without their special tokens, or ids as 
 
 @torch.no_grad()
 def leave_one_out(
-    model,           # any model
+    model,           # any model, or a transformers pipeline
     enc:dict,        # one encoded text or image, T tokens or patches
     target=None,     # see `as_target`; the predicted class by default
     removal=None,    # one of REMOVALS, or a `Removal`; the attention mask by default, in an image the zero embedding
@@ -294,7 +294,7 @@ def leave_one_out(
     **kwargs,        # drop, token_budget of `subset_logits`
 )->tuple:            # LOO (n_units,), the whole text's logits (n_classes,), target
     "LOO_u = f(x) − f(x without u) for every token or unit, special ones too, on the target's logit (section 2.1)."
-    (loo, value, readout, row), = many_loo(model, [enc], target, removal, fill, [units], **kwargs)
+    (loo, value, readout, row), = many_loo(unwrap(model)[0], [enc], target, removal, fill, [units], **kwargs)
     return loo, row, readout.chosen(0)
 
 def _check_places(readout, out, removal): # deletion moves every later place
