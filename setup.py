@@ -7,7 +7,7 @@ here = Path(__file__).parent
 config = ConfigParser(delimiters=["="], interpolation=None)
 config.read(here / "settings.ini", encoding="utf-8")
 s = config["DEFAULT"]
-demo, ray = s["pip_requirements"].split(), s["ray_requirements"].split()
+demo, ray, docs = (s[f"{extra}_requirements"].split() for extra in ("pip", "ray", "docs"))
 
 setup(
     name=s["lib_name"], version=s["version"], description=s["description"],
@@ -18,7 +18,7 @@ setup(
     packages=find_packages(include=["lrp_loo", "lrp_loo.*"]),
     package_data={"lrp_loo": ["assets/*.jsonl", "assets/*/*"]}, include_package_data=True,
     python_requires=f">={s['min_python']}", install_requires=s["requirements"].split(),
-    extras_require={"demo": demo, "ray": ray, "bench": s["bench_requirements"].split(), "dev": demo + ray + s["dev_requirements"].split()},
+    extras_require={"demo": demo, "ray": ray, "bench": s["bench_requirements"].split(), "docs": docs, "dev": demo + ray + docs + s["dev_requirements"].split()},
     entry_points={"console_scripts": s["console_scripts"].split(), "nbdev": [f"{s['lib_name']}={s['lib_name']}._modidx:d"]},
     zip_safe=False,
 )

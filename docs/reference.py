@@ -1,0 +1,101 @@
+"""Pages of the reference, from `__all__`, docstrings and docments (the comments behind parameters)."""
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from importlib import import_module
+
+from fastcore.docments import docments
+
+from chapter import anchor, bound, fenced, linked
+
+EMPTY = inspect.Parameter.empty
+
+
+def escaped(text): # prose of a comment as Markdown; what stands in backticks is code already
+    parts = re.split(r'(`[^`]+`)', ' '.join((text or '').split()))
+    return ''.join(p.replace('|', '\\|') if i % 2 else re.sub(r'([\\*_<>|\[\]$#&])', r'\\\1', p).replace('\\<', '&lt;').replace('\\>', '&gt;').replace('\\&', '&amp;') for i, p in enumerate(parts))
+
+
+def code(text): return f'`` {text} ``'.replace('|', '\\|') if '`' in text else f'`{text}`'.replace('|', '\\|')
+
+
+def type_name(anno): # NoneType is what docments concludes from a default of None: no type was given
+    if anno in (EMPTY, None, type(None)) or isinstance(anno, inspect._ParameterKind): return ''
+    return code(anno.__name__ if isinstance(anno, type) and not hasattr(anno, '__origin__') else re.sub(r'\b(\w+\.)+', '', str(anno)))
+
+
+def default_of(p):
+    if p.default is EMPTY: return ''
+    value = 'made anew' if '<factory>' in repr(p.default) else getattr(p.default, '__name__', None) or repr(p.default)
+    return code(value)
+
+
+def call(name, signature):
+    "The call as one writes it: names and defaults, wrapped."
+    shown = [p.replace(annotation=EMPTY) for p in signature.parameters.values()]
+    shown = [p if p.default is EMPTY or '<' not in repr(p.default) else p.replace(default=type('', (), {'__repr__': lambda s, v=p.default: getattr(v, '__name__', '…')})()) for p in shown]
+    text = str(signature.replace(parameters=shown, return_annotation=EMPTY))
+    return '\n'.join(textwrap.wrap(name + text, 84, subsequent_indent=' '*4, break_long_words=False, break_on_hyphens=False))
+
+
+def table(f, signature):
+    "A row for each parameter: type, default, comment; and what is returned."
+    docs = docments(f, full=True)
+    rows = []
+    for name, p in signature.parameters.items():
+        star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
+        d = docs.get(name, {})
+        rows.append(f"| <code>{star}{name}</code> | {type_name(d.get('anno', EMPTY))} | {default_of(p)} | {escaped(d.get('docment'))} |")
+    back = docs.get('return') or {}
+    if back.get('docment') or type_name(back.get('anno', EMPTY)): rows.append(f"| *returns* | {type_name(back.get('anno', EMPTY))} | | {escaped(back.get('docment'))} |")
+    return '| parameter | type | default | what it is |\n|---|---|---|---|\n' + '\n'.join(rows) if rows else ''
+
+
+def about(f, name):
+    signature = inspect.signature(f)
+    signature = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != 'self'])
+    doc = (inspect.getdoc(f) or '') if not dataclasses.is_dataclass(f) or not (inspect.getdoc(f) or '').startswith(f.__name__ + '(') else ''
+    return [fenced(call(name, signature)), escaped(doc), table(f, signature)]
+
+
+def members(cls):
+    "The public methods and properties of a class that say what they are."
+    parts = []
+    for name, m in vars(cls).items():
+        f = m.fget if isinstance(m, property) else getattr(m, '__func__', m)
+        if name.startswith('_') or not inspect.isfunction(f) or not f.__doc__: continue
+        parts += [f'### {cls.__name__}.{name} {{ #{cls.__name__}.{name} }}', *([escaped(f.__doc__)] if isinstance(m, property) else about(f, f'{cls.__name__}.{name}'))]
+    return parts
+
+
+def statement(module, name): # a constant as it stands in the source, its comment with it
+    lines = inspect.getsource(module).splitlines()
+    s = next(s for s in ast.parse('\n'.join(lines)).body if name in bound(s))
+    return '\n'.join(lines[s.lineno - 1:s.end_lineno])
+
+
+def entry(module, name, chapter):
+    o = getattr(module, name)
+    parts = [f'## {name} {{ #{name} }}', f'[in the chapter](../{chapter}.md#{anchor(name)}){{ .chapter }}']
+    if inspect.isclass(o): parts += about(o, name) + members(o)
+    elif inspect.isfunction(o): parts += about(o, name)
+    else: parts += [fenced(statement(module, name))]
+    return parts
+
+
+def package(public): # `import lrp_loo`: the names and where they are
+    home = {n: m for n in import_module('lrp_loo').__all__ for m in public if getattr(import_module('lrp_loo'), n) is vars(import_module('lrp_loo.' + m)).get(n) and n in public[m]}
+    rows = [f'| [`{n}`]({home[n]}.md#{n}) | [`lrp_loo.{home[n]}`]({home[n]}.md) |' for n in import_module('lrp_loo').__all__]
+    modules = [f"| [`lrp_loo.{m}`]({m}.md) | {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |" for m in public]
+    return '\n\n'.join(['# Public names', 'What `import lrp_loo` gives ([chapter 24](../24_api.md)), and the modules that hold it.',
+                        '| name | module |\n|---|---|\n' + '\n'.join(rows), '## Modules', '| module | what it is |\n|---|---|\n' + '\n'.join(modules)])
+
+
+def as_page(name, chapter, title, public):
+    "The Markdown of a module's page. `chapter`: the notebook that defines it, and its title."
+    module = import_module('lrp_loo.' + name)
+    parts = [f'# lrp_loo.{name}', escaped(inspect.getdoc(module)), f'Defined in [{title}](../{chapter}.md).']
+    for n in module.__all__: parts += entry(module, n, chapter)
+    return linked('\n\n'.join(p for p in parts if p), name, public).replace('](reference/', '](')
