@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOADS = {('script', 'src'), ('img', 'src'), ('img', 'srcset'), ('iframe', 'src'), ('source', 'src'), ('video', 'src'), ('audio', 'src'), ('object', 'data'), ('embed', 'src'), ('image', 'href'), ('use', 'href')}
 LOADED_LINKS = {'stylesheet', 'icon', 'preload', 'prefetch', 'preconnect', 'dns-prefetch', 'manifest', 'modulepreload'}
 RAW = {'a directive': r'^\s*#\|', 'a traceback': r'Traceback \(most recent call last\)', 'an error of LaTeX': r'Undefined control sequence|Math Processing Error|LatexError|merror',
-       'this machine': r'/(?:home|root|work|Users)/\w', 'a warning': r'\w+Warning: '}
+       'this machine': r'/(?:home|root|work|Users)/\w', 'a warning': r'\w+Warning: ', 'an address in memory': r' at 0x[0-9a-f]+'}
 PROSE = {'LaTeX': r'\$[^$\n]*\\[A-Za-z]+|\\(?:frac|sum|mathrm|begin|partial|[(\[])|\$\$', 'a link': r'\]\([\w./#-]+\)', 'bold': r'(?<!\w)\*\*\w[^*\n]*\*\*', 'a table': r'^\s*\|.*\|\s*$',
          'a list': r'^\s*(?:[*-]|\d+\.) \S', 'a heading': r'^#{1,6} \S', 'code': r'`[^`]+`', 'attributes': r'\{\s*[.#:][\w-]+\s*\}'}
 

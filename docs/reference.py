@@ -1,6 +1,6 @@
 """Pages of the reference, from `__all__`, docstrings and docments (the comments behind parameters)."""
 import ast
-import dataclasses
+import html
 import inspect
 import re
 import textwrap
@@ -15,29 +15,27 @@ EMPTY = inspect.Parameter.empty
 
 def escaped(text): # prose of a comment as Markdown; what stands in backticks is code already
     parts = re.split(r'(`[^`]+`)', ' '.join((text or '').split()))
-    return ''.join(p.replace('|', '\\|') if i % 2 else re.sub(r'([\\*_<>|\[\]$#&])', r'\\\1', p).replace('\\<', '&lt;').replace('\\>', '&gt;').replace('\\&', '&amp;') for i, p in enumerate(parts))
+    return ''.join(p if i % 2 else re.sub(r'([\\*_|\[\]$#])', r'\\\1', html.escape(p, quote=False)) for i, p in enumerate(parts))
 
 
-def code(text): return f'`` {text} ``'.replace('|', '\\|') if '`' in text else f'`{text}`'.replace('|', '\\|')
+def code(text): return f'`` {text} ``' if '`' in text else f'`{text}`'
 
 
 def type_name(anno): # NoneType is what docments concludes from a default of None: no type was given
     if anno in (EMPTY, None, type(None)) or isinstance(anno, inspect._ParameterKind): return ''
-    return code(anno.__name__ if isinstance(anno, type) and not hasattr(anno, '__origin__') else re.sub(r'\b(\w+\.)+', '', str(anno)))
+    return code(anno.__name__ if hasattr(anno, '__name__') and not hasattr(anno, '__origin__') else re.sub(r'\b(\w+\.)+', '', str(anno)))
 
 
-def default_of(p):
-    if p.default is EMPTY: return ''
-    value = 'made anew' if '<factory>' in repr(p.default) else getattr(p.default, '__name__', None) or repr(p.default)
-    return code(value)
+def default_of(p): return 'made anew' if '<factory>' in repr(p.default) else getattr(p.default, '__name__', None) or repr(p.default)
+
+
+def starred(p): return {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '') + p.name
 
 
 def call(name, signature):
     "The call as one writes it: names and defaults, wrapped."
-    shown = [p.replace(annotation=EMPTY) for p in signature.parameters.values()]
-    shown = [p if p.default is EMPTY or '<' not in repr(p.default) else p.replace(default=type('', (), {'__repr__': lambda s, v=p.default: getattr(v, '__name__', '…')})()) for p in shown]
-    text = str(signature.replace(parameters=shown, return_annotation=EMPTY))
-    return '\n'.join(textwrap.wrap(name + text, 84, subsequent_indent=' '*4, break_long_words=False, break_on_hyphens=False))
+    text = ', '.join(starred(p) if p.default is EMPTY else f'{p.name}={default_of(p)}' for p in signature.parameters.values())
+    return '\n'.join(textwrap.wrap(f'{name}({text})', 84, subsequent_indent=' '*4, break_long_words=False, break_on_hyphens=False))
 
 
 def table(f, signature):
@@ -45,9 +43,8 @@ def table(f, signature):
     docs = docments(f, full=True)
     rows = []
     for name, p in signature.parameters.items():
-        star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
-        d = docs.get(name, {})
-        rows.append(f"| <code>{star}{name}</code> | {type_name(d.get('anno', EMPTY))} | {default_of(p)} | {escaped(d.get('docment'))} |")
+        d, default = docs.get(name, {}), '' if p.default is EMPTY else code(default_of(p))
+        rows.append(f"| <code>{starred(p)}</code> | {type_name(d.get('anno', EMPTY))} | {default} | {escaped(d.get('docment'))} |")
     back = docs.get('return') or {}
     if back.get('docment') or type_name(back.get('anno', EMPTY)): rows.append(f"| *returns* | {type_name(back.get('anno', EMPTY))} | | {escaped(back.get('docment'))} |")
     return '| parameter | type | default | what it is |\n|---|---|---|---|\n' + '\n'.join(rows) if rows else ''
@@ -56,7 +53,8 @@ def table(f, signature):
 def about(f, name):
     signature = inspect.signature(f)
     signature = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != 'self'])
-    doc = (inspect.getdoc(f) or '') if not dataclasses.is_dataclass(f) or not (inspect.getdoc(f) or '').startswith(f.__name__ + '(') else ''
+    doc = inspect.getdoc(f) or ''
+    if doc.startswith(f'{f.__name__}('): doc = ''                  # what `dataclass` writes for want of a docstring
     return [fenced(call(name, signature)), escaped(doc), table(f, signature)]
 
 
