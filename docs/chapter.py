@@ -65,9 +65,11 @@ def output(o, figures, alt):
 
 
 def linked(text, own, public):
-    "Names of the package in backticks, outside code blocks, headings and links, become links to the reference; where two modules have a name, that of `own` is meant."
+    """Names of the package in backticks, outside code blocks, headings and links, become links to the reference; where two modules have a name, that of `own` is meant.
+    A plain word without brackets (`product`) may mean something else, and is linked only where it is defined."""
     home = {n: m for m, names in public.items() for n in names if m == own or sum(n in other for other in public.values()) == 1}
-    def link(m): return f'[{m[0]}](reference/{home[m["name"]]}.md#{m["name"]})' if m['name'] in home else m[0]
+    plain = {n for n in home if n.isalpha() and n.islower() and home[n] != own}
+    def link(m): return f'[{m[0]}](reference/{home[m["name"]]}.md#{m["name"]})' if m['name'] in home and (m['name'] not in plain or '(' in m[0]) else m[0]
     return re.sub(f'{PASSED_OVER}|{NAME}', link, text, flags=re.S | re.M)
 
 

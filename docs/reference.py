@@ -26,7 +26,8 @@ def type_name(anno): # NoneType is what docments concludes from a default of Non
     return code(anno.__name__ if hasattr(anno, '__name__') and not hasattr(anno, '__origin__') else re.sub(r'\b(\w+\.)+', '', str(anno)))
 
 
-def default_of(p): return 'made anew' if '<factory>' in repr(p.default) else getattr(p.default, '__name__', None) or repr(p.default)
+def default_of(p): # … is made anew in each call
+    return '…' if '<factory>' in repr(p.default) else getattr(p.default, '__name__', None) or repr(p.default)
 
 
 def starred(p): return {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '') + p.name
@@ -59,11 +60,11 @@ def about(f, name):
 
 
 def members(cls):
-    "The public methods and properties of a class that say what they are."
+    "The public methods and properties of a class that say something of themselves."
     parts = []
     for name, m in vars(cls).items():
         f = m.fget if isinstance(m, property) else getattr(m, '__func__', m)
-        if name.startswith('_') or not inspect.isfunction(f) or not f.__doc__: continue
+        if name.startswith('_') or not inspect.isfunction(f) or not (f.__doc__ or any(d['docment'] for d in docments(f, full=True).values())): continue
         parts += [f'### {cls.__name__}.{name} {{ #{cls.__name__}.{name} }}', *([escaped(f.__doc__)] if isinstance(m, property) else about(f, f'{cls.__name__}.{name}'))]
     return parts
 
@@ -84,8 +85,9 @@ def entry(module, name, chapter):
 
 
 def package(public): # `import lrp_loo`: the names and where they are
-    home = {n: m for n in import_module('lrp_loo').__all__ for m in public if getattr(import_module('lrp_loo'), n) is vars(import_module('lrp_loo.' + m)).get(n) and n in public[m]}
-    rows = [f'| [`{n}`]({home[n]}.md#{n}) | [`lrp_loo.{home[n]}`]({home[n]}.md) |' for n in import_module('lrp_loo').__all__]
+    api = import_module('lrp_loo')
+    home = {n: m for n in api.__all__ for m in public if n in public[m] and getattr(import_module(f'lrp_loo.{m}'), n) is getattr(api, n)}
+    rows = [f'| [`{n}`]({home[n]}.md#{n}) | [`lrp_loo.{home[n]}`]({home[n]}.md) |' for n in api.__all__]
     modules = [f"| [`lrp_loo.{m}`]({m}.md) | {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |" for m in public]
     return '\n\n'.join(['# Public names', 'What `import lrp_loo` gives ([chapter 24](../24_api.md)), and the modules that hold it.',
                         '| name | module |\n|---|---|\n' + '\n'.join(rows), '## Modules', '| module | what it is |\n|---|---|\n' + '\n'.join(modules)])
