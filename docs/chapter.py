@@ -38,7 +38,7 @@ def bound(statement): # the names that a statement binds: a function, a class, v
 def fenced(source): return f'{FENCE}python\n{source}\n{FENCE}'
 
 
-def folded(summary, source): return f'<details class="source" markdown="1"><summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
+def folded(summary, source, attributes=''): return f'<details class="source" markdown="1"{attributes}><summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
 
 
 def code(source, module, names):
@@ -83,7 +83,7 @@ def as_page(nb, name, public):
         if body and all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in body):
             imports.append(source)
             continue
-        if imports: parts.append(folded('Imports', '\n'.join(imports)))
+        if imports: parts.append(folded('Imports', '\n'.join(imports), ' data-search-exclude'))
         imports = []
         if c.cell_type == 'markdown':
             parts.append(linked(source, module, public))

@@ -39,10 +39,14 @@ def call(name, signature):
     return '\n'.join(textwrap.wrap(f'{name}({text})', 84, subsequent_indent=' '*4, break_long_words=False, break_on_hyphens=False))
 
 
+def comments(f): # of a NamedTuple's fields, which docments passes over, as it would give them
+    if not hasattr(f, '_fields'): return docments(f, full=True)
+    return {n: {'anno': f.__annotations__[n], 'docment': m and m[1]} for n in f._fields for m in [re.search(rf'^\s+{n}\s*:[^#\n]*#(.*)$', inspect.getsource(f), re.M)]}
+
+
 def table(f, signature):
     "A row for each parameter: type, default, comment; and what is returned."
-    docs = docments(f, full=True)
-    rows = []
+    docs, rows = comments(f), []
     for name, p in signature.parameters.items():
         d, default = docs.get(name, {}), '' if p.default is EMPTY else code(default_of(p))
         rows.append(f"| <code>{starred(p)}</code> | {type_name(d.get('anno', EMPTY))} | {default} | {escaped(d.get('docment'))} |")
