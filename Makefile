@@ -5,7 +5,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test reproduce notebooks readme hooks clean
+.PHONY: help venv test reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test       modules in step with the notebooks, every notebook, then tests/"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
 	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
+	@echo "make docs       the notebooks and a reference of every function as a site in _docs/, checked"
 	@echo "make hooks      git hooks for notebooks, once per clone"
 	@echo "make clean      remove caches and build products; $(VENV), results/ and figures/ stay"
 
@@ -40,6 +41,11 @@ notebooks: $(STAMP)
 
 readme: $(STAMP)
 	$(BIN)/python .ci/readme.py
+
+# Nothing is run and nothing fetched: outputs come from the notebooks as they are committed.
+docs: $(STAMP)
+	$(BIN)/python .ci/site.py --build
+	@echo "Open $(abspath _docs)/index.html in a browser; it needs no server, for its search neither."
 
 hooks: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks

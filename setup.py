@@ -7,7 +7,7 @@ here = Path(__file__).parent
 config = ConfigParser(delimiters=["="], interpolation=None)
 config.read(here / "settings.ini", encoding="utf-8")
 s = config["DEFAULT"]
-demo, ray, metrics = (s[f"{n}_requirements"].split() for n in ("pip", "ray", "metrics"))
+demo, ray, metrics, docs = (s[f"{extra}_requirements"].split() for extra in ("pip", "ray", "metrics", "docs"))
 
 setup(
     name=s["lib_name"], version=s["version"], description=s["description"],
@@ -18,7 +18,7 @@ setup(
     packages=find_packages(include=["lrp_loo", "lrp_loo.*"]),
     package_data={"lrp_loo": ["assets/*.jsonl", "assets/*.html", "assets/*.csv", "assets/*/*"]}, include_package_data=True,
     python_requires=f">={s['min_python']}", install_requires=s["requirements"].split(),
-    extras_require={"demo": demo, "ray": ray, "bench": s["bench_requirements"].split(), "metrics": metrics, "dev": demo + ray + metrics + s["dev_requirements"].split()},
+    extras_require={"demo": demo, "ray": ray, "bench": s["bench_requirements"].split(), "metrics": metrics, "docs": docs, "dev": demo + ray + metrics + docs + s["dev_requirements"].split()},
     entry_points={"console_scripts": s["console_scripts"].split(), "nbdev": [f"{s['lib_name']}={s['lib_name']}._modidx:d"]},
     zip_safe=False,
 )

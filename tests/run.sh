@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks, in order: modules and notebooks in step, every notebook, then tests/.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
+# All checks, in order: modules and notebooks in step, every notebook, the site, then tests/.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$(cd "${1:-.venv/bin}" && pwd)
@@ -30,6 +30,9 @@ echo "== notebooks"
 workers=${WORKERS:-2}
 threads=$("$bin/python" -c "import os; print(max(1, (os.cpu_count() or 1)//$workers))")
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} nbdev_test --path nbs --n_workers "$workers" --timing
+
+echo "== the site builds, and its links, pictures and equations hold"
+python .ci/site.py --build
 
 echo "== tests"
 pytest tests -q
