@@ -65,9 +65,8 @@ def on_files(files, config):
         for path, png in figures.items(): add(path, png)
     for m in public: add(f'reference/{m}.md', reference.as_page(m, modules[m], label(modules[m], books[modules[m]]), public))
     add('reference/index.md', reference.package(public))
-    for folder in ('figures', 'results'): # what pages point at, copied as it is
-        for p in sorted((ROOT/folder).glob('folder/*')):
-            if p.is_file() and any(f'../{p.relative_to(ROOT)}' in c.source for nb in books.values() for c in nb.cells): files.append(File.generated(config, str(p.relative_to(ROOT)), abs_src_path=str(p)))
+    pointed = {m for nb in books.values() for c in nb.cells if c.cell_type == 'markdown' for m in re.findall(r'\]\(\.\./([^)#\s]+)', c.source)}
+    for path in sorted(p for p in pointed if (ROOT/p).is_file()): files.append(File.generated(config, path, abs_src_path=str(ROOT/path))) # what pages point at, copied as it is
     return files
 
 
