@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'stabilize', 'Attribution', 'score_colours', 'attribution_html', 'normalize', 'pearson', 'spearman',
-           'kendall', 'resolve_device', 'versions', 'write_text_atomic', 'Results', 'read_results']
+           'kendall', 'whole_number', 'resolve_device', 'versions', 'whole_file', 'write_text_atomic', 'Results',
+           'read_results']
 
 # %% ../nbs/00_core.ipynb #4a4a8f43
-import html, json, os, platform
+import contextlib, html, json, os, platform
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +22,7 @@ def stabilize(
     eps:float=1e-6,     # ε ≥ 0 of equation 1
 )->torch.Tensor:        # z moved away from zero by `eps`, same shape
     "z + ε·sign(z), with sign(0) = +1 (equation 1)."
-    if eps < 0: raise ValueError(f"eps must not be negative, got {eps}")
+    if not eps >= 0: raise ValueError(f"eps must not be negative, got {eps}")
     away = z + 0.                                                    # −0 + 0 is 0
     return torch.copysign(z.new_tensor(eps), away, out=None if away.requires_grad else away).add_(z)
 
@@ -119,13 +120,22 @@ def kendall(
 CORRELATIONS = {'pearson': pearson, 'spearman': spearman, 'kendall': kendall}
 
 # %% ../nbs/00_core.ipynb #41d19af6
+def whole_number(
+    name:str,    # what it is called
+    x,           # what was given
+    least:int=1, # the smallest that is taken
+)->int:
+    "A whole number, or an error that says what is taken."
+    if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < least: raise ValueError(f"{name} must be a whole number, at least {least}, got {x!r}")
+    return int(x)
+
 def resolve_device(
     device:str='auto', # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
 )->torch.device:       # a device that exists here
     "The device to compute on; 'auto' takes a GPU where there is one."
     if device == 'auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     try: d = torch.device(device); torch.empty(0, device=d)
-    except (RuntimeError, AssertionError) as e: raise ValueError(f"device {device!r} is not to be had here; take 'auto', 'cpu' or one that torch lists") from e
+    except (RuntimeError, AssertionError, TypeError) as e: raise ValueError(f"device {device!r} is not to be had here; take 'auto', 'cpu' or one that torch lists") from e
     return d
 
 def versions()->dict: # package → version
@@ -136,16 +146,25 @@ def versions()->dict: # package → version
     return {'python': platform.python_version(), **{p: _version(p) for p in ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy', 'scipy', 'scikit-learn')}}
 
 # %% ../nbs/00_core.ipynb #f6300bd1
+@contextlib.contextmanager
+def whole_file(
+    path, # where to
+):        # a temporary path beside it; what is written there takes the old file's place when the context ends well
+    "A context that writes a file so that a reader, or a crash, sees the old content or the new, never a part."
+    path = Path(path); tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try: path.parent.mkdir(parents=True, exist_ok=True); yield tmp; os.replace(tmp, path)
+    except OSError as e:
+        at = f": {Path(e.filename).name}" if isinstance(e.filename, str) and Path(e.filename).name not in (path.name, tmp.name) else '' # a folder above it
+        raise OSError(e.errno, f"{path.name} could not be written ({e.strerror or e}{at}); what stood there before is unchanged") from e
+    finally:
+        with contextlib.suppress(OSError): tmp.unlink()
+
 def write_text_atomic(
     path, # where to
     text:str, # what
 ):
-    "Write a file so that a reader, or a crash, sees the old content or the new, never a part."
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        tmp.write_text(text, encoding='utf-8'); os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    "Write a text to a file, whole or not at all."
+    with whole_file(path) as tmp: tmp.write_text(text, encoding='utf-8')
 
 def _plain(o): # numpy and torch numbers as JSON takes them
     if isinstance(o, (np.generic, torch.Tensor)): return o.item() if o.ndim == 0 else o.tolist()
@@ -169,9 +188,12 @@ class Results:
         self.path, self.config = Path(path), json.loads(json.dumps(config, default=_plain))
         self.versions, self.rows, self.summary = versions(), [], None
         if self.path.exists() and not fresh: self._resume()
+        for left in self.path.parent.glob(f".{self.path.name}.*.tmp"): left.unlink(missing_ok=True) # of a run that was killed while it wrote
 
     def _resume(self):
-        old = read_results(self.path)
+        old = read_results(self.path); numbers = [r.get('i') for r in old['rows']]
+        if None in numbers: raise ValueError(f"{self.path.name} holds rows without their number 'i', so it is no interrupted run")
+        if len(set(numbers)) < len(numbers): raise ValueError(f"{self.path.name} holds row {next(i for i in numbers if numbers.count(i) > 1)} twice")
         for name, mine in (('config', self.config), ('versions', self.versions)):
             if old[name] != mine:
                 changed = sorted(k for k in {*old[name], *mine} if old[name].get(k) != mine.get(k))
@@ -186,6 +208,7 @@ class Results:
     def add(self,
         row:dict, # one finished row; `i` numbers the example
     ):
+        if 'i' not in row: raise ValueError(f"a row needs its number 'i'; this one has {list(row)}")
         if row['i'] in self.done: raise ValueError(f"row {row['i']} is already there")
         self.rows.append(_rounded(json.loads(json.dumps(row, default=_plain)))); self.save()
 
@@ -200,8 +223,11 @@ def read_results(
     path, # a JSON file that `Results` wrote
 )->dict:  # config, versions, rows, and summary where the run is finished
     "Read results back; a file that is none is a clear error."
+    name = Path(path).name
     try: d = json.loads(Path(path).read_text(encoding='utf-8'))
     except FileNotFoundError: raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first") from None
-    except json.JSONDecodeError as e: raise ValueError(f"{path} is not a results file: {e}") from None
-    if not {'config', 'versions', 'rows'} <= set(d): raise ValueError(f"{path} lacks config, versions or rows")
+    except (IsADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as e: raise ValueError(f"{name} is not a results file: {'it is a folder' if isinstance(e, OSError) else e}") from None
+    except OSError as e: raise OSError(e.errno, f"{name} could not be read ({e.strerror})") from e
+    if not isinstance(d, dict) or not {'config', 'versions', 'rows'} <= set(d): raise ValueError(f"{name} is not a results file: it lacks config, versions or rows")
+    if not isinstance(d['rows'], list) or not all(isinstance(r, dict) for r in d['rows']): raise ValueError(f"{name} is not a results file: its rows are no list of rows")
     return d

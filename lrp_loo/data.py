@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from .core import whole_number
 
 # %% ../nbs/20_data.ipynb #f5c1e444
 DATASETS = {
@@ -54,9 +55,8 @@ def _load_split(name, source, split): # the split as a `datasets.Dataset`
     return d
 
 def _pick(n, limit, seed): # rows to take: all, or a seeded random sample without replacement
-    if limit is not None and limit < 1: raise ValueError(f"limit must be at least 1, got {limit}")
-    order = np.random.default_rng(seed).permutation(n)
-    return order[:n if limit is None else limit]
+    order = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
+    return order[:n if limit is None else whole_number('limit', limit)]
 
 # %% ../nbs/20_data.ipynb #e7aab31d
 @dataclass
@@ -86,7 +86,8 @@ def load_texts(
     else:
         split = split or spec['split']; d = _load_split(name, source, split)
         texts, labels = list(d[spec['x']]), list(d['label'])
-    if set(labels) - {0, 1}: raise ValueError(f"{name}/{split} has labels {sorted(set(labels))}; 0 and 1 are taken (a hidden test split?)")
+    if set(labels) - {0, 1}: raise ValueError(f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1 are taken (a hidden test split?)")
+    if bad := [i for i, t in enumerate(texts) if not isinstance(t, str)]: raise ValueError(f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but {type(texts[bad[0]]).__name__}")
     rows = _pick(len(texts), limit, seed)
     info = dict(name=name, source=source_label(data), split=split, n_split=len(texts), n=len(rows), seed=seed)
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
