@@ -92,6 +92,7 @@ def forked(job):
     "Run `job()` in a child process and raise here what it raised; for what must not happen to this process."
     read, write = os.pipe(); pid = os.fork()
     if not pid:
+        torch.set_num_threads(1)                                     # the parent's threads are not there
         try: job(); said = None
         except BaseException as e: said = [type(e).__name__, str(e)]
         os.write(write, json.dumps(said).encode()); os._exit(0)
@@ -451,17 +452,26 @@ def answer(case, world):
     if not wrong and came != 'exit 2' and ('\n' in message or 'Traceback' in message): wrong = 'more than one line'
     return came, message, wrong
 
-def rows(tmp):
-    "Every case with its answer."
-    world, made_ = World(tmp), []
-    for case in CASES:
-        came, message, wrong = answer(case, world); wanted = case[2] if isinstance(case[2], str) else case[2].__name__
-        made_.append(dict(name=case[0], given=case[1], expected=wanted, must=case[3], came=came, message=message, wrong=wrong))
-    return made_
+def row(case, world):
+    "A case with its answer."
+    came, message, wrong = answer(case, world); wanted = case[2] if isinstance(case[2], str) else case[2].__name__
+    return dict(name=case[0], given=case[1], expected=wanted, must=case[3], came=came, message=message), wrong
+
+def as_markdown(d):
+    "The answers as a page."
+    cell = lambda x: x.replace('|', '\\|').replace('\n', ' ').replace('<', '&lt;'); cut = lambda x: x if len(x) <= 400 else x[:400] + ' …'
+    lines = ['# What comes of bad input', '', f"{len(d['rows'])} calls that cannot be right, or look so, and what came of each. Made by `python tests/bad_input.py --write`, held by `tests/test_bad_input.py`.",
+             f"Versions: {', '.join(f'{k} {v}' for k, v in d['versions'].items() if v)}. `TMP` is a folder of the test's own; `m, tok` are the demo model for SST-2, `lm, lm_tok` the small language model.", '', '| given | call | what came |', '|---|---|---|']
+    said = lambda r: 'works: ' + f"`{cell(r['must'])}`" if r['came'] == 'works' else f"{r['came']}: {cell(cut(r['message']))}"
+    return '\n'.join(lines + [f"| {cell(r['name'])} | `{cell(r['given'])}` | {said(r)} |" for r in d['rows']]) + '\n'
 
 
 if __name__ == '__main__':
-    with tempfile.TemporaryDirectory() as d: found = rows(d)
-    for r in found:
-        if r['wrong']: print(f"{r['name']}: {r['wrong']}\n    {r['given']}\n    {r['came']}: {r['message'][:600]}")
-    print(len(found), 'cases,', sum(bool(r['wrong']) for r in found), 'wrong')
+    with tempfile.TemporaryDirectory() as d: world = World(d); found = [row(c, world) for c in CASES]
+    for r, wrong in found:
+        if wrong: print(f"{r['name']}: {wrong}\n    {r['given']}\n    {r['came']}: {r['message'][:600]}")
+    print(len(found), 'cases,', sum(bool(w) for _, w in found), 'wrong')
+    if '--write' in sys.argv and not any(w for _, w in found):
+        d = dict(versions=versions(), rows=[r for r, _ in found])
+        write_text_atomic(RESULTS/'bad-input.json', json.dumps(dict(versions=d['versions']), indent=1)[:-2] + ',\n "rows": [\n' + ',\n'.join('  ' + json.dumps(r, ensure_ascii=False) for r in d['rows']) + '\n ]\n}\n'); write_text_atomic(RESULTS/'bad-input.md', as_markdown(d))
+    sys.exit(any(w for _, w in found))
