@@ -57,7 +57,7 @@ def attribute_context(
     return a
 
 def _prompt_and_answer(model, tokenizer, prompt, answer, space): # ids of the prompt followed by those of the answer
-    ids = tokenizer(prompt)['input_ids']
+    ids = tokenizer(prompt, verbose=False)['input_ids']                # what is too long is refused below, not warned of
     if ids and ids[-1] == tokenizer.eos_token_id: ids = ids[:-1]
     a = tokenizer((' ' if space and not answer.startswith(' ') else '') + answer, add_special_tokens=False)['input_ids']
     if not a: raise ValueError(f"the answer {answer!r} has no tokens")

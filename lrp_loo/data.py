@@ -46,9 +46,11 @@ def _load_split(name, source, split): # the split as a `datasets.Dataset`
     else:
         folder = Path(source)/name
         if not folder.is_dir(): raise FileNotFoundError(f"no folder {name!r} in the data folder {Path(source).name!r}; it holds {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}")
+        level = datasets.logging.get_verbosity(); datasets.logging.set_verbosity(datasets.logging.CRITICAL) # what is wrong is said below, once
         try: d = datasets.load_dataset(str(folder))
         except (datasets.exceptions.DatasetsError, OSError, ValueError) as e:
             raise ValueError(f"the folder {name!r} cannot be read as one data set (parquet files named SPLIT-*.parquet, the same columns in each): {e.__cause__ or e}") from e
+        finally: datasets.logging.set_verbosity(level)
     if split not in d: raise ValueError(f"{name} has no split {split!r}; it has {sorted(d)}")
     d, need = d[split], {spec['x'], 'label'}
     if not need <= set(d.column_names): raise ValueError(f"split {split!r} of {name} has columns {d.column_names}; {sorted(need)} are needed")

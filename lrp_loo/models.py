@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'DTYPES', 'demo_base', 'demo_folder', 'load_demo', 'load_model',
-           'describe_model', 'device_of', 'position_offset', 'max_tokens', 'as_texts', 'check_text', 'check_ids',
-           'encode', 'special_mask', 'input_embeddings', 'watch_embeddings', 'check_model', 'check_finite', 'forward',
+           'describe_model', 'device_of', 'position_offset', 'max_tokens', 'input_embeddings', 'as_texts', 'check_text',
+           'check_ids', 'encode', 'special_mask', 'watch_embeddings', 'check_model', 'check_finite', 'forward',
            'has_tf32', 'at_precision', 'accuracy']
 
 # %% ../nbs/21_models.ipynb #07ff6fd7
@@ -151,6 +151,18 @@ def max_tokens(
     limits = [n for n in (positions and positions - position_offset(model), tokenizer.model_max_length) if n and n < 10**9]
     return min(limits) if limits else 10**9
 
+def input_embeddings(
+    model, # any model with input embeddings
+)->torch.nn.Module:
+    "The module that turns ids (or pixels) into embeddings."
+    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
+        try: e = m.get_input_embeddings()
+        except (AttributeError, NotImplementedError): continue
+        if e is not None: return e
+    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
+    return e
+
 def as_texts(
     texts, # what was given: any ordered collection of texts or images
 )->list:
@@ -216,18 +228,6 @@ def special_mask(
     return torch.isin(torch.as_tensor(input_ids).cpu(), torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), dtype=torch.long))
 
 # %% ../nbs/21_models.ipynb #ddaafaaf
-def input_embeddings(
-    model, # any model with input embeddings
-)->torch.nn.Module:
-    "The module that turns ids (or pixels) into embeddings."
-    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
-        try: e = m.get_input_embeddings()
-        except (AttributeError, NotImplementedError): continue
-        if e is not None: return e
-    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
-    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
-    return e
-
 @contextlib.contextmanager
 def watch_embeddings(
     model,                   # any model with input embeddings

@@ -1,5 +1,5 @@
 """Runs that are killed, disks that are full, readers that come in between: nothing is lost, nothing stands twice, nobody sees a part; and one seed gives the same bytes.
-Children are forked and really killed here; `python tests/test_resume.py --write` kills the commands themselves, 20 times each, and writes results/kills.json."""
+Children are forked and really killed here; `python tests/test_resume.py --write` kills the commands `reproduce` and `sweep` 20 times each at random moments and writes results/kills.json."""
 import json
 import os
 import shutil
@@ -22,6 +22,7 @@ from conftest import random_bert
 from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
+from lrp_loo.cli import main
 from lrp_loo.core import Results, read_results, versions, write_text_atomic
 from lrp_loo.engine import read_sweep
 from lrp_loo.faithfulness import text_experiment
@@ -151,31 +152,41 @@ def test_the_record_of_kills():
     for r in d['runs'].values(): assert r['kills'] == 20 == len(r['rows_after_each_kill']) and r['rows_after_each_kill'] == sorted(r['rows_after_each_kill']) and r['rows_at_the_end'] > r['rows_after_each_kill'][-1] > 0 and r['lost'] == r['twice'] == 0 and r['equal_to_the_undisturbed_run']
 
 
+def started(words): # the command in a child that need not import everything again; its process id
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1); silent = os.open(os.devnull, os.O_WRONLY); os.dup2(silent, 1); os.dup2(silent, 2)
+        try: os._exit(main(words))
+        except BaseException: os._exit(99)
+    return pid
+
+def finished(words): assert os.waitpid(started(words), 0)[1] == 0
+
 def kill_command(words, count, n, seed, span):
     "The command, killed n times at random moments after it has moved on; then left alone. Rows after each kill."
     rng, after = np.random.default_rng(seed), []
     while len(after) < n:
-        p = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); before = count()
-        while p.poll() is None and count() == before: time.sleep(.02)
-        time.sleep(rng.uniform(0, span))
-        if p.poll() is not None: raise RuntimeError(f'finished (code {p.returncode}) after {len(after)} kills; give it more to do')
-        p.send_signal(signal.SIGKILL); p.wait(); after.append(count())
-    subprocess.run([*COMMAND, *words], check=True, stdout=subprocess.DEVNULL); return after
+        pid, before, over = started(words), count(), (0, 0)
+        while over == (0, 0) and count() == before: time.sleep(.02); over = os.waitpid(pid, os.WNOHANG)
+        if over == (0, 0): time.sleep(rng.uniform(0, span)); over = os.waitpid(pid, os.WNOHANG)
+        if over != (0, 0): raise RuntimeError(f'the command ended by itself ({over[1]}) after {len(after)} kills; give it more to do')
+        os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0); after.append(count())
+    finished(words); return after
 
 def record(n=20, seed=0):
     with tempfile.TemporaryDirectory() as d:
         d, runs = Path(d), {}; path = lambda x: d/x/'results'/'embedded-small'/'sst2.json'; tell = lambda words: ' '.join(words).replace(f'{d}/', '')
         for part in (random_bert(layers=2), AutoTokenizer.from_pretrained(demo_base())): part.save_pretrained(d/'small')
         words = ['reproduce', '--data', 'embedded', '--model', str(d/'small'), '--only', 'sst2', '--limit', '192']; count = lambda: len(read_results(path('killed'))['rows']) if path('killed').exists() else 0
-        subprocess.run([*COMMAND, *words, '--out', str(d/'whole')], check=True, stdout=subprocess.DEVNULL); after = kill_command([*words, '--out', str(d/'killed')], count, n, seed, 1.)
+        finished([*words, '--out', str(d/'whole')]); after = kill_command([*words, '--out', str(d/'killed')], count, n, seed, 1.)
         want, got = ([r['i'] for r in read_results(path(x))['rows']] for x in ('whole', 'killed'))
         runs[tell(words)] = dict(kills=len(after), rows_after_each_kill=after, rows_at_the_end=len(got), lost=len(set(want) - set(got)), twice=len(got) - len(set(got)), equal_to_the_undisturbed_run=path('whole').read_bytes() == path('killed').read_bytes(), leftovers=leftovers(d/'killed'))
         words = ['sweep', '--data', 'embedded', '--model', str(d/'small'), '--limit', '200', '--methods', 'attn_lrp,removal', '--batch_size', '4']; count = lambda: 8*len(list((d/'k').glob('*.parquet')))
-        subprocess.run([*COMMAND, *words, '--out', str(d/'w')], check=True, stdout=subprocess.DEVNULL); after = kill_command([*words, '--out', str(d/'k')], count, n, seed, .3)
+        finished([*words, '--out', str(d/'w')]); after = kill_command([*words, '--out', str(d/'k')], count, n, seed, .3)
         key = lambda x: pd.concat([pq.read_table(f).to_pandas() for f in Path(x).glob('*.parquet')])[['index', 'method']]
         want, got = key(d/'w'), key(d/'k'); lost = len(set(want.itertuples(index=False, name=None)) - set(got.itertuples(index=False, name=None)))
         runs[tell(words)] = dict(kills=len(after), rows_after_each_kill=after, rows_at_the_end=len(got), lost=lost, twice=int(got.duplicated().sum()), equal_to_the_undisturbed_run=same_sweeps(d/'w', d/'k') == len(want), leftovers=leftovers(d/'k'))
-        return dict(config=dict(experiment='kills', signal='SIGKILL', seed=seed), versions=versions(), runs=runs)
+        return dict(config=dict(experiment='kills', signal='SIGKILL', seed=seed, how='each command in a child that is forked after the imports'), versions=versions(), runs=runs)
 
 
 if __name__ == '__main__':
