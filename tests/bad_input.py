@@ -1,6 +1,6 @@
 """What a user may get wrong, as data: a call, and what must come of it. `python tests/bad_input.py --write` makes every call and writes the answers to results/bad-input.json and .md.
 
-A case is (name, call, answer, rest). The call is Python in the names of `WORLD`. The answer is an exception, and the rest are the words that must be in its message;
+A case is (name, call, answer, rest). The call is Python in the names of this file and of `MAKE`. The answer is an exception, and the rest are the words that must be in its message;
 or 'works', and the rest is a condition on `out`, what the call gave; or 'exit 1', the command line's, and the rest are words of its one line on stderr."""
 import contextlib
 import io
