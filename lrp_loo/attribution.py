@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['N_STEPS', 'METHODS', 'pad_batch', 'unpad_batch', 'lrp_scores', 'ig_scores', 'explained_row', 'rollout_scores',
-           'loo_scores', 'by_unit', 'check_call', 'eager', 'explain', 'explain_batch', 'explain_methods']
+           'loo_scores', 'by_unit', 'check_call', 'as_methods', 'eager', 'explain', 'explain_batch', 'explain_methods']
 
 # %% ../nbs/06_attribution.ipynb #ffbaa5d3
 import contextlib, dataclasses, threading
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
 from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
+from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
-from .models import encode, forward, input_embeddings, special_mask, unwrap, watch_embeddings
+from .models import as_texts, check_finite, check_model, encode, forward, input_embeddings, special_mask, unwrap, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
 from .sweep import bypass_sweep
@@ -107,7 +109,7 @@ def ig_scores(
     dims:bool=False,        # keep the embeddings' dimensions: scores of their shape
 )->tuple:                   # as `lrp_scores`
     "Integrated Gradients along the straight path from the baseline (appendix A)."
-    if n_steps < 1: raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+    whole_number('n_steps', n_steps); whole_number('internal_batch_size', internal_batch_size)
     with torch.no_grad(), watch_embeddings(model) as seen: out = forward(model, batch)
     x = seen[0].detach(); readout, n = Readout(target, out, batch), len(seen[0])
     b, baseline = _ig_baseline(model, tokenizer, batch, x, baseline)
@@ -156,6 +158,7 @@ def rollout_scores(
         if residual: A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))/2
         R = A if R is None else A @ R
     n = input_positions(model, batch); extra = R.shape[1] - n    # class tokens that a vision model puts in front
+    if row is not None and not 0 <= whole_number('row', row, 0) < R.shape[1]: raise ValueError(f"row={row} is not in the text, which has {R.shape[1]} tokens")
     at = explained_row(maps, readout, batch) if row is None else torch.full((len(R),), row, device=R.device)
     return R[torch.arange(len(R), device=R.device), at][:, extra:], readout(out).detach(), readout, dict(residual=residual, row=at.tolist())
 
@@ -210,11 +213,21 @@ def check_call(
     model, method, texts, # what `explain` or `audit` was given
 ):
     "Refuse a call that cannot be right, before any work is done."
-    if not callable(method) and method not in METHODS: raise ValueError(f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS")
-    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
-    input_embeddings(model)                                          # an error where there is nothing to attribute to
+    if not callable(method) and (not isinstance(method, str) or method not in METHODS): raise ValueError(f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS")
+    if isinstance(model, torch.nn.Module): input_embeddings(model)   # an error where there is nothing to attribute to
+    check_model(model)
     if isinstance(texts, (list, tuple)) and len(texts) == 0: raise ValueError("texts is empty; give at least one text")
-    if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
+
+def as_methods(
+    methods, # names of METHODS, or name → (method, options)
+)->dict:     # name → (method, options)
+    "One form for both ways to say which methods are compared."
+    if isinstance(methods, str) or not isinstance(methods, Iterable): raise TypeError(f"methods must be a list of names, or name → (method, options), got {'one str' if isinstance(methods, str) else type(methods).__name__}")
+    methods = dict(methods) if isinstance(methods, Mapping) else {m: (m, {}) for m in methods}
+    if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
+    for n, x in methods.items():
+        if not isinstance(x, (tuple, list)) or len(x) != 2 or not isinstance(x[1], Mapping): raise TypeError(f"methods[{n!r}] must be (method, options), got {x!r}")
+    return methods
 
 def eager(
     model, # a model, compiled or not
@@ -235,10 +248,10 @@ def explain(
     **options,           # the method's own: bypass_softmax, eps, embeddings, composite, n_steps, baseline, removal, …
 )->list:                 # one Attribution per text, in order
     "Explain texts (or images) by one method. Raises ValueError or TypeError on anything that cannot be right."
-    single = isinstance(texts, (str, tuple)) or hasattr(texts, 'mode') or (hasattr(texts, 'ndim') and texts.ndim == 3)
-    model, tokenizer = unwrap(model, tokenizer); texts, model = [texts] if single else list(texts), eager(model)
+    single = isinstance(texts, (str, tuple)) or hasattr(texts, 'getbands') or (hasattr(texts, 'ndim') and texts.ndim == 3) # getbands: an image of PIL's
+    model, tokenizer = unwrap(model, tokenizer); texts, model = [texts] if single else as_texts(texts), eager(model)
     check_call(model, method, texts)
-    if batch_size < 1: raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number('batch_size', batch_size)
     encs = [encode(model, tokenizer, t, truncation, max_length) for t in texts]
     per_text = _units_per_text(model, tokenizer, encs, texts, [units] if single and not isinstance(units, str) else units)
     length = lambda i: encs[i]['input_ids'].shape[1] if 'input_ids' in encs[i] else encs[i]['pixel_values'].shape
@@ -266,6 +279,7 @@ def _has_vocabulary(model): # does the output name tokens?
     except (AttributeError, NotImplementedError): return False
 
 def _units_per_text(model, tokenizer, encs, texts, units): # a `Units` per text; None for tokens as they are
+    if not isinstance(units, (str, list, tuple)): raise ValueError(f"units={units!r} is not known; take 'token', 'word', 'sentence', or a list of (start, end) spans")
     given = [units]*len(texts) if isinstance(units, str) else list(units)
     if len(given) != len(texts): raise ValueError(f"units has {len(given)} entries for {len(texts)} texts; give one for all, or one per text")
     if 'input_ids' not in encs[0]:
@@ -290,7 +304,7 @@ def explain_batch(
     except TypeError as e:
         if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(options)}: {e}") from None
         raise
-    if not torch.isfinite(values).all(): raise ValueError(f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)")
+    check_finite(values)
     return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout.chosen(i), dict(info[i] if isinstance(info, list) else info), summed=bool(by_unit(method))) for i, (e, u) in enumerate(zip(encs, units))]
 
 def explain_methods(
@@ -300,7 +314,7 @@ def explain_methods(
     target=None,         # see `as_target`
 )->dict:                 # name → one Attribution per text
     "Many methods on the same texts. Sets of bypassed layers, where there are several, share one forward pass (chapter 4d)."
-    sets = {n: tuple(kw.get('bypass_softmax', ())) for n, (m, kw) in methods.items() if m == 'attn_lrp' and set(kw) <= {'bypass_softmax'} and kw.get('bypass_softmax') != 'all'}
+    sets = {n: tuple(sorted(attn_lrp(kw.get('bypass_softmax', ())).bypass_softmax)) for n, (m, kw) in methods.items() if m == 'attn_lrp' and set(kw) <= {'bypass_softmax'} and kw.get('bypass_softmax') != 'all'}
     try: swept = _explain_sweep(model, tokenizer, encs, sets, target) if len(set(sets.values())) > 2 else {}
     except NotImplementedError: swept = {}                           # layers that cannot be cut apart
     return {n: swept[n] if n in swept else explain_batch(model, tokenizer, encs, m, target, **kw) for n, (m, kw) in methods.items()}

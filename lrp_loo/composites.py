@@ -8,9 +8,10 @@ __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'Oper
            'attention_maps']
 
 # %% ../nbs/04_bert_rules.ipynb #8c99fc6e
-import fnmatch, inspect, threading, warnings
+import fnmatch, inspect, math, threading, warnings
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Integral, Real
 
 import pandas as pd
 import torch
@@ -22,6 +23,11 @@ from .models import input_embeddings
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, rms_norm_rule, scale_gradient
 
 # %% ../nbs/04_bert_rules.ipynb #ddfc7b22
+def _layer_numbers(layers): # of `bypass_softmax`
+    numbers = None if isinstance(layers, str) or not hasattr(layers, '__iter__') else list(layers)
+    if numbers is None or not all(isinstance(l, Integral) and not isinstance(l, bool) for l in numbers): raise ValueError(f"bypass_softmax={layers!r} is not known; take 'all', or the numbers of layers, from 0")
+    return frozenset(map(int, numbers))
+
 @dataclass(frozen=True)
 class Operation:
     "One call of one torch function, as a predicate sees it."
@@ -57,8 +63,8 @@ class Composite:
     def __post_init__(self):
         for field, taken in (('product', ('half', 'canonized', 'gradient')), ('gate', ('half', 'constant')), ('layer_norm', ('constant_std', 'gradient')), ('activation', ('identity', 'gradient'))):
             if getattr(self, field) not in taken: raise ValueError(f"{field}={getattr(self, field)!r} is not known; take one of {taken}")
-        if self.eps < 0: raise ValueError(f"eps must not be negative, got {self.eps}")
-        if self.bypass_softmax != 'all': object.__setattr__(self, 'bypass_softmax', frozenset(int(l) for l in self.bypass_softmax))
+        if not isinstance(self.eps, Real) or not 0 <= self.eps < math.inf: raise ValueError(f"eps must be a number that is not negative, got {self.eps!r}")
+        if self.bypass_softmax != 'all': object.__setattr__(self, 'bypass_softmax', _layer_numbers(self.bypass_softmax))
 
     def bypasses(self, layer): return self.bypass_softmax == 'all' or layer in self.bypass_softmax
 
@@ -215,6 +221,7 @@ class lrp_rules(TorchFunctionMode):
         strict:bool=False,   # an operation without a rule is an error, not a warning
     ):
         super().__init__()
+        if not isinstance(model, nn.Module): raise TypeError(f"the model must be a torch module, got {type(model).__name__}")
         if not isinstance(composite, Composite): raise TypeError(f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}")
         if isinstance(model, torch._dynamo.OptimizedModule) or any(m._compiled_call_impl is not None for m in model.modules()):
             raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")

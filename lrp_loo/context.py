@@ -9,7 +9,7 @@ __all__ = ['TEMPLATE', 'answer_log_prob', 'attribute_context']
 import torch
 from .attribution import check_call, eager, explain_batch
 from .view import Attribution
-from .models import device_of, max_tokens, unwrap
+from .models import check_ids, check_text, device_of, max_tokens, unwrap
 from .targets import output_field
 from .units import Units, text_spans, text_units
 
@@ -20,7 +20,9 @@ def answer_log_prob(
     "The answer's log-probability as a target for any method."
     n = len(answer)
     def log_prob(outputs):
-        logits = output_field(outputs)[:, -n - 1:-1].float()                                # the row before each answer token
+        logits = output_field(outputs)
+        if logits.ndim != 3: raise ValueError(f"the model must predict the next token, with logits of shape (batch, tokens, vocabulary), got {tuple(logits.shape)}")
+        logits = logits[:, -n - 1:-1].float()                                               # the row before each answer token
         return logits.log_softmax(-1).gather(-1, answer.to(logits.device).expand(len(logits), n)[..., None])[..., 0].sum(1)
     log_prob.from_end = True
     return log_prob
@@ -40,11 +42,11 @@ def attribute_context(
 )->Attribution:              # a score per unit of the context, in log-probability (nats) of the answer
     "How much each unit of the context raises the answer's log-probability."
     model, tokenizer = unwrap(model, tokenizer); model = eager(model); check_call(model, method, [context])
-    for name, t in (('context', context), ('answer', answer)):
-        if not isinstance(t, str) or not t.strip(): raise ValueError(f"the {name} is empty" if isinstance(t, str) else f"the {name} must be a str, got {type(t).__name__}")
+    for name, t in (('context', context), ('answer', answer), *([('question', question)] if question != '' else [])): check_text(t, name)
     template = template or (TEMPLATE if question else '{context} ')
     if '{context}' not in template: raise ValueError(f"the template {template!r} has no {{context}}")
-    before, after = (part.format(question=question) for part in template.split('{context}', 1))
+    try: before, after = (part.format(question=question) for part in template.split('{context}', 1))
+    except (KeyError, IndexError, ValueError) as e: raise ValueError(f"the template {template!r} takes {{context}} and {{question}} alone; {e} is not known") from None
     prompt = before + context + after; space = prompt.endswith(' '); prompt = prompt.rstrip(' ') # a space belongs to the word it stands before
     enc, answer_ids = _prompt_and_answer(model, tokenizer, prompt, answer, space)
     in_context = text_units(tokenizer, {'input_ids': enc['input_ids'][:, :-len(answer_ids)]}, prompt, [(a + len(before), b + len(before)) for a, b in text_spans(context, units)])
@@ -55,10 +57,10 @@ def attribute_context(
     return a
 
 def _prompt_and_answer(model, tokenizer, prompt, answer, space): # ids of the prompt followed by those of the answer
-    ids = tokenizer(prompt)['input_ids']
+    ids = tokenizer(prompt, verbose=False)['input_ids']                # what is too long is refused below, not warned of
     if ids and ids[-1] == tokenizer.eos_token_id: ids = ids[:-1]
     a = tokenizer((' ' if space and not answer.startswith(' ') else '') + answer, add_special_tokens=False)['input_ids']
     if not a: raise ValueError(f"the answer {answer!r} has no tokens")
     if len(ids) + len(a) > max_tokens(model, tokenizer): raise ValueError(f"context, question and answer have {len(ids) + len(a)} tokens and the model takes {max_tokens(model, tokenizer)}; nothing is cut here, give less")
-    row = torch.tensor([ids + a], device=device_of(model))
+    row = torch.tensor([ids + a], device=device_of(model)); check_ids(model, row)
     return {'input_ids': row, 'attention_mask': torch.ones_like(row)}, torch.tensor(a)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from .core import whole_number
 
 # %% ../nbs/20_data.ipynb #f5c1e444
 DATASETS = {
@@ -46,18 +47,19 @@ def _load_split(name, source, split): # the split as a `datasets.Dataset`
     else:
         folder = Path(source)/name
         if not folder.is_dir(): raise FileNotFoundError(f"no folder {name!r} in the data folder {Path(source).name!r}; it holds {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}")
+        level = datasets.logging.get_verbosity(); datasets.logging.set_verbosity(datasets.logging.CRITICAL) # what is wrong is said below, once
         try: d = datasets.load_dataset(str(folder))
         except (datasets.exceptions.DatasetsError, OSError, ValueError) as e:
             raise ValueError(f"the folder {name!r} cannot be read as one data set (parquet files named SPLIT-*.parquet, the same columns in each): {e.__cause__ or e}") from e
+        finally: datasets.logging.set_verbosity(level)
     if split not in d: raise ValueError(f"{name} has no split {split!r}; it has {sorted(d)}")
     d, need = d[split], {spec['x'], 'label'}
     if not need <= set(d.column_names): raise ValueError(f"split {split!r} of {name} has columns {d.column_names}; {sorted(need)} are needed")
     return d
 
 def _pick(n, limit, seed): # rows to take: all, or a seeded random sample without replacement
-    if limit is not None and limit < 1: raise ValueError(f"limit must be at least 1, got {limit}")
-    order = np.random.default_rng(seed).permutation(n)
-    return order[:n if limit is None else limit]
+    order = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
+    return order[:n if limit is None else whole_number('limit', limit)]
 
 # %% ../nbs/20_data.ipynb #e7aab31d
 @dataclass
@@ -87,7 +89,8 @@ def load_texts(
     else:
         split = split or spec['split']; d = _load_split(name, source, split)
         texts, labels = list(d[spec['x']]), list(d['label'])
-    if set(labels) - {0, 1}: raise ValueError(f"{name}/{split} has labels {sorted(set(labels))}; 0 and 1 are taken (a hidden test split?)")
+    if set(labels) - {0, 1}: raise ValueError(f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1 are taken (a hidden test split?)")
+    if bad := [i for i, t in enumerate(texts) if not isinstance(t, str)]: raise ValueError(f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but {type(texts[bad[0]]).__name__}")
     rows = _pick(len(texts), limit, seed)
     info = dict(name=name, source=source_label(data), split=split, n_split=len(texts), n=len(rows), seed=seed)
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)

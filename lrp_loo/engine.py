@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import torch
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
-from .attribution import by_unit, check_call, explain_batch, explain_methods
+from .attribution import as_methods, by_unit, check_call, explain_batch, explain_methods
 from .composites import _name, _sdpa_arguments, _sdpa_steps
-from .core import Results, pearson, resolve_device, versions
+from .core import Results, pearson, resolve_device, versions, whole_file, whole_number
 from .data import load_texts
 from .faithfulness import agreement, mean_se, text_examples
-from .models import DEMOS, DTYPES, at_precision, describe_model, encode, has_tf32, load_demo, load_model, unwrap
+from .models import DEMOS, DTYPES, as_texts, at_precision, describe_model, encode, has_tf32, load_demo, load_model, unwrap
 from .perturbation import leave_one_out
 
 # %% ../nbs/26_datasets.ipynb #7483166d
@@ -222,8 +222,8 @@ def _batches(model, tokenizer, texts, numbers, truncation, batch_size): # tables
 def _run_plain(batches, out, options, progress):
     worker = BatchWorker(**options)
     for b in tqdm(batches, disable=not progress, desc='sweep'):
-        name = hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[:16]; tmp = out/f'.{name}.{os.getpid()}.tmp'
-        pq.write_table(worker(b), tmp); os.replace(tmp, out/f'{name}.parquet')
+        rows, name = worker(b), hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[:16]
+        with whole_file(out/f'{name}.parquet') as tmp: pq.write_table(rows, tmp)
 
 # %% ../nbs/26_datasets.ipynb #b5d73401
 def _import_ray():
@@ -276,14 +276,11 @@ def _cause(e): # what a worker raised; Ray hands it on as text, under layers of 
 
 # %% ../nbs/26_datasets.ipynb #a1bcfc20
 def _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device):
-    if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
     if not texts: raise ValueError("texts is empty; give at least one text")
-    if not methods: raise ValueError("methods is empty; give at least one")
     if dtype not in DTYPES: raise ValueError(f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}")
     if target is not None and not isinstance(target, int): raise ValueError(f"target={target!r} of a sweep must be a class's number, or None for each text's predicted class")
     if engine not in ('plain', 'ray'): raise ValueError(f"engine={engine!r} is not known; take 'plain' (one process) or 'ray'")
-    if batch_size < 1: raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if workers is not None and workers < 1: raise ValueError(f"workers must be at least 1, got {workers}")
+    whole_number('batch_size', batch_size); whole_number('workers', 1 if workers is None else workers)
     if engine == 'plain' and (workers or 1) > 1: raise ValueError(f"engine='plain' is one process; take engine='ray' for workers={workers}")
     if engine == 'ray' and isinstance(model, tuple): raise ValueError("engine='ray': each worker loads the model itself; give its name or folder")
     if engine == 'ray': _import_ray()
@@ -315,7 +312,7 @@ def explain_dataset(
     progress:bool=True,     # show a bar
 )->pd.DataFrame:            # `sweep_table`; the rows themselves: `read_sweep(out)`
     "Exact LOO and every method for each text of a data set, in one process or many, resumable."
-    methods, out = methods if isinstance(methods, dict) else {m: (m, {}) for m in methods}, Path(out).expanduser().resolve()
+    texts, methods, out = as_texts(texts), as_methods(methods), Path(out).expanduser().resolve()
     model = _loaded(model); _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device)
     m, tokenizer, label = loaded = model if isinstance(model, tuple) else load_model(model, name, resolve_device(device) if engine == 'plain' else 'cpu', task)
     if tokenizer is None: raise ValueError(f"{label} takes images, and this sweep explains texts")

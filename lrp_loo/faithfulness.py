@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .attribution import METHODS, check_call, eager, explain_batch, explain_methods
+from .attribution import as_methods, check_call, eager, explain_batch, explain_methods
 from .composites import attention_maps
-from .core import CORRELATIONS, Results, normalize
-from .models import encode, max_tokens, unwrap
+from .core import CORRELATIONS, Results, normalize, whole_number
+from .models import as_texts, encode, max_tokens, unwrap
 from .perturbation import curve_area, default_removal, fill_id, many_perturbation_curves, removal_units
 from .targets import settled
 
@@ -140,17 +140,17 @@ def audit(
     results:Results=None, # where a row per text is kept as it finishes; rows that are there are not computed again
 )->pd.DataFrame:         # a row per method: loo_r, lerf, morf, delta, their standard errors, n
     "How far each method follows exact Leave-One-Out on these texts (Table 2 for any model)."
-    if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
-    methods = methods if isinstance(methods, dict) else {m: (m, {}) for m in methods}
-    if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
+    texts, methods = as_texts(texts), as_methods(methods); whole_number('chunk', chunk)
     model, tokenizer = unwrap(model, tokenizer); model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
     encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
-    done = results.done; left = [i for i in range(len(encs)) if i not in done]; at = iter(left)
+    done, at = results.done, iter(range(len(encs)))
     with tqdm(total=len(encs), initial=len(done), disable=not progress, desc='audit') as bar:
-        for part in together([encs[i] for i in left]):
-            for row in faithfulness_rows(model, tokenizer, part, methods, chunk, target, removal, area):
-                results.add(dict(i=next(at), **row)); bar.update()
+        for part in together(encs):
+            rows = [next(at) for _ in part]
+            if done.issuperset(rows): continue
+            for i, row in zip(rows, faithfulness_rows(model, tokenizer, part, methods, chunk, target, removal, area)):
+                if i not in done: results.add(dict(i=i, **row)); bar.update()
     table = faithfulness_table(results.rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 
@@ -201,11 +201,13 @@ def faithfulness_experiment(
     **summary,         # goes into the summary as it is
 )->Results:
     "A row per example, resumable, and a summary."
-    done = results.done; left = [e for e in examples if e[0] not in done]
-    with tqdm(total=len(examples), initial=len(examples) - len(left), desc=desc) as bar:
-        at = iter(left)
-        for encs in together([e for _, e, _ in left]):
-            for row, (i, enc, label) in zip(faithfulness_rows(model, tokenizer, encs, methods, chunk, removal=removal, curves=curves), at): results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **row)); bar.update()
+    done, at = results.done, iter(examples)
+    with tqdm(total=len(examples), initial=len(done), desc=desc) as bar:
+        for encs in together([e for _, e, _ in examples]):             # the same texts share batches whether the run was interrupted or not, so that its last digits are the same
+            part = [next(at) for _ in encs]
+            if all(i in done for i, *_ in part): continue
+            for row, (i, enc, label) in zip(faithfulness_rows(model, tokenizer, encs, methods, chunk, removal=removal, curves=curves), part):
+                if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **row)); bar.update()
     rows = results.rows
     results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
                            accuracy=None if rows[0]['label'] is None else float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())

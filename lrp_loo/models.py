@@ -4,21 +4,25 @@
 
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'DTYPES', 'demo_base', 'demo_folder', 'load_demo', 'load_model',
-           'describe_model', 'device_of', 'unwrap', 'position_offset', 'max_tokens', 'encode', 'special_mask',
-           'input_embeddings', 'watch_embeddings', 'forward', 'has_tf32', 'at_precision', 'accuracy']
+           'describe_model', 'device_of', 'unwrap', 'position_offset', 'max_tokens', 'input_embeddings', 'as_texts',
+           'check_text', 'check_ids', 'encode', 'special_mask', 'watch_embeddings', 'check_model', 'check_finite',
+           'forward', 'has_tf32', 'at_precision', 'accuracy']
 
 # %% ../nbs/21_models.ipynb #07ff6fd7
-import contextlib, copy, hashlib, inspect, threading, warnings
+import contextlib, copy, hashlib, inspect, reprlib, threading, warnings
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer,
                           ImageClassificationPipeline, Pipeline, PreTrainedModel, TextClassificationPipeline, TextGenerationPipeline)
 from transformers.utils import logging as hf_logging
+from .core import resolve_device, whole_number
 
 # %% ../nbs/21_models.ipynb #46b299fd
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
@@ -33,6 +37,14 @@ def _quiet(): # the classifier head is reported as missing before the adapter br
     finally:
         hf_logging.set_verbosity(level)
         if bars: hf_logging.enable_progress_bar()
+
+@contextlib.contextmanager
+def _loading(name, folder=None): # what goes wrong in a library's depth is said of the model, in one line, without the path of anybody's machine
+    if folder is not None and not any((folder/f).is_file() for f in ('config.json', 'adapter_config.json')): raise FileNotFoundError(f"no config.json or adapter_config.json in the model folder {name!r}")
+    try: yield
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as e:
+        said = "its weights do not have the shapes that its config.json asks for" if 'ignore_mismatched_sizes' in str(e) else str(e).strip().splitlines()[0].replace(str(folder), name)
+        raise ValueError(f"the model {name!r} cannot be loaded (weights are read from safetensors alone, and no remote code is run): {said}") from e
 
 def demo_base()->Path: # a folder in the hub's layout
     "The folder of the pretrained MiniLM encoder that the extra `demo` installs."
@@ -52,7 +64,7 @@ def demo_folder(
     name:str, # one of DEMOS
 )->Path:      # a peft adapter's folder, or a model's in the hub's layout
     "The folder of a model that ships with the package."
-    if name not in DEMOS: raise ValueError(f"no demo model {name!r}; take one of {', '.join(DEMOS)}")
+    if not isinstance(name, str) or name not in DEMOS: raise ValueError(f"no demo model {name!r}; take one of {', '.join(DEMOS)}")
     return Path(str(files('lrp_loo')/'assets'/DEMOS[name][0]))
 
 def load_demo(
@@ -61,12 +73,12 @@ def load_demo(
     device='cpu',       # where to put it
 )->tuple:               # a stock transformers model in eval mode, its tokenizer (None for 'mnist', which takes tensors of 28 × 28 from −1 to 1)
     "An embedded model; no network. 'sst2' and 'imdb' are MiniLM with a LoRA adapter merged in, the others small models trained from nothing."
-    folder, task = Path(demo_folder(name) if folder is None else folder), DEMOS[name][1]
+    own, device = demo_folder(name), resolve_device(device); folder, task = Path(own if folder is None else folder), DEMOS[name][1]
     if not DEMOS[name][0].startswith('minilm'):
-        with _quiet(): model = TASKS[task].from_pretrained(str(folder), use_safetensors=True, local_files_only=True, dtype=torch.float32)
+        with _loading(folder.name, folder), _quiet(): model = TASKS[task].from_pretrained(str(folder), use_safetensors=True, local_files_only=True, dtype=torch.float32)
         return model.eval().to(device), None if task == 'image' else AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     from peft import PeftModel
-    with _quiet():
+    with _loading(folder.name, folder), _quiet():
         base = AutoModelForSequenceClassification.from_pretrained(demo_base(), num_labels=2, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, use_safetensors=True)
         model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
@@ -80,6 +92,8 @@ def load_model(
 )->tuple:              # the stock model in eval mode, its tokenizer (image processor), a name for results
     "Any model, loaded by transformers alone: safetensors, no remote code; the network only for 'paper' and hub names."
     if task not in TASKS: raise ValueError(f"task={task!r} is not known; take one of {', '.join(TASKS)}")
+    if not isinstance(model, (str, Path)): raise TypeError(f"a model is loaded by its name ('demo', 'paper', a folder, or a name on the hub), got {type(model).__name__}")
+    device = resolve_device(device)
     if model == 'demo': return *load_demo(name, device=device), DEMOS[name][0]
     if model == 'paper':
         if name not in PAPER_MODELS: raise ValueError(f"the paper has no model for {name!r}; it has {PAPER_MODELS}")
@@ -88,11 +102,13 @@ def load_model(
     local = path.is_dir()
     if not local and (path.is_absolute() or str(model).startswith(('.', '~')) or str(model).count('/') > 1):
         raise FileNotFoundError(f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub")
-    where = dict(local_files_only=True) if local else {}
-    with _quiet(): m, loading = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **where)
-    if missing := sorted(loading['missing_keys']): raise ValueError(f"{path.name!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one")
-    tok = (AutoImageProcessor if task == 'image' else AutoTokenizer).from_pretrained(str(path) if local else model, trust_remote_code=False, **where)
-    return m.eval().to(device), tok, path.resolve().name if local else str(model)
+    where, label = dict(local_files_only=True) if local else {}, path.resolve().name if local else str(model)
+    with _loading(label, path if local else None), _quiet():
+        m, loading = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **where)
+        tok = (AutoImageProcessor if task == 'image' else AutoTokenizer).from_pretrained(str(path) if local else model, trust_remote_code=False, **where)
+    if missing := sorted(loading['missing_keys']): raise ValueError(f"{label!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one")
+    if task != 'image' and not set(tok.get_vocab()) - set(tok.all_special_tokens): raise ValueError(f"the model {label!r} comes without a tokenizer's vocabulary; save its tokenizer beside it (tokenizer.save_pretrained)")
+    return m.eval().to(device), tok, label
 
 def describe_model(
     model,    # a transformers model
@@ -147,6 +163,43 @@ def max_tokens(
     limits = [n for n in (positions and positions - position_offset(model), tokenizer.model_max_length) if n and n < 10**9]
     return min(limits) if limits else 10**9
 
+def input_embeddings(
+    model, # any model with input embeddings
+)->torch.nn.Module:
+    "The module that turns ids (or pixels) into embeddings."
+    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
+        try: e = m.get_input_embeddings()
+        except (AttributeError, NotImplementedError): continue
+        if e is not None: return e
+    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
+    return e
+
+def as_texts(
+    texts, # what was given: any ordered collection of texts or images
+)->list:
+    "The texts as a list; one text alone and what has no order of its own are refused."
+    if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
+    unordered = isinstance(texts, (bytes, Mapping, Set)) or hasattr(texts, 'columns') or getattr(texts, 'ndim', 1) == 0 # a table, a single number
+    if unordered or not isinstance(texts, Iterable): raise TypeError(f"texts must be a list of str, or of images, got {type(texts).__name__}")
+    return list(texts)
+
+def check_text(
+    text,        # one text
+    name:str='text', # what it is called
+):
+    "Refuse what is no text, or none that can be read."
+    if not isinstance(text, str): raise TypeError(f"{'a' if name == 'text' else 'the'} {name} must be a str, got {type(text).__name__}")
+    if not text.strip(): raise ValueError(f"the {name} is empty")
+    if bad := next((i for i, c in enumerate(text) if '\ud800' <= c <= '\udfff'), -1) + 1: raise ValueError(f"the {name} holds a lone surrogate at character {bad - 1}, which is half of a character; decode the text again")
+
+def check_ids(
+    model, ids:torch.Tensor, # any shape
+):
+    "Refuse ids that the model has no embedding for; a GPU would stop for good, a CPU deep inside."
+    n = getattr(input_embeddings(model), 'num_embeddings', None)
+    if n is not None and ids.numel() and (top := int(ids.max())) >= n: raise ValueError(f"the text has token ids up to {top} and {type(model).__name__} has {n} embeddings; is the tokenizer another model's?")
+
 def encode(
     model,      # a transformers model
     tokenizer,  # its tokenizer, or image processor; None for an image that is a tensor
@@ -156,15 +209,17 @@ def encode(
 )->dict:        # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1, channels, height, width)
     "One text (or image) as the model reads it, on the model's device; refuses what would not be explained whole."
     if 'pixel_values' in _takes(model) and ('input_ids' not in _takes(model) or not isinstance(text, (str, tuple))): return _encode_image(model, tokenizer, text)
+    if not callable(tokenizer): raise TypeError(f"the tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
     parts = text if isinstance(text, tuple) else (text,)
-    for t in parts:
-        if not isinstance(t, str): raise TypeError(f"a text must be a str, got {type(t).__name__}")
-        if not t.strip(): raise ValueError("the text is empty")
-    limit = min(max_tokens(model, tokenizer), max_length or 10**9)
+    if isinstance(text, tuple) and len(parts) != 2: raise ValueError(f"a tuple is a pair of texts, and this one has {len(parts)}; give several texts as a list")
+    for t in parts: check_text(t)
+    limit, n_special = max_tokens(model, tokenizer), tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
+    if max_length is not None: limit = min(limit, whole_number('max_length', max_length, n_special + 1))
     enc = tokenizer(*parts, truncation=truncation, max_length=limit if truncation else None, return_tensors='pt', verbose=False) # what is too long is refused below, not warned of
-    n, n_special = enc['input_ids'].shape[1], tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
+    n = enc['input_ids'].shape[1]
     if n > limit: raise ValueError(f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it")
-    if n <= n_special: raise ValueError(f"the text {text!r} has no token besides the special ones")
+    if special_mask(tokenizer, enc['input_ids']).all(): raise ValueError(f"the text {reprlib.repr(text)} has no token besides the special ones")
+    check_ids(model, enc['input_ids'])
     device, takes = device_of(model), _takes(model)
     return {k: v.to(device) for k, v in enc.items() if k in takes or k in ('input_ids', 'attention_mask')}
 
@@ -185,18 +240,6 @@ def special_mask(
     return torch.isin(torch.as_tensor(input_ids).cpu(), torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), dtype=torch.long))
 
 # %% ../nbs/21_models.ipynb #ddaafaaf
-def input_embeddings(
-    model, # any model with input embeddings
-)->torch.nn.Module:
-    "The module that turns ids (or pixels) into embeddings."
-    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
-        try: e = m.get_input_embeddings()
-        except (AttributeError, NotImplementedError): continue
-        if e is not None: return e
-    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
-    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
-    return e
-
 @contextlib.contextmanager
 def watch_embeddings(
     model,                   # any model with input embeddings
@@ -214,12 +257,35 @@ def watch_embeddings(
     try: yield seen
     finally: handle.remove()
 
+def check_model(
+    model, # what was given as one
+):
+    "Refuse what cannot be explained, whatever the method."
+    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module), got {type(model).__name__}")
+    if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
+    if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False): raise ValueError(f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder")
+    if any(p.is_meta for p in model.parameters()) and not hasattr(model, 'hf_device_map'): raise ValueError("the model is on the meta device, so it has no weights; load them first")
+
+def check_finite(
+    values:torch.Tensor, # what the model gave
+):
+    "Refuse to go on from numbers that are none."
+    if not torch.isfinite(values).all(): raise ValueError(f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)")
+
+def _why(model, inputs, e): # what a call failed by, where it is known
+    kinds = sorted({str(p.dtype).removeprefix('torch.') for p in model.parameters() if p.is_floating_point()})
+    if isinstance(e, RuntimeError) and len(kinds) > 1 and ('dtype' in str(e) or 'scalar type' in str(e)): return f"the model's weights are of mixed types ({', '.join(kinds)}), and it cannot multiply them ({e}); convert it to one"
+    if isinstance(e, TypeError) and 'unexpected keyword argument' in str(e): return f"{type(model).__name__} takes {', '.join(_takes(model))}, and it was called with {', '.join(inputs)} ({str(e).split(') ')[-1]}); write a forward that takes them"
+
 def forward(
     model,       # any model
     inputs:dict, # of `encode`
 ):               # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
-    return model(**inputs, **({'use_cache': False} if 'use_cache' in _takes(model) else {}))
+    try: return model(**inputs, **({'use_cache': False} if 'use_cache' in _takes(model) else {}))
+    except (TypeError, RuntimeError) as e:
+        if said := _why(model, inputs, e): raise ValueError(said) from e
+        raise
 
 # %% ../nbs/21_models.ipynb #21a0bf11
 DTYPES = ('float32', 'bfloat16', 'tf32')

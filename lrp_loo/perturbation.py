@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from .composites import _float_mask, _name, _sdpa_arguments, _sdpa_steps
+from .core import whole_number
 from .fast import fast_encoder, first_gaps, forward_after_prefix, listened_to, prefix_states
-from .models import _takes, device_of, forward, input_embeddings, position_offset, unwrap, watch_embeddings
+from .models import _takes, check_finite, check_ids, check_model, device_of, forward, input_embeddings, position_offset, unwrap, watch_embeddings
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/05_perturbation.ipynb #a8160fef
@@ -70,7 +71,7 @@ class Removal:
         if self.name not in REMOVALS: raise ValueError(f"removal={self.name!r} is not known; take one of {REMOVALS}")
         if self.name == 'resample' and self.pool is None: raise ValueError("removal='resample' needs a pool of texts or token ids to draw from; take Removal('resample', pool=...)")
         if self.pool is not None and self.name not in ('resample', 'mean_embedding'): raise ValueError(f"removal={self.name!r} takes no pool; 'resample' and 'mean_embedding' do")
-        if self.n_draws < 1: raise ValueError(f"n_draws must be at least 1, got {self.n_draws}")
+        whole_number('n_draws', self.n_draws); whole_number('seed', self.seed, 0)
 
 def as_removal(
     removal, # one of REMOVALS, or a `Removal`
@@ -175,7 +176,7 @@ def many_subset_logits(
     fast=None,          # a `FastEncoder` that is known to be exact; None: tried
 )->list:                # as `subset_logits`, of each
     "f of subsets of many texts' tokens; where the fast path is exact, variants of one size share a batch whatever text they belong to."
-    readouts = readouts or [None]*len(encs); fast = fast or _fast_for(model, encs, removal, drop, [r.target for r in readouts if r is not None])
+    whole_number('token_budget', token_budget); readouts = readouts or [None]*len(encs); fast = fast or _fast_for(model, encs, removal, drop, [r.target for r in readouts if r is not None])
     if fast is None or not all(k.any(1).all() for k in keeps):       # what it does with a text of nothing is the model's own matter
         return [_one_text(model, *each, removal, fill, drop, token_budget, r) for *each, r in zip(encs, keeps, readouts)]
     out = []
@@ -309,13 +310,20 @@ def many_loo(
     drop:bool=None, token_budget:int=TOKEN_BUDGET, # as for `subset_logits`
 )->list:             # of each: LOO (n_units,), f(x) (1,), its `Readout`, the row of the output that f(x) is in
     "Leave-One-Out of many texts with the numbers that were read, for callers that go on from there."
+    check_model(model)
+    for e in encs: _check_encoded(model, e)
     units, removal = units or [None]*len(encs), removal or default_removal(encs[0])
     fast = _fast_for(model, encs, removal, drop, [as_target(target)])
     if fast is None: return [loo_readout(model, e, target, removal, fill, u, drop, token_budget) for e, u in zip(encs, units)]
     wholes = many_subset_logits(model, encs, [torch.ones_like(e['input_ids'], dtype=torch.bool) for e in encs], removal, token_budget=token_budget, fast=fast)
     readouts = [Readout(target, w, e) for w, e in zip(wholes, encs)]
+    for w in wholes: check_finite(w)
     values = many_subset_logits(model, encs, [_all_but_one(e['input_ids'].shape[1] if u is None else u) for e, u in zip(encs, units)], removal, None, drop, token_budget, readouts, fast)
     return [((r(w) - v).float().cpu(), r(w), r, w[0].float().cpu()) for w, r, v in zip(wholes, readouts, values)]
+
+def _check_encoded(model, enc):
+    if not isinstance(enc, dict) or not {'input_ids', 'pixel_values'} & set(enc): raise TypeError(f"a text must be as `encode` gives it, a dict with input_ids (or pixel_values), got {type(enc).__name__}{f' with {list(enc)}' if isinstance(enc, dict) else ''}")
+    if 'input_ids' in enc: check_ids(model, enc['input_ids'])
 
 def _all_but_one(units): # (n_units, T) bool; units: (T,), or how many tokens
     units = torch.arange(units) if isinstance(units, int) else units
@@ -331,7 +339,7 @@ def loo_readout(
     if not callable(readout.target): row = (lambda f: f[0] if f.ndim == 2 else f[0, readout.position[0]])(output_field(out, readout.target.output))
     removal = removal or default_removal(enc); _check_places(readout, out, removal)
     values = subset_logits(model, enc, _all_but_one(input_positions(model, enc) if units is None else units), removal, fill, drop if readout.survives_dropping(out) else False, token_budget, readout)
-    whole = readout(out)
+    whole = readout(out); check_finite(whole)
     return (whole - values).float().cpu(), whole, readout, whole if callable(readout.target) else row.float().cpu()
 
 # %% ../nbs/05_perturbation.ipynb #4f09172d
@@ -340,9 +348,8 @@ def removal_units(
     chunk:int=1,             # tokens in a unit (paper: 1 on SST, 16 on IMDB)
 )->torch.Tensor:             # (T,) the unit's number of each token, −1 at special tokens
     "Non-overlapping units of contiguous content tokens (appendix B.1.2)."
-    if chunk < 1: raise ValueError(f"chunk must be at least 1, got {chunk}")
     content = ~is_special
-    return torch.where(content, (content.cumsum(0) - 1)//chunk, -1)
+    return torch.where(content, (content.cumsum(0) - 1)//whole_number('chunk', chunk), -1)
 
 def removal_path(
     scores:torch.Tensor, # (T,) one method's scores

@@ -8,10 +8,12 @@ __all__ = ['NEAR_ONE', 'SPREAD_TO_ERROR', 'key_effects', 'removal_pass', 'expect
 
 # %% ../nbs/05b_removal.ipynb #59e8ba85
 import contextlib, math
+from numbers import Real
 
 import torch
 from torch.nn import functional as F
 from .composites import gradient, lrp_rules
+from .core import whole_number
 from .fast import read_row_only
 from .models import device_of, forward, special_mask, watch_embeddings
 from .perturbation import _places, input_positions, key_weights, leave_one_out
@@ -121,14 +123,14 @@ def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no specia
         else: counts[b, :len(ids)] = mask[b] & (~special_mask(tokenizer, ids) if tokenizer is not None else True)
     return counts
 
-def _mask_path(n_groups, n_contexts, weight, lowered, share): # the options, checked; → the weights of the path
+def _mask_path(n_groups, n_contexts, weight, lowered, share, seed): # the options, checked; → the weights of the path
     path = tuple(weight) if isinstance(weight, (list, tuple)) else (weight,)
     for name, k in (('n_groups', n_groups), ('n_contexts', n_contexts)):
         if not isinstance(k, int) or k < 0: raise ValueError(f"{name} must be 0 (one pass) or more, got {k!r}")
     if not path: raise ValueError("weight is an empty path; give a number, or one per pass")
     for name, x in (*(('weight', w) for w in path), ('lowered', lowered), ('share', share)):
-        if not 0 < x <= 1: raise ValueError(f"{name} must be above 0 and at most 1, got {x!r}")
-    return path
+        if not isinstance(x, Real) or not 0 < x <= 1: raise ValueError(f"{name} must be above 0 and at most 1, got {x!r}")
+    whole_number('seed', seed, 0); return path
 
 @torch.no_grad()
 def _unchanged(model, batch, target): # f and its target are the unchanged text's, wherever the passes stand
@@ -157,7 +159,7 @@ def removal_scores(
     seed:int=0,           # of the contexts
 )->tuple:                 # scores (batch, n_units), explained numbers (batch,), their `Readout`, info per text: passes, spread, expected_r
     "Estimate of every LOO score (by attention mask) from one forward and backward pass per weight, group and half text."
-    path = _mask_path(n_groups, n_contexts, weight, lowered, share); at = lambda readout, weights=None: removal_pass(model, batch, readout, units, weights, composite, own_rows)
+    path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed); at = lambda readout, weights=None: removal_pass(model, batch, readout, units, weights, composite, own_rows)
     whole, value, readout = at(target) if 1 in path else (None, *_unchanged(model, batch, target))
     content = _content(tokenizer, batch, units, _shape(model, batch, units) if whole is None else (len(whole), whole.shape[-1])).to(device_of(model))
     stands = [None if w == 1 else torch.where(content, w, 1.) for w in path] + _contexts(content, n_contexts, lowered, seed)

@@ -20,7 +20,7 @@ from .canonized import canonized_mnist_experiment, canonized_mnist_table, plot_c
 from .conservation import conservation_experiment, mean_conservation
 from .cost import plot_cost, plot_tradeoff
 from . import UsageError
-from .core import Results, read_results, resolve_device, write_text_atomic
+from .core import Results, read_results, resolve_device, whole_file, write_text_atomic
 from .data import load_digit_images, load_texts, source_label
 from .engine import plot_precision, precision_experiment, precision_table
 from .faithfulness import TABLE2, faithfulness_table, table2_against_paper, text_experiment
@@ -44,8 +44,7 @@ BETTER = ('remedy', 'gap', 'weights', 'canonized', 'ablation', 'protocol', 'rela
 ENGINE = ('precision',)                                              # what a lower precision costs, on a demo model
 
 def _save_figure(fig, path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f'.{path.name}.tmp'); fig.savefig(tmp, dpi=150, format='png', metadata={'Software': None}); tmp.replace(path)
+    with whole_file(path) as tmp: fig.savefig(tmp, dpi=150, format='png', metadata={'Software': None})
     matplotlib.pyplot.close(fig)
 
 def _heading(text): print(f"\n{text}\n{'-'*len(text)}", flush=True)

@@ -19,6 +19,9 @@ class Target:
     position:int=None  # where the output has a row per token: the token's place, negative from the text's end; None: the last
     output:str=None    # field of the output; None: the first of OUTPUTS
 
+    def __post_init__(self):
+        if self.position is not None and not _is_int(self.position): raise ValueError(f"position={self.position!r} is not a place in the text; take a whole number, negative from the text's end")
+
 OUTPUTS = ('logits', 'start_logits', 'image_embeds', 'pooler_output')
 
 def _is_int(x): return isinstance(x, (int, np.integer)) and not isinstance(x, bool)

@@ -24,6 +24,7 @@ def text_spans(
     if isinstance(units, str):
         if units not in _PATTERN: raise ValueError(f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans")
         return [m.span() for m in _PATTERN[units].finditer(text)]
+    if not isinstance(units, (list, tuple)) or not all(isinstance(s, (list, tuple)) for s in units): raise ValueError(f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans")
     spans = [tuple(s) for s in units]
     for s in spans:
         if len(s) != 2 or not all(isinstance(c, int) for c in s) or not 0 <= s[0] < s[1] <= len(text): raise ValueError(f"the span {s} is not in a text of {len(text)} characters; a span is (start, end) with 0 ≤ start < end")

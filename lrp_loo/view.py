@@ -7,14 +7,14 @@ __all__ = ['UP', 'DOWN', 'STRENGTH', 'BOX', 'FORMAT', 'FIELDS', 'score_colours',
            'attribution_html', 'Comparison', 'compare', 'attributions_figure', 'terminal_text', 'save_maps', 'load']
 
 # %% ../nbs/00b_view.ipynb #e115b9c5
-import html, io, json, re
+import html, json, re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from fastcore.basics import patch
 from . import __version__
-from .core import Attribution, pearson, write_bytes_atomic, write_text_atomic
+from .core import Attribution, pearson, whole_file, write_text_atomic
 
 # %% ../nbs/00b_view.ipynb #60fe4f9f
 UP, DOWN = (178, 24, 43), (33, 102, 172)     # red and blue
@@ -193,12 +193,12 @@ def _page(maps): # a page that holds its record; a text cannot end the script
     body, record = (maps[0] if len(maps) == 1 else Comparison(maps))._repr_html_(), _record(maps).replace('<', '\\u003c')
     return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(" · ".join(a.method for a in maps))}</title></head>\n<body style="font-family:system-ui,sans-serif">{body}\n<script type="application/json" id="lrp_loo">{record}</script></body></html>\n'
 
-def _parquet(maps): # a row per method and token; what is said once stands in the file's metadata
-    import pyarrow as pa, pyarrow.parquet as pq
+def _parquet(maps): # a table with a row per method and token; what is said once stands in the file's metadata
+    import pyarrow as pa
     column = lambda f: [v for a in maps for v in f(a)]
     t = pa.table(dict(map=pa.array(column(lambda a: [maps.index(a)]*len(a)), pa.int32()), method=column(lambda a: [a.method]*len(a)), token=pa.array(column(lambda a: a.tokens), pa.string()),
                       score=pa.array(column(lambda a: a.scores.tolist()), pa.float64()), is_special=column(lambda a: a.is_special.tolist())))
-    out = io.BytesIO(); pq.write_table(t.replace_schema_metadata({'lrp_loo': _record(maps)}), out); return out.getvalue()
+    return t.replace_schema_metadata({'lrp_loo': _record(maps)})
 
 def save_maps(
     maps:list, # of Attribution
@@ -206,7 +206,9 @@ def save_maps(
 ):
     "Write explanations to a file."
     path = Path(path)
-    if path.suffix == '.parquet': return write_bytes_atomic(path, _parquet(maps))
+    if path.suffix == '.parquet':
+        import pyarrow.parquet as pq
+        with whole_file(path) as tmp: return pq.write_table(_parquet(maps), tmp)
     if path.suffix not in ('.html', '.json'): raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
     write_text_atomic(path, _page(maps) if path.suffix == '.html' else _record(maps) + '\n')
 
