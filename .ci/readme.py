@@ -23,7 +23,7 @@ def cell_text(cell):
 def readme():
     nb = nbformat.read(ROOT/'nbs'/'index.ipynb', 4)
     text = '\n\n'.join(t for c in nb.cells if (t := cell_text(c).strip()))
-    text = re.sub(r'\]\((\w+\.ipynb)\)', r'](nbs/\1)', text).replace('](../', '](')
+    text = re.sub(r'\]\((\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text).replace('](../', '](')
     return '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n' + text + '\n'
 
 

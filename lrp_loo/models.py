@@ -261,7 +261,7 @@ def check_model(
     model, # what was given as one
 ):
     "Refuse what cannot be explained, whatever the method."
-    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module), got {type(model).__name__}")
+    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
     if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
     if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False): raise ValueError(f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder")
     if any(p.is_meta for p in model.parameters()) and not hasattr(model, 'hf_device_map'): raise ValueError("the model is on the meta device, so it has no weights; load them first")

@@ -167,7 +167,8 @@ def reproduce(
     parts = [p for name in only.split(',') for p in groups.get(name, (name,))]
     if unknown := set(parts) - set(groups['all']): raise UsageError(f"only={only!r} names {sorted(unknown)}; take some of {','.join(groups['all'])}, or paper, beyond, better, all")
     if model != 'demo' and set(parts) & set(MORE + BETTER + ENGINE): raise UsageError(f"{', '.join(sorted(set(parts) & set(MORE + BETTER + ENGINE)))} are measured on the demo models; leave out --model, or take --only paper")
-    if limit < 0: raise UsageError(f"limit must not be negative, got {limit}")
+    for name, value in (('limit', limit), ('seed', seed)):
+        if value < 0: raise UsageError(f"{name} must not be negative, got {value}")
     where = source if model == 'demo' else f"{source}-{Path(model).name}"
     results, figures, limit = Path(out)/'results'/where, Path(out)/'figures'/where, limit or None
     if 'scalar' in parts: _scalar_part(results, fresh)

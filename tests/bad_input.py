@@ -21,11 +21,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForSequenceClassification
 
-from lrp_loo import Composite, Removal, Target, attn_lrp, attribute_context, audit, cp_lrp, explain, explain_dataset, leave_one_out, load_demo, load_model, load_texts, lrp_rules
+from lrp_loo import (Composite, Removal, Target, attn_lrp, attribute_context, audit, compare, cp_lrp, explain, explain_dataset, explain_page, leave_one_out, load, load_demo, load_model, load_texts,
+                     lrp_rules, read_texts)
 from lrp_loo.cli import main
 from lrp_loo.core import Results, read_results, versions, write_text_atomic
 from lrp_loo.engine import read_sweep
-from lrp_loo.models import encode
+from lrp_loo.models import demo_base, encode
 
 RESULTS = Path(__file__).parents[1]/'results'
 
@@ -214,7 +215,7 @@ CASES = [
 
     # arguments
     ('unknown method', "explain(m, tok, 'fine', method='lime')", V, ["'lime'", 'take one of loo']),
-    ('unknown method, command line', "cli('explain', 'fine', '--method', 'lime')", 'exit 1', ["'lime'", 'take one of loo']),
+    ('unknown method, command line', "cli('explain', 'fine', '--method', 'lime')", 'exit 2', ["'lime'", 'take some of loo']),
     ('method None', "explain(m, tok, 'fine', method=None)", V, ['None', 'take one of loo']),
     ('a list of methods to explain', "explain(m, tok, 'fine', method=['loo'])", V, ["['loo']", 'take one of loo']),
     ('no methods', "audit(m, tok, ['fine'], methods=[])", V, ['methods is empty']),
@@ -261,7 +262,7 @@ CASES = [
     ('batch_size negative', "explain(m, tok, 'fine', batch_size=-1)", V, ['batch_size', '-1']),
     ('batch_size as float', "explain(m, tok, 'fine', batch_size=1.5)", V, ['batch_size', '1.5']),
     ('batch_size as str', "explain(m, tok, 'fine', batch_size='16')", V, ['batch_size', "'16'"]),
-    ('batch_size 0, sweep', "cli('sweep', '--limit', '2', '--batch_size', '0', '--out', tmp/'b')", 'exit 1', ['batch_size', '0']),
+    ('batch_size 0, sweep', "cli('sweep', '--limit', '2', '--batch_size', '0', '--out', tmp/'b')", 'exit 2', ['batch_size', '0']),
     ('max_length 0', "explain(m, tok, 'fine', max_length=0)", V, ['max_length', '0']),
     ('max_length negative', "explain(m, tok, 'fine', max_length=-5)", V, ['max_length', '-5']),
     ('max_length that leaves no word', "explain(m, tok, 'a fine film', max_length=2, truncation=True)", V, ['max_length', '2']),
@@ -291,7 +292,7 @@ CASES = [
     ('a negative seed of draws', "Removal('resample', pool=['a film'], seed=-1)", V, ['seed', '-1']),
     ('chunk 0', "audit(m, tok, ['fine'], chunk=0, progress=False)", V, ['chunk', '0']),
     ('chunk as float', "audit(m, tok, ['a fine film'], chunk=1.5, progress=False)", V, ['chunk', '1.5']),
-    ('chunk 0, command line', "cli('audit', '--limit', '2', '--chunk', '0')", 'exit 1', ['chunk', '0']),
+    ('chunk 0, command line', "cli('audit', '--limit', '2', '--chunk', '0')", 'exit 2', ['chunk', '0']),
     ('a chunk longer than the text', "audit(m, tok, ['a fine film'], ['cp_lrp'], chunk=99, progress=False)", 'works', "abs(out.delta['cp_lrp']) < 1e-6"),
     ('unknown area', "audit(m, tok, ['fine'], area='auc', progress=False)", V, ["'auc'", 'aopc']),
     ('n_exact negative', "explain(m, tok, 'fine', method='removal+loo', n_exact=-1)", V, ['n_exact', '-1']),
@@ -310,20 +311,20 @@ CASES = [
     ('unknown command', "cli('explode')", 'exit 2', ["'explode'"]),
     ('a number that is none, command line', "cli('audit', '--limit', 'many')", 'exit 2', ["'many'"]),
     ('unknown dtype', "explain_dataset(['fine'], tmp/'d', dtype='float16')", V, ["'float16'", 'bfloat16']),
-    ('unknown dtype, command line', "cli('sweep', '--limit', '2', '--dtype', 'int8', '--out', tmp/'d')", 'exit 1', ["'int8'", 'bfloat16']),
+    ('unknown dtype, command line', "cli('sweep', '--limit', '2', '--dtype', 'int8', '--out', tmp/'d')", 'exit 2', ["'int8'", 'bfloat16']),
     ('unknown engine', "explain_dataset(['fine'], tmp/'e', engine='dask')", V, ["'dask'", 'ray']),
     ('unknown device', "load_model(device='warp')", V, ["'warp'", "'cpu'"]),
     ('a device that is not there', "load_demo('sst2', device='cuda:99')", V, ["'cuda:99'", "'cpu'"]),
     ('device None', "load_demo('sst2', device=None)", V, ['None', "'cpu'"]),
     ('unknown device, command line', "cli('reproduce', '--only', 'sst2', '--limit', '2', '--device', 'warp', '--out', tmp/'w')", 'exit 1', ["'warp'"]),
     ('a negative seed', "load_texts('sst2', 'embedded', seed=-1)", V, ['seed', '-1']),
-    ('a negative seed, command line', "cli('reproduce', '--data', 'embedded', '--only', 'sst2', '--seed', '-1', '--limit', '2', '--out', tmp/'s')", 'exit 1', ['seed', '-1']),
+    ('a negative seed, command line', "cli('reproduce', '--data', 'embedded', '--only', 'sst2', '--seed', '-1', '--limit', '2', '--out', tmp/'s')", 'exit 2', ['seed', '-1']),
     ('limit 0', "load_texts('sst2', 'embedded', limit=0)", V, ['limit', '0']),
     ('limit negative', "load_texts('sst2', 'embedded', limit=-4)", V, ['limit', '-4']),
     ('limit as float', "load_texts('sst2', 'embedded', limit=2.5)", V, ['limit', '2.5']),
-    ('limit negative, command line', "cli('audit', '--limit', '-4')", 'exit 1', ['limit', '-4']),
+    ('limit negative, command line', "cli('audit', '--limit', '-4')", 'exit 2', ['limit', '-4']),
     ('limit above what there is', "load_texts('sst2', 'embedded', limit=10**6)", 'works', "len(out) == out.info['n_split'] >= 200"),
-    ('unknown part', "cli('reproduce', '--only', 'sst3', '--out', tmp/'p')", 'exit 1', ["'sst3'", 'take some of']),
+    ('unknown part', "cli('reproduce', '--only', 'sst3', '--out', tmp/'p')", 'exit 2', ["'sst3'", 'take some of']),
 
     # models and tokenizers
     ('a name as model', "explain('demo', tok, 'fine')", T, ['model', 'str']),
@@ -431,7 +432,35 @@ CASES = [
     ('a sweep whose record is corrupt', "explain_dataset(['fine'], written(swept(tmp/'s2', w)/'sweep.json', '{').parent, ['attn_lrp'], model=(m, tok, 'demo'), progress=False)", V, ['sweep.json', 'not a results file']),
     ('a sweep with a corrupt part', "explain_dataset(['a fine film', 'the jokes are old'], written(swept(tmp/'s3', w)/'0.parquet', b'PAR1').parent, ['attn_lrp'], model=(m, tok, 'demo'), progress=False)", 'works', "out.n['attn_lrp'] == 2"),
     ('no sweep', "read_sweep(made(tmp/'s4'))", F, ['s4', 'lrp_loo sweep']),
-    ('an audit\'s table in a folder, command line', "cli('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', made(tmp/'out.json'))", 'exit 1', ['out.json', 'could not be written']),
+    ('an audit\'s table in a folder, command line', "cli('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', made(tmp/'out.json'))", 'exit 1', ['out.json', 'it is a folder']),
+    # a reader's own texts
+    ('no such CSV', "read_texts(tmp/'none.csv')", F, ["no file 'none.csv'"]),
+    ('a CSV without rows', "read_texts(written(tmp/'e.csv', 'text\\n'))", V, ['e.csv has no rows']),
+    ('an empty CSV', "read_texts(written(tmp/'e2.csv', ''))", V, ['e2.csv cannot be read']),
+    ('a CSV with an empty row', "read_texts(written(tmp/'e3.csv', 'text,label\\nfine,1\\n  ,0\\n'))", V, ['1 rows without a text', 'row 1']),
+    ('a CSV with two columns that could be meant', "read_texts(written(tmp/'e4.csv', 'text,review\\na,b\\n'))", V, ['text, review', 'name one']),
+    ('a column that is not there', "read_texts(written(tmp/'e5.csv', 'text\\na\\n'), column='body')", V, ["no column 'body'", 'it has text']),
+    ('JSON lines that are none', "read_texts(written(tmp/'e6.jsonl', '{'))", V, ['e6.jsonl cannot be read']),
+    ('JSON lines with a number for a text', "read_texts(written(tmp/'e7.jsonl', '{\"text\": 7}\\n'))", V, ['row 0', 'int']),
+    ('parquet that is none', "read_texts(written(tmp/'e8.parquet', b'PAR1'))", V, ['e8.parquet cannot be read']),
+    ('a file of another kind', "read_texts(written(tmp/'e9.docx', 'x'))", V, ['e9.docx', '.csv', '.parquet']),
+    ('a CSV in another encoding', "read_texts(written(tmp/'e10.csv', 'text\\ncafé'.encode('latin-1')))", V, ['e10.csv cannot be read']),
+    ('a split of a file', "read_texts(written(tmp/'e11.csv', 'text\\na\\n'), split='test')", V, ["no split 'test'"]),
+    ('NA in a CSV is a text', "read_texts(written(tmp/'e12.csv', 'text\\nNA\\n'))", 'works', "out.texts == ['NA']"),
+    ('own texts too long, command line', "cli('audit', '--data', written(tmp/'long.csv', 'text\\n' + 'word '*900))", 'exit 1', ['902 tokens', '512']),
+    ('own texts, none short enough, command line', "cli('audit', '--set_aside', '--data', written(tmp/'long2.csv', 'text\\n' + 'word '*900))", 'exit 1', ['none of the 1 texts', '--truncation']),
+    ('layers that are none, command line', "cli('explain', 'fine', '--bypass_softmax', 'upper')", 'exit 2', ['layers from 0']),
+    ('an encoder without a trained head', "load_model(str(demo_base()))", V, ['no trained weights', 'classifier.weight']),
+    # explanations in files, under one another, on a page
+    ('a file that holds no explanation', "load(written(tmp/'x.json', '{}'))", V, ['x.json holds no']),
+    ('a page that holds no explanation', "load(written(tmp/'x.html', '<p>fine'))", V, ['x.html holds no']),
+    ('an explanation that is not there', "load(tmp/'none.json')", F, ['none.json']),
+    ('an explanation into a pickle', "explain(m, tok, 'fine')[0].save(tmp/'x.pkl')", V, ['x.pkl', '.parquet']),
+    ('explanations of two texts compared', "compare(explain(m, tok, 'a fine film')[0], explain(m, tok, 'a dull one , too')[0])", V, ['one text']),
+    ('nothing compared', "compare([])", V, ['nothing to compare']),
+    ('markup in a text', "explain(m, tok, '<script>alert(1)</script>')[0]._repr_html_()", 'works', "'<script' not in out"),
+    ('a page without methods', "explain_page(m, tok, 'fine', methods=[])", V, ['methods is empty']),
+    ('a page of two texts', "explain_page(m, tok, ['fine', 'dull'])", T, ['list']),
 ]
 
 
