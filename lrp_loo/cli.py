@@ -77,7 +77,7 @@ def explain(
     task:str='class',      # what a model folder is loaded as: class, or 'next token'
     truncation:store_true=False, # cut a text that is too long for the model
     json:store_true=False, # JSON for programs
-    html:str=None,         # write an interactive page here: methods and bypassed layers can be switched in it
+    html:str=None,         # write an interactive page here: methods (those of --method where it names several, else the usual ones) and bypassed layers can be switched in it
     out:str=None,          # write the explanation here: .html, .json or .parquet, which lrp_loo.load reads back
 ):
     "Explain one text: a signed score for each token."
@@ -104,7 +104,7 @@ def _dumps(o): # one line, letters as they are
 def _write_page(path, model, tokenizer, text, methods, target, truncation):
     from lrp_loo.core import write_text_atomic
     from lrp_loo.page import PAGE_METHODS, explain_page
-    write_text_atomic(path, explain_page(model, tokenizer, text, list(dict.fromkeys([*PAGE_METHODS, *methods])), target, truncation))
+    write_text_atomic(path, explain_page(model, tokenizer, text, methods if len(methods) > 1 else list(dict.fromkeys([*PAGE_METHODS, *methods])), target, truncation))
 
 # %% ../nbs/23_cli.ipynb #884529e1
 AUDITED = 'loo,removal,attn_lrp,cp_lrp,ig,rollout'
@@ -209,6 +209,11 @@ def _parser(command): # of one command
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError, NotImplementedError) # errors whose message was written for the user
 
+def _underscored(words): # --batch-size is --batch_size; what comes after a lone -- is text
+    option = lambda a: '--' + a[2:].split('=', 1)[0].replace('-', '_') + a[2 + len(a[2:].split('=', 1)[0]):]
+    end = words.index('--') if '--' in words else len(words)
+    return [option(a) if a.startswith('--') else a for a in words[:end]] + words[end:]
+
 def _failed(command, e): # one line, and the exit code
     if os.environ.get('LRP_LOO_TRACEBACK'): raise e
     text = ' '.join(str(e).split()) or type(e).__name__
@@ -223,9 +228,9 @@ def main(
     if argv and argv[0] in ('-h', '--help', 'help'): print(_usage()); return 0
     if argv and argv[0] == '--version': print(f'lrp_loo {__version__}'); return 0
     if not argv or argv[0] not in COMMANDS: print((f'lrp_loo: no command {argv[0]!r}\n' if argv else '') + _usage(), file=sys.stderr); return 2
-    command, words = argv[0], [a.split('=', 1)[0].replace('-', '_').replace('__', '--', 1) + a[len(a.split('=', 1)[0]):] if a.startswith('--') else a for a in argv[1:]]
+    command = argv[0]
     try:
-        function, parser = _parser(command); args = vars(parser.parse_args(words))
+        function, parser = _parser(command); args = vars(parser.parse_args(_underscored(argv[1:])))
         function(**{k: v for k, v in args.items() if k not in ('pdb', 'xtra')}); sys.stdout.flush(); return 0
     except SystemExit as e: return int(e.code or 0)
     except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), 1); return 1                  # `lrp_loo … | head` has read enough
