@@ -165,12 +165,13 @@ def verdict(
     if not r: raise ValueError("a verdict needs a method besides loo whose agreement with it is defined on some text (texts of two tokens or more)")
     first, *rest = sorted(r, key=lambda m: -np.nanmean(r[m])); best = paired_difference(r[first], np.zeros(len(rows)))
     out = dict(method=first, **{k: best[k] for k in ('mean', 'low', 'high', 'n')})
-    words = f"{first}, whose mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f}, {best['high']:.2f}] over {best['n']} texts"
-    loosely = f"No method follows exact LOO closely on {model}; the nearest is {words}" if best['mean'] < .5 else f"On {model} trust {words}"
-    if not rest: return out | dict(sentence=loosely + '.')
+    start = f"No method follows exact LOO closely on {model}; the nearest is" if best['mean'] < .5 else f"On {model} trust"
+    mean = f"mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f}, {best['high']:.2f}] over {best['n']} texts"
+    if not rest: return out | dict(sentence=f"{start} {first}, whose {mean}.")
     gain = paired_difference(r[first], r[rest[0]]); out |= dict(runner_up=rest[0], gain=gain['mean'], gain_low=gain['low'], gain_high=gain['high'])
-    apart = 'above' if gain['low'] > 0 else 'from (the interval contains zero: the two cannot be told apart on these texts)'
-    return out | dict(sentence=f"{loosely}, {gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] {apart} {rest[0]}.")
+    by = f"{gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]"
+    if gain['low'] > 0: return out | dict(sentence=f"{start} {first}, whose {mean}, {by} above {rest[0]}.")
+    return out | dict(sentence=f"{start} {first} or {rest[0]}, which these texts do not tell apart: {first}'s {mean}, {by} above {rest[0]}'s; more texts may decide.")
 
 # %% ../nbs/07_faithfulness.ipynb #02a11878
 TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
