@@ -108,11 +108,9 @@ def ablation_experiment(
     results = Results(path, dict(experiment='ablation', part=part, **info, limit=limit, seed=seed, methods={m: [f, kw] for m, (f, kw) in methods.items()}), fresh)
     size, window = (lambda e: next(iter(e[1].values())).shape[1]), 4*batch_size
     for s in tqdm(range(0, len(examples), window), desc=f"ablation {part} ({info['model']['name']} on {info['data']['name']})"):
-        part, done = sorted(examples[s:s + window], key=size), results.done                                     # texts of a length together: less padding
-        for batch in (part[k:k + batch_size] for k in range(0, len(part), batch_size)):
-            if all(i in done for i, *_ in batch): continue                                                       # the same batches, whether the run was interrupted or not
-            for (i, _, label), row in zip(batch, agreement_rows(model, tok, [e for _, e, _ in batch], methods, info['removal'])):
-                if i not in done: results.add(dict(i=i, label=label, **row))
+        part = sorted(examples[s:s + window], key=size)                                                         # texts of a length together: less padding
+        results.extend((part[k:k + batch_size] for k in range(0, len(part), batch_size)),
+                       lambda batch: [dict(label=label, **row) for (_, _, label), row in zip(batch, agreement_rows(model, tok, [e for _, e, _ in batch], methods, info['removal']))])
     results.summary = dict(n=len(results.rows), n_set_aside=left, mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])), effects=ablation_effects(dict(rows=results.rows)).to_dict(orient='records'))
     results.save(); return results
 

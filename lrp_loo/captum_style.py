@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional as F
 from .attribution import METHODS, _function, _named_target, by_unit, check_call, eager, ig_scores, lrp_scores
 from .composites import Composite
-from .models import _takes, device_of, forward, input_embeddings, unwrap, watch_embeddings
+from .core import whole_number
+from .models import _takes, check_finite, device_of, forward, input_embeddings, unwrap, watch_embeddings
 from .perturbation import Removal, input_positions
 from .targets import output_field
 
@@ -239,7 +240,7 @@ class Attributor:
             cut = slice(int(batch['attention_mask'][rows].sum(1).max()) if 'attention_mask' in batch else None)      # no column of padding alone
             own = {k: v[rows][:, cut] if k == 'baseline' and torch.is_tensor(v) else v for k, v in options.items()}
             with torch.enable_grad(): found, value, _, info = run(model, tokenizer, {k: v[rows][:, cut] for k, v in batch.items()}, t, **own) # Captum's metrics have gradients off
-            if not torch.isfinite(value).all(): raise ValueError(f"the model's logits are not finite: {value.tolist()} (NaN or infinite weights?)")
+            check_finite(value)
             found = found.detach().to(value.device)                      # LOO's scores come back on the CPU
             if scores is None: values = value.new_zeros(n); scores = found.new_zeros(n, batch['input_ids'].shape[1] if 'input_ids' in batch else found.shape[1], *found.shape[2:])
             scores[rows, :found.shape[1]], values[rows] = found, value.detach().to(values)
@@ -317,7 +318,6 @@ class IntegratedGradients(Attributor):
     ):                                   # (shaped as the inputs), or that and (batch,)
         "The gradient along the straight path from the baseline, times the way."
         if method != 'gausslegendre': raise ValueError(f"method={method!r} is not known; take 'gausslegendre'")
-        if internal_batch_size is not None and internal_batch_size < 1: raise ValueError(f"internal_batch_size must be at least 1, got {internal_batch_size}")
         scores, values, info = self._run(inputs, target, additional_forward_args, baselines, n_steps=n_steps, **({} if internal_batch_size is None else dict(internal_batch_size=internal_batch_size)))
         return (scores, values.new_tensor([i['completeness_error'] for i in info])) if return_convergence_delta else scores
 
@@ -342,7 +342,7 @@ class LeaveOneOut(Attributor):
         perturbations_per_eval:int=None,   # about how many variants in one pass; None: as many as TOKEN_BUDGET tokens
     )->torch.Tensor:                       # shaped as the inputs
         "How the explained number falls when a token is removed."
-        if perturbations_per_eval is not None and perturbations_per_eval < 1: raise ValueError(f"perturbations_per_eval must be at least 1, got {perturbations_per_eval}")
+        if perturbations_per_eval is not None: whole_number('perturbations_per_eval', perturbations_per_eval)
         x = inputs[0] if isinstance(inputs, tuple) and inputs else inputs; kind = input_kind(x); removal = self.options['removal']
         if baselines is not None: removal = self._stands_in(kind, baselines)
         name = removal.name if isinstance(removal, Removal) else removal

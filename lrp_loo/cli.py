@@ -62,7 +62,7 @@ def print_maps(
     "Explanations for a reader at a terminal, or for the next program in a pipe."
     from lrp_loo.view import terminal_text
     for a in maps:
-        print(f"{a.method}: target {a.target}{f' ({a.label})' if a.label else ''}, logit {a.logit:.3f}")
+        print(f"{a.method}: {a.explained}, logit {a.logit:.3f}")
         if colour: print(terminal_text(a, shutil.get_terminal_size().columns))
         else: print('\n'.join(f"{s:+.4f}\t{t}" for t, s in zip(a.tokens, a.scores.tolist())))
 

@@ -48,9 +48,11 @@ class Attribution:
 
     def __len__(self): return len(self.tokens)
 
+    @property
+    def explained(self): return f"target {self.target}" + (f" ({self.label})" if self.label else '') # what it explains, in words
+
     def __repr__(self):
-        label = f" ({self.label})" if self.label else ''
-        return f"Attribution({self.method}, target {self.target}{label}, logit {self.logit:.3f}): " + ' '.join(
+        return f"Attribution({self.method}, {self.explained}, logit {self.logit:.3f}): " + ' '.join(
             f"{t}{s:+.2f}" for t, s in zip(self.tokens, self.scores.tolist()))
 
 # %% ../nbs/00_core.ipynb #ba790650
@@ -190,6 +192,20 @@ class Results:
         if 'i' not in row: raise ValueError(f"a row needs its number 'i'; this one has {list(row)}")
         if row['i'] in self.done: raise ValueError(f"row {row['i']} is already there")
         self.rows.append(_rounded(json.loads(json.dumps(row, default=_plain)))); self.save()
+
+    def extend(self,
+        batches, # lists of (i, …): examples that are computed together
+        run,     # batch → its rows, without their numbers
+        bar=None, # a progress bar; moves on by one for each row
+    ):
+        "Add the rows that are missing. A batch that lacks one is computed whole: an interrupted run shares its batches, and so its last digits, with an undisturbed one."
+        done = self.done
+        for batch in batches:
+            if all(i in done for i, *_ in batch): continue
+            for (i, *_), row in zip(batch, run(batch)):
+                if i in done: continue
+                self.add(dict(i=i, **row))
+                if bar is not None: bar.update()
 
     def save(self):
         "Write config, versions, rows (and `summary`, once there is one)."

@@ -96,14 +96,14 @@ def load_texts(
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
 
 # %% ../nbs/20_data.ipynb #377aae2a
-READERS = {'.csv': dict(sep=','), '.tsv': dict(sep='\t'), '.jsonl': None, '.json': None, '.parquet': None}
+READERS = ('.csv', '.tsv', '.jsonl', '.json', '.parquet')
 TEXT_COLUMNS = ('text', 'sentence', 'review', 'content', 'body', 'comment')
 
 def _table(path): # a file as a pandas table; what looks like a missing value in a CSV is text
     import pandas as pd
     if path.suffix not in READERS: raise ValueError(f"{path.name!r} is not a data file that is known; take one that ends in {', '.join(READERS)}")
     try:
-        if path.suffix in ('.csv', '.tsv'): return pd.read_csv(path, dtype=str, keep_default_na=False, encoding='utf-8', **READERS[path.suffix])
+        if path.suffix in ('.csv', '.tsv'): return pd.read_csv(path, dtype=str, keep_default_na=False, encoding='utf-8', sep=',' if path.suffix == '.csv' else '\t')
         if path.suffix == '.parquet': return pd.read_parquet(path)
         return pd.read_json(path, lines=path.suffix == '.jsonl', dtype=False, convert_dates=False, encoding='utf-8')
     except (ValueError, OSError) as e: raise ValueError(f"{path.name} cannot be read as {path.suffix[1:]}: {e}") from None

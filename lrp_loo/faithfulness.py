@@ -49,12 +49,12 @@ def faithfulness_rows(
     return [dict(n_tokens=len(l), target=l.target, logit=l.logit, methods={n: _agreement(a, l) | areas(d, n) for n, a in m.items()}) for l, m, d in zip(loos, maps, drawn)]
 
 def together(
-    encs:list,  # encoded texts or images
-    n:int=8,    # few enough that little is lost when a run is interrupted
-)->list:        # of lists
+    examples:list, # (i, encoded text or image, …)
+    n:int=8,       # few enough that little is lost when a run is interrupted
+)->list:           # of lists
     "What shares batches in a long run; images, which may differ in size, go one by one."
-    n = n if encs and 'input_ids' in encs[0] else 1
-    return [encs[i:i + n] for i in range(0, len(encs), n)]
+    n = n if examples and 'input_ids' in examples[0][1] else 1
+    return [examples[i:i + n] for i in range(0, len(examples), n)]
 
 def agreement_rows(
     model, tokenizer,
@@ -144,13 +144,8 @@ def audit(
     model, tokenizer = unwrap(model, tokenizer); model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
     encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
-    done, at = results.done, iter(range(len(encs)))
-    with tqdm(total=len(encs), initial=len(done), disable=not progress, desc='audit') as bar:
-        for part in together(encs):
-            rows = [next(at) for _ in part]
-            if done.issuperset(rows): continue
-            for i, row in zip(rows, faithfulness_rows(model, tokenizer, part, methods, chunk, target, removal, area)):
-                if i not in done: results.add(dict(i=i, **row)); bar.update()
+    examples = list(enumerate(encs)); run = lambda part: faithfulness_rows(model, tokenizer, [e for _, e in part], methods, chunk, target, removal, area)
+    with tqdm(total=len(encs), initial=len(results.done), disable=not progress, desc='audit') as bar: results.extend(together(examples), run, bar)
     table = faithfulness_table(results.rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 
@@ -202,13 +197,9 @@ def faithfulness_experiment(
     **summary,         # goes into the summary as it is
 )->Results:
     "A row per example, resumable, and a summary."
-    done, at = results.done, iter(examples)
-    with tqdm(total=len(examples), initial=len(done), desc=desc) as bar:
-        for encs in together([e for _, e, _ in examples]):             # the same texts share batches whether the run was interrupted or not, so that its last digits are the same
-            part = [next(at) for _ in encs]
-            if all(i in done for i, *_ in part): continue
-            for row, (i, enc, label) in zip(faithfulness_rows(model, tokenizer, encs, methods, chunk, removal=removal, curves=curves), part):
-                if i not in done: results.add(dict(i=i, label=label, entropy=attention_entropy(model, enc), **row)); bar.update()
+    def run(part):
+        for row, (_, enc, label) in zip(faithfulness_rows(model, tokenizer, [e for _, e, _ in part], methods, chunk, removal=removal, curves=curves), part): yield dict(label=label, entropy=attention_entropy(model, enc), **row)
+    with tqdm(total=len(examples), initial=len(results.done), desc=desc) as bar: results.extend(together(examples), run, bar)
     rows = results.rows
     results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
                            accuracy=None if rows[0]['label'] is None else float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())
