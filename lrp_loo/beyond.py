@@ -205,7 +205,7 @@ def beyond_experiment(
     methods = lambda model: TABLE2 | sweep_methods(n_layers(model)) | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
     return part_experiment(path, 'beyond', part, methods, data, limit, seed, fresh)
 
-MASKED = {'vit, attention mask': 'remedy-vit'} # a part under another removal → the file that has AttnLRP and CP-LRP there
+MASKED = {'vit, attention mask': 'remedy-vit'} # a part under another removal → the file with its rows
 
 def read_beyond(
     folder:Path, # a folder that `reproduce` wrote
@@ -233,7 +233,7 @@ def _claim2_row(results): # one part of `claim2_table`
         method = bypass_name(layers, n)
         if method in measured:
             row[name] = _said(paired_difference(per_text(rows, method, 'loo_r'), none))
-    if bypass_name((0,), n) in measured and len(rows) > 1: # picked on one half, measured on the other
+    if bypass_name((0,), n) in measured and len(rows) > 1:           # it takes two halves
         best = best_single_layer(results)
         layers = ' or '.join(str(l + 1) for l in best['layers'])
         row['best single layer'] = f'{layers} of {n}: {_said(best)}'
@@ -241,6 +241,6 @@ def _claim2_row(results): # one part of `claim2_table`
 
 def claim2_table(
     results:dict,   # part → of `read_results`
-)->pd.DataFrame:    # a row per part: r of each method, CP-LRP minus AttnLRP, upper half bypassed minus AttnLRP, best single layer (`best_single_layer`), each with its interval; NaN where it was not measured
+)->pd.DataFrame:    # a row per part: r of each method, CP-LRP minus AttnLRP, upper half bypassed minus AttnLRP, `best_single_layer`, each with its interval; NaN: not measured
     "Claim 2, model by model."
     return pd.DataFrame({part: _claim2_row(d) for part, d in results.items()}).T

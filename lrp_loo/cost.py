@@ -112,7 +112,7 @@ def shared_rows(
             continue
         for key in ('target', 'n_tokens'):
             if row[key] != other[key]:
-                raise ValueError(f"text {row['i']} has {key} {row[key]} in one file and {other[key]} in the other")
+                raise ValueError(f"text {row['i']} has {key} {row[key]} here and {other[key]} there")
         joined.append(row | dict(methods=other['methods'] | row['methods']))
     return joined
 
@@ -120,7 +120,7 @@ def headline_table(
     rows:list,  # of `shared_rows`: Table 2's and those of `remedy_experiment`
     part:str,   # 'sst2' or 'imdb'
     cost:dict,  # of `read_results`, of benchmarks/length.py
-)->pd.DataFrame: # a row per method: r, its standard error, the paper's r, Δ, time (1: AttnLRP's, at the rows' mean length), n: texts that r is a mean over
+)->pd.DataFrame: # a row per method: r, se, paper's r, delta, time (AttnLRP's: 1), n: texts with an r
     "Agreement and cost of every method on the same texts."
     table = faithfulness_table(rows, list(PASSES))
     paper = paper_numbers('2').query('data == @part and metric == "loo_r"').set_index('row').paper

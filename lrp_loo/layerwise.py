@@ -64,7 +64,7 @@ def paper_step(
 def table_a3_against_paper(
     results:dict, # 'sst2', 'imdb' → what `read_results` gave
 )->pd.DataFrame:  # paper, ours (empty where our model has no layer at that depth), our k
-    "Every number of Table A3, and ours where our model has a layer at that depth: with 6 layers, half of them."
+    "Every number of Table A3, and ours where our model has a layer at that depth (of 6: half)."
     d = paper_numbers('A3'); d = d[d.data.isin(list(results))].copy()
     tables = {n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()}
     steps = [paper_step(int(r.row), results[r.data]['config']['model']['layers']) for r in d.itertuples()]
@@ -75,13 +75,14 @@ def table_a3_against_paper(
 
 def best_single_layer(
     results:dict, # of `read_results`, rows of `text_experiment` with `sweep_methods`
-)->dict:          # layers: those picked, from 0; mean, low, high: the gain in r over AttnLRP with its interval; n
-    "What the best single layer's bypass gains: picked on every other text and measured on the rest, both ways."
+)->dict:          # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
+    "What the best single layer's bypass gains: picked on every other text, measured on the rest."
     rows, n = results['rows'], results['config']['model']['layers']
     none = per_text(rows, 'attn_lrp', 'loo_r')
-    gains = np.array([per_text(rows, bypass_name((l,), n), 'loo_r') - none for l in range(n)]) # [n_layers, n_texts]
+    bypassed = [per_text(rows, bypass_name((l,), n), 'loo_r') for l in range(n)]
+    gains = np.array(bypassed) - none                                # [n_layers, n_texts]
     if len(rows) < 2:
-        raise ValueError(f"the best layer is picked on one half of the texts and measured on the other; got {len(rows)}")
+        raise ValueError(f"a layer is picked on one half of the texts, tried on the other; got {len(rows)}")
     odd = np.arange(len(rows)) % 2 == 1
     held_out = np.empty(len(rows))
     picked = []
@@ -102,7 +103,7 @@ def entropy_table(
     return pd.DataFrame([dict(layer=l + 1, entropy=E[:, l].mean(), se=E[:, l].std(ddof=1)/np.sqrt(len(E)) if len(E) > 1 else np.nan) for l in range(E.shape[1])])
 
 # %% ../nbs/08_layerwise.ipynb #83bd3bf5
-MARGIN = 1e-3 # an interval that ends nearer to zero decides nothing: another bootstrap seed moves an end by as much
+MARGIN = 1e-3 # an interval that ends nearer to zero decides nothing: another kind of interval moves an end by as much
 
 def is_above_zero(
     difference:dict, # of `paired_difference`

@@ -1,6 +1,7 @@
 """What README.md and the chapters say of our results, put to the rows in results/.
 
-A number that is written into prose stands here too, so that it cannot stay behind when the rows change."""
+A number that is written into prose stands here too, so that it does not stay behind
+when the rows change."""
 import itertools
 import json
 import re
@@ -40,7 +41,8 @@ def prose(chapter):
 def everything_written():
     "README, changelog and every chapter's markdown: name → text."
     chapters = {p.stem: prose(p.stem) for p in sorted((ROOT/'nbs').glob('*.ipynb'))}
-    return chapters | {f: (ROOT/f).read_text(encoding='utf-8') for f in ('README.md', 'CHANGELOG.md')}
+    files = {f: (ROOT/f).read_text(encoding='utf-8') for f in ('README.md', 'CHANGELOG.md')}
+    return chapters | files
 
 
 def gain(rows, method, over='attn_lrp'):
@@ -70,7 +72,8 @@ def test_every_row_of_the_readme_table_is_from_the_same_texts(method):
 
 def test_readme_says_how_many_texts_its_table_stands_on():
     for part in ('sst2', 'imdb'):
-        shared = {r['i'] for r in rows_of(part)['rows']} & {r['i'] for r in rows_of(f'remedy-{part}')['rows']}
+        texts = lambda name: {r['i'] for r in rows_of(name)['rows']}
+        shared = texts(part) & texts(f'remedy-{part}')
         assert re.search(rf'{part}: [^;]* {len(shared)} texts', README)
         assert f'on {part} ({len(shared)} texts)' in README
 
@@ -120,8 +123,8 @@ def test_the_softmax_rule_on_the_vision_transformer_turns_round_with_the_removal
 
 
 def test_what_was_not_measured_is_no_number_in_the_table():
-    table = claim2_table(read_beyond(FOLDER))
-    assert pd.isna(table.loc['vit, attention mask', ['ig', 'upper half − none', 'best single layer']]).all()
+    masked = claim2_table(read_beyond(FOLDER)).loc['vit, attention mask']
+    assert masked[['ig', 'upper half − none', 'best single layer']].isna().all()
 
 
 # the best single layer
@@ -129,13 +132,16 @@ def test_what_was_not_measured_is_no_number_in_the_table():
 def made_rows(gains):
     "Rows of a model of as many layers, AttnLRP at 0: gains[layer][text]."
     n = len(gains)
-    methods = lambda t: {'attn_lrp': 0., 'cp_lrp': 0., **{f'bypass {l + 1}': gains[l][t] for l in range(n)}}
-    rows = [dict(i=t, methods={m: dict(r=r) for m, r in methods(t).items()}) for t in range(len(gains[0]))]
+    rows = []
+    for t in range(len(gains[0])):
+        r = {'attn_lrp': 0., 'cp_lrp': 0.} | {f'bypass {l + 1}': gains[l][t] for l in range(n)}
+        rows.append(dict(i=t, methods={m: dict(r=v) for m, v in r.items()}))
     return dict(rows=rows, config=dict(model=dict(layers=n), removal='attention_mask'))
 
 
 def test_the_best_layer_is_measured_on_texts_that_did_not_pick_it():
-    chance = made_rows([[1., -1.]*10, [-1., 1.]*10, [0.]*20]) # each half has a layer that is best there and worst on the other
+    # each half has a layer that is best there and worst on the other
+    chance = made_rows([[1., -1.]*10, [-1., 1.]*10, [0.]*20])
     best = best_single_layer(chance)
     assert best['layers'] == [0, 1] and best['mean'] == -1 and best['n'] == 20
 
@@ -174,11 +180,15 @@ def test_cp_lrp_and_attn_lrp_are_not_told_apart_on_imdb():
     assert said['imdb']['holds'] is None and said['sst2']['holds'] is False
     assert said['imdb']['evidence'].startswith('-0.008') and '(−0.008' in README
     filed = json.loads((FOLDER/'against_paper.json').read_text())['claims']
-    assert said['imdb']['claim'] in {c['claim'] for c in filed if c['data'] == 'imdb' and c['holds'] is None}
+    undecided = {c['claim'] for c in filed if c['data'] == 'imdb' and c['holds'] is None}
+    assert said['imdb']['claim'] in undecided
 
 
 def test_delta_of_cp_lrp_is_smaller_on_sst2_and_larger_on_imdb():
-    delta = lambda part: paired_difference(*(per_text(rows_of(part)['rows'], m, 'delta') for m in ('cp_lrp', 'attn_lrp')))
+    def delta(part):
+        cp, attn = (per_text(rows_of(part)['rows'], m, 'delta') for m in ('cp_lrp', 'attn_lrp'))
+        return paired_difference(cp, attn)
+
     assert is_above_zero(delta('sst2')) is False and is_above_zero(delta('imdb')) is True
 
 
@@ -187,7 +197,8 @@ def test_delta_of_cp_lrp_is_smaller_on_sst2_and_larger_on_imdb():
 def test_any_two_references_agree_better_than_attn_lrp_with_either():
     d = rows_of('protocol-sst2')
     between = removal_agreement(d)
-    choice_of = {(DEFAULT | c)['removal']: name for name, c in PROTOCOL.items() if set(c) <= {'removal'}}
+    removals = {name: c for name, c in PROTOCOL.items() if set(c) <= {'removal'}}
+    choice_of = {(DEFAULT | c)['removal']: name for name, c in removals.items()}
     attn = {r: mean_se(protocol_values(d, choice_of[r], 'attn_lrp'))[0] for r in between}
     pairs = list(itertools.combinations(between, 2))
     assert len(pairs) == 28 and all(between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs)
@@ -198,12 +209,14 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
 # conservation
 
 def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
-    tables = lambda model: [r['tables']['cp_lrp'] for r in rows_of('conservation')['rows'] if r['model'] == model]
-    off = {m: [abs(t['leaving'][-1]/t['entering'][0] - 1) for t in tables(m)] for m in ('sst2', 'reviews-sst2')}
+    rows = rows_of('conservation')['rows']
+    tables = lambda model: [r['tables']['cp_lrp'] for r in rows if r['model'] == model]
+    share_off = lambda t: abs(t['leaving'][-1]/t['entering'][0] - 1)
+    off = {m: [share_off(t) for t in tables(m)] for m in ('sst2', 'reviews-sst2')}
     assert np.mean(np.array(off['sst2']) > .5) == pytest.approx(2/3, abs=.05) # "two thirds"
-    assert max(off['reviews-sst2']) < .01                                     # rows are stored to about 1e-6 of the logit
+    assert max(off['reviews-sst2']) < .01 # rows are stored to 7 digits; some logits are near 0
     kept = lambda t: sum(t['biases']) + sum(t['constants']) + sum(t['softmax'])
-    for t in tables('sst2'):                                                  # and nothing else is missing
+    for t in tables('sst2'): # and nothing else is missing, in float32 and some fifty terms
         assert t['entering'][0] - t['leaving'][-1] == pytest.approx(kept(t), abs=1e-3)
     for name in ('04b_conservation', '22b_reproduce'):
         assert 'up to biases and added constants' in prose(name)
@@ -229,7 +242,8 @@ def test_removal_is_above_the_better_lrp_on_every_model_by_attention_mask():
 
 def test_no_interval_is_drawn_from_six_reviews():
     assert len(rows_of('related-imdb')['rows']) == 6
-    assert 'six reviews' in prose('15_related').lower() and 'its interval contains zero' not in prose('15_related')
+    text = prose('15_related').lower()
+    assert 'six reviews' in text and 'its interval contains zero' not in text
 
 
 # against the paper
