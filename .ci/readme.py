@@ -13,11 +13,17 @@ def cell_text(cell):
     if cell.cell_type == 'markdown': return cell.source
     if cell.source.startswith('#| hide'): return ''
     parts = [] if cell.source.startswith('#| echo: false') else [f'```python\n{cell.source}\n```']
+    printed = ''
     for o in cell.outputs:
-        data = o.get('data', {})
-        if 'text/markdown' in data: parts.append(data['text/markdown'])
-        elif o.output_type == 'stream' and o.name == 'stdout': parts.append(f'```\n{o.text.rstrip()}\n```')
-    return '\n\n'.join(parts)
+        if o.output_type == 'stream' and o.name == 'stdout':
+            printed += o.text                                # one block, however many pieces it came in
+        elif 'text/markdown' in o.get('data', {}):
+            parts += [block(printed), o.data['text/markdown']]
+            printed = ''
+    return '\n\n'.join(filter(None, [*parts, block(printed)]))
+
+
+def block(printed): return f'```\n{printed.rstrip()}\n```' if printed.strip() else ''
 
 
 def readme():

@@ -21,7 +21,7 @@ from .composites import n_layers
 from .core import Results, normalize
 from .data import load_texts
 from .faithfulness import agreement, mean_se, paired_difference
-from .layerwise import bypass_name
+from .layerwise import bypass_name, is_above_zero
 from .models import DEMOS, describe_model, encode, forward, load_demo, max_tokens, special_mask
 from .perturbation import Removal, curve_area, fill_id, removal_path, removal_units, subset_logits
 from .targets import output_field
@@ -221,7 +221,7 @@ def protocol_difference(
 )->dict:          # mean, low, high, n, verdict
     "A paired difference with its interval and verdict."
     d = paired_difference(protocol_values(results, choice, better, what), protocol_values(results, choice, worse, what))
-    return d | dict(verdict=HOLDS if d['low'] > 0 else REVERSED if d['high'] < 0 else UNDECIDED)
+    return d | dict(verdict={True: HOLDS, False: REVERSED, None: UNDECIDED}[is_above_zero(d)])
 
 def protocol_table(
     results:dict,  # of `read_results`

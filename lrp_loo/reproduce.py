@@ -109,7 +109,7 @@ def _text_results(results): return {n: read_results(results/f'{n}.json') for n i
 def against_paper(
     results:Path, # a folder that `reproduce` wrote
 )->dict:          # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
-    "Every number of Tables 1, 2 and A3, the paper's and ours, and the paper's claims put to our rows; written to `against_paper.json`."
+    "The numbers of Tables 1, 2 and A3, ours beside them where we have a counterpart, and the paper's claims put to our rows; written to `against_paper.json`."
     texts = _text_results(results)
     numbers, claims = [], []
     if (results/'mnist.json').exists():

@@ -1,10 +1,12 @@
 """Every snippet of README.md, pasted: python blocks in one session, shell lines in a folder of the reader's."""
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 from lrp_loo.models import load_demo
 
@@ -49,3 +51,13 @@ def test_what_readme_names_is_there():
         if not target.startswith('http'): assert (ROOT/target).exists(), target
     targets = re.findall(r'^(\w+):', (ROOT/'Makefile').read_text(), re.M)
     for t in re.findall(r'^make (\w+)', text, re.M): assert t in targets, t
+
+
+def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in():
+    spec = importlib.util.spec_from_file_location('readme', ROOT/'.ci'/'readme.py')
+    readme = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(readme)
+    pieces = [nbformat.v4.new_output('stream', name='stdout', text=t) for t in ('a first line\n', 'a second\n')]
+    shown = nbformat.v4.new_output('display_data', data={'text/markdown': '| a table |'})
+    cell = nbformat.v4.new_code_cell('#| echo: false\nprint()', outputs=[*pieces, shown, pieces[0]])
+    assert readme.cell_text(cell) == '```\na first line\na second\n```\n\n| a table |\n\n```\na first line\n```'
