@@ -444,12 +444,16 @@ def is_ours(w):
         (LIBRARY, __file__, contextlib.__file__))
 
 
+# What lrp_loo says of its own result and not of the call: these models' own numbers are finite.
+NO_REASON = ('not finite', 'scores must have shape')
+
+
 def judged(e):
     "An error as an outcome: a refusal where lrp_loo raised it in words of its own, else a crash."
     last = traceback.extract_tb(e.__traceback__)[-1]
     raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (last.line or '')
     kind_is_right = isinstance(e, (ValueError, TypeError, NotImplementedError))
-    is_reason = str(e) and 'not finite' not in str(e)  # these models' own numbers are finite
+    is_reason = str(e) and not any(words in str(e) for words in NO_REASON)
     if raised_by_us and kind_is_right and is_reason:
         return refused(e)
     return wrong(f'{type(e).__name__} in {Path(last.filename).name}: {e}')
@@ -549,6 +553,9 @@ def check_loo(model, task, encs):
     want = by_hand(model, task, enc)
     floor = 32*FLOAT32*logit  # rounding of a logit over these models' few layers
     found = held(answer.value, want, 1e-3, floor)
+    if found['outcome'] == 'wrong':
+        floor = max(floor, 4*rounding(model, task, enc, want))
+        found = held(answer.value, want, 1e-3, floor)
     largest = float(want.abs().max())
     if found['outcome'] == 'right' and 1e-3*largest < floor:
         found = loo_in_float64(model, task, enc, logit) or found
@@ -561,6 +568,15 @@ def check_loo(model, task, encs):
     return found
 
 
+def rounding(model, task, enc, loo):
+    "The largest rounding of LOO by hand, where float64 can tell; else 0."
+    wide = in_float64(model, enc)
+    if wide is None:
+        return 0.
+    off = (by_hand(wide, task, floats(enc, torch.float64)) - loo).abs().max()
+    return float(off.nan_to_num(nan=0.))
+
+
 def loo_in_float64(model, task, enc, logit):
     "The same where float32 cannot tell: LOO is smaller than the rounding of a logit."
     wide, enc = in_float64(model, enc), floats(enc, torch.float64)
@@ -569,8 +585,11 @@ def loo_in_float64(model, task, enc, logit):
     answer = Answer(lambda: leave_one_out(wide, enc, target_for(task))[0])
     if answer.bad:
         return answer.bad
+    want = by_hand(wide, task, enc)
+    if not want.isfinite().all():  # some models' masks do not fit float64
+        return None
     floor = FLOAT32*logit  # scores come back in float32, and some models compute norms in it
-    return held(answer.value, by_hand(wide, task, enc), 1e-3, floor, 'in float64: ')
+    return held(answer.value, want, 1e-3, floor, 'in float64: ')
 
 
 def exchanged(model, task, enc):
@@ -706,9 +725,9 @@ def check_batch(model, task, encs, method):
 
 
 def same(alone, batched):
-    "Two explanations of one text are one: the number to 1e-4, the scores to 1e-2 of the largest."
+    "Two explanations of one text are one: the number to 1e-3, the scores to 1e-2 of the largest."
     a, b = alone.logit, batched.logit
-    if not abs(a - b) <= 1e-4*max(abs(a), 1e-3):
+    if not abs(a - b) <= 1e-3*max(abs(a), 1e-3):
         return wrong(f'the explained number is {b:.4g} in the batch and {a:.4g} alone')
     # Scores of gradient × input are sums that cancel; what is left of them can be rounding.
     return held(batched.scores, alone.scores, 1e-2, 1e-5*abs(a))
@@ -856,7 +875,9 @@ def head(results):
         "says the worst of a family's models. *right*: the numbers are those of an independent "
         'computation. *refused*: an error or a warning of lrp_loo says what it cannot do. '
         '–: there is nothing to check. Attention that selects keys by an index selects all '
-        "here: with fewer, transformers' own choice among equals depends on padding.",
+        "here: with fewer, transformers' own choice among equals depends on padding. LOO and "
+        'the sum are held to 1e-3 of the largest score and of the largest term, logits to 1e-5, '
+        'a batch to 1e-2 of the largest score; what is below the rounding of float32 is right.',
     ]
 
 
