@@ -421,11 +421,12 @@ def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
         out = func(*args, **kwargs)
         if self.follows and self._graph: self._lose(func, args, kwargs, out)
         return out
-    if not any(map(_carries, _tensors(args, kwargs))):
+    name = _name(func)
+    if not any(map(_carries, _tensors(_values(name, args, kwargs)))):
         out = func(*args, **kwargs); _mark(out, False)               # made of parameters and constants alone
         if self._any_lost: self._lose(func, args, kwargs, out)
         return out
-    name = _name(func); operation = Operation(name, self.module, self.layer)
+    operation = Operation(name, self.module, self.layer)
     choice = self._choice(operation)
     weights = _weights_of(args, kwargs) if self._softmaxes else None
     out, rule = (choice.rule(func, *args, **kwargs), choice.rule.__name__) if choice else self._apply(func, name, args, kwargs)
@@ -599,8 +600,8 @@ def _every_tensor(*xs): # in nested arguments, with a gradient or without
         elif isinstance(x, (list, tuple)): yield from _every_tensor(*x)
         elif isinstance(x, dict): yield from _every_tensor(*x.values())
 
-def _lost(*xs): # the first mark of a tensor without a gradient
-    return next((mark for t in _every_tensor(*xs) if not t.requires_grad and (mark := getattr(t, _LOST, None))), None)
+def _lost(*xs): # the first mark of a tensor that does not carry
+    return next((mark for t in _every_tensor(*xs) if not _carries(t) and (mark := getattr(t, _LOST, None))), None)
 
 @patch
 def _lose(self:lrp_rules, func, args, kwargs, out): # mark what was made of the input and has no gradient
@@ -610,9 +611,10 @@ def _lose(self:lrp_rules, func, args, kwargs, out): # mark what was made of the 
     if mark is None and any(map(_carries, _tensors(values))):
         mark = (name if torch.is_grad_enabled() else f'{name} under no_grad', self.module)
     if mark is None: return
+    whole = name in _TO_WHOLE or any(_lost(t) for t in _every_tensor(values) if not t.is_floating_point())
     for t in _every_tensor(out):
-        whole = t.dtype != torch.bool and (name in _TO_WHOLE or t.is_quantized or _lost(values) is not None)
-        if t.requires_grad or not (t.is_floating_point() or whole): continue
+        number = t.is_floating_point() or t.is_quantized or whole and t.dtype != torch.bool # indices and comparisons choose, and are no numbers
+        if _carries(t) or not number: continue
         setattr(t, _LOST, mark)
         self._any_lost = True
 
