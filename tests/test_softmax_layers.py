@@ -15,6 +15,7 @@ from lrp_loo.conservation import conservation
 from lrp_loo.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model
 from lrp_loo.removal import removal_scores
+from lrp_loo.sweep import bypass_sweep
 
 PLAIN = Composite('values', 'all', product='gradient', layer_norm='gradient', activation='gradient')
 ONE_BYPASSED = Composite('one', (1,), product='gradient', layer_norm='gradient', activation='gradient')
@@ -432,3 +433,9 @@ def test_only_parts_that_training_changes_are_refused(part, refused):
     model.classifier = part.train()
     if not refused: return check_model(model)
     with pytest.raises(ValueError, match='classifier.* is in training mode'): check_model(model)
+
+
+def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
+    torch.manual_seed(0)
+    model = TwoStacks().eval()
+    with pytest.raises(ValueError, match='last.mix belongs to none of the 2 layers'): bypass_sweep(model, IDS, [(), (1,)])
