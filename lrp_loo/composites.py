@@ -428,7 +428,7 @@ def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
         return out
     operation = Operation(name, self.module, self.layer)
     choice = self._choice(operation)
-    weights = _weights_of(args, kwargs) if self._softmaxes else None
+    weights = _weights_of(_values(name, args, kwargs)) if self._softmaxes else None
     out, rule = (choice.rule(func, *args, **kwargs), choice.rule.__name__) if choice else self._apply(func, name, args, kwargs)
     if choice and self.strict: _check_numbers(choice, out, func(*args, **kwargs))
     if name == '__setitem__': _mark(args[0], True)
@@ -467,7 +467,7 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     if name in FACTORS: return self._product(func, name, args, kwargs)
     if name == 'multi_head_attention_forward': return self._multi_head(func, args, kwargs)
     linear = name in LINEAR and not (name in DIVISIONS and _carries(args[1] if len(args) > 1 else kwargs.get('other')))
-    if not linear and name in DIVISIONS and c.gate == 'constant' and self._softmaxes and (weights := _weights_of(args, kwargs)): # divided by their sum
+    if not linear and name in DIVISIONS and c.gate == 'constant' and self._softmaxes and (weights := _weights_of(args)): # divided by their sum
         for softmax in weights: self._settle(softmax, 'gate')
         return constant(func(*args, **kwargs)), 'constant gate'
     if not linear: return func(*args, **kwargs), 'none'
@@ -488,8 +488,8 @@ class _Softmax:
     use:str='no'         # 'attention', 'gate', or 'no': it multiplied no activation
     rule:str=''          # under which it is counted
 
-def _weights_of(args, kwargs): # the softmaxes that every operand that carries was made of; None where one was not
-    marks = [getattr(t, _WEIGHTS, None) for t in _tensors(args, kwargs) if _carries(t)]
+def _weights_of(*operands): # the softmaxes that every operand that carries was made of; None where one was not
+    marks = [getattr(t, _WEIGHTS, None) for t in _tensors(*operands) if _carries(t)]
     return tuple(dict.fromkeys(s for m in marks for s in m)) if marks and all(marks) else None
 
 def _hand_on_weights(name, args, out, weights):

@@ -295,7 +295,7 @@ def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(product, 
         assert rules.report().query("operation == 'softmax' and module == ''").rule.tolist() == [rule]
 
 
-@pytest.mark.parametrize('name', ['Mixtral', 'Qwen2Moe', 'Olmoe'])
+@pytest.mark.parametrize('name', ['Mixtral', 'Qwen2Moe', 'Olmoe', 'GraniteMoe'])
 @pytest.mark.filterwarnings('ignore:no rule')
 def test_a_router_is_a_gate_and_no_attention(name):
     "Its own gradient under AttnLRP, whatever layers are bypassed; constant under CP-LRP as every gate; never recorded as attention."
@@ -439,3 +439,13 @@ def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
     torch.manual_seed(0)
     model = TwoStacks().eval()
     with pytest.raises(ValueError, match='last.mix belongs to none of the 2 layers'): bypass_sweep(model, IDS, [(), (1,)])
+
+
+def test_longformers_global_attention_is_held_constant():
+    "Its softmax has three dimensions, and its weights change their type before they are used."
+    cls = transformers.LongformerForSequenceClassification
+    torch.manual_seed(0)
+    model = cls(cls.config_class(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64, attention_window=4, pad_token_id=1)).eval()
+    rules = relevance_of(model, random_inputs(model), cp_lrp())[2]
+    softmax = rules.report().query("operation == 'softmax'")
+    assert set(softmax.rule) == {'constant weights'} and softmax.calls.sum() == 4
