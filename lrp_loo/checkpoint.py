@@ -50,11 +50,14 @@ class _Tape:
         if l == 0:
             self.bottom, self.rules.follows = h, False                # what comes without a graph now is computed again with one
             torch.set_grad_enabled(False)
+        elif h is not self.last: raise NotImplementedError("checkpoint=True needs layers that hand their hidden states to the next as they are")
         if l % self.s == 0: self.inputs[l] = h.detach()
         self.calls[l] = (at, args[1:] if at == 0 else args, {k: v for k, v in kwargs.items() if k != at})
 
     def _top(self, l, out):
-        if threading.get_ident() != self.thread or l != len(self.layers) - 1: return None
+        if threading.get_ident() != self.thread: return None
+        self.last = _first(out)                                      # what the next layer must be given
+        if l != len(self.layers) - 1: return None
         torch.set_grad_enabled(True); self.rules.follows = True
         self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])

@@ -225,9 +225,8 @@ def _best_stack(model): # the (path, members) that are the layers, as far as con
              lambda members: any(map(_holds_attention, members)),
              lambda members: _alike(members))
     for tell in tells: stacks = [s for s in stacks if tell(s[1])] or stacks
-    in_lists = [s for s in stacks if isinstance(model.get_submodule(s[0]), nn.ModuleList)]
     size = lambda stack: sum(p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters())
-    return max(in_lists or stacks, key=size, default=('', []))        # the first of equals: the outer list
+    return max(stacks, key=size, default=('', []))        # the first of equals: the outer list
 
 def _alike(members): return len({type(m) for m in members}) == 1
 

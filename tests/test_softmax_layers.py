@@ -164,6 +164,14 @@ def test_parallel_lists_conserve_under_cp_lrp():
     assert s['softmax'] == 0 and abs(s['remainder']) < 1e-5*max(map(abs, s.values()))
 
 
+def test_layers_with_something_between_them_are_not_run_one_after_the_other():
+    "Funnel pools the text between its blocks."
+    cls = transformers.FunnelForSequenceClassification
+    torch.manual_seed(0)
+    model = cls(cls.config_class(vocab_size=200, block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64)).eval()
+    with pytest.raises(NotImplementedError, match='checkpoint=True'): lrp_scores(model, None, random_inputs(model), checkpoint=True)
+
+
 def test_parallel_lists_are_not_run_layer_by_layer():
     model = language_model('XLM')
     with pytest.raises(NotImplementedError, match='none that can be found'): lrp_scores(model, None, random_inputs(model), checkpoint=True)
