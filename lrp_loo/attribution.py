@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
-from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
+from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, input_gradient, lrp_rules
 from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
@@ -76,7 +76,7 @@ def lrp_scores(
             with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, composite, strict=strict): out = forward(model, batch)
             readout = Readout(target, out, batch)
             with torch.enable_grad(): value = readout(out)
-            x = seen[0]; g, = torch.autograd.grad(value.sum(), x)
+            x = seen[0]; g = input_gradient(value, x)
     x = x.detach() if embeddings == 'word' else added[0]
     return x*g if dims else _over_tokens(x*g), value.detach(), readout, dict(embeddings=embeddings)
 

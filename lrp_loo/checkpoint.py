@@ -28,7 +28,7 @@ def _run(layer, call, h): # a layer on hidden states h, with the other arguments
 class _Tape:
     "The layers' arguments, with every s-th layer's hidden states."
     def __init__(self, rules):
-        self.layers, n = rules.layers, len(rules.layers)
+        self.rules, self.layers, n = rules, rules.layers, len(rules.layers)
         if not n or rules.n_layers != n: raise NotImplementedError(f"checkpoint=True needs a list of transformer layers of their own, and {type(rules.model).__name__} has {'none that can be found' if not n else 'layers that share weights'}")
         self.s, self.inputs, self.calls, self.thread = math.ceil(math.sqrt(n)), {}, {}, threading.get_ident()
 
@@ -47,13 +47,19 @@ class _Tape:
         at = _hidden_of(args, kwargs); h = args[0] if at == 0 else kwargs[at]
         others = [t for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t is not h and t.requires_grad and not isinstance(t, torch.nn.Parameter)]
         if others and l == 0: raise NotImplementedError("checkpoint=True follows the hidden states alone, and this model's layers take other inputs that depend on the text")
-        if l == 0: self.bottom = h; torch.set_grad_enabled(False)
+        if l == 0:
+            self.bottom, self.rules.follows = h, False                # what comes without a graph now is computed again with one
+            torch.set_grad_enabled(False)
+        elif h is not self.last: raise NotImplementedError("checkpoint=True needs layers that hand their hidden states to the next as they are")
         if l % self.s == 0: self.inputs[l] = h.detach()
         self.calls[l] = (at, args[1:] if at == 0 else args, {k: v for k, v in kwargs.items() if k != at})
 
     def _top(self, l, out):
-        if threading.get_ident() != self.thread or l != len(self.layers) - 1: return None
-        torch.set_grad_enabled(True); self.top = _first(out).detach().requires_grad_()
+        if threading.get_ident() != self.thread: return None
+        self.last = _first(out)                                      # what the next layer must be given
+        if l != len(self.layers) - 1: return None
+        torch.set_grad_enabled(True); self.rules.follows = True
+        self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])
 
     def run(self, l, h): return _run(self.layers[l], self.calls[l], h)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'Operation', 'Choice', 'Composite', 'attn_lrp',
-           'cp_lrp', 'canonized_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'lrp_rules',
-           'attention_maps']
+           'cp_lrp', 'canonized_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers', 'refuse_compiled',
+           'lrp_rules', 'watch_gradient', 'input_gradient', 'attention_maps']
 
 # %% ../nbs/04_bert_rules.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
@@ -164,6 +164,18 @@ def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa
 def _float_mask(mask, like): # an additive mask; True means removed
     return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
 
+def _attention_weights(Z, bias): # softmax of the masked logits; a row that sees no key gets 0 everywhere, as in torch's fused attention
+    if bias is None: return Z.softmax(-1)
+    Z = Z + bias
+    blind = (Z == float('-inf')).all(-1, keepdim=True)
+    return Z.masked_fill(blind, 0.).softmax(-1).masked_fill(blind, 0.)
+
+def _recorded(A, bypass): # attention weights whose gradient can be asked for; held constant they are a leaf, from which nothing goes on
+    if A.requires_grad and not bypass: return A
+    leaf = A.detach().requires_grad_()
+    setattr(leaf, _INSIDE, False)
+    return leaf
+
 def sdpa_rule(
     composite:Composite, # the rule set
     layer,               # the current layer
@@ -181,20 +193,60 @@ def sdpa_rule(
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
     mul = lambda a, b, *parts: epsilon_rule(torch.matmul(*map(scale_gradient, (a, b), parts)), composite.eps/2 if composite.product == 'half' else 0.)
     Z = mul(q*scale, k.transpose(-2, -1), of_q, of_k)                 # ε meets the scaled logits, as in equation 4
-    A = (Z if bias is None else Z + bias).softmax(-1)
-    if record is not None: record.append((layer, Z, A))
-    return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v, of_a, of_v)
+    A = _attention_weights(Z, bias)
+    if record is not None:
+        A = _recorded(A, bypass)
+        record.append((layer, Z, A))
+    return epsilon_rule(torch.matmul(constant(A) if record is None else A, v), composite.eps) if bypass else mul(A, v, of_a, of_v)
 
 # %% ../nbs/04_bert_rules.ipynb #d163f158
+def _says_attention(name): return any(word in name.lower() for word in ('attention', 'attn'))
+
+def _is_attention(module): # by its class: attention itself, not what holds it
+    return isinstance(module, nn.MultiheadAttention) or _says_attention(type(module).__name__)
+
+def _holds_attention(module):
+    return any(_is_attention(part) or _says_attention(path) for path, part in module.named_modules())
+
+def _stacks(model): # (path, members) of every list that may be the model's layers; a list of lists is the list of their members
+    for path, module in model.named_modules():
+        if not len(getattr(module, '_modules', ())): continue
+        members = list(module) if isinstance(module, nn.ModuleList) else []
+        if members and all(isinstance(m, nn.ModuleList) for m in members):
+            members = [m for inner in members for m in inner]
+        if type(module) is nn.Sequential and len(module) > 1 and all(len(m._modules) for m in module):
+            members = list(module)
+        if any(p.numel() for m in members for p in m.parameters()): yield path, members
+
+def _best_stack(model): # the (path, members) that are the layers, as far as construction tells
+    n = _config_layers(model)
+    stacks = [(path, members) for path, members in _stacks(model) if len(members) == n or _alike(members)]
+    tells = (lambda members: len(members) == n,
+             lambda members: any(map(_holds_attention, members)),
+             lambda members: _alike(members))
+    for tell in tells: stacks = [s for s in stacks if tell(s[1])] or stacks
+    size = lambda stack: sum(p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters())
+    return max(stacks, key=size, default=('', []))        # the first of equals: the outer list
+
+def _alike(members): return len({type(m) for m in members}) == 1
+
+def _parallel_lists(model, path, members): # lists beside a list of attentions that belong to the same layers: XLM's feed-forwards and norms
+    parent = model.get_submodule(path.rpartition('.')[0])
+    beside = [list(m) for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(members)]
+    return beside if len(beside) > 1 and all(map(_is_attention, members)) else []
+
+def _layer_map(model): # the layer modules; the number of every module that belongs to a layer; how many layers a pass goes through
+    path, members = _best_stack(model)
+    if parallel := _parallel_lists(model, path, members):
+        return [], {m: i for modules in parallel for i, m in enumerate(modules)}, len(members)
+    n = max(len(members), _config_layers(model) or 0) if members else 0
+    return members, {m: i for i, m in enumerate(members)}, n
+
 def transformer_layers(
     model, # any torch module
-)->list:   # its layer modules in order; empty where none can be found
-    "The model's stack of transformer layers: the largest list of like modules, as long as the config says where it says so."
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and len({type(x) for x in m}) == 1]
-    exact = [m for m in lists if len(m) == _config_layers(model)]
-    size = lambda m: sum(p.numel() for p in m.parameters())
-    best = max(exact or lists, key=size, default=[]) if len(exact) != 1 else exact[0] # the first of equals: the outer list
-    return list(best) if any(p.numel() for m in best for p in m.parameters()) else []
+)->list:   # its layer modules in order; empty where none can be found, or where a layer is no module of its own (XLM)
+    "The model's stack of transformer layers: the list that is as long as the config says, that holds attention, the largest."
+    return _layer_map(model)[0]
 
 def _config_layers(model): return getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
 
@@ -202,15 +254,24 @@ def n_layers(
     model, # any torch module
 )->int:    # how many transformer layers one pass goes through; 0 where none can be found
     "Layers of a pass: those of the stack, or as many as the config says where they share weights."
-    return _n_layers(model, len(transformer_layers(model)))
-
-def _n_layers(model, found): return max(found, _config_layers(model) or 0) if found else 0
+    return _layer_map(model)[2]
 
 def _composed_activations(): # transformers' activation modules that are formulas of several operations
     from transformers import activations
     return tuple(getattr(activations, f'{n}Activation') for n in ('NewGELU', 'FastGELU', 'QuickGELU', 'AccurateGELU', 'ClippedGELU', 'Laplace', 'Mish', 'ReLUSquared') if hasattr(activations, f'{n}Activation'))
 
 def _is_norm(module): return type(module).__name__.endswith('Norm') and next(module.children(), None) is None # with the plain gradient it is not looked into: x·rsqrt(mean x²) is no product of two activations then
+
+def _is_compiled(module):
+    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
+
+def refuse_compiled(
+    model, # any torch module
+):
+    "Refuse a model that is compiled, or that has a compiled part: what torch.compile made of it makes no calls that rules could see."
+    if _is_compiled(model): raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")
+    part = next((path for path, m in model.named_modules() if _is_compiled(m)), None)
+    if part is not None: raise TypeError(f"{part} of the model is compiled, and rules see eager calls only; put the part back as it was before torch.compile (`compiled._orig_mod`), or load the model again where it was compiled in place")
 
 class lrp_rules(TorchFunctionMode):
     "A context in which `model` computes the same numbers, with the gradients of a rule set."
@@ -223,18 +284,24 @@ class lrp_rules(TorchFunctionMode):
         super().__init__()
         if not isinstance(model, nn.Module): raise TypeError(f"the model must be a torch module, got {type(model).__name__}")
         if not isinstance(composite, Composite): raise TypeError(f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}")
-        if isinstance(model, torch._dynamo.OptimizedModule) or any(m._compiled_call_impl is not None for m in model.modules()):
-            raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")
-        self.model, self.layers, self.composite, self.strict = model, transformer_layers(model), composite, strict
-        self.n_layers, self._composed = _n_layers(model, len(self.layers)), _composed_activations()
+        refuse_compiled(model)
+        self.model, self.composite, self.strict = model, composite, strict
+        self.layers, self.numbers, self.n_layers = _layer_map(model)
+        self._counted = bool(self.layers) and self.n_layers > len(set(self.layers)) # layers that share weights are counted as they are called
+        self._composed = _composed_activations()
         try: self._source = input_embeddings(model)
         except ValueError: self._source = None                       # then what is explained must come in as an argument
         wanted = () if composite.bypass_softmax == 'all' else composite.bypass_softmax
-        if wanted and not self.layers: raise ValueError(f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'")
+        if wanted and not self.numbers: raise ValueError(f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'")
         if out := sorted(l for l in wanted if not 0 <= l < self.n_layers):
             raise ValueError(f"bypass_softmax names layers {out}; this model has layers 0 to {self.n_layers - 1}")
         if record not in (False, True, 'attention'): raise ValueError(f"record={record!r} is not known; take True, False or 'attention'")
-        self.attention = [] if record else None
+        self.attention = [] if record else None                      # (layer, Z, A) of every attention call
+        self.gates = []                                              # the same of every softmax that is none, where they are recorded
+        self.attended = {}                                           # layer → the modules that made its attention calls
+        self.lost = {}                                               # where a gradient ends → what goes on without it
+        self.follows = True                                          # False: what is made without a graph is made so on purpose
+        self._softmaxes, self._any_lost, self._graph = [], False, False
         self.constants, self.hidden = ([], {}) if record is True else (None, None)
         self.seen, self._handles, self._inside = {}, [], []
 
@@ -247,8 +314,8 @@ class lrp_rules(TorchFunctionMode):
     def __enter__(self):
         if any(isinstance(m, lrp_rules) for m in _get_current_function_mode_stack()): raise RuntimeError("another lrp_rules is open in this thread; rule sets do not nest, leave it first")
         self._thread, self._opaque, self._calls = threading.get_ident(), 0, 0
-        number = {m: i for i, m in enumerate(self.layers)}
-        within = {f'{path}.': number[m] for path, m in self.model.named_modules() if m in number} if self.n_layers == len(self.layers) else {} # a layer whose forward is called directly is known by what is inside
+        number = self.numbers
+        within = {} if self._counted else {f'{path}.': number[m] for path, m in self.model.named_modules() if m in number} # a layer whose forward is called directly is known by what is inside
         try:
             for path, m in self.model.named_modules():
                 inner = next((l for p, l in within.items() if path.startswith(p)), None)
@@ -263,7 +330,11 @@ class lrp_rules(TorchFunctionMode):
 
     def __exit__(self, kind, *rest):
         self._unhook(); super().__exit__(kind, *rest)
-        if kind is None: self._complain()
+        if kind is None:
+            self._end_softmaxes()
+            self._refuse_lost()
+            if self.composite.bypass_softmax != 'all': self.check_numbers(self.composite.bypass_softmax)
+            self._complain()
 
     def _heard(self, hook, *fixed): # a hook that is deaf to other threads
         return lambda *args: hook(*fixed, *args) if threading.get_ident() == self._thread else None
@@ -288,20 +359,25 @@ class lrp_rules(TorchFunctionMode):
 # %% ../nbs/04_bert_rules.ipynb #f7bd5014
 @patch
 def _entering(self:lrp_rules, path, number, inner, module, args, kwargs):
-    if not self._inside: _mark([t for t in _tensors(args, kwargs) if not isinstance(t, nn.Parameter)], True); self._calls = 0
-    if number is not None and self.n_layers > len(self.layers): number, self._calls = self._calls, self._calls + 1
-    here = inner if number is None else number
+    if not self._inside:
+        _mark([t for t in _tensors(args, kwargs) if not isinstance(t, nn.Parameter)], True)
+        self._calls, self._graph = 0, torch.is_grad_enabled()
+    if number is not None and self._counted: number, self._calls = self._calls, self._calls + 1
+    outer = inner if self.layer is None else self.layer              # a module that several layers share is in the one that calls it
+    here = outer if number is None else number
     self._inside.append((path, here, False))
     whole = isinstance(module, self._composed) or (self.composite.layer_norm == 'gradient' and _is_norm(module)) or self._choice(Operation(type(module).__name__, path, self.layer)) is not None
     self._inside[-1] = (path, here, whole); self._opaque += whole
-    if number is not None and self.hidden is not None: self.hidden[number] = [next(filter(_carries, _tensors(args, kwargs)), None), None]
+    if number is not None and self.hidden is not None and self.layers: self.hidden[number] = [next(filter(_carries, _tensors(args, kwargs)), None), None]
 
 @patch
 def _leaving(self:lrp_rules, number, module, args, kwargs, out):
     operation = Operation(type(module).__name__, self.module, self.layer); _, _, whole = self._inside.pop()
-    if number is not None and self.hidden is not None: self.hidden[operation.layer][1] = next(_tensors(out), None)
+    if number is not None and self.hidden is not None and self.layers: self.hidden[operation.layer][1] = next(_tensors(out), None)
     if module is self._source: _mark(out, True)
-    if not self._inside: self._look_for_strangers(operation, out)    # what the model returns meets no other operation
+    if not self._inside:                                             # what the model returns meets no other operation
+        self._look_for_strangers(operation, out)
+        self._look_at_output(operation, out)
     if not whole: return None
     try: return self._whole_module(operation, module, args, kwargs, out) if self._opaque == 1 else None
     finally: self._opaque -= 1
@@ -329,25 +405,40 @@ def _count(self:lrp_rules, operation, rule, operands):
 @patch
 def _look_for_strangers(self:lrp_rules, operation, operands): # tensors with a history that no torch call showed
     for t in _tensors(operands):
-        if _depends(t) is None: self._count(replace(operation, name=t.grad_fn.name()), 'none', ()); _mark(t, True)
+        if _depends(t) is not None: continue
+        stranger = replace(operation, name=t.grad_fn.name())
+        self._count(stranger, 'none', ())
+        self._watch_backward(stranger, t)
+        _mark(t, True)
 
 # %% ../nbs/04_bert_rules.ipynb #bf8ef53e
 @patch
 def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
     kwargs = kwargs or {}
-    if self._opaque or not torch.is_grad_enabled(): return func(*args, **kwargs)
-    if not any(map(_carries, _tensors(args, kwargs))):
-        out = func(*args, **kwargs); _mark(out, False)               # made of parameters and constants alone
+    if self._opaque: return func(*args, **kwargs)
+    if not torch.is_grad_enabled():
+        out = func(*args, **kwargs)
+        if self.follows and self._graph: self._lose(func, args, kwargs, out)
         return out
-    name = _name(func); operation = Operation(name, self.module, self.layer)
+    name = _name(func)
+    if not any(map(_carries, _tensors(_values(name, args, kwargs)))):
+        out = func(*args, **kwargs); _mark(out, False)               # made of parameters and constants alone
+        if self._any_lost: self._lose(func, args, kwargs, out)
+        return out
+    operation = Operation(name, self.module, self.layer)
     choice = self._choice(operation)
+    weights = _weights_of(_values(name, args, kwargs)) if self._softmaxes else None
     out, rule = (choice.rule(func, *args, **kwargs), choice.rule.__name__) if choice else self._apply(func, name, args, kwargs)
     if choice and self.strict: _check_numbers(choice, out, func(*args, **kwargs))
     if name == '__setitem__': _mark(args[0], True)
     if any(True for _ in _tensors(out)) or name == '__setitem__' or rule.startswith('constant'): # what is held constant here carried relevance, too
         self._count(operation, rule, (args, kwargs)); _mark(out, True)
+        if rule == 'none': self._watch_backward(operation, *_tensors(out))
+        if self._softmaxes and name != 'softmax': _hand_on_weights(name, args, out, weights)
+        if self._any_lost: self._meet(operation, args, kwargs)
         if self.composite.product == 'canonized': _mark(args[0] if name == '__setitem__' else out, _chain(name, rule, args, kwargs), _FACTORS)
         if name in ACTIVATIONS: _mark(out, True, _GATE)
+    elif not choice: self._lose(func, args, kwargs, out)
     return out
 
 def _check_numbers(choice, out, plain): # a rule changes gradients, never numbers
@@ -362,12 +453,9 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     if name == 'pow' or name == '__pow__': name = 'square' if isinstance(args[1], (int, float)) and args[1] > 0 else 'rsqrt' if isinstance(args[1], (int, float)) else name
     if name == 'scaled_dot_product_attention':
         q, k, v, rest = _sdpa_arguments(*args, **kwargs)
+        self._attends(layer, self.module)
         return sdpa_rule(c, layer, q, k, v, self.attention, **rest), 'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
-    if name == 'softmax':
-        out = func(*args, **kwargs)
-        if layer is None and (self.layers or out.ndim < 3): return out, 'own gradient'   # a softmax on the model's output is no attention
-        if self.attention is not None: self.attention.append((layer, args[0], out))
-        return (constant(out), 'constant weights') if c.bypasses(layer) else (out, 'own gradient')
+    if name == 'softmax': return self._softmax(func, args, kwargs)
     if name in ('layer_norm', 'rms_norm'):
         if c.layer_norm == 'gradient': return func(*args, **kwargs), 'gradient'
         args, kwargs = self._constant_bias(name, args, kwargs)
@@ -378,10 +466,210 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     if name in FACTORS: return self._product(func, name, args, kwargs)
     if name == 'multi_head_attention_forward': return self._multi_head(func, args, kwargs)
     linear = name in LINEAR and not (name in DIVISIONS and _carries(args[1] if len(args) > 1 else kwargs.get('other')))
+    if not linear and name in DIVISIONS and c.gate == 'constant' and self._softmaxes and (weights := _weights_of(args)): # divided by their sum
+        for softmax in weights: self._settle(softmax, 'gate')
+        return constant(func(*args, **kwargs)), 'constant gate'
     if not linear: return func(*args, **kwargs), 'none'
     args, kwargs = self._constant_bias(name, args, kwargs)
     out = func(*args, **kwargs)
     return epsilon_rule(out, c.eps) if name in ('linear', 'conv1d', 'conv2d', 'conv3d') else out, 'linear'
+
+# %% ../nbs/04_bert_rules.ipynb #softma01
+_WEIGHTS = '_lrp_loo_weights' # the softmaxes that a tensor was made of, with nothing else that carries
+_HANDS_ON = LINEAR - set('linear conv1d conv2d conv3d embedding'.split()) | set('mul multiply __mul__ __rmul__ __imul__ mul_ clamp clamp_min clamp_max'.split())
+_ELEMENTWISE = frozenset('mul multiply __mul__ __rmul__ __imul__ mul_'.split())
+
+@dataclass(eq=False)
+class _Softmax:
+    "A softmax of fewer than four dimensions: what it is shows in what its result is used for."
+    operation:Operation  # where it was called
+    recorded:tuple       # (layer, Z, A), or None
+    use:str='no'         # 'attention', 'gate', or 'no': it multiplied no activation
+    rule:str=''          # under which it is counted
+
+def _weights_of(*operands): # the softmaxes that every operand that carries was made of; None where one was not
+    marks = [getattr(t, _WEIGHTS, None) for t in _tensors(*operands) if _carries(t)]
+    return tuple(dict.fromkeys(s for m in marks for s in m)) if marks and all(marks) else None
+
+def _hand_on_weights(name, args, out, weights):
+    several = name in FACTORS and name not in _ELEMENTWISE and weights and len(weights) > 1
+    weights = weights if name in _HANDS_ON or several else None
+    for t in _tensors(args[0] if name == '__setitem__' else out):
+        if weights or hasattr(t, _WEIGHTS): setattr(t, _WEIGHTS, weights)
+
+def _queries(args, at, other): # does this einsum ask with one index of its own, and sum over another that both have?
+    terms, _, result = str(args[0]).replace(' ', '').partition('->')
+    terms = terms.split(',')
+    if not isinstance(args[0], str) or not result or len(terms) != len(args) - 1: return True
+    mine, its = set(terms[at - 1]), set(terms[other - 1])
+    return bool((mine & its) - set(result)) and bool((mine - its) & set(result))
+
+@patch
+def _attends(self:lrp_rules, layer, module): self.attended.setdefault(layer, {})[module] = None
+
+@patch
+def _softmax(self:lrp_rules, func, args, kwargs): # → the result, the name of the rule it got
+    out, bypass = func(*args, **kwargs), self.composite.bypasses(self.layer)
+    if out.ndim > 3:
+        self._attends(self.layer, self.module)
+        if self.attention is None: return (constant(out), 'constant weights') if bypass else (out, 'own gradient')
+        out = _recorded(out, bypass)
+        self.attention.append((self.layer, args[0], out))
+        return out, 'constant weights' if bypass else 'own gradient'
+    softmax = _Softmax(Operation('softmax', self.module, self.layer), None if self.attention is None else (self.layer, args[0], out))
+    softmax.rule = self._rule_of(softmax)
+    self._softmaxes.append(softmax)
+    setattr(out, _WEIGHTS, (softmax,))
+    return out, softmax.rule
+
+@patch
+def _rule_of(self:lrp_rules, softmax):
+    if softmax.use == 'no': return 'no attention, own gradient'
+    if softmax.use == 'gate': return 'constant gate' if self.composite.gate == 'constant' else 'gate, own gradient'
+    return 'constant weights' if self.composite.bypasses(softmax.operation.layer) else 'own gradient'
+
+@patch
+def _settle(self:lrp_rules, softmax, use): # what it is for has shown: it is counted under another rule
+    if use == softmax.use or softmax.use == 'attention': return
+    softmax.use, before = use, (softmax.operation, softmax.rule)
+    softmax.rule = self._rule_of(softmax)
+    self.seen[before] -= 1
+    if not self.seen[before]: del self.seen[before]
+    after = (softmax.operation, softmax.rule)
+    self.seen[after] = self.seen.get(after, 0) + 1
+    if use == 'attention':
+        self._attends(softmax.operation.layer, softmax.operation.module)
+        if softmax.recorded is not None: self.attention.append(softmax.recorded)
+
+@patch
+def _hold_weights(self:lrp_rules, name, args, at): # softmaxes that multiply another activation, held constant where the rule set says so; is it a gate's rule?
+    weights = [i for i in at if getattr(args[i], _WEIGHTS, None)]
+    others = [i for i in at if i not in weights]
+    gated = False
+    for i in weights if others else ():
+        attention = name not in _ELEMENTWISE and (name != 'einsum' or any(_queries(args, i, o) for o in others))
+        held = False
+        for softmax in getattr(args[i], _WEIGHTS):
+            self._settle(softmax, 'attention' if attention else 'gate')
+            held |= self.composite.bypasses(softmax.operation.layer) if attention else self.composite.gate == 'constant'
+        if not held: continue
+        _mark(args[i], 0, _FACTORS)                                  # a constant is no factor of a chain
+        args[i] = constant(args[i])
+        gated |= not attention
+    return gated
+
+@patch
+def _end_softmaxes(self:lrp_rules):
+    self.gates = [s.recorded for s in self._softmaxes if s.recorded is not None and s.use != 'attention']
+    self._softmaxes = []
+
+@patch
+def check_numbers(self:lrp_rules,
+    layers, # the numbers of layers that are bypassed
+):
+    "Refuse to choose layers by number where the attention that was seen cannot be told apart by its layer."
+    if not layers: return
+    name, end = type(self.model).__name__, "so none can be chosen by number; take bypass_softmax=() or 'all'"
+    if outside := list(self.attended.get(None, ())):
+        where = ', '.join(path or name for path in outside[:3])
+        raise ValueError(f"the softmax in {where} belongs to none of the {self.n_layers} layers that {name} shows, {end}")
+    for layer, modules in self.attended.items():
+        within = {self._place_in_layer(path) for path in modules}
+        if len(within) > 1 and None not in within: raise ValueError(f"layer {layer} of {name} holds a list of layers ({', '.join(list(modules)[:3])}), {end}")
+
+@patch
+def _place_in_layer(self:lrp_rules, path): # the members of lists inside a layer that a module is in; None: it is in none, or is one itself
+    owners = [p for p, m in self.model.named_modules() if m in self.numbers and f'{path}.'.startswith(f'{p}.')]
+    inside = path.removeprefix(max(owners, key=len, default='')).strip('.').split('.')
+    places = tuple(i for i, part in enumerate(inside) if part.isdigit())
+    return tuple(inside[:places[-1] + 1]) if places and places[-1] < len(inside) - 1 else None
+
+# %% ../nbs/04_bert_rules.ipynb #lostgr01
+_LOST = '_lrp_loo_lost'       # marks a tensor that depends on the input and has no gradient: (the function, the module) that made it so
+_SHAPES = frozenset('to type_as expand_as view_as reshape_as'.split()) # functions of their first argument's numbers; the others lend a shape or a type
+_TO_WHOLE = frozenset('to type type_as int long short char byte'.split())
+
+def _values(name, args, kwargs): # the arguments whose numbers a result is made of
+    if name.endswith('_like') or name.startswith('new_'): return ()
+    return args[:1] if name in _SHAPES else (args, kwargs)
+
+def _every_tensor(*xs): # in nested arguments, with a gradient or without
+    for x in xs:
+        if isinstance(x, torch.Tensor): yield x
+        elif isinstance(x, (list, tuple)): yield from _every_tensor(*x)
+        elif isinstance(x, dict): yield from _every_tensor(*x.values())
+
+def _lost(*xs): # the first mark of a tensor that does not carry
+    return next((mark for t in _every_tensor(*xs) if not _carries(t) and (mark := getattr(t, _LOST, None))), None)
+
+@patch
+def _lose(self:lrp_rules, func, args, kwargs, out): # mark what was made of the input and has no gradient
+    name = _name(func)
+    values = _values(name, args, kwargs)
+    mark = _lost(values)
+    if mark is None and any(map(_carries, _tensors(values))):
+        mark = (name if torch.is_grad_enabled() else f'{name} under no_grad', self.module)
+    if mark is None: return
+    whole = name in _TO_WHOLE or any(_lost(t) for t in _every_tensor(values) if not t.is_floating_point())
+    for t in _every_tensor(out):
+        number = t.is_floating_point() or t.is_quantized or whole and t.dtype != torch.bool # indices and comparisons choose, and are no numbers
+        if _carries(t) or not number: continue
+        setattr(t, _LOST, mark)
+        self._any_lost = True
+
+@patch
+def _meet(self:lrp_rules, operation, args, kwargs): # a number without its gradient is used together with one that has it
+    numbers = [t for t in _every_tensor(_values(operation.name, args, kwargs)) if t.is_floating_point() or operation.name in {*FACTORS, *_ADDED, *DIVISIONS}]
+    if mark := _lost(numbers): self.lost.setdefault(mark, operation)
+
+@patch
+def _look_at_output(self:lrp_rules, operation, out):
+    if not torch.is_grad_enabled() or not self._any_lost: return
+    tensors = list(_every_tensor(out))
+    if (mark := _lost(tensors)) and not any(map(_carries, tensors)): self.lost.setdefault(mark, operation)
+
+@patch
+def _watch_backward(self:lrp_rules, operation, *tensors): # does an operation without a rule hand a gradient on?
+    message = self._no_gradient([(operation.name, operation.module)])
+    for t in tensors:
+        node = t.grad_fn
+        if node is None: continue
+        if 'NotImplemented' in node.name(): self.lost.setdefault((operation.name, operation.module), operation)
+        asked = [f is not None and not isinstance(getattr(f, 'variable', None), nn.Parameter) for f, _ in node.next_functions]
+        def check(below, above, asked=asked):
+            arrived = [g is not None for g, a in zip(below, asked) if a]
+            if arrived and not any(arrived) and any(g is not None for g in above): raise ValueError(message)
+        node.register_hook(check)
+
+@patch
+def _no_gradient(self:lrp_rules, marks): # what is said of places where a gradient ends
+    def place(name, path):
+        try: return f"{name} in {path} ({self.model.get_submodule(path)._get_name()})" if path else name
+        except AttributeError: return f'{name} in {path}'
+    places = ', '.join(place(*mark) for mark in marks[:3]) + (' and elsewhere' if len(marks) > 3 else '')
+    return f"no gradient comes through {places}, so scores that are made of gradients would be wrong; take the model as it was before it was quantized, detached or frozen there, or a method without gradients ('loo', 'rollout')"
+
+@patch
+def _refuse_lost(self:lrp_rules):
+    if self.lost: raise ValueError(self._no_gradient(list(self.lost)))
+
+class watch_gradient(lrp_rules):
+    "A context that changes nothing; on leaving, a gradient that ends inside the model is an error."
+    def __init__(self,
+        model, # any torch module
+    ):
+        super().__init__(model, gradient())
+
+    def _complain(self): pass                                         # the plain gradient is what is wanted
+
+def input_gradient(
+    value:torch.Tensor, # explained numbers; their sum is taken
+    x:torch.Tensor,     # the embeddings
+)->torch.Tensor:        # ∂value/∂x, x's shape
+    "The gradient at the embeddings; where none arrives, an error that says so."
+    g = torch.autograd.grad(value.sum(), x, allow_unused=True)[0] if value.requires_grad else None
+    if g is None: raise ValueError("no gradient comes from the explained number to the embeddings, so no method that needs one can explain it; take 'loo' or 'rollout'")
+    return g
 
 # %% ../nbs/04_bert_rules.ipynb #120f545e
 @patch
@@ -390,6 +678,8 @@ def _product(self:lrp_rules, func, name, args, kwargs): # any of FACTORS
     if name == 'einsum' and len(args) == 2 and isinstance(args[1], (list, tuple)): args = [args[0], *args[1]]
     if name.startswith('add') or name == 'baddbmm': args, kwargs = self._constant_bias(name, args, kwargs); args = list(args)
     at = [i for i in (FACTORS[name] or range(1, len(args))) if i < len(args) and _carries(args[i])]
+    if self._softmaxes and self._hold_weights(name, args, at): return func(*args, **kwargs), 'constant gate'
+    at = [i for i in at if _carries(args[i])]
     if c.gate == 'constant' and len(at) == 2 and 'mul' in name and 'mat' not in name:
         gates = [i for i in at if getattr(args[i], _GATE, False)]
         if len(gates) == 1: args[gates[0]] = constant(args[gates[0]]); return func(*args, **kwargs), 'constant gate'
@@ -437,6 +727,7 @@ def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttenti
     mask = _float_mask(a['attn_mask'], q)                              # True means removed in torch.nn
     if (pad := a['key_padding_mask']) is not None: mask = _float_mask(pad, q)[:, None, None] + (0 if mask is None else mask if mask.ndim == 2 else mask.view(n, heads, *mask.shape[-2:]))
     elif mask is not None and mask.ndim == 3: mask = mask.view(n, heads, *mask.shape[-2:])
+    self._attends(self.layer, self.module)
     out = sdpa_rule(self.composite, self.layer, q, k, v, self.attention, attn_mask=mask).permute(2, 0, 1, 3).reshape(-1, n, dim)
     weights = func(*args, **kwargs)[1].detach() if a['need_weights'] else None     # for the caller to look at; nothing passes through them
     return (linear(out, a['out_proj_weight'], a['out_proj_bias']), weights), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
@@ -470,8 +761,7 @@ class _WatchAttention(TorchFunctionMode):
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
-            Z = q @ k.transpose(-2, -1)*scale
-            self.maps.append((Z if bias is None else Z + bias).softmax(-1))
+            self.maps.append(_attention_weights(q @ k.transpose(-2, -1)*scale, bias))
         out = func(*args, **kwargs)
         if name == 'softmax' and out.ndim == 4: self.maps.append(out)
         return out
@@ -482,6 +772,7 @@ def attention_maps(
     **inputs, # what the model is called with
 )->list:   # per layer (batch, heads, n, n), rows sum to 1
     "The attention weights A of every layer (equation 2)."
+    refuse_compiled(model)
     with _WatchAttention() as watch: model(**inputs)
     if not watch.maps: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention)")
     return watch.maps

@@ -28,7 +28,7 @@ def conservation_by_layer(
     n, x = rules.n_layers, seen[0]
     if any(None in rules.hidden.get(l, [None]) for l in range(n)): n = 0      # layers that are not called as modules cannot be told apart
     inner = [t for l in range(n) for t in rules.hidden.get(l, [None, None])]
-    attention = [(l, Z, A) for l, Z, A in rules.attention if not composite.bypasses(l)]
+    attention = rules.gates + [(l, Z, A) for l, Z, A in rules.attention if not composite.bypasses(l)]
     flat = [x, *inner, *(c for _, _, c in rules.constants), *(t for _, Z, A in attention for t in (Z, A))]
     R = iter(_relevances(value, flat))
     words, hidden = next(R), [next(R) for _ in inner]

@@ -257,12 +257,23 @@ def watch_embeddings(
     try: yield seen
     finally: handle.remove()
 
+def _training_changes(module): # does its class compute something else in training mode? A new linear layer is in that mode, too, and does not
+    own = [c for c in type(module).__mro__ if c not in (torch.nn.Module, object)]
+    functions = [f for c in own for f in vars(c).values() if inspect.isfunction(f)]
+    if not any('training' in f.__code__.co_names for f in functions): return False
+    chance = getattr(module, 'p', getattr(module, 'dropout', None)) if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)) else None
+    return chance != 0
+
+def _part_in_training(model): # the path of the first part whose numbers depend on the mode; None where every part is in eval mode
+    return next((path for path, m in model.named_modules() if m.training and _training_changes(m)), None)
+
 def check_model(
     model, # what was given as one
 ):
     "Refuse what cannot be explained, whatever the method."
     if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
     if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
+    if (part := _part_in_training(model)) is not None: raise ValueError(f"{part} is in training mode, where every pass is another function, though the model around it is not; call model.eval() first")
     if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False): raise ValueError(f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder")
     if any(p.is_meta for p in model.parameters()) and not hasattr(model, 'hf_device_map'): raise ValueError("the model is on the meta device, so it has no weights; load them first")
 

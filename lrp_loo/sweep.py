@@ -66,6 +66,7 @@ def bypass_sweep(
         readout = Readout(target, out, batch); value = readout(out)
         g, = torch.autograd.grad(value.sum(), cut.top)
     wanted = sorted({l for s in sets for l in s})
+    rules.check_numbers(wanted)
     with torch.enable_grad(), read_row_only(model, target), lrp_rules(model, attn_lrp(wanted, eps)): bypassed = {l: cut.again(l) for l in wanted}
     above = {frozenset(): g}                                         # bypasses among the layers above → gradient
     for l in reversed(range(L)):
