@@ -84,9 +84,8 @@ class FastEncoder:
         layers = getattr(getattr(self.base, 'encoder', None), 'layer', None)
         if layers is None or not hasattr(model, 'classifier') or getattr(c, 'is_decoder', False) or len(layers) < 2: raise ValueError(f"{type(model).__name__} is no classifier on an encoder built as BERT's")
         if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()): raise ValueError("the model has hooks, which only its own forward runs")
-        if any(map(meddled_with, model.modules())):
-            raise ValueError("the model has a forward, or a part, that is not transformers' own")
         self.layers, self.heads, self.d = [_parts(l) for l in layers], c.num_attention_heads, c.hidden_size
+        if any(map(meddled_with, model.modules())): raise ValueError("the model has a forward, or a part, that is not transformers' own")
 
     @torch.no_grad()
     def texts(self,

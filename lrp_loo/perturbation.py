@@ -280,12 +280,13 @@ def _one_text(model, enc, keep, removal, fill, drop, token_budget, readout, prog
     can = removal == 'attention_mask' and drop is not False and _can_drop(model, enc)
     if drop and not can and not renumber: raise ValueError(f"drop=True: a token may not be dropped here, because {type(model).__name__} is not known to give the same numbers without it (lrp_loo.fast.survives_gaps); take drop=None")
     tried = gaps_to_try(keep[read]) if can and not drop else []
-    can = can and (drop or len(tried) < int(read.sum()))             # else trying is all that there is to compute
-    states = prefix_states(model, enc) if can and not callable(getattr(readout, 'target', None)) else None # a function may read rows of the prefix
+    can = can and (drop or 0 < len(tried) < int(read.sum()))         # else trying is all that there is to compute
+    states, rows = None, read.nonzero()[tried, 0] if can and not drop else None
+    own = None if rows is None else values(keep[rows], False)
+    if own is not None and own.ndim > 2: can = False                 # all logits of all rows, and places would move
+    if can and not callable(getattr(readout, 'target', None)): states = prefix_states(model, enc) # a function may read rows of the prefix
     out = in_batches(~nowhere if renumber else read if can else nowhere)
-    if can and not drop:
-        rows = read.nonzero()[tried, 0]
-        if not agree(out[rows], values(keep[rows], False), spread(out[read])): out, can = in_batches(nowhere), False
+    if can and not drop and not agree(out[rows], own, spread(out[read])): out, can = in_batches(nowhere), False
     if not can and not renumber: out = _as_if_alone(model, out, keep, values, lambda: in_batches(nowhere, 1))
     if removal == 'attention_mask' and 'input_ids' in enc and not can: _check_heeded(model, enc, keep, torch.ones_like(keep[0]) if mask is None else mask, out, values, value)
     return out[inverse]
@@ -441,8 +442,7 @@ def _at_the_end(readout, out, enc): # is the number found again when tokens are 
     last = enc['input_ids'].shape[1] - 1 if mask is None else int(mask.nonzero().max())
     return bool((at == last).all())
 
-# ---- how long it takes
-
+# %% ../nbs/05_perturbation.ipynb #5fb6a0c7
 LONG = 10. # seconds: work that is longer says so beforehand
 
 @torch.no_grad()
