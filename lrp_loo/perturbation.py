@@ -99,9 +99,12 @@ def _embedded(model, enc):
     with torch.no_grad(), watch_embeddings(model) as seen: forward(model, enc)
     return seen[0].detach()
 
-def _can_drop(model, enc): # may removed tokens of this text be dropped? Positions are told, every token sees the whole text, the row that is read stays
-    if 'input_ids' not in enc or not set(enc) <= PER_TOKEN or _given_mask(enc) is not None: return False
-    if not survives_gaps(model) or not sees_whole_text(model, enc['input_ids'].shape[1]): return False
+def _can_drop(model, *encs): # may removed tokens of these texts be dropped?
+    return all('input_ids' in e for e in encs) and survives_gaps(model) and all(_text_survives(model, e) for e in encs)
+
+def _text_survives(model, enc): # of a model that does: every token sees the whole text, positions are those of rows, the row that is read stays
+    if not set(enc) <= PER_TOKEN or _given_mask(enc) is not None: return False
+    if not sees_whole_text(model, enc['input_ids'].shape[1]): return False
     padding = getattr(model.config, 'pad_token_id', None)
     if padding is None: return True
     if position_offset(model) and (enc['input_ids'] == padding).any(): return False  # positions do not count padding
@@ -222,9 +225,11 @@ def _without_padding(model, encs, keeps): # texts, and what their variants keep 
     cut = [_cut_padding(model, e) for e in encs]
     return cut, [k[:, :e['input_ids'].shape[1]] if 'input_ids' in e else k for e, k in zip(cut, keeps)]
 
-def _fast_for(model, encs, removal, drop, targets): # the fast path, checked on the longest text, or None where it does not apply
-    if as_removal(removal).name != 'attention_mask' or drop is False or not encs or not all(_can_drop(model, e) for e in encs) or any(callable(t) or t.output not in (None, 'logits') for t in targets): return None
-    return fast_encoder(model, max(encs, key=lambda e: e['input_ids'].shape[1]))
+def _fast_for(model, encs, removal, drop, targets): # the fast path, checked on a text of middle length, or None where it does not apply
+    if as_removal(removal).name != 'attention_mask' or drop is False or not encs or not _can_drop(model, *encs) or any(callable(t) or t.output not in (None, 'logits') for t in targets): return None
+    by_length = sorted(encs, key=lambda e: e['input_ids'].shape[1])
+    middle = by_length[len(encs)//2]
+    return fast_encoder(model, middle if middle['input_ids'].shape[1] >= 4 else by_length[-1])
 
 def _windows(lengths, token_budget): # slices of texts that together have some budgets of tokens
     start = total = 0

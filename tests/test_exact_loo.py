@@ -151,38 +151,49 @@ def at_row_1(module, args, out):
     return changed
 
 
+def place(model):
+    "A module of the first layer, and the name of its linear part."
+    if hasattr(model, 'bert'): return model.bert.encoder.layer[0].output, 'dense'
+    return model.model.layers[0].mlp, 'down_proj'
+
 def hooked(model):
-    model.model.layers[0].mlp.register_forward_hook(at_row_1)
+    module, name = place(model)
+    getattr(module, name).register_forward_hook(at_row_1)
 
 def replaced(model):
-    mlp = model.model.layers[0].mlp
-    own = mlp.forward
-    mlp.forward = lambda x: at_row_1(None, None, own(x))
+    module, name = place(model)
+    part = getattr(module, name)
+    own = part.forward
+    part.forward = lambda x: at_row_1(None, None, own(x))
 
-class Louder(nn.Linear):
+class AtRow1(nn.Linear):
     def forward(self, x): return at_row_1(None, None, super().forward(x))
 
 def of_another_class(model):
-    mlp = model.model.layers[0].mlp
-    new = Louder(*reversed(mlp.down_proj.weight.shape), bias=False)
-    new.load_state_dict(mlp.down_proj.state_dict())
-    mlp.down_proj = new
+    module, name = place(model)
+    old = getattr(module, name)
+    new = AtRow1(old.in_features, old.out_features, bias=old.bias is not None)
+    new.load_state_dict(old.state_dict())
+    setattr(module, name, new)
 
 class Convolved(nn.Module):
     "Neighbouring tokens meet outside attention."
-    def __init__(self, d):
+    def __init__(self, d_in, d_out):
         super().__init__()
-        self.conv = nn.Conv1d(d, d, 3, padding=1)
+        self.conv = nn.Conv1d(d_in, d_out, 3, padding=1)
     def forward(self, x): return self.conv(x.mT).mT
 
 def convolved(model):
     torch.manual_seed(0)
-    model.model.layers[0].mlp = Convolved(model.config.hidden_size)
+    module, name = place(model)
+    old = getattr(module, name)
+    setattr(module, name, Convolved(old.in_features, old.out_features))
 
 
+@pytest.mark.parametrize('family', ['Llama', 'BERT'])
 @pytest.mark.parametrize('change', [hooked, replaced, of_another_class, convolved])
-def test_a_changed_decoder_is_not_dropped_from(change):
-    model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
+def test_a_changed_model_is_not_dropped_from(change, family):
+    model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     change(model)
     enc = random_inputs(model, N_TOKENS)
     assert not survives_gaps(model)
