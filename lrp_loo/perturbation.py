@@ -472,7 +472,8 @@ def loo_seconds(
         return time.perf_counter() - start
     seconds(few[:1])                                                 # what is done once in a process is not counted
     first, second = seconds(few), seconds(more)
-    per_variant = max(second - first, 0)/(len(more) - len(few)) if len(more) > len(few) else second/len(more)
+    per_variant = second/len(more)                                   # with what is done once per text
+    if second > first and len(more) > len(few): per_variant = (second - first)/(len(more) - len(few))
     return sum(per_variant*n*t/lengths[longest] for n, t in zip(n_variants, lengths))
 
 def _variants(lengths, units): # how many texts with something removed there are, of each text
