@@ -287,14 +287,17 @@ def _why(model, inputs, e): # what a call failed by, where it is known
     kinds = sorted({str(p.dtype).removeprefix('torch.') for p in model.parameters() if p.is_floating_point()})
     if isinstance(e, RuntimeError) and len(kinds) > 1 and ('dtype' in str(e) or 'scalar type' in str(e)): return f"the model's weights are of mixed types ({', '.join(kinds)}), and it cannot multiply them ({e}); convert it to one"
     if isinstance(e, TypeError) and 'unexpected keyword argument' in str(e): return f"{type(model).__name__} takes {', '.join(_takes(model))}, and it was called with {', '.join(inputs)} ({str(e).split(') ')[-1]}); write a forward that takes them"
+    if isinstance(e, ValueError) and 'no padding token' in str(e):
+        return f"{type(model).__name__} takes one text at a time until it knows the padding token; set model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
 
 def forward(
     model,       # any model
     inputs:dict, # of `encode`
 ):               # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
-    try: return model(**inputs, **({'use_cache': False} if 'use_cache' in _takes(model) else {}))
-    except (TypeError, RuntimeError) as e:
+    no_cache = {'use_cache': False} if 'use_cache' in _takes(model) and 'use_cache' not in inputs else {}
+    try: return model(**inputs, **no_cache)
+    except (TypeError, RuntimeError, ValueError) as e:
         if said := _why(model, inputs, e): raise ValueError(said) from e
         raise
 

@@ -5,6 +5,7 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1'); os.environ.setdefault('TOKENIZERS_
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from lrp_loo.models import demo_base, load_demo
@@ -22,6 +23,17 @@ def random_bert(layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw)
             if p.ndim > 1: p.normal_(0, std)
             elif n.endswith('bias'): p.normal_(0, .1) if bias else p.zero_()
     return m
+
+
+class CountTokens(TorchDispatchMode):
+    "How many rows went through the table of words."
+    def __init__(self, model):
+        super().__init__()
+        self.table, self.n = model.get_input_embeddings().weight, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.embedding.default and args[0].shape == self.table.shape: self.n += args[1].numel()
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope='session')

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import CountTokens
+
 from lrp_loo import explain, load_demo
 from lrp_loo.families import family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
@@ -90,13 +92,14 @@ def test_curves_of_many_texts():
 @pytest.mark.parametrize('demo', ['reviews-sst2', 'reviews'])
 def test_a_decoders_prefix_is_computed_once(demo):
     "LOO, spans and curves from the cache are those of masked texts; and fewer tokens go through the model."
-    model, tokenizer = load_demo(demo); enc = encode(model, tokenizer, ' '.join(TEXTS)); T = enc['input_ids'].shape[1]; tokens = []
-    handle = model.get_input_embeddings().register_forward_hook(lambda m, a, out: tokens.append(out.shape[:2].numel()))
+    model, tokenizer = load_demo(demo); enc = encode(model, tokenizer, ' '.join(TEXTS)); T = enc['input_ids'].shape[1]
     runs = {}
-    for drop in (None, False): tokens.clear(); runs[drop] = leave_one_out(model, enc, drop=drop)[0], sum(tokens)
+    for drop in (None, False):
+        with CountTokens(model) as count: loo = leave_one_out(model, enc, drop=drop)[0]
+        runs[drop] = loo, count.n
     assert torch.allclose(runs[None][0], runs[False][0], atol=1e-4) and runs[None][1] < .8*runs[False][1]
     spans = torch.full((T,), -1); spans[2:4], spans[5:9] = 0, 1
-    assert torch.allclose(leave_one_out(model, enc, units=spans)[0], leave_one_out(model, enc, units=spans, drop=False)[0], atol=1e-4); handle.remove()
+    assert torch.allclose(leave_one_out(model, enc, units=spans)[0], leave_one_out(model, enc, units=spans, drop=False)[0], atol=1e-4)
     units, scores = removal_units(special_mask(tokenizer, enc['input_ids'][0])), {'order': torch.arange(T).float()}
     for a, b in zip(perturbation_curves(model, enc, scores, units, None)['order'], perturbation_curves(model, enc, scores, units, None, drop=False)['order']): assert torch.allclose(a, b, atol=1e-4)
 
