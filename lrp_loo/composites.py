@@ -164,6 +164,18 @@ def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa
 def _float_mask(mask, like): # an additive mask; True means removed
     return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
 
+def _attention_weights(Z, bias): # softmax of the masked logits; a row that sees no key gets 0 everywhere, as in torch's fused attention
+    if bias is None: return Z.softmax(-1)
+    Z = Z + bias
+    blind = (Z == float('-inf')).all(-1, keepdim=True)
+    return Z.masked_fill(blind, 0.).softmax(-1).masked_fill(blind, 0.)
+
+def _recorded(A, bypass): # attention weights whose gradient can be asked for; held constant they are a leaf, from which nothing goes on
+    if A.requires_grad and not bypass: return A
+    leaf = A.detach().requires_grad_()
+    setattr(leaf, _INSIDE, False)
+    return leaf
+
 def sdpa_rule(
     composite:Composite, # the rule set
     layer,               # the current layer
@@ -181,9 +193,11 @@ def sdpa_rule(
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
     mul = lambda a, b, *parts: epsilon_rule(torch.matmul(*map(scale_gradient, (a, b), parts)), composite.eps/2 if composite.product == 'half' else 0.)
     Z = mul(q*scale, k.transpose(-2, -1), of_q, of_k)                 # ε meets the scaled logits, as in equation 4
-    A = (Z if bias is None else Z + bias).softmax(-1)
-    if record is not None: record.append((layer, Z, A))
-    return epsilon_rule(torch.matmul(constant(A), v), composite.eps) if bypass else mul(A, v, of_a, of_v)
+    A = _attention_weights(Z, bias)
+    if record is not None:
+        A = _recorded(A, bypass)
+        record.append((layer, Z, A))
+    return epsilon_rule(torch.matmul(constant(A) if record is None else A, v), composite.eps) if bypass else mul(A, v, of_a, of_v)
 
 # %% ../nbs/04_bert_rules.ipynb #d163f158
 def transformer_layers(
@@ -366,8 +380,11 @@ def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name
     if name == 'softmax':
         out = func(*args, **kwargs)
         if layer is None and (self.layers or out.ndim < 3): return out, 'own gradient'   # a softmax on the model's output is no attention
-        if self.attention is not None: self.attention.append((layer, args[0], out))
-        return (constant(out), 'constant weights') if c.bypasses(layer) else (out, 'own gradient')
+        bypass = c.bypasses(layer)
+        if self.attention is None: return (constant(out), 'constant weights') if bypass else (out, 'own gradient')
+        out = _recorded(out, bypass)
+        self.attention.append((layer, args[0], out))
+        return out, 'constant weights' if bypass else 'own gradient'
     if name in ('layer_norm', 'rms_norm'):
         if c.layer_norm == 'gradient': return func(*args, **kwargs), 'gradient'
         args, kwargs = self._constant_bias(name, args, kwargs)
@@ -470,8 +487,7 @@ class _WatchAttention(TorchFunctionMode):
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
-            Z = q @ k.transpose(-2, -1)*scale
-            self.maps.append((Z if bias is None else Z + bias).softmax(-1))
+            self.maps.append(_attention_weights(q @ k.transpose(-2, -1)*scale, bias))
         out = func(*args, **kwargs)
         if name == 'softmax' and out.ndim == 4: self.maps.append(out)
         return out

@@ -20,20 +20,35 @@ from .perturbation import _places, input_positions, key_weights, leave_one_out
 from .targets import Readout, settled
 
 # %% ../nbs/05b_removal.ipynb #d6124107
-NEAR_ONE = 1e-4 # 1 − A is not taken smaller than this: a row that sees almost one key alone would ask the linear part to reach very far
-
 def key_effects(
-    dZ:torch.Tensor,   # (batch, heads, n, n_keys) ∂f/∂Z
+    g:torch.Tensor,    # (batch, heads, n, n_keys) ∂f/∂A
     A:torch.Tensor,    # (batch, heads, n, n_keys) attention weights
     members:torch.Tensor=None, # (batch, n_keys, n_units) 1 where a key belongs to a unit; None: each key by itself
     weights:torch.Tensor=None, # (batch, n_units) mask weights under which A was computed; None: 1
 )->torch.Tensor:       # (batch, heads, n, n_units)
     "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
-    A = A.detach().to(dZ)
-    if members is not None: dZ, A = dZ @ members[:, None].to(A), A @ members[:, None].to(A)
-    rest = (1 - A).clamp_(min=NEAR_ONE)                             # models take softmax in single precision, whatever they are in
-    if weights is not None: rest = rest*(weights[:, None, None].to(A)*rest + A)
-    return torch.div(dZ, rest, out=rest)
+    exact = torch.promote_types(g.dtype, torch.float32)             # half precision is summed up in single
+    A = A.detach().to(exact)
+    gains = A*g.to(exact)
+    if members is not None: members = members.to(exact)
+    mass, gain = _inside(A, members), _inside(gains, members)
+    largest = mass.argmax(-1, keepdim=True)
+    rest = _outside(A, mass, largest, members)
+    rest_gain = _outside(gains, gain, largest, members)
+    whole = mass + (rest if weights is None else weights[:, None, None].to(exact)*rest)
+    effect = (gain - mass*(rest_gain/rest))/whole
+    return effect.masked_fill_(rest == 0, 0)                        # a row that sees nothing else has nothing to compare with
+
+def _inside(x, members): # sums over the keys of each unit
+    return x if members is None else x @ members[:, None]
+
+def _outside(x, inside, largest, members): # sums over the keys outside each unit, without subtracting what is large
+    rest = x.sum(-1, keepdim=True) - inside                         # benign for all but the unit with the largest weight
+    if members is None: others = x.scatter(-1, largest, 0.)
+    else:
+        text = torch.arange(len(x), device=x.device)[:, None, None]
+        others = x*(1 - members.mT[text, largest[..., 0]])
+    return rest.scatter_(-1, largest, others.sum(-1, keepdim=True))
 
 # %% ../nbs/05b_removal.ipynb #fadb6667
 def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
@@ -64,7 +79,7 @@ def removal_pass(
     readout = target if isinstance(target, Readout) else Readout(target, out, batch)
     with torch.enable_grad(): value = readout(out)
     if not rules.attention: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention")
-    gradients = torch.autograd.grad(value.sum(), [Z for _, Z, _ in rules.attention], allow_unused=True)
+    gradients = torch.autograd.grad(value.sum(), [A for _, _, A in rules.attention], allow_unused=True)
     layers = [(torch.zeros_like(A) if g is None else g, A.detach()) for g, (_, _, A) in zip(gradients, rules.attention)]
     members = _with_class_tokens(model, members, _places(seen[0]), layers)
     unread = None if own_rows else _unread(layers[-1][0], members)
@@ -80,11 +95,12 @@ def _unread(last, members): # own rows of a unit that the output does not read: 
     read = (last != 0).any(-1).any(1)                               # [batch, n]
     return ~read if members is None else members.bool() & ~read[..., None]
 
-def _column_sums(effects, unread): # [batch, heads, n_units]
-    total = effects.sum(2)
-    if unread is None: return total
-    if unread.ndim == 2: return total - effects.diagonal(dim1=2, dim2=3)*unread[:, None]             # each key a unit: its own row is the diagonal
-    return total - torch.einsum('bhnu,bnu->bhu', effects, unread.to(effects))
+def _column_sums(effects, unread): # (batch, heads, n_units); effects are changed in place
+    if unread is None: return effects.sum(2)
+    if unread.ndim == 3: return effects.masked_fill_(unread[:, None], 0).sum(2)
+    own = effects.diagonal(dim1=2, dim2=3)                          # each key a unit: its own row
+    own.masked_fill_(unread[:, None], 0)
+    return effects.sum(2)
 
 # %% ../nbs/05b_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
