@@ -184,7 +184,7 @@ def removal_scores(
     composite=None,       # rules for the network between the attentions; none by default
     own_rows:bool=False,  # keep the rows that nobody reads
     seed:int=0,           # of the contexts
-    exact_special:bool=False, # special tokens get their exact LOO, by one forward pass each and one of the whole text; else the estimate, whose sign is no better than chance at [CLS]
+    exact_special:bool=False, # special tokens get their exact LOO, by one forward pass each and one of the whole text; else the estimate, whose sign at [CLS] is wrong in a third of texts
 )->tuple:                 # scores (batch, n_units), explained numbers (batch,), their `Readout`, info per text: passes, spread, expected_r; exact (which units) with exact_special
     "Estimate of every LOO score (by attention mask) from one forward and backward pass per weight, group and half text."
     path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed); at = lambda readout, weights=None: removal_pass(model, batch, readout, units, weights, composite, own_rows)
