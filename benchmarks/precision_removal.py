@@ -20,9 +20,9 @@ from lrp_loo.removal import removal_scores
 OUT = Path(__file__).parent.parent/'results'/'removal-precision.json'
 BOUND = 1e-5 # of a text's largest score
 SETTINGS = { # name → torch's kernels ('' leaves them as the machine has them), threads
-    'as it is': ('', 2),
-    'one thread': ('', 1),
-    'avx2': ('avx2', 2),
+    'one thread': ('', 1), # all texts; the others fewer
+    'two threads': ('', 2),
+    'avx2': ('avx2', 1),
     'plainest': ('default', 1),
 }
 
@@ -40,29 +40,31 @@ def one_text(model, double, tokenizer, encs, i):
     return dict(n_tokens=n, double=of(exact), batch=of(beside))
 
 
-def rows(data, limit, threads):
-    "One JSON line per text, for the parent process."
+def rows(data, limit, threads, start):
+    "One JSON line per text from a number on, for the parent process."
     torch.set_num_threads(threads)
     model, tokenizer = load_demo('sst2')
     double = copy.deepcopy(model).double()
     encs = [encode(model, tokenizer, t) for t in load_texts('sst2', data, limit=limit).texts]
-    for i in range(len(encs)):
+    for i in range(start, len(encs)):
         print(json.dumps(one_text(model, double, tokenizer, encs, i)), flush=True)
 
 
-def in_process(data, limit, setting):
-    "The rows of a setting, computed in a process of its own: torch chooses its kernels once."
+def in_process(data, limit, setting, start):
+    "The rows of a setting as they come from a process of its own: torch chooses its kernels once."
     kernels, threads = SETTINGS[setting]
     env = {**os.environ, 'OMP_NUM_THREADS': str(threads)}
     if kernels: env['ATEN_CPU_CAPABILITY'] = kernels
-    command = [sys.executable, __file__, '--worker', str(threads), '--limit', str(limit)]
+    command = [sys.executable, __file__, '--worker', str(threads), '--limit', str(limit), '--start', str(start)]
     if data: command += ['--data', data]
-    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as worker:
+        for line in worker.stdout:
+            if line.startswith('{'): yield json.loads(line)
+    if worker.returncode: raise RuntimeError(f"the worker for {setting!r} failed with {worker.returncode}")
 
 
 def main(args):
-    limits = {s: args.limit if s == 'as it is' else min(args.few, args.limit) for s in SETTINGS}
+    limits = {s: args.limit if s == 'one thread' else min(args.few, args.limit) for s in SETTINGS}
     model, _ = load_demo('sst2')
     texts = load_texts('sst2', args.data, limit=args.limit)
     config = dict(experiment='precision of removal', data=texts.info, seed=0, bound=BOUND,
@@ -73,9 +75,10 @@ def main(args):
     results = Results(args.out, config, fresh=args.fresh)
     for k, setting in enumerate(SETTINGS):
         first = k*args.limit
-        if {first + i for i in range(limits[setting])} <= results.done: continue
-        for i, row in enumerate(in_process(args.data, limits[setting], setting)):
-            if first + i not in results.done: results.add(dict(i=first + i, setting=setting, **row))
+        start = sum(first <= i < first + limits[setting] for i in results.done)
+        if start == limits[setting]: continue
+        for i, row in enumerate(in_process(args.data, limits[setting], setting, start), start):
+            results.add(dict(i=first + i, setting=setting, **row))
     of = lambda s, e: [r[e] for r in results.rows if r['setting'] == s]
     results.summary = {s: dict(n=len(of(s, 'double')), double=max(of(s, 'double')), batch=max(of(s, 'batch')))
                        for s in SETTINGS}
@@ -91,7 +94,8 @@ if __name__ == '__main__':
     p.add_argument('--few', type=int, default=24, help='texts under each other setting')
     p.add_argument('--out', default=str(OUT))
     p.add_argument('--fresh', action='store_true', help='start over')
+    p.add_argument('--start', type=int, default=0, help='first text of a worker; for this command itself')
     p.add_argument('--worker', type=int, help='threads of a worker; for this command itself')
     args = p.parse_args()
-    if args.worker: rows(args.data, args.limit, args.worker)
+    if args.worker: rows(args.data, args.limit, args.worker, args.start)
     else: main(args)

@@ -113,7 +113,7 @@ def test_the_same_text_in_another_batch():
 def test_precision_that_was_measured():
     found = read_results(Path(__file__).parent.parent/'results'/'removal-precision.json')
     assert found['config']['bound'] == SINGLE
-    assert sum(r['setting'] == 'as it is' for r in found['rows']) == 200
+    assert sum(r['setting'] == 'one thread' for r in found['rows']) == 200
     assert {r['setting'] for r in found['rows']} == set(found['config']['settings'])
     for r in found['rows']: assert r['double'] <= SINGLE and r['batch'] <= SINGLE, r
 
