@@ -18,7 +18,7 @@ from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_l
 from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
-from .models import as_texts, check_finite, check_model, encode, forward, input_embeddings, special_mask, unwrap, watch_embeddings
+from .models import as_texts, check_finite, check_model, encode, forward, gradients_on, input_embeddings, plain_tensors, special_mask, unwrap, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
 from .sweep import bypass_sweep
@@ -90,9 +90,11 @@ def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every 
     if baseline is None: baseline = 'pad' if 'input_ids' in batch and getattr(tokenizer, 'pad_token_id', None) is not None else 'zero'
     if baseline not in ('pad', 'mask', 'zero'): raise ValueError(f"baseline={baseline!r} is not known; take 'pad', 'mask' or 'zero'")
     if 'input_ids' not in batch: return torch.zeros_like(x), baseline
-    special = torch.stack([special_mask(tokenizer, r) for r in batch['input_ids']]).to(x.device)[..., None]
+    special = torch.stack([special_mask(tokenizer, r) for r in batch['input_ids']]).to(x.device)
+    special = torch.nn.functional.pad(special, (0, x.shape[1] - special.shape[1]), value=True)[..., None] # padding that a model adds by itself
     if baseline == 'zero': return torch.where(special, x, 0.), baseline
     with torch.no_grad(): fill = input_embeddings(model)(torch.tensor(fill_id(tokenizer, f'{baseline}_token'), device=x.device))
+    if isinstance(fill, tuple): fill = fill[0]                       # I-BERT hands on a scale as well
     return torch.where(special, x, fill), baseline
 
 def _lengths(batch, readout): # of texts padded on the right whose padding nobody reads; else None
@@ -119,7 +121,8 @@ def ig_scores(
         return readout(variants, rows.repeat(len(e)//len(rows)))
     every = torch.arange(n, device=x.device)
     with torch.no_grad(): value, low = readout(out), f(b, every)
-    total, T = torch.zeros_like(x), _lengths(batch, readout)
+    padded_inside = 'input_ids' in batch and x.shape[1] != batch['input_ids'].shape[1] # as Longformer does, to whole windows
+    total, T = torch.zeros_like(x), None if padded_inside else _lengths(batch, readout)
     nodes, weights = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in np.polynomial.legendre.leggauss(n_steps))
     for rows in every.split(max(1, internal_batch_size//n_steps)):   # as few texts as fill a pass with all their steps, so that little of it is padding
         t = slice(None if T is None else int(T[rows].max())); per_pass = max(1, internal_batch_size//len(rows))
@@ -130,19 +133,32 @@ def ig_scores(
                 g, = torch.autograd.grad(f(e, rows).sum(), e)
             total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:])*w).sum(0)
     scores = (x - b)*total if dims else _over_tokens((x - b)*total)
-    return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in (scores.flatten(1).sum(1) - (value - low)).tolist()]
+    errors = (scores.flatten(1).sum(1) - (value - low)).tolist()
+    if padded_inside: scores = scores[:, :batch['input_ids'].shape[1]]
+    return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in errors]
 
 # %% ../nbs/06_attribution.ipynb #e5a3a3c9
 def explained_row(
     maps:list,       # per layer attention weights (batch, n, n), mean over heads
     readout:Readout, # of the explained numbers
     batch:dict,      # (batch, T) inputs
+    summary:str='',  # `summary_type` of the model's config: 'last' where it classifies by its last row, as XLNet does
 )->torch.Tensor:     # (batch,) long
     "The row that the explained number is read from: its position where the output has a row per token, the last token under causal attention, else the first ([CLS])."
     if (at := getattr(readout, 'position', None)) is not None: return at
     mask = batch.get('attention_mask')
+    if summary == 'last' and mask is not None: return _last_read(mask)
     causal = mask is not None and maps[0].shape[-1] > 1 and all(bool((A.triu(1).sum(-1)*mask == 0).all()) for A in maps) # no row sees what follows it
     return mask.sum(1) - 1 if causal else torch.zeros(len(maps[0]), dtype=torch.long, device=maps[0].device)
+
+def _last_read(mask): # (batch,) the last place that is no padding
+    return (mask*torch.arange(mask.shape[1], device=mask.device)).amax(1)
+
+def _square_maps(model, maps): # heads averaged; a product of layers needs a row and a column per place in each
+    n = maps[0].shape[-1]
+    odd = next((A for A in maps if A.ndim != 4 or A.shape[-2:] != (n, n)), None)
+    if odd is not None: raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(odd.shape)}; rollout takes the same number of rows and keys in every layer")
+    return [A.mean(1) for A in maps]
 
 def rollout_scores(
     model, tokenizer,
@@ -153,13 +169,13 @@ def rollout_scores(
 )->tuple:                # as `lrp_scores`
     "Attention Rollout, heads averaged (equation Rollout)."
     with torch.no_grad(): out = forward(model, batch)
-    readout, R, maps = Readout(target, out, batch), None, [A.mean(1) for A in attention_maps(model, **batch)] # [batch, n, n] per layer
+    readout, R, maps = Readout(target, out, batch), None, _square_maps(model, attention_maps(model, **batch)) # [batch, n, n] per layer
     for A in maps:
         if residual: A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))/2
         R = A if R is None else A @ R
     n = input_positions(model, batch); extra = R.shape[1] - n    # class tokens that a vision model puts in front
     if row is not None and not 0 <= whole_number('row', row, 0) < R.shape[1]: raise ValueError(f"row={row} is not in the text, which has {R.shape[1]} tokens")
-    at = explained_row(maps, readout, batch) if row is None else torch.full((len(R),), row, device=R.device)
+    at = explained_row(maps, readout, batch, getattr(getattr(model, 'config', None), 'summary_type', '')) if row is None else torch.full((len(R),), row, device=R.device)
     return R[torch.arange(len(R), device=R.device), at][:, extra:], readout(out).detach(), readout, dict(residual=residual, row=at.tolist())
 
 def loo_scores(
@@ -300,7 +316,7 @@ def explain_batch(
     name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
     if by_unit(method) and any(u is not None for u in units): options['units'] = units if by_unit(method) == 'batch' else units[0]
     try:
-        with torch.enable_grad(): scores, values, readout, info = run(model, tokenizer, pad_batch(tokenizer, encs), target, **options)
+        with gradients_on(model): scores, values, readout, info = run(model, tokenizer, plain_tensors(pad_batch(tokenizer, encs)), target, **options)
     except TypeError as e:
         if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(options)}: {e}") from None
         raise

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from .models import input_embeddings
+from .models import forward, input_embeddings
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, rms_norm_rule, scale_gradient
 
 # %% ../nbs/04_bert_rules.ipynb #ddfc7b22
@@ -773,6 +773,6 @@ def attention_maps(
 )->list:   # per layer (batch, heads, n, n), rows sum to 1
     "The attention weights A of every layer (equation 2)."
     refuse_compiled(model)
-    with _WatchAttention() as watch: model(**inputs)
+    with _WatchAttention() as watch: forward(model, inputs)
     if not watch.maps: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention)")
     return watch.maps

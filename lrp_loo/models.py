@@ -6,7 +6,7 @@
 __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'DTYPES', 'demo_base', 'demo_folder', 'load_demo', 'load_model',
            'describe_model', 'device_of', 'unwrap', 'position_offset', 'max_tokens', 'input_embeddings', 'as_texts',
            'check_text', 'check_ids', 'encode', 'special_mask', 'watch_embeddings', 'check_model', 'check_finite',
-           'forward', 'has_tf32', 'at_precision', 'accuracy']
+           'gradients_on', 'plain_tensors', 'forward', 'has_tf32', 'at_precision', 'accuracy']
 
 # %% ../nbs/21_models.ipynb #07ff6fd7
 import contextlib, copy, hashlib, inspect, reprlib, threading, warnings
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer,
                           ImageClassificationPipeline, Pipeline, PreTrainedModel, TextClassificationPipeline, TextGenerationPipeline)
@@ -160,7 +161,8 @@ def max_tokens(
 )->int:        # the longest text it takes, special tokens included
     "The number of tokens the model takes."
     positions = getattr(getattr(model, 'config', None), 'max_position_embeddings', None)
-    limits = [n for n in (positions and positions - position_offset(model), tokenizer.model_max_length) if n and n < 10**9]
+    positions = positions - position_offset(model) if positions and positions > 0 else None # XLNet, which has no limit, says −1
+    limits = [n for n in (positions, tokenizer.model_max_length) if n and n < 10**9]
     return min(limits) if limits else 10**9
 
 def input_embeddings(
@@ -246,16 +248,27 @@ def watch_embeddings(
     value:torch.Tensor=None, # what they give instead; by default what they gave, as a leaf that takes gradients
 ):                           # a list that holds the embeddings once the model was called
     "A context in which the (first) output of the input embeddings is seen, or replaced, in this thread only."
-    seen, thread = [], threading.get_ident()
+    seen, thread, ids = [], threading.get_ident(), []
+    def called(module, args, kwargs):
+        if threading.get_ident() == thread: ids.append(kwargs.get('input_ids'))
     def hook(module, args, out):
         if threading.get_ident() != thread or seen: return None
         x = out[0] if isinstance(out, tuple) else out                # a vision model may hand on its grid as well
+        turned = _tokens_first(ids[-1] if ids else None, args)
+        if turned: x = x.transpose(0, 1)
         seen.append(x.detach().requires_grad_() if value is None else value)
-        new = seen[0].clone()                                        # a model may change it in place
+        new = seen[0].transpose(0, 1) if turned else seen[0]
+        new = new.clone()                                            # a model may change it in place
         return (new, *out[1:]) if isinstance(out, tuple) else new
-    handle = input_embeddings(model).register_forward_hook(hook)
+    handles = [model.register_forward_pre_hook(called, with_kwargs=True), input_embeddings(model).register_forward_hook(hook)]
     try: yield seen
-    finally: handle.remove()
+    finally:
+        for h in handles: h.remove()
+
+def _tokens_first(ids, args): # does the model look its ids up as (T, batch), as XLNet does?
+    found = args[0] if args else None
+    if ids is None or not torch.is_tensor(found) or ids.ndim != 2: return False
+    return not torch.equal(found, ids) and torch.equal(found, ids.T)
 
 def _training_changes(module): # does its class compute something else in training mode? A new linear layer is in that mode, too, and does not
     own = [c for c in type(module).__mro__ if c not in (torch.nn.Module, object)]
@@ -290,13 +303,38 @@ def _why(model, inputs, e): # what a call failed by, where it is known
     if isinstance(e, ValueError) and 'no padding token' in str(e):
         return f"{type(model).__name__} takes one text at a time until it knows the padding token; set model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
 
+class _BlindRows(TorchFunctionMode): # a mask in double precision is −∞ once it is cast for a softmax in single, and a row that sees no key NaN
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        narrow = kwargs.get('dtype')
+        if getattr(func, '__name__', '') != 'softmax' or narrow is None or args[0].dtype != torch.float64: return func(*args, **kwargs)
+        with torch.no_grad(): blind = (args[0] < torch.finfo(narrow).min).all(-1, keepdim=True)
+        if not blind.any(): return func(*args, **kwargs)
+        return func(args[0].masked_fill(blind, 0.), *args[1:], **kwargs) # equal weights, as the same model gives in single precision
+
+@contextlib.contextmanager
+def gradients_on(
+    model, # whose gradients are taken
+):
+    "A context in which gradients are taken, also where it stands inside `torch.no_grad` or `torch.inference_mode`."
+    if any(p.is_inference() for p in model.parameters()): raise ValueError(f"the weights of {type(model).__name__} were made under torch.inference_mode, so no gradient can pass through them; load the model outside of it")
+    with torch.inference_mode(False), torch.enable_grad(): yield
+
+def plain_tensors(
+    batch:dict, # inputs
+)->dict:        # the same, copied where they were made under `torch.inference_mode`
+    "Inputs that autograd can keep; call it inside `gradients_on`."
+    return {k: v.clone() if torch.is_tensor(v) and v.is_inference() else v for k, v in batch.items()}
+
 def forward(
     model,       # any model
     inputs:dict, # of `encode`
 ):               # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
     no_cache = {'use_cache': False} if 'use_cache' in _takes(model) and 'use_cache' not in inputs else {}
-    try: return model(**inputs, **no_cache)
+    mended = _BlindRows() if getattr(model, 'dtype', None) == torch.float64 else contextlib.nullcontext()
+    try:
+        with mended: return model(**inputs, **no_cache)
     except (TypeError, RuntimeError, ValueError) as e:
         if said := _why(model, inputs, e): raise ValueError(said) from e
         raise

@@ -1,18 +1,22 @@
 """Removal-aware attribution against definitions: finite differences of the mask, keys really left out of each softmax, the same function written otherwise, batches, spans."""
+import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import explain, load_demo, removal
+from lrp_loo import explain, load_demo
 from lrp_loo.beyond import REWRITINGS, rewritten
-from lrp_loo.composites import gradient, lrp_rules
+from lrp_loo.attribution import pad_batch
+from lrp_loo.composites import Composite, gradient, lrp_rules
+from lrp_loo.core import read_results
 from lrp_loo.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.perturbation import input_positions, key_weights, leave_one_out
-from lrp_loo.removal import removal_loo_scores, removal_pass, removal_scores
+from lrp_loo.removal import key_effects, removal_loo_scores, removal_pass, removal_scores
 from lrp_loo.targets import Readout
 from lrp_loo.units import Units
 
@@ -73,11 +77,131 @@ def naive_removal(model, inputs, own_rows=False):
 
 @pytest.mark.parametrize('family,task', [('BERT', 'class'), ('RoBERTa', 'class'), ('Llama', 'class'), ('Llama', 'next token'), ('Qwen2', 'class')])
 @pytest.mark.parametrize('own_rows', [False, True])
-def test_against_keys_left_out(family, task, own_rows, monkeypatch):
-    monkeypatch.setattr(removal, 'NEAR_ONE', 1e-12)                 # fused attention in double precision needs no guard
+def test_against_keys_left_out(family, task, own_rows):
     model = random_model(family, task, 'sdpa'); inputs = random_inputs(model, 7)
     ours = removal_scores(model, None, inputs, own_rows=own_rows)[0][0]; naive = naive_removal(model, inputs, own_rows)
     assert torch.allclose(ours, naive, rtol=1e-6, atol=1e-9)
+
+
+SINGLE = 1e-5 # of the largest score: float32 rounds by 1e-7 a step, which adds up to 3e-6 (results/removal-precision.json)
+SENTENCES = [SENTENCE, "the jokes are old", "an hour too long and not one laugh", "she carries every scene with ease"]
+
+
+def largest_difference(a, b):
+    "In units of the largest score of b."
+    return float((a.double() - b.double()).abs().max()/b.double().abs().max())
+
+
+def test_single_precision_is_near_double():
+    model, tokenizer = load_demo('sst2')
+    double = copy.deepcopy(model).double()
+    for text in SENTENCES:
+        enc = encode(model, tokenizer, text)
+        single, exact = (removal_scores(m, tokenizer, enc)[0] for m in (model, double))
+        assert largest_difference(single, exact) < SINGLE
+
+
+def test_the_same_text_in_another_batch():
+    model, tokenizer = load_demo('sst2')
+    encs = [encode(model, tokenizer, t) for t in SENTENCES]
+    for i, enc in enumerate(encs):
+        alone = removal_scores(model, tokenizer, enc)[0][0]
+        beside = removal_scores(model, tokenizer, pad_batch(tokenizer, [enc, *encs]))[0]
+        for row in (0, i + 1): assert largest_difference(beside[row, :len(alone)], alone) < SINGLE
+
+
+def test_precision_that_was_measured():
+    found = read_results(Path(__file__).parent.parent/'results'/'removal-precision.json')
+    assert found['config']['bound'] == SINGLE
+    assert sum(r['setting'] == 'one thread' for r in found['rows']) == 200
+    assert {r['setting'] for r in found['rows']} == set(found['config']['settings'])
+    for r in found['rows']: assert r['double'] <= SINGLE and r['batch'] <= SINGLE, r
+
+
+def random_rows():
+    "Logits, values and the gradient at the output: two heads, four rows, five keys."
+    g = torch.Generator().manual_seed(0)
+    return (torch.randn(*s, generator=g, dtype=torch.double) for s in ((1, 2, 4, 5), (1, 2, 5, 3), (1, 2, 4, 3)))
+
+
+def effect_of_leaving_out(Z, V, u, keys):
+    "u·(O − O without the keys), the softmax taken again over what is left; per row."
+    rest = [k for k in range(Z.shape[-1]) if k not in keys]
+    return (u*(Z.softmax(-1) @ V - Z[..., rest].softmax(-1) @ V[..., rest, :])).sum(-1)
+
+
+@pytest.mark.parametrize('dtype,bound', [(torch.double, 1e-14), (torch.float32, 1e-5)]) # eps of the dtype, logits up to 60, sums of five
+@pytest.mark.parametrize('peak', [0., 20., 60.]) # 60: the largest key leaves 1e-26 to the others, far below what 1 − A can hold
+def test_one_key_has_nearly_all(peak, dtype, bound):
+    Z, V, u = random_rows()
+    Z = Z + torch.tensor([0, 0, peak, 0, 0], dtype=torch.double)
+    gain = u @ V.mT
+    effects = key_effects(gain.to(dtype), Z.to(dtype).softmax(-1))
+    for j in range(5):
+        error = (effects[..., j] - effect_of_leaving_out(Z, V, u, [j])).abs().max()
+        assert error < bound*gain.abs().max()
+
+
+def test_units_at_weights_of_their_own():
+    Z, V, u = random_rows()
+    units = [1, 2], [0, 3]                                          # key 4 belongs to none
+    members, log_w = torch.zeros(1, 5, 2, dtype=torch.double), torch.zeros(5, dtype=torch.double)
+    weights = torch.tensor([[.3, .6]], dtype=torch.double)
+    for n, keys in enumerate(units):
+        members[0, keys, n] = 1
+        log_w[keys] = weights[0, n].log()
+    effects = key_effects(u @ V.mT, (Z + log_w).softmax(-1), members, weights)
+    for n, keys in enumerate(units):
+        present = log_w.clone()
+        present[keys] = 0.                                          # this unit whole, the other as it stands
+        exact = effect_of_leaving_out(Z + present, V, u, keys)
+        assert torch.allclose(effects[..., n], exact, rtol=1e-10, atol=1e-12)
+
+
+def test_rows_with_nothing_else_to_see():
+    A = torch.tensor([[[[1., 0., 0.], [0., 0., 0.], [0., .25, .75]]]])
+    gain = torch.tensor([3., -1., 2.]).expand(1, 1, 3, 3)
+    effects = key_effects(gain, A)[0, 0]
+    assert torch.equal(effects[:2], torch.zeros(2, 3))
+    assert effects[2].tolist() == [0., -.75, 2.25]
+    everything = key_effects(gain, A, torch.ones(1, 3, 1))          # a unit of all keys leaves nothing, either
+    assert torch.equal(everything, torch.zeros(1, 1, 3, 1))
+
+
+def test_a_bypassed_softmax_still_loses_its_key():
+    "Rules that hold attention weights constant stop the way back there; ∂f/∂A of each layer is asked for all the same."
+    held = Composite('held', 'all', product='gradient', layer_norm='gradient', activation='gradient')
+    for attention in ('eager', 'sdpa'):
+        model = random_model('BERT', 'class', attention)
+        enc = random_inputs(model)
+        plain, bypassed = (removal_pass(model, enc, composite=c)[0].view(3, 4, -1) for c in (None, held))
+        assert torch.allclose(plain[-1], bypassed[-1])              # the last layer has no softmax above it
+        assert (bypassed.abs().sum((1, 2)) > 0).all()
+        assert not torch.allclose(plain[0], bypassed[0], rtol=.01)
+
+
+def test_special_tokens_exactly():
+    model, tokenizer = load_demo('sst2')
+    encs = [encode(model, tokenizer, t) for t in SENTENCES[:2]]
+    batch = pad_batch(tokenizer, encs)
+    plain = removal_scores(model, tokenizer, batch)[0]
+    mended, _, _, info = removal_scores(model, tokenizer, batch, exact_special=True)
+    for b, enc in enumerate(encs):
+        loo = leave_one_out(model, enc)[0]
+        special = [0, len(loo) - 1]
+        assert info[b]['exact'] == special
+        assert torch.allclose(mended[b, special], loo[special], atol=1e-4) # float32, variants in other batches
+        content = slice(1, len(loo) - 1)
+        assert torch.equal(mended[b, content], plain[b, content])
+    words = explain(model, tokenizer, SENTENCES[:2], method='removal', units='word', exact_special=True)
+    assert [w.info['exact'] for w in words] == [[0, len(w) - 1] for w in words]
+
+
+def test_what_was_measured_of_special_tokens():
+    found = read_results(Path(__file__).parent.parent/'results'/'removal-special.json')['summary']['shares']
+    assert found['estimate']['cls_wrong_sign'] > .3
+    assert found['exact_special']['cls_wrong_sign'] == found['exact_special']['sep_wrong_sign'] == 0
+    assert found['exact_special']['cls_is_darkest'] < found['estimate']['cls_is_darkest']
 
 
 @pytest.mark.parametrize('demo', ['sst2', 'reviews-sst2'])
