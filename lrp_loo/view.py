@@ -102,7 +102,8 @@ def legend_html(
     low, high = ('', '') if top is None else (f'−{top:.3g} ', f' +{top:.3g}')
     bar = ('display:inline-block;width:7em;height:.8em;vertical-align:middle;border:1px solid #767676;'
            f'background:linear-gradient(90deg,{gradient})')
-    note = f'; <span style="{APART}{WORD}">{APART_NOTE}</span>' if apart else ''
+    boxed = f'<span style="{APART}{WORD}">special tokens</span>'
+    note = '; ' + APART_NOTE.replace('special tokens', boxed) if apart else ''
     return f'<small>lowers it {low}<span style="{bar}"></span>{high} raises it{note}</small>'
 
 BOX = 'background:#fff;color:#111;padding:.5em .8em;border:1px solid #ddd;border-radius:6px;max-width:60em;line-height:2;overflow-wrap:anywhere;text-align:start'
@@ -150,7 +151,7 @@ class Comparison:
     def _repr_html_(self):
         rows = ''.join(_row_html(a, r) for a, r in zip(self.maps, _with_loo(self.maps)))
         legend = legend_html(apart=bool(drawn_apart(self.maps[0]).any()))
-        return f'<div style="{BOX}">{rows}{legend} <small>each row by its own largest score</small></div>'
+        return f'<div style="{BOX}">{rows}{legend}<small>; each row by its own largest score</small></div>'
 
 def _row_html(a, agreement): # one map of several
     head = f'<b>{html.escape(a.method)}</b> · {html.escape(headline(a))} · largest {scale_top(a):.3g}{agreement}'
@@ -219,7 +220,7 @@ def attributions_figure(
         labels = [words[t] for t in part] if is_last else ['']*len(part)
         ax.set_xticks(range(len(part)), labels, rotation=60, ha='right', rotation_mode='anchor', fontsize=8, parse_math=False)
     axes[0, 0].set_title(headline(maps[0]), fontsize=9, loc='left', parse_math=False)
-    if drawn_apart(maps[0]).any(): fig.supxlabel(f'hatched: {APART_NOTE}', fontsize=7, color='.3', x=.99, ha='right')
+    if drawn_apart(maps[0]).any(): fig.supxlabel(f'{APART_NOTE} (hatched)', fontsize=7, color='.3', x=.99, ha='right')
     return fig
 
 @patch
