@@ -7,7 +7,7 @@ __all__ = ['DATASETS', 'HUB_SECONDS', 'READERS', 'TEXT_COLUMNS', 'SEPARATORS', '
            'hub_answers', 'TextData', 'load_texts', 'read_texts', 'load_digit_images', 'vit_pixels']
 
 # %% ../nbs/20_data.ipynb #f6cbfdf7
-import csv, hashlib, io, json, os
+import csv, hashlib, io, json, os, re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -135,10 +135,17 @@ def _separator(header, wanted): # the one that cuts the header line into the col
         return any(name in names for name in wanted), len(names)
     return max(SEPARATORS, key=fit)
 
+def _why_not_cut(said, separator): # pandas' words about a row in ours
+    found = re.search(r'Expected (\d+) fields in line (\d+), saw (\d+)', said)
+    if not found: return said
+    want, line, saw = found.groups()
+    return f"line {line} has {saw} columns and the first line {want}; a text that holds {separator!r} must stand in quotes"
+
 def _csv(text, separator): # rows as they stand: what looks like a missing value is text, a blank line is a row, a row too long an error
     import pandas as pd
     options = dict(dtype=str, keep_default_na=False, skip_blank_lines=False)
-    d = pd.read_csv(io.StringIO(text.rstrip('\r\n')), sep=separator, header=None, **options)  # a header would let a longer row move all columns
+    try: d = pd.read_csv(io.StringIO(text.rstrip('\r\n')), sep=separator, header=None, **options) # a header would let a longer row move all columns
+    except pd.errors.ParserError as e: raise ValueError(_why_not_cut(str(e), separator)) from None
     return d.iloc[1:].reset_index(drop=True).set_axis(list(d.iloc[0]), axis=1)
 
 def _table(path, encoding='utf-8', wanted=TEXT_COLUMNS): # a file as a pandas table

@@ -41,7 +41,7 @@ def test_a_header_with_two_separators_is_cut_where_the_text_column_appears(tmp_p
 def test_an_unquoted_comma_that_adds_a_column_is_refused(tmp_path):
     "pandas would take the first half of each sentence for a row's name and explain the second."
     path = written(tmp_path, 'text\nslow, but fine\nold, but warm\n')
-    with pytest.raises(ValueError, match='Expected 1 fields in line 2, saw 2'): read_texts(path)
+    with pytest.raises(ValueError, match='line 2 has 2 columns and the first line 1; a text that holds .,. must stand in quotes'): read_texts(path)
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
