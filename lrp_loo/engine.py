@@ -136,7 +136,9 @@ def plot_precision(
 SCHEMA = pa.schema([('index', pa.int64()), ('text_sha256', pa.string()), ('method', pa.string()), ('target', pa.int64()), ('logit', pa.float64()), ('tokens', pa.list_(pa.string())), ('is_special', pa.list_(pa.bool_())),
                     ('scores', pa.list_(pa.float32())), ('loo', pa.list_(pa.float32())), ('r', pa.float64()), ('model', pa.string()), ('dtype', pa.string()), ('device', pa.string()), ('version', pa.string()), ('worker', pa.int64())])
 
-def _sha(text): return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _sha(text): # of a text, or of a pair
+    joined = text if isinstance(text, str) else '\0'.join(text)
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 class BatchWorker:
     "A model, loaded once, that turns batches of texts into rows: one per text and method."
@@ -159,13 +161,13 @@ class BatchWorker:
         batch:pa.Table, # index (int), text (str)
     )->pa.Table:        # of SCHEMA, and `text` where it was asked for
         "Exact LOO and every method for each text."
-        texts = batch['text'].to_pylist()
+        texts = [tuple(t) if isinstance(t, list) else t for t in batch['text'].to_pylist()]  # a pair comes as a list
         with at_precision(self.model, self.dtype) as m:
             encs = [encode(m, self.tokenizer, t, self.truncation) for t in texts]
             loos = explain_batch(m, self.tokenizer, encs, 'loo', self.target, **({} if self.dtype == 'float32' else dict(drop=False)))
             maps = self._maps(m, encs, loos)
         rows = [self._row(i, t, n, maps[n][k], loos[k]) for k, (i, t) in enumerate(zip(batch['index'].to_pylist(), texts)) for n in self.methods]
-        return pa.Table.from_pylist(rows, SCHEMA.append(pa.field('text', pa.string())) if self.keep_texts else SCHEMA)
+        return pa.Table.from_pylist(rows, SCHEMA.append(batch.schema.field('text')) if self.keep_texts else SCHEMA)
 
     def _maps(self, m, encs, loos): # name → one Attribution per text, of LOO's target
         rest = {n: x for n, x in self.methods.items() if tuple(x) != ('loo', {})}; one = lambda e, l, f, kw: explain_batch(m, self.tokenizer, [e], f, l.target, **kw)[0]
@@ -204,6 +206,11 @@ def _forget_parts(out): # files that a crash left half written: a parquet file e
         try: pq.read_metadata(f)
         except (pa.ArrowInvalid, OSError): f.unlink()
     for f in Path(out).glob('.*.tmp'): f.unlink()
+
+def _parts(out): # the whole files of a sweep's folder; somebody else's are refused
+    if list(out.glob('*.parquet')) and not (out/'sweep.json').exists(): raise ValueError(f"{out.name!r} holds parquet files and no sweep.json, so it is no sweep's; choose another output folder")
+    _forget_parts(out)
+    return list(out.glob('*.parquet'))
 
 def _missing(out, texts, methods): # numbers of the texts that lack a row
     if not list(Path(out).glob('*.parquet')): return list(range(len(texts)))
@@ -310,20 +317,22 @@ def explain_dataset(
     keep_texts:bool=False,  # write the sentences, too (tokens are always written: they are the text in pieces)
     fresh:bool=False,       # delete the folder's rows and start over
     progress:bool=True,     # show a bar
+    data:dict=None,         # what the texts are (`TextData.info`), for the record
 )->pd.DataFrame:            # `sweep_table`; the rows themselves: `read_sweep(out)`
     "Exact LOO and every method for each text of a data set, in one process or many, resumable."
     texts, methods, out = as_texts(texts), as_methods(methods), Path(out).expanduser().resolve()
     model = _loaded(model); _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device)
+    rows = _parts(out)
     m, tokenizer, label = loaded = model if isinstance(model, tuple) else load_model(model, name, resolve_device(device) if engine == 'plain' else 'cpu', task)
     if tokenizer is None: raise ValueError(f"{label} takes images, and this sweep explains texts")
     for f, _ in methods.values(): check_call(m, f, texts)
     config = dict(experiment='sweep', model=describe_model(m, label), methods=_method_names(methods), target=target, dtype=dtype, truncation=truncation, keep_texts=keep_texts)
-    _forget_parts(out); rows = list(out.glob('*.parquet'))
-    if rows and not (out/'sweep.json').exists(): raise ValueError(f"{out.name!r} holds parquet files and no sweep.json, so it is no sweep's; choose another output folder")
     record = Results(out/'sweep.json', config, fresh or not rows)                     # a run that failed before its first row binds nobody
     for f in rows if fresh else (): f.unlink()
     missing = _missing(out, texts, methods); batches = _batches(m, tokenizer, texts, missing, truncation, batch_size); record.save()
     options = dict(model=loaded if engine == 'plain' else model, name=name, task=task, methods=methods, target=target, dtype=dtype, device=device, truncation=truncation, keep_texts=keep_texts)
     if batches: _run_plain(batches, out, options, progress) if engine == 'plain' else _run_ray(batches, out, options, progress, workers)
     table = sweep_table(read_sweep(out, ['r'])).loc[list(methods)]
-    record.summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict()); record.save(); return table
+    record.summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict()) | ({} if data is None else dict(data=data))
+    record.save()
+    return table

@@ -17,13 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
-from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer,
+from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification,
+                          AutoModelForTokenClassification, AutoTokenizer,
                           ImageClassificationPipeline, Pipeline, PreTrainedModel, TextClassificationPipeline, TextGenerationPipeline)
 from transformers.utils import logging as hf_logging
 from .core import resolve_device, whole_number
+from .data import hub_answers
 
 # %% ../nbs/21_models.ipynb #46b299fd
 PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
@@ -43,9 +46,18 @@ def _quiet(): # the classifier head is reported as missing before the adapter br
 def _loading(name, folder=None): # what goes wrong in a library's depth is said of the model, in one line, without the path of anybody's machine
     if folder is not None and not any((folder/f).is_file() for f in ('config.json', 'adapter_config.json')): raise FileNotFoundError(f"no config.json or adapter_config.json in the model folder {name!r}")
     try: yield
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as e:
-        said = "its weights do not have the shapes that its config.json asks for" if 'ignore_mismatched_sizes' in str(e) else str(e).strip().splitlines()[0].replace(str(folder), name)
+    except Exception as e: # whatever a library raises while it loads
+        said = _why_not_loaded(e).replace(str(folder), name)
         raise ValueError(f"the model {name!r} cannot be loaded (weights are read from safetensors alone, and no remote code is run): {said}") from e
+
+def _why_not_loaded(e): # a library's error in one line of ours
+    text = str(e).strip()
+    if 'ignore_mismatched_sizes' in text: return "its weights do not have the shapes that its config.json asks for"
+    if 'Unrecognized configuration class' in text: return f"transformers has no model of its kind for this task (task=, --task; one of {', '.join(TASKS)})"
+    if not text: return type(e).__name__
+    lines = [line.strip() for line in text.splitlines()]
+    said = lines[0] if not lines[0].endswith(':') else ' '.join(lines[:2])    # a heading alone says nothing
+    return said if isinstance(e, (OSError, ValueError, RuntimeError, ImportError, SafetensorError)) else f'{type(e).__name__}: {said}'
 
 def demo_base()->Path: # a folder in the hub's layout
     "The folder of the pretrained MiniLM encoder that the extra `demo` installs."
@@ -59,7 +71,8 @@ DEMOS = { # name → folder in the package, what it is
     'reviews-sst2': ('llama-sst2', 'class'),                                 # the same, taught to classify sentences
     'mnist': ('vit-mnist', 'image'),                                         # a small Vision Transformer
 }
-TASKS = {'class': AutoModelForSequenceClassification, 'next token': AutoModelForCausalLM, 'answer': AutoModelForQuestionAnswering, 'image': AutoModelForImageClassification}
+TASKS = {'class': AutoModelForSequenceClassification, 'next token': AutoModelForCausalLM, 'masked token': AutoModelForMaskedLM,
+         'token class': AutoModelForTokenClassification, 'answer': AutoModelForQuestionAnswering, 'image': AutoModelForImageClassification}
 
 def demo_folder(
     name:str, # one of DEMOS
@@ -85,6 +98,13 @@ def load_demo(
     return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
 
 # %% ../nbs/21_models.ipynb #a002ca4e
+def _from_hub(name): # is a name on the hub fetched (True), or taken from this machine's cache (False)?
+    if hub_answers(name): return True
+    try: cached = isinstance(try_to_load_from_cache(name, 'config.json'), str)
+    except ValueError: return True                    # no name at all: loading says what is wrong
+    if cached: return False
+    raise ValueError(f"the model {name!r} cannot be loaded: the hub cannot be reached (is there a network, or is HF_HUB_OFFLINE set?) and the model is not in this machine's cache; name a folder instead")
+
 def load_model(
     model='demo',      # 'demo', 'paper', a folder, or a name on the hub
     name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
@@ -103,7 +123,8 @@ def load_model(
     local = path.is_dir()
     if not local and (path.is_absolute() or str(model).startswith(('.', '~')) or str(model).count('/') > 1):
         raise FileNotFoundError(f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub")
-    where, label = dict(local_files_only=True) if local else {}, path.resolve().name if local else str(model)
+    label = path.resolve().name if local else str(model)
+    where = dict(local_files_only=True) if local or not _from_hub(label) else {}
     with _loading(label, path if local else None), _quiet():
         m, loading = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **where)
         tok = (AutoImageProcessor if task == 'image' else AutoTokenizer).from_pretrained(str(path) if local else model, trust_remote_code=False, **where)

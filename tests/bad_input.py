@@ -11,10 +11,12 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1'); os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false'); os.environ.setdefault('MPLBACKEND', 'agg'); os.environ.setdefault('TQDM_DISABLE', '1')
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pandas as pd
 import torch
@@ -85,6 +87,18 @@ def written(path, content): # a file
     path.parent.mkdir(parents=True, exist_ok=True); path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content, encoding='utf-8'); return path
 
 def made(folder): folder.mkdir(); return folder
+
+def unreachable(call): # what comes of `call` where the hub gives no answer
+    def no_answer(*args, **kwargs): raise ConnectionError('no route')
+    with mock.patch.object(huggingface_hub.constants, 'HF_HUB_OFFLINE', False), mock.patch.object(huggingface_hub.HfApi, 'repo_info', no_answer): return call()
+
+def interrupted(*argv): # a command line that Ctrl-C meets where its first text is computed
+    def stop(*args, **kwargs): raise KeyboardInterrupt
+    with mock.patch('lrp_loo.attribution.explain_batch', stop), mock.patch('lrp_loo.faithfulness.explain_batch', stop), mock.patch('lrp_loo.engine.explain_batch', stop): return cli(*argv)
+
+def without_a_model(*argv): # a command line that must not load one
+    def refuse(*args, **kwargs): raise AssertionError('a model was loaded')
+    with mock.patch('lrp_loo.models.load_model', refuse), mock.patch('lrp_loo.engine.load_model', refuse): return cli(*argv)
 
 def swept(folder, w): # a small finished sweep
     explain_dataset(['a fine film', 'the jokes are old'], folder, ['attn_lrp'], model=(w['m'], w['tok'], 'demo'), progress=False); return folder
@@ -448,6 +462,52 @@ CASES = [
     ('a split of a file', "read_texts(written(tmp/'e11.csv', 'text\\na\\n'), split='test')", V, ["no split 'test'"]),
     ('NA in a CSV is a text', "read_texts(written(tmp/'e12.csv', 'text\\nNA\\n'))", 'works', "out.texts == ['NA']"),
     ('own texts too long, command line', "cli('audit', '--data', written(tmp/'long.csv', 'text\\n' + 'word '*900))", 'exit 1', ['902 tokens', '512']),
+    ('a CSV with an empty row, the option', "read_texts(written(tmp/'f1.csv', 'text,label\\nfine,1\\n  ,0\\n'))", V, ['skip_missing=True', '--skip-missing']),
+    ('a CSV with an empty row, skipped', "read_texts(written(tmp/'f2.csv', 'text,label\\nfine,1\\n  ,0\\n'), skip_missing=True)", 'works', "out.texts == ['fine'] and out.info['missing'] == dict(n=1, rows=[1])"),
+    ('a CSV with an empty row, skipped, command line', "cli('audit', '--data', written(tmp/'f3.csv', 'text\\na fine film\\n\\nthe jokes are old\\n'), '--methods', 'cp_lrp', '--skip-missing')", 'works', "'1 rows without a text left out (counted from 0: 1)' in out"),
+    ('a CSV of empty rows', "read_texts(written(tmp/'f4.csv', 'text,label\\n,1\\n,0\\n'), skip_missing=True)", V, ['f4.csv', 'no row with a text']),
+    ('a blank line in a CSV', "read_texts(written(tmp/'f5.csv', 'text\\nfine\\n\\nno\\n'))", V, ['1 rows without a text', 'row 1']),
+    ('semicolons between columns', "read_texts(written(tmp/'f6.csv', 'text;label\\nslow, but fine;1\\n'))", 'works', "out.texts == ['slow, but fine']"),
+    ('bars between columns', "read_texts(written(tmp/'f7.csv', 'label|text\\n1|slow, but fine\\n'))", 'works', "out.texts == ['slow, but fine']"),
+    ('an unquoted comma in a CSV of one column', "read_texts(written(tmp/'f8.csv', 'text\\nslow, but fine\\n'))", V, ['f8.csv cannot be read', 'line 2', 'must stand in quotes']),
+    ('two columns of one name', "read_texts(written(tmp/'f9.csv', 'text,text\\na,b\\n'))", V, ['f9.csv', "two columns named 'text'"]),
+    ('a CSV in another encoding, the option', "read_texts(written(tmp/'f10.csv', 'text\\ncafé'.encode('latin-1')))", V, ['--encoding']),
+    ('a CSV in another encoding, named', "read_texts(written(tmp/'f11.csv', 'text\\ncafé'.encode('latin-1')), encoding='latin-1')", 'works', "out.texts == ['café']"),
+    ('unknown encoding', "read_texts(written(tmp/'f12.csv', 'text\\nfine'), encoding='utf-88')", V, ["'utf-88'", 'utf-8']),
+    ('a byte-order mark', "read_texts(written(tmp/'f13.csv', '\\ufefftext\\nfine'), column='text')", 'works', "out.texts == ['fine']"),
+    ('a pair of one column', "read_texts(written(tmp/'f14.csv', 'a,b\\nx,y\\n'), columns=('a',))", V, ["('a',)", 'two different names']),
+    ('a pair and a column', "read_texts(written(tmp/'f15.csv', 'a,b\\nx,y\\n'), column='a', columns=('a', 'b'))", V, ["column='a'", 'cannot both be meant']),
+    ('a pair whose column is not there', "read_texts(written(tmp/'f16.csv', 'a,b\\nx,y\\n'), columns=('a', 'c'))", V, ["no column 'c'", 'a, b']),
+    ('pairs, audit', "cli('audit', '--data', written(tmp/'f17.csv', 'a,b\\na fine film,indeed it is\\n'), '--columns', 'a,b', '--methods', 'cp_lrp')", 'works', "'1 of 1 texts' in out"),
+    ('pairs, sweep', "cli('sweep', '--data', written(tmp/'f18.csv', 'a,b\\na fine film,indeed it is\\n'), '--columns', 'a,b', '--methods', 'cp_lrp', '--out', tmp/'f18')", 'works', "'1 texts of f18.csv' in out"),
+    ('one column for a pair, command line', "cli('audit', '--columns', 'premise')", 'exit 2', ["'premise'", 'two names']),
+    # before a model is loaded
+    ('a file of another kind to write, command line', "without_a_model('explain', 'fine', '--out', tmp/'map.txt')", 'exit 2', ["'map.txt'", '.html or .json or .parquet']),
+    ('a page of another kind, command line', "without_a_model('explain', 'fine', '--html', tmp/'map.pdf')", 'exit 2', ["'map.pdf'", '.html']),
+    ('an audit of another kind of file, command line', "without_a_model('audit', '--out', tmp/'rows.csv')", 'exit 2', ["'rows.csv'", '.json']),
+    ('a file below a file, command line', "without_a_model('explain', 'fine', '--out', written(tmp/'a-file-5', 'x')/'map.json')", 'exit 1', ["'a-file-5' is a file"]),
+    ('a folder as a file, command line', "without_a_model('explain', 'fine', '--out', made(tmp/'g1.json'))", 'exit 1', ["'g1.json'", 'it is a folder']),
+    ('another run\'s audit, command line', "without_a_model('audit', '--data', 'embedded', '--limit', '1', '--out', written(tmp/'g2.json', json.dumps(dict(config=dict(experiment='precision'), versions=versions(), rows=[]))))", 'exit 1', ['g2.json holds rows of another run', 'precision', '--fresh']),
+    ('a sweep below a file, command line', "without_a_model('sweep', '--data', 'embedded', '--limit', '1', '--out', written(tmp/'a-file-6', 'x'))", 'exit 1', ["'a-file-6' is a file"]),
+    ('another sweep\'s folder, command line', "without_a_model('sweep', '--data', 'embedded', '--limit', '1', '--methods', 'ig', '--out', swept(tmp/'g3', w))", 'exit 1', ['sweep.json holds rows of another run', 'methods']),
+    ('unknown device, audit', "without_a_model('audit', '--device', 'warp')", 'exit 1', ["'warp'", "'cpu'"]),
+    ('an empty target, command line', "without_a_model('explain', 'fine', '--target', ' ')", 'exit 2', ['--target is empty']),
+    ('a negative target, command line', "without_a_model('explain', 'fine', '--target', '-1')", 'exit 2', ["'-1'", 'from 0']),
+    ('three targets, command line', "without_a_model('explain', 'fine', '--target', '0,1,0')", 'exit 2', ["'0,1,0'", 'A,B']),
+    ('a position that is none, command line', "without_a_model('explain', 'fine', '--position', 'last')", 'exit 2', ["'last'"]),
+    ('a position in a classifier, command line', "cli('explain', 'fine', '--position', '0')", 'exit 1', ['position=0', 'one row per text']),
+    ('a page of a pair, command line', "without_a_model('explain', 'fine', '--pair', 'no', '--html', tmp/'g4.html')", 'exit 2', ['--html', '--pair']),
+    # an interruption
+    ('Ctrl-C, explain', "interrupted('explain', 'a fine film')", 'exit 130', ['nothing is kept']),
+    ('Ctrl-C, audit without a file', "interrupted('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp')", 'exit 130', ['nothing is kept', '--out']),
+    ('Ctrl-C, audit to a file before a row', "interrupted('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', tmp/'h1.json')", 'exit 130', ['no row was finished']),
+    ('Ctrl-C, sweep before a row', "interrupted('sweep', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', tmp/'h2')", 'exit 130', ['no row was finished']),
+    # a hub that gives no answer
+    ('a hub that cannot be reached', "unreachable(lambda: load_model('nobody/no-such-model'))", V, ["'nobody/no-such-model'", 'the hub cannot be reached']),
+    ('a hub that cannot be reached, data', "unreachable(lambda: read_texts('hub:nobody/no-such-data'))", ConnectionError, ["'nobody/no-such-data'", 'the hub cannot be reached']),
+    ('a hub that cannot be reached, command line', "unreachable(lambda: cli('explain', 'fine', '--model', 'nobody/no-such-model'))", 'exit 1', ["'nobody/no-such-model'", 'the hub cannot be reached']),
+    ('a config.json with a word for a number', "load_model(saved(tmp/'wide', bert(), tok, config=json.dumps(bert().config.to_dict() | dict(hidden_size='wide'))))", V, ["'wide' cannot be loaded"]),
+    ('a config.json of an unknown kind', "load_model(saved(tmp/'kind', bert(), tok, config=json.dumps(bert().config.to_dict() | dict(model_type='no-such-kind'))))", V, ["'kind' cannot be loaded", 'no-such-kind']),
     ('own texts, none short enough, command line', "cli('audit', '--set_aside', '--data', written(tmp/'long2.csv', 'text\\n' + 'word '*900))", 'exit 1', ['none of the 1 texts', '--truncation']),
     ('layers that are none, command line', "cli('explain', 'fine', '--bypass_softmax', 'upper')", 'exit 2', ['layers from 0']),
     ('an encoder without a trained head', "load_model(str(demo_base()))", V, ['no trained weights', 'classifier.weight']),

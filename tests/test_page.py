@@ -6,7 +6,8 @@ import pytest
 import torch
 from lrp_loo import explain, load_demo
 from lrp_loo.core import pearson
-from lrp_loo.page import explain_page
+from lrp_loo.page import explain_page, page_data
+from lrp_loo.view import score_colours
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason='needs Chromium (CHROMIUM names it)')
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
@@ -27,7 +28,13 @@ def page(demo, tmp_path_factory):
 def opened(page, state=''): c, url = page; c.open('about:blank'); c.open(url + state); return c
 
 
-def scores(titles): return torch.tensor([float(t.rsplit(' ', 1)[1].replace('−', '-')) for t in titles])
+OUTSIDE = ' (special token, outside the scale)'
+
+
+def score(title): return float(title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-'))
+
+
+def scores(titles): return torch.tensor([score(t) for t in titles])
 
 
 def near(shown, a): # three significant digits are shown
@@ -99,3 +106,53 @@ def test_a_long_text_offers_the_sweeps(demo, tmp_path):
         assert c.js("document.querySelector('#boxes input').disabled") is True and c.js("document.querySelector('#preset option[value=own]').disabled") is True
         c.js("(() => { const p = document.querySelector('#preset'); p.value = '0,1,2'; p.dispatchEvent(new Event('change')) })()")
         near(c.js(STATE), explain(*demo, [' '.join(['slow']*150)], method='attn_lrp', bypass_softmax=[0, 1, 2])[0]); assert c.errors == []
+
+
+def dark_cls(d): # the page's data with a [CLS] that is larger than every word
+    for scores in d['methods'].values(): scores[0] = 50.
+    for scores in d['sets'].values(): scores[0] = 50.
+    return d
+
+
+@pytest.fixture
+def with_a_dark_cls(demo, tmp_path, monkeypatch): # a page on which [CLS] would hide every word
+    made = page_data(*demo, TEXT, methods=['loo', 'removal'])
+    monkeypatch.setattr('lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made))
+    path = tmp_path/'dark.html'
+    path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
+    with chromium.Chromium() as c:
+        c.open(path.as_uri() + '#method=removal')
+        yield c
+
+
+def colours_of(c, row): return c.js(f"[...document.querySelectorAll('#tokens{row} span')].map(e => getComputedStyle(e).backgroundColor)")
+
+
+def test_special_tokens_do_not_set_the_scale(with_a_dark_cls, demo):
+    c = with_a_dark_cls
+    a, = explain(*demo, [TEXT], method='removal', target=1)
+    words = ~a.is_special
+    strongest = int(a.scores.where(words, 0).abs().argmax())
+    shown = colours_of(c, 0)
+    want = score_colours(a.scores, float(a.scores[words].abs().max()))[strongest]
+    assert shown[strongest] == 'rgb(%d, %d, %d)' % want
+    assert f'largest {a.scores[words].abs().max():.3g}' in c.js("document.querySelector('#name0').textContent")
+
+
+def test_special_tokens_are_drawn_apart(with_a_dark_cls):
+    c = with_a_dark_cls
+    shown = colours_of(c, 0)
+    assert shown[0] == shown[-1] == 'rgb(255, 255, 255)'
+    assert c.js("[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)") == ['[CLS]', '[SEP]']
+    assert c.js("document.querySelector('#tokens0 span').title") == '[CLS] +50.0' + OUTSIDE
+    assert c.js("document.querySelector('#apart').hidden") is False
+    assert c.errors == []
+
+
+def test_r_of_two_words_is_undefined(demo, tmp_path):
+    path = tmp_path/'short.html'
+    path.write_text(explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']), encoding='utf-8')
+    with chromium.Chromium() as c:
+        c.open(path.as_uri() + '#method=cp_lrp')
+        assert 'r with loo undefined (2 content tokens)' in c.js("document.querySelector('#name0').textContent")
+        assert c.errors == []
