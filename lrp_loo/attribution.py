@@ -324,16 +324,21 @@ def _one_at_a_time(model): # transformers' decoder classifiers find the last tok
 PADDING_TOLERANCE = 1e-5 # of the largest number in the row that is read: float32 kernels of other shapes differ by some 1e-6
 
 @torch.no_grad()
-def _padding_matters(model, encs, target, readout, values): # does a batch's shortest text, the one with most padding, come out otherwise alone?
+def _padding_matters(model, encs, target, readout, values): # does a text of a padded batch come out otherwise alone?
     lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
-    if len(set(lengths)) == 1: return False
-    i = min(range(len(encs)), key=lengths.__getitem__)
-    out = forward(model, encs[i])
-    own = Readout(settled(target, readout.chosen(i)), out, encs[i])
-    whole, scale = own(out), abs(float(values[i]))
+    return any(_differs_alone(model, encs[i], target, readout, i, float(values[i])) for i in _most_padded(lengths))
+
+def _most_padded(lengths): # the shortest text of each kind; a model that pools places by two or four feels padding by what is left over
+    longest = max(lengths)
+    from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
+    return {n % 4: i for i, n in from_the_longest if n < longest}.values()
+
+def _differs_alone(model, enc, target, readout, i, value): # the explained number of text i, against that of the text without padding
+    out = forward(model, enc)
+    own = Readout(settled(target, readout.chosen(i)), out, enc)
+    whole, scale = own(out), abs(value)
     if not callable(own.target): scale = max(scale, float(_row_read(out, own).abs().max()))
-    tol = max(PADDING_TOLERANCE, 4*torch.finfo(whole.dtype).eps) if whole.dtype.is_floating_point else 0
-    return abs(float(whole[0]) - float(values[i])) > tol*scale
+    return abs(float(whole[0]) - value) > max(PADDING_TOLERANCE, 4*torch.finfo(whole.dtype).eps)*scale
 
 def _row_read(out, readout): # of one text: what the explained number stands among
     x = output_field(out, readout.target.output)
