@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import torch
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
-from .attribution import as_methods, by_unit, check_call, explain_batch, explain_methods
+from .attribution import as_methods, check_call, explain_batch
 from .composites import _name, _sdpa_arguments, _sdpa_steps
-from .core import Results, pearson, resolve_device, versions, whole_file, whole_number
+from .core import Results, agreement, pearson, resolve_device, versions, whole_file, whole_number
 from .data import load_texts
-from .faithfulness import agreement, mean_se, text_examples
+from .faithfulness import held_against_loo, mean_se, text_examples
 from .models import DEMOS, DTYPES, as_texts, at_precision, describe_model, encode, has_tf32, load_demo, load_model, unwrap
 from .perturbation import leave_one_out
 
@@ -164,19 +164,10 @@ class BatchWorker:
         texts = [tuple(t) if isinstance(t, list) else t for t in batch['text'].to_pylist()]  # a pair comes as a list
         with at_precision(self.model, self.dtype) as m:
             encs = [encode(m, self.tokenizer, t, self.truncation) for t in texts]
-            loos = explain_batch(m, self.tokenizer, encs, 'loo', self.target, **({} if self.dtype == 'float32' else dict(drop=False)))
-            maps = self._maps(m, encs, loos)
+            exact = {} if self.dtype == 'float32' else dict(drop=False)
+            loos, maps = held_against_loo(m, self.tokenizer, encs, self.methods, self.target, **exact)
         rows = [self._row(i, t, n, maps[n][k], loos[k]) for k, (i, t) in enumerate(zip(batch['index'].to_pylist(), texts)) for n in self.methods]
         return pa.Table.from_pylist(rows, SCHEMA.append(batch.schema.field('text')) if self.keep_texts else SCHEMA)
-
-    def _maps(self, m, encs, loos): # name → one Attribution per text, of LOO's target
-        rest = {n: x for n, x in self.methods.items() if tuple(x) != ('loo', {})}; one = lambda e, l, f, kw: explain_batch(m, self.tokenizer, [e], f, l.target, **kw)[0]
-        alone = {n for n, (f, _) in rest.items() if by_unit(f) is True}              # these take one text at a time
-        maps = explain_methods(m, self.tokenizer, encs, {n: x for n, x in rest.items() if n not in alone}, self.target)
-        maps |= {n: [one(e, l, *rest[n]) for e, l in zip(encs, loos)] for n in alone}
-        for n, found in maps.items():                                               # padding may break a tie of two logits the other way
-            maps[n] = [a if a.target == l.target else one(e, l, *rest[n]) for a, e, l in zip(found, encs, loos)]
-        return {n: maps.get(n, loos) for n in self.methods}
 
     def _row(self, i, text, name, a, loo):
         return dict(index=i, text_sha256=_sha(text), method=name, target=a.target, logit=loo.logit, tokens=a.tokens, is_special=a.is_special.tolist(), scores=a.scores.tolist(), loo=loo.scores.tolist(), r=agreement(a.scores, loo.scores, a.is_special),

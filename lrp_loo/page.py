@@ -12,7 +12,7 @@ from itertools import chain, combinations
 
 from .attribution import explain, explain_methods
 from .composites import n_layers
-from .core import MIN_CONTENT
+from .core import FEWEST_TOKENS
 from .models import encode
 from .targets import settled
 from .view import DOWN, STRENGTH, UP, headline, shown_tokens
@@ -56,7 +56,7 @@ def page_data(
     a = maps[0]; L = n_layers(model); every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
     sets = _sets_scores(model, tokenizer, text, page_sets(L, every), target, truncation) if L else {}
     about = f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others against exact Leave-One-Out, by lrp_loo'
-    return dict(what=headline(a), about=about, layers=L, every_set=every, sets=sets, colours=dict(up=UP, down=DOWN, strength=STRENGTH), min_content=MIN_CONTENT,
+    return dict(what=headline(a), about=about, layers=L, every_set=every, sets=sets, colours=dict(up=UP, down=DOWN, strength=STRENGTH), min_content=FEWEST_TOKENS,
                 methods={m.method: [float(f'{v:.6g}') for v in m.scores.tolist()] for m in maps},
                 tokens=[dict(token=t, gap=gap, shown=shown, special=bool(s)) for t, (gap, shown), s in zip(a.tokens, shown_tokens(a.tokens), a.is_special)])
 

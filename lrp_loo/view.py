@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from . import __version__
-from .core import MIN_CONTENT, Attribution, pearson, whole_file, whole_number, write_text_atomic
+from .core import FEWEST_TOKENS, Attribution, pearson, whole_file, whole_number, write_text_atomic
 
 # %% ../nbs/00b_view.ipynb #60fe4f9f
 UP, DOWN = (178, 24, 43), (33, 102, 172)     # red and blue
@@ -123,7 +123,7 @@ def _repr_html_(self:Attribution): return attribution_html(self)
 def _r_with_loo(a, loo): # what is said of a map's agreement over content tokens
     content = ~a.is_special
     n = int(content.sum())
-    if n < MIN_CONTENT: return f"r with loo undefined ({n} content token{'s' if n != 1 else ''})"
+    if n < FEWEST_TOKENS: return f"r with loo undefined ({n} content token{'s' if n != 1 else ''})"
     r = float(pearson(a.scores[content], loo.scores[content]))
     return f"r with loo {r:+.2f}" if r == r else "r with loo undefined (all scores are the same)"
 

@@ -36,7 +36,7 @@ def test_ten_lines(): assert len([l for l in of('python')[0].splitlines() if l.s
 
 def test_shell_lines_run(tmp_path):
     model, tokenizer = load_demo('sst2'); model.save_pretrained(tmp_path/'my-model'); tokenizer.save_pretrained(tmp_path/'my-model')
-    pd.DataFrame(dict(text=['the jokes are old and the pace is slow', 'a quiet, generous film', 'not one scene feels borrowed', 'two hours that no one gives back'])).to_csv(tmp_path/'reviews.csv', index=False)
+    pd.DataFrame(dict(text=['the jokes are old and the pace is slow', 'a quiet, generous film', 'not one scene feels borrowed', 'two hours that no one gives back', 'the songs are warm and the ending is cold', 'a film that never once talks down to us'])).to_csv(tmp_path/'reviews.csv', index=False)
     lines = [l for block in of('sh') for l in block.splitlines() if l.strip() and not l.startswith(INSTALLING)]; assert len(lines) >= 4
     for line in lines:
         done = subprocess.run(['bash', '-c', line], cwd=tmp_path, env=ENV, stdin=subprocess.DEVNULL, capture_output=True, text=True)
