@@ -165,7 +165,7 @@ def _target(model, tokenizer, target, position): # what `explain` takes
 
 def _maps(model, tokenizer, text, methods, layers, **options): # an Attribution per method
     from lrp_loo.attribution import explain as run
-    own = {'attn_lrp': {} if layers is None else dict(bypass_softmax=layers)}
+    own = {'attn_lrp': {} if layers is None else dict(bypass_softmax=layers), 'loo': dict(progress=True)}
     return [run(model, tokenizer, [text], method=x, **options, **own.get(x, {}))[0] for x in methods]
 
 def _for_programs(a): # an Attribution as JSON takes it

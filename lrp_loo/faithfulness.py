@@ -9,6 +9,7 @@ __all__ = ['COLUMNS', 'FEWEST_TEXTS', 'TABLE2', 'held_against_loo', 'faithfulnes
            'paper_numbers', 'table2_against_paper']
 
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
+import contextlib, math, sys, threading
 from importlib.resources import files
 
 import numpy as np
@@ -20,7 +21,7 @@ from .attribution import as_methods, by_unit, check_call, eager, explain_batch, 
 from .composites import attention_maps
 from .core import FEWEST_TOKENS, Results, agreement, whole_number
 from .models import as_texts, encode, max_tokens, unwrap
-from .perturbation import curve_area, default_removal, fill_id, many_perturbation_curves, removal_units
+from .perturbation import LONG, TOKEN_BUDGET, curve_area, default_removal, fill_id, in_words, input_positions, loo_seconds, many_perturbation_curves, removal_units
 from .targets import at_mask, settled
 
 # %% ../nbs/07_faithfulness.ipynb #bfb9cf34
@@ -69,14 +70,15 @@ def faithfulness_rows(
     model, tokenizer,
     encs:list,        # encoded texts or images
     methods:dict, chunk:int=1, target=None, removal=None, area:str='mean_logit', curves=None, # as for `faithfulness_row`
+    progress=None,    # called with a number of forward passes whenever so many more are done
 )->list:              # a row of each
     "The same for several texts: their LOO and the steps of their curves share batches."
     if 'loo' in methods and not _is_reference(*methods['loo']): raise ValueError(f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands for the exact LOO that the others are held against; choose another name")
     removal, target = removal or default_removal(encs[0]), at_mask(target, tokenizer, encs)
-    loos, found = held_against_loo(model, tokenizer, encs, {n: m for n, m in methods.items() if n != 'loo'}, target, removal, batch_size=1)
+    loos, found = held_against_loo(model, tokenizer, encs, {n: m for n, m in methods.items() if n != 'loo'}, target, removal, batch_size=1, progress=progress)
     targets = [settled(target, l.target) for l in loos]
     maps = [{'loo': l} | {n: a[i] for n, a in found.items()} for i, l in enumerate(loos)]
-    drawn = many_perturbation_curves(model, encs, [{n: a.scores for n, a in m.items() if curves is None or n in curves} for m in maps], [removal_units(l.is_special, chunk) for l in loos], targets, removal, fill_id(tokenizer, removal))
+    drawn = many_perturbation_curves(model, encs, [{n: a.scores for n, a in m.items() if curves is None or n in curves} for m in maps], [removal_units(l.is_special, chunk) for l in loos], targets, removal, fill_id(tokenizer, removal), progress=progress)
     areas = lambda of_text, n: dict(lerf=curve_area(of_text[n][1], area), morf=curve_area(of_text[n][0], area)) if n in of_text else {}
     return [dict(n_tokens=len(l), target=l.target, logit=l.logit, methods={n: _agreement(a, l) | areas(d, n) for n, a in m.items()}) for l, m, d in zip(loos, maps, drawn)]
 
@@ -167,6 +169,28 @@ def paired_difference(
     return dict(mean=float(d.mean()), low=float(low), high=float(high), n=len(d))
 
 # %% ../nbs/07_faithfulness.ipynb #cd1d0118
+def _audit_passes(n, n_methods, chunk): # forward passes for a text of n tokens: LOO, and two curves of each method
+    return n + 2*n_methods*math.ceil(n/chunk)
+
+def _say_how_long(model, encs, n_methods, chunk, removal, fill): # long work says so beforehand
+    lengths = [input_positions(model, e) for e in encs]
+    if sum(n*n for n in lengths) < 4*TOKEN_BUDGET: return
+    passes = sum(_audit_passes(n, n_methods, chunk) for n in lengths)
+    about = loo_seconds(model, encs, removal, fill)*passes/sum(lengths)
+    if about > LONG: tqdm.write(f"exact LOO and curves of {len(encs)} texts, {passes} forward passes: about {in_words(about)}", file=sys.stderr)
+
+@contextlib.contextmanager
+def _within(bar, model, encs, n_methods, chunk): # moves a bar of texts by the passes that are done within them
+    start, passes = bar.n, sum(_audit_passes(input_positions(model, e), n_methods, chunk) for e in encs)
+    done, lock = 0, threading.Lock()
+    def moved(n): # cores report each for itself
+        nonlocal done
+        with lock:
+            done = min(done + n, passes)
+            bar.update(start + round(len(encs)*done/passes, 2) - bar.n)
+    try: yield moved
+    finally: bar.n = start                                           # finished rows are counted as they are kept
+
 def audit(
     model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors); or a pipeline and None
     texts:list,          # n strings, or images
@@ -184,8 +208,16 @@ def audit(
     model, tokenizer = unwrap(model, tokenizer); model = eager(model)
     for m, _ in methods.values(): check_call(model, m, texts)
     encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
-    examples = list(enumerate(encs)); run = lambda part: faithfulness_rows(model, tokenizer, [e for _, e in part], methods, chunk, target, removal, area)
-    with tqdm(total=len(encs), initial=len(results.done), disable=not progress, desc='audit') as bar: results.extend(together(examples), run, bar)
+    examples = list(enumerate(encs))
+    done = results.done
+    missing = [e for i, e in examples if i not in done]
+    if progress and missing: _say_how_long(model, missing, len({*methods, 'loo'}), chunk, removal, fill_id(tokenizer, removal or default_removal(missing[0])))
+    def run(part):
+        own = [e for _, e in part]
+        with _within(bar, model, own, len({*methods, 'loo'}), chunk) as moved:
+            return faithfulness_rows(model, tokenizer, own, methods, chunk, target, removal, area, progress=moved)
+    with tqdm(total=len(encs), initial=len(results.done), disable=not progress, desc='audit') as bar:
+        results.extend(together(examples), run, bar)
     table = faithfulness_table(results.rows, list(methods))
     return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
 

@@ -497,7 +497,7 @@ def _shown(progress, model, encs, units, removal, fill, token_budget): # what th
         about = loo_seconds(model, encs, removal, fill, units, token_budget)
         if about > LONG: tqdm.write(f"exact LOO of {len(encs)} text{'s' if len(encs) > 1 else ''}, {sum(counts)} forward passes: about {in_words(about)}", file=sys.stderr)
     lock = threading.Lock()                                          # cores report each for itself
-    with tqdm(total=sum(counts), desc='exact LOO', unit='pass') as bar:
+    with tqdm(total=sum(counts), desc='exact LOO', unit='pass', delay=1) as bar: # short work needs none
         def done(n):
             with lock: bar.update(min(n, bar.total - bar.n))
         yield done

@@ -31,6 +31,7 @@ from .data import TextData, load_texts, source_label
 from .faithfulness import agreement, mean_se, paired_difference, per_text, text_examples
 from .models import DEMOS, _takes, describe_model, encode, forward, load_demo, position_offset, special_mask, watch_embeddings
 from .perturbation import subset_logits
+from .removal import key_effects
 from .targets import Readout, settled
 
 # %% ../nbs/15_related.ipynb #0d5f737d
@@ -50,10 +51,10 @@ def removal_effect(
 )->torch.Tensor:      # (batch, n) a score per key
     "⟨g, ΔO⟩ summed over heads and rows, for every key at once. A key that has its row to itself (A = 1) leaves nothing to compare with, and gets 0 there."
     if how not in HOW: raise ValueError(f"how={how!r} is not known; take one of {HOW}")
-    gain = s.G @ s.V.transpose(-2, -1)                               # ⟨g_i, V_j⟩
-    if how != 'mass': gain = gain - (s.G*s.O).sum(-1, keepdim=True)  # ⟨g_i, V_j − O_i⟩
-    A = torch.where(1 - s.A > 1e-6, s.A/(1 - s.A).clamp_min(1e-6), 0.) if how == 'exact' else s.A
-    return (A*gain).sum((1, 2))
+    gain = s.G @ s.V.transpose(-2, -1)                               # ⟨g_i, V_j⟩ = ∂f/∂A_ij
+    if how == 'exact': return key_effects(gain, s.A).sum((1, 2))
+    if how == 'slope': gain = gain - (s.G*s.O).sum(-1, keepdim=True) # ⟨g_i, V_j − O_i⟩
+    return (s.A*gain).sum((1, 2))
 
 # %% ../nbs/15_related.ipynb #4d67ecc2
 class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
