@@ -231,7 +231,7 @@ def _best_stack(model): # the (path, members) that are the layers, as far as con
 def _alike(members): return len({type(m) for m in members}) == 1
 
 def _parallel_lists(model, path, members): # lists beside a list of attentions that belong to the same layers: XLM's feed-forwards and norms
-    parent = model.get_submodule(path.rpartition('.')[0])
+    parent = dict(model.named_modules())[path.rpartition('.')[0]] # a wrapper's paths may leave out its own name, and get_submodule does not
     beside = [list(m) for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(members)]
     return beside if len(beside) > 1 and all(map(_is_attention, members)) else []
 
