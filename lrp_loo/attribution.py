@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from .checkpoint import checkpointed_gradient
-from .composites import Composite, attention_maps, attn_lrp, canonized_lrp, cp_lrp, gradient, input_gradient, lrp_rules
+from .composites import attention_maps, attn_lrp, canonized_lrp, Composite, cp_lrp, gradient, input_gradient, lrp_rules, watch_gradient
 from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
@@ -123,6 +123,7 @@ def ig_scores(
     every = torch.arange(n, device=x.device)
     with torch.no_grad(): value, low = readout(out), f(b, every)
     padded_inside = 'input_ids' in batch and x.shape[1] != batch['input_ids'].shape[1] # as Longformer does, to whole windows
+    first = True                                                     # one pass tells whether gradients come through
     total, T = torch.zeros_like(x), None if padded_inside else _lengths(batch, readout)
     nodes, weights = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in np.polynomial.legendre.leggauss(n_steps))
     for rows in every.split(max(1, internal_batch_size//n_steps)):   # as few texts as fill a pass with all their steps, so that little of it is padding
@@ -131,7 +132,8 @@ def ig_scores(
             a, w = (s.view(-1, *[1]*x.ndim) for s in (a, w))
             with torch.enable_grad():
                 e = (b[rows, t] + a*(x - b)[rows, t]).flatten(0, 1).requires_grad_()
-                g, = torch.autograd.grad(f(e, rows).sum(), e)
+                with watch_gradient(model) if first else contextlib.nullcontext(): values = f(e, rows)
+                g, first = input_gradient(values, e), False
             total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:])*w).sum(0)
     scores = (x - b)*total if dims else _over_tokens((x - b)*total)
     errors = (scores.flatten(1).sum(1) - (value - low)).tolist()
@@ -155,10 +157,11 @@ def explained_row(
 def _last_read(mask): # (batch,) the last place that is no padding
     return (mask*torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
-def _square_maps(model, maps): # heads averaged; a product of layers needs a row and a column per place in each
+def _square_maps(model, maps, n_texts): # heads averaged; a product of layers needs a row and a column per place in each
     n = maps[0].shape[-1]
-    odd = next((A for A in maps if A.ndim != 4 or A.shape[-2:] != (n, n)), None)
-    if odd is not None: raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(odd.shape)}; rollout takes the same number of rows and keys in every layer")
+    odd = next((A for A in maps if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != n_texts), None)
+    if odd is not None:
+        raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {n_texts} texts; rollout takes one map a text, with the same number of rows and keys in every layer")
     return [A.mean(1) for A in maps]
 
 def rollout_scores(
@@ -170,7 +173,7 @@ def rollout_scores(
 )->tuple:                # as `lrp_scores`
     "Attention Rollout, heads averaged (equation Rollout)."
     with torch.no_grad(): out = forward(model, batch)
-    readout, R, maps = Readout(target, out, batch), None, _square_maps(model, attention_maps(model, **batch)) # [batch, n, n] per layer
+    readout, R, maps = Readout(target, out, batch), None, _square_maps(model, attention_maps(model, **batch), len(next(iter(batch.values())))) # [batch, n, n] per layer
     for A in maps:
         if residual: A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))/2
         R = A if R is None else A @ R

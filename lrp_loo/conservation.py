@@ -9,7 +9,7 @@ __all__ = ['conservation_by_layer', 'conservation', 'sentence_experiment', 'cons
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .composites import Composite, attn_lrp, cp_lrp, lrp_rules
+from .composites import Composite, attn_lrp, cp_lrp, gradients, lrp_rules
 from .core import Results
 from .data import load_texts
 from .models import describe_model, encode, forward, load_demo, watch_embeddings
@@ -44,7 +44,7 @@ def conservation_by_layer(
 
 def _relevances(value, tensors): # gradient × input, summed; 0 for what is not in the graph. A masked logit (−inf) has no weight, so its gradient is 0 and it takes nothing
     own = [t for t in tensors if t is not None]
-    grads = iter(torch.autograd.grad(value, own, allow_unused=True))
+    grads = iter(gradients(value, own))
     return [0. if t is None or (g := next(grads)) is None else torch.nan_to_num(t.detach().double()*g.double(), nan=0.).sum().item() for t in tensors]
 
 def _places(n): return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']

@@ -193,7 +193,7 @@ def input_embeddings(
     for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
         try: e = m.get_input_embeddings()
         except (AttributeError, NotImplementedError): continue
-        if e is not None: return e
+        if isinstance(e, torch.nn.Module): return e                  # Perceiver hands out a parameter, its latent array
     e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
     if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
     return e

@@ -340,11 +340,16 @@ def _check_heeded(model, enc, keep, text, out, values, value): # is the attentio
     ends = text.nonzero()[[0, -1], 0]
     inside = (removed & keep[:, ends].all(1)).nonzero()[:64, 0]        # the rows that are read stay
     if not len(inside): return
-    x = _embedded(model, enc)
+    x, another = _embedded(model, enc), None
+    if _places(x) != keep.shape[1]: x, another = None, _another_token(model, enc) # places of the model's own, as CPM-Ant's prompt
     for rows in inside.split(8):
-        changed = value(_forward_rows(model, enc, keep[rows] | ~text, False, None, x), len(rows), False)
+        changed = value(_forward_rows(model, enc, keep[rows] | ~text, False, another, x), len(rows), False)
         if float((changed - whole).abs().max()) > rounding*float(whole.abs().max()):
             raise ValueError(f"{type(model).__name__} ignores the attention mask: hiding a token changes nothing, and taking its embedding away does, so nothing is removed by the mask; {_OTHER_REMOVALS}")
+
+def _another_token(model, enc): # an id that the text has not, as far as there is one
+    n = getattr(input_embeddings(model), 'num_embeddings', 2)
+    return (int(enc['input_ids'].max()) + 1) % n
 
 # %% ../nbs/05_perturbation.ipynb #8cd2a2e6
 def fill_id(

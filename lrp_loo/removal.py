@@ -12,7 +12,7 @@ from numbers import Real
 
 import torch
 from torch.nn import functional as F
-from .composites import gradient, lrp_rules
+from .composites import gradient, gradients, lrp_rules
 from .core import whole_number
 from .fast import PER_TOKEN, read_row_only
 from .models import device_of, forward, gradients_on, plain_tensors, special_mask, watch_embeddings
@@ -90,9 +90,9 @@ def removal_pass(
 def _attention_gradients(model, attention, value): # (∂f/∂A, A) of every layer
     if not attention: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention")
     weights = [A for _, _, A in attention]
-    gradients = torch.autograd.grad(value.sum(), weights, allow_unused=True) if value.requires_grad else [None]*len(weights)
-    if all(g is None for g in gradients): raise ValueError(f"no gradient of the explained number reaches an attention of {type(model).__name__}, so nothing can be said of its keys")
-    return [(torch.zeros_like(A) if g is None else g, A.detach()) for g, A in zip(gradients, weights)]
+    found = gradients(value, weights)
+    if all(g is None for g in found): raise ValueError(f"no gradient of the explained number reaches an attention of {type(model).__name__}, so nothing can be said of its keys")
+    return [(torch.zeros_like(A) if g is None else g, A.detach()) for g, A in zip(found, weights)]
 
 def _with_class_tokens(model, members, T, layers, is_text): # keys that stand for no input, in front of an image's patches, belong to no unit
     extra = 0 if is_text else layers[0][1].shape[-1] - T

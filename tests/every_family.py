@@ -638,10 +638,16 @@ class ConstantAttention(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, '__name__', '')
         if name == 'scaled_dot_product_attention':
             query, key, *rest = args
-            return func(query.detach(), key.detach(), *rest, **kwargs)
+            return func(without_gradient(query), without_gradient(key), *rest, **kwargs)
         out = func(*args, **kwargs)
         weighs_tokens = name == 'softmax' and out.ndim > 2 and out.shape[-1] not in self.experts
-        return out.detach() if weighs_tokens else out
+        return without_gradient(out) if weighs_tokens else out
+
+
+def without_gradient(x):
+    "The same numbers as a constant, made where the rules do not look: they refuse a gradient that ends."
+    with torch._C.DisableTorchFunction():
+        return x.detach()
 
 
 def experts_of(model):

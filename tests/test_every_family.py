@@ -13,6 +13,7 @@ from lrp_loo.core import read_results
 
 LIVE = (  # family, what it has
     'bert',        # one list of layers
+    'deepseek_v4', # a softmax of four dimensions that weighs streams, not tokens
     'xlm',         # attentions and feed-forwards in lists of their own
     'deberta',     # attention that depends on relative positions
     'convbert',    # a convolution beside attention
