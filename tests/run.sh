@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All checks, in order: modules and notebooks in step, every notebook, the site, then tests/.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
+# All checks, in order: modules and notebooks in step, every notebook, the site, tests/, and some of
+# these under plain kernels.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$(cd "${1:-.venv/bin}" && pwd)
@@ -36,3 +37,7 @@ python .ci/site.py --build
 
 echo "== tests"
 pytest tests -q
+
+echo "== where numbers are compared, under the plainest kernels and one thread"
+plain=(tests/test_{removal,exact_loo,fast,rules,softmax_layers}.py)
+ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 pytest -q "${plain[@]}" -k 'not end_to_end'
