@@ -14,12 +14,13 @@ from functools import partial
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 from .checkpoint import checkpointed_gradient
 from .composites import attention_maps, attn_lrp, canonized_lrp, Composite, cp_lrp, gradient, input_gradient, lrp_rules, watch_gradient
 from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
-from .models import as_texts, check_finite, check_model, encode, forward, gradients_on, input_embeddings, plain_tensors, special_mask, unwrap, watch_embeddings
+from .models import _takes, as_texts, check_finite, check_model, encode, forward, gradients_on, input_embeddings, plain_tensors, special_mask, unwrap, watch_embeddings
 from .perturbation import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
 from .removal import removal_loo_scores, removal_scores
 from .sweep import bypass_sweep
@@ -328,7 +329,7 @@ def _explain_batch(model, tokenizer, encs, method, target, units, passed, option
     units, target = units or [None]*len(encs), at_mask(target, tokenizer, encs)
     name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
     alone = lambda: [explain_batch(model, tokenizer, [e], method, target, [u], **options)[0] for e, u in zip(encs, units)]
-    if len(encs) > 1 and _one_at_a_time(model): return alone()
+    if len(encs) > 1 and _one_at_a_time(model, encs): return alone()
     own = dict(options)
     if by_unit(method) and any(u is not None for u in units): own['units'] = units if by_unit(method) == 'batch' else units[0]
     try:
@@ -340,7 +341,18 @@ def _explain_batch(model, tokenizer, encs, method, target, units, passed, option
     if _function(run) is not loo_scores and _padding_matters(model, encs, target, readout, values, passed): return alone() # LOO computes each text without padding
     return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout, i, dict(info[i] if isinstance(info, list) else info), summed=bool(by_unit(method))) for i, (e, u) in enumerate(zip(encs, units))]
 
-def _one_at_a_time(model): # transformers' decoder classifiers find the last token by the padding's id, and refuse several texts without it
+def _one_at_a_time(model, encs): # may these texts share no batch?
+    lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
+    return len(lengths) > 1 and not _hears_of_masks(model) or _lacks_padding_token(model)
+
+def _hears_of_masks(model): # what no mask hides is read; keyword arguments may be for a model inside
+    takes = _takes(model)
+    if 'attention_mask' in takes: return True
+    inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
+    named = not inside or any('attention_mask' in _takes(m) for m in inside)
+    return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
+
+def _lacks_padding_token(model): # transformers' decoder classifiers find the last token by the padding's id, and refuse several texts without it
     if not hasattr(model, 'score') or not hasattr(model, 'config'): return False
     return type(model).__name__.endswith('ForSequenceClassification') and model.config.get_text_config().pad_token_id is None
 
