@@ -74,10 +74,10 @@ def processor():
     return platform.processor()
 
 
-def record(rows):
+def record(rows, path):
     "What is written: rows by setting, earlier rows of the same versions kept."
     kept = {}
-    if RESULTS.exists() and (old := read_results(RESULTS))['versions'] == versions():
+    if path.exists() and (old := read_results(path))['versions'] == versions():
         kept = {r['i']: r for r in old['rows']}
     kept |= {r['i']: r for r in rows}
     config = dict(experiment='kernels', processor=processor(), settings=list(SETTINGS))
@@ -91,12 +91,13 @@ if __name__ == '__main__':
     parser.add_argument('--workers', type=int, default=1, help='notebooks run side by side')
     parser.add_argument('--tests', nargs='+', default=['tests'], help='what pytest is given')
     parser.add_argument('--log', help='a folder that takes what was printed')
-    parser.add_argument('--write', action='store_true', help='write results/kernels.json')
+    parser.add_argument('--write', action='store_true', help='write what came out')
+    parser.add_argument('--out', type=Path, default=RESULTS, help='where to (results/kernels.json)')
     given = parser.parse_args()
     rows = []
     for name in given.only:
         rows.append(one(name, given.workers, given.tests, given.log))
         print(rows[-1], flush=True)
         if given.write:
-            write_text_atomic(RESULTS, json.dumps(record(rows), indent=1) + '\n')
+            write_text_atomic(given.out, json.dumps(record(rows, given.out), indent=1) + '\n')
     sys.exit(not all(r['notebooks_pass'] and r['tests_pass'] for r in rows))
