@@ -612,13 +612,17 @@ def _lose(self:lrp_rules, func, args, kwargs, out): # mark what was made of the 
     mark = _lost(values)
     if mark is None and any(map(_carries, _tensors(values))):
         mark = (name if torch.is_grad_enabled() else f'{name} under no_grad', self.module)
-    if mark is None: return
+    if mark is None: return _of_parameters(out)
     whole = name in _TO_WHOLE or any(_lost(t) for t in _every_tensor(values) if not t.is_floating_point())
     for t in _every_tensor(out):
         number = t.is_floating_point() or t.is_quantized or whole and t.dtype != torch.bool # indices and comparisons choose, and are no numbers
         if _carries(t) or not number: continue
         setattr(t, _LOST, mark)
         self._any_lost = True
+
+def _of_parameters(out): # a view of a parameter, taken under no_grad, says that it requires gradients and has no history
+    for t in _tensors(out):
+        if t.grad_fn is None and not isinstance(t, nn.Parameter): setattr(t, _INSIDE, False)
 
 @patch
 def _meet(self:lrp_rules, operation, args, kwargs): # a number without its gradient is used together with one that has it

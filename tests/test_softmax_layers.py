@@ -457,3 +457,25 @@ def test_longformers_global_attention_is_held_constant():
     rules = relevance_of(model, random_inputs(model), cp_lrp())[2]
     softmax = rules.report().query("operation == 'softmax'")
     assert set(softmax.rule) == {'constant weights'} and softmax.calls.sum() == 4
+
+
+class BiasUnderNoGrad(nn.Module):
+    "Adds a bias that is looked up under no_grad, as LayoutLMv3 does with its relative positions."
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20, 4)
+        self.bias = nn.Linear(6, 4, bias=False)
+
+    def forward(self, input_ids, attention_mask=None):
+        with torch.no_grad():
+            bias = self.bias.weight.t()[torch.arange(input_ids.shape[1])]
+        return (self.words(input_ids) + bias).sum((1, 2))
+
+
+def test_a_parameter_s_view_under_no_grad_loses_no_gradient():
+    model = BiasUnderNoGrad().eval()
+    with watch_embeddings(model) as seen, lrp_rules(model, attn_lrp()):
+        out = model(torch.tensor([[3, 4, 5]]))
+    g, = torch.autograd.grad(out.sum(), seen[0])
+    assert torch.equal(g, torch.ones_like(g))
