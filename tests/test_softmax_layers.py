@@ -13,7 +13,7 @@ from lrp_loo.attribution import lrp_scores
 from lrp_loo.composites import Composite, attention_maps, gradient, input_gradient, n_layers, transformer_layers, watch_gradient
 from lrp_loo.conservation import conservation
 from lrp_loo.families import random_inputs, random_model, relevance_of
-from lrp_loo.models import check_model
+from lrp_loo.models import check_model, watch_embeddings
 from lrp_loo.removal import removal_scores
 from lrp_loo.sweep import bypass_sweep
 
