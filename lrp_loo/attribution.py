@@ -400,7 +400,7 @@ def _explain_sweep(model, tokenizer, encs, sets, target, passed):
     target, different = at_mask(target, tokenizer, encs), list(dict.fromkeys(sets.values()))
     alone = lambda: [_explain_sweep(model, tokenizer, [e], sets, target, passed) for e in encs]
     together = lambda found: {n: [f[n][0] for f in found] for n in sets} if all(found) else {}
-    if len(encs) > 1 and _one_at_a_time(model): return together(alone())
+    if len(encs) > 1 and _one_at_a_time(model, encs): return together(alone())
     grads, x, values, readout = bypass_sweep(model, pad_batch(tokenizer, encs), different, target)
     if not torch.isfinite(values).all(): return {}                   # the single methods say what is wrong
     if _padding_matters(model, encs, target, readout, values, passed): return together(alone())

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT/'results'/'kernels.json'
 CAPABILITIES = ('best', 'avx2', 'default')  # best: what torch takes by itself; default: no vector instructions of ours
 THREADS = (1, 2)
+PARTS = ('notebooks', 'tests')
 SETTINGS = {f'{c}-{t}': (c, t) for c in CAPABILITIES for t in THREADS}
 
 
@@ -53,17 +54,27 @@ def capability_in(env):
     return run([sys.executable, '-c', words], env)[1].strip()
 
 
-def one(name, workers, tests, log):
-    "A row: notebooks and tests under one setting."
+def one(name, parts, workers, tests, log):
+    "A row: notebooks and tests under one setting, or one of the two."
     env = environment(*SETTINGS[name])
-    nbdev = ['nbdev_test', '--path', 'nbs', '--n_workers', str(workers)]
-    nb_code, nb_said, nb_minutes = run(nbdev, env)
-    code, said, minutes = run([sys.executable, '-m', 'pytest', '-q', *tests], env)
+    row = dict(i=name, kernels=capability_in(env), threads=SETTINGS[name][1])
+    if 'notebooks' in parts:
+        words = ['nbdev_test', '--path', 'nbs', '--n_workers', str(workers)]
+        code, said, minutes = run(words, env)
+        keep(log, f'{name}-notebooks', said)
+        row |= dict(notebooks_pass=code == 0, notebooks_minutes=round(minutes, 1))
+    if 'tests' in parts:
+        code, said, minutes = run([sys.executable, '-m', 'pytest', '-q', *tests], env)
+        keep(log, f'{name}-tests', said)
+        row |= dict(tests_pass=code == 0, tests=counted(said), given=[Path(t).name for t in tests])
+        row |= dict(tests_minutes=round(minutes, 1))
+    return row
+
+
+def keep(log, name, said):
+    "What was printed, where a folder was named for it."
     if log:
-        (Path(log)/f'{name}.log').write_text(nb_said + said, encoding='utf-8')
-    return dict(i=name, kernels=capability_in(env), threads=SETTINGS[name][1],
-                notebooks_pass=nb_code == 0, tests_pass=code == 0, tests=counted(said),
-                minutes=round(nb_minutes + minutes, 1))
+        (Path(log)/f'{name}.log').write_text(said, encoding='utf-8')
 
 
 def processor():
@@ -79,7 +90,8 @@ def record(rows, path):
     kept = {}
     if path.exists() and (old := read_results(path))['versions'] == versions():
         kept = {r['i']: r for r in old['rows']}
-    kept |= {r['i']: r for r in rows}
+    for r in rows:  # notebooks and tests may have been run apart
+        kept[r['i']] = kept.get(r['i'], {}) | r
     config = dict(experiment='kernels', processor=processor(), settings=list(SETTINGS))
     return dict(config=config, versions=versions(), rows=[kept[n] for n in SETTINGS if n in kept])
 
@@ -88,6 +100,7 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', nargs='+', choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     parser.add_argument('--workers', type=int, default=1, help='notebooks run side by side')
     parser.add_argument('--tests', nargs='+', default=['tests'], help='what pytest is given')
     parser.add_argument('--log', help='a folder that takes what was printed')
@@ -96,8 +109,8 @@ if __name__ == '__main__':
     given = parser.parse_args()
     rows = []
     for name in given.only:
-        rows.append(one(name, given.workers, given.tests, given.log))
+        rows.append(one(name, given.parts, given.workers, given.tests, given.log))
         print(rows[-1], flush=True)
         if given.write:
             write_text_atomic(given.out, json.dumps(record(rows, given.out), indent=1) + '\n')
-    sys.exit(not all(r['notebooks_pass'] and r['tests_pass'] for r in rows))
+    sys.exit(not all(r.get('notebooks_pass', True) and r.get('tests_pass', True) for r in rows))
