@@ -151,15 +151,18 @@ def test_other_shapes_are_refused_by_name(model, method):
         METHODS[method](model, NoTokenizer(), random_inputs(model, 14), None)
 
 
+class Words(torch.nn.Module):
+    "A table of nine words; a test writes what is done with them."
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 4)
+
+    def get_input_embeddings(self): return self.embed
+
+
 def test_a_sink_is_no_class_token():
     "One key more than there are tokens stands in front of an image's patches; in a text it may stand anywhere."
-    class Sink(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = torch.nn.Embedding(9, 4)
-
-        def get_input_embeddings(self): return self.embed
-
+    class Sink(Words):
         def forward(self, input_ids, attention_mask=None):
             x = self.embed(input_ids)[:, None]
             logits = torch.cat([x @ x.mT, torch.zeros_like(x[..., :1])], -1)
@@ -202,13 +205,7 @@ def test_a_decoder_without_padding_token_says_what_to_set():
 
 
 def test_no_gradient_is_an_error():
-    class Cut(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = torch.nn.Embedding(9, 4)
-
-        def get_input_embeddings(self): return self.embed
-
+    class Cut(Words):
         def forward(self, input_ids, attention_mask=None):
             x = self.embed(input_ids)[:, None]
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)[:, 0, 0].detach()
