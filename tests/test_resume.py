@@ -178,7 +178,7 @@ def record(n=20, seed=0):
         d, runs = Path(d), {}; path = lambda x: d/x/'results'/'embedded-small'/'sst2.json'; tell = lambda words: ' '.join(words).replace(f'{d}/', '')
         for part in (random_bert(layers=2), AutoTokenizer.from_pretrained(demo_base())): part.save_pretrained(d/'small')
         words = ['reproduce', '--data', 'embedded', '--model', str(d/'small'), '--only', 'sst2', '--limit', '192']; count = lambda: len(read_results(path('killed'))['rows']) if path('killed').exists() else 0
-        finished([*words, '--out', str(d/'whole')]); after = kill_command([*words, '--out', str(d/'killed')], count, n, seed, 1.)
+        finished([*words, '--out', str(d/'whole')]); after = kill_command([*words, '--out', str(d/'killed')], count, n, seed, .5)
         want, got = ([r['i'] for r in read_results(path(x))['rows']] for x in ('whole', 'killed'))
         runs[tell(words)] = dict(kills=len(after), rows_after_each_kill=after, rows_at_the_end=len(got), lost=len(set(want) - set(got)), twice=len(got) - len(set(got)), equal_to_the_undisturbed_run=path('whole').read_bytes() == path('killed').read_bytes(), leftovers=leftovers(d/'killed'))
         words = ['sweep', '--data', 'embedded', '--model', str(d/'small'), '--limit', '200', '--methods', 'attn_lrp,removal', '--batch_size', '4']; count = lambda: 8*len(list((d/'k').glob('*.parquet')))
