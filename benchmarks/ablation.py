@@ -2,8 +2,8 @@
 python benchmarks/ablation.py [--data FOLDER] [--sentences 16] [--reviews 2]"""
 from common import arguments, bypass_sets, pairs, record, texts
 
-from lrp_loo.attribution import explain_batch, explain_methods
-from lrp_loo.composites import n_layers
+from lrp_loo.methods import explain_batch, explain_methods
+from lrp_loo.lrp import n_layers
 
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=16, reviews=2)

@@ -14,7 +14,7 @@ import torch
 from lrp_loo import load_demo, load_texts
 from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.data import source_label
-from lrp_loo.layerwise import SWEEPS, sweep_layers
+from lrp_loo.studies.layerwise import SWEEPS, sweep_layers
 from lrp_loo.models import encode
 
 OUT = Path(__file__).parent.parent/'results'/'benchmarks.json'

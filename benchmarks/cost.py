@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from lrp_loo import explain, load_demo, load_texts
-from lrp_loo.attribution import explain_batch
+from lrp_loo.methods import explain_batch
 from lrp_loo.core import Results
 from lrp_loo.models import encode
-from lrp_loo.perturbation import leave_one_out
+from lrp_loo.loo import leave_one_out
 
 HERE = Path(__file__).parent.parent
 

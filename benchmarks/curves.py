@@ -3,9 +3,9 @@ python benchmarks/curves.py [--data FOLDER] [--sentences 24] [--reviews 4]"""
 import torch
 from common import arguments, pairs, record, texts
 
-from lrp_loo.attribution import explain_batch
+from lrp_loo.methods import explain_batch
 from lrp_loo.models import special_mask
-from lrp_loo.perturbation import many_perturbation_curves, removal_path, removal_units
+from lrp_loo.loo import many_perturbation_curves, removal_path, removal_units
 
 METHODS = ('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp')
 

@@ -12,7 +12,7 @@ import torch
 from common import arguments
 
 from lrp_loo import explain, load_demo, load_texts
-from lrp_loo.attribution import explain_batch
+from lrp_loo.methods import explain_batch
 from lrp_loo.core import Results
 from lrp_loo.models import encode
 

@@ -6,7 +6,7 @@ import torch
 from captum.attr import FeatureAblation
 from common import arguments, matmul_rate, pairs, record, texts
 
-from lrp_loo.perturbation import many_loo
+from lrp_loo.loo import many_loo
 
 
 def captum(model, encs, per_eval):

@@ -7,7 +7,7 @@ import sys
 from common import arguments, pairs, record, texts
 from loo import captum
 
-from lrp_loo.perturbation import many_loo
+from lrp_loo.loo import many_loo
 
 BEST = 16 # variants of 512 tokens at a time; more are no faster for Captum
 

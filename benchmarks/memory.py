@@ -15,7 +15,7 @@ def measure(layers, checkpoint): # MiB above what the loaded model takes, and se
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from lrp_loo.attribution import lrp_scores
+    from lrp_loo.methods import lrp_scores
     torch.manual_seed(0); torch.set_num_threads(1)
     model = BertForSequenceClassification(BertConfig(vocab_size=100, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=4*WIDTH)).eval().requires_grad_(False)
     batch = dict(input_ids=torch.randint(0, 100, (1, TOKENS)), attention_mask=torch.ones(1, TOKENS, dtype=torch.long))

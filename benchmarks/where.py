@@ -8,9 +8,9 @@ from common import arguments, bypass_sets, matmul_rate, texts
 from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
-from lrp_loo.composites import n_layers
+from lrp_loo.lrp import n_layers
 from lrp_loo.core import Results
-from lrp_loo.perturbation import many_loo
+from lrp_loo.loo import many_loo
 
 KINDS = {'matrix products': ('aten::addmm', 'aten::mm', 'aten::bmm', 'aten::baddbmm'), 'attention': ('aten::_scaled_dot_product_flash_attention_for_cpu',), 'activation': ('aten::gelu',), 'copies and sums': ('aten::copy_', 'aten::add', 'aten::add_', 'aten::index', 'aten::cat', 'aten::where'), 'layer norms': ('aten::native_layer_norm',)}
 

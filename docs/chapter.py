@@ -12,7 +12,7 @@ NAME = r'(?<!`)`(?P<name>[A-Za-z]\w*)(?:\([^`\n]*\))?`(?!`)'
 def title_of(nb): return next(line[2:] for line in nb.cells[0].source.splitlines() if line.startswith('# '))
 
 
-def number_of(name): # '05b_removal' → '5b'; None where a name has no number
+def number_of(name): # '20_removal' → '5b'; None where a name has no number
     m = re.match(r'0*(\d+[a-z]?)_', name)
     return m and m[1]
 

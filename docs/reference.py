@@ -93,7 +93,7 @@ def package(public): # `import lrp_loo`: the names and where they are
     home = {n: m for n in api.__all__ for m in public if n in public[m] and getattr(import_module(f'lrp_loo.{m}'), n) is getattr(api, n)}
     rows = [f'| [`{n}`]({home[n]}.md#{n}) | [`lrp_loo.{home[n]}`]({home[n]}.md) |' if n in home else f'| `{n}` | `lrp_loo` itself: {escaped(inspect.getdoc(getattr(api, n)))} |' for n in api.__all__]
     modules = [f"| [`lrp_loo.{m}`]({m}.md) | {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |" for m in public]
-    return '\n\n'.join(['# Public names', 'What `import lrp_loo` gives ([chapter 24](../24_api.md)), and the modules that hold it.',
+    return '\n\n'.join(['# Public names', 'What `import lrp_loo` gives ([chapter 47](../47_api.md)), and the modules that hold it.',
                         '| name | module |\n|---|---|\n' + '\n'.join(rows), '## Modules', '| module | what it is |\n|---|---|\n' + '\n'.join(modules)])
 
 

@@ -17,11 +17,11 @@ import pandas as pd
 import torch
 from scipy import stats
 from tqdm.auto import tqdm
-from .attribution import as_methods, by_unit, check_call, eager, explain_batch, explain_methods
-from .composites import attention_maps
+from .methods import as_methods, by_unit, check_call, eager, explain_batch, explain_methods
+from .lrp import attention_maps
 from .core import FEWEST_TOKENS, Results, agreement, whole_number
 from .models import as_texts, encode, max_tokens, unwrap
-from .perturbation import LONG, TOKEN_BUDGET, curve_area, default_removal, fill_id, in_words, input_positions, loo_seconds, many_perturbation_curves, removal_units
+from .loo import LONG, TOKEN_BUDGET, curve_area, default_removal, fill_id, in_words, input_positions, loo_seconds, many_perturbation_curves, removal_units
 from .targets import at_mask, settled
 
 # %% ../nbs/07_faithfulness.ipynb #bfb9cf34

@@ -27,7 +27,7 @@ from lrp_loo import (Composite, Removal, Target, attn_lrp, attribute_context, au
                      lrp_rules, read_texts)
 from lrp_loo.cli import main
 from lrp_loo.core import Results, read_results, versions, write_text_atomic
-from lrp_loo.engine import read_sweep
+from lrp_loo.dataset import read_sweep
 from lrp_loo.models import demo_base, encode
 
 RESULTS = Path(__file__).parents[1]/'results'
@@ -94,12 +94,12 @@ def unreachable(call): # what comes of `call` where the hub gives no answer
 
 def interrupted(*argv): # a command line that Ctrl-C meets where its first text is computed
     def stop(*args, **kwargs): raise KeyboardInterrupt
-    with mock.patch('lrp_loo.attribution._explain_batch', stop):         # what every batch goes through
+    with mock.patch('lrp_loo.methods._explain_batch', stop):         # what every batch goes through
         return cli(*argv)
 
 def without_a_model(*argv): # a command line that must not load one
     def refuse(*args, **kwargs): raise AssertionError('a model was loaded')
-    with mock.patch('lrp_loo.models.load_model', refuse), mock.patch('lrp_loo.engine.load_model', refuse): return cli(*argv)
+    with mock.patch('lrp_loo.models.load_model', refuse), mock.patch('lrp_loo.dataset.load_model', refuse): return cli(*argv)
 
 def swept(folder, w): # a small finished sweep
     explain_dataset(['a fine film', 'the jokes are old'], folder, ['attn_lrp'], model=(w['m'], w['tok'], 'demo'), progress=False); return folder

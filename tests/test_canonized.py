@@ -8,11 +8,11 @@ from test_composites import close
 from torch import nn
 from torch.nn import functional as F
 
-from lrp_loo.attribution import explain, lrp_scores
-from lrp_loo.beyond import _swap
-from lrp_loo.composites import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
+from lrp_loo.methods import explain, lrp_scores
+from lrp_loo.studies.beyond import _swap
+from lrp_loo.lrp import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.conservation import conservation
-from lrp_loo.families import family_tasks, random_inputs, random_model, relevance_of
+from lrp_loo.studies.families import family_tasks, random_inputs, random_model, relevance_of
 from lrp_loo.models import watch_embeddings
 
 

@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lrp_loo.beyond import claim2_table, read_beyond
+from lrp_loo.studies.beyond import claim2_table, read_beyond
 from lrp_loo.core import read_results
-from lrp_loo.cost import PASSES, cost_table, headline_table, shared_rows
+from lrp_loo.studies.cost import PASSES, cost_table, headline_table, shared_rows
 from lrp_loo.faithfulness import mean_se, paired_difference, per_text
-from lrp_loo.layerwise import MARGIN, best_single_layer, is_above_zero, text_claims
-from lrp_loo.plots import NAMES
-from lrp_loo.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreement
-from lrp_loo.related import related_table
-from lrp_loo.remedy import remedy_table
+from lrp_loo.studies.layerwise import MARGIN, best_single_layer, is_above_zero, text_claims
+from lrp_loo.studies.plots import NAMES
+from lrp_loo.studies.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreement
+from lrp_loo.studies.related import related_table
+from lrp_loo.studies.remedy import remedy_table
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT/'results'/'folder'
@@ -100,7 +100,7 @@ def test_removal_takes_the_time_of_attn_lrp_and_not_its_memory():
     seconds, mib = cost_table(cost), cost_table(cost, 'mib')
     assert (seconds.loc['removal']/seconds.loc['attn_lrp']).max() < 1.2
     assert mib.loc['removal', 512] > 3*mib.loc['attn_lrp', 512]
-    assert '325 MiB against 91' in prose('27_cost')
+    assert '325 MiB against 91' in prose('45_cost')
     assert [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')] == [325, 91]
 
 
@@ -202,7 +202,7 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
     attn = {r: mean_se(protocol_values(d, choice_of[r], 'attn_lrp'))[0] for r in between}
     pairs = list(itertools.combinations(between, 2))
     assert len(pairs) == 28 and all(between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs)
-    text = prose('13_protocol')
+    text = prose('25_protocol')
     assert 'about as well as AttnLRP agrees with either' not in text and 'all 28 pairs' in text
 
 
@@ -218,7 +218,7 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
     kept = lambda t: sum(t['biases']) + sum(t['constants']) + sum(t['softmax'])
     for t in tables('sst2'): # and nothing else is missing, in float32 and some fifty terms
         assert t['entering'][0] - t['leaving'][-1] == pytest.approx(kept(t), abs=1e-3)
-    for name in ('04b_conservation', '22b_reproduce'):
+    for name in ('38_conservation', '46_reproduce'):
         assert 'up to biases and added constants' in prose(name)
     assert "CP-LRP's do up to biases and constants" in README
 
@@ -230,7 +230,7 @@ def test_the_gain_over_attribution_patching_with_the_softmax_recomputed():
     prior = table.loc['atp_qk']
     assert prior.low > 0 and prior.difference == pytest.approx(.04, abs=.005) # "by 0.04"
     assert table.query('passes == 3').r.drop('removal').idxmax() == 'atp_qk'
-    for text in (README, prose('05b_removal'), prose('15_related')):
+    for text in (README, prose('20_removal'), prose('27_related')):
         assert 'Kramár' in text
 
 
@@ -242,7 +242,7 @@ def test_removal_is_above_the_better_lrp_on_every_model_by_attention_mask():
 
 def test_no_interval_is_drawn_from_six_reviews():
     assert len(rows_of('related-imdb')['rows']) == 6
-    text = prose('15_related').lower()
+    text = prose('27_related').lower()
     assert 'six reviews' in text and 'its interval contains zero' not in text
 
 

@@ -26,7 +26,7 @@ def run(capsys): # argv → exit code, stdout, stderr
 def no_model(monkeypatch): # whoever loads a model fails the test
     def refuse(*args, **kwargs): raise AssertionError('a model was loaded')
     monkeypatch.setattr(lrp_loo.models, 'load_model', refuse)
-    monkeypatch.setattr('lrp_loo.engine.load_model', refuse)
+    monkeypatch.setattr('lrp_loo.dataset.load_model', refuse)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def interrupted(monkeypatch): # Ctrl-C after so many rows of an audit
 
 def test_an_interrupted_explain_keeps_nothing(run, monkeypatch):
     def stop(*args, **kwargs): raise KeyboardInterrupt
-    monkeypatch.setattr('lrp_loo.attribution.explain', stop)
+    monkeypatch.setattr('lrp_loo.methods.explain', stop)
     code, out, err = run('explain', 'a fine film')
     assert code == 130 and out == '' and err.strip().endswith('lrp_loo explain: interrupted; nothing is kept')
 
@@ -182,7 +182,7 @@ def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(run, interrupte
 
 
 def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
-    from lrp_loo.engine import BatchWorker
+    from lrp_loo.dataset import BatchWorker
     call, seen = BatchWorker.__call__, []
     def stop(self, batch):
         seen.append(batch)
@@ -273,7 +273,7 @@ def test_the_page_keeps_the_position(run, tmp_path):
 def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
     import transformers
     def fail(*args, **kwargs): transformers.AutoConfig.for_model('no-such-kind')
-    monkeypatch.setattr('lrp_loo.attribution.explain', fail)
+    monkeypatch.setattr('lrp_loo.methods.explain', fail)
     code, _, err = run('explain', 'fine')
     assert code == 1 and len(err.strip().splitlines()) == 1
     assert "in transformers's words: LRP_LOO_TRACEBACK=1 shows where" in err
@@ -281,6 +281,6 @@ def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
 
 def test_a_long_error_of_another_library_is_one_short_line(run, monkeypatch):
     def long(*args, **kwargs): raise RuntimeError('dynamo\n'*1000)
-    monkeypatch.setattr('lrp_loo.attribution.explain', long)
+    monkeypatch.setattr('lrp_loo.methods.explain', long)
     code, _, err = run('explain', 'fine')
     assert code == 1 and len(err) < 900 and 'RuntimeError' in err

@@ -7,10 +7,10 @@ from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.composites import Composite, transformer_layers
+from lrp_loo.lrp import Composite, transformer_layers
 from lrp_loo.conservation import conservation
 from lrp_loo.models import encode
-from lrp_loo.perturbation import leave_one_out
+from lrp_loo.loo import leave_one_out
 
 
 def close(a, b, rel): # relative to the largest score

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from lrp_loo import explain, load_demo
-from lrp_loo.attribution import METHODS
+from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
 from lrp_loo.core import pearson
-from lrp_loo.engine import EMULATED, BatchWorker, explain_dataset, precision_errors, precision_table, ray_cluster, read_sweep, tf32_emulation
+from lrp_loo.dataset import EMULATED, BatchWorker, explain_dataset, precision_errors, precision_table, ray_cluster, read_sweep, tf32_emulation
 from lrp_loo.faithfulness import agreement
 from lrp_loo.models import at_precision, encode, forward
-from lrp_loo.perturbation import leave_one_out
+from lrp_loo.loo import leave_one_out
 
 TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull", "it knows what it wants to say and says it twice",
          "nothing in it is new , and none of it is true", "you will not forget the last ten minutes", "good", "the actors try hard and the script lets them down"]
@@ -105,7 +105,7 @@ def test_bad_inputs(loaded, tmp_path, monkeypatch):
     (tmp_path/'strange').mkdir(); pq.write_table(pa.table(dict(a=[1])), tmp_path/'strange'/'a.parquet')
     with pytest.raises(ValueError, match="no sweep's"): explain_dataset(TEXTS[:2], tmp_path/'strange', ['attn_lrp'], model=loaded)
     with pytest.raises(FileNotFoundError, match='lrp_loo sweep'): read_sweep(tmp_path)
-    monkeypatch.setattr('lrp_loo.engine.find_spec', lambda name: None)
+    monkeypatch.setattr('lrp_loo.dataset.find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"): sweep(engine='ray', model='demo')
 
 
@@ -183,7 +183,7 @@ def _meeting(folder): # a method that waits until two processes have come; the f
     def method(model, tokenizer, batch, target=None):
         from pathlib import Path
         import os, time
-        from lrp_loo.attribution import METHODS
+        from lrp_loo.methods import METHODS
         here = Path(folder)/f'{os.getpid()}.pid'; here.touch(); end = time.time() + 100
         while len(list(Path(folder).glob('*.pid'))) < 2 and time.time() < end: time.sleep(.05)
         try: os.close(os.open(f'{folder}/first', os.O_CREAT | os.O_EXCL))

@@ -10,9 +10,9 @@ from torch import nn
 
 from lrp_loo import explain, load_demo
 from lrp_loo.fast import DROP_DECODERS, DROP_ENCODERS, fast_encoder, read_row_only, survives_gaps
-from lrp_loo.families import FAMILIES, random_inputs, random_model
+from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
 from lrp_loo.models import encode, forward
-from lrp_loo.perturbation import (
+from lrp_loo.loo import (
     in_words, leave_one_out, loo_readout, loo_seconds, many_loo, perturbation_curves, removal_units, subset_logits)
 from lrp_loo.targets import Readout, Target, output_field
 
@@ -437,8 +437,8 @@ def test_progress_is_silent_unless_asked_for(monkeypatch):
 
 
 def test_long_work_says_beforehand_how_long(monkeypatch, capsys):
-    monkeypatch.setattr('lrp_loo.perturbation.LONG', 0.)
-    monkeypatch.setattr('lrp_loo.perturbation.TOKEN_BUDGET', 1)
+    monkeypatch.setattr('lrp_loo.loo.LONG', 0.)
+    monkeypatch.setattr('lrp_loo.loo.TOKEN_BUDGET', 1)
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, 40)
     plain, told = (leave_one_out(model, enc, progress=p)[0] for p in (False, True))

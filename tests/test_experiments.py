@@ -12,13 +12,13 @@ import torch
 from conftest import random_bert
 
 from lrp_loo import audit, explain, load_texts
-from lrp_loo.attribution import METHODS
+from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
-from lrp_loo.reproduce import against_paper
+from lrp_loo.studies.reproduce import against_paper
 from lrp_loo.core import Results, read_results
 from lrp_loo.data import load_digit_images
 from lrp_loo.faithfulness import TABLE2, faithfulness_table, per_text, text_experiment
-from lrp_loo.layerwise import SWEEPS, sweep_layers, sweep_methods, table_a3_against_paper
+from lrp_loo.studies.layerwise import SWEEPS, sweep_layers, sweep_methods, table_a3_against_paper
 from lrp_loo.models import accuracy, demo_base, demo_folder, describe_model, load_demo, load_model
 
 
@@ -141,7 +141,7 @@ def test_what_ships(name):
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    import lrp_loo.reproduce as experiments
+    import lrp_loo.studies.reproduce as experiments
     def stop(*a, **k): raise KeyboardInterrupt
     monkeypatch.setattr(experiments, 'text_experiment', stop)
     assert main(['reproduce', '--data', 'embedded', '--only', 'sst2', '--out', str(tmp_path)]) == 130 and 'goes on from there' in capsys.readouterr().err

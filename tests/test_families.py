@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from lrp_loo import attn_lrp, attribute_context, cp_lrp, explain, load_demo, lrp_rules
-from lrp_loo.attribution import METHODS, explain_batch, lrp_scores
+from lrp_loo.methods import METHODS, explain_batch, lrp_scores
 from lrp_loo.conservation import conservation, conservation_by_layer
 from lrp_loo.faithfulness import audit
-from lrp_loo.families import FAMILIES, family_row, family_tasks, random_inputs, random_model, relevance_of
+from lrp_loo.studies.families import FAMILIES, family_row, family_tasks, random_inputs, random_model, relevance_of
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.perturbation import leave_one_out, subset_logits
+from lrp_loo.loo import leave_one_out, subset_logits
 from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.targets import Target
 

@@ -9,11 +9,11 @@ from torch import nn
 from conftest import CountTokens
 
 from lrp_loo import explain, load_demo
-from lrp_loo.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import READ_FIRST_ROW, FastEncoder, fast_encoder, read_row_only
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.perturbation import cores, key_weights, leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, on_every_core, perturbation_curves, removal_units, subset_logits
+from lrp_loo.loo import cores, key_weights, leave_one_out, many_loo, many_perturbation_curves, many_subset_logits, on_every_core, perturbation_curves, removal_units, subset_logits
 from lrp_loo.targets import Target, output_field
 
 TEXTS = ["a slow start , but the last act is a quiet triumph", "the jokes are old", "a warm and funny film , and never once dull"]

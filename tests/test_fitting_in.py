@@ -8,14 +8,14 @@ import torch
 import transformers
 
 from lrp_loo import Composite, Removal, Target, attribute_context, audit, explain, explain_dataset, leave_one_out, load_demo
-from lrp_loo.attribution import METHODS, ig_scores, lrp_scores
-from lrp_loo.captum_style import (Attributor, AttentionRollout, GradientXInput, IntegratedGradients, LeaveOneOut, LRP, ReadsGiven, RemovalEstimate, TensorModel, TokenModel, named_inputs,
+from lrp_loo.methods import METHODS, ig_scores, lrp_scores
+from lrp_loo.interop import (Attributor, AttentionRollout, GradientXInput, IntegratedGradients, LeaveOneOut, LRP, ReadsGiven, RemovalEstimate, TensorModel, TokenModel, named_inputs,
                                   quantus_explain)
-from lrp_loo.composites import attn_lrp, gradient
+from lrp_loo.lrp import attn_lrp, gradient
 from lrp_loo.data import load_digit_images, vit_pixels
-from lrp_loo.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, input_embeddings, unwrap
-from lrp_loo.perturbation import perturbation_curves
+from lrp_loo.loo import perturbation_curves
 from lrp_loo.rules import epsilon_rule
 
 TEXTS = ["a quiet film that says little and means it", "the jokes are old", "slow"]
@@ -247,6 +247,6 @@ def test_without_captum_and_quantus():
 
 
 def test_a_padded_batch_of_one_is_unpadded():
-    from lrp_loo.attribution import unpad_batch
+    from lrp_loo.methods import unpad_batch
     one, = unpad_batch(dict(input_ids=torch.tensor([[5, 6, 7, 0, 0]]), attention_mask=torch.tensor([[1, 0, 1, 0, 0]])))
     assert one['input_ids'].tolist() == [[5, 6, 7]] and one['attention_mask'].tolist() == [[1, 0, 1]]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrp_loo.core import normalize, pearson, read_results
-from lrp_loo.linear_attention import (
+from lrp_loo.studies.linear_attention import (
     FORMS,
     GRID,
     PAIRS,
@@ -195,7 +195,7 @@ def test_experiment_resumes_and_keeps_rows(tmp_path):
     train, test, kw = blobs(60), blobs(12, seed=1), dict(epochs=1, limit=5, progress=False, data_info='blobs', grid=[GRID[0], GRID[8], GRID[12]])
     whole = linear_attention_experiment(train, test, path=tmp_path/'whole.json', **kw)
     calls = []
-    import lrp_loo.linear_attention as la
+    import lrp_loo.studies.linear_attention as la
     run = la.run_setting
     def dies(setting, *a, **k):
         calls.append(setting)

@@ -6,11 +6,11 @@ import torch
 import transformers
 
 from lrp_loo import explain, load_demo
-from lrp_loo.attribution import METHODS, explain_batch, ig_scores, pad_batch, rollout_scores
-from lrp_loo.composites import gradient, lrp_rules
-from lrp_loo.families import random_inputs, random_model
+from lrp_loo.methods import METHODS, explain_batch, ig_scores, pad_batch, rollout_scores
+from lrp_loo.lrp import gradient, lrp_rules
+from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.models import forward, max_tokens, watch_embeddings
-from lrp_loo.perturbation import key_weights, leave_one_out
+from lrp_loo.loo import key_weights, leave_one_out
 from lrp_loo.removal import removal_scores
 from lrp_loo.targets import Readout
 

@@ -8,11 +8,11 @@ from conftest import TEXTS, random_bert
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 
 from lrp_loo import explain
-from lrp_loo.attribution import METHODS
-from lrp_loo.engine import BatchWorker
+from lrp_loo.methods import METHODS
+from lrp_loo.dataset import BatchWorker
 from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
 from lrp_loo.models import encode
-from lrp_loo.perturbation import leave_one_out
+from lrp_loo.loo import leave_one_out
 from lrp_loo import targets
 from lrp_loo.targets import Readout, Target, settled
 

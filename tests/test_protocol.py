@@ -10,8 +10,8 @@ from lrp_loo import audit, explain
 from lrp_loo.core import CORRELATIONS, kendall, spearman
 from lrp_loo.faithfulness import agreement
 from lrp_loo.models import encode, load_demo
-from lrp_loo.perturbation import REMOVALS, Removal, fill_id, leave_one_out, perturbation_curves, removal_path, removal_units, subset_logits
-from lrp_loo.protocol import CONCLUSIONS, DEFAULT, PROTOCOL, conclusions_table, protocol_difference, protocol_values, surviving
+from lrp_loo.loo import REMOVALS, Removal, fill_id, leave_one_out, perturbation_curves, removal_path, removal_units, subset_logits
+from lrp_loo.studies.protocol import CONCLUSIONS, DEFAULT, PROTOCOL, conclusions_table, protocol_difference, protocol_values, surviving
 from lrp_loo.targets import Target
 
 SMALL = dict(vocab_size=30522, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64)

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from lrp_loo import load_demo
-from lrp_loo.attribution import explain, explain_batch
+from lrp_loo.methods import explain, explain_batch
 from lrp_loo.models import encode, forward
-from lrp_loo.related import RELATED, _Rescored, attention_layers, cached_loo_scores, context_cite_scores, graddrop_scores, hierarchical_scores, kernel_shap_scores, related_methods, removal_effect, shallow
+from lrp_loo.studies.related import RELATED, _Rescored, attention_layers, cached_loo_scores, context_cite_scores, graddrop_scores, hierarchical_scores, kernel_shap_scores, related_methods, removal_effect, shallow
 
 TEXT = 'A warm and clever film, if a little long.'
 

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import explain, load_demo
-from lrp_loo.beyond import REWRITINGS, rewritten
-from lrp_loo.attribution import pad_batch
-from lrp_loo.composites import Composite, gradient, lrp_rules
+from lrp_loo.studies.beyond import REWRITINGS, rewritten
+from lrp_loo.methods import pad_batch
+from lrp_loo.lrp import Composite, gradient, lrp_rules
 from lrp_loo.core import read_results
-from lrp_loo.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.perturbation import input_positions, key_weights, leave_one_out
+from lrp_loo.loo import input_positions, key_weights, leave_one_out
 from lrp_loo.removal import key_effects, removal_loo_scores, removal_pass, removal_scores
 from lrp_loo.targets import Readout
 from lrp_loo.units import Units
@@ -280,7 +280,7 @@ def test_experiments_end_to_end(tmp_path, capsys):
 
 def test_remedy_claims_are_computed():
     "The verdicts follow the rows: turn the rows over and they turn over."
-    from lrp_loo.remedy import REMEDY, remedy_claims, remedy_table
+    from lrp_loo.studies.remedy import REMEDY, remedy_claims, remedy_table
     row = lambda i, good, bad: dict(i=i, n_tokens=9, methods={'loo': dict(r=1., r_sum=1., r_sum_both=1., r_all=1., lerf=2., morf=1.)} | {m: dict(r=good if 'removal' in m else bad, r_sum=0., r_sum_both=0., r_all=0., lerf=1. + (good if 'removal' in m else bad), morf=0.) for m in REMEDY})
     config = dict(methods={n: list(v) for n, v in REMEDY.items()})
     good, bad = ({'sst2': dict(config=config, rows=[row(i, g + i/1000, b) for i in range(5)])} for g, b in ((.98, .5), (.5, .98)))

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.attribution import lrp_scores
-from lrp_loo.composites import Composite, attention_maps, gradient, input_gradient, n_layers, transformer_layers, watch_gradient
+from lrp_loo.methods import lrp_scores
+from lrp_loo.lrp import Composite, attention_maps, gradient, input_gradient, n_layers, transformer_layers, watch_gradient
 from lrp_loo.conservation import conservation
-from lrp_loo.families import random_inputs, random_model, relevance_of
+from lrp_loo.studies.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings
 from lrp_loo.removal import removal_scores
-from lrp_loo.sweep import bypass_sweep
+from lrp_loo.layers import bypass_sweep
 
 PLAIN = Composite('values', 'all', product='gradient', layer_norm='gradient', activation='gradient')
 ONE_BYPASSED = Composite('one', (1,), product='gradient', layer_norm='gradient', activation='gradient')

@@ -3,12 +3,12 @@ import pytest
 import torch
 
 from lrp_loo import explain, load_demo
-from lrp_loo.attribution import explain_batch, explain_methods, lrp_scores
-from lrp_loo.composites import attn_lrp, n_layers
-from lrp_loo.families import family_tasks, random_inputs, random_model
-from lrp_loo.layerwise import sweep_methods
+from lrp_loo.methods import explain_batch, explain_methods, lrp_scores
+from lrp_loo.lrp import attn_lrp, n_layers
+from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.layerwise import sweep_methods
 from lrp_loo.models import encode
-from lrp_loo.sweep import bypass_sweep
+from lrp_loo.layers import bypass_sweep
 
 CUT = {'BERT', 'RoBERTa', 'DistilBERT', 'ELECTRA', 'GPT-2', 'Llama', 'Mistral', 'Qwen2', 'Qwen3', 'Phi-3', 'ViT', 'DeiT', 'CLIP vision'} # the others must say why not, or be right
 

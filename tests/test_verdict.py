@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lrp_loo import audit
-from lrp_loo.engine import explain_dataset
+from lrp_loo.dataset import explain_dataset
 from lrp_loo.faithfulness import agreement, paired_difference, verdict
 
 NAN = float('nan')
