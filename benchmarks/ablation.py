@@ -1,5 +1,6 @@
 """The layer-wise ablation, 3L configurations, against as many separate LRP runs.
 python benchmarks/ablation.py [--data FOLDER] [--sentences 16] [--reviews 2]"""
+
 from common import arguments, bypass_sets, pairs, record, texts
 
 from lrp_loo.methods import explain_batch, explain_methods
@@ -7,8 +8,31 @@ from lrp_loo.lrp import n_layers
 
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=16, reviews=2)
-    for name, n, longest in (('sst2', args.sentences, 128), ('imdb', args.reviews, 256)):
+    for name, n, longest in (
+        ('sst2', args.sentences, 128),
+        ('imdb', args.reviews, 256),
+    ):
         model, tokenizer, _, encs, setting = texts(name, args, n, longest)
-        sets = bypass_sets(n_layers(model)); methods = {i: ('attn_lrp', dict(bypass_softmax=s)) for i, s in enumerate(sets)}
-        ours = lambda: [explain_methods(model, tokenizer, [e], methods) for e in encs]
-        record(args, f'layer-wise ablation, {len(sets)} configurations, {name}', 'separate LRP runs', 5., setting, **pairs(ours, lambda: [explain_batch(model, tokenizer, [e], *m[:1], **m[1]) for e in encs for m in methods.values()], args.rounds))
+        sets = bypass_sets(n_layers(model))
+        methods = {
+            i: ('attn_lrp', dict(bypass_softmax=s)) for i, s in enumerate(sets)
+        }
+        ours = lambda: [
+            explain_methods(model, tokenizer, [e], methods) for e in encs
+        ]
+        record(
+            args,
+            f'layer-wise ablation, {len(sets)} configurations, {name}',
+            'separate LRP runs',
+            5.0,
+            setting,
+            **pairs(
+                ours,
+                lambda: [
+                    explain_batch(model, tokenizer, [e], *m[:1], **m[1])
+                    for e in encs
+                    for m in methods.values()
+                ],
+                args.rounds,
+            ),
+        )

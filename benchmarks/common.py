@@ -1,5 +1,6 @@
 """What all benchmarks share: texts, pairs measured in turn, and the file that the ratios go to.
 Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install -e '.[bench]')."""
+
 import argparse
 import json
 import os
@@ -17,30 +18,60 @@ from lrp_loo.data import source_label
 from lrp_loo.studies.layerwise import SWEEPS, sweep_layers
 from lrp_loo.models import encode
 
-OUT = Path(__file__).parent.parent/'results'/'benchmarks.json'
+OUT = Path(__file__).parent.parent / 'results' / 'benchmarks.json'
 
 
 def arguments(doc, **defaults):
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--data', help="a folder laid out as the hub's data sets, or 'embedded' (default: LRP_LOO_DATA, else embedded)"); p.add_argument('--rounds', type=int, default=5); p.add_argument('--out', default=str(OUT))
-    for k, v in defaults.items(): p.add_argument(f'--{k}', type=type(v), default=v)
+    p = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        '--data',
+        help="a folder laid out as the hub's data sets, or 'embedded' (default: LRP_LOO_DATA, else embedded)",
+    )
+    p.add_argument('--rounds', type=int, default=5)
+    p.add_argument('--out', default=str(OUT))
+    for k, v in defaults.items():
+        p.add_argument(f'--{k}', type=type(v), default=v)
     return p.parse_args()
 
 
 def texts(name, args, n, longest=128, shortest=0):
     "Model, tokenizer, the first n texts of the draw with seed 0 that have so many tokens, and what they are."
-    model, tokenizer = load_demo(name); model.requires_grad_(False); d, out = load_texts(name, args.data, seed=0), []
+    model, tokenizer = load_demo(name)
+    model.requires_grad_(False)
+    d, out = load_texts(name, args.data, seed=0), []
     for t in d.texts:
-        k = len(tokenizer(t, truncation=True, max_length=longest + 1)['input_ids'])
-        if shortest <= k <= longest: out.append(t)
-        if len(out) == n: break
-    encs = [encode(model, tokenizer, t) for t in out]; lengths = [e['input_ids'].shape[1] for e in encs]
-    return model, tokenizer, out, encs, dict(model=f'minilm-{name}', data=name, source=source_label(args.data), split=d.info['split'], texts=len(out), mean_tokens=sum(lengths)/len(lengths))
+        k = len(
+            tokenizer(t, truncation=True, max_length=longest + 1)['input_ids']
+        )
+        if shortest <= k <= longest:
+            out.append(t)
+        if len(out) == n:
+            break
+    encs = [encode(model, tokenizer, t) for t in out]
+    lengths = [e['input_ids'].shape[1] for e in encs]
+    return (
+        model,
+        tokenizer,
+        out,
+        encs,
+        dict(
+            model=f'minilm-{name}',
+            data=name,
+            source=source_label(args.data),
+            split=d.info['split'],
+            texts=len(out),
+            mean_tokens=sum(lengths) / len(lengths),
+        ),
+    )
 
 
 def bypass_sets(L):
     "The 3L sets of bypassed layers of the layer-wise ablation; a set that two sweeps share counts twice, as it does in separate runs."
-    return [tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)]
+    return [
+        tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)
+    ]
 
 
 def pairs(a, b, rounds, warm_up=True):
@@ -48,32 +79,84 @@ def pairs(a, b, rounds, warm_up=True):
     times = []
     for r in range(0 if warm_up else 1, rounds + 1):
         pair = []
-        for f in (a, b): t = time.perf_counter(); f(); pair.append(time.perf_counter() - t)
-        if r: times.append(pair)
-    ratios = sorted(y/x for x, y in times)
-    return dict(ours=statistics.median(x for x, _ in times), other=statistics.median(y for _, y in times), ratio=statistics.median(ratios), low=ratios[0], high=ratios[-1], rounds=rounds)
+        for f in (a, b):
+            t = time.perf_counter()
+            f()
+            pair.append(time.perf_counter() - t)
+        if r:
+            times.append(pair)
+    ratios = sorted(y / x for x, y in times)
+    return dict(
+        ours=statistics.median(x for x, _ in times),
+        other=statistics.median(y for _, y in times),
+        ratio=statistics.median(ratios),
+        low=ratios[0],
+        high=ratios[-1],
+        rounds=rounds,
+    )
 
 
 def matmul_rate(n=1024, rounds=7):
     "Float operations a second of a square matrix product, the median of some."
     a, b, rates = torch.randn(n, n), torch.randn(n, n), []
-    for _ in range(rounds): t = time.perf_counter(); [a @ b for _ in range(10)]; rates.append(10*2*n**3/(time.perf_counter() - t))
+    for _ in range(rounds):
+        t = time.perf_counter()
+        [a @ b for _ in range(10)]
+        rates.append(10 * 2 * n**3 / (time.perf_counter() - t))
     return statistics.median(rates)
 
 
 def installed(*names):
     out = {}
     for n in names:
-        try: out[n] = version(n)
-        except PackageNotFoundError: pass
+        try:
+            out[n] = version(n)
+        except PackageNotFoundError:
+            pass
     return out
 
 
 def record(args, job, against, at_least, setting, packages=(), **measured):
     "One row of results/benchmarks.json: a job measured again replaces its row."
-    path = Path(args.out); rows = json.loads(path.read_text())['rows'] if path.exists() else []
-    row = dict(job=job, against=against, at_least=at_least, **measured, setting=setting, versions=versions() | installed(*packages), threads=torch.get_num_threads(), cpus=os.cpu_count(), machine=platform.machine(), dtype='float32')
-    rows = [r for r in rows if (r['job'], r['against']) != (job, against)] + [row]
-    path.parent.mkdir(parents=True, exist_ok=True); write_text_atomic(path, '{"rows": [\n' + ',\n'.join(json.dumps(r) for r in sorted(rows, key=lambda r: (r['job'], r['against']))) + '\n]}\n')
-    reached = '' if at_least is None else f", asked for {at_least}: {'reached' if measured['ratio'] >= at_least else 'missed'}"
-    print(f"{job} against {against}: {measured['ratio']:.2f} times as fast" + (f" (from {measured['low']:.2f} to {measured['high']:.2f}; {measured['ours']:.2f} s against {measured['other']:.2f} s)" if 'low' in measured else '') + reached, flush=True)
+    path = Path(args.out)
+    rows = json.loads(path.read_text())['rows'] if path.exists() else []
+    row = dict(
+        job=job,
+        against=against,
+        at_least=at_least,
+        **measured,
+        setting=setting,
+        versions=versions() | installed(*packages),
+        threads=torch.get_num_threads(),
+        cpus=os.cpu_count(),
+        machine=platform.machine(),
+        dtype='float32',
+    )
+    rows = [r for r in rows if (r['job'], r['against']) != (job, against)] + [
+        row
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(
+        path,
+        '{"rows": [\n'
+        + ',\n'.join(
+            json.dumps(r)
+            for r in sorted(rows, key=lambda r: (r['job'], r['against']))
+        )
+        + '\n]}\n',
+    )
+    reached = (
+        ''
+        if at_least is None
+        else f", asked for {at_least}: {'reached' if measured['ratio'] >= at_least else 'missed'}"
+    )
+    print(
+        f"{job} against {against}: {measured['ratio']:.2f} times as fast"
+        + (
+            f" (from {measured['low']:.2f} to {measured['high']:.2f}; {measured['ours']:.2f} s against {measured['other']:.2f} s)"
+            if 'low' in measured
+            else ''
+        )
+        + reached,
+        flush=True,
+    )

@@ -1,5 +1,6 @@
 """Exact Leave-One-Out of a data set against Captum's FeatureAblation as it comes and at its best batch size, against every variant in a masked batch, and against the arithmetic of all variants in full.
 python benchmarks/loo.py [--data FOLDER] [--sentences 48]"""
+
 import time
 
 import torch
@@ -11,34 +12,114 @@ from lrp_loo.loo import many_loo
 
 def captum(model, encs, per_eval):
     "Word ids ablated by Captum: the forward function masks the keys of ids that were set to −1."
+
     def f(ids, own, types):
-        gone = ids < 0; return model(input_ids=torch.where(gone, own, ids), token_type_ids=types, attention_mask=(~gone).long()).logits.max(1).values
+        gone = ids < 0
+        return (
+            model(
+                input_ids=torch.where(gone, own, ids),
+                token_type_ids=types,
+                attention_mask=(~gone).long(),
+            )
+            .logits.max(1)
+            .values
+        )
+
     with torch.no_grad():
         for e in encs:
-            extra = (e['input_ids'], e.get('token_type_ids', torch.zeros_like(e['input_ids'])))
-            FeatureAblation(f).attribute(e['input_ids'], baselines=-1, additional_forward_args=extra, perturbations_per_eval=per_eval)
+            extra = (
+                e['input_ids'],
+                e.get('token_type_ids', torch.zeros_like(e['input_ids'])),
+            )
+            FeatureAblation(f).attribute(
+                e['input_ids'],
+                baselines=-1,
+                additional_forward_args=extra,
+                perturbations_per_eval=per_eval,
+            )
 
 
 def masked(model, encs):
     with torch.no_grad():
         for e in encs:
-            n = e['input_ids'].shape[1]; model(**{k: v.expand(n, -1) for k, v in e.items()} | dict(attention_mask=1 - torch.eye(n, dtype=torch.long)))
+            n = e['input_ids'].shape[1]
+            model(
+                **{k: v.expand(n, -1) for k, v in e.items()}
+                | dict(attention_mask=1 - torch.eye(n, dtype=torch.long))
+            )
 
 
-def arithmetic(model, encs): # float operations of every variant's products in full: projections and feed-forward, attention
-    c = model.config; d, L = c.hidden_size, c.num_hidden_layers; per_token = 2*(4*d*d + 2*d*c.intermediate_size)
-    return sum(L*T*(T*per_token + 4*T*T*d) for T in (e['input_ids'].shape[1] for e in encs))
+def arithmetic(
+    model,
+    encs,
+    # float operations of every variant's products in full: projections and
+    # feed-forward, attention
+):
+    c = model.config
+    d, L = c.hidden_size, c.num_hidden_layers
+    per_token = 2 * (4 * d * d + 2 * d * c.intermediate_size)
+    return sum(
+        L * T * (T * per_token + 4 * T * T * d)
+        for T in (e['input_ids'].shape[1] for e in encs)
+    )
 
 
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=48)
-    model, tokenizer, _, encs, setting = texts('sst2', args, args.sentences); ours = lambda: many_loo(model, encs)
-    best = min((64, 256), key=lambda n: pairs(lambda: captum(model, encs[:8], n), lambda: None, 1)['ours'])
-    record(args, 'exact LOO, SST-2', 'Captum FeatureAblation as it comes', 4.5, setting, ('captum',), **pairs(ours, lambda: captum(model, encs, 1), args.rounds))
-    record(args, 'exact LOO, SST-2', 'Captum FeatureAblation at its best setting', 2., setting | dict(perturbations_per_eval=best), ('captum',), **pairs(ours, lambda: captum(model, encs, best), args.rounds))
-    record(args, 'exact LOO, SST-2', 'all variants of a sentence in one masked batch', None, setting, **pairs(ours, lambda: masked(model, encs), args.rounds))
+    model, tokenizer, _, encs, setting = texts('sst2', args, args.sentences)
+    ours = lambda: many_loo(model, encs)
+    best = min(
+        (64, 256),
+        key=lambda n: pairs(
+            lambda: captum(model, encs[:8], n), lambda: None, 1
+        )['ours'],
+    )
+    record(
+        args,
+        'exact LOO, SST-2',
+        'Captum FeatureAblation as it comes',
+        4.5,
+        setting,
+        ('captum',),
+        **pairs(ours, lambda: captum(model, encs, 1), args.rounds),
+    )
+    record(
+        args,
+        'exact LOO, SST-2',
+        'Captum FeatureAblation at its best setting',
+        2.0,
+        setting | dict(perturbations_per_eval=best),
+        ('captum',),
+        **pairs(ours, lambda: captum(model, encs, best), args.rounds),
+    )
+    record(
+        args,
+        'exact LOO, SST-2',
+        'all variants of a sentence in one masked batch',
+        None,
+        setting,
+        **pairs(ours, lambda: masked(model, encs), args.rounds),
+    )
     flops, ratios = arithmetic(model, encs), []
     for _ in range(args.rounds):
-        before = matmul_rate(); t = time.perf_counter(); ours(); t, rate = time.perf_counter() - t, (before + matmul_rate())/2; ratios.append((t, flops/rate)) # this machine's rate drifts: measured on both sides
-    times = sorted(b/a for a, b in ratios)
-    record(args, 'exact LOO, SST-2', 'the arithmetic of every variant in full, at the measured rate of a matrix product', 1., setting | dict(flops=flops, rate=rate), ours=sorted(a for a, _ in ratios)[len(ratios)//2], other=sorted(b for _, b in ratios)[len(ratios)//2], ratio=times[len(times)//2], low=times[0], high=times[-1], rounds=args.rounds)
+        before = matmul_rate()
+        t = time.perf_counter()
+        ours()
+        t, rate = time.perf_counter() - t, (before + matmul_rate()) / 2
+        ratios.append(
+            (t, flops / rate)
+        )  # this machine's rate drifts: measured on both sides
+    times = sorted(b / a for a, b in ratios)
+    record(
+        args,
+        'exact LOO, SST-2',
+        'the arithmetic of every variant in full, at the measured rate of a matrix product',
+        1.0,
+        setting | dict(flops=flops, rate=rate),
+        ours=sorted(a for a, _ in ratios)[len(ratios) // 2],
+        other=sorted(b for _, b in ratios)[len(ratios) // 2],
+        ratio=times[len(times) // 2],
+        low=times[0],
+        high=times[-1],
+        rounds=args.rounds,
+    )

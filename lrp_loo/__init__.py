@@ -18,14 +18,80 @@ class UsageError(ValueError):
     "A word or number that cannot be meant, told from input that cannot be used; the command line answers it with exit code 2."
 
 # %% ../nbs/47_api.ipynb #266eef0c
-_PUBLIC = {'load_demo': 'models', 'load_model': 'models', 'load_texts': 'data', 'explain': 'methods', 'METHODS': 'methods', 'audit': 'faithfulness', 'explain_dataset': 'dataset',
-           'attn_lrp': 'lrp', 'cp_lrp': 'lrp', 'lrp_rules': 'lrp', 'Composite': 'lrp', 'leave_one_out': 'loo', 'Removal': 'loo', 'Attribution': 'view', 'compare': 'view', 'load': 'view', 'explain_page': 'page', 'verdict': 'faithfulness', 'read_texts': 'data', 'Target': 'targets', 'attribute_context': 'context',
-           **dict.fromkeys(('LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain'), 'interop')}
-_all_ = ['load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp', 'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load', 'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context',
-         'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain']
+_PUBLIC = {
+    'load_demo': 'models',
+    'load_model': 'models',
+    'load_texts': 'data',
+    'explain': 'methods',
+    'METHODS': 'methods',
+    'audit': 'faithfulness',
+    'explain_dataset': 'dataset',
+    'attn_lrp': 'lrp',
+    'cp_lrp': 'lrp',
+    'lrp_rules': 'lrp',
+    'Composite': 'lrp',
+    'leave_one_out': 'loo',
+    'Removal': 'loo',
+    'Attribution': 'view',
+    'compare': 'view',
+    'load': 'view',
+    'explain_page': 'page',
+    'verdict': 'faithfulness',
+    'read_texts': 'data',
+    'Target': 'targets',
+    'attribute_context': 'context',
+    **dict.fromkeys(
+        (
+            'LRP',
+            'GradientXInput',
+            'IntegratedGradients',
+            'LeaveOneOut',
+            'AttentionRollout',
+            'RemovalEstimate',
+            'TensorModel',
+            'quantus_explain',
+        ),
+        'interop',
+    ),
+}
+_all_ = [
+    'load_demo',
+    'load_model',
+    'load_texts',
+    'explain',
+    'METHODS',
+    'audit',
+    'explain_dataset',
+    'attn_lrp',
+    'cp_lrp',
+    'lrp_rules',
+    'Composite',
+    'leave_one_out',
+    'Removal',
+    'Attribution',
+    'compare',
+    'load',
+    'explain_page',
+    'verdict',
+    'read_texts',
+    'Target',
+    'attribute_context',
+    'LRP',
+    'GradientXInput',
+    'IntegratedGradients',
+    'LeaveOneOut',
+    'AttentionRollout',
+    'RemovalEstimate',
+    'TensorModel',
+    'quantus_explain',
+]
+
 
 def __getattr__(name):
-    if name in _PUBLIC: return getattr(_import_module(f'lrp_loo.{_PUBLIC[name]}'), name)
+    if name in _PUBLIC:
+        return getattr(_import_module(f'lrp_loo.{_PUBLIC[name]}'), name)
     raise AttributeError(f"module 'lrp_loo' has no attribute {name!r}")
 
-def __dir__(): return sorted([*globals(), *_PUBLIC])
+
+def __dir__():
+    return sorted([*globals(), *_PUBLIC])

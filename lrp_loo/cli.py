@@ -19,165 +19,295 @@ from . import UsageError, __version__
 
 # %% ../nbs/18_cli.ipynb #80810bff
 def one_of(
-    option:str,   # its name, for the message
-    value:str,    # what was given, several with commas where `many`
-    allowed,      # what is taken
-    many:bool=False,
-)->list:          # the words
+    option: str,  # its name, for the message
+    value: str,  # what was given, several with commas where `many`
+    allowed,  # what is taken
+    many: bool = False,
+) -> list:  # the words
     "Refuse a word that is not known."
     words = value.split(',') if many else [value]
-    if bad := [w for w in words if w not in allowed]: raise UsageError(f"--{option} {value!r}: {', '.join(map(repr, bad))} is not known; take {'some' if many else 'one'} of {', '.join(allowed)}")
+    if bad := [w for w in words if w not in allowed]:
+        raise UsageError(
+            f"--{option} {value!r}: {', '.join(map(repr, bad))} is not known; take {'some' if many else 'one'} of {', '.join(allowed)}"
+        )
     return words
 
+
 def at_least(
-    option:str, # its name, for the message
-    value:int,  # what was given
-    low:int,    # the least that is taken
+    option: str,  # its name, for the message
+    value: int,  # what was given
+    low: int,  # the least that is taken
 ):
     "Refuse a number that is too small."
-    if value < low: raise UsageError(f"--{option} must be at least {low}, got {value}")
+    if value < low:
+        raise UsageError(f"--{option} must be at least {low}, got {value}")
+
 
 def parse_target(
-    target:str, # '1', '1,0', a label, a token
-):              # int, pair of ints, or the words as they are
+    target: str,  # '1', '1,0', a label, a token
+):  # int, pair of ints, or the words as they are
     "What `--target` says; a class is named by its number or its label."
-    if target is None: return None
+    if target is None:
+        return None
     parts = [p.strip() for p in target.split(',')]
-    if all(p.lstrip('-').isdigit() for p in parts): return int(parts[0]) if len(parts) == 1 else tuple(map(int, parts))
+    if all(p.lstrip('-').isdigit() for p in parts):
+        return int(parts[0]) if len(parts) == 1 else tuple(map(int, parts))
     return target
 
+
 def check_target(
-    target:str, # what `--target` says
+    target: str,  # what `--target` says
 ):
     "Refuse what no model has, before one is loaded."
-    if target is None: return
-    if not target.strip(): raise UsageError("--target is empty; name a class, a token, or A,B for the difference of two classes")
+    if target is None:
+        return
+    if not target.strip():
+        raise UsageError(
+            "--target is empty; name a class, a token, or A,B for the difference of two classes"
+        )
     numbers = parse_target(target)
-    if isinstance(numbers, str): return
+    if isinstance(numbers, str):
+        return
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
-    if len(numbers) > 2 or min(numbers) < 0: raise UsageError(f"--target {target!r}: take a class's number from 0, or A,B for the difference of two")
+    if len(numbers) > 2 or min(numbers) < 0:
+        raise UsageError(
+            f"--target {target!r}: take a class's number from 0, or A,B for the difference of two"
+        )
+
 
 def parse_columns(
-    columns:str, # 'premise,hypothesis', or nothing
-):               # a list of two names, or None
+    columns: str,  # 'premise,hypothesis', or nothing
+):  # a list of two names, or None
     "What `--columns` says."
-    if columns is None: return None
+    if columns is None:
+        return None
     names = [c.strip() for c in columns.split(',')]
-    if len(names) != 2 or not all(names) or names[0] == names[1]: raise UsageError(f"--columns {columns!r}: take two names with a comma between them, such as premise,hypothesis")
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise UsageError(
+            f"--columns {columns!r}: take two names with a comma between them, such as premise,hypothesis"
+        )
     return names
 
+
 def check_file(
-    option:str,      # its name, for the message
-    path:str,        # the file that is to be written; nothing where none was asked for
-    suffixes:tuple,  # what it may end in
+    option: str,  # its name, for the message
+    # the file that is to be written; nothing where none was asked for
+    path: str,
+    suffixes: tuple,  # what it may end in
 ):
     "Refuse a file that could not be written, before anything is computed."
-    if path is None: return
+    if path is None:
+        return
     path = Path(path).expanduser()
-    if path.suffix not in suffixes: raise UsageError(f"--{option} {path.name!r} must end in {' or '.join(suffixes)}")
-    if path.is_dir(): raise ValueError(f"--{option} {path.name!r} cannot be written: it is a folder")
+    if path.suffix not in suffixes:
+        raise UsageError(
+            f"--{option} {path.name!r} must end in {' or '.join(suffixes)}"
+        )
+    if path.is_dir():
+        raise ValueError(
+            f"--{option} {path.name!r} cannot be written: it is a folder"
+        )
     check_folder(option, path.parent)
 
+
 def check_folder(
-    option:str, # its name, for the message
-    path,       # the folder that is to be written into; it need not be there yet
+    option: str,  # its name, for the message
+    path,  # the folder that is to be written into; it need not be there yet
 ):
     "Refuse a folder that could not be written into, before anything is computed."
     path = Path(path).expanduser().absolute()
-    there = next(p for p in (path, *path.parents) if p.exists())      # what is above is made when it is written
-    if not there.is_dir(): raise NotADirectoryError(f"--{option}: {there.name!r} is a file, and a folder is needed there")
-    if not os.access(there, os.W_OK | os.X_OK): raise PermissionError(f"--{option}: the folder {there.name!r} may not be written into")
+    there = next(
+        p for p in (path, *path.parents) if p.exists()
+    )  # what is above is made when it is written
+    if not there.is_dir():
+        raise NotADirectoryError(
+            f"--{option}: {there.name!r} is a file, and a folder is needed there"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"--{option}: the folder {there.name!r} may not be written into"
+        )
+
 
 def parse_layers(
-    layers:str, # '3,4,5', 'all', or nothing
-):              # tuple of ints from 0, 'all', or None
+    layers: str,  # '3,4,5', 'all', or nothing
+):  # tuple of ints from 0, 'all', or None
     "What `--bypass_softmax` says."
-    if layers in (None, '', 'all'): return layers or None
-    try: return tuple(int(l) for l in layers.split(','))
-    except ValueError: raise UsageError(f"--bypass_softmax {layers!r}: take layers from 0 with commas between them, such as 3,4,5, or all") from None
+    if layers in (None, '', 'all'):
+        return layers or None
+    try:
+        return tuple(int(l) for l in layers.split(','))
+    except ValueError:
+        raise UsageError(
+            f"--bypass_softmax {layers!r}: take layers from 0 with commas between them, such as 3,4,5, or all"
+        ) from None
 
 # %% ../nbs/18_cli.ipynb #147cc08a
 UNITS = ('token', 'word', 'sentence')
 TASK_NAMES = ('class', 'next token', 'masked token', 'token class', 'answer')
 
+
 def print_maps(
-    maps:list,     # Attributions of one text
-    colour:bool,   # coloured sentences, or a line per token
+    maps: list,  # Attributions of one text
+    colour: bool,  # coloured sentences, or a line per token
 ):
     "Explanations for a reader at a terminal, or for the next program in a pipe."
     from lrp_loo.view import terminal_legend, terminal_text
+
     for a in maps:
         print(f"{a.method}: {a.explained}, logit {a.logit:.3f}")
         if colour:
             print(terminal_text(a, shutil.get_terminal_size().columns))
             print(terminal_legend(a))
-        else: print('\n'.join(f"{s:+.4f}\t{t}" for t, s in zip(a.tokens, a.scores.tolist())))
+        else:
+            print(
+                '\n'.join(
+                    f"{s:+.4f}\t{t}"
+                    for t, s in zip(a.tokens, a.scores.tolist())
+                )
+            )
+
 
 def explain(
-    text:str,              # the text; - reads it from standard input
-    method:str='attn_lrp', # loo, removal, removal+loo, attn_lrp, cp_lrp, canonized, ig, rollout, rollout_residual, grad_x_input; several with commas
-    model:str='demo',      # 'demo', 'paper', or a name or folder of a sequence classifier
-    name:str='sst2',       # which demo model: sst2, imdb, reviews (predicts the next word), reviews-sst2
-    target:str=None,       # what to explain: a class's number or label, a decoder's token, or A,B for the difference of two (default: the predicted one)
-    bypass_softmax:str=None, # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5, or all
-    units:str='token',     # token, word or sentence
-    position:int=None,     # of a model that says something of every token: the token's place, from 0, or from -1 at the text's end
-    pair:str=None,         # a second text, for a model that takes pairs
-    task:str='class',      # what a model folder is loaded as: class, 'next token', 'masked token', 'token class' or answer
-    truncation:store_true=False, # cut a text that is too long for the model
-    json:store_true=False, # JSON for programs
-    html:str=None,         # write an interactive page here: methods (those of --method where it names several, else the usual ones) and bypassed layers can be switched in it
-    out:str=None,          # write the explanation here: .html, .json or .parquet, which lrp_loo.load reads back
+    text: str,  # the text; - reads it from standard input
+    # loo, removal, removal+loo, attn_lrp, cp_lrp, canonized, ig, rollout,
+    # rollout_residual, grad_x_input; several with commas
+    method: str = 'attn_lrp',
+    # 'demo', 'paper', or a name or folder of a sequence classifier
+    model: str = 'demo',
+    # which demo model: sst2, imdb, reviews (predicts the next word),
+    # reviews-sst2
+    name: str = 'sst2',
+    # what to explain: a class's number or label, a decoder's token, or A,B for
+    # the difference of two (default: the predicted one)
+    target: str = None,
+    # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5, or
+    # all
+    bypass_softmax: str = None,
+    units: str = 'token',  # token, word or sentence
+    # of a model that says something of every token: the token's place, from 0,
+    # or from -1 at the text's end
+    position: int = None,
+    pair: str = None,  # a second text, for a model that takes pairs
+    # what a model folder is loaded as: class, 'next token', 'masked token',
+    # 'token class' or answer
+    task: str = 'class',
+    truncation: store_true = False,  # cut a text that is too long for the model
+    json: store_true = False,  # JSON for programs
+    # write an interactive page here: methods (those of --method where it names
+    # several, else the usual ones) and bypassed layers can be switched in it
+    html: str = None,
+    # write the explanation here: .html, .json or .parquet, which lrp_loo.load
+    # reads back
+    out: str = None,
 ):
     "Explain one text: a signed score for each token."
     from lrp_loo.methods import METHODS
     from lrp_loo.models import DEMOS, load_model
-    methods, layers = one_of('method', method, METHODS, many=True), parse_layers(bypass_softmax)
+
+    methods, layers = (
+        one_of('method', method, METHODS, many=True),
+        parse_layers(bypass_softmax),
+    )
     one_of('units', units, UNITS)
     one_of('task', task, TASK_NAMES)
     check_target(target)
     check_file('out', out, ('.html', '.json', '.parquet'))
     check_file('html', html, ('.html', '.htm'))
-    if out and html and Path(out).absolute() == Path(html).absolute(): raise UsageError(f"--out and --html both name {Path(out).name!r}")
-    if html and pair is not None: raise UsageError("--html shows one text, and --pair gives a second")
-    if layers is not None and 'attn_lrp' not in methods: raise UsageError(f"--bypass_softmax belongs to attn_lrp, got --method {method}")
-    if model == 'demo': one_of('name', name, DEMOS)
-    if text == '-': text = _standard_input()
+    if out and html and Path(out).absolute() == Path(html).absolute():
+        raise UsageError(f"--out and --html both name {Path(out).name!r}")
+    if html and pair is not None:
+        raise UsageError("--html shows one text, and --pair gives a second")
+    if layers is not None and 'attn_lrp' not in methods:
+        raise UsageError(
+            f"--bypass_softmax belongs to attn_lrp, got --method {method}"
+        )
+    if model == 'demo':
+        one_of('name', name, DEMOS)
+    if text == '-':
+        text = _standard_input()
     m, tok, _ = load_model(model, name, task=task)
-    if tok is None: raise UsageError(f"{name} takes images, and this command explains texts; take another demo model")
+    if tok is None:
+        raise UsageError(
+            f"{name} takes images, and this command explains texts; take another demo model"
+        )
     wanted = _target(m, tok, target, position)
-    maps = _maps(m, tok, text if pair is None else (text, pair), methods, layers, target=wanted, truncation=truncation, units=units)
+    maps = _maps(
+        m,
+        tok,
+        text if pair is None else (text, pair),
+        methods,
+        layers,
+        target=wanted,
+        truncation=truncation,
+        units=units,
+    )
     page = _page(m, tok, text, methods, wanted, truncation) if html else None
     _write_maps(maps, out, page, html)
-    if json: print(_dumps([_for_programs(a) for a in maps]))
-    else: print_maps(maps, sys.stdout.isatty() and not os.environ.get('NO_COLOR'))
+    if json:
+        print(_dumps([_for_programs(a) for a in maps]))
+    else:
+        print_maps(maps, sys.stdout.isatty() and not os.environ.get('NO_COLOR'))
+
 
 def _standard_input():
-    try: return sys.stdin.read()
-    except UnicodeDecodeError as e: raise ValueError(f"standard input cannot be read as {e.encoding}: {e.reason} at byte {e.start}; convert it first, or set PYTHONIOENCODING") from None
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as e:
+        raise ValueError(
+            f"standard input cannot be read as {e.encoding}: {e.reason} at byte {e.start}; convert it first, or set PYTHONIOENCODING"
+        ) from None
 
-def _target(model, tokenizer, target, position): # what `explain` takes
+
+def _target(model, tokenizer, target, position):  # what `explain` takes
     target = parse_target(target)
-    if position is None: return target
+    if position is None:
+        return target
     from lrp_loo.methods import _named_target
     from lrp_loo.targets import Target
+
     return Target(_named_target(model, tokenizer, target), position)
 
-def _maps(model, tokenizer, text, methods, layers, **options): # an Attribution per method
+
+def _maps(
+    model, tokenizer, text, methods, layers, **options
+):  # an Attribution per method
     from lrp_loo.methods import explain as run
-    own = {'attn_lrp': {} if layers is None else dict(bypass_softmax=layers), 'loo': dict(progress=True)}
-    return [run(model, tokenizer, [text], method=x, **options, **own.get(x, {}))[0] for x in methods]
 
-def _for_programs(a): # an Attribution as JSON takes it
-    return dict(method=a.method, target=a.target, label=a.label, logit=a.logit, tokens=a.tokens, is_special=a.is_special.tolist(),
-                scores=[round(s, 6) for s in a.scores.tolist()])
+    own = {
+        'attn_lrp': {} if layers is None else dict(bypass_softmax=layers),
+        'loo': dict(progress=True),
+    }
+    return [
+        run(model, tokenizer, [text], method=x, **options, **own.get(x, {}))[0]
+        for x in methods
+    ]
 
-def _written(path): # what was written is named, beside the output that a program may read
+
+def _for_programs(a):  # an Attribution as JSON takes it
+    return dict(
+        method=a.method,
+        target=a.target,
+        label=a.label,
+        logit=a.logit,
+        tokens=a.tokens,
+        is_special=a.is_special.tolist(),
+        scores=[round(s, 6) for s in a.scores.tolist()],
+    )
+
+
+def _written(
+    path,
+):  # what was written is named, beside the output that a program may read
     print(f'written: {path}', file=sys.stderr)
 
-def _write_maps(maps, out, page, html): # all at the end: a command that was interrupted before has written nothing
+
+def _write_maps(
+    maps, out, page, html
+):  # all at the end: a command that was interrupted before has written nothing
     from lrp_loo.core import write_text_atomic
     from lrp_loo.view import save_maps
+
     if out:
         save_maps(maps, out)
         _written(out)
@@ -185,220 +315,498 @@ def _write_maps(maps, out, page, html): # all at the end: a command that was int
         write_text_atomic(html, page)
         _written(html)
 
-def _dumps(o): # one line, letters as they are
+
+def _dumps(o):  # one line, letters as they are
     from json import dumps
+
     return dumps(o, ensure_ascii=False)
 
-def _page(model, tokenizer, text, methods, target, truncation): # the interactive page
+
+def _page(
+    model, tokenizer, text, methods, target, truncation
+):  # the interactive page
     from lrp_loo.page import PAGE_METHODS, explain_page
-    shown = methods if len(methods) > 1 else list(dict.fromkeys([*PAGE_METHODS, *methods]))
+
+    shown = (
+        methods
+        if len(methods) > 1
+        else list(dict.fromkeys([*PAGE_METHODS, *methods]))
+    )
     return explain_page(model, tokenizer, text, shown, target, truncation)
 
 # %% ../nbs/18_cli.ipynb #884529e1
 AUDITED = 'loo,removal,attn_lrp,cp_lrp,ig,rollout'
 
-def _fitting(texts, model, tokenizer): # what the model takes whole, and how many it does not
+
+def _fitting(
+    texts, model, tokenizer
+):  # what the model takes whole, and how many it does not
     from lrp_loo.models import max_tokens
+
     limit = max_tokens(model, tokenizer)
-    def length(text): # of a text, or of a pair
+
+    def length(text):  # of a text, or of a pair
         parts = text if isinstance(text, tuple) else (text,)
-        return len(tokenizer(*parts, truncation=True, max_length=limit + 1)['input_ids'])
+        return len(
+            tokenizer(*parts, truncation=True, max_length=limit + 1)[
+                'input_ids'
+            ]
+        )
+
     fit = [t for t in texts if length(t) <= limit]
-    if not fit: raise ValueError(f"none of the {len(texts)} texts has at most {limit} tokens, which is what the model takes; --truncation cuts them")
+    if not fit:
+        raise ValueError(
+            f"none of the {len(texts)} texts has at most {limit} tokens, which is what the model takes; --truncation cuts them"
+        )
     return fit, len(texts) - len(fit)
 
-def _read(data, name, column, columns, split, limit, seed, skip_missing, encoding): # a `TextData`, as the options of `audit` and `sweep` say
-    from lrp_loo.data import read_texts
-    for option, value, low in (('limit', limit, 0), ('seed', seed, 0)): at_least(option, value, low)
-    pair = parse_columns(columns)
-    if pair and column is not None: raise UsageError("--column and --columns cannot both be meant; take --columns for pairs")
-    return read_texts(data, name, column, split, limit or None, seed, pair, skip_missing, encoding)
 
-def _missing_said(info): # which rows were left out because they have no text
+def _read(
+    data, name, column, columns, split, limit, seed, skip_missing, encoding
+):  # a `TextData`, as the options of `audit` and `sweep` say
+    from lrp_loo.data import read_texts
+
+    for option, value, low in (('limit', limit, 0), ('seed', seed, 0)):
+        at_least(option, value, low)
+    pair = parse_columns(columns)
+    if pair and column is not None:
+        raise UsageError(
+            "--column and --columns cannot both be meant; take --columns for pairs"
+        )
+    return read_texts(
+        data,
+        name,
+        column,
+        split,
+        limit or None,
+        seed,
+        pair,
+        skip_missing,
+        encoding,
+    )
+
+
+def _missing_said(info):  # which rows were left out because they have no text
     missing = info.get('missing')
-    if not missing: return ''
-    named = ', '.join(map(str, missing['rows'])) + (', …' if missing['n'] > len(missing['rows']) else '')
+    if not missing:
+        return ''
+    named = ', '.join(map(str, missing['rows'])) + (
+        ', …' if missing['n'] > len(missing['rows']) else ''
+    )
     return f", {missing['n']} rows without a text left out (counted from 0: {named})"
 
-def _check_results(path, known): # is the file another run's? Told before a model is loaded, by what is known then
+
+def _check_results(
+    path,
+    known,
+    # is the file another run's? Told before a model is loaded, by what is known
+    # then
+):
     from lrp_loo.core import Results, read_results
-    if Path(path).exists(): Results(path, read_results(path)['config'] | known)
+
+    if Path(path).exists():
+        Results(path, read_results(path)['config'] | known)
+
 
 def audit(
-    data:str=None,     # a file (.csv, .tsv, .jsonl, .json, .parquet), 'hub:OWNER/NAME', or 'embedded', 'hub', a folder with sst2 and imdb in the hub's layout (default: LRP_LOO_DATA, else embedded)
-    name:str='sst2',   # which of the paper's data sets, and which demo model: sst2 or imdb
-    model:str='demo',  # 'demo', 'paper', or a name or folder of a sequence classifier
-    methods:str=AUDITED, # what to compare
-    column:str=None,   # the column that holds the texts, where several could be meant
-    columns:str=None,  # two columns whose texts are a pair, such as premise,hypothesis, for a model that takes pairs
-    skip_missing:store_true=False, # leave rows without a text out, and say which
-    encoding:str='utf-8', # of a file
-    split:str=None,    # of a data set
-    limit:int=50,      # texts, drawn at random (0: all)
-    seed:int=0,        # of the draw
-    chunk:int=1,       # tokens removed at a time in the curves
-    task:str='class',  # what a model folder is loaded as: class, 'next token', 'masked token', 'token class' or answer
-    truncation:store_true=False, # cut texts that are too long for the model
-    set_aside:store_true=False,  # leave texts out that are too long for the model, and say how many
-    device:str='auto', # auto, cpu, cuda
-    json:store_true=False, # JSON for programs
-    out:str=None,      # keep a row per text here as JSON; the same command goes on where it stopped
-    fresh:store_true=False, # start over instead of keeping finished rows
+    # a file (.csv, .tsv, .jsonl, .json, .parquet), 'hub:OWNER/NAME', or
+    # 'embedded', 'hub', a folder with sst2 and imdb in the hub's layout
+    # (default: LRP_LOO_DATA, else embedded)
+    data: str = None,
+    # which of the paper's data sets, and which demo model: sst2 or imdb
+    name: str = 'sst2',
+    # 'demo', 'paper', or a name or folder of a sequence classifier
+    model: str = 'demo',
+    methods: str = AUDITED,  # what to compare
+    # the column that holds the texts, where several could be meant
+    column: str = None,
+    # two columns whose texts are a pair, such as premise,hypothesis, for a
+    # model that takes pairs
+    columns: str = None,
+    # leave rows without a text out, and say which
+    skip_missing: store_true = False,
+    encoding: str = 'utf-8',  # of a file
+    split: str = None,  # of a data set
+    limit: int = 50,  # texts, drawn at random (0: all)
+    seed: int = 0,  # of the draw
+    chunk: int = 1,  # tokens removed at a time in the curves
+    # what a model folder is loaded as: class, 'next token', 'masked token',
+    # 'token class' or answer
+    task: str = 'class',
+    truncation: store_true = False,  # cut texts that are too long for the model
+    # leave texts out that are too long for the model, and say how many
+    set_aside: store_true = False,
+    device: str = 'auto',  # auto, cpu, cuda
+    json: store_true = False,  # JSON for programs
+    # keep a row per text here as JSON; the same command goes on where it
+    # stopped
+    out: str = None,
+    fresh: store_true = False,  # start over instead of keeping finished rows
 ):
     "How far each method follows exact Leave-One-Out on a model, and which one to trust."
     from lrp_loo.methods import METHODS
     from lrp_loo.core import Results, resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
     from lrp_loo.models import describe_model, load_model
+
     chosen = one_of('methods', methods, METHODS, many=True)
     at_least('chunk', chunk, 1)
     one_of('task', task, TASK_NAMES)
     check_file('out', out, ('.json',))
     device = resolve_device(device)
-    d = _read(data, name, column, columns, split, limit, seed, skip_missing, encoding)
-    known = dict(experiment='audit', data=d.info, methods=chosen, chunk=chunk, truncation=truncation)
-    if out and not fresh: _check_results(out, known)
+    d = _read(
+        data, name, column, columns, split, limit, seed, skip_missing, encoding
+    )
+    known = dict(
+        experiment='audit',
+        data=d.info,
+        methods=chosen,
+        chunk=chunk,
+        truncation=truncation,
+    )
+    if out and not fresh:
+        _check_results(out, known)
     m, tok, label = load_model(model, name, device, task)
     texts, left_out = _fitting(d.texts, m, tok) if set_aside else (d.texts, 0)
-    results = Results(out, known | dict(model=describe_model(m, label), set_aside=left_out), fresh)
-    table = run(m, tok, texts, chosen, chunk=chunk, truncation=truncation, results=results).drop(columns='n')
-    said = verdict(results.rows, label) if set(chosen) - {'loo'} else dict(sentence='')
-    results.summary = dict(table=table.T.to_dict(), verdict=said, set_aside=left_out)
+    results = Results(
+        out,
+        known | dict(model=describe_model(m, label), set_aside=left_out),
+        fresh,
+    )
+    table = run(
+        m,
+        tok,
+        texts,
+        chosen,
+        chunk=chunk,
+        truncation=truncation,
+        results=results,
+    ).drop(columns='n')
+    said = (
+        verdict(results.rows, label)
+        if set(chosen) - {'loo'}
+        else dict(sentence='')
+    )
+    results.summary = dict(
+        table=table.T.to_dict(), verdict=said, set_aside=left_out
+    )
     results.save()
-    if out: _written(out)
-    if json: return print(_dumps(dict(data=d.info, model=label, n=len(texts), set_aside=left_out, table=_finite(table.T.to_dict()), verdict=_finite(said))))
+    if out:
+        _written(out)
+    if json:
+        return print(
+            _dumps(
+                dict(
+                    data=d.info,
+                    model=label,
+                    n=len(texts),
+                    set_aside=left_out,
+                    table=_finite(table.T.to_dict()),
+                    verdict=_finite(said),
+                )
+            )
+        )
     notes = f', {left_out} too long and set aside' if left_out else ''
     notes += ', cut where too long' if truncation else ''
     notes += _missing_said(d.info)
-    print(f"{label} on {len(texts)} of {d.info['n_split']} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}){notes}")
+    print(
+        f"{label} on {len(texts)} of {d.info['n_split']} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}){notes}"
+    )
     print(f"{table.round(3).to_string()}\n\n{said['sentence']}")
 
-def _finite(o): # JSON has no NaN
-    if isinstance(o, dict): return {k: _finite(v) for k, v in o.items()}
-    return None if isinstance(o, float) and o != o else o.item() if hasattr(o, 'item') else o
+
+def _finite(o):  # JSON has no NaN
+    if isinstance(o, dict):
+        return {k: _finite(v) for k, v in o.items()}
+    return (
+        None
+        if isinstance(o, float) and o != o
+        else o.item()
+        if hasattr(o, 'item')
+        else o
+    )
+
 
 def sweep(
-    data:str=None,     # as for audit: a file, 'hub:OWNER/NAME', 'embedded', 'hub' or a folder
-    name:str='sst2',   # which of the paper's data sets, and which demo model: sst2 or imdb
-    model:str='demo',  # 'demo', 'paper', or a name or folder of a sequence classifier
-    methods:str='attn_lrp,cp_lrp', # what is held against exact Leave-One-Out
-    column:str=None,   # the column that holds the texts, where several could be meant
-    columns:str=None,  # two columns whose texts are a pair, such as premise,hypothesis, for a model that takes pairs
-    skip_missing:store_true=False, # leave rows without a text out, and say which
-    encoding:str='utf-8', # of a file
-    split:str=None,    # of a data set
-    limit:int=0,       # texts, drawn at random (0: all)
-    seed:int=0,        # of the draw
-    out:str='sweep',   # the folder for parquet files; the same command goes on where it stopped
-    engine:str='plain', # plain: one process; ray: many (pip install 'lrp_loo[ray]')
-    workers:int=0,     # of ray (0: one per GPU, without GPUs two)
-    device:str='auto', # auto, cpu, cuda
-    dtype:str='float32', # float32, bfloat16, tf32
-    batch_size:int=16, # texts in one batch
-    truncation:store_true=False, # cut texts that are too long for the model
-    keep_texts:store_true=False, # write the sentences, too
-    fresh:store_true=False, # delete the folder's rows and start over
+    # as for audit: a file, 'hub:OWNER/NAME', 'embedded', 'hub' or a folder
+    data: str = None,
+    # which of the paper's data sets, and which demo model: sst2 or imdb
+    name: str = 'sst2',
+    # 'demo', 'paper', or a name or folder of a sequence classifier
+    model: str = 'demo',
+    # what is held against exact Leave-One-Out
+    methods: str = 'attn_lrp,cp_lrp',
+    # the column that holds the texts, where several could be meant
+    column: str = None,
+    # two columns whose texts are a pair, such as premise,hypothesis, for a
+    # model that takes pairs
+    columns: str = None,
+    # leave rows without a text out, and say which
+    skip_missing: store_true = False,
+    encoding: str = 'utf-8',  # of a file
+    split: str = None,  # of a data set
+    limit: int = 0,  # texts, drawn at random (0: all)
+    seed: int = 0,  # of the draw
+    # the folder for parquet files; the same command goes on where it stopped
+    out: str = 'sweep',
+    # plain: one process; ray: many (pip install 'lrp_loo[ray]')
+    engine: str = 'plain',
+    workers: int = 0,  # of ray (0: one per GPU, without GPUs two)
+    device: str = 'auto',  # auto, cpu, cuda
+    dtype: str = 'float32',  # float32, bfloat16, tf32
+    batch_size: int = 16,  # texts in one batch
+    truncation: store_true = False,  # cut texts that are too long for the model
+    keep_texts: store_true = False,  # write the sentences, too
+    fresh: store_true = False,  # delete the folder's rows and start over
 ):
     "Exact Leave-One-Out and fast methods for every text of a data set, to parquet."
     from lrp_loo.methods import METHODS
     from lrp_loo.dataset import explain_dataset
     from lrp_loo.models import DTYPES
+
     chosen = one_of('methods', methods, METHODS, many=True)
     one_of('dtype', dtype, DTYPES)
     one_of('engine', engine, ('plain', 'ray'))
-    for option, value, low in (('workers', workers, 0), ('batch_size', batch_size, 1)): at_least(option, value, low)
-    if workers and engine != 'ray': raise UsageError(f"--workers {workers} belongs to --engine ray")
+    for option, value, low in (
+        ('workers', workers, 0),
+        ('batch_size', batch_size, 1),
+    ):
+        at_least(option, value, low)
+    if workers and engine != 'ray':
+        raise UsageError(f"--workers {workers} belongs to --engine ray")
     check_folder('out', out)
-    d = _read(data, name, column, columns, split, limit, seed, skip_missing, encoding)
-    if not fresh: _check_sweep_results(out, chosen, dtype, truncation, keep_texts)
-    table = explain_dataset(d.texts, out, chosen, model, name, dtype=dtype, device=device, batch_size=batch_size, engine=engine, workers=workers or None,
-                            truncation=truncation, keep_texts=keep_texts, fresh=fresh, data=d.info)
-    print(f"{len(d)} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}) at {dtype}{_missing_said(d.info)}: agreement with exact Leave-One-Out")
-    print(f"{table.round(3).to_string()}\nrows: {out}/*.parquet   record: {out}/sweep.json")
+    d = _read(
+        data, name, column, columns, split, limit, seed, skip_missing, encoding
+    )
+    if not fresh:
+        _check_sweep_results(out, chosen, dtype, truncation, keep_texts)
+    table = explain_dataset(
+        d.texts,
+        out,
+        chosen,
+        model,
+        name,
+        dtype=dtype,
+        device=device,
+        batch_size=batch_size,
+        engine=engine,
+        workers=workers or None,
+        truncation=truncation,
+        keep_texts=keep_texts,
+        fresh=fresh,
+        data=d.info,
+    )
+    print(
+        f"{len(d)} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}) at {dtype}{_missing_said(d.info)}: agreement with exact Leave-One-Out"
+    )
+    print(
+        f"{table.round(3).to_string()}\nrows: {out}/*.parquet   record: {out}/sweep.json"
+    )
 
-def _check_sweep_results(out, chosen, dtype, truncation, keep_texts): # is the folder another sweep's?
+
+def _check_sweep_results(
+    out, chosen, dtype, truncation, keep_texts
+):  # is the folder another sweep's?
     from lrp_loo.methods import as_methods
     from lrp_loo.dataset import _method_names
-    if not list(Path(out).glob('*.parquet')): return
-    known = dict(experiment='sweep', methods=_method_names(as_methods(chosen)), target=None, dtype=dtype, truncation=truncation, keep_texts=keep_texts)
-    _check_results(Path(out)/'sweep.json', known)
+
+    if not list(Path(out).glob('*.parquet')):
+        return
+    known = dict(
+        experiment='sweep',
+        methods=_method_names(as_methods(chosen)),
+        target=None,
+        dtype=dtype,
+        truncation=truncation,
+        keep_texts=keep_texts,
+    )
+    _check_results(Path(out) / 'sweep.json', known)
 
 # %% ../nbs/18_cli.ipynb #cb20085e
-COMMANDS = { # name → module, what it does, examples
-    'reproduce': ('lrp_loo.studies.reproduce', "The paper's experiments, end to end: results, figures, tables.",
-                  ('lrp_loo reproduce --limit 20', 'lrp_loo reproduce --data FOLDER --only sst2,imdb', 'lrp_loo reproduce --data hub --model paper --out runs/paper')),
-    'explain': ('lrp_loo.cli', 'Explain one text: a signed score for each token.',
-                ("lrp_loo explain 'a gripping, funny film'", "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp --units word", "lrp_loo explain 'a slow start, a quiet triumph' --html out.html", 'lrp_loo explain - --model FOLDER --json < review.txt')),
-    'audit': ('lrp_loo.cli', 'How far each method follows exact Leave-One-Out on a model, and which one to trust.',
-              ('lrp_loo audit', 'lrp_loo audit --model FOLDER --data reviews.csv --column text --limit 200', 'lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --split test --out audit.json')),
-    'sweep': ('lrp_loo.cli', 'Exact Leave-One-Out and fast methods for every text of a data set, to parquet.',
-              ('lrp_loo sweep --data reviews.jsonl --out rows', 'lrp_loo sweep --data FOLDER --name imdb --engine ray --workers 2')),
-    'train': ('lrp_loo.studies.training', 'Train a demo model again and measure it.', ('lrp_loo train sst2 --data FOLDER --out adapter', 'lrp_loo train mnist --data embedded')),
+COMMANDS = {  # name → module, what it does, examples
+    'reproduce': (
+        'lrp_loo.studies.reproduce',
+        "The paper's experiments, end to end: results, figures, tables.",
+        (
+            'lrp_loo reproduce --limit 20',
+            'lrp_loo reproduce --data FOLDER --only sst2,imdb',
+            'lrp_loo reproduce --data hub --model paper --out runs/paper',
+        ),
+    ),
+    'explain': (
+        'lrp_loo.cli',
+        'Explain one text: a signed score for each token.',
+        (
+            "lrp_loo explain 'a gripping, funny film'",
+            "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp --units word",
+            "lrp_loo explain 'a slow start, a quiet triumph' --html out.html",
+            'lrp_loo explain - --model FOLDER --json < review.txt',
+        ),
+    ),
+    'audit': (
+        'lrp_loo.cli',
+        'How far each method follows exact Leave-One-Out on a model, and which one to trust.',
+        (
+            'lrp_loo audit',
+            'lrp_loo audit --model FOLDER --data reviews.csv --column text --limit 200',
+            'lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --split test --out audit.json',
+        ),
+    ),
+    'sweep': (
+        'lrp_loo.cli',
+        'Exact Leave-One-Out and fast methods for every text of a data set, to parquet.',
+        (
+            'lrp_loo sweep --data reviews.jsonl --out rows',
+            'lrp_loo sweep --data FOLDER --name imdb --engine ray --workers 2',
+        ),
+    ),
+    'train': (
+        'lrp_loo.studies.training',
+        'Train a demo model again and measure it.',
+        (
+            'lrp_loo train sst2 --data FOLDER --out adapter',
+            'lrp_loo train mnist --data embedded',
+        ),
+    ),
 }
 
-def _usage():
-    lines = '\n'.join(f'  {n:10s} {what}' for n, (_, what, _) in COMMANDS.items()); examples = '\n'.join(f'  {e[0]}' for _, _, e in COMMANDS.values())
-    return (f"usage: lrp_loo {{{','.join(COMMANDS)}}} …\n{lines}\n\nexamples:\n{examples}\n\nlrp_loo COMMAND --help tells the options and more examples; lrp_loo --version the version.\n"
-            "exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. LRP_LOO_TRACEBACK=1 shows where an error came from.")
 
-def _parser(command): # of one command
-    module, what, examples = COMMANDS[command]; function = getattr(import_module(module), command)
-    p = anno_parser(function, prog=f'lrp_loo {command}'); p.description = what; p.epilog = 'examples:\n' + '\n'.join(f'  {e}' for e in examples)
-    p.formatter_class = partial(RawDescriptionHelpFormatter, width=min(110, shutil.get_terminal_size().columns), max_help_position=28); p.allow_abbrev = False
+def _usage():
+    lines = '\n'.join(
+        f'  {n:10s} {what}' for n, (_, what, _) in COMMANDS.items()
+    )
+    examples = '\n'.join(f'  {e[0]}' for _, _, e in COMMANDS.values())
+    return (
+        f"usage: lrp_loo {{{','.join(COMMANDS)}}} …\n{lines}\n\nexamples:\n{examples}\n\nlrp_loo COMMAND --help tells the options and more examples; lrp_loo --version the version.\n"
+        "exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. LRP_LOO_TRACEBACK=1 shows where an error came from."
+    )
+
+
+def _parser(command):  # of one command
+    module, what, examples = COMMANDS[command]
+    function = getattr(import_module(module), command)
+    p = anno_parser(function, prog=f'lrp_loo {command}')
+    p.description = what
+    p.epilog = 'examples:\n' + '\n'.join(f'  {e}' for e in examples)
+    p.formatter_class = partial(
+        RawDescriptionHelpFormatter,
+        width=min(110, shutil.get_terminal_size().columns),
+        max_help_position=28,
+    )
+    p.allow_abbrev = False
     return function, p
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError, NotImplementedError) # errors whose message was written for the user
 
-def _underscored(words): # --batch-size is --batch_size; what comes after a lone -- is text
-    option = lambda a: '--' + a[2:].split('=', 1)[0].replace('-', '_') + a[2 + len(a[2:].split('=', 1)[0]):]
+EXPECTED = (
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    NotImplementedError,
+)  # errors whose message was written for the user
+
+
+def _underscored(
+    words,
+):  # --batch-size is --batch_size; what comes after a lone -- is text
+    option = lambda a: (
+        '--'
+        + a[2:].split('=', 1)[0].replace('-', '_')
+        + a[2 + len(a[2:].split('=', 1)[0]) :]
+    )
     end = words.index('--') if '--' in words else len(words)
-    return [option(a) if a.startswith('--') else a for a in words[:end]] + words[end:]
+    return [
+        option(a) if a.startswith('--') else a for a in words[:end]
+    ] + words[end:]
 
-LONGEST_LINE = 600 # characters of an error that is not ours
 
-def _raised_by(e): # the package whose code raised it
+LONGEST_LINE = 600  # characters of an error that is not ours
+
+
+def _raised_by(e):  # the package whose code raised it
     frames = list(traceback.walk_tb(e.__traceback__))
-    return frames[-1][0].f_globals.get('__name__', '').partition('.')[0] if frames else ''
+    return (
+        frames[-1][0].f_globals.get('__name__', '').partition('.')[0]
+        if frames
+        else ''
+    )
 
-def _error_line(e): # what is wrong; where the words are a library's, whose they are
+
+def _error_line(
+    e,
+):  # what is wrong; where the words are a library's, whose they are
     text = ' '.join(str(e).split()) or type(e).__name__
     where = 'LRP_LOO_TRACEBACK=1 shows where it came from'
-    if not isinstance(e, EXPECTED): hint = f' ({type(e).__name__}, which was not foreseen: {where})'
-    elif isinstance(e, OSError) or _raised_by(e) == 'lrp_loo': return text
-    else: hint = f" ({type(e).__name__} in {_raised_by(e)}'s words: {where})"
-    return (text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + ' …') + hint
+    if not isinstance(e, EXPECTED):
+        hint = f' ({type(e).__name__}, which was not foreseen: {where})'
+    elif isinstance(e, OSError) or _raised_by(e) == 'lrp_loo':
+        return text
+    else:
+        hint = f" ({type(e).__name__} in {_raised_by(e)}'s words: {where})"
+    return (
+        text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + ' …'
+    ) + hint
 
-def _failed(command, e): # one line, and the exit code
-    if os.environ.get('LRP_LOO_TRACEBACK'): raise e
+
+def _failed(command, e):  # one line, and the exit code
+    if os.environ.get('LRP_LOO_TRACEBACK'):
+        raise e
     print(f'lrp_loo {command}: {_error_line(e)}', file=sys.stderr)
     return 2 if isinstance(e, UsageError) else 1
 
-def _rows_in_file(path): # of a results file
+
+def _rows_in_file(path):  # of a results file
     from lrp_loo.core import read_results
+
     return len(read_results(path)['rows']) if Path(path).is_file() else 0
 
-def _rows_in_folder(path): # of a sweep
-    import pyarrow.parquet as pq
-    return sum(pq.read_metadata(f).num_rows for f in Path(path).glob('*.parquet'))
 
-def _kept(command, args): # what an interrupted command leaves behind
+def _rows_in_folder(path):  # of a sweep
+    import pyarrow.parquet as pq
+
+    return sum(
+        pq.read_metadata(f).num_rows for f in Path(path).glob('*.parquet')
+    )
+
+
+def _kept(command, args):  # what an interrupted command leaves behind
     out, fresh = args.get('out'), args.get('fresh')
     same = f"the same command{' without --fresh' if fresh else ''} goes on from there"
-    if command == 'reproduce': return f"finished rows are in {Path(out)/'results'}; {same}"
-    if command == 'audit' and not out: return "nothing is kept (--out FILE.json keeps each row as it finishes)"
-    if command not in ('audit', 'sweep'): return "nothing is kept"
-    try: n = (_rows_in_file if command == 'audit' else _rows_in_folder)(out)
-    except (OSError, ValueError): return f"{out} holds what was finished"
-    return f"{n} finished rows are in {out}; {same}" if n else "no row was finished yet, so nothing is kept"
+    if command == 'reproduce':
+        return f"finished rows are in {Path(out) / 'results'}; {same}"
+    if command == 'audit' and not out:
+        return "nothing is kept (--out FILE.json keeps each row as it finishes)"
+    if command not in ('audit', 'sweep'):
+        return "nothing is kept"
+    try:
+        n = (_rows_in_file if command == 'audit' else _rows_in_folder)(out)
+    except (OSError, ValueError):
+        return f"{out} holds what was finished"
+    return (
+        f"{n} finished rows are in {out}; {same}"
+        if n
+        else "no row was finished yet, so nothing is kept"
+    )
+
 
 def main(
-    argv:list=None, # the words after `lrp_loo`; the process's own by default
-)->int:             # the exit code
+    # the words after `lrp_loo`; the process's own by default
+    argv: list = None,
+) -> int:  # the exit code
     "The command `lrp_loo`."
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in ('-h', '--help', 'help'): print(_usage()); return 0
-    if argv and argv[0] == '--version': print(f'lrp_loo {__version__}'); return 0
-    if not argv or argv[0] not in COMMANDS: print((f'lrp_loo: no command {argv[0]!r}\n' if argv else '') + _usage(), file=sys.stderr); return 2
+    if argv and argv[0] in ('-h', '--help', 'help'):
+        print(_usage())
+        return 0
+    if argv and argv[0] == '--version':
+        print(f'lrp_loo {__version__}')
+        return 0
+    if not argv or argv[0] not in COMMANDS:
+        print(
+            (f'lrp_loo: no command {argv[0]!r}\n' if argv else '') + _usage(),
+            file=sys.stderr,
+        )
+        return 2
     command, args = argv[0], {}
     try:
         function, parser = _parser(command)
@@ -406,11 +814,16 @@ def main(
         function(**{k: v for k, v in args.items() if k not in ('pdb', 'xtra')})
         sys.stdout.flush()
         return 0
-    except SystemExit as e: return int(e.code or 0)
-    except BrokenPipeError:                                           # `lrp_loo … | head` has read enough
+    except SystemExit as e:
+        return int(e.code or 0)
+    except BrokenPipeError:  # `lrp_loo … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
-        print(f'\nlrp_loo {command}: interrupted; {_kept(command, args)}', file=sys.stderr)
+        print(
+            f'\nlrp_loo {command}: interrupted; {_kept(command, args)}',
+            file=sys.stderr,
+        )
         return 130
-    except Exception as e: return _failed(command, e)
+    except Exception as e:
+        return _failed(command, e)

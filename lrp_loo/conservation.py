@@ -12,93 +12,234 @@ from tqdm.auto import tqdm
 from .lrp import Composite, attn_lrp, cp_lrp, gradients, lrp_rules
 from .core import Results
 from .data import load_texts
-from .models import describe_model, encode, forward, load_demo, watch_embeddings
+from lrp_loo.models import (
+    describe_model,
+    encode,
+    forward,
+    load_demo,
+    watch_embeddings,
+)
 from .targets import Readout
 
 # %% ../nbs/38_conservation.ipynb #2893cca1
 def conservation_by_layer(
-    model,               # any model
-    enc:dict,            # one encoded text or image (`encode`)
-    composite:Composite, # the rule set
-    target=None,         # see `as_target`; the predicted class by default
-)->pd.DataFrame:         # a row for the head, each layer from the last to the first, and the embeddings: entering, biases, constants, softmax, leaving, remainder
+    model,  # any model
+    enc: dict,  # one encoded text or image (`encode`)
+    composite: Composite,  # the rule set
+    target=None,  # see `as_target`; the predicted class by default
+    # a row for the head, each layer from the last to the first, and the
+    # embeddings: entering, biases, constants, softmax, leaving, remainder
+) -> pd.DataFrame:
     "What enters and leaves each layer, and what is kept inside; what leaves the embeddings is the words' relevance."
-    with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, record=True) as rules: out = forward(model, enc)
-    with torch.enable_grad(): value = Readout(target, out, enc)(out).sum()
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, composite, record=True) as rules,
+    ):
+        out = forward(model, enc)
+    with torch.enable_grad():
+        value = Readout(target, out, enc)(out).sum()
     n, x = rules.n_layers, seen[0]
-    if any(None in rules.hidden.get(l, [None]) for l in range(n)): n = 0      # layers that are not called as modules cannot be told apart
+    if any(None in rules.hidden.get(l, [None]) for l in range(n)):
+        n = 0  # layers that are not called as modules cannot be told apart
     inner = [t for l in range(n) for t in rules.hidden.get(l, [None, None])]
-    attention = rules.gates + [(l, Z, A) for l, Z, A in rules.attention if not composite.bypasses(l)]
-    flat = [x, *inner, *(c for _, _, c in rules.constants), *(t for _, Z, A in attention for t in (Z, A))]
+    attention = rules.gates + [
+        (l, Z, A) for l, Z, A in rules.attention if not composite.bypasses(l)
+    ]
+    flat = [
+        x,
+        *inner,
+        *(c for _, _, c in rules.constants),
+        *(t for _, Z, A in attention for t in (Z, A)),
+    ]
     R = iter(_relevances(value, flat))
     words, hidden = next(R), [next(R) for _ in inner]
     where = _places(n)
-    kept = {p: dict(biases=0., constants=0., softmax=0.) for p in where}
-    for i, (l, kind, _) in enumerate(rules.constants): kept[_place(l, i, rules) if n else 'head'][kind] += next(R)
-    for l, _, _ in attention: out_, in_ = next(R), next(R); kept[l if n and l is not None else 'head']['softmax'] += in_ - out_
-    entering = [value.item(), *(hidden[2*l + 1] for l in reversed(range(n))), hidden[0] if n else value.item()]
-    leaving = [hidden[2*n - 1] if n else words, *(hidden[2*l] for l in reversed(range(n))), words]
-    if not n: entering, leaving = [value.item()], [words]
-    rows = [dict(layer=p, entering=e, **kept[p], leaving=v) for p, e, v in zip(where, entering, leaving)]
-    return pd.DataFrame([r | dict(remainder=r['entering'] - r['biases'] - r['constants'] - r['softmax'] - r['leaving']) for r in rows])
+    kept = {p: dict(biases=0.0, constants=0.0, softmax=0.0) for p in where}
+    for i, (l, kind, _) in enumerate(rules.constants):
+        kept[_place(l, i, rules) if n else 'head'][kind] += next(R)
+    for l, _, _ in attention:
+        out_, in_ = next(R), next(R)
+        kept[l if n and l is not None else 'head']['softmax'] += in_ - out_
+    entering = [
+        value.item(),
+        *(hidden[2 * l + 1] for l in reversed(range(n))),
+        hidden[0] if n else value.item(),
+    ]
+    leaving = [
+        hidden[2 * n - 1] if n else words,
+        *(hidden[2 * l] for l in reversed(range(n))),
+        words,
+    ]
+    if not n:
+        entering, leaving = [value.item()], [words]
+    rows = [
+        dict(layer=p, entering=e, **kept[p], leaving=v)
+        for p, e, v in zip(where, entering, leaving)
+    ]
+    return pd.DataFrame(
+        [
+            r
+            | dict(
+                remainder=r['entering']
+                - r['biases']
+                - r['constants']
+                - r['softmax']
+                - r['leaving']
+            )
+            for r in rows
+        ]
+    )
 
-def _relevances(value, tensors): # gradient × input, summed; 0 for what is not in the graph. A masked logit (−inf) has no weight, so its gradient is 0 and it takes nothing
+
+def _relevances(
+    value,
+    tensors,
+    # gradient × input, summed; 0 for what is not in the graph. A masked logit
+    # (−inf) has no weight, so its gradient is 0 and it takes nothing
+):
     own = [t for t in tensors if t is not None]
     grads = iter(gradients(value, own))
-    return [0. if t is None or (g := next(grads)) is None else torch.nan_to_num(t.detach().double()*g.double(), nan=0.).sum().item() for t in tensors]
+    return [
+        0.0
+        if t is None or (g := next(grads)) is None
+        else torch.nan_to_num(t.detach().double() * g.double(), nan=0.0)
+        .sum()
+        .item()
+        for t in tensors
+    ]
 
-def _places(n): return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']
 
-def _place(layer, i, rules): # outside the layers: before the first one is 'embeddings', after the last 'head'
-    if layer is not None: return layer
-    first = next((j for j, (l, _, _) in enumerate(rules.constants) if l is not None), None)
-    return 'head' if not rules.n_layers or first is None or i > first else 'embeddings'
+def _places(n):
+    return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']
+
+
+def _place(
+    layer,
+    i,
+    rules,
+    # outside the layers: before the first one is 'embeddings', after the last
+    # 'head'
+):
+    if layer is not None:
+        return layer
+    first = next(
+        (j for j, (l, _, _) in enumerate(rules.constants) if l is not None),
+        None,
+    )
+    return (
+        'head'
+        if not rules.n_layers or first is None or i > first
+        else 'embeddings'
+    )
 
 # %% ../nbs/38_conservation.ipynb #a58beb4d
 def conservation(
-    model,               # any model
-    enc:dict,            # one encoded text or image (`encode`)
-    composite:Composite, # the rule set
-    target=None,         # see `as_target`; the predicted class by default
-)->dict:                 # logit, words, biases, constants, softmax, and the remainder, which should be 0
+    model,  # any model
+    enc: dict,  # one encoded text or image (`encode`)
+    composite: Composite,  # the rule set
+    target=None,  # see `as_target`; the predicted class by default
+    # logit, words, biases, constants, softmax, and the remainder, which should
+    # be 0
+) -> dict:
     "Where the logit's relevance ends up: words (or patches), biases, added constants, softmax's constant term."
     t = conservation_by_layer(model, enc, composite, target)
-    total = dict(logit=float(t.entering.iloc[0]), words=float(t.leaving.iloc[-1]), **{k: float(t[k].sum()) for k in ('biases', 'constants', 'softmax')})
-    return total | dict(remainder=total['logit'] - sum(total[k] for k in ('words', 'biases', 'constants', 'softmax')))
+    total = dict(
+        logit=float(t.entering.iloc[0]),
+        words=float(t.leaving.iloc[-1]),
+        **{k: float(t[k].sum()) for k in ('biases', 'constants', 'softmax')},
+    )
+    return total | dict(
+        remainder=total['logit']
+        - sum(total[k] for k in ('words', 'biases', 'constants', 'softmax'))
+    )
 
 # %% ../nbs/38_conservation.ipynb #54c26ccc
 def sentence_experiment(
-    path,             # the results file
-    experiment:str,   # its name
-    row,              # row(name, model, tokenizer, encoded sentence) → dict
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # sentences
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-    **config,         # what else the rows depend on
-)->Results:
+    path,  # the results file
+    experiment: str,  # its name
+    row,  # row(name, model, tokenizer, encoded sentence) → dict
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # sentences
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+    **config,  # what else the rows depend on
+) -> Results:
     "A row per sentence of SST-2 and model that classifies it (the encoder 'sst2', the decoder 'reviews-sst2'), resumable."
-    texts = load_texts('sst2', data, limit=limit, seed=seed); models = {n: load_demo(n) for n in ('sst2', 'reviews-sst2')}
-    results = Results(path, dict(experiment=experiment, data={k: v for k, v in texts.info.items() if k != 'n'}, models={n: describe_model(m, n) for n, (m, _) in models.items()}, **config, limit=limit, seed=seed), fresh)
+    texts = load_texts('sst2', data, limit=limit, seed=seed)
+    models = {n: load_demo(n) for n in ('sst2', 'reviews-sst2')}
+    results = Results(
+        path,
+        dict(
+            experiment=experiment,
+            data={k: v for k, v in texts.info.items() if k != 'n'},
+            models={n: describe_model(m, n) for n, (m, _) in models.items()},
+            **config,
+            limit=limit,
+            seed=seed,
+        ),
+        fresh,
+    )
     done = results.done
     for k, (name, (model, tok)) in enumerate(models.items()):
-        for i, t in enumerate(tqdm(texts.texts, desc=f'{experiment} of {name}')):
-            if (key := k*len(texts) + i) not in done: results.add(dict(i=key, model=name, **row(name, model, tok, encode(model, tok, t))))
+        for i, t in enumerate(
+            tqdm(texts.texts, desc=f'{experiment} of {name}')
+        ):
+            if (key := k * len(texts) + i) not in done:
+                results.add(
+                    dict(
+                        i=key,
+                        model=name,
+                        **row(name, model, tok, encode(model, tok, t)),
+                    )
+                )
     return results
 
+
 def conservation_experiment(
-    path, data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `sentence_experiment`
-)->Results:
+    path,
+    data=None,
+    limit: int = 60,
+    seed: int = 0,
+    fresh: bool = False,  # as for `sentence_experiment`
+) -> Results:
     "`conservation_by_layer` of both rule sets on the encoder and the decoder that classify sentences."
-    row = lambda name, model, tok, enc: dict(tables={c.name: conservation_by_layer(model, enc, c).to_dict(orient='list') for c in (attn_lrp(), cp_lrp())})
-    results = sentence_experiment(path, 'conservation', row, data, limit, seed, fresh)
-    results.summary = {m: {c: mean_conservation(dict(rows=results.rows), m, c).drop(columns='layer').sum()[['biases', 'constants', 'softmax', 'remainder']].to_dict() for c in ('attn_lrp', 'cp_lrp')} for m in results.config['models']}
-    results.save(); return results
+    row = lambda name, model, tok, enc: dict(
+        tables={
+            c.name: conservation_by_layer(model, enc, c).to_dict(orient='list')
+            for c in (attn_lrp(), cp_lrp())
+        }
+    )
+    results = sentence_experiment(
+        path, 'conservation', row, data, limit, seed, fresh
+    )
+    results.summary = {
+        m: {
+            c: mean_conservation(dict(rows=results.rows), m, c)
+            .drop(columns='layer')
+            .sum()[['biases', 'constants', 'softmax', 'remainder']]
+            .to_dict()
+            for c in ('attn_lrp', 'cp_lrp')
+        }
+        for m in results.config['models']
+    }
+    results.save()
+    return results
+
 
 def mean_conservation(
-    results:dict,  # of `read_results`
-    model:str, rules:str, # a model's and a rule set's name
-)->pd.DataFrame:   # as `conservation_by_layer`
+    results: dict,  # of `read_results`
+    model: str,
+    rules: str,  # a model's and a rule set's name
+) -> pd.DataFrame:  # as `conservation_by_layer`
     "The mean table over the rows of one model."
-    tables = [pd.DataFrame(r['tables'][rules]) for r in results['rows'] if r['model'] == model]
-    return sum(t.drop(columns='layer') for t in tables).div(len(tables)).assign(layer=tables[0].layer)
+    tables = [
+        pd.DataFrame(r['tables'][rules])
+        for r in results['rows']
+        if r['model'] == model
+    ]
+    return (
+        sum(t.drop(columns='layer') for t in tables)
+        .div(len(tables))
+        .assign(layer=tables[0].layer)
+    )

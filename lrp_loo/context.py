@@ -15,52 +15,125 @@ from .units import Units, text_spans, text_units
 
 # %% ../nbs/15_context.ipynb #1d1a9b1e
 def answer_log_prob(
-    answer:torch.Tensor, # (n,) token ids of the answer, the last tokens of the input
-):                       # a target: model output → (batch,) log-probabilities
+    # (n,) token ids of the answer, the last tokens of the input
+    answer: torch.Tensor,
+):  # a target: model output → (batch,) log-probabilities
     "The answer's log-probability as a target for any method."
     n = len(answer)
+
     def log_prob(outputs):
         logits = output_field(outputs)
-        if logits.ndim != 3: raise ValueError(f"the model must predict the next token, with logits of shape (batch, tokens, vocabulary), got {tuple(logits.shape)}")
-        logits = logits[:, -n - 1:-1].float()                                               # the row before each answer token
-        return logits.log_softmax(-1).gather(-1, answer.to(logits.device).expand(len(logits), n)[..., None])[..., 0].sum(1)
+        if logits.ndim != 3:
+            raise ValueError(
+                f"the model must predict the next token, with logits of shape (batch, tokens, vocabulary), got {tuple(logits.shape)}"
+            )
+        logits = logits[
+            :, -n - 1 : -1
+        ].float()  # the row before each answer token
+        return (
+            logits.log_softmax(-1)
+            .gather(
+                -1, answer.to(logits.device).expand(len(logits), n)[..., None]
+            )[..., 0]
+            .sum(1)
+        )
+
     log_prob.from_end = True
     return log_prob
 
 # %% ../nbs/15_context.ipynb #ae153862
 TEMPLATE = '{context}\n\n{question}\n'
 
+
 def attribute_context(
-    model, tokenizer,        # a causal language model in eval mode, its (fast) tokenizer
-    context:str,             # the documents
-    answer:str,              # the answer that was given
-    question:str='',         # what was asked
-    method:str='loo',        # one of METHODS
-    units='sentence',        # 'sentence', 'word', or (start, end) spans of the context
-    template:str=None,       # how the prompt is put together, with {context} and {question}; TEMPLATE by default, '{context} ' without a question
-    **options,               # the method's own
-)->Attribution:              # a score per unit of the context, in log-probability (nats) of the answer
+    model,
+    tokenizer,  # a causal language model in eval mode, its (fast) tokenizer
+    context: str,  # the documents
+    answer: str,  # the answer that was given
+    question: str = '',  # what was asked
+    method: str = 'loo',  # one of METHODS
+    # 'sentence', 'word', or (start, end) spans of the context
+    units='sentence',
+    # how the prompt is put together, with {context} and {question}; TEMPLATE by
+    # default, '{context} ' without a question
+    template: str = None,
+    **options,  # the method's own
+) -> (
+    Attribution
+):  # a score per unit of the context, in log-probability (nats) of the answer
     "How much each unit of the context raises the answer's log-probability."
-    model, tokenizer = unwrap(model, tokenizer); model = eager(model); check_call(model, method, [context])
-    for name, t in (('context', context), ('answer', answer), *([('question', question)] if question != '' else [])): check_text(t, name)
+    model, tokenizer = unwrap(model, tokenizer)
+    model = eager(model)
+    check_call(model, method, [context])
+    for name, t in (
+        ('context', context),
+        ('answer', answer),
+        *([('question', question)] if question != '' else []),
+    ):
+        check_text(t, name)
     template = template or (TEMPLATE if question else '{context} ')
-    if '{context}' not in template: raise ValueError(f"the template {template!r} has no {{context}}")
-    try: before, after = (part.format(question=question) for part in template.split('{context}', 1))
-    except (KeyError, IndexError, ValueError) as e: raise ValueError(f"the template {template!r} takes {{context}} and {{question}} alone; {e} is not known") from None
-    prompt = before + context + after; space = prompt.endswith(' '); prompt = prompt.rstrip(' ') # a space belongs to the word it stands before
-    enc, answer_ids = _prompt_and_answer(model, tokenizer, prompt, answer, space)
-    in_context = text_units(tokenizer, {'input_ids': enc['input_ids'][:, :-len(answer_ids)]}, prompt, [(a + len(before), b + len(before)) for a, b in text_spans(context, units)])
+    if '{context}' not in template:
+        raise ValueError(f"the template {template!r} has no {{context}}")
+    try:
+        before, after = (
+            part.format(question=question)
+            for part in template.split('{context}', 1)
+        )
+    except (KeyError, IndexError, ValueError) as e:
+        raise ValueError(
+            f"the template {template!r} takes {{context}} and {{question}} alone; {e} is not known"
+        ) from None
+    prompt = before + context + after
+    space = prompt.endswith(' ')
+    prompt = prompt.rstrip(' ')  # a space belongs to the word it stands before
+    enc, answer_ids = _prompt_and_answer(
+        model, tokenizer, prompt, answer, space
+    )
+    in_context = text_units(
+        tokenizer,
+        {'input_ids': enc['input_ids'][:, : -len(answer_ids)]},
+        prompt,
+        [
+            (a + len(before), b + len(before))
+            for a, b in text_spans(context, units)
+        ],
+    )
     number = torch.cat([in_context.number, torch.full((len(answer_ids),), -1)])
     whole = Units(number, in_context.names, in_context.is_special)
-    a, = explain_batch(model, tokenizer, [enc], method, answer_log_prob(answer_ids), [whole], **options)
+    (a,) = explain_batch(
+        model,
+        tokenizer,
+        [enc],
+        method,
+        answer_log_prob(answer_ids),
+        [whole],
+        **options,
+    )
     a.label = answer
     return a
 
-def _prompt_and_answer(model, tokenizer, prompt, answer, space): # ids of the prompt followed by those of the answer
-    ids = tokenizer(prompt, verbose=False)['input_ids']                # what is too long is refused below, not warned of
-    if ids and ids[-1] == tokenizer.eos_token_id: ids = ids[:-1]
-    a = tokenizer((' ' if space and not answer.startswith(' ') else '') + answer, add_special_tokens=False)['input_ids']
-    if not a: raise ValueError(f"the answer {answer!r} has no tokens")
-    if len(ids) + len(a) > max_tokens(model, tokenizer): raise ValueError(f"context, question and answer have {len(ids) + len(a)} tokens and the model takes {max_tokens(model, tokenizer)}; nothing is cut here, give less")
-    row = torch.tensor([ids + a], device=device_of(model)); check_ids(model, row)
-    return {'input_ids': row, 'attention_mask': torch.ones_like(row)}, torch.tensor(a)
+
+def _prompt_and_answer(
+    model, tokenizer, prompt, answer, space
+):  # ids of the prompt followed by those of the answer
+    ids = tokenizer(prompt, verbose=False)[
+        'input_ids'
+    ]  # what is too long is refused below, not warned of
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    a = tokenizer(
+        (' ' if space and not answer.startswith(' ') else '') + answer,
+        add_special_tokens=False,
+    )['input_ids']
+    if not a:
+        raise ValueError(f"the answer {answer!r} has no tokens")
+    if len(ids) + len(a) > max_tokens(model, tokenizer):
+        raise ValueError(
+            f"context, question and answer have {len(ids) + len(a)} tokens and the model takes {max_tokens(model, tokenizer)}; nothing is cut here, give less"
+        )
+    row = torch.tensor([ids + a], device=device_of(model))
+    check_ids(model, row)
+    return {
+        'input_ids': row,
+        'attention_mask': torch.ones_like(row),
+    }, torch.tensor(a)

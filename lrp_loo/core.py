@@ -18,238 +18,454 @@ import torch
 
 # %% ../nbs/30_core.ipynb #fbb4fe87
 def stabilize(
-    z:torch.Tensor,     # a denominator, any shape
-    eps:float=1e-6,     # ε ≥ 0 of equation 1
-)->torch.Tensor:        # z moved away from zero by `eps`, same shape
+    z: torch.Tensor,  # a denominator, any shape
+    eps: float = 1e-6,  # ε ≥ 0 of equation 1
+) -> torch.Tensor:  # z moved away from zero by `eps`, same shape
     "z + ε·sign(z), with sign(0) = +1 (equation 1)."
-    if not eps >= 0: raise ValueError(f"eps must not be negative, got {eps}")
-    away = z + 0.                                                    # −0 + 0 is 0
-    return torch.copysign(z.new_tensor(eps), away, out=None if away.requires_grad else away).add_(z)
+    if not eps >= 0:
+        raise ValueError(f"eps must not be negative, got {eps}")
+    away = z + 0.0  # −0 + 0 is 0
+    return torch.copysign(
+        z.new_tensor(eps), away, out=None if away.requires_grad else away
+    ).add_(z)
 
 # %% ../nbs/30_core.ipynb #30dc0341
 @dataclass(eq=False)
 class Attribution:
     "One explanation: a signed score for each token of one text."
-    tokens:list             # n_tokens strings, special tokens included; words, sentences or spans where units were asked for; 'row,column' for an image's patches
-    scores:torch.Tensor     # (n_tokens,) signed, in units of the explained number (rollout: attention mass)
-    is_special:torch.Tensor # (n_tokens,) bool, True at [CLS], [SEP] and their kind
-    target:int              # the class that is explained; a pair for a difference of two, a function's name for a number of one's own
-    logit:float             # the explained number on the whole text: the target's logit
-    method:str=''           # the method's name
-    label:str=''            # the target's name, where the model gives one
-    input_ids:torch.Tensor=None        # (n_tokens,) what the model read
-    info:dict=field(default_factory=dict) # options used, completeness error and the like
+
+    # n_tokens strings, special tokens included; words, sentences or spans where
+    # units were asked for; 'row,column' for an image's patches
+    tokens: list
+    # (n_tokens,) signed, in units of the explained number (rollout: attention
+    # mass)
+    scores: torch.Tensor
+    is_special: (
+        torch.Tensor
+    )  # (n_tokens,) bool, True at [CLS], [SEP] and their kind
+    # the class that is explained; a pair for a difference of two, a function's
+    # name for a number of one's own
+    target: int
+    logit: float  # the explained number on the whole text: the target's logit
+    method: str = ''  # the method's name
+    label: str = ''  # the target's name, where the model gives one
+    input_ids: torch.Tensor = None  # (n_tokens,) what the model read
+    info: dict = field(
+        default_factory=dict
+    )  # options used, completeness error and the like
 
     def __post_init__(self):
         n = len(self.tokens)
         for name in ('scores', 'is_special'):
             if tuple(getattr(self, name).shape) != (n,):
-                raise ValueError(f"{name} must have shape ({n},), one entry a token, got {tuple(getattr(self, name).shape)}")
-        if not torch.isfinite(self.scores).all(): raise ValueError(f"{self.method or 'the method'} gave scores that are not finite")
+                raise ValueError(
+                    f"{name} must have shape ({n},), one entry a token, got {tuple(getattr(self, name).shape)}"
+                )
+        if not torch.isfinite(self.scores).all():
+            raise ValueError(
+                f"{self.method or 'the method'} gave scores that are not finite"
+            )
 
-    def __len__(self): return len(self.tokens)
+    def __len__(self):
+        return len(self.tokens)
 
     @property
-    def explained(self): # what it explains, in words
-        answer, label = self.info.get('answer'), f" ({self.label})" if self.label else ''
-        said = f"target {self.target}{label}" if answer is None else self._place_of_answer(answer)
-        if (place := self.info.get('position')) is None: return said
+    def explained(self):  # what it explains, in words
+        answer, label = (
+            self.info.get('answer'),
+            f" ({self.label})" if self.label else '',
+        )
+        said = (
+            f"target {self.target}{label}"
+            if answer is None
+            else self._place_of_answer(answer)
+        )
+        if (place := self.info.get('position')) is None:
+            return said
         token = self.info.get('token_at_position')
         return f"{said} at token {place}" + (f" ({token})" if token else '')
 
-    def _place_of_answer(self, answer): # of a question: the target is the token where it starts or ends
-        places = self.target if isinstance(self.target, tuple) else (self.target,)
+    def _place_of_answer(
+        self, answer
+    ):  # of a question: the target is the token where it starts or ends
+        places = (
+            self.target if isinstance(self.target, tuple) else (self.target,)
+        )
         labels = self.label.split(' − ') if len(places) > 1 else [self.label]
-        return ' − '.join(f"{answer} at token {i}" + (f" ({t})" if t else '') for i, t in zip(places, labels))
+        return ' − '.join(
+            f"{answer} at token {i}" + (f" ({t})" if t else '')
+            for i, t in zip(places, labels)
+        )
 
     def __repr__(self):
-        return f"Attribution({self.method}, {self.explained}, logit {self.logit:.3f}): " + ' '.join(
-            f"{t}{s:+.2f}" for t, s in zip(self.tokens, self.scores.tolist()))
+        return (
+            f"Attribution({self.method}, {self.explained}, logit {self.logit:.3f}): "
+            + ' '.join(
+                f"{t}{s:+.2f}"
+                for t, s in zip(self.tokens, self.scores.tolist())
+            )
+        )
 
 # %% ../nbs/30_core.ipynb #ba790650
 def normalize(
-    scores:torch.Tensor, # (..., n) maps
-    how:str=None,        # None, 'sum' (to sum to one; may flip the sign), 'abs' (by the sum of absolute values)
-)->torch.Tensor:         # (..., n); not finite where the sum is zero
+    scores: torch.Tensor,  # (..., n) maps
+    # None, 'sum' (to sum to one; may flip the sign), 'abs' (by the sum of
+    # absolute values)
+    how: str = None,
+) -> torch.Tensor:  # (..., n); not finite where the sum is zero
     "Maps under one of the readings of 'normalised' (section 4.1)."
-    if how is None: return scores
-    if how not in ('sum', 'abs'): raise ValueError(f"normalize={how!r} is not known; take None, 'sum' or 'abs'")
-    return scores/(scores if how == 'sum' else scores.abs()).sum(-1, keepdim=True)
+    if how is None:
+        return scores
+    if how not in ('sum', 'abs'):
+        raise ValueError(
+            f"normalize={how!r} is not known; take None, 'sum' or 'abs'"
+        )
+    return scores / (scores if how == 'sum' else scores.abs()).sum(
+        -1, keepdim=True
+    )
+
 
 def pearson(
-    a:torch.Tensor, # (..., n) maps
-    b:torch.Tensor, # (..., n) maps
-)->torch.Tensor:    # (...) r; NaN where a map is constant, not finite or has one entry
+    a: torch.Tensor,  # (..., n) maps
+    b: torch.Tensor,  # (..., n) maps
+) -> (
+    torch.Tensor
+):  # (...) r; NaN where a map is constant, not finite or has one entry
     "Pearson's r over the last dimension, in float64 (section 4.1)."
-    if a.shape != b.shape: raise ValueError(f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-    def unit(z):
-        z = z.double(); c = z - z.mean(-1, keepdim=True); norm = c.norm(dim=-1, keepdim=True)
-        return torch.where(norm > 1e-12*z.norm(dim=-1, keepdim=True), c/norm, torch.nan)
-    return (unit(a)*unit(b)).sum(-1).clamp(-1, 1)
+    if a.shape != b.shape:
+        raise ValueError(
+            f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
 
-def _ranks(z): # (..., n) from 0, ties share their mean rank
-    below = z[..., None, :] < z[..., :, None]; same = z[..., None, :] == z[..., :, None]
-    return below.sum(-1) + (same.sum(-1) - 1)/2
+    def unit(z):
+        z = z.double()
+        c = z - z.mean(-1, keepdim=True)
+        norm = c.norm(dim=-1, keepdim=True)
+        return torch.where(
+            norm > 1e-12 * z.norm(dim=-1, keepdim=True), c / norm, torch.nan
+        )
+
+    return (unit(a) * unit(b)).sum(-1).clamp(-1, 1)
+
+
+def _ranks(z):  # (..., n) from 0, ties share their mean rank
+    below = z[..., None, :] < z[..., :, None]
+    same = z[..., None, :] == z[..., :, None]
+    return below.sum(-1) + (same.sum(-1) - 1) / 2
+
 
 def spearman(
-    a:torch.Tensor, # (..., n) maps
-    b:torch.Tensor, # (..., n) maps
-)->torch.Tensor:    # (...) ρ; NaN where a map is constant
+    a: torch.Tensor,  # (..., n) maps
+    b: torch.Tensor,  # (..., n) maps
+) -> torch.Tensor:  # (...) ρ; NaN where a map is constant
     "Spearman's ρ over the last dimension: Pearson's r of the ranks."
     return pearson(_ranks(a), _ranks(b))
 
+
 def kendall(
-    a:torch.Tensor, # (..., n) maps
-    b:torch.Tensor, # (..., n) maps
-)->torch.Tensor:    # (...) τ_b; NaN where a map is constant
+    a: torch.Tensor,  # (..., n) maps
+    b: torch.Tensor,  # (..., n) maps
+) -> torch.Tensor:  # (...) τ_b; NaN where a map is constant
     "Kendall's τ_b over the last dimension: pairs in the same order minus pairs in the other, ties taken into account."
-    if a.shape != b.shape: raise ValueError(f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-    order = lambda z: (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
-    x, y = order(a), order(b); n = (x*x).sum(-1)*(y*y).sum(-1)
-    return torch.where(n > 0, (x*y).sum(-1)/n.sqrt(), torch.nan)
+    if a.shape != b.shape:
+        raise ValueError(
+            f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    order = lambda z: (
+        (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
+    )
+    x, y = order(a), order(b)
+    n = (x * x).sum(-1) * (y * y).sum(-1)
+    return torch.where(n > 0, (x * y).sum(-1) / n.sqrt(), torch.nan)
+
 
 CORRELATIONS = {'pearson': pearson, 'spearman': spearman, 'kendall': kendall}
 
-FEWEST_TOKENS = 3 # that an agreement is computed from: two points always lie on a line, so their r is 1 or −1 whatever the maps say
+# that an agreement is computed from: two points always lie on a line, so their
+# r is 1 or −1 whatever the maps say
+FEWEST_TOKENS = 3
+
 
 def agreement(
-    a:torch.Tensor, b:torch.Tensor, # (T,) a map and the reference
-    is_special:torch.Tensor,        # (T,) bool
-    specials:bool=False,            # special tokens count
-    normalize_a:str=None, normalize_b:str=None, # see `normalize`
-    correlation:str='pearson',      # one of CORRELATIONS
-)->float:                           # NaN where it is not defined: fewer than FEWEST_TOKENS tokens count, or a map is constant
+    a: torch.Tensor,
+    b: torch.Tensor,  # (T,) a map and the reference
+    is_special: torch.Tensor,  # (T,) bool
+    specials: bool = False,  # special tokens count
+    normalize_a: str = None,
+    normalize_b: str = None,  # see `normalize`
+    correlation: str = 'pearson',  # one of CORRELATIONS
+    # NaN where it is not defined: fewer than FEWEST_TOKENS tokens count, or a
+    # map is constant
+) -> float:
     "One text's agreement of a map with a reference."
-    if correlation not in CORRELATIONS: raise ValueError(f"correlation={correlation!r} is not known; take one of {', '.join(CORRELATIONS)}")
+    if correlation not in CORRELATIONS:
+        raise ValueError(
+            f"correlation={correlation!r} is not known; take one of {', '.join(CORRELATIONS)}"
+        )
     counts = torch.ones_like(is_special) if specials else ~is_special
-    if int(counts.sum()) < FEWEST_TOKENS: return float('nan')
-    return float(CORRELATIONS[correlation](normalize(a[counts], normalize_a), normalize(b[counts], normalize_b)))
+    if int(counts.sum()) < FEWEST_TOKENS:
+        return float('nan')
+    return float(
+        CORRELATIONS[correlation](
+            normalize(a[counts], normalize_a), normalize(b[counts], normalize_b)
+        )
+    )
 
 # %% ../nbs/30_core.ipynb #41d19af6
 def whole_number(
-    name:str,    # what it is called
-    x,           # what was given
-    least:int=1, # the smallest that is taken
-)->int:
+    name: str,  # what it is called
+    x,  # what was given
+    least: int = 1,  # the smallest that is taken
+) -> int:
     "A whole number, or an error that says what is taken."
-    if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < least: raise ValueError(f"{name} must be a whole number, at least {least}, got {x!r}")
+    if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < least:
+        raise ValueError(
+            f"{name} must be a whole number, at least {least}, got {x!r}"
+        )
     return int(x)
 
+
 def resolve_device(
-    device:str='auto', # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
-)->torch.device:       # a device that exists here
+    # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
+    device: str = 'auto',
+) -> torch.device:  # a device that exists here
     "The device to compute on; 'auto' takes a GPU where there is one."
-    if device == 'auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    try: d = torch.device(device); torch.empty(0, device=d)
-    except (RuntimeError, AssertionError, TypeError) as e: raise ValueError(f"device {device!r} is not to be had here; take 'auto', 'cpu' or one that torch lists") from e
+    if device == 'auto':
+        return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    try:
+        d = torch.device(device)
+        torch.empty(0, device=d)
+    except (RuntimeError, AssertionError, TypeError) as e:
+        raise ValueError(
+            f"device {device!r} is not to be had here; take 'auto', 'cpu' or one that torch lists"
+        ) from e
     return d
 
-def versions()->dict: # package → version
+
+def versions() -> dict:  # package → version
     "The versions that a result depends on."
+
     def _version(p):
-        try: return version(p)
-        except PackageNotFoundError: return None
-    return {'python': platform.python_version(), **{p: _version(p) for p in ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy', 'scipy', 'scikit-learn')}}
+        try:
+            return version(p)
+        except PackageNotFoundError:
+            return None
+
+    return {
+        'python': platform.python_version(),
+        **{
+            p: _version(p)
+            for p in (
+                'lrp_loo',
+                'torch',
+                'transformers',
+                'datasets',
+                'peft',
+                'numpy',
+                'scipy',
+                'scikit-learn',
+            )
+        },
+    }
 
 # %% ../nbs/30_core.ipynb #f6300bd1
 @contextlib.contextmanager
 def whole_file(
-    path, # where to
-):        # a temporary path beside it; what is written there takes the old file's place when the context ends well
+    path,  # where to
+    # a temporary path beside it; what is written there takes the old file's
+    # place when the context ends well
+):
     "A context that writes a file so that a reader, or a crash, sees the old content or the new, never a part."
-    path = Path(path); tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try: path.parent.mkdir(parents=True, exist_ok=True); yield tmp; os.replace(tmp, path)
+    path = Path(path)
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield tmp
+        os.replace(tmp, path)
     except OSError as e:
-        at = f": {Path(e.filename).name}" if isinstance(e.filename, str) and Path(e.filename).name not in (path.name, tmp.name) else '' # a folder above it
-        raise OSError(e.errno, f"{path.name} could not be written ({e.strerror or e}{at}); what stood there before is unchanged") from e
+        at = (
+            f": {Path(e.filename).name}"
+            if isinstance(e.filename, str)
+            and Path(e.filename).name not in (path.name, tmp.name)
+            else ''
+        )  # a folder above it
+        raise OSError(
+            e.errno,
+            f"{path.name} could not be written ({e.strerror or e}{at}); what stood there before is unchanged",
+        ) from e
     finally:
-        with contextlib.suppress(OSError): tmp.unlink()
+        with contextlib.suppress(OSError):
+            tmp.unlink()
+
 
 def write_text_atomic(
-    path, # where to
-    text:str, # what
+    path,  # where to
+    text: str,  # what
 ):
     "Write a text to a file, whole or not at all."
-    with whole_file(path) as tmp: tmp.write_text(text, encoding='utf-8')
+    with whole_file(path) as tmp:
+        tmp.write_text(text, encoding='utf-8')
 
-def _plain(o): # numpy and torch numbers as JSON takes them
-    if isinstance(o, (np.generic, torch.Tensor)): return o.item() if o.ndim == 0 else o.tolist()
-    if isinstance(o, Path): return o.name
+
+def _plain(o):  # numpy and torch numbers as JSON takes them
+    if isinstance(o, (np.generic, torch.Tensor)):
+        return o.item() if o.ndim == 0 else o.tolist()
+    if isinstance(o, Path):
+        return o.name
     raise TypeError(f"cannot write {type(o).__name__} to JSON")
 
-def _rounded(o): # 7 significant digits: float32's worth, so a file stays small and two runs compare
-    if isinstance(o, float): return float(f"{o:.7g}") if np.isfinite(o) else None
-    if isinstance(o, dict): return {k: _rounded(v) for k, v in o.items()}
-    if isinstance(o, (list, tuple)): return [_rounded(v) for v in o]
+
+def _rounded(
+    o,
+    # 7 significant digits: float32's worth, so a file stays small and two runs
+    # compare
+):
+    if isinstance(o, float):
+        return float(f"{o:.7g}") if np.isfinite(o) else None
+    if isinstance(o, dict):
+        return {k: _rounded(v) for k, v in o.items()}
+    if isinstance(o, (list, tuple)):
+        return [_rounded(v) for v in o]
     return o
 
 # %% ../nbs/30_core.ipynb #9af95305
 class Results:
     "Rows of one experiment in one JSON file, written atomically, resumable."
-    def __init__(self,
-        path,           # the JSON file; None keeps the rows in memory alone
-        config:dict,    # what was computed: options, seed, data, model; compared when resuming
-        fresh:bool=False, # start over even where finished rows exist
+
+    def __init__(
+        self,
+        path,  # the JSON file; None keeps the rows in memory alone
+        # what was computed: options, seed, data, model; compared when resuming
+        config: dict,
+        fresh: bool = False,  # start over even where finished rows exist
     ):
-        self.path, self.config = path and Path(path), json.loads(json.dumps(config, default=_plain))
+        self.path, self.config = (
+            path and Path(path),
+            json.loads(json.dumps(config, default=_plain)),
+        )
         self.versions, self.rows, self.summary = versions(), [], None
-        if not path: return
-        if self.path.exists() and not fresh: self._resume()
-        for left in self.path.parent.glob(f".{self.path.name}.*.tmp"): left.unlink(missing_ok=True) # of a run that was killed while it wrote
+        if not path:
+            return
+        if self.path.exists() and not fresh:
+            self._resume()
+        for left in self.path.parent.glob(f".{self.path.name}.*.tmp"):
+            left.unlink(
+                missing_ok=True
+            )  # of a run that was killed while it wrote
 
     def _resume(self):
-        old = read_results(self.path); numbers = [r.get('i') for r in old['rows']]
-        if None in numbers: raise ValueError(f"{self.path.name} holds rows without their number 'i', so it is no interrupted run")
-        if len(set(numbers)) < len(numbers): raise ValueError(f"{self.path.name} holds row {next(i for i in numbers if numbers.count(i) > 1)} twice")
-        for name, mine in (('config', self.config), ('versions', self.versions)):
+        old = read_results(self.path)
+        numbers = [r.get('i') for r in old['rows']]
+        if None in numbers:
+            raise ValueError(
+                f"{self.path.name} holds rows without their number 'i', so it is no interrupted run"
+            )
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"{self.path.name} holds row {next(i for i in numbers if numbers.count(i) > 1)} twice"
+            )
+        for name, mine in (
+            ('config', self.config),
+            ('versions', self.versions),
+        ):
             if old[name] != mine:
-                changed = sorted(k for k in {*old[name], *mine} if old[name].get(k) != mine.get(k))
-                raise ValueError(f"{self.path.name} holds rows of another run: {name} differs in "
-                                 + ', '.join(f"{k} ({old[name].get(k)!r} there, {mine.get(k)!r} now)" for k in changed)
-                                 + ". Choose another output folder, or start over (fresh=True, --fresh).")
+                changed = sorted(
+                    k
+                    for k in {*old[name], *mine}
+                    if old[name].get(k) != mine.get(k)
+                )
+                raise ValueError(
+                    f"{self.path.name} holds rows of another run: {name} differs in "
+                    + ', '.join(
+                        f"{k} ({old[name].get(k)!r} there, {mine.get(k)!r} now)"
+                        for k in changed
+                    )
+                    + ". Choose another output folder, or start over (fresh=True, --fresh)."
+                )
         self.rows = old['rows']
 
     @property
-    def done(self): return {r['i'] for r in self.rows} # the examples that have their row
+    def done(self):
+        return {r['i'] for r in self.rows}  # the examples that have their row
 
-    def add(self,
-        row:dict, # one finished row; `i` numbers the example
+    def add(
+        self,
+        row: dict,  # one finished row; `i` numbers the example
     ):
-        if 'i' not in row: raise ValueError(f"a row needs its number 'i'; this one has {list(row)}")
-        if row['i'] in self.done: raise ValueError(f"row {row['i']} is already there")
-        self.rows.append(_rounded(json.loads(json.dumps(row, default=_plain)))); self.save()
+        if 'i' not in row:
+            raise ValueError(
+                f"a row needs its number 'i'; this one has {list(row)}"
+            )
+        if row['i'] in self.done:
+            raise ValueError(f"row {row['i']} is already there")
+        self.rows.append(_rounded(json.loads(json.dumps(row, default=_plain))))
+        self.save()
 
-    def extend(self,
-        batches, # lists of (i, …): examples that are computed together
-        run,     # batch → its rows, without their numbers
-        bar=None, # a progress bar; moves on by one for each row
+    def extend(
+        self,
+        batches,  # lists of (i, …): examples that are computed together
+        run,  # batch → its rows, without their numbers
+        bar=None,  # a progress bar; moves on by one for each row
     ):
         "Add the rows that are missing. A batch that lacks one is computed whole: an interrupted run shares its batches, and so its last digits, with an undisturbed one."
         done = self.done
         for batch in batches:
-            if all(i in done for i, *_ in batch): continue
+            if all(i in done for i, *_ in batch):
+                continue
             for (i, *_), row in zip(batch, run(batch)):
-                if i in done: continue
+                if i in done:
+                    continue
                 self.add(dict(i=i, **row))
-                if bar is not None: bar.update()
+                if bar is not None:
+                    bar.update()
 
     def save(self):
         "Write config, versions, rows (and `summary`, once there is one)."
-        if not self.path: return
+        if not self.path:
+            return
         head = {'config': self.config, 'versions': self.versions}
-        if self.summary is not None: head['summary'] = _rounded(json.loads(json.dumps(self.summary, default=_plain)))
-        rows = ',\n'.join('  ' + json.dumps(r) for r in sorted(self.rows, key=lambda r: r['i']))
-        write_text_atomic(self.path, json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n')
+        if self.summary is not None:
+            head['summary'] = _rounded(
+                json.loads(json.dumps(self.summary, default=_plain))
+            )
+        rows = ',\n'.join(
+            '  ' + json.dumps(r)
+            for r in sorted(self.rows, key=lambda r: r['i'])
+        )
+        write_text_atomic(
+            self.path,
+            json.dumps(head, indent=1)[:-2]
+            + f',\n "rows": [\n{rows}\n ]\n}}\n',
+        )
+
 
 def read_results(
-    path, # a JSON file that `Results` wrote
-)->dict:  # config, versions, rows, and summary where the run is finished
+    path,  # a JSON file that `Results` wrote
+) -> dict:  # config, versions, rows, and summary where the run is finished
     "Read results back; a file that is none is a clear error."
     name = Path(path).name
-    try: d = json.loads(Path(path).read_text(encoding='utf-8'))
-    except FileNotFoundError: raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first") from None
-    except (IsADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as e: raise ValueError(f"{name} is not a results file: {'it is a folder' if isinstance(e, OSError) else e}") from None
-    except OSError as e: raise OSError(e.errno, f"{name} could not be read ({e.strerror})") from e
-    if not isinstance(d, dict) or not {'config', 'versions', 'rows'} <= set(d): raise ValueError(f"{name} is not a results file: it lacks config, versions or rows")
-    if not isinstance(d['rows'], list) or not all(isinstance(r, dict) for r in d['rows']): raise ValueError(f"{name} is not a results file: its rows are no list of rows")
+    try:
+        d = json.loads(Path(path).read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no results at {path}: run `lrp_loo reproduce` first"
+        ) from None
+    except (IsADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(
+            f"{name} is not a results file: {'it is a folder' if isinstance(e, OSError) else e}"
+        ) from None
+    except OSError as e:
+        raise OSError(
+            e.errno, f"{name} could not be read ({e.strerror})"
+        ) from e
+    if not isinstance(d, dict) or not {'config', 'versions', 'rows'} <= set(d):
+        raise ValueError(
+            f"{name} is not a results file: it lacks config, versions or rows"
+        )
+    if not isinstance(d['rows'], list) or not all(
+        isinstance(r, dict) for r in d['rows']
+    ):
+        raise ValueError(
+            f"{name} is not a results file: its rows are no list of rows"
+        )
     return d

@@ -19,255 +19,551 @@ from .core import whole_number
 
 # %% ../nbs/34_data.ipynb #f5c1e444
 DATASETS = {
-    'sst2':  dict(hub='stanfordnlp/sst2', x='sentence', split='validation', embedded='reviews_short.jsonl'),
-    'imdb':  dict(hub='stanfordnlp/imdb', x='text',     split='test',       embedded='reviews_long.jsonl'),
-    'mnist': dict(hub='ylecun/mnist',     x='image',    split='test',       embedded='scikit-learn digits'),
+    'sst2': dict(
+        hub='stanfordnlp/sst2',
+        x='sentence',
+        split='validation',
+        embedded='reviews_short.jsonl',
+    ),
+    'imdb': dict(
+        hub='stanfordnlp/imdb',
+        x='text',
+        split='test',
+        embedded='reviews_long.jsonl',
+    ),
+    'mnist': dict(
+        hub='ylecun/mnist',
+        x='image',
+        split='test',
+        embedded='scikit-learn digits',
+    ),
 }
 
+
 def resolve_source(
-    data=None, # 'embedded', 'hub', a folder; None: the environment variable LRP_LOO_DATA, else 'embedded'
-)->str:        # 'embedded', 'hub' or an existing folder
+    # 'embedded', 'hub', a folder; None: the environment variable LRP_LOO_DATA,
+    # else 'embedded'
+    data=None,
+) -> str:  # 'embedded', 'hub' or an existing folder
     "Which of the three sources is meant; a folder that is missing is an error, never replaced by another source."
     data = str(data or os.environ.get('LRP_LOO_DATA') or 'embedded')
-    if data in ('embedded', 'hub') or Path(data).is_dir(): return data
-    raise FileNotFoundError(f"no data folder {data!r}; take 'embedded', 'hub' or a folder that holds {', '.join(DATASETS)}")
+    if data in ('embedded', 'hub') or Path(data).is_dir():
+        return data
+    raise FileNotFoundError(
+        f"no data folder {data!r}; take 'embedded', 'hub' or a folder that holds {', '.join(DATASETS)}"
+    )
+
 
 def source_label(
-    data=None, # as for `resolve_source`
-)->str:        # 'embedded', 'hub' or 'folder': what results are filed under
+    data=None,  # as for `resolve_source`
+) -> str:  # 'embedded', 'hub' or 'folder': what results are filed under
     "The kind of source, without the path of anybody's machine."
     source = resolve_source(data)
     return source if source in ('embedded', 'hub') else 'folder'
 
 # %% ../nbs/34_data.ipynb #10927d85
-HUB_SECONDS = 5 # how long the hub may take to answer at all
+HUB_SECONDS = 5  # how long the hub may take to answer at all
+
 
 def hub_answers(
-    name:str,          # OWNER/NAME
-    kind:str='model',  # 'model' or 'dataset'
-)->bool:
+    name: str,  # OWNER/NAME
+    kind: str = 'model',  # 'model' or 'dataset'
+) -> bool:
     "Can the hub be reached? One short question; a download would try for most of a minute."
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
-    if huggingface_hub.constants.HF_HUB_OFFLINE: return False
-    try: huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=HUB_SECONDS)
-    except (HfHubHTTPError, ValueError): return True  # it answered, or the name is none: loading says what is wrong
-    except Exception: return False                    # each library for HTTP has errors of its own for no answer
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.HfApi().repo_info(
+            name, repo_type=kind, timeout=HUB_SECONDS
+        )
+    except (HfHubHTTPError, ValueError):
+        return (
+            True  # it answered, or the name is none: loading says what is wrong
+        )
+    except Exception:
+        return (
+            False  # each library for HTTP has errors of its own for no answer
+        )
     return True
 
-def _check_hub(name): # refuse at once where a data set cannot be fetched; a folder, and what was fetched before, need no hub
-    import huggingface_hub
-    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE or hub_answers(name, 'dataset'): return
-    raise ConnectionError(f"the data set {name!r} cannot be fetched: the hub cannot be reached (is there a network?); HF_HUB_OFFLINE=1 takes it from this machine's cache, where it was fetched before")
 
-def _load_split(name, source, split): # the split as a `datasets.Dataset`
+def _check_hub(
+    name,
+    # refuse at once where a data set cannot be fetched; a folder, and what was
+    # fetched before, need no hub
+):
+    import huggingface_hub
+
+    if (
+        Path(name).is_dir()
+        or huggingface_hub.constants.HF_HUB_OFFLINE
+        or hub_answers(name, 'dataset')
+    ):
+        return
+    raise ConnectionError(
+        f"the data set {name!r} cannot be fetched: the hub cannot be reached (is there a network?); HF_HUB_OFFLINE=1 takes it from this machine's cache, where it was fetched before"
+    )
+
+
+def _load_split(name, source, split):  # the split as a `datasets.Dataset`
     import datasets
+
     spec = DATASETS[name]
     if source == 'hub':
         _check_hub(spec['hub'])
         d = datasets.load_dataset(spec['hub'])
     else:
-        folder = Path(source)/name
-        if not folder.is_dir(): raise FileNotFoundError(f"no folder {name!r} in the data folder {Path(source).name!r}; it holds {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}")
-        level = datasets.logging.get_verbosity(); datasets.logging.set_verbosity(datasets.logging.CRITICAL) # what is wrong is said below, once
-        try: d = datasets.load_dataset(str(folder))
+        folder = Path(source) / name
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"no folder {name!r} in the data folder {Path(source).name!r}; it holds {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}"
+            )
+        level = datasets.logging.get_verbosity()
+        datasets.logging.set_verbosity(
+            datasets.logging.CRITICAL
+        )  # what is wrong is said below, once
+        try:
+            d = datasets.load_dataset(str(folder))
         except (datasets.exceptions.DatasetsError, OSError, ValueError) as e:
-            raise ValueError(f"the folder {name!r} cannot be read as one data set (parquet files named SPLIT-*.parquet, the same columns in each): {e.__cause__ or e}") from e
-        finally: datasets.logging.set_verbosity(level)
-    if split not in d: raise ValueError(f"{name} has no split {split!r}; it has {sorted(d)}")
+            raise ValueError(
+                f"the folder {name!r} cannot be read as one data set (parquet files named SPLIT-*.parquet, the same columns in each): {e.__cause__ or e}"
+            ) from e
+        finally:
+            datasets.logging.set_verbosity(level)
+    if split not in d:
+        raise ValueError(f"{name} has no split {split!r}; it has {sorted(d)}")
     d, need = d[split], {spec['x'], 'label'}
-    if not need <= set(d.column_names): raise ValueError(f"split {split!r} of {name} has columns {d.column_names}; {sorted(need)} are needed")
+    if not need <= set(d.column_names):
+        raise ValueError(
+            f"split {split!r} of {name} has columns {d.column_names}; {sorted(need)} are needed"
+        )
     return d
 
-def _pick(n, limit, seed): # rows to take: all, or a seeded random sample without replacement
+
+def _pick(
+    n, limit, seed
+):  # rows to take: all, or a seeded random sample without replacement
     order = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
-    return order[:n if limit is None else whole_number('limit', limit)]
+    return order[: n if limit is None else whole_number('limit', limit)]
 
 # %% ../nbs/34_data.ipynb #e7aab31d
 @dataclass
 class TextData:
     "Labelled texts and where they come from."
-    texts:list   # n strings
-    labels:list  # n ints
-    info:dict    # name, source, split, n_split (rows in the split), n, seed
 
-    def __len__(self): return len(self.texts)
+    texts: list  # n strings
+    labels: list  # n ints
+    info: dict  # name, source, split, n_split (rows in the split), n, seed
+
+    def __len__(self):
+        return len(self.texts)
+
 
 def load_texts(
-    name:str,           # 'sst2' or 'imdb'
-    data=None,          # 'embedded', 'hub' or a folder (see `resolve_source`)
-    split:str=None,     # default: the split the paper evaluates on (validation, test)
-    limit:int=None,     # how many, drawn at random; None: all
-    seed:int=0,         # of the draw
-)->TextData:
+    name: str,  # 'sst2' or 'imdb'
+    data=None,  # 'embedded', 'hub' or a folder (see `resolve_source`)
+    # default: the split the paper evaluates on (validation, test)
+    split: str = None,
+    limit: int = None,  # how many, drawn at random; None: all
+    seed: int = 0,  # of the draw
+) -> TextData:
     "Labelled texts of one split (section 4.1)."
-    if name not in ('sst2', 'imdb'): raise ValueError(f"no text data {name!r}; take 'sst2' or 'imdb'")
+    if name not in ('sst2', 'imdb'):
+        raise ValueError(f"no text data {name!r}; take 'sst2' or 'imdb'")
     source, spec = resolve_source(data), DATASETS[name]
     if source == 'embedded':
-        if split not in (None, 'embedded'): raise ValueError(f"the embedded texts have no split {split!r}; leave split out")
+        if split not in (None, 'embedded'):
+            raise ValueError(
+                f"the embedded texts have no split {split!r}; leave split out"
+            )
         split = 'embedded'
-        lines = (files('lrp_loo')/'assets'/spec['embedded']).read_text(encoding='utf-8').splitlines()
-        d = [json.loads(l) for l in lines]; texts, labels = [r['text'] for r in d], [r['label'] for r in d]
+        lines = (
+            (files('lrp_loo') / 'assets' / spec['embedded'])
+            .read_text(encoding='utf-8')
+            .splitlines()
+        )
+        d = [json.loads(l) for l in lines]
+        texts, labels = [r['text'] for r in d], [r['label'] for r in d]
     else:
-        split = split or spec['split']; d = _load_split(name, source, split)
+        split = split or spec['split']
+        d = _load_split(name, source, split)
         texts, labels = list(d[spec['x']]), list(d['label'])
-    if set(labels) - {0, 1}: raise ValueError(f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1 are taken (a hidden test split?)")
-    if bad := [i for i, t in enumerate(texts) if not isinstance(t, str)]: raise ValueError(f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but {type(texts[bad[0]]).__name__}")
+    if set(labels) - {0, 1}:
+        raise ValueError(
+            f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1 are taken (a hidden test split?)"
+        )
+    if bad := [i for i, t in enumerate(texts) if not isinstance(t, str)]:
+        raise ValueError(
+            f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but {type(texts[bad[0]]).__name__}"
+        )
     rows = _pick(len(texts), limit, seed)
-    info = dict(name=name, source=source_label(data), split=split, n_split=len(texts), n=len(rows), seed=seed)
+    info = dict(
+        name=name,
+        source=source_label(data),
+        split=split,
+        n_split=len(texts),
+        n=len(rows),
+        seed=seed,
+    )
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
 
 # %% ../nbs/34_data.ipynb #377aae2a
 READERS = ('.csv', '.tsv', '.jsonl', '.json', '.parquet')
 TEXT_COLUMNS = ('text', 'sentence', 'review', 'content', 'body', 'comment')
 
-SEPARATORS = (',', ';', '\t', '|') # of a .csv; where two would do, the earlier one
+SEPARATORS = (
+    ',',
+    ';',
+    '\t',
+    '|',
+)  # of a .csv; where two would do, the earlier one
 
-def _decoded(path, encoding): # the text of a file, without a byte-order mark
-    try: return path.read_bytes().decode(encoding).removeprefix('\ufeff')
-    except LookupError: raise ValueError(f"encoding {encoding!r} is not known; take one that Python knows, such as utf-8, latin-1 or utf-16") from None
+
+def _decoded(path, encoding):  # the text of a file, without a byte-order mark
+    try:
+        return path.read_bytes().decode(encoding).removeprefix('\ufeff')
+    except LookupError:
+        raise ValueError(
+            f"encoding {encoding!r} is not known; take one that Python knows, such as utf-8, latin-1 or utf-16"
+        ) from None
     except UnicodeError as e:
-        raise ValueError(f"{path.name} cannot be read as {encoding}: {e}; name its encoding (encoding=, --encoding), such as latin-1 or utf-16") from None
+        raise ValueError(
+            f"{path.name} cannot be read as {encoding}: {e}; name its encoding (encoding=, --encoding), such as latin-1 or utf-16"
+        ) from None
 
-def _separator(header, wanted): # the one that cuts the header line into the columns that are looked for, else into most
+
+def _separator(
+    header,
+    wanted,
+    # the one that cuts the header line into the columns that are looked for,
+    # else into most
+):
     def fit(separator):
         names = next(csv.reader([header], delimiter=separator))
         return any(name in names for name in wanted), len(names)
+
     return max(SEPARATORS, key=fit)
 
-def _why_not_cut(said, separator): # pandas' words about a row in ours
+
+def _why_not_cut(said, separator):  # pandas' words about a row in ours
     found = re.search(r'Expected (\d+) fields in line (\d+), saw (\d+)', said)
-    if not found: return said
+    if not found:
+        return said
     want, line, saw = found.groups()
     return f"line {line} has {saw} columns and the first line {want}; a text that holds {separator!r} must stand in quotes"
 
-def _csv(text, separator): # rows as they stand: what looks like a missing value is text, a blank line is a row, a row too long an error
+
+def _csv(
+    text,
+    separator,
+    # rows as they stand: what looks like a missing value is text, a blank line
+    # is a row, a row too long an error
+):
     import pandas as pd
+
     options = dict(dtype=str, keep_default_na=False, skip_blank_lines=False)
-    try: d = pd.read_csv(io.StringIO(text.rstrip('\r\n')), sep=separator, header=None, **options) # a header would let a longer row move all columns
-    except pd.errors.ParserError as e: raise ValueError(_why_not_cut(str(e), separator)) from None
+    try:
+        d = pd.read_csv(
+            io.StringIO(text.rstrip('\r\n')),
+            sep=separator,
+            header=None,
+            **options,
+        )  # a header would let a longer row move all columns
+    except pd.errors.ParserError as e:
+        raise ValueError(_why_not_cut(str(e), separator)) from None
     return d.iloc[1:].reset_index(drop=True).set_axis(list(d.iloc[0]), axis=1)
 
-def _table(path, encoding='utf-8', wanted=TEXT_COLUMNS): # a file as a pandas table
+
+def _table(
+    path, encoding='utf-8', wanted=TEXT_COLUMNS
+):  # a file as a pandas table
     import pandas as pd
-    if path.suffix not in READERS: raise ValueError(f"{path.name!r} is not a data file that is known; take one that ends in {', '.join(READERS)}")
-    text = None if path.suffix == '.parquet' else _decoded(path, encoding).lstrip('\r\n')
+
+    if path.suffix not in READERS:
+        raise ValueError(
+            f"{path.name!r} is not a data file that is known; take one that ends in {', '.join(READERS)}"
+        )
+    text = (
+        None
+        if path.suffix == '.parquet'
+        else _decoded(path, encoding).lstrip('\r\n')
+    )
     try:
-        if text is None: return pd.read_parquet(path)
-        if path.suffix == '.csv': return _csv(text, _separator(text.splitlines()[0] if text else '', wanted))
-        if path.suffix == '.tsv': return _csv(text, '\t')
-        return pd.read_json(io.StringIO(text), lines=path.suffix == '.jsonl', dtype=False, convert_dates=False)
-    except (ValueError, OSError) as e: raise ValueError(f"{path.name} cannot be read as {path.suffix[1:]}: {e}") from None
+        if text is None:
+            return pd.read_parquet(path)
+        if path.suffix == '.csv':
+            return _csv(
+                text, _separator(text.splitlines()[0] if text else '', wanted)
+            )
+        if path.suffix == '.tsv':
+            return _csv(text, '\t')
+        return pd.read_json(
+            io.StringIO(text),
+            lines=path.suffix == '.jsonl',
+            dtype=False,
+            convert_dates=False,
+        )
+    except (ValueError, OSError) as e:
+        raise ValueError(
+            f"{path.name} cannot be read as {path.suffix[1:]}: {e}"
+        ) from None
 
-def _check_columns(columns, where): # one name must mean one column
+
+def _check_columns(columns, where):  # one name must mean one column
     twice = sorted({str(c) for c in columns if list(columns).count(c) > 1})
-    if twice: raise ValueError(f"{where} has two columns named {', '.join(map(repr, twice))}; rename one")
+    if twice:
+        raise ValueError(
+            f"{where} has two columns named {', '.join(map(repr, twice))}; rename one"
+        )
 
-def _text_columns(columns, column, pair, where): # those that are named, or the one that can be meant
+
+def _text_columns(
+    columns, column, pair, where
+):  # those that are named, or the one that can be meant
     has = ', '.join(map(str, columns))
     for name in pair or ([] if column is None else [column]):
-        if name not in columns: raise ValueError(f"{where} has no column {name!r}; it has {has}")
-    if pair: return list(pair)
-    found = [column] if column is not None else [c for c in TEXT_COLUMNS if c in columns] or list(columns)
-    if len(found) != 1: raise ValueError(f"which column of {where} holds the texts? It has {has}; name one (column=, --column), or the two of a pair (columns=, --columns)")
+        if name not in columns:
+            raise ValueError(f"{where} has no column {name!r}; it has {has}")
+    if pair:
+        return list(pair)
+    found = (
+        [column]
+        if column is not None
+        else [c for c in TEXT_COLUMNS if c in columns] or list(columns)
+    )
+    if len(found) != 1:
+        raise ValueError(
+            f"which column of {where} holds the texts? It has {has}; name one (column=, --column), or the two of a pair (columns=, --columns)"
+        )
     return found
 
-def _is_missing(text): # nothing, what pandas has for nothing, or white space
-    import pandas as pd
-    if isinstance(text, str): return not text.strip()
-    return text is None or text is pd.NA or isinstance(text, float) and text != text
 
-def _rows_with_text(d, names, where, skip_missing): # texts (of a pair: tuples), which rows they stand in, which rows have none
+def _is_missing(text):  # nothing, what pandas has for nothing, or white space
+    import pandas as pd
+
+    if isinstance(text, str):
+        return not text.strip()
+    return (
+        text is None
+        or text is pd.NA
+        or isinstance(text, float)
+        and text != text
+    )
+
+
+def _rows_with_text(
+    d, names, where, skip_missing
+):  # texts (of a pair: tuples), which rows they stand in, which rows have none
     columns = [d[n].tolist() for n in names]
-    missing = sorted({i for values in columns for i, t in enumerate(values) if _is_missing(t)})
+    missing = sorted(
+        {
+            i
+            for values in columns
+            for i, t in enumerate(values)
+            if _is_missing(t)
+        }
+    )
     if missing and not skip_missing:
-        raise ValueError(f"{where} holds {len(missing)} rows without a text, the first is row {missing[0]} (counted from 0); leave them out by skip_missing=True, --skip-missing")
+        raise ValueError(
+            f"{where} holds {len(missing)} rows without a text, the first is row {missing[0]} (counted from 0); leave them out by skip_missing=True, --skip-missing"
+        )
     present = sorted(set(range(len(d))) - set(missing))
-    if not present: raise ValueError(f"{where} holds no row with a text")
+    if not present:
+        raise ValueError(f"{where} holds no row with a text")
     for name, values in zip(names, columns):
-        wrong = next((i for i in present if not isinstance(values[i], str)), None)
-        if wrong is not None: raise ValueError(f"{where} holds no text in column {name!r} of row {wrong} (counted from 0), but {type(values[wrong]).__name__}")
-    texts = [columns[0][i] if len(columns) == 1 else tuple(values[i] for values in columns) for i in present]
+        wrong = next(
+            (i for i in present if not isinstance(values[i], str)), None
+        )
+        if wrong is not None:
+            raise ValueError(
+                f"{where} holds no text in column {name!r} of row {wrong} (counted from 0), but {type(values[wrong]).__name__}"
+            )
+    texts = [
+        columns[0][i]
+        if len(columns) == 1
+        else tuple(values[i] for values in columns)
+        for i in present
+    ]
     return texts, present, missing
 
-def _digest(texts): # a hash of all texts
-    joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)
-    return hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
-NAMED_ROWS = 10 # rows without a text that are named; all are counted
+def _digest(texts):  # a hash of all texts
+    joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)
+    return hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()[
+        :16
+    ]
+
+
+NAMED_ROWS = 10  # rows without a text that are named; all are counted
+
 
 def read_texts(
-    data,            # a file (.csv, .tsv, .jsonl, .json, .parquet), 'hub:OWNER/NAME', or what `load_texts` takes
-    name:str='sst2', # for `load_texts`: which of its data sets
-    column:str=None, # where the texts stand; found where only one can be meant
-    split:str=None,  # of a data set on the hub; may be left out where it has one
-    limit:int=None,  # how many, drawn at random; None: all
-    seed:int=0,      # of the draw
-    columns=None,    # two columns whose texts are a pair, such as ('premise', 'hypothesis'), for a model that takes pairs
-    skip_missing:bool=False, # leave rows without a text out; `info['missing']` counts and names them
-    encoding:str='utf-8',    # of a .csv, .tsv, .json or .jsonl
-)->TextData:         # labels are None where the source has no column `label`; with `columns`, texts are tuples of two
+    # a file (.csv, .tsv, .jsonl, .json, .parquet), 'hub:OWNER/NAME', or what
+    # `load_texts` takes
+    data,
+    name: str = 'sst2',  # for `load_texts`: which of its data sets
+    # where the texts stand; found where only one can be meant
+    column: str = None,
+    # of a data set on the hub; may be left out where it has one
+    split: str = None,
+    limit: int = None,  # how many, drawn at random; None: all
+    seed: int = 0,  # of the draw
+    # two columns whose texts are a pair, such as ('premise', 'hypothesis'), for
+    # a model that takes pairs
+    columns=None,
+    # leave rows without a text out; `info['missing']` counts and names them
+    skip_missing: bool = False,
+    encoding: str = 'utf-8',  # of a .csv, .tsv, .json or .jsonl
+    # labels are None where the source has no column `label`; with `columns`,
+    # texts are tuples of two
+) -> TextData:
     "Texts of the reader's own, or one of the paper's data sets."
     pair = _pair(columns, column)
     hub, path = str(data or '').startswith('hub:'), Path(str(data or ''))
     if not hub and not path.is_file():
-        if path.suffix in READERS: raise FileNotFoundError(f"no file {path.name!r}; take a file that ends in {', '.join(READERS)}, a folder, 'embedded', 'hub' or 'hub:OWNER/NAME'")
+        if path.suffix in READERS:
+            raise FileNotFoundError(
+                f"no file {path.name!r}; take a file that ends in {', '.join(READERS)}, a folder, 'embedded', 'hub' or 'hub:OWNER/NAME'"
+            )
         for option, value in (('column', column), ('columns', columns)):
-            if value is not None: raise ValueError(f"{option}={value!r} is for files and 'hub:OWNER/NAME'; the columns of {name} are known")
+            if value is not None:
+                raise ValueError(
+                    f"{option}={value!r} is for files and 'hub:OWNER/NAME'; the columns of {name} are known"
+                )
         return load_texts(name, data, split=split, limit=limit, seed=seed)
-    if split is not None and not hub: raise ValueError(f"a file has no split {split!r}; leave split out")
+    if split is not None and not hub:
+        raise ValueError(f"a file has no split {split!r}; leave split out")
     wanted = pair or (TEXT_COLUMNS if column is None else [column])
-    d, split = _hub_table(str(data)[4:], split) if hub else (_table(path, encoding, wanted), 'all')
+    d, split = (
+        _hub_table(str(data)[4:], split)
+        if hub
+        else (_table(path, encoding, wanted), 'all')
+    )
     where = str(data) if hub else path.name
     _check_columns(d.columns, where)
-    if not len(d): raise ValueError(f"{where} has no rows")
-    texts, present, missing = _rows_with_text(d, _text_columns(list(d.columns), column, pair, where), where, skip_missing)
-    labels = d['label'].iloc[present].tolist() if 'label' in d else [None]*len(texts)
+    if not len(d):
+        raise ValueError(f"{where} has no rows")
+    texts, present, missing = _rows_with_text(
+        d,
+        _text_columns(list(d.columns), column, pair, where),
+        where,
+        skip_missing,
+    )
+    labels = (
+        d['label'].iloc[present].tolist()
+        if 'label' in d
+        else [None] * len(texts)
+    )
     rows = _pick(len(texts), limit, seed)
-    info = dict(name=str(data)[4:] if hub else path.name, source='hub' if hub else 'file', split=split, n_split=len(texts), n=len(rows), seed=seed, sha256=_digest(texts))
-    if missing: info['missing'] = dict(n=len(missing), rows=missing[:NAMED_ROWS])
+    info = dict(
+        name=str(data)[4:] if hub else path.name,
+        source='hub' if hub else 'file',
+        split=split,
+        n_split=len(texts),
+        n=len(rows),
+        seed=seed,
+        sha256=_digest(texts),
+    )
+    if missing:
+        info['missing'] = dict(n=len(missing), rows=missing[:NAMED_ROWS])
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
 
-def _pair(columns, column): # what `columns` says, as a list; None where it says nothing
-    if columns is None: return None
-    if column is not None: raise ValueError(f"column={column!r} and columns={columns!r} cannot both be meant; take columns for pairs")
-    if isinstance(columns, str) or len(columns) != 2 or len(set(columns)) != 2: raise ValueError(f"columns={columns!r} must be two different names, such as ('premise', 'hypothesis')")
+
+def _pair(
+    columns, column
+):  # what `columns` says, as a list; None where it says nothing
+    if columns is None:
+        return None
+    if column is not None:
+        raise ValueError(
+            f"column={column!r} and columns={columns!r} cannot both be meant; take columns for pairs"
+        )
+    if isinstance(columns, str) or len(columns) != 2 or len(set(columns)) != 2:
+        raise ValueError(
+            f"columns={columns!r} must be two different names, such as ('premise', 'hypothesis')"
+        )
     return list(columns)
 
-def _hub_table(name, split): # one split of a data set on the hub (or in a folder in its layout)
+
+def _hub_table(
+    name, split
+):  # one split of a data set on the hub (or in a folder in its layout)
     import datasets
+
     _check_hub(name)
     d = datasets.load_dataset(name)
     split = next(iter(d)) if split is None and len(d) == 1 else split
-    if split not in d: raise ValueError(f"{name} has the splits {', '.join(d)}; name one of them (split=, --split)" + ('' if split is None else f", got {split!r}"))
+    if split not in d:
+        raise ValueError(
+            f"{name} has the splits {', '.join(d)}; name one of them (split=, --split)"
+            + ('' if split is None else f", got {split!r}")
+        )
     return d[split].to_pandas(), split
 
 # %% ../nbs/34_data.ipynb #398e26e8
 def load_digit_images(
-    data=None,       # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
-    split:str='test', # 'train' or 'test'
-    side:int=14,     # MNIST is resized from 28×28 to side×side (paper: 14); the embedded digits stay 8×8
-)->tuple:            # images (n, side, side) float in [0, 1]; labels (n,) long; info
+    # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
+    data=None,
+    split: str = 'test',  # 'train' or 'test'
+    # MNIST is resized from 28×28 to side×side (paper: 14); the embedded digits
+    # stay 8×8
+    side: int = 14,
+) -> tuple:  # images (n, side, side) float in [0, 1]; labels (n,) long; info
     "Handwritten digits: MNIST resized as in section 4.1, or scikit-learn's digits as its embedded stand-in."
-    if split not in ('train', 'test'): raise ValueError(f"digits have no split {split!r}; take 'train' or 'test'")
+    if split not in ('train', 'test'):
+        raise ValueError(
+            f"digits have no split {split!r}; take 'train' or 'test'"
+        )
     source = resolve_source(data)
     if source == 'embedded':
         from sklearn.datasets import load_digits
-        d = load_digits(); order = np.random.default_rng(0).permutation(len(d.target))
+
+        d = load_digits()
+        order = np.random.default_rng(0).permutation(len(d.target))
         rows = order[:-360] if split == 'train' else order[-360:]
-        x, y, name = torch.tensor(d.images[rows]/16.).float(), torch.tensor(d.target[rows]).long(), 'scikit-learn digits'
+        x, y, name = (
+            torch.tensor(d.images[rows] / 16.0).float(),
+            torch.tensor(d.target[rows]).long(),
+            'scikit-learn digits',
+        )
     else:
         d = _load_split('mnist', source, split)
-        x = torch.stack([torch.from_numpy(np.array(im)) for im in d['image']]).float()/255
-        x = F.interpolate(x[:, None], size=(side, side), mode='bilinear', antialias=True, align_corners=False)[:, 0]
+        x = (
+            torch.stack(
+                [torch.from_numpy(np.array(im)) for im in d['image']]
+            ).float()
+            / 255
+        )
+        x = F.interpolate(
+            x[:, None],
+            size=(side, side),
+            mode='bilinear',
+            antialias=True,
+            align_corners=False,
+        )[:, 0]
         y, name = torch.tensor(d['label']), 'mnist'
-    return x, y, dict(name=name, source=source_label(data), split=split, n_split=len(y), side=x.shape[-1])
+    return (
+        x,
+        y,
+        dict(
+            name=name,
+            source=source_label(data),
+            split=split,
+            n_split=len(y),
+            side=x.shape[-1],
+        ),
+    )
+
 
 def vit_pixels(
-    images:torch.Tensor, # (n, h, w) from 0 to 1
-    side:int=28,         # smaller images are enlarged
-)->torch.Tensor:         # (n, 1, side, side) from −1 to 1
+    images: torch.Tensor,  # (n, h, w) from 0 to 1
+    side: int = 28,  # smaller images are enlarged
+) -> torch.Tensor:  # (n, 1, side, side) from −1 to 1
     "Digits as the small Vision Transformer takes them."
     x = images[:, None]
-    if x.shape[-1] != side: x = F.interpolate(x, side, mode='bilinear')
-    return (x - 0.5)/0.5
+    if x.shape[-1] != side:
+        x = F.interpolate(x, side, mode='bilinear')
+    return (x - 0.5) / 0.5

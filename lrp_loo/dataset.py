@@ -20,310 +20,815 @@ from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from .methods import as_methods, check_call, explain_batch
 from .lrp import _name, _sdpa_arguments, _sdpa_steps
-from .core import Results, agreement, pearson, resolve_device, versions, whole_file, whole_number
+from lrp_loo.core import (
+    Results,
+    agreement,
+    pearson,
+    resolve_device,
+    versions,
+    whole_file,
+    whole_number,
+)
 from .data import load_texts
 from .faithfulness import held_against_loo, mean_se, text_examples
-from .models import DEMOS, DTYPES, as_texts, at_precision, describe_model, encode, has_tf32, load_demo, load_model, unwrap
+from lrp_loo.models import (
+    DEMOS,
+    DTYPES,
+    as_texts,
+    at_precision,
+    describe_model,
+    encode,
+    has_tf32,
+    load_demo,
+    load_model,
+    unwrap,
+)
 from .loo import leave_one_out
 
 # %% ../nbs/16_dataset.ipynb #7483166d
 def tf32_round(
-    x:torch.Tensor, # float32, any shape
-)->torch.Tensor:    # the nearest number with 10 bits of mantissa, ties away from zero, as the hardware's conversion does
+    x: torch.Tensor,  # float32, any shape
+    # the nearest number with 10 bits of mantissa, ties away from zero, as the
+    # hardware's conversion does
+) -> torch.Tensor:
     "x as a TF32 tensor core reads it."
-    if x.dtype != torch.float32: return x
-    bits = (x.detach().contiguous().view(torch.int32) + 0x1000) & -0x2000    # half a unit of the 10th bit, then the 13 bits below are cut
+    if x.dtype != torch.float32:
+        return x
+    bits = (
+        x.detach().contiguous().view(torch.int32) + 0x1000
+    ) & -0x2000  # half a unit of the 10th bit, then the 13 bits below are cut
     return torch.where(x.isfinite(), bits.view(torch.float32), x.detach())
 
-_FIRST = {'linear': 2, 'matmul': 2, '__matmul__': 2, '__rmatmul__': 2, 'mm': 2, 'bmm': 2, 'einsum': 99} # how many of the arguments are multiplied
+
+_FIRST = {
+    'linear': 2,
+    'matmul': 2,
+    '__matmul__': 2,
+    '__rmatmul__': 2,
+    'mm': 2,
+    'bmm': 2,
+    'einsum': 99,
+}  # how many of the arguments are multiplied
+
 
 class tf32_emulation(TorchFunctionMode):
     "A context in which matrix products and attention take TF32's inputs, in the forward and in the backward pass. An emulation: convolutions and `addmm` are left as they are."
-    def _read(self, t): # rounded; the gradient passes as if it were not
-        if isinstance(t, (list, tuple)): return [self._read(x) for x in t]
-        return t + (tf32_round(t) - t).detach() if torch.is_tensor(t) and t.dtype == torch.float32 else t
+
+    def _read(self, t):  # rounded; the gradient passes as if it were not
+        if isinstance(t, (list, tuple)):
+            return [self._read(x) for x in t]
+        return (
+            t + (tf32_round(t) - t).detach()
+            if torch.is_tensor(t) and t.dtype == torch.float32
+            else t
+        )
 
     def _product(self, func, *args, **kwargs):
         out = func(*args, **kwargs)
-        if out.requires_grad: out.register_hook(tf32_round)                  # the way back multiplies by this
+        if out.requires_grad:
+            out.register_hook(tf32_round)  # the way back multiplies by this
         return out
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, _name(func)
         if name == 'scaled_dot_product_attention':
-            q, k, v, rest = _sdpa_arguments(*args, **kwargs); scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-            z = self._product(torch.matmul, self._read(q), self._read(k).mT)*scale
-            return self._product(torch.matmul, self._read((z if bias is None else z + bias).softmax(-1)), self._read(v))
-        if name not in _FIRST: return func(*args, **kwargs)
-        n = _FIRST[name]; kwargs = {k: self._read(v) if k in ('input', 'weight', 'other', 'mat2') else v for k, v in kwargs.items()}
-        return self._product(func, *map(self._read, args[:n]), *args[n:], **kwargs)
+            q, k, v, rest = _sdpa_arguments(*args, **kwargs)
+            scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
+            z = (
+                self._product(torch.matmul, self._read(q), self._read(k).mT)
+                * scale
+            )
+            return self._product(
+                torch.matmul,
+                self._read((z if bias is None else z + bias).softmax(-1)),
+                self._read(v),
+            )
+        if name not in _FIRST:
+            return func(*args, **kwargs)
+        n = _FIRST[name]
+        kwargs = {
+            k: self._read(v) if k in ('input', 'weight', 'other', 'mat2') else v
+            for k, v in kwargs.items()
+        }
+        return self._product(
+            func, *map(self._read, args[:n]), *args[n:], **kwargs
+        )
 
 # %% ../nbs/16_dataset.ipynb #e5e8fbaf
 EMULATED = 'tf32-emulated'
 
-@contextlib.contextmanager
-def _computing(model, dtype): # `at_precision`, and the emulation beside it
-    with at_precision(model, 'float32' if dtype == EMULATED else dtype) as m, tf32_emulation() if dtype == EMULATED else contextlib.nullcontext(): yield m
 
-def _numbers(model, tokenizer, enc, target=None): # logits, exact LOO and AttnLRP, through the model's own forward pass
+@contextlib.contextmanager
+def _computing(model, dtype):  # `at_precision`, and the emulation beside it
+    with (
+        at_precision(model, 'float32' if dtype == EMULATED else dtype) as m,
+        tf32_emulation() if dtype == EMULATED else contextlib.nullcontext(),
+    ):
+        yield m
+
+
+def _numbers(
+    model, tokenizer, enc, target=None
+):  # logits, exact LOO and AttnLRP, through the model's own forward pass
     loo, logits, target = leave_one_out(model, enc, target, drop=False)
-    return dict(logits=logits, loo=loo, attn_lrp=explain_batch(model, tokenizer, [enc], 'attn_lrp', target)[0].scores), target
+    return dict(
+        logits=logits,
+        loo=loo,
+        attn_lrp=explain_batch(model, tokenizer, [enc], 'attn_lrp', target)[
+            0
+        ].scores,
+    ), target
+
 
 def precision_errors(
-    model, tokenizer, # in float32
-    enc:dict,         # one encoded text
-    models:dict,      # precision ('bfloat16', 'tf32', 'tf32-emulated') → the model whose weights fit it
-)->dict:              # precision → logits, loo, attn_lrp → max and mean of the difference, scale (the largest float32 value), r (None for logits)
+    model,
+    tokenizer,  # in float32
+    enc: dict,  # one encoded text
+    # precision ('bfloat16', 'tf32', 'tf32-emulated') → the model whose weights
+    # fit it
+    models: dict,
+    # precision → logits, loo, attn_lrp → max and mean of the difference, scale
+    # (the largest float32 value), r (None for logits)
+) -> dict:
     "How far a precision's numbers are from float32's on one text, all tokens counted."
-    with _computing(model, 'float32') as m: exact, target = _numbers(m, tokenizer, enc)
+    with _computing(model, 'float32') as m:
+        exact, target = _numbers(m, tokenizer, enc)
+
     def one(dtype):
-        with _computing(models[dtype], dtype) as m: found, _ = _numbers(m, tokenizer, enc, target)
-        return {k: dict(max=float((found[k] - v).abs().max()), mean=float((found[k] - v).abs().mean()), scale=float(v.abs().max()),
-                        r=None if k == 'logits' else float(pearson(found[k], v))) for k, v in exact.items()}
+        with _computing(models[dtype], dtype) as m:
+            found, _ = _numbers(m, tokenizer, enc, target)
+        return {
+            k: dict(
+                max=float((found[k] - v).abs().max()),
+                mean=float((found[k] - v).abs().mean()),
+                scale=float(v.abs().max()),
+                r=None if k == 'logits' else float(pearson(found[k], v)),
+            )
+            for k, v in exact.items()
+        }
+
     return {d: one(d) for d in models}
 
+
 def precision_table(
-    rows:list,       # with `errors` of `precision_errors`
-)->pd.DataFrame:     # a row per precision and quantity: max, mean, the mean scale, mean and lowest r, n
+    rows: list,  # with `errors` of `precision_errors`
+    # a row per precision and quantity: max, mean, the mean scale, mean and
+    # lowest r, n
+) -> pd.DataFrame:
     "The largest and the mean difference over texts, and r between the two maps."
     table = {}
     for d in rows[0]['errors']:
         for k in rows[0]['errors'][d]:
-            of = lambda f: np.array([np.nan if r['errors'][d][k][f] is None else r['errors'][d][k][f] for r in rows])
-            table[d, k] = dict(max=of('max').max(), mean=of('mean').mean(), scale=of('scale').mean(), r=of('r').mean(), r_lowest=of('r').min(), n=len(rows))
-    return pd.DataFrame(table).T.rename_axis(['precision', 'quantity']).astype({'n': int})
+            of = lambda f: np.array(
+                [
+                    np.nan
+                    if r['errors'][d][k][f] is None
+                    else r['errors'][d][k][f]
+                    for r in rows
+                ]
+            )
+            table[d, k] = dict(
+                max=of('max').max(),
+                mean=of('mean').mean(),
+                scale=of('scale').mean(),
+                r=of('r').mean(),
+                r_lowest=of('r').min(),
+                n=len(rows),
+            )
+    return (
+        pd.DataFrame(table)
+        .T.rename_axis(['precision', 'quantity'])
+        .astype({'n': int})
+    )
 
 # %% ../nbs/16_dataset.ipynb #e7bdc25e
 def precision_experiment(
-    path,              # the results file
-    name:str='sst2',   # data set, and the demo model of that name
-    data=None,         # see `resolve_source`
-    limit:int=40,      # texts
-    seed:int=0,        # of the draw
-    device='cpu',      # where to compute; with TF32 there, it is measured as well
-    longest:int=128,   # texts with more tokens are set aside
-    fresh:bool=False,  # start over
-)->Results:            # a row per text, `errors` of `precision_errors`
+    path,  # the results file
+    name: str = 'sst2',  # data set, and the demo model of that name
+    data=None,  # see `resolve_source`
+    limit: int = 40,  # texts
+    seed: int = 0,  # of the draw
+    device='cpu',  # where to compute; with TF32 there, it is measured as well
+    longest: int = 128,  # texts with more tokens are set aside
+    fresh: bool = False,  # start over
+) -> Results:  # a row per text, `errors` of `precision_errors`
     "The error of each precision on a demo model and a data set, resumable."
-    device = resolve_device(str(device)); model, tokenizer = load_demo(name, device=device); d = load_texts(name, data, seed=seed)
+    device = resolve_device(str(device))
+    model, tokenizer = load_demo(name, device=device)
+    d = load_texts(name, data, seed=seed)
     kinds = ['bfloat16', EMULATED, *(['tf32'] if has_tf32(device) else [])]
-    config = dict(experiment='precision', data={k: v for k, v in d.info.items() if k != 'n'}, model=describe_model(model, DEMOS[name][0]), limit=limit, longest=longest, seed=seed, device=device.type, precisions=kinds,
-                  emulated=f'{EMULATED}: float32 arithmetic, the inputs of matrix products rounded to 10 bits of mantissa')
-    results, (examples, too_long) = Results(path, config, fresh), text_examples(model, tokenizer, d, limit, longest); models, done = {}, results.done
+    config = dict(
+        experiment='precision',
+        data={k: v for k, v in d.info.items() if k != 'n'},
+        model=describe_model(model, DEMOS[name][0]),
+        limit=limit,
+        longest=longest,
+        seed=seed,
+        device=device.type,
+        precisions=kinds,
+        emulated=f'{EMULATED}: float32 arithmetic, the inputs of matrix products rounded to 10 bits of mantissa',
+    )
+    results, (examples, too_long) = (
+        Results(path, config, fresh),
+        text_examples(model, tokenizer, d, limit, longest),
+    )
+    models, done = {}, results.done
     for k in kinds:
-        with at_precision(model, 'bfloat16' if k == 'bfloat16' else 'float32') as models[k]: pass   # the weights stay, the context goes
+        with at_precision(
+            model, 'bfloat16' if k == 'bfloat16' else 'float32'
+        ) as models[k]:
+            pass  # the weights stay, the context goes
     for i, enc, _ in tqdm(examples, desc=f'precision, {name}'):
-        if i not in done: results.add(dict(i=i, n_tokens=enc['input_ids'].shape[1], errors=precision_errors(model, tokenizer, enc, models)))
-    results.summary = dict(n=len(results.rows), n_too_long=too_long, table={d: {k: v.to_dict() for k, v in g.droplevel(0).iterrows()} for d, g in precision_table(results.rows).groupby(level=0, sort=False)})
-    results.save(); return results
+        if i not in done:
+            results.add(
+                dict(
+                    i=i,
+                    n_tokens=enc['input_ids'].shape[1],
+                    errors=precision_errors(model, tokenizer, enc, models),
+                )
+            )
+    results.summary = dict(
+        n=len(results.rows),
+        n_too_long=too_long,
+        table={
+            d: {k: v.to_dict() for k, v in g.droplevel(0).iterrows()}
+            for d, g in precision_table(results.rows).groupby(
+                level=0, sort=False
+            )
+        },
+    )
+    results.save()
+    return results
+
 
 def plot_precision(
-    rows:list, # with `errors`
-):             # a figure
+    rows: list,  # with `errors`
+):  # a figure
     "The largest difference from float32 on each text."
-    import matplotlib.pyplot as plt                                      # workers start sooner without
-    table = precision_table(rows); names = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
-    fig, axes = plt.subplots(1, len(names), figsize=(8.5, 3.1), sharey=True, constrained_layout=True)
+    import matplotlib.pyplot as plt  # workers start sooner without
+
+    table = precision_table(rows)
+    names = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
+    fig, axes = plt.subplots(
+        1, len(names), figsize=(8.5, 3.1), sharey=True, constrained_layout=True
+    )
     for ax, (k, label) in zip(axes, names.items()):
         for at, d in enumerate(rows[0]['errors']):
-            y = np.array([r['errors'][d][k]['max'] for r in rows]); spread = np.linspace(-.25, .25, len(y))
-            ax.plot(at + spread, y, 'o', ms=3, alpha=.7); ax.hlines(np.median(y), at - .3, at + .3, colors='k', lw=1)
-        r = '' if k == 'logits' else '\n' + 'r = ' + ', '.join(f"{table.r[d, k]:.5f}" for d in rows[0]['errors'])
-        ax.set_xticks(range(len(rows[0]['errors'])), list(rows[0]['errors'])); ax.set_yscale('log'); ax.set_title(label + r, fontsize=9); ax.grid(axis='y', alpha=.3)
-    axes[0].set_ylabel('largest |difference| from float32'); fig.supxlabel('precision of the demo model; a dot is a text, the line their median', fontsize=9); return fig
+            y = np.array([r['errors'][d][k]['max'] for r in rows])
+            spread = np.linspace(-0.25, 0.25, len(y))
+            ax.plot(at + spread, y, 'o', ms=3, alpha=0.7)
+            ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
+        r = (
+            ''
+            if k == 'logits'
+            else '\n'
+            + 'r = '
+            + ', '.join(f"{table.r[d, k]:.5f}" for d in rows[0]['errors'])
+        )
+        ax.set_xticks(range(len(rows[0]['errors'])), list(rows[0]['errors']))
+        ax.set_yscale('log')
+        ax.set_title(label + r, fontsize=9)
+        ax.grid(axis='y', alpha=0.3)
+    axes[0].set_ylabel('largest |difference| from float32')
+    fig.supxlabel(
+        'precision of the demo model; a dot is a text, the line their median',
+        fontsize=9,
+    )
+    return fig
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
-SCHEMA = pa.schema([('index', pa.int64()), ('text_sha256', pa.string()), ('method', pa.string()), ('target', pa.int64()), ('logit', pa.float64()), ('tokens', pa.list_(pa.string())), ('is_special', pa.list_(pa.bool_())),
-                    ('scores', pa.list_(pa.float32())), ('loo', pa.list_(pa.float32())), ('r', pa.float64()), ('model', pa.string()), ('dtype', pa.string()), ('device', pa.string()), ('version', pa.string()), ('worker', pa.int64())])
+SCHEMA = pa.schema(
+    [
+        ('index', pa.int64()),
+        ('text_sha256', pa.string()),
+        ('method', pa.string()),
+        ('target', pa.int64()),
+        ('logit', pa.float64()),
+        ('tokens', pa.list_(pa.string())),
+        ('is_special', pa.list_(pa.bool_())),
+        ('scores', pa.list_(pa.float32())),
+        ('loo', pa.list_(pa.float32())),
+        ('r', pa.float64()),
+        ('model', pa.string()),
+        ('dtype', pa.string()),
+        ('device', pa.string()),
+        ('version', pa.string()),
+        ('worker', pa.int64()),
+    ]
+)
 
-def _sha(text): # of a text, or of a pair
+
+def _sha(text):  # of a text, or of a pair
     joined = text if isinstance(text, str) else '\0'.join(text)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
+
 class BatchWorker:
     "A model, loaded once, that turns batches of texts into rows: one per text and method."
-    def __init__(self,
-        model='demo', name:str='sst2', task:str='class', # as for `load_model`; or what it returned: (model, tokenizer, name)
-        methods:dict=None,      # name → (method, options) as for `audit`
-        target:int=None,        # the class that is explained; None: each text's predicted one
-        dtype:str='float32',    # one of DTYPES
-        device:str='auto',      # see `resolve_device`
-        truncation:bool=False,  # cut texts that are too long
-        keep_texts:bool=False,  # rows hold the sentence as well
-        threads:int=None,       # of this process; None: as they are
-    ):
-        if threads: torch.set_num_threads(threads)
-        self.methods, self.target, self.dtype, self.truncation, self.keep_texts = methods or {'attn_lrp': ('attn_lrp', {})}, target, dtype, truncation, keep_texts
-        m, self.tokenizer, self.label = model if isinstance(model, tuple) else load_model(model, name, resolve_device(device), task)
-        with at_precision(m, dtype) as self.model: pass                      # the weights, once; each call sets the products' precision again
 
-    def __call__(self,
-        batch:pa.Table, # index (int), text (str)
-    )->pa.Table:        # of SCHEMA, and `text` where it was asked for
+    def __init__(
+        self,
+        model='demo',
+        name: str = 'sst2',
+        # as for `load_model`; or what it returned: (model, tokenizer, name)
+        task: str = 'class',
+        methods: dict = None,  # name → (method, options) as for `audit`
+        # the class that is explained; None: each text's predicted one
+        target: int = None,
+        dtype: str = 'float32',  # one of DTYPES
+        device: str = 'auto',  # see `resolve_device`
+        truncation: bool = False,  # cut texts that are too long
+        keep_texts: bool = False,  # rows hold the sentence as well
+        threads: int = None,  # of this process; None: as they are
+    ):
+        if threads:
+            torch.set_num_threads(threads)
+        (
+            self.methods,
+            self.target,
+            self.dtype,
+            self.truncation,
+            self.keep_texts,
+        ) = (
+            methods or {'attn_lrp': ('attn_lrp', {})},
+            target,
+            dtype,
+            truncation,
+            keep_texts,
+        )
+        m, self.tokenizer, self.label = (
+            model
+            if isinstance(model, tuple)
+            else load_model(model, name, resolve_device(device), task)
+        )
+        with at_precision(m, dtype) as self.model:
+            # the weights, once; each call sets the products' precision again
+            pass
+
+    def __call__(
+        self,
+        batch: pa.Table,  # index (int), text (str)
+    ) -> pa.Table:  # of SCHEMA, and `text` where it was asked for
         "Exact LOO and every method for each text."
-        texts = [tuple(t) if isinstance(t, list) else t for t in batch['text'].to_pylist()]  # a pair comes as a list
+        texts = [
+            tuple(t) if isinstance(t, list) else t
+            for t in batch['text'].to_pylist()
+        ]  # a pair comes as a list
         with at_precision(self.model, self.dtype) as m:
-            encs = [encode(m, self.tokenizer, t, self.truncation) for t in texts]
+            encs = [
+                encode(m, self.tokenizer, t, self.truncation) for t in texts
+            ]
             exact = {} if self.dtype == 'float32' else dict(drop=False)
-            loos, maps = held_against_loo(m, self.tokenizer, encs, self.methods, self.target, **exact)
-        rows = [self._row(i, t, n, maps[n][k], loos[k]) for k, (i, t) in enumerate(zip(batch['index'].to_pylist(), texts)) for n in self.methods]
-        return pa.Table.from_pylist(rows, SCHEMA.append(batch.schema.field('text')) if self.keep_texts else SCHEMA)
+            loos, maps = held_against_loo(
+                m, self.tokenizer, encs, self.methods, self.target, **exact
+            )
+        rows = [
+            self._row(i, t, n, maps[n][k], loos[k])
+            for k, (i, t) in enumerate(zip(batch['index'].to_pylist(), texts))
+            for n in self.methods
+        ]
+        return pa.Table.from_pylist(
+            rows,
+            SCHEMA.append(batch.schema.field('text'))
+            if self.keep_texts
+            else SCHEMA,
+        )
 
     def _row(self, i, text, name, a, loo):
-        return dict(index=i, text_sha256=_sha(text), method=name, target=a.target, logit=loo.logit, tokens=a.tokens, is_special=a.is_special.tolist(), scores=a.scores.tolist(), loo=loo.scores.tolist(), r=agreement(a.scores, loo.scores, a.is_special),
-                    model=self.label, dtype=self.dtype, device=str(self.model.device), version=versions()['lrp_loo'], worker=os.getpid()) | (dict(text=text) if self.keep_texts else {})
+        return dict(
+            index=i,
+            text_sha256=_sha(text),
+            method=name,
+            target=a.target,
+            logit=loo.logit,
+            tokens=a.tokens,
+            is_special=a.is_special.tolist(),
+            scores=a.scores.tolist(),
+            loo=loo.scores.tolist(),
+            r=agreement(a.scores, loo.scores, a.is_special),
+            model=self.label,
+            dtype=self.dtype,
+            device=str(self.model.device),
+            version=versions()['lrp_loo'],
+            worker=os.getpid(),
+        ) | (dict(text=text) if self.keep_texts else {})
 
 # %% ../nbs/16_dataset.ipynb #3ebfd351
 def read_sweep(
-    out,          # a folder that `explain_dataset` wrote
-    columns=None, # which columns; None: all
-)->pd.DataFrame:  # a row per text and method, by text
+    out,  # a folder that `explain_dataset` wrote
+    columns=None,  # which columns; None: all
+) -> pd.DataFrame:  # a row per text and method, by text
     "The rows of a sweep. A row that stands in two files (a writer that died after its work was done) counts once."
-    files = sorted(Path(out).glob('*.parquet')); key = ['index', 'method']
-    if not files: raise FileNotFoundError(f"no rows in {Path(out).name!r}: run `lrp_loo sweep` first")
-    try: d = pd.concat([pq.read_table(f, columns=columns and list(dict.fromkeys([*key, *columns])), partitioning=None).to_pandas() for f in files])
-    except pa.ArrowInvalid as e: raise ValueError(f"a file in {Path(out).name!r} is not whole; the same sweep, run again, computes it again ({type(e).__name__})") from None
-    return d.drop_duplicates(key).sort_values('index', kind='stable').reset_index(drop=True)
+    files = sorted(Path(out).glob('*.parquet'))
+    key = ['index', 'method']
+    if not files:
+        raise FileNotFoundError(
+            f"no rows in {Path(out).name!r}: run `lrp_loo sweep` first"
+        )
+    try:
+        d = pd.concat(
+            [
+                pq.read_table(
+                    f,
+                    columns=columns and list(dict.fromkeys([*key, *columns])),
+                    partitioning=None,
+                ).to_pandas()
+                for f in files
+            ]
+        )
+    except pa.ArrowInvalid as e:
+        raise ValueError(
+            f"a file in {Path(out).name!r} is not whole; the same sweep, run again, computes it again ({type(e).__name__})"
+        ) from None
+    return (
+        d.drop_duplicates(key)
+        .sort_values('index', kind='stable')
+        .reset_index(drop=True)
+    )
+
 
 def sweep_table(
-    rows:pd.DataFrame, # with method and r
-)->pd.DataFrame:       # a row per method: mean r with LOO, its standard error, n, n_undefined
+    rows: pd.DataFrame,  # with method and r
+) -> (
+    pd.DataFrame
+):  # a row per method: mean r with LOO, its standard error, n, n_undefined
     "Agreement with LOO per method over all texts."
-    table = {m: mean_se(g.r.to_numpy(dtype=float)) + (len(g),) for m, g in rows.groupby('method', sort=False)}
-    return pd.DataFrame({m: dict(r=r, r_se=se, n=n, n_undefined=n - defined) for m, (r, se, defined, n) in table.items()}).T.rename_axis('method').astype({'n': int, 'n_undefined': int})
+    table = {
+        m: mean_se(g.r.to_numpy(dtype=float)) + (len(g),)
+        for m, g in rows.groupby('method', sort=False)
+    }
+    return (
+        pd.DataFrame(
+            {
+                m: dict(r=r, r_se=se, n=n, n_undefined=n - defined)
+                for m, (r, se, defined, n) in table.items()
+            }
+        )
+        .T.rename_axis('method')
+        .astype({'n': int, 'n_undefined': int})
+    )
 
-def _forget_parts(out): # files that a crash left half written: a parquet file ends with its table of contents
+
+def _forget_parts(
+    out,
+    # files that a crash left half written: a parquet file ends with its table
+    # of contents
+):
     for f in Path(out).glob('*.parquet'):
-        try: pq.read_metadata(f)
-        except (pa.ArrowInvalid, OSError): f.unlink()
-    for f in Path(out).glob('.*.tmp'): f.unlink()
+        try:
+            pq.read_metadata(f)
+        except (pa.ArrowInvalid, OSError):
+            f.unlink()
+    for f in Path(out).glob('.*.tmp'):
+        f.unlink()
 
-def _parts(out): # the whole files of a sweep's folder; somebody else's are refused
-    if list(out.glob('*.parquet')) and not (out/'sweep.json').exists(): raise ValueError(f"{out.name!r} holds parquet files and no sweep.json, so it is no sweep's; choose another output folder")
+
+def _parts(
+    out,
+):  # the whole files of a sweep's folder; somebody else's are refused
+    if list(out.glob('*.parquet')) and not (out / 'sweep.json').exists():
+        raise ValueError(
+            f"{out.name!r} holds parquet files and no sweep.json, so it is no sweep's; choose another output folder"
+        )
     _forget_parts(out)
     return list(out.glob('*.parquet'))
 
-def _missing(out, texts, methods): # numbers of the texts that lack a row
-    if not list(Path(out).glob('*.parquet')): return list(range(len(texts)))
-    d = read_sweep(out, ['text_sha256']); sha = dict(zip(d['index'], d.text_sha256))
-    if other := [i for i, s in sha.items() if i < len(texts) and s != _sha(texts[i])]: raise ValueError(f"{Path(out).name!r} holds rows of other texts: {len(other)} of {len(sha)} differ, the first is number {other[0]}. Choose another output folder, or start over (fresh=True, --fresh).")
-    rows = d.groupby('index').method.agg(set)
-    return [i for i in range(len(texts)) if not set(methods) <= rows.get(i, set())]
 
-def _batches(model, tokenizer, texts, numbers, truncation, batch_size): # tables of index and text, the longest first
+def _missing(out, texts, methods):  # numbers of the texts that lack a row
+    if not list(Path(out).glob('*.parquet')):
+        return list(range(len(texts)))
+    d = read_sweep(out, ['text_sha256'])
+    sha = dict(zip(d['index'], d.text_sha256))
+    if other := [
+        i for i, s in sha.items() if i < len(texts) and s != _sha(texts[i])
+    ]:
+        raise ValueError(
+            f"{Path(out).name!r} holds rows of other texts: {len(other)} of {len(sha)} differ, the first is number {other[0]}. Choose another output folder, or start over (fresh=True, --fresh)."
+        )
+    rows = d.groupby('index').method.agg(set)
+    return [
+        i for i in range(len(texts)) if not set(methods) <= rows.get(i, set())
+    ]
+
+
+def _batches(
+    model, tokenizer, texts, numbers, truncation, batch_size
+):  # tables of index and text, the longest first
     def length(i):
-        try: return encode(model, tokenizer, texts[i], truncation)['input_ids'].shape[1]
-        except (ValueError, TypeError) as e: raise type(e)(f"text {i}: {e}") from None
+        try:
+            return encode(model, tokenizer, texts[i], truncation)[
+                'input_ids'
+            ].shape[1]
+        except (ValueError, TypeError) as e:
+            raise type(e)(f"text {i}: {e}") from None
+
     order = sorted(numbers, key=length, reverse=True)
-    return [pa.table(dict(index=pa.array(part, pa.int64()), text=[texts[i] for i in part])) for part in (order[s:s + batch_size] for s in range(0, len(order), batch_size))]
+    return [
+        pa.table(
+            dict(
+                index=pa.array(part, pa.int64()), text=[texts[i] for i in part]
+            )
+        )
+        for part in (
+            order[s : s + batch_size] for s in range(0, len(order), batch_size)
+        )
+    ]
+
 
 def _run_plain(batches, out, options, progress):
     worker = BatchWorker(**options)
     for b in tqdm(batches, disable=not progress, desc='sweep'):
-        rows, name = worker(b), hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[:16]
-        with whole_file(out/f'{name}.parquet') as tmp: pq.write_table(rows, tmp)
+        rows, name = (
+            worker(b),
+            hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[
+                :16
+            ],
+        )
+        with whole_file(out / f'{name}.parquet') as tmp:
+            pq.write_table(rows, tmp)
 
 # %% ../nbs/16_dataset.ipynb #b5d73401
 def _import_ray():
-    if find_spec('ray') is None: raise ModuleNotFoundError("engine='ray' needs Ray Data, which is not installed: pip install 'lrp_loo[ray]'")
+    if find_spec('ray') is None:
+        raise ModuleNotFoundError(
+            "engine='ray' needs Ray Data, which is not installed: pip install 'lrp_loo[ray]'"
+        )
     import ray, ray.data
+
     return ray
+
 
 @contextlib.contextmanager
 def ray_cluster(
-    workers:int, # actors that will run
-):               # the module `ray`, connected
+    workers: int,  # actors that will run
+):  # the module `ray`, connected
     "A running cluster as it is (this process's, or RAY_ADDRESS); otherwise one on this machine, without dashboard and usage reports, that ends with the context."
-    ray, before = _import_ray(), os.environ.get('RAY_USAGE_STATS_ENABLED'); started = not ray.is_initialized()
-    quiet = logging.getLogger('ray.data'); level = quiet.level; context = ray.data.DataContext.get_current(); bars = context.enable_progress_bars
-    local = {} if os.environ.get('RAY_ADDRESS') else dict(num_cpus=workers + 2, include_dashboard=False) # Ray starts a process for each; two are for reading and writing
+    ray, before = _import_ray(), os.environ.get('RAY_USAGE_STATS_ENABLED')
+    started = not ray.is_initialized()
+    quiet = logging.getLogger('ray.data')
+    level = quiet.level
+    context = ray.data.DataContext.get_current()
+    bars = context.enable_progress_bars
+    local = (
+        {}
+        if os.environ.get('RAY_ADDRESS')
+        else dict(num_cpus=workers + 2, include_dashboard=False)
+    )  # Ray starts a process for each; two are for reading and writing
     try:
-        os.environ['RAY_USAGE_STATS_ENABLED'] = '0'; quiet.setLevel(logging.ERROR)
-        if started: ray.init(**local, log_to_driver=False, logging_level=logging.ERROR)
+        os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+        quiet.setLevel(logging.ERROR)
+        if started:
+            ray.init(**local, log_to_driver=False, logging_level=logging.ERROR)
         yield ray
     finally:
-        quiet.setLevel(level); context.enable_progress_bars = bars
-        if started and ray.is_initialized(): ray.shutdown()
-        if before is None: os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
-        else: os.environ['RAY_USAGE_STATS_ENABLED'] = before
+        quiet.setLevel(level)
+        context.enable_progress_bars = bars
+        if started and ray.is_initialized():
+            ray.shutdown()
+        if before is None:
+            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
+        else:
+            os.environ['RAY_USAGE_STATS_ENABLED'] = before
 
-def _places(ray, device, workers): # device, workers: what the cluster has room for; asking for more would wait for ever
-    has = ray.cluster_resources(); gpus, cpus = int(has.get('GPU', 0)), int(has.get('CPU', 0))
+
+def _places(
+    ray,
+    device,
+    workers,
+    # device, workers: what the cluster has room for; asking for more would wait
+    # for ever
+):
+    has = ray.cluster_resources()
+    gpus, cpus = int(has.get('GPU', 0)), int(has.get('CPU', 0))
     device = ('cuda' if gpus else 'cpu') if device == 'auto' else device
-    if device not in ('cpu', 'cuda'): raise ValueError(f"device={device!r} with engine='ray': Ray gives each worker its own GPU; take 'auto', 'cpu' or 'cuda'")
+    if device not in ('cpu', 'cuda'):
+        raise ValueError(
+            f"device={device!r} with engine='ray': Ray gives each worker its own GPU; take 'auto', 'cpu' or 'cuda'"
+        )
     workers = workers or (max(1, gpus) if device == 'cuda' else 2)
-    if device == 'cuda' and workers > gpus: raise ValueError(f"workers={workers} on cuda take a GPU each, and the cluster has {gpus}")
-    if workers + 1 > cpus: raise ValueError(f"workers={workers} need {workers + 1} logical CPUs, one of them to read and write, and the cluster has {cpus}; start it with more (ray.init(num_cpus=...))")
+    if device == 'cuda' and workers > gpus:
+        raise ValueError(
+            f"workers={workers} on cuda take a GPU each, and the cluster has {gpus}"
+        )
+    if workers + 1 > cpus:
+        raise ValueError(
+            f"workers={workers} need {workers + 1} logical CPUs, one of them to read and write, and the cluster has {cpus}; start it with more (ray.init(num_cpus=...))"
+        )
     return device, workers
+
 
 def _run_ray(batches, out, options, progress, workers):
     with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
-        device, workers = _places(ray, options['device'], workers); ray.data.DataContext.get_current().enable_progress_bars = progress
-        options = options | dict(device=device, threads=max(1, os.cpu_count()//workers) if device == 'cpu' else None)
-        pool = ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1)
-        rows = ray.data.from_arrow(batches).map_batches(BatchWorker, fn_constructor_kwargs=options, batch_size=None, batch_format='pyarrow', compute=pool,
-                                                        num_cpus=1, num_gpus=1 if device == 'cuda' else 0)     # Ray Data starts an actor again that died, and repeats its batch
-        try: rows.write_parquet(str(out))
-        except Exception as e: raise _cause(e) from e
+        device, workers = _places(ray, options['device'], workers)
+        ray.data.DataContext.get_current().enable_progress_bars = progress
+        options = options | dict(
+            device=device,
+            threads=max(1, os.cpu_count() // workers)
+            if device == 'cpu'
+            else None,
+        )
+        pool = ray.data.ActorPoolStrategy(
+            size=workers, max_tasks_in_flight_per_actor=1
+        )
+        rows = ray.data.from_arrow(batches).map_batches(
+            BatchWorker,
+            fn_constructor_kwargs=options,
+            batch_size=None,
+            batch_format='pyarrow',
+            compute=pool,
+            num_cpus=1,
+            num_gpus=1 if device == 'cuda' else 0,
+        )  # Ray Data starts an actor again that died, and repeats its batch
+        try:
+            rows.write_parquet(str(out))
+        except Exception as e:
+            raise _cause(e) from e
 
-def _cause(e): # what a worker raised; Ray hands it on as text, under layers of its own
-    said = str(e).split('\n\nThe above exception was the direct cause')[0].strip().splitlines()[-1]
+
+def _cause(
+    e,
+):  # what a worker raised; Ray hands it on as text, under layers of its own
+    said = (
+        str(e)
+        .split('\n\nThe above exception was the direct cause')[0]
+        .strip()
+        .splitlines()[-1]
+    )
     for kind in (ValueError, TypeError, NotImplementedError):
-        if said.startswith(f'{kind.__name__}: '): return kind(said.removeprefix(f'{kind.__name__}: '))
-    return RuntimeError(f"the sweep stopped: {said}; finished rows are kept, the same call goes on from there")
+        if said.startswith(f'{kind.__name__}: '):
+            return kind(said.removeprefix(f'{kind.__name__}: '))
+    return RuntimeError(
+        f"the sweep stopped: {said}; finished rows are kept, the same call goes on from there"
+    )
 
 # %% ../nbs/16_dataset.ipynb #a1bcfc20
-def _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device):
-    if not texts: raise ValueError("texts is empty; give at least one text")
-    if dtype not in DTYPES: raise ValueError(f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}")
-    if target is not None and not isinstance(target, int): raise ValueError(f"target={target!r} of a sweep must be a class's number, or None for each text's predicted class")
-    if engine not in ('plain', 'ray'): raise ValueError(f"engine={engine!r} is not known; take 'plain' (one process) or 'ray'")
-    whole_number('batch_size', batch_size); whole_number('workers', 1 if workers is None else workers)
-    if engine == 'plain' and (workers or 1) > 1: raise ValueError(f"engine='plain' is one process; take engine='ray' for workers={workers}")
-    if engine == 'ray' and isinstance(model, tuple): raise ValueError("engine='ray': each worker loads the model itself; give its name or folder")
-    if engine == 'ray': _import_ray()
-    if engine == 'plain' or device not in ('auto', 'cuda'): resolve_device(device)   # with Ray, the GPU is the worker's
-    if dtype == 'tf32' and engine == 'plain' and not isinstance(model, tuple) and not has_tf32(resolve_device(device)): raise ValueError(f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the device is {resolve_device(device)}; take 'float32' or 'bfloat16'")
+def _check_sweep(
+    texts, methods, target, dtype, batch_size, engine, workers, model, device
+):
+    if not texts:
+        raise ValueError("texts is empty; give at least one text")
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}"
+        )
+    if target is not None and not isinstance(target, int):
+        raise ValueError(
+            f"target={target!r} of a sweep must be a class's number, or None for each text's predicted class"
+        )
+    if engine not in ('plain', 'ray'):
+        raise ValueError(
+            f"engine={engine!r} is not known; take 'plain' (one process) or 'ray'"
+        )
+    whole_number('batch_size', batch_size)
+    whole_number('workers', 1 if workers is None else workers)
+    if engine == 'plain' and (workers or 1) > 1:
+        raise ValueError(
+            f"engine='plain' is one process; take engine='ray' for workers={workers}"
+        )
+    if engine == 'ray' and isinstance(model, tuple):
+        raise ValueError(
+            "engine='ray': each worker loads the model itself; give its name or folder"
+        )
+    if engine == 'ray':
+        _import_ray()
+    if engine == 'plain' or device not in ('auto', 'cuda'):
+        resolve_device(device)  # with Ray, the GPU is the worker's
+    if (
+        dtype == 'tf32'
+        and engine == 'plain'
+        and not isinstance(model, tuple)
+        and not has_tf32(resolve_device(device))
+    ):
+        raise ValueError(
+            f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the device is {resolve_device(device)}; take 'float32' or 'bfloat16'"
+        )
 
-def _method_names(methods): # for the record: a function of one's own by its name, ranges as lists
-    name = lambda f: f if isinstance(f, str) else f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
-    return {n: [name(f), {k: list(v) if isinstance(v, (range, tuple)) else v for k, v in kw.items()}] for n, (f, kw) in methods.items()}
 
-def _loaded(model): # a pipeline as what `load_model` returns
+def _method_names(
+    methods,
+):  # for the record: a function of one's own by its name, ranges as lists
+    name = lambda f: (
+        f
+        if isinstance(f, str)
+        else f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
+    )
+    return {
+        n: [
+            name(f),
+            {
+                k: list(v) if isinstance(v, (range, tuple)) else v
+                for k, v in kw.items()
+            },
+        ]
+        for n, (f, kw) in methods.items()
+    }
+
+
+def _loaded(model):  # a pipeline as what `load_model` returns
     m, tokenizer = unwrap(model)
     return model if m is model else (m, tokenizer, type(m).__name__)
 
+
 def explain_dataset(
-    texts:list,             # n strings
-    out,                    # the folder for parquet files and sweep.json (for several machines: one that all of them see)
-    methods=('attn_lrp', 'cp_lrp'), # names of METHODS, or name → (method, options)
-    model='demo', name:str='sst2', task:str='class', # as for `load_model`; in one process also (model, tokenizer, name), or a transformers pipeline
-    target:int=None,        # the class that is explained; None: each text's predicted one
-    dtype:str='float32',    # 'float32', 'bfloat16' or 'tf32', see `at_precision`
-    device:str='auto',      # 'auto', 'cpu', 'cuda', …
-    batch_size:int=16,      # texts in one batch
-    engine:str='plain',     # 'plain': this process; 'ray': Ray Data
-    workers:int=None,       # Ray's actors; None: one per GPU, without GPUs two
-    truncation:bool=False,  # cut texts that are too long for the model
-    keep_texts:bool=False,  # write the sentences, too (tokens are always written: they are the text in pieces)
-    fresh:bool=False,       # delete the folder's rows and start over
-    progress:bool=True,     # show a bar
-    data:dict=None,         # what the texts are (`TextData.info`), for the record
-)->pd.DataFrame:            # `sweep_table`; the rows themselves: `read_sweep(out)`
+    texts: list,  # n strings
+    # the folder for parquet files and sweep.json (for several machines: one
+    # that all of them see)
+    out,
+    methods=(
+        'attn_lrp',
+        'cp_lrp',
+    ),  # names of METHODS, or name → (method, options)
+    model='demo',
+    name: str = 'sst2',
+    # as for `load_model`; in one process also (model, tokenizer, name), or a
+    # transformers pipeline
+    task: str = 'class',
+    # the class that is explained; None: each text's predicted one
+    target: int = None,
+    # 'float32', 'bfloat16' or 'tf32', see `at_precision`
+    dtype: str = 'float32',
+    device: str = 'auto',  # 'auto', 'cpu', 'cuda', …
+    batch_size: int = 16,  # texts in one batch
+    engine: str = 'plain',  # 'plain': this process; 'ray': Ray Data
+    workers: int = None,  # Ray's actors; None: one per GPU, without GPUs two
+    truncation: bool = False,  # cut texts that are too long for the model
+    # write the sentences, too (tokens are always written: they are the text in
+    # pieces)
+    keep_texts: bool = False,
+    fresh: bool = False,  # delete the folder's rows and start over
+    progress: bool = True,  # show a bar
+    data: dict = None,  # what the texts are (`TextData.info`), for the record
+) -> pd.DataFrame:  # `sweep_table`; the rows themselves: `read_sweep(out)`
     "Exact LOO and every method for each text of a data set, in one process or many, resumable."
-    texts, methods, out = as_texts(texts), as_methods(methods), Path(out).expanduser().resolve()
-    model = _loaded(model); _check_sweep(texts, methods, target, dtype, batch_size, engine, workers, model, device)
+    texts, methods, out = (
+        as_texts(texts),
+        as_methods(methods),
+        Path(out).expanduser().resolve(),
+    )
+    model = _loaded(model)
+    _check_sweep(
+        texts,
+        methods,
+        target,
+        dtype,
+        batch_size,
+        engine,
+        workers,
+        model,
+        device,
+    )
     rows = _parts(out)
-    m, tokenizer, label = loaded = model if isinstance(model, tuple) else load_model(model, name, resolve_device(device) if engine == 'plain' else 'cpu', task)
-    if tokenizer is None: raise ValueError(f"{label} takes images, and this sweep explains texts")
-    for f, _ in methods.values(): check_call(m, f, texts)
-    config = dict(experiment='sweep', model=describe_model(m, label), methods=_method_names(methods), target=target, dtype=dtype, truncation=truncation, keep_texts=keep_texts)
-    record = Results(out/'sweep.json', config, fresh or not rows)                     # a run that failed before its first row binds nobody
-    for f in rows if fresh else (): f.unlink()
-    missing = _missing(out, texts, methods); batches = _batches(m, tokenizer, texts, missing, truncation, batch_size); record.save()
-    options = dict(model=loaded if engine == 'plain' else model, name=name, task=task, methods=methods, target=target, dtype=dtype, device=device, truncation=truncation, keep_texts=keep_texts)
-    if batches: _run_plain(batches, out, options, progress) if engine == 'plain' else _run_ray(batches, out, options, progress, workers)
+    m, tokenizer, label = loaded = (
+        model
+        if isinstance(model, tuple)
+        else load_model(
+            model,
+            name,
+            resolve_device(device) if engine == 'plain' else 'cpu',
+            task,
+        )
+    )
+    if tokenizer is None:
+        raise ValueError(f"{label} takes images, and this sweep explains texts")
+    for f, _ in methods.values():
+        check_call(m, f, texts)
+    config = dict(
+        experiment='sweep',
+        model=describe_model(m, label),
+        methods=_method_names(methods),
+        target=target,
+        dtype=dtype,
+        truncation=truncation,
+        keep_texts=keep_texts,
+    )
+    record = Results(
+        out / 'sweep.json', config, fresh or not rows
+    )  # a run that failed before its first row binds nobody
+    for f in rows if fresh else ():
+        f.unlink()
+    missing = _missing(out, texts, methods)
+    batches = _batches(m, tokenizer, texts, missing, truncation, batch_size)
+    record.save()
+    options = dict(
+        model=loaded if engine == 'plain' else model,
+        name=name,
+        task=task,
+        methods=methods,
+        target=target,
+        dtype=dtype,
+        device=device,
+        truncation=truncation,
+        keep_texts=keep_texts,
+    )
+    if batches:
+        _run_plain(
+            batches, out, options, progress
+        ) if engine == 'plain' else _run_ray(
+            batches, out, options, progress, workers
+        )
     table = sweep_table(read_sweep(out, ['r'])).loc[list(methods)]
-    record.summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict()) | ({} if data is None else dict(data=data))
+    record.summary = dict(
+        n=len(texts), computed=len(missing), table=table.T.to_dict()
+    ) | ({} if data is None else dict(data=data))
     record.save()
     return table

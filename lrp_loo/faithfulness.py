@@ -17,334 +17,766 @@ import pandas as pd
 import torch
 from scipy import stats
 from tqdm.auto import tqdm
-from .methods import as_methods, by_unit, check_call, eager, explain_batch, explain_methods
+from lrp_loo.methods import (
+    as_methods,
+    by_unit,
+    check_call,
+    eager,
+    explain_batch,
+    explain_methods,
+)
 from .lrp import attention_maps
 from .core import FEWEST_TOKENS, Results, agreement, whole_number
 from .models import as_texts, encode, max_tokens, unwrap
-from .loo import LONG, TOKEN_BUDGET, curve_area, default_removal, fill_id, in_words, input_positions, loo_seconds, many_perturbation_curves, removal_units
+from lrp_loo.loo import (
+    LONG,
+    TOKEN_BUDGET,
+    curve_area,
+    default_removal,
+    fill_id,
+    in_words,
+    input_positions,
+    loo_seconds,
+    many_perturbation_curves,
+    removal_units,
+)
 from .targets import at_mask, settled
 
 # %% ../nbs/07_faithfulness.ipynb #bfb9cf34
 def held_against_loo(
-    model, tokenizer,
-    encs:list,        # encoded texts or images
-    methods:dict,     # name → (method, options) for `explain_batch`; ('loo', {}) is the reference itself
-    target=None,      # see `as_target`; each text's predicted class by default
-    removal=None,     # what removed means (`REMOVALS`, `Removal`); the attention mask by default, in an image the zero embedding
-    batch_size:int=None, # texts in one padded batch; None: all of them
-    **loo_options,    # drop, token_budget of `subset_logits`
-)->tuple:             # exact LOO, an Attribution per text; and name → an Attribution per text, all of LOO's target
+    model,
+    tokenizer,
+    encs: list,  # encoded texts or images
+    # name → (method, options) for `explain_batch`; ('loo', {}) is the reference
+    # itself
+    methods: dict,
+    target=None,  # see `as_target`; each text's predicted class by default
+    # what removed means (`REMOVALS`, `Removal`); the attention mask by default,
+    # in an image the zero embedding
+    removal=None,
+    batch_size: int = None,  # texts in one padded batch; None: all of them
+    **loo_options,  # drop, token_budget of `subset_logits`
+    # exact LOO, an Attribution per text; and name → an Attribution per text,
+    # all of LOO's target
+) -> tuple:
     "Every text's exact LOO, once, and the maps that are held against it."
     removal, size = removal or default_removal(encs[0]), batch_size or len(encs)
-    loos = explain_batch(model, tokenizer, encs, 'loo', target, removal=removal, **loo_options)
+    loos = explain_batch(
+        model, tokenizer, encs, 'loo', target, removal=removal, **loo_options
+    )
     targets = [settled(target, l.target) for l in loos]
-    rest = {n: (m, kw) for n, (m, kw) in methods.items() if not _is_reference(m, kw)}
-    alone = {n for n, (m, _) in rest.items() if by_unit(m) is True}  # these take one text at a time
-    one = lambda n, k: explain_batch(model, tokenizer, [encs[k]], rest[n][0], targets[k], **rest[n][1])[0]
+    rest = {
+        n: (m, kw) for n, (m, kw) in methods.items() if not _is_reference(m, kw)
+    }
+    alone = {
+        n for n, (m, _) in rest.items() if by_unit(m) is True
+    }  # these take one text at a time
+    one = lambda n, k: explain_batch(
+        model, tokenizer, [encs[k]], rest[n][0], targets[k], **rest[n][1]
+    )[0]
     maps = {n: [one(n, k) for k in range(len(encs))] for n in alone}
     batched = {n: x for n, x in rest.items() if n not in alone}
     for s in range(0, len(encs), size):
-        part = encs[s:s + size]
-        found = explain_methods(model, tokenizer, part, batched, targets[s] if len(part) == 1 else target)
-        for n, of_batch in found.items():                            # padding may break a tie of two logits the other way
-            maps.setdefault(n, []).extend(a if a.target == loos[k].target else one(n, k) for k, a in enumerate(of_batch, s))
+        part = encs[s : s + size]
+        found = explain_methods(
+            model,
+            tokenizer,
+            part,
+            batched,
+            targets[s] if len(part) == 1 else target,
+        )
+        for (
+            n,
+            of_batch,
+        ) in (
+            found.items()
+        ):  # padding may break a tie of two logits the other way
+            maps.setdefault(n, []).extend(
+                a if a.target == loos[k].target else one(n, k)
+                for k, a in enumerate(of_batch, s)
+            )
     return loos, {n: maps.get(n, loos) for n in methods}
 
-def _is_reference(method, options): # exact LOO as the other maps are held against
+
+def _is_reference(
+    method, options
+):  # exact LOO as the other maps are held against
     return method == 'loo' and not options
 
+
 def faithfulness_row(
-    model, tokenizer,
-    enc:dict,         # one encoded text or image
-    methods:dict,     # name → (method, options) for `explain_batch`; 'loo' is added where it is missing
-    chunk:int=1,      # tokens removed at a time in the curves
-    target=None,      # see `as_target`; the predicted class by default
-    removal=None,     # what removed means (`REMOVALS`, `Removal`), for LOO and for the curves; the attention mask by default, in an image the zero embedding
-    area:str='mean_logit', # see `curve_area`
-    curves=None,      # names of the methods that get MoRF and LeRF curves; None: all
-)->dict:              # n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all, lerf, morf
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text or image
+    # name → (method, options) for `explain_batch`; 'loo' is added where it is
+    # missing
+    methods: dict,
+    chunk: int = 1,  # tokens removed at a time in the curves
+    target=None,  # see `as_target`; the predicted class by default
+    # what removed means (`REMOVALS`, `Removal`), for LOO and for the curves;
+    # the attention mask by default, in an image the zero embedding
+    removal=None,
+    area: str = 'mean_logit',  # see `curve_area`
+    # names of the methods that get MoRF and LeRF curves; None: all
+    curves=None,
+    # n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all, lerf,
+    # morf
+) -> dict:
     "Agreement with LOO and perturbation areas of several methods on one text."
-    return faithfulness_rows(model, tokenizer, [enc], methods, chunk, target, removal, area, curves)[0]
+    return faithfulness_rows(
+        model, tokenizer, [enc], methods, chunk, target, removal, area, curves
+    )[0]
+
 
 def faithfulness_rows(
-    model, tokenizer,
-    encs:list,        # encoded texts or images
-    methods:dict, chunk:int=1, target=None, removal=None, area:str='mean_logit', curves=None, # as for `faithfulness_row`
-    progress=None,    # called with a number of forward passes whenever so many more are done
-)->list:              # a row of each
+    model,
+    tokenizer,
+    encs: list,  # encoded texts or images
+    methods: dict,
+    chunk: int = 1,
+    target=None,
+    removal=None,
+    area: str = 'mean_logit',
+    curves=None,  # as for `faithfulness_row`
+    # called with a number of forward passes whenever so many more are done
+    progress=None,
+) -> list:  # a row of each
     "The same for several texts: their LOO and the steps of their curves share batches."
-    if 'loo' in methods and not _is_reference(*methods['loo']): raise ValueError(f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands for the exact LOO that the others are held against; choose another name")
-    removal, target = removal or default_removal(encs[0]), at_mask(target, tokenizer, encs)
-    loos, found = held_against_loo(model, tokenizer, encs, {n: m for n, m in methods.items() if n != 'loo'}, target, removal, batch_size=1, progress=progress)
+    if 'loo' in methods and not _is_reference(*methods['loo']):
+        raise ValueError(
+            f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands for the exact LOO that the others are held against; choose another name"
+        )
+    removal, target = (
+        removal or default_removal(encs[0]),
+        at_mask(target, tokenizer, encs),
+    )
+    loos, found = held_against_loo(
+        model,
+        tokenizer,
+        encs,
+        {n: m for n, m in methods.items() if n != 'loo'},
+        target,
+        removal,
+        batch_size=1,
+        progress=progress,
+    )
     targets = [settled(target, l.target) for l in loos]
-    maps = [{'loo': l} | {n: a[i] for n, a in found.items()} for i, l in enumerate(loos)]
-    drawn = many_perturbation_curves(model, encs, [{n: a.scores for n, a in m.items() if curves is None or n in curves} for m in maps], [removal_units(l.is_special, chunk) for l in loos], targets, removal, fill_id(tokenizer, removal), progress=progress)
-    areas = lambda of_text, n: dict(lerf=curve_area(of_text[n][1], area), morf=curve_area(of_text[n][0], area)) if n in of_text else {}
-    return [dict(n_tokens=len(l), target=l.target, logit=l.logit, methods={n: _agreement(a, l) | areas(d, n) for n, a in m.items()}) for l, m, d in zip(loos, maps, drawn)]
+    maps = [
+        {'loo': l} | {n: a[i] for n, a in found.items()}
+        for i, l in enumerate(loos)
+    ]
+    drawn = many_perturbation_curves(
+        model,
+        encs,
+        [
+            {n: a.scores for n, a in m.items() if curves is None or n in curves}
+            for m in maps
+        ],
+        [removal_units(l.is_special, chunk) for l in loos],
+        targets,
+        removal,
+        fill_id(tokenizer, removal),
+        progress=progress,
+    )
+    areas = lambda of_text, n: (
+        dict(
+            lerf=curve_area(of_text[n][1], area),
+            morf=curve_area(of_text[n][0], area),
+        )
+        if n in of_text
+        else {}
+    )
+    return [
+        dict(
+            n_tokens=len(l),
+            target=l.target,
+            logit=l.logit,
+            methods={n: _agreement(a, l) | areas(d, n) for n, a in m.items()},
+        )
+        for l, m, d in zip(loos, maps, drawn)
+    ]
+
 
 def together(
-    examples:list, # (i, encoded text or image, …)
-    n:int=8,       # few enough that little is lost when a run is interrupted
-)->list:           # of lists
+    examples: list,  # (i, encoded text or image, …)
+    n: int = 8,  # few enough that little is lost when a run is interrupted
+) -> list:  # of lists
     "What shares batches in a long run; images, which may differ in size, go one by one."
     n = n if examples and 'input_ids' in examples[0][1] else 1
-    return [examples[i:i + n] for i in range(0, len(examples), n)]
+    return [examples[i : i + n] for i in range(0, len(examples), n)]
+
 
 def agreement_rows(
-    model, tokenizer,
-    encs:list,        # encoded texts or images; every method takes them in one padded batch
-    methods:dict,     # name → (method, options)
-    removal:str=None, # what removed means; the attention mask by default, in an image the zero embedding
-)->list:              # of each: n_tokens, target, logit, and per method r, r_sum, r_sum_both, r_all
+    model,
+    tokenizer,
+    # encoded texts or images; every method takes them in one padded batch
+    encs: list,
+    methods: dict,  # name → (method, options)
+    # what removed means; the attention mask by default, in an image the zero
+    # embedding
+    removal: str = None,
+    # of each: n_tokens, target, logit, and per method r, r_sum, r_sum_both,
+    # r_all
+) -> list:
     "Agreement with LOO on the predicted class without the curves: for many methods, LOO computed once per text."
-    loos, maps = held_against_loo(model, tokenizer, encs, methods, removal=removal)
-    return [dict(n_tokens=len(l), target=l.target, logit=l.logit, methods={n: _agreement(a[i], l) for n, a in maps.items()}) for i, l in enumerate(loos)]
+    loos, maps = held_against_loo(
+        model, tokenizer, encs, methods, removal=removal
+    )
+    return [
+        dict(
+            n_tokens=len(l),
+            target=l.target,
+            logit=l.logit,
+            methods={n: _agreement(a[i], l) for n, a in maps.items()},
+        )
+        for i, l in enumerate(loos)
+    ]
 
-def _agreement(a, loo): # the readings of one correlation
+
+def _agreement(a, loo):  # the readings of one correlation
     r_of = lambda **kw: agreement(a.scores, loo.scores, a.is_special, **kw)
-    r = dict(r=r_of(), r_sum=r_of(normalize_a='sum'), r_sum_both=r_of(normalize_a='sum', normalize_b='sum'), r_all=r_of(specials=True))
-    return r | {k: a.info[k] for k in ('completeness_error', 'expected_r') if k in a.info}
+    r = dict(
+        r=r_of(),
+        r_sum=r_of(normalize_a='sum'),
+        r_sum_both=r_of(normalize_a='sum', normalize_b='sum'),
+        r_all=r_of(specials=True),
+    )
+    return r | {
+        k: a.info[k]
+        for k in ('completeness_error', 'expected_r')
+        if k in a.info
+    }
 
 # %% ../nbs/07_faithfulness.ipynb #e4823837
-COLUMNS = dict(loo_r='r', loo_r_sum='r_sum', loo_r_sum_both='r_sum_both', loo_r_all='r_all', lerf='lerf', morf='morf')
+COLUMNS = dict(
+    loo_r='r',
+    loo_r_sum='r_sum',
+    loo_r_sum_both='r_sum_both',
+    loo_r_all='r_all',
+    lerf='lerf',
+    morf='morf',
+)
+
 
 def per_text(
-    rows:list,     # of `faithfulness_row`
-    method:str,    # a name in the rows
-    column:str,    # 'loo_r', 'loo_r_sum', 'loo_r_sum_both', 'loo_r_all', 'lerf', 'morf' or 'delta'
-)->np.ndarray:     # (n_texts,), NaN where undefined
+    rows: list,  # of `faithfulness_row`
+    method: str,  # a name in the rows
+    # 'loo_r', 'loo_r_sum', 'loo_r_sum_both', 'loo_r_all', 'lerf', 'morf' or
+    # 'delta'
+    column: str,
+) -> np.ndarray:  # (n_texts,), NaN where undefined
     "One number per text."
-    get = lambda k: np.array([np.nan if (v := r['methods'][method].get(k)) is None else v for r in rows], dtype=float)
-    return get('lerf') - get('morf') if column == 'delta' else get(COLUMNS[column])
+    get = lambda k: np.array(
+        [
+            np.nan if (v := r['methods'][method].get(k)) is None else v
+            for r in rows
+        ],
+        dtype=float,
+    )
+    return (
+        get('lerf') - get('morf') if column == 'delta' else get(COLUMNS[column])
+    )
+
 
 def mean_se(
-    x:np.ndarray, # (n,), NaN where undefined
-)->tuple:         # mean, standard error, how many were defined
+    x: np.ndarray,  # (n,), NaN where undefined
+) -> tuple:  # mean, standard error, how many were defined
     "Mean and standard error over the texts where x is defined."
     x = x[~np.isnan(x)]
-    return (x.mean() if len(x) else np.nan), (x.std(ddof=1)/np.sqrt(len(x)) if len(x) > 1 else np.nan), len(x)
+    return (
+        (x.mean() if len(x) else np.nan),
+        (x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else np.nan),
+        len(x),
+    )
+
 
 def faithfulness_table(
-    rows:list,         # of `faithfulness_row`
-    methods=None,      # which, in order; all by default
-)->pd.DataFrame:       # a row per method: each column's mean and standard error, n, n_undefined
+    rows: list,  # of `faithfulness_row`
+    methods=None,  # which, in order; all by default
+) -> (
+    pd.DataFrame
+):  # a row per method: each column's mean and standard error, n, n_undefined
     "The means of Table 2 with standard errors."
-    if not rows: raise ValueError("there are no rows to average")
+    if not rows:
+        raise ValueError("there are no rows to average")
     table = {}
     for m in methods or list(rows[0]['methods']):
         entry = {}
-        for c in (*COLUMNS, 'delta'): entry[c], entry[f'{c}_se'], n = mean_se(per_text(rows, m, c))
-        table[m] = entry | dict(n=len(rows), n_undefined=int(np.isnan(per_text(rows, m, 'loo_r')).sum()))
-    return pd.DataFrame(table).T.rename_axis('method').astype({'n': int, 'n_undefined': int})
+        for c in (*COLUMNS, 'delta'):
+            entry[c], entry[f'{c}_se'], n = mean_se(per_text(rows, m, c))
+        table[m] = entry | dict(
+            n=len(rows),
+            n_undefined=int(np.isnan(per_text(rows, m, 'loo_r')).sum()),
+        )
+    return (
+        pd.DataFrame(table)
+        .T.rename_axis('method')
+        .astype({'n': int, 'n_undefined': int})
+    )
+
 
 def mean_interval(
-    d:np.ndarray,        # (..., n) numbers, one per text; n at least 2
-    level:float=.95,     # of confidence
-)->tuple:                # low and high end, (...) each
+    d: np.ndarray,  # (..., n) numbers, one per text; n at least 2
+    level: float = 0.95,  # of confidence
+) -> tuple:  # low and high end, (...) each
     "An interval of the mean that holds at small n: at either end the wider of Student's t and Hall's (1992) t, which knows skewness."
     n, mean, sd = d.shape[-1], d.mean(-1), d.std(-1, ddof=1)
-    t, se = stats.t.ppf((1 + level)/2, n - 1), sd/np.sqrt(n)
-    skew = _skewness(d, mean, sd)/np.sqrt(n)
-    below, above = np.maximum(t, _hall(t, skew)), np.maximum(t, -_hall(-t, skew))
-    return mean - below*se, mean + above*se
+    t, se = stats.t.ppf((1 + level) / 2, n - 1), sd / np.sqrt(n)
+    skew = _skewness(d, mean, sd) / np.sqrt(n)
+    below, above = (
+        np.maximum(t, _hall(t, skew)),
+        np.maximum(t, -_hall(-t, skew)),
+    )
+    return mean - below * se, mean + above * se
 
-def _skewness(d, mean, sd): # (...) unbiased; 0 where it is not defined
+
+def _skewness(d, mean, sd):  # (...) unbiased; 0 where it is not defined
     n = d.shape[-1]
-    if n < 3: return np.zeros_like(mean)
-    z = (d - mean[..., None])/np.where(sd > 0, sd, 1.)[..., None]
-    return n/((n - 1)*(n - 2))*(z**3).sum(-1)
+    if n < 3:
+        return np.zeros_like(mean)
+    z = (d - mean[..., None]) / np.where(sd > 0, sd, 1.0)[..., None]
+    return n / ((n - 1) * (n - 2)) * (z**3).sum(-1)
 
-def _hall(t, a): # the studentized mean at which Hall's transformed one is t; a: skewness/√n
-    a = np.where(np.abs(a) < 1e-6, 1e-6, a)                          # at 0 it is t itself
-    return 3/a*(np.cbrt(1 + a*(t - a/6)) - 1)
+
+def _hall(
+    t, a
+):  # the studentized mean at which Hall's transformed one is t; a: skewness/√n
+    a = np.where(np.abs(a) < 1e-6, 1e-6, a)  # at 0 it is t itself
+    return 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1)
+
 
 def paired_difference(
-    x:np.ndarray, y:np.ndarray, # (n,) the same texts under two methods
-    limits:tuple=(-np.inf, np.inf), # what the mean can be at all: an interval ends there
-)->dict:                        # mean of x − y, low and high end of the 95 % interval (NaN for fewer than two texts), n
+    x: np.ndarray,
+    y: np.ndarray,  # (n,) the same texts under two methods
+    limits: tuple = (
+        -np.inf,
+        np.inf,
+    ),  # what the mean can be at all: an interval ends there
+    # mean of x − y, low and high end of the 95 % interval (NaN for fewer than
+    # two texts), n
+) -> dict:
     "Mean difference over texts with its interval."
-    d = x - y; d = d[~np.isnan(d)]
-    if len(d) == 0: return dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
-    low, high = np.clip(mean_interval(d), *limits) if len(d) > 1 else (np.nan, np.nan)
-    return dict(mean=float(d.mean()), low=float(low), high=float(high), n=len(d))
+    d = x - y
+    d = d[~np.isnan(d)]
+    if len(d) == 0:
+        return dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
+    low, high = (
+        np.clip(mean_interval(d), *limits) if len(d) > 1 else (np.nan, np.nan)
+    )
+    return dict(
+        mean=float(d.mean()), low=float(low), high=float(high), n=len(d)
+    )
 
 # %% ../nbs/07_faithfulness.ipynb #cd1d0118
-def _audit_passes(n, n_methods, chunk): # forward passes for a text of n tokens: LOO, and two curves of each method
-    return n + 2*n_methods*math.ceil(n/chunk)
+def _audit_passes(
+    n, n_methods, chunk
+):  # forward passes for a text of n tokens: LOO, and two curves of each method
+    return n + 2 * n_methods * math.ceil(n / chunk)
 
-def _say_how_long(model, encs, n_methods, chunk, removal, fill): # long work says so beforehand
+
+def _say_how_long(
+    model, encs, n_methods, chunk, removal, fill
+):  # long work says so beforehand
     lengths = [input_positions(model, e) for e in encs]
-    if sum(n*n for n in lengths) < 4*TOKEN_BUDGET: return
+    if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
+        return
     passes = sum(_audit_passes(n, n_methods, chunk) for n in lengths)
-    about = loo_seconds(model, encs, removal, fill)*passes/sum(lengths)
-    if about > LONG: tqdm.write(f"exact LOO and curves of {len(encs)} texts, {passes} forward passes: about {in_words(about)}", file=sys.stderr)
+    about = loo_seconds(model, encs, removal, fill) * passes / sum(lengths)
+    if about > LONG:
+        tqdm.write(
+            f"exact LOO and curves of {len(encs)} texts, {passes} forward passes: about {in_words(about)}",
+            file=sys.stderr,
+        )
+
 
 @contextlib.contextmanager
-def _within(bar, model, encs, n_methods, chunk): # moves a bar of texts by the passes that are done within them
-    start, passes = bar.n, sum(_audit_passes(input_positions(model, e), n_methods, chunk) for e in encs)
+def _within(
+    bar, model, encs, n_methods, chunk
+):  # moves a bar of texts by the passes that are done within them
+    start, passes = (
+        bar.n,
+        sum(
+            _audit_passes(input_positions(model, e), n_methods, chunk)
+            for e in encs
+        ),
+    )
     done, lock = 0, threading.Lock()
-    def moved(n): # cores report each for itself
+
+    def moved(n):  # cores report each for itself
         nonlocal done
         with lock:
             done = min(done + n, passes)
-            bar.update(start + round(len(encs)*done/passes, 2) - bar.n)
-    try: yield moved
-    finally: bar.n = start                                           # finished rows are counted as they are kept
+            bar.update(start + round(len(encs) * done / passes, 2) - bar.n)
+
+    try:
+        yield moved
+    finally:
+        bar.n = start  # finished rows are counted as they are kept
+
 
 def audit(
-    model, tokenizer,    # an unmodified transformers model in eval mode, its tokenizer (image processor; None for image tensors); or a pipeline and None
-    texts:list,          # n strings, or images
-    methods=('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp'), # names of METHODS, or name → (method, options)
-    target=None,         # see `as_target`; each text's predicted class by default
-    chunk:int=1,         # tokens removed at a time in the curves
-    removal=None,        # what removed means (`REMOVALS`, `Removal`); the attention mask by default, in an image the zero embedding
-    area:str='mean_logit', # 'mean_logit' or 'aopc'
-    truncation:bool=False, # cut texts that are too long for the model
-    progress:bool=True,  # show a bar
-    results:Results=None, # where a row per text is kept as it finishes; rows that are there are not computed again
-)->pd.DataFrame:         # a row per method: loo_r, lerf, morf, delta, their standard errors, n
+    model,
+    # an unmodified transformers model in eval mode, its tokenizer (image
+    # processor; None for image tensors); or a pipeline and None
+    tokenizer,
+    texts: list,  # n strings, or images
+    methods=(
+        'loo',
+        'ig',
+        'rollout',
+        'attn_lrp',
+        'cp_lrp',
+    ),  # names of METHODS, or name → (method, options)
+    target=None,  # see `as_target`; each text's predicted class by default
+    chunk: int = 1,  # tokens removed at a time in the curves
+    # what removed means (`REMOVALS`, `Removal`); the attention mask by default,
+    # in an image the zero embedding
+    removal=None,
+    area: str = 'mean_logit',  # 'mean_logit' or 'aopc'
+    truncation: bool = False,  # cut texts that are too long for the model
+    progress: bool = True,  # show a bar
+    # where a row per text is kept as it finishes; rows that are there are not
+    # computed again
+    results: Results = None,
+) -> (
+    pd.DataFrame
+):  # a row per method: loo_r, lerf, morf, delta, their standard errors, n
     "How far each method follows exact Leave-One-Out on these texts (Table 2 for any model)."
-    texts, methods = as_texts(texts), as_methods(methods); whole_number('chunk', chunk)
-    model, tokenizer = unwrap(model, tokenizer); model = eager(model)
-    for m, _ in methods.values(): check_call(model, m, texts)
-    encs, results = [encode(model, tokenizer, t, truncation) for t in texts], Results(None, {}) if results is None else results
+    texts, methods = as_texts(texts), as_methods(methods)
+    whole_number('chunk', chunk)
+    model, tokenizer = unwrap(model, tokenizer)
+    model = eager(model)
+    for m, _ in methods.values():
+        check_call(model, m, texts)
+    encs, results = (
+        [encode(model, tokenizer, t, truncation) for t in texts],
+        Results(None, {}) if results is None else results,
+    )
     examples = list(enumerate(encs))
     done = results.done
     missing = [e for i, e in examples if i not in done]
-    if progress and missing: _say_how_long(model, missing, len({*methods, 'loo'}), chunk, removal, fill_id(tokenizer, removal or default_removal(missing[0])))
+    if progress and missing:
+        _say_how_long(
+            model,
+            missing,
+            len({*methods, 'loo'}),
+            chunk,
+            removal,
+            fill_id(tokenizer, removal or default_removal(missing[0])),
+        )
+
     def run(part):
         own = [e for _, e in part]
         with _within(bar, model, own, len({*methods, 'loo'}), chunk) as moved:
-            return faithfulness_rows(model, tokenizer, own, methods, chunk, target, removal, area, progress=moved)
-    with tqdm(total=len(encs), initial=len(results.done), disable=not progress, desc='audit') as bar:
+            return faithfulness_rows(
+                model,
+                tokenizer,
+                own,
+                methods,
+                chunk,
+                target,
+                removal,
+                area,
+                progress=moved,
+            )
+
+    with tqdm(
+        total=len(encs),
+        initial=len(results.done),
+        disable=not progress,
+        desc='audit',
+    ) as bar:
         results.extend(together(examples), run, bar)
     table = faithfulness_table(results.rows, list(methods))
-    return table[['loo_r', 'loo_r_se', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']]
+    return table[
+        [
+            'loo_r',
+            'loo_r_se',
+            'lerf',
+            'lerf_se',
+            'morf',
+            'morf_se',
+            'delta',
+            'delta_se',
+            'n',
+            'n_undefined',
+        ]
+    ]
 
 # %% ../nbs/07_faithfulness.ipynb #8adc3a8a
-FEWEST_TEXTS = 5 # below, the intervals of a mean r are wider than what is asked, and cover skewed r in fewer than nine of ten cases
+# below, the intervals of a mean r are wider than what is asked, and cover
+# skewed r in fewer than nine of ten cases
+FEWEST_TEXTS = 5
+
 
 def verdict(
-    rows:list,   # of `faithfulness_row`, such as `audit` leaves in its `results`
-    model:str='this model', # what to call it
-)->dict:         # sentence, method (None where there are too few texts), mean, low, high, n; n_left_out, left_out; runner_up and gain, gain_low, gain_high where there is a second method
+    # of `faithfulness_row`, such as `audit` leaves in its `results`
+    rows: list,
+    model: str = 'this model',  # what to call it
+    # sentence, method (None where there are too few texts), mean, low, high, n;
+    # n_left_out, left_out; runner_up and gain, gain_low, gain_high where there
+    # is a second method
+) -> dict:
     "Which method to trust on this model, in one sentence with its intervals. Methods are ranked on the texts where r is defined for all. Exact LOO itself does not compete."
-    r = {m: per_text(rows, m, 'loo_r') for m in rows[0]['methods'] if m != 'loo'}
-    if not r: raise ValueError("a verdict needs a method besides loo")
+    r = {
+        m: per_text(rows, m, 'loo_r') for m in rows[0]['methods'] if m != 'loo'
+    }
+    if not r:
+        raise ValueError("a verdict needs a method besides loo")
     never, r, n_left_out = _on_shared_texts(r)
     out = dict(method=None, left_out=never, n_left_out=n_left_out)
-    if not r or n_left_out == len(rows): return out | dict(mean=np.nan, low=np.nan, high=np.nan, n=0, sentence=f"Too few texts to tell on {model} (0): r with exact LOO is defined for every method on none of the {len(rows)} texts; it takes at least {FEWEST_TOKENS} content tokens and maps that are not constant.")
+    if not r or n_left_out == len(rows):
+        return out | dict(
+            mean=np.nan,
+            low=np.nan,
+            high=np.nan,
+            n=0,
+            sentence=f"Too few texts to tell on {model} (0): r with exact LOO is defined for every method on none of the {len(rows)} texts; it takes at least {FEWEST_TOKENS} content tokens and maps that are not constant.",
+        )
     first, *rest = sorted(r, key=lambda m: -r[m].mean())
     best = paired_difference(r[first], np.zeros(len(r[first])), (-1, 1))
     out |= {k: best[k] for k in ('mean', 'low', 'high', 'n')}
     besides = _said_left_out(never, n_left_out)
-    if best['n'] < FEWEST_TEXTS: return out | dict(sentence=f"Too few texts to tell on {model} ({best['n']}): it takes {FEWEST_TEXTS} on which r with exact LOO is defined for every method. So far {first} has the highest mean, {best['mean']:.2f}{besides}.")
-    out['method'], start = first, f"No method follows exact LOO closely on {model}; the nearest is" if best['mean'] < .5 else f"On {model} trust"
+    if best['n'] < FEWEST_TEXTS:
+        return out | dict(
+            sentence=f"Too few texts to tell on {model} ({best['n']}): it takes {FEWEST_TEXTS} on which r with exact LOO is defined for every method. So far {first} has the highest mean, {best['mean']:.2f}{besides}."
+        )
+    out['method'], start = (
+        first,
+        f"No method follows exact LOO closely on {model}; the nearest is"
+        if best['mean'] < 0.5
+        else f"On {model} trust",
+    )
     mean = f"mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f}, {best['high']:.2f}] over {best['n']} texts{besides}"
-    if not rest: return out | dict(sentence=f"{start} {first}, whose {mean}.")
-    gain = paired_difference(r[first], r[rest[0]], (-2, 2)); out |= dict(runner_up=rest[0], gain=gain['mean'], gain_low=gain['low'], gain_high=gain['high'])
+    if not rest:
+        return out | dict(sentence=f"{start} {first}, whose {mean}.")
+    gain = paired_difference(r[first], r[rest[0]], (-2, 2))
+    out |= dict(
+        runner_up=rest[0],
+        gain=gain['mean'],
+        gain_low=gain['low'],
+        gain_high=gain['high'],
+    )
     by = f"{gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]"
-    if gain['low'] > 0: return out | dict(sentence=f"{start} {first}, whose {mean}, {by} above {rest[0]}.")
-    return out | dict(sentence=f"{start} {first} or {rest[0]}, which these texts do not tell apart: {first}'s {mean}, {by} above {rest[0]}'s; more texts may decide.")
+    if gain['low'] > 0:
+        return out | dict(
+            sentence=f"{start} {first}, whose {mean}, {by} above {rest[0]}."
+        )
+    return out | dict(
+        sentence=f"{start} {first} or {rest[0]}, which these texts do not tell apart: {first}'s {mean}, {by} above {rest[0]}'s; more texts may decide."
+    )
 
-def _on_shared_texts(r): # name → (n,) r; → methods without any, the others on the texts that all of them have, how many texts that leaves out
+
+def _on_shared_texts(
+    r,
+    # name → (n,) r; → methods without any, the others on the texts that all of
+    # them have, how many texts that leaves out
+):
     never = [m for m, v in r.items() if np.isnan(v).all()]
     r = {m: v for m, v in r.items() if m not in never}
-    if not r: return never, r, 0
+    if not r:
+        return never, r, 0
     shared = ~np.isnan(np.stack(list(r.values()))).any(0)
     return never, {m: v[shared] for m, v in r.items()}, int((~shared).sum())
 
-def _said_left_out(never, n): # in brackets, behind the number of texts
-    parts = [f"{n} left out, where r is not defined for every method"]*(n > 0)
-    parts += [f"{', '.join(never)} left out, whose r is defined on none"]*bool(never)
+
+def _said_left_out(never, n):  # in brackets, behind the number of texts
+    parts = [f"{n} left out, where r is not defined for every method"] * (n > 0)
+    parts += [
+        f"{', '.join(never)} left out, whose r is defined on none"
+    ] * bool(never)
     return f" ({'; '.join(parts)})" if parts else ''
 
 # %% ../nbs/07_faithfulness.ipynb #02a11878
-TABLE2 = {'loo': ('loo', {}), 'ig': ('ig', {}), 'rollout': ('rollout', {}), 'rollout_residual': ('rollout', dict(residual=True)),
-          'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'grad_x_input': ('grad_x_input', {})}
+TABLE2 = {
+    'loo': ('loo', {}),
+    'ig': ('ig', {}),
+    'rollout': ('rollout', {}),
+    'rollout_residual': ('rollout', dict(residual=True)),
+    'attn_lrp': ('attn_lrp', {}),
+    'cp_lrp': ('cp_lrp', {}),
+    'grad_x_input': ('grad_x_input', {}),
+}
+
 
 def attention_entropy(
-    model,     # a transformers model
-    enc:dict,  # one encoded text or image
-)->list:       # a number per layer, 1 = uniform attention
+    model,  # a transformers model
+    enc: dict,  # one encoded text or image
+) -> list:  # a number per layer, 1 = uniform attention
     "Entropy of the attention rows over the log of the number of keys a row may see, mean over heads and rows: how flat each layer's attention is (section 3.2)."
     out = []
     for A in attention_maps(model, **enc):
-        n = A.shape[-1]; causal = n > 1 and bool((A.triu(1) == 0).all())
-        most = torch.arange(1, n + 1, device=A.device).double().log() if causal else torch.full((n,), float(np.log(n)), device=A.device, dtype=torch.double)
-        rows = torch.special.entr(A.double()).sum(-1)/most                                  # [batch, heads, n]
-        out.append(float((rows[..., 1:] if causal else rows).mean()))                       # a first row that sees itself alone has no entropy to speak of
+        n = A.shape[-1]
+        causal = n > 1 and bool((A.triu(1) == 0).all())
+        most = (
+            torch.arange(1, n + 1, device=A.device).double().log()
+            if causal
+            else torch.full(
+                (n,), float(np.log(n)), device=A.device, dtype=torch.double
+            )
+        )
+        rows = (
+            torch.special.entr(A.double()).sum(-1) / most
+        )  # [batch, heads, n]
+        out.append(
+            float((rows[..., 1:] if causal else rows).mean())
+        )  # a first row that sees itself alone has no entropy to speak of
     return out
 
+
 def faithfulness_experiment(
-    results:Results,   # where rows go; those that are there are kept
-    model, tokenizer,
-    examples:list,     # (i, encoded text or image, label or None)
-    methods:dict,      # name → (method, options)
-    chunk:int=1,       # tokens removed at a time in the curves
-    removal:str=None,  # as for `faithfulness_row`
-    desc:str='',       # what the bar says
-    curves=None,       # names of the methods that get curves; None: all
-    **summary,         # goes into the summary as it is
-)->Results:
+    results: Results,  # where rows go; those that are there are kept
+    model,
+    tokenizer,
+    examples: list,  # (i, encoded text or image, label or None)
+    methods: dict,  # name → (method, options)
+    chunk: int = 1,  # tokens removed at a time in the curves
+    removal: str = None,  # as for `faithfulness_row`
+    desc: str = '',  # what the bar says
+    curves=None,  # names of the methods that get curves; None: all
+    **summary,  # goes into the summary as it is
+) -> Results:
     "A row per example, resumable, and a summary."
+
     def run(part):
-        for row, (_, enc, label) in zip(faithfulness_rows(model, tokenizer, [e for _, e, _ in part], methods, chunk, removal=removal, curves=curves), part): yield dict(label=label, entropy=attention_entropy(model, enc), **row)
-    with tqdm(total=len(examples), initial=len(results.done), desc=desc) as bar: results.extend(together(examples), run, bar)
+        for row, (_, enc, label) in zip(
+            faithfulness_rows(
+                model,
+                tokenizer,
+                [e for _, e, _ in part],
+                methods,
+                chunk,
+                removal=removal,
+                curves=curves,
+            ),
+            part,
+        ):
+            yield dict(
+                label=label, entropy=attention_entropy(model, enc), **row
+            )
+
+    with tqdm(total=len(examples), initial=len(results.done), desc=desc) as bar:
+        results.extend(together(examples), run, bar)
     rows = results.rows
-    results.summary = dict(n=len(rows), **summary, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
-                           accuracy=None if rows[0]['label'] is None else float(np.mean([r['target'] == r['label'] for r in rows])), table=faithfulness_table(rows).T.to_dict())
-    results.save(); return results
+    results.summary = dict(
+        n=len(rows),
+        **summary,
+        mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
+        accuracy=None
+        if rows[0]['label'] is None
+        else float(np.mean([r['target'] == r['label'] for r in rows])),
+        table=faithfulness_table(rows).T.to_dict(),
+    )
+    results.save()
+    return results
+
 
 def text_examples(
-    model, tokenizer,
-    data,              # a `TextData`, in the order it is to be used
-    limit:int=None,    # how many texts; None: all that fit
-    longest:int=512,   # texts with more tokens are set aside
-)->tuple:              # (i, encoded text, label) of each, how many were set aside
+    model,
+    tokenizer,
+    data,  # a `TextData`, in the order it is to be used
+    limit: int = None,  # how many texts; None: all that fit
+    longest: int = 512,  # texts with more tokens are set aside
+) -> tuple:  # (i, encoded text, label) of each, how many were set aside
     "The first texts of a data set that are short enough."
     fit, too_long, longest = [], 0, min(longest, max_tokens(model, tokenizer))
     for i, t in enumerate(data.texts):
-        if limit is not None and len(fit) == limit: break
-        if len(tokenizer(t, truncation=True, max_length=longest + 1)['input_ids']) > longest: too_long += 1
-        else: fit.append((i, encode(model, tokenizer, t), data.labels[i]))
-    if not fit: raise ValueError(f"no text of {data.info['name']} has at most {longest} tokens")
+        if limit is not None and len(fit) == limit:
+            break
+        if (
+            len(
+                tokenizer(t, truncation=True, max_length=longest + 1)[
+                    'input_ids'
+                ]
+            )
+            > longest
+        ):
+            too_long += 1
+        else:
+            fit.append((i, encode(model, tokenizer, t), data.labels[i]))
+    if not fit:
+        raise ValueError(
+            f"no text of {data.info['name']} has at most {longest} tokens"
+        )
     return fit, too_long
 
+
 def text_experiment(
-    path,              # the results file
-    model, tokenizer,
-    data,              # a `TextData`, in the order it is to be used
-    model_info:dict,   # of `describe_model`
-    methods:dict,      # name → (method, options)
-    limit:int=None,    # how many texts; None: all that fit
-    chunk:int=1,       # tokens removed at a time in the curves (paper: 1 on SST, 16 on IMDB)
-    longest:int=512,   # texts with more tokens are set aside
-    fresh:bool=False,  # start over
-)->Results:
+    path,  # the results file
+    model,
+    tokenizer,
+    data,  # a `TextData`, in the order it is to be used
+    model_info: dict,  # of `describe_model`
+    methods: dict,  # name → (method, options)
+    limit: int = None,  # how many texts; None: all that fit
+    # tokens removed at a time in the curves (paper: 1 on SST, 16 on IMDB)
+    chunk: int = 1,
+    longest: int = 512,  # texts with more tokens are set aside
+    fresh: bool = False,  # start over
+) -> Results:
     "Rows of Table 2 (and of the layer-wise sweeps, if they are among `methods`), one per text, resumable."
     longest = min(longest, max_tokens(model, tokenizer))
-    config = dict(experiment='text', data={k: v for k, v in data.info.items() if k != 'n'}, model=model_info, limit=limit, chunk=chunk, longest=longest, removal='attention_mask',
-                  methods={n: [m, {k: list(v) if isinstance(v, (range, tuple)) else v for k, v in kw.items()}] for n, (m, kw) in methods.items()})
-    results, (examples, too_long) = Results(path, config, fresh), text_examples(model, tokenizer, data, limit, longest)
-    return faithfulness_experiment(results, model, tokenizer, examples, methods, chunk, desc=f"{data.info['name']} ({data.info['source']})", n_too_long=too_long)
+    config = dict(
+        experiment='text',
+        data={k: v for k, v in data.info.items() if k != 'n'},
+        model=model_info,
+        limit=limit,
+        chunk=chunk,
+        longest=longest,
+        removal='attention_mask',
+        methods={
+            n: [
+                m,
+                {
+                    k: list(v) if isinstance(v, (range, tuple)) else v
+                    for k, v in kw.items()
+                },
+            ]
+            for n, (m, kw) in methods.items()
+        },
+    )
+    results, (examples, too_long) = (
+        Results(path, config, fresh),
+        text_examples(model, tokenizer, data, limit, longest),
+    )
+    return faithfulness_experiment(
+        results,
+        model,
+        tokenizer,
+        examples,
+        methods,
+        chunk,
+        desc=f"{data.info['name']} ({data.info['source']})",
+        n_too_long=too_long,
+    )
 
 # %% ../nbs/07_faithfulness.ipynb #2581117b
 def paper_numbers(
-    table:str, # '1', '2' or 'A3'
-)->pd.DataFrame: # table, data, sweep, row, metric, paper
+    table: str,  # '1', '2' or 'A3'
+) -> pd.DataFrame:  # table, data, sweep, row, metric, paper
     "The paper's numbers of one table."
-    d = pd.read_csv(files('lrp_loo')/'assets'/'paper_tables.csv', dtype=dict(table=str, row=str), keep_default_na=False)
-    if table not in set(d.table): raise ValueError(f"table={table!r} is not among {sorted(set(d.table))}")
+    d = pd.read_csv(
+        files('lrp_loo') / 'assets' / 'paper_tables.csv',
+        dtype=dict(table=str, row=str),
+        keep_default_na=False,
+    )
+    if table not in set(d.table):
+        raise ValueError(f"table={table!r} is not among {sorted(set(d.table))}")
     return d[d.table == table].reset_index(drop=True)
 
+
 def table2_against_paper(
-    results:dict, # name of data ('sst2', 'imdb') → what `read_results` gave
-)->pd.DataFrame:  # paper, ours, standard error, model, data
+    results: dict,  # name of data ('sst2', 'imdb') → what `read_results` gave
+) -> pd.DataFrame:  # paper, ours, standard error, model, data
     "Every number of Table 2: the paper's and ours."
-    d = paper_numbers('2'); d = d[d.data.isin(list(results))].copy()
+    d = paper_numbers('2')
+    d = d[d.data.isin(list(results))].copy()
     ours = lambda r, c: results[r.data]['summary']['table'][r.row][c]
-    d['ours'] = [ours(r, r.metric) for r in d.itertuples()]; d['se'] = [ours(r, f'{r.metric}_se') for r in d.itertuples()]
+    d['ours'] = [ours(r, r.metric) for r in d.itertuples()]
+    d['se'] = [ours(r, f'{r.metric}_se') for r in d.itertuples()]
     d['model'] = [results[x]['config']['model']['name'] for x in d.data]
-    d['on'] = [f"{c['name']} ({c['source']}, {c['split']})" for c in (results[x]['config']['data'] for x in d.data)]
+    d['on'] = [
+        f"{c['name']} ({c['source']}, {c['split']})"
+        for c in (results[x]['config']['data'] for x in d.data)
+    ]
     return d

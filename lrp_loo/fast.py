@@ -20,247 +20,627 @@ from .models import _takes, device_of, forward, position_offset
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/42_fast.ipynb #dda36779
-DROP_ENCODERS = ('albert', 'bert', 'camembert', 'distilbert', 'electra', 'modernbert', 'roberta', 'xlm_roberta') # in transformers.models
-DROP_DECODERS = ('gemma', 'gemma2', 'gemma3', 'gpt2', 'gpt_neox', 'gptj', 'llama', 'mistral', 'olmo', 'olmo2', 'phi', 'phi3', 'qwen2', 'qwen3')
-READ_FIRST_ROW = tuple(f'{n}ForSequenceClassification' for n in ('Bert', 'Roberta', 'XLMRoberta', 'Camembert', 'Electra')) # transformers' classes
-_BY_TOKEN = frozenset((nn.ModuleList, nn.Sequential, nn.Identity, nn.Dropout, nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm,
-                       nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)) # torch's modules in which no token meets another
-_SHARED = ('transformers.activations', 'transformers.pytorch_utils')     # transformers' of that kind, for all families
-_ROPE = frozenset(('default', 'linear', 'llama3', 'yarn', 'proportional')) # angles that depend on the position alone, not on the text's length
-_WINDOWS = ('sliding_window', 'sliding_window_size', 'window_size', 'attention_window', 'attention_window_size', 'local_attention')
+DROP_ENCODERS = (
+    'albert',
+    'bert',
+    'camembert',
+    'distilbert',
+    'electra',
+    'modernbert',
+    'roberta',
+    'xlm_roberta',
+)  # in transformers.models
+DROP_DECODERS = (
+    'gemma',
+    'gemma2',
+    'gemma3',
+    'gpt2',
+    'gpt_neox',
+    'gptj',
+    'llama',
+    'mistral',
+    'olmo',
+    'olmo2',
+    'phi',
+    'phi3',
+    'qwen2',
+    'qwen3',
+)
+READ_FIRST_ROW = tuple(
+    f'{n}ForSequenceClassification'
+    for n in ('Bert', 'Roberta', 'XLMRoberta', 'Camembert', 'Electra')
+)  # transformers' classes
+_BY_TOKEN = frozenset(
+    (
+        nn.ModuleList,
+        nn.Sequential,
+        nn.Identity,
+        nn.Dropout,
+        nn.Linear,
+        nn.Embedding,
+        nn.LayerNorm,
+        nn.RMSNorm,
+        nn.Tanh,
+        nn.ReLU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Sigmoid,
+    )
+)  # torch's modules in which no token meets another
+_SHARED = (
+    'transformers.activations',
+    'transformers.pytorch_utils',
+)  # transformers' of that kind, for all families
+_ROPE = frozenset(
+    ('default', 'linear', 'llama3', 'yarn', 'proportional')
+)  # angles that depend on the position alone, not on the text's length
+_WINDOWS = (
+    'sliding_window',
+    'sliding_window_size',
+    'window_size',
+    'attention_window',
+    'attention_window_size',
+    'local_attention',
+)
+
 
 def listened_to(
-    m, # a module
-)->bool:
+    m,  # a module
+) -> bool:
     "Has it hooks of somebody else's? Our own, of another thread's explanation, hear nothing of this one."
-    return any(not getattr(h, '__module__', '').startswith(_QUIET_HOOKS) for hooks in (m._forward_hooks, m._forward_pre_hooks) for h in hooks.values())
+    return any(
+        not getattr(h, '__module__', '').startswith(_QUIET_HOOKS)
+        for hooks in (m._forward_hooks, m._forward_pre_hooks)
+        for h in hooks.values()
+    )
 
-_QUIET_HOOKS = ('lrp_loo.', 'transformers.utils.output_capturing') # transformers' own collect what is asked for
+
+_QUIET_HOOKS = (
+    'lrp_loo.',
+    'transformers.utils.output_capturing',
+)  # transformers' own collect what is asked for
+
 
 def meddled_with(
-    m, # a module
-)->bool:
+    m,  # a module
+) -> bool:
     "Does it compute anything but what transformers and torch wrote: by a hook, a forward put in place of its own, a class of somebody else's?"
-    written_in = (type(m).__module__, getattr(type(m).forward, '__module__', ''))
-    return listened_to(m) or 'forward' in vars(m) or not all(w.startswith(('transformers.', 'torch.nn.')) for w in written_in)
+    written_in = (
+        type(m).__module__,
+        getattr(type(m).forward, '__module__', ''),
+    )
+    return (
+        listened_to(m)
+        or 'forward' in vars(m)
+        or not all(
+            w.startswith(('transformers.', 'torch.nn.')) for w in written_in
+        )
+    )
 
-def _package(model): # 'bert' of transformers.models.bert.modeling_bert
+
+def _package(model):  # 'bert' of transformers.models.bert.modeling_bert
     path = type(model).__module__.split('.')
-    return path[2] if path[:2] == ['transformers', 'models'] and len(path) > 2 else ''
+    return (
+        path[2]
+        if path[:2] == ['transformers', 'models'] and len(path) > 2
+        else ''
+    )
+
 
 def survives_gaps(
-    model, # any model
-)->bool:   # True: a removed token may be dropped, where the rest keep their position ids and no window is shorter than the text
+    model,  # any model
+    # True: a removed token may be dropped, where the rest keep their position
+    # ids and no window is shorter than the text
+) -> bool:
     "Does the model's own construction say that attention is all that tokens meet in?"
     family, config = _package(model), getattr(model, 'config', None)
-    if family not in DROP_ENCODERS + DROP_DECODERS or model.training: return False
-    if 'position_ids' not in _takes(model) or getattr(model, 'dtype', torch.float32).itemsize < 4: return False
-    if family in DROP_ENCODERS and getattr(config, 'is_decoder', False): return False
-    if config._attn_implementation not in ('eager', 'sdpa') or not _rope_types(config) <= _ROPE: return False
-    return not _changed_around(model) and all(_known_part(m, family) for m in model.modules())
+    if family not in DROP_ENCODERS + DROP_DECODERS or model.training:
+        return False
+    if (
+        'position_ids' not in _takes(model)
+        or getattr(model, 'dtype', torch.float32).itemsize < 4
+    ):
+        return False
+    if family in DROP_ENCODERS and getattr(config, 'is_decoder', False):
+        return False
+    if (
+        config._attn_implementation not in ('eager', 'sdpa')
+        or not _rope_types(config) <= _ROPE
+    ):
+        return False
+    return not _changed_around(model) and all(
+        _known_part(m, family) for m in model.modules()
+    )
 
-def _known_part(m, family): # made for this family, or computing each token by itself; by nobody changed
+
+def _known_part(
+    m, family
+):  # made for this family, or computing each token by itself; by nobody changed
     where = type(m).__module__
-    known = type(m) in _BY_TOKEN or where in _SHARED or where.startswith(f'transformers.models.{family}.')
+    known = (
+        type(m) in _BY_TOKEN
+        or where in _SHARED
+        or where.startswith(f'transformers.models.{family}.')
+    )
     return known and not meddled_with(m)
 
-def _changed_around(model): # hooks of all modules, modes that see every call, lower precision inside
-    every = nn.modules.module
-    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
-    return bool(every._global_forward_hooks or every._global_forward_pre_hooks or modes) or torch.is_autocast_enabled(device_of(model).type)
 
-def _rope_types(config): # of every layer type
-    given = getattr(config, 'rope_parameters', None) or getattr(config, 'rope_scaling', None) or {}
+def _changed_around(
+    model,
+):  # hooks of all modules, modes that see every call, lower precision inside
+    every = nn.modules.module
+    modes = [
+        m
+        for m in _get_current_function_mode_stack()
+        if not isinstance(m, DeviceContext)
+    ]
+    return bool(
+        every._global_forward_hooks or every._global_forward_pre_hooks or modes
+    ) or torch.is_autocast_enabled(device_of(model).type)
+
+
+def _rope_types(config):  # of every layer type
+    given = (
+        getattr(config, 'rope_parameters', None)
+        or getattr(config, 'rope_scaling', None)
+        or {}
+    )
     kinds = [given, *(v for v in given.values() if isinstance(v, dict))]
     return {k['rope_type'] for k in kinds if 'rope_type' in k}
 
+
 def sees_whole_text(
     model,  # one that `survives_gaps`
-    n:int,  # tokens of the text
-)->bool:
+    n: int,  # tokens of the text
+) -> bool:
     "Is no window shorter than the text?"
     c = model.config
-    if getattr(c, 'attention_chunk_size', None): return False
-    both_sides = _package(model) in DROP_ENCODERS or getattr(c, 'use_bidirectional_attention', False)
-    windows = [w//2 if both_sides else w for w in (getattr(c, name, None) for name in _WINDOWS) if w]
+    if getattr(c, 'attention_chunk_size', None):
+        return False
+    both_sides = _package(model) in DROP_ENCODERS or getattr(
+        c, 'use_bidirectional_attention', False
+    )
+    windows = [
+        w // 2 if both_sides else w
+        for w in (getattr(c, name, None) for name in _WINDOWS)
+        if w
+    ]
     kinds = set(getattr(c, 'layer_types', None) or ())
-    if not kinds <= {'full_attention', 'sliding_attention'}: return False
-    if 'sliding_attention' in kinds and not windows: return False
+    if not kinds <= {'full_attention', 'sliding_attention'}:
+        return False
+    if 'sliding_attention' in kinds and not windows:
+        return False
     return all(w >= n for w in windows)
 
 # %% ../nbs/42_fast.ipynb #475bffb8
-def _plain(m, kind): return type(m) is kind and not (m._forward_hooks or m._forward_pre_hooks)
+def _plain(m, kind):
+    return type(m) is kind and not (m._forward_hooks or m._forward_pre_hooks)
+
 
 class FastEncoder:
     "The logits of a BERT-type classifier on subsets of its texts' tokens, from the products that differ. Raises ValueError for a model that is built otherwise."
-    def __init__(self,
-        model, # a transformers sequence classifier whose layers are built as BERT's, one of READ_FIRST_ROW
+
+    def __init__(
+        self,
+        # a transformers sequence classifier whose layers are built as BERT's,
+        # one of READ_FIRST_ROW
+        model,
     ):
-        self.model, self.base, c = model, getattr(model, 'base_model', None), getattr(model, 'config', None)
+        self.model, self.base, c = (
+            model,
+            getattr(model, 'base_model', None),
+            getattr(model, 'config', None),
+        )
         layers = getattr(getattr(self.base, 'encoder', None), 'layer', None)
-        if layers is None or not hasattr(model, 'classifier') or getattr(c, 'is_decoder', False) or len(layers) < 2: raise ValueError(f"{type(model).__name__} is no classifier on an encoder built as BERT's")
-        if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()): raise ValueError("the model has hooks, which only its own forward runs")
-        self.layers, self.heads, self.d = [_parts(l) for l in layers], c.num_attention_heads, c.hidden_size
-        if any(map(meddled_with, model.modules())): raise ValueError("the model has a forward, or a part, that is not transformers' own")
+        if (
+            layers is None
+            or not hasattr(model, 'classifier')
+            or getattr(c, 'is_decoder', False)
+            or len(layers) < 2
+        ):
+            raise ValueError(
+                f"{type(model).__name__} is no classifier on an encoder built as BERT's"
+            )
+        if any(
+            m._forward_hooks or m._forward_pre_hooks for m in model.modules()
+        ):
+            raise ValueError(
+                "the model has hooks, which only its own forward runs"
+            )
+        self.layers, self.heads, self.d = (
+            [_parts(l) for l in layers],
+            c.num_attention_heads,
+            c.hidden_size,
+        )
+        if any(map(meddled_with, model.modules())):
+            raise ValueError(
+                "the model has a forward, or a part, that is not transformers' own"
+            )
 
     @torch.no_grad()
-    def texts(self,
-        encs:list, # encoded texts
-    )->tuple:      # (n_tokens, d) each: what enters the first layer, its queries, keys and values; all texts' tokens one after another
+    def texts(
+        self,
+        encs: list,  # encoded texts
+        # (n_tokens, d) each: what enters the first layer, its queries, keys and
+        # values; all texts' tokens one after another
+    ) -> tuple:
         "What is computed once per text."
         takes = _takes(self.base)
-        x = torch.cat([self.base.embeddings(**{k: e[k] for k in ('input_ids', 'token_type_ids') if k in e and k in takes})[0] for e in encs])
-        if hasattr(self.base, 'embeddings_project'): x = self.base.embeddings_project(x)        # ELECTRA's narrow embeddings
+        x = torch.cat(
+            [
+                self.base.embeddings(
+                    **{
+                        k: e[k]
+                        for k in ('input_ids', 'token_type_ids')
+                        if k in e and k in takes
+                    }
+                )[0]
+                for e in encs
+            ]
+        )
+        if hasattr(self.base, 'embeddings_project'):
+            x = self.base.embeddings_project(x)  # ELECTRA's narrow embeddings
         return x, *(m(x) for m in self.layers[0][:3])
 
     @torch.no_grad()
-    def __call__(self,
-        x:torch.Tensor, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, # of `texts`
-        where:torch.Tensor, # (n, s) rows of these that each variant keeps, the one that is read first
-        hidden:torch.Tensor=None, # (n,) bool: the row that is read is itself removed, so nobody sees it, and it is still read
-    )->torch.Tensor:        # (n, n_classes)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,  # of `texts`
+        # (n, s) rows of these that each variant keeps, the one that is read
+        # first
+        where: torch.Tensor,
+        # (n,) bool: the row that is read is itself removed, so nobody sees it,
+        # and it is still read
+        hidden: torch.Tensor = None,
+    ) -> torch.Tensor:  # (n, n_classes)
         "Logits of variants that keep equally many tokens."
-        n, s = where.shape; hidden = None if hidden is None or not hidden.any() else hidden; h, *qkv = (t[where.flatten()] for t in (x, q, k, v))
-        seen = None if hidden is None else ~(hidden[:, None] & (torch.arange(s, device=x.device) == 0))[:, None, None] # [variant, 1, 1, s]
+        n, s = where.shape
+        hidden = None if hidden is None or not hidden.any() else hidden
+        h, *qkv = (t[where.flatten()] for t in (x, q, k, v))
+        seen = (
+            None
+            if hidden is None
+            else ~(hidden[:, None] & (torch.arange(s, device=x.device) == 0))[
+                :, None, None
+            ]
+        )  # [variant, 1, 1, s]
         for l, parts in enumerate(self.layers[:-1]):
-            qkv = (t.view(n, s, self.heads, -1).transpose(1, 2) for t in (qkv if l == 0 else (m(h) for m in parts[:3])))
-            h = _after_attention(parts, F.scaled_dot_product_attention(*qkv, attn_mask=seen).transpose(1, 2).reshape(n*s, -1), h)
+            qkv = (
+                t.view(n, s, self.heads, -1).transpose(1, 2)
+                for t in (qkv if l == 0 else (m(h) for m in parts[:3]))
+            )
+            h = _after_attention(
+                parts,
+                F.scaled_dot_product_attention(*qkv, attn_mask=seen)
+                .transpose(1, 2)
+                .reshape(n * s, -1),
+                h,
+            )
         h = h.view(n, s, -1)
-        h = _after_attention(self.layers[-1], self._read_row(*self.layers[-1][:3], h, hidden), h[:, 0])[:, None]
-        return self.model.classifier(h if getattr(self.base, 'pooler', None) is None else self.base.pooler(h))
+        h = _after_attention(
+            self.layers[-1],
+            self._read_row(*self.layers[-1][:3], h, hidden),
+            h[:, 0],
+        )[:, None]
+        return self.model.classifier(
+            h
+            if getattr(self.base, 'pooler', None) is None
+            else self.base.pooler(h)
+        )
 
-    def _read_row(self, query, key, value, h, hidden): # attention of row 0 without forming keys and values, (n, d)
-        per_head = lambda m: m.weight.view(self.heads, -1, self.d); q = query(h[:, 0]).view(len(h), self.heads, -1)
+    def _read_row(
+        self, query, key, value, h, hidden
+    ):  # attention of row 0 without forming keys and values, (n, d)
+        per_head = lambda m: m.weight.view(self.heads, -1, self.d)
+        q = query(h[:, 0]).view(len(h), self.heads, -1)
         u = torch.einsum('nhe,hed->nhd', q, per_head(key))
-        scores = u @ h.mT*q.shape[-1]**-.5                                       # [variant, head, s]
-        if hidden is not None: scores[hidden, :, 0] = -torch.inf
-        mean = scores.softmax(-1) @ h                                            # [variant, head, d]
-        return torch.einsum('nhd,hed->nhe', mean, per_head(value)).flatten(1) + value.bias
+        scores = u @ h.mT * q.shape[-1] ** -0.5  # [variant, head, s]
+        if hidden is not None:
+            scores[hidden, :, 0] = -torch.inf
+        mean = scores.softmax(-1) @ h  # [variant, head, d]
+        return (
+            torch.einsum('nhd,hed->nhe', mean, per_head(value)).flatten(1)
+            + value.bias
+        )
 
-def _parts(l): # query, key, value, output, its norm, up, activation, down, its norm
-    try: p = (l.attention.self.query, l.attention.self.key, l.attention.self.value, l.attention.output.dense, l.attention.output.LayerNorm, l.intermediate.dense, l.intermediate.intermediate_act_fn, l.output.dense, l.output.LayerNorm)
-    except AttributeError: raise ValueError(f"{type(l).__name__} is not built as BERT's layer") from None
-    if hasattr(l, 'crossattention') or not all(_plain(m, nn.Linear) and m.bias is not None for m in (*p[:4], p[5], p[7])) or not all(_plain(m, nn.LayerNorm) for m in (p[4], p[8])): raise ValueError(f"{type(l).__name__} has parts that BERT's layer has not")
+
+def _parts(
+    l,
+):  # query, key, value, output, its norm, up, activation, down, its norm
+    try:
+        p = (
+            l.attention.self.query,
+            l.attention.self.key,
+            l.attention.self.value,
+            l.attention.output.dense,
+            l.attention.output.LayerNorm,
+            l.intermediate.dense,
+            l.intermediate.intermediate_act_fn,
+            l.output.dense,
+            l.output.LayerNorm,
+        )
+    except AttributeError:
+        raise ValueError(
+            f"{type(l).__name__} is not built as BERT's layer"
+        ) from None
+    if (
+        hasattr(l, 'crossattention')
+        or not all(
+            _plain(m, nn.Linear) and m.bias is not None
+            for m in (*p[:4], p[5], p[7])
+        )
+        or not all(_plain(m, nn.LayerNorm) for m in (p[4], p[8]))
+    ):
+        raise ValueError(
+            f"{type(l).__name__} has parts that BERT's layer has not"
+        )
     return p
 
-def _after_attention(parts, o, h): # (rows, d) → (rows, d)
+
+def _after_attention(parts, o, h):  # (rows, d) → (rows, d)
     _, _, _, out, norm, up, act, down, last = parts
-    h = norm(out(o).add_(h)); return last(down(act(up(h))).add_(h))
+    h = norm(out(o).add_(h))
+    return last(down(act(up(h))).add_(h))
 
 # %% ../nbs/42_fast.ipynb #c750da3e
-PER_TOKEN = frozenset({'input_ids', 'attention_mask', 'token_type_ids'}) # inputs that have a column for each token
+PER_TOKEN = frozenset(
+    {'input_ids', 'attention_mask', 'token_type_ids'}
+)  # inputs that have a column for each token
+
 
 def gaps_to_try(
-    keep:torch.Tensor, # (n, T) bool, a variant per row
-)->torch.Tensor:       # up to four numbers of rows
+    keep: torch.Tensor,  # (n, T) bool, a variant per row
+) -> torch.Tensor:  # up to four numbers of rows
     "Where a short way would go wrong, if it did: the earliest and the latest gap, one in the middle, most removed."
     gone = ~keep
     with_gap = gone.any(1).nonzero()[:, 0]
-    if not len(with_gap): return with_gap
+    if not len(with_gap):
+        return with_gap
     gone = gone[with_gap].long()
     first = gone.argmax(1)
     last = gone.shape[1] - 1 - gone.flip(1).argmax(1)
-    chosen = [first.argmin(), last.argmax(), first.argsort()[len(first)//2], gone.sum(1).argmax()]
+    chosen = [
+        first.argmin(),
+        last.argmax(),
+        first.argsort()[len(first) // 2],
+        gone.sum(1).argmax(),
+    ]
     return with_gap[torch.stack(chosen).unique()]
 
+
 def spread(
-    values:torch.Tensor, # (n,) or (n, n_classes) of variants of one text
-)->float:
+    values: torch.Tensor,  # (n,) or (n, n_classes) of variants of one text
+) -> float:
     "How far apart the variants are: the scale on which their differences count. What is no number is left out."
-    low, high = values.nan_to_num(nan=torch.inf).amin(0), values.nan_to_num(nan=-torch.inf).amax(0)
+    low, high = (
+        values.nan_to_num(nan=torch.inf).amin(0),
+        values.nan_to_num(nan=-torch.inf).amax(0),
+    )
     return float((high - low).max().clamp(min=0))
 
-ROUNDING = 32 # units in the last place of the largest value: two orders of summation differ by less
+
+# units in the last place of the largest value: two orders of summation differ
+# by less
+ROUNDING = 32
+
 
 def agree(
-    ours:torch.Tensor, own:torch.Tensor, # of the same variants, in two ways
-    scale:float,    # see `spread`: the size of the differences that are asked for
-    tol:float=1e-4, # error in units of `scale`
-)->bool:
+    ours: torch.Tensor,
+    own: torch.Tensor,  # of the same variants, in two ways
+    # see `spread`: the size of the differences that are asked for
+    scale: float,
+    tol: float = 1e-4,  # error in units of `scale`
+) -> bool:
     "The same numbers, up to a small part of what removal does and to rounding?"
-    if ours.shape != own.shape: return False
-    if not torch.equal(ours.isnan(), own.isnan()): return False
-    rounding = ROUNDING*torch.finfo(own.dtype).eps*float(own.nan_to_num().abs().max())
-    return float((ours - own).nan_to_num().abs().max()) <= tol*scale + rounding
+    if ours.shape != own.shape:
+        return False
+    if not torch.equal(ours.isnan(), own.isnan()):
+        return False
+    rounding = (
+        ROUNDING
+        * torch.finfo(own.dtype).eps
+        * float(own.nan_to_num().abs().max())
+    )
+    return (
+        float((ours - own).nan_to_num().abs().max()) <= tol * scale + rounding
+    )
+
 
 def fast_encoder(
-    model,            # any model
-    enc:dict,         # an encoded text
-    tol:float=1e-4,   # largest error of a logit, in units of the largest change by one removed token
-):                    # a `FastEncoder` that gave the model's own logits on variants of this text, or None
+    model,  # any model
+    enc: dict,  # an encoded text
+    # largest error of a logit, in units of the largest change by one removed
+    # token
+    tol: float = 1e-4,
+    # a `FastEncoder` that gave the model's own logits on variants of this text,
+    # or None
+):
     "The fast path, where it is exact."
-    if 'input_ids' not in enc or enc['input_ids'].shape[1] < 4 or not set(enc) <= PER_TOKEN: return None
-    if type(model).__name__ not in READ_FIRST_ROW or not survives_gaps(model): return None
-    try: fast = FastEncoder(model)
-    except ValueError: return None
+    if (
+        'input_ids' not in enc
+        or enc['input_ids'].shape[1] < 4
+        or not set(enc) <= PER_TOKEN
+    ):
+        return None
+    if type(model).__name__ not in READ_FIRST_ROW or not survives_gaps(model):
+        return None
+    try:
+        fast = FastEncoder(model)
+    except ValueError:
+        return None
     keep = _variants_to_try(enc['input_ids'])
     with torch.no_grad():
-        own = output_field(forward(model, {k: v.expand(len(keep), -1) for k, v in enc.items()} | dict(attention_mask=keep.long())))
-    try: ours = torch.cat([_by_fast(fast, enc, rows) for rows in keep.split((2, 1, 1))])
-    except (RuntimeError, TypeError, AttributeError): return None               # built otherwise inside
+        own = output_field(
+            forward(
+                model,
+                {k: v.expand(len(keep), -1) for k, v in enc.items()}
+                | dict(attention_mask=keep.long()),
+            )
+        )
+    try:
+        ours = torch.cat(
+            [_by_fast(fast, enc, rows) for rows in keep.split((2, 1, 1))]
+        )
+    except (RuntimeError, TypeError, AttributeError):
+        return None  # built otherwise inside
     return fast if agree(ours, own, spread(own[:-1]), tol) else None
 
-def _variants_to_try(ids): # without the second token, the last, the first; without every third
+
+def _variants_to_try(
+    ids,
+):  # without the second token, the last, the first; without every third
     n = ids.shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=ids.device)
-    for row, gone in enumerate((1, n - 1, 0)): keep[row, gone] = False
+    for row, gone in enumerate((1, n - 1, 0)):
+        keep[row, gone] = False
     keep[3, 1::3] = False
     return keep
 
-def _by_fast(fast, enc, keep): # variants of one size; row 0 is read, seen by others or not
+
+def _by_fast(
+    fast, enc, keep
+):  # variants of one size; row 0 is read, seen by others or not
     rows = keep.clone()
     rows[:, 0] = True
-    return fast(*fast.texts([enc]), rows.nonzero()[:, 1].view(len(keep), -1), ~keep[:, 0])
+    return fast(
+        *fast.texts([enc]),
+        rows.nonzero()[:, 1].view(len(keep), -1),
+        ~keep[:, 0],
+    )
 
 # %% ../nbs/42_fast.ipynb #d2f52910
 @contextlib.contextmanager
 def read_row_only(
-    model,       # any model; one that is not in READ_FIRST_ROW is left as it is
-    target=None, # see `as_target`, or a settled `Readout`; where it is a function, which may read any row, nothing changes
+    model,  # any model; one that is not in READ_FIRST_ROW is left as it is
+    # see `as_target`, or a settled `Readout`; where it is a function, which may
+    # read any row, nothing changes
+    target=None,
 ):
     "A context in which the last layer computes, behind its attention, the row that the classifier reads and no other. Logits and gradients stay the same."
-    if not _may_skip_rows(model, target): yield; return
+    if not _may_skip_rows(model, target):
+        yield
+        return
     thread = threading.get_ident()
-    handle = model.base_model.encoder.layer[-1].attention.output.register_forward_pre_hook(lambda m, args: tuple(a[:, :1] for a in args) if threading.get_ident() == thread else None)
-    try: yield
-    finally: handle.remove()
+    handle = model.base_model.encoder.layer[
+        -1
+    ].attention.output.register_forward_pre_hook(
+        lambda m, args: (
+            tuple(a[:, :1] for a in args)
+            if threading.get_ident() == thread
+            else None
+        )
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
 
 def _may_skip_rows(model, target):
-    if not type(model).__module__.startswith('transformers.models.') or type(model).__name__ not in READ_FIRST_ROW or model.training: return False
-    target, c = as_target(getattr(target, 'target', None) if isinstance(target, Readout) else target), model.config
-    if callable(target) or target.output not in (None, 'logits') or getattr(c, 'output_hidden_states', False) or c.chunk_size_feed_forward or c.is_decoder: return False
+    if (
+        not type(model).__module__.startswith('transformers.models.')
+        or type(model).__name__ not in READ_FIRST_ROW
+        or model.training
+    ):
+        return False
+    target, c = (
+        as_target(
+            getattr(target, 'target', None)
+            if isinstance(target, Readout)
+            else target
+        ),
+        model.config,
+    )
+    if (
+        callable(target)
+        or target.output not in (None, 'logits')
+        or getattr(c, 'output_hidden_states', False)
+        or c.chunk_size_feed_forward
+        or c.is_decoder
+    ):
+        return False
     head = [getattr(model.base_model, 'pooler', None), model.classifier]
-    return not any(meddled_with(m) for part in (model.base_model.encoder.layer[-1], *head) if part is not None for m in part.modules()) and not any(map(meddled_with, (model, model.base_model, model.base_model.encoder)))
+    return not any(
+        meddled_with(m)
+        for part in (model.base_model.encoder.layer[-1], *head)
+        if part is not None
+        for m in part.modules()
+    ) and not any(
+        map(meddled_with, (model, model.base_model, model.base_model.encoder))
+    )
 
 # %% ../nbs/42_fast.ipynb #fae4ec93
 @torch.no_grad()
 def prefix_states(
-    model,    # any model
-    enc:dict, # an encoded text
-)->list:      # per layer keys and values (1, heads, T, d), or None where the model keeps none for every token
+    model,  # any model
+    enc: dict,  # an encoded text
+    # per layer keys and values (1, heads, T, d), or None where the model keeps
+    # none for every token
+) -> list:
     "The keys and values of a decoder's text."
     takes = _takes(model)
-    if 'input_ids' not in enc or not survives_gaps(model) or _package(model) not in DROP_DECODERS: return None
-    if not {'past_key_values', 'use_cache', 'position_ids'} <= set(takes): return None
-    cache = getattr(forward(model, enc | dict(use_cache=True)), 'past_key_values', None); layers = getattr(cache, 'layers', None) or []
-    states = [(getattr(l, 'keys', None), getattr(l, 'values', None)) for l in layers]
-    return states if states and all(torch.is_tensor(k) and k.ndim == 4 and k.shape[2] == enc['input_ids'].shape[1] for k, _ in states) else None
+    if (
+        'input_ids' not in enc
+        or not survives_gaps(model)
+        or _package(model) not in DROP_DECODERS
+    ):
+        return None
+    if not {'past_key_values', 'use_cache', 'position_ids'} <= set(takes):
+        return None
+    cache = getattr(
+        forward(model, enc | dict(use_cache=True)), 'past_key_values', None
+    )
+    layers = getattr(cache, 'layers', None) or []
+    states = [
+        (getattr(l, 'keys', None), getattr(l, 'values', None)) for l in layers
+    ]
+    return (
+        states
+        if states
+        and all(
+            torch.is_tensor(k)
+            and k.ndim == 4
+            and k.shape[2] == enc['input_ids'].shape[1]
+            for k, _ in states
+        )
+        else None
+    )
+
 
 def first_gaps(
-    keep:torch.Tensor, # (n, T) bool
-)->torch.Tensor:       # (n,) how many tokens stand before the first removed one, at most T − 1
+    keep: torch.Tensor,  # (n, T) bool
+) -> (
+    torch.Tensor
+):  # (n,) how many tokens stand before the first removed one, at most T − 1
     "The prefix that each variant shares with the whole text."
     return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - 1)
 
+
 @torch.no_grad()
 def forward_after_prefix(
-    model, enc:dict,
-    states:list,       # of `prefix_states`
-    keep:torch.Tensor, # (n, T) bool, equally many tokens each, the last one among them
-):                     # the model's output for what follows the common prefix
+    model,
+    enc: dict,
+    states: list,  # of `prefix_states`
+    # (n, T) bool, equally many tokens each, the last one among them
+    keep: torch.Tensor,
+):  # the model's output for what follows the common prefix
     "Variants of a decoder's text, from their first gap on."
     n, p, cache = len(keep), int(first_gaps(keep).min()), DynamicCache()
-    for l, (k, v) in enumerate(states): cache.update(*(t[:, :, :p].expand(n, -1, -1, -1) for t in (k, v)), l)
-    where = keep.nonzero()[:, 1].view(n, -1); rest = where[:, p:]                # the first p kept are 0 … p − 1
+    for l, (k, v) in enumerate(states):
+        cache.update(*(t[:, :, :p].expand(n, -1, -1, -1) for t in (k, v)), l)
+    where = keep.nonzero()[:, 1].view(n, -1)
+    rest = where[:, p:]  # the first p kept are 0 … p − 1
     tokens = {k: v[0][rest] for k, v in enc.items() if k != 'attention_mask'}
-    return forward(model, tokens | dict(attention_mask=torch.ones_like(where), position_ids=rest + position_offset(model), past_key_values=cache, use_cache=True))
+    return forward(
+        model,
+        tokens
+        | dict(
+            attention_mask=torch.ones_like(where),
+            position_ids=rest + position_offset(model),
+            past_key_values=cache,
+            use_cache=True,
+        ),
+    )

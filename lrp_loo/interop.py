@@ -14,372 +14,939 @@ from functools import wraps
 import numpy as np
 import torch
 from torch.nn import functional as F
-from .methods import METHODS, _function, _named_target, by_unit, check_call, eager, ig_scores, lrp_scores
+from lrp_loo.methods import (
+    METHODS,
+    _function,
+    _named_target,
+    by_unit,
+    check_call,
+    eager,
+    ig_scores,
+    lrp_scores,
+)
 from .lrp import Composite
 from .core import whole_number
-from .models import _takes, check_finite, device_of, forward, input_embeddings, unwrap, watch_embeddings
+from lrp_loo.models import (
+    _takes,
+    check_finite,
+    device_of,
+    forward,
+    input_embeddings,
+    unwrap,
+    watch_embeddings,
+)
 from .loo import Removal, input_positions
 from .targets import output_field
 
 # %% ../nbs/17_interop.ipynb #fa94d281
-KINDS = {2: 'input_ids', 3: 'inputs_embeds', 4: 'pixel_values'} # by the number of dimensions: (batch, T), (batch, T, d), (batch, C, H, W)
+KINDS = {
+    2: 'input_ids',
+    3: 'inputs_embeds',
+    4: 'pixel_values',
+}  # by the number of dimensions: (batch, T), (batch, T, d), (batch, C, H, W)
+
 
 def input_kind(
-    x:torch.Tensor, # inputs
-)->str:             # one of KINDS
+    x: torch.Tensor,  # inputs
+) -> str:  # one of KINDS
     "What a tensor of inputs is, or an error that says why it cannot be explained."
-    if not torch.is_tensor(x): raise TypeError(f"inputs must be a tensor, got {type(x).__name__}")
-    if x.ndim not in KINDS or not x.numel(): raise ValueError(f"inputs have shape {tuple(x.shape)}; take token ids (batch, tokens), embeddings (batch, tokens, d) or pixels (batch, channels, height, width)")
-    kind, whole = KINDS[x.ndim], not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-    if kind == 'input_ids' and not whole: raise TypeError(f"two dimensions are token ids, whole numbers, got {x.dtype}; embeddings have three dimensions")
-    if kind != 'input_ids' and not x.is_floating_point(): raise TypeError(f"{kind} of {x.dtype} have no gradient; pass floating point numbers")
-    if not whole and not torch.isfinite(x).all(): raise ValueError("the inputs hold NaN or infinite numbers")
+    if not torch.is_tensor(x):
+        raise TypeError(f"inputs must be a tensor, got {type(x).__name__}")
+    if x.ndim not in KINDS or not x.numel():
+        raise ValueError(
+            f"inputs have shape {tuple(x.shape)}; take token ids (batch, tokens), embeddings (batch, tokens, d) or pixels (batch, channels, height, width)"
+        )
+    kind, whole = (
+        KINDS[x.ndim],
+        not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool),
+    )
+    if kind == 'input_ids' and not whole:
+        raise TypeError(
+            f"two dimensions are token ids, whole numbers, got {x.dtype}; embeddings have three dimensions"
+        )
+    if kind != 'input_ids' and not x.is_floating_point():
+        raise TypeError(
+            f"{kind} of {x.dtype} have no gradient; pass floating point numbers"
+        )
+    if not whole and not torch.isfinite(x).all():
+        raise ValueError("the inputs hold NaN or infinite numbers")
     return kind
 
+
 def named_inputs(
-    model,           # any model
-    x:torch.Tensor,  # ids, embeddings or pixels
-    more=None,       # additional forward arguments: a tensor or a tuple in the order of the model's own forward, None for one that is left out; or a dict
-    mask_padding:bool=False, # where no attention mask is given, mask ids equal to the model's padding token
-)->dict:             # name → (batch, …); an attention mask for every text
+    model,  # any model
+    x: torch.Tensor,  # ids, embeddings or pixels
+    # additional forward arguments: a tensor or a tuple in the order of the
+    # model's own forward, None for one that is left out; or a dict
+    more=None,
+    # where no attention mask is given, mask ids equal to the model's padding
+    # token
+    mask_padding: bool = False,
+) -> dict:  # name → (batch, …); an attention mask for every text
     "Positional arguments by the names that the model's forward has for them."
-    kind = input_kind(x); first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
-    takes = [k for k, p in _takes(model).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if first not in takes: raise ValueError(f"{type(model).__name__} does not take {first}, which inputs of shape {tuple(x.shape)} are; its forward takes {', '.join(takes)}")
-    batch = {kind: x.detach()} | _named_more(more, takes[takes.index(first) + 1:], first, x.shape)
-    if kind == 'pixel_values': return batch
+    kind = input_kind(x)
+    first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
+    takes = [
+        k for k, p in _takes(model).items() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    if first not in takes:
+        raise ValueError(
+            f"{type(model).__name__} does not take {first}, which inputs of shape {tuple(x.shape)} are; its forward takes {', '.join(takes)}"
+        )
+    batch = {kind: x.detach()} | _named_more(
+        more, takes[takes.index(first) + 1 :], first, x.shape
+    )
+    if kind == 'pixel_values':
+        return batch
     n = getattr(input_embeddings(model), 'num_embeddings', None)
-    if kind == 'input_ids' and n and not 0 <= int(x.min()) <= int(x.max()) < n: raise ValueError(f"token ids go from {int(x.min())} to {int(x.max())}, and the model has {n} tokens")
+    if kind == 'input_ids' and n and not 0 <= int(x.min()) <= int(x.max()) < n:
+        raise ValueError(
+            f"token ids go from {int(x.min())} to {int(x.max())}, and the model has {n} tokens"
+        )
     pad = _pad_id(model) if mask_padding and kind == 'input_ids' else None
-    mask = batch.get('attention_mask', torch.ones(x.shape[:2], device=x.device) if pad is None else x != pad)
-    if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all(): raise ValueError(f"attention_mask must be (batch, tokens) of 0 and 1, got shape {tuple(mask.shape)}")
+    mask = batch.get(
+        'attention_mask',
+        torch.ones(x.shape[:2], device=x.device) if pad is None else x != pad,
+    )
+    if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            f"attention_mask must be (batch, tokens) of 0 and 1, got shape {tuple(mask.shape)}"
+        )
     return batch | dict(attention_mask=mask.long())
 
-def _named_more(more, names, first, shape): # additional forward arguments, checked
+
+def _named_more(
+    more, names, first, shape
+):  # additional forward arguments, checked
     more = () if more is None else (more,) if torch.is_tensor(more) else more
-    if not isinstance(more, (tuple, list, dict)): raise TypeError(f"additional_forward_args must be a tensor, a tuple or a dict, got {type(more).__name__}")
+    if not isinstance(more, (tuple, list, dict)):
+        raise TypeError(
+            f"additional_forward_args must be a tensor, a tuple or a dict, got {type(more).__name__}"
+        )
     if not isinstance(more, dict):
-        if len(more) > len(names): raise ValueError(f"{len(more)} additional_forward_args were given, and the model's forward takes {len(names)} after {first}: {', '.join(names)}")
+        if len(more) > len(names):
+            raise ValueError(
+                f"{len(more)} additional_forward_args were given, and the model's forward takes {len(names)} after {first}: {', '.join(names)}"
+            )
         more = dict(zip(names, more))
-    if unknown := sorted(set(more) - set(names)): raise ValueError(f"additional_forward_args name {', '.join(unknown)}, and the model's forward takes {', '.join(names)} after {first}")
+    if unknown := sorted(set(more) - set(names)):
+        raise ValueError(
+            f"additional_forward_args name {', '.join(unknown)}, and the model's forward takes {', '.join(names)} after {first}"
+        )
     more = {k: v for k, v in more.items() if v is not None}
     for k, v in more.items():
-        if k in ('inputs_embeds', 'labels', 'past_key_values') or first == 'pixel_values': raise ValueError(f"additional_forward_args: {k} cannot be given beside {first} (this model's forward takes {', '.join(names)} in this order; None leaves one out, and a dict names them)")
-        if not torch.is_tensor(v) or v.shape[:2] != shape[:2]: raise ValueError(f"additional_forward_args: {k} must be a tensor of shape {tuple(shape[:2])}, an entry for each token, got {tuple(v.shape) if torch.is_tensor(v) else type(v).__name__}")
+        if (
+            k in ('inputs_embeds', 'labels', 'past_key_values')
+            or first == 'pixel_values'
+        ):
+            raise ValueError(
+                f"additional_forward_args: {k} cannot be given beside {first} (this model's forward takes {', '.join(names)} in this order; None leaves one out, and a dict names them)"
+            )
+        if not torch.is_tensor(v) or v.shape[:2] != shape[:2]:
+            raise ValueError(
+                f"additional_forward_args: {k} must be a tensor of shape {tuple(shape[:2])}, an entry for each token, got {tuple(v.shape) if torch.is_tensor(v) else type(v).__name__}"
+            )
     return more
+
 
 def _pad_id(model):
     c = getattr(model, 'config', None)
-    return getattr(c.get_text_config() if hasattr(c, 'get_text_config') else c, 'pad_token_id', None)
+    return getattr(
+        c.get_text_config() if hasattr(c, 'get_text_config') else c,
+        'pad_token_id',
+        None,
+    )
 
 # %% ../nbs/17_interop.ipynb #60106c5e
-class _Rows(torch.nn.Module): # an embedding table that keeps its history
-    def __init__(self, rows): super().__init__(); self.rows = rows
-    def forward(self, ids): return F.embedding(ids, self.rows)
+class _Rows(torch.nn.Module):  # an embedding table that keeps its history
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, ids):
+        return F.embedding(ids, self.rows)
+
 
 class ReadsGiven(torch.nn.Module):
     "A model whose input embeddings are what was given: pixels, or embeddings, of which `input_ids` then number the rows."
-    def __init__(self,
-        model,           # any model
-        x:torch.Tensor,  # (batch, T, d) embeddings or (batch, C, H, W) pixels
-        mask=None,       # (batch, T) where there is text
+
+    def __init__(
+        self,
+        model,  # any model
+        x: torch.Tensor,  # (batch, T, d) embeddings or (batch, C, H, W) pixels
+        mask=None,  # (batch, T) where there is text
     ):
-        super().__init__(); self.model, self.config, pixels = model, getattr(model, 'config', None), x.ndim == 4; self.train(model.training)
+        super().__init__()
+        self.model, self.config, pixels = (
+            model,
+            getattr(model, 'config', None),
+            x.ndim == 4,
+        )
+        self.train(model.training)
         self.source = torch.nn.Identity() if pixels else _Rows(x.flatten(0, 1))
-        if pixels: return
-        pad = _pad_id(model); some = 0 if pad != 0 else 1              # an id that is not padding: decoders, and RoBERTa, look for it
-        self.stands = torch.full(mask.shape, some, device=x.device) if pad is None else torch.where(mask > 0, some, pad)
+        if pixels:
+            return
+        pad = _pad_id(model)
+        some = (
+            0 if pad != 0 else 1
+        )  # an id that is not padding: decoders, and RoBERTa, look for it
+        self.stands = (
+            torch.full(mask.shape, some, device=x.device)
+            if pad is None
+            else torch.where(mask > 0, some, pad)
+        )
 
-    def ids(self): return torch.arange(self.stands.numel(), device=self.stands.device).view_as(self.stands)
+    def ids(self):
+        return torch.arange(
+            self.stands.numel(), device=self.stands.device
+        ).view_as(self.stands)
 
-    def get_input_embeddings(self): return self.source
+    def get_input_embeddings(self):
+        return self.source
 
-    def named_modules(self, *args, **kwargs): # rules by module path mean the model's own paths
-        for path, m in super().named_modules(*args, **kwargs): yield path.removeprefix('model').removeprefix('.'), m
+    def named_modules(
+        self, *args, **kwargs
+    ):  # rules by module path mean the model's own paths
+        for path, m in super().named_modules(*args, **kwargs):
+            yield path.removeprefix('model').removeprefix('.'), m
 
-    def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **others):
-        if pixel_values is not None: return forward(self.model, dict(pixel_values=self.source(pixel_values), **others))
-        with watch_embeddings(self.model, self.source(input_ids)): return forward(self.model, dict(input_ids=self.stands.flatten()[input_ids], attention_mask=attention_mask, **others))
+    def forward(
+        self, input_ids=None, attention_mask=None, pixel_values=None, **others
+    ):
+        if pixel_values is not None:
+            return forward(
+                self.model,
+                dict(pixel_values=self.source(pixel_values), **others),
+            )
+        with watch_embeddings(self.model, self.source(input_ids)):
+            return forward(
+                self.model,
+                dict(
+                    input_ids=self.stands.flatten()[input_ids],
+                    attention_mask=attention_mask,
+                    **others,
+                ),
+            )
 
 # %% ../nbs/17_interop.ipynb #28699541
 class TensorModel(torch.nn.Module):
     "A model called as Captum and Quantus call one: tensors in, (batch, n_classes) out."
+
     mask_padding = False
 
-    def __init__(self,
-        model, # a transformers model, a module called the same way, or a pipeline
+    def __init__(
+        self,
+        # a transformers model, a module called the same way, or a pipeline
+        model,
     ):
-        super().__init__(); self.model = eager(unwrap(model)[0])
-        if not isinstance(self.model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
+        super().__init__()
+        self.model = eager(unwrap(model)[0])
+        if not isinstance(self.model, torch.nn.Module):
+            raise TypeError(
+                f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}"
+            )
         self.train(self.model.training)
 
-    def read(self, inputs): return inputs # as the methods take them
+    def read(self, inputs):
+        return inputs  # as the methods take them
 
-    def forward(self,
-        inputs:torch.Tensor, # ids, embeddings or pixels
-        *more,               # additional forward arguments, or one dict of them
-    )->torch.Tensor:         # (batch, n) logits; of a decoder those after the last token
-        x, model = self.read(inputs), self.model; batch = named_inputs(model, x, more[0] if len(more) == 1 else more, self.mask_padding)
-        if x.ndim == 3: model = ReadsGiven(model, x, batch['attention_mask']); batch.pop('inputs_embeds'); batch['input_ids'] = model.ids()
-        elif x.ndim == 4: batch['pixel_values'] = x                    # with its history
+    def forward(
+        self,
+        inputs: torch.Tensor,  # ids, embeddings or pixels
+        *more,  # additional forward arguments, or one dict of them
+    ) -> (
+        torch.Tensor
+    ):  # (batch, n) logits; of a decoder those after the last token
+        x, model = self.read(inputs), self.model
+        batch = named_inputs(
+            model, x, more[0] if len(more) == 1 else more, self.mask_padding
+        )
+        if x.ndim == 3:
+            model = ReadsGiven(model, x, batch['attention_mask'])
+            batch.pop('inputs_embeds')
+            batch['input_ids'] = model.ids()
+        elif x.ndim == 4:
+            batch['pixel_values'] = x  # with its history
         out = output_field(forward(model, batch))
-        return out if out.ndim == 2 else out[torch.arange(len(out)), batch['attention_mask'].cumsum(1).argmax(1)]
+        return (
+            out
+            if out.ndim == 2
+            else out[
+                torch.arange(len(out)),
+                batch['attention_mask'].cumsum(1).argmax(1),
+            ]
+        )
+
 
 class TokenModel(TensorModel):
     "The same for token ids that went through an array of floats, as in Quantus. The padding token is masked: put in place of a token, it removes it by attention mask."
+
     mask_padding = True
 
-    def __init__(self, model): # as for `TensorModel`
+    def __init__(self, model):  # as for `TensorModel`
         super().__init__(model)
-        if _pad_id(self.model) is None: raise ValueError(f"{type(self.model).__name__} knows no padding token; set model.config.pad_token_id")
+        if _pad_id(self.model) is None:
+            raise ValueError(
+                f"{type(self.model).__name__} knows no padding token; set model.config.pad_token_id"
+            )
 
-    def read(self, inputs): # (batch, T) or (batch, 1, T)
-        if inputs.ndim == 3 and inputs.shape[1] == 1: inputs = inputs[:, 0]
-        if inputs.ndim != 2 or not torch.equal(inputs, inputs.round()): raise ValueError(f"token ids must be whole numbers of shape (batch, tokens) or (batch, 1, tokens), got shape {tuple(inputs.shape)}" + ('' if inputs.ndim != 2 else ' with other numbers'))
+    def read(self, inputs):  # (batch, T) or (batch, 1, T)
+        if inputs.ndim == 3 and inputs.shape[1] == 1:
+            inputs = inputs[:, 0]
+        if inputs.ndim != 2 or not torch.equal(inputs, inputs.round()):
+            raise ValueError(
+                f"token ids must be whole numbers of shape (batch, tokens) or (batch, 1, tokens), got shape {tuple(inputs.shape)}"
+                + ('' if inputs.ndim != 2 else ' with other numbers')
+            )
         return inputs.long()
 
 # %% ../nbs/17_interop.ipynb #465d7201
-def _aligned(batch): # texts begin in the first column → the batch, and where each column stood (None: nothing moved)
+def _aligned(
+    batch,
+    # texts begin in the first column → the batch, and where each column stood
+    # (None: nothing moved)
+):
     mask = batch.get('attention_mask')
-    if mask is None: return batch, None
-    if bad := torch.where(F.pad(mask, (1, 1)).diff(dim=1).abs().sum(1) != 2)[0].tolist(): raise ValueError(f"attention_mask must be 1 at one unbroken stretch of tokens with padding before or after it; it is not in row {bad[0]}")
+    if mask is None:
+        return batch, None
+    if bad := torch.where(F.pad(mask, (1, 1)).diff(dim=1).abs().sum(1) != 2)[
+        0
+    ].tolist():
+        raise ValueError(
+            f"attention_mask must be 1 at one unbroken stretch of tokens with padding before or after it; it is not in row {bad[0]}"
+        )
     order = (1 - mask).argsort(dim=1, stable=True)
-    return (batch, None) if torch.equal(mask.gather(1, order), mask) else ({k: _rows(v, order) for k, v in batch.items()}, order)
+    return (
+        (batch, None)
+        if torch.equal(mask.gather(1, order), mask)
+        else ({k: _rows(v, order) for k, v in batch.items()}, order)
+    )
 
-def _rows(v, order): return v if order is None else v[torch.arange(len(v), device=v.device)[:, None], order]
 
-def _back(v, order): # the inverse of `_rows`
-    if order is None: return v
-    out = torch.empty_like(v); out[torch.arange(len(v), device=v.device)[:, None], order] = v
+def _rows(v, order):
+    return (
+        v
+        if order is None
+        else v[torch.arange(len(v), device=v.device)[:, None], order]
+    )
+
+
+def _back(v, order):  # the inverse of `_rows`
+    if order is None:
+        return v
+    out = torch.empty_like(v)
+    out[torch.arange(len(v), device=v.device)[:, None], order] = v
     return out
 
-def _by_target(target, n): # (target, rows) for each target that occurs
-    if isinstance(target, np.ndarray): target = torch.from_numpy(target)
+
+def _by_target(target, n):  # (target, rows) for each target that occurs
+    if isinstance(target, np.ndarray):
+        target = torch.from_numpy(target)
     if torch.is_tensor(target):
-        if target.is_floating_point() or target.dtype == torch.bool: raise TypeError(f"targets must be whole numbers, got {target.dtype}")
-        if target.ndim > 1: raise ValueError(f"targets must be one number or one per example, got shape {tuple(target.shape)}; a tuple (a, b) is the difference of two classes")
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(
+                f"targets must be whole numbers, got {target.dtype}"
+            )
+        if target.ndim > 1:
+            raise ValueError(
+                f"targets must be one number or one per example, got shape {tuple(target.shape)}; a tuple (a, b) is the difference of two classes"
+            )
         target = target.tolist()
-    if not isinstance(target, list) or len(target) == 1: return [(target[0] if isinstance(target, list) else target, list(range(n)))]
-    if len(target) != n: raise ValueError(f"target has {len(target)} entries for {n} examples; give one for all, or one per example")
+    if not isinstance(target, list) or len(target) == 1:
+        return [
+            (target[0] if isinstance(target, list) else target, list(range(n)))
+        ]
+    if len(target) != n:
+        raise ValueError(
+            f"target has {len(target)} entries for {n} examples; give one for all, or one per example"
+        )
     groups = {}
-    for i, t in enumerate(target): groups.setdefault(tuple(t) if isinstance(t, list) else t, []).append(i)
+    for i, t in enumerate(target):
+        groups.setdefault(tuple(t) if isinstance(t, list) else t, []).append(i)
     return list(groups.items())
 
+
 def spread(
-    scores:torch.Tensor, # (batch, n) a score per token or patch
-    x:torch.Tensor,      # embeddings or pixels
-)->torch.Tensor:         # shaped as x; what belongs to one token or patch sums to its score
+    scores: torch.Tensor,  # (batch, n) a score per token or patch
+    x: torch.Tensor,  # embeddings or pixels
+) -> (
+    torch.Tensor
+):  # shaped as x; what belongs to one token or patch sums to its score
     "A score in equal parts to the numbers that its token or patch is made of."
-    if x.ndim == 3: return (scores/x.shape[2])[..., None].expand_as(x).clone()
-    H, W = x.shape[2:]; n = scores.shape[1]; rows = round((n*H/W)**.5); cols = n//max(1, rows)
-    if rows*cols != n or H % rows or W % cols: raise ValueError(f"{n} patches do not tile an image of {H} × {W} pixels; their scores cannot be spread over it")
-    per_pixel = scores.view(-1, 1, rows, cols)/(x.shape[1]*(H//rows)*(W//cols))
-    return per_pixel.repeat_interleave(H//rows, 2).repeat_interleave(W//cols, 3).expand_as(x).clone()
+    if x.ndim == 3:
+        return (scores / x.shape[2])[..., None].expand_as(x).clone()
+    H, W = x.shape[2:]
+    n = scores.shape[1]
+    rows = round((n * H / W) ** 0.5)
+    cols = n // max(1, rows)
+    if rows * cols != n or H % rows or W % cols:
+        raise ValueError(
+            f"{n} patches do not tile an image of {H} × {W} pixels; their scores cannot be spread over it"
+        )
+    per_pixel = scores.view(-1, 1, rows, cols) / (
+        x.shape[1] * (H // rows) * (W // cols)
+    )
+    return (
+        per_pixel.repeat_interleave(H // rows, 2)
+        .repeat_interleave(W // cols, 3)
+        .expand_as(x)
+        .clone()
+    )
 
 # %% ../nbs/17_interop.ipynb #9607bc77
-PER_FEATURE = ('attn_lrp', 'cp_lrp', 'canonized', 'lrp', 'grad_x_input', 'ig') # a score for every number of the embedding, or of the image
+PER_FEATURE = (
+    'attn_lrp',
+    'cp_lrp',
+    'canonized',
+    'lrp',
+    'grad_x_input',
+    'ig',
+)  # a score for every number of the embedding, or of the image
 
-def _unwrappable(f): # Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own usage log leaves there
+
+def _unwrappable(
+    f,
+    # Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own
+    # usage log leaves there
+):
     @wraps(f)
-    def call(*args, **kwargs): return f(*args, **kwargs)
+    def call(*args, **kwargs):
+        return f(*args, **kwargs)
+
     return call
+
 
 class Attributor:
     "A method behind Captum's interface: `Attributor(model, method).attribute(inputs, target=…)`."
-    has_delta = False
-    multiplies_by_inputs = True # Captum's word for methods that are not a bare sensitivity
 
-    def __init__(self,
-        model,          # a transformers model, a module called the same way, a pipeline, or a `TensorModel`
-        method,         # one of METHODS, or a function of one's own
-        tokenizer=None, # where it is known, special tokens stay in baselines and groups; from a pipeline None takes the pipeline's
-        **options,      # the method's own
+    has_delta = False
+    multiplies_by_inputs = (
+        True  # Captum's word for methods that are not a bare sensitivity
+    )
+
+    def __init__(
+        self,
+        # a transformers model, a module called the same way, a pipeline, or a
+        # `TensorModel`
+        model,
+        method,  # one of METHODS, or a function of one's own
+        # where it is known, special tokens stay in baselines and groups; from a
+        # pipeline None takes the pipeline's
+        tokenizer=None,
+        **options,  # the method's own
     ):
-        self.forward_func = model if isinstance(model, TensorModel) else TensorModel(model)
-        self.tokenizer, self.method, self.options = unwrap(model, tokenizer)[1], method, options
+        self.forward_func = (
+            model if isinstance(model, TensorModel) else TensorModel(model)
+        )
+        self.tokenizer, self.method, self.options = (
+            unwrap(model, tokenizer)[1],
+            method,
+            options,
+        )
 
     @property
-    def model(self): return self.forward_func.model
+    def model(self):
+        return self.forward_func.model
 
     @classmethod
-    def get_name(cls): return re.sub(r'(?<=[a-z])(?=[A-Z])|(?<=X)(?=[A-Z][a-z])', ' ', cls.__name__)
+    def get_name(cls):
+        return re.sub(
+            r'(?<=[a-z])(?=[A-Z])|(?<=X)(?=[A-Z][a-z])', ' ', cls.__name__
+        )
 
-    def has_convergence_delta(self): return self.has_delta
+    def has_convergence_delta(self):
+        return self.has_delta
 
     @_unwrappable
-    def attribute(self,
-        inputs:torch.Tensor,          # ids (batch, T), embeddings (batch, T, d) or pixels (batch, C, H, W)
-        target=None,                  # see `as_target`; also one per example, as a list or tensor; None: the predicted class
-        additional_forward_args=None, # see `named_inputs`
-    )->torch.Tensor:                  # shaped as the inputs
+    def attribute(
+        self,
+        # ids (batch, T), embeddings (batch, T, d) or pixels (batch, C, H, W)
+        inputs: torch.Tensor,
+        # see `as_target`; also one per example, as a list or tensor; None: the
+        # predicted class
+        target=None,
+        additional_forward_args=None,  # see `named_inputs`
+    ) -> torch.Tensor:  # shaped as the inputs
         "A score for every entry of the inputs."
         return self._run(inputs, target, additional_forward_args)[0]
 
-    def _run(self, inputs, target, more, baselines=None, **options): # scores, explained numbers (batch,), info per example
-        x, single = (inputs, True) if not isinstance(inputs, tuple) else (inputs[0], False) if len(inputs) == 1 else (None, None)
-        if single is None: raise ValueError(f"inputs are {len(inputs)} tensors, and one is explained; give the others as additional_forward_args")
-        model, tokenizer = self.model, self.tokenizer; check_call(model, self.method, None)
-        batch, kind = named_inputs(model, x, more, self.forward_func.mask_padding), input_kind(x)
-        run = _function(METHODS[self.method] if isinstance(self.method, str) else self.method)
-        per_feature = kind != 'input_ids' and (self.method in PER_FEATURE if isinstance(self.method, str) else run in (lrp_scores, ig_scores))
-        if kind == 'inputs_embeds': model = ReadsGiven(model, batch.pop(kind), batch['attention_mask']); batch['input_ids'], tokenizer = model.ids(), None
-        elif per_feature: model = ReadsGiven(model, batch[kind])
-        options = self.options | options | (dict(dims=True) if per_feature else {})
-        if run is ig_scores and 'baseline' not in options: options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
+    def _run(
+        self, inputs, target, more, baselines=None, **options
+    ):  # scores, explained numbers (batch,), info per example
+        x, single = (
+            (inputs, True)
+            if not isinstance(inputs, tuple)
+            else (inputs[0], False)
+            if len(inputs) == 1
+            else (None, None)
+        )
+        if single is None:
+            raise ValueError(
+                f"inputs are {len(inputs)} tensors, and one is explained; give the others as additional_forward_args"
+            )
+        model, tokenizer = self.model, self.tokenizer
+        check_call(model, self.method, None)
+        batch, kind = (
+            named_inputs(model, x, more, self.forward_func.mask_padding),
+            input_kind(x),
+        )
+        run = _function(
+            METHODS[self.method]
+            if isinstance(self.method, str)
+            else self.method
+        )
+        per_feature = kind != 'input_ids' and (
+            self.method in PER_FEATURE
+            if isinstance(self.method, str)
+            else run in (lrp_scores, ig_scores)
+        )
+        if kind == 'inputs_embeds':
+            model = ReadsGiven(model, batch.pop(kind), batch['attention_mask'])
+            batch['input_ids'], tokenizer = model.ids(), None
+        elif per_feature:
+            model = ReadsGiven(model, batch[kind])
+        options = (
+            self.options | options | (dict(dims=True) if per_feature else {})
+        )
+        if run is ig_scores and 'baseline' not in options:
+            options['baseline'] = _as_baseline(
+                self.model, x, baselines, tokenizer
+            )
         batch, order = _aligned(batch)
-        if torch.is_tensor(options.get('baseline')): options['baseline'] = _rows(options['baseline'], order)
-        scores, values, info = self._each_target(model, tokenizer, batch, _named_target(self.model, self.tokenizer, target), options)
-        if 'attention_mask' in batch: scores = scores.masked_fill(batch['attention_mask'].view(*batch['attention_mask'].shape, *[1]*(scores.ndim - 2)) == 0, 0.)
-        scores = _back(scores, order); scores = (scores if per_feature or kind == 'input_ids' else spread(scores, x)).to(x.device, x.dtype if x.is_floating_point() else torch.float32)
-        if not torch.isfinite(scores).all(): raise ValueError(f"{self.get_name()} gave scores that are not finite")
+        if torch.is_tensor(options.get('baseline')):
+            options['baseline'] = _rows(options['baseline'], order)
+        scores, values, info = self._each_target(
+            model,
+            tokenizer,
+            batch,
+            _named_target(self.model, self.tokenizer, target),
+            options,
+        )
+        if 'attention_mask' in batch:
+            scores = scores.masked_fill(
+                batch['attention_mask'].view(
+                    *batch['attention_mask'].shape, *[1] * (scores.ndim - 2)
+                )
+                == 0,
+                0.0,
+            )
+        scores = _back(scores, order)
+        scores = (
+            scores if per_feature or kind == 'input_ids' else spread(scores, x)
+        ).to(x.device, x.dtype if x.is_floating_point() else torch.float32)
+        if not torch.isfinite(scores).all():
+            raise ValueError(
+                f"{self.get_name()} gave scores that are not finite"
+            )
         return scores if single else (scores,), values, info
 
-    def _each_target(self, model, tokenizer, batch, target, options): # the method on the rows of each target
-        n = len(next(iter(batch.values()))); scores, values, infos = None, None, [None]*n; run = METHODS[self.method] if isinstance(self.method, str) else self.method
-        for t, rows in ((t, part) for t, rows in _by_target(target, n) for part in ([[r] for r in rows] if by_unit(self.method) is True else [rows])):
-            cut = slice(int(batch['attention_mask'][rows].sum(1).max()) if 'attention_mask' in batch else None)      # no column of padding alone
-            own = {k: v[rows][:, cut] if k == 'baseline' and torch.is_tensor(v) else v for k, v in options.items()}
-            with torch.enable_grad(): found, value, _, info = run(model, tokenizer, {k: v[rows][:, cut] for k, v in batch.items()}, t, **own) # Captum's metrics have gradients off
+    def _each_target(
+        self, model, tokenizer, batch, target, options
+    ):  # the method on the rows of each target
+        n = len(next(iter(batch.values())))
+        scores, values, infos = None, None, [None] * n
+        run = (
+            METHODS[self.method]
+            if isinstance(self.method, str)
+            else self.method
+        )
+        for t, rows in (
+            (t, part)
+            for t, rows in _by_target(target, n)
+            for part in (
+                [[r] for r in rows] if by_unit(self.method) is True else [rows]
+            )
+        ):
+            cut = slice(
+                int(batch['attention_mask'][rows].sum(1).max())
+                if 'attention_mask' in batch
+                else None
+            )  # no column of padding alone
+            own = {
+                k: v[rows][:, cut]
+                if k == 'baseline' and torch.is_tensor(v)
+                else v
+                for k, v in options.items()
+            }
+            with torch.enable_grad():
+                found, value, _, info = run(
+                    model,
+                    tokenizer,
+                    {k: v[rows][:, cut] for k, v in batch.items()},
+                    t,
+                    **own,
+                )  # Captum's metrics have gradients off
             check_finite(value)
-            found = found.detach().to(value.device)                      # LOO's scores come back on the CPU
-            if scores is None: values = value.new_zeros(n); scores = found.new_zeros(n, batch['input_ids'].shape[1] if 'input_ids' in batch else found.shape[1], *found.shape[2:])
-            scores[rows, :found.shape[1]], values[rows] = found, value.detach().to(values)
-            for r, i in zip(rows, info if isinstance(info, list) else [info]*len(rows)): infos[r] = i
+            found = found.detach().to(
+                value.device
+            )  # LOO's scores come back on the CPU
+            if scores is None:
+                values = value.new_zeros(n)
+                scores = found.new_zeros(
+                    n,
+                    batch['input_ids'].shape[1]
+                    if 'input_ids' in batch
+                    else found.shape[1],
+                    *found.shape[2:],
+                )
+            scores[rows, : found.shape[1]], values[rows] = (
+                found,
+                value.detach().to(values),
+            )
+            for r, i in zip(
+                rows, info if isinstance(info, list) else [info] * len(rows)
+            ):
+                infos[r] = i
         return scores, values, infos
 
-def _as_baseline(model, x, baselines, tokenizer): # what Captum's users give, as embeddings (pixels); or a name that `ig_scores` knows
-    if isinstance(baselines, tuple) and len(baselines) == 1: baselines, = baselines
+
+def _as_baseline(
+    model,
+    x,
+    baselines,
+    tokenizer,
+    # what Captum's users give, as embeddings (pixels); or a name that
+    # `ig_scores` knows
+):
+    if isinstance(baselines, tuple) and len(baselines) == 1:
+        (baselines,) = baselines
     ids = x.ndim == 2
-    if ids and (isinstance(baselines, str) or baselines is None and tokenizer is not None): return _needs_tokenizer(baselines, tokenizer)
-    with torch.no_grad(): like = input_embeddings(model)(x) if ids else x
-    if baselines is None: return torch.zeros_like(like)
+    if ids and (
+        isinstance(baselines, str)
+        or baselines is None
+        and tokenizer is not None
+    ):
+        return _needs_tokenizer(baselines, tokenizer)
+    with torch.no_grad():
+        like = input_embeddings(model)(x) if ids else x
+    if baselines is None:
+        return torch.zeros_like(like)
     what = 'a token id, or ids' if ids else 'a number, or numbers'
-    if isinstance(baselines, (bool, str)) or not (isinstance(baselines, (int, float)) or torch.is_tensor(baselines)): raise TypeError(f"baselines must be {what} of the inputs' shape, got {type(baselines).__name__}")
+    if isinstance(baselines, (bool, str)) or not (
+        isinstance(baselines, (int, float)) or torch.is_tensor(baselines)
+    ):
+        raise TypeError(
+            f"baselines must be {what} of the inputs' shape, got {type(baselines).__name__}"
+        )
     b = torch.as_tensor(baselines, device=x.device)
-    if ids and (b.is_floating_point() or b.dtype == torch.bool): raise TypeError(f"baselines of token ids must be {what}, got {b.dtype}; zero embeddings are the default without a tokenizer")
-    if b.ndim and b.shape not in (x.shape, (1, *x.shape[1:])): raise ValueError(f"baselines have shape {tuple(b.shape)}, and the inputs {tuple(x.shape)}; take their shape, one row for all, or one number")
+    if ids and (b.is_floating_point() or b.dtype == torch.bool):
+        raise TypeError(
+            f"baselines of token ids must be {what}, got {b.dtype}; zero embeddings are the default without a tokenizer"
+        )
+    if b.ndim and b.shape not in (x.shape, (1, *x.shape[1:])):
+        raise ValueError(
+            f"baselines have shape {tuple(b.shape)}, and the inputs {tuple(x.shape)}; take their shape, one row for all, or one number"
+        )
     b = b.expand_as(x)
-    if not torch.isfinite(b).all(): raise ValueError("the baselines hold NaN or infinite numbers")
-    if ids: named_inputs(model, b)                                     # in the vocabulary?
-    with torch.no_grad(): return input_embeddings(model)(b) if ids else b.to(x)
+    if not torch.isfinite(b).all():
+        raise ValueError("the baselines hold NaN or infinite numbers")
+    if ids:
+        named_inputs(model, b)  # in the vocabulary?
+    with torch.no_grad():
+        return input_embeddings(model)(b) if ids else b.to(x)
+
 
 def _needs_tokenizer(baselines, tokenizer):
-    if tokenizer is None: raise ValueError(f"baselines={baselines!r} needs the tokenizer; give it to the class, or give ids")
+    if tokenizer is None:
+        raise ValueError(
+            f"baselines={baselines!r} needs the tokenizer; give it to the class, or give ids"
+        )
     return baselines
 
 # %% ../nbs/17_interop.ipynb #6bc0a9aa
 class LRP(Attributor):
     "AttnLRP, CP-LRP or any other rule set."
+
     has_delta = True
 
-    def __init__(self,
-        model,           # as for `Attributor`
-        composite=None,  # a `Composite`, or 'attn_lrp', 'cp_lrp', 'canonized'; None: 'attn_lrp'
+    def __init__(
+        self,
+        model,  # as for `Attributor`
+        # a `Composite`, or 'attn_lrp', 'cp_lrp', 'canonized'; None: 'attn_lrp'
+        composite=None,
         tokenizer=None,  # as for `Attributor`
-        **options,       # bypass_softmax, eps of a named one; embeddings, checkpoint, strict
+        # bypass_softmax, eps of a named one; embeddings, checkpoint, strict
+        **options,
     ):
-        if isinstance(composite, Composite): super().__init__(model, 'lrp', tokenizer, composite=composite, **options)
-        elif composite in (None, 'attn_lrp', 'cp_lrp', 'canonized'): super().__init__(model, composite or 'attn_lrp', tokenizer, **options)
-        else: raise ValueError(f"composite={composite!r} is not known; take a Composite, 'attn_lrp', 'cp_lrp' or 'canonized'")
+        if isinstance(composite, Composite):
+            super().__init__(
+                model, 'lrp', tokenizer, composite=composite, **options
+            )
+        elif composite in (None, 'attn_lrp', 'cp_lrp', 'canonized'):
+            super().__init__(
+                model, composite or 'attn_lrp', tokenizer, **options
+            )
+        else:
+            raise ValueError(
+                f"composite={composite!r} is not known; take a Composite, 'attn_lrp', 'cp_lrp' or 'canonized'"
+            )
 
     @_unwrappable
-    def attribute(self, inputs, target=None, additional_forward_args=None, # as for `Attributor.attribute`
-        return_convergence_delta:bool=False, # also f(x) minus the sum of relevance, per example
-    ):                                       # (shaped as the inputs), or that and (batch,)
+    def attribute(
+        self,
+        inputs,
+        target=None,
+        additional_forward_args=None,  # as for `Attributor.attribute`
+        # also f(x) minus the sum of relevance, per example
+        return_convergence_delta: bool = False,
+    ):  # (shaped as the inputs), or that and (batch,)
         "Relevance of every entry of the inputs."
         scores, values, _ = self._run(inputs, target, additional_forward_args)
-        return (scores, self.compute_convergence_delta(scores, values)) if return_convergence_delta else scores
+        return (
+            (scores, self.compute_convergence_delta(scores, values))
+            if return_convergence_delta
+            else scores
+        )
 
-    def compute_convergence_delta(self,
-        attributions, # of `attribute`
-        output,       # (batch,) the explained numbers
-    )->torch.Tensor:  # (batch,)
+    def compute_convergence_delta(
+        self,
+        attributions,  # of `attribute`
+        output,  # (batch,) the explained numbers
+    ) -> torch.Tensor:  # (batch,)
         "What is not accounted for: f(x) − Σ relevance, as in Captum's LRP."
         a = attributions[0] if isinstance(attributions, tuple) else attributions
         return output.flatten() - a.flatten(1).sum(1).to(output)
 
+
 class GradientXInput(Attributor):
     "The plain gradient times the input."
-    def __init__(self, model, tokenizer=None, **options): super().__init__(model, 'grad_x_input', tokenizer, **options)
+
+    def __init__(self, model, tokenizer=None, **options):
+        super().__init__(model, 'grad_x_input', tokenizer, **options)
+
 
 class IntegratedGradients(Attributor):
     "Integrated Gradients by Gauss and Legendre's sum."
+
     has_delta = True
-    def __init__(self, model, tokenizer=None, **options): super().__init__(model, 'ig', tokenizer, **options)
+
+    def __init__(self, model, tokenizer=None, **options):
+        super().__init__(model, 'ig', tokenizer, **options)
 
     @_unwrappable
-    def attribute(self, inputs,          # as for `Attributor.attribute`
-        baselines=None,                  # ids: an id, ids, or 'pad', 'mask', 'zero'; embeddings and pixels: a number, or numbers. None: 0, and for ids with a tokenizer its padding token where content stands
-        target=None, additional_forward_args=None, # as for `Attributor.attribute`
-        n_steps:int=50,                  # points of the sum
-        method:str='gausslegendre',      # the only one
-        internal_batch_size:int=None,    # rows in one pass; None: 64
-        return_convergence_delta:bool=False, # also the sum minus f(x) − f(baseline), per example
-    ):                                   # (shaped as the inputs), or that and (batch,)
+    def attribute(
+        self,
+        inputs,  # as for `Attributor.attribute`
+        # ids: an id, ids, or 'pad', 'mask', 'zero'; embeddings and pixels: a
+        # number, or numbers. None: 0, and for ids with a tokenizer its padding
+        # token where content stands
+        baselines=None,
+        target=None,
+        additional_forward_args=None,  # as for `Attributor.attribute`
+        n_steps: int = 50,  # points of the sum
+        method: str = 'gausslegendre',  # the only one
+        internal_batch_size: int = None,  # rows in one pass; None: 64
+        # also the sum minus f(x) − f(baseline), per example
+        return_convergence_delta: bool = False,
+    ):  # (shaped as the inputs), or that and (batch,)
         "The gradient along the straight path from the baseline, times the way."
-        if method != 'gausslegendre': raise ValueError(f"method={method!r} is not known; take 'gausslegendre'")
-        scores, values, info = self._run(inputs, target, additional_forward_args, baselines, n_steps=n_steps, **({} if internal_batch_size is None else dict(internal_batch_size=internal_batch_size)))
-        return (scores, values.new_tensor([i['completeness_error'] for i in info])) if return_convergence_delta else scores
+        if method != 'gausslegendre':
+            raise ValueError(
+                f"method={method!r} is not known; take 'gausslegendre'"
+            )
+        scores, values, info = self._run(
+            inputs,
+            target,
+            additional_forward_args,
+            baselines,
+            n_steps=n_steps,
+            **(
+                {}
+                if internal_batch_size is None
+                else dict(internal_batch_size=internal_batch_size)
+            ),
+        )
+        return (
+            (scores, values.new_tensor([i['completeness_error'] for i in info]))
+            if return_convergence_delta
+            else scores
+        )
 
-    def compute_convergence_delta(self, attributions, start_point, end_point, target=None, additional_forward_args=None): # as Captum's, for a class number or one per example
+    def compute_convergence_delta(
+        self,
+        attributions,
+        start_point,
+        end_point,
+        target=None,
+        additional_forward_args=None,
+    ):  # as Captum's, for a class number or one per example
         "Σ attributions − (f(end) − f(start)), per example."
-        a, end, start = (t[0] if isinstance(t, tuple) else t for t in (attributions, end_point, start_point)); more = additional_forward_args if isinstance(additional_forward_args, tuple) else () if additional_forward_args is None else (additional_forward_args,)
-        with torch.no_grad(): high, low = (self.forward_func(torch.as_tensor(p, device=end.device, dtype=end.dtype).expand_as(end), *more) for p in (end, start))
-        t = torch.as_tensor(high.argmax(1) if target is None else target, device=high.device).expand(len(high))
+        a, end, start = (
+            t[0] if isinstance(t, tuple) else t
+            for t in (attributions, end_point, start_point)
+        )
+        more = (
+            additional_forward_args
+            if isinstance(additional_forward_args, tuple)
+            else ()
+            if additional_forward_args is None
+            else (additional_forward_args,)
+        )
+        with torch.no_grad():
+            high, low = (
+                self.forward_func(
+                    torch.as_tensor(
+                        p, device=end.device, dtype=end.dtype
+                    ).expand_as(end),
+                    *more,
+                )
+                for p in (end, start)
+            )
+        t = torch.as_tensor(
+            high.argmax(1) if target is None else target, device=high.device
+        ).expand(len(high))
         return a.flatten(1).sum(1) - (high - low).gather(1, t[:, None])[:, 0]
+
 
 class LeaveOneOut(Attributor):
     "Exact Leave-One-Out, a score per token or patch; in embeddings and pixels spread evenly."
-    def __init__(self, model,
-        removal=None,   # what removed means (`REMOVALS`, `Removal`); None: the attention mask, in an image the zero embedding
-        tokenizer=None, **options, # as for `Attributor`; drop
-    ): super().__init__(model, 'loo', tokenizer, removal=removal, **options)
+
+    def __init__(
+        self,
+        model,
+        # what removed means (`REMOVALS`, `Removal`); None: the attention mask,
+        # in an image the zero embedding
+        removal=None,
+        tokenizer=None,
+        **options,  # as for `Attributor`; drop
+    ):
+        super().__init__(model, 'loo', tokenizer, removal=removal, **options)
 
     @_unwrappable
-    def attribute(self, inputs,            # as for `Attributor.attribute`
-        baselines=None,                    # ids: the id that takes a token's place; embeddings: 0. None: `removal` says it
-        target=None, additional_forward_args=None, # as for `Attributor.attribute`
-        perturbations_per_eval:int=None,   # about how many variants in one pass; None: as many as TOKEN_BUDGET tokens
-    )->torch.Tensor:                       # shaped as the inputs
+    def attribute(
+        self,
+        inputs,  # as for `Attributor.attribute`
+        # ids: the id that takes a token's place; embeddings: 0. None: `removal`
+        # says it
+        baselines=None,
+        target=None,
+        additional_forward_args=None,  # as for `Attributor.attribute`
+        # about how many variants in one pass; None: as many as TOKEN_BUDGET
+        # tokens
+        perturbations_per_eval: int = None,
+    ) -> torch.Tensor:  # shaped as the inputs
         "How the explained number falls when a token is removed."
-        if perturbations_per_eval is not None: whole_number('perturbations_per_eval', perturbations_per_eval)
-        x = inputs[0] if isinstance(inputs, tuple) and inputs else inputs; kind = input_kind(x); removal = self.options['removal']
-        if baselines is not None: removal = self._stands_in(kind, baselines)
+        if perturbations_per_eval is not None:
+            whole_number('perturbations_per_eval', perturbations_per_eval)
+        x = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
+        kind = input_kind(x)
+        removal = self.options['removal']
+        if baselines is not None:
+            removal = self._stands_in(kind, baselines)
         name = removal.name if isinstance(removal, Removal) else removal
-        if kind == 'inputs_embeds' and name not in (None, 'attention_mask', 'zero_embedding', 'delete'): raise ValueError(f"removal={name!r} needs token ids, and embeddings were given; take 'attention_mask', 'zero_embedding' or 'delete'")
-        if perturbations_per_eval is None: budget = {}
-        else: budget = dict(token_budget=perturbations_per_eval*(x.shape[1] if kind != 'pixel_values' else input_positions(self.model, {'pixel_values': x[:1]})))
-        return self._run(inputs, target, additional_forward_args, removal=removal, **budget)[0]
+        if kind == 'inputs_embeds' and name not in (
+            None,
+            'attention_mask',
+            'zero_embedding',
+            'delete',
+        ):
+            raise ValueError(
+                f"removal={name!r} needs token ids, and embeddings were given; take 'attention_mask', 'zero_embedding' or 'delete'"
+            )
+        if perturbations_per_eval is None:
+            budget = {}
+        else:
+            budget = dict(
+                token_budget=perturbations_per_eval
+                * (
+                    x.shape[1]
+                    if kind != 'pixel_values'
+                    else input_positions(self.model, {'pixel_values': x[:1]})
+                )
+            )
+        return self._run(
+            inputs, target, additional_forward_args, removal=removal, **budget
+        )[0]
 
-    def _stands_in(self, kind, baselines): # a removal with the same meaning
-        if self.options['removal'] is not None: raise ValueError(f"give baselines or removal={self.options['removal']!r}, not both")
-        if kind == 'input_ids' and isinstance(baselines, int) and not isinstance(baselines, bool): return Removal('resample', pool=[baselines], n_draws=1) # drawn from one
-        if kind == 'inputs_embeds' and isinstance(baselines, (int, float)) and baselines == 0: return 'zero_embedding'
-        raise ValueError("baselines of Leave-One-Out are one id for token ids, or 0 for embeddings; for pixels, and everything else, removal= says what stands in")
+    def _stands_in(self, kind, baselines):  # a removal with the same meaning
+        if self.options['removal'] is not None:
+            raise ValueError(
+                f"give baselines or removal={self.options['removal']!r}, not both"
+            )
+        if (
+            kind == 'input_ids'
+            and isinstance(baselines, int)
+            and not isinstance(baselines, bool)
+        ):
+            return Removal(
+                'resample', pool=[baselines], n_draws=1
+            )  # drawn from one
+        if (
+            kind == 'inputs_embeds'
+            and isinstance(baselines, (int, float))
+            and baselines == 0
+        ):
+            return 'zero_embedding'
+        raise ValueError(
+            "baselines of Leave-One-Out are one id for token ids, or 0 for embeddings; for pixels, and everything else, removal= says what stands in"
+        )
+
 
 class AttentionRollout(Attributor):
     "Attention Rollout, a share of attention per token or patch; in embeddings and pixels spread evenly."
+
     multiplies_by_inputs = False
-    def __init__(self, model,
-        residual:bool=False, # mix in the residual connection
-        tokenizer=None, **options, # as for `Attributor`; row
-    ): super().__init__(model, 'rollout', tokenizer, residual=residual, **options)
+
+    def __init__(
+        self,
+        model,
+        residual: bool = False,  # mix in the residual connection
+        tokenizer=None,
+        **options,  # as for `Attributor`; row
+    ):
+        super().__init__(
+            model, 'rollout', tokenizer, residual=residual, **options
+        )
+
 
 class RemovalEstimate(Attributor):
     "Leave-One-Out by attention mask, estimated in one pass (chapter 20); in embeddings and pixels spread evenly."
-    def __init__(self, model,
-        n_exact:int=0,  # exact passes beside it, per example
-        tokenizer=None, **options, # as for `Attributor`; n_groups, n_contexts, weight, …
-    ): super().__init__(model, 'removal+loo' if n_exact else 'removal', tokenizer, **options, **(dict(n_exact=n_exact) if n_exact else {}))
+
+    def __init__(
+        self,
+        model,
+        n_exact: int = 0,  # exact passes beside it, per example
+        tokenizer=None,
+        **options,  # as for `Attributor`; n_groups, n_contexts, weight, …
+    ):
+        super().__init__(
+            model,
+            'removal+loo' if n_exact else 'removal',
+            tokenizer,
+            **options,
+            **(dict(n_exact=n_exact) if n_exact else {}),
+        )
 
 # %% ../nbs/17_interop.ipynb #6bed9bb7
 def quantus_explain(
-    method='attn_lrp', # one of METHODS, a function of one's own, or one of the classes above
-    **options,         # of the class, or the method's own
-):                     # explain_func(model, inputs, targets, **kwargs) → array shaped as the inputs
+    # one of METHODS, a function of one's own, or one of the classes above
+    method='attn_lrp',
+    **options,  # of the class, or the method's own
+    # explain_func(model, inputs, targets, **kwargs) → array shaped as the
+    # inputs
+):
     "An explanation function as Quantus' metrics take one."
-    def explain_func(model, inputs, targets=None, device=None, **kwargs): # kwargs: of `attribute`; the model stays on the device it is on
-        a = method(model, **options) if isinstance(method, type) else Attributor(model, method, **options)
-        x = a.forward_func.read(torch.as_tensor(np.asarray(inputs), device=device_of(a.model)))
-        return a.attribute(x, target=None if targets is None else np.asarray(targets), **kwargs).cpu().numpy().reshape(np.shape(inputs))
+
+    def explain_func(
+        model, inputs, targets=None, device=None, **kwargs
+    ):  # kwargs: of `attribute`; the model stays on the device it is on
+        a = (
+            method(model, **options)
+            if isinstance(method, type)
+            else Attributor(model, method, **options)
+        )
+        x = a.forward_func.read(
+            torch.as_tensor(np.asarray(inputs), device=device_of(a.model))
+        )
+        return (
+            a.attribute(
+                x,
+                target=None if targets is None else np.asarray(targets),
+                **kwargs,
+            )
+            .cpu()
+            .numpy()
+            .reshape(np.shape(inputs))
+        )
+
     return explain_func

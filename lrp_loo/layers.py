@@ -14,96 +14,183 @@ from .models import forward, watch_embeddings
 from .targets import Readout
 
 # %% ../nbs/37_layers.ipynb #8cf39124
-def _hidden_of(args, kwargs): # where the hidden states stand among a layer's arguments
-    if args and torch.is_tensor(args[0]): return 0
-    if torch.is_tensor(kwargs.get('hidden_states')): return 'hidden_states'
-    raise NotImplementedError("checkpoint=True needs layers that take the hidden states as their first argument or as hidden_states")
+def _hidden_of(
+    args, kwargs
+):  # where the hidden states stand among a layer's arguments
+    if args and torch.is_tensor(args[0]):
+        return 0
+    if torch.is_tensor(kwargs.get('hidden_states')):
+        return 'hidden_states'
+    raise NotImplementedError(
+        "checkpoint=True needs layers that take the hidden states as their first argument or as hidden_states"
+    )
 
-def _first(out): return out if torch.is_tensor(out) else out[0]
 
-def _run(layer, call, h): # a layer on hidden states h, with the other arguments of a call: where h stood, args, kwargs
+def _first(out):
+    return out if torch.is_tensor(out) else out[0]
+
+
+def _run(
+    layer,
+    call,
+    h,
+    # a layer on hidden states h, with the other arguments of a call: where h
+    # stood, args, kwargs
+):
     at, args, kwargs = call
-    return _first(layer(h, *args, **kwargs) if at == 0 else layer(*args, **kwargs, hidden_states=h))
+    return _first(
+        layer(h, *args, **kwargs)
+        if at == 0
+        else layer(*args, **kwargs, hidden_states=h)
+    )
+
 
 class _Tape:
     "The layers' arguments, with every s-th layer's hidden states."
+
     def __init__(self, rules):
         self.rules, self.layers, n = rules, rules.layers, len(rules.layers)
-        if not n or rules.n_layers != n: raise NotImplementedError(f"checkpoint=True needs a list of transformer layers of their own, and {type(rules.model).__name__} has {'none that can be found' if not n else 'layers that share weights'}")
-        self.s, self.inputs, self.calls, self.thread = math.ceil(math.sqrt(n)), {}, {}, threading.get_ident()
+        if not n or rules.n_layers != n:
+            raise NotImplementedError(
+                f"checkpoint=True needs a list of transformer layers of their own, and {type(rules.model).__name__} has {'none that can be found' if not n else 'layers that share weights'}"
+            )
+        self.s, self.inputs, self.calls, self.thread = (
+            math.ceil(math.sqrt(n)),
+            {},
+            {},
+            threading.get_ident(),
+        )
 
     def __enter__(self):
         self.grad, self.handles = torch.is_grad_enabled(), []
         for l, m in enumerate(self.layers):
-            self.handles += [m.register_forward_pre_hook(lambda m, a, k, l=l: self._up(l, a, k), with_kwargs=True), m.register_forward_hook(lambda m, a, out, l=l: self._top(l, out))]
+            self.handles += [
+                m.register_forward_pre_hook(
+                    lambda m, a, k, l=l: self._up(l, a, k), with_kwargs=True
+                ),
+                m.register_forward_hook(
+                    lambda m, a, out, l=l: self._top(l, out)
+                ),
+            ]
         return self
 
     def __exit__(self, *_):
-        for h in self.handles: h.remove()
+        for h in self.handles:
+            h.remove()
         torch.set_grad_enabled(self.grad)
 
     def _up(self, l, args, kwargs):
-        if threading.get_ident() != self.thread: return
-        at = _hidden_of(args, kwargs); h = args[0] if at == 0 else kwargs[at]
-        others = [t for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t is not h and t.requires_grad and not isinstance(t, torch.nn.Parameter)]
-        if others and l == 0: raise NotImplementedError("checkpoint=True follows the hidden states alone, and this model's layers take other inputs that depend on the text")
+        if threading.get_ident() != self.thread:
+            return
+        at = _hidden_of(args, kwargs)
+        h = args[0] if at == 0 else kwargs[at]
+        others = [
+            t
+            for t in (*args, *kwargs.values())
+            if torch.is_tensor(t)
+            and t is not h
+            and t.requires_grad
+            and not isinstance(t, torch.nn.Parameter)
+        ]
+        if others and l == 0:
+            raise NotImplementedError(
+                "checkpoint=True follows the hidden states alone, and this model's layers take other inputs that depend on the text"
+            )
         if l == 0:
-            self.bottom, self.rules.follows = h, False                # what comes without a graph now is computed again with one
+            self.bottom, self.rules.follows = (
+                h,
+                False,
+            )  # what comes without a graph now is computed again with one
             torch.set_grad_enabled(False)
-        elif h is not self.last: raise NotImplementedError("checkpoint=True needs layers that hand their hidden states to the next as they are")
-        if l % self.s == 0: self.inputs[l] = h.detach()
-        self.calls[l] = (at, args[1:] if at == 0 else args, {k: v for k, v in kwargs.items() if k != at})
+        elif h is not self.last:
+            raise NotImplementedError(
+                "checkpoint=True needs layers that hand their hidden states to the next as they are"
+            )
+        if l % self.s == 0:
+            self.inputs[l] = h.detach()
+        self.calls[l] = (
+            at,
+            args[1:] if at == 0 else args,
+            {k: v for k, v in kwargs.items() if k != at},
+        )
 
     def _top(self, l, out):
-        if threading.get_ident() != self.thread: return None
-        self.last = _first(out)                                      # what the next layer must be given
-        if l != len(self.layers) - 1: return None
-        torch.set_grad_enabled(True); self.rules.follows = True
+        if threading.get_ident() != self.thread:
+            return None
+        self.last = _first(out)  # what the next layer must be given
+        if l != len(self.layers) - 1:
+            return None
+        torch.set_grad_enabled(True)
+        self.rules.follows = True
         self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])
 
-    def run(self, l, h): return _run(self.layers[l], self.calls[l], h)
+    def run(self, l, h):
+        return _run(self.layers[l], self.calls[l], h)
 
 # %% ../nbs/37_layers.ipynb #f59299dd
 def checkpointed_gradient(
-    model,               # any model with a list of transformer layers
-    batch:dict,          # (batch, T) inputs
-    composite:Composite, # the rule set
-    target=None,         # see `as_target`
-    strict:bool=False,   # an operation without a rule is an error
-)->tuple:                # embeddings, their modified gradient, the explained numbers (batch,), the `Readout`
+    model,  # any model with a list of transformer layers
+    batch: dict,  # (batch, T) inputs
+    composite: Composite,  # the rule set
+    target=None,  # see `as_target`
+    strict: bool = False,  # an operation without a rule is an error
+    # embeddings, their modified gradient, the explained numbers (batch,), the
+    # `Readout`
+) -> tuple:
     "The same gradient as one backward pass through everything, in the memory of one layer and 2√L hidden states."
-    with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, strict=strict) as rules:
-        with _Tape(rules) as tape: out = forward(model, batch)
-        readout = Readout(target, out, batch); value = readout(out)
-        g, = torch.autograd.grad(value.sum(), tape.top)
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, composite, strict=strict) as rules,
+    ):
+        with _Tape(rules) as tape:
+            out = forward(model, batch)
+        readout = Readout(target, out, batch)
+        value = readout(out)
+        (g,) = torch.autograd.grad(value.sum(), tape.top)
         tape.top = out = None
         for start in reversed(range(0, len(tape.layers), tape.s)):
-            end, inputs = min(start + tape.s, len(tape.layers)), [tape.inputs.pop(start)]
+            end, inputs = (
+                min(start + tape.s, len(tape.layers)),
+                [tape.inputs.pop(start)],
+            )
             with torch.no_grad():
-                for l in range(start, end - 1): inputs.append(tape.run(l, inputs[-1]))
+                for l in range(start, end - 1):
+                    inputs.append(tape.run(l, inputs[-1]))
             for l in reversed(range(start, end)):
                 h = inputs.pop().detach().requires_grad_()
-                g, = torch.autograd.grad(tape.run(l, h), h, g)
-        g, = torch.autograd.grad(tape.bottom, seen[0], g)
+                (g,) = torch.autograd.grad(tape.run(l, h), h, g)
+        (g,) = torch.autograd.grad(tape.bottom, seen[0], g)
     return seen[0], g, value.detach(), readout
 
 # %% ../nbs/37_layers.ipynb #ab3472b9
 def graph_bytes(
-    f, # a function to call
-)->int: # the largest number of bytes that graphs held at one time while it ran
+    f,  # a function to call
+) -> (
+    int
+):  # the largest number of bytes that graphs held at one time while it ran
     "Peak memory that saved tensors hold, each storage counted once."
     held, peak, lock = {}, [0], threading.Lock()
+
     class Kept:
         def __init__(self, t):
-            self.t, s = t, t.untyped_storage(); self.key = s.data_ptr()
-            with lock: held[self.key] = (held.get(self.key, (0, 0))[0] + 1, s.nbytes()); peak[0] = max(peak[0], sum(b for _, b in held.values()))
+            self.t, s = t, t.untyped_storage()
+            self.key = s.data_ptr()
+            with lock:
+                held[self.key] = (held.get(self.key, (0, 0))[0] + 1, s.nbytes())
+                peak[0] = max(peak[0], sum(b for _, b in held.values()))
+
         def __del__(self):
             with lock:
                 count, size = held.get(self.key, (1, 0))
-                if count <= 1: held.pop(self.key, None)
-                else: held[self.key] = (count - 1, size)
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda k: k.t): f()
+                if count <= 1:
+                    held.pop(self.key, None)
+                else:
+                    held[self.key] = (count - 1, size)
+
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda k: k.t):
+        f()
     return peak[0]
 
 # %% ../nbs/37_layers.ipynb #715ab14b
@@ -119,61 +206,173 @@ from .targets import Readout
 # %% ../nbs/37_layers.ipynb #d8191c66
 class _Cut:
     "Every layer's graph by itself: its hidden states enter as a leaf."
-    def __init__(self, rules): self.layers, self.thread, self.calls, self.leaves, self.ups, self.outs = rules.layers, threading.get_ident(), [], [], [], []
+
+    def __init__(self, rules):
+        (
+            self.layers,
+            self.thread,
+            self.calls,
+            self.leaves,
+            self.ups,
+            self.outs,
+        ) = rules.layers, threading.get_ident(), [], [], [], []
 
     def __enter__(self):
-        self.handles = [h for l, m in enumerate(self.layers) for h in (m.register_forward_pre_hook(lambda m, a, k, l=l: self._enter(l, a, k), with_kwargs=True), m.register_forward_hook(lambda m, a, out, l=l: self._leave(l, out)))]
+        self.handles = [
+            h
+            for l, m in enumerate(self.layers)
+            for h in (
+                m.register_forward_pre_hook(
+                    lambda m, a, k, l=l: self._enter(l, a, k), with_kwargs=True
+                ),
+                m.register_forward_hook(
+                    lambda m, a, out, l=l: self._leave(l, out)
+                ),
+            )
+        ]
         return self
 
     def __exit__(self, *_):
-        for h in self.handles: h.remove()
+        for h in self.handles:
+            h.remove()
 
     def _enter(self, l, args, kwargs):
-        if threading.get_ident() != self.thread: return None
-        if l != len(self.calls): raise NotImplementedError("a sweep needs layers that are called once each, in order")
-        at = _hidden_of(args, kwargs); h = args[0] if at == 0 else kwargs[at]
-        if l and h is not self.outs[-1]: raise NotImplementedError("a sweep needs layers that hand their hidden states to the next as they are")
-        others = [t for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t is not h and t.requires_grad and not isinstance(t, torch.nn.Parameter)]
-        if others: raise NotImplementedError("a sweep follows the hidden states alone, and this model's layers take other inputs that depend on the text")
-        self.ups.append(h); self.leaves.append(h.detach().requires_grad_()); args, kwargs = (args[1:] if at == 0 else args), {k: v for k, v in kwargs.items() if k != at}
+        if threading.get_ident() != self.thread:
+            return None
+        if l != len(self.calls):
+            raise NotImplementedError(
+                "a sweep needs layers that are called once each, in order"
+            )
+        at = _hidden_of(args, kwargs)
+        h = args[0] if at == 0 else kwargs[at]
+        if l and h is not self.outs[-1]:
+            raise NotImplementedError(
+                "a sweep needs layers that hand their hidden states to the next as they are"
+            )
+        others = [
+            t
+            for t in (*args, *kwargs.values())
+            if torch.is_tensor(t)
+            and t is not h
+            and t.requires_grad
+            and not isinstance(t, torch.nn.Parameter)
+        ]
+        if others:
+            raise NotImplementedError(
+                "a sweep follows the hidden states alone, and this model's layers take other inputs that depend on the text"
+            )
+        self.ups.append(h)
+        self.leaves.append(h.detach().requires_grad_())
+        args, kwargs = (
+            (args[1:] if at == 0 else args),
+            {k: v for k, v in kwargs.items() if k != at},
+        )
         self.calls.append((at, args, kwargs))
-        return ((self.leaves[-1], *args), kwargs) if at == 0 else (args, kwargs | {at: self.leaves[-1]})
+        return (
+            ((self.leaves[-1], *args), kwargs)
+            if at == 0
+            else (args, kwargs | {at: self.leaves[-1]})
+        )
 
     def _leave(self, l, out):
-        if threading.get_ident() != self.thread: return None
+        if threading.get_ident() != self.thread:
+            return None
         self.outs.append(_first(out))
-        if l < len(self.layers) - 1: return None
+        if l < len(self.layers) - 1:
+            return None
         self.top = _first(out).detach().requires_grad_()
         return self.top if torch.is_tensor(out) else (self.top, *out[1:])
 
-    def again(self, l): return _run(self.layers[l], self.calls[l], self.leaves[l]) # once more on the same hidden states
+    def again(self, l):
+        return _run(
+            self.layers[l], self.calls[l], self.leaves[l]
+        )  # once more on the same hidden states
 
-def _back(out, leaf, cotangents): # (k, …) → (k, …); None where nothing comes through
-    return torch.autograd.grad(out, leaf, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True)[0]
+
+def _back(
+    out, leaf, cotangents
+):  # (k, …) → (k, …); None where nothing comes through
+    return torch.autograd.grad(
+        out,
+        leaf,
+        cotangents,
+        retain_graph=True,
+        is_grads_batched=True,
+        materialize_grads=True,
+    )[0]
+
 
 def bypass_sweep(
-    model,           # any model with a list of transformer layers
-    batch:dict,      # (batch, T) inputs
-    bypasses:list,   # sets of layers, from 0, whose softmax is bypassed
-    target=None,     # see `as_target`
-    eps:float=0.,    # ε of the rules
-)->tuple:            # (n_sets, batch, T, d) modified gradients, (batch, T, d) embeddings, explained numbers (batch,), their `Readout`
+    model,  # any model with a list of transformer layers
+    batch: dict,  # (batch, T) inputs
+    bypasses: list,  # sets of layers, from 0, whose softmax is bypassed
+    target=None,  # see `as_target`
+    eps: float = 0.0,  # ε of the rules
+    # (n_sets, batch, T, d) modified gradients, (batch, T, d) embeddings,
+    # explained numbers (batch,), their `Readout`
+) -> tuple:
     "AttnLRP with every one of these bypasses from one forward pass (and one of each layer that is bypassed in some)."
-    sets = [frozenset(b) for b in bypasses]; L = n_layers(model)
-    if bad := sorted({l for s in sets for l in s if not 0 <= l < L}): raise ValueError(f"bypasses name layers {bad}; this model has layers 0 to {L - 1}")
-    with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, attn_lrp(eps=eps)) as rules:
-        if len(rules.layers) != L or not L: raise NotImplementedError(f"a sweep needs a list of transformer layers of their own, which {type(model).__name__} does not show")
-        with _Cut(rules) as cut: out = forward(model, batch)
-        readout = Readout(target, out, batch); value = readout(out)
-        g, = torch.autograd.grad(value.sum(), cut.top)
+    sets = [frozenset(b) for b in bypasses]
+    L = n_layers(model)
+    if bad := sorted({l for s in sets for l in s if not 0 <= l < L}):
+        raise ValueError(
+            f"bypasses name layers {bad}; this model has layers 0 to {L - 1}"
+        )
+    with (
+        torch.enable_grad(),
+        read_row_only(model, target),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, attn_lrp(eps=eps)) as rules,
+    ):
+        if len(rules.layers) != L or not L:
+            raise NotImplementedError(
+                f"a sweep needs a list of transformer layers of their own, which {type(model).__name__} does not show"
+            )
+        with _Cut(rules) as cut:
+            out = forward(model, batch)
+        readout = Readout(target, out, batch)
+        value = readout(out)
+        (g,) = torch.autograd.grad(value.sum(), cut.top)
     wanted = sorted({l for s in sets for l in s})
     rules.check_numbers(wanted)
-    with torch.enable_grad(), read_row_only(model, target), lrp_rules(model, attn_lrp(wanted, eps)): bypassed = {l: cut.again(l) for l in wanted}
-    above = {frozenset(): g}                                         # bypasses among the layers above → gradient
+    with (
+        torch.enable_grad(),
+        read_row_only(model, target),
+        lrp_rules(model, attn_lrp(wanted, eps)),
+    ):
+        bypassed = {l: cut.again(l) for l in wanted}
+    above = {frozenset(): g}  # bypasses among the layers above → gradient
     for l in reversed(range(L)):
-        here = dict.fromkeys(frozenset(x for x in s if x >= l) for s in sets); below = {}
-        for out, patterns in ((cut.outs[l], [p for p in here if l not in p]), (bypassed.get(l), [p for p in here if l in p])):
-            if patterns: below.update(zip(patterns, _back(out, cut.leaves[l], torch.stack([above[p - {l}] for p in patterns]))))
+        here = dict.fromkeys(frozenset(x for x in s if x >= l) for s in sets)
+        below = {}
+        for out, patterns in (
+            (cut.outs[l], [p for p in here if l not in p]),
+            (bypassed.get(l), [p for p in here if l in p]),
+        ):
+            if patterns:
+                below.update(
+                    zip(
+                        patterns,
+                        _back(
+                            out,
+                            cut.leaves[l],
+                            torch.stack([above[p - {l}] for p in patterns]),
+                        ),
+                    )
+                )
         above = below
-    different = list(above); grads = dict(zip(different, _back(cut.ups[0], seen[0], torch.stack([above[p] for p in different]))))
-    return torch.stack([grads[s] for s in sets]), seen[0].detach(), value.detach(), readout
+    different = list(above)
+    grads = dict(
+        zip(
+            different,
+            _back(
+                cut.ups[0], seen[0], torch.stack([above[p] for p in different])
+            ),
+        )
+    )
+    return (
+        torch.stack([grads[s] for s in sets]),
+        seen[0].detach(),
+        value.detach(),
+        readout,
+    )

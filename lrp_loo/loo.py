@@ -21,560 +21,1371 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from tqdm.auto import tqdm
 from .lrp import _float_mask, _name, _sdpa_arguments, _sdpa_steps
 from .core import whole_number
-from .fast import DROP_DECODERS, PER_TOKEN, ROUNDING, _package, agree, fast_encoder, first_gaps, forward_after_prefix, gaps_to_try, listened_to, prefix_states, sees_whole_text, spread, survives_gaps
-from .models import _takes, check_finite, check_ids, check_model, device_of, forward, input_embeddings, position_offset, unwrap, watch_embeddings
+from lrp_loo.fast import (
+    DROP_DECODERS,
+    PER_TOKEN,
+    ROUNDING,
+    _package,
+    agree,
+    fast_encoder,
+    first_gaps,
+    forward_after_prefix,
+    gaps_to_try,
+    listened_to,
+    prefix_states,
+    sees_whole_text,
+    spread,
+    survives_gaps,
+)
+from lrp_loo.models import (
+    _takes,
+    check_finite,
+    check_ids,
+    check_model,
+    device_of,
+    forward,
+    input_embeddings,
+    position_offset,
+    unwrap,
+    watch_embeddings,
+)
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/05_loo.ipynb #a8160fef
 class key_weights(TorchFunctionMode):
     "A context in which every attention weighs its keys: A_ij ∝ m_j exp(Z_ij). m_j = 1: as it is; m_j = 0: nobody sees token j."
-    def __init__(self,
-        weights, # (batch, T) in [0, 1], or a list of these, one per attention call
+
+    def __init__(
+        self,
+        # (batch, T) in [0, 1], or a list of these, one per attention call
+        weights,
     ):
         super().__init__()
         self.weights, self.calls = weights, 0
         for w in weights if isinstance(weights, list) else [weights]:
-            if w.ndim != 2 or not ((w >= 0) & (w <= 1)).all(): raise ValueError(f"weights must be (batch, T) numbers from 0 to 1, got shape {tuple(w.shape)}, {float(w.min()):g} to {float(w.max()):g}")
+            if w.ndim != 2 or not ((w >= 0) & (w <= 1)).all():
+                raise ValueError(
+                    f"weights must be (batch, T) numbers from 0 to 1, got shape {tuple(w.shape)}, {float(w.min()):g} to {float(w.max()):g}"
+                )
 
-    def _log(self, like, n_keys): # log m as an additive mask for (batch, …, n_keys); class tokens in front keep weight 1
-        w = self.weights[self.calls] if isinstance(self.weights, list) else self.weights; self.calls += 1
+    def _log(
+        self,
+        like,
+        n_keys,
+        # log m as an additive mask for (batch, …, n_keys); class tokens in
+        # front keep weight 1
+    ):
+        w = (
+            self.weights[self.calls]
+            if isinstance(self.weights, list)
+            else self.weights
+        )
+        self.calls += 1
         extra = n_keys - w.shape[1]
-        if not 0 <= extra <= 2 or like.shape[0] % len(w): raise ValueError(f"this attention has {n_keys} keys for {w.shape[1]} inputs, and weights need one key per input")
-        w = F.pad(w.to(like), (extra, 0), value=1.).log().clamp(min=torch.finfo(like.dtype).min)
-        return w.repeat_interleave(like.shape[0]//len(w), 0).view(-1, *[1]*(like.ndim - 2), n_keys)
+        if not 0 <= extra <= 2 or like.shape[0] % len(w):
+            raise ValueError(
+                f"this attention has {n_keys} keys for {w.shape[1]} inputs, and weights need one key per input"
+            )
+        w = (
+            F.pad(w.to(like), (extra, 0), value=1.0)
+            .log()
+            .clamp(min=torch.finfo(like.dtype).min)
+        )
+        return w.repeat_interleave(like.shape[0] // len(w), 0).view(
+            -1, *[1] * (like.ndim - 2), n_keys
+        )
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, _name(func)
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
-            _, bias, *_ = _sdpa_steps(q, k, v, **rest); m = self._log(q, k.shape[-2])
-            return F.scaled_dot_product_attention(q, k, v, **rest | dict(attn_mask=m if bias is None else bias + m, is_causal=False))
-        if name == 'softmax' and args[0].ndim == 4: return func(args[0] + self._log(args[0], args[0].shape[-1]), *args[1:], **kwargs)
+            _, bias, *_ = _sdpa_steps(q, k, v, **rest)
+            m = self._log(q, k.shape[-2])
+            return F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                **rest
+                | dict(
+                    attn_mask=m if bias is None else bias + m, is_causal=False
+                ),
+            )
+        if name == 'softmax' and args[0].ndim == 4:
+            return func(
+                args[0] + self._log(args[0], args[0].shape[-1]),
+                *args[1:],
+                **kwargs,
+            )
         if name == 'multi_head_attention_forward':
-            bound = inspect.signature(func).bind(*args, **kwargs).arguments; q, pad, mask = bound['query'], bound.get('key_padding_mask'), bound.get('attn_mask')
+            bound = inspect.signature(func).bind(*args, **kwargs).arguments
+            q, pad, mask = (
+                bound['query'],
+                bound.get('key_padding_mask'),
+                bound.get('attn_mask'),
+            )
             m = self._log(q.transpose(0, 1), bound['key'].shape[0])[:, 0]
-            return func(**bound | dict(key_padding_mask=m if pad is None else m + _float_mask(pad, q), attn_mask=_float_mask(mask, q)))
+            return func(
+                **bound
+                | dict(
+                    key_padding_mask=m
+                    if pad is None
+                    else m + _float_mask(pad, q),
+                    attn_mask=_float_mask(mask, q),
+                )
+            )
         return func(*args, **kwargs)
 
 # %% ../nbs/05_loo.ipynb #9070f971
-TOKEN_BUDGET = 8192 # tokens in one batch
-REMOVALS = ('attention_mask', 'mask_token', 'pad_token', 'zero_embedding', 'mean_embedding', 'delete', 'resample')
+TOKEN_BUDGET = 8192  # tokens in one batch
+REMOVALS = (
+    'attention_mask',
+    'mask_token',
+    'pad_token',
+    'zero_embedding',
+    'mean_embedding',
+    'delete',
+    'resample',
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Removal:
     "What removed means, with what a name alone does not say."
-    name:str         # one of REMOVALS
-    pool:object=None # texts, or token ids: 'resample' draws from their tokens (a token as often as it stands there); 'mean_embedding' takes their mean, without a pool that of the whole vocabulary
-    n_draws:int=8    # 'resample': draws whose outputs are averaged
-    seed:int=0       # 'resample': of the draws; the same text gets the same ones
+
+    name: str  # one of REMOVALS
+    # texts, or token ids: 'resample' draws from their tokens (a token as often
+    # as it stands there); 'mean_embedding' takes their mean, without a pool
+    # that of the whole vocabulary
+    pool: object = None
+    n_draws: int = 8  # 'resample': draws whose outputs are averaged
+    seed: int = 0  # 'resample': of the draws; the same text gets the same ones
 
     def __post_init__(self):
-        if self.name not in REMOVALS: raise ValueError(f"removal={self.name!r} is not known; take one of {REMOVALS}")
-        if self.name == 'resample' and self.pool is None: raise ValueError("removal='resample' needs a pool of texts or token ids to draw from; take Removal('resample', pool=...)")
-        if self.pool is not None and self.name not in ('resample', 'mean_embedding'): raise ValueError(f"removal={self.name!r} takes no pool; 'resample' and 'mean_embedding' do")
-        whole_number('n_draws', self.n_draws); whole_number('seed', self.seed, 0)
+        if self.name not in REMOVALS:
+            raise ValueError(
+                f"removal={self.name!r} is not known; take one of {REMOVALS}"
+            )
+        if self.name == 'resample' and self.pool is None:
+            raise ValueError(
+                "removal='resample' needs a pool of texts or token ids to draw from; take Removal('resample', pool=...)"
+            )
+        if self.pool is not None and self.name not in (
+            'resample',
+            'mean_embedding',
+        ):
+            raise ValueError(
+                f"removal={self.name!r} takes no pool; 'resample' and 'mean_embedding' do"
+            )
+        whole_number('n_draws', self.n_draws)
+        whole_number('seed', self.seed, 0)
+
 
 def as_removal(
-    removal, # one of REMOVALS, or a `Removal`
-)->Removal:
+    removal,  # one of REMOVALS, or a `Removal`
+) -> Removal:
     "One form for both ways to say what removed means."
     return removal if isinstance(removal, Removal) else Removal(removal)
 
+
 def default_removal(
-    enc:dict, # an encoded text or image
-)->str:       # the attention mask; in an image, which has none, the zero embedding
+    enc: dict,  # an encoded text or image
+) -> str:  # the attention mask; in an image, which has none, the zero embedding
     "What removed means unless it is said."
     return 'attention_mask' if 'input_ids' in enc else 'zero_embedding'
 
-def input_positions(
-    model, # any model with input embeddings
-    enc:dict, # one encoded text or image
-)->int:    # tokens, or patches
-    "How many places of the input can be removed."
-    return enc['input_ids'].shape[1] if 'input_ids' in enc else _places(_embedded(model, enc))
 
-def _places(x): return x.shape[1] if x.ndim == 3 else x[0, 0].numel() # of embeddings (1, T, d), or a convolution's (1, d, h, w)
+def input_positions(
+    model,  # any model with input embeddings
+    enc: dict,  # one encoded text or image
+) -> int:  # tokens, or patches
+    "How many places of the input can be removed."
+    return (
+        enc['input_ids'].shape[1]
+        if 'input_ids' in enc
+        else _places(_embedded(model, enc))
+    )
+
+
+def _places(x):
+    return (
+        x.shape[1] if x.ndim == 3 else x[0, 0].numel()
+    )  # of embeddings (1, T, d), or a convolution's (1, d, h, w)
+
 
 def _embedded(model, enc):
-    with torch.no_grad(), watch_embeddings(model) as seen: forward(model, enc)
+    with torch.no_grad(), watch_embeddings(model) as seen:
+        forward(model, enc)
     return seen[0].detach()
 
-def _can_drop(model, *encs): # may removed tokens of these texts be dropped?
-    return all('input_ids' in e for e in encs) and survives_gaps(model) and all(_text_survives(model, e) for e in encs)
 
-def _text_survives(model, enc): # of a model that does: every token sees the whole text, positions are those of rows, the row that is read stays
-    if not set(enc) <= PER_TOKEN or _given_mask(enc) is not None: return False
-    if not sees_whole_text(model, enc['input_ids'].shape[1]): return False
+def _can_drop(model, *encs):  # may removed tokens of these texts be dropped?
+    return (
+        all('input_ids' in e for e in encs)
+        and survives_gaps(model)
+        and all(_text_survives(model, e) for e in encs)
+    )
+
+
+def _text_survives(
+    model,
+    enc,
+    # of a model that does: every token sees the whole text, positions are those
+    # of rows, the row that is read stays
+):
+    if not set(enc) <= PER_TOKEN or _given_mask(enc) is not None:
+        return False
+    if not sees_whole_text(model, enc['input_ids'].shape[1]):
+        return False
     padding = getattr(model.config, 'pad_token_id', None)
-    if padding is None: return True
-    if position_offset(model) and (enc['input_ids'] == padding).any(): return False  # positions do not count padding
-    return _package(model) not in DROP_DECODERS or int(enc['input_ids'][0, -1]) != padding # a classifier reads the row before it
+    if padding is None:
+        return True
+    if position_offset(model) and (enc['input_ids'] == padding).any():
+        return False  # positions do not count padding
+    return (
+        _package(model) not in DROP_DECODERS
+        or int(enc['input_ids'][0, -1]) != padding
+    )  # a classifier reads the row before it
 
-def _given_mask(enc): # (T,) bool: the text's own tokens; None where all are
+
+def _given_mask(enc):  # (T,) bool: the text's own tokens; None where all are
     mask = enc.get('attention_mask')
-    if mask is None or 'input_ids' not in enc: return None
+    if mask is None or 'input_ids' not in enc:
+        return None
     shape = tuple(enc['input_ids'].shape)
-    if tuple(mask.shape) != shape: raise ValueError(f"the attention mask must be of shape {shape}, a number for each token, got {tuple(mask.shape)}")
-    if not ((mask == 0) | (mask == 1)).all(): raise ValueError("the attention mask must hold 0 and 1 alone")
-    if not mask.any(): raise ValueError("the attention mask hides every token, so there is no text")
+    if tuple(mask.shape) != shape:
+        raise ValueError(
+            f"the attention mask must be of shape {shape}, a number for each token, got {tuple(mask.shape)}"
+        )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise ValueError("the attention mask must hold 0 and 1 alone")
+    if not mask.any():
+        raise ValueError(
+            "the attention mask hides every token, so there is no text"
+        )
     return None if mask.all() else mask[0].bool()
 
-def _cut_padding(model, enc): # the text without the padding behind it, where that is known to change nothing
+
+def _cut_padding(
+    model,
+    enc,
+    # the text without the padding behind it, where that is known to change
+    # nothing
+):
     mask = _given_mask(enc)
-    if mask is None or not set(enc) <= PER_TOKEN or not survives_gaps(model): return enc
+    if mask is None or not set(enc) <= PER_TOKEN or not survives_gaps(model):
+        return enc
     n, padding = int(mask.sum()), getattr(model.config, 'pad_token_id', None)
-    if not mask[:n].all(): return enc                                # padding in front, or holes
-    if _package(model) in DROP_DECODERS:                             # a classifier reads the last token that is no padding
-        if padding is None or not (enc['input_ids'][0, n:] == padding).all() or int(enc['input_ids'][0, n - 1]) == padding: return enc
+    if not mask[:n].all():
+        return enc  # padding in front, or holes
+    if (
+        _package(model) in DROP_DECODERS
+    ):  # a classifier reads the last token that is no padding
+        if (
+            padding is None
+            or not (enc['input_ids'][0, n:] == padding).all()
+            or int(enc['input_ids'][0, n - 1]) == padding
+        ):
+            return enc
     return {k: v[:, :n] for k, v in enc.items()}
 
-def _kept_of(mask, keep, removal): # what a variant keeps, where the input hides some tokens: those are no part of the text
-    if mask is None: return keep
-    if removal == 'delete': raise ValueError("removal='delete' moves tokens, and the attention mask hides some of this text's; give the text without padding, or take 'attention_mask'")
+
+def _kept_of(
+    mask,
+    keep,
+    removal,
+    # what a variant keeps, where the input hides some tokens: those are no part
+    # of the text
+):
+    if mask is None:
+        return keep
+    if removal == 'delete':
+        raise ValueError(
+            "removal='delete' moves tokens, and the attention mask hides some of this text's; give the text without padding, or take 'attention_mask'"
+        )
     mask = mask.to(keep.device)
     return keep & mask if removal == 'attention_mask' else keep | ~mask
 
+
 @torch.no_grad()
-def _mean_embedding(model, ids): # (d,) over the tokens `ids`, or over the whole vocabulary
+def _mean_embedding(
+    model, ids
+):  # (d,) over the tokens `ids`, or over the whole vocabulary
     e = input_embeddings(model)
-    if not hasattr(e, 'num_embeddings'): raise ValueError(f"removal='mean_embedding' needs a table of embeddings, and {type(model).__name__} has {type(e).__name__}; take 'zero_embedding'")
-    ids = torch.arange(e.num_embeddings, device=device_of(model)) if ids is None else _in_vocabulary(e, ids).to(device_of(model))
-    return sum(e(part).double().sum(0) for part in ids.split(8192)).div(len(ids)).float()
+    if not hasattr(e, 'num_embeddings'):
+        raise ValueError(
+            f"removal='mean_embedding' needs a table of embeddings, and {type(model).__name__} has {type(e).__name__}; take 'zero_embedding'"
+        )
+    ids = (
+        torch.arange(e.num_embeddings, device=device_of(model))
+        if ids is None
+        else _in_vocabulary(e, ids).to(device_of(model))
+    )
+    return (
+        sum(e(part).double().sum(0) for part in ids.split(8192))
+        .div(len(ids))
+        .float()
+    )
+
 
 def _in_vocabulary(e, ids):
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < getattr(e, 'num_embeddings', torch.inf): raise ValueError(f"the pool's token ids go from {int(ids.min())} to {int(ids.max())}, and the model has {e.num_embeddings} tokens")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < getattr(
+        e, 'num_embeddings', torch.inf
+    ):
+        raise ValueError(
+            f"the pool's token ids go from {int(ids.min())} to {int(ids.max())}, and the model has {e.num_embeddings} tokens"
+        )
     return ids
 
-def _draws(model, enc, how, pool): # (n_draws, T) token ids; for one text and seed always the same, whatever else is computed
-    pool = _in_vocabulary(input_embeddings(model), pool); g = np.random.default_rng([how.seed, *enc['input_ids'][0].tolist()])
-    return pool[torch.from_numpy(g.integers(0, len(pool), (how.n_draws, enc['input_ids'].shape[1])))].to(device_of(model))
 
-def _forward_rows(model, enc, keep, drop, fill, x, renumber=False, states=None): # output for variants that keep equally many tokens
+def _draws(
+    model,
+    enc,
+    how,
+    pool,
+    # (n_draws, T) token ids; for one text and seed always the same, whatever
+    # else is computed
+):
+    pool = _in_vocabulary(input_embeddings(model), pool)
+    g = np.random.default_rng([how.seed, *enc['input_ids'][0].tolist()])
+    return pool[
+        torch.from_numpy(
+            g.integers(0, len(pool), (how.n_draws, enc['input_ids'].shape[1]))
+        )
+    ].to(device_of(model))
+
+
+def _forward_rows(
+    model, enc, keep, drop, fill, x, renumber=False, states=None
+):  # output for variants that keep equally many tokens
     n = len(keep)
     many = {k: v.expand(n, *v.shape[1:]) for k, v in enc.items()}
-    if x is not None:                                               # embeddings of what was removed are zero, or `fill`
+    if x is not None:  # embeddings of what was removed are zero, or `fill`
         k = keep[..., None] if x.ndim == 3 else keep.view(n, 1, *x.shape[2:])
-        with watch_embeddings(model, x*k if fill is None else torch.where(k, x, fill.to(x.dtype))): return forward(model, many)
-    if fill is not None: return forward(model, many | dict(input_ids=torch.where(keep, enc['input_ids'], fill)))
-    if 'input_ids' not in enc:                                      # no token looks at the patch
-        with key_weights(keep.float()): return forward(model, many)
-    if not drop: return forward(model, many | dict(attention_mask=keep.long()))
-    if states is not None and not renumber: return forward_after_prefix(model, enc, states, keep)
-    where = keep.nonzero()[:, 1].view(n, -1)                        # [variant, kept]
-    positions = {} if renumber else dict(position_ids=where + position_offset(model))
-    return forward(model, {k: v[0][where] for k, v in enc.items()} | dict(attention_mask=torch.ones_like(where)) | positions)
+        with watch_embeddings(
+            model,
+            x * k if fill is None else torch.where(k, x, fill.to(x.dtype)),
+        ):
+            return forward(model, many)
+    if fill is not None:
+        return forward(
+            model,
+            many | dict(input_ids=torch.where(keep, enc['input_ids'], fill)),
+        )
+    if 'input_ids' not in enc:  # no token looks at the patch
+        with key_weights(keep.float()):
+            return forward(model, many)
+    if not drop:
+        return forward(model, many | dict(attention_mask=keep.long()))
+    if states is not None and not renumber:
+        return forward_after_prefix(model, enc, states, keep)
+    where = keep.nonzero()[:, 1].view(n, -1)  # [variant, kept]
+    positions = (
+        {} if renumber else dict(position_ids=where + position_offset(model))
+    )
+    return forward(
+        model,
+        {k: v[0][where] for k, v in enc.items()}
+        | dict(attention_mask=torch.ones_like(where))
+        | positions,
+    )
 
 # %% ../nbs/05_loo.ipynb #3b0f6137
 def cores(
-    model, # any model
-)->int:    # threads that may run it at once
+    model,  # any model
+) -> int:  # threads that may run it at once
     "torch's threads on a CPU; 1 on a GPU, and where another thread would not see what this one has switched on: autocast, a mode, hooks of somebody else's."
-    alone = device_of(model).type != 'cpu' or torch.is_autocast_enabled('cpu') or _get_current_function_mode_stack() or _get_current_dispatch_mode_stack() or any(map(listened_to, model.modules()))
+    alone = (
+        device_of(model).type != 'cpu'
+        or torch.is_autocast_enabled('cpu')
+        or _get_current_function_mode_stack()
+        or _get_current_dispatch_mode_stack()
+        or any(map(listened_to, model.modules()))
+    )
     return 1 if alone else torch.get_num_threads()
 
+
 def on_every_core(
-    f, jobs:list, # f(*job) for each
-    workers:int,  # at most `cores`
-)->list:
+    f,
+    jobs: list,  # f(*job) for each
+    workers: int,  # at most `cores`
+) -> list:
     "A sentence's products are too small to be shared out among cores; each worker takes jobs of its own, with its share of torch's threads."
-    if workers == 1 or len(jobs) < workers: return [f(*j) for j in jobs]
+    if workers == 1 or len(jobs) < workers:
+        return [f(*j) for j in jobs]
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(max(1, threads//workers),)) as pool:
-        try: return list(pool.map(lambda j: f(*j), jobs))
-        finally: torch.set_num_threads(threads)                      # a thread that starts later takes what was set last
+    with ThreadPoolExecutor(
+        workers,
+        initializer=torch.set_num_threads,
+        initargs=(max(1, threads // workers),),
+    ) as pool:
+        try:
+            return list(pool.map(lambda j: f(*j), jobs))
+        finally:
+            torch.set_num_threads(
+                threads
+            )  # a thread that starts later takes what was set last
+
 
 @torch.no_grad()
 def subset_logits(
-    model,              # any model
-    enc:dict,           # one encoded text or image (`encode`), tensors of one row
-    keep:torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
-    removal='attention_mask', # one of REMOVALS, or a `Removal`
-    fill=None,          # what stands in (`fill_id`): the id for 'mask_token' and 'pad_token', the pool's ids for 'resample' and 'mean_embedding'
-    drop:bool=None,     # drop removed tokens instead of masking them; None: where it is exact
-    token_budget:int=TOKEN_BUDGET, # tokens in one batch
-    readout:Readout=None, # read this number; None: all logits of a classifier
-    progress=None,      # called with a number of variants whenever so many more are done
-)->torch.Tensor:        # (n, n_classes), with a readout (n,)
+    model,  # any model
+    enc: dict,  # one encoded text or image (`encode`), tensors of one row
+    keep: torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
+    removal='attention_mask',  # one of REMOVALS, or a `Removal`
+    # what stands in (`fill_id`): the id for 'mask_token' and 'pad_token', the
+    # pool's ids for 'resample' and 'mean_embedding'
+    fill=None,
+    # drop removed tokens instead of masking them; None: where it is exact
+    drop: bool = None,
+    token_budget: int = TOKEN_BUDGET,  # tokens in one batch
+    # read this number; None: all logits of a classifier
+    readout: Readout = None,
+    # called with a number of variants whenever so many more are done
+    progress=None,
+) -> torch.Tensor:  # (n, n_classes), with a readout (n,)
     "f of every subset of one text's tokens: exact, each distinct subset computed once. Tokens that the input's attention mask hides stay hidden."
-    return many_subset_logits(model, [enc], [keep], removal, fill, drop, token_budget, [readout], progress=progress)[0]
+    return many_subset_logits(
+        model,
+        [enc],
+        [keep],
+        removal,
+        fill,
+        drop,
+        token_budget,
+        [readout],
+        progress=progress,
+    )[0]
+
 
 @torch.no_grad()
 def many_subset_logits(
     model,
-    encs:list,          # encoded texts
-    keeps:list,         # (n, T) of each
-    removal='attention_mask', fill=None, drop:bool=None, token_budget:int=TOKEN_BUDGET, # as for `subset_logits`
-    readouts:list=None, # one per text, of that text alone
-    fast=None,          # a `FastEncoder` that is known to be exact; None: tried
-    progress=None,      # as for `subset_logits`
-)->list:                # as `subset_logits`, of each
+    encs: list,  # encoded texts
+    keeps: list,  # (n, T) of each
+    removal='attention_mask',
+    fill=None,
+    drop: bool = None,
+    token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
+    readouts: list = None,  # one per text, of that text alone
+    fast=None,  # a `FastEncoder` that is known to be exact; None: tried
+    progress=None,  # as for `subset_logits`
+) -> list:  # as `subset_logits`, of each
     "f of subsets of many texts' tokens; where the fast path is exact, variants of one size share a batch whatever text they belong to."
-    whole_number('token_budget', token_budget); readouts = readouts or [None]*len(encs)
+    whole_number('token_budget', token_budget)
+    readouts = readouts or [None] * len(encs)
     encs, keeps = _without_padding(model, encs, keeps)
-    fast = fast or _fast_for(model, encs, removal, drop, [r.target for r in readouts if r is not None])
-    if fast is None or not all(k.any(1).all() for k in keeps):       # what it does with a text of nothing is the model's own matter
-        return [_one_text(model, *each, removal, fill, drop, token_budget, r, progress) for *each, r in zip(encs, keeps, readouts)]
+    fast = fast or _fast_for(
+        model,
+        encs,
+        removal,
+        drop,
+        [r.target for r in readouts if r is not None],
+    )
+    if fast is None or not all(
+        k.any(1).all() for k in keeps
+    ):  # what it does with a text of nothing is the model's own matter
+        return [
+            _one_text(
+                model, *each, removal, fill, drop, token_budget, r, progress
+            )
+            for *each, r in zip(encs, keeps, readouts)
+        ]
     out = []
     for part in _windows([e['input_ids'].shape[1] for e in encs], token_budget):
-        out += _packed(fast, encs[part], keeps[part], readouts[part], token_budget, progress)
+        out += _packed(
+            fast,
+            encs[part],
+            keeps[part],
+            readouts[part],
+            token_budget,
+            progress,
+        )
     return out
 
-def _without_padding(model, encs, keeps): # texts, and what their variants keep of them
+
+def _without_padding(
+    model, encs, keeps
+):  # texts, and what their variants keep of them
     for enc, keep in zip(encs, keeps):
-        if 'input_ids' in enc: _checked_subsets(keep, enc['input_ids'].shape[1])
+        if 'input_ids' in enc:
+            _checked_subsets(keep, enc['input_ids'].shape[1])
     cut = [_cut_padding(model, e) for e in encs]
-    return cut, [k[:, :e['input_ids'].shape[1]] if 'input_ids' in e else k for e, k in zip(cut, keeps)]
+    return cut, [
+        k[:, : e['input_ids'].shape[1]] if 'input_ids' in e else k
+        for e, k in zip(cut, keeps)
+    ]
 
-def _fast_for(model, encs, removal, drop, targets): # the fast path, checked on a text of middle length, or None where it does not apply
-    if as_removal(removal).name != 'attention_mask' or drop is False or not encs or not _can_drop(model, *encs) or any(callable(t) or t.output not in (None, 'logits') for t in targets): return None
+
+def _fast_for(
+    model,
+    encs,
+    removal,
+    drop,
+    targets,
+    # the fast path, checked on a text of middle length, or None where it does
+    # not apply
+):
+    if (
+        as_removal(removal).name != 'attention_mask'
+        or drop is False
+        or not encs
+        or not _can_drop(model, *encs)
+        or any(callable(t) or t.output not in (None, 'logits') for t in targets)
+    ):
+        return None
     by_length = sorted(encs, key=lambda e: e['input_ids'].shape[1])
-    middle = by_length[len(encs)//2]
-    return fast_encoder(model, middle if middle['input_ids'].shape[1] >= 4 else by_length[-1])
+    middle = by_length[len(encs) // 2]
+    return fast_encoder(
+        model, middle if middle['input_ids'].shape[1] >= 4 else by_length[-1]
+    )
 
-def _windows(lengths, token_budget): # slices of texts that together have some budgets of tokens
+
+def _windows(
+    lengths, token_budget
+):  # slices of texts that together have some budgets of tokens
     start = total = 0
     for i, n in enumerate(lengths):
-        if total and total + n > 2*token_budget: yield slice(start, i); start, total = i, 0
+        if total and total + n > 2 * token_budget:
+            yield slice(start, i)
+            start, total = i, 0
         total += n
     yield slice(start, len(lengths))
 
-def _packed(fast, encs, keeps, readouts, token_budget, progress=None): # texts of one window
+
+def _packed(
+    fast, encs, keeps, readouts, token_budget, progress=None
+):  # texts of one window
     state, start, groups, unique, values = fast.texts(encs), 0, {}, [], []
     for t, (enc, keep) in enumerate(zip(encs, keeps)):
-        T = enc['input_ids'].shape[1]; keep = _checked_subsets(keep, T).to(state[0].device); keep, inverse = torch.unique(keep, dim=0, return_inverse=True); unique.append(inverse)
-        hidden = ~keep[:, 0]; rows = keep.clone(); rows[:, 0] = True; size = rows.sum(1)     # row 0 is read, seen by others or not
+        T = enc['input_ids'].shape[1]
+        keep = _checked_subsets(keep, T).to(state[0].device)
+        keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
+        unique.append(inverse)
+        hidden = ~keep[:, 0]
+        rows = keep.clone()
+        rows[:, 0] = True
+        size = rows.sum(1)  # row 0 is read, seen by others or not
         for s in size.unique().tolist():
-            which = torch.where(size == s)[0]; groups.setdefault(s, []).append((t, which, rows[which].nonzero()[:, 1].view(-1, s) + start, hidden[which]))
-        start += T; values.append(None)
-    sizes = sorted(groups, reverse=True); workers = min(cores(fast.model), max(1, token_budget//sizes[0])) # all of them together stay within the budget
-    jobs = [(s, *wh) for s in sizes for wh in zip(*(torch.cat([m[i] for m in groups[s]]).split(max(1, token_budget//s//workers)) for i in (2, 3)))]
+            which = torch.where(size == s)[0]
+            groups.setdefault(s, []).append(
+                (
+                    t,
+                    which,
+                    rows[which].nonzero()[:, 1].view(-1, s) + start,
+                    hidden[which],
+                )
+            )
+        start += T
+        values.append(None)
+    sizes = sorted(groups, reverse=True)
+    workers = min(
+        cores(fast.model), max(1, token_budget // sizes[0])
+    )  # all of them together stay within the budget
+    jobs = [
+        (s, *wh)
+        for s in sizes
+        for wh in zip(
+            *(
+                torch.cat([m[i] for m in groups[s]]).split(
+                    max(1, token_budget // s // workers)
+                )
+                for i in (2, 3)
+            )
+        )
+    ]
+
     def run(s, where, hidden):
         values = fast(*state, where, hidden)
-        if progress is not None: progress(len(where))
+        if progress is not None:
+            progress(len(where))
         return values
+
     done = on_every_core(run, jobs, workers)
     for s in sizes:
-        members = groups[s]; logits = torch.cat([v for (size, *_), v in zip(jobs, done) if size == s])
-        for (t, which, *_), v in zip(members, logits.split([len(m[1]) for m in members])):
-            if readouts[t] is not None: v = readouts[t](v, torch.zeros(len(v), dtype=torch.long, device=v.device))
-            if values[t] is None: values[t] = v.new_empty(int(unique[t].max()) + 1, *v.shape[1:])
+        members = groups[s]
+        logits = torch.cat(
+            [v for (size, *_), v in zip(jobs, done) if size == s]
+        )
+        for (t, which, *_), v in zip(
+            members, logits.split([len(m[1]) for m in members])
+        ):
+            if readouts[t] is not None:
+                v = readouts[t](
+                    v, torch.zeros(len(v), dtype=torch.long, device=v.device)
+                )
+            if values[t] is None:
+                values[t] = v.new_empty(int(unique[t].max()) + 1, *v.shape[1:])
             values[t][which] = v
     return [v[inverse] for v, inverse in zip(values, unique)]
 
+
 def _checked_subsets(keep, T):
-    if keep.ndim != 2 or keep.shape[1] != T: raise ValueError(f"keep must be (n, {T}), got {tuple(keep.shape)}")
+    if keep.ndim != 2 or keep.shape[1] != T:
+        raise ValueError(f"keep must be (n, {T}), got {tuple(keep.shape)}")
     return keep
 
-def _one_text(model, enc, keep, removal, fill, drop, token_budget, readout, progress=None): # through the model's own forward
-    how = as_removal(removal); removal, renumber = how.name, how.name == 'delete'
+
+def _one_text(
+    model, enc, keep, removal, fill, drop, token_budget, readout, progress=None
+):  # through the model's own forward
+    how = as_removal(removal)
+    removal, renumber = how.name, how.name == 'delete'
     _check_removal(model, enc, removal, fill)
-    x = _embedded(model, enc) if removal in ('zero_embedding', 'mean_embedding') else None
+    x = (
+        _embedded(model, enc)
+        if removal in ('zero_embedding', 'mean_embedding')
+        else None
+    )
     T = input_positions(model, enc) if x is None else _places(x)
     mask = _given_mask(enc)
-    keep = _kept_of(mask, _checked_subsets(keep, T).to(device_of(model)), removal)
+    keep = _kept_of(
+        mask, _checked_subsets(keep, T).to(device_of(model)), removal
+    )
     keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
-    if removal in ('attention_mask', 'zero_embedding', 'delete'): fill = None
-    if removal == 'mean_embedding': fill = _mean_embedding(model, fill)
+    if removal in ('attention_mask', 'zero_embedding', 'delete'):
+        fill = None
+    if removal == 'mean_embedding':
+        fill = _mean_embedding(model, fill)
     fills = _draws(model, enc, how, fill) if removal == 'resample' else [fill]
-    def value(out, n, dropped): return output_field(out) if readout is None else readout(out, torch.zeros(n, dtype=torch.long, device=keep.device), at_end=dropped)
-    def values(part, dropped): return torch.stack([value(_forward_rows(model, enc, part, dropped, f, x, renumber, states), len(part), dropped) for f in fills]).mean(0)
-    def in_batches(droppable, budget=token_budget): # all variants; droppable: (n,) bool
+
+    def value(out, n, dropped):
+        return (
+            output_field(out)
+            if readout is None
+            else readout(
+                out,
+                torch.zeros(n, dtype=torch.long, device=keep.device),
+                at_end=dropped,
+            )
+        )
+
+    def values(part, dropped):
+        return torch.stack(
+            [
+                value(
+                    _forward_rows(
+                        model, enc, part, dropped, f, x, renumber, states
+                    ),
+                    len(part),
+                    dropped,
+                )
+                for f in fills
+            ]
+        ).mean(0)
+
+    def in_batches(
+        droppable, budget=token_budget
+    ):  # all variants; droppable: (n,) bool
         return _all_variants(values, keep, droppable, budget, states, progress)
-    read, nowhere = keep[:, 0] & keep[:, -1], torch.zeros(len(keep), dtype=torch.bool, device=keep.device) # rows that a model may read stay
-    if renumber and not keep.any(1).all(): raise ValueError("removal='delete' cannot delete every token of a text: nothing is left to read; take 'attention_mask'")
-    can = removal == 'attention_mask' and drop is not False and _can_drop(model, enc)
-    if drop and not can and not renumber: raise ValueError(f"drop=True: a token may not be dropped here, because {type(model).__name__} is not known to give the same numbers without it (lrp_loo.fast.survives_gaps); take drop=None")
+
+    read, nowhere = (
+        keep[:, 0] & keep[:, -1],
+        torch.zeros(len(keep), dtype=torch.bool, device=keep.device),
+    )  # rows that a model may read stay
+    if renumber and not keep.any(1).all():
+        raise ValueError(
+            "removal='delete' cannot delete every token of a text: nothing is left to read; take 'attention_mask'"
+        )
+    can = (
+        removal == 'attention_mask'
+        and drop is not False
+        and _can_drop(model, enc)
+    )
+    if drop and not can and not renumber:
+        raise ValueError(
+            f"drop=True: a token may not be dropped here, because {type(model).__name__} is not known to give the same numbers without it (lrp_loo.fast.survives_gaps); take drop=None"
+        )
     tried = gaps_to_try(keep[read]) if can and not drop else []
-    can = can and (drop or 0 < len(tried) < int(read.sum()))         # else trying is all that there is to compute
+    can = can and (
+        drop or 0 < len(tried) < int(read.sum())
+    )  # else trying is all that there is to compute
     states, rows = None, read.nonzero()[tried, 0] if can and not drop else None
     own = None if rows is None else values(keep[rows], False)
-    if own is not None and own.ndim > 2: can = False                 # all logits of all rows, and places would move
-    if can and not callable(getattr(readout, 'target', None)): states = prefix_states(model, enc) # a function may read rows of the prefix
+    if own is not None and own.ndim > 2:
+        can = False  # all logits of all rows, and places would move
+    if can and not callable(getattr(readout, 'target', None)):
+        states = prefix_states(
+            model, enc
+        )  # a function may read rows of the prefix
     out = in_batches(~nowhere if renumber else read if can else nowhere)
-    if can and not drop and not agree(out[rows], own, spread(out[read])): out, can = in_batches(nowhere), False
-    if not can and not renumber: out = _as_if_alone(model, out, keep, values, lambda: in_batches(nowhere, 1))
-    if removal == 'attention_mask' and 'input_ids' in enc and not can: _check_heeded(model, enc, keep, torch.ones_like(keep[0]) if mask is None else mask, out, values, value)
+    if can and not drop and not agree(out[rows], own, spread(out[read])):
+        out, can = in_batches(nowhere), False
+    if not can and not renumber:
+        out = _as_if_alone(
+            model, out, keep, values, lambda: in_batches(nowhere, 1)
+        )
+    if removal == 'attention_mask' and 'input_ids' in enc and not can:
+        _check_heeded(
+            model,
+            enc,
+            keep,
+            torch.ones_like(keep[0]) if mask is None else mask,
+            out,
+            values,
+            value,
+        )
     return out[inverse]
 
-def _check_removal(model, enc, removal, fill): # can this model have tokens removed so?
-    if removal not in ('zero_embedding', 'attention_mask') and 'input_ids' not in enc: raise ValueError(f"removal={removal!r} needs tokens, and this is an image; take 'zero_embedding' or 'attention_mask' (no patch looks at it)")
-    if removal in ('mask_token', 'pad_token', 'resample') and fill is None: raise ValueError(f"removal={removal!r} needs what stands in; pass fill=fill_id(tokenizer, removal)")
+
+def _check_removal(
+    model, enc, removal, fill
+):  # can this model have tokens removed so?
+    if (
+        removal not in ('zero_embedding', 'attention_mask')
+        and 'input_ids' not in enc
+    ):
+        raise ValueError(
+            f"removal={removal!r} needs tokens, and this is an image; take 'zero_embedding' or 'attention_mask' (no patch looks at it)"
+        )
+    if removal in ('mask_token', 'pad_token', 'resample') and fill is None:
+        raise ValueError(
+            f"removal={removal!r} needs what stands in; pass fill=fill_id(tokenizer, removal)"
+        )
     takes = _takes(model)
-    if removal == 'attention_mask' and 'input_ids' in enc and not any(k == 'attention_mask' or p.kind is p.VAR_KEYWORD for k, p in takes.items()):
-        raise ValueError(f"{type(model).__name__} takes no attention mask, so no token can be removed by it; {_OTHER_REMOVALS}")
+    if (
+        removal == 'attention_mask'
+        and 'input_ids' in enc
+        and not any(
+            k == 'attention_mask' or p.kind is p.VAR_KEYWORD
+            for k, p in takes.items()
+        )
+    ):
+        raise ValueError(
+            f"{type(model).__name__} takes no attention mask, so no token can be removed by it; {_OTHER_REMOVALS}"
+        )
+
 
 _OTHER_REMOVALS = "take removal='mask_token', 'zero_embedding', 'mean_embedding', 'delete' or 'resample'"
 
-def _all_variants(values, keep, droppable, token_budget, states, progress): # each variant's value, those of one size in one batch
+
+def _all_variants(
+    values, keep, droppable, token_budget, states, progress
+):  # each variant's value, those of one size in one batch
     out, size, T = None, keep.sum(1), keep.shape[1]
     for s in size.unique().tolist():
         for dropped in (False, True):
             rows = torch.where((size == s) & (droppable == dropped))[0]
-            for part in _blocks(rows, keep, s if dropped else T, token_budget, states if dropped else None):
+            for part in _blocks(
+                rows,
+                keep,
+                s if dropped else T,
+                token_budget,
+                states if dropped else None,
+            ):
                 v = values(keep[part], dropped)
-                if out is None: out = v.new_empty(len(keep), *v.shape[1:])
+                if out is None:
+                    out = v.new_empty(len(keep), *v.shape[1:])
                 out[part] = v
-                if progress is not None: progress(len(part))
+                if progress is not None:
+                    progress(len(part))
     return out
 
-def _blocks(rows, keep, s, token_budget, states): # variants of one batch; with a prefix's states, those whose first gaps are near
-    if not len(rows): return []
-    if states is None: return rows.split(max(1, token_budget//max(1, s)))
-    gaps = first_gaps(keep[rows]); near = max(4, keep.shape[1]//16)
-    return [part for g in (gaps//near).unique() for part in rows[gaps//near == g].split(max(1, token_budget//max(1, s - int(g)*near)))]
 
-def _as_if_alone(model, out, keep, values, one_by_one): # a model may answer otherwise in a batch: quantized on the fly, experts with a capacity
-    if len(keep) < 2 or _package(model) and survives_gaps(model): return out
-    row = keep[len(keep)//2][None]
+def _blocks(
+    rows,
+    keep,
+    s,
+    token_budget,
+    states,
+    # variants of one batch; with a prefix's states, those whose first gaps are
+    # near
+):
+    if not len(rows):
+        return []
+    if states is None:
+        return rows.split(max(1, token_budget // max(1, s)))
+    gaps = first_gaps(keep[rows])
+    near = max(4, keep.shape[1] // 16)
+    return [
+        part
+        for g in (gaps // near).unique()
+        for part in rows[gaps // near == g].split(
+            max(1, token_budget // max(1, s - int(g) * near))
+        )
+    ]
+
+
+def _as_if_alone(
+    model,
+    out,
+    keep,
+    values,
+    one_by_one,
+    # a model may answer otherwise in a batch: quantized on the fly, experts
+    # with a capacity
+):
+    if len(keep) < 2 or _package(model) and survives_gaps(model):
+        return out
+    row = keep[len(keep) // 2][None]
     alone = values(row, False)
-    if agree(out[len(keep)//2][None], alone, spread(out)): return out
-    if not agree(values(row, False), alone, spread(out)): raise ValueError(f"{type(model).__name__} gives another answer each time it reads the same text, so what a removed token changes cannot be told; make it deterministic (a seed in its configuration, no dropout)")
+    if agree(out[len(keep) // 2][None], alone, spread(out)):
+        return out
+    if not agree(values(row, False), alone, spread(out)):
+        raise ValueError(
+            f"{type(model).__name__} gives another answer each time it reads the same text, so what a removed token changes cannot be told; make it deterministic (a seed in its configuration, no dropout)"
+        )
     return one_by_one()
 
-def _check_heeded(model, enc, keep, text, out, values, value): # is the attention mask ignored, so that nothing was removed? text: (T,) what there is
-    removed, rounding = (keep != text).any(1), ROUNDING*torch.finfo(out.dtype).eps
-    if not removed.any(): return
+
+def _check_heeded(
+    model,
+    enc,
+    keep,
+    text,
+    out,
+    values,
+    value,
+    # is the attention mask ignored, so that nothing was removed? text: (T,)
+    # what there is
+):
+    removed, rounding = (
+        (keep != text).any(1),
+        ROUNDING * torch.finfo(out.dtype).eps,
+    )
+    if not removed.any():
+        return
     whole = values(text[None], False) if removed.all() else out[~removed]
     both = torch.cat([out[removed], whole])
-    if not spread(both) <= rounding/8*float(both.abs().max()): return
+    if not spread(both) <= rounding / 8 * float(both.abs().max()):
+        return
     ends = text.nonzero()[[0, -1], 0]
-    inside = (removed & keep[:, ends].all(1)).nonzero()[:64, 0]        # the rows that are read stay
-    if not len(inside): return
+    inside = (removed & keep[:, ends].all(1)).nonzero()[
+        :64, 0
+    ]  # the rows that are read stay
+    if not len(inside):
+        return
     x, another = _embedded(model, enc), None
-    if _places(x) != keep.shape[1]: x, another = None, _another_token(model, enc) # places of the model's own, as CPM-Ant's prompt
+    if _places(x) != keep.shape[1]:
+        x, another = (
+            None,
+            _another_token(model, enc),
+        )  # places of the model's own, as CPM-Ant's prompt
     for rows in inside.split(8):
-        changed = value(_forward_rows(model, enc, keep[rows] | ~text, False, another, x), len(rows), False)
-        if float((changed - whole).abs().max()) > rounding*float(whole.abs().max()):
-            raise ValueError(f"{type(model).__name__} ignores the attention mask: hiding a token changes nothing, and taking its embedding away does, so nothing is removed by the mask; {_OTHER_REMOVALS}")
+        changed = value(
+            _forward_rows(model, enc, keep[rows] | ~text, False, another, x),
+            len(rows),
+            False,
+        )
+        if float((changed - whole).abs().max()) > rounding * float(
+            whole.abs().max()
+        ):
+            raise ValueError(
+                f"{type(model).__name__} ignores the attention mask: hiding a token changes nothing, and taking its embedding away does, so nothing is removed by the mask; {_OTHER_REMOVALS}"
+            )
 
-def _another_token(model, enc): # an id that the text has not, as far as there is one
+
+def _another_token(
+    model, enc
+):  # an id that the text has not, as far as there is one
     n = getattr(input_embeddings(model), 'num_embeddings', 2)
     return (int(enc['input_ids'].max()) + 1) % n
 
 # %% ../nbs/05_loo.ipynb #8cd2a2e6
 def fill_id(
-    tokenizer, # the model's tokenizer
-    removal,   # one of REMOVALS, or a `Removal`
-):             # the id that takes the removed token's place; the pool's ids (n,); None where no token does
+    tokenizer,  # the model's tokenizer
+    removal,  # one of REMOVALS, or a `Removal`
+    # the id that takes the removed token's place; the pool's ids (n,); None
+    # where no token does
+):
     "The token that stands in for a removed one, or the tokens of the pool."
     how = as_removal(removal)
-    if how.pool is not None: return _pool_ids(tokenizer, how.pool)
-    if how.name not in ('mask_token', 'pad_token'): return None
-    i = tokenizer.mask_token_id if how.name == 'mask_token' else tokenizer.pad_token_id
-    if i is None: raise ValueError(f"this tokenizer has no token for removal={how.name!r}; take 'attention_mask'")
+    if how.pool is not None:
+        return _pool_ids(tokenizer, how.pool)
+    if how.name not in ('mask_token', 'pad_token'):
+        return None
+    i = (
+        tokenizer.mask_token_id
+        if how.name == 'mask_token'
+        else tokenizer.pad_token_id
+    )
+    if i is None:
+        raise ValueError(
+            f"this tokenizer has no token for removal={how.name!r}; take 'attention_mask'"
+        )
     return i
 
-def _pool_ids(tokenizer, pool): # texts without their special tokens, or ids as they are
-    if isinstance(pool, str): raise TypeError("the pool must be a list of texts or of token ids, got one str")
-    if not torch.is_tensor(pool): pool = list(pool)
-    if not torch.is_tensor(pool) and pool and all(isinstance(t, str) for t in pool): pool = [i for t in pool for i in tokenizer(t, add_special_tokens=False)['input_ids']]
-    try: ids = torch.as_tensor(pool)
-    except (TypeError, ValueError): raise TypeError("the pool must be a list of texts, or of token ids") from None
-    if ids.ndim != 1 or len(ids) == 0: raise ValueError(f"the pool must have at least one token, in one list; got shape {tuple(ids.shape)}")
-    if ids.dtype.is_floating_point or ids.dtype == torch.bool: raise TypeError(f"the pool's token ids must be whole numbers, got {ids.dtype}")
+
+def _pool_ids(
+    tokenizer, pool
+):  # texts without their special tokens, or ids as they are
+    if isinstance(pool, str):
+        raise TypeError(
+            "the pool must be a list of texts or of token ids, got one str"
+        )
+    if not torch.is_tensor(pool):
+        pool = list(pool)
+    if (
+        not torch.is_tensor(pool)
+        and pool
+        and all(isinstance(t, str) for t in pool)
+    ):
+        pool = [
+            i
+            for t in pool
+            for i in tokenizer(t, add_special_tokens=False)['input_ids']
+        ]
+    try:
+        ids = torch.as_tensor(pool)
+    except (TypeError, ValueError):
+        raise TypeError(
+            "the pool must be a list of texts, or of token ids"
+        ) from None
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(
+            f"the pool must have at least one token, in one list; got shape {tuple(ids.shape)}"
+        )
+    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
+        raise TypeError(
+            f"the pool's token ids must be whole numbers, got {ids.dtype}"
+        )
     return ids.long().cpu()
+
 
 @torch.no_grad()
 def leave_one_out(
-    model,           # any model, or a transformers pipeline
-    enc:dict,        # one encoded text or image, T tokens or patches
-    target=None,     # see `as_target`; the predicted class by default
-    removal=None,    # one of REMOVALS, or a `Removal`; the attention mask by default, in an image the zero embedding
-    fill=None,       # see `fill_id`
-    units:torch.Tensor=None, # (T,) the unit of each token, −1: never removed (`text_units`); None: each token by itself
-    **kwargs,        # drop, token_budget of `subset_logits`; progress of `many_loo`
-)->tuple:            # LOO (n_units,), the whole text's logits (n_classes,), target
+    model,  # any model, or a transformers pipeline
+    enc: dict,  # one encoded text or image, T tokens or patches
+    target=None,  # see `as_target`; the predicted class by default
+    # one of REMOVALS, or a `Removal`; the attention mask by default, in an
+    # image the zero embedding
+    removal=None,
+    fill=None,  # see `fill_id`
+    # (T,) the unit of each token, −1: never removed (`text_units`); None: each
+    # token by itself
+    units: torch.Tensor = None,
+    **kwargs,  # drop, token_budget of `subset_logits`; progress of `many_loo`
+) -> tuple:  # LOO (n_units,), the whole text's logits (n_classes,), target
     "LOO_u = f(x) − f(x without u) for every token or unit, special ones too, on the target's logit (section 2.1). A token that the input's attention mask hides (padding) is no part of the text: its LOO is 0."
-    (loo, value, readout, row), = many_loo(unwrap(model)[0], [enc], target, removal, fill, [units], **kwargs)
+    ((loo, value, readout, row),) = many_loo(
+        unwrap(model)[0], [enc], target, removal, fill, [units], **kwargs
+    )
     return loo, row, readout.chosen(0)
 
-def _check_places(readout, out, removal): # deletion moves every later place
-    if as_removal(removal).name == 'delete' and not callable(readout.target) and not readout.survives_dropping(out): raise ValueError("removal='delete' moves the tokens behind it, and the target is at a place in the text; take 'attention_mask'")
+
+def _check_places(readout, out, removal):  # deletion moves every later place
+    if (
+        as_removal(removal).name == 'delete'
+        and not callable(readout.target)
+        and not readout.survives_dropping(out)
+    ):
+        raise ValueError(
+            "removal='delete' moves the tokens behind it, and the target is at a place in the text; take 'attention_mask'"
+        )
+
 
 @torch.no_grad()
 def many_loo(
     model,
-    encs:list,       # encoded texts or images
-    target=None, removal=None, fill=None, # as for `leave_one_out`, the same for all
-    units:list=None, # (T,) of each, or None
-    drop:bool=None, token_budget:int=TOKEN_BUDGET, # as for `subset_logits`
-    progress=False,  # True: a bar, and on long work a line beforehand that says how long; a function: called with a number of variants whenever so many more are done
-)->list:             # of each: LOO (n_units,), f(x) (1,), its `Readout`, the row of the output that f(x) is in
+    encs: list,  # encoded texts or images
+    target=None,
+    removal=None,
+    fill=None,  # as for `leave_one_out`, the same for all
+    units: list = None,  # (T,) of each, or None
+    drop: bool = None,
+    token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
+    # True: a bar, and on long work a line beforehand that says how long; a
+    # function: called with a number of variants whenever so many more are done
+    progress=False,
+    # of each: LOO (n_units,), f(x) (1,), its `Readout`, the row of the output
+    # that f(x) is in
+) -> list:
     "Leave-One-Out of many texts with the numbers that were read, for callers that go on from there."
     check_model(model)
-    for e in encs: _check_encoded(model, e)
-    units, removal = units or [None]*len(encs), removal or default_removal(encs[0])
-    with _shown(progress, model, encs, units, removal, fill, token_budget) as done:
-        return _many_loo(model, encs, target, removal, fill, units, drop, token_budget, done)
+    for e in encs:
+        _check_encoded(model, e)
+    units, removal = (
+        units or [None] * len(encs),
+        removal or default_removal(encs[0]),
+    )
+    with _shown(
+        progress, model, encs, units, removal, fill, token_budget
+    ) as done:
+        return _many_loo(
+            model, encs, target, removal, fill, units, drop, token_budget, done
+        )
 
-def _many_loo(model, encs, target, removal, fill, units, drop, token_budget, progress):
+
+def _many_loo(
+    model, encs, target, removal, fill, units, drop, token_budget, progress
+):
     texts = [_cut_padding(model, e) for e in encs]
     fast = _fast_for(model, texts, removal, drop, [as_target(target)])
-    if fast is None: return [loo_readout(model, e, target, removal, fill, u, drop, token_budget, progress) for e, u in zip(encs, units)]
-    wholes = many_subset_logits(model, texts, [torch.ones_like(e['input_ids'], dtype=torch.bool) for e in texts], removal, token_budget=token_budget, fast=fast)
+    if fast is None:
+        return [
+            loo_readout(
+                model, e, target, removal, fill, u, drop, token_budget, progress
+            )
+            for e, u in zip(encs, units)
+        ]
+    wholes = many_subset_logits(
+        model,
+        texts,
+        [torch.ones_like(e['input_ids'], dtype=torch.bool) for e in texts],
+        removal,
+        token_budget=token_budget,
+        fast=fast,
+    )
     readouts = [Readout(target, w, e) for w, e in zip(wholes, texts)]
-    for w in wholes: check_finite(w)
-    keeps = [_all_but_one(e['input_ids'].shape[1] if u is None else u) for e, u in zip(encs, units)]
-    values = many_subset_logits(model, encs, keeps, removal, None, drop, token_budget, readouts, fast, progress)
-    return [(_of_text(r(w) - v, k, e), r(w), r, w[0].float().cpu()) for w, r, v, k, e in zip(wholes, readouts, values, keeps, encs)]
+    for w in wholes:
+        check_finite(w)
+    keeps = [
+        _all_but_one(e['input_ids'].shape[1] if u is None else u)
+        for e, u in zip(encs, units)
+    ]
+    values = many_subset_logits(
+        model,
+        encs,
+        keeps,
+        removal,
+        None,
+        drop,
+        token_budget,
+        readouts,
+        fast,
+        progress,
+    )
+    return [
+        (_of_text(r(w) - v, k, e), r(w), r, w[0].float().cpu())
+        for w, r, v, k, e in zip(wholes, readouts, values, keeps, encs)
+    ]
 
-def _of_text(loo, keep, enc): # what removes no token of the text changes nothing; the two passes differ by rounding
+
+def _of_text(
+    loo,
+    keep,
+    enc,
+    # what removes no token of the text changes nothing; the two passes differ
+    # by rounding
+):
     mask = _given_mask(enc)
-    if mask is not None: loo = loo*(~keep & mask.cpu()).any(1).to(loo)
+    if mask is not None:
+        loo = loo * (~keep & mask.cpu()).any(1).to(loo)
     return loo.float().cpu()
 
-def _check_encoded(model, enc):
-    if not isinstance(enc, dict) or not {'input_ids', 'pixel_values'} & set(enc): raise TypeError(f"a text must be as `encode` gives it, a dict with input_ids (or pixel_values), got {type(enc).__name__}{f' with {list(enc)}' if isinstance(enc, dict) else ''}")
-    if 'input_ids' in enc: check_ids(model, enc['input_ids'])
 
-def _all_but_one(units): # (n_units, T) bool; units: (T,), or how many tokens
+def _check_encoded(model, enc):
+    if not isinstance(enc, dict) or not {'input_ids', 'pixel_values'} & set(
+        enc
+    ):
+        raise TypeError(
+            f"a text must be as `encode` gives it, a dict with input_ids (or pixel_values), got {type(enc).__name__}{f' with {list(enc)}' if isinstance(enc, dict) else ''}"
+        )
+    if 'input_ids' in enc:
+        check_ids(model, enc['input_ids'])
+
+
+def _all_but_one(units):  # (n_units, T) bool; units: (T,), or how many tokens
     units = torch.arange(units) if isinstance(units, int) else units
     return units[None] != torch.arange(int(units.max()) + 1)[:, None]
 
+
 @torch.no_grad()
 def loo_readout(
-    model, enc:dict, target=None, removal=None, fill=None, units:torch.Tensor=None, # as for `leave_one_out`
-    drop:bool=None, token_budget:int=TOKEN_BUDGET, progress=None, # as for `subset_logits`
-)->tuple:                # LOO (n_units,), f(x), the `Readout`, the row of the output that f(x) is in
+    model,
+    enc: dict,
+    target=None,
+    removal=None,
+    fill=None,
+    units: torch.Tensor = None,  # as for `leave_one_out`
+    drop: bool = None,
+    token_budget: int = TOKEN_BUDGET,
+    progress=None,  # as for `subset_logits`
+) -> (
+    tuple
+):  # LOO (n_units,), f(x), the `Readout`, the row of the output that f(x) is in
     "Leave-One-Out of one text, through any output the model has."
-    out = forward(model, enc); readout = Readout(target, out, enc)
-    if not callable(readout.target): row = (lambda f: f[0] if f.ndim == 2 else f[0, readout.position[0]])(output_field(out, readout.target.output))
-    removal = removal or default_removal(enc); _check_places(readout, out, removal)
+    out = forward(model, enc)
+    readout = Readout(target, out, enc)
+    if not callable(readout.target):
+        row = (lambda f: f[0] if f.ndim == 2 else f[0, readout.position[0]])(
+            output_field(out, readout.target.output)
+        )
+    removal = removal or default_removal(enc)
+    _check_places(readout, out, removal)
     keep = _all_but_one(input_positions(model, enc) if units is None else units)
-    values = subset_logits(model, enc, keep, removal, fill, drop if _at_the_end(readout, out, enc) else False, token_budget, readout, progress)
-    whole = readout(out); check_finite(whole)
-    return _of_text(whole - values, keep, enc), whole, readout, whole if callable(readout.target) else row.float().cpu()
+    values = subset_logits(
+        model,
+        enc,
+        keep,
+        removal,
+        fill,
+        drop if _at_the_end(readout, out, enc) else False,
+        token_budget,
+        readout,
+        progress,
+    )
+    whole = readout(out)
+    check_finite(whole)
+    return (
+        _of_text(whole - values, keep, enc),
+        whole,
+        readout,
+        whole if callable(readout.target) else row.float().cpu(),
+    )
 
-def _at_the_end(readout, out, enc): # is the number found again when tokens are dropped: in the last row, or in no row of a token
-    if not readout.survives_dropping(out): return False
+
+def _at_the_end(
+    readout,
+    out,
+    enc,
+    # is the number found again when tokens are dropped: in the last row, or in
+    # no row of a token
+):
+    if not readout.survives_dropping(out):
+        return False
     at, mask = getattr(readout, 'position', None), _given_mask(enc)
-    if at is None: return True
-    last = enc['input_ids'].shape[1] - 1 if mask is None else int(mask.nonzero().max())
+    if at is None:
+        return True
+    last = (
+        enc['input_ids'].shape[1] - 1
+        if mask is None
+        else int(mask.nonzero().max())
+    )
     return bool((at == last).all())
 
 # %% ../nbs/05_loo.ipynb #5fb6a0c7
-LONG = 10. # seconds: work that is longer says so beforehand
+LONG = 10.0  # seconds: work that is longer says so beforehand
+
 
 @torch.no_grad()
 def loo_seconds(
     model,
-    encs:list,     # encoded texts or images
-    removal=None, fill=None, # as for `leave_one_out`
-    units:list=None, # (T,) of each, or None
-    token_budget:int=TOKEN_BUDGET, # as for `subset_logits`
-)->float:          # seconds
+    encs: list,  # encoded texts or images
+    removal=None,
+    fill=None,  # as for `leave_one_out`
+    units: list = None,  # (T,) of each, or None
+    token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
+) -> float:  # seconds
     "About how long exact Leave-One-Out of these texts takes on this machine: two small passes of the longest text are timed, and the work grows with variants times tokens."
-    units, removal = units or [None]*len(encs), removal or default_removal(encs[0])
+    units, removal = (
+        units or [None] * len(encs),
+        removal or default_removal(encs[0]),
+    )
     lengths = [input_positions(model, e) for e in encs]
     n_variants = _variants(lengths, units)
     longest = max(range(len(encs)), key=lengths.__getitem__)
     keep = _all_but_one(lengths[longest])
-    few, more = (keep[torch.linspace(0, len(keep) - 1, min(n, len(keep))).long()] for n in (4, 12))
+    few, more = (
+        keep[torch.linspace(0, len(keep) - 1, min(n, len(keep))).long()]
+        for n in (4, 12)
+    )
+
     def seconds(rows):
         start = time.perf_counter()
-        subset_logits(model, encs[longest], rows, removal, fill, token_budget=token_budget)
-        if device_of(model).type == 'cuda': torch.cuda.synchronize()
+        subset_logits(
+            model, encs[longest], rows, removal, fill, token_budget=token_budget
+        )
+        if device_of(model).type == 'cuda':
+            torch.cuda.synchronize()
         return time.perf_counter() - start
-    seconds(few[:1])                                                 # what is done once in a process is not counted
-    first, second = seconds(few), seconds(more)
-    per_variant = second/len(more)                                   # with what is done once per text
-    if second > first and len(more) > len(few): per_variant = (second - first)/(len(more) - len(few))
-    return sum(per_variant*n*t/lengths[longest] for n, t in zip(n_variants, lengths))
 
-def _variants(lengths, units): # how many texts with something removed there are, of each text
-    return [n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)]
+    seconds(few[:1])  # what is done once in a process is not counted
+    first, second = seconds(few), seconds(more)
+    per_variant = second / len(more)  # with what is done once per text
+    if second > first and len(more) > len(few):
+        per_variant = (second - first) / (len(more) - len(few))
+    return sum(
+        per_variant * n * t / lengths[longest]
+        for n, t in zip(n_variants, lengths)
+    )
+
+
+def _variants(
+    lengths, units
+):  # how many texts with something removed there are, of each text
+    return [
+        n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)
+    ]
+
 
 def in_words(
-    seconds:float,
-)->str:
+    seconds: float,
+) -> str:
     "A duration as one says it: 40 s, 3 min, 2.5 h."
-    if seconds < 90: return f"{seconds:.0f} s"
-    return f"{seconds/60:.0f} min" if seconds < 5400 else f"{seconds/3600:.1f} h"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
+
 
 @contextlib.contextmanager
-def _shown(progress, model, encs, units, removal, fill, token_budget): # what the loops call as they go on, or None
+def _shown(
+    progress, model, encs, units, removal, fill, token_budget
+):  # what the loops call as they go on, or None
     if not progress or callable(progress):
         yield progress or None
         return
     lengths = [input_positions(model, e) for e in encs]
     counts = _variants(lengths, units)
-    if sum(n*t for n, t in zip(counts, lengths)) > 4*TOKEN_BUDGET:   # shorter work is done before it could be timed
+    if (
+        sum(n * t for n, t in zip(counts, lengths)) > 4 * TOKEN_BUDGET
+    ):  # shorter work is done before it could be timed
         about = loo_seconds(model, encs, removal, fill, units, token_budget)
-        if about > LONG: tqdm.write(f"exact LOO of {len(encs)} text{'s' if len(encs) > 1 else ''}, {sum(counts)} forward passes: about {in_words(about)}", file=sys.stderr)
-    lock = threading.Lock()                                          # cores report each for itself
-    with tqdm(total=sum(counts), desc='exact LOO', unit='pass', delay=1) as bar: # short work needs none
+        if about > LONG:
+            tqdm.write(
+                f"exact LOO of {len(encs)} text{'s' if len(encs) > 1 else ''}, {sum(counts)} forward passes: about {in_words(about)}",
+                file=sys.stderr,
+            )
+    lock = threading.Lock()  # cores report each for itself
+    with tqdm(
+        total=sum(counts), desc='exact LOO', unit='pass', delay=1
+    ) as bar:  # short work needs none
+
         def done(n):
-            with lock: bar.update(min(n, bar.total - bar.n))
+            with lock:
+                bar.update(min(n, bar.total - bar.n))
+
         yield done
-        done(bar.total - bar.n)                                      # equal variants are computed once
+        done(bar.total - bar.n)  # equal variants are computed once
 
 # %% ../nbs/05_loo.ipynb #4f09172d
 def removal_units(
-    is_special:torch.Tensor, # (T,) bool
-    chunk:int=1,             # tokens in a unit (paper: 1 on SST, 16 on IMDB)
-)->torch.Tensor:             # (T,) the unit's number of each token, −1 at special tokens
+    is_special: torch.Tensor,  # (T,) bool
+    chunk: int = 1,  # tokens in a unit (paper: 1 on SST, 16 on IMDB)
+) -> torch.Tensor:  # (T,) the unit's number of each token, −1 at special tokens
     "Non-overlapping units of contiguous content tokens (appendix B.1.2)."
     content = ~is_special
-    return torch.where(content, (content.cumsum(0) - 1)//whole_number('chunk', chunk), -1)
+    return torch.where(
+        content, (content.cumsum(0) - 1) // whole_number('chunk', chunk), -1
+    )
+
 
 def removal_path(
-    scores:torch.Tensor, # (T,) one method's scores
-    units:torch.Tensor,  # (T,) of `removal_units`
-    most_first:bool,     # True: MoRF, False: LeRF
-)->torch.Tensor:         # (L+1, T) bool: the tokens kept after 0, 1, …, L removals
+    scores: torch.Tensor,  # (T,) one method's scores
+    units: torch.Tensor,  # (T,) of `removal_units`
+    most_first: bool,  # True: MoRF, False: LeRF
+) -> torch.Tensor:  # (L+1, T) bool: the tokens kept after 0, 1, …, L removals
     "The subsets on a MoRF or LeRF path; equal scores go in reading order."
     n = int(units.max()) + 1
-    per_unit = torch.zeros(n, dtype=torch.double).index_add_(0, units[units >= 0], scores[units >= 0].double())
-    step = torch.empty(n, dtype=torch.long)                      # when each unit goes
-    step[torch.argsort(per_unit, descending=most_first, stable=True)] = torch.arange(n)
+    per_unit = torch.zeros(n, dtype=torch.double).index_add_(
+        0, units[units >= 0], scores[units >= 0].double()
+    )
+    step = torch.empty(n, dtype=torch.long)  # when each unit goes
+    step[torch.argsort(per_unit, descending=most_first, stable=True)] = (
+        torch.arange(n)
+    )
     gone_at = torch.where(units >= 0, step[units.clamp(min=0)], n)
     return gone_at[None] >= torch.arange(n + 1)[:, None]
 
 # %% ../nbs/05_loo.ipynb #fe3360bb
 def perturbation_curves(
-    model,           # a sequence classifier
-    enc:dict,        # one encoded text
-    scores:dict,     # method → (T,) scores
-    units:torch.Tensor, # (T,) of `removal_units`
-    target,          # whose logit is recorded; see `as_target`
-    removal=None, fill=None, # what removed means
-    **kwargs,        # drop, token_budget, progress of `subset_logits`
-)->dict:             # method → (MoRF, LeRF), each (L+1,) logits
+    model,  # a sequence classifier
+    enc: dict,  # one encoded text
+    scores: dict,  # method → (T,) scores
+    units: torch.Tensor,  # (T,) of `removal_units`
+    target,  # whose logit is recorded; see `as_target`
+    removal=None,
+    fill=None,  # what removed means
+    **kwargs,  # drop, token_budget, progress of `subset_logits`
+) -> dict:  # method → (MoRF, LeRF), each (L+1,) logits
     "MoRF and LeRF curves of the target's logit for several methods at once (section 4.1)."
-    return many_perturbation_curves(model, [enc], [scores], [units], [target], removal, fill, **kwargs)[0]
+    return many_perturbation_curves(
+        model, [enc], [scores], [units], [target], removal, fill, **kwargs
+    )[0]
+
 
 @torch.no_grad()
 def many_perturbation_curves(
     model,
-    encs:list, scores:list, units:list, targets:list, # as for `perturbation_curves`, of each text
-    removal=None, fill=None, drop:bool=None, **kwargs, # as for `perturbation_curves`
-)->list:             # of each text: method → (MoRF, LeRF)
+    encs: list,
+    scores: list,
+    units: list,
+    targets: list,  # as for `perturbation_curves`, of each text
+    removal=None,
+    fill=None,
+    drop: bool = None,
+    **kwargs,  # as for `perturbation_curves`
+) -> list:  # of each text: method → (MoRF, LeRF)
     "The curves of many texts; where the fast path is exact, steps of one size share a batch whatever text they belong to."
-    if any(int(u.max()) < 0 for u in units): raise ValueError("the text has no token that may be removed")
-    for e, u in zip(encs, units): _check_units(e, u)
+    if any(int(u.max()) < 0 for u in units):
+        raise ValueError("the text has no token that may be removed")
+    for e, u in zip(encs, units):
+        _check_units(e, u)
     removal = removal or default_removal(encs[0])
-    fast = _fast_for(model, [_cut_padding(model, e) for e in encs], removal, drop, [as_target(t) for t in targets])
-    paths = [[removal_path(s, u, most) for s in of_text.values() for most in (True, False)] for of_text, u in zip(scores, units)]
-    if fast is None: values = [_read_paths(model, *each, removal, fill, drop, **kwargs) for each in zip(encs, paths, targets)]
+    fast = _fast_for(
+        model,
+        [_cut_padding(model, e) for e in encs],
+        removal,
+        drop,
+        [as_target(t) for t in targets],
+    )
+    paths = [
+        [
+            removal_path(s, u, most)
+            for s in of_text.values()
+            for most in (True, False)
+        ]
+        for of_text, u in zip(scores, units)
+    ]
+    if fast is None:
+        values = [
+            _read_paths(model, *each, removal, fill, drop, **kwargs)
+            for each in zip(encs, paths, targets)
+        ]
     else:
-        rows = many_subset_logits(model, encs, [torch.cat(p) for p in paths], removal, fast=fast, **kwargs) # the first of each is the whole text
-        values = [Readout(t, r[:1], e)(r, torch.zeros(len(r), dtype=torch.long, device=r.device)) for t, r, e in zip(targets, rows, encs)]
-    parts = [v.float().cpu().split([len(x) for x in p]) for v, p in zip(values, paths)]
-    return [{m: (p[2*i], p[2*i + 1]) for i, m in enumerate(of_text)} for p, of_text in zip(parts, scores)]
+        rows = many_subset_logits(
+            model,
+            encs,
+            [torch.cat(p) for p in paths],
+            removal,
+            fast=fast,
+            **kwargs,
+        )  # the first of each is the whole text
+        values = [
+            Readout(t, r[:1], e)(
+                r, torch.zeros(len(r), dtype=torch.long, device=r.device)
+            )
+            for t, r, e in zip(targets, rows, encs)
+        ]
+    parts = [
+        v.float().cpu().split([len(x) for x in p])
+        for v, p in zip(values, paths)
+    ]
+    return [
+        {m: (p[2 * i], p[2 * i + 1]) for i, m in enumerate(of_text)}
+        for p, of_text in zip(parts, scores)
+    ]
+
 
 def _read_paths(model, enc, paths, target, removal, fill, drop, **kwargs):
-    out = forward(model, enc); readout = Readout(target, out, enc); _check_places(readout, out, removal)
-    return subset_logits(model, enc, torch.cat(paths), removal, fill, drop if _at_the_end(readout, out, enc) else False, readout=readout, **kwargs)
+    out = forward(model, enc)
+    readout = Readout(target, out, enc)
+    _check_places(readout, out, removal)
+    return subset_logits(
+        model,
+        enc,
+        torch.cat(paths),
+        removal,
+        fill,
+        drop if _at_the_end(readout, out, enc) else False,
+        readout=readout,
+        **kwargs,
+    )
 
-def _check_units(enc, units): # what is hidden already cannot be removed step by step
+
+def _check_units(
+    enc, units
+):  # what is hidden already cannot be removed step by step
     mask = _given_mask(enc)
     if mask is not None and (units[~mask.cpu()] >= 0).any():
-        raise ValueError("units count tokens that the attention mask hides, which are no part of the text; give them −1")
+        raise ValueError(
+            "units count tokens that the attention mask hides, which are no part of the text; give them −1"
+        )
+
 
 def curve_area(
-    curve:torch.Tensor,   # (L+1,) logits f_0 … f_L
-    area:str='mean_logit', # 'mean_logit', or 'aopc' (the area over the curve, f_0 minus that)
-)->float:
+    curve: torch.Tensor,  # (L+1,) logits f_0 … f_L
+    # 'mean_logit', or 'aopc' (the area over the curve, f_0 minus that)
+    area: str = 'mean_logit',
+) -> float:
     "One number for a curve. The paper calls it AOPC; its tables' directions fit the mean logit."
-    if area not in ('mean_logit', 'aopc'): raise ValueError(f"area={area!r} is not known; take 'mean_logit' or 'aopc'")
-    return float(curve.mean() if area == 'mean_logit' else curve[0] - curve.mean())
+    if area not in ('mean_logit', 'aopc'):
+        raise ValueError(
+            f"area={area!r} is not known; take 'mean_logit' or 'aopc'"
+        )
+    return float(
+        curve.mean() if area == 'mean_logit' else curve[0] - curve.mean()
+    )

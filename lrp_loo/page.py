@@ -18,51 +18,139 @@ from .targets import settled
 from .view import DOWN, STRENGTH, UP, headline, shown_tokens
 
 # %% ../nbs/12_page.ipynb #909885c8
-EVERY_SET = 8, 128 # up to so many layers and tokens a page holds every set of bypassed layers
+EVERY_SET = (
+    8,
+    128,
+)  # up to so many layers and tokens a page holds every set of bypassed layers
+
 
 def page_sets(
-    L:int,           # layers
-    every_set:bool,  # all of them, or the paper's sweeps
-)->list:             # tuples of layers from 0; the empty set first
+    L: int,  # layers
+    every_set: bool,  # all of them, or the paper's sweeps
+) -> list:  # tuples of layers from 0; the empty set first
     "The sets of bypassed layers that a page holds."
-    if every_set: return list(chain.from_iterable(combinations(range(L), k) for k in range(L + 1)))
-    return list(dict.fromkeys([(), *[tuple(range(k)) for k in range(1, L + 1)], *[tuple(range(k, L)) for k in range(L)], *[(l,) for l in range(L)]]))
+    if every_set:
+        return list(
+            chain.from_iterable(combinations(range(L), k) for k in range(L + 1))
+        )
+    return list(
+        dict.fromkeys(
+            [
+                (),
+                *[tuple(range(k)) for k in range(1, L + 1)],
+                *[tuple(range(k, L)) for k in range(L)],
+                *[(l,) for l in range(L)],
+            ]
+        )
+    )
 
 # %% ../nbs/12_page.ipynb #dcf00594
-PAGE_METHODS = ('loo', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'grad_x_input', 'rollout')
+PAGE_METHODS = (
+    'loo',
+    'removal',
+    'attn_lrp',
+    'cp_lrp',
+    'ig',
+    'grad_x_input',
+    'rollout',
+)
 
-def _sets_scores(model, tokenizer, text, sets, target, truncation): # set → scores; thirty-two sets at a time, so that memory stays small
+
+def _sets_scores(
+    model, tokenizer, text, sets, target, truncation
+):  # set → scores; thirty-two sets at a time, so that memory stays small
     enc, out = encode(model, tokenizer, text, truncation), {}
     for s in range(0, len(sets), 32):
-        found = explain_methods(model, tokenizer, [enc], {','.join(map(str, b)): ('attn_lrp', dict(bypass_softmax=b)) for b in sets[s:s + 32]}, target)
-        out |= {n: [float(f'{v:.6g}') for v in maps[0].scores.tolist()] for n, maps in found.items()}
+        found = explain_methods(
+            model,
+            tokenizer,
+            [enc],
+            {
+                ','.join(map(str, b)): ('attn_lrp', dict(bypass_softmax=b))
+                for b in sets[s : s + 32]
+            },
+            target,
+        )
+        out |= {
+            n: [float(f'{v:.6g}') for v in maps[0].scores.tolist()]
+            for n, maps in found.items()
+        }
     return out
 
+
 def page_data(
-    model, tokenizer,      # a model that reads text, its tokenizer
-    text:str,              # what is explained
+    model,
+    tokenizer,  # a model that reads text, its tokenizer
+    text: str,  # what is explained
     methods=PAGE_METHODS,  # names of METHODS
-    target=None,           # as for `explain`
-    truncation:bool=False, # cut a text that is too long for the model
-)->dict:                   # what the page's script reads
+    target=None,  # as for `explain`
+    truncation: bool = False,  # cut a text that is too long for the model
+) -> dict:  # what the page's script reads
     "Every map that the page can show, rounded to six digits."
-    if not isinstance(text, str): raise TypeError(f"a page explains one text, a str, got {type(text).__name__}")
+    if not isinstance(text, str):
+        raise TypeError(
+            f"a page explains one text, a str, got {type(text).__name__}"
+        )
     methods = [methods] if isinstance(methods, str) else list(methods)
-    if not methods: raise ValueError("methods is empty; give at least one")
+    if not methods:
+        raise ValueError("methods is empty; give at least one")
     maps = []
     for m in methods:
-        maps += explain(model, tokenizer, [text], method=m, target=target, truncation=truncation)
-        target = settled(None if isinstance(target, str) else target, maps[0].target) # of one place, for all methods
-    a = maps[0]; L = n_layers(model); every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
-    sets = _sets_scores(model, tokenizer, text, page_sets(L, every), target, truncation) if L else {}
+        maps += explain(
+            model,
+            tokenizer,
+            [text],
+            method=m,
+            target=target,
+            truncation=truncation,
+        )
+        target = settled(
+            None if isinstance(target, str) else target, maps[0].target
+        )  # of one place, for all methods
+    a = maps[0]
+    L = n_layers(model)
+    every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
+    sets = (
+        _sets_scores(
+            model, tokenizer, text, page_sets(L, every), target, truncation
+        )
+        if L
+        else {}
+    )
     about = f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others against exact Leave-One-Out, by lrp_loo'
-    return dict(what=headline(a), about=about, layers=L, every_set=every, sets=sets, colours=dict(up=UP, down=DOWN, strength=STRENGTH), min_content=FEWEST_TOKENS,
-                methods={m.method: [float(f'{v:.6g}') for v in m.scores.tolist()] for m in maps},
-                tokens=[dict(token=t, gap=gap, shown=shown, special=bool(s)) for t, (gap, shown), s in zip(a.tokens, shown_tokens(a.tokens), a.is_special)])
+    return dict(
+        what=headline(a),
+        about=about,
+        layers=L,
+        every_set=every,
+        sets=sets,
+        colours=dict(up=UP, down=DOWN, strength=STRENGTH),
+        min_content=FEWEST_TOKENS,
+        methods={
+            m.method: [float(f'{v:.6g}') for v in m.scores.tolist()]
+            for m in maps
+        },
+        tokens=[
+            dict(token=t, gap=gap, shown=shown, special=bool(s))
+            for t, (gap, shown), s in zip(
+                a.tokens, shown_tokens(a.tokens), a.is_special
+            )
+        ],
+    )
+
 
 def explain_page(
-    *args, **kwargs, # as for `page_data`
-)->str:              # HTML: one file, its script and styles inside, forbidden to fetch anything
+    *args,
+    **kwargs,  # as for `page_data`
+) -> (
+    str
+):  # HTML: one file, its script and styles inside, forbidden to fetch anything
     "The page. What comes from the text is data in it, never markup."
-    data = json.dumps(page_data(*args, **kwargs), ensure_ascii=False, allow_nan=False).replace('<', '\\u003c')
-    return (files('lrp_loo')/'assets'/'page.html').read_text(encoding='utf-8').replace('@DATA@', data)
+    data = json.dumps(
+        page_data(*args, **kwargs), ensure_ascii=False, allow_nan=False
+    ).replace('<', '\\u003c')
+    return (
+        (files('lrp_loo') / 'assets' / 'page.html')
+        .read_text(encoding='utf-8')
+        .replace('@DATA@', data)
+    )

@@ -15,242 +15,560 @@ from torch.nn import functional as F
 from .lrp import gradient, gradients, lrp_rules
 from .core import whole_number
 from .fast import PER_TOKEN, read_row_only
-from .models import device_of, forward, gradients_on, plain_tensors, special_mask, watch_embeddings
+from lrp_loo.models import (
+    device_of,
+    forward,
+    gradients_on,
+    plain_tensors,
+    special_mask,
+    watch_embeddings,
+)
 from .loo import _places, input_positions, key_weights, leave_one_out
 from .targets import Readout, settled
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
-    g:torch.Tensor,    # (batch, heads, n, n_keys) ∂f/∂A
-    A:torch.Tensor,    # (batch, heads, n, n_keys) attention weights
-    members:torch.Tensor=None, # (batch, n_keys, n_units) 1 where a key belongs to a unit; None: each key by itself
-    weights:torch.Tensor=None, # (batch, n_units) mask weights under which A was computed; None: 1
-)->torch.Tensor:       # (batch, heads, n, n_units)
+    g: torch.Tensor,  # (batch, heads, n, n_keys) ∂f/∂A
+    A: torch.Tensor,  # (batch, heads, n, n_keys) attention weights
+    # (batch, n_keys, n_units) 1 where a key belongs to a unit; None: each key
+    # by itself
+    members: torch.Tensor = None,
+    # (batch, n_units) mask weights under which A was computed; None: 1
+    weights: torch.Tensor = None,
+) -> torch.Tensor:  # (batch, heads, n, n_units)
     "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
-    exact = torch.promote_types(g.dtype, torch.float32)             # half precision is summed up in single
+    exact = torch.promote_types(
+        g.dtype, torch.float32
+    )  # half precision is summed up in single
     A = A.detach().to(exact)
-    gains = A*g.to(exact)
-    if members is not None: members = members.to(exact)
+    gains = A * g.to(exact)
+    if members is not None:
+        members = members.to(exact)
     mass, gain = _inside(A, members), _inside(gains, members)
     largest = mass.argmax(-1, keepdim=True)
     rest = _outside(A, mass, largest, members)
     rest_gain = _outside(gains, gain, largest, members)
-    whole = mass + (rest if weights is None else weights[:, None, None].to(exact)*rest)
-    effect = (gain - mass*(rest_gain/rest))/whole
-    return effect.masked_fill_(rest == 0, 0)                        # a row that sees nothing else has nothing to compare with
+    whole = mass + (
+        rest if weights is None else weights[:, None, None].to(exact) * rest
+    )
+    effect = (gain - mass * (rest_gain / rest)) / whole
+    return effect.masked_fill_(
+        rest == 0, 0
+    )  # a row that sees nothing else has nothing to compare with
 
-def _inside(x, members): # sums over the keys of each unit
+
+def _inside(x, members):  # sums over the keys of each unit
     return x if members is None else x @ members[:, None]
 
-def _outside(x, inside, largest, members): # sums over the keys outside each unit, without subtracting what is large
-    rest = x.sum(-1, keepdim=True) - inside                         # benign for all but the unit with the largest weight
-    if members is None: others = x.scatter(-1, largest, 0.)
+
+def _outside(
+    x, inside, largest, members
+):  # sums over the keys outside each unit, without subtracting what is large
+    rest = (
+        x.sum(-1, keepdim=True) - inside
+    )  # benign for all but the unit with the largest weight
+    if members is None:
+        others = x.scatter(-1, largest, 0.0)
     else:
         text = torch.arange(len(x), device=x.device)[:, None, None]
-        others = x*(1 - members.mT[text, largest[..., 0]])
+        others = x * (1 - members.mT[text, largest[..., 0]])
     return rest.scatter_(-1, largest, others.sum(-1, keepdim=True))
 
 # %% ../nbs/20_removal.ipynb #fadb6667
-def _members(units, T, like): # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where every token is a unit
-    if units is None or all(u is None for u in units): return None
-    M = torch.zeros(len(units), T, max(T if u is None else len(u) for u in units), device=like)
+def _members(
+    units,
+    T,
+    like,
+    # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where
+    # every token is a unit
+):
+    if units is None or all(u is None for u in units):
+        return None
+    M = torch.zeros(
+        len(units),
+        T,
+        max(T if u is None else len(u) for u in units),
+        device=like,
+    )
     for b, u in enumerate(units):
-        number = torch.arange(T) if u is None else u.number; at = torch.where(number >= 0)[0]
+        number = torch.arange(T) if u is None else u.number
+        at = torch.where(number >= 0)[0]
         M[b, at, number[at]] = 1
     return M
 
-def _key_weights(members, weights): # (batch, T): each key's weight is its unit's, 1 where it has none
-    return weights if members is None else torch.where(members.sum(-1) > 0, (members.to(weights) @ weights[..., None])[..., 0], 1.)
+
+def _key_weights(
+    members, weights
+):  # (batch, T): each key's weight is its unit's, 1 where it has none
+    return (
+        weights
+        if members is None
+        else torch.where(
+            members.sum(-1) > 0,
+            (members.to(weights) @ weights[..., None])[..., 0],
+            1.0,
+        )
+    )
+
 
 def removal_pass(
     model,
-    batch:dict,         # (batch, T) inputs
-    target=None,        # see `as_target`, or a settled `Readout`
-    units=None,         # a `Units` (or None) per text: what is removed at once
-    weights=None,       # (batch, n_units) mask weights at which to stand, or a list of these, one per layer; None: 1
-    composite=None,     # rules for the rest of the network; none by default
-    own_rows:bool=False, # keep the rows that nobody reads
-)->tuple:               # (batch, layers × heads, n_units), f (batch,), its `Readout`
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`, or a settled `Readout`
+    units=None,  # a `Units` (or None) per text: what is removed at once
+    # (batch, n_units) mask weights at which to stand, or a list of these, one
+    # per layer; None: 1
+    weights=None,
+    composite=None,  # rules for the rest of the network; none by default
+    own_rows: bool = False,  # keep the rows that nobody reads
+) -> tuple:  # (batch, layers × heads, n_units), f (batch,), its `Readout`
     "One forward and one backward pass: what every layer and head says about the removal of each unit."
-    members = _members(units, batch['input_ids'].shape[1], device_of(model)) if 'input_ids' in batch else None
-    at = [_key_weights(members, w) for w in weights] if isinstance(weights, list) else None if weights is None else _key_weights(members, weights)
+    members = (
+        _members(units, batch['input_ids'].shape[1], device_of(model))
+        if 'input_ids' in batch
+        else None
+    )
+    at = (
+        [_key_weights(members, w) for w in weights]
+        if isinstance(weights, list)
+        else None
+        if weights is None
+        else _key_weights(members, weights)
+    )
     where = contextlib.nullcontext() if at is None else key_weights(at)
     with gradients_on(model):
         batch = plain_tensors(batch)
-        with read_row_only(model, target), watch_embeddings(model) as seen, lrp_rules(model, composite or gradient(), record='attention') as rules, where: out = forward(model, batch)
-        readout = target if isinstance(target, Readout) else Readout(target, out, batch)
+        with (
+            read_row_only(model, target),
+            watch_embeddings(model) as seen,
+            lrp_rules(
+                model, composite or gradient(), record='attention'
+            ) as rules,
+            where,
+        ):
+            out = forward(model, batch)
+        readout = (
+            target
+            if isinstance(target, Readout)
+            else Readout(target, out, batch)
+        )
         value = readout(out)
         layers = _attention_gradients(model, rules.attention, value)
-    members = _with_class_tokens(model, members, _places(seen[0]), layers, 'input_ids' in batch)
+    members = _with_class_tokens(
+        model, members, _places(seen[0]), layers, 'input_ids' in batch
+    )
     unread = None if own_rows else _unread(layers[-1][0], members)
-    at = weights if isinstance(weights, list) else [weights]*len(layers)
-    per_head = [_column_sums(key_effects(g, A, members, w), unread) for (g, A), w in zip(layers, at)]
+    at = weights if isinstance(weights, list) else [weights] * len(layers)
+    per_head = [
+        _column_sums(key_effects(g, A, members, w), unread)
+        for (g, A), w in zip(layers, at)
+    ]
     return torch.cat(per_head, 1), value.detach(), readout
 
-def _attention_gradients(model, attention, value): # (∂f/∂A, A) of every layer
-    if not attention: raise ValueError(f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention")
+
+def _attention_gradients(model, attention, value):  # (∂f/∂A, A) of every layer
+    if not attention:
+        raise ValueError(
+            f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention"
+        )
     weights = [A for _, _, A in attention]
     found = gradients(value, weights)
-    if all(g is None for g in found): raise ValueError(f"no gradient of the explained number reaches an attention of {type(model).__name__}, so nothing can be said of its keys")
-    return [(torch.zeros_like(A) if g is None else g, A.detach()) for g, A in zip(found, weights)]
+    if all(g is None for g in found):
+        raise ValueError(
+            f"no gradient of the explained number reaches an attention of {type(model).__name__}, so nothing can be said of its keys"
+        )
+    return [
+        (torch.zeros_like(A) if g is None else g, A.detach())
+        for g, A in zip(found, weights)
+    ]
 
-def _with_class_tokens(model, members, T, layers, is_text): # keys that stand for no input, in front of an image's patches, belong to no unit
+
+def _with_class_tokens(
+    model,
+    members,
+    T,
+    layers,
+    is_text,
+    # keys that stand for no input, in front of an image's patches, belong to no
+    # unit
+):
     extra = 0 if is_text else layers[0][1].shape[-1] - T
     n = T + extra
-    odd = next((A for _, A in layers if A.ndim != 4 or A.shape[-2:] != (n, n)), layers[0][1] if not 0 <= extra <= 2 else None)
-    if odd is not None: raise ValueError(f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {T} inputs; removal takes one row and one key per input in every layer")
+    odd = next(
+        (A for _, A in layers if A.ndim != 4 or A.shape[-2:] != (n, n)),
+        layers[0][1] if not 0 <= extra <= 2 else None,
+    )
+    if odd is not None:
+        raise ValueError(
+            f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {T} inputs; removal takes one row and one key per input in every layer"
+        )
     A = layers[0][1]
-    return members if not extra else F.pad(torch.eye(T, device=A.device), (0, 0, extra, 0)).expand(len(A), -1, -1)
+    return (
+        members
+        if not extra
+        else F.pad(torch.eye(T, device=A.device), (0, 0, extra, 0)).expand(
+            len(A), -1, -1
+        )
+    )
 
-def _unread(last, members): # own rows of a unit that the output does not read: (batch, n, n_units), or (batch, n) where each key is a unit
-    read = (last != 0).any(-1).any(1)                               # [batch, n]
+
+def _unread(
+    last,
+    members,
+    # own rows of a unit that the output does not read: (batch, n, n_units), or
+    # (batch, n) where each key is a unit
+):
+    read = (last != 0).any(-1).any(1)  # [batch, n]
     return ~read if members is None else members.bool() & ~read[..., None]
 
-def _column_sums(effects, unread): # (batch, heads, n_units); effects are changed in place
-    if unread is None: return effects.sum(2)
-    if unread.ndim == 3: return effects.masked_fill_(unread[:, None], 0).sum(2)
-    own = effects.diagonal(dim1=2, dim2=3)                          # each key a unit: its own row
+
+def _column_sums(
+    effects, unread
+):  # (batch, heads, n_units); effects are changed in place
+    if unread is None:
+        return effects.sum(2)
+    if unread.ndim == 3:
+        return effects.masked_fill_(unread[:, None], 0).sum(2)
+    own = effects.diagonal(dim1=2, dim2=3)  # each key a unit: its own row
     own.masked_fill_(unread[:, None], 0)
     return effects.sum(2)
 
 # %% ../nbs/20_removal.ipynb #88f18659
-SPREAD_TO_ERROR = 0.9 # of `expected_r`; set on SST-2 training sentences
+SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences
+
 
 def expected_r(
-    scores:torch.Tensor,  # (n,) estimates of LOO
-    spread:torch.Tensor,  # (n,) their spread; 0 where the LOO is exact
-    counts:torch.Tensor=None, # (n,) bool: which count (content tokens); None: all
-    c:float=SPREAD_TO_ERROR, # error in units of the spread
-)->float:                 # between 0 and 1; NaN for fewer than two tokens
+    scores: torch.Tensor,  # (n,) estimates of LOO
+    spread: torch.Tensor,  # (n,) their spread; 0 where the LOO is exact
+    # (n,) bool: which count (content tokens); None: all
+    counts: torch.Tensor = None,
+    c: float = SPREAD_TO_ERROR,  # error in units of the spread
+) -> float:  # between 0 and 1; NaN for fewer than two tokens
     "The Pearson r with LOO that the estimate's own spread leads one to expect."
-    x, s = (scores, spread) if counts is None else (scores[counts], spread[counts])
-    V, E = x.double().var(correction=0), (c*s.double()).pow(2).mean()
-    return float((V/(V + E)).sqrt()) if len(x) > 1 and V + E > 0 else float('nan')
+    x, s = (
+        (scores, spread) if counts is None else (scores[counts], spread[counts])
+    )
+    V, E = x.double().var(correction=0), (c * s.double()).pow(2).mean()
+    return (
+        float((V / (V + E)).sqrt())
+        if len(x) > 1 and V + E > 0
+        else float('nan')
+    )
+
 
 def removal_groups(
-    spread:torch.Tensor,  # (batch, n_units)
-    counts:torch.Tensor,  # (batch, n_units) bool: units that may be lowered
-    n_groups:int,         # K
-    share:float=0.1,      # of a text's n units that go into one group; a single group takes √n/2 at most
-)->torch.Tensor:          # (batch, n_units) the group's number, −1: none
+    spread: torch.Tensor,  # (batch, n_units)
+    counts: torch.Tensor,  # (batch, n_units) bool: units that may be lowered
+    n_groups: int,  # K
+    # of a text's n units that go into one group; a single group takes √n/2 at
+    # most
+    share: float = 0.1,
+) -> torch.Tensor:  # (batch, n_units) the group's number, −1: none
     "The units of largest spread, dealt to K groups in reading order."
     groups = torch.full(spread.shape, -1)
     for b, (s, c) in enumerate(zip(spread.cpu(), counts.cpu())):
-        n = int(c.sum()); size = math.ceil(min(n*share, n**.5/2) if n_groups == 1 else n*share)
-        top = s.masked_fill(~c, -1).topk(min(n, n_groups*size)).indices.sort().values
+        n = int(c.sum())
+        size = math.ceil(
+            min(n * share, n**0.5 / 2) if n_groups == 1 else n * share
+        )
+        top = (
+            s.masked_fill(~c, -1)
+            .topk(min(n, n_groups * size))
+            .indices.sort()
+            .values
+        )
         groups[b, top] = torch.arange(len(top)) % n_groups
     return groups.to(spread.device)
 
 # %% ../nbs/20_removal.ipynb #35a1a376
-def _content(tokenizer, batch, units, shape): # (batch, n_units) bool: no special token, no padding
-    if 'input_ids' not in batch: return torch.ones(shape, dtype=torch.bool)
-    counts = torch.zeros(shape, dtype=torch.bool); mask = batch.get('attention_mask', torch.ones_like(batch['input_ids'])).bool().cpu()
-    for b, (ids, u) in enumerate(zip(batch['input_ids'].cpu(), units or [None]*len(mask))):
-        if u is not None: counts[b, :len(u)] = ~u.is_special
-        else: counts[b, :len(ids)] = mask[b] & (~special_mask(tokenizer, ids) if tokenizer is not None else True)
+def _content(
+    tokenizer, batch, units, shape
+):  # (batch, n_units) bool: no special token, no padding
+    if 'input_ids' not in batch:
+        return torch.ones(shape, dtype=torch.bool)
+    counts = torch.zeros(shape, dtype=torch.bool)
+    mask = (
+        batch.get('attention_mask', torch.ones_like(batch['input_ids']))
+        .bool()
+        .cpu()
+    )
+    for b, (ids, u) in enumerate(
+        zip(batch['input_ids'].cpu(), units or [None] * len(mask))
+    ):
+        if u is not None:
+            counts[b, : len(u)] = ~u.is_special
+        else:
+            counts[b, : len(ids)] = mask[b] & (
+                ~special_mask(tokenizer, ids) if tokenizer is not None else True
+            )
     return counts
 
-def _mask_path(n_groups, n_contexts, weight, lowered, share, seed): # the options, checked; → the weights of the path
+
+def _mask_path(
+    n_groups, n_contexts, weight, lowered, share, seed
+):  # the options, checked; → the weights of the path
     path = tuple(weight) if isinstance(weight, (list, tuple)) else (weight,)
     for name, k in (('n_groups', n_groups), ('n_contexts', n_contexts)):
-        if not isinstance(k, int) or k < 0: raise ValueError(f"{name} must be 0 (one pass) or more, got {k!r}")
-    if not path: raise ValueError("weight is an empty path; give a number, or one per pass")
-    for name, x in (*(('weight', w) for w in path), ('lowered', lowered), ('share', share)):
-        if not isinstance(x, Real) or not 0 < x <= 1: raise ValueError(f"{name} must be above 0 and at most 1, got {x!r}")
-    whole_number('seed', seed, 0); return path
+        if not isinstance(k, int) or k < 0:
+            raise ValueError(f"{name} must be 0 (one pass) or more, got {k!r}")
+    if not path:
+        raise ValueError(
+            "weight is an empty path; give a number, or one per pass"
+        )
+    for name, x in (
+        *(('weight', w) for w in path),
+        ('lowered', lowered),
+        ('share', share),
+    ):
+        if not isinstance(x, Real) or not 0 < x <= 1:
+            raise ValueError(f"{name} must be above 0 and at most 1, got {x!r}")
+    whole_number('seed', seed, 0)
+    return path
+
 
 @torch.no_grad()
-def _unchanged(model, batch, target): # f and its target are the unchanged text's, wherever the passes stand
-    out = forward(model, batch); readout = target if isinstance(target, Readout) else Readout(target, out, batch)
+def _unchanged(
+    model, batch, target
+):  # f and its target are the unchanged text's, wherever the passes stand
+    out = forward(model, batch)
+    readout = (
+        target if isinstance(target, Readout) else Readout(target, out, batch)
+    )
     return readout(out), readout
 
-def _contexts(content, n, lowered, seed): # pairs of (batch, n_units) mask weights: a random half of the content lowered, then the other; a text's draws do not depend on its batch
+
+def _contexts(
+    content,
+    n,
+    lowered,
+    seed,
+    # pairs of (batch, n_units) mask weights: a random half of the content
+    # lowered, then the other; a text's draws do not depend on its batch
+):
     out = [torch.ones(2, *content.shape) for _ in range(n)]
     for b, c in enumerate(content.cpu()):
         g, at = torch.Generator().manual_seed(seed), torch.where(c)[0]
-        for pair in out: order = at[torch.randperm(len(at), generator=g)]; pair[0, b, order[:len(at)//2]] = pair[1, b, order[len(at)//2:]] = lowered
+        for pair in out:
+            order = at[torch.randperm(len(at), generator=g)]
+            pair[0, b, order[: len(at) // 2]] = pair[
+                1, b, order[len(at) // 2 :]
+            ] = lowered
     return [w.to(content.device) for pair in out for w in pair]
 
+
 def removal_scores(
-    model, tokenizer,
-    batch:dict,           # (batch, T) inputs
-    target=None,          # see `as_target`; the predicted class by default
-    n_groups:int=0,       # K more passes, each with one group of tokens almost removed
-    n_contexts:int=0,     # K more pairs of passes, in which a random half of the tokens is almost removed, then the other half; the mean of all passes
-    weight=1.,            # mask weight at which all content tokens stand, or several: the mean over this shared path, a pass each; without 1 among them one forward pass more
-    lowered:float=0.1,    # mask weight of a group, or of half the text, in its own pass
-    share:float=0.1,      # of a text's tokens in one group (`removal_groups`)
-    units=None,           # a `Units` (or None) per text: what is removed at once
-    composite=None,       # rules for the network between the attentions; none by default
-    own_rows:bool=False,  # keep the rows that nobody reads
-    seed:int=0,           # of the contexts
-    exact_special:bool=False, # special tokens get their exact LOO, by one forward pass each and one of the whole text; else the estimate, whose sign at [CLS] is wrong in a third of texts
-)->tuple:                 # scores (batch, n_units), explained numbers (batch,), their `Readout`, info per text: passes, spread, expected_r; exact (which units) with exact_special
+    model,
+    tokenizer,
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    # K more passes, each with one group of tokens almost removed
+    n_groups: int = 0,
+    # K more pairs of passes, in which a random half of the tokens is almost
+    # removed, then the other half; the mean of all passes
+    n_contexts: int = 0,
+    # mask weight at which all content tokens stand, or several: the mean over
+    # this shared path, a pass each; without 1 among them one forward pass more
+    weight=1.0,
+    # mask weight of a group, or of half the text, in its own pass
+    lowered: float = 0.1,
+    share: float = 0.1,  # of a text's tokens in one group (`removal_groups`)
+    units=None,  # a `Units` (or None) per text: what is removed at once
+    # rules for the network between the attentions; none by default
+    composite=None,
+    own_rows: bool = False,  # keep the rows that nobody reads
+    seed: int = 0,  # of the contexts
+    # special tokens get their exact LOO, by one forward pass each and one of
+    # the whole text; else the estimate, whose sign at [CLS] is wrong in a third
+    # of texts
+    exact_special: bool = False,
+    # scores (batch, n_units), explained numbers (batch,), their `Readout`, info
+    # per text: passes, spread, expected_r; exact (which units) with
+    # exact_special
+) -> tuple:
     "Estimate of every LOO score (by attention mask) from one forward and backward pass per weight, group and half text."
-    path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed); at = lambda readout, weights=None: removal_pass(model, batch, readout, units, weights, composite, own_rows)
-    whole, value, readout = at(target) if 1 in path else (None, *_unchanged(model, batch, target))
-    content = _content(tokenizer, batch, units, _shape(model, batch, units) if whole is None else (len(whole), whole.shape[-1])).to(device_of(model))
-    stands = [None if w == 1 else torch.where(content, w, 1.) for w in path] + _contexts(content, n_contexts, lowered, seed)
-    per_head = sum(whole if w is None else at(readout, w)[0] for w in stands)/len(stands)
+    path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed)
+    at = lambda readout, weights=None: removal_pass(
+        model, batch, readout, units, weights, composite, own_rows
+    )
+    whole, value, readout = (
+        at(target) if 1 in path else (None, *_unchanged(model, batch, target))
+    )
+    content = _content(
+        tokenizer,
+        batch,
+        units,
+        _shape(model, batch, units)
+        if whole is None
+        else (len(whole), whole.shape[-1]),
+    ).to(device_of(model))
+    stands = [
+        None if w == 1 else torch.where(content, w, 1.0) for w in path
+    ] + _contexts(content, n_contexts, lowered, seed)
+    per_head = sum(
+        whole if w is None else at(readout, w)[0] for w in stands
+    ) / len(stands)
     scores, spread = per_head.sum(1), per_head.pow(2).sum(1).sqrt()
     if n_groups:
         first, groups = scores, removal_groups(spread, content, n_groups, share)
         for k in range(n_groups):
-            if (groups == k).any(): scores = torch.where(groups == k, (first + at(readout, torch.where(groups == k, lowered, 1.))[0].sum(1))/2, scores)
+            if (groups == k).any():
+                scores = torch.where(
+                    groups == k,
+                    (
+                        first
+                        + at(readout, torch.where(groups == k, lowered, 1.0))[
+                            0
+                        ].sum(1)
+                    )
+                    / 2,
+                    scores,
+                )
     lengths = _lengths(batch, units, scores)
-    info = [dict(passes=len(stands) + n_groups, spread=s[:n].tolist(), expected_r=expected_r(x.cpu(), s.cpu(), c)) for x, s, c, n in zip(scores, spread, content.cpu(), lengths)]
-    if exact_special: scores = _with_exact_special(model, batch, target, readout, units, scores, content.cpu(), info)
+    info = [
+        dict(
+            passes=len(stands) + n_groups,
+            spread=s[:n].tolist(),
+            expected_r=expected_r(x.cpu(), s.cpu(), c),
+        )
+        for x, s, c, n in zip(scores, spread, content.cpu(), lengths)
+    ]
+    if exact_special:
+        scores = _with_exact_special(
+            model, batch, target, readout, units, scores, content.cpu(), info
+        )
     return scores, value, readout, info
 
-def _with_exact_special(model, batch, target, readout, units, scores, content, info): # scores with the exact LOO of special tokens; `info` says which
+
+def _with_exact_special(
+    model, batch, target, readout, units, scores, content, info
+):  # scores with the exact LOO of special tokens; `info` says which
     scores = scores.clone()
     for b, of_text in enumerate(info):
         n = len(of_text['spread'])
-        end = int(batch['attention_mask'][b].sum()) if 'attention_mask' in batch else None
-        enc = {k: v[b:b + 1, :end] if k in PER_TOKEN else v[b:b + 1] for k, v in batch.items()}
+        end = (
+            int(batch['attention_mask'][b].sum())
+            if 'attention_mask' in batch
+            else None
+        )
+        enc = {
+            k: v[b : b + 1, :end] if k in PER_TOKEN else v[b : b + 1]
+            for k, v in batch.items()
+        }
         special = torch.where(~content[b, :n])[0]
-        _put_exact(model, enc, settled(target, readout.chosen(b)), units and units[b], scores[b, :n], special)
-        for j in special.tolist(): of_text['spread'][j] = 0.
+        _put_exact(
+            model,
+            enc,
+            settled(target, readout.chosen(b)),
+            units and units[b],
+            scores[b, :n],
+            special,
+        )
+        for j in special.tolist():
+            of_text['spread'][j] = 0.0
         of_text['exact'] = special.tolist()
     return scores
 
-def _put_exact(model, enc, target, units, scores, which): # the exact LOO of these units (numbers) in place of their scores
-    if not len(which): return
+
+def _put_exact(
+    model, enc, target, units, scores, which
+):  # the exact LOO of these units (numbers) in place of their scores
+    if not len(which):
+        return
     number = torch.arange(len(scores)) if units is None else units.number
     place = torch.full((len(scores),), -1)
     place[which] = torch.arange(len(which))
-    exact = leave_one_out(model, enc, target, 'attention_mask', None, torch.where(number >= 0, place[number], -1))[0]
+    exact = leave_one_out(
+        model,
+        enc,
+        target,
+        'attention_mask',
+        None,
+        torch.where(number >= 0, place[number], -1),
+    )[0]
     scores[which] = exact.to(scores)
 
-def _shape(model, batch, units): # (batch, n_units)
-    if units is not None and any(u is not None for u in units): return len(units), max(batch['input_ids'].shape[1] if u is None else len(u) for u in units)
+
+def _shape(model, batch, units):  # (batch, n_units)
+    if units is not None and any(u is not None for u in units):
+        return len(units), max(
+            batch['input_ids'].shape[1] if u is None else len(u) for u in units
+        )
     return len(next(iter(batch.values()))), input_positions(model, batch)
 
-def _lengths(batch, units, scores): # units of each text, without padding
-    n = batch['attention_mask'].sum(1).tolist() if 'attention_mask' in batch else [scores.shape[1]]*len(scores)
-    return [n[b] if units is None or units[b] is None else len(units[b]) for b in range(len(scores))]
+
+def _lengths(batch, units, scores):  # units of each text, without padding
+    n = (
+        batch['attention_mask'].sum(1).tolist()
+        if 'attention_mask' in batch
+        else [scores.shape[1]] * len(scores)
+    )
+    return [
+        n[b] if units is None or units[b] is None else len(units[b])
+        for b in range(len(scores))
+    ]
+
+
 removal_scores.by_unit = 'batch'
 
 # %% ../nbs/20_removal.ipynb #c529aa78
 def removal_loo_scores(
-    model, tokenizer,
-    batch:dict,           # (1, T) inputs
-    target=None,          # see `as_target`; the predicted class by default
-    n_exact:int=None,     # exact passes, fewer where a text has fewer tokens (units); None: the square root of their number, rounded up
-    units=None,           # a `Units`: what is removed at once
-    **options,            # n_groups and the rest of `removal_scores`
-)->tuple:                 # as `removal_scores`; info: passes, exact (which units), spread, expected_r
+    model,
+    tokenizer,
+    batch: dict,  # (1, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    # exact passes, fewer where a text has fewer tokens (units); None: the
+    # square root of their number, rounded up
+    n_exact: int = None,
+    units=None,  # a `Units`: what is removed at once
+    **options,  # n_groups and the rest of `removal_scores`
+) -> (
+    tuple
+):  # as `removal_scores`; info: passes, exact (which units), spread, expected_r
     "The estimate of `removal`, with the exact LOO of the few tokens where it is least sure."
-    if len(next(iter(batch.values()))) != 1: raise ValueError(f"'removal+loo' takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its exact passes are batched inside")
-    scores, value, readout, (info,) = removal_scores(model, tokenizer, batch, target, units=None if units is None else [units], **options)
-    content = _content(tokenizer, batch, None if units is None else [units], scores.shape)[0]; n = scores.shape[1]
+    if len(next(iter(batch.values()))) != 1:
+        raise ValueError(
+            f"'removal+loo' takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its exact passes are batched inside"
+        )
+    scores, value, readout, (info,) = removal_scores(
+        model,
+        tokenizer,
+        batch,
+        target,
+        units=None if units is None else [units],
+        **options,
+    )
+    content = _content(
+        tokenizer, batch, None if units is None else [units], scores.shape
+    )[0]
+    n = scores.shape[1]
     k = math.ceil(math.sqrt(n)) if n_exact is None else n_exact
-    if not isinstance(k, int) or k < 0: raise ValueError(f"n_exact must be a whole number, 0 or more, got {n_exact!r}")
+    if not isinstance(k, int) or k < 0:
+        raise ValueError(
+            f"n_exact must be a whole number, 0 or more, got {n_exact!r}"
+        )
     spread = torch.tensor(info['spread'])
-    top = spread.masked_fill(~content, -1).topk(min(k, int(content.sum()))).indices
+    top = (
+        spread.masked_fill(~content, -1)
+        .topk(min(k, int(content.sum())))
+        .indices
+    )
     scores = scores.clone()
-    _put_exact(model, batch, settled(target, readout.chosen(0)), units, scores[0], top)
+    _put_exact(
+        model, batch, settled(target, readout.chosen(0)), units, scores[0], top
+    )
     spread[top] = 0
     exact = sorted(top.tolist() + info.get('exact', []))
-    return scores, value, readout, dict(passes=info['passes'], exact=exact, spread=spread.tolist(), expected_r=expected_r(scores[0].cpu(), spread, content))
+    return (
+        scores,
+        value,
+        readout,
+        dict(
+            passes=info['passes'],
+            exact=exact,
+            spread=spread.tolist(),
+            expected_r=expected_r(scores[0].cpu(), spread, content),
+        ),
+    )
+
+
 removal_loo_scores.by_unit = True

@@ -14,212 +14,297 @@ from .core import stabilize
 
 # %% ../nbs/02_rules.ipynb #72072116
 def relevance(
-    y:torch.Tensor,  # output of a forward pass made of the rules below
-    xs,              # one input tensor or a list of them, each part of y's graph
-    R:torch.Tensor=None, # relevance of y, y's shape; y itself where not given
-    eps:float=1e-9,  # guards y = 0
-)->list:             # one relevance tensor per input, in the inputs' shapes
+    y: torch.Tensor,  # output of a forward pass made of the rules below
+    xs,  # one input tensor or a list of them, each part of y's graph
+    # relevance of y, y's shape; y itself where not given
+    R: torch.Tensor = None,
+    eps: float = 1e-9,  # guards y = 0
+) -> list:  # one relevance tensor per input, in the inputs' shapes
     "Gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with g_y = R_y / y (section 2.3)."
     xs = [xs] if torch.is_tensor(xs) else list(xs)
-    g = torch.ones_like(y) if R is None else R/stabilize(y.detach(), eps)
-    return [x.detach()*gx for x, gx in zip(xs, torch.autograd.grad(y, xs, g, retain_graph=True))]
+    g = torch.ones_like(y) if R is None else R / stabilize(y.detach(), eps)
+    return [
+        x.detach() * gx
+        for x, gx in zip(xs, torch.autograd.grad(y, xs, g, retain_graph=True))
+    ]
 
 # %% ../nbs/02_rules.ipynb #fd668b15
 class _ScaleGradient(Function):
     @staticmethod
-    def forward(ctx, x, s): ctx.s = s; return x.view_as(x)
+    def forward(ctx, x, s):
+        ctx.s = s
+        return x.view_as(x)
+
     @staticmethod
-    def backward(ctx, g): return g*ctx.s, None
+    def backward(ctx, g):
+        return g * ctx.s, None
+
 
 def scale_gradient(
-    x:torch.Tensor, # any activation
-    s,              # a number, or a tensor that broadcasts to x
-)->torch.Tensor:    # x, unchanged
+    x: torch.Tensor,  # any activation
+    s,  # a number, or a tensor that broadcasts to x
+) -> torch.Tensor:  # x, unchanged
     "The identity; on the way back the gradient is multiplied by `s`."
     return _ScaleGradient.apply(x, s)
 
 # %% ../nbs/02_rules.ipynb #5f431bb3
 def epsilon_naive(
-    x:torch.Tensor, # (n_in,) input of the layer
-    W:torch.Tensor, # (n_in, n_out), z_ij = x_i W_ij
-    R:torch.Tensor, # (n_out,) relevance of the output
-    b:torch.Tensor=0., # (n_out,) bias; its share is absorbed
-    eps:float=1e-6, # ε
-)->torch.Tensor:    # (n_in,) relevance of the input
+    x: torch.Tensor,  # (n_in,) input of the layer
+    W: torch.Tensor,  # (n_in, n_out), z_ij = x_i W_ij
+    R: torch.Tensor,  # (n_out,) relevance of the output
+    b: torch.Tensor = 0.0,  # (n_out,) bias; its share is absorbed
+    eps: float = 1e-6,  # ε
+) -> torch.Tensor:  # (n_in,) relevance of the input
     "The ε-rule as it is written in equation 1."
-    z = x[:, None]*W                                # [in, out]
-    return (z/stabilize(z.sum(0) + b, eps)*R).sum(1)
+    z = x[:, None] * W  # [in, out]
+    return (z / stabilize(z.sum(0) + b, eps) * R).sum(1)
+
 
 def epsilon_rule(
-    y:torch.Tensor,  # output of a linear layer (or any product)
-    eps:float=1e-6,  # ε
-)->torch.Tensor:     # y, unchanged
+    y: torch.Tensor,  # output of a linear layer (or any product)
+    eps: float = 1e-6,  # ε
+) -> torch.Tensor:  # y, unchanged
     "The ε of equations 1, 3 and 4 as a gradient: everything upstream is scaled by y / (y + ε sign y)."
-    return scale_gradient(y, y.detach()/stabilize(y.detach(), eps)) if eps else y
+    return (
+        scale_gradient(y, y.detach() / stabilize(y.detach(), eps)) if eps else y
+    )
 
 # %% ../nbs/02_rules.ipynb #6f75d91d
 def product_naive(
-    A:torch.Tensor, # (..., j, i) left factor
-    V:torch.Tensor, # (..., i, p) right factor
-    R:torch.Tensor, # (..., j, p) relevance of the product
-    scale:float=1., # the product is scale·AV (1/√d_k for QKᵀ)
-    eps:float=1e-6, # ε
-)->tuple:           # relevance of A, relevance of V
+    A: torch.Tensor,  # (..., j, i) left factor
+    V: torch.Tensor,  # (..., i, p) right factor
+    R: torch.Tensor,  # (..., j, p) relevance of the product
+    scale: float = 1.0,  # the product is scale·AV (1/√d_k for QKᵀ)
+    eps: float = 1e-6,  # ε
+) -> tuple:  # relevance of A, relevance of V
     "The bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ, scale = 1/√d_k it is 4a and 4b."
-    c = torch.einsum('...ji,...ip->...jip', A, V)*scale            # every contribution
+    c = torch.einsum('...ji,...ip->...jip', A, V) * scale  # every contribution
     O = c.sum(-2)
-    share = c*(R/(2*O + eps*torch.where(O < 0, -1., 1.).to(O.dtype)))[..., :, None, :]
+    share = (
+        c
+        * (R / (2 * O + eps * torch.where(O < 0, -1.0, 1.0).to(O.dtype)))[
+            ..., :, None, :
+        ]
+    )
     return share.sum(-1), share.sum(-3)
 
+
 def product_rule(
-    f,              # a bilinear torch function: torch.matmul, torch.mul, …
-    a:torch.Tensor, # left factor
-    b:torch.Tensor, # right factor
-    eps:float=0.,   # ε of equations 3 and 4
-    factors=(1, 1), # how many factors a and b are already products of; 1 and 1 are the equations' halves
+    f,  # a bilinear torch function: torch.matmul, torch.mul, …
+    a: torch.Tensor,  # left factor
+    b: torch.Tensor,  # right factor
+    eps: float = 0.0,  # ε of equations 3 and 4
+    factors=(
+        1,
+        1,
+        # how many factors a and b are already products of; 1 and 1 are the
+        # equations' halves
+    ),
     **kwargs,
-)->torch.Tensor:    # f(a, b)
+) -> torch.Tensor:  # f(a, b)
     "f(a, b); on the way back half of the gradient goes to each factor (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n."
     m, n = factors
-    y = f(scale_gradient(a, m/(m + n)), scale_gradient(b, n/(m + n)), **kwargs)
-    return epsilon_rule(y, eps/2) if eps else y    # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
+    y = f(
+        scale_gradient(a, m / (m + n)), scale_gradient(b, n / (m + n)), **kwargs
+    )
+    return (
+        epsilon_rule(y, eps / 2) if eps else y
+    )  # 2y/(2y + ε sign y) = y/(y + ε/2 sign y)
 
 # %% ../nbs/02_rules.ipynb #a2f58e70
 def constant(
-    x:torch.Tensor, # an activation: attention weights, a standard deviation
-)->torch.Tensor:    # the same numbers, cut from the graph
+    x: torch.Tensor,  # an activation: attention weights, a standard deviation
+) -> torch.Tensor:  # the same numbers, cut from the graph
     "Holds `x` constant: no relevance passes through it (CP-LRP at the attention weights, section 2.3)."
     return x.detach()
 
 # %% ../nbs/02_rules.ipynb #0de24c35
 def softmax_naive(
-    Z:torch.Tensor,   # (..., i) attention logits
-    R_A:torch.Tensor, # (..., i) relevance of A = softmax(Z)
-)->torch.Tensor:      # (..., i) relevance of Z
+    Z: torch.Tensor,  # (..., i) attention logits
+    R_A: torch.Tensor,  # (..., i) relevance of A = softmax(Z)
+) -> torch.Tensor:  # (..., i) relevance of Z
     "The softmax rule as it is written in equation 5."
     A = Z.softmax(-1)
-    return Z*(R_A - A*R_A.sum(-1, keepdim=True))
+    return Z * (R_A - A * R_A.sum(-1, keepdim=True))
 
 # %% ../nbs/02_rules.ipynb #f3830da2
 class _Identity(Function):
     @staticmethod
-    def forward(ctx, x, y, eps): ctx.save_for_backward(x, y); ctx.eps = eps; return y.view_as(y)
+    def forward(ctx, x, y, eps):
+        ctx.save_for_backward(x, y)
+        ctx.eps = eps
+        return y.view_as(y)
+
     @staticmethod
     def backward(ctx, g):
         x, y = ctx.saved_tensors
-        if x.dtype not in (torch.float32, torch.float64): return g*(y.float()/stabilize(x.float(), ctx.eps)).to(g.dtype), None, None # ε underflows in half precision
+        if x.dtype not in (torch.float32, torch.float64):
+            return (
+                g * (y.float() / stabilize(x.float(), ctx.eps)).to(g.dtype),
+                None,
+                None,
+            )  # ε underflows in half precision
         z = stabilize(x, ctx.eps)
-        return g*torch.div(y, z, out=z), None, None                  # one buffer: this is the widest part of a layer
+        return (
+            g * torch.div(y, z, out=z),
+            None,
+            None,
+        )  # one buffer: this is the widest part of a layer
+
 
 def identity_rule(
-    f,              # an element-wise torch function: gelu, tanh, relu, silu
-    x:torch.Tensor, # its input
+    f,  # an element-wise torch function: gelu, tanh, relu, silu
+    x: torch.Tensor,  # its input
     *args,
-    eps:float=1e-12, # guards x = 0
+    eps: float = 1e-12,  # guards x = 0
     **kwargs,
-)->torch.Tensor:    # f(x)
+) -> torch.Tensor:  # f(x)
     "f(x); on the way back f(x)/x stands in for f'(x), so that the relevance of x is that of f(x)."
-    with torch.no_grad(): y = f(x, *args, **kwargs)
+    with torch.no_grad():
+        y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
 
 # %% ../nbs/02_rules.ipynb #ec52bf64
 def layer_norm_naive(
-    x:torch.Tensor, # (n,) one row
-    w:torch.Tensor, # (n,) γ
-    b:torch.Tensor, # (n,) β
-    R:torch.Tensor, # (n,) relevance of the output
-    ln_eps:float=1e-12, # inside the square root
-    eps:float=1e-6, # ε of the LRP rule
-)->torch.Tensor:    # (n,) relevance of the input
+    x: torch.Tensor,  # (n,) one row
+    w: torch.Tensor,  # (n,) γ
+    b: torch.Tensor,  # (n,) β
+    R: torch.Tensor,  # (n,) relevance of the output
+    ln_eps: float = 1e-12,  # inside the square root
+    eps: float = 1e-6,  # ε of the LRP rule
+) -> torch.Tensor:  # (n,) relevance of the input
     "LayerNorm with its standard deviation held constant, as the explicit ε-rule on its matrix."
     n, std = len(x), (x.var(unbiased=False) + ln_eps).sqrt()
-    M = (torch.eye(n, dtype=x.dtype) - 1/n)*(w/std)
+    M = (torch.eye(n, dtype=x.dtype) - 1 / n) * (w / std)
     return epsilon_naive(x, M, R, b, eps)
+
 
 class _LayerNorm(Function):
     @staticmethod
     def forward(ctx, x, shape, w, b, eps):
         y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
-        ctx.save_for_backward(x, mean, rstd, w); ctx.has_bias, ctx.dims = b is not None, tuple(range(-len(shape), 0)); return y
+        ctx.save_for_backward(x, mean, rstd, w)
+        ctx.has_bias, ctx.dims = b is not None, tuple(range(-len(shape), 0))
+        return y
+
     @staticmethod
     def backward(ctx, g):
         x, mean, rstd, w = ctx.saved_tensors
-        gx = (g if w is None else g*w)*rstd
+        gx = (g if w is None else g * w) * rstd
         lead = tuple(range(g.ndim - len(ctx.dims)))
-        gw = (g*(x - mean)*rstd).sum(lead) if w is not None and ctx.needs_input_grad[2] else None
+        gw = (
+            (g * (x - mean) * rstd).sum(lead)
+            if w is not None and ctx.needs_input_grad[2]
+            else None
+        )
         gb = g.sum(lead) if ctx.has_bias and ctx.needs_input_grad[3] else None
         return gx - gx.mean(ctx.dims, keepdim=True), None, gw, gb, None
 
+
 def layer_norm_rule(
-    x:torch.Tensor,     # (..., n)
-    normalized_shape,   # as in torch's layer_norm
-    weight:torch.Tensor=None, # γ
-    bias:torch.Tensor=None,   # β
-    eps:float=1e-5,     # inside the square root
-)->torch.Tensor:        # LayerNorm(x), bit-equal to torch's own
+    x: torch.Tensor,  # (..., n)
+    normalized_shape,  # as in torch's layer_norm
+    weight: torch.Tensor = None,  # γ
+    bias: torch.Tensor = None,  # β
+    eps: float = 1e-5,  # inside the square root
+) -> torch.Tensor:  # LayerNorm(x), bit-equal to torch's own
     "LayerNorm whose standard deviation is a constant on the way back."
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)
 
 # %% ../nbs/02_rules.ipynb #c83c1205
 def rms_norm_naive(
-    x:torch.Tensor, # (n,) one row
-    w:torch.Tensor, # (n,) weight
-    R:torch.Tensor, # (n,) relevance of the output
-    eps:float=1e-6, # ε of the LRP rule
-)->torch.Tensor:    # (n,) relevance of the input
+    x: torch.Tensor,  # (n,) one row
+    w: torch.Tensor,  # (n,) weight
+    R: torch.Tensor,  # (n,) relevance of the output
+    eps: float = 1e-6,  # ε of the LRP rule
+) -> torch.Tensor:  # (n,) relevance of the input
     "RMSNorm with its root mean square held constant, as the explicit ε-rule on its diagonal matrix."
-    return epsilon_naive(x, torch.diag(w/(x**2).mean().sqrt()), R, eps=eps)
+    return epsilon_naive(x, torch.diag(w / (x**2).mean().sqrt()), R, eps=eps)
+
 
 def rms_norm_rule(
-    f,                  # torch's rms_norm
-    x:torch.Tensor,     # (..., n)
-    normalized_shape,   # as in torch's rms_norm
-    weight:torch.Tensor=None, # w
-    eps:float=None,     # inside the square root; the smallest step of the number format by default
-)->torch.Tensor:        # RMSNorm(x), the numbers of f
+    f,  # torch's rms_norm
+    x: torch.Tensor,  # (..., n)
+    normalized_shape,  # as in torch's rms_norm
+    weight: torch.Tensor = None,  # w
+    # inside the square root; the smallest step of the number format by default
+    eps: float = None,
+) -> torch.Tensor:  # RMSNorm(x), the numbers of f
     "RMSNorm whose root mean square is a constant on the way back."
-    y, dims = f(x.detach(), normalized_shape, weight, eps), tuple(range(-len(normalized_shape), 0))
-    rstd = constant((x.float().pow(2).mean(dims, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()).to(x.dtype)
-    linear = x*rstd if weight is None else x*rstd*weight
+    y, dims = (
+        f(x.detach(), normalized_shape, weight, eps),
+        tuple(range(-len(normalized_shape), 0)),
+    )
+    rstd = constant(
+        (
+            x.float().pow(2).mean(dims, keepdim=True)
+            + (torch.finfo(x.dtype).eps if eps is None else eps)
+        ).rsqrt()
+    ).to(x.dtype)
+    linear = x * rstd if weight is None else x * rstd * weight
     return y.detach() + (linear - linear.detach())
 
 # %% ../nbs/02_rules.ipynb #d6c924f1
 def gamma_naive(
-    x:torch.Tensor, # (n_in,) input of the layer
-    W:torch.Tensor, # (n_in, n_out)
-    R:torch.Tensor, # (n_out,) relevance of the output
-    b:torch.Tensor, # (n_out,) bias
-    gamma:float,    # γ ≥ 0; 0 is the ε-rule
-)->torch.Tensor:    # (n_in,) relevance of the input
+    x: torch.Tensor,  # (n_in,) input of the layer
+    W: torch.Tensor,  # (n_in, n_out)
+    R: torch.Tensor,  # (n_out,) relevance of the output
+    b: torch.Tensor,  # (n_out,) bias
+    gamma: float,  # γ ≥ 0; 0 is the ε-rule
+) -> torch.Tensor:  # (n_in,) relevance of the input
     "The γ-rule, contribution by contribution."
-    z = x[:, None]*W; positive = z.sum(0) + b >= 0
+    z = x[:, None] * W
+    positive = z.sum(0) + b >= 0
     agree = lambda t: torch.where(positive, t.clamp(min=0), t.clamp(max=0))
-    z, b = z + gamma*agree(z), b + gamma*agree(b)
-    return (z/stabilize(z.sum(0) + b, 1e-12)*R).sum(1)
+    z, b = z + gamma * agree(z), b + gamma * agree(b)
+    return (z / stabilize(z.sum(0) + b, 1e-12) * R).sum(1)
+
 
 def gamma_rule(
-    gamma:float=0.25, # γ ≥ 0
-    eps:float=1e-9,   # guards a denominator of zero
-):                    # a rule for `torch.nn.functional.linear`
+    gamma: float = 0.25,  # γ ≥ 0
+    eps: float = 1e-9,  # guards a denominator of zero
+):  # a rule for `torch.nn.functional.linear`
     "The γ-rule for linear layers: contributions that agree with the output's sign count 1 + γ times."
-    if gamma < 0: raise ValueError(f"gamma must not be negative, got {gamma}")
+    if gamma < 0:
+        raise ValueError(f"gamma must not be negative, got {gamma}")
+
     def gamma_linear(f, x, weight, bias=None):
-        y, part = f(x, weight, bias), lambda t, s: t if t is None else t.clamp(min=0) if s > 0 else t.clamp(max=0)
-        agree = lambda s: f(part(x, 1), part(weight, s), part(bias, s)) + f(part(x, -1), part(weight, -s))
-        z = y + gamma*torch.where(y < 0, agree(-1), agree(1))
-        share = z*constant(y/stabilize(z, eps))
-        return y.detach() + (share - share.detach())        # the numbers of y, the gradient of share
+        y, part = (
+            f(x, weight, bias),
+            lambda t, s: (
+                t if t is None else t.clamp(min=0) if s > 0 else t.clamp(max=0)
+            ),
+        )
+        agree = lambda s: (
+            f(part(x, 1), part(weight, s), part(bias, s))
+            + f(part(x, -1), part(weight, -s))
+        )
+        z = y + gamma * torch.where(y < 0, agree(-1), agree(1))
+        share = z * constant(y / stabilize(z, eps))
+        return y.detach() + (
+            share - share.detach()
+        )  # the numbers of y, the gradient of share
+
     return gamma_linear
 
 # %% ../nbs/02_rules.ipynb #2f46e050
 def attention_row(
-    z:torch.Tensor, # (n_keys,) attention logits
-    v:torch.Tensor, # (n_keys,) one value per key
-)->dict:            # LOO, and the relevance that reaches z, v and the key as a whole
+    z: torch.Tensor,  # (n_keys,) attention logits
+    v: torch.Tensor,  # (n_keys,) one value per key
+) -> dict:  # LOO, and the relevance that reaches z, v and the key as a whole
     "One attention row explained: exact LOO of each key beside AttnLRP's and CP-LRP's relevance (section 3.2)."
     z, v = (t.detach().clone().requires_grad_() for t in (z, v))
-    A = z.softmax(-1); o = (A*v).sum()
+    A = z.softmax(-1)
+    o = (A * v).sum()
     Rz, Rv = relevance(product_rule(torch.matmul, A, v), [z, v])
-    cp, = relevance(torch.matmul(constant(A), v), v)
+    (cp,) = relevance(torch.matmul(constant(A), v), v)
     A, v, o = A.detach(), v.detach(), o.detach()
-    return dict(A=A, o=o, loo=o - (o - A*v)/(1 - A), attn_lrp_z=Rz, attn_lrp_v=Rv, attn_lrp=Rz + Rv, cp_lrp=cp)
+    return dict(
+        A=A,
+        o=o,
+        loo=o - (o - A * v) / (1 - A),
+        attn_lrp_z=Rz,
+        attn_lrp_v=Rv,
+        attn_lrp=Rz + Rv,
+        cp_lrp=cp,
+    )

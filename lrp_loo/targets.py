@@ -15,151 +15,332 @@ import torch
 @dataclass(frozen=True)
 class Target:
     "Which number of the model's output is explained."
-    index:object=None  # class, vocabulary entry or position of an answer; a pair (a, b) for the difference a − b; None: the predicted one
-    position:int=None  # where the output has a row per token: the token's place, negative from the text's end; None: a causal language model's last, a masked one's [MASK]
-    output:str=None    # field of the output; None: the first of OUTPUTS
-    mask_id:int=None   # id of [MASK], where a masked language model is read (`at_mask`)
+
+    # class, vocabulary entry or position of an answer; a pair (a, b) for the
+    # difference a − b; None: the predicted one
+    index: object = None
+    # where the output has a row per token: the token's place, negative from the
+    # text's end; None: a causal language model's last, a masked one's [MASK]
+    position: int = None
+    output: str = None  # field of the output; None: the first of OUTPUTS
+    mask_id: int = (
+        None  # id of [MASK], where a masked language model is read (`at_mask`)
+    )
 
     def __post_init__(self):
-        if self.position is not None and not _is_int(self.position): raise ValueError(f"position={self.position!r} is not a place in the text; take a whole number, negative from the text's end")
+        if self.position is not None and not _is_int(self.position):
+            raise ValueError(
+                f"position={self.position!r} is not a place in the text; take a whole number, negative from the text's end"
+            )
+
 
 OUTPUTS = ('logits', 'start_logits', 'image_embeds', 'pooler_output')
 
-def _is_int(x): return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+def _is_int(x):
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
 
 def as_target(
-    target, # None, an int, a pair of ints, a `Target`, or a callable
-):          # a `Target`, or the callable
+    target,  # None, an int, a pair of ints, a `Target`, or a callable
+):  # a `Target`, or the callable
     "One form for every way to name a target."
-    if isinstance(target, Target) or callable(target): return target
-    if target is None or _is_int(target) or (isinstance(target, tuple) and len(target) == 2 and all(map(_is_int, target))): return Target(target)
-    raise ValueError(f"target={target!r} is not a target; take a class number, a pair of them, a Target or a function of the model's output")
+    if isinstance(target, Target) or callable(target):
+        return target
+    if (
+        target is None
+        or _is_int(target)
+        or (
+            isinstance(target, tuple)
+            and len(target) == 2
+            and all(map(_is_int, target))
+        )
+    ):
+        return Target(target)
+    raise ValueError(
+        f"target={target!r} is not a target; take a class number, a pair of them, a Target or a function of the model's output"
+    )
 
 # %% ../nbs/13_targets.ipynb #921e6660
 def output_field(
-    outputs,         # what the model returned: a transformers output, or a tensor of logits
-    name:str=None,   # a field; None: the first of OUTPUTS
-)->torch.Tensor:     # (batch, n) or (batch, T, n)
+    # what the model returned: a transformers output, or a tensor of logits
+    outputs,
+    name: str = None,  # a field; None: the first of OUTPUTS
+) -> torch.Tensor:  # (batch, n) or (batch, T, n)
     "The tensor that a target is an entry of."
-    if torch.is_tensor(outputs): return outputs
+    if torch.is_tensor(outputs):
+        return outputs
     for n in (name,) if name else OUTPUTS:
-        if getattr(outputs, n, None) is not None: return getattr(outputs, n)
-    have = list(outputs.keys()) if hasattr(outputs, 'keys') else type(outputs).__name__
-    raise ValueError(f"the model's output has no {name or ' or '.join(OUTPUTS)}; it has {have}" + ('' if name else "; name one (Target(output=...)), or give a function of the output"))
+        if getattr(outputs, n, None) is not None:
+            return getattr(outputs, n)
+    have = (
+        list(outputs.keys())
+        if hasattr(outputs, 'keys')
+        else type(outputs).__name__
+    )
+    raise ValueError(
+        f"the model's output has no {name or ' or '.join(OUTPUTS)}; it has {have}"
+        + (
+            ''
+            if name
+            else "; name one (Target(output=...)), or give a function of the output"
+        )
+    )
+
 
 def at_mask(
-    target,    # see `as_target`
-    tokenizer, # the model's tokenizer; None where there is none
-    encs:list, # encoded texts
-):             # the target as it is, or one that knows the id of [MASK]
+    target,  # see `as_target`
+    tokenizer,  # the model's tokenizer; None where there is none
+    encs: list,  # encoded texts
+):  # the target as it is, or one that knows the id of [MASK]
     "Say which token [MASK] is, where one of the texts holds it: a masked language model is read there."
     mask_id = getattr(tokenizer, 'mask_token_id', None)
-    has_mask = any(mask_id is not None and bool((e['input_ids'] == mask_id).any()) for e in encs if 'input_ids' in e)
-    if callable(target) or not has_mask: return target
+    has_mask = any(
+        mask_id is not None and bool((e['input_ids'] == mask_id).any())
+        for e in encs
+        if 'input_ids' in e
+    )
+    if callable(target) or not has_mask:
+        return target
     target = as_target(target)
-    return target if target.position is not None else replace(target, mask_id=mask_id)
+    return (
+        target
+        if target.position is not None
+        else replace(target, mask_id=mask_id)
+    )
 
-def _kind(outputs): # of output: what its class in transformers is called
+
+def _kind(outputs):  # of output: what its class in transformers is called
     return type(outputs).__name__
 
-def _answer(outputs, output): # what the entries of a row are where they are places in the text; None where they are classes
-    if output is None and getattr(outputs, 'logits', None) is None: output = 'start_logits'
-    if output in ('start_logits', 'end_logits') and getattr(outputs, output, None) is not None:
+
+def _answer(
+    outputs,
+    output,
+    # what the entries of a row are where they are places in the text; None
+    # where they are classes
+):
+    if output is None and getattr(outputs, 'logits', None) is None:
+        output = 'start_logits'
+    if (
+        output in ('start_logits', 'end_logits')
+        and getattr(outputs, output, None) is not None
+    ):
         return output.removesuffix('_logits')
-    of_tokens = 'PreTrainingOutput' in _kind(outputs) and torch.is_tensor(getattr(outputs, 'logits', None))
-    return 'replaced' if of_tokens and output in (None, 'logits') and outputs.logits.ndim == 2 else None # a number per token: was it replaced?
+    of_tokens = 'PreTrainingOutput' in _kind(outputs) and torch.is_tensor(
+        getattr(outputs, 'logits', None)
+    )
+    return (
+        'replaced'
+        if of_tokens and output in (None, 'logits') and outputs.logits.ndim == 2
+        else None
+    )  # a number per token: was it replaced?
+
 
 class Readout:
     "One number per text, settled on the model's output for the whole texts, then read from any variant of them."
-    position = None # (batch,) the row that is read, where the output has a row per token
-    in_front = 0    # rows of the output before the text's first: virtual tokens of a prompt
-    answer = None   # 'start' or 'end' where the entries are places in the text
 
-    def __init__(self,
-        target,     # see `as_target`
-        outputs,    # the model's output for the batch
-        batch:dict, # the inputs; `attention_mask` says where each text ends
+    # (batch,) the row that is read, where the output has a row per token
+    position = None
+    # rows of the output before the text's first: virtual tokens of a prompt
+    in_front = 0
+    answer = None  # 'start' or 'end' where the entries are places in the text
+
+    def __init__(
+        self,
+        target,  # see `as_target`
+        outputs,  # the model's output for the batch
+        batch: dict,  # the inputs; `attention_mask` says where each text ends
     ):
         self.target = as_target(target)
-        if callable(self.target): return
-        x, mask = output_field(outputs, self.target.output).detach(), batch.get('attention_mask')
-        if x.ndim not in (2, 3): raise ValueError(f"the output's field has shape {tuple(x.shape)}; (batch, n) or (batch, tokens, n) can be explained, or a function of it")
-        if x.ndim == 2 and self.target.position is not None: raise ValueError(f"position={self.target.position} was given, and this output has one row per text, shape {tuple(x.shape)}")
-        if x.ndim == 3: self._find_rows(x, batch, outputs)
-        rows = x if x.ndim == 2 else x[torch.arange(len(x)), self.position]                  # [batch, n]
-        self.answer = _answer(outputs, self.target.output) if x.ndim == 2 else None
-        if self.answer and mask is not None and mask.shape == rows.shape: rows = rows.masked_fill(mask == 0, -torch.inf)
+        if callable(self.target):
+            return
+        x, mask = (
+            output_field(outputs, self.target.output).detach(),
+            batch.get('attention_mask'),
+        )
+        if x.ndim not in (2, 3):
+            raise ValueError(
+                f"the output's field has shape {tuple(x.shape)}; (batch, n) or (batch, tokens, n) can be explained, or a function of it"
+            )
+        if x.ndim == 2 and self.target.position is not None:
+            raise ValueError(
+                f"position={self.target.position} was given, and this output has one row per text, shape {tuple(x.shape)}"
+            )
+        if x.ndim == 3:
+            self._find_rows(x, batch, outputs)
+        rows = (
+            x if x.ndim == 2 else x[torch.arange(len(x)), self.position]
+        )  # [batch, n]
+        self.answer = (
+            _answer(outputs, self.target.output) if x.ndim == 2 else None
+        )
+        if self.answer and mask is not None and mask.shape == rows.shape:
+            rows = rows.masked_fill(mask == 0, -torch.inf)
         self.index = self._indices(rows)
 
-    def _find_rows(self, x, batch, outputs): # which row of each text is read
+    def _find_rows(self, x, batch, outputs):  # which row of each text is read
         ids, mask = batch.get('input_ids'), batch.get('attention_mask')
-        if mask is None: mask = torch.ones(x.shape[:2] if ids is None else ids.shape, dtype=torch.long)
-        mask, causal = mask.to(x.device), 'CausalLM' in _kind(outputs) or 'DoubleHeads' in _kind(outputs)
+        if mask is None:
+            mask = torch.ones(
+                x.shape[:2] if ids is None else ids.shape, dtype=torch.long
+            )
+        mask, causal = (
+            mask.to(x.device),
+            'CausalLM' in _kind(outputs) or 'DoubleHeads' in _kind(outputs),
+        )
         self.in_front = self._rows_in_front(x, mask, causal)
-        if self.target.position is not None: place = self._counted(mask, self.target.position)
-        elif causal: place = self._counted(mask, -1)
-        else: place = self._place_of_mask(ids, x, outputs)
+        if self.target.position is not None:
+            place = self._counted(mask, self.target.position)
+        elif causal:
+            place = self._counted(mask, -1)
+        else:
+            place = self._place_of_mask(ids, x, outputs)
         self.position = place + self.in_front
-        self.is_last = self.target.position == -1 or causal and self.target.position is None
+        self.is_last = (
+            self.target.position == -1
+            or causal
+            and self.target.position is None
+        )
 
-    def _rows_in_front(self, x, mask, causal): # virtual tokens, which stand before the text
+    def _rows_in_front(
+        self, x, mask, causal
+    ):  # virtual tokens, which stand before the text
         extra = x.shape[1] - mask.shape[1]
-        if extra == 0 or extra > 0 and causal: return extra
-        raise ValueError(f"the output has {x.shape[1]} rows for {mask.shape[1]} tokens, so it can't be said which row is a token's; give a function of the output")
+        if extra == 0 or extra > 0 and causal:
+            return extra
+        raise ValueError(
+            f"the output has {x.shape[1]} rows for {mask.shape[1]} tokens, so it can't be said which row is a token's; give a function of the output"
+        )
 
-    def _counted(self, mask, p): # (batch,) the p-th of the tokens that are read, whatever padding is around them
+    def _counted(
+        self,
+        mask,
+        p,
+        # (batch,) the p-th of the tokens that are read, whatever padding is
+        # around them
+    ):
         n = mask.sum(1)
-        if not -int(n.min()) <= p < int(n.min()): raise ValueError(f"position={p} is not in the text, which has {int(n.min())} tokens")
+        if not -int(n.min()) <= p < int(n.min()):
+            raise ValueError(
+                f"position={p} is not in the text, which has {int(n.min())} tokens"
+            )
         wanted = (n + p if p < 0 else torch.full_like(n, p)) + 1
-        return ((mask.cumsum(1) == wanted[:, None]) & (mask != 0)).long().argmax(1)
+        return (
+            ((mask.cumsum(1) == wanted[:, None]) & (mask != 0)).long().argmax(1)
+        )
 
-    def _place_of_mask(self, ids, x, outputs): # (batch,) where a masked language model's one [MASK] stands
+    def _place_of_mask(
+        self, ids, x, outputs
+    ):  # (batch,) where a masked language model's one [MASK] stands
         how = "take target=Target(position=...), counted from 0, or negative from the text's end"
-        if 'MaskedLM' not in _kind(outputs): raise ValueError(f"this output has a row per token, shape {tuple(x.shape)}, and predicts no next token, so it must be said which token's row is explained: {how}")
-        if ids is None or self.target.mask_id is None: raise ValueError(f"a masked language model is explained at a text's [MASK], and none is known here; {how}")
+        if 'MaskedLM' not in _kind(outputs):
+            raise ValueError(
+                f"this output has a row per token, shape {tuple(x.shape)}, and predicts no next token, so it must be said which token's row is explained: {how}"
+            )
+        if ids is None or self.target.mask_id is None:
+            raise ValueError(
+                f"a masked language model is explained at a text's [MASK], and none is known here; {how}"
+            )
         found = (ids == self.target.mask_id).to(x.device)
         for n in found.sum(1).tolist():
-            if n != 1: raise ValueError(f"a masked language model is explained at a text's one [MASK], and this text has {n or 'none'}; {how}")
+            if n != 1:
+                raise ValueError(
+                    f"a masked language model is explained at a text's one [MASK], and this text has {n or 'none'}; {how}"
+                )
         return found.long().argmax(1)
 
-    def _indices(self, rows): # a list of (batch,) entries: one, or two whose difference counts
+    def _indices(
+        self, rows
+    ):  # a list of (batch,) entries: one, or two whose difference counts
         t, n = self.target.index, rows.shape[-1]
-        if t is None: return [rows.argmax(-1)]
+        if t is None:
+            return [rows.argmax(-1)]
         for i in t if isinstance(t, tuple) else (t,):
-            if not _is_int(i) or not 0 <= i < n: raise ValueError(f"target={i!r} is not a class of this model; take 0 to {n - 1}")
-        return [torch.full((len(rows),), int(i), device=rows.device) for i in (t if isinstance(t, tuple) else (t,))]
+            if not _is_int(i) or not 0 <= i < n:
+                raise ValueError(
+                    f"target={i!r} is not a class of this model; take 0 to {n - 1}"
+                )
+        return [
+            torch.full((len(rows),), int(i), device=rows.device)
+            for i in (t if isinstance(t, tuple) else (t,))
+        ]
 
-    def survives_dropping(self, outputs): # can the number still be found when tokens are dropped, so that places move?
-        if callable(self.target): return getattr(self.target, 'from_end', False)
+    def survives_dropping(
+        self,
+        outputs,
+        # can the number still be found when tokens are dropped, so that places
+        # move?
+    ):
+        if callable(self.target):
+            return getattr(self.target, 'from_end', False)
         return not self.answer and (self.position is None or self.is_last)
 
-    def __call__(self,
-        outputs,        # of any variants
-        rows=None,      # (n,) which text each variant belongs to; None: one variant per text
-        at_end=False,   # tokens were dropped: the position is the last row
-    )->torch.Tensor:    # (n,) the explained number
+    def __call__(
+        self,
+        outputs,  # of any variants
+        # (n,) which text each variant belongs to; None: one variant per text
+        rows=None,
+        at_end=False,  # tokens were dropped: the position is the last row
+    ) -> torch.Tensor:  # (n,) the explained number
         "Read the number."
-        if callable(self.target): return _checked(self.target(outputs), len(output_field(outputs)))
-        x = output_field(outputs, self.target.output); rows = torch.arange(len(x), device=x.device) if rows is None else rows
-        if x.ndim == 3: x = x[:, -1] if at_end else x[torch.arange(len(x), device=x.device), self.position[rows]]
+        if callable(self.target):
+            return _checked(self.target(outputs), len(output_field(outputs)))
+        x = output_field(outputs, self.target.output)
+        rows = torch.arange(len(x), device=x.device) if rows is None else rows
+        if x.ndim == 3:
+            x = (
+                x[:, -1]
+                if at_end
+                else x[
+                    torch.arange(len(x), device=x.device), self.position[rows]
+                ]
+            )
         value = lambda i: x.gather(1, i[rows][:, None])[:, 0]
-        return value(self.index[0]) if len(self.index) == 1 else value(self.index[0]) - value(self.index[1])
+        return (
+            value(self.index[0])
+            if len(self.index) == 1
+            else value(self.index[0]) - value(self.index[1])
+        )
 
-    def chosen(self, i): # what text i's target came out as: an int, a pair, or a function's name
-        if callable(self.target): return getattr(self.target, '__name__', type(self.target).__name__)
-        return int(self.index[0][i]) if len(self.index) == 1 else tuple(int(t[i]) for t in self.index)
+    def chosen(
+        self, i
+    ):  # what text i's target came out as: an int, a pair, or a function's name
+        if callable(self.target):
+            return getattr(self.target, '__name__', type(self.target).__name__)
+        return (
+            int(self.index[0][i])
+            if len(self.index) == 1
+            else tuple(int(t[i]) for t in self.index)
+        )
 
-    def place(self, i): # the token of text i whose row is read; None where the output has no row per token
-        return None if self.position is None else int(self.position[i]) - self.in_front
+    def place(
+        self,
+        i,
+        # the token of text i whose row is read; None where the output has no
+        # row per token
+    ):
+        return (
+            None
+            if self.position is None
+            else int(self.position[i]) - self.in_front
+        )
+
 
 def _checked(value, n):
-    if not torch.is_tensor(value) or tuple(value.shape) != (n,): raise ValueError(f"the target function must return one number per text, a tensor of shape ({n},), got {tuple(value.shape) if torch.is_tensor(value) else type(value).__name__}")
+    if not torch.is_tensor(value) or tuple(value.shape) != (n,):
+        raise ValueError(
+            f"the target function must return one number per text, a tensor of shape ({n},), got {tuple(value.shape) if torch.is_tensor(value) else type(value).__name__}"
+        )
     return value
 
+
 def settled(
-    target,       # as it was given
-    chosen,       # what it came out as (`Attribution.target`)
-):                # a target that leaves nothing open
+    target,  # as it was given
+    chosen,  # what it came out as (`Attribution.target`)
+):  # a target that leaves nothing open
     "The same target with its index fixed, for the next method."
-    t = Target() if isinstance(target, str) else as_target(target)   # a class or token by its name
+    t = (
+        Target() if isinstance(target, str) else as_target(target)
+    )  # a class or token by its name
     return t if callable(t) else replace(t, index=chosen)

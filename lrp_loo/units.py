@@ -14,78 +14,178 @@ from .models import special_mask
 
 # %% ../nbs/14_units.ipynb #7877a888
 UNITS = ('token', 'word', 'sentence')
-_PATTERN = {'word': re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]"), 'sentence': re.compile(r"\S[^\n]*?(?:[.!?…]+[\"”’')\]]*(?=\s|$)|(?=\n|$))")}
+_PATTERN = {
+    'word': re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]"),
+    'sentence': re.compile(r"\S[^\n]*?(?:[.!?…]+[\"”’')\]]*(?=\s|$)|(?=\n|$))"),
+}
+
 
 def text_spans(
-    text:str, # a text
-    units,    # 'word', 'sentence', or a list of (start, end) in characters
-)->list:      # (start, end) of each unit, in order
+    text: str,  # a text
+    units,  # 'word', 'sentence', or a list of (start, end) in characters
+) -> list:  # (start, end) of each unit, in order
     "Where the units of a text stand."
     if isinstance(units, str):
-        if units not in _PATTERN: raise ValueError(f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans")
+        if units not in _PATTERN:
+            raise ValueError(
+                f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans"
+            )
         return [m.span() for m in _PATTERN[units].finditer(text)]
-    if not isinstance(units, (list, tuple)) or not all(isinstance(s, (list, tuple)) for s in units): raise ValueError(f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans")
+    if not isinstance(units, (list, tuple)) or not all(
+        isinstance(s, (list, tuple)) for s in units
+    ):
+        raise ValueError(
+            f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans"
+        )
     spans = [tuple(s) for s in units]
     for s in spans:
-        if len(s) != 2 or not all(isinstance(c, int) for c in s) or not 0 <= s[0] < s[1] <= len(text): raise ValueError(f"the span {s} is not in a text of {len(text)} characters; a span is (start, end) with 0 ≤ start < end")
-    if any(a[1] > b[0] for a, b in zip(sorted(spans), sorted(spans)[1:])): raise ValueError(f"the spans {sorted(spans)} overlap")
-    if not spans: raise ValueError("units is an empty list; give at least one (start, end) span")
+        if (
+            len(s) != 2
+            or not all(isinstance(c, int) for c in s)
+            or not 0 <= s[0] < s[1] <= len(text)
+        ):
+            raise ValueError(
+                f"the span {s} is not in a text of {len(text)} characters; a span is (start, end) with 0 ≤ start < end"
+            )
+    if any(a[1] > b[0] for a, b in zip(sorted(spans), sorted(spans)[1:])):
+        raise ValueError(f"the spans {sorted(spans)} overlap")
+    if not spans:
+        raise ValueError(
+            "units is an empty list; give at least one (start, end) span"
+        )
     return spans
 
 # %% ../nbs/14_units.ipynb #4bef2cfa
 @dataclass
 class Units:
     "Which unit each token of one text belongs to."
-    number:torch.Tensor     # (n_tokens,) the unit's number, −1 for tokens in none
-    names:list              # n_units strings
-    is_special:torch.Tensor # (n_units,) bool
 
-    def __len__(self): return len(self.names)
+    number: torch.Tensor  # (n_tokens,) the unit's number, −1 for tokens in none
+    names: list  # n_units strings
+    is_special: torch.Tensor  # (n_units,) bool
 
-    def total(self,
-        scores:torch.Tensor, # (n_tokens,)
-    )->torch.Tensor:         # (n_units,)
+    def __len__(self):
+        return len(self.names)
+
+    def total(
+        self,
+        scores: torch.Tensor,  # (n_tokens,)
+    ) -> torch.Tensor:  # (n_units,)
         "Token scores summed over each unit."
         own = self.number >= 0
-        return torch.zeros(len(self), dtype=scores.dtype).index_add_(0, self.number[own], scores.cpu()[own])
+        return torch.zeros(len(self), dtype=scores.dtype).index_add_(
+            0, self.number[own], scores.cpu()[own]
+        )
+
 
 def text_units(
-    tokenizer,   # the model's tokenizer (a fast one, unless units is 'token')
-    enc:dict,    # the encoded text (`encode`)
-    text,        # the text, or a pair of texts
-    units='token', # one of UNITS; a list of (start, end) spans; for a pair, a pair of such lists
-)->Units:
+    tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
+    enc: dict,  # the encoded text (`encode`)
+    text,  # the text, or a pair of texts
+    # one of UNITS; a list of (start, end) spans; for a pair, a pair of such
+    # lists
+    units='token',
+) -> Units:
     "The units of one encoded text."
-    ids = enc['input_ids'][0].cpu(); special = special_mask(tokenizer, ids)
-    if isinstance(units, str) and units == 'token': return Units(torch.arange(len(ids)), tokenizer.convert_ids_to_tokens(ids), special)
+    ids = enc['input_ids'][0].cpu()
+    special = special_mask(tokenizer, ids)
+    if isinstance(units, str) and units == 'token':
+        return Units(
+            torch.arange(len(ids)),
+            tokenizer.convert_ids_to_tokens(ids),
+            special,
+        )
     offsets, part_of = _offsets(tokenizer, text, ids)
     parts = text if isinstance(text, tuple) else (text,)
-    given = units if isinstance(text, tuple) and not isinstance(units, str) else (units,)*len(parts)
-    if len(given) != len(parts): raise ValueError(f"a pair of texts needs a pair of span lists, got {len(given)}")
-    spans = [(p, *s) for p, (t, u) in enumerate(zip(parts, given)) for s in text_spans(t, u)]
-    in_span = [_first_visible(parts, p, o, spans) for p, o in zip(part_of, offsets)]
+    given = (
+        units
+        if isinstance(text, tuple) and not isinstance(units, str)
+        else (units,) * len(parts)
+    )
+    if len(given) != len(parts):
+        raise ValueError(
+            f"a pair of texts needs a pair of span lists, got {len(given)}"
+        )
+    spans = [
+        (p, *s)
+        for p, (t, u) in enumerate(zip(parts, given))
+        for s in text_spans(t, u)
+    ]
+    in_span = [
+        _first_visible(parts, p, o, spans) for p, o in zip(part_of, offsets)
+    ]
     if not isinstance(units, str):
         empty = [s[1:] for i, s in enumerate(spans) if i not in in_span]
-        if empty: raise ValueError(f"no token begins in the span {empty[0]}: {parts[spans[next(i for i in range(len(spans)) if i not in in_span)][0]][slice(*empty[0])]!r}" + (" (the text was cut before it)" if empty[0][0] >= max(o[1] for o in offsets) else ''))
-        return Units(torch.tensor([-1 if i is None else i for i in in_span]), [parts[p][a:b] for p, a, b in spans], torch.zeros(len(spans), dtype=torch.bool))
-    return _in_order(in_span, [parts[p][a:b] for p, a, b in spans], tokenizer.convert_ids_to_tokens(ids), special)
+        if empty:
+            raise ValueError(
+                f"no token begins in the span {empty[0]}: {parts[spans[next(i for i in range(len(spans)) if i not in in_span)][0]][slice(*empty[0])]!r}"
+                + (
+                    " (the text was cut before it)"
+                    if empty[0][0] >= max(o[1] for o in offsets)
+                    else ''
+                )
+            )
+        return Units(
+            torch.tensor([-1 if i is None else i for i in in_span]),
+            [parts[p][a:b] for p, a, b in spans],
+            torch.zeros(len(spans), dtype=torch.bool),
+        )
+    return _in_order(
+        in_span,
+        [parts[p][a:b] for p, a, b in spans],
+        tokenizer.convert_ids_to_tokens(ids),
+        special,
+    )
 
-def _offsets(tokenizer, text, ids): # each token's (start, end) and the part of the text it is from; None for special ones
-    if not getattr(tokenizer, 'is_fast', False): raise ValueError(f"{type(tokenizer).__name__} cannot say where its tokens stand in the text; units other than 'token' need a fast tokenizer")
-    e = tokenizer(*(text if isinstance(text, tuple) else (text,)), return_offsets_mapping=True, truncation=True, max_length=len(ids))
-    if e['input_ids'] != ids.tolist(): raise ValueError("the text does not give the encoded tokens; units need the text that was encoded")
+
+def _offsets(
+    tokenizer,
+    text,
+    ids,
+    # each token's (start, end) and the part of the text it is from; None for
+    # special ones
+):
+    if not getattr(tokenizer, 'is_fast', False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} cannot say where its tokens stand in the text; units other than 'token' need a fast tokenizer"
+        )
+    e = tokenizer(
+        *(text if isinstance(text, tuple) else (text,)),
+        return_offsets_mapping=True,
+        truncation=True,
+        max_length=len(ids),
+    )
+    if e['input_ids'] != ids.tolist():
+        raise ValueError(
+            "the text does not give the encoded tokens; units need the text that was encoded"
+        )
     return e['offset_mapping'], e.sequence_ids()
 
-def _first_visible(parts, part, offset, spans): # the number of the span in which the token's first visible character stands
-    if part is None or offset[0] == offset[1]: return None
-    text = parts[part]; at = next((c for c in range(*offset) if not text[c].isspace()), offset[0])
-    while at < len(text) and text[at].isspace(): at += 1             # white space belongs to what follows
-    return next((i for i, (p, a, b) in enumerate(spans) if p == part and a <= at < b), None)
 
-def _in_order(in_span, names, tokens, special): # units numbered as they come; a token in no span is its own unit
+def _first_visible(
+    parts, part, offset, spans
+):  # the number of the span in which the token's first visible character stands
+    if part is None or offset[0] == offset[1]:
+        return None
+    text = parts[part]
+    at = next((c for c in range(*offset) if not text[c].isspace()), offset[0])
+    while at < len(text) and text[at].isspace():
+        at += 1  # white space belongs to what follows
+    return next(
+        (i for i, (p, a, b) in enumerate(spans) if p == part and a <= at < b),
+        None,
+    )
+
+
+def _in_order(
+    in_span, names, tokens, special
+):  # units numbered as they come; a token in no span is its own unit
     number, out_names, out_special, known = [], [], [], {}
     for i, s in enumerate(in_span):
         key = ('token', i) if s is None else s
-        if key not in known: known[key] = len(out_names); out_names.append(tokens[i] if s is None else names[s]); out_special.append(bool(special[i]))
+        if key not in known:
+            known[key] = len(out_names)
+            out_names.append(tokens[i] if s is None else names[s])
+            out_special.append(bool(special[i]))
         number.append(known[key])
     return Units(torch.tensor(number), out_names, torch.tensor(out_special))

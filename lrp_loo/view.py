@@ -16,345 +16,646 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from . import __version__
-from .core import FEWEST_TOKENS, Attribution, pearson, whole_file, whole_number, write_text_atomic
+from lrp_loo.core import (
+    FEWEST_TOKENS,
+    Attribution,
+    pearson,
+    whole_file,
+    whole_number,
+    write_text_atomic,
+)
 
 # %% ../nbs/11_view.ipynb #60fe4f9f
-UP, DOWN = (178, 24, 43), (33, 102, 172)     # red and blue
-STRENGTH = 0.65                              # of the strongest colour: black text on it keeps a contrast above 5 : 1
+UP, DOWN = (178, 24, 43), (33, 102, 172)  # red and blue
+# of the strongest colour: black text on it keeps a contrast above 5 : 1
+STRENGTH = 0.65
+
 
 def score_colours(
-    scores:torch.Tensor, # (n,) signed
-    top:float=None,      # the |score| that gets the strongest colour; the largest by default
-)->list:                 # n (red, green, blue) from 0 to 255
+    scores: torch.Tensor,  # (n,) signed
+    # the |score| that gets the strongest colour; the largest by default
+    top: float = None,
+) -> list:  # n (red, green, blue) from 0 to 255
     "A colour per score: white at 0, red above, blue below."
-    top = float(scores.abs().max() if top is None else top) or 1.
-    return [tuple(round(255 + (e - 255)*min(1, abs(s/top))*STRENGTH) for e in (UP if s > 0 else DOWN)) for s in scores.tolist()]
+    top = float(scores.abs().max() if top is None else top) or 1.0
+    return [
+        tuple(
+            round(255 + (e - 255) * min(1, abs(s / top)) * STRENGTH)
+            for e in (UP if s > 0 else DOWN)
+        )
+        for s in scores.tolist()
+    ]
+
 
 def drawn_apart(
-    a:Attribution, # what to show
-)->torch.Tensor:   # (n_tokens,) bool: the special tokens; none where nothing else is there
+    a: Attribution,  # what to show
+) -> (
+    torch.Tensor
+):  # (n_tokens,) bool: the special tokens; none where nothing else is there
     "Tokens that stand outside the colour scale."
     only_special = bool(a.is_special.all())
     return torch.zeros_like(a.is_special) if only_special else a.is_special
 
+
 def scale_top(
-    a:Attribution, # what to show
-)->float:          # the |score| with the strongest colour
+    a: Attribution,  # what to show
+) -> float:  # the |score| with the strongest colour
     "The largest |score| of a content token."
     return float(a.scores[~drawn_apart(a)].abs().max())
 
 # %% ../nbs/11_view.ipynb #85c49c26
 def shown_tokens(
-    tokens:list, # of an `Attribution`
-)->list:         # (is there a gap before it?, what to show) per token
+    tokens: list,  # of an `Attribution`
+) -> list:  # (is there a gap before it?, what to show) per token
     "Tokens as they stand in the sentence."
-    marks = any(t[:1] in 'Ġ▁' and t for t in tokens); out = []
+    marks = any(t[:1] in 'Ġ▁' and t for t in tokens)
+    out = []
     for t in tokens:
-        gap, text = (t[:1] in 'Ġ▁', t.lstrip('Ġ▁')) if marks else (not t.startswith('##') or len(t) < 3, t[2:] if t.startswith('##') and len(t) > 2 else t)
+        gap, text = (
+            (t[:1] in 'Ġ▁', t.lstrip('Ġ▁'))
+            if marks
+            else (
+                not t.startswith('##') or len(t) < 3,
+                t[2:] if t.startswith('##') and len(t) > 2 else t,
+            )
+        )
         text = text.replace('Ċ', '↵').replace('\n', '↵') or '␣'
-        out.append((bool(out) and (gap or text.startswith('<') or tokens[len(out) - 1].startswith('<')), text))
+        out.append(
+            (
+                bool(out)
+                and (
+                    gap
+                    or text.startswith('<')
+                    or tokens[len(out) - 1].startswith('<')
+                ),
+                text,
+            )
+        )
     return out
 
 # %% ../nbs/11_view.ipynb #61c3a7e4
 def headline(
-    a:Attribution, # what to show
-)->str:
+    a: Attribution,  # what to show
+) -> str:
     "What is explained, and the number on the whole text."
     return f"{a.explained} · logit {a.logit:.3f}"
+
 
 PATCH = 'display:inline-block;width:1.3em;height:1.3em;margin:1px'
 WORD = 'padding:1px 2px'
 APART = 'background:#fff;color:#595959;font-style:italic;font-size:.85em;border:1px solid #767676;'
 APART_NOTE = 'special tokens are left out of the scale'
 
-def _sign_line(score): # the line under a token: its sign without its size
-    if score == 0: return 'none'
+
+def _sign_line(score):  # the line under a token: its sign without its size
+    if score == 0:
+        return 'none'
     return f"2px {'solid' if score > 0 else 'dashed'} rgb{UP if score > 0 else DOWN}"
 
-def _token_html(token, text, score, apart, rgb, gap, patch): # one token, or one patch of an image
-    said = f'{html.escape(token)} {score:+.4f}' + (' (special token, outside the scale)' if apart else '')
+
+def _token_html(
+    token, text, score, apart, rgb, gap, patch
+):  # one token, or one patch of an image
+    said = f'{html.escape(token)} {score:+.4f}' + (
+        ' (special token, outside the scale)' if apart else ''
+    )
     look = APART if apart else f'background:rgb{rgb};color:#111;'
     line = '' if apart and score == 0 else f'border-bottom:{_sign_line(score)};'
     style = look + line + 'border-radius:3px;' + (PATCH if patch else WORD)
-    return ' '*gap + f'<span title="{said}" style="{style}">{"" if patch else html.escape(text)}</span>'
+    return (
+        ' ' * gap
+        + f'<span title="{said}" style="{style}">{"" if patch else html.escape(text)}</span>'
+    )
+
 
 def tokens_html(
-    a:Attribution,   # what to show
-    top:float=None,  # the |score| with the strongest colour; the largest of a content token by default
-)->str:              # spans with inline styles
+    a: Attribution,  # what to show
+    # the |score| with the strongest colour; the largest of a content token by
+    # default
+    top: float = None,
+) -> str:  # spans with inline styles
     "The sentence (or the image's patches) with its tokens coloured by score, special tokens apart."
     grid = a.info.get('grid')
     colours = score_colours(a.scores, scale_top(a) if top is None else top)
-    columns = zip(a.tokens, shown_tokens(a.tokens), a.scores.tolist(), drawn_apart(a).tolist(), colours)
-    spans = [_token_html(t, text, s, apart, rgb, gap, bool(grid)) for t, (gap, text), s, apart, rgb in columns]
-    if not grid: return ''.join(spans)
+    columns = zip(
+        a.tokens,
+        shown_tokens(a.tokens),
+        a.scores.tolist(),
+        drawn_apart(a).tolist(),
+        colours,
+    )
+    spans = [
+        _token_html(t, text, s, apart, rgb, gap, bool(grid))
+        for t, (gap, text), s, apart, rgb in columns
+    ]
+    if not grid:
+        return ''.join(spans)
     n_rows, n_columns = grid
-    rows = [spans[r*n_columns:(r + 1)*n_columns] for r in range(n_rows)]
+    rows = [spans[r * n_columns : (r + 1) * n_columns] for r in range(n_rows)]
     return '<br>'.join(''.join(span.strip() for span in row) for row in rows)
 
+
 def legend_html(
-    top:float=None,   # the |score| at the ends; None where rows have scales of their own
-    apart:bool=False, # are there special tokens, which the scale leaves out?
-)->str:
+    # the |score| at the ends; None where rows have scales of their own
+    top: float = None,
+    # are there special tokens, which the scale leaves out?
+    apart: bool = False,
+) -> str:
     "The colour scale with its ends named."
-    ends = [score_colours(torch.tensor([float(s)]), 1.)[0] for s in (-1, 0, 1)]
+    ends = [score_colours(torch.tensor([float(s)]), 1.0)[0] for s in (-1, 0, 1)]
     gradient = ','.join(f"rgb({','.join(map(str, rgb))})" for rgb in ends)
     low, high = ('', '') if top is None else (f'−{top:.3g} ', f' +{top:.3g}')
-    bar = ('display:inline-block;width:7em;height:.8em;vertical-align:middle;border:1px solid #767676;'
-           f'background:linear-gradient(90deg,{gradient})')
+    bar = (
+        'display:inline-block;width:7em;height:.8em;vertical-align:middle;border:1px solid #767676;'
+        f'background:linear-gradient(90deg,{gradient})'
+    )
     boxed = f'<span style="{APART}{WORD}">special tokens</span>'
     note = '; ' + APART_NOTE.replace('special tokens', boxed) if apart else ''
     return f'<small>lowers it {low}<span style="{bar}"></span>{high} raises it{note}</small>'
 
+
 BOX = 'background:#fff;color:#111;padding:.5em .8em;border:1px solid #ddd;border-radius:6px;max-width:60em;line-height:2;overflow-wrap:anywhere;text-align:start'
 
+
 def attribution_html(
-    a:Attribution, # what to show
-)->str:            # one self-contained HTML block without scripts
+    a: Attribution,  # what to show
+) -> str:  # one self-contained HTML block without scripts
     "One explanation: method, target and its logit, the coloured sentence, the legend."
     head = f'<small><b>{html.escape(a.method)}</b> · {html.escape(headline(a))}</small>'
     legend = legend_html(scale_top(a), bool(drawn_apart(a).any()))
     return f'<div style="{BOX}">{head}<br><span dir="auto">{tokens_html(a)}</span><br>{legend}</div>'
 
+
 @patch
-def _repr_html_(self:Attribution): return attribution_html(self)
+def _repr_html_(self: Attribution):
+    return attribution_html(self)
 
 # %% ../nbs/11_view.ipynb #ef1461b9
-def _r_with_loo(a, loo): # what is said of a map's agreement over content tokens
+def _r_with_loo(
+    a, loo
+):  # what is said of a map's agreement over content tokens
     content = ~a.is_special
     n = int(content.sum())
-    if n < FEWEST_TOKENS: return f"r with loo undefined ({n} content token{'s' if n != 1 else ''})"
+    if n < FEWEST_TOKENS:
+        return (
+            f"r with loo undefined ({n} content token{'s' if n != 1 else ''})"
+        )
     r = float(pearson(a.scores[content], loo.scores[content]))
-    return f"r with loo {r:+.2f}" if r == r else "r with loo undefined (all scores are the same)"
+    return (
+        f"r with loo {r:+.2f}"
+        if r == r
+        else "r with loo undefined (all scores are the same)"
+    )
 
-def _with_loo(maps): # the same for each; nothing where there is no LOO
+
+def _with_loo(maps):  # the same for each; nothing where there is no LOO
     loo = next((a for a in maps if a.method == 'loo'), None)
-    return ['' if loo is None or a is loo else ' · ' + _r_with_loo(a, loo) for a in maps]
+    return [
+        '' if loo is None or a is loo else ' · ' + _r_with_loo(a, loo)
+        for a in maps
+    ]
+
 
 @dataclass(eq=False)
 class Comparison:
     "Explanations of one text by several methods (or of several targets)."
-    maps:list # of Attribution, with the same tokens
+
+    maps: list  # of Attribution, with the same tokens
 
     def __post_init__(self):
         self.maps = list(self.maps)
-        if not self.maps: raise ValueError("nothing to compare; give at least one Attribution")
+        if not self.maps:
+            raise ValueError(
+                "nothing to compare; give at least one Attribution"
+            )
         for a in self.maps:
-            if not isinstance(a, Attribution): raise TypeError(f"an Attribution is compared, got {type(a).__name__}")
-            if list(a.tokens) != list(self.maps[0].tokens): raise ValueError(f"explanations of one text are compared, got {len(self.maps[0])} tokens ({self.maps[0].method}) and {len(a)} tokens ({a.method}), not the same ones")
+            if not isinstance(a, Attribution):
+                raise TypeError(
+                    f"an Attribution is compared, got {type(a).__name__}"
+                )
+            if list(a.tokens) != list(self.maps[0].tokens):
+                raise ValueError(
+                    f"explanations of one text are compared, got {len(self.maps[0])} tokens ({self.maps[0].method}) and {len(a)} tokens ({a.method}), not the same ones"
+                )
 
-    def __len__(self): return len(self.maps)
-    def __iter__(self): return iter(self.maps)
-    def __getitem__(self, i): return self.maps[i]
-    def __repr__(self): return '\n'.join(map(repr, self.maps))
+    def __len__(self):
+        return len(self.maps)
+
+    def __iter__(self):
+        return iter(self.maps)
+
+    def __getitem__(self, i):
+        return self.maps[i]
+
+    def __repr__(self):
+        return '\n'.join(map(repr, self.maps))
 
     def _repr_html_(self):
-        rows = ''.join(_row_html(a, r) for a, r in zip(self.maps, _with_loo(self.maps)))
+        rows = ''.join(
+            _row_html(a, r) for a, r in zip(self.maps, _with_loo(self.maps))
+        )
         legend = legend_html(apart=bool(drawn_apart(self.maps[0]).any()))
         return f'<div style="{BOX}">{rows}{legend}<small>; each row by its own largest score</small></div>'
 
-def _row_html(a, agreement): # one map of several
+
+def _row_html(a, agreement):  # one map of several
     head = f'<b>{html.escape(a.method)}</b> · {html.escape(headline(a))} · largest {scale_top(a):.3g}{agreement}'
     return f'<div style="margin:.3em 0"><small>{head}</small><br><span dir="auto">{tokens_html(a)}</span></div>'
 
+
 def compare(
-    *maps,        # Attributions of one text, or one list of them
-)->Comparison:    # shows itself in a notebook; `plot`, `save`
+    *maps,  # Attributions of one text, or one list of them
+) -> Comparison:  # shows itself in a notebook; `plot`, `save`
     "Explanations of one text under one another."
-    return Comparison(maps[0] if len(maps) == 1 and not isinstance(maps[0], Attribution) else maps)
+    return Comparison(
+        maps[0]
+        if len(maps) == 1 and not isinstance(maps[0], Attribution)
+        else maps
+    )
 
 # %% ../nbs/11_view.ipynb #c68f600a
 def _image_figure(maps):
     import matplotlib.pyplot as plt
     from matplotlib.colors import LinearSegmentedColormap
-    scale = LinearSegmentedColormap.from_list('scores', [[c/255 for c in DOWN], 'w', [c/255 for c in UP]])
-    fig, axes = plt.subplots(1, len(maps), figsize=(2.8*len(maps), 2.6), layout='constrained', squeeze=False)
+
+    scale = LinearSegmentedColormap.from_list(
+        'scores', [[c / 255 for c in DOWN], 'w', [c / 255 for c in UP]]
+    )
+    fig, axes = plt.subplots(
+        1,
+        len(maps),
+        figsize=(2.8 * len(maps), 2.6),
+        layout='constrained',
+        squeeze=False,
+    )
     for ax, a in zip(axes[0], maps):
-        top = float(a.scores.abs().max()) or 1.
-        im = ax.imshow(a.scores.reshape(a.info['grid']).float(), cmap=scale, vmin=-top, vmax=top); ax.set(xticks=[], yticks=[]); ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8); fig.colorbar(im, ax=ax, shrink=.8)
+        top = float(a.scores.abs().max()) or 1.0
+        im = ax.imshow(
+            a.scores.reshape(a.info['grid']).float(),
+            cmap=scale,
+            vmin=-top,
+            vmax=top,
+        )
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8)
+        fig.colorbar(im, ax=ax, shrink=0.8)
     return fig
 
-def _limits(a): # of the axis: content alone sets them, so that special tokens stretch nothing
+
+def _limits(
+    a,
+    # of the axis: content alone sets them, so that special tokens stretch
+    # nothing
+):
     content = a.scores[~drawn_apart(a)].float()
-    low, high = min(0., float(content.min())), max(0., float(content.max()))
-    margin = .08*((high - low) or 1)
+    low, high = min(0.0, float(content.min())), max(0.0, float(content.max()))
+    margin = 0.08 * ((high - low) or 1)
     return low - margin, high + margin
 
-def _special_bar(ax, x, score, limits): # hatched; one that leaves the axis has its number at the edge
-    ax.bar(x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=.6)
-    low, high = limits
-    if low <= score <= high: return
-    edge, arrow, side = (high, '▲', 'top') if score > 0 else (low, '▼', 'bottom')
-    said = f'{arrow}\n{score:+.2g}' if score > 0 else f'{score:+.2g}\n{arrow}'
-    box = dict(facecolor='w', edgecolor='none', pad=.6)
-    ax.text(x, edge, said, ha='center', va=side, fontsize=6, color='.2', linespacing=1., bbox=box)
 
-def _bars(ax, a, part): # one row of bars: the tokens `part` of a map
+def _special_bar(
+    ax, x, score, limits
+):  # hatched; one that leaves the axis has its number at the edge
+    ax.bar(
+        x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=0.6
+    )
+    low, high = limits
+    if low <= score <= high:
+        return
+    edge, arrow, side = (
+        (high, '▲', 'top') if score > 0 else (low, '▼', 'bottom')
+    )
+    said = f'{arrow}\n{score:+.2g}' if score > 0 else f'{score:+.2g}\n{arrow}'
+    box = dict(facecolor='w', edgecolor='none', pad=0.6)
+    ax.text(
+        x,
+        edge,
+        said,
+        ha='center',
+        va=side,
+        fontsize=6,
+        color='.2',
+        linespacing=1.0,
+        bbox=box,
+    )
+
+
+def _bars(ax, a, part):  # one row of bars: the tokens `part` of a map
     limits, apart = _limits(a), drawn_apart(a)
     ax.set(ylim=limits)
     for x, t in enumerate(part):
         score = float(a.scores[t])
-        if apart[t]: _special_bar(ax, x, score, limits)
-        else: ax.bar(x, score, color=[c/255 for c in (UP if score > 0 else DOWN)])
-    ax.axhline(0, color='.4', lw=.7)
+        if apart[t]:
+            _special_bar(ax, x, score, limits)
+        else:
+            ax.bar(
+                x, score, color=[c / 255 for c in (UP if score > 0 else DOWN)]
+            )
+    ax.axhline(0, color='.4', lw=0.7)
     ax.set_ylabel(a.method, fontsize=8)
     ax.tick_params(axis='y', labelsize=7)
     ax.spines[['top', 'right']].set_visible(False)
 
+
 def attributions_figure(
-    maps:list,       # Attributions of one text
-    per_row:int=24,  # tokens in one row of bars
-):                   # a matplotlib figure
+    maps: list,  # Attributions of one text
+    per_row: int = 24,  # tokens in one row of bars
+):  # a matplotlib figure
     "Scores as bars, method under method; an image's as a picture."
     import matplotlib.pyplot as plt
+
     whole_number('per_row', per_row)
-    if 'grid' in maps[0].info: return _image_figure(maps)
-    words, n, m = [text for _, text in shown_tokens(maps[0].tokens)], len(maps[0]), len(maps)
+    if 'grid' in maps[0].info:
+        return _image_figure(maps)
+    words, n, m = (
+        [text for _, text in shown_tokens(maps[0].tokens)],
+        len(maps[0]),
+        len(maps),
+    )
     parts = [range(s, min(s + per_row, n)) for s in range(0, n, per_row)]
-    size = max(3., .42*min(n, per_row) + 1), (1.1*m + .7)*len(parts)
-    fig, axes = plt.subplots(m*len(parts), 1, figsize=size, layout='constrained', squeeze=False)
+    size = max(3.0, 0.42 * min(n, per_row) + 1), (1.1 * m + 0.7) * len(parts)
+    fig, axes = plt.subplots(
+        m * len(parts), 1, figsize=size, layout='constrained', squeeze=False
+    )
     for i, (part, a) in enumerate((p, a) for p in parts for a in maps):
         ax, is_last = axes[i, 0], i % m == m - 1
         _bars(ax, a, part)
-        ax.set(xlim=(-.6, min(n, per_row) - .4))
-        labels = [words[t] for t in part] if is_last else ['']*len(part)
-        ax.set_xticks(range(len(part)), labels, rotation=60, ha='right', rotation_mode='anchor', fontsize=8, parse_math=False)
-    axes[0, 0].set_title(headline(maps[0]), fontsize=9, loc='left', parse_math=False)
-    if drawn_apart(maps[0]).any(): fig.supxlabel(f'{APART_NOTE} (hatched)', fontsize=7, color='.3', x=.99, ha='right')
+        ax.set(xlim=(-0.6, min(n, per_row) - 0.4))
+        labels = [words[t] for t in part] if is_last else [''] * len(part)
+        ax.set_xticks(
+            range(len(part)),
+            labels,
+            rotation=60,
+            ha='right',
+            rotation_mode='anchor',
+            fontsize=8,
+            parse_math=False,
+        )
+    axes[0, 0].set_title(
+        headline(maps[0]), fontsize=9, loc='left', parse_math=False
+    )
+    if drawn_apart(maps[0]).any():
+        fig.supxlabel(
+            f'{APART_NOTE} (hatched)',
+            fontsize=7,
+            color='.3',
+            x=0.99,
+            ha='right',
+        )
     return fig
 
+
 @patch
-def plot(self:Attribution,
-    per_row:int=24, # tokens in one row of bars
-):                  # a matplotlib figure
+def plot(
+    self: Attribution,
+    per_row: int = 24,  # tokens in one row of bars
+):  # a matplotlib figure
     "The scores as bars (an image's as a picture)."
     return attributions_figure([self], per_row)
 
+
 @patch
-def plot(self:Comparison,
-    per_row:int=24, # tokens in one row of bars
-):                  # a matplotlib figure
+def plot(
+    self: Comparison,
+    per_row: int = 24,  # tokens in one row of bars
+):  # a matplotlib figure
     "The scores of each method, method under method."
     return attributions_figure(self.maps, per_row)
 
 # %% ../nbs/11_view.ipynb #5a2e5486
-OUTSIDE = '\x1b[3;4m' # italic and underlined in the terminal's own colours
+OUTSIDE = '\x1b[3;4m'  # italic and underlined in the terminal's own colours
 RESET = '\x1b[0m'
 
-def _printable(text): return ''.join(c if c.isprintable() else '·' for c in text) # a text must not steer the terminal
+
+def _printable(text):
+    return ''.join(
+        c if c.isprintable() else '·' for c in text
+    )  # a text must not steer the terminal
+
 
 def terminal_text(
-    a:Attribution,  # what to show
-    width:int=80,   # columns
-)->str:             # lines with ANSI colours
+    a: Attribution,  # what to show
+    width: int = 80,  # columns
+) -> str:  # lines with ANSI colours
     "The coloured sentence for a terminal, special tokens apart."
     lines, used = [''], 0
     colours = score_colours(a.scores, scale_top(a))
-    for (gap, text), rgb, apart in zip(shown_tokens(a.tokens), colours, drawn_apart(a).tolist()):
+    for (gap, text), rgb, apart in zip(
+        shown_tokens(a.tokens), colours, drawn_apart(a).tolist()
+    ):
         text = _printable(text)
         if used + gap + len(text) > width and used:
             lines.append('')
             used = 0
         gap = gap and used > 0
-        look = OUTSIDE if apart else f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m"
-        lines[-1] += ' '*gap + look + text + RESET
+        look = (
+            OUTSIDE
+            if apart
+            else f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m"
+        )
+        lines[-1] += ' ' * gap + look + text + RESET
         used += gap + len(text)
     return '\n'.join(lines)
 
+
 def terminal_legend(
-    a:Attribution,  # what to show
-)->str:             # one line with ANSI colours
+    a: Attribution,  # what to show
+) -> str:  # one line with ANSI colours
     "What the colours of `terminal_text` stand for, and the scores that they leave out."
-    ends = score_colours(torch.tensor([-1., 1.]), 1.)
-    low, high = (f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m{sign}{scale_top(a):.3g}{RESET}" for sign, rgb in zip('−+', ends))
+    ends = score_colours(torch.tensor([-1.0, 1.0]), 1.0)
+    low, high = (
+        f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m{sign}{scale_top(a):.3g}{RESET}"
+        for sign, rgb in zip('−+', ends)
+    )
     line = f'lowers it {low} … {high} raises it'
     apart = drawn_apart(a)
-    if not apart.any(): return line
-    outside = [f'{_printable(t)} {s:+.3g}' for t, s, out in zip(a.tokens, a.scores.tolist(), apart) if out]
+    if not apart.any():
+        return line
+    outside = [
+        f'{_printable(t)} {s:+.3g}'
+        for t, s, out in zip(a.tokens, a.scores.tolist(), apart)
+        if out
+    ]
     shown = ', '.join(outside[:4]) + (', …' if len(outside) > 4 else '')
     return f'{line}; {OUTSIDE}{APART_NOTE}{RESET}: {shown}'
 
 # %% ../nbs/11_view.ipynb #27947663
 FORMAT = 'lrp_loo attributions 1'
 
-def _pack(o): # a value as JSON takes it, so that `_unpack` gives it back
-    if isinstance(o, torch.Tensor): return {'__tensor__': o.tolist(), 'dtype': str(o.dtype).removeprefix('torch.')}
-    if isinstance(o, tuple): return {'__tuple__': [_pack(v) for v in o]}
-    if isinstance(o, list): return [_pack(v) for v in o]
-    if isinstance(o, dict): return {str(k): _pack(v) for k, v in o.items()}
-    if isinstance(o, float) and not -float('inf') < o < float('inf'): return {'__float__': str(o)}
-    if o is None or isinstance(o, (bool, int, float, str)): return o
-    if hasattr(o, 'item'): return _pack(o.item())
-    raise TypeError(f"an explanation's {type(o).__name__} cannot be written to a file")
+
+def _pack(o):  # a value as JSON takes it, so that `_unpack` gives it back
+    if isinstance(o, torch.Tensor):
+        return {
+            '__tensor__': o.tolist(),
+            'dtype': str(o.dtype).removeprefix('torch.'),
+        }
+    if isinstance(o, tuple):
+        return {'__tuple__': [_pack(v) for v in o]}
+    if isinstance(o, list):
+        return [_pack(v) for v in o]
+    if isinstance(o, dict):
+        return {str(k): _pack(v) for k, v in o.items()}
+    if isinstance(o, float) and not -float('inf') < o < float('inf'):
+        return {'__float__': str(o)}
+    if o is None or isinstance(o, (bool, int, float, str)):
+        return o
+    if hasattr(o, 'item'):
+        return _pack(o.item())
+    raise TypeError(
+        f"an explanation's {type(o).__name__} cannot be written to a file"
+    )
+
 
 def _unpack(o):
-    if isinstance(o, list): return [_unpack(v) for v in o]
-    if not isinstance(o, dict): return o
-    if '__tensor__' in o: return torch.tensor(o['__tensor__'], dtype=getattr(torch, o['dtype']))
-    if '__tuple__' in o: return tuple(_unpack(v) for v in o['__tuple__'])
-    return float(o['__float__']) if '__float__' in o else {k: _unpack(v) for k, v in o.items()}
+    if isinstance(o, list):
+        return [_unpack(v) for v in o]
+    if not isinstance(o, dict):
+        return o
+    if '__tensor__' in o:
+        return torch.tensor(o['__tensor__'], dtype=getattr(torch, o['dtype']))
+    if '__tuple__' in o:
+        return tuple(_unpack(v) for v in o['__tuple__'])
+    return (
+        float(o['__float__'])
+        if '__float__' in o
+        else {k: _unpack(v) for k, v in o.items()}
+    )
 
-FIELDS = ('tokens', 'scores', 'is_special', 'target', 'logit', 'method', 'label', 'input_ids', 'info')
 
-def _record(maps): return json.dumps(dict(format=FORMAT, lrp_loo=__version__, maps=[{f: _pack(getattr(a, f)) for f in FIELDS} for a in maps]), ensure_ascii=False, allow_nan=False)
+FIELDS = (
+    'tokens',
+    'scores',
+    'is_special',
+    'target',
+    'logit',
+    'method',
+    'label',
+    'input_ids',
+    'info',
+)
 
-def _page(maps): # a page that holds its record; a text cannot end the script
-    body, record = (maps[0] if len(maps) == 1 else Comparison(maps))._repr_html_(), _record(maps).replace('<', '\\u003c')
+
+def _record(maps):
+    return json.dumps(
+        dict(
+            format=FORMAT,
+            lrp_loo=__version__,
+            maps=[{f: _pack(getattr(a, f)) for f in FIELDS} for a in maps],
+        ),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
+
+def _page(maps):  # a page that holds its record; a text cannot end the script
+    body, record = (
+        (maps[0] if len(maps) == 1 else Comparison(maps))._repr_html_(),
+        _record(maps).replace('<', '\\u003c'),
+    )
     return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(" · ".join(a.method for a in maps))}</title></head>\n<body style="font-family:system-ui,sans-serif">{body}\n<script type="application/json" id="lrp_loo">{record}</script></body></html>\n'
 
-def _parquet(maps): # a table with a row per method and token; what is said once stands in the file's metadata
+
+def _parquet(
+    maps,
+    # a table with a row per method and token; what is said once stands in the
+    # file's metadata
+):
     import pyarrow as pa
+
     column = lambda f: [v for a in maps for v in f(a)]
-    t = pa.table(dict(map=pa.array(column(lambda a: [maps.index(a)]*len(a)), pa.int32()), method=column(lambda a: [a.method]*len(a)), token=pa.array(column(lambda a: a.tokens), pa.string()),
-                      score=pa.array(column(lambda a: a.scores.tolist()), pa.float64()), is_special=column(lambda a: a.is_special.tolist())))
+    t = pa.table(
+        dict(
+            map=pa.array(
+                column(lambda a: [maps.index(a)] * len(a)), pa.int32()
+            ),
+            method=column(lambda a: [a.method] * len(a)),
+            token=pa.array(column(lambda a: a.tokens), pa.string()),
+            score=pa.array(column(lambda a: a.scores.tolist()), pa.float64()),
+            is_special=column(lambda a: a.is_special.tolist()),
+        )
+    )
     return t.replace_schema_metadata({'lrp_loo': _record(maps)})
 
+
 def save_maps(
-    maps:list, # of Attribution
-    path,      # .html, .json or .parquet; written whole or not at all
+    maps: list,  # of Attribution
+    path,  # .html, .json or .parquet; written whole or not at all
 ):
     "Write explanations to a file."
     path = Path(path)
     if path.suffix == '.parquet':
         import pyarrow.parquet as pq
-        with whole_file(path) as tmp: return pq.write_table(_parquet(maps), tmp)
-    if path.suffix not in ('.html', '.json'): raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
-    write_text_atomic(path, _page(maps) if path.suffix == '.html' else _record(maps) + '\n')
+
+        with whole_file(path) as tmp:
+            return pq.write_table(_parquet(maps), tmp)
+    if path.suffix not in ('.html', '.json'):
+        raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
+    write_text_atomic(
+        path, _page(maps) if path.suffix == '.html' else _record(maps) + '\n'
+    )
 
 # %% ../nbs/11_view.ipynb #74d3c71e
-def _read_record(path): # the JSON inside a file
+def _read_record(path):  # the JSON inside a file
     if path.suffix == '.parquet':
         import pyarrow.parquet as pq
-        return (pq.read_schema(path).metadata or {}).get(b'lrp_loo', b'').decode()
+
+        return (
+            (pq.read_schema(path).metadata or {}).get(b'lrp_loo', b'').decode()
+        )
     text = path.read_text(encoding='utf-8')
-    if path.suffix == '.json': return text
-    if path.suffix != '.html': raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
-    return (re.search(r'<script type="application/json" id="lrp_loo">(.*?)</script>', text, re.S) or [None, ''])[1]
+    if path.suffix == '.json':
+        return text
+    if path.suffix != '.html':
+        raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
+    return (
+        re.search(
+            r'<script type="application/json" id="lrp_loo">(.*?)</script>',
+            text,
+            re.S,
+        )
+        or [None, '']
+    )[1]
+
 
 def load(
-    path, # a file that `save` wrote
-):        # the Attribution, or the Comparison where several were saved
+    path,  # a file that `save` wrote
+):  # the Attribution, or the Comparison where several were saved
     "Read an explanation back, bit for bit."
     path = Path(path)
-    if not path.is_file(): raise FileNotFoundError(f"no file {path.name!r} to load")
-    try: d = json.loads(_read_record(path))
-    except (ValueError, OSError) as e: raise ValueError(f"{path.name} holds no explanation that can be read: {e}") from None
-    if not isinstance(d, dict) or d.get('format') != FORMAT: raise ValueError(f"{path.name} holds no {FORMAT!r}, but {d.get('format') if isinstance(d, dict) else type(d).__name__!r}")
-    maps = [Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in d['maps']]
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.name!r} to load")
+    try:
+        d = json.loads(_read_record(path))
+    except (ValueError, OSError) as e:
+        raise ValueError(
+            f"{path.name} holds no explanation that can be read: {e}"
+        ) from None
+    if not isinstance(d, dict) or d.get('format') != FORMAT:
+        raise ValueError(
+            f"{path.name} holds no {FORMAT!r}, but {d.get('format') if isinstance(d, dict) else type(d).__name__!r}"
+        )
+    maps = [
+        Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in d['maps']
+    ]
     return maps[0] if len(maps) == 1 else Comparison(maps)
 
+
 @patch
-def save(self:Attribution,
-    path, # .html, .json or .parquet
+def save(
+    self: Attribution,
+    path,  # .html, .json or .parquet
 ):
     "Write the explanation to a file; `load` gives it back bit for bit."
     save_maps([self], path)
 
+
 @patch
-def save(self:Comparison,
-    path, # .html, .json or .parquet
+def save(
+    self: Comparison,
+    path,  # .html, .json or .parquet
 ):
     "Write the explanations to one file; `load` gives them back bit for bit."
     save_maps(self.maps, path)
+
 
 Attribution.load = Comparison.load = staticmethod(load)

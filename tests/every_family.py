@@ -12,6 +12,7 @@ results/every-family.json (a row per family, task and setting of the weights, re
 
 Names choose families: `python tests/every_family.py bert xlm` prints what is wrong with them.
 """
+
 import argparse
 import collections
 import contextlib
@@ -47,14 +48,17 @@ from lrp_loo.models import check_model, input_embeddings, watch_embeddings
 from lrp_loo.loo import leave_one_out
 from lrp_loo.targets import Target
 
-RESULTS = Path(__file__).parents[1]/'results'
+RESULTS = Path(__file__).parents[1] / 'results'
 LIBRARY = str(Path(lrp_loo.__file__).parent)
 
-# ------------------------------------------------------------------ what is built
+# ------------------------------------------------------------------ what is
+# built
 
-# Standard deviation of every matrix and bias; None: as transformers makes the model.
+# Standard deviation of every matrix and bias; None: as transformers makes the
+# model.
 SETTINGS = {'default': None, '0.05': 0.05, '0.1': 0.1}
-WIDEST = '0.1'  # the setting that every family is checked at first, and its second task alone
+# the setting that every family is checked at first, and its second task alone
+WIDEST = '0.1'
 
 TASKS = {  # task → the mapping of transformers that names each family's class
     'class': 'SEQUENCE_CLASSIFICATION',
@@ -65,74 +69,196 @@ TASKS = {  # task → the mapping of transformers that names each family's class
     'image': 'IMAGE_CLASSIFICATION',
 }
 
-# Chosen before anybody had tried them, and run for the first time when the rest held no *wrong*:
-# a check that the rest was not only mended where it was looked at. They are the table's last rows.
+# Chosen before anybody had tried them, and run for the first time when the rest
+# held no *wrong*:
+# a check that the rest was not only mended where it was looked at. They are the
+# table's last rows.
 HELD_BACK = ('yoso', 'jetmoe')
 
 VISION = (
-    'vit', 'deit', 'beit', 'dinov2', 'dinov2_with_registers', 'ijepa', 'vit_msn',
-    'data2vec-vision', 'swin', 'swinv2', 'convnext', 'poolformer', 'resnet', 'siglip', 'clip',
-    'levit', 'hiera',
+    'vit',
+    'deit',
+    'beit',
+    'dinov2',
+    'dinov2_with_registers',
+    'ijepa',
+    'vit_msn',
+    'data2vec-vision',
+    'swin',
+    'swinv2',
+    'convnext',
+    'poolformer',
+    'resnet',
+    'siglip',
+    'clip',
+    'levit',
+    'hiera',
 )
 
 NOT_TEXT_ALONE = 'made of several models; where one of them reads text, it is a family of its own'
 
-# Sizes by the name that configurations give them; a name that one does not have is left out.
+# Sizes by the name that configurations give them; a name that one does not have
+# is left out.
 WINDOW = 4
 EXPERTS = 4
 SMALL = dict(
     # vocabulary
-    vocab_size=200, vocab_size_per_layer_input=200, type_vocab_size=2, num_labels=2,
-    pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    vocab_size=200,
+    vocab_size_per_layer_input=200,
+    type_vocab_size=2,
+    num_labels=2,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    cls_token_id=1,
+    sep_token_id=2,
     mask_token_id=3,
     # width
-    hidden_size=32, d_model=32, n_embd=32, dim=32, emb_dim=32, embedding_size=32,
-    embedding_dim=32, word_embed_proj_dim=32, backbone_hidden_size=32, lru_width=32,
+    hidden_size=32,
+    d_model=32,
+    n_embd=32,
+    dim=32,
+    emb_dim=32,
+    embedding_size=32,
+    embedding_dim=32,
+    word_embed_proj_dim=32,
+    backbone_hidden_size=32,
+    lru_width=32,
     hidden_size_per_layer_input=8,
     # depth
-    num_hidden_layers=2, n_layer=2, n_layers=2, num_layers=2, num_blocks=2, decoder_layers=2,
-    encoder_layers=2, num_decoder_layers=2, num_encoder_layers=2, num_nextn_predict_layers=0,
+    num_hidden_layers=2,
+    n_layer=2,
+    n_layers=2,
+    num_layers=2,
+    num_blocks=2,
+    decoder_layers=2,
+    encoder_layers=2,
+    num_decoder_layers=2,
+    num_encoder_layers=2,
+    num_nextn_predict_layers=0,
     # heads
-    num_attention_heads=4, n_head=4, n_heads=4, num_heads=4, decoder_attention_heads=4,
-    encoder_attention_heads=4, num_decoder_attention_heads=4, num_encoder_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, d_kv=8, d_head=8, attention_head_dim=8, kv_channels=8,
-    swa_num_attention_heads=4, swa_num_key_value_heads=2, swa_head_dim=8, rotary_dim=4,
-    query_pre_attn_scalar=8, qk_rope_head_dim=4, qk_nope_head_dim=4, qk_head_dim=8,
-    v_head_dim=8, kv_lora_rank=16, q_lora_rank=16, index_head_dim=8, index_n_heads=2,
-    index_topk=64,  # all keys: with fewer, transformers' own choice among equals feels padding
+    num_attention_heads=4,
+    n_head=4,
+    n_heads=4,
+    num_heads=4,
+    decoder_attention_heads=4,
+    encoder_attention_heads=4,
+    num_decoder_attention_heads=4,
+    num_encoder_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    d_kv=8,
+    d_head=8,
+    attention_head_dim=8,
+    kv_channels=8,
+    swa_num_attention_heads=4,
+    swa_num_key_value_heads=2,
+    swa_head_dim=8,
+    rotary_dim=4,
+    query_pre_attn_scalar=8,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=4,
+    qk_head_dim=8,
+    v_head_dim=8,
+    kv_lora_rank=16,
+    q_lora_rank=16,
+    index_head_dim=8,
+    index_n_heads=2,
+    # all keys: with fewer, transformers' own choice among equals feels padding
+    index_topk=64,
     # feed-forward
-    intermediate_size=64, ffn_dim=64, d_ff=64, hidden_dim=64, ffn_hidden_size=64, d_inner=64,
-    n_inner=64, decoder_ffn_dim=64, encoder_ffn_dim=64, dff=64, intermediate_size_mlp=64,
-    mlp_hidden_size=64, dense_intermediate_size=64,
+    intermediate_size=64,
+    ffn_dim=64,
+    d_ff=64,
+    hidden_dim=64,
+    ffn_hidden_size=64,
+    d_inner=64,
+    n_inner=64,
+    decoder_ffn_dim=64,
+    encoder_ffn_dim=64,
+    dff=64,
+    intermediate_size_mlp=64,
+    mlp_hidden_size=64,
+    dense_intermediate_size=64,
     # length, and windows that are shorter than the texts
-    max_position_embeddings=64, n_positions=64, n_ctx=64, max_seq_len=64, context_length=64,
-    sliding_window=WINDOW, attention_window=WINDOW, local_attention=2*WINDOW,
-    window_size=WINDOW, sliding_window_size=WINDOW, attention_window_size=WINDOW,
+    max_position_embeddings=64,
+    n_positions=64,
+    n_ctx=64,
+    max_seq_len=64,
+    context_length=64,
+    sliding_window=WINDOW,
+    attention_window=WINDOW,
+    local_attention=2 * WINDOW,
+    window_size=WINDOW,
+    sliding_window_size=WINDOW,
+    attention_window_size=WINDOW,
     attention_chunk_size=WINDOW,
     # experts
-    num_experts=EXPERTS, num_local_experts=EXPERTS, n_routed_experts=EXPERTS,
-    moe_num_experts=EXPERTS, num_experts_per_tok=2, num_experts_per_token=2, moe_topk=2,
-    moe_k=2, moe_intermediate_size=32, n_group=1, topk_group=1, num_expert_group=1,
-    shared_expert_intermediate_size=32, shared_intermediate_size=32, n_shared_experts=1,
-    moe_shared_expert_intermediate_size=32, expert_ffn_hidden_size=32,
-    first_k_dense_replace=1, num_dense_layers=1,
+    num_experts=EXPERTS,
+    num_local_experts=EXPERTS,
+    n_routed_experts=EXPERTS,
+    moe_num_experts=EXPERTS,
+    num_experts_per_tok=2,
+    num_experts_per_token=2,
+    moe_topk=2,
+    moe_k=2,
+    moe_intermediate_size=32,
+    n_group=1,
+    topk_group=1,
+    num_expert_group=1,
+    shared_expert_intermediate_size=32,
+    shared_intermediate_size=32,
+    n_shared_experts=1,
+    moe_shared_expert_intermediate_size=32,
+    expert_ffn_hidden_size=32,
+    first_k_dense_replace=1,
+    num_dense_layers=1,
     # linear attention and state spaces
-    linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2,
-    linear_num_value_heads=4, linear_head_dim=8, linear_num_heads=4, mamba_d_state=8,
-    mamba_d_head=16, mamba_n_heads=4, mamba_n_groups=1, mamba_dt_rank=4, mamba_chunk_size=8,
-    mamba_num_heads=4, mamba_head_dim=16, n_mamba_heads=2, state_size=8, ssm_state_size=8,
-    time_step_rank=4, chunk_size=8, n_groups=1,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_head_dim=8,
+    linear_num_heads=4,
+    mamba_d_state=8,
+    mamba_d_head=16,
+    mamba_n_heads=4,
+    mamba_n_groups=1,
+    mamba_dt_rank=4,
+    mamba_chunk_size=8,
+    mamba_num_heads=4,
+    mamba_head_dim=16,
+    n_mamba_heads=2,
+    state_size=8,
+    ssm_state_size=8,
+    time_step_rank=4,
+    chunk_size=8,
+    n_groups=1,
 )
 IMAGE = dict(
-    image_size=28, patch_size=7, num_channels=3, hidden_size=32, num_hidden_layers=2,
-    num_attention_heads=4, intermediate_size=64, num_labels=3,
+    image_size=28,
+    patch_size=7,
+    num_channels=3,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    num_labels=3,
 )
 
-LATENT = dict(num_key_value_heads=4, head_dim=4)  # latent attention: head_dim is what rotates
+LATENT = dict(
+    num_key_value_heads=4, head_dim=4
+)  # latent attention: head_dim is what rotates
 HYBRID = dict(layer_types=['linear_attention', 'full_attention'])
 STAGES = dict(
-    image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2],
-    num_attention_heads=[2, 2], num_hidden_layers=2, window_size=4,
+    image_size=32,
+    patch_size=4,
+    embed_dim=16,
+    depths=[1, 1],
+    num_heads=[2, 2],
+    num_attention_heads=[2, 2],
+    num_hidden_layers=2,
+    window_size=4,
 )
 
 # What a family's configuration needs beyond that.
@@ -143,10 +269,17 @@ OVERRIDES = {
     'bamba': dict(attn_layer_indices=[1]),
     'clip': dict(vision_config=IMAGE),
     'convnext': dict(
-        image_size=32, patch_size=4, num_stages=2, hidden_sizes=[16, 32], depths=[1, 1],
+        image_size=32,
+        patch_size=4,
+        num_stages=2,
+        hidden_sizes=[16, 32],
+        depths=[1, 1],
     ),
     'cpmant': dict(
-        dim_head=8, dim_ff=64, position_bias_num_buckets=8, position_bias_max_distance=32,
+        dim_head=8,
+        dim_ff=64,
+        position_bias_num_buckets=8,
+        position_bias_max_distance=32,
     ),
     'deepseek_v2': LATENT,
     'deepseek_v3': LATENT,
@@ -156,7 +289,8 @@ OVERRIDES = {
     'esmc': dict(num_key_value_heads=4),
     'falcon_h1': dict(mamba_d_ssm=64),
     'gemma3n_text': dict(
-        num_kv_shared_layers=0, activation_sparsity_pattern=[0., 0.],
+        num_kv_shared_layers=0,
+        activation_sparsity_pattern=[0.0, 0.0],
         layer_types=['sliding_attention', 'full_attention'],
     ),
     'glm4_moe_lite': LATENT,
@@ -164,15 +298,25 @@ OVERRIDES = {
     'gpt_neo': dict(attention_types=[[['global', 'local'], 1]]),
     'granitemoehybrid': dict(layer_types=['mamba', 'attention']),
     'hiera': dict(
-        image_size=[32, 32], patch_size=[7, 7], embed_dim=16, num_heads=[1, 2], depths=[1, 1],
-        query_stride=[2, 2], num_query_pool=1, masked_unit_size=[4, 4],
+        image_size=[32, 32],
+        patch_size=[7, 7],
+        embed_dim=16,
+        num_heads=[1, 2],
+        depths=[1, 1],
+        query_stride=[2, 2],
+        num_query_pool=1,
+        masked_unit_size=[4, 4],
     ),
     'jamba': dict(attn_layer_period=2, attn_layer_offset=1),
     'kimi_linear': dict(LATENT, **HYBRID),
     'layoutlmv3': dict(coordinate_size=6, shape_size=4, visual_embed=False),
     'levit': dict(
-        hidden_sizes=[16, 16, 16], num_attention_heads=[2, 2, 2], depths=[1, 1, 1],
-        key_dim=[8, 8, 8], image_size=64, patch_size=16,
+        hidden_sizes=[16, 16, 16],
+        num_attention_heads=[2, 2, 2],
+        depths=[1, 1, 1],
+        key_dim=[8, 8, 8],
+        image_size=64,
+        patch_size=16,
     ),
     'lfm2_moe': dict(layer_types=['conv', 'full_attention']),
     'lfm3': dict(layer_types=['conv', 'full_attention']),
@@ -181,8 +325,12 @@ OVERRIDES = {
     'luke': dict(entity_vocab_size=50, entity_emb_size=16),
     'mamba2': dict(num_heads=4, head_dim=16),
     'markuplm': dict(
-        max_xpath_tag_unit_embeddings=32, max_xpath_subs_unit_embeddings=32, tag_pad_id=31,
-        subs_pad_id=31, xpath_unit_hidden_size=8, max_depth=4,
+        max_xpath_tag_unit_embeddings=32,
+        max_xpath_subs_unit_embeddings=32,
+        tag_pad_id=31,
+        subs_pad_id=31,
+        xpath_unit_hidden_size=8,
+        max_depth=4,
     ),
     'minicpm3': LATENT,
     'mistral4': LATENT,
@@ -190,7 +338,10 @@ OVERRIDES = {
     'mt5': dict(decoder_start_token_id=0),
     'neomme': dict(head_dim=16),
     'perceiver': dict(
-        num_latents=8, d_latents=32, num_self_attends_per_block=2, num_self_attention_heads=4,
+        num_latents=8,
+        d_latents=32,
+        num_self_attends_per_block=2,
+        num_self_attention_heads=4,
         num_cross_attention_heads=4,
     ),
     'poolformer': dict(patch_size=16, image_size=32),
@@ -199,15 +350,27 @@ OVERRIDES = {
     'qwen3_next': HYBRID,
     'recurrent_gemma': dict(num_hidden_layers=3),  # the third is attention
     'reformer': dict(
-        axial_pos_embds_dim=[16, 16], axial_pos_shape=[8, 8], attention_head_size=8,
-        feed_forward_size=64, attn_layers=['local', 'lsh'], local_attn_chunk_length=4,
-        lsh_attn_chunk_length=4, num_buckets=2, num_hashes=1, hash_seed=0,
+        axial_pos_embds_dim=[16, 16],
+        axial_pos_shape=[8, 8],
+        attention_head_size=8,
+        feed_forward_size=64,
+        attn_layers=['local', 'lsh'],
+        local_attn_chunk_length=4,
+        lsh_attn_chunk_length=4,
+        num_buckets=2,
+        num_hashes=1,
+        hash_seed=0,
     ),
     'resnet': dict(
-        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type='basic',
+        embedding_size=8,
+        hidden_sizes=[16, 32],
+        depths=[1, 1],
+        layer_type='basic',
     ),
     'roc_bert': dict(
-        pronunciation_embed_dim=16, pronunciation_vocab_size=200, shape_embed_dim=16,
+        pronunciation_embed_dim=16,
+        pronunciation_vocab_size=200,
+        shape_embed_dim=16,
         shape_vocab_size=200,
     ),
     'siglip': dict(vision_config=IMAGE),
@@ -218,11 +381,13 @@ OVERRIDES = {
     'xmod': dict(default_language='en_XX', languages=['en_XX', 'de_DE']),
     'youtu': LATENT,
     'zamba': dict(
-        num_hidden_layers=3, layer_types=['mamba', 'hybrid', 'hybrid'],
+        num_hidden_layers=3,
+        layer_types=['mamba', 'hybrid', 'hybrid'],
         layers_block_type=['mamba', 'hybrid', 'hybrid'],
     ),
     'zamba2': dict(
-        layer_types=['mamba', 'hybrid'], layers_block_type=['mamba', 'hybrid'],
+        layer_types=['mamba', 'hybrid'],
+        layers_block_type=['mamba', 'hybrid'],
         num_mem_blocks=1,
     ),
     'zaya': dict(num_experts_per_tok=1),
@@ -269,7 +434,11 @@ def build(family, task, setting):
     config = small_config(family)
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(family, task, setting))
-        model = getattr(transformers, class_name(family, task))(config).eval().float()
+        model = (
+            getattr(transformers, class_name(family, task))(config)
+            .eval()
+            .float()
+        )
         randomize(model, SETTINGS[setting])
     return model
 
@@ -284,14 +453,21 @@ def randomize(model, std):
             p.normal_(0, std)
 
 
-# ------------------------------------------------------------------ what is read
+# ------------------------------------------------------------------ what is
+# read
 
-LENGTHS = (12, 8)  # tokens of the two texts; the second is the one that is padded
-INSIDE = 3         # the place that is explained where the output has a row for each token
+LENGTHS = (
+    12,
+    8,
+)  # tokens of the two texts; the second is the one that is padded
+INSIDE = (
+    3  # the place that is explained where the output has a row for each token
+)
 
 
 class Words:
     "What `explain_batch` asks of a tokenizer, without a vocabulary."
+
     all_special_ids = [0, 1, 2]
     pad_token_id = 0
     bos_token_id = cls_token_id = 1
@@ -322,7 +498,11 @@ def random_image(model, seed):
     config = getattr(model.config, 'vision_config', model.config)
     size = getattr(config, 'image_size', 32)
     side = size if isinstance(size, int) else size[0]
-    return {'pixel_values': torch.rand(1, config.num_channels, side, side, generator=g)}
+    return {
+        'pixel_values': torch.rand(
+            1, config.num_channels, side, side, generator=g
+        )
+    }
 
 
 def inputs_for(model, task):
@@ -336,7 +516,9 @@ def target_for(task):
     "What is explained: class or vocabulary entry 1, or that the answer starts at a place."
     if task == 'answer':
         return Target(INSIDE)
-    return Target(1, position=INSIDE if task in ('masked token', 'token class') else None)
+    return Target(
+        1, position=INSIDE if task in ('masked token', 'token class') else None
+    )
 
 
 def plain(model, enc):
@@ -344,7 +526,9 @@ def plain(model, enc):
     takes = inspect.signature(model.forward).parameters
     cache = {'use_cache': False} if 'use_cache' in takes else {}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return model(**{k: v for k, v in enc.items() if takes_all or k in takes}, **cache)
+    return model(
+        **{k: v for k, v in enc.items() if takes_all or k in takes}, **cache
+    )
 
 
 def logits_of(out, task):
@@ -402,15 +586,16 @@ def one_line(text, n=300):
 
 
 def held(
-    got, want,   # tensors of one shape
-    tolerance,   # in units of the largest wanted number
-    floor=0.,    # a difference that is rounding, whatever the scale
-    what='',     # goes before the message
+    got,
+    want,  # tensors of one shape
+    tolerance,  # in units of the largest wanted number
+    floor=0.0,  # a difference that is rounding, whatever the scale
+    what='',  # goes before the message
 ):
     "Right where the largest difference is within the tolerance or the floor."
     error = float((got.double() - want.double()).abs().max())
     scale = float(want.double().abs().max())
-    share = error/max(scale, floor/tolerance, sys.float_info.min)
+    share = error / max(scale, floor / tolerance, sys.float_info.min)
     if share <= tolerance:
         return right(share)
     return wrong(f'{what}off by {error:.2g}, the largest is {scale:.2g}', share)
@@ -442,17 +627,21 @@ class Answer:
 def is_ours(w):
     "Is it a warning of lrp_loo's own? It stands at the caller's line, or at the `with` that ends."
     return w.category is UserWarning and w.filename.startswith(
-        (LIBRARY, __file__, contextlib.__file__))
+        (LIBRARY, __file__, contextlib.__file__)
+    )
 
 
-# What lrp_loo says of its own result and not of the call: these models' own numbers are finite.
+# What lrp_loo says of its own result and not of the call: these models' own
+# numbers are finite.
 NO_REASON = ('not finite', 'scores must have shape')
 
 
 def judged(e):
     "An error as an outcome: a refusal where lrp_loo raised it in words of its own, else a crash."
     last = traceback.extract_tb(e.__traceback__)[-1]
-    raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (last.line or '')
+    raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (
+        last.line or ''
+    )
     kind_is_right = isinstance(e, (ValueError, TypeError, NotImplementedError))
     is_reason = str(e) and not any(words in str(e) for words in NO_REASON)
     if raised_by_us and kind_is_right and is_reason:
@@ -460,7 +649,8 @@ def judged(e):
     return wrong(f'{type(e).__name__} in {Path(last.filename).name}: {e}')
 
 
-# ------------------------------------------------------------------ rules: logits, coverage
+# ------------------------------------------------------------------ rules:
+# logits, coverage
 
 RULES = {'attn_lrp': attn_lrp, 'cp_lrp': cp_lrp}
 
@@ -468,7 +658,10 @@ RULES = {'attn_lrp': attn_lrp, 'cp_lrp': cp_lrp}
 def under_rules(model, enc, composite, mode=None):
     "One forward under the rules: the rules, the embeddings as a leaf, the output."
     with torch.enable_grad(), watch_embeddings(model) as seen:
-        with lrp_rules(model, composite) as rules, mode or contextlib.nullcontext():
+        with (
+            lrp_rules(model, composite) as rules,
+            mode or contextlib.nullcontext(),
+        ):
             out = plain(model, enc)
     return rules, seen[0], out
 
@@ -482,7 +675,9 @@ def check_logits(model, task, encs):
         if answer.bad:
             return answer.bad
         got = logits_of(answer.value[2], task).detach()
-        found = held(got, own, 1e-5, what=f'{name}: ')  # the same operations: a few roundings
+        found = held(
+            got, own, 1e-5, what=f'{name}: '
+        )  # the same operations: a few roundings
         if found['outcome'] == 'wrong':
             break
     return found
@@ -498,11 +693,17 @@ def check_coverage(model, task, encs):
         missing = answer.value[0].without_rule()
         silent = [m for m in missing if not answer.about(m)]
         if silent:
-            return wrong(f'{name}: {", ".join(silent)} without a rule, and nothing is said')
+            return wrong(
+                f'{name}: {", ".join(silent)} without a rule, and nothing is said'
+            )
         if answer.about('no operation'):
             return refused(answer.about('no operation'))
         named |= set(missing)
-    return refused(f'no rule for {", ".join(sorted(named))}') if named else right(0.)
+    return (
+        refused(f'no rule for {", ".join(sorted(named))}')
+        if named
+        else right(0.0)
+    )
 
 
 # ------------------------------------------------------------------ LOO
@@ -513,10 +714,15 @@ def by_hand(model, task, enc):
     with torch.no_grad():
         whole = number(plain(model, enc), task)
         if task == 'image':
-            variants = [zeroed(model, task, enc, i) for i in range(n_patches(model, enc))]
+            variants = [
+                zeroed(model, task, enc, i)
+                for i in range(n_patches(model, enc))
+            ]
         else:
             n = enc['input_ids'].shape[1]
-            variants = [number(plain(model, masked(enc, i)), task) for i in range(n)]
+            variants = [
+                number(plain(model, masked(enc, i)), task) for i in range(n)
+            ]
     return torch.stack([whole - v for v in variants])
 
 
@@ -529,6 +735,7 @@ def n_patches(model, enc):
 
 def zeroed(model, task, enc, i):
     "The number of an image whose patch i has a zero embedding, by a hook of our own."
+
     def zero(module, args, out):
         x = (out[0] if isinstance(out, tuple) else out).clone()
         if x.ndim == 3:
@@ -536,6 +743,7 @@ def zeroed(model, task, enc, i):
         else:
             x.flatten(2)[:, :, i] = 0
         return (x, *out[1:]) if isinstance(out, tuple) else x
+
     handle = input_embeddings(model).register_forward_hook(zero)
     try:
         return number(plain(model, enc), task)
@@ -552,18 +760,22 @@ def check_loo(model, task, encs):
     with torch.no_grad():
         logit = float(logits_of(plain(model, enc), task).abs().max())
     want = by_hand(model, task, enc)
-    floor = 32*FLOAT32*logit  # rounding of a logit over these models' few layers
+    floor = (
+        32 * FLOAT32 * logit
+    )  # rounding of a logit over these models' few layers
     found = held(answer.value, want, 1e-3, floor)
     if found['outcome'] == 'wrong':
-        floor = max(floor, 4*rounding(model, task, enc, want))
+        floor = max(floor, 4 * rounding(model, task, enc, want))
         found = held(answer.value, want, 1e-3, floor)
     largest = float(want.abs().max())
-    if found['outcome'] == 'right' and 1e-3*largest < floor:
+    if found['outcome'] == 'right' and 1e-3 * largest < floor:
         found = loo_in_float64(model, task, enc, logit) or found
     if found['outcome'] == 'right' and largest <= floor and task != 'image':
         moved = exchanged(model, task, enc)
-        if moved > 100*floor:
-            found = wrong(f'zero everywhere, and exchanging a token moves the logit by {moved:.2g}')
+        if moved > 100 * floor:
+            found = wrong(
+                f'zero everywhere, and exchanging a token moves the logit by {moved:.2g}'
+            )
     if found['outcome'] == 'wrong' and answer.reason():
         return refused(answer.reason())
     return found
@@ -573,9 +785,9 @@ def rounding(model, task, enc, loo):
     "The largest rounding of LOO by hand, where float64 can tell; else 0."
     wide = in_float64(model, enc)
     if wide is None:
-        return 0.
+        return 0.0
     off = (by_hand(wide, task, floats(enc, torch.float64)) - loo).abs().max()
-    return float(off.nan_to_num(nan=0.))
+    return float(off.nan_to_num(nan=0.0))
 
 
 def loo_in_float64(model, task, enc, logit):
@@ -589,7 +801,9 @@ def loo_in_float64(model, task, enc, logit):
     want = by_hand(wide, task, enc)
     if not want.isfinite().all():  # some models' masks do not fit float64
         return None
-    floor = FLOAT32*logit  # scores come back in float32, and some models compute norms in it
+    floor = (
+        FLOAT32 * logit
+    )  # scores come back in float32, and some models compute norms in it
     return held(answer.value, want, 1e-3, floor, 'in float64: ')
 
 
@@ -608,7 +822,9 @@ def exchanged(model, task, enc):
 
 def floats(enc, dtype):
     "The input with its pixels in another precision."
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in enc.items()}
+    return {
+        k: v.to(dtype) if v.is_floating_point() else v for k, v in enc.items()
+    }
 
 
 def in_float64(model, enc):
@@ -616,12 +832,19 @@ def in_float64(model, enc):
     try:
         wide = copy.deepcopy(model).double()
         if hasattr(wide.config, '_experts_implementation'):
-            wide.set_experts_implementation('eager')  # the grouped product takes no float64
+            wide.set_experts_implementation(
+                'eager'
+            )  # the grouped product takes no float64
         with torch.no_grad():
-            a, b = plain(model, enc)[0], plain(wide, floats(enc, torch.float64))[0]
+            a, b = (
+                plain(model, enc)[0],
+                plain(wide, floats(enc, torch.float64))[0],
+            )
     except Exception:
         return None
-    same = torch.allclose(a.double(), b.double(), rtol=0, atol=1e-3*float(a.abs().max()))
+    same = torch.allclose(
+        a.double(), b.double(), rtol=0, atol=1e-3 * float(a.abs().max())
+    )
     return wide if same else None
 
 
@@ -639,9 +862,15 @@ class ConstantAttention(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, '__name__', '')
         if name == 'scaled_dot_product_attention':
             query, key, *rest = args
-            return func(without_gradient(query), without_gradient(key), *rest, **kwargs)
+            return func(
+                without_gradient(query), without_gradient(key), *rest, **kwargs
+            )
         out = func(*args, **kwargs)
-        weighs_tokens = name == 'softmax' and out.ndim > 2 and out.shape[-1] not in self.experts
+        weighs_tokens = (
+            name == 'softmax'
+            and out.ndim > 2
+            and out.shape[-1] not in self.experts
+        )
         return without_gradient(out) if weighs_tokens else out
 
 
@@ -653,7 +882,12 @@ def without_gradient(x):
 
 def experts_of(model):
     "The sizes that a router's softmax has."
-    names = ('num_experts', 'num_local_experts', 'n_routed_experts', 'moe_num_experts')
+    names = (
+        'num_experts',
+        'num_local_experts',
+        'n_routed_experts',
+        'moe_num_experts',
+    )
     sizes = (getattr(model.config, n, None) for n in names)
     return {n for n in sizes if isinstance(n, int)}
 
@@ -661,8 +895,8 @@ def experts_of(model):
 def relevance(model, task, enc, composite, mode=None):
     "Relevance of every entry of the embeddings, and the rules."
     rules, x, out = under_rules(model, enc, composite, mode)
-    g, = torch.autograd.grad(number(out, task), x)
-    return x.detach()*g, rules
+    (g,) = torch.autograd.grad(number(out, task), x)
+    return x.detach() * g, rules
 
 
 def softmaxes(rules, rule):
@@ -674,12 +908,19 @@ def softmaxes(rules, rule):
 def check_cp_softmax(model, task, encs):
     "CP-LRP holds the weights of every attention: the same as cutting them by hand."
     options = dict(composite=cp_lrp(), dims=True)
-    answer = Answer(lambda: lrp_scores(model, None, encs[0], target_for(task), **options)[0])
+    answer = Answer(
+        lambda: lrp_scores(model, None, encs[0], target_for(task), **options)[0]
+    )
     if answer.bad:
         return answer.bad
-    cut, no_bypass = ConstantAttention(experts_of(model)), replace(cp_lrp(), bypass_softmax=())
+    cut, no_bypass = (
+        ConstantAttention(experts_of(model)),
+        replace(cp_lrp(), bypass_softmax=()),
+    )
     want, _ = relevance(model, task, encs[0], no_bypass, cut)
-    found = held(answer.value, want, 1e-3)  # the same operations, summed in float32
+    found = held(
+        answer.value, want, 1e-3
+    )  # the same operations, summed in float32
     if found['outcome'] == 'right':
         return found
     if said := answer.about('softmax'):
@@ -695,36 +936,60 @@ def check_cp_sum(model, task, encs):
     "Under CP-LRP the logit goes to words, biases and added constants, and nothing is lost."
     enc, tolerance = encs[0], 1e-3
     if (wide := in_float64(model, enc)) is not None:
-        model, enc, tolerance = wide, floats(enc, torch.float64), 1e-4  # norms stay in float32
-    answer = Answer(lambda: conservation(model, enc, cp_lrp(), target_for(task)))
+        model, enc, tolerance = (
+            wide,
+            floats(enc, torch.float64),
+            1e-4,
+        )  # norms stay in float32
+    answer = Answer(
+        lambda: conservation(model, enc, cp_lrp(), target_for(task))
+    )
     if answer.bad:
         return answer.bad
     if answer.about('no rule'):
-        return no_case('an operation without a rule keeps its gradient, as the warning says')
+        return no_case(
+            'an operation without a rule keeps its gradient, as the warning says'
+        )
     s = answer.value
-    share = abs(s['remainder'])/max(map(abs, s.values()))
+    share = abs(s['remainder']) / max(map(abs, s.values()))
     if share <= tolerance:
         return right(share)
     _, rules = relevance(model, task, enc, cp_lrp())
     if own := softmaxes(rules, 'own gradient'):
-        return no_case(f'the softmax of {own[0]} keeps its gradient, which does not conserve')
-    return wrong(f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share)
+        return no_case(
+            f'the softmax of {own[0]} keeps its gradient, which does not conserve'
+        )
+    return wrong(
+        f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share
+    )
 
 
 # ------------------------------------------------------------------ batches
 
-METHODS = ('loo', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'ig', 'removal', 'rollout')
+METHODS = (
+    'loo',
+    'attn_lrp',
+    'cp_lrp',
+    'grad_x_input',
+    'ig',
+    'removal',
+    'rollout',
+)
 
 
 def check_batch(model, task, encs, method):
     "Two texts in one padded batch get the scores that each gets alone."
-    call = lambda some: explain_batch(model, Words(), some, method, target_for(task))
+    call = lambda some: explain_batch(
+        model, Words(), some, method, target_for(task)
+    )
     alone = [Answer(lambda e=e: call([e])[0]) for e in encs]
     both = Answer(lambda: call(encs))
     bad = [a.bad for a in (*alone, both) if a.bad]
     if bad:
         return max(bad, key=badness)
-    worst = max((same(a.value, b) for a, b in zip(alone, both.value)), key=badness)
+    worst = max(
+        (same(a.value, b) for a, b in zip(alone, both.value)), key=badness
+    )
     if worst['outcome'] == 'wrong' and both.reason():
         return refused(both.reason())
     return worst
@@ -733,15 +998,18 @@ def check_batch(model, task, encs, method):
 def same(alone, batched):
     "Two explanations of one text are one: the number to 1e-3, the scores to 1e-2 of the largest."
     a, b = alone.logit, batched.logit
-    if not abs(a - b) <= 1e-3*max(abs(a), 1e-3):
-        return wrong(f'the explained number is {b:.4g} in the batch and {a:.4g} alone')
-    # Scores of gradient × input are sums that cancel; what is left of them can be rounding.
-    return held(batched.scores, alone.scores, 1e-2, 1e-5*abs(a))
+    if not abs(a - b) <= 1e-3 * max(abs(a), 1e-3):
+        return wrong(
+            f'the explained number is {b:.4g} in the batch and {a:.4g} alone'
+        )
+    # Scores of gradient × input are sums that cancel; what is left of them can
+    # be rounding.
+    return held(batched.scores, alone.scores, 1e-2, 1e-5 * abs(a))
 
 
 def badness(outcome):
     "The key that sorts outcomes from good to bad."
-    return OUTCOMES.index(outcome['outcome']), outcome.get('value') or 0.
+    return OUTCOMES.index(outcome['outcome']), outcome.get('value') or 0.0
 
 
 CHECKS = {  # name → check(model, task, inputs)
@@ -768,7 +1036,9 @@ def tasks_of(family):
 def jobs(families=None):
     "(number, family, task, setting): each family once at the widest setting first, then the rest."
     if not families:
-        tried = _jobs([f for f in (*text_families(), *VISION) if f not in HELD_BACK])
+        tried = _jobs(
+            [f for f in (*text_families(), *VISION) if f not in HELD_BACK]
+        )
         return [(i, *job) for i, job in enumerate(tried + _jobs(HELD_BACK))]
     return [(i, *job) for i, job in enumerate(_jobs(families))]
 
@@ -777,7 +1047,9 @@ def _jobs(names):
     tasks = {f: tasks_of(f) for f in names}
     out = [(f, tasks[f][0], WIDEST) for f in names]
     out += [(f, t, WIDEST) for f in names for t in tasks[f][1:]]
-    return out + [(f, tasks[f][0], s) for s in SETTINGS if s != WIDEST for f in names]
+    return out + [
+        (f, tasks[f][0], s) for s in SETTINGS if s != WIDEST for f in names
+    ]
 
 
 def row_of(family, task, setting):
@@ -790,9 +1062,16 @@ def row_of(family, task, setting):
             encs = inputs_for(model, task)
             check_own_forward(model, task, encs)
         except Exception as e:
-            return row | dict(built=False, why=one_line(f'{type(e).__name__}: {e}', 160))
-        refusal = Answer(lambda: check_model(model)).bad  # what `explain` asks first
-        found = {n: refusal or outcome_of(c, model, task, encs) for n, c in CHECKS.items()}
+            return row | dict(
+                built=False, why=one_line(f'{type(e).__name__}: {e}', 160)
+            )
+        refusal = Answer(
+            lambda: check_model(model)
+        ).bad  # what `explain` asks first
+        found = {
+            n: refusal or outcome_of(c, model, task, encs)
+            for n, c in CHECKS.items()
+        }
     return row | dict(built=True, model=type(model).__name__, checks=found)
 
 
@@ -824,13 +1103,21 @@ def digest(*paths):
 def run(path, fresh=False, families=None):
     "Every row, resumable; with `path` None they are kept in memory."
     config = dict(
-        experiment='every family', settings=SETTINGS, lengths=LENGTHS, checks=list(CHECKS),
-        held_back=HELD_BACK, library=digest(*sorted(Path(LIBRARY).glob('*.py'))),
+        experiment='every family',
+        settings=SETTINGS,
+        lengths=LENGTHS,
+        checks=list(CHECKS),
+        held_back=HELD_BACK,
+        library=digest(*sorted(Path(LIBRARY).glob('*.py'))),
         harness=digest(Path(__file__)),
     )
     results, todo = Results(path, config, fresh), jobs(families)
-    with tqdm(total=len(todo), initial=len(results.done), desc='every family') as bar:
-        results.extend([[job] for job in todo], lambda batch: [row_of(*batch[0][1:])], bar)
+    with tqdm(
+        total=len(todo), initial=len(results.done), desc='every family'
+    ) as bar:
+        results.extend(
+            [[job] for job in todo], lambda batch: [row_of(*batch[0][1:])], bar
+        )
     results.summary = summary(results.rows)
     results.save()
     return results
@@ -838,7 +1125,9 @@ def run(path, fresh=False, families=None):
 
 def worst_of(rows, family, check):
     "A family's worst outcome of one check over tasks and settings."
-    found = (r['checks'][check] for r in rows if r['built'] and r['family'] == family)
+    found = (
+        r['checks'][check] for r in rows if r['built'] and r['family'] == family
+    )
     return max(found, key=badness)['outcome']
 
 
@@ -846,9 +1135,12 @@ def summary(rows):
     "How many families have which worst outcome, for each check."
     built = [r for r in rows if r['built']]
     families = sorted({r['family'] for r in built})
-    count = lambda check: collections.Counter(worst_of(built, f, check) for f in families)
+    count = lambda check: collections.Counter(
+        worst_of(built, f, check) for f in families
+    )
     return dict(
-        families=len(families), models=len(built),
+        families=len(families),
+        models=len(built),
         not_built=len({r['family'] for r in rows} - set(families)),
         checks={check: dict(sorted(count(check).items())) for check in CHECKS},
     )
@@ -856,14 +1148,26 @@ def summary(rows):
 
 # ------------------------------------------------------------------ the page
 
-SIGNS = {'right': 'right', 'no case': '–', 'refused': 'refused', 'wrong': '**wrong**'}
+SIGNS = {
+    'right': 'right',
+    'no case': '–',
+    'refused': 'refused',
+    'wrong': '**wrong**',
+}
 
 
 def as_markdown(results):
     "A row per family with the worst outcome of each check, and the reasons below."
     rows = results['rows']
     lines = [
-        '# Every family', '', *head(results), '', *totals(rows), '', '## Families', '',
+        '# Every family',
+        '',
+        *head(results),
+        '',
+        *totals(rows),
+        '',
+        '## Families',
+        '',
         *family_table(rows),
     ]
     for kind in ('wrong', 'refused'):
@@ -874,7 +1178,9 @@ def as_markdown(results):
 def head(results):
     "What the page is."
     s = summary(results['rows'])
-    versions = ', '.join(f'{k} {v}' for k, v in results['versions'].items() if v)
+    versions = ', '.join(
+        f'{k} {v}' for k, v in results['versions'].items() if v
+    )
     return [
         f'{s["models"]} small models of {s["families"]} families of transformers with random '
         'weights, and what came of each check. Made by `python tests/every_family.py --write`, '
@@ -905,8 +1211,12 @@ def family_table(rows):
     built = [r for r in rows if r['built']]
     lines = table_head('family', 'tasks', *CHECKS)
     for f in sorted({r['family'] for r in built}):
-        tasks = ', '.join(dict.fromkeys(r['task'] for r in built if r['family'] == f))
-        lines.append(table_row(f, tasks, *(SIGNS[worst_of(built, f, c)] for c in CHECKS)))
+        tasks = ', '.join(
+            dict.fromkeys(r['task'] for r in built if r['family'] == f)
+        )
+        lines.append(
+            table_row(f, tasks, *(SIGNS[worst_of(built, f, c)] for c in CHECKS))
+        )
     return lines
 
 
@@ -915,12 +1225,15 @@ def table_row(*cells):
 
 
 def table_head(*cells):
-    return [table_row(*cells), '|' + '---|'*len(cells)]
+    return [table_row(*cells), '|' + '---|' * len(cells)]
 
 
 def reasons(rows, kind):
     "The reasons of an outcome, each with the families and checks that it holds for."
-    families, checks = collections.defaultdict(dict), collections.defaultdict(dict)
+    families, checks = (
+        collections.defaultdict(dict),
+        collections.defaultdict(dict),
+    )
     for r in rows:
         for check, o in r.get('checks', {}).items():
             if o['outcome'] == kind:
@@ -929,8 +1242,11 @@ def reasons(rows, kind):
                 checks[why][check] = None
     often_first = sorted(families, key=lambda why: (-len(families[why]), why))
     return [
-        escaped(f'- {len(families[why])}: {why} — {", ".join(checks[why])} of '
-                f'{", ".join(families[why])}') for why in often_first
+        escaped(
+            f'- {len(families[why])}: {why} — {", ".join(checks[why])} of '
+            f'{", ".join(families[why])}'
+        )
+        for why in often_first
     ] or ['Nothing.']
 
 
@@ -942,11 +1258,16 @@ def without_numbers(why):
 
 def not_built(rows):
     "Families that could not be built, and why."
-    built, families = {r['family'] for r in rows if r['built']}, collections.defaultdict(dict)
+    built, families = (
+        {r['family'] for r in rows if r['built']},
+        collections.defaultdict(dict),
+    )
     for r in rows:
         if r['family'] not in built:
             families[r['why']][r['family']] = None
-    return [escaped(f'- {", ".join(f)}: {why}') for why, f in families.items()] or ['Nothing.']
+    return [
+        escaped(f'- {", ".join(f)}: {why}') for why, f in families.items()
+    ] or ['Nothing.']
 
 
 def escaped(line):
@@ -969,30 +1290,53 @@ def show(rows):
                 bad += 1
                 print(f'{name}, {check}: {o["why"]}')
     built = [r for r in rows if r['built']]
-    print(f'{len({r["family"] for r in built})} families, {len(built)} models, {bad} wrong')
+    print(
+        f'{len({r["family"] for r in built})} families, {len(built)} models, {bad} wrong'
+    )
     return int(bad > 0)
 
 
 def main(argv=None):
     "The command."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('families', nargs='*', help='only these, and nothing is written')
-    parser.add_argument('--write', action='store_true', help='write every-family.json and .md')
-    parser.add_argument('--out', type=Path, default=RESULTS, help='the folder they are written to')
-    parser.add_argument('--fresh', action='store_true', help='start over; finished rows are lost')
-    parser.add_argument('--held-back', action='store_true', help=f'only {" and ".join(HELD_BACK)}')
+    parser.add_argument(
+        'families', nargs='*', help='only these, and nothing is written'
+    )
+    parser.add_argument(
+        '--write', action='store_true', help='write every-family.json and .md'
+    )
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=RESULTS,
+        help='the folder they are written to',
+    )
+    parser.add_argument(
+        '--fresh',
+        action='store_true',
+        help='start over; finished rows are lost',
+    )
+    parser.add_argument(
+        '--held-back',
+        action='store_true',
+        help=f'only {" and ".join(HELD_BACK)}',
+    )
     a = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # these models are too small to be shared out
     families = list(HELD_BACK) if a.held_back else a.families
     if families or not a.write:
         return show(run(None, families=families).rows)
-    path = a.out/'every-family.json'
+    path = a.out / 'every-family.json'
     try:
         results = run(path, a.fresh)
     except KeyboardInterrupt:
-        sys.exit(f'interrupted; finished rows are in {path.name}, and the same command goes on')
-    write_text_atomic(a.out/'every-family.md', as_markdown(read_results(path)))
+        sys.exit(
+            f'interrupted; finished rows are in {path.name}, and the same command goes on'
+        )
+    write_text_atomic(
+        a.out / 'every-family.md', as_markdown(read_results(path))
+    )
     return show(results.rows)
 
 

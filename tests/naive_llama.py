@@ -1,83 +1,169 @@
 """Llama and LRP derived a second time, from the equations (AttnLRP, Achtibat et al. 2024), in the manner of naive_bert.py: explicit contributions,
 no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict."""
+
 import torch
 from naive_bert import Attention, Linear, add_back
 
 
 def rotation(n, d, theta):
     "→ (n, d, d): position p's rotary map as a matrix, q_rot = q @ M[p]."
-    inv = 1/theta**(torch.arange(0, d, 2).float()/d)                                 # float32, as the model's own table is at any dtype
-    angle = torch.arange(n).float()[:, None]*inv; angle = torch.cat((angle, angle), -1)
-    i, H = torch.arange(d//2), torch.zeros(d, d, dtype=torch.double); H[i + d//2, i] = -1; H[i, i + d//2] = 1     # rotate_half(q) = q @ H
-    return torch.diag_embed(angle.cos().double()) + H*angle.sin().double()[:, None]
+    inv = 1 / theta ** (
+        torch.arange(0, d, 2).float() / d
+    )  # float32, as the model's own table is at any dtype
+    angle = torch.arange(n).float()[:, None] * inv
+    angle = torch.cat((angle, angle), -1)
+    i, H = torch.arange(d // 2), torch.zeros(d, d, dtype=torch.double)
+    H[i + d // 2, i] = -1
+    H[i, i + d // 2] = 1  # rotate_half(q) = q @ H
+    return (
+        torch.diag_embed(angle.cos().double())
+        + H * angle.sin().double()[:, None]
+    )
 
 
 def rms_norm(x, w, rms_eps, dtype):
     "Diagonal once the root mean square is a constant, so R_x = R_y: it needs no way back."
-    h = x.to(dtype); return w*(h*torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + rms_eps)).to(x.dtype)
+    h = x.to(dtype)
+    return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + rms_eps)).to(
+        x.dtype
+    )
 
 
-def silu(x): return x/(1 + (-x).exp())
+def silu(x):
+    return x / (1 + (-x).exp())
 
 
 class Rotary(Linear):
     "A linear map of its own at every position; [token, head, d]."
-    def __init__(self, M): self.W = M[:, None]
-    def __call__(self, x): self.x = x; self.z = (x[..., :, None]*self.W).sum(-2); return self.z
+
+    def __init__(self, M):
+        self.W = M[:, None]
+
+    def __call__(self, x):
+        self.x = x
+        self.z = (x[..., :, None] * self.W).sum(-2)
+        return self.z
 
 
 class Heads:
     "Projection into n heads, rotated where M is given, each repeated `times` times; [token, n*times*d]."
-    def __init__(self, sd, name, n, times=1, M=None): self.f, self.n, self.times, self.rot = Linear(sd, name), n, times, None if M is None else Rotary(M)
+
+    def __init__(self, sd, name, n, times=1, M=None):
+        self.f, self.n, self.times, self.rot = (
+            Linear(sd, name),
+            n,
+            times,
+            None if M is None else Rotary(M),
+        )
+
     def __call__(self, x):
         z = self.f(x).view(len(x), self.n, -1)
-        if self.rot: z = self.rot(z)
+        if self.rot:
+            z = self.rot(z)
         return z.repeat_interleave(self.times, 1).reshape(len(x), -1)
+
     def back(self, R, eps):
         R = R.view(len(R), self.n, self.times, -1).sum(2)
-        if self.rot: R = self.rot.back(R, eps)
+        if self.rot:
+            R = self.rot.back(R, eps)
         return self.f.back(R.reshape(len(R), -1), eps)
 
 
 class CausalAttention(Attention):
     "Attention.back serves as it is: a masked entry has A = 0, so 3a and 5 give it nothing."
+
     def __init__(self, sd, name, heads, kv_heads, M):
         self.q, self.h = Heads(sd, f'{name}.q_proj', heads, 1, M), heads
-        self.k, self.v = Heads(sd, f'{name}.k_proj', kv_heads, heads//kv_heads, M), Heads(sd, f'{name}.v_proj', kv_heads, heads//kv_heads)
+        self.k, self.v = (
+            Heads(sd, f'{name}.k_proj', kv_heads, heads // kv_heads, M),
+            Heads(sd, f'{name}.v_proj', kv_heads, heads // kv_heads),
+        )
+
     def __call__(self, x):
-        self.Q, self.K, self.V = (self.split(f(x)) for f in (self.q, self.k, self.v)); d = self.Q.shape[-1]
-        self.c = self.Q[:, :, None, :]*self.K[:, None, :, :]/d**.5; self.Z = self.c.sum(-1)
-        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril(); Z = self.Z.masked_fill(~seen, -torch.inf)
-        e = (Z - Z.max(-1, keepdim=True).values).exp(); self.A = e/e.sum(-1, keepdim=True)
-        self.AV = self.A[..., None]*self.V[:, None]
-        self.O = self.AV.sum(2); return self.O.transpose(0, 1).reshape(len(x), -1)
+        self.Q, self.K, self.V = (
+            self.split(f(x)) for f in (self.q, self.k, self.v)
+        )
+        d = self.Q.shape[-1]
+        self.c = self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
+        self.Z = self.c.sum(-1)
+        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        Z = self.Z.masked_fill(~seen, -torch.inf)
+        e = (Z - Z.max(-1, keepdim=True).values).exp()
+        self.A = e / e.sum(-1, keepdim=True)
+        self.AV = self.A[..., None] * self.V[:, None]
+        self.O = self.AV.sum(2)
+        return self.O.transpose(0, 1).reshape(len(x), -1)
 
 
 class FeedForward:
-    def __init__(self, sd, name): self.gate, self.up, self.down = (Linear(sd, f'{name}.{n}_proj') for n in ('gate', 'up', 'down'))
-    def __call__(self, x): return self.down(silu(self.gate(x))*self.up(x))
+    def __init__(self, sd, name):
+        self.gate, self.up, self.down = (
+            Linear(sd, f'{name}.{n}_proj') for n in ('gate', 'up', 'down')
+        )
+
+    def __call__(self, x):
+        return self.down(silu(self.gate(x)) * self.up(x))
+
     def back(self, R, eps, gates):
-        R, g = self.down.back(R, eps), {'half': .5, 'constant': 0.}[gates]           # g: the gate's share; silu: one input, all of it
-        return self.gate.back(g*R, eps) + self.up.back((1 - g)*R, eps)
+        R, g = (
+            self.down.back(R, eps),
+            {'half': 0.5, 'constant': 0.0}[gates],
+        )  # g: the gate's share; silu: one input, all of it
+        return self.gate.back(g * R, eps) + self.up.back((1 - g) * R, eps)
 
 
-def explain(state, ids, *, layers, heads, kv_heads, rms_eps, rope_theta=10000., bypass=(), gates='half', target=None, position=-1, head='lm', eps=1e-12,
-            norm_dtype=torch.float32):
+def explain(
+    state,
+    ids,
+    *,
+    layers,
+    heads,
+    kv_heads,
+    rms_eps,
+    rope_theta=10000.0,
+    bypass=(),
+    gates='half',
+    target=None,
+    position=-1,
+    head='lm',
+    eps=1e-12,
+    norm_dtype=torch.float32,
+):
     "→ logits at `position`, relevance of the input embeddings (n_tokens,). norm_dtype: LlamaRMSNorm rounds to float32 whatever the model's dtype."
-    sd = {k: v.double() for k, v in state.items()}; sd.setdefault('lm_head.weight', sd['model.embed_tokens.weight'])
-    norm = lambda x, name: rms_norm(x, sd[f'model.{name}.weight'], rms_eps, norm_dtype)
-    x = sd['model.embed_tokens.weight'][ids]; tape = []
-    M = rotation(len(ids), len(sd['model.layers.0.self_attn.q_proj.weight'])//heads, rope_theta)
+    sd = {k: v.double() for k, v in state.items()}
+    sd.setdefault('lm_head.weight', sd['model.embed_tokens.weight'])
+    norm = lambda x, name: rms_norm(
+        x, sd[f'model.{name}.weight'], rms_eps, norm_dtype
+    )
+    x = sd['model.embed_tokens.weight'][ids]
+    tape = []
+    M = rotation(
+        len(ids),
+        len(sd['model.layers.0.self_attn.q_proj.weight']) // heads,
+        rope_theta,
+    )
     for l in range(layers):
         n = f'layers.{l}'
-        at, o, ff = CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M), Linear(sd, f'model.{n}.self_attn.o_proj'), FeedForward(sd, f'model.{n}.mlp')
-        a = o(at(norm(x, f'{n}.input_layernorm'))); y = x + a; d = ff(norm(y, f'{n}.post_attention_layernorm'))
-        tape.append((at, o, ff, x, a, y, d)); x = y + d
-    out = Linear(sd, {'lm': 'lm_head', 'score': 'score'}[head]); logits = out(norm(x, 'norm')[position])
+        at, o, ff = (
+            CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M),
+            Linear(sd, f'model.{n}.self_attn.o_proj'),
+            FeedForward(sd, f'model.{n}.mlp'),
+        )
+        a = o(at(norm(x, f'{n}.input_layernorm')))
+        y = x + a
+        d = ff(norm(y, f'{n}.post_attention_layernorm'))
+        tape.append((at, o, ff, x, a, y, d))
+        x = y + d
+    out = Linear(sd, {'lm': 'lm_head', 'score': 'score'}[head])
+    logits = out(norm(x, 'norm')[position])
     t = int(logits.argmax()) if target is None else target
-    r = torch.zeros_like(logits); r[t] = logits[t]
-    R = torch.zeros_like(x); R[position] = out.back(r, eps)
+    r = torch.zeros_like(logits)
+    r[t] = logits[t]
+    R = torch.zeros_like(x)
+    R[position] = out.back(r, eps)
     for l, (at, o, ff, x_in, a, y, d) in reversed(list(enumerate(tape))):
-        Ry, Rd = add_back(y, d, R, eps); Ry = Ry + ff.back(Rd, eps, gates)
-        Rx, Ra = add_back(x_in, a, Ry, eps); R = Rx + at.back(o.back(Ra, eps), eps, l in bypass)
+        Ry, Rd = add_back(y, d, R, eps)
+        Ry = Ry + ff.back(Rd, eps, gates)
+        Rx, Ra = add_back(x_in, a, Ry, eps)
+        R = Rx + at.back(o.back(Ra, eps), eps, l in bypass)
     return logits, R.sum(-1)

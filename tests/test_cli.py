@@ -1,4 +1,5 @@
 "The command line: exit codes, what is checked before a model is loaded, what is named when it is written, what an interruption keeps."
+
 import json
 import os
 
@@ -14,45 +15,79 @@ TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
 
 
 @pytest.fixture
-def run(capsys): # argv → exit code, stdout, stderr
+def run(capsys):  # argv → exit code, stdout, stderr
     def run(*argv):
         code = main([str(a) for a in argv])
         out, err = capsys.readouterr()
         return code, out, err
+
     return run
 
 
 @pytest.fixture
-def no_model(monkeypatch): # whoever loads a model fails the test
-    def refuse(*args, **kwargs): raise AssertionError('a model was loaded')
+def no_model(monkeypatch):  # whoever loads a model fails the test
+    def refuse(*args, **kwargs):
+        raise AssertionError('a model was loaded')
+
     monkeypatch.setattr(lrp_loo.models, 'load_model', refuse)
     monkeypatch.setattr('lrp_loo.dataset.load_model', refuse)
 
 
 @pytest.fixture
-def reviews(tmp_path): # a file of one's own, one row of it empty
-    path = tmp_path/'reviews.csv'
-    pd.DataFrame(dict(text=[*TEXTS, None], label=[1, 0, 0, 1])).to_csv(path, index=False)
+def reviews(tmp_path):  # a file of one's own, one row of it empty
+    path = tmp_path / 'reviews.csv'
+    pd.DataFrame(dict(text=[*TEXTS, None], label=[1, 0, 0, 1])).to_csv(
+        path, index=False
+    )
     return path
 
 
 EXIT_CODES = [
-    (('--help',), 0), (('--version',), 0), (('explain', '--help'), 0),
+    (('--help',), 0),
+    (('--version',), 0),
+    (('explain', '--help'), 0),
     (('explain', 'a fine film', '--json'), 0),
-    (('explain', ' '), 1), (('explain', 'fine', '--target', '5'), 1), (('explain', 'fine', '--target', 'splendid'), 1),
-    (('explain', 'fine', '--model', '/no/such/model'), 1), (('explain', 'fine', '--position', '0'), 1),
-    (('audit', '--data', 'none.csv'), 1), (('audit', '--device', 'warp'), 1),
-    ((), 2), (('dance',), 2), (('explain',), 2), (('explain', 'fine', '--colour', 'red'), 2), (('audit', '--limit', 'ten'), 2),
-    (('audit', '--limit', '-1'), 2), (('audit', '--seed', '-1'), 2), (('audit', '--chunk', '0'), 2), (('explain', 'fine', '--method', 'lime'), 2),
-    (('explain', 'fine', '--units', 'letter'), 2), (('explain', 'fine', '--task', 'poem'), 2), (('explain', 'fine', '--position', 'last'), 2),
-    (('explain', 'fine', '--out', 'map.txt'), 2), (('explain', 'fine', '--html', 'map.pdf'), 2), (('audit', '--out', 'rows.csv'), 2),
-    (('explain', 'fine', '--target', ''), 2), (('explain', 'fine', '--target', '-1'), 2), (('explain', 'fine', '--target', '0,1,2'), 2),
-    (('explain', 'fine', '--html', 'a.html', '--out', 'a.html'), 2), (('explain', 'fine', '--html', 'a.html', '--pair', 'x'), 2),
-    (('audit', '--columns', 'premise'), 2), (('audit', '--column', 'a', '--columns', 'a,b'), 2),
-    (('sweep', '--dtype', 'int8'), 2), (('sweep', '--workers', '2'), 2), (('train', 'imdb2'), 2), (('reproduce', '--only', 'cifar'), 2),
+    (('explain', ' '), 1),
+    (('explain', 'fine', '--target', '5'), 1),
+    (('explain', 'fine', '--target', 'splendid'), 1),
+    (('explain', 'fine', '--model', '/no/such/model'), 1),
+    (('explain', 'fine', '--position', '0'), 1),
+    (('audit', '--data', 'none.csv'), 1),
+    (('audit', '--device', 'warp'), 1),
+    ((), 2),
+    (('dance',), 2),
+    (('explain',), 2),
+    (('explain', 'fine', '--colour', 'red'), 2),
+    (('audit', '--limit', 'ten'), 2),
+    (('audit', '--limit', '-1'), 2),
+    (('audit', '--seed', '-1'), 2),
+    (('audit', '--chunk', '0'), 2),
+    (('explain', 'fine', '--method', 'lime'), 2),
+    (('explain', 'fine', '--units', 'letter'), 2),
+    (('explain', 'fine', '--task', 'poem'), 2),
+    (('explain', 'fine', '--position', 'last'), 2),
+    (('explain', 'fine', '--out', 'map.txt'), 2),
+    (('explain', 'fine', '--html', 'map.pdf'), 2),
+    (('audit', '--out', 'rows.csv'), 2),
+    (('explain', 'fine', '--target', ''), 2),
+    (('explain', 'fine', '--target', '-1'), 2),
+    (('explain', 'fine', '--target', '0,1,2'), 2),
+    (('explain', 'fine', '--html', 'a.html', '--out', 'a.html'), 2),
+    (('explain', 'fine', '--html', 'a.html', '--pair', 'x'), 2),
+    (('audit', '--columns', 'premise'), 2),
+    (('audit', '--column', 'a', '--columns', 'a,b'), 2),
+    (('sweep', '--dtype', 'int8'), 2),
+    (('sweep', '--workers', '2'), 2),
+    (('train', 'imdb2'), 2),
+    (('reproduce', '--only', 'cifar'), 2),
 ]
 
-@pytest.mark.parametrize('argv, code', EXIT_CODES, ids=lambda x: ' '.join(x) if isinstance(x, tuple) else str(x))
+
+@pytest.mark.parametrize(
+    'argv, code',
+    EXIT_CODES,
+    ids=lambda x: ' '.join(x) if isinstance(x, tuple) else str(x),
+)
 def test_exit_codes_are_as_documented(run, argv, code):
     got, out, err = run(*argv)
     assert got == code, err
@@ -63,37 +98,91 @@ def test_exit_codes_are_as_documented(run, argv, code):
 # before a model is loaded
 
 BEFORE = [
-    (('explain', 'fine', '--out', 'map.txt'), 'must end in .html or .json or .parquet'),
+    (
+        ('explain', 'fine', '--out', 'map.txt'),
+        'must end in .html or .json or .parquet',
+    ),
     (('explain', 'fine', '--html', 'map.json'), 'must end in .html'),
-    (('explain', 'fine', '--out', 'FILE/map.json'), "'a-file' is a file, and a folder is needed"),
+    (
+        ('explain', 'fine', '--out', 'FILE/map.json'),
+        "'a-file' is a file, and a folder is needed",
+    ),
     (('explain', 'fine', '--out', 'FOLDER.json'), 'it is a folder'),
     (('explain', 'fine', '--target', '1,0,1'), "--target '1,0,1'"),
     (('explain', 'fine', '--target', ' '), '--target is empty'),
-    ((*AUDIT, '--out', 'FILE/rows.json'), "'a-file' is a file, and a folder is needed"),
+    (
+        (*AUDIT, '--out', 'FILE/rows.json'),
+        "'a-file' is a file, and a folder is needed",
+    ),
     ((*AUDIT, '--out', 'rows.txt'), 'must end in .json'),
     ((*AUDIT, '--out', 'OTHER.json'), 'holds rows of another run'),
     ((*AUDIT, '--out', 'NONE.json'), 'not a results file'),
     ((*AUDIT, '--device', 'warp'), "device 'warp'"),
-    (('sweep', '--data', 'embedded', '--limit', '2', '--out', 'FILE'), "'a-file' is a file, and a folder is needed"),
-    (('sweep', '--data', 'embedded', '--limit', '2', '--out', 'SWEEP', '--methods', 'ig'), 'holds rows of another run'),
-    (('sweep', '--data', 'embedded', '--limit', '2', '--out', 'THEIRS'), 'no sweep.json'),
-    (('sweep', '--data', 'embedded', '--limit', '2', '--device', 'warp'), "device 'warp'"),
+    (
+        ('sweep', '--data', 'embedded', '--limit', '2', '--out', 'FILE'),
+        "'a-file' is a file, and a folder is needed",
+    ),
+    (
+        (
+            'sweep',
+            '--data',
+            'embedded',
+            '--limit',
+            '2',
+            '--out',
+            'SWEEP',
+            '--methods',
+            'ig',
+        ),
+        'holds rows of another run',
+    ),
+    (
+        ('sweep', '--data', 'embedded', '--limit', '2', '--out', 'THEIRS'),
+        'no sweep.json',
+    ),
+    (
+        ('sweep', '--data', 'embedded', '--limit', '2', '--device', 'warp'),
+        "device 'warp'",
+    ),
 ]
 
-@pytest.fixture
-def places(tmp_path): # files and folders that stand in the way
-    (tmp_path/'a-file').write_text('x')
-    (tmp_path/'FOLDER.json').mkdir()
-    (tmp_path/'NONE.json').write_text('5')
-    Results(tmp_path/'OTHER.json', dict(experiment='precision')).save()
-    for name in ('SWEEP', 'THEIRS'):
-        (tmp_path/name).mkdir()
-        pd.DataFrame(dict(a=[1])).to_parquet(tmp_path/name/'0.parquet')
-    Results(tmp_path/'SWEEP'/'sweep.json', dict(experiment='sweep', methods={'attn_lrp': ['attn_lrp', {}]})).save()
-    return {'FILE': 'a-file', **{n: n for n in ('FOLDER.json', 'NONE.json', 'OTHER.json', 'SWEEP', 'THEIRS')}}
 
-@pytest.mark.parametrize('argv, said', BEFORE, ids=lambda x: ' '.join(x) if isinstance(x, tuple) else x)
-def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(run, no_model, tmp_path, monkeypatch, places, argv, said):
+@pytest.fixture
+def places(tmp_path):  # files and folders that stand in the way
+    (tmp_path / 'a-file').write_text('x')
+    (tmp_path / 'FOLDER.json').mkdir()
+    (tmp_path / 'NONE.json').write_text('5')
+    Results(tmp_path / 'OTHER.json', dict(experiment='precision')).save()
+    for name in ('SWEEP', 'THEIRS'):
+        (tmp_path / name).mkdir()
+        pd.DataFrame(dict(a=[1])).to_parquet(tmp_path / name / '0.parquet')
+    Results(
+        tmp_path / 'SWEEP' / 'sweep.json',
+        dict(experiment='sweep', methods={'attn_lrp': ['attn_lrp', {}]}),
+    ).save()
+    return {
+        'FILE': 'a-file',
+        **{
+            n: n
+            for n in (
+                'FOLDER.json',
+                'NONE.json',
+                'OTHER.json',
+                'SWEEP',
+                'THEIRS',
+            )
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    'argv, said',
+    BEFORE,
+    ids=lambda x: ' '.join(x) if isinstance(x, tuple) else x,
+)
+def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(
+    run, no_model, tmp_path, monkeypatch, places, argv, said
+):
     monkeypatch.chdir(tmp_path)
     argv = [a.replace('FILE', places['FILE']) for a in argv]
     code, _, err = run(*argv)
@@ -102,58 +191,87 @@ def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(run, no_model, tm
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason='root may write anywhere')
-def test_a_folder_that_may_not_be_written_is_told_before_a_model_is_loaded(run, no_model, tmp_path):
+def test_a_folder_that_may_not_be_written_is_told_before_a_model_is_loaded(
+    run, no_model, tmp_path
+):
     tmp_path.chmod(0o555)
-    code, _, err = run('explain', 'fine', '--out', tmp_path/'a.json')
+    code, _, err = run('explain', 'fine', '--out', tmp_path / 'a.json')
     assert code == 1 and 'may not be written' in err
 
 
 # what was written is named
 
+
 @pytest.mark.parametrize('suffix', ['html', 'json', 'parquet'])
 def test_the_file_of_explain_is_named(run, tmp_path, suffix):
-    path = tmp_path/f'map.{suffix}'
+    path = tmp_path / f'map.{suffix}'
     code, out, err = run('explain', 'a fine film', '--out', path)
     assert code == 0 and f'written: {path}' in err and str(path) not in out
 
 
 def test_the_page_of_explain_is_named(run, tmp_path):
-    path = tmp_path/'page.html'
-    code, _, err = run('explain', 'a fine film', '--method', 'cp_lrp,attn_lrp', '--html', path)
+    path = tmp_path / 'page.html'
+    code, _, err = run(
+        'explain', 'a fine film', '--method', 'cp_lrp,attn_lrp', '--html', path
+    )
     assert code == 0 and path.is_file() and f'written: {path}' in err
 
 
 def test_the_file_of_audit_is_named(run, tmp_path):
-    path = tmp_path/'rows.json'
+    path = tmp_path / 'rows.json'
     code, out, err = run(*AUDIT, '--out', path, '--json')
     assert code == 0 and f'written: {path}' in err
     json.loads(out)
 
 
 def test_the_files_of_a_sweep_are_named(run, tmp_path):
-    code, out, _ = run('sweep', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp', '--out', tmp_path/'rows')
-    assert code == 0 and f"record: {tmp_path/'rows'}/sweep.json" in out
+    code, out, _ = run(
+        'sweep',
+        '--data',
+        'embedded',
+        '--limit',
+        '2',
+        '--methods',
+        'cp_lrp',
+        '--out',
+        tmp_path / 'rows',
+    )
+    assert code == 0 and f"record: {tmp_path / 'rows'}/sweep.json" in out
 
 
 # an interruption
 
+
 @pytest.fixture
-def interrupted(monkeypatch): # Ctrl-C after so many rows of an audit
+def interrupted(monkeypatch):  # Ctrl-C after so many rows of an audit
     def after(n):
         from lrp_loo.core import Results
+
         add = Results.add
+
         def stop(self, row):
-            if len(self.rows) == n: raise KeyboardInterrupt
+            if len(self.rows) == n:
+                raise KeyboardInterrupt
             add(self, row)
+
         monkeypatch.setattr(Results, 'add', stop)
+
     return after
 
 
 def test_an_interrupted_explain_keeps_nothing(run, monkeypatch):
-    def stop(*args, **kwargs): raise KeyboardInterrupt
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
     monkeypatch.setattr('lrp_loo.methods.explain', stop)
     code, out, err = run('explain', 'a fine film')
-    assert code == 130 and out == '' and err.strip().endswith('lrp_loo explain: interrupted; nothing is kept')
+    assert (
+        code == 130
+        and out == ''
+        and err.strip().endswith(
+            'lrp_loo explain: interrupted; nothing is kept'
+        )
+    )
 
 
 def test_an_interrupted_audit_without_a_file_keeps_nothing(run, interrupted):
@@ -162,96 +280,219 @@ def test_an_interrupted_audit_without_a_file_keeps_nothing(run, interrupted):
     assert code == 130 and 'nothing is kept (--out FILE.json' in err
 
 
-def test_an_interrupted_audit_says_how_many_rows_are_kept(run, interrupted, tmp_path):
+def test_an_interrupted_audit_says_how_many_rows_are_kept(
+    run, interrupted, tmp_path
+):
     interrupted(1)
-    code, _, err = run(*AUDIT, '--out', tmp_path/'rows.json')
-    assert code == 130 and f"1 finished rows are in {tmp_path/'rows.json'}; the same command goes on from there" in err
-    assert len(read_results(tmp_path/'rows.json')['rows']) == 1
+    code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json')
+    assert (
+        code == 130
+        and f"1 finished rows are in {tmp_path / 'rows.json'}; the same command goes on from there"
+        in err
+    )
+    assert len(read_results(tmp_path / 'rows.json')['rows']) == 1
 
 
-def test_an_audit_interrupted_before_its_first_row_keeps_nothing(run, interrupted, tmp_path):
+def test_an_audit_interrupted_before_its_first_row_keeps_nothing(
+    run, interrupted, tmp_path
+):
     interrupted(0)
-    code, _, err = run(*AUDIT, '--out', tmp_path/'rows.json')
+    code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json')
     assert code == 130 and 'no row was finished yet' in err
 
 
-def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(run, interrupted, tmp_path):
+def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(
+    run, interrupted, tmp_path
+):
     interrupted(1)
-    code, _, err = run(*AUDIT, '--out', tmp_path/'rows.json', '--fresh')
+    code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json', '--fresh')
     assert code == 130 and 'the same command without --fresh goes on' in err
 
 
-def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
+def test_an_interrupted_sweep_says_how_many_rows_are_kept(
+    run, monkeypatch, tmp_path
+):
     from lrp_loo.dataset import BatchWorker
+
     call, seen = BatchWorker.__call__, []
+
     def stop(self, batch):
         seen.append(batch)
-        if len(seen) == 2: raise KeyboardInterrupt
+        if len(seen) == 2:
+            raise KeyboardInterrupt
         return call(self, batch)
+
     monkeypatch.setattr(BatchWorker, '__call__', stop)
-    code, _, err = run('sweep', '--data', 'embedded', '--limit', '3', '--batch_size', '1', '--methods', 'cp_lrp,attn_lrp', '--out', tmp_path/'rows')
-    assert code == 130 and f"2 finished rows are in {tmp_path/'rows'}" in err
+    code, _, err = run(
+        'sweep',
+        '--data',
+        'embedded',
+        '--limit',
+        '3',
+        '--batch_size',
+        '1',
+        '--methods',
+        'cp_lrp,attn_lrp',
+        '--out',
+        tmp_path / 'rows',
+    )
+    assert code == 130 and f"2 finished rows are in {tmp_path / 'rows'}" in err
 
 
 # texts of one's own
 
+
 def test_audit_refuses_rows_without_a_text_and_names_the_option(run, reviews):
     code, _, err = run('audit', '--data', reviews)
-    assert code == 1 and '1 rows without a text, the first is row 3' in err and '--skip-missing' in err
+    assert (
+        code == 1
+        and '1 rows without a text, the first is row 3' in err
+        and '--skip-missing' in err
+    )
 
 
-def test_audit_leaves_rows_without_a_text_out_and_says_so(run, reviews, tmp_path):
-    code, out, _ = run('audit', '--data', reviews, '--methods', 'cp_lrp', '--skip-missing', '--out', tmp_path/'rows.json')
-    assert code == 0 and '1 rows without a text left out (counted from 0: 3)' in out
-    assert read_results(tmp_path/'rows.json')['config']['data']['missing'] == dict(n=1, rows=[3])
+def test_audit_leaves_rows_without_a_text_out_and_says_so(
+    run, reviews, tmp_path
+):
+    code, out, _ = run(
+        'audit',
+        '--data',
+        reviews,
+        '--methods',
+        'cp_lrp',
+        '--skip-missing',
+        '--out',
+        tmp_path / 'rows.json',
+    )
+    assert (
+        code == 0
+        and '1 rows without a text left out (counted from 0: 3)' in out
+    )
+    assert read_results(tmp_path / 'rows.json')['config']['data'][
+        'missing'
+    ] == dict(n=1, rows=[3])
 
 
-def test_a_sweep_leaves_rows_without_a_text_out_and_says_so(run, reviews, tmp_path):
-    code, out, _ = run('sweep', '--data', reviews, '--methods', 'cp_lrp', '--skip-missing', '--out', tmp_path/'rows')
-    assert code == 0 and '1 rows without a text left out (counted from 0: 3)' in out
-    assert read_results(tmp_path/'rows'/'sweep.json')['summary']['data']['missing'] == dict(n=1, rows=[3])
+def test_a_sweep_leaves_rows_without_a_text_out_and_says_so(
+    run, reviews, tmp_path
+):
+    code, out, _ = run(
+        'sweep',
+        '--data',
+        reviews,
+        '--methods',
+        'cp_lrp',
+        '--skip-missing',
+        '--out',
+        tmp_path / 'rows',
+    )
+    assert (
+        code == 0
+        and '1 rows without a text left out (counted from 0: 3)' in out
+    )
+    assert read_results(tmp_path / 'rows' / 'sweep.json')['summary']['data'][
+        'missing'
+    ] == dict(n=1, rows=[3])
 
 
 def test_audit_reads_another_encoding(run, tmp_path):
-    path = tmp_path/'a.csv'
-    path.write_bytes('text\nun café très lent\nun film sans fin\n'.encode('latin-1'))
+    path = tmp_path / 'a.csv'
+    path.write_bytes(
+        'text\nun café très lent\nun film sans fin\n'.encode('latin-1')
+    )
     assert '--encoding' in run('audit', '--data', path)[2]
-    assert run('audit', '--data', path, '--methods', 'cp_lrp', '--encoding', 'latin-1')[0] == 0
+    assert (
+        run(
+            'audit',
+            '--data',
+            path,
+            '--methods',
+            'cp_lrp',
+            '--encoding',
+            'latin-1',
+        )[0]
+        == 0
+    )
 
 
 @pytest.fixture
 def pairs(tmp_path):
-    path = tmp_path/'pairs.csv'
-    pd.DataFrame(dict(premise=TEXTS, hypothesis=['it is good', 'it is bad', 'it is long'])).to_csv(path, index=False)
+    path = tmp_path / 'pairs.csv'
+    pd.DataFrame(
+        dict(
+            premise=TEXTS, hypothesis=['it is good', 'it is bad', 'it is long']
+        )
+    ).to_csv(path, index=False)
     return path
 
 
 @pytest.mark.parametrize('more', [(), ('--set-aside',)])
 def test_audit_takes_pairs(run, pairs, more):
-    code, out, err = run('audit', '--data', pairs, '--columns', 'premise,hypothesis', '--methods', 'cp_lrp', '--json', *more)
+    code, out, err = run(
+        'audit',
+        '--data',
+        pairs,
+        '--columns',
+        'premise,hypothesis',
+        '--methods',
+        'cp_lrp',
+        '--json',
+        *more,
+    )
     assert code == 0, err
     assert json.loads(out)['n'] == 3
 
 
 @pytest.mark.parametrize('keep', [(), ('--keep-texts',)])
 def test_a_sweep_takes_pairs_and_goes_on(run, pairs, tmp_path, keep):
-    words = ('sweep', '--data', pairs, '--columns', 'premise,hypothesis', '--methods', 'cp_lrp', '--out', tmp_path/'rows', *keep)
+    words = (
+        'sweep',
+        '--data',
+        pairs,
+        '--columns',
+        'premise,hypothesis',
+        '--methods',
+        'cp_lrp',
+        '--out',
+        tmp_path / 'rows',
+        *keep,
+    )
     code, out, err = run(*words)
     assert code == 0, err
-    assert run(*words)[1] == out                      # its rows are found again
-    rows = pd.read_parquet(next((tmp_path/'rows').glob('*.parquet')))
+    assert run(*words)[1] == out  # its rows are found again
+    rows = pd.read_parquet(next((tmp_path / 'rows').glob('*.parquet')))
     assert all('[SEP]' in list(t)[1:-1] for t in rows.tokens)
-    if keep: assert sorted(map(tuple, rows.text)) == sorted(zip(TEXTS, ['it is good', 'it is bad', 'it is long']))
+    if keep:
+        assert sorted(map(tuple, rows.text)) == sorted(
+            zip(TEXTS, ['it is good', 'it is bad', 'it is long'])
+        )
 
 
 def test_explain_takes_a_pair(run):
-    code, out, _ = run('explain', 'a warm film', '--pair', 'it is good', '--json')
+    code, out, _ = run(
+        'explain', 'a warm film', '--pair', 'it is good', '--json'
+    )
     assert code == 0 and json.loads(out)[0]['tokens'].count('[SEP]') == 2
 
 
 def test_explain_takes_a_position(run):
-    def logits(*position): return json.loads(run('explain', 'The acting is', '--name', 'reviews', '--json', *position)[1])[0]
-    last, first, named = logits('--position', '-1'), logits('--position', '1'), logits('--position', '1', '--target', ' very')
+    def logits(*position):
+        return json.loads(
+            run(
+                'explain',
+                'The acting is',
+                '--name',
+                'reviews',
+                '--json',
+                *position,
+            )[1]
+        )[0]
+
+    last, first, named = (
+        logits('--position', '-1'),
+        logits('--position', '1'),
+        logits('--position', '1', '--target', ' very'),
+    )
     assert logits()['logit'] == pytest.approx(last['logit'])
     assert first['logit'] != pytest.approx(last['logit'])
     assert named['label'] == 'Ġvery'
@@ -259,20 +500,37 @@ def test_explain_takes_a_position(run):
 
 def test_the_page_keeps_the_position(run, tmp_path):
     "Every map of a page is of one place, not of the last."
-    path = tmp_path/'a.html'
-    words = ('explain', 'The acting is', '--name', 'reviews', '--position', '1', '--method', 'loo,attn_lrp')
+    path = tmp_path / 'a.html'
+    words = (
+        'explain',
+        'The acting is',
+        '--name',
+        'reviews',
+        '--position',
+        '1',
+        '--method',
+        'loo,attn_lrp',
+    )
     assert run(*words, '--html', path)[0] == 0
-    data = json.loads(path.read_text().split('id="data">')[1].split('</script>')[0])
+    data = json.loads(
+        path.read_text().split('id="data">')[1].split('</script>')[0]
+    )
     alone = json.loads(run(*words, '--json')[1])[1]
     # six decimals are printed, six digits written
-    assert data['methods']['attn_lrp'] == pytest.approx(alone['scores'], rel=1e-5, abs=2e-6)
+    assert data['methods']['attn_lrp'] == pytest.approx(
+        alone['scores'], rel=1e-5, abs=2e-6
+    )
 
 
 # words of other libraries
 
+
 def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
     import transformers
-    def fail(*args, **kwargs): transformers.AutoConfig.for_model('no-such-kind')
+
+    def fail(*args, **kwargs):
+        transformers.AutoConfig.for_model('no-such-kind')
+
     monkeypatch.setattr('lrp_loo.methods.explain', fail)
     code, _, err = run('explain', 'fine')
     assert code == 1 and len(err.strip().splitlines()) == 1
@@ -280,7 +538,9 @@ def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
 
 
 def test_a_long_error_of_another_library_is_one_short_line(run, monkeypatch):
-    def long(*args, **kwargs): raise RuntimeError('dynamo\n'*1000)
+    def long(*args, **kwargs):
+        raise RuntimeError('dynamo\n' * 1000)
+
     monkeypatch.setattr('lrp_loo.methods.explain', long)
     code, _, err = run('explain', 'fine')
     assert code == 1 and len(err) < 900 and 'RuntimeError' in err

@@ -1,4 +1,5 @@
 "Exact LOO is one masked forward pass at a time, in every family: dropped where the construction allows it, masked elsewhere, refused where a mask removes nothing."
+
 import io
 from contextlib import redirect_stderr
 
@@ -9,47 +10,144 @@ from conftest import CountTokens
 from torch import nn
 
 from lrp_loo import explain, load_demo
-from lrp_loo.fast import DROP_DECODERS, DROP_ENCODERS, fast_encoder, read_row_only, survives_gaps
+from lrp_loo.fast import (
+    DROP_DECODERS,
+    DROP_ENCODERS,
+    fast_encoder,
+    read_row_only,
+    survives_gaps,
+)
 from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
 from lrp_loo.models import encode, forward
 from lrp_loo.loo import (
-    in_words, leave_one_out, loo_readout, loo_seconds, many_loo, perturbation_curves, removal_units, subset_logits)
+    in_words,
+    leave_one_out,
+    loo_readout,
+    loo_seconds,
+    many_loo,
+    perturbation_curves,
+    removal_units,
+    subset_logits,
+)
 from lrp_loo.targets import Readout, Target, output_field
 
 N_TOKENS = 12
 SIZES = dict(
-    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-    max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 GPT_SIZES = dict(
-    vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    vocab_size=200,
+    n_embd=32,
+    n_layer=2,
+    n_head=4,
+    n_positions=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 NEO_SIZES = dict(
-    vocab_size=200, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position_embeddings=64,
-    pad_token_id=0, bos_token_id=1, eos_token_id=2, window_size=4, attention_types=[[['global', 'local'], 1]])
-D_SIZES = dict(vocab_size=200, d_model=32, n_layers=2, n_heads=4, pad_token_id=0)
-XL_SIZES = dict(vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, pad_token_id=0)
+    vocab_size=200,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    window_size=4,
+    attention_types=[[['global', 'local'], 1]],
+)
+D_SIZES = dict(
+    vocab_size=200, d_model=32, n_layers=2, n_heads=4, pad_token_id=0
+)
+XL_SIZES = dict(
+    vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, pad_token_id=0
+)
 FUNNEL_SIZES = dict(
-    vocab_size=200, d_model=32, n_head=4, d_head=8, d_inner=64, block_sizes=[1, 1], num_decoder_layers=1, pad_token_id=0)
+    vocab_size=200,
+    d_model=32,
+    n_head=4,
+    d_head=8,
+    d_inner=64,
+    block_sizes=[1, 1],
+    num_decoder_layers=1,
+    pad_token_id=0,
+)
 
-UNLISTED = {  # what may not be dropped, or only by luck: name → class, configuration
+# what may not be dropped, or only by luck: name → class, configuration
+UNLISTED = {
     'ConvBERT (convolution)': ('ConvBertForSequenceClassification', SIZES),
     'GPT-Neo (window_size)': ('GPTNeoForCausalLM', NEO_SIZES),
     'MPNet (relative positions)': ('MPNetForSequenceClassification', SIZES),
-    'DeBERTa (relative positions)': ('DebertaForSequenceClassification', SIZES | dict(relative_attention=True, pos_att_type=['p2c', 'c2p'])),
+    'DeBERTa (relative positions)': (
+        'DebertaForSequenceClassification',
+        SIZES | dict(relative_attention=True, pos_att_type=['p2c', 'c2p']),
+    ),
     'XLNet (relative positions)': ('XLNetForSequenceClassification', XL_SIZES),
-    'BLOOM (ALiBi)': ('BloomForCausalLM', dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0)),
+    'BLOOM (ALiBi)': (
+        'BloomForCausalLM',
+        dict(
+            vocab_size=200, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0
+        ),
+    ),
     'MPT (ALiBi)': ('MptForCausalLM', D_SIZES),
     'Funnel (pooling)': ('FunnelForSequenceClassification', FUNNEL_SIZES),
-    'SqueezeBERT': ('SqueezeBertForSequenceClassification', SIZES | dict(embedding_size=32)),
-    'Nyströmformer (convolution)': ('NystromformerForSequenceClassification', SIZES | dict(segment_means_seq_len=64)),
+    'SqueezeBERT': (
+        'SqueezeBertForSequenceClassification',
+        SIZES | dict(embedding_size=32),
+    ),
+    'Nyströmformer (convolution)': (
+        'NystromformerForSequenceClassification',
+        SIZES | dict(segment_means_seq_len=64),
+    ),
     'RoFormer': ('RoFormerForSequenceClassification', SIZES),
-    'OPT (positions from the mask)': ('OPTForCausalLM', SIZES | dict(ffn_dim=64, word_embed_proj_dim=32)),
-    'Mamba (state space)': ('MambaForCausalLM', SIZES | dict(state_size=8, time_step_rank=4)),
-    'RecurrentGemma (recurrence)': ('RecurrentGemmaForCausalLM', SIZES | dict(num_hidden_layers=3, lru_width=32, num_key_value_heads=2, head_dim=8, attention_window_size=4)),
+    'OPT (positions from the mask)': (
+        'OPTForCausalLM',
+        SIZES | dict(ffn_dim=64, word_embed_proj_dim=32),
+    ),
+    'Mamba (state space)': (
+        'MambaForCausalLM',
+        SIZES | dict(state_size=8, time_step_rank=4),
+    ),
+    'RecurrentGemma (recurrence)': (
+        'RecurrentGemmaForCausalLM',
+        SIZES
+        | dict(
+            num_hidden_layers=3,
+            lru_width=32,
+            num_key_value_heads=2,
+            head_dim=8,
+            attention_window_size=4,
+        ),
+    ),
 }
 LISTED = [
-    ('BERT', 'class'), ('BERT', 'answer'), ('RoBERTa', 'class'), ('ELECTRA', 'class'), ('DistilBERT', 'class'), ('ALBERT', 'class'),
-    ('GPT-2', 'class'), ('GPT-2', 'next token'), ('Llama', 'class'), ('Llama', 'next token'), ('Qwen2', 'class'),
-    ('Qwen3', 'next token'), ('Phi-3', 'next token'), ('Mistral', 'next token'), ('Gemma 3', 'class'), ('ModernBERT', 'class')]
+    ('BERT', 'class'),
+    ('BERT', 'answer'),
+    ('RoBERTa', 'class'),
+    ('ELECTRA', 'class'),
+    ('DistilBERT', 'class'),
+    ('ALBERT', 'class'),
+    ('GPT-2', 'class'),
+    ('GPT-2', 'next token'),
+    ('Llama', 'class'),
+    ('Llama', 'next token'),
+    ('Qwen2', 'class'),
+    ('Qwen3', 'next token'),
+    ('Phi-3', 'next token'),
+    ('Mistral', 'next token'),
+    ('Gemma 3', 'class'),
+    ('ModernBERT', 'class'),
+]
 
 
 def unlisted_model(name, std=None):
@@ -66,20 +164,25 @@ def unlisted_model(name, std=None):
 @torch.no_grad()
 def spread_weights(model, std):
     for p in model.parameters():
-        if std is not None and p.ndim > 1: p.normal_(0, std)
+        if std is not None and p.ndim > 1:
+            p.normal_(0, std)
 
 
 def text(n=N_TOKENS, seed=1):
-    ids = torch.randint(5, 190, (1, n), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(
+        5, 190, (1, n), generator=torch.Generator().manual_seed(seed)
+    )
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
 
 
 @torch.no_grad()
 def one_masked_pass_at_a_time(model, enc, target, at=-1):
     "LOO (T,) and the largest logit, by the definition; at: the row of an output with a row per token."
+
     def f(mask):
         x = output_field(forward(model, enc | dict(attention_mask=mask)))[0]
         return (x[at] if x.ndim == 2 else x)[target]
+
     whole = f(enc['attention_mask'])
     gone = []
     for i in range(enc['input_ids'].shape[1]):
@@ -91,12 +194,16 @@ def one_masked_pass_at_a_time(model, enc, target, at=-1):
 
 def assert_exact(loo, expected, logit):
     "To 1e-4 of the largest effect, and what two orders of summation differ by: some 32 units in the last place of the logit."
-    eps = torch.finfo(expected.dtype).eps if loo.dtype == expected.dtype else torch.finfo(loo.dtype).eps
-    allowed = 1e-4*float(expected.abs().max()) + 32*eps*float(logit)
+    eps = (
+        torch.finfo(expected.dtype).eps
+        if loo.dtype == expected.dtype
+        else torch.finfo(loo.dtype).eps
+    )
+    allowed = 1e-4 * float(expected.abs().max()) + 32 * eps * float(logit)
     assert float((loo - expected).abs().max()) <= allowed
 
 
-@pytest.mark.parametrize('std', [None, .05, .1])
+@pytest.mark.parametrize('std', [None, 0.05, 0.1])
 @pytest.mark.parametrize('name', UNLISTED)
 def test_what_may_not_be_dropped_is_masked(name, std):
     model, enc = unlisted_model(name, std), text()
@@ -105,11 +212,17 @@ def test_what_may_not_be_dropped_is_masked(name, std):
     assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
 
 
-@pytest.mark.parametrize('std', [.02, .1])
+@pytest.mark.parametrize('std', [0.02, 0.1])
 @pytest.mark.parametrize('family,task', LISTED)
 def test_what_may_be_dropped_is_exact(family, task, std):
-    # at 0.02 the hidden states are near 1 and LOO near 1e-4: single precision's rounding would be what is compared
-    model = random_model(family, task, 'sdpa', dtype=torch.float64 if std == .02 else torch.float32)
+    # at 0.02 the hidden states are near 1 and LOO near 1e-4: single precision's
+    # rounding would be what is compared
+    model = random_model(
+        family,
+        task,
+        'sdpa',
+        dtype=torch.float64 if std == 0.02 else torch.float32,
+    )
     spread_weights(model, std)
     enc = random_inputs(model, N_TOKENS)
     assert survives_gaps(model)
@@ -120,46 +233,58 @@ def test_what_may_be_dropped_is_exact(family, task, std):
 @pytest.mark.parametrize('family,task', LISTED)
 def test_the_short_way_is_still_taken(family, task):
     "Where removed tokens are dropped, fewer rows are computed than all variants have."
-    if family in ('Mistral', 'Gemma 3', 'ModernBERT'): pytest.skip('their windows are shorter than this text')
-    if task == 'answer': pytest.skip('the explained row would move')
+    if family in ('Mistral', 'Gemma 3', 'ModernBERT'):
+        pytest.skip('their windows are shorter than this text')
+    if task == 'answer':
+        pytest.skip('the explained row would move')
     model, n = random_model(family, task, 'sdpa', dtype=torch.float32), 40
     enc = random_inputs(model, n)
     readout = Readout(0, forward(model, enc), enc)
     rows = {}
     for drop in (None, False):
-        with torch.no_grad(), CountTokens(model) as count: subset_logits(model, enc, spans_removed(n), drop=drop, readout=readout)
+        with torch.no_grad(), CountTokens(model) as count:
+            subset_logits(
+                model, enc, spans_removed(n), drop=drop, readout=readout
+            )
         rows[drop] = count.n
-    assert rows[None] < .8*rows[False]
+    assert rows[None] < 0.8 * rows[False]
 
 
-def spans_removed(n): # half of the text each
+def spans_removed(n):  # half of the text each
     keep = torch.ones(16, n, dtype=torch.bool)
-    for i in range(16): keep[i, 2 + i:2 + i + n//2] = False
+    for i in range(16):
+        keep[i, 2 + i : 2 + i + n // 2] = False
     return keep
 
 
 def test_every_family_on_the_list_is_one_of_transformers():
-    for family in DROP_ENCODERS + DROP_DECODERS: assert hasattr(transformers.models, family)
+    for family in DROP_ENCODERS + DROP_DECODERS:
+        assert hasattr(transformers.models, family)
 
 
 # ---- models that somebody changed
+
 
 def at_row_1(module, args, out):
     "What a row-wise edit does: it means another token once one in front of it was dropped."
     out = out[0] if isinstance(out, tuple) else out
     changed = out.clone()
-    if out.ndim == 3 and out.shape[1] > 1: changed[:, 1] *= 0
+    if out.ndim == 3 and out.shape[1] > 1:
+        changed[:, 1] *= 0
     return changed
 
 
 def place(model):
     "A module of the first layer, and the name of its linear part."
-    if hasattr(model, 'bert'): return model.bert.encoder.layer[0].output, 'dense'
+    if hasattr(model, 'bert'):
+        return model.bert.encoder.layer[0].output, 'dense'
     return model.model.layers[0].mlp, 'down_proj'
+
 
 def hooked(model):
     module, name = place(model)
     getattr(module, name).register_forward_hook(at_row_1)
+
 
 def replaced(model):
     module, name = place(model)
@@ -167,8 +292,11 @@ def replaced(model):
     own = part.forward
     part.forward = lambda x: at_row_1(None, None, own(x))
 
+
 class AtRow1(nn.Linear):
-    def forward(self, x): return at_row_1(None, None, super().forward(x))
+    def forward(self, x):
+        return at_row_1(None, None, super().forward(x))
+
 
 def of_another_class(model):
     module, name = place(model)
@@ -177,12 +305,17 @@ def of_another_class(model):
     new.load_state_dict(old.state_dict())
     setattr(module, name, new)
 
+
 class Convolved(nn.Module):
     "Neighbouring tokens meet outside attention."
+
     def __init__(self, d_in, d_out):
         super().__init__()
         self.conv = nn.Conv1d(d_in, d_out, 3, padding=1)
-    def forward(self, x): return self.conv(x.mT).mT
+
+    def forward(self, x):
+        return self.conv(x.mT).mT
+
 
 def convolved(model):
     torch.manual_seed(0)
@@ -192,7 +325,9 @@ def convolved(model):
 
 
 @pytest.mark.parametrize('family', ['Llama', 'BERT'])
-@pytest.mark.parametrize('change', [hooked, replaced, of_another_class, convolved])
+@pytest.mark.parametrize(
+    'change', [hooked, replaced, of_another_class, convolved]
+)
 def test_a_changed_model_is_not_dropped_from(change, family):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     change(model)
@@ -216,13 +351,20 @@ def test_a_replaced_forward_keeps_an_encoder_from_the_fast_path():
 
 def test_a_replaced_forward_in_the_last_layer_sees_every_row():
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
-    enc, part, rows = random_inputs(model, N_TOKENS), model.bert.encoder.layer[-1].output.dense, []
+    enc, part, rows = (
+        random_inputs(model, N_TOKENS),
+        model.bert.encoder.layer[-1].output.dense,
+        [],
+    )
     own = part.forward
+
     def listening(x):
         rows.append(x.shape[1])
         return own(x)
+
     part.forward = listening
-    with torch.no_grad(), read_row_only(model): forward(model, enc)
+    with torch.no_grad(), read_row_only(model):
+        forward(model, enc)
     assert rows == [N_TOKENS]
 
 
@@ -230,7 +372,8 @@ def test_output_attentions_leaves_the_short_way():
     "transformers' own hooks, which a call with output_attentions leaves behind, change nothing."
     model = random_model('Llama', 'class', 'eager')
     enc = random_inputs(model, N_TOKENS)
-    with torch.no_grad(): model(**enc, output_attentions=True)
+    with torch.no_grad():
+        model(**enc, output_attentions=True)
     assert survives_gaps(model)
 
 
@@ -245,39 +388,69 @@ def test_a_text_that_ends_in_the_padding_token():
 
 def test_dropping_is_not_forced_where_it_is_wrong():
     with pytest.raises(ValueError, match='may not be dropped'):
-        leave_one_out(unlisted_model('MPNet (relative positions)'), text(), drop=True)
+        leave_one_out(
+            unlisted_model('MPNet (relative positions)'), text(), drop=True
+        )
 
 
 # ---- an attention mask with zeros
 
+
 def padded(enc, left=0, right=0, hole=None):
-    ids, mask = (nn.functional.pad(enc[k], (left, right)) for k in ('input_ids', 'attention_mask'))
-    if hole is not None: mask[0, hole] = 0
+    ids, mask = (
+        nn.functional.pad(enc[k], (left, right))
+        for k in ('input_ids', 'attention_mask')
+    )
+    if hole is not None:
+        mask[0, hole] = 0
     return {'input_ids': ids, 'attention_mask': mask}
 
-PADDINGS = {'right': dict(right=3), 'left': dict(left=3), 'both': dict(left=2, right=2), 'hole': dict(hole=5)}
+
+PADDINGS = {
+    'right': dict(right=3),
+    'left': dict(left=3),
+    'both': dict(left=2, right=2),
+    'hole': dict(hole=5),
+}
 
 
 @pytest.mark.parametrize('how', PADDINGS)
-@pytest.mark.parametrize('family,task', [('BERT', 'class'), ('DistilBERT', 'class'), ('RoBERTa', 'class'), ('GPT-2', 'class'), ('Llama', 'class'), ('DeBERTa-v2', 'class')])
+@pytest.mark.parametrize(
+    'family,task',
+    [
+        ('BERT', 'class'),
+        ('DistilBERT', 'class'),
+        ('RoBERTa', 'class'),
+        ('GPT-2', 'class'),
+        ('Llama', 'class'),
+        ('DeBERTa-v2', 'class'),
+    ],
+)
 def test_hidden_tokens_stay_hidden(family, task, how):
     "LOO of the rest is that of masked passes of the same input; what was hidden has 0."
     model = random_model(family, task, 'eager', dtype=torch.float32)
-    spread_weights(model, .1)
+    spread_weights(model, 0.1)
     enc = padded(random_inputs(model, N_TOKENS), **PADDINGS[how])
-    if family == 'RoBERTa': enc['input_ids'][enc['attention_mask'] == 0] = model.config.pad_token_id
+    if family == 'RoBERTa':
+        enc['input_ids'][enc['attention_mask'] == 0] = model.config.pad_token_id
     loo, logits, target = leave_one_out(model, enc)
     expected, logit = one_masked_pass_at_a_time(model, enc, target)
     assert_exact(loo, expected, logit)
-    assert (loo[enc['attention_mask'][0] == 0] == 0).all() and (loo[enc['attention_mask'][0] == 1] != 0).any()
-    with torch.no_grad(): assert_exact(logits, forward(model, enc).logits[0], logit)
+    assert (loo[enc['attention_mask'][0] == 0] == 0).all() and (
+        loo[enc['attention_mask'][0] == 1] != 0
+    ).any()
+    with torch.no_grad():
+        assert_exact(logits, forward(model, enc).logits[0], logit)
 
 
 @pytest.mark.parametrize('removal', ['zero_embedding', 'mask_token'])
 def test_padding_stays_as_it_is_under_other_removals(removal):
     model = random_model('BERT', 'class', 'eager', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
-    alone, padding = (leave_one_out(model, e, 0, removal, 103)[0] for e in (enc, padded(enc, right=3)))
+    alone, padding = (
+        leave_one_out(model, e, 0, removal, 103)[0]
+        for e in (enc, padded(enc, right=3))
+    )
     assert_exact(padding[:N_TOKENS], alone, alone.abs().max())
     assert (padding[N_TOKENS:] == 0).all()
 
@@ -287,67 +460,151 @@ def test_subsets_and_curves_keep_to_the_mask(how):
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     enc = padded(random_inputs(model, N_TOKENS), **PADDINGS[how])
     mask = enc['attention_mask'][0].bool()
-    keep = torch.rand(20, len(mask), generator=torch.Generator().manual_seed(0)) < .6
+    keep = (
+        torch.rand(20, len(mask), generator=torch.Generator().manual_seed(0))
+        < 0.6
+    )
     keep[:, mask.nonzero()[0]] = True
-    with torch.no_grad(): own = torch.cat([model(**enc | dict(attention_mask=(k & mask)[None].long())).logits for k in keep])
+    with torch.no_grad():
+        own = torch.cat(
+            [
+                model(
+                    **enc | dict(attention_mask=(k & mask)[None].long())
+                ).logits
+                for k in keep
+            ]
+        )
     assert_exact(subset_logits(model, enc, keep), own, own.abs().max())
     special = ~mask
     units = removal_units(special)
-    morf, lerf = perturbation_curves(model, enc, {'m': torch.arange(len(mask)).float()}, units, 0)['m']
-    with torch.no_grad(): whole = model(**enc).logits[0, 0]
+    morf, lerf = perturbation_curves(
+        model, enc, {'m': torch.arange(len(mask)).float()}, units, 0
+    )['m']
+    with torch.no_grad():
+        whole = model(**enc).logits[0, 0]
     assert len(morf) == int(mask.sum()) + 1
     assert_exact(morf[:1], whole[None], whole.abs())
     with pytest.raises(ValueError, match='give them'):
-        perturbation_curves(model, enc, {'m': torch.arange(len(mask)).float()}, torch.arange(len(mask)), 0)
+        perturbation_curves(
+            model,
+            enc,
+            {'m': torch.arange(len(mask)).float()},
+            torch.arange(len(mask)),
+            0,
+        )
 
 
-@pytest.mark.parametrize('mask,said', [
-    (torch.zeros(1, N_TOKENS), 'hides every token'), (torch.ones(1, N_TOKENS + 1), 'of shape'), (torch.full((1, N_TOKENS), .5), '0 and 1')])
+@pytest.mark.parametrize(
+    'mask,said',
+    [
+        (torch.zeros(1, N_TOKENS), 'hides every token'),
+        (torch.ones(1, N_TOKENS + 1), 'of shape'),
+        (torch.full((1, N_TOKENS), 0.5), '0 and 1'),
+    ],
+)
 def test_a_mask_that_makes_no_sense_is_refused(mask, said):
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     keep = torch.ones(2, N_TOKENS, dtype=torch.bool)
-    with pytest.raises(ValueError, match=said): subset_logits(model, random_inputs(model, N_TOKENS) | dict(attention_mask=mask), keep)
+    with pytest.raises(ValueError, match=said):
+        subset_logits(
+            model,
+            random_inputs(model, N_TOKENS) | dict(attention_mask=mask),
+            keep,
+        )
 
 
 def test_deleting_from_a_padded_text():
     "Padding behind the text is cut; elsewhere there is no text to delete from."
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
-    alone, right = (leave_one_out(model, e, 0, 'delete')[0] for e in (enc, padded(enc, right=3)))
+    alone, right = (
+        leave_one_out(model, e, 0, 'delete')[0]
+        for e in (enc, padded(enc, right=3))
+    )
     assert_exact(right[:N_TOKENS], alone, alone.abs().max())
-    with pytest.raises(ValueError, match='without padding'): leave_one_out(model, padded(enc, left=3), 0, 'delete')
+    with pytest.raises(ValueError, match='without padding'):
+        leave_one_out(model, padded(enc, left=3), 0, 'delete')
 
 
 # ---- models that ignore the mask, or answer by chance
 
-FNET = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, intermediate_size=64, max_position_embeddings=64, pad_token_id=0)
-RWKV = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, intermediate_size=64, context_length=64)
+FNET = dict(
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    pad_token_id=0,
+)
+RWKV = dict(
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    attention_hidden_size=32,
+    intermediate_size=64,
+    context_length=64,
+)
+
 
 class BagOfWords(nn.Module):
     "A model of one's own that takes no mask."
+
     def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(200, 8), nn.Linear(8, 2)
-    def forward(self, input_ids): return self.head(self.table(input_ids).mean(1))
+
+    def forward(self, input_ids):
+        return self.head(self.table(input_ids).mean(1))
+
 
 class Deaf(BagOfWords):
     "The same, and it takes whatever it is given."
-    def forward(self, input_ids, **kwargs): return super().forward(input_ids)
+
+    def forward(self, input_ids, **kwargs):
+        return super().forward(input_ids)
 
 
-@pytest.mark.parametrize('make,said', [
-    (lambda: transformers.FNetForSequenceClassification(transformers.FNetConfig(**FNET)), 'attention mask'),
-    (lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**RWKV)), 'ignores the attention mask'),
-    (BagOfWords, 'takes no attention mask'), (Deaf, 'ignores the attention mask')])
+@pytest.mark.parametrize(
+    'make,said',
+    [
+        (
+            lambda: transformers.FNetForSequenceClassification(
+                transformers.FNetConfig(**FNET)
+            ),
+            'attention mask',
+        ),
+        (
+            lambda: transformers.RwkvForCausalLM(
+                transformers.RwkvConfig(**RWKV)
+            ),
+            'ignores the attention mask',
+        ),
+        (BagOfWords, 'takes no attention mask'),
+        (Deaf, 'ignores the attention mask'),
+    ],
+)
 def test_a_model_that_ignores_the_mask_is_refused_by_name(make, said):
     torch.manual_seed(0)
     model = make().eval()
     enc = text()
-    if isinstance(model, (BagOfWords, transformers.FNetForSequenceClassification)): enc = {'input_ids': enc['input_ids']}
-    for job in (lambda: leave_one_out(model, enc), lambda: subset_logits(model, enc, ~torch.eye(N_TOKENS, dtype=torch.bool))):
-        with pytest.raises(ValueError, match=said) as e: job()
-        assert type(model).__name__ in str(e.value) and 'zero_embedding' in str(e.value)
-    assert leave_one_out(model, enc, removal='zero_embedding')[0].abs().max() > 0
+    if isinstance(
+        model, (BagOfWords, transformers.FNetForSequenceClassification)
+    ):
+        enc = {'input_ids': enc['input_ids']}
+    for job in (
+        lambda: leave_one_out(model, enc),
+        lambda: subset_logits(
+            model, enc, ~torch.eye(N_TOKENS, dtype=torch.bool)
+        ),
+    ):
+        with pytest.raises(ValueError, match=said) as e:
+            job()
+        assert type(model).__name__ in str(e.value) and 'zero_embedding' in str(
+            e.value
+        )
+    assert (
+        leave_one_out(model, enc, removal='zero_embedding')[0].abs().max() > 0
+    )
 
 
 def test_a_token_that_matters_to_nobody_is_no_error():
@@ -357,26 +614,30 @@ def test_a_token_that_matters_to_nobody_is_no_error():
     keep = ~torch.eye(N_TOKENS, dtype=torch.bool)[4:8]
     readout = loo_readout(model, enc, Target(7, position=1))[2]
     values = subset_logits(model, enc, keep, drop=False, readout=readout)
-    assert float(values.max() - values.min()) <= 32*torch.finfo(torch.float32).eps*float(values.abs().max())
+    assert float(values.max() - values.min()) <= 32 * torch.finfo(
+        torch.float32
+    ).eps * float(values.abs().max())
 
 
 class Dice(BagOfWords):
     def forward(self, input_ids, attention_mask):
-        x = self.table(input_ids)*attention_mask[..., None]
+        x = self.table(input_ids) * attention_mask[..., None]
         return self.head(x.mean(1) + torch.randn_like(x[:, 0]))
 
 
 def test_a_model_that_answers_by_chance_is_refused():
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match='another answer each time'): leave_one_out(Dice().eval(), text())
+    with pytest.raises(ValueError, match='another answer each time'):
+        leave_one_out(Dice().eval(), text())
 
 
 class Crowded(BagOfWords):
     "Numbers that depend on the rest of the batch, as those of layers quantized on the fly do."
+
     def forward(self, input_ids, attention_mask):
-        x = (self.table(input_ids)*attention_mask[..., None]).mean(1)
-        step = x.abs().max()/8
-        return self.head((x/step).round()*step)
+        x = (self.table(input_ids) * attention_mask[..., None]).mean(1)
+        step = x.abs().max() / 8
+        return self.head((x / step).round() * step)
 
 
 def test_what_depends_on_the_batch_is_computed_alone():
@@ -390,39 +651,70 @@ def test_what_depends_on_the_batch_is_computed_alone():
 
 
 def without_padding_token(family):
-    return random_model(family, 'class', 'eager', dtype=torch.float32, vocab_size=30522, pad_token_id=None)
+    return random_model(
+        family,
+        'class',
+        'eager',
+        dtype=torch.float32,
+        vocab_size=30522,
+        pad_token_id=None,
+    )
 
 
 @pytest.mark.parametrize('family', ['GPT-2', 'Llama'])
 def test_loo_without_a_padding_token_is_refused_in_our_words(tokenizer, family):
     with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-        explain(without_padding_token(family), tokenizer, ["The jokes are old.", "Fine."], method='loo')
+        explain(
+            without_padding_token(family),
+            tokenizer,
+            ["The jokes are old.", "Fine."],
+            method='loo',
+        )
 
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'rollout'])
 @pytest.mark.parametrize('family', ['GPT-2', 'Llama'])
-def test_without_a_padding_token_texts_are_explained_one_by_one(tokenizer, family, method):
-    model, texts = without_padding_token(family), ["The jokes are old.", "Fine."]
-    for text, found in zip(texts, explain(model, tokenizer, texts, method=method)):
-        alone, = explain(model, tokenizer, text, method=method)
+def test_without_a_padding_token_texts_are_explained_one_by_one(
+    tokenizer, family, method
+):
+    model, texts = (
+        without_padding_token(family),
+        ["The jokes are old.", "Fine."],
+    )
+    for text, found in zip(
+        texts, explain(model, tokenizer, texts, method=method)
+    ):
+        (alone,) = explain(model, tokenizer, text, method=method)
         assert torch.equal(found.scores, alone.scores)
 
 
 @pytest.mark.parametrize('family', ['GPT-2', 'Llama'])
-def test_a_batch_inside_ig_without_a_padding_token_is_refused_in_our_words(tokenizer, family):
+def test_a_batch_inside_ig_without_a_padding_token_is_refused_in_our_words(
+    tokenizer, family
+):
     with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-        explain(without_padding_token(family), tokenizer, ["The jokes are old."], method='ig')
+        explain(
+            without_padding_token(family),
+            tokenizer,
+            ["The jokes are old."],
+            method='ig',
+        )
 
 
 # ---- how long it takes
 
+
 def test_the_bar_moves_within_a_text():
     model, tokenizer = load_demo('sst2')
-    enc = encode(model, tokenizer, "a slow start , but the last act is a quiet triumph")
+    enc = encode(
+        model, tokenizer, "a slow start , but the last act is a quiet triumph"
+    )
     n = enc['input_ids'].shape[1]
     for drop in (None, False):
         done = []
-        many_loo(model, [enc], drop=drop, token_budget=3*n, progress=done.append)
+        many_loo(
+            model, [enc], drop=drop, token_budget=3 * n, progress=done.append
+        )
         assert sum(done) == n and len(done) > 2
 
 
@@ -431,18 +723,26 @@ def test_progress_is_silent_unless_asked_for(monkeypatch):
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     said = {}
     for progress in (False, True):
-        with redirect_stderr(io.StringIO()) as err: leave_one_out(model, random_inputs(model, N_TOKENS), progress=progress)
+        with redirect_stderr(io.StringIO()) as err:
+            leave_one_out(
+                model, random_inputs(model, N_TOKENS), progress=progress
+            )
         said[progress] = err.getvalue()
     assert said[False] == ''
 
 
 def test_long_work_says_beforehand_how_long(monkeypatch, capsys):
-    monkeypatch.setattr('lrp_loo.loo.LONG', 0.)
+    monkeypatch.setattr('lrp_loo.loo.LONG', 0.0)
     monkeypatch.setattr('lrp_loo.loo.TOKEN_BUDGET', 1)
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, 40)
-    plain, told = (leave_one_out(model, enc, progress=p)[0] for p in (False, True))
+    plain, told = (
+        leave_one_out(model, enc, progress=p)[0] for p in (False, True)
+    )
     assert torch.equal(plain, told)
-    assert 'exact LOO of 1 text, 40 forward passes: about' in capsys.readouterr().err
+    assert (
+        'exact LOO of 1 text, 40 forward passes: about'
+        in capsys.readouterr().err
+    )
     assert loo_seconds(model, [enc]) >= 0
     assert [in_words(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']

@@ -1,4 +1,5 @@
 """What methods do at the edges of what they know: rows that see no key, double precision under a single-precision softmax, other layouts, inference mode."""
+
 import copy
 
 import pytest
@@ -6,7 +7,13 @@ import torch
 import transformers
 
 from lrp_loo import explain, load_demo
-from lrp_loo.methods import METHODS, explain_batch, ig_scores, pad_batch, rollout_scores
+from lrp_loo.methods import (
+    METHODS,
+    explain_batch,
+    ig_scores,
+    pad_batch,
+    rollout_scores,
+)
 from lrp_loo.lrp import gradient, lrp_rules
 from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.models import forward, max_tokens, watch_embeddings
@@ -14,44 +21,78 @@ from lrp_loo.loo import key_weights, leave_one_out
 from lrp_loo.removal import removal_scores
 from lrp_loo.targets import Readout
 
-SMALL = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=66)
+SMALL = dict(
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=66,
+)
 
 
 class NoTokenizer:
     "What methods ask of a tokenizer, for ids that are random."
+
     pad_token_id, eos_token_id, mask_token_id, unk_token_id = 0, 2, 3, None
     all_special_ids = [0, 1, 2]
     model_max_length = int(1e30)
 
-    def convert_ids_to_tokens(self, ids): return [str(int(i)) for i in ids]
+    def convert_ids_to_tokens(self, ids):
+        return [str(int(i)) for i in ids]
 
 
 def small(name, config, dtype=torch.float32, seed=0):
     "A small random model of one of transformers' classes, attention in steps."
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = getattr(transformers, name)._from_config(config, attn_implementation='eager').eval().to(dtype)
+        model = (
+            getattr(transformers, name)
+            ._from_config(config, attn_implementation='eager')
+            .eval()
+            .to(dtype)
+        )
         with torch.no_grad():
             for p in model.parameters():
-                if p.ndim > 1: p.normal_(0, .2)
+                if p.ndim > 1:
+                    p.normal_(0, 0.2)
     return model
 
 
 def xlnet(dtype=torch.float32):
-    config = transformers.XLNetConfig(vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, num_labels=2)
+    config = transformers.XLNetConfig(
+        vocab_size=200,
+        d_model=32,
+        n_layer=2,
+        n_head=4,
+        d_inner=64,
+        num_labels=2,
+    )
     return small('XLNetForSequenceClassification', config, dtype)
 
 
 def longformer():
-    config = transformers.LongformerConfig(**SMALL, attention_window=8, pad_token_id=1, num_labels=2)
+    config = transformers.LongformerConfig(
+        **SMALL, attention_window=8, pad_token_id=1, num_labels=2
+    )
     return small('LongformerForSequenceClassification', config)
 
 
 def ibert():
-    return small('IBertForSequenceClassification', transformers.IBertConfig(**SMALL, quant_mode=False))
+    return small(
+        'IBertForSequenceClassification',
+        transformers.IBertConfig(**SMALL, quant_mode=False),
+    )
 
 
-WINDOWS = [('ModernBERT', 'class', {}), ('Mistral', 'next token', {}), ('Mistral', 'class', {}), ('Phi-3', 'class', dict(sliding_window=6)), ('Gemma 2', 'class', {}), ('Gemma 3', 'class', {})]
+WINDOWS = [
+    ('ModernBERT', 'class', {}),
+    ('Mistral', 'next token', {}),
+    ('Mistral', 'class', {}),
+    ('Phi-3', 'class', dict(sliding_window=6)),
+    ('Gemma 2', 'class', {}),
+    ('Gemma 3', 'class', {}),
+]
 
 
 @pytest.mark.parametrize('attention', ['eager', 'sdpa'])
@@ -59,15 +100,22 @@ WINDOWS = [('ModernBERT', 'class', {}), ('Mistral', 'next token', {}), ('Mistral
 @pytest.mark.parametrize('family,task,config', WINDOWS)
 def test_a_window_on_padding(family, task, config, dtype, attention):
     "With a window of a few keys the padding's last rows see padding alone; nobody reads them, and nothing of theirs may get out."
-    try: model = random_model(family, task, attention, dtype=dtype, **config)
-    except ValueError: pytest.skip('the family has eager attention alone')
+    try:
+        model = random_model(family, task, attention, dtype=dtype, **config)
+    except ValueError:
+        pytest.skip('the family has eager attention alone')
     encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
     for method in ('removal', 'rollout', 'attn_lrp'):
-        together = METHODS[method](model, NoTokenizer(), pad_batch(NoTokenizer(), encs), None)[0]
+        together = METHODS[method](
+            model, NoTokenizer(), pad_batch(NoTokenizer(), encs), None
+        )[0]
         for enc, both in zip(encs, together):
             alone = METHODS[method](model, NoTokenizer(), enc, None)[0][0]
-            # float32 rounds by 1e-7 a step; random weights of 0.3 make the steps' parts larger than their sum
-            assert (both[:len(alone)] - alone).abs().max() < 1e-4*alone.abs().max(), method
+            # float32 rounds by 1e-7 a step; random weights of 0.3 make the
+            # steps' parts larger than their sum
+            assert (
+                both[: len(alone)] - alone
+            ).abs().max() < 1e-4 * alone.abs().max(), method
 
 
 @pytest.mark.parametrize('task', ['class', 'next token'])
@@ -78,7 +126,9 @@ def test_gemma_2_in_double_precision(task):
     enc = random_inputs(model)
     loo, of_single = (leave_one_out(m, enc, 1)[0] for m in (model, single))
     assert torch.isfinite(loo).all()
-    assert (loo - of_single).abs().max() < 1e-4*loo.abs().max()     # float32 against double, three layers
+    assert (
+        (loo - of_single).abs().max() < 1e-4 * loo.abs().max()
+    )  # float32 against double, three layers
 
 
 def test_xlnet_has_its_tokens_first():
@@ -88,12 +138,16 @@ def test_xlnet_has_its_tokens_first():
     for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
         scores = METHODS[method](model, NoTokenizer(), enc, None)[0]
         assert tuple(scores.shape) == (1, 7), method
-    a, = explain_batch(model, NoTokenizer(), [enc], 'removal')
+    (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
     assert len(a) == 7
     x = torch.randn(3, 7, 32, dtype=torch.float64)
     many = {k: v.expand(3, -1) for k, v in enc.items()}
-    with torch.no_grad(), watch_embeddings(model, x): replaced = forward(model, many).logits
-    with torch.no_grad(): given = model(inputs_embeds=x, attention_mask=many['attention_mask']).logits
+    with torch.no_grad(), watch_embeddings(model, x):
+        replaced = forward(model, many).logits
+    with torch.no_grad():
+        given = model(
+            inputs_embeds=x, attention_mask=many['attention_mask']
+        ).logits
     assert torch.allclose(replaced, given)
 
 
@@ -101,20 +155,34 @@ def test_xlnet_attention_is_what_removal_takes_it_for():
     "∂f/∂log m_j against finite differences of the key's weight: rows and keys are not swapped."
     model = xlnet(torch.float64)
     enc = random_inputs(model, 7)
-    with torch.enable_grad(), watch_embeddings(model), lrp_rules(model, gradient(), record='attention') as rules: out = forward(model, enc)
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, enc)
     readout = Readout(None, out, enc)
-    with torch.enable_grad(): value = readout(out)
-    derivative = sum(g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), [Z for _, Z, _ in rules.attention]))
+    with torch.enable_grad():
+        value = readout(out)
+    derivative = sum(
+        g.sum((0, 1, 2))
+        for g in torch.autograd.grad(
+            value.sum(), [Z for _, Z, _ in rules.attention]
+        )
+    )
     step = 1e-4
     for j in (1, 5):
         lowered = torch.ones(1, 7, dtype=torch.float64)
         lowered[0, j] -= step
-        with torch.no_grad(), key_weights(lowered): change = float(value - readout(forward(model, enc)))
-        assert change/step == pytest.approx(float(derivative[j]), rel=1e-2, abs=1e-6) # one-sided, first order in the step
+        with torch.no_grad(), key_weights(lowered):
+            change = float(value - readout(forward(model, enc)))
+        assert change / step == pytest.approx(
+            float(derivative[j]), rel=1e-2, abs=1e-6
+        )  # one-sided, first order in the step
 
 
 def test_xlnet_takes_texts_of_any_length():
-    assert max_tokens(xlnet(), NoTokenizer()) == 10**9              # its config says −1
+    assert max_tokens(xlnet(), NoTokenizer()) == 10**9  # its config says −1
 
 
 def test_rollout_reads_xlnets_last_row():
@@ -128,40 +196,74 @@ def test_ig_where_embeddings_are_another_shape(model):
     "Longformer pads to whole windows by itself, I-BERT's embeddings are a pair: the path's end differences are the scores' sum all the same."
     model = model()
     encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
-    scores, _, _, info = ig_scores(model, NoTokenizer(), pad_batch(NoTokenizer(), encs), n_steps=32)
+    scores, _, _, info = ig_scores(
+        model, NoTokenizer(), pad_batch(NoTokenizer(), encs), n_steps=32
+    )
     assert tuple(scores.shape) == (2, 11)
     assert torch.isfinite(scores).all() and scores.abs().max() > 0
     # 32 nodes on a smooth path of float32 numbers
-    for row, i in zip(scores, info): assert abs(i['completeness_error']) < 1e-2*row.abs().sum()
+    for row, i in zip(scores, info):
+        assert abs(i['completeness_error']) < 1e-2 * row.abs().sum()
 
 
 def funnel():
-    return small('FunnelForSequenceClassification', transformers.FunnelConfig(vocab_size=200, d_model=32, block_sizes=[1, 1], n_head=4, d_head=8, d_inner=64, num_decoder_layers=1))
+    return small(
+        'FunnelForSequenceClassification',
+        transformers.FunnelConfig(
+            vocab_size=200,
+            d_model=32,
+            block_sizes=[1, 1],
+            n_head=4,
+            d_head=8,
+            d_inner=64,
+            num_decoder_layers=1,
+        ),
+    )
 
 
-def with_sinks(): # a column beside the tokens
-    return small('GptOssForCausalLM', transformers.GptOssConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=32, num_local_experts=2, num_experts_per_tok=1, sliding_window=6, pad_token_id=0))
+def with_sinks():  # a column beside the tokens
+    return small(
+        'GptOssForCausalLM',
+        transformers.GptOssConfig(
+            vocab_size=200,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            intermediate_size=32,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=6,
+            pad_token_id=0,
+        ),
+    )
 
 
 @pytest.mark.parametrize('model', [longformer, funnel, with_sinks])
 @pytest.mark.parametrize('method', ['removal', 'rollout'])
 def test_other_shapes_are_refused_by_name(model, method):
     model = model()
-    with pytest.raises(ValueError, match=f'{type(model).__name__} shows attention of shape'):
+    with pytest.raises(
+        ValueError, match=f'{type(model).__name__} shows attention of shape'
+    ):
         METHODS[method](model, NoTokenizer(), random_inputs(model, 14), None)
 
 
 class Words(torch.nn.Module):
     "A table of nine words; a test writes what is done with them."
+
     def __init__(self):
         super().__init__()
         self.embed = torch.nn.Embedding(9, 4)
 
-    def get_input_embeddings(self): return self.embed
+    def get_input_embeddings(self):
+        return self.embed
 
 
 def test_a_sink_is_no_class_token():
     "One key more than there are tokens stands in front of an image's patches; in a text it may stand anywhere."
+
     class Sink(Words):
         def forward(self, input_ids, attention_mask=None):
             x = self.embed(input_ids)[:, None]
@@ -170,45 +272,75 @@ def test_a_sink_is_no_class_token():
 
     ids = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match='Sink shows attention of shape'):
-        removal_scores(Sink().eval(), None, dict(input_ids=ids, attention_mask=torch.ones_like(ids)))
+        removal_scores(
+            Sink().eval(),
+            None,
+            dict(input_ids=ids, attention_mask=torch.ones_like(ids)),
+        )
 
 
-@pytest.mark.parametrize('method', ['removal', 'removal+loo', 'attn_lrp', 'ig', 'rollout', 'loo'])
+@pytest.mark.parametrize(
+    'method', ['removal', 'removal+loo', 'attn_lrp', 'ig', 'rollout', 'loo']
+)
 def test_inside_inference_mode(method):
     model, tokenizer = load_demo('sst2')
     text = 'the jokes are old'
-    outside, = explain(model, tokenizer, text, method=method)
+    (outside,) = explain(model, tokenizer, text, method=method)
     with torch.inference_mode():
-        inside, = explain(model, tokenizer, text, method=method)
-    assert (inside.scores - outside.scores).abs().max() < 1e-5*outside.scores.abs().max() # the same float32 operations
+        (inside,) = explain(model, tokenizer, text, method=method)
+    assert (
+        (inside.scores - outside.scores).abs().max()
+        < 1e-5 * outside.scores.abs().max()
+    )  # the same float32 operations
 
 
 def test_removal_itself_inside_inference_mode():
     model = random_model('BERT')
     enc = random_inputs(model)
     outside = removal_scores(model, None, enc)[0]
-    with torch.inference_mode(): inside = removal_scores(model, None, {k: v.clone() for k, v in enc.items()})[0]
+    with torch.inference_mode():
+        inside = removal_scores(
+            model, None, {k: v.clone() for k, v in enc.items()}
+        )[0]
     assert torch.allclose(inside, outside)
 
 
 def test_weights_made_under_inference_mode_are_refused():
-    with torch.inference_mode(): model = random_model('BERT')
-    with pytest.raises(ValueError, match='inference_mode'): removal_scores(model, None, random_inputs(model))
+    with torch.inference_mode():
+        model = random_model('BERT')
+    with pytest.raises(ValueError, match='inference_mode'):
+        removal_scores(model, None, random_inputs(model))
 
 
 def test_a_decoder_without_padding_token_says_what_to_set():
-    config = transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(
+        vocab_size=200,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = small('GPT2ForSequenceClassification', config)
     batch = pad_batch(NoTokenizer(), [random_inputs(model, n) for n in (5, 8)])
     for method in ('removal', 'attn_lrp', 'rollout'):
-        with pytest.raises(ValueError, match='set model.config.pad_token_id'): METHODS[method](model, NoTokenizer(), batch, None)
+        with pytest.raises(ValueError, match='set model.config.pad_token_id'):
+            METHODS[method](model, NoTokenizer(), batch, None)
 
 
 def test_no_gradient_is_an_error():
     class Cut(Words):
         def forward(self, input_ids, attention_mask=None):
             x = self.embed(input_ids)[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x)[:, 0, 0].detach()
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)[
+                :, 0, 0
+            ].detach()
 
     ids = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match='no gradient'): removal_scores(Cut().eval(), None, dict(input_ids=ids, attention_mask=torch.ones_like(ids)))
+    with pytest.raises(ValueError, match='no gradient'):
+        removal_scores(
+            Cut().eval(),
+            None,
+            dict(input_ids=ids, attention_mask=torch.ones_like(ids)),
+        )

@@ -1,4 +1,5 @@
 """The interactive page, played with in a browser: what it shows is what the methods gave."""
+
 import os
 
 import chromium
@@ -9,150 +10,292 @@ from lrp_loo.core import pearson
 from lrp_loo.page import explain_page, page_data
 from lrp_loo.view import score_colours
 
-pytestmark = pytest.mark.skipif(chromium.find() is None, reason='needs Chromium (CHROMIUM names it)')
+pytestmark = pytest.mark.skipif(
+    chromium.find() is None, reason='needs Chromium (CHROMIUM names it)'
+)
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
 STATE = "[...document.querySelectorAll('#tokens0 span')].map(e => e.title)"
 BELOW = "[...document.querySelectorAll('#tokens1 span')].map(e => e.title)"
 
 
 @pytest.fixture(scope='module')
-def demo(): return load_demo('sst2')
+def demo():
+    return load_demo('sst2')
 
 
 @pytest.fixture(scope='module')
 def page(demo, tmp_path_factory):
-    path = tmp_path_factory.mktemp('page')/'out.html'; path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
-    with chromium.Chromium() as c: yield c, path.as_uri()
+    path = tmp_path_factory.mktemp('page') / 'out.html'
+    path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
+    with chromium.Chromium() as c:
+        yield c, path.as_uri()
 
 
-def opened(page, state=''): c, url = page; c.open('about:blank'); c.open(url + state); return c
+def opened(page, state=''):
+    c, url = page
+    c.open('about:blank')
+    c.open(url + state)
+    return c
 
 
 OUTSIDE = ' (special token, outside the scale)'
 
 
-def score(title): return float(title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-'))
+def score(title):
+    return float(
+        title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-')
+    )
 
 
-def scores(titles): return torch.tensor([score(t) for t in titles])
+def scores(titles):
+    return torch.tensor([score(t) for t in titles])
 
 
-def near(shown, a): # three significant digits are shown
-    assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (shown, a)
+def near(shown, a):  # three significant digits are shown
+    assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (
+        shown,
+        a,
+    )
 
 
 def test_first_view(page, demo):
-    c = opened(page); a, loo = (explain(*demo, [TEXT], method=m)[0] for m in ('attn_lrp', 'loo'))
-    near(c.js(STATE), a); near(c.js(BELOW), loo)
-    assert c.js("document.querySelector('#tokens0').textContent") == '[CLS] a slow start , but the < b > last < / b > act is a quiet triumph [SEP]'
+    c = opened(page)
+    a, loo = (explain(*demo, [TEXT], method=m)[0] for m in ('attn_lrp', 'loo'))
+    near(c.js(STATE), a)
+    near(c.js(BELOW), loo)
+    assert (
+        c.js("document.querySelector('#tokens0').textContent")
+        == '[CLS] a slow start , but the < b > last < / b > act is a quiet triumph [SEP]'
+    )
     r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
-    assert f'{r:+.3f}'.replace('-', '−') in c.js("document.querySelector('#name0').textContent") and 'positive' in c.js('document.title')
-    assert c.js("document.querySelectorAll('b').length") == 0 and c.errors == [] and c.offline == []
+    assert f'{r:+.3f}'.replace('-', '−') in c.js(
+        "document.querySelector('#name0').textContent"
+    ) and 'positive' in c.js('document.title')
+    assert (
+        c.js("document.querySelectorAll('b').length") == 0
+        and c.errors == []
+        and c.offline == []
+    )
 
 
 def test_methods_switch_by_mouse(page, demo):
     c = opened(page)
     for m in ('cp_lrp', 'rollout', 'ig'):
-        c.click(f"[name=method][value={m}]"); near(c.js(STATE), explain(*demo, [TEXT], method=m, **({'target': 1} if m == 'rollout' else {}))[0])
+        c.click(f"[name=method][value={m}]")
+        near(
+            c.js(STATE),
+            explain(
+                *demo,
+                [TEXT],
+                method=m,
+                **({'target': 1} if m == 'rollout' else {}),
+            )[0],
+        )
         assert c.js("document.querySelector('#layers').disabled") is True
     assert 'method=ig' in c.js('location.hash')
 
 
 def test_layers_switch_by_mouse(page, demo):
     c = opened(page)
-    for l in (1, 4): c.click(f"#boxes input[value='{l}']")
-    near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[1, 4])[0])
-    assert 'layer 2, 5' in c.js("document.querySelector('#name0').textContent") and c.js("document.querySelector('#preset').value") == 'own'
-    c.click("#boxes input[value='1']"); assert c.js("document.querySelector('#preset').selectedOptions[0].textContent") == 'layer 5 alone'
+    for l in (1, 4):
+        c.click(f"#boxes input[value='{l}']")
+    near(
+        c.js(STATE),
+        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[1, 4])[0],
+    )
+    assert (
+        'layer 2, 5' in c.js("document.querySelector('#name0').textContent")
+        and c.js("document.querySelector('#preset').value") == 'own'
+    )
+    c.click("#boxes input[value='1']")
+    assert (
+        c.js("document.querySelector('#preset').selectedOptions[0].textContent")
+        == 'layer 5 alone'
+    )
 
 
 def test_by_keyboard_alone(page, demo):
-    c = opened(page); focus = "document.activeElement.value || document.activeElement.id || document.activeElement.textContent"
-    c.key('Tab'); assert c.js(focus) == 'attn_lrp…cp_lrp'
-    c.key('ArrowDown'); assert c.js('location.hash').startswith('#method=loo'); near(c.js(STATE), explain(*demo, [TEXT], method='loo')[0])
-    c.key('ArrowUp'); c.key('Tab'); assert c.js('document.activeElement.id') == 'preset'
-    c.key('ArrowDown'); near(c.js(STATE), explain(*demo, [TEXT], method='cp_lrp')[0])            # the next entry: all layers
-    c.key('Tab'); assert c.js(focus) == '0'
-    c.key(' '); near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=range(1, 6))[0])
-    c.key('Tab', 6); assert c.js('document.activeElement.id') == 'below'
-    c.key('Tab'); assert c.js(focus) == '[CLS]'
-    c.key('ArrowRight', 3); assert c.js(focus) == 'start' and c.js("document.querySelector('#said').textContent").startswith('start: ')
-    c.key('End'); assert c.js(focus) == '[SEP]'
-    c.key('ArrowRight'); assert c.js(focus) == '[SEP]'                                          # there is nothing further
-    c.key('Home'); assert c.js(focus) == '[CLS]'
+    c = opened(page)
+    focus = "document.activeElement.value || document.activeElement.id || document.activeElement.textContent"
+    c.key('Tab')
+    assert c.js(focus) == 'attn_lrp…cp_lrp'
+    c.key('ArrowDown')
+    assert c.js('location.hash').startswith('#method=loo')
+    near(c.js(STATE), explain(*demo, [TEXT], method='loo')[0])
+    c.key('ArrowUp')
+    c.key('Tab')
+    assert c.js('document.activeElement.id') == 'preset'
+    c.key('ArrowDown')
+    near(
+        c.js(STATE), explain(*demo, [TEXT], method='cp_lrp')[0]
+    )  # the next entry: all layers
+    c.key('Tab')
+    assert c.js(focus) == '0'
+    c.key(' ')
+    near(
+        c.js(STATE),
+        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=range(1, 6))[
+            0
+        ],
+    )
+    c.key('Tab', 6)
+    assert c.js('document.activeElement.id') == 'below'
+    c.key('Tab')
+    assert c.js(focus) == '[CLS]'
+    c.key('ArrowRight', 3)
+    assert c.js(focus) == 'start' and c.js(
+        "document.querySelector('#said').textContent"
+    ).startswith('start: ')
+    c.key('End')
+    assert c.js(focus) == '[SEP]'
+    c.key('ArrowRight')
+    assert c.js(focus) == '[SEP]'  # there is nothing further
+    c.key('Home')
+    assert c.js(focus) == '[CLS]'
     assert c.errors == []
 
 
 def test_the_address_says_what_is_shown(page, demo):
     c = opened(page, '#method=lrp&bypass=0,2&below=cp_lrp')
-    near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[0, 2])[0]); near(c.js(BELOW), explain(*demo, [TEXT], method='cp_lrp')[0])
-    c = opened(page, '#method=nonsense&bypass=99&below=x'); near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp')[0]); assert c.errors == []
-    c = opened(page, '#below='); assert c.js("document.querySelector('#second').hidden") is True and c.js("document.querySelectorAll('#rows tr')[0].children.length") == 2
+    near(
+        c.js(STATE),
+        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[0, 2])[0],
+    )
+    near(c.js(BELOW), explain(*demo, [TEXT], method='cp_lrp')[0])
+    c = opened(page, '#method=nonsense&bypass=99&below=x')
+    near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp')[0])
+    assert c.errors == []
+    c = opened(page, '#below=')
+    assert (
+        c.js("document.querySelector('#second').hidden") is True
+        and c.js("document.querySelectorAll('#rows tr')[0].children.length")
+        == 2
+    )
 
 
 def test_narrow_and_long(demo, tmp_path):
-    path = tmp_path/'long.html'; path.write_text(explain_page(*demo, ' '.join(['slow but quiet and']*30), methods=['attn_lrp', 'cp_lrp']), encoding='utf-8')
+    path = tmp_path / 'long.html'
+    path.write_text(
+        explain_page(
+            *demo,
+            ' '.join(['slow but quiet and'] * 30),
+            methods=['attn_lrp', 'cp_lrp'],
+        ),
+        encoding='utf-8',
+    )
     with chromium.Chromium() as c:
-        c.width(360); c.open(path.as_uri())
-        assert c.js('document.documentElement.scrollWidth') <= 360 and c.js("document.querySelector('#boxes input').disabled") is False
-        assert c.js("document.querySelector('#below').value") == '' and c.errors == []
-        if os.environ.get('LRP_LOO_PICTURES'): c.picture(os.path.join(os.environ['LRP_LOO_PICTURES'], 'long.png'))
+        c.width(360)
+        c.open(path.as_uri())
+        assert (
+            c.js('document.documentElement.scrollWidth') <= 360
+            and c.js("document.querySelector('#boxes input').disabled") is False
+        )
+        assert (
+            c.js("document.querySelector('#below').value") == ''
+            and c.errors == []
+        )
+        if os.environ.get('LRP_LOO_PICTURES'):
+            c.picture(os.path.join(os.environ['LRP_LOO_PICTURES'], 'long.png'))
 
 
 def test_a_long_text_offers_the_sweeps(demo, tmp_path):
-    path = tmp_path/'longer.html'; path.write_text(explain_page(*demo, ' '.join(['slow']*150), methods=['loo']), encoding='utf-8')
+    path = tmp_path / 'longer.html'
+    path.write_text(
+        explain_page(*demo, ' '.join(['slow'] * 150), methods=['loo']),
+        encoding='utf-8',
+    )
     with chromium.Chromium() as c:
         c.open(path.as_uri())
-        assert c.js("document.querySelector('#boxes input').disabled") is True and c.js("document.querySelector('#preset option[value=own]').disabled") is True
-        c.js("(() => { const p = document.querySelector('#preset'); p.value = '0,1,2'; p.dispatchEvent(new Event('change')) })()")
-        near(c.js(STATE), explain(*demo, [' '.join(['slow']*150)], method='attn_lrp', bypass_softmax=[0, 1, 2])[0]); assert c.errors == []
+        assert (
+            c.js("document.querySelector('#boxes input').disabled") is True
+            and c.js(
+                "document.querySelector('#preset option[value=own]').disabled"
+            )
+            is True
+        )
+        c.js(
+            "(() => { const p = document.querySelector('#preset'); p.value = '0,1,2'; p.dispatchEvent(new Event('change')) })()"
+        )
+        near(
+            c.js(STATE),
+            explain(
+                *demo,
+                [' '.join(['slow'] * 150)],
+                method='attn_lrp',
+                bypass_softmax=[0, 1, 2],
+            )[0],
+        )
+        assert c.errors == []
 
 
-def dark_cls(d): # the page's data with a [CLS] that is larger than every word
-    for scores in d['methods'].values(): scores[0] = 50.
-    for scores in d['sets'].values(): scores[0] = 50.
+def dark_cls(d):  # the page's data with a [CLS] that is larger than every word
+    for scores in d['methods'].values():
+        scores[0] = 50.0
+    for scores in d['sets'].values():
+        scores[0] = 50.0
     return d
 
 
 @pytest.fixture
-def with_a_dark_cls(demo, tmp_path, monkeypatch): # a page on which [CLS] would hide every word
+def with_a_dark_cls(
+    demo, tmp_path, monkeypatch
+):  # a page on which [CLS] would hide every word
     made = page_data(*demo, TEXT, methods=['loo', 'removal'])
-    monkeypatch.setattr('lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made))
-    path = tmp_path/'dark.html'
+    monkeypatch.setattr(
+        'lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made)
+    )
+    path = tmp_path / 'dark.html'
     path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
     with chromium.Chromium() as c:
         c.open(path.as_uri() + '#method=removal')
         yield c
 
 
-def colours_of(c, row): return c.js(f"[...document.querySelectorAll('#tokens{row} span')].map(e => getComputedStyle(e).backgroundColor)")
+def colours_of(c, row):
+    return c.js(
+        f"[...document.querySelectorAll('#tokens{row} span')].map(e => getComputedStyle(e).backgroundColor)"
+    )
 
 
 def test_special_tokens_do_not_set_the_scale(with_a_dark_cls, demo):
     c = with_a_dark_cls
-    a, = explain(*demo, [TEXT], method='removal', target=1)
+    (a,) = explain(*demo, [TEXT], method='removal', target=1)
     words = ~a.is_special
     strongest = int(a.scores.where(words, 0).abs().argmax())
     shown = colours_of(c, 0)
-    want = score_colours(a.scores, float(a.scores[words].abs().max()))[strongest]
+    want = score_colours(a.scores, float(a.scores[words].abs().max()))[
+        strongest
+    ]
     assert shown[strongest] == 'rgb(%d, %d, %d)' % want
-    assert f'largest {a.scores[words].abs().max():.3g}' in c.js("document.querySelector('#name0').textContent")
+    assert f'largest {a.scores[words].abs().max():.3g}' in c.js(
+        "document.querySelector('#name0').textContent"
+    )
 
 
 def test_special_tokens_are_drawn_apart(with_a_dark_cls):
     c = with_a_dark_cls
     shown = colours_of(c, 0)
     assert shown[0] == shown[-1] == 'rgb(255, 255, 255)'
-    assert c.js("[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)") == ['[CLS]', '[SEP]']
-    assert c.js("document.querySelector('#tokens0 span').title") == '[CLS] +50.0' + OUTSIDE
+    assert c.js(
+        "[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)"
+    ) == ['[CLS]', '[SEP]']
+    assert (
+        c.js("document.querySelector('#tokens0 span').title")
+        == '[CLS] +50.0' + OUTSIDE
+    )
     assert c.js("document.querySelector('#apart').hidden") is False
     assert c.errors == []
 
 
 def test_r_of_two_words_is_undefined(demo, tmp_path):
-    path = tmp_path/'short.html'
-    path.write_text(explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']), encoding='utf-8')
+    path = tmp_path / 'short.html'
+    path.write_text(
+        explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']),
+        encoding='utf-8',
+    )
     with chromium.Chromium() as c:
         c.open(path.as_uri() + '#method=cp_lrp')
-        assert 'r with loo undefined (2 content tokens)' in c.js("document.querySelector('#name0').textContent")
+        assert 'r with loo undefined (2 content tokens)' in c.js(
+            "document.querySelector('#name0').textContent"
+        )
         assert c.errors == []

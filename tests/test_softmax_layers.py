@@ -1,4 +1,5 @@
 "Which softmax is attention, which layer it belongs to, and gradients that never arrive: right, or refused by name."
+
 import copy
 
 import pytest
@@ -10,55 +11,93 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.methods import lrp_scores
-from lrp_loo.lrp import Composite, attention_maps, gradient, input_gradient, n_layers, transformer_layers, watch_gradient
+from lrp_loo.lrp import (
+    Composite,
+    attention_maps,
+    gradient,
+    input_gradient,
+    n_layers,
+    transformer_layers,
+    watch_gradient,
+)
 from lrp_loo.conservation import conservation
 from lrp_loo.studies.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings
 from lrp_loo.removal import removal_scores
 from lrp_loo.layers import bypass_sweep
 
-PLAIN = Composite('values', 'all', product='gradient', layer_norm='gradient', activation='gradient')
-ONE_BYPASSED = Composite('one', (1,), product='gradient', layer_norm='gradient', activation='gradient')
-CLOSE = 1e-9  # float64: 1e-16 per operation, some thousand operations, and room for cancellation
+PLAIN = Composite(
+    'values',
+    'all',
+    product='gradient',
+    layer_norm='gradient',
+    activation='gradient',
+)
+ONE_BYPASSED = Composite(
+    'one',
+    (1,),
+    product='gradient',
+    layer_norm='gradient',
+    activation='gradient',
+)
+# float64: 1e-16 per operation, some thousand operations, and room for
+# cancellation
+CLOSE = 1e-9
 
 
 class ConstantWeights(TorchFunctionMode):
     "A second derivation: attention weights are cut from the graph at the softmax itself, in the calls that `cut` names."
+
     def __init__(self, cut=lambda call: True):
         super().__init__()
         self.cut, self.calls = cut, 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, '__name__', '')
-        if name not in ('softmax', 'scaled_dot_product_attention'): return func(*args, **kwargs)
+        if name not in ('softmax', 'scaled_dot_product_attention'):
+            return func(*args, **kwargs)
         self.calls += 1
-        if not self.cut(self.calls - 1): return func(*args, **kwargs)
-        if name == 'softmax': return func(*args, **kwargs).detach()
+        if not self.cut(self.calls - 1):
+            return func(*args, **kwargs)
+        if name == 'softmax':
+            return func(*args, **kwargs).detach()
         return func(args[0].detach(), args[1].detach(), *args[2:], **kwargs)
 
 
 class Attention(nn.Module):
     "One head, three dimensions, by hand."
+
     def __init__(self, d):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(d, d) for _ in range(3))
 
-    def weights(self, x): return (self.q(x) @ self.k(x).transpose(-2, -1)*x.shape[-1]**-0.5).softmax(-1)
-    def forward(self, x): return F.dropout(self.weights(x), 0.1, self.training) @ self.v(x)
+    def weights(self, x):
+        return (
+            self.q(x) @ self.k(x).transpose(-2, -1) * x.shape[-1] ** -0.5
+        ).softmax(-1)
+
+    def forward(self, x):
+        return F.dropout(self.weights(x), 0.1, self.training) @ self.v(x)
 
 
 class FourDimensions(Attention):
-    def forward(self, x): return super().forward(x[:, None])[:, 0]
+    def forward(self, x):
+        return super().forward(x[:, None])[:, 0]
 
 
 class Fused(Attention):
-    def forward(self, x): return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+    def forward(self, x):
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
 
 
 class Block(nn.Module):
     def __init__(self, d, attention=Attention):
         super().__init__()
-        self.mix, self.up, self.down = attention(d), nn.Linear(d, 2*d), nn.Linear(2*d, d)
+        self.mix, self.up, self.down = (
+            attention(d),
+            nn.Linear(d, 2 * d),
+            nn.Linear(2 * d, d),
+        )
 
     def forward(self, x):
         x = x + self.mix(x)
@@ -67,24 +106,45 @@ class Block(nn.Module):
 
 class Own(nn.Module):
     "A classifier of one's own; where its two layers are kept is what differs."
+
     def __init__(self, how, attention=Attention, d=8):
         super().__init__()
-        self.how, self.embed, self.out = how, nn.Embedding(20, d), nn.Linear(d, 3)
+        self.how, self.embed, self.out = (
+            how,
+            nn.Embedding(20, d),
+            nn.Linear(d, 3),
+        )
         blocks = [Block(d, attention) for _ in range(2)]
-        if how == 'attributes': self.layer0, self.layer1 = blocks
-        if how == 'sequential': self.layers = nn.Sequential(*blocks)
-        if how == 'list': self.layers = nn.ModuleList(blocks)
-        if how == 'one layer twice': self.layers = nn.ModuleList(blocks[:1]*2)
+        if how == 'attributes':
+            self.layer0, self.layer1 = blocks
+        if how == 'sequential':
+            self.layers = nn.Sequential(*blocks)
+        if how == 'list':
+            self.layers = nn.ModuleList(blocks)
+        if how == 'one layer twice':
+            self.layers = nn.ModuleList(blocks[:1] * 2)
         if how == 'heads beside':
             self.layers = nn.ModuleList(blocks)
-            self.heads = nn.ModuleList(nn.Sequential(nn.Linear(d, 50*d), nn.ReLU(), nn.Linear(50*d, d)) for _ in range(3))
+            self.heads = nn.ModuleList(
+                nn.Sequential(
+                    nn.Linear(d, 50 * d), nn.ReLU(), nn.Linear(50 * d, d)
+                )
+                for _ in range(3)
+            )
 
-    def blocks(self): return [self.layer0, self.layer1] if self.how == 'attributes' else list(self.layers)
+    def blocks(self):
+        return (
+            [self.layer0, self.layer1]
+            if self.how == 'attributes'
+            else list(self.layers)
+        )
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
-        for block in self.blocks(): x = block(x)
-        if self.how == 'heads beside': x = sum(head(x) for head in self.heads)
+        for block in self.blocks():
+            x = block(x)
+        if self.how == 'heads beside':
+            x = sum(head(x) for head in self.heads)
         return self.out(x.mean(1))
 
 
@@ -99,41 +159,84 @@ def own(how, attention=Attention):
 def language_model(name):
     "XLM and FlauBERT keep attentions, feed-forwards and norms in lists that run side by side."
     cls = getattr(transformers, f'{name}ForSequenceClassification')
-    config = cls.config_class(vocab_size=200, emb_dim=32, n_layers=3, n_heads=4, max_position_embeddings=64, pad_index=0, pad_token_id=0)
+    config = cls.config_class(
+        vocab_size=200,
+        emb_dim=32,
+        n_layers=3,
+        n_heads=4,
+        max_position_embeddings=64,
+        pad_index=0,
+        pad_token_id=0,
+    )
     torch.manual_seed(0)
-    model = cls._from_config(config, attn_implementation='eager').eval().double()
+    model = (
+        cls._from_config(config, attn_implementation='eager').eval().double()
+    )
     with torch.no_grad():
         for p in model.parameters():
-            if p.ndim > 1: p.normal_(0, 0.3)
+            if p.ndim > 1:
+                p.normal_(0, 0.3)
     return model
 
 
 def experts(name='Mixtral', **config):
     cls = getattr(transformers, f'{name}ForCausalLM')
-    sizes = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
-                 num_key_value_heads=2, pad_token_id=0, num_local_experts=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    sizes = dict(
+        vocab_size=200,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        num_local_experts=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
     torch.manual_seed(0)
-    model = cls._from_config(cls.config_class(**sizes | config), attn_implementation='sdpa', experts_implementation='eager').eval().double()
+    model = (
+        cls._from_config(
+            cls.config_class(**sizes | config),
+            attn_implementation='sdpa',
+            experts_implementation='eager',
+        )
+        .eval()
+        .double()
+    )
     with torch.no_grad():
         for p in model.parameters():
-            if p.ndim > 1: p.normal_(0, 0.2)
+            if p.ndim > 1:
+                p.normal_(0, 0.2)
     return model
 
 
 def gradient_of(model, inputs, context):
     "The gradient of one output at the embeddings."
-    x = model.get_input_embeddings()(inputs['input_ids']) if hasattr(model, 'get_input_embeddings') else model.embed(inputs['input_ids'])
+    x = (
+        model.get_input_embeddings()(inputs['input_ids'])
+        if hasattr(model, 'get_input_embeddings')
+        else model.embed(inputs['input_ids'])
+    )
     x = x.detach().requires_grad_()
-    embed = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else model.embed
+    embed = (
+        model.get_input_embeddings()
+        if hasattr(model, 'get_input_embeddings')
+        else model.embed
+    )
     handle = embed.register_forward_hook(lambda *_: x.clone())
     try:
-        with context: out = model(**inputs)
-    finally: handle.remove()
+        with context:
+            out = model(**inputs)
+    finally:
+        handle.remove()
     logits = getattr(out, 'logits', out)
     return torch.autograd.grad(logits.flatten()[-1], x)[0]
 
 
-def same(a, b): return (a - b).abs().max() <= CLOSE*b.abs().max()
+def same(a, b):
+    return (a - b).abs().max() <= CLOSE * b.abs().max()
 
 
 @pytest.mark.parametrize('name', ['XLM', 'Flaubert'])
@@ -146,7 +249,8 @@ def test_constant_weights_reach_every_attention_of_parallel_lists(name):
     assert not same(held, plain)
 
 
-def gradient_rules(model): return lrp_rules(model, gradient())
+def gradient_rules(model):
+    return lrp_rules(model, gradient())
 
 
 @pytest.mark.parametrize('name', ['XLM', 'Flaubert'])
@@ -154,31 +258,51 @@ def test_layers_of_parallel_lists_are_numbered(name):
     model = language_model(name)
     inputs = random_inputs(model)
     assert n_layers(model) == 3 and transformer_layers(model) == []
-    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1)))
+    one = gradient_of(
+        model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True)
+    )
+    assert same(
+        one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1))
+    )
 
 
 def test_parallel_lists_conserve_under_cp_lrp():
     model = language_model('XLM')
     s = conservation(model, random_inputs(model), cp_lrp())
-    assert s['softmax'] == 0 and abs(s['remainder']) < 1e-5*max(map(abs, s.values()))
+    assert s['softmax'] == 0 and abs(s['remainder']) < 1e-5 * max(
+        map(abs, s.values())
+    )
 
 
 def test_layers_with_something_between_them_are_not_run_one_after_the_other():
     "Funnel pools the text between its blocks."
     cls = transformers.FunnelForSequenceClassification
     torch.manual_seed(0)
-    model = cls(cls.config_class(vocab_size=200, block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64)).eval()
-    with pytest.raises(NotImplementedError, match='checkpoint=True'): lrp_scores(model, None, random_inputs(model), checkpoint=True)
+    model = cls(
+        cls.config_class(
+            vocab_size=200,
+            block_sizes=[2, 1],
+            d_model=32,
+            n_head=4,
+            d_head=8,
+            d_inner=64,
+        )
+    ).eval()
+    with pytest.raises(NotImplementedError, match='checkpoint=True'):
+        lrp_scores(model, None, random_inputs(model), checkpoint=True)
 
 
 def test_parallel_lists_are_not_run_layer_by_layer():
     model = language_model('XLM')
-    with pytest.raises(NotImplementedError, match='none that can be found'): lrp_scores(model, None, random_inputs(model), checkpoint=True)
+    with pytest.raises(NotImplementedError, match='none that can be found'):
+        lrp_scores(model, None, random_inputs(model), checkpoint=True)
 
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
-@pytest.mark.parametrize('how', ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside'])
+@pytest.mark.parametrize(
+    'how',
+    ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside'],
+)
 def test_all_means_all_attention_of_a_model_of_ones_own(how, attention):
     model = own(how, attention)
     held = gradient_of(model, IDS, lrp_rules(model, PLAIN, strict=True))
@@ -188,52 +312,77 @@ def test_all_means_all_attention_of_a_model_of_ones_own(how, attention):
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 @pytest.mark.parametrize('how', ['sequential', 'list', 'one layer twice'])
-def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(how, attention):
+def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(
+    how, attention
+):
     model = own(how, attention)
-    if how == 'one layer twice': model.config = transformers.PretrainedConfig(num_hidden_layers=2)
+    if how == 'one layer twice':
+        model.config = transformers.PretrainedConfig(num_hidden_layers=2)
     one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1)))
+    assert same(
+        one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1))
+    )
 
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 def test_layers_that_cannot_be_told_apart_are_refused_by_number(attention):
-    with pytest.raises(ValueError, match='shows no list of transformer layers'): lrp_rules(own('attributes', attention), ONE_BYPASSED)
+    with pytest.raises(ValueError, match='shows no list of transformer layers'):
+        lrp_rules(own('attributes', attention), ONE_BYPASSED)
 
 
 def test_a_bigger_list_beside_the_layers_is_not_taken_for_them():
     model = own('heads beside')
     assert transformer_layers(model) == list(model.layers)
     one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1)))
+    assert same(
+        one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1))
+    )
 
 
 @pytest.mark.parametrize('attention', [FourDimensions, Fused])
-def test_layers_that_no_name_tells_from_a_bigger_list_are_refused_by_number(attention):
+def test_layers_that_no_name_tells_from_a_bigger_list_are_refused_by_number(
+    attention,
+):
     model = own('heads beside', attention)
-    with pytest.raises(ValueError, match='layers.0.mix, layers.1.mix belongs to none of the 3 layers'): gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
+    with pytest.raises(
+        ValueError,
+        match='layers.0.mix, layers.1.mix belongs to none of the 3 layers',
+    ):
+        gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
 
 
 class TwoStacks(Own):
     "Attention in the layers and in a part beside them."
+
     def __init__(self):
         super().__init__('list')
         self.last = Block(8)
 
-    def blocks(self): return [*self.layers, self.last]
+    def blocks(self):
+        return [*self.layers, self.last]
 
 
 def test_attention_beside_the_layers_is_refused_by_number_and_held_by_all():
     torch.manual_seed(0)
     model = TwoStacks().eval().double()
-    with pytest.raises(ValueError, match='last.mix belongs to none of the 2 layers'): gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
-    assert same(gradient_of(model, IDS, lrp_rules(model, PLAIN)), gradient_of(model, IDS, ConstantWeights()))
+    with pytest.raises(
+        ValueError, match='last.mix belongs to none of the 2 layers'
+    ):
+        gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
+    assert same(
+        gradient_of(model, IDS, lrp_rules(model, PLAIN)),
+        gradient_of(model, IDS, ConstantWeights()),
+    )
 
 
 def test_a_softmax_without_a_layer_is_named():
     model = own('attributes')
-    with lrp_rules(model, cp_lrp(), strict=True) as rules: model(**IDS)
+    with lrp_rules(model, cp_lrp(), strict=True) as rules:
+        model(**IDS)
     softmax = rules.report().query("operation == 'softmax'")
-    assert softmax.layer.tolist() == ['-', '-'] and set(softmax.rule) == {'constant weights'}
+    assert softmax.layer.tolist() == ['-', '-'] and set(softmax.rule) == {
+        'constant weights'
+    }
     assert softmax.module.tolist() == ['layer0.mix', 'layer1.mix']
 
 
@@ -241,66 +390,119 @@ def test_stages_of_layers_are_not_numbered():
     "A Swin stage with two layers is no transformer layer."
     cls = transformers.SwinForImageClassification
     torch.manual_seed(0)
-    model = cls(cls.config_class(image_size=32, patch_size=4, embed_dim=16, depths=[1, 2], num_heads=[2, 2], window_size=4)).eval()
+    model = cls(
+        cls.config_class(
+            image_size=32,
+            patch_size=4,
+            embed_dim=16,
+            depths=[1, 2],
+            num_heads=[2, 2],
+            window_size=4,
+        )
+    ).eval()
     inputs = {'pixel_values': torch.rand(1, 3, 32, 32)}
-    with pytest.raises(ValueError, match='holds a list of layers'): relevance_of(model, inputs, attn_lrp([0]))
+    with pytest.raises(ValueError, match='holds a list of layers'):
+        relevance_of(model, inputs, attn_lrp([0]))
     rules = relevance_of(model, inputs, cp_lrp())[2]
-    attention = rules.report().query("operation in ('softmax', 'scaled_dot_product_attention')")
+    attention = rules.report().query(
+        "operation in ('softmax', 'scaled_dot_product_attention')"
+    )
     assert set(attention.rule) == {'constant weights'}
 
 
 def test_blocks_of_layers_are_numbered_through():
     "Funnel's layers are a list of lists."
     cls = transformers.FunnelForSequenceClassification
-    config = cls.config_class(vocab_size=200, block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64)
+    config = cls.config_class(
+        vocab_size=200,
+        block_sizes=[2, 1],
+        d_model=32,
+        n_head=4,
+        d_head=8,
+        d_inner=64,
+    )
     torch.manual_seed(0)
     model = cls(config).eval().double()
     inputs = random_inputs(model)
     assert n_layers(model) == len(transformer_layers(model)) == 3
     one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED))
-    assert same(one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1)))
-    assert same(gradient_of(model, inputs, lrp_rules(model, PLAIN)), gradient_of(model, inputs, ConstantWeights()))
+    assert same(
+        one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1))
+    )
+    assert same(
+        gradient_of(model, inputs, lrp_rules(model, PLAIN)),
+        gradient_of(model, inputs, ConstantWeights()),
+    )
 
 
 class Probabilities(nn.Module):
     "A model that ends in a softmax."
+
     def __init__(self, inner):
         super().__init__()
         self.inner, self.embed = inner, inner.embed
 
-    def forward(self, input_ids): return self.inner(input_ids).softmax(-1)
+    def forward(self, input_ids):
+        return self.inner(input_ids).softmax(-1)
 
 
 @pytest.mark.parametrize('how', ['attributes', 'list'])
 def test_a_softmax_on_the_output_is_no_attention(how):
     model = Probabilities(own(how))
     held = gradient_of(model, IDS, lrp_rules(model, PLAIN, strict=True))
-    assert same(held, gradient_of(model, IDS, ConstantWeights(lambda call: call < 2)))
-    with lrp_rules(model, cp_lrp()) as rules: model(**IDS)
-    assert rules.report().query("operation == 'softmax' and module == ''").rule.tolist() == ['no attention, own gradient']
+    assert same(
+        held, gradient_of(model, IDS, ConstantWeights(lambda call: call < 2))
+    )
+    with lrp_rules(model, cp_lrp()) as rules:
+        model(**IDS)
+    assert rules.report().query(
+        "operation == 'softmax' and module == ''"
+    ).rule.tolist() == ['no attention, own gradient']
 
 
 class Pool(nn.Module):
     "Tokens pooled by softmax weights: as a matrix product it is attention with one query, element by element it is a gate."
+
     def __init__(self, inner, product):
         super().__init__()
-        self.inner, self.embed, self.product, self.score = inner, inner.embed, product, nn.Linear(8, 1).double()
+        self.inner, self.embed, self.product, self.score = (
+            inner,
+            inner.embed,
+            product,
+            nn.Linear(8, 1).double(),
+        )
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
-        for block in self.inner.blocks(): x = block(x)
+        for block in self.inner.blocks():
+            x = block(x)
         weights = self.score(x).softmax(1)
-        x = weights.transpose(1, 2) @ x if self.product else (weights*x).sum(1, keepdim=True)
+        x = (
+            weights.transpose(1, 2) @ x
+            if self.product
+            else (weights * x).sum(1, keepdim=True)
+        )
         return self.inner.out(x[:, 0])
 
 
-@pytest.mark.parametrize('product,rules_of', [(True, ['own gradient', 'constant weights']), (False, ['gate, own gradient', 'constant gate'])])
-def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(product, rules_of):
+@pytest.mark.parametrize(
+    'product,rules_of',
+    [
+        (True, ['own gradient', 'constant weights']),
+        (False, ['gate, own gradient', 'constant gate']),
+    ],
+)
+def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(
+    product, rules_of
+):
     torch.manual_seed(0)
     model = Pool(own('list'), product).eval()
     for composite, rule in zip((attn_lrp(), cp_lrp()), rules_of):
-        with lrp_rules(model, composite) as rules: model(**IDS)
-        assert rules.report().query("operation == 'softmax' and module == ''").rule.tolist() == [rule]
+        with lrp_rules(model, composite) as rules:
+            model(**IDS)
+        assert rules.report().query(
+            "operation == 'softmax' and module == ''"
+        ).rule.tolist() == [rule]
 
 
 @pytest.mark.parametrize('name', ['Mixtral', 'Qwen2Moe', 'Olmoe', 'GraniteMoe'])
@@ -309,21 +511,43 @@ def test_a_router_is_a_gate_and_no_attention(name):
     "Its own gradient under AttnLRP, whatever layers are bypassed; constant under CP-LRP as every gate; never recorded as attention."
     model = experts(name)
     inputs = random_inputs(model)
-    for composite, rule in ((attn_lrp(), 'gate, own gradient'), (attn_lrp([0, 1]), 'gate, own gradient'), (cp_lrp(), 'constant gate')):
+    for composite, rule in (
+        (attn_lrp(), 'gate, own gradient'),
+        (attn_lrp([0, 1]), 'gate, own gradient'),
+        (cp_lrp(), 'constant gate'),
+    ):
         rules = relevance_of(model, inputs, composite, record='attention')[2]
         router = rules.report().query("operation == 'softmax'")
         assert len(router) == 2 and set(router.rule) == {rule}
-        assert [layer for layer, _, _ in rules.attention] == [0, 1] and all(A.ndim == 4 for _, _, A in rules.attention)
+        assert [layer for layer, _, _ in rules.attention] == [0, 1] and all(
+            A.ndim == 4 for _, _, A in rules.attention
+        )
 
 
 def test_bypassing_a_layer_leaves_its_router_alone():
     model = experts('Qwen2Moe', norm_topk_prob=False)
     inputs = random_inputs(model)
-    both = gradient_of(model, inputs, lrp_rules(model, Composite('both', (0, 1), product='gradient', layer_norm='gradient', activation='gradient')))
+    both = gradient_of(
+        model,
+        inputs,
+        lrp_rules(
+            model,
+            Composite(
+                'both',
+                (0, 1),
+                product='gradient',
+                layer_norm='gradient',
+                activation='gradient',
+            ),
+        ),
+    )
+
     class Fused(ConstantWeights):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if getattr(func, '__name__', '') == 'softmax': return func(*args, **(kwargs or {}))
+            if getattr(func, '__name__', '') == 'softmax':
+                return func(*args, **(kwargs or {}))
             return super().__torch_function__(func, types, args, kwargs)
+
     assert same(both, gradient_of(model, inputs, Fused()))
 
 
@@ -331,7 +555,10 @@ def test_a_model_of_experts_conserves_with_its_routers_share():
     model = experts('Qwen2Moe', norm_topk_prob=False)
     for composite in (attn_lrp(), cp_lrp()):
         s = conservation(model, random_inputs(model), composite)
-        assert abs(s['remainder']) < 1e-5*max(map(abs, s.values())), (composite.name, s)
+        assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values())), (
+            composite.name,
+            s,
+        )
 
 
 def test_removal_takes_no_router_for_attention():
@@ -339,68 +566,120 @@ def test_removal_takes_no_router_for_attention():
     assert scores.shape == (1, 12) and torch.isfinite(scores).all()
 
 
-# ---------------------------------------------------------------- gradients that never arrive
+# ---------------------------------------------------------------- gradients
+# that never arrive
+
 
 @pytest.mark.filterwarnings('ignore')
 def test_a_quantized_linear_layer_is_refused_by_name():
     model = random_model('BERT', dtype=torch.float32)
-    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
+    quantized = torch.ao.quantization.quantize_dynamic(
+        copy.deepcopy(model), {nn.Linear}
+    )
     inputs = random_inputs(model)
     for composite in (attn_lrp(), cp_lrp(), gradient()):
-        with pytest.raises(ValueError, match='no gradient comes through linear_dynamic in bert.encoder.layer.0.*DynamicQuantizedLinear'): relevance_of(quantized, inputs, composite)
+        with pytest.raises(
+            ValueError,
+            match='no gradient comes through linear_dynamic in bert.encoder.layer.0.*DynamicQuantizedLinear',
+        ):
+            relevance_of(quantized, inputs, composite)
 
 
 class NoGrad(nn.Module):
-    def __init__(self, inner): super().__init__(); self.inner = inner
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
     @torch.no_grad()
-    def forward(self, x): return self.inner(x)
+    def forward(self, x):
+        return self.inner(x)
 
 
 class Detached(NoGrad):
-    def forward(self, x): return self.inner(x.detach())
+    def forward(self, x):
+        return self.inner(x.detach())
 
 
 class Whole(NoGrad):
     "Products of whole numbers, as an 8-bit layer makes them."
-    def forward(self, x): return self.inner((x*100).to(torch.int32).to(x.dtype)*0.01)
+
+    def forward(self, x):
+        return self.inner((x * 100).to(torch.int32).to(x.dtype) * 0.01)
 
 
 class Nothing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x): return 2*x
+    def forward(ctx, x):
+        return 2 * x
+
     @staticmethod
-    def backward(ctx, g): return None
+    def backward(ctx, g):
+        return None
 
 
 class Custom(NoGrad):
-    def forward(self, x): return Nothing.apply(self.inner(x))
+    def forward(self, x):
+        return Nothing.apply(self.inner(x))
 
 
 @pytest.mark.filterwarnings('ignore:no rule')
-@pytest.mark.parametrize('part,said', [(NoGrad, 'linear under no_grad'), (Detached, 'detach'), (Whole, 'to in'), (Custom, 'NothingBackward')])
-@pytest.mark.parametrize('composite', [attn_lrp(), gradient()], ids=['attn_lrp', 'gradient'])
-def test_a_part_that_hands_no_gradient_on_is_refused_by_name(part, said, composite):
+@pytest.mark.parametrize(
+    'part,said',
+    [
+        (NoGrad, 'linear under no_grad'),
+        (Detached, 'detach'),
+        (Whole, 'to in'),
+        (Custom, 'NothingBackward'),
+    ],
+)
+@pytest.mark.parametrize(
+    'composite', [attn_lrp(), gradient()], ids=['attn_lrp', 'gradient']
+)
+def test_a_part_that_hands_no_gradient_on_is_refused_by_name(
+    part, said, composite
+):
     "Residual connections bring part of the gradient, so that the scores would look right."
     model = random_model('BERT')
     output = model.bert.encoder.layer[1].output
     output.dense = part(output.dense)
-    with pytest.raises(ValueError, match=f'no gradient comes through {said}.*bert.encoder.layer.1.output'): relevance_of(model, random_inputs(model), composite)
+    with pytest.raises(
+        ValueError,
+        match=f'no gradient comes through {said}.*bert.encoder.layer.1.output',
+    ):
+        relevance_of(model, random_inputs(model), composite)
 
 
 def test_watching_the_plain_gradient_refuses_too():
     model = random_model('BERT')
     inputs = random_inputs(model)
-    with watch_gradient(model): model(**inputs)
-    model.bert.encoder.layer[1].output.dense = NoGrad(model.bert.encoder.layer[1].output.dense)
-    with pytest.raises(ValueError, match='no gradient comes through'), watch_gradient(model): model(inputs_embeds=torch.randn(1, 4, 32, dtype=torch.double, requires_grad=True))
+    with watch_gradient(model):
+        model(**inputs)
+    model.bert.encoder.layer[1].output.dense = NoGrad(
+        model.bert.encoder.layer[1].output.dense
+    )
+    with (
+        pytest.raises(ValueError, match='no gradient comes through'),
+        watch_gradient(model),
+    ):
+        model(
+            inputs_embeds=torch.randn(
+                1, 4, 32, dtype=torch.double, requires_grad=True
+            )
+        )
 
 
 def test_what_is_cut_off_and_not_used_is_no_error():
     "Masks and choices made of activations without a gradient."
+
     class Choice(NoGrad):
         def forward(self, x):
-            with torch.no_grad(): top = x.abs().topk(3, -1).indices
-            return self.inner(x*(x.detach() > -100)) + 0*x.gather(-1, top).sum()
+            with torch.no_grad():
+                top = x.abs().topk(3, -1).indices
+            return (
+                self.inner(x * (x.detach() > -100))
+                + 0 * x.gather(-1, top).sum()
+            )
+
     model = random_model('BERT')
     plain = relevance_of(model, random_inputs(model), attn_lrp())[0]
     output = model.bert.encoder.layer[1].output
@@ -410,53 +689,98 @@ def test_what_is_cut_off_and_not_used_is_no_error():
 
 def test_where_no_gradient_arrives_at_all_the_message_is_ours():
     x = torch.ones(3, requires_grad=True)
-    for value in (torch.ones(1), torch.ones(1, requires_grad=True)*2):
-        with pytest.raises(ValueError, match='no gradient comes from the explained number'): input_gradient(value, x)
-    assert torch.equal(input_gradient(x*2, x), torch.full((3,), 2.))
+    for value in (torch.ones(1), torch.ones(1, requires_grad=True) * 2):
+        with pytest.raises(
+            ValueError, match='no gradient comes from the explained number'
+        ):
+            input_gradient(value, x)
+    assert torch.equal(input_gradient(x * 2, x), torch.full((3,), 2.0))
 
 
-# ---------------------------------------------------------------- compiled parts, parts in training mode
+# ---------------------------------------------------------------- compiled
+# parts, parts in training mode
+
 
 @pytest.mark.parametrize('how', ['wrapped', 'in place', 'forward'])
 def test_a_compiled_part_is_refused_by_name(how):
     model = random_model('BERT', dtype=torch.float32)
     layers = model.bert.encoder.layer
-    if how == 'wrapped': layers[1] = torch.compile(layers[1])
-    if how == 'in place': layers[1].compile()
-    if how == 'forward': layers[1].forward = torch.compile(layers[1].forward)
-    with pytest.raises(TypeError, match='bert.encoder.layer.1 of the model is compiled'): lrp_rules(model, attn_lrp())
-    with pytest.raises(TypeError, match='bert.encoder.layer.1 of the model is compiled'): attention_maps(model, **random_inputs(model))
+    if how == 'wrapped':
+        layers[1] = torch.compile(layers[1])
+    if how == 'in place':
+        layers[1].compile()
+    if how == 'forward':
+        layers[1].forward = torch.compile(layers[1].forward)
+    with pytest.raises(
+        TypeError, match='bert.encoder.layer.1 of the model is compiled'
+    ):
+        lrp_rules(model, attn_lrp())
+    with pytest.raises(
+        TypeError, match='bert.encoder.layer.1 of the model is compiled'
+    ):
+        attention_maps(model, **random_inputs(model))
 
 
 def test_a_part_in_training_mode_is_refused_by_name(tokenizer):
     model = random_model('BERT', dtype=torch.float32, vocab_size=30522)
     model.bert.encoder.layer[1].attention.self.train()
-    with pytest.raises(ValueError, match='bert.encoder.layer.1.attention.self is in training mode'): explain(model, tokenizer, 'Not a dull minute.', method='loo')
+    with pytest.raises(
+        ValueError,
+        match='bert.encoder.layer.1.attention.self is in training mode',
+    ):
+        explain(model, tokenizer, 'Not a dull minute.', method='loo')
 
 
-@pytest.mark.parametrize('part,refused', [(nn.Linear(32, 2), False), (nn.Dropout(0.), False), (nn.Dropout(0.1), True), (nn.BatchNorm1d(2), True), (nn.Sequential(nn.Linear(32, 2)), False)])
+@pytest.mark.parametrize(
+    'part,refused',
+    [
+        (nn.Linear(32, 2), False),
+        (nn.Dropout(0.0), False),
+        (nn.Dropout(0.1), True),
+        (nn.BatchNorm1d(2), True),
+        (nn.Sequential(nn.Linear(32, 2)), False),
+    ],
+)
 def test_only_parts_that_training_changes_are_refused(part, refused):
     "A new head is in training mode as torch makes it, and computes the same."
     model = random_model('BERT')
     model.classifier = part.train()
-    if not refused: return check_model(model)
-    with pytest.raises(ValueError, match='classifier.* is in training mode'): check_model(model)
+    if not refused:
+        return check_model(model)
+    with pytest.raises(ValueError, match='classifier.* is in training mode'):
+        check_model(model)
 
 
 def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
     torch.manual_seed(0)
     model = TwoStacks().eval()
-    with pytest.raises(ValueError, match='last.mix belongs to none of the 2 layers'): bypass_sweep(model, IDS, [(), (1,)])
+    with pytest.raises(
+        ValueError, match='last.mix belongs to none of the 2 layers'
+    ):
+        bypass_sweep(model, IDS, [(), (1,)])
 
 
 def test_longformers_global_attention_is_held_constant():
     "Its softmax has three dimensions, and its weights change their type before they are used."
     cls = transformers.LongformerForSequenceClassification
     torch.manual_seed(0)
-    model = cls(cls.config_class(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64, attention_window=4, pad_token_id=1)).eval()
+    model = cls(
+        cls.config_class(
+            vocab_size=200,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            attention_window=4,
+            pad_token_id=1,
+        )
+    ).eval()
     rules = relevance_of(model, random_inputs(model), cp_lrp())[2]
     softmax = rules.report().query("operation == 'softmax'")
-    assert set(softmax.rule) == {'constant weights'} and softmax.calls.sum() == 4
+    assert (
+        set(softmax.rule) == {'constant weights'} and softmax.calls.sum() == 4
+    )
 
 
 class BiasUnderNoGrad(nn.Module):
@@ -477,5 +801,5 @@ def test_a_parameter_s_view_under_no_grad_loses_no_gradient():
     model = BiasUnderNoGrad().eval()
     with watch_embeddings(model) as seen, lrp_rules(model, attn_lrp()):
         out = model(torch.tensor([[3, 4, 5]]))
-    g, = torch.autograd.grad(out.sum(), seen[0])
+    (g,) = torch.autograd.grad(out.sum(), seen[0])
     assert torch.equal(g, torch.ones_like(g))

@@ -1,4 +1,5 @@
 "What the views show of special tokens: they are left out of the scale and drawn apart."
+
 import re
 
 import matplotlib.pyplot as plt
@@ -8,22 +9,28 @@ import torch
 from lrp_loo.core import Attribution
 from lrp_loo.view import compare, score_colours, terminal_text
 
-STRONGEST = score_colours(torch.tensor([1.]))[0]
+STRONGEST = score_colours(torch.tensor([1.0]))[0]
 
 
-def of(scores, method='by hand', special=(0, -1), tokens='[CLS] a fine film [SEP]'):
+def of(
+    scores, method='by hand', special=(0, -1), tokens='[CLS] a fine film [SEP]'
+):
     "An explanation by hand; `special`: places of special tokens."
     tokens = tokens.split()
     is_special = torch.zeros(len(tokens), dtype=torch.bool)
     is_special[list(special)] = True
-    return Attribution(tokens, torch.tensor(scores), is_special, 1, 2.5, method, 'positive')
+    return Attribution(
+        tokens, torch.tensor(scores), is_special, 1, 2.5, method, 'positive'
+    )
 
 
 @pytest.fixture
-def dark(): return of([-9., .1, 2., .5, 3.]) # its [CLS] is larger than every word
+def dark():
+    return of([-9.0, 0.1, 2.0, 0.5, 3.0])  # its [CLS] is larger than every word
 
 
-def span_of(word, html): return re.search(rf'<span title="{re.escape(word)} [^>]*>', html)[0]
+def span_of(word, html):
+    return re.search(rf'<span title="{re.escape(word)} [^>]*>', html)[0]
 
 
 def test_the_largest_word_has_the_strongest_colour_in_html(dark):
@@ -32,7 +39,8 @@ def test_the_largest_word_has_the_strongest_colour_in_html(dark):
 
 def test_special_tokens_have_no_colour_for_their_size_in_html(dark):
     page = dark._repr_html_()
-    for token in ('[CLS]', '[SEP]'): assert 'background:#fff' in span_of(token, page)
+    for token in ('[CLS]', '[SEP]'):
+        assert 'background:#fff' in span_of(token, page)
     assert 'left out of the scale' in page
 
 
@@ -42,7 +50,7 @@ def test_the_legend_ends_at_the_largest_word(dark):
 
 
 def test_special_tokens_alone_keep_their_colours():
-    page = of([1., -.5], special=(0, 1), tokens='[CLS] [SEP]')._repr_html_()
+    page = of([1.0, -0.5], special=(0, 1), tokens='[CLS] [SEP]')._repr_html_()
     assert f'background:rgb{STRONGEST}' in span_of('[CLS]', page)
     assert 'left out of the scale' not in page
 
@@ -53,13 +61,17 @@ def test_a_comparison_names_the_largest_word(dark):
 
 def test_r_of_two_words_is_not_shown():
     words = dict(special=(0,), tokens='[CLS] fine film')
-    page = compare(of([5., 1., 2.], **words), of([0., 2., 1.], 'loo', **words))._repr_html_()
+    page = compare(
+        of([5.0, 1.0, 2.0], **words), of([0.0, 2.0, 1.0], 'loo', **words)
+    )._repr_html_()
     assert 'r with loo undefined (2 content tokens)' in page
     assert not re.search(r'r with loo [+-]', page)
 
 
 def test_r_of_a_map_without_differences_is_not_a_number_that_is_shown():
-    page = compare(of([5., 1., 1., 1., 0.]), of([0., 2., 1., 4., 0.], 'loo'))._repr_html_()
+    page = compare(
+        of([5.0, 1.0, 1.0, 1.0, 0.0]), of([0.0, 2.0, 1.0, 4.0, 0.0], 'loo')
+    )._repr_html_()
     assert 'r with loo undefined' in page and 'nan' not in page
 
 
@@ -78,7 +90,10 @@ def test_a_special_bar_that_leaves_the_axis_names_its_value(dark):
 
 
 def test_the_largest_word_has_the_strongest_colour_in_a_terminal(dark):
-    assert f"48;2;{';'.join(map(str, STRONGEST))}m\x1b[30mfine" in terminal_text(dark)
+    assert (
+        f"48;2;{';'.join(map(str, STRONGEST))}m\x1b[30mfine"
+        in terminal_text(dark)
+    )
 
 
 def test_special_tokens_have_no_background_in_a_terminal(dark):

@@ -17,11 +17,16 @@ from tqdm.auto import tqdm
 from .beyond import part_examples
 from ..lrp import cp_lrp, lrp_rules
 from ..core import Results
-from ..faithfulness import agreement_rows, mean_se, paired_difference, per_text
+from lrp_loo.faithfulness import (
+    agreement_rows,
+    mean_se,
+    paired_difference,
+    per_text,
+)
 from ..models import forward, watch_embeddings
 
 # %% ../../nbs/26_ablation.ipynb #763c5c98
-ABLATED = { # rule → the Composite's field without it, and with it
+ABLATED = {  # rule → the Composite's field without it, and with it
     'product': (dict(product='gradient'), dict(product='half')),
     'norm': (dict(layer_norm='gradient'), dict(layer_norm='constant_std')),
     'activation': (dict(activation='gradient'), dict(activation='identity')),
@@ -29,126 +34,313 @@ ABLATED = { # rule → the Composite's field without it, and with it
     'gate': (dict(gate='half'), dict(gate='constant')),
 }
 
-ATTN_LRP, CP_LRP = ('product', 'norm', 'activation'), ('product', 'norm', 'activation', 'softmax', 'gate')
+ATTN_LRP, CP_LRP = (
+    ('product', 'norm', 'activation'),
+    ('product', 'norm', 'activation', 'softmax', 'gate'),
+)
+
 
 def composite_name(
-    rules, # some of ABLATED
-)->str:    # 'product+norm+activation'; 'none' without any
+    rules,  # some of ABLATED
+) -> str:  # 'product+norm+activation'; 'none' without any
     "One name per set of rules, whatever the order they are given in."
-    if unknown := set(rules) - set(ABLATED): raise ValueError(f"no rule {sorted(unknown)}; take some of {', '.join(ABLATED)}")
+    if unknown := set(rules) - set(ABLATED):
+        raise ValueError(
+            f"no rule {sorted(unknown)}; take some of {', '.join(ABLATED)}"
+        )
     return '+'.join(r for r in ABLATED if r in set(rules)) or 'none'
 
+
 def ablation_composites(
-    gates:bool=False, # does the model multiply by gates? Then there are 32
-)->dict:              # name → ('lrp', the Composite's fields), as `faithfulness_row` takes methods
+    gates: bool = False,  # does the model multiply by gates? Then there are 32
+    # name → ('lrp', the Composite's fields), as `faithfulness_row` takes
+    # methods
+) -> dict:
     "The full factorial: every subset of the rules."
     rules = [r for r in ABLATED if gates or r != 'gate']
-    return {composite_name([r for r, on in zip(rules, which) if on]): ('lrp', {k: v for r, on in zip(rules, which) for k, v in ABLATED[r][on].items()})
-            for which in itertools.product((False, True), repeat=len(rules))}
+    return {
+        composite_name([r for r, on in zip(rules, which) if on]): (
+            'lrp',
+            {
+                k: v
+                for r, on in zip(rules, which)
+                for k, v in ABLATED[r][on].items()
+            },
+        )
+        for which in itertools.product((False, True), repeat=len(rules))
+    }
+
 
 def same_as(
-    name:str, # of a composite, in a model without gates
-)->str:       # the one it equals: with the softmax bypassed there is no product left
+    name: str,  # of a composite, in a model without gates
+) -> (
+    str
+):  # the one it equals: with the softmax bypassed there is no product left
     "Twelve of the sixteen rule sets differ where there are no gates; the others are computed once."
     rules = name.split('+')
-    return composite_name([r for r in rules if r != 'product' or 'softmax' not in rules]) if name != 'none' else name
+    return (
+        composite_name(
+            [r for r in rules if r != 'product' or 'softmax' not in rules]
+        )
+        if name != 'none'
+        else name
+    )
 
 # %% ../../nbs/26_ablation.ipynb #53645f59
 def has_gates(
-    model,    # any model
-    enc:dict, # one encoded text or image
-)->bool:      # does it multiply by an activation's output?
+    model,  # any model
+    enc: dict,  # one encoded text or image
+) -> bool:  # does it multiply by an activation's output?
     "Whether CP-LRP's rule for gates finds anything to hold constant."
-    with torch.enable_grad(), watch_embeddings(model), lrp_rules(model, cp_lrp()) as rules: forward(model, enc)
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, cp_lrp()) as rules,
+    ):
+        forward(model, enc)
     return bool((rules.report().rule == 'constant gate').any())
 
 # %% ../../nbs/26_ablation.ipynb #344b1a28
 def ablation_r(
-    rows:list,  # of `ablation_experiment`
-    name:str,   # of a composite, or 'canonized'
-)->np.ndarray:  # (n_texts,)
+    rows: list,  # of `ablation_experiment`
+    name: str,  # of a composite, or 'canonized'
+) -> np.ndarray:  # (n_texts,)
     "A rule set's r with LOO per text, whether it was computed or equals another that was."
-    return per_text(rows, name if name in rows[0]['methods'] else same_as(name), 'loo_r')
+    return per_text(
+        rows, name if name in rows[0]['methods'] else same_as(name), 'loo_r'
+    )
 
-def _corners(rows): # rules, and r of every composite: 2 × … × 2 × texts, index 1 with the rule
-    rules = [r for r in ABLATED if r in rows[0]['methods']]          # a rule alone is a composite of its own
-    x = {which: ablation_r(rows, composite_name([r for r, on in zip(rules, which) if on])) for which in itertools.product((0, 1), repeat=len(rules))}
-    return rules, np.stack([x[w] for w in sorted(x)]).reshape(*(2,)*len(rules), len(rows))
+
+def _corners(
+    rows,
+):  # rules, and r of every composite: 2 × … × 2 × texts, index 1 with the rule
+    rules = [
+        r for r in ABLATED if r in rows[0]['methods']
+    ]  # a rule alone is a composite of its own
+    x = {
+        which: ablation_r(
+            rows, composite_name([r for r, on in zip(rules, which) if on])
+        )
+        for which in itertools.product((0, 1), repeat=len(rules))
+    }
+    return rules, np.stack([x[w] for w in sorted(x)]).reshape(
+        *(2,) * len(rules), len(rows)
+    )
+
 
 def ablation_effects(
-    results:dict,   # of `read_results`
-)->pd.DataFrame:    # kind, rule, mean, low, high, n: differences in r with LOO, with 95 % intervals over the texts
+    results: dict,  # of `read_results`
+    # kind, rule, mean, low, high, n: differences in r with LOO, with 95 %
+    # intervals over the texts
+) -> pd.DataFrame:
     "What each rule does: on the average of all other settings (main), in pairs (interaction), within AttnLRP, and by itself."
-    rules, r = _corners(results['rows']); k, out = len(rules), []
+    rules, r = _corners(results['rows'])
+    k, out = len(rules), []
     average = lambda x: x.reshape(-1, x.shape[-1]).mean(0)
-    def add(kind, rule, x, y): out.append(dict(kind=kind, rule=rule) | paired_difference(x, y))
-    for a in range(k): add('main', rules[a], average(r.take(1, a)), average(r.take(0, a)))
+
+    def add(kind, rule, x, y):
+        out.append(dict(kind=kind, rule=rule) | paired_difference(x, y))
+
+    for a in range(k):
+        add('main', rules[a], average(r.take(1, a)), average(r.take(0, a)))
     for a, b in itertools.combinations(range(k), 2):
         f = lambda i, j: average(np.moveaxis(r, (a, b), (0, 1))[i, j])
-        add('interaction', f'{rules[a]} × {rules[b]}', (f(1, 1) + f(0, 0))/2, (f(1, 0) + f(0, 1))/2)
-    for kind, base, which in (('in AttnLRP', ATTN_LRP, rules), ('alone', (), rules), ('in AttnLRP without halves', ATTN_LRP[1:], ['softmax'])):
+        add(
+            'interaction',
+            f'{rules[a]} × {rules[b]}',
+            (f(1, 1) + f(0, 0)) / 2,
+            (f(1, 0) + f(0, 1)) / 2,
+        )
+    for kind, base, which in (
+        ('in AttnLRP', ATTN_LRP, rules),
+        ('alone', (), rules),
+        ('in AttnLRP without halves', ATTN_LRP[1:], ['softmax']),
+    ):
         for rule in which:
-            with_, without = ([int((q in base) if q != rule else on) for q in rules] for on in (1, 0)); add(kind, rule, r[tuple(with_)], r[tuple(without)])
+            with_, without = (
+                [int((q in base) if q != rule else on) for q in rules]
+                for on in (1, 0)
+            )
+            add(kind, rule, r[tuple(with_)], r[tuple(without)])
     return pd.DataFrame(out)
 
 # %% ../../nbs/26_ablation.ipynb #1779b79e
 def ablation_experiment(
-    path,             # the results file
-    part:str,         # 'sst2', 'imdb', or one of BEYOND
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # examples
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-    batch_size:int=16, # examples in one pass
-)->Results:
+    path,  # the results file
+    part: str,  # 'sst2', 'imdb', or one of BEYOND
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # examples
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+    batch_size: int = 16,  # examples in one pass
+) -> Results:
     "Agreement of every composite, and of canonized LRP, with LOO, which is computed once per example; resumable."
     model, tok, examples, info, left = part_examples(part, data, limit, seed)
     gates = has_gates(model, examples[0][1])
-    methods = {n: m for n, m in ablation_composites(gates).items() if gates or n == same_as(n)} | {'canonized': ('canonized', {})}
-    results = Results(path, dict(experiment='ablation', part=part, **info, limit=limit, seed=seed, methods={m: [f, kw] for m, (f, kw) in methods.items()}), fresh)
-    size, window = (lambda e: next(iter(e[1].values())).shape[1]), 4*batch_size
-    for s in tqdm(range(0, len(examples), window), desc=f"ablation {part} ({info['model']['name']} on {info['data']['name']})"):
-        part = sorted(examples[s:s + window], key=size)                                                         # texts of a length together: less padding
-        results.extend((part[k:k + batch_size] for k in range(0, len(part), batch_size)),
-                       lambda batch: [dict(label=label, **row) for (_, _, label), row in zip(batch, agreement_rows(model, tok, [e for _, e, _ in batch], methods, info['removal']))])
-    results.summary = dict(n=len(results.rows), n_set_aside=left, mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])), effects=ablation_effects(dict(rows=results.rows)).to_dict(orient='records'))
-    results.save(); return results
+    methods = {
+        n: m
+        for n, m in ablation_composites(gates).items()
+        if gates or n == same_as(n)
+    } | {'canonized': ('canonized', {})}
+    results = Results(
+        path,
+        dict(
+            experiment='ablation',
+            part=part,
+            **info,
+            limit=limit,
+            seed=seed,
+            methods={m: [f, kw] for m, (f, kw) in methods.items()},
+        ),
+        fresh,
+    )
+    size, window = (
+        (lambda e: next(iter(e[1].values())).shape[1]),
+        4 * batch_size,
+    )
+    for s in tqdm(
+        range(0, len(examples), window),
+        desc=f"ablation {part} ({info['model']['name']} on {info['data']['name']})",
+    ):
+        part = sorted(
+            examples[s : s + window], key=size
+        )  # texts of a length together: less padding
+        results.extend(
+            (part[k : k + batch_size] for k in range(0, len(part), batch_size)),
+            lambda batch: [
+                dict(label=label, **row)
+                for (_, _, label), row in zip(
+                    batch,
+                    agreement_rows(
+                        model,
+                        tok,
+                        [e for _, e, _ in batch],
+                        methods,
+                        info['removal'],
+                    ),
+                )
+            ],
+        )
+    results.summary = dict(
+        n=len(results.rows),
+        n_set_aside=left,
+        mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])),
+        effects=ablation_effects(dict(rows=results.rows)).to_dict(
+            orient='records'
+        ),
+    )
+    results.save()
+    return results
 
 # %% ../../nbs/26_ablation.ipynb #f73ff4af
 def ablation_table(
-    results:dict,   # part → of `read_results`
-)->pd.DataFrame:    # a row per rule set, AttnLRP and CP-LRP named; a column per part, and n in the first row
+    results: dict,  # part → of `read_results`
+    # a row per rule set, AttnLRP and CP-LRP named; a column per part, and n in
+    # the first row
+) -> pd.DataFrame:
     "Mean r with LOO of every rule set."
-    named = {'none': 'grad × input', composite_name(ATTN_LRP): 'AttnLRP', composite_name(CP_LRP[:4]): 'CP-LRP, gates as products', composite_name(CP_LRP): 'CP-LRP'}
-    out = pd.DataFrame({p: {m: mean_se(ablation_r(d['rows'], m))[0] for m in (*ablation_composites('gate' in d['rows'][0]['methods']), 'canonized')} for p, d in results.items()})
-    order = [m for m in ablation_composites(gates=True) if m in out.index] + ['canonized']
-    return out.loc[order].assign(known=[named.get(m, '') for m in order]).set_index('known', append=True).rename_axis(['rules', 'known as'])
+    named = {
+        'none': 'grad × input',
+        composite_name(ATTN_LRP): 'AttnLRP',
+        composite_name(CP_LRP[:4]): 'CP-LRP, gates as products',
+        composite_name(CP_LRP): 'CP-LRP',
+    }
+    out = pd.DataFrame(
+        {
+            p: {
+                m: mean_se(ablation_r(d['rows'], m))[0]
+                for m in (
+                    *ablation_composites('gate' in d['rows'][0]['methods']),
+                    'canonized',
+                )
+            }
+            for p, d in results.items()
+        }
+    )
+    order = [m for m in ablation_composites(gates=True) if m in out.index] + [
+        'canonized'
+    ]
+    return (
+        out.loc[order]
+        .assign(known=[named.get(m, '') for m in order])
+        .set_index('known', append=True)
+        .rename_axis(['rules', 'known as'])
+    )
+
 
 def effects_table(
-    results:dict,   # part → of `read_results`
-    *kinds,         # some of 'main', 'interaction', 'in AttnLRP', 'alone', 'in AttnLRP without halves'; all where none is given
-)->pd.DataFrame:    # (kind, rule) × part: the effect with its 95 % interval
+    results: dict,  # part → of `read_results`
+    # some of 'main', 'interaction', 'in AttnLRP', 'alone', 'in AttnLRP without
+    # halves'; all where none is given
+    *kinds,
+) -> pd.DataFrame:  # (kind, rule) × part: the effect with its 95 % interval
     "The effects of `ablation_effects`, part by part."
     said = lambda e: f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
-    tables = {p: ablation_effects(d).set_index(['kind', 'rule']).apply(said, axis=1) for p, d in results.items()}
+    tables = {
+        p: ablation_effects(d).set_index(['kind', 'rule']).apply(said, axis=1)
+        for p, d in results.items()
+    }
     out = pd.DataFrame(tables).fillna('')
-    order = [i for i in max((t.index for t in tables.values()), key=len) if not kinds or i[0] in kinds]
+    order = [
+        i
+        for i in max((t.index for t in tables.values()), key=len)
+        if not kinds or i[0] in kinds
+    ]
     return out.loc[order]
 
 # %% ../../nbs/26_ablation.ipynb #46e04ff1
 def plot_ablation(
-    results:dict, # part → of `read_results`
-):                # a matplotlib figure
+    results: dict,  # part → of `read_results`
+):  # a matplotlib figure
     "What each rule does to r with LOO, with 95 % intervals: on average, within AttnLRP, alone."
-    cols = min(3, len(results)); fig, axes = plt.subplots(-(-len(results)//cols), cols, figsize=(3.5*cols, 2.5*-(-len(results)//cols)), layout='constrained', squeeze=False, sharey=True)
+    cols = min(3, len(results))
+    fig, axes = plt.subplots(
+        -(-len(results) // cols),
+        cols,
+        figsize=(3.5 * cols, 2.5 * -(-len(results) // cols)),
+        layout='constrained',
+        squeeze=False,
+        sharey=True,
+    )
     for ax, (part, d) in zip(axes.flat, results.items()):
         t, c = ablation_effects(d), d['config']
-        for k, (kind, style) in enumerate({'main': dict(fmt='o', color='C0', label='average of all settings'), 'in AttnLRP': dict(fmt='o', color='C3', mfc='white', label='within AttnLRP'), 'alone': dict(fmt='x', color='0.45', label='alone')}.items()):
-            e = t[t.kind == kind]; y = [-list(ABLATED).index(r) - .22*(k - 1) for r in e.rule]
-            ax.errorbar(e['mean'], y, xerr=[e['mean'] - e.low, e.high - e['mean']], ms=5, lw=1, **style)
-        ax.axvline(0, color='0.6', lw=.7); ax.set_title(f"{part}: {c['model']['model'].split('For')[0]} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}", fontsize=8)
-        ax.set_yticks([-i for i in range(len(ABLATED))], list(ABLATED)); ax.spines[['top', 'right']].set_visible(False)
-    for ax in axes.flat[len(results):]: ax.axis('off')
-    for ax in axes[-1]: ax.set_xlabel('change of r with LOO', fontsize=8)
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False, fontsize=8)
+        for k, (kind, style) in enumerate(
+            {
+                'main': dict(
+                    fmt='o', color='C0', label='average of all settings'
+                ),
+                'in AttnLRP': dict(
+                    fmt='o', color='C3', mfc='white', label='within AttnLRP'
+                ),
+                'alone': dict(fmt='x', color='0.45', label='alone'),
+            }.items()
+        ):
+            e = t[t.kind == kind]
+            y = [-list(ABLATED).index(r) - 0.22 * (k - 1) for r in e.rule]
+            ax.errorbar(
+                e['mean'],
+                y,
+                xerr=[e['mean'] - e.low, e.high - e['mean']],
+                ms=5,
+                lw=1,
+                **style,
+            )
+        ax.axvline(0, color='0.6', lw=0.7)
+        ax.set_title(
+            f"{part}: {c['model']['model'].split('For')[0]} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}",
+            fontsize=8,
+        )
+        ax.set_yticks([-i for i in range(len(ABLATED))], list(ABLATED))
+        ax.spines[['top', 'right']].set_visible(False)
+    for ax in axes.flat[len(results) :]:
+        ax.axis('off')
+    for ax in axes[-1]:
+        ax.set_xlabel('change of r with LOO', fontsize=8)
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc='outside lower center',
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
     return fig

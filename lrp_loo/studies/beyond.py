@@ -21,226 +21,528 @@ from ..lrp import attn_lrp, cp_lrp, n_layers
 from ..conservation import sentence_experiment
 from ..core import Results, pearson, read_results
 from ..data import load_digit_images, load_texts, vit_pixels
-from ..faithfulness import TABLE2, faithfulness_experiment, mean_se, paired_difference, per_text, text_examples
-from .layerwise import best_single_layer, bypass_name, sweep_methods
+from lrp_loo.faithfulness import (
+    TABLE2,
+    faithfulness_experiment,
+    mean_se,
+    paired_difference,
+    per_text,
+    text_examples,
+)
+from lrp_loo.studies.layerwise import (
+    best_single_layer,
+    bypass_name,
+    sweep_methods,
+)
 from ..models import describe_model, encode, forward, load_demo
 from ..rules import identity_rule
 
 # %% ../../nbs/23_beyond.ipynb #cc1cd345
 class _WrittenGELU(nn.Module):
-    def forward(self, x): return x*(0.5*(1 + torch.erf(x*2**-.5)))
+    def forward(self, x):
+        return x * (0.5 * (1 + torch.erf(x * 2**-0.5)))
+
 
 class _WrittenSiLU(nn.Module):
-    def forward(self, x): return x*torch.sigmoid(x)
+    def forward(self, x):
+        return x * torch.sigmoid(x)
+
 
 class _OtherBracket(nn.Module):
-    def __init__(self, mlp): super().__init__(); self.mlp = mlp
-    def forward(self, x): g = self.mlp.gate_proj(x); return self.mlp.down_proj(g*(torch.sigmoid(g)*self.mlp.up_proj(x)))
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, x):
+        g = self.mlp.gate_proj(x)
+        return self.mlp.down_proj(g * (torch.sigmoid(g) * self.mlp.up_proj(x)))
+
 
 class _WrittenLayerNorm(nn.Module):
-    def __init__(self, ln): super().__init__(); self.ln = ln
+    def __init__(self, ln):
+        super().__init__()
+        self.ln = ln
+
     def forward(self, x):
         c = x - x.mean(-1, keepdim=True)
-        return c/torch.sqrt((c*c).mean(-1, keepdim=True) + self.ln.eps)*self.ln.weight + self.ln.bias
+        return (
+            c
+            / torch.sqrt((c * c).mean(-1, keepdim=True) + self.ln.eps)
+            * self.ln.weight
+            + self.ln.bias
+        )
+
 
 class _FusedRMSNorm(nn.Module):
-    def __init__(self, norm): super().__init__(); self.weight, self.eps = norm.weight, norm.variance_epsilon
-    def forward(self, x): return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
 
-def _swap(model, kind, new): # every module of a class (by name) replaced
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def _swap(model, kind, new):  # every module of a class (by name) replaced
     for path, m in list(model.named_modules()):
-        if type(m).__name__ == kind: parent, _, child = path.rpartition('.'); setattr(model.get_submodule(parent), child, new(m))
+        if type(m).__name__ == kind:
+            parent, _, child = path.rpartition('.')
+            setattr(model.get_submodule(parent), child, new(m))
 
-def _attentions(model): return [m for m in model.modules() if hasattr(m, 'scaling') and (hasattr(m, 'query') or hasattr(m, 'q_proj'))]
 
-def shift_key_bias(model, g): # by as much as a key is long, in a random direction
+def _attentions(model):
+    return [
+        m
+        for m in model.modules()
+        if hasattr(m, 'scaling')
+        and (hasattr(m, 'query') or hasattr(m, 'q_proj'))
+    ]
+
+
+def shift_key_bias(
+    model, g
+):  # by as much as a key is long, in a random direction
     for a in _attentions(model):
-        b = a.key.bias; d = torch.randn(b.shape, generator=g); b += d/d.norm()*a.key.weight.norm(dim=1).norm()
+        b = a.key.bias
+        d = torch.randn(b.shape, generator=g)
+        b += d / d.norm() * a.key.weight.norm(dim=1).norm()
 
-def rotate_heads(model, g): # queries and keys by one rotation, values and the output matrix by another
+
+def rotate_heads(
+    model, g
+):  # queries and keys by one rotation, values and the output matrix by another
     for layer in model.bert.encoder.layer:
-        a, out = layer.attention.self, layer.attention.output.dense; h, d = a.num_attention_heads, a.attention_head_size
-        R, S = (torch.linalg.qr(torch.randn(h, d, d, generator=g))[0] for _ in range(2))
+        a, out = layer.attention.self, layer.attention.output.dense
+        h, d = a.num_attention_heads, a.attention_head_size
+        R, S = (
+            torch.linalg.qr(torch.randn(h, d, d, generator=g))[0]
+            for _ in range(2)
+        )
         for lin, M in ((a.query, R), (a.key, R), (a.value, S)):
-            lin.weight.copy_(torch.einsum('hdi,hdn->hin', M, lin.weight.view(h, d, -1)).reshape_as(lin.weight)); lin.bias.copy_(torch.einsum('hdi,hd->hi', M, lin.bias.view(h, d)).reshape(-1))
-        out.weight.copy_(torch.einsum('nhd,hdi->nhi', out.weight.view(-1, h, d), S).reshape_as(out.weight))
+            lin.weight.copy_(
+                torch.einsum(
+                    'hdi,hdn->hin', M, lin.weight.view(h, d, -1)
+                ).reshape_as(lin.weight)
+            )
+            lin.bias.copy_(
+                torch.einsum('hdi,hd->hi', M, lin.bias.view(h, d)).reshape(-1)
+            )
+        out.weight.copy_(
+            torch.einsum(
+                'nhd,hdi->nhi', out.weight.view(-1, h, d), S
+            ).reshape_as(out.weight)
+        )
+
 
 def fold_scale(model, g):
     for a in _attentions(model):
         q = a.query if hasattr(a, 'query') else a.q_proj
-        for p in q.parameters(): p *= a.scaling
-        a.scaling = 1.
+        for p in q.parameters():
+            p *= a.scaling
+        a.scaling = 1.0
 
-REWRITINGS = { # name → (models it applies to, the change)
+
+REWRITINGS = {  # name → (models it applies to, the change)
     'key bias shifted': (('sst2',), shift_key_bias),
     'heads rotated': (('sst2',), rotate_heads),
     'scale folded into the queries': (('sst2', 'reviews-sst2'), fold_scale),
-    'GELU written out': (('sst2',), lambda m, g: _swap(m, 'GELUActivation', lambda _: _WrittenGELU())),
-    'SiLU written out': (('reviews-sst2',), lambda m, g: _swap(m, 'SiLUActivation', lambda _: _WrittenSiLU())),
-    'gate bracketed otherwise': (('reviews-sst2',), lambda m, g: _swap(m, 'LlamaMLP', _OtherBracket)),
-    'LayerNorm written out': (('sst2',), lambda m, g: _swap(m, 'LayerNorm', _WrittenLayerNorm)),
-    'RMSNorm fused': (('reviews-sst2',), lambda m, g: _swap(m, 'LlamaRMSNorm', _FusedRMSNorm)),
-    'eager attention': (('sst2', 'reviews-sst2'), lambda m, g: m.set_attn_implementation('eager')),
+    'GELU written out': (
+        ('sst2',),
+        lambda m, g: _swap(m, 'GELUActivation', lambda _: _WrittenGELU()),
+    ),
+    'SiLU written out': (
+        ('reviews-sst2',),
+        lambda m, g: _swap(m, 'SiLUActivation', lambda _: _WrittenSiLU()),
+    ),
+    'gate bracketed otherwise': (
+        ('reviews-sst2',),
+        lambda m, g: _swap(m, 'LlamaMLP', _OtherBracket),
+    ),
+    'LayerNorm written out': (
+        ('sst2',),
+        lambda m, g: _swap(m, 'LayerNorm', _WrittenLayerNorm),
+    ),
+    'RMSNorm fused': (
+        ('reviews-sst2',),
+        lambda m, g: _swap(m, 'LlamaRMSNorm', _FusedRMSNorm),
+    ),
+    'eager attention': (
+        ('sst2', 'reviews-sst2'),
+        lambda m, g: m.set_attn_implementation('eager'),
+    ),
 }
-RULE_SETS = {'attn_lrp': attn_lrp().with_rule('erf', identity_rule), 'cp_lrp': cp_lrp().with_rule('erf', identity_rule)}
+RULE_SETS = {
+    'attn_lrp': attn_lrp().with_rule('erf', identity_rule),
+    'cp_lrp': cp_lrp().with_rule('erf', identity_rule),
+}
+
 
 @torch.no_grad()
 def rewritten(
-    model,     # a demo model
-    name:str,  # one of REWRITINGS
-    seed:int=0, # of random directions
-):             # a changed copy
+    model,  # a demo model
+    name: str,  # one of REWRITINGS
+    seed: int = 0,  # of random directions
+):  # a changed copy
     "The same function as another program."
-    new = copy.deepcopy(model); REWRITINGS[name][1](new, torch.Generator().manual_seed(seed))
+    new = copy.deepcopy(model)
+    REWRITINGS[name][1](new, torch.Generator().manual_seed(seed))
     return new.eval()
 
+
 def invariance_row(
-    model, tokenizer, enc:dict, # one encoded text
-    others:dict,                # name → rewritten model
-)->dict:                        # name → logits (largest difference), per rule set r with the original's map, and the largest difference over the largest score
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text
+    others: dict,  # name → rewritten model
+    # name → logits (largest difference), per rule set r with the original's
+    # map, and the largest difference over the largest score
+) -> dict:
     "How explanations of one text change when the program does and the function does not."
     out = {}
-    with torch.no_grad(): plain = forward(model, enc).logits
-    maps = {c: explain_batch(model, tokenizer, [enc], 'lrp', composite=s)[0] for c, s in RULE_SETS.items()}
+    with torch.no_grad():
+        plain = forward(model, enc).logits
+    maps = {
+        c: explain_batch(model, tokenizer, [enc], 'lrp', composite=s)[0]
+        for c, s in RULE_SETS.items()
+    }
     for name, other in others.items():
-        with torch.no_grad(): out[name] = dict(logits=float((forward(other, enc).logits - plain).abs().max()))
+        with torch.no_grad():
+            out[name] = dict(
+                logits=float((forward(other, enc).logits - plain).abs().max())
+            )
         for c, s in RULE_SETS.items():
-            a, b = maps[c], explain_batch(other, tokenizer, [enc], 'lrp', target=maps[c].target, composite=s)[0]
-            out[name][c] = dict(r=float(pearson(a.scores[~a.is_special], b.scores[~a.is_special])), change=float((a.scores - b.scores).abs().max()/a.scores.abs().max()))
+            a, b = (
+                maps[c],
+                explain_batch(
+                    other,
+                    tokenizer,
+                    [enc],
+                    'lrp',
+                    target=maps[c].target,
+                    composite=s,
+                )[0],
+            )
+            out[name][c] = dict(
+                r=float(
+                    pearson(a.scores[~a.is_special], b.scores[~a.is_special])
+                ),
+                change=float(
+                    (a.scores - b.scores).abs().max() / a.scores.abs().max()
+                ),
+            )
     return out
 
 # %% ../../nbs/23_beyond.ipynb #72fd2b95
 def invariance_experiment(
-    path, data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `sentence_experiment`
-)->Results:
+    path,
+    data=None,
+    limit: int = 60,
+    seed: int = 0,
+    fresh: bool = False,  # as for `sentence_experiment`
+) -> Results:
     "Every rewriting on the same sentences."
     others = {}
+
     def row(name, model, tok, enc):
-        if name not in others: others[name] = {n: rewritten(model, n, seed) for n, (which, _) in REWRITINGS.items() if name in which}
+        if name not in others:
+            others[name] = {
+                n: rewritten(model, n, seed)
+                for n, (which, _) in REWRITINGS.items()
+                if name in which
+            }
         return dict(rewritings=invariance_row(model, tok, enc, others[name]))
-    results = sentence_experiment(path, 'rewritings', row, data, limit, seed, fresh, rewritings=list(REWRITINGS))
-    results.summary = dict(table=invariance_table(dict(rows=results.rows)).to_dict(orient='records')); results.save()
+
+    results = sentence_experiment(
+        path,
+        'rewritings',
+        row,
+        data,
+        limit,
+        seed,
+        fresh,
+        rewritings=list(REWRITINGS),
+    )
+    results.summary = dict(
+        table=invariance_table(dict(rows=results.rows)).to_dict(
+            orient='records'
+        )
+    )
+    results.save()
     return results
 
+
 def invariance_table(
-    results:dict,   # of `read_results`
-)->pd.DataFrame:    # model, rewriting, largest change of a logit, per rule set mean r and mean relative change, n
+    results: dict,  # of `read_results`
+    # model, rewriting, largest change of a logit, per rule set mean r and mean
+    # relative change, n
+) -> pd.DataFrame:
     "Which rewritings change which explanations."
     out = []
     for m in dict.fromkeys(r['model'] for r in results['rows']):
         rows = [r['rewritings'] for r in results['rows'] if r['model'] == m]
         for name in rows[0]:
-            get = lambda c, k: np.array([np.nan if (v := r[name][c][k]) is None else v for r in rows])
-            out.append(dict(model=m, rewriting=name, logits=max(r[name]['logits'] for r in rows), **{f'{c} {k}': float(np.nanmean(get(c, k))) for c in RULE_SETS for k in ('r', 'change')}, n=len(rows)))
+            get = lambda c, k: np.array(
+                [np.nan if (v := r[name][c][k]) is None else v for r in rows]
+            )
+            out.append(
+                dict(
+                    model=m,
+                    rewriting=name,
+                    logits=max(r[name]['logits'] for r in rows),
+                    **{
+                        f'{c} {k}': float(np.nanmean(get(c, k)))
+                        for c in RULE_SETS
+                        for k in ('r', 'change')
+                    },
+                    n=len(rows),
+                )
+            )
     return pd.DataFrame(out)
 
 # %% ../../nbs/23_beyond.ipynb #cfdad682
-WINDOW = 48 # tokens of a review that the language model reads
-BEYOND = { # part → (demo model, data, removal)
-    'decoder': ('reviews-sst2', 'sst2', 'attention_mask'), 'lm': ('reviews', 'imdb', 'attention_mask'),
-    'lm-zero': ('reviews', 'imdb', 'zero_embedding'), 'vit': ('mnist', 'mnist', 'zero_embedding'),
+WINDOW = 48  # tokens of a review that the language model reads
+BEYOND = {  # part → (demo model, data, removal)
+    'decoder': ('reviews-sst2', 'sst2', 'attention_mask'),
+    'lm': ('reviews', 'imdb', 'attention_mask'),
+    'lm-zero': ('reviews', 'imdb', 'zero_embedding'),
+    'vit': ('mnist', 'mnist', 'zero_embedding'),
 }
 
-def _texts(model, tok, name, data, limit, seed, window): # examples of a text set; for a language model the first `window` tokens of each text that has as many
-    d = load_texts(name, data, seed=seed); out, left = [], 0
+
+def _texts(
+    model,
+    tok,
+    name,
+    data,
+    limit,
+    seed,
+    window,
+    # examples of a text set; for a language model the first `window` tokens of
+    # each text that has as many
+):
+    d = load_texts(name, data, seed=seed)
+    out, left = [], 0
     for i, (t, y) in enumerate(zip(d.texts, d.labels)):
-        if limit is not None and len(out) == limit: break
-        enc = encode(model, tok, t.replace('<br />', ' '), truncation=True, max_length=window or 128)
-        if window and enc['input_ids'].shape[1] < window: left += 1; continue
+        if limit is not None and len(out) == limit:
+            break
+        enc = encode(
+            model,
+            tok,
+            t.replace('<br />', ' '),
+            truncation=True,
+            max_length=window or 128,
+        )
+        if window and enc['input_ids'].shape[1] < window:
+            left += 1
+            continue
         out.append((i, enc, None if window else y))
-    return out, {k: v for k, v in d.info.items() if k != 'n'} | dict(tokens=f'first {window}' if window else 'all, at most 128'), left
+    return (
+        out,
+        {k: v for k, v in d.info.items() if k != 'n'}
+        | dict(tokens=f'first {window}' if window else 'all, at most 128'),
+        left,
+    )
 
-def _images(model, data, limit, seed): # a random draw of MNIST; its embedded stand-in is enlarged
-    x, y, info = load_digit_images(data, 'test', side=28); pick = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:limit]
-    return [(int(i), encode(model, None, p), int(y[i])) for i, p in zip(pick, vit_pixels(x[pick]))], info | dict(side=28), 0
 
-TEXTS = {'sst2': ('sst2', 'sst2', 'attention_mask', 128), 'imdb': ('imdb', 'imdb', 'attention_mask', 256)} # the encoder's parts: demo model, data, removal, longest text
+def _images(
+    model, data, limit, seed
+):  # a random draw of MNIST; its embedded stand-in is enlarged
+    x, y, info = load_digit_images(data, 'test', side=28)
+    pick = torch.randperm(
+        len(y), generator=torch.Generator().manual_seed(seed)
+    )[:limit]
+    return (
+        [
+            (int(i), encode(model, None, p), int(y[i]))
+            for i, p in zip(pick, vit_pixels(x[pick]))
+        ],
+        info | dict(side=28),
+        0,
+    )
+
+
+TEXTS = {
+    'sst2': ('sst2', 'sst2', 'attention_mask', 128),
+    'imdb': ('imdb', 'imdb', 'attention_mask', 256),
+}  # the encoder's parts: demo model, data, removal, longest text
+
 
 def part_examples(
-    part:str,         # one of BEYOND or TEXTS
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # examples
-    seed:int=0,       # of the draw
-)->tuple:             # model, tokenizer, (i, encoded text or image, label or None) of each, what results say of them: data, model, removal; how many were set aside
+    part: str,  # one of BEYOND or TEXTS
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # examples
+    seed: int = 0,  # of the draw
+    # model, tokenizer, (i, encoded text or image, label or None) of each, what
+    # results say of them: data, model, removal; how many were set aside
+) -> tuple:
     "The examples of a part, the same for every experiment on it."
-    if part not in BEYOND | TEXTS: raise ValueError(f"part={part!r} is not known; take one of {', '.join(BEYOND | TEXTS)}")
-    demo, name, removal, *longest = (BEYOND | TEXTS)[part]; model, tok = load_demo(demo)
+    if part not in BEYOND | TEXTS:
+        raise ValueError(
+            f"part={part!r} is not known; take one of {', '.join(BEYOND | TEXTS)}"
+        )
+    demo, name, removal, *longest = (BEYOND | TEXTS)[part]
+    model, tok = load_demo(demo)
     if longest:
-        d = load_texts(name, data, seed=seed); examples, left = text_examples(model, tok, d, limit, *longest)
-        info = {k: v for k, v in d.info.items() if k != 'n'} | dict(tokens=f'all, at most {longest[0]}')
-    else: examples, info, left = _images(model, data, limit, seed) if name == 'mnist' else _texts(model, tok, name, data, limit, seed, WINDOW if part.startswith('lm') else None)
-    if not examples: raise ValueError(f"{name} has no text of {WINDOW} tokens")
-    return model, tok, examples, dict(data=info, model=describe_model(model, demo), removal=removal), left
+        d = load_texts(name, data, seed=seed)
+        examples, left = text_examples(model, tok, d, limit, *longest)
+        info = {k: v for k, v in d.info.items() if k != 'n'} | dict(
+            tokens=f'all, at most {longest[0]}'
+        )
+    else:
+        examples, info, left = (
+            _images(model, data, limit, seed)
+            if name == 'mnist'
+            else _texts(
+                model,
+                tok,
+                name,
+                data,
+                limit,
+                seed,
+                WINDOW if part.startswith('lm') else None,
+            )
+        )
+    if not examples:
+        raise ValueError(f"{name} has no text of {WINDOW} tokens")
+    return (
+        model,
+        tok,
+        examples,
+        dict(data=info, model=describe_model(model, demo), removal=removal),
+        left,
+    )
+
 
 def part_experiment(
-    path,             # the results file
-    name:str,         # the experiment
-    part:str,         # one of BEYOND or TEXTS
-    methods,          # name → (method, options), or a function of the model that gives these
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # examples
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-    removal:str=None, # what removed means; None: the part's own
-    curves=None,      # names of the methods that get MoRF and LeRF; None: all
-    chunk:int=None,   # tokens removed at a time in the curves; None: 1
-)->Results:
+    path,  # the results file
+    name: str,  # the experiment
+    part: str,  # one of BEYOND or TEXTS
+    # name → (method, options), or a function of the model that gives these
+    methods,
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # examples
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+    removal: str = None,  # what removed means; None: the part's own
+    curves=None,  # names of the methods that get MoRF and LeRF; None: all
+    chunk: int = None,  # tokens removed at a time in the curves; None: 1
+) -> Results:
     "LOO agreement and perturbation curves of any methods on the examples of a part, a row per example, resumable."
     model, tok, examples, info, left = part_examples(part, data, limit, seed)
-    info = info | (dict(removal=removal) if removal else {}); methods = methods(model) if callable(methods) else methods
-    said = {k: v for k, v in dict(chunk=chunk, curves=None if curves is None else list(curves)).items() if v is not None}
-    config = dict(experiment=name, part=part, **info, limit=limit, seed=seed, **said, methods={m: [f, kw] for m, (f, kw) in methods.items()})
-    return faithfulness_experiment(Results(path, config, fresh), model, tok, examples, methods, chunk or 1, info['removal'], f"{name}: {info['model']['name']} on {info['data']['name']}", curves, n_set_aside=left)
+    info = info | (dict(removal=removal) if removal else {})
+    methods = methods(model) if callable(methods) else methods
+    said = {
+        k: v
+        for k, v in dict(
+            chunk=chunk, curves=None if curves is None else list(curves)
+        ).items()
+        if v is not None
+    }
+    config = dict(
+        experiment=name,
+        part=part,
+        **info,
+        limit=limit,
+        seed=seed,
+        **said,
+        methods={m: [f, kw] for m, (f, kw) in methods.items()},
+    )
+    return faithfulness_experiment(
+        Results(path, config, fresh),
+        model,
+        tok,
+        examples,
+        methods,
+        chunk or 1,
+        info['removal'],
+        f"{name}: {info['model']['name']} on {info['data']['name']}",
+        curves,
+        n_set_aside=left,
+    )
+
 
 def beyond_experiment(
-    path,             # the results file
-    part:str,         # one of BEYOND
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # examples
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-)->Results:
+    path,  # the results file
+    part: str,  # one of BEYOND
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # examples
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+) -> Results:
     "Table 2 and the layer-wise sweeps on another architecture."
-    if part not in BEYOND: raise ValueError(f"part={part!r} is not known; take one of {', '.join(BEYOND)}")
-    methods = lambda model: TABLE2 | sweep_methods(n_layers(model)) | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
-    return part_experiment(path, 'beyond', part, methods, data, limit, seed, fresh)
+    if part not in BEYOND:
+        raise ValueError(
+            f"part={part!r} is not known; take one of {', '.join(BEYOND)}"
+        )
+    methods = lambda model: (
+        TABLE2
+        | sweep_methods(n_layers(model))
+        | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
+    )
+    return part_experiment(
+        path, 'beyond', part, methods, data, limit, seed, fresh
+    )
 
-MASKED = {'vit, attention mask': 'remedy-vit'} # a part under another removal → the file with its rows
+
+MASKED = {
+    'vit, attention mask': 'remedy-vit'
+}  # a part under another removal → the file with its rows
+
 
 def read_beyond(
-    folder:Path, # a folder that `reproduce` wrote
-)->dict:         # part → of `read_results`, for what is there
+    folder: Path,  # a folder that `reproduce` wrote
+) -> dict:  # part → of `read_results`, for what is there
     "The rows of BEYOND, and of the vision transformer under its second removal."
-    files = {p: folder/f'{p}.json' for p in BEYOND}
-    files |= {p: folder/f'{name}.json' for p, name in MASKED.items()}
+    files = {p: folder / f'{p}.json' for p in BEYOND}
+    files |= {p: folder / f'{name}.json' for p, name in MASKED.items()}
     return {p: read_results(f) for p, f in files.items() if f.exists()}
 
-def _said(difference): # a mean with its interval
+
+def _said(difference):  # a mean with its interval
     return f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
 
-def _claim2_row(results): # one part of `claim2_table`
+
+def _claim2_row(results):  # one part of `claim2_table`
     rows, n = results['rows'], results['config']['model']['layers']
     measured = rows[0]['methods']
-    shown = ('ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp', 'cp_lrp_gates')
-    row = {m: mean_se(per_text(rows, m, 'loo_r'))[0] for m in shown if m in measured}
+    shown = (
+        'ig',
+        'rollout',
+        'grad_x_input',
+        'attn_lrp',
+        'cp_lrp',
+        'cp_lrp_gates',
+    )
+    row = {
+        m: mean_se(per_text(rows, m, 'loo_r'))[0]
+        for m in shown
+        if m in measured
+    }
     none = per_text(rows, 'attn_lrp', 'loo_r')
     bypassed = {
         'bypass all − none': range(n),
-        'upper half − none': range(n//2, n),
-        'lower half − none': range(n//2),
+        'upper half − none': range(n // 2, n),
+        'lower half − none': range(n // 2),
     }
     for name, layers in bypassed.items():
         method = bypass_name(layers, n)
         if method in measured:
-            row[name] = _said(paired_difference(per_text(rows, method, 'loo_r'), none))
-    if bypass_name((0,), n) in measured and len(rows) > 1:           # it takes two halves
+            row[name] = _said(
+                paired_difference(per_text(rows, method, 'loo_r'), none)
+            )
+    if (
+        bypass_name((0,), n) in measured and len(rows) > 1
+    ):  # it takes two halves
         best = best_single_layer(results)
         layers = ' or '.join(str(l + 1) for l in best['layers'])
         row['best single layer'] = f'{layers} of {n}: {_said(best)}'
     return row | {'removal': results['config']['removal'], 'n': len(rows)}
 
+
 def claim2_table(
-    results:dict,   # part → of `read_results`
-)->pd.DataFrame:    # a row per part: r of each method, CP-LRP minus AttnLRP, upper half bypassed minus AttnLRP, `best_single_layer`, each with its interval; NaN: not measured
+    results: dict,  # part → of `read_results`
+    # a row per part: r of each method, CP-LRP minus AttnLRP, upper half
+    # bypassed minus AttnLRP, `best_single_layer`, each with its interval; NaN:
+    # not measured
+) -> pd.DataFrame:
     "Claim 2, model by model."
     return pd.DataFrame({part: _claim2_row(d) for part, d in results.items()}).T

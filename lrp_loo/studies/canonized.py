@@ -14,97 +14,248 @@ from tqdm.auto import tqdm
 from .ablation import ATTN_LRP, ablation_r, composite_name
 from ..core import Results
 from ..faithfulness import mean_se, paired_difference
-from .linear_attention import FORMS, GRID, accuracy, normalise_images, pixel_ig, pixel_loo, pixel_lrp, setting_name, table1, table1_rows, train_linear_attention
+from lrp_loo.studies.linear_attention import (
+    FORMS,
+    GRID,
+    accuracy,
+    normalise_images,
+    pixel_ig,
+    pixel_loo,
+    pixel_lrp,
+    setting_name,
+    table1,
+    table1_rows,
+    train_linear_attention,
+)
 from ..rules import product_rule, relevance
 from .scalar import _factors, walk
 
 # %% ../../nbs/24_canonized.ipynb #8d52eb53
 def canonized_relevance(
-    x,          # n numbers
-    bracketing, # nested pairs of the numbers 0 … n-1
-)->torch.Tensor: # (n,) relevance of each factor, with R_y = y
+    x,  # n numbers
+    bracketing,  # nested pairs of the numbers 0 … n-1
+) -> torch.Tensor:  # (n,) relevance of each factor, with R_y = y
     "LRP on a bracketed product whose parts remember how many factors they have: y/n for each, in every bracketing."
     x = _factors(x, bracketing).detach().clone().requires_grad_()
-    y, _ = walk(bracketing, lambda i: (x[i], 1), lambda a, b: (product_rule(torch.mul, a[0], b[0], factors=(a[1], b[1])), a[1] + b[1]))
+    y, _ = walk(
+        bracketing,
+        lambda i: (x[i], 1),
+        lambda a, b: (
+            product_rule(torch.mul, a[0], b[0], factors=(a[1], b[1])),
+            a[1] + b[1],
+        ),
+    )
     return relevance(y, x)[0]
 
 # %% ../../nbs/24_canonized.ipynb #64339a48
 def canonized_maps(
-    model,          # a `LinearAttention`
-    x:torch.Tensor, # (batch, n_pixels)
-    eps:float=1e-6, # ε of the LRP rules
-)->dict:            # explainer → {'qk_v': (batch, n_pixels), 'q_kv': the same}
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    eps: float = 1e-6,  # ε of the LRP rules
+) -> dict:  # explainer → {'qk_v': (batch, n_pixels), 'q_kv': the same}
     "LOO, Integrated Gradients, AttnLRP and canonized LRP of every image; the two that follow the program, in both forms."
-    with torch.no_grad(): target = model(x, 'q_kv').argmax(-1)
-    loo, ig = pixel_loo(model, x, target, 'q_kv'), pixel_ig(model, x, target, 'q_kv')[0]
-    return {'loo': dict.fromkeys(FORMS, loo), 'ig': dict.fromkeys(FORMS, ig),
-            **{name: {f: pixel_lrp(model, x, target, f, eps, product) for f in FORMS} for name, product in (('attn_lrp', 'half'), ('canonized', 'canonized'))}}
+    with torch.no_grad():
+        target = model(x, 'q_kv').argmax(-1)
+    loo, ig = (
+        pixel_loo(model, x, target, 'q_kv'),
+        pixel_ig(model, x, target, 'q_kv')[0],
+    )
+    return {
+        'loo': dict.fromkeys(FORMS, loo),
+        'ig': dict.fromkeys(FORMS, ig),
+        **{
+            name: {
+                f: pixel_lrp(model, x, target, f, eps, product) for f in FORMS
+            }
+            for name, product in (
+                ('attn_lrp', 'half'),
+                ('canonized', 'canonized'),
+            )
+        },
+    }
+
 
 def canonized_mnist_experiment(
-    train:tuple,     # images (n, side, side) float in [0, 1], labels (n,) long
-    test:tuple,      # the same
-    path,            # the results file
-    *, limit:int=200, epochs:int=5, seed:int=0, # test images explained; training as in `linear_attention_experiment`, which gives the same networks
+    train: tuple,  # images (n, side, side) float in [0, 1], labels (n,) long
+    test: tuple,  # the same
+    path,  # the results file
+    *,
+    limit: int = 200,
+    epochs: int = 5,
+    # test images explained; training as in `linear_attention_experiment`, which
+    # gives the same networks
+    seed: int = 0,
     data_info=None,  # what the images are
-    settings=None,   # numbers in `GRID` to do now; all where None
-    fresh:bool=False, # start over
-)->Results:          # a row a setting: accuracy, tables[protocol][explainer][pair], the lowest r between the two forms, their largest difference over the largest score
+    settings=None,  # numbers in `GRID` to do now; all where None
+    fresh: bool = False,  # start over
+    # a row a setting: accuracy, tables[protocol][explainer][pair], the lowest r
+    # between the two forms, their largest difference over the largest score
+) -> Results:
     "The networks of Table 1's grid, explained with halves and canonized."
-    results = Results(path, dict(experiment='canonized_mnist', data=data_info, n_train=len(train[0]), n_test=len(test[0]), limit=limit, eps=1e-6, epochs=epochs, seed=seed, grid=[setting_name(s) for s in GRID]), fresh)
-    for i in tqdm(range(len(GRID)) if settings is None else settings, desc='settings'):
-        if i in results.done: continue
+    results = Results(
+        path,
+        dict(
+            experiment='canonized_mnist',
+            data=data_info,
+            n_train=len(train[0]),
+            n_test=len(test[0]),
+            limit=limit,
+            eps=1e-6,
+            epochs=epochs,
+            seed=seed,
+            grid=[setting_name(s) for s in GRID],
+        ),
+        fresh,
+    )
+    for i in tqdm(
+        range(len(GRID)) if settings is None else settings, desc='settings'
+    ):
+        if i in results.done:
+            continue
         s = GRID[i]
-        X, Xt = (normalise_images(images, s['inputs']) for images, _ in (train, test))
-        model = train_linear_attention(X, train[1], epochs=epochs, seed=seed, progress=False, **{k: v for k, v in s.items() if k != 'inputs'})
-        results.add(dict(i=i, name=setting_name(s), setting=s, accuracy=accuracy(model, Xt, test[1]), **canonized_row(model, Xt[:limit])))
+        X, Xt = (
+            normalise_images(images, s['inputs']) for images, _ in (train, test)
+        )
+        model = train_linear_attention(
+            X,
+            train[1],
+            epochs=epochs,
+            seed=seed,
+            progress=False,
+            **{k: v for k, v in s.items() if k != 'inputs'},
+        )
+        results.add(
+            dict(
+                i=i,
+                name=setting_name(s),
+                setting=s,
+                accuracy=accuracy(model, Xt, test[1]),
+                **canonized_row(model, Xt[:limit]),
+            )
+        )
     return results
 
+
 def canonized_row(
-    model,          # a trained `LinearAttention`
-    x:torch.Tensor, # (n_images, n_pixels)
-)->dict:            # tables[protocol][explainer][pair], lowest[explainer], change[explainer]
+    model,  # a trained `LinearAttention`
+    x: torch.Tensor,  # (n_images, n_pixels)
+) -> (
+    dict
+):  # tables[protocol][explainer][pair], lowest[explainer], change[explainer]
     "One network: the correlations of Table 1, and how far the two forms' maps are apart at the worst image."
     rows, change = [], {}
     for part in x.split(25):
-        maps = canonized_maps(model, part); rows += table1_rows(maps)
-        for e in ('attn_lrp', 'canonized'): change[e] = max(change.get(e, 0.), *((maps[e]['qk_v'] - maps[e]['q_kv']).abs().amax(-1)/maps[e]['qk_v'].abs().amax(-1)).tolist())
-    t, d, explainers = table1(rows), pd.DataFrame(rows), [e for e in maps if e != 'loo']
-    return dict(tables={p: {e: t.loc[p].loc[e].to_dict('index') for e in explainers} for p in t.index.levels[0]}, lowest={e: float(d['as_is', e, 'L_vs_R'].min()) for e in explainers}, change=change)
+        maps = canonized_maps(model, part)
+        rows += table1_rows(maps)
+        for e in ('attn_lrp', 'canonized'):
+            change[e] = max(
+                change.get(e, 0.0),
+                *(
+                    (maps[e]['qk_v'] - maps[e]['q_kv']).abs().amax(-1)
+                    / maps[e]['qk_v'].abs().amax(-1)
+                ).tolist(),
+            )
+    t, d, explainers = (
+        table1(rows),
+        pd.DataFrame(rows),
+        [e for e in maps if e != 'loo'],
+    )
+    return dict(
+        tables={
+            p: {e: t.loc[p].loc[e].to_dict('index') for e in explainers}
+            for p in t.index.levels[0]
+        },
+        lowest={e: float(d['as_is', e, 'L_vs_R'].min()) for e in explainers},
+        change=change,
+    )
+
 
 def canonized_mnist_table(
-    results:dict,   # of `read_results`
-    protocol:str='as_is', # or 'sum_to_one', the paper's
-)->pd.DataFrame:    # a row a setting
+    results: dict,  # of `read_results`
+    protocol: str = 'as_is',  # or 'sum_to_one', the paper's
+) -> pd.DataFrame:  # a row a setting
     "L against R (mean and lowest image) and both against LOO: halves, canonized, Integrated Gradients."
     out = {}
     for r in results['rows']:
-        t = r['tables'][protocol]; get = lambda e, p: t[e][p]['mean']
-        out[r['name']] = {'accuracy': r['accuracy'], 'AttnLRP L vs R': get('attn_lrp', 'L_vs_R'), 'lowest': r['lowest']['attn_lrp'], 'canonized L vs R': get('canonized', 'L_vs_R'), 'canonized lowest': r['lowest']['canonized'],
-                          'AttnLRP L vs LOO': get('attn_lrp', 'L_vs_LOO'), 'AttnLRP R vs LOO': get('attn_lrp', 'R_vs_LOO'), 'canonized vs LOO': get('canonized', 'R_vs_LOO'), 'IG vs LOO': get('ig', 'R_vs_LOO')}
+        t = r['tables'][protocol]
+        get = lambda e, p: t[e][p]['mean']
+        out[r['name']] = {
+            'accuracy': r['accuracy'],
+            'AttnLRP L vs R': get('attn_lrp', 'L_vs_R'),
+            'lowest': r['lowest']['attn_lrp'],
+            'canonized L vs R': get('canonized', 'L_vs_R'),
+            'canonized lowest': r['lowest']['canonized'],
+            'AttnLRP L vs LOO': get('attn_lrp', 'L_vs_LOO'),
+            'AttnLRP R vs LOO': get('attn_lrp', 'R_vs_LOO'),
+            'canonized vs LOO': get('canonized', 'R_vs_LOO'),
+            'IG vs LOO': get('ig', 'R_vs_LOO'),
+        }
     return pd.DataFrame(out).T.rename_axis('setting')
 
 # %% ../../nbs/24_canonized.ipynb #5aada50e
-_SHARES = {'CP-LRP': (composite_name((*ATTN_LRP, 'softmax')), 0.), 'AttnLRP': (composite_name(ATTN_LRP), 1/4), 'canonized': ('canonized', 1/3)} # name → its name in the rows, what Q and K get
+_SHARES = {
+    'CP-LRP': (composite_name((*ATTN_LRP, 'softmax')), 0.0),
+    'AttnLRP': (composite_name(ATTN_LRP), 1 / 4),
+    'canonized': ('canonized', 1 / 3),
+}  # name → its name in the rows, what Q and K get
+
 
 def canonized_table(
-    results:dict,   # part → of `read_results`, rows of `ablation_experiment`
-)->pd.DataFrame:    # a row a part
+    results: dict,  # part → of `read_results`, rows of `ablation_experiment`
+) -> pd.DataFrame:  # a row a part
     "Mean r with LOO under the three ways to share attention's relevance, and canonized minus the other two with 95 % intervals."
     out = {}
     for part, d in results.items():
         x = {n: ablation_r(d['rows'], m) for n, (m, _) in _SHARES.items()}
         said = lambda e: f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
-        out[part] = {n: round(mean_se(v)[0], 4) for n, v in x.items()} | {f'canonized − {n}': said(paired_difference(x['canonized'], x[n])) for n in ('AttnLRP', 'CP-LRP')} | {'n': len(d['rows'])}
+        out[part] = (
+            {n: round(mean_se(v)[0], 4) for n, v in x.items()}
+            | {
+                f'canonized − {n}': said(
+                    paired_difference(x['canonized'], x[n])
+                )
+                for n in ('AttnLRP', 'CP-LRP')
+            }
+            | {'n': len(d['rows'])}
+        )
     return pd.DataFrame(out).T.rename_axis('part')
 
+
 def plot_canonized(
-    results:dict,   # as for `canonized_table`
-):                  # a matplotlib figure
+    results: dict,  # as for `canonized_table`
+):  # a matplotlib figure
     "r with LOO against the share of Q and of K, with standard errors."
     fig, ax = plt.subplots(figsize=(7.6, 3.4), layout='constrained')
     for part, d in results.items():
-        c, points = d['config'], [(s, *mean_se(ablation_r(d['rows'], m))[:2]) for m, s in _SHARES.values()]
-        ax.errorbar(*zip(*points), marker='o', ms=4, capsize=2, label=f"{part}: {c['model']['model'].removesuffix('ForSequenceClassification').removesuffix('ForImageClassification').removesuffix('ForCausalLM')} on {c['data']['name']}, n = {len(d['rows'])}")
-    ax.set_xticks([s for _, s in _SHARES.values()], [f'{n}\n{t}' for n, t in zip(_SHARES, ('0, 0, 1', '¼, ¼, ½', '⅓, ⅓, ⅓'))], fontsize=7); ax.set(xlabel='relevance to Q, K, V', ylabel='Pearson r with LOO', xlim=(-.03, .37))
-    ax.legend(frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, .5)); ax.spines[['top', 'right']].set_visible(False)
+        c, points = (
+            d['config'],
+            [
+                (s, *mean_se(ablation_r(d['rows'], m))[:2])
+                for m, s in _SHARES.values()
+            ],
+        )
+        ax.errorbar(
+            *zip(*points),
+            marker='o',
+            ms=4,
+            capsize=2,
+            label=f"{part}: {c['model']['model'].removesuffix('ForSequenceClassification').removesuffix('ForImageClassification').removesuffix('ForCausalLM')} on {c['data']['name']}, n = {len(d['rows'])}",
+        )
+    ax.set_xticks(
+        [s for _, s in _SHARES.values()],
+        [
+            f'{n}\n{t}'
+            for n, t in zip(_SHARES, ('0, 0, 1', '¼, ¼, ½', '⅓, ⅓, ⅓'))
+        ],
+        fontsize=7,
+    )
+    ax.set(
+        xlabel='relevance to Q, K, V',
+        ylabel='Pearson r with LOO',
+        xlim=(-0.03, 0.37),
+    )
+    ax.legend(
+        frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5)
+    )
+    ax.spines[['top', 'right']].set_visible(False)
     return fig

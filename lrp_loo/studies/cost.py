@@ -11,83 +11,247 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
-from ..faithfulness import faithfulness_table, mean_se, paper_numbers, per_text
+from lrp_loo.faithfulness import (
+    faithfulness_table,
+    mean_se,
+    paper_numbers,
+    per_text,
+)
 
 # %% ../../nbs/45_cost.ipynb #4e0a7f4f
 def cost_table(
-    results:dict,       # of `read_results`, of benchmarks/length.py
-    column:str='seconds', # or 'mib'
-)->pd.DataFrame:        # a row per method, a column per length
+    results: dict,  # of `read_results`, of benchmarks/length.py
+    column: str = 'seconds',  # or 'mib'
+) -> pd.DataFrame:  # a row per method, a column per length
     "Seconds, or mebibytes above what the model takes."
-    if column not in ('seconds', 'mib'): raise ValueError(f"column={column!r} is not known; take 'seconds' or 'mib'")
-    d = pd.DataFrame([r for r in results['rows'] if 'mib' in r]); return d.pivot(index='method', columns='tokens', values=column).loc[list(dict.fromkeys(d.method))]
+    if column not in ('seconds', 'mib'):
+        raise ValueError(
+            f"column={column!r} is not known; take 'seconds' or 'mib'"
+        )
+    d = pd.DataFrame([r for r in results['rows'] if 'mib' in r])
+    return d.pivot(index='method', columns='tokens', values=column).loc[
+        list(dict.fromkeys(d.method))
+    ]
+
 
 def examples_table(
-    results:dict,    # of `read_results`, of benchmarks/length.py
-)->pd.DataFrame:     # a row per method, a column per number of texts
+    results: dict,  # of `read_results`, of benchmarks/length.py
+) -> pd.DataFrame:  # a row per method, a column per number of texts
     "Seconds an example, of so many explained in one call."
-    d = pd.DataFrame([r for r in results['rows'] if 'mib' not in r]); return d.pivot(index='method', columns='texts', values='seconds').loc[list(dict.fromkeys(d.method))]
+    d = pd.DataFrame([r for r in results['rows'] if 'mib' not in r])
+    return d.pivot(index='method', columns='texts', values='seconds').loc[
+        list(dict.fromkeys(d.method))
+    ]
+
 
 def benchmark_table(
-    results:dict,    # of results/benchmarks.json
-)->pd.DataFrame:     # a row per job and peer: times as fast, lowest and highest of the rounds, what was asked for
+    results: dict,  # of results/benchmarks.json
+    # a row per job and peer: times as fast, lowest and highest of the rounds,
+    # what was asked for
+) -> pd.DataFrame:
     "How many times as fast as the peer, measured in turn in one run."
-    rows = [{'job': r['job'], 'against': r['against'], 'times as fast': r['ratio'], 'low': r.get('low'), 'high': r.get('high'), 'asked for': r['at_least'], 'reached': '' if r['at_least'] is None else 'yes' if r['ratio'] >= r['at_least'] else 'no',
-             'texts': r['setting']['texts'], 'tokens': r['setting']['mean_tokens']} for r in results['rows']]
+    rows = [
+        {
+            'job': r['job'],
+            'against': r['against'],
+            'times as fast': r['ratio'],
+            'low': r.get('low'),
+            'high': r.get('high'),
+            'asked for': r['at_least'],
+            'reached': ''
+            if r['at_least'] is None
+            else 'yes'
+            if r['ratio'] >= r['at_least']
+            else 'no',
+            'texts': r['setting']['texts'],
+            'tokens': r['setting']['mean_tokens'],
+        }
+        for r in results['rows']
+    ]
     return pd.DataFrame(rows).set_index(['job', 'against'])
 
+
 def where_table(
-    results:dict,    # of `read_results`, of benchmarks/where.py
-)->pd.DataFrame:     # a row per implementation: seconds, GFLOP, GFLOP/s of its products, seconds its products would take at the rate of a square product, shares
+    results: dict,  # of `read_results`, of benchmarks/where.py
+    # a row per implementation: seconds, GFLOP, GFLOP/s of its products, seconds
+    # its products would take at the rate of a square product, shares
+) -> pd.DataFrame:
     "Where exact LOO's time goes."
-    c = results['config']; full = pd.DataFrame([dict(who='every variant in full', GFLOP=c['flops_in_full']/1e9, limit=c['flops_in_full']/c['matmul_rate'])])
-    rows = [{'who': r['who'], 'seconds': r['seconds'], 'GFLOP': r['flops']/1e9, 'GFLOP/s': r['rate']/1e9, 'limit': r['flops']/c['matmul_rate'], **r['shares']} for r in results['rows']]
+    c = results['config']
+    full = pd.DataFrame(
+        [
+            dict(
+                who='every variant in full',
+                GFLOP=c['flops_in_full'] / 1e9,
+                limit=c['flops_in_full'] / c['matmul_rate'],
+            )
+        ]
+    )
+    rows = [
+        {
+            'who': r['who'],
+            'seconds': r['seconds'],
+            'GFLOP': r['flops'] / 1e9,
+            'GFLOP/s': r['rate'] / 1e9,
+            'limit': r['flops'] / c['matmul_rate'],
+            **r['shares'],
+        }
+        for r in results['rows']
+    ]
     return pd.concat([pd.DataFrame(rows), full]).set_index('who')
 
-COLOURS = {'loo': 'k', 'removal': 'C3', 'removal, 4 passes': 'C3', 'removal, 9 passes': 'C3', 'removal+loo': 'C1', 'contexts, 4 passes': 'C4', 'attn_lrp': 'C0', 'cp_lrp': 'C2', 'ig': '0.3', 'grad_x_input': '0.6', 'rollout': '0.8'}
+
+COLOURS = {
+    'loo': 'k',
+    'removal': 'C3',
+    'removal, 4 passes': 'C3',
+    'removal, 9 passes': 'C3',
+    'removal+loo': 'C1',
+    'contexts, 4 passes': 'C4',
+    'attn_lrp': 'C0',
+    'cp_lrp': 'C2',
+    'ig': '0.3',
+    'grad_x_input': '0.6',
+    'rollout': '0.8',
+}
+
 
 def plot_cost(
-    results:dict,       # of `read_results`, of benchmarks/length.py
-):                      # a matplotlib figure
+    results: dict,  # of `read_results`, of benchmarks/length.py
+):  # a matplotlib figure
     "Seconds and memory against tokens, seconds against the number of examples; all axes logarithmic."
-    fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.6), layout='constrained'); c = results['config']
-    dashed = {m: '--' for m in ('removal, 4 passes', 'contexts, 4 passes')} | {'removal, 9 passes': ':'}
-    panels = (cost_table(results), 'tokens', 'seconds a text'), (cost_table(results, 'mib').clip(lower=1), 'tokens', 'MiB above the model'), (examples_table(results), 'texts in one call', 'seconds a text')
+    fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.6), layout='constrained')
+    c = results['config']
+    dashed = {m: '--' for m in ('removal, 4 passes', 'contexts, 4 passes')} | {
+        'removal, 9 passes': ':'
+    }
+    panels = (
+        (cost_table(results), 'tokens', 'seconds a text'),
+        (
+            cost_table(results, 'mib').clip(lower=1),
+            'tokens',
+            'MiB above the model',
+        ),
+        (examples_table(results), 'texts in one call', 'seconds a text'),
+    )
     for ax, (table, across, label) in zip(axes, panels):
-        for m, row in table.iterrows(): ax.plot(row.index, row, color=COLOURS.get(m, 'C7'), ls=dashed.get(m, '-'), marker='.', ms=4, lw=1.3, label=m)
-        ax.set(xscale='log', yscale='log', xlabel=across, ylabel=label); ax.set_xticks(table.columns, table.columns); ax.minorticks_off(); ax.spines[['top', 'right']].set_visible(False)
-    axes[2].legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, .5))
-    n = np.mean([r['tokens'] for r in results['rows'] if 'mib' not in r]); axes[2].set_title(f'sentences of {n:.0f} tokens on average', fontsize=8)
-    fig.suptitle(f"{c['model']['name']}, {c['threads']} threads of CPU, {c['dtype']}; left and middle: one text at a time", fontsize=9); return fig
+        for m, row in table.iterrows():
+            ax.plot(
+                row.index,
+                row,
+                color=COLOURS.get(m, 'C7'),
+                ls=dashed.get(m, '-'),
+                marker='.',
+                ms=4,
+                lw=1.3,
+                label=m,
+            )
+        ax.set(xscale='log', yscale='log', xlabel=across, ylabel=label)
+        ax.set_xticks(table.columns, table.columns)
+        ax.minorticks_off()
+        ax.spines[['top', 'right']].set_visible(False)
+    axes[2].legend(
+        *axes[0].get_legend_handles_labels(),
+        frameon=False,
+        fontsize=7,
+        loc='center left',
+        bbox_to_anchor=(1, 0.5),
+    )
+    n = np.mean([r['tokens'] for r in results['rows'] if 'mib' not in r])
+    axes[2].set_title(f'sentences of {n:.0f} tokens on average', fontsize=8)
+    fig.suptitle(
+        f"{c['model']['name']}, {c['threads']} threads of CPU, {c['dtype']}; left and middle: one text at a time",
+        fontsize=9,
+    )
+    return fig
+
 
 def seconds_at(
-    table:pd.DataFrame, # of `cost_table`
-    method:str,         # a row of it
-    tokens:float,       # the length
-)->float:               # seconds a text
+    table: pd.DataFrame,  # of `cost_table`
+    method: str,  # a row of it
+    tokens: float,  # the length
+) -> float:  # seconds a text
     "Seconds at a length between the measured ones, interpolated on logarithmic axes."
-    return float(np.exp(np.interp(np.log(tokens), np.log(table.columns.astype(float)), np.log(table.loc[method]))))
+    return float(
+        np.exp(
+            np.interp(
+                np.log(tokens),
+                np.log(table.columns.astype(float)),
+                np.log(table.loc[method]),
+            )
+        )
+    )
 
-LABEL_AT = {'removal, 4 passes': (-3, -8, 'right'), 'removal+loo': (-3, 3, 'right'), 'removal, 9 passes': (0, -9, 'center'), 'contexts, 4 passes': (0, -9, 'center'), 'cp_lrp': (0, -9, 'center')} # points near one another
+
+LABEL_AT = {
+    'removal, 4 passes': (-3, -8, 'right'),
+    'removal+loo': (-3, 3, 'right'),
+    'removal, 9 passes': (0, -9, 'center'),
+    'contexts, 4 passes': (0, -9, 'center'),
+    'cp_lrp': (0, -9, 'center'),
+}  # points near one another
+
 
 def plot_tradeoff(
-    results:dict,       # of `read_results`, of benchmarks/length.py
-    agreement:dict,     # part → `read_results` of `remedy_experiment` (or of any rows with r)
-    extra:dict=None,    # the same of `weights_experiment`
-):                      # a matplotlib figure
+    results: dict,  # of `read_results`, of benchmarks/length.py
+    # part → `read_results` of `remedy_experiment` (or of any rows with r)
+    agreement: dict,
+    extra: dict = None,  # the same of `weights_experiment`
+):  # a matplotlib figure
     "Mean r with LOO against seconds at the mean length of the texts, interpolated between measured lengths."
-    t, fig, axes = cost_table(results), *plt.subplots(1, len(agreement), figsize=(4.2*len(agreement), 3.4), layout='constrained', sharey=True, squeeze=False)
+    t, fig, axes = (
+        cost_table(results),
+        *plt.subplots(
+            1,
+            len(agreement),
+            figsize=(4.2 * len(agreement), 3.4),
+            layout='constrained',
+            sharey=True,
+            squeeze=False,
+        ),
+    )
     for ax, (part, d) in zip(axes[0], agreement.items()):
-        n = float(np.mean([r['n_tokens'] for r in d['rows']])); seconds = lambda m: seconds_at(t, m, n)
-        where = {m: rows for rows in ((extra or {}).get(part, dict(rows=[]))['rows'], d['rows']) if rows for m in rows[0]['methods'] if m in t.index}
+        n = float(np.mean([r['n_tokens'] for r in d['rows']]))
+        seconds = lambda m: seconds_at(t, m, n)
+        where = {
+            m: rows
+            for rows in (
+                (extra or {}).get(part, dict(rows=[]))['rows'],
+                d['rows'],
+            )
+            if rows
+            for m in rows[0]['methods']
+            if m in t.index
+        }
         for m, rows in where.items():
-            r, se, _ = mean_se(per_text(rows, m, 'loo_r')); ax.errorbar(seconds(m), r, se, fmt='o', ms=4, color=COLOURS.get(m, 'C7'))
-            x, y, ha = LABEL_AT.get(m, (3, 3, 'left')); ax.annotate(m, (seconds(m), r), fontsize=7, xytext=(x, y), ha=ha, textcoords='offset points')
-        ax.set(xscale='log', xlabel='seconds a text', title=f"{part}: {len(d['rows'])} texts of {n:.0f} tokens"); ax.title.set_fontsize(9); ax.spines[['top', 'right']].set_visible(False)
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5))); ax.xaxis.set_major_formatter('{x:g}'); ax.xaxis.set_minor_formatter(NullFormatter())
-    axes[0, 0].set_ylabel('Pearson r with LOO'); return fig
+            r, se, _ = mean_se(per_text(rows, m, 'loo_r'))
+            ax.errorbar(
+                seconds(m), r, se, fmt='o', ms=4, color=COLOURS.get(m, 'C7')
+            )
+            x, y, ha = LABEL_AT.get(m, (3, 3, 'left'))
+            ax.annotate(
+                m,
+                (seconds(m), r),
+                fontsize=7,
+                xytext=(x, y),
+                ha=ha,
+                textcoords='offset points',
+            )
+        ax.set(
+            xscale='log',
+            xlabel='seconds a text',
+            title=f"{part}: {len(d['rows'])} texts of {n:.0f} tokens",
+        )
+        ax.title.set_fontsize(9)
+        ax.spines[['top', 'right']].set_visible(False)
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter('{x:g}')
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    axes[0, 0].set_ylabel('Pearson r with LOO')
+    return fig
 
-PASSES = { # of the table in the README → passes through the model
+
+PASSES = {  # of the table in the README → passes through the model
     'loo': 'T forward',
     'removal': '1 forward, 1 backward',
     'removal+loo': 'the same, √T forward',
@@ -99,10 +263,12 @@ PASSES = { # of the table in the README → passes through the model
     'grad_x_input': '1 forward, 1 backward',
 }
 
+
 def shared_rows(
-    first:list,  # of `faithfulness_row`; where both have a method it is taken from here
-    second:list, # the same for other methods, some of the same texts
-)->list:         # a row per text that both have, with the methods of both
+    # of `faithfulness_row`; where both have a method it is taken from here
+    first: list,
+    second: list,  # the same for other methods, some of the same texts
+) -> list:  # a row per text that both have, with the methods of both
     "Rows of two experiments joined text by text, so that every mean is over the same texts."
     others = {r['i']: r for r in second}
     joined = []
@@ -112,26 +278,38 @@ def shared_rows(
             continue
         for key in ('target', 'n_tokens'):
             if row[key] != other[key]:
-                raise ValueError(f"text {row['i']} has {key} {row[key]} here and {other[key]} there")
+                raise ValueError(
+                    f"text {row['i']} has {key} {row[key]} here and {other[key]} there"
+                )
         joined.append(row | dict(methods=other['methods'] | row['methods']))
     return joined
 
+
 def headline_table(
-    rows:list,  # of `shared_rows`: Table 2's and those of `remedy_experiment`
-    part:str,   # 'sst2' or 'imdb'
-    cost:dict,  # of `read_results`, of benchmarks/length.py
-)->pd.DataFrame: # a row per method: r, se, paper's r, delta, time (AttnLRP's: 1), n: texts with an r
+    rows: list,  # of `shared_rows`: Table 2's and those of `remedy_experiment`
+    part: str,  # 'sst2' or 'imdb'
+    cost: dict,  # of `read_results`, of benchmarks/length.py
+    # a row per method: r, se, paper's r, delta, time (AttnLRP's: 1), n: texts
+    # with an r
+) -> pd.DataFrame:
     "Agreement and cost of every method on the same texts."
     table = faithfulness_table(rows, list(PASSES))
-    paper = paper_numbers('2').query('data == @part and metric == "loo_r"').set_index('row').paper
+    paper = (
+        paper_numbers('2')
+        .query('data == @part and metric == "loo_r"')
+        .set_index('row')
+        .paper
+    )
     seconds, tokens = cost_table(cost), np.mean([r['n_tokens'] for r in rows])
     unit = seconds_at(seconds, 'attn_lrp', tokens)
     defined = {m: mean_se(per_text(rows, m, 'loo_r'))[2] for m in PASSES}
-    return pd.DataFrame({
-        'r': table.loo_r,
-        'se': table.loo_r_se,
-        'paper': [paper.get(m, np.nan) for m in PASSES],
-        'delta': table.delta,
-        'time': [seconds_at(seconds, m, tokens)/unit for m in PASSES],
-        'n': pd.Series(defined),
-    })
+    return pd.DataFrame(
+        {
+            'r': table.loo_r,
+            'se': table.loo_r_se,
+            'paper': [paper.get(m, np.nan) for m in PASSES],
+            'delta': table.delta,
+            'time': [seconds_at(seconds, m, tokens) / unit for m in PASSES],
+            'n': pd.Series(defined),
+        }
+    )

@@ -15,99 +15,313 @@ from ..models import forward, watch_embeddings
 from ..targets import Readout
 
 # %% ../../nbs/22_families.ipynb #7f2d3839
-_TEXT = dict(vocab_size=200, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64)
-_DECODER = dict(_TEXT, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-_IMAGE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, image_size=28, patch_size=7)
+_TEXT = dict(
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=64,
+)
+_DECODER = dict(
+    _TEXT, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2
+)
+_IMAGE = dict(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    image_size=28,
+    patch_size=7,
+)
 
-FAMILIES = { # family → (prefix of the classes, what it has beyond BERT, configuration)
-    'BERT':       ('Bert', '', _TEXT),
-    'RoBERTa':    ('Roberta', 'positions after the padding index', _TEXT),
-    'DistilBERT': ('DistilBert', '', dict(vocab_size=200, dim=32, n_layers=3, n_heads=4, hidden_dim=64, max_position_embeddings=64)),
-    'ALBERT':     ('Albert', 'one layer used three times, GELU written out', dict(_TEXT, embedding_size=16)),
-    'ELECTRA':    ('Electra', 'embedding projection', dict(_TEXT, embedding_size=16)),
-    'DeBERTa-v2': ('DebertaV2', 'disentangled attention', dict(_TEXT, relative_attention=True, pos_att_type=['p2c', 'c2p'], position_buckets=8, norm_rel_ebd='layer_norm', share_att_key=True, type_vocab_size=0, position_biased_input=False)),
-    'ModernBERT': ('ModernBert', 'rotary positions, gated feed-forward, local attention', dict(_TEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, local_attention=8, global_attn_every_n_layers=2)),
-    'GPT-2':      ('GPT2', 'causal, tied embeddings, GELU written out', dict(vocab_size=200, n_embd=32, n_layer=3, n_head=4, n_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
-    'Llama':      ('Llama', 'RMSNorm, rotary positions, gates, grouped queries', _DECODER),
-    'Mistral':    ('Mistral', 'sliding window', dict(_DECODER, sliding_window=6, head_dim=8)),
-    'Qwen2':      ('Qwen2', 'biases at query, key and value', _DECODER),
-    'Qwen3':      ('Qwen3', 'RMSNorm of queries and keys', dict(_DECODER, head_dim=8)),
-    'Gemma 2':    ('Gemma2', 'soft-capped logits, scaled embeddings', dict(_DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8, attn_logit_softcapping=5., final_logit_softcapping=10.)),
-    'Gemma 3':    ('Gemma3', 'local and global layers', dict(_DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)),
-    'Phi-3':      ('Phi3', 'one matrix for query, key and value, one for gate and value', _DECODER),
-    'ViT':        ('ViT', 'patches, class token', dict(_IMAGE, num_channels=1, num_labels=10)),
-    'DeiT':       ('DeiT', 'distillation token', dict(_IMAGE, num_channels=3)),
-    'CLIP vision': ('CLIP', 'embeddings from a convolution, quick GELU', dict(vision_config=_IMAGE, text_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64))),
+# family → (prefix of the classes, what it has beyond BERT, configuration)
+FAMILIES = {
+    'BERT': ('Bert', '', _TEXT),
+    'RoBERTa': ('Roberta', 'positions after the padding index', _TEXT),
+    'DistilBERT': (
+        'DistilBert',
+        '',
+        dict(
+            vocab_size=200,
+            dim=32,
+            n_layers=3,
+            n_heads=4,
+            hidden_dim=64,
+            max_position_embeddings=64,
+        ),
+    ),
+    'ALBERT': (
+        'Albert',
+        'one layer used three times, GELU written out',
+        dict(_TEXT, embedding_size=16),
+    ),
+    'ELECTRA': (
+        'Electra',
+        'embedding projection',
+        dict(_TEXT, embedding_size=16),
+    ),
+    'DeBERTa-v2': (
+        'DebertaV2',
+        'disentangled attention',
+        dict(
+            _TEXT,
+            relative_attention=True,
+            pos_att_type=['p2c', 'c2p'],
+            position_buckets=8,
+            norm_rel_ebd='layer_norm',
+            share_att_key=True,
+            type_vocab_size=0,
+            position_biased_input=False,
+        ),
+    ),
+    'ModernBERT': (
+        'ModernBert',
+        'rotary positions, gated feed-forward, local attention',
+        dict(
+            _TEXT,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            cls_token_id=1,
+            sep_token_id=2,
+            local_attention=8,
+            global_attn_every_n_layers=2,
+        ),
+    ),
+    'GPT-2': (
+        'GPT2',
+        'causal, tied embeddings, GELU written out',
+        dict(
+            vocab_size=200,
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            n_positions=64,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    'Llama': (
+        'Llama',
+        'RMSNorm, rotary positions, gates, grouped queries',
+        _DECODER,
+    ),
+    'Mistral': (
+        'Mistral',
+        'sliding window',
+        dict(_DECODER, sliding_window=6, head_dim=8),
+    ),
+    'Qwen2': ('Qwen2', 'biases at query, key and value', _DECODER),
+    'Qwen3': (
+        'Qwen3',
+        'RMSNorm of queries and keys',
+        dict(_DECODER, head_dim=8),
+    ),
+    'Gemma 2': (
+        'Gemma2',
+        'soft-capped logits, scaled embeddings',
+        dict(
+            _DECODER,
+            head_dim=8,
+            sliding_window=6,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=10.0,
+        ),
+    ),
+    'Gemma 3': (
+        'Gemma3',
+        'local and global layers',
+        dict(_DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    ),
+    'Phi-3': (
+        'Phi3',
+        'one matrix for query, key and value, one for gate and value',
+        _DECODER,
+    ),
+    'ViT': (
+        'ViT',
+        'patches, class token',
+        dict(_IMAGE, num_channels=1, num_labels=10),
+    ),
+    'DeiT': ('DeiT', 'distillation token', dict(_IMAGE, num_channels=3)),
+    'CLIP vision': (
+        'CLIP',
+        'embeddings from a convolution, quick GELU',
+        dict(
+            vision_config=_IMAGE,
+            text_config=dict(
+                hidden_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                intermediate_size=64,
+            ),
+        ),
+    ),
 }
-TASKS = {'class': 'ForSequenceClassification', 'next token': 'ForCausalLM', 'answer': 'ForQuestionAnswering', 'image': 'ForImageClassification'}
-_DECODERS = ('GPT-2', 'Llama', 'Mistral', 'Qwen2', 'Qwen3', 'Gemma 2', 'Gemma 3', 'Phi-3')
+TASKS = {
+    'class': 'ForSequenceClassification',
+    'next token': 'ForCausalLM',
+    'answer': 'ForQuestionAnswering',
+    'image': 'ForImageClassification',
+}
+_DECODERS = (
+    'GPT-2',
+    'Llama',
+    'Mistral',
+    'Qwen2',
+    'Qwen3',
+    'Gemma 2',
+    'Gemma 3',
+    'Phi-3',
+)
 
-def family_tasks()->list: # (family, task) pairs
+
+def family_tasks() -> list:  # (family, task) pairs
     "What is checked: encoders classify (BERT also answers questions), decoders predict the next token and classify, vision models classify."
     image = ('ViT', 'DeiT', 'CLIP vision')
-    return [(f, t) for f in FAMILIES for t in (('image',) if f in image else ('next token', 'class') if f in _DECODERS else ('class', 'answer') if f == 'BERT' else ('class',))]
+    return [
+        (f, t)
+        for f in FAMILIES
+        for t in (
+            ('image',)
+            if f in image
+            else ('next token', 'class')
+            if f in _DECODERS
+            else ('class', 'answer')
+            if f == 'BERT'
+            else ('class',)
+        )
+    ]
+
 
 def random_model(
-    family:str,           # one of FAMILIES
-    task:str='class',     # one of TASKS
-    attention:str='eager', # attention implementation: 'eager' or 'sdpa'
-    bias:bool=True,       # random biases; False: all zero
-    seed:int=0,
+    family: str,  # one of FAMILIES
+    task: str = 'class',  # one of TASKS
+    attention: str = 'eager',  # attention implementation: 'eager' or 'sdpa'
+    bias: bool = True,  # random biases; False: all zero
+    seed: int = 0,
     dtype=torch.float64,
-    **config,             # changes to the configuration
-):                        # a stock transformers model with random weights, in eval mode
+    **config,  # changes to the configuration
+):  # a stock transformers model with random weights, in eval mode
     "A small random model of a family."
-    if family not in FAMILIES: raise ValueError(f"family={family!r} is not known; take one of {', '.join(FAMILIES)}")
+    if family not in FAMILIES:
+        raise ValueError(
+            f"family={family!r} is not known; take one of {', '.join(FAMILIES)}"
+        )
     prefix, _, kwargs = FAMILIES[family]
-    names = [f'{prefix}LMHeadModel' if task == 'next token' and prefix == 'GPT2' else prefix + TASKS[task]]
+    names = [
+        f'{prefix}LMHeadModel'
+        if task == 'next token' and prefix == 'GPT2'
+        else prefix + TASKS[task]
+    ]
     model_class = getattr(transformers, names[0])
-    config_class = model_class.config_class if prefix != 'Gemma3' else transformers.Gemma3TextConfig
-    if prefix == 'Gemma3' and task == 'class': model_class = transformers.Gemma3TextForSequenceClassification
+    config_class = (
+        model_class.config_class
+        if prefix != 'Gemma3'
+        else transformers.Gemma3TextConfig
+    )
+    if prefix == 'Gemma3' and task == 'class':
+        model_class = transformers.Gemma3TextForSequenceClassification
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class._from_config(config_class(**(kwargs | config)), attn_implementation=attention).eval().to(dtype)
+        model = (
+            model_class._from_config(
+                config_class(**(kwargs | config)), attn_implementation=attention
+            )
+            .eval()
+            .to(dtype)
+        )
         with torch.no_grad():
             for n, p in model.named_parameters():
-                if p.ndim > 1: p.normal_(0, 0.3)
-                elif 'bias' in n: p.normal_(0, 0.1) if bias else p.zero_()
-                else: p.add_(torch.randn_like(p)*0.1)                # norm weights
+                if p.ndim > 1:
+                    p.normal_(0, 0.3)
+                elif 'bias' in n:
+                    p.normal_(0, 0.1) if bias else p.zero_()
+                else:
+                    p.add_(torch.randn_like(p) * 0.1)  # norm weights
     return model
 
+
 def random_inputs(
-    model, # of `random_model`
-    n:int=12, # tokens
-    seed:int=1,
-)->dict:   # input_ids and attention_mask, or pixel_values
+    model,  # of `random_model`
+    n: int = 12,  # tokens
+    seed: int = 1,
+) -> dict:  # input_ids and attention_mask, or pixel_values
     "A random text, or image, for a random model."
     g = torch.Generator().manual_seed(seed)
     vision = getattr(model.config, 'vision_config', model.config)
-    if hasattr(vision, 'patch_size'): return {'pixel_values': torch.rand(1, vision.num_channels, vision.image_size, vision.image_size, generator=g, dtype=model.dtype)}
+    if hasattr(vision, 'patch_size'):
+        return {
+            'pixel_values': torch.rand(
+                1,
+                vision.num_channels,
+                vision.image_size,
+                vision.image_size,
+                generator=g,
+                dtype=model.dtype,
+            )
+        }
     ids = torch.randint(3, 200, (1, n), generator=g)
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
 
 # %% ../../nbs/22_families.ipynb #3a2004d3
 def relevance_of(
-    model, inputs:dict, composite, target=None, # as in `conservation`
-    **kwargs,            # of `lrp_rules`
-)->tuple:                # relevance per token or patch (T,), output, rules
+    model,
+    inputs: dict,
+    composite,
+    target=None,  # as in `conservation`
+    **kwargs,  # of `lrp_rules`
+) -> tuple:  # relevance per token or patch (T,), output, rules
     "Relevance of one input's embeddings, in the model's own precision."
-    with torch.enable_grad(), watch_embeddings(model) as seen, lrp_rules(model, composite, **kwargs) as rules: out = forward(model, inputs)
-    with torch.enable_grad(): value = Readout(target, out, inputs)(out)
-    R = seen[0].detach()*torch.autograd.grad(value.sum(), seen[0])[0]
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, composite, **kwargs) as rules,
+    ):
+        out = forward(model, inputs)
+    with torch.enable_grad():
+        value = Readout(target, out, inputs)(out)
+    R = seen[0].detach() * torch.autograd.grad(value.sum(), seen[0])[0]
     return _over_tokens(R)[0], out, rules
 
+
 def family_row(
-    family:str, task:str, # of `family_tasks`
-)->dict:                  # family, task, operations, logits, uncovered, conservation (AttnLRP, CP-LRP), eager against sdpa (AttnLRP, CP-LRP)
+    family: str,
+    task: str,  # of `family_tasks`
+    # family, task, operations, logits, uncovered, conservation (AttnLRP,
+    # CP-LRP), eager against sdpa (AttnLRP, CP-LRP)
+) -> dict:
     "What is checked of one family and task."
-    m = random_model(family, task); inputs = random_inputs(m); row = dict(family=family, task=task)
-    with torch.no_grad(): plain = forward(m, inputs)[0]
+    m = random_model(family, task)
+    inputs = random_inputs(m)
+    row = dict(family=family, task=task)
+    with torch.no_grad():
+        plain = forward(m, inputs)[0]
     for name, c in (('attn', attn_lrp()), ('cp', cp_lrp())):
-        R, out, rules = relevance_of(m, inputs, c, strict=True)      # raises where an operation has no rule
-        row |= dict(operations=len(set(rules.report().operation)), logits=max(row.get('logits', 0.), float((out[0].detach() - plain).abs().max())), uncovered=len(rules.without_rule()))
+        R, out, rules = relevance_of(
+            m, inputs, c, strict=True
+        )  # raises where an operation has no rule
+        row |= dict(
+            operations=len(set(rules.report().operation)),
+            logits=max(
+                row.get('logits', 0.0),
+                float((out[0].detach() - plain).abs().max()),
+            ),
+            uncovered=len(rules.without_rule()),
+        )
         s = conservation(random_model(family, task, bias=False), inputs, c)
-        row[f'{name} conserved to'] = abs(s['remainder'])/max(abs(v) for v in s.values())
-        try: fused = random_model(family, task, 'sdpa')
-        except ValueError: row[f'{name} eager = sdpa to'] = float('nan'); continue # the family offers eager attention alone
-        row[f'{name} eager = sdpa to'] = float((relevance_of(fused, inputs, c)[0] - R).abs().max()/R.abs().max())
+        row[f'{name} conserved to'] = abs(s['remainder']) / max(
+            abs(v) for v in s.values()
+        )
+        try:
+            fused = random_model(family, task, 'sdpa')
+        except ValueError:
+            row[f'{name} eager = sdpa to'] = float('nan')
+            continue  # the family offers eager attention alone
+        row[f'{name} eager = sdpa to'] = float(
+            (relevance_of(fused, inputs, c)[0] - R).abs().max() / R.abs().max()
+        )
     return row

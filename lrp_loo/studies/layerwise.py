@@ -9,80 +9,141 @@ __all__ = ['SWEEPS', 'MARGIN', 'sweep_layers', 'bypass_name', 'sweep_methods', '
 # %% ../../nbs/08_layerwise.ipynb #c5dcbaa1
 import numpy as np
 import pandas as pd
-from ..faithfulness import mean_se, paired_difference, paper_numbers, per_text
+from lrp_loo.faithfulness import (
+    mean_se,
+    paired_difference,
+    paper_numbers,
+    per_text,
+)
 
 # %% ../../nbs/08_layerwise.ipynb #3aefe72b
 SWEEPS = ('first', 'last', 'single')
 
+
 def sweep_layers(
-    sweep:str,    # 'first' (front to back), 'last' (back to front) or 'single'
-    k:int,        # first k, last k, or the k-th layer; from 1
-    n_layers:int, # layers in the model
-)->tuple:         # bypassed layers, from 0
+    sweep: str,  # 'first' (front to back), 'last' (back to front) or 'single'
+    k: int,  # first k, last k, or the k-th layer; from 1
+    n_layers: int,  # layers in the model
+) -> tuple:  # bypassed layers, from 0
     "The layers that step k of a sweep bypasses (section 4.3, RQ3)."
-    if sweep not in SWEEPS: raise ValueError(f"sweep={sweep!r} is not known; take one of {SWEEPS}")
-    if not 1 <= k <= n_layers: raise ValueError(f"k={k} is not a layer; take 1 to {n_layers}")
-    return {'first': tuple(range(k)), 'last': tuple(range(n_layers - k, n_layers)), 'single': (k - 1,)}[sweep]
+    if sweep not in SWEEPS:
+        raise ValueError(f"sweep={sweep!r} is not known; take one of {SWEEPS}")
+    if not 1 <= k <= n_layers:
+        raise ValueError(f"k={k} is not a layer; take 1 to {n_layers}")
+    return {
+        'first': tuple(range(k)),
+        'last': tuple(range(n_layers - k, n_layers)),
+        'single': (k - 1,),
+    }[sweep]
+
 
 def bypass_name(
-    layers,       # bypassed layers, from 0
-    n_layers:int, # layers in the model
-)->str:           # a method's name in the rows
+    layers,  # bypassed layers, from 0
+    n_layers: int,  # layers in the model
+) -> str:  # a method's name in the rows
     "One name per set of bypassed layers; none is 'attn_lrp', all is 'cp_lrp'."
     layers = sorted(set(layers))
-    return 'attn_lrp' if not layers else 'cp_lrp' if len(layers) == n_layers else 'bypass ' + ','.join(str(l + 1) for l in layers)
+    return (
+        'attn_lrp'
+        if not layers
+        else 'cp_lrp'
+        if len(layers) == n_layers
+        else 'bypass ' + ','.join(str(l + 1) for l in layers)
+    )
+
 
 def sweep_methods(
-    n_layers:int, # layers in the model
-)->dict:          # name → (method, options), as `text_experiment` takes them
+    n_layers: int,  # layers in the model
+) -> dict:  # name → (method, options), as `text_experiment` takes them
     "Every distinct rule set of the three sweeps, AttnLRP and CP-LRP included."
-    sets = [()] + [sweep_layers(s, k, n_layers) for s in SWEEPS for k in range(1, n_layers + 1)]
-    return {bypass_name(l, n_layers): ('attn_lrp', dict(bypass_softmax=list(l))) for l in sets}
+    sets = [()] + [
+        sweep_layers(s, k, n_layers)
+        for s in SWEEPS
+        for k in range(1, n_layers + 1)
+    ]
+    return {
+        bypass_name(l, n_layers): ('attn_lrp', dict(bypass_softmax=list(l)))
+        for l in sets
+    }
 
 # %% ../../nbs/08_layerwise.ipynb #8a563d16
 def layer_table(
-    results:dict,   # of `read_results`, rows of `text_experiment` with `sweep_methods`
-)->pd.DataFrame:    # sweep, k, layers, loo_r, lerf, morf, delta, their standard errors, gain in r over AttnLRP with its interval
+    # of `read_results`, rows of `text_experiment` with `sweep_methods`
+    results: dict,
+    # sweep, k, layers, loo_r, lerf, morf, delta, their standard errors, gain in
+    # r over AttnLRP with its interval
+) -> pd.DataFrame:
     "The three sweeps as a table (Table A3); k = 0 is AttnLRP."
     rows, n = results['rows'], results['config']['model']['layers']
     out = []
     for sweep in SWEEPS:
         for k in range(n + 1):
-            m = bypass_name(sweep_layers(sweep, k, n) if k else (), n); entry = dict(sweep=sweep, k=k, method=m)
-            for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'): entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, m, c))
-            gain = paired_difference(per_text(rows, m, 'loo_r'), per_text(rows, 'attn_lrp', 'loo_r'))
-            out.append(entry | dict(gain=gain['mean'], gain_low=gain['low'], gain_high=gain['high'], n=gain['n']))
+            m = bypass_name(sweep_layers(sweep, k, n) if k else (), n)
+            entry = dict(sweep=sweep, k=k, method=m)
+            for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'):
+                entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, m, c))
+            gain = paired_difference(
+                per_text(rows, m, 'loo_r'), per_text(rows, 'attn_lrp', 'loo_r')
+            )
+            out.append(
+                entry
+                | dict(
+                    gain=gain['mean'],
+                    gain_low=gain['low'],
+                    gain_high=gain['high'],
+                    n=gain['n'],
+                )
+            )
     return pd.DataFrame(out)
 
+
 def paper_step(
-    row:int,      # the paper's k, of 12 layers
-    n_layers:int, # ours
-):                # our k at the same depth, or None where there is none
+    row: int,  # the paper's k, of 12 layers
+    n_layers: int,  # ours
+):  # our k at the same depth, or None where there is none
     "The paper's model has 12 layers: its step k is compared with ours at the same share of the depth."
-    return row*n_layers//12 if row*n_layers % 12 == 0 else None
+    return row * n_layers // 12 if row * n_layers % 12 == 0 else None
+
 
 def table_a3_against_paper(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-)->pd.DataFrame:  # paper, ours (empty where our model has no layer at that depth), our k
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+) -> (
+    pd.DataFrame
+):  # paper, ours (empty where our model has no layer at that depth), our k
     "Every number of Table A3, and ours where our model has a layer at that depth (of 6: half)."
-    d = paper_numbers('A3'); d = d[d.data.isin(list(results))].copy()
-    tables = {n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()}
-    steps = [paper_step(int(r.row), results[r.data]['config']['model']['layers']) for r in d.itertuples()]
+    d = paper_numbers('A3')
+    d = d[d.data.isin(list(results))].copy()
+    tables = {
+        n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()
+    }
+    steps = [
+        paper_step(int(r.row), results[r.data]['config']['model']['layers'])
+        for r in d.itertuples()
+    ]
     d['our_k'] = steps
-    d['ours'] = [np.nan if k is None else tables[r.data].loc[(r.sweep, k), r.metric] for r, k in zip(d.itertuples(), steps)]
+    d['ours'] = [
+        np.nan if k is None else tables[r.data].loc[(r.sweep, k), r.metric]
+        for r, k in zip(d.itertuples(), steps)
+    ]
     d['model'] = [results[x]['config']['model']['name'] for x in d.data]
     return d
 
+
 def best_single_layer(
-    results:dict, # of `read_results`, rows of `text_experiment` with `sweep_methods`
-)->dict:          # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
+    # of `read_results`, rows of `text_experiment` with `sweep_methods`
+    results: dict,
+) -> (
+    dict
+):  # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
     "What the best single layer's bypass gains: picked on every other text, measured on the rest."
     rows, n = results['rows'], results['config']['model']['layers']
     none = per_text(rows, 'attn_lrp', 'loo_r')
     bypassed = [per_text(rows, bypass_name((l,), n), 'loo_r') for l in range(n)]
-    gains = np.array(bypassed) - none                                # [n_layers, n_texts]
+    gains = np.array(bypassed) - none  # [n_layers, n_texts]
     if len(rows) < 2:
-        raise ValueError(f"a layer is picked on one half of the texts, tried on the other; got {len(rows)}")
+        raise ValueError(
+            f"a layer is picked on one half of the texts, tried on the other; got {len(rows)}"
+        )
     odd = np.arange(len(rows)) % 2 == 1
     held_out = np.empty(len(rows))
     picked = []
@@ -96,18 +157,32 @@ def best_single_layer(
 
 # %% ../../nbs/08_layerwise.ipynb #e69e653e
 def entropy_table(
-    results:dict,  # of `read_results`
-)->pd.DataFrame:   # layer (from 1), entropy, se
+    results: dict,  # of `read_results`
+) -> pd.DataFrame:  # layer (from 1), entropy, se
     "Mean attention entropy per layer, 1 = uniform."
     E = np.array([r['entropy'] for r in results['rows']], dtype=float)
-    return pd.DataFrame([dict(layer=l + 1, entropy=E[:, l].mean(), se=E[:, l].std(ddof=1)/np.sqrt(len(E)) if len(E) > 1 else np.nan) for l in range(E.shape[1])])
+    return pd.DataFrame(
+        [
+            dict(
+                layer=l + 1,
+                entropy=E[:, l].mean(),
+                se=E[:, l].std(ddof=1) / np.sqrt(len(E))
+                if len(E) > 1
+                else np.nan,
+            )
+            for l in range(E.shape[1])
+        ]
+    )
 
 # %% ../../nbs/08_layerwise.ipynb #83bd3bf5
-MARGIN = 1e-3 # an interval that ends nearer to zero decides nothing: another kind of interval moves an end by as much
+# an interval that ends nearer to zero decides nothing: another kind of interval
+# moves an end by as much
+MARGIN = 1e-3
+
 
 def is_above_zero(
-    difference:dict, # of `paired_difference`
-):                   # True, False (it is below zero), None: undecided
+    difference: dict,  # of `paired_difference`
+):  # True, False (it is below zero), None: undecided
     "Does the whole interval lie above zero, or below, and not just?"
     if difference['low'] > MARGIN:
         return True
@@ -115,18 +190,57 @@ def is_above_zero(
         return False
     return None
 
+
 def text_claims(
-    results:dict,  # one data set, of `read_results`
-)->list:           # dicts: claim, holds (True, False, None: undecided), evidence
+    results: dict,  # one data set, of `read_results`
+) -> list:  # dicts: claim, holds (True, False, None: undecided), evidence
     "The paper's claims about softmax on one data set, each with the evidence for or against it."
     rows, n = results['rows'], results['config']['model']['layers']
     x = lambda m, c='loo_r': per_text(rows, m, c)
-    said = lambda d: f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], {d['n']} texts"
+    said = lambda d: (
+        f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], {d['n']} texts"
+    )
     out = []
-    for c, name in (('loo_r', 'r with LOO'), ('loo_r_sum', 'r with LOO, maps summing to one'), ('delta', 'Δ')):
-        d = paired_difference(x('cp_lrp', c), x('attn_lrp', c)); out.append(dict(claim=f'CP-LRP exceeds AttnLRP in {name}', holds=is_above_zero(d), evidence=said(d)))
-    half = n//2; early, late = (np.mean([x(bypass_name((l,), n)) for l in ls], 0) for ls in (range(half), range(half, n)))
-    d = paired_difference(late, early); out.append(dict(claim='bypassing a single layer helps more in the upper half of the layers', holds=is_above_zero(d), evidence=said(d)))
-    upper = paired_difference(x(bypass_name(range(half, n), n)), x('attn_lrp')); out.append(dict(claim='bypassing the upper half of the layers improves r', holds=is_above_zero(upper), evidence=said(upper)))
-    E = np.array([r['entropy'] for r in rows]); d = paired_difference(E[:, half:].mean(1), E[:, :half].mean(1))
-    return out + [dict(claim='attention is flatter in the upper half of the layers', holds=is_above_zero(d), evidence=said(d))]
+    for c, name in (
+        ('loo_r', 'r with LOO'),
+        ('loo_r_sum', 'r with LOO, maps summing to one'),
+        ('delta', 'Δ'),
+    ):
+        d = paired_difference(x('cp_lrp', c), x('attn_lrp', c))
+        out.append(
+            dict(
+                claim=f'CP-LRP exceeds AttnLRP in {name}',
+                holds=is_above_zero(d),
+                evidence=said(d),
+            )
+        )
+    half = n // 2
+    early, late = (
+        np.mean([x(bypass_name((l,), n)) for l in ls], 0)
+        for ls in (range(half), range(half, n))
+    )
+    d = paired_difference(late, early)
+    out.append(
+        dict(
+            claim='bypassing a single layer helps more in the upper half of the layers',
+            holds=is_above_zero(d),
+            evidence=said(d),
+        )
+    )
+    upper = paired_difference(x(bypass_name(range(half, n), n)), x('attn_lrp'))
+    out.append(
+        dict(
+            claim='bypassing the upper half of the layers improves r',
+            holds=is_above_zero(upper),
+            evidence=said(upper),
+        )
+    )
+    E = np.array([r['entropy'] for r in rows])
+    d = paired_difference(E[:, half:].mean(1), E[:, :half].mean(1))
+    return out + [
+        dict(
+            claim='attention is flatter in the upper half of the layers',
+            holds=is_above_zero(d),
+            evidence=said(d),
+        )
+    ]

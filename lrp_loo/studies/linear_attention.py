@@ -24,473 +24,976 @@ from ..core import Results, normalize, pearson
 from ..rules import epsilon_rule, product_rule, relevance, scale_gradient
 
 # %% ../../nbs/03_linear_attention.ipynb #8a2bdbd8
-INPUTS = {'unit': (0., 1.), 'standard': (0.1307, 0.3081), 'symmetric': (0.5, 0.5)}  # name: what is subtracted, what divides
+INPUTS = {
+    'unit': (0.0, 1.0),
+    'standard': (0.1307, 0.3081),
+    'symmetric': (0.5, 0.5),
+}  # name: what is subtracted, what divides
 
-def _choice(name, value, choices): # a named option, or an error that lists the ones there are
-    if value not in choices: raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+def _choice(
+    name, value, choices
+):  # a named option, or an error that lists the ones there are
+    if value not in choices:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}"
+        )
     return value
 
+
 def normalise_images(
-    images:torch.Tensor, # (n_images, side, side), grey levels in [0, 1]
-    how:str='unit',      # 'unit', 'standard' or 'symmetric', see the table above
-)->torch.Tensor:         # (n_images, side²), one row of pixels an image
+    images: torch.Tensor,  # (n_images, side, side), grey levels in [0, 1]
+    how: str = 'unit',  # 'unit', 'standard' or 'symmetric', see the table above
+) -> torch.Tensor:  # (n_images, side²), one row of pixels an image
     "Images as sequences of pixels, scaled one of three ways (left open in appendix B.1.1)."
     shift, scale = INPUTS[_choice('how', how, INPUTS)]
-    if images.ndim != 3: raise ValueError(f"images must have shape (n_images, side, side), got {tuple(images.shape)}")
+    if images.ndim != 3:
+        raise ValueError(
+            f"images must have shape (n_images, side, side), got {tuple(images.shape)}"
+        )
     if images.min() < 0 or images.max() > 1:
-        raise ValueError(f"images must hold grey levels in [0, 1], got {images.min():g} to {images.max():g}; divide by the largest level first")
-    return ((images - shift)/scale).flatten(1)
+        raise ValueError(
+            f"images must hold grey levels in [0, 1], got {images.min():g} to {images.max():g}; divide by the largest level first"
+        )
+    return ((images - shift) / scale).flatten(1)
 
 # %% ../../nbs/03_linear_attention.ipynb #2398bbcc
-FORMS, PIXELS, POOLINGS, SCALES = ('qk_v', 'q_kv'), ('bare', 'affine', 'direct'), ('flatten', 'mean'), ('none', 'sqrt_d', 'n')
+FORMS, PIXELS, POOLINGS, SCALES = (
+    ('qk_v', 'q_kv'),
+    ('bare', 'affine', 'direct'),
+    ('flatten', 'mean'),
+    ('none', 'sqrt_d', 'n'),
+)
 PRODUCTS = ('half', 'canonized')
+
 
 class LinearAttention(nn.Module):
     "Attention without softmax on a row of pixels: one set of weights, two orders of multiplication (sections 3.1 and 4.3)."
-    def __init__(self,
-        width:int=32,          # d, the paper's embedding dimension
-        n_classes:int=10,      # logits
-        n_pixels:int=196,      # n, tokens in a sequence: 14·14
-        pixel:str='bare',      # how a pixel enters: 'bare', 'affine', 'direct'
-        positions:bool=False,  # add a learned vector to each token
-        pooling:str='flatten', # read out all rows of O ('flatten') or their mean ('mean')
-        scale:str='none',      # c = 1 ('none'), 1/√d ('sqrt_d'), 1/n ('n')
-        form:str='qk_v',       # the product, where forward is not told: 'qk_v' or 'q_kv'
+
+    def __init__(
+        self,
+        width: int = 32,  # d, the paper's embedding dimension
+        n_classes: int = 10,  # logits
+        n_pixels: int = 196,  # n, tokens in a sequence: 14·14
+        pixel: str = 'bare',  # how a pixel enters: 'bare', 'affine', 'direct'
+        positions: bool = False,  # add a learned vector to each token
+        # read out all rows of O ('flatten') or their mean ('mean')
+        pooling: str = 'flatten',
+        scale: str = 'none',  # c = 1 ('none'), 1/√d ('sqrt_d'), 1/n ('n')
+        # the product, where forward is not told: 'qk_v' or 'q_kv'
+        form: str = 'qk_v',
     ):
         super().__init__()
-        if _choice('pixel', pixel, PIXELS) == 'direct' and positions: raise ValueError("positions need a token to be added to; got pixel='direct', take 'bare' or 'affine'")
-        self.n_pixels, self.pooling, self.form = n_pixels, _choice('pooling', pooling, POOLINGS), _choice('form', form, FORMS)
-        self.c = {'none': 1., 'sqrt_d': width**-0.5, 'n': 1/n_pixels}[_choice('scale', scale, SCALES)]
+        if _choice('pixel', pixel, PIXELS) == 'direct' and positions:
+            raise ValueError(
+                "positions need a token to be added to; got pixel='direct', take 'bare' or 'affine'"
+            )
+        self.n_pixels, self.pooling, self.form = (
+            n_pixels,
+            _choice('pooling', pooling, POOLINGS),
+            _choice('form', form, FORMS),
+        )
+        self.c = {'none': 1.0, 'sqrt_d': width**-0.5, 'n': 1 / n_pixels}[
+            _choice('scale', scale, SCALES)
+        ]
         bias, n_in = pixel != 'bare', 1 if pixel == 'direct' else width
-        self.embed = None if pixel == 'direct' else nn.Linear(1, width, bias=bias)
-        self.W_Q, self.W_K, self.W_V = (nn.Linear(n_in, width, bias=bias) for _ in 'QKV')
-        self.positions = nn.Parameter(0.02*torch.randn(n_pixels, width)) if positions else None
-        self.out = nn.Linear(width*(n_pixels if pooling == 'flatten' else 1), n_classes)
+        self.embed = (
+            None if pixel == 'direct' else nn.Linear(1, width, bias=bias)
+        )
+        self.W_Q, self.W_K, self.W_V = (
+            nn.Linear(n_in, width, bias=bias) for _ in 'QKV'
+        )
+        self.positions = (
+            nn.Parameter(0.02 * torch.randn(n_pixels, width))
+            if positions
+            else None
+        )
+        self.out = nn.Linear(
+            width * (n_pixels if pooling == 'flatten' else 1), n_classes
+        )
 
-    def qkv(self,
-        x:torch.Tensor, # (batch, n_pixels)
-        eps:float=None, # ε of the LRP rules; None folds the linear maps instead
-    )->list:            # Q (scaled by c), K and V, each (batch, n_pixels, width)
-        p = 0. if self.positions is None else self.positions
-        if eps is None: tokens = partial(self._folded, x, p)
+    def qkv(
+        self,
+        x: torch.Tensor,  # (batch, n_pixels)
+        # ε of the LRP rules; None folds the linear maps instead
+        eps: float = None,
+    ) -> list:  # Q (scaled by c), K and V, each (batch, n_pixels, width)
+        p = 0.0 if self.positions is None else self.positions
+        if eps is None:
+            tokens = partial(self._folded, x, p)
         else:
-            h = x[..., None] if self.embed is None else epsilon_rule(self.embed(x[..., None]) + p, eps)
+            h = (
+                x[..., None]
+                if self.embed is None
+                else epsilon_rule(self.embed(x[..., None]) + p, eps)
+            )
             tokens = lambda W: epsilon_rule(W(h), eps)
         Q, K, V = (tokens(W) for W in (self.W_Q, self.W_K, self.W_V))
-        return [Q*self.c, K, V]
+        return [Q * self.c, K, V]
 
-    def _folded(self, x, p, W): # W(embed(x) + p) = x·slope + constant, without the tokens in between
-        if self.embed is None: return W(x[..., None])
-        slope, const = W.weight @ self.embed.weight[:, 0], p if self.embed.bias is None else p + self.embed.bias
-        return x[..., None]*slope + (W(const) if torch.is_tensor(const) else 0.)
+    def _folded(
+        self, x, p, W
+    ):  # W(embed(x) + p) = x·slope + constant, without the tokens in between
+        if self.embed is None:
+            return W(x[..., None])
+        slope, const = (
+            W.weight @ self.embed.weight[:, 0],
+            p if self.embed.bias is None else p + self.embed.bias,
+        )
+        return x[..., None] * slope + (
+            W(const) if torch.is_tensor(const) else 0.0
+        )
 
-    def forward(self,
-        x:torch.Tensor, # (batch, n_pixels) scaled grey levels
-        form:str=None,  # 'qk_v' or 'q_kv'; the model's own where None
-        eps:float=None, # build the pass of AttnLRP's rules with this ε (the paper: 1e-6; 0: their limit); None: plain
-        product:str='half', # 'half' to each factor of both products, or 'canonized': a third to each of Q, K, V
-    )->torch.Tensor:    # (batch, n_classes) logits, the same whatever `form`, `eps` and `product`
-        if x.ndim != 2 or x.shape[1] != self.n_pixels: raise ValueError(f"x must have shape (batch, {self.n_pixels}), got {tuple(x.shape)}")
-        form, whole = _choice('form', form or self.form, FORMS), _choice('product', product, PRODUCTS) == 'canonized'
-        def mul(a, b, *factors): # with no ε where a product is canonized: one in the middle would bring the brackets back
-            return torch.matmul(a, b) if eps is None else product_rule(torch.matmul, a, b, 0. if whole else eps, factors if whole else (1, 1))
+    def forward(
+        self,
+        x: torch.Tensor,  # (batch, n_pixels) scaled grey levels
+        form: str = None,  # 'qk_v' or 'q_kv'; the model's own where None
+        # build the pass of AttnLRP's rules with this ε (the paper: 1e-6; 0:
+        # their limit); None: plain
+        eps: float = None,
+        # 'half' to each factor of both products, or 'canonized': a third to
+        # each of Q, K, V
+        product: str = 'half',
+        # (batch, n_classes) logits, the same whatever `form`, `eps` and
+        # `product`
+    ) -> torch.Tensor:
+        if x.ndim != 2 or x.shape[1] != self.n_pixels:
+            raise ValueError(
+                f"x must have shape (batch, {self.n_pixels}), got {tuple(x.shape)}"
+            )
+        form, whole = (
+            _choice('form', form or self.form, FORMS),
+            _choice('product', product, PRODUCTS) == 'canonized',
+        )
+
+        def mul(
+            a,
+            b,
+            *factors,
+            # with no ε where a product is canonized: one in the middle would
+            # bring the brackets back
+        ):
+            return (
+                torch.matmul(a, b)
+                if eps is None
+                else product_rule(
+                    torch.matmul,
+                    a,
+                    b,
+                    0.0 if whole else eps,
+                    factors if whole else (1, 1),
+                )
+            )
+
         Q, K, V = self.qkv(x, eps)
-        O = mul(mul(Q, K.mT, 1, 1), V, 2, 1) if form == 'qk_v' else mul(Q, mul(K.mT, V, 1, 1), 1, 2)
-        logits = self.out(O.flatten(1) if self.pooling == 'flatten' else O.mean(1))
+        O = (
+            mul(mul(Q, K.mT, 1, 1), V, 2, 1)
+            if form == 'qk_v'
+            else mul(Q, mul(K.mT, V, 1, 1), 1, 2)
+        )
+        logits = self.out(
+            O.flatten(1) if self.pooling == 'flatten' else O.mean(1)
+        )
         return logits if eps is None else epsilon_rule(logits, eps)
 
 # %% ../../nbs/03_linear_attention.ipynb #f8d3fd3a
 def train_linear_attention(
-    images:torch.Tensor, # (n_images, n_pixels), see `normalise_images`
-    labels:torch.Tensor, # (n_images,) classes, long
+    images: torch.Tensor,  # (n_images, n_pixels), see `normalise_images`
+    labels: torch.Tensor,  # (n_images,) classes, long
     *,
-    epochs:int=5,        # passes over the images
-    lr:float=1e-3,       # Adam's rate
-    batch_size:int=128,  # images a step (left open in the paper)
-    seed:int=0,          # of the initial weights and of the order
-    progress:bool=True,  # show a bar
-    **options,           # of `LinearAttention`
-)->nn.Module:            # the trained model, in evaluation mode
+    epochs: int = 5,  # passes over the images
+    lr: float = 1e-3,  # Adam's rate
+    batch_size: int = 128,  # images a step (left open in the paper)
+    seed: int = 0,  # of the initial weights and of the order
+    progress: bool = True,  # show a bar
+    **options,  # of `LinearAttention`
+) -> nn.Module:  # the trained model, in evaluation mode
     "Adam on the cross-entropy in the cheap form `q_kv` (appendix B.1.1)."
-    if images.ndim != 2 or labels.shape != images.shape[:1]: raise ValueError(f"take images (n, n_pixels) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}")
+    if images.ndim != 2 or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"take images (n, n_pixels) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}"
+        )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed); model = LinearAttention(n_pixels=images.shape[1], **options).to(images.device)
-    order, opt = torch.Generator().manual_seed(seed), torch.optim.Adam(model.parameters(), lr)
-    steps = tqdm(total=epochs*-(-len(images)//batch_size), desc='train', leave=False, disable=not progress)
+        torch.manual_seed(seed)
+        model = LinearAttention(n_pixels=images.shape[1], **options).to(
+            images.device
+        )
+    order, opt = (
+        torch.Generator().manual_seed(seed),
+        torch.optim.Adam(model.parameters(), lr),
+    )
+    steps = tqdm(
+        total=epochs * -(-len(images) // batch_size),
+        desc='train',
+        leave=False,
+        disable=not progress,
+    )
     for _ in range(epochs):
-        for idx in torch.randperm(len(images), generator=order).to(images.device).split(batch_size):
+        for idx in (
+            torch.randperm(len(images), generator=order)
+            .to(images.device)
+            .split(batch_size)
+        ):
             loss = F.cross_entropy(model(images[idx], 'q_kv'), labels[idx])
-            opt.zero_grad(); loss.backward(); opt.step(); steps.update()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            steps.update()
     steps.close()
     return model.eval()
 
+
 @torch.no_grad()
 def accuracy(
-    model,               # a `LinearAttention`
-    images:torch.Tensor, # (n_images, n_pixels)
-    labels:torch.Tensor, # (n_images,)
-    batch_size:int=512,  # images a pass
-)->float:                # share of right predictions
+    model,  # a `LinearAttention`
+    images: torch.Tensor,  # (n_images, n_pixels)
+    labels: torch.Tensor,  # (n_images,)
+    batch_size: int = 512,  # images a pass
+) -> float:  # share of right predictions
     "How often the largest logit is the label's."
-    hits = sum((model(x, 'q_kv').argmax(-1) == y).sum().item() for x, y in zip(images.split(batch_size), labels.split(batch_size)))
-    return hits/len(images)
+    hits = sum(
+        (model(x, 'q_kv').argmax(-1) == y).sum().item()
+        for x, y in zip(images.split(batch_size), labels.split(batch_size))
+    )
+    return hits / len(images)
 
 # %% ../../nbs/03_linear_attention.ipynb #f004008c
-def _logit(model, x, target, **kw): return model(x, **kw).gather(1, target[:, None])[:, 0]   # (batch,)
+def _logit(model, x, target, **kw):
+    return model(x, **kw).gather(1, target[:, None])[:, 0]  # (batch,)
 
-def _target(model, x, target): # the predicted class unless told; one per image
+
+def _target(model, x, target):  # the predicted class unless told; one per image
     if target is None:
-        with torch.no_grad(): return model(x, 'q_kv').argmax(-1)
+        with torch.no_grad():
+            return model(x, 'q_kv').argmax(-1)
     target = torch.as_tensor(target, device=x.device)
-    if target.shape != x.shape[:1]: raise ValueError(f"target must hold one class an image, shape ({len(x)},), got {tuple(target.shape)}")
+    if target.shape != x.shape[:1]:
+        raise ValueError(
+            f"target must hold one class an image, shape ({len(x)},), got {tuple(target.shape)}"
+        )
     n = model.out.out_features
-    if target.min() < 0 or target.max() >= n: raise ValueError(f"targets are classes from 0 to {n - 1}, got {target.tolist()}")
+    if target.min() < 0 or target.max() >= n:
+        raise ValueError(
+            f"targets are classes from 0 to {n - 1}, got {target.tolist()}"
+        )
     return target
+
 
 @torch.no_grad()
 def pixel_loo(
-    model,               # a `LinearAttention`
-    x:torch.Tensor,      # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-    form:str=None,       # 'qk_v' or 'q_kv'
-    internal_batch_size:int=256, # variants of one image in a pass
-)->torch.Tensor:         # (batch, n_pixels), logit lost with each pixel
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+    form: str = None,  # 'qk_v' or 'q_kv'
+    internal_batch_size: int = 256,  # variants of one image in a pass
+) -> torch.Tensor:  # (batch, n_pixels), logit lost with each pixel
     "LOO_i = f(x) - f(x with pixel i set to zero) (section 2.1, appendix B.1.1)."
     target, loo = _target(model, x, target), torch.zeros_like(x)
     full = _logit(model, x, target, form=form)
     for b, row in enumerate(x):
         for idx in row.nonzero()[:, 0].split(internal_batch_size):
-            variants = row.repeat(len(idx), 1); variants[torch.arange(len(idx), device=x.device), idx] = 0.
-            loo[b, idx] = full[b] - _logit(model, variants, target[b].expand(len(idx)), form=form)
+            variants = row.repeat(len(idx), 1)
+            variants[torch.arange(len(idx), device=x.device), idx] = 0.0
+            loo[b, idx] = full[b] - _logit(
+                model, variants, target[b].expand(len(idx)), form=form
+            )
     return loo
 
 # %% ../../nbs/03_linear_attention.ipynb #7db7e1a9
 def pixel_ig(
-    model,           # a `LinearAttention`
-    x:torch.Tensor,  # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-    form:str=None,   # 'qk_v' or 'q_kv'
-    n_steps:int=2,   # Gauss-Legendre points; two are exact for a cubic
-)->tuple:            # maps (batch, n_pixels); completeness error |Σ IG - f(x) + f(0)|, (batch,)
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+    form: str = None,  # 'qk_v' or 'q_kv'
+    n_steps: int = 2,  # Gauss-Legendre points; two are exact for a cubic
+) -> (
+    tuple
+):  # maps (batch, n_pixels); completeness error |Σ IG - f(x) + f(0)|, (batch,)
     "Integrated Gradients from the zero image, with its completeness error (appendix A)."
-    if n_steps < 1: raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+    if n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {n_steps}")
     target, ig = _target(model, x, target), torch.zeros_like(x)
     for node, weight in zip(*np.polynomial.legendre.leggauss(n_steps)):
-        xa = ((node + 1)/2*x.detach()).requires_grad_()
-        ig += weight/2*torch.autograd.grad(_logit(model, xa, target, form=form).sum(), xa)[0]
+        xa = ((node + 1) / 2 * x.detach()).requires_grad_()
+        ig += (
+            weight
+            / 2
+            * torch.autograd.grad(
+                _logit(model, xa, target, form=form).sum(), xa
+            )[0]
+        )
     ig *= x
-    with torch.no_grad(): change = _logit(model, x, target, form=form) - _logit(model, torch.zeros_like(x), target, form=form)
+    with torch.no_grad():
+        change = _logit(model, x, target, form=form) - _logit(
+            model, torch.zeros_like(x), target, form=form
+        )
     return ig, (ig.sum(-1) - change).abs()
 
 # %% ../../nbs/03_linear_attention.ipynb #393c2d6d
 def pixel_lrp(
-    model,           # a `LinearAttention`
-    x:torch.Tensor,  # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-    form:str=None,   # 'qk_v' or 'q_kv'
-    eps:float=1e-6,  # ε of equations 1, 3, 4 (the paper's value); 0 is their limit
-    product:str='half', # 'half' (AttnLRP), or 'canonized': the same for every bracketing
-)->torch.Tensor:     # (batch, n_pixels) relevance
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+    form: str = None,  # 'qk_v' or 'q_kv'
+    # ε of equations 1, 3, 4 (the paper's value); 0 is their limit
+    eps: float = 1e-6,
+    # 'half' (AttnLRP), or 'canonized': the same for every bracketing
+    product: str = 'half',
+) -> torch.Tensor:  # (batch, n_pixels) relevance
     "AttnLRP's relevance of each pixel, by one backward pass (equations 1, 3, 4); or, canonized, that of QKᵀV as one form."
     target, x = _target(model, x, target), x.detach().clone().requires_grad_()
-    return relevance(_logit(model, x, target, form=form, eps=eps, product=product), x)[0]
+    return relevance(
+        _logit(model, x, target, form=form, eps=eps, product=product), x
+    )[0]
 
 # %% ../../nbs/03_linear_attention.ipynb #86df270e
-def _lost(K, V, Q, U, form): # f − f without the pixel, for every pixel; pairs (present, removed)
+def _lost(
+    K, V, Q, U, form
+):  # f − f without the pixel, for every pixel; pairs (present, removed)
     (K, K0), (V, V0), (Q, Q0) = K, V, Q
     if form == 'q_kv':
-        S, M = K.mT @ V, U.mT @ Q                                   # [batch, d, d]
-        through = lambda k, v, q: ((q @ S)*U).sum(-1) + ((k @ M.mT)*v).sum(-1)
+        S, M = K.mT @ V, U.mT @ Q  # [batch, d, d]
+        through = lambda k, v, q: (
+            ((q @ S) * U).sum(-1) + ((k @ M.mT) * v).sum(-1)
+        )
     else:
-        W = U @ V.mT                                                # [batch, n, n], rows n, columns j
-        row = lambda q: ((q @ K.mT)*W).sum(-1); column = lambda k, v: ((Q @ k.mT)*(U @ v.mT)).sum(-2)
+        W = U @ V.mT  # [batch, n, n], rows n, columns j
+        row = lambda q: ((q @ K.mT) * W).sum(-1)
+        column = lambda k, v: ((Q @ k.mT) * (U @ v.mT)).sum(-2)
         through = lambda k, v, q: row(q) + column(k, v)
-    own = lambda k, q, v: (k*q).sum(-1)*(v*U).sum(-1)
+    own = lambda k, q, v: (k * q).sum(-1) * (v * U).sum(-1)
     # rows and columns of a removed pixel change; where they cross, both do
-    return (through(K, V, Q) - own(K, Q, V)) - (through(K0, V0, Q0) - own(K, Q0, V) - own(K0, Q, V0) + own(K0, Q0, V0))
+    return (through(K, V, Q) - own(K, Q, V)) - (
+        through(K0, V0, Q0) - own(K, Q0, V) - own(K0, Q, V0) + own(K0, Q0, V0)
+    )
+
 
 @torch.no_grad()
 def pixel_removal(
-    model,               # a `LinearAttention`
-    x:torch.Tensor,      # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-    form:str=None,       # how the products are bracketed: 'qk_v' or 'q_kv'
-)->torch.Tensor:         # (batch, n_pixels), logit lost with each pixel: equal to `pixel_loo`
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+    form: str = None,  # how the products are bracketed: 'qk_v' or 'q_kv'
+) -> (
+    torch.Tensor
+):  # (batch, n_pixels), logit lost with each pixel: equal to `pixel_loo`
     "Exact LOO of every pixel at the price of one forward pass."
-    target, form = _target(model, x, target), _choice('form', form or model.form, FORMS); n = model.n_pixels
-    W = model.out.weight[target]                                    # [batch, n·width] or [batch, width]
-    U = W.view(len(x), n, -1) if model.pooling == 'flatten' else (W/n)[:, None].expand(-1, n, -1)
+    target, form = (
+        _target(model, x, target),
+        _choice('form', form or model.form, FORMS),
+    )
+    n = model.n_pixels
+    W = model.out.weight[target]  # [batch, n·width] or [batch, width]
+    U = (
+        W.view(len(x), n, -1)
+        if model.pooling == 'flatten'
+        else (W / n)[:, None].expand(-1, n, -1)
+    )
     (Q, K, V), (Q0, K0, V0) = model.qkv(x), model.qkv(torch.zeros_like(x))
     return _lost((K, K0), (V, V0), (Q, Q0), U, form)
 
 # %% ../../nbs/03_linear_attention.ipynb #4416bdbe
 def path_maps(
-    model,          # a `LinearAttention`
-    x:torch.Tensor, # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-)->tuple:           # G_Q, G_K, G_V, each (batch, n_pixels); their sum is gradient × input
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+) -> (
+    tuple
+):  # G_Q, G_K, G_V, each (batch, n_pixels); their sum is gradient × input
     "Gradient × input through the queries alone, the keys alone, the values alone."
     target = _target(model, x, target)
+
     def through(shares):
         xg = x.detach().clone().requires_grad_()
         Q, K, V = (scale_gradient(a, s) for a, s in zip(model.qkv(xg), shares))
         O = Q @ (K.mT @ V)
-        return relevance(model.out(O.flatten(1) if model.pooling == 'flatten' else O.mean(1)).gather(1, target[:, None]), xg)[0]
+        return relevance(
+            model.out(
+                O.flatten(1) if model.pooling == 'flatten' else O.mean(1)
+            ).gather(1, target[:, None]),
+            xg,
+        )[0]
+
     return through((1, 0, 0)), through((0, 1, 0)), through((0, 0, 1))
 
 # %% ../../nbs/03_linear_attention.ipynb #d6716e7c
-EXPLAINERS, PAIRS, PROTOCOLS = ('loo', 'ig', 'attn_lrp'), ('L_vs_R', 'L_vs_LOO', 'R_vs_LOO'), ('sum_to_one', 'as_is')
+EXPLAINERS, PAIRS, PROTOCOLS = (
+    ('loo', 'ig', 'attn_lrp'),
+    ('L_vs_R', 'L_vs_LOO', 'R_vs_LOO'),
+    ('sum_to_one', 'as_is'),
+)
+
 
 def pixel_maps(
-    model,          # a `LinearAttention`
-    x:torch.Tensor, # (batch, n_pixels)
-    target:torch.Tensor=None, # (batch,) classes; the predicted ones where None
-    eps:float=1e-6, # ε of AttnLRP
-)->dict:            # explainer → {'qk_v': (batch, n_pixels), 'q_kv': the same}; 'ig_error' → (batch,)
+    model,  # a `LinearAttention`
+    x: torch.Tensor,  # (batch, n_pixels)
+    # (batch,) classes; the predicted ones where None
+    target: torch.Tensor = None,
+    eps: float = 1e-6,  # ε of AttnLRP
+    # explainer → {'qk_v': (batch, n_pixels), 'q_kv': the same}; 'ig_error' →
+    # (batch,)
+) -> dict:
     "LOO, Integrated Gradients and AttnLRP of every image, in both forms."
     target = _target(model, x, target)
     ig = {f: pixel_ig(model, x, target, f) for f in FORMS}
-    return {'loo': {f: pixel_loo(model, x, target, f) for f in FORMS}, 'ig': {f: ig[f][0] for f in FORMS},
-            'attn_lrp': {f: pixel_lrp(model, x, target, f, eps) for f in FORMS}, 'ig_error': torch.maximum(*(ig[f][1] for f in FORMS))}
+    return {
+        'loo': {f: pixel_loo(model, x, target, f) for f in FORMS},
+        'ig': {f: ig[f][0] for f in FORMS},
+        'attn_lrp': {f: pixel_lrp(model, x, target, f, eps) for f in FORMS},
+        'ig_error': torch.maximum(*(ig[f][1] for f in FORMS)),
+    }
+
 
 def table1_rows(
-    maps:dict, # from `pixel_maps`, or more explainers like those
-)->list:       # one dict an image: (protocol, explainer, pair) → r, L = qk_v, R = q_kv
+    maps: dict,  # from `pixel_maps`, or more explainers like those
+) -> (
+    list
+):  # one dict an image: (protocol, explainer, pair) → r, L = qk_v, R = q_kv
     "The correlations of Table 1, image by image, with and without scaling the maps to sum to one."
     rows = {}
     for protocol in PROTOCOLS:
-        prepare = partial(normalize, how='sum' if protocol == 'sum_to_one' else None)
-        loo = prepare(maps['loo']['qk_v'])                     # the reference; LOO is the same function in both forms
+        prepare = partial(
+            normalize, how='sum' if protocol == 'sum_to_one' else None
+        )
+        loo = prepare(
+            maps['loo']['qk_v']
+        )  # the reference; LOO is the same function in both forms
         for e in (e for e, both in maps.items() if isinstance(both, dict)):
             left, right = (prepare(maps[e][f]) for f in FORMS)
-            for pair, r in zip(PAIRS, (pearson(left, right), pearson(left, loo), pearson(right, loo))): rows[protocol, e, pair] = r.tolist()
+            for pair, r in zip(
+                PAIRS,
+                (pearson(left, right), pearson(left, loo), pearson(right, loo)),
+            ):
+                rows[protocol, e, pair] = r.tolist()
     return [dict(zip(rows, rs)) for rs in zip(*rows.values())]
 
+
 def table1(
-    rows,           # dicts from `table1_rows`
-)->pd.DataFrame:    # index (protocol, explainer, pair); mean, se (standard error), n (defined), undefined
+    rows,  # dicts from `table1_rows`
+    # index (protocol, explainer, pair); mean, se (standard error), n (defined),
+    # undefined
+) -> pd.DataFrame:
     "Means over images with standard errors; undefined correlations are counted, not hidden."
     d = pd.DataFrame(rows)
-    if not len(d): raise ValueError("table1 needs at least one image's row, got none")
-    out = pd.DataFrame({'mean': d.mean(), 'se': d.std(ddof=1)/d.count()**.5, 'n': d.count(), 'undefined': d.isna().sum()})
-    return out.set_axis(pd.MultiIndex.from_tuples(d.columns, names=['protocol', 'explainer', 'pair']))
+    if not len(d):
+        raise ValueError("table1 needs at least one image's row, got none")
+    out = pd.DataFrame(
+        {
+            'mean': d.mean(),
+            'se': d.std(ddof=1) / d.count() ** 0.5,
+            'n': d.count(),
+            'undefined': d.isna().sum(),
+        }
+    )
+    return out.set_axis(
+        pd.MultiIndex.from_tuples(
+            d.columns, names=['protocol', 'explainer', 'pair']
+        )
+    )
 
 # %% ../../nbs/03_linear_attention.ipynb #c60c8824
 def plot_maps(
-    images:torch.Tensor, # (n, side, side) as they are shown
-    maps:dict,           # from `pixel_maps`
-):                       # a matplotlib figure
+    images: torch.Tensor,  # (n, side, side) as they are shown
+    maps: dict,  # from `pixel_maps`
+):  # a matplotlib figure
     "Images in the first column, then LOO, IG and AttnLRP's map in each form; red raises the logit."
-    columns = [('LOO', maps['loo']['qk_v']), ('IG', maps['ig']['qk_v']), ('AttnLRP qk_v', maps['attn_lrp']['qk_v']), ('AttnLRP q_kv', maps['attn_lrp']['q_kv'])]
-    fig, axes = plt.subplots(len(images), 5, figsize=(7.5, 1.5*len(images)), squeeze=False, layout='constrained')
+    columns = [
+        ('LOO', maps['loo']['qk_v']),
+        ('IG', maps['ig']['qk_v']),
+        ('AttnLRP qk_v', maps['attn_lrp']['qk_v']),
+        ('AttnLRP q_kv', maps['attn_lrp']['q_kv']),
+    ]
+    fig, axes = plt.subplots(
+        len(images),
+        5,
+        figsize=(7.5, 1.5 * len(images)),
+        squeeze=False,
+        layout='constrained',
+    )
     for i, image in enumerate(images):
         axes[i, 0].imshow(image, cmap='gray_r')
         for ax, (name, m) in zip(axes[i, 1:], columns):
-            top = float(m[i].abs().max()) or 1.
-            ax.imshow(m[i].reshape(image.shape), cmap='RdBu_r', vmin=-top, vmax=top)
-            if i == 0: ax.set_title(name, fontsize=10)
+            top = float(m[i].abs().max()) or 1.0
+            ax.imshow(
+                m[i].reshape(image.shape), cmap='RdBu_r', vmin=-top, vmax=top
+            )
+            if i == 0:
+                ax.set_title(name, fontsize=10)
     axes[0, 0].set_title('image', fontsize=10)
-    for ax in axes.flat: ax.set(xticks=[], yticks=[])
+    for ax in axes.flat:
+        ax.set(xticks=[], yticks=[])
     return fig
 
 # %% ../../nbs/03_linear_attention.ipynb #0d472cca
-GRID = [dict(inputs=i, pixel=p, positions=pos, pooling=pool, scale=s) for i, p, pos, pool, s in (
-    ('unit',      'bare',   False, 'flatten', 'none'),     # 0, the default
-    ('unit',      'bare',   False, 'flatten', 'sqrt_d'),
-    ('unit',      'direct', False, 'flatten', 'none'),
-    ('unit',      'direct', False, 'flatten', 'sqrt_d'),
-    ('unit',      'affine', False, 'flatten', 'none'),
-    ('unit',      'affine', True,  'flatten', 'sqrt_d'),
-    ('unit',      'bare',   True,  'mean',    'sqrt_d'),
-    ('unit',      'affine', True,  'mean',    'none'),
-    ('unit',      'affine', True,  'mean',    'sqrt_d'),
-    ('unit',      'affine', True,  'mean',    'n'),
-    ('standard',  'bare',   False, 'flatten', 'none'),
-    ('standard',  'direct', False, 'flatten', 'none'),
-    ('standard',  'affine', True,  'mean',    'sqrt_d'),
-    ('symmetric', 'direct', False, 'flatten', 'none'),
-    ('symmetric', 'affine', False, 'flatten', 'none'),
-    ('symmetric', 'affine', True,  'mean',    'sqrt_d'),
-)]
+GRID = [
+    dict(inputs=i, pixel=p, positions=pos, pooling=pool, scale=s)
+    for i, p, pos, pool, s in (
+        ('unit', 'bare', False, 'flatten', 'none'),  # 0, the default
+        ('unit', 'bare', False, 'flatten', 'sqrt_d'),
+        ('unit', 'direct', False, 'flatten', 'none'),
+        ('unit', 'direct', False, 'flatten', 'sqrt_d'),
+        ('unit', 'affine', False, 'flatten', 'none'),
+        ('unit', 'affine', True, 'flatten', 'sqrt_d'),
+        ('unit', 'bare', True, 'mean', 'sqrt_d'),
+        ('unit', 'affine', True, 'mean', 'none'),
+        ('unit', 'affine', True, 'mean', 'sqrt_d'),
+        ('unit', 'affine', True, 'mean', 'n'),
+        ('standard', 'bare', False, 'flatten', 'none'),
+        ('standard', 'direct', False, 'flatten', 'none'),
+        ('standard', 'affine', True, 'mean', 'sqrt_d'),
+        ('symmetric', 'direct', False, 'flatten', 'none'),
+        ('symmetric', 'affine', False, 'flatten', 'none'),
+        ('symmetric', 'affine', True, 'mean', 'sqrt_d'),
+    )
+]
 
-PAPER = {'accuracy': .85, 'loo': dict(L_vs_R=1., L_vs_LOO=1., R_vs_LOO=1.), 'ig': dict(L_vs_R=1., L_vs_LOO=-.3707, R_vs_LOO=-.3707),
-         'attn_lrp': dict(L_vs_R=.7865, L_vs_LOO=.0730, R_vs_LOO=-.0698)}   # Table 1 and section 4.3
+PAPER = {
+    'accuracy': 0.85,
+    'loo': dict(L_vs_R=1.0, L_vs_LOO=1.0, R_vs_LOO=1.0),
+    'ig': dict(L_vs_R=1.0, L_vs_LOO=-0.3707, R_vs_LOO=-0.3707),
+    'attn_lrp': dict(L_vs_R=0.7865, L_vs_LOO=0.0730, R_vs_LOO=-0.0698),
+}  # Table 1 and section 4.3
+
 
 def setting_name(
-    s:dict, # one entry of the grid
-)->str:     # a short name
+    s: dict,  # one entry of the grid
+) -> str:  # a short name
     "A grid setting in five words."
-    return ' · '.join((s['inputs'], s['pixel'], 'positions' if s['positions'] else 'no positions', s['pooling'], s['scale']))
+    return ' · '.join(
+        (
+            s['inputs'],
+            s['pixel'],
+            'positions' if s['positions'] else 'no positions',
+            s['pooling'],
+            s['scale'],
+        )
+    )
 
 # %% ../../nbs/03_linear_attention.ipynb #0c218c1b
 def negative_sums(
-    maps:dict, # from `pixel_maps`
-)->list:       # one dict an image: (explainer, form) → True where that map's sum is negative
+    maps: dict,  # from `pixel_maps`
+    # one dict an image: (explainer, form) → True where that map's sum is
+    # negative
+) -> list:
     "Which maps change their sign when they are scaled to sum to one."
-    signs = {(e, f): (maps[e][f].sum(-1) < 0).tolist() for e in EXPLAINERS for f in FORMS}
+    signs = {
+        (e, f): (maps[e][f].sum(-1) < 0).tolist()
+        for e in EXPLAINERS
+        for f in FORMS
+    }
     return [dict(zip(signs, s)) for s in zip(*signs.values())]
 
+
 def run_setting(
-    setting:dict,   # one entry of the grid
-    train:tuple,    # images (n, side, side) in [0, 1], labels (n,)
-    test:tuple,     # the same; accuracy is measured on all of it
-    limit:int=None, # explain the first `limit` test images; all where None
-    eps:float=1e-6, # ε of AttnLRP
-    **training,     # epochs, lr, batch_size, seed, progress: see `train_linear_attention`
-)->dict:            # name, setting, accuracy, tables[protocol][explainer][pair], negative[explainer][form], ig_error
+    setting: dict,  # one entry of the grid
+    train: tuple,  # images (n, side, side) in [0, 1], labels (n,)
+    test: tuple,  # the same; accuracy is measured on all of it
+    limit: int = None,  # explain the first `limit` test images; all where None
+    eps: float = 1e-6,  # ε of AttnLRP
+    # epochs, lr, batch_size, seed, progress: see `train_linear_attention`
+    **training,
+    # name, setting, accuracy, tables[protocol][explainer][pair],
+    # negative[explainer][form], ig_error
+) -> dict:
     "Train one setting of the grid and measure its Table 1."
-    X, Xt = (normalise_images(images, setting['inputs']) for images, _ in (train, test))
-    model = train_linear_attention(X, train[1], **training, **{k: v for k, v in setting.items() if k != 'inputs'})
+    X, Xt = (
+        normalise_images(images, setting['inputs'])
+        for images, _ in (train, test)
+    )
+    model = train_linear_attention(
+        X,
+        train[1],
+        **training,
+        **{k: v for k, v in setting.items() if k != 'inputs'},
+    )
     rows, signs, errors = [], [], []
-    for x in tqdm(Xt[:limit].split(25), desc='explain', leave=False, disable=not training.get('progress', True)):
+    for x in tqdm(
+        Xt[:limit].split(25),
+        desc='explain',
+        leave=False,
+        disable=not training.get('progress', True),
+    ):
         maps = pixel_maps(model, x, eps=eps)
-        rows += table1_rows(maps); signs += negative_sums(maps); errors.append(maps['ig_error'].max().item())
+        rows += table1_rows(maps)
+        signs += negative_sums(maps)
+        errors.append(maps['ig_error'].max().item())
     t, negative = table1(rows), pd.DataFrame(signs).mean()
-    return dict(name=setting_name(setting), setting=setting, accuracy=accuracy(model, Xt, test[1]), ig_error=max(errors),
-                tables={p: {e: t.loc[p].loc[e].to_dict('index') for e in EXPLAINERS} for p in PROTOCOLS},
-                negative={e: {f: float(negative[e, f]) for f in FORMS} for e in EXPLAINERS})
+    return dict(
+        name=setting_name(setting),
+        setting=setting,
+        accuracy=accuracy(model, Xt, test[1]),
+        ig_error=max(errors),
+        tables={
+            p: {e: t.loc[p].loc[e].to_dict('index') for e in EXPLAINERS}
+            for p in PROTOCOLS
+        },
+        negative={
+            e: {f: float(negative[e, f]) for f in FORMS} for e in EXPLAINERS
+        },
+    )
 
 # %% ../../nbs/03_linear_attention.ipynb #ecba276c
 def distance(
-    row:dict,         # a row of `run_setting`
-    protocol:str='sum_to_one', # the paper's, or 'as_is'
-    swap:bool=False,  # take the paper's L for q_kv
-)->float:             # mean absolute difference over five numbers, inf where one is undefined
+    row: dict,  # a row of `run_setting`
+    protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
+    swap: bool = False,  # take the paper's L for q_kv
+) -> (
+    float
+):  # mean absolute difference over five numbers, inf where one is undefined
     "How far a setting is from the paper's accuracy and Table 1."
     ours = row['tables'][_choice('protocol', protocol, PROTOCOLS)]
     value = lambda e, pair: ours[e][pair]['mean']
     left, right = PAIRS[:0:-1] if swap else PAIRS[1:]
-    pairs = [(row['accuracy'], PAPER['accuracy']), (value('ig', left), PAPER['ig']['L_vs_LOO'])] + [
-        (value('attn_lrp', mine), PAPER['attn_lrp'][theirs]) for mine, theirs in (('L_vs_R', 'L_vs_R'), (left, 'L_vs_LOO'), (right, 'R_vs_LOO'))]
-    if any(a is None or not np.isfinite(a) for a, _ in pairs): return float('inf')
+    pairs = [
+        (row['accuracy'], PAPER['accuracy']),
+        (value('ig', left), PAPER['ig']['L_vs_LOO']),
+    ] + [
+        (value('attn_lrp', mine), PAPER['attn_lrp'][theirs])
+        for mine, theirs in (
+            ('L_vs_R', 'L_vs_R'),
+            (left, 'L_vs_LOO'),
+            (right, 'R_vs_LOO'),
+        )
+    ]
+    if any(a is None or not np.isfinite(a) for a, _ in pairs):
+        return float('inf')
     return float(np.mean([abs(a - b) for a, b in pairs]))
 
+
 def nearest(
-    summaries,                 # rows of `run_setting`
-    protocol:str='sum_to_one', # the paper's, or 'as_is'
-    swap:bool=False,           # take the paper's L for q_kv
-)->dict:                       # the row nearest to the paper
+    summaries,  # rows of `run_setting`
+    protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
+    swap: bool = False,  # take the paper's L for q_kv
+) -> dict:  # the row nearest to the paper
     "The grid setting whose accuracy and Table 1 come nearest to the paper's."
-    if not summaries: raise ValueError("nearest needs at least one setting's row, got none")
+    if not summaries:
+        raise ValueError("nearest needs at least one setting's row, got none")
     return min(summaries, key=lambda row: distance(row, protocol, swap))
 
 # %% ../../nbs/03_linear_attention.ipynb #210c2e3b
-def _check_images(name, data): # (images, labels) in the shapes that the experiment takes
+def _check_images(
+    name, data
+):  # (images, labels) in the shapes that the experiment takes
     images, labels = data
-    if images.ndim != 3 or images.shape[1] != images.shape[2] or labels.shape != images.shape[:1]:
-        raise ValueError(f"{name} must be images (n, side, side) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}")
+    if (
+        images.ndim != 3
+        or images.shape[1] != images.shape[2]
+        or labels.shape != images.shape[:1]
+    ):
+        raise ValueError(
+            f"{name} must be images (n, side, side) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+
 
 def linear_attention_experiment(
-    train:tuple,     # images (n, side, side) float in [0, 1], labels (n,) long
-    test:tuple,      # the same
+    train: tuple,  # images (n, side, side) float in [0, 1], labels (n,) long
+    test: tuple,  # the same
     *,
-    path,            # the JSON file of rows
-    limit:int=None,  # test images to explain a setting (accuracy always takes all); all where None
-    fresh:bool=False, # start over even where finished rows exist
-    seed:int=0,      # of every setting's weights and order
-    epochs:int=5,    # the paper's
-    lr:float=1e-3,   # the paper's
-    batch_size:int=128, # open in the paper
+    path,  # the JSON file of rows
+    # test images to explain a setting (accuracy always takes all); all where
+    # None
+    limit: int = None,
+    fresh: bool = False,  # start over even where finished rows exist
+    seed: int = 0,  # of every setting's weights and order
+    epochs: int = 5,  # the paper's
+    lr: float = 1e-3,  # the paper's
+    batch_size: int = 128,  # open in the paper
     data_info=None,  # what the images are: a name or a dict, kept in the file
-    grid:list=None,  # settings; `GRID` where None, the first is the default
-    progress:bool=True, # show bars
-)->Results:          # one row a setting; `summary` names the default and the nearest
+    grid: list = None,  # settings; `GRID` where None, the first is the default
+    progress: bool = True,  # show bars
+) -> Results:  # one row a setting; `summary` names the default and the nearest
     "Table 1 for each setting of the grid, resumable (section 4.3, RQ1)."
-    for name, data in (('train', train), ('test', test)): _check_images(name, data)
-    if limit is not None and limit < 1: raise ValueError(f"limit must be at least 1 or None, got {limit}")
+    for name, data in (('train', train), ('test', test)):
+        _check_images(name, data)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1 or None, got {limit}")
     grid = GRID if grid is None else grid
     training = dict(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
-    config = dict(experiment='linear_attention', data=data_info, n_train=len(train[0]), n_test=len(test[0]), side=test[0].shape[-1],
-                  limit=limit, eps=1e-6, grid=[setting_name(s) for s in grid], **training)
+    config = dict(
+        experiment='linear_attention',
+        data=data_info,
+        n_train=len(train[0]),
+        n_test=len(test[0]),
+        side=test[0].shape[-1],
+        limit=limit,
+        eps=1e-6,
+        grid=[setting_name(s) for s in grid],
+        **training,
+    )
     results = Results(path, config, fresh=fresh)
-    for i, setting in enumerate(tqdm(grid, desc='settings', disable=not progress)):
-        if i not in results.done: results.add(dict(i=i, **run_setting(setting, train, test, limit, progress=progress, **training)))
-    results.summary = summarise(results.rows); results.save()
+    for i, setting in enumerate(
+        tqdm(grid, desc='settings', disable=not progress)
+    ):
+        if i not in results.done:
+            results.add(
+                dict(
+                    i=i,
+                    **run_setting(
+                        setting,
+                        train,
+                        test,
+                        limit,
+                        progress=progress,
+                        **training,
+                    ),
+                )
+            )
+    results.summary = summarise(results.rows)
+    results.save()
     return results
 
+
 def summarise(
-    rows:list, # rows of `run_setting`, with their `i`
-)->dict:       # default and nearest by name, distances, and the paper's numbers
+    rows: list,  # rows of `run_setting`, with their `i`
+) -> dict:  # default and nearest by name, distances, and the paper's numbers
     "Which setting is the default, which is nearest to the paper and by how much."
-    default, near, swapped = min(rows, key=lambda r: r['i']), nearest(rows), nearest(rows, swap=True)
-    return dict(default=default['name'], nearest=near['name'], distance_default=distance(default), distance_nearest=distance(near),
-                nearest_if_swapped=swapped['name'], distance_if_swapped=distance(swapped, swap=True), nearest_as_is=nearest(rows, 'as_is')['name'], paper=PAPER)
+    default, near, swapped = (
+        min(rows, key=lambda r: r['i']),
+        nearest(rows),
+        nearest(rows, swap=True),
+    )
+    return dict(
+        default=default['name'],
+        nearest=near['name'],
+        distance_default=distance(default),
+        distance_nearest=distance(near),
+        nearest_if_swapped=swapped['name'],
+        distance_if_swapped=distance(swapped, swap=True),
+        nearest_as_is=nearest(rows, 'as_is')['name'],
+        paper=PAPER,
+    )
 
 # %% ../../nbs/03_linear_attention.ipynb #e672f3f7
 def grid_table(
-    results:dict,   # from `read_results`
-    protocol:str='sum_to_one', # the paper's, or 'as_is'
-)->pd.DataFrame:    # a row a setting and one for the paper, nearest first
+    results: dict,  # from `read_results`
+    protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
+) -> pd.DataFrame:  # a row a setting and one for the paper, nearest first
     "Every setting: accuracy, the four open numbers, the distance from the paper's, and the share of LOO maps that change sign."
     columns = [('ig', 'L_vs_LOO')] + [('attn_lrp', p) for p in PAIRS]
-    line = lambda name, acc, get, dist, flipped: {'setting': name, 'accuracy': acc, **{f'{e} {p}': get(e, p) for e, p in columns}, 'distance': dist, 'LOO sums < 0': flipped}
-    rows = [line(r['name'], r['accuracy'], lambda e, p: r['tables'][protocol][e][p]['mean'], distance(r, protocol), r['negative']['loo']['qk_v']) for r in results['rows']]
-    paper = line('paper', PAPER['accuracy'], lambda e, p: PAPER[e][p], 0., None)
-    return pd.DataFrame([paper] + sorted(rows, key=lambda r: r['distance'])).set_index('setting')
+    line = lambda name, acc, get, dist, flipped: {
+        'setting': name,
+        'accuracy': acc,
+        **{f'{e} {p}': get(e, p) for e, p in columns},
+        'distance': dist,
+        'LOO sums < 0': flipped,
+    }
+    rows = [
+        line(
+            r['name'],
+            r['accuracy'],
+            lambda e, p: r['tables'][protocol][e][p]['mean'],
+            distance(r, protocol),
+            r['negative']['loo']['qk_v'],
+        )
+        for r in results['rows']
+    ]
+    paper = line(
+        'paper', PAPER['accuracy'], lambda e, p: PAPER[e][p], 0.0, None
+    )
+    return pd.DataFrame(
+        [paper] + sorted(rows, key=lambda r: r['distance'])
+    ).set_index('setting')
 
-def _shown(results): # [('default', row), ('nearest', row)] of a finished or unfinished file
-    rows = results['rows']; default, near = min(rows, key=lambda r: r['i']), nearest(rows)
+
+def _shown(
+    results,
+):  # [('default', row), ('nearest', row)] of a finished or unfinished file
+    rows = results['rows']
+    default, near = min(rows, key=lambda r: r['i']), nearest(rows)
     return [('default', default), ('nearest', near)]
 
+
 def compare_table1(
-    results:dict,   # from `read_results`
-)->pd.DataFrame:    # a row per explainer, source and protocol, the columns of Table 1
+    results: dict,  # from `read_results`
+) -> (
+    pd.DataFrame
+):  # a row per explainer, source and protocol, the columns of Table 1
     "Table 1: the paper's, ours for the default and ours for the nearest setting, with and without 'sums to one'."
-    cell = lambda c: 'undefined' if c['mean'] is None else f"{c['mean']:.4f} ± {c['se'] or 0:.4f}" + (f" ({c['undefined']} undefined)" if c['undefined'] else '')
-    lines = {(e, 'paper', 'sum_to_one'): {'accuracy': f"{PAPER['accuracy']:.2f}", **{p: f'{PAPER[e][p]:.4f}' for p in PAIRS}} for e in EXPLAINERS}
+    cell = lambda c: (
+        'undefined'
+        if c['mean'] is None
+        else f"{c['mean']:.4f} ± {c['se'] or 0:.4f}"
+        + (f" ({c['undefined']} undefined)" if c['undefined'] else '')
+    )
+    lines = {
+        (e, 'paper', 'sum_to_one'): {
+            'accuracy': f"{PAPER['accuracy']:.2f}",
+            **{p: f'{PAPER[e][p]:.4f}' for p in PAIRS},
+        }
+        for e in EXPLAINERS
+    }
     for e in EXPLAINERS:
         for source, row in _shown(results):
             for protocol in PROTOCOLS:
-                lines[e, source, protocol] = {'accuracy': f"{row['accuracy']:.3f}", **{p: cell(row['tables'][protocol][e][p]) for p in PAIRS}}
-    d = pd.DataFrame.from_dict(lines, orient='index'); d.index = pd.MultiIndex.from_tuples(d.index, names=['explainer', 'source', 'protocol'])
+                lines[e, source, protocol] = {
+                    'accuracy': f"{row['accuracy']:.3f}",
+                    **{p: cell(row['tables'][protocol][e][p]) for p in PAIRS},
+                }
+    d = pd.DataFrame.from_dict(lines, orient='index')
+    d.index = pd.MultiIndex.from_tuples(
+        d.index, names=['explainer', 'source', 'protocol']
+    )
     return d.loc[list(EXPLAINERS)]
 
+
 def plot_table1(
-    results:dict, # from `read_results`
-):                # a matplotlib figure
+    results: dict,  # from `read_results`
+):  # a matplotlib figure
     "Table 1 as bars: the paper's beside ours for the default and the nearest setting, one panel a protocol."
     bars = [(e, p) for e in ('ig', 'attn_lrp') for p in PAIRS]
-    fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout='constrained')
+    fig, axes = plt.subplots(
+        1, 2, figsize=(10, 3.4), sharey=True, layout='constrained'
+    )
     for ax, protocol in zip(axes, PROTOCOLS):
         at = np.arange(len(bars))
-        ax.bar(at - .27, [PAPER[e][p] for e, p in bars], .25, color='0.6', label='paper (sum to one)')
+        ax.bar(
+            at - 0.27,
+            [PAPER[e][p] for e, p in bars],
+            0.25,
+            color='0.6',
+            label='paper (sum to one)',
+        )
         for k, (source, row) in enumerate(_shown(results)):
             cells = [row['tables'][protocol][e][p] for e, p in bars]
-            num = lambda key: [np.nan if c[key] is None else c[key] for c in cells]
-            ax.bar(at + .27*k, num('mean'), .25, yerr=num('se'), color=('C0', 'C1')[k], error_kw=dict(lw=.8), label=f"{source}: {row['name']} ({row['accuracy']:.2f})")
-        ax.set(title={'sum_to_one': 'maps scaled to sum to one', 'as_is': 'maps as they are'}[protocol], xticks=at, ylim=(-1.05, 1.05))
-        ax.set_xticklabels([f"{'IG' if e == 'ig' else 'AttnLRP'}\n{p.replace('_', ' ')}" for e, p in bars], fontsize=8); ax.axhline(0, color='0.3', lw=.6)
-    axes[0].set_ylabel('mean Pearson r'); fig.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', fontsize=8, frameon=False)
+            num = lambda key: [
+                np.nan if c[key] is None else c[key] for c in cells
+            ]
+            ax.bar(
+                at + 0.27 * k,
+                num('mean'),
+                0.25,
+                yerr=num('se'),
+                color=('C0', 'C1')[k],
+                error_kw=dict(lw=0.8),
+                label=f"{source}: {row['name']} ({row['accuracy']:.2f})",
+            )
+        ax.set(
+            title={
+                'sum_to_one': 'maps scaled to sum to one',
+                'as_is': 'maps as they are',
+            }[protocol],
+            xticks=at,
+            ylim=(-1.05, 1.05),
+        )
+        ax.set_xticklabels(
+            [
+                f"{'IG' if e == 'ig' else 'AttnLRP'}\n{p.replace('_', ' ')}"
+                for e, p in bars
+            ],
+            fontsize=8,
+        )
+        ax.axhline(0, color='0.3', lw=0.6)
+    axes[0].set_ylabel('mean Pearson r')
+    fig.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc='outside lower center',
+        fontsize=8,
+        frameon=False,
+    )
     return fig
 
 # %% ../../nbs/03_linear_attention.ipynb #d2a4eda6
 def table1_against_paper(
-    results:dict,   # from `read_results`
-)->pd.DataFrame:    # table, data, sweep (setting and protocol), row, metric, paper, ours, se, model, on
+    results: dict,  # from `read_results`
+    # table, data, sweep (setting and protocol), row, metric, paper, ours, se,
+    # model, on
+) -> pd.DataFrame:
     "Every number of Table 1 and the accuracy: the paper's, ours for the default and the nearest setting, under both protocols."
     lines, data = [], results['config']['data']
-    on = data if isinstance(data, str) or data is None else f"{data['test']['name']} ({data['test']['source']}, {data['test']['split']})"
+    on = (
+        data
+        if isinstance(data, str) or data is None
+        else f"{data['test']['name']} ({data['test']['source']}, {data['test']['split']})"
+    )
     for source, row in _shown(results):
         common = dict(table='1', data='mnist', model=row['name'], on=on)
-        lines.append(dict(common, sweep=source, row='', metric='accuracy', paper=PAPER['accuracy'], ours=row['accuracy'], se=None))
-        lines += [dict(common, sweep=f'{source}, {protocol}', row=e, metric=p, paper=PAPER[e][p], ours=row['tables'][protocol][e][p]['mean'], se=row['tables'][protocol][e][p]['se'])
-                  for protocol in PROTOCOLS for e in EXPLAINERS for p in PAIRS]
+        lines.append(
+            dict(
+                common,
+                sweep=source,
+                row='',
+                metric='accuracy',
+                paper=PAPER['accuracy'],
+                ours=row['accuracy'],
+                se=None,
+            )
+        )
+        lines += [
+            dict(
+                common,
+                sweep=f'{source}, {protocol}',
+                row=e,
+                metric=p,
+                paper=PAPER[e][p],
+                ours=row['tables'][protocol][e][p]['mean'],
+                se=row['tables'][protocol][e][p]['se'],
+            )
+            for protocol in PROTOCOLS
+            for e in EXPLAINERS
+            for p in PAIRS
+        ]
     return pd.DataFrame(lines)
 
+
 def mnist_claims(
-    results:dict,   # from `read_results`
-)->list:            # dicts: claim, holds (True: in every setting, False: in none, None: in some), evidence
+    results: dict,  # from `read_results`
+    # dicts: claim, holds (True: in every setting, False: in none, None: in
+    # some), evidence
+) -> list:
     "The paper's claims about brackets, put to every setting of the grid."
     rows, out = results['rows'], []
+
     def claim(text, e, pair, test, protocol):
-        values = [r['tables'][protocol][e][pair]['mean'] for r in rows]; yes = [v is not None and test(v) for v in values]
+        values = [r['tables'][protocol][e][pair]['mean'] for r in rows]
+        yes = [v is not None and test(v) for v in values]
         seen = [v for v in values if v is not None]
-        out.append(dict(claim=f"{text}, maps {'scaled to sum to one' if protocol == 'sum_to_one' else 'as they are'}", holds=True if all(yes) else False if not any(yes) else None,
-                        evidence=f"{sum(yes)} of {len(rows)} settings, r from {min(seen):+.3f} to {max(seen):+.3f}"))
+        out.append(
+            dict(
+                claim=f"{text}, maps {'scaled to sum to one' if protocol == 'sum_to_one' else 'as they are'}",
+                holds=True if all(yes) else False if not any(yes) else None,
+                evidence=f"{sum(yes)} of {len(rows)} settings, r from {min(seen):+.3f} to {max(seen):+.3f}",
+            )
+        )
+
     for protocol in PROTOCOLS[::-1]:
-        claim('Integrated Gradients gives both brackets the same map', 'ig', 'L_vs_R', lambda v: v > .9999, protocol)
-        claim('AttnLRP gives the two brackets different maps (r < 0.999)', 'attn_lrp', 'L_vs_R', lambda v: v < .999, protocol)
-        claim('AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through (QKᵀ)V', 'attn_lrp', 'L_vs_LOO', lambda v: abs(v) < .2, protocol)
-        claim('AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through Q(KᵀV)', 'attn_lrp', 'R_vs_LOO', lambda v: abs(v) < .2, protocol)
-        claim('Integrated Gradients is negatively correlated with LOO', 'ig', 'L_vs_LOO', lambda v: v < 0, protocol)
+        claim(
+            'Integrated Gradients gives both brackets the same map',
+            'ig',
+            'L_vs_R',
+            lambda v: v > 0.9999,
+            protocol,
+        )
+        claim(
+            'AttnLRP gives the two brackets different maps (r < 0.999)',
+            'attn_lrp',
+            'L_vs_R',
+            lambda v: v < 0.999,
+            protocol,
+        )
+        claim(
+            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through (QKᵀ)V',
+            'attn_lrp',
+            'L_vs_LOO',
+            lambda v: abs(v) < 0.2,
+            protocol,
+        )
+        claim(
+            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through Q(KᵀV)',
+            'attn_lrp',
+            'R_vs_LOO',
+            lambda v: abs(v) < 0.2,
+            protocol,
+        )
+        claim(
+            'Integrated Gradients is negatively correlated with LOO',
+            'ig',
+            'L_vs_LOO',
+            lambda v: v < 0,
+            protocol,
+        )
     return out

@@ -15,98 +15,242 @@ from .layerwise import SWEEPS, entropy_table, layer_table
 
 # %% ../../nbs/44_plots.ipynb #893c4fb9
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB'}
-NAMES = {'loo': 'LOO', 'ig': 'IG', 'rollout': 'Rollout', 'rollout_residual': 'Rollout + I', 'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP', 'grad_x_input': 'grad × input'}
-SWEEP_NAMES = {'first': 'first k layers', 'last': 'last k layers', 'single': 'layer k alone'}
+NAMES = {
+    'loo': 'LOO',
+    'ig': 'IG',
+    'rollout': 'Rollout',
+    'rollout_residual': 'Rollout + I',
+    'attn_lrp': 'AttnLRP',
+    'cp_lrp': 'CP-LRP',
+    'grad_x_input': 'grad × input',
+}
+SWEEP_NAMES = {
+    'first': 'first k layers',
+    'last': 'last k layers',
+    'single': 'layer k alone',
+}
 COLOURS = {'first': 'C0', 'last': 'C1', 'single': 'C2'}
 
-def _caption(r): # where a panel's numbers come from
+
+def _caption(r):  # where a panel's numbers come from
     d, m = r['config']['data'], r['config']['model']
     return f"{TITLES.get(d['name'], d['name'])} {d.get('split', '')}, {m['name']}, {len(r['rows'])} texts"
 
 # %% ../../nbs/44_plots.ipynb #262bdda8
 def plot_agreement(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+):  # a matplotlib figure
     "Mean Pearson r with LOO per method with its standard error; the paper's BERT-base as rings (Table 2)."
-    methods, paper = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp'], paper_numbers('2')
-    fig, axes = plt.subplots(1, len(results), figsize=(4.6*len(results), 2.9), layout='constrained', sharey=True, squeeze=False)
+    methods, paper = (
+        ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp'],
+        paper_numbers('2'),
+    )
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(4.6 * len(results), 2.9),
+        layout='constrained',
+        sharey=True,
+        squeeze=False,
+    )
     for ax, (name, r) in zip(axes[0], results.items()):
         t = faithfulness_table(r['rows'], methods)
-        ax.bar([NAMES[m] for m in methods], t.loo_r, yerr=t.loo_r_se, color=['0.75']*3 + ['C3', 'C0'], width=.6, label='ours')
-        p = paper[(paper.data == name) & (paper.metric == 'loo_r')].set_index('row').paper
-        ax.plot([i for i, m in enumerate(methods) if m in p], [p[m] for m in methods if m in p], 'o', mfc='none', mec='k', ms=8, label='paper (BERT-base)')
-        ax.axhline(0, color='0.5', lw=.7); ax.set_title(_caption(r), fontsize=9); ax.tick_params(axis='x', labelsize=8)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=8)
-    sns.despine(fig); return fig
+        ax.bar(
+            [NAMES[m] for m in methods],
+            t.loo_r,
+            yerr=t.loo_r_se,
+            color=['0.75'] * 3 + ['C3', 'C0'],
+            width=0.6,
+            label='ours',
+        )
+        p = (
+            paper[(paper.data == name) & (paper.metric == 'loo_r')]
+            .set_index('row')
+            .paper
+        )
+        ax.plot(
+            [i for i, m in enumerate(methods) if m in p],
+            [p[m] for m in methods if m in p],
+            'o',
+            mfc='none',
+            mec='k',
+            ms=8,
+            label='paper (BERT-base)',
+        )
+        ax.axhline(0, color='0.5', lw=0.7)
+        ax.set_title(_caption(r), fontsize=9)
+        ax.tick_params(axis='x', labelsize=8)
+    axes[0, 0].set_ylabel('Pearson r with LOO')
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    sns.despine(fig)
+    return fig
 
 # %% ../../nbs/44_plots.ipynb #945ec858
-def _draw_sweeps(ax, t, c): # column c of a `layer_table`: a line with its band per sweep, AttnLRP dashed
+def _draw_sweeps(
+    ax,
+    t,
+    c,
+    # column c of a `layer_table`: a line with its band per sweep, AttnLRP
+    # dashed
+):
     for s in SWEEPS:
         d = t[(t.sweep == s) & (t.k > 0)]
-        ax.plot(d.k, d[c], '.-', color=COLOURS[s], label=SWEEP_NAMES[s]); ax.fill_between(d.k, d[c] - d[f'{c}_se'], d[c] + d[f'{c}_se'], color=COLOURS[s], alpha=.12, lw=0)
+        ax.plot(d.k, d[c], '.-', color=COLOURS[s], label=SWEEP_NAMES[s])
+        ax.fill_between(
+            d.k,
+            d[c] - d[f'{c}_se'],
+            d[c] + d[f'{c}_se'],
+            color=COLOURS[s],
+            alpha=0.12,
+            lw=0,
+        )
     ax.axhline(t[c].iloc[0], color='C3', ls='--', lw=1, label='AttnLRP')
 
+
 def plot_layerwise(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+):  # a matplotlib figure
     "Figure 2: r with LOO and Δ when the softmax is bypassed; AttnLRP dashed, bands of one standard error."
-    fig, axes = plt.subplots(2, len(results), figsize=(4.6*len(results), 5), layout='constrained', squeeze=False, sharex='col')
+    fig, axes = plt.subplots(
+        2,
+        len(results),
+        figsize=(4.6 * len(results), 5),
+        layout='constrained',
+        squeeze=False,
+        sharex='col',
+    )
     for j, (name, r) in enumerate(results.items()):
         t = layer_table(r)
-        for i, (c, label) in enumerate((('loo_r', 'Pearson r with LOO'), ('delta', 'Δ = LeRF − MoRF'))):
+        for i, (c, label) in enumerate(
+            (('loo_r', 'Pearson r with LOO'), ('delta', 'Δ = LeRF − MoRF'))
+        ):
             ax = axes[i, j]
             _draw_sweeps(ax, t, c)
-            if j == 0: ax.set_ylabel(label)
-        axes[0, j].set_title(_caption(r), fontsize=9); axes[1, j].set_xlabel('k'); axes[1, j].set_xticks(range(1, int(t.k.max()) + 1))
-    axes[0, 0].legend(frameon=False, fontsize=8); sns.despine(fig); return fig
+            if j == 0:
+                ax.set_ylabel(label)
+        axes[0, j].set_title(_caption(r), fontsize=9)
+        axes[1, j].set_xlabel('k')
+        axes[1, j].set_xticks(range(1, int(t.k.max()) + 1))
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    sns.despine(fig)
+    return fig
+
 
 def plot_entropy(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+):  # a matplotlib figure
     "Attention entropy per layer, 1 = uniform: is attention flatter in middle and late layers?"
     fig, ax = plt.subplots(figsize=(4.8, 2.6), layout='constrained')
     for name, r in results.items():
-        t = entropy_table(r); ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=_caption(r))
-    ax.set(xlabel='layer', ylabel='entropy / log n', xticks=t.layer); ax.legend(frameon=False, fontsize=7); sns.despine(fig); return fig
+        t = entropy_table(r)
+        ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=_caption(r))
+    ax.set(xlabel='layer', ylabel='entropy / log n', xticks=t.layer)
+    ax.legend(frameon=False, fontsize=7)
+    sns.despine(fig)
+    return fig
 
 # %% ../../nbs/44_plots.ipynb #b90ca62a
 def plot_areas(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+):  # a matplotlib figure
     "LeRF and MoRF (mean logit along the curve) per method; the bar between them is Δ (Table 2)."
     methods = ['loo', 'ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
-    fig, axes = plt.subplots(1, len(results), figsize=(4.6*len(results), 2.6), layout='constrained', squeeze=False)
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(4.6 * len(results), 2.6),
+        layout='constrained',
+        squeeze=False,
+    )
     for ax, (name, r) in zip(axes[0], results.items()):
-        t = faithfulness_table(r['rows'], methods); y = np.arange(len(methods))[::-1]
-        ax.hlines(y, t.morf, t.lerf, color='0.8', lw=6); ax.plot(t.morf, y, 'o', color='C3', label='MoRF'); ax.plot(t.lerf, y, 'o', color='C0', label='LeRF')
-        ax.set_yticks(y, [NAMES[m] for m in methods]); ax.set_xlabel("mean logit of the predicted class"); ax.set_title(_caption(r), fontsize=9)
-    axes[0, 0].legend(frameon=False, fontsize=8); sns.despine(fig); return fig
+        t = faithfulness_table(r['rows'], methods)
+        y = np.arange(len(methods))[::-1]
+        ax.hlines(y, t.morf, t.lerf, color='0.8', lw=6)
+        ax.plot(t.morf, y, 'o', color='C3', label='MoRF')
+        ax.plot(t.lerf, y, 'o', color='C0', label='LeRF')
+        ax.set_yticks(y, [NAMES[m] for m in methods])
+        ax.set_xlabel("mean logit of the predicted class")
+        ax.set_title(_caption(r), fontsize=9)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    sns.despine(fig)
+    return fig
 
 # %% ../../nbs/44_plots.ipynb #426d1821
 def plot_conservation(
-    tables:dict, # name of a rule set → `conservation_by_layer` (or the mean of several)
-):               # a matplotlib figure
+    # name of a rule set → `conservation_by_layer` (or the mean of several)
+    tables: dict,
+):  # a matplotlib figure
     "What is kept at each stage (bars) and what goes on (line), from the logit down to the words."
-    rows = -(-len(tables)//2); fig, axes = plt.subplots(rows, min(2, len(tables)), figsize=(9, 2.8*rows), layout='constrained', sharey='row', squeeze=False)
+    rows = -(-len(tables) // 2)
+    fig, axes = plt.subplots(
+        rows,
+        min(2, len(tables)),
+        figsize=(9, 2.8 * rows),
+        layout='constrained',
+        sharey='row',
+        squeeze=False,
+    )
     for ax, (name, t) in zip(axes.flat, tables.items()):
-        at, low, high = range(len(t)), 0*t.entering, 0*t.entering; ax.use_sticky_edges = False
-        for kind, colour in (('softmax', 'C3'), ('biases', 'C0'), ('constants', 'C2'), ('remainder', '0.5')):
-            v = t[kind]; bottom = low.where(v < 0, high); ax.bar(at, v, .6, bottom=bottom, color=colour, label=f'kept by {kind}' if kind != 'remainder' else kind)
+        at, low, high = range(len(t)), 0 * t.entering, 0 * t.entering
+        ax.use_sticky_edges = False
+        for kind, colour in (
+            ('softmax', 'C3'),
+            ('biases', 'C0'),
+            ('constants', 'C2'),
+            ('remainder', '0.5'),
+        ):
+            v = t[kind]
+            bottom = low.where(v < 0, high)
+            ax.bar(
+                at,
+                v,
+                0.6,
+                bottom=bottom,
+                color=colour,
+                label=f'kept by {kind}' if kind != 'remainder' else kind,
+            )
             low, high = low + v.clip(upper=0), high + v.clip(lower=0)
-        ax.plot([-.5, *(i + .5 for i in at)], [t.entering.iloc[0], *t.leaving], 'k.-', ms=4, lw=1, label='goes on')
-        ax.set_xticks(list(at), [f'layer {l + 1}' if isinstance(l, int) else l for l in t.layer], rotation=60, fontsize=8); ax.set_title(name, fontsize=10); ax.axhline(0, color='0.6', lw=.6)
-    axes[0, 0].set_ylabel('relevance, in logits'); axes[0, 0].legend(frameon=False, fontsize=7)
+        ax.plot(
+            [-0.5, *(i + 0.5 for i in at)],
+            [t.entering.iloc[0], *t.leaving],
+            'k.-',
+            ms=4,
+            lw=1,
+            label='goes on',
+        )
+        ax.set_xticks(
+            list(at),
+            [f'layer {l + 1}' if isinstance(l, int) else l for l in t.layer],
+            rotation=60,
+            fontsize=8,
+        )
+        ax.set_title(name, fontsize=10)
+        ax.axhline(0, color='0.6', lw=0.6)
+    axes[0, 0].set_ylabel('relevance, in logits')
+    axes[0, 0].legend(frameon=False, fontsize=7)
     return fig
 
 # %% ../../nbs/44_plots.ipynb #e6a4d45c
 def plot_beyond(
-    results:dict, # part → of `read_results`
-):                # a matplotlib figure
+    results: dict,  # part → of `read_results`
+):  # a matplotlib figure
     "r with LOO when the softmax is bypassed in the first k, the last k, or one layer; AttnLRP dashed."
-    fig, axes = plt.subplots(1, len(results), figsize=(3.1*len(results), 2.8), layout='constrained', squeeze=False)
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(3.1 * len(results), 2.8),
+        layout='constrained',
+        squeeze=False,
+    )
     for ax, (part, d) in zip(axes[0], results.items()):
         t, c = layer_table(d), d['config']
-        _draw_sweeps(ax, t, 'loo_r'); ax.set_xlabel('k'); ax.set_xticks(range(1, int(t.k.max()) + 1))
-        ax.set_title(f"{c['model']['name']} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}", fontsize=8)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); axes[0, 0].legend(frameon=False, fontsize=7)
+        _draw_sweeps(ax, t, 'loo_r')
+        ax.set_xlabel('k')
+        ax.set_xticks(range(1, int(t.k.max()) + 1))
+        ax.set_title(
+            f"{c['model']['name']} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}",
+            fontsize=8,
+        )
+    axes[0, 0].set_ylabel('Pearson r with LOO')
+    axes[0, 0].legend(frameon=False, fontsize=7)
     return fig

@@ -22,19 +22,46 @@ from ..core import Results, normalize
 from ..data import load_texts
 from ..faithfulness import agreement, mean_se, paired_difference
 from .layerwise import bypass_name, is_above_zero
-from ..models import DEMOS, describe_model, encode, forward, load_demo, max_tokens, special_mask
-from ..loo import Removal, curve_area, fill_id, removal_path, removal_units, subset_logits
+from lrp_loo.models import (
+    DEMOS,
+    describe_model,
+    encode,
+    forward,
+    load_demo,
+    max_tokens,
+    special_mask,
+)
+from lrp_loo.loo import (
+    Removal,
+    curve_area,
+    fill_id,
+    removal_path,
+    removal_units,
+    subset_logits,
+)
 from ..targets import output_field
 
 # %% ../../nbs/25_protocol.ipynb #f479b95b
-DEFAULT = dict(normalize_a=None, normalize_b=None, specials=False, embeddings='word', removal='attention_mask', target='logit', correlation='pearson', chunk='usual', area='mean_logit')
-PROTOCOL = { # choice → what it changes
+DEFAULT = dict(
+    normalize_a=None,
+    normalize_b=None,
+    specials=False,
+    embeddings='word',
+    removal='attention_mask',
+    target='logit',
+    correlation='pearson',
+    chunk='usual',
+    area='mean_logit',
+)
+PROTOCOL = {  # choice → what it changes
     'default': {},
     'maps sum to one': dict(normalize_a='sum'),
     'maps and LOO sum to one': dict(normalize_a='sum', normalize_b='sum'),
     'divided by absolute sum': dict(normalize_a='abs', normalize_b='abs'),
     'special tokens in': dict(specials=True),
-    'special tokens in, sum to one': dict(specials=True, normalize_a='sum', normalize_b='sum'),
+    'special tokens in, sum to one': dict(
+        specials=True, normalize_a='sum', normalize_b='sum'
+    ),
     'embeddings with positions': dict(embeddings='sum'),
     'removal: [MASK]': dict(removal='mask_token'),
     'removal: [PAD]': dict(removal='pad_token'),
@@ -50,250 +77,777 @@ PROTOCOL = { # choice → what it changes
     'other chunk size': dict(chunk='other'),
     'area over the curve': dict(area='aopc'),
 }
-NO_R = ('other chunk size', 'area over the curve')                                    # they touch the curves alone
-CURVES = ('default', 'maps sum to one', 'removal: [MASK]', 'removal: deletion', 'logit difference', 'probability', *NO_R)
-CHUNKS = {'sst2': dict(usual=1, other=4), 'imdb': dict(usual=16, other=8)}            # usual: appendix B.1.2
+NO_R = (
+    'other chunk size',
+    'area over the curve',
+)  # they touch the curves alone
+CURVES = (
+    'default',
+    'maps sum to one',
+    'removal: [MASK]',
+    'removal: deletion',
+    'logit difference',
+    'probability',
+    *NO_R,
+)
+CHUNKS = {
+    'sst2': dict(usual=1, other=4),
+    'imdb': dict(usual=16, other=8),
+}  # usual: appendix B.1.2
+
 
 def protocol_removals(
-    pool=None,      # texts or token ids; without them the two removals that need data are left out
-    n_draws:int=4,  # of 'resample'
-    seed:int=0,     # of 'resample'
-)->dict:            # name → `Removal`
+    # texts or token ids; without them the two removals that need data are left
+    # out
+    pool=None,
+    n_draws: int = 4,  # of 'resample'
+    seed: int = 0,  # of 'resample'
+) -> dict:  # name → `Removal`
     "What PROTOCOL's removals are."
-    plain = {n: Removal(n) for n in ('attention_mask', 'mask_token', 'pad_token', 'zero_embedding', 'mean_embedding', 'delete')}
-    return plain if pool is None else plain | dict(mean_of_data=Removal('mean_embedding', pool=pool), resample=Removal('resample', pool=pool, n_draws=n_draws, seed=seed))
+    plain = {
+        n: Removal(n)
+        for n in (
+            'attention_mask',
+            'mask_token',
+            'pad_token',
+            'zero_embedding',
+            'mean_embedding',
+            'delete',
+        )
+    }
+    return (
+        plain
+        if pool is None
+        else plain
+        | dict(
+            mean_of_data=Removal('mean_embedding', pool=pool),
+            resample=Removal('resample', pool=pool, n_draws=n_draws, seed=seed),
+        )
+    )
+
 
 def protocol_methods(
-    layers:int, # layers in the model
-)->dict:        # name → (method, options)
+    layers: int,  # layers in the model
+) -> dict:  # name → (method, options)
     "What is held against LOO: the two LRP variants, each half of the layers bypassed, and the baselines."
-    half = layers//2; bypass = lambda ls: {bypass_name(ls, layers): ('attn_lrp', dict(bypass_softmax=list(ls)))}
-    return {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})} | bypass(range(half, layers)) | bypass(range(half)) | {m: (m, {}) for m in ('ig', 'grad_x_input', 'rollout')}
+    half = layers // 2
+    bypass = lambda ls: {
+        bypass_name(ls, layers): ('attn_lrp', dict(bypass_softmax=list(ls)))
+    }
+    return (
+        {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
+        | bypass(range(half, layers))
+        | bypass(range(half))
+        | {m: (m, {}) for m in ('ig', 'grad_x_input', 'rollout')}
+    )
 
 # %% ../../nbs/25_protocol.ipynb #37709591
-NUMBERS = { # name → number(logits (…, n_classes), class, runner-up)
+NUMBERS = {  # name → number(logits (…, n_classes), class, runner-up)
     'logit': lambda z, c, o: z[..., c],
     'difference': lambda z, c, o: z[..., c] - z[..., o],
     'probability': lambda z, c, o: z.softmax(-1)[..., c],
 }
 
+
 def number_target(
-    name:str,      # one of NUMBERS
-    c:int, o:int,  # predicted class, runner-up
-):                 # a target for any method
+    name: str,  # one of NUMBERS
+    c: int,
+    o: int,  # predicted class, runner-up
+):  # a target for any method
     "The same number, as `explain` takes it."
-    if name not in NUMBERS: raise ValueError(f"number {name!r} is not known; take one of {', '.join(NUMBERS)}")
-    if name != 'probability': return c if name == 'logit' else (c, o)
-    def probability(outputs): return NUMBERS['probability'](output_field(outputs), c, o)
+    if name not in NUMBERS:
+        raise ValueError(
+            f"number {name!r} is not known; take one of {', '.join(NUMBERS)}"
+        )
+    if name != 'probability':
+        return c if name == 'logit' else (c, o)
+
+    def probability(outputs):
+        return NUMBERS['probability'](output_field(outputs), c, o)
+
     return probability
 
 # %% ../../nbs/25_protocol.ipynb #2051da7f
 def protocol_row(
-    model, tokenizer,  # a classifier that stays one text at a time
-    enc:dict,          # one encoded text
-    removals:dict,     # name → `Removal` (`protocol_removals`)
-    chunks:dict,       # of CHUNKS
-    choices=None,      # names of PROTOCOL; None: all whose removal is there
-    curves:bool=True,  # the perturbation areas as well (most of the cost on short texts)
-)->dict:               # n_tokens, target, r: choice → method → r, between: r of each removal's LOO with each other's, curves: choice → method → (LeRF, MoRF)
+    model,
+    tokenizer,  # a classifier that stays one text at a time
+    enc: dict,  # one encoded text
+    removals: dict,  # name → `Removal` (`protocol_removals`)
+    chunks: dict,  # of CHUNKS
+    choices=None,  # names of PROTOCOL; None: all whose removal is there
+    # the perturbation areas as well (most of the cost on short texts)
+    curves: bool = True,
+    # n_tokens, target, r: choice → method → r, between: r of each removal's LOO
+    # with each other's, curves: choice → method → (LeRF, MoRF)
+) -> dict:
     "Every choice on one text: maps, references and logits are computed once and shared."
-    choices = {n: p for n, c in PROTOCOL.items() if (p := DEFAULT | c)['removal'] in removals and (choices is None or n in choices)}
-    methods = protocol_methods(n_layers(model)); special = special_mask(tokenizer, enc['input_ids'][0]); T = len(special)
-    with torch.no_grad(): whole = output_field(forward(model, enc))[0].float().cpu()
+    choices = {
+        n: p
+        for n, c in PROTOCOL.items()
+        if (p := DEFAULT | c)['removal'] in removals
+        and (choices is None or n in choices)
+    }
+    methods = protocol_methods(n_layers(model))
+    special = special_mask(tokenizer, enc['input_ids'][0])
+    T = len(special)
+    with torch.no_grad():
+        whole = output_field(forward(model, enc))[0].float().cpu()
     c, o = whole.topk(2).indices.tolist()
-    logits = lambda keep, removal, **kw: subset_logits(model, enc, keep, removals[removal], fill_id(tokenizer, removals[removal]), **kw).float().cpu()
+    logits = lambda keep, removal, **kw: (
+        subset_logits(
+            model,
+            enc,
+            keep,
+            removals[removal],
+            fill_id(tokenizer, removals[removal]),
+            **kw,
+        )
+        .float()
+        .cpu()
+    )
+
     @cache
-    def removed(removal): return logits(~torch.eye(T, dtype=torch.bool), removal, drop=False)
+    def removed(removal):
+        return logits(~torch.eye(T, dtype=torch.bool), removal, drop=False)
+
     @cache
-    def reference(removal, target): return NUMBERS[target](whole, c, o) - NUMBERS[target](removed(removal), c, o)
+    def reference(removal, target):
+        return NUMBERS[target](whole, c, o) - NUMBERS[target](
+            removed(removal), c, o
+        )
+
     @cache
     def explained(name, target, embeddings):
         method, options = methods[name]
-        return explain_batch(model, tokenizer, [enc], method, number_target(target, c, o), **options, **({'embeddings': embeddings} if embeddings != 'word' else {}))[0].scores
-    def scores(name, p): # rollout explains no number; IG and rollout have no choice of embeddings; to one backward pass a probability of two classes is their difference on another scale
-        target = 'logit' if name == 'rollout' else 'difference' if p['target'] == 'probability' and name != 'ig' and len(whole) == 2 else p['target']
-        return explained(name, target, 'word' if name in ('ig', 'rollout') else p['embeddings'])
-    r = {n: {m: agreement(scores(m, p), reference(p['removal'], p['target']), special, p['specials'], p['normalize_a'], p['normalize_b'], p['correlation']) for m in methods} for n, p in choices.items() if n not in NO_R}
-    row = dict(n_tokens=T, target=c, logit=float(whole[c]), r=r, between=[[agreement(reference(a, 'logit'), reference(b, 'logit'), special) for b in removals] for a in removals])
-    if curves: row['curves'] = _areas({n: p for n, p in choices.items() if n in CURVES}, [m for m in methods if m not in ('grad_x_input', bypass_name(range(n_layers(model)//2), n_layers(model)))], scores, special, chunks, logits, c, o)
+        return explain_batch(
+            model,
+            tokenizer,
+            [enc],
+            method,
+            number_target(target, c, o),
+            **options,
+            **({'embeddings': embeddings} if embeddings != 'word' else {}),
+        )[0].scores
+
+    def scores(
+        name,
+        p,
+        # rollout explains no number; IG and rollout have no choice of
+        # embeddings; to one backward pass a probability of two classes is their
+        # difference on another scale
+    ):
+        target = (
+            'logit'
+            if name == 'rollout'
+            else 'difference'
+            if p['target'] == 'probability' and name != 'ig' and len(whole) == 2
+            else p['target']
+        )
+        return explained(
+            name,
+            target,
+            'word' if name in ('ig', 'rollout') else p['embeddings'],
+        )
+
+    r = {
+        n: {
+            m: agreement(
+                scores(m, p),
+                reference(p['removal'], p['target']),
+                special,
+                p['specials'],
+                p['normalize_a'],
+                p['normalize_b'],
+                p['correlation'],
+            )
+            for m in methods
+        }
+        for n, p in choices.items()
+        if n not in NO_R
+    }
+    row = dict(
+        n_tokens=T,
+        target=c,
+        logit=float(whole[c]),
+        r=r,
+        between=[
+            [
+                agreement(reference(a, 'logit'), reference(b, 'logit'), special)
+                for b in removals
+            ]
+            for a in removals
+        ],
+    )
+    if curves:
+        row['curves'] = _areas(
+            {n: p for n, p in choices.items() if n in CURVES},
+            [
+                m
+                for m in methods
+                if m
+                not in (
+                    'grad_x_input',
+                    bypass_name(range(n_layers(model) // 2), n_layers(model)),
+                )
+            ],
+            scores,
+            special,
+            chunks,
+            logits,
+            c,
+            o,
+        )
     return row
 
-def _areas(choices, methods, scores, special, chunks, logits, c, o): # choice → method → (LeRF, MoRF); one call a removal and chunk size
+
+def _areas(
+    choices, methods, scores, special, chunks, logits, c, o
+):  # choice → method → (LeRF, MoRF); one call a removal and chunk size
     groups, out = {}, {}
-    for n, p in choices.items(): groups.setdefault((p['removal'], chunks[p['chunk']]), []).append(n)
+    for n, p in choices.items():
+        groups.setdefault((p['removal'], chunks[p['chunk']]), []).append(n)
     for (removal, chunk), names in groups.items():
         units = removal_units(special, chunk)
-        paths = {(n, m, most): removal_path(normalize(torch.where(special, 0., scores(m, choices[n])), choices[n]['normalize_a']), units, most) for n in names for m in methods for most in (False, True)}
-        parts = dict(zip(paths, logits(torch.cat(list(paths.values())), removal).split([len(p) for p in paths.values()])))
-        for n in names: out[n] = {m: [curve_area(NUMBERS[choices[n]['target']](parts[n, m, most], c, o), choices[n]['area']) for most in (False, True)] for m in methods}
+        paths = {
+            (n, m, most): removal_path(
+                normalize(
+                    torch.where(special, 0.0, scores(m, choices[n])),
+                    choices[n]['normalize_a'],
+                ),
+                units,
+                most,
+            )
+            for n in names
+            for m in methods
+            for most in (False, True)
+        }
+        parts = dict(
+            zip(
+                paths,
+                logits(torch.cat(list(paths.values())), removal).split(
+                    [len(p) for p in paths.values()]
+                ),
+            )
+        )
+        for n in names:
+            out[n] = {
+                m: [
+                    curve_area(
+                        NUMBERS[choices[n]['target']](parts[n, m, most], c, o),
+                        choices[n]['area'],
+                    )
+                    for most in (False, True)
+                ]
+                for m in methods
+            }
     return {n: out[n] for n in choices}
 
 # %% ../../nbs/25_protocol.ipynb #3e7851b8
 def protocol_experiment(
-    path,               # the results file
-    name:str='sst2',    # 'sst2' or 'imdb': the data, and the demo model for it
-    data=None,          # 'embedded', 'hub' or a folder
-    limit:int=400,      # texts
-    seed:int=0,         # of the draw, of the pool, and of resampling
-    fresh:bool=False,   # start over
-    longest:int=256,    # texts with more tokens are set aside
-    choices=None,       # names of PROTOCOL; None: all. The summary says which are left out
-    n_curves:int=None,  # how many of the texts get curves as well; None: all
-    n_draws:int=4,      # of resampling
-    n_pool:int=1000,    # texts of the training split (embedded: of all there are) that the data's mean and the resampling draw from
-)->Results:
+    path,  # the results file
+    name: str = 'sst2',  # 'sst2' or 'imdb': the data, and the demo model for it
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 400,  # texts
+    seed: int = 0,  # of the draw, of the pool, and of resampling
+    fresh: bool = False,  # start over
+    longest: int = 256,  # texts with more tokens are set aside
+    # names of PROTOCOL; None: all. The summary says which are left out
+    choices=None,
+    n_curves: int = None,  # how many of the texts get curves as well; None: all
+    n_draws: int = 4,  # of resampling
+    # texts of the training split (embedded: of all there are) that the data's
+    # mean and the resampling draw from
+    n_pool: int = 1000,
+) -> Results:
     "A row per text under every choice, resumable."
-    if name not in CHUNKS: raise ValueError(f"no text data {name!r}; take one of {', '.join(CHUNKS)}")
-    model, tok = load_demo(name); texts = load_texts(name, data, seed=seed)
-    pool = load_texts(name, data, split=None if texts.info['source'] == 'embedded' else 'train', limit=n_pool, seed=seed)
-    every = protocol_removals(fill_id(tok, Removal('resample', pool=pool.texts)), n_draws, seed)
+    if name not in CHUNKS:
+        raise ValueError(
+            f"no text data {name!r}; take one of {', '.join(CHUNKS)}"
+        )
+    model, tok = load_demo(name)
+    texts = load_texts(name, data, seed=seed)
+    pool = load_texts(
+        name,
+        data,
+        split=None if texts.info['source'] == 'embedded' else 'train',
+        limit=n_pool,
+        seed=seed,
+    )
+    every = protocol_removals(
+        fill_id(tok, Removal('resample', pool=pool.texts)), n_draws, seed
+    )
     choices = list(PROTOCOL) if choices is None else list(choices)
-    if unknown := set(choices) - set(PROTOCOL): raise ValueError(f"choices {sorted(unknown)} are not known; take some of {', '.join(PROTOCOL)}")
-    if 'default' not in choices: raise ValueError("choices must hold 'default', which the others are compared with")
-    mine = {n: r for n, r in every.items() if n in {(DEFAULT | PROTOCOL[c])['removal'] for c in choices}}
+    if unknown := set(choices) - set(PROTOCOL):
+        raise ValueError(
+            f"choices {sorted(unknown)} are not known; take some of {', '.join(PROTOCOL)}"
+        )
+    if 'default' not in choices:
+        raise ValueError(
+            "choices must hold 'default', which the others are compared with"
+        )
+    mine = {
+        n: r
+        for n, r in every.items()
+        if n in {(DEFAULT | PROTOCOL[c])['removal'] for c in choices}
+    }
     longest = min(longest, max_tokens(model, tok))
-    config = dict(experiment='protocol', data={k: v for k, v in texts.info.items() if k != 'n'}, model=describe_model(model, DEMOS[name][0]), limit=limit, seed=seed, longest=longest, removals=list(mine), n_curves=n_curves, n_draws=n_draws,
-                  pool=pool.info, choices={n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices}, chunks=CHUNKS[name], methods={m: list(v) for m, v in protocol_methods(n_layers(model)).items()})
-    results = Results(path, config, fresh); done, n, too_long = results.done, 0, 0
+    config = dict(
+        experiment='protocol',
+        data={k: v for k, v in texts.info.items() if k != 'n'},
+        model=describe_model(model, DEMOS[name][0]),
+        limit=limit,
+        seed=seed,
+        longest=longest,
+        removals=list(mine),
+        n_curves=n_curves,
+        n_draws=n_draws,
+        pool=pool.info,
+        choices={n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices},
+        chunks=CHUNKS[name],
+        methods={
+            m: list(v) for m, v in protocol_methods(n_layers(model)).items()
+        },
+    )
+    results = Results(path, config, fresh)
+    done, n, too_long = results.done, 0, 0
     bar = tqdm(total=limit, desc=f'protocol of {name}')
     for i, t in enumerate(texts.texts):
-        if limit is not None and n == limit: break
-        if len(tok(t, truncation=True, max_length=longest + 1)['input_ids']) > longest: too_long += 1; continue
-        if i not in done: results.add(dict(i=i, **protocol_row(model, tok, encode(model, tok, t), mine, CHUNKS[name], choices, n_curves is None or n < n_curves)))
-        n += 1; bar.update()
-    if not results.rows: raise ValueError(f"no text of {name} has at most {longest} tokens")
+        if limit is not None and n == limit:
+            break
+        if (
+            len(tok(t, truncation=True, max_length=longest + 1)['input_ids'])
+            > longest
+        ):
+            too_long += 1
+            continue
+        if i not in done:
+            results.add(
+                dict(
+                    i=i,
+                    **protocol_row(
+                        model,
+                        tok,
+                        encode(model, tok, t),
+                        mine,
+                        CHUNKS[name],
+                        choices,
+                        n_curves is None or n < n_curves,
+                    ),
+                )
+            )
+        n += 1
+        bar.update()
+    if not results.rows:
+        raise ValueError(f"no text of {name} has at most {longest} tokens")
     rows = results.rows
-    results.summary = dict(n=len(rows), n_with_curves=sum('curves' in r for r in rows), n_too_long=too_long, mean_tokens=float(np.mean([r['n_tokens'] for r in rows])), left_out=[c for c in PROTOCOL if c not in choices])
-    results.save(); return results
+    results.summary = dict(
+        n=len(rows),
+        n_with_curves=sum('curves' in r for r in rows),
+        n_too_long=too_long,
+        mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
+        left_out=[c for c in PROTOCOL if c not in choices],
+    )
+    results.save()
+    return results
 
 # %% ../../nbs/25_protocol.ipynb #94651c41
-RECORDED = {'default': 'r', 'maps sum to one': 'r_sum', 'maps and LOO sum to one': 'r_sum_both', 'divided by absolute sum': 'r', 'special tokens in': 'r_all'} # choice → column of `faithfulness_row`
+RECORDED = {
+    'default': 'r',
+    'maps sum to one': 'r_sum',
+    'maps and LOO sum to one': 'r_sum_both',
+    'divided by absolute sum': 'r',
+    'special tokens in': 'r_all',
+}  # choice → column of `faithfulness_row`
+
 
 def recorded_choices(
-    results:dict,  # of `read_results`, rows of `text_experiment` with `sweep_methods`
-)->dict:           # as if `protocol_experiment` had been asked for these choices alone
+    # of `read_results`, rows of `text_experiment` with `sweep_methods`
+    results: dict,
+) -> dict:  # as if `protocol_experiment` had been asked for these choices alone
     "The choices that the rows of Table 2 answer already."
-    n = results['config']['model']['layers']; methods = list(protocol_methods(n))
-    if missing := [m for m in methods if m not in results['rows'][0]['methods']]: raise ValueError(f"these rows lack {missing}; rows of Table 2 with the layer-wise sweeps are needed")
+    n = results['config']['model']['layers']
+    methods = list(protocol_methods(n))
+    if missing := [
+        m for m in methods if m not in results['rows'][0]['methods']
+    ]:
+        raise ValueError(
+            f"these rows lack {missing}; rows of Table 2 with the layer-wise sweeps are needed"
+        )
+
     def row(r):
-        areas = {m: (v['lerf'], v['morf']) for m in methods for v in [r['methods'][m]]}
-        return dict(i=r['i'], n_tokens=r['n_tokens'], r={c: {m: r['methods'][m][k] for m in methods} for c, k in RECORDED.items()}, between=[[1.]],
-                    curves={'default': areas, 'area over the curve': {m: [r['logit'] - a for a in v] for m, v in areas.items()}})
-    return dict(config=results['config'] | dict(removals=['attention_mask'], recorded=True), rows=[row(r) for r in results['rows']])
+        areas = {
+            m: (v['lerf'], v['morf'])
+            for m in methods
+            for v in [r['methods'][m]]
+        }
+        return dict(
+            i=r['i'],
+            n_tokens=r['n_tokens'],
+            r={
+                c: {m: r['methods'][m][k] for m in methods}
+                for c, k in RECORDED.items()
+            },
+            between=[[1.0]],
+            curves={
+                'default': areas,
+                'area over the curve': {
+                    m: [r['logit'] - a for a in v] for m, v in areas.items()
+                },
+            },
+        )
+
+    return dict(
+        config=results['config']
+        | dict(removals=['attention_mask'], recorded=True),
+        rows=[row(r) for r in results['rows']],
+    )
 
 # %% ../../nbs/25_protocol.ipynb #1eb8cee9
-CONCLUSIONS = { # conclusion → what is compared, better, worse, where the paper says it
-    'CP-LRP follows LOO better than AttnLRP': ('r', 'cp_lrp', 'attn_lrp', 'abstract; RQ2'),
-    'bypassing the upper half raises r': ('r', 'upper', 'attn_lrp', 'RQ3; finding 3'),
-    'the upper half helps more than the lower': ('r', 'upper', 'lower', 'abstract; RQ3'),
-    'in the lower half AttnLRP is better left alone': ('r', 'attn_lrp', 'lower', 'introduction'),
+# conclusion → what is compared, better, worse, where the paper says it
+CONCLUSIONS = {
+    'CP-LRP follows LOO better than AttnLRP': (
+        'r',
+        'cp_lrp',
+        'attn_lrp',
+        'abstract; RQ2',
+    ),
+    'bypassing the upper half raises r': (
+        'r',
+        'upper',
+        'attn_lrp',
+        'RQ3; finding 3',
+    ),
+    'the upper half helps more than the lower': (
+        'r',
+        'upper',
+        'lower',
+        'abstract; RQ3',
+    ),
+    'in the lower half AttnLRP is better left alone': (
+        'r',
+        'attn_lrp',
+        'lower',
+        'introduction',
+    ),
     'AttnLRP follows LOO better than IG': ('r', 'attn_lrp', 'ig', 'Table 2'),
-    'AttnLRP follows LOO better than rollout': ('r', 'attn_lrp', 'rollout', 'Table 2'),
+    'AttnLRP follows LOO better than rollout': (
+        'r',
+        'attn_lrp',
+        'rollout',
+        'Table 2',
+    ),
     'rollout follows LOO better than IG': ('r', 'rollout', 'ig', 'Table 2'),
-    'CP-LRP lags behind AttnLRP in Δ': ('delta', 'attn_lrp', 'cp_lrp', 'introduction; Table 2, SST'),
-    'bypassing the upper half raises Δ': ('delta', 'upper', 'attn_lrp', 'Figure 2'),
+    'CP-LRP lags behind AttnLRP in Δ': (
+        'delta',
+        'attn_lrp',
+        'cp_lrp',
+        'introduction; Table 2, SST',
+    ),
+    'bypassing the upper half raises Δ': (
+        'delta',
+        'upper',
+        'attn_lrp',
+        'Figure 2',
+    ),
     "AttnLRP's Δ is above IG's": ('delta', 'attn_lrp', 'ig', 'Table 2'),
-    "AttnLRP's Δ is above rollout's": ('delta', 'attn_lrp', 'rollout', 'Table 2'),
+    "AttnLRP's Δ is above rollout's": (
+        'delta',
+        'attn_lrp',
+        'rollout',
+        'Table 2',
+    ),
 }
 HOLDS, REVERSED, UNDECIDED = 'holds', 'reversed', 'undecided'
 
-def _role(results, m): # 'upper' and 'lower' are halves of this model's layers
+
+def _role(results, m):  # 'upper' and 'lower' are halves of this model's layers
     n = results['config']['model']['layers']
-    return {'upper': bypass_name(range(n//2, n), n), 'lower': bypass_name(range(n//2), n)}.get(m, m)
+    return {
+        'upper': bypass_name(range(n // 2, n), n),
+        'lower': bypass_name(range(n // 2), n),
+    }.get(m, m)
+
 
 def protocol_values(
-    results:dict, # of `read_results`
-    choice:str,   # of PROTOCOL
-    method:str,   # a method in the rows; 'upper' or 'lower': that half of the layers bypassed
-    what:str='r', # 'r', or 'delta' (LeRF − MoRF)
-)->np.ndarray:    # (n,) a number per text, NaN where undefined; for 'delta' the texts that have curves
+    results: dict,  # of `read_results`
+    choice: str,  # of PROTOCOL
+    # a method in the rows; 'upper' or 'lower': that half of the layers bypassed
+    method: str,
+    what: str = 'r',  # 'r', or 'delta' (LeRF − MoRF)
+    # (n,) a number per text, NaN where undefined; for 'delta' the texts that
+    # have curves
+) -> np.ndarray:
     "One number per text under one choice."
     m = _role(results, method)
-    if what == 'delta': return np.array([v[0] - v[1] for r in results['rows'] if 'curves' in r for v in [r['curves'][choice][m]]], dtype=float)
-    return np.array([np.nan if (v := r['r'][choice][m]) is None else v for r in results['rows']], dtype=float)
+    if what == 'delta':
+        return np.array(
+            [
+                v[0] - v[1]
+                for r in results['rows']
+                if 'curves' in r
+                for v in [r['curves'][choice][m]]
+            ],
+            dtype=float,
+        )
+    return np.array(
+        [
+            np.nan if (v := r['r'][choice][m]) is None else v
+            for r in results['rows']
+        ],
+        dtype=float,
+    )
 
-def _has(results, choice, what): # was this measured?
+
+def _has(results, choice, what):  # was this measured?
     rows = [r for r in results['rows'] if what == 'r' or 'curves' in r]
     return bool(rows) and choice in rows[0]['r' if what == 'r' else 'curves']
 
+
 def protocol_difference(
-    results:dict, choice:str, what:str, better:str, worse:str, # as for `protocol_values`
-)->dict:          # mean, low, high, n, verdict
+    results: dict,
+    choice: str,
+    what: str,
+    better: str,
+    worse: str,  # as for `protocol_values`
+) -> dict:  # mean, low, high, n, verdict
     "A paired difference with its interval and verdict."
-    d = paired_difference(protocol_values(results, choice, better, what), protocol_values(results, choice, worse, what))
-    return d | dict(verdict={True: HOLDS, False: REVERSED, None: UNDECIDED}[is_above_zero(d)])
+    d = paired_difference(
+        protocol_values(results, choice, better, what),
+        protocol_values(results, choice, worse, what),
+    )
+    return d | dict(
+        verdict={True: HOLDS, False: REVERSED, None: UNDECIDED}[
+            is_above_zero(d)
+        ]
+    )
+
 
 def protocol_table(
-    results:dict,  # of `read_results`
-)->pd.DataFrame:   # a row per choice: mean r per method; differences in r with low and high ends; Δ of AttnLRP and CP-LRP and their difference
+    results: dict,  # of `read_results`
+    # a row per choice: mean r per method; differences in r with low and high
+    # ends; Δ of AttnLRP and CP-LRP and their difference
+) -> pd.DataFrame:
     "Every choice in numbers."
     out = {}
     for c in PROTOCOL:
         entry = {}
         if _has(results, c, 'r'):
-            entry |= {m: mean_se(protocol_values(results, c, m))[0] for m in ('attn_lrp', 'cp_lrp', 'upper', 'lower', 'ig', 'grad_x_input', 'rollout')}
-            for name, m in (('cp − attn', 'cp_lrp'), ('upper − attn', 'upper'), ('lower − attn', 'lower')): d = protocol_difference(results, c, 'r', m, 'attn_lrp'); entry |= {name: d['mean'], f'{name} low': d['low'], f'{name} high': d['high']}
+            entry |= {
+                m: mean_se(protocol_values(results, c, m))[0]
+                for m in (
+                    'attn_lrp',
+                    'cp_lrp',
+                    'upper',
+                    'lower',
+                    'ig',
+                    'grad_x_input',
+                    'rollout',
+                )
+            }
+            for name, m in (
+                ('cp − attn', 'cp_lrp'),
+                ('upper − attn', 'upper'),
+                ('lower − attn', 'lower'),
+            ):
+                d = protocol_difference(results, c, 'r', m, 'attn_lrp')
+                entry |= {
+                    name: d['mean'],
+                    f'{name} low': d['low'],
+                    f'{name} high': d['high'],
+                }
         if _has(results, c, 'delta'):
             d = protocol_difference(results, c, 'delta', 'cp_lrp', 'attn_lrp')
-            entry |= {f'Δ {m}': protocol_values(results, c, m, 'delta').mean() for m in ('attn_lrp', 'cp_lrp', 'ig', 'rollout')} | {'Δ cp − attn': d['mean'], 'Δ cp − attn low': d['low'], 'Δ cp − attn high': d['high']}
-        if entry: out[c] = entry
+            entry |= {
+                f'Δ {m}': protocol_values(results, c, m, 'delta').mean()
+                for m in ('attn_lrp', 'cp_lrp', 'ig', 'rollout')
+            } | {
+                'Δ cp − attn': d['mean'],
+                'Δ cp − attn low': d['low'],
+                'Δ cp − attn high': d['high'],
+            }
+        if entry:
+            out[c] = entry
     return pd.DataFrame(out).T.rename_axis('choice')
 
+
 def conclusions_table(
-    results:dict,  # of `read_results`
-)->pd.DataFrame:   # a row per choice, a column per conclusion: 'holds', 'reversed', 'undecided', '' where the choice does not touch it or was not measured
+    results: dict,  # of `read_results`
+    # a row per choice, a column per conclusion: 'holds', 'reversed',
+    # 'undecided', '' where the choice does not touch it or was not measured
+) -> pd.DataFrame:
     "Which conclusion stands under which choice."
-    return pd.DataFrame({k: {c: protocol_difference(results, c, what, a, b)['verdict'] if _has(results, c, what) else '' for c in PROTOCOL} for k, (what, a, b, _) in CONCLUSIONS.items()}).rename_axis('choice')
+    return pd.DataFrame(
+        {
+            k: {
+                c: protocol_difference(results, c, what, a, b)['verdict']
+                if _has(results, c, what)
+                else ''
+                for c in PROTOCOL
+            }
+            for k, (what, a, b, _) in CONCLUSIONS.items()
+        }
+    ).rename_axis('choice')
+
 
 def surviving(
-    table:pd.DataFrame, # of `conclusions_table`
-)->pd.DataFrame:        # a row per conclusion: how many choices say what, the choices that differ from the default, and the outcome in words
+    table: pd.DataFrame,  # of `conclusions_table`
+    # a row per conclusion: how many choices say what, the choices that differ
+    # from the default, and the outcome in words
+) -> pd.DataFrame:
     "Which conclusions survive every choice, which are made by one."
     out = {}
     for k in table:
-        v = table[k][table[k] != '']; n = {w: int((v == w).sum()) for w in (HOLDS, REVERSED, UNDECIDED)}; one = v.nunique() == 1
-        outcome = f'{v.iloc[0]} under every choice' if one else 'never reversed' if not n[REVERSED] else 'never holds' if not n[HOLDS] else 'depends on the choice'
-        out[k] = dict(default=table.loc['default', k], **n, outcome=outcome, differs=', '.join(f'{c} ({w})' for c, w in v.items() if w != table.loc['default', k]))
+        v = table[k][table[k] != '']
+        n = {w: int((v == w).sum()) for w in (HOLDS, REVERSED, UNDECIDED)}
+        one = v.nunique() == 1
+        outcome = (
+            f'{v.iloc[0]} under every choice'
+            if one
+            else 'never reversed'
+            if not n[REVERSED]
+            else 'never holds'
+            if not n[HOLDS]
+            else 'depends on the choice'
+        )
+        out[k] = dict(
+            default=table.loc['default', k],
+            **n,
+            outcome=outcome,
+            differs=', '.join(
+                f'{c} ({w})'
+                for c, w in v.items()
+                if w != table.loc['default', k]
+            ),
+        )
     return pd.DataFrame(out).T.rename_axis('conclusion')
 
+
 def removal_agreement(
-    results:dict,  # of `read_results`
-)->pd.DataFrame:   # removal × removal
+    results: dict,  # of `read_results`
+) -> pd.DataFrame:  # removal × removal
     "Mean r of LOO under one removal with LOO under another."
-    names = results['config']['removals']; B = np.array([r['between'] for r in results['rows']], dtype=float)
+    names = results['config']['removals']
+    B = np.array([r['between'] for r in results['rows']], dtype=float)
     return pd.DataFrame(np.nanmean(B, 0), names, names)
 
 # %% ../../nbs/25_protocol.ipynb #9c96807c
-LABELS_OF = {'attn_lrp': ('AttnLRP', 'C3'), 'cp_lrp': ('CP-LRP', 'C0'), 'ig': ('IG', '0.3'), 'grad_x_input': ('grad × input', '0.6'), 'rollout': ('Rollout', '0.8')}
+LABELS_OF = {
+    'attn_lrp': ('AttnLRP', 'C3'),
+    'cp_lrp': ('CP-LRP', 'C0'),
+    'ig': ('IG', '0.3'),
+    'grad_x_input': ('grad × input', '0.6'),
+    'rollout': ('Rollout', '0.8'),
+}
+
 
 def plot_protocol(
-    results:dict, # 'sst2', 'imdb' → of `read_results`
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → of `read_results`
+):  # a matplotlib figure
     "Left: mean r with LOO under each choice. Right: paired differences to AttnLRP with their 95 % intervals, in r and in Δ."
-    tables = {n: protocol_table(r) for n, r in results.items()}; heights = [len(t) + 2.5 for t in tables.values()]
-    fig, axes = plt.subplots(len(tables), 3, figsize=(12, .27*sum(heights) + .5), layout='constrained', sharey='row', squeeze=False, width_ratios=(1.15, 1, .8), height_ratios=heights)
+    tables = {n: protocol_table(r) for n, r in results.items()}
+    heights = [len(t) + 2.5 for t in tables.values()]
+    fig, axes = plt.subplots(
+        len(tables),
+        3,
+        figsize=(12, 0.27 * sum(heights) + 0.5),
+        layout='constrained',
+        sharey='row',
+        squeeze=False,
+        width_ratios=(1.15, 1, 0.8),
+        height_ratios=heights,
+    )
     for (name, t), (left, mid, right) in zip(tables.items(), axes):
-        y = dict(zip(t.index, range(len(t), 0, -1))); d, n = t.dropna(subset='attn_lrp'), results[name]['rows']; at = [y[c] for c in d.index]
-        for m, (label, colour) in LABELS_OF.items(): left.plot(d[m], at, 'o', color=colour, ms=5, label=label)
-        for k, (ax, column, label, colour, off) in enumerate(((mid, 'cp − attn', 'CP-LRP', 'C0', .2), (mid, 'upper − attn', 'upper half bypassed', 'C1', 0), (mid, 'lower − attn', 'lower half bypassed', 'C2', -.2), (right, 'Δ cp − attn', 'CP-LRP', 'C0', 0))):
+        y = dict(zip(t.index, range(len(t), 0, -1)))
+        d, n = t.dropna(subset='attn_lrp'), results[name]['rows']
+        at = [y[c] for c in d.index]
+        for m, (label, colour) in LABELS_OF.items():
+            left.plot(d[m], at, 'o', color=colour, ms=5, label=label)
+        for k, (ax, column, label, colour, off) in enumerate(
+            (
+                (mid, 'cp − attn', 'CP-LRP', 'C0', 0.2),
+                (mid, 'upper − attn', 'upper half bypassed', 'C1', 0),
+                (mid, 'lower − attn', 'lower half bypassed', 'C2', -0.2),
+                (right, 'Δ cp − attn', 'CP-LRP', 'C0', 0),
+            )
+        ):
             e = t.dropna(subset=column) if column in t else t[:0]
-            ax.errorbar(e[column], [y[c] + off for c in e.index], xerr=[e[column] - e[f'{column} low'], e[f'{column} high'] - e[column]], fmt='o', color=colour, ms=3.5, lw=1.3, label=label)
-        for ax in (left, mid, right): ax.axvline(0, color='0.5', lw=.7); ax.grid(axis='y', color='0.93'); ax.set_axisbelow(True); ax.spines[['top', 'right']].set_visible(False)
-        left.set_yticks(list(y.values()), list(y)); left.tick_params(axis='y', labelsize=8)
-        c = results[name]['config']; left.set_title(f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(n)} texts" + (', from the rows of Table 2' if c.get('recorded') else ''), fontsize=9, loc='left')
-        left.set_xlabel('mean r with LOO'); mid.set_xlabel('r minus r of AttnLRP'); right.set_xlabel(f"Δ minus Δ of AttnLRP ({sum('curves' in r for r in n)} texts)")
-    for ax in axes[0, :2]: ax.legend(frameon=False, fontsize=7, loc='lower center', bbox_to_anchor=(.5, 1.06), ncols=5, columnspacing=1, handletextpad=.2)
+            ax.errorbar(
+                e[column],
+                [y[c] + off for c in e.index],
+                xerr=[
+                    e[column] - e[f'{column} low'],
+                    e[f'{column} high'] - e[column],
+                ],
+                fmt='o',
+                color=colour,
+                ms=3.5,
+                lw=1.3,
+                label=label,
+            )
+        for ax in (left, mid, right):
+            ax.axvline(0, color='0.5', lw=0.7)
+            ax.grid(axis='y', color='0.93')
+            ax.set_axisbelow(True)
+            ax.spines[['top', 'right']].set_visible(False)
+        left.set_yticks(list(y.values()), list(y))
+        left.tick_params(axis='y', labelsize=8)
+        c = results[name]['config']
+        left.set_title(
+            f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(n)} texts"
+            + (', from the rows of Table 2' if c.get('recorded') else ''),
+            fontsize=9,
+            loc='left',
+        )
+        left.set_xlabel('mean r with LOO')
+        mid.set_xlabel('r minus r of AttnLRP')
+        right.set_xlabel(
+            f"Δ minus Δ of AttnLRP ({sum('curves' in r for r in n)} texts)"
+        )
+    for ax in axes[0, :2]:
+        ax.legend(
+            frameon=False,
+            fontsize=7,
+            loc='lower center',
+            bbox_to_anchor=(0.5, 1.06),
+            ncols=5,
+            columnspacing=1,
+            handletextpad=0.2,
+        )
     return fig
 
+
 def plot_removals(
-    results:dict, # 'sst2', 'imdb' → of `read_results`
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → of `read_results`
+):  # a matplotlib figure
     "Mean r of LOO by one removal with LOO by another."
-    fig, axes = plt.subplots(1, len(results), figsize=(5.4*len(results), 4.3), layout='constrained', squeeze=False)
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(5.4 * len(results), 4.3),
+        layout='constrained',
+        squeeze=False,
+    )
     for ax, (name, r) in zip(axes[0], results.items()):
-        B = removal_agreement(r); labels = [n.replace('_', ' ') for n in B]; ax.imshow(B, vmin=0, vmax=1, cmap='Blues')
+        B = removal_agreement(r)
+        labels = [n.replace('_', ' ') for n in B]
+        ax.imshow(B, vmin=0, vmax=1, cmap='Blues')
         for i in range(len(B)):
-            for j in range(len(B)): ax.text(j, i, f'{B.iloc[i, j]:.2f}', ha='center', va='center', fontsize=8, color='w' if B.iloc[i, j] > .6 else 'k')
-        ax.set_xticks(range(len(B)), labels, rotation=40, ha='right', fontsize=8); ax.set_yticks(range(len(B)), labels, fontsize=8)
-        ax.set_title(f"{r['config']['data']['name']}, {len(r['rows'])} texts: r between LOO references", fontsize=9)
+            for j in range(len(B)):
+                ax.text(
+                    j,
+                    i,
+                    f'{B.iloc[i, j]:.2f}',
+                    ha='center',
+                    va='center',
+                    fontsize=8,
+                    color='w' if B.iloc[i, j] > 0.6 else 'k',
+                )
+        ax.set_xticks(
+            range(len(B)), labels, rotation=40, ha='right', fontsize=8
+        )
+        ax.set_yticks(range(len(B)), labels, fontsize=8)
+        ax.set_title(
+            f"{r['config']['data']['name']}, {len(r['rows'])} texts: r between LOO references",
+            fontsize=9,
+        )
     return fig

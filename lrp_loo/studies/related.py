@@ -25,11 +25,33 @@ from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
-from ..lrp import _name, _sdpa_arguments, _sdpa_steps, n_layers, transformer_layers
+from lrp_loo.lrp import (
+    _name,
+    _sdpa_arguments,
+    _sdpa_steps,
+    n_layers,
+    transformer_layers,
+)
 from ..core import Results, pearson
 from ..data import TextData, load_texts, source_label
-from ..faithfulness import agreement, mean_se, paired_difference, per_text, text_examples
-from ..models import DEMOS, _takes, describe_model, encode, forward, load_demo, position_offset, special_mask, watch_embeddings
+from lrp_loo.faithfulness import (
+    agreement,
+    mean_se,
+    paired_difference,
+    per_text,
+    text_examples,
+)
+from lrp_loo.models import (
+    DEMOS,
+    _takes,
+    describe_model,
+    encode,
+    forward,
+    load_demo,
+    position_offset,
+    special_mask,
+    watch_embeddings,
+)
 from ..loo import subset_logits
 from ..removal import key_effects
 from ..targets import Readout, settled
@@ -37,475 +59,1159 @@ from ..targets import Readout, settled
 # %% ../../nbs/27_related.ipynb #0d5f737d
 class AttentionLayer(NamedTuple):
     "What one attention call computed, and the gradient at its output."
-    Z:torch.Tensor # (batch, heads, n, n) scaled scores, before the mask
-    A:torch.Tensor # (batch, heads, n, n) weights, rows sum to 1
-    V:torch.Tensor # (batch, heads, n, d) values
-    O:torch.Tensor # (batch, heads, n, d) outputs AV
-    G:torch.Tensor # (batch, heads, n, d) ∂f/∂O
+
+    Z: torch.Tensor  # (batch, heads, n, n) scaled scores, before the mask
+    A: torch.Tensor  # (batch, heads, n, n) weights, rows sum to 1
+    V: torch.Tensor  # (batch, heads, n, d) values
+    O: torch.Tensor  # (batch, heads, n, d) outputs AV
+    G: torch.Tensor  # (batch, heads, n, d) ∂f/∂O
+
 
 HOW = ('mass', 'slope', 'exact')
 
+
 def removal_effect(
-    s:AttentionLayer, # one layer
-    how:str='exact',  # one of HOW
-)->torch.Tensor:      # (batch, n) a score per key
+    s: AttentionLayer,  # one layer
+    how: str = 'exact',  # one of HOW
+) -> torch.Tensor:  # (batch, n) a score per key
     "⟨g, ΔO⟩ summed over heads and rows, for every key at once. A key that has its row to itself (A = 1) leaves nothing to compare with, and gets 0 there."
-    if how not in HOW: raise ValueError(f"how={how!r} is not known; take one of {HOW}")
-    gain = s.G @ s.V.transpose(-2, -1)                               # ⟨g_i, V_j⟩ = ∂f/∂A_ij
-    if how == 'exact': return key_effects(gain, s.A).sum((1, 2))
-    if how == 'slope': gain = gain - (s.G*s.O).sum(-1, keepdim=True) # ⟨g_i, V_j − O_i⟩
-    return (s.A*gain).sum((1, 2))
+    if how not in HOW:
+        raise ValueError(f"how={how!r} is not known; take one of {HOW}")
+    gain = s.G @ s.V.transpose(-2, -1)  # ⟨g_i, V_j⟩ = ∂f/∂A_ij
+    if how == 'exact':
+        return key_effects(gain, s.A).sum((1, 2))
+    if how == 'slope':
+        gain = gain - (s.G * s.O).sum(-1, keepdim=True)  # ⟨g_i, V_j − O_i⟩
+    return (s.A * gain).sum((1, 2))
 
 # %% ../../nbs/27_related.ipynb #4d67ecc2
-class _WatchCalls(TorchFunctionMode): # fused attention calls and what they returned
-    def __init__(self): super().__init__(); self.calls = []
+class _WatchCalls(
+    TorchFunctionMode
+):  # fused attention calls and what they returned
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if _name(func) == 'scaled_dot_product_attention': self.calls.append((_sdpa_arguments(*args, **(kwargs or {})), out))
+        if _name(func) == 'scaled_dot_product_attention':
+            self.calls.append((_sdpa_arguments(*args, **(kwargs or {})), out))
         return out
 
+
 def _attention_layer(call, out, G):
-    q, k, v, rest = call; scale, bias, k, v = _sdpa_steps(q, k, v, **rest); Z = q @ k.transpose(-2, -1)*scale
-    return AttentionLayer(*(t.detach() for t in (Z, (Z if bias is None else Z + bias).softmax(-1), v, out, G)))
+    q, k, v, rest = call
+    scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
+    Z = q @ k.transpose(-2, -1) * scale
+    return AttentionLayer(
+        *(
+            t.detach()
+            for t in (
+                Z,
+                (Z if bias is None else Z + bias).softmax(-1),
+                v,
+                out,
+                G,
+            )
+        )
+    )
+
 
 @contextlib.contextmanager
-def _watch_linear(model, watch): # per transformer layer, each linear map's output and how many attention calls came before it
+def _watch_linear(
+    model,
+    watch,
+    # per transformer layer, each linear map's output and how many attention
+    # calls came before it
+):
     seen = [[] for _ in transformer_layers(model)]
-    def hook(l): return lambda module, args, out: seen[l].append((len(watch.calls), out))
-    handles = [m.register_forward_hook(hook(l)) for l, layer in enumerate(transformer_layers(model)) for m in layer.modules() if isinstance(m, nn.Linear)]
-    try: yield seen
+
+    def hook(l):
+        return lambda module, args, out: seen[l].append((len(watch.calls), out))
+
+    handles = [
+        m.register_forward_hook(hook(l))
+        for l, layer in enumerate(transformer_layers(model))
+        for m in layer.modules()
+        if isinstance(m, nn.Linear)
+    ]
+    try:
+        yield seen
     finally:
-        for h in handles: h.remove()
+        for h in handles:
+            h.remove()
+
 
 def attention_layers(
-    model,       # a transformers model with fused attention (its default)
-    batch:dict,  # (batch, T) inputs
-    target=None, # see `as_target`; the predicted class by default
-    drop:bool=False, # GradDrop: one backward pass per layer, with the gradient through that layer's two branches set to zero
-)->tuple:        # a list of `AttentionLayer` per backward pass, explained numbers (batch,), their `Readout`
+    model,  # a transformers model with fused attention (its default)
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`; the predicted class by default
+    # GradDrop: one backward pass per layer, with the gradient through that
+    # layer's two branches set to zero
+    drop: bool = False,
+    # a list of `AttentionLayer` per backward pass, explained numbers (batch,),
+    # their `Readout`
+) -> tuple:
     "One forward pass and one backward pass (or one per layer): the attention of every layer with the gradient at its output."
-    with torch.enable_grad(), watch_embeddings(model), _WatchCalls() as watch, _watch_linear(model, watch) as linear: out = forward(model, batch)
-    if not watch.calls: raise ValueError(f"{type(model).__name__} made no fused attention call; load it with attn_implementation='sdpa'")
-    readout, outs, dropped = Readout(target, out, batch), [o for _, o in watch.calls], [None]
-    with torch.enable_grad(): value = readout(out)
-    if drop: # the branches end in the first linear map after the attention call, and in the layer's last
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        _WatchCalls() as watch,
+        _watch_linear(model, watch) as linear,
+    ):
+        out = forward(model, batch)
+    if not watch.calls:
+        raise ValueError(
+            f"{type(model).__name__} made no fused attention call; load it with attn_implementation='sdpa'"
+        )
+    readout, outs, dropped = (
+        Readout(target, out, batch),
+        [o for _, o in watch.calls],
+        [None],
+    )
+    with torch.enable_grad():
+        value = readout(out)
+    # the branches end in the first linear map after the attention call, and in
+    # the layer's last
+    if drop:
         for l, calls in enumerate(linear):
-            for end in (next(o for n, o in calls if n == calls[-1][0]), calls[-1][1]): end.register_hook(lambda g, l=l: torch.zeros_like(g) if dropped[0] == l else g)
+            for end in (
+                next(o for n, o in calls if n == calls[-1][0]),
+                calls[-1][1],
+            ):
+                end.register_hook(
+                    lambda g, l=l: torch.zeros_like(g) if dropped[0] == l else g
+                )
     runs = []
     for l in range(len(linear)) if drop else (None,):
-        dropped[0] = l; G = torch.autograd.grad(value.sum(), outs, retain_graph=drop)
-        runs.append([_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)])
+        dropped[0] = l
+        G = torch.autograd.grad(value.sum(), outs, retain_graph=drop)
+        runs.append(
+            [_attention_layer(c, o, g) for (c, o), g in zip(watch.calls, G)]
+        )
     return runs, value.detach(), readout
 
 # %% ../../nbs/27_related.ipynb #12fb5b01
 def atp_scores(
-    model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
-    how:str='slope', # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP with the QK fix)
-)->tuple:            # scores (batch, T), explained numbers (batch,), their `Readout`, info
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # as for every method; the tokenizer is not used
+    # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP
+    # with the QK fix)
+    how: str = 'slope',
+) -> (
+    tuple
+):  # scores (batch, T), explained numbers (batch,), their `Readout`, info
     "Attribution patching with removal by attention mask as the patch (Kramár et al. 2024); three forward passes."
     (layers,), value, readout = attention_layers(model, batch, target)
-    return sum(removal_effect(s, how) for s in layers), value, readout, dict(how=how)
+    return (
+        sum(removal_effect(s, how) for s in layers),
+        value,
+        readout,
+        dict(how=how),
+    )
 
 # %% ../../nbs/27_related.ipynb #4d79c410
-class _Rescored(TorchFunctionMode): # fused attention with its scaled scores changed
-    def __init__(self, change): super().__init__(); self.change = change # change(Z, (batch, heads, n, n)) → Z
+class _Rescored(
+    TorchFunctionMode
+):  # fused attention with its scaled scores changed
+    def __init__(self, change):
+        super().__init__()
+        self.change = change  # change(Z, (batch, heads, n, n)) → Z
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _name(func) != 'scaled_dot_product_attention': return func(*args, **(kwargs or {}))
-        q, k, v, rest = _sdpa_arguments(*args, **(kwargs or {})); scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-        Z = self.change(q @ k.transpose(-2, -1)*scale)
+        if _name(func) != 'scaled_dot_product_attention':
+            return func(*args, **(kwargs or {}))
+        q, k, v, rest = _sdpa_arguments(*args, **(kwargs or {}))
+        scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
+        Z = self.change(q @ k.transpose(-2, -1) * scale)
         return (Z if bias is None else Z + bias).softmax(-1) @ v
 
 # %% ../../nbs/27_related.ipynb #8c463bcf
 def graddrop_scores(
-    model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
-    signed:bool=False, # the mean, instead of the mean of absolute values as published
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # as for every method; the tokenizer is not used
+    # the mean, instead of the mean of absolute values as published
+    signed: bool = False,
+) -> tuple:
     "AtP*: the QK fix and GradDrop (Kramár et al. 2024), one backward pass per layer."
     runs, value, readout = attention_layers(model, batch, target, drop=True)
-    if len(runs) < 2: raise ValueError(f"GradDrop needs a model with at least two transformer layers, this one shows {len(runs)}")
-    R = torch.stack([sum(removal_effect(s, 'exact') for s in layers) for layers in runs])
-    return (R if signed else R.abs()).sum(0)/(len(runs) - 1), value, readout, dict(signed=signed)
+    if len(runs) < 2:
+        raise ValueError(
+            f"GradDrop needs a model with at least two transformer layers, this one shows {len(runs)}"
+        )
+    R = torch.stack(
+        [sum(removal_effect(s, 'exact') for s in layers) for layers in runs]
+    )
+    return (
+        (R if signed else R.abs()).sum(0) / (len(runs) - 1),
+        value,
+        readout,
+        dict(signed=signed),
+    )
 
 # %% ../../nbs/27_related.ipynb #d67daf0a
 def grad_ellm_scores(
-    model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
-    loosened:bool=True, # scores mapped to [0, 1] in place of softmax's weights
-    relu:bool=True,     # negative parts of a layer's map become 0
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # as for every method; the tokenizer is not used
+    # scores mapped to [0, 1] in place of softmax's weights
+    loosened: bool = True,
+    relu: bool = True,  # negative parts of a layer's map become 0
+) -> tuple:
     "Grad-ELLM (Huang and Chan 2026): channel gradients times values times attention, in the explained row of every layer."
-    (layers,), value, readout = attention_layers(model, batch, target); total = 0
-    at = explained_row([s.A.mean(1) for s in layers], readout, batch); rows = torch.arange(len(at), device=at.device)
+    (layers,), value, readout = attention_layers(model, batch, target)
+    total = 0
+    at = explained_row([s.A.mean(1) for s in layers], readout, batch)
+    rows = torch.arange(len(at), device=at.device)
     for s in layers:
-        a, z, gain = s.A[rows, :, at], s.Z[rows, :, at], torch.einsum('bhd,bhnd->bhn', s.G[rows, :, at], s.V)
+        a, z, gain = (
+            s.A[rows, :, at],
+            s.Z[rows, :, at],
+            torch.einsum('bhd,bhnd->bhn', s.G[rows, :, at], s.V),
+        )
         if loosened:
-            low, high = z.masked_fill(a == 0, torch.inf).amin(-1, keepdim=True), z.masked_fill(a == 0, -torch.inf).amax(-1, keepdim=True)
-            a = torch.where(a > 0, (z - low)/(high - low).clamp_min(1e-12), 0.)
-        h = (a*gain).sum(1); total = total + (h.relu() if relu else h)
+            low, high = (
+                z.masked_fill(a == 0, torch.inf).amin(-1, keepdim=True),
+                z.masked_fill(a == 0, -torch.inf).amax(-1, keepdim=True),
+            )
+            a = torch.where(
+                a > 0, (z - low) / (high - low).clamp_min(1e-12), 0.0
+            )
+        h = (a * gain).sum(1)
+        total = total + (h.relu() if relu else h)
     return total, value, readout, dict(loosened=loosened, relu=relu)
 
+
 def chefer_scores(
-    model, tokenizer, batch:dict, target=None, # as for every method; the tokenizer is not used
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # as for every method; the tokenizer is not used
+) -> tuple:
     "Chefer, Gur and Wolf (2021): positive attention × gradient, averaged over heads, carried up the layers."
     (layers,), value, readout = attention_layers(model, batch, target)
-    at = explained_row([s.A.mean(1) for s in layers], readout, batch); eye = torch.eye(layers[0].A.shape[-1], device=value.device); R = eye
-    for s in layers: R = R + (s.A*(s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
-    return (R - eye)[torch.arange(len(at), device=at.device), at], value, readout, {}
+    at = explained_row([s.A.mean(1) for s in layers], readout, batch)
+    eye = torch.eye(layers[0].A.shape[-1], device=value.device)
+    R = eye
+    for s in layers:
+        R = R + (s.A * (s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
+    return (
+        (R - eye)[torch.arange(len(at), device=at.device), at],
+        value,
+        readout,
+        {},
+    )
 
 # %% ../../nbs/27_related.ipynb #510dcd11
 @dataclass
 class Players:
     "The units of one text that may be removed."
-    number:torch.Tensor # (T,) each token's unit, −1 for none
-    which:torch.Tensor  # (k,) numbers of the units that may go
-    n:int               # units in all
 
-    def __len__(self): return len(self.which)
+    number: torch.Tensor  # (T,) each token's unit, −1 for none
+    which: torch.Tensor  # (k,) numbers of the units that may go
+    n: int  # units in all
 
-    def keep(self,
-        stays:torch.Tensor, # (n_variants, k) bool
-    )->torch.Tensor:        # (n_variants, T) bool
+    def __len__(self):
+        return len(self.which)
+
+    def keep(
+        self,
+        stays: torch.Tensor,  # (n_variants, k) bool
+    ) -> torch.Tensor:  # (n_variants, T) bool
         "The tokens that each variant keeps."
-        gone = torch.zeros(len(stays), self.n + 1, dtype=torch.bool); gone[:, self.which] = ~stays
-        return gone.logical_not()[:, self.number]                   # −1 is the last column, which never goes
+        gone = torch.zeros(len(stays), self.n + 1, dtype=torch.bool)
+        gone[:, self.which] = ~stays
+        return gone.logical_not()[
+            :, self.number
+        ]  # −1 is the last column, which never goes
 
-    def scores(self,
-        x, # (k,) a number per player
-    )->torch.Tensor: # (1, n)
+    def scores(
+        self,
+        x,  # (k,) a number per player
+    ) -> torch.Tensor:  # (1, n)
         "A score per unit, 0 where it may not go."
-        s = torch.zeros(1, self.n); s[0, self.which] = torch.as_tensor(x, dtype=s.dtype); return s
+        s = torch.zeros(1, self.n)
+        s[0, self.which] = torch.as_tensor(x, dtype=s.dtype)
+        return s
+
 
 def players(
-    tokenizer, batch:dict, # one text
-    units=None,            # a `Units`; None: tokens
-)->Players:
+    tokenizer,
+    batch: dict,  # one text
+    units=None,  # a `Units`; None: tokens
+) -> Players:
     "Who may be removed."
-    if len(next(iter(batch.values()))) != 1: raise ValueError(f"this method takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside")
-    if 'input_ids' not in batch: raise ValueError("this method removes tokens by attention mask, and this is an image")
+    if len(next(iter(batch.values()))) != 1:
+        raise ValueError(
+            f"this method takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside"
+        )
+    if 'input_ids' not in batch:
+        raise ValueError(
+            "this method removes tokens by attention mask, and this is an image"
+        )
     ids = batch['input_ids'][0].cpu()
-    if units is not None: return Players(units.number, (~units.is_special).nonzero()[:, 0], len(units))
-    return Players(torch.arange(len(ids)), (~special_mask(tokenizer, ids)).nonzero()[:, 0], len(ids))
+    if units is not None:
+        return Players(
+            units.number, (~units.is_special).nonzero()[:, 0], len(units)
+        )
+    return Players(
+        torch.arange(len(ids)),
+        (~special_mask(tokenizer, ids)).nonzero()[:, 0],
+        len(ids),
+    )
 
-def _whole(model, batch, target): # the whole text's output, readout and value
-    with torch.no_grad(): out = forward(model, batch)
-    readout = Readout(target, out, batch); return out, readout, readout(out)
 
-def _without(model, batch, p, stays, readout, out, drop=None, **kwargs): # f of variants, exactly
-    return subset_logits(model, batch, p.keep(stays), drop=drop if readout.survives_dropping(out) else False, readout=readout, **kwargs).float().cpu()
+def _whole(model, batch, target):  # the whole text's output, readout and value
+    with torch.no_grad():
+        out = forward(model, batch)
+    readout = Readout(target, out, batch)
+    return out, readout, readout(out)
+
+
+def _without(
+    model, batch, p, stays, readout, out, drop=None, **kwargs
+):  # f of variants, exactly
+    return (
+        subset_logits(
+            model,
+            batch,
+            p.keep(stays),
+            drop=drop if readout.survives_dropping(out) else False,
+            readout=readout,
+            **kwargs,
+        )
+        .float()
+        .cpu()
+    )
 
 # %% ../../nbs/27_related.ipynb #71ba6bee
 def atman_scores(
-    model, tokenizer, batch:dict, target=None, # one text
-    suppression:float=0.9,  # f, scores are multiplied by 1 − f
-    similarity:float=None,  # κ: embeddings at least that close are suppressed along; None: the token alone
-    units=None,             # a `Units`: suppress each unit at once
-    token_budget:int=8192,  # tokens in one batch
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text
+    suppression: float = 0.9,  # f, scores are multiplied by 1 − f
+    # κ: embeddings at least that close are suppressed along; None: the token
+    # alone
+    similarity: float = None,
+    units=None,  # a `Units`: suppress each unit at once
+    token_budget: int = 8192,  # tokens in one batch
+) -> tuple:
     "AtMan (Deiseroth et al. 2023): how the number falls when a token's attention scores are scaled down; one forward pass per token."
     p = players(tokenizer, batch, units)
-    with torch.no_grad(), watch_embeddings(model) as seen: out = forward(model, batch)
-    readout = Readout(target, out, batch); value = readout(out)
-    strength = (p.number[None] == p.which[:, None]).float().to(value.device)              # [unit, token]
+    with torch.no_grad(), watch_embeddings(model) as seen:
+        out = forward(model, batch)
+    readout = Readout(target, out, batch)
+    value = readout(out)
+    strength = (
+        (p.number[None] == p.which[:, None]).float().to(value.device)
+    )  # [unit, token]
     if similarity is not None:
-        e = F.normalize(seen[0][0].detach(), dim=-1); near = torch.stack([(e @ e[own].T).amax(1) for own in strength.bool()])
-        strength = torch.where(near >= similarity, near.clamp(max=1.), strength)
+        e = F.normalize(seen[0][0].detach(), dim=-1)
+        near = torch.stack([(e @ e[own].T).amax(1) for own in strength.bool()])
+        strength = torch.where(
+            near >= similarity, near.clamp(max=1.0), strength
+        )
     values = []
-    for part in (1 - suppression*strength).split(max(1, token_budget//strength.shape[1])):
-        with torch.no_grad(), _Rescored(lambda Z: Z*part[:, None, None]): o = forward(model, {k: v.expand(len(part), *v.shape[1:]) for k, v in batch.items()})
-        values.append(readout(o, torch.zeros(len(part), dtype=torch.long, device=value.device)))
-    return p.scores((value - torch.cat(values)).cpu()), value, readout, dict(suppression=suppression, similarity=similarity)
+    for part in (1 - suppression * strength).split(
+        max(1, token_budget // strength.shape[1])
+    ):
+        with torch.no_grad(), _Rescored(lambda Z: Z * part[:, None, None]):
+            o = forward(
+                model,
+                {
+                    k: v.expand(len(part), *v.shape[1:])
+                    for k, v in batch.items()
+                },
+            )
+        values.append(
+            readout(
+                o, torch.zeros(len(part), dtype=torch.long, device=value.device)
+            )
+        )
+    return (
+        p.scores((value - torch.cat(values)).cpu()),
+        value,
+        readout,
+        dict(suppression=suppression, similarity=similarity),
+    )
+
+
 atman_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #f8313316
 def context_effects(
-    values:np.ndarray, # (2,)*k: f of every subset; axis j is 1 where token j is kept
-    p:float,           # each other token is kept with this probability
-)->np.ndarray:         # (k,) ∂F/∂q at (p, …, p)
+    # (2,)*k: f of every subset; axis j is 1 where token j is kept
+    values: np.ndarray,
+    p: float,  # each other token is kept with this probability
+) -> np.ndarray:  # (k,) ∂F/∂q at (p, …, p)
     "The mean effect of each token in random contexts, by enumeration: Banzhaf's value at p = 1/2, LOO at p = 1."
     out = []
     for j in range(values.ndim):
         d = np.take(values, 1, j) - np.take(values, 0, j)
-        for _ in range(d.ndim): d = (1 - p)*d[0] + p*d[1]
+        for _ in range(d.ndim):
+            d = (1 - p) * d[0] + p * d[1]
         out.append(float(d))
     return np.array(out)
 
+
 def surrogate_weights(
-    X:np.ndarray,    # (n, k) 1 where a unit is kept
-    y:np.ndarray,    # (n,) the number
-    surrogate:str='lasso', # 'lasso' or 'ridge'
-    penalty:float=0.01, # of ½ mean squared error + penalty·|w|₁ (lasso), or + ½ penalty·|w|² (ridge), columns divided by their standard deviation
-    p:float=0.5,     # the probability that a unit is kept
-)->np.ndarray:       # (k,) coefficients, in units of y
+    X: np.ndarray,  # (n, k) 1 where a unit is kept
+    y: np.ndarray,  # (n,) the number
+    surrogate: str = 'lasso',  # 'lasso' or 'ridge'
+    # of ½ mean squared error + penalty·|w|₁ (lasso), or + ½ penalty·|w|²
+    # (ridge), columns divided by their standard deviation
+    penalty: float = 0.01,
+    p: float = 0.5,  # the probability that a unit is kept
+) -> np.ndarray:  # (k,) coefficients, in units of y
     "A linear surrogate with an intercept."
-    if surrogate not in ('lasso', 'ridge'): raise ValueError(f"surrogate={surrogate!r} is not known; take 'lasso' or 'ridge'")
-    s = (p*(1 - p))**0.5; Z, c = (X - X.mean(0))/s, y - y.mean()
-    if surrogate == 'ridge': return np.linalg.solve(Z.T @ Z/len(Z) + penalty*np.eye(Z.shape[1]), Z.T @ c/len(Z))/s
+    if surrogate not in ('lasso', 'ridge'):
+        raise ValueError(
+            f"surrogate={surrogate!r} is not known; take 'lasso' or 'ridge'"
+        )
+    s = (p * (1 - p)) ** 0.5
+    Z, c = (X - X.mean(0)) / s, y - y.mean()
+    if surrogate == 'ridge':
+        return (
+            np.linalg.solve(
+                Z.T @ Z / len(Z) + penalty * np.eye(Z.shape[1]),
+                Z.T @ c / len(Z),
+            )
+            / s
+        )
     from sklearn.linear_model import Lasso
-    return Lasso(alpha=penalty, fit_intercept=False, max_iter=5000).fit(Z, c).coef_/s
+
+    return (
+        Lasso(alpha=penalty, fit_intercept=False, max_iter=5000).fit(Z, c).coef_
+        / s
+    )
+
 
 def context_cite_scores(
-    model, tokenizer, batch:dict, target=None, # one text
-    n:int=64,           # forward passes; the whole text is one of them
-    p:float=0.5,        # the probability that a unit is kept
-    surrogate:str='lasso', penalty:float=0.01, # of `surrogate_weights`
-    seed:int=0,         # of the masks
-    units=None,         # a `Units`: remove each unit at once
-    **kwargs,           # drop, token_budget of `subset_logits`
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text
+    n: int = 64,  # forward passes; the whole text is one of them
+    p: float = 0.5,  # the probability that a unit is kept
+    surrogate: str = 'lasso',
+    penalty: float = 0.01,  # of `surrogate_weights`
+    seed: int = 0,  # of the masks
+    units=None,  # a `Units`: remove each unit at once
+    **kwargs,  # drop, token_budget of `subset_logits`
+) -> tuple:
     "ContextCite (Cohen-Wang et al. 2024): a sparse linear surrogate of the number on random removals. Defaults as published."
-    if n < 2 or not 0 < p < 1: raise ValueError(f"n must be at least 2 and p between 0 and 1, got n={n}, p={p}")
-    t = players(tokenizer, batch, units); out, readout, value = _whole(model, batch, target)
+    if n < 2 or not 0 < p < 1:
+        raise ValueError(
+            f"n must be at least 2 and p between 0 and 1, got n={n}, p={p}"
+        )
+    t = players(tokenizer, batch, units)
+    out, readout, value = _whole(model, batch, target)
     m = np.random.default_rng(seed).random((n - 1, len(t))) < p
-    y = np.append(float(value), _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs))
-    return t.scores(surrogate_weights(np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p)), value, readout, dict(n=n, p=p, surrogate=surrogate, penalty=penalty)
+    y = np.append(
+        float(value),
+        _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs),
+    )
+    return (
+        t.scores(
+            surrogate_weights(
+                np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p
+            )
+        ),
+        value,
+        readout,
+        dict(n=n, p=p, surrogate=surrogate, penalty=penalty),
+    )
+
+
 context_cite_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #9fa57ff7
 def kernel_shap_scores(
-    model, tokenizer, batch:dict, target=None, # one text
-    n:int=64,     # forward passes; the whole text and the empty one are two of them
-    seed:int=0,   # of the subsets
-    units=None,   # a `Units`: remove each unit at once
-    **kwargs,           # drop, token_budget of `subset_logits`
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text
+    # forward passes; the whole text and the empty one are two of them
+    n: int = 64,
+    seed: int = 0,  # of the subsets
+    units=None,  # a `Units`: remove each unit at once
+    **kwargs,  # drop, token_budget of `subset_logits`
+) -> tuple:
     "KernelSHAP: Shapley's values by constrained least squares on random subsets in pairs with their complements."
-    if n < 4: raise ValueError(f"n must be at least 4, got {n}")
-    t = players(tokenizer, batch, units); out, readout, value = _whole(model, batch, target); k, rng = len(t), np.random.default_rng(seed)
-    size = np.arange(1, max(k, 2)); w = 1/(size*np.maximum(k - size, 1)); size = rng.choice(size, (n - 2)//2, p=w/w.sum())
+    if n < 4:
+        raise ValueError(f"n must be at least 4, got {n}")
+    t = players(tokenizer, batch, units)
+    out, readout, value = _whole(model, batch, target)
+    k, rng = len(t), np.random.default_rng(seed)
+    size = np.arange(1, max(k, 2))
+    w = 1 / (size * np.maximum(k - size, 1))
+    size = rng.choice(size, (n - 2) // 2, p=w / w.sum())
     half = rng.random((len(size), k)).argsort(1).argsort(1) < size[:, None]
     m = np.vstack([np.zeros((1, k), bool), half, ~half])
-    y = _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs).double().numpy()
-    mean, X = (float(value) - y[0])/k, m[1:].astype(float)            # what is left is orthogonal to (1, …, 1)
-    return t.scores(mean + np.linalg.lstsq(X - X.mean(1, keepdims=True), y[1:] - y[0] - X.sum(1)*mean, rcond=None)[0]), value, readout, dict(n=n)
+    y = (
+        _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs)
+        .double()
+        .numpy()
+    )
+    mean, X = (
+        (float(value) - y[0]) / k,
+        m[1:].astype(float),
+    )  # what is left is orthogonal to (1, …, 1)
+    return (
+        t.scores(
+            mean
+            + np.linalg.lstsq(
+                X - X.mean(1, keepdims=True),
+                y[1:] - y[0] - X.sum(1) * mean,
+                rcond=None,
+            )[0]
+        ),
+        value,
+        readout,
+        dict(n=n),
+    )
+
+
 kernel_shap_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #17ff87ea
 def hierarchical_scores(
-    model, tokenizer, batch:dict, target=None, # one text
-    size:int=None,  # units in a group; None: √k of k
-    refine:int=2,   # groups that are looked into
-    units=None,     # a `Units`: its units in place of tokens
-    **kwargs,       # drop, token_budget of `subset_logits`
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text
+    size: int = None,  # units in a group; None: √k of k
+    refine: int = 2,  # groups that are looked into
+    units=None,  # a `Units`: its units in place of tokens
+    **kwargs,  # drop, token_budget of `subset_logits`
+) -> tuple:
     "AttriBoT's hierarchy (Liu et al. 2024): LOO of groups, then of the units in the groups with the largest effect."
-    t = players(tokenizer, batch, units); out, readout, value = _whole(model, batch, target); k = len(t)
-    size = size or max(1, round(k**.5)); group = torch.arange(k)//size; n = int(group[-1]) + 1
-    if size < 1 or refine < 0: raise ValueError(f"size must be at least 1 and refine at least 0, got size={size}, refine={refine}")
-    effect = float(value) - _without(model, batch, t, group[None] != torch.arange(n)[:, None], readout, out, **kwargs)
-    inside = torch.isin(group, effect.abs().topk(min(refine, n)).indices).nonzero()[:, 0]; s = (effect/group.bincount())[group]
-    if len(inside): s[inside] = float(value) - _without(model, batch, t, torch.arange(k)[None] != inside[:, None], readout, out, **kwargs)
+    t = players(tokenizer, batch, units)
+    out, readout, value = _whole(model, batch, target)
+    k = len(t)
+    size = size or max(1, round(k**0.5))
+    group = torch.arange(k) // size
+    n = int(group[-1]) + 1
+    if size < 1 or refine < 0:
+        raise ValueError(
+            f"size must be at least 1 and refine at least 0, got size={size}, refine={refine}"
+        )
+    effect = float(value) - _without(
+        model,
+        batch,
+        t,
+        group[None] != torch.arange(n)[:, None],
+        readout,
+        out,
+        **kwargs,
+    )
+    inside = torch.isin(
+        group, effect.abs().topk(min(refine, n)).indices
+    ).nonzero()[:, 0]
+    s = (effect / group.bincount())[group]
+    if len(inside):
+        s[inside] = float(value) - _without(
+            model,
+            batch,
+            t,
+            torch.arange(k)[None] != inside[:, None],
+            readout,
+            out,
+            **kwargs,
+        )
     return t.scores(s), value, readout, dict(size=size, refine=refine)
+
+
 hierarchical_scores.by_unit = True
 
+
 def shallow(
-    model,       # a transformers model
-    layers,      # the layers that stay, from 0
-):               # a model that shares every weight with it
+    model,  # a transformers model
+    layers,  # the layers that stay, from 0
+):  # a model that shares every weight with it
     "The same model with some of its transformer layers left out; no weight is copied, the model is unchanged."
-    stack = transformer_layers(model); layers = list(layers)
-    if not layers or not all(0 <= l < len(stack) for l in layers): raise ValueError(f"layers={layers} is not a choice from this model's layers 0 to {len(stack) - 1}")
-    path = next(name for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and list(m) == stack)
+    stack = transformer_layers(model)
+    layers = list(layers)
+    if not layers or not all(0 <= l < len(stack) for l in layers):
+        raise ValueError(
+            f"layers={layers} is not a choice from this model's layers 0 to {len(stack) - 1}"
+        )
+    path = next(
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, nn.ModuleList) and list(m) == stack
+    )
+
     def rebuilt(m, names):
-        if not names: return nn.ModuleList(stack[l] for l in layers)
-        new = copy.copy(m); new._modules = {**m._modules, names[0]: rebuilt(m._modules[names[0]], names[1:])}; return new
+        if not names:
+            return nn.ModuleList(stack[l] for l in layers)
+        new = copy.copy(m)
+        new._modules = {
+            **m._modules,
+            names[0]: rebuilt(m._modules[names[0]], names[1:]),
+        }
+        return new
+
     return rebuilt(model, path.split('.'))
 
+
 def proxy_scores(
-    model, tokenizer, batch:dict, target=None, # one text
-    layers=None,  # the layers of the proxy; None: half of them, the first ones and the last
-    exact:int=0,  # this many units, ranked first by the proxy, get their exact LOO; the others are scaled to fit these
-    units=None,   # a `Units`: remove each unit at once
-    **kwargs,     # drop, token_budget of `subset_logits`
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text
+    # the layers of the proxy; None: half of them, the first ones and the last
+    layers=None,
+    # this many units, ranked first by the proxy, get their exact LOO; the
+    # others are scaled to fit these
+    exact: int = 0,
+    units=None,  # a `Units`: remove each unit at once
+    **kwargs,  # drop, token_budget of `subset_logits`
+) -> tuple:
     "AttriBoT's proxy (Liu et al. 2024): LOO in a cheaper model, here the same model with fewer layers."
-    t = players(tokenizer, batch, units); out, readout, value = _whole(model, batch, target); m = ~torch.eye(len(t), dtype=torch.bool)
-    L = n_layers(model); layers = (*range(L//2 - 1), L - 1) if layers is None else layers; small = shallow(model, layers)
-    with torch.no_grad(): whole = float(readout(forward(small, batch)))
+    t = players(tokenizer, batch, units)
+    out, readout, value = _whole(model, batch, target)
+    m = ~torch.eye(len(t), dtype=torch.bool)
+    L = n_layers(model)
+    layers = (*range(L // 2 - 1), L - 1) if layers is None else layers
+    small = shallow(model, layers)
+    with torch.no_grad():
+        whole = float(readout(forward(small, batch)))
     s = whole - _without(small, batch, t, m, readout, out, **kwargs)
     if exact:
-        top = s.abs().topk(min(exact, len(t))).indices; e = float(value) - _without(model, batch, t, m[top], readout, out, **kwargs)
-        s = s*((s[top] @ e)/(s[top] @ s[top]).clamp_min(1e-12)).clamp_min(0.); s[top] = e                # a proxy that points the wrong way says nothing of the rest
+        top = s.abs().topk(min(exact, len(t))).indices
+        e = float(value) - _without(
+            model, batch, t, m[top], readout, out, **kwargs
+        )
+        s = s * ((s[top] @ e) / (s[top] @ s[top]).clamp_min(1e-12)).clamp_min(
+            0.0
+        )
+        s[top] = e  # a proxy that points the wrong way says nothing of the rest
     return t.scores(s), value, readout, dict(layers=list(layers), exact=exact)
+
+
 proxy_scores.by_unit = True
+
 
 @torch.no_grad()
 def cached_loo_scores(
-    model, tokenizer, batch:dict, target=None, # one text; a decoder, explained at its last token
-)->tuple:
+    model,
+    tokenizer,
+    batch: dict,
+    target=None,  # one text; a decoder, explained at its last token
+) -> tuple:
     "Exact LOO by attention mask in a decoder: keys and values of what stands before the removed token are computed once (Liu et al. 2024)."
-    T = batch['input_ids'].shape[1]; players(tokenizer, batch)
-    out = model(**batch, **({'use_cache': True} if 'use_cache' in _takes(model) else {})); cache = getattr(out, 'past_key_values', None)
-    if cache is None: raise ValueError(f"{type(model).__name__} keeps no keys and values; take method='loo'")
-    readout = Readout(target, out, batch); value = readout(out)
-    if callable(readout.target) or not readout.survives_dropping(out): raise ValueError("with a cache only the last token's output can be explained; take method='loo'")
+    T = batch['input_ids'].shape[1]
+    players(tokenizer, batch)
+    out = model(
+        **batch, **({'use_cache': True} if 'use_cache' in _takes(model) else {})
+    )
+    cache = getattr(out, 'past_key_values', None)
+    if cache is None:
+        raise ValueError(
+            f"{type(model).__name__} keeps no keys and values; take method='loo'"
+        )
+    readout = Readout(target, out, batch)
+    value = readout(out)
+    if callable(readout.target) or not readout.survives_dropping(out):
+        raise ValueError(
+            "with a cache only the last token's output can be explained; take method='loo'"
+        )
     values = []
     for j in range(T):
-        past, last = DynamicCache(), j == T - 1                       # the last token stays as the row that is read; its key goes
-        for l, layer in enumerate(cache.layers): past.update(layer.keys[:, :, :j], layer.values[:, :, :j], l)
-        where = torch.arange(j if last else j + 1, T, device=value.device); mask = torch.ones(1, T if last else T - 1, dtype=torch.long, device=value.device)
-        if last: mask[0, -1] = 0
-        o = model(input_ids=batch['input_ids'][:, where], attention_mask=mask, position_ids=where[None] + position_offset(model), past_key_values=past, use_cache=True)
-        values.append(readout(o, torch.zeros(1, dtype=torch.long, device=value.device), at_end=True))
+        past, last = (
+            DynamicCache(),
+            j == T - 1,
+        )  # the last token stays as the row that is read; its key goes
+        for l, layer in enumerate(cache.layers):
+            past.update(layer.keys[:, :, :j], layer.values[:, :, :j], l)
+        where = torch.arange(j if last else j + 1, T, device=value.device)
+        mask = torch.ones(
+            1, T if last else T - 1, dtype=torch.long, device=value.device
+        )
+        if last:
+            mask[0, -1] = 0
+        o = model(
+            input_ids=batch['input_ids'][:, where],
+            attention_mask=mask,
+            position_ids=where[None] + position_offset(model),
+            past_key_values=past,
+            use_cache=True,
+        )
+        values.append(
+            readout(
+                o,
+                torch.zeros(1, dtype=torch.long, device=value.device),
+                at_end=True,
+            )
+        )
     return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
 
 # %% ../../nbs/27_related.ipynb #e79d25fd
-RELATED = { # name → (function, options, cost(T, L) in forward passes)
+RELATED = {  # name → (function, options, cost(T, L) in forward passes)
     'attention_x_gradient': (atp_scores, dict(how='mass'), lambda T, L: 3),
     'atp': (atp_scores, dict(how='slope'), lambda T, L: 3),
     'atp_qk': (atp_scores, dict(how='exact'), lambda T, L: 3),
-    'atp_star': (graddrop_scores, {}, lambda T, L: 1 + 2*L),
-    'atp_star_signed': (graddrop_scores, dict(signed=True), lambda T, L: 1 + 2*L),
+    'atp_star': (graddrop_scores, {}, lambda T, L: 1 + 2 * L),
+    'atp_star_signed': (
+        graddrop_scores,
+        dict(signed=True),
+        lambda T, L: 1 + 2 * L,
+    ),
     'grad_ellm': (grad_ellm_scores, {}, lambda T, L: 3),
     'grad_ellm_signed': (grad_ellm_scores, dict(relu=False), lambda T, L: 3),
     'chefer': (chefer_scores, {}, lambda T, L: 3),
     'atman': (atman_scores, {}, lambda T, L: T - 1),
     'atman_similar': (atman_scores, dict(similarity=0.8), lambda T, L: T - 1),
-    'hierarchical': (hierarchical_scores, dict(drop=True), lambda T, L: 1 + _groups(T - 2)[0] + _groups(T - 2)[1]*2),
-    'proxy': (proxy_scores, dict(drop=True), lambda T, L: 1 + (T - 1)*(L//2)/L),
-    'proxy_exact': (proxy_scores, dict(exact=4, drop=True), lambda T, L: 1 + (T - 1)*(L//2)/L + min(4, T - 2)),
-    **{f'context_cite_{n}': (context_cite_scores, dict(n=n, drop=True), lambda T, L, n=n: n) for n in (16, 64)},
-    'kernel_shap_64': (kernel_shap_scores, dict(n=64, drop=True), lambda T, L: 64),
+    'hierarchical': (
+        hierarchical_scores,
+        dict(drop=True),
+        lambda T, L: 1 + _groups(T - 2)[0] + _groups(T - 2)[1] * 2,
+    ),
+    'proxy': (
+        proxy_scores,
+        dict(drop=True),
+        lambda T, L: 1 + (T - 1) * (L // 2) / L,
+    ),
+    'proxy_exact': (
+        proxy_scores,
+        dict(exact=4, drop=True),
+        lambda T, L: 1 + (T - 1) * (L // 2) / L + min(4, T - 2),
+    ),
+    **{
+        f'context_cite_{n}': (
+            context_cite_scores,
+            dict(n=n, drop=True),
+            lambda T, L, n=n: n,
+        )
+        for n in (16, 64)
+    },
+    'kernel_shap_64': (
+        kernel_shap_scores,
+        dict(n=64, drop=True),
+        lambda T, L: 64,
+    ),
 }
 
-def _groups(k): size = max(1, round(k**.5)); return -(-k//size), min(size, k) # groups, units in one
+
+def _groups(k):
+    size = max(1, round(k**0.5))
+    return -(-k // size), min(size, k)  # groups, units in one
 
 # %% ../../nbs/27_related.ipynb #e5841d3c
-PASSES, KEPT, PENALTIES = (8, 16, 32, 64), (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.)
-SHORTEST, LONGEST = 12, 256 # tokens; the first in tuning only
+PASSES, KEPT, PENALTIES = (
+    (8, 16, 32, 64),
+    (0.5, 0.7, 0.8, 0.9, 0.95, 0.98),
+    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+)
+SHORTEST, LONGEST = 12, 256  # tokens; the first in tuning only
+
 
 def tuning_row(
-    model, tokenizer, enc:dict, # one encoded text
-)->list:                        # r with LOO, [passes][p][surrogate][penalty]
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text
+) -> list:  # r with LOO, [passes][p][surrogate][penalty]
     "ContextCite's agreement with LOO under every choice."
-    loo = explain_batch(model, tokenizer, [enc], 'loo')[0]; t = players(tokenizer, enc); out, readout, value = _whole(model, enc, settled(None, loo.target)); x = loo.scores[t.which]
-    def r(w): v = float(pearson(torch.from_numpy(w).float(), x)); return 0. if np.isnan(v) else v
+    loo = explain_batch(model, tokenizer, [enc], 'loo')[0]
+    t = players(tokenizer, enc)
+    out, readout, value = _whole(model, enc, settled(None, loo.target))
+    x = loo.scores[t.which]
+
+    def r(w):
+        v = float(pearson(torch.from_numpy(w).float(), x))
+        return 0.0 if np.isnan(v) else v
+
     table = np.zeros((len(PASSES), len(KEPT), 2, len(PENALTIES)))
     for b, p in enumerate(KEPT):
         m = np.random.default_rng(0).random((max(PASSES) - 1, len(t))) < p
-        y = np.append(float(value), _without(model, enc, t, torch.from_numpy(m), readout, out, drop=True)); X = np.vstack([np.ones(len(t)), m])
+        y = np.append(
+            float(value),
+            _without(
+                model, enc, t, torch.from_numpy(m), readout, out, drop=True
+            ),
+        )
+        X = np.vstack([np.ones(len(t)), m])
         for a, n in enumerate(PASSES):
-            for c, s in enumerate(('lasso', 'ridge')): table[a, b, c] = [r(surrogate_weights(X[:n], y[:n], s, penalty, p)) for penalty in PENALTIES]
+            for c, s in enumerate(('lasso', 'ridge')):
+                table[a, b, c] = [
+                    r(surrogate_weights(X[:n], y[:n], s, penalty, p))
+                    for penalty in PENALTIES
+                ]
     return table.tolist()
 
+
 def tuning_experiment(
-    path,             # the results file
-    name:str='sst2',  # 'sst2' or 'imdb', data and demo model
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=40,     # texts
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-)->Results:
+    path,  # the results file
+    name: str = 'sst2',  # 'sst2' or 'imdb', data and demo model
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 40,  # texts
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+) -> Results:
     "ContextCite's choices on training texts."
-    (model, tok), texts = load_demo(name), load_texts(name, data, split=None if source_label(data) == 'embedded' else 'train', limit=50*limit, seed=seed)
-    results = Results(path, dict(experiment='related-tuning', data={k: v for k, v in texts.info.items() if k != 'n'}, model=describe_model(model, DEMOS[name][0]), limit=limit, seed=seed, passes=PASSES, kept=KEPT, penalties=PENALTIES), fresh); done = results.done
-    long = [i for i, t in enumerate(texts.texts) if len(tok(t, truncation=True, max_length=SHORTEST)['input_ids']) == SHORTEST]
-    for j, enc, _ in tqdm(text_examples(model, tok, TextData(*([x[i] for i in long] for x in (texts.texts, texts.labels)), texts.info), limit, LONGEST)[0], desc=f'tuning on {name}'):
-        if (i := long[j]) not in done: results.add(dict(i=i, n_tokens=enc['input_ids'].shape[1], r=tuning_row(model, tok, enc)))
-    results.summary = dict(n=len(results.rows), best={str(n): o for n, o in tuned_options(dict(rows=results.rows)).items()}); results.save(); return results
+    (model, tok), texts = (
+        load_demo(name),
+        load_texts(
+            name,
+            data,
+            split=None if source_label(data) == 'embedded' else 'train',
+            limit=50 * limit,
+            seed=seed,
+        ),
+    )
+    results = Results(
+        path,
+        dict(
+            experiment='related-tuning',
+            data={k: v for k, v in texts.info.items() if k != 'n'},
+            model=describe_model(model, DEMOS[name][0]),
+            limit=limit,
+            seed=seed,
+            passes=PASSES,
+            kept=KEPT,
+            penalties=PENALTIES,
+        ),
+        fresh,
+    )
+    done = results.done
+    long = [
+        i
+        for i, t in enumerate(texts.texts)
+        if len(tok(t, truncation=True, max_length=SHORTEST)['input_ids'])
+        == SHORTEST
+    ]
+    for j, enc, _ in tqdm(
+        text_examples(
+            model,
+            tok,
+            TextData(
+                *([x[i] for i in long] for x in (texts.texts, texts.labels)),
+                texts.info,
+            ),
+            limit,
+            LONGEST,
+        )[0],
+        desc=f'tuning on {name}',
+    ):
+        if (i := long[j]) not in done:
+            results.add(
+                dict(
+                    i=i,
+                    n_tokens=enc['input_ids'].shape[1],
+                    r=tuning_row(model, tok, enc),
+                )
+            )
+    results.summary = dict(
+        n=len(results.rows),
+        best={
+            str(n): o for n, o in tuned_options(dict(rows=results.rows)).items()
+        },
+    )
+    results.save()
+    return results
+
 
 def tuned_options(
-    results:dict, # of `read_results`
-)->dict:          # passes → options of `context_cite_scores`
+    results: dict,  # of `read_results`
+) -> dict:  # passes → options of `context_cite_scores`
     "The best choice for each number of passes."
-    mean = np.array([r['r'] for r in results['rows']]).mean(0); out = {}
+    mean = np.array([r['r'] for r in results['rows']]).mean(0)
+    out = {}
     for a, n in enumerate(PASSES):
-        b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape); out[n] = dict(n=n, p=KEPT[b], surrogate=('lasso', 'ridge')[c], penalty=PENALTIES[d])
+        b, c, d = np.unravel_index(mean[a].argmax(), mean[a].shape)
+        out[n] = dict(
+            n=n,
+            p=KEPT[b],
+            surrogate=('lasso', 'ridge')[c],
+            penalty=PENALTIES[d],
+        )
     return out
 
 # %% ../../nbs/27_related.ipynb #0db92940
-TUNED = { # data → passes → options, of `tuned_options` on training texts
-    'sst2': {8: dict(n=8, p=0.9, surrogate='lasso', penalty=0.001), 16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1), 32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1), 64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1)},
-    'imdb': {8: dict(n=8, p=0.8, surrogate='ridge', penalty=1.0), 16: dict(n=16, p=0.9, surrogate='lasso', penalty=0.03), 32: dict(n=32, p=0.9, surrogate='lasso', penalty=0.001), 64: dict(n=64, p=0.95, surrogate='lasso', penalty=0.003)},
+TUNED = {  # data → passes → options, of `tuned_options` on training texts
+    'sst2': {
+        8: dict(n=8, p=0.9, surrogate='lasso', penalty=0.001),
+        16: dict(n=16, p=0.9, surrogate='ridge', penalty=0.1),
+        32: dict(n=32, p=0.9, surrogate='ridge', penalty=0.1),
+        64: dict(n=64, p=0.95, surrogate='ridge', penalty=0.1),
+    },
+    'imdb': {
+        8: dict(n=8, p=0.8, surrogate='ridge', penalty=1.0),
+        16: dict(n=16, p=0.9, surrogate='lasso', penalty=0.03),
+        32: dict(n=32, p=0.9, surrogate='lasso', penalty=0.001),
+        64: dict(n=64, p=0.95, surrogate='lasso', penalty=0.003),
+    },
 }
 
 # %% ../../nbs/27_related.ipynb #a9fa2b6b
-OURS = { # name → (method, options, cost(T, L)); the number is that of forward and backward passes
+# name → (method, options, cost(T, L)); the number is that of forward and
+# backward passes
+OURS = {
     'removal': ('removal', {}, lambda T, L: 3),
-    **{f'removal_{k + 1}': ('removal', dict(n_groups=k), lambda T, L, k=k: 3*(k + 1)) for k in (1, 3, 8)},
-    **{f'removal+loo_{k}': ('removal+loo', dict(n_exact=k), lambda T, L, k=k: 4 + min(k, T - 2)) for k in (1, 4, 12)},
+    **{
+        f'removal_{k + 1}': (
+            'removal',
+            dict(n_groups=k),
+            lambda T, L, k=k: 3 * (k + 1),
+        )
+        for k in (1, 3, 8)
+    },
+    **{
+        f'removal+loo_{k}': (
+            'removal+loo',
+            dict(n_exact=k),
+            lambda T, L, k=k: 4 + min(k, T - 2),
+        )
+        for k in (1, 4, 12)
+    },
     'removal+loo': ('removal+loo', {}, lambda T, L: 4 + int(np.ceil(T**0.5))),
 }
 KNOWN = {
-    'loo': ('loo', dict(drop=True), lambda T, L: T + 1), 'attn_lrp': ('attn_lrp', {}, lambda T, L: 3), 'cp_lrp': ('cp_lrp', {}, lambda T, L: 3), 'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
-    'ig': ('ig', {}, lambda T, L: 2 + 3*N_STEPS),
+    'loo': ('loo', dict(drop=True), lambda T, L: T + 1),
+    'attn_lrp': ('attn_lrp', {}, lambda T, L: 3),
+    'cp_lrp': ('cp_lrp', {}, lambda T, L: 3),
+    'grad_x_input': ('grad_x_input', {}, lambda T, L: 3),
+    'ig': ('ig', {}, lambda T, L: 2 + 3 * N_STEPS),
 }
 LIMITS = {'sst2': 200, 'imdb': 6}
 
+
 def related_methods(
-    name:str='sst2', # data, whose tuned options are taken
-)->dict:             # name → (method, options, cost(T, L))
+    name: str = 'sst2',  # data, whose tuned options are taken
+) -> dict:  # name → (method, options, cost(T, L))
     "Everything that is compared."
-    if name not in TUNED: raise ValueError(f"name={name!r} is not known; take one of {', '.join(TUNED)}")
-    tuned = {f'context_cite_tuned_{n}': (context_cite_scores, o | dict(drop=True), lambda T, L, n=n: n) for n, o in TUNED[name].items()}
+    if name not in TUNED:
+        raise ValueError(
+            f"name={name!r} is not known; take one of {', '.join(TUNED)}"
+        )
+    tuned = {
+        f'context_cite_tuned_{n}': (
+            context_cite_scores,
+            o | dict(drop=True),
+            lambda T, L, n=n: n,
+        )
+        for n, o in TUNED[name].items()
+    }
     return KNOWN | OURS | RELATED | tuned
 
+
 def related_row(
-    model, tokenizer, enc:dict, # one encoded text
-    methods:dict,               # of `related_methods`
-)->dict:                        # n_tokens, target, per method r, seconds, passes
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text
+    methods: dict,  # of `related_methods`
+) -> dict:  # n_tokens, target, per method r, seconds, passes
     "All methods on one text."
-    T, L = enc['input_ids'].shape[1], n_layers(model); out, loo = {}, None
+    T, L = enc['input_ids'].shape[1], n_layers(model)
+    out, loo = {}, None
     for n, (m, options, cost) in methods.items():
-        start = time.process_time(); a, = explain_batch(model, tokenizer, [enc], m, None if loo is None else settled(None, loo.target), **options); seconds = time.process_time() - start
-        loo = a if loo is None else loo                                # 'loo' is the first
-        out[n] = dict(r=agreement(a.scores, loo.scores, a.is_special), seconds=seconds, passes=cost(T, L))
+        start = time.process_time()
+        (a,) = explain_batch(
+            model,
+            tokenizer,
+            [enc],
+            m,
+            None if loo is None else settled(None, loo.target),
+            **options,
+        )
+        seconds = time.process_time() - start
+        loo = a if loo is None else loo  # 'loo' is the first
+        out[n] = dict(
+            r=agreement(a.scores, loo.scores, a.is_special),
+            seconds=seconds,
+            passes=cost(T, L),
+        )
     return dict(n_tokens=T, target=loo.target, methods=out)
 
+
 def related_experiment(
-    path,             # the results file
-    name:str='sst2',  # 'sst2' (validation) or 'imdb' (test), data and demo model
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=None,   # texts; None: LIMITS
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-)->Results:
+    path,  # the results file
+    # 'sst2' (validation) or 'imdb' (test), data and demo model
+    name: str = 'sst2',
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = None,  # texts; None: LIMITS
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+) -> Results:
     "Agreement with LOO, passes and seconds of every method on the same texts."
-    methods = related_methods(name); (model, tok), texts = load_demo(name), load_texts(name, data, seed=seed); limit = limit or LIMITS[name]
-    config = dict(experiment='related', data={k: v for k, v in texts.info.items() if k != 'n'}, model=describe_model(model, DEMOS[name][0]), limit=limit, seed=seed, longest=LONGEST, threads=torch.get_num_threads(),
-                  methods={n: [m if isinstance(m, str) else m.__name__, o] for n, (m, o, _) in methods.items()})
-    results = Results(path, config, fresh); done = results.done
-    related_row(model, tok, encode(model, tok, 'A first call is slower than the others.'), methods)
-    for i, enc, label in tqdm(text_examples(model, tok, texts, limit, LONGEST)[0], desc=f'related on {name}'):
-        if i not in done: results.add(dict(i=i, label=label, **related_row(model, tok, enc, methods)))
-    results.summary = dict(n=len(results.rows), mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])), table=related_table(dict(rows=results.rows)).T.to_dict()); results.save(); return results
+    methods = related_methods(name)
+    (model, tok), texts = load_demo(name), load_texts(name, data, seed=seed)
+    limit = limit or LIMITS[name]
+    config = dict(
+        experiment='related',
+        data={k: v for k, v in texts.info.items() if k != 'n'},
+        model=describe_model(model, DEMOS[name][0]),
+        limit=limit,
+        seed=seed,
+        longest=LONGEST,
+        threads=torch.get_num_threads(),
+        methods={
+            n: [m if isinstance(m, str) else m.__name__, o]
+            for n, (m, o, _) in methods.items()
+        },
+    )
+    results = Results(path, config, fresh)
+    done = results.done
+    related_row(
+        model,
+        tok,
+        encode(model, tok, 'A first call is slower than the others.'),
+        methods,
+    )
+    for i, enc, label in tqdm(
+        text_examples(model, tok, texts, limit, LONGEST)[0],
+        desc=f'related on {name}',
+    ):
+        if i not in done:
+            results.add(
+                dict(i=i, label=label, **related_row(model, tok, enc, methods))
+            )
+    results.summary = dict(
+        n=len(results.rows),
+        mean_tokens=float(np.mean([r['n_tokens'] for r in results.rows])),
+        table=related_table(dict(rows=results.rows)).T.to_dict(),
+    )
+    results.save()
+    return results
+
 
 def related_table(
-    results:dict,         # of `read_results`
-    against:str='removal', # the method whose r the others' is subtracted from
-)->pd.DataFrame:          # a row per method, by passes: mean passes and median seconds a text, r, standard error, mean difference to `against` with its 95 % interval, texts without r
+    results: dict,  # of `read_results`
+    # the method whose r the others' is subtracted from
+    against: str = 'removal',
+    # a row per method, by passes: mean passes and median seconds a text, r,
+    # standard error, mean difference to `against` with its 95 % interval, texts
+    # without r
+) -> pd.DataFrame:
     "Cost and agreement side by side."
-    rows = results['rows']; names = list(rows[0]['methods'])
-    if against not in names: raise ValueError(f"against={against!r} is not among the methods {', '.join(names)}")
-    mean = lambda n, k: float(np.mean([r['methods'][n][k] for r in rows])); out = {}
+    rows = results['rows']
+    names = list(rows[0]['methods'])
+    if against not in names:
+        raise ValueError(
+            f"against={against!r} is not among the methods {', '.join(names)}"
+        )
+    mean = lambda n, k: float(np.mean([r['methods'][n][k] for r in rows]))
+    out = {}
     for n in names:
-        r, se, defined = mean_se(per_text(rows, n, 'loo_r')); d = paired_difference(per_text(rows, against, 'loo_r'), per_text(rows, n, 'loo_r'))
-        out[n] = dict(passes=mean(n, 'passes'), seconds=float(np.median([r['methods'][n]['seconds'] for r in rows])), r=r, r_se=se, difference=d['mean'], low=d['low'], high=d['high'], n_undefined=len(rows) - defined)
-    return pd.DataFrame(out).T.astype({'n_undefined': int}).sort_values('passes', kind='stable').rename_axis(f'{against} −')
+        r, se, defined = mean_se(per_text(rows, n, 'loo_r'))
+        d = paired_difference(
+            per_text(rows, against, 'loo_r'), per_text(rows, n, 'loo_r')
+        )
+        out[n] = dict(
+            passes=mean(n, 'passes'),
+            seconds=float(
+                np.median([r['methods'][n]['seconds'] for r in rows])
+            ),
+            r=r,
+            r_se=se,
+            difference=d['mean'],
+            low=d['low'],
+            high=d['high'],
+            n_undefined=len(rows) - defined,
+        )
+    return (
+        pd.DataFrame(out)
+        .T.astype({'n_undefined': int})
+        .sort_values('passes', kind='stable')
+        .rename_axis(f'{against} −')
+    )
 
 # %% ../../nbs/27_related.ipynb #dad73dcb
-FAMILIES = { # what belongs together in the figure → (colour, marker, methods: a line where they are one method at several costs)
+# what belongs together in the figure → (colour, marker, methods: a line where
+# they are one method at several costs)
+FAMILIES = {
     'exact LOO': ('k', '*', ('loo',)),
-    'removal': ('C3', 'o', tuple(n for n in OURS if '+' not in n and 'loo' not in n)), 'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
-    'LRP': ('C0', 'o', ('attn_lrp', 'cp_lrp')), 'gradient × input, IG': ('C7', 'o', ('grad_x_input', 'ig')),
-    'attention × gradient': ('C5', 'v', ('attention_x_gradient', 'chefer')), 'Grad-ELLM': ('C9', 'v', ('grad_ellm', 'grad_ellm_signed')),
-    'AtP, AtP + QK fix': ('C1', 'D', ('atp', 'atp_qk')), 'AtP*, with and without sign': ('C1', 'X', ('atp_star', 'atp_star_signed')),
-    'AtMan': ('C6', 'P', ('atman', 'atman_similar')), 'AttriBoT: hierarchy': ('C4', '^', ('hierarchical',)), 'AttriBoT: proxy': ('C4', '<', ('proxy', 'proxy_exact')),
-    'ContextCite, tuned': ('C2', 'o', tuple(f'context_cite_tuned_{n}' for n in PASSES)), 'ContextCite, published': ('C2', 'x', ('context_cite_16', 'context_cite_64')),
+    'removal': (
+        'C3',
+        'o',
+        tuple(n for n in OURS if '+' not in n and 'loo' not in n),
+    ),
+    'removal + k exact': ('C3', 's', tuple(n for n in OURS if 'loo' in n)),
+    'LRP': ('C0', 'o', ('attn_lrp', 'cp_lrp')),
+    'gradient × input, IG': ('C7', 'o', ('grad_x_input', 'ig')),
+    'attention × gradient': ('C5', 'v', ('attention_x_gradient', 'chefer')),
+    'Grad-ELLM': ('C9', 'v', ('grad_ellm', 'grad_ellm_signed')),
+    'AtP, AtP + QK fix': ('C1', 'D', ('atp', 'atp_qk')),
+    'AtP*, with and without sign': ('C1', 'X', ('atp_star', 'atp_star_signed')),
+    'AtMan': ('C6', 'P', ('atman', 'atman_similar')),
+    'AttriBoT: hierarchy': ('C4', '^', ('hierarchical',)),
+    'AttriBoT: proxy': ('C4', '<', ('proxy', 'proxy_exact')),
+    'ContextCite, tuned': (
+        'C2',
+        'o',
+        tuple(f'context_cite_tuned_{n}' for n in PASSES),
+    ),
+    'ContextCite, published': (
+        'C2',
+        'x',
+        ('context_cite_16', 'context_cite_64'),
+    ),
     'KernelSHAP': ('C8', '+', ('kernel_shap_64',)),
 }
 
+
 def plot_related(
-    results:dict, # 'sst2', 'imdb' → what `read_results` gave
-):                # a matplotlib figure
+    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
+):  # a matplotlib figure
     "Mean r with LOO against passes, a point per method; lines join one method at several costs. Points at three passes stand side by side."
-    fig, axes = plt.subplots(1, len(results), figsize=(5.2*len(results), 4.6), layout='constrained', sharey=True, squeeze=False)
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(5.2 * len(results), 4.6),
+        layout='constrained',
+        sharey=True,
+        squeeze=False,
+    )
     for ax, (name, d) in zip(axes[0], results.items()):
         t = related_table(d)
-        for at, (label, (colour, marker, methods)) in enumerate(FAMILIES.items()):
-            m = [n for n in methods if n in t.index]; x = t.passes[m].where(t.passes[m] > 3, 3*1.05**(at - 4))       # at three passes there are many
-            line = '-' if label.startswith(('Context', 'Kernel', 'removal')) else 'none'
-            if m: ax.plot(x, t.r[m], linestyle=line, marker=marker, color=colour, ms=7, lw=1, alpha=.9, label=label)
-        ax.set_xscale('log'); ax.set_xticks([3, 10, 30, 100, 200], ['3', '10', '30', '100', '200']); ax.minorticks_off(); ax.grid(alpha=.25); ax.axhline(0, color='0.6', lw=.6)
-        c = d['config']; ax.set(xlabel='forward passes (backward = 2)', title=f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(d['rows'])} texts, {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens")
+        for at, (label, (colour, marker, methods)) in enumerate(
+            FAMILIES.items()
+        ):
+            m = [n for n in methods if n in t.index]
+            x = t.passes[m].where(
+                t.passes[m] > 3, 3 * 1.05 ** (at - 4)
+            )  # at three passes there are many
+            line = (
+                '-'
+                if label.startswith(('Context', 'Kernel', 'removal'))
+                else 'none'
+            )
+            if m:
+                ax.plot(
+                    x,
+                    t.r[m],
+                    linestyle=line,
+                    marker=marker,
+                    color=colour,
+                    ms=7,
+                    lw=1,
+                    alpha=0.9,
+                    label=label,
+                )
+        ax.set_xscale('log')
+        ax.set_xticks([3, 10, 30, 100, 200], ['3', '10', '30', '100', '200'])
+        ax.minorticks_off()
+        ax.grid(alpha=0.25)
+        ax.axhline(0, color='0.6', lw=0.6)
+        c = d['config']
+        ax.set(
+            xlabel='forward passes (backward = 2)',
+            title=f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(d['rows'])} texts, {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens",
+        )
         ax.title.set_fontsize(9)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5 if len(results) > 1 else 3, frameon=False, fontsize=8); return fig
+    axes[0, 0].set_ylabel('Pearson r with LOO')
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc='outside lower center',
+        ncols=5 if len(results) > 1 else 3,
+        frameon=False,
+        fontsize=8,
+    )
+    return fig

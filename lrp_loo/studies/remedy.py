@@ -16,173 +16,540 @@ from tqdm.auto import tqdm
 from .beyond import part_examples, part_experiment
 from ..lrp import Composite, gradient, lrp_rules
 from ..core import Results, pearson, spearman
-from ..faithfulness import faithfulness_table, mean_se, paired_difference, per_text
+from lrp_loo.faithfulness import (
+    faithfulness_table,
+    mean_se,
+    paired_difference,
+    per_text,
+)
 from ..models import forward, special_mask, watch_embeddings
 from ..loo import key_weights, loo_readout
 from ..removal import removal_pass
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
-REMEDY = { # name → (method, options); passes are forward-backward passes, exact ones forward only
-    'removal': ('removal', {}), 'removal, own rows': ('removal', dict(own_rows=True)), 'removal at ½': ('removal', dict(weight=.5)),
-    'removal, 2 passes': ('removal', dict(n_groups=1)), 'removal, 4 passes': ('removal', dict(n_groups=3)), 'removal, 9 passes': ('removal', dict(n_groups=8)),
-    'removal, shared path': ('removal', dict(weight=[.5, .2, .05])),
-    **{f'removal + {k} exact': ('removal+loo', dict(n_exact=k)) for k in (1, 3, 8)}, 'removal+loo': ('removal+loo', {}),
-    'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {}), 'canonized': ('canonized', {}), 'grad_x_input': ('grad_x_input', {}), 'rollout': ('rollout', {}),
+# name → (method, options); passes are forward-backward passes, exact ones
+# forward only
+REMEDY = {
+    'removal': ('removal', {}),
+    'removal, own rows': ('removal', dict(own_rows=True)),
+    'removal at ½': ('removal', dict(weight=0.5)),
+    'removal, 2 passes': ('removal', dict(n_groups=1)),
+    'removal, 4 passes': ('removal', dict(n_groups=3)),
+    'removal, 9 passes': ('removal', dict(n_groups=8)),
+    'removal, shared path': ('removal', dict(weight=[0.5, 0.2, 0.05])),
+    **{
+        f'removal + {k} exact': ('removal+loo', dict(n_exact=k))
+        for k in (1, 3, 8)
+    },
+    'removal+loo': ('removal+loo', {}),
+    'attn_lrp': ('attn_lrp', {}),
+    'cp_lrp': ('cp_lrp', {}),
+    'canonized': ('canonized', {}),
+    'grad_x_input': ('grad_x_input', {}),
+    'rollout': ('rollout', {}),
 }
-CURVES = ('loo', 'removal', 'removal, shared path', 'removal, 9 passes', 'removal+loo', 'attn_lrp', 'cp_lrp') # these get MoRF and LeRF
+CURVES = (
+    'loo',
+    'removal',
+    'removal, shared path',
+    'removal, 9 passes',
+    'removal+loo',
+    'attn_lrp',
+    'cp_lrp',
+)  # these get MoRF and LeRF
 SINGLE_PASS = ('attn_lrp', 'cp_lrp', 'canonized', 'grad_x_input', 'rollout')
-REMEDY_PARTS = {'sst2': 1, 'imdb': 16, 'decoder': 1, 'lm': 1, 'vit': 1} # part → tokens removed at a time in the curves
+REMEDY_PARTS = {
+    'sst2': 1,
+    'imdb': 16,
+    'decoder': 1,
+    'lm': 1,
+    'vit': 1,
+}  # part → tokens removed at a time in the curves
+
 
 def remedy_experiment(
-    path,             # the results file
-    part:str,         # one of REMEDY_PARTS
-    data=None,        # 'embedded', 'hub' or a folder
-    limit:int=60,     # examples
-    seed:int=0,       # of the draw
-    fresh:bool=False, # start over
-)->Results:
+    path,  # the results file
+    part: str,  # one of REMEDY_PARTS
+    data=None,  # 'embedded', 'hub' or a folder
+    limit: int = 60,  # examples
+    seed: int = 0,  # of the draw
+    fresh: bool = False,  # start over
+) -> Results:
     "Every estimator beside the single-pass methods on one model, a row per example, resumable."
-    if part not in REMEDY_PARTS: raise ValueError(f"part={part!r} is not known; take one of {', '.join(REMEDY_PARTS)}")
-    return part_experiment(path, 'remedy', part, REMEDY, data, limit, seed, fresh, 'attention_mask', CURVES, REMEDY_PARTS[part])
+    if part not in REMEDY_PARTS:
+        raise ValueError(
+            f"part={part!r} is not known; take one of {', '.join(REMEDY_PARTS)}"
+        )
+    return part_experiment(
+        path,
+        'remedy',
+        part,
+        REMEDY,
+        data,
+        limit,
+        seed,
+        fresh,
+        'attention_mask',
+        CURVES,
+        REMEDY_PARTS[part],
+    )
 
 # %% ../../nbs/21_remedy.ipynb #b2ec32c6
 def remedy_table(
-    results:dict,   # of `read_results`
-)->pd.DataFrame:    # a row per method: forward-backward passes, exact forward passes (mean), r and its standard error, LeRF, MoRF, Δ, and r minus the better of AttnLRP and CP-LRP with its 95 % interval
+    results: dict,  # of `read_results`
+    # a row per method: forward-backward passes, exact forward passes (mean), r
+    # and its standard error, LeRF, MoRF, Δ, and r minus the better of AttnLRP
+    # and CP-LRP with its 95 % interval
+) -> pd.DataFrame:
     "The comparison on one model."
-    rows = results['rows']; t = faithfulness_table(rows)[['loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'n', 'n_undefined']]
-    best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.loo_r[m]); r = lambda m: per_text(rows, m, 'loo_r')
-    methods = results['config']['methods']; at = lambda kw: kw.get('weight', 1.)
-    passes = {m: (len(at(kw)) if isinstance(at(kw), (list, tuple)) else 1) + kw.get('n_groups', 0) for m, (_, kw) in methods.items()}
-    exact = {m: np.mean([np.ceil(r['n_tokens']**.5) if kw.get('n_exact') is None else min(kw['n_exact'], r['n_tokens']) for r in rows]) for m, (f, kw) in methods.items() if f == 'removal+loo'}
+    rows = results['rows']
+    t = faithfulness_table(rows)[
+        ['loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'n', 'n_undefined']
+    ]
+    best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.loo_r[m])
+    r = lambda m: per_text(rows, m, 'loo_r')
+    methods = results['config']['methods']
+    at = lambda kw: kw.get('weight', 1.0)
+    passes = {
+        m: (len(at(kw)) if isinstance(at(kw), (list, tuple)) else 1)
+        + kw.get('n_groups', 0)
+        for m, (_, kw) in methods.items()
+    }
+    exact = {
+        m: np.mean(
+            [
+                np.ceil(r['n_tokens'] ** 0.5)
+                if kw.get('n_exact') is None
+                else min(kw['n_exact'], r['n_tokens'])
+                for r in rows
+            ]
+        )
+        for m, (f, kw) in methods.items()
+        if f == 'removal+loo'
+    }
     gains = {m: paired_difference(r(m), r(best)) for m in t.index}
-    t.insert(0, 'passes', [passes.get(m, 0) for m in t.index]); t.insert(1, 'exact', [exact.get(m, 0.) for m in t.index])
-    return t.assign(against=best, gain=[g['mean'] for g in gains.values()], low=[g['low'] for g in gains.values()], high=[g['high'] for g in gains.values()])
+    t.insert(0, 'passes', [passes.get(m, 0) for m in t.index])
+    t.insert(1, 'exact', [exact.get(m, 0.0) for m in t.index])
+    return t.assign(
+        against=best,
+        gain=[g['mean'] for g in gains.values()],
+        low=[g['low'] for g in gains.values()],
+        high=[g['high'] for g in gains.values()],
+    )
+
 
 def remedy_claims(
-    results:dict,   # part → of `read_results`; 'sst2' and 'imdb'
-    curves:dict=None, # the same of `weights_experiment`
-)->list:            # rows of claim, measured, holds
+    results: dict,  # part → of `read_results`; 'sst2' and 'imdb'
+    curves: dict = None,  # the same of `weights_experiment`
+) -> list:  # rows of claim, measured, holds
     "What was set out to be shown, put to the rows."
-    r = {p: {m: mean_se(per_text(d['rows'], m, 'loo_r'))[0] for m in REMEDY} for p, d in results.items()}; out = []
-    def claim(text, value, holds): out.append(dict(claim=text, measured=value, holds=bool(holds)))
-    budgets = [('sst2', m, least) for k, least in ((2, .91), (4, .94), (9, .97)) for m in (f'removal, {k} passes', f'removal + {k - 1} exact')]
-    for part, method, least in (('sst2', 'removal', .87), *budgets, ('sst2', 'removal+loo', .97), ('imdb', 'removal', .92), ('imdb', 'removal, 9 passes', .97), ('imdb', 'removal + 8 exact', .97)):
-        if part in r: claim(f'{part}: mean r of {method} at least {least}', f'{r[part][method]:.3f}', r[part][method] >= least)
+    r = {
+        p: {m: mean_se(per_text(d['rows'], m, 'loo_r'))[0] for m in REMEDY}
+        for p, d in results.items()
+    }
+    out = []
+
+    def claim(text, value, holds):
+        out.append(dict(claim=text, measured=value, holds=bool(holds)))
+
+    budgets = [
+        ('sst2', m, least)
+        for k, least in ((2, 0.91), (4, 0.94), (9, 0.97))
+        for m in (f'removal, {k} passes', f'removal + {k - 1} exact')
+    ]
+    for part, method, least in (
+        ('sst2', 'removal', 0.87),
+        *budgets,
+        ('sst2', 'removal+loo', 0.97),
+        ('imdb', 'removal', 0.92),
+        ('imdb', 'removal, 9 passes', 0.97),
+        ('imdb', 'removal + 8 exact', 0.97),
+    ):
+        if part in r:
+            claim(
+                f'{part}: mean r of {method} at least {least}',
+                f'{r[part][method]:.3f}',
+                r[part][method] >= least,
+            )
     for part, d in results.items():
         for m in SINGLE_PASS:
-            g = paired_difference(per_text(d['rows'], 'removal', 'loo_r'), per_text(d['rows'], m, 'loo_r'))
-            claim(f'{part}: r of removal above {m}, interval above zero', f"{g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]", g['low'] > 0)
-    for part, rows, ours in [(p, d['rows'], m) for which, methods in ((results, ('removal', 'removal, shared path')), (curves or {}, ('contexts, 4 passes', 'contexts, 9 passes'))) for p, d in which.items() for m in methods]:
+            g = paired_difference(
+                per_text(d['rows'], 'removal', 'loo_r'),
+                per_text(d['rows'], m, 'loo_r'),
+            )
+            claim(
+                f'{part}: r of removal above {m}, interval above zero',
+                f"{g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]",
+                g['low'] > 0,
+            )
+    for part, rows, ours in [
+        (p, d['rows'], m)
+        for which, methods in (
+            (results, ('removal', 'removal, shared path')),
+            (curves or {}, ('contexts, 4 passes', 'contexts, 9 passes')),
+        )
+        for p, d in which.items()
+        for m in methods
+    ]:
         for c, sign in (('lerf', 1), ('morf', -1), ('delta', 1)):
-            mean = {m: mean_se(per_text(rows, m, c))[0] for m in (ours, 'attn_lrp', 'cp_lrp')}; best = max(('attn_lrp', 'cp_lrp'), key=lambda m: sign*mean[m])
-            g = paired_difference(sign*per_text(rows, ours, c), sign*per_text(rows, best, c))
-            claim(f'{part}: {c} of {ours} no worse than {best}\'s', f"{mean[ours]:.3f} against {mean[best]:.3f}, better by {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]", g['mean'] >= 0)
+            mean = {
+                m: mean_se(per_text(rows, m, c))[0]
+                for m in (ours, 'attn_lrp', 'cp_lrp')
+            }
+            best = max(('attn_lrp', 'cp_lrp'), key=lambda m: sign * mean[m])
+            g = paired_difference(
+                sign * per_text(rows, ours, c), sign * per_text(rows, best, c)
+            )
+            claim(
+                f'{part}: {c} of {ours} no worse than {best}\'s',
+                f"{mean[ours]:.3f} against {mean[best]:.3f}, better by {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]",
+                g['mean'] >= 0,
+            )
     return out
 
+
 def expected_r_table(
-    results:dict,   # of `read_results`
-)->pd.DataFrame:    # per estimator: mean of r, of expected_r, their rank correlation over texts, mean r of the most and least trusted quarter
+    results: dict,  # of `read_results`
+    # per estimator: mean of r, of expected_r, their rank correlation over
+    # texts, mean r of the most and least trusted quarter
+) -> pd.DataFrame:
     "Does an estimate know when it is good?"
     out = {}
-    for m in (m for m, v in results['rows'][0]['methods'].items() if 'expected_r' in v):
-        got = [(a, b) for a, b in zip(per_text(results['rows'], m, 'loo_r'), (r['methods'][m].get('expected_r') for r in results['rows'])) if b is not None and np.isfinite(a) and np.isfinite(b)]
-        r, e = map(np.array, zip(*got)); order = e.argsort(); q = max(1, len(r)//4)
-        out[m] = dict(r=r.mean(), expected=e.mean(), rank_correlation=float(spearman(torch.from_numpy(r), torch.from_numpy(e))), r_least_trusted=r[order[:q]].mean(), r_most_trusted=r[order[-q:]].mean(), n=len(r))
+    for m in (
+        m for m, v in results['rows'][0]['methods'].items() if 'expected_r' in v
+    ):
+        got = [
+            (a, b)
+            for a, b in zip(
+                per_text(results['rows'], m, 'loo_r'),
+                (r['methods'][m].get('expected_r') for r in results['rows']),
+            )
+            if b is not None and np.isfinite(a) and np.isfinite(b)
+        ]
+        r, e = map(np.array, zip(*got))
+        order = e.argsort()
+        q = max(1, len(r) // 4)
+        out[m] = dict(
+            r=r.mean(),
+            expected=e.mean(),
+            rank_correlation=float(
+                spearman(torch.from_numpy(r), torch.from_numpy(e))
+            ),
+            r_least_trusted=r[order[:q]].mean(),
+            r_most_trusted=r[order[-q:]].mean(),
+            n=len(r),
+        )
     return pd.DataFrame(out).T
 
 # %% ../../nbs/21_remedy.ipynb #7ae086eb
-def _target_of(readout): # the settled number of any number of variants of one text
+def _target_of(
+    readout,
+):  # the settled number of any number of variants of one text
     return lambda out: readout(out, torch.zeros(len(out[0]), dtype=torch.long))
 
-def _own(model, enc, readout, weights): # (T, layers, T): variant j, the terms of each layer for token j; weights: of the token itself, per layer
-    T, many = enc['input_ids'].shape[1], {k: v.expand(enc['input_ids'].shape[1], *v.shape[1:]) for k, v in enc.items()}
-    per_head = removal_pass(model, many, _target_of(readout), weights=[1 - (1 - w)*torch.eye(T) for w in weights])[0]
-    return per_head.diagonal(dim1=0, dim2=2).unflatten(0, (len(weights), -1)).sum(1)                       # [layers, T]
+
+def _own(
+    model,
+    enc,
+    readout,
+    weights,
+    # (T, layers, T): variant j, the terms of each layer for token j; weights:
+    # of the token itself, per layer
+):
+    T, many = (
+        enc['input_ids'].shape[1],
+        {
+            k: v.expand(enc['input_ids'].shape[1], *v.shape[1:])
+            for k, v in enc.items()
+        },
+    )
+    per_head = removal_pass(
+        model,
+        many,
+        _target_of(readout),
+        weights=[1 - (1 - w) * torch.eye(T) for w in weights],
+    )[0]
+    return (
+        per_head.diagonal(dim1=0, dim2=2)
+        .unflatten(0, (len(weights), -1))
+        .sum(1)
+    )  # [layers, T]
+
 
 @torch.no_grad()
-def _layers_alone(model, enc, readout, n): # (T,) LOO of each layer by itself, added up
-    T, f = enc['input_ids'].shape[1], _target_of(readout); many, total = {k: v.expand(T, *v.shape[1:]) for k, v in enc.items()}, 0.
+def _layers_alone(
+    model, enc, readout, n
+):  # (T,) LOO of each layer by itself, added up
+    T, f = enc['input_ids'].shape[1], _target_of(readout)
+    many, total = {k: v.expand(T, *v.shape[1:]) for k, v in enc.items()}, 0.0
     whole = readout(forward(model, enc))
     for l in range(n):
-        with key_weights([1 - torch.eye(T) if k == l else torch.ones(T, T) for k in range(n)]): total = total + whole - f(forward(model, many))
+        with key_weights(
+            [1 - torch.eye(T) if k == l else torch.ones(T, T) for k in range(n)]
+        ):
+            total = total + whole - f(forward(model, many))
     return total
 
+
 def gap_row(
-    model, enc:dict, n:int, # one encoded text, the number of layers
-)->dict:                    # estimate → (T,) scores; 'loo' → exact
+    model,
+    enc: dict,
+    n: int,  # one encoded text, the number of layers
+) -> dict:  # estimate → (T,) scores; 'loo' → exact
     "Estimates that pay for one part of the gap each."
-    loo, _, readout, _ = loo_readout(model, enc, None, 'attention_mask'); target = _target_of(readout)
-    with torch.enable_grad(), watch_embeddings(model), lrp_rules(model, gradient(), record='attention') as rules: value = target(forward(model, enc))
-    derivative = sum(g.sum((1, 2))[0] for g in torch.autograd.grad(value.sum(), [Z for _, Z, _ in rules.attention]))
+    loo, _, readout, _ = loo_readout(model, enc, None, 'attention_mask')
+    target = _target_of(readout)
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        value = target(forward(model, enc))
+    derivative = sum(
+        g.sum((1, 2))[0]
+        for g in torch.autograd.grad(
+            value.sum(), [Z for _, Z, _ in rules.attention]
+        )
+    )
     one = lambda **kw: removal_pass(model, enc, target, **kw)[0].sum(1)[0]
     std = Composite('std', product='gradient', activation='gradient')
-    removed, near = [_own(model, enc, readout, [1.]*(l + 1) + [1e-3]*(n - l - 1))[l] for l in range(n)], 0.02
-    ends = one(), _own(model, enc, readout, [near]*n).sum(0)
-    return {'loo': loo, 'mask derivative': derivative, 'own rows kept': one(own_rows=True), 'removal': ends[0], 'constant std': one(composite=std), 'own ½': _own(model, enc, readout, [.5]*n).sum(0),
-            'own removed': ends[1], 'own trapezoid': (ends[0] + ends[1])/2, 'removed above': sum(removed), 'layers alone': _layers_alone(model, enc, readout, n)}
+    removed, near = (
+        [
+            _own(model, enc, readout, [1.0] * (l + 1) + [1e-3] * (n - l - 1))[l]
+            for l in range(n)
+        ],
+        0.02,
+    )
+    ends = one(), _own(model, enc, readout, [near] * n).sum(0)
+    return {
+        'loo': loo,
+        'mask derivative': derivative,
+        'own rows kept': one(own_rows=True),
+        'removal': ends[0],
+        'constant std': one(composite=std),
+        'own ½': _own(model, enc, readout, [0.5] * n).sum(0),
+        'own removed': ends[1],
+        'own trapezoid': (ends[0] + ends[1]) / 2,
+        'removed above': sum(removed),
+        'layers alone': _layers_alone(model, enc, readout, n),
+    }
+
 
 def gap_experiment(
-    path, part:str='sst2', data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `remedy_experiment`
-)->Results:
+    path,
+    part: str = 'sst2',
+    data=None,
+    limit: int = 60,
+    seed: int = 0,
+    fresh: bool = False,  # as for `remedy_experiment`
+) -> Results:
     "r with LOO of every estimate of `gap_row`, a row per text."
-    model, tok, examples, info, left = part_examples(part, data, limit, seed); n = info['model']['layers']
-    results = Results(path, dict(experiment='gap', part=part, **info, limit=limit, seed=seed), fresh); done = results.done
+    model, tok, examples, info, left = part_examples(part, data, limit, seed)
+    n = info['model']['layers']
+    results = Results(
+        path,
+        dict(experiment='gap', part=part, **info, limit=limit, seed=seed),
+        fresh,
+    )
+    done = results.done
     for i, enc, _ in tqdm(examples, desc=f'gap: {part}'):
-        if i in done: continue
-        maps = gap_row(model, enc, n); content = ~special_mask(tok, enc['input_ids'][0])
-        results.add(dict(i=i, n_tokens=len(content), r={m: float(pearson(x.detach().cpu()[content], maps['loo'][content])) for m, x in maps.items() if m != 'loo'}))
-    results.summary = gap_table(dict(rows=results.rows)).T.to_dict(); results.save(); return results
+        if i in done:
+            continue
+        maps = gap_row(model, enc, n)
+        content = ~special_mask(tok, enc['input_ids'][0])
+        results.add(
+            dict(
+                i=i,
+                n_tokens=len(content),
+                r={
+                    m: float(
+                        pearson(x.detach().cpu()[content], maps['loo'][content])
+                    )
+                    for m, x in maps.items()
+                    if m != 'loo'
+                },
+            )
+        )
+    results.summary = gap_table(dict(rows=results.rows)).T.to_dict()
+    results.save()
+    return results
+
 
 def gap_table(
-    results:dict,  # of `read_results`
-)->pd.DataFrame:   # a row per estimate: mean r, standard error, n, and the difference to `removal` with its interval
+    results: dict,  # of `read_results`
+    # a row per estimate: mean r, standard error, n, and the difference to
+    # `removal` with its interval
+) -> pd.DataFrame:
     "What each part of the gap is worth."
-    get = lambda m: np.array([np.nan if (v := r['r'][m]) is None else v for r in results['rows']])
+    get = lambda m: np.array(
+        [np.nan if (v := r['r'][m]) is None else v for r in results['rows']]
+    )
     out = {}
     for m in results['rows'][0]['r']:
-        mean, se, n = mean_se(get(m)); g = paired_difference(get(m), get('removal')); out[m] = dict(r=mean, se=se, n=n, against_removal=g['mean'], low=g['low'], high=g['high'])
+        mean, se, n = mean_se(get(m))
+        g = paired_difference(get(m), get('removal'))
+        out[m] = dict(
+            r=mean,
+            se=se,
+            n=n,
+            against_removal=g['mean'],
+            low=g['low'],
+            high=g['high'],
+        )
     return pd.DataFrame(out).T
 
 # %% ../../nbs/21_remedy.ipynb #1cba55d3
-WEIGHTS = {'removal': ('removal', {}), 'removal at 0.1': ('removal', dict(weight=.1)), 'shared path': ('removal', dict(weight=[.5, .2, .05])),
-           'contexts, 4 passes': ('removal', dict(weight=[1., .1], n_contexts=1)), 'contexts, 9 passes': ('removal', dict(n_contexts=4)), 'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
+WEIGHTS = {
+    'removal': ('removal', {}),
+    'removal at 0.1': ('removal', dict(weight=0.1)),
+    'shared path': ('removal', dict(weight=[0.5, 0.2, 0.05])),
+    'contexts, 4 passes': ('removal', dict(weight=[1.0, 0.1], n_contexts=1)),
+    'contexts, 9 passes': ('removal', dict(n_contexts=4)),
+    'attn_lrp': ('attn_lrp', {}),
+    'cp_lrp': ('cp_lrp', {}),
+}
+
 
 def weights_experiment(
-    path, part:str='sst2', data=None, limit:int=60, seed:int=0, fresh:bool=False, # as for `remedy_experiment`
-)->Results:
+    path,
+    part: str = 'sst2',
+    data=None,
+    limit: int = 60,
+    seed: int = 0,
+    fresh: bool = False,  # as for `remedy_experiment`
+) -> Results:
     "r with LOO and the perturbation curves of `removal` at several mask weights."
-    return part_experiment(path, 'weights', part, WEIGHTS, data, limit, seed, fresh, 'attention_mask', None, REMEDY_PARTS[part])
+    return part_experiment(
+        path,
+        'weights',
+        part,
+        WEIGHTS,
+        data,
+        limit,
+        seed,
+        fresh,
+        'attention_mask',
+        None,
+        REMEDY_PARTS[part],
+    )
+
 
 def weights_table(
-    results:dict,   # of `read_results`
-)->pd.DataFrame:    # a row per method: r, LeRF, MoRF, Δ, and Δ minus the better of AttnLRP's and CP-LRP's with its 95 % interval
+    results: dict,  # of `read_results`
+    # a row per method: r, LeRF, MoRF, Δ, and Δ minus the better of AttnLRP's
+    # and CP-LRP's with its 95 % interval
+) -> pd.DataFrame:
     "Agreement with LOO against the area between the curves."
-    rows = results['rows']; t = faithfulness_table(rows)[['loo_r', 'lerf', 'morf', 'delta', 'n']]
-    best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.delta[m]); gains = [paired_difference(per_text(rows, m, 'delta'), per_text(rows, best, 'delta')) for m in t.index]
-    return t.assign(against=best, gain=[g['mean'] for g in gains], low=[g['low'] for g in gains], high=[g['high'] for g in gains])
+    rows = results['rows']
+    t = faithfulness_table(rows)[['loo_r', 'lerf', 'morf', 'delta', 'n']]
+    best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.delta[m])
+    gains = [
+        paired_difference(
+            per_text(rows, m, 'delta'), per_text(rows, best, 'delta')
+        )
+        for m in t.index
+    ]
+    return t.assign(
+        against=best,
+        gain=[g['mean'] for g in gains],
+        low=[g['low'] for g in gains],
+        high=[g['high'] for g in gains],
+    )
 
 # %% ../../nbs/21_remedy.ipynb #7c7873aa
 def plot_remedy(
-    results:dict,   # part → of `read_results`
-):                  # a matplotlib figure
+    results: dict,  # part → of `read_results`
+):  # a matplotlib figure
     "Mean r with LOO against forward-backward passes, with standard errors; AttnLRP and CP-LRP as lines."
-    fig, axes = plt.subplots(1, len(results), figsize=(3.5*len(results), 3), layout='constrained', squeeze=False)
+    fig, axes = plt.subplots(
+        1,
+        len(results),
+        figsize=(3.5 * len(results), 3),
+        layout='constrained',
+        squeeze=False,
+    )
     for ax, (part, d) in zip(axes[0], results.items()):
-        t, c = remedy_table(d), d['config']; line = [m for m in ('removal', 'removal, 2 passes', 'removal, 4 passes', 'removal, 9 passes') if m in t.index]
-        ax.errorbar(t.passes[line], t.loo_r[line], t.loo_r_se[line], fmt='o-', ms=4, color='C0', label='removal, 1 + n_groups passes')
-        mixed = sorted((m for m in t.index if t.exact[m]), key=lambda m: t.exact[m])
-        ax.errorbar(1 + (t.exact[mixed] + 1)/3, t.loo_r[mixed], t.loo_r_se[mixed], fmt='s-', ms=4, color='C1', label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)')
-        for m, colour in (('attn_lrp', 'C3'), ('cp_lrp', 'C2')): ax.axhline(t.loo_r[m], color=colour, ls='--', lw=1, label={'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP'}[m])
-        ax.set_xscale('log'); ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9]); ax.minorticks_off(); ax.set_xlabel('passes'); ax.spines[['top', 'right']].set_visible(False)
-        ax.set_title(f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}\nn = {len(d['rows'])}", fontsize=8)
-    axes[0, 0].set_ylabel('Pearson r with LOO'); fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2 if len(results) < 2 else 4, frameon=False, fontsize=7); return fig
+        t, c = remedy_table(d), d['config']
+        line = [
+            m
+            for m in (
+                'removal',
+                'removal, 2 passes',
+                'removal, 4 passes',
+                'removal, 9 passes',
+            )
+            if m in t.index
+        ]
+        ax.errorbar(
+            t.passes[line],
+            t.loo_r[line],
+            t.loo_r_se[line],
+            fmt='o-',
+            ms=4,
+            color='C0',
+            label='removal, 1 + n_groups passes',
+        )
+        mixed = sorted(
+            (m for m in t.index if t.exact[m]), key=lambda m: t.exact[m]
+        )
+        ax.errorbar(
+            1 + (t.exact[mixed] + 1) / 3,
+            t.loo_r[mixed],
+            t.loo_r_se[mixed],
+            fmt='s-',
+            ms=4,
+            color='C1',
+            label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)',
+        )
+        for m, colour in (('attn_lrp', 'C3'), ('cp_lrp', 'C2')):
+            ax.axhline(
+                t.loo_r[m],
+                color=colour,
+                ls='--',
+                lw=1,
+                label={'attn_lrp': 'AttnLRP', 'cp_lrp': 'CP-LRP'}[m],
+            )
+        ax.set_xscale('log')
+        ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9])
+        ax.minorticks_off()
+        ax.set_xlabel('passes')
+        ax.spines[['top', 'right']].set_visible(False)
+        ax.set_title(
+            f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}\nn = {len(d['rows'])}",
+            fontsize=8,
+        )
+    axes[0, 0].set_ylabel('Pearson r with LOO')
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc='outside lower center',
+        ncols=2 if len(results) < 2 else 4,
+        frameon=False,
+        fontsize=7,
+    )
+    return fig
+
 
 def plot_gap(
-    results:dict,   # of `read_results`, of `gap_experiment`
-):                  # a matplotlib figure
+    results: dict,  # of `read_results`, of `gap_experiment`
+):  # a matplotlib figure
     "r with LOO of the estimates that pay for one part of the gap each."
-    t, c = gap_table(results), results['config']; fig, ax = plt.subplots(figsize=(5.6, 2.8), layout='constrained')
-    colour = lambda m: 'C0' if m == 'removal' else '0.75' if m in ('mask derivative', 'own rows kept', 'constant std') else 'C1'
-    y = np.arange(len(t))[::-1]; ax.barh(y, t.r, xerr=t.se, color=[colour(m) for m in t.index]); ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in t.r.items()], fontsize=8); ax.set_xlim(max(0, t.r.min() - .1), 1)
-    ax.set_xlabel('Pearson r with LOO'); ax.spines[['top', 'right']].set_visible(False); ax.set_title(f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}, n = {len(results['rows'])}; orange: a pass or more per token", fontsize=8); return fig
+    t, c = gap_table(results), results['config']
+    fig, ax = plt.subplots(figsize=(5.6, 2.8), layout='constrained')
+    colour = lambda m: (
+        'C0'
+        if m == 'removal'
+        else '0.75'
+        if m in ('mask derivative', 'own rows kept', 'constant std')
+        else 'C1'
+    )
+    y = np.arange(len(t))[::-1]
+    ax.barh(y, t.r, xerr=t.se, color=[colour(m) for m in t.index])
+    ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in t.r.items()], fontsize=8)
+    ax.set_xlim(max(0, t.r.min() - 0.1), 1)
+    ax.set_xlabel('Pearson r with LOO')
+    ax.spines[['top', 'right']].set_visible(False)
+    ax.set_title(
+        f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}, n = {len(results['rows'])}; orange: a pass or more per token",
+        fontsize=8,
+    )
+    return fig

@@ -13,175 +13,569 @@ import matplotlib
 import pandas as pd
 import torch
 from fastcore.script import store_true
-from .ablation import ablation_experiment, effects_table, plot_ablation
+from lrp_loo.studies.ablation import (
+    ablation_experiment,
+    effects_table,
+    plot_ablation,
+)
 from ..methods import N_STEPS
-from .beyond import BEYOND, beyond_experiment, claim2_table, invariance_experiment
-from .canonized import canonized_mnist_experiment, canonized_mnist_table, plot_canonized
+from lrp_loo.studies.beyond import (
+    BEYOND,
+    beyond_experiment,
+    claim2_table,
+    invariance_experiment,
+)
+from lrp_loo.studies.canonized import (
+    canonized_mnist_experiment,
+    canonized_mnist_table,
+    plot_canonized,
+)
 from ..conservation import conservation_experiment, mean_conservation
 from .cost import plot_cost, plot_tradeoff
 from .. import UsageError
-from ..core import Results, read_results, resolve_device, whole_file, write_text_atomic
+from lrp_loo.core import (
+    Results,
+    read_results,
+    resolve_device,
+    whole_file,
+    write_text_atomic,
+)
 from ..data import load_digit_images, load_texts, source_label
-from ..dataset import plot_precision, precision_experiment, precision_table
-from ..faithfulness import TABLE2, faithfulness_table, table2_against_paper, text_experiment
-from .layerwise import layer_table, sweep_methods, table_a3_against_paper, text_claims
-from .linear_attention import compare_table1, grid_table, linear_attention_experiment, mnist_claims, plot_table1, table1_against_paper
+from lrp_loo.dataset import (
+    plot_precision,
+    precision_experiment,
+    precision_table,
+)
+from lrp_loo.faithfulness import (
+    TABLE2,
+    faithfulness_table,
+    table2_against_paper,
+    text_experiment,
+)
+from lrp_loo.studies.layerwise import (
+    layer_table,
+    sweep_methods,
+    table_a3_against_paper,
+    text_claims,
+)
+from lrp_loo.studies.linear_attention import (
+    compare_table1,
+    grid_table,
+    linear_attention_experiment,
+    mnist_claims,
+    plot_table1,
+    table1_against_paper,
+)
 from ..models import DEMOS, describe_model, load_model
-from .plots import plot_agreement, plot_areas, plot_beyond, plot_conservation, plot_entropy, plot_layerwise
-from .protocol import conclusions_table, plot_protocol, plot_removals, protocol_experiment
-from .related import plot_related, related_experiment, related_table
-from .remedy import REMEDY_PARTS, gap_experiment, gap_table, plot_gap, plot_remedy, remedy_experiment, remedy_table, weights_experiment, weights_table
+from lrp_loo.studies.plots import (
+    plot_agreement,
+    plot_areas,
+    plot_beyond,
+    plot_conservation,
+    plot_entropy,
+    plot_layerwise,
+)
+from lrp_loo.studies.protocol import (
+    conclusions_table,
+    plot_protocol,
+    plot_removals,
+    protocol_experiment,
+)
+from lrp_loo.studies.related import (
+    plot_related,
+    related_experiment,
+    related_table,
+)
+from lrp_loo.studies.remedy import (
+    REMEDY_PARTS,
+    gap_experiment,
+    gap_table,
+    plot_gap,
+    plot_remedy,
+    remedy_experiment,
+    remedy_table,
+    weights_experiment,
+    weights_table,
+)
 from .scalar import draw_figure1, scalar_table
 
-
 # %% ../../nbs/46_reproduce.ipynb #ec9fae31
-LONGEST = {'sst2': 128, 'imdb': 256} # tokens; longer texts are set aside and counted (--longest)
-CHUNK = {'sst2': 1, 'imdb': 16}      # tokens removed at a time in the curves (appendix B.1.2)
-EPOCHS = {'mnist': 5, 'scikit-learn digits': 40} # the paper's five; 1,437 small digits need more
-PARTS = ('scalar', 'mnist', 'sst2', 'imdb')                          # the paper's experiments
-MORE = ('conservation', 'rewritings', *BEYOND)                       # ours, on the demo models
-BETTER = ('remedy', 'gap', 'weights', 'canonized', 'ablation', 'protocol', 'related') # towards a better answer, on the demo models
-ENGINE = ('precision',)                                              # what a lower precision costs, on a demo model
+LONGEST = {
+    'sst2': 128,
+    'imdb': 256,
+}  # tokens; longer texts are set aside and counted (--longest)
+CHUNK = {
+    'sst2': 1,
+    'imdb': 16,
+}  # tokens removed at a time in the curves (appendix B.1.2)
+EPOCHS = {
+    'mnist': 5,
+    'scikit-learn digits': 40,
+}  # the paper's five; 1,437 small digits need more
+PARTS = ('scalar', 'mnist', 'sst2', 'imdb')  # the paper's experiments
+MORE = ('conservation', 'rewritings', *BEYOND)  # ours, on the demo models
+BETTER = (
+    'remedy',
+    'gap',
+    'weights',
+    'canonized',
+    'ablation',
+    'protocol',
+    'related',
+)  # towards a better answer, on the demo models
+ENGINE = ('precision',)  # what a lower precision costs, on a demo model
+
 
 def _save_figure(fig, path):
-    with whole_file(path) as tmp: fig.savefig(tmp, dpi=150, format='png', metadata={'Software': None})
+    with whole_file(path) as tmp:
+        fig.savefig(tmp, dpi=150, format='png', metadata={'Software': None})
     matplotlib.pyplot.close(fig)
 
-def _heading(text): print(f"\n{text}\n{'-'*len(text)}", flush=True)
+
+def _heading(text):
+    print(f"\n{text}\n{'-' * len(text)}", flush=True)
+
 
 def _scalar_part(results, fresh):
-    r = Results(results/'scalar.json', dict(experiment='scalar', x=[2, 3, 4], data=dict(name='none', source='none')), fresh)
+    r = Results(
+        results / 'scalar.json',
+        dict(
+            experiment='scalar',
+            x=[2, 3, 4],
+            data=dict(name='none', source='none'),
+        ),
+        fresh,
+    )
     for row in scalar_table():
-        if row['i'] not in r.done: r.add(row)
-    _heading('The scalar proof: f = x1 x2 x3 at (2, 3, 4)'); print(pd.DataFrame(r.rows).drop(columns='i').to_string(index=False))
+        if row['i'] not in r.done:
+            r.add(row)
+    _heading('The scalar proof: f = x1 x2 x3 at (2, 3, 4)')
+    print(pd.DataFrame(r.rows).drop(columns='i').to_string(index=False))
 
-def _digits(data, seed): # train, test, what they are; a random draw is explained, all count for accuracy
-    x, y, info = load_digit_images(data, 'train'); tx, ty, test_info = load_digit_images(data, 'test')
-    order = torch.randperm(len(ty), generator=torch.Generator().manual_seed(seed))
+
+def _digits(
+    data,
+    seed,
+    # train, test, what they are; a random draw is explained, all count for
+    # accuracy
+):
+    x, y, info = load_digit_images(data, 'train')
+    tx, ty, test_info = load_digit_images(data, 'test')
+    order = torch.randperm(
+        len(ty), generator=torch.Generator().manual_seed(seed)
+    )
     return (x, y), (tx[order], ty[order]), dict(train=info, test=test_info)
 
+
 def _mnist_part(results, data, limit, seed, fresh):
-    train, test, digits = _digits(data, seed); info, ty = digits['train'], test[1]
-    r = linear_attention_experiment(train, test, path=results/'mnist.json', limit=limit and min(limit, len(ty)), seed=seed, fresh=fresh, epochs=EPOCHS[info['name']], data_info=digits)
-    _heading(f"Table 1: linear attention on {info['name']}, {r.config['limit'] or len(ty)} of {len(ty)} test images explained; L is (QKᵀ)V, R is Q(KᵀV)")
-    d = read_results(results/'mnist.json'); print(compare_table1(d).to_string())
-    for protocol in ('sum_to_one', 'as_is'): _heading(f'The grid, maps {protocol}'); print(grid_table(d, protocol).round(3).to_string())
+    train, test, digits = _digits(data, seed)
+    info, ty = digits['train'], test[1]
+    r = linear_attention_experiment(
+        train,
+        test,
+        path=results / 'mnist.json',
+        limit=limit and min(limit, len(ty)),
+        seed=seed,
+        fresh=fresh,
+        epochs=EPOCHS[info['name']],
+        data_info=digits,
+    )
+    _heading(
+        f"Table 1: linear attention on {info['name']}, {r.config['limit'] or len(ty)} of {len(ty)} test images explained; L is (QKᵀ)V, R is Q(KᵀV)"
+    )
+    d = read_results(results / 'mnist.json')
+    print(compare_table1(d).to_string())
+    for protocol in ('sum_to_one', 'as_is'):
+        _heading(f'The grid, maps {protocol}')
+        print(grid_table(d, protocol).round(3).to_string())
+
 
 def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
-    texts = load_texts(name, data, seed=seed); m, tok, label = load_model(model, name, resolve_device(device))
-    info = describe_model(m, label); methods = TABLE2 | sweep_methods(info['layers'])
-    r = text_experiment(results/f'{name}.json', m, tok, texts, info, methods, limit, CHUNK[name], longest or LONGEST[name], fresh)
-    s = r.summary; source = f"{texts.info['source']}, {texts.info['split']}"
-    _heading(f"Table 2: {name} ({source}), {label}, {s['n']} texts of {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']} longer than {r.config['longest']} set aside, accuracy {s['accuracy']:.3f}")
-    print(faithfulness_table(r.rows, list(TABLE2))[['loo_r', 'loo_r_se', 'loo_r_sum', 'lerf', 'lerf_se', 'morf', 'morf_se', 'delta', 'delta_se', 'n', 'n_undefined']].round(3).to_string())
-    print(f"Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows)/s['n']:.4f} in logits")
-    _heading(f'Table A3: {name}'); print(layer_table(read_results(results/f'{name}.json'))[['sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'gain', 'gain_low', 'gain_high']].round(3).to_string(index=False))
+    texts = load_texts(name, data, seed=seed)
+    m, tok, label = load_model(model, name, resolve_device(device))
+    info = describe_model(m, label)
+    methods = TABLE2 | sweep_methods(info['layers'])
+    r = text_experiment(
+        results / f'{name}.json',
+        m,
+        tok,
+        texts,
+        info,
+        methods,
+        limit,
+        CHUNK[name],
+        longest or LONGEST[name],
+        fresh,
+    )
+    s = r.summary
+    source = f"{texts.info['source']}, {texts.info['split']}"
+    _heading(
+        f"Table 2: {name} ({source}), {label}, {s['n']} texts of {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']} longer than {r.config['longest']} set aside, accuracy {s['accuracy']:.3f}"
+    )
+    print(
+        faithfulness_table(r.rows, list(TABLE2))[
+            [
+                'loo_r',
+                'loo_r_se',
+                'loo_r_sum',
+                'lerf',
+                'lerf_se',
+                'morf',
+                'morf_se',
+                'delta',
+                'delta_se',
+                'n',
+                'n_undefined',
+            ]
+        ]
+        .round(3)
+        .to_string()
+    )
+    print(
+        f"Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows) / s['n']:.4f} in logits"
+    )
+    _heading(f'Table A3: {name}')
+    print(
+        layer_table(read_results(results / f'{name}.json'))[
+            [
+                'sweep',
+                'k',
+                'loo_r',
+                'loo_r_se',
+                'lerf',
+                'morf',
+                'delta',
+                'gain',
+                'gain_low',
+                'gain_high',
+            ]
+        ]
+        .round(3)
+        .to_string(index=False)
+    )
 
 # %% ../../nbs/46_reproduce.ipynb #2c0ea978
-def _more_part(part, results, data, limit, seed, fresh): # one of MORE
-    run = dict(conservation=conservation_experiment, rewritings=invariance_experiment).get(part)
-    r = (run(results/f'{part}.json', data, limit, seed, fresh) if run else beyond_experiment(results/f'{part}.json', part, data, limit, seed, fresh))
+def _more_part(part, results, data, limit, seed, fresh):  # one of MORE
+    run = dict(
+        conservation=conservation_experiment, rewritings=invariance_experiment
+    ).get(part)
+    r = (
+        run(results / f'{part}.json', data, limit, seed, fresh)
+        if run
+        else beyond_experiment(
+            results / f'{part}.json', part, data, limit, seed, fresh
+        )
+    )
     info = r.config['data']
-    _heading(f"{part}: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} rows")
-    if part == 'rewritings': print(pd.DataFrame(r.summary['table']).to_string(index=False, float_format=lambda v: f'{v:.2g}'))
-    elif part == 'conservation': print(pd.DataFrame({(m, c): v for m, t in r.summary.items() for c, v in t.items()}).T.round(3).to_string())
-    else: print(claim2_table({part: read_results(results/f'{part}.json')}).T.to_string())
+    _heading(
+        f"{part}: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} rows"
+    )
+    if part == 'rewritings':
+        print(
+            pd.DataFrame(r.summary['table']).to_string(
+                index=False, float_format=lambda v: f'{v:.2g}'
+            )
+        )
+    elif part == 'conservation':
+        print(
+            pd.DataFrame(
+                {(m, c): v for m, t in r.summary.items() for c, v in t.items()}
+            )
+            .T.round(3)
+            .to_string()
+        )
+    else:
+        print(
+            claim2_table(
+                {part: read_results(results / f'{part}.json')}
+            ).T.to_string()
+        )
 
-def _better_part(part, results, data, limit, seed, fresh): # one of BETTER, on each model that it is measured on
+
+def _better_part(
+    part, results, data, limit, seed, fresh
+):  # one of BETTER, on each model that it is measured on
     def show(name, r, table):
-        info = r.config['data']; info = info.get('test', info)
-        _heading(f"{part}, {name}: {info['name']} ({info['source']}, {info.get('split', 'test')}), {len(r.rows)} rows"); print(table(read_results(r.path)).round(3).to_string(), flush=True)
+        info = r.config['data']
+        info = info.get('test', info)
+        _heading(
+            f"{part}, {name}: {info['name']} ({info['source']}, {info.get('split', 'test')}), {len(r.rows)} rows"
+        )
+        print(table(read_results(r.path)).round(3).to_string(), flush=True)
+
     if part == 'canonized':
         train, test, digits = _digits(data, seed)
-        return show('linear attention', canonized_mnist_experiment(train, test, results/'canonized-mnist.json', limit=min(limit or 200, len(test[1])), epochs=EPOCHS[digits['train']['name']], seed=seed, data_info=digits, fresh=fresh), canonized_mnist_table)
-    if part == 'gap': return show('sst2', gap_experiment(results/'gap.json', 'sst2', data, limit, seed, fresh), gap_table)
-    run, names, table = dict(remedy=(remedy_experiment, REMEDY_PARTS, remedy_table), weights=(weights_experiment, ('sst2', 'imdb'), weights_table), ablation=(ablation_experiment, ('sst2', 'imdb', *BEYOND), lambda r: effects_table({r['config']['part']: r})),
-                             protocol=(protocol_experiment, ('sst2', 'imdb'), conclusions_table), related=(related_experiment, ('sst2', 'imdb'), related_table))[part]
-    for name in names: show(name, run(results/f'{part}-{name}.json', name, data, limit, seed, fresh), table)
+        return show(
+            'linear attention',
+            canonized_mnist_experiment(
+                train,
+                test,
+                results / 'canonized-mnist.json',
+                limit=min(limit or 200, len(test[1])),
+                epochs=EPOCHS[digits['train']['name']],
+                seed=seed,
+                data_info=digits,
+                fresh=fresh,
+            ),
+            canonized_mnist_table,
+        )
+    if part == 'gap':
+        return show(
+            'sst2',
+            gap_experiment(
+                results / 'gap.json', 'sst2', data, limit, seed, fresh
+            ),
+            gap_table,
+        )
+    run, names, table = dict(
+        remedy=(remedy_experiment, REMEDY_PARTS, remedy_table),
+        weights=(weights_experiment, ('sst2', 'imdb'), weights_table),
+        ablation=(
+            ablation_experiment,
+            ('sst2', 'imdb', *BEYOND),
+            lambda r: effects_table({r['config']['part']: r}),
+        ),
+        protocol=(protocol_experiment, ('sst2', 'imdb'), conclusions_table),
+        related=(related_experiment, ('sst2', 'imdb'), related_table),
+    )[part]
+    for name in names:
+        show(
+            name,
+            run(
+                results / f'{part}-{name}.json', name, data, limit, seed, fresh
+            ),
+            table,
+        )
+
 
 def _precision_part(results, data, limit, seed, fresh, device):
-    r = precision_experiment(results/'precision.json', 'sst2', data, limit or None, seed, device, fresh=fresh); info = r.config['data']
-    _heading(f"precision: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} texts, differences from float32"); print(precision_table(r.rows).round(5).to_string())
+    r = precision_experiment(
+        results / 'precision.json',
+        'sst2',
+        data,
+        limit or None,
+        seed,
+        device,
+        fresh=fresh,
+    )
+    info = r.config['data']
+    _heading(
+        f"precision: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} texts, differences from float32"
+    )
+    print(precision_table(r.rows).round(5).to_string())
 
 # %% ../../nbs/46_reproduce.ipynb #cc12ead2
-def _text_results(results): return {n: read_results(results/f'{n}.json') for n in ('sst2', 'imdb') if (results/f'{n}.json').exists()}
+def _text_results(results):
+    return {
+        n: read_results(results / f'{n}.json')
+        for n in ('sst2', 'imdb')
+        if (results / f'{n}.json').exists()
+    }
+
 
 def against_paper(
-    results:Path, # a folder that `reproduce` wrote
-)->dict:          # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
+    results: Path,  # a folder that `reproduce` wrote
+) -> (
+    dict
+):  # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
     "The numbers of Tables 1, 2 and A3, ours beside them where we have a counterpart, and the paper's claims put to our rows; written to `against_paper.json`."
     texts = _text_results(results)
     numbers, claims = [], []
-    if (results/'mnist.json').exists():
-        m = read_results(results/'mnist.json'); numbers.append(table1_against_paper(m)); claims += [dict(data=m['config']['data']['test']['name'], **c) for c in mnist_claims(m)]
+    if (results / 'mnist.json').exists():
+        m = read_results(results / 'mnist.json')
+        numbers.append(table1_against_paper(m))
+        claims += [
+            dict(data=m['config']['data']['test']['name'], **c)
+            for c in mnist_claims(m)
+        ]
     if texts:
         numbers += [table2_against_paper(texts), table_a3_against_paper(texts)]
-        claims += [dict(data=n, **c) for n, r in texts.items() for c in text_claims(r)]
-    rows = json.loads(pd.concat(numbers).to_json(orient='records', double_precision=6)) if numbers else []
-    write_text_atomic(results/'against_paper.json', '{"numbers": [\n' + ',\n'.join(map(json.dumps, rows)) + '\n],\n"claims": [\n' + ',\n'.join(map(json.dumps, claims)) + '\n]}\n')
+        claims += [
+            dict(data=n, **c) for n, r in texts.items() for c in text_claims(r)
+        ]
+    rows = (
+        json.loads(
+            pd.concat(numbers).to_json(orient='records', double_precision=6)
+        )
+        if numbers
+        else []
+    )
+    write_text_atomic(
+        results / 'against_paper.json',
+        '{"numbers": [\n'
+        + ',\n'.join(map(json.dumps, rows))
+        + '\n],\n"claims": [\n'
+        + ',\n'.join(map(json.dumps, claims))
+        + '\n]}\n',
+    )
     return dict(numbers=rows, claims=claims)
 
+
 def draw_figures(
-    results:Path, # a folder that `reproduce` wrote
-    figures:Path, # where the pictures go
+    results: Path,  # a folder that `reproduce` wrote
+    figures: Path,  # where the pictures go
 ):
     "Every figure, drawn from the results files alone."
     matplotlib.use('agg')
     texts = _text_results(results)
-    if (results/'scalar.json').exists(): _save_figure(draw_figure1(), figures/'figure1.png')
-    if (results/'mnist.json').exists(): _save_figure(plot_table1(read_results(results/'mnist.json')), figures/'table1.png')
+    if (results / 'scalar.json').exists():
+        _save_figure(draw_figure1(), figures / 'figure1.png')
+    if (results / 'mnist.json').exists():
+        _save_figure(
+            plot_table1(read_results(results / 'mnist.json')),
+            figures / 'table1.png',
+        )
     if texts:
-        for name, plot in (('agreement', plot_agreement), ('figure2', plot_layerwise), ('entropy', plot_entropy), ('table2', plot_areas)): _save_figure(plot(texts), figures/f'{name}.png')
+        for name, plot in (
+            ('agreement', plot_agreement),
+            ('figure2', plot_layerwise),
+            ('entropy', plot_entropy),
+            ('table2', plot_areas),
+        ):
+            _save_figure(plot(texts), figures / f'{name}.png')
     _draw_more(results, figures)
 
+
 def _draw_more(results, figures):
-    if (results/'conservation.json').exists():
-        d = read_results(results/'conservation.json')
-        _save_figure(plot_conservation({f'{label}, {DEMOS[m][0]}': mean_conservation(d, m, c) for m in d['config']['models'] for label, c in (('AttnLRP', 'attn_lrp'), ('CP-LRP', 'cp_lrp'))}), figures/'conservation.png')
-    beyond = {p: read_results(results/f'{p}.json') for p in BEYOND if (results/f'{p}.json').exists()}
-    if beyond: _save_figure(plot_beyond(beyond), figures/'beyond.png')
-    read = lambda part, names: {n: read_results(results/f'{part}-{n}.json') for n in names if (results/f'{part}-{n}.json').exists()}
-    for part, names, plots in (('remedy', REMEDY_PARTS, dict(remedy=plot_remedy)), ('ablation', ('sst2', 'imdb', *BEYOND), dict(ablation=plot_ablation, canonized=plot_canonized)),
-                               ('protocol', ('sst2', 'imdb'), {'protocol': plot_protocol, 'protocol-removals': plot_removals}), ('related', ('sst2', 'imdb'), dict(related=plot_related))):
+    if (results / 'conservation.json').exists():
+        d = read_results(results / 'conservation.json')
+        _save_figure(
+            plot_conservation(
+                {
+                    f'{label}, {DEMOS[m][0]}': mean_conservation(d, m, c)
+                    for m in d['config']['models']
+                    for label, c in (
+                        ('AttnLRP', 'attn_lrp'),
+                        ('CP-LRP', 'cp_lrp'),
+                    )
+                }
+            ),
+            figures / 'conservation.png',
+        )
+    beyond = {
+        p: read_results(results / f'{p}.json')
+        for p in BEYOND
+        if (results / f'{p}.json').exists()
+    }
+    if beyond:
+        _save_figure(plot_beyond(beyond), figures / 'beyond.png')
+    read = lambda part, names: {
+        n: read_results(results / f'{part}-{n}.json')
+        for n in names
+        if (results / f'{part}-{n}.json').exists()
+    }
+    for part, names, plots in (
+        ('remedy', REMEDY_PARTS, dict(remedy=plot_remedy)),
+        (
+            'ablation',
+            ('sst2', 'imdb', *BEYOND),
+            dict(ablation=plot_ablation, canonized=plot_canonized),
+        ),
+        (
+            'protocol',
+            ('sst2', 'imdb'),
+            {'protocol': plot_protocol, 'protocol-removals': plot_removals},
+        ),
+        ('related', ('sst2', 'imdb'), dict(related=plot_related)),
+    ):
         if found := read(part, names):
-            for name, plot in plots.items(): _save_figure(plot(found), figures/f'{name}.png')
-    if (results/'precision.json').exists(): _save_figure(plot_precision(read_results(results/'precision.json')['rows']), figures/'precision.png')
-    if (results/'gap.json').exists(): _save_figure(plot_gap(read_results(results/'gap.json')), figures/'gap.png')
-    if (cost := results.parent/'cost-length.json').exists():             # of benchmarks/length.py, which knows no source
-        _save_figure(plot_cost(read_results(cost)), figures/'cost.png')
-        if agreement := read('remedy', ('sst2', 'imdb')): _save_figure(plot_tradeoff(read_results(cost), agreement, read('weights', agreement)), figures/'tradeoff.png')
+            for name, plot in plots.items():
+                _save_figure(plot(found), figures / f'{name}.png')
+    if (results / 'precision.json').exists():
+        _save_figure(
+            plot_precision(read_results(results / 'precision.json')['rows']),
+            figures / 'precision.png',
+        )
+    if (results / 'gap.json').exists():
+        _save_figure(
+            plot_gap(read_results(results / 'gap.json')), figures / 'gap.png'
+        )
+    if (
+        cost := results.parent / 'cost-length.json'
+    ).exists():  # of benchmarks/length.py, which knows no source
+        _save_figure(plot_cost(read_results(cost)), figures / 'cost.png')
+        if agreement := read('remedy', ('sst2', 'imdb')):
+            _save_figure(
+                plot_tradeoff(
+                    read_results(cost), agreement, read('weights', agreement)
+                ),
+                figures / 'tradeoff.png',
+            )
+
 
 def reproduce(
-    data:str=None,    # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's layout (default: LRP_LOO_DATA, else embedded)
-    model:str='demo', # 'demo', 'paper', or a name or folder of a sequence classifier
-    limit:int=60,     # examples of each data set, drawn at random (0: all)
-    seed:int=0,       # of the draw and of the MNIST training
-    out:str='.',      # results/ and figures/ are written below it
-    only:str='paper', # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four), conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six), remedy, gap, weights, canonized, ablation, protocol, related ('better': these seven), precision, or 'all'
-    longest:int=0,    # texts with more tokens are set aside and counted (default: 128 for sst2, 256 for imdb)
-    device:str='auto', # 'auto', 'cpu', 'cuda'
-    fresh:store_true=False, # start over instead of keeping finished rows
+    # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
+    # layout (default: LRP_LOO_DATA, else embedded)
+    data: str = None,
+    # 'demo', 'paper', or a name or folder of a sequence classifier
+    model: str = 'demo',
+    limit: int = 60,  # examples of each data set, drawn at random (0: all)
+    seed: int = 0,  # of the draw and of the MNIST training
+    out: str = '.',  # results/ and figures/ are written below it
+    # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
+    # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
+    # remedy, gap, weights, canonized, ablation, protocol, related ('better':
+    # these seven), precision, or 'all'
+    only: str = 'paper',
+    # texts with more tokens are set aside and counted (default: 128 for sst2,
+    # 256 for imdb)
+    longest: int = 0,
+    device: str = 'auto',  # 'auto', 'cpu', 'cuda'
+    fresh: store_true = False,  # start over instead of keeping finished rows
 ):
     "The paper's experiments, end to end: results, figures, tables."
-    groups, source = {'paper': PARTS, 'beyond': MORE, 'better': BETTER, 'all': PARTS + MORE + BETTER + ENGINE}, source_label(data)
+    groups, source = (
+        {
+            'paper': PARTS,
+            'beyond': MORE,
+            'better': BETTER,
+            'all': PARTS + MORE + BETTER + ENGINE,
+        },
+        source_label(data),
+    )
     parts = [p for name in only.split(',') for p in groups.get(name, (name,))]
-    if unknown := set(parts) - set(groups['all']): raise UsageError(f"only={only!r} names {sorted(unknown)}; take some of {','.join(groups['all'])}, or paper, beyond, better, all")
-    if model != 'demo' and set(parts) & set(MORE + BETTER + ENGINE): raise UsageError(f"{', '.join(sorted(set(parts) & set(MORE + BETTER + ENGINE)))} are measured on the demo models; leave out --model, or take --only paper")
+    if unknown := set(parts) - set(groups['all']):
+        raise UsageError(
+            f"only={only!r} names {sorted(unknown)}; take some of {','.join(groups['all'])}, or paper, beyond, better, all"
+        )
+    if model != 'demo' and set(parts) & set(MORE + BETTER + ENGINE):
+        raise UsageError(
+            f"{', '.join(sorted(set(parts) & set(MORE + BETTER + ENGINE)))} are measured on the demo models; leave out --model, or take --only paper"
+        )
     for name, value in (('limit', limit), ('seed', seed)):
-        if value < 0: raise UsageError(f"{name} must not be negative, got {value}")
+        if value < 0:
+            raise UsageError(f"{name} must not be negative, got {value}")
     where = source if model == 'demo' else f"{source}-{Path(model).name}"
-    results, figures, limit = Path(out)/'results'/where, Path(out)/'figures'/where, limit or None
-    if 'scalar' in parts: _scalar_part(results, fresh)
-    if 'mnist' in parts: _mnist_part(results, data, limit, seed, fresh)
+    results, figures, limit = (
+        Path(out) / 'results' / where,
+        Path(out) / 'figures' / where,
+        limit or None,
+    )
+    if 'scalar' in parts:
+        _scalar_part(results, fresh)
+    if 'mnist' in parts:
+        _mnist_part(results, data, limit, seed, fresh)
     for name in ('sst2', 'imdb'):
-        if name in parts: _text_part(name, results, data, model, limit, seed, fresh, longest, device)
+        if name in parts:
+            _text_part(
+                name, results, data, model, limit, seed, fresh, longest, device
+            )
     for part in MORE:
-        if part in parts: _more_part(part, results, data, limit, seed, fresh)
+        if part in parts:
+            _more_part(part, results, data, limit, seed, fresh)
     for part in BETTER:
-        if part in parts: _better_part(part, results, data, limit, seed, fresh)
-    if 'precision' in parts: _precision_part(results, data, limit, seed, fresh, resolve_device(device))
-    claims = against_paper(results)['claims'] if set(parts) & set(PARTS) else []; draw_figures(results, figures)
+        if part in parts:
+            _better_part(part, results, data, limit, seed, fresh)
+    if 'precision' in parts:
+        _precision_part(
+            results, data, limit, seed, fresh, resolve_device(device)
+        )
+    claims = against_paper(results)['claims'] if set(parts) & set(PARTS) else []
+    draw_figures(results, figures)
     if claims:
         _heading("The paper's claims, on these rows")
-        for c in claims: print(f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']]} {c['data']:5s} {c['claim']}: {c['evidence']}")
+        for c in claims:
+            print(
+                f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']] } {c['data']:5s} {c['claim']}: {c['evidence']}"
+            )
     print(f"\nresults: {results}   figures: {figures}")

@@ -17,178 +17,307 @@ from ..rules import product_rule, relevance
 
 # %% ../../nbs/01_scalar.ipynb #aa9dd483
 def walk(
-    bracketing, # nested pairs of factor numbers
-    leaf,       # what to make of a factor's number
-    join,       # what to make of the left and the right part
-):              # what `join` made of the whole
+    bracketing,  # nested pairs of factor numbers
+    leaf,  # what to make of a factor's number
+    join,  # what to make of the left and the right part
+):  # what `join` made of the whole
     "Evaluate a bracketing from the leaves up."
-    if isinstance(bracketing, int) and not isinstance(bracketing, bool): return leaf(bracketing)
+    if isinstance(bracketing, int) and not isinstance(bracketing, bool):
+        return leaf(bracketing)
     if not isinstance(bracketing, (tuple, list)) or len(bracketing) != 2:
-        raise ValueError(f"a bracketing is a factor's number or a pair of bracketings, such as ((0, 1), 2), got {bracketing!r}")
+        raise ValueError(
+            f"a bracketing is a factor's number or a pair of bracketings, such as ((0, 1), 2), got {bracketing!r}"
+        )
     left, right = bracketing
     return join(walk(left, leaf, join), walk(right, leaf, join))
 
-def _leaves(bracketing): return walk(bracketing, lambda i: [i], lambda a, b: a + b) # the factor numbers, left to right
 
-def _factors(x, bracketing=None): # x as (n,) doubles; one per leaf where a bracketing is given
-    try: t = torch.as_tensor(x, dtype=torch.double)
-    except (TypeError, ValueError): t = None
+def _leaves(bracketing):
+    return walk(
+        bracketing, lambda i: [i], lambda a, b: a + b
+    )  # the factor numbers, left to right
+
+
+def _factors(
+    x, bracketing=None
+):  # x as (n,) doubles; one per leaf where a bracketing is given
+    try:
+        t = torch.as_tensor(x, dtype=torch.double)
+    except (TypeError, ValueError):
+        t = None
     if t is None or t.ndim != 1 or not len(t) or not t.isfinite().all():
-        raise ValueError(f"x must be one or more finite numbers, one per factor, such as (2, 3, 4), got {x!r}")
+        raise ValueError(
+            f"x must be one or more finite numbers, one per factor, such as (2, 3, 4), got {x!r}"
+        )
     if bracketing is not None and _leaves(bracketing) != list(range(len(t))):
-        raise ValueError(f"a bracketing of {len(t)} factors takes 0 to {len(t)-1}, each once and in order, got {bracketing!r}")
+        raise ValueError(
+            f"a bracketing of {len(t)} factors takes 0 to {len(t) - 1}, each once and in order, got {bracketing!r}"
+        )
     return t
 
+
 def bracketing_name(
-    bracketing, # nested pairs of factor numbers
-)->str:         # as one would write it
+    bracketing,  # nested pairs of factor numbers
+) -> str:  # as one would write it
     "The product with its brackets, for tables and titles."
-    name = walk(bracketing, lambda i: f"x{i+1}", lambda a, b: f"({a} {b})")
+    name = walk(bracketing, lambda i: f"x{i + 1}", lambda a, b: f"({a} {b})")
     return name[1:-1] if name[0] == '(' else name
 
 # %% ../../nbs/01_scalar.ipynb #c9aa61ac
 def product(
-    x,          # n numbers, or an (n,) tensor
-    bracketing, # nested pairs of the numbers 0 … n-1
-)->torch.Tensor: # y, a scalar
+    x,  # n numbers, or an (n,) tensor
+    bracketing,  # nested pairs of the numbers 0 … n-1
+) -> torch.Tensor:  # y, a scalar
     "y = x_1 x_2 ⋯ x_n, multiplied two by two in the order of the brackets, each time under LRP's product rule."
     x = _factors(x, bracketing)
-    return walk(bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b))
+    return walk(
+        bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b)
+    )
 
 # %% ../../nbs/01_scalar.ipynb #93abb662
 def scalar_relevance(
-    x,          # n numbers
-    bracketing, # nested pairs of the numbers 0 … n-1
-)->torch.Tensor: # (n,) relevance of each factor, with R_y = y
+    x,  # n numbers
+    bracketing,  # nested pairs of the numbers 0 … n-1
+) -> torch.Tensor:  # (n,) relevance of each factor, with R_y = y
     "LRP on a bracketed product: half to each factor at every multiplication, from the output down (section 3.1)."
     x = _factors(x, bracketing).detach().clone().requires_grad_()
     return relevance(product(x, bracketing), x)[0]
 
 # %% ../../nbs/01_scalar.ipynb #36a35c2a
 def scalar_loo(
-    x, # n numbers
-)->torch.Tensor: # (n,) f(x) - f(x without factor i)
+    x,  # n numbers
+) -> torch.Tensor:  # (n,) f(x) - f(x without factor i)
     "Exact Leave-One-Out of a product, a removed factor being zero (section 2.1). It takes no bracketing: none could matter."
     x = _factors(x).detach()
-    kept = x*(1 - torch.eye(len(x), dtype=x.dtype))     # [n, n], row i without factor i
+    kept = x * (
+        1 - torch.eye(len(x), dtype=x.dtype)
+    )  # [n, n], row i without factor i
     return x.prod() - kept.prod(-1)
 
 # %% ../../nbs/01_scalar.ipynb #65000c27
 def scalar_nodes(
-    x,          # n numbers
-    bracketing, # nested pairs of the numbers 0 … n-1
-)->list:        # a dict per node, the output last: name, value, relevance, depth, at (its column), children
+    x,  # n numbers
+    bracketing,  # nested pairs of the numbers 0 … n-1
+    # a dict per node, the output last: name, value, relevance, depth, at (its
+    # column), children
+) -> list:
     "Every factor and partial product of the computation graph, with its relevance."
     x, nodes = _factors(x, bracketing).detach().clone().requires_grad_(), []
+
     def visit(b, depth):
-        children = [] if isinstance(b, int) else [visit(c, depth + 1) for c in b]
-        value = product_rule(torch.mul, *(c['value'] for c in children)) if children else x[b]
-        at = sum(c['at'] for c in children)/2 if children else b
-        nodes.append(dict(name=''.join(f"x_{{{i+1}}}" for i in _leaves(b)), value=value, depth=depth, at=at, children=children))
+        children = (
+            [] if isinstance(b, int) else [visit(c, depth + 1) for c in b]
+        )
+        value = (
+            product_rule(torch.mul, *(c['value'] for c in children))
+            if children
+            else x[b]
+        )
+        at = sum(c['at'] for c in children) / 2 if children else b
+        nodes.append(
+            dict(
+                name=''.join(f"x_{{{i + 1}}}" for i in _leaves(b)),
+                value=value,
+                depth=depth,
+                at=at,
+                children=children,
+            )
+        )
         return nodes[-1]
+
     visit(bracketing, 0)
-    for node, R in zip(nodes, relevance(nodes[-1]['value'], [node['value'] for node in nodes])): node['relevance'] = R.item()
-    for node in nodes: node['value'] = node['value'].item()
+    for node, R in zip(
+        nodes, relevance(nodes[-1]['value'], [node['value'] for node in nodes])
+    ):
+        node['relevance'] = R.item()
+    for node in nodes:
+        node['value'] = node['value'].item()
     return nodes
 
 # %% ../../nbs/01_scalar.ipynb #a414bba9
 def draw_tree(
-    ax,         # matplotlib axes to draw on
-    x,          # n numbers
-    bracketing, # nested pairs of the numbers 0 … n-1
-    title:str='', # over the tree
+    ax,  # matplotlib axes to draw on
+    x,  # n numbers
+    bracketing,  # nested pairs of the numbers 0 … n-1
+    title: str = '',  # over the tree
 ):
     "One computation graph: values, relevance (the redder the more), and below each factor its relevance beside its LOO."
-    nodes = scalar_nodes(x, bracketing); top, low = nodes[-1]['relevance'] or 1., max(n['depth'] for n in nodes)
+    nodes = scalar_nodes(x, bracketing)
+    top, low = nodes[-1]['relevance'] or 1.0, max(n['depth'] for n in nodes)
     for n in nodes:
-        for c in n['children']: ax.plot([n['at'], c['at']], [-n['depth'], -c['depth']], color='0.6', lw=1.2, zorder=1)
-        s, name = abs(n['relevance']/top)*0.7, ('y' if not n['depth'] else n['name'])
-        ax.text(n['at'], -n['depth'], f"${name} = {n['value']:.4g}$\n$R = {n['relevance']:.4g}$", ha='center', va='center', fontsize=11, zorder=2,
-                linespacing=1.35, bbox=dict(boxstyle='round,pad=0.45', fc=(1 - .3*s, 1 - .9*s, 1 - .83*s), ec='0.35', lw=0.8))
+        for c in n['children']:
+            ax.plot(
+                [n['at'], c['at']],
+                [-n['depth'], -c['depth']],
+                color='0.6',
+                lw=1.2,
+                zorder=1,
+            )
+        s, name = (
+            abs(n['relevance'] / top) * 0.7,
+            ('y' if not n['depth'] else n['name']),
+        )
+        ax.text(
+            n['at'],
+            -n['depth'],
+            f"${name} = {n['value']:.4g}$\n$R = {n['relevance']:.4g}$",
+            ha='center',
+            va='center',
+            fontsize=11,
+            zorder=2,
+            linespacing=1.35,
+            bbox=dict(
+                boxstyle='round,pad=0.45',
+                fc=(1 - 0.3 * s, 1 - 0.9 * s, 1 - 0.83 * s),
+                ec='0.35',
+                lw=0.8,
+            ),
+        )
     leaves = [n for n in nodes if not n['children']]
-    rows = [('', [f"${n['name']}$" for n in leaves]), ('LRP', [f"{n['relevance']:.4g}" for n in leaves]), ('LOO', [f"{v:.4g}" for v in scalar_loo(x).tolist()])]
+    rows = [
+        ('', [f"${n['name']}$" for n in leaves]),
+        ('LRP', [f"{n['relevance']:.4g}" for n in leaves]),
+        ('LOO', [f"{v:.4g}" for v in scalar_loo(x).tolist()]),
+    ]
     for k, (head, cells) in enumerate(rows):
-        for at, s in zip([-0.75, *range(len(cells))], [head, *cells]): ax.text(at, -low - 0.72 - 0.3*k, s, ha='center', va='center', fontsize=11)
-    ax.set(title=title, xlim=(-1, len(leaves) - 0.5), ylim=(-low - 1.5, 0.45)); ax.axis('off')
+        for at, s in zip([-0.75, *range(len(cells))], [head, *cells]):
+            ax.text(
+                at,
+                -low - 0.72 - 0.3 * k,
+                s,
+                ha='center',
+                va='center',
+                fontsize=11,
+            )
+    ax.set(title=title, xlim=(-1, len(leaves) - 0.5), ylim=(-low - 1.5, 0.45))
+    ax.axis('off')
+
 
 def draw_figure1(
-    x=(2, 3, 4), # three numbers, the paper's
-)->Figure:       # a matplotlib figure; `.savefig` writes it
+    x=(2, 3, 4),  # three numbers, the paper's
+) -> Figure:  # a matplotlib figure; `.savefig` writes it
     "The paper's Figure 1: the same product bracketed from the left and from the right."
-    if len(_factors(x)) != 3: raise ValueError(f"Figure 1 takes three numbers, such as (2, 3, 4), got {len(x)}")
+    if len(_factors(x)) != 3:
+        raise ValueError(
+            f"Figure 1 takes three numbers, such as (2, 3, 4), got {len(x)}"
+        )
     fig = Figure(figsize=(9.4, 4.4), layout='constrained')
-    models = {'Model A:  $y = (x_1 x_2)\\, x_3$': ((0, 1), 2), 'Model B:  $y = x_1 (x_2 x_3)$': (0, (1, 2))}
-    for ax, (title, bracketing) in zip(fig.subplots(1, 2), models.items()): draw_tree(ax, x, bracketing, title)
+    models = {
+        'Model A:  $y = (x_1 x_2)\\, x_3$': ((0, 1), 2),
+        'Model B:  $y = x_1 (x_2 x_3)$': (0, (1, 2)),
+    }
+    for ax, (title, bracketing) in zip(fig.subplots(1, 2), models.items()):
+        draw_tree(ax, x, bracketing, title)
     return fig
 
 # %% ../../nbs/01_scalar.ipynb #cf83bf89
 def leaf_depths(
-    bracketing, # nested pairs of factor numbers
-)->list:        # for each factor, left to right, how many multiplications stand above it
+    bracketing,  # nested pairs of factor numbers
+) -> (
+    list
+):  # for each factor, left to right, how many multiplications stand above it
     "The depth d_i of every factor in its computation tree."
     return walk(bracketing, lambda i: [0], lambda a, b: [d + 1 for d in a + b])
 
+
 def depth_relevance(
-    x,          # n numbers
-    bracketing, # nested pairs of the numbers 0 … n-1
-)->torch.Tensor: # (n,)
+    x,  # n numbers
+    bracketing,  # nested pairs of the numbers 0 … n-1
+) -> torch.Tensor:  # (n,)
     "The closed form of `scalar_relevance`: y 2^(-d_i)."
     x = _factors(x, bracketing).detach()
-    return x.prod()*torch.tensor([2.**-d for d in leaf_depths(bracketing)], dtype=x.dtype)
+    return x.prod() * torch.tensor(
+        [2.0**-d for d in leaf_depths(bracketing)], dtype=x.dtype
+    )
 
 # %% ../../nbs/01_scalar.ipynb #c4d2f7c1
 def catalan(
-    m:int, # 0, 1, 2, …
-)->int:    # C_m
+    m: int,  # 0, 1, 2, …
+) -> int:  # C_m
     "The m-th Catalan number; n factors have C_(n-1) bracketings."
-    if not isinstance(m, int) or m < 0: raise ValueError(f"m must be a whole number from 0, got {m!r}")
-    return comb(2*m, m)//(m + 1)
+    if not isinstance(m, int) or m < 0:
+        raise ValueError(f"m must be a whole number from 0, got {m!r}")
+    return comb(2 * m, m) // (m + 1)
 
-def _between(i, j): # all bracketings of the factors i … j-1
-    if j - i == 1: return [i]
-    return [(left, right) for k in range(i + 1, j) for left in _between(i, k) for right in _between(k, j)]
+
+def _between(i, j):  # all bracketings of the factors i … j-1
+    if j - i == 1:
+        return [i]
+    return [
+        (left, right)
+        for k in range(i + 1, j)
+        for left in _between(i, k)
+        for right in _between(k, j)
+    ]
+
 
 def bracketings(
-    n:int, # how many factors, 1 to 14
-)->list:   # catalan(n - 1) nested pairs
+    n: int,  # how many factors, 1 to 14
+) -> list:  # catalan(n - 1) nested pairs
     "All the ways to set brackets in a product of n factors, their order kept."
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 14:
-        raise ValueError(f"n must be a whole number from 1 to 14 (which has {catalan(13):,} bracketings), got {n!r}")
+        raise ValueError(
+            f"n must be a whole number from 1 to 14 (which has {catalan(13):,} bracketings), got {n!r}"
+        )
     return _between(0, n)
 
 # %% ../../nbs/01_scalar.ipynb #8a692f9c
 def bracketing_from_depths(
-    depths, # for each factor, left to right, its depth
-):          # the one bracketing that has them
+    depths,  # for each factor, left to right, its depth
+):  # the one bracketing that has them
     "Rebuild the tree from the depths of its leaves: pair the leftmost deepest leaf with its neighbour, until one is left."
     parts = [(d, i) for i, d in enumerate(depths)]
     while len(parts) > 1:
-        top = max(d for d, _ in parts); k = [d for d, _ in parts].index(top)
-        if k + 1 == len(parts) or parts[k + 1][0] != top: break
-        parts[k:k + 2] = [(top - 1, (parts[k][1], parts[k + 1][1]))]
+        top = max(d for d, _ in parts)
+        k = [d for d, _ in parts].index(top)
+        if k + 1 == len(parts) or parts[k + 1][0] != top:
+            break
+        parts[k : k + 2] = [(top - 1, (parts[k][1], parts[k + 1][1]))]
     if len(parts) != 1 or parts[0][0] != 0:
-        raise ValueError(f"depths must be those of a full binary tree's leaves, such as [2, 2, 1], got {list(depths)}")
+        raise ValueError(
+            f"depths must be those of a full binary tree's leaves, such as [2, 2, 1], got {list(depths)}"
+        )
     return parts[0][1]
 
 # %% ../../nbs/01_scalar.ipynb #9a453aa0
 def scalar_ig(
-    x,              # n numbers
-    n_steps:int=16, # points on the path from 0 to x
-)->torch.Tensor:    # (n,)
+    x,  # n numbers
+    n_steps: int = 16,  # points on the path from 0 to x
+) -> torch.Tensor:  # (n,)
     "Integrated Gradients of a product along the straight path from 0; y/n for every factor."
-    if not isinstance(n_steps, int) or n_steps < 1: raise ValueError(f"n_steps must be a whole number from 1, got {n_steps!r}")
+    if not isinstance(n_steps, int) or n_steps < 1:
+        raise ValueError(
+            f"n_steps must be a whole number from 1, got {n_steps!r}"
+        )
     x = _factors(x).detach()
-    alpha, w = (torch.from_numpy(a)[:, None]/2 for a in np.polynomial.legendre.leggauss(n_steps))
-    path = ((alpha + 0.5)*x).requires_grad_()                     # [n_steps, n], nodes moved from [-1, 1] to [0, 1]
-    g, = torch.autograd.grad(path.prod(-1).sum(), path)
-    return x*(w*g).sum(0)
+    alpha, w = (
+        torch.from_numpy(a)[:, None] / 2
+        for a in np.polynomial.legendre.leggauss(n_steps)
+    )
+    path = (
+        (alpha + 0.5) * x
+    ).requires_grad_()  # [n_steps, n], nodes moved from [-1, 1] to [0, 1]
+    (g,) = torch.autograd.grad(path.prod(-1).sum(), path)
+    return x * (w * g).sum(0)
 
 # %% ../../nbs/01_scalar.ipynb #3836fe15
 def scalar_table(
-    x=(2, 3, 4), # n numbers
-)->list:         # a dict per bracketing, ready for `Results.add`
+    x=(2, 3, 4),  # n numbers
+) -> list:  # a dict per bracketing, ready for `Results.add`
     "Every bracketing of the product of `x` with its LRP relevance, beside LOO and Integrated Gradients."
     x = _factors(x).detach()
     loo, ig = scalar_loo(x).tolist(), scalar_ig(x, max(16, len(x))).tolist()
-    return [dict(i=i, graph=bracketing_name(b), x=x.tolist(), y=x.prod().item(), lrp=scalar_relevance(x, b).tolist(), loo=loo, ig=ig)
-            for i, b in enumerate(sorted(bracketings(len(x)), key=leaf_depths, reverse=True))]
+    return [
+        dict(
+            i=i,
+            graph=bracketing_name(b),
+            x=x.tolist(),
+            y=x.prod().item(),
+            lrp=scalar_relevance(x, b).tolist(),
+            loo=loo,
+            ig=ig,
+        )
+        for i, b in enumerate(
+            sorted(bracketings(len(x)), key=leaf_depths, reverse=True)
+        )
+    ]

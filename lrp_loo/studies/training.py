@@ -12,179 +12,504 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
-from transformers import (AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification,
-                          get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup)
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+)
 from .. import UsageError
 from ..core import versions, write_text_atomic
 from ..data import load_digit_images, load_texts, source_label, vit_pixels
-from ..models import DEMOS, LABELS, _quiet, accuracy, demo_base, demo_folder, load_demo
+from lrp_loo.models import (
+    DEMOS,
+    LABELS,
+    _quiet,
+    accuracy,
+    demo_base,
+    demo_folder,
+    load_demo,
+)
 
 # %% ../../nbs/43_training.ipynb #6a383464
-TRAINING = {'sst2': dict(epochs=4, max_length=128, dropout=0.1), 'imdb': dict(epochs=1, max_length=192, dropout=0.0)}
+TRAINING = {
+    'sst2': dict(epochs=4, max_length=128, dropout=0.1),
+    'imdb': dict(epochs=1, max_length=192, dropout=0.0),
+}
 
-def _batches(lengths, batch_size, rng): # random batches of similar length: sorted inside windows of 50 batches, then shuffled
+
+def _batches(
+    lengths,
+    batch_size,
+    rng,
+    # random batches of similar length: sorted inside windows of 50 batches,
+    # then shuffled
+):
     batches = []
-    for window in torch.randperm(len(lengths), generator=rng).split(batch_size*50):
-        batches += list(window[torch.tensor([lengths[i] for i in window]).argsort()].split(batch_size))
+    for window in torch.randperm(len(lengths), generator=rng).split(
+        batch_size * 50
+    ):
+        batches += list(
+            window[torch.tensor([lengths[i] for i in window]).argsort()].split(
+                batch_size
+            )
+        )
     return [batches[k] for k in torch.randperm(len(batches), generator=rng)]
 
+
 def train_adapter(
-    texts:list,        # training texts
-    labels:list,       # their labels, 0 or 1
-    out,               # the adapter folder to write
-    rank:int=8, alpha:int=16, # LoRA's rank and scale
-    lr:float=1e-3,     # AdamW, linear warm-up over 6 % of the steps, linear decay
-    epochs:int=1, batch_size:int=32,
-    max_length:int=256, # training texts are cut here
-    dropout:float=0.,  # of hidden states and attention weights
-    seed:int=0,
-)->dict:               # the options, for the model card
+    texts: list,  # training texts
+    labels: list,  # their labels, 0 or 1
+    out,  # the adapter folder to write
+    rank: int = 8,
+    alpha: int = 16,  # LoRA's rank and scale
+    # AdamW, linear warm-up over 6 % of the steps, linear decay
+    lr: float = 1e-3,
+    epochs: int = 1,
+    batch_size: int = 32,
+    max_length: int = 256,  # training texts are cut here
+    dropout: float = 0.0,  # of hidden states and attention weights
+    seed: int = 0,
+) -> dict:  # the options, for the model card
     "Train a LoRA adapter and a head on MiniLM; writes peft's standard folder (safetensors)."
     from peft import LoraConfig, get_peft_model
-    options = dict(rank=rank, alpha=alpha, lr=lr, epochs=epochs, batch_size=batch_size, max_length=max_length, dropout=dropout, seed=seed)
+
+    options = dict(
+        rank=rank,
+        alpha=alpha,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        max_length=max_length,
+        dropout=dropout,
+        seed=seed,
+    )
     with torch.random.fork_rng(), _quiet():
         torch.manual_seed(seed)
         tok = AutoTokenizer.from_pretrained(demo_base())
-        base = AutoModelForSequenceClassification.from_pretrained(demo_base(), num_labels=2, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-        model = get_peft_model(base, LoraConfig(task_type='SEQ_CLS', r=rank, lora_alpha=alpha, target_modules=['query', 'key', 'value', 'dense'])).train()
-        _fit_classifier(model, tok, texts, labels, lr, epochs, batch_size, max_length, seed, 'training', schedule=get_linear_schedule_with_warmup, warmup=0.06)
-    model.peft_config['default'].base_model_name_or_path = 'sentence-transformers/all-MiniLM-L6-v2' # the encoder's name, not this machine's folder
-    model.save_pretrained(str(out), save_embedding_layers=False)             # they are untouched; 'auto' would ask the hub
+        base = AutoModelForSequenceClassification.from_pretrained(
+            demo_base(),
+            num_labels=2,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+        model = get_peft_model(
+            base,
+            LoraConfig(
+                task_type='SEQ_CLS',
+                r=rank,
+                lora_alpha=alpha,
+                target_modules=['query', 'key', 'value', 'dense'],
+            ),
+        ).train()
+        _fit_classifier(
+            model,
+            tok,
+            texts,
+            labels,
+            lr,
+            epochs,
+            batch_size,
+            max_length,
+            seed,
+            'training',
+            schedule=get_linear_schedule_with_warmup,
+            warmup=0.06,
+        )
+    model.peft_config[
+        'default'
+        # the encoder's name, not this machine's folder
+    ].base_model_name_or_path = 'sentence-transformers/all-MiniLM-L6-v2'
+    model.save_pretrained(
+        str(out), save_embedding_layers=False
+    )  # they are untouched; 'auto' would ask the hub
     return options
 
-def _fit(model, lr, batches, loss_of, desc, schedule=get_cosine_schedule_with_warmup, warmup=0.03): # the loop of every training: AdamW on what may be trained
+
+def _fit(
+    model,
+    lr,
+    batches,
+    loss_of,
+    desc,
+    schedule=get_cosine_schedule_with_warmup,
+    warmup=0.03,
+):  # the loop of every training: AdamW on what may be trained
     params = [p for p in model.parameters() if p.requires_grad]
-    opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.01); rate = schedule(opt, int(warmup*len(batches)), len(batches))
+    opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.01)
+    rate = schedule(opt, int(warmup * len(batches)), len(batches))
     bar = tqdm(batches, desc=desc)
     for batch in bar:
-        loss = loss_of(batch); loss.backward()
-        torch.nn.utils.clip_grad_norm_(params, 1.0); opt.step(); rate.step(); opt.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        opt.step()
+        rate.step()
+        opt.zero_grad()
         bar.set_postfix(loss=f'{loss.item():.3f}')
 
-def _fit_classifier(model, tok, texts, labels, lr, epochs, batch_size, max_length, seed, desc, **kwargs): # on batches of similar length
-    ids, labels, rng = tok(texts, truncation=True, max_length=max_length)['input_ids'], torch.as_tensor(labels), torch.Generator().manual_seed(seed)
-    def loss_of(b): return F.cross_entropy(model(**tok.pad({'input_ids': [ids[i] for i in b]}, return_tensors='pt')).logits, labels[b])
-    _fit(model, lr, [b for _ in range(epochs) for b in _batches([len(i) for i in ids], batch_size, rng)], loss_of, desc, **kwargs)
+
+def _fit_classifier(
+    model,
+    tok,
+    texts,
+    labels,
+    lr,
+    epochs,
+    batch_size,
+    max_length,
+    seed,
+    desc,
+    **kwargs,
+):  # on batches of similar length
+    ids, labels, rng = (
+        tok(texts, truncation=True, max_length=max_length)['input_ids'],
+        torch.as_tensor(labels),
+        torch.Generator().manual_seed(seed),
+    )
+
+    def loss_of(b):
+        return F.cross_entropy(
+            model(
+                **tok.pad(
+                    {'input_ids': [ids[i] for i in b]}, return_tensors='pt'
+                )
+            ).logits,
+            labels[b],
+        )
+
+    _fit(
+        model,
+        lr,
+        [
+            b
+            for _ in range(epochs)
+            for b in _batches([len(i) for i in ids], batch_size, rng)
+        ],
+        loss_of,
+        desc,
+        **kwargs,
+    )
 
 # %% ../../nbs/43_training.ipynb #d910b4a5
 def train_tokenizer(
-    texts:list,          # training texts
-    vocab_size:int=4096, # pieces, special tokens included
-):                       # a PreTrainedTokenizerFast with <s>, </s>, <pad>; texts get <s> in front
+    texts: list,  # training texts
+    vocab_size: int = 4096,  # pieces, special tokens included
+):  # a PreTrainedTokenizerFast with <s>, </s>, <pad>; texts get <s> in front
     "A byte-level BPE vocabulary learned from the texts: every string can be written in it."
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    tok = Tokenizer(models.BPE()); tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
-    tok.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=['<pad>', '<s>', '</s>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), processors.TemplateProcessing(single='<s> $A', pair='<s> $A $B', special_tokens=[('<s>', 1)])])
-    return PreTrainedTokenizerFast(tokenizer_object=tok, bos_token='<s>', eos_token='</s>', pad_token='<pad>', padding_side='right', model_max_length=256)
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
+
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer, tok.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        decoders.ByteLevel(),
+    )
+    tok.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=['<pad>', '<s>', '</s>'],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tok.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single='<s> $A', pair='<s> $A $B', special_tokens=[('<s>', 1)]
+            ),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tok,
+        bos_token='<s>',
+        eos_token='</s>',
+        pad_token='<pad>',
+        padding_side='right',
+        model_max_length=256,
+    )
+
 
 def train_causal_lm(
-    texts:list,        # training texts
-    out,               # the model folder to write
-    width:int=128, layers:int=6, heads:int=4, kv_heads:int=2, ffn:int=352, # of a Llama
-    vocab_size:int=4096, window:int=128, # tokens in a training row
-    lr:float=2e-3, epochs:int=1, batch_size:int=32, seed:int=0,
-)->dict:               # the options, for the model card
+    texts: list,  # training texts
+    out,  # the model folder to write
+    width: int = 128,
+    layers: int = 6,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ffn: int = 352,  # of a Llama
+    vocab_size: int = 4096,
+    window: int = 128,  # tokens in a training row
+    lr: float = 2e-3,
+    epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> dict:  # the options, for the model card
     "A small Llama (RMSNorm, rotary positions, gated feed-forward, grouped queries, tied embeddings), trained from nothing to predict the next token."
-    options = dict(width=width, layers=layers, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab_size=vocab_size, window=window, lr=lr, epochs=epochs, batch_size=batch_size, seed=seed)
+    options = dict(
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab_size=vocab_size,
+        window=window,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+    )
     tok = train_tokenizer(texts, vocab_size)
-    rows = torch.cat([torch.tensor(ids + [tok.eos_token_id]) for ids in tok(texts)['input_ids']])
-    rows = rows[:len(rows)//window*window].view(-1, window)
+    rows = torch.cat(
+        [
+            torch.tensor(ids + [tok.eos_token_id])
+            for ids in tok(texts)['input_ids']
+        ]
+    )
+    rows = rows[: len(rows) // window * window].view(-1, window)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tok), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=ffn,
-                                             max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=tok.pad_token_id, bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id))
-        batches = [b for _ in range(epochs) for b in torch.randperm(len(rows)).split(batch_size)]
-        _fit(model.train(), lr, batches, lambda b: model(input_ids=rows[b], labels=rows[b]).loss, 'language model')
-    model.eval().half().save_pretrained(str(out)); tok.save_pretrained(str(out))
-    return options | dict(tokens=rows.numel()*epochs)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tok),
+                hidden_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=kv_heads,
+                intermediate_size=ffn,
+                max_position_embeddings=256,
+                tie_word_embeddings=True,
+                pad_token_id=tok.pad_token_id,
+                bos_token_id=tok.bos_token_id,
+                eos_token_id=tok.eos_token_id,
+            )
+        )
+        batches = [
+            b
+            for _ in range(epochs)
+            for b in torch.randperm(len(rows)).split(batch_size)
+        ]
+        _fit(
+            model.train(),
+            lr,
+            batches,
+            lambda b: model(input_ids=rows[b], labels=rows[b]).loss,
+            'language model',
+        )
+    model.eval().half().save_pretrained(str(out))
+    tok.save_pretrained(str(out))
+    return options | dict(tokens=rows.numel() * epochs)
 
 # %% ../../nbs/43_training.ipynb #b738859e
 @torch.no_grad()
 def mean_loss(
-    model, tokenizer, # a causal language model
-    texts:list,       # n strings
-    max_length:int=128, # texts are cut here
-)->float:             # mean negative log-likelihood per token, in nats
+    model,
+    tokenizer,  # a causal language model
+    texts: list,  # n strings
+    max_length: int = 128,  # texts are cut here
+) -> float:  # mean negative log-likelihood per token, in nats
     "How well a language model predicts the next token."
     total = count = 0
     for t in texts:
-        ids = tokenizer(t, truncation=True, max_length=max_length, return_tensors='pt')['input_ids']; n = ids.shape[1] - 1
-        total += model(input_ids=ids, labels=ids).loss.item()*n; count += n
-    return total/count
+        ids = tokenizer(
+            t, truncation=True, max_length=max_length, return_tensors='pt'
+        )['input_ids']
+        n = ids.shape[1] - 1
+        total += model(input_ids=ids, labels=ids).loss.item() * n
+        count += n
+    return total / count
 
 # %% ../../nbs/43_training.ipynb #bcb32bcb
 def train_decoder_classifier(
-    texts:list,        # training texts
-    labels:list,       # their labels, 0 or 1
-    out,               # the model folder to write
-    base=None,         # folder of the language model; the shipped one by default
-    lr:float=5e-4, epochs:int=2, batch_size:int=32, max_length:int=128, seed:int=0,
-)->dict:               # the options, for the model card
+    texts: list,  # training texts
+    labels: list,  # their labels, 0 or 1
+    out,  # the model folder to write
+    base=None,  # folder of the language model; the shipped one by default
+    lr: float = 5e-4,
+    epochs: int = 2,
+    batch_size: int = 32,
+    max_length: int = 128,
+    seed: int = 0,
+) -> dict:  # the options, for the model card
     "Fine-tune a small decoder as a sequence classifier."
-    options, base = dict(lr=lr, epochs=epochs, batch_size=batch_size, max_length=max_length, seed=seed), str(base or demo_folder('reviews'))
+    options, base = (
+        dict(
+            lr=lr,
+            epochs=epochs,
+            batch_size=batch_size,
+            max_length=max_length,
+            seed=seed,
+        ),
+        str(base or demo_folder('reviews')),
+    )
     tok = AutoTokenizer.from_pretrained(base, local_files_only=True)
     with torch.random.fork_rng(), _quiet():
         torch.manual_seed(seed)
-        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, dtype=torch.float32, local_files_only=True)
-        _fit_classifier(model.train(), tok, texts, labels, lr, epochs, batch_size, max_length, seed, 'classifier')
-    model.eval().half().save_pretrained(str(out)); AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(str(out)) # as it was before it cut and padded
+        model = AutoModelForSequenceClassification.from_pretrained(
+            base,
+            num_labels=2,
+            id2label=LABELS,
+            label2id={v: k for k, v in LABELS.items()},
+            dtype=torch.float32,
+            local_files_only=True,
+        )
+        _fit_classifier(
+            model.train(),
+            tok,
+            texts,
+            labels,
+            lr,
+            epochs,
+            batch_size,
+            max_length,
+            seed,
+            'classifier',
+        )
+    model.eval().half().save_pretrained(str(out))
+    AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(
+        str(out)
+    )  # as it was before it cut and padded
     return options
 
 # %% ../../nbs/43_training.ipynb #28e1b42e
 def train_vit(
-    images:torch.Tensor, # (n, side, side), 0 to 1
-    labels:torch.Tensor, # (n,)
-    out,                 # the model folder to write
-    width:int=64, layers:int=6, heads:int=4, ffn:int=128, patch:int=4, # of a ViT
-    lr:float=2e-3, epochs:int=8, batch_size:int=128, seed:int=0,
-)->dict:                 # the options, for the model card
+    images: torch.Tensor,  # (n, side, side), 0 to 1
+    labels: torch.Tensor,  # (n,)
+    out,  # the model folder to write
+    width: int = 64,
+    layers: int = 6,
+    heads: int = 4,
+    ffn: int = 128,
+    patch: int = 4,  # of a ViT
+    lr: float = 2e-3,
+    epochs: int = 8,
+    batch_size: int = 128,
+    seed: int = 0,
+) -> dict:  # the options, for the model card
     "A small Vision Transformer, trained from nothing; images are shifted by up to two pixels."
-    options = dict(width=width, layers=layers, heads=heads, ffn=ffn, patch=patch, lr=lr, epochs=epochs, batch_size=batch_size, seed=seed)
-    x = vit_pixels(images)                                           # [n, 1, 28, 28]
+    options = dict(
+        width=width,
+        layers=layers,
+        heads=heads,
+        ffn=ffn,
+        patch=patch,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    x = vit_pixels(images)  # [n, 1, 28, 28]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = ViTForImageClassification(ViTConfig(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=ffn, image_size=x.shape[-1], patch_size=patch, num_channels=1, num_labels=int(labels.max()) + 1))
+        model = ViTForImageClassification(
+            ViTConfig(
+                hidden_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                intermediate_size=ffn,
+                image_size=x.shape[-1],
+                patch_size=patch,
+                num_channels=1,
+                num_labels=int(labels.max()) + 1,
+            )
+        )
+
         def loss_of(b):
             dy, dx = torch.randint(-2, 3, (2,)).tolist()
-            return F.cross_entropy(model(pixel_values=torch.roll(x[b], (dy, dx), (2, 3))).logits, labels[b])
-        batches = [b for _ in range(epochs) for b in torch.randperm(len(x)).split(batch_size)]
+            return F.cross_entropy(
+                model(pixel_values=torch.roll(x[b], (dy, dx), (2, 3))).logits,
+                labels[b],
+            )
+
+        batches = [
+            b
+            for _ in range(epochs)
+            for b in torch.randperm(len(x)).split(batch_size)
+        ]
         _fit(model.train(), lr, batches, loss_of, 'vision transformer')
     model.eval().half().save_pretrained(str(out))
     return options
 
+
 @torch.no_grad()
 def image_accuracy(
-    model,               # an image classifier that takes tensors
-    images:torch.Tensor, # (n, side, side), 0 to 1
-    labels:torch.Tensor, # (n,)
-    batch_size:int=500,
-)->float:                # share of images whose predicted class is the label
+    model,  # an image classifier that takes tensors
+    images: torch.Tensor,  # (n, side, side), 0 to 1
+    labels: torch.Tensor,  # (n,)
+    batch_size: int = 500,
+) -> float:  # share of images whose predicted class is the label
     "Share of correct predictions."
-    right = [(model(pixel_values=vit_pixels(x)).logits.argmax(-1) == y).sum().item() for x, y in zip(images.split(batch_size), labels.split(batch_size))]
-    return sum(right)/len(labels)
+    right = [
+        (model(pixel_values=vit_pixels(x)).logits.argmax(-1) == y).sum().item()
+        for x, y in zip(images.split(batch_size), labels.split(batch_size))
+    ]
+    return sum(right) / len(labels)
 
 # %% ../../nbs/43_training.ipynb #5816a455
 _CARDS = {
-    'sst2': ('a LoRA adapter for MiniLM', 'Sentiment of single sentences (SST-2): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.'),
-    'imdb': ('a LoRA adapter for MiniLM', 'Sentiment of film reviews (IMDB): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.'),
-    'reviews': ('a small Llama', 'The next token of film reviews (IMDB training text), trained from nothing with a vocabulary of its own. It writes nothing anybody should read.'),
-    'reviews-sst2': ('a small decoder that classifies', 'Sentiment of single sentences (SST-2): 0 negative, 1 positive; the small Llama `llama-reviews`, fine-tuned whole.'),
-    'mnist': ('a small Vision Transformer', 'Handwritten digits (MNIST), trained from nothing; takes one channel of 28 × 28 from −1 to 1.'),
+    'sst2': (
+        'a LoRA adapter for MiniLM',
+        'Sentiment of single sentences (SST-2): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.',
+    ),
+    'imdb': (
+        'a LoRA adapter for MiniLM',
+        'Sentiment of film reviews (IMDB): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.',
+    ),
+    'reviews': (
+        'a small Llama',
+        'The next token of film reviews (IMDB training text), trained from nothing with a vocabulary of its own. It writes nothing anybody should read.',
+    ),
+    'reviews-sst2': (
+        'a small decoder that classifies',
+        'Sentiment of single sentences (SST-2): 0 negative, 1 positive; the small Llama `llama-reviews`, fine-tuned whole.',
+    ),
+    'mnist': (
+        'a small Vision Transformer',
+        'Handwritten digits (MNIST), trained from nothing; takes one channel of 28 × 28 from −1 to 1.',
+    ),
 }
 
+
 def write_model_card(
-    folder,        # the model's folder
-    name:str,      # one of DEMOS
-    train_info:dict, # of the training data (`TextData.info`)
-    options:dict,  # what the training returned
-    scores:dict,   # what was measured: name → number
+    folder,  # the model's folder
+    name: str,  # one of DEMOS
+    train_info: dict,  # of the training data (`TextData.info`)
+    options: dict,  # what the training returned
+    scores: dict,  # what was measured: name → number
 ):
     "The model's README.md: data, seed, hyper-parameters, what was measured."
-    title, text = _CARDS[name]; adapter = title.startswith('a LoRA')
-    rows = '\n'.join(f'| {k} | {v} |' for k, v in {**{f'training data: {k}': v for k, v in train_info.items()}, **options, **scores, **{f'version: {k}': v for k, v in versions().items() if v}}.items())
-    head = 'base_model: sentence-transformers/all-MiniLM-L6-v2\nlibrary_name: peft\ntags: [lora, text-classification, sentiment]\n' if adapter else 'library_name: transformers\n'
-    write_text_atomic(Path(folder)/'README.md', f"""---
+    title, text = _CARDS[name]
+    adapter = title.startswith('a LoRA')
+    rows = '\n'.join(
+        f'| {k} | {v} |'
+        for k, v in {
+            **{f'training data: {k}': v for k, v in train_info.items()},
+            **options,
+            **scores,
+            **{f'version: {k}': v for k, v in versions().items() if v},
+        }.items()
+    )
+    head = (
+        'base_model: sentence-transformers/all-MiniLM-L6-v2\nlibrary_name: peft\ntags: [lora, text-classification, sentiment]\n'
+        if adapter
+        else 'library_name: transformers\n'
+    )
+    write_text_atomic(
+        Path(folder) / 'README.md',
+        f"""---
 {head}license: apache-2.0
 ---
 # {DEMOS[name][0]}: {title}
@@ -195,35 +520,81 @@ Made to study explanations; not meant for decisions about anybody.
 | | |
 |---|---|
 {rows}
-""")
+""",
+    )
 
 # %% ../../nbs/43_training.ipynb #ae33d23d
 def train(
-    name:str,      # sst2, imdb, reviews, reviews-sst2 or mnist
-    data:str=None, # a folder or 'hub'; the embedded texts are too few to learn from, and taken only if named
-    out:str='trained', # the folder to write
-    limit:int=0,   # training examples (0: all)
-    seed:int=0,    # of weights and order
+    name: str,  # sst2, imdb, reviews, reviews-sst2 or mnist
+    # a folder or 'hub'; the embedded texts are too few to learn from, and taken
+    # only if named
+    data: str = None,
+    out: str = 'trained',  # the folder to write
+    limit: int = 0,  # training examples (0: all)
+    seed: int = 0,  # of weights and order
 ):
     "Train a demo model again and measure it."
-    if name not in DEMOS: raise UsageError(f"no training options for {name!r}; take one of {', '.join(DEMOS)}")
-    if data is None and source_label(data) == 'embedded': raise UsageError("no training data: name a folder (--data FOLDER, or LRP_LOO_DATA), 'hub', or, to try the code on a few sentences, 'embedded'")
-    if name == 'mnist': return _train_digits(data, out, limit or None, seed)
-    texts, split = {'reviews': 'imdb', 'reviews-sst2': 'sst2'}.get(name, name), None if source_label(data) == 'embedded' else 'train'
-    d, test = load_texts(texts, data, split=split, limit=limit or None, seed=seed), load_texts(texts, data)
+    if name not in DEMOS:
+        raise UsageError(
+            f"no training options for {name!r}; take one of {', '.join(DEMOS)}"
+        )
+    if data is None and source_label(data) == 'embedded':
+        raise UsageError(
+            "no training data: name a folder (--data FOLDER, or LRP_LOO_DATA), 'hub', or, to try the code on a few sentences, 'embedded'"
+        )
+    if name == 'mnist':
+        return _train_digits(data, out, limit or None, seed)
+    texts, split = (
+        {'reviews': 'imdb', 'reviews-sst2': 'sst2'}.get(name, name),
+        None if source_label(data) == 'embedded' else 'train',
+    )
+    d, test = (
+        load_texts(texts, data, split=split, limit=limit or None, seed=seed),
+        load_texts(texts, data),
+    )
     plain = [t.replace('<br />', ' ') for t in d.texts]
-    if name == 'reviews': options = train_causal_lm(plain, out, seed=seed)
-    elif name == 'reviews-sst2': options = train_decoder_classifier(d.texts, d.labels, out, seed=seed)
-    else: options = train_adapter(d.texts, d.labels, out, seed=seed, **TRAINING[name])
-    model, shown = load_demo(name, folder=out), test.texts[:500] if name == 'reviews' else test.texts
+    if name == 'reviews':
+        options = train_causal_lm(plain, out, seed=seed)
+    elif name == 'reviews-sst2':
+        options = train_decoder_classifier(d.texts, d.labels, out, seed=seed)
+    else:
+        options = train_adapter(
+            d.texts, d.labels, out, seed=seed, **TRAINING[name]
+        )
+    model, shown = (
+        load_demo(name, folder=out),
+        test.texts[:500] if name == 'reviews' else test.texts,
+    )
     where = f"{test.info['split']} ({len(shown)} texts"
-    if name == 'reviews': score, value = f'nats per token on {where}, cut at 128 tokens)', mean_loss(*model, [t.replace('<br />', ' ') for t in shown])
-    else: score, value = f'accuracy on {where}, cut at {min(512, model[0].config.max_position_embeddings)} tokens)', accuracy(*model, test.texts, test.labels, progress=True)
+    if name == 'reviews':
+        score, value = (
+            f'nats per token on {where}, cut at 128 tokens)',
+            mean_loss(*model, [t.replace('<br />', ' ') for t in shown]),
+        )
+    else:
+        score, value = (
+            f'accuracy on {where}, cut at {min(512, model[0].config.max_position_embeddings)} tokens)',
+            accuracy(*model, test.texts, test.labels, progress=True),
+        )
     write_model_card(out, name, d.info, options, {score: round(value, 4)})
-    print(f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})")
+    print(
+        f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})"
+    )
+
 
 def _train_digits(data, out, limit, seed):
-    (x, y, info), (tx, ty, _) = (load_digit_images(data, s, side=28) for s in ('train', 'test'))
-    options = train_vit(x[:limit], y[:limit], out, seed=seed); value = image_accuracy(load_demo('mnist', folder=out)[0], tx, ty)
-    write_model_card(out, 'mnist', info, options, {f'accuracy on test ({len(ty)} images)': round(value, 4)})
-    print(f"{out}: accuracy {value:.4f} on {len(ty)} test images of {info['name']} ({info['source']})")
+    (x, y, info), (tx, ty, _) = (
+        load_digit_images(data, s, side=28) for s in ('train', 'test')
+    )
+    options = train_vit(x[:limit], y[:limit], out, seed=seed)
+    value = image_accuracy(load_demo('mnist', folder=out)[0], tx, ty)
+    write_model_card(
+        out,
+        'mnist',
+        info,
+        options,
+        {f'accuracy on test ({len(ty)} images)': round(value, 4)},
+    )
+    print(
+        f"{out}: accuracy {value:.4f} on {len(ty)} test images of {info['name']} ({info['source']})"
+    )
