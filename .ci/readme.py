@@ -1,5 +1,6 @@
 """README.md from nbs/index.ipynb, without Quarto.   python .ci/readme.py [--check]
-Code cells that start with `#| echo: false` show their output only, those with `#| hide` nothing."""
+Code cells that start with `#| echo: false` show their output only, those with `#| hide` nothing.
+"""
 
 import re
 import sys

@@ -1,5 +1,6 @@
 """What must hold of the built site, each breach named with its page.   python .ci/site.py [--build] [FOLDER, default _docs]
-`--build` makes it first, by docs/mkdocs.yml; a warning there is a failure. Every page of nbs/ is there with its title; links, anchors and pictures resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or Markdown shows raw; equations are MathML."""
+`--build` makes it first, by docs/mkdocs.yml; a warning there is a failure. Every page of nbs/ is there with its title; links, anchors and pictures resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or Markdown shows raw; equations are MathML.
+"""
 
 import json
 import os
@@ -39,13 +40,17 @@ LOADED_LINKS = {
 RAW = {
     'a directive': r'^\s*#\|',
     'a traceback': r'Traceback \(most recent call last\)',
-    'an error of LaTeX': r'Undefined control sequence|Math Processing Error|LatexError|merror',
+    'an error of LaTeX': (
+        r'Undefined control sequence|Math Processing Error|LatexError|merror'
+    ),
     'this machine': r'/(?:home|root|work|Users)/\w',
     'a warning': r'\w+Warning: ',
     'an address in memory': r' at 0x[0-9a-f]+',
 }
 PROSE = {
-    'LaTeX': r'\$[^$\n]*\\[A-Za-z]+|\\(?:frac|sum|mathrm|begin|partial|[(\[])|\$\$',
+    'LaTeX': (
+        r'\$[^$\n]*\\[A-Za-z]+|\\(?:frac|sum|mathrm|begin|partial|[(\[])|\$\$'
+    ),
     'a link': r'\]\([\w./#-]+\)',
     'bold': r'(?<!\w)\*\*\w[^*\n]*\*\*',
     'a table': r'^\s*\|.*\|\s*$',
@@ -57,21 +62,21 @@ PROSE = {
 
 
 class Page(HTMLParser):
-    "What a page links to, loads, defines and says; `prose` is its text outside code, `code` and `math`."
+    """What a page links to, loads, defines and says; `prose` is its text
+    outside code, `code` and `math`.
+    """
 
     def __init__(self, path):
         super().__init__()
-        (
-            self.links,
-            self.loads,
-            self.ids,
-            self.prose,
-            self.text,
-            self.titles,
-            self.stack,
-            self.math,
-            self.marks,
-        ) = [], [], Counter(), [], [], [], [], 0, []
+        self.links = []
+        self.loads = []
+        self.ids = Counter()
+        self.prose = []
+        self.text = []
+        self.titles = []
+        self.stack = []
+        self.math = 0
+        self.marks = []
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag, attrs):
@@ -143,17 +148,18 @@ def outside(address):
     return bool(urlsplit(address).scheme or urlsplit(address).netloc)
 
 
-def target(
-    address, page, site, base
-):  # the file and the anchor of an address within the site
+def target(address, page, site, base):
+    "The file and the anchor of an address within the site."
     u = urlsplit(address)
     path = unquote(u.path)
     file = (
         page
         if not path
-        else site / path.removeprefix(base).lstrip('/')
-        if path.startswith('/')
-        else page.parent / path
+        else (
+            site / path.removeprefix(base).lstrip('/')
+            if path.startswith('/')
+            else page.parent / path
+        )
     )
     return (file / 'index.html' if file.is_dir() else file).resolve(), unquote(
         u.fragment
@@ -167,10 +173,8 @@ def breaches(site):
     base = settings['DEFAULT']['doc_baseurl'] + '/'
     pages = {p.resolve(): Page(p) for p in sorted(site.rglob('*.html'))}
     for nb in sorted((ROOT / 'nbs').glob('*.ipynb')):
-        cells, page = (
-            json.loads(nb.read_text(encoding='utf-8'))['cells'],
-            (site / f'{nb.stem}.html').resolve(),
-        )
+        cells = json.loads(nb.read_text(encoding='utf-8'))['cells']
+        page = (site / f'{nb.stem}.html').resolve()
         title = re.search(r'^# (.*)$', ''.join(cells[0]['source']), re.M)[1]
         if page not in pages:
             yield page.name, f'is missing, the page of nbs/{nb.name}'
@@ -201,7 +205,10 @@ def breaches(site):
             if pages[page].math < equations:
                 yield (
                     page.name,
-                    f'shows {pages[page].math} equations, the notebook has {equations}',
+                    (
+                        f'shows {pages[page].math} equations, the notebook has'
+                        f' {equations}'
+                    ),
                 )
             figures = sum(
                 'image/png' in o.get('data', {})
@@ -244,21 +251,29 @@ def breaches(site):
         for mark in page.marks:
             yield (
                 name,
-                f'holds an equation that was not drawn'
-                if mark == 'arithmatex'
-                else f'loads {mark} by style',
+                (
+                    'holds an equation that was not drawn'
+                    if mark == 'arithmatex'
+                    else f'loads {mark} by style'
+                ),
             )
         for what, pattern in RAW.items():
             for m in re.finditer(pattern, ''.join(page.text), re.M):
                 yield (
                     name,
-                    f'shows {what}: {m.string[max(0, m.start() - 20) : m.end() + 60]!r}',
+                    (
+                        f'shows {what}:'
+                        f' {m.string[max(0, m.start() - 20) : m.end() + 60]!r}'
+                    ),
                 )
         for what, pattern in PROSE.items():
             for m in re.finditer(pattern, ''.join(page.prose), re.M):
                 yield (
                     name,
-                    f'shows {what} as Markdown wrote it: {m.string[max(0, m.start() - 20) : m.end() + 60]!r}',
+                    (
+                        f'shows {what} as Markdown wrote it:'
+                        f' {m.string[max(0, m.start() - 20) : m.end() + 60]!r}'
+                    ),
                 )
     for css in sorted(site.rglob('*.css')):
         for address in re.findall(

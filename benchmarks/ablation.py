@@ -17,9 +17,12 @@ if __name__ == '__main__':
         methods = {
             i: ('attn_lrp', dict(bypass_softmax=s)) for i, s in enumerate(sets)
         }
-        ours = lambda: [
-            explain_methods(model, tokenizer, [e], methods) for e in encs
-        ]
+
+        def ours():
+            return [
+                explain_methods(model, tokenizer, [e], methods) for e in encs
+            ]
+
         record(
             args,
             f'layer-wise ablation, {len(sets)} configurations, {name}',

@@ -1,5 +1,6 @@
 """What all benchmarks share: texts, pairs measured in turn, and the file that the ratios go to.
-Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install -e '.[bench]')."""
+Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install -e '.[bench]').
+"""
 
 import argparse
 import json
@@ -27,7 +28,10 @@ def arguments(doc, **defaults):
     )
     p.add_argument(
         '--data',
-        help="a folder laid out as the hub's data sets, or 'embedded' (default: LRP_LOO_DATA, else embedded)",
+        help=(
+            "a folder laid out as the hub's data sets, or 'embedded' (default:"
+            " LRP_LOO_DATA, else embedded)"
+        ),
     )
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--out', default=str(OUT))
@@ -37,10 +41,13 @@ def arguments(doc, **defaults):
 
 
 def texts(name, args, n, longest=128, shortest=0):
-    "Model, tokenizer, the first n texts of the draw with seed 0 that have so many tokens, and what they are."
+    """Model, tokenizer, the first n texts of the draw with seed 0 that have so
+    many tokens, and what they are.
+    """
     model, tokenizer = load_demo(name)
     model.requires_grad_(False)
-    d, out = load_texts(name, args.data, seed=0), []
+    d = load_texts(name, args.data, seed=0)
+    out = []
     for t in d.texts:
         k = len(
             tokenizer(t, truncation=True, max_length=longest + 1)['input_ids']
@@ -68,14 +75,18 @@ def texts(name, args, n, longest=128, shortest=0):
 
 
 def bypass_sets(L):
-    "The 3L sets of bypassed layers of the layer-wise ablation; a set that two sweeps share counts twice, as it does in separate runs."
+    """The 3L sets of bypassed layers of the layer-wise ablation; a set that
+    two sweeps share counts twice, as it does in separate runs.
+    """
     return [
         tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)
     ]
 
 
 def pairs(a, b, rounds, warm_up=True):
-    "Seconds of a and b in turn after one warm-up of each; the median of b/a pair by pair: how many times as fast a is."
+    """Seconds of a and b in turn after one warm-up of each; the median of b/a
+    pair by pair: how many times as fast a is.
+    """
     times = []
     for r in range(0 if warm_up else 1, rounds + 1):
         pair = []
@@ -98,7 +109,9 @@ def pairs(a, b, rounds, warm_up=True):
 
 def matmul_rate(n=1024, rounds=7):
     "Float operations a second of a square matrix product, the median of some."
-    a, b, rates = torch.randn(n, n), torch.randn(n, n), []
+    a = torch.randn(n, n)
+    b = torch.randn(n, n)
+    rates = []
     for _ in range(rounds):
         t = time.perf_counter()
         [a @ b for _ in range(10)]
@@ -148,12 +161,16 @@ def record(args, job, against, at_least, setting, packages=(), **measured):
     reached = (
         ''
         if at_least is None
-        else f", asked for {at_least}: {'reached' if measured['ratio'] >= at_least else 'missed'}"
+        else (
+            f", asked for {at_least}:"
+            f" {'reached' if measured['ratio'] >= at_least else 'missed'}"
+        )
     )
     print(
         f"{job} against {against}: {measured['ratio']:.2f} times as fast"
         + (
-            f" (from {measured['low']:.2f} to {measured['high']:.2f}; {measured['ours']:.2f} s against {measured['other']:.2f} s)"
+            f" (from {measured['low']:.2f} to {measured['high']:.2f};"
+            f" {measured['ours']:.2f} s against {measured['other']:.2f} s)"
             if 'low' in measured
             else ''
         )

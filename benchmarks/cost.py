@@ -1,7 +1,8 @@
 """What the methods cost, as ratios measured in turn (A B A B …) in one process: medians over rounds.
 AttnLRP and CP-LRP against the plain gradient × input; removal against AttnLRP; exact LOO (`leave_one_out`) against one masked forward pass at a time.
 With --long: one text of 512 tokens, removal against AttnLRP, and exact LOO (once: it takes minutes) against removal.
-Embedded texts, the demo model, CPU.   python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out results/cost.json]"""
+Embedded texts, the demo model, CPU.   python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out results/cost.json]
+"""
 
 import argparse
 import os
@@ -32,7 +33,9 @@ def one_by_one(model, encs):
 
 
 def ratio(a, b, rounds):
-    "Seconds of a and b, alternating; the median of the ratios a/b pair by pair."
+    """Seconds of a and b, alternating; the median of the ratios a/b pair by
+    pair.
+    """
     times = []
     for r in range(
         rounds + (rounds > 1)
@@ -55,11 +58,15 @@ def ratio(a, b, rounds):
     )
 
 
-def short(texts, rounds):  # name → (a, b, rounds)
+def short(texts, rounds):
+    "Name → (a, b, rounds)."
     model, tokenizer = load_demo('sst2')
     texts = load_texts('sst2', 'embedded', limit=texts).texts
     encs = [encode(model, tokenizer, t) for t in texts]
-    run = lambda method: lambda: explain(model, tokenizer, texts, method=method)
+
+    def run(method):
+        return lambda: explain(model, tokenizer, texts, method=method)
+
     return encs, {
         'removal / attn_lrp': (run('removal'), run('attn_lrp'), rounds),
         'attn_lrp / grad_x_input': (
@@ -85,9 +92,10 @@ def long(rounds):
         truncation=True,
         max_length=512,
     )
-    one = lambda method, **kw: (
-        lambda: explain_batch(model, tokenizer, [enc], method, **kw)
-    )
+
+    def one(method, **kw):
+        return lambda: explain_batch(model, tokenizer, [enc], method, **kw)
+
     return [enc], {
         'removal / attn_lrp': (one('removal'), one('attn_lrp'), rounds),
         'removal, 9 passes / attn_lrp': (
@@ -133,6 +141,7 @@ if __name__ == '__main__':
         m = ratio(a, b, rounds)
         r.add(dict(i=i, pair=name, **m))
         print(
-            f"{name:40s} ratio {m['ratio']:.2f} (from {m['low']:.2f} to {m['high']:.2f}; {m['ours']:.2f} s against {m['other']:.2f} s)",
+            f"{name:40s} ratio {m['ratio']:.2f} (from {m['low']:.2f} to"
+            f" {m['high']:.2f}; {m['ours']:.2f} s against {m['other']:.2f} s)",
             flush=True,
         )

@@ -46,7 +46,10 @@ if __name__ == '__main__':
                     maps['loo'].target,
                 )
             )
-        ours = lambda: many_perturbation_curves(model, *map(list, zip(*jobs)))
+
+        def ours():
+            return many_perturbation_curves(model, *map(list, zip(*jobs)))
+
         record(
             args,
             f'MoRF and LeRF of five methods, {name}',

@@ -10,7 +10,9 @@ from lrp_loo.methods import N_STEPS
 
 
 def captum(model, tokenizer, encs):
-    f = lambda ids, mask: model(input_ids=ids, attention_mask=mask).logits
+    def f(ids, mask):
+        return model(input_ids=ids, attention_mask=mask).logits
+
     lig = LayerIntegratedGradients(f, model.get_input_embeddings())
     for e in encs:
         ids = e['input_ids']

@@ -17,7 +17,8 @@ from lrp_loo.methods import explain_batch
 from lrp_loo.core import Results
 from lrp_loo.models import encode
 
-LENGTHS, NUMBERS = (16, 32, 64, 128, 256, 512), (1, 4, 16, 64)
+LENGTHS = (16, 32, 64, 128, 256, 512)
+NUMBERS = (1, 4, 16, 64)
 OF_MANY = (
     'grad_x_input',
     'attn_lrp',
@@ -41,9 +42,8 @@ METHODS = {
 }
 
 
-def text(
-    model, tokenizer, n
-):  # our sentences, one after another, cut at n tokens
+def text(model, tokenizer, n):
+    "Our sentences, one after another, cut at n tokens."
     return encode(
         model,
         tokenizer,
@@ -53,7 +53,8 @@ def text(
     )
 
 
-def seconds(run, rounds):  # the median; one round is enough of what takes long
+def seconds(run, rounds):
+    "The median; one round is enough of what takes long."
     run()
     times = []
     while len(times) < (1 if times and times[0] > 8 else rounds):
@@ -63,7 +64,8 @@ def seconds(run, rounds):  # the median; one round is enough of what takes long
     return dict(seconds=statistics.median(times), rounds=len(times))
 
 
-def peak():  # MiB, since the last `forget_peak`
+def peak():
+    "MiB, since the last `forget_peak`."
     return (
         int(
             next(
@@ -76,14 +78,16 @@ def peak():  # MiB, since the last `forget_peak`
     )
 
 
-# Linux: free memory goes back to the system and the high-water mark falls to
-# what is in use; what loading the model took would hide a short text
 def forget_peak():
+    """Linux: free memory goes back to the system and the high-water mark falls
+    to what is in use; what loading the model took would hide a short text.
+    """
     ctypes.CDLL('libc.so.6').malloc_trim(0)
     Path('/proc/self/clear_refs').write_text('5')
 
 
-def one(name, n):  # MiB above what the loaded model takes
+def one(name, n):
+    "MiB above what the loaded model takes."
     model, tokenizer = load_demo('sst2')
     model.requires_grad_(False)
     m, kw = METHODS[name]
@@ -138,7 +142,8 @@ if __name__ == '__main__':
             ) | dict(mib=mib)
             r.add(dict(i=i, method=name, tokens=n, texts=1) | row)
             print(
-                f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s {mib:8.0f} MiB",
+                f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s"
+                f" {mib:8.0f} MiB",
                 flush=True,
             )
     own = load_texts('sst2', 'embedded').texts

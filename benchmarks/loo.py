@@ -11,7 +11,9 @@ from lrp_loo.loo import many_loo
 
 
 def captum(model, encs, per_eval):
-    "Word ids ablated by Captum: the forward function masks the keys of ids that were set to −1."
+    """Word ids ablated by Captum: the forward function masks the keys of ids
+    that were set to −1.
+    """
 
     def f(ids, own, types):
         gone = ids < 0
@@ -49,14 +51,13 @@ def masked(model, encs):
             )
 
 
-def arithmetic(
-    model,
-    encs,
-    # float operations of every variant's products in full: projections and
-    # feed-forward, attention
-):
+def arithmetic(model, encs):
+    """Float operations of every variant's products in full: projections and
+    feed-forward, attention.
+    """
     c = model.config
-    d, L = c.hidden_size, c.num_hidden_layers
+    d = c.hidden_size
+    L = c.num_hidden_layers
     per_token = 2 * (4 * d * d + 2 * d * c.intermediate_size)
     return sum(
         L * T * (T * per_token + 4 * T * T * d)
@@ -67,7 +68,10 @@ def arithmetic(
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=48)
     model, tokenizer, _, encs, setting = texts('sst2', args, args.sentences)
-    ours = lambda: many_loo(model, encs)
+
+    def ours():
+        return many_loo(model, encs)
+
     best = min(
         (64, 256),
         key=lambda n: pairs(
@@ -100,12 +104,14 @@ if __name__ == '__main__':
         setting,
         **pairs(ours, lambda: masked(model, encs), args.rounds),
     )
-    flops, ratios = arithmetic(model, encs), []
+    flops = arithmetic(model, encs)
+    ratios = []
     for _ in range(args.rounds):
         before = matmul_rate()
         t = time.perf_counter()
         ours()
-        t, rate = time.perf_counter() - t, (before + matmul_rate()) / 2
+        t = time.perf_counter() - t
+        rate = (before + matmul_rate()) / 2
         ratios.append(
             (t, flops / rate)
         )  # this machine's rate drifts: measured on both sides
@@ -113,7 +119,8 @@ if __name__ == '__main__':
     record(
         args,
         'exact LOO, SST-2',
-        'the arithmetic of every variant in full, at the measured rate of a matrix product',
+        'the arithmetic of every variant in full, at the measured rate of a'
+        ' matrix product',
         1.0,
         setting | dict(flops=flops, rate=rate),
         ours=sorted(a for a, _ in ratios)[len(ratios) // 2],

@@ -54,5 +54,6 @@ if __name__ == '__main__':
         **pairs(run['ours'], run['captum'], args.rounds, warm_up=False),
     )
     print(
-        f"peak memory of the process: ours {peak['ours']:.2f} GiB (asked for: under 2), Captum {peak['captum']:.2f} GiB"
+        f"peak memory of the process: ours {peak['ours']:.2f} GiB (asked for:"
+        f" under 2), Captum {peak['captum']:.2f} GiB"
     )

@@ -36,7 +36,9 @@ for line in sys.stdin: t = time.perf_counter(); run(); print(time.perf_counter()
 
 
 def plain(model, encs):
-    "Gradient × input as one would write it: batches of like length, padded; the embeddings as a leaf."
+    """Gradient × input as one would write it: batches of like length, padded;
+    the embeddings as a leaf.
+    """
     order = sorted(
         range(len(encs)), key=lambda i: encs[i]['input_ids'].shape[1]
     )
@@ -104,9 +106,10 @@ def against_lxt(args, model, encs, setting, ours):
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=192)
     model, tokenizer, shown, encs, setting = texts('sst2', args, args.sentences)
-    ours = lambda method='attn_lrp': explain(
-        model, tokenizer, shown, method=method, batch_size=BATCH
-    )
+
+    def ours(method='attn_lrp'):
+        return explain(model, tokenizer, shown, method=method, batch_size=BATCH)
+
     record(
         args,
         'AttnLRP over a data set',

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAYERS, TOKENS, WIDTH = (4, 9, 16, 36, 64), 512, 256
+LAYERS = (4, 9, 16, 36, 64)
+TOKENS = 512
+WIDTH = 256
 
 
-def measure(
-    layers, checkpoint
-):  # MiB above what the loaded model takes, and seconds of the second pass
+def measure(layers, checkpoint):
+    "MiB above what the loaded model takes, and seconds of the second pass."
     import resource
     import time
 
@@ -39,7 +40,10 @@ def measure(
         input_ids=torch.randint(0, 100, (1, TOKENS)),
         attention_mask=torch.ones(1, TOKENS, dtype=torch.long),
     )
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
     short = {k: v[:, :8] for k, v in batch.items()}
     lrp_scores(model, None, short, checkpoint=checkpoint)
     before = peak()  # everything is imported and allocated once
@@ -78,7 +82,8 @@ def main():
         fresh=True,
     )
     print(
-        f'{"layers":>6} {"plain MiB":>10} {"checkpointed MiB":>17} {"time ratio":>11}'
+        f'{"layers":>6} {"plain MiB":>10} {"checkpointed MiB":>17}'
+        f' {"time ratio":>11}'
     )
     for i, layers in enumerate(LAYERS):
         plain, check = (
@@ -102,7 +107,8 @@ def main():
             )
         )
         print(
-            f"{layers:6d} {plain['mib']:10.0f} {check['mib']:17.0f} {check['seconds'] / plain['seconds']:11.2f}"
+            f"{layers:6d} {plain['mib']:10.0f} {check['mib']:17.0f}"
+            f" {check['seconds'] / plain['seconds']:11.2f}"
         )
 
 

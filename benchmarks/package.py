@@ -1,6 +1,7 @@
 """The package as a user gets it: the wheel's size, an empty environment that it is installed into, what works from there, and how long imports take.   python benchmarks/package.py [--out results/package.json]
 
-Needs the package index. Runs outside the clone, so that nothing of it can help."""
+Needs the package index. Runs outside the clone, so that nothing of it can help.
+"""
 
 import argparse
 import os
@@ -14,13 +15,17 @@ from pathlib import Path
 from lrp_loo.core import Results
 
 ROOT = Path(__file__).resolve().parent.parent
-USE = "import lrp_loo; print(lrp_loo.__file__); a = lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a gripping, funny film', method='removal')[0]; print(a)"
+USE = (
+    "import lrp_loo; print(lrp_loo.__file__); a ="
+    " lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a gripping, funny film',"
+    " method='removal')[0]; print(a)"
+)
 FIRST = "from lrp_loo import explain"
 
 
-def seconds(
-    words, rounds=5
-):  # wall time of a process, the least and the median
+def seconds(words, rounds=5):
+    "Wall time of a process, the least and the median."
+
     def one():
         t = time.perf_counter()
         subprocess.run(
@@ -58,7 +63,8 @@ def run(*words):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', default=ROOT / 'results' / 'package.json')
-    args, results = parser.parse_args(), None
+    args = parser.parse_args()
+    results = None
     with tempfile.TemporaryDirectory() as d:
         run(
             sys.executable,

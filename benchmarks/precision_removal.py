@@ -30,12 +30,15 @@ SETTINGS = {
 
 
 def one_text(model, double, tokenizer, encs, i):
-    "A row without its number: both errors, in units of the text's largest score."
+    """A row without its number: both errors, in units of the text's largest
+    score.
+    """
     enc = encs[i]
     n = enc['input_ids'].shape[1]
-    scores = lambda m, batch: removal_scores(m, tokenizer, batch)[0][
-        0, :n
-    ].double()
+
+    def scores(m, batch):
+        return removal_scores(m, tokenizer, batch)[0][0, :n].double()
+
     alone = scores(model, enc)
     exact = scores(double, enc)
     beside = scores(
@@ -43,7 +46,10 @@ def one_text(model, double, tokenizer, encs, i):
         pad_batch(tokenizer, [enc, encs[i - 1], encs[(i + 1) % len(encs)]]),
     )
     largest = float(exact.abs().max())
-    of = lambda other: float((alone - other).abs().max()) / largest
+
+    def of(other):
+        return float((alone - other).abs().max()) / largest
+
     return dict(n_tokens=n, double=of(exact), batch=of(beside))
 
 
@@ -63,7 +69,9 @@ def rows(data, limit, threads, start):
 
 
 def in_process(data, limit, setting, start):
-    "The rows of a setting as they come from a process of its own: torch chooses its kernels once."
+    """The rows of a setting as they come from a process of its own: torch
+    chooses its kernels once.
+    """
     kernels, threads = SETTINGS[setting]
     env = {**os.environ, 'OMP_NUM_THREADS': str(threads)}
     if kernels:
@@ -108,8 +116,10 @@ def main(args):
         settings={
             s: [k or 'native', n, limits[s]] for s, (k, n) in SETTINGS.items()
         },
-        errors='largest difference of a score over the largest score of the text: '
-        'float32 against float64, and alone against beside two other texts',
+        errors=(
+            'largest difference of a score over the largest score of the text: '
+            'float32 against float64, and alone against beside two other texts'
+        ),
     )
     results = Results(args.out, config, fresh=args.fresh)
     for k, setting in enumerate(SETTINGS):
@@ -121,7 +131,10 @@ def main(args):
             in_process(args.data, limits[setting], setting, start), start
         ):
             results.add(dict(i=first + i, setting=setting, **row))
-    of = lambda s, e: [r[e] for r in results.rows if r['setting'] == s]
+
+    def of(s, e):
+        return [r[e] for r in results.rows if r['setting'] == s]
+
     results.summary = {
         s: dict(
             n=len(of(s, 'double')),
@@ -133,7 +146,8 @@ def main(args):
     results.save()
     for s, found in results.summary.items():
         print(
-            f"{s}: {found['n']} texts, float64 {found['double']:.1e}, batch {found['batch']:.1e}"
+            f"{s}: {found['n']} texts, float64 {found['double']:.1e}, batch"
+            f" {found['batch']:.1e}"
         )
 
 

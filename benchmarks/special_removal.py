@@ -27,7 +27,9 @@ def without_in_layer(model, enc, readout, layer, n_layers):
 
 
 def layers_of(model, enc):
-    "[CLS] layer by layer: what the estimate says, what hiding it there alone does, and how much the other rows look at it."
+    """[CLS] layer by layer: what the estimate says, what hiding it there alone
+    does, and how much the other rows look at it.
+    """
     per_head, value, readout = removal_pass(model, enc)
     maps = attention_maps(model, **enc)
     n = len(maps)
@@ -66,17 +68,21 @@ def row(model, tokenizer, enc):
 
 
 def summary_of(rows):
-    share = lambda xs: sum(xs) / len(rows)
-    wrong = lambda token, name: share(
-        r[token][name] * r[token]['loo'] < 0 for r in rows
-    )
-    mean = lambda what: (
-        torch.tensor([r['layers'][what] for r in rows])
-        .double()
-        .abs()
-        .mean(0)
-        .tolist()
-    )
+    def share(xs):
+        return sum(xs) / len(rows)
+
+    def wrong(token, name):
+        return share(r[token][name] * r[token]['loo'] < 0 for r in rows)
+
+    def mean(what):
+        return (
+            torch.tensor([r['layers'][what] for r in rows])
+            .double()
+            .abs()
+            .mean(0)
+            .tolist()
+        )
+
     shares = {
         name: dict(
             cls_wrong_sign=wrong('cls', name),

@@ -34,9 +34,8 @@ KINDS = {
 }
 
 
-def shares(
-    f,
-):  # seconds by kind of operation, and the operations of the products
+def shares(f):
+    "Seconds by kind of operation, and the operations of the products."
     f()
     t = time.perf_counter()
     f()
@@ -58,11 +57,10 @@ def shares(
     )
 
 
-def layer_passes(
-    L,
-    # of 3L configurations: ways back through a layer that differ, forward
-    # passes of a layer, and both of separate runs
-):
+def layer_passes(L):
+    """Of 3L configurations: ways back through a layer that differ, forward
+    passes of a layer, and both of separate runs.
+    """
     sets = bypass_sets(L)
     return dict(
         back=sum(
@@ -105,7 +103,9 @@ if __name__ == '__main__':
         r.add(dict(i=i, who=who) | shares(f))
         row = r.rows[-1]
         print(
-            f"{who:22s} {row['seconds']:6.2f} s, {row['flops'] / 1e9:.0f} GFLOP in products at {row['rate'] / 1e9:.0f} GFLOP/s (square product: {rate / 1e9:.0f}); "
+            f"{who:22s} {row['seconds']:6.2f} s, {row['flops'] / 1e9:.0f} GFLOP"
+            f" in products at {row['rate'] / 1e9:.0f} GFLOP/s (square product:"
+            f" {rate / 1e9:.0f}); "
             + ', '.join(f'{k} {v:.0%}' for k, v in row['shares'].items())
         )
     r.summary = dict(layer_passes=layer_passes(n_layers(model)))

@@ -19,7 +19,8 @@ def title_of(nb):
     )
 
 
-def number_of(name):  # '20_removal' → '5b'; None where a name has no number
+def number_of(name):
+    "'20_removal' → '5b'; None where a name has no number."
     m = re.match(r'0*(\d+[a-z]?)_', name)
     return m and m[1]
 
@@ -48,7 +49,8 @@ def directives(cell):
     ]
 
 
-def source_of(cell):  # without directives and magic
+def source_of(cell):
+    "Without directives and magic."
     return '\n'.join(
         line
         for line in cell.source.splitlines()
@@ -56,9 +58,8 @@ def source_of(cell):  # without directives and magic
     ).strip('\n')
 
 
-def bound(
-    statement,
-):  # the names that a statement binds: a function, a class, variables
+def bound(statement):
+    "The names that a statement binds: a function, a class, variables."
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return [statement.name]
     return [
@@ -74,11 +75,16 @@ def fenced(source):
 
 
 def folded(summary, source, attributes=''):
-    return f'<details class="source" markdown="1"{attributes}><summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
+    return (
+        '<details class="source"'
+        f' markdown="1"{attributes}><summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
+    )
 
 
 def code(source, module, names):
-    "The source of a cell, folded where it is long. `names`: what the package takes from it, linked with the reference."
+    """The source of a cell, folded where it is long. `names`: what the package
+    takes from it, linked with the reference.
+    """
     n = len(source.splitlines())
     text = folded(f'Source, {n} lines', source) if n > LONG else fenced(source)
     links = ' '.join(
@@ -92,7 +98,8 @@ def output(o, figures, alt):
     data = o.get('data', {})
     if o.output_type == 'error':
         raise ValueError(
-            f"a cell's output is an error, {o.ename}: {o.evalue}; run the notebook again"
+            f"a cell's output is an error, {o.ename}: {o.evalue}; run the"
+            " notebook again"
         )
     if 'image/png' in data:
         path = f'figures/{figures["page"]}-{len(figures)}.png'
@@ -115,12 +122,18 @@ def output(o, figures, alt):
             '\N{NO-BREAK SPACE}',
             data['text/markdown'],
         )  # a number and its error on one line
-    return f'<div class="output" markdown="1">\n\n{FENCE}text\n{(o.get("text") or data.get("text/plain", "")).rstrip()}\n{FENCE}\n\n</div>'
+    return (
+        '<div class="output"'
+        f' markdown="1">\n\n{FENCE}text\n{(o.get("text") or data.get("text/plain", "")).rstrip()}\n{FENCE}\n\n</div>'
+    )
 
 
 def linked(text, own, public):
-    """Names of the package in backticks, outside code blocks, headings and links, become links to the reference; where two modules have a name, that of `own` is meant.
-    A plain word without brackets (`product`) may mean something else, and is linked only where it is defined."""
+    """Names of the package in backticks, outside code blocks, headings and
+    links, become links to the reference; where two modules have a name,
+    that of `own` is meant. A plain word without brackets (`product`) may
+    mean something else, and is linked only where it is defined.
+    """
     home = {
         n: m
         for m, names in public.items()
@@ -140,16 +153,17 @@ def linked(text, own, public):
 
 
 def as_page(nb, name, public):
-    "The Markdown of a notebook, and its figures by path. `public`: the exported names of each module."
-    parts, figures, imports, alt, module = (
-        [],
-        {'page': name},
-        [],
-        title_of(nb),
-        module_of(nb),
-    )
+    """The Markdown of a notebook, and its figures by path. `public`: the
+    exported names of each module.
+    """
+    parts = []
+    figures = {'page': name}
+    imports = []
+    alt = title_of(nb)
+    module = module_of(nb)
     for c in nb.cells:
-        source, flags = source_of(c), directives(c)
+        source = source_of(c)
+        flags = directives(c)
         if not source or 'hide' in flags:
             continue
         body = ast.parse(source).body if c.cell_type == 'code' else []

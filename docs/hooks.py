@@ -33,11 +33,10 @@ def notebooks():
     }
 
 
-def reading_order(
-    books,
-    # as the chapters' table of the front page has them; a notebook that it
-    # leaves out is named
-):
+def reading_order(books):
+    """As the chapters' table of the front page has them; a notebook that it
+    leaves out is named.
+    """
     text = '\n'.join(c.source for c in books['index'].cells)
     rows = '\n'.join(
         re.findall(r'^\|.*$', text[text.index('## The chapters') :], re.M)
@@ -47,13 +46,15 @@ def reading_order(
     )
     for name in set(books) - set(order):
         log.warning(
-            f"nbs/{name}.ipynb is missing in the chapters' table of nbs/index.ipynb"
+            f"nbs/{name}.ipynb is missing in the chapters' table of"
+            " nbs/index.ipynb"
         )
     return order
 
 
 def label(name, nb):
-    number, title = chapter.number_of(name), chapter.title_of(nb)
+    number = chapter.number_of(name)
+    title = chapter.title_of(nb)
     return f'{number} · {title}' if number else 'Start here'
 
 
@@ -76,7 +77,8 @@ def on_config(config):
         for name, nb in books.items()
         if (m := chapter.module_of(nb)) and m != '__init__'
     }
-    config.nav, groups = [], config.extra['groups']
+    config.nav = []
+    groups = config.extra['groups']
     for name in reading_order(books):
         if name in groups:
             config.nav.append({groups[name]: []})
@@ -85,7 +87,8 @@ def on_config(config):
         )
     for name in set(groups) - set(books):
         log.warning(
-            f"docs/mkdocs.yml begins a group with {name}, and there is no such notebook"
+            f"docs/mkdocs.yml begins a group with {name}, and there is no such"
+            " notebook"
         )
     config.nav.append(
         {
@@ -103,7 +106,8 @@ def on_config(config):
 
 
 def on_files(files, config):
-    books, modules = config.extra['books'], config.extra['modules']
+    books = config.extra['books']
+    modules = config.extra['modules']
     public = {m: import_module('lrp_loo.' + m).__all__ for m in sorted(modules)}
 
     def add(path, content):
@@ -137,25 +141,32 @@ def on_files(files, config):
 
 
 def on_page_content(text, page, config, files):
-    "Equations as MathML, which browsers draw themselves. One that does not parse is a warning, and warnings fail the build."
+    """Equations as MathML, which browsers draw themselves. One that does not
+    parse is a warning, and warnings fail the build.
+    """
     tex = LatexToMathML(
         fancy_error=False, macros={'setminus': r'\mathbin{\backslash}'}
     )  # the font's own sign is too small to see in an index
 
     def convert(m):
-        kind, source = m[1], html.unescape(m[2])
+        kind = m[1]
+        source = html.unescape(m[2])
         try:
             formula = tex.convert_with_local_state(
                 source, displaystyle=kind == 'div'
             )
         except LatexError as e:
             log.warning(
-                f"{page.file.src_uri}: the equation {source!r} cannot be read: {e}"
+                f"{page.file.src_uri}: the equation {source!r} cannot be"
+                f" read: {e}"
             )
             return m[0]
         signs = html.unescape(re.sub(r'<[^>]*>', '', formula))
         config.extra['signs'].update(signs)
-        return f'<{kind} class="equation{" long" if len(signs) > 30 else ""}">{formula}</{kind}>'
+        return (
+            f'<{kind}'
+            f' class="equation{" long" if len(signs) > 30 else ""}">{formula}</{kind}>'
+        )
 
     return re.sub(
         r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
@@ -166,9 +177,12 @@ def on_page_content(text, page, config, files):
 
 
 def on_post_build(config):
-    "The font of the equations, cut down to what they use: their signs, the root, and the letters that a browser slants by itself."
+    """The font of the equations, cut down to what they use: their signs, the
+    root, and the letters that a browser slants by itself.
+    """
     options = subset.Options(flavor='woff', layout_features=['*'])
-    font, cut = subset.load_font(str(FONT), options), subset.Subsetter(options)
+    font = subset.load_font(str(FONT), options)
+    cut = subset.Subsetter(options)
     cut.populate(
         unicodes={
             *map(ord, config.extra['signs']),

@@ -14,14 +14,17 @@ from chapter import anchor, bound, fenced, linked
 EMPTY = inspect.Parameter.empty
 
 
-def escaped(
-    text,
-):  # prose of a comment as Markdown; what stands in backticks is code already
+def escaped(text):
+    "Prose of a comment as Markdown; what stands in backticks is code already."
     parts = re.split(r'(`[^`]+`)', ' '.join((text or '').split()))
     return ''.join(
-        p
-        if i % 2
-        else re.sub(r'([\\*_|\[\]$#])', r'\\\1', html.escape(p, quote=False))
+        (
+            p
+            if i % 2
+            else re.sub(
+                r'([\\*_|\[\]$#])', r'\\\1', html.escape(p, quote=False)
+            )
+        )
         for i, p in enumerate(parts)
     )
 
@@ -30,11 +33,10 @@ def code(text):
     return f'`` {text} ``' if '`' in text else f'`{text}`'
 
 
-def type_name(
-    anno,
-    # NoneType is what docments concludes from a default of None: no type was
-    # given
-):
+def type_name(anno):
+    """NoneType is what docments concludes from a default of None: no type was
+    given.
+    """
     if anno in (EMPTY, None, type(None)) or isinstance(
         anno, inspect._ParameterKind
     ):
@@ -46,7 +48,8 @@ def type_name(
     )
 
 
-def default_of(p):  # … is made anew in each call
+def default_of(p):
+    "… is made anew in each call."
     return (
         '…'
         if '<factory>' in repr(p.default)
@@ -75,11 +78,10 @@ def call(name, signature):
     )
 
 
-def comments(
-    f,
-    # of a NamedTuple's fields, which docments passes over, as it would give
-    # them
-):
+def comments(f):
+    """Of a NamedTuple's fields, which docments passes over, as it would give
+    them.
+    """
     if not hasattr(f, '_fields'):
         return docments(f, full=True)
     return {
@@ -93,19 +95,20 @@ def comments(
 
 def table(f, signature):
     "A row for each parameter: type, default, comment; and what is returned."
-    docs, rows = comments(f), []
+    docs = comments(f)
+    rows = []
     for name, p in signature.parameters.items():
-        d, default = (
-            docs.get(name, {}),
-            '' if p.default is EMPTY else code(default_of(p)),
-        )
+        d = docs.get(name, {})
+        default = '' if p.default is EMPTY else code(default_of(p))
         rows.append(
-            f"| <code>{starred(p)}</code> | {type_name(d.get('anno', EMPTY))} | {default} | {escaped(d.get('docment'))} |"
+            f"| <code>{starred(p)}</code> | {type_name(d.get('anno', EMPTY))} |"
+            f" {default} | {escaped(d.get('docment'))} |"
         )
     back = docs.get('return') or {}
     if back.get('docment') or type_name(back.get('anno', EMPTY)):
         rows.append(
-            f"| *returns* | {type_name(back.get('anno', EMPTY))} | | {escaped(back.get('docment'))} |"
+            f"| *returns* | {type_name(back.get('anno', EMPTY))} | |"
+            f" {escaped(back.get('docment'))} |"
         )
     return (
         '| parameter | type | default | what it is |\n|---|---|---|---|\n'
@@ -129,7 +132,9 @@ def about(f, name):
 
 
 def members(cls):
-    "The public methods and properties of a class that say something of themselves."
+    """The public methods and properties of a class that say something of
+    themselves.
+    """
     parts = []
     for name, m in vars(cls).items():
         f = m.fget if isinstance(m, property) else getattr(m, '__func__', m)
@@ -153,9 +158,8 @@ def members(cls):
     return parts
 
 
-def statement(
-    module, name
-):  # a constant as it stands in the source, its comment with it
+def statement(module, name):
+    "a constant as it stands in the source, its comment with it."
     lines = inspect.getsource(module).splitlines()
     s = next(s for s in ast.parse('\n'.join(lines)).body if name in bound(s))
     return '\n'.join(lines[s.lineno - 1 : s.end_lineno])
@@ -176,7 +180,8 @@ def entry(module, name, chapter):
     return parts
 
 
-def package(public):  # `import lrp_loo`: the names and where they are
+def package(public):
+    "`import lrp_loo`: the names and where they are."
     api = import_module('lrp_loo')
     home = {
         n: m
@@ -186,19 +191,29 @@ def package(public):  # `import lrp_loo`: the names and where they are
         and getattr(import_module(f'lrp_loo.{m}'), n) is getattr(api, n)
     }
     rows = [
-        f'| [`{n}`]({home[n]}.md#{n}) | [`lrp_loo.{home[n]}`]({home[n]}.md) |'
-        if n in home
-        else f'| `{n}` | `lrp_loo` itself: {escaped(inspect.getdoc(getattr(api, n)))} |'
+        (
+            f'| [`{n}`]({home[n]}.md#{n}) |'
+            f' [`lrp_loo.{home[n]}`]({home[n]}.md) |'
+            if n in home
+            else (
+                f'| `{n}` | `lrp_loo` itself:'
+                f' {escaped(inspect.getdoc(getattr(api, n)))} |'
+            )
+        )
         for n in api.__all__
     ]
     modules = [
-        f"| [`lrp_loo.{m}`]({m}.md) | {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |"
+        f"| [`lrp_loo.{m}`]({m}.md) |"
+        f" {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |"
         for m in public
     ]
     return '\n\n'.join(
         [
             '# Public names',
-            'What `import lrp_loo` gives ([chapter 47](../47_api.md)), and the modules that hold it.',
+            (
+                'What `import lrp_loo` gives ([chapter 47](../47_api.md)), and'
+                ' the modules that hold it.'
+            ),
             '| name | module |\n|---|---|\n' + '\n'.join(rows),
             '## Modules',
             '| module | what it is |\n|---|---|\n' + '\n'.join(modules),
@@ -207,7 +222,9 @@ def package(public):  # `import lrp_loo`: the names and where they are
 
 
 def as_page(name, chapter, title, public):
-    "The Markdown of a module's page. `chapter`: the notebook that defines it, and its title."
+    """The Markdown of a module's page. `chapter`: the notebook that defines
+    it, and its title.
+    """
     module = import_module('lrp_loo.' + name)
     parts = [
         f'# lrp_loo.{name}',

@@ -15,7 +15,9 @@ from importlib import import_module as _import_module
 
 # %% ../nbs/47_api.ipynb #49f905ba
 class UsageError(ValueError):
-    "A word or number that cannot be meant, told from input that cannot be used; the command line answers it with exit code 2."
+    """A word or number that cannot be meant, told from input that cannot be
+    used; the command line answers it with exit code 2.
+    """
 
 # %% ../nbs/47_api.ipynb #266eef0c
 _PUBLIC = {

@@ -28,7 +28,8 @@ def one_of(
     words = value.split(',') if many else [value]
     if bad := [w for w in words if w not in allowed]:
         raise UsageError(
-            f"--{option} {value!r}: {', '.join(map(repr, bad))} is not known; take {'some' if many else 'one'} of {', '.join(allowed)}"
+            f"--{option} {value!r}: {', '.join(map(repr, bad))} is not known;"
+            f" take {'some' if many else 'one'} of {', '.join(allowed)}"
         )
     return words
 
@@ -63,7 +64,8 @@ def check_target(
         return
     if not target.strip():
         raise UsageError(
-            "--target is empty; name a class, a token, or A,B for the difference of two classes"
+            "--target is empty; name a class, a token, or A,B for the"
+            " difference of two classes"
         )
     numbers = parse_target(target)
     if isinstance(numbers, str):
@@ -71,7 +73,8 @@ def check_target(
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     if len(numbers) > 2 or min(numbers) < 0:
         raise UsageError(
-            f"--target {target!r}: take a class's number from 0, or A,B for the difference of two"
+            f"--target {target!r}: take a class's number from 0, or A,B for the"
+            " difference of two"
         )
 
 
@@ -84,7 +87,8 @@ def parse_columns(
     names = [c.strip() for c in columns.split(',')]
     if len(names) != 2 or not all(names) or names[0] == names[1]:
         raise UsageError(
-            f"--columns {columns!r}: take two names with a comma between them, such as premise,hypothesis"
+            f"--columns {columns!r}: take two names with a comma between them,"
+            " such as premise,hypothesis"
         )
     return names
 
@@ -114,14 +118,17 @@ def check_folder(
     option: str,  # its name, for the message
     path,  # the folder that is to be written into; it need not be there yet
 ):
-    "Refuse a folder that could not be written into, before anything is computed."
+    """Refuse a folder that could not be written into, before anything is
+    computed.
+    """
     path = Path(path).expanduser().absolute()
     there = next(
         p for p in (path, *path.parents) if p.exists()
     )  # what is above is made when it is written
     if not there.is_dir():
         raise NotADirectoryError(
-            f"--{option}: {there.name!r} is a file, and a folder is needed there"
+            f"--{option}: {there.name!r} is a file, and a folder is needed"
+            " there"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(
@@ -139,7 +146,8 @@ def parse_layers(
         return tuple(int(l) for l in layers.split(','))
     except ValueError:
         raise UsageError(
-            f"--bypass_softmax {layers!r}: take layers from 0 with commas between them, such as 3,4,5, or all"
+            f"--bypass_softmax {layers!r}: take layers from 0 with commas"
+            " between them, such as 3,4,5, or all"
         ) from None
 
 # %% ../nbs/18_cli.ipynb #147cc08a
@@ -151,7 +159,9 @@ def print_maps(
     maps: list,  # Attributions of one text
     colour: bool,  # coloured sentences, or a line per token
 ):
-    "Explanations for a reader at a terminal, or for the next program in a pipe."
+    """Explanations for a reader at a terminal, or for the next program in a
+    pipe.
+    """
     from lrp_loo.view import terminal_legend, terminal_text
 
     for a in maps:
@@ -205,10 +215,8 @@ def explain(
     from lrp_loo.methods import METHODS
     from lrp_loo.models import DEMOS, load_model
 
-    methods, layers = (
-        one_of('method', method, METHODS, many=True),
-        parse_layers(bypass_softmax),
-    )
+    methods = one_of('method', method, METHODS, many=True)
+    layers = parse_layers(bypass_softmax)
     one_of('units', units, UNITS)
     one_of('task', task, TASK_NAMES)
     check_target(target)
@@ -229,7 +237,8 @@ def explain(
     m, tok, _ = load_model(model, name, task=task)
     if tok is None:
         raise UsageError(
-            f"{name} takes images, and this command explains texts; take another demo model"
+            f"{name} takes images, and this command explains texts; take"
+            " another demo model"
         )
     wanted = _target(m, tok, target, position)
     maps = _maps(
@@ -255,11 +264,13 @@ def _standard_input():
         return sys.stdin.read()
     except UnicodeDecodeError as e:
         raise ValueError(
-            f"standard input cannot be read as {e.encoding}: {e.reason} at byte {e.start}; convert it first, or set PYTHONIOENCODING"
+            f"standard input cannot be read as {e.encoding}: {e.reason} at byte"
+            f" {e.start}; convert it first, or set PYTHONIOENCODING"
         ) from None
 
 
-def _target(model, tokenizer, target, position):  # what `explain` takes
+def _target(model, tokenizer, target, position):
+    "What `explain` takes."
     target = parse_target(target)
     if position is None:
         return target
@@ -269,9 +280,8 @@ def _target(model, tokenizer, target, position):  # what `explain` takes
     return Target(_named_target(model, tokenizer, target), position)
 
 
-def _maps(
-    model, tokenizer, text, methods, layers, **options
-):  # an Attribution per method
+def _maps(model, tokenizer, text, methods, layers, **options):
+    "An Attribution per method."
     from lrp_loo.methods import explain as run
 
     own = {
@@ -284,7 +294,8 @@ def _maps(
     ]
 
 
-def _for_programs(a):  # an Attribution as JSON takes it
+def _for_programs(a):
+    "An Attribution as JSON takes it."
     return dict(
         method=a.method,
         target=a.target,
@@ -296,15 +307,13 @@ def _for_programs(a):  # an Attribution as JSON takes it
     )
 
 
-def _written(
-    path,
-):  # what was written is named, beside the output that a program may read
+def _written(path):
+    "What was written is named, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
 
-def _write_maps(
-    maps, out, page, html
-):  # all at the end: a command that was interrupted before has written nothing
+def _write_maps(maps, out, page, html):
+    "All at the end: a command that was interrupted before has written nothing."
     from lrp_loo.core import write_text_atomic
     from lrp_loo.view import save_maps
 
@@ -316,15 +325,15 @@ def _write_maps(
         _written(html)
 
 
-def _dumps(o):  # one line, letters as they are
+def _dumps(o):
+    "One line, letters as they are."
     from json import dumps
 
     return dumps(o, ensure_ascii=False)
 
 
-def _page(
-    model, tokenizer, text, methods, target, truncation
-):  # the interactive page
+def _page(model, tokenizer, text, methods, target, truncation):
+    "The interactive page."
     from lrp_loo.page import PAGE_METHODS, explain_page
 
     shown = (
@@ -338,14 +347,14 @@ def _page(
 AUDITED = 'loo,removal,attn_lrp,cp_lrp,ig,rollout'
 
 
-def _fitting(
-    texts, model, tokenizer
-):  # what the model takes whole, and how many it does not
+def _fitting(texts, model, tokenizer):
+    "What the model takes whole, and how many it does not."
     from lrp_loo.models import max_tokens
 
     limit = max_tokens(model, tokenizer)
 
-    def length(text):  # of a text, or of a pair
+    def length(text):
+        "Of a text, or of a pair."
         parts = text if isinstance(text, tuple) else (text,)
         return len(
             tokenizer(*parts, truncation=True, max_length=limit + 1)[
@@ -356,14 +365,16 @@ def _fitting(
     fit = [t for t in texts if length(t) <= limit]
     if not fit:
         raise ValueError(
-            f"none of the {len(texts)} texts has at most {limit} tokens, which is what the model takes; --truncation cuts them"
+            f"none of the {len(texts)} texts has at most {limit} tokens, which"
+            " is what the model takes; --truncation cuts them"
         )
     return fit, len(texts) - len(fit)
 
 
 def _read(
     data, name, column, columns, split, limit, seed, skip_missing, encoding
-):  # a `TextData`, as the options of `audit` and `sweep` say
+):
+    "a `TextData`, as the options of `audit` and `sweep` say."
     from lrp_loo.data import read_texts
 
     for option, value, low in (('limit', limit, 0), ('seed', seed, 0)):
@@ -371,7 +382,8 @@ def _read(
     pair = parse_columns(columns)
     if pair and column is not None:
         raise UsageError(
-            "--column and --columns cannot both be meant; take --columns for pairs"
+            "--column and --columns cannot both be meant; take --columns for"
+            " pairs"
         )
     return read_texts(
         data,
@@ -386,22 +398,24 @@ def _read(
     )
 
 
-def _missing_said(info):  # which rows were left out because they have no text
+def _missing_said(info):
+    "Which rows were left out because they have no text."
     missing = info.get('missing')
     if not missing:
         return ''
     named = ', '.join(map(str, missing['rows'])) + (
         ', …' if missing['n'] > len(missing['rows']) else ''
     )
-    return f", {missing['n']} rows without a text left out (counted from 0: {named})"
+    return (
+        f", {missing['n']} rows without a text left out (counted from 0:"
+        f" {named})"
+    )
 
 
-def _check_results(
-    path,
-    known,
-    # is the file another run's? Told before a model is loaded, by what is known
-    # then
-):
+def _check_results(path, known):
+    """Is the file another run's? Told before a model is loaded, by what is
+    known then.
+    """
     from lrp_loo.core import Results, read_results
 
     if Path(path).exists():
@@ -443,7 +457,9 @@ def audit(
     out: str = None,
     fresh: store_true = False,  # start over instead of keeping finished rows
 ):
-    "How far each method follows exact Leave-One-Out on a model, and which one to trust."
+    """How far each method follows exact Leave-One-Out on a model, and which
+    one to trust.
+    """
     from lrp_loo.methods import METHODS
     from lrp_loo.core import Results, resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
@@ -510,12 +526,14 @@ def audit(
     notes += ', cut where too long' if truncation else ''
     notes += _missing_said(d.info)
     print(
-        f"{label} on {len(texts)} of {d.info['n_split']} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}){notes}"
+        f"{label} on {len(texts)} of {d.info['n_split']} texts of"
+        f" {d.info['name']} ({d.info['source']}, {d.info['split']}){notes}"
     )
     print(f"{table.round(3).to_string()}\n\n{said['sentence']}")
 
 
-def _finite(o):  # JSON has no NaN
+def _finite(o):
+    "JSON has no NaN."
     if isinstance(o, dict):
         return {k: _finite(v) for k, v in o.items()}
     return (
@@ -559,7 +577,9 @@ def sweep(
     keep_texts: store_true = False,  # write the sentences, too
     fresh: store_true = False,  # delete the folder's rows and start over
 ):
-    "Exact Leave-One-Out and fast methods for every text of a data set, to parquet."
+    """Exact Leave-One-Out and fast methods for every text of a data set, to
+    parquet.
+    """
     from lrp_loo.methods import METHODS
     from lrp_loo.dataset import explain_dataset
     from lrp_loo.models import DTYPES
@@ -597,16 +617,18 @@ def sweep(
         data=d.info,
     )
     print(
-        f"{len(d)} texts of {d.info['name']} ({d.info['source']}, {d.info['split']}) at {dtype}{_missing_said(d.info)}: agreement with exact Leave-One-Out"
+        f"{len(d)} texts of {d.info['name']} ({d.info['source']},"
+        f" {d.info['split']}) at {dtype}{_missing_said(d.info)}: agreement with"
+        " exact Leave-One-Out"
     )
     print(
-        f"{table.round(3).to_string()}\nrows: {out}/*.parquet   record: {out}/sweep.json"
+        f"{table.round(3).to_string()}\nrows: {out}/*.parquet   record:"
+        f" {out}/sweep.json"
     )
 
 
-def _check_sweep_results(
-    out, chosen, dtype, truncation, keep_texts
-):  # is the folder another sweep's?
+def _check_sweep_results(out, chosen, dtype, truncation, keep_texts):
+    "Is the folder another sweep's?"
     from lrp_loo.methods import as_methods
     from lrp_loo.dataset import _method_names
 
@@ -638,23 +660,38 @@ COMMANDS = {  # name → module, what it does, examples
         'Explain one text: a signed score for each token.',
         (
             "lrp_loo explain 'a gripping, funny film'",
-            "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp --units word",
+            (
+                "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp"
+                " --units word"
+            ),
             "lrp_loo explain 'a slow start, a quiet triumph' --html out.html",
             'lrp_loo explain - --model FOLDER --json < review.txt',
         ),
     ),
     'audit': (
         'lrp_loo.cli',
-        'How far each method follows exact Leave-One-Out on a model, and which one to trust.',
+        (
+            'How far each method follows exact Leave-One-Out on a model, and'
+            ' which one to trust.'
+        ),
         (
             'lrp_loo audit',
-            'lrp_loo audit --model FOLDER --data reviews.csv --column text --limit 200',
-            'lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --split test --out audit.json',
+            (
+                'lrp_loo audit --model FOLDER --data reviews.csv --column text'
+                ' --limit 200'
+            ),
+            (
+                'lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --split'
+                ' test --out audit.json'
+            ),
         ),
     ),
     'sweep': (
         'lrp_loo.cli',
-        'Exact Leave-One-Out and fast methods for every text of a data set, to parquet.',
+        (
+            'Exact Leave-One-Out and fast methods for every text of a data set,'
+            ' to parquet.'
+        ),
         (
             'lrp_loo sweep --data reviews.jsonl --out rows',
             'lrp_loo sweep --data FOLDER --name imdb --engine ray --workers 2',
@@ -677,12 +714,16 @@ def _usage():
     )
     examples = '\n'.join(f'  {e[0]}' for _, _, e in COMMANDS.values())
     return (
-        f"usage: lrp_loo {{{','.join(COMMANDS)}}} …\n{lines}\n\nexamples:\n{examples}\n\nlrp_loo COMMAND --help tells the options and more examples; lrp_loo --version the version.\n"
-        "exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. LRP_LOO_TRACEBACK=1 shows where an error came from."
+        f"usage: lrp_loo {{{','.join(COMMANDS)}}}"
+        f" …\n{lines}\n\nexamples:\n{examples}\n\nlrp_loo COMMAND --help tells"
+        " the options and more examples; lrp_loo --version the version.\nexit"
+        " codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."
+        " LRP_LOO_TRACEBACK=1 shows where an error came from."
     )
 
 
-def _parser(command):  # of one command
+def _parser(command):
+    "Of one command."
     module, what, examples = COMMANDS[command]
     function = getattr(import_module(module), command)
     p = anno_parser(function, prog=f'lrp_loo {command}')
@@ -706,14 +747,16 @@ EXPECTED = (
 )  # errors whose message was written for the user
 
 
-def _underscored(
-    words,
-):  # --batch-size is --batch_size; what comes after a lone -- is text
-    option = lambda a: (
-        '--'
-        + a[2:].split('=', 1)[0].replace('-', '_')
-        + a[2 + len(a[2:].split('=', 1)[0]) :]
-    )
+def _underscored(words):
+    "--batch-size is --batch_size; what comes after a lone -- is text."
+
+    def option(a):
+        return (
+            '--'
+            + a[2:].split('=', 1)[0].replace('-', '_')
+            + a[2 + len(a[2:].split('=', 1)[0]) :]
+        )
+
     end = words.index('--') if '--' in words else len(words)
     return [
         option(a) if a.startswith('--') else a for a in words[:end]
@@ -723,7 +766,8 @@ def _underscored(
 LONGEST_LINE = 600  # characters of an error that is not ours
 
 
-def _raised_by(e):  # the package whose code raised it
+def _raised_by(e):
+    "The package whose code raised it."
     frames = list(traceback.walk_tb(e.__traceback__))
     return (
         frames[-1][0].f_globals.get('__name__', '').partition('.')[0]
@@ -732,9 +776,8 @@ def _raised_by(e):  # the package whose code raised it
     )
 
 
-def _error_line(
-    e,
-):  # what is wrong; where the words are a library's, whose they are
+def _error_line(e):
+    "What is wrong; where the words are a library's, whose they are."
     text = ' '.join(str(e).split()) or type(e).__name__
     where = 'LRP_LOO_TRACEBACK=1 shows where it came from'
     if not isinstance(e, EXPECTED):
@@ -748,20 +791,23 @@ def _error_line(
     ) + hint
 
 
-def _failed(command, e):  # one line, and the exit code
+def _failed(command, e):
+    "One line, and the exit code."
     if os.environ.get('LRP_LOO_TRACEBACK'):
         raise e
     print(f'lrp_loo {command}: {_error_line(e)}', file=sys.stderr)
     return 2 if isinstance(e, UsageError) else 1
 
 
-def _rows_in_file(path):  # of a results file
+def _rows_in_file(path):
+    "Of a results file."
     from lrp_loo.core import read_results
 
     return len(read_results(path)['rows']) if Path(path).is_file() else 0
 
 
-def _rows_in_folder(path):  # of a sweep
+def _rows_in_folder(path):
+    "Of a sweep."
     import pyarrow.parquet as pq
 
     return sum(
@@ -769,9 +815,14 @@ def _rows_in_folder(path):  # of a sweep
     )
 
 
-def _kept(command, args):  # what an interrupted command leaves behind
-    out, fresh = args.get('out'), args.get('fresh')
-    same = f"the same command{' without --fresh' if fresh else ''} goes on from there"
+def _kept(command, args):
+    "What an interrupted command leaves behind."
+    out = args.get('out')
+    fresh = args.get('fresh')
+    same = (
+        f"the same command{' without --fresh' if fresh else ''} goes on from"
+        " there"
+    )
     if command == 'reproduce':
         return f"finished rows are in {Path(out) / 'results'}; {same}"
     if command == 'audit' and not out:
@@ -807,7 +858,8 @@ def main(
             file=sys.stderr,
         )
         return 2
-    command, args = argv[0], {}
+    command = argv[0]
+    args = {}
     try:
         function, parser = _parser(command)
         args = vars(parser.parse_args(_underscored(argv[1:])))

@@ -30,7 +30,9 @@ def conservation_by_layer(
     # a row for the head, each layer from the last to the first, and the
     # embeddings: entering, biases, constants, softmax, leaving, remainder
 ) -> pd.DataFrame:
-    "What enters and leaves each layer, and what is kept inside; what leaves the embeddings is the words' relevance."
+    """What enters and leaves each layer, and what is kept inside; what leaves
+    the embeddings is the words' relevance.
+    """
     with (
         torch.enable_grad(),
         watch_embeddings(model) as seen,
@@ -39,7 +41,8 @@ def conservation_by_layer(
         out = forward(model, enc)
     with torch.enable_grad():
         value = Readout(target, out, enc)(out).sum()
-    n, x = rules.n_layers, seen[0]
+    n = rules.n_layers
+    x = seen[0]
     if any(None in rules.hidden.get(l, [None]) for l in range(n)):
         n = 0  # layers that are not called as modules cannot be told apart
     inner = [t for l in range(n) for t in rules.hidden.get(l, [None, None])]
@@ -53,13 +56,15 @@ def conservation_by_layer(
         *(t for _, Z, A in attention for t in (Z, A)),
     ]
     R = iter(_relevances(value, flat))
-    words, hidden = next(R), [next(R) for _ in inner]
+    words = next(R)
+    hidden = [next(R) for _ in inner]
     where = _places(n)
     kept = {p: dict(biases=0.0, constants=0.0, softmax=0.0) for p in where}
     for i, (l, kind, _) in enumerate(rules.constants):
         kept[_place(l, i, rules) if n else 'head'][kind] += next(R)
     for l, _, _ in attention:
-        out_, in_ = next(R), next(R)
+        out_ = next(R)
+        in_ = next(R)
         kept[l if n and l is not None else 'head']['softmax'] += in_ - out_
     entering = [
         value.item(),
@@ -72,7 +77,8 @@ def conservation_by_layer(
         words,
     ]
     if not n:
-        entering, leaving = [value.item()], [words]
+        entering = [value.item()]
+        leaving = [words]
     rows = [
         dict(layer=p, entering=e, **kept[p], leaving=v)
         for p, e, v in zip(where, entering, leaving)
@@ -92,20 +98,20 @@ def conservation_by_layer(
     )
 
 
-def _relevances(
-    value,
-    tensors,
-    # gradient × input, summed; 0 for what is not in the graph. A masked logit
-    # (−inf) has no weight, so its gradient is 0 and it takes nothing
-):
+def _relevances(value, tensors):
+    """Gradient × input, summed; 0 for what is not in the graph. A masked logit
+    (−inf) has no weight, so its gradient is 0 and it takes nothing.
+    """
     own = [t for t in tensors if t is not None]
     grads = iter(gradients(value, own))
     return [
-        0.0
-        if t is None or (g := next(grads)) is None
-        else torch.nan_to_num(t.detach().double() * g.double(), nan=0.0)
-        .sum()
-        .item()
+        (
+            0.0
+            if t is None or (g := next(grads)) is None
+            else torch.nan_to_num(t.detach().double() * g.double(), nan=0.0)
+            .sum()
+            .item()
+        )
         for t in tensors
     ]
 
@@ -114,13 +120,10 @@ def _places(n):
     return ['head', *reversed(range(n)), 'embeddings'] if n else ['head']
 
 
-def _place(
-    layer,
-    i,
-    rules,
-    # outside the layers: before the first one is 'embeddings', after the last
-    # 'head'
-):
+def _place(layer, i, rules):
+    """Outside the layers: before the first one is 'embeddings', after the last
+    'head'.
+    """
     if layer is not None:
         return layer
     first = next(
@@ -142,7 +145,9 @@ def conservation(
     # logit, words, biases, constants, softmax, and the remainder, which should
     # be 0
 ) -> dict:
-    "Where the logit's relevance ends up: words (or patches), biases, added constants, softmax's constant term."
+    """Where the logit's relevance ends up: words (or patches), biases, added
+    constants, softmax's constant term.
+    """
     t = conservation_by_layer(model, enc, composite, target)
     total = dict(
         logit=float(t.entering.iloc[0]),
@@ -165,7 +170,9 @@ def sentence_experiment(
     fresh: bool = False,  # start over
     **config,  # what else the rows depend on
 ) -> Results:
-    "A row per sentence of SST-2 and model that classifies it (the encoder 'sst2', the decoder 'reviews-sst2'), resumable."
+    """A row per sentence of SST-2 and model that classifies it (the encoder
+    'sst2', the decoder 'reviews-sst2'), resumable.
+    """
     texts = load_texts('sst2', data, limit=limit, seed=seed)
     models = {n: load_demo(n) for n in ('sst2', 'reviews-sst2')}
     results = Results(
@@ -203,22 +210,31 @@ def conservation_experiment(
     seed: int = 0,
     fresh: bool = False,  # as for `sentence_experiment`
 ) -> Results:
-    "`conservation_by_layer` of both rule sets on the encoder and the decoder that classify sentences."
-    row = lambda name, model, tok, enc: dict(
-        tables={
-            c.name: conservation_by_layer(model, enc, c).to_dict(orient='list')
-            for c in (attn_lrp(), cp_lrp())
-        }
-    )
+    """`conservation_by_layer` of both rule sets on the encoder and the decoder
+    that classify sentences.
+    """
+
+    def row(name, model, tok, enc):
+        return dict(
+            tables={
+                c.name: (
+                    conservation_by_layer(model, enc, c).to_dict(orient='list')
+                )
+                for c in (attn_lrp(), cp_lrp())
+            }
+        )
+
     results = sentence_experiment(
         path, 'conservation', row, data, limit, seed, fresh
     )
     results.summary = {
         m: {
-            c: mean_conservation(dict(rows=results.rows), m, c)
-            .drop(columns='layer')
-            .sum()[['biases', 'constants', 'softmax', 'remainder']]
-            .to_dict()
+            c: (
+                mean_conservation(dict(rows=results.rows), m, c)
+                .drop(columns='layer')
+                .sum()[['biases', 'constants', 'softmax', 'remainder']]
+                .to_dict()
+            )
             for c in ('attn_lrp', 'cp_lrp')
         }
         for m in results.config['models']

@@ -25,7 +25,8 @@ def answer_log_prob(
         logits = output_field(outputs)
         if logits.ndim != 3:
             raise ValueError(
-                f"the model must predict the next token, with logits of shape (batch, tokens, vocabulary), got {tuple(logits.shape)}"
+                "the model must predict the next token, with logits of shape"
+                f" (batch, tokens, vocabulary), got {tuple(logits.shape)}"
             )
         logits = logits[
             :, -n - 1 : -1
@@ -58,9 +59,8 @@ def attribute_context(
     # default, '{context} ' without a question
     template: str = None,
     **options,  # the method's own
-) -> (
-    Attribution
-):  # a score per unit of the context, in log-probability (nats) of the answer
+    # a score per unit of the context, in log-probability (nats) of the answer
+) -> Attribution:
     "How much each unit of the context raises the answer's log-probability."
     model, tokenizer = unwrap(model, tokenizer)
     model = eager(model)
@@ -81,7 +81,8 @@ def attribute_context(
         )
     except (KeyError, IndexError, ValueError) as e:
         raise ValueError(
-            f"the template {template!r} takes {{context}} and {{question}} alone; {e} is not known"
+            f"the template {template!r} takes {{context}} and {{question}}"
+            f" alone; {e} is not known"
         ) from None
     prompt = before + context + after
     space = prompt.endswith(' ')
@@ -113,9 +114,8 @@ def attribute_context(
     return a
 
 
-def _prompt_and_answer(
-    model, tokenizer, prompt, answer, space
-):  # ids of the prompt followed by those of the answer
+def _prompt_and_answer(model, tokenizer, prompt, answer, space):
+    "Ids of the prompt followed by those of the answer."
     ids = tokenizer(prompt, verbose=False)[
         'input_ids'
     ]  # what is too long is refused below, not warned of
@@ -129,7 +129,9 @@ def _prompt_and_answer(
         raise ValueError(f"the answer {answer!r} has no tokens")
     if len(ids) + len(a) > max_tokens(model, tokenizer):
         raise ValueError(
-            f"context, question and answer have {len(ids) + len(a)} tokens and the model takes {max_tokens(model, tokenizer)}; nothing is cut here, give less"
+            f"context, question and answer have {len(ids) + len(a)} tokens and"
+            f" the model takes {max_tokens(model, tokenizer)}; nothing is cut"
+            " here, give less"
         )
     row = torch.tensor([ids + a], device=device_of(model))
     check_ids(model, row)

@@ -59,7 +59,8 @@ class Attribution:
         for name in ('scores', 'is_special'):
             if tuple(getattr(self, name).shape) != (n,):
                 raise ValueError(
-                    f"{name} must have shape ({n},), one entry a token, got {tuple(getattr(self, name).shape)}"
+                    f"{name} must have shape ({n},), one entry a token, got"
+                    f" {tuple(getattr(self, name).shape)}"
                 )
         if not torch.isfinite(self.scores).all():
             raise ValueError(
@@ -70,11 +71,10 @@ class Attribution:
         return len(self.tokens)
 
     @property
-    def explained(self):  # what it explains, in words
-        answer, label = (
-            self.info.get('answer'),
-            f" ({self.label})" if self.label else '',
-        )
+    def explained(self):
+        "What it explains, in words."
+        answer = self.info.get('answer')
+        label = f" ({self.label})" if self.label else ''
         said = (
             f"target {self.target}{label}"
             if answer is None
@@ -85,9 +85,8 @@ class Attribution:
         token = self.info.get('token_at_position')
         return f"{said} at token {place}" + (f" ({token})" if token else '')
 
-    def _place_of_answer(
-        self, answer
-    ):  # of a question: the target is the token where it starts or ends
+    def _place_of_answer(self, answer):
+        "Of a question: the target is the token where it starts or ends."
         places = (
             self.target if isinstance(self.target, tuple) else (self.target,)
         )
@@ -99,7 +98,8 @@ class Attribution:
 
     def __repr__(self):
         return (
-            f"Attribution({self.method}, {self.explained}, logit {self.logit:.3f}): "
+            f"Attribution({self.method}, {self.explained}, logit"
+            f" {self.logit:.3f}): "
             + ' '.join(
                 f"{t}{s:+.2f}"
                 for t, s in zip(self.tokens, self.scores.tolist())
@@ -128,13 +128,13 @@ def normalize(
 def pearson(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
-) -> (
-    torch.Tensor
-):  # (...) r; NaN where a map is constant, not finite or has one entry
+    # (...) r; NaN where a map is constant, not finite or has one entry
+) -> torch.Tensor:
     "Pearson's r over the last dimension, in float64 (section 4.1)."
     if a.shape != b.shape:
         raise ValueError(
-            f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
+            f"maps must have one shape, got {tuple(a.shape)} and"
+            f" {tuple(b.shape)}"
         )
 
     def unit(z):
@@ -148,7 +148,8 @@ def pearson(
     return (unit(a) * unit(b)).sum(-1).clamp(-1, 1)
 
 
-def _ranks(z):  # (..., n) from 0, ties share their mean rank
+def _ranks(z):
+    "(..., n) from 0, ties share their mean rank."
     below = z[..., None, :] < z[..., :, None]
     same = z[..., None, :] == z[..., :, None]
     return below.sum(-1) + (same.sum(-1) - 1) / 2
@@ -166,15 +167,20 @@ def kendall(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
 ) -> torch.Tensor:  # (...) τ_b; NaN where a map is constant
-    "Kendall's τ_b over the last dimension: pairs in the same order minus pairs in the other, ties taken into account."
+    """Kendall's τ_b over the last dimension: pairs in the same order minus
+    pairs in the other, ties taken into account.
+    """
     if a.shape != b.shape:
         raise ValueError(
-            f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
+            f"maps must have one shape, got {tuple(a.shape)} and"
+            f" {tuple(b.shape)}"
         )
-    order = lambda z: (
-        (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
-    )
-    x, y = order(a), order(b)
+
+    def order(z):
+        return (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
+
+    x = order(a)
+    y = order(b)
     n = (x * x).sum(-1) * (y * y).sum(-1)
     return torch.where(n > 0, (x * y).sum(-1) / n.sqrt(), torch.nan)
 
@@ -200,7 +206,8 @@ def agreement(
     "One text's agreement of a map with a reference."
     if correlation not in CORRELATIONS:
         raise ValueError(
-            f"correlation={correlation!r} is not known; take one of {', '.join(CORRELATIONS)}"
+            f"correlation={correlation!r} is not known; take one of"
+            f" {', '.join(CORRELATIONS)}"
         )
     counts = torch.ones_like(is_special) if specials else ~is_special
     if int(counts.sum()) < FEWEST_TOKENS:
@@ -237,7 +244,8 @@ def resolve_device(
         torch.empty(0, device=d)
     except (RuntimeError, AssertionError, TypeError) as e:
         raise ValueError(
-            f"device {device!r} is not to be had here; take 'auto', 'cpu' or one that torch lists"
+            f"device {device!r} is not to be had here; take 'auto', 'cpu' or"
+            " one that torch lists"
         ) from e
     return d
 
@@ -275,7 +283,9 @@ def whole_file(
     # a temporary path beside it; what is written there takes the old file's
     # place when the context ends well
 ):
-    "A context that writes a file so that a reader, or a crash, sees the old content or the new, never a part."
+    """A context that writes a file so that a reader, or a crash, sees the old
+    content or the new, never a part.
+    """
     path = Path(path)
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -291,7 +301,8 @@ def whole_file(
         )  # a folder above it
         raise OSError(
             e.errno,
-            f"{path.name} could not be written ({e.strerror or e}{at}); what stood there before is unchanged",
+            f"{path.name} could not be written ({e.strerror or e}{at}); what"
+            " stood there before is unchanged",
         ) from e
     finally:
         with contextlib.suppress(OSError):
@@ -307,7 +318,8 @@ def write_text_atomic(
         tmp.write_text(text, encoding='utf-8')
 
 
-def _plain(o):  # numpy and torch numbers as JSON takes them
+def _plain(o):
+    "Numpy and torch numbers as JSON takes them."
     if isinstance(o, (np.generic, torch.Tensor)):
         return o.item() if o.ndim == 0 else o.tolist()
     if isinstance(o, Path):
@@ -315,11 +327,10 @@ def _plain(o):  # numpy and torch numbers as JSON takes them
     raise TypeError(f"cannot write {type(o).__name__} to JSON")
 
 
-def _rounded(
-    o,
-    # 7 significant digits: float32's worth, so a file stays small and two runs
-    # compare
-):
+def _rounded(o):
+    """7 significant digits: float32's worth, so a file stays small and two
+    runs compare.
+    """
     if isinstance(o, float):
         return float(f"{o:.7g}") if np.isfinite(o) else None
     if isinstance(o, dict):
@@ -339,11 +350,11 @@ class Results:
         config: dict,
         fresh: bool = False,  # start over even where finished rows exist
     ):
-        self.path, self.config = (
-            path and Path(path),
-            json.loads(json.dumps(config, default=_plain)),
-        )
-        self.versions, self.rows, self.summary = versions(), [], None
+        self.path = path and Path(path)
+        self.config = json.loads(json.dumps(config, default=_plain))
+        self.versions = versions()
+        self.rows = []
+        self.summary = None
         if not path:
             return
         if self.path.exists() and not fresh:
@@ -358,11 +369,13 @@ class Results:
         numbers = [r.get('i') for r in old['rows']]
         if None in numbers:
             raise ValueError(
-                f"{self.path.name} holds rows without their number 'i', so it is no interrupted run"
+                f"{self.path.name} holds rows without their number 'i', so it"
+                " is no interrupted run"
             )
         if len(set(numbers)) < len(numbers):
             raise ValueError(
-                f"{self.path.name} holds row {next(i for i in numbers if numbers.count(i) > 1)} twice"
+                f"{self.path.name} holds row"
+                f" {next(i for i in numbers if numbers.count(i) > 1)} twice"
             )
         for name, mine in (
             ('config', self.config),
@@ -375,12 +388,14 @@ class Results:
                     if old[name].get(k) != mine.get(k)
                 )
                 raise ValueError(
-                    f"{self.path.name} holds rows of another run: {name} differs in "
+                    f"{self.path.name} holds rows of another run: {name}"
+                    " differs in "
                     + ', '.join(
                         f"{k} ({old[name].get(k)!r} there, {mine.get(k)!r} now)"
                         for k in changed
                     )
-                    + ". Choose another output folder, or start over (fresh=True, --fresh)."
+                    + ". Choose another output folder, or start over"
+                    " (fresh=True, --fresh)."
                 )
         self.rows = old['rows']
 
@@ -407,7 +422,10 @@ class Results:
         run,  # batch → its rows, without their numbers
         bar=None,  # a progress bar; moves on by one for each row
     ):
-        "Add the rows that are missing. A batch that lacks one is computed whole: an interrupted run shares its batches, and so its last digits, with an undisturbed one."
+        """Add the rows that are missing. A batch that lacks one is computed
+        whole: an interrupted run shares its batches, and so its last
+        digits, with an undisturbed one.
+        """
         done = self.done
         for batch in batches:
             if all(i in done for i, *_ in batch):
@@ -452,7 +470,8 @@ def read_results(
         ) from None
     except (IsADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(
-            f"{name} is not a results file: {'it is a folder' if isinstance(e, OSError) else e}"
+            f"{name} is not a results file:"
+            f" {'it is a folder' if isinstance(e, OSError) else e}"
         ) from None
     except OSError as e:
         raise OSError(

@@ -45,12 +45,15 @@ def resolve_source(
     # else 'embedded'
     data=None,
 ) -> str:  # 'embedded', 'hub' or an existing folder
-    "Which of the three sources is meant; a folder that is missing is an error, never replaced by another source."
+    """Which of the three sources is meant; a folder that is missing is an
+    error, never replaced by another source.
+    """
     data = str(data or os.environ.get('LRP_LOO_DATA') or 'embedded')
     if data in ('embedded', 'hub') or Path(data).is_dir():
         return data
     raise FileNotFoundError(
-        f"no data folder {data!r}; take 'embedded', 'hub' or a folder that holds {', '.join(DATASETS)}"
+        f"no data folder {data!r}; take 'embedded', 'hub' or a folder that"
+        f" holds {', '.join(DATASETS)}"
     )
 
 
@@ -69,7 +72,9 @@ def hub_answers(
     name: str,  # OWNER/NAME
     kind: str = 'model',  # 'model' or 'dataset'
 ) -> bool:
-    "Can the hub be reached? One short question; a download would try for most of a minute."
+    """Can the hub be reached? One short question; a download would try for
+    most of a minute.
+    """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -90,11 +95,10 @@ def hub_answers(
     return True
 
 
-def _check_hub(
-    name,
-    # refuse at once where a data set cannot be fetched; a folder, and what was
-    # fetched before, need no hub
-):
+def _check_hub(name):
+    """Refuse at once where a data set cannot be fetched; a folder, and what
+    was fetched before, need no hub.
+    """
     import huggingface_hub
 
     if (
@@ -104,11 +108,14 @@ def _check_hub(
     ):
         return
     raise ConnectionError(
-        f"the data set {name!r} cannot be fetched: the hub cannot be reached (is there a network?); HF_HUB_OFFLINE=1 takes it from this machine's cache, where it was fetched before"
+        f"the data set {name!r} cannot be fetched: the hub cannot be reached"
+        " (is there a network?); HF_HUB_OFFLINE=1 takes it from this machine's"
+        " cache, where it was fetched before"
     )
 
 
-def _load_split(name, source, split):  # the split as a `datasets.Dataset`
+def _load_split(name, source, split):
+    "The split as a `datasets.Dataset`."
     import datasets
 
     spec = DATASETS[name]
@@ -119,7 +126,9 @@ def _load_split(name, source, split):  # the split as a `datasets.Dataset`
         folder = Path(source) / name
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"no folder {name!r} in the data folder {Path(source).name!r}; it holds {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}"
+                f"no folder {name!r} in the data folder {Path(source).name!r};"
+                " it holds"
+                f" {sorted(p.name for p in Path(source).iterdir() if p.is_dir())}"
             )
         level = datasets.logging.get_verbosity()
         datasets.logging.set_verbosity(
@@ -129,23 +138,26 @@ def _load_split(name, source, split):  # the split as a `datasets.Dataset`
             d = datasets.load_dataset(str(folder))
         except (datasets.exceptions.DatasetsError, OSError, ValueError) as e:
             raise ValueError(
-                f"the folder {name!r} cannot be read as one data set (parquet files named SPLIT-*.parquet, the same columns in each): {e.__cause__ or e}"
+                f"the folder {name!r} cannot be read as one data set (parquet"
+                " files named SPLIT-*.parquet, the same columns in each):"
+                f" {e.__cause__ or e}"
             ) from e
         finally:
             datasets.logging.set_verbosity(level)
     if split not in d:
         raise ValueError(f"{name} has no split {split!r}; it has {sorted(d)}")
-    d, need = d[split], {spec['x'], 'label'}
+    d = d[split]
+    need = {spec['x'], 'label'}
     if not need <= set(d.column_names):
         raise ValueError(
-            f"split {split!r} of {name} has columns {d.column_names}; {sorted(need)} are needed"
+            f"split {split!r} of {name} has columns {d.column_names};"
+            f" {sorted(need)} are needed"
         )
     return d
 
 
-def _pick(
-    n, limit, seed
-):  # rows to take: all, or a seeded random sample without replacement
+def _pick(n, limit, seed):
+    "Rows to take: all, or a seeded random sample without replacement."
     order = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
     return order[: n if limit is None else whole_number('limit', limit)]
 
@@ -173,7 +185,8 @@ def load_texts(
     "Labelled texts of one split (section 4.1)."
     if name not in ('sst2', 'imdb'):
         raise ValueError(f"no text data {name!r}; take 'sst2' or 'imdb'")
-    source, spec = resolve_source(data), DATASETS[name]
+    source = resolve_source(data)
+    spec = DATASETS[name]
     if source == 'embedded':
         if split not in (None, 'embedded'):
             raise ValueError(
@@ -186,18 +199,22 @@ def load_texts(
             .splitlines()
         )
         d = [json.loads(l) for l in lines]
-        texts, labels = [r['text'] for r in d], [r['label'] for r in d]
+        texts = [r['text'] for r in d]
+        labels = [r['label'] for r in d]
     else:
         split = split or spec['split']
         d = _load_split(name, source, split)
-        texts, labels = list(d[spec['x']]), list(d['label'])
+        texts = list(d[spec['x']])
+        labels = list(d['label'])
     if set(labels) - {0, 1}:
         raise ValueError(
-            f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1 are taken (a hidden test split?)"
+            f"{name}/{split} has labels {sorted(set(labels), key=str)}; 0 and 1"
+            " are taken (a hidden test split?)"
         )
     if bad := [i for i, t in enumerate(texts) if not isinstance(t, str)]:
         raise ValueError(
-            f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but {type(texts[bad[0]]).__name__}"
+            f"{name}/{split} has no text in {spec['x']!r} of row {bad[0]}, but"
+            f" {type(texts[bad[0]]).__name__}"
         )
     rows = _pick(len(texts), limit, seed)
     info = dict(
@@ -222,25 +239,27 @@ SEPARATORS = (
 )  # of a .csv; where two would do, the earlier one
 
 
-def _decoded(path, encoding):  # the text of a file, without a byte-order mark
+def _decoded(path, encoding):
+    "The text of a file, without a byte-order mark."
     try:
         return path.read_bytes().decode(encoding).removeprefix('\ufeff')
     except LookupError:
         raise ValueError(
-            f"encoding {encoding!r} is not known; take one that Python knows, such as utf-8, latin-1 or utf-16"
+            f"encoding {encoding!r} is not known; take one that Python knows,"
+            " such as utf-8, latin-1 or utf-16"
         ) from None
     except UnicodeError as e:
         raise ValueError(
-            f"{path.name} cannot be read as {encoding}: {e}; name its encoding (encoding=, --encoding), such as latin-1 or utf-16"
+            f"{path.name} cannot be read as {encoding}: {e}; name its encoding"
+            " (encoding=, --encoding), such as latin-1 or utf-16"
         ) from None
 
 
-def _separator(
-    header,
-    wanted,
-    # the one that cuts the header line into the columns that are looked for,
-    # else into most
-):
+def _separator(header, wanted):
+    """The one that cuts the header line into the columns that are looked for,
+    else into most.
+    """
+
     def fit(separator):
         names = next(csv.reader([header], delimiter=separator))
         return any(name in names for name in wanted), len(names)
@@ -248,20 +267,22 @@ def _separator(
     return max(SEPARATORS, key=fit)
 
 
-def _why_not_cut(said, separator):  # pandas' words about a row in ours
+def _why_not_cut(said, separator):
+    "Pandas' words about a row in ours."
     found = re.search(r'Expected (\d+) fields in line (\d+), saw (\d+)', said)
     if not found:
         return said
     want, line, saw = found.groups()
-    return f"line {line} has {saw} columns and the first line {want}; a text that holds {separator!r} must stand in quotes"
+    return (
+        f"line {line} has {saw} columns and the first line {want}; a text that"
+        f" holds {separator!r} must stand in quotes"
+    )
 
 
-def _csv(
-    text,
-    separator,
-    # rows as they stand: what looks like a missing value is text, a blank line
-    # is a row, a row too long an error
-):
+def _csv(text, separator):
+    """Rows as they stand: what looks like a missing value is text, a blank
+    line is a row, a row too long an error.
+    """
     import pandas as pd
 
     options = dict(dtype=str, keep_default_na=False, skip_blank_lines=False)
@@ -277,14 +298,14 @@ def _csv(
     return d.iloc[1:].reset_index(drop=True).set_axis(list(d.iloc[0]), axis=1)
 
 
-def _table(
-    path, encoding='utf-8', wanted=TEXT_COLUMNS
-):  # a file as a pandas table
+def _table(path, encoding='utf-8', wanted=TEXT_COLUMNS):
+    "a file as a pandas table."
     import pandas as pd
 
     if path.suffix not in READERS:
         raise ValueError(
-            f"{path.name!r} is not a data file that is known; take one that ends in {', '.join(READERS)}"
+            f"{path.name!r} is not a data file that is known; take one that"
+            f" ends in {', '.join(READERS)}"
         )
     text = (
         None
@@ -312,17 +333,18 @@ def _table(
         ) from None
 
 
-def _check_columns(columns, where):  # one name must mean one column
+def _check_columns(columns, where):
+    "One name must mean one column."
     twice = sorted({str(c) for c in columns if list(columns).count(c) > 1})
     if twice:
         raise ValueError(
-            f"{where} has two columns named {', '.join(map(repr, twice))}; rename one"
+            f"{where} has two columns named {', '.join(map(repr, twice))};"
+            " rename one"
         )
 
 
-def _text_columns(
-    columns, column, pair, where
-):  # those that are named, or the one that can be meant
+def _text_columns(columns, column, pair, where):
+    "Those that are named, or the one that can be meant."
     has = ', '.join(map(str, columns))
     for name in pair or ([] if column is None else [column]):
         if name not in columns:
@@ -336,12 +358,14 @@ def _text_columns(
     )
     if len(found) != 1:
         raise ValueError(
-            f"which column of {where} holds the texts? It has {has}; name one (column=, --column), or the two of a pair (columns=, --columns)"
+            f"which column of {where} holds the texts? It has {has}; name one"
+            " (column=, --column), or the two of a pair (columns=, --columns)"
         )
     return found
 
 
-def _is_missing(text):  # nothing, what pandas has for nothing, or white space
+def _is_missing(text):
+    "Nothing, what pandas has for nothing, or white space."
     import pandas as pd
 
     if isinstance(text, str):
@@ -354,9 +378,8 @@ def _is_missing(text):  # nothing, what pandas has for nothing, or white space
     )
 
 
-def _rows_with_text(
-    d, names, where, skip_missing
-):  # texts (of a pair: tuples), which rows they stand in, which rows have none
+def _rows_with_text(d, names, where, skip_missing):
+    "Texts (of a pair: tuples), which rows they stand in, which rows have none."
     columns = [d[n].tolist() for n in names]
     missing = sorted(
         {
@@ -368,7 +391,9 @@ def _rows_with_text(
     )
     if missing and not skip_missing:
         raise ValueError(
-            f"{where} holds {len(missing)} rows without a text, the first is row {missing[0]} (counted from 0); leave them out by skip_missing=True, --skip-missing"
+            f"{where} holds {len(missing)} rows without a text, the first is"
+            f" row {missing[0]} (counted from 0); leave them out by"
+            " skip_missing=True, --skip-missing"
         )
     present = sorted(set(range(len(d))) - set(missing))
     if not present:
@@ -379,18 +404,22 @@ def _rows_with_text(
         )
         if wrong is not None:
             raise ValueError(
-                f"{where} holds no text in column {name!r} of row {wrong} (counted from 0), but {type(values[wrong]).__name__}"
+                f"{where} holds no text in column {name!r} of row {wrong}"
+                f" (counted from 0), but {type(values[wrong]).__name__}"
             )
     texts = [
-        columns[0][i]
-        if len(columns) == 1
-        else tuple(values[i] for values in columns)
+        (
+            columns[0][i]
+            if len(columns) == 1
+            else tuple(values[i] for values in columns)
+        )
         for i in present
     ]
     return texts, present, missing
 
 
-def _digest(texts):  # a hash of all texts
+def _digest(texts):
+    "a hash of all texts."
     joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)
     return hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()[
         :16
@@ -422,16 +451,20 @@ def read_texts(
 ) -> TextData:
     "Texts of the reader's own, or one of the paper's data sets."
     pair = _pair(columns, column)
-    hub, path = str(data or '').startswith('hub:'), Path(str(data or ''))
+    hub = str(data or '').startswith('hub:')
+    path = Path(str(data or ''))
     if not hub and not path.is_file():
         if path.suffix in READERS:
             raise FileNotFoundError(
-                f"no file {path.name!r}; take a file that ends in {', '.join(READERS)}, a folder, 'embedded', 'hub' or 'hub:OWNER/NAME'"
+                f"no file {path.name!r}; take a file that ends in"
+                f" {', '.join(READERS)}, a folder, 'embedded', 'hub' or"
+                " 'hub:OWNER/NAME'"
             )
         for option, value in (('column', column), ('columns', columns)):
             if value is not None:
                 raise ValueError(
-                    f"{option}={value!r} is for files and 'hub:OWNER/NAME'; the columns of {name} are known"
+                    f"{option}={value!r} is for files and 'hub:OWNER/NAME'; the"
+                    f" columns of {name} are known"
                 )
         return load_texts(name, data, split=split, limit=limit, seed=seed)
     if split is not None and not hub:
@@ -472,25 +505,25 @@ def read_texts(
     return TextData([texts[i] for i in rows], [labels[i] for i in rows], info)
 
 
-def _pair(
-    columns, column
-):  # what `columns` says, as a list; None where it says nothing
+def _pair(columns, column):
+    "What `columns` says, as a list; None where it says nothing."
     if columns is None:
         return None
     if column is not None:
         raise ValueError(
-            f"column={column!r} and columns={columns!r} cannot both be meant; take columns for pairs"
+            f"column={column!r} and columns={columns!r} cannot both be meant;"
+            " take columns for pairs"
         )
     if isinstance(columns, str) or len(columns) != 2 or len(set(columns)) != 2:
         raise ValueError(
-            f"columns={columns!r} must be two different names, such as ('premise', 'hypothesis')"
+            f"columns={columns!r} must be two different names, such as"
+            " ('premise', 'hypothesis')"
         )
     return list(columns)
 
 
-def _hub_table(
-    name, split
-):  # one split of a data set on the hub (or in a folder in its layout)
+def _hub_table(name, split):
+    "One split of a data set on the hub (or in a folder in its layout)."
     import datasets
 
     _check_hub(name)
@@ -498,8 +531,8 @@ def _hub_table(
     split = next(iter(d)) if split is None and len(d) == 1 else split
     if split not in d:
         raise ValueError(
-            f"{name} has the splits {', '.join(d)}; name one of them (split=, --split)"
-            + ('' if split is None else f", got {split!r}")
+            f"{name} has the splits {', '.join(d)}; name one of them (split=,"
+            " --split)" + ('' if split is None else f", got {split!r}")
         )
     return d[split].to_pandas(), split
 
@@ -512,7 +545,9 @@ def load_digit_images(
     # stay 8×8
     side: int = 14,
 ) -> tuple:  # images (n, side, side) float in [0, 1]; labels (n,) long; info
-    "Handwritten digits: MNIST resized as in section 4.1, or scikit-learn's digits as its embedded stand-in."
+    """Handwritten digits: MNIST resized as in section 4.1, or scikit-learn's
+    digits as its embedded stand-in.
+    """
     if split not in ('train', 'test'):
         raise ValueError(
             f"digits have no split {split!r}; take 'train' or 'test'"
@@ -524,11 +559,9 @@ def load_digit_images(
         d = load_digits()
         order = np.random.default_rng(0).permutation(len(d.target))
         rows = order[:-360] if split == 'train' else order[-360:]
-        x, y, name = (
-            torch.tensor(d.images[rows] / 16.0).float(),
-            torch.tensor(d.target[rows]).long(),
-            'scikit-learn digits',
-        )
+        x = torch.tensor(d.images[rows] / 16.0).float()
+        y = torch.tensor(d.target[rows]).long()
+        name = 'scikit-learn digits'
     else:
         d = _load_split('mnist', source, split)
         x = (
@@ -544,7 +577,8 @@ def load_digit_images(
             antialias=True,
             align_corners=False,
         )[:, 0]
-        y, name = torch.tensor(d['label']), 'mnist'
+        y = torch.tensor(d['label'])
+        name = 'mnist'
     return (
         x,
         y,

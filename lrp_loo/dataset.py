@@ -72,9 +72,13 @@ _FIRST = {
 
 
 class tf32_emulation(TorchFunctionMode):
-    "A context in which matrix products and attention take TF32's inputs, in the forward and in the backward pass. An emulation: convolutions and `addmm` are left as they are."
+    """A context in which matrix products and attention take TF32's inputs, in
+    the forward and in the backward pass. An emulation: convolutions and
+    `addmm` are left as they are.
+    """
 
-    def _read(self, t):  # rounded; the gradient passes as if it were not
+    def _read(self, t):
+        "Rounded; the gradient passes as if it were not."
         if isinstance(t, (list, tuple)):
             return [self._read(x) for x in t]
         return (
@@ -90,7 +94,8 @@ class tf32_emulation(TorchFunctionMode):
         return out
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, _name(func)
+        kwargs = kwargs or {}
+        name = _name(func)
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
@@ -119,7 +124,8 @@ EMULATED = 'tf32-emulated'
 
 
 @contextlib.contextmanager
-def _computing(model, dtype):  # `at_precision`, and the emulation beside it
+def _computing(model, dtype):
+    "`at_precision`, and the emulation beside it."
     with (
         at_precision(model, 'float32' if dtype == EMULATED else dtype) as m,
         tf32_emulation() if dtype == EMULATED else contextlib.nullcontext(),
@@ -127,17 +133,19 @@ def _computing(model, dtype):  # `at_precision`, and the emulation beside it
         yield m
 
 
-def _numbers(
-    model, tokenizer, enc, target=None
-):  # logits, exact LOO and AttnLRP, through the model's own forward pass
+def _numbers(model, tokenizer, enc, target=None):
+    "Logits, exact LOO and AttnLRP, through the model's own forward pass."
     loo, logits, target = leave_one_out(model, enc, target, drop=False)
-    return dict(
-        logits=logits,
-        loo=loo,
-        attn_lrp=explain_batch(model, tokenizer, [enc], 'attn_lrp', target)[
-            0
-        ].scores,
-    ), target
+    return (
+        dict(
+            logits=logits,
+            loo=loo,
+            attn_lrp=explain_batch(model, tokenizer, [enc], 'attn_lrp', target)[
+                0
+            ].scores,
+        ),
+        target,
+    )
 
 
 def precision_errors(
@@ -150,7 +158,9 @@ def precision_errors(
     # precision → logits, loo, attn_lrp → max and mean of the difference, scale
     # (the largest float32 value), r (None for logits)
 ) -> dict:
-    "How far a precision's numbers are from float32's on one text, all tokens counted."
+    """How far a precision's numbers are from float32's on one text, all tokens
+    counted.
+    """
     with _computing(model, 'float32') as m:
         exact, target = _numbers(m, tokenizer, enc)
 
@@ -175,18 +185,25 @@ def precision_table(
     # a row per precision and quantity: max, mean, the mean scale, mean and
     # lowest r, n
 ) -> pd.DataFrame:
-    "The largest and the mean difference over texts, and r between the two maps."
+    """The largest and the mean difference over texts, and r between the two
+    maps.
+    """
     table = {}
     for d in rows[0]['errors']:
         for k in rows[0]['errors'][d]:
-            of = lambda f: np.array(
-                [
-                    np.nan
-                    if r['errors'][d][k][f] is None
-                    else r['errors'][d][k][f]
-                    for r in rows
-                ]
-            )
+
+            def of(f):
+                return np.array(
+                    [
+                        (
+                            np.nan
+                            if r['errors'][d][k][f] is None
+                            else r['errors'][d][k][f]
+                        )
+                        for r in rows
+                    ]
+                )
+
             table[d, k] = dict(
                 max=of('max').max(),
                 mean=of('mean').mean(),
@@ -226,13 +243,15 @@ def precision_experiment(
         seed=seed,
         device=device.type,
         precisions=kinds,
-        emulated=f'{EMULATED}: float32 arithmetic, the inputs of matrix products rounded to 10 bits of mantissa',
+        emulated=(
+            f'{EMULATED}: float32 arithmetic, the inputs of matrix products'
+            ' rounded to 10 bits of mantissa'
+        ),
     )
-    results, (examples, too_long) = (
-        Results(path, config, fresh),
-        text_examples(model, tokenizer, d, limit, longest),
-    )
-    models, done = {}, results.done
+    results = Results(path, config, fresh)
+    examples, too_long = text_examples(model, tokenizer, d, limit, longest)
+    models = {}
+    done = results.done
     for k in kinds:
         with at_precision(
             model, 'bfloat16' if k == 'bfloat16' else 'float32'
@@ -318,13 +337,16 @@ SCHEMA = pa.schema(
 )
 
 
-def _sha(text):  # of a text, or of a pair
+def _sha(text):
+    "Of a text, or of a pair."
     joined = text if isinstance(text, str) else '\0'.join(text)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
 class BatchWorker:
-    "A model, loaded once, that turns batches of texts into rows: one per text and method."
+    """A model, loaded once, that turns batches of texts into rows: one per
+    text and method.
+    """
 
     def __init__(
         self,
@@ -343,19 +365,11 @@ class BatchWorker:
     ):
         if threads:
             torch.set_num_threads(threads)
-        (
-            self.methods,
-            self.target,
-            self.dtype,
-            self.truncation,
-            self.keep_texts,
-        ) = (
-            methods or {'attn_lrp': ('attn_lrp', {})},
-            target,
-            dtype,
-            truncation,
-            keep_texts,
-        )
+        self.methods = methods or {'attn_lrp': ('attn_lrp', {})}
+        self.target = target
+        self.dtype = dtype
+        self.truncation = truncation
+        self.keep_texts = keep_texts
         m, self.tokenizer, self.label = (
             model
             if isinstance(model, tuple)
@@ -389,9 +403,11 @@ class BatchWorker:
         ]
         return pa.Table.from_pylist(
             rows,
-            SCHEMA.append(batch.schema.field('text'))
-            if self.keep_texts
-            else SCHEMA,
+            (
+                SCHEMA.append(batch.schema.field('text'))
+                if self.keep_texts
+                else SCHEMA
+            ),
         )
 
     def _row(self, i, text, name, a, loo):
@@ -418,7 +434,9 @@ def read_sweep(
     out,  # a folder that `explain_dataset` wrote
     columns=None,  # which columns; None: all
 ) -> pd.DataFrame:  # a row per text and method, by text
-    "The rows of a sweep. A row that stands in two files (a writer that died after its work was done) counts once."
+    """The rows of a sweep. A row that stands in two files (a writer that died
+    after its work was done) counts once.
+    """
     files = sorted(Path(out).glob('*.parquet'))
     key = ['index', 'method']
     if not files:
@@ -438,7 +456,8 @@ def read_sweep(
         )
     except pa.ArrowInvalid as e:
         raise ValueError(
-            f"a file in {Path(out).name!r} is not whole; the same sweep, run again, computes it again ({type(e).__name__})"
+            f"a file in {Path(out).name!r} is not whole; the same sweep, run"
+            f" again, computes it again ({type(e).__name__})"
         ) from None
     return (
         d.drop_duplicates(key)
@@ -449,9 +468,8 @@ def read_sweep(
 
 def sweep_table(
     rows: pd.DataFrame,  # with method and r
-) -> (
-    pd.DataFrame
-):  # a row per method: mean r with LOO, its standard error, n, n_undefined
+    # a row per method: mean r with LOO, its standard error, n, n_undefined
+) -> pd.DataFrame:
     "Agreement with LOO per method over all texts."
     table = {
         m: mean_se(g.r.to_numpy(dtype=float)) + (len(g),)
@@ -469,11 +487,10 @@ def sweep_table(
     )
 
 
-def _forget_parts(
-    out,
-    # files that a crash left half written: a parquet file ends with its table
-    # of contents
-):
+def _forget_parts(out):
+    """Files that a crash left half written: a parquet file ends with its table
+    of contents.
+    """
     for f in Path(out).glob('*.parquet'):
         try:
             pq.read_metadata(f)
@@ -483,18 +500,19 @@ def _forget_parts(
         f.unlink()
 
 
-def _parts(
-    out,
-):  # the whole files of a sweep's folder; somebody else's are refused
+def _parts(out):
+    "The whole files of a sweep's folder; somebody else's are refused."
     if list(out.glob('*.parquet')) and not (out / 'sweep.json').exists():
         raise ValueError(
-            f"{out.name!r} holds parquet files and no sweep.json, so it is no sweep's; choose another output folder"
+            f"{out.name!r} holds parquet files and no sweep.json, so it is no"
+            " sweep's; choose another output folder"
         )
     _forget_parts(out)
     return list(out.glob('*.parquet'))
 
 
-def _missing(out, texts, methods):  # numbers of the texts that lack a row
+def _missing(out, texts, methods):
+    "Numbers of the texts that lack a row."
     if not list(Path(out).glob('*.parquet')):
         return list(range(len(texts)))
     d = read_sweep(out, ['text_sha256'])
@@ -503,7 +521,9 @@ def _missing(out, texts, methods):  # numbers of the texts that lack a row
         i for i, s in sha.items() if i < len(texts) and s != _sha(texts[i])
     ]:
         raise ValueError(
-            f"{Path(out).name!r} holds rows of other texts: {len(other)} of {len(sha)} differ, the first is number {other[0]}. Choose another output folder, or start over (fresh=True, --fresh)."
+            f"{Path(out).name!r} holds rows of other texts: {len(other)} of"
+            f" {len(sha)} differ, the first is number {other[0]}. Choose"
+            " another output folder, or start over (fresh=True, --fresh)."
         )
     rows = d.groupby('index').method.agg(set)
     return [
@@ -511,9 +531,9 @@ def _missing(out, texts, methods):  # numbers of the texts that lack a row
     ]
 
 
-def _batches(
-    model, tokenizer, texts, numbers, truncation, batch_size
-):  # tables of index and text, the longest first
+def _batches(model, tokenizer, texts, numbers, truncation, batch_size):
+    "Tables of index and text, the longest first."
+
     def length(i):
         try:
             return encode(model, tokenizer, texts[i], truncation)[
@@ -538,12 +558,10 @@ def _batches(
 def _run_plain(batches, out, options, progress):
     worker = BatchWorker(**options)
     for b in tqdm(batches, disable=not progress, desc='sweep'):
-        rows, name = (
-            worker(b),
-            hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[
-                :16
-            ],
-        )
+        rows = worker(b)
+        name = hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[
+            :16
+        ]
         with whole_file(out / f'{name}.parquet') as tmp:
             pq.write_table(rows, tmp)
 
@@ -551,7 +569,8 @@ def _run_plain(batches, out, options, progress):
 def _import_ray():
     if find_spec('ray') is None:
         raise ModuleNotFoundError(
-            "engine='ray' needs Ray Data, which is not installed: pip install 'lrp_loo[ray]'"
+            "engine='ray' needs Ray Data, which is not installed: pip install"
+            " 'lrp_loo[ray]'"
         )
     import ray, ray.data
 
@@ -562,8 +581,12 @@ def _import_ray():
 def ray_cluster(
     workers: int,  # actors that will run
 ):  # the module `ray`, connected
-    "A running cluster as it is (this process's, or RAY_ADDRESS); otherwise one on this machine, without dashboard and usage reports, that ends with the context."
-    ray, before = _import_ray(), os.environ.get('RAY_USAGE_STATS_ENABLED')
+    """A running cluster as it is (this process's, or RAY_ADDRESS); otherwise
+    one on this machine, without dashboard and usage reports, that ends with
+    the context.
+    """
+    ray = _import_ray()
+    before = os.environ.get('RAY_USAGE_STATS_ENABLED')
     started = not ray.is_initialized()
     quiet = logging.getLogger('ray.data')
     level = quiet.level
@@ -591,28 +614,30 @@ def ray_cluster(
             os.environ['RAY_USAGE_STATS_ENABLED'] = before
 
 
-def _places(
-    ray,
-    device,
-    workers,
-    # device, workers: what the cluster has room for; asking for more would wait
-    # for ever
-):
+def _places(ray, device, workers):
+    """Device, workers: what the cluster has room for; asking for more would
+    wait for ever.
+    """
     has = ray.cluster_resources()
-    gpus, cpus = int(has.get('GPU', 0)), int(has.get('CPU', 0))
+    gpus = int(has.get('GPU', 0))
+    cpus = int(has.get('CPU', 0))
     device = ('cuda' if gpus else 'cpu') if device == 'auto' else device
     if device not in ('cpu', 'cuda'):
         raise ValueError(
-            f"device={device!r} with engine='ray': Ray gives each worker its own GPU; take 'auto', 'cpu' or 'cuda'"
+            f"device={device!r} with engine='ray': Ray gives each worker its"
+            " own GPU; take 'auto', 'cpu' or 'cuda'"
         )
     workers = workers or (max(1, gpus) if device == 'cuda' else 2)
     if device == 'cuda' and workers > gpus:
         raise ValueError(
-            f"workers={workers} on cuda take a GPU each, and the cluster has {gpus}"
+            f"workers={workers} on cuda take a GPU each, and the cluster has"
+            f" {gpus}"
         )
     if workers + 1 > cpus:
         raise ValueError(
-            f"workers={workers} need {workers + 1} logical CPUs, one of them to read and write, and the cluster has {cpus}; start it with more (ray.init(num_cpus=...))"
+            f"workers={workers} need {workers + 1} logical CPUs, one of them to"
+            f" read and write, and the cluster has {cpus}; start it with more"
+            " (ray.init(num_cpus=...))"
         )
     return device, workers
 
@@ -623,9 +648,9 @@ def _run_ray(batches, out, options, progress, workers):
         ray.data.DataContext.get_current().enable_progress_bars = progress
         options = options | dict(
             device=device,
-            threads=max(1, os.cpu_count() // workers)
-            if device == 'cpu'
-            else None,
+            threads=(
+                max(1, os.cpu_count() // workers) if device == 'cpu' else None
+            ),
         )
         pool = ray.data.ActorPoolStrategy(
             size=workers, max_tasks_in_flight_per_actor=1
@@ -645,9 +670,8 @@ def _run_ray(batches, out, options, progress, workers):
             raise _cause(e) from e
 
 
-def _cause(
-    e,
-):  # what a worker raised; Ray hands it on as text, under layers of its own
+def _cause(e):
+    "What a worker raised; Ray hands it on as text, under layers of its own."
     said = (
         str(e)
         .split('\n\nThe above exception was the direct cause')[0]
@@ -658,7 +682,8 @@ def _cause(
         if said.startswith(f'{kind.__name__}: '):
             return kind(said.removeprefix(f'{kind.__name__}: '))
     return RuntimeError(
-        f"the sweep stopped: {said}; finished rows are kept, the same call goes on from there"
+        f"the sweep stopped: {said}; finished rows are kept, the same call goes"
+        " on from there"
     )
 
 # %% ../nbs/16_dataset.ipynb #a1bcfc20
@@ -673,21 +698,25 @@ def _check_sweep(
         )
     if target is not None and not isinstance(target, int):
         raise ValueError(
-            f"target={target!r} of a sweep must be a class's number, or None for each text's predicted class"
+            f"target={target!r} of a sweep must be a class's number, or None"
+            " for each text's predicted class"
         )
     if engine not in ('plain', 'ray'):
         raise ValueError(
-            f"engine={engine!r} is not known; take 'plain' (one process) or 'ray'"
+            f"engine={engine!r} is not known; take 'plain' (one process) or"
+            " 'ray'"
         )
     whole_number('batch_size', batch_size)
     whole_number('workers', 1 if workers is None else workers)
     if engine == 'plain' and (workers or 1) > 1:
         raise ValueError(
-            f"engine='plain' is one process; take engine='ray' for workers={workers}"
+            "engine='plain' is one process; take engine='ray' for"
+            f" workers={workers}"
         )
     if engine == 'ray' and isinstance(model, tuple):
         raise ValueError(
-            "engine='ray': each worker loads the model itself; give its name or folder"
+            "engine='ray': each worker loads the model itself; give its name or"
+            " folder"
         )
     if engine == 'ray':
         _import_ray()
@@ -700,18 +729,24 @@ def _check_sweep(
         and not has_tf32(resolve_device(device))
     ):
         raise ValueError(
-            f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the device is {resolve_device(device)}; take 'float32' or 'bfloat16'"
+            "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
+            f" newer, and the device is {resolve_device(device)}; take"
+            " 'float32' or 'bfloat16'"
         )
 
 
-def _method_names(
-    methods,
-):  # for the record: a function of one's own by its name, ranges as lists
-    name = lambda f: (
-        f
-        if isinstance(f, str)
-        else f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
-    )
+def _method_names(methods):
+    "For the record: a function of one's own by its name, ranges as lists."
+
+    def name(f):
+        return (
+            f
+            if isinstance(f, str)
+            else (
+                f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
+            )
+        )
+
     return {
         n: [
             name(f),
@@ -724,7 +759,8 @@ def _method_names(
     }
 
 
-def _loaded(model):  # a pipeline as what `load_model` returns
+def _loaded(model):
+    "a pipeline as what `load_model` returns."
     m, tokenizer = unwrap(model)
     return model if m is model else (m, tokenizer, type(m).__name__)
 
@@ -759,12 +795,12 @@ def explain_dataset(
     progress: bool = True,  # show a bar
     data: dict = None,  # what the texts are (`TextData.info`), for the record
 ) -> pd.DataFrame:  # `sweep_table`; the rows themselves: `read_sweep(out)`
-    "Exact LOO and every method for each text of a data set, in one process or many, resumable."
-    texts, methods, out = (
-        as_texts(texts),
-        as_methods(methods),
-        Path(out).expanduser().resolve(),
-    )
+    """Exact LOO and every method for each text of a data set, in one process
+    or many, resumable.
+    """
+    texts = as_texts(texts)
+    methods = as_methods(methods)
+    out = Path(out).expanduser().resolve()
     model = _loaded(model)
     _check_sweep(
         texts,
@@ -821,10 +857,10 @@ def explain_dataset(
         keep_texts=keep_texts,
     )
     if batches:
-        _run_plain(
-            batches, out, options, progress
-        ) if engine == 'plain' else _run_ray(
-            batches, out, options, progress, workers
+        (
+            _run_plain(batches, out, options, progress)
+            if engine == 'plain'
+            else _run_ray(batches, out, options, progress, workers)
         )
     table = sweep_table(read_sweep(out, ['r'])).loc[list(methods)]
     record.summary = dict(

@@ -60,7 +60,8 @@ def held_against_loo(
     # all of LOO's target
 ) -> tuple:
     "Every text's exact LOO, once, and the maps that are held against it."
-    removal, size = removal or default_removal(encs[0]), batch_size or len(encs)
+    removal = removal or default_removal(encs[0])
+    size = batch_size or len(encs)
     loos = explain_batch(
         model, tokenizer, encs, 'loo', target, removal=removal, **loo_options
     )
@@ -71,9 +72,12 @@ def held_against_loo(
     alone = {
         n for n, (m, _) in rest.items() if by_unit(m) is True
     }  # these take one text at a time
-    one = lambda n, k: explain_batch(
-        model, tokenizer, [encs[k]], rest[n][0], targets[k], **rest[n][1]
-    )[0]
+
+    def one(n, k):
+        return explain_batch(
+            model, tokenizer, [encs[k]], rest[n][0], targets[k], **rest[n][1]
+        )[0]
+
     maps = {n: [one(n, k) for k in range(len(encs))] for n in alone}
     batched = {n: x for n, x in rest.items() if n not in alone}
     for s in range(0, len(encs), size):
@@ -98,9 +102,8 @@ def held_against_loo(
     return loos, {n: maps.get(n, loos) for n in methods}
 
 
-def _is_reference(
-    method, options
-):  # exact LOO as the other maps are held against
+def _is_reference(method, options):
+    "Exact LOO as the other maps are held against."
     return method == 'loo' and not options
 
 
@@ -141,15 +144,17 @@ def faithfulness_rows(
     # called with a number of forward passes whenever so many more are done
     progress=None,
 ) -> list:  # a row of each
-    "The same for several texts: their LOO and the steps of their curves share batches."
+    """The same for several texts: their LOO and the steps of their curves
+    share batches.
+    """
     if 'loo' in methods and not _is_reference(*methods['loo']):
         raise ValueError(
-            f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands for the exact LOO that the others are held against; choose another name"
+            f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands"
+            " for the exact LOO that the others are held against; choose"
+            " another name"
         )
-    removal, target = (
-        removal or default_removal(encs[0]),
-        at_mask(target, tokenizer, encs),
-    )
+    removal = removal or default_removal(encs[0])
+    target = at_mask(target, tokenizer, encs)
     loos, found = held_against_loo(
         model,
         tokenizer,
@@ -178,14 +183,17 @@ def faithfulness_rows(
         fill_id(tokenizer, removal),
         progress=progress,
     )
-    areas = lambda of_text, n: (
-        dict(
-            lerf=curve_area(of_text[n][1], area),
-            morf=curve_area(of_text[n][0], area),
+
+    def areas(of_text, n):
+        return (
+            dict(
+                lerf=curve_area(of_text[n][1], area),
+                morf=curve_area(of_text[n][0], area),
+            )
+            if n in of_text
+            else {}
         )
-        if n in of_text
-        else {}
-    )
+
     return [
         dict(
             n_tokens=len(l),
@@ -201,7 +209,9 @@ def together(
     examples: list,  # (i, encoded text or image, …)
     n: int = 8,  # few enough that little is lost when a run is interrupted
 ) -> list:  # of lists
-    "What shares batches in a long run; images, which may differ in size, go one by one."
+    """What shares batches in a long run; images, which may differ in size, go
+    one by one.
+    """
     n = n if examples and 'input_ids' in examples[0][1] else 1
     return [examples[i : i + n] for i in range(0, len(examples), n)]
 
@@ -218,7 +228,9 @@ def agreement_rows(
     # of each: n_tokens, target, logit, and per method r, r_sum, r_sum_both,
     # r_all
 ) -> list:
-    "Agreement with LOO on the predicted class without the curves: for many methods, LOO computed once per text."
+    """Agreement with LOO on the predicted class without the curves: for many
+    methods, LOO computed once per text.
+    """
     loos, maps = held_against_loo(
         model, tokenizer, encs, methods, removal=removal
     )
@@ -233,8 +245,12 @@ def agreement_rows(
     ]
 
 
-def _agreement(a, loo):  # the readings of one correlation
-    r_of = lambda **kw: agreement(a.scores, loo.scores, a.is_special, **kw)
+def _agreement(a, loo):
+    "The readings of one correlation."
+
+    def r_of(**kw):
+        return agreement(a.scores, loo.scores, a.is_special, **kw)
+
     r = dict(
         r=r_of(),
         r_sum=r_of(normalize_a='sum'),
@@ -266,13 +282,16 @@ def per_text(
     column: str,
 ) -> np.ndarray:  # (n_texts,), NaN where undefined
     "One number per text."
-    get = lambda k: np.array(
-        [
-            np.nan if (v := r['methods'][method].get(k)) is None else v
-            for r in rows
-        ],
-        dtype=float,
-    )
+
+    def get(k):
+        return np.array(
+            [
+                np.nan if (v := r['methods'][method].get(k)) is None else v
+                for r in rows
+            ],
+            dtype=float,
+        )
+
     return (
         get('lerf') - get('morf') if column == 'delta' else get(COLUMNS[column])
     )
@@ -293,9 +312,8 @@ def mean_se(
 def faithfulness_table(
     rows: list,  # of `faithfulness_row`
     methods=None,  # which, in order; all by default
-) -> (
-    pd.DataFrame
-):  # a row per method: each column's mean and standard error, n, n_undefined
+    # a row per method: each column's mean and standard error, n, n_undefined
+) -> pd.DataFrame:
     "The means of Table 2 with standard errors."
     if not rows:
         raise ValueError("there are no rows to average")
@@ -319,18 +337,22 @@ def mean_interval(
     d: np.ndarray,  # (..., n) numbers, one per text; n at least 2
     level: float = 0.95,  # of confidence
 ) -> tuple:  # low and high end, (...) each
-    "An interval of the mean that holds at small n: at either end the wider of Student's t and Hall's (1992) t, which knows skewness."
-    n, mean, sd = d.shape[-1], d.mean(-1), d.std(-1, ddof=1)
-    t, se = stats.t.ppf((1 + level) / 2, n - 1), sd / np.sqrt(n)
+    """An interval of the mean that holds at small n: at either end the wider
+    of Student's t and Hall's (1992) t, which knows skewness.
+    """
+    n = d.shape[-1]
+    mean = d.mean(-1)
+    sd = d.std(-1, ddof=1)
+    t = stats.t.ppf((1 + level) / 2, n - 1)
+    se = sd / np.sqrt(n)
     skew = _skewness(d, mean, sd) / np.sqrt(n)
-    below, above = (
-        np.maximum(t, _hall(t, skew)),
-        np.maximum(t, -_hall(-t, skew)),
-    )
+    below = np.maximum(t, _hall(t, skew))
+    above = np.maximum(t, -_hall(-t, skew))
     return mean - below * se, mean + above * se
 
 
-def _skewness(d, mean, sd):  # (...) unbiased; 0 where it is not defined
+def _skewness(d, mean, sd):
+    "(...) unbiased; 0 where it is not defined."
     n = d.shape[-1]
     if n < 3:
         return np.zeros_like(mean)
@@ -338,9 +360,8 @@ def _skewness(d, mean, sd):  # (...) unbiased; 0 where it is not defined
     return n / ((n - 1) * (n - 2)) * (z**3).sum(-1)
 
 
-def _hall(
-    t, a
-):  # the studentized mean at which Hall's transformed one is t; a: skewness/√n
+def _hall(t, a):
+    "The studentized mean at which Hall's transformed one is t; a: skewness/√n."
     a = np.where(np.abs(a) < 1e-6, 1e-6, a)  # at 0 it is t itself
     return 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1)
 
@@ -368,15 +389,13 @@ def paired_difference(
     )
 
 # %% ../nbs/07_faithfulness.ipynb #cd1d0118
-def _audit_passes(
-    n, n_methods, chunk
-):  # forward passes for a text of n tokens: LOO, and two curves of each method
+def _audit_passes(n, n_methods, chunk):
+    "Forward passes for a text of n tokens: LOO, and two curves of each method."
     return n + 2 * n_methods * math.ceil(n / chunk)
 
 
-def _say_how_long(
-    model, encs, n_methods, chunk, removal, fill
-):  # long work says so beforehand
+def _say_how_long(model, encs, n_methods, chunk, removal, fill):
+    "Long work says so beforehand."
     lengths = [input_positions(model, e) for e in encs]
     if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
         return
@@ -384,25 +403,24 @@ def _say_how_long(
     about = loo_seconds(model, encs, removal, fill) * passes / sum(lengths)
     if about > LONG:
         tqdm.write(
-            f"exact LOO and curves of {len(encs)} texts, {passes} forward passes: about {in_words(about)}",
+            f"exact LOO and curves of {len(encs)} texts, {passes} forward"
+            f" passes: about {in_words(about)}",
             file=sys.stderr,
         )
 
 
 @contextlib.contextmanager
-def _within(
-    bar, model, encs, n_methods, chunk
-):  # moves a bar of texts by the passes that are done within them
-    start, passes = (
-        bar.n,
-        sum(
-            _audit_passes(input_positions(model, e), n_methods, chunk)
-            for e in encs
-        ),
+def _within(bar, model, encs, n_methods, chunk):
+    "Moves a bar of texts by the passes that are done within them."
+    start = bar.n
+    passes = sum(
+        _audit_passes(input_positions(model, e), n_methods, chunk) for e in encs
     )
-    done, lock = 0, threading.Lock()
+    done = 0
+    lock = threading.Lock()
 
-    def moved(n):  # cores report each for itself
+    def moved(n):
+        "Cores report each for itself."
         nonlocal done
         with lock:
             done = min(done + n, passes)
@@ -438,20 +456,20 @@ def audit(
     # where a row per text is kept as it finishes; rows that are there are not
     # computed again
     results: Results = None,
-) -> (
-    pd.DataFrame
-):  # a row per method: loo_r, lerf, morf, delta, their standard errors, n
-    "How far each method follows exact Leave-One-Out on these texts (Table 2 for any model)."
-    texts, methods = as_texts(texts), as_methods(methods)
+    # a row per method: loo_r, lerf, morf, delta, their standard errors, n
+) -> pd.DataFrame:
+    """How far each method follows exact Leave-One-Out on these texts (Table 2
+    for any model).
+    """
+    texts = as_texts(texts)
+    methods = as_methods(methods)
     whole_number('chunk', chunk)
     model, tokenizer = unwrap(model, tokenizer)
     model = eager(model)
     for m, _ in methods.values():
         check_call(model, m, texts)
-    encs, results = (
-        [encode(model, tokenizer, t, truncation) for t in texts],
-        Results(None, {}) if results is None else results,
-    )
+    encs = [encode(model, tokenizer, t, truncation) for t in texts]
+    results = Results(None, {}) if results is None else results
     examples = list(enumerate(encs))
     done = results.done
     missing = [e for i, e in examples if i not in done]
@@ -517,7 +535,10 @@ def verdict(
     # n_left_out, left_out; runner_up and gain, gain_low, gain_high where there
     # is a second method
 ) -> dict:
-    "Which method to trust on this model, in one sentence with its intervals. Methods are ranked on the texts where r is defined for all. Exact LOO itself does not compete."
+    """Which method to trust on this model, in one sentence with its intervals.
+    Methods are ranked on the texts where r is defined for all. Exact LOO
+    itself does not compete.
+    """
     r = {
         m: per_text(rows, m, 'loo_r') for m in rows[0]['methods'] if m != 'loo'
     }
@@ -531,7 +552,12 @@ def verdict(
             low=np.nan,
             high=np.nan,
             n=0,
-            sentence=f"Too few texts to tell on {model} (0): r with exact LOO is defined for every method on none of the {len(rows)} texts; it takes at least {FEWEST_TOKENS} content tokens and maps that are not constant.",
+            sentence=(
+                f"Too few texts to tell on {model} (0): r with exact LOO is"
+                f" defined for every method on none of the {len(rows)} texts;"
+                f" it takes at least {FEWEST_TOKENS} content tokens and maps"
+                " that are not constant."
+            ),
         )
     first, *rest = sorted(r, key=lambda m: -r[m].mean())
     best = paired_difference(r[first], np.zeros(len(r[first])), (-1, 1))
@@ -539,15 +565,25 @@ def verdict(
     besides = _said_left_out(never, n_left_out)
     if best['n'] < FEWEST_TEXTS:
         return out | dict(
-            sentence=f"Too few texts to tell on {model} ({best['n']}): it takes {FEWEST_TEXTS} on which r with exact LOO is defined for every method. So far {first} has the highest mean, {best['mean']:.2f}{besides}."
+            sentence=(
+                f"Too few texts to tell on {model} ({best['n']}): it takes"
+                f" {FEWEST_TEXTS} on which r with exact LOO is defined for"
+                f" every method. So far {first} has the highest mean,"
+                f" {best['mean']:.2f}{besides}."
+            )
         )
     out['method'], start = (
         first,
-        f"No method follows exact LOO closely on {model}; the nearest is"
-        if best['mean'] < 0.5
-        else f"On {model} trust",
+        (
+            f"No method follows exact LOO closely on {model}; the nearest is"
+            if best['mean'] < 0.5
+            else f"On {model} trust"
+        ),
     )
-    mean = f"mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f}, {best['high']:.2f}] over {best['n']} texts{besides}"
+    mean = (
+        f"mean r with exact LOO is {best['mean']:.2f} [{best['low']:.2f},"
+        f" {best['high']:.2f}] over {best['n']} texts{besides}"
+    )
     if not rest:
         return out | dict(sentence=f"{start} {first}, whose {mean}.")
     gain = paired_difference(r[first], r[rest[0]], (-2, 2))
@@ -563,15 +599,18 @@ def verdict(
             sentence=f"{start} {first}, whose {mean}, {by} above {rest[0]}."
         )
     return out | dict(
-        sentence=f"{start} {first} or {rest[0]}, which these texts do not tell apart: {first}'s {mean}, {by} above {rest[0]}'s; more texts may decide."
+        sentence=(
+            f"{start} {first} or {rest[0]}, which these texts do not tell"
+            f" apart: {first}'s {mean}, {by} above {rest[0]}'s; more texts may"
+            " decide."
+        )
     )
 
 
-def _on_shared_texts(
-    r,
-    # name → (n,) r; → methods without any, the others on the texts that all of
-    # them have, how many texts that leaves out
-):
+def _on_shared_texts(r):
+    """Name → (n,) r; → methods without any, the others on the texts that all
+    of them have, how many texts that leaves out.
+    """
     never = [m for m, v in r.items() if np.isnan(v).all()]
     r = {m: v for m, v in r.items() if m not in never}
     if not r:
@@ -580,7 +619,8 @@ def _on_shared_texts(
     return never, {m: v[shared] for m, v in r.items()}, int((~shared).sum())
 
 
-def _said_left_out(never, n):  # in brackets, behind the number of texts
+def _said_left_out(never, n):
+    "In brackets, behind the number of texts."
     parts = [f"{n} left out, where r is not defined for every method"] * (n > 0)
     parts += [
         f"{', '.join(never)} left out, whose r is defined on none"
@@ -603,7 +643,10 @@ def attention_entropy(
     model,  # a transformers model
     enc: dict,  # one encoded text or image
 ) -> list:  # a number per layer, 1 = uniform attention
-    "Entropy of the attention rows over the log of the number of keys a row may see, mean over heads and rows: how flat each layer's attention is (section 3.2)."
+    """Entropy of the attention rows over the log of the number of keys a row
+    may see, mean over heads and rows: how flat each layer's attention is
+    (section 3.2).
+    """
     out = []
     for A in attention_maps(model, **enc):
         n = A.shape[-1]
@@ -662,9 +705,11 @@ def faithfulness_experiment(
         n=len(rows),
         **summary,
         mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
-        accuracy=None
-        if rows[0]['label'] is None
-        else float(np.mean([r['target'] == r['label'] for r in rows])),
+        accuracy=(
+            None
+            if rows[0]['label'] is None
+            else float(np.mean([r['target'] == r['label'] for r in rows]))
+        ),
         table=faithfulness_table(rows).T.to_dict(),
     )
     results.save()
@@ -679,7 +724,9 @@ def text_examples(
     longest: int = 512,  # texts with more tokens are set aside
 ) -> tuple:  # (i, encoded text, label) of each, how many were set aside
     "The first texts of a data set that are short enough."
-    fit, too_long, longest = [], 0, min(longest, max_tokens(model, tokenizer))
+    fit = []
+    too_long = 0
+    longest = min(longest, max_tokens(model, tokenizer))
     for i, t in enumerate(data.texts):
         if limit is not None and len(fit) == limit:
             break
@@ -714,7 +761,9 @@ def text_experiment(
     longest: int = 512,  # texts with more tokens are set aside
     fresh: bool = False,  # start over
 ) -> Results:
-    "Rows of Table 2 (and of the layer-wise sweeps, if they are among `methods`), one per text, resumable."
+    """Rows of Table 2 (and of the layer-wise sweeps, if they are among
+    `methods`), one per text, resumable.
+    """
     longest = min(longest, max_tokens(model, tokenizer))
     config = dict(
         experiment='text',
@@ -735,10 +784,8 @@ def text_experiment(
             for n, (m, kw) in methods.items()
         },
     )
-    results, (examples, too_long) = (
-        Results(path, config, fresh),
-        text_examples(model, tokenizer, data, limit, longest),
-    )
+    results = Results(path, config, fresh)
+    examples, too_long = text_examples(model, tokenizer, data, limit, longest)
     return faithfulness_experiment(
         results,
         model,
@@ -771,7 +818,10 @@ def table2_against_paper(
     "Every number of Table 2: the paper's and ours."
     d = paper_numbers('2')
     d = d[d.data.isin(list(results))].copy()
-    ours = lambda r, c: results[r.data]['summary']['table'][r.row][c]
+
+    def ours(r, c):
+        return results[r.data]['summary']['table'][r.row][c]
+
     d['ours'] = [ours(r, r.metric) for r in d.itertuples()]
     d['se'] = [ours(r, f'{r.metric}_se') for r in d.itertuples()]
     d['model'] = [results[x]['config']['model']['name'] for x in d.data]

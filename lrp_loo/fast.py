@@ -87,7 +87,9 @@ _WINDOWS = (
 def listened_to(
     m,  # a module
 ) -> bool:
-    "Has it hooks of somebody else's? Our own, of another thread's explanation, hear nothing of this one."
+    """Has it hooks of somebody else's? Our own, of another thread's
+    explanation, hear nothing of this one.
+    """
     return any(
         not getattr(h, '__module__', '').startswith(_QUIET_HOOKS)
         for hooks in (m._forward_hooks, m._forward_pre_hooks)
@@ -104,7 +106,9 @@ _QUIET_HOOKS = (
 def meddled_with(
     m,  # a module
 ) -> bool:
-    "Does it compute anything but what transformers and torch wrote: by a hook, a forward put in place of its own, a class of somebody else's?"
+    """Does it compute anything but what transformers and torch wrote: by a
+    hook, a forward put in place of its own, a class of somebody else's?
+    """
     written_in = (
         type(m).__module__,
         getattr(type(m).forward, '__module__', ''),
@@ -118,7 +122,8 @@ def meddled_with(
     )
 
 
-def _package(model):  # 'bert' of transformers.models.bert.modeling_bert
+def _package(model):
+    "'bert' of transformers.models.bert.modeling_bert."
     path = type(model).__module__.split('.')
     return (
         path[2]
@@ -132,8 +137,11 @@ def survives_gaps(
     # True: a removed token may be dropped, where the rest keep their position
     # ids and no window is shorter than the text
 ) -> bool:
-    "Does the model's own construction say that attention is all that tokens meet in?"
-    family, config = _package(model), getattr(model, 'config', None)
+    """Does the model's own construction say that attention is all that tokens
+    meet in?
+    """
+    family = _package(model)
+    config = getattr(model, 'config', None)
     if family not in DROP_ENCODERS + DROP_DECODERS or model.training:
         return False
     if (
@@ -153,9 +161,10 @@ def survives_gaps(
     )
 
 
-def _known_part(
-    m, family
-):  # made for this family, or computing each token by itself; by nobody changed
+def _known_part(m, family):
+    """Made for this family, or computing each token by itself; by nobody
+    changed.
+    """
     where = type(m).__module__
     known = (
         type(m) in _BY_TOKEN
@@ -165,9 +174,8 @@ def _known_part(
     return known and not meddled_with(m)
 
 
-def _changed_around(
-    model,
-):  # hooks of all modules, modes that see every call, lower precision inside
+def _changed_around(model):
+    "Hooks of all modules, modes that see every call, lower precision inside."
     every = nn.modules.module
     modes = [
         m
@@ -179,7 +187,8 @@ def _changed_around(
     ) or torch.is_autocast_enabled(device_of(model).type)
 
 
-def _rope_types(config):  # of every layer type
+def _rope_types(config):
+    "Of every layer type."
     given = (
         getattr(config, 'rope_parameters', None)
         or getattr(config, 'rope_scaling', None)
@@ -218,7 +227,10 @@ def _plain(m, kind):
 
 
 class FastEncoder:
-    "The logits of a BERT-type classifier on subsets of its texts' tokens, from the products that differ. Raises ValueError for a model that is built otherwise."
+    """The logits of a BERT-type classifier on subsets of its texts' tokens,
+    from the products that differ. Raises ValueError for a model that is
+    built otherwise.
+    """
 
     def __init__(
         self,
@@ -226,11 +238,9 @@ class FastEncoder:
         # one of READ_FIRST_ROW
         model,
     ):
-        self.model, self.base, c = (
-            model,
-            getattr(model, 'base_model', None),
-            getattr(model, 'config', None),
-        )
+        self.model = model
+        self.base = getattr(model, 'base_model', None)
+        c = getattr(model, 'config', None)
         layers = getattr(getattr(self.base, 'encoder', None), 'layer', None)
         if (
             layers is None
@@ -239,7 +249,8 @@ class FastEncoder:
             or len(layers) < 2
         ):
             raise ValueError(
-                f"{type(model).__name__} is no classifier on an encoder built as BERT's"
+                f"{type(model).__name__} is no classifier on an encoder built"
+                " as BERT's"
             )
         if any(
             m._forward_hooks or m._forward_pre_hooks for m in model.modules()
@@ -247,14 +258,13 @@ class FastEncoder:
             raise ValueError(
                 "the model has hooks, which only its own forward runs"
             )
-        self.layers, self.heads, self.d = (
-            [_parts(l) for l in layers],
-            c.num_attention_heads,
-            c.hidden_size,
-        )
+        self.layers = [_parts(l) for l in layers]
+        self.heads = c.num_attention_heads
+        self.d = c.hidden_size
         if any(map(meddled_with, model.modules())):
             raise ValueError(
-                "the model has a forward, or a part, that is not transformers' own"
+                "the model has a forward, or a part, that is not"
+                " transformers' own"
             )
 
     @torch.no_grad()
@@ -331,10 +341,12 @@ class FastEncoder:
             else self.base.pooler(h)
         )
 
-    def _read_row(
-        self, query, key, value, h, hidden
-    ):  # attention of row 0 without forming keys and values, (n, d)
-        per_head = lambda m: m.weight.view(self.heads, -1, self.d)
+    def _read_row(self, query, key, value, h, hidden):
+        "Attention of row 0 without forming keys and values, (n, d)."
+
+        def per_head(m):
+            return m.weight.view(self.heads, -1, self.d)
+
         q = query(h[:, 0]).view(len(h), self.heads, -1)
         u = torch.einsum('nhe,hed->nhd', q, per_head(key))
         scores = u @ h.mT * q.shape[-1] ** -0.5  # [variant, head, s]
@@ -347,9 +359,8 @@ class FastEncoder:
         )
 
 
-def _parts(
-    l,
-):  # query, key, value, output, its norm, up, activation, down, its norm
+def _parts(l):
+    "Query, key, value, output, its norm, up, activation, down, its norm."
     try:
         p = (
             l.attention.self.query,
@@ -380,7 +391,8 @@ def _parts(
     return p
 
 
-def _after_attention(parts, o, h):  # (rows, d) → (rows, d)
+def _after_attention(parts, o, h):
+    "(rows, d) → (rows, d)."
     _, _, _, out, norm, up, act, down, last = parts
     h = norm(out(o).add_(h))
     return last(down(act(up(h))).add_(h))
@@ -394,7 +406,9 @@ PER_TOKEN = frozenset(
 def gaps_to_try(
     keep: torch.Tensor,  # (n, T) bool, a variant per row
 ) -> torch.Tensor:  # up to four numbers of rows
-    "Where a short way would go wrong, if it did: the earliest and the latest gap, one in the middle, most removed."
+    """Where a short way would go wrong, if it did: the earliest and the latest
+    gap, one in the middle, most removed.
+    """
     gone = ~keep
     with_gap = gone.any(1).nonzero()[:, 0]
     if not len(with_gap):
@@ -414,11 +428,11 @@ def gaps_to_try(
 def spread(
     values: torch.Tensor,  # (n,) or (n, n_classes) of variants of one text
 ) -> float:
-    "How far apart the variants are: the scale on which their differences count. What is no number is left out."
-    low, high = (
-        values.nan_to_num(nan=torch.inf).amin(0),
-        values.nan_to_num(nan=-torch.inf).amax(0),
-    )
+    """How far apart the variants are: the scale on which their differences
+    count. What is no number is left out.
+    """
+    low = values.nan_to_num(nan=torch.inf).amin(0)
+    high = values.nan_to_num(nan=-torch.inf).amax(0)
     return float((high - low).max().clamp(min=0))
 
 
@@ -489,9 +503,8 @@ def fast_encoder(
     return fast if agree(ours, own, spread(own[:-1]), tol) else None
 
 
-def _variants_to_try(
-    ids,
-):  # without the second token, the last, the first; without every third
+def _variants_to_try(ids):
+    "Without the second token, the last, the first; without every third."
     n = ids.shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=ids.device)
     for row, gone in enumerate((1, n - 1, 0)):
@@ -500,9 +513,8 @@ def _variants_to_try(
     return keep
 
 
-def _by_fast(
-    fast, enc, keep
-):  # variants of one size; row 0 is read, seen by others or not
+def _by_fast(fast, enc, keep):
+    "Variants of one size; row 0 is read, seen by others or not."
     rows = keep.clone()
     rows[:, 0] = True
     return fast(
@@ -519,7 +531,10 @@ def read_row_only(
     # read any row, nothing changes
     target=None,
 ):
-    "A context in which the last layer computes, behind its attention, the row that the classifier reads and no other. Logits and gradients stay the same."
+    """A context in which the last layer computes, behind its attention, the
+    row that the classifier reads and no other. Logits and gradients stay
+    the same.
+    """
     if not _may_skip_rows(model, target):
         yield
         return
@@ -546,14 +561,12 @@ def _may_skip_rows(model, target):
         or model.training
     ):
         return False
-    target, c = (
-        as_target(
-            getattr(target, 'target', None)
-            if isinstance(target, Readout)
-            else target
-        ),
-        model.config,
+    target = as_target(
+        getattr(target, 'target', None)
+        if isinstance(target, Readout)
+        else target
     )
+    c = model.config
     if (
         callable(target)
         or target.output not in (None, 'logits')
@@ -612,9 +625,8 @@ def prefix_states(
 
 def first_gaps(
     keep: torch.Tensor,  # (n, T) bool
-) -> (
-    torch.Tensor
-):  # (n,) how many tokens stand before the first removed one, at most T − 1
+    # (n,) how many tokens stand before the first removed one, at most T − 1
+) -> torch.Tensor:
     "The prefix that each variant shares with the whole text."
     return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - 1)
 
@@ -628,7 +640,9 @@ def forward_after_prefix(
     keep: torch.Tensor,
 ):  # the model's output for what follows the common prefix
     "Variants of a decoder's text, from their first gap on."
-    n, p, cache = len(keep), int(first_gaps(keep).min()), DynamicCache()
+    n = len(keep)
+    p = int(first_gaps(keep).min())
+    cache = DynamicCache()
     for l, (k, v) in enumerate(states):
         cache.update(*(t[:, :, :p].expand(n, -1, -1, -1) for t in (k, v)), l)
     where = keep.nonzero()[:, 1].view(n, -1)

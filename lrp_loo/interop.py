@@ -49,20 +49,25 @@ KINDS = {
 def input_kind(
     x: torch.Tensor,  # inputs
 ) -> str:  # one of KINDS
-    "What a tensor of inputs is, or an error that says why it cannot be explained."
+    """What a tensor of inputs is, or an error that says why it cannot be
+    explained.
+    """
     if not torch.is_tensor(x):
         raise TypeError(f"inputs must be a tensor, got {type(x).__name__}")
     if x.ndim not in KINDS or not x.numel():
         raise ValueError(
-            f"inputs have shape {tuple(x.shape)}; take token ids (batch, tokens), embeddings (batch, tokens, d) or pixels (batch, channels, height, width)"
+            f"inputs have shape {tuple(x.shape)}; take token ids (batch,"
+            " tokens), embeddings (batch, tokens, d) or pixels (batch,"
+            " channels, height, width)"
         )
-    kind, whole = (
-        KINDS[x.ndim],
-        not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool),
+    kind = KINDS[x.ndim]
+    whole = not (
+        x.is_floating_point() or x.is_complex() or x.dtype == torch.bool
     )
     if kind == 'input_ids' and not whole:
         raise TypeError(
-            f"two dimensions are token ids, whole numbers, got {x.dtype}; embeddings have three dimensions"
+            f"two dimensions are token ids, whole numbers, got {x.dtype};"
+            " embeddings have three dimensions"
         )
     if kind != 'input_ids' and not x.is_floating_point():
         raise TypeError(
@@ -91,7 +96,8 @@ def named_inputs(
     ]
     if first not in takes:
         raise ValueError(
-            f"{type(model).__name__} does not take {first}, which inputs of shape {tuple(x.shape)} are; its forward takes {', '.join(takes)}"
+            f"{type(model).__name__} does not take {first}, which inputs of"
+            f" shape {tuple(x.shape)} are; its forward takes {', '.join(takes)}"
         )
     batch = {kind: x.detach()} | _named_more(
         more, takes[takes.index(first) + 1 :], first, x.shape
@@ -101,7 +107,8 @@ def named_inputs(
     n = getattr(input_embeddings(model), 'num_embeddings', None)
     if kind == 'input_ids' and n and not 0 <= int(x.min()) <= int(x.max()) < n:
         raise ValueError(
-            f"token ids go from {int(x.min())} to {int(x.max())}, and the model has {n} tokens"
+            f"token ids go from {int(x.min())} to {int(x.max())}, and the model"
+            f" has {n} tokens"
         )
     pad = _pad_id(model) if mask_padding and kind == 'input_ids' else None
     mask = batch.get(
@@ -110,28 +117,32 @@ def named_inputs(
     )
     if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(
-            f"attention_mask must be (batch, tokens) of 0 and 1, got shape {tuple(mask.shape)}"
+            "attention_mask must be (batch, tokens) of 0 and 1, got shape"
+            f" {tuple(mask.shape)}"
         )
     return batch | dict(attention_mask=mask.long())
 
 
-def _named_more(
-    more, names, first, shape
-):  # additional forward arguments, checked
+def _named_more(more, names, first, shape):
+    "Additional forward arguments, checked."
     more = () if more is None else (more,) if torch.is_tensor(more) else more
     if not isinstance(more, (tuple, list, dict)):
         raise TypeError(
-            f"additional_forward_args must be a tensor, a tuple or a dict, got {type(more).__name__}"
+            "additional_forward_args must be a tensor, a tuple or a dict, got"
+            f" {type(more).__name__}"
         )
     if not isinstance(more, dict):
         if len(more) > len(names):
             raise ValueError(
-                f"{len(more)} additional_forward_args were given, and the model's forward takes {len(names)} after {first}: {', '.join(names)}"
+                f"{len(more)} additional_forward_args were given, and the"
+                f" model's forward takes {len(names)} after {first}:"
+                f" {', '.join(names)}"
             )
         more = dict(zip(names, more))
     if unknown := sorted(set(more) - set(names)):
         raise ValueError(
-            f"additional_forward_args name {', '.join(unknown)}, and the model's forward takes {', '.join(names)} after {first}"
+            f"additional_forward_args name {', '.join(unknown)}, and the"
+            f" model's forward takes {', '.join(names)} after {first}"
         )
     more = {k: v for k, v in more.items() if v is not None}
     for k, v in more.items():
@@ -140,11 +151,15 @@ def _named_more(
             or first == 'pixel_values'
         ):
             raise ValueError(
-                f"additional_forward_args: {k} cannot be given beside {first} (this model's forward takes {', '.join(names)} in this order; None leaves one out, and a dict names them)"
+                f"additional_forward_args: {k} cannot be given beside {first}"
+                f" (this model's forward takes {', '.join(names)} in this"
+                " order; None leaves one out, and a dict names them)"
             )
         if not torch.is_tensor(v) or v.shape[:2] != shape[:2]:
             raise ValueError(
-                f"additional_forward_args: {k} must be a tensor of shape {tuple(shape[:2])}, an entry for each token, got {tuple(v.shape) if torch.is_tensor(v) else type(v).__name__}"
+                f"additional_forward_args: {k} must be a tensor of shape"
+                f" {tuple(shape[:2])}, an entry for each token, got"
+                f" {tuple(v.shape) if torch.is_tensor(v) else type(v).__name__}"
             )
     return more
 
@@ -168,7 +183,9 @@ class _Rows(torch.nn.Module):  # an embedding table that keeps its history
 
 
 class ReadsGiven(torch.nn.Module):
-    "A model whose input embeddings are what was given: pixels, or embeddings, of which `input_ids` then number the rows."
+    """A model whose input embeddings are what was given: pixels, or
+    embeddings, of which `input_ids` then number the rows.
+    """
 
     def __init__(
         self,
@@ -177,11 +194,9 @@ class ReadsGiven(torch.nn.Module):
         mask=None,  # (batch, T) where there is text
     ):
         super().__init__()
-        self.model, self.config, pixels = (
-            model,
-            getattr(model, 'config', None),
-            x.ndim == 4,
-        )
+        self.model = model
+        self.config = getattr(model, 'config', None)
+        pixels = x.ndim == 4
         self.train(model.training)
         self.source = torch.nn.Identity() if pixels else _Rows(x.flatten(0, 1))
         if pixels:
@@ -204,9 +219,8 @@ class ReadsGiven(torch.nn.Module):
     def get_input_embeddings(self):
         return self.source
 
-    def named_modules(
-        self, *args, **kwargs
-    ):  # rules by module path mean the model's own paths
+    def named_modules(self, *args, **kwargs):
+        "Rules by module path mean the model's own paths."
         for path, m in super().named_modules(*args, **kwargs):
             yield path.removeprefix('model').removeprefix('.'), m
 
@@ -230,7 +244,9 @@ class ReadsGiven(torch.nn.Module):
 
 # %% ../nbs/17_interop.ipynb #28699541
 class TensorModel(torch.nn.Module):
-    "A model called as Captum and Quantus call one: tensors in, (batch, n_classes) out."
+    """A model called as Captum and Quantus call one: tensors in, (batch,
+    n_classes) out.
+    """
 
     mask_padding = False
 
@@ -243,7 +259,8 @@ class TensorModel(torch.nn.Module):
         self.model = eager(unwrap(model)[0])
         if not isinstance(self.model, torch.nn.Module):
             raise TypeError(
-                f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}"
+                "the model must be a transformers model (or another torch"
+                f" module, or a pipeline), got {type(model).__name__}"
             )
         self.train(self.model.training)
 
@@ -254,10 +271,10 @@ class TensorModel(torch.nn.Module):
         self,
         inputs: torch.Tensor,  # ids, embeddings or pixels
         *more,  # additional forward arguments, or one dict of them
-    ) -> (
-        torch.Tensor
-    ):  # (batch, n) logits; of a decoder those after the last token
-        x, model = self.read(inputs), self.model
+        # (batch, n) logits; of a decoder those after the last token
+    ) -> torch.Tensor:
+        x = self.read(inputs)
+        model = self.model
         batch = named_inputs(
             model, x, more[0] if len(more) == 1 else more, self.mask_padding
         )
@@ -279,33 +296,39 @@ class TensorModel(torch.nn.Module):
 
 
 class TokenModel(TensorModel):
-    "The same for token ids that went through an array of floats, as in Quantus. The padding token is masked: put in place of a token, it removes it by attention mask."
+    """The same for token ids that went through an array of floats, as in
+    Quantus. The padding token is masked: put in place of a token, it
+    removes it by attention mask.
+    """
 
     mask_padding = True
 
-    def __init__(self, model):  # as for `TensorModel`
+    def __init__(self, model):
+        "As for `TensorModel`."
         super().__init__(model)
         if _pad_id(self.model) is None:
             raise ValueError(
-                f"{type(self.model).__name__} knows no padding token; set model.config.pad_token_id"
+                f"{type(self.model).__name__} knows no padding token; set"
+                " model.config.pad_token_id"
             )
 
-    def read(self, inputs):  # (batch, T) or (batch, 1, T)
+    def read(self, inputs):
+        "(batch, T) or (batch, 1, T)."
         if inputs.ndim == 3 and inputs.shape[1] == 1:
             inputs = inputs[:, 0]
         if inputs.ndim != 2 or not torch.equal(inputs, inputs.round()):
             raise ValueError(
-                f"token ids must be whole numbers of shape (batch, tokens) or (batch, 1, tokens), got shape {tuple(inputs.shape)}"
+                "token ids must be whole numbers of shape (batch, tokens) or"
+                f" (batch, 1, tokens), got shape {tuple(inputs.shape)}"
                 + ('' if inputs.ndim != 2 else ' with other numbers')
             )
         return inputs.long()
 
 # %% ../nbs/17_interop.ipynb #465d7201
-def _aligned(
-    batch,
-    # texts begin in the first column → the batch, and where each column stood
-    # (None: nothing moved)
-):
+def _aligned(batch):
+    """Texts begin in the first column → the batch, and where each column stood
+    (None: nothing moved).
+    """
     mask = batch.get('attention_mask')
     if mask is None:
         return batch, None
@@ -313,7 +336,8 @@ def _aligned(
         0
     ].tolist():
         raise ValueError(
-            f"attention_mask must be 1 at one unbroken stretch of tokens with padding before or after it; it is not in row {bad[0]}"
+            "attention_mask must be 1 at one unbroken stretch of tokens with"
+            f" padding before or after it; it is not in row {bad[0]}"
         )
     order = (1 - mask).argsort(dim=1, stable=True)
     return (
@@ -331,7 +355,8 @@ def _rows(v, order):
     )
 
 
-def _back(v, order):  # the inverse of `_rows`
+def _back(v, order):
+    "The inverse of `_rows`."
     if order is None:
         return v
     out = torch.empty_like(v)
@@ -339,7 +364,8 @@ def _back(v, order):  # the inverse of `_rows`
     return out
 
 
-def _by_target(target, n):  # (target, rows) for each target that occurs
+def _by_target(target, n):
+    "(target, rows) for each target that occurs."
     if isinstance(target, np.ndarray):
         target = torch.from_numpy(target)
     if torch.is_tensor(target):
@@ -349,7 +375,9 @@ def _by_target(target, n):  # (target, rows) for each target that occurs
             )
         if target.ndim > 1:
             raise ValueError(
-                f"targets must be one number or one per example, got shape {tuple(target.shape)}; a tuple (a, b) is the difference of two classes"
+                "targets must be one number or one per example, got shape"
+                f" {tuple(target.shape)}; a tuple (a, b) is the difference of"
+                " two classes"
             )
         target = target.tolist()
     if not isinstance(target, list) or len(target) == 1:
@@ -358,7 +386,8 @@ def _by_target(target, n):  # (target, rows) for each target that occurs
         ]
     if len(target) != n:
         raise ValueError(
-            f"target has {len(target)} entries for {n} examples; give one for all, or one per example"
+            f"target has {len(target)} entries for {n} examples; give one for"
+            " all, or one per example"
         )
     groups = {}
     for i, t in enumerate(target):
@@ -369,9 +398,8 @@ def _by_target(target, n):  # (target, rows) for each target that occurs
 def spread(
     scores: torch.Tensor,  # (batch, n) a score per token or patch
     x: torch.Tensor,  # embeddings or pixels
-) -> (
-    torch.Tensor
-):  # shaped as x; what belongs to one token or patch sums to its score
+    # shaped as x; what belongs to one token or patch sums to its score
+) -> torch.Tensor:
     "A score in equal parts to the numbers that its token or patch is made of."
     if x.ndim == 3:
         return (scores / x.shape[2])[..., None].expand_as(x).clone()
@@ -381,7 +409,8 @@ def spread(
     cols = n // max(1, rows)
     if rows * cols != n or H % rows or W % cols:
         raise ValueError(
-            f"{n} patches do not tile an image of {H} × {W} pixels; their scores cannot be spread over it"
+            f"{n} patches do not tile an image of {H} × {W} pixels; their"
+            " scores cannot be spread over it"
         )
     per_pixel = scores.view(-1, 1, rows, cols) / (
         x.shape[1] * (H // rows) * (W // cols)
@@ -404,11 +433,11 @@ PER_FEATURE = (
 )  # a score for every number of the embedding, or of the image
 
 
-def _unwrappable(
-    f,
-    # Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own
-    # usage log leaves there
-):
+def _unwrappable(f):
+    """Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own
+    usage log leaves there.
+    """
+
     @wraps(f)
     def call(*args, **kwargs):
         return f(*args, **kwargs)
@@ -417,7 +446,9 @@ def _unwrappable(
 
 
 class Attributor:
-    "A method behind Captum's interface: `Attributor(model, method).attribute(inputs, target=…)`."
+    """A method behind Captum's interface: `Attributor(model,
+    method).attribute(inputs, target=…)`.
+    """
 
     has_delta = False
     multiplies_by_inputs = (
@@ -438,11 +469,9 @@ class Attributor:
         self.forward_func = (
             model if isinstance(model, TensorModel) else TensorModel(model)
         )
-        self.tokenizer, self.method, self.options = (
-            unwrap(model, tokenizer)[1],
-            method,
-            options,
-        )
+        self.tokenizer = unwrap(model, tokenizer)[1]
+        self.method = method
+        self.options = options
 
     @property
     def model(self):
@@ -470,9 +499,8 @@ class Attributor:
         "A score for every entry of the inputs."
         return self._run(inputs, target, additional_forward_args)[0]
 
-    def _run(
-        self, inputs, target, more, baselines=None, **options
-    ):  # scores, explained numbers (batch,), info per example
+    def _run(self, inputs, target, more, baselines=None, **options):
+        "Scores, explained numbers (batch,), info per example."
         x, single = (
             (inputs, True)
             if not isinstance(inputs, tuple)
@@ -482,14 +510,14 @@ class Attributor:
         )
         if single is None:
             raise ValueError(
-                f"inputs are {len(inputs)} tensors, and one is explained; give the others as additional_forward_args"
+                f"inputs are {len(inputs)} tensors, and one is explained; give"
+                " the others as additional_forward_args"
             )
-        model, tokenizer = self.model, self.tokenizer
+        model = self.model
+        tokenizer = self.tokenizer
         check_call(model, self.method, None)
-        batch, kind = (
-            named_inputs(model, x, more, self.forward_func.mask_padding),
-            input_kind(x),
-        )
+        batch = named_inputs(model, x, more, self.forward_func.mask_padding)
+        kind = input_kind(x)
         run = _function(
             METHODS[self.method]
             if isinstance(self.method, str)
@@ -540,11 +568,12 @@ class Attributor:
             )
         return scores if single else (scores,), values, info
 
-    def _each_target(
-        self, model, tokenizer, batch, target, options
-    ):  # the method on the rows of each target
+    def _each_target(self, model, tokenizer, batch, target, options):
+        "The method on the rows of each target."
         n = len(next(iter(batch.values())))
-        scores, values, infos = None, None, [None] * n
+        scores = None
+        values = None
+        infos = [None] * n
         run = (
             METHODS[self.method]
             if isinstance(self.method, str)
@@ -563,9 +592,11 @@ class Attributor:
                 else None
             )  # no column of padding alone
             own = {
-                k: v[rows][:, cut]
-                if k == 'baseline' and torch.is_tensor(v)
-                else v
+                k: (
+                    v[rows][:, cut]
+                    if k == 'baseline' and torch.is_tensor(v)
+                    else v
+                )
                 for k, v in options.items()
             }
             with torch.enable_grad():
@@ -584,9 +615,11 @@ class Attributor:
                 values = value.new_zeros(n)
                 scores = found.new_zeros(
                     n,
-                    batch['input_ids'].shape[1]
-                    if 'input_ids' in batch
-                    else found.shape[1],
+                    (
+                        batch['input_ids'].shape[1]
+                        if 'input_ids' in batch
+                        else found.shape[1]
+                    ),
                     *found.shape[2:],
                 )
             scores[rows, : found.shape[1]], values[rows] = (
@@ -600,14 +633,10 @@ class Attributor:
         return scores, values, infos
 
 
-def _as_baseline(
-    model,
-    x,
-    baselines,
-    tokenizer,
-    # what Captum's users give, as embeddings (pixels); or a name that
-    # `ig_scores` knows
-):
+def _as_baseline(model, x, baselines, tokenizer):
+    """What Captum's users give, as embeddings (pixels); or a name that
+    `ig_scores` knows.
+    """
     if isinstance(baselines, tuple) and len(baselines) == 1:
         (baselines,) = baselines
     ids = x.ndim == 2
@@ -626,16 +655,20 @@ def _as_baseline(
         isinstance(baselines, (int, float)) or torch.is_tensor(baselines)
     ):
         raise TypeError(
-            f"baselines must be {what} of the inputs' shape, got {type(baselines).__name__}"
+            f"baselines must be {what} of the inputs' shape, got"
+            f" {type(baselines).__name__}"
         )
     b = torch.as_tensor(baselines, device=x.device)
     if ids and (b.is_floating_point() or b.dtype == torch.bool):
         raise TypeError(
-            f"baselines of token ids must be {what}, got {b.dtype}; zero embeddings are the default without a tokenizer"
+            f"baselines of token ids must be {what}, got {b.dtype}; zero"
+            " embeddings are the default without a tokenizer"
         )
     if b.ndim and b.shape not in (x.shape, (1, *x.shape[1:])):
         raise ValueError(
-            f"baselines have shape {tuple(b.shape)}, and the inputs {tuple(x.shape)}; take their shape, one row for all, or one number"
+            f"baselines have shape {tuple(b.shape)}, and the inputs"
+            f" {tuple(x.shape)}; take their shape, one row for all, or one"
+            " number"
         )
     b = b.expand_as(x)
     if not torch.isfinite(b).all():
@@ -649,7 +682,8 @@ def _as_baseline(
 def _needs_tokenizer(baselines, tokenizer):
     if tokenizer is None:
         raise ValueError(
-            f"baselines={baselines!r} needs the tokenizer; give it to the class, or give ids"
+            f"baselines={baselines!r} needs the tokenizer; give it to the"
+            " class, or give ids"
         )
     return baselines
 
@@ -678,7 +712,8 @@ class LRP(Attributor):
             )
         else:
             raise ValueError(
-                f"composite={composite!r} is not known; take a Composite, 'attn_lrp', 'cp_lrp' or 'canonized'"
+                f"composite={composite!r} is not known; take a Composite,"
+                " 'attn_lrp', 'cp_lrp' or 'canonized'"
             )
 
     @_unwrappable
@@ -778,9 +813,11 @@ class IntegratedGradients(Attributor):
         more = (
             additional_forward_args
             if isinstance(additional_forward_args, tuple)
-            else ()
-            if additional_forward_args is None
-            else (additional_forward_args,)
+            else (
+                ()
+                if additional_forward_args is None
+                else (additional_forward_args,)
+            )
         )
         with torch.no_grad():
             high, low = (
@@ -799,7 +836,9 @@ class IntegratedGradients(Attributor):
 
 
 class LeaveOneOut(Attributor):
-    "Exact Leave-One-Out, a score per token or patch; in embeddings and pixels spread evenly."
+    """Exact Leave-One-Out, a score per token or patch; in embeddings and
+    pixels spread evenly.
+    """
 
     def __init__(
         self,
@@ -841,7 +880,8 @@ class LeaveOneOut(Attributor):
             'delete',
         ):
             raise ValueError(
-                f"removal={name!r} needs token ids, and embeddings were given; take 'attention_mask', 'zero_embedding' or 'delete'"
+                f"removal={name!r} needs token ids, and embeddings were given;"
+                " take 'attention_mask', 'zero_embedding' or 'delete'"
             )
         if perturbations_per_eval is None:
             budget = {}
@@ -858,10 +898,12 @@ class LeaveOneOut(Attributor):
             inputs, target, additional_forward_args, removal=removal, **budget
         )[0]
 
-    def _stands_in(self, kind, baselines):  # a removal with the same meaning
+    def _stands_in(self, kind, baselines):
+        "a removal with the same meaning."
         if self.options['removal'] is not None:
             raise ValueError(
-                f"give baselines or removal={self.options['removal']!r}, not both"
+                f"give baselines or removal={self.options['removal']!r}, not"
+                " both"
             )
         if (
             kind == 'input_ids'
@@ -878,12 +920,16 @@ class LeaveOneOut(Attributor):
         ):
             return 'zero_embedding'
         raise ValueError(
-            "baselines of Leave-One-Out are one id for token ids, or 0 for embeddings; for pixels, and everything else, removal= says what stands in"
+            "baselines of Leave-One-Out are one id for token ids, or 0 for"
+            " embeddings; for pixels, and everything else, removal= says what"
+            " stands in"
         )
 
 
 class AttentionRollout(Attributor):
-    "Attention Rollout, a share of attention per token or patch; in embeddings and pixels spread evenly."
+    """Attention Rollout, a share of attention per token or patch; in
+    embeddings and pixels spread evenly.
+    """
 
     multiplies_by_inputs = False
 
@@ -900,7 +946,9 @@ class AttentionRollout(Attributor):
 
 
 class RemovalEstimate(Attributor):
-    "Leave-One-Out by attention mask, estimated in one pass (chapter 20); in embeddings and pixels spread evenly."
+    """Leave-One-Out by attention mask, estimated in one pass (chapter 20); in
+    embeddings and pixels spread evenly.
+    """
 
     def __init__(
         self,
@@ -927,9 +975,8 @@ def quantus_explain(
 ):
     "An explanation function as Quantus' metrics take one."
 
-    def explain_func(
-        model, inputs, targets=None, device=None, **kwargs
-    ):  # kwargs: of `attribute`; the model stays on the device it is on
+    def explain_func(model, inputs, targets=None, device=None, **kwargs):
+        "Kwargs: of `attribute`; the model stays on the device it is on."
         a = (
             method(model, **options)
             if isinstance(method, type)

@@ -14,15 +14,15 @@ from .models import forward, watch_embeddings
 from .targets import Readout
 
 # %% ../nbs/37_layers.ipynb #8cf39124
-def _hidden_of(
-    args, kwargs
-):  # where the hidden states stand among a layer's arguments
+def _hidden_of(args, kwargs):
+    "Where the hidden states stand among a layer's arguments."
     if args and torch.is_tensor(args[0]):
         return 0
     if torch.is_tensor(kwargs.get('hidden_states')):
         return 'hidden_states'
     raise NotImplementedError(
-        "checkpoint=True needs layers that take the hidden states as their first argument or as hidden_states"
+        "checkpoint=True needs layers that take the hidden states as their"
+        " first argument or as hidden_states"
     )
 
 
@@ -30,13 +30,10 @@ def _first(out):
     return out if torch.is_tensor(out) else out[0]
 
 
-def _run(
-    layer,
-    call,
-    h,
-    # a layer on hidden states h, with the other arguments of a call: where h
-    # stood, args, kwargs
-):
+def _run(layer, call, h):
+    """a layer on hidden states h, with the other arguments of a call: where h
+    stood, args, kwargs.
+    """
     at, args, kwargs = call
     return _first(
         layer(h, *args, **kwargs)
@@ -49,20 +46,23 @@ class _Tape:
     "The layers' arguments, with every s-th layer's hidden states."
 
     def __init__(self, rules):
-        self.rules, self.layers, n = rules, rules.layers, len(rules.layers)
+        self.rules = rules
+        self.layers = rules.layers
+        n = len(rules.layers)
         if not n or rules.n_layers != n:
             raise NotImplementedError(
-                f"checkpoint=True needs a list of transformer layers of their own, and {type(rules.model).__name__} has {'none that can be found' if not n else 'layers that share weights'}"
+                "checkpoint=True needs a list of transformer layers of their"
+                f" own, and {type(rules.model).__name__} has"
+                f" {'none that can be found' if not n else 'layers that share weights'}"
             )
-        self.s, self.inputs, self.calls, self.thread = (
-            math.ceil(math.sqrt(n)),
-            {},
-            {},
-            threading.get_ident(),
-        )
+        self.s = math.ceil(math.sqrt(n))
+        self.inputs = {}
+        self.calls = {}
+        self.thread = threading.get_ident()
 
     def __enter__(self):
-        self.grad, self.handles = torch.is_grad_enabled(), []
+        self.grad = torch.is_grad_enabled()
+        self.handles = []
         for l, m in enumerate(self.layers):
             self.handles += [
                 m.register_forward_pre_hook(
@@ -94,17 +94,18 @@ class _Tape:
         ]
         if others and l == 0:
             raise NotImplementedError(
-                "checkpoint=True follows the hidden states alone, and this model's layers take other inputs that depend on the text"
+                "checkpoint=True follows the hidden states alone, and this"
+                " model's layers take other inputs that depend on the text"
             )
         if l == 0:
-            self.bottom, self.rules.follows = (
-                h,
-                False,
-            )  # what comes without a graph now is computed again with one
+            # what comes without a graph now is computed again with one
+            self.bottom = h
+            self.rules.follows = False
             torch.set_grad_enabled(False)
         elif h is not self.last:
             raise NotImplementedError(
-                "checkpoint=True needs layers that hand their hidden states to the next as they are"
+                "checkpoint=True needs layers that hand their hidden states to"
+                " the next as they are"
             )
         if l % self.s == 0:
             self.inputs[l] = h.detach()
@@ -138,7 +139,9 @@ def checkpointed_gradient(
     # embeddings, their modified gradient, the explained numbers (batch,), the
     # `Readout`
 ) -> tuple:
-    "The same gradient as one backward pass through everything, in the memory of one layer and 2√L hidden states."
+    """The same gradient as one backward pass through everything, in the memory
+    of one layer and 2√L hidden states.
+    """
     with (
         torch.enable_grad(),
         watch_embeddings(model) as seen,
@@ -151,10 +154,8 @@ def checkpointed_gradient(
         (g,) = torch.autograd.grad(value.sum(), tape.top)
         tape.top = out = None
         for start in reversed(range(0, len(tape.layers), tape.s)):
-            end, inputs = (
-                min(start + tape.s, len(tape.layers)),
-                [tape.inputs.pop(start)],
-            )
+            end = min(start + tape.s, len(tape.layers))
+            inputs = [tape.inputs.pop(start)]
             with torch.no_grad():
                 for l in range(start, end - 1):
                     inputs.append(tape.run(l, inputs[-1]))
@@ -167,15 +168,17 @@ def checkpointed_gradient(
 # %% ../nbs/37_layers.ipynb #ab3472b9
 def graph_bytes(
     f,  # a function to call
-) -> (
-    int
-):  # the largest number of bytes that graphs held at one time while it ran
+    # the largest number of bytes that graphs held at one time while it ran
+) -> int:
     "Peak memory that saved tensors hold, each storage counted once."
-    held, peak, lock = {}, [0], threading.Lock()
+    held = {}
+    peak = [0]
+    lock = threading.Lock()
 
     class Kept:
         def __init__(self, t):
-            self.t, s = t, t.untyped_storage()
+            self.t = t
+            s = t.untyped_storage()
             self.key = s.data_ptr()
             with lock:
                 held[self.key] = (held.get(self.key, (0, 0))[0] + 1, s.nbytes())
@@ -208,14 +211,12 @@ class _Cut:
     "Every layer's graph by itself: its hidden states enter as a leaf."
 
     def __init__(self, rules):
-        (
-            self.layers,
-            self.thread,
-            self.calls,
-            self.leaves,
-            self.ups,
-            self.outs,
-        ) = rules.layers, threading.get_ident(), [], [], [], []
+        self.layers = rules.layers
+        self.thread = threading.get_ident()
+        self.calls = []
+        self.leaves = []
+        self.ups = []
+        self.outs = []
 
     def __enter__(self):
         self.handles = [
@@ -247,7 +248,8 @@ class _Cut:
         h = args[0] if at == 0 else kwargs[at]
         if l and h is not self.outs[-1]:
             raise NotImplementedError(
-                "a sweep needs layers that hand their hidden states to the next as they are"
+                "a sweep needs layers that hand their hidden states to the next"
+                " as they are"
             )
         others = [
             t
@@ -259,14 +261,13 @@ class _Cut:
         ]
         if others:
             raise NotImplementedError(
-                "a sweep follows the hidden states alone, and this model's layers take other inputs that depend on the text"
+                "a sweep follows the hidden states alone, and this model's"
+                " layers take other inputs that depend on the text"
             )
         self.ups.append(h)
         self.leaves.append(h.detach().requires_grad_())
-        args, kwargs = (
-            (args[1:] if at == 0 else args),
-            {k: v for k, v in kwargs.items() if k != at},
-        )
+        args = args[1:] if at == 0 else args
+        kwargs = {k: v for k, v in kwargs.items() if k != at}
         self.calls.append((at, args, kwargs))
         return (
             ((self.leaves[-1], *args), kwargs)
@@ -289,9 +290,8 @@ class _Cut:
         )  # once more on the same hidden states
 
 
-def _back(
-    out, leaf, cotangents
-):  # (k, …) → (k, …); None where nothing comes through
+def _back(out, leaf, cotangents):
+    "(k, …) → (k, …); None where nothing comes through."
     return torch.autograd.grad(
         out,
         leaf,
@@ -311,7 +311,9 @@ def bypass_sweep(
     # (n_sets, batch, T, d) modified gradients, (batch, T, d) embeddings,
     # explained numbers (batch,), their `Readout`
 ) -> tuple:
-    "AttnLRP with every one of these bypasses from one forward pass (and one of each layer that is bypassed in some)."
+    """AttnLRP with every one of these bypasses from one forward pass (and one
+    of each layer that is bypassed in some).
+    """
     sets = [frozenset(b) for b in bypasses]
     L = n_layers(model)
     if bad := sorted({l for s in sets for l in s if not 0 <= l < L}):
@@ -326,7 +328,8 @@ def bypass_sweep(
     ):
         if len(rules.layers) != L or not L:
             raise NotImplementedError(
-                f"a sweep needs a list of transformer layers of their own, which {type(model).__name__} does not show"
+                "a sweep needs a list of transformer layers of their own,"
+                f" which {type(model).__name__} does not show"
             )
         with _Cut(rules) as cut:
             out = forward(model, batch)

@@ -53,7 +53,9 @@ from .targets import Readout, as_target, output_field
 
 # %% ../nbs/05_loo.ipynb #a8160fef
 class key_weights(TorchFunctionMode):
-    "A context in which every attention weighs its keys: A_ij ∝ m_j exp(Z_ij). m_j = 1: as it is; m_j = 0: nobody sees token j."
+    """A context in which every attention weighs its keys: A_ij ∝ m_j
+    exp(Z_ij). m_j = 1: as it is; m_j = 0: nobody sees token j.
+    """
 
     def __init__(
         self,
@@ -65,16 +67,15 @@ class key_weights(TorchFunctionMode):
         for w in weights if isinstance(weights, list) else [weights]:
             if w.ndim != 2 or not ((w >= 0) & (w <= 1)).all():
                 raise ValueError(
-                    f"weights must be (batch, T) numbers from 0 to 1, got shape {tuple(w.shape)}, {float(w.min()):g} to {float(w.max()):g}"
+                    "weights must be (batch, T) numbers from 0 to 1, got shape"
+                    f" {tuple(w.shape)}, {float(w.min()):g} to"
+                    f" {float(w.max()):g}"
                 )
 
-    def _log(
-        self,
-        like,
-        n_keys,
-        # log m as an additive mask for (batch, …, n_keys); class tokens in
-        # front keep weight 1
-    ):
+    def _log(self, like, n_keys):
+        """Log m as an additive mask for (batch, …, n_keys); class tokens in
+        front keep weight 1.
+        """
         w = (
             self.weights[self.calls]
             if isinstance(self.weights, list)
@@ -84,7 +85,8 @@ class key_weights(TorchFunctionMode):
         extra = n_keys - w.shape[1]
         if not 0 <= extra <= 2 or like.shape[0] % len(w):
             raise ValueError(
-                f"this attention has {n_keys} keys for {w.shape[1]} inputs, and weights need one key per input"
+                f"this attention has {n_keys} keys for {w.shape[1]} inputs, and"
+                " weights need one key per input"
             )
         w = (
             F.pad(w.to(like), (extra, 0), value=1.0)
@@ -96,7 +98,8 @@ class key_weights(TorchFunctionMode):
         )
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, _name(func)
+        kwargs = kwargs or {}
+        name = _name(func)
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             _, bias, *_ = _sdpa_steps(q, k, v, **rest)
@@ -118,18 +121,16 @@ class key_weights(TorchFunctionMode):
             )
         if name == 'multi_head_attention_forward':
             bound = inspect.signature(func).bind(*args, **kwargs).arguments
-            q, pad, mask = (
-                bound['query'],
-                bound.get('key_padding_mask'),
-                bound.get('attn_mask'),
-            )
+            q = bound['query']
+            pad = bound.get('key_padding_mask')
+            mask = bound.get('attn_mask')
             m = self._log(q.transpose(0, 1), bound['key'].shape[0])[:, 0]
             return func(
                 **bound
                 | dict(
-                    key_padding_mask=m
-                    if pad is None
-                    else m + _float_mask(pad, q),
+                    key_padding_mask=(
+                        m if pad is None else m + _float_mask(pad, q)
+                    ),
                     attn_mask=_float_mask(mask, q),
                 )
             )
@@ -167,14 +168,16 @@ class Removal:
             )
         if self.name == 'resample' and self.pool is None:
             raise ValueError(
-                "removal='resample' needs a pool of texts or token ids to draw from; take Removal('resample', pool=...)"
+                "removal='resample' needs a pool of texts or token ids to draw"
+                " from; take Removal('resample', pool=...)"
             )
         if self.pool is not None and self.name not in (
             'resample',
             'mean_embedding',
         ):
             raise ValueError(
-                f"removal={self.name!r} takes no pool; 'resample' and 'mean_embedding' do"
+                f"removal={self.name!r} takes no pool; 'resample' and"
+                " 'mean_embedding' do"
             )
         whole_number('n_draws', self.n_draws)
         whole_number('seed', self.seed, 0)
@@ -218,7 +221,8 @@ def _embedded(model, enc):
     return seen[0].detach()
 
 
-def _can_drop(model, *encs):  # may removed tokens of these texts be dropped?
+def _can_drop(model, *encs):
+    "May removed tokens of these texts be dropped?"
     return (
         all('input_ids' in e for e in encs)
         and survives_gaps(model)
@@ -226,12 +230,10 @@ def _can_drop(model, *encs):  # may removed tokens of these texts be dropped?
     )
 
 
-def _text_survives(
-    model,
-    enc,
-    # of a model that does: every token sees the whole text, positions are those
-    # of rows, the row that is read stays
-):
+def _text_survives(model, enc):
+    """Of a model that does: every token sees the whole text, positions are
+    those of rows, the row that is read stays.
+    """
     if not set(enc) <= PER_TOKEN or _given_mask(enc) is not None:
         return False
     if not sees_whole_text(model, enc['input_ids'].shape[1]):
@@ -247,14 +249,16 @@ def _text_survives(
     )  # a classifier reads the row before it
 
 
-def _given_mask(enc):  # (T,) bool: the text's own tokens; None where all are
+def _given_mask(enc):
+    "(T,) bool: the text's own tokens; None where all are."
     mask = enc.get('attention_mask')
     if mask is None or 'input_ids' not in enc:
         return None
     shape = tuple(enc['input_ids'].shape)
     if tuple(mask.shape) != shape:
         raise ValueError(
-            f"the attention mask must be of shape {shape}, a number for each token, got {tuple(mask.shape)}"
+            f"the attention mask must be of shape {shape}, a number for each"
+            f" token, got {tuple(mask.shape)}"
         )
     if not ((mask == 0) | (mask == 1)).all():
         raise ValueError("the attention mask must hold 0 and 1 alone")
@@ -265,16 +269,15 @@ def _given_mask(enc):  # (T,) bool: the text's own tokens; None where all are
     return None if mask.all() else mask[0].bool()
 
 
-def _cut_padding(
-    model,
-    enc,
-    # the text without the padding behind it, where that is known to change
-    # nothing
-):
+def _cut_padding(model, enc):
+    """The text without the padding behind it, where that is known to change
+    nothing.
+    """
     mask = _given_mask(enc)
     if mask is None or not set(enc) <= PER_TOKEN or not survives_gaps(model):
         return enc
-    n, padding = int(mask.sum()), getattr(model.config, 'pad_token_id', None)
+    n = int(mask.sum())
+    padding = getattr(model.config, 'pad_token_id', None)
     if not mask[:n].all():
         return enc  # padding in front, or holes
     if (
@@ -289,31 +292,31 @@ def _cut_padding(
     return {k: v[:, :n] for k, v in enc.items()}
 
 
-def _kept_of(
-    mask,
-    keep,
-    removal,
-    # what a variant keeps, where the input hides some tokens: those are no part
-    # of the text
-):
+def _kept_of(mask, keep, removal):
+    """What a variant keeps, where the input hides some tokens: those are no
+    part of the text.
+    """
     if mask is None:
         return keep
     if removal == 'delete':
         raise ValueError(
-            "removal='delete' moves tokens, and the attention mask hides some of this text's; give the text without padding, or take 'attention_mask'"
+            "removal='delete' moves tokens, and the attention mask hides some"
+            " of this text's; give the text without padding, or take"
+            " 'attention_mask'"
         )
     mask = mask.to(keep.device)
     return keep & mask if removal == 'attention_mask' else keep | ~mask
 
 
 @torch.no_grad()
-def _mean_embedding(
-    model, ids
-):  # (d,) over the tokens `ids`, or over the whole vocabulary
+def _mean_embedding(model, ids):
+    "(d,) over the tokens `ids`, or over the whole vocabulary."
     e = input_embeddings(model)
     if not hasattr(e, 'num_embeddings'):
         raise ValueError(
-            f"removal='mean_embedding' needs a table of embeddings, and {type(model).__name__} has {type(e).__name__}; take 'zero_embedding'"
+            "removal='mean_embedding' needs a table of embeddings, and"
+            f" {type(model).__name__} has {type(e).__name__}; take"
+            " 'zero_embedding'"
         )
     ids = (
         torch.arange(e.num_embeddings, device=device_of(model))
@@ -332,19 +335,16 @@ def _in_vocabulary(e, ids):
         e, 'num_embeddings', torch.inf
     ):
         raise ValueError(
-            f"the pool's token ids go from {int(ids.min())} to {int(ids.max())}, and the model has {e.num_embeddings} tokens"
+            f"the pool's token ids go from {int(ids.min())} to"
+            f" {int(ids.max())}, and the model has {e.num_embeddings} tokens"
         )
     return ids
 
 
-def _draws(
-    model,
-    enc,
-    how,
-    pool,
-    # (n_draws, T) token ids; for one text and seed always the same, whatever
-    # else is computed
-):
+def _draws(model, enc, how, pool):
+    """(n_draws, T) token ids; for one text and seed always the same, whatever
+    else is computed.
+    """
     pool = _in_vocabulary(input_embeddings(model), pool)
     g = np.random.default_rng([how.seed, *enc['input_ids'][0].tolist()])
     return pool[
@@ -354,9 +354,8 @@ def _draws(
     ].to(device_of(model))
 
 
-def _forward_rows(
-    model, enc, keep, drop, fill, x, renumber=False, states=None
-):  # output for variants that keep equally many tokens
+def _forward_rows(model, enc, keep, drop, fill, x, renumber=False, states=None):
+    "Output for variants that keep equally many tokens."
     n = len(keep)
     many = {k: v.expand(n, *v.shape[1:]) for k, v in enc.items()}
     if x is not None:  # embeddings of what was removed are zero, or `fill`
@@ -393,7 +392,10 @@ def _forward_rows(
 def cores(
     model,  # any model
 ) -> int:  # threads that may run it at once
-    "torch's threads on a CPU; 1 on a GPU, and where another thread would not see what this one has switched on: autocast, a mode, hooks of somebody else's."
+    """torch's threads on a CPU; 1 on a GPU, and where another thread would not
+    see what this one has switched on: autocast, a mode, hooks of somebody
+    else's.
+    """
     alone = (
         device_of(model).type != 'cpu'
         or torch.is_autocast_enabled('cpu')
@@ -409,7 +411,9 @@ def on_every_core(
     jobs: list,  # f(*job) for each
     workers: int,  # at most `cores`
 ) -> list:
-    "A sentence's products are too small to be shared out among cores; each worker takes jobs of its own, with its share of torch's threads."
+    """A sentence's products are too small to be shared out among cores; each
+    worker takes jobs of its own, with its share of torch's threads.
+    """
     if workers == 1 or len(jobs) < workers:
         return [f(*j) for j in jobs]
     threads = torch.get_num_threads()
@@ -443,7 +447,9 @@ def subset_logits(
     # called with a number of variants whenever so many more are done
     progress=None,
 ) -> torch.Tensor:  # (n, n_classes), with a readout (n,)
-    "f of every subset of one text's tokens: exact, each distinct subset computed once. Tokens that the input's attention mask hides stay hidden."
+    """f of every subset of one text's tokens: exact, each distinct subset
+    computed once. Tokens that the input's attention mask hides stay hidden.
+    """
     return many_subset_logits(
         model,
         [enc],
@@ -470,7 +476,9 @@ def many_subset_logits(
     fast=None,  # a `FastEncoder` that is known to be exact; None: tried
     progress=None,  # as for `subset_logits`
 ) -> list:  # as `subset_logits`, of each
-    "f of subsets of many texts' tokens; where the fast path is exact, variants of one size share a batch whatever text they belong to."
+    """f of subsets of many texts' tokens; where the fast path is exact,
+    variants of one size share a batch whatever text they belong to.
+    """
     whole_number('token_budget', token_budget)
     readouts = readouts or [None] * len(encs)
     encs, keeps = _without_padding(model, encs, keeps)
@@ -503,9 +511,8 @@ def many_subset_logits(
     return out
 
 
-def _without_padding(
-    model, encs, keeps
-):  # texts, and what their variants keep of them
+def _without_padding(model, encs, keeps):
+    "Texts, and what their variants keep of them."
     for enc, keep in zip(encs, keeps):
         if 'input_ids' in enc:
             _checked_subsets(keep, enc['input_ids'].shape[1])
@@ -516,15 +523,10 @@ def _without_padding(
     ]
 
 
-def _fast_for(
-    model,
-    encs,
-    removal,
-    drop,
-    targets,
-    # the fast path, checked on a text of middle length, or None where it does
-    # not apply
-):
+def _fast_for(model, encs, removal, drop, targets):
+    """The fast path, checked on a text of middle length, or None where it does
+    not apply.
+    """
     if (
         as_removal(removal).name != 'attention_mask'
         or drop is False
@@ -540,9 +542,8 @@ def _fast_for(
     )
 
 
-def _windows(
-    lengths, token_budget
-):  # slices of texts that together have some budgets of tokens
+def _windows(lengths, token_budget):
+    "Slices of texts that together have some budgets of tokens."
     start = total = 0
     for i, n in enumerate(lengths):
         if total and total + n > 2 * token_budget:
@@ -552,10 +553,13 @@ def _windows(
     yield slice(start, len(lengths))
 
 
-def _packed(
-    fast, encs, keeps, readouts, token_budget, progress=None
-):  # texts of one window
-    state, start, groups, unique, values = fast.texts(encs), 0, {}, [], []
+def _packed(fast, encs, keeps, readouts, token_budget, progress=None):
+    "Texts of one window."
+    state = fast.texts(encs)
+    start = 0
+    groups = {}
+    unique = []
+    values = []
     for t, (enc, keep) in enumerate(zip(encs, keeps)):
         T = enc['input_ids'].shape[1]
         keep = _checked_subsets(keep, T).to(state[0].device)
@@ -627,9 +631,11 @@ def _checked_subsets(keep, T):
 
 def _one_text(
     model, enc, keep, removal, fill, drop, token_budget, readout, progress=None
-):  # through the model's own forward
+):
+    "Through the model's own forward."
     how = as_removal(removal)
-    removal, renumber = how.name, how.name == 'delete'
+    removal = how.name
+    renumber = how.name == 'delete'
     _check_removal(model, enc, removal, fill)
     x = (
         _embedded(model, enc)
@@ -673,18 +679,17 @@ def _one_text(
             ]
         ).mean(0)
 
-    def in_batches(
-        droppable, budget=token_budget
-    ):  # all variants; droppable: (n,) bool
+    def in_batches(droppable, budget=token_budget):
+        "All variants; droppable: (n,) bool."
         return _all_variants(values, keep, droppable, budget, states, progress)
 
-    read, nowhere = (
-        keep[:, 0] & keep[:, -1],
-        torch.zeros(len(keep), dtype=torch.bool, device=keep.device),
-    )  # rows that a model may read stay
+    # rows that a model may read stay
+    read = keep[:, 0] & keep[:, -1]
+    nowhere = torch.zeros(len(keep), dtype=torch.bool, device=keep.device)
     if renumber and not keep.any(1).all():
         raise ValueError(
-            "removal='delete' cannot delete every token of a text: nothing is left to read; take 'attention_mask'"
+            "removal='delete' cannot delete every token of a text: nothing is"
+            " left to read; take 'attention_mask'"
         )
     can = (
         removal == 'attention_mask'
@@ -693,13 +698,16 @@ def _one_text(
     )
     if drop and not can and not renumber:
         raise ValueError(
-            f"drop=True: a token may not be dropped here, because {type(model).__name__} is not known to give the same numbers without it (lrp_loo.fast.survives_gaps); take drop=None"
+            "drop=True: a token may not be dropped here, because"
+            f" {type(model).__name__} is not known to give the same numbers"
+            " without it (lrp_loo.fast.survives_gaps); take drop=None"
         )
     tried = gaps_to_try(keep[read]) if can and not drop else []
     can = can and (
         drop or 0 < len(tried) < int(read.sum())
     )  # else trying is all that there is to compute
-    states, rows = None, read.nonzero()[tried, 0] if can and not drop else None
+    states = None
+    rows = read.nonzero()[tried, 0] if can and not drop else None
     own = None if rows is None else values(keep[rows], False)
     if own is not None and own.ndim > 2:
         can = False  # all logits of all rows, and places would move
@@ -709,7 +717,8 @@ def _one_text(
         )  # a function may read rows of the prefix
     out = in_batches(~nowhere if renumber else read if can else nowhere)
     if can and not drop and not agree(out[rows], own, spread(out[read])):
-        out, can = in_batches(nowhere), False
+        out = in_batches(nowhere)
+        can = False
     if not can and not renumber:
         out = _as_if_alone(
             model, out, keep, values, lambda: in_batches(nowhere, 1)
@@ -727,19 +736,20 @@ def _one_text(
     return out[inverse]
 
 
-def _check_removal(
-    model, enc, removal, fill
-):  # can this model have tokens removed so?
+def _check_removal(model, enc, removal, fill):
+    "Can this model have tokens removed so?"
     if (
         removal not in ('zero_embedding', 'attention_mask')
         and 'input_ids' not in enc
     ):
         raise ValueError(
-            f"removal={removal!r} needs tokens, and this is an image; take 'zero_embedding' or 'attention_mask' (no patch looks at it)"
+            f"removal={removal!r} needs tokens, and this is an image; take"
+            " 'zero_embedding' or 'attention_mask' (no patch looks at it)"
         )
     if removal in ('mask_token', 'pad_token', 'resample') and fill is None:
         raise ValueError(
-            f"removal={removal!r} needs what stands in; pass fill=fill_id(tokenizer, removal)"
+            f"removal={removal!r} needs what stands in; pass"
+            " fill=fill_id(tokenizer, removal)"
         )
     takes = _takes(model)
     if (
@@ -751,17 +761,22 @@ def _check_removal(
         )
     ):
         raise ValueError(
-            f"{type(model).__name__} takes no attention mask, so no token can be removed by it; {_OTHER_REMOVALS}"
+            f"{type(model).__name__} takes no attention mask, so no token can"
+            f" be removed by it; {_OTHER_REMOVALS}"
         )
 
 
-_OTHER_REMOVALS = "take removal='mask_token', 'zero_embedding', 'mean_embedding', 'delete' or 'resample'"
+_OTHER_REMOVALS = (
+    "take removal='mask_token', 'zero_embedding', 'mean_embedding', 'delete' or"
+    " 'resample'"
+)
 
 
-def _all_variants(
-    values, keep, droppable, token_budget, states, progress
-):  # each variant's value, those of one size in one batch
-    out, size, T = None, keep.sum(1), keep.shape[1]
+def _all_variants(values, keep, droppable, token_budget, states, progress):
+    "Each variant's value, those of one size in one batch."
+    out = None
+    size = keep.sum(1)
+    T = keep.shape[1]
     for s in size.unique().tolist():
         for dropped in (False, True):
             rows = torch.where((size == s) & (droppable == dropped))[0]
@@ -781,15 +796,10 @@ def _all_variants(
     return out
 
 
-def _blocks(
-    rows,
-    keep,
-    s,
-    token_budget,
-    states,
-    # variants of one batch; with a prefix's states, those whose first gaps are
-    # near
-):
+def _blocks(rows, keep, s, token_budget, states):
+    """Variants of one batch; with a prefix's states, those whose first gaps
+    are near.
+    """
     if not len(rows):
         return []
     if states is None:
@@ -805,15 +815,10 @@ def _blocks(
     ]
 
 
-def _as_if_alone(
-    model,
-    out,
-    keep,
-    values,
-    one_by_one,
-    # a model may answer otherwise in a batch: quantized on the fly, experts
-    # with a capacity
-):
+def _as_if_alone(model, out, keep, values, one_by_one):
+    """a model may answer otherwise in a batch: quantized on the fly, experts
+    with a capacity.
+    """
     if len(keep) < 2 or _package(model) and survives_gaps(model):
         return out
     row = keep[len(keep) // 2][None]
@@ -822,26 +827,19 @@ def _as_if_alone(
         return out
     if not agree(values(row, False), alone, spread(out)):
         raise ValueError(
-            f"{type(model).__name__} gives another answer each time it reads the same text, so what a removed token changes cannot be told; make it deterministic (a seed in its configuration, no dropout)"
+            f"{type(model).__name__} gives another answer each time it reads"
+            " the same text, so what a removed token changes cannot be told;"
+            " make it deterministic (a seed in its configuration, no dropout)"
         )
     return one_by_one()
 
 
-def _check_heeded(
-    model,
-    enc,
-    keep,
-    text,
-    out,
-    values,
-    value,
-    # is the attention mask ignored, so that nothing was removed? text: (T,)
-    # what there is
-):
-    removed, rounding = (
-        (keep != text).any(1),
-        ROUNDING * torch.finfo(out.dtype).eps,
-    )
+def _check_heeded(model, enc, keep, text, out, values, value):
+    """Is the attention mask ignored, so that nothing was removed? text: (T,)
+    what there is.
+    """
+    removed = (keep != text).any(1)
+    rounding = ROUNDING * torch.finfo(out.dtype).eps
     if not removed.any():
         return
     whole = values(text[None], False) if removed.all() else out[~removed]
@@ -854,12 +852,12 @@ def _check_heeded(
     ]  # the rows that are read stay
     if not len(inside):
         return
-    x, another = _embedded(model, enc), None
+    x = _embedded(model, enc)
+    another = None
     if _places(x) != keep.shape[1]:
-        x, another = (
-            None,
-            _another_token(model, enc),
-        )  # places of the model's own, as CPM-Ant's prompt
+        # places of the model's own, as CPM-Ant's prompt
+        x = None
+        another = _another_token(model, enc)
     for rows in inside.split(8):
         changed = value(
             _forward_rows(model, enc, keep[rows] | ~text, False, another, x),
@@ -870,13 +868,14 @@ def _check_heeded(
             whole.abs().max()
         ):
             raise ValueError(
-                f"{type(model).__name__} ignores the attention mask: hiding a token changes nothing, and taking its embedding away does, so nothing is removed by the mask; {_OTHER_REMOVALS}"
+                f"{type(model).__name__} ignores the attention mask: hiding a"
+                " token changes nothing, and taking its embedding away does,"
+                f" so nothing is removed by the mask; {_OTHER_REMOVALS}"
             )
 
 
-def _another_token(
-    model, enc
-):  # an id that the text has not, as far as there is one
+def _another_token(model, enc):
+    "An id that the text has not, as far as there is one."
     n = getattr(input_embeddings(model), 'num_embeddings', 2)
     return (int(enc['input_ids'].max()) + 1) % n
 
@@ -900,14 +899,14 @@ def fill_id(
     )
     if i is None:
         raise ValueError(
-            f"this tokenizer has no token for removal={how.name!r}; take 'attention_mask'"
+            f"this tokenizer has no token for removal={how.name!r}; take"
+            " 'attention_mask'"
         )
     return i
 
 
-def _pool_ids(
-    tokenizer, pool
-):  # texts without their special tokens, or ids as they are
+def _pool_ids(tokenizer, pool):
+    "Texts without their special tokens, or ids as they are."
     if isinstance(pool, str):
         raise TypeError(
             "the pool must be a list of texts or of token ids, got one str"
@@ -932,7 +931,8 @@ def _pool_ids(
         ) from None
     if ids.ndim != 1 or len(ids) == 0:
         raise ValueError(
-            f"the pool must have at least one token, in one list; got shape {tuple(ids.shape)}"
+            "the pool must have at least one token, in one list; got shape"
+            f" {tuple(ids.shape)}"
         )
     if ids.dtype.is_floating_point or ids.dtype == torch.bool:
         raise TypeError(
@@ -955,21 +955,26 @@ def leave_one_out(
     units: torch.Tensor = None,
     **kwargs,  # drop, token_budget of `subset_logits`; progress of `many_loo`
 ) -> tuple:  # LOO (n_units,), the whole text's logits (n_classes,), target
-    "LOO_u = f(x) − f(x without u) for every token or unit, special ones too, on the target's logit (section 2.1). A token that the input's attention mask hides (padding) is no part of the text: its LOO is 0."
+    """LOO_u = f(x) − f(x without u) for every token or unit, special ones too,
+    on the target's logit (section 2.1). A token that the input's attention
+    mask hides (padding) is no part of the text: its LOO is 0.
+    """
     ((loo, value, readout, row),) = many_loo(
         unwrap(model)[0], [enc], target, removal, fill, [units], **kwargs
     )
     return loo, row, readout.chosen(0)
 
 
-def _check_places(readout, out, removal):  # deletion moves every later place
+def _check_places(readout, out, removal):
+    "Deletion moves every later place."
     if (
         as_removal(removal).name == 'delete'
         and not callable(readout.target)
         and not readout.survives_dropping(out)
     ):
         raise ValueError(
-            "removal='delete' moves the tokens behind it, and the target is at a place in the text; take 'attention_mask'"
+            "removal='delete' moves the tokens behind it, and the target is at"
+            " a place in the text; take 'attention_mask'"
         )
 
 
@@ -989,14 +994,14 @@ def many_loo(
     # of each: LOO (n_units,), f(x) (1,), its `Readout`, the row of the output
     # that f(x) is in
 ) -> list:
-    "Leave-One-Out of many texts with the numbers that were read, for callers that go on from there."
+    """Leave-One-Out of many texts with the numbers that were read, for callers
+    that go on from there.
+    """
     check_model(model)
     for e in encs:
         _check_encoded(model, e)
-    units, removal = (
-        units or [None] * len(encs),
-        removal or default_removal(encs[0]),
-    )
+    units = units or [None] * len(encs)
+    removal = removal or default_removal(encs[0])
     with _shown(
         progress, model, encs, units, removal, fill, token_budget
     ) as done:
@@ -1050,13 +1055,10 @@ def _many_loo(
     ]
 
 
-def _of_text(
-    loo,
-    keep,
-    enc,
-    # what removes no token of the text changes nothing; the two passes differ
-    # by rounding
-):
+def _of_text(loo, keep, enc):
+    """What removes no token of the text changes nothing; the two passes differ
+    by rounding.
+    """
     mask = _given_mask(enc)
     if mask is not None:
         loo = loo * (~keep & mask.cpu()).any(1).to(loo)
@@ -1068,13 +1070,16 @@ def _check_encoded(model, enc):
         enc
     ):
         raise TypeError(
-            f"a text must be as `encode` gives it, a dict with input_ids (or pixel_values), got {type(enc).__name__}{f' with {list(enc)}' if isinstance(enc, dict) else ''}"
+            "a text must be as `encode` gives it, a dict with input_ids (or"
+            " pixel_values), got"
+            f" {type(enc).__name__}{f' with {list(enc)}' if isinstance(enc, dict) else ''}"
         )
     if 'input_ids' in enc:
         check_ids(model, enc['input_ids'])
 
 
-def _all_but_one(units):  # (n_units, T) bool; units: (T,), or how many tokens
+def _all_but_one(units):
+    "(n_units, T) bool; units: (T,), or how many tokens."
     units = torch.arange(units) if isinstance(units, int) else units
     return units[None] != torch.arange(int(units.max()) + 1)[:, None]
 
@@ -1090,9 +1095,8 @@ def loo_readout(
     drop: bool = None,
     token_budget: int = TOKEN_BUDGET,
     progress=None,  # as for `subset_logits`
-) -> (
-    tuple
-):  # LOO (n_units,), f(x), the `Readout`, the row of the output that f(x) is in
+    # LOO (n_units,), f(x), the `Readout`, the row of the output that f(x) is in
+) -> tuple:
     "Leave-One-Out of one text, through any output the model has."
     out = forward(model, enc)
     readout = Readout(target, out, enc)
@@ -1124,16 +1128,14 @@ def loo_readout(
     )
 
 
-def _at_the_end(
-    readout,
-    out,
-    enc,
-    # is the number found again when tokens are dropped: in the last row, or in
-    # no row of a token
-):
+def _at_the_end(readout, out, enc):
+    """Is the number found again when tokens are dropped: in the last row, or
+    in no row of a token.
+    """
     if not readout.survives_dropping(out):
         return False
-    at, mask = getattr(readout, 'position', None), _given_mask(enc)
+    at = getattr(readout, 'position', None)
+    mask = _given_mask(enc)
     if at is None:
         return True
     last = (
@@ -1156,11 +1158,12 @@ def loo_seconds(
     units: list = None,  # (T,) of each, or None
     token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
 ) -> float:  # seconds
-    "About how long exact Leave-One-Out of these texts takes on this machine: two small passes of the longest text are timed, and the work grows with variants times tokens."
-    units, removal = (
-        units or [None] * len(encs),
-        removal or default_removal(encs[0]),
-    )
+    """About how long exact Leave-One-Out of these texts takes on this machine:
+    two small passes of the longest text are timed, and the work grows with
+    variants times tokens.
+    """
+    units = units or [None] * len(encs)
+    removal = removal or default_removal(encs[0])
     lengths = [input_positions(model, e) for e in encs]
     n_variants = _variants(lengths, units)
     longest = max(range(len(encs)), key=lengths.__getitem__)
@@ -1180,7 +1183,8 @@ def loo_seconds(
         return time.perf_counter() - start
 
     seconds(few[:1])  # what is done once in a process is not counted
-    first, second = seconds(few), seconds(more)
+    first = seconds(few)
+    second = seconds(more)
     per_variant = second / len(more)  # with what is done once per text
     if second > first and len(more) > len(few):
         per_variant = (second - first) / (len(more) - len(few))
@@ -1190,17 +1194,14 @@ def loo_seconds(
     )
 
 
-def _variants(
-    lengths, units
-):  # how many texts with something removed there are, of each text
+def _variants(lengths, units):
+    "How many texts with something removed there are, of each text."
     return [
         n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)
     ]
 
 
-def in_words(
-    seconds: float,
-) -> str:
+def in_words(seconds: float) -> str:
     "A duration as one says it: 40 s, 3 min, 2.5 h."
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -1212,9 +1213,8 @@ def in_words(
 
 
 @contextlib.contextmanager
-def _shown(
-    progress, model, encs, units, removal, fill, token_budget
-):  # what the loops call as they go on, or None
+def _shown(progress, model, encs, units, removal, fill, token_budget):
+    "What the loops call as they go on, or None."
     if not progress or callable(progress):
         yield progress or None
         return
@@ -1226,7 +1226,8 @@ def _shown(
         about = loo_seconds(model, encs, removal, fill, units, token_budget)
         if about > LONG:
             tqdm.write(
-                f"exact LOO of {len(encs)} text{'s' if len(encs) > 1 else ''}, {sum(counts)} forward passes: about {in_words(about)}",
+                f"exact LOO of {len(encs)} text{'s' if len(encs) > 1 else ''},"
+                f" {sum(counts)} forward passes: about {in_words(about)}",
                 file=sys.stderr,
             )
     lock = threading.Lock()  # cores report each for itself
@@ -1281,7 +1282,9 @@ def perturbation_curves(
     fill=None,  # what removed means
     **kwargs,  # drop, token_budget, progress of `subset_logits`
 ) -> dict:  # method → (MoRF, LeRF), each (L+1,) logits
-    "MoRF and LeRF curves of the target's logit for several methods at once (section 4.1)."
+    """MoRF and LeRF curves of the target's logit for several methods at once
+    (section 4.1).
+    """
     return many_perturbation_curves(
         model, [enc], [scores], [units], [target], removal, fill, **kwargs
     )[0]
@@ -1299,7 +1302,9 @@ def many_perturbation_curves(
     drop: bool = None,
     **kwargs,  # as for `perturbation_curves`
 ) -> list:  # of each text: method → (MoRF, LeRF)
-    "The curves of many texts; where the fast path is exact, steps of one size share a batch whatever text they belong to."
+    """The curves of many texts; where the fast path is exact, steps of one
+    size share a batch whatever text they belong to.
+    """
     if any(int(u.max()) < 0 for u in units):
         raise ValueError("the text has no token that may be removed")
     for e, u in zip(encs, units):
@@ -1366,13 +1371,13 @@ def _read_paths(model, enc, paths, target, removal, fill, drop, **kwargs):
     )
 
 
-def _check_units(
-    enc, units
-):  # what is hidden already cannot be removed step by step
+def _check_units(enc, units):
+    "What is hidden already cannot be removed step by step."
     mask = _given_mask(enc)
     if mask is not None and (units[~mask.cpu()] >= 0).any():
         raise ValueError(
-            "units count tokens that the attention mask hides, which are no part of the text; give them −1"
+            "units count tokens that the attention mask hides, which are no"
+            " part of the text; give them −1"
         )
 
 
@@ -1381,7 +1386,9 @@ def curve_area(
     # 'mean_logit', or 'aopc' (the area over the curve, f_0 minus that)
     area: str = 'mean_logit',
 ) -> float:
-    "One number for a curve. The paper calls it AOPC; its tables' directions fit the mean logit."
+    """One number for a curve. The paper calls it AOPC; its tables' directions
+    fit the mean logit.
+    """
     if area not in ('mean_logit', 'aopc'):
         raise ValueError(
             f"area={area!r} is not known; take 'mean_logit' or 'aopc'"

@@ -30,7 +30,8 @@ from lrp_loo.rules import (
 )
 
 # %% ../nbs/36_lrp.ipynb #ddfc7b22
-def _layer_numbers(layers):  # of `bypass_softmax`
+def _layer_numbers(layers):
+    "Of `bypass_softmax`."
     numbers = (
         None
         if isinstance(layers, str) or not hasattr(layers, '__iter__')
@@ -40,7 +41,8 @@ def _layer_numbers(layers):  # of `bypass_softmax`
         isinstance(l, Integral) and not isinstance(l, bool) for l in numbers
     ):
         raise ValueError(
-            f"bypass_softmax={layers!r} is not known; take 'all', or the numbers of layers, from 0"
+            f"bypass_softmax={layers!r} is not known; take 'all', or the"
+            " numbers of layers, from 0"
         )
     return frozenset(map(int, numbers))
 
@@ -70,7 +72,8 @@ class Choice:
     )
     where: object = None  # predicate on `Operation`
 
-    def holds(self, op):  # is this call meant?
+    def holds(self, op):
+        "Is this call meant?"
         return (
             op.name == self.operation
             and (self.layers is None or op.layer in self.layers)
@@ -114,7 +117,8 @@ class Composite:
         ):
             if getattr(self, field) not in taken:
                 raise ValueError(
-                    f"{field}={getattr(self, field)!r} is not known; take one of {taken}"
+                    f"{field}={getattr(self, field)!r} is not known; take one"
+                    f" of {taken}"
                 )
         if not isinstance(self.eps, Real) or not 0 <= self.eps < math.inf:
             raise ValueError(
@@ -144,14 +148,17 @@ class Composite:
         "The same rule set with one more rule, which comes before the others."
         if not callable(rule):
             raise TypeError(
-                f"a rule must be callable as rule(f, *args), got {type(rule).__name__}"
+                "a rule must be callable as rule(f, *args), got"
+                f" {type(rule).__name__}"
             )
         name = (
             operation
             if isinstance(operation, str)
-            else operation.__name__
-            if isinstance(operation, type)
-            else _name(operation)
+            else (
+                operation.__name__
+                if isinstance(operation, type)
+                else _name(operation)
+            )
         )
         return replace(
             self,
@@ -173,14 +180,18 @@ def attn_lrp(
     bypass_softmax=(),
     eps: float = 0.0,  # ε; 0 is the limit
 ) -> Composite:
-    "AttnLRP (Achtibat et al. 2024): halves at products, softmax's own gradient; any layer may bypass its softmax (section 4, RQ3)."
+    """AttnLRP (Achtibat et al. 2024): halves at products, softmax's own
+    gradient; any layer may bypass its softmax (section 4, RQ3).
+    """
     return Composite('attn_lrp', bypass_softmax, eps=eps)
 
 
 def cp_lrp(
     eps: float = 0.0,  # ε; 0 is the limit
 ) -> Composite:
-    "CP-LRP (Ali et al. 2022): attention weights (and gates) are constants in every layer, relevance goes through the values alone."
+    """CP-LRP (Ali et al. 2022): attention weights (and gates) are constants in
+    every layer, relevance goes through the values alone.
+    """
     return Composite('cp_lrp', 'all', gate='constant', eps=eps)
 
 
@@ -190,7 +201,9 @@ def canonized_lrp(
     # middle of a chain would bring the brackets back
     eps: float = 0.0,
 ) -> Composite:
-    "AttnLRP with products canonized: attention is one form in Q, K and V, a third to each, and no chain of factors depends on its brackets."
+    """AttnLRP with products canonized: attention is one form in Q, K and V, a
+    third to each, and no chain of factors depends on its brackets.
+    """
     return Composite('canonized', bypass_softmax, product='canonized', eps=eps)
 
 
@@ -204,7 +217,8 @@ def gradient() -> Composite:
     )
 
 
-def _name(func):  # the bare name; a property's getter carries the property's
+def _name(func):
+    "The bare name; a property's getter carries the property's."
     name = getattr(func, '__name__', str(func))
     return (
         func.__self__.__name__
@@ -214,7 +228,8 @@ def _name(func):  # the bare name; a property's getter carries the property's
 
 # %% ../nbs/36_lrp.ipynb #29ee450e
 ACTIVATIONS = frozenset(
-    'gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish hardtanh mish softplus softsign clamp square'.split()
+    'gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish'
+    ' hardtanh mish softplus softsign clamp square'.split()
 )  # and pow with a positive exponent
 NORMALIZERS = frozenset(
     'rsqrt sqrt std var norm vector_norm'.split()
@@ -223,7 +238,9 @@ NORMALIZERS = frozenset(
 )
 FACTORS = {
     **dict.fromkeys(
-        'matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__ __imul__ mul_ __matmul__ __rmatmul__ __imatmul__ _grouped_mm grouped_mm'.split(),
+        'matmul bmm mm mv dot inner outer mul multiply __mul__ __rmul__'
+        ' __imul__ mul_ __matmul__ __rmatmul__ __imatmul__ _grouped_mm'
+        ' grouped_mm'.split(),
         (0, 1),
     ),
     **dict.fromkeys('addmm baddbmm addbmm addmv'.split(), (1, 2)),
@@ -250,7 +267,8 @@ _GATE = '_lrp_loo_gate'  # marks what an activation function returned
 _FACTORS = '_lrp_loo_factors'
 
 
-def _tensors(*xs):  # every tensor that requires gradients, in nested arguments
+def _tensors(*xs):
+    "Every tensor that requires gradients, in nested arguments."
     for x in xs:
         if isinstance(x, torch.Tensor):
             if x.requires_grad:
@@ -261,9 +279,8 @@ def _tensors(*xs):  # every tensor that requires gradients, in nested arguments
             yield from _tensors(*x.values())
 
 
-def _depends(
-    t,
-):  # on the input that is explained? None: nobody saw where it came from
+def _depends(t):
+    "On the input that is explained? None: nobody saw where it came from."
     mark = getattr(t, _INSIDE, None)
     return (
         mark
@@ -284,16 +301,16 @@ def _factors(x):
     return getattr(x, _FACTORS, 1) if _carries(x) else 0
 
 
-def _parts(
-    composite,
-    *factors,
-    # what each operand of a product gets, given how many factors it is made of
-    # (0: a constant)
-):
+def _parts(composite, *factors):
+    """What each operand of a product gets, given how many factors it is made
+    of (0: a constant).
+    """
     weights = [
-        1.0
-        if composite.product == 'gradient'
-        else float(n if composite.product == 'canonized' else n > 0)
+        (
+            1.0
+            if composite.product == 'gradient'
+            else float(n if composite.product == 'canonized' else n > 0)
+        )
         for n in factors
     ]
     return (
@@ -309,9 +326,8 @@ def _mark(xs, value, name=_INSIDE):
             setattr(t, name, value)  # a leaf speaks for itself
 
 # %% ../nbs/36_lrp.ipynb #00dd8b93
-def _sdpa_arguments(
-    query, key, value, *more, **kwargs
-):  # a `scaled_dot_product_attention` call: Q, K, V, and the rest by name
+def _sdpa_arguments(query, key, value, *more, **kwargs):
+    "a `scaled_dot_product_attention` call: Q, K, V, and the rest by name."
     return (
         query,
         key,
@@ -323,12 +339,15 @@ def _sdpa_arguments(
 def _sdpa_steps(
     q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_
 ):
-    "What torch documents of a `scaled_dot_product_attention` call: its scale, its additive mask, and K and V for every head."
+    """What torch documents of a `scaled_dot_product_attention` call: its
+    scale, its additive mask, and K and V for every head.
+    """
     if enable_gqa:
         k, v = (
             t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v)
         )
-    scale, bias = q.shape[-1] ** -0.5 if scale is None else scale, None
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    bias = None
     if is_causal:
         attn_mask = torch.ones(
             q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device
@@ -340,7 +359,8 @@ def _sdpa_steps(
     return scale, bias, k, v
 
 
-def _float_mask(mask, like):  # an additive mask; True means removed
+def _float_mask(mask, like):
+    "An additive mask; True means removed."
     return (
         mask
         if mask is None or mask.dtype != torch.bool
@@ -350,12 +370,10 @@ def _float_mask(mask, like):  # an additive mask; True means removed
     )
 
 
-def _attention_weights(
-    Z,
-    bias,
-    # softmax of the masked logits; a row that sees no key gets 0 everywhere, as
-    # in torch's fused attention
-):
+def _attention_weights(Z, bias):
+    """Softmax of the masked logits; a row that sees no key gets 0 everywhere,
+    as in torch's fused attention.
+    """
     if bias is None:
         return Z.softmax(-1)
     Z = Z + bias
@@ -363,12 +381,10 @@ def _attention_weights(
     return Z.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
-def _recorded(
-    A,
-    bypass,
-    # attention weights whose gradient can be asked for; held constant they are
-    # a leaf, from which nothing goes on
-):
+def _recorded(A, bypass):
+    """Attention weights whose gradient can be asked for; held constant they
+    are a leaf, from which nothing goes on.
+    """
     if A.requires_grad and not bypass:
         return A
     leaf = A.detach().requires_grad_()
@@ -385,27 +401,30 @@ def sdpa_rule(
     record=None,  # a list that takes (layer, Z, A)
     **kwargs,  # the rest of scaled_dot_product_attention's arguments
 ) -> torch.Tensor:  # (batch, heads, n, d)
-    "Fused attention under a rule set (equations 3 to 5, or CP-LRP's constant weights)."
-    bypass, n = composite.bypasses(layer), [_factors(t) for t in (q, k, v)]
-    (of_q, of_k), (of_a, of_v) = (
-        _parts(composite, *n[:2]),
-        _parts(composite, n[0] + n[1], n[2]),
-    )
+    """Fused attention under a rule set (equations 3 to 5, or CP-LRP's constant
+    weights).
+    """
+    bypass = composite.bypasses(layer)
+    n = [_factors(t) for t in (q, k, v)]
+    of_q, of_k = _parts(composite, *n[:2])
+    of_a, of_v = _parts(composite, n[0] + n[1], n[2])
     if record is None and not composite.eps:
         if bypass:
-            q, k = constant(q), constant(k)
+            q = constant(q)
+            k = constant(k)
         elif composite.product != 'gradient':
-            q, k, v = (
-                scale_gradient(q, of_a * of_q),
-                scale_gradient(k, of_a * of_k),
-                scale_gradient(v, of_v),
-            )
+            q = scale_gradient(q, of_a * of_q)
+            k = scale_gradient(k, of_a * of_k)
+            v = scale_gradient(v, of_v)
         return F.scaled_dot_product_attention(q, k, v, **kwargs)
     scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
-    mul = lambda a, b, *parts: epsilon_rule(
-        torch.matmul(*map(scale_gradient, (a, b), parts)),
-        composite.eps / 2 if composite.product == 'half' else 0.0,
-    )
+
+    def mul(a, b, *parts):
+        return epsilon_rule(
+            torch.matmul(*map(scale_gradient, (a, b), parts)),
+            composite.eps / 2 if composite.product == 'half' else 0.0,
+        )
+
     Z = mul(
         q * scale, k.transpose(-2, -1), of_q, of_k
     )  # ε meets the scaled logits, as in equation 4
@@ -433,7 +452,8 @@ def _says_attention(name):
     return any(word in name.lower() for word in ('attention', 'attn'))
 
 
-def _is_attention(module):  # by its class: attention itself, not what holds it
+def _is_attention(module):
+    "By its class: attention itself, not what holds it."
     return isinstance(module, nn.MultiheadAttention) or _says_attention(
         type(module).__name__
     )
@@ -446,11 +466,10 @@ def _holds_attention(module):
     )
 
 
-def _stacks(
-    model,
-    # (path, members) of every list that may be the model's layers; a list of
-    # lists is the list of their members
-):
+def _stacks(model):
+    """(path, members) of every list that may be the model's layers; a list of
+    lists is the list of their members.
+    """
     for path, module in model.named_modules():
         if not len(getattr(module, '_modules', ())):
             continue
@@ -467,9 +486,8 @@ def _stacks(
             yield path, members
 
 
-def _best_stack(
-    model,
-):  # the (path, members) that are the layers, as far as construction tells
+def _best_stack(model):
+    "The (path, members) that are the layers, as far as construction tells."
     n = _config_layers(model)
     stacks = [
         (path, members)
@@ -483,9 +501,12 @@ def _best_stack(
     )
     for tell in tells:
         stacks = [s for s in stacks if tell(s[1])] or stacks
-    size = lambda stack: sum(
-        p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters()
-    )
+
+    def size(stack):
+        return sum(
+            p.numel() for m in dict.fromkeys(stack[1]) for p in m.parameters()
+        )
+
     return max(
         stacks, key=size, default=('', [])
     )  # the first of equals: the outer list
@@ -495,13 +516,10 @@ def _alike(members):
     return len({type(m) for m in members}) == 1
 
 
-def _parallel_lists(
-    model,
-    path,
-    members,
-    # lists beside a list of attentions that belong to the same layers: XLM's
-    # feed-forwards and norms
-):
+def _parallel_lists(model, path, members):
+    """Lists beside a list of attentions that belong to the same layers: XLM's
+    feed-forwards and norms.
+    """
     parent = dict(model.named_modules())[
         path.rpartition('.')[0]
         # a wrapper's paths may leave out its own name, and get_submodule does
@@ -517,11 +535,10 @@ def _parallel_lists(
     )
 
 
-def _layer_map(
-    model,
-    # the layer modules; the number of every module that belongs to a layer; how
-    # many layers a pass goes through
-):
+def _layer_map(model):
+    """The layer modules; the number of every module that belongs to a layer;
+    how many layers a pass goes through.
+    """
     path, members = _best_stack(model)
     if parallel := _parallel_lists(model, path, members):
         return (
@@ -538,7 +555,9 @@ def transformer_layers(
     # its layer modules in order; empty where none can be found, or where a
     # layer is no module of its own (XLM)
 ) -> list:
-    "The model's stack of transformer layers: the list that is as long as the config says, that holds attention, the largest."
+    """The model's stack of transformer layers: the list that is as long as the
+    config says, that holds attention, the largest.
+    """
     return _layer_map(model)[0]
 
 
@@ -551,12 +570,14 @@ def n_layers(
     # how many transformer layers one pass goes through; 0 where none can be
     # found
 ) -> int:
-    "Layers of a pass: those of the stack, or as many as the config says where they share weights."
+    """Layers of a pass: those of the stack, or as many as the config says
+    where they share weights.
+    """
     return _layer_map(model)[2]
 
 
-# transformers' activation modules that are formulas of several operations
 def _composed_activations():
+    "Transformers' activation modules that are formulas of several operations."
     from transformers import activations
 
     return tuple(
@@ -595,22 +616,31 @@ def _is_compiled(module):
 def refuse_compiled(
     model,  # any torch module
 ):
-    "Refuse a model that is compiled, or that has a compiled part: what torch.compile made of it makes no calls that rules could see."
+    """Refuse a model that is compiled, or that has a compiled part: what
+    torch.compile made of it makes no calls that rules could see.
+    """
     if _is_compiled(model):
         raise TypeError(
-            "the model is compiled, and rules see eager calls only; pass the model as it was before torch.compile (`compiled._orig_mod`), or load it again where it was compiled in place"
+            "the model is compiled, and rules see eager calls only; pass the"
+            " model as it was before torch.compile (`compiled._orig_mod`), or"
+            " load it again where it was compiled in place"
         )
     part = next(
         (path for path, m in model.named_modules() if _is_compiled(m)), None
     )
     if part is not None:
         raise TypeError(
-            f"{part} of the model is compiled, and rules see eager calls only; put the part back as it was before torch.compile (`compiled._orig_mod`), or load the model again where it was compiled in place"
+            f"{part} of the model is compiled, and rules see eager calls only;"
+            " put the part back as it was before torch.compile"
+            " (`compiled._orig_mod`), or load the model again where it was"
+            " compiled in place"
         )
 
 
 class lrp_rules(TorchFunctionMode):
-    "A context in which `model` computes the same numbers, with the gradients of a rule set."
+    """A context in which `model` computes the same numbers, with the gradients
+    of a rule set.
+    """
 
     def __init__(
         self,
@@ -629,7 +659,8 @@ class lrp_rules(TorchFunctionMode):
             )
         if not isinstance(composite, Composite):
             raise TypeError(
-                f"the rule set must be a Composite such as attn_lrp(), got {type(composite).__name__}"
+                "the rule set must be a Composite such as attn_lrp(), got"
+                f" {type(composite).__name__}"
             )
         refuse_compiled(model)
         self.model, self.composite, self.strict = model, composite, strict
@@ -651,15 +682,18 @@ class lrp_rules(TorchFunctionMode):
         )
         if wanted and not self.numbers:
             raise ValueError(
-                f"{type(model).__name__} shows no list of transformer layers, so none can be chosen in bypass_softmax; take () or 'all'"
+                f"{type(model).__name__} shows no list of transformer layers,"
+                " so none can be chosen in bypass_softmax; take () or 'all'"
             )
         if out := sorted(l for l in wanted if not 0 <= l < self.n_layers):
             raise ValueError(
-                f"bypass_softmax names layers {out}; this model has layers 0 to {self.n_layers - 1}"
+                f"bypass_softmax names layers {out}; this model has layers 0 to"
+                f" {self.n_layers - 1}"
             )
         if record not in (False, True, 'attention'):
             raise ValueError(
-                f"record={record!r} is not known; take True, False or 'attention'"
+                f"record={record!r} is not known; take True, False or"
+                " 'attention'"
             )
         self._mixers = {
             path
@@ -699,9 +733,12 @@ class lrp_rules(TorchFunctionMode):
             isinstance(m, lrp_rules) for m in _get_current_function_mode_stack()
         ):
             raise RuntimeError(
-                "another lrp_rules is open in this thread; rule sets do not nest, leave it first"
+                "another lrp_rules is open in this thread; rule sets do not"
+                " nest, leave it first"
             )
-        self._thread, self._opaque, self._calls = threading.get_ident(), 0, 0
+        self._thread = threading.get_ident()
+        self._opaque = 0
+        self._calls = 0
         number = self.numbers
         within = (
             {}
@@ -749,7 +786,8 @@ class lrp_rules(TorchFunctionMode):
                 self.check_numbers(self.composite.bypass_softmax)
             self._complain()
 
-    def _heard(self, hook, *fixed):  # a hook that is deaf to other threads
+    def _heard(self, hook, *fixed):
+        "a hook that is deaf to other threads."
         return lambda *args: (
             hook(*fixed, *args)
             if threading.get_ident() == self._thread
@@ -762,7 +800,9 @@ class lrp_rules(TorchFunctionMode):
     def _complain(self):
         if not self.seen:
             warnings.warn(
-                "the rules saw no operation that carries a gradient: was the model called inside the context, in this thread, with gradients on?",
+                "the rules saw no operation that carries a gradient: was the"
+                " model called inside the context, in this thread, with"
+                " gradients on?",
                 stacklevel=3,
             )
         where = {}
@@ -776,7 +816,8 @@ class lrp_rules(TorchFunctionMode):
         message = (
             'no rule for '
             + ', '.join(
-                f"{n} (in {', '.join(m[:3])}{' and elsewhere' if len(m) > 3 else ''})"
+                f"{n} (in"
+                f" {', '.join(m[:3])}{' and elsewhere' if len(m) > 3 else ''})"
                 for n, m in sorted(where.items())
             )
             + ': their plain gradient was used'
@@ -786,7 +827,9 @@ class lrp_rules(TorchFunctionMode):
         warnings.warn(message, stacklevel=3)
 
     def report(self) -> pd.DataFrame:  # layer, module, operation, rule, calls
-        "Every operation that carried relevance, by layer and module, and the rule it got ('none': no rule is known for it)."
+        """Every operation that carried relevance, by layer and module, and the
+        rule it got ('none': no rule is known for it).
+        """
         rows = [
             dict(
                 layer='-' if op.layer is None else op.layer,
@@ -813,9 +856,11 @@ def _entering(self: lrp_rules, path, number, inner, module, args, kwargs):
             ],
             True,
         )
-        self._calls, self._graph = 0, torch.is_grad_enabled()
+        self._calls = 0
+        self._graph = torch.is_grad_enabled()
     if number is not None and self._counted:
-        number, self._calls = self._calls, self._calls + 1
+        number = self._calls
+        self._calls = self._calls + 1
     outer = (
         inner if self.layer is None else self.layer
     )  # a module that several layers share is in the one that calls it
@@ -860,21 +905,20 @@ def _leaving(self: lrp_rules, number, module, args, kwargs, out):
 
 
 @patch
-def _whole_module(
-    self: lrp_rules, operation, module, args, kwargs, out
-):  # a rule for a module that is not looked into
+def _whole_module(self: lrp_rules, operation, module, args, kwargs, out):
+    "a rule for a module that is not looked into."
     if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor):
         return None
     if not any(map(_carries, _tensors(args))):
         return _mark(out, False)
-    value, choice = out.detach(), self._choice(operation)
+    value = out.detach()
+    choice = self._choice(operation)
     if choice:
-        new, rule = (
-            choice.rule(lambda *_, **__: value, *args, **kwargs),
-            choice.rule.__name__,
-        )
+        new = choice.rule(lambda *_, **__: value, *args, **kwargs)
+        rule = choice.rule.__name__
     elif self.composite.activation == 'identity' and not _is_norm(module):
-        new, rule = identity_rule(lambda _: value, args[0]), 'identity'
+        new = identity_rule(lambda _: value, args[0])
+        rule = 'identity'
     else:
         new, rule = out, 'gradient'
     self._count(operation, rule, (args, kwargs))
@@ -896,9 +940,8 @@ def _count(self: lrp_rules, operation, rule, operands):
 
 
 @patch
-def _look_for_strangers(
-    self: lrp_rules, operation, operands
-):  # tensors with a history that no torch call showed
+def _look_for_strangers(self: lrp_rules, operation, operands):
+    "Tensors with a history that no torch call showed."
     for t in _tensors(operands):
         if _depends(t) is not None:
             continue
@@ -965,28 +1008,27 @@ def __torch_function__(self: lrp_rules, func, types, args=(), kwargs=None):
     return out
 
 
-def _check_numbers(
-    choice, out, plain
-):  # a rule changes gradients, never numbers
+def _check_numbers(choice, out, plain):
+    "a rule changes gradients, never numbers."
     if not torch.allclose(out, plain, rtol=1e-4, atol=1e-6):
         raise ValueError(
-            f"the rule {choice.rule.__name__} for {choice.operation} changes the operation's numbers, by up to {(out - plain).abs().max():.2g}"
+            f"the rule {choice.rule.__name__} for {choice.operation} changes"
+            " the operation's numbers, by up to"
+            f" {(out - plain).abs().max():.2g}"
         )
 
 
 @patch
-def _apply(
-    self: lrp_rules, func, name, args, kwargs
-):  # → the result, the name of the rule it got
-    c, layer = self.composite, self.layer
+def _apply(self: lrp_rules, func, name, args, kwargs):
+    "→ the result, the name of the rule it got."
+    c = self.composite
+    layer = self.layer
     if name in ACTIVATIONS and (
         kwargs.get('inplace') or any(a is True for a in args[1:])
     ):
-        name, args, kwargs = (
-            name + '_',
-            tuple(a for a in args if a is not True),
-            {k: v for k, v in kwargs.items() if k != 'inplace'},
-        )
+        name = name + '_'
+        args = tuple(a for a in args if a is not True)
+        kwargs = {k: v for k, v in kwargs.items() if k != 'inplace'}
     if (
         name.endswith('_')
         and name.rstrip('_') in ACTIVATIONS | {'mul'}
@@ -1004,19 +1046,22 @@ def _apply(
     if name == 'scaled_dot_product_attention':
         q, k, v, rest = _sdpa_arguments(*args, **kwargs)
         self._attends(layer, self.module)
-        return sdpa_rule(
-            c, layer, q, k, v, self.attention, **rest
-        ), 'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
+        return sdpa_rule(c, layer, q, k, v, self.attention, **rest), (
+            'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
+        )
     if name == 'softmax':
         return self._softmax(func, args, kwargs)
     if name in ('layer_norm', 'rms_norm'):
         if c.layer_norm == 'gradient':
             return func(*args, **kwargs), 'gradient'
         args, kwargs = self._constant_bias(name, args, kwargs)
-        return layer_norm_rule(
-            *args, **{k: v for k, v in kwargs.items() if k != 'cudnn_enable'}
-        ) if name == 'layer_norm' else rms_norm_rule(
-            func, *args, **kwargs
+        return (
+            layer_norm_rule(
+                *args,
+                **{k: v for k, v in kwargs.items() if k != 'cudnn_enable'},
+            )
+            if name == 'layer_norm'
+            else rms_norm_rule(func, *args, **kwargs)
         ), 'constant std'
     if name in NORMALIZERS:
         return (
@@ -1054,12 +1099,17 @@ def _apply(
         return func(*args, **kwargs), 'none'
     args, kwargs = self._constant_bias(name, args, kwargs)
     out = func(*args, **kwargs)
-    return epsilon_rule(out, c.eps) if name in (
-        'linear',
-        'conv1d',
-        'conv2d',
-        'conv3d',
-    ) else out, 'linear'
+    return (
+        epsilon_rule(out, c.eps)
+        if name
+        in (
+            'linear',
+            'conv1d',
+            'conv2d',
+            'conv3d',
+        )
+        else out
+    ), 'linear'
 
 # %% ../nbs/36_lrp.ipynb #softma01
 # the softmaxes that a tensor was made of, with nothing else that carries
@@ -1072,7 +1122,9 @@ _ELEMENTWISE = frozenset('mul multiply __mul__ __rmul__ __imul__ mul_'.split())
 
 @dataclass(eq=False)
 class _Softmax:
-    "A softmax of fewer than four dimensions: what it is shows in what its result is used for."
+    """A softmax of fewer than four dimensions: what it is shows in what its
+    result is used for.
+    """
 
     operation: Operation  # where it was called
     recorded: tuple  # (layer, Z, A), or None
@@ -1080,11 +1132,10 @@ class _Softmax:
     rule: str = ''  # under which it is counted
 
 
-def _weights_of(
-    *operands,
-    # the softmaxes that every operand that carries was made of; None where one
-    # was not
-):
+def _weights_of(*operands):
+    """The softmaxes that every operand that carries was made of; None where
+    one was not.
+    """
     marks = [
         getattr(t, _WEIGHTS, None) for t in _tensors(*operands) if _carries(t)
     ]
@@ -1108,13 +1159,10 @@ def _hand_on_weights(name, args, out, weights):
             setattr(t, _WEIGHTS, weights)
 
 
-def _queries(
-    args,
-    at,
-    other,
-    # does this einsum ask with one index of its own, and sum over another that
-    # both have?
-):
+def _queries(args, at, other):
+    """Does this einsum ask with one index of its own, and sum over another
+    that both have?
+    """
     terms, _, result = str(args[0]).replace(' ', '').partition('->')
     terms = terms.split(',')
     if (
@@ -1123,7 +1171,8 @@ def _queries(
         or len(terms) != len(args) - 1
     ):
         return True
-    mine, its = set(terms[at - 1]), set(terms[other - 1])
+    mine = set(terms[at - 1])
+    its = set(terms[other - 1])
     return bool((mine & its) - set(result)) and bool((mine - its) & set(result))
 
 
@@ -1133,10 +1182,10 @@ def _attends(self: lrp_rules, layer, module):
 
 
 @patch
-def _softmax(
-    self: lrp_rules, func, args, kwargs
-):  # → the result, the name of the rule it got
-    out, bypass = func(*args, **kwargs), self.composite.bypasses(self.layer)
+def _softmax(self: lrp_rules, func, args, kwargs):
+    "→ the result, the name of the rule it got."
+    out = func(*args, **kwargs)
+    bypass = self.composite.bypasses(self.layer)
     if out.ndim > 3 and self.module not in self._mixers:
         self._attends(self.layer, self.module)
         if self.attention is None:
@@ -1176,12 +1225,12 @@ def _rule_of(self: lrp_rules, softmax):
 
 
 @patch
-def _settle(
-    self: lrp_rules, softmax, use
-):  # what it is for has shown: it is counted under another rule
+def _settle(self: lrp_rules, softmax, use):
+    "What it is for has shown: it is counted under another rule."
     if use == softmax.use or softmax.use == 'attention':
         return
-    softmax.use, before = use, (softmax.operation, softmax.rule)
+    softmax.use = use
+    before = (softmax.operation, softmax.rule)
     softmax.rule = self._rule_of(softmax)
     self.seen[before] -= 1
     if not self.seen[before]:
@@ -1195,14 +1244,10 @@ def _settle(
 
 
 @patch
-def _hold_weights(
-    self: lrp_rules,
-    name,
-    args,
-    at,
-    # softmaxes that multiply another activation, held constant where the rule
-    # set says so; is it a gate's rule?
-):
+def _hold_weights(self: lrp_rules, name, args, at):
+    """Softmaxes that multiply another activation, held constant where the rule
+    set says so; is it a gate's rule?
+    """
     weights = [i for i in at if getattr(args[i], _WEIGHTS, None)]
     others = [i for i in at if i not in weights]
     gated = False
@@ -1241,33 +1286,33 @@ def check_numbers(
     self: lrp_rules,
     layers,  # the numbers of layers that are bypassed
 ):
-    "Refuse to choose layers by number where the attention that was seen cannot be told apart by its layer."
+    """Refuse to choose layers by number where the attention that was seen
+    cannot be told apart by its layer.
+    """
     if not layers:
         return
-    name, end = (
-        type(self.model).__name__,
-        "so none can be chosen by number; take bypass_softmax=() or 'all'",
-    )
+    name = type(self.model).__name__
+    end = "so none can be chosen by number; take bypass_softmax=() or 'all'"
     if outside := list(self.attended.get(None, ())):
         where = ', '.join(path or name for path in outside[:3])
         raise ValueError(
-            f"the softmax in {where} belongs to none of the {self.n_layers} layers that {name} shows, {end}"
+            f"the softmax in {where} belongs to none of the {self.n_layers}"
+            f" layers that {name} shows, {end}"
         )
     for layer, modules in self.attended.items():
         within = {self._place_in_layer(path) for path in modules}
         if len(within) > 1 and None not in within:
             raise ValueError(
-                f"layer {layer} of {name} holds a list of layers ({', '.join(list(modules)[:3])}), {end}"
+                f"layer {layer} of {name} holds a list of layers"
+                f" ({', '.join(list(modules)[:3])}), {end}"
             )
 
 
 @patch
-def _place_in_layer(
-    self: lrp_rules,
-    path,
-    # the members of lists inside a layer that a module is in; None: it is in
-    # none, or is one itself
-):
+def _place_in_layer(self: lrp_rules, path):
+    """The members of lists inside a layer that a module is in; None: it is in
+    none, or is one itself.
+    """
     owners = [
         p
         for p, m in self.model.named_modules()
@@ -1297,15 +1342,15 @@ _SHAPES = frozenset(
 _TO_WHOLE = frozenset('to type type_as int long short char byte'.split())
 
 
-def _values(
-    name, args, kwargs
-):  # the arguments whose numbers a result is made of
+def _values(name, args, kwargs):
+    "The arguments whose numbers a result is made of."
     if name.endswith('_like') or name.startswith('new_'):
         return ()
     return args[:1] if name in _SHAPES else (args, kwargs)
 
 
-def _every_tensor(*xs):  # in nested arguments, with a gradient or without
+def _every_tensor(*xs):
+    "In nested arguments, with a gradient or without."
     for x in xs:
         if isinstance(x, torch.Tensor):
             yield x
@@ -1315,7 +1360,8 @@ def _every_tensor(*xs):  # in nested arguments, with a gradient or without
             yield from _every_tensor(*x.values())
 
 
-def _lost(*xs):  # the first mark of a tensor that does not carry
+def _lost(*xs):
+    "The first mark of a tensor that does not carry."
     return next(
         (
             mark
@@ -1327,9 +1373,8 @@ def _lost(*xs):  # the first mark of a tensor that does not carry
 
 
 @patch
-def _lose(
-    self: lrp_rules, func, args, kwargs, out
-):  # mark what was made of the input and has no gradient
+def _lose(self: lrp_rules, func, args, kwargs, out):
+    "Mark what was made of the input and has no gradient."
     name = _name(func)
     values = _values(name, args, kwargs)
     mark = _lost(values)
@@ -1356,20 +1401,18 @@ def _lose(
         self._any_lost = True
 
 
-def _of_parameters(
-    out,
-    # a view of a parameter, taken under no_grad, says that it requires
-    # gradients and has no history
-):
+def _of_parameters(out):
+    """a view of a parameter, taken under no_grad, says that it requires
+    gradients and has no history.
+    """
     for t in _tensors(out):
         if t.grad_fn is None and not isinstance(t, nn.Parameter):
             setattr(t, _INSIDE, False)
 
 
 @patch
-def _meet(
-    self: lrp_rules, operation, args, kwargs
-):  # a number without its gradient is used together with one that has it
+def _meet(self: lrp_rules, operation, args, kwargs):
+    "a number without its gradient is used together with one that has it."
     numbers = [
         t
         for t in _every_tensor(_values(operation.name, args, kwargs))
@@ -1390,9 +1433,8 @@ def _look_at_output(self: lrp_rules, operation, out):
 
 
 @patch
-def _watch_backward(
-    self: lrp_rules, operation, *tensors
-):  # does an operation without a rule hand a gradient on?
+def _watch_backward(self: lrp_rules, operation, *tensors):
+    "Does an operation without a rule hand a gradient on?"
     message = self._no_gradient([(operation.name, operation.module)])
     for t in tensors:
         node = t.grad_fn
@@ -1419,13 +1461,14 @@ def _watch_backward(
 
 
 @patch
-def _no_gradient(
-    self: lrp_rules, marks
-):  # what is said of places where a gradient ends
+def _no_gradient(self: lrp_rules, marks):
+    "What is said of places where a gradient ends."
+
     def place(name, path):
         try:
             return (
-                f"{name} in {path} ({self.model.get_submodule(path)._get_name()})"
+                f"{name} in {path}"
+                f" ({self.model.get_submodule(path)._get_name()})"
                 if path
                 else name
             )
@@ -1435,7 +1478,12 @@ def _no_gradient(
     places = ', '.join(place(*mark) for mark in marks[:3]) + (
         ' and elsewhere' if len(marks) > 3 else ''
     )
-    return f"no gradient comes through {places}, so scores that are made of gradients would be wrong; take the model as it was before it was quantized, detached or frozen there, or a method without gradients ('loo', 'rollout')"
+    return (
+        f"no gradient comes through {places}, so scores that are made of"
+        " gradients would be wrong; take the model as it was before it was"
+        " quantized, detached or frozen there, or a method without gradients"
+        " ('loo', 'rollout')"
+    )
 
 
 @patch
@@ -1445,7 +1493,9 @@ def _refuse_lost(self: lrp_rules):
 
 
 class watch_gradient(lrp_rules):
-    "A context that changes nothing; on leaving, a gradient that ends inside the model is an error."
+    """A context that changes nothing; on leaving, a gradient that ends inside
+    the model is an error.
+    """
 
     def __init__(
         self,
@@ -1461,14 +1511,17 @@ def gradients(
     value: torch.Tensor,  # explained numbers; their sum is taken
     xs: list,  # tensors of the graph
 ) -> list:  # ∂value/∂x of each, None where none arrives
-    "The gradients; a model whose own backward pass refuses is an error that says so."
+    """The gradients; a model whose own backward pass refuses is an error that
+    says so.
+    """
     if not value.requires_grad:
         return [None] * len(xs)
     try:
         return list(torch.autograd.grad(value.sum(), xs, allow_unused=True))
     except AssertionError as e:
         raise NotImplementedError(
-            f"the model's own backward pass refuses ({str(e).rstrip('.')}); take 'loo' or 'rollout'"
+            f"the model's own backward pass refuses ({str(e).rstrip('.')});"
+            " take 'loo' or 'rollout'"
         ) from e
 
 
@@ -1480,14 +1533,17 @@ def input_gradient(
     g = gradients(value, [x])[0]
     if g is None:
         raise ValueError(
-            "no gradient comes from the explained number to the embeddings, so no method that needs one can explain it; take 'loo' or 'rollout'"
+            "no gradient comes from the explained number to the embeddings, so"
+            " no method that needs one can explain it; take 'loo' or 'rollout'"
         )
     return g
 
 # %% ../nbs/36_lrp.ipynb #120f545e
 @patch
-def _product(self: lrp_rules, func, name, args, kwargs):  # any of FACTORS
-    c, args = self.composite, list(args)
+def _product(self: lrp_rules, func, name, args, kwargs):
+    "Any of FACTORS."
+    c = self.composite
+    args = list(args)
     if (
         name == 'einsum'
         and len(args) == 2
@@ -1499,7 +1555,7 @@ def _product(self: lrp_rules, func, name, args, kwargs):  # any of FACTORS
         args = list(args)
     at = [
         i
-        for i in (FACTORS[name] or range(1, len(args)))
+        for i in FACTORS[name] or range(1, len(args))
         if i < len(args) and _carries(args[i])
     ]
     if self._softmaxes and self._hold_weights(name, args, at):
@@ -1530,14 +1586,19 @@ def _product(self: lrp_rules, func, name, args, kwargs):  # any of FACTORS
     )  # n·y/(n·y + ε sign y)
     if len(at) < 2:
         return out, 'linear'
-    return out, 'gradient' if c.product == 'gradient' else ', '.join(
-        str(Fraction(m, sum(n))) for m in n
-    ) if c.product == 'canonized' else {2: 'half'}.get(len(at), f'1/{len(at)}')
+    return out, (
+        'gradient'
+        if c.product == 'gradient'
+        else (
+            ', '.join(str(Fraction(m, sum(n))) for m in n)
+            if c.product == 'canonized'
+            else {2: 'half'}.get(len(at), f'1/{len(at)}')
+        )
+    )
 
 
-def _chain(
-    name, rule, args, kwargs
-):  # of how many factors an operation's result is a product
+def _chain(name, rule, args, kwargs):
+    "Of how many factors an operation's result is a product."
     if rule == 'none':
         return 1
     if name == 'scaled_dot_product_attention':
@@ -1583,9 +1644,8 @@ def _chain(
 
 
 @patch
-def _in_place(
-    self: lrp_rules, name, args, kwargs
-):  # the rule on a copy, written back
+def _in_place(self: lrp_rules, name, args, kwargs):
+    "The rule on a copy, written back."
     twin = getattr(
         torch.Tensor,
         {'__imul__': 'mul', '__imatmul__': 'matmul'}.get(
@@ -1600,21 +1660,16 @@ def _in_place(
     return args[0].copy_(out), rule
 
 
-def _normalize_rule(
-    x, p=2.0, dim=1, eps=1e-12, out=None
-):  # F.normalize with its norm held constant
+def _normalize_rule(x, p=2.0, dim=1, eps=1e-12, out=None):
+    "F.normalize with its norm held constant."
     return x / constant(x.norm(p, dim, keepdim=True).clamp_min(eps))
 
 
 @patch
-def _multi_head(
-    self: lrp_rules,
-    func,
-    args,
-    kwargs,
-    # torch.nn.MultiheadAttention in steps: projections, fused attention,
-    # projection
-):
+def _multi_head(self: lrp_rules, func, args, kwargs):
+    """torch.nn.MultiheadAttention in steps: projections, fused attention,
+    projection.
+    """
     bound = inspect.signature(func).bind(*args, **kwargs)
     bound.apply_defaults()
     a = bound.arguments
@@ -1627,7 +1682,9 @@ def _multi_head(
         or a['query'].ndim != 3
     ):
         return func(*args, **kwargs), 'none'  # rare forms
-    n, heads, dim = a['query'].shape[1], a['num_heads'], a['embed_dim_to_check']
+    n = a['query'].shape[1]
+    heads = a['num_heads']
+    dim = a['embed_dim_to_check']
     weights = (
         (a['q_proj_weight'], a['k_proj_weight'], a['v_proj_weight'])
         if a['use_separate_proj_weight']
@@ -1636,10 +1693,13 @@ def _multi_head(
     biases = (
         (None,) * 3 if a['in_proj_bias'] is None else a['in_proj_bias'].chunk(3)
     )
-    linear = lambda x, w, b: epsilon_rule(
-        F.linear(*self._constant_bias('linear', (x, w, b), {})[0]),
-        self.composite.eps,
-    )
+
+    def linear(x, w, b):
+        return epsilon_rule(
+            F.linear(*self._constant_bias('linear', (x, w, b), {})[0]),
+            self.composite.eps,
+        )
+
     q, k, v = (
         linear(x, w, b)
         .view(x.shape[0], n, heads, dim // heads)
@@ -1651,9 +1711,11 @@ def _multi_head(
         mask = _float_mask(pad, q)[:, None, None] + (
             0
             if mask is None
-            else mask
-            if mask.ndim == 2
-            else mask.view(n, heads, *mask.shape[-2:])
+            else (
+                mask
+                if mask.ndim == 2
+                else mask.view(n, heads, *mask.shape[-2:])
+            )
         )
     elif mask is not None and mask.ndim == 3:
         mask = mask.view(n, heads, *mask.shape[-2:])
@@ -1671,9 +1733,11 @@ def _multi_head(
     return (
         linear(out, a['out_proj_weight'], a['out_proj_bias']),
         weights,
-    ), 'constant weights' if self.composite.bypasses(
-        self.layer
-    ) else f'{self.composite.product}, softmax'
+    ), (
+        'constant weights'
+        if self.composite.bypasses(self.layer)
+        else f'{self.composite.product}, softmax'
+    )
 
 # %% ../nbs/36_lrp.ipynb #bd5dbac6
 _BIAS = {
@@ -1688,14 +1752,14 @@ _BIAS = {
     'addmv': (0, 'input'),
 }
 _ADDED = frozenset(
-    'add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub cat concat stack'.split()
+    'add __add__ __radd__ __iadd__ add_ sub __sub__ __rsub__ __isub__ sub_ rsub'
+    ' cat concat stack'.split()
 )
 
 
 @patch
-def _constant_bias(
-    self: lrp_rules, name, args, kwargs
-):  # the arguments, with what is added replaced by a recorded copy
+def _constant_bias(self: lrp_rules, name, args, kwargs):
+    "The arguments, with what is added replaced by a recorded copy."
     if self.constants is None:
         return args, kwargs
 
@@ -1732,7 +1796,8 @@ class _WatchAttention(TorchFunctionMode):
         self.maps = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, _name(func)
+        kwargs = kwargs or {}
+        name = _name(func)
         if name == 'scaled_dot_product_attention':
             q, k, v, rest = _sdpa_arguments(*args, **kwargs)
             scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
@@ -1756,6 +1821,7 @@ def attention_maps(
         forward(model, inputs)
     if not watch.maps:
         raise ValueError(
-            f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention)"
+            f"{type(model).__name__} made no attention call that torch shows"
+            " (softmax or scaled_dot_product_attention)"
         )
     return watch.maps

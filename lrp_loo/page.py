@@ -56,10 +56,10 @@ PAGE_METHODS = (
 )
 
 
-def _sets_scores(
-    model, tokenizer, text, sets, target, truncation
-):  # set → scores; thirty-two sets at a time, so that memory stays small
-    enc, out = encode(model, tokenizer, text, truncation), {}
+def _sets_scores(model, tokenizer, text, sets, target, truncation):
+    "Set → scores; thirty-two sets at a time, so that memory stays small."
+    enc = encode(model, tokenizer, text, truncation)
+    out = {}
     for s in range(0, len(sets), 32):
         found = explain_methods(
             model,
@@ -117,7 +117,10 @@ def page_data(
         if L
         else {}
     )
-    about = f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others against exact Leave-One-Out, by lrp_loo'
+    about = (
+        f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others'
+        ' against exact Leave-One-Out, by lrp_loo'
+    )
     return dict(
         what=headline(a),
         about=about,
@@ -142,9 +145,8 @@ def page_data(
 def explain_page(
     *args,
     **kwargs,  # as for `page_data`
-) -> (
-    str
-):  # HTML: one file, its script and styles inside, forbidden to fetch anything
+    # HTML: one file, its script and styles inside, forbidden to fetch anything
+) -> str:
     "The page. What comes from the text is data in it, never markup."
     data = json.dumps(
         page_data(*args, **kwargs), ensure_ascii=False, allow_nan=False

@@ -36,7 +36,9 @@ def key_effects(
     # (batch, n_units) mask weights under which A was computed; None: 1
     weights: torch.Tensor = None,
 ) -> torch.Tensor:  # (batch, heads, n, n_units)
-    "What each row of one layer says about the removal of each unit: exact in its softmax, linear after it."
+    """What each row of one layer says about the removal of each unit: exact in
+    its softmax, linear after it.
+    """
     exact = torch.promote_types(
         g.dtype, torch.float32
     )  # half precision is summed up in single
@@ -44,7 +46,8 @@ def key_effects(
     gains = A * g.to(exact)
     if members is not None:
         members = members.to(exact)
-    mass, gain = _inside(A, members), _inside(gains, members)
+    mass = _inside(A, members)
+    gain = _inside(gains, members)
     largest = mass.argmax(-1, keepdim=True)
     rest = _outside(A, mass, largest, members)
     rest_gain = _outside(gains, gain, largest, members)
@@ -57,13 +60,13 @@ def key_effects(
     )  # a row that sees nothing else has nothing to compare with
 
 
-def _inside(x, members):  # sums over the keys of each unit
+def _inside(x, members):
+    "Sums over the keys of each unit."
     return x if members is None else x @ members[:, None]
 
 
-def _outside(
-    x, inside, largest, members
-):  # sums over the keys outside each unit, without subtracting what is large
+def _outside(x, inside, largest, members):
+    "Sums over the keys outside each unit, without subtracting what is large."
     rest = (
         x.sum(-1, keepdim=True) - inside
     )  # benign for all but the unit with the largest weight
@@ -75,13 +78,10 @@ def _outside(
     return rest.scatter_(-1, largest, others.sum(-1, keepdim=True))
 
 # %% ../nbs/20_removal.ipynb #fadb6667
-def _members(
-    units,
-    T,
-    like,
-    # a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where
-    # every token is a unit
-):
+def _members(units, T, like):
+    """a `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where
+    every token is a unit.
+    """
     if units is None or all(u is None for u in units):
         return None
     M = torch.zeros(
@@ -97,9 +97,8 @@ def _members(
     return M
 
 
-def _key_weights(
-    members, weights
-):  # (batch, T): each key's weight is its unit's, 1 where it has none
+def _key_weights(members, weights):
+    "(batch, T): each key's weight is its unit's, 1 where it has none."
     return (
         weights
         if members is None
@@ -122,7 +121,9 @@ def removal_pass(
     composite=None,  # rules for the rest of the network; none by default
     own_rows: bool = False,  # keep the rows that nobody reads
 ) -> tuple:  # (batch, layers × heads, n_units), f (batch,), its `Readout`
-    "One forward and one backward pass: what every layer and head says about the removal of each unit."
+    """One forward and one backward pass: what every layer and head says about
+    the removal of each unit.
+    """
     members = (
         _members(units, batch['input_ids'].shape[1], device_of(model))
         if 'input_ids' in batch
@@ -166,16 +167,20 @@ def removal_pass(
     return torch.cat(per_head, 1), value.detach(), readout
 
 
-def _attention_gradients(model, attention, value):  # (∂f/∂A, A) of every layer
+def _attention_gradients(model, attention, value):
+    "(∂f/∂A, A) of every layer."
     if not attention:
         raise ValueError(
-            f"{type(model).__name__} made no attention call that torch shows (softmax or scaled_dot_product_attention), so nothing can be removed from its attention"
+            f"{type(model).__name__} made no attention call that torch shows"
+            " (softmax or scaled_dot_product_attention), so nothing can be"
+            " removed from its attention"
         )
     weights = [A for _, _, A in attention]
     found = gradients(value, weights)
     if all(g is None for g in found):
         raise ValueError(
-            f"no gradient of the explained number reaches an attention of {type(model).__name__}, so nothing can be said of its keys"
+            "no gradient of the explained number reaches an attention of"
+            f" {type(model).__name__}, so nothing can be said of its keys"
         )
     return [
         (torch.zeros_like(A) if g is None else g, A.detach())
@@ -183,15 +188,10 @@ def _attention_gradients(model, attention, value):  # (∂f/∂A, A) of every la
     ]
 
 
-def _with_class_tokens(
-    model,
-    members,
-    T,
-    layers,
-    is_text,
-    # keys that stand for no input, in front of an image's patches, belong to no
-    # unit
-):
+def _with_class_tokens(model, members, T, layers, is_text):
+    """Keys that stand for no input, in front of an image's patches, belong to
+    no unit.
+    """
     extra = 0 if is_text else layers[0][1].shape[-1] - T
     n = T + extra
     odd = next(
@@ -200,7 +200,9 @@ def _with_class_tokens(
     )
     if odd is not None:
         raise ValueError(
-            f"{type(model).__name__} shows attention of shape {tuple(odd.shape)} for {T} inputs; removal takes one row and one key per input in every layer"
+            f"{type(model).__name__} shows attention of shape"
+            f" {tuple(odd.shape)} for {T} inputs; removal takes one row and one"
+            " key per input in every layer"
         )
     A = layers[0][1]
     return (
@@ -212,19 +214,16 @@ def _with_class_tokens(
     )
 
 
-def _unread(
-    last,
-    members,
-    # own rows of a unit that the output does not read: (batch, n, n_units), or
-    # (batch, n) where each key is a unit
-):
+def _unread(last, members):
+    """Own rows of a unit that the output does not read: (batch, n, n_units),
+    or (batch, n) where each key is a unit.
+    """
     read = (last != 0).any(-1).any(1)  # [batch, n]
     return ~read if members is None else members.bool() & ~read[..., None]
 
 
-def _column_sums(
-    effects, unread
-):  # (batch, heads, n_units); effects are changed in place
+def _column_sums(effects, unread):
+    "(batch, heads, n_units); effects are changed in place."
     if unread is None:
         return effects.sum(2)
     if unread.ndim == 3:
@@ -248,7 +247,8 @@ def expected_r(
     x, s = (
         (scores, spread) if counts is None else (scores[counts], spread[counts])
     )
-    V, E = x.double().var(correction=0), (c * s.double()).pow(2).mean()
+    V = x.double().var(correction=0)
+    E = (c * s.double()).pow(2).mean()
     return (
         float((V / (V + E)).sqrt())
         if len(x) > 1 and V + E > 0
@@ -281,9 +281,8 @@ def removal_groups(
     return groups.to(spread.device)
 
 # %% ../nbs/20_removal.ipynb #35a1a376
-def _content(
-    tokenizer, batch, units, shape
-):  # (batch, n_units) bool: no special token, no padding
+def _content(tokenizer, batch, units, shape):
+    "(batch, n_units) bool: no special token, no padding."
     if 'input_ids' not in batch:
         return torch.ones(shape, dtype=torch.bool)
     counts = torch.zeros(shape, dtype=torch.bool)
@@ -304,9 +303,8 @@ def _content(
     return counts
 
 
-def _mask_path(
-    n_groups, n_contexts, weight, lowered, share, seed
-):  # the options, checked; → the weights of the path
+def _mask_path(n_groups, n_contexts, weight, lowered, share, seed):
+    "The options, checked; → the weights of the path."
     path = tuple(weight) if isinstance(weight, (list, tuple)) else (weight,)
     for name, k in (('n_groups', n_groups), ('n_contexts', n_contexts)):
         if not isinstance(k, int) or k < 0:
@@ -327,9 +325,8 @@ def _mask_path(
 
 
 @torch.no_grad()
-def _unchanged(
-    model, batch, target
-):  # f and its target are the unchanged text's, wherever the passes stand
+def _unchanged(model, batch, target):
+    "f and its target are the unchanged text's, wherever the passes stand."
     out = forward(model, batch)
     readout = (
         target if isinstance(target, Readout) else Readout(target, out, batch)
@@ -337,17 +334,14 @@ def _unchanged(
     return readout(out), readout
 
 
-def _contexts(
-    content,
-    n,
-    lowered,
-    seed,
-    # pairs of (batch, n_units) mask weights: a random half of the content
-    # lowered, then the other; a text's draws do not depend on its batch
-):
+def _contexts(content, n, lowered, seed):
+    """Pairs of (batch, n_units) mask weights: a random half of the content
+    lowered, then the other; a text's draws do not depend on its batch.
+    """
     out = [torch.ones(2, *content.shape) for _ in range(n)]
     for b, c in enumerate(content.cpu()):
-        g, at = torch.Generator().manual_seed(seed), torch.where(c)[0]
+        g = torch.Generator().manual_seed(seed)
+        at = torch.where(c)[0]
         for pair in out:
             order = at[torch.randperm(len(at), generator=g)]
             pair[0, b, order[: len(at) // 2]] = pair[
@@ -385,11 +379,16 @@ def removal_scores(
     # per text: passes, spread, expected_r; exact (which units) with
     # exact_special
 ) -> tuple:
-    "Estimate of every LOO score (by attention mask) from one forward and backward pass per weight, group and half text."
+    """Estimate of every LOO score (by attention mask) from one forward and
+    backward pass per weight, group and half text.
+    """
     path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed)
-    at = lambda readout, weights=None: removal_pass(
-        model, batch, readout, units, weights, composite, own_rows
-    )
+
+    def at(readout, weights=None):
+        return removal_pass(
+            model, batch, readout, units, weights, composite, own_rows
+        )
+
     whole, value, readout = (
         at(target) if 1 in path else (None, *_unchanged(model, batch, target))
     )
@@ -397,9 +396,11 @@ def removal_scores(
         tokenizer,
         batch,
         units,
-        _shape(model, batch, units)
-        if whole is None
-        else (len(whole), whole.shape[-1]),
+        (
+            _shape(model, batch, units)
+            if whole is None
+            else (len(whole), whole.shape[-1])
+        ),
     ).to(device_of(model))
     stands = [
         None if w == 1 else torch.where(content, w, 1.0) for w in path
@@ -407,9 +408,11 @@ def removal_scores(
     per_head = sum(
         whole if w is None else at(readout, w)[0] for w in stands
     ) / len(stands)
-    scores, spread = per_head.sum(1), per_head.pow(2).sum(1).sqrt()
+    scores = per_head.sum(1)
+    spread = per_head.pow(2).sum(1).sqrt()
     if n_groups:
-        first, groups = scores, removal_groups(spread, content, n_groups, share)
+        first = scores
+        groups = removal_groups(spread, content, n_groups, share)
         for k in range(n_groups):
             if (groups == k).any():
                 scores = torch.where(
@@ -441,7 +444,8 @@ def removal_scores(
 
 def _with_exact_special(
     model, batch, target, readout, units, scores, content, info
-):  # scores with the exact LOO of special tokens; `info` says which
+):
+    "Scores with the exact LOO of special tokens; `info` says which."
     scores = scores.clone()
     for b, of_text in enumerate(info):
         n = len(of_text['spread'])
@@ -469,9 +473,8 @@ def _with_exact_special(
     return scores
 
 
-def _put_exact(
-    model, enc, target, units, scores, which
-):  # the exact LOO of these units (numbers) in place of their scores
+def _put_exact(model, enc, target, units, scores, which):
+    "The exact LOO of these units (numbers) in place of their scores."
     if not len(which):
         return
     number = torch.arange(len(scores)) if units is None else units.number
@@ -488,7 +491,8 @@ def _put_exact(
     scores[which] = exact.to(scores)
 
 
-def _shape(model, batch, units):  # (batch, n_units)
+def _shape(model, batch, units):
+    "(batch, n_units)."
     if units is not None and any(u is not None for u in units):
         return len(units), max(
             batch['input_ids'].shape[1] if u is None else len(u) for u in units
@@ -496,7 +500,8 @@ def _shape(model, batch, units):  # (batch, n_units)
     return len(next(iter(batch.values()))), input_positions(model, batch)
 
 
-def _lengths(batch, units, scores):  # units of each text, without padding
+def _lengths(batch, units, scores):
+    "Units of each text, without padding."
     n = (
         batch['attention_mask'].sum(1).tolist()
         if 'attention_mask' in batch
@@ -521,13 +526,16 @@ def removal_loo_scores(
     n_exact: int = None,
     units=None,  # a `Units`: what is removed at once
     **options,  # n_groups and the rest of `removal_scores`
-) -> (
-    tuple
-):  # as `removal_scores`; info: passes, exact (which units), spread, expected_r
-    "The estimate of `removal`, with the exact LOO of the few tokens where it is least sure."
+    # as `removal_scores`; info: passes, exact (which units), spread, expected_r
+) -> tuple:
+    """The estimate of `removal`, with the exact LOO of the few tokens where it
+    is least sure.
+    """
     if len(next(iter(batch.values()))) != 1:
         raise ValueError(
-            f"'removal+loo' takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its exact passes are batched inside"
+            "'removal+loo' takes one text at a time, got a batch of"
+            f" {len(next(iter(batch.values())))}; its exact passes are batched"
+            " inside"
         )
     scores, value, readout, (info,) = removal_scores(
         model,

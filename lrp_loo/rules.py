@@ -20,7 +20,9 @@ def relevance(
     R: torch.Tensor = None,
     eps: float = 1e-9,  # guards y = 0
 ) -> list:  # one relevance tensor per input, in the inputs' shapes
-    "Gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with g_y = R_y / y (section 2.3)."
+    """Gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with
+    g_y = R_y / y (section 2.3).
+    """
     xs = [xs] if torch.is_tensor(xs) else list(xs)
     g = torch.ones_like(y) if R is None else R / stabilize(y.detach(), eps)
     return [
@@ -64,7 +66,9 @@ def epsilon_rule(
     y: torch.Tensor,  # output of a linear layer (or any product)
     eps: float = 1e-6,  # ε
 ) -> torch.Tensor:  # y, unchanged
-    "The ε of equations 1, 3 and 4 as a gradient: everything upstream is scaled by y / (y + ε sign y)."
+    """The ε of equations 1, 3 and 4 as a gradient: everything upstream is
+    scaled by y / (y + ε sign y).
+    """
     return (
         scale_gradient(y, y.detach() / stabilize(y.detach(), eps)) if eps else y
     )
@@ -77,7 +81,9 @@ def product_naive(
     scale: float = 1.0,  # the product is scale·AV (1/√d_k for QKᵀ)
     eps: float = 1e-6,  # ε
 ) -> tuple:  # relevance of A, relevance of V
-    "The bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ, scale = 1/√d_k it is 4a and 4b."
+    """The bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ,
+    scale = 1/√d_k it is 4a and 4b.
+    """
     c = torch.einsum('...ji,...ip->...jip', A, V) * scale  # every contribution
     O = c.sum(-2)
     share = (
@@ -102,7 +108,9 @@ def product_rule(
     ),
     **kwargs,
 ) -> torch.Tensor:  # f(a, b)
-    "f(a, b); on the way back half of the gradient goes to each factor (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n."
+    """f(a, b); on the way back half of the gradient goes to each factor
+    (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n.
+    """
     m, n = factors
     y = f(
         scale_gradient(a, m / (m + n)), scale_gradient(b, n / (m + n)), **kwargs
@@ -115,7 +123,9 @@ def product_rule(
 def constant(
     x: torch.Tensor,  # an activation: attention weights, a standard deviation
 ) -> torch.Tensor:  # the same numbers, cut from the graph
-    "Holds `x` constant: no relevance passes through it (CP-LRP at the attention weights, section 2.3)."
+    """Holds `x` constant: no relevance passes through it (CP-LRP at the
+    attention weights, section 2.3).
+    """
     return x.detach()
 
 # %% ../nbs/02_rules.ipynb #0de24c35
@@ -159,7 +169,9 @@ def identity_rule(
     eps: float = 1e-12,  # guards x = 0
     **kwargs,
 ) -> torch.Tensor:  # f(x)
-    "f(x); on the way back f(x)/x stands in for f'(x), so that the relevance of x is that of f(x)."
+    """f(x); on the way back f(x)/x stands in for f'(x), so that the relevance
+    of x is that of f(x).
+    """
     with torch.no_grad():
         y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
@@ -173,8 +185,11 @@ def layer_norm_naive(
     ln_eps: float = 1e-12,  # inside the square root
     eps: float = 1e-6,  # ε of the LRP rule
 ) -> torch.Tensor:  # (n,) relevance of the input
-    "LayerNorm with its standard deviation held constant, as the explicit ε-rule on its matrix."
-    n, std = len(x), (x.var(unbiased=False) + ln_eps).sqrt()
+    """LayerNorm with its standard deviation held constant, as the explicit
+    ε-rule on its matrix.
+    """
+    n = len(x)
+    std = (x.var(unbiased=False) + ln_eps).sqrt()
     M = (torch.eye(n, dtype=x.dtype) - 1 / n) * (w / std)
     return epsilon_naive(x, M, R, b, eps)
 
@@ -184,7 +199,8 @@ class _LayerNorm(Function):
     def forward(ctx, x, shape, w, b, eps):
         y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
         ctx.save_for_backward(x, mean, rstd, w)
-        ctx.has_bias, ctx.dims = b is not None, tuple(range(-len(shape), 0))
+        ctx.has_bias = b is not None
+        ctx.dims = tuple(range(-len(shape), 0))
         return y
 
     @staticmethod
@@ -218,7 +234,9 @@ def rms_norm_naive(
     R: torch.Tensor,  # (n,) relevance of the output
     eps: float = 1e-6,  # ε of the LRP rule
 ) -> torch.Tensor:  # (n,) relevance of the input
-    "RMSNorm with its root mean square held constant, as the explicit ε-rule on its diagonal matrix."
+    """RMSNorm with its root mean square held constant, as the explicit ε-rule
+    on its diagonal matrix.
+    """
     return epsilon_naive(x, torch.diag(w / (x**2).mean().sqrt()), R, eps=eps)
 
 
@@ -231,10 +249,8 @@ def rms_norm_rule(
     eps: float = None,
 ) -> torch.Tensor:  # RMSNorm(x), the numbers of f
     "RMSNorm whose root mean square is a constant on the way back."
-    y, dims = (
-        f(x.detach(), normalized_shape, weight, eps),
-        tuple(range(-len(normalized_shape), 0)),
-    )
+    y = f(x.detach(), normalized_shape, weight, eps)
+    dims = tuple(range(-len(normalized_shape), 0))
     rstd = constant(
         (
             x.float().pow(2).mean(dims, keepdim=True)
@@ -255,8 +271,12 @@ def gamma_naive(
     "The γ-rule, contribution by contribution."
     z = x[:, None] * W
     positive = z.sum(0) + b >= 0
-    agree = lambda t: torch.where(positive, t.clamp(min=0), t.clamp(max=0))
-    z, b = z + gamma * agree(z), b + gamma * agree(b)
+
+    def agree(t):
+        return torch.where(positive, t.clamp(min=0), t.clamp(max=0))
+
+    z = z + gamma * agree(z)
+    b = b + gamma * agree(b)
     return (z / stabilize(z.sum(0) + b, 1e-12) * R).sum(1)
 
 
@@ -264,21 +284,25 @@ def gamma_rule(
     gamma: float = 0.25,  # γ ≥ 0
     eps: float = 1e-9,  # guards a denominator of zero
 ):  # a rule for `torch.nn.functional.linear`
-    "The γ-rule for linear layers: contributions that agree with the output's sign count 1 + γ times."
+    """The γ-rule for linear layers: contributions that agree with the output's
+    sign count 1 + γ times.
+    """
     if gamma < 0:
         raise ValueError(f"gamma must not be negative, got {gamma}")
 
     def gamma_linear(f, x, weight, bias=None):
-        y, part = (
-            f(x, weight, bias),
-            lambda t, s: (
+        y = f(x, weight, bias)
+
+        def part(t, s):
+            return (
                 t if t is None else t.clamp(min=0) if s > 0 else t.clamp(max=0)
-            ),
-        )
-        agree = lambda s: (
-            f(part(x, 1), part(weight, s), part(bias, s))
-            + f(part(x, -1), part(weight, -s))
-        )
+            )
+
+        def agree(s):
+            return f(part(x, 1), part(weight, s), part(bias, s)) + f(
+                part(x, -1), part(weight, -s)
+            )
+
         z = y + gamma * torch.where(y < 0, agree(-1), agree(1))
         share = z * constant(y / stabilize(z, eps))
         return y.detach() + (
@@ -292,13 +316,17 @@ def attention_row(
     z: torch.Tensor,  # (n_keys,) attention logits
     v: torch.Tensor,  # (n_keys,) one value per key
 ) -> dict:  # LOO, and the relevance that reaches z, v and the key as a whole
-    "One attention row explained: exact LOO of each key beside AttnLRP's and CP-LRP's relevance (section 3.2)."
+    """One attention row explained: exact LOO of each key beside AttnLRP's and
+    CP-LRP's relevance (section 3.2).
+    """
     z, v = (t.detach().clone().requires_grad_() for t in (z, v))
     A = z.softmax(-1)
     o = (A * v).sum()
     Rz, Rv = relevance(product_rule(torch.matmul, A, v), [z, v])
     (cp,) = relevance(torch.matmul(constant(A), v), v)
-    A, v, o = A.detach(), v.detach(), o.detach()
+    A = A.detach()
+    v = v.detach()
+    o = o.detach()
     return dict(
         A=A,
         o=o,

@@ -30,7 +30,8 @@ class Target:
     def __post_init__(self):
         if self.position is not None and not _is_int(self.position):
             raise ValueError(
-                f"position={self.position!r} is not a place in the text; take a whole number, negative from the text's end"
+                f"position={self.position!r} is not a place in the text; take a"
+                " whole number, negative from the text's end"
             )
 
 
@@ -58,7 +59,8 @@ def as_target(
     ):
         return Target(target)
     raise ValueError(
-        f"target={target!r} is not a target; take a class number, a pair of them, a Target or a function of the model's output"
+        f"target={target!r} is not a target; take a class number, a pair of"
+        " them, a Target or a function of the model's output"
     )
 
 # %% ../nbs/13_targets.ipynb #921e6660
@@ -79,11 +81,15 @@ def output_field(
         else type(outputs).__name__
     )
     raise ValueError(
-        f"the model's output has no {name or ' or '.join(OUTPUTS)}; it has {have}"
+        f"the model's output has no {name or ' or '.join(OUTPUTS)}; it has"
+        f" {have}"
         + (
             ''
             if name
-            else "; name one (Target(output=...)), or give a function of the output"
+            else (
+                "; name one (Target(output=...)), or give a function of the"
+                " output"
+            )
         )
     )
 
@@ -93,7 +99,9 @@ def at_mask(
     tokenizer,  # the model's tokenizer; None where there is none
     encs: list,  # encoded texts
 ):  # the target as it is, or one that knows the id of [MASK]
-    "Say which token [MASK] is, where one of the texts holds it: a masked language model is read there."
+    """Say which token [MASK] is, where one of the texts holds it: a masked
+    language model is read there.
+    """
     mask_id = getattr(tokenizer, 'mask_token_id', None)
     has_mask = any(
         mask_id is not None and bool((e['input_ids'] == mask_id).any())
@@ -110,16 +118,15 @@ def at_mask(
     )
 
 
-def _kind(outputs):  # of output: what its class in transformers is called
+def _kind(outputs):
+    "Of output: what its class in transformers is called."
     return type(outputs).__name__
 
 
-def _answer(
-    outputs,
-    output,
-    # what the entries of a row are where they are places in the text; None
-    # where they are classes
-):
+def _answer(outputs, output):
+    """What the entries of a row are where they are places in the text; None
+    where they are classes.
+    """
     if output is None and getattr(outputs, 'logits', None) is None:
         output = 'start_logits'
     if (
@@ -138,7 +145,9 @@ def _answer(
 
 
 class Readout:
-    "One number per text, settled on the model's output for the whole texts, then read from any variant of them."
+    """One number per text, settled on the model's output for the whole texts,
+    then read from any variant of them.
+    """
 
     # (batch,) the row that is read, where the output has a row per token
     position = None
@@ -155,17 +164,17 @@ class Readout:
         self.target = as_target(target)
         if callable(self.target):
             return
-        x, mask = (
-            output_field(outputs, self.target.output).detach(),
-            batch.get('attention_mask'),
-        )
+        x = output_field(outputs, self.target.output).detach()
+        mask = batch.get('attention_mask')
         if x.ndim not in (2, 3):
             raise ValueError(
-                f"the output's field has shape {tuple(x.shape)}; (batch, n) or (batch, tokens, n) can be explained, or a function of it"
+                f"the output's field has shape {tuple(x.shape)}; (batch, n) or"
+                " (batch, tokens, n) can be explained, or a function of it"
             )
         if x.ndim == 2 and self.target.position is not None:
             raise ValueError(
-                f"position={self.target.position} was given, and this output has one row per text, shape {tuple(x.shape)}"
+                f"position={self.target.position} was given, and this output"
+                f" has one row per text, shape {tuple(x.shape)}"
             )
         if x.ndim == 3:
             self._find_rows(x, batch, outputs)
@@ -179,16 +188,16 @@ class Readout:
             rows = rows.masked_fill(mask == 0, -torch.inf)
         self.index = self._indices(rows)
 
-    def _find_rows(self, x, batch, outputs):  # which row of each text is read
-        ids, mask = batch.get('input_ids'), batch.get('attention_mask')
+    def _find_rows(self, x, batch, outputs):
+        "Which row of each text is read."
+        ids = batch.get('input_ids')
+        mask = batch.get('attention_mask')
         if mask is None:
             mask = torch.ones(
                 x.shape[:2] if ids is None else ids.shape, dtype=torch.long
             )
-        mask, causal = (
-            mask.to(x.device),
-            'CausalLM' in _kind(outputs) or 'DoubleHeads' in _kind(outputs),
-        )
+        mask = mask.to(x.device)
+        causal = 'CausalLM' in _kind(outputs) or 'DoubleHeads' in _kind(outputs)
         self.in_front = self._rows_in_front(x, mask, causal)
         if self.target.position is not None:
             place = self._counted(mask, self.target.position)
@@ -203,75 +212,79 @@ class Readout:
             and self.target.position is None
         )
 
-    def _rows_in_front(
-        self, x, mask, causal
-    ):  # virtual tokens, which stand before the text
+    def _rows_in_front(self, x, mask, causal):
+        "Virtual tokens, which stand before the text."
         extra = x.shape[1] - mask.shape[1]
         if extra == 0 or extra > 0 and causal:
             return extra
         raise ValueError(
-            f"the output has {x.shape[1]} rows for {mask.shape[1]} tokens, so it can't be said which row is a token's; give a function of the output"
+            f"the output has {x.shape[1]} rows for {mask.shape[1]} tokens, so"
+            " it can't be said which row is a token's; give a function of the"
+            " output"
         )
 
-    def _counted(
-        self,
-        mask,
-        p,
-        # (batch,) the p-th of the tokens that are read, whatever padding is
-        # around them
-    ):
+    def _counted(self, mask, p):
+        """(batch,) the p-th of the tokens that are read, whatever padding is
+        around them.
+        """
         n = mask.sum(1)
         if not -int(n.min()) <= p < int(n.min()):
             raise ValueError(
-                f"position={p} is not in the text, which has {int(n.min())} tokens"
+                f"position={p} is not in the text, which has {int(n.min())}"
+                " tokens"
             )
         wanted = (n + p if p < 0 else torch.full_like(n, p)) + 1
         return (
             ((mask.cumsum(1) == wanted[:, None]) & (mask != 0)).long().argmax(1)
         )
 
-    def _place_of_mask(
-        self, ids, x, outputs
-    ):  # (batch,) where a masked language model's one [MASK] stands
-        how = "take target=Target(position=...), counted from 0, or negative from the text's end"
+    def _place_of_mask(self, ids, x, outputs):
+        "(batch,) where a masked language model's one [MASK] stands."
+        how = (
+            "take target=Target(position=...), counted from 0, or negative from"
+            " the text's end"
+        )
         if 'MaskedLM' not in _kind(outputs):
             raise ValueError(
-                f"this output has a row per token, shape {tuple(x.shape)}, and predicts no next token, so it must be said which token's row is explained: {how}"
+                f"this output has a row per token, shape {tuple(x.shape)}, and"
+                " predicts no next token, so it must be said which token's row"
+                f" is explained: {how}"
             )
         if ids is None or self.target.mask_id is None:
             raise ValueError(
-                f"a masked language model is explained at a text's [MASK], and none is known here; {how}"
+                "a masked language model is explained at a text's [MASK], and"
+                f" none is known here; {how}"
             )
         found = (ids == self.target.mask_id).to(x.device)
         for n in found.sum(1).tolist():
             if n != 1:
                 raise ValueError(
-                    f"a masked language model is explained at a text's one [MASK], and this text has {n or 'none'}; {how}"
+                    "a masked language model is explained at a text's one"
+                    f" [MASK], and this text has {n or 'none'}; {how}"
                 )
         return found.long().argmax(1)
 
-    def _indices(
-        self, rows
-    ):  # a list of (batch,) entries: one, or two whose difference counts
-        t, n = self.target.index, rows.shape[-1]
+    def _indices(self, rows):
+        "a list of (batch,) entries: one, or two whose difference counts."
+        t = self.target.index
+        n = rows.shape[-1]
         if t is None:
             return [rows.argmax(-1)]
         for i in t if isinstance(t, tuple) else (t,):
             if not _is_int(i) or not 0 <= i < n:
                 raise ValueError(
-                    f"target={i!r} is not a class of this model; take 0 to {n - 1}"
+                    f"target={i!r} is not a class of this model; take 0 to"
+                    f" {n - 1}"
                 )
         return [
             torch.full((len(rows),), int(i), device=rows.device)
             for i in (t if isinstance(t, tuple) else (t,))
         ]
 
-    def survives_dropping(
-        self,
-        outputs,
-        # can the number still be found when tokens are dropped, so that places
-        # move?
-    ):
+    def survives_dropping(self, outputs):
+        """Can the number still be found when tokens are dropped, so that
+        places move?
+        """
         if callable(self.target):
             return getattr(self.target, 'from_end', False)
         return not self.answer and (self.position is None or self.is_last)
@@ -296,16 +309,20 @@ class Readout:
                     torch.arange(len(x), device=x.device), self.position[rows]
                 ]
             )
-        value = lambda i: x.gather(1, i[rows][:, None])[:, 0]
+
+        def value(i):
+            return x.gather(1, i[rows][:, None])[:, 0]
+
         return (
             value(self.index[0])
             if len(self.index) == 1
             else value(self.index[0]) - value(self.index[1])
         )
 
-    def chosen(
-        self, i
-    ):  # what text i's target came out as: an int, a pair, or a function's name
+    def chosen(self, i):
+        """What text i's target came out as: an int, a pair, or a function's
+        name.
+        """
         if callable(self.target):
             return getattr(self.target, '__name__', type(self.target).__name__)
         return (
@@ -314,12 +331,10 @@ class Readout:
             else tuple(int(t[i]) for t in self.index)
         )
 
-    def place(
-        self,
-        i,
-        # the token of text i whose row is read; None where the output has no
-        # row per token
-    ):
+    def place(self, i):
+        """The token of text i whose row is read; None where the output has no
+        row per token.
+        """
         return (
             None
             if self.position is None
@@ -330,7 +345,9 @@ class Readout:
 def _checked(value, n):
     if not torch.is_tensor(value) or tuple(value.shape) != (n,):
         raise ValueError(
-            f"the target function must return one number per text, a tensor of shape ({n},), got {tuple(value.shape) if torch.is_tensor(value) else type(value).__name__}"
+            "the target function must return one number per text, a tensor of"
+            f" shape ({n},), got"
+            f" {tuple(value.shape) if torch.is_tensor(value) else type(value).__name__}"
         )
     return value
 

@@ -28,14 +28,16 @@ def text_spans(
     if isinstance(units, str):
         if units not in _PATTERN:
             raise ValueError(
-                f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans"
+                f"units={units!r} is not known; take one of {UNITS} or a list"
+                " of (start, end) character spans"
             )
         return [m.span() for m in _PATTERN[units].finditer(text)]
     if not isinstance(units, (list, tuple)) or not all(
         isinstance(s, (list, tuple)) for s in units
     ):
         raise ValueError(
-            f"units={units!r} is not known; take one of {UNITS} or a list of (start, end) character spans"
+            f"units={units!r} is not known; take one of {UNITS} or a list of"
+            " (start, end) character spans"
         )
     spans = [tuple(s) for s in units]
     for s in spans:
@@ -45,7 +47,8 @@ def text_spans(
             or not 0 <= s[0] < s[1] <= len(text)
         ):
             raise ValueError(
-                f"the span {s} is not in a text of {len(text)} characters; a span is (start, end) with 0 ≤ start < end"
+                f"the span {s} is not in a text of {len(text)} characters; a"
+                " span is (start, end) with 0 ≤ start < end"
             )
     if any(a[1] > b[0] for a, b in zip(sorted(spans), sorted(spans)[1:])):
         raise ValueError(f"the spans {sorted(spans)} overlap")
@@ -118,7 +121,8 @@ def text_units(
         empty = [s[1:] for i, s in enumerate(spans) if i not in in_span]
         if empty:
             raise ValueError(
-                f"no token begins in the span {empty[0]}: {parts[spans[next(i for i in range(len(spans)) if i not in in_span)][0]][slice(*empty[0])]!r}"
+                f"no token begins in the span {empty[0]}:"
+                f" {parts[spans[next(i for i in range(len(spans)) if i not in in_span)][0]][slice(*empty[0])]!r}"
                 + (
                     " (the text was cut before it)"
                     if empty[0][0] >= max(o[1] for o in offsets)
@@ -138,16 +142,14 @@ def text_units(
     )
 
 
-def _offsets(
-    tokenizer,
-    text,
-    ids,
-    # each token's (start, end) and the part of the text it is from; None for
-    # special ones
-):
+def _offsets(tokenizer, text, ids):
+    """Each token's (start, end) and the part of the text it is from; None for
+    special ones.
+    """
     if not getattr(tokenizer, 'is_fast', False):
         raise ValueError(
-            f"{type(tokenizer).__name__} cannot say where its tokens stand in the text; units other than 'token' need a fast tokenizer"
+            f"{type(tokenizer).__name__} cannot say where its tokens stand in"
+            " the text; units other than 'token' need a fast tokenizer"
         )
     e = tokenizer(
         *(text if isinstance(text, tuple) else (text,)),
@@ -157,14 +159,16 @@ def _offsets(
     )
     if e['input_ids'] != ids.tolist():
         raise ValueError(
-            "the text does not give the encoded tokens; units need the text that was encoded"
+            "the text does not give the encoded tokens; units need the text"
+            " that was encoded"
         )
     return e['offset_mapping'], e.sequence_ids()
 
 
-def _first_visible(
-    parts, part, offset, spans
-):  # the number of the span in which the token's first visible character stands
+def _first_visible(parts, part, offset, spans):
+    """The number of the span in which the token's first visible character
+    stands.
+    """
     if part is None or offset[0] == offset[1]:
         return None
     text = parts[part]
@@ -177,9 +181,8 @@ def _first_visible(
     )
 
 
-def _in_order(
-    in_span, names, tokens, special
-):  # units numbered as they come; a token in no span is its own unit
+def _in_order(in_span, names, tokens, special):
+    "Units numbered as they come; a token in no span is its own unit."
     number, out_names, out_special, known = [], [], [], {}
     for i, s in enumerate(in_span):
         key = ('token', i) if s is None else s

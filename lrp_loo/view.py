@@ -26,7 +26,9 @@ from lrp_loo.core import (
 )
 
 # %% ../nbs/11_view.ipynb #60fe4f9f
-UP, DOWN = (178, 24, 43), (33, 102, 172)  # red and blue
+# red and blue
+UP = (178, 24, 43)
+DOWN = (33, 102, 172)
 # of the strongest colour: black text on it keeps a contrast above 5 : 1
 STRENGTH = 0.65
 
@@ -49,9 +51,8 @@ def score_colours(
 
 def drawn_apart(
     a: Attribution,  # what to show
-) -> (
-    torch.Tensor
-):  # (n_tokens,) bool: the special tokens; none where nothing else is there
+    # (n_tokens,) bool: the special tokens; none where nothing else is there
+) -> torch.Tensor:
     "Tokens that stand outside the colour scale."
     only_special = bool(a.is_special.all())
     return torch.zeros_like(a.is_special) if only_special else a.is_special
@@ -103,19 +104,25 @@ def headline(
 
 PATCH = 'display:inline-block;width:1.3em;height:1.3em;margin:1px'
 WORD = 'padding:1px 2px'
-APART = 'background:#fff;color:#595959;font-style:italic;font-size:.85em;border:1px solid #767676;'
+APART = (
+    'background:#fff;color:#595959;font-style:italic;font-size:.85em;border:1px'
+    ' solid #767676;'
+)
 APART_NOTE = 'special tokens are left out of the scale'
 
 
-def _sign_line(score):  # the line under a token: its sign without its size
+def _sign_line(score):
+    "The line under a token: its sign without its size."
     if score == 0:
         return 'none'
-    return f"2px {'solid' if score > 0 else 'dashed'} rgb{UP if score > 0 else DOWN}"
+    return (
+        f"2px {'solid' if score > 0 else 'dashed'}"
+        f" rgb{UP if score > 0 else DOWN}"
+    )
 
 
-def _token_html(
-    token, text, score, apart, rgb, gap, patch
-):  # one token, or one patch of an image
+def _token_html(token, text, score, apart, rgb, gap, patch):
+    "One token, or one patch of an image."
     said = f'{html.escape(token)} {score:+.4f}' + (
         ' (special token, outside the scale)' if apart else ''
     )
@@ -123,8 +130,8 @@ def _token_html(
     line = '' if apart and score == 0 else f'border-bottom:{_sign_line(score)};'
     style = look + line + 'border-radius:3px;' + (PATCH if patch else WORD)
     return (
-        ' ' * gap
-        + f'<span title="{said}" style="{style}">{"" if patch else html.escape(text)}</span>'
+        ' ' * gap + f'<span title="{said}"'
+        f' style="{style}">{"" if patch else html.escape(text)}</span>'
     )
 
 
@@ -134,7 +141,9 @@ def tokens_html(
     # default
     top: float = None,
 ) -> str:  # spans with inline styles
-    "The sentence (or the image's patches) with its tokens coloured by score, special tokens apart."
+    """The sentence (or the image's patches) with its tokens coloured by score,
+    special tokens apart.
+    """
     grid = a.info.get('grid')
     colours = score_colours(a.scores, scale_top(a) if top is None else top)
     columns = zip(
@@ -166,24 +175,38 @@ def legend_html(
     gradient = ','.join(f"rgb({','.join(map(str, rgb))})" for rgb in ends)
     low, high = ('', '') if top is None else (f'−{top:.3g} ', f' +{top:.3g}')
     bar = (
-        'display:inline-block;width:7em;height:.8em;vertical-align:middle;border:1px solid #767676;'
-        f'background:linear-gradient(90deg,{gradient})'
+        'display:inline-block;width:7em;height:.8em;vertical-align:middle;border:1px'
+        f' solid #767676;background:linear-gradient(90deg,{gradient})'
     )
     boxed = f'<span style="{APART}{WORD}">special tokens</span>'
     note = '; ' + APART_NOTE.replace('special tokens', boxed) if apart else ''
-    return f'<small>lowers it {low}<span style="{bar}"></span>{high} raises it{note}</small>'
+    return (
+        f'<small>lowers it {low}<span style="{bar}"></span>{high} raises'
+        f' it{note}</small>'
+    )
 
 
-BOX = 'background:#fff;color:#111;padding:.5em .8em;border:1px solid #ddd;border-radius:6px;max-width:60em;line-height:2;overflow-wrap:anywhere;text-align:start'
+BOX = (
+    'background:#fff;color:#111;padding:.5em .8em;border:1px solid'
+    ' #ddd;border-radius:6px;max-width:60em;line-height:2;overflow-wrap:anywhere;text-align:start'
+)
 
 
 def attribution_html(
     a: Attribution,  # what to show
 ) -> str:  # one self-contained HTML block without scripts
-    "One explanation: method, target and its logit, the coloured sentence, the legend."
-    head = f'<small><b>{html.escape(a.method)}</b> · {html.escape(headline(a))}</small>'
+    """One explanation: method, target and its logit, the coloured sentence,
+    the legend.
+    """
+    head = (
+        f'<small><b>{html.escape(a.method)}</b> ·'
+        f' {html.escape(headline(a))}</small>'
+    )
     legend = legend_html(scale_top(a), bool(drawn_apart(a).any()))
-    return f'<div style="{BOX}">{head}<br><span dir="auto">{tokens_html(a)}</span><br>{legend}</div>'
+    return (
+        f'<div style="{BOX}">{head}<br><span'
+        f' dir="auto">{tokens_html(a)}</span><br>{legend}</div>'
+    )
 
 
 @patch
@@ -191,9 +214,8 @@ def _repr_html_(self: Attribution):
     return attribution_html(self)
 
 # %% ../nbs/11_view.ipynb #ef1461b9
-def _r_with_loo(
-    a, loo
-):  # what is said of a map's agreement over content tokens
+def _r_with_loo(a, loo):
+    "What is said of a map's agreement over content tokens."
     content = ~a.is_special
     n = int(content.sum())
     if n < FEWEST_TOKENS:
@@ -208,7 +230,8 @@ def _r_with_loo(
     )
 
 
-def _with_loo(maps):  # the same for each; nothing where there is no LOO
+def _with_loo(maps):
+    "The same for each; nothing where there is no LOO."
     loo = next((a for a in maps if a.method == 'loo'), None)
     return [
         '' if loo is None or a is loo else ' · ' + _r_with_loo(a, loo)
@@ -235,7 +258,9 @@ class Comparison:
                 )
             if list(a.tokens) != list(self.maps[0].tokens):
                 raise ValueError(
-                    f"explanations of one text are compared, got {len(self.maps[0])} tokens ({self.maps[0].method}) and {len(a)} tokens ({a.method}), not the same ones"
+                    "explanations of one text are compared, got"
+                    f" {len(self.maps[0])} tokens ({self.maps[0].method}) and"
+                    f" {len(a)} tokens ({a.method}), not the same ones"
                 )
 
     def __len__(self):
@@ -255,12 +280,22 @@ class Comparison:
             _row_html(a, r) for a, r in zip(self.maps, _with_loo(self.maps))
         )
         legend = legend_html(apart=bool(drawn_apart(self.maps[0]).any()))
-        return f'<div style="{BOX}">{rows}{legend}<small>; each row by its own largest score</small></div>'
+        return (
+            f'<div style="{BOX}">{rows}{legend}<small>; each row by its own'
+            ' largest score</small></div>'
+        )
 
 
-def _row_html(a, agreement):  # one map of several
-    head = f'<b>{html.escape(a.method)}</b> · {html.escape(headline(a))} · largest {scale_top(a):.3g}{agreement}'
-    return f'<div style="margin:.3em 0"><small>{head}</small><br><span dir="auto">{tokens_html(a)}</span></div>'
+def _row_html(a, agreement):
+    "One map of several."
+    head = (
+        f'<b>{html.escape(a.method)}</b> · {html.escape(headline(a))} · largest'
+        f' {scale_top(a):.3g}{agreement}'
+    )
+    return (
+        f'<div style="margin:.3em 0"><small>{head}</small><br><span'
+        f' dir="auto">{tokens_html(a)}</span></div>'
+    )
 
 
 def compare(
@@ -302,20 +337,19 @@ def _image_figure(maps):
     return fig
 
 
-def _limits(
-    a,
-    # of the axis: content alone sets them, so that special tokens stretch
-    # nothing
-):
+def _limits(a):
+    """Of the axis: content alone sets them, so that special tokens stretch
+    nothing.
+    """
     content = a.scores[~drawn_apart(a)].float()
-    low, high = min(0.0, float(content.min())), max(0.0, float(content.max()))
+    low = min(0.0, float(content.min()))
+    high = max(0.0, float(content.max()))
     margin = 0.08 * ((high - low) or 1)
     return low - margin, high + margin
 
 
-def _special_bar(
-    ax, x, score, limits
-):  # hatched; one that leaves the axis has its number at the edge
+def _special_bar(ax, x, score, limits):
+    "Hatched; one that leaves the axis has its number at the edge."
     ax.bar(
         x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=0.6
     )
@@ -340,8 +374,10 @@ def _special_bar(
     )
 
 
-def _bars(ax, a, part):  # one row of bars: the tokens `part` of a map
-    limits, apart = _limits(a), drawn_apart(a)
+def _bars(ax, a, part):
+    "One row of bars: the tokens `part` of a map."
+    limits = _limits(a)
+    apart = drawn_apart(a)
     ax.set(ylim=limits)
     for x, t in enumerate(part):
         score = float(a.scores[t])
@@ -367,18 +403,17 @@ def attributions_figure(
     whole_number('per_row', per_row)
     if 'grid' in maps[0].info:
         return _image_figure(maps)
-    words, n, m = (
-        [text for _, text in shown_tokens(maps[0].tokens)],
-        len(maps[0]),
-        len(maps),
-    )
+    words = [text for _, text in shown_tokens(maps[0].tokens)]
+    n = len(maps[0])
+    m = len(maps)
     parts = [range(s, min(s + per_row, n)) for s in range(0, n, per_row)]
     size = max(3.0, 0.42 * min(n, per_row) + 1), (1.1 * m + 0.7) * len(parts)
     fig, axes = plt.subplots(
         m * len(parts), 1, figsize=size, layout='constrained', squeeze=False
     )
     for i, (part, a) in enumerate((p, a) for p in parts for a in maps):
-        ax, is_last = axes[i, 0], i % m == m - 1
+        ax = axes[i, 0]
+        is_last = i % m == m - 1
         _bars(ax, a, part)
         ax.set(xlim=(-0.6, min(n, per_row) - 0.4))
         labels = [words[t] for t in part] if is_last else [''] * len(part)
@@ -438,7 +473,8 @@ def terminal_text(
     width: int = 80,  # columns
 ) -> str:  # lines with ANSI colours
     "The coloured sentence for a terminal, special tokens apart."
-    lines, used = [''], 0
+    lines = ['']
+    used = 0
     colours = score_colours(a.scores, scale_top(a))
     for (gap, text), rgb, apart in zip(
         shown_tokens(a.tokens), colours, drawn_apart(a).tolist()
@@ -461,7 +497,9 @@ def terminal_text(
 def terminal_legend(
     a: Attribution,  # what to show
 ) -> str:  # one line with ANSI colours
-    "What the colours of `terminal_text` stand for, and the scores that they leave out."
+    """What the colours of `terminal_text` stand for, and the scores that they
+    leave out.
+    """
     ends = score_colours(torch.tensor([-1.0, 1.0]), 1.0)
     low, high = (
         f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m{sign}{scale_top(a):.3g}{RESET}"
@@ -483,7 +521,8 @@ def terminal_legend(
 FORMAT = 'lrp_loo attributions 1'
 
 
-def _pack(o):  # a value as JSON takes it, so that `_unpack` gives it back
+def _pack(o):
+    "a value as JSON takes it, so that `_unpack` gives it back."
     if isinstance(o, torch.Tensor):
         return {
             '__tensor__': o.tolist(),
@@ -547,22 +586,29 @@ def _record(maps):
     )
 
 
-def _page(maps):  # a page that holds its record; a text cannot end the script
-    body, record = (
-        (maps[0] if len(maps) == 1 else Comparison(maps))._repr_html_(),
-        _record(maps).replace('<', '\\u003c'),
+def _page(maps):
+    "a page that holds its record; a text cannot end the script."
+    body = (maps[0] if len(maps) == 1 else Comparison(maps))._repr_html_()
+    record = _record(maps).replace('<', '\\u003c')
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta'
+        ' name="viewport"'
+        f' content="width=device-width"><title>{html.escape(" · ".join(a.method for a in maps))}</title></head>\n<body'
+        f' style="font-family:system-ui,sans-serif">{body}\n<script'
+        ' type="application/json"'
+        f' id="lrp_loo">{record}</script></body></html>\n'
     )
-    return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(" · ".join(a.method for a in maps))}</title></head>\n<body style="font-family:system-ui,sans-serif">{body}\n<script type="application/json" id="lrp_loo">{record}</script></body></html>\n'
 
 
-def _parquet(
-    maps,
-    # a table with a row per method and token; what is said once stands in the
-    # file's metadata
-):
+def _parquet(maps):
+    """a table with a row per method and token; what is said once stands in the
+    file's metadata.
+    """
     import pyarrow as pa
 
-    column = lambda f: [v for a in maps for v in f(a)]
+    def column(f):
+        return [v for a in maps for v in f(a)]
+
     t = pa.table(
         dict(
             map=pa.array(
@@ -595,7 +641,8 @@ def save_maps(
     )
 
 # %% ../nbs/11_view.ipynb #74d3c71e
-def _read_record(path):  # the JSON inside a file
+def _read_record(path):
+    "The JSON inside a file."
     if path.suffix == '.parquet':
         import pyarrow.parquet as pq
 
@@ -632,7 +679,8 @@ def load(
         ) from None
     if not isinstance(d, dict) or d.get('format') != FORMAT:
         raise ValueError(
-            f"{path.name} holds no {FORMAT!r}, but {d.get('format') if isinstance(d, dict) else type(d).__name__!r}"
+            f"{path.name} holds no {FORMAT!r}, but"
+            f" {d.get('format') if isinstance(d, dict) else type(d).__name__!r}"
         )
     maps = [
         Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in d['maps']

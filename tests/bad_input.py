@@ -1,7 +1,8 @@
 """What a user may get wrong, as data: a call, and what must come of it. `python tests/bad_input.py --write` makes every call and writes the answers to results/bad-input.json and .md.
 
 A case is (name, call, answer, rest). The call is Python in the names of this file and of `MAKE`. The answer is an exception, and the rest are the words that must be in its message;
-or 'works', and the rest is a condition on `out`, what the call gave; or 'exit 1', the command line's, and the rest are words of its one line on stderr."""
+or 'works', and the rest is a condition on `out`, what the call gave; or 'exit 1', the command line's, and the rest are words of its one line on stderr.
+"""
 
 import contextlib
 import io
@@ -21,10 +22,7 @@ os.environ.setdefault('TQDM_DISABLE', '1')
 
 import datasets
 import huggingface_hub
-import numpy as np
-import pandas as pd
 import torch
-from safetensors.torch import save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -32,30 +30,10 @@ from transformers import (
     T5ForSequenceClassification,
 )
 
-from lrp_loo import (
-    Composite,
-    Removal,
-    Target,
-    attn_lrp,
-    attribute_context,
-    audit,
-    compare,
-    cp_lrp,
-    explain,
-    explain_dataset,
-    explain_page,
-    leave_one_out,
-    load,
-    load_demo,
-    load_model,
-    load_texts,
-    lrp_rules,
-    read_texts,
-)
+from lrp_loo import explain, explain_dataset, load_demo
 from lrp_loo.cli import main
-from lrp_loo.core import Results, read_results, versions, write_text_atomic
-from lrp_loo.dataset import read_sweep
-from lrp_loo.models import demo_base, encode
+from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.models import encode
 
 RESULTS = Path(__file__).parents[1] / 'results'
 
@@ -65,8 +43,11 @@ class Said(Exception):
 
 
 def cli(*argv):
-    "The command `lrp_loo` in this process: what it printed, or `Said` with its code and stderr."
-    out, err = io.StringIO(), io.StringIO()
+    """The command `lrp_loo` in this process: what it printed, or `Said` with
+    its code and stderr.
+    """
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(a) for a in argv])
     if code:
@@ -92,7 +73,8 @@ def bert(**kw):
     ).eval()
 
 
-def filled(model, value):  # one weight of the model
+def filled(model, value):
+    "One weight of the model."
     with torch.no_grad():
         model.classifier.weight.fill_(value)
     return model
@@ -107,10 +89,8 @@ class Bag(torch.nn.Module):  # words without attention
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.out = (
-            torch.nn.Embedding(30522, 8),
-            torch.nn.Linear(8, 2),
-        )
+        self.words = torch.nn.Embedding(30522, 8)
+        self.out = torch.nn.Linear(8, 2)
 
     def forward(self, input_ids, attention_mask):
         return self.out(
@@ -123,9 +103,8 @@ class Maskless(Bag):
         return self.out(self.words(input_ids).mean(1))
 
 
-def saved(
-    folder, model=None, tokenizer=None, **files
-):  # a model's folder; files: name → text or bytes, None: taken away
+def saved(folder, model=None, tokenizer=None, **files):
+    "a model's folder; files: name → text or bytes, None: taken away."
     folder.mkdir()
     for part in (model, tokenizer):
         if part is not None:
@@ -148,13 +127,15 @@ def saved(
     return folder
 
 
-def pickled(folder, model, tokenizer):  # weights that only pickle reads
+def pickled(folder, model, tokenizer):
+    "Weights that only pickle reads."
     saved(folder, model, tokenizer, weights=None)
     torch.save(model.state_dict(), folder / 'pytorch_model.bin')
     return folder
 
 
-def remote(folder, model, tokenizer):  # a config that asks for code of its own
+def remote(folder, model, tokenizer):
+    "a config that asks for code of its own."
     saved(folder, model, tokenizer)
     c = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(
@@ -173,9 +154,8 @@ def remote(folder, model, tokenizer):  # a config that asks for code of its own
     return folder
 
 
-def table(
-    folder, split='validation', **columns
-):  # sst2 in the hub's layout, below `folder`
+def table(folder, split='validation', **columns):
+    "Sst2 in the hub's layout, below `folder`."
     (folder / 'sst2').mkdir(parents=True)
     datasets.Dataset.from_dict(columns).to_parquet(
         str(folder / 'sst2' / f'{split}-00000-of-00001.parquet')
@@ -183,11 +163,14 @@ def table(
     return folder
 
 
-def written(path, content):  # a file
+def written(path, content):
+    "a file."
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content) if isinstance(
-        content, bytes
-    ) else path.write_text(content, encoding='utf-8')
+    (
+        path.write_bytes(content)
+        if isinstance(content, bytes)
+        else path.write_text(content, encoding='utf-8')
+    )
     return path
 
 
@@ -196,7 +179,9 @@ def made(folder):
     return folder
 
 
-def unreachable(call):  # what comes of `call` where the hub gives no answer
+def unreachable(call):
+    "What comes of `call` where the hub gives no answer."
+
     def no_answer(*args, **kwargs):
         raise ConnectionError('no route')
 
@@ -207,9 +192,9 @@ def unreachable(call):  # what comes of `call` where the hub gives no answer
         return call()
 
 
-def interrupted(
-    *argv,
-):  # a command line that Ctrl-C meets where its first text is computed
+def interrupted(*argv):
+    "a command line that Ctrl-C meets where its first text is computed."
+
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -219,7 +204,9 @@ def interrupted(
         return cli(*argv)
 
 
-def without_a_model(*argv):  # a command line that must not load one
+def without_a_model(*argv):
+    "a command line that must not load one."
+
     def refuse(*args, **kwargs):
         raise AssertionError('a model was loaded')
 
@@ -230,7 +217,8 @@ def without_a_model(*argv):  # a command line that must not load one
         return cli(*argv)
 
 
-def swept(folder, w):  # a small finished sweep
+def swept(folder, w):
+    "a small finished sweep."
     explain_dataset(
         ['a fine film', 'the jokes are old'],
         folder,
@@ -242,7 +230,9 @@ def swept(folder, w):  # a small finished sweep
 
 
 def forked(job):
-    "Run `job()` in a child process and raise here what it raised; for what must not happen to this process."
+    """Run `job()` in a child process and raise here what it raised; for what
+    must not happen to this process.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -267,9 +257,8 @@ def forked(job):
         }[said[0]](said[1])
 
 
-def as_nobody(
-    folder, job
-):  # root may write anywhere, so the call is made by somebody who may not
+def as_nobody(folder, job):
+    "Root may write anywhere, so the call is made by somebody who may not."
     for p in (folder, *folder.parents[:3]):
         if p.stat().st_uid == os.getuid() and p != Path('/tmp'):
             p.chmod(0o755)
@@ -285,11 +274,11 @@ def as_nobody(
     return forked(nobody)
 
 
-def on_a_full_disk(
-    job,
-    # the file may grow to 2,000 bytes: the kernel refuses the rest, as it does
-    # where no space is left
-):
+def on_a_full_disk(job):
+    """The file may grow to 2,000 bytes: the kernel refuses the rest, as it
+    does where no space is left.
+    """
+
     def small():
         import resource
 
@@ -375,13 +364,11 @@ MAKE = dict(
     plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),
 )
 
-T, V, F, P, O = (
-    TypeError,
-    ValueError,
-    FileNotFoundError,
-    PermissionError,
-    OSError,
-)
+T = TypeError
+V = ValueError
+F = FileNotFoundError
+P = PermissionError
+O = OSError
 EMOJI, FAMILY, HEBREW = '🎬 what a film 😀', '👩‍👩‍👧‍👦 laughed', 'סרט נהדר'
 
 CASES = [
@@ -440,7 +427,10 @@ CASES = [
         'a special token among words',
         "explain(m, tok, 'fine [SEP] film', method='loo')",
         'works',
-        "finite(out) and out[0].is_special.tolist() == [True, False, True, False, True]",
+        (
+            "finite(out) and out[0].is_special.tolist() == [True, False, True,"
+            " False, True]"
+        ),
     ),
     ('emoji', "explain(m, tok, EMOJI)", 'works', "finite(out)"),
     (
@@ -547,7 +537,10 @@ CASES = [
     ),
     (
         '100,000 characters, sweep',
-        "explain_dataset(['fine', 'word '*20_000], tmp/'long', model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset(['fine', 'word '*20_000], tmp/'long', model=(m,"
+            " tok, 'demo'), progress=False)"
+        ),
         V,
         ['text 1', '20002 tokens'],
     ),
@@ -599,13 +592,19 @@ CASES = [
     ),
     (
         'a pandas Series, audit',
-        "audit(m, tok, pd.Series(['a fine film', 'no'], index=[7, 9]), ['cp_lrp'], progress=False)",
+        (
+            "audit(m, tok, pd.Series(['a fine film', 'no'], index=[7, 9]),"
+            " ['cp_lrp'], progress=False)"
+        ),
         'works',
         "out.n['cp_lrp'] == 2",
     ),
     (
         'a pandas Series, sweep',
-        "explain_dataset(pd.Series(['a fine film', 'no'], index=[7, 9]), tmp/'series', ['cp_lrp'], model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset(pd.Series(['a fine film', 'no'], index=[7, 9]),"
+            " tmp/'series', ['cp_lrp'], model=(m, tok, 'demo'), progress=False)"
+        ),
         'works',
         "out.n['cp_lrp'] == 2",
     ),
@@ -635,13 +634,20 @@ CASES = [
     ),
     (
         'a generator, audit',
-        "audit(m, tok, (t for t in ['a fine film', 'no']), ['cp_lrp', 'attn_lrp'], progress=False)",
+        (
+            "audit(m, tok, (t for t in ['a fine film', 'no']), ['cp_lrp',"
+            " 'attn_lrp'], progress=False)"
+        ),
         'works',
         "out.n['cp_lrp'] == 2",
     ),
     (
         'a generator, sweep',
-        "explain_dataset((t for t in ['a fine film', 'no']), tmp/'generator', ['cp_lrp'], model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset((t for t in ['a fine film', 'no']),"
+            " tmp/'generator', ['cp_lrp'], model=(m, tok, 'demo'),"
+            " progress=False)"
+        ),
         'works',
         "out.n['cp_lrp'] == 2",
     ),
@@ -733,13 +739,19 @@ CASES = [
     ),
     (
         'a template without the context',
-        "attribute_context(lm, lm_tok, 'The acting is bad.', 'good', template='so: ')",
+        (
+            "attribute_context(lm, lm_tok, 'The acting is bad.', 'good',"
+            " template='so: ')"
+        ),
         V,
         ["'so: '", '{context}'],
     ),
     (
         'a template with an unknown name',
-        "attribute_context(lm, lm_tok, 'The acting is bad.', 'good', template='{context} {docs}')",
+        (
+            "attribute_context(lm, lm_tok, 'The acting is bad.', 'good',"
+            " template='{context} {docs}')"
+        ),
         V,
         ['template', 'docs'],
     ),
@@ -1130,26 +1142,38 @@ CASES = [
     ),
     (
         'mask token where there is none',
-        "explain(lm, lm_tok, 'The acting is', method='loo', removal='mask_token')",
+        (
+            "explain(lm, lm_tok, 'The acting is', method='loo',"
+            " removal='mask_token')"
+        ),
         V,
         ["'mask_token'", 'no token'],
     ),
     ('resampling without a pool', "Removal('resample')", V, ['pool']),
     (
         'a pool that is empty',
-        "explain(m, tok, 'fine', method='loo', removal=Removal('resample', pool=[]))",
+        (
+            "explain(m, tok, 'fine', method='loo', removal=Removal('resample',"
+            " pool=[]))"
+        ),
         V,
         ['pool', 'at least one'],
     ),
     (
         'a pool of numbers',
-        "explain(m, tok, 'fine', method='loo', removal=Removal('resample', pool=[1.5]))",
+        (
+            "explain(m, tok, 'fine', method='loo', removal=Removal('resample',"
+            " pool=[1.5]))"
+        ),
         T,
         ['pool', 'float'],
     ),
     (
         'a pool outside the vocabulary',
-        "explain(m, tok, 'fine', method='loo', removal=Removal('resample', pool=[999_999]))",
+        (
+            "explain(m, tok, 'fine', method='loo', removal=Removal('resample',"
+            " pool=[999_999]))"
+        ),
         V,
         ['pool', '999999'],
     ),
@@ -1309,7 +1333,10 @@ CASES = [
     ('device None', "load_demo('sst2', device=None)", V, ['None', "'cpu'"]),
     (
         'unknown device, command line',
-        "cli('reproduce', '--only', 'sst2', '--limit', '2', '--device', 'warp', '--out', tmp/'w')",
+        (
+            "cli('reproduce', '--only', 'sst2', '--limit', '2', '--device',"
+            " 'warp', '--out', tmp/'w')"
+        ),
         'exit 1',
         ["'warp'"],
     ),
@@ -1321,7 +1348,10 @@ CASES = [
     ),
     (
         'a negative seed, command line',
-        "cli('reproduce', '--data', 'embedded', '--only', 'sst2', '--seed', '-1', '--limit', '2', '--out', tmp/'s')",
+        (
+            "cli('reproduce', '--data', 'embedded', '--only', 'sst2', '--seed',"
+            " '-1', '--limit', '2', '--out', tmp/'s')"
+        ),
         'exit 2',
         ['seed', '-1'],
     ),
@@ -1426,25 +1456,38 @@ CASES = [
     ),
     (
         'corrupt safetensors',
-        "load_model(saved(tmp/'corrupt', bert(), tok, weights=b'no weights at all'))",
+        (
+            "load_model(saved(tmp/'corrupt', bert(), tok, weights=b'no weights"
+            " at all'))"
+        ),
         V,
         ['corrupt', 'safetensors'],
     ),
     (
         'safetensors cut short',
-        "load_model(saved(tmp/'short', bert(), tok, weights=(saved(tmp/'whole', bert())/'model.safetensors').read_bytes()[:-100]))",
+        (
+            "load_model(saved(tmp/'short', bert(), tok,"
+            " weights=(saved(tmp/'whole',"
+            " bert())/'model.safetensors').read_bytes()[:-100]))"
+        ),
         V,
         ['short', 'safetensors'],
     ),
     (
         'corrupt safetensors, command line',
-        "cli('explain', 'fine', '--model', saved(tmp/'corrupt-cli', bert(), tok, weights=b'no weights at all'))",
+        (
+            "cli('explain', 'fine', '--model', saved(tmp/'corrupt-cli', bert(),"
+            " tok, weights=b'no weights at all'))"
+        ),
         'exit 1',
         ['corrupt-cli', 'safetensors'],
     ),
     (
         'weights of another shape',
-        "load_model(saved(tmp/'shapes', bert(), tok, config=json.dumps(bert(num_labels=3).config.to_dict())))",
+        (
+            "load_model(saved(tmp/'shapes', bert(), tok,"
+            " config=json.dumps(bert(num_labels=3).config.to_dict())))"
+        ),
         V,
         ['shapes'],
     ),
@@ -1554,7 +1597,10 @@ CASES = [
         'float16 weights, LOO',
         "explain(half, tok, 'a fine film', method='loo', target=0)",
         'works',
-        "same(out, explain(small, tok, 'a fine film', method='loo', target=0), .01)",
+        (
+            "same(out, explain(small, tok, 'a fine film', method='loo',"
+            " target=0), .01)"
+        ),
     ),
     (
         'bfloat16 weights',
@@ -1705,13 +1751,21 @@ CASES = [
     ),
     (
         'corrupt parquet',
-        "load_texts('sst2', written(tmp/'corrupt-data'/'sst2'/'validation-00000-of-00001.parquet', b'PAR1 no more').parents[1])",
+        (
+            "load_texts('sst2',"
+            " written(tmp/'corrupt-data'/'sst2'/'validation-00000-of-00001.parquet',"
+            " b'PAR1 no more').parents[1])"
+        ),
         V,
         ["'sst2'", 'cannot be read'],
     ),
     (
         'corrupt parquet, command line',
-        "cli('audit', '--data', written(tmp/'corrupt-data-2'/'sst2'/'validation-00000-of-00001.parquet', b'PAR1 no more').parents[1])",
+        (
+            "cli('audit', '--data',"
+            " written(tmp/'corrupt-data-2'/'sst2'/'validation-00000-of-00001.parquet',"
+            " b'PAR1 no more').parents[1])"
+        ),
         'exit 1',
         ["'sst2'", 'cannot be read'],
     ),
@@ -1723,31 +1777,46 @@ CASES = [
     ),
     (
         'labels out of range',
-        "load_texts('sst2', table(tmp/'labels', sentence=['fine', 'no'], label=[1, 7]))",
+        (
+            "load_texts('sst2', table(tmp/'labels', sentence=['fine', 'no'],"
+            " label=[1, 7]))"
+        ),
         V,
         ['labels [1, 7]', '0 and 1'],
     ),
     (
         'labels that are str',
-        "load_texts('sst2', table(tmp/'words', sentence=['fine'], label=['positive']))",
+        (
+            "load_texts('sst2', table(tmp/'words', sentence=['fine'],"
+            " label=['positive']))"
+        ),
         V,
         ["labels ['positive']"],
     ),
     (
         'labels that are missing',
-        "load_texts('sst2', table(tmp/'missing', sentence=['fine', 'no'], label=[1, None]))",
+        (
+            "load_texts('sst2', table(tmp/'missing', sentence=['fine', 'no'],"
+            " label=[1, None]))"
+        ),
         V,
         ['labels', 'None'],
     ),
     (
         'a text that is missing',
-        "load_texts('sst2', table(tmp/'no-text', sentence=['fine', None], label=[1, 0]))",
+        (
+            "load_texts('sst2', table(tmp/'no-text', sentence=['fine', None],"
+            " label=[1, 0]))"
+        ),
         V,
         ['sentence', 'row 1'],
     ),
     (
         'texts that are numbers',
-        "load_texts('sst2', table(tmp/'numbers', sentence=[1, 2], label=[1, 0]))",
+        (
+            "load_texts('sst2', table(tmp/'numbers', sentence=[1, 2], label=[1,"
+            " 0]))"
+        ),
         V,
         ['sentence', 'row 0', 'int'],
     ),
@@ -1759,7 +1828,10 @@ CASES = [
     ),
     (
         'a split that is not there',
-        "load_texts('sst2', table(tmp/'splits', split='train', sentence=['fine'], label=[1]))",
+        (
+            "load_texts('sst2', table(tmp/'splits', split='train',"
+            " sentence=['fine'], label=[1]))"
+        ),
         V,
         ["'validation'", "['train']"],
     ),
@@ -1791,31 +1863,46 @@ CASES = [
     ),
     (
         'a results file whose rows are a number',
-        "Results(written(tmp/'r5.json', json.dumps(dict(config={}, versions=versions(), rows=5))), {})",
+        (
+            "Results(written(tmp/'r5.json', json.dumps(dict(config={},"
+            " versions=versions(), rows=5))), {})"
+        ),
         V,
         ['r5.json', 'rows'],
     ),
     (
         'a results file whose rows have no number',
-        "Results(written(tmp/'r6.json', json.dumps(dict(config={}, versions=versions(), rows=[{'r': 1}]))), {})",
+        (
+            "Results(written(tmp/'r6.json', json.dumps(dict(config={},"
+            " versions=versions(), rows=[{'r': 1}]))), {})"
+        ),
         V,
         ['r6.json', 'rows'],
     ),
     (
         'a results file with a row twice',
-        "Results(written(tmp/'r7.json', json.dumps(dict(config={}, versions=versions(), rows=[{'i': 1}, {'i': 1}]))), {})",
+        (
+            "Results(written(tmp/'r7.json', json.dumps(dict(config={},"
+            " versions=versions(), rows=[{'i': 1}, {'i': 1}]))), {})"
+        ),
         V,
         ['r7.json', 'row 1', 'twice'],
     ),
     (
         'results of another config',
-        "(Results(tmp/'r8.json', dict(seed=0)).save(), Results(tmp/'r8.json', dict(seed=1)))",
+        (
+            "(Results(tmp/'r8.json', dict(seed=0)).save(),"
+            " Results(tmp/'r8.json', dict(seed=1)))"
+        ),
         V,
         ['r8.json', 'seed (0 there, 1 now)', '--fresh'],
     ),
     (
         'results of another version',
-        "Results(written(tmp/'r9.json', json.dumps(dict(config={}, versions=versions() | dict(torch='1.0'), rows=[]))), {})",
+        (
+            "Results(written(tmp/'r9.json', json.dumps(dict(config={},"
+            " versions=versions() | dict(torch='1.0'), rows=[]))), {})"
+        ),
         V,
         ['r9.json', 'torch', '1.0'],
     ),
@@ -1839,7 +1926,10 @@ CASES = [
     ),
     (
         'a row that is there',
-        "(r := Results(tmp/'r12.json', {}), r.add(dict(i=0)), r.add(dict(i=0)))",
+        (
+            "(r := Results(tmp/'r12.json', {}), r.add(dict(i=0)),"
+            " r.add(dict(i=0)))"
+        ),
         V,
         ['row 0', 'already there'],
     ),
@@ -1857,68 +1947,104 @@ CASES = [
     ),
     (
         'a file as output folder, command line',
-        "cli('reproduce', '--data', 'embedded', '--only', 'scalar', '--out', written(tmp/'a-file-3', 'x'))",
+        (
+            "cli('reproduce', '--data', 'embedded', '--only', 'scalar',"
+            " '--out', written(tmp/'a-file-3', 'x'))"
+        ),
         'exit 1',
         ['scalar.json', 'could not be written'],
     ),
     (
         'a folder that may not be written',
-        "as_nobody(made(tmp/'mine'), lambda: Results(tmp/'mine'/'r.json', {}).save())",
+        (
+            "as_nobody(made(tmp/'mine'), lambda: Results(tmp/'mine'/'r.json',"
+            " {}).save())"
+        ),
         P,
         ['r.json', 'could not be written', 'Permission denied'],
     ),
     (
         'a file that may not be read',
-        "(p := written(tmp/'mine-2'/'r.json', '{}'), p.chmod(0), as_nobody(p.parent, lambda: read_results(p)))",
+        (
+            "(p := written(tmp/'mine-2'/'r.json', '{}'), p.chmod(0),"
+            " as_nobody(p.parent, lambda: read_results(p)))"
+        ),
         P,
         ['r.json', 'could not be read', 'Permission denied'],
     ),
     (
         'a full disk',
-        "on_a_full_disk(lambda: write_text_atomic(tmp/'full.txt', 'x'*100_000))",
+        (
+            "on_a_full_disk(lambda: write_text_atomic(tmp/'full.txt',"
+            " 'x'*100_000))"
+        ),
         O,
         ['full.txt', 'could not be written'],
     ),
     (
         'a full disk, sweep',
-        "on_a_full_disk(lambda: explain_dataset(['fine']*2, tmp/'full-sweep', ['attn_lrp'], model=(small, tok, 'small'), progress=False))",
+        (
+            "on_a_full_disk(lambda: explain_dataset(['fine']*2,"
+            " tmp/'full-sweep', ['attn_lrp'], model=(small, tok, 'small'),"
+            " progress=False))"
+        ),
         O,
         ['.parquet could not be written'],
     ),
     (
         'a file as a sweep\'s folder',
-        "explain_dataset(['fine'], written(tmp/'a-file-4', 'x'), model=(m, tok, 'demo'))",
+        (
+            "explain_dataset(['fine'], written(tmp/'a-file-4', 'x'), model=(m,"
+            " tok, 'demo'))"
+        ),
         O,
         ['sweep.json could not be written', 'a-file-4'],
     ),
     (
         'parquet files of somebody else',
-        "explain_dataset(['fine'], table(tmp/'theirs', a=[1])/'sst2', model=(m, tok, 'demo'))",
+        (
+            "explain_dataset(['fine'], table(tmp/'theirs', a=[1])/'sst2',"
+            " model=(m, tok, 'demo'))"
+        ),
         V,
         ['sst2', 'sweep.json'],
     ),
     (
         'a sweep of other texts',
-        "explain_dataset(['fine', 'no'], swept(tmp/'s1', w), ['attn_lrp'], model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset(['fine', 'no'], swept(tmp/'s1', w), ['attn_lrp'],"
+            " model=(m, tok, 'demo'), progress=False)"
+        ),
         V,
         ['s1', 'other texts', '--fresh'],
     ),
     (
         'a sweep whose record is corrupt',
-        "explain_dataset(['fine'], written(swept(tmp/'s2', w)/'sweep.json', '{').parent, ['attn_lrp'], model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset(['fine'], written(swept(tmp/'s2', w)/'sweep.json',"
+            " '{').parent, ['attn_lrp'], model=(m, tok, 'demo'),"
+            " progress=False)"
+        ),
         V,
         ['sweep.json', 'not a results file'],
     ),
     (
         'a sweep with a corrupt part',
-        "explain_dataset(['a fine film', 'the jokes are old'], written(swept(tmp/'s3', w)/'0.parquet', b'PAR1').parent, ['attn_lrp'], model=(m, tok, 'demo'), progress=False)",
+        (
+            "explain_dataset(['a fine film', 'the jokes are old'],"
+            " written(swept(tmp/'s3', w)/'0.parquet', b'PAR1').parent,"
+            " ['attn_lrp'], model=(m, tok, 'demo'), progress=False)"
+        ),
         'works',
         "out.n['attn_lrp'] == 2",
     ),
     ('no sweep', "read_sweep(made(tmp/'s4'))", F, ['s4', 'lrp_loo sweep']),
     (
         'an audit\'s table in a folder, command line',
-        "cli('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', made(tmp/'out.json'))",
+        (
+            "cli('audit', '--data', 'embedded', '--limit', '1', '--methods',"
+            " 'cp_lrp', '--out', made(tmp/'out.json'))"
+        ),
         'exit 1',
         ['out.json', 'it is a folder'],
     ),
@@ -1998,7 +2124,10 @@ CASES = [
     ),
     (
         'own texts too long, command line',
-        "cli('audit', '--data', written(tmp/'long.csv', 'text\\n' + 'word '*900))",
+        (
+            "cli('audit', '--data', written(tmp/'long.csv', 'text\\n' + 'word"
+            " '*900))"
+        ),
         'exit 1',
         ['902 tokens', '512'],
     ),
@@ -2010,19 +2139,29 @@ CASES = [
     ),
     (
         'a CSV with an empty row, skipped',
-        "read_texts(written(tmp/'f2.csv', 'text,label\\nfine,1\\n  ,0\\n'), skip_missing=True)",
+        (
+            "read_texts(written(tmp/'f2.csv', 'text,label\\nfine,1\\n  ,0\\n'),"
+            " skip_missing=True)"
+        ),
         'works',
         "out.texts == ['fine'] and out.info['missing'] == dict(n=1, rows=[1])",
     ),
     (
         'a CSV with an empty row, skipped, command line',
-        "cli('audit', '--data', written(tmp/'f3.csv', 'text\\na fine film\\n\\nthe jokes are old\\n'), '--methods', 'cp_lrp', '--skip-missing')",
+        (
+            "cli('audit', '--data', written(tmp/'f3.csv', 'text\\na fine"
+            " film\\n\\nthe jokes are old\\n'), '--methods', 'cp_lrp',"
+            " '--skip-missing')"
+        ),
         'works',
         "'1 rows without a text left out (counted from 0: 1)' in out",
     ),
     (
         'a CSV of empty rows',
-        "read_texts(written(tmp/'f4.csv', 'text,label\\n,1\\n,0\\n'), skip_missing=True)",
+        (
+            "read_texts(written(tmp/'f4.csv', 'text,label\\n,1\\n,0\\n'),"
+            " skip_missing=True)"
+        ),
         V,
         ['f4.csv', 'no row with a text'],
     ),
@@ -2064,7 +2203,10 @@ CASES = [
     ),
     (
         'a CSV in another encoding, named',
-        "read_texts(written(tmp/'f11.csv', 'text\\ncafé'.encode('latin-1')), encoding='latin-1')",
+        (
+            "read_texts(written(tmp/'f11.csv',"
+            " 'text\\ncafé'.encode('latin-1')), encoding='latin-1')"
+        ),
         'works',
         "out.texts == ['café']",
     ),
@@ -2076,7 +2218,10 @@ CASES = [
     ),
     (
         'a byte-order mark',
-        "read_texts(written(tmp/'f13.csv', '\\ufefftext\\nfine'), column='text')",
+        (
+            "read_texts(written(tmp/'f13.csv', '\\ufefftext\\nfine'),"
+            " column='text')"
+        ),
         'works',
         "out.texts == ['fine']",
     ),
@@ -2088,25 +2233,39 @@ CASES = [
     ),
     (
         'a pair and a column',
-        "read_texts(written(tmp/'f15.csv', 'a,b\\nx,y\\n'), column='a', columns=('a', 'b'))",
+        (
+            "read_texts(written(tmp/'f15.csv', 'a,b\\nx,y\\n'), column='a',"
+            " columns=('a', 'b'))"
+        ),
         V,
         ["column='a'", 'cannot both be meant'],
     ),
     (
         'a pair whose column is not there',
-        "read_texts(written(tmp/'f16.csv', 'a,b\\nx,y\\n'), columns=('a', 'c'))",
+        (
+            "read_texts(written(tmp/'f16.csv', 'a,b\\nx,y\\n'), columns=('a',"
+            " 'c'))"
+        ),
         V,
         ["no column 'c'", 'a, b'],
     ),
     (
         'pairs, audit',
-        "cli('audit', '--data', written(tmp/'f17.csv', 'a,b\\na fine film,indeed it is\\n'), '--columns', 'a,b', '--methods', 'cp_lrp')",
+        (
+            "cli('audit', '--data', written(tmp/'f17.csv', 'a,b\\na fine"
+            " film,indeed it is\\n'), '--columns', 'a,b', '--methods',"
+            " 'cp_lrp')"
+        ),
         'works',
         "'1 of 1 texts' in out",
     ),
     (
         'pairs, sweep',
-        "cli('sweep', '--data', written(tmp/'f18.csv', 'a,b\\na fine film,indeed it is\\n'), '--columns', 'a,b', '--methods', 'cp_lrp', '--out', tmp/'f18')",
+        (
+            "cli('sweep', '--data', written(tmp/'f18.csv', 'a,b\\na fine"
+            " film,indeed it is\\n'), '--columns', 'a,b', '--methods',"
+            " 'cp_lrp', '--out', tmp/'f18')"
+        ),
         'works',
         "'1 texts of f18.csv' in out",
     ),
@@ -2137,7 +2296,10 @@ CASES = [
     ),
     (
         'a file below a file, command line',
-        "without_a_model('explain', 'fine', '--out', written(tmp/'a-file-5', 'x')/'map.json')",
+        (
+            "without_a_model('explain', 'fine', '--out',"
+            " written(tmp/'a-file-5', 'x')/'map.json')"
+        ),
         'exit 1',
         ["'a-file-5' is a file"],
     ),
@@ -2149,19 +2311,30 @@ CASES = [
     ),
     (
         'another run\'s audit, command line',
-        "without_a_model('audit', '--data', 'embedded', '--limit', '1', '--out', written(tmp/'g2.json', json.dumps(dict(config=dict(experiment='precision'), versions=versions(), rows=[]))))",
+        (
+            "without_a_model('audit', '--data', 'embedded', '--limit', '1',"
+            " '--out', written(tmp/'g2.json',"
+            " json.dumps(dict(config=dict(experiment='precision'),"
+            " versions=versions(), rows=[]))))"
+        ),
         'exit 1',
         ['g2.json holds rows of another run', 'precision', '--fresh'],
     ),
     (
         'a sweep below a file, command line',
-        "without_a_model('sweep', '--data', 'embedded', '--limit', '1', '--out', written(tmp/'a-file-6', 'x'))",
+        (
+            "without_a_model('sweep', '--data', 'embedded', '--limit', '1',"
+            " '--out', written(tmp/'a-file-6', 'x'))"
+        ),
         'exit 1',
         ["'a-file-6' is a file"],
     ),
     (
         'another sweep\'s folder, command line',
-        "without_a_model('sweep', '--data', 'embedded', '--limit', '1', '--methods', 'ig', '--out', swept(tmp/'g3', w))",
+        (
+            "without_a_model('sweep', '--data', 'embedded', '--limit', '1',"
+            " '--methods', 'ig', '--out', swept(tmp/'g3', w))"
+        ),
         'exit 1',
         ['sweep.json holds rows of another run', 'methods'],
     ),
@@ -2203,7 +2376,10 @@ CASES = [
     ),
     (
         'a page of a pair, command line',
-        "without_a_model('explain', 'fine', '--pair', 'no', '--html', tmp/'g4.html')",
+        (
+            "without_a_model('explain', 'fine', '--pair', 'no', '--html',"
+            " tmp/'g4.html')"
+        ),
         'exit 2',
         ['--html', '--pair'],
     ),
@@ -2216,19 +2392,28 @@ CASES = [
     ),
     (
         'Ctrl-C, audit without a file',
-        "interrupted('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp')",
+        (
+            "interrupted('audit', '--data', 'embedded', '--limit', '1',"
+            " '--methods', 'cp_lrp')"
+        ),
         'exit 130',
         ['nothing is kept', '--out'],
     ),
     (
         'Ctrl-C, audit to a file before a row',
-        "interrupted('audit', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', tmp/'h1.json')",
+        (
+            "interrupted('audit', '--data', 'embedded', '--limit', '1',"
+            " '--methods', 'cp_lrp', '--out', tmp/'h1.json')"
+        ),
         'exit 130',
         ['no row was finished'],
     ),
     (
         'Ctrl-C, sweep before a row',
-        "interrupted('sweep', '--data', 'embedded', '--limit', '1', '--methods', 'cp_lrp', '--out', tmp/'h2')",
+        (
+            "interrupted('sweep', '--data', 'embedded', '--limit', '1',"
+            " '--methods', 'cp_lrp', '--out', tmp/'h2')"
+        ),
         'exit 130',
         ['no row was finished'],
     ),
@@ -2247,25 +2432,39 @@ CASES = [
     ),
     (
         'a hub that cannot be reached, command line',
-        "unreachable(lambda: cli('explain', 'fine', '--model', 'nobody/no-such-model'))",
+        (
+            "unreachable(lambda: cli('explain', 'fine', '--model',"
+            " 'nobody/no-such-model'))"
+        ),
         'exit 1',
         ["'nobody/no-such-model'", 'the hub cannot be reached'],
     ),
     (
         'a config.json with a word for a number',
-        "load_model(saved(tmp/'wide', bert(), tok, config=json.dumps(bert().config.to_dict() | dict(hidden_size='wide'))))",
+        (
+            "load_model(saved(tmp/'wide', bert(), tok,"
+            " config=json.dumps(bert().config.to_dict() |"
+            " dict(hidden_size='wide'))))"
+        ),
         V,
         ["'wide' cannot be loaded"],
     ),
     (
         'a config.json of an unknown kind',
-        "load_model(saved(tmp/'kind', bert(), tok, config=json.dumps(bert().config.to_dict() | dict(model_type='no-such-kind'))))",
+        (
+            "load_model(saved(tmp/'kind', bert(), tok,"
+            " config=json.dumps(bert().config.to_dict() |"
+            " dict(model_type='no-such-kind'))))"
+        ),
         V,
         ["'kind' cannot be loaded", 'no-such-kind'],
     ),
     (
         'own texts, none short enough, command line',
-        "cli('audit', '--set_aside', '--data', written(tmp/'long2.csv', 'text\\n' + 'word '*900))",
+        (
+            "cli('audit', '--set_aside', '--data', written(tmp/'long2.csv',"
+            " 'text\\n' + 'word '*900))"
+        ),
         'exit 1',
         ['none of the 1 texts', '--truncation'],
     ),
@@ -2308,7 +2507,10 @@ CASES = [
     ),
     (
         'explanations of two texts compared',
-        "compare(explain(m, tok, 'a fine film')[0], explain(m, tok, 'a dull one , too')[0])",
+        (
+            "compare(explain(m, tok, 'a fine film')[0], explain(m, tok, 'a dull"
+            " one , too')[0])"
+        ),
         V,
         ['one text'],
     ),
@@ -2335,14 +2537,22 @@ CASES = [
 
 
 def answer(case, world):
-    "What comes: the kind ('works', 'exit 1', an exception's name), its message, and what is wrong with it ('' if nothing is)."
+    """What comes: the kind ('works', 'exit 1', an exception's name), its
+    message, and what is wrong with it ('' if nothing is).
+    """
     name, call, wanted, rest = case
-    look = lambda code, **more: eval(
-        code,
-        globals()
-        | {n: world[n] for n in set(re.findall(r'\w+', code)) & {*world, *MAKE}}
-        | more,
-    )
+
+    def look(code, **more):
+        return eval(
+            code,
+            globals()
+            | {
+                n: world[n]
+                for n in set(re.findall(r'\w+', code)) & {*world, *MAKE}
+            }
+            | more,
+        )
+
     try:
         with (
             warnings.catch_warnings(),
@@ -2351,16 +2561,22 @@ def answer(case, world):
             warnings.simplefilter('ignore')
             out = look(call)
     except Said as e:
-        came, message, error = f'exit {e.args[0]}', e.args[1], e
+        came = f'exit {e.args[0]}'
+        message = e.args[1]
+        error = e
     except Exception as e:
-        came, message, error = type(e).__name__, str(e), e
+        came = type(e).__name__
+        message = str(e)
+        error = e
     else:
         return (
             'works',
             '',
-            ''
-            if wanted == 'works' and look(rest, out=out)
-            else f'the call worked and {rest} does not hold',
+            (
+                ''
+                if wanted == 'works' and look(rest, out=out)
+                else f'the call worked and {rest} does not hold'
+            ),
         )
     message = message.replace(f'{world["tmp"]}', 'TMP').strip()
     if wanted == 'works':
@@ -2390,36 +2606,54 @@ def row(case, world):
     "A case with its answer."
     came, message, wrong = answer(case, world)
     wanted = case[2] if isinstance(case[2], str) else case[2].__name__
-    return dict(
-        name=case[0],
-        given=case[1],
-        expected=wanted,
-        must=case[3],
-        came=came,
-        message=message,
-    ), wrong
+    return (
+        dict(
+            name=case[0],
+            given=case[1],
+            expected=wanted,
+            must=case[3],
+            came=came,
+            message=message,
+        ),
+        wrong,
+    )
 
 
 def as_markdown(d):
     "The answers as a page."
-    cell = lambda x: (
-        x.replace('|', '\\|').replace('\n', ' ').replace('<', '&lt;')
-    )
-    cut = lambda x: x if len(x) <= 400 else x[:400] + ' …'
+
+    def cell(x):
+        return x.replace('|', '\\|').replace('\n', ' ').replace('<', '&lt;')
+
+    def cut(x):
+        return x if len(x) <= 400 else x[:400] + ' …'
+
     lines = [
         '# What comes of bad input',
         '',
-        f"{len(d['rows'])} calls that cannot be right, or look so, and what came of each. Made by `python tests/bad_input.py --write`, held by `tests/test_bad_input.py`.",
-        f"Versions: {', '.join(f'{k} {v}' for k, v in d['versions'].items() if v)}. `TMP` is a folder of the test's own; `m, tok` are the demo model for SST-2, `lm, lm_tok` the small language model.",
+        (
+            f"{len(d['rows'])} calls that cannot be right, or look so, and what"
+            " came of each. Made by `python tests/bad_input.py --write`, held"
+            " by `tests/test_bad_input.py`."
+        ),
+        (
+            "Versions:"
+            f" {', '.join(f'{k} {v}' for k, v in d['versions'].items() if v)}."
+            " `TMP` is a folder of the test's own; `m, tok` are the demo model"
+            " for SST-2, `lm, lm_tok` the small language model."
+        ),
         '',
         '| given | call | what came |',
         '|---|---|---|',
     ]
-    said = lambda r: (
-        'works: ' + f"`{cell(r['must'])}`"
-        if r['came'] == 'works'
-        else f"{r['came']}: {cell(cut(r['message']))}"
-    )
+
+    def said(r):
+        return (
+            'works: ' + f"`{cell(r['must'])}`"
+            if r['came'] == 'works'
+            else f"{r['came']}: {cell(cut(r['message']))}"
+        )
+
     return (
         '\n'.join(
             lines
@@ -2439,7 +2673,8 @@ if __name__ == '__main__':
     for r, wrong in found:
         if wrong:
             print(
-                f"{r['name']}: {wrong}\n    {r['given']}\n    {r['came']}: {r['message'][:600]}"
+                f"{r['name']}: {wrong}\n    {r['given']}\n    {r['came']}:"
+                f" {r['message'][:600]}"
             )
     print(len(found), 'cases,', sum(bool(w) for _, w in found), 'wrong')
     if '--write' in sys.argv and not any(w for _, w in found):

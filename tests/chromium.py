@@ -42,18 +42,17 @@ class Chromium:
     "One page of one browser. `errors` collects what the page complained of."
 
     def __init__(self, width=1000, height=900):
-        self.folder, self.n, self.errors, self.offline = (
-            tempfile.TemporaryDirectory(ignore_cleanup_errors=True),
-            0,
-            [],
-            [],
-        )
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.n = 0
+        self.errors = []
+        self.offline = []
         to_read, self.out = os.pipe()
         self.into, to_write = os.pipe()
 
-        # the browser reads commands from 3 and writes answers to 4
         def pipes():
-            a, b = os.dup(to_read), os.dup(to_write)
+            "The browser reads commands from 3 and writes answers to 4."
+            a = os.dup(to_read)
+            b = os.dup(to_write)
             os.dup2(a, 3)
             os.dup2(b, 4)
             os.set_inheritable(3, True)
@@ -81,7 +80,8 @@ class Chromium:
         )
         os.close(to_read)
         os.close(to_write)
-        self.read, self.session = os.fdopen(self.into, 'rb'), None
+        self.read = os.fdopen(self.into, 'rb')
+        self.session = None
         target = next(
             t
             for t in self('Target.getTargets')['targetInfos']
@@ -157,7 +157,11 @@ class Chromium:
 
     def click(self, selector):
         box = self.js(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); return [b.x + b.width/2, b.y + b.height/2] }})()"
+            "(() => { const e ="
+            f" document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'}); const b ="
+            " e.getBoundingClientRect(); return [b.x + b.width/2, b.y +"
+            " b.height/2] })()"
         )
         self('Input.dispatchMouseEvent', type='mouseMoved', x=box[0], y=box[1])
         for kind in ('mousePressed', 'mouseReleased'):

@@ -20,7 +20,10 @@ from lrp_loo.models import demo_base, load_demo
 TEXTS = [
     "The jokes are old, and the pace is slow.",
     "Fine.",
-    "Not one scene of this quiet, generous film feels borrowed, and its ending stays with you.",
+    (
+        "Not one scene of this quiet, generous film feels borrowed, and its"
+        " ending stays with you."
+    ),
 ]
 
 
@@ -53,7 +56,8 @@ class CountTokens(TorchDispatchMode):
 
     def __init__(self, model):
         super().__init__()
-        self.table, self.n = model.get_input_embeddings().weight, 0
+        self.table = model.get_input_embeddings().weight
+        self.n = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if (

@@ -95,7 +95,10 @@ VISION = (
     'hiera',
 )
 
-NOT_TEXT_ALONE = 'made of several models; where one of them reads text, it is a family of its own'
+NOT_TEXT_ALONE = (
+    'made of several models; where one of them reads text, it is a family of'
+    ' its own'
+)
 
 # Sizes by the name that configurations give them; a name that one does not have
 # is left out.
@@ -402,7 +405,9 @@ def mapping(task):
 
 
 def class_name(family, task):
-    "The class of a family for a task, the first where there are several; None where there is none."
+    """The class of a family for a task, the first where there are several;
+    None where there is none.
+    """
     name = mapping(task).get(family)
     return name[0] if isinstance(name, (list, tuple)) else name
 
@@ -445,7 +450,9 @@ def build(family, task, setting):
 
 @torch.no_grad()
 def randomize(model, std):
-    "Give every matrix and every bias this standard deviation; the weights of norms stay."
+    """Give every matrix and every bias this standard deviation; the weights of
+    norms stay.
+    """
     if std is None:
         return
     for name, p in model.named_parameters():
@@ -513,7 +520,9 @@ def inputs_for(model, task):
 
 
 def target_for(task):
-    "What is explained: class or vocabulary entry 1, or that the answer starts at a place."
+    """What is explained: class or vocabulary entry 1, or that the answer
+    starts at a place.
+    """
     if task == 'answer':
         return Target(INSIDE)
     return Target(
@@ -602,7 +611,9 @@ def held(
 
 
 class Answer:
-    "What came of a call: its value, or why there is none; and what the library warned of."
+    """What came of a call: its value, or why there is none; and what the
+    library warned of.
+    """
 
     def __init__(self, call):
         self.value = None
@@ -625,7 +636,9 @@ class Answer:
 
 
 def is_ours(w):
-    "Is it a warning of lrp_loo's own? It stands at the caller's line, or at the `with` that ends."
+    """Is it a warning of lrp_loo's own? It stands at the caller's line, or at
+    the `with` that ends.
+    """
     return w.category is UserWarning and w.filename.startswith(
         (LIBRARY, __file__, contextlib.__file__)
     )
@@ -637,7 +650,9 @@ NO_REASON = ('not finite', 'scores must have shape')
 
 
 def judged(e):
-    "An error as an outcome: a refusal where lrp_loo raised it in words of its own, else a crash."
+    """An error as an outcome: a refusal where lrp_loo raised it in words of
+    its own, else a crash.
+    """
     last = traceback.extract_tb(e.__traceback__)[-1]
     raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (
         last.line or ''
@@ -656,7 +671,9 @@ RULES = {'attn_lrp': attn_lrp, 'cp_lrp': cp_lrp}
 
 
 def under_rules(model, enc, composite, mode=None):
-    "One forward under the rules: the rules, the embeddings as a leaf, the output."
+    """One forward under the rules: the rules, the embeddings as a leaf, the
+    output.
+    """
     with torch.enable_grad(), watch_embeddings(model) as seen:
         with (
             lrp_rules(model, composite) as rules,
@@ -667,7 +684,9 @@ def under_rules(model, enc, composite, mode=None):
 
 
 def check_logits(model, task, encs):
-    "Under both rule sets the model computes the numbers that it computes alone."
+    """Under both rule sets the model computes the numbers that it computes
+    alone.
+    """
     with torch.no_grad():
         own = logits_of(plain(model, encs[0]), task)
     for name, rules in RULES.items():
@@ -694,7 +713,8 @@ def check_coverage(model, task, encs):
         silent = [m for m in missing if not answer.about(m)]
         if silent:
             return wrong(
-                f'{name}: {", ".join(silent)} without a rule, and nothing is said'
+                f'{name}: {", ".join(silent)} without a rule, and nothing is'
+                ' said'
             )
         if answer.about('no operation'):
             return refused(answer.about('no operation'))
@@ -710,7 +730,9 @@ def check_coverage(model, task, encs):
 
 
 def by_hand(model, task, enc):
-    "LOO without the library: a forward of its own for each token masked, or patch zeroed."
+    """LOO without the library: a forward of its own for each token masked, or
+    patch zeroed.
+    """
     with torch.no_grad():
         whole = number(plain(model, enc), task)
         if task == 'image':
@@ -734,7 +756,9 @@ def n_patches(model, enc):
 
 
 def zeroed(model, task, enc, i):
-    "The number of an image whose patch i has a zero embedding, by a hook of our own."
+    """The number of an image whose patch i has a zero embedding, by a hook of
+    our own.
+    """
 
     def zero(module, args, out):
         x = (out[0] if isinstance(out, tuple) else out).clone()
@@ -752,7 +776,9 @@ def zeroed(model, task, enc, i):
 
 
 def check_loo(model, task, encs):
-    "Leave-One-Out is what one masked forward at a time gives, and no model that ignores the mask."
+    """Leave-One-Out is what one masked forward at a time gives, and no model
+    that ignores the mask.
+    """
     enc = encs[0]
     answer = Answer(lambda: leave_one_out(model, enc, target_for(task))[0])
     if answer.bad:
@@ -774,7 +800,8 @@ def check_loo(model, task, encs):
         moved = exchanged(model, task, enc)
         if moved > 100 * floor:
             found = wrong(
-                f'zero everywhere, and exchanging a token moves the logit by {moved:.2g}'
+                'zero everywhere, and exchanging a token moves the logit by'
+                f' {moved:.2g}'
             )
     if found['outcome'] == 'wrong' and answer.reason():
         return refused(answer.reason())
@@ -791,8 +818,11 @@ def rounding(model, task, enc, loo):
 
 
 def loo_in_float64(model, task, enc, logit):
-    "The same where float32 cannot tell: LOO is smaller than the rounding of a logit."
-    wide, enc = in_float64(model, enc), floats(enc, torch.float64)
+    """The same where float32 cannot tell: LOO is smaller than the rounding of
+    a logit.
+    """
+    wide = in_float64(model, enc)
+    enc = floats(enc, torch.float64)
     if wide is None:
         return None
     answer = Answer(lambda: leave_one_out(wide, enc, target_for(task))[0])
@@ -828,7 +858,9 @@ def floats(enc, dtype):
 
 
 def in_float64(model, enc):
-    "The model in float64; None where transformers' own forward takes none or gives other numbers."
+    """The model in float64; None where transformers' own forward takes none or
+    gives other numbers.
+    """
     try:
         wide = copy.deepcopy(model).double()
         if hasattr(wide.config, '_experts_implementation'):
@@ -836,10 +868,8 @@ def in_float64(model, enc):
                 'eager'
             )  # the grouped product takes no float64
         with torch.no_grad():
-            a, b = (
-                plain(model, enc)[0],
-                plain(wide, floats(enc, torch.float64))[0],
-            )
+            a = plain(model, enc)[0]
+            b = plain(wide, floats(enc, torch.float64))[0]
     except Exception:
         return None
     same = torch.allclose(
@@ -852,14 +882,17 @@ def in_float64(model, enc):
 
 
 class ConstantAttention(TorchFunctionMode):
-    "Attention weights held constant by this file's own means: every softmax that is no router's."
+    """Attention weights held constant by this file's own means: every softmax
+    that is no router's.
+    """
 
     def __init__(self, experts):
         super().__init__()
         self.experts = experts
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(func, '__name__', '')
+        kwargs = kwargs or {}
+        name = getattr(func, '__name__', '')
         if name == 'scaled_dot_product_attention':
             query, key, *rest = args
             return func(
@@ -875,7 +908,9 @@ class ConstantAttention(TorchFunctionMode):
 
 
 def without_gradient(x):
-    "The same numbers as a constant, made where the rules do not look: they refuse a gradient that ends."
+    """The same numbers as a constant, made where the rules do not look: they
+    refuse a gradient that ends.
+    """
     with torch._C.DisableTorchFunction():
         return x.detach()
 
@@ -906,17 +941,17 @@ def softmaxes(rules, rule):
 
 
 def check_cp_softmax(model, task, encs):
-    "CP-LRP holds the weights of every attention: the same as cutting them by hand."
+    """CP-LRP holds the weights of every attention: the same as cutting them by
+    hand.
+    """
     options = dict(composite=cp_lrp(), dims=True)
     answer = Answer(
         lambda: lrp_scores(model, None, encs[0], target_for(task), **options)[0]
     )
     if answer.bad:
         return answer.bad
-    cut, no_bypass = (
-        ConstantAttention(experts_of(model)),
-        replace(cp_lrp(), bypass_softmax=()),
-    )
+    cut = ConstantAttention(experts_of(model))
+    no_bypass = replace(cp_lrp(), bypass_softmax=())
     want, _ = relevance(model, task, encs[0], no_bypass, cut)
     found = held(
         answer.value, want, 1e-3
@@ -933,14 +968,16 @@ def check_cp_softmax(model, task, encs):
 
 
 def check_cp_sum(model, task, encs):
-    "Under CP-LRP the logit goes to words, biases and added constants, and nothing is lost."
-    enc, tolerance = encs[0], 1e-3
+    """Under CP-LRP the logit goes to words, biases and added constants, and
+    nothing is lost.
+    """
+    enc = encs[0]
+    tolerance = 1e-3
     if (wide := in_float64(model, enc)) is not None:
-        model, enc, tolerance = (
-            wide,
-            floats(enc, torch.float64),
-            1e-4,
-        )  # norms stay in float32
+        # norms stay in float32
+        model = wide
+        enc = floats(enc, torch.float64)
+        tolerance = 1e-4
     answer = Answer(
         lambda: conservation(model, enc, cp_lrp(), target_for(task))
     )
@@ -948,7 +985,8 @@ def check_cp_sum(model, task, encs):
         return answer.bad
     if answer.about('no rule'):
         return no_case(
-            'an operation without a rule keeps its gradient, as the warning says'
+            'an operation without a rule keeps its gradient, as the warning'
+            ' says'
         )
     s = answer.value
     share = abs(s['remainder']) / max(map(abs, s.values()))
@@ -957,7 +995,8 @@ def check_cp_sum(model, task, encs):
     _, rules = relevance(model, task, enc, cp_lrp())
     if own := softmaxes(rules, 'own gradient'):
         return no_case(
-            f'the softmax of {own[0]} keeps its gradient, which does not conserve'
+            f'the softmax of {own[0]} keeps its gradient, which does not'
+            ' conserve'
         )
     return wrong(
         f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share
@@ -979,9 +1018,10 @@ METHODS = (
 
 def check_batch(model, task, encs, method):
     "Two texts in one padded batch get the scores that each gets alone."
-    call = lambda some: explain_batch(
-        model, Words(), some, method, target_for(task)
-    )
+
+    def call(some):
+        return explain_batch(model, Words(), some, method, target_for(task))
+
     alone = [Answer(lambda e=e: call([e])[0]) for e in encs]
     both = Answer(lambda: call(encs))
     bad = [a.bad for a in (*alone, both) if a.bad]
@@ -996,8 +1036,11 @@ def check_batch(model, task, encs, method):
 
 
 def same(alone, batched):
-    "Two explanations of one text are one: the number to 1e-3, the scores to 1e-2 of the largest."
-    a, b = alone.logit, batched.logit
+    """Two explanations of one text are one: the number to 1e-3, the scores to
+    1e-2 of the largest.
+    """
+    a = alone.logit
+    b = batched.logit
     if not abs(a - b) <= 1e-3 * max(abs(a), 1e-3):
         return wrong(
             f'the explained number is {b:.4g} in the batch and {a:.4g} alone'
@@ -1025,7 +1068,9 @@ CHECKS = {  # name → check(model, task, inputs)
 
 
 def tasks_of(family):
-    "The tasks that a family is checked on: its first, and a language model's beside it."
+    """The tasks that a family is checked on: its first, and a language model's
+    beside it.
+    """
     if family in VISION:
         return ['image']
     has = [t for t in TASKS if t != 'image' and class_name(family, t)]
@@ -1034,7 +1079,9 @@ def tasks_of(family):
 
 
 def jobs(families=None):
-    "(number, family, task, setting): each family once at the widest setting first, then the rest."
+    """(number, family, task, setting): each family once at the widest setting
+    first, then the rest.
+    """
     if not families:
         tried = _jobs(
             [f for f in (*text_families(), *VISION) if f not in HELD_BACK]
@@ -1077,7 +1124,9 @@ def row_of(family, task, setting):
 
 @torch.no_grad()
 def check_own_forward(model, task, encs):
-    "An error where transformers cannot run the model: a text, one with a token masked, a batch."
+    """An error where transformers cannot run the model: a text, one with a
+    token masked, a batch.
+    """
     number(plain(model, encs[0]), task)
     if task != 'image':
         number(plain(model, masked(encs[0], 1)), task)
@@ -1093,7 +1142,9 @@ def outcome_of(check, *args):
 
 
 def digest(*paths):
-    "What a result says of the code: rows of one code are not mixed with those of another."
+    """What a result says of the code: rows of one code are not mixed with
+    those of another.
+    """
     h = hashlib.sha256()
     for p in paths:
         h.update(p.read_bytes())
@@ -1111,7 +1162,8 @@ def run(path, fresh=False, families=None):
         library=digest(*sorted(Path(LIBRARY).glob('*.py'))),
         harness=digest(Path(__file__)),
     )
-    results, todo = Results(path, config, fresh), jobs(families)
+    results = Results(path, config, fresh)
+    todo = jobs(families)
     with tqdm(
         total=len(todo), initial=len(results.done), desc='every family'
     ) as bar:
@@ -1135,9 +1187,10 @@ def summary(rows):
     "How many families have which worst outcome, for each check."
     built = [r for r in rows if r['built']]
     families = sorted({r['family'] for r in built})
-    count = lambda check: collections.Counter(
-        worst_of(built, f, check) for f in families
-    )
+
+    def count(check):
+        return collections.Counter(worst_of(built, f, check) for f in families)
+
     return dict(
         families=len(families),
         models=len(built),
@@ -1157,7 +1210,9 @@ SIGNS = {
 
 
 def as_markdown(results):
-    "A row per family with the worst outcome of each check, and the reasons below."
+    """A row per family with the worst outcome of each check, and the reasons
+    below.
+    """
     rows = results['rows']
     lines = [
         '# Every family',
@@ -1182,19 +1237,27 @@ def head(results):
         f'{k} {v}' for k, v in results['versions'].items() if v
     )
     return [
-        f'{s["models"]} small models of {s["families"]} families of transformers with random '
-        'weights, and what came of each check. Made by `python tests/every_family.py --write`, '
-        'held by `tests/test_every_family.py`.',
+        (
+            f'{s["models"]} small models of {s["families"]} families of'
+            ' transformers with random weights, and what came of each check.'
+            ' Made by `python tests/every_family.py --write`, held by'
+            ' `tests/test_every_family.py`.'
+        ),
         f'Versions: {versions}.',
         '',
-        'Weights are as transformers makes them, or every matrix and bias has a standard '
-        'deviation of 0.05 or 0.1; a second task of a family is checked with 0.1 alone. A cell '
-        "says the worst of a family's models. *right*: the numbers are those of an independent "
-        'computation. *refused*: an error or a warning of lrp_loo says what it cannot do. '
-        '–: there is nothing to check. Attention that selects keys by an index selects all '
-        "here: with fewer, transformers' own choice among equals depends on padding. LOO and "
-        'the sum are held to 1e-3 of the largest score and of the largest term, logits to 1e-5, '
-        'a batch to 1e-2 of the largest score; what is below the rounding of float32 is right.',
+        (
+            'Weights are as transformers makes them, or every matrix and bias'
+            ' has a standard deviation of 0.05 or 0.1; a second task of a'
+            ' family is checked with 0.1 alone. A cell says the worst of a'
+            ' family\'s models. *right*: the numbers are those of an'
+            ' independent computation. *refused*: an error or a warning of'
+            ' lrp_loo says what it cannot do. –: there is nothing to check.'
+            ' Attention that selects keys by an index selects all here: with'
+            ' fewer, transformers\' own choice among equals depends on padding.'
+            ' LOO and the sum are held to 1e-3 of the largest score and of the'
+            ' largest term, logits to 1e-5, a batch to 1e-2 of the largest'
+            ' score; what is below the rounding of float32 is right.'
+        ),
     ]
 
 
@@ -1229,11 +1292,11 @@ def table_head(*cells):
 
 
 def reasons(rows, kind):
-    "The reasons of an outcome, each with the families and checks that it holds for."
-    families, checks = (
-        collections.defaultdict(dict),
-        collections.defaultdict(dict),
-    )
+    """The reasons of an outcome, each with the families and checks that it
+    holds for.
+    """
+    families = collections.defaultdict(dict)
+    checks = collections.defaultdict(dict)
     for r in rows:
         for check, o in r.get('checks', {}).items():
             if o['outcome'] == kind:
@@ -1258,10 +1321,8 @@ def without_numbers(why):
 
 def not_built(rows):
     "Families that could not be built, and why."
-    built, families = (
-        {r['family'] for r in rows if r['built']},
-        collections.defaultdict(dict),
-    )
+    built = {r['family'] for r in rows if r['built']}
+    families = collections.defaultdict(dict)
     for r in rows:
         if r['family'] not in built:
             families[r['why']][r['family']] = None
@@ -1291,7 +1352,8 @@ def show(rows):
                 print(f'{name}, {check}: {o["why"]}')
     built = [r for r in rows if r['built']]
     print(
-        f'{len({r["family"] for r in built})} families, {len(built)} models, {bad} wrong'
+        f'{len({r["family"] for r in built})} families, {len(built)} models,'
+        f' {bad} wrong'
     )
     return int(bad > 0)
 
@@ -1332,7 +1394,8 @@ def main(argv=None):
         results = run(path, a.fresh)
     except KeyboardInterrupt:
         sys.exit(
-            f'interrupted; finished rows are in {path.name}, and the same command goes on'
+            f'interrupted; finished rows are in {path.name}, and the same'
+            ' command goes on'
         )
     write_text_atomic(
         a.out / 'every-family.md', as_markdown(read_results(path))

@@ -1,5 +1,6 @@
 """BERT and LRP derived a second time, from the paper's equations: explicit contributions in float64, layer by layer,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict."""
+no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""
 
 import torch
 from scipy.special import erf
@@ -11,28 +12,29 @@ def stab(z, eps):
 
 class Linear:
     def __init__(self, sd, name):
-        self.W, self.b = sd[f'{name}.weight'].T, sd.get(f'{name}.bias')
+        self.W = sd[f'{name}.weight'].T
+        self.b = sd.get(f'{name}.bias')
 
     def __call__(self, x):
         self.x = x
         self.z = x @ self.W + (0 if self.b is None else self.b)
         return self.z
 
-    def back(self, R, eps):  # equation 1, every z_ij
+    def back(self, R, eps):
+        "Equation 1, every z_ij."
         z = self.x[..., :, None] * self.W  # [..., in, out]
         return (z / stab(self.z, eps)[..., None, :] * R[..., None, :]).sum(-1)
 
 
 class LayerNorm:
     def __init__(self, sd, name, ln_eps):
-        self.g, self.b, self.e = (
-            sd[f'{name}.weight'],
-            sd[f'{name}.bias'],
-            ln_eps,
-        )
+        self.g = sd[f'{name}.weight']
+        self.b = sd[f'{name}.bias']
+        self.e = ln_eps
 
     def __call__(self, x):
-        self.x, n = x, x.shape[-1]
+        self.x = x
+        n = x.shape[-1]
         self.std = (
             ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
             + self.e
@@ -41,7 +43,8 @@ class LayerNorm:
         self.M = torch.eye(n, dtype=x.dtype) - 1 / n
         return self.z
 
-    def back(self, R, eps):  # linear once the standard deviation is a constant
+    def back(self, R, eps):
+        "Linear once the standard deviation is a constant."
         z = self.x[..., :, None] * (self.M * self.g) / self.std[..., None]
         return (z / stab(self.z, eps)[..., None, :] * R[..., None, :]).sum(-1)
 
@@ -93,7 +96,9 @@ class Attention:
                 ]
                 * R[:, :, None]
             )
-            RA, RV = share.sum(-1), share.sum(1)  # 3a, 3b
+            # 3a, 3b
+            RA = share.sum(-1)
+            RV = share.sum(1)
             RZ = self.Z * (RA - self.A * RA.sum(-1, keepdim=True))  # 5
             share = (
                 self.c
@@ -102,8 +107,13 @@ class Attention:
                 ]
                 * RZ[..., None]
             )
-            RQ, RK = share.sum(2), share.sum(1)  # 4a, 4b
-        merge = lambda r: r.transpose(0, 1).reshape(r.shape[1], -1)
+            # 4a, 4b
+            RQ = share.sum(2)
+            RK = share.sum(1)
+
+        def merge(r):
+            return r.transpose(0, 1).reshape(r.shape[1], -1)
+
         return sum(
             f.back(merge(r), eps)
             for f, r in ((self.q, RQ), (self.k, RK), (self.v, RV))
@@ -113,28 +123,27 @@ class Attention:
 def explain(
     state, ids, *, layers, heads, ln_eps, bypass=(), target=None, eps=1e-12
 ):
-    "→ logits, relevance of the word embeddings (n_tokens,), relevance of words + positions + token types."
+    """→ logits, relevance of the word embeddings (n_tokens,), relevance of
+    words + positions + token types.
+    """
     sd = {k: v.double() for k, v in state.items()}
     word, pos, typ = (
         sd[f'bert.embeddings.{n}_embeddings.weight']
         for n in ('word', 'position', 'token_type')
     )
-    w, p = word[ids], pos[: len(ids)] + typ[0]
+    w = word[ids]
+    p = pos[: len(ids)] + typ[0]
     ln0 = LayerNorm(sd, 'bert.embeddings.LayerNorm', ln_eps)
     x = ln0(w + p)
     tape = []
     for l in range(layers):
         n = f'bert.encoder.layer.{l}'
-        at, o, ln1 = (
-            Attention(sd, f'{n}.attention', heads),
-            Linear(sd, f'{n}.attention.output.dense'),
-            LayerNorm(sd, f'{n}.attention.output.LayerNorm', ln_eps),
-        )
-        up, down, ln2 = (
-            Linear(sd, f'{n}.intermediate.dense'),
-            Linear(sd, f'{n}.output.dense'),
-            LayerNorm(sd, f'{n}.output.LayerNorm', ln_eps),
-        )
+        at = Attention(sd, f'{n}.attention', heads)
+        o = Linear(sd, f'{n}.attention.output.dense')
+        ln1 = LayerNorm(sd, f'{n}.attention.output.LayerNorm', ln_eps)
+        up = Linear(sd, f'{n}.intermediate.dense')
+        down = Linear(sd, f'{n}.output.dense')
+        ln2 = LayerNorm(sd, f'{n}.output.LayerNorm', ln_eps)
         a = o(at(x))
         y = ln1(a + x)
         u = up(y)
@@ -142,7 +151,8 @@ def explain(
         d = down(act)
         tape.append((at, o, ln1, up, down, ln2, a, x, y, d))
         x = ln2(d + y)
-    pool, head = Linear(sd, 'bert.pooler.dense'), Linear(sd, 'classifier')
+    pool = Linear(sd, 'bert.pooler.dense')
+    head = Linear(sd, 'classifier')
     logits = head(pool(x[0]).tanh())
     t = int(logits.argmax()) if target is None else target
     R = torch.zeros_like(logits)

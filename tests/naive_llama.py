@@ -1,5 +1,6 @@
 """Llama and LRP derived a second time, from the equations (AttnLRP, Achtibat et al. 2024), in the manner of naive_bert.py: explicit contributions,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict."""
+no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""
 
 import torch
 from naive_bert import Attention, Linear, add_back
@@ -12,7 +13,8 @@ def rotation(n, d, theta):
     )  # float32, as the model's own table is at any dtype
     angle = torch.arange(n).float()[:, None] * inv
     angle = torch.cat((angle, angle), -1)
-    i, H = torch.arange(d // 2), torch.zeros(d, d, dtype=torch.double)
+    i = torch.arange(d // 2)
+    H = torch.zeros(d, d, dtype=torch.double)
     H[i + d // 2, i] = -1
     H[i, i + d // 2] = 1  # rotate_half(q) = q @ H
     return (
@@ -22,7 +24,9 @@ def rotation(n, d, theta):
 
 
 def rms_norm(x, w, rms_eps, dtype):
-    "Diagonal once the root mean square is a constant, so R_x = R_y: it needs no way back."
+    """Diagonal once the root mean square is a constant, so R_x = R_y: it needs
+    no way back.
+    """
     h = x.to(dtype)
     return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + rms_eps)).to(
         x.dtype
@@ -46,15 +50,15 @@ class Rotary(Linear):
 
 
 class Heads:
-    "Projection into n heads, rotated where M is given, each repeated `times` times; [token, n*times*d]."
+    """Projection into n heads, rotated where M is given, each repeated `times`
+    times; [token, n*times*d].
+    """
 
     def __init__(self, sd, name, n, times=1, M=None):
-        self.f, self.n, self.times, self.rot = (
-            Linear(sd, name),
-            n,
-            times,
-            None if M is None else Rotary(M),
-        )
+        self.f = Linear(sd, name)
+        self.n = n
+        self.times = times
+        self.rot = None if M is None else Rotary(M)
 
     def __call__(self, x):
         z = self.f(x).view(len(x), self.n, -1)
@@ -70,14 +74,15 @@ class Heads:
 
 
 class CausalAttention(Attention):
-    "Attention.back serves as it is: a masked entry has A = 0, so 3a and 5 give it nothing."
+    """Attention.back serves as it is: a masked entry has A = 0, so 3a and 5
+    give it nothing.
+    """
 
     def __init__(self, sd, name, heads, kv_heads, M):
-        self.q, self.h = Heads(sd, f'{name}.q_proj', heads, 1, M), heads
-        self.k, self.v = (
-            Heads(sd, f'{name}.k_proj', kv_heads, heads // kv_heads, M),
-            Heads(sd, f'{name}.v_proj', kv_heads, heads // kv_heads),
-        )
+        self.q = Heads(sd, f'{name}.q_proj', heads, 1, M)
+        self.h = heads
+        self.k = Heads(sd, f'{name}.k_proj', kv_heads, heads // kv_heads, M)
+        self.v = Heads(sd, f'{name}.v_proj', kv_heads, heads // kv_heads)
 
     def __call__(self, x):
         self.Q, self.K, self.V = (
@@ -105,10 +110,9 @@ class FeedForward:
         return self.down(silu(self.gate(x)) * self.up(x))
 
     def back(self, R, eps, gates):
-        R, g = (
-            self.down.back(R, eps),
-            {'half': 0.5, 'constant': 0.0}[gates],
-        )  # g: the gate's share; silu: one input, all of it
+        # g: the gate's share; silu: one input, all of it
+        R = self.down.back(R, eps)
+        g = {'half': 0.5, 'constant': 0.0}[gates]
         return self.gate.back(g * R, eps) + self.up.back((1 - g) * R, eps)
 
 
@@ -129,12 +133,15 @@ def explain(
     eps=1e-12,
     norm_dtype=torch.float32,
 ):
-    "→ logits at `position`, relevance of the input embeddings (n_tokens,). norm_dtype: LlamaRMSNorm rounds to float32 whatever the model's dtype."
+    """→ logits at `position`, relevance of the input embeddings (n_tokens,).
+    norm_dtype: LlamaRMSNorm rounds to float32 whatever the model's dtype.
+    """
     sd = {k: v.double() for k, v in state.items()}
     sd.setdefault('lm_head.weight', sd['model.embed_tokens.weight'])
-    norm = lambda x, name: rms_norm(
-        x, sd[f'model.{name}.weight'], rms_eps, norm_dtype
-    )
+
+    def norm(x, name):
+        return rms_norm(x, sd[f'model.{name}.weight'], rms_eps, norm_dtype)
+
     x = sd['model.embed_tokens.weight'][ids]
     tape = []
     M = rotation(
@@ -144,11 +151,9 @@ def explain(
     )
     for l in range(layers):
         n = f'layers.{l}'
-        at, o, ff = (
-            CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M),
-            Linear(sd, f'model.{n}.self_attn.o_proj'),
-            FeedForward(sd, f'model.{n}.mlp'),
-        )
+        at = CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M)
+        o = Linear(sd, f'model.{n}.self_attn.o_proj')
+        ff = FeedForward(sd, f'model.{n}.mlp')
         a = o(at(norm(x, f'{n}.input_layernorm')))
         y = x + a
         d = ff(norm(y, f'{n}.post_attention_layernorm'))

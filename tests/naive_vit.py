@@ -1,5 +1,6 @@
 """ViT and LRP derived a second time, from the equations, in the manner of naive_bert.py: explicit contributions,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict."""
+no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""
 
 import torch
 from naive_bert import Attention, LayerNorm, Linear, add_back
@@ -38,12 +39,12 @@ def explain(
     target=None,
     eps=1e-12,
 ):
-    "→ logits, relevance of the patch embedding's output, before CLS and positions are added (n_patches,)."
+    """→ logits, relevance of the patch embedding's output, before CLS and
+    positions are added (n_patches,).
+    """
     sd = {k: v.double() for k, v in state.items()}
-    cls, pos = (
-        sd['vit.embeddings.cls_token'][0],
-        sd['vit.embeddings.position_embeddings'][0],
-    )
+    cls = sd['vit.embeddings.cls_token'][0]
+    pos = sd['vit.embeddings.position_embeddings'][0]
     W, b = (
         sd[f'vit.embeddings.patch_embeddings.projection.{n}']
         for n in ('weight', 'bias')
@@ -53,22 +54,19 @@ def explain(
     tape = []
     for l in range(layers):
         n = f'vit.layers.{l}'
-        ln1, at, o = (
-            LayerNorm(sd, f'{n}.layernorm_before', ln_eps),
-            ViTAttention(sd, f'{n}.attention', heads),
-            Linear(sd, f'{n}.attention.o_proj'),
-        )
-        ln2, up, down = (
-            LayerNorm(sd, f'{n}.layernorm_after', ln_eps),
-            Linear(sd, f'{n}.mlp.fc1'),
-            Linear(sd, f'{n}.mlp.fc2'),
-        )
+        ln1 = LayerNorm(sd, f'{n}.layernorm_before', ln_eps)
+        at = ViTAttention(sd, f'{n}.attention', heads)
+        o = Linear(sd, f'{n}.attention.o_proj')
+        ln2 = LayerNorm(sd, f'{n}.layernorm_after', ln_eps)
+        up = Linear(sd, f'{n}.mlp.fc1')
+        down = Linear(sd, f'{n}.mlp.fc2')
         a = o(at(ln1(x)))
         y = a + x
         d = down(gelu(up(ln2(y))))
         tape.append((ln1, at, o, ln2, up, down, a, x, y, d))
         x = d + y
-    ln, head = LayerNorm(sd, 'vit.layernorm', ln_eps), Linear(sd, 'classifier')
+    ln = LayerNorm(sd, 'vit.layernorm', ln_eps)
+    head = Linear(sd, 'classifier')
     h = ln(x)
     logits = head(h[0])
     t = int(logits.argmax()) if target is None else target

@@ -1,5 +1,6 @@
 """Run by hand or by test_peer.py in an environment of its own, with lxt 2.1 and the older transformers it needs:
-python peer_lxt.py MODEL_FOLDER IDS.json OUT.json: AttnLRP scores of the reference package for each list of token ids."""
+python peer_lxt.py MODEL_FOLDER IDS.json OUT.json: AttnLRP scores of the reference package for each list of token ids.
+"""
 
 import json
 import sys

@@ -9,8 +9,10 @@ from lrp_loo.core import versions
 
 
 @pytest.fixture(scope='module')
-def answers(tmp_path_factory):  # each call is made once
-    world, made = World(tmp_path_factory.mktemp('bad')), {}
+def answers(tmp_path_factory):
+    "Each call is made once."
+    world = World(tmp_path_factory.mktemp('bad'))
+    made = {}
 
     def answer(case):
         if case[0] not in made:
@@ -33,13 +35,18 @@ def test_names():
 
 
 def test_the_page_is_what_comes_now(answers):
-    "The kind of every answer; its words too, where the libraries that they may come from are the same."
+    """The kind of every answer; its words too, where the libraries that they
+    may come from are the same.
+    """
     d = json.loads((RESULTS / 'bad-input.json').read_text(encoding='utf-8'))
     now = [answers(c)[0] for c in CASES]
     same = {k: v for k, v in d['versions'].items() if k != 'lrp_loo'} == {
         k: v for k, v in versions().items() if k != 'lrp_loo'
     }
-    what = lambda r: {k: v for k, v in r.items() if same or k != 'message'}
+
+    def what(r):
+        return {k: v for k, v in r.items() if same or k != 'message'}
+
     assert [what(r) for r in d['rows']] == [what(r) for r in now]
     assert (RESULTS / 'bad-input.md').read_text(
         encoding='utf-8'

@@ -35,7 +35,9 @@ def llama(**kw):
 
 @pytest.mark.parametrize('family,task', family_tasks())
 def test_every_family(family, task):
-    "Eager attention, call by call, is fused attention; nothing without a rule; the logit is taken up by words, biases, constants and softmax."
+    """Eager attention, call by call, is fused attention; nothing without a
+    rule; the logit is taken up by words, biases, constants and softmax.
+    """
     m = random_model(family, task)
     inputs = random_inputs(m)
     R, _, rules = relevance_of(m, inputs, canonized_lrp(), strict=True)
@@ -57,7 +59,9 @@ def test_every_family(family, task):
 
 
 def test_soft_capped_logits_begin_again():
-    "Gemma 2 puts a tanh between QKᵀ and the softmax: an activation, so AV is shared by halves, as in AttnLRP."
+    """Gemma 2 puts a tanh between QKᵀ and the softmax: an activation, so AV is
+    shared by halves, as in AttnLRP.
+    """
     m = random_model('Gemma 2')
     rules = relevance_of(m, random_inputs(m), canonized_lrp())[2]
     assert '2/3, 1/3' not in set(rules.report().rule)
@@ -99,7 +103,9 @@ def test_a_third_each_in_one_attention_call():
 
 @pytest.mark.parametrize('composite', [canonized_lrp(), attn_lrp()])
 def test_constant_queries_take_no_share(composite):
-    "A learned query carries no relevance: K and V share, in one call and in steps."
+    """A learned query carries no relevance: K and V share, in one call and in
+    steps.
+    """
 
     class Pool(nn.Module):
         def __init__(self):
@@ -117,10 +123,8 @@ def test_constant_queries_take_no_share(composite):
                 x * 2.0,
             )
 
-    model, x = (
-        Pool(),
-        torch.randn(1, 1, 5, 4, dtype=torch.double, requires_grad=True),
-    )
+    model = Pool()
+    x = torch.randn(1, 1, 5, 4, dtype=torch.double, requires_grad=True)
     out = []
     for model.fused in (True, False):
         with lrp_rules(model, composite):
@@ -210,24 +214,26 @@ def test_constant_gates_leave_the_count():
 @pytest.mark.parametrize('product', ['half', 'canonized', 'gradient'])
 @pytest.mark.parametrize('activation', ['identity', 'gradient'])
 def test_a_norm_has_its_own_gradient(product, activation):
-    "layer_norm='gradient' means the norm's gradient, also where the norm is written out as x·rsqrt(mean x²), which is no product of two activations then."
+    """layer_norm='gradient' means the norm's gradient, also where the norm is
+    written out as x·rsqrt(mean x²), which is no product of two activations
+    then.
+    """
 
     class Fused(
         nn.Module
     ):  # the same numbers in one call, under a name that says nothing
         def __init__(self, norm):
             super().__init__()
-            self.weight, self.eps = norm.weight, norm.variance_epsilon
+            self.weight = norm.weight
+            self.eps = norm.variance_epsilon
 
         def forward(self, x):
             return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
 
-    c, model = (
-        Composite(
-            'x', product=product, activation=activation, layer_norm='gradient'
-        ),
-        llama(dtype=torch.float32),
+    c = Composite(
+        'x', product=product, activation=activation, layer_norm='gradient'
     )
+    model = llama(dtype=torch.float32)
     inputs = random_inputs(model)
     written = relevance_of(model, inputs, c)[0]
     _swap(model, 'LlamaRMSNorm', Fused)
@@ -243,9 +249,11 @@ def test_no_rule_is_autograd(family):
     (g,) = torch.autograd.grad(y.max(), seen[0])
     close(
         relevance_of(m, inputs, gradient())[0],
-        (seen[0] * g).sum(-1)[0]
-        if g.ndim == 3
-        else (seen[0] * g).sum(1).flatten(),
+        (
+            (seen[0] * g).sum(-1)[0]
+            if g.ndim == 3
+            else (seen[0] * g).sum(1).flatten()
+        ),
         1e-9,
     )
 
@@ -253,9 +261,10 @@ def test_no_rule_is_autograd(family):
 def test_rules_as_plain_options(demo):
     "method='lrp' takes a Composite or its fields; JSON carries the fields."
     model, tokenizer = demo
-    s = lambda m, **kw: (
-        explain(model, tokenizer, TEXTS[0], method=m, **kw)[0].scores
-    )
+
+    def s(m, **kw):
+        return explain(model, tokenizer, TEXTS[0], method=m, **kw)[0].scores
+
     options = json.loads(
         json.dumps(
             dict(

@@ -96,16 +96,19 @@ def test_every_row_of_the_readme_table_is_from_the_same_texts(method):
 
 def test_readme_says_how_many_texts_its_table_stands_on():
     for part in ('sst2', 'imdb'):
-        texts = lambda name: {r['i'] for r in rows_of(name)['rows']}
+
+        def texts(name):
+            return {r['i'] for r in rows_of(name)['rows']}
+
         shared = texts(part) & texts(f'remedy-{part}')
         assert re.search(rf'{part}: [^;]* {len(shared)} texts', README)
         assert f'on {part} ({len(shared)} texts)' in README
 
 
 def test_shared_rows_are_those_of_both_and_refuse_another_target():
-    row = lambda i, target, **methods: dict(
-        i=i, target=target, n_tokens=5, methods=methods
-    )
+    def row(i, target, **methods):
+        return dict(i=i, target=target, n_tokens=5, methods=methods)
+
     joined = shared_rows(
         [row(0, 1, a=1), row(1, 0, a=2)], [row(1, 0, a=3, b=4), row(2, 1, b=5)]
     )
@@ -115,9 +118,9 @@ def test_shared_rows_are_those_of_both_and_refuse_another_target():
 
 
 def test_nine_passes_cost_more_than_loo_on_sentences_and_readme_says_so():
-    time = lambda method, column: float(
-        readme_row(NAMES.get(method, method))[column]
-    )
+    def time(method, column):
+        return float(readme_row(NAMES.get(method, method))[column])
+
     assert time('removal, 9 passes', 5) > time('loo', 5)
     assert time('removal, 9 passes', 9) < time('loo', 9)
     assert 'nine passes cost more than exact LOO' in README
@@ -128,7 +131,8 @@ def test_nine_passes_cost_more_than_loo_on_sentences_and_readme_says_so():
 
 def test_removal_takes_the_time_of_attn_lrp_and_not_its_memory():
     cost = read_results(ROOT / 'results' / 'cost-length.json')
-    seconds, mib = cost_table(cost), cost_table(cost, 'mib')
+    seconds = cost_table(cost)
+    mib = cost_table(cost, 'mib')
     assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.2
     assert mib.loc['removal', 512] > 3 * mib.loc['attn_lrp', 512]
     assert '325 MiB against 91' in prose('45_cost')
@@ -150,7 +154,8 @@ def test_nothing_is_said_to_be_at_the_same_cost():
 
 def test_the_softmax_rule_on_the_vision_transformer_turns_round_with_the_removal():
     beyond = read_beyond(FOLDER)
-    zero, mask = beyond['vit']['rows'], beyond['vit, attention mask']['rows']
+    zero = beyond['vit']['rows']
+    mask = beyond['vit, attention mask']['rows']
     assert (
         is_above_zero(gain(zero, 'cp_lrp'))
         and is_above_zero(gain(mask, 'cp_lrp')) is False
@@ -289,10 +294,13 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
 
 def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
     rows = rows_of('conservation')['rows']
-    tables = lambda model: [
-        r['tables']['cp_lrp'] for r in rows if r['model'] == model
-    ]
-    share_off = lambda t: abs(t['leaving'][-1] / t['entering'][0] - 1)
+
+    def tables(model):
+        return [r['tables']['cp_lrp'] for r in rows if r['model'] == model]
+
+    def share_off(t):
+        return abs(t['leaving'][-1] / t['entering'][0] - 1)
+
     off = {
         m: [share_off(t) for t in tables(m)] for m in ('sst2', 'reviews-sst2')
     }
@@ -302,7 +310,10 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
     assert (
         max(off['reviews-sst2']) < 0.01
     )  # rows are stored to 7 digits; some logits are near 0
-    kept = lambda t: sum(t['biases']) + sum(t['constants']) + sum(t['softmax'])
+
+    def kept(t):
+        return sum(t['biases']) + sum(t['constants']) + sum(t['softmax'])
+
     for t in tables(
         'sst2'
     ):  # and nothing else is missing, in float32 and some fifty terms

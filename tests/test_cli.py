@@ -15,7 +15,9 @@ TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
 
 
 @pytest.fixture
-def run(capsys):  # argv → exit code, stdout, stderr
+def run(capsys):
+    "Argv → exit code, stdout, stderr."
+
     def run(*argv):
         code = main([str(a) for a in argv])
         out, err = capsys.readouterr()
@@ -25,7 +27,9 @@ def run(capsys):  # argv → exit code, stdout, stderr
 
 
 @pytest.fixture
-def no_model(monkeypatch):  # whoever loads a model fails the test
+def no_model(monkeypatch):
+    "Whoever loads a model fails the test."
+
     def refuse(*args, **kwargs):
         raise AssertionError('a model was loaded')
 
@@ -34,7 +38,8 @@ def no_model(monkeypatch):  # whoever loads a model fails the test
 
 
 @pytest.fixture
-def reviews(tmp_path):  # a file of one's own, one row of it empty
+def reviews(tmp_path):
+    "a file of one's own, one row of it empty."
     path = tmp_path / 'reviews.csv'
     pd.DataFrame(dict(text=[*TEXTS, None], label=[1, 0, 0, 1])).to_csv(
         path, index=False
@@ -148,7 +153,8 @@ BEFORE = [
 
 
 @pytest.fixture
-def places(tmp_path):  # files and folders that stand in the way
+def places(tmp_path):
+    "Files and folders that stand in the way."
     (tmp_path / 'a-file').write_text('x')
     (tmp_path / 'FOLDER.json').mkdir()
     (tmp_path / 'NONE.json').write_text('5')
@@ -243,7 +249,9 @@ def test_the_files_of_a_sweep_are_named(run, tmp_path):
 
 
 @pytest.fixture
-def interrupted(monkeypatch):  # Ctrl-C after so many rows of an audit
+def interrupted(monkeypatch):
+    "Ctrl-C after so many rows of an audit."
+
     def after(n):
         from lrp_loo.core import Results
 
@@ -314,7 +322,8 @@ def test_an_interrupted_sweep_says_how_many_rows_are_kept(
 ):
     from lrp_loo.dataset import BatchWorker
 
-    call, seen = BatchWorker.__call__, []
+    call = BatchWorker.__call__
+    seen = []
 
     def stop(self, batch):
         seen.append(batch)
@@ -488,11 +497,9 @@ def test_explain_takes_a_position(run):
             )[1]
         )[0]
 
-    last, first, named = (
-        logits('--position', '-1'),
-        logits('--position', '1'),
-        logits('--position', '1', '--target', ' very'),
-    )
+    last = logits('--position', '-1')
+    first = logits('--position', '1')
+    named = logits('--position', '1', '--target', ' very')
     assert logits()['logit'] == pytest.approx(last['logit'])
     assert first['logit'] != pytest.approx(last['logit'])
     assert named['label'] == 'Ġvery'

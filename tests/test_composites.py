@@ -14,7 +14,8 @@ from lrp_loo.models import encode
 from lrp_loo.loo import leave_one_out
 
 
-def close(a, b, rel):  # relative to the largest score
+def close(a, b, rel):
+    "Relative to the largest score."
     assert (a - b).abs().max() <= rel * b.abs().max(), (
         (a - b).abs().max() / b.abs().max()
     ).item()
@@ -84,7 +85,9 @@ def load_double(model):
 
 
 def test_an_explicit_eps_is_the_naive_one(tokenizer):
-    "ε at linear layers and products; LayerNorm and additions stay at ε → 0, so a model where they absorb nothing: no eps there in the oracle either."
+    """ε at linear layers and products; LayerNorm and additions stay at ε → 0,
+    so a model where they absorb nothing: no eps there in the oracle either.
+    """
     import naive_bert
 
     model = random_bert(layers=1, dtype=torch.float64)
@@ -118,17 +121,17 @@ def test_any_target(tokenizer):
 
 
 def test_conservation_without_biases(tokenizer):
-    "No bias, no position: CP-LRP hands the whole logit to the words; AttnLRP all but what its softmax rule absorbs."
+    """No bias, no position: CP-LRP hands the whole logit to the words; AttnLRP
+    all but what its softmax rule absorbs.
+    """
     model = random_bert(bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.bert.embeddings.position_embeddings.weight.zero_()
         model.bert.embeddings.token_type_embeddings.weight.zero_()
     for text in TEXTS:
         enc = encode(model, tokenizer, text)
-        cp, attn = (
-            conservation(model, enc, cp_lrp()),
-            conservation(model, enc, attn_lrp()),
-        )
+        cp = conservation(model, enc, cp_lrp())
+        attn = conservation(model, enc, attn_lrp())
         assert cp['biases'] == cp['constants'] == cp['softmax'] == 0
         assert abs(cp['words'] - cp['logit']) < 1e-4 * abs(cp['logit'])
         assert (
@@ -154,7 +157,8 @@ def test_shares_with_biases_add_up(demo):
             ), s
 
 
-def snapshot():  # what a patch would have to change
+def snapshot():
+    "What a patch would have to change."
     import transformers.models.bert.modeling_bert as mb
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -220,7 +224,8 @@ def test_a_call_leaves_no_trace(demo, method):
             model.training,
         )
 
-    before, world = state(), snapshot()
+    before = state()
+    world = snapshot()
     explain(model, tokenizer, TEXTS, method=method)
     after = state()
     assert (

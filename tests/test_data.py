@@ -6,7 +6,8 @@ import pytest
 from lrp_loo.data import read_texts
 
 
-def written(tmp_path, content, name='a.csv'):  # a file of one's own
+def written(tmp_path, content, name='a.csv'):
+    "a file of one's own."
     path = tmp_path / name
     path.write_bytes(
         content if isinstance(content, bytes) else content.encode('utf-8')
@@ -55,11 +56,16 @@ def test_a_header_with_two_separators_is_cut_where_the_text_column_appears(
 
 
 def test_an_unquoted_comma_that_adds_a_column_is_refused(tmp_path):
-    "pandas would take the first half of each sentence for a row's name and explain the second."
+    """pandas would take the first half of each sentence for a row's name and
+    explain the second.
+    """
     path = written(tmp_path, 'text\nslow, but fine\nold, but warm\n')
     with pytest.raises(
         ValueError,
-        match='line 2 has 2 columns and the first line 1; a text that holds .,. must stand in quotes',
+        match=(
+            'line 2 has 2 columns and the first line 1; a text that holds .,.'
+            ' must stand in quotes'
+        ),
     ):
         read_texts(path)
 
@@ -74,7 +80,10 @@ def test_the_refusal_of_missing_texts_names_the_option(tmp_path):
     path = written(tmp_path, 'text,label\nfine,1\n ,0\n')
     with pytest.raises(
         ValueError,
-        match='row 1 .counted from 0.; leave them out by skip_missing=True, --skip-missing$',
+        match=(
+            'row 1 .counted from 0.; leave them out by skip_missing=True,'
+            ' --skip-missing$'
+        ),
     ):
         read_texts(path)
 

@@ -20,7 +20,6 @@ from lrp_loo.cli import main
 from lrp_loo.core import pearson
 from lrp_loo.dataset import (
     EMULATED,
-    BatchWorker,
     explain_dataset,
     precision_errors,
     precision_table,
@@ -55,9 +54,8 @@ def loaded():
 
 
 @pytest.fixture(scope='module')
-def folder(
-    loaded, tmp_path_factory
-):  # the same model as a folder, which a worker loads in a third of the time
+def folder(loaded, tmp_path_factory):
+    "The same model as a folder, which a worker loads in a third of the time."
     path = tmp_path_factory.mktemp('models') / 'minilm-sst2'
     for part in loaded[:2]:
         part.save_pretrained(path)
@@ -134,7 +132,9 @@ def test_rows_are_the_single_calls(loaded, plain):
 
 
 def test_options_and_targets(loaded, tmp_path):
-    "Methods with options, methods that take one text at a time, a named class, sentences where they are asked for."
+    """Methods with options, methods that take one text at a time, a named
+    class, sentences where they are asked for.
+    """
     model, tokenizer, _ = loaded
     methods = {
         'bypassed': ('attn_lrp', dict(bypass_softmax=range(3, 6))),
@@ -175,15 +175,17 @@ def test_resuming_computes_what_is_missing(loaded, plain, tmp_path):
         calls.append(len(batch['input_ids']))
         return METHODS['attn_lrp'](model, tokenizer, batch, target)
 
-    sweep = lambda texts, **kw: explain_dataset(
-        texts,
-        tmp_path / 'out',
-        {'mine': (counted, {})},
-        model=loaded,
-        batch_size=2,
-        progress=False,
-        **kw,
-    )
+    def sweep(texts, **kw):
+        return explain_dataset(
+            texts,
+            tmp_path / 'out',
+            {'mine': (counted, {})},
+            model=loaded,
+            batch_size=2,
+            progress=False,
+            **kw,
+        )
+
     first = sweep(TEXTS[:5])
     assert (
         sum(calls) == 5 and sweep(TEXTS[:5]).equals(first) and sum(calls) == 5
@@ -209,11 +211,13 @@ def test_resuming_computes_what_is_missing(loaded, plain, tmp_path):
 
 
 def test_bad_inputs(loaded, tmp_path, monkeypatch):
-    sweep = lambda texts=TEXTS[:2], **kw: explain_dataset(
-        texts,
-        tmp_path / 'out',
-        **dict(methods=['attn_lrp'], model=loaded, progress=False) | kw,
-    )
+    def sweep(texts=TEXTS[:2], **kw):
+        return explain_dataset(
+            texts,
+            tmp_path / 'out',
+            **dict(methods=['attn_lrp'], model=loaded, progress=False) | kw,
+        )
+
     for kw, said in (
         (dict(methods=['lime']), "'lime'"),
         (dict(methods=[]), 'methods is empty'),
@@ -321,8 +325,8 @@ def test_precisions_leave_nothing_behind(loaded):
         or not v.is_floating_point()
         for k, v in model.state_dict().items()
     )
-    torch.backends.cuda.matmul.fp32_precision = (
-        'tf32'  # float32 is float32, whatever is set outside
+    torch.backends.cuda.matmul.fp32_precision = (  # float32 is float32, whatever is set outside
+        'tf32'
     )
     try:
         with at_precision(model):
@@ -344,7 +348,9 @@ def test_tf32_is_refused_where_there_is_none(loaded):
 
 
 def test_errors_within_bounds(loaded):
-    "bfloat16 keeps 8 bits: a logit near 4 is off by up to 2⁻⁶ where it is stored alone, LOO is a difference of two that went through six layers."
+    """bfloat16 keeps 8 bits: a logit near 4 is off by up to 2⁻⁶ where it is
+    stored alone, LOO is a difference of two that went through six layers.
+    """
     model, tokenizer, _ = loaded
     with at_precision(model, 'bfloat16') as low:
         pass
@@ -372,7 +378,9 @@ def test_errors_within_bounds(loaded):
 
 
 def test_emulation_reaches_every_product(loaded):
-    "Fused attention is the attention written out; the way back is rounded as well; the model is untouched afterwards."
+    """Fused attention is the attention written out; the way back is rounded as
+    well; the model is untouched afterwards.
+    """
     model, tokenizer, _ = loaded
     enc = encode(model, tokenizer, TEXTS[0])
     eager, _ = load_demo('sst2')
@@ -380,10 +388,8 @@ def test_emulation_reaches_every_product(loaded):
     with torch.no_grad():
         exact = forward(model, enc).logits
         with tf32_emulation():
-            fused, written = (
-                forward(model, enc).logits,
-                forward(eager, enc).logits,
-            )
+            fused = forward(model, enc).logits
+            written = forward(eager, enc).logits
         assert torch.equal(forward(model, enc).logits, exact)
     assert (
         torch.allclose(fused, written, atol=1e-3)
@@ -392,9 +398,10 @@ def test_emulation_reaches_every_product(loaded):
     x = torch.randn(4, 8)
     w = torch.randn(3, 8, requires_grad=True)
     g = torch.randn(4, 3)
-    cut = lambda t: ((t.view(torch.int32) + 0x1000) & -0x2000).view(
-        torch.float32
-    )
+
+    def cut(t):
+        return ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
     with tf32_emulation():
         y = torch.nn.functional.linear(x, w, torch.ones(3))
         y.backward(g)
@@ -434,16 +441,17 @@ def test_bfloat16_rows_depend_on_their_text_alone(loaded, tmp_path):
 
 
 @pytest.fixture(scope='module')
-def cluster():  # one for all: starting it takes longer than they do
+def cluster():
+    "One for all: starting it takes longer than they do."
     with ray_cluster(2) as ray:
         yield ray
 
 
-def _meeting(
-    folder,
-    # a method that waits until two processes have come; the first of them then
-    # says who it is and waits to be killed
-):
+def _meeting(folder):
+    """a method that waits until two processes have come; the first of them
+    then says who it is and waits to be killed.
+    """
+
     def method(model, tokenizer, batch, target=None):
         from pathlib import Path
         import os, time
@@ -467,7 +475,8 @@ def _meeting(
     return method
 
 
-def _kill(folder, killed):  # once the victim has said who it is
+def _kill(folder, killed):
+    "Once the victim has said who it is."
     end = time.time() + 100
     while not (folder / 'victim').exists() and time.time() < end:
         time.sleep(0.05)
@@ -480,8 +489,12 @@ def _kill(folder, killed):  # once the victim has said who it is
 @needs_ray
 @pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
 def test_two_workers_one_of_them_killed(cluster, plain, folder, tmp_path):
-    "Four batches, two processes that wait for each other; then one is killed in the middle of its batch. The rows are those of one process, each once."
-    here, killed = tmp_path / 'pids', []
+    """Four batches, two processes that wait for each other; then one is killed
+    in the middle of its batch. The rows are those of one process, each
+    once.
+    """
+    here = tmp_path / 'pids'
+    killed = []
     here.mkdir()
     killer = threading.Thread(target=_kill, args=(here, killed), daemon=True)
     killer.start()

@@ -17,7 +17,7 @@ from lrp_loo.fast import (
     read_row_only,
     survives_gaps,
 )
-from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
+from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.models import encode, forward
 from lrp_loo.loo import (
     in_words,
@@ -177,7 +177,9 @@ def text(n=N_TOKENS, seed=1):
 
 @torch.no_grad()
 def one_masked_pass_at_a_time(model, enc, target, at=-1):
-    "LOO (T,) and the largest logit, by the definition; at: the row of an output with a row per token."
+    """LOO (T,) and the largest logit, by the definition; at: the row of an
+    output with a row per token.
+    """
 
     def f(mask):
         x = output_field(forward(model, enc | dict(attention_mask=mask)))[0]
@@ -193,7 +195,9 @@ def one_masked_pass_at_a_time(model, enc, target, at=-1):
 
 
 def assert_exact(loo, expected, logit):
-    "To 1e-4 of the largest effect, and what two orders of summation differ by: some 32 units in the last place of the logit."
+    """To 1e-4 of the largest effect, and what two orders of summation differ
+    by: some 32 units in the last place of the logit.
+    """
     eps = (
         torch.finfo(expected.dtype).eps
         if loo.dtype == expected.dtype
@@ -206,7 +210,8 @@ def assert_exact(loo, expected, logit):
 @pytest.mark.parametrize('std', [None, 0.05, 0.1])
 @pytest.mark.parametrize('name', UNLISTED)
 def test_what_may_not_be_dropped_is_masked(name, std):
-    model, enc = unlisted_model(name, std), text()
+    model = unlisted_model(name, std)
+    enc = text()
     assert not survives_gaps(model)
     loo, _, target = leave_one_out(model, enc)
     assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
@@ -232,12 +237,15 @@ def test_what_may_be_dropped_is_exact(family, task, std):
 
 @pytest.mark.parametrize('family,task', LISTED)
 def test_the_short_way_is_still_taken(family, task):
-    "Where removed tokens are dropped, fewer rows are computed than all variants have."
+    """Where removed tokens are dropped, fewer rows are computed than all
+    variants have.
+    """
     if family in ('Mistral', 'Gemma 3', 'ModernBERT'):
         pytest.skip('their windows are shorter than this text')
     if task == 'answer':
         pytest.skip('the explained row would move')
-    model, n = random_model(family, task, 'sdpa', dtype=torch.float32), 40
+    model = random_model(family, task, 'sdpa', dtype=torch.float32)
+    n = 40
     enc = random_inputs(model, n)
     readout = Readout(0, forward(model, enc), enc)
     rows = {}
@@ -250,7 +258,8 @@ def test_the_short_way_is_still_taken(family, task):
     assert rows[None] < 0.8 * rows[False]
 
 
-def spans_removed(n):  # half of the text each
+def spans_removed(n):
+    "Half of the text each."
     keep = torch.ones(16, n, dtype=torch.bool)
     for i in range(16):
         keep[i, 2 + i : 2 + i + n // 2] = False
@@ -266,7 +275,9 @@ def test_every_family_on_the_list_is_one_of_transformers():
 
 
 def at_row_1(module, args, out):
-    "What a row-wise edit does: it means another token once one in front of it was dropped."
+    """What a row-wise edit does: it means another token once one in front of
+    it was dropped.
+    """
     out = out[0] if isinstance(out, tuple) else out
     changed = out.clone()
     if out.ndim == 3 and out.shape[1] > 1:
@@ -351,11 +362,9 @@ def test_a_replaced_forward_keeps_an_encoder_from_the_fast_path():
 
 def test_a_replaced_forward_in_the_last_layer_sees_every_row():
     model = random_model('BERT', 'class', 'sdpa', dtype=torch.float32)
-    enc, part, rows = (
-        random_inputs(model, N_TOKENS),
-        model.bert.encoder.layer[-1].output.dense,
-        [],
-    )
+    enc = random_inputs(model, N_TOKENS)
+    part = model.bert.encoder.layer[-1].output.dense
+    rows = []
     own = part.forward
 
     def listening(x):
@@ -369,7 +378,9 @@ def test_a_replaced_forward_in_the_last_layer_sees_every_row():
 
 
 def test_output_attentions_leaves_the_short_way():
-    "transformers' own hooks, which a call with output_attentions leaves behind, change nothing."
+    """transformers' own hooks, which a call with output_attentions leaves
+    behind, change nothing.
+    """
     model = random_model('Llama', 'class', 'eager')
     enc = random_inputs(model, N_TOKENS)
     with torch.no_grad():
@@ -378,7 +389,9 @@ def test_output_attentions_leaves_the_short_way():
 
 
 def test_a_text_that_ends_in_the_padding_token():
-    "The classifier reads the row before it; when that token goes, a dropped text would be read elsewhere."
+    """The classifier reads the row before it; when that token goes, a dropped
+    text would be read elsewhere.
+    """
     model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
@@ -427,7 +440,9 @@ PADDINGS = {
     ],
 )
 def test_hidden_tokens_stay_hidden(family, task, how):
-    "LOO of the rest is that of masked passes of the same input; what was hidden has 0."
+    """LOO of the rest is that of masked passes of the same input; what was
+    hidden has 0.
+    """
     model = random_model(family, task, 'eager', dtype=torch.float32)
     spread_weights(model, 0.1)
     enc = padded(random_inputs(model, N_TOKENS), **PADDINGS[how])
@@ -551,7 +566,8 @@ class BagOfWords(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(200, 8), nn.Linear(8, 2)
+        self.table = nn.Embedding(200, 8)
+        self.head = nn.Linear(8, 2)
 
     def forward(self, input_ids):
         return self.head(self.table(input_ids).mean(1))
@@ -608,7 +624,9 @@ def test_a_model_that_ignores_the_mask_is_refused_by_name(make, said):
 
 
 def test_a_token_that_matters_to_nobody_is_no_error():
-    "A causal model explained at its second token: what stands behind it changes nothing, by mask or by embedding."
+    """A causal model explained at its second token: what stands behind it
+    changes nothing, by mask or by embedding.
+    """
     model = random_model('Llama', 'next token', 'eager', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     keep = ~torch.eye(N_TOKENS, dtype=torch.bool)[4:8]
@@ -632,7 +650,9 @@ def test_a_model_that_answers_by_chance_is_refused():
 
 
 class Crowded(BagOfWords):
-    "Numbers that depend on the rest of the batch, as those of layers quantized on the fly do."
+    """Numbers that depend on the rest of the batch, as those of layers
+    quantized on the fly do.
+    """
 
     def forward(self, input_ids, attention_mask):
         x = (self.table(input_ids) * attention_mask[..., None]).mean(1)
@@ -642,7 +662,8 @@ class Crowded(BagOfWords):
 
 def test_what_depends_on_the_batch_is_computed_alone():
     torch.manual_seed(0)
-    model, enc = Crowded().eval(), text()
+    model = Crowded().eval()
+    enc = text()
     loo, _, target = leave_one_out(model, enc)
     assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
 
@@ -677,10 +698,8 @@ def test_loo_without_a_padding_token_is_refused_in_our_words(tokenizer, family):
 def test_without_a_padding_token_texts_are_explained_one_by_one(
     tokenizer, family, method
 ):
-    model, texts = (
-        without_padding_token(family),
-        ["The jokes are old.", "Fine."],
-    )
+    model = without_padding_token(family)
+    texts = ["The jokes are old.", "Fine."]
     for text, found in zip(
         texts, explain(model, tokenizer, texts, method=method)
     ):

@@ -44,7 +44,8 @@ from lrp_loo.models import (
 def folder(tmp_path_factory):
     "Data in the hub's layout, our own sentences."
     d = tmp_path_factory.mktemp('data')
-    short, long = load_texts('sst2', 'embedded'), load_texts('imdb', 'embedded')
+    short = load_texts('sst2', 'embedded')
+    long = load_texts('imdb', 'embedded')
     for name, column, split, x in (
         ('sst2', 'sentence', 'validation', short),
         ('imdb', 'text', 'test', long),
@@ -101,7 +102,9 @@ def test_environment_variable(folder, monkeypatch):
 
 
 def test_the_papers_depth_end_to_end(folder, paper_model, tmp_path, tokenizer):
-    "Twelve layers: 34 rule sets, Tables 2 and A3 and Figure 2, every number of the paper's table beside one of ours."
+    """Twelve layers: 34 rule sets, Tables 2 and A3 and Figure 2, every number
+    of the paper's table beside one of ours.
+    """
     assert (
         main(
             [
@@ -141,7 +144,10 @@ def test_the_papers_depth_end_to_end(folder, paper_model, tmp_path, tokenizer):
 
 
 def test_identities_of_table_a3(demo, tmp_path):
-    "All layers from the front = all from the back = CP-LRP; first rows of two sweeps equal; no layer = AttnLRP: computed apart, not by sharing a name."
+    """All layers from the front = all from the back = CP-LRP; first rows of
+    two sweeps equal; no layer = AttnLRP: computed apart, not by sharing a
+    name.
+    """
     model, tokenizer = demo
     apart = {
         f'{s}{k}': (
@@ -181,7 +187,9 @@ def test_identities_of_table_a3(demo, tmp_path):
 
 
 def test_a_killed_reproduce_keeps_its_rows(tmp_path):
-    "Kill the command in the middle, look, start it again: the finished rows are the same bytes, none twice, none lost."
+    """Kill the command in the middle, look, start it again: the finished rows
+    are the same bytes, none twice, none lost.
+    """
     words = [
         sys.executable,
         '-c',
@@ -316,7 +324,9 @@ def test_small_models_are_trained_again(tmp_path, capsys, folder):
 
 
 def test_beyond_end_to_end(tmp_path, folder, capsys):
-    "The parts that are not the paper's: rows, tables, figures; on embedded data and on a folder."
+    """The parts that are not the paper's: rows, tables, figures; on embedded
+    data and on a folder.
+    """
     assert (
         main(
             [
@@ -333,7 +343,8 @@ def test_beyond_end_to_end(tmp_path, folder, capsys):
         )
         == 0
     )
-    out, where = capsys.readouterr().out, tmp_path / 'results' / 'embedded'
+    out = capsys.readouterr().out
+    where = tmp_path / 'results' / 'embedded'
     for part in (
         'conservation',
         'rewritings',
@@ -469,12 +480,18 @@ def test_explain_on_the_command_line_takes_units_and_targets(capsys):
 
 @pytest.mark.parametrize('name', ['sst2', 'imdb'])
 def test_what_ships(name):
-    "Adapters of at most 2 MB, safetensors alone, with a card; enough texts of both classes; good answers on them."
+    """Adapters of at most 2 MB, safetensors alone, with a card; enough texts
+    of both classes; good answers on them.
+    """
     folder = demo_folder(name)
     files = {p.name for p in folder.iterdir()}
     assert (
         files
-        == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
+        == {
+            'adapter_model.safetensors',
+            'adapter_config.json',
+            'README.md',
+        }
         and sum(p.stat().st_size for p in folder.iterdir()) <= 2 * 2**20
     )
     card = (folder / 'README.md').read_text()

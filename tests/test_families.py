@@ -160,7 +160,9 @@ def test_vit_is_the_naive_one(bypass, dtype, rel):
 
 @pytest.mark.parametrize('family', [f for f in FAMILIES if f not in VISION])
 def test_every_method_on_every_text_family(tokenizer, family):
-    "Batched with padding = one at a time; LOO = one masked pass at a time, whole words too; a contrast is a difference."
+    """Batched with padding = one at a time; LOO = one masked pass at a time,
+    whole words too; a contrast is a difference.
+    """
     task = (
         'next token'
         if ('Llama' in family or 'GPT' in family or 'Gemma' in family)
@@ -194,9 +196,12 @@ def test_every_method_on_every_text_family(tokenizer, family):
             )
     (a,) = explain(model, tokenizer, texts[0], method='loo')
     enc = encode(model, tokenizer, texts[0])
-    read = lambda out: (
-        out.logits[0, -1] if task == 'next token' else out.logits[0]
-    )[a.target]
+
+    def read(out):
+        return (out.logits[0, -1] if task == 'next token' else out.logits[0])[
+            a.target
+        ]
+
     with torch.no_grad():
         for i in range(len(a)):
             mask = enc['attention_mask'].clone()
@@ -462,7 +467,9 @@ OTHERS = {
 
 
 def test_experts():
-    "A mixture of experts: covered and conserved under CP-LRP; AttnLRP has no rule for a division by an activation, and says so."
+    """A mixture of experts: covered and conserved under CP-LRP; AttnLRP has no
+    rule for a division by an activation, and says so.
+    """
     torch.manual_seed(0)
     cls = transformers.MixtralForCausalLM
     model = cls._from_config(
@@ -482,7 +489,10 @@ def test_experts():
 @pytest.mark.filterwarnings('ignore:no rule')
 @pytest.mark.parametrize('name', OTHERS)
 def test_families_that_the_package_does_not_name(name):
-    "Made of known operations: covered and conserved with no code for them. Where an operation is not known it is named, and relevance is lost only then."
+    """Made of known operations: covered and conserved with no code for them.
+    Where an operation is not known it is named, and relevance is lost only
+    then.
+    """
     config, missing = OTHERS[name]
     cls = getattr(transformers, name)
     torch.manual_seed(0)
@@ -509,7 +519,8 @@ def test_families_that_the_package_does_not_name(name):
         lost = abs(s['remainder']) / max(map(abs, s.values()))
         assert lost > 1e-3 if missing else lost < 1e-5, (c.name, lost)
         weights = rules.report().query(
-            "operation in ('softmax', 'scaled_dot_product_attention', 'multi_head_attention_forward')"
+            "operation in ('softmax', 'scaled_dot_product_attention',"
+            " 'multi_head_attention_forward')"
         )
         assert missing == 'exp' or (
             weights.rule == 'constant weights'
@@ -644,13 +655,17 @@ def test_conservation_by_layer_is_a_chain():
 
 
 def test_two_threads_two_rule_sets_100_rounds():
-    "Two threads explain one model under two rule sets, 100 rounds: bit-equal to the serial results."
+    """Two threads explain one model under two rule sets, 100 rounds: bit-equal
+    to the serial results.
+    """
     model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
     inputs = random_inputs(model)
     serial = {
         c: relevance_of(model, inputs, c)[0] for c in (attn_lrp([1]), cp_lrp())
     }
-    wrong, rounds, barrier = [], [], threading.Barrier(2)
+    wrong = []
+    rounds = []
+    barrier = threading.Barrier(2)
 
     def work(c):
         for _ in range(100):
@@ -681,10 +696,8 @@ def test_compiled_and_half_precision(demo):
         lrp_rules(compiled, attn_lrp())
     half = copy.deepcopy(model).bfloat16()
     for m, r in (('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)):
-        a, b = (
-            explain(half, tokenizer, TEXTS[2], method=m)[0].scores,
-            explain(model, tokenizer, TEXTS[2], method=m)[0].scores,
-        )
+        a = explain(half, tokenizer, TEXTS[2], method=m)[0].scores
+        b = explain(model, tokenizer, TEXTS[2], method=m)[0].scores
         assert (
             torch.isfinite(a).all()
             and torch.corrcoef(torch.stack([a, b]))[0, 1] > r
@@ -741,7 +754,9 @@ def test_subsets_of_an_image():
 
 
 def test_context_by_every_method():
-    "A score per sentence by every method; hiding one sentence at a time by hand gives LOO's; a bad call says so."
+    """A score per sentence by every method; hiding one sentence at a time by
+    hand gives LOO's; a bad call says so.
+    """
     model, tok = load_demo('reviews')
     context = 'The songs are sweet. The plot is bad. Nobody laughed!'
     for m in METHODS:
@@ -750,7 +765,11 @@ def test_context_by_every_method():
         )
         assert (
             a.tokens
-            == ['The songs are sweet.', 'The plot is bad.', 'Nobody laughed!']
+            == [
+                'The songs are sweet.',
+                'The plot is bad.',
+                'Nobody laughed!',
+            ]
             and torch.isfinite(a.scores).all()
             and a.logit < 0
             and a.label == 'very bad'
@@ -797,7 +816,9 @@ def test_a_model_compiled_in_place_is_refused():
 
 
 def test_rules_of_ones_own():
-    "By operation, layer, module path, predicate, and for a module that counts as one operation; a rule that changes numbers is caught."
+    """By operation, layer, module path, predicate, and for a module that
+    counts as one operation; a rule that changes numbers is caught.
+    """
     model = random_model('GPT-2', 'next token')
     inputs = random_inputs(model)
     plain = relevance_of(model, inputs, attn_lrp())[0]

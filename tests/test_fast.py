@@ -42,7 +42,9 @@ TEXTS = [
 
 @pytest.mark.parametrize('family,task', family_tasks())
 def test_families(family, task):
-    "Where a model is taken, its numbers are the model's; BERT's kin with a class per text are taken."
+    """Where a model is taken, its numbers are the model's; BERT's kin with a
+    class per text are taken.
+    """
     try:
         model = random_model(family, task, 'sdpa')
     except ValueError:
@@ -131,7 +133,9 @@ def test_nothing_left_but_the_row_that_is_read():
 
 
 def test_where_the_model_is_more_than_its_weights():
-    "Hooks, replaced parts and other classes: refused by construction, or by the check."
+    """Hooks, replaced parts and other classes: refused by construction, or by
+    the check.
+    """
     model, tokenizer = load_demo('sst2')
     enc = encode(model, tokenizer, TEXTS[0])
     layer = model.bert.encoder.layer[2]
@@ -158,7 +162,8 @@ def test_where_the_model_is_more_than_its_weights():
 
     new = Louder(384, 384)
     new.load_state_dict(layer.attention.output.dense.state_dict())
-    old, layer.attention.output.dense = layer.attention.output.dense, new
+    old = layer.attention.output.dense
+    layer.attention.output.dense = new
     with pytest.raises(ValueError, match='parts that BERT'):
         FastEncoder(model)
     layer.attention.output.dense = old
@@ -216,7 +221,9 @@ def test_curves_of_many_texts():
 
 @pytest.mark.parametrize('demo', ['reviews-sst2', 'reviews'])
 def test_a_decoders_prefix_is_computed_once(demo):
-    "LOO, spans and curves from the cache are those of masked texts; and fewer tokens go through the model."
+    """LOO, spans and curves from the cache are those of masked texts; and
+    fewer tokens go through the model.
+    """
     model, tokenizer = load_demo(demo)
     enc = encode(model, tokenizer, ' '.join(TEXTS))
     T = enc['input_ids'].shape[1]
@@ -236,10 +243,8 @@ def test_a_decoders_prefix_is_computed_once(demo):
         leave_one_out(model, enc, units=spans, drop=False)[0],
         atol=1e-4,
     )
-    units, scores = (
-        removal_units(special_mask(tokenizer, enc['input_ids'][0])),
-        {'order': torch.arange(T).float()},
-    )
+    units = removal_units(special_mask(tokenizer, enc['input_ids'][0]))
+    scores = {'order': torch.arange(T).float()}
     for a, b in zip(
         perturbation_curves(model, enc, scores, units, None)['order'],
         perturbation_curves(model, enc, scores, units, None, drop=False)[
@@ -253,17 +258,21 @@ def test_a_decoders_prefix_is_computed_once(demo):
     'family,task', [f for f in family_tasks() if f[1] == 'class']
 )
 def test_one_row_of_the_last_layer(family, task):
-    "Logits and gradients of the whole pass, from one row where the class is known; other models untouched."
+    """Logits and gradients of the whole pass, from one row where the class is
+    known; other models untouched.
+    """
     model = random_model(family, task, 'eager')
     inputs = random_inputs(model)
     rows = []
     if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'):
         pytest.skip('built otherwise')
-    listen = lambda: model.base_model.encoder.layer[-1].register_forward_hook(
-        lambda m, a, out: rows.append(
-            (out if torch.is_tensor(out) else out[0]).shape[1]
+
+    def listen():
+        return model.base_model.encoder.layer[-1].register_forward_hook(
+            lambda m, a, out: rows.append(
+                (out if torch.is_tensor(out) else out[0]).shape[1]
+            )
         )
-    )
 
     def run(context):
         with context, watch_embeddings(model) as seen:
@@ -272,10 +281,8 @@ def test_one_row_of_the_last_layer(family, task):
             handle.remove()
         return value, torch.autograd.grad(value[0, 0], seen[0])[0]
 
-    (one, g), (whole, h) = (
-        run(read_row_only(model)),
-        run(contextlib.nullcontext()),
-    )
+    one, g = run(read_row_only(model))
+    whole, h = run(contextlib.nullcontext())
     assert torch.allclose(one, whole, atol=1e-12) and torch.allclose(
         g, h, atol=1e-12
     )
@@ -331,7 +338,9 @@ def test_integrated_gradients_do_not_depend_on_the_batch():
 
 
 def test_cores_share_the_work_where_they_may():
-    "Two threads give one thread's numbers and leave torch's setting; a context or a hook of the caller's keeps the work in its thread."
+    """Two threads give one thread's numbers and leave torch's setting; a
+    context or a hook of the caller's keeps the work in its thread.
+    """
     model, tokenizer = load_demo('sst2')
     before = torch.get_num_threads()
     texts = TEXTS * 4

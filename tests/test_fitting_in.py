@@ -9,8 +9,6 @@ import torch
 import transformers
 
 from lrp_loo import (
-    Composite,
-    Removal,
     Target,
     attribute_context,
     audit,
@@ -61,7 +59,8 @@ OPTIONS = {'ig': dict(n_steps=16), 'removal+loo': {}}
 
 
 def close(a, b, tol=1e-5):
-    a, b = a.detach(), b.detach()
+    a = a.detach()
+    b = b.detach()
     return a.shape == b.shape and float((a - b).abs().max()) <= tol * max(
         1e-3, float(b.abs().max())
     )
@@ -89,10 +88,13 @@ def digits():
 
 @pytest.mark.parametrize('name', CLASSES)
 def test_as_explain(demo, batch, name):
-    "Three texts of unlike length in one batch, padded on either side: each as if alone, padding 0."
+    """Three texts of unlike length in one batch, padded on either side: each
+    as if alone, padding 0.
+    """
     model, tokenizer = demo
     ids, mask, _ = batch
-    c, kw = CLASSES[name](model, tokenizer=tokenizer), OPTIONS.get(name, {})
+    c = CLASSES[name](model, tokenizer=tokenizer)
+    kw = OPTIONS.get(name, {})
     alone = [
         explain(
             model,
@@ -110,7 +112,10 @@ def test_as_explain(demo, batch, name):
         and not scores.requires_grad
     )
     shift = [ids.shape[1] - int(m.sum()) for m in mask]
-    roll = lambda v: torch.stack([r.roll(s) for r, s in zip(v, shift)])
+
+    def roll(v):
+        return torch.stack([r.roll(s) for r, s in zip(v, shift)])
+
     left = c.attribute(roll(ids), additional_forward_args=roll(mask), **kw)
     for s, l, m, a in zip(scores, left, mask, alone):
         n = int(m.sum())
@@ -123,7 +128,9 @@ def test_as_explain(demo, batch, name):
 
 
 def test_one_padded_text(demo, batch):
-    "A batch of one that is padded all the same: Leave-One-Out must not take padding for text."
+    """A batch of one that is padded all the same: Leave-One-Out must not take
+    padding for text.
+    """
     model, tokenizer = demo
     ids, mask, _ = batch
     for name in ('loo', 'attn_lrp', 'removal'):
@@ -137,7 +144,8 @@ def test_one_padded_text(demo, batch):
 def test_targets(demo, batch):
     model, tokenizer = demo
     ids, mask, E = batch
-    lrp, loo = LRP(model), LeaveOneOut(model)
+    lrp = LRP(model)
+    loo = LeaveOneOut(model)
     more = dict(additional_forward_args=mask)
     one = [lrp.attribute(ids, target=c, **more) for c in (0, 1)]
     for t in ([1, 0, 1], torch.tensor([1, 0, 1]), np.array([1, 0, 1])):
@@ -180,7 +188,9 @@ def test_targets(demo, batch):
     [(f, t) for f, t in family_tasks() if t in ('class', 'next token')],
 )
 def test_embeddings_of_families(family, task):
-    "Embeddings instead of ids: the same logits, and per dimension what sums to the token's score, in every family."
+    """Embeddings instead of ids: the same logits, and per dimension what sums
+    to the token's score, in every family.
+    """
     model = random_model(family, task)
     ids = random_inputs(model)['input_ids'].repeat(2, 1)
     ids[1] = ids[1].flip(0)
@@ -188,10 +198,9 @@ def test_embeddings_of_families(family, task):
     with torch.no_grad():
         E = input_embeddings(model)(ids)
         given = ReadsGiven(model, E, mask)
-    f, more = (
-        TensorModel(model),
-        dict(attention_mask=mask),
-    )  # by name: in GPT-2 the cache comes first
+    # by name: in GPT-2 the cache comes first
+    f = TensorModel(model)
+    more = dict(attention_mask=mask)
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=mask).logits
         assert close(
@@ -207,7 +216,8 @@ def test_embeddings_of_families(family, task):
         assert close(R.sum(-1), scores, 1e-7) and close(
             delta, values - scores.sum(1), 1e-6
         )
-    model, E = model.float(), E.float()
+    model = model.float()
+    E = E.float()
     assert close(
         LeaveOneOut(model).attribute(E, target=1).sum(-1),
         LeaveOneOut(model).attribute(ids, target=1),
@@ -257,7 +267,8 @@ def test_as_captum(demo, batch, digits):
     captum = pytest.importorskip('captum.attr')
     model = demo[0]
     ids, mask, E = batch
-    f, t = TensorModel(model), [1, 0, 1]
+    f = TensorModel(model)
+    t = [1, 0, 1]
     x = E.clone().requires_grad_()
     for b in (0, E.flip(0), torch.zeros_like(E[:1])):
         kw = dict(
@@ -333,7 +344,8 @@ def test_as_captum(demo, batch, digits):
         LeaveOneOut(model).attribute(ids, 1012, t, mask), stands * mask, 1e-4
     )  # one id in a token's place
     vit, X, y = digits
-    fv, px = TensorModel(vit), X.clone().requires_grad_()
+    fv = TensorModel(vit)
+    px = X.clone().requires_grad_()
     assert close(
         IntegratedGradients(vit).attribute(
             X, baselines=-1, target=y, n_steps=5
@@ -347,10 +359,8 @@ def test_as_captum(demo, batch, digits):
 
 
 def test_captums_tools(demo, batch):
-    captum, metrics = (
-        pytest.importorskip('captum.attr'),
-        pytest.importorskip('captum.metrics'),
-    )
+    captum = pytest.importorskip('captum.attr')
+    metrics = pytest.importorskip('captum.metrics')
     model = demo[0]
     ids, mask, E = batch
     kw = dict(target=torch.tensor([1, 0, 1]), additional_forward_args=(mask,))
@@ -444,26 +454,30 @@ def test_explain_func(demo, digits):
 
 
 def test_metrics(demo, digits):
-    "Quantus' MoRF curve on one text is ours until [CLS] goes; with one pixel set at a time its faithfulness is a correlation; Leave-One-Out reaches 1 where both remove alike."
+    """Quantus' MoRF curve on one text is ours until [CLS] goes; with one pixel
+    set at a time its faithfulness is a correlation; Leave-One-Out reaches 1
+    where both remove alike.
+    """
     quantus = pytest.importorskip('quantus', exc_type=ImportError)
     model, tokenizer = demo
     f = TokenModel(model)
     enc = encode(model, tokenizer, TEXTS[0])
     a = explain(model, tokenizer, TEXTS[0], method='attn_lrp')[0]
-    call = lambda metric, m, x, y, method: metric(
-        model=m,
-        x_batch=x,
-        y_batch=y,
-        a_batch=None,
-        channel_first=True,
-        explain_func=quantus_explain(method),
-        softmax=False,
-        device='cpu',
-    )
-    x, y = (
-        enc['input_ids'].numpy()[:, None].astype('float32'),
-        np.array([a.target]),
-    )
+
+    def call(metric, m, x, y, method):
+        return metric(
+            model=m,
+            x_batch=x,
+            y_batch=y,
+            a_batch=None,
+            channel_first=True,
+            explain_func=quantus_explain(method),
+            softmax=False,
+            device='cpu',
+        )
+
+    x = enc['input_ids'].numpy()[:, None].astype('float32')
+    y = np.array([a.target])
     theirs = np.array(
         call(
             quantus.PixelFlipping(
@@ -641,7 +655,10 @@ def test_other_pipelines(demo):
     ):
         with pytest.raises(
             ValueError,
-            match="'feature-extraction' cannot be explained as it is; take one for text-classification",
+            match=(
+                "'feature-extraction' cannot be explained as it is; take one"
+                " for text-classification"
+            ),
         ):
             call()
     with pytest.raises(TypeError, match='or a pipeline'):
@@ -657,7 +674,9 @@ def test_refused(demo, batch, digits):
     model, tokenizer = demo
     ids, mask, E = batch
     vit, X, y = digits
-    lrp, ig, loo = LRP(model), IntegratedGradients(model), LeaveOneOut(model)
+    lrp = LRP(model)
+    ig = IntegratedGradients(model)
+    loo = LeaveOneOut(model)
 
     def no(kind, match, call):
         with pytest.raises(kind, match=match):
@@ -853,8 +872,11 @@ def test_refused(demo, batch, digits):
 
 
 def test_arguments_in_the_models_order():
-    "DistilBERT has no token types: the second argument after the ids is another one there."
-    bert, distil = random_model('BERT'), random_model('DistilBERT')
+    """DistilBERT has no token types: the second argument after the ids is
+    another one there.
+    """
+    bert = random_model('BERT')
+    distil = random_model('DistilBERT')
     ids = random_inputs(bert)['input_ids']
     ones = torch.ones_like(ids)
     assert list(named_inputs(bert, ids, (ones, ones, None))) == [
@@ -885,7 +907,13 @@ def test_arguments_in_the_models_order():
 
 def test_without_captum_and_quantus():
     "The package imports and works where neither library is installed."
-    check = "import sys; sys.modules.update(captum=None, quantus=None); from lrp_loo import LRP, load_demo; m, t = load_demo('sst2'); print(tuple(LRP(m).attribute(t('old jokes', return_tensors='pt')['input_ids']).shape), 'captum' in str(sys.modules['captum']))"
+    check = (
+        "import sys; sys.modules.update(captum=None, quantus=None); from"
+        " lrp_loo import LRP, load_demo; m, t = load_demo('sst2');"
+        " print(tuple(LRP(m).attribute(t('old jokes',"
+        " return_tensors='pt')['input_ids']).shape), 'captum' in"
+        " str(sys.modules['captum']))"
+    )
     out = subprocess.run(
         [sys.executable, '-c', check], capture_output=True, text=True
     )

@@ -1,5 +1,6 @@
 """Random texts through `explain`: nothing but the documented errors, finite scores, the text's own tokens, duplicates alike, order kept.
-A slice here; `python tests/test_fuzz.py 2000 --write` runs so many and writes results/fuzz.json."""
+A slice here; `python tests/test_fuzz.py 2000 --write` runs so many and writes results/fuzz.json.
+"""
 
 import json
 import os
@@ -20,14 +21,20 @@ from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.models import describe_model
 
 N = int(os.environ.get('LRP_LOO_FUZZ', 100))
-METHODS, EXACT, LONGEST = ('attn_lrp', 'cp_lrp', 'removal'), 'loo', 512
+METHODS = ('attn_lrp', 'cp_lrp', 'removal')
+EXACT = 'loo'
+LONGEST = 512
 TOLERANCE = dict.fromkeys(
     METHODS,
     1e-4,
     # of one text's scores in different company: single precision, scores up to
     # 10
 )
-WORDS = "a the film plot actor ending dull bright never always laughed cried slow quick music camera not very almost story scene hero nobody why café naïve x² 3.14 $5 don't co-star".split()
+WORDS = (
+    "a the film plot actor ending dull bright never always laughed cried slow"
+    " quick music camera not very almost story scene hero nobody why café naïve"
+    " x² 3.14 $5 don't co-star".split()
+)
 SPACES = [
     ' ',
     '  ',
@@ -87,7 +94,8 @@ KINDS = {  # kind → (rng, size) → text
 
 def random_texts(n, seed):
     "n (kind, text), one in ten said before."
-    rng, out = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    out = []
     for i in range(n):
         if i and rng.random() < 0.1:
             out.append(out[rng.integers(len(out))])
@@ -116,7 +124,9 @@ def random_texts(n, seed):
 
 
 def refusal(tokenizer, text):
-    "Which of REFUSED the text must get, found without the code under test; None: it has content."
+    """Which of REFUSED the text must get, found without the code under test;
+    None: it has content.
+    """
     if any(0xD800 <= ord(c) < 0xE000 for c in text):
         return 'surrogate' if text.strip() else 'empty'
     if not text.strip():
@@ -125,7 +135,8 @@ def refusal(tokenizer, text):
     return None if set(tokenizer.tokenize(text)) - special else 'no token'
 
 
-def check(a, tokenizer, text):  # one explanation against its text
+def check(a, tokenizer, text):
+    "One explanation against its text."
     ids = tokenizer(text, truncation=True, max_length=LONGEST)['input_ids']
     assert (
         a.input_ids.tolist() == ids
@@ -139,14 +150,17 @@ def check(a, tokenizer, text):  # one explanation against its text
     )
 
 
-def apart(a, b):  # how far two explanations of one text are from each other
+def apart(a, b):
+    "How far two explanations of one text are from each other."
     assert a.tokens == b.tokens and a.target == b.target
     return float((a.scores - b.scores).abs().max())
 
 
 def fuzz(model, tokenizer, n, seed, batch=50):
     "Counts of what came."
-    said, good, counts = random_texts(n, seed), [], Counter()
+    said = random_texts(n, seed)
+    good = []
+    counts = Counter()
     for kind, t in said:
         counts[f'of kind {kind}'] += 1
         why = refusal(tokenizer, t)
@@ -156,7 +170,9 @@ def fuzz(model, tokenizer, n, seed, batch=50):
         with pytest.raises(ValueError, match=REFUSED[why]):
             explain(model, tokenizer, t)
         counts[f'refused: {why}'] += 1
-    first, worst, logits = {}, dict.fromkeys(METHODS, 0.0), {}
+    first = {}
+    worst = dict.fromkeys(METHODS, 0.0)
+    logits = {}
     for s in range(0, len(good), batch):
         texts = good[s : s + batch]
         counts['longer than the model, cut'] += sum(
@@ -229,7 +245,9 @@ def test_the_record():
 
 
 if __name__ == '__main__':
-    n, seed, start = int(sys.argv[1]), 0, time.time()
+    n = int(sys.argv[1])
+    seed = 0
+    start = time.time()
     model, tokenizer = load_demo('sst2')
     counts, worst = fuzz(model, tokenizer, n, seed)
     d = dict(

@@ -15,14 +15,17 @@ from lrp_loo.models import load_model
 CLOSED = 'http://127.0.0.1:9'  # nobody listens there
 
 
-def in_a_process(
-    code,
-):  # nothing is said about being offline, and the hub is a closed port
+def in_a_process(code):
+    "Nothing is said about being offline, and the hub is a closed port."
     env = {
         k: v
         for k, v in os.environ.items()
         if k
-        not in ('HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE', 'HF_DATASETS_OFFLINE')
+        not in (
+            'HF_HUB_OFFLINE',
+            'TRANSFORMERS_OFFLINE',
+            'HF_DATASETS_OFFLINE',
+        )
     } | dict(HF_ENDPOINT=CLOSED)
     return subprocess.run(
         [sys.executable, '-c', code],
@@ -49,7 +52,9 @@ def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(call, kind):
 
 
 @pytest.fixture
-def unreachable(monkeypatch):  # a network without an answer
+def unreachable(monkeypatch):
+    "a network without an answer."
+
     def no_answer(*args, **kwargs):
         raise ConnectionError('no route')
 
@@ -110,9 +115,8 @@ def test_a_folder_in_the_layout_of_the_hub_needs_no_hub(unreachable, tmp_path):
 # what a library says while it loads
 
 
-def saved(
-    folder, tokenizer, **config
-):  # a model's folder whose config says something else
+def saved(folder, tokenizer, **config):
+    "a model's folder whose config says something else."
     random_bert(layers=1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     path = folder / 'config.json'

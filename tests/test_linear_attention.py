@@ -38,7 +38,9 @@ from lrp_loo.studies.linear_attention import (
 
 @pytest.fixture(autouse=True, scope='module')
 def one_thread():
-    "The tensors are small: more threads only wait for each other, badly so on a busy machine."
+    """The tensors are small: more threads only wait for each other, badly so
+    on a busy machine.
+    """
     n = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,8 +74,12 @@ def share(c, denominator, R, eps):
 @torch.no_grad()
 def oracle(m, x, target, form, eps):
     "Equations 1, 3 and 4 for one image, every index written out."
-    n, E = len(x), torch.einsum
-    b = lambda W: 0.0 if W.bias is None else W.bias
+    n = len(x)
+    E = torch.einsum
+
+    def b(W):
+        return 0.0 if W.bias is None else W.bias
+
     p = torch.zeros(n, 1, dtype=x.dtype) if m.positions is None else m.positions
     h = (
         x[:, None]
@@ -96,17 +102,21 @@ def oracle(m, x, target, form, eps):
     if form == 'qk_v':
         c = E('ji,ip->jip', Z, v)
         s = share(c, 2 * O[:, None], RO[:, None], eps)
-        RZ, Rv = s.sum(2), s.sum(0)
+        RZ = s.sum(2)
+        Rv = s.sum(0)
         c = m.c * E('jr,ir->jir', q, k)
         s = share(c, 2 * Z[..., None], RZ[..., None], eps)
-        Rq, Rk = s.sum(1), s.sum(0)
+        Rq = s.sum(1)
+        Rk = s.sum(0)
     else:
         c = m.c * E('jr,rp->jrp', q, S)
         s = share(c, 2 * O[:, None], RO[:, None], eps)
-        Rq, RS = s.sum(2), s.sum(0)
+        Rq = s.sum(2)
+        RS = s.sum(0)
         c = E('ir,ip->irp', k, v)
         s = share(c, 2 * S, RS, eps)
-        Rk, Rv = s.sum(2), s.sum(1)
+        Rk = s.sum(2)
+        Rv = s.sum(1)
     Rh = 0.0
     for W, y, R in ((m.W_Q, q, Rq), (m.W_K, k, Rk), (m.W_V, v, Rv)):
         Rh = Rh + share(
@@ -211,7 +221,8 @@ def test_bare_pixel_closed_form():
             W.weight @ m.embed.weight[:, 0] for W in (m.W_Q, m.W_K, m.W_V)
         )
         w = (q @ k) * m.out.weight.view(3, 7, 4)[t] @ v
-    S, L = (x**2).sum(-1, keepdim=True), (w * x).sum(-1, keepdim=True)
+    S = (x**2).sum(-1, keepdim=True)
+    L = (w * x).sum(-1, keepdim=True)
     for got, want in (
         (pixel_loo(m, x, t), S * w * x + L * x**2 - w * x**3),
         (pixel_lrp(m, x, t, 'q_kv', 0.0), (S * w * x + L * x**2) / 2),
@@ -241,7 +252,8 @@ def test_pearson_is_numpys_and_sum_to_one_only_flips(seed, n):
 
 
 def test_undefined_is_counted():
-    ones, x = torch.ones(3, 8), torch.arange(24.0).view(3, 8)
+    ones = torch.ones(3, 8)
+    x = torch.arange(24.0).view(3, 8)
     maps = {
         'loo': dict.fromkeys(FORMS, x),
         'ig': dict.fromkeys(FORMS, x * float('nan')),
@@ -259,10 +271,8 @@ def test_undefined_is_counted():
 
 def test_mean_and_standard_error():
     rows = table1_rows(pixel_maps(*make(3, 6, 3, batch=9)))
-    t, r = (
-        table1(rows),
-        np.array([row['as_is', 'attn_lrp', 'L_vs_R'] for row in rows]),
-    )
+    t = table1(rows)
+    r = np.array([row['as_is', 'attn_lrp', 'L_vs_R'] for row in rows])
     assert t.loc[('as_is', 'attn_lrp', 'L_vs_R'), 'mean'] == pytest.approx(
         r.mean()
     )
@@ -281,7 +291,8 @@ def blobs(n, side=4, seed=0):
 
 
 def test_training_learns_is_repeatable_and_leaves_the_global_seed():
-    (x, y), state = blobs(400), torch.get_rng_state()
+    x, y = blobs(400)
+    state = torch.get_rng_state()
     kw = dict(epochs=10, lr=1e-2, batch_size=32, progress=False, width=8)
     a, b, c = (
         train_linear_attention(normalise_images(x), y, seed=s, **kw)
@@ -295,16 +306,14 @@ def test_training_learns_is_repeatable_and_leaves_the_global_seed():
 
 
 def test_experiment_resumes_and_keeps_rows(tmp_path):
-    train, test, kw = (
-        blobs(60),
-        blobs(12, seed=1),
-        dict(
-            epochs=1,
-            limit=5,
-            progress=False,
-            data_info='blobs',
-            grid=[GRID[0], GRID[8], GRID[12]],
-        ),
+    train = blobs(60)
+    test = blobs(12, seed=1)
+    kw = dict(
+        epochs=1,
+        limit=5,
+        progress=False,
+        data_info='blobs',
+        grid=[GRID[0], GRID[8], GRID[12]],
     )
     whole = linear_attention_experiment(
         train, test, path=tmp_path / 'whole.json', **kw
@@ -356,7 +365,9 @@ def test_experiment_resumes_and_keeps_rows(tmp_path):
 
 
 def test_nearest_treats_undefined_as_far():
-    cell = lambda v: {p: dict(mean=v, se=0.0, n=1, undefined=0) for p in PAIRS}
+    def cell(v):
+        return {p: dict(mean=v, se=0.0, n=1, undefined=0) for p in PAIRS}
+
     far = dict(
         name='far',
         accuracy=0.0,

@@ -99,7 +99,9 @@ WINDOWS = [
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('family,task,config', WINDOWS)
 def test_a_window_on_padding(family, task, config, dtype, attention):
-    "With a window of a few keys the padding's last rows see padding alone; nobody reads them, and nothing of theirs may get out."
+    """With a window of a few keys the padding's last rows see padding alone;
+    nobody reads them, and nothing of theirs may get out.
+    """
     try:
         model = random_model(family, task, attention, dtype=dtype, **config)
     except ValueError:
@@ -120,7 +122,9 @@ def test_a_window_on_padding(family, task, config, dtype, attention):
 
 @pytest.mark.parametrize('task', ['class', 'next token'])
 def test_gemma_2_in_double_precision(task):
-    "Its softmax is taken in single precision, where the double mask of a row that sees nothing is −∞ throughout."
+    """Its softmax is taken in single precision, where the double mask of a row
+    that sees nothing is −∞ throughout.
+    """
     model = random_model('Gemma 2', task, 'eager')
     single = copy.deepcopy(model).float()
     enc = random_inputs(model)
@@ -132,7 +136,9 @@ def test_gemma_2_in_double_precision(task):
 
 
 def test_xlnet_has_its_tokens_first():
-    "It looks ids up as (T, batch); embeddings, and with them every score, still come as (batch, T)."
+    """It looks ids up as (T, batch); embeddings, and with them every score,
+    still come as (batch, T).
+    """
     model = xlnet(torch.float64)
     enc = random_inputs(model, 7)
     for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
@@ -152,7 +158,9 @@ def test_xlnet_has_its_tokens_first():
 
 
 def test_xlnet_attention_is_what_removal_takes_it_for():
-    "∂f/∂log m_j against finite differences of the key's weight: rows and keys are not swapped."
+    """∂f/∂log m_j against finite differences of the key's weight: rows and
+    keys are not swapped.
+    """
     model = xlnet(torch.float64)
     enc = random_inputs(model, 7)
     with (
@@ -193,7 +201,9 @@ def test_rollout_reads_xlnets_last_row():
 
 @pytest.mark.parametrize('model', [longformer, ibert])
 def test_ig_where_embeddings_are_another_shape(model):
-    "Longformer pads to whole windows by itself, I-BERT's embeddings are a pair: the path's end differences are the scores' sum all the same."
+    """Longformer pads to whole windows by itself, I-BERT's embeddings are a
+    pair: the path's end differences are the scores' sum all the same.
+    """
     model = model()
     encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
     scores, _, _, info = ig_scores(
@@ -221,7 +231,8 @@ def funnel():
     )
 
 
-def with_sinks():  # a column beside the tokens
+def with_sinks():
+    "a column beside the tokens."
     return small(
         'GptOssForCausalLM',
         transformers.GptOssConfig(
@@ -262,7 +273,9 @@ class Words(torch.nn.Module):
 
 
 def test_a_sink_is_no_class_token():
-    "One key more than there are tokens stands in front of an image's patches; in a text it may stand anywhere."
+    """One key more than there are tokens stands in front of an image's
+    patches; in a text it may stand anywhere.
+    """
 
     class Sink(Words):
         def forward(self, input_ids, attention_mask=None):

@@ -28,14 +28,17 @@ print(json.dumps(dict(tokens=a.tokens, next=b.label, rows=list(table.index), loo
 '''
 
 
-def run(
-    code, *before, **env
-):  # in a process of its own, with nothing said about being offline
+def run(code, *before, **env):
+    "In a process of its own, with nothing said about being offline."
     settings = {
         k: v
         for k, v in os.environ.items()
         if k
-        not in ('HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE', 'HF_DATASETS_OFFLINE')
+        not in (
+            'HF_HUB_OFFLINE',
+            'TRANSFORMERS_OFFLINE',
+            'HF_DATASETS_OFFLINE',
+        )
     } | env
     done = subprocess.run(
         [*before, sys.executable, '-c', textwrap.dedent(code)],
@@ -48,8 +51,15 @@ def run(
 
 
 def test_importing_is_light_and_quick():
-    "What counts is what is imported; the time is the best of five, since a machine may be busy."
-    code = "import json, sys, time; start = time.perf_counter(); before = set(sys.modules); import lrp_loo; t = time.perf_counter() - start; print(json.dumps([t, sorted({m.split('.')[0] for m in set(sys.modules) - before})]))"
+    """What counts is what is imported; the time is the best of five, since a
+    machine may be busy.
+    """
+    code = (
+        "import json, sys, time; start = time.perf_counter(); before ="
+        " set(sys.modules); import lrp_loo; t = time.perf_counter() - start;"
+        " print(json.dumps([t, sorted({m.split('.')[0] for m in"
+        " set(sys.modules) - before})]))"
+    )
     found = [run(code) for _ in range(5)]
     assert not {
         'torch',
@@ -65,7 +75,9 @@ def test_importing_is_light_and_quick():
 
 
 def test_without_sockets():
-    "A socket that is asked for, even where the answer no is accepted, would be seen."
+    """A socket that is asked for, even where the answer no is accepted, would
+    be seen.
+    """
     d = run(CLOSED + USE)
     assert (
         d['asked'] == []
@@ -78,8 +90,9 @@ def test_without_sockets():
 
 def test_closed_sockets_are_closed():
     d = run(
-        CLOSED
-        + "import json, urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:9')\nexcept OSError as e: print(json.dumps([str(e), len(asked)]))"
+        CLOSED + "import json, urllib.request\ntry:"
+        " urllib.request.urlopen('http://127.0.0.1:9')\nexcept OSError as e:"
+        " print(json.dumps([str(e), len(asked)]))"
     )
     assert 'there is no network' in d[0] and d[1] == 1
 

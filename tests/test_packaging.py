@@ -25,10 +25,8 @@ print(a)
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
     "Built from a copy of what git tracks, so that nothing else can slip in."
-    source, out = (
-        tmp_path_factory.mktemp('source'),
-        tmp_path_factory.mktemp('wheel'),
-    )
+    source = tmp_path_factory.mktemp('source')
+    out = tmp_path_factory.mktemp('wheel')
     files = subprocess.run(
         ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
         cwd=ROOT,
@@ -48,7 +46,10 @@ def wheel(tmp_path_factory):
         [
             sys.executable,
             '-c',
-            f"import setuptools.build_meta as b; print(b.build_wheel({str(out)!r}))",
+            (
+                "import setuptools.build_meta as b;"
+                f" print(b.build_wheel({str(out)!r}))"
+            ),
         ],
         cwd=source,
         capture_output=True,

@@ -51,7 +51,8 @@ def scores(titles):
     return torch.tensor([score(t) for t in titles])
 
 
-def near(shown, a):  # three significant digits are shown
+def near(shown, a):
+    "Three significant digits are shown."
     assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (
         shown,
         a,
@@ -65,7 +66,8 @@ def test_first_view(page, demo):
     near(c.js(BELOW), loo)
     assert (
         c.js("document.querySelector('#tokens0').textContent")
-        == '[CLS] a slow start , but the < b > last < / b > act is a quiet triumph [SEP]'
+        == '[CLS] a slow start , but the < b > last < / b > act is a quiet'
+        ' triumph [SEP]'
     )
     r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
     assert f'{r:+.3f}'.replace('-', '−') in c.js(
@@ -116,7 +118,10 @@ def test_layers_switch_by_mouse(page, demo):
 
 def test_by_keyboard_alone(page, demo):
     c = opened(page)
-    focus = "document.activeElement.value || document.activeElement.id || document.activeElement.textContent"
+    focus = (
+        "document.activeElement.value || document.activeElement.id ||"
+        " document.activeElement.textContent"
+    )
     c.key('Tab')
     assert c.js(focus) == 'attn_lrp…cp_lrp'
     c.key('ArrowDown')
@@ -214,7 +219,8 @@ def test_a_long_text_offers_the_sweeps(demo, tmp_path):
             is True
         )
         c.js(
-            "(() => { const p = document.querySelector('#preset'); p.value = '0,1,2'; p.dispatchEvent(new Event('change')) })()"
+            "(() => { const p = document.querySelector('#preset'); p.value ="
+            " '0,1,2'; p.dispatchEvent(new Event('change')) })()"
         )
         near(
             c.js(STATE),
@@ -228,7 +234,8 @@ def test_a_long_text_offers_the_sweeps(demo, tmp_path):
         assert c.errors == []
 
 
-def dark_cls(d):  # the page's data with a [CLS] that is larger than every word
+def dark_cls(d):
+    "The page's data with a [CLS] that is larger than every word."
     for scores in d['methods'].values():
         scores[0] = 50.0
     for scores in d['sets'].values():
@@ -237,9 +244,8 @@ def dark_cls(d):  # the page's data with a [CLS] that is larger than every word
 
 
 @pytest.fixture
-def with_a_dark_cls(
-    demo, tmp_path, monkeypatch
-):  # a page on which [CLS] would hide every word
+def with_a_dark_cls(demo, tmp_path, monkeypatch):
+    "a page on which [CLS] would hide every word."
     made = page_data(*demo, TEXT, methods=['loo', 'removal'])
     monkeypatch.setattr(
         'lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made)
@@ -253,7 +259,8 @@ def with_a_dark_cls(
 
 def colours_of(c, row):
     return c.js(
-        f"[...document.querySelectorAll('#tokens{row} span')].map(e => getComputedStyle(e).backgroundColor)"
+        f"[...document.querySelectorAll('#tokens{row} span')].map(e =>"
+        " getComputedStyle(e).backgroundColor)"
     )
 
 
@@ -277,7 +284,8 @@ def test_special_tokens_are_drawn_apart(with_a_dark_cls):
     shown = colours_of(c, 0)
     assert shown[0] == shown[-1] == 'rgb(255, 255, 255)'
     assert c.js(
-        "[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)"
+        "[...document.querySelectorAll('#tokens0 .special')].map(e =>"
+        " e.textContent)"
     ) == ['[CLS]', '[SEP]']
     assert (
         c.js("document.querySelector('#tokens0 span').title")

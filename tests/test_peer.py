@@ -1,5 +1,6 @@
 """Against the reference implementation of AttnLRP, where one is at hand: set LRP_LOO_LXT_PYTHON to the python of an environment with lxt 2.1
-(pip install torch==2.13.0 'transformers==4.52.4' lxt==2.1; it cannot share an environment with transformers 5)."""
+(pip install torch==2.13.0 'transformers==4.52.4' lxt==2.1; it cannot share an environment with transformers 5).
+"""
 
 import json
 import os

@@ -46,9 +46,12 @@ def small(name, **config):
 
 
 def masked_one_at_a_time(model, enc, read):
-    "LOO by one forward pass per token; `read` takes the number from the output."
+    """LOO by one forward pass per token; `read` takes the number from the
+    output.
+    """
     with torch.no_grad():
-        whole, scores = read(model(**enc)), []
+        whole = read(model(**enc))
+        scores = []
         for i in range(enc['input_ids'].shape[1]):
             mask = enc['attention_mask'].clone()
             mask[0, i] = 0
@@ -59,7 +62,9 @@ def masked_one_at_a_time(model, enc, read):
 
 
 def same(a, b):
-    "Equal but for float32's rounding, which grows with the largest number (two layers, a few hundred terms a sum)."
+    """Equal but for float32's rounding, which grows with the largest number
+    (two layers, a few hundred terms a sum).
+    """
     assert (a - b).abs().max() < 1e-4 * b.abs().max()
 
 
@@ -93,7 +98,10 @@ def test_a_masked_language_model_is_explained_at_its_mask(
 
 def test_loo_of_a_masked_language_model_is_read_at_its_mask(mlm, tokenizer):
     for a, text in zip(explain(mlm, tokenizer, MASKED, 'loo'), MASKED):
-        read = lambda out: out.logits[0, a.info['position'], a.target]
+
+        def read(out):
+            return out.logits[0, a.info['position'], a.target]
+
         same(
             a.scores,
             masked_one_at_a_time(mlm, encode(mlm, tokenizer, text), read),
@@ -112,9 +120,11 @@ def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer, text, said):
         explain(
             mlm,
             tokenizer,
-            [MASKED[0], 'The [MASK] is [MASK].']
-            if said == '2'
-            else [MASKED[0], text],
+            (
+                [MASKED[0], 'The [MASK] is [MASK].']
+                if said == '2'
+                else [MASKED[0], text]
+            ),
         )
 
 
@@ -160,14 +170,14 @@ def test_a_token_classifier_asks_for_a_position(tokenizer):
 
 
 class OwnRows(torch.nn.Module):
-    "A model of one's own with a row of logits per token; nothing says which row matters."
+    """A model of one's own with a row of logits per token; nothing says which
+    row matters.
+    """
 
     def __init__(self):
         super().__init__()
-        self.embed, self.head = (
-            torch.nn.Embedding(30522, 8),
-            torch.nn.Linear(8, 3),
-        )
+        self.embed = torch.nn.Embedding(30522, 8)
+        self.head = torch.nn.Linear(8, 3)
 
     def forward(self, input_ids, attention_mask=None):
         return self.head(self.embed(input_ids).cumsum(1))
@@ -197,10 +207,8 @@ def test_a_decoder_says_which_token_it_goes_on_from(tokenizer):
 
 def test_padding_on_the_left_does_not_move_the_last_token():
     CausalLMOutput = type('CausalLMOutput', (SimpleNamespace,), {})
-    out, mask = (
-        CausalLMOutput(logits=torch.arange(24.0).view(2, 4, 3)),
-        torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]),
-    )
+    out = CausalLMOutput(logits=torch.arange(24.0).view(2, 4, 3))
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     assert Readout(2, out, dict(attention_mask=mask))(out).tolist() == [
         11.0,
         23.0,
@@ -363,10 +371,8 @@ def test_agreement_rows_are_the_single_texts_where_padding_is_read(
     name, tokenizer
 ):
     model = small(name, **READS_PADDING[name])
-    encs, methods = (
-        [encode(model, tokenizer, t) for t in LENGTHS],
-        {'attn_lrp': ('attn_lrp', {})},
-    )
+    encs = [encode(model, tokenizer, t) for t in LENGTHS]
+    methods = {'attn_lrp': ('attn_lrp', {})}
     for a, e in zip(agreement_rows(model, tokenizer, encs, methods), encs):
         (alone,) = agreement_rows(model, tokenizer, [e], methods)
         assert a['target'] == alone['target']
@@ -380,10 +386,8 @@ class Averages(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.head = (
-            torch.nn.Embedding(30522, 8),
-            torch.nn.Linear(8, 3),
-        )
+        self.embed = torch.nn.Embedding(30522, 8)
+        self.head = torch.nn.Linear(8, 3)
 
     def forward(self, input_ids, attention_mask=None):
         return self.head(self.embed(input_ids).tanh().mean(1))
@@ -423,7 +427,9 @@ def test_a_decoder_classifier_without_padding_token_takes_several_texts(
 
 
 def flips(model, tokenizer, batch, target=None):
-    "AttnLRP; where a batch's texts choose their class themselves, it takes another one than LOO."
+    """AttnLRP; where a batch's texts choose their class themselves, it takes
+    another one than LOO.
+    """
     if target is None and len(batch['input_ids']) > 1:
         target = 1 - int(model(**batch).logits[0].argmax())
     return METHODS['attn_lrp'](model, tokenizer, batch, target)

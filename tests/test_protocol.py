@@ -47,7 +47,8 @@ SMALL = dict(
 )
 
 
-def _large(m):  # weights large enough that removal matters
+def _large(m):
+    "Weights large enough that removal matters."
     torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
@@ -76,7 +77,8 @@ def _without(i, n):
     return torch.arange(n) != i
 
 
-def _loo(model, enc, f):  # one variant at a time
+def _loo(model, enc, f):
+    "One variant at a time."
     with torch.no_grad():
         whole = model(**enc).logits[0]
         c = int(whole.argmax())
@@ -127,9 +129,10 @@ def test_mean_embedding(model, tokenizer):
         ),
         (Removal('mean_embedding', pool=torch.tensor(ids)), table[ids].mean(0)),
     ):
-        swapped = lambda i: torch.where(
-            _without(i, x.shape[1])[:, None], x, mean
-        )
+
+        def swapped(i):
+            return torch.where(_without(i, x.shape[1])[:, None], x, mean)
+
         naive = (
             _loo(
                 model,
@@ -148,9 +151,12 @@ def test_mean_embedding(model, tokenizer):
             # itself
         ):
             with torch.no_grad():
-                read = lambda e: model.score(
-                    model.model(inputs_embeds=e).last_hidden_state
-                )[0, -1]
+
+                def read(e):
+                    return model.score(
+                        model.model(inputs_embeds=e).last_hidden_state
+                    )[0, -1]
+
                 c = int(read(x).argmax())
                 naive = torch.stack(
                     [
@@ -171,22 +177,28 @@ def test_resampling(model, tokenizer):
     enc = encode(model, tokenizer, TEXTS[1] + ' Or not.')
     n = enc['input_ids'].shape[1]
     a, b = tokenizer.convert_tokens_to_ids(['good', 'bad'])
-    loo = lambda pool, n_draws, seed=0: leave_one_out(
-        model,
-        enc,
-        removal=(
-            r := Removal('resample', pool=pool, n_draws=n_draws, seed=seed)
-        ),
-        fill=fill_id(tokenizer, r),
-    )[0]
-    put = lambda t: _loo(
-        model,
-        enc,
-        lambda i: model(
-            input_ids=torch.where(_without(i, n), enc['input_ids'], t)
-        ).logits[0],
-    )
-    one, other = put(a), put(b)
+
+    def loo(pool, n_draws, seed=0):
+        return leave_one_out(
+            model,
+            enc,
+            removal=(
+                r := Removal('resample', pool=pool, n_draws=n_draws, seed=seed)
+            ),
+            fill=fill_id(tokenizer, r),
+        )[0]
+
+    def put(t):
+        return _loo(
+            model,
+            enc,
+            lambda i: model(
+                input_ids=torch.where(_without(i, n), enc['input_ids'], t)
+            ).logits[0],
+        )
+
+    one = put(a)
+    other = put(b)
     assert torch.allclose(
         loo([a], 2), one, atol=1e-4
     )  # one token in the pool: no chance is left
@@ -212,9 +224,10 @@ def test_draws_do_not_depend_on_what_else_is_computed(tokenizer):
     n = enc['input_ids'].shape[1]
     keep = ~torch.eye(n, dtype=torch.bool)
     r = Removal('resample', pool=list(range(2000, 3000)), n_draws=3)
-    f = lambda k, **kw: subset_logits(
-        model, enc, k, r, fill_id(tokenizer, r), **kw
-    )
+
+    def f(k, **kw):
+        return subset_logits(model, enc, k, r, fill_id(tokenizer, r), **kw)
+
     assert torch.allclose(
         f(keep)[3:5], f(keep[3:5]), atol=1e-5
     ) and torch.allclose(f(keep, token_budget=1), f(keep), atol=1e-5)
@@ -228,9 +241,11 @@ def test_draws_do_not_depend_on_what_else_is_computed(tokenizer):
 @pytest.mark.parametrize(
     'removal',
     [
-        r
-        if r != 'resample'
-        else Removal('resample', pool=['it was long', 'good'], n_draws=2)
+        (
+            r
+            if r != 'resample'
+            else Removal('resample', pool=['it was long', 'good'], n_draws=2)
+        )
         for r in REMOVALS
     ],
     ids=list(REMOVALS),
@@ -405,11 +420,11 @@ def test_agreement_against_scipy():
     g = torch.Generator().manual_seed(0)
     special = torch.zeros(14, dtype=torch.bool)
     special[[0, -1]] = True
-    a, b = (
-        torch.randn(14, generator=g),
-        (2 * torch.randn(14, generator=g)).round(),
-    )  # ties in b
-    x, y = a[1:-1].numpy(), b[1:-1].numpy()
+    # ties in b
+    a = torch.randn(14, generator=g)
+    b = (2 * torch.randn(14, generator=g)).round()
+    x = a[1:-1].numpy()
+    y = b[1:-1].numpy()
     for how, f in (
         ('pearson', stats.pearsonr),
         ('spearman', stats.spearmanr),
@@ -471,7 +486,7 @@ def test_verdicts_follow_the_rule():
         return dict(
             i=i,
             r={
-                c: {m: (s + noise if m == 'cp_lrp' else 0.0) for m in names}
+                c: {m: s + noise if m == 'cp_lrp' else 0.0 for m in names}
                 for c, s in shift.items()
             },
             **(

@@ -53,10 +53,9 @@ def test_python_snippets_run_in_order_and_print_what_is_shown(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    said, shown = (
-        done.stdout.split(),
-        ' '.join(of('')).split(),
-    )  # numbers may differ in the last digit on another machine
+    # numbers may differ in the last digit on another machine
+    said = done.stdout.split()
+    shown = ' '.join(of('')).split()
     assert numbers(' '.join(said)) == numbers(' '.join(shown))
 
 
@@ -133,5 +132,6 @@ def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in():
     )
     assert (
         readme.cell_text(cell)
-        == '```\na first line\na second\n```\n\n| a table |\n\n```\na first line\n```'
+        == '```\na first line\na second\n```\n\n| a table |\n\n```\na first'
+        ' line\n```'
     )

@@ -31,7 +31,9 @@ SENTENCE = "a slow start , but the last act is a quiet triumph"
 
 @pytest.mark.parametrize('family,task', family_tasks())
 def test_mask_derivative_is_a_finite_difference(family, task):
-    "∂f/∂log m_j = Σ ∂f/∂Z_ij, on every family, eager and fused; and the estimate is the same in both."
+    """∂f/∂log m_j = Σ ∂f/∂Z_ij, on every family, eager and fused; and the
+    estimate is the same in both.
+    """
     estimates = []
     for attention in ('eager', 'sdpa'):
         try:
@@ -81,7 +83,9 @@ def test_mask_derivative_is_a_finite_difference(family, task):
 
 
 class Capture(TorchFunctionMode):
-    "Every fused attention call: q, k, v, additive mask, and its output as a tensor whose gradient can be asked for."
+    """Every fused attention call: q, k, v, additive mask, and its output as a
+    tensor whose gradient can be asked for.
+    """
 
     def __init__(self):
         super().__init__()
@@ -97,7 +101,9 @@ class Capture(TorchFunctionMode):
 
 
 def naive_removal(model, inputs, own_rows=False):
-    "⟨∂f/∂O_i, O_i − O_i without key j⟩ with key j left out of the softmax, one row of one head at a time."
+    """⟨∂f/∂O_i, O_i − O_i without key j⟩ with key j left out of the softmax,
+    one row of one head at a time.
+    """
     T = inputs['input_ids'].shape[1]
     e = (
         model.get_input_embeddings()(inputs['input_ids'])
@@ -216,7 +222,9 @@ def test_precision_that_was_measured():
 
 
 def random_rows():
-    "Logits, values and the gradient at the output: two heads, four rows, five keys."
+    """Logits, values and the gradient at the output: two heads, four rows,
+    five keys.
+    """
     g = torch.Generator().manual_seed(0)
     return (
         torch.randn(*s, generator=g, dtype=torch.double)
@@ -225,7 +233,9 @@ def random_rows():
 
 
 def effect_of_leaving_out(Z, V, u, keys):
-    "u·(O − O without the keys), the softmax taken again over what is left; per row."
+    """u·(O − O without the keys), the softmax taken again over what is left;
+    per row.
+    """
     rest = [k for k in range(Z.shape[-1]) if k not in keys]
     return (
         u * (Z.softmax(-1) @ V - Z[..., rest].softmax(-1) @ V[..., rest, :])
@@ -256,10 +266,8 @@ def test_one_key_has_nearly_all(peak, dtype, bound):
 def test_units_at_weights_of_their_own():
     Z, V, u = random_rows()
     units = [1, 2], [0, 3]  # key 4 belongs to none
-    members, log_w = (
-        torch.zeros(1, 5, 2, dtype=torch.double),
-        torch.zeros(5, dtype=torch.double),
-    )
+    members = torch.zeros(1, 5, 2, dtype=torch.double)
+    log_w = torch.zeros(5, dtype=torch.double)
     weights = torch.tensor([[0.3, 0.6]], dtype=torch.double)
     for n, keys in enumerate(units):
         members[0, keys, n] = 1
@@ -285,7 +293,9 @@ def test_rows_with_nothing_else_to_see():
 
 
 def test_a_bypassed_softmax_still_loses_its_key():
-    "Rules that hold attention weights constant stop the way back there; ∂f/∂A of each layer is asked for all the same."
+    """Rules that hold attention weights constant stop the way back there;
+    ∂f/∂A of each layer is asked for all the same.
+    """
     held = Composite(
         'held',
         'all',
@@ -353,7 +363,9 @@ def test_what_was_measured_of_special_tokens():
 
 @pytest.mark.parametrize('demo', ['sst2', 'reviews-sst2'])
 def test_another_program_same_estimate(demo):
-    "The estimate belongs to the function and its attention weights; rewriting the program leaves it alone."
+    """The estimate belongs to the function and its attention weights;
+    rewriting the program leaves it alone.
+    """
     model, tokenizer = load_demo(demo)
     enc = encode(model, tokenizer, SENTENCE)
     plain = removal_scores(model, tokenizer, enc)[0]
@@ -428,7 +440,9 @@ def test_batch_and_units():
 
 
 def test_a_span_of_everything_else():
-    "One set of keys that leaves a single one: that one's value is what every row gets."
+    """One set of keys that leaves a single one: that one's value is what every
+    row gets.
+    """
     q, k, v = (
         torch.randn(
             1,
@@ -519,7 +533,9 @@ def test_bad_calls():
 
 
 def test_experiments_end_to_end(tmp_path, capsys):
-    "The command line runs the parts, draws their figures, and goes on from finished rows."
+    """The command line runs the parts, draws their figures, and goes on from
+    finished rows.
+    """
     from lrp_loo.cli import main
     from lrp_loo.core import read_results
 
@@ -555,26 +571,33 @@ def test_remedy_claims_are_computed():
     "The verdicts follow the rows: turn the rows over and they turn over."
     from lrp_loo.studies.remedy import REMEDY, remedy_claims, remedy_table
 
-    row = lambda i, good, bad: dict(
-        i=i,
-        n_tokens=9,
-        methods={
-            'loo': dict(
-                r=1.0, r_sum=1.0, r_sum_both=1.0, r_all=1.0, lerf=2.0, morf=1.0
-            )
-        }
-        | {
-            m: dict(
-                r=good if 'removal' in m else bad,
-                r_sum=0.0,
-                r_sum_both=0.0,
-                r_all=0.0,
-                lerf=1.0 + (good if 'removal' in m else bad),
-                morf=0.0,
-            )
-            for m in REMEDY
-        },
-    )
+    def row(i, good, bad):
+        return dict(
+            i=i,
+            n_tokens=9,
+            methods={
+                'loo': dict(
+                    r=1.0,
+                    r_sum=1.0,
+                    r_sum_both=1.0,
+                    r_all=1.0,
+                    lerf=2.0,
+                    morf=1.0,
+                )
+            }
+            | {
+                m: dict(
+                    r=good if 'removal' in m else bad,
+                    r_sum=0.0,
+                    r_sum_both=0.0,
+                    r_all=0.0,
+                    lerf=1.0 + (good if 'removal' in m else bad),
+                    morf=0.0,
+                )
+                for m in REMEDY
+            },
+        )
+
     config = dict(methods={n: list(v) for n, v in REMEDY.items()})
     good, bad = (
         {

@@ -1,5 +1,6 @@
 """Runs that are killed, disks that are full, readers that come in between: nothing is lost, nothing stands twice, nobody sees a part; and one seed gives the same bytes.
-Children are forked and really killed here; `python tests/test_resume.py --write` kills the commands `reproduce` and `sweep` 20 times each at random moments and writes results/kills.json."""
+Children are forked and really killed here; `python tests/test_resume.py --write` kills the commands `reproduce` and `sweep` 20 times each at random moments and writes results/kills.json.
+"""
 
 import json
 import os
@@ -31,7 +32,8 @@ from lrp_loo.dataset import read_sweep
 from lrp_loo.faithfulness import text_experiment
 from lrp_loo.models import demo_base
 
-RESULTS, KILLS = Path(__file__).parents[1] / 'results', 8
+RESULTS = Path(__file__).parents[1] / 'results'
+KILLS = 8
 PARTS = os.environ.get(
     'LRP_LOO_SAME_BYTES', 'scalar,sst2'
 )  # of `reproduce`, run twice
@@ -52,11 +54,15 @@ WHERE = (
 
 
 def child(job, n=None, where=None):
-    "Run `job()` in a child; with n, its n-th file is where it is killed. True if it came to its end."
+    """Run `job()` in a child; with n, its n-th file is where it is killed.
+    True if it came to its end.
+    """
     pid = os.fork()
     if not pid:
         torch.set_num_threads(1)
-        plain, left = os.replace, [n]  # the parent's threads are not there
+        # the parent's threads are not there
+        plain = os.replace
+        left = [n]
 
         def replace(tmp, path):
             left[0] -= 1
@@ -96,7 +102,9 @@ def leftovers(folder):
 
 
 def same_sweeps(a, b):
-    "Two sweeps' rows, to the last bit, and the files they stand in; the process that made a row aside. Every row once."
+    """Two sweeps' rows, to the last bit, and the files they stand in; the
+    process that made a row aside. Every row once.
+    """
     rows = [
         pd.concat(
             [
@@ -131,18 +139,20 @@ def small(tokenizer):
 
 @needs_fork
 def test_an_experiment_killed_while_it_writes(small, tmp_path):
-    data, rng = (
-        load_texts('sst2', 'embedded', limit=30),
-        np.random.default_rng(0),
-    )
+    data = load_texts('sst2', 'embedded', limit=30)
+    rng = np.random.default_rng(0)
     few = {m: (m, {}) for m in ('loo', 'attn_lrp', 'cp_lrp')}
     path = tmp_path / 'killed' / 'r.json'
-    run = lambda path: text_experiment(
-        path, *small, data, dict(name='small', layers=2), few
-    )
+
+    def run(path):
+        return text_experiment(
+            path, *small, data, dict(name='small', layers=2), few
+        )
+
     assert child(lambda: run(tmp_path / 'whole.json'))
     whole = (tmp_path / 'whole.json').read_bytes()
-    rows, kept = json.loads(whole)['rows'], []
+    rows = json.loads(whole)['rows']
+    kept = []
     for k in range(KILLS):
         assert not child(
             lambda: run(path), int(rng.integers(1, 5)), WHERE[k % 4]
@@ -164,19 +174,20 @@ def test_an_experiment_killed_while_it_writes(small, tmp_path):
 
 @needs_fork
 def test_a_sweep_killed_while_it_writes(small, tmp_path):
-    texts, rng, out = (
-        load_texts('sst2', 'embedded', limit=24).texts,
-        np.random.default_rng(1),
-        tmp_path / 'killed',
-    )
-    run = lambda out: explain_dataset(
-        texts,
-        out,
-        ['attn_lrp', 'removal'],
-        model=(*small, 'small'),
-        batch_size=2,
-        progress=False,
-    )
+    texts = load_texts('sst2', 'embedded', limit=24).texts
+    rng = np.random.default_rng(1)
+    out = tmp_path / 'killed'
+
+    def run(out):
+        return explain_dataset(
+            texts,
+            out,
+            ['attn_lrp', 'removal'],
+            model=(*small, 'small'),
+            batch_size=2,
+            progress=False,
+        )
+
     assert child(lambda: run(tmp_path / 'whole'))
     n = 0
     for k in range(KILLS):
@@ -197,18 +208,20 @@ def test_a_sweep_killed_while_it_writes(small, tmp_path):
 @needs_fork
 def test_a_run_killed_at_random_times(small, tmp_path):
     "Not where we choose, but whenever the signal comes."
-    data, rng = (
-        load_texts('sst2', 'embedded', limit=16),
-        np.random.default_rng(2),
-    )
+    data = load_texts('sst2', 'embedded', limit=16)
+    rng = np.random.default_rng(2)
     few = {m: (m, {}) for m in ('loo', 'attn_lrp')}
     path = tmp_path / 'killed' / 'r.json'
-    run = lambda path: text_experiment(
-        path, *small, data, dict(name='small', layers=2), few
-    )
+
+    def run(path):
+        return text_experiment(
+            path, *small, data, dict(name='small', layers=2), few
+        )
+
     start = time.time()
     assert child(lambda: run(tmp_path / 'whole.json'))
-    took, died = time.time() - start, 0
+    took = time.time() - start
+    died = 0
     for delay in rng.uniform(0, took, KILLS):
         pid = os.fork()
         if not pid:
@@ -238,7 +251,9 @@ def test_a_run_killed_at_random_times(small, tmp_path):
 
 
 def test_a_reader_never_sees_a_part(tmp_path):
-    path, seen, stop = tmp_path / 'r.txt', [], threading.Event()
+    path = tmp_path / 'r.txt'
+    seen = []
+    stop = threading.Event()
     texts = [c * 300_000 for c in 'ab']
     write_text_atomic(path, texts[0])
 
@@ -270,7 +285,8 @@ def disk(tmp_path):
         ).returncode
     ):
         pytest.skip(
-            'nothing may be mounted here; test_bad_input.py has a limit on the size of a file instead'
+            'nothing may be mounted here; test_bad_input.py has a limit on the'
+            ' size of a file instead'
         )
     try:
         yield where
@@ -279,7 +295,9 @@ def disk(tmp_path):
 
 
 def test_a_full_disk(disk):
-    "The old file stays whole, the error says which file and why, nothing is left behind, and with room again the run goes on."
+    """The old file stays whole, the error says which file and why, nothing is
+    left behind, and with room again the run goes on.
+    """
     r = Results(disk / 'r.json', dict(seed=0))
     r.add(dict(i=0, text='x' * 20_000))
     old = (disk / 'r.json').read_bytes()
@@ -301,14 +319,17 @@ def test_a_full_disk(disk):
 
 def test_a_full_disk_in_a_sweep(disk, small):
     texts = load_texts('sst2', 'embedded', limit=60).texts
-    run = lambda: explain_dataset(
-        texts,
-        disk / 'out',
-        ['attn_lrp'],
-        model=(*small, 'small'),
-        batch_size=4,
-        progress=False,
-    )
+
+    def run():
+        return explain_dataset(
+            texts,
+            disk / 'out',
+            ['attn_lrp'],
+            model=(*small, 'small'),
+            batch_size=4,
+            progress=False,
+        )
+
     with pytest.raises(
         OSError,
         match=r'\.parquet could not be written \(.*No space left on device',
@@ -321,7 +342,9 @@ def test_a_full_disk_in_a_sweep(disk, small):
 
 
 def test_one_seed_gives_the_same_bytes(tmp_path):
-    "Two processes; more parts (mnist, which is trained first) by the environment variable."
+    """Two processes; more parts (mnist, which is trained first) by the
+    environment variable.
+    """
     for d in 'ab':
         subprocess.run(
             [
@@ -364,11 +387,10 @@ def test_the_record_of_kills():
         )
 
 
-def started(
-    words,
-    # the command in a child that need not import everything again; its process
-    # id
-):
+def started(words):
+    """The command in a child that need not import everything again; its
+    process id.
+    """
     pid = os.fork()
     if not pid:
         torch.set_num_threads(1)
@@ -387,10 +409,15 @@ def finished(words):
 
 
 def kill_command(words, count, n, seed, span):
-    "The command, killed n times at random moments after it has moved on; then left alone. Rows after each kill."
-    rng, after = np.random.default_rng(seed), []
+    """The command, killed n times at random moments after it has moved on;
+    then left alone. Rows after each kill.
+    """
+    rng = np.random.default_rng(seed)
+    after = []
     while len(after) < n:
-        pid, before, over = started(words), count(), (0, 0)
+        pid = started(words)
+        before = count()
+        over = (0, 0)
         while over == (0, 0) and count() == before:
             time.sleep(0.02)
             over = os.waitpid(pid, os.WNOHANG)
@@ -399,7 +426,8 @@ def kill_command(words, count, n, seed, span):
             over = os.waitpid(pid, os.WNOHANG)
         if over != (0, 0):
             raise RuntimeError(
-                f'the command ended by itself ({over[1]}) after {len(after)} kills; give it more to do'
+                f'the command ended by itself ({over[1]}) after {len(after)}'
+                ' kills; give it more to do'
             )
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -410,9 +438,15 @@ def kill_command(words, count, n, seed, span):
 
 def record(n=20, seed=0):
     with tempfile.TemporaryDirectory() as d:
-        d, runs = Path(d), {}
-        path = lambda x: d / x / 'results' / 'embedded-small' / 'sst2.json'
-        tell = lambda words: ' '.join(words).replace(f'{d}/', '')
+        d = Path(d)
+        runs = {}
+
+        def path(x):
+            return d / x / 'results' / 'embedded-small' / 'sst2.json'
+
+        def tell(words):
+            return ' '.join(words).replace(f'{d}/', '')
+
         for part in (
             random_bert(layers=2),
             AutoTokenizer.from_pretrained(demo_base()),
@@ -429,11 +463,14 @@ def record(n=20, seed=0):
             '--limit',
             '192',
         ]
-        count = lambda: (
-            len(read_results(path('killed'))['rows'])
-            if path('killed').exists()
-            else 0
-        )
+
+        def count():
+            return (
+                len(read_results(path('killed'))['rows'])
+                if path('killed').exists()
+                else 0
+            )
+
         finished([*words, '--out', str(d / 'whole')])
         after = kill_command(
             [*words, '--out', str(d / 'killed')], count, n, seed, 0.5
@@ -465,15 +502,25 @@ def record(n=20, seed=0):
             '--batch_size',
             '4',
         ]
-        count = lambda: 8 * len(list((d / 'k').glob('*.parquet')))
+
+        def count():
+            return 8 * len(list((d / 'k').glob('*.parquet')))
+
         finished([*words, '--out', str(d / 'w')])
         after = kill_command(
             [*words, '--out', str(d / 'k')], count, n, seed, 0.3
         )
-        key = lambda x: pd.concat(
-            [pq.read_table(f).to_pandas() for f in Path(x).glob('*.parquet')]
-        )[['index', 'method']]
-        want, got = key(d / 'w'), key(d / 'k')
+
+        def key(x):
+            return pd.concat(
+                [
+                    pq.read_table(f).to_pandas()
+                    for f in Path(x).glob('*.parquet')
+                ]
+            )[['index', 'method']]
+
+        want = key(d / 'w')
+        got = key(d / 'k')
         lost = len(
             set(want.itertuples(index=False, name=None))
             - set(got.itertuples(index=False, name=None))

@@ -21,16 +21,16 @@ from lrp_loo.rules import (
     softmax_naive,
 )
 
-sizes, seeds, epss = (
-    st.integers(1, 7),
-    st.integers(0, 10**6),
-    st.sampled_from([0.0, 1e-12, 1e-3, 0.3]),
-)
+sizes = st.integers(1, 7)
+seeds = st.integers(0, 10**6)
+epss = st.sampled_from([0.0, 1e-12, 1e-3, 0.3])
 check = settings(max_examples=40, deadline=None)
 
 
 def rand(seed, *shape):
-    "Numbers whose sums stay away from zero on purpose nowhere: a relevance divides by them, so compare what is well conditioned."
+    """Numbers whose sums stay away from zero on purpose nowhere: a relevance
+    divides by them, so compare what is well conditioned.
+    """
     return torch.randn(
         *shape,
         dtype=torch.double,
@@ -38,9 +38,8 @@ def rand(seed, *shape):
     )
 
 
-def equal(
-    a, b, y, R
-):  # relative to the largest contribution the denominators allow
+def equal(a, b, y, R):
+    "Relative to the largest contribution the denominators allow."
     scale = (R.abs() / stabilize(y, 1e-15).abs()).max().clamp(min=1)
     assert torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(scale)), (
         (a - b).abs().max()
@@ -50,11 +49,9 @@ def equal(
 @check
 @given(sizes, sizes, seeds, epss, st.booleans())
 def test_linear(n_in, n_out, seed, eps, bias):
-    x, W, R = (
-        rand(seed, n_in).requires_grad_(),
-        rand(seed + 1, n_in, n_out),
-        rand(seed + 2, n_out),
-    )
+    x = rand(seed, n_in).requires_grad_()
+    W = rand(seed + 1, n_in, n_out)
+    R = rand(seed + 2, n_out)
     b = (
         rand(seed + 3, n_out)
         if bias
@@ -72,11 +69,9 @@ def test_linear(n_in, n_out, seed, eps, bias):
 @check
 @given(st.integers(1, 3), sizes, sizes, sizes, seeds, epss)
 def test_product(batch, j, i, p, seed, eps):
-    A, V, R = (
-        rand(seed, batch, j, i).requires_grad_(),
-        rand(seed + 1, batch, i, p).requires_grad_(),
-        rand(seed + 2, batch, j, p),
-    )
+    A = rand(seed, batch, j, i).requires_grad_()
+    V = rand(seed + 1, batch, i, p).requires_grad_()
+    R = rand(seed + 2, batch, j, p)
     y = product_rule(torch.matmul, A, V, eps)
     for fast, naive in zip(
         relevance(y, [A, V], R, eps=1e-300),
@@ -87,17 +82,14 @@ def test_product(batch, j, i, p, seed, eps):
 
 @check
 @given(sizes, sizes, st.integers(1, 8), seeds, epss)
-def test_attention_logits(n, m, d, seed, eps):  # equations 4a, 4b: Z = QKᵀ/√d
-    Q, K, R = (
-        rand(seed, n, d).requires_grad_(),
-        rand(seed + 1, m, d).requires_grad_(),
-        rand(seed + 2, n, m),
-    )
+def test_attention_logits(n, m, d, seed, eps):
+    "Equations 4a, 4b: Z = QKᵀ/√d."
+    Q = rand(seed, n, d).requires_grad_()
+    K = rand(seed + 1, m, d).requires_grad_()
+    R = rand(seed + 2, n, m)
     y = product_rule(lambda a, b: a @ b.T * d**-0.5, Q, K, eps)
-    fast, naive = (
-        relevance(y, [Q, K], R, eps=1e-300),
-        product_naive(Q.detach(), K.detach().T, R, scale=d**-0.5, eps=eps),
-    )
+    fast = relevance(y, [Q, K], R, eps=1e-300)
+    naive = product_naive(Q.detach(), K.detach().T, R, scale=d**-0.5, eps=eps)
     equal(fast[0], naive[0], y.detach(), R)
     equal(fast[1], naive[1].T, y.detach(), R)
 
@@ -105,7 +97,8 @@ def test_attention_logits(n, m, d, seed, eps):  # equations 4a, 4b: Z = QKᵀ/�
 @check
 @given(sizes, st.integers(1, 9), seeds, st.floats(-30, 30))
 def test_softmax(j, i, seed, shift):
-    Z, R = (rand(seed, j, i) + shift).requires_grad_(), rand(seed + 1, j, i)
+    Z = (rand(seed, j, i) + shift).requires_grad_()
+    R = rand(seed + 1, j, i)
     A = Z.softmax(-1)
     assert torch.allclose(
         relevance(A, Z, R, eps=1e-300)[0],
@@ -119,10 +112,10 @@ def test_softmax(j, i, seed, shift):
 @given(
     sizes, seeds, st.sampled_from([F.gelu, torch.tanh, F.relu, F.silu, F.elu])
 )
-def test_element_wise(
-    n, seed, f
-):  # one input: all of it; and at x = 0 nothing blows up
-    x, R = rand(seed, n), rand(seed + 1, n)
+def test_element_wise(n, seed, f):
+    "One input: all of it; and at x = 0 nothing blows up."
+    x = rand(seed, n)
+    R = rand(seed + 1, n)
     x[0] = 0.0
     x.requires_grad_()
     y = identity_rule(f, x)
@@ -136,7 +129,8 @@ def test_element_wise(
 @check
 @given(st.integers(2, 9), seeds, st.booleans())
 def test_layer_norm(n, seed, affine):
-    x, R = rand(seed, n).requires_grad_(), rand(seed + 1, n)
+    x = rand(seed, n).requires_grad_()
+    R = rand(seed + 1, n)
     w, b = (
         (rand(seed + 2, n), rand(seed + 3, n))
         if affine
@@ -194,11 +188,9 @@ def test_purely_linear_networks_relevance_is_loo(widths, seed):
 @check
 @given(st.integers(2, 6), seeds)
 def test_product_conserves_and_halves(n, seed):
-    A, V, R = (
-        rand(seed, n, n).requires_grad_(),
-        rand(seed + 1, n, n).requires_grad_(),
-        rand(seed + 2, n, n),
-    )
+    A = rand(seed, n, n).requires_grad_()
+    V = rand(seed + 1, n, n).requires_grad_()
+    R = rand(seed + 2, n, n)
     y = product_rule(torch.matmul, A, V)
     RA, RV = relevance(y, [A, V], R, eps=1e-300)
     scale = float((R.abs() / y.detach().abs()).max())
@@ -217,9 +209,8 @@ def test_stabilize_at_zero():
 
 @check
 @given(st.integers(2, 8), st.floats(-3, 3))
-def test_structural_bias(
-    n, value
-):  # uniform logits, equal values: LOO is zero, relevance is not
+def test_structural_bias(n, value):
+    "Uniform logits, equal values: LOO is zero, relevance is not."
     row = attention_row(
         torch.zeros(n).double(), torch.full((n,), value).double()
     )
@@ -231,11 +222,12 @@ def test_structural_bias(
 
 @check
 @given(st.integers(2, 6), seeds, st.floats(5, 50))
-def test_linearization_error(
-    n, seed, shift
-):  # softmax(z) = softmax(z + c): LOO and CP-LRP stay, equation 5 moves with c
-    z, v = rand(seed, n), rand(seed + 1, n)
-    a, b = attention_row(z, v), attention_row(z + shift, v)
+def test_linearization_error(n, seed, shift):
+    "softmax(z) = softmax(z + c): LOO and CP-LRP stay, equation 5 moves with c."
+    z = rand(seed, n)
+    v = rand(seed + 1, n)
+    a = attention_row(z, v)
+    b = attention_row(z + shift, v)
     assert torch.allclose(a['loo'], b['loo'], atol=1e-8) and torch.allclose(
         a['cp_lrp'], b['cp_lrp'], atol=1e-8
     )

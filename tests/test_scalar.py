@@ -27,11 +27,14 @@ from lrp_loo.studies.scalar import (
     scalar_table,
 )
 
-A, B = ((0, 1), 2), (0, (1, 2))
+A = ((0, 1), 2)
+B = (0, (1, 2))
 
 
 def split(R, bracketing, out):
-    "The paper's derivation: relevance comes in at the top, each factor of a multiplication gets half."
+    """The paper's derivation: relevance comes in at the top, each factor of a
+    multiplication gets half.
+    """
     if isinstance(bracketing, int):
         out[bracketing] = R
         return out

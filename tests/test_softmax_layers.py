@@ -46,14 +46,17 @@ CLOSE = 1e-9
 
 
 class ConstantWeights(TorchFunctionMode):
-    "A second derivation: attention weights are cut from the graph at the softmax itself, in the calls that `cut` names."
+    """A second derivation: attention weights are cut from the graph at the
+    softmax itself, in the calls that `cut` names.
+    """
 
     def __init__(self, cut=lambda call: True):
         super().__init__()
         self.cut, self.calls = cut, 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(func, '__name__', '')
+        kwargs = kwargs or {}
+        name = getattr(func, '__name__', '')
         if name not in ('softmax', 'scaled_dot_product_attention'):
             return func(*args, **kwargs)
         self.calls += 1
@@ -93,11 +96,9 @@ class Fused(Attention):
 class Block(nn.Module):
     def __init__(self, d, attention=Attention):
         super().__init__()
-        self.mix, self.up, self.down = (
-            attention(d),
-            nn.Linear(d, 2 * d),
-            nn.Linear(2 * d, d),
-        )
+        self.mix = attention(d)
+        self.up = nn.Linear(d, 2 * d)
+        self.down = nn.Linear(2 * d, d)
 
     def forward(self, x):
         x = x + self.mix(x)
@@ -109,11 +110,9 @@ class Own(nn.Module):
 
     def __init__(self, how, attention=Attention, d=8):
         super().__init__()
-        self.how, self.embed, self.out = (
-            how,
-            nn.Embedding(20, d),
-            nn.Linear(d, 3),
-        )
+        self.how = how
+        self.embed = nn.Embedding(20, d)
+        self.out = nn.Linear(d, 3)
         blocks = [Block(d, attention) for _ in range(2)]
         if how == 'attributes':
             self.layer0, self.layer1 = blocks
@@ -157,7 +156,9 @@ def own(how, attention=Attention):
 
 
 def language_model(name):
-    "XLM and FlauBERT keep attentions, feed-forwards and norms in lists that run side by side."
+    """XLM and FlauBERT keep attentions, feed-forwards and norms in lists that
+    run side by side.
+    """
     cls = getattr(transformers, f'{name}ForSequenceClassification')
     config = cls.config_class(
         vocab_size=200,
@@ -440,7 +441,8 @@ class Probabilities(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.embed = inner, inner.embed
+        self.inner = inner
+        self.embed = inner.embed
 
     def forward(self, input_ids):
         return self.inner(input_ids).softmax(-1)
@@ -461,16 +463,16 @@ def test_a_softmax_on_the_output_is_no_attention(how):
 
 
 class Pool(nn.Module):
-    "Tokens pooled by softmax weights: as a matrix product it is attention with one query, element by element it is a gate."
+    """Tokens pooled by softmax weights: as a matrix product it is attention
+    with one query, element by element it is a gate.
+    """
 
     def __init__(self, inner, product):
         super().__init__()
-        self.inner, self.embed, self.product, self.score = (
-            inner,
-            inner.embed,
-            product,
-            nn.Linear(8, 1).double(),
-        )
+        self.inner = inner
+        self.embed = inner.embed
+        self.product = product
+        self.score = nn.Linear(8, 1).double()
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
@@ -508,7 +510,9 @@ def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(
 @pytest.mark.parametrize('name', ['Mixtral', 'Qwen2Moe', 'Olmoe', 'GraniteMoe'])
 @pytest.mark.filterwarnings('ignore:no rule')
 def test_a_router_is_a_gate_and_no_attention(name):
-    "Its own gradient under AttnLRP, whatever layers are bypassed; constant under CP-LRP as every gate; never recorded as attention."
+    """Its own gradient under AttnLRP, whatever layers are bypassed; constant
+    under CP-LRP as every gate; never recorded as attention.
+    """
     model = experts(name)
     inputs = random_inputs(model)
     for composite, rule in (
@@ -580,7 +584,10 @@ def test_a_quantized_linear_layer_is_refused_by_name():
     for composite in (attn_lrp(), cp_lrp(), gradient()):
         with pytest.raises(
             ValueError,
-            match='no gradient comes through linear_dynamic in bert.encoder.layer.0.*DynamicQuantizedLinear',
+            match=(
+                'no gradient comes through linear_dynamic in'
+                ' bert.encoder.layer.0.*DynamicQuantizedLinear'
+            ),
         ):
             relevance_of(quantized, inputs, composite)
 
@@ -638,7 +645,9 @@ class Custom(NoGrad):
 def test_a_part_that_hands_no_gradient_on_is_refused_by_name(
     part, said, composite
 ):
-    "Residual connections bring part of the gradient, so that the scores would look right."
+    """Residual connections bring part of the gradient, so that the scores
+    would look right.
+    """
     model = random_model('BERT')
     output = model.bert.encoder.layer[1].output
     output.dense = part(output.dense)
@@ -761,7 +770,9 @@ def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
 
 
 def test_longformers_global_attention_is_held_constant():
-    "Its softmax has three dimensions, and its weights change their type before they are used."
+    """Its softmax has three dimensions, and its weights change their type
+    before they are used.
+    """
     cls = transformers.LongformerForSequenceClassification
     torch.manual_seed(0)
     model = cls(
@@ -784,7 +795,9 @@ def test_longformers_global_attention_is_held_constant():
 
 
 class BiasUnderNoGrad(nn.Module):
-    "Adds a bias that is looked up under no_grad, as LayoutLMv3 does with its relative positions."
+    """Adds a bias that is looked up under no_grad, as LayoutLMv3 does with its
+    relative positions.
+    """
 
     def __init__(self):
         super().__init__()

@@ -46,7 +46,10 @@ def test_equal_to_separate_runs(family, task):
     except NotImplementedError as e:
         assert family not in CUT and 'a sweep' in str(e), e
         return
-    over = lambda t: t.sum(-1) if t.ndim == 3 else t.sum(1).flatten(1)
+
+    def over(t):
+        return t.sum(-1) if t.ndim == 3 else t.sum(1).flatten(1)
+
     for s, g in zip(sets, grads):
         alone, v, *_ = lrp_scores(model, None, inputs, composite=attn_lrp(s))
         assert (

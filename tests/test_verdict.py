@@ -47,7 +47,10 @@ SETS = {
 
 @pytest.mark.parametrize('name', SETS)
 def test_the_interval_covers_the_mean(name):
-    "1000 draws: the share that covers has a standard error below 0.01, and is 0.02 above what is asked. The percentile bootstrap covers 0.74, 0.83, 0.91 of the normal ones at n = 3, 5, 10."
+    """1000 draws: the share that covers has a standard error below 0.01, and
+    is 0.02 above what is asked. The percentile bootstrap covers 0.74, 0.83,
+    0.91 of the normal ones at n = 3, 5, 10.
+    """
     draw, least = SETS[name]
     mean = draw(np.random.default_rng(1), 10**6).mean()
     for n, share in zip((3, 5, 10, 20, 50), least):
@@ -97,7 +100,8 @@ def test_four_texts_are_too_few_and_five_may_be_enough():
 
 
 def test_methods_are_ranked_on_the_texts_that_all_of_them_have():
-    easy, hard = [0.9] * 6, [0.1] * 6
+    easy = [0.9] * 6
+    hard = [0.1] * 6
     v = verdict(
         rows(a=easy + hard, b=[0.8] * 6 + [NAN] * 6)
     )  # a's mean over all texts is .5, b's over its own .8
@@ -134,10 +138,8 @@ def test_no_text_that_all_methods_have(r):
 
 def test_two_content_tokens_have_no_r():
     special = torch.tensor([True, False, False, True])
-    a, b = (
-        torch.tensor([9.0, 1.0, 2.0, 5.0]),
-        torch.tensor([0.0, 3.0, 4.0, 1.0]),
-    )
+    a = torch.tensor([9.0, 1.0, 2.0, 5.0])
+    b = torch.tensor([0.0, 3.0, 4.0, 1.0])
     assert np.isnan(agreement(a, b, special)) and not np.isnan(
         agreement(a, b, special, specials=True)
     )

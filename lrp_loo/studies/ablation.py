@@ -34,10 +34,8 @@ ABLATED = {  # rule → the Composite's field without it, and with it
     'gate': (dict(gate='half'), dict(gate='constant')),
 }
 
-ATTN_LRP, CP_LRP = (
-    ('product', 'norm', 'activation'),
-    ('product', 'norm', 'activation', 'softmax', 'gate'),
-)
+ATTN_LRP = ('product', 'norm', 'activation')
+CP_LRP = ('product', 'norm', 'activation', 'softmax', 'gate')
 
 
 def composite_name(
@@ -73,10 +71,11 @@ def ablation_composites(
 
 def same_as(
     name: str,  # of a composite, in a model without gates
-) -> (
-    str
-):  # the one it equals: with the softmax bypassed there is no product left
-    "Twelve of the sixteen rule sets differ where there are no gates; the others are computed once."
+    # the one it equals: with the softmax bypassed there is no product left
+) -> str:
+    """Twelve of the sixteen rule sets differ where there are no gates; the
+    others are computed once.
+    """
     rules = name.split('+')
     return (
         composite_name(
@@ -105,15 +104,16 @@ def ablation_r(
     rows: list,  # of `ablation_experiment`
     name: str,  # of a composite, or 'canonized'
 ) -> np.ndarray:  # (n_texts,)
-    "A rule set's r with LOO per text, whether it was computed or equals another that was."
+    """A rule set's r with LOO per text, whether it was computed or equals
+    another that was.
+    """
     return per_text(
         rows, name if name in rows[0]['methods'] else same_as(name), 'loo_r'
     )
 
 
-def _corners(
-    rows,
-):  # rules, and r of every composite: 2 × … × 2 × texts, index 1 with the rule
+def _corners(rows):
+    "Rules, and r of every composite: 2 × … × 2 × texts, index 1 with the rule."
     rules = [
         r for r in ABLATED if r in rows[0]['methods']
     ]  # a rule alone is a composite of its own
@@ -133,10 +133,15 @@ def ablation_effects(
     # kind, rule, mean, low, high, n: differences in r with LOO, with 95 %
     # intervals over the texts
 ) -> pd.DataFrame:
-    "What each rule does: on the average of all other settings (main), in pairs (interaction), within AttnLRP, and by itself."
+    """What each rule does: on the average of all other settings (main), in
+    pairs (interaction), within AttnLRP, and by itself.
+    """
     rules, r = _corners(results['rows'])
-    k, out = len(rules), []
-    average = lambda x: x.reshape(-1, x.shape[-1]).mean(0)
+    k = len(rules)
+    out = []
+
+    def average(x):
+        return x.reshape(-1, x.shape[-1]).mean(0)
 
     def add(kind, rule, x, y):
         out.append(dict(kind=kind, rule=rule) | paired_difference(x, y))
@@ -144,7 +149,10 @@ def ablation_effects(
     for a in range(k):
         add('main', rules[a], average(r.take(1, a)), average(r.take(0, a)))
     for a, b in itertools.combinations(range(k), 2):
-        f = lambda i, j: average(np.moveaxis(r, (a, b), (0, 1))[i, j])
+
+        def f(i, j):
+            return average(np.moveaxis(r, (a, b), (0, 1))[i, j])
+
         add(
             'interaction',
             f'{rules[a]} × {rules[b]}',
@@ -174,7 +182,9 @@ def ablation_experiment(
     fresh: bool = False,  # start over
     batch_size: int = 16,  # examples in one pass
 ) -> Results:
-    "Agreement of every composite, and of canonized LRP, with LOO, which is computed once per example; resumable."
+    """Agreement of every composite, and of canonized LRP, with LOO, which is
+    computed once per example; resumable.
+    """
     model, tok, examples, info, left = part_examples(part, data, limit, seed)
     gates = has_gates(model, examples[0][1])
     methods = {
@@ -194,13 +204,17 @@ def ablation_experiment(
         ),
         fresh,
     )
-    size, window = (
-        (lambda e: next(iter(e[1].values())).shape[1]),
-        4 * batch_size,
-    )
+
+    def size(e):
+        return next(iter(e[1].values())).shape[1]
+
+    window = 4 * batch_size
     for s in tqdm(
         range(0, len(examples), window),
-        desc=f"ablation {part} ({info['model']['name']} on {info['data']['name']})",
+        desc=(
+            f"ablation {part} ({info['model']['name']} on"
+            f" {info['data']['name']})"
+        ),
     ):
         part = sorted(
             examples[s : s + window], key=size
@@ -275,7 +289,10 @@ def effects_table(
     *kinds,
 ) -> pd.DataFrame:  # (kind, rule) × part: the effect with its 95 % interval
     "The effects of `ablation_effects`, part by part."
-    said = lambda e: f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
+
+    def said(e):
+        return f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
+
     tables = {
         p: ablation_effects(d).set_index(['kind', 'rule']).apply(said, axis=1)
         for p, d in results.items()
@@ -292,7 +309,9 @@ def effects_table(
 def plot_ablation(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
-    "What each rule does to r with LOO, with 95 % intervals: on average, within AttnLRP, alone."
+    """What each rule does to r with LOO, with 95 % intervals: on average,
+    within AttnLRP, alone.
+    """
     cols = min(3, len(results))
     fig, axes = plt.subplots(
         -(-len(results) // cols),
@@ -303,7 +322,8 @@ def plot_ablation(
         sharey=True,
     )
     for ax, (part, d) in zip(axes.flat, results.items()):
-        t, c = ablation_effects(d), d['config']
+        t = ablation_effects(d)
+        c = d['config']
         for k, (kind, style) in enumerate(
             {
                 'main': dict(
@@ -327,7 +347,9 @@ def plot_ablation(
             )
         ax.axvline(0, color='0.6', lw=0.7)
         ax.set_title(
-            f"{part}: {c['model']['model'].split('For')[0]} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}",
+            f"{part}: {c['model']['model'].split('For')[0]} on"
+            f" {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n"
+            f" = {len(d['rows'])}",
             fontsize=8,
         )
         ax.set_yticks([-i for i in range(len(ABLATED))], list(ABLATED))

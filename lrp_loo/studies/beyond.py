@@ -76,13 +76,15 @@ class _WrittenLayerNorm(nn.Module):
 class _FusedRMSNorm(nn.Module):
     def __init__(self, norm):
         super().__init__()
-        self.weight, self.eps = norm.weight, norm.variance_epsilon
+        self.weight = norm.weight
+        self.eps = norm.variance_epsilon
 
     def forward(self, x):
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
-def _swap(model, kind, new):  # every module of a class (by name) replaced
+def _swap(model, kind, new):
+    "Every module of a class (by name) replaced."
     for path, m in list(model.named_modules()):
         if type(m).__name__ == kind:
             parent, _, child = path.rpartition('.')
@@ -98,21 +100,21 @@ def _attentions(model):
     ]
 
 
-def shift_key_bias(
-    model, g
-):  # by as much as a key is long, in a random direction
+def shift_key_bias(model, g):
+    "By as much as a key is long, in a random direction."
     for a in _attentions(model):
         b = a.key.bias
         d = torch.randn(b.shape, generator=g)
         b += d / d.norm() * a.key.weight.norm(dim=1).norm()
 
 
-def rotate_heads(
-    model, g
-):  # queries and keys by one rotation, values and the output matrix by another
+def rotate_heads(model, g):
+    "Queries and keys by one rotation, values and the output matrix by another."
     for layer in model.bert.encoder.layer:
-        a, out = layer.attention.self, layer.attention.output.dense
-        h, d = a.num_attention_heads, a.attention_head_size
+        a = layer.attention.self
+        out = layer.attention.output.dense
+        h = a.num_attention_heads
+        d = a.attention_head_size
         R, S = (
             torch.linalg.qr(torch.randn(h, d, d, generator=g))[0]
             for _ in range(2)
@@ -196,7 +198,9 @@ def invariance_row(
     # name → logits (largest difference), per rule set r with the original's
     # map, and the largest difference over the largest score
 ) -> dict:
-    "How explanations of one text change when the program does and the function does not."
+    """How explanations of one text change when the program does and the
+    function does not.
+    """
     out = {}
     with torch.no_grad():
         plain = forward(model, enc).logits
@@ -210,17 +214,15 @@ def invariance_row(
                 logits=float((forward(other, enc).logits - plain).abs().max())
             )
         for c, s in RULE_SETS.items():
-            a, b = (
-                maps[c],
-                explain_batch(
-                    other,
-                    tokenizer,
-                    [enc],
-                    'lrp',
-                    target=maps[c].target,
-                    composite=s,
-                )[0],
-            )
+            a = maps[c]
+            b = explain_batch(
+                other,
+                tokenizer,
+                [enc],
+                'lrp',
+                target=maps[c].target,
+                composite=s,
+            )[0]
             out[name][c] = dict(
                 r=float(
                     pearson(a.scores[~a.is_special], b.scores[~a.is_special])
@@ -280,9 +282,15 @@ def invariance_table(
     for m in dict.fromkeys(r['model'] for r in results['rows']):
         rows = [r['rewritings'] for r in results['rows'] if r['model'] == m]
         for name in rows[0]:
-            get = lambda c, k: np.array(
-                [np.nan if (v := r[name][c][k]) is None else v for r in rows]
-            )
+
+            def get(c, k):
+                return np.array(
+                    [
+                        np.nan if (v := r[name][c][k]) is None else v
+                        for r in rows
+                    ]
+                )
+
             out.append(
                 dict(
                     model=m,
@@ -308,17 +316,10 @@ BEYOND = {  # part → (demo model, data, removal)
 }
 
 
-def _texts(
-    model,
-    tok,
-    name,
-    data,
-    limit,
-    seed,
-    window,
-    # examples of a text set; for a language model the first `window` tokens of
-    # each text that has as many
-):
+def _texts(model, tok, name, data, limit, seed, window):
+    """Examples of a text set; for a language model the first `window` tokens
+    of each text that has as many.
+    """
     d = load_texts(name, data, seed=seed)
     out, left = [], 0
     for i, (t, y) in enumerate(zip(d.texts, d.labels)):
@@ -343,9 +344,8 @@ def _texts(
     )
 
 
-def _images(
-    model, data, limit, seed
-):  # a random draw of MNIST; its embedded stand-in is enlarged
+def _images(model, data, limit, seed):
+    "a random draw of MNIST; its embedded stand-in is enlarged."
     x, y, info = load_digit_images(data, 'test', side=28)
     pick = torch.randperm(
         len(y), generator=torch.Generator().manual_seed(seed)
@@ -377,7 +377,8 @@ def part_examples(
     "The examples of a part, the same for every experiment on it."
     if part not in BEYOND | TEXTS:
         raise ValueError(
-            f"part={part!r} is not known; take one of {', '.join(BEYOND | TEXTS)}"
+            f"part={part!r} is not known; take one of"
+            f" {', '.join(BEYOND | TEXTS)}"
         )
     demo, name, removal, *longest = (BEYOND | TEXTS)[part]
     model, tok = load_demo(demo)
@@ -426,7 +427,9 @@ def part_experiment(
     curves=None,  # names of the methods that get MoRF and LeRF; None: all
     chunk: int = None,  # tokens removed at a time in the curves; None: 1
 ) -> Results:
-    "LOO agreement and perturbation curves of any methods on the examples of a part, a row per example, resumable."
+    """LOO agreement and perturbation curves of any methods on the examples of
+    a part, a row per example, resumable.
+    """
     model, tok, examples, info, left = part_examples(part, data, limit, seed)
     info = info | (dict(removal=removal) if removal else {})
     methods = methods(model) if callable(methods) else methods
@@ -473,11 +476,14 @@ def beyond_experiment(
         raise ValueError(
             f"part={part!r} is not known; take one of {', '.join(BEYOND)}"
         )
-    methods = lambda model: (
-        TABLE2
-        | sweep_methods(n_layers(model))
-        | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
-    )
+
+    def methods(model):
+        return (
+            TABLE2
+            | sweep_methods(n_layers(model))
+            | ({} if part == 'vit' else {'cp_lrp_gates': ('cp_lrp', {})})
+        )
+
     return part_experiment(
         path, 'beyond', part, methods, data, limit, seed, fresh
     )
@@ -491,18 +497,26 @@ MASKED = {
 def read_beyond(
     folder: Path,  # a folder that `reproduce` wrote
 ) -> dict:  # part → of `read_results`, for what is there
-    "The rows of BEYOND, and of the vision transformer under its second removal."
+    """The rows of BEYOND, and of the vision transformer under its second
+    removal.
+    """
     files = {p: folder / f'{p}.json' for p in BEYOND}
     files |= {p: folder / f'{name}.json' for p, name in MASKED.items()}
     return {p: read_results(f) for p, f in files.items() if f.exists()}
 
 
-def _said(difference):  # a mean with its interval
-    return f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+def _said(difference):
+    "a mean with its interval."
+    return (
+        f"{difference['mean']:+.3f} [{difference['low']:+.3f},"
+        f" {difference['high']:+.3f}]"
+    )
 
 
-def _claim2_row(results):  # one part of `claim2_table`
-    rows, n = results['rows'], results['config']['model']['layers']
+def _claim2_row(results):
+    "One part of `claim2_table`."
+    rows = results['rows']
+    n = results['config']['model']['layers']
     measured = rows[0]['methods']
     shown = (
         'ig',

@@ -35,7 +35,9 @@ def canonized_relevance(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # (n,) relevance of each factor, with R_y = y
-    "LRP on a bracketed product whose parts remember how many factors they have: y/n for each, in every bracketing."
+    """LRP on a bracketed product whose parts remember how many factors they
+    have: y/n for each, in every bracketing.
+    """
     x = _factors(x, bracketing).detach().clone().requires_grad_()
     y, _ = walk(
         bracketing,
@@ -53,13 +55,13 @@ def canonized_maps(
     x: torch.Tensor,  # (batch, n_pixels)
     eps: float = 1e-6,  # ε of the LRP rules
 ) -> dict:  # explainer → {'qk_v': (batch, n_pixels), 'q_kv': the same}
-    "LOO, Integrated Gradients, AttnLRP and canonized LRP of every image; the two that follow the program, in both forms."
+    """LOO, Integrated Gradients, AttnLRP and canonized LRP of every image; the
+    two that follow the program, in both forms.
+    """
     with torch.no_grad():
         target = model(x, 'q_kv').argmax(-1)
-    loo, ig = (
-        pixel_loo(model, x, target, 'q_kv'),
-        pixel_ig(model, x, target, 'q_kv')[0],
-    )
+    loo = pixel_loo(model, x, target, 'q_kv')
+    ig = pixel_ig(model, x, target, 'q_kv')[0]
     return {
         'loo': dict.fromkeys(FORMS, loo),
         'ig': dict.fromkeys(FORMS, ig),
@@ -139,10 +141,11 @@ def canonized_mnist_experiment(
 def canonized_row(
     model,  # a trained `LinearAttention`
     x: torch.Tensor,  # (n_images, n_pixels)
-) -> (
-    dict
-):  # tables[protocol][explainer][pair], lowest[explainer], change[explainer]
-    "One network: the correlations of Table 1, and how far the two forms' maps are apart at the worst image."
+    # tables[protocol][explainer][pair], lowest[explainer], change[explainer]
+) -> dict:
+    """One network: the correlations of Table 1, and how far the two forms'
+    maps are apart at the worst image.
+    """
     rows, change = [], {}
     for part in x.split(25):
         maps = canonized_maps(model, part)
@@ -155,11 +158,9 @@ def canonized_row(
                     / maps[e]['qk_v'].abs().amax(-1)
                 ).tolist(),
             )
-    t, d, explainers = (
-        table1(rows),
-        pd.DataFrame(rows),
-        [e for e in maps if e != 'loo'],
-    )
+    t = table1(rows)
+    d = pd.DataFrame(rows)
+    explainers = [e for e in maps if e != 'loo']
     return dict(
         tables={
             p: {e: t.loc[p].loc[e].to_dict('index') for e in explainers}
@@ -174,11 +175,16 @@ def canonized_mnist_table(
     results: dict,  # of `read_results`
     protocol: str = 'as_is',  # or 'sum_to_one', the paper's
 ) -> pd.DataFrame:  # a row a setting
-    "L against R (mean and lowest image) and both against LOO: halves, canonized, Integrated Gradients."
+    """L against R (mean and lowest image) and both against LOO: halves,
+    canonized, Integrated Gradients.
+    """
     out = {}
     for r in results['rows']:
         t = r['tables'][protocol]
-        get = lambda e, p: t[e][p]['mean']
+
+        def get(e, p):
+            return t[e][p]['mean']
+
         out[r['name']] = {
             'accuracy': r['accuracy'],
             'AttnLRP L vs R': get('attn_lrp', 'L_vs_R'),
@@ -203,11 +209,16 @@ _SHARES = {
 def canonized_table(
     results: dict,  # part → of `read_results`, rows of `ablation_experiment`
 ) -> pd.DataFrame:  # a row a part
-    "Mean r with LOO under the three ways to share attention's relevance, and canonized minus the other two with 95 % intervals."
+    """Mean r with LOO under the three ways to share attention's relevance, and
+    canonized minus the other two with 95 % intervals.
+    """
     out = {}
     for part, d in results.items():
         x = {n: ablation_r(d['rows'], m) for n, (m, _) in _SHARES.items()}
-        said = lambda e: f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
+
+        def said(e):
+            return f"{e['mean']:+.3f} [{e['low']:+.3f}, {e['high']:+.3f}]"
+
         out[part] = (
             {n: round(mean_se(v)[0], 4) for n, v in x.items()}
             | {
@@ -227,19 +238,21 @@ def plot_canonized(
     "r with LOO against the share of Q and of K, with standard errors."
     fig, ax = plt.subplots(figsize=(7.6, 3.4), layout='constrained')
     for part, d in results.items():
-        c, points = (
-            d['config'],
-            [
-                (s, *mean_se(ablation_r(d['rows'], m))[:2])
-                for m, s in _SHARES.values()
-            ],
-        )
+        c = d['config']
+        points = [
+            (s, *mean_se(ablation_r(d['rows'], m))[:2])
+            for m, s in _SHARES.values()
+        ]
         ax.errorbar(
             *zip(*points),
             marker='o',
             ms=4,
             capsize=2,
-            label=f"{part}: {c['model']['model'].removesuffix('ForSequenceClassification').removesuffix('ForImageClassification').removesuffix('ForCausalLM')} on {c['data']['name']}, n = {len(d['rows'])}",
+            label=(
+                f"{part}:"
+                f" {c['model']['model'].removesuffix('ForSequenceClassification').removesuffix('ForImageClassification').removesuffix('ForCausalLM')}"
+                f" on {c['data']['name']}, n = {len(d['rows'])}"
+            ),
         )
     ax.set_xticks(
         [s for _, s in _SHARES.values()],

@@ -58,11 +58,13 @@ def benchmark_table(
             'low': r.get('low'),
             'high': r.get('high'),
             'asked for': r['at_least'],
-            'reached': ''
-            if r['at_least'] is None
-            else 'yes'
-            if r['ratio'] >= r['at_least']
-            else 'no',
+            'reached': (
+                ''
+                if r['at_least'] is None
+                else 'yes'
+                if r['ratio'] >= r['at_least']
+                else 'no'
+            ),
             'texts': r['setting']['texts'],
             'tokens': r['setting']['mean_tokens'],
         }
@@ -119,7 +121,9 @@ COLOURS = {
 def plot_cost(
     results: dict,  # of `read_results`, of benchmarks/length.py
 ):  # a matplotlib figure
-    "Seconds and memory against tokens, seconds against the number of examples; all axes logarithmic."
+    """Seconds and memory against tokens, seconds against the number of
+    examples; all axes logarithmic.
+    """
     fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.6), layout='constrained')
     c = results['config']
     dashed = {m: '--' for m in ('removal, 4 passes', 'contexts, 4 passes')} | {
@@ -160,7 +164,8 @@ def plot_cost(
     n = np.mean([r['tokens'] for r in results['rows'] if 'mib' not in r])
     axes[2].set_title(f'sentences of {n:.0f} tokens on average', fontsize=8)
     fig.suptitle(
-        f"{c['model']['name']}, {c['threads']} threads of CPU, {c['dtype']}; left and middle: one text at a time",
+        f"{c['model']['name']}, {c['threads']} threads of CPU, {c['dtype']};"
+        " left and middle: one text at a time",
         fontsize=9,
     )
     return fig
@@ -171,7 +176,9 @@ def seconds_at(
     method: str,  # a row of it
     tokens: float,  # the length
 ) -> float:  # seconds a text
-    "Seconds at a length between the measured ones, interpolated on logarithmic axes."
+    """Seconds at a length between the measured ones, interpolated on
+    logarithmic axes.
+    """
     return float(
         np.exp(
             np.interp(
@@ -198,7 +205,9 @@ def plot_tradeoff(
     agreement: dict,
     extra: dict = None,  # the same of `weights_experiment`
 ):  # a matplotlib figure
-    "Mean r with LOO against seconds at the mean length of the texts, interpolated between measured lengths."
+    """Mean r with LOO against seconds at the mean length of the texts,
+    interpolated between measured lengths.
+    """
     t, fig, axes = (
         cost_table(results),
         *plt.subplots(
@@ -212,7 +221,10 @@ def plot_tradeoff(
     )
     for ax, (part, d) in zip(axes[0], agreement.items()):
         n = float(np.mean([r['n_tokens'] for r in d['rows']]))
-        seconds = lambda m: seconds_at(t, m, n)
+
+        def seconds(m):
+            return seconds_at(t, m, n)
+
         where = {
             m: rows
             for rows in (
@@ -269,7 +281,9 @@ def shared_rows(
     first: list,
     second: list,  # the same for other methods, some of the same texts
 ) -> list:  # a row per text that both have, with the methods of both
-    "Rows of two experiments joined text by text, so that every mean is over the same texts."
+    """Rows of two experiments joined text by text, so that every mean is over
+    the same texts.
+    """
     others = {r['i']: r for r in second}
     joined = []
     for row in first:
@@ -279,7 +293,8 @@ def shared_rows(
         for key in ('target', 'n_tokens'):
             if row[key] != other[key]:
                 raise ValueError(
-                    f"text {row['i']} has {key} {row[key]} here and {other[key]} there"
+                    f"text {row['i']} has {key} {row[key]} here and"
+                    f" {other[key]} there"
                 )
         joined.append(row | dict(methods=other['methods'] | row['methods']))
     return joined
@@ -300,7 +315,8 @@ def headline_table(
         .set_index('row')
         .paper
     )
-    seconds, tokens = cost_table(cost), np.mean([r['n_tokens'] for r in rows])
+    seconds = cost_table(cost)
+    tokens = np.mean([r['n_tokens'] for r in rows])
     unit = seconds_at(seconds, 'attn_lrp', tokens)
     defined = {m: mean_se(per_text(rows, m, 'loo_r'))[2] for m in PASSES}
     return pd.DataFrame(

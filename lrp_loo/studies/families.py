@@ -180,7 +180,9 @@ _DECODERS = (
 
 
 def family_tasks() -> list:  # (family, task) pairs
-    "What is checked: encoders classify (BERT also answers questions), decoders predict the next token and classify, vision models classify."
+    """What is checked: encoders classify (BERT also answers questions),
+    decoders predict the next token and classify, vision models classify.
+    """
     image = ('ViT', 'DeiT', 'CLIP vision')
     return [
         (f, t)
@@ -188,11 +190,13 @@ def family_tasks() -> list:  # (family, task) pairs
         for t in (
             ('image',)
             if f in image
-            else ('next token', 'class')
-            if f in _DECODERS
-            else ('class', 'answer')
-            if f == 'BERT'
-            else ('class',)
+            else (
+                ('next token', 'class')
+                if f in _DECODERS
+                else ('class', 'answer')
+                if f == 'BERT'
+                else ('class',)
+            )
         )
     ]
 
@@ -213,9 +217,11 @@ def random_model(
         )
     prefix, _, kwargs = FAMILIES[family]
     names = [
-        f'{prefix}LMHeadModel'
-        if task == 'next token' and prefix == 'GPT2'
-        else prefix + TASKS[task]
+        (
+            f'{prefix}LMHeadModel'
+            if task == 'next token' and prefix == 'GPT2'
+            else prefix + TASKS[task]
+        )
     ]
     model_class = getattr(transformers, names[0])
     config_class = (

@@ -46,9 +46,11 @@ def bypass_name(
     return (
         'attn_lrp'
         if not layers
-        else 'cp_lrp'
-        if len(layers) == n_layers
-        else 'bypass ' + ','.join(str(l + 1) for l in layers)
+        else (
+            'cp_lrp'
+            if len(layers) == n_layers
+            else 'bypass ' + ','.join(str(l + 1) for l in layers)
+        )
     )
 
 
@@ -74,7 +76,8 @@ def layer_table(
     # r over AttnLRP with its interval
 ) -> pd.DataFrame:
     "The three sweeps as a table (Table A3); k = 0 is AttnLRP."
-    rows, n = results['rows'], results['config']['model']['layers']
+    rows = results['rows']
+    n = results['config']['model']['layers']
     out = []
     for sweep in SWEEPS:
         for k in range(n + 1):
@@ -101,16 +104,19 @@ def paper_step(
     row: int,  # the paper's k, of 12 layers
     n_layers: int,  # ours
 ):  # our k at the same depth, or None where there is none
-    "The paper's model has 12 layers: its step k is compared with ours at the same share of the depth."
+    """The paper's model has 12 layers: its step k is compared with ours at the
+    same share of the depth.
+    """
     return row * n_layers // 12 if row * n_layers % 12 == 0 else None
 
 
 def table_a3_against_paper(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
-) -> (
-    pd.DataFrame
-):  # paper, ours (empty where our model has no layer at that depth), our k
-    "Every number of Table A3, and ours where our model has a layer at that depth (of 6: half)."
+    # paper, ours (empty where our model has no layer at that depth), our k
+) -> pd.DataFrame:
+    """Every number of Table A3, and ours where our model has a layer at that
+    depth (of 6: half).
+    """
     d = paper_numbers('A3')
     d = d[d.data.isin(list(results))].copy()
     tables = {
@@ -132,17 +138,20 @@ def table_a3_against_paper(
 def best_single_layer(
     # of `read_results`, rows of `text_experiment` with `sweep_methods`
     results: dict,
-) -> (
-    dict
-):  # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
-    "What the best single layer's bypass gains: picked on every other text, measured on the rest."
-    rows, n = results['rows'], results['config']['model']['layers']
+    # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
+) -> dict:
+    """What the best single layer's bypass gains: picked on every other text,
+    measured on the rest.
+    """
+    rows = results['rows']
+    n = results['config']['model']['layers']
     none = per_text(rows, 'attn_lrp', 'loo_r')
     bypassed = [per_text(rows, bypass_name((l,), n), 'loo_r') for l in range(n)]
     gains = np.array(bypassed) - none  # [n_layers, n_texts]
     if len(rows) < 2:
         raise ValueError(
-            f"a layer is picked on one half of the texts, tried on the other; got {len(rows)}"
+            "a layer is picked on one half of the texts, tried on the other;"
+            f" got {len(rows)}"
         )
     odd = np.arange(len(rows)) % 2 == 1
     held_out = np.empty(len(rows))
@@ -166,9 +175,11 @@ def entropy_table(
             dict(
                 layer=l + 1,
                 entropy=E[:, l].mean(),
-                se=E[:, l].std(ddof=1) / np.sqrt(len(E))
-                if len(E) > 1
-                else np.nan,
+                se=(
+                    E[:, l].std(ddof=1) / np.sqrt(len(E))
+                    if len(E) > 1
+                    else np.nan
+                ),
             )
             for l in range(E.shape[1])
         ]
@@ -194,12 +205,21 @@ def is_above_zero(
 def text_claims(
     results: dict,  # one data set, of `read_results`
 ) -> list:  # dicts: claim, holds (True, False, None: undecided), evidence
-    "The paper's claims about softmax on one data set, each with the evidence for or against it."
-    rows, n = results['rows'], results['config']['model']['layers']
-    x = lambda m, c='loo_r': per_text(rows, m, c)
-    said = lambda d: (
-        f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], {d['n']} texts"
-    )
+    """The paper's claims about softmax on one data set, each with the evidence
+    for or against it.
+    """
+    rows = results['rows']
+    n = results['config']['model']['layers']
+
+    def x(m, c='loo_r'):
+        return per_text(rows, m, c)
+
+    def said(d):
+        return (
+            f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], {d['n']}"
+            " texts"
+        )
+
     out = []
     for c, name in (
         ('loo_r', 'r with LOO'),
@@ -222,7 +242,10 @@ def text_claims(
     d = paired_difference(late, early)
     out.append(
         dict(
-            claim='bypassing a single layer helps more in the upper half of the layers',
+            claim=(
+                'bypassing a single layer helps more in the upper half of the'
+                ' layers'
+            ),
             holds=is_above_zero(d),
             evidence=said(d),
         )

@@ -31,12 +31,12 @@ INPUTS = {
 }  # name: what is subtracted, what divides
 
 
-def _choice(
-    name, value, choices
-):  # a named option, or an error that lists the ones there are
+def _choice(name, value, choices):
+    "a named option, or an error that lists the ones there are."
     if value not in choices:
         raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}"
+            f"{name} must be one of {', '.join(map(repr, choices))}; got"
+            f" {value!r}"
         )
     return value
 
@@ -45,30 +45,34 @@ def normalise_images(
     images: torch.Tensor,  # (n_images, side, side), grey levels in [0, 1]
     how: str = 'unit',  # 'unit', 'standard' or 'symmetric', see the table above
 ) -> torch.Tensor:  # (n_images, side²), one row of pixels an image
-    "Images as sequences of pixels, scaled one of three ways (left open in appendix B.1.1)."
+    """Images as sequences of pixels, scaled one of three ways (left open in
+    appendix B.1.1).
+    """
     shift, scale = INPUTS[_choice('how', how, INPUTS)]
     if images.ndim != 3:
         raise ValueError(
-            f"images must have shape (n_images, side, side), got {tuple(images.shape)}"
+            "images must have shape (n_images, side, side), got"
+            f" {tuple(images.shape)}"
         )
     if images.min() < 0 or images.max() > 1:
         raise ValueError(
-            f"images must hold grey levels in [0, 1], got {images.min():g} to {images.max():g}; divide by the largest level first"
+            f"images must hold grey levels in [0, 1], got {images.min():g} to"
+            f" {images.max():g}; divide by the largest level first"
         )
     return ((images - shift) / scale).flatten(1)
 
 # %% ../../nbs/03_linear_attention.ipynb #2398bbcc
-FORMS, PIXELS, POOLINGS, SCALES = (
-    ('qk_v', 'q_kv'),
-    ('bare', 'affine', 'direct'),
-    ('flatten', 'mean'),
-    ('none', 'sqrt_d', 'n'),
-)
+FORMS = ('qk_v', 'q_kv')
+PIXELS = ('bare', 'affine', 'direct')
+POOLINGS = ('flatten', 'mean')
+SCALES = ('none', 'sqrt_d', 'n')
 PRODUCTS = ('half', 'canonized')
 
 
 class LinearAttention(nn.Module):
-    "Attention without softmax on a row of pixels: one set of weights, two orders of multiplication (sections 3.1 and 4.3)."
+    """Attention without softmax on a row of pixels: one set of weights, two
+    orders of multiplication (sections 3.1 and 4.3).
+    """
 
     def __init__(
         self,
@@ -86,17 +90,17 @@ class LinearAttention(nn.Module):
         super().__init__()
         if _choice('pixel', pixel, PIXELS) == 'direct' and positions:
             raise ValueError(
-                "positions need a token to be added to; got pixel='direct', take 'bare' or 'affine'"
+                "positions need a token to be added to; got pixel='direct',"
+                " take 'bare' or 'affine'"
             )
-        self.n_pixels, self.pooling, self.form = (
-            n_pixels,
-            _choice('pooling', pooling, POOLINGS),
-            _choice('form', form, FORMS),
-        )
+        self.n_pixels = n_pixels
+        self.pooling = _choice('pooling', pooling, POOLINGS)
+        self.form = _choice('form', form, FORMS)
         self.c = {'none': 1.0, 'sqrt_d': width**-0.5, 'n': 1 / n_pixels}[
             _choice('scale', scale, SCALES)
         ]
-        bias, n_in = pixel != 'bare', 1 if pixel == 'direct' else width
+        bias = pixel != 'bare'
+        n_in = 1 if pixel == 'direct' else width
         self.embed = (
             None if pixel == 'direct' else nn.Linear(1, width, bias=bias)
         )
@@ -127,19 +131,19 @@ class LinearAttention(nn.Module):
                 if self.embed is None
                 else epsilon_rule(self.embed(x[..., None]) + p, eps)
             )
-            tokens = lambda W: epsilon_rule(W(h), eps)
+
+            def tokens(W):
+                return epsilon_rule(W(h), eps)
+
         Q, K, V = (tokens(W) for W in (self.W_Q, self.W_K, self.W_V))
         return [Q * self.c, K, V]
 
-    def _folded(
-        self, x, p, W
-    ):  # W(embed(x) + p) = x·slope + constant, without the tokens in between
+    def _folded(self, x, p, W):
+        "W(embed(x) + p) = x·slope + constant, without the tokens in between."
         if self.embed is None:
             return W(x[..., None])
-        slope, const = (
-            W.weight @ self.embed.weight[:, 0],
-            p if self.embed.bias is None else p + self.embed.bias,
-        )
+        slope = W.weight @ self.embed.weight[:, 0]
+        const = p if self.embed.bias is None else p + self.embed.bias
         return x[..., None] * slope + (
             W(const) if torch.is_tensor(const) else 0.0
         )
@@ -159,20 +163,16 @@ class LinearAttention(nn.Module):
     ) -> torch.Tensor:
         if x.ndim != 2 or x.shape[1] != self.n_pixels:
             raise ValueError(
-                f"x must have shape (batch, {self.n_pixels}), got {tuple(x.shape)}"
+                f"x must have shape (batch, {self.n_pixels}), got"
+                f" {tuple(x.shape)}"
             )
-        form, whole = (
-            _choice('form', form or self.form, FORMS),
-            _choice('product', product, PRODUCTS) == 'canonized',
-        )
+        form = _choice('form', form or self.form, FORMS)
+        whole = _choice('product', product, PRODUCTS) == 'canonized'
 
-        def mul(
-            a,
-            b,
-            *factors,
-            # with no ε where a product is canonized: one in the middle would
-            # bring the brackets back
-        ):
+        def mul(a, b, *factors):
+            """With no ε where a product is canonized: one in the middle would
+            bring the brackets back.
+            """
             return (
                 torch.matmul(a, b)
                 if eps is None
@@ -211,17 +211,16 @@ def train_linear_attention(
     "Adam on the cross-entropy in the cheap form `q_kv` (appendix B.1.1)."
     if images.ndim != 2 or labels.shape != images.shape[:1]:
         raise ValueError(
-            f"take images (n, n_pixels) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}"
+            "take images (n, n_pixels) and labels (n,), got"
+            f" {tuple(images.shape)} and {tuple(labels.shape)}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LinearAttention(n_pixels=images.shape[1], **options).to(
             images.device
         )
-    order, opt = (
-        torch.Generator().manual_seed(seed),
-        torch.optim.Adam(model.parameters(), lr),
-    )
+    order = torch.Generator().manual_seed(seed)
+    opt = torch.optim.Adam(model.parameters(), lr)
     steps = tqdm(
         total=epochs * -(-len(images) // batch_size),
         desc='train',
@@ -262,14 +261,16 @@ def _logit(model, x, target, **kw):
     return model(x, **kw).gather(1, target[:, None])[:, 0]  # (batch,)
 
 
-def _target(model, x, target):  # the predicted class unless told; one per image
+def _target(model, x, target):
+    "The predicted class unless told; one per image."
     if target is None:
         with torch.no_grad():
             return model(x, 'q_kv').argmax(-1)
     target = torch.as_tensor(target, device=x.device)
     if target.shape != x.shape[:1]:
         raise ValueError(
-            f"target must hold one class an image, shape ({len(x)},), got {tuple(target.shape)}"
+            f"target must hold one class an image, shape ({len(x)},), got"
+            f" {tuple(target.shape)}"
         )
     n = model.out.out_features
     if target.min() < 0 or target.max() >= n:
@@ -288,8 +289,11 @@ def pixel_loo(
     form: str = None,  # 'qk_v' or 'q_kv'
     internal_batch_size: int = 256,  # variants of one image in a pass
 ) -> torch.Tensor:  # (batch, n_pixels), logit lost with each pixel
-    "LOO_i = f(x) - f(x with pixel i set to zero) (section 2.1, appendix B.1.1)."
-    target, loo = _target(model, x, target), torch.zeros_like(x)
+    """LOO_i = f(x) - f(x with pixel i set to zero) (section 2.1, appendix
+    B.1.1).
+    """
+    target = _target(model, x, target)
+    loo = torch.zeros_like(x)
     full = _logit(model, x, target, form=form)
     for b, row in enumerate(x):
         for idx in row.nonzero()[:, 0].split(internal_batch_size):
@@ -308,13 +312,15 @@ def pixel_ig(
     target: torch.Tensor = None,
     form: str = None,  # 'qk_v' or 'q_kv'
     n_steps: int = 2,  # Gauss-Legendre points; two are exact for a cubic
-) -> (
-    tuple
-):  # maps (batch, n_pixels); completeness error |Σ IG - f(x) + f(0)|, (batch,)
-    "Integrated Gradients from the zero image, with its completeness error (appendix A)."
+    # maps (batch, n_pixels); completeness error |Σ IG - f(x) + f(0)|, (batch,)
+) -> tuple:
+    """Integrated Gradients from the zero image, with its completeness error
+    (appendix A).
+    """
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}")
-    target, ig = _target(model, x, target), torch.zeros_like(x)
+    target = _target(model, x, target)
+    ig = torch.zeros_like(x)
     for node, weight in zip(*np.polynomial.legendre.leggauss(n_steps)):
         xa = ((node + 1) / 2 * x.detach()).requires_grad_()
         ig += (
@@ -343,28 +349,42 @@ def pixel_lrp(
     # 'half' (AttnLRP), or 'canonized': the same for every bracketing
     product: str = 'half',
 ) -> torch.Tensor:  # (batch, n_pixels) relevance
-    "AttnLRP's relevance of each pixel, by one backward pass (equations 1, 3, 4); or, canonized, that of QKᵀV as one form."
-    target, x = _target(model, x, target), x.detach().clone().requires_grad_()
+    """AttnLRP's relevance of each pixel, by one backward pass (equations 1, 3,
+    4); or, canonized, that of QKᵀV as one form.
+    """
+    target = _target(model, x, target)
+    x = x.detach().clone().requires_grad_()
     return relevance(
         _logit(model, x, target, form=form, eps=eps, product=product), x
     )[0]
 
 # %% ../../nbs/03_linear_attention.ipynb #86df270e
-def _lost(
-    K, V, Q, U, form
-):  # f − f without the pixel, for every pixel; pairs (present, removed)
+def _lost(K, V, Q, U, form):
+    "f − f without the pixel, for every pixel; pairs (present, removed)."
     (K, K0), (V, V0), (Q, Q0) = K, V, Q
     if form == 'q_kv':
-        S, M = K.mT @ V, U.mT @ Q  # [batch, d, d]
-        through = lambda k, v, q: (
-            ((q @ S) * U).sum(-1) + ((k @ M.mT) * v).sum(-1)
-        )
+        # [batch, d, d]
+        S = K.mT @ V
+        M = U.mT @ Q
+
+        def through(k, v, q):
+            return ((q @ S) * U).sum(-1) + ((k @ M.mT) * v).sum(-1)
+
     else:
         W = U @ V.mT  # [batch, n, n], rows n, columns j
-        row = lambda q: ((q @ K.mT) * W).sum(-1)
-        column = lambda k, v: ((Q @ k.mT) * (U @ v.mT)).sum(-2)
-        through = lambda k, v, q: row(q) + column(k, v)
-    own = lambda k, q, v: (k * q).sum(-1) * (v * U).sum(-1)
+
+        def row(q):
+            return ((q @ K.mT) * W).sum(-1)
+
+        def column(k, v):
+            return ((Q @ k.mT) * (U @ v.mT)).sum(-2)
+
+        def through(k, v, q):
+            return row(q) + column(k, v)
+
+    def own(k, q, v):
+        return (k * q).sum(-1) * (v * U).sum(-1)
+
     # rows and columns of a removed pixel change; where they cross, both do
     return (through(K, V, Q) - own(K, Q, V)) - (
         through(K0, V0, Q0) - own(K, Q0, V) - own(K0, Q, V0) + own(K0, Q0, V0)
@@ -378,14 +398,11 @@ def pixel_removal(
     # (batch,) classes; the predicted ones where None
     target: torch.Tensor = None,
     form: str = None,  # how the products are bracketed: 'qk_v' or 'q_kv'
-) -> (
-    torch.Tensor
-):  # (batch, n_pixels), logit lost with each pixel: equal to `pixel_loo`
+    # (batch, n_pixels), logit lost with each pixel: equal to `pixel_loo`
+) -> torch.Tensor:
     "Exact LOO of every pixel at the price of one forward pass."
-    target, form = (
-        _target(model, x, target),
-        _choice('form', form or model.form, FORMS),
-    )
+    target = _target(model, x, target)
+    form = _choice('form', form or model.form, FORMS)
     n = model.n_pixels
     W = model.out.weight[target]  # [batch, n·width] or [batch, width]
     U = (
@@ -393,7 +410,8 @@ def pixel_removal(
         if model.pooling == 'flatten'
         else (W / n)[:, None].expand(-1, n, -1)
     )
-    (Q, K, V), (Q0, K0, V0) = model.qkv(x), model.qkv(torch.zeros_like(x))
+    Q, K, V = model.qkv(x)
+    Q0, K0, V0 = model.qkv(torch.zeros_like(x))
     return _lost((K, K0), (V, V0), (Q, Q0), U, form)
 
 # %% ../../nbs/03_linear_attention.ipynb #4416bdbe
@@ -402,10 +420,11 @@ def path_maps(
     x: torch.Tensor,  # (batch, n_pixels)
     # (batch,) classes; the predicted ones where None
     target: torch.Tensor = None,
-) -> (
-    tuple
-):  # G_Q, G_K, G_V, each (batch, n_pixels); their sum is gradient × input
-    "Gradient × input through the queries alone, the keys alone, the values alone."
+    # G_Q, G_K, G_V, each (batch, n_pixels); their sum is gradient × input
+) -> tuple:
+    """Gradient × input through the queries alone, the keys alone, the values
+    alone.
+    """
     target = _target(model, x, target)
 
     def through(shares):
@@ -422,11 +441,9 @@ def path_maps(
     return through((1, 0, 0)), through((0, 1, 0)), through((0, 0, 1))
 
 # %% ../../nbs/03_linear_attention.ipynb #d6716e7c
-EXPLAINERS, PAIRS, PROTOCOLS = (
-    ('loo', 'ig', 'attn_lrp'),
-    ('L_vs_R', 'L_vs_LOO', 'R_vs_LOO'),
-    ('sum_to_one', 'as_is'),
-)
+EXPLAINERS = ('loo', 'ig', 'attn_lrp')
+PAIRS = ('L_vs_R', 'L_vs_LOO', 'R_vs_LOO')
+PROTOCOLS = ('sum_to_one', 'as_is')
 
 
 def pixel_maps(
@@ -451,10 +468,11 @@ def pixel_maps(
 
 def table1_rows(
     maps: dict,  # from `pixel_maps`, or more explainers like those
-) -> (
-    list
-):  # one dict an image: (protocol, explainer, pair) → r, L = qk_v, R = q_kv
-    "The correlations of Table 1, image by image, with and without scaling the maps to sum to one."
+    # one dict an image: (protocol, explainer, pair) → r, L = qk_v, R = q_kv
+) -> list:
+    """The correlations of Table 1, image by image, with and without scaling
+    the maps to sum to one.
+    """
     rows = {}
     for protocol in PROTOCOLS:
         prepare = partial(
@@ -478,7 +496,9 @@ def table1(
     # index (protocol, explainer, pair); mean, se (standard error), n (defined),
     # undefined
 ) -> pd.DataFrame:
-    "Means over images with standard errors; undefined correlations are counted, not hidden."
+    """Means over images with standard errors; undefined correlations are
+    counted, not hidden.
+    """
     d = pd.DataFrame(rows)
     if not len(d):
         raise ValueError("table1 needs at least one image's row, got none")
@@ -501,7 +521,9 @@ def plot_maps(
     images: torch.Tensor,  # (n, side, side) as they are shown
     maps: dict,  # from `pixel_maps`
 ):  # a matplotlib figure
-    "Images in the first column, then LOO, IG and AttnLRP's map in each form; red raises the logit."
+    """Images in the first column, then LOO, IG and AttnLRP's map in each form;
+    red raises the logit.
+    """
     columns = [
         ('LOO', maps['loo']['qk_v']),
         ('IG', maps['ig']['qk_v']),
@@ -622,7 +644,8 @@ def run_setting(
         rows += table1_rows(maps)
         signs += negative_sums(maps)
         errors.append(maps['ig_error'].max().item())
-    t, negative = table1(rows), pd.DataFrame(signs).mean()
+    t = table1(rows)
+    negative = pd.DataFrame(signs).mean()
     return dict(
         name=setting_name(setting),
         setting=setting,
@@ -642,12 +665,14 @@ def distance(
     row: dict,  # a row of `run_setting`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
     swap: bool = False,  # take the paper's L for q_kv
-) -> (
-    float
-):  # mean absolute difference over five numbers, inf where one is undefined
+    # mean absolute difference over five numbers, inf where one is undefined
+) -> float:
     "How far a setting is from the paper's accuracy and Table 1."
     ours = row['tables'][_choice('protocol', protocol, PROTOCOLS)]
-    value = lambda e, pair: ours[e][pair]['mean']
+
+    def value(e, pair):
+        return ours[e][pair]['mean']
+
     left, right = PAIRS[:0:-1] if swap else PAIRS[1:]
     pairs = [
         (row['accuracy'], PAPER['accuracy']),
@@ -676,9 +701,8 @@ def nearest(
     return min(summaries, key=lambda row: distance(row, protocol, swap))
 
 # %% ../../nbs/03_linear_attention.ipynb #210c2e3b
-def _check_images(
-    name, data
-):  # (images, labels) in the shapes that the experiment takes
+def _check_images(name, data):
+    "(images, labels) in the shapes that the experiment takes."
     images, labels = data
     if (
         images.ndim != 3
@@ -686,7 +710,8 @@ def _check_images(
         or labels.shape != images.shape[:1]
     ):
         raise ValueError(
-            f"{name} must be images (n, side, side) and labels (n,), got {tuple(images.shape)} and {tuple(labels.shape)}"
+            f"{name} must be images (n, side, side) and labels (n,), got"
+            f" {tuple(images.shape)} and {tuple(labels.shape)}"
         )
 
 
@@ -751,12 +776,12 @@ def linear_attention_experiment(
 def summarise(
     rows: list,  # rows of `run_setting`, with their `i`
 ) -> dict:  # default and nearest by name, distances, and the paper's numbers
-    "Which setting is the default, which is nearest to the paper and by how much."
-    default, near, swapped = (
-        min(rows, key=lambda r: r['i']),
-        nearest(rows),
-        nearest(rows, swap=True),
-    )
+    """Which setting is the default, which is nearest to the paper and by how
+    much.
+    """
+    default = min(rows, key=lambda r: r['i'])
+    near = nearest(rows)
+    swapped = nearest(rows, swap=True)
     return dict(
         default=default['name'],
         nearest=near['name'],
@@ -773,15 +798,20 @@ def grid_table(
     results: dict,  # from `read_results`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
 ) -> pd.DataFrame:  # a row a setting and one for the paper, nearest first
-    "Every setting: accuracy, the four open numbers, the distance from the paper's, and the share of LOO maps that change sign."
+    """Every setting: accuracy, the four open numbers, the distance from the
+    paper's, and the share of LOO maps that change sign.
+    """
     columns = [('ig', 'L_vs_LOO')] + [('attn_lrp', p) for p in PAIRS]
-    line = lambda name, acc, get, dist, flipped: {
-        'setting': name,
-        'accuracy': acc,
-        **{f'{e} {p}': get(e, p) for e, p in columns},
-        'distance': dist,
-        'LOO sums < 0': flipped,
-    }
+
+    def line(name, acc, get, dist, flipped):
+        return {
+            'setting': name,
+            'accuracy': acc,
+            **{f'{e} {p}': get(e, p) for e, p in columns},
+            'distance': dist,
+            'LOO sums < 0': flipped,
+        }
+
     rows = [
         line(
             r['name'],
@@ -800,26 +830,30 @@ def grid_table(
     ).set_index('setting')
 
 
-def _shown(
-    results,
-):  # [('default', row), ('nearest', row)] of a finished or unfinished file
+def _shown(results):
+    "[('default', row), ('nearest', row)] of a finished or unfinished file."
     rows = results['rows']
-    default, near = min(rows, key=lambda r: r['i']), nearest(rows)
+    default = min(rows, key=lambda r: r['i'])
+    near = nearest(rows)
     return [('default', default), ('nearest', near)]
 
 
 def compare_table1(
     results: dict,  # from `read_results`
-) -> (
-    pd.DataFrame
-):  # a row per explainer, source and protocol, the columns of Table 1
-    "Table 1: the paper's, ours for the default and ours for the nearest setting, with and without 'sums to one'."
-    cell = lambda c: (
-        'undefined'
-        if c['mean'] is None
-        else f"{c['mean']:.4f} ± {c['se'] or 0:.4f}"
-        + (f" ({c['undefined']} undefined)" if c['undefined'] else '')
-    )
+    # a row per explainer, source and protocol, the columns of Table 1
+) -> pd.DataFrame:
+    """Table 1: the paper's, ours for the default and ours for the nearest
+    setting, with and without 'sums to one'.
+    """
+
+    def cell(c):
+        return (
+            'undefined'
+            if c['mean'] is None
+            else f"{c['mean']:.4f} ± {c['se'] or 0:.4f}"
+            + (f" ({c['undefined']} undefined)" if c['undefined'] else '')
+        )
+
     lines = {
         (e, 'paper', 'sum_to_one'): {
             'accuracy': f"{PAPER['accuracy']:.2f}",
@@ -844,7 +878,9 @@ def compare_table1(
 def plot_table1(
     results: dict,  # from `read_results`
 ):  # a matplotlib figure
-    "Table 1 as bars: the paper's beside ours for the default and the nearest setting, one panel a protocol."
+    """Table 1 as bars: the paper's beside ours for the default and the nearest
+    setting, one panel a protocol.
+    """
     bars = [(e, p) for e in ('ig', 'attn_lrp') for p in PAIRS]
     fig, axes = plt.subplots(
         1, 2, figsize=(10, 3.4), sharey=True, layout='constrained'
@@ -860,9 +896,10 @@ def plot_table1(
         )
         for k, (source, row) in enumerate(_shown(results)):
             cells = [row['tables'][protocol][e][p] for e, p in bars]
-            num = lambda key: [
-                np.nan if c[key] is None else c[key] for c in cells
-            ]
+
+            def num(key):
+                return [np.nan if c[key] is None else c[key] for c in cells]
+
             ax.bar(
                 at + 0.27 * k,
                 num('mean'),
@@ -903,12 +940,18 @@ def table1_against_paper(
     # table, data, sweep (setting and protocol), row, metric, paper, ours, se,
     # model, on
 ) -> pd.DataFrame:
-    "Every number of Table 1 and the accuracy: the paper's, ours for the default and the nearest setting, under both protocols."
-    lines, data = [], results['config']['data']
+    """Every number of Table 1 and the accuracy: the paper's, ours for the
+    default and the nearest setting, under both protocols.
+    """
+    lines = []
+    data = results['config']['data']
     on = (
         data
         if isinstance(data, str) or data is None
-        else f"{data['test']['name']} ({data['test']['source']}, {data['test']['split']})"
+        else (
+            f"{data['test']['name']} ({data['test']['source']},"
+            f" {data['test']['split']})"
+        )
     )
     for source, row in _shown(results):
         common = dict(table='1', data='mnist', model=row['name'], on=on)
@@ -946,7 +989,8 @@ def mnist_claims(
     # some), evidence
 ) -> list:
     "The paper's claims about brackets, put to every setting of the grid."
-    rows, out = results['rows'], []
+    rows = results['rows']
+    out = []
 
     def claim(text, e, pair, test, protocol):
         values = [r['tables'][protocol][e][pair]['mean'] for r in rows]
@@ -954,9 +998,15 @@ def mnist_claims(
         seen = [v for v in values if v is not None]
         out.append(
             dict(
-                claim=f"{text}, maps {'scaled to sum to one' if protocol == 'sum_to_one' else 'as they are'}",
+                claim=(
+                    f"{text}, maps"
+                    f" {'scaled to sum to one' if protocol == 'sum_to_one' else 'as they are'}"
+                ),
                 holds=True if all(yes) else False if not any(yes) else None,
-                evidence=f"{sum(yes)} of {len(rows)} settings, r from {min(seen):+.3f} to {max(seen):+.3f}",
+                evidence=(
+                    f"{sum(yes)} of {len(rows)} settings, r from"
+                    f" {min(seen):+.3f} to {max(seen):+.3f}"
+                ),
             )
         )
 
@@ -976,14 +1026,16 @@ def mnist_claims(
             protocol,
         )
         claim(
-            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through (QKᵀ)V',
+            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through'
+            ' (QKᵀ)V',
             'attn_lrp',
             'L_vs_LOO',
             lambda v: abs(v) < 0.2,
             protocol,
         )
         claim(
-            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through Q(KᵀV)',
+            'AttnLRP is nearly uncorrelated with LOO (|r| < 0.2) through'
+            ' Q(KᵀV)',
             'attn_lrp',
             'R_vs_LOO',
             lambda v: abs(v) < 0.2,

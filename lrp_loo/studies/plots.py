@@ -32,19 +32,24 @@ SWEEP_NAMES = {
 COLOURS = {'first': 'C0', 'last': 'C1', 'single': 'C2'}
 
 
-def _caption(r):  # where a panel's numbers come from
-    d, m = r['config']['data'], r['config']['model']
-    return f"{TITLES.get(d['name'], d['name'])} {d.get('split', '')}, {m['name']}, {len(r['rows'])} texts"
+def _caption(r):
+    "Where a panel's numbers come from."
+    d = r['config']['data']
+    m = r['config']['model']
+    return (
+        f"{TITLES.get(d['name'], d['name'])} {d.get('split', '')}, {m['name']},"
+        f" {len(r['rows'])} texts"
+    )
 
 # %% ../../nbs/44_plots.ipynb #262bdda8
 def plot_agreement(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    "Mean Pearson r with LOO per method with its standard error; the paper's BERT-base as rings (Table 2)."
-    methods, paper = (
-        ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp'],
-        paper_numbers('2'),
-    )
+    """Mean Pearson r with LOO per method with its standard error; the paper's
+    BERT-base as rings (Table 2).
+    """
+    methods = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
+    paper = paper_numbers('2')
     fig, axes = plt.subplots(
         1,
         len(results),
@@ -86,13 +91,10 @@ def plot_agreement(
     return fig
 
 # %% ../../nbs/44_plots.ipynb #945ec858
-def _draw_sweeps(
-    ax,
-    t,
-    c,
-    # column c of a `layer_table`: a line with its band per sweep, AttnLRP
-    # dashed
-):
+def _draw_sweeps(ax, t, c):
+    """Column c of a `layer_table`: a line with its band per sweep, AttnLRP
+    dashed.
+    """
     for s in SWEEPS:
         d = t[(t.sweep == s) & (t.k > 0)]
         ax.plot(d.k, d[c], '.-', color=COLOURS[s], label=SWEEP_NAMES[s])
@@ -110,7 +112,9 @@ def _draw_sweeps(
 def plot_layerwise(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    "Figure 2: r with LOO and Δ when the softmax is bypassed; AttnLRP dashed, bands of one standard error."
+    """Figure 2: r with LOO and Δ when the softmax is bypassed; AttnLRP dashed,
+    bands of one standard error.
+    """
     fig, axes = plt.subplots(
         2,
         len(results),
@@ -139,7 +143,9 @@ def plot_layerwise(
 def plot_entropy(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    "Attention entropy per layer, 1 = uniform: is attention flatter in middle and late layers?"
+    """Attention entropy per layer, 1 = uniform: is attention flatter in middle
+    and late layers?
+    """
     fig, ax = plt.subplots(figsize=(4.8, 2.6), layout='constrained')
     for name, r in results.items():
         t = entropy_table(r)
@@ -153,7 +159,9 @@ def plot_entropy(
 def plot_areas(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    "LeRF and MoRF (mean logit along the curve) per method; the bar between them is Δ (Table 2)."
+    """LeRF and MoRF (mean logit along the curve) per method; the bar between
+    them is Δ (Table 2).
+    """
     methods = ['loo', 'ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
     fig, axes = plt.subplots(
         1,
@@ -180,7 +188,9 @@ def plot_conservation(
     # name of a rule set → `conservation_by_layer` (or the mean of several)
     tables: dict,
 ):  # a matplotlib figure
-    "What is kept at each stage (bars) and what goes on (line), from the logit down to the words."
+    """What is kept at each stage (bars) and what goes on (line), from the
+    logit down to the words.
+    """
     rows = -(-len(tables) // 2)
     fig, axes = plt.subplots(
         rows,
@@ -191,7 +201,9 @@ def plot_conservation(
         squeeze=False,
     )
     for ax, (name, t) in zip(axes.flat, tables.items()):
-        at, low, high = range(len(t)), 0 * t.entering, 0 * t.entering
+        at = range(len(t))
+        low = 0 * t.entering
+        high = 0 * t.entering
         ax.use_sticky_edges = False
         for kind, colour in (
             ('softmax', 'C3'),
@@ -209,7 +221,8 @@ def plot_conservation(
                 color=colour,
                 label=f'kept by {kind}' if kind != 'remainder' else kind,
             )
-            low, high = low + v.clip(upper=0), high + v.clip(lower=0)
+            low = low + v.clip(upper=0)
+            high = high + v.clip(lower=0)
         ax.plot(
             [-0.5, *(i + 0.5 for i in at)],
             [t.entering.iloc[0], *t.leaving],
@@ -234,7 +247,9 @@ def plot_conservation(
 def plot_beyond(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
-    "r with LOO when the softmax is bypassed in the first k, the last k, or one layer; AttnLRP dashed."
+    """r with LOO when the softmax is bypassed in the first k, the last k, or
+    one layer; AttnLRP dashed.
+    """
     fig, axes = plt.subplots(
         1,
         len(results),
@@ -243,12 +258,14 @@ def plot_beyond(
         squeeze=False,
     )
     for ax, (part, d) in zip(axes[0], results.items()):
-        t, c = layer_table(d), d['config']
+        t = layer_table(d)
+        c = d['config']
         _draw_sweeps(ax, t, 'loo_r')
         ax.set_xlabel('k')
         ax.set_xticks(range(1, int(t.k.max()) + 1))
         ax.set_title(
-            f"{c['model']['name']} on {c['data']['name']}\nLOO by {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}",
+            f"{c['model']['name']} on {c['data']['name']}\nLOO by"
+            f" {c['removal'].replace('_', ' ')}, n = {len(d['rows'])}",
             fontsize=8,
         )
     axes[0, 0].set_ylabel('Pearson r with LOO')

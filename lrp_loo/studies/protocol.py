@@ -129,11 +129,16 @@ def protocol_removals(
 def protocol_methods(
     layers: int,  # layers in the model
 ) -> dict:  # name → (method, options)
-    "What is held against LOO: the two LRP variants, each half of the layers bypassed, and the baselines."
+    """What is held against LOO: the two LRP variants, each half of the layers
+    bypassed, and the baselines.
+    """
     half = layers // 2
-    bypass = lambda ls: {
-        bypass_name(ls, layers): ('attn_lrp', dict(bypass_softmax=list(ls)))
-    }
+
+    def bypass(ls):
+        return {
+            bypass_name(ls, layers): ('attn_lrp', dict(bypass_softmax=list(ls)))
+        }
+
     return (
         {'attn_lrp': ('attn_lrp', {}), 'cp_lrp': ('cp_lrp', {})}
         | bypass(range(half, layers))
@@ -180,7 +185,9 @@ def protocol_row(
     # n_tokens, target, r: choice → method → r, between: r of each removal's LOO
     # with each other's, curves: choice → method → (LeRF, MoRF)
 ) -> dict:
-    "Every choice on one text: maps, references and logits are computed once and shared."
+    """Every choice on one text: maps, references and logits are computed once
+    and shared.
+    """
     choices = {
         n: p
         for n, c in PROTOCOL.items()
@@ -193,18 +200,20 @@ def protocol_row(
     with torch.no_grad():
         whole = output_field(forward(model, enc))[0].float().cpu()
     c, o = whole.topk(2).indices.tolist()
-    logits = lambda keep, removal, **kw: (
-        subset_logits(
-            model,
-            enc,
-            keep,
-            removals[removal],
-            fill_id(tokenizer, removals[removal]),
-            **kw,
+
+    def logits(keep, removal, **kw):
+        return (
+            subset_logits(
+                model,
+                enc,
+                keep,
+                removals[removal],
+                fill_id(tokenizer, removals[removal]),
+                **kw,
+            )
+            .float()
+            .cpu()
         )
-        .float()
-        .cpu()
-    )
 
     @cache
     def removed(removal):
@@ -229,19 +238,21 @@ def protocol_row(
             **({'embeddings': embeddings} if embeddings != 'word' else {}),
         )[0].scores
 
-    def scores(
-        name,
-        p,
-        # rollout explains no number; IG and rollout have no choice of
-        # embeddings; to one backward pass a probability of two classes is their
-        # difference on another scale
-    ):
+    def scores(name, p):
+        """Rollout explains no number; IG and rollout have no choice of
+        embeddings; to one backward pass a probability of two classes is
+        their difference on another scale.
+        """
         target = (
             'logit'
             if name == 'rollout'
-            else 'difference'
-            if p['target'] == 'probability' and name != 'ig' and len(whole) == 2
-            else p['target']
+            else (
+                'difference'
+                if p['target'] == 'probability'
+                and name != 'ig'
+                and len(whole) == 2
+                else p['target']
+            )
         )
         return explained(
             name,
@@ -300,9 +311,8 @@ def protocol_row(
     return row
 
 
-def _areas(
-    choices, methods, scores, special, chunks, logits, c, o
-):  # choice → method → (LeRF, MoRF); one call a removal and chunk size
+def _areas(choices, methods, scores, special, chunks, logits, c, o):
+    "Choice → method → (LeRF, MoRF); one call a removal and chunk size."
     groups, out = {}, {}
     for n, p in choices.items():
         groups.setdefault((p['removal'], chunks[p['chunk']]), []).append(n)
@@ -379,7 +389,8 @@ def protocol_experiment(
     choices = list(PROTOCOL) if choices is None else list(choices)
     if unknown := set(choices) - set(PROTOCOL):
         raise ValueError(
-            f"choices {sorted(unknown)} are not known; take some of {', '.join(PROTOCOL)}"
+            f"choices {sorted(unknown)} are not known; take some of"
+            f" {', '.join(PROTOCOL)}"
         )
     if 'default' not in choices:
         raise ValueError(
@@ -409,7 +420,9 @@ def protocol_experiment(
         },
     )
     results = Results(path, config, fresh)
-    done, n, too_long = results.done, 0, 0
+    done = results.done
+    n = 0
+    too_long = 0
     bar = tqdm(total=limit, desc=f'protocol of {name}')
     for i, t in enumerate(texts.texts):
         if limit is not None and n == limit:
@@ -471,7 +484,8 @@ def recorded_choices(
         m for m in methods if m not in results['rows'][0]['methods']
     ]:
         raise ValueError(
-            f"these rows lack {missing}; rows of Table 2 with the layer-wise sweeps are needed"
+            f"these rows lack {missing}; rows of Table 2 with the layer-wise"
+            " sweeps are needed"
         )
 
     def row(r):
@@ -560,7 +574,8 @@ CONCLUSIONS = {
 HOLDS, REVERSED, UNDECIDED = 'holds', 'reversed', 'undecided'
 
 
-def _role(results, m):  # 'upper' and 'lower' are halves of this model's layers
+def _role(results, m):
+    "'upper' and 'lower' are halves of this model's layers."
     n = results['config']['model']['layers']
     return {
         'upper': bypass_name(range(n // 2, n), n),
@@ -598,7 +613,8 @@ def protocol_values(
     )
 
 
-def _has(results, choice, what):  # was this measured?
+def _has(results, choice, what):
+    "Was this measured?"
     rows = [r for r in results['rows'] if what == 'r' or 'curves' in r]
     return bool(rows) and choice in rows[0]['r' if what == 'r' else 'curves']
 
@@ -679,9 +695,11 @@ def conclusions_table(
     return pd.DataFrame(
         {
             k: {
-                c: protocol_difference(results, c, what, a, b)['verdict']
-                if _has(results, c, what)
-                else ''
+                c: (
+                    protocol_difference(results, c, what, a, b)['verdict']
+                    if _has(results, c, what)
+                    else ''
+                )
                 for c in PROTOCOL
             }
             for k, (what, a, b, _) in CONCLUSIONS.items()
@@ -703,11 +721,13 @@ def surviving(
         outcome = (
             f'{v.iloc[0]} under every choice'
             if one
-            else 'never reversed'
-            if not n[REVERSED]
-            else 'never holds'
-            if not n[HOLDS]
-            else 'depends on the choice'
+            else (
+                'never reversed'
+                if not n[REVERSED]
+                else 'never holds'
+                if not n[HOLDS]
+                else 'depends on the choice'
+            )
         )
         out[k] = dict(
             default=table.loc['default', k],
@@ -743,7 +763,9 @@ LABELS_OF = {
 def plot_protocol(
     results: dict,  # 'sst2', 'imdb' → of `read_results`
 ):  # a matplotlib figure
-    "Left: mean r with LOO under each choice. Right: paired differences to AttnLRP with their 95 % intervals, in r and in Δ."
+    """Left: mean r with LOO under each choice. Right: paired differences to
+    AttnLRP with their 95 % intervals, in r and in Δ.
+    """
     tables = {n: protocol_table(r) for n, r in results.items()}
     heights = [len(t) + 2.5 for t in tables.values()]
     fig, axes = plt.subplots(
@@ -758,7 +780,8 @@ def plot_protocol(
     )
     for (name, t), (left, mid, right) in zip(tables.items(), axes):
         y = dict(zip(t.index, range(len(t), 0, -1)))
-        d, n = t.dropna(subset='attn_lrp'), results[name]['rows']
+        d = t.dropna(subset='attn_lrp')
+        n = results[name]['rows']
         at = [y[c] for c in d.index]
         for m, (label, colour) in LABELS_OF.items():
             left.plot(d[m], at, 'o', color=colour, ms=5, label=label)
@@ -793,7 +816,8 @@ def plot_protocol(
         left.tick_params(axis='y', labelsize=8)
         c = results[name]['config']
         left.set_title(
-            f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(n)} texts"
+            f"{c['data']['name']} {c['data']['split']}, {c['model']['name']},"
+            f" {len(n)} texts"
             + (', from the rows of Table 2' if c.get('recorded') else ''),
             fontsize=9,
             loc='left',
@@ -847,7 +871,8 @@ def plot_removals(
         )
         ax.set_yticks(range(len(B)), labels, fontsize=8)
         ax.set_title(
-            f"{r['config']['data']['name']}, {len(r['rows'])} texts: r between LOO references",
+            f"{r['config']['data']['name']}, {len(r['rows'])} texts: r between"
+            " LOO references",
             fontsize=9,
         )
     return fig

@@ -74,7 +74,10 @@ def removal_effect(
     s: AttentionLayer,  # one layer
     how: str = 'exact',  # one of HOW
 ) -> torch.Tensor:  # (batch, n) a score per key
-    "⟨g, ΔO⟩ summed over heads and rows, for every key at once. A key that has its row to itself (A = 1) leaves nothing to compare with, and gets 0 there."
+    """⟨g, ΔO⟩ summed over heads and rows, for every key at once. A key that
+    has its row to itself (A = 1) leaves nothing to compare with, and gets 0
+    there.
+    """
     if how not in HOW:
         raise ValueError(f"how={how!r} is not known; take one of {HOW}")
     gain = s.G @ s.V.transpose(-2, -1)  # ⟨g_i, V_j⟩ = ∂f/∂A_ij
@@ -118,12 +121,10 @@ def _attention_layer(call, out, G):
 
 
 @contextlib.contextmanager
-def _watch_linear(
-    model,
-    watch,
-    # per transformer layer, each linear map's output and how many attention
-    # calls came before it
-):
+def _watch_linear(model, watch):
+    """Per transformer layer, each linear map's output and how many attention
+    calls came before it.
+    """
     seen = [[] for _ in transformer_layers(model)]
 
     def hook(l):
@@ -152,7 +153,9 @@ def attention_layers(
     # a list of `AttentionLayer` per backward pass, explained numbers (batch,),
     # their `Readout`
 ) -> tuple:
-    "One forward pass and one backward pass (or one per layer): the attention of every layer with the gradient at its output."
+    """One forward pass and one backward pass (or one per layer): the attention
+    of every layer with the gradient at its output.
+    """
     with (
         torch.enable_grad(),
         watch_embeddings(model),
@@ -162,13 +165,12 @@ def attention_layers(
         out = forward(model, batch)
     if not watch.calls:
         raise ValueError(
-            f"{type(model).__name__} made no fused attention call; load it with attn_implementation='sdpa'"
+            f"{type(model).__name__} made no fused attention call; load it with"
+            " attn_implementation='sdpa'"
         )
-    readout, outs, dropped = (
-        Readout(target, out, batch),
-        [o for _, o in watch.calls],
-        [None],
-    )
+    readout = Readout(target, out, batch)
+    outs = [o for _, o in watch.calls]
+    dropped = [None]
     with torch.enable_grad():
         value = readout(out)
     # the branches end in the first linear map after the attention call, and in
@@ -200,10 +202,11 @@ def atp_scores(
     # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP
     # with the QK fix)
     how: str = 'slope',
-) -> (
-    tuple
-):  # scores (batch, T), explained numbers (batch,), their `Readout`, info
-    "Attribution patching with removal by attention mask as the patch (Kramár et al. 2024); three forward passes."
+    # scores (batch, T), explained numbers (batch,), their `Readout`, info
+) -> tuple:
+    """Attribution patching with removal by attention mask as the patch (Kramár
+    et al. 2024); three forward passes.
+    """
     (layers,), value, readout = attention_layers(model, batch, target)
     return (
         sum(removal_effect(s, how) for s in layers),
@@ -237,11 +240,14 @@ def graddrop_scores(
     # the mean, instead of the mean of absolute values as published
     signed: bool = False,
 ) -> tuple:
-    "AtP*: the QK fix and GradDrop (Kramár et al. 2024), one backward pass per layer."
+    """AtP*: the QK fix and GradDrop (Kramár et al. 2024), one backward pass
+    per layer.
+    """
     runs, value, readout = attention_layers(model, batch, target, drop=True)
     if len(runs) < 2:
         raise ValueError(
-            f"GradDrop needs a model with at least two transformer layers, this one shows {len(runs)}"
+            "GradDrop needs a model with at least two transformer layers, this"
+            f" one shows {len(runs)}"
         )
     R = torch.stack(
         [sum(removal_effect(s, 'exact') for s in layers) for layers in runs]
@@ -263,22 +269,20 @@ def grad_ellm_scores(
     loosened: bool = True,
     relu: bool = True,  # negative parts of a layer's map become 0
 ) -> tuple:
-    "Grad-ELLM (Huang and Chan 2026): channel gradients times values times attention, in the explained row of every layer."
+    """Grad-ELLM (Huang and Chan 2026): channel gradients times values times
+    attention, in the explained row of every layer.
+    """
     (layers,), value, readout = attention_layers(model, batch, target)
     total = 0
     at = explained_row([s.A.mean(1) for s in layers], readout, batch)
     rows = torch.arange(len(at), device=at.device)
     for s in layers:
-        a, z, gain = (
-            s.A[rows, :, at],
-            s.Z[rows, :, at],
-            torch.einsum('bhd,bhnd->bhn', s.G[rows, :, at], s.V),
-        )
+        a = s.A[rows, :, at]
+        z = s.Z[rows, :, at]
+        gain = torch.einsum('bhd,bhnd->bhn', s.G[rows, :, at], s.V)
         if loosened:
-            low, high = (
-                z.masked_fill(a == 0, torch.inf).amin(-1, keepdim=True),
-                z.masked_fill(a == 0, -torch.inf).amax(-1, keepdim=True),
-            )
+            low = z.masked_fill(a == 0, torch.inf).amin(-1, keepdim=True)
+            high = z.masked_fill(a == 0, -torch.inf).amax(-1, keepdim=True)
             a = torch.where(
                 a > 0, (z - low) / (high - low).clamp_min(1e-12), 0.0
             )
@@ -293,7 +297,9 @@ def chefer_scores(
     batch: dict,
     target=None,  # as for every method; the tokenizer is not used
 ) -> tuple:
-    "Chefer, Gur and Wolf (2021): positive attention × gradient, averaged over heads, carried up the layers."
+    """Chefer, Gur and Wolf (2021): positive attention × gradient, averaged
+    over heads, carried up the layers.
+    """
     (layers,), value, readout = attention_layers(model, batch, target)
     at = explained_row([s.A.mean(1) for s in layers], readout, batch)
     eye = torch.eye(layers[0].A.shape[-1], device=value.device)
@@ -348,7 +354,9 @@ def players(
     "Who may be removed."
     if len(next(iter(batch.values()))) != 1:
         raise ValueError(
-            f"this method takes one text at a time, got a batch of {len(next(iter(batch.values())))}; its variants are batched inside"
+            "this method takes one text at a time, got a batch of"
+            f" {len(next(iter(batch.values())))}; its variants are batched"
+            " inside"
         )
     if 'input_ids' not in batch:
         raise ValueError(
@@ -366,16 +374,16 @@ def players(
     )
 
 
-def _whole(model, batch, target):  # the whole text's output, readout and value
+def _whole(model, batch, target):
+    "The whole text's output, readout and value."
     with torch.no_grad():
         out = forward(model, batch)
     readout = Readout(target, out, batch)
     return out, readout, readout(out)
 
 
-def _without(
-    model, batch, p, stays, readout, out, drop=None, **kwargs
-):  # f of variants, exactly
+def _without(model, batch, p, stays, readout, out, drop=None, **kwargs):
+    "f of variants, exactly."
     return (
         subset_logits(
             model,
@@ -402,7 +410,9 @@ def atman_scores(
     units=None,  # a `Units`: suppress each unit at once
     token_budget: int = 8192,  # tokens in one batch
 ) -> tuple:
-    "AtMan (Deiseroth et al. 2023): how the number falls when a token's attention scores are scaled down; one forward pass per token."
+    """AtMan (Deiseroth et al. 2023): how the number falls when a token's
+    attention scores are scaled down; one forward pass per token.
+    """
     p = players(tokenizer, batch, units)
     with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
@@ -450,7 +460,9 @@ def context_effects(
     values: np.ndarray,
     p: float,  # each other token is kept with this probability
 ) -> np.ndarray:  # (k,) ∂F/∂q at (p, …, p)
-    "The mean effect of each token in random contexts, by enumeration: Banzhaf's value at p = 1/2, LOO at p = 1."
+    """The mean effect of each token in random contexts, by enumeration:
+    Banzhaf's value at p = 1/2, LOO at p = 1.
+    """
     out = []
     for j in range(values.ndim):
         d = np.take(values, 1, j) - np.take(values, 0, j)
@@ -475,7 +487,8 @@ def surrogate_weights(
             f"surrogate={surrogate!r} is not known; take 'lasso' or 'ridge'"
         )
     s = (p * (1 - p)) ** 0.5
-    Z, c = (X - X.mean(0)) / s, y - y.mean()
+    Z = (X - X.mean(0)) / s
+    c = y - y.mean()
     if surrogate == 'ridge':
         return (
             np.linalg.solve(
@@ -505,7 +518,9 @@ def context_cite_scores(
     units=None,  # a `Units`: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
 ) -> tuple:
-    "ContextCite (Cohen-Wang et al. 2024): a sparse linear surrogate of the number on random removals. Defaults as published."
+    """ContextCite (Cohen-Wang et al. 2024): a sparse linear surrogate of the
+    number on random removals. Defaults as published.
+    """
     if n < 2 or not 0 < p < 1:
         raise ValueError(
             f"n must be at least 2 and p between 0 and 1, got n={n}, p={p}"
@@ -543,12 +558,15 @@ def kernel_shap_scores(
     units=None,  # a `Units`: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
 ) -> tuple:
-    "KernelSHAP: Shapley's values by constrained least squares on random subsets in pairs with their complements."
+    """KernelSHAP: Shapley's values by constrained least squares on random
+    subsets in pairs with their complements.
+    """
     if n < 4:
         raise ValueError(f"n must be at least 4, got {n}")
     t = players(tokenizer, batch, units)
     out, readout, value = _whole(model, batch, target)
-    k, rng = len(t), np.random.default_rng(seed)
+    k = len(t)
+    rng = np.random.default_rng(seed)
     size = np.arange(1, max(k, 2))
     w = 1 / (size * np.maximum(k - size, 1))
     size = rng.choice(size, (n - 2) // 2, p=w / w.sum())
@@ -559,10 +577,9 @@ def kernel_shap_scores(
         .double()
         .numpy()
     )
-    mean, X = (
-        (float(value) - y[0]) / k,
-        m[1:].astype(float),
-    )  # what is left is orthogonal to (1, …, 1)
+    # what is left is orthogonal to (1, …, 1)
+    mean = (float(value) - y[0]) / k
+    X = m[1:].astype(float)
     return (
         t.scores(
             mean
@@ -591,7 +608,9 @@ def hierarchical_scores(
     units=None,  # a `Units`: its units in place of tokens
     **kwargs,  # drop, token_budget of `subset_logits`
 ) -> tuple:
-    "AttriBoT's hierarchy (Liu et al. 2024): LOO of groups, then of the units in the groups with the largest effect."
+    """AttriBoT's hierarchy (Liu et al. 2024): LOO of groups, then of the units
+    in the groups with the largest effect.
+    """
     t = players(tokenizer, batch, units)
     out, readout, value = _whole(model, batch, target)
     k = len(t)
@@ -600,7 +619,8 @@ def hierarchical_scores(
     n = int(group[-1]) + 1
     if size < 1 or refine < 0:
         raise ValueError(
-            f"size must be at least 1 and refine at least 0, got size={size}, refine={refine}"
+            f"size must be at least 1 and refine at least 0, got size={size},"
+            f" refine={refine}"
         )
     effect = float(value) - _without(
         model,
@@ -635,12 +655,15 @@ def shallow(
     model,  # a transformers model
     layers,  # the layers that stay, from 0
 ):  # a model that shares every weight with it
-    "The same model with some of its transformer layers left out; no weight is copied, the model is unchanged."
+    """The same model with some of its transformer layers left out; no weight
+    is copied, the model is unchanged.
+    """
     stack = transformer_layers(model)
     layers = list(layers)
     if not layers or not all(0 <= l < len(stack) for l in layers):
         raise ValueError(
-            f"layers={layers} is not a choice from this model's layers 0 to {len(stack) - 1}"
+            f"layers={layers} is not a choice from this model's layers 0 to"
+            f" {len(stack) - 1}"
         )
     path = next(
         name
@@ -674,7 +697,9 @@ def proxy_scores(
     units=None,  # a `Units`: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
 ) -> tuple:
-    "AttriBoT's proxy (Liu et al. 2024): LOO in a cheaper model, here the same model with fewer layers."
+    """AttriBoT's proxy (Liu et al. 2024): LOO in a cheaper model, here the
+    same model with fewer layers.
+    """
     t = players(tokenizer, batch, units)
     out, readout, value = _whole(model, batch, target)
     m = ~torch.eye(len(t), dtype=torch.bool)
@@ -706,7 +731,9 @@ def cached_loo_scores(
     batch: dict,
     target=None,  # one text; a decoder, explained at its last token
 ) -> tuple:
-    "Exact LOO by attention mask in a decoder: keys and values of what stands before the removed token are computed once (Liu et al. 2024)."
+    """Exact LOO by attention mask in a decoder: keys and values of what stands
+    before the removed token are computed once (Liu et al. 2024).
+    """
     T = batch['input_ids'].shape[1]
     players(tokenizer, batch)
     out = model(
@@ -715,20 +742,21 @@ def cached_loo_scores(
     cache = getattr(out, 'past_key_values', None)
     if cache is None:
         raise ValueError(
-            f"{type(model).__name__} keeps no keys and values; take method='loo'"
+            f"{type(model).__name__} keeps no keys and values; take"
+            " method='loo'"
         )
     readout = Readout(target, out, batch)
     value = readout(out)
     if callable(readout.target) or not readout.survives_dropping(out):
         raise ValueError(
-            "with a cache only the last token's output can be explained; take method='loo'"
+            "with a cache only the last token's output can be explained; take"
+            " method='loo'"
         )
     values = []
     for j in range(T):
-        past, last = (
-            DynamicCache(),
-            j == T - 1,
-        )  # the last token stays as the row that is read; its key goes
+        # the last token stays as the row that is read; its key goes
+        past = DynamicCache()
+        last = j == T - 1
         for l, layer in enumerate(cache.layers):
             past.update(layer.keys[:, :, :j], layer.values[:, :, :j], l)
         where = torch.arange(j if last else j + 1, T, device=value.device)
@@ -805,11 +833,9 @@ def _groups(k):
     return -(-k // size), min(size, k)  # groups, units in one
 
 # %% ../../nbs/27_related.ipynb #e5841d3c
-PASSES, KEPT, PENALTIES = (
-    (8, 16, 32, 64),
-    (0.5, 0.7, 0.8, 0.9, 0.95, 0.98),
-    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-)
+PASSES = (8, 16, 32, 64)
+KEPT = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+PENALTIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHORTEST, LONGEST = 12, 256  # tokens; the first in tuning only
 
 
@@ -856,15 +882,13 @@ def tuning_experiment(
     fresh: bool = False,  # start over
 ) -> Results:
     "ContextCite's choices on training texts."
-    (model, tok), texts = (
-        load_demo(name),
-        load_texts(
-            name,
-            data,
-            split=None if source_label(data) == 'embedded' else 'train',
-            limit=50 * limit,
-            seed=seed,
-        ),
+    model, tok = load_demo(name)
+    texts = load_texts(
+        name,
+        data,
+        split=None if source_label(data) == 'embedded' else 'train',
+        limit=50 * limit,
+        seed=seed,
     )
     results = Results(
         path,
@@ -1009,7 +1033,8 @@ def related_row(
     methods: dict,  # of `related_methods`
 ) -> dict:  # n_tokens, target, per method r, seconds, passes
     "All methods on one text."
-    T, L = enc['input_ids'].shape[1], n_layers(model)
+    T = enc['input_ids'].shape[1]
+    L = n_layers(model)
     out, loo = {}, None
     for n, (m, options, cost) in methods.items():
         start = time.process_time()
@@ -1042,7 +1067,8 @@ def related_experiment(
 ) -> Results:
     "Agreement with LOO, passes and seconds of every method on the same texts."
     methods = related_methods(name)
-    (model, tok), texts = load_demo(name), load_texts(name, data, seed=seed)
+    model, tok = load_demo(name)
+    texts = load_texts(name, data, seed=seed)
     limit = limit or LIMITS[name]
     config = dict(
         experiment='related',
@@ -1097,7 +1123,10 @@ def related_table(
         raise ValueError(
             f"against={against!r} is not among the methods {', '.join(names)}"
         )
-    mean = lambda n, k: float(np.mean([r['methods'][n][k] for r in rows]))
+
+    def mean(n, k):
+        return float(np.mean([r['methods'][n][k] for r in rows]))
+
     out = {}
     for n in names:
         r, se, defined = mean_se(per_text(rows, n, 'loo_r'))
@@ -1160,7 +1189,9 @@ FAMILIES = {
 def plot_related(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    "Mean r with LOO against passes, a point per method; lines join one method at several costs. Points at three passes stand side by side."
+    """Mean r with LOO against passes, a point per method; lines join one
+    method at several costs. Points at three passes stand side by side.
+    """
     fig, axes = plt.subplots(
         1,
         len(results),
@@ -1203,7 +1234,11 @@ def plot_related(
         c = d['config']
         ax.set(
             xlabel='forward passes (backward = 2)',
-            title=f"{c['data']['name']} {c['data']['split']}, {c['model']['name']}, {len(d['rows'])} texts, {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens",
+            title=(
+                f"{c['data']['name']} {c['data']['split']},"
+                f" {c['model']['name']}, {len(d['rows'])} texts,"
+                f" {np.mean([r['n_tokens'] for r in d['rows']]):.0f} tokens"
+            ),
         )
         ax.title.set_fontsize(9)
     axes[0, 0].set_ylabel('Pearson r with LOO')

@@ -75,7 +75,9 @@ def remedy_experiment(
     seed: int = 0,  # of the draw
     fresh: bool = False,  # start over
 ) -> Results:
-    "Every estimator beside the single-pass methods on one model, a row per example, resumable."
+    """Every estimator beside the single-pass methods on one model, a row per
+    example, resumable.
+    """
     if part not in REMEDY_PARTS:
         raise ValueError(
             f"part={part!r} is not known; take one of {', '.join(REMEDY_PARTS)}"
@@ -107,20 +109,30 @@ def remedy_table(
         ['loo_r', 'loo_r_se', 'lerf', 'morf', 'delta', 'n', 'n_undefined']
     ]
     best = max(('attn_lrp', 'cp_lrp'), key=lambda m: t.loo_r[m])
-    r = lambda m: per_text(rows, m, 'loo_r')
+
+    def r(m):
+        return per_text(rows, m, 'loo_r')
+
     methods = results['config']['methods']
-    at = lambda kw: kw.get('weight', 1.0)
+
+    def at(kw):
+        return kw.get('weight', 1.0)
+
     passes = {
-        m: (len(at(kw)) if isinstance(at(kw), (list, tuple)) else 1)
-        + kw.get('n_groups', 0)
+        m: (
+            (len(at(kw)) if isinstance(at(kw), (list, tuple)) else 1)
+            + kw.get('n_groups', 0)
+        )
         for m, (_, kw) in methods.items()
     }
     exact = {
         m: np.mean(
             [
-                np.ceil(r['n_tokens'] ** 0.5)
-                if kw.get('n_exact') is None
-                else min(kw['n_exact'], r['n_tokens'])
+                (
+                    np.ceil(r['n_tokens'] ** 0.5)
+                    if kw.get('n_exact') is None
+                    else min(kw['n_exact'], r['n_tokens'])
+                )
                 for r in rows
             ]
         )
@@ -202,7 +214,8 @@ def remedy_claims(
             )
             claim(
                 f'{part}: {c} of {ours} no worse than {best}\'s',
-                f"{mean[ours]:.3f} against {mean[best]:.3f}, better by {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]",
+                f"{mean[ours]:.3f} against {mean[best]:.3f}, better by"
+                f" {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]",
                 g['mean'] >= 0,
             )
     return out
@@ -242,27 +255,20 @@ def expected_r_table(
     return pd.DataFrame(out).T
 
 # %% ../../nbs/21_remedy.ipynb #7ae086eb
-def _target_of(
-    readout,
-):  # the settled number of any number of variants of one text
+def _target_of(readout):
+    "The settled number of any number of variants of one text."
     return lambda out: readout(out, torch.zeros(len(out[0]), dtype=torch.long))
 
 
-def _own(
-    model,
-    enc,
-    readout,
-    weights,
-    # (T, layers, T): variant j, the terms of each layer for token j; weights:
-    # of the token itself, per layer
-):
-    T, many = (
-        enc['input_ids'].shape[1],
-        {
-            k: v.expand(enc['input_ids'].shape[1], *v.shape[1:])
-            for k, v in enc.items()
-        },
-    )
+def _own(model, enc, readout, weights):
+    """(T, layers, T): variant j, the terms of each layer for token j; weights:
+    of the token itself, per layer.
+    """
+    T = enc['input_ids'].shape[1]
+    many = {
+        k: v.expand(enc['input_ids'].shape[1], *v.shape[1:])
+        for k, v in enc.items()
+    }
     per_head = removal_pass(
         model,
         many,
@@ -277,11 +283,12 @@ def _own(
 
 
 @torch.no_grad()
-def _layers_alone(
-    model, enc, readout, n
-):  # (T,) LOO of each layer by itself, added up
-    T, f = enc['input_ids'].shape[1], _target_of(readout)
-    many, total = {k: v.expand(T, *v.shape[1:]) for k, v in enc.items()}, 0.0
+def _layers_alone(model, enc, readout, n):
+    "(T,) LOO of each layer by itself, added up."
+    T = enc['input_ids'].shape[1]
+    f = _target_of(readout)
+    many = {k: v.expand(T, *v.shape[1:]) for k, v in enc.items()}
+    total = 0.0
     whole = readout(forward(model, enc))
     for l in range(n):
         with key_weights(
@@ -311,15 +318,16 @@ def gap_row(
             value.sum(), [Z for _, Z, _ in rules.attention]
         )
     )
-    one = lambda **kw: removal_pass(model, enc, target, **kw)[0].sum(1)[0]
+
+    def one(**kw):
+        return removal_pass(model, enc, target, **kw)[0].sum(1)[0]
+
     std = Composite('std', product='gradient', activation='gradient')
-    removed, near = (
-        [
-            _own(model, enc, readout, [1.0] * (l + 1) + [1e-3] * (n - l - 1))[l]
-            for l in range(n)
-        ],
-        0.02,
-    )
+    removed = [
+        _own(model, enc, readout, [1.0] * (l + 1) + [1e-3] * (n - l - 1))[l]
+        for l in range(n)
+    ]
+    near = 0.02
     ends = one(), _own(model, enc, readout, [near] * n).sum(0)
     return {
         'loo': loo,
@@ -381,9 +389,12 @@ def gap_table(
     # `removal` with its interval
 ) -> pd.DataFrame:
     "What each part of the gap is worth."
-    get = lambda m: np.array(
-        [np.nan if (v := r['r'][m]) is None else v for r in results['rows']]
-    )
+
+    def get(m):
+        return np.array(
+            [np.nan if (v := r['r'][m]) is None else v for r in results['rows']]
+        )
+
     out = {}
     for m in results['rows'][0]['r']:
         mean, se, n = mean_se(get(m))
@@ -418,7 +429,9 @@ def weights_experiment(
     seed: int = 0,
     fresh: bool = False,  # as for `remedy_experiment`
 ) -> Results:
-    "r with LOO and the perturbation curves of `removal` at several mask weights."
+    """r with LOO and the perturbation curves of `removal` at several mask
+    weights.
+    """
     return part_experiment(
         path,
         'weights',
@@ -460,7 +473,9 @@ def weights_table(
 def plot_remedy(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
-    "Mean r with LOO against forward-backward passes, with standard errors; AttnLRP and CP-LRP as lines."
+    """Mean r with LOO against forward-backward passes, with standard errors;
+    AttnLRP and CP-LRP as lines.
+    """
     fig, axes = plt.subplots(
         1,
         len(results),
@@ -469,7 +484,8 @@ def plot_remedy(
         squeeze=False,
     )
     for ax, (part, d) in zip(axes[0], results.items()):
-        t, c = remedy_table(d), d['config']
+        t = remedy_table(d)
+        c = d['config']
         line = [
             m
             for m in (
@@ -515,7 +531,8 @@ def plot_remedy(
         ax.set_xlabel('passes')
         ax.spines[['top', 'right']].set_visible(False)
         ax.set_title(
-            f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}\nn = {len(d['rows'])}",
+            f"{c['model']['name']} on {c['data']['name']}"
+            f" {c['data']['split']}\nn = {len(d['rows'])}",
             fontsize=8,
         )
     axes[0, 0].set_ylabel('Pearson r with LOO')
@@ -533,15 +550,21 @@ def plot_gap(
     results: dict,  # of `read_results`, of `gap_experiment`
 ):  # a matplotlib figure
     "r with LOO of the estimates that pay for one part of the gap each."
-    t, c = gap_table(results), results['config']
+    t = gap_table(results)
+    c = results['config']
     fig, ax = plt.subplots(figsize=(5.6, 2.8), layout='constrained')
-    colour = lambda m: (
-        'C0'
-        if m == 'removal'
-        else '0.75'
-        if m in ('mask derivative', 'own rows kept', 'constant std')
-        else 'C1'
-    )
+
+    def colour(m):
+        return (
+            'C0'
+            if m == 'removal'
+            else (
+                '0.75'
+                if m in ('mask derivative', 'own rows kept', 'constant std')
+                else 'C1'
+            )
+        )
+
     y = np.arange(len(t))[::-1]
     ax.barh(y, t.r, xerr=t.se, color=[colour(m) for m in t.index])
     ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in t.r.items()], fontsize=8)
@@ -549,7 +572,8 @@ def plot_gap(
     ax.set_xlabel('Pearson r with LOO')
     ax.spines[['top', 'right']].set_visible(False)
     ax.set_title(
-        f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}, n = {len(results['rows'])}; orange: a pass or more per token",
+        f"{c['model']['name']} on {c['data']['name']} {c['data']['split']}, n ="
+        f" {len(results['rows'])}; orange: a pass or more per token",
         fontsize=8,
     )
     return fig

@@ -153,12 +153,10 @@ def _scalar_part(results, fresh):
     print(pd.DataFrame(r.rows).drop(columns='i').to_string(index=False))
 
 
-def _digits(
-    data,
-    seed,
-    # train, test, what they are; a random draw is explained, all count for
-    # accuracy
-):
+def _digits(data, seed):
+    """Train, test, what they are; a random draw is explained, all count for
+    accuracy.
+    """
     x, y, info = load_digit_images(data, 'train')
     tx, ty, test_info = load_digit_images(data, 'test')
     order = torch.randperm(
@@ -169,7 +167,8 @@ def _digits(
 
 def _mnist_part(results, data, limit, seed, fresh):
     train, test, digits = _digits(data, seed)
-    info, ty = digits['train'], test[1]
+    info = digits['train']
+    ty = test[1]
     r = linear_attention_experiment(
         train,
         test,
@@ -181,7 +180,9 @@ def _mnist_part(results, data, limit, seed, fresh):
         data_info=digits,
     )
     _heading(
-        f"Table 1: linear attention on {info['name']}, {r.config['limit'] or len(ty)} of {len(ty)} test images explained; L is (QKᵀ)V, R is Q(KᵀV)"
+        f"Table 1: linear attention on {info['name']},"
+        f" {r.config['limit'] or len(ty)} of {len(ty)} test images explained; L"
+        " is (QKᵀ)V, R is Q(KᵀV)"
     )
     d = read_results(results / 'mnist.json')
     print(compare_table1(d).to_string())
@@ -210,7 +211,9 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
     s = r.summary
     source = f"{texts.info['source']}, {texts.info['split']}"
     _heading(
-        f"Table 2: {name} ({source}), {label}, {s['n']} texts of {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']} longer than {r.config['longest']} set aside, accuracy {s['accuracy']:.3f}"
+        f"Table 2: {name} ({source}), {label}, {s['n']} texts of"
+        f" {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']} longer"
+        f" than {r.config['longest']} set aside, accuracy {s['accuracy']:.3f}"
     )
     print(
         faithfulness_table(r.rows, list(TABLE2))[
@@ -232,7 +235,10 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
         .to_string()
     )
     print(
-        f"Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness error| {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows) / s['n']:.4f} in logits"
+        f"Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness"
+        " error|"
+        f" {sum(abs(x['methods']['ig']['completeness_error']) for x in r.rows) / s['n']:.4f}"
+        " in logits"
     )
     _heading(f'Table A3: {name}')
     print(
@@ -255,7 +261,8 @@ def _text_part(name, results, data, model, limit, seed, fresh, longest, device):
     )
 
 # %% ../../nbs/46_reproduce.ipynb #2c0ea978
-def _more_part(part, results, data, limit, seed, fresh):  # one of MORE
+def _more_part(part, results, data, limit, seed, fresh):
+    "One of MORE."
     run = dict(
         conservation=conservation_experiment, rewritings=invariance_experiment
     ).get(part)
@@ -268,7 +275,8 @@ def _more_part(part, results, data, limit, seed, fresh):  # one of MORE
     )
     info = r.config['data']
     _heading(
-        f"{part}: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} rows"
+        f"{part}: {info['name']} ({info['source']}, {info['split']}),"
+        f" {len(r.rows)} rows"
     )
     if part == 'rewritings':
         print(
@@ -292,14 +300,15 @@ def _more_part(part, results, data, limit, seed, fresh):  # one of MORE
         )
 
 
-def _better_part(
-    part, results, data, limit, seed, fresh
-):  # one of BETTER, on each model that it is measured on
+def _better_part(part, results, data, limit, seed, fresh):
+    "One of BETTER, on each model that it is measured on."
+
     def show(name, r, table):
         info = r.config['data']
         info = info.get('test', info)
         _heading(
-            f"{part}, {name}: {info['name']} ({info['source']}, {info.get('split', 'test')}), {len(r.rows)} rows"
+            f"{part}, {name}: {info['name']} ({info['source']},"
+            f" {info.get('split', 'test')}), {len(r.rows)} rows"
         )
         print(table(read_results(r.path)).round(3).to_string(), flush=True)
 
@@ -360,7 +369,8 @@ def _precision_part(results, data, limit, seed, fresh, device):
     )
     info = r.config['data']
     _heading(
-        f"precision: {info['name']} ({info['source']}, {info['split']}), {len(r.rows)} texts, differences from float32"
+        f"precision: {info['name']} ({info['source']}, {info['split']}),"
+        f" {len(r.rows)} texts, differences from float32"
     )
     print(precision_table(r.rows).round(5).to_string())
 
@@ -375,10 +385,12 @@ def _text_results(results):
 
 def against_paper(
     results: Path,  # a folder that `reproduce` wrote
-) -> (
-    dict
-):  # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
-    "The numbers of Tables 1, 2 and A3, ours beside them where we have a counterpart, and the paper's claims put to our rows; written to `against_paper.json`."
+    # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
+) -> dict:
+    """The numbers of Tables 1, 2 and A3, ours beside them where we have a
+    counterpart, and the paper's claims put to our rows; written to
+    `against_paper.json`.
+    """
     texts = _text_results(results)
     numbers, claims = [], []
     if (results / 'mnist.json').exists():
@@ -459,11 +471,14 @@ def _draw_more(results, figures):
     }
     if beyond:
         _save_figure(plot_beyond(beyond), figures / 'beyond.png')
-    read = lambda part, names: {
-        n: read_results(results / f'{part}-{n}.json')
-        for n in names
-        if (results / f'{part}-{n}.json').exists()
-    }
+
+    def read(part, names):
+        return {
+            n: read_results(results / f'{part}-{n}.json')
+            for n in names
+            if (results / f'{part}-{n}.json').exists()
+        }
+
     for part, names, plots in (
         ('remedy', REMEDY_PARTS, dict(remedy=plot_remedy)),
         (
@@ -524,33 +539,32 @@ def reproduce(
     fresh: store_true = False,  # start over instead of keeping finished rows
 ):
     "The paper's experiments, end to end: results, figures, tables."
-    groups, source = (
-        {
-            'paper': PARTS,
-            'beyond': MORE,
-            'better': BETTER,
-            'all': PARTS + MORE + BETTER + ENGINE,
-        },
-        source_label(data),
-    )
+    groups = {
+        'paper': PARTS,
+        'beyond': MORE,
+        'better': BETTER,
+        'all': PARTS + MORE + BETTER + ENGINE,
+    }
+    source = source_label(data)
     parts = [p for name in only.split(',') for p in groups.get(name, (name,))]
     if unknown := set(parts) - set(groups['all']):
         raise UsageError(
-            f"only={only!r} names {sorted(unknown)}; take some of {','.join(groups['all'])}, or paper, beyond, better, all"
+            f"only={only!r} names {sorted(unknown)}; take some of"
+            f" {','.join(groups['all'])}, or paper, beyond, better, all"
         )
     if model != 'demo' and set(parts) & set(MORE + BETTER + ENGINE):
         raise UsageError(
-            f"{', '.join(sorted(set(parts) & set(MORE + BETTER + ENGINE)))} are measured on the demo models; leave out --model, or take --only paper"
+            f"{', '.join(sorted(set(parts) & set(MORE + BETTER + ENGINE)))} are"
+            " measured on the demo models; leave out --model, or take --only"
+            " paper"
         )
     for name, value in (('limit', limit), ('seed', seed)):
         if value < 0:
             raise UsageError(f"{name} must not be negative, got {value}")
     where = source if model == 'demo' else f"{source}-{Path(model).name}"
-    results, figures, limit = (
-        Path(out) / 'results' / where,
-        Path(out) / 'figures' / where,
-        limit or None,
-    )
+    results = Path(out) / 'results' / where
+    figures = Path(out) / 'figures' / where
+    limit = limit or None
     if 'scalar' in parts:
         _scalar_part(results, fresh)
     if 'mnist' in parts:
@@ -576,6 +590,7 @@ def reproduce(
         _heading("The paper's claims, on these rows")
         for c in claims:
             print(
-                f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']] } {c['data']:5s} {c['claim']}: {c['evidence']}"
+                f"{ {True: 'holds    ', False: 'does not ', None: 'undecided'}[c['holds']] }"
+                f" {c['data']:5s} {c['claim']}: {c['evidence']}"
             )
     print(f"\nresults: {results}   figures: {figures}")

@@ -26,7 +26,8 @@ def walk(
         return leaf(bracketing)
     if not isinstance(bracketing, (tuple, list)) or len(bracketing) != 2:
         raise ValueError(
-            f"a bracketing is a factor's number or a pair of bracketings, such as ((0, 1), 2), got {bracketing!r}"
+            "a bracketing is a factor's number or a pair of bracketings, such"
+            f" as ((0, 1), 2), got {bracketing!r}"
         )
     left, right = bracketing
     return join(walk(left, leaf, join), walk(right, leaf, join))
@@ -38,20 +39,21 @@ def _leaves(bracketing):
     )  # the factor numbers, left to right
 
 
-def _factors(
-    x, bracketing=None
-):  # x as (n,) doubles; one per leaf where a bracketing is given
+def _factors(x, bracketing=None):
+    "x as (n,) doubles; one per leaf where a bracketing is given."
     try:
         t = torch.as_tensor(x, dtype=torch.double)
     except (TypeError, ValueError):
         t = None
     if t is None or t.ndim != 1 or not len(t) or not t.isfinite().all():
         raise ValueError(
-            f"x must be one or more finite numbers, one per factor, such as (2, 3, 4), got {x!r}"
+            "x must be one or more finite numbers, one per factor, such as (2,"
+            f" 3, 4), got {x!r}"
         )
     if bracketing is not None and _leaves(bracketing) != list(range(len(t))):
         raise ValueError(
-            f"a bracketing of {len(t)} factors takes 0 to {len(t) - 1}, each once and in order, got {bracketing!r}"
+            f"a bracketing of {len(t)} factors takes 0 to {len(t) - 1}, each"
+            f" once and in order, got {bracketing!r}"
         )
     return t
 
@@ -68,7 +70,9 @@ def product(
     x,  # n numbers, or an (n,) tensor
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # y, a scalar
-    "y = x_1 x_2 ⋯ x_n, multiplied two by two in the order of the brackets, each time under LRP's product rule."
+    """y = x_1 x_2 ⋯ x_n, multiplied two by two in the order of the brackets,
+    each time under LRP's product rule.
+    """
     x = _factors(x, bracketing)
     return walk(
         bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b)
@@ -79,7 +83,9 @@ def scalar_relevance(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # (n,) relevance of each factor, with R_y = y
-    "LRP on a bracketed product: half to each factor at every multiplication, from the output down (section 3.1)."
+    """LRP on a bracketed product: half to each factor at every multiplication,
+    from the output down (section 3.1).
+    """
     x = _factors(x, bracketing).detach().clone().requires_grad_()
     return relevance(product(x, bracketing), x)[0]
 
@@ -87,7 +93,9 @@ def scalar_relevance(
 def scalar_loo(
     x,  # n numbers
 ) -> torch.Tensor:  # (n,) f(x) - f(x without factor i)
-    "Exact Leave-One-Out of a product, a removed factor being zero (section 2.1). It takes no bracketing: none could matter."
+    """Exact Leave-One-Out of a product, a removed factor being zero (section
+    2.1). It takes no bracketing: none could matter.
+    """
     x = _factors(x).detach()
     kept = x * (
         1 - torch.eye(len(x), dtype=x.dtype)
@@ -101,8 +109,11 @@ def scalar_nodes(
     # a dict per node, the output last: name, value, relevance, depth, at (its
     # column), children
 ) -> list:
-    "Every factor and partial product of the computation graph, with its relevance."
-    x, nodes = _factors(x, bracketing).detach().clone().requires_grad_(), []
+    """Every factor and partial product of the computation graph, with its
+    relevance.
+    """
+    x = _factors(x, bracketing).detach().clone().requires_grad_()
+    nodes = []
 
     def visit(b, depth):
         children = (
@@ -141,9 +152,12 @@ def draw_tree(
     bracketing,  # nested pairs of the numbers 0 … n-1
     title: str = '',  # over the tree
 ):
-    "One computation graph: values, relevance (the redder the more), and below each factor its relevance beside its LOO."
+    """One computation graph: values, relevance (the redder the more), and
+    below each factor its relevance beside its LOO.
+    """
     nodes = scalar_nodes(x, bracketing)
-    top, low = nodes[-1]['relevance'] or 1.0, max(n['depth'] for n in nodes)
+    top = nodes[-1]['relevance'] or 1.0
+    low = max(n['depth'] for n in nodes)
     for n in nodes:
         for c in n['children']:
             ax.plot(
@@ -153,10 +167,8 @@ def draw_tree(
                 lw=1.2,
                 zorder=1,
             )
-        s, name = (
-            abs(n['relevance'] / top) * 0.7,
-            ('y' if not n['depth'] else n['name']),
-        )
+        s = abs(n['relevance'] / top) * 0.7
+        name = 'y' if not n['depth'] else n['name']
         ax.text(
             n['at'],
             -n['depth'],
@@ -196,7 +208,9 @@ def draw_tree(
 def draw_figure1(
     x=(2, 3, 4),  # three numbers, the paper's
 ) -> Figure:  # a matplotlib figure; `.savefig` writes it
-    "The paper's Figure 1: the same product bracketed from the left and from the right."
+    """The paper's Figure 1: the same product bracketed from the left and from
+    the right.
+    """
     if len(_factors(x)) != 3:
         raise ValueError(
             f"Figure 1 takes three numbers, such as (2, 3, 4), got {len(x)}"
@@ -213,9 +227,8 @@ def draw_figure1(
 # %% ../../nbs/01_scalar.ipynb #cf83bf89
 def leaf_depths(
     bracketing,  # nested pairs of factor numbers
-) -> (
-    list
-):  # for each factor, left to right, how many multiplications stand above it
+    # for each factor, left to right, how many multiplications stand above it
+) -> list:
     "The depth d_i of every factor in its computation tree."
     return walk(bracketing, lambda i: [0], lambda a, b: [d + 1 for d in a + b])
 
@@ -240,7 +253,8 @@ def catalan(
     return comb(2 * m, m) // (m + 1)
 
 
-def _between(i, j):  # all bracketings of the factors i … j-1
+def _between(i, j):
+    "All bracketings of the factors i … j-1."
     if j - i == 1:
         return [i]
     return [
@@ -257,7 +271,8 @@ def bracketings(
     "All the ways to set brackets in a product of n factors, their order kept."
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 14:
         raise ValueError(
-            f"n must be a whole number from 1 to 14 (which has {catalan(13):,} bracketings), got {n!r}"
+            f"n must be a whole number from 1 to 14 (which has {catalan(13):,}"
+            f" bracketings), got {n!r}"
         )
     return _between(0, n)
 
@@ -265,7 +280,9 @@ def bracketings(
 def bracketing_from_depths(
     depths,  # for each factor, left to right, its depth
 ):  # the one bracketing that has them
-    "Rebuild the tree from the depths of its leaves: pair the leftmost deepest leaf with its neighbour, until one is left."
+    """Rebuild the tree from the depths of its leaves: pair the leftmost
+    deepest leaf with its neighbour, until one is left.
+    """
     parts = [(d, i) for i, d in enumerate(depths)]
     while len(parts) > 1:
         top = max(d for d, _ in parts)
@@ -275,7 +292,8 @@ def bracketing_from_depths(
         parts[k : k + 2] = [(top - 1, (parts[k][1], parts[k + 1][1]))]
     if len(parts) != 1 or parts[0][0] != 0:
         raise ValueError(
-            f"depths must be those of a full binary tree's leaves, such as [2, 2, 1], got {list(depths)}"
+            "depths must be those of a full binary tree's leaves, such as [2,"
+            f" 2, 1], got {list(depths)}"
         )
     return parts[0][1]
 
@@ -284,7 +302,9 @@ def scalar_ig(
     x,  # n numbers
     n_steps: int = 16,  # points on the path from 0 to x
 ) -> torch.Tensor:  # (n,)
-    "Integrated Gradients of a product along the straight path from 0; y/n for every factor."
+    """Integrated Gradients of a product along the straight path from 0; y/n
+    for every factor.
+    """
     if not isinstance(n_steps, int) or n_steps < 1:
         raise ValueError(
             f"n_steps must be a whole number from 1, got {n_steps!r}"
@@ -304,9 +324,12 @@ def scalar_ig(
 def scalar_table(
     x=(2, 3, 4),  # n numbers
 ) -> list:  # a dict per bracketing, ready for `Results.add`
-    "Every bracketing of the product of `x` with its LRP relevance, beside LOO and Integrated Gradients."
+    """Every bracketing of the product of `x` with its LRP relevance, beside
+    LOO and Integrated Gradients.
+    """
     x = _factors(x).detach()
-    loo, ig = scalar_loo(x).tolist(), scalar_ig(x, max(16, len(x))).tolist()
+    loo = scalar_loo(x).tolist()
+    ig = scalar_ig(x, max(16, len(x))).tolist()
     return [
         dict(
             i=i,

@@ -43,13 +43,10 @@ TRAINING = {
 }
 
 
-def _batches(
-    lengths,
-    batch_size,
-    rng,
-    # random batches of similar length: sorted inside windows of 50 batches,
-    # then shuffled
-):
+def _batches(lengths, batch_size, rng):
+    """Random batches of similar length: sorted inside windows of 50 batches,
+    then shuffled.
+    """
     batches = []
     for window in torch.randperm(len(lengths), generator=rng).split(
         batch_size * 50
@@ -76,7 +73,9 @@ def train_adapter(
     dropout: float = 0.0,  # of hidden states and attention weights
     seed: int = 0,
 ) -> dict:  # the options, for the model card
-    "Train a LoRA adapter and a head on MiniLM; writes peft's standard folder (safetensors)."
+    """Train a LoRA adapter and a head on MiniLM; writes peft's standard folder
+    (safetensors).
+    """
     from peft import LoraConfig, get_peft_model
 
     options = dict(
@@ -139,7 +138,8 @@ def _fit(
     desc,
     schedule=get_cosine_schedule_with_warmup,
     warmup=0.03,
-):  # the loop of every training: AdamW on what may be trained
+):
+    "The loop of every training: AdamW on what may be trained."
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.01)
     rate = schedule(opt, int(warmup * len(batches)), len(batches))
@@ -166,12 +166,11 @@ def _fit_classifier(
     seed,
     desc,
     **kwargs,
-):  # on batches of similar length
-    ids, labels, rng = (
-        tok(texts, truncation=True, max_length=max_length)['input_ids'],
-        torch.as_tensor(labels),
-        torch.Generator().manual_seed(seed),
-    )
+):
+    "On batches of similar length."
+    ids = tok(texts, truncation=True, max_length=max_length)['input_ids']
+    labels = torch.as_tensor(labels)
+    rng = torch.Generator().manual_seed(seed)
 
     def loss_of(b):
         return F.cross_entropy(
@@ -201,7 +200,9 @@ def train_tokenizer(
     texts: list,  # training texts
     vocab_size: int = 4096,  # pieces, special tokens included
 ):  # a PreTrainedTokenizerFast with <s>, </s>, <pad>; texts get <s> in front
-    "A byte-level BPE vocabulary learned from the texts: every string can be written in it."
+    """A byte-level BPE vocabulary learned from the texts: every string can be
+    written in it.
+    """
     from tokenizers import (
         Tokenizer,
         decoders,
@@ -212,10 +213,8 @@ def train_tokenizer(
     )
 
     tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer, tok.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=True),
-        decoders.ByteLevel(),
-    )
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tok.decoder = decoders.ByteLevel()
     tok.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -258,7 +257,10 @@ def train_causal_lm(
     batch_size: int = 32,
     seed: int = 0,
 ) -> dict:  # the options, for the model card
-    "A small Llama (RMSNorm, rotary positions, gated feed-forward, grouped queries, tied embeddings), trained from nothing to predict the next token."
+    """A small Llama (RMSNorm, rotary positions, gated feed-forward, grouped
+    queries, tied embeddings), trained from nothing to predict the next
+    token.
+    """
     options = dict(
         width=width,
         layers=layers,
@@ -345,16 +347,14 @@ def train_decoder_classifier(
     seed: int = 0,
 ) -> dict:  # the options, for the model card
     "Fine-tune a small decoder as a sequence classifier."
-    options, base = (
-        dict(
-            lr=lr,
-            epochs=epochs,
-            batch_size=batch_size,
-            max_length=max_length,
-            seed=seed,
-        ),
-        str(base or demo_folder('reviews')),
+    options = dict(
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        max_length=max_length,
+        seed=seed,
     )
+    base = str(base or demo_folder('reviews'))
     tok = AutoTokenizer.from_pretrained(base, local_files_only=True)
     with torch.random.fork_rng(), _quiet():
         torch.manual_seed(seed)
@@ -399,7 +399,9 @@ def train_vit(
     batch_size: int = 128,
     seed: int = 0,
 ) -> dict:  # the options, for the model card
-    "A small Vision Transformer, trained from nothing; images are shifted by up to two pixels."
+    """A small Vision Transformer, trained from nothing; images are shifted by
+    up to two pixels.
+    """
     options = dict(
         width=width,
         layers=layers,
@@ -462,23 +464,41 @@ def image_accuracy(
 _CARDS = {
     'sst2': (
         'a LoRA adapter for MiniLM',
-        'Sentiment of single sentences (SST-2): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.',
+        (
+            'Sentiment of single sentences (SST-2): 0 negative, 1 positive.'
+            ' Adapted: query, key, value and every dense layer, rank 8; the'
+            ' classification head is saved whole.'
+        ),
     ),
     'imdb': (
         'a LoRA adapter for MiniLM',
-        'Sentiment of film reviews (IMDB): 0 negative, 1 positive. Adapted: query, key, value and every dense layer, rank 8; the classification head is saved whole.',
+        (
+            'Sentiment of film reviews (IMDB): 0 negative, 1 positive. Adapted:'
+            ' query, key, value and every dense layer, rank 8; the'
+            ' classification head is saved whole.'
+        ),
     ),
     'reviews': (
         'a small Llama',
-        'The next token of film reviews (IMDB training text), trained from nothing with a vocabulary of its own. It writes nothing anybody should read.',
+        (
+            'The next token of film reviews (IMDB training text), trained from'
+            ' nothing with a vocabulary of its own. It writes nothing anybody'
+            ' should read.'
+        ),
     ),
     'reviews-sst2': (
         'a small decoder that classifies',
-        'Sentiment of single sentences (SST-2): 0 negative, 1 positive; the small Llama `llama-reviews`, fine-tuned whole.',
+        (
+            'Sentiment of single sentences (SST-2): 0 negative, 1 positive; the'
+            ' small Llama `llama-reviews`, fine-tuned whole.'
+        ),
     ),
     'mnist': (
         'a small Vision Transformer',
-        'Handwritten digits (MNIST), trained from nothing; takes one channel of 28 × 28 from −1 to 1.',
+        (
+            'Handwritten digits (MNIST), trained from nothing; takes one'
+            ' channel of 28 × 28 from −1 to 1.'
+        ),
     ),
 }
 
@@ -503,7 +523,8 @@ def write_model_card(
         }.items()
     )
     head = (
-        'base_model: sentence-transformers/all-MiniLM-L6-v2\nlibrary_name: peft\ntags: [lora, text-classification, sentiment]\n'
+        'base_model: sentence-transformers/all-MiniLM-L6-v2\nlibrary_name:'
+        ' peft\ntags: [lora, text-classification, sentiment]\n'
         if adapter
         else 'library_name: transformers\n'
     )
@@ -540,18 +561,15 @@ def train(
         )
     if data is None and source_label(data) == 'embedded':
         raise UsageError(
-            "no training data: name a folder (--data FOLDER, or LRP_LOO_DATA), 'hub', or, to try the code on a few sentences, 'embedded'"
+            "no training data: name a folder (--data FOLDER, or LRP_LOO_DATA),"
+            " 'hub', or, to try the code on a few sentences, 'embedded'"
         )
     if name == 'mnist':
         return _train_digits(data, out, limit or None, seed)
-    texts, split = (
-        {'reviews': 'imdb', 'reviews-sst2': 'sst2'}.get(name, name),
-        None if source_label(data) == 'embedded' else 'train',
-    )
-    d, test = (
-        load_texts(texts, data, split=split, limit=limit or None, seed=seed),
-        load_texts(texts, data),
-    )
+    texts = {'reviews': 'imdb', 'reviews-sst2': 'sst2'}.get(name, name)
+    split = None if source_label(data) == 'embedded' else 'train'
+    d = load_texts(texts, data, split=split, limit=limit or None, seed=seed)
+    test = load_texts(texts, data)
     plain = [t.replace('<br />', ' ') for t in d.texts]
     if name == 'reviews':
         options = train_causal_lm(plain, out, seed=seed)
@@ -561,24 +579,22 @@ def train(
         options = train_adapter(
             d.texts, d.labels, out, seed=seed, **TRAINING[name]
         )
-    model, shown = (
-        load_demo(name, folder=out),
-        test.texts[:500] if name == 'reviews' else test.texts,
-    )
+    model = load_demo(name, folder=out)
+    shown = test.texts[:500] if name == 'reviews' else test.texts
     where = f"{test.info['split']} ({len(shown)} texts"
     if name == 'reviews':
-        score, value = (
-            f'nats per token on {where}, cut at 128 tokens)',
-            mean_loss(*model, [t.replace('<br />', ' ') for t in shown]),
-        )
+        score = f'nats per token on {where}, cut at 128 tokens)'
+        value = mean_loss(*model, [t.replace('<br />', ' ') for t in shown])
     else:
-        score, value = (
-            f'accuracy on {where}, cut at {min(512, model[0].config.max_position_embeddings)} tokens)',
-            accuracy(*model, test.texts, test.labels, progress=True),
+        score = (
+            f'accuracy on {where}, cut at'
+            f' {min(512, model[0].config.max_position_embeddings)} tokens)'
         )
+        value = accuracy(*model, test.texts, test.labels, progress=True)
     write_model_card(out, name, d.info, options, {score: round(value, 4)})
     print(
-        f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})"
+        f"{out}: {score}: {value:.4f} ({test.info['name']},"
+        f" {test.info['source']})"
     )
 
 
@@ -596,5 +612,6 @@ def _train_digits(data, out, limit, seed):
         {f'accuracy on test ({len(ty)} images)': round(value, 4)},
     )
     print(
-        f"{out}: accuracy {value:.4f} on {len(ty)} test images of {info['name']} ({info['source']})"
+        f"{out}: accuracy {value:.4f} on {len(ty)} test images of"
+        f" {info['name']} ({info['source']})"
     )
