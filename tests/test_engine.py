@@ -27,7 +27,7 @@ from lrp_loo.dataset import (
     read_sweep,
     tf32_emulation,
 )
-from lrp_loo.faithfulness import agreement
+from lrp_loo.core import agreement
 from lrp_loo.models import at_precision, encode, forward
 from lrp_loo.loo import leave_one_out
 

@@ -14,7 +14,7 @@ from transformers import (
 
 from lrp_loo import audit, explain
 from lrp_loo.core import CORRELATIONS, kendall, spearman
-from lrp_loo.faithfulness import agreement
+from lrp_loo.core import agreement
 from lrp_loo.models import encode, load_demo
 from lrp_loo.loo import (
     REMOVALS,

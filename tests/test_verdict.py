@@ -6,7 +6,8 @@ import torch
 
 from lrp_loo import audit
 from lrp_loo.dataset import explain_dataset
-from lrp_loo.faithfulness import agreement, paired_difference, verdict
+from lrp_loo.core import agreement
+from lrp_loo.faithfulness import paired_difference, verdict
 
 NAN = float('nan')
 

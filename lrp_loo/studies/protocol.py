@@ -20,7 +20,8 @@ from ..methods import explain_batch
 from ..lrp import n_layers
 from ..core import Results, normalize
 from ..data import load_texts
-from ..faithfulness import agreement, mean_se, paired_difference
+from ..core import agreement
+from ..faithfulness import mean_se, paired_difference
 from .layerwise import bypass_name, is_above_zero
 from lrp_loo.models import (
     DEMOS,

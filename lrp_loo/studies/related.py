@@ -34,8 +34,8 @@ from lrp_loo.lrp import (
 )
 from ..core import Results, pearson
 from ..data import TextData, load_texts, source_label
+from ..core import agreement
 from lrp_loo.faithfulness import (
-    agreement,
     mean_se,
     paired_difference,
     per_text,
