@@ -416,7 +416,7 @@ def _check_results(path, known):
     """Is the file another run's? Told before a model is loaded, by what is
     known then.
     """
-    from lrp_loo.core import Results, read_results
+    from lrp_loo.results import Results, read_results
 
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
@@ -461,7 +461,8 @@ def audit(
     one to trust.
     """
     from lrp_loo.methods import METHODS
-    from lrp_loo.core import Results, resolve_device
+    from lrp_loo.results import Results
+    from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
     from lrp_loo.models import describe_model, load_model
 
@@ -801,7 +802,7 @@ def _failed(command, e):
 
 def _rows_in_file(path):
     "Of a results file."
-    from lrp_loo.core import read_results
+    from lrp_loo.results import read_results
 
     return len(read_results(path)['rows']) if Path(path).is_file() else 0
 

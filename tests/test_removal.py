@@ -13,7 +13,7 @@ from lrp_loo import explain, load_demo
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
 from lrp_loo.methods import pad_batch
 from lrp_loo.lrp import Composite, gradient, lrp_rules
-from lrp_loo.core import read_results
+from lrp_loo.results import read_results
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.loo import input_positions, key_weights, leave_one_out
@@ -537,7 +537,7 @@ def test_experiments_end_to_end(tmp_path, capsys):
     finished rows.
     """
     from lrp_loo.cli import main
-    from lrp_loo.core import read_results
+    from lrp_loo.results import read_results
 
     command = [
         'reproduce',

@@ -12,8 +12,8 @@ import torch
 from matplotlib import pyplot as plt
 from tqdm.auto import tqdm
 from .ablation import ATTN_LRP, ablation_r, composite_name
-from ..core import Results
-from ..faithfulness import mean_se, paired_difference
+from ..results import Results
+from ..stats import mean_se, paired_difference
 from lrp_loo.studies.linear_attention import (
     FORMS,
     GRID,

@@ -11,12 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
-from lrp_loo.faithfulness import (
-    faithfulness_table,
-    mean_se,
-    paper_numbers,
-    per_text,
-)
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, per_text
+from .table2 import paper_numbers
 
 # %% ../../nbs/45_cost.ipynb #4e0a7f4f
 def cost_table(

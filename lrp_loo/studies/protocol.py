@@ -18,10 +18,11 @@ import torch
 from tqdm.auto import tqdm
 from ..methods import explain_batch
 from ..lrp import n_layers
-from ..core import Results, normalize
+from ..results import Results
+from ..stats import normalize
 from ..data import load_texts
-from ..core import agreement
-from ..faithfulness import mean_se, paired_difference
+from ..stats import agreement
+from ..stats import mean_se, paired_difference
 from .layerwise import bypass_name, is_above_zero
 from lrp_loo.models import (
     DEMOS,

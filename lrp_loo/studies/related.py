@@ -32,15 +32,12 @@ from lrp_loo.lrp import (
     n_layers,
     transformer_layers,
 )
-from ..core import Results, pearson
+from ..results import Results
+from ..stats import pearson
 from ..data import TextData, load_texts, source_label
-from ..core import agreement
-from lrp_loo.faithfulness import (
-    mean_se,
-    paired_difference,
-    per_text,
-    text_examples,
-)
+from ..stats import agreement
+from ..stats import mean_se, paired_difference, per_text
+from .experiments import text_examples
 from lrp_loo.models import (
     DEMOS,
     _takes,

@@ -15,13 +15,10 @@ import torch
 from tqdm.auto import tqdm
 from .beyond import part_examples, part_experiment
 from ..lrp import Composite, gradient, lrp_rules
-from ..core import Results, pearson, spearman
-from lrp_loo.faithfulness import (
-    faithfulness_table,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from ..results import Results
+from ..stats import pearson, spearman
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, paired_difference, per_text
 from ..models import forward, special_mask, watch_embeddings
 from ..loo import key_weights, loo_readout
 from ..removal import removal_pass

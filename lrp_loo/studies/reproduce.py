@@ -33,25 +33,17 @@ from lrp_loo.studies.canonized import (
 from ..conservation import conservation_experiment, mean_conservation
 from .cost import plot_cost, plot_tradeoff
 from .. import UsageError
-from lrp_loo.core import (
-    Results,
-    read_results,
-    resolve_device,
-    whole_file,
-    write_text_atomic,
-)
+from ..results import Results, read_results
+from ..core import resolve_device, whole_file, write_text_atomic
 from ..data import load_digit_images, load_texts, source_label
-from lrp_loo.dataset import (
+from lrp_loo.studies.precision import (
     plot_precision,
     precision_experiment,
     precision_table,
 )
-from lrp_loo.faithfulness import (
-    TABLE2,
-    faithfulness_table,
-    table2_against_paper,
-    text_experiment,
-)
+from .table2 import TABLE2, table2_against_paper
+from ..faithfulness import faithfulness_table
+from .experiments import text_experiment
 from lrp_loo.studies.layerwise import (
     layer_table,
     sweep_methods,
