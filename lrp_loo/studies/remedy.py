@@ -23,7 +23,8 @@ from lrp_loo.faithfulness import (
     per_text,
 )
 from ..models import forward, special_mask, watch_embeddings
-from ..loo import key_weights, loo_readout
+from ..removals import key_weights
+from ..loo import loo_readout
 from ..removal import removal_pass
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
