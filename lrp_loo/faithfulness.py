@@ -28,18 +28,10 @@ from lrp_loo.methods import (
 from .attention import attention_maps
 from .core import FEWEST_TOKENS, Results, agreement, whole_number
 from .models import as_texts, encode, max_tokens, unwrap
-from lrp_loo.loo import (
-    LONG,
-    TOKEN_BUDGET,
-    curve_area,
-    default_removal,
-    fill_id,
-    in_words,
-    input_positions,
-    loo_seconds,
-    many_perturbation_curves,
-    removal_units,
-)
+from .loo import LONG, in_words, loo_seconds
+from .variants import TOKEN_BUDGET
+from .curves import curve_area, many_perturbation_curves, removal_units
+from .removals import default_removal, fill_id, input_positions
 from .targets import at_mask, settled
 
 # %% ../nbs/07_faithfulness.ipynb #bfb9cf34

@@ -44,15 +44,14 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from lrp_loo.loo import (
+from lrp_loo.removals import (
     as_removal,
-    cores,
     default_removal,
     fill_id,
     input_positions,
-    many_loo,
-    on_every_core,
 )
+from .variants import cores, on_every_core
+from .loo import many_loo
 from .removal import removal_loo_scores, removal_scores
 from .layers import bypass_sweep
 from .targets import Readout, at_mask, output_field, settled

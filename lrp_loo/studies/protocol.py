@@ -33,14 +33,9 @@ from lrp_loo.models import (
     max_tokens,
     special_mask,
 )
-from lrp_loo.loo import (
-    Removal,
-    curve_area,
-    fill_id,
-    removal_path,
-    removal_units,
-    subset_logits,
-)
+from ..removals import Removal, fill_id
+from ..curves import curve_area, removal_path, removal_units
+from ..variants import subset_logits
 from ..targets import output_field
 
 # %% ../../nbs/25_protocol.ipynb #f479b95b

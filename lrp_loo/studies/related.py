@@ -46,7 +46,7 @@ from lrp_loo.models import (
     special_mask,
     watch_embeddings,
 )
-from ..loo import subset_logits
+from ..variants import subset_logits
 from ..removal import key_effects
 from ..targets import Readout, settled
 

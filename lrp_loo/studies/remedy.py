@@ -20,7 +20,8 @@ from ..stats import pearson, spearman
 from ..faithfulness import faithfulness_table
 from ..stats import mean_se, paired_difference, per_text
 from ..models import forward, special_mask, watch_embeddings
-from ..loo import key_weights, loo_readout
+from ..removals import key_weights
+from ..loo import loo_readout
 from ..removal import removal_pass
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
