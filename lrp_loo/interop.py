@@ -27,7 +27,7 @@ from lrp_loo.methods import (
 from .lrp import Composite
 from .core import whole_number
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     check_finite,
     device_of,
     forward,
@@ -92,7 +92,9 @@ def named_inputs(
     kind = input_kind(x)
     first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
     takes = [
-        k for k, p in _takes(model).items() if p.kind is p.POSITIONAL_OR_KEYWORD
+        k
+        for k, p in forward_arguments(model).items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     if first not in takes:
         raise ValueError(

@@ -31,7 +31,7 @@ from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     as_texts,
     check_finite,
     check_model,
@@ -890,11 +890,13 @@ def _one_at_a_time(model, encs):
 
 def _hears_of_masks(model):
     "What no mask hides is read; keyword arguments may be for a model inside."
-    takes = _takes(model)
+    takes = forward_arguments(model)
     if 'attention_mask' in takes:
         return True
     inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    named = not inside or any('attention_mask' in _takes(m) for m in inside)
+    named = not inside or any(
+        'attention_mask' in forward_arguments(m) for m in inside
+    )
     return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 

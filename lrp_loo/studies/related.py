@@ -43,7 +43,7 @@ from lrp_loo.faithfulness import (
 )
 from lrp_loo.models import (
     DEMOS,
-    _takes,
+    forward_arguments,
     describe_model,
     encode,
     forward,
@@ -737,7 +737,12 @@ def cached_loo_scores(
     T = batch['input_ids'].shape[1]
     players(tokenizer, batch)
     out = model(
-        **batch, **({'use_cache': True} if 'use_cache' in _takes(model) else {})
+        **batch,
+        **(
+            {'use_cache': True}
+            if 'use_cache' in forward_arguments(model)
+            else {}
+        ),
     )
     cache = getattr(out, 'past_key_values', None)
     if cache is None:
