@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from matplotlib import pyplot as plt
 from tqdm.auto import tqdm
-from .beyond import part_examples
+from .common import part_examples
 from ..lrp import cp_lrp, lrp_rules
 from ..core import Results
 from lrp_loo.faithfulness import (

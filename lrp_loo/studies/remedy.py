@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .beyond import part_examples, part_experiment
+from .common import part_examples, part_experiment
 from ..lrp import Composite, gradient, lrp_rules
 from ..core import Results, pearson, spearman
 from lrp_loo.faithfulness import (

@@ -19,8 +19,8 @@ from lrp_loo.studies.ablation import (
     plot_ablation,
 )
 from ..methods import N_STEPS
+from .common import BEYOND
 from lrp_loo.studies.beyond import (
-    BEYOND,
     beyond_experiment,
     claim2_table,
     invariance_experiment,
