@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NUMBERS', 'RECORDED', 'CONCLUSIONS', 'HOLDS', 'REVERSED',
-           'UNDECIDED', 'LABELS_OF', 'protocol_removals', 'protocol_methods', 'number_target', 'protocol_row',
-           'protocol_experiment', 'recorded_choices', 'protocol_values', 'protocol_difference', 'protocol_table',
-           'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
+           'UNDECIDED', 'LABELS_OF', 'STUDIES', 'protocol_removals', 'protocol_methods', 'number_target',
+           'protocol_row', 'protocol_experiment', 'recorded_choices', 'protocol_values', 'protocol_difference',
+           'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
 
 # %% ../../nbs/25_protocol.ipynb #401b7174
 from functools import cache
@@ -873,3 +873,17 @@ def plot_removals(
             fontsize=9,
         )
     return fig
+
+# %% ../../nbs/25_protocol.ipynb #405e193e
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'protocol',
+        'better',
+        dict(sst2='protocol-sst2', imdb='protocol-imdb'),
+        on_part(protocol_experiment),
+        one_table('protocol', conclusions_table),
+        {'protocol': plot_protocol, 'protocol-removals': plot_removals},
+    ),
+)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN', 'LIMITS', 'FAMILIES',
-           'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores', 'grad_ellm_scores',
-           'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects', 'surrogate_weights',
-           'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow', 'proxy_scores',
-           'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
-           'related_experiment', 'related_table', 'plot_related']
+           'STUDIES', 'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores',
+           'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects',
+           'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow',
+           'proxy_scores', 'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods',
+           'related_row', 'related_experiment', 'related_table', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib, copy, time
@@ -1243,3 +1243,17 @@ def plot_related(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/27_related.ipynb #e48eaa7c
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'related',
+        'better',
+        dict(sst2='related-sst2', imdb='related-imdb'),
+        on_part(related_experiment),
+        one_table('related', related_table),
+        dict(related=plot_related),
+    ),
+)
