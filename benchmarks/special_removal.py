@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.lrp import attention_maps
+from lrp_loo.attention import attention_maps
 from lrp_loo.core import Results
 from lrp_loo.models import DEMOS, describe_model, encode, forward
 from lrp_loo.loo import key_weights, leave_one_out

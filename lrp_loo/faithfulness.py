@@ -24,7 +24,7 @@ from lrp_loo.methods import (
     explain_batch,
     explain_methods,
 )
-from .lrp import attention_maps
+from .attention import attention_maps
 from .core import FEWEST_TOKENS, Results, agreement, whole_number
 from .models import as_texts, encode, max_tokens, unwrap
 from lrp_loo.loo import (

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from tqdm.auto import tqdm
-from .lrp import _float_mask, _name, _sdpa_arguments, _sdpa_steps
+from .attention import AttentionMode, float_mask, operation_name
 from .core import whole_number
 from lrp_loo.fast import (
     DROP_DECODERS,
@@ -52,7 +52,7 @@ from lrp_loo.models import (
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/05_loo.ipynb #a8160fef
-class key_weights(TorchFunctionMode):
+class key_weights(AttentionMode):
     """A context in which every attention weighs its keys: A_ij ∝ m_j
     exp(Z_ij). m_j = 1: as it is; m_j = 0: nobody sees token j.
     """
@@ -97,30 +97,22 @@ class key_weights(TorchFunctionMode):
             -1, *[1] * (like.ndim - 2), n_keys
         )
 
+    def attend(self, call):
+        bias = call.bias()
+        m = self._log(call.query, call.key.shape[-2])
+        m = m if bias is None else bias + m
+        return call.compute(attn_mask=m, is_causal=False)
+
+    def weigh(self, softmax, input, *args, **kwargs):
+        m = self._log(input, input.shape[-1])
+        return softmax(input + m, *args, **kwargs)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = _name(func)
-        if name == 'scaled_dot_product_attention':
-            q, k, v, rest = _sdpa_arguments(*args, **kwargs)
-            _, bias, *_ = _sdpa_steps(q, k, v, **rest)
-            m = self._log(q, k.shape[-2])
-            return F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                **rest
-                | dict(
-                    attn_mask=m if bias is None else bias + m, is_causal=False
-                ),
-            )
-        if name == 'softmax' and args[0].ndim == 4:
-            return func(
-                args[0] + self._log(args[0], args[0].shape[-1]),
-                *args[1:],
-                **kwargs,
-            )
+        name = operation_name(func)
         if name == 'multi_head_attention_forward':
-            bound = inspect.signature(func).bind(*args, **kwargs).arguments
+            bound = (
+                inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+            )
             q = bound['query']
             pad = bound.get('key_padding_mask')
             mask = bound.get('attn_mask')
@@ -129,12 +121,12 @@ class key_weights(TorchFunctionMode):
                 **bound
                 | dict(
                     key_padding_mask=(
-                        m if pad is None else m + _float_mask(pad, q)
+                        m if pad is None else m + float_mask(pad, q)
                     ),
-                    attn_mask=_float_mask(mask, q),
+                    attn_mask=float_mask(mask, q),
                 )
             )
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
 # %% ../nbs/05_loo.ipynb #9070f971
 TOKEN_BUDGET = 8192  # tokens in one batch

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from .layers import checkpointed_gradient
+from .attention import attention_maps
 from lrp_loo.lrp import (
-    attention_maps,
     attn_lrp,
     canonized_lrp,
     Composite,

@@ -21,14 +21,11 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
+from ..attention import AttentionMode
 from lrp_loo.lrp import (
-    _name,
-    _sdpa_arguments,
-    _sdpa_steps,
     n_layers,
     transformer_layers,
 )
@@ -89,36 +86,23 @@ def removal_effect(
     return (s.A * gain).sum((1, 2))
 
 # %% ../../nbs/27_related.ipynb #4d67ecc2
-class _WatchCalls(
-    TorchFunctionMode
-):  # fused attention calls and what they returned
+class _WatchCalls(AttentionMode):
+    "Fused attention calls and what they returned."
+
     def __init__(self):
         super().__init__()
         self.calls = []
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if _name(func) == 'scaled_dot_product_attention':
-            self.calls.append((_sdpa_arguments(*args, **(kwargs or {})), out))
+    def attend(self, call):
+        out = call.compute()
+        self.calls.append((call, out))
         return out
 
 
 def _attention_layer(call, out, G):
-    q, k, v, rest = call
-    scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-    Z = q @ k.transpose(-2, -1) * scale
-    return AttentionLayer(
-        *(
-            t.detach()
-            for t in (
-                Z,
-                (Z if bias is None else Z + bias).softmax(-1),
-                v,
-                out,
-                G,
-            )
-        )
-    )
+    Z = call.logits()
+    steps = Z, call.weights(Z), call.values, out, G
+    return AttentionLayer(*(t.detach() for t in steps))
 
 
 @contextlib.contextmanager
@@ -217,20 +201,16 @@ def atp_scores(
     )
 
 # %% ../../nbs/27_related.ipynb #4d79c410
-class _Rescored(
-    TorchFunctionMode
-):  # fused attention with its scaled scores changed
+class _Rescored(AttentionMode):
+    "Fused attention with its scaled scores changed."
+
     def __init__(self, change):
         super().__init__()
         self.change = change  # change(Z, (batch, heads, n, n)) → Z
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _name(func) != 'scaled_dot_product_attention':
-            return func(*args, **(kwargs or {}))
-        q, k, v, rest = _sdpa_arguments(*args, **(kwargs or {}))
-        scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-        Z = self.change(q @ k.transpose(-2, -1) * scale)
-        return (Z if bias is None else Z + bias).softmax(-1) @ v
+    def attend(self, call):
+        Z = self.change(call.logits())
+        return call.weights(Z) @ call.values
 
 # %% ../../nbs/27_related.ipynb #8c463bcf
 def graddrop_scores(
