@@ -47,8 +47,8 @@ def row(model, tokenizer, enc):
     loo, _, target = leave_one_out(model, enc)
     scores = {
         name: removal_scores(
-            model, tokenizer, enc, target, exact_special=exact
-        )[0][0]
+            model, tokenizer, [enc], target, exact_special=exact
+        ).scores[0]
         for name, exact in (('estimate', False), ('exact_special', True))
     }
     scores['loo'] = loo

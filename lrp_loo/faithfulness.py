@@ -27,7 +27,6 @@ from lrp_loo.loo import (
 )
 from lrp_loo.methods import (
     as_methods,
-    by_unit,
     check_call,
     eager,
     explain_batch,
@@ -72,24 +71,20 @@ def held_against_loo(
     rest = {
         n: (m, kw) for n, (m, kw) in methods.items() if not _is_reference(m, kw)
     }
-    alone = {
-        n for n, (m, _) in rest.items() if by_unit(m) is True
-    }  # these take one text at a time
 
     def one(n, k):
         return explain_batch(
             model, tokenizer, [encs[k]], rest[n][0], targets[k], **rest[n][1]
         )[0]
 
-    maps = {n: [one(n, k) for k in range(len(encs))] for n in alone}
-    batched = {n: x for n, x in rest.items() if n not in alone}
+    maps = {}
     for s in range(0, len(encs), size):
         part = encs[s : s + size]
         found = explain_methods(
             model,
             tokenizer,
             part,
-            batched,
+            rest,
             targets[s] if len(part) == 1 else target,
         )
         for (

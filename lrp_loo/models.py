@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'DEMOS', 'TASKS', 'DTYPES', 'demo_base', 'demo_folder', 'load_demo', 'load_model',
            'describe_model', 'device_of', 'unwrap', 'position_offset', 'max_tokens', 'input_embeddings', 'as_texts',
-           'check_text', 'check_ids', 'encode', 'special_mask', 'watch_embeddings', 'check_model', 'check_finite',
-           'gradients_on', 'plain_tensors', 'forward', 'has_tf32', 'at_precision', 'accuracy']
+           'check_text', 'check_ids', 'encode', 'special_mask', 'pad_batch', 'unpad_batch', 'one_text',
+           'watch_embeddings', 'check_model', 'check_finite', 'gradients_on', 'plain_tensors', 'forward', 'has_tf32',
+           'at_precision', 'accuracy']
 
 # %% ../nbs/33_models.ipynb #07ff6fd7
 import contextlib, copy, hashlib, inspect, reprlib, threading, warnings
@@ -588,6 +589,69 @@ def special_mask(
             dtype=torch.long,
         ),
     )
+
+# %% ../nbs/33_models.ipynb #9d1dc804
+def _padding_id(tokenizer):
+    "What stands where there is no text; nobody reads it."
+    for name in ('pad_token_id', 'eos_token_id'):
+        found = getattr(tokenizer, name, None)
+        if found is not None:
+            return found
+    return 0
+
+
+def pad_batch(
+    tokenizer,  # the model's tokenizer; an image needs none
+    encs: list,  # encoded texts, (1, T_i) tensors each, or images of one size
+) -> dict:  # (batch, max T) tensors
+    "Encoded texts as one batch, padded on the right and masked."
+    if isinstance(encs, Mapping):
+        raise TypeError(
+            "encs must be a list of encoded texts, got a single"
+            f" {type(encs).__name__}; give [enc], or unpad_batch(batch)"
+        )
+    if len(encs) == 1:
+        return encs[0]
+    if 'input_ids' not in encs[0]:
+        return {k: torch.cat([e[k] for e in encs]) for k in encs[0]}
+    fill = {'input_ids': _padding_id(tokenizer)}
+    return {
+        k: torch.nn.utils.rnn.pad_sequence(
+            [e[k][0] for e in encs],
+            batch_first=True,
+            padding_value=fill.get(k, 0),
+        )
+        for k in encs[0]
+    }
+
+
+def unpad_batch(
+    batch: dict,  # of `pad_batch`
+) -> list:  # what it was made of
+    "The texts of a padded batch, each as a batch of one."
+    n = len(next(iter(batch.values())))
+    mask = batch.get('attention_mask')
+    if mask is None:
+        return [{k: v[i : i + 1] for k, v in batch.items()} for i in range(n)]
+    place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    ends = (mask * place).amax(1).tolist()  # after the last token that is read
+    return [
+        {k: v[i : i + 1, :end] for k, v in batch.items()}
+        for i, end in enumerate(ends)
+    ]
+
+
+def one_text(
+    enc: dict,  # an encoded text, which may have padding behind it
+) -> dict:  # the same without
+    "One text as it is alone. ValueError where it is a batch of several."
+    texts = unpad_batch(enc)
+    if len(texts) != 1:
+        raise ValueError(
+            f"one text at a time is taken here, got a batch of {len(texts)};"
+            " give a list of encoded texts (`unpad_batch`)"
+        )
+    return texts[0]
 
 # %% ../nbs/33_models.ipynb #ddaafaaf
 @contextlib.contextmanager

@@ -51,10 +51,13 @@ def test_equal_to_separate_runs(family, task):
         return t.sum(-1) if t.ndim == 3 else t.sum(1).flatten(1)
 
     for s, g in zip(sets, grads):
-        alone, v, *_ = lrp_scores(model, None, inputs, composite=attn_lrp(s))
+        found = lrp_scores(model, None, [inputs], composite=attn_lrp(s))
+        alone = found.scores
         assert (
             over(x * g) - alone
-        ).abs().max() <= 1e-5 * alone.abs().max() and torch.equal(v, value)
+        ).abs().max() <= 1e-5 * alone.abs().max() and torch.equal(
+            found.values, value
+        )
 
 
 def test_a_row_shares_the_sweep():
