@@ -28,7 +28,8 @@ from lrp_loo.studies.linear_attention import (
     train_linear_attention,
 )
 from ..rules import product_rule, relevance
-from .scalar import _factors, walk
+from ..lrp import _factors
+from .scalar import walk
 
 # %% ../../nbs/24_canonized.ipynb #8d52eb53
 def canonized_relevance(
