@@ -795,7 +795,7 @@ def _holds_attention(module):
     )
 
 
-def _members(module):
+def _layer_candidates(module):
     "What may be layers: of a list; of a list of lists; of a sequence."
     if type(module) is nn.Sequential:
         has_parts = all(len(m._modules) for m in module)
@@ -811,7 +811,7 @@ def _members(module):
 def _stacks(model):
     "(path, members) of every list that may be the model's layers."
     for path, module in model.named_modules():
-        members = _members(module)
+        members = _layer_candidates(module)
         if any(p.numel() for m in members for p in m.parameters()):
             yield path, members
 
@@ -935,7 +935,7 @@ def _composed_activations():
     )
 
 
-def _source_of(model):
+def _embeddings_or_none(model):
     "The input embeddings; None where what is explained is an argument."
     try:
         return input_embeddings(model)
@@ -1003,7 +1003,7 @@ class lrp_rules(TorchFunctionMode):
         n_modules = len(set(self.layers))
         self._counted = bool(n_modules) and self.n_layers > n_modules
         self._composed = _composed_activations()
-        self._source = _source_of(model)
+        self._source = _embeddings_or_none(model)
         self._mixers = {
             path
             for path, m in model.named_modules()
