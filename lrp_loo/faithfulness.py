@@ -18,6 +18,7 @@ import torch
 from scipy import stats
 from tqdm.auto import tqdm
 from lrp_loo.methods import (
+    as_method,
     as_methods,
     check_call,
     eager,
@@ -99,7 +100,7 @@ def held_against_loo(
 
 def _is_reference(method, options):
     "Exact LOO as the other maps are held against."
-    return method == 'loo' and not options
+    return as_method(method).is_reference and not options
 
 
 def faithfulness_row(
