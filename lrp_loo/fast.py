@@ -89,7 +89,7 @@ _WINDOWS = (
 # ours, and transformers' own, which collect what is asked for
 _QUIET_HOOKS = ('lrp_loo.', 'transformers.utils.output_capturing')
 
-# %% ../nbs/42_fast.ipynb #53a2fa1f
+# %% ../nbs/42_fast.ipynb #113ef2a1
 def listened_to(
     m,  # a module
 ) -> bool:
@@ -150,7 +150,7 @@ def _changed_around(model):
         return True
     return torch.is_autocast_enabled(device_of(model).type)
 
-# %% ../nbs/42_fast.ipynb #adf012cf
+# %% ../nbs/42_fast.ipynb #7c737599
 def survives_gaps(
     model,  # any model
     # True: a removed token may be dropped, where the rest keep their position
@@ -463,7 +463,7 @@ class FastEncoder:
             for t in qkv
         )
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return o.transpose(1, 2).flatten(2).flatten(0, 1)
+        return o.transpose(1, 2).reshape(-1, self.d)
 
     def _read_row(self, layer, h, hidden):
         "Attention of row 0 without forming keys and values, (n, d)."
