@@ -18,7 +18,12 @@ from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from transformers import DynamicCache
-from .models import _takes, device_of, forward, position_offset
+from lrp_loo.models import (
+    forward_arguments,
+    device_of,
+    forward,
+    position_offset,
+)
 from .removals import own_tokens
 from .targets import Readout, as_target, output_field
 
@@ -172,7 +177,7 @@ def survives_gaps(
 def _is_plain(model, package):
     "Explicit positions, full precision, attention and angles that are known."
     config = model.config
-    if 'position_ids' not in _takes(model):
+    if 'position_ids' not in forward_arguments(model):
         return False
     if getattr(model, 'dtype', torch.float32).itemsize < 4:
         return False
@@ -416,7 +421,7 @@ class FastEncoder:
 
     def _embedded(self, enc):
         "(T, d)."
-        takes = _takes(self.base)
+        takes = forward_arguments(self.base)
         names = [k for k in ('input_ids', 'token_type_ids') if k in takes]
         return self.base.embeddings(**{k: enc[k] for k in names if k in enc})[0]
 
@@ -674,7 +679,7 @@ def prefix_states(
     if package_name(model) not in DROP_DECODERS or 'input_ids' not in enc:
         return None
     needed = {'past_key_values', 'use_cache', 'position_ids'}
-    if not survives_gaps(model) or not needed <= set(_takes(model)):
+    if not survives_gaps(model) or not needed <= set(forward_arguments(model)):
         return None
     out = forward(model, enc | dict(use_cache=True))
     cache = getattr(out, 'past_key_values', None)

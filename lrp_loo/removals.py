@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from .attention import AttentionMode, float_mask, operation_name
 from .core import whole_number
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     device_of,
     forward,
     input_embeddings,
@@ -320,11 +320,13 @@ def hears_of_masks(
     """Does its forward take an attention mask? Keyword arguments may be for a
     model inside.
     """
-    takes = _takes(model)
+    takes = forward_arguments(model)
     if 'attention_mask' in takes:
         return True
     inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    named = not inside or any('attention_mask' in _takes(m) for m in inside)
+    named = not inside or any(
+        'attention_mask' in forward_arguments(m) for m in inside
+    )
     return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 

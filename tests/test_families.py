@@ -726,7 +726,9 @@ def test_checkpointing_changes_nothing():
         )
         for c in (attn_lrp(), cp_lrp(), attn_lrp([2])):
             a, b = (
-                lrp_scores(model, None, inputs, composite=c, checkpoint=k)[0]
+                lrp_scores(
+                    model, None, [inputs], composite=c, checkpoint=k
+                ).scores
                 for k in (False, True)
             )
             close(a, b, 1e-5)
@@ -735,7 +737,7 @@ def test_checkpointing_changes_nothing():
         lrp_scores(
             random_model('ALBERT'),
             None,
-            random_inputs(random_model('ALBERT')),
+            [random_inputs(random_model('ALBERT'))],
             checkpoint=True,
         )
 

@@ -13,8 +13,8 @@ from transformers import (
 )
 
 from lrp_loo import audit, explain
-from lrp_loo.core import CORRELATIONS, kendall, spearman
-from lrp_loo.core import agreement
+from lrp_loo.stats import CORRELATIONS, kendall, spearman
+from lrp_loo.stats import agreement
 from lrp_loo.models import encode, load_demo
 from lrp_loo.removals import REMOVALS, Removal, fill_id
 from lrp_loo.loo import leave_one_out
