@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from .layers import checkpointed_gradient
+from .attention import attention_maps
 from lrp_loo.lrp import (
-    attention_maps,
     attn_lrp,
     canonized_lrp,
     Composite,
@@ -45,15 +45,14 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from lrp_loo.loo import (
+from lrp_loo.removals import (
     as_removal,
-    cores,
     default_removal,
     fill_id,
     input_positions,
-    many_loo,
-    on_every_core,
 )
+from .variants import cores, on_every_core
+from .loo import many_loo
 from .removal import removal_loo_scores, removal_scores
 from .layers import bypass_sweep
 from lrp_loo.targets import (

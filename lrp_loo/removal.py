@@ -26,8 +26,10 @@ from lrp_loo.models import (
     unpad_batch,
     watch_embeddings,
 )
-from .loo import _places, input_positions, key_weights, leave_one_out
-from .targets import Readout, Scores, settled, text_by_text
+from .loo import leave_one_out
+from .removals import input_positions, key_weights, n_places
+from .targets import Readout, settled
+from .targets import Scores, text_by_text
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
@@ -154,7 +156,7 @@ def removal_pass(
         readout = _settled_readout(target, out, batch)
         values = readout(out)
         layers = _attention_gradients(model, ruled.attention, values)
-    T = _places(seen[0])
+    T = n_places(seen[0])
     members = _with_class_tokens(model, members, T, layers, is_text)
     unread = None if own_rows else _unread(layers[-1][0], members)
     per_layer = (
