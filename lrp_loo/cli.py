@@ -434,7 +434,7 @@ def _check_results(path, known):
     """Is the file another run's? Told before a model is loaded, by what is
     known then.
     """
-    from lrp_loo.core import Results, read_results
+    from lrp_loo.results import Results, read_results
 
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
@@ -520,7 +520,11 @@ def audit(
     """How far each method follows exact Leave-One-Out on a model, and which
     one to trust.
     """
-    from lrp_loo.core import Results, resolve_device
+    from lrp_loo.methods import METHODS
+    from lrp_loo.results import Results
+    from lrp_loo.core import resolve_device
+    from lrp_loo.results import Results
+    from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
     from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model
@@ -814,7 +818,7 @@ def _failed(command, e):
 # %% ../nbs/18_cli.ipynb #fbd3de0c
 def _rows_in_file(path):
     "Finished rows of a results file."
-    from lrp_loo.core import read_results
+    from lrp_loo.results import read_results
 
     return len(read_results(path)['rows']) if Path(path).is_file() else 0
 

@@ -17,13 +17,9 @@ from matplotlib import pyplot as plt
 from tqdm.auto import tqdm
 from .common import part_examples
 from ..lrp import cp_lrp, lrp_rules
-from ..core import Results
-from lrp_loo.faithfulness import (
-    agreement_rows,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from ..results import Results
+from ..faithfulness import agreement_rows
+from ..stats import mean_se, paired_difference, per_text
 from ..models import forward, watch_embeddings
 
 # %% ../../nbs/26_ablation.ipynb #763c5c98

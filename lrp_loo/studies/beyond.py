@@ -19,13 +19,16 @@ from torch.nn import functional as F
 from ..methods import explain_batch
 from ..lrp import attn_lrp, cp_lrp, n_layers
 from ..conservation import sentence_experiment
-from ..core import Results, pearson, read_results
-from lrp_loo.faithfulness import (
-    TABLE2,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from ..results import Results, read_results
+from ..stats import pearson
+from ..data import load_digit_images, load_texts, vit_pixels
+from .table2 import TABLE2
+from .experiments import faithfulness_experiment, text_examples
+from ..stats import mean_se, paired_difference, per_text
+from ..results import Results, read_results
+from ..stats import pearson
+from .table2 import TABLE2
+from ..stats import mean_se, paired_difference, per_text
 from .common import BEYOND, part_experiment
 from lrp_loo.studies.layerwise import (
     best_single_layer,

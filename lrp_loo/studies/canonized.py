@@ -12,8 +12,8 @@ import torch
 from matplotlib import pyplot as plt
 from tqdm.auto import tqdm
 from .ablation import ATTN_LRP, ablation_r, composite_name
-from ..core import Results
-from ..faithfulness import mean_se, paired_difference
+from ..results import Results
+from ..stats import mean_se, paired_difference
 from lrp_loo.studies.linear_attention import (
     FORMS,
     GRID,
@@ -28,7 +28,8 @@ from lrp_loo.studies.linear_attention import (
     train_linear_attention,
 )
 from ..rules import product_rule, relevance
-from .scalar import _factors, walk
+from ..lrp import _factors
+from .scalar import walk
 
 # %% ../../nbs/24_canonized.ipynb #8d52eb53
 def canonized_relevance(

@@ -10,12 +10,12 @@ __all__ = ['DASHES', 'LABEL_AT', 'PASSES', 'STUDIES', 'cost_table', 'examples_ta
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
-from lrp_loo.faithfulness import (
-    faithfulness_table,
-    mean_se,
-    paper_numbers,
-    per_text,
-)
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, per_text
+from .table2 import paper_numbers
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, per_text
+from .table2 import paper_numbers
 from .common import Study
 from .style import method_colour, method_name, panels, themed
 

@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from ..core import Results, normalize, pearson
+from ..results import Results
+from ..stats import normalize, pearson
 from ..rules import epsilon_rule, product_rule, relevance, scale_gradient
 
 # %% ../../nbs/03_linear_attention.ipynb #8a2bdbd8
