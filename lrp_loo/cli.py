@@ -520,9 +520,6 @@ def audit(
     """How far each method follows exact Leave-One-Out on a model, and which
     one to trust.
     """
-    from lrp_loo.methods import METHODS
-    from lrp_loo.results import Results
-    from lrp_loo.core import resolve_device
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict

@@ -13,9 +13,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ..faithfulness import faithfulness_table
 from ..stats import mean_se, per_text
 from .table2 import paper_numbers
-from ..faithfulness import faithfulness_table
-from ..stats import mean_se, per_text
-from .table2 import paper_numbers
 from .common import Study
 from .style import method_colour, method_name, panels, themed
 
