@@ -11,7 +11,6 @@ import contextlib, sys, threading, time
 import torch
 from tqdm.auto import tqdm
 from lrp_loo.models import (
-    forward_arguments,
     check_finite,
     check_ids,
     check_model,

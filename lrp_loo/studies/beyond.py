@@ -21,12 +21,6 @@ from ..lrp import attn_lrp, cp_lrp, n_layers
 from ..conservation import sentence_experiment
 from ..results import Results, read_results
 from ..stats import pearson
-from ..data import load_digit_images, load_texts, vit_pixels
-from .table2 import TABLE2
-from .experiments import faithfulness_experiment, text_examples
-from ..stats import mean_se, paired_difference, per_text
-from ..results import Results, read_results
-from ..stats import pearson
 from .table2 import TABLE2
 from ..stats import mean_se, paired_difference, per_text
 from .common import BEYOND, part_experiment
