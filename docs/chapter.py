@@ -40,6 +40,26 @@ def module_of(nb):
     )
 
 
+def export_of(cell, module):
+    "The module that a cell goes to, its notebook's or another; None: to none."
+    for directive in directives(cell):
+        words = directive.split()
+        if words[0] in ('export', 'exporti', 'exports'):
+            return words[1] if len(words) > 1 else module
+    return None
+
+
+def definitions(nb):
+    "Pairs of a module and a name that the notebook's cells export to it."
+    module = module_of(nb)
+    for cell in nb.cells:
+        home = export_of(cell, module) if cell.cell_type == 'code' else None
+        if home is None:
+            continue
+        for statement in ast.parse(source_of(cell)).body:
+            yield from ((home, name) for name in bound(statement))
+
+
 def anchor(name):
     return 'def-' + name  # of the cell that defines a name
 
@@ -211,11 +231,11 @@ class Chapter:
 
     def add_code(self, cell, source, flags, body):
         self.add_imports()
-        exported = any(d.startswith('export') for d in flags)
-        known = self.public.get(self.module, ()) if exported else ()
+        home = export_of(cell, self.module)
+        known = self.public.get(home, ())
         names = [n for s in body for n in bound(s) if n in known]
         if 'echo: false' not in flags:
-            self.parts.append(code(source, self.module, names))
+            self.parts.append(code(source, home, names))
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 

@@ -84,10 +84,12 @@ def on_config(config):
     books = notebooks()
     homes = {chapter.module_of(nb): name for name, nb in books.items()}
     modules = {m: n for m, n in homes.items() if m and m != '__init__'}
+    defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
     pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
     config.nav = chapters_nav(books, config.extra['groups'])
     config.nav.append({'API': [{'Public names': 'reference/index.md'}, *pages]})
-    config.extra.update(books=books, modules=modules, signs=set())
+    config.extra.update(books=books, modules=modules, defined=defined)
+    config.extra['signs'] = set()  # of the equations
     return config
 
 
@@ -122,7 +124,11 @@ def on_files(files, config):
             add(path, png)
     for m, home in modules.items():
         title = label(home, books[home])
-        add(f'reference/{m}.md', reference.as_page(m, home, title, public))
+        chapters = {
+            n: config.extra['defined'].get((m, n), home) for n in public[m]
+        }
+        page = reference.as_page(m, home, title, public, chapters)
+        add(f'reference/{m}.md', page)
     add('reference/index.md', reference.package(public))
     for path in pointed_at(books):  # copied as they are
         source = str(ROOT / path)

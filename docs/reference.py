@@ -217,9 +217,9 @@ hold it.
 {modules}"""
 
 
-def as_page(name, chapter, title, public):
-    """The Markdown of a module's page. `chapter`: the notebook that defines
-    it, and its title.
+def as_page(name, chapter, title, public, chapters):
+    """The Markdown of a module's page. `chapter`: the notebook of its name,
+    and its title; `chapters`: the notebook that defines each public name.
     """
     module = import_module('lrp_loo.' + name)
     parts = [
@@ -228,7 +228,6 @@ def as_page(name, chapter, title, public):
         f'Defined in [{title}](../{chapter}.md).',
     ]
     for n in module.__all__:
-        parts += entry(module, n, chapter)
-    return linked('\n\n'.join(p for p in parts if p), name, public).replace(
-        '](reference/', ']('
-    )
+        parts += entry(module, n, chapters[n])
+    text = '\n\n'.join(p for p in parts if p)
+    return linked(text, name, public).replace('](reference/', '](')
