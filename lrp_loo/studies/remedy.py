@@ -502,9 +502,7 @@ GROUPED = (  # 1 + n_groups passes
     'removal, 4 passes',
     'removal, 9 passes',
 )
-LINES = {
-    m: (method_name(m), method_colour(m)) for m in ('attn_lrp', 'cp_lrp')
-}
+LINES = {m: (method_name(m), method_colour(m)) for m in ('attn_lrp', 'cp_lrp')}
 
 
 def _plot_one_remedy(ax, results):
