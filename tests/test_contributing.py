@@ -16,12 +16,12 @@ import lrp_loo.methods as methods
 from lrp_loo import explain
 from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
-from lrp_loo.lrp import attn_lrp, lrp_rules
+from lrp_loo.lrp import RULES, activation, attn_lrp, lrp_rules
 from lrp_loo.models import encode
 from lrp_loo.results import Results, read_results
 from lrp_loo.rules import identity_rule
 from lrp_loo.studies import families
-from lrp_loo.studies.reproduce import reproduce
+import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.view import scale_top, shown_tokens
 
@@ -67,15 +67,25 @@ def operations_without_rule(model, enc, rules):
     with lrp_rules(model, rules) as watched:
         out = model(inputs_embeds=x, attention_mask=enc['attention_mask'])
     out.logits[0, 0].backward()
-    return set(watched.without_rule().operation)
+    return {str(operation) for operation in watched.without_rule()}
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_a_rule(written, tokenizer):
+def test_an_operation_without_a_rule_is_named(written, tokenizer):
     enc = encode(written, tokenizer, TEXTS[0])
     assert 'erf' in operations_without_rule(written, enc, attn_lrp())
+
+
+def test_a_rule(written, tokenizer, monkeypatch):
+    monkeypatch.setitem(RULES, 'erf', activation)
+    enc = encode(written, tokenizer, TEXTS[0])
+    assert operations_without_rule(written, enc, attn_lrp()) == set()
+
+
+def test_a_rule_for_one_run_alone(written, tokenizer):
+    enc = encode(written, tokenizer, TEXTS[0])
     mine = attn_lrp().with_rule('erf', identity_rule)
-    assert 'erf' not in operations_without_rule(written, enc, mine)
+    assert operations_without_rule(written, enc, mine) == set()
 
 
 @pytest.fixture
@@ -117,12 +127,12 @@ class Neighbour:
 def test_a_removal(tokenizer):
     model = random_bert(layers=1)
     enc = encode(model, tokenizer, TEXTS[0])
-    scores, logit, target = leave_one_out(model, enc, removal=Neighbour())
+    scores, logits, target = leave_one_out(model, enc, removal=Neighbour())
     ids = enc['input_ids'].clone()
     ids[0, 2] = ids[0, 1]
     with torch.no_grad():
         without = model(**enc | dict(input_ids=ids)).logits[0, target]
-    assert torch.allclose(scores[2], logit - without, atol=1e-5)
+    assert torch.allclose(scores[2], logits[target] - without, atol=1e-5)
 
 
 def count_letters(path, part, options):

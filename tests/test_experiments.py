@@ -29,7 +29,7 @@ from lrp_loo.models import (
 )
 from lrp_loo.results import Results, read_results
 from lrp_loo.stats import per_text
-from lrp_loo.studies.reproduce import reproduce as experiments
+import lrp_loo.studies.reproduce as experiments
 from lrp_loo.studies.experiments import text_experiment
 from lrp_loo.studies.layerwise import (
     SWEEPS,
