@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'KEEPERS', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY',
-           'CONSERVATION_STUDY', 'PRECISION_STUDY', 'STUDIES', 'plot_agreement', 'draw_sweeps', 'plot_layerwise',
-           'plot_entropy', 'plot_areas', 'draw_kept', 'plot_conservation', 'plot_beyond', 'run_text', 'text_tables',
+           'CONSERVATION_STUDY', 'STUDIES', 'plot_agreement', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
+           'plot_areas', 'draw_kept', 'plot_conservation', 'plot_beyond', 'run_text', 'text_tables',
            'draw_conservation']
 
 # %% ../../nbs/49_figures.ipynb #64b20f1e
@@ -14,11 +14,6 @@ import pandas as pd
 from ..conservation import conservation_experiment, mean_conservation
 from ..core import resolve_device
 from ..data import load_texts
-from lrp_loo.studies.precision import (
-    plot_precision,
-    precision_experiment,
-    precision_table,
-)
 from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..faithfulness import faithfulness_table
 from .experiments import text_experiment
@@ -339,30 +334,6 @@ def draw_conservation(
     }
     return plot_conservation(tables)
 
-
-def _run_precision(path, part, options):
-    "On the demo model for SST-2."
-    return precision_experiment(
-        path,
-        'sst2',
-        options.data,
-        options.limit,
-        options.seed,
-        resolve_device(options.device),
-        fresh=options.fresh,
-    )
-
-
-def _precision_tables(part, results):
-    "Differences from float32."
-    data = results['config']['data']
-    heading = (
-        f"precision: {data['name']} ({data['source']}, {data['split']}),"
-        f" {len(results['rows'])} texts, differences from float32"
-    )
-    table = precision_table(results['rows']).round(5)
-    return [(heading, table.to_string())]
-
 # %% ../../nbs/49_figures.ipynb #22af09f0
 TEXT_STUDY = Study(
     'text',
@@ -388,12 +359,4 @@ CONSERVATION_STUDY = Study(
     _conservation_tables,
     dict(conservation=draw_conservation),
 )
-PRECISION_STUDY = Study(
-    'precision',
-    '',
-    dict(precision='precision'),
-    _run_precision,
-    _precision_tables,
-    dict(precision=lambda found: plot_precision(found['precision']['rows'])),
-)
-STUDIES = (TEXT_STUDY, CONSERVATION_STUDY, PRECISION_STUDY)
+STUDIES = (TEXT_STUDY, CONSERVATION_STUDY)

@@ -40,6 +40,7 @@ from ..removals import Removal, fill_id
 from ..curves import curve_area, removal_path, removal_units
 from ..variants import subset_logits
 from ..targets import output_field
+from .style import OTHERS, method_colour
 
 # %% ../../nbs/25_protocol.ipynb #f479b95b
 DEFAULT = dict(
@@ -719,8 +720,8 @@ def removal_agreement(
 
 # %% ../../nbs/25_protocol.ipynb #9c96807c
 LABELS_OF = {
-    'attn_lrp': ('AttnLRP', 'C3'),
-    'cp_lrp': ('CP-LRP', 'C0'),
+    'attn_lrp': ('AttnLRP', method_colour('attn_lrp')),
+    'cp_lrp': ('CP-LRP', method_colour('cp_lrp')),
     'ig': ('IG', '0.3'),
     'grad_x_input': ('grad × input', '0.6'),
     'rollout': ('Rollout', '0.8'),
@@ -757,11 +758,11 @@ class _Difference:
 
 
 IN_R = (
-    _Difference('cp − attn', 'CP-LRP', 'C0', 0.2),
-    _Difference('upper − attn', 'upper half bypassed', 'C1', 0),
-    _Difference('lower − attn', 'lower half bypassed', 'C2', -0.2),
+    _Difference('cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0.2),
+    _Difference('upper − attn', 'upper half bypassed', OTHERS[0], 0),
+    _Difference('lower − attn', 'lower half bypassed', OTHERS[1], -0.2),
 )
-IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', 'C0', 0)
+IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0)
 
 
 def _title_of(results):

@@ -26,6 +26,7 @@ from ..models import forward, special_mask, watch_embeddings
 from ..removals import key_weights
 from ..loo import loo_readout
 from ..removal import removal_pass
+from .style import method_colour, method_name
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
 # name → (method, options); passes are forward-backward passes, exact ones
@@ -501,7 +502,7 @@ GROUPED = (  # 1 + n_groups passes
     'removal, 4 passes',
     'removal, 9 passes',
 )
-LINES = {'attn_lrp': ('AttnLRP', 'C3'), 'cp_lrp': ('CP-LRP', 'C2')}
+LINES = {m: (method_name(m), method_colour(m)) for m in ('attn_lrp', 'cp_lrp')}
 
 
 def _plot_one_remedy(ax, results):
@@ -514,7 +515,7 @@ def _plot_one_remedy(ax, results):
         grouped.loo_r_se,
         fmt='o-',
         ms=4,
-        color='C0',
+        color=method_colour('removal'),
         label='removal, 1 + n_groups passes',
     )
     mixed = table[table.exact > 0].sort_values('exact', kind='stable')
@@ -524,7 +525,7 @@ def _plot_one_remedy(ax, results):
         mixed.loo_r_se,
         fmt='s-',
         ms=4,
-        color='C1',
+        color=method_colour('removal+loo'),
         label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)',
     )
     for m, (label, colour) in LINES.items():
@@ -572,7 +573,7 @@ def plot_remedy(
 
 # the other estimates pay a pass or more for each token
 ONE_PASS_COLOURS = {
-    'removal': 'C0',
+    'removal': method_colour('removal'),
     'mask derivative': '0.75',
     'own rows kept': '0.75',
     'constant std': '0.75',

@@ -31,6 +31,7 @@ MODULES = [
     'ablation',
     'protocol',
     'related',
+    'precision',
     'cost',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
