@@ -38,7 +38,7 @@ def _means(rows, method):
     undefined = np.isnan(per_text(rows, method, 'loo_r'))
     return entry | dict(n=len(rows), n_undefined=int(undefined.sum()))
 
-
+# %% ../nbs/07_faithfulness.ipynb #1f330b66
 def faithfulness_table(
     rows: list,  # of `faithfulness_row`
     methods=None,  # which, in order; all by default
