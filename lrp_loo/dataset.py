@@ -18,6 +18,9 @@ from tqdm.auto import tqdm
 from .core import resolve_device, versions, whole_file, whole_number
 from .faithfulness import held_against_loo
 from .methods import as_methods, check_call
+from .results import Results
+from .stats import agreement
+from .stats import mean_se
 from lrp_loo.models import (
     DTYPES,
     as_texts,
@@ -28,8 +31,6 @@ from lrp_loo.models import (
     load_model,
     unwrap,
 )
-from .results import Results
-from .stats import agreement, mean_se
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(

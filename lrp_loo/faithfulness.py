@@ -8,7 +8,15 @@ __all__ = ['readings', 'faithfulness_table', 'AUDIT_COLUMNS', 'FEWEST_TEXTS', 'L
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
 import numpy as np
 import pandas as pd
-from .stats import COLUMNS, agreement, mean_se, per_text
+from .stats import agreement
+from .results import Results
+from .models import encode
+from lrp_loo.stats import (
+    COLUMNS,
+    mean_se,
+    paired_difference,
+    per_text,
+)
 
 # %% ../nbs/07_faithfulness.ipynb #329cc367
 def readings(
@@ -57,18 +65,10 @@ from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 from .core import whole_number
-from lrp_loo.loo import (
-    LONG,
-    TOKEN_BUDGET,
-    curve_area,
-    default_removal,
-    fill_id,
-    in_words,
-    input_positions,
-    loo_seconds,
-    many_perturbation_curves,
-    removal_units,
-)
+from .loo import LONG, in_words, loo_seconds
+from .variants import TOKEN_BUDGET
+from .curves import curve_area, many_perturbation_curves, removal_units
+from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
     as_methods,
     check_call,

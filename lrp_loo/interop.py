@@ -26,7 +26,7 @@ from lrp_loo.methods import (
 from .lrp import Composite
 from .core import whole_number
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     check_finite,
     device_of,
     forward,
@@ -34,7 +34,7 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from .loo import Removal, input_positions
+from .removals import Removal, input_positions
 from .targets import output_field
 
 # %% ../nbs/17_interop.ipynb #fa94d281
@@ -91,7 +91,9 @@ def named_inputs(
     kind = input_kind(x)
     first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
     takes = [
-        k for k, p in _takes(model).items() if p.kind is p.POSITIONAL_OR_KEYWORD
+        k
+        for k, p in forward_arguments(model).items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     if first not in takes:
         raise ValueError(

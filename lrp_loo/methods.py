@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from .layers import checkpointed_gradient
+from .attention import attention_maps
 from lrp_loo.lrp import (
-    attention_maps,
     attn_lrp,
     canonized_lrp,
     Composite,
@@ -30,7 +30,7 @@ from .core import whole_number
 from .view import Attribution
 from .fast import PER_TOKEN, read_row_only
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     as_texts,
     check_finite,
     check_model,
@@ -45,15 +45,14 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from lrp_loo.loo import (
+from lrp_loo.removals import (
     as_removal,
-    cores,
     default_removal,
     fill_id,
     input_positions,
-    many_loo,
-    on_every_core,
 )
+from .variants import cores, on_every_core
+from .loo import many_loo
 from .removal import removal_loo_scores, removal_scores
 from .layers import bypass_sweep
 from lrp_loo.targets import (
@@ -835,11 +834,13 @@ def _one_at_a_time(model, encs):
 
 def _hears_of_masks(model):
     "What no mask hides is read; keyword arguments may be for a model inside."
-    takes = _takes(model)
+    takes = forward_arguments(model)
     if 'attention_mask' in takes:
         return True
     inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    named = not inside or any('attention_mask' in _takes(m) for m in inside)
+    named = not inside or any(
+        'attention_mask' in forward_arguments(m) for m in inside
+    )
     return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 

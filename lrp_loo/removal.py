@@ -24,8 +24,10 @@ from lrp_loo.models import (
     special_mask,
     watch_embeddings,
 )
-from .loo import _places, input_positions, key_weights, leave_one_out
-from .targets import Readout, Scores, settled, text_by_text
+from .loo import leave_one_out
+from .removals import input_positions, key_weights, n_places
+from .targets import Readout, settled
+from .targets import Scores, text_by_text
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
@@ -157,7 +159,7 @@ def removal_pass(
         value = readout(out)
         layers = _attention_gradients(model, rules.attention, value)
     members = _with_class_tokens(
-        model, members, _places(seen[0]), layers, 'input_ids' in batch
+        model, members, n_places(seen[0]), layers, 'input_ids' in batch
     )
     unread = None if own_rows else _unread(layers[-1][0], members)
     at = weights if isinstance(weights, list) else [weights] * len(layers)

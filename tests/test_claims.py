@@ -24,7 +24,7 @@ from lrp_loo.studies.layerwise import (
     is_above_zero,
     text_claims,
 )
-from lrp_loo.studies.plots import NAMES
+from lrp_loo.studies.style import NAMES
 from lrp_loo.studies.protocol import (
     DEFAULT,
     PROTOCOL,

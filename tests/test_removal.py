@@ -15,7 +15,8 @@ from lrp_loo.lrp import Composite, gradient, lrp_rules
 from lrp_loo.results import read_results
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import input_positions, key_weights, leave_one_out
+from lrp_loo.removals import input_positions, key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import (
     key_effects,
     removal_loo_scores,

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..core import resolve_device
 from ..data import load_texts
 from ..loo import leave_one_out
-from ..lrp import _name, _sdpa_arguments, _sdpa_steps
+from ..attention import AttentionCall, operation_name
 from ..methods import explain_batch
 from lrp_loo.models import (
     DEMOS,
@@ -80,19 +80,13 @@ class tf32_emulation(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = _name(func)
+        name = operation_name(func)
         if name == 'scaled_dot_product_attention':
-            q, k, v, rest = _sdpa_arguments(*args, **kwargs)
-            scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-            z = (
-                self._product(torch.matmul, self._read(q), self._read(k).mT)
-                * scale
-            )
-            return self._product(
-                torch.matmul,
-                self._read((z if bias is None else z + bias).softmax(-1)),
-                self._read(v),
-            )
+            call = AttentionCall(*args, **kwargs)
+            q, k = self._read(call.query), self._read(call.keys)
+            Z = self._product(torch.matmul, q, k.mT) * call.factor
+            A = self._read(call.weights(Z))
+            return self._product(torch.matmul, A, self._read(call.values))
         if name not in _FIRST:
             return func(*args, **kwargs)
         n = _FIRST[name]

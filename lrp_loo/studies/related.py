@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN', 'LIMITS', 'FAMILIES',
-           'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores', 'grad_ellm_scores',
-           'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects', 'surrogate_weights',
-           'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow', 'proxy_scores',
-           'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
-           'related_experiment', 'related_table', 'plot_related']
+           'STUDIES', 'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores',
+           'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects',
+           'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow',
+           'proxy_scores', 'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods',
+           'related_row', 'related_experiment', 'related_table', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib, copy, time
@@ -21,14 +21,11 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
+from ..attention import AttentionMode
 from lrp_loo.lrp import (
-    _name,
-    _sdpa_arguments,
-    _sdpa_steps,
     n_layers,
     transformer_layers,
 )
@@ -40,7 +37,7 @@ from ..stats import mean_se, paired_difference, per_text
 from .experiments import text_examples
 from lrp_loo.models import (
     DEMOS,
-    _takes,
+    forward_arguments,
     describe_model,
     encode,
     forward,
@@ -50,7 +47,7 @@ from lrp_loo.models import (
     special_mask,
     watch_embeddings,
 )
-from ..loo import subset_logits
+from ..variants import subset_logits
 from ..removal import key_effects
 from ..targets import Readout, Scores, settled, text_by_text
 
@@ -86,36 +83,23 @@ def removal_effect(
     return (s.A * gain).sum((1, 2))
 
 # %% ../../nbs/27_related.ipynb #4d67ecc2
-class _WatchCalls(
-    TorchFunctionMode
-):  # fused attention calls and what they returned
+class _WatchCalls(AttentionMode):
+    "Fused attention calls and what they returned."
+
     def __init__(self):
         super().__init__()
         self.calls = []
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if _name(func) == 'scaled_dot_product_attention':
-            self.calls.append((_sdpa_arguments(*args, **(kwargs or {})), out))
+    def attend(self, call):
+        out = call.compute()
+        self.calls.append((call, out))
         return out
 
 
 def _attention_layer(call, out, G):
-    q, k, v, rest = call
-    scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-    Z = q @ k.transpose(-2, -1) * scale
-    return AttentionLayer(
-        *(
-            t.detach()
-            for t in (
-                Z,
-                (Z if bias is None else Z + bias).softmax(-1),
-                v,
-                out,
-                G,
-            )
-        )
-    )
+    Z = call.logits()
+    steps = Z, call.weights(Z), call.values, out, G
+    return AttentionLayer(*(t.detach() for t in steps))
 
 
 @contextlib.contextmanager
@@ -214,20 +198,16 @@ def atp_scores(
     )
 
 # %% ../../nbs/27_related.ipynb #4d79c410
-class _Rescored(
-    TorchFunctionMode
-):  # fused attention with its scaled scores changed
+class _Rescored(AttentionMode):
+    "Fused attention with its scaled scores changed."
+
     def __init__(self, change):
         super().__init__()
         self.change = change  # change(Z, (batch, heads, n, n)) → Z
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _name(func) != 'scaled_dot_product_attention':
-            return func(*args, **(kwargs or {}))
-        q, k, v, rest = _sdpa_arguments(*args, **(kwargs or {}))
-        scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-        Z = self.change(q @ k.transpose(-2, -1) * scale)
-        return (Z if bias is None else Z + bias).softmax(-1) @ v
+    def attend(self, call):
+        Z = self.change(call.logits())
+        return call.weights(Z) @ call.values
 
 # %% ../../nbs/27_related.ipynb #8c463bcf
 def graddrop_scores(
@@ -743,7 +723,12 @@ def cached_loo_scores(
     T = enc['input_ids'].shape[1]
     players(tokenizer, enc)
     out = model(
-        **enc, **({'use_cache': True} if 'use_cache' in _takes(model) else {})
+        **enc,
+        **(
+            {'use_cache': True}
+            if 'use_cache' in forward_arguments(model)
+            else {}
+        ),
     )
     cache = getattr(out, 'past_key_values', None)
     if cache is None:
@@ -1258,3 +1243,17 @@ def plot_related(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/27_related.ipynb #e48eaa7c
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'related',
+        'better',
+        dict(sst2='related-sst2', imdb='related-imdb'),
+        on_part(related_experiment),
+        one_table('related', related_table),
+        dict(related=plot_related),
+    ),
+)
