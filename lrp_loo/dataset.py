@@ -248,7 +248,7 @@ def _missing(out, texts, methods):
     return [i for i in range(len(texts)) if not wanted <= found.get(i, set())]
 
 
-def _n_tokens(model, tokenizer, texts, i, truncation):
+def _tokens_of(model, tokenizer, texts, i, truncation):
     "Of text i, which is named where it cannot be encoded."
     try:
         enc = encode(model, tokenizer, texts[i], truncation)
@@ -260,7 +260,7 @@ def _n_tokens(model, tokenizer, texts, i, truncation):
 def _batches(model, tokenizer, texts, numbers, truncation, batch_size):
     "Tables of index and text, the longest first."
     lengths = {
-        i: _n_tokens(model, tokenizer, texts, i, truncation) for i in numbers
+        i: _tokens_of(model, tokenizer, texts, i, truncation) for i in numbers
     }
     order = sorted(numbers, key=lengths.get, reverse=True)
     parts = [

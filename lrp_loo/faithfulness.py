@@ -83,7 +83,7 @@ from .targets import at_mask, settled
 
 # %% ../nbs/39_agreement.ipynb #90ae567f
 @dataclass
-class _Held:
+class _AgainstLOO:
     "Texts with their exact LOO, whose target every other map explains."
 
     model: object
@@ -151,7 +151,7 @@ def held_against_loo(
     loos = explain_batch(
         model, tokenizer, encs, 'loo', target, removal=removal, **loo_options
     )
-    held = _Held(model, tokenizer, encs, loos, target)
+    held = _AgainstLOO(model, tokenizer, encs, loos, target)
     others = {n: m for n, m in methods.items() if not _is_reference(*m)}
     size = batch_size or len(encs)
     maps = {}
@@ -539,13 +539,13 @@ def _opening(model, best):
     return f"On {model} trust"
 
 
-def _with_interval(difference):
+def _mean_in_brackets(difference):
     return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**difference)
 
 
 def _beside_the_next(opening, mean, first, second, gain):
     "The best method and the next, or both where they are not told apart."
-    by = _with_interval(gain)
+    by = _mean_in_brackets(gain)
     if gain['low'] > 0:
         return f"{opening} {first}, whose {mean}, {by} above {second}."
     return (
@@ -586,7 +586,7 @@ def verdict(
     found['method'] = first
     opening = _opening(model, best)
     mean = (
-        f"mean r with exact LOO is {_with_interval(best)} over {best['n']}"
+        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
         f" texts{left_out}"
     )
     if not others:

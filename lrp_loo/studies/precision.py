@@ -63,7 +63,7 @@ def _read(t):
     return t + (tf32_round(t) - t).detach()
 
 
-def _product(func, *args, **kwargs):
+def _rounded_product(func, *args, **kwargs):
     "A product whose gradient is rounded on the way back."
     out = func(*args, **kwargs)
     if out.requires_grad:
@@ -74,8 +74,8 @@ def _product(func, *args, **kwargs):
 def _attention(call):
     "Fused attention as its two products."
     q, k, v = _read(call.query), _read(call.keys), _read(call.values)
-    Z = _product(torch.matmul, q, k.mT) * call.factor
-    return _product(torch.matmul, _read(call.weights(Z)), v)
+    Z = _rounded_product(torch.matmul, q, k.mT) * call.factor
+    return _rounded_product(torch.matmul, _read(call.weights(Z)), v)
 
 
 class tf32_emulation(TorchFunctionMode):
@@ -97,7 +97,7 @@ class tf32_emulation(TorchFunctionMode):
             k: _read(t) if k in _FACTORS_BY_NAME else t
             for k, t in kwargs.items()
         }
-        return _product(func, *read, *args[n:], **named)
+        return _rounded_product(func, *read, *args[n:], **named)
 
 # %% ../../nbs/28_precision.ipynb #e5e8fbaf
 EMULATED = 'tf32-emulated'
