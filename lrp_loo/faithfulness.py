@@ -70,6 +70,7 @@ from .variants import TOKEN_BUDGET
 from .curves import curve_area, many_perturbation_curves, removal_units
 from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
+    as_method,
     as_methods,
     check_call,
     eager,
@@ -127,7 +128,7 @@ class _AgainstLOO:
 
 def _is_reference(method, options):
     "Exact LOO as the other maps are held against."
-    return method == 'loo' and not options
+    return as_method(method).is_reference and not options
 
 
 def held_against_loo(

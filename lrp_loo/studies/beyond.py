@@ -401,6 +401,7 @@ def claim2_table(
     return pd.DataFrame({part: _claim2_row(d) for part, d in results.items()}).T
 
 # %% ../../nbs/23_beyond.ipynb #ae9e2c8b
+from .figures import plot_beyond
 from .common import Study, on_data, on_part, rows_heading
 
 
