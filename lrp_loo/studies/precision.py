@@ -7,17 +7,17 @@ __all__ = ['EMULATED', 'STUDIES', 'tf32_round', 'tf32_emulation', 'precision_err
            'plot_precision', 'run_precision', 'precision_tables']
 
 # %% ../../nbs/28_precision.ipynb #d80a286c
-import contextlib
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
+from ..attention import AttentionCall, operation_name
 from ..core import resolve_device
 from ..data import load_texts
 from ..loo import leave_one_out
-from ..attention import AttentionCall, operation_name
 from ..methods import explain_batch
 from lrp_loo.models import (
     DEMOS,
@@ -31,6 +31,10 @@ from ..stats import pearson
 from .experiments import text_examples
 
 # %% ../../nbs/28_precision.ipynb #7483166d
+_HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa
+_TEN_BITS = -0x2000  # a mask that cuts the thirteen bits below
+
+
 def tf32_round(
     x: torch.Tensor,  # float32, any shape
     # the nearest number with 10 bits of mantissa, ties away from zero, as the
@@ -39,21 +43,39 @@ def tf32_round(
     "x as a TF32 tensor core reads it."
     if x.dtype != torch.float32:
         return x
-    bits = (
-        x.detach().contiguous().view(torch.int32) + 0x1000
-    ) & -0x2000  # half a unit of the 10th bit, then the 13 bits below are cut
-    return torch.where(x.isfinite(), bits.view(torch.float32), x.detach())
+    x = x.detach()
+    bits = (x.contiguous().view(torch.int32) + _HALF_A_UNIT) & _TEN_BITS
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)
 
 
-_FIRST = {
-    'linear': 2,
-    'matmul': 2,
-    '__matmul__': 2,
-    '__rmatmul__': 2,
-    'mm': 2,
-    'bmm': 2,
-    'einsum': 99,
-}  # how many of the arguments are multiplied
+# how many of an operation's arguments, from the first, are multiplied
+_FACTORS_OF = dict(linear=2, matmul=2, mm=2, bmm=2, einsum=99)
+_FACTORS_OF |= dict(__matmul__=2, __rmatmul__=2)
+_FACTORS_BY_NAME = ('input', 'weight', 'other', 'mat2')
+
+
+def _read(t):
+    "Rounded; the gradient passes as if it were not."
+    if isinstance(t, (list, tuple)):
+        return [_read(x) for x in t]
+    if not torch.is_tensor(t) or t.dtype != torch.float32:
+        return t
+    return t + (tf32_round(t) - t).detach()
+
+
+def _rounded_product(func, *args, **kwargs):
+    "A product whose gradient is rounded on the way back."
+    out = func(*args, **kwargs)
+    if out.requires_grad:
+        out.register_hook(tf32_round)  # the way back multiplies by this
+    return out
+
+
+def _attention(call):
+    "Fused attention as its two products."
+    q, k, v = _read(call.query), _read(call.keys), _read(call.values)
+    Z = _rounded_product(torch.matmul, q, k.mT) * call.factor
+    return _rounded_product(torch.matmul, _read(call.weights(Z)), v)
 
 
 class tf32_emulation(TorchFunctionMode):
@@ -62,68 +84,53 @@ class tf32_emulation(TorchFunctionMode):
     `addmm` are left as they are.
     """
 
-    def _read(self, t):
-        "Rounded; the gradient passes as if it were not."
-        if isinstance(t, (list, tuple)):
-            return [self._read(x) for x in t]
-        return (
-            t + (tf32_round(t) - t).detach()
-            if torch.is_tensor(t) and t.dtype == torch.float32
-            else t
-        )
-
-    def _product(self, func, *args, **kwargs):
-        out = func(*args, **kwargs)
-        if out.requires_grad:
-            out.register_hook(tf32_round)  # the way back multiplies by this
-        return out
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = operation_name(func)
         if name == 'scaled_dot_product_attention':
-            call = AttentionCall(*args, **kwargs)
-            q, k = self._read(call.query), self._read(call.keys)
-            Z = self._product(torch.matmul, q, k.mT) * call.factor
-            A = self._read(call.weights(Z))
-            return self._product(torch.matmul, A, self._read(call.values))
-        if name not in _FIRST:
+            return _attention(AttentionCall(*args, **kwargs))
+        n = _FACTORS_OF.get(name, 0)
+        if n == 0:
             return func(*args, **kwargs)
-        n = _FIRST[name]
-        kwargs = {
-            k: self._read(v) if k in ('input', 'weight', 'other', 'mat2') else v
-            for k, v in kwargs.items()
+        read = [_read(t) for t in args[:n]]
+        named = {
+            k: _read(t) if k in _FACTORS_BY_NAME else t
+            for k, t in kwargs.items()
         }
-        return self._product(
-            func, *map(self._read, args[:n]), *args[n:], **kwargs
-        )
+        return _rounded_product(func, *read, *args[n:], **named)
 
 # %% ../../nbs/28_precision.ipynb #e5e8fbaf
 EMULATED = 'tf32-emulated'
 
 
-@contextlib.contextmanager
+@contextmanager
 def _computing(model, dtype):
     "`at_precision`, and the emulation beside it."
-    with (
-        at_precision(model, 'float32' if dtype == EMULATED else dtype) as m,
-        tf32_emulation() if dtype == EMULATED else contextlib.nullcontext(),
-    ):
-        yield m
+    with ExitStack() as contexts:
+        if dtype != EMULATED:
+            yield contexts.enter_context(at_precision(model, dtype))
+            return
+        exact = contexts.enter_context(at_precision(model, 'float32'))
+        contexts.enter_context(tf32_emulation())
+        yield exact
 
 
-def _numbers(model, tokenizer, enc, target=None):
-    "Logits, exact LOO and AttnLRP, through the model's own forward pass."
-    loo, logits, target = leave_one_out(model, enc, target, drop=False)
-    return (
-        dict(
-            logits=logits,
-            loo=loo,
-            attn_lrp=explain_batch(model, tokenizer, [enc], 'attn_lrp', target)[
-                0
-            ].scores,
-        ),
-        target,
+def _maps_at(model, tokenizer, enc, dtype, target=None):
+    "Logits, exact LOO and AttnLRP, by the model's own forward pass; target."
+    with _computing(model, dtype) as m:
+        loo, logits, target = leave_one_out(m, enc, target, drop=False)
+        attn_lrp = explain_batch(m, tokenizer, [enc], 'attn_lrp', target)[0]
+    return dict(logits=logits, loo=loo, attn_lrp=attn_lrp.scores), target
+
+
+def _apart(quantity, found, exact):
+    "How far a precision's numbers are from float32's."
+    off = (found - exact).abs()
+    return dict(
+        max=float(off.max()),
+        mean=float(off.mean()),
+        scale=float(exact.abs().max()),
+        r=None if quantity == 'logits' else float(pearson(found, exact)),
     )
 
 
@@ -140,23 +147,18 @@ def precision_errors(
     """How far a precision's numbers are from float32's on one text, all tokens
     counted.
     """
-    with _computing(model, 'float32') as m:
-        exact, target = _numbers(m, tokenizer, enc)
+    exact, target = _maps_at(model, tokenizer, enc, 'float32')
+    errors = {}
+    for dtype, lower in models.items():
+        found, _ = _maps_at(lower, tokenizer, enc, dtype, target)
+        errors[dtype] = {k: _apart(k, found[k], v) for k, v in exact.items()}
+    return errors
 
-    def one(dtype):
-        with _computing(models[dtype], dtype) as m:
-            found, _ = _numbers(m, tokenizer, enc, target)
-        return {
-            k: dict(
-                max=float((found[k] - v).abs().max()),
-                mean=float((found[k] - v).abs().mean()),
-                scale=float(v.abs().max()),
-                r=None if k == 'logits' else float(pearson(found[k], v)),
-            )
-            for k, v in exact.items()
-        }
 
-    return {d: one(d) for d in models}
+def _errors(rows, dtype, quantity, key):
+    "(n_texts,) one number of each text; None is NaN."
+    found = [row['errors'][dtype][quantity][key] for row in rows]
+    return np.array(found, dtype=float)
 
 
 def precision_table(
@@ -168,36 +170,47 @@ def precision_table(
     maps.
     """
     table = {}
-    for d in rows[0]['errors']:
-        for k in rows[0]['errors'][d]:
-
-            def of(f):
-                return np.array(
-                    [
-                        (
-                            np.nan
-                            if r['errors'][d][k][f] is None
-                            else r['errors'][d][k][f]
-                        )
-                        for r in rows
-                    ]
-                )
-
-            table[d, k] = dict(
-                max=of('max').max(),
-                mean=of('mean').mean(),
-                scale=of('scale').mean(),
-                r=of('r').mean(),
-                r_lowest=of('r').min(),
+    for dtype, quantities in rows[0]['errors'].items():
+        for quantity in quantities:
+            where = rows, dtype, quantity
+            r = _errors(*where, 'r')
+            table[dtype, quantity] = dict(
+                max=_errors(*where, 'max').max(),
+                mean=_errors(*where, 'mean').mean(),
+                scale=_errors(*where, 'scale').mean(),
+                r=r.mean(),
+                r_lowest=r.min(),
                 n=len(rows),
             )
-    return (
-        pd.DataFrame(table)
-        .T.rename_axis(['precision', 'quantity'])
-        .astype({'n': int})
-    )
+    table = pd.DataFrame(table).T.rename_axis(['precision', 'quantity'])
+    return table.astype({'n': int})
 
 # %% ../../nbs/28_precision.ipynb #e7bdc25e
+_HOW_EMULATED = (
+    f'{EMULATED}: float32 arithmetic, the inputs of matrix products rounded to'
+    ' 10 bits of mantissa'
+)
+
+
+def _models_at(model, kinds):
+    "Precision → the model with weights that fit it."
+    models = {}
+    for kind in kinds:
+        weights = 'bfloat16' if kind == 'bfloat16' else 'float32'
+        with at_precision(model, weights) as models[kind]:
+            pass  # the weights stay, the context goes
+    return models
+
+
+def _by_precision(rows):
+    "The table as JSON keeps it: precision → quantity → numbers."
+    groups = precision_table(rows).groupby(level=0, sort=False)
+    return {
+        dtype: {k: v.to_dict() for k, v in table.droplevel(0).iterrows()}
+        for dtype, table in groups
+    }
+
+
 def precision_experiment(
     path,  # the results file
     name: str = 'sst2',  # data set, and the demo model of that name
@@ -211,52 +224,66 @@ def precision_experiment(
     "The error of each precision on a demo model and a data set, resumable."
     device = resolve_device(str(device))
     model, tokenizer = load_demo(name, device=device)
-    d = load_texts(name, data, seed=seed)
-    kinds = ['bfloat16', EMULATED, *(['tf32'] if has_tf32(device) else [])]
+    texts = load_texts(name, data, seed=seed)
+    kinds = ['bfloat16', EMULATED] + ['tf32'] * has_tf32(device)
     config = dict(
         experiment='precision',
-        data={k: v for k, v in d.info.items() if k != 'n'},
+        data={k: v for k, v in texts.info.items() if k != 'n'},
         model=describe_model(model, DEMOS[name][0]),
         limit=limit,
         longest=longest,
         seed=seed,
         device=device.type,
         precisions=kinds,
-        emulated=(
-            f'{EMULATED}: float32 arithmetic, the inputs of matrix products'
-            ' rounded to 10 bits of mantissa'
-        ),
+        emulated=_HOW_EMULATED,
     )
     results = Results(path, config, fresh)
-    examples, too_long = text_examples(model, tokenizer, d, limit, longest)
-    models = {}
-    done = results.done
-    for k in kinds:
-        with at_precision(
-            model, 'bfloat16' if k == 'bfloat16' else 'float32'
-        ) as models[k]:
-            pass  # the weights stay, the context goes
-    for i, enc, _ in tqdm(examples, desc=f'precision, {name}'):
-        if i not in done:
-            results.add(
-                dict(
-                    i=i,
-                    n_tokens=enc['input_ids'].shape[1],
-                    errors=precision_errors(model, tokenizer, enc, models),
-                )
-            )
+    examples, too_long = text_examples(model, tokenizer, texts, limit, longest)
+    models = _models_at(model, kinds)
+
+    def run(batch):
+        for _, enc, _ in batch:
+            errors = precision_errors(model, tokenizer, enc, models)
+            yield dict(n_tokens=enc['input_ids'].shape[1], errors=errors)
+
+    with tqdm(
+        total=len(examples),
+        initial=len(results.done),
+        desc=f'precision, {name}',
+    ) as bar:
+        results.extend([[example] for example in examples], run, bar)
     results.summary = dict(
         n=len(results.rows),
         n_too_long=too_long,
-        table={
-            d: {k: v.to_dict() for k, v in g.droplevel(0).iterrows()}
-            for d, g in precision_table(results.rows).groupby(
-                level=0, sort=False
-            )
-        },
+        table=_by_precision(results.rows),
     )
     results.save()
     return results
+
+
+_PANELS = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
+
+
+def _draw_errors(ax, rows, quantity):
+    "A dot for each text, a column for each precision, a line at the median."
+    precisions = list(rows[0]['errors'])
+    for at, dtype in enumerate(precisions):
+        y = _errors(rows, dtype, quantity, 'max')
+        spread = np.linspace(-0.25, 0.25, len(y))
+        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7)
+        ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
+    ax.set_xticks(range(len(precisions)), precisions)
+    ax.set_yscale('log')
+    ax.grid(axis='y', alpha=0.3)
+
+
+def _titled(ax, quantity, table, precisions):
+    "The quantity, and the mean r of its maps."
+    title = _PANELS[quantity]
+    if quantity != 'logits':
+        r = [f"{table.r[dtype, quantity]:.5f}" for dtype in precisions]
+        title += f"\nr = {', '.join(r)}"
+    ax.set_title(title, fontsize=9)
 
 
 def plot_precision(
@@ -266,27 +293,16 @@ def plot_precision(
     import matplotlib.pyplot as plt  # workers start sooner without
 
     table = precision_table(rows)
-    names = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
     fig, axes = plt.subplots(
-        1, len(names), figsize=(8.5, 3.1), sharey=True, constrained_layout=True
+        1,
+        len(_PANELS),
+        figsize=(8.5, 3.1),
+        sharey=True,
+        constrained_layout=True,
     )
-    for ax, (k, label) in zip(axes, names.items()):
-        for at, d in enumerate(rows[0]['errors']):
-            y = np.array([r['errors'][d][k]['max'] for r in rows])
-            spread = np.linspace(-0.25, 0.25, len(y))
-            ax.plot(at + spread, y, 'o', ms=3, alpha=0.7)
-            ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
-        r = (
-            ''
-            if k == 'logits'
-            else '\n'
-            + 'r = '
-            + ', '.join(f"{table.r[d, k]:.5f}" for d in rows[0]['errors'])
-        )
-        ax.set_xticks(range(len(rows[0]['errors'])), list(rows[0]['errors']))
-        ax.set_yscale('log')
-        ax.set_title(label + r, fontsize=9)
-        ax.grid(axis='y', alpha=0.3)
+    for ax, quantity in zip(axes, _PANELS):
+        _draw_errors(ax, rows, quantity)
+        _titled(ax, quantity, table, list(rows[0]['errors']))
     axes[0].set_ylabel('largest |difference| from float32')
     fig.supxlabel(
         'precision of the demo model; a dot is a text, the line their median',
