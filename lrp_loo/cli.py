@@ -521,10 +521,10 @@ def audit(
     """How far each method follows exact Leave-One-Out on a model, and which
     one to trust.
     """
-    from lrp_loo.methods import METHODS
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
+    from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model
 
     chosen = one_of('methods', methods, METHODS, many=True)

@@ -33,7 +33,6 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from .removals import Removal, input_positions
 from .targets import output_field
 
 # %% ../nbs/17_interop.ipynb #fa94d281
