@@ -16,19 +16,19 @@ from ..core import Results
 from ..faithfulness import mean_se, paired_difference
 from lrp_loo.studies.linear_attention import (
     FORMS,
-    GRID,
     accuracy,
     normalise_images,
     pixel_ig,
     pixel_loo,
     pixel_lrp,
-    setting_name,
     table1,
     table1_rows,
     train_linear_attention,
 )
+from .mnist import GRID, setting_name
 from ..rules import product_rule, relevance
-from .scalar import _factors, walk
+from ..lrp import _factors
+from .scalar import walk
 
 # %% ../../nbs/24_canonized.ipynb #8d52eb53
 def canonized_relevance(

@@ -58,7 +58,7 @@ from lrp_loo.studies.layerwise import (
     table_a3_against_paper,
     text_claims,
 )
-from lrp_loo.studies.linear_attention import (
+from lrp_loo.studies.mnist import (
     compare_table1,
     grid_table,
     linear_attention_experiment,
