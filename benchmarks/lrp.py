@@ -15,7 +15,7 @@ import torch
 from common import arguments, pairs, record, texts
 
 from lrp_loo import explain
-from lrp_loo.methods import pad_batch
+from lrp_loo.models import pad_batch
 
 BATCH = 32
 PEER = """

@@ -45,11 +45,11 @@ def measure(layers, checkpoint):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     short = {k: v[:, :8] for k, v in batch.items()}
-    lrp_scores(model, None, short, checkpoint=checkpoint)
+    lrp_scores(model, None, [short], checkpoint=checkpoint)
     before = peak()  # everything is imported and allocated once
-    lrp_scores(model, None, batch, checkpoint=checkpoint)
+    lrp_scores(model, None, [batch], checkpoint=checkpoint)
     start = time.perf_counter()
-    lrp_scores(model, None, batch, checkpoint=checkpoint)
+    lrp_scores(model, None, [batch], checkpoint=checkpoint)
     return dict(mib=peak() - before, seconds=time.perf_counter() - start)
 
 
@@ -65,7 +65,7 @@ def main():
         return print(
             json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint'))
         )
-    from lrp_loo.core import Results
+    from lrp_loo.results import Results
 
     r = Results(
         a.out,

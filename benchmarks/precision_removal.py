@@ -14,6 +14,7 @@ import torch
 
 from lrp_loo import load_demo, load_texts
 from lrp_loo.methods import pad_batch
+from lrp_loo.results import Results
 from lrp_loo.core import Results
 from lrp_loo.models import DEMOS, describe_model, encode
 from lrp_loo.removal import removal_scores
@@ -36,15 +37,12 @@ def one_text(model, double, tokenizer, encs, i):
     enc = encs[i]
     n = enc['input_ids'].shape[1]
 
-    def scores(m, batch):
-        return removal_scores(m, tokenizer, batch)[0][0, :n].double()
+    def scores(m, some):
+        return removal_scores(m, tokenizer, some).scores[0, :n].double()
 
-    alone = scores(model, enc)
-    exact = scores(double, enc)
-    beside = scores(
-        model,
-        pad_batch(tokenizer, [enc, encs[i - 1], encs[(i + 1) % len(encs)]]),
-    )
+    alone = scores(model, [enc])
+    exact = scores(double, [enc])
+    beside = scores(model, [enc, encs[i - 1], encs[(i + 1) % len(encs)]])
     largest = float(exact.abs().max())
 
     def of(other):

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from .lrp import Composite, attn_lrp, cp_lrp, gradients, lrp_rules
-from .core import Results
+from .results import Results
 from .data import load_texts
 from lrp_loo.models import (
     describe_model,

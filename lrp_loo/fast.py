@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from transformers import DynamicCache
-from .models import _takes, device_of, forward, position_offset
+from lrp_loo.models import (
+    forward_arguments,
+    device_of,
+    forward,
+    position_offset,
+)
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/42_fast.ipynb #dda36779
@@ -145,7 +150,7 @@ def survives_gaps(
     if family not in DROP_ENCODERS + DROP_DECODERS or model.training:
         return False
     if (
-        'position_ids' not in _takes(model)
+        'position_ids' not in forward_arguments(model)
         or getattr(model, 'dtype', torch.float32).itemsize < 4
     ):
         return False
@@ -275,7 +280,7 @@ class FastEncoder:
         # values; all texts' tokens one after another
     ) -> tuple:
         "What is computed once per text."
-        takes = _takes(self.base)
+        takes = forward_arguments(self.base)
         x = torch.cat(
             [
                 self.base.embeddings(
@@ -594,7 +599,7 @@ def prefix_states(
     # none for every token
 ) -> list:
     "The keys and values of a decoder's text."
-    takes = _takes(model)
+    takes = forward_arguments(model)
     if (
         'input_ids' not in enc
         or not survives_gaps(model)

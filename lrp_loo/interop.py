@@ -18,7 +18,6 @@ from lrp_loo.methods import (
     METHODS,
     _function,
     _named_target,
-    by_unit,
     check_call,
     eager,
     ig_scores,
@@ -27,7 +26,7 @@ from lrp_loo.methods import (
 from .lrp import Composite
 from .core import whole_number
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     check_finite,
     device_of,
     forward,
@@ -35,7 +34,7 @@ from lrp_loo.models import (
     unwrap,
     watch_embeddings,
 )
-from .loo import Removal, input_positions
+from .removals import Removal, input_positions
 from .targets import output_field
 
 # %% ../nbs/17_interop.ipynb #fa94d281
@@ -92,7 +91,9 @@ def named_inputs(
     kind = input_kind(x)
     first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
     takes = [
-        k for k, p in _takes(model).items() if p.kind is p.POSITIONAL_OR_KEYWORD
+        k
+        for k, p in forward_arguments(model).items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     if first not in takes:
         raise ValueError(
@@ -579,13 +580,7 @@ class Attributor:
             if isinstance(self.method, str)
             else self.method
         )
-        for t, rows in (
-            (t, part)
-            for t, rows in _by_target(target, n)
-            for part in (
-                [[r] for r in rows] if by_unit(self.method) is True else [rows]
-            )
-        ):
+        for t, rows in _by_target(target, n):
             cut = slice(
                 int(batch['attention_mask'][rows].sum(1).max())
                 if 'attention_mask' in batch
@@ -600,15 +595,19 @@ class Attributor:
                 for k, v in options.items()
             }
             with torch.enable_grad():
-                found, value, _, info = run(
+                said = run(
                     model,
                     tokenizer,
-                    {k: v[rows][:, cut] for k, v in batch.items()},
+                    [
+                        {k: v[r : r + 1, cut] for k, v in batch.items()}
+                        for r in rows
+                    ],
                     t,
                     **own,
                 )  # Captum's metrics have gradients off
+            value = said.values
             check_finite(value)
-            found = found.detach().to(
+            found = said.scores.detach().to(
                 value.device
             )  # LOO's scores come back on the CPU
             if scores is None:
@@ -626,9 +625,7 @@ class Attributor:
                 found,
                 value.detach().to(values),
             )
-            for r, i in zip(
-                rows, info if isinstance(info, list) else [info] * len(rows)
-            ):
+            for r, i in zip(rows, said.info):
                 infos[r] = i
         return scores, values, infos
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'LINEAR', 'DIVISIONS', 'STREAM_MIXERS', 'Operation', 'Choice', 'Composite',
            'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'sdpa_rule', 'transformer_layers', 'n_layers',
-           'refuse_compiled', 'lrp_rules', 'watch_gradient', 'gradients', 'input_gradient', 'attention_maps']
+           'lrp_rules', 'watch_gradient', 'gradients', 'input_gradient']
 
 # %% ../nbs/36_lrp.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
@@ -19,7 +19,13 @@ from fastcore.basics import patch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from .models import forward, input_embeddings
+from lrp_loo.attention import (
+    AttentionCall,
+    multi_head_mask,
+    operation_name,
+    refuse_compiled,
+)
+from .models import input_embeddings
 from lrp_loo.rules import (
     constant,
     epsilon_rule,
@@ -157,7 +163,7 @@ class Composite:
             else (
                 operation.__name__
                 if isinstance(operation, type)
-                else _name(operation)
+                else operation_name(operation)
             )
         )
         return replace(
@@ -214,16 +220,6 @@ def gradient() -> Composite:
         product='gradient',
         layer_norm='gradient',
         activation='gradient',
-    )
-
-
-def _name(func):
-    "The bare name; a property's getter carries the property's."
-    name = getattr(func, '__name__', str(func))
-    return (
-        func.__self__.__name__
-        if name == '__get__' and hasattr(func, '__self__')
-        else name
     )
 
 # %% ../nbs/36_lrp.ipynb #29ee450e
@@ -326,61 +322,6 @@ def _mark(xs, value, name=_INSIDE):
             setattr(t, name, value)  # a leaf speaks for itself
 
 # %% ../nbs/36_lrp.ipynb #00dd8b93
-def _sdpa_arguments(query, key, value, *more, **kwargs):
-    "a `scaled_dot_product_attention` call: Q, K, V, and the rest by name."
-    return (
-        query,
-        key,
-        value,
-        {**dict(zip(('attn_mask', 'dropout_p', 'is_causal'), more)), **kwargs},
-    )
-
-
-def _sdpa_steps(
-    q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_
-):
-    """What torch documents of a `scaled_dot_product_attention` call: its
-    scale, its additive mask, and K and V for every head.
-    """
-    if enable_gqa:
-        k, v = (
-            t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v)
-        )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    bias = None
-    if is_causal:
-        attn_mask = torch.ones(
-            q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device
-        ).tril()
-    if attn_mask is not None:
-        bias = _float_mask(
-            ~attn_mask if attn_mask.dtype == torch.bool else attn_mask, q
-        )  # True means kept here
-    return scale, bias, k, v
-
-
-def _float_mask(mask, like):
-    "An additive mask; True means removed."
-    return (
-        mask
-        if mask is None or mask.dtype != torch.bool
-        else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(
-            mask, float('-inf')
-        )
-    )
-
-
-def _attention_weights(Z, bias):
-    """Softmax of the masked logits; a row that sees no key gets 0 everywhere,
-    as in torch's fused attention.
-    """
-    if bias is None:
-        return Z.softmax(-1)
-    Z = Z + bias
-    blind = (Z == float('-inf')).all(-1, keepdim=True)
-    return Z.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-
-
 def _recorded(A, bypass):
     """Attention weights whose gradient can be asked for; held constant they
     are a leaf, from which nothing goes on.
@@ -408,6 +349,7 @@ def sdpa_rule(
     n = [_factors(t) for t in (q, k, v)]
     of_q, of_k = _parts(composite, *n[:2])
     of_a, of_v = _parts(composite, n[0] + n[1], n[2])
+    call = AttentionCall(q, k, v, **kwargs)
     if record is None and not composite.eps:
         if bypass:
             q = constant(q)
@@ -417,7 +359,6 @@ def sdpa_rule(
             k = scale_gradient(k, of_a * of_k)
             v = scale_gradient(v, of_v)
         return F.scaled_dot_product_attention(q, k, v, **kwargs)
-    scale, bias, k, v = _sdpa_steps(q, k, v, **kwargs)
 
     def mul(a, b, *parts):
         return epsilon_rule(
@@ -426,9 +367,10 @@ def sdpa_rule(
         )
 
     Z = mul(
-        q * scale, k.transpose(-2, -1), of_q, of_k
+        q * call.factor, call.keys.transpose(-2, -1), of_q, of_k
     )  # ε meets the scaled logits, as in equation 4
-    A = _attention_weights(Z, bias)
+    A = call.weights(Z)
+    v = call.values
     if record is not None:
         A = _recorded(A, bypass)
         record.append((layer, Z, A))
@@ -603,38 +545,6 @@ def _is_norm(module):
         # with the plain gradient it is not looked into: x·rsqrt(mean x²) is no
         # product of two activations then
     )
-
-
-def _is_compiled(module):
-    return (
-        isinstance(module, torch._dynamo.OptimizedModule)
-        or module._compiled_call_impl is not None
-        or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
-    )
-
-
-def refuse_compiled(
-    model,  # any torch module
-):
-    """Refuse a model that is compiled, or that has a compiled part: what
-    torch.compile made of it makes no calls that rules could see.
-    """
-    if _is_compiled(model):
-        raise TypeError(
-            "the model is compiled, and rules see eager calls only; pass the"
-            " model as it was before torch.compile (`compiled._orig_mod`), or"
-            " load it again where it was compiled in place"
-        )
-    part = next(
-        (path for path, m in model.named_modules() if _is_compiled(m)), None
-    )
-    if part is not None:
-        raise TypeError(
-            f"{part} of the model is compiled, and rules see eager calls only;"
-            " put the part back as it was before torch.compile"
-            " (`compiled._orig_mod`), or load the model again where it was"
-            " compiled in place"
-        )
 
 
 class lrp_rules(TorchFunctionMode):
@@ -961,7 +871,7 @@ def __torch_function__(self: lrp_rules, func, types, args=(), kwargs=None):
         if self.follows and self._graph:
             self._lose(func, args, kwargs, out)
         return out
-    name = _name(func)
+    name = operation_name(func)
     if not any(map(_carries, _tensors(_values(name, args, kwargs)))):
         out = func(*args, **kwargs)
         _mark(out, False)  # made of parameters and constants alone
@@ -1044,9 +954,10 @@ def _apply(self: lrp_rules, func, name, args, kwargs):
             else name
         )
     if name == 'scaled_dot_product_attention':
-        q, k, v, rest = _sdpa_arguments(*args, **kwargs)
+        call = dict(vars(AttentionCall(*args, **kwargs)))
         self._attends(layer, self.module)
-        return sdpa_rule(c, layer, q, k, v, self.attention, **rest), (
+        q, k, v = (call.pop(n) for n in ('query', 'key', 'value'))
+        return sdpa_rule(c, layer, q, k, v, self.attention, **call), (
             'constant weights' if c.bypasses(layer) else f'{c.product}, softmax'
         )
     if name == 'softmax':
@@ -1375,7 +1286,7 @@ def _lost(*xs):
 @patch
 def _lose(self: lrp_rules, func, args, kwargs, out):
     "Mark what was made of the input and has no gradient."
-    name = _name(func)
+    name = operation_name(func)
     values = _values(name, args, kwargs)
     mark = _lost(values)
     if mark is None and any(map(_carries, _tensors(values))):
@@ -1602,14 +1513,11 @@ def _chain(name, rule, args, kwargs):
     if rule == 'none':
         return 1
     if name == 'scaled_dot_product_attention':
-        return sum(
-            map(
-                _factors,
-                _sdpa_arguments(*args, **kwargs)[
-                    2 if rule == 'constant weights' else 0 : 3
-                ],
-            )
-        )
+        call = AttentionCall(*args, **kwargs)
+        n = _factors(call.value)
+        if rule == 'constant weights':
+            return n
+        return _factors(call.query) + _factors(call.key) + n
     if name == '__setitem__':
         n = [
             m
@@ -1656,7 +1564,9 @@ def _in_place(self: lrp_rules, name, args, kwargs):
     old = args[0].clone()
     _mark(old, _depends(args[0]) is not False)
     _mark(old, _factors(args[0]), _FACTORS)
-    out, rule = self._apply(twin, _name(twin), (old, *args[1:]), kwargs)
+    out, rule = self._apply(
+        twin, operation_name(twin), (old, *args[1:]), kwargs
+    )
     return args[0].copy_(out), rule
 
 
@@ -1706,19 +1616,7 @@ def _multi_head(self: lrp_rules, func, args, kwargs):
         .permute(1, 2, 0, 3)
         for x, w, b in zip((a['query'], a['key'], a['value']), weights, biases)
     )
-    mask = _float_mask(a['attn_mask'], q)  # True means removed in torch.nn
-    if (pad := a['key_padding_mask']) is not None:
-        mask = _float_mask(pad, q)[:, None, None] + (
-            0
-            if mask is None
-            else (
-                mask
-                if mask.ndim == 2
-                else mask.view(n, heads, *mask.shape[-2:])
-            )
-        )
-    elif mask is not None and mask.ndim == 3:
-        mask = mask.view(n, heads, *mask.shape[-2:])
+    mask = multi_head_mask(a['attn_mask'], a['key_padding_mask'], q)
     self._attends(self.layer, self.module)
     out = (
         sdpa_rule(
@@ -1788,40 +1686,3 @@ def _constant_bias(self: lrp_rules, name, args, kwargs):
     elif name in _ADDED:
         args[:2] = [copy(x, 'constants') for x in args[:2]]
     return args, kwargs
-
-# %% ../nbs/36_lrp.ipynb #2a8b6b1a
-class _WatchAttention(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.maps = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = _name(func)
-        if name == 'scaled_dot_product_attention':
-            q, k, v, rest = _sdpa_arguments(*args, **kwargs)
-            scale, bias, k, _ = _sdpa_steps(q, k, v, **rest)
-            self.maps.append(
-                _attention_weights(q @ k.transpose(-2, -1) * scale, bias)
-            )
-        out = func(*args, **kwargs)
-        if name == 'softmax' and out.ndim == 4:
-            self.maps.append(out)
-        return out
-
-
-@torch.no_grad()
-def attention_maps(
-    model,  # a transformers model, eager or fused attention
-    **inputs,  # what the model is called with
-) -> list:  # per layer (batch, heads, n, n), rows sum to 1
-    "The attention weights A of every layer (equation 2)."
-    refuse_compiled(model)
-    with _WatchAttention() as watch:
-        forward(model, inputs)
-    if not watch.maps:
-        raise ValueError(
-            f"{type(model).__name__} made no attention call that torch shows"
-            " (softmax or scaled_dot_product_attention)"
-        )
-    return watch.maps

@@ -19,12 +19,17 @@ from lrp_loo.models import (
     device_of,
     forward,
     gradients_on,
+    pad_batch,
     plain_tensors,
     special_mask,
     watch_embeddings,
 )
-from .loo import _places, input_positions, key_weights, leave_one_out
+from .loo import leave_one_out
+from .removals import input_positions, key_weights, n_places
 from .targets import Readout, settled
+from .loo import _places, leave_one_out
+from .removals import input_positions, key_weights
+from .targets import Readout, Scores, settled, text_by_text
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
@@ -156,7 +161,7 @@ def removal_pass(
         value = readout(out)
         layers = _attention_gradients(model, rules.attention, value)
     members = _with_class_tokens(
-        model, members, _places(seen[0]), layers, 'input_ids' in batch
+        model, members, n_places(seen[0]), layers, 'input_ids' in batch
     )
     unread = None if own_rows else _unread(layers[-1][0], members)
     at = weights if isinstance(weights, list) else [weights] * len(layers)
@@ -353,7 +358,7 @@ def _contexts(content, n, lowered, seed):
 def removal_scores(
     model,
     tokenizer,
-    batch: dict,  # (batch, T) inputs
+    encs: list,  # encoded texts, (1, T_i) tensors each, or images
     target=None,  # see `as_target`; the predicted class by default
     # K more passes, each with one group of tokens almost removed
     n_groups: int = 0,
@@ -375,14 +380,14 @@ def removal_scores(
     # the whole text; else the estimate, whose sign at [CLS] is wrong in a third
     # of texts
     exact_special: bool = False,
-    # scores (batch, n_units), explained numbers (batch,), their `Readout`, info
-    # per text: passes, spread, expected_r; exact (which units) with
-    # exact_special
-) -> tuple:
+    # a score per token (patch, unit); info: passes, spread, expected_r; exact
+    # (which units) with exact_special
+) -> Scores:
     """Estimate of every LOO score (by attention mask) from one forward and
     backward pass per weight, group and half text.
     """
     path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed)
+    batch = pad_batch(tokenizer, encs)
 
     def at(readout, weights=None):
         return removal_pass(
@@ -439,7 +444,7 @@ def removal_scores(
         scores = _with_exact_special(
             model, batch, target, readout, units, scores, content.cpu(), info
         )
-    return scores, value, readout, info
+    return Scores(scores, value, readout, info)
 
 
 def _with_exact_special(
@@ -513,66 +518,54 @@ def _lengths(batch, units, scores):
     ]
 
 
-removal_scores.by_unit = 'batch'
+removal_scores.by_unit = True
 
 # %% ../nbs/20_removal.ipynb #c529aa78
-def removal_loo_scores(
-    model,
-    tokenizer,
-    batch: dict,  # (1, T) inputs
-    target=None,  # see `as_target`; the predicted class by default
-    # exact passes, fewer where a text has fewer tokens (units); None: the
-    # square root of their number, rounded up
-    n_exact: int = None,
-    units=None,  # a `Units`: what is removed at once
-    **options,  # n_groups and the rest of `removal_scores`
-    # as `removal_scores`; info: passes, exact (which units), spread, expected_r
-) -> tuple:
-    """The estimate of `removal`, with the exact LOO of the few tokens where it
-    is least sure.
-    """
-    if len(next(iter(batch.values()))) != 1:
-        raise ValueError(
-            "'removal+loo' takes one text at a time, got a batch of"
-            f" {len(next(iter(batch.values())))}; its exact passes are batched"
-            " inside"
-        )
-    scores, value, readout, (info,) = removal_scores(
-        model,
-        tokenizer,
-        batch,
-        target,
-        units=None if units is None else [units],
-        **options,
-    )
-    content = _content(
-        tokenizer, batch, None if units is None else [units], scores.shape
-    )[0]
-    n = scores.shape[1]
+def _checked_number(n_exact, n):
+    "How many of n units get their exact LOO."
     k = math.ceil(math.sqrt(n)) if n_exact is None else n_exact
     if not isinstance(k, int) or k < 0:
         raise ValueError(
             f"n_exact must be a whole number, 0 or more, got {n_exact!r}"
         )
+    return k
+
+
+@text_by_text
+def removal_loo_scores(
+    model,
+    tokenizer,
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # see `as_target`; the predicted class by default
+    # exact passes, fewer where a text has fewer tokens (units); None: the
+    # square root of their number, rounded up
+    n_exact: int = None,
+    units=None,  # a `Units` (or None) per text: what is removed at once
+    **options,  # n_groups and the rest of `removal_scores`
+) -> Scores:  # as `removal_scores`, and in info exact: which units
+    """The estimate of `removal`, with the exact LOO of the few tokens where it
+    is least sure.
+    """
+    of_text = None if units is None else [units]
+    found = removal_scores(
+        model, tokenizer, [enc], target, units=of_text, **options
+    )
+    scores, info = found.scores.clone(), found.info[0]
+    content = _content(tokenizer, enc, of_text, scores.shape)[0]
+    k = _checked_number(n_exact, scores.shape[1])
     spread = torch.tensor(info['spread'])
-    top = (
-        spread.masked_fill(~content, -1)
-        .topk(min(k, int(content.sum())))
-        .indices
-    )
-    scores = scores.clone()
-    _put_exact(
-        model, batch, settled(target, readout.chosen(0)), units, scores[0], top
-    )
+    unsure = spread.masked_fill(~content, -1)
+    top = unsure.topk(min(k, int(content.sum()))).indices
+    known = settled(target, found.readout.chosen(0))
+    _put_exact(model, enc, known, units, scores[0], top)
     spread[top] = 0
-    exact = sorted(top.tolist() + info.get('exact', []))
-    return (
+    return Scores(
         scores,
-        value,
-        readout,
+        found.values,
+        found.readout,
         dict(
             passes=info['passes'],
-            exact=exact,
+            exact=sorted(top.tolist() + info.get('exact', [])),
             spread=spread.tolist(),
             expected_r=expected_r(scores[0].cpu(), spread, content),
         ),

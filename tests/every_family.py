@@ -40,10 +40,12 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 import lrp_loo
-from lrp_loo.methods import explain_batch, lrp_scores, pad_batch
+from lrp_loo.methods import explain_batch, lrp_scores
+from lrp_loo.models import pad_batch
 from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.conservation import conservation
-from lrp_loo.core import Results, read_results, write_text_atomic
+from lrp_loo.results import Results, read_results
+from lrp_loo.core import write_text_atomic
 from lrp_loo.models import check_model, input_embeddings, watch_embeddings
 from lrp_loo.loo import leave_one_out
 from lrp_loo.targets import Target
@@ -946,7 +948,11 @@ def check_cp_softmax(model, task, encs):
     """
     options = dict(composite=cp_lrp(), dims=True)
     answer = Answer(
-        lambda: lrp_scores(model, None, encs[0], target_for(task), **options)[0]
+        lambda: (
+            lrp_scores(
+                model, None, encs[:1], target_for(task), **options
+            ).scores
+        )
     )
     if answer.bad:
         return answer.bad

@@ -34,7 +34,8 @@ from lrp_loo.studies.families import (
     relevance_of,
 )
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import leave_one_out, subset_logits
+from lrp_loo.loo import leave_one_out
+from lrp_loo.variants import subset_logits
 from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.targets import Target
 
@@ -725,7 +726,9 @@ def test_checkpointing_changes_nothing():
         )
         for c in (attn_lrp(), cp_lrp(), attn_lrp([2])):
             a, b = (
-                lrp_scores(model, None, inputs, composite=c, checkpoint=k)[0]
+                lrp_scores(
+                    model, None, [inputs], composite=c, checkpoint=k
+                ).scores
                 for k in (False, True)
             )
             close(a, b, 1e-5)
@@ -734,7 +737,7 @@ def test_checkpointing_changes_nothing():
         lrp_scores(
             random_model('ALBERT'),
             None,
-            random_inputs(random_model('ALBERT')),
+            [random_inputs(random_model('ALBERT'))],
             checkpoint=True,
         )
 

@@ -36,6 +36,8 @@ from lrp_loo.lrp import attn_lrp, gradient
 from lrp_loo.data import load_digit_images, vit_pixels
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, input_embeddings, unwrap
+from lrp_loo.curves import perturbation_curves
+from lrp_loo.models import encode, input_embeddings, unpad_batch, unwrap
 from lrp_loo.loo import perturbation_curves
 from lrp_loo.rules import epsilon_rule
 
@@ -210,11 +212,14 @@ def test_embeddings_of_families(family, task):
         R, delta = LRP(model, composite).attribute(
             E, None, more, return_convergence_delta=True
         )
-        scores, values, *_ = lrp_scores(
-            model, None, dict(input_ids=ids) | more, composite=composite
+        found = lrp_scores(
+            model,
+            None,
+            unpad_batch(dict(input_ids=ids) | more),
+            composite=composite,
         )
-        assert close(R.sum(-1), scores, 1e-7) and close(
-            delta, values - scores.sum(1), 1e-6
+        assert close(R.sum(-1), found.scores, 1e-7) and close(
+            delta, found.values - found.scores.sum(1), 1e-6
         )
     model = model.float()
     E = E.float()
@@ -921,8 +926,6 @@ def test_without_captum_and_quantus():
 
 
 def test_a_padded_batch_of_one_is_unpadded():
-    from lrp_loo.methods import unpad_batch
-
     (one,) = unpad_batch(
         dict(
             input_ids=torch.tensor([[5, 6, 7, 0, 0]]),

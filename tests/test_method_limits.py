@@ -7,17 +7,12 @@ import torch
 import transformers
 
 from lrp_loo import explain, load_demo
-from lrp_loo.methods import (
-    METHODS,
-    explain_batch,
-    ig_scores,
-    pad_batch,
-    rollout_scores,
-)
+from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
 from lrp_loo.lrp import gradient, lrp_rules
 from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.models import forward, max_tokens, watch_embeddings
-from lrp_loo.loo import key_weights, leave_one_out
+from lrp_loo.removals import key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import removal_scores
 from lrp_loo.targets import Readout
 
@@ -108,11 +103,9 @@ def test_a_window_on_padding(family, task, config, dtype, attention):
         pytest.skip('the family has eager attention alone')
     encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
     for method in ('removal', 'rollout', 'attn_lrp'):
-        together = METHODS[method](
-            model, NoTokenizer(), pad_batch(NoTokenizer(), encs), None
-        )[0]
+        together = METHODS[method](model, NoTokenizer(), encs).scores
         for enc, both in zip(encs, together):
-            alone = METHODS[method](model, NoTokenizer(), enc, None)[0][0]
+            alone = METHODS[method](model, NoTokenizer(), [enc]).scores[0]
             # float32 rounds by 1e-7 a step; random weights of 0.3 make the
             # steps' parts larger than their sum
             assert (
@@ -142,7 +135,7 @@ def test_xlnet_has_its_tokens_first():
     model = xlnet(torch.float64)
     enc = random_inputs(model, 7)
     for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
-        scores = METHODS[method](model, NoTokenizer(), enc, None)[0]
+        scores = METHODS[method](model, NoTokenizer(), [enc]).scores
         assert tuple(scores.shape) == (1, 7), method
     (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
     assert len(a) == 7
@@ -196,7 +189,8 @@ def test_xlnet_takes_texts_of_any_length():
 def test_rollout_reads_xlnets_last_row():
     model = xlnet()
     enc = random_inputs(model, 7)
-    assert rollout_scores(model, NoTokenizer(), enc)[3]['row'] == [6]
+    found = rollout_scores(model, NoTokenizer(), [enc])
+    assert found.info == [dict(residual=False, row=6)]
 
 
 @pytest.mark.parametrize('model', [longformer, ibert])
@@ -206,13 +200,12 @@ def test_ig_where_embeddings_are_another_shape(model):
     """
     model = model()
     encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
-    scores, _, _, info = ig_scores(
-        model, NoTokenizer(), pad_batch(NoTokenizer(), encs), n_steps=32
-    )
+    found = ig_scores(model, NoTokenizer(), encs, n_steps=32)
+    scores = found.scores
     assert tuple(scores.shape) == (2, 11)
     assert torch.isfinite(scores).all() and scores.abs().max() > 0
     # 32 nodes on a smooth path of float32 numbers
-    for row, i in zip(scores, info):
+    for row, i in zip(scores, found.info):
         assert abs(i['completeness_error']) < 1e-2 * row.abs().sum()
 
 
@@ -258,7 +251,7 @@ def test_other_shapes_are_refused_by_name(model, method):
     with pytest.raises(
         ValueError, match=f'{type(model).__name__} shows attention of shape'
     ):
-        METHODS[method](model, NoTokenizer(), random_inputs(model, 14), None)
+        METHODS[method](model, NoTokenizer(), [random_inputs(model, 14)])
 
 
 class Words(torch.nn.Module):
@@ -288,7 +281,7 @@ def test_a_sink_is_no_class_token():
         removal_scores(
             Sink().eval(),
             None,
-            dict(input_ids=ids, attention_mask=torch.ones_like(ids)),
+            [dict(input_ids=ids, attention_mask=torch.ones_like(ids))],
         )
 
 
@@ -310,11 +303,11 @@ def test_inside_inference_mode(method):
 def test_removal_itself_inside_inference_mode():
     model = random_model('BERT')
     enc = random_inputs(model)
-    outside = removal_scores(model, None, enc)[0]
+    outside = removal_scores(model, None, [enc]).scores
     with torch.inference_mode():
         inside = removal_scores(
-            model, None, {k: v.clone() for k, v in enc.items()}
-        )[0]
+            model, None, [{k: v.clone() for k, v in enc.items()}]
+        ).scores
     assert torch.allclose(inside, outside)
 
 
@@ -322,7 +315,7 @@ def test_weights_made_under_inference_mode_are_refused():
     with torch.inference_mode():
         model = random_model('BERT')
     with pytest.raises(ValueError, match='inference_mode'):
-        removal_scores(model, None, random_inputs(model))
+        removal_scores(model, None, [random_inputs(model)])
 
 
 def test_a_decoder_without_padding_token_says_what_to_set():
@@ -336,10 +329,10 @@ def test_a_decoder_without_padding_token_says_what_to_set():
         eos_token_id=2,
     )
     model = small('GPT2ForSequenceClassification', config)
-    batch = pad_batch(NoTokenizer(), [random_inputs(model, n) for n in (5, 8)])
+    encs = [random_inputs(model, n) for n in (5, 8)]
     for method in ('removal', 'attn_lrp', 'rollout'):
         with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-            METHODS[method](model, NoTokenizer(), batch, None)
+            METHODS[method](model, NoTokenizer(), encs)
 
 
 def test_no_gradient_is_an_error():
@@ -355,5 +348,5 @@ def test_no_gradient_is_an_error():
         removal_scores(
             Cut().eval(),
             None,
-            dict(input_ids=ids, attention_mask=torch.ones_like(ids)),
+            [dict(input_ids=ids, attention_mask=torch.ones_like(ids))],
         )

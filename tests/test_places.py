@@ -17,7 +17,7 @@ from lrp_loo import explain
 from lrp_loo.methods import METHODS
 from lrp_loo.dataset import BatchWorker
 from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
-from lrp_loo.models import encode
+from lrp_loo.models import encode, pad_batch
 from lrp_loo.loo import leave_one_out
 from lrp_loo import targets
 from lrp_loo.targets import Readout, Target, settled
@@ -426,13 +426,14 @@ def test_a_decoder_classifier_without_padding_token_takes_several_texts(
 # --- held against LOO, once
 
 
-def flips(model, tokenizer, batch, target=None):
+def flips(model, tokenizer, encs, target=None):
     """AttnLRP; where a batch's texts choose their class themselves, it takes
     another one than LOO.
     """
-    if target is None and len(batch['input_ids']) > 1:
+    if target is None and len(encs) > 1:
+        batch = pad_batch(tokenizer, encs)
         target = 1 - int(model(**batch).logits[0].argmax())
-    return METHODS['attn_lrp'](model, tokenizer, batch, target)
+    return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
 
 def test_three_callers_hold_methods_against_loo_alike(tokenizer):

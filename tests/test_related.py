@@ -5,7 +5,7 @@ import torch
 
 from lrp_loo import load_demo
 from lrp_loo.methods import explain, explain_batch
-from lrp_loo.models import encode, forward
+from lrp_loo.models import encode, forward, pad_batch
 from lrp_loo.studies.related import (
     RELATED,
     _Rescored,
@@ -136,8 +136,9 @@ def test_no_hooks_are_left(sst2):
 def test_calls_that_cannot_be_right(sst2, llama):
     model, tok = sst2
     encs = [encode(model, tok, t) for t in (TEXT, 'Fine.')]
+    both = pad_batch(tok, encs)
     with pytest.raises(ValueError, match='batch of 2'):
-        explain_batch(model, tok, encs, context_cite_scores)
+        explain_batch(model, tok, [both], context_cite_scores)
     with pytest.raises(ValueError, match='n=1'):
         explain(model, tok, TEXT, method=context_cite_scores, n=1)
     with pytest.raises(ValueError, match='at least 4'):

@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import explain, load_demo
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
-from lrp_loo.methods import pad_batch
 from lrp_loo.lrp import Composite, gradient, lrp_rules
-from lrp_loo.core import read_results
+from lrp_loo.results import read_results
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import input_positions, key_weights, leave_one_out
+from lrp_loo.removals import input_positions, key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import (
     key_effects,
     removal_loo_scores,
@@ -71,7 +71,9 @@ def test_mask_derivative_is_a_finite_difference(family, task):
             assert float(derivative[j]) == pytest.approx(
                 (3 * f[0.0] - 4 * f[1e-2] + f[2e-2]) / 2e-2, rel=1e-2, abs=1e-3
             )  # some models take softmax in single precision
-        estimates.append(removal_scores(model, None, inputs, n_groups=2)[0])
+        estimates.append(
+            removal_scores(model, None, [inputs], n_groups=2).scores
+        )
         assert (
             estimates[-1].shape == (1, T)
             and torch.isfinite(estimates[-1]).all()
@@ -164,7 +166,7 @@ def naive_removal(model, inputs, own_rows=False):
 def test_against_keys_left_out(family, task, own_rows):
     model = random_model(family, task, 'sdpa')
     inputs = random_inputs(model, 7)
-    ours = removal_scores(model, None, inputs, own_rows=own_rows)[0][0]
+    ours = removal_scores(model, None, [inputs], own_rows=own_rows).scores[0]
     naive = naive_removal(model, inputs, own_rows)
     assert torch.allclose(ours, naive, rtol=1e-6, atol=1e-9)
 
@@ -191,7 +193,7 @@ def test_single_precision_is_near_double():
     for text in SENTENCES:
         enc = encode(model, tokenizer, text)
         single, exact = (
-            removal_scores(m, tokenizer, enc)[0] for m in (model, double)
+            removal_scores(m, tokenizer, [enc]).scores for m in (model, double)
         )
         assert largest_difference(single, exact) < SINGLE
 
@@ -200,10 +202,8 @@ def test_the_same_text_in_another_batch():
     model, tokenizer = load_demo('sst2')
     encs = [encode(model, tokenizer, t) for t in SENTENCES]
     for i, enc in enumerate(encs):
-        alone = removal_scores(model, tokenizer, enc)[0][0]
-        beside = removal_scores(
-            model, tokenizer, pad_batch(tokenizer, [enc, *encs])
-        )[0]
+        alone = removal_scores(model, tokenizer, [enc]).scores[0]
+        beside = removal_scores(model, tokenizer, [enc, *encs]).scores
         for row in (0, i + 1):
             assert largest_difference(beside[row, : len(alone)], alone) < SINGLE
 
@@ -320,15 +320,13 @@ def test_a_bypassed_softmax_still_loses_its_key():
 def test_special_tokens_exactly():
     model, tokenizer = load_demo('sst2')
     encs = [encode(model, tokenizer, t) for t in SENTENCES[:2]]
-    batch = pad_batch(tokenizer, encs)
-    plain = removal_scores(model, tokenizer, batch)[0]
-    mended, _, _, info = removal_scores(
-        model, tokenizer, batch, exact_special=True
-    )
+    plain = removal_scores(model, tokenizer, encs).scores
+    found = removal_scores(model, tokenizer, encs, exact_special=True)
+    mended = found.scores
     for b, enc in enumerate(encs):
         loo = leave_one_out(model, enc)[0]
         special = [0, len(loo) - 1]
-        assert info[b]['exact'] == special
+        assert found.info[b]['exact'] == special
         assert torch.allclose(
             mended[b, special], loo[special], atol=1e-4
         )  # float32, variants in other batches
@@ -368,11 +366,11 @@ def test_another_program_same_estimate(demo):
     """
     model, tokenizer = load_demo(demo)
     enc = encode(model, tokenizer, SENTENCE)
-    plain = removal_scores(model, tokenizer, enc)[0]
+    plain = removal_scores(model, tokenizer, [enc]).scores
     names = [n for n, (which, _) in REWRITINGS.items() if demo in which]
     assert len(names) >= 5
     for name in names:
-        other = removal_scores(rewritten(model, name), tokenizer, enc)[0]
+        other = removal_scores(rewritten(model, name), tokenizer, [enc]).scores
         assert (other - plain).abs().max() < 2e-3 * plain.abs().max(), name
 
 
@@ -387,13 +385,13 @@ def test_patches():
         torch.rand(model.config.num_channels, side, side, generator=g),
     )
     loo = leave_one_out(model, enc, removal='attention_mask')[0]
-    scores = removal_scores(model, None, enc)[0][0]
+    scores = removal_scores(model, None, [enc]).scores[0]
     assert (
         scores.shape == loo.shape
         and torch.corrcoef(torch.stack([scores, loo]))[0, 1] > 0.8
     )
-    all_exact = removal_loo_scores(model, None, enc, n_exact=len(loo))[0][0]
-    assert torch.allclose(all_exact, loo, atol=1e-4)
+    exact = removal_loo_scores(model, None, [enc], n_exact=len(loo))
+    assert torch.allclose(exact.scores[0], loo, atol=1e-4)
 
 
 def test_batch_and_units():
@@ -492,16 +490,16 @@ def test_bad_calls():
         (dict(weight=(1.0, 0.0)), 'weight'),
     ):
         with pytest.raises(ValueError, match=words):
-            removal_scores(model, tokenizer, enc, **options)
+            removal_scores(model, tokenizer, [enc], **options)
     with pytest.raises(ValueError, match='n_exact'):
-        removal_loo_scores(model, tokenizer, enc, n_exact=-1)
-    every = removal_loo_scores(model, tokenizer, enc, n_exact=99)[3]['exact']
-    assert every == list(
+        removal_loo_scores(model, tokenizer, [enc], n_exact=-1)
+    every = removal_loo_scores(model, tokenizer, [enc], n_exact=99)
+    assert every.info[0]['exact'] == list(
         range(1, enc['input_ids'].shape[1] - 1)
     )  # a budget, not a promise: special tokens stay estimates
     with pytest.raises(ValueError, match='one text at a time'):
         removal_loo_scores(
-            model, tokenizer, {k: v.repeat(2, 1) for k, v in enc.items()}
+            model, tokenizer, [{k: v.repeat(2, 1) for k, v in enc.items()}]
         )
     with pytest.raises(TypeError, match='does not take'):
         explain(model, tokenizer, SENTENCE, method='removal', eps=1e-3)
@@ -522,10 +520,12 @@ def test_bad_calls():
         removal_scores(
             NoAttention().eval(),
             None,
-            dict(
-                input_ids=torch.tensor([[1, 2]]),
-                attention_mask=torch.ones(1, 2, dtype=torch.long),
-            ),
+            [
+                dict(
+                    input_ids=torch.tensor([[1, 2]]),
+                    attention_mask=torch.ones(1, 2, dtype=torch.long),
+                )
+            ],
         )
     with pytest.raises(ValueError, match='keys for 3 inputs'):
         with key_weights(torch.ones(1, 3)):
@@ -537,7 +537,7 @@ def test_experiments_end_to_end(tmp_path, capsys):
     finished rows.
     """
     from lrp_loo.cli import main
-    from lrp_loo.core import read_results
+    from lrp_loo.results import read_results
 
     command = [
         'reproduce',

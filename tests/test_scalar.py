@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from lrp_loo.core import Results, read_results
+from lrp_loo.results import Results, read_results
 from lrp_loo.studies.scalar import (
     bracketing_from_depths,
     bracketing_name,

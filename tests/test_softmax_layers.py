@@ -13,13 +13,13 @@ from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.methods import lrp_scores
 from lrp_loo.lrp import (
     Composite,
-    attention_maps,
     gradient,
     input_gradient,
     n_layers,
     transformer_layers,
     watch_gradient,
 )
+from lrp_loo.attention import attention_maps
 from lrp_loo.conservation import conservation
 from lrp_loo.studies.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings
@@ -290,13 +290,13 @@ def test_layers_with_something_between_them_are_not_run_one_after_the_other():
         )
     ).eval()
     with pytest.raises(NotImplementedError, match='checkpoint=True'):
-        lrp_scores(model, None, random_inputs(model), checkpoint=True)
+        lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
 
 
 def test_parallel_lists_are_not_run_layer_by_layer():
     model = language_model('XLM')
     with pytest.raises(NotImplementedError, match='none that can be found'):
-        lrp_scores(model, None, random_inputs(model), checkpoint=True)
+        lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
 
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
@@ -566,7 +566,7 @@ def test_a_model_of_experts_conserves_with_its_routers_share():
 
 
 def test_removal_takes_no_router_for_attention():
-    scores = removal_scores(experts(), None, random_inputs(experts()))[0]
+    scores = removal_scores(experts(), None, [random_inputs(experts())]).scores
     assert scores.shape == (1, 12) and torch.isfinite(scores).all()
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from ..core import normalize, pearson
+from ..stats import normalize, pearson
 from ..rules import epsilon_rule, product_rule, relevance, scale_gradient
 
 # %% ../../nbs/03_linear_attention.ipynb #265ec442

@@ -10,7 +10,8 @@ __all__ = ['TITLES', 'NAMES', 'SWEEP_NAMES', 'COLOURS', 'plot_agreement', 'plot_
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
-from ..faithfulness import faithfulness_table, paper_numbers
+from ..faithfulness import faithfulness_table
+from .table2 import paper_numbers
 from .layerwise import SWEEPS, entropy_table, layer_table
 
 # %% ../../nbs/44_plots.ipynb #893c4fb9

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN', 'LIMITS', 'FAMILIES',
-           'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores', 'grad_ellm_scores',
-           'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects', 'surrogate_weights',
-           'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow', 'proxy_scores',
-           'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
-           'related_experiment', 'related_table', 'plot_related']
+           'STUDIES', 'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores',
+           'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects',
+           'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow',
+           'proxy_scores', 'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods',
+           'related_row', 'related_experiment', 'related_table', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib, copy, time
@@ -21,40 +21,35 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
+from ..attention import AttentionMode
 from lrp_loo.lrp import (
-    _name,
-    _sdpa_arguments,
-    _sdpa_steps,
     n_layers,
     transformer_layers,
 )
-from ..core import Results, pearson
+from ..results import Results
+from ..stats import pearson
 from ..data import TextData, load_texts, source_label
-from ..core import agreement
-from lrp_loo.faithfulness import (
-    mean_se,
-    paired_difference,
-    per_text,
-    text_examples,
-)
+from ..stats import agreement
+from ..stats import mean_se, paired_difference, per_text
+from .experiments import text_examples
 from lrp_loo.models import (
     DEMOS,
-    _takes,
+    forward_arguments,
     describe_model,
     encode,
     forward,
     load_demo,
+    pad_batch,
     position_offset,
     special_mask,
     watch_embeddings,
 )
-from ..loo import subset_logits
+from ..variants import subset_logits
 from ..removal import key_effects
-from ..targets import Readout, settled
+from ..targets import Readout, Scores, settled, text_by_text
 
 # %% ../../nbs/27_related.ipynb #0d5f737d
 class AttentionLayer(NamedTuple):
@@ -88,36 +83,23 @@ def removal_effect(
     return (s.A * gain).sum((1, 2))
 
 # %% ../../nbs/27_related.ipynb #4d67ecc2
-class _WatchCalls(
-    TorchFunctionMode
-):  # fused attention calls and what they returned
+class _WatchCalls(AttentionMode):
+    "Fused attention calls and what they returned."
+
     def __init__(self):
         super().__init__()
         self.calls = []
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if _name(func) == 'scaled_dot_product_attention':
-            self.calls.append((_sdpa_arguments(*args, **(kwargs or {})), out))
+    def attend(self, call):
+        out = call.compute()
+        self.calls.append((call, out))
         return out
 
 
 def _attention_layer(call, out, G):
-    q, k, v, rest = call
-    scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-    Z = q @ k.transpose(-2, -1) * scale
-    return AttentionLayer(
-        *(
-            t.detach()
-            for t in (
-                Z,
-                (Z if bias is None else Z + bias).softmax(-1),
-                v,
-                out,
-                G,
-            )
-        )
-    )
+    Z = call.logits()
+    steps = Z, call.weights(Z), call.values, out, G
+    return AttentionLayer(*(t.detach() for t in steps))
 
 
 @contextlib.contextmanager
@@ -197,18 +179,18 @@ def attention_layers(
 def atp_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # as for every method; the tokenizer is not used
+    encs: list,  # encoded texts
+    target=None,  # as for every method
     # one of HOW: 'mass' (attention × gradient), 'slope' (AtP), 'exact' (AtP
     # with the QK fix)
     how: str = 'slope',
-    # scores (batch, T), explained numbers (batch,), their `Readout`, info
-) -> tuple:
+) -> Scores:  # a score per token
     """Attribution patching with removal by attention mask as the patch (Kramár
     et al. 2024); three forward passes.
     """
+    batch = pad_batch(tokenizer, encs)
     (layers,), value, readout = attention_layers(model, batch, target)
-    return (
+    return Scores(
         sum(removal_effect(s, how) for s in layers),
         value,
         readout,
@@ -216,33 +198,30 @@ def atp_scores(
     )
 
 # %% ../../nbs/27_related.ipynb #4d79c410
-class _Rescored(
-    TorchFunctionMode
-):  # fused attention with its scaled scores changed
+class _Rescored(AttentionMode):
+    "Fused attention with its scaled scores changed."
+
     def __init__(self, change):
         super().__init__()
         self.change = change  # change(Z, (batch, heads, n, n)) → Z
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _name(func) != 'scaled_dot_product_attention':
-            return func(*args, **(kwargs or {}))
-        q, k, v, rest = _sdpa_arguments(*args, **(kwargs or {}))
-        scale, bias, k, v = _sdpa_steps(q, k, v, **rest)
-        Z = self.change(q @ k.transpose(-2, -1) * scale)
-        return (Z if bias is None else Z + bias).softmax(-1) @ v
+    def attend(self, call):
+        Z = self.change(call.logits())
+        return call.weights(Z) @ call.values
 
 # %% ../../nbs/27_related.ipynb #8c463bcf
 def graddrop_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # as for every method; the tokenizer is not used
+    encs: list,  # encoded texts
+    target=None,  # as for every method
     # the mean, instead of the mean of absolute values as published
     signed: bool = False,
-) -> tuple:
+) -> Scores:  # a score per token
     """AtP*: the QK fix and GradDrop (Kramár et al. 2024), one backward pass
     per layer.
     """
+    batch = pad_batch(tokenizer, encs)
     runs, value, readout = attention_layers(model, batch, target, drop=True)
     if len(runs) < 2:
         raise ValueError(
@@ -252,7 +231,7 @@ def graddrop_scores(
     R = torch.stack(
         [sum(removal_effect(s, 'exact') for s in layers) for layers in runs]
     )
-    return (
+    return Scores(
         (R if signed else R.abs()).sum(0) / (len(runs) - 1),
         value,
         readout,
@@ -263,15 +242,16 @@ def graddrop_scores(
 def grad_ellm_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # as for every method; the tokenizer is not used
+    encs: list,  # encoded texts
+    target=None,  # as for every method
     # scores mapped to [0, 1] in place of softmax's weights
     loosened: bool = True,
     relu: bool = True,  # negative parts of a layer's map become 0
-) -> tuple:
+) -> Scores:  # a score per token
     """Grad-ELLM (Huang and Chan 2026): channel gradients times values times
     attention, in the explained row of every layer.
     """
+    batch = pad_batch(tokenizer, encs)
     (layers,), value, readout = attention_layers(model, batch, target)
     total = 0
     at = explained_row([s.A.mean(1) for s in layers], readout, batch)
@@ -288,25 +268,26 @@ def grad_ellm_scores(
             )
         h = (a * gain).sum(1)
         total = total + (h.relu() if relu else h)
-    return total, value, readout, dict(loosened=loosened, relu=relu)
+    return Scores(total, value, readout, dict(loosened=loosened, relu=relu))
 
 
 def chefer_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # as for every method; the tokenizer is not used
-) -> tuple:
+    encs: list,  # encoded texts
+    target=None,  # as for every method
+) -> Scores:  # a score per token
     """Chefer, Gur and Wolf (2021): positive attention × gradient, averaged
     over heads, carried up the layers.
     """
+    batch = pad_batch(tokenizer, encs)
     (layers,), value, readout = attention_layers(model, batch, target)
     at = explained_row([s.A.mean(1) for s in layers], readout, batch)
     eye = torch.eye(layers[0].A.shape[-1], device=value.device)
     R = eye
     for s in layers:
         R = R + (s.A * (s.G @ s.V.transpose(-2, -1))).relu().mean(1) @ R
-    return (
+    return Scores(
         (R - eye)[torch.arange(len(at), device=at.device), at],
         value,
         readout,
@@ -398,25 +379,26 @@ def _without(model, batch, p, stays, readout, out, drop=None, **kwargs):
     )
 
 # %% ../../nbs/27_related.ipynb #71ba6bee
+@text_by_text
 def atman_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method
     suppression: float = 0.9,  # f, scores are multiplied by 1 − f
     # κ: embeddings at least that close are suppressed along; None: the token
     # alone
     similarity: float = None,
-    units=None,  # a `Units`: suppress each unit at once
+    units=None,  # a `Units` (or None) per text: suppress each unit at once
     token_budget: int = 8192,  # tokens in one batch
-) -> tuple:
+) -> Scores:  # a score per token (unit)
     """AtMan (Deiseroth et al. 2023): how the number falls when a token's
     attention scores are scaled down; one forward pass per token.
     """
-    p = players(tokenizer, batch, units)
+    p = players(tokenizer, enc, units)
     with torch.no_grad(), watch_embeddings(model) as seen:
-        out = forward(model, batch)
-    readout = Readout(target, out, batch)
+        out = forward(model, enc)
+    readout = Readout(target, out, enc)
     value = readout(out)
     strength = (
         (p.number[None] == p.which[:, None]).float().to(value.device)
@@ -434,17 +416,14 @@ def atman_scores(
         with torch.no_grad(), _Rescored(lambda Z: Z * part[:, None, None]):
             o = forward(
                 model,
-                {
-                    k: v.expand(len(part), *v.shape[1:])
-                    for k, v in batch.items()
-                },
+                {k: v.expand(len(part), *v.shape[1:]) for k, v in enc.items()},
             )
         values.append(
             readout(
                 o, torch.zeros(len(part), dtype=torch.long, device=value.device)
             )
         )
-    return (
+    return Scores(
         p.scores((value - torch.cat(values)).cpu()),
         value,
         readout,
@@ -505,19 +484,20 @@ def surrogate_weights(
     )
 
 
+@text_by_text
 def context_cite_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method
     n: int = 64,  # forward passes; the whole text is one of them
     p: float = 0.5,  # the probability that a unit is kept
     surrogate: str = 'lasso',
     penalty: float = 0.01,  # of `surrogate_weights`
     seed: int = 0,  # of the masks
-    units=None,  # a `Units`: remove each unit at once
+    units=None,  # a `Units` (or None) per text: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
-) -> tuple:
+) -> Scores:  # a score per token (unit)
     """ContextCite (Cohen-Wang et al. 2024): a sparse linear surrogate of the
     number on random removals. Defaults as published.
     """
@@ -525,14 +505,14 @@ def context_cite_scores(
         raise ValueError(
             f"n must be at least 2 and p between 0 and 1, got n={n}, p={p}"
         )
-    t = players(tokenizer, batch, units)
-    out, readout, value = _whole(model, batch, target)
+    t = players(tokenizer, enc, units)
+    out, readout, value = _whole(model, enc, target)
     m = np.random.default_rng(seed).random((n - 1, len(t))) < p
     y = np.append(
         float(value),
-        _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs),
+        _without(model, enc, t, torch.from_numpy(m), readout, out, **kwargs),
     )
-    return (
+    return Scores(
         t.scores(
             surrogate_weights(
                 np.vstack([np.ones(len(t)), m]), y, surrogate, penalty, p
@@ -547,24 +527,25 @@ def context_cite_scores(
 context_cite_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #9fa57ff7
+@text_by_text
 def kernel_shap_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method
     # forward passes; the whole text and the empty one are two of them
     n: int = 64,
     seed: int = 0,  # of the subsets
-    units=None,  # a `Units`: remove each unit at once
+    units=None,  # a `Units` (or None) per text: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
-) -> tuple:
+) -> Scores:  # a score per token (unit)
     """KernelSHAP: Shapley's values by constrained least squares on random
     subsets in pairs with their complements.
     """
     if n < 4:
         raise ValueError(f"n must be at least 4, got {n}")
-    t = players(tokenizer, batch, units)
-    out, readout, value = _whole(model, batch, target)
+    t = players(tokenizer, enc, units)
+    out, readout, value = _whole(model, enc, target)
     k = len(t)
     rng = np.random.default_rng(seed)
     size = np.arange(1, max(k, 2))
@@ -573,14 +554,14 @@ def kernel_shap_scores(
     half = rng.random((len(size), k)).argsort(1).argsort(1) < size[:, None]
     m = np.vstack([np.zeros((1, k), bool), half, ~half])
     y = (
-        _without(model, batch, t, torch.from_numpy(m), readout, out, **kwargs)
+        _without(model, enc, t, torch.from_numpy(m), readout, out, **kwargs)
         .double()
         .numpy()
     )
     # what is left is orthogonal to (1, …, 1)
     mean = (float(value) - y[0]) / k
     X = m[1:].astype(float)
-    return (
+    return Scores(
         t.scores(
             mean
             + np.linalg.lstsq(
@@ -598,21 +579,22 @@ def kernel_shap_scores(
 kernel_shap_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #17ff87ea
+@text_by_text
 def hierarchical_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method
     size: int = None,  # units in a group; None: √k of k
     refine: int = 2,  # groups that are looked into
-    units=None,  # a `Units`: its units in place of tokens
+    units=None,  # a `Units` (or None) per text: its units in place of tokens
     **kwargs,  # drop, token_budget of `subset_logits`
-) -> tuple:
+) -> Scores:  # a score per token (unit)
     """AttriBoT's hierarchy (Liu et al. 2024): LOO of groups, then of the units
     in the groups with the largest effect.
     """
-    t = players(tokenizer, batch, units)
-    out, readout, value = _whole(model, batch, target)
+    t = players(tokenizer, enc, units)
+    out, readout, value = _whole(model, enc, target)
     k = len(t)
     size = size or max(1, round(k**0.5))
     group = torch.arange(k) // size
@@ -624,7 +606,7 @@ def hierarchical_scores(
         )
     effect = float(value) - _without(
         model,
-        batch,
+        enc,
         t,
         group[None] != torch.arange(n)[:, None],
         readout,
@@ -638,14 +620,14 @@ def hierarchical_scores(
     if len(inside):
         s[inside] = float(value) - _without(
             model,
-            batch,
+            enc,
             t,
             torch.arange(k)[None] != inside[:, None],
             readout,
             out,
             **kwargs,
         )
-    return t.scores(s), value, readout, dict(size=size, refine=refine)
+    return Scores(t.scores(s), value, readout, dict(size=size, refine=refine))
 
 
 hierarchical_scores.by_unit = True
@@ -684,60 +666,69 @@ def shallow(
     return rebuilt(model, path.split('.'))
 
 
+@text_by_text
 def proxy_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method
     # the layers of the proxy; None: half of them, the first ones and the last
     layers=None,
     # this many units, ranked first by the proxy, get their exact LOO; the
     # others are scaled to fit these
     exact: int = 0,
-    units=None,  # a `Units`: remove each unit at once
+    units=None,  # a `Units` (or None) per text: remove each unit at once
     **kwargs,  # drop, token_budget of `subset_logits`
-) -> tuple:
+) -> Scores:  # a score per token (unit)
     """AttriBoT's proxy (Liu et al. 2024): LOO in a cheaper model, here the
     same model with fewer layers.
     """
-    t = players(tokenizer, batch, units)
-    out, readout, value = _whole(model, batch, target)
+    t = players(tokenizer, enc, units)
+    out, readout, value = _whole(model, enc, target)
     m = ~torch.eye(len(t), dtype=torch.bool)
     L = n_layers(model)
     layers = (*range(L // 2 - 1), L - 1) if layers is None else layers
     small = shallow(model, layers)
     with torch.no_grad():
-        whole = float(readout(forward(small, batch)))
-    s = whole - _without(small, batch, t, m, readout, out, **kwargs)
+        whole = float(readout(forward(small, enc)))
+    s = whole - _without(small, enc, t, m, readout, out, **kwargs)
     if exact:
         top = s.abs().topk(min(exact, len(t))).indices
         e = float(value) - _without(
-            model, batch, t, m[top], readout, out, **kwargs
+            model, enc, t, m[top], readout, out, **kwargs
         )
         s = s * ((s[top] @ e) / (s[top] @ s[top]).clamp_min(1e-12)).clamp_min(
             0.0
         )
         s[top] = e  # a proxy that points the wrong way says nothing of the rest
-    return t.scores(s), value, readout, dict(layers=list(layers), exact=exact)
+    return Scores(
+        t.scores(s), value, readout, dict(layers=list(layers), exact=exact)
+    )
 
 
 proxy_scores.by_unit = True
 
 
+@text_by_text
 @torch.no_grad()
 def cached_loo_scores(
     model,
     tokenizer,
-    batch: dict,
-    target=None,  # one text; a decoder, explained at its last token
-) -> tuple:
+    enc: dict,  # encoded texts, taken one by one
+    target=None,  # as for every method; a decoder is explained at its last token
+) -> Scores:  # a score per token (unit)
     """Exact LOO by attention mask in a decoder: keys and values of what stands
     before the removed token are computed once (Liu et al. 2024).
     """
-    T = batch['input_ids'].shape[1]
-    players(tokenizer, batch)
+    T = enc['input_ids'].shape[1]
+    players(tokenizer, enc)
     out = model(
-        **batch, **({'use_cache': True} if 'use_cache' in _takes(model) else {})
+        **enc,
+        **(
+            {'use_cache': True}
+            if 'use_cache' in forward_arguments(model)
+            else {}
+        ),
     )
     cache = getattr(out, 'past_key_values', None)
     if cache is None:
@@ -745,7 +736,7 @@ def cached_loo_scores(
             f"{type(model).__name__} keeps no keys and values; take"
             " method='loo'"
         )
-    readout = Readout(target, out, batch)
+    readout = Readout(target, out, enc)
     value = readout(out)
     if callable(readout.target) or not readout.survives_dropping(out):
         raise ValueError(
@@ -766,7 +757,7 @@ def cached_loo_scores(
         if last:
             mask[0, -1] = 0
         o = model(
-            input_ids=batch['input_ids'][:, where],
+            input_ids=enc['input_ids'][:, where],
             attention_mask=mask,
             position_ids=where[None] + position_offset(model),
             past_key_values=past,
@@ -779,7 +770,9 @@ def cached_loo_scores(
                 at_end=True,
             )
         )
-    return (value - torch.cat(values)).float().cpu()[None], value, readout, {}
+    return Scores(
+        (value - torch.cat(values)).float().cpu()[None], value, readout, {}
+    )
 
 # %% ../../nbs/27_related.ipynb #e79d25fd
 RELATED = {  # name → (function, options, cost(T, L) in forward passes)
@@ -1250,3 +1243,17 @@ def plot_related(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/27_related.ipynb #e48eaa7c
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'related',
+        'better',
+        dict(sst2='related-sst2', imdb='related-imdb'),
+        on_part(related_experiment),
+        one_table('related', related_table),
+        dict(related=plot_related),
+    ),
+)

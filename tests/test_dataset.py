@@ -17,17 +17,15 @@ import torch
 from lrp_loo import explain, load_demo
 from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
-from lrp_loo.core import pearson
-from lrp_loo.dataset import (
+from lrp_loo.stats import pearson
+from lrp_loo.studies.precision import (
     EMULATED,
-    explain_dataset,
     precision_errors,
     precision_table,
-    ray_cluster,
-    read_sweep,
     tf32_emulation,
 )
-from lrp_loo.core import agreement
+from lrp_loo.dataset import explain_dataset, ray_cluster, read_sweep
+from lrp_loo.stats import agreement
 from lrp_loo.models import at_precision, encode, forward
 from lrp_loo.loo import leave_one_out
 
@@ -171,9 +169,9 @@ def test_options_and_targets(loaded, tmp_path):
 def test_resuming_computes_what_is_missing(loaded, plain, tmp_path):
     calls = []
 
-    def counted(model, tokenizer, batch, target=None):
-        calls.append(len(batch['input_ids']))
-        return METHODS['attn_lrp'](model, tokenizer, batch, target)
+    def counted(model, tokenizer, encs, target=None):
+        calls.append(len(encs))
+        return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
     def sweep(texts, **kw):
         return explain_dataset(
@@ -452,7 +450,7 @@ def _meeting(folder):
     then says who it is and waits to be killed.
     """
 
-    def method(model, tokenizer, batch, target=None):
+    def method(model, tokenizer, encs, target=None):
         from pathlib import Path
         import os, time
         from lrp_loo.methods import METHODS
@@ -470,7 +468,7 @@ def _meeting(folder):
             Path(folder, 'victim.tmp').write_text(str(os.getpid()))
             os.replace(f'{folder}/victim.tmp', f'{folder}/victim')
             time.sleep(100)
-        return METHODS['attn_lrp'](model, tokenizer, batch, target)
+        return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
     return method
 
@@ -538,7 +536,7 @@ def test_two_workers_one_of_them_killed(cluster, plain, folder, tmp_path):
 def test_what_a_worker_raises_and_what_the_cluster_lacks(
     cluster, folder, tmp_path
 ):
-    def broken(model, tokenizer, batch, target=None):
+    def broken(model, tokenizer, encs, target=None):
         raise ValueError('a bad day')
 
     with pytest.raises(ValueError, match='^a bad day$'):
