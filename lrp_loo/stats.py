@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'normalize', 'pearson', 'spearman', 'kendall', 'agreement', 'per_text',
-           'mean_se', 'mean_interval', 'paired_difference']
+           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference']
 
 # %% ../nbs/32_stats.ipynb #fc841ba8
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy.stats import rankdata, t as student_t
@@ -25,9 +27,26 @@ def normalize(
         raise ValueError(
             f"normalize={how!r} is not known; take None, 'sum' or 'abs'"
         )
-    return scores / (scores if how == 'sum' else scores.abs()).sum(
-        -1, keepdim=True
-    )
+    counted = scores if how == 'sum' else scores.abs()
+    return scores / counted.sum(-1, keepdim=True)
+
+
+def _same_shape(a, b):
+    "Two maps that can be compared entry by entry."
+    if a.shape != b.shape:
+        raise ValueError(
+            f"maps must have one shape, got {tuple(a.shape)} and"
+            f" {tuple(b.shape)}"
+        )
+
+
+def _unit(z):
+    "(..., n) centred and of length one, in float64; NaN where z is constant."
+    z = z.double()
+    centred = z - z.mean(-1, keepdim=True)
+    length = centred.norm(dim=-1, keepdim=True)
+    varies = length > 1e-12 * z.norm(dim=-1, keepdim=True)
+    return torch.where(varies, centred / length, torch.nan)
 
 
 def pearson(
@@ -36,36 +55,28 @@ def pearson(
     # (...) r; NaN where a map is constant, not finite or has one entry
 ) -> torch.Tensor:
     "Pearson's r over the last dimension, in float64 (section 4.1)."
-    if a.shape != b.shape:
-        raise ValueError(
-            f"maps must have one shape, got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}"
-        )
-
-    def unit(z):
-        z = z.double()
-        c = z - z.mean(-1, keepdim=True)
-        norm = c.norm(dim=-1, keepdim=True)
-        return torch.where(
-            norm > 1e-12 * z.norm(dim=-1, keepdim=True), c / norm, torch.nan
-        )
-
-    return (unit(a) * unit(b)).sum(-1).clamp(-1, 1)
+    _same_shape(a, b)
+    return (_unit(a) * _unit(b)).sum(-1).clamp(-1, 1)
 
 
 def _ranks(z):
-    "(..., n) from 0, ties share their mean rank."
-    below = z[..., None, :] < z[..., :, None]
-    same = z[..., None, :] == z[..., :, None]
-    return below.sum(-1) + (same.sum(-1) - 1) / 2
+    "(..., n) from 1, ties share their mean rank."
+    ranks = rankdata(z.detach().double().cpu().numpy(), axis=-1)
+    return torch.from_numpy(np.asarray(ranks)).to(z.device)
 
 
 def spearman(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
-) -> torch.Tensor:  # (...) ρ; NaN where a map is constant
+) -> torch.Tensor:  # (...) ρ; NaN where a map is constant or not finite
     "Spearman's ρ over the last dimension: Pearson's r of the ranks."
+    _same_shape(a, b)
     return pearson(_ranks(a), _ranks(b))
+
+
+def _order_of_pairs(z):
+    "(..., n·n) −1, 0 or 1: which entry of each pair is the larger."
+    return (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
 
 
 def kendall(
@@ -75,35 +86,29 @@ def kendall(
     """Kendall's τ_b over the last dimension: pairs in the same order minus
     pairs in the other, ties taken into account.
     """
-    if a.shape != b.shape:
-        raise ValueError(
-            f"maps must have one shape, got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}"
-        )
-
-    def order(z):
-        return (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
-
-    x = order(a)
-    y = order(b)
-    n = (x * x).sum(-1) * (y * y).sum(-1)
-    return torch.where(n > 0, (x * y).sum(-1) / n.sqrt(), torch.nan)
+    _same_shape(a, b)
+    x = _order_of_pairs(a)
+    y = _order_of_pairs(b)
+    untied = (x * x).sum(-1) * (y * y).sum(-1)
+    tau = (x * y).sum(-1) / untied.sqrt()
+    return torch.where(untied > 0, tau, torch.nan)
 
 
 CORRELATIONS = {'pearson': pearson, 'spearman': spearman, 'kendall': kendall}
 
+# %% ../nbs/32_stats.ipynb #6bfb100c
 # that an agreement is computed from: two points always lie on a line, so their
 # r is 1 or −1 whatever the maps say
 FEWEST_TOKENS = 3
 
 
 def agreement(
-    a: torch.Tensor,
-    b: torch.Tensor,  # (T,) a map and the reference
+    a: torch.Tensor,  # (T,) a map
+    b: torch.Tensor,  # (T,) the reference
     is_special: torch.Tensor,  # (T,) bool
     specials: bool = False,  # special tokens count
-    normalize_a: str = None,
-    normalize_b: str = None,  # see `normalize`
+    normalize_a: str = None,  # see `normalize`
+    normalize_b: str = None,
     correlation: str = 'pearson',  # one of CORRELATIONS
     # NaN where it is not defined: fewer than FEWEST_TOKENS tokens count, or a
     # map is constant
@@ -117,13 +122,12 @@ def agreement(
     counts = torch.ones_like(is_special) if specials else ~is_special
     if int(counts.sum()) < FEWEST_TOKENS:
         return float('nan')
-    return float(
-        CORRELATIONS[correlation](
-            normalize(a[counts], normalize_a), normalize(b[counts], normalize_b)
-        )
-    )
+    x = normalize(a[counts], normalize_a)
+    y = normalize(b[counts], normalize_b)
+    return float(CORRELATIONS[correlation](x, y))
 
-# %% ../nbs/32_stats.ipynb #61d775ec
+# %% ../nbs/32_stats.ipynb #7dd95e40
+# a column of the tables → the key of a row's numbers
 COLUMNS = dict(
     loo_r='r',
     loo_r_sum='r_sum',
@@ -142,33 +146,32 @@ def per_text(
     column: str,
 ) -> np.ndarray:  # (n_texts,), NaN where undefined
     "One number per text."
+    if column == 'delta':
+        return per_text(rows, method, 'lerf') - per_text(rows, method, 'morf')
+    key = COLUMNS[column]
+    numbers = [row['methods'][method].get(key) for row in rows]
+    return np.array(numbers, dtype=float)  # None is NaN
 
-    def get(k):
-        return np.array(
-            [
-                np.nan if (v := r['methods'][method].get(k)) is None else v
-                for r in rows
-            ],
-            dtype=float,
-        )
 
-    return (
-        get('lerf') - get('morf') if column == 'delta' else get(COLUMNS[column])
-    )
+class MeanSE(NamedTuple):
+    "A mean over texts, its standard error, and how many texts it is of."
+
+    mean: float
+    se: float
+    n: int
 
 
 def mean_se(
     x: np.ndarray,  # (n,), NaN where undefined
-) -> tuple:  # mean, standard error, how many were defined
+) -> MeanSE:  # mean, standard error, how many were defined
     "Mean and standard error over the texts where x is defined."
     x = x[~np.isnan(x)]
-    return (
-        (x.mean() if len(x) else np.nan),
-        (x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else np.nan),
-        len(x),
-    )
+    n = len(x)
+    mean = x.mean() if n else np.nan
+    se = x.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    return MeanSE(mean, se, n)
 
-
+# %% ../nbs/32_stats.ipynb #3dd58398
 def mean_interval(
     d: np.ndarray,  # (..., n) numbers, one per text; n at least 2
     level: float = 0.95,  # of confidence
@@ -188,11 +191,12 @@ def mean_interval(
 
 
 def _skewness(d, mean, sd):
-    "(...) unbiased; 0 where it is not defined."
+    "(...) of (..., n) numbers, unbiased; 0 where it is not defined."
     n = d.shape[-1]
     if n < 3:
         return np.zeros_like(mean)
-    z = (d - mean[..., None]) / np.where(sd > 0, sd, 1.0)[..., None]
+    spread = np.where(sd > 0, sd, 1.0)
+    z = (d - mean[..., None]) / spread[..., None]
     return n / ((n - 1) * (n - 2)) * (z**3).sum(-1)
 
 
@@ -201,25 +205,21 @@ def _hall(t, a):
     a = np.where(np.abs(a) < 1e-6, 1e-6, a)  # at 0 it is t itself
     return 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1)
 
-
+# %% ../nbs/32_stats.ipynb #78571905
 def paired_difference(
-    x: np.ndarray,
-    y: np.ndarray,  # (n,) the same texts under two methods
-    limits: tuple = (
-        -np.inf,
-        np.inf,
-    ),  # what the mean can be at all: an interval ends there
+    x: np.ndarray,  # (n,) texts under one method
+    y: np.ndarray,  # (n,) the same texts under another
+    # what the mean can be at all: an interval ends there
+    limits: tuple = (-np.inf, np.inf),
     # mean of x − y, low and high end of the 95 % interval (NaN for fewer than
     # two texts), n
 ) -> dict:
     "Mean difference over texts with its interval."
     d = x - y
     d = d[~np.isnan(d)]
-    if len(d) == 0:
-        return dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
-    low, high = (
-        np.clip(mean_interval(d), *limits) if len(d) > 1 else (np.nan, np.nan)
-    )
-    return dict(
-        mean=float(d.mean()), low=float(low), high=float(high), n=len(d)
-    )
+    n = len(d)
+    mean = float(d.mean()) if n else np.nan
+    low = high = np.nan
+    if n > 1:
+        low, high = map(float, np.clip(mean_interval(d), *limits))
+    return dict(mean=mean, low=low, high=high, n=n)
