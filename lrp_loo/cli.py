@@ -523,7 +523,8 @@ def audit(
     from lrp_loo.methods import METHODS
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
-    from lrp_loo.core import Results, resolve_device
+    from lrp_loo.results import Results
+    from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
     from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model

@@ -20,17 +20,13 @@ from .faithfulness import held_against_loo
 from .methods import as_methods, check_call
 from .methods import as_methods, check_call, explain_batch
 from .attention import AttentionCall, operation_name
-from lrp_loo.core import (
-    Results,
-    agreement,
-    pearson,
-    resolve_device,
-    versions,
-    whole_file,
-    whole_number,
-)
+from .results import Results
+from .stats import agreement, pearson
+from .core import resolve_device, versions, whole_file, whole_number
 from .data import load_texts
-from .faithfulness import held_against_loo, mean_se, text_examples
+from .faithfulness import held_against_loo
+from .stats import mean_se
+from .studies.experiments import text_examples
 from lrp_loo.models import (
     DTYPES,
     as_texts,

@@ -18,20 +18,14 @@ from lrp_loo.methods import (
     explain_methods,
 )
 from .attention import attention_maps
-from .core import FEWEST_TOKENS, Results, agreement, whole_number
+from .stats import FEWEST_TOKENS, agreement
+from .results import Results
+from .core import whole_number
 from .models import as_texts, encode, max_tokens, unwrap
-from lrp_loo.loo import (
-    LONG,
-    TOKEN_BUDGET,
-    curve_area,
-    default_removal,
-    fill_id,
-    in_words,
-    input_positions,
-    loo_seconds,
-    many_perturbation_curves,
-    removal_units,
-)
+from .loo import LONG, in_words, loo_seconds
+from .variants import TOKEN_BUDGET
+from .curves import curve_area, many_perturbation_curves, removal_units
+from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
     as_methods,
     by_unit,
@@ -104,18 +98,10 @@ from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 from .core import whole_number
-from lrp_loo.loo import (
-    LONG,
-    TOKEN_BUDGET,
-    curve_area,
-    default_removal,
-    fill_id,
-    in_words,
-    input_positions,
-    loo_seconds,
-    many_perturbation_curves,
-    removal_units,
-)
+from .loo import LONG, in_words, loo_seconds
+from .variants import TOKEN_BUDGET
+from .curves import curve_area, many_perturbation_curves, removal_units
+from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
     as_methods,
     check_call,

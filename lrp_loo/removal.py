@@ -27,7 +27,8 @@ from lrp_loo.models import (
 from .loo import leave_one_out
 from .removals import input_positions, key_weights, n_places
 from .targets import Readout, settled
-from .loo import _places, input_positions, key_weights, leave_one_out
+from .loo import leave_one_out
+from .removals import input_positions, key_weights
 from .targets import Readout, Scores, settled, text_by_text
 
 # %% ../nbs/20_removal.ipynb #d6124107

@@ -29,7 +29,7 @@ from lrp_loo.fast import (
     survives_gaps,
 )
 from lrp_loo.models import (
-    _takes,
+    forward_arguments,
     device_of,
     forward,
     input_embeddings,
@@ -501,7 +501,7 @@ def _check_removal(model, enc, removal, fill):
             f"removal={removal!r} needs what stands in; pass"
             " fill=fill_id(tokenizer, removal)"
         )
-    takes = _takes(model)
+    takes = forward_arguments(model)
     if (
         removal == 'attention_mask'
         and 'input_ids' in enc

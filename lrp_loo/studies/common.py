@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 from tqdm.auto import tqdm
-from ..core import Results, read_results
+from ..results import Results, read_results
 from ..data import load_digit_images, load_texts, vit_pixels
-from ..faithfulness import faithfulness_experiment, text_examples
+from .experiments import faithfulness_experiment, text_examples
 from ..models import describe_model, encode, load_demo
 
 # %% ../../nbs/48_common.ipynb #2e71d7bb

@@ -13,12 +13,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ..faithfulness import faithfulness_table
 from ..stats import mean_se, per_text
 from .table2 import paper_numbers
-from lrp_loo.faithfulness import (
-    faithfulness_table,
-    mean_se,
-    paper_numbers,
-    per_text,
-)
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, per_text
+from .table2 import paper_numbers
 from .common import Study
 from .style import method_colour, method_name, panels, themed
 

@@ -14,18 +14,14 @@ import pandas as pd
 from ..conservation import conservation_experiment, mean_conservation
 from ..core import resolve_device
 from ..data import load_texts
-from lrp_loo.dataset import (
+from lrp_loo.studies.precision import (
     plot_precision,
     precision_experiment,
     precision_table,
 )
-from lrp_loo.faithfulness import (
-    TABLE2,
-    faithfulness_table,
-    paper_numbers,
-    table2_against_paper,
-    text_experiment,
-)
+from .table2 import TABLE2, paper_numbers, table2_against_paper
+from ..faithfulness import faithfulness_table
+from .experiments import text_experiment
 from ..methods import N_STEPS
 from ..models import DEMOS, describe_model, load_model
 from .common import Study, on_data, rows_heading

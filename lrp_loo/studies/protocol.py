@@ -25,9 +25,11 @@ from ..stats import normalize
 from ..data import load_texts
 from ..stats import agreement
 from ..stats import mean_se, paired_difference
-from ..core import Results, agreement, normalize
+from ..results import Results
+from ..stats import agreement, normalize
 from ..data import load_texts
-from ..faithfulness import mean_se, paired_difference, text_examples
+from ..stats import mean_se, paired_difference
+from .experiments import text_examples
 from .layerwise import bypass_name, is_above_zero
 from lrp_loo.models import (
     DEMOS,
