@@ -107,6 +107,7 @@ def _negative_shares(signs):
 def nested_tables(
     rows: list,  # dicts from `table1_rows`
     explainers,  # which of them
+    protocols=PROTOCOLS,  # in which order
 ) -> dict:  # tables[protocol][explainer][pair] → mean, se, n, undefined
     "Table 1 as a results file keeps it."
     t = table1(rows)
@@ -114,7 +115,7 @@ def nested_tables(
         protocol: {
             e: t.loc[protocol].loc[e].to_dict('index') for e in explainers
         }
-        for protocol in PROTOCOLS
+        for protocol in protocols
     }
 
 
