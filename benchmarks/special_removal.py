@@ -9,8 +9,6 @@ import torch
 from lrp_loo import load_demo, load_texts
 from lrp_loo.attention import attention_maps
 from lrp_loo.results import Results
-from lrp_loo.attention import attention_maps
-from lrp_loo.results import Results
 from lrp_loo.models import DEMOS, describe_model, encode, forward
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out

@@ -251,24 +251,25 @@ def _target(model, tokenizer, target, position):
     target = parse_target(target)
     if position is None:
         return target
-    from lrp_loo.methods import _named_target
+    from lrp_loo.methods import named_target
     from lrp_loo.targets import Target
 
-    return Target(_named_target(model, tokenizer, target), position)
+    return Target(named_target(model, tokenizer, target), position)
 
 
 def _maps(model, tokenizer, text, methods, layers, **options):
     "An Attribution per method."
-    from lrp_loo.methods import explain as run
+    from lrp_loo.methods import METHODS, explain as run
 
-    own = {
-        'attn_lrp': {} if layers is None else dict(bypass_softmax=layers),
-        'loo': dict(progress=True),
-    }
-    return [
-        run(model, tokenizer, [text], method=m, **options, **own.get(m, {}))[0]
-        for m in methods
-    ]
+    found = []
+    for m in methods:
+        own = {}
+        if METHODS[m].bypassed and layers is not None:
+            own['bypass_softmax'] = layers
+        if METHODS[m].shows_progress:
+            own['progress'] = True
+        found += run(model, tokenizer, [text], method=m, **options, **own)
+    return found
 
 
 def _interactive_page(model, tokenizer, text, methods, target, truncation):
@@ -523,10 +524,7 @@ def audit(
     from lrp_loo.methods import METHODS
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
-    from lrp_loo.results import Results
-    from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
-    from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model
 
     chosen = one_of('methods', methods, METHODS, many=True)

@@ -18,15 +18,9 @@ from tqdm.auto import tqdm
 from .core import resolve_device, versions, whole_file, whole_number
 from .faithfulness import held_against_loo
 from .methods import as_methods, check_call
-from .methods import as_methods, check_call, explain_batch
-from .attention import AttentionCall, operation_name
 from .results import Results
-from .stats import agreement, pearson
-from .core import resolve_device, versions, whole_file, whole_number
-from .data import load_texts
-from .faithfulness import held_against_loo
+from .stats import agreement
 from .stats import mean_se
-from .studies.experiments import text_examples
 from lrp_loo.models import (
     DTYPES,
     as_texts,
@@ -37,8 +31,6 @@ from lrp_loo.models import (
     load_model,
     unwrap,
 )
-from .results import Results
-from .stats import agreement, mean_se
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(

@@ -8,48 +8,15 @@ __all__ = ['readings', 'faithfulness_table', 'AUDIT_COLUMNS', 'FEWEST_TEXTS', 'L
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
-from .core import whole_number
-from lrp_loo.methods import (
-    as_methods,
-    check_call,
-    eager,
-    explain_batch,
-    explain_methods,
-)
-from .attention import attention_maps
-from .stats import FEWEST_TOKENS, agreement
+from .stats import agreement
 from .results import Results
-from .core import whole_number
-from .models import as_texts, encode, max_tokens, unwrap
-from .loo import LONG, in_words, loo_seconds
-from .variants import TOKEN_BUDGET
-from .curves import curve_area, many_perturbation_curves, removal_units
-from .removals import default_removal, fill_id, input_positions
-from lrp_loo.methods import (
-    as_methods,
-    by_unit,
-    check_call,
-    eager,
-    explain_batch,
-    explain_methods,
-)
-from .models import as_texts, encode, unwrap
-from .results import Results
+from .models import encode
 from lrp_loo.stats import (
     COLUMNS,
-    FEWEST_TOKENS,
-    agreement,
     mean_se,
     paired_difference,
     per_text,
 )
-from .loo import LONG, in_words, loo_seconds
-from .variants import TOKEN_BUDGET
-from .curves import curve_area, many_perturbation_curves, removal_units
-from .removals import default_removal, fill_id, input_positions
-from .targets import at_mask, settled
-from .stats import COLUMNS, agreement, mean_se, per_text
 
 # %% ../nbs/07_faithfulness.ipynb #329cc367
 def readings(
@@ -103,6 +70,7 @@ from .variants import TOKEN_BUDGET
 from .curves import curve_area, many_perturbation_curves, removal_units
 from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
+    as_method,
     as_methods,
     check_call,
     eager,
@@ -160,7 +128,7 @@ class _Held:
 
 def _is_reference(method, options):
     "Exact LOO as the other maps are held against."
-    return method == 'loo' and not options
+    return as_method(method).is_reference and not options
 
 
 def held_against_loo(

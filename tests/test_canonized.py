@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from conftest import TEXTS
-from test_composites import close
+from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from conftest import TEXTS
-from test_composites import close
+from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 

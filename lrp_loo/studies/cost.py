@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 from ..faithfulness import faithfulness_table
-from ..stats import mean_se, per_text
-from .table2 import paper_numbers
-from ..faithfulness import faithfulness_table
+from ..methods import METHODS
 from ..stats import mean_se, per_text
 from .table2 import paper_numbers
 from .common import Study
@@ -229,15 +227,14 @@ def plot_tradeoff(
 
 # %% ../../nbs/45_cost.ipynb #0f80e106
 PASSES = {  # method → its passes through the model
-    'loo': 'T forward',
-    'removal': '1 forward, 1 backward',
+    'loo': METHODS['loo'].passes,
+    'removal': METHODS['removal'].passes,
     'removal+loo': 'the same, √T forward',
     'removal, 9 passes': '9 forward, 9 backward',
-    'attn_lrp': '1 forward, 1 backward',
-    'cp_lrp': '1 forward, 1 backward',
-    'ig': '16 forward, 16 backward',
-    'rollout': '1 forward',
-    'grad_x_input': '1 forward, 1 backward',
+    **{
+        name: METHODS[name].passes
+        for name in ('attn_lrp', 'cp_lrp', 'ig', 'rollout', 'grad_x_input')
+    },
 }
 
 # %% ../../nbs/45_cost.ipynb #435d523f

@@ -16,6 +16,7 @@ import transformers
 
 from ..conservation import conservation
 from ..lrp import attn_lrp, cp_lrp, lrp_rules
+from ..methods import sum_over_features
 from ..models import forward, watch_embeddings
 from ..targets import Readout
 
@@ -303,9 +304,7 @@ def relevance_of(
     with torch.enable_grad():
         value = Readout(target, out, inputs)(out)
     R = seen[0].detach() * torch.autograd.grad(value.sum(), seen[0])[0]
-    # [1, T, d], or a convolution's [1, d, h, w]
-    per_place = R.sum(-1) if R.ndim == 3 else R.sum(1).flatten(1)
-    return Relevance(per_place[0], out, rules)
+    return Relevance(sum_over_features(R)[0], out, rules)
 
 # %% ../../nbs/22_families.ipynb #5dcc3b50
 class Variants(NamedTuple):

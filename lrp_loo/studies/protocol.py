@@ -25,10 +25,6 @@ from ..stats import normalize
 from ..data import load_texts
 from ..stats import agreement
 from ..stats import mean_se, paired_difference
-from ..results import Results
-from ..stats import agreement, normalize
-from ..data import load_texts
-from ..stats import mean_se, paired_difference
 from .experiments import text_examples
 from .layerwise import bypass_name, is_above_zero
 from lrp_loo.models import (

@@ -15,63 +15,6 @@ import matplotlib
 import pandas as pd
 from fastcore.script import store_true
 from .. import UsageError
-from ..results import Results, read_results
-from ..core import resolve_device, whole_file, write_text_atomic
-from ..data import load_digit_images, load_texts, source_label
-from lrp_loo.studies.precision import (
-    plot_precision,
-    precision_experiment,
-    precision_table,
-)
-from .table2 import TABLE2, table2_against_paper
-from ..faithfulness import faithfulness_table
-from .experiments import text_experiment
-from lrp_loo.studies.layerwise import (
-    layer_table,
-    sweep_methods,
-    table_a3_against_paper,
-    text_claims,
-)
-from lrp_loo.studies.mnist import (
-    compare_table1,
-    grid_table,
-    linear_attention_experiment,
-    mnist_claims,
-    plot_table1,
-    table1_against_paper,
-)
-from ..models import DEMOS, describe_model, load_model
-from lrp_loo.studies.figures import (
-    plot_agreement,
-    plot_areas,
-    plot_beyond,
-    plot_conservation,
-    plot_entropy,
-    plot_layerwise,
-)
-from lrp_loo.studies.protocol import (
-    conclusions_table,
-    plot_protocol,
-    plot_removals,
-    protocol_experiment,
-)
-from lrp_loo.studies.related import (
-    plot_related,
-    related_experiment,
-    related_table,
-)
-from lrp_loo.studies.remedy import (
-    REMEDY_PARTS,
-    gap_experiment,
-    gap_table,
-    plot_gap,
-    plot_remedy,
-    remedy_experiment,
-    remedy_table,
-    weights_experiment,
-    weights_table,
-)
-from .scalar import draw_figure1, scalar_table
 from ..results import read_results
 from ..core import whole_file, write_text_atomic
 from ..data import source_label
