@@ -312,7 +312,7 @@ def _audit_passes(n, n_methods, chunk):
     return n + 2 * n_methods * math.ceil(n / chunk)
 
 
-def _say_how_long(model, encs, n_methods, chunk, removal, fill):
+def _say_audit_time(model, encs, n_methods, chunk, removal, fill):
     "Long work says so beforehand."
     lengths = [input_positions(model, e) for e in encs]
     if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
@@ -370,7 +370,7 @@ class _Audit:
         "Beforehand, of work that is long."
         removal = self.removal or default_removal(encs[0])
         fill = fill_id(self.tokenizer, removal)
-        _say_how_long(
+        _say_audit_time(
             self.model, encs, self.n_methods, self.chunk, self.removal, fill
         )
 
