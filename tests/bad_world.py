@@ -29,7 +29,8 @@ from transformers import (
 import lrp_loo
 from lrp_loo import explain, explain_dataset, load_demo
 from lrp_loo.cli import main
-from lrp_loo.core import Results, read_results, versions, write_text_atomic
+from lrp_loo.results import Results, read_results
+from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.dataset import read_sweep
 from lrp_loo.models import demo_base, encode
 
@@ -72,8 +73,8 @@ def interrupted(*argv):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    # what every batch goes through
-    with mock.patch('lrp_loo.methods._explain_batch', stop):
+    # what every model begins with
+    with mock.patch.object(torch.nn.Embedding, 'forward', stop):
         return cli(*argv)
 
 

@@ -7,7 +7,7 @@ from lrp_loo.data import read_texts
 
 
 def written(tmp_path, content, name='a.csv'):
-    "a file of one's own."
+    "A file of one's own."
     path = tmp_path / name
     path.write_bytes(
         content if isinstance(content, bytes) else content.encode('utf-8')
@@ -88,29 +88,24 @@ def test_the_refusal_of_missing_texts_names_the_option(tmp_path):
         read_texts(path)
 
 
-@pytest.mark.parametrize(
-    'name', ['a.csv', 'a.tsv', 'a.jsonl', 'a.json', 'a.parquet']
-)
+WRITERS = {
+    'a.csv': lambda d, path: d.to_csv(path, index=False),
+    'a.tsv': lambda d, path: d.to_csv(path, index=False, sep='\t'),
+    'a.json': lambda d, path: d.to_json(path, orient='records'),
+    'a.jsonl': lambda d, path: d.to_json(path, orient='records', lines=True),
+    'a.parquet': lambda d, path: d.to_parquet(path),
+}
+
+
+@pytest.mark.parametrize('name', WRITERS)
 def test_rows_without_a_text_are_left_out_and_named(tmp_path, name):
-    path = tmp_path / name
     d = pd.DataFrame(dict(text=['fine', None, 'no', '  '], label=[1, 0, 0, 1]))
-    write = dict(
-        csv=lambda: d.to_csv(path, index=False),
-        tsv=lambda: d.to_csv(path, index=False, sep='\t'),
-        json=lambda: d.to_json(path, orient='records'),
-        jsonl=lambda: d.to_json(path, orient='records', lines=True),
-        parquet=lambda: d.to_parquet(path),
-    )
-    write[path.suffix[1:]]()
-    found = read_texts(path, skip_missing=True)
-    assert sorted((t, int(l)) for t, l in zip(found.texts, found.labels)) == [
-        ('fine', 1),
-        ('no', 0),
-    ]
-    assert (
-        found.info['missing'] == dict(n=2, rows=[1, 3])
-        and found.info['n_split'] == 2
-    )
+    WRITERS[name](d, tmp_path / name)
+    found = read_texts(tmp_path / name, skip_missing=True)
+    labels = [int(label) for label in found.labels]
+    assert sorted(zip(found.texts, labels)) == [('fine', 1), ('no', 0)]
+    assert found.info['missing'] == dict(n=2, rows=[1, 3])
+    assert found.info['n_split'] == 2
 
 
 def test_a_blank_line_in_a_file_of_one_column_is_a_row_without_a_text(tmp_path):

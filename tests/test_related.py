@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lrp_loo import load_demo
-from lrp_loo.core import pearson
+from lrp_loo.stats import pearson
 from lrp_loo.methods import explain, explain_batch
 from lrp_loo.models import encode, forward, pad_batch
 from lrp_loo.studies.related import (

@@ -8,7 +8,7 @@ __all__ = ['FAMILIES', 'TASKS', 'family_tasks', 'random_model', 'random_inputs',
 # %% ../../nbs/22_families.ipynb #123881e5
 import torch
 import transformers
-from ..methods import _over_tokens
+from ..methods import sum_over_features
 from ..lrp import attn_lrp, cp_lrp, lrp_rules
 from ..conservation import conservation
 from ..models import forward, watch_embeddings
@@ -291,7 +291,7 @@ def relevance_of(
     with torch.enable_grad():
         value = Readout(target, out, inputs)(out)
     R = seen[0].detach() * torch.autograd.grad(value.sum(), seen[0])[0]
-    return _over_tokens(R)[0], out, rules
+    return sum_over_features(R)[0], out, rules
 
 
 def family_row(

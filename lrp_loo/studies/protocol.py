@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', 'NUMBERS', 'RECORDED', 'CONCLUSIONS', 'HOLDS',
            'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP', 'LABELS_OF', 'IN_R',
-           'IN_DELTA', 'protocol_removals', 'protocol_methods', 'number_target', 'protocol_row', 'protocol_experiment',
-           'recorded_choices', 'Conclusion', 'protocol_values', 'protocol_difference', 'protocol_table',
-           'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
+           'IN_DELTA', 'STUDIES', 'protocol_removals', 'protocol_methods', 'number_target', 'protocol_row',
+           'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values', 'protocol_difference',
+           'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
 
 # %% ../../nbs/25_protocol.ipynb #401b7174
 from dataclasses import dataclass
@@ -20,9 +20,12 @@ import torch
 from tqdm.auto import tqdm
 from ..methods import explain_batch
 from ..lrp import n_layers
-from ..core import Results, agreement, normalize
+from ..results import Results
+from ..stats import normalize
 from ..data import load_texts
-from ..faithfulness import mean_se, paired_difference, text_examples
+from ..stats import agreement
+from ..stats import mean_se, paired_difference
+from .experiments import text_examples
 from .layerwise import bypass_name, is_above_zero
 from lrp_loo.models import (
     DEMOS,
@@ -33,14 +36,9 @@ from lrp_loo.models import (
     max_tokens,
     special_mask,
 )
-from lrp_loo.loo import (
-    Removal,
-    curve_area,
-    fill_id,
-    removal_path,
-    removal_units,
-    subset_logits,
-)
+from ..removals import Removal, fill_id
+from ..curves import curve_area, removal_path, removal_units
+from ..variants import subset_logits
 from ..targets import output_field
 
 # %% ../../nbs/25_protocol.ipynb #f479b95b
@@ -870,3 +868,17 @@ def plot_removals(
             fontsize=9,
         )
     return fig
+
+# %% ../../nbs/25_protocol.ipynb #405e193e
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'protocol',
+        'better',
+        dict(sst2='protocol-sst2', imdb='protocol-imdb'),
+        on_part(protocol_experiment),
+        one_table('protocol', conclusions_table),
+        {'protocol': plot_protocol, 'protocol-removals': plot_removals},
+    ),
+)

@@ -29,17 +29,14 @@ from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
 from ..attention import AttentionMode
 from ..lrp import n_layers, transformer_layers
-from ..core import Results, agreement, pearson
+from ..results import Results
+from ..stats import agreement, pearson
 from ..data import TextData, load_texts, source_label
-from lrp_loo.faithfulness import (
-    mean_se,
-    paired_difference,
-    per_text,
-    text_examples,
-)
+from ..stats import mean_se, paired_difference, per_text
+from .experiments import text_examples
 from lrp_loo.models import (
     DEMOS,
-    _takes,
+    forward_arguments,
     describe_model,
     encode,
     forward,
@@ -49,7 +46,7 @@ from lrp_loo.models import (
     special_mask,
     watch_embeddings,
 )
-from ..loo import subset_logits
+from ..variants import subset_logits
 from ..removal import key_effects
 from ..targets import Readout, Scores, settled, text_by_text
 
@@ -740,7 +737,7 @@ proxy_scores.by_unit = True
 # %% ../../nbs/27_related.ipynb #c3d4e5f6
 def _keys_and_values(model, enc):
     "The model's output with its cache."
-    takes_cache = 'use_cache' in _takes(model)
+    takes_cache = 'use_cache' in forward_arguments(model)
     out = model(**enc, **(dict(use_cache=True) if takes_cache else {}))
     if getattr(out, 'past_key_values', None) is None:
         raise ValueError(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REMEDY', 'WITH_CURVES', 'SINGLE_PASS', 'LRP', 'REMEDY_PARTS', 'GOALS', 'BETTER_IN_CURVES', 'WEIGHTS', 'GROUPED',
-           'LINES', 'ONE_PASS_COLOURS', 'remedy_experiment', 'remedy_table', 'Goal', 'remedy_claims',
+           'LINES', 'ONE_PASS_COLOURS', 'STUDIES', 'remedy_experiment', 'remedy_table', 'Goal', 'remedy_claims',
            'expected_r_table', 'gap_row', 'gap_experiment', 'gap_table', 'weights_experiment', 'weights_table',
            'plot_remedy', 'plot_gap']
 
@@ -16,17 +16,15 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .beyond import part_examples, part_experiment
+from .common import part_examples, part_experiment
 from ..lrp import Composite, gradient, lrp_rules
-from ..core import Results, pearson, spearman
-from lrp_loo.faithfulness import (
-    faithfulness_table,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from ..results import Results
+from ..stats import pearson, spearman
+from ..faithfulness import faithfulness_table
+from ..stats import mean_se, paired_difference, per_text
 from ..models import forward, special_mask, watch_embeddings
-from ..loo import key_weights, loo_readout
+from ..removals import key_weights
+from ..loo import loo_readout
 from ..removal import removal_pass
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
@@ -600,3 +598,32 @@ def plot_gap(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/21_remedy.ipynb #156248c7
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'remedy',
+        'better',
+        {part: f'remedy-{part}' for part in REMEDY_PARTS},
+        on_part(remedy_experiment),
+        one_table('remedy', remedy_table),
+        dict(remedy=plot_remedy),
+    ),
+    Study(
+        'gap',
+        'better',
+        dict(sst2='gap'),
+        on_part(gap_experiment),
+        one_table('gap', gap_table),
+        dict(gap=lambda found: plot_gap(found['sst2'])),
+    ),
+    Study(
+        'weights',
+        'better',
+        dict(sst2='weights-sst2', imdb='weights-imdb'),
+        on_part(weights_experiment),
+        one_table('weights', weights_table),
+    ),
+)

@@ -29,7 +29,7 @@ from ..data import load_digit_images, load_texts, source_label, vit_pixels
 from lrp_loo.models import (
     DEMOS,
     LABELS,
-    _quiet,
+    quiet_loading,
     accuracy,
     demo_base,
     demo_folder,
@@ -88,7 +88,7 @@ def train_adapter(
         dropout=dropout,
         seed=seed,
     )
-    with torch.random.fork_rng(), _quiet():
+    with torch.random.fork_rng(), quiet_loading():
         torch.manual_seed(seed)
         tok = AutoTokenizer.from_pretrained(demo_base())
         base = AutoModelForSequenceClassification.from_pretrained(
@@ -356,7 +356,7 @@ def train_decoder_classifier(
     )
     base = str(base or demo_folder('reviews'))
     tok = AutoTokenizer.from_pretrained(base, local_files_only=True)
-    with torch.random.fork_rng(), _quiet():
+    with torch.random.fork_rng(), quiet_loading():
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(
             base,
