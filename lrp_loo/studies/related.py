@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'N_PASSES', 'KEPT', 'SURROGATES', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN',
-           'LIMITS', 'DRAWN', 'AttentionLayer', 'removal_effect', 'WatchedRun', 'attention_layers', 'atp_scores',
-           'graddrop_scores', 'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'Game', 'game', 'atman_scores',
-           'context_effects', 'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores',
-           'shallow', 'proxy_scores', 'cached_loo_scores', 'Compared', 'tuning_row', 'tuning_experiment',
-           'tuned_options', 'related_methods', 'related_row', 'related_experiment', 'related_table', 'Drawn',
-           'plot_related']
+           'LIMITS', 'DRAWN', 'STUDIES', 'AttentionLayer', 'removal_effect', 'WatchedRun', 'attention_layers',
+           'atp_scores', 'graddrop_scores', 'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'Game', 'game',
+           'atman_scores', 'context_effects', 'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores',
+           'hierarchical_scores', 'shallow', 'proxy_scores', 'cached_loo_scores', 'Compared', 'tuning_row',
+           'tuning_experiment', 'tuned_options', 'related_methods', 'related_row', 'related_experiment',
+           'related_table', 'Drawn', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib
@@ -48,6 +48,7 @@ from lrp_loo.models import (
 )
 from ..variants import subset_logits
 from ..removal import key_effects
+from .style import method_colour, themed
 from ..targets import Readout, Scores, settled, text_by_text
 
 # %% ../../nbs/27_related.ipynb #0d5f737d
@@ -919,7 +920,7 @@ def tuning_row(
     return table.tolist()
 
 
-def _long_enough(tokenizer, texts):
+def _no_phrases(tokenizer, texts):
     "Numbers of the texts with at least SHORTEST tokens."
     lengths = [
         len(tokenizer(t, truncation=True, max_length=SHORTEST)['input_ids'])
@@ -952,7 +953,7 @@ def tuning_experiment(
     )
     results = Results(path, config, fresh)
     done = results.done
-    numbers = _long_enough(tok, texts.texts)
+    numbers = _no_phrases(tok, texts.texts)
     long = TextData(
         [texts.texts[i] for i in numbers],
         [texts.labels[i] for i in numbers],
@@ -1181,28 +1182,30 @@ class Drawn:
 
 
 DRAWN = {  # label → how it is drawn
-    'exact LOO': Drawn('k', '*', ('loo',)),
+    'exact LOO': Drawn(method_colour('loo'), '*', ('loo',)),
     'removal': Drawn(
-        'C3',
+        method_colour('removal'),
         'o',
         ('removal', 'removal_2', 'removal_4', 'removal_9'),
         line=True,
     ),
     'removal + k exact': Drawn(
-        'C3',
+        method_colour('removal+loo'),
         's',
         ('removal+loo_1', 'removal+loo_4', 'removal+loo_12', 'removal+loo'),
         line=True,
     ),
-    'LRP': Drawn('C0', 'o', ('attn_lrp', 'cp_lrp')),
-    'gradient × input, IG': Drawn('C7', 'o', ('grad_x_input', 'ig')),
+    'LRP': Drawn(method_colour('attn_lrp'), 'o', ('attn_lrp', 'cp_lrp')),
+    'gradient × input, IG': Drawn(
+        method_colour('grad_x_input'), 'o', ('grad_x_input', 'ig')
+    ),
     'attention × gradient': Drawn(
         'C5', 'v', ('attention_x_gradient', 'chefer')
     ),
     'Grad-ELLM': Drawn('C9', 'v', ('grad_ellm', 'grad_ellm_signed')),
-    'AtP, AtP + QK fix': Drawn('C1', 'D', ('atp', 'atp_qk')),
+    'AtP, AtP + QK fix': Drawn('goldenrod', 'D', ('atp', 'atp_qk')),
     'AtP*, with and without sign': Drawn(
-        'C1', 'X', ('atp_star', 'atp_star_signed')
+        'goldenrod', 'X', ('atp_star', 'atp_star_signed')
     ),
     'AtMan': Drawn('C6', 'P', ('atman', 'atman_similar')),
     'AttriBoT: hierarchy': Drawn('C4', '^', ('hierarchical',)),
@@ -1251,6 +1254,7 @@ def _panel_title(results):
     )
 
 
+@themed
 def plot_related(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
@@ -1284,3 +1288,17 @@ def plot_related(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/27_related.ipynb #e48eaa7c
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'related',
+        'better',
+        dict(sst2='related-sst2', imdb='related-imdb'),
+        on_part(related_experiment),
+        one_table('related', related_table),
+        dict(related=plot_related),
+    ),
+)
