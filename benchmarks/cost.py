@@ -14,7 +14,7 @@ import torch
 
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.methods import explain_batch
-from lrp_loo.core import Results
+from lrp_loo.results import Results
 from lrp_loo.models import encode
 from lrp_loo.loo import leave_one_out
 

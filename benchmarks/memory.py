@@ -65,7 +65,7 @@ def main():
         return print(
             json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint'))
         )
-    from lrp_loo.core import Results
+    from lrp_loo.results import Results
 
     r = Results(
         a.out,

@@ -12,7 +12,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from lrp_loo.core import Results
+from lrp_loo.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 USE = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.core import Results
+from lrp_loo.results import Results
 from lrp_loo.models import DEMOS, describe_model, encode
 from lrp_loo.removal import removal_scores
 

@@ -8,9 +8,10 @@ import torch
 
 from lrp_loo import load_demo, load_texts
 from lrp_loo.attention import attention_maps
-from lrp_loo.core import Results
+from lrp_loo.results import Results
 from lrp_loo.models import DEMOS, describe_model, encode, forward
-from lrp_loo.loo import key_weights, leave_one_out
+from lrp_loo.removals import key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import removal_pass, removal_scores
 
 OUT = Path(__file__).parent.parent / 'results' / 'removal-special.json'

@@ -10,7 +10,7 @@ from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
 from lrp_loo.lrp import n_layers
-from lrp_loo.core import Results
+from lrp_loo.results import Results
 from lrp_loo.loo import many_loo
 
 KINDS = {

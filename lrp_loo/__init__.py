@@ -33,7 +33,7 @@ _PUBLIC = {
     'lrp_rules': 'lrp',
     'Composite': 'lrp',
     'leave_one_out': 'loo',
-    'Removal': 'loo',
+    'Removal': 'removals',
     'Attribution': 'view',
     'compare': 'view',
     'load': 'view',

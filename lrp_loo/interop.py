@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from .core import whole_number
-from .loo import Removal, input_positions
+from .removals import Removal, input_positions
 from .lrp import Composite
 from lrp_loo.methods import (
     as_method,

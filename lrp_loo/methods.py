@@ -28,15 +28,14 @@ from lrp_loo.layers import (
     checkpointed_gradient,
     layer_hooks,
 )
-from lrp_loo.loo import (
+from lrp_loo.removals import (
     as_removal,
-    cores,
     default_removal,
     fill_id,
     input_positions,
-    many_loo,
-    on_every_core,
 )
+from .variants import cores, on_every_core
+from .loo import many_loo
 from lrp_loo.lrp import (
     Composite,
     attn_lrp,

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from .methods import METHODS, explain, explain_methods
 from .lrp import n_layers
-from .core import FEWEST_TOKENS
+from .stats import FEWEST_TOKENS
 from .models import encode
 from .targets import settled
 from .view import DOWN, STRENGTH, UP, headline, shown_tokens

@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from . import __version__
+from .stats import FEWEST_TOKENS, pearson
 from lrp_loo.core import (
-    FEWEST_TOKENS,
     Attribution,
-    pearson,
     whole_file,
     whole_number,
     write_text_atomic,

@@ -44,7 +44,8 @@ from lrp_loo.methods import explain_batch, lrp_scores
 from lrp_loo.models import pad_batch
 from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.conservation import conservation
-from lrp_loo.core import Results, read_results, write_text_atomic
+from lrp_loo.results import Results, read_results
+from lrp_loo.core import write_text_atomic
 from lrp_loo.models import check_model, input_embeddings, watch_embeddings
 from lrp_loo.loo import leave_one_out
 from lrp_loo.targets import Target

@@ -16,7 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from lrp_loo.core import read_results, versions, write_text_atomic
+from lrp_loo.results import read_results
+from lrp_loo.core import versions, write_text_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'results' / 'kernels.json'

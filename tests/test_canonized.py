@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import TEXTS
-from test_composites import close
+from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 

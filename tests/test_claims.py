@@ -15,16 +15,16 @@ import pandas as pd
 import pytest
 
 from lrp_loo.studies.beyond import claim2_table, read_beyond
-from lrp_loo.core import read_results
+from lrp_loo.results import read_results
 from lrp_loo.studies.cost import PASSES, cost_table, headline_table, shared_rows
-from lrp_loo.faithfulness import mean_se, paired_difference, per_text
+from lrp_loo.stats import mean_se, paired_difference, per_text
 from lrp_loo.studies.layerwise import (
     MARGIN,
     best_single_layer,
     is_above_zero,
     text_claims,
 )
-from lrp_loo.studies.plots import NAMES
+from lrp_loo.studies.style import NAMES
 from lrp_loo.studies.protocol import (
     DEFAULT,
     PROTOCOL,

@@ -8,7 +8,7 @@ import pytest
 
 import lrp_loo.models
 from lrp_loo.cli import main
-from lrp_loo.core import Results, read_results
+from lrp_loo.results import Results, read_results
 
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
 TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
@@ -253,7 +253,7 @@ def interrupted(monkeypatch):
     "Ctrl-C after so many rows of an audit."
 
     def after(n):
-        from lrp_loo.core import Results
+        from lrp_loo.results import Results
 
         add = Results.add
 

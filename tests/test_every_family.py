@@ -20,7 +20,7 @@ from every_family import (
 )
 
 import lrp_loo
-from lrp_loo.core import read_results
+from lrp_loo.results import read_results
 
 LIVE = (  # family, what it has
     'bert',  # one list of layers

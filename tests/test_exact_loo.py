@@ -25,10 +25,9 @@ from lrp_loo.loo import (
     loo_readout,
     loo_seconds,
     many_loo,
-    perturbation_curves,
-    removal_units,
-    subset_logits,
 )
+from lrp_loo.curves import perturbation_curves, removal_units
+from lrp_loo.variants import subset_logits
 from lrp_loo.targets import Readout, Target, output_field
 
 N_TOKENS = 12

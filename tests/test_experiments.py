@@ -16,14 +16,12 @@ from lrp_loo import audit, explain, load_texts
 from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
 from lrp_loo.studies.reproduce import against_paper
-from lrp_loo.core import Results, read_results
+from lrp_loo.results import Results, read_results
 from lrp_loo.data import load_digit_images
-from lrp_loo.faithfulness import (
-    TABLE2,
-    faithfulness_table,
-    per_text,
-    text_experiment,
-)
+from lrp_loo.studies.table2 import TABLE2
+from lrp_loo.faithfulness import faithfulness_table
+from lrp_loo.stats import per_text
+from lrp_loo.studies.experiments import text_experiment
 from lrp_loo.studies.layerwise import (
     SWEEPS,
     sweep_layers,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import TEXTS
-from test_composites import close
+from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 
@@ -34,7 +34,8 @@ from lrp_loo.studies.families import (
     relevance_of,
 )
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import leave_one_out, subset_logits
+from lrp_loo.loo import leave_one_out
+from lrp_loo.variants import subset_logits
 from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.targets import Target
 

@@ -19,17 +19,18 @@ from lrp_loo.fast import (
     read_row_only,
 )
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.loo import (
+from lrp_loo.variants import (
     cores,
-    key_weights,
-    leave_one_out,
-    many_loo,
-    many_perturbation_curves,
     many_subset_logits,
     on_every_core,
+    subset_logits,
+)
+from lrp_loo.removals import key_weights
+from lrp_loo.loo import leave_one_out, many_loo
+from lrp_loo.curves import (
+    many_perturbation_curves,
     perturbation_curves,
     removal_units,
-    subset_logits,
 )
 from lrp_loo.targets import Target, output_field
 

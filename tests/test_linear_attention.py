@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrp_loo.core import normalize, pearson, read_results
+from lrp_loo.stats import normalize, pearson
+from lrp_loo.results import read_results
 from lrp_loo.studies.linear_attention import (
     FORMS,
     GRID,

@@ -11,7 +11,8 @@ from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
 from lrp_loo.lrp import gradient, lrp_rules
 from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.models import forward, max_tokens, watch_embeddings
-from lrp_loo.loo import key_weights, leave_one_out
+from lrp_loo.removals import key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import removal_scores
 from lrp_loo.targets import Readout
 

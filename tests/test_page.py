@@ -6,7 +6,7 @@ import chromium
 import pytest
 import torch
 from lrp_loo import explain, load_demo
-from lrp_loo.core import pearson
+from lrp_loo.stats import pearson
 from lrp_loo.page import explain_page, page_data
 from lrp_loo.view import score_colours
 

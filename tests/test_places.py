@@ -1,7 +1,10 @@
-"Which place of a text, and which target, is explained; and that a batch's padding does not change it."
+"""Which place of a text, and which target, is explained; a batch's padding does
+not change it.
+"""
 
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -45,19 +48,21 @@ def small(name, **config):
     return cls._from_config(cls.config_class(**config)).eval()
 
 
-def masked_one_at_a_time(model, enc, read):
-    """LOO by one forward pass per token; `read` takes the number from the
-    output.
-    """
-    with torch.no_grad():
-        whole = read(model(**enc))
-        scores = []
-        for i in range(enc['input_ids'].shape[1]):
-            mask = enc['attention_mask'].clone()
-            mask[0, i] = 0
-            scores.append(
-                whole - read(model(**enc | dict(attention_mask=mask)))
-            )
+@torch.no_grad()
+def output_of(model, enc):
+    "The logits of one text."
+    return model(**enc).logits[0]
+
+
+def masked_one_at_a_time(model, enc, *where):
+    "LOO of an entry of the logits by one forward pass per token."
+    whole = output_of(model, enc)[where]
+    scores = []
+    for i in range(enc['input_ids'].shape[1]):
+        mask = enc['attention_mask'].clone()
+        mask[0, i] = 0
+        rest = output_of(model, enc | dict(attention_mask=mask))[where]
+        scores.append(whole - rest)
     return torch.stack(scores)
 
 
@@ -82,55 +87,47 @@ def mlm():
 def test_a_masked_language_model_is_explained_at_its_mask(
     mlm, tokenizer, method
 ):
-    for a, text in zip(explain(mlm, tokenizer, MASKED, method), MASKED):
+    maps = explain(mlm, tokenizer, MASKED, method)
+    for a, text in zip(maps, MASKED, strict=True):
         enc = encode(mlm, tokenizer, text)
         place = enc['input_ids'][0].tolist().index(tokenizer.mask_token_id)
-        with torch.no_grad():
-            row = mlm(**enc).logits[0, place]
-        assert a.target == int(row.argmax()) and a.logit == pytest.approx(
-            float(row.max()), rel=1e-4
-        )
-        assert (
-            a.info['position'] == place
-            and f'at token {place} ([MASK])' in a.explained
-        )
+        row = output_of(mlm, enc)[place]
+        assert a.target == int(row.argmax())
+        assert a.logit == pytest.approx(float(row.max()), rel=1e-4)
+        assert a.info['position'] == place
+        assert f'at token {place} ([MASK])' in a.explained
 
 
 def test_loo_of_a_masked_language_model_is_read_at_its_mask(mlm, tokenizer):
-    for a, text in zip(explain(mlm, tokenizer, MASKED, 'loo'), MASKED):
-
-        def read(out):
-            return out.logits[0, a.info['position'], a.target]
-
-        same(
-            a.scores,
-            masked_one_at_a_time(mlm, encode(mlm, tokenizer, text), read),
-        )
+    maps = explain(mlm, tokenizer, MASKED, 'loo')
+    for a, text in zip(maps, MASKED, strict=True):
+        enc = encode(mlm, tokenizer, text)
+        place = a.info['position']
+        same(a.scores, masked_one_at_a_time(mlm, enc, place, a.target))
 
 
-@pytest.mark.parametrize(
-    'text, said', [(TEXTS[0], 'none'), ('The [MASK] is [MASK].', '2')]
-)
-def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer, text, said):
-    for method in ('attn_lrp', 'loo'):
-        with pytest.raises(ValueError, match=r'position=') as e:
-            explain(mlm, tokenizer, text, method)
-        assert 'MASK' in str(e.value)
+TWO_MASKS = 'The [MASK] is [MASK].'
+
+
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
+@pytest.mark.parametrize('text', [TEXTS[0], TWO_MASKS])
+def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer, text, method):
+    with pytest.raises(ValueError, match='MASK.*position='):
+        explain(mlm, tokenizer, text, method)
+
+
+@pytest.mark.parametrize('text, said', [(TEXTS[0], 'none'), (TWO_MASKS, '2')])
+def test_the_text_without_one_mask_is_told_from_others(
+    mlm, tokenizer, text, said
+):
     with pytest.raises(ValueError, match=f'this text has {said}'):
-        explain(
-            mlm,
-            tokenizer,
-            (
-                [MASKED[0], 'The [MASK] is [MASK].']
-                if said == '2'
-                else [MASKED[0], text]
-            ),
-        )
+        explain(mlm, tokenizer, [MASKED[0], text])
 
 
 def test_a_given_position_wins_over_the_mask(mlm, tokenizer):
     (a,) = explain(mlm, tokenizer, MASKED[0], target=Target(position=1))
-    assert a.info['position'] == 1 and 'at token 1 (the)' in a.explained
+    assert a.info['position'] == 1
+    assert 'at token 1 (the)' in a.explained
 
 
 def test_without_a_tokenizer_a_masked_language_model_asks_for_a_position(
@@ -139,10 +136,8 @@ def test_without_a_tokenizer_a_masked_language_model_asks_for_a_position(
     enc = encode(mlm, tokenizer, MASKED[0])
     with pytest.raises(ValueError, match='position='):
         leave_one_out(mlm, enc)
-    assert (
-        len(leave_one_out(mlm, enc, Target(position=2))[0])
-        == enc['input_ids'].shape[1]
-    )
+    loo, *_ = leave_one_out(mlm, enc, Target(position=2))
+    assert len(loo) == enc['input_ids'].shape[1]
 
 
 def test_deleting_tokens_would_move_the_mask(mlm, tokenizer):
@@ -150,23 +145,29 @@ def test_deleting_tokens_would_move_the_mask(mlm, tokenizer):
         explain(mlm, tokenizer, MASKED[0], 'loo', removal='delete')
 
 
-def test_a_token_classifier_asks_for_a_position(tokenizer):
-    model = small('BertForTokenClassification', num_labels=3)
-    for method in ('attn_lrp', 'loo'):
-        with pytest.raises(ValueError, match='position='):
-            explain(model, tokenizer, TEXTS[0], method)
-    (a,) = explain(model, tokenizer, TEXTS[0], 'loo', target=Target(position=2))
-    assert a.explained.startswith('target') and a.explained.endswith(
-        'at token 2 (jokes)'
+@pytest.fixture(scope='module')
+def token_classifier():
+    return small('BertForTokenClassification', num_labels=3)
+
+
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
+def test_a_token_classifier_asks_for_a_position(
+    token_classifier, tokenizer, method
+):
+    with pytest.raises(ValueError, match='position='):
+        explain(token_classifier, tokenizer, TEXTS[0], method)
+
+
+def test_a_token_classifier_is_read_at_its_position(
+    token_classifier, tokenizer
+):
+    (a,) = explain(
+        token_classifier, tokenizer, TEXTS[0], 'loo', target=Target(position=2)
     )
-    same(
-        a.scores,
-        masked_one_at_a_time(
-            model,
-            encode(model, tokenizer, TEXTS[0]),
-            lambda out: out.logits[0, 2, a.target],
-        ),
-    )
+    assert a.explained.startswith('target')
+    assert a.explained.endswith('at token 2 (jokes)')
+    enc = encode(token_classifier, tokenizer, TEXTS[0])
+    same(a.scores, masked_one_at_a_time(token_classifier, enc, 2, a.target))
 
 
 class OwnRows(torch.nn.Module):
@@ -197,47 +198,50 @@ def test_a_decoder_says_which_token_it_goes_on_from(tokenizer):
     model = small('LlamaForCausalLM', pad_token_id=0)
     for a in explain(model, tokenizer, TEXTS[:2]):
         assert a.explained.endswith(f'at token {len(a) - 1} ([SEP])')
-    assert (
-        'at token 3 (are)'
-        in explain(
-            model, tokenizer, TEXTS[0], units='word', target=Target(position=3)
-        )[0].explained
+
+
+def test_a_place_is_a_token_beside_words(tokenizer):
+    model = small('LlamaForCausalLM', pad_token_id=0)
+    (a,) = explain(
+        model, tokenizer, TEXTS[0], units='word', target=Target(position=3)
     )
+    assert 'at token 3 (are)' in a.explained
 
 
-def test_padding_on_the_left_does_not_move_the_last_token():
+@pytest.mark.parametrize(
+    'target, numbers',
+    [(2, [11.0, 23.0]), (Target(0, position=0), [0.0, 18.0])],
+    ids=['last', 'first'],
+)
+def test_padding_on_the_left_moves_no_token(target, numbers):
     CausalLMOutput = type('CausalLMOutput', (SimpleNamespace,), {})
     out = CausalLMOutput(logits=torch.arange(24.0).view(2, 4, 3))
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    assert Readout(2, out, dict(attention_mask=mask))(out).tolist() == [
-        11.0,
-        23.0,
-    ]
-    assert Readout(Target(0, position=0), out, dict(attention_mask=mask))(
-        out
-    ).tolist() == [0.0, 18.0]
+    readout = Readout(target, out, dict(attention_mask=mask))
+    assert readout(out).tolist() == numbers
 
 
 def test_a_settled_target_keeps_its_place():
     enc = dict(input_ids=torch.tensor([[1, 9, 2]]))
-    assert settled(
-        targets.at_mask(None, SimpleNamespace(mask_token_id=9), [enc]), 5
-    ) == Target(5, mask_id=9)
+    knows_mask = SimpleNamespace(mask_token_id=9)
+    target = targets.at_mask(None, knows_mask, [enc])
+    assert settled(target, 5) == Target(5, mask_id=9)
+
+
+def test_a_target_by_its_name_is_settled_by_its_number():
     assert settled('film', 5) == Target(5)
 
 
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
 @pytest.mark.parametrize('output', ['start_logits', 'end_logits'])
-def test_question_answering_says_start_or_end(tokenizer, output):
+def test_question_answering_says_start_or_end(tokenizer, output, method):
     model = small('BertForQuestionAnswering')
     pair = ('Who sang?', 'The lead sang every song.')
-    for method in ('attn_lrp', 'loo'):
-        (a,) = explain(
-            model, tokenizer, [pair], method, target=Target(output=output)
-        )
-        assert (
-            a.explained
-            == f"{output[:-7]} at token {a.target} ({a.tokens[a.target]})"
-        )
+    (a,) = explain(
+        model, tokenizer, [pair], method, target=Target(output=output)
+    )
+    place = f'{a.target} ({a.tokens[a.target]})'
+    assert a.explained == f'{output[:-7]} at token {place}'
 
 
 # --- prompts in front of the text
@@ -251,11 +255,8 @@ PROMPTS = dict(
 
 
 def prompted(model, kind, task):
-    config = PROMPTS[kind](
-        task_type=task,
-        num_virtual_tokens=4,
-        **(dict(encoder_hidden_size=16) if kind == 'ptuning' else {}),
-    )
+    more = dict(encoder_hidden_size=16) if kind == 'ptuning' else {}
+    config = PROMPTS[kind](task_type=task, num_virtual_tokens=4, **more)
     torch.manual_seed(1)
     model = get_peft_model(model, config).eval()
     with torch.no_grad():
@@ -265,52 +266,58 @@ def prompted(model, kind, task):
     return model
 
 
-@pytest.mark.parametrize('kind', PROMPTS)
-def test_a_prompt_tuned_decoder_is_read_at_the_text_s_tokens(tokenizer, kind):
-    model = prompted(
-        small('LlamaForCausalLM', pad_token_id=0), kind, 'CAUSAL_LM'
-    )
+@pytest.fixture(params=PROMPTS)
+def prompted_decoder(request):
+    decoder = small('LlamaForCausalLM', pad_token_id=0)
+    return prompted(decoder, request.param, 'CAUSAL_LM'), request.param
+
+
+@pytest.fixture(params=PROMPTS)
+def prompted_classifier(request):
+    return prompted(random_bert(layers=2), request.param, 'SEQ_CLS')
+
+
+def test_a_prompt_tuned_decoder_is_read_at_the_text_s_end(
+    prompted_decoder, tokenizer
+):
+    model, _ = prompted_decoder
     maps = explain(model, tokenizer, TEXTS[:2], 'loo')
-    for a, text in zip(maps, TEXTS):
+    for a, text in zip(maps, TEXTS[:2], strict=True):
         enc = encode(model, tokenizer, text)
-        with torch.no_grad():
-            row = model(**enc).logits[0, -1]
-        assert (
-            a.target == int(row.argmax()) and a.info['position'] == len(a) - 1
-        )
-        same(
-            a.scores,
-            masked_one_at_a_time(
-                model, enc, lambda out: out.logits[0, -1, a.target]
-            ),
-        )
+        assert a.target == int(output_of(model, enc)[-1].argmax())
+        assert a.info['position'] == len(a) - 1
+        same(a.scores, masked_one_at_a_time(model, enc, -1, a.target))
+
+
+def test_a_prompt_tuned_decoder_counts_the_text_s_tokens(
+    prompted_decoder, tokenizer
+):
+    model, kind = prompted_decoder
     (early,) = explain(
         model, tokenizer, TEXTS[0], 'grad_x_input', target=Target(position=2)
     )
-    with torch.no_grad():
-        logits = model(**encode(model, tokenizer, TEXTS[0])).logits
-    in_front = logits.shape[1] - len(early)
-    assert in_front == (
-        0 if kind == 'prefix' else 4
-    ) and early.logit == pytest.approx(
-        float(logits[0, in_front + 2].max()), rel=1e-4
-    )
-    assert (
-        early.scores[3:].abs().max() < 1e-6 * early.scores.abs().max()
-    )  # it does not see what follows
+    logits = output_of(model, encode(model, tokenizer, TEXTS[0]))
+    in_front = 0 if kind == 'prefix' else 4
+    assert len(logits) == len(early) + in_front
+    own = float(logits[in_front + 2].max())
+    assert early.logit == pytest.approx(own, rel=1e-4)
+    # it does not see what follows
+    assert early.scores[3:].abs().max() < 1e-6 * early.scores.abs().max()
 
 
-@pytest.mark.parametrize('kind', PROMPTS)
-def test_a_prompt_tuned_classifier_scores_the_text_s_tokens(tokenizer, kind):
-    model = prompted(random_bert(layers=2), kind, 'SEQ_CLS')
-    enc = encode(model, tokenizer, TEXTS[0])
-    (loo,) = explain(model, tokenizer, TEXTS[0], 'loo')
-    same(
-        loo.scores,
-        masked_one_at_a_time(model, enc, lambda out: out.logits[0, loo.target]),
-    )
+def test_a_prompt_tuned_classifier_scores_the_text_s_tokens(
+    prompted_classifier, tokenizer
+):
+    enc = encode(prompted_classifier, tokenizer, TEXTS[0])
+    (loo,) = explain(prompted_classifier, tokenizer, TEXTS[0], 'loo')
+    same(loo.scores, masked_one_at_a_time(prompted_classifier, enc, loo.target))
+
+
+def test_keys_that_are_no_inputs_are_refused_by_removal(
+    prompted_classifier, tokenizer
+):
     with pytest.raises(ValueError, match='one key per input'):
-        explain(model, tokenizer, TEXTS[0], 'removal')
+        explain(prompted_classifier, tokenizer, TEXTS[0], 'removal')
 
 
 def test_rows_that_are_no_tokens_are_refused():
@@ -344,12 +351,12 @@ READS_PADDING = {  # classifiers whose numbers change when a text is padded
     'FNetForSequenceClassification': {},
 }
 
+# 8 tokens, 11 and 21: Funnel pools by four, and feels padding where a text has
+# an odd number
 LENGTHS = [
     'The jokes are old here.',
     'A warm and funny film, now then.',
     TEXTS[2],
-    # 8 tokens, 11 and 21: Funnel pools by four, and feels padding where a text
-    # has an odd number
 ]
 
 
@@ -357,7 +364,8 @@ LENGTHS = [
 @pytest.mark.parametrize('name', READS_PADDING)
 def test_padding_that_is_read_does_not_reach_an_explanation(name, tokenizer):
     model = small(name, **READS_PADDING[name])
-    for a, text in zip(explain(model, tokenizer, LENGTHS), LENGTHS):
+    maps = explain(model, tokenizer, LENGTHS)
+    for a, text in zip(maps, LENGTHS, strict=True):
         (alone,) = explain(model, tokenizer, text)
         assert a.target == alone.target
         same(a.scores, alone.scores)
@@ -373,12 +381,12 @@ def test_agreement_rows_are_the_single_texts_where_padding_is_read(
     model = small(name, **READS_PADDING[name])
     encs = [encode(model, tokenizer, t) for t in LENGTHS]
     methods = {'attn_lrp': ('attn_lrp', {})}
-    for a, e in zip(agreement_rows(model, tokenizer, encs, methods), encs):
-        (alone,) = agreement_rows(model, tokenizer, [e], methods)
-        assert a['target'] == alone['target']
-        assert a['methods']['attn_lrp']['r'] == pytest.approx(
-            alone['methods']['attn_lrp']['r'], abs=1e-3
-        )
+    rows = agreement_rows(model, tokenizer, encs, methods)
+    for row, enc in zip(rows, encs, strict=True):
+        (alone,) = agreement_rows(model, tokenizer, [enc], methods)
+        assert row['target'] == alone['target']
+        own = alone['methods']['attn_lrp']['r']
+        assert row['methods']['attn_lrp']['r'] == pytest.approx(own, abs=1e-3)
 
 
 class Averages(torch.nn.Module):
@@ -399,15 +407,12 @@ def test_padding_that_is_averaged_does_not_reach_an_explanation(
 ):
     torch.manual_seed(0)
     model = Averages().eval()
-    for a, text in zip(
-        explain(model, tokenizer, TEXTS, 'grad_x_input', target=target), TEXTS
-    ):
-        same(
-            a.scores,
-            explain(model, tokenizer, text, 'grad_x_input', target=target)[
-                0
-            ].scores,
-        )
+
+    def explained(texts):
+        return explain(model, tokenizer, texts, 'grad_x_input', target=target)
+
+    for a, text in zip(explained(TEXTS), TEXTS, strict=True):
+        same(a.scores, explained(text)[0].scores)
 
 
 def test_a_decoder_classifier_without_padding_token_takes_several_texts(
@@ -417,10 +422,10 @@ def test_a_decoder_classifier_without_padding_token_takes_several_texts(
         'GPT2ForSequenceClassification', n_embd=32, n_layer=2, n_head=4
     )
     assert model.config.pad_token_id is None
-    for a, text in zip(explain(model, tokenizer, TEXTS, 'cp_lrp'), TEXTS):
-        assert torch.equal(
-            a.scores, explain(model, tokenizer, text, 'cp_lrp')[0].scores
-        )
+    maps = explain(model, tokenizer, TEXTS, 'cp_lrp')
+    for a, text in zip(maps, TEXTS, strict=True):
+        (alone,) = explain(model, tokenizer, text, 'cp_lrp')
+        assert torch.equal(a.scores, alone.scores)
 
 
 # --- held against LOO, once
@@ -436,42 +441,53 @@ def flips(model, tokenizer, encs, target=None):
     return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
 
-def test_three_callers_hold_methods_against_loo_alike(tokenizer):
-    import pyarrow as pa
+HELD = {
+    'attn_lrp': ('attn_lrp', {}),
+    'flips': (flips, {}),
+    'exact': ('removal+loo', {}),
+    'mask': ('loo', dict(removal='mask_token')),
+    'same': ('loo', {}),
+}
+HELD_TEXTS = [*TEXTS, 'A warm and funny film, and never once dull.']
 
+
+@pytest.fixture(scope='module')
+def held(tokenizer):
+    "The same texts and methods by the three callers: (text, method) → r, targets."
     model = random_bert()
-    texts = [*TEXTS, 'A warm and funny film, and never once dull.']
-    encs = [encode(model, tokenizer, t) for t in texts]
-    methods = {
-        'attn_lrp': ('attn_lrp', {}),
-        'flips': (flips, {}),
-        'exact': ('removal+loo', {}),
-        'mask': ('loo', dict(removal='mask_token')),
-        'same': ('loo', {}),
-    }
-    worker = BatchWorker((model, tokenizer, 'random'), methods=methods)(
-        pa.table(dict(index=range(len(texts)), text=texts))
-    ).to_pandas()
-    rows = (
-        faithfulness_rows(model, tokenizer, encs, methods),
-        agreement_rows(model, tokenizer, encs, methods),
-    )
-    for i in range(len(texts)):
-        for m in methods:
-            found = [r[i]['methods'][m]['r'] for r in rows] + worker.r[
-                (worker['index'] == i) & (worker.method == m)
-            ].tolist()
-            assert found == pytest.approx(
-                [found[0]] * 3, abs=1e-4, nan_ok=True
-            ), (
-                i,
-                m,
-                # a map's rounding (1e-6 of its largest score), over r's
-                # denominator
-            )
-        assert {r[i]['target'] for r in rows} == set(
-            worker.target[worker['index'] == i]
+    encs = [encode(model, tokenizer, t) for t in HELD_TEXTS]
+    worker = BatchWorker((model, tokenizer, 'random'), methods=HELD)
+    table = pa.table(dict(index=range(len(encs)), text=HELD_TEXTS))
+    found = worker(table).to_pandas()
+    callers = [
+        (
+            {(r.index, r.method): r.r for r in found.itertuples(index=False)},
+            dict(zip(found['index'], found.target)),
         )
+    ]
+    for rows_of in (faithfulness_rows, agreement_rows):
+        rows = rows_of(model, tokenizer, encs, HELD)
+        r = {
+            (i, m): row['methods'][m]['r']
+            for i, row in enumerate(rows)
+            for m in HELD
+        }
+        callers.append((r, {i: row['target'] for i, row in enumerate(rows)}))
+    return callers
+
+
+@pytest.mark.parametrize('method', HELD)
+def test_three_callers_hold_methods_against_loo_alike(held, method):
+    for i in range(len(HELD_TEXTS)):
+        first, *others = [r[i, method] for r, _ in held]
+        # a map's rounding (1e-6 of its largest score), over r's denominator
+        assert others == pytest.approx([first] * 2, abs=1e-4, nan_ok=True), i
+
+
+def test_three_callers_explain_the_same_targets(held):
+    first, *others = [target for _, target in held]
+    assert len(first) == len(HELD_TEXTS)
+    assert others == [first] * 2
 
 
 def test_the_reference_s_name_is_not_given_away(demo):

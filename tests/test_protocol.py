@@ -13,19 +13,13 @@ from transformers import (
 )
 
 from lrp_loo import audit, explain
-from lrp_loo.core import CORRELATIONS, kendall, spearman
-from lrp_loo.core import agreement
+from lrp_loo.stats import CORRELATIONS, kendall, spearman
+from lrp_loo.stats import agreement
 from lrp_loo.models import encode, load_demo
-from lrp_loo.loo import (
-    REMOVALS,
-    Removal,
-    fill_id,
-    leave_one_out,
-    perturbation_curves,
-    removal_path,
-    removal_units,
-    subset_logits,
-)
+from lrp_loo.removals import REMOVALS, Removal, fill_id
+from lrp_loo.loo import leave_one_out
+from lrp_loo.curves import perturbation_curves, removal_path, removal_units
+from lrp_loo.variants import subset_logits
 from lrp_loo.studies.protocol import (
     CONCLUSIONS,
     DEFAULT,

@@ -1,21 +1,34 @@
-"""Removal-aware attribution against definitions: finite differences of the mask, keys really left out of each softmax, the same function written otherwise, batches, spans."""
+"""Removal-aware attribution against definitions: finite differences of the mask,
+keys really left out of each softmax, the same function written otherwise.
+"""
 
 import copy
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import explain, load_demo
+from lrp_loo.cli import main
+from lrp_loo.data import load_texts
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
 from lrp_loo.lrp import Composite, gradient, lrp_rules
-from lrp_loo.core import read_results
+from lrp_loo.results import read_results
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.remedy import (
+    REMEDY,
+    plot_gap,
+    remedy_claims,
+    remedy_table,
+)
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import input_positions, key_weights, leave_one_out
+from lrp_loo.removals import input_positions, key_weights
+from lrp_loo.loo import leave_one_out
 from lrp_loo.removal import (
     key_effects,
     removal_loo_scores,
@@ -25,68 +38,139 @@ from lrp_loo.removal import (
 from lrp_loo.targets import Readout
 from lrp_loo.units import Units
 
+RESULTS = Path(__file__).parent.parent / 'results'
 SENTENCE = "a slow start , but the last act is a quiet triumph"
+SENTENCES = [
+    SENTENCE,
+    "the jokes are old",
+    "an hour too long and not one laugh",
+    "she carries every scene with ease",
+]
+# of the largest score: float32 rounds by 1e-7 a step, which adds up to 3e-6
+# (results/removal-precision.json)
+SINGLE = 1e-5
+
+
+@pytest.fixture(scope='module')
+def encs(demo):
+    return [encode(*demo, text) for text in SENTENCES]
+
+
+def of_largest(a, b):
+    "The largest difference in units of the largest score of b."
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
+
+
+# --- the derivative by the mask, on every family
+
+
+def implementations(family, task):
+    "The model with eager and with fused attention, as far as it has them."
+    found = {}
+    for attention in ('eager', 'sdpa'):
+        try:
+            found[attention] = random_model(family, task, attention)
+        except ValueError:
+            continue
+    assert found
+    return found
+
+
+def mask_derivative(model, inputs):
+    "Σ ∂f/∂Z_ij over layers, heads and rows; the number that is explained."
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, inputs)
+    readout = Readout(None, out, inputs)
+    with torch.enable_grad():
+        value = readout(out)
+    logits = [Z for _, Z, _ in rules.attention]
+    columns = [
+        g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), logits)
+    ]
+    return sum(columns)[-input_positions(model, inputs) :], readout
+
+
+def finite_difference(model, inputs, readout, j, step=1e-2):
+    "∂f/∂log m_j, one-sided and of second order: weights stay at most 1."
+    f = []
+    for h in (0.0, step, 2 * step):
+        m = torch.ones(1, input_positions(model, inputs), dtype=torch.double)
+        m[0, j] = math.exp(-h)
+        with torch.no_grad(), key_weights(m):
+            f.append(float(readout(forward(model, inputs))))
+    return (3 * f[0] - 4 * f[1] + f[2]) / (2 * step)
 
 
 @pytest.mark.parametrize('family,task', family_tasks())
 def test_mask_derivative_is_a_finite_difference(family, task):
-    """∂f/∂log m_j = Σ ∂f/∂Z_ij, on every family, eager and fused; and the
-    estimate is the same in both.
-    """
-    estimates = []
-    for attention in ('eager', 'sdpa'):
-        try:
-            model = random_model(family, task, attention)
-        except ValueError:
-            continue
+    for attention, model in implementations(family, task).items():
         inputs = random_inputs(model)
-        T = input_positions(model, inputs)
-        with (
-            torch.enable_grad(),
-            watch_embeddings(model),
-            lrp_rules(model, gradient(), record='attention') as rules,
-        ):
-            out = forward(model, inputs)
-        readout = Readout(None, out, inputs)
-        with torch.enable_grad():
-            value = readout(out)
-        derivative = sum(
-            g.sum((0, 1, 2))
-            for g in torch.autograd.grad(
-                value.sum(), [Z for _, Z, _ in rules.attention]
-            )
-        )[-T:]
-        for j in (1, T - 2):
-            f = {}
-            for h in (
-                0.0,
-                1e-2,
-                2e-2,
-            ):  # one-sided, second order: weights stay at most 1
-                m = torch.ones(1, T, dtype=torch.double)
-                m[0, j] = math.exp(-h)
-                with torch.no_grad(), key_weights(m):
-                    f[h] = float(readout(forward(model, inputs)))
+        derivative, readout = mask_derivative(model, inputs)
+        for j in (1, len(derivative) - 2):
+            # some models take softmax in single precision
             assert float(derivative[j]) == pytest.approx(
-                (3 * f[0.0] - 4 * f[1e-2] + f[2e-2]) / 2e-2, rel=1e-2, abs=1e-3
-            )  # some models take softmax in single precision
-        estimates.append(
-            removal_scores(model, None, [inputs], n_groups=2).scores
-        )
-        assert (
-            estimates[-1].shape == (1, T)
-            and torch.isfinite(estimates[-1]).all()
-        )
-    if len(estimates) == 2:
-        assert (estimates[0] - estimates[1]).abs().max() < 2e-3 * estimates[
-            1
-        ].abs().max()  # eager attention takes its softmax in single precision
+                finite_difference(model, inputs, readout, j), rel=1e-2, abs=1e-3
+            ), attention
+
+
+@pytest.mark.parametrize('family,task', family_tasks())
+def test_eager_and_fused_attention_have_one_estimate(family, task):
+    estimates = []
+    for model in implementations(family, task).values():
+        inputs = random_inputs(model)
+        scores = removal_scores(model, None, [inputs], n_groups=2).scores
+        assert scores.shape == (1, input_positions(model, inputs))
+        assert torch.isfinite(scores).all()
+        estimates.append(scores)
+    # eager attention takes its softmax in single precision
+    assert of_largest(estimates[0], estimates[-1]) < 2e-3
+
+
+# --- against keys that are really left out
+
+
+@dataclass
+class Call:
+    "A fused attention call of one text: tensors (1, heads, T, d)."
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    options: dict
+    out: torch.Tensor  # a tensor whose gradient can be asked for
+
+    def visible(self, head, row):
+        "The keys that a row sees."
+        T = self.k.shape[2]
+        keys = range(row + 1) if self.options.get('is_causal') else range(T)
+        mask = self.options.get('attn_mask')
+        if mask is None:
+            return list(keys)
+        m = mask.expand(1, self.q.shape[1], T, T)[0, head, row]
+        open_ = m if m.dtype == torch.bool else m > -1e9
+        return [j for j in keys if open_[j]]
+
+    def effects(self, head, row):
+        "key j → O_row − O_row without j, the softmax taken over the rest."
+        own = head // (self.q.shape[1] // self.k.shape[1])  # grouped queries
+        scale = self.options.get('scale') or self.q.shape[-1] ** -0.5
+        z = (self.k[0, own] @ self.q[0, head, row]).detach() * scale
+        keys = self.visible(head, row)
+        found = {}
+        for j in keys:
+            rest = [n for n in keys if n != j]
+            if rest:
+                without = z[rest].softmax(0) @ self.v[0, own][rest]
+                found[j] = (self.out[0, head, row] - without).detach()
+        return found
 
 
 class Capture(TorchFunctionMode):
-    """Every fused attention call: q, k, v, additive mask, and its output as a
-    tensor whose gradient can be asked for.
-    """
+    "Keeps every fused attention call."
 
     def __init__(self):
         super().__init__()
@@ -96,58 +180,29 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, '__name__', '') != 'scaled_dot_product_attention':
             return func(*args, **kwargs)
-        O = func(*args, **kwargs) * 1.0
-        self.calls.append((*args[:3], kwargs, O))
-        return O
+        out = func(*args, **kwargs) * 1.0
+        self.calls.append(Call(*args[:3], kwargs, out))
+        return out
 
 
 def naive_removal(model, inputs, own_rows=False):
     """⟨∂f/∂O_i, O_i − O_i without key j⟩ with key j left out of the softmax,
     one row of one head at a time.
     """
-    T = inputs['input_ids'].shape[1]
-    e = (
-        model.get_input_embeddings()(inputs['input_ids'])
-        .detach()
-        .requires_grad_()
-    )
+    table = model.get_input_embeddings()
+    e = table(inputs['input_ids']).detach().requires_grad_()
     with torch.enable_grad(), Capture() as seen:
         out = model(inputs_embeds=e, attention_mask=inputs['attention_mask'])
-    readout = Readout(None, out, inputs)
-    g = torch.autograd.grad(readout(out).sum(), [c[-1] for c in seen.calls])
-    total = torch.zeros(T, dtype=torch.double)
-    read = {i for i in range(T) if g[-1][0, :, i].abs().sum() > 0}
-    for (q, k, v, kw, O), gO in zip(seen.calls, g):
-        group = q.shape[1] // k.shape[1]
-        mask = kw.get('attn_mask')
-        for h in range(q.shape[1]):
-            for i in range(T):
-                z = (k[0, h // group] @ q[0, h, i]).detach() * (
-                    kw.get('scale') or q.shape[-1] ** -0.5
-                )
-                seen_keys = [
-                    j for j in range(T) if not (kw.get('is_causal') and j > i)
-                ]
-                if mask is not None:
-                    m = mask.expand(1, q.shape[1], T, T)[0, h, i]
-                    seen_keys = [
-                        j
-                        for j in seen_keys
-                        if (
-                            bool(m[j]) if m.dtype == torch.bool else m[j] > -1e9
-                        )
-                    ]
-                for j in seen_keys:
-                    rest = [n for n in seen_keys if n != j]
-                    if not rest or (i == j and i not in read and not own_rows):
-                        continue
-                    total[j] += (
-                        gO[0, h, i]
-                        @ (
-                            O[0, h, i]
-                            - z[rest].softmax(0) @ v[0, h // group][rest]
-                        ).detach()
-                    )
+    value = Readout(None, out, inputs)(out).sum()
+    gradients = torch.autograd.grad(value, [c.out for c in seen.calls])
+    read = gradients[-1][0].abs().sum((0, 2)) > 0  # rows that the output reads
+    total = torch.zeros(len(read), dtype=torch.double)
+    for call, g in zip(seen.calls, gradients):
+        for head in range(call.q.shape[1]):
+            for row in range(len(read)):
+                for j, effect in call.effects(head, row).items():
+                    if j != row or read[row] or own_rows:
+                        total[j] += g[0, head, row] @ effect
     return total
 
 
@@ -162,7 +217,7 @@ def naive_removal(model, inputs, own_rows=False):
     ],
 )
 @pytest.mark.parametrize('own_rows', [False, True])
-def test_against_keys_left_out(family, task, own_rows):
+def test_one_pass_is_the_sum_of_keys_left_out(family, task, own_rows):
     model = random_model(family, task, 'sdpa')
     inputs = random_inputs(model, 7)
     ours = removal_scores(model, None, [inputs], own_rows=own_rows).scores[0]
@@ -170,54 +225,38 @@ def test_against_keys_left_out(family, task, own_rows):
     assert torch.allclose(ours, naive, rtol=1e-6, atol=1e-9)
 
 
-# of the largest score: float32 rounds by 1e-7 a step, which adds up to 3e-6
-# (results/removal-precision.json)
-SINGLE = 1e-5
-SENTENCES = [
-    SENTENCE,
-    "the jokes are old",
-    "an hour too long and not one laugh",
-    "she carries every scene with ease",
-]
+# --- precision
 
 
-def largest_difference(a, b):
-    "In units of the largest score of b."
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
-
-
-def test_single_precision_is_near_double():
-    model, tokenizer = load_demo('sst2')
+def test_single_precision_is_near_double(demo, encs):
+    model, tokenizer = demo
+    single = removal_scores(model, tokenizer, encs).scores
     double = copy.deepcopy(model).double()
-    for text in SENTENCES:
-        enc = encode(model, tokenizer, text)
-        single, exact = (
-            removal_scores(m, tokenizer, [enc]).scores for m in (model, double)
-        )
-        assert largest_difference(single, exact) < SINGLE
+    for row, enc in zip(single, encs):
+        exact = removal_scores(double, tokenizer, [enc]).scores[0]
+        assert of_largest(row[: len(exact)], exact) < SINGLE
 
 
-def test_the_same_text_in_another_batch():
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in SENTENCES]
+def test_the_same_text_in_another_batch(demo, encs):
     for i, enc in enumerate(encs):
-        alone = removal_scores(model, tokenizer, [enc]).scores[0]
-        beside = removal_scores(model, tokenizer, [enc, *encs]).scores
+        alone = removal_scores(*demo, [enc]).scores[0]
+        beside = removal_scores(*demo, [enc, *encs]).scores
         for row in (0, i + 1):
-            assert largest_difference(beside[row, : len(alone)], alone) < SINGLE
+            assert of_largest(beside[row, : len(alone)], alone) < SINGLE
 
 
 def test_precision_that_was_measured():
-    found = read_results(
-        Path(__file__).parent.parent / 'results' / 'removal-precision.json'
-    )
+    found = read_results(RESULTS / 'removal-precision.json')
+    settings = [r['setting'] for r in found['rows']]
     assert found['config']['bound'] == SINGLE
-    assert sum(r['setting'] == 'one thread' for r in found['rows']) == 200
-    assert {r['setting'] for r in found['rows']} == set(
-        found['config']['settings']
-    )
+    assert settings.count('one thread') == 200
+    assert set(settings) == set(found['config']['settings'])
     for r in found['rows']:
-        assert r['double'] <= SINGLE and r['batch'] <= SINGLE, r
+        assert r['double'] <= SINGLE, r
+        assert r['batch'] <= SINGLE, r
+
+
+# --- one softmax
 
 
 def random_rows():
@@ -225,10 +264,8 @@ def random_rows():
     five keys.
     """
     g = torch.Generator().manual_seed(0)
-    return (
-        torch.randn(*s, generator=g, dtype=torch.double)
-        for s in ((1, 2, 4, 5), (1, 2, 5, 3), (1, 2, 4, 3))
-    )
+    shapes = ((1, 2, 4, 5), (1, 2, 5, 3), (1, 2, 4, 3))
+    return [torch.randn(*s, generator=g, dtype=torch.double) for s in shapes]
 
 
 def effect_of_leaving_out(Z, V, u, keys):
@@ -236,29 +273,25 @@ def effect_of_leaving_out(Z, V, u, keys):
     per row.
     """
     rest = [k for k in range(Z.shape[-1]) if k not in keys]
-    return (
-        u * (Z.softmax(-1) @ V - Z[..., rest].softmax(-1) @ V[..., rest, :])
-    ).sum(-1)
+    whole = Z.softmax(-1) @ V
+    without = Z[..., rest].softmax(-1) @ V[..., rest, :]
+    return (u * (whole - without)).sum(-1)
 
 
+# eps of the dtype, logits up to 60, sums of five
 @pytest.mark.parametrize(
     'dtype,bound', [(torch.double, 1e-14), (torch.float32, 1e-5)]
-)  # eps of the dtype, logits up to 60, sums of five
-@pytest.mark.parametrize(
-    'peak',
-    [0.0, 20.0, 60.0],
-    # 60: the largest key leaves 1e-26 to the others, far below what 1 − A can
-    # hold
 )
+# 60: the largest key leaves 1e-26 to the others, far below what 1 − A can hold
+@pytest.mark.parametrize('peak', [0.0, 20.0, 60.0])
 def test_one_key_has_nearly_all(peak, dtype, bound):
     Z, V, u = random_rows()
     Z = Z + torch.tensor([0, 0, peak, 0, 0], dtype=torch.double)
     gain = u @ V.mT
     effects = key_effects(gain.to(dtype), Z.to(dtype).softmax(-1))
     for j in range(5):
-        error = (
-            (effects[..., j] - effect_of_leaving_out(Z, V, u, [j])).abs().max()
-        )
+        exact = effect_of_leaving_out(Z, V, u, [j])
+        error = (effects[..., j] - exact).abs().max()
         assert error < bound * gain.abs().max()
 
 
@@ -279,19 +312,63 @@ def test_units_at_weights_of_their_own():
         assert torch.allclose(effects[..., n], exact, rtol=1e-10, atol=1e-12)
 
 
-def test_rows_with_nothing_else_to_see():
-    A = torch.tensor([[[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]]]])
-    gain = torch.tensor([3.0, -1.0, 2.0]).expand(1, 1, 3, 3)
-    effects = key_effects(gain, A)[0, 0]
+GAIN = torch.tensor([3.0, -1.0, 2.0]).expand(1, 1, 3, 3)
+FEW_KEYS = torch.tensor(
+    [[[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]]]]
+)
+
+
+def test_rows_with_nothing_else_to_see_say_nothing():
+    effects = key_effects(GAIN, FEW_KEYS)[0, 0]
     assert torch.equal(effects[:2], torch.zeros(2, 3))
     assert effects[2].tolist() == [0.0, -0.75, 2.25]
-    everything = key_effects(
-        gain, A, torch.ones(1, 3, 1)
-    )  # a unit of all keys leaves nothing, either
-    assert torch.equal(everything, torch.zeros(1, 1, 3, 1))
 
 
-def test_a_bypassed_softmax_still_loses_its_key():
+def test_a_unit_of_all_keys_leaves_nothing_to_see():
+    effects = key_effects(GAIN, FEW_KEYS, torch.ones(1, 3, 1))
+    assert torch.equal(effects, torch.zeros(1, 1, 3, 1))
+
+
+class OneHead(torch.nn.Module):
+    "Attention with random queries and keys; its first row is the output."
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(4, 3).double()
+        self.q, self.k = [
+            torch.randn(
+                3,
+                3,
+                dtype=torch.double,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for seed in range(2)
+        ]
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)[:, None]
+        out = F.scaled_dot_product_attention(x @ self.q, x @ self.k, x)
+        return out[:, 0, 0]
+
+
+def test_a_span_of_everything_else_leaves_the_one_value():
+    toy = OneHead().eval()
+    enc = dict(
+        input_ids=torch.tensor([[0, 1, 2, 3]]),
+        attention_mask=torch.ones(1, 4, dtype=torch.long),
+    )
+    rest = Units(torch.tensor([-1, 0, 0, 0]), ['rest'], torch.tensor([False]))
+    found = removal_pass(toy, enc, units=[rest])
+    left = toy.embed.weight.detach()[0, found.readout.chosen(0)]
+    effect = float(found.values) - float(left)
+    assert float(found.terms.sum()) == pytest.approx(effect, abs=1e-9)
+
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+def test_a_bypassed_softmax_still_loses_its_key(attention):
     """Rules that hold attention weights constant stop the way back there;
     ∂f/∂A of each layer is asked for all the same.
     """
@@ -302,38 +379,42 @@ def test_a_bypassed_softmax_still_loses_its_key():
         layer_norm='gradient',
         activation='gradient',
     )
-    for attention in ('eager', 'sdpa'):
-        model = random_model('BERT', 'class', attention)
-        enc = random_inputs(model)
-        plain, bypassed = (
-            removal_pass(model, enc, composite=c)[0].view(3, 4, -1)
-            for c in (None, held)
-        )
-        assert torch.allclose(
-            plain[-1], bypassed[-1]
-        )  # the last layer has no softmax above it
-        assert (bypassed.abs().sum((1, 2)) > 0).all()
-        assert not torch.allclose(plain[0], bypassed[0], rtol=0.01)
+    model = random_model('BERT', 'class', attention)
+    enc = random_inputs(model)
+    plain, bypassed = (
+        removal_pass(model, enc, composite=c).terms.view(3, 4, -1)
+        for c in (None, held)
+    )
+    # the last layer has no softmax above it
+    assert torch.allclose(plain[-1], bypassed[-1])
+    assert (bypassed.abs().sum((1, 2)) > 0).all()
+    assert not torch.allclose(plain[0], bypassed[0], rtol=0.01)
 
 
-def test_special_tokens_exactly():
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in SENTENCES[:2]]
-    plain = removal_scores(model, tokenizer, encs).scores
-    found = removal_scores(model, tokenizer, encs, exact_special=True)
-    mended = found.scores
-    for b, enc in enumerate(encs):
-        loo = leave_one_out(model, enc)[0]
+# --- special tokens
+
+
+def test_special_tokens_get_their_exact_loo(demo, encs):
+    found = removal_scores(*demo, encs[:2], exact_special=True)
+    for scores, info, enc in zip(found.scores, found.info, encs):
+        loo = leave_one_out(demo[0], enc)[0]
         special = [0, len(loo) - 1]
-        assert found.info[b]['exact'] == special
-        assert torch.allclose(
-            mended[b, special], loo[special], atol=1e-4
-        )  # float32, variants in other batches
-        content = slice(1, len(loo) - 1)
-        assert torch.equal(mended[b, content], plain[b, content])
+        assert info['exact'] == special
+        # float32, variants in other batches
+        assert torch.allclose(scores[special], loo[special], atol=1e-4)
+
+
+def test_content_keeps_its_scores_beside_exact_special_tokens(demo, encs):
+    plain = removal_scores(*demo, encs[:2]).scores
+    mended = removal_scores(*demo, encs[:2], exact_special=True).scores
+    for a, b, enc in zip(plain, mended, encs):
+        content = slice(1, enc['input_ids'].shape[1] - 1)
+        assert torch.equal(a[content], b[content])
+
+
+def test_special_tokens_are_exact_beside_words(demo):
     words = explain(
-        model,
-        tokenizer,
+        *demo,
         SENTENCES[:2],
         method='removal',
         units='word',
@@ -343,270 +424,279 @@ def test_special_tokens_exactly():
 
 
 def test_what_was_measured_of_special_tokens():
-    found = read_results(
-        Path(__file__).parent.parent / 'results' / 'removal-special.json'
-    )['summary']['shares']
-    assert found['estimate']['cls_wrong_sign'] > 0.3
-    assert (
-        found['exact_special']['cls_wrong_sign']
-        == found['exact_special']['sep_wrong_sign']
-        == 0
-    )
-    assert (
-        found['exact_special']['cls_is_darkest']
-        < found['estimate']['cls_is_darkest']
-    )
+    found = read_results(RESULTS / 'removal-special.json')
+    shares = found['summary']['shares']
+    estimate, mended = shares['estimate'], shares['exact_special']
+    assert estimate['cls_wrong_sign'] > 0.3
+    assert mended['cls_wrong_sign'] == 0
+    assert mended['sep_wrong_sign'] == 0
+    assert mended['cls_is_darkest'] < estimate['cls_is_darkest']
 
 
-@pytest.mark.parametrize('demo', ['sst2', 'reviews-sst2'])
-def test_another_program_same_estimate(demo):
+# --- other programs, images, batches, units
+
+
+@pytest.mark.parametrize('demo_name', ['sst2', 'reviews-sst2'])
+def test_another_program_same_estimate(demo_name):
     """The estimate belongs to the function and its attention weights;
     rewriting the program leaves it alone.
     """
-    model, tokenizer = load_demo(demo)
+    model, tokenizer = load_demo(demo_name)
     enc = encode(model, tokenizer, SENTENCE)
     plain = removal_scores(model, tokenizer, [enc]).scores
-    names = [n for n, (which, _) in REWRITINGS.items() if demo in which]
+    names = [n for n, (which, _) in REWRITINGS.items() if demo_name in which]
     assert len(names) >= 5
     for name in names:
         other = removal_scores(rewritten(model, name), tokenizer, [enc]).scores
-        assert (other - plain).abs().max() < 2e-3 * plain.abs().max(), name
+        assert of_largest(other, plain) < 2e-3, name
 
 
-def test_patches():
-    "A patch that no one looks at: exact by key weights, estimated in one pass."
+@pytest.fixture(scope='module')
+def patches():
+    "The small Vision Transformer, a random image, the LOO of its patches."
     model, _ = load_demo('mnist')
-    g = torch.Generator().manual_seed(0)
     side = model.config.image_size
-    enc = encode(
-        model,
-        None,
-        torch.rand(model.config.num_channels, side, side, generator=g),
-    )
-    loo = leave_one_out(model, enc, removal='attention_mask')[0]
+    g = torch.Generator().manual_seed(0)
+    image = torch.rand(model.config.num_channels, side, side, generator=g)
+    enc = encode(model, None, image)
+    loo, *_ = leave_one_out(model, enc, removal='attention_mask')
+    return model, enc, loo
+
+
+def test_patches_are_estimated_in_one_pass(patches):
+    model, enc, loo = patches
     scores = removal_scores(model, None, [enc]).scores[0]
-    assert (
-        scores.shape == loo.shape
-        and torch.corrcoef(torch.stack([scores, loo]))[0, 1] > 0.8
-    )
+    assert scores.shape == loo.shape
+    assert torch.corrcoef(torch.stack([scores, loo]))[0, 1] > 0.8
+
+
+def test_patches_are_exact_where_all_are_paid_for(patches):
+    model, enc, loo = patches
     exact = removal_loo_scores(model, None, [enc], n_exact=len(loo))
     assert torch.allclose(exact.scores[0], loo, atol=1e-4)
 
 
-def test_batch_and_units():
-    model, tokenizer = load_demo('sst2')
-    texts = [SENTENCE, "the jokes are old", "a warm and funny film"]
-    for options in (
+@pytest.mark.parametrize(
+    'options',
+    [
         {},
         dict(n_groups=3),
         dict(weight=0.5),
         dict(weight=(1.0, 0.2), n_groups=1),
         dict(n_contexts=2),
-    ):
-        together = explain(model, tokenizer, texts, method='removal', **options)
-        alone = [
-            explain(model, tokenizer, [t], method='removal', **options)[0]
-            for t in texts
-        ]
-        for a, b in zip(together, alone):
-            assert torch.allclose(
-                a.scores, b.scores, atol=1e-3
-            ) and a.logit == pytest.approx(b.logit, abs=1e-4)
-    words = explain(model, tokenizer, texts, method='removal', units='word')
-    assert [len(a) for a in words] == [len(a.tokens) for a in words] and words[
-        1
-    ].tokens[1:-1] == ['the', 'jokes', 'are', 'old']
-    tokens = explain(model, tokenizer, [texts[1]], method='removal')[
-        0
-    ]  # words of one token each: the same
-    assert torch.allclose(words[1].scores, tokens.scores, atol=1e-4)
-    exact = explain(
-        model,
-        tokenizer,
-        [SENTENCE],
-        method='removal+loo',
-        units='word',
-        n_exact=2,
-    )[0]
-    loo = explain(model, tokenizer, [SENTENCE], method='loo', units='word')[0]
-    assert len(exact.info['exact']) == 2 and torch.allclose(
-        exact.scores[exact.info['exact']],
-        loo.scores[exact.info['exact']],
-        atol=1e-4,
+    ],
+    ids=str,
+)
+def test_a_batch_is_its_texts_one_by_one(demo, options):
+    texts = SENTENCES[:3]
+    together = explain(*demo, texts, method='removal', **options)
+    for a, text in zip(together, texts, strict=True):
+        (b,) = explain(*demo, text, method='removal', **options)
+        assert torch.allclose(a.scores, b.scores, atol=1e-3)
+        assert a.logit == pytest.approx(b.logit, abs=1e-4)
+
+
+def test_words_are_units_with_special_tokens_beside_them(demo):
+    words = explain(*demo, SENTENCES[:2], method='removal', units='word')
+    for a, text in zip(words, SENTENCES):
+        assert a.tokens == ['[CLS]', *text.split(), '[SEP]']
+        assert a.scores.shape == (len(a.tokens),)
+
+
+def test_words_of_one_token_are_scored_as_tokens(demo):
+    (words,) = explain(*demo, SENTENCES[1], method='removal', units='word')
+    (tokens,) = explain(*demo, SENTENCES[1], method='removal')
+    assert torch.allclose(words.scores, tokens.scores, atol=1e-4)
+
+
+def test_words_are_exact_where_they_are_paid_for(demo):
+    options = dict(units='word')
+    (mixed,) = explain(
+        *demo, SENTENCE, method='removal+loo', n_exact=2, **options
     )
+    (loo,) = explain(*demo, SENTENCE, method='loo', **options)
+    which = mixed.info['exact']
+    assert len(which) == 2
+    assert torch.allclose(mixed.scores[which], loo.scores[which], atol=1e-4)
 
 
-def test_a_span_of_everything_else():
-    """One set of keys that leaves a single one: that one's value is what every
-    row gets.
-    """
-    q, k, v = (
-        torch.randn(
-            1,
-            1,
-            4,
-            3,
-            dtype=torch.double,
-            generator=torch.Generator().manual_seed(s),
-        )
-        for s in range(3)
-    )
-
-    class Toy(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = torch.nn.Embedding(4, 3).double()
-
-        def get_input_embeddings(self):
-            return self.embed
-
-        def forward(self, input_ids, attention_mask=None):
-            x = self.embed(input_ids)[:, None]
-            return F.scaled_dot_product_attention(
-                x @ q[0, 0, :3], x @ k[0, 0, :3], x
-            )[:, 0, 0]
-
-    toy = Toy().eval()
-    enc = dict(
-        input_ids=torch.tensor([[0, 1, 2, 3]]),
-        attention_mask=torch.ones(1, 4, dtype=torch.long),
-    )
-    u = Units(torch.tensor([-1, 0, 0, 0]), ['rest'], torch.tensor([False]))
-    per_head, value, readout = removal_pass(toy, enc, units=[u])
-    left = float(toy.embed.weight[0, readout.chosen(0)])
-    assert float(per_head.sum()) == pytest.approx(float(value) - left, abs=1e-9)
+def test_n_exact_is_a_budget_that_special_tokens_do_not_take(demo, encs):
+    found = removal_loo_scores(*demo, encs[:1], n_exact=99)
+    n = encs[0]['input_ids'].shape[1]
+    assert found.info[0]['exact'] == list(range(1, n - 1))
 
 
-def test_bad_calls():
-    model, tokenizer = load_demo('sst2')
-    enc = encode(model, tokenizer, SENTENCE)
-    for options, words in (
+# --- calls that cannot be meant
+
+
+@pytest.mark.parametrize(
+    'options,words',
+    [
         (dict(n_groups=1.5), 'n_groups'),
         (dict(n_contexts=-1), 'n_contexts'),
         (dict(share=0), 'share'),
         (dict(weight=1.2), 'weight'),
         (dict(weight=()), 'empty path'),
         (dict(weight=(1.0, 0.0)), 'weight'),
-    ):
-        with pytest.raises(ValueError, match=words):
-            removal_scores(model, tokenizer, [enc], **options)
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_meant(demo, encs, options, words):
+    with pytest.raises(ValueError, match=words):
+        removal_scores(*demo, encs[:1], **options)
+
+
+def test_a_negative_budget_is_refused(demo, encs):
     with pytest.raises(ValueError, match='n_exact'):
-        removal_loo_scores(model, tokenizer, [enc], n_exact=-1)
-    every = removal_loo_scores(model, tokenizer, [enc], n_exact=99)
-    assert every.info[0]['exact'] == list(
-        range(1, enc['input_ids'].shape[1] - 1)
-    )  # a budget, not a promise: special tokens stay estimates
+        removal_loo_scores(*demo, encs[:1], n_exact=-1)
+
+
+def test_a_batch_is_no_text(demo, encs):
+    two = {k: v.repeat(2, 1) for k, v in encs[0].items()}
     with pytest.raises(ValueError, match='one text at a time'):
-        removal_loo_scores(
-            model, tokenizer, [{k: v.repeat(2, 1) for k, v in enc.items()}]
-        )
+        removal_loo_scores(*demo, [two])
+
+
+def test_an_option_of_another_method_is_refused(demo):
     with pytest.raises(TypeError, match='does not take'):
-        explain(model, tokenizer, SENTENCE, method='removal', eps=1e-3)
+        explain(*demo, SENTENCE, method='removal', eps=1e-3)
 
-    class NoAttention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.e = torch.nn.Embedding(9, 4)
-            self.o = torch.nn.Linear(4, 2)
 
-        def get_input_embeddings(self):
-            return self.e
+class NoAttention(torch.nn.Module):
+    "A classifier of the mean embedding."
 
-        def forward(self, input_ids, attention_mask=None):
-            return self.o(self.e(input_ids).mean(1))
+    def __init__(self):
+        super().__init__()
+        self.e = torch.nn.Embedding(9, 4)
+        self.o = torch.nn.Linear(4, 2)
 
+    def get_input_embeddings(self):
+        return self.e
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.o(self.e(input_ids).mean(1))
+
+
+def test_a_model_without_attention_is_refused():
+    enc = dict(
+        input_ids=torch.tensor([[1, 2]]),
+        attention_mask=torch.ones(1, 2, dtype=torch.long),
+    )
     with pytest.raises(ValueError, match='no attention call'):
-        removal_scores(
-            NoAttention().eval(),
-            None,
-            [
-                dict(
-                    input_ids=torch.tensor([[1, 2]]),
-                    attention_mask=torch.ones(1, 2, dtype=torch.long),
-                )
-            ],
-        )
+        removal_scores(NoAttention().eval(), None, [enc])
+
+
+def test_weights_for_another_number_of_keys_are_refused(demo, encs):
     with pytest.raises(ValueError, match='keys for 3 inputs'):
         with key_weights(torch.ones(1, 3)):
-            forward(model, enc)
+            forward(demo[0], encs[0])
 
 
-def test_experiments_end_to_end(tmp_path, capsys):
-    """The command line runs the parts, draws their figures, and goes on from
-    finished rows.
-    """
-    from lrp_loo.cli import main
-    from lrp_loo.core import read_results
-
-    command = [
-        'reproduce',
-        '--data',
-        'embedded',
-        '--only',
-        'gap,weights',
-        '--limit',
-        '2',
-        '--out',
-        str(tmp_path),
-    ]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert 'own trapezoid' in out and 'contexts, 4 passes' in out
-    gap = read_results(tmp_path / 'results' / 'embedded' / 'gap.json')
-    assert (
-        len(gap['rows']) == 2
-        and gap['rows'][0]['r']['own trapezoid']
-        > gap['rows'][0]['r']['mask derivative']
-    )
-    assert (tmp_path / 'figures' / 'embedded' / 'gap.png').stat().st_size > 5000
-    before = (tmp_path / 'results' / 'embedded' / 'gap.json').read_text()
-    assert main([*command[:4], 'gap', *command[5:]]) == 0
-    assert (
-        tmp_path / 'results' / 'embedded' / 'gap.json'
-    ).read_text() == before
+# --- the experiments, end to end
 
 
-def test_remedy_claims_are_computed():
-    "The verdicts follow the rows: turn the rows over and they turn over."
-    from lrp_loo.studies.remedy import REMEDY, remedy_claims, remedy_table
+@pytest.fixture(scope='module')
+def short_data(tmp_path_factory):
+    "Our sentences in the hub's layout; three of them make a review."
+    folder = tmp_path_factory.mktemp('data')
+    d = load_texts('sst2', 'embedded', limit=12)
+    reviews = [' '.join(d.texts[i : i + 3]) for i in range(0, 12, 3)]
+    sets = {
+        'sst2/validation': dict(sentence=d.texts, label=d.labels),
+        'imdb/test': dict(text=reviews, label=d.labels[::3]),
+    }
+    for name, columns in sets.items():
+        path = folder / f'{name}-00000-of-00001.parquet'
+        path.parent.mkdir()
+        pd.DataFrame(columns).to_parquet(path)
+    return folder
 
-    def row(i, good, bad):
-        return dict(
-            i=i,
-            n_tokens=9,
-            methods={
-                'loo': dict(
-                    r=1.0,
-                    r_sum=1.0,
-                    r_sum_both=1.0,
-                    r_all=1.0,
-                    lerf=2.0,
-                    morf=1.0,
-                )
-            }
-            | {
-                m: dict(
-                    r=good if 'removal' in m else bad,
-                    r_sum=0.0,
-                    r_sum_both=0.0,
-                    r_all=0.0,
-                    lerf=1.0 + (good if 'removal' in m else bad),
-                    morf=0.0,
-                )
-                for m in REMEDY
-            },
-        )
+
+def reproduce(words, data, out):
+    command = ['reproduce', '--only', words, '--limit', '2']
+    return main([*command, '--data', str(data), '--out', str(out)])
+
+
+@pytest.fixture(scope='module')
+def reproduced(short_data, tmp_path_factory):
+    "Where `gap` and `weights` were run once."
+    out = tmp_path_factory.mktemp('out')
+    assert reproduce('gap,weights', short_data, out) == 0
+    return out
+
+
+def test_the_gap_is_paid_for_by_passes_of_a_token_s_own(reproduced):
+    rows = read_results(reproduced / 'results/folder/gap.json')['rows']
+    assert len(rows) == 2
+    r = rows[0]['r']
+    assert r['own trapezoid'] > r['mask derivative']
+
+
+def test_the_weights_are_measured_on_both_parts(reproduced):
+    for part in ('sst2', 'imdb'):
+        path = reproduced / f'results/folder/weights-{part}.json'
+        rows = read_results(path)['rows']
+        assert len(rows) == 2
+        assert all('contexts, 4 passes' in row['methods'] for row in rows)
+
+
+def test_the_gap_s_figure_is_drawn_from_its_rows(reproduced):
+    found = read_results(reproduced / 'results/folder/gap.json')
+    (ax,) = plot_gap(found).axes
+    labels = [t.get_text() for t in ax.get_yticklabels()]
+    for label, bar in zip(labels, ax.patches, strict=True):
+        name, value = label.rsplit('  ', 1)
+        mean = sum(row['r'][name] for row in found['rows']) / 2
+        assert bar.get_width() == pytest.approx(mean)
+        assert float(value) == pytest.approx(mean, abs=6e-4)
+    assert (reproduced / 'figures/folder/gap.png').exists()
+
+
+def test_finished_rows_are_printed_and_left_alone(
+    reproduced, short_data, capsys
+):
+    path = reproduced / 'results/folder/gap.json'
+    before = path.read_bytes()
+    assert reproduce('gap,weights', short_data, reproduced) == 0
+    assert path.read_bytes() == before
+    printed = capsys.readouterr().out
+    assert 'own trapezoid' in printed
+    assert 'contexts, 4 passes' in printed
+
+
+# --- the claims
+
+
+def claims_and_table(removal, others):
+    "What is claimed where removal's methods have one r and the others another."
+
+    def row(i):
+        same = dict(r=1.0, r_sum=1.0, r_sum_both=1.0, r_all=1.0)
+        methods = {'loo': dict(**same, lerf=2.0, morf=1.0)}
+        for m in REMEDY:
+            r = removal + i / 1000 if 'removal' in m else others
+            zero = dict(r_sum=0.0, r_sum_both=0.0, r_all=0.0, morf=0.0)
+            methods[m] = dict(r=r, lerf=1.0 + r, **zero)
+        return dict(i=i, n_tokens=9, methods=methods)
 
     config = dict(methods={n: list(v) for n, v in REMEDY.items()})
-    good, bad = (
-        {
-            'sst2': dict(
-                config=config, rows=[row(i, g + i / 1000, b) for i in range(5)]
-            )
-        }
-        for g, b in ((0.98, 0.5), (0.5, 0.98))
-    )
-    assert all(c['holds'] for c in remedy_claims(good)) and not any(
-        c['holds'] for c in remedy_claims(bad) if 'morf' not in c['claim']
-    )
-    assert remedy_table(good['sst2']).passes['removal, 9 passes'] == 9
+    part = dict(config=config, rows=[row(i) for i in range(5)])
+    return remedy_claims({'sst2': part}), remedy_table(part)
+
+
+def test_the_claims_hold_where_removal_is_better():
+    claims, _ = claims_and_table(0.98, 0.5)
+    assert claims
+    assert all(c['holds'] for c in claims)
+
+
+def test_the_claims_fall_where_removal_is_worse():
+    claims, _ = claims_and_table(0.5, 0.98)
+    of_r = [c for c in claims if 'morf' not in c['claim']]
+    assert of_r
+    assert not any(c['holds'] for c in of_r)
+
+
+def test_the_remedy_s_table_counts_passes():
+    _, table = claims_and_table(0.98, 0.5)
+    assert table.passes['removal, 9 passes'] == 9

@@ -27,9 +27,10 @@ from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
 from lrp_loo.cli import main
-from lrp_loo.core import Results, read_results, versions, write_text_atomic
+from lrp_loo.results import Results, read_results
+from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.dataset import read_sweep
-from lrp_loo.faithfulness import text_experiment
+from lrp_loo.studies.experiments import text_experiment
 from lrp_loo.models import demo_base
 
 RESULTS = Path(__file__).parents[1] / 'results'

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from lrp_loo.core import Results, read_results
+from lrp_loo.results import Results, read_results
 from lrp_loo.studies.scalar import (
     bracketing_from_depths,
     bracketing_name,
@@ -43,6 +43,9 @@ def split(R, bracketing, out):
     return out
 
 
+NUMBERS = st.floats(-4, 4).filter(lambda v: abs(v) > 1e-3)
+
+
 @st.composite
 def bracketed(draw, lo=1, hi=9):
     "A random bracketing of lo … hi factors and a value for each."
@@ -54,13 +57,18 @@ def bracketed(draw, lo=1, hi=9):
         return tree(i, k), tree(k, j)
 
     n = draw(st.integers(lo, hi))
-    return tree(0, n), draw(
-        st.lists(
-            st.floats(-4, 4).filter(lambda v: abs(v) > 1e-3),
-            min_size=n,
-            max_size=n,
-        )
-    )
+    return tree(0, n), draw(st.lists(NUMBERS, min_size=n, max_size=n))
+
+
+def exact_product(x):
+    y = Fraction(1)
+    for v in x:
+        y *= Fraction(v)
+    return y
+
+
+def assert_equal(got, want, rtol=1e-12):
+    torch.testing.assert_close(got, want, rtol=rtol, atol=0)
 
 
 def test_the_papers_numbers():
@@ -73,42 +81,48 @@ def test_the_papers_numbers():
 @given(bracketed())
 def test_rules_equal_the_naive_split_and_the_closed_form(case):
     b, x = case
-    y = 1
-    for v in x:
-        y *= Fraction(v)
-    naive = split(y, b, {})
+    naive = split(exact_product(x), b, {})
     want = torch.tensor(
         [float(naive[i]) for i in range(len(x))], dtype=torch.double
     )
-    for got in (scalar_relevance(x, b), depth_relevance(x, b)):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
-    assert sum(naive.values()) == y  # conserved, exactly
-    torch.testing.assert_close(
-        product(x, b).item(), float(y), rtol=1e-12, atol=0
-    )
+    assert_equal(scalar_relevance(x, b), want)
+    assert_equal(depth_relevance(x, b), want)
+
+
+@settings(deadline=None, max_examples=60)
+@given(bracketed())
+def test_the_naive_split_conserves_the_product(case):
+    b, x = case
+    y = exact_product(x)
+    assert sum(split(y, b, {}).values()) == y
+    assert_equal(product(x, b).item(), float(y))
 
 
 @settings(deadline=None, max_examples=40)
 @given(bracketed(lo=2))
-def test_loo_and_ig_do_not_see_the_brackets(case):
+def test_loo_does_not_see_the_brackets(case):
     b, x = case
     y = product(x, b).item()
-    loo = [
-        y - product([0.0 if j == i else v for j, v in enumerate(x)], b).item()
-        for i in range(len(x))
-    ]
-    torch.testing.assert_close(scalar_loo(x).tolist(), loo, rtol=1e-12, atol=0)
-    torch.testing.assert_close(
-        scalar_ig(x).tolist(), [y / len(x)] * len(x), rtol=1e-10, atol=0
-    )
+    loop = []
+    for i in range(len(x)):
+        without = [0.0 if j == i else v for j, v in enumerate(x)]
+        loop.append(y - product(without, b).item())
+    assert_equal(scalar_loo(x).tolist(), loop)
+
+
+@settings(deadline=None, max_examples=40)
+@given(bracketed(lo=2))
+def test_ig_does_not_see_the_brackets(case):
+    b, x = case
+    each = product(x, b).item() / len(x)
+    assert_equal(scalar_ig(x).tolist(), [each] * len(x), rtol=1e-10)
 
 
 def test_number_of_maps_is_catalan():
     for n in range(1, 9):
         trees = bracketings(n)
-        maps = {
-            tuple(scalar_relevance([1.0] * n, b).tolist()) for b in trees
-        }  # powers of two: exact
+        # powers of two: exact
+        maps = {tuple(scalar_relevance([1.0] * n, b).tolist()) for b in trees}
         assert len(set(trees)) == len(trees) == len(maps) == catalan(n - 1)
 
 
@@ -117,34 +131,52 @@ def test_number_of_maps_is_catalan():
 def test_depths_determine_the_tree(case):
     b, _ = case
     assert bracketing_from_depths(leaf_depths(b)) == b
-    assert (
-        sum(Fraction(1, 2**d) for d in leaf_depths(b)) == 1
-    )  # Kraft's equality
 
 
-def test_a_map_that_no_tree_has_is_refused():
-    for depths in ([], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]):
-        with pytest.raises(ValueError, match='full binary tree'):
-            bracketing_from_depths(depths)
+@settings(deadline=None, max_examples=60)
+@given(bracketed(hi=14))
+def test_depths_obey_krafts_equality(case):
+    b, _ = case
+    assert sum(Fraction(1, 2**d) for d in leaf_depths(b)) == 1
 
 
-def test_zero_factors_and_one_factor():
+@pytest.mark.parametrize(
+    'depths',
+    [[], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]],
+    ids=str,
+)
+def test_a_map_that_no_tree_has_is_refused(depths):
+    with pytest.raises(ValueError, match='full binary tree'):
+        bracketing_from_depths(depths)
+
+
+def test_a_factor_zero_takes_all_relevance_with_it():
     assert scalar_relevance((0, 3, 4), A).tolist() == [0, 0, 0]
-    assert scalar_loo((0, 3, 4)).tolist() == [0, 0, 0] and scalar_ig(
-        (0, 3, 4)
-    ).tolist() == [0, 0, 0]
-    assert (
-        scalar_relevance([5.0], 0).tolist() == scalar_loo([5.0]).tolist() == [5]
-        and bracketing_name(0) == 'x1'
-    )
+    assert scalar_loo((0, 3, 4)).tolist() == [0, 0, 0]
+    assert scalar_ig((0, 3, 4)).tolist() == [0, 0, 0]
 
 
-def test_callers_tensor_is_left_alone():
+def test_one_factor_gets_everything():
+    assert scalar_relevance([5.0], 0).tolist() == [5]
+    assert scalar_loo([5.0]).tolist() == [5]
+    assert bracketing_name(0) == 'x1'
+
+
+@pytest.mark.parametrize(
+    'call',
+    [
+        lambda x: scalar_relevance(x, A),
+        lambda x: scalar_nodes(x, A),
+        scalar_ig,
+    ],
+    ids=['scalar_relevance', 'scalar_nodes', 'scalar_ig'],
+)
+def test_callers_tensor_is_left_alone(call):
     x = torch.tensor([2.0, 3.0, 4.0])
-    scalar_relevance(x, A)
-    scalar_nodes(x, A)
-    scalar_ig(x)
-    assert not x.requires_grad and x.tolist() == [2, 3, 4] and x.grad is None
+    call(x)
+    assert not x.requires_grad
+    assert x.grad is None
+    assert x.tolist() == [2, 3, 4]
 
 
 def test_brackets_read_back_from_json_work():
@@ -185,34 +217,57 @@ def test_wrong_calls_say_what_was_given_and_what_is_taken(call, words):
         assert word in str(e.value)
 
 
-def test_table_rows_go_into_results(tmp_path):
-    rows = scalar_table()
-    assert [(r['graph'], r['lrp']) for r in rows] == [
+def test_a_row_for_each_bracketing():
+    assert [(r['graph'], r['lrp']) for r in scalar_table()] == [
         ('(x1 x2) x3', [6, 6, 12]),
         ('x1 (x2 x3)', [12, 6, 6]),
     ]
-    r = Results(tmp_path / 'scalar.json', dict(x=[2, 3, 4]))
-    for row in rows:
-        r.add(row)
-    assert read_results(tmp_path / 'scalar.json')['rows'][0]['ig'] == [8, 8, 8]
     assert len(scalar_table((1, 2, 3, 4, 5))) == 14
 
 
-def test_figure_shows_every_number():
+def test_rows_of_the_table_go_into_results(tmp_path):
+    results = Results(tmp_path / 'scalar.json', dict(x=[2, 3, 4]))
+    for row in scalar_table():
+        results.add(row)
+    written = read_results(tmp_path / 'scalar.json')['rows']
+    assert [row['ig'] for row in written] == [[8, 8, 8], [8, 8, 8]]
+
+
+def texts_of(ax):
+    return [t.get_text() for t in ax.texts]
+
+
+def behind(ax, head, n=3):
+    "The n cells of a table's row that follow its head."
+    texts = texts_of(ax)
+    k = texts.index(head)
+    return texts[k + 1 : k + 1 + n]
+
+
+@pytest.mark.parametrize(
+    'place,lrp', [(0, ['6', '6', '12']), (1, ['12', '6', '6'])]
+)
+def test_figure_shows_every_number(place, lrp):
     fig = draw_figure1()
-    assert isinstance(fig, Figure) and len(fig.axes) == 2
-    for ax, lrp in zip(fig.axes, ([6, 6, 12], [12, 6, 6])):
-        texts = [t.get_text() for t in ax.texts]
-        assert texts.count('$y = 24$\n$R = 24$') == 1
-        k = texts.index('LRP')
-        assert texts[k + 1 : k + 4] == [str(v) for v in lrp]
-        k = texts.index('LOO')
-        assert texts[k + 1 : k + 4] == ['24', '24', '24']
+    assert isinstance(fig, Figure)
+    assert len(fig.axes) == 2
+    ax = fig.axes[place]
+    assert texts_of(ax).count('$y = 24$\n$R = 24$') == 1
+    assert behind(ax, 'LRP') == lrp
+    assert behind(ax, 'LOO') == ['24', '24', '24']
 
 
-def test_figure_is_written_and_any_tree_can_be_drawn(tmp_path):
-    draw_figure1((-1, 0.5, 0)).savefig(tmp_path / 'f.png')
-    assert (tmp_path / 'f.png').stat().st_size > 5000
+def test_figure_takes_other_numbers_and_can_be_written(tmp_path):
+    fig = draw_figure1((-1, 0.5, 2))
+    assert behind(fig.axes[0], 'LOO') == ['-1', '-1', '-1']
+    assert '$x_{2} = 0.5$\n$R = -0.25$' in texts_of(fig.axes[0])
+    fig.savefig(tmp_path / 'f.png')
+    assert (tmp_path / 'f.png').read_bytes()[1:4] == b'PNG'
+
+
+def test_any_tree_can_be_drawn():
     ax = Figure().subplots()
     draw_tree(ax, range(1, 6), bracketings(5)[3])
     assert len(ax.lines) == 8  # two edges for each of four products
+    assert texts_of(ax).count('$y = 120$\n$R = 120$') == 1
+    assert behind(ax, 'LOO', 5) == ['120'] * 5

@@ -6,8 +6,9 @@ import torch
 
 from lrp_loo import audit
 from lrp_loo.dataset import explain_dataset
-from lrp_loo.core import agreement
-from lrp_loo.faithfulness import paired_difference, verdict
+from lrp_loo.stats import agreement
+from lrp_loo.stats import paired_difference
+from lrp_loo.faithfulness import verdict
 
 NAN = float('nan')
 

@@ -9,12 +9,8 @@ __all__ = ['SWEEPS', 'MARGIN', 'sweep_layers', 'bypass_name', 'sweep_methods', '
 # %% ../../nbs/08_layerwise.ipynb #c5dcbaa1
 import numpy as np
 import pandas as pd
-from lrp_loo.faithfulness import (
-    mean_se,
-    paired_difference,
-    paper_numbers,
-    per_text,
-)
+from ..stats import mean_se, paired_difference, per_text
+from .table2 import paper_numbers
 
 # %% ../../nbs/08_layerwise.ipynb #3aefe72b
 SWEEPS = ('first', 'last', 'single')

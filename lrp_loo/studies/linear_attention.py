@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['INPUTS', 'FORMS', 'PIXELS', 'POOLINGS', 'SCALES', 'PRODUCTS', 'EXPLAINERS', 'PAIRS', 'PROTOCOLS', 'GRID', 'PAPER',
-           'normalise_images', 'LinearAttention', 'train_linear_attention', 'accuracy', 'pixel_loo', 'pixel_ig',
-           'pixel_lrp', 'pixel_removal', 'path_maps', 'pixel_maps', 'table1_rows', 'table1', 'plot_maps',
+           'STUDIES', 'normalise_images', 'LinearAttention', 'train_linear_attention', 'accuracy', 'pixel_loo',
+           'pixel_ig', 'pixel_lrp', 'pixel_removal', 'path_maps', 'pixel_maps', 'table1_rows', 'table1', 'plot_maps',
            'setting_name', 'negative_sums', 'run_setting', 'distance', 'nearest', 'linear_attention_experiment',
-           'summarise', 'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper', 'mnist_claims']
+           'summarise', 'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper', 'mnist_claims',
+           'run_digits', 'digits_tables']
 
 # %% ../../nbs/03_linear_attention.ipynb #eab08912
 from functools import partial
@@ -20,7 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from ..core import Results, normalize, pearson
+from ..results import Results
+from ..stats import normalize, pearson
 from ..rules import epsilon_rule, product_rule, relevance, scale_gradient
 
 # %% ../../nbs/03_linear_attention.ipynb #8a2bdbd8
@@ -1049,3 +1051,52 @@ def mnist_claims(
             protocol,
         )
     return out
+
+# %% ../../nbs/03_linear_attention.ipynb #e641cd27
+from .common import Study, digit_sets
+
+
+def run_digits(path, part, options):
+    "Table 1's grid of settings on the digits."
+    digits = digit_sets(options.data, options.seed)
+    n = len(digits.test[1])
+    return linear_attention_experiment(
+        digits.train,
+        digits.test,
+        path=path,
+        limit=options.limit and min(options.limit, n),
+        seed=options.seed,
+        fresh=options.fresh,
+        epochs=digits.epochs,
+        data_info=digits.info,
+    )
+
+# %% ../../nbs/03_linear_attention.ipynb #f055e510
+def digits_tables(part, results):
+    "Table 1 beside the paper's, and the grid under both protocols."
+    c = results['config']
+    explained = c['limit'] or c['n_test']
+    heading = (
+        f"Table 1: linear attention on {c['data']['train']['name']},"
+        f" {explained} of {c['n_test']} test images explained; L"
+        " is (QKᵀ)V, R is Q(KᵀV)"
+    )
+    tables = [(heading, compare_table1(results).to_string())]
+    for protocol in ('sum_to_one', 'as_is'):
+        grid = grid_table(results, protocol).round(3).to_string()
+        tables.append((f'The grid, maps {protocol}', grid))
+    return tables
+
+# %% ../../nbs/03_linear_attention.ipynb #67f82f58
+STUDIES = (
+    Study(
+        'mnist',
+        'paper',
+        dict(mnist='mnist'),
+        run_digits,
+        digits_tables,
+        dict(table1=lambda found: plot_table1(found['mnist'])),
+        numbers=lambda found: [table1_against_paper(found['mnist'])],
+        claims=mnist_claims,
+    ),
+)

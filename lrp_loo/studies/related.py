@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'PASSES', 'KEPT', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN', 'LIMITS', 'FAMILIES',
-           'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores', 'grad_ellm_scores',
-           'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects', 'surrogate_weights',
-           'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow', 'proxy_scores',
-           'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods', 'related_row',
-           'related_experiment', 'related_table', 'plot_related']
+           'STUDIES', 'AttentionLayer', 'removal_effect', 'attention_layers', 'atp_scores', 'graddrop_scores',
+           'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'atman_scores', 'context_effects',
+           'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow',
+           'proxy_scores', 'cached_loo_scores', 'tuning_row', 'tuning_experiment', 'tuned_options', 'related_methods',
+           'related_row', 'related_experiment', 'related_table', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib, copy, time
@@ -29,15 +29,12 @@ from lrp_loo.lrp import (
     n_layers,
     transformer_layers,
 )
-from ..core import Results, pearson
+from ..results import Results
+from ..stats import pearson
 from ..data import TextData, load_texts, source_label
-from ..core import agreement
-from lrp_loo.faithfulness import (
-    mean_se,
-    paired_difference,
-    per_text,
-    text_examples,
-)
+from ..stats import agreement
+from ..stats import mean_se, paired_difference, per_text
+from .experiments import text_examples
 from lrp_loo.models import (
     DEMOS,
     forward_arguments,
@@ -50,7 +47,7 @@ from lrp_loo.models import (
     special_mask,
     watch_embeddings,
 )
-from ..loo import subset_logits
+from ..variants import subset_logits
 from ..removal import key_effects
 from ..targets import Readout, Scores, settled, text_by_text
 
@@ -1246,3 +1243,17 @@ def plot_related(
         fontsize=8,
     )
     return fig
+
+# %% ../../nbs/27_related.ipynb #e48eaa7c
+from .common import Study, on_part, one_table
+
+STUDIES = (
+    Study(
+        'related',
+        'better',
+        dict(sst2='related-sst2', imdb='related-imdb'),
+        on_part(related_experiment),
+        one_table('related', related_table),
+        dict(related=plot_related),
+    ),
+)

@@ -17,17 +17,15 @@ import torch
 from lrp_loo import explain, load_demo
 from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
-from lrp_loo.core import pearson
-from lrp_loo.dataset import (
+from lrp_loo.stats import pearson
+from lrp_loo.studies.precision import (
     EMULATED,
-    explain_dataset,
     precision_errors,
     precision_table,
-    ray_cluster,
-    read_sweep,
     tf32_emulation,
 )
-from lrp_loo.core import agreement
+from lrp_loo.dataset import explain_dataset, ray_cluster, read_sweep
+from lrp_loo.stats import agreement
 from lrp_loo.models import at_precision, encode, forward
 from lrp_loo.loo import leave_one_out
 

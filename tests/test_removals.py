@@ -1,0 +1,242 @@
+"A removal of one's own goes wherever a name goes; a name stands for a small class."
+
+import pickle
+
+import pytest
+import torch
+
+from lrp_loo import audit, explain, load_demo
+from lrp_loo.curves import perturbation_curves, removal_units
+from lrp_loo.loo import leave_one_out
+from lrp_loo.models import encode
+from lrp_loo.removals import (
+    REMOVALS,
+    Given,
+    Removal,
+    Resample,
+    as_removal,
+    fill_id,
+)
+from lrp_loo.variants import subset_logits
+
+SENTENCE = "a slow start , but the last act is a quiet triumph"
+
+
+class Neighbour:
+    "The token before it in its place."
+
+    name = 'neighbour'
+
+    def inputs(self, model, enc, keep):
+        ids = enc['input_ids']
+        mixed = torch.where(keep, ids, ids.roll(1))
+        mask = enc['attention_mask'].expand(len(keep), -1)
+        return dict(input_ids=mixed, attention_mask=mask)
+
+
+class NeighbourOfOurs(Removal):
+    "The same, as a subclass."
+
+    name = 'neighbour'
+    inputs = Neighbour.inputs
+
+
+class Dimmed(Removal):
+    "A share of its embedding stays; two shares, averaged."
+
+    name = 'dimmed'
+
+    def for_text(self, text, fill):
+        x = text.embeddings
+
+        def given(share, keep):
+            kept = keep[..., None].to(x)
+            scaled = x * (kept + share * (1 - kept))
+            return Given(text.rows(len(keep)), embeddings=scaled)
+
+        return [lambda k: given(0.25, k), lambda k: given(0.75, k)]
+
+
+@pytest.fixture(scope='module')
+def demo_text():
+    model, tokenizer = load_demo('sst2')
+    return model, tokenizer, encode(model, tokenizer, SENTENCE)
+
+
+@pytest.fixture(scope='module')
+def by_hand(demo_text):
+    "LOO under `Neighbour`, one pass at a time, and the whole text's logits."
+    model, _, enc = demo_text
+    with torch.no_grad():
+        logits = model(**enc).logits[0]
+        c = int(logits.argmax())
+        loo = []
+        for i in range(enc['input_ids'].shape[1]):
+            ids = enc['input_ids'].clone()
+            ids[0, i] = enc['input_ids'][0, i - 1]
+            loo.append(logits[c] - model(input_ids=ids).logits[0, c])
+    return torch.stack(loo), logits, c
+
+
+OWN = [Neighbour(), NeighbourOfOurs()]
+KINDS = ['any class', 'subclass']
+
+
+@pytest.mark.parametrize('removal', OWN, ids=KINDS)
+def test_a_removal_of_ones_own_in_leave_one_out(demo_text, by_hand, removal):
+    model, _, enc = demo_text
+    loo, logits, c = leave_one_out(model, enc, removal=removal)
+    assert torch.allclose(loo, by_hand[0], atol=1e-4)
+    assert torch.allclose(logits, by_hand[1], atol=1e-4)
+    assert c == by_hand[2]
+
+
+@pytest.mark.parametrize('removal', OWN, ids=KINDS)
+def test_a_removal_of_ones_own_in_subset_logits(demo_text, by_hand, removal):
+    model, _, enc = demo_text
+    loo, logits, c = by_hand
+    without = ~torch.eye(len(loo), dtype=torch.bool)
+    found = subset_logits(model, enc, without, removal)
+    assert torch.allclose(logits[c] - found[:, c], loo, atol=1e-4)
+
+
+@pytest.mark.parametrize('removal', OWN, ids=KINDS)
+def test_a_removal_of_ones_own_along_curves(demo_text, by_hand, removal):
+    model, tokenizer, enc = demo_text
+    loo, logits, c = by_hand
+    special = torch.zeros(len(loo), dtype=torch.bool)
+    special[[0, -1]] = True
+    morf, lerf = perturbation_curves(
+        model, enc, {'loo': loo}, removal_units(special), c, removal
+    )['loo']
+    first = float(loo[1:-1].max())
+    last = float(loo[1:-1].min())
+    assert float(morf[0]) == pytest.approx(float(logits[c]), abs=1e-4)
+    assert float(morf[0] - morf[1]) == pytest.approx(first, abs=1e-4)
+    assert float(lerf[0] - lerf[1]) == pytest.approx(last, abs=1e-4)
+
+
+@pytest.mark.parametrize('removal', OWN, ids=KINDS)
+def test_a_removal_of_ones_own_in_explain(demo_text, by_hand, removal):
+    model, tokenizer, _ = demo_text
+    (a,) = explain(model, tokenizer, SENTENCE, 'loo', removal=removal)
+    assert torch.allclose(a.scores, by_hand[0], atol=1e-4)
+    assert a.info['removal'] == 'neighbour'
+
+
+@pytest.mark.parametrize('removal', OWN, ids=KINDS)
+def test_a_removal_of_ones_own_in_audit(demo_text, removal):
+    model, tokenizer, _ = demo_text
+    table = audit(
+        model,
+        tokenizer,
+        [SENTENCE, 'the jokes are old'],
+        methods=['loo', 'attn_lrp'],
+        removal=removal,
+        progress=False,
+    )
+    assert table.loc['loo', 'loo_r'] == pytest.approx(1)
+    by_mask = audit(
+        model,
+        tokenizer,
+        [SENTENCE, 'the jokes are old'],
+        methods=['loo', 'attn_lrp'],
+        progress=False,
+    )
+    r, r_by_mask = (t.loc['attn_lrp', 'loo_r'] for t in (table, by_mask))
+    assert abs(r - r_by_mask) > 1e-3
+
+
+def test_draws_of_a_removal_of_ones_own_are_averaged(demo_text):
+    model, _, enc = demo_text
+    x = model.get_input_embeddings()(enc['input_ids']).detach()
+    keep = torch.ones(1, x.shape[1], dtype=torch.bool)
+    keep[0, 5] = False
+    expected = 0
+    for share in (0.25, 0.75):
+        dimmed = x.clone()
+        dimmed[0, 5] *= share
+        with torch.no_grad():
+            expected = expected + model(inputs_embeds=dimmed).logits / 2
+    found = subset_logits(model, enc, keep, Dimmed())
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_padding_is_no_part_of_the_text_for_a_removal_of_ones_own(demo_text):
+    model, _, enc = demo_text
+    padded = {
+        k: torch.nn.functional.pad(v, (3, 0), value=0) for k, v in enc.items()
+    }
+    n = enc['input_ids'].shape[1]
+    asked = []
+
+    class Watched(Neighbour):
+        def inputs(self, model, enc, keep):
+            asked.append(keep)
+            return super().inputs(model, enc, keep)
+
+    loo, _, _ = leave_one_out(model, padded, removal=Watched())
+    assert len(loo) == n + 3
+    assert all(keep[:, :3].all() for keep in asked)
+    assert (loo[:3] == 0).all()
+
+
+def test_what_is_no_models_input_is_refused(demo_text):
+    class Wrong(Neighbour):
+        def inputs(self, model, enc, keep):
+            return keep
+
+    model, _, enc = demo_text
+    with pytest.raises(TypeError, match="'neighbour' must give the model's"):
+        leave_one_out(model, enc, removal=Wrong())
+
+
+def test_a_subclass_without_inputs_is_refused(demo_text):
+    class Silent(Removal):
+        name = 'silent'
+
+    model, _, enc = demo_text
+    with pytest.raises(NotImplementedError, match='Silent must say what'):
+        leave_one_out(model, enc, removal=Silent())
+
+
+@pytest.mark.parametrize('wrong', ['burn', 3, ['delete'], Neighbour])
+def test_what_is_no_removal_is_refused(demo_text, wrong):
+    model, _, enc = demo_text
+    with pytest.raises(ValueError, match='is not known; take one of'):
+        leave_one_out(model, enc, removal=wrong)
+
+
+def with_pool(name):
+    return Removal(name, pool=['a film'] if name == 'resample' else None)
+
+
+@pytest.mark.parametrize('name', REMOVALS)
+def test_a_name_stands_for_its_class(name):
+    removal = with_pool(name)
+    assert type(removal) is REMOVALS[name]
+    assert removal.name == name
+    assert as_removal(removal) is removal
+
+
+@pytest.mark.parametrize('name', REMOVALS)
+def test_a_removal_is_pickled(name):
+    removal = with_pool(name)
+    again = pickle.loads(pickle.dumps(removal))
+    assert type(again) is type(removal)
+    assert vars(again) == vars(removal)
+
+
+def test_a_removal_of_ones_own_is_pickled():
+    again = pickle.loads(pickle.dumps(as_removal(Neighbour())))
+    assert again.name == 'neighbour'
+    assert isinstance(again.own, Neighbour)
+
+
+def test_a_class_needs_no_name():
+    drawn = Resample(pool=['a film'], n_draws=3, seed=1)
+    assert drawn.info() == dict(removal='resample', n_draws=3, seed=1)
+
+
+def test_what_stands_in_for_a_removal_of_ones_own(demo_text):
+    assert fill_id(demo_text[1], Neighbour()) is None
