@@ -1,6 +1,8 @@
-"The classes against Captum and against `explain`, on many families; explanation functions in Quantus; pipelines; what is refused."
+"The classes against Captum and `explain`; Quantus; pipelines; what is refused."
 
-import subprocess, sys
+import subprocess
+import sys
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,7 +27,6 @@ from lrp_loo.interop import (
     IntegratedGradients,
     LeaveOneOut,
     LRP,
-    ReadsGiven,
     RemovalEstimate,
     TensorModel,
     TokenModel,
@@ -60,11 +61,11 @@ OPTIONS = {'ig': dict(n_steps=16), 'removal+loo': {}}
 
 
 def close(a, b, tol=1e-5):
+    "Of one shape, and apart by a share of the largest number at most."
     a = a.detach()
     b = b.detach()
-    return a.shape == b.shape and float((a - b).abs().max()) <= tol * max(
-        1e-3, float(b.abs().max())
-    )
+    largest = max(1e-3, float(b.abs().max()))
+    return a.shape == b.shape and float((a - b).abs().max()) <= tol * largest
 
 
 @pytest.fixture(scope='module')
@@ -87,45 +88,49 @@ def digits():
 # the numbers of `explain`
 
 
+def explained_alone(demo, name):
+    "Scores of each text by `explain`, one after the other."
+    options = {'n_exact': 2} if name == 'removal+loo' else {}
+    return [explain(*demo, t, method=name, **options)[0].scores for t in TEXTS]
+
+
 @pytest.mark.parametrize('name', CLASSES)
 def test_as_explain(demo, batch, name):
-    """Three texts of unlike length in one batch, padded on either side: each
-    as if alone, padding 0.
-    """
+    "Three texts of unlike length in one batch: each as if alone, padding 0."
     model, tokenizer = demo
     ids, mask, _ = batch
     c = CLASSES[name](model, tokenizer=tokenizer)
-    kw = OPTIONS.get(name, {})
-    alone = [
-        explain(
-            model,
-            tokenizer,
-            t,
-            method=name,
-            **({'n_exact': 2} if name == 'removal+loo' else {}),
-        )[0].scores
-        for t in TEXTS
-    ]
-    scores = c.attribute(ids, additional_forward_args=mask, **kw)
-    assert (
-        scores.shape == ids.shape
-        and scores.dtype == torch.float32
-        and not scores.requires_grad
+    found = c.attribute(
+        ids, additional_forward_args=mask, **OPTIONS.get(name, {})
     )
-    shift = [ids.shape[1] - int(m.sum()) for m in mask]
+    assert found.shape == ids.shape
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+    for scores, alone in zip(found, explained_alone(demo, name)):
+        n = len(alone)
+        assert close(scores[:n], alone, 2e-5)
+        assert (scores[n:] == 0).all()
 
-    def roll(v):
-        return torch.stack([r.roll(s) for r, s in zip(v, shift)])
 
-    left = c.attribute(roll(ids), additional_forward_args=roll(mask), **kw)
-    for s, l, m, a in zip(scores, left, mask, alone):
-        n = int(m.sum())
-        assert (
-            close(s[:n], a, 2e-5)
-            and close(l[-n:], a, 2e-5)
-            and (s[n:] == 0).all()
-            and (l[: len(l) - n] == 0).all()
-        )
+@pytest.mark.parametrize('name', CLASSES)
+def test_as_explain_with_padding_in_front(demo, batch, name):
+    model, tokenizer = demo
+    ids, mask, _ = batch
+    c = CLASSES[name](model, tokenizer=tokenizer)
+    shifts = [int((m == 0).sum()) for m in mask]
+
+    def moved(rows):
+        return torch.stack([r.roll(n) for r, n in zip(rows, shifts)])
+
+    found = c.attribute(
+        moved(ids),
+        additional_forward_args=moved(mask),
+        **OPTIONS.get(name, {}),
+    )
+    for scores, alone in zip(found, explained_alone(demo, name)):
+        n = len(alone)
+        assert close(scores[-n:], alone, 2e-5)
+        assert (scores[: len(scores) - n] == 0).all()
 
 
 def test_one_padded_text(demo, batch):
@@ -142,46 +147,85 @@ def test_one_padded_text(demo, batch):
         assert close(s[: len(a)], a, 2e-5) and (s[len(a) :] == 0).all()
 
 
-def test_targets(demo, batch):
-    model, tokenizer = demo
+@pytest.fixture(scope='module')
+def of_class(demo, batch):
+    "Relevance for class 0 and for class 1, each for all texts."
+    ids, mask, _ = batch
+    lrp = LRP(demo[0])
+    return [
+        lrp.attribute(ids, target=c, additional_forward_args=mask)
+        for c in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    'target', [[1, 0, 1], torch.tensor([1, 0, 1]), np.array([1, 0, 1])]
+)
+def test_a_target_for_each_text(demo, batch, of_class, target):
+    ids, mask, _ = batch
+    found = LRP(demo[0]).attribute(
+        ids, target=target, additional_forward_args=mask
+    )
+    zero, one = of_class
+    assert close(found, torch.stack([one[0], zero[1], one[2]]))
+
+
+@pytest.mark.parametrize(
+    'target',
+    [
+        torch.tensor(1),
+        torch.tensor([1]),
+        [1],
+        'positive',
+        Target(1),
+        lambda out: out.logits[:, 1],
+    ],
+)
+def test_one_target_for_all(demo, batch, of_class, target):
+    ids, mask, _ = batch
+    found = LRP(demo[0]).attribute(
+        ids, target=target, additional_forward_args=mask
+    )
+    assert close(found, of_class[1])
+
+
+def test_a_pair_is_the_difference(demo, batch, of_class):
+    ids, mask, _ = batch
+    found = LRP(demo[0]).attribute(
+        ids, target=(1, 0), additional_forward_args=mask
+    )
+    assert close(found, of_class[1] - of_class[0], 1e-4)
+
+
+def test_without_a_target_the_predicted_class(demo, batch):
+    ids, mask, _ = batch
+    loo = LeaveOneOut(demo[0])
+    predicted = TensorModel(demo[0])(ids, mask).argmax(1)
+    assert close(
+        loo.attribute(ids, additional_forward_args=mask),
+        loo.attribute(ids, target=predicted, additional_forward_args=mask),
+    )
+
+
+def test_a_tuple_of_one_gives_a_tuple(demo, batch):
+    ids, mask, _ = batch
+    found = LRP(demo[0]).attribute((ids,), additional_forward_args=mask)
+    assert isinstance(found, tuple) and len(found) == 1
+
+
+def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
+    model = demo[0]
     ids, mask, E = batch
-    lrp = LRP(model)
-    loo = LeaveOneOut(model)
-    more = dict(additional_forward_args=mask)
-    one = [lrp.attribute(ids, target=c, **more) for c in (0, 1)]
-    for t in ([1, 0, 1], torch.tensor([1, 0, 1]), np.array([1, 0, 1])):
-        assert close(
-            lrp.attribute(ids, target=t, **more),
-            torch.stack([one[1][0], one[0][1], one[1][2]]),
-        )
-    for t in (torch.tensor(1), torch.tensor([1]), [1], 'positive', Target(1)):
-        assert close(lrp.attribute(ids, target=t, **more), one[1])
-    assert close(
-        lrp.attribute(ids, target=(1, 0), **more), one[1] - one[0], 1e-4
-    ) and close(
-        lrp.attribute(ids, target=lambda out: out.logits[:, 1], **more), one[1]
+    of_one_module = gradient().with_rule(
+        'linear',
+        lambda f, *a, **kw: epsilon_rule(f(*a, **kw), 1.0),
+        modules='*.encoder.layer.5.output.dense',
     )
-    predicted = TensorModel(model)(ids, mask).argmax(1)
-    assert close(
-        loo.attribute(ids, **more), loo.attribute(ids, target=predicted, **more)
-    )
-    assert isinstance(lrp.attribute((ids,), **more), tuple)
-    inside = LRP(
-        model,
-        gradient().with_rule(
-            'linear',
-            lambda f, *a, **kw: epsilon_rule(f(*a, **kw), 1.0),
-            modules='*.encoder.layer.5.output.dense',
-        ),
-    )
-    base = GradientXInput(model)
-    assert not close(
-        inside.attribute(ids, target=1, **more),
-        base.attribute(ids, target=1, **more),
-    ) and close(
-        inside.attribute(E, target=1, **more).sum(-1),
-        inside.attribute(ids, target=1, **more),
-    )  # a rule by module path holds in embeddings, too
+    how = dict(target=1, additional_forward_args=mask)
+    inside = LRP(model, of_one_module)
+    of_ids = inside.attribute(ids, **how)
+    assert not close(of_ids, GradientXInput(model).attribute(ids, **how))
+    assert close(inside.attribute(E, **how).sum(-1), of_ids)
 
 
 @pytest.mark.parametrize(
@@ -195,38 +239,35 @@ def test_embeddings_of_families(family, task):
     model = random_model(family, task)
     ids = random_inputs(model)['input_ids'].repeat(2, 1)
     ids[1] = ids[1].flip(0)
-    mask = torch.ones_like(ids)
-    with torch.no_grad():
-        E = input_embeddings(model)(ids)
-        given = ReadsGiven(model, E, mask)
     # by name: in GPT-2 the cache comes first
-    f = TensorModel(model)
-    more = dict(attention_mask=mask)
-    with torch.no_grad():
-        out = model(input_ids=ids, attention_mask=mask).logits
-        assert close(
-            f(E, more), out if out.ndim == 2 else out[:, -1], 1e-9
-        ) and torch.equal(f(ids, more), out if out.ndim == 2 else out[:, -1])
+    more = dict(attention_mask=torch.ones_like(ids))
+    E = input_embeddings(model)(ids).detach()
+    check_logits(model, ids, E, more)
     for composite in (attn_lrp(), gradient()):
-        R, delta = LRP(model, composite).attribute(
-            E, None, more, return_convergence_delta=True
-        )
-        found = lrp_scores(
-            model,
-            None,
-            unpad_batch(dict(input_ids=ids) | more),
-            composite=composite,
-        )
-        assert close(R.sum(-1), found.scores, 1e-7) and close(
-            delta, found.values - found.scores.sum(1), 1e-6
-        )
+        check_sums(model, ids, E, more, composite)
     model = model.float()
-    E = E.float()
-    assert close(
-        LeaveOneOut(model).attribute(E, target=1).sum(-1),
-        LeaveOneOut(model).attribute(ids, target=1),
-        1e-4,
+    loo = LeaveOneOut(model)
+    of_embeddings = loo.attribute(E.float(), target=1)
+    assert close(of_embeddings.sum(-1), loo.attribute(ids, target=1), 1e-4)
+
+
+@torch.no_grad()
+def check_logits(model, ids, E, more):
+    f = TensorModel(model)
+    out = model(input_ids=ids, **more).logits
+    out = out if out.ndim == 2 else out[:, -1]
+    assert torch.equal(f(ids, more), out)
+    assert close(f(E, more), out, 1e-9)
+
+
+def check_sums(model, ids, E, more, composite):
+    R, delta = LRP(model, composite).attribute(
+        E, None, more, return_convergence_delta=True
     )
+    texts = unpad_batch(dict(input_ids=ids) | more)
+    found = lrp_scores(model, None, texts, composite=composite)
+    assert close(R.sum(-1), found.scores, 1e-7)
+    assert close(delta, found.values - found.scores.sum(1), 1e-6)
 
 
 @pytest.mark.parametrize('family', ['ViT', 'DeiT', 'CLIP vision'])
@@ -674,205 +715,220 @@ def test_other_pipelines(demo):
 # what is refused
 
 
-def test_refused(demo, batch, digits):
-    model, tokenizer = demo
+@dataclass
+class Given:
+    "What a call that is refused is made of."
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    E: torch.Tensor
+    X: torch.Tensor
+    model: object
+    vit: object
+
+    def __post_init__(self):
+        self.lrp = LRP(self.model)
+        self.ig = IntegratedGradients(self.model)
+        self.loo = LeaveOneOut(self.model)
+        self.of_pixels = LRP(self.vit)
+        self.nan = torch.where(self.E > 0, self.E, torch.nan)
+        self.hole = self.mask.clone()
+        self.hole[0, 2] = 0
+        self.no_text = self.mask.clone()
+        self.no_text[2] = 0
+
+
+@pytest.fixture(scope='module')
+def given(demo, batch, digits):
     ids, mask, E = batch
-    vit, X, y = digits
-    lrp = LRP(model)
-    ig = IntegratedGradients(model)
-    loo = LeaveOneOut(model)
+    vit, X, _ = digits
+    return Given(ids, mask, E, X, demo[0], vit)
 
-    def no(kind, match, call):
-        with pytest.raises(kind, match=match):
-            call()
 
-    for t in (2, -1, [0, 1, 5]):
-        no(
-            ValueError,
-            'not a class of this model; take 0 to 1',
-            lambda: lrp.attribute(ids, target=t),
-        )
-    for t in (1.5, True, 'one', {}):
-        no(ValueError, 'target=', lambda: lrp.attribute(ids, target=t))
-    for t in ([0, 1], torch.tensor([0, 1, 1, 0])):
-        no(
-            ValueError,
-            f'target has {len(t)} entries for 3 examples',
-            lambda: loo.attribute(ids, target=t),
-        )
-    no(
-        TypeError,
-        'whole numbers',
-        lambda: lrp.attribute(ids, target=torch.tensor([0.5, 1.0, 0.0])),
-    )
-    no(
-        ValueError,
-        'one per example',
-        lambda: lrp.attribute(ids, target=torch.zeros(3, 1).long()),
-    )
-    for b in (E[:, :3], E[:2], torch.zeros(384)):
-        no(
-            ValueError,
-            'baselines have shape',
-            lambda: ig.attribute(E, baselines=b),
-        )
-    no(
-        ValueError,
-        'baselines have shape',
-        lambda: ig.attribute(ids, baselines=ids[:, :2]),
-    )
-    no(TypeError, 'token id', lambda: ig.attribute(ids, baselines=0.5))
-    no(TypeError, 'a number', lambda: ig.attribute(E, baselines='pad'))
-    no(ValueError, 'NaN', lambda: ig.attribute(E, baselines=E * torch.nan))
-    no(
-        ValueError,
-        'needs the tokenizer',
-        lambda: ig.attribute(ids, baselines='pad'),
-    )
-    no(
-        ValueError,
-        "has 30522 tokens",
-        lambda: ig.attribute(ids, baselines=40000),
-    )
-    no(ValueError, 'token ids go from', lambda: lrp.attribute(ids + 30000))
-    for c in (lrp, loo, ig):
-        no(
-            ValueError,
-            'NaN or infinite',
-            lambda: c.attribute(torch.where(E > 0, E, torch.nan)),
-        )
-    no(ValueError, 'NaN or infinite', lambda: LRP(vit).attribute(X / 0.0))
-    no(
-        TypeError,
-        'have no gradient',
-        lambda: LRP(vit).attribute((X * 9).long()),
-    )
-    no(TypeError, 'have no gradient', lambda: lrp.attribute(E.long()))
-    no(TypeError, 'whole numbers', lambda: lrp.attribute(ids.float()))
-    no(
-        TypeError,
-        'must be a tensor, got list',
-        lambda: lrp.attribute(ids.tolist()),
-    )
-    no(ValueError, r'shape \(12,\)', lambda: lrp.attribute(torch.arange(12)))
-    no(ValueError, 'inputs are 2 tensors', lambda: lrp.attribute((ids, mask)))
-    no(ValueError, 'does not take pixel_values', lambda: lrp.attribute(X))
-    no(ValueError, 'does not take input_ids', lambda: LRP(vit).attribute(ids))
-    no(
-        ValueError,
-        'takes 5 after input_ids',
-        lambda: lrp.attribute(ids, additional_forward_args=(mask,) * 6),
-    )
-    no(
-        ValueError,
-        'name masks',
-        lambda: lrp.attribute(ids, additional_forward_args=dict(masks=mask)),
-    )
-    no(
+def with_more(g, more):
+    "LRP with additional forward arguments."
+    return g.lrp.attribute(g.ids, additional_forward_args=more)
+
+
+TARGETS = [
+    (ValueError, 'not a class of this model; take 0 to 1', 2),
+    (ValueError, 'not a class of this model; take 0 to 1', -1),
+    (ValueError, 'not a class of this model; take 0 to 1', [0, 1, 5]),
+    *[(ValueError, 'target=', t) for t in (1.5, True, 'one', {})],
+    (ValueError, 'target has 2 entries for 3 examples', [0, 1]),
+    (ValueError, 'has 4 entries for 3', torch.tensor([0, 1, 1, 0])),
+    (TypeError, 'whole numbers', torch.tensor([0.5, 1.0, 0.0])),
+    (ValueError, 'one per example', torch.zeros(3, 1).long()),
+]
+BASELINES = [
+    (ValueError, 'baselines have shape', lambda g: (g.E, g.E[:, :3])),
+    (ValueError, 'baselines have shape', lambda g: (g.E, g.E[:2])),
+    (ValueError, 'baselines have shape', lambda g: (g.E, torch.zeros(384))),
+    (ValueError, 'baselines have shape', lambda g: (g.ids, g.ids[:, :2])),
+    (TypeError, 'token id', lambda g: (g.ids, 0.5)),
+    (TypeError, 'a number', lambda g: (g.E, 'pad')),
+    (ValueError, 'NaN', lambda g: (g.E, g.E * torch.nan)),
+    (ValueError, 'needs the tokenizer', lambda g: (g.ids, 'pad')),
+    (ValueError, 'has 30522 tokens', lambda g: (g.ids, 40000)),
+]
+INPUTS = [
+    (ValueError, 'token ids go from', lambda g: g.ids + 30000),
+    (ValueError, 'NaN or infinite', lambda g: g.nan),
+    (TypeError, 'have no gradient', lambda g: g.E.long()),
+    (TypeError, 'whole numbers', lambda g: g.ids.float()),
+    (TypeError, 'must be a tensor, got list', lambda g: g.ids.tolist()),
+    (ValueError, r'shape \(12,\)', lambda g: torch.arange(12)),
+    (ValueError, 'inputs are 2 tensors', lambda g: (g.ids, g.mask)),
+    (ValueError, 'does not take pixel_values', lambda g: g.X),
+]
+PIXELS = [
+    (ValueError, 'NaN or infinite', lambda g: g.X / 0.0),
+    (TypeError, 'have no gradient', lambda g: (g.X * 9).long()),
+    (ValueError, 'does not take input_ids', lambda g: g.ids),
+]
+MORE = [
+    (ValueError, 'takes 5 after input_ids', lambda g: (g.mask,) * 6),
+    (ValueError, 'name masks', lambda g: dict(masks=g.mask)),
+    (
         ValueError,
         'inputs_embeds cannot be given',
-        lambda: lrp.attribute(
-            ids, additional_forward_args=(None, None, None, E)
-        ),
-    )
-    no(
-        TypeError,
-        'a tensor, a tuple or a dict',
-        lambda: lrp.attribute(ids, additional_forward_args=3),
-    )
-    no(
+        lambda g: (None, None, None, g.E),
+    ),
+    (TypeError, 'a tensor, a tuple or a dict', lambda g: 3),
+    (
         ValueError,
         'attention_mask must be a tensor of shape',
-        lambda: lrp.attribute(ids, additional_forward_args=mask[:2]),
-    )
-    no(
-        ValueError,
-        'of 0 and 1',
-        lambda: lrp.attribute(ids, additional_forward_args=mask * 2),
-    )
-    hole = mask.clone()
-    hole[0, 2] = 0
-    no(
-        ValueError,
-        'unbroken stretch of tokens.*row 0',
-        lambda: lrp.attribute(ids, additional_forward_args=hole),
-    )
-    no(
-        ValueError,
-        'not in row 2',
-        lambda: loo.attribute(
-            ids,
-            additional_forward_args=torch.where(
-                torch.arange(3)[:, None] == 2, 0, mask
-            ),
-        ),
-    )
-    no(
+        lambda g: g.mask[:2],
+    ),
+    (ValueError, 'of 0 and 1', lambda g: g.mask * 2),
+    (ValueError, 'unbroken stretch of tokens.*row 0', lambda g: g.hole),
+    (ValueError, 'not in row 2', lambda g: g.no_text),
+]
+OTHERS = [
+    (
         ValueError,
         'cannot be given beside pixel_values',
-        lambda: LRP(vit).attribute(
-            X, additional_forward_args=dict(attention_mask=torch.ones(3, 1))
+        lambda g: g.of_pixels.attribute(
+            g.X, additional_forward_args=dict(attention_mask=torch.ones(3, 1))
         ),
-    )
-    for n in (0, -3):
-        no(
-            ValueError,
-            'n_steps must be a whole number, at least 1',
-            lambda: ig.attribute(E, n_steps=n),
-        )
-        no(
-            ValueError,
-            'internal_batch_size must be',
-            lambda: ig.attribute(E, internal_batch_size=n),
-        )
-        no(
-            ValueError,
-            'perturbations_per_eval must be',
-            lambda: loo.attribute(ids, perturbations_per_eval=n),
-        )
-    no(
+    ),
+    (
         ValueError,
         "take 'gausslegendre'",
-        lambda: ig.attribute(E, method='riemann_left'),
-    )
-    no(
+        lambda g: g.ig.attribute(g.E, method='riemann_left'),
+    ),
+    (
         ValueError,
         'one id for token ids',
-        lambda: loo.attribute(E, baselines=3),
-    )
-    no(
+        lambda g: g.loo.attribute(g.E, baselines=3),
+    ),
+    (
         ValueError,
         'not both',
-        lambda: LeaveOneOut(model, 'delete').attribute(ids, baselines=0),
-    )
-    no(
+        lambda g: LeaveOneOut(g.model, 'delete').attribute(g.ids, baselines=0),
+    ),
+    (
         ValueError,
         'needs token ids',
-        lambda: LeaveOneOut(model, 'mask_token').attribute(E),
-    )
-    no(ValueError, "composite='lrp0' is not known", lambda: LRP(model, 'lrp0'))
-    no(
+        lambda g: LeaveOneOut(g.model, 'mask_token').attribute(g.E),
+    ),
+    (
+        ValueError,
+        "composite='lrp0' is not known",
+        lambda g: LRP(g.model, 'lrp0'),
+    ),
+    (
         ValueError,
         "method 'shap' is not known",
-        lambda: Attributor(model, 'shap').attribute(ids),
-    )
-    no(
+        lambda g: Attributor(g.model, 'shap').attribute(g.ids),
+    ),
+    (
         TypeError,
         'unexpected keyword',
-        lambda: LRP(model, gamma=3).attribute(ids),
-    )
-    no(ValueError, 'knows no padding token', lambda: TokenModel(vit))
-    no(
+        lambda g: LRP(g.model, gamma=3).attribute(g.ids),
+    ),
+    (ValueError, 'knows no padding token', lambda g: TokenModel(g.vit)),
+    (
         ValueError,
         'must be whole numbers',
-        lambda: TokenModel(model)(ids + 0.25),
-    )
-    model.train()
+        lambda g: TokenModel(g.model)(g.ids + 0.25),
+    ),
+]
+
+
+@pytest.mark.parametrize('kind,said,target', TARGETS)
+def test_targets_that_cannot_be_right(given, kind, said, target):
+    with pytest.raises(kind, match=said):
+        given.lrp.attribute(given.ids, target=target)
+
+
+def test_leave_one_out_counts_targets(given):
+    with pytest.raises(ValueError, match='2 entries for 3 examples'):
+        given.loo.attribute(given.ids, target=[0, 1])
+
+
+@pytest.mark.parametrize('kind,said,call', BASELINES)
+def test_baselines_that_cannot_be_right(given, kind, said, call):
+    x, baselines = call(given)
+    with pytest.raises(kind, match=said):
+        given.ig.attribute(x, baselines=baselines)
+
+
+@pytest.mark.parametrize('kind,said,call', INPUTS)
+def test_inputs_that_cannot_be_right(given, kind, said, call):
+    with pytest.raises(kind, match=said):
+        given.lrp.attribute(call(given))
+
+
+@pytest.mark.parametrize('name', ['loo', 'ig'])
+def test_nan_is_refused_by_every_class(given, name):
+    with pytest.raises(ValueError, match='NaN or infinite'):
+        getattr(given, name).attribute(given.nan)
+
+
+@pytest.mark.parametrize('kind,said,call', PIXELS)
+def test_pixels_that_cannot_be_right(given, kind, said, call):
+    with pytest.raises(kind, match=said):
+        given.of_pixels.attribute(call(given))
+
+
+@pytest.mark.parametrize('kind,said,call', MORE)
+def test_arguments_that_cannot_be_right(given, kind, said, call):
+    with pytest.raises(kind, match=said):
+        with_more(given, call(given))
+
+
+def test_leave_one_out_wants_a_text_in_every_row(given):
+    with pytest.raises(ValueError, match='not in row 2'):
+        given.loo.attribute(given.ids, additional_forward_args=given.no_text)
+
+
+@pytest.mark.parametrize('n', [0, -3])
+def test_counts_that_cannot_be_right(given, n):
+    with pytest.raises(
+        ValueError, match='n_steps must be a whole number, at least 1'
+    ):
+        given.ig.attribute(given.E, n_steps=n)
+    with pytest.raises(ValueError, match='internal_batch_size must be'):
+        given.ig.attribute(given.E, internal_batch_size=n)
+    with pytest.raises(ValueError, match='perturbations_per_eval must be'):
+        given.loo.attribute(given.ids, perturbations_per_eval=n)
+
+
+@pytest.mark.parametrize('kind,said,call', OTHERS)
+def test_calls_that_cannot_be_right(given, kind, said, call):
+    with pytest.raises(kind, match=said):
+        call(given)
+
+
+@pytest.mark.parametrize('name', ['lrp', 'loo', 'ig'])
+def test_a_model_in_training_mode_is_refused(given, name):
+    given.model.train()
     try:
-        for c in (lrp, loo, ig):
-            no(ValueError, 'training mode', lambda: c.attribute(ids))
+        with pytest.raises(ValueError, match='training mode'):
+            getattr(given, name).attribute(given.ids)
     finally:
-        model.eval()
+        given.model.eval()
 
 
 def test_arguments_in_the_models_order():
