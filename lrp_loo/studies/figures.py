@@ -33,7 +33,7 @@ from lrp_loo.studies.style import (
     OTHERS,
     caption,
     method_colour,
-    method_name,
+    method_label,
     panels,
     themed,
 )
@@ -54,7 +54,7 @@ def plot_agreement(
     for ax, (name, r) in zip(axes[0], results.items()):
         t = faithfulness_table(r['rows'], COMPARED)
         ax.bar(
-            [method_name(m) for m in COMPARED],
+            [method_label(m) for m in COMPARED],
             t.loo_r,
             yerr=t.loo_r_se,
             color=[method_colour(m) for m in COMPARED],
@@ -105,7 +105,7 @@ def draw_sweeps(
         color=method_colour('attn_lrp'),
         ls='--',
         lw=1,
-        label=method_name('attn_lrp'),
+        label=method_label('attn_lrp'),
     )
 
 
@@ -162,7 +162,7 @@ def plot_areas(
         ax.hlines(y, t.morf, t.lerf, color=colours, lw=4, alpha=0.5)
         ax.plot(t.morf, y, 'o', color='k', mfc='white', label='MoRF')
         ax.plot(t.lerf, y, 'o', color='k', label='LeRF')
-        ax.set_yticks(y, [method_name(m) for m in methods])
+        ax.set_yticks(y, [method_label(m) for m in methods])
         ax.set_xlabel('mean logit of the predicted class')
         ax.set_title(caption(r))
     axes[0, 0].legend()
@@ -328,7 +328,7 @@ def draw_conservation(
     "Both rule sets on both models."
     d = found['conservation']
     tables = {
-        f'{method_name(rules)}, {DEMOS[m][0]}': mean_conservation(d, m, rules)
+        f'{method_label(rules)}, {DEMOS[m][0]}': mean_conservation(d, m, rules)
         for m in d['config']['models']
         for rules in ('attn_lrp', 'cp_lrp')
     }

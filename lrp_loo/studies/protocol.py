@@ -27,7 +27,7 @@ from ..stats import agreement
 from ..stats import mean_se, paired_difference
 from .experiments import text_examples
 from .layerwise import bypass_name, is_above_zero
-from .style import OTHERS, method_colour, method_name, themed
+from .style import OTHERS, method_colour, method_label, themed
 from lrp_loo.models import (
     DEMOS,
     describe_model,
@@ -776,7 +776,7 @@ def _plot_one_protocol(results, table, left, middle, right):
     with_r = table.dropna(subset='attn_lrp')
     y = [heights[choice] for choice in with_r.index]
     for m in METHODS_DRAWN:
-        look = dict(color=method_colour(m), label=method_name(m))
+        look = dict(color=method_colour(m), label=method_label(m))
         left.plot(with_r[m], y, 'o', ms=5, **look)
     for difference in IN_R:
         difference.draw(middle, table, heights)

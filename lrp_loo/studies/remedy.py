@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from .common import part_examples, part_experiment
-from .style import method_colour, method_name, themed
+from .style import method_colour, method_label, themed
 from ..lrp import Composite, gradient, lrp_rules
 from ..results import Results
 from ..stats import pearson, spearman
@@ -530,7 +530,7 @@ def _plot_one_remedy(ax, results):
         label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)',
     )
     for m in LRP_VARIANTS:
-        look = dict(color=method_colour(m), label=method_name(m))
+        look = dict(color=method_colour(m), label=method_label(m))
         ax.axhline(table.loo_r[m], ls='--', lw=1, **look)
     ax.set_xscale('log')
     ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9])
