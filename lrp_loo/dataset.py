@@ -423,7 +423,7 @@ def _compute_ray(batches, out, options, progress, workers):
 
 # %% ../nbs/16_dataset.ipynb #a1bcfc20
 @dataclass
-class _Sweep:
+class _SweepJob:
     "What `explain_dataset` was asked for; its parameters say what each is."
 
     texts: list
@@ -615,7 +615,7 @@ def explain_dataset(
     """Exact LOO and every method for each text of a data set, in one process
     or many, resumable.
     """
-    sweep = _Sweep(
+    sweep = _SweepJob(
         texts=as_texts(texts),
         out=Path(out).expanduser().resolve(),
         methods=as_methods(methods),

@@ -44,7 +44,7 @@ PAGE_METHODS = tuple(
 )
 
 
-def _rounded(a):
+def _rounded_map(a):
     "An explanation's scores to six digits."
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
@@ -58,7 +58,7 @@ def _sets_scores(model, tokenizer, enc, sets, target):
             for s in sets[start : start + 32]
         }
         found = explain_methods(model, tokenizer, [enc], methods, target)
-        out |= {name: _rounded(maps[0]) for name, maps in found.items()}
+        out |= {name: _rounded_map(maps[0]) for name, maps in found.items()}
     return out
 
 
@@ -80,7 +80,7 @@ def _maps_of_one_target(model, tokenizer, text, methods, target, truncation):
     return maps, target
 
 
-def _tokens(a):
+def _page_tokens(a):
     "What the page's script draws of each token."
     columns = zip(a.tokens, shown_tokens(a.tokens), a.is_special)
     return [
@@ -128,8 +128,8 @@ def page_data(
         sets=sets,
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         min_content=FEWEST_TOKENS,
-        methods={m.method: _rounded(m) for m in maps},
-        tokens=_tokens(a),
+        methods={m.method: _rounded_map(m) for m in maps},
+        tokens=_page_tokens(a),
     )
 
 

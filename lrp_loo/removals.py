@@ -468,7 +468,7 @@ def pool_ids(
             "the pool must be a list of texts or of token ids, got one str"
         )
     try:
-        ids = torch.as_tensor(_tokens(tokenizer, pool))
+        ids = torch.as_tensor(_pool_tokens(tokenizer, pool))
     except (TypeError, ValueError):
         raise TypeError(
             "the pool must be a list of texts, or of token ids"
@@ -485,7 +485,7 @@ def pool_ids(
     return ids.long().cpu()
 
 
-def _tokens(tokenizer, pool):
+def _pool_tokens(tokenizer, pool):
     "Of all texts one after another; what holds none is left as it is."
     if torch.is_tensor(pool):
         return pool

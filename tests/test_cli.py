@@ -1,4 +1,6 @@
-"The command line: exit codes, what is checked before a model is loaded, what is named when it is written, what an interruption keeps."
+"""The command line: exit codes, what is checked before a model is loaded,
+what is named when it is written, what an interruption keeps.
+"""
 
 import json
 import os

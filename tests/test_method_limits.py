@@ -1,4 +1,6 @@
-"""What methods do at the edges of what they know: rows that see no key, double precision under a single-precision softmax, other layouts, inference mode."""
+"""What methods do at the edges of what they know: rows that see no key, double
+precision under a single-precision softmax, other layouts, inference mode.
+"""
 
 import copy
 

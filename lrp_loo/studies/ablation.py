@@ -61,7 +61,7 @@ def composite_name(
     return '+'.join(r for r in ABLATED if r in set(rules)) or 'none'
 
 # %% ../../nbs/26_ablation.ipynb #eb375e34
-def _subsets(rules):
+def _rule_subsets(rules):
     "Every set of some of the rules, the empty one first."
     for which in itertools.product((False, True), repeat=len(rules)):
         yield tuple(itertools.compress(rules, which))
@@ -85,7 +85,7 @@ def ablation_composites(
     rules = [rule for rule in ABLATED if gates or rule != 'gate']
     return {
         composite_name(chosen): ('lrp', _composite_fields(chosen, rules))
-        for chosen in _subsets(rules)
+        for chosen in _rule_subsets(rules)
     }
 
 # %% ../../nbs/26_ablation.ipynb #d1f9f112
@@ -151,7 +151,7 @@ def factorial(
     "Every set of rules' r with LOO, in a table with one axis a rule."
     # a rule alone is a composite of its own
     rules = [rule for rule in ABLATED if rule in rows[0]['methods']]
-    r = [ablation_r(rows, composite_name(chosen)) for chosen in _subsets(rules)]
+    r = [ablation_r(rows, composite_name(chosen)) for chosen in _rule_subsets(rules)]
     shape = (2,) * len(rules)
     return Factorial(rules, np.stack(r).reshape(*shape, len(rows)))
 

@@ -266,7 +266,7 @@ def _compared(a, b):
 
 
 @torch.no_grad()
-def _logits(model, enc):
+def _eager_logits(model, enc):
     return forward(model, enc).logits
 
 
@@ -287,11 +287,11 @@ def invariance_row(
             model, tokenizer, [enc], 'lrp', composite=rules, **options
         )[0]
 
-    plain = _logits(model, enc)
+    plain = _eager_logits(model, enc)
     maps = {c: map_of(model, rules) for c, rules in RULE_SETS.items()}
     out = {}
     for name, other in others.items():
-        difference = (_logits(other, enc) - plain).abs().max()
+        difference = (_eager_logits(other, enc) - plain).abs().max()
         out[name] = dict(logits=float(difference))
         for c, rules in RULE_SETS.items():
             moved = map_of(other, rules, target=maps[c].target)
@@ -431,7 +431,7 @@ def _bypass_gains(rows, n):
     return gains
 
 
-def _best_layer(results, n):
+def _best_layer_text(results, n):
     "Which layer alone gains most, and how much."
     measured = results['rows'][0]['methods']
     # it takes two halves
@@ -449,7 +449,7 @@ def _claim2_row(results):
     n = results['config']['model']['layers']
     measured = [m for m in CLAIM2_METHODS if m in rows[0]['methods']]
     row = {m: mean_se(per_text(rows, m, 'loo_r'))[0] for m in measured}
-    row |= _bypass_gains(rows, n) | _best_layer(results, n)
+    row |= _bypass_gains(rows, n) | _best_layer_text(results, n)
     return row | {'removal': results['config']['removal'], 'n': len(rows)}
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HEADS', 'HEADED', 'SIZES', 'SPECIAL', 'DECODER', 'PATCHES', 'GENERATES', 'SEES', 'ENCODERS', 'DECODERS', 'VISION',
            'FAMILIES', 'Family', 'family_tasks', 'randomize', 'random_model', 'random_inputs', 'Relevance',
-           'relevance_of', 'Variants', 'family_variants', 'family_row']
+           'relevance_of', 'FamilyVariants', 'family_variants', 'family_row']
 
 # %% ../../nbs/22_families.ipynb #123881e5
 from dataclasses import dataclass, field
@@ -307,7 +307,7 @@ def relevance_of(
     return Relevance(sum_over_features(R)[0], out, rules)
 
 # %% ../../nbs/22_families.ipynb #5dcc3b50
-class Variants(NamedTuple):
+class FamilyVariants(NamedTuple):
     "One family and task, three times."
 
     model: object  # eager attention, random biases
@@ -319,14 +319,14 @@ class Variants(NamedTuple):
 def family_variants(
     family: str,  # one of FAMILIES
     task: str,  # one of its tasks
-) -> Variants:
+) -> FamilyVariants:
     "The models that `family_row` compares, and an input."
     model = random_model(family, task)
     unbiased = random_model(family, task, bias=False)
     fused = None
     if FAMILIES[family].fused:
         fused = random_model(family, task, 'sdpa')
-    return Variants(model, unbiased, fused, random_inputs(model))
+    return FamilyVariants(model, unbiased, fused, random_inputs(model))
 
 
 def _logits_moved(out, plain):

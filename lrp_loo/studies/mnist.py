@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GRID', 'PAPER', 'BARS', 'PANELS', 'NEARLY_UNCORRELATED', 'BRACKET_CLAIMS', 'STUDIES', 'setting_name', 'model_options',
-           'negative_sums', 'nested_tables', 'explained_row', 'run_setting', 'distance', 'nearest', 'summarise',
+           'negative_sums', 'nested_tables', 'image_row', 'run_setting', 'distance', 'nearest', 'summarise',
            'linear_attention_experiment', 'grid_table', 'compare_table1', 'plot_table1', 'table1_against_paper',
            'BracketClaim', 'mnist_claims', 'run_digits', 'digits_tables']
 
@@ -26,7 +26,7 @@ from lrp_loo.studies.linear_attention import (
     PROTOCOLS,
     accuracy,
     normalise_images,
-    one_of,
+    known_choice,
     pixel_maps,
     table1,
     table1_rows,
@@ -119,7 +119,7 @@ def nested_tables(
     }
 
 
-def explained_row(
+def image_row(
     model,  # a trained `LinearAttention`
     x: torch.Tensor,  # (n_images, n_pixels)
     eps: float = 1e-6,  # ε of AttnLRP
@@ -163,7 +163,7 @@ def run_setting(
         accuracy=accuracy(model, Xt, test[1]),
     )
     progress = training.get('progress', True)
-    return head | explained_row(model, Xt[:limit], eps, progress)
+    return head | image_row(model, Xt[:limit], eps, progress)
 
 # %% ../../nbs/29_mnist.ipynb #b17f8b27
 def _beside_the_papers(row, protocol, swap):
@@ -187,7 +187,7 @@ def distance(
 ) -> float:  # mean absolute difference; inf where a number is undefined
     "How far a setting is from the paper's accuracy and Table 1."
     pairs = _beside_the_papers(
-        row, one_of('protocol', protocol, PROTOCOLS), swap
+        row, known_choice('protocol', protocol, PROTOCOLS), swap
     )
     if any(ours is None or not np.isfinite(ours) for ours, _ in pairs):
         return float('inf')

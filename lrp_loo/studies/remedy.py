@@ -186,7 +186,7 @@ def _in_words(difference):
     )
 
 
-def _claim(claim, measured, holds):
+def _remedy_claim(claim, measured, holds):
     return dict(claim=claim, measured=measured, holds=bool(holds))
 
 
@@ -194,7 +194,7 @@ def _goal_claim(goal, rows):
     "Was a goal reached?"
     r = mean_se(per_text(rows, goal.method, 'loo_r'))[0]
     claim = f'{goal.part}: mean r of {goal.method} at least {goal.least}'
-    return _claim(claim, f'{r:.3f}', r >= goal.least)
+    return _remedy_claim(claim, f'{r:.3f}', r >= goal.least)
 
 
 def _single_pass_claim(part, rows, method):
@@ -203,7 +203,7 @@ def _single_pass_claim(part, rows, method):
         per_text(rows, 'removal', 'loo_r'), per_text(rows, method, 'loo_r')
     )
     claim = f'{part}: r of removal above {method}, interval above zero'
-    return _claim(claim, _in_words(gain), gain['low'] > 0)
+    return _remedy_claim(claim, _in_words(gain), gain['low'] > 0)
 
 
 def _curve_claim(part, rows, ours, column):
@@ -216,7 +216,7 @@ def _curve_claim(part, rows, ours, column):
     gain = paired_difference(
         sign * per_text(rows, ours, column), sign * per_text(rows, best, column)
     )
-    return _claim(
+    return _remedy_claim(
         f"{part}: {column} of {ours} no worse than {best}'s",
         f'{mean[ours]:.3f} against {mean[best]:.3f}, better by'
         f' {_in_words(gain)}',

@@ -61,7 +61,7 @@ def _fit(
         bar.set_postfix(loss=f'{loss.item():.3f}')
 
 
-def _by_length(lengths, batch_size, rng):
+def _batches_by_length(lengths, batch_size, rng):
     """Random batches of similar length: sorted inside windows of 50 batches,
     then shuffled.
     """
@@ -84,7 +84,7 @@ def _fit_classifier(model, tok, texts, labels, options, desc, **kwargs):
     batches = [
         batch
         for _ in range(o['epochs'])
-        for batch in _by_length(lengths, o['batch_size'], rng)
+        for batch in _batches_by_length(lengths, o['batch_size'], rng)
     ]
 
     def loss_of(batch):
