@@ -5,12 +5,13 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test reproduce notebooks readme docs hooks clean
+.PHONY: help venv test format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
-	@echo "make test       modules in step with the notebooks, every notebook, then tests/"
+	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
+	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
 	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
 	@echo "make docs       the notebooks and a reference of every function as a site in _docs/, checked"
@@ -29,6 +30,10 @@ $(STAMP): settings.ini constraints.txt setup.py
 
 test: $(STAMP)
 	bash tests/run.sh $(BIN)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	PATH="$(abspath $(BIN)):$$PATH" nbdev_export
 
 reproduce: $(STAMP)
 	$(BIN)/lrp_loo reproduce $(ARGS)

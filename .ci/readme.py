@@ -1,5 +1,9 @@
-"""README.md from nbs/index.ipynb, without Quarto.   python .ci/readme.py [--check]
-Code cells that start with `#| echo: false` show their output only, those with `#| hide` nothing.
+"""README.md from nbs/index.ipynb, without Quarto.
+
+python .ci/readme.py [--check]
+
+Code cells that start with `#| echo: false` show their output only, those with
+`#| hide` nothing.
 """
 
 import re
@@ -9,26 +13,27 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
+HEAD = '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n'
 
 
 def cell_text(cell):
+    "A cell as Markdown."
     if cell.cell_type == 'markdown':
         return cell.source
     if cell.source.startswith('#| hide'):
         return ''
-    parts = (
-        []
-        if cell.source.startswith('#| echo: false')
-        else [f'```python\n{cell.source}\n```']
-    )
-    printed = ''
+    parts = []
+    if not cell.source.startswith('#| echo: false'):
+        parts.append(f'```python\n{cell.source}\n```')
+    printed = ''  # one block, however many pieces it came in
     for o in cell.outputs:
         if o.output_type == 'stream' and o.name == 'stdout':
-            printed += o.text  # one block, however many pieces it came in
+            printed += o.text
         elif 'text/markdown' in o.get('data', {}):
             parts += [block(printed), o.data['text/markdown']]
             printed = ''
-    return '\n\n'.join(filter(None, [*parts, block(printed)]))
+    parts.append(block(printed))
+    return '\n\n'.join(filter(None, parts))
 
 
 def block(printed):
@@ -36,16 +41,12 @@ def block(printed):
 
 
 def readme():
+    "The whole text; links to notebooks and files as they are from the root."
     nb = nbformat.read(ROOT / 'nbs' / 'index.ipynb', 4)
-    text = '\n\n'.join(t for c in nb.cells if (t := cell_text(c).strip()))
-    text = re.sub(r'\]\((\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text).replace(
-        '](../', ']('
-    )
-    return (
-        '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n'
-        + text
-        + '\n'
-    )
+    texts = (cell_text(cell).strip() for cell in nb.cells)
+    text = '\n\n'.join(filter(None, texts))
+    text = re.sub(r'\]\((\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text)
+    return HEAD + text.replace('](../', '](') + '\n'
 
 
 if __name__ == '__main__':

@@ -1,5 +1,13 @@
-"""What must hold of the built site, each breach named with its page.   python .ci/site.py [--build] [FOLDER, default _docs]
-`--build` makes it first, by docs/mkdocs.yml; a warning there is a failure. Every page of nbs/ is there with its title; links, anchors and pictures resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or Markdown shows raw; equations are MathML.
+"""What must hold of the built site, each breach named with its page.
+
+python .ci/site.py [--build] [FOLDER, default _docs]
+
+`--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
+Every page of nbs/ is there with its title; links, anchors and pictures
+resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
+Markdown shows raw; equations are MathML. Where a Chromium is found, it opens
+the front page and the chapters of the paper at 1,280 pixels: no block of code
+may have to be scrolled sideways.
 """
 
 import json
@@ -9,23 +17,24 @@ import subprocess
 import sys
 from collections import Counter
 from configparser import ConfigParser
+from dataclasses import dataclass
+from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-LOADS = {
-    ('script', 'src'),
-    ('img', 'src'),
-    ('img', 'srcset'),
-    ('iframe', 'src'),
-    ('source', 'src'),
-    ('video', 'src'),
-    ('audio', 'src'),
-    ('object', 'data'),
-    ('embed', 'src'),
-    ('image', 'href'),
-    ('use', 'href'),
+LOADS = {  # attributes that make a browser fetch something
+    'script': ('src',),
+    'img': ('src', 'srcset'),
+    'iframe': ('src',),
+    'source': ('src',),
+    'video': ('src',),
+    'audio': ('src',),
+    'object': ('data',),
+    'embed': ('src',),
+    'image': ('href',),
+    'use': ('href',),
 }
 LOADED_LINKS = {
     'stylesheet',
@@ -37,6 +46,18 @@ LOADED_LINKS = {
     'manifest',
     'modulepreload',
 }
+EMPTY_TAGS = {  # they have no end
+    'meta',
+    'link',
+    'img',
+    'br',
+    'input',
+    'hr',
+    'source',
+    'path',
+    'mspace',
+}
+BLOCKS = {'p', 'li', 'td', 'th', 'h1', 'h2', 'h3', 'div', 'tr'}
 RAW = {
     'a directive': r'^\s*#\|',
     'a traceback': r'Traceback \(most recent call last\)',
@@ -59,6 +80,7 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
+WIDTH = 1280  # pixels of a window
 
 
 class Page(HTMLParser):
@@ -81,34 +103,10 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         a = dict(attrs)
-        if tag not in (
-            'meta',
-            'link',
-            'img',
-            'br',
-            'input',
-            'hr',
-            'source',
-            'path',
-            'mspace',
-        ):
-            self.stack.append(
-                tag
-                + (
-                    '.output'
-                    if 'output' in (a.get('class') or '').split()
-                    else ''
-                )
-            )
-        if a.get('id'):
-            self.ids[a['id']] += 1
-        if tag == 'a' and a.get('name'):
-            self.ids[a['name']] += 1
-        if tag == 'a' and 'href' in a:
-            self.links.append(a['href'])
-        if tag == 'link' and set((a.get('rel') or '').split()) & LOADED_LINKS:
-            self.loads.append(a['href'])
-        self.loads += [a[k] for t, k in LOADS if t == tag and a.get(k)]
+        classes = (a.get('class') or '').split()
+        if tag not in EMPTY_TAGS:
+            self.stack.append(f'{tag}.output' if 'output' in classes else tag)
+        self.note_address(tag, a)
         self.marks += re.findall(r'url\(([^)]*)\)', a.get('style') or '')
         if tag == 'math':
             self.math += 1
@@ -117,202 +115,262 @@ class Page(HTMLParser):
         if tag == 'h1':
             self.titles.append('')
 
+    def note_address(self, tag, a):
+        "Anchors, links, and what is loaded."
+        names = [a.get('id'), a.get('name') if tag == 'a' else None]
+        self.ids.update(name for name in names if name)
+        if tag == 'a' and 'href' in a:
+            self.links.append(a['href'])
+        kinds = set((a.get('rel') or '').split())
+        if tag == 'link' and kinds & LOADED_LINKS:
+            self.loads.append(a['href'])
+        self.loads += [a[k] for k in LOADS.get(tag, ()) if a.get(k)]
+
     def handle_endtag(self, tag):
         if tag in [t.split('.')[0] for t in self.stack]:
             while self.stack.pop().split('.')[0] != tag:
                 pass
-        if tag in ('p', 'li', 'td', 'th', 'h1', 'h2', 'h3', 'div', 'tr'):
+        if tag in BLOCKS:
             self.prose.append('\n')
 
     def handle_data(self, data):
-        if 'style' in self.stack:
-            self.loads += [
-                u.strip('"\'')
-                for u in re.findall(r'url\(([^)]*)\)', data)
-                if not u.strip('"\'').startswith('data:')
-            ]
-        if {'script', 'style'} & set(self.stack):
+        inside = set(self.stack)
+        if 'style' in inside:
+            urls = (u.strip('"\'') for u in re.findall(r'url\(([^)]*)\)', data))
+            self.loads += [u for u in urls if not u.startswith('data:')]
+        if {'script', 'style'} & inside:
             return
-        if 'article' in self.stack:
+        if 'article' in inside:
             self.text.append(data)
-            if (
-                not {'code', 'pre', 'math'} & set(self.stack)
-                and 'div.output' not in self.stack
-            ):
+            if not {'code', 'pre', 'math', 'div.output'} & inside:
                 self.prose.append(data)
-        if 'h1' in self.stack and 'a' not in self.stack:
+        if 'h1' in inside and 'a' not in inside:
             self.titles[-1] += data
+
+
+@dataclass
+class Notebook:
+    "What a page has to show of its notebook."
+
+    path: Path
+
+    @cached_property
+    def cells(self):
+        return json.loads(self.path.read_text(encoding='utf-8'))['cells']
+
+    @property
+    def title(self):
+        first = ''.join(self.cells[0]['source'])
+        return re.search(r'^# (.*)$', first, re.M)[1].replace('`', '')
+
+    @property
+    def equations(self):
+        "How many; dollars in code are none."
+        pattern = r'\$\$.+?\$\$|(?<!\\)\$[^$\n]+?\$'
+        texts = (
+            re.sub(r'```.*?```|`[^`]*`', '', ''.join(c['source']), flags=re.S)
+            for c in self.cells
+            if c['cell_type'] == 'markdown'
+        )
+        return sum(len(re.findall(pattern, text, re.S)) for text in texts)
+
+    @property
+    def figures(self):
+        outputs = (o for c in self.cells for o in c.get('outputs', []))
+        return sum('image/png' in o.get('data', {}) for o in outputs)
 
 
 def outside(address):
     return bool(urlsplit(address).scheme or urlsplit(address).netloc)
 
 
-def target(address, page, site, base):
-    "The file and the anchor of an address within the site."
-    u = urlsplit(address)
-    path = unquote(u.path)
-    file = (
-        page
-        if not path
-        else (
-            site / path.removeprefix(base).lstrip('/')
-            if path.startswith('/')
-            else page.parent / path
-        )
-    )
-    return (file / 'index.html' if file.is_dir() else file).resolve(), unquote(
-        u.fragment
-    )
+@dataclass
+class Site:
+    "The pages of a folder, and what is wrong with them: pairs (page, what)."
 
+    folder: Path
 
-def breaches(site):
-    "Every breach as (page, what)."
-    settings = ConfigParser(delimiters=['='], interpolation=None)
-    settings.read(ROOT / 'settings.ini', encoding='utf-8')
-    base = settings['DEFAULT']['doc_baseurl'] + '/'
-    pages = {p.resolve(): Page(p) for p in sorted(site.rglob('*.html'))}
-    for nb in sorted((ROOT / 'nbs').glob('*.ipynb')):
-        cells = json.loads(nb.read_text(encoding='utf-8'))['cells']
-        page = (site / f'{nb.stem}.html').resolve()
-        title = re.search(r'^# (.*)$', ''.join(cells[0]['source']), re.M)[1]
-        if page not in pages:
-            yield page.name, f'is missing, the page of nbs/{nb.name}'
-        elif [t.strip() for t in pages[page].titles] != [
-            title.replace('`', '')
-        ]:
-            yield (
-                page.name,
-                f'has the title {pages[page].titles}, the notebook {title!r}',
-            )
+    @cached_property
+    def pages(self):
+        found = sorted(self.folder.rglob('*.html'))
+        return {path.resolve(): Page(path) for path in found}
+
+    @cached_property
+    def base(self):
+        "What an address that begins with / begins with."
+        settings = ConfigParser(delimiters=['='], interpolation=None)
+        settings.read(ROOT / 'settings.ini', encoding='utf-8')
+        return settings['DEFAULT']['doc_baseurl'] + '/'
+
+    def target(self, address, page):
+        "The file and the anchor of an address within the site."
+        u = urlsplit(address)
+        path = unquote(u.path)
+        if not path:
+            file = page
+        elif path.startswith('/'):
+            file = self.folder / path.removeprefix(self.base).lstrip('/')
         else:
-            equations = sum(
-                len(
-                    re.findall(
-                        r'\$\$.+?\$\$|(?<!\\)\$[^$\n]+?\$',
-                        re.sub(
-                            r'```.*?```|`[^`]*`',
-                            '',
-                            ''.join(c['source']),
-                            flags=re.S,
-                        ),
-                        re.S,
-                    )
-                )
-                for c in cells
-                if c['cell_type'] == 'markdown'
+            file = page.parent / path
+        file = file / 'index.html' if file.is_dir() else file
+        return file.resolve(), unquote(u.fragment)
+
+    def breaches(self):
+        "All of them."
+        for path in sorted((ROOT / 'nbs').glob('*.ipynb')):
+            yield from self.chapter_breaches(Notebook(path))
+        yield from self.reference_breaches()
+        for path, page in self.pages.items():
+            name = str(path.relative_to(self.folder.resolve()))
+            checks = (
+                self.load_breaches(path, page),
+                self.link_breaches(path, page),
+                anchor_breaches(page),
+                text_breaches(page),
             )
-            if pages[page].math < equations:
-                yield (
-                    page.name,
-                    (
-                        f'shows {pages[page].math} equations, the notebook has'
-                        f' {equations}'
-                    ),
-                )
-            figures = sum(
-                'image/png' in o.get('data', {})
-                for c in cells
-                for o in c.get('outputs', [])
-            )
-            if sum('figures/' in x for x in pages[page].loads) < figures:
-                yield (
-                    page.name,
-                    f'shows fewer than the {figures} figures of the notebook',
-                )
-    for module in sorted((ROOT / 'lrp_loo').glob('[a-z]*.py')):
-        if not (site / 'reference' / f'{module.stem}.html').exists():
-            yield f'reference/{module.stem}.html', 'is missing'
-    for path, page in pages.items():
-        name = str(path.relative_to(site.resolve()))
+            for check in checks:
+                yield from ((name, what) for what in check)
+        yield from self.style_breaches()
+        yield from self.width_breaches()
+
+    def chapter_breaches(self, notebook):
+        "Is the notebook there, with title, equations and figures?"
+        path = (self.folder / f'{notebook.path.stem}.html').resolve()
+        page = self.pages.get(path)
+        if page is None:
+            yield path.name, f'is missing, the page of nbs/{notebook.path.name}'
+            return
+        if [t.strip() for t in page.titles] != [notebook.title]:
+            titles = f'{page.titles}, the notebook {notebook.title!r}'
+            yield path.name, f'has the title {titles}'
+            return
+        if page.math < notebook.equations:
+            said = f'{page.math} equations, the notebook has'
+            yield path.name, f'shows {said} {notebook.equations}'
+        shown = sum('figures/' in address for address in page.loads)
+        if shown < notebook.figures:
+            said = f'fewer than the {notebook.figures} figures of the notebook'
+            yield path.name, f'shows {said}'
+
+    def reference_breaches(self):
+        "Has every module its page?"
+        package = ROOT / 'lrp_loo'
+        for module in sorted(package.rglob('[a-z]*.py')):
+            parts = module.relative_to(package).with_suffix('').parts
+            name = f"reference/{'.'.join(parts)}.html"
+            if not (self.folder / name).exists():
+                yield name, 'is missing'
+
+    def load_breaches(self, path, page):
         for address in page.loads:
             if address.startswith('data:'):
                 continue
             if outside(address):
-                yield name, f'loads {address} from elsewhere'
-            elif not target(address, path, site, base)[0].exists():
-                yield name, f'loads {address}, which is not there'
+                yield f'loads {address} from elsewhere'
+            elif not self.target(address, path)[0].exists():
+                yield f'loads {address}, which is not there'
+
+    def link_breaches(self, path, page):
         for address in page.links:
             if outside(address):
                 continue
-            file, anchor = target(address, path, site, base)
+            file, anchor = self.target(address, path)
             if not file.exists():
-                yield name, f'links to {address}, which is not there'
-            elif (
-                anchor
-                and file in pages
-                and not pages[file].ids[anchor]
-                and anchor != '__skip'
-            ):
-                yield name, f'links to {address}, and there is no such anchor'
-        for i, n in page.ids.items():
-            if n > 1:
-                yield name, f'has the anchor {i!r} {n} times'
-        for mark in page.marks:
-            yield (
-                name,
-                (
-                    'holds an equation that was not drawn'
-                    if mark == 'arithmatex'
-                    else f'loads {mark} by style'
-                ),
-            )
-        for what, pattern in RAW.items():
-            for m in re.finditer(pattern, ''.join(page.text), re.M):
-                yield (
-                    name,
-                    (
-                        f'shows {what}:'
-                        f' {m.string[max(0, m.start() - 20) : m.end() + 60]!r}'
-                    ),
-                )
-        for what, pattern in PROSE.items():
-            for m in re.finditer(pattern, ''.join(page.prose), re.M):
-                yield (
-                    name,
-                    (
-                        f'shows {what} as Markdown wrote it:'
-                        f' {m.string[max(0, m.start() - 20) : m.end() + 60]!r}'
-                    ),
-                )
-    for css in sorted(site.rglob('*.css')):
-        for address in re.findall(
-            r'(?:url\(|@import\s+)["\']?([^"\')]+)',
-            css.read_text(encoding='utf-8'),
-        ):
-            if address.startswith(('data:', '#')):
+                yield f'links to {address}, which is not there'
                 continue
-            if (
-                outside(address)
-                or not (css.parent / urlsplit(address).path).exists()
-            ):
-                yield str(css.relative_to(site)), f'loads {address}'
+            known = self.pages[file].ids if file in self.pages else None
+            if anchor in ('', '__skip') or known is None:
+                continue
+            if not known[anchor]:
+                yield f'links to {address}, and there is no such anchor'
+
+    def style_breaches(self):
+        "What the style sheets load."
+        pattern = r'(?:url\(|@import\s+)["\']?([^"\')]+)'
+        for css in sorted(self.folder.rglob('*.css')):
+            text = css.read_text(encoding='utf-8')
+            for address in re.findall(pattern, text):
+                if address.startswith(('data:', '#')):
+                    continue
+                there = (css.parent / urlsplit(address).path).exists()
+                if outside(address) or not there:
+                    yield str(css.relative_to(self.folder)), f'loads {address}'
+
+    def width_breaches(self):
+        "Blocks of code that are wider than their place, measured by a browser."
+        sys.path.insert(0, str(ROOT / 'tests'))
+        from chromium import Chromium, find
+
+        if find() is None:
+            print('no Chromium was found: widths were not measured')
+            return
+        narrow = [self.folder / 'index.html', *self.folder.glob('0*.html')]
+        with Chromium(WIDTH, 900) as browser:
+            browser.width(WIDTH)
+            for path in sorted(narrow):
+                browser.open(path.resolve().as_uri())
+                for block in browser.js(WIDE_BLOCKS):
+                    yield path.name, f'at {WIDTH} pixels scrolls: {block!r}'
 
 
-if __name__ == '__main__':
-    build = [
-        sys.executable,
-        '-m',
-        'mkdocs',
-        'build',
-        '--strict',
-        '-f',
-        str(ROOT / 'docs' / 'mkdocs.yml'),
-    ]
-    if (
-        '--build' in sys.argv
-        and subprocess.run(
-            build, env=os.environ | {'NO_MKDOCS_2_WARNING': '1'}
-        ).returncode
-    ):
+WIDE_BLOCKS = """
+(() => {
+  document.querySelectorAll('details').forEach(d => { d.open = true; });
+  const wide = e => e.scrollWidth > e.clientWidth + 1;
+  const blocks = [...document.querySelectorAll('article pre')];
+  return blocks
+    .filter(p => wide(p) || [...p.querySelectorAll('code')].some(wide))
+    .map(p => p.textContent.trim().slice(0, 60));
+})()
+"""
+
+
+def anchor_breaches(page):
+    for name, n in page.ids.items():
+        if n > 1:
+            yield f'has the anchor {name!r} {n} times'
+    for mark in page.marks:
+        if mark == 'arithmatex':
+            yield 'holds an equation that was not drawn'
+        else:
+            yield f'loads {mark} by style'
+
+
+def text_breaches(page):
+    "What a reader should not see."
+    raw = ''.join(page.text)
+    prose = ''.join(page.prose)
+    for patterns, text, how in ((RAW, raw, ''), (PROSE, prose, AS_WRITTEN)):
+        for what, pattern in patterns.items():
+            for m in re.finditer(pattern, text, re.M):
+                around = text[max(0, m.start() - 20) : m.end() + 60]
+                yield f'shows {what}{how}: {around!r}'
+
+
+AS_WRITTEN = ' as Markdown wrote it'
+
+
+def build():
+    "The site, by mkdocs; any warning ends it."
+    words = [sys.executable, '-m', 'mkdocs', 'build', '--strict']
+    words += ['-f', str(ROOT / 'docs' / 'mkdocs.yml')]
+    env = os.environ | {'NO_MKDOCS_2_WARNING': '1'}
+    if subprocess.run(words, env=env).returncode:
         sys.exit('the site was not built; what is wrong stands above')
-    site = next(
-        (Path(a) for a in sys.argv[1:] if not a.startswith('--')),
-        ROOT / '_docs',
-    )
-    found = list(dict.fromkeys(breaches(site)))
+
+
+def main(words):
+    if '--build' in words:
+        build()
+    folders = [Path(word) for word in words if not word.startswith('--')]
+    site = Site(folders[0] if folders else ROOT / '_docs')
+    found = list(dict.fromkeys(site.breaches()))
     for page, what in found:
         print(f'{page}: {what}', file=sys.stderr)
     if found:
-        sys.exit(f'{len(found)} breaches in {site}')
-    print(f'{len(list(site.rglob("*.html")))} pages of {site} checked')
+        sys.exit(f'{len(found)} breaches in {site.folder}')
+    print(f'{len(site.pages)} pages of {site.folder} checked')
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

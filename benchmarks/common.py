@@ -1,5 +1,8 @@
-"""What all benchmarks share: texts, pairs measured in turn, and the file that the ratios go to.
-Each script measures ours and the other in one process, A B A B …, medians of the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against Captum need it beside the package (pip install -e '.[bench]').
+"""What all benchmarks share: texts, pairs in turn, the file of the ratios.
+
+Each script measures ours and the other in one process, A B A B …, medians of
+the ratios pair by pair; `python benchmarks/NAME.py --help`. Those against
+Captum need it beside the package (pip install -e '.[bench]').
 """
 
 import argparse
@@ -129,11 +132,26 @@ def installed(*names):
     return out
 
 
+def said(job, against, at_least, measured):
+    "A row in one line."
+    line = f"{job} against {against}: {measured['ratio']:.2f} times as fast"
+    if 'low' in measured:
+        line += (
+            f" (from {measured['low']:.2f} to {measured['high']:.2f};"
+            f" {measured['ours']:.2f} s against {measured['other']:.2f} s)"
+        )
+    if at_least is None:
+        return line
+    reached = 'reached' if measured['ratio'] >= at_least else 'missed'
+    return f'{line}, asked for {at_least}: {reached}'
+
+
 def record(args, job, against, at_least, setting, packages=(), **measured):
     "One row of results/benchmarks.json: a job measured again replaces its row."
     path = Path(args.out)
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
-    row = dict(
+    rows = {(r['job'], r['against']): r for r in rows}
+    rows[job, against] = dict(
         job=job,
         against=against,
         at_least=at_least,
@@ -145,35 +163,7 @@ def record(args, job, against, at_least, setting, packages=(), **measured):
         machine=platform.machine(),
         dtype='float32',
     )
-    rows = [r for r in rows if (r['job'], r['against']) != (job, against)] + [
-        row
-    ]
+    lines = ',\n'.join(json.dumps(rows[key]) for key in sorted(rows))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(
-        path,
-        '{"rows": [\n'
-        + ',\n'.join(
-            json.dumps(r)
-            for r in sorted(rows, key=lambda r: (r['job'], r['against']))
-        )
-        + '\n]}\n',
-    )
-    reached = (
-        ''
-        if at_least is None
-        else (
-            f", asked for {at_least}:"
-            f" {'reached' if measured['ratio'] >= at_least else 'missed'}"
-        )
-    )
-    print(
-        f"{job} against {against}: {measured['ratio']:.2f} times as fast"
-        + (
-            f" (from {measured['low']:.2f} to {measured['high']:.2f};"
-            f" {measured['ours']:.2f} s against {measured['other']:.2f} s)"
-            if 'low' in measured
-            else ''
-        )
-        + reached,
-        flush=True,
-    )
+    write_text_atomic(path, '{"rows": [\n' + lines + '\n]}\n')
+    print(said(job, against, at_least, measured), flush=True)

@@ -1,7 +1,12 @@
-"""What the methods cost, as ratios measured in turn (A B A B …) in one process: medians over rounds.
-AttnLRP and CP-LRP against the plain gradient × input; removal against AttnLRP; exact LOO (`leave_one_out`) against one masked forward pass at a time.
-With --long: one text of 512 tokens, removal against AttnLRP, and exact LOO (once: it takes minutes) against removal.
-Embedded texts, the demo model, CPU.   python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out results/cost.json]
+"""What the methods cost, as ratios measured in turn (A B A B …).
+
+All in one process, medians over rounds. AttnLRP and CP-LRP against the plain
+gradient × input; removal against AttnLRP; exact LOO (`leave_one_out`) against
+one masked forward pass at a time. With --long: one text of 512 tokens, removal
+against AttnLRP, and exact LOO (once: it takes minutes) against removal.
+Embedded texts, the demo model, CPU.
+
+python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out FILE]
 """
 
 import argparse

@@ -1,5 +1,8 @@
-"""MoRF and LeRF of five methods against one masked batch per example and method (all steps of both curves in it).
-python benchmarks/curves.py [--data FOLDER] [--sentences 24] [--reviews 4]"""
+"""MoRF and LeRF of five methods against one masked batch per example and
+method (all steps of both curves in it).
+
+python benchmarks/curves.py [--data FOLDER] [--sentences 24] [--reviews 4]
+"""
 
 import torch
 from common import arguments, pairs, record, texts
@@ -24,37 +27,34 @@ def plain(model, jobs):
                 )
 
 
+def job(model, tokenizer, enc, chunk):
+    "What both are given of a text: itself, maps, units, target."
+    maps = {m: explain_batch(model, tokenizer, [enc], m)[0] for m in METHODS}
+    special = special_mask(tokenizer, enc['input_ids'][0])
+    scores = {m: a.scores for m, a in maps.items()}
+    return enc, scores, removal_units(special, chunk), maps['loo'].target
+
+
+def measure(args, name, n, longest, chunk):
+    "One data set."
+    model, tokenizer, _, encs, setting = texts(name, args, n, longest)
+    jobs = [job(model, tokenizer, e, chunk) for e in encs]
+    columns = [list(column) for column in zip(*jobs)]
+    record(
+        args,
+        f'MoRF and LeRF of five methods, {name}',
+        'a masked batch per example and method',
+        3.0,
+        setting | dict(chunk=chunk),
+        **pairs(
+            lambda: many_perturbation_curves(model, *columns),
+            lambda: plain(model, jobs),
+            args.rounds,
+        ),
+    )
+
+
 if __name__ == '__main__':
     args = arguments(__doc__, sentences=24, reviews=4)
-    for name, n, chunk, longest in (
-        ('sst2', args.sentences, 1, 128),
-        ('imdb', args.reviews, 16, 256),
-    ):
-        model, tokenizer, _, encs, setting = texts(name, args, n, longest)
-        jobs = []
-        for e in encs:
-            maps = {
-                m: explain_batch(model, tokenizer, [e], m)[0] for m in METHODS
-            }
-            jobs.append(
-                (
-                    e,
-                    {m: a.scores for m, a in maps.items()},
-                    removal_units(
-                        special_mask(tokenizer, e['input_ids'][0]), chunk
-                    ),
-                    maps['loo'].target,
-                )
-            )
-
-        def ours():
-            return many_perturbation_curves(model, *map(list, zip(*jobs)))
-
-        record(
-            args,
-            f'MoRF and LeRF of five methods, {name}',
-            'a masked batch per example and method',
-            3.0,
-            setting | dict(chunk=chunk),
-            **pairs(ours, lambda: plain(model, jobs), args.rounds),
-        )
+    measure(args, 'sst2', args.sentences, 128, chunk=1)
+    measure(args, 'imdb', args.reviews, 256, chunk=16)

@@ -1,5 +1,8 @@
-"""Integrated Gradients against Captum's LayerIntegratedGradients with as many steps.
-python benchmarks/ig.py [--data FOLDER] [--sentences 24]"""
+"""Integrated Gradients against Captum's LayerIntegratedGradients with as
+many steps.
+
+python benchmarks/ig.py [--data FOLDER] [--sentences 24]
+"""
 
 import torch
 from captum.attr import LayerIntegratedGradients

@@ -1,5 +1,11 @@
-"""Seconds and peak memory of each method against the length of the text (a text of our own, one at a time), and seconds an example against their number (`explain` over our sentences). Rows go to results/cost-length.json; a finished row is kept.
-python benchmarks/length.py [--rounds 5]"""
+"""Seconds and peak memory of each method against the length of the text (a
+text of our own, one at a time), and seconds an example against their number
+(`explain` over our sentences).
+
+Rows go to results/cost-length.json; a finished row is kept.
+
+python benchmarks/length.py [--rounds 5]
+"""
 
 import ctypes
 import os
@@ -66,16 +72,9 @@ def seconds(run, rounds):
 
 def peak():
     "MiB, since the last `forget_peak`."
-    return (
-        int(
-            next(
-                l
-                for l in Path('/proc/self/status').read_text().splitlines()
-                if l.startswith('VmHWM')
-            ).split()[1]
-        )
-        / 1024
-    )
+    lines = Path('/proc/self/status').read_text().splitlines()
+    high_water = next(l for l in lines if l.startswith('VmHWM'))
+    return int(high_water.split()[1]) / 1024
 
 
 def forget_peak():
@@ -99,71 +98,74 @@ def one(name, n):
     return peak() - before
 
 
+def in_process(name, n):
+    "The same, of a process of its own."
+    done = subprocess.run(
+        [sys.executable, __file__, '--one', f'{name}:{n}'],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return float(done.stdout.split()[-1])
+
+
+def row_alone(model, tokenizer, rounds, name, n):
+    "A text of n tokens, explained alone."
+    enc = text(model, tokenizer, n)
+    m, kw = METHODS[name]
+    mib = in_process(name, n)
+    row = seconds(
+        lambda: explain_batch(model, tokenizer, [enc], m, **kw), rounds
+    )
+    print(
+        f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s {mib:8.0f} MiB",
+        flush=True,
+    )
+    return dict(method=name, tokens=n, texts=1) | row | dict(mib=mib)
+
+
+def row_together(model, tokenizer, rounds, name, n):
+    "So many of our sentences in one call."
+    own = load_texts('sst2', 'embedded').texts
+    some = (own * (n // len(own) + 1))[:n]
+    tokens = sum(len(tokenizer(t)['input_ids']) for t in some) / n
+    m, kw = METHODS[name]
+    row = seconds(
+        lambda: explain(model, tokenizer, some, method=m, batch_size=32, **kw),
+        rounds,
+    )
+    row['seconds'] /= n
+    print(f"{name:20s} {n:4d} texts  {row['seconds']:8.4f} s each", flush=True)
+    return dict(method=name, tokens=tokens, texts=n) | row
+
+
+def main(args):
+    model, tokenizer = load_demo('sst2')
+    model.requires_grad_(False)
+    config = dict(
+        experiment='cost-length',
+        model=dict(name='minilm-sst2'),
+        data=dict(name='sst2', source='embedded'),
+        rounds=args.rounds,
+        threads=torch.get_num_threads(),
+        cpus=os.cpu_count(),
+        dtype='float32',
+        methods={k: list(v) for k, v in METHODS.items()},
+    )
+    r = Results(
+        Path(__file__).parent.parent / 'results' / 'cost-length.json', config
+    )
+    jobs = [(row_alone, name, n) for n in LENGTHS for name in METHODS]
+    jobs += [(row_together, name, n) for n in NUMBERS for name in OF_MANY]
+    for i, (row, name, n) in enumerate(jobs):
+        if i not in r.done:
+            r.add(dict(i=i) | row(model, tokenizer, args.rounds, name, n))
+
+
 if __name__ == '__main__':
     args = arguments(__doc__, one='')
     if args.one:
-        print(
-            one(*args.one.rsplit(':', 1)[:1], int(args.one.rsplit(':', 1)[1]))
-        )
-        raise SystemExit
-    model, tokenizer = load_demo('sst2')
-    model.requires_grad_(False)
-    r = Results(
-        Path(__file__).parent.parent / 'results' / 'cost-length.json',
-        dict(
-            experiment='cost-length',
-            model=dict(name='minilm-sst2'),
-            data=dict(name='sst2', source='embedded'),
-            rounds=args.rounds,
-            threads=torch.get_num_threads(),
-            cpus=os.cpu_count(),
-            dtype='float32',
-            methods={k: list(v) for k, v in METHODS.items()},
-        ),
-    )
-    i = -1
-    for n in LENGTHS:
-        enc = text(model, tokenizer, n)
-        for name, (m, kw) in METHODS.items():
-            i += 1
-            if i in r.done:
-                continue
-            mib = float(
-                subprocess.run(
-                    [sys.executable, __file__, '--one', f'{name}:{n}'],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                ).stdout.split()[-1]
-            )
-            row = seconds(
-                lambda: explain_batch(model, tokenizer, [enc], m, **kw),
-                args.rounds,
-            ) | dict(mib=mib)
-            r.add(dict(i=i, method=name, tokens=n, texts=1) | row)
-            print(
-                f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s"
-                f" {mib:8.0f} MiB",
-                flush=True,
-            )
-    own = load_texts('sst2', 'embedded').texts
-    for n in NUMBERS:
-        some = (own * (n // len(own) + 1))[:n]
-        tokens = sum(len(tokenizer(t)['input_ids']) for t in some) / n
-        for name in OF_MANY:
-            i += 1
-            m, kw = METHODS[name]
-            if i in r.done:
-                continue
-            row = seconds(
-                lambda: explain(
-                    model, tokenizer, some, method=m, batch_size=32, **kw
-                ),
-                args.rounds,
-            )
-            row['seconds'] /= n
-            r.add(dict(i=i, method=name, tokens=tokens, texts=n) | row)
-            print(
-                f"{name:20s} {n:4d} texts  {row['seconds']:8.4f} s each",
-                flush=True,
-            )
+        name, n = args.one.rsplit(':', 1)
+        print(one(name, int(n)))
+    else:
+        main(args)

@@ -1,5 +1,9 @@
-"""Exact Leave-One-Out of a data set against Captum's FeatureAblation as it comes and at its best batch size, against every variant in a masked batch, and against the arithmetic of all variants in full.
-python benchmarks/loo.py [--data FOLDER] [--sentences 48]"""
+"""Exact Leave-One-Out of a data set against Captum's FeatureAblation as it
+comes and at its best batch size, against every variant in a masked batch,
+and against the arithmetic of all variants in full.
+
+python benchmarks/loo.py [--data FOLDER] [--sentences 48]
+"""
 
 import time
 

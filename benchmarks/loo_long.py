@@ -1,5 +1,8 @@
-"""Exact Leave-One-Out of reviews of 512 tokens against Captum at its best batch size, and the peak memory of each in a process of its own.
-python benchmarks/loo_long.py [--data FOLDER] [--reviews 1] [--rounds 5]"""
+"""Exact Leave-One-Out of reviews of 512 tokens against Captum at its best
+batch size, and the peak memory of each in a process of its own.
+
+python benchmarks/loo_long.py [--data FOLDER] [--reviews 1] [--rounds 5]
+"""
 
 import resource
 import subprocess

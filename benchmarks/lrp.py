@@ -1,6 +1,12 @@
-"""AttnLRP over a data set against plain gradient × input over the same batches, and against lxt 2.1 one text at a time.
-lxt needs an older transformers: name the python of an environment that has it (pip install torch==2.13.0 transformers==4.52.4 lxt==2.1) in LRP_LOO_LXT_PYTHON; the two processes are then timed in turn.
-python benchmarks/lrp.py [--data FOLDER] [--sentences 192]"""
+"""AttnLRP over a data set against plain gradient × input over the same
+batches, and against lxt 2.1 one text at a time.
+
+lxt needs an older transformers: name the python of an environment that has it
+(pip install torch==2.13.0 transformers==4.52.4 lxt==2.1) in LRP_LOO_LXT_PYTHON;
+the two processes are then timed in turn.
+
+python benchmarks/lrp.py [--data FOLDER] [--sentences 192]
+"""
 
 import json
 import os
@@ -19,19 +25,32 @@ from lrp_loo.models import pad_batch
 
 BATCH = 32
 PEER = """
-import json, sys, time, torch
+import json, sys, time
+import torch
 from lxt.efficient import monkey_patch
 from transformers.models.bert import modeling_bert
+
 monkey_patch(modeling_bert)
-model = modeling_bert.BertForSequenceClassification.from_pretrained(sys.argv[1], attn_implementation='eager').eval()
-for p in model.parameters(): p.requires_grad_(False)
+model = modeling_bert.BertForSequenceClassification.from_pretrained(
+    sys.argv[1], attn_implementation='eager'
+).eval()
+model.requires_grad_(False)
 ids = json.load(open(sys.argv[2]))
+
+
 def run():
     for i in ids:
-        x = model.get_input_embeddings()(torch.tensor([i])).detach().requires_grad_()
-        model(inputs_embeds=x).logits.max().backward(); (x*x.grad).sum(-1)
+        x = model.get_input_embeddings()(torch.tensor([i])).detach()
+        x.requires_grad_()
+        model(inputs_embeds=x).logits.max().backward()
+        (x * x.grad).sum(-1)
+
+
 run()
-for line in sys.stdin: t = time.perf_counter(); run(); print(time.perf_counter() - t, flush=True)
+for line in sys.stdin:
+    t = time.perf_counter()
+    run()
+    print(time.perf_counter() - t, flush=True)
 """
 
 

@@ -1,4 +1,8 @@
-"Peak memory of AttnLRP with and without checkpointing, by number of layers, each in a process of its own.   python benchmarks/memory.py [--out results/memory.json]"
+"""Peak memory of AttnLRP with and without checkpointing, by number of
+layers, each in a process of its own.
+
+python benchmarks/memory.py [--out results/memory.json]
+"""
 
 import argparse
 import json

@@ -1,6 +1,10 @@
-"""The package as a user gets it: the wheel's size, an empty environment that it is installed into, what works from there, and how long imports take.   python benchmarks/package.py [--out results/package.json]
+"""The package as a user gets it.
 
-Needs the package index. Runs outside the clone, so that nothing of it can help.
+The wheel's size, an empty environment that it is installed into, what works
+from there, and how long imports take. Needs the package index. Runs outside the
+clone, so that nothing of it can help.
+
+python benchmarks/package.py [--out results/package.json]
 """
 
 import argparse

@@ -1,6 +1,11 @@
-"""How far `removal` in single precision is from double precision, and how far a text's scores move with its batch.
-The whole run is repeated on fewer texts under plainer kernels and other numbers of threads.
-python benchmarks/precision_removal.py [--data FOLDER] [--limit 200]"""
+"""How far `removal` in single precision is from double precision, and how
+far a text's scores move with its batch.
+
+The whole run is repeated on fewer texts under plainer kernels and other numbers
+of threads.
+
+python benchmarks/precision_removal.py [--data FOLDER] [--limit 200]
+"""
 
 import argparse
 import copy

@@ -1,5 +1,10 @@
-"""What `removal` says of [CLS]: its estimate and its exact score beside exact LOO, and where the estimate goes wrong, layer by layer.
-python benchmarks/special_removal.py [--data FOLDER] [--limit 60]"""
+"""What `removal` says of [CLS]:
+
+its estimate and its exact score beside exact LOO, and where the estimate goes
+wrong, layer by layer.
+
+python benchmarks/special_removal.py [--data FOLDER] [--limit 60]
+"""
 
 import argparse
 from pathlib import Path

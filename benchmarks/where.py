@@ -1,5 +1,11 @@
-"""Where the time of exact LOO goes, ours and Captum's at its best setting, one thread of torch's, by torch's profiler; and how many layer passes the layer-wise ablation shares. For figures that were not reached. Writes results/profile.json.
-python benchmarks/where.py [--data FOLDER] [--sentences 12]"""
+"""Where the time of exact LOO goes, ours and Captum's at its best setting,
+one thread of torch's, by torch's profiler; and how many layer passes the
+layer-wise ablation shares.
+
+For figures that were not reached. Writes results/profile.json.
+
+python benchmarks/where.py [--data FOLDER] [--sentences 12]
+"""
 
 import time
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A notebook as Markdown for the site: the directives of nbdev are obeyed and do not show, figures become files."""
+"""A notebook as Markdown for the site.
+
+The directives of nbdev are obeyed and do not show; figures become files.
+"""
 
 import ast
 import base64
@@ -20,7 +23,7 @@ def title_of(nb):
 
 
 def number_of(name):
-    "'20_removal' → '5b'; None where a name has no number."
+    "'05_loo' → '5'; None where a name has no number."
     m = re.match(r'0*(\d+[a-z]?)_', name)
     return m and m[1]
 
@@ -35,6 +38,26 @@ def module_of(nb):
         ),
         None,
     )
+
+
+def export_of(cell, module):
+    "The module that a cell goes to, its notebook's or another; None: to none."
+    for directive in directives(cell):
+        words = directive.split()
+        if words[0] in ('export', 'exporti', 'exports'):
+            return words[1] if len(words) > 1 else module
+    return None
+
+
+def definitions(nb):
+    "Pairs of a module and a name that the notebook's cells export to it."
+    module = module_of(nb)
+    for cell in nb.cells:
+        home = export_of(cell, module) if cell.cell_type == 'code' else None
+        if home is None:
+            continue
+        for statement in ast.parse(source_of(cell)).body:
+            yield from ((home, name) for name in bound(statement))
 
 
 def anchor(name):
@@ -75,10 +98,9 @@ def fenced(source):
 
 
 def folded(summary, source, attributes=''):
-    return (
-        '<details class="source"'
-        f' markdown="1"{attributes}><summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
-    )
+    "Source that is opened by a click."
+    opened = f'<details class="source" markdown="1"{attributes}>'
+    return f'{opened}<summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
 
 
 def code(source, module, names):
@@ -93,6 +115,26 @@ def code(source, module, names):
     return f'{links}\n{{ .defs }}\n\n{text}' if links else text
 
 
+def html_output(html):
+    "As it is; a table of pandas is styled as any other."
+    html = re.sub(r'<style scoped>.*?</style>', '', html, flags=re.S)
+    html = html.replace(' border="1" class="dataframe"', '').strip()
+    html = re.sub(r'\n\s*\n', '\n', html)
+    return f'<div class="output">\n{html}\n</div>'
+
+
+def markdown_output(text):
+    "A number and its error stay on one line."
+    pattern = r' (?=±)|(?<=±) |(?<=\d,) (?=[+-]\d)'
+    return re.sub(pattern, '\N{NO-BREAK SPACE}', text)
+
+
+def text_output(text):
+    "What was printed, as it is."
+    block = f'{FENCE}text\n{text.rstrip()}\n{FENCE}'
+    return f'<div class="output" markdown="1">\n\n{block}\n\n</div>'
+
+
 def output(o, figures, alt):
     "One output in its richest form; a picture goes to `figures`, by path."
     data = o.get('data', {})
@@ -105,27 +147,11 @@ def output(o, figures, alt):
         path = f'figures/{figures["page"]}-{len(figures)}.png'
         figures[path] = base64.b64decode(data['image/png'])
         return f'![{alt}]({path})'
-    if (
-        'text/html' in data
-    ):  # as it is; a table of pandas is styled as any other
-        html = re.sub(
-            r'<style scoped>.*?</style>', '', data['text/html'], flags=re.S
-        ).replace(' border="1" class="dataframe"', '')
-        return (
-            '<div class="output">\n'
-            + re.sub(r'\n\s*\n', '\n', html.strip())
-            + '\n</div>'
-        )
+    if 'text/html' in data:
+        return html_output(data['text/html'])
     if 'text/markdown' in data:
-        return re.sub(
-            r' (?=±)|(?<=±) |(?<=\d,) (?=[+-]\d)',
-            '\N{NO-BREAK SPACE}',
-            data['text/markdown'],
-        )  # a number and its error on one line
-    return (
-        '<div class="output"'
-        f' markdown="1">\n\n{FENCE}text\n{(o.get("text") or data.get("text/plain", "")).rstrip()}\n{FENCE}\n\n</div>'
-    )
+        return markdown_output(data['text/markdown'])
+    return text_output(o.get('text') or data.get('text/plain', ''))
 
 
 def linked(text, own, public):
@@ -134,78 +160,95 @@ def linked(text, own, public):
     that of `own` is meant. A plain word without brackets (`product`) may
     mean something else, and is linked only where it is defined.
     """
-    home = {
-        n: m
-        for m, names in public.items()
-        for n in names
-        if m == own or sum(n in other for other in public.values()) == 1
-    }
-    plain = {n for n in home if n.isalpha() and n.islower() and home[n] != own}
+    home = {}
+    for module, names in public.items():
+        for name in names:
+            once = sum(name in other for other in public.values()) == 1
+            if module == own or once:
+                home[name] = module
+    words = {n for n in home if n.isalpha() and n.islower() and home[n] != own}
 
     def link(m):
-        return (
-            f'[{m[0]}](reference/{home[m["name"]]}.md#{m["name"]})'
-            if m['name'] in home and (m['name'] not in plain or '(' in m[0])
-            else m[0]
-        )
+        name = m['name']
+        if name not in home or (name in words and '(' not in m[0]):
+            return m[0]
+        return f'[{m[0]}](reference/{home[name]}.md#{name})'
 
     return re.sub(f'{PASSED_OVER}|{NAME}', link, text, flags=re.S | re.M)
+
+
+def last_heading(source):
+    "What a figure below a text shows, if the text says so."
+    for line in reversed(source.splitlines()):
+        if line.startswith('#'):
+            return line.lstrip('# ')
+    return None
+
+
+def only_imports(body):
+    "Is there nothing but imports in a cell?"
+    kinds = (ast.Import, ast.ImportFrom)
+    return bool(body) and all(isinstance(s, kinds) for s in body)
+
+
+class Chapter:
+    "A page in the making."
+
+    def __init__(self, nb, name, public):
+        self.module = module_of(nb)
+        self.public = public
+        self.figures = {'page': name}
+        self.alt = title_of(nb)  # of the next figure
+        self.parts = []
+        self.imports = []  # sources of cells that follow one another
+
+    def add(self, cell):
+        "One cell; what is hidden is passed over."
+        source = source_of(cell)
+        flags = directives(cell)
+        if not source or 'hide' in flags:
+            return
+        if cell.cell_type != 'code':
+            self.add_text(source)
+            return
+        body = ast.parse(source).body
+        if only_imports(body):
+            self.imports.append(source)
+        else:
+            self.add_code(cell, source, flags, body)
+
+    def add_imports(self):
+        "Neighbouring cells of imports, folded together."
+        if self.imports:
+            source = '\n'.join(self.imports)
+            self.parts.append(folded('Imports', source, ' data-search-exclude'))
+        self.imports = []
+
+    def add_text(self, source):
+        self.add_imports()
+        self.parts.append(linked(source, self.module, self.public))
+        self.alt = last_heading(source) or self.alt
+
+    def add_code(self, cell, source, flags, body):
+        self.add_imports()
+        home = export_of(cell, self.module)
+        known = self.public.get(home, ())
+        names = [n for s in body for n in bound(s) if n in known]
+        if 'echo: false' not in flags:
+            self.parts.append(code(source, home, names))
+        self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 
 def as_page(nb, name, public):
     """The Markdown of a notebook, and its figures by path. `public`: the
     exported names of each module.
     """
-    parts = []
-    figures = {'page': name}
-    imports = []
-    alt = title_of(nb)
-    module = module_of(nb)
-    for c in nb.cells:
-        source = source_of(c)
-        flags = directives(c)
-        if not source or 'hide' in flags:
-            continue
-        body = ast.parse(source).body if c.cell_type == 'code' else []
-        if body and all(
-            isinstance(s, (ast.Import, ast.ImportFrom)) for s in body
-        ):
-            imports.append(source)
-            continue
-        if imports:
-            parts.append(
-                folded('Imports', '\n'.join(imports), ' data-search-exclude')
-            )
-        imports = []
-        if c.cell_type == 'markdown':
-            parts.append(linked(source, module, public))
-            alt = next(
-                (
-                    line.lstrip('# ')
-                    for line in reversed(source.splitlines())
-                    if line.startswith('#')
-                ),
-                alt,
-            )
-        elif c.cell_type == 'code':
-            names = (
-                [
-                    n
-                    for s in body
-                    for n in bound(s)
-                    if n in public.get(module, ())
-                ]
-                if any(d.startswith('export') for d in flags)
-                else []
-            )
-            if 'echo: false' not in flags:
-                parts.append(code(source, module, names))
-            parts += [output(o, figures, alt) for o in c.outputs]
-    text = re.sub(
-        r'\]\((\w+)\.ipynb(#[^)]*)?\)', r'](\1.md\2)', '\n\n'.join(parts)
-    ).replace('](../', '](')
-    del figures['page']
-    return (
-        f'---\nsearch: {{boost: 3}}\n---\n\n{text}',
-        figures,
-    )  # a chapter before the reference
+    chapter = Chapter(nb, name, public)
+    for cell in nb.cells:
+        chapter.add(cell)
+    text = '\n\n'.join(chapter.parts)
+    text = re.sub(r'\]\((\w+)\.ipynb(#[^)]*)?\)', r'](\1.md\2)', text)
+    text = text.replace('](../', '](')
+    del chapter.figures['page']
+    # found before the reference
+    return f'---\nsearch: {{boost: 3}}\n---\n\n{text}', chapter.figures

@@ -1,4 +1,8 @@
-"""Hooks of mkdocs: the pages from notebooks and modules, the navigation in the reading order of nbs/index.ipynb, equations as MathML, the font for them."""
+"""Hooks of mkdocs.
+
+The pages from notebooks and modules, the navigation in the reading order of
+nbs/index.ipynb, equations as MathML, the font for them.
+"""
 
 import html
 import logging
@@ -35,21 +39,18 @@ def notebooks():
 
 def reading_order(books):
     """As the chapters' table of the front page has them; a notebook that it
-    leaves out is named.
+    leaves out, or that is not there, is named.
     """
     text = '\n'.join(c.source for c in books['index'].cells)
-    rows = '\n'.join(
-        re.findall(r'^\|.*$', text[text.index('## The chapters') :], re.M)
-    )
-    order = list(
-        dict.fromkeys(['index', *re.findall(r'\((\w+)\.ipynb\)', rows)])
-    )
-    for name in set(books) - set(order):
-        log.warning(
-            f"nbs/{name}.ipynb is missing in the chapters' table of"
-            " nbs/index.ipynb"
-        )
-    return order
+    chapters = text[text.index('## The chapters') :]
+    rows = '\n'.join(re.findall(r'^\|.*$', chapters, re.M))
+    named = ['index', *re.findall(r'\((\w+)\.ipynb\)', rows)]
+    order = list(dict.fromkeys(named))
+    for name in set(books) ^ set(order):
+        where = "the chapters' table of nbs/index.ipynb"
+        place = where if name in books else 'nbs/'
+        log.warning(f'nbs/{name}.ipynb is missing in {place}')
+    return [name for name in order if name in books]
 
 
 def label(name, nb):
@@ -58,10 +59,19 @@ def label(name, nb):
     return f'{number} · {title}' if number else 'Start here'
 
 
+def chapters_nav(books, groups):
+    "The chapters under the part of their decade, in reading order."
+    nav = {}
+    for name in reading_order(books):
+        decade = name[0] if name[0].isdigit() else name
+        page = {label(name, books[name]): f'{name}.md'}
+        nav.setdefault(groups[decade], []).append(page)
+    return [{part: pages} for part, pages in nav.items()]
+
+
 def on_config(config):
-    sys.path.insert(
-        0, str(ROOT)
-    )  # the modules beside these notebooks, installed or not
+    # the modules beside these notebooks, installed or not
+    sys.path.insert(0, str(ROOT))
     settings = ConfigParser(delimiters=['='], interpolation=None)
     settings.read(ROOT / 'settings.ini', encoding='utf-8')
     settings = settings['DEFAULT']
@@ -72,37 +82,31 @@ def on_config(config):
         site_url=f"{settings['doc_host']}{settings['doc_baseurl']}/",
     )
     books = notebooks()
-    modules = {
-        m: name
-        for name, nb in books.items()
-        if (m := chapter.module_of(nb)) and m != '__init__'
-    }
-    config.nav = []
-    groups = config.extra['groups']
-    for name in reading_order(books):
-        if name in groups:
-            config.nav.append({groups[name]: []})
-        list(config.nav[-1].values())[0].append(
-            {label(name, books[name]): f'{name}.md'}
-        )
-    for name in set(groups) - set(books):
-        log.warning(
-            f"docs/mkdocs.yml begins a group with {name}, and there is no such"
-            " notebook"
-        )
-    config.nav.append(
-        {
-            'API': [
-                {'Public names': 'reference/index.md'},
-                *(
-                    {f'lrp_loo.{m}': f'reference/{m}.md'}
-                    for m in sorted(modules)
-                ),
-            ]
-        }
-    )
-    config.extra.update(books=books, modules=modules, signs=set())
+    homes = {chapter.module_of(nb): name for name, nb in books.items()}
+    modules = {m: n for m, n in homes.items() if m and m != '__init__'}
+    defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
+    pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
+    config.nav = chapters_nav(books, config.extra['groups'])
+    config.nav.append({'API': [{'Public names': 'reference/index.md'}, *pages]})
+    config.extra.update(books=books, modules=modules, defined=defined)
+    config.extra['signs'] = set()  # of the equations
     return config
+
+
+def pointed_at(books):
+    "Files of the repository that texts link to, by path."
+    texts = (
+        cell.source
+        for nb in books.values()
+        for cell in nb.cells
+        if cell.cell_type == 'markdown'
+    )
+    found = {
+        path
+        for text in texts
+        for path in re.findall(r'\]\(\.\./([^)#\s]+)', text)
+    }
+    return sorted(path for path in found if (ROOT / path).is_file())
 
 
 def on_files(files, config):
@@ -118,35 +122,30 @@ def on_files(files, config):
         add(f'{name}.md', text)
         for path, png in figures.items():
             add(path, png)
-    for m in public:
-        add(
-            f'reference/{m}.md',
-            reference.as_page(
-                m, modules[m], label(modules[m], books[modules[m]]), public
-            ),
-        )
+    for m, home in modules.items():
+        title = label(home, books[home])
+        chapters = {
+            n: config.extra['defined'].get((m, n), home) for n in public[m]
+        }
+        page = reference.as_page(m, home, title, public, chapters)
+        add(f'reference/{m}.md', page)
     add('reference/index.md', reference.package(public))
-    pointed = {
-        m
-        for nb in books.values()
-        for c in nb.cells
-        if c.cell_type == 'markdown'
-        for m in re.findall(r'\]\(\.\./([^)#\s]+)', c.source)
-    }
-    for path in sorted(p for p in pointed if (ROOT / p).is_file()):
-        files.append(
-            File.generated(config, path, abs_src_path=str(ROOT / path))
-        )  # what pages point at, copied as it is
+    for path in pointed_at(books):  # copied as they are
+        source = str(ROOT / path)
+        files.append(File.generated(config, path, abs_src_path=source))
     return files
+
+
+ARITHMATEX = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 
 
 def on_page_content(text, page, config, files):
     """Equations as MathML, which browsers draw themselves. One that does not
     parse is a warning, and warnings fail the build.
     """
-    tex = LatexToMathML(
-        fancy_error=False, macros={'setminus': r'\mathbin{\backslash}'}
-    )  # the font's own sign is too small to see in an index
+    # the font's own sign is too small to see in an index
+    macros = {'setminus': r'\mathbin{\backslash}'}
+    tex = LatexToMathML(fancy_error=False, macros=macros)
 
     def convert(m):
         kind = m[1]
@@ -163,17 +162,10 @@ def on_page_content(text, page, config, files):
             return m[0]
         signs = html.unescape(re.sub(r'<[^>]*>', '', formula))
         config.extra['signs'].update(signs)
-        return (
-            f'<{kind}'
-            f' class="equation{" long" if len(signs) > 30 else ""}">{formula}</{kind}>'
-        )
+        long = ' long' if len(signs) > 30 else ''
+        return f'<{kind} class="equation{long}">{formula}</{kind}>'
 
-    return re.sub(
-        r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
-        convert,
-        text,
-        flags=re.S,
-    )
+    return re.sub(ARITHMATEX, convert, text, flags=re.S)
 
 
 def on_post_build(config):

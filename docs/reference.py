@@ -1,4 +1,7 @@
-"""Pages of the reference, from `__all__`, docstrings and docments (the comments behind parameters)."""
+"""Pages of the reference, from `__all__`, docstrings and docments.
+
+A docment is the comment behind a parameter.
+"""
 
 import ast
 import html
@@ -17,16 +20,11 @@ EMPTY = inspect.Parameter.empty
 def escaped(text):
     "Prose of a comment as Markdown; what stands in backticks is code already."
     parts = re.split(r'(`[^`]+`)', ' '.join((text or '').split()))
-    return ''.join(
-        (
-            p
-            if i % 2
-            else re.sub(
-                r'([\\*_|\[\]$#])', r'\\\1', html.escape(p, quote=False)
-            )
-        )
-        for i, p in enumerate(parts)
-    )
+    special = r'([\\*_|\[\]$#])'
+    for i in range(0, len(parts), 2):
+        plain = html.escape(parts[i], quote=False)
+        parts[i] = re.sub(special, r'\\\1', plain)
+    return ''.join(parts)
 
 
 def code(text):
@@ -37,45 +35,43 @@ def type_name(anno):
     """NoneType is what docments concludes from a default of None: no type was
     given.
     """
-    if anno in (EMPTY, None, type(None)) or isinstance(
-        anno, inspect._ParameterKind
-    ):
+    none = anno in (EMPTY, None, type(None))
+    if none or isinstance(anno, inspect._ParameterKind):
         return ''
-    return code(
-        anno.__name__
-        if hasattr(anno, '__name__') and not hasattr(anno, '__origin__')
-        else re.sub(r'\b(\w+\.)+', '', str(anno))
-    )
+    if hasattr(anno, '__name__') and not hasattr(anno, '__origin__'):
+        return code(anno.__name__)
+    return code(re.sub(r'\b(\w+\.)+', '', str(anno)))
 
 
 def default_of(p):
     "… is made anew in each call."
-    return (
-        '…'
-        if '<factory>' in repr(p.default)
-        else getattr(p.default, '__name__', None) or repr(p.default)
-    )
+    if '<factory>' in repr(p.default):
+        return '…'
+    return getattr(p.default, '__name__', None) or repr(p.default)
 
 
 def starred(p):
     return {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '') + p.name
 
 
+def argument(p):
+    "A parameter as it is written in a call."
+    if p.default is EMPTY:
+        return starred(p)
+    return f'{p.name}={default_of(p)}'
+
+
 def call(name, signature):
     "The call as one writes it: names and defaults, wrapped."
-    text = ', '.join(
-        starred(p) if p.default is EMPTY else f'{p.name}={default_of(p)}'
-        for p in signature.parameters.values()
+    text = ', '.join(map(argument, signature.parameters.values()))
+    wrapped = textwrap.wrap(
+        f'{name}({text})',
+        80,
+        subsequent_indent=' ' * 4,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return '\n'.join(
-        textwrap.wrap(
-            f'{name}({text})',
-            84,
-            subsequent_indent=' ' * 4,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )
+    return '\n'.join(wrapped)
 
 
 def comments(f):
@@ -84,13 +80,13 @@ def comments(f):
     """
     if not hasattr(f, '_fields'):
         return docments(f, full=True)
-    return {
-        n: {'anno': f.__annotations__[n], 'docment': m and m[1]}
-        for n in f._fields
-        for m in [
-            re.search(rf'^\s+{n}\s*:[^#\n]*#(.*)$', inspect.getsource(f), re.M)
-        ]
-    }
+    source = inspect.getsource(f)
+    found = {}
+    for name in f._fields:
+        comment = re.search(rf'^\s+{name}\s*:[^#\n]*#(.*)$', source, re.M)
+        anno = f.__annotations__[name]
+        found[name] = {'anno': anno, 'docment': comment and comment[1]}
+    return found
 
 
 def table(f, signature):
@@ -99,36 +95,37 @@ def table(f, signature):
     rows = []
     for name, p in signature.parameters.items():
         d = docs.get(name, {})
+        kind = type_name(d.get('anno', EMPTY))
         default = '' if p.default is EMPTY else code(default_of(p))
+        said = escaped(d.get('docment'))
         rows.append(
-            f"| <code>{starred(p)}</code> | {type_name(d.get('anno', EMPTY))} |"
-            f" {default} | {escaped(d.get('docment'))} |"
+            f'| <code>{starred(p)}</code> | {kind} | {default} | {said} |'
         )
     back = docs.get('return') or {}
-    if back.get('docment') or type_name(back.get('anno', EMPTY)):
+    kind = type_name(back.get('anno', EMPTY))
+    if back.get('docment') or kind:
         rows.append(
-            f"| *returns* | {type_name(back.get('anno', EMPTY))} | |"
-            f" {escaped(back.get('docment'))} |"
+            f"| *returns* | {kind} | | {escaped(back.get('docment'))} |"
         )
-    return (
-        '| parameter | type | default | what it is |\n|---|---|---|---|\n'
-        + '\n'.join(rows)
-        if rows
-        else ''
-    )
+    head = ['| parameter | type | default | what it is |', '|---|---|---|---|']
+    return '\n'.join(head + rows) if rows else ''
 
 
 def about(f, name):
+    "The call, the docstring, the parameters."
     signature = inspect.signature(f)
-    signature = signature.replace(
-        parameters=[
-            p for p in signature.parameters.values() if p.name != 'self'
-        ]
-    )
+    asked = [p for p in signature.parameters.values() if p.name != 'self']
+    signature = signature.replace(parameters=asked)
     doc = inspect.getdoc(f) or ''
     if doc.startswith(f'{f.__name__}('):
         doc = ''  # what `dataclass` writes for want of a docstring
     return [fenced(call(name, signature)), escaped(doc), table(f, signature)]
+
+
+def says_something(f):
+    "Has a function a docstring or a comment behind a parameter?"
+    said = docments(f, full=True).values()
+    return bool(f.__doc__) or any(d['docment'] for d in said)
 
 
 def members(cls):
@@ -138,23 +135,16 @@ def members(cls):
     parts = []
     for name, m in vars(cls).items():
         f = m.fget if isinstance(m, property) else getattr(m, '__func__', m)
-        if (
-            name.startswith('_')
-            or not inspect.isfunction(f)
-            or not (
-                f.__doc__
-                or any(d['docment'] for d in docments(f, full=True).values())
-            )
-        ):
+        if name.startswith('_') or not inspect.isfunction(f):
             continue
-        parts += [
-            f'### {cls.__name__}.{name} {{ #{cls.__name__}.{name} }}',
-            *(
-                [escaped(f.__doc__)]
-                if isinstance(m, property)
-                else about(f, f'{cls.__name__}.{name}')
-            ),
-        ]
+        if not says_something(f):
+            continue
+        full = f'{cls.__name__}.{name}'
+        parts.append(f'### {full} {{ #{full} }}')
+        if isinstance(m, property):
+            parts.append(escaped(f.__doc__))
+        else:
+            parts += about(f, full)
     return parts
 
 
@@ -180,50 +170,56 @@ def entry(module, name, chapter):
     return parts
 
 
+def home_of(name, thing, public):
+    "The module that a name of the package comes from; None: the package."
+    for module, names in public.items():
+        if name in names:
+            there = getattr(import_module(f'lrp_loo.{module}'), name)
+            if there is thing:
+                return module
+    return None
+
+
+def name_row(name, api, public):
+    "A row of the table of names."
+    thing = getattr(api, name)
+    home = home_of(name, thing, public)
+    if home is None:
+        said = escaped(inspect.getdoc(thing))
+        return f'| `{name}` | `lrp_loo` itself: {said} |'
+    return f'| [`{name}`]({home}.md#{name}) | [`lrp_loo.{home}`]({home}.md) |'
+
+
+def module_row(name):
+    "A row of the table of modules."
+    said = escaped(inspect.getdoc(import_module(f'lrp_loo.{name}')))
+    return f'| [`lrp_loo.{name}`]({name}.md) | {said} |'
+
+
 def package(public):
     "`import lrp_loo`: the names and where they are."
     api = import_module('lrp_loo')
-    home = {
-        n: m
-        for n in api.__all__
-        for m in public
-        if n in public[m]
-        and getattr(import_module(f'lrp_loo.{m}'), n) is getattr(api, n)
-    }
-    rows = [
-        (
-            f'| [`{n}`]({home[n]}.md#{n}) |'
-            f' [`lrp_loo.{home[n]}`]({home[n]}.md) |'
-            if n in home
-            else (
-                f'| `{n}` | `lrp_loo` itself:'
-                f' {escaped(inspect.getdoc(getattr(api, n)))} |'
-            )
-        )
-        for n in api.__all__
-    ]
-    modules = [
-        f"| [`lrp_loo.{m}`]({m}.md) |"
-        f" {escaped(inspect.getdoc(import_module('lrp_loo.' + m)))} |"
-        for m in public
-    ]
-    return '\n\n'.join(
-        [
-            '# Public names',
-            (
-                'What `import lrp_loo` gives ([chapter 47](../47_api.md)), and'
-                ' the modules that hold it.'
-            ),
-            '| name | module |\n|---|---|\n' + '\n'.join(rows),
-            '## Modules',
-            '| module | what it is |\n|---|---|\n' + '\n'.join(modules),
-        ]
-    )
+    rows = '\n'.join(name_row(n, api, public) for n in api.__all__)
+    modules = '\n'.join(map(module_row, public))
+    return f"""# Public names
+
+What `import lrp_loo` gives ([chapter 47](../47_api.md)), and the modules that \
+hold it.
+
+| name | module |
+|---|---|
+{rows}
+
+## Modules
+
+| module | what it is |
+|---|---|
+{modules}"""
 
 
-def as_page(name, chapter, title, public):
-    """The Markdown of a module's page. `chapter`: the notebook that defines
-    it, and its title.
+def as_page(name, chapter, title, public, chapters):
+    """The Markdown of a module's page. `chapter`: the notebook of its name,
+    and its title; `chapters`: the notebook that defines each public name.
     """
     module = import_module('lrp_loo.' + name)
     parts = [
@@ -232,7 +228,6 @@ def as_page(name, chapter, title, public):
         f'Defined in [{title}](../{chapter}.md).',
     ]
     for n in module.__all__:
-        parts += entry(module, n, chapter)
-    return linked('\n\n'.join(p for p in parts if p), name, public).replace(
-        '](reference/', ']('
-    )
+        parts += entry(module, n, chapters[n])
+    text = '\n\n'.join(p for p in parts if p)
+    return linked(text, name, public).replace('](reference/', '](')

@@ -521,10 +521,10 @@ def audit(
     """How far each method follows exact Leave-One-Out on a model, and which
     one to trust.
     """
-    from lrp_loo.methods import METHODS
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
     from lrp_loo.faithfulness import audit as run, verdict
+    from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model
 
     chosen = one_of('methods', methods, METHODS, many=True)
@@ -579,12 +579,12 @@ def _check_workers(engine, workers, batch_size):
 
 def _check_sweep_results(out, chosen, **options):
     "Is the folder another sweep's?"
-    from lrp_loo.dataset import _method_names
+    from lrp_loo.results import recorded_methods
     from lrp_loo.methods import as_methods
 
     if not list(Path(out).glob('*.parquet')):
         return
-    names = _method_names(as_methods(chosen))
+    names = recorded_methods(as_methods(chosen))
     known = dict(experiment='sweep', methods=names, target=None, **options)
     _check_results(Path(out) / 'sweep.json', known)
 

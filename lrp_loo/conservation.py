@@ -109,7 +109,7 @@ def conservation_by_layer(
     R = iter(found)
     words = next(R)
     through = [(next(R), next(R)) for _ in run.hidden]
-    kept = _kept(run, R)
+    kept = _kept_by_place(run, R)
     flow = _flow(run.value.item(), through, words)
     rows = [
         _account(place, entering, leaving, kept[place])
@@ -118,7 +118,7 @@ def conservation_by_layer(
     return pd.DataFrame(rows)
 
 
-def _kept(run, R):
+def _kept_by_place(run, R):
     "Place → what is kept there, of relevances in the order of the records."
     layers = list(reversed(range(len(run.hidden))))
     places = ['head', *layers, 'embeddings'] if layers else ['head']

@@ -7,6 +7,7 @@ __all__ = ['SCHEMA', 'BatchWorker', 'read_sweep', 'sweep_table', 'ray_cluster', 
 
 # %% ../nbs/16_dataset.ipynb #a7de8c2f
 import contextlib, hashlib, logging, os
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +19,6 @@ from tqdm.auto import tqdm
 from .core import resolve_device, versions, whole_file, whole_number
 from .faithfulness import held_against_loo
 from .methods import as_methods, check_call
-from .results import Results
-from .stats import agreement
-from .stats import mean_se
 from lrp_loo.models import (
     DTYPES,
     as_texts,
@@ -31,6 +29,8 @@ from lrp_loo.models import (
     load_model,
     unwrap,
 )
+from .results import Results, recorded_methods
+from .stats import agreement, mean_se
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(
@@ -67,9 +67,10 @@ class BatchWorker:
 
     def __init__(
         self,
+        # model, name and task as for `load_model`; or what it returned:
+        # (model, tokenizer, name)
         model='demo',
         name: str = 'sst2',
-        # as for `load_model`; or what it returned: (model, tokenizer, name)
         task: str = 'class',
         methods: dict = None,  # name → (method, options) as for `audit`
         # the class that is explained; None: each text's predicted one
@@ -87,13 +88,11 @@ class BatchWorker:
         self.dtype = dtype
         self.truncation = truncation
         self.keep_texts = keep_texts
-        m, self.tokenizer, self.label = (
-            model
-            if isinstance(model, tuple)
-            else load_model(model, name, resolve_device(device), task)
-        )
-        with at_precision(m, dtype) as self.model:
-            # the weights, once; each call sets the products' precision again
+        if not isinstance(model, tuple):
+            model = load_model(model, name, resolve_device(device), task)
+        loaded, self.tokenizer, self.label = model
+        # the weights, once; each call sets the products' precision again
+        with at_precision(loaded, dtype) as self.model:
             pass
 
     def __call__(
@@ -101,37 +100,42 @@ class BatchWorker:
         batch: pa.Table,  # index (int), text (str)
     ) -> pa.Table:  # of SCHEMA, and `text` where it was asked for
         "Exact LOO and every method for each text."
-        texts = [
-            tuple(t) if isinstance(t, list) else t
-            for t in batch['text'].to_pylist()
-        ]  # a pair comes as a list
+        numbers = batch['index'].to_pylist()
+        texts = [self._text(t) for t in batch['text'].to_pylist()]
+        loos, maps = self._explain(texts)
+        rows = [
+            self._row(i, text, method, maps[method][k], loos[k])
+            for k, (i, text) in enumerate(zip(numbers, texts))
+            for method in self.methods
+        ]
+        if not self.keep_texts:
+            return pa.Table.from_pylist(rows, SCHEMA)
+        with_text = SCHEMA.append(batch.schema.field('text'))
+        return pa.Table.from_pylist(rows, with_text)
+
+    @staticmethod
+    def _text(t):
+        "A pair comes as a list."
+        return tuple(t) if isinstance(t, list) else t
+
+    def _explain(self, texts):
+        "Exact LOO of each text; method → a map of each."
+        # in bfloat16 which of two roundings LOO gets would depend on the batch
+        exact = {} if self.dtype == 'float32' else dict(drop=False)
         with at_precision(self.model, self.dtype) as m:
             encs = [
                 encode(m, self.tokenizer, t, self.truncation) for t in texts
             ]
-            exact = {} if self.dtype == 'float32' else dict(drop=False)
-            loos, maps = held_against_loo(
+            return held_against_loo(
                 m, self.tokenizer, encs, self.methods, self.target, **exact
             )
-        rows = [
-            self._row(i, t, n, maps[n][k], loos[k])
-            for k, (i, t) in enumerate(zip(batch['index'].to_pylist(), texts))
-            for n in self.methods
-        ]
-        return pa.Table.from_pylist(
-            rows,
-            (
-                SCHEMA.append(batch.schema.field('text'))
-                if self.keep_texts
-                else SCHEMA
-            ),
-        )
 
-    def _row(self, i, text, name, a, loo):
-        return dict(
+    def _row(self, i, text, method, a, loo):
+        "One text and method, as SCHEMA has it."
+        row = dict(
             index=i,
             text_sha256=_sha(text),
-            method=name,
+            method=method,
             target=a.target,
             logit=loo.logit,
             tokens=a.tokens,
@@ -144,7 +148,8 @@ class BatchWorker:
             device=str(self.model.device),
             version=versions()['lrp_loo'],
             worker=os.getpid(),
-        ) | (dict(text=text) if self.keep_texts else {})
+        )
+        return row | dict(text=text) if self.keep_texts else row
 
 # %% ../nbs/16_dataset.ipynb #3ebfd351
 def read_sweep(
@@ -154,33 +159,26 @@ def read_sweep(
     """The rows of a sweep. A row that stands in two files (a writer that died
     after its work was done) counts once.
     """
-    files = sorted(Path(out).glob('*.parquet'))
-    key = ['index', 'method']
+    out = Path(out)
+    files = sorted(out.glob('*.parquet'))
     if not files:
         raise FileNotFoundError(
-            f"no rows in {Path(out).name!r}: run `lrp_loo sweep` first"
+            f"no rows in {out.name!r}: run `lrp_loo sweep` first"
         )
+    key = ['index', 'method']
+    wanted = columns and list(dict.fromkeys([*key, *columns]))
     try:
-        d = pd.concat(
-            [
-                pq.read_table(
-                    f,
-                    columns=columns and list(dict.fromkeys([*key, *columns])),
-                    partitioning=None,
-                ).to_pandas()
-                for f in files
-            ]
-        )
+        tables = [
+            pq.read_table(f, columns=wanted, partitioning=None) for f in files
+        ]
     except pa.ArrowInvalid as e:
         raise ValueError(
-            f"a file in {Path(out).name!r} is not whole; the same sweep, run"
+            f"a file in {out.name!r} is not whole; the same sweep, run"
             f" again, computes it again ({type(e).__name__})"
         ) from None
-    return (
-        d.drop_duplicates(key)
-        .sort_values('index', kind='stable')
-        .reset_index(drop=True)
-    )
+    rows = pd.concat([table.to_pandas() for table in tables])
+    rows = rows.drop_duplicates(key).sort_values('index', kind='stable')
+    return rows.reset_index(drop=True)
 
 
 def sweep_table(
@@ -188,98 +186,108 @@ def sweep_table(
     # a row per method: mean r with LOO, its standard error, n, n_undefined
 ) -> pd.DataFrame:
     "Agreement with LOO per method over all texts."
-    table = {
-        m: mean_se(g.r.to_numpy(dtype=float)) + (len(g),)
-        for m, g in rows.groupby('method', sort=False)
-    }
-    return (
-        pd.DataFrame(
-            {
-                m: dict(r=r, r_se=se, n=n, n_undefined=n - defined)
-                for m, (r, se, defined, n) in table.items()
-            }
+    table = {}
+    for method, own in rows.groupby('method', sort=False):
+        mean = mean_se(own.r.to_numpy(dtype=float))
+        n = len(own)
+        table[method] = dict(
+            r=mean.mean, r_se=mean.se, n=n, n_undefined=n - mean.n
         )
-        .T.rename_axis('method')
-        .astype({'n': int, 'n_undefined': int})
-    )
+    table = pd.DataFrame(table).T.rename_axis('method')
+    return table.astype({'n': int, 'n_undefined': int})
 
 
-def _forget_parts(out):
+def _forget_torn(out):
     """Files that a crash left half written: a parquet file ends with its table
     of contents.
     """
-    for f in Path(out).glob('*.parquet'):
+    for f in out.glob('*.parquet'):
         try:
             pq.read_metadata(f)
         except (pa.ArrowInvalid, OSError):
             f.unlink()
-    for f in Path(out).glob('.*.tmp'):
+    for f in out.glob('.*.tmp'):
         f.unlink()
 
 
-def _parts(out):
-    "The whole files of a sweep's folder; somebody else's are refused."
+def _whole_files(out):
+    "The finished files of a sweep's folder; somebody else's are refused."
     if list(out.glob('*.parquet')) and not (out / 'sweep.json').exists():
         raise ValueError(
             f"{out.name!r} holds parquet files and no sweep.json, so it is no"
             " sweep's; choose another output folder"
         )
-    _forget_parts(out)
+    _forget_torn(out)
     return list(out.glob('*.parquet'))
+
+
+def _check_same_texts(out, rows, texts):
+    "A number stands for the same text in the folder and in this call."
+    known = dict(zip(rows['index'], rows.text_sha256))
+    other = [
+        i
+        for i, sha in known.items()
+        if i < len(texts) and sha != _sha(texts[i])
+    ]
+    if other:
+        raise ValueError(
+            f"{out.name!r} holds rows of other texts: {len(other)} of"
+            f" {len(known)} differ, the first is number {other[0]}. Choose"
+            " another output folder, or start over (fresh=True, --fresh)."
+        )
 
 
 def _missing(out, texts, methods):
     "Numbers of the texts that lack a row."
-    if not list(Path(out).glob('*.parquet')):
+    if not list(out.glob('*.parquet')):
         return list(range(len(texts)))
-    d = read_sweep(out, ['text_sha256'])
-    sha = dict(zip(d['index'], d.text_sha256))
-    if other := [
-        i for i, s in sha.items() if i < len(texts) and s != _sha(texts[i])
-    ]:
-        raise ValueError(
-            f"{Path(out).name!r} holds rows of other texts: {len(other)} of"
-            f" {len(sha)} differ, the first is number {other[0]}. Choose"
-            " another output folder, or start over (fresh=True, --fresh)."
-        )
-    rows = d.groupby('index').method.agg(set)
-    return [
-        i for i in range(len(texts)) if not set(methods) <= rows.get(i, set())
-    ]
+    rows = read_sweep(out, ['text_sha256'])
+    _check_same_texts(out, rows, texts)
+    found = rows.groupby('index').method.agg(set)
+    wanted = set(methods)
+    return [i for i in range(len(texts)) if not wanted <= found.get(i, set())]
+
+
+def _tokens_of(model, tokenizer, texts, i, truncation):
+    "Of text i, which is named where it cannot be encoded."
+    try:
+        enc = encode(model, tokenizer, texts[i], truncation)
+    except (ValueError, TypeError) as e:
+        raise type(e)(f"text {i}: {e}") from None
+    return enc['input_ids'].shape[1]
 
 
 def _batches(model, tokenizer, texts, numbers, truncation, batch_size):
     "Tables of index and text, the longest first."
-
-    def length(i):
-        try:
-            return encode(model, tokenizer, texts[i], truncation)[
-                'input_ids'
-            ].shape[1]
-        except (ValueError, TypeError) as e:
-            raise type(e)(f"text {i}: {e}") from None
-
-    order = sorted(numbers, key=length, reverse=True)
+    lengths = {
+        i: _tokens_of(model, tokenizer, texts, i, truncation) for i in numbers
+    }
+    order = sorted(numbers, key=lengths.get, reverse=True)
+    parts = [
+        order[s : s + batch_size] for s in range(0, len(order), batch_size)
+    ]
     return [
         pa.table(
             dict(
                 index=pa.array(part, pa.int64()), text=[texts[i] for i in part]
             )
         )
-        for part in (
-            order[s : s + batch_size] for s in range(0, len(order), batch_size)
-        )
+        for part in parts
     ]
 
 
-def _run_plain(batches, out, options, progress):
+def _file_of(batch):
+    "A batch's file, named by its numbers."
+    numbers = str(batch['index'].to_pylist())
+    return f'{hashlib.sha256(numbers.encode()).hexdigest()[:16]}.parquet'
+
+
+def _compute_plain(batches, out, options, progress):
+    "In this process, a file as each batch is done."
     worker = BatchWorker(**options)
-    for b in tqdm(batches, disable=not progress, desc='sweep'):
-        rows = worker(b)
-        name = hashlib.sha256(str(b['index'].to_pylist()).encode()).hexdigest()[
-            :16
-        ]
-        with whole_file(out / f'{name}.parquet') as tmp:
+    for batch in tqdm(batches, disable=not progress, desc='sweep'):
+        rows = worker(batch)
+        with whole_file(out / _file_of(batch)) as tmp:
             pq.write_table(rows, tmp)
 
 # %% ../nbs/16_dataset.ipynb #b5d73401
@@ -295,6 +303,35 @@ def _import_ray():
 
 
 @contextlib.contextmanager
+def _without_usage_report():
+    "Ray sends none of a cluster that is started in this context."
+    before = os.environ.get('RAY_USAGE_STATS_ENABLED')
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
+        else:
+            os.environ['RAY_USAGE_STATS_ENABLED'] = before
+
+
+@contextlib.contextmanager
+def _ray_quiet(ray):
+    "Errors alone are logged; bars are afterwards as they were."
+    log = logging.getLogger('ray.data')
+    level = log.level
+    context = ray.data.DataContext.get_current()
+    bars = context.enable_progress_bars
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        context.enable_progress_bars = bars
+
+
+@contextlib.contextmanager
 def ray_cluster(
     workers: int,  # actors that will run
 ):  # the module `ray`, connected
@@ -303,42 +340,30 @@ def ray_cluster(
     the context.
     """
     ray = _import_ray()
-    before = os.environ.get('RAY_USAGE_STATS_ENABLED')
     started = not ray.is_initialized()
-    quiet = logging.getLogger('ray.data')
-    level = quiet.level
-    context = ray.data.DataContext.get_current()
-    bars = context.enable_progress_bars
-    local = (
-        {}
-        if os.environ.get('RAY_ADDRESS')
-        else dict(num_cpus=workers + 2, include_dashboard=False)
-    )  # Ray starts a process for each; two are for reading and writing
-    try:
-        os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-        quiet.setLevel(logging.ERROR)
-        if started:
-            ray.init(**local, log_to_driver=False, logging_level=logging.ERROR)
-        yield ray
-    finally:
-        quiet.setLevel(level)
-        context.enable_progress_bars = bars
-        if started and ray.is_initialized():
-            ray.shutdown()
-        if before is None:
-            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
-        else:
-            os.environ['RAY_USAGE_STATS_ENABLED'] = before
+    options = dict(log_to_driver=False, logging_level=logging.ERROR)
+    if not os.environ.get('RAY_ADDRESS'):
+        # Ray starts a process for each; two are for reading and writing
+        options |= dict(num_cpus=workers + 2, include_dashboard=False)
+    with _without_usage_report(), _ray_quiet(ray):
+        try:
+            if started:
+                ray.init(**options)
+            yield ray
+        finally:
+            if started and ray.is_initialized():
+                ray.shutdown()
 
 
-def _places(ray, device, workers):
+def _room(ray, device, workers):
     """Device, workers: what the cluster has room for; asking for more would
     wait for ever.
     """
     has = ray.cluster_resources()
     gpus = int(has.get('GPU', 0))
     cpus = int(has.get('CPU', 0))
-    device = ('cuda' if gpus else 'cpu') if device == 'auto' else device
+    if device == 'auto':
+        device = 'cuda' if gpus else 'cpu'
     if device not in ('cpu', 'cuda'):
         raise ValueError(
             f"device={device!r} with engine='ray': Ray gives each worker its"
@@ -359,42 +384,10 @@ def _places(ray, device, workers):
     return device, workers
 
 
-def _run_ray(batches, out, options, progress, workers):
-    with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
-        device, workers = _places(ray, options['device'], workers)
-        ray.data.DataContext.get_current().enable_progress_bars = progress
-        options = options | dict(
-            device=device,
-            threads=(
-                max(1, os.cpu_count() // workers) if device == 'cpu' else None
-            ),
-        )
-        pool = ray.data.ActorPoolStrategy(
-            size=workers, max_tasks_in_flight_per_actor=1
-        )
-        rows = ray.data.from_arrow(batches).map_batches(
-            BatchWorker,
-            fn_constructor_kwargs=options,
-            batch_size=None,
-            batch_format='pyarrow',
-            compute=pool,
-            num_cpus=1,
-            num_gpus=1 if device == 'cuda' else 0,
-        )  # Ray Data starts an actor again that died, and repeats its batch
-        try:
-            rows.write_parquet(str(out))
-        except Exception as e:
-            raise _cause(e) from e
-
-
 def _cause(e):
     "What a worker raised; Ray hands it on as text, under layers of its own."
-    said = (
-        str(e)
-        .split('\n\nThe above exception was the direct cause')[0]
-        .strip()
-        .splitlines()[-1]
-    )
+    first, *_ = str(e).split('\n\nThe above exception was the direct cause')
+    said = first.strip().splitlines()[-1]
     for kind in (ValueError, TypeError, NotImplementedError):
         if said.startswith(f'{kind.__name__}: '):
             return kind(said.removeprefix(f'{kind.__name__}: '))
@@ -403,81 +396,190 @@ def _cause(e):
         " on from there"
     )
 
+
+def _compute_ray(batches, out, options, progress, workers):
+    "By Ray's actors. One that dies is started again, and its batch repeated."
+    with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
+        device, workers = _room(ray, options['device'], workers)
+        ray.data.DataContext.get_current().enable_progress_bars = progress
+        on_cpu = device == 'cpu'
+        threads = max(1, os.cpu_count() // workers) if on_cpu else None
+        rows = ray.data.from_arrow(batches).map_batches(
+            BatchWorker,
+            fn_constructor_kwargs=options
+            | dict(device=device, threads=threads),
+            batch_size=None,
+            batch_format='pyarrow',
+            compute=ray.data.ActorPoolStrategy(
+                size=workers, max_tasks_in_flight_per_actor=1
+            ),
+            num_cpus=1,
+            num_gpus=0 if on_cpu else 1,
+        )
+        try:
+            rows.write_parquet(str(out))
+        except Exception as e:
+            raise _cause(e) from e
+
 # %% ../nbs/16_dataset.ipynb #a1bcfc20
-def _check_sweep(
-    texts, methods, target, dtype, batch_size, engine, workers, model, device
-):
-    if not texts:
-        raise ValueError("texts is empty; give at least one text")
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}"
-        )
-    if target is not None and not isinstance(target, int):
-        raise ValueError(
-            f"target={target!r} of a sweep must be a class's number, or None"
-            " for each text's predicted class"
-        )
-    if engine not in ('plain', 'ray'):
-        raise ValueError(
-            f"engine={engine!r} is not known; take 'plain' (one process) or"
-            " 'ray'"
-        )
-    whole_number('batch_size', batch_size)
-    whole_number('workers', 1 if workers is None else workers)
-    if engine == 'plain' and (workers or 1) > 1:
-        raise ValueError(
-            "engine='plain' is one process; take engine='ray' for"
-            f" workers={workers}"
-        )
-    if engine == 'ray' and isinstance(model, tuple):
-        raise ValueError(
-            "engine='ray': each worker loads the model itself; give its name or"
-            " folder"
-        )
-    if engine == 'ray':
-        _import_ray()
-    if engine == 'plain' or device not in ('auto', 'cuda'):
-        resolve_device(device)  # with Ray, the GPU is the worker's
-    if (
-        dtype == 'tf32'
-        and engine == 'plain'
-        and not isinstance(model, tuple)
-        and not has_tf32(resolve_device(device))
-    ):
-        raise ValueError(
-            "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
-            f" newer, and the device is {resolve_device(device)}; take"
-            " 'float32' or 'bfloat16'"
-        )
+@dataclass
+class _Sweep:
+    "What `explain_dataset` was asked for; its parameters say what each is."
 
+    texts: list
+    out: Path
+    methods: dict
+    model: object
+    name: str
+    task: str
+    target: int
+    dtype: str
+    device: str
+    batch_size: int
+    engine: str
+    workers: int
+    truncation: bool
+    keep_texts: bool
 
-def _method_names(methods):
-    "For the record: a function of one's own by its name, ranges as lists."
+    @property
+    def is_loaded(self):
+        "The model came as (model, tokenizer, name)."
+        return isinstance(self.model, tuple)
 
-    def name(f):
-        return (
-            f
-            if isinstance(f, str)
-            else (
-                f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__name__)}"
+    @property
+    def is_plain(self):
+        "In this process alone."
+        return self.engine == 'plain'
+
+    def check(self):
+        "Refuse what cannot be meant."
+        self._check_values()
+        if self.is_plain:
+            self._check_plain()
+        else:
+            self._check_ray()
+
+    def _check_values(self):
+        if not self.texts:
+            raise ValueError("texts is empty; give at least one text")
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"dtype={self.dtype!r} is not known; take one of"
+                f" {', '.join(DTYPES)}"
             )
+        if self.target is not None and not isinstance(self.target, int):
+            raise ValueError(
+                f"target={self.target!r} of a sweep must be a class's number,"
+                " or None for each text's predicted class"
+            )
+        if self.engine not in ('plain', 'ray'):
+            raise ValueError(
+                f"engine={self.engine!r} is not known; take 'plain' (one"
+                " process) or 'ray'"
+            )
+        whole_number('batch_size', self.batch_size)
+        if self.workers is not None:
+            whole_number('workers', self.workers)
+
+    def _check_plain(self):
+        if (self.workers or 1) > 1:
+            raise ValueError(
+                "engine='plain' is one process; take engine='ray' for"
+                f" workers={self.workers}"
+            )
+        device = resolve_device(self.device)
+        if self.dtype == 'tf32' and not self.is_loaded and not has_tf32(device):
+            raise ValueError(
+                "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
+                f" newer, and the device is {device}; take 'float32' or"
+                " 'bfloat16'"
+            )
+
+    def _check_ray(self):
+        if self.is_loaded:
+            raise ValueError(
+                "engine='ray': each worker loads the model itself; give its"
+                " name or folder"
+            )
+        _import_ray()
+        if self.device not in ('auto', 'cuda'):  # the GPU is the worker's
+            resolve_device(self.device)
+
+    def load(self):
+        "Model, tokenizer, name; with Ray to look at, the workers load their own."
+        loaded = self.model
+        if not self.is_loaded:
+            device = resolve_device(self.device) if self.is_plain else 'cpu'
+            loaded = load_model(self.model, self.name, device, self.task)
+        model, tokenizer, label = loaded
+        if tokenizer is None:
+            raise ValueError(
+                f"{label} takes images, and this sweep explains texts"
+            )
+        for f, _ in self.methods.values():
+            check_call(model, f, self.texts)
+        return loaded
+
+    def config(self, model, label):
+        "What rows must have in common to stand in one folder."
+        return dict(
+            experiment='sweep',
+            model=describe_model(model, label),
+            methods=recorded_methods(self.methods),
+            target=self.target,
+            dtype=self.dtype,
+            truncation=self.truncation,
+            keep_texts=self.keep_texts,
         )
 
-    return {
-        n: [
-            name(f),
-            {
-                k: list(v) if isinstance(v, (range, tuple)) else v
-                for k, v in kw.items()
-            },
-        ]
-        for n, (f, kw) in methods.items()
-    }
+    def compute(self, batches, loaded, progress):
+        "Rows of the batches, into the folder."
+        options = dict(
+            model=loaded if self.is_plain else self.model,
+            name=self.name,
+            task=self.task,
+            methods=self.methods,
+            target=self.target,
+            dtype=self.dtype,
+            device=self.device,
+            truncation=self.truncation,
+            keep_texts=self.keep_texts,
+        )
+        if self.is_plain:
+            _compute_plain(batches, self.out, options, progress)
+        else:
+            _compute_ray(batches, self.out, options, progress, self.workers)
+
+    def run(self, fresh, progress):
+        "Compute what is missing: its table, its record, how many texts it was."
+        finished = _whole_files(self.out)
+        loaded = self.load()
+        model, tokenizer, label = loaded
+        # a run that failed before its first row binds nobody
+        start_over = fresh or not finished
+        config = self.config(model, label)
+        record = Results(self.out / 'sweep.json', config, start_over)
+        if fresh:
+            for f in finished:
+                f.unlink()
+        missing = _missing(self.out, self.texts, self.methods)
+        batches = _batches(
+            model,
+            tokenizer,
+            self.texts,
+            missing,
+            self.truncation,
+            self.batch_size,
+        )
+        record.save()
+        if batches:
+            self.compute(batches, loaded, progress)
+        table = sweep_table(read_sweep(self.out, ['r']))
+        return table.loc[list(self.methods)], record, len(missing)
 
 
 def _loaded(model):
-    "a pipeline as what `load_model` returns."
+    "A pipeline as what `load_model` returns."
     m, tokenizer = unwrap(model)
     return model if m is model else (m, tokenizer, type(m).__name__)
 
@@ -487,14 +589,12 @@ def explain_dataset(
     # the folder for parquet files and sweep.json (for several machines: one
     # that all of them see)
     out,
-    methods=(
-        'attn_lrp',
-        'cp_lrp',
-    ),  # names of METHODS, or name → (method, options)
+    # names of METHODS, or name → (method, options)
+    methods=('attn_lrp', 'cp_lrp'),
+    # model, name and task as for `load_model`; in one process also (model,
+    # tokenizer, name), or a transformers pipeline
     model='demo',
     name: str = 'sst2',
-    # as for `load_model`; in one process also (model, tokenizer, name), or a
-    # transformers pipeline
     task: str = 'class',
     # the class that is explained; None: each text's predicted one
     target: int = None,
@@ -515,73 +615,28 @@ def explain_dataset(
     """Exact LOO and every method for each text of a data set, in one process
     or many, resumable.
     """
-    texts = as_texts(texts)
-    methods = as_methods(methods)
-    out = Path(out).expanduser().resolve()
-    model = _loaded(model)
-    _check_sweep(
-        texts,
-        methods,
-        target,
-        dtype,
-        batch_size,
-        engine,
-        workers,
-        model,
-        device,
-    )
-    rows = _parts(out)
-    m, tokenizer, label = loaded = (
-        model
-        if isinstance(model, tuple)
-        else load_model(
-            model,
-            name,
-            resolve_device(device) if engine == 'plain' else 'cpu',
-            task,
-        )
-    )
-    if tokenizer is None:
-        raise ValueError(f"{label} takes images, and this sweep explains texts")
-    for f, _ in methods.values():
-        check_call(m, f, texts)
-    config = dict(
-        experiment='sweep',
-        model=describe_model(m, label),
-        methods=_method_names(methods),
-        target=target,
-        dtype=dtype,
-        truncation=truncation,
-        keep_texts=keep_texts,
-    )
-    record = Results(
-        out / 'sweep.json', config, fresh or not rows
-    )  # a run that failed before its first row binds nobody
-    for f in rows if fresh else ():
-        f.unlink()
-    missing = _missing(out, texts, methods)
-    batches = _batches(m, tokenizer, texts, missing, truncation, batch_size)
-    record.save()
-    options = dict(
-        model=loaded if engine == 'plain' else model,
+    sweep = _Sweep(
+        texts=as_texts(texts),
+        out=Path(out).expanduser().resolve(),
+        methods=as_methods(methods),
+        model=_loaded(model),
         name=name,
         task=task,
-        methods=methods,
         target=target,
         dtype=dtype,
         device=device,
+        batch_size=batch_size,
+        engine=engine,
+        workers=workers,
         truncation=truncation,
         keep_texts=keep_texts,
     )
-    if batches:
-        (
-            _run_plain(batches, out, options, progress)
-            if engine == 'plain'
-            else _run_ray(batches, out, options, progress, workers)
-        )
-    table = sweep_table(read_sweep(out, ['r'])).loc[list(methods)]
+    sweep.check()
+    table, record, computed = sweep.run(fresh, progress)
     record.summary = dict(
-        n=len(texts), computed=len(missing), table=table.T.to_dict()
-    ) | ({} if data is None else dict(data=data))
+        n=len(sweep.texts), computed=computed, table=table.T.to_dict()
+    )
+    if data is not None:
+        record.summary['data'] = data
     record.save()
     return table

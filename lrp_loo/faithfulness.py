@@ -46,7 +46,7 @@ def _means(rows, method):
     undefined = np.isnan(per_text(rows, method, 'loo_r'))
     return entry | dict(n=len(rows), n_undefined=int(undefined.sum()))
 
-
+# %% ../nbs/07_faithfulness.ipynb #1f330b66
 def faithfulness_table(
     rows: list,  # of `faithfulness_row`
     methods=None,  # which, in order; all by default
@@ -84,7 +84,7 @@ from .targets import at_mask, settled
 
 # %% ../nbs/39_agreement.ipynb #90ae567f
 @dataclass
-class _Held:
+class _AgainstLOO:
     "Texts with their exact LOO, whose target every other map explains."
 
     model: object
@@ -152,7 +152,7 @@ def held_against_loo(
     loos = explain_batch(
         model, tokenizer, encs, 'loo', target, removal=removal, **loo_options
     )
-    held = _Held(model, tokenizer, encs, loos, target)
+    held = _AgainstLOO(model, tokenizer, encs, loos, target)
     others = {n: m for n, m in methods.items() if not _is_reference(*m)}
     size = batch_size or len(encs)
     maps = {}
@@ -312,7 +312,7 @@ def _audit_passes(n, n_methods, chunk):
     return n + 2 * n_methods * math.ceil(n / chunk)
 
 
-def _say_how_long(model, encs, n_methods, chunk, removal, fill):
+def _say_audit_time(model, encs, n_methods, chunk, removal, fill):
     "Long work says so beforehand."
     lengths = [input_positions(model, e) for e in encs]
     if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
@@ -370,7 +370,7 @@ class _Audit:
         "Beforehand, of work that is long."
         removal = self.removal or default_removal(encs[0])
         fill = fill_id(self.tokenizer, removal)
-        _say_how_long(
+        _say_audit_time(
             self.model, encs, self.n_methods, self.chunk, self.removal, fill
         )
 
@@ -540,13 +540,13 @@ def _opening(model, best):
     return f"On {model} trust"
 
 
-def _with_interval(difference):
+def _mean_in_brackets(difference):
     return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**difference)
 
 
 def _beside_the_next(opening, mean, first, second, gain):
     "The best method and the next, or both where they are not told apart."
-    by = _with_interval(gain)
+    by = _mean_in_brackets(gain)
     if gain['low'] > 0:
         return f"{opening} {first}, whose {mean}, {by} above {second}."
     return (
@@ -587,7 +587,7 @@ def verdict(
     found['method'] = first
     opening = _opening(model, best)
     mean = (
-        f"mean r with exact LOO is {_with_interval(best)} over {best['n']}"
+        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
         f" texts{left_out}"
     )
     if not others:

@@ -84,7 +84,7 @@ def many_loo(
     units = units or [None] * len(encs)
     removal = removal or default_removal(encs[0])
     how = dict(removal=removal, fill=fill, token_budget=token_budget)
-    with _shown(progress, model, encs, units, **how) as done:
+    with _with_progress(progress, model, encs, units, **how) as done:
         return _each_loo(model, encs, target, units, drop, done, **how)
 
 # %% ../nbs/05_loo.ipynb #94804d09
@@ -175,7 +175,7 @@ def _work(lengths, units):
     return sum(n * t for n, t in zip(_counts(lengths, units), lengths))
 
 
-def _some(keep, n):
+def _some_kept(keep, n):
     "n of the variants, from end to end; all where there are no more."
     last = len(keep) - 1
     return keep[torch.linspace(0, last, min(n, len(keep))).long()]
@@ -191,7 +191,7 @@ def _seconds(model, enc, rows, **how):
 
 
 def _seconds_a_variant(model, enc, keep, **how):
-    few, more = _some(keep, 4), _some(keep, 12)
+    few, more = _some_kept(keep, 4), _some_kept(keep, 12)
     # what is done once in a process is not counted
     _seconds(model, enc, few[:1], **how)
     first = _seconds(model, enc, few, **how)
@@ -214,7 +214,7 @@ def in_words(seconds: float) -> str:
 
 # %% ../nbs/05_loo.ipynb #6119b178
 @contextlib.contextmanager
-def _shown(progress, model, encs, units, **how):
+def _with_progress(progress, model, encs, units, **how):
     "What the loops call as they go on, or None."
     if not progress or callable(progress):
         yield progress or None

@@ -1235,7 +1235,7 @@ def __torch_function__(self: lrp_rules, func, types, args=(), kwargs=None):
     if not torch.is_grad_enabled():
         return self._without_graph(func, args, kwargs)
     name = operation_name(func)
-    values = _values(name, args, kwargs)
+    values = _operands_read(name, args, kwargs)
     if not any(map(_carries, _tensors(values))):
         return self._of_constants(func, args, kwargs)
     call = Call(func, name, args, kwargs, self)
@@ -1277,11 +1277,11 @@ def _by_choice(self: lrp_rules, choice, call):
     "The result under a rule of one's own, and its name."
     out = choice.rule(call.func, *call.args, **call.kwargs)
     if self.strict:
-        _check_numbers(choice, out, call.compute())
+        _refuse_changed_numbers(choice, out, call.compute())
     return out, choice.rule.__name__
 
 
-def _check_numbers(choice, out, plain):
+def _refuse_changed_numbers(choice, out, plain):
     "A rule changes gradients, never numbers."
     if not torch.allclose(out, plain, rtol=1e-4, atol=1e-6):
         raise ValueError(
@@ -1700,7 +1700,7 @@ def without_rule(
     return sorted({op.name for op, rule in self.seen if rule == 'none'})
 
 
-def _some(places):
+def _first_three(places):
     "The first three of a list, in words."
     more = ' and elsewhere' if len(places) > 3 else ''
     return ', '.join(places[:3]) + more
@@ -1723,7 +1723,9 @@ def _complain(self: lrp_rules):
             modules.setdefault(op.name, []).append(where)
     if not modules:
         return
-    named = [f"{name} (in {_some(m)})" for name, m in sorted(modules.items())]
+    named = [
+        f"{name} (in {_first_three(m)})" for name, m in sorted(modules.items())
+    ]
     message = f"no rule for {', '.join(named)}: their plain gradient was used"
     if self.strict:
         raise NotImplementedError(message)
@@ -1738,7 +1740,7 @@ _SHAPES = frozenset('to type_as expand_as view_as reshape_as'.split())
 _TO_WHOLE = frozenset('to type type_as int long short char byte'.split())
 
 
-def _values(name, args, kwargs):
+def _operands_read(name, args, kwargs):
     "The arguments whose numbers a result is made of."
     if name.endswith('_like') or name.startswith('new_'):
         return ()
@@ -1769,7 +1771,7 @@ def _lost(*xs):
 def _lose(self: lrp_rules, func, args, kwargs, out):
     "Marks what was made of the input and has no gradient."
     name = operation_name(func)
-    values = _values(name, args, kwargs)
+    values = _operands_read(name, args, kwargs)
     mark = _lost(values)
     if mark is None and any(map(_carries, _tensors(values))):
         how = '' if torch.is_grad_enabled() else ' under no_grad'
@@ -1816,7 +1818,7 @@ def _meet(self: lrp_rules, operation, args, kwargs):
     computes = operation.name in _COMPUTES
     numbers = [
         t
-        for t in _every_tensor(_values(operation.name, args, kwargs))
+        for t in _every_tensor(_operands_read(operation.name, args, kwargs))
         if computes or t.is_floating_point()
     ]
     if mark := _lost(numbers):
@@ -1867,7 +1869,7 @@ def _arrival_check(node, message):
 @patch
 def _no_gradient(self: lrp_rules, marks):
     "What is said of places where a gradient ends."
-    places = _some([self._place_name(*mark) for mark in marks])
+    places = _first_three([self._place_name(*mark) for mark in marks])
     return (
         f"no gradient comes through {places}, so scores that are made of"
         " gradients would be wrong; take the model as it was before it was"

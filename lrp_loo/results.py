@@ -61,7 +61,7 @@ def recorded_methods(
     }
 
 # %% ../nbs/31_results.ipynb #9af95305
-def _differences(old, new):
+def _config_differences(old, new):
     "In words: what two configs, or the versions, of a run do not share."
     changed = [k for k in {*old, *new} if old.get(k) != new.get(k)]
     return ', '.join(
@@ -117,7 +117,7 @@ class Results:
         if old != mine:
             raise ValueError(
                 f"{self.path.name} holds rows of another run: {name} differs"
-                f" in {_differences(old, mine)}. Choose another output folder,"
+                f" in {_config_differences(old, mine)}. Choose another output folder,"
                 " or start over (fresh=True, --fresh)."
             )
 

@@ -458,12 +458,12 @@ def _per_text(groups, logits, readouts):
         parts = logits[size].split([len(m.which) for m in members])
         for m, values in zip(members, parts):
             if readouts[m.text] is not None:
-                values = _read(readouts[m.text], values)
+                values = _read_logits(readouts[m.text], values)
             found[m.text].append((m.which, values))
-    return [_in_order(some) for some in found]
+    return [_filled_in(some) for some in found]
 
 
-def _read(readout, logits):
+def _read_logits(readout, logits):
     "Of one text's variants."
     of_this_text = torch.zeros(
         len(logits), dtype=torch.long, device=logits.device
@@ -471,7 +471,7 @@ def _read(readout, logits):
     return readout(logits, of_this_text)
 
 
-def _in_order(found):
+def _filled_in(found):
     "found: pairs of numbers (n,) and their values."
     _, first = found[0]
     n = sum(len(which) for which, _ in found)

@@ -43,11 +43,13 @@ def random_bert(
     )
     m = BertForSequenceClassification(cfg).eval().to(dtype)
     with torch.no_grad():
-        for n, p in m.named_parameters():
+        for name, p in m.named_parameters():
             if p.ndim > 1:
                 p.normal_(0, std)
-            elif n.endswith('bias'):
-                p.normal_(0, 0.1) if bias else p.zero_()
+            elif name.endswith('bias') and bias:
+                p.normal_(0, 0.1)
+            elif name.endswith('bias'):
+                p.zero_()
     return m
 
 
@@ -60,12 +62,26 @@ class CountTokens(TorchDispatchMode):
         self.n = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            func is torch.ops.aten.embedding.default
-            and args[0].shape == self.table.shape
-        ):
+        looked_up = func is torch.ops.aten.embedding.default
+        if looked_up and args[0].shape == self.table.shape:
             self.n += args[1].numel()
         return func(*args, **(kwargs or {}))
+
+
+def pytest_terminal_summary(terminalreporter):
+    "What was skipped, and what it would need, each reason once."
+    skipped = terminalreporter.stats.get('skipped', [])
+    reasons = {}
+    for report in skipped:
+        reason = str(report.longrepr[2]).removeprefix('Skipped: ')
+        reasons.setdefault(reason, []).append(report.nodeid)
+    if not reasons:
+        return
+    terminalreporter.section('skipped, and what it would need')
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f'{len(tests):3d} × {reason}')
+        for test in tests:
+            terminalreporter.write_line(f'        {test}')
 
 
 @pytest.fixture(scope='session')

@@ -26,7 +26,9 @@ import traceback
 import warnings
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
@@ -53,8 +55,7 @@ from lrp_loo.targets import Target
 RESULTS = Path(__file__).parents[1] / 'results'
 LIBRARY = str(Path(lrp_loo.__file__).parent)
 
-# ------------------------------------------------------------------ what is
-# built
+# -------------------------------------------------- what is built
 
 # Standard deviation of every matrix and bias; None: as transformers makes the
 # model.
@@ -72,9 +73,8 @@ TASKS = {  # task → the mapping of transformers that names each family's class
 }
 
 # Chosen before anybody had tried them, and run for the first time when the rest
-# held no *wrong*:
-# a check that the rest was not only mended where it was looked at. They are the
-# table's last rows.
+# held no *wrong*: a check that the rest was not only mended where it was looked
+# at. They are the table's last rows.
 HELD_BACK = ('yoso', 'jetmoe')
 
 VISION = (
@@ -251,9 +251,8 @@ IMAGE = dict(
     num_labels=3,
 )
 
-LATENT = dict(
-    num_key_value_heads=4, head_dim=4
-)  # latent attention: head_dim is what rotates
+# latent attention: head_dim is what rotates
+LATENT = dict(num_key_value_heads=4, head_dim=4)
 HYBRID = dict(layer_types=['linear_attention', 'full_attention'])
 STAGES = dict(
     image_size=32,
@@ -462,16 +461,12 @@ def randomize(model, std):
             p.normal_(0, std)
 
 
-# ------------------------------------------------------------------ what is
-# read
+# -------------------------------------------------- what is read
 
-LENGTHS = (
-    12,
-    8,
-)  # tokens of the two texts; the second is the one that is padded
-INSIDE = (
-    3  # the place that is explained where the output has a row for each token
-)
+# tokens of the two texts; the second is the one that is padded
+LENGTHS = (12, 8)
+# the place that is explained where the output has a row for each token
+INSIDE = 3
 
 
 class Words:
@@ -527,9 +522,9 @@ def target_for(task):
     """
     if task == 'answer':
         return Target(INSIDE)
-    return Target(
-        1, position=INSIDE if task in ('masked token', 'token class') else None
-    )
+    if task in ('masked token', 'token class'):
+        return Target(1, position=INSIDE)
+    return Target(1)
 
 
 def plain(model, enc):
@@ -537,9 +532,8 @@ def plain(model, enc):
     takes = inspect.signature(model.forward).parameters
     cache = {'use_cache': False} if 'use_cache' in takes else {}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return model(
-        **{k: v for k, v in enc.items() if takes_all or k in takes}, **cache
-    )
+    taken = {k: v for k, v in enc.items() if takes_all or k in takes}
+    return model(**taken, **cache)
 
 
 def logits_of(out, task):
@@ -617,13 +611,13 @@ class Answer:
     library warned of.
     """
 
-    def __init__(self, call):
+    def __init__(self, call, *args, **options):
         self.value = None
         self.bad = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             try:
-                self.value = call()
+                self.value = call(*args, **options)
             except Exception as e:
                 self.bad = judged(e)
         self.said = [str(w.message) for w in caught if is_ours(w)]
@@ -666,23 +660,28 @@ def judged(e):
     return wrong(f'{type(e).__name__} in {Path(last.filename).name}: {e}')
 
 
-# ------------------------------------------------------------------ rules:
-# logits, coverage
+# -------------------------------------------------- rules: logits, coverage
 
 RULES = {'attn_lrp': attn_lrp, 'cp_lrp': cp_lrp}
 
 
+class UnderRules(NamedTuple):
+    "What one forward under the rules shows."
+
+    rules: object
+    x: torch.Tensor  # the embeddings, a leaf
+    out: object  # the model's output
+
+
 def under_rules(model, enc, composite, mode=None):
-    """One forward under the rules: the rules, the embeddings as a leaf, the
-    output.
-    """
+    "One forward under the rules."
     with torch.enable_grad(), watch_embeddings(model) as seen:
         with (
             lrp_rules(model, composite) as rules,
             mode or contextlib.nullcontext(),
         ):
             out = plain(model, enc)
-    return rules, seen[0], out
+    return UnderRules(rules, seen[0], out)
 
 
 def check_logits(model, task, encs):
@@ -692,13 +691,12 @@ def check_logits(model, task, encs):
     with torch.no_grad():
         own = logits_of(plain(model, encs[0]), task)
     for name, rules in RULES.items():
-        answer = Answer(lambda: under_rules(model, encs[0], rules()))
+        answer = Answer(under_rules, model, encs[0], rules())
         if answer.bad:
             return answer.bad
-        got = logits_of(answer.value[2], task).detach()
-        found = held(
-            got, own, 1e-5, what=f'{name}: '
-        )  # the same operations: a few roundings
+        got = logits_of(answer.value.out, task).detach()
+        # the same operations: a few roundings
+        found = held(got, own, 1e-5, what=f'{name}: ')
         if found['outcome'] == 'wrong':
             break
     return found
@@ -708,10 +706,10 @@ def check_coverage(model, task, encs):
     "Every operation has a rule, or is named in a warning."
     named = set()
     for name, rules in RULES.items():
-        answer = Answer(lambda: under_rules(model, encs[0], rules()))
+        answer = Answer(under_rules, model, encs[0], rules())
         if answer.bad:
             return answer.bad
-        missing = answer.value[0].without_rule()
+        missing = answer.value.rules.without_rule()
         silent = [m for m in missing if not answer.about(m)]
         if silent:
             return wrong(
@@ -721,11 +719,9 @@ def check_coverage(model, task, encs):
         if answer.about('no operation'):
             return refused(answer.about('no operation'))
         named |= set(missing)
-    return (
-        refused(f'no rule for {", ".join(sorted(named))}')
-        if named
-        else right(0.0)
-    )
+    if named:
+        return refused(f'no rule for {", ".join(sorted(named))}')
+    return right(0.0)
 
 
 # ------------------------------------------------------------------ LOO
@@ -777,20 +773,24 @@ def zeroed(model, task, enc, i):
         handle.remove()
 
 
+def loo_of(model, enc, target):
+    "The library's scores."
+    return leave_one_out(model, enc, target)[0]
+
+
 def check_loo(model, task, encs):
     """Leave-One-Out is what one masked forward at a time gives, and no model
     that ignores the mask.
     """
     enc = encs[0]
-    answer = Answer(lambda: leave_one_out(model, enc, target_for(task))[0])
+    answer = Answer(loo_of, model, enc, target_for(task))
     if answer.bad:
         return answer.bad
     with torch.no_grad():
         logit = float(logits_of(plain(model, enc), task).abs().max())
     want = by_hand(model, task, enc)
-    floor = (
-        32 * FLOAT32 * logit
-    )  # rounding of a logit over these models' few layers
+    # rounding of a logit over these models' few layers
+    floor = 32 * FLOAT32 * logit
     found = held(answer.value, want, 1e-3, floor)
     if found['outcome'] == 'wrong':
         floor = max(floor, 4 * rounding(model, task, enc, want))
@@ -827,15 +827,14 @@ def loo_in_float64(model, task, enc, logit):
     enc = floats(enc, torch.float64)
     if wide is None:
         return None
-    answer = Answer(lambda: leave_one_out(wide, enc, target_for(task))[0])
+    answer = Answer(loo_of, wide, enc, target_for(task))
     if answer.bad:
         return answer.bad
     want = by_hand(wide, task, enc)
     if not want.isfinite().all():  # some models' masks do not fit float64
         return None
-    floor = (
-        FLOAT32 * logit
-    )  # scores come back in float32, and some models compute norms in it
+    # scores come back in float32, and some models compute norms in it
+    floor = FLOAT32 * logit
     return held(answer.value, want, 1e-3, floor, 'in float64: ')
 
 
@@ -866,18 +865,16 @@ def in_float64(model, enc):
     try:
         wide = copy.deepcopy(model).double()
         if hasattr(wide.config, '_experts_implementation'):
-            wide.set_experts_implementation(
-                'eager'
-            )  # the grouped product takes no float64
+            # the grouped product takes no float64
+            wide.set_experts_implementation('eager')
         with torch.no_grad():
             a = plain(model, enc)[0]
             b = plain(wide, floats(enc, torch.float64))[0]
     except Exception:
         return None
-    same = torch.allclose(
-        a.double(), b.double(), rtol=0, atol=1e-3 * float(a.abs().max())
-    )
-    return wide if same else None
+    near = 1e-3 * float(a.abs().max())
+    agree = torch.allclose(a.double(), b.double(), rtol=0, atol=near)
+    return wide if agree else None
 
 
 # ------------------------------------------------------------------ CP-LRP
@@ -946,22 +943,22 @@ def check_cp_softmax(model, task, encs):
     """CP-LRP holds the weights of every attention: the same as cutting them by
     hand.
     """
-    options = dict(composite=cp_lrp(), dims=True)
     answer = Answer(
-        lambda: (
-            lrp_scores(
-                model, None, encs[:1], target_for(task), **options
-            ).scores
-        )
+        lrp_scores,
+        model,
+        None,
+        encs[:1],
+        target_for(task),
+        composite=cp_lrp(),
+        dims=True,
     )
     if answer.bad:
         return answer.bad
     cut = ConstantAttention(experts_of(model))
     no_bypass = replace(cp_lrp(), bypass_softmax=())
     want, _ = relevance(model, task, encs[0], no_bypass, cut)
-    found = held(
-        answer.value, want, 1e-3
-    )  # the same operations, summed in float32
+    # the same operations, summed in float32
+    found = held(answer.value.scores, want, 1e-3)
     if found['outcome'] == 'right':
         return found
     if said := answer.about('softmax'):
@@ -984,9 +981,7 @@ def check_cp_sum(model, task, encs):
         model = wide
         enc = floats(enc, torch.float64)
         tolerance = 1e-4
-    answer = Answer(
-        lambda: conservation(model, enc, cp_lrp(), target_for(task))
-    )
+    answer = Answer(conservation, model, enc, cp_lrp(), target_for(task))
     if answer.bad:
         return answer.bad
     if answer.about('no rule'):
@@ -1028,14 +1023,13 @@ def check_batch(model, task, encs, method):
     def call(some):
         return explain_batch(model, Words(), some, method, target_for(task))
 
-    alone = [Answer(lambda e=e: call([e])[0]) for e in encs]
-    both = Answer(lambda: call(encs))
+    alone = [Answer(call, [enc]) for enc in encs]
+    both = Answer(call, encs)
     bad = [a.bad for a in (*alone, both) if a.bad]
     if bad:
         return max(bad, key=badness)
-    worst = max(
-        (same(a.value, b) for a, b in zip(alone, both.value)), key=badness
-    )
+    pairs = zip(alone, both.value)
+    worst = max((same(a.value[0], b) for a, b in pairs), key=badness)
     if worst['outcome'] == 'wrong' and both.reason():
         return refused(both.reason())
     return worst
@@ -1067,7 +1061,7 @@ CHECKS = {  # name → check(model, task, inputs)
     'LOO': check_loo,
     'CP softmax': check_cp_softmax,
     'CP sum': check_cp_sum,
-    **{f'batch {m}': lambda *args, m=m: check_batch(*args, m) for m in METHODS},
+    **{f'batch {m}': partial(check_batch, method=m) for m in METHODS},
 }
 
 # ------------------------------------------------------------------ rows
@@ -1084,25 +1078,36 @@ def tasks_of(family):
     return has[:1] + beside[:1]
 
 
+class Job(NamedTuple):
+    "A row to be made."
+
+    i: int  # its number
+    family: str
+    task: str
+    setting: str
+
+
 def jobs(families=None):
-    """(number, family, task, setting): each family once at the widest setting
-    first, then the rest.
-    """
+    "Each family once at the widest setting first, then the rest."
     if not families:
-        tried = _jobs(
-            [f for f in (*text_families(), *VISION) if f not in HELD_BACK]
-        )
-        return [(i, *job) for i, job in enumerate(tried + _jobs(HELD_BACK))]
-    return [(i, *job) for i, job in enumerate(_jobs(families))]
+        everything = (*text_families(), *VISION)
+        tried = [f for f in everything if f not in HELD_BACK]
+        todo = models_of(tried) + models_of(HELD_BACK)
+    else:
+        todo = models_of(families)
+    return [Job(i, *model) for i, model in enumerate(todo)]
 
 
-def _jobs(names):
-    tasks = {f: tasks_of(f) for f in names}
-    out = [(f, tasks[f][0], WIDEST) for f in names]
-    out += [(f, t, WIDEST) for f in names for t in tasks[f][1:]]
-    return out + [
-        (f, tasks[f][0], s) for s in SETTINGS if s != WIDEST for f in names
-    ]
+def models_of(families):
+    "(family, task, setting) of every model of these families."
+    tasks = {f: tasks_of(f) for f in families}
+    out = [(f, tasks[f][0], WIDEST) for f in families]
+    for f in families:
+        out += [(f, task, WIDEST) for task in tasks[f][1:]]
+    for setting in SETTINGS:
+        if setting != WIDEST:
+            out += [(f, tasks[f][0], setting) for f in families]
+    return out
 
 
 def row_of(family, task, setting):
@@ -1118,12 +1123,11 @@ def row_of(family, task, setting):
             return row | dict(
                 built=False, why=one_line(f'{type(e).__name__}: {e}', 160)
             )
-        refusal = Answer(
-            lambda: check_model(model)
-        ).bad  # what `explain` asks first
+        # what `explain` asks first
+        refusal = Answer(check_model, model).bad
         found = {
-            n: refusal or outcome_of(c, model, task, encs)
-            for n, c in CHECKS.items()
+            name: refusal or outcome_of(check, model, task, encs)
+            for name, check in CHECKS.items()
         }
     return row | dict(built=True, model=type(model).__name__, checks=found)
 
@@ -1170,12 +1174,15 @@ def run(path, fresh=False, families=None):
     )
     results = Results(path, config, fresh)
     todo = jobs(families)
+
+    def rows_of(batch):
+        (job,) = batch
+        return [row_of(job.family, job.task, job.setting)]
+
     with tqdm(
         total=len(todo), initial=len(results.done), desc='every family'
     ) as bar:
-        results.extend(
-            [[job] for job in todo], lambda batch: [row_of(*batch[0][1:])], bar
-        )
+        results.extend([[job] for job in todo], rows_of, bar)
     results.summary = summary(results.rows)
     results.save()
     return results
@@ -1280,12 +1287,9 @@ def family_table(rows):
     built = [r for r in rows if r['built']]
     lines = table_head('family', 'tasks', *CHECKS)
     for f in sorted({r['family'] for r in built}):
-        tasks = ', '.join(
-            dict.fromkeys(r['task'] for r in built if r['family'] == f)
-        )
-        lines.append(
-            table_row(f, tasks, *(SIGNS[worst_of(built, f, c)] for c in CHECKS))
-        )
+        tasks = dict.fromkeys(r['task'] for r in built if r['family'] == f)
+        outcomes = [SIGNS[worst_of(built, f, check)] for check in CHECKS]
+        lines.append(table_row(f, ', '.join(tasks), *outcomes))
     return lines
 
 
@@ -1357,10 +1361,8 @@ def show(rows):
                 bad += 1
                 print(f'{name}, {check}: {o["why"]}')
     built = [r for r in rows if r['built']]
-    print(
-        f'{len({r["family"] for r in built})} families, {len(built)} models,'
-        f' {bad} wrong'
-    )
+    families = {r['family'] for r in built}
+    print(f'{len(families)} families, {len(built)} models, {bad} wrong')
     return int(bad > 0)
 
 

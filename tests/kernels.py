@@ -4,7 +4,8 @@
     python tests/kernels.py --only default-1 avx2-2     # some of them
 
 torch picks its kernels by the processor; `ATEN_CPU_CAPABILITY` makes it take plainer ones.
-A number that two machines compute differently shows here on one."""
+A number that two machines compute differently shows here on one.
+"""
 
 import argparse
 import json
@@ -15,17 +16,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from lrp_loo.results import read_results
 from lrp_loo.core import versions, write_text_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'results' / 'kernels.json'
-CAPABILITIES = (
-    'best',
-    'avx2',
-    'default',
-)  # best: what torch takes by itself; default: no vector instructions of ours
+# best: what torch takes by itself; default: no vector instructions of ours
+CAPABILITIES = ('best', 'avx2', 'default')
 THREADS = (1, 2)
 PARTS = ('notebooks', 'tests')
 SETTINGS = {f'{c}-{t}': (c, t) for c in CAPABILITIES for t in THREADS}
@@ -38,9 +37,9 @@ def environment(capability, threads):
         OMP_NUM_THREADS=str(threads),
         HF_HUB_OFFLINE='1',
         MPLBACKEND='agg',
-    )
-    env |= dict(
-        TOKENIZERS_PARALLELISM='false', TQDM_DISABLE='1', PYTHONPATH=str(ROOT)
+        TOKENIZERS_PARALLELISM='false',
+        TQDM_DISABLE='1',
+        PYTHONPATH=str(ROOT),
     )
     env.pop('ATEN_CPU_CAPABILITY', None)
     if capability != 'best':
@@ -48,17 +47,22 @@ def environment(capability, threads):
     return env
 
 
+class Done(NamedTuple):
+    "A command that has run."
+
+    code: int  # its exit code
+    said: str  # all that it printed
+    minutes: float
+
+
 def run(words, env):
-    "A command's exit code, all that it printed, and its minutes."
+    "Run a command to its end."
     started = time.perf_counter()
     done = subprocess.run(
         words, cwd=ROOT, env=env, capture_output=True, text=True
     )
-    return (
-        done.returncode,
-        done.stdout + done.stderr,
-        (time.perf_counter() - started) / 60,
-    )
+    minutes = (time.perf_counter() - started) / 60
+    return Done(done.returncode, done.stdout + done.stderr, minutes)
 
 
 def counted(text):
@@ -73,31 +77,41 @@ def counted(text):
 def capability_in(env):
     "The kernels that torch really takes there."
     words = 'import torch; print(torch.backends.cpu.get_cpu_capability())'
-    return run([sys.executable, '-c', words], env)[1].strip()
+    return run([sys.executable, '-c', words], env).said.strip()
 
 
-def one(name, parts, workers, tests, log):
+def notebooks_row(name, env, given):
+    "All notebooks under one setting."
+    words = ['nbdev_test', '--path', 'nbs', '--n_workers', str(given.workers)]
+    done = run(words, env)
+    keep(given.log, f'{name}-notebooks', done.said)
+    return dict(
+        notebooks_pass=done.code == 0,
+        notebooks_minutes=round(done.minutes, 1),
+    )
+
+
+def tests_row(name, env, given):
+    "The tests under one setting."
+    done = run([sys.executable, '-m', 'pytest', '-q', *given.tests], env)
+    keep(given.log, f'{name}-tests', done.said)
+    return dict(
+        tests_pass=done.code == 0,
+        tests=counted(done.said),
+        given=[Path(t).name for t in given.tests],
+        tests_minutes=round(done.minutes, 1),
+    )
+
+
+def one(name, given):
     "A row: notebooks and tests under one setting, or one of the two."
-    env = environment(*SETTINGS[name])
-    row = dict(i=name, kernels=capability_in(env), threads=SETTINGS[name][1])
-    if 'notebooks' in parts:
-        words = ['nbdev_test', '--path', 'nbs', '--n_workers', str(workers)]
-        code, said, minutes = run(words, env)
-        keep(log, f'{name}-notebooks', said)
-        row |= dict(
-            notebooks_pass=code == 0, notebooks_minutes=round(minutes, 1)
-        )
-    if 'tests' in parts:
-        code, said, minutes = run(
-            [sys.executable, '-m', 'pytest', '-q', *tests], env
-        )
-        keep(log, f'{name}-tests', said)
-        row |= dict(
-            tests_pass=code == 0,
-            tests=counted(said),
-            given=[Path(t).name for t in tests],
-        )
-        row |= dict(tests_minutes=round(minutes, 1))
+    capability, threads = SETTINGS[name]
+    env = environment(capability, threads)
+    row = dict(i=name, kernels=capability_in(env), threads=threads)
+    if 'notebooks' in given.parts:
+        row |= notebooks_row(name, env, given)
+    if 'tests' in given.parts:
+        row |= tests_row(name, env, given)
     return row
 
 
@@ -109,74 +123,77 @@ def keep(log, name, said):
 
 def processor():
     "The processor's name, without its clock."
-    for line in (
-        Path('/proc/cpuinfo').read_text().splitlines()
-        if os.path.exists('/proc/cpuinfo')
-        else ()
-    ):
-        if line.startswith('model name'):
-            return line.split(':', 1)[1].strip()
+    described = Path('/proc/cpuinfo')
+    if described.exists():
+        for line in described.read_text().splitlines():
+            if line.startswith('model name'):
+                return line.split(':', 1)[1].strip()
     return platform.processor()
+
+
+def rows_kept(path):
+    "Earlier rows of the same versions, by setting."
+    if not path.exists():
+        return {}
+    old = read_results(path)
+    if old['versions'] != versions():
+        return {}
+    return {row['i']: row for row in old['rows']}
 
 
 def record(rows, path):
     "What is written: rows by setting, earlier rows of the same versions kept."
-    kept = {}
-    if path.exists() and (old := read_results(path))['versions'] == versions():
-        kept = {r['i']: r for r in old['rows']}
-    for r in rows:  # notebooks and tests may have been run apart
-        kept[r['i']] = kept.get(r['i'], {}) | r
+    kept = rows_kept(path)
+    for row in rows:  # notebooks and tests may have been run apart
+        kept[row['i']] = kept.get(row['i'], {}) | row
     config = dict(
         experiment='kernels', processor=processor(), settings=list(SETTINGS)
     )
     return dict(
         config=config,
         versions=versions(),
-        rows=[kept[n] for n in SETTINGS if n in kept],
+        rows=[kept[name] for name in SETTINGS if name in kept],
     )
 
 
-if __name__ == '__main__':
+def passed(row):
+    "Of the parts that were run."
+    return row.get('notebooks_pass', True) and row.get('tests_pass', True)
+
+
+def arguments(argv=None):
+    "What the command was given."
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        '--only', nargs='+', choices=SETTINGS, default=list(SETTINGS)
-    )
-    parser.add_argument(
-        '--parts', nargs='+', choices=PARTS, default=list(PARTS)
-    )
-    parser.add_argument(
-        '--workers', type=int, default=1, help='notebooks run side by side'
-    )
-    parser.add_argument(
-        '--tests', nargs='+', default=['tests'], help='what pytest is given'
-    )
-    parser.add_argument('--log', help='a folder that takes what was printed')
-    parser.add_argument(
-        '--write', action='store_true', help='write what came out'
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add('--only', nargs='+', choices=SETTINGS, default=list(SETTINGS))
+    add('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    add('--workers', type=int, default=1, help='notebooks run side by side')
+    add('--tests', nargs='+', default=['tests'], help='what pytest is given')
+    add('--log', help='a folder that takes what was printed')
+    add('--write', action='store_true', help='write what came out')
+    add(
         '--out',
         type=Path,
         default=RESULTS,
         help='where to (results/kernels.json)',
     )
-    given = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main(given):
+    "Every setting in turn; the exit code says whether all passed."
     rows = []
     for name in given.only:
-        rows.append(
-            one(name, given.parts, given.workers, given.tests, given.log)
-        )
+        rows.append(one(name, given))
         print(rows[-1], flush=True)
         if given.write:
-            write_text_atomic(
-                given.out, json.dumps(record(rows, given.out), indent=1) + '\n'
-            )
-    sys.exit(
-        not all(
-            r.get('notebooks_pass', True) and r.get('tests_pass', True)
-            for r in rows
-        )
-    )
+            made = json.dumps(record(rows, given.out), indent=1)
+            write_text_atomic(given.out, made + '\n')
+    return int(not all(map(passed, rows)))
+
+
+if __name__ == '__main__':
+    sys.exit(main(arguments()))

@@ -1,5 +1,6 @@
-"""BERT and LRP derived a second time, from the paper's equations: explicit contributions in float64, layer by layer,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""BERT and LRP derived a second time, from the paper's equations: explicit
+contributions in float64, layer by layer, no autograd, no module of
+transformers and nothing of lrp_loo. Reads nothing but the state dict.
 """
 
 import torch

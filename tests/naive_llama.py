@@ -1,5 +1,7 @@
-"""Llama and LRP derived a second time, from the equations (AttnLRP, Achtibat et al. 2024), in the manner of naive_bert.py: explicit contributions,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""Llama and LRP derived a second time, from the equations (AttnLRP, Achtibat et
+al. 2024), in the manner of naive_bert.py: explicit contributions, no
+autograd, no module of transformers and nothing of lrp_loo. Reads nothing but
+the state dict.
 """
 
 import torch

@@ -1,5 +1,6 @@
-"""ViT and LRP derived a second time, from the equations, in the manner of naive_bert.py: explicit contributions,
-no autograd, no module of transformers and nothing of lrp_loo. Reads nothing but the state dict.
+"""ViT and LRP derived a second time, from the equations, in the manner of
+naive_bert.py: explicit contributions, no autograd, no module of transformers
+and nothing of lrp_loo. Reads nothing but the state dict.
 """
 
 import torch

@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
-# All checks, in order: modules and notebooks in step, every notebook, the site, tests/, and some of
-# these under plain kernels.   usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
+# All checks, in order: how the code is written, modules and notebooks in step, every notebook, the
+# site, tests/, and some of these under plain kernels.
+# usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$(cd "${1:-.venv/bin}" && pwd)
 export PATH="$bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=agg
 
-fingerprint() { # a content hash for every notebook and module, so the check holds in an uncommitted tree as well
+# a content hash for every notebook and module, so the check holds in an uncommitted tree as well
+fingerprint() {
     "$bin/python" -c '
 from hashlib import sha256
 from pathlib import Path
 for p in sorted([*Path("nbs").glob("*.ipynb"), *Path("lrp_loo").rglob("*.py")]): print(sha256(p.read_bytes()).hexdigest(), p)'
 }
+
+echo "== how the code is written: ruff's rules, its layout, and the measures of .ci/measure.py"
+ruff check .
+ruff format --check .
+# TODO with --check once its breaches are gone: it names those that are left
+python .ci/measure.py
 
 echo "== nbdev_export and nbdev_clean change nothing"
 before=$(fingerprint)

@@ -1,6 +1,7 @@
-"Products canonized on other programs than the notebook's, a norm's own gradient, and the rules as plain options."
+"Canonized products on other programs than the notebook's, a norm's own gradient, plain options."
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lrp_loo.methods import explain, lrp_scores
-from lrp_loo.studies.beyond import _swap
+from lrp_loo.studies.beyond import swap_modules
 from lrp_loo.lrp import (
     Composite,
     attn_lrp,
@@ -21,6 +22,7 @@ from lrp_loo.lrp import (
 )
 from lrp_loo.conservation import conservation
 from lrp_loo.studies.families import (
+    FAMILIES,
     family_tasks,
     random_inputs,
     random_model,
@@ -29,60 +31,91 @@ from lrp_loo.studies.families import (
 from lrp_loo.models import watch_embeddings
 
 
-def llama(**kw):
-    return random_model('Llama', **kw)
+# built once; a test that changes a model builds its own
+shared_model = cache(random_model)
 
 
-@pytest.mark.parametrize('family,task', family_tasks())
-def test_every_family(family, task):
-    """Eager attention, call by call, is fused attention; nothing without a
-    rule; the logit is taken up by words, biases, constants and softmax.
-    """
-    m = random_model(family, task)
-    inputs = random_inputs(m)
-    R, _, rules = relevance_of(m, inputs, canonized_lrp(), strict=True)
-    total = conservation(m, inputs, canonized_lrp())
-    assert abs(total['remainder']) < 1e-5 * max(map(abs, total.values()))
-    if family in ('DeBERTa-v2', 'Gemma 2'):
-        return  # eager attention alone
-    close(
-        relevance_of(
-            random_model(family, task, 'sdpa'),
-            inputs,
-            canonized_lrp(),
-            strict=True,
-        )[0],
-        R,
-        1e-5,
+def task_of(family):
+    return FAMILIES[family].tasks[-1] if family == 'ViT' else 'class'
+
+
+@cache
+def canonized_by_call(family, task):
+    "Relevance under eager attention, call by call; the rules."
+    model = shared_model(family, task)
+    return relevance_of(
+        model, random_inputs(model), canonized_lrp(), strict=True
     )
-    assert {'1/2, 1/2', '2/3, 1/3'} <= set(rules.report().rule)
 
 
-def test_soft_capped_logits_begin_again():
-    """Gemma 2 puts a tanh between QKᵀ and the softmax: an activation, so AV is
-    shared by halves, as in AttnLRP.
+every_family = pytest.mark.parametrize('family,task', family_tasks())
+
+
+@every_family
+def test_a_familys_logit_is_taken_up(family, task):
+    "By words, biases, constants and softmax."
+    m = shared_model(family, task)
+    total = conservation(m, random_inputs(m), canonized_lrp())
+    assert abs(total['remainder']) < 1e-5 * max(map(abs, total.values()))
+
+
+@pytest.mark.parametrize(
+    'family,task', [(f, t) for f, t in family_tasks() if FAMILIES[f].fused]
+)
+def test_fused_attention_is_eager_attention_call_by_call(family, task):
+    fused = shared_model(family, task, 'sdpa')
+    inputs = random_inputs(fused)
+    in_one = relevance_of(fused, inputs, canonized_lrp(), strict=True)
+    close(in_one.R, canonized_by_call(family, task).R, 1e-5)
+
+
+@every_family
+def test_products_are_counted_in_every_family(family, task):
+    """Gemma 2 puts a tanh, an activation, between QKᵀ and the softmax, so that
+    AV is shared by halves, as in AttnLRP.
     """
-    m = random_model('Gemma 2')
-    rules = relevance_of(m, random_inputs(m), canonized_lrp())[2]
-    assert '2/3, 1/3' not in set(rules.report().rule)
+    rules = canonized_by_call(family, task).rules
+    used = set(rules.report().rule)
+    if FAMILIES[family].fused:
+        assert {'1/2, 1/2', '2/3, 1/3'} <= used
+    if family == 'Gemma 2':
+        assert '2/3, 1/3' not in used
 
 
-@pytest.mark.parametrize('family', ['BERT', 'GPT-2', 'Llama', 'ViT'])
+FOUR = pytest.mark.parametrize('family', ['BERT', 'GPT-2', 'Llama', 'ViT'])
+WITH_EPSILON = canonized_lrp(eps=1e-2)
+
+
+@FOUR
 def test_epsilon_meets_no_product(family):
     "With an explicit ε eager is fused, too: it meets linear layers only."
-    task = 'image' if family == 'ViT' else 'class'
-    m = random_model(family, task)
-    inputs = random_inputs(m)
-    c = canonized_lrp(eps=1e-2)
-    R = relevance_of(m, inputs, c)[0]
-    close(
-        relevance_of(random_model(family, task, 'sdpa'), inputs, c)[0], R, 1e-5
+    m, fused = (
+        shared_model(family, task_of(family), attention)
+        for attention in ('eager', 'sdpa')
     )
-    assert (
-        R - relevance_of(m, inputs, canonized_lrp())[0]
-    ).abs().max() > 1e-4 * R.abs().max()
-    kept = lrp_scores(m, None, [inputs], composite=c, checkpoint=True)
-    close(kept.scores[0], R, 1e-5)
+    inputs = random_inputs(m)
+    R = relevance_of(m, inputs, WITH_EPSILON).R
+    close(relevance_of(fused, inputs, WITH_EPSILON).R, R, 1e-5)
+
+
+@FOUR
+def test_epsilon_meets_linear_layers(family):
+    m = shared_model(family, task_of(family))
+    inputs = random_inputs(m)
+    with_it, without = (
+        relevance_of(m, inputs, c).R for c in (WITH_EPSILON, canonized_lrp())
+    )
+    assert (with_it - without).abs().max() > 1e-4 * with_it.abs().max()
+
+
+@FOUR
+def test_checkpoints_keep_canonized_relevance(family):
+    m = shared_model(family, task_of(family))
+    inputs = random_inputs(m)
+    kept = lrp_scores(
+        m, None, [inputs], composite=WITH_EPSILON, checkpoint=True
+    )
+    close(kept.scores[0], relevance_of(m, inputs, WITH_EPSILON).R, 1e-5)
 
 
 def test_a_third_each_in_one_attention_call():
@@ -132,82 +165,94 @@ def test_constant_queries_take_no_share(composite):
     assert torch.allclose(*out)
 
 
-def test_in_place_products_and_reused_tensors():
-    class Chain(nn.Module):
-        def __init__(self, f):
-            super().__init__()
-            self.f = f
+class Program(nn.Module):
+    "A function of three operands, as a module that the rules can see."
 
-        def forward(self, x):
-            return self.f(*x.unbind(0))
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
 
-    def shares(f):
-        x = (torch.rand(3, 4, dtype=torch.double) + 0.5).requires_grad_()
-        with lrp_rules(m := Chain(f), canonized_lrp(), strict=True):
-            y = m(x).sum()
-        return ((x * torch.autograd.grad(y, x)[0]).sum(1) / y).detach()
-
-    def in_place(a, b, c):
-        t = a * 1.0
-        t *= b
-        t.mul_(c)
-        return t
-
-    def buffer(a, b, c):
-        t = torch.zeros_like(a)
-        t[:] = a * b
-        return t * c
-
-    for f in (
-        in_place,
-        buffer,
-        lambda a, b, c: torch.cat([a * b, b * a]) * torch.cat([c, c]),
-    ):
-        assert torch.allclose(
-            shares(f), torch.full((3,), 1 / 3, dtype=torch.double)
-        )
-    assert torch.allclose(
-        shares(
-            lambda a, b, c: (
-                torch.addmm(
-                    (a * b)[None],
-                    a[None] * b[None],
-                    torch.eye(4, dtype=torch.double),
-                )
-                * c
-            )
-        ),
-        torch.full((3,), 1 / 3, dtype=torch.double),
-    )  # like terms
-    assert torch.allclose(
-        shares(
-            lambda a, b, c: (
-                torch.addmm(
-                    a[None], a[None] * b[None], torch.eye(4, dtype=torch.double)
-                )
-                * c
-            )
-        )[2],
-        torch.tensor(0.5, dtype=torch.double),
-    )  # unlike ones
+    def forward(self, x):
+        return self.f(*x.unbind(0))
 
 
-def test_constant_gates_leave_the_count():
-    class Gated(nn.Module):
-        def forward(self, x):
-            a, b, c = x.unbind(0)
-            return (F.silu(a) * b) * c
+def expect(f, want, composite=canonized_lrp()):
+    "What share of the output each operand gets."
+    x = (torch.rand(3, 4, dtype=torch.double) + 0.5).requires_grad_()
+    with lrp_rules(m := Program(f), composite, strict=True):
+        y = m(x).sum()
+    shares = (x * torch.autograd.grad(y, x)[0]).sum(1) / y
+    want = torch.tensor(want, dtype=torch.double)
+    assert torch.allclose(shares, want)
 
-    for gate, want in (('half', [1 / 3] * 3), ('constant', [0, 0.5, 0.5])):
-        x = (torch.rand(3, 4, dtype=torch.double) + 0.5).requires_grad_()
-        with lrp_rules(
-            m := Gated(), Composite('x', product='canonized', gate=gate)
-        ):
-            y = m(x).sum()
-        assert torch.allclose(
-            (x * torch.autograd.grad(y, x)[0]).sum(1) / y,
-            torch.tensor(want, dtype=torch.double),
-        )
+
+THIRDS = [1 / 3] * 3
+
+
+def in_place(a, b, c):
+    t = a * 1.0
+    t *= b
+    t.mul_(c)
+    return t
+
+
+def through_a_buffer(a, b, c):
+    t = torch.zeros_like(a)
+    t[:] = a * b
+    return t * c
+
+
+def concatenated(a, b, c):
+    return torch.cat([a * b, b * a]) * torch.cat([c, c])
+
+
+def sum_of_like_terms(a, b, c):
+    eye = torch.eye(4, dtype=torch.double)
+    return torch.addmm((a * b)[None], a[None] * b[None], eye) * c
+
+
+@pytest.mark.parametrize(
+    'f', [in_place, through_a_buffer, concatenated, sum_of_like_terms]
+)
+def test_factors_are_counted_through_reused_tensors(f):
+    expect(f, THIRDS)
+
+
+def test_a_sum_of_unlike_terms_begins_again():
+    "a once plus ab: c gets half, and the rest is a's and b's."
+    eye = torch.eye(4, dtype=torch.double)
+
+    def f(a, b, c):
+        return torch.addmm(a[None], a[None] * b[None], eye) * c
+
+    x = (torch.rand(3, 4, dtype=torch.double) + 0.5).requires_grad_()
+    with lrp_rules(m := Program(f), canonized_lrp(), strict=True):
+        y = m(x).sum()
+    share = (x * torch.autograd.grad(y, x)[0])[2].sum() / y
+    assert torch.allclose(share, torch.tensor(0.5, dtype=torch.double))
+
+
+def gated(a, b, c):
+    return (F.silu(a) * b) * c
+
+
+@pytest.mark.parametrize(
+    'gate,want', [('half', THIRDS), ('constant', [0, 0.5, 0.5])]
+)
+def test_constant_gates_leave_the_count(gate, want):
+    expect(gated, want, Composite('x', product='canonized', gate=gate))
+
+
+class Fused(nn.Module):
+    "The same norm in one call, under a name that says nothing."
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight = norm.weight
+        self.eps = norm.variance_epsilon
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
 
 
 @pytest.mark.parametrize('product', ['half', 'canonized', 'gradient'])
@@ -217,76 +262,84 @@ def test_a_norm_has_its_own_gradient(product, activation):
     written out as x·rsqrt(mean x²), which is no product of two activations
     then.
     """
-
-    class Fused(
-        nn.Module
-    ):  # the same numbers in one call, under a name that says nothing
-        def __init__(self, norm):
-            super().__init__()
-            self.weight = norm.weight
-            self.eps = norm.variance_epsilon
-
-        def forward(self, x):
-            return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
-
     c = Composite(
         'x', product=product, activation=activation, layer_norm='gradient'
     )
-    model = llama(dtype=torch.float32)
+    model = random_model('Llama', dtype=torch.float32)
     inputs = random_inputs(model)
-    written = relevance_of(model, inputs, c)[0]
-    _swap(model, 'LlamaRMSNorm', Fused)
-    close(relevance_of(model, inputs, c)[0], written, 1e-3)
+    written = relevance_of(model, inputs, c).R
+    swap_modules(model, 'LlamaRMSNorm', Fused)
+    close(relevance_of(model, inputs, c).R, written, 1e-3)
 
 
 @pytest.mark.parametrize('family', ['BERT', 'Llama', 'ViT'])
 def test_no_rule_is_autograd(family):
-    m = random_model(family, 'image' if family == 'ViT' else 'class')
+    m = shared_model(family, task_of(family))
     inputs = random_inputs(m)
     with watch_embeddings(m) as seen:
         y = m(**inputs).logits[0]
-    (g,) = torch.autograd.grad(y.max(), seen[0])
-    close(
-        relevance_of(m, inputs, gradient())[0],
-        (
-            (seen[0] * g).sum(-1)[0]
-            if g.ndim == 3
-            else (seen[0] * g).sum(1).flatten()
-        ),
-        1e-9,
-    )
+    x = seen[0]
+    by_hand = x * torch.autograd.grad(y.max(), x)[0]
+    if x.ndim == 3:
+        by_hand = by_hand.sum(-1)[0]
+    else:
+        by_hand = by_hand.sum(1).flatten()
+    close(relevance_of(m, inputs, gradient()).R, by_hand, 1e-9)
 
 
-def test_rules_as_plain_options(demo):
-    "method='lrp' takes a Composite or its fields; JSON carries the fields."
+@pytest.fixture(scope='module')
+def scores(demo):
+    "method, options → the scores of a text."
     model, tokenizer = demo
 
-    def s(m, **kw):
-        return explain(model, tokenizer, TEXTS[0], method=m, **kw)[0].scores
+    def of(method, **options):
+        return explain(model, tokenizer, TEXTS[0], method=method, **options)[
+            0
+        ].scores
 
-    options = json.loads(
-        json.dumps(
-            dict(
-                product='gradient', layer_norm='gradient', activation='gradient'
-            )
-        )
+    return of
+
+
+def test_options_from_json_name_every_rule(scores):
+    fields = dict(
+        product='gradient', layer_norm='gradient', activation='gradient'
     )
-    assert (
-        torch.equal(s('lrp', **options), s('grad_x_input'))
-        and torch.equal(s('lrp'), s('attn_lrp'))
-        and torch.equal(s('lrp', composite=cp_lrp()), s('cp_lrp'))
+    options = json.loads(json.dumps(fields))
+    assert torch.equal(scores('lrp', **options), scores('grad_x_input'))
+
+
+@pytest.mark.parametrize(
+    'options,method,same',
+    [
+        ({}, 'attn_lrp', {}),
+        (dict(composite=cp_lrp()), 'cp_lrp', {}),
+        (dict(bypass_softmax='all', gate='constant'), 'cp_lrp', {}),
+        (
+            dict(bypass_softmax=[0, 5]),
+            'attn_lrp',
+            dict(bypass_softmax=[0, 5]),
+        ),
+        (dict(product='canonized'), 'canonized', {}),
+    ],
+    ids=['none', 'composite', 'fields', 'layers', 'product'],
+)
+def test_a_rule_set_is_its_options(scores, options, method, same):
+    assert torch.equal(scores('lrp', **options), scores(method, **same))
+
+
+def test_canonized_is_not_attn_lrp(scores):
+    assert not torch.allclose(
+        scores('canonized'), scores('attn_lrp'), rtol=1e-2
     )
-    assert torch.equal(
-        s('lrp', bypass_softmax='all', gate='constant'), s('cp_lrp')
-    ) and torch.equal(
-        s('lrp', bypass_softmax=[0, 5]), s('attn_lrp', bypass_softmax=[0, 5])
-    )
-    assert torch.equal(
-        s('lrp', product='canonized'), s('canonized')
-    ) and not torch.allclose(s('canonized'), s('attn_lrp'), rtol=1e-2)
+
+
+def test_a_composite_takes_no_fields_beside_it(scores):
     with pytest.raises(ValueError, match="composite='cp_lrp' and product"):
-        s('lrp', composite=cp_lrp(), product='half')
+        scores('lrp', composite=cp_lrp(), product='half')
+
+
+def test_options_that_are_none_are_refused(scores):
     with pytest.raises(ValueError, match="product='third'"):
-        s('lrp', product='third')
+        scores('lrp', product='third')
     with pytest.raises(TypeError, match='does not take'):
-        s('lrp', produkt='half')
+        scores('lrp', produkt='half')

@@ -144,9 +144,8 @@ def test_removal_takes_the_time_of_attn_lrp_and_not_its_memory():
 
 def test_nothing_is_said_to_be_at_the_same_cost():
     for name, text in everything_written().items():
-        assert 'same cost' not in text and 'costs what LRP costs' not in text, (
-            name
-        )
+        assert 'same cost' not in text, name
+        assert 'costs what LRP costs' not in text, name
 
 
 # the softmax rule, by what "removed" means
@@ -156,10 +155,8 @@ def test_the_softmax_rule_on_the_vision_transformer_turns_round_with_the_removal
     beyond = read_beyond(FOLDER)
     zero = beyond['vit']['rows']
     mask = beyond['vit, attention mask']['rows']
-    assert (
-        is_above_zero(gain(zero, 'cp_lrp'))
-        and is_above_zero(gain(mask, 'cp_lrp')) is False
-    )
+    assert is_above_zero(gain(zero, 'cp_lrp'))
+    assert is_above_zero(gain(mask, 'cp_lrp')) is False
     masked = {r['i'] for r in mask}
     assert is_above_zero(
         gain([r for r in zero if r['i'] in masked], 'cp_lrp')
@@ -170,9 +167,8 @@ def test_the_softmax_rule_on_the_vision_transformer_turns_round_with_the_removal
         if l.startswith('| mnist on mnist test |')
     ]
     said = {l.split('|')[2].strip(): l.split('|')[7].strip() for l in vit}
-    assert said['zero embedding'].startswith('+') and said[
-        'attention mask'
-    ].startswith('-')
+    assert said['zero embedding'].startswith('+')
+    assert said['attention mask'].startswith('-')
 
 
 def test_what_was_not_measured_is_no_number_in_the_table():
@@ -201,12 +197,15 @@ def test_the_best_layer_is_measured_on_texts_that_did_not_pick_it():
     # each half has a layer that is best there and worst on the other
     chance = made_rows([[1.0, -1.0] * 10, [-1.0, 1.0] * 10, [0.0] * 20])
     best = best_single_layer(chance)
-    assert best['layers'] == [0, 1] and best['mean'] == -1 and best['n'] == 20
+    assert best['layers'] == [0, 1]
+    assert best['mean'] == -1
+    assert best['n'] == 20
 
 
 def test_a_layer_that_helps_everywhere_keeps_its_gain():
     best = best_single_layer(made_rows([[0.0] * 9, [0.5] * 9, [0.1] * 9]))
-    assert best['layers'] == [1] and best['mean'] == 0.5
+    assert best['layers'] == [1]
+    assert best['mean'] == 0.5
 
 
 def test_one_text_cannot_both_pick_and_measure():
@@ -217,9 +216,9 @@ def test_one_text_cannot_both_pick_and_measure():
 def test_the_third_layer_is_best_on_both_data_sets_on_held_out_texts():
     for part in ('sst2', 'imdb'):
         best = best_single_layer(rows_of(part))
-        assert (
-            best['layers'] == [2] and is_above_zero(best) and best['mean'] < 0.1
-        )  # hundredths
+        assert best['layers'] == [2]
+        assert is_above_zero(best)
+        assert best['mean'] < 0.1  # hundredths
     assert 'layer 3 of 6' in README
 
 
@@ -241,8 +240,10 @@ def test_cp_lrp_and_attn_lrp_are_not_told_apart_on_imdb():
         c['claim'] == 'CP-LRP exceeds AttnLRP in r with LOO'
         for c in said.values()
     )
-    assert said['imdb']['holds'] is None and said['sst2']['holds'] is False
-    assert said['imdb']['evidence'].startswith('-0.008') and '(−0.008' in README
+    assert said['imdb']['holds'] is None
+    assert said['sst2']['holds'] is False
+    assert said['imdb']['evidence'].startswith('-0.008')
+    assert '(−0.008' in README
     filed = json.loads((FOLDER / 'against_paper.json').read_text())['claims']
     undecided = {
         c['claim'] for c in filed if c['data'] == 'imdb' and c['holds'] is None
@@ -258,10 +259,8 @@ def test_delta_of_cp_lrp_is_smaller_on_sst2_and_larger_on_imdb():
         )
         return paired_difference(cp, attn)
 
-    assert (
-        is_above_zero(delta('sst2')) is False
-        and is_above_zero(delta('imdb')) is True
-    )
+    assert is_above_zero(delta('sst2')) is False
+    assert is_above_zero(delta('imdb')) is True
 
 
 # references to LOO
@@ -279,14 +278,11 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
         for r in between
     }
     pairs = list(itertools.combinations(between, 2))
-    assert len(pairs) == 28 and all(
-        between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs
-    )
+    assert len(pairs) == 28
+    assert all(between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs)
     text = prose('25_protocol')
-    assert (
-        'about as well as AttnLRP agrees with either' not in text
-        and 'all 28 pairs' in text
-    )
+    assert 'about as well as AttnLRP agrees with either' not in text
+    assert 'all 28 pairs' in text
 
 
 # conservation
@@ -331,9 +327,8 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
 def test_the_gain_over_attribution_patching_with_the_softmax_recomputed():
     table = related_table(rows_of('related-sst2'))
     prior = table.loc['atp_qk']
-    assert prior.low > 0 and prior.difference == pytest.approx(
-        0.04, abs=0.005
-    )  # "by 0.04"
+    assert prior.low > 0
+    assert prior.difference == pytest.approx(0.04, abs=0.005)  # "by 0.04"
     assert table.query('passes == 3').r.drop('removal').idxmax() == 'atp_qk'
     for text in (README, prose('20_removal'), prose('27_related')):
         assert 'Kramár' in text
@@ -342,16 +337,15 @@ def test_the_gain_over_attribution_patching_with_the_softmax_recomputed():
 def test_removal_is_above_the_better_lrp_on_every_model_by_attention_mask():
     for part in ('sst2', 'imdb', 'decoder', 'lm', 'vit'):
         d = rows_of(f'remedy-{part}')
-        assert (
-            d['config']['removal'] == 'attention_mask'
-            and remedy_table(d).low['removal'] > 0
-        )
+        assert d['config']['removal'] == 'attention_mask'
+        assert remedy_table(d).low['removal'] > 0
 
 
 def test_no_interval_is_drawn_from_six_reviews():
     assert len(rows_of('related-imdb')['rows']) == 6
     text = prose('27_related').lower()
-    assert 'six reviews' in text and 'its interval contains zero' not in text
+    assert 'six reviews' in text
+    assert 'its interval contains zero' not in text
 
 
 # against the paper

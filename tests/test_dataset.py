@@ -1,4 +1,5 @@
-"A data set's sweep: the rows are the single calls' rows, whichever engine made them, also when a worker was killed; and a lower precision's error is within its bound."
+"""A data set's rows are the single calls' rows, whichever way they were computed,
+also when a worker was killed."""
 
 import os
 import signal
@@ -15,19 +16,12 @@ import pytest
 import torch
 
 from lrp_loo import explain, load_demo
-from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
-from lrp_loo.stats import pearson
-from lrp_loo.studies.precision import (
-    EMULATED,
-    precision_errors,
-    precision_table,
-    tf32_emulation,
-)
 from lrp_loo.dataset import explain_dataset, ray_cluster, read_sweep
-from lrp_loo.stats import agreement
-from lrp_loo.models import at_precision, encode, forward
 from lrp_loo.loo import leave_one_out
+from lrp_loo.methods import METHODS
+from lrp_loo.models import encode
+from lrp_loo.stats import agreement, pearson
 
 TEXTS = [
     "a slow start , but the last act is a quiet triumph",
@@ -43,6 +37,9 @@ METHOD_NAMES = ['attn_lrp', 'cp_lrp', 'removal']
 needs_ray = pytest.mark.skipif(
     find_spec('ray') is None,
     reason="ray is not installed (pip install 'lrp_loo[ray]')",
+)
+no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason='this machine may have what is refused'
 )
 
 
@@ -70,153 +67,201 @@ def plain(loaded, tmp_path_factory):
     return out
 
 
-def same_rows(
-    a,
-    b,
-    columns=(
-        'index',
-        'text_sha256',
-        'method',
-        'target',
-        'model',
-        'dtype',
-        'device',
-        'version',
-    ),
-):
+EXACT = ['index', 'text_sha256', 'method', 'target', 'model']
+EXACT += ['dtype', 'device', 'version']
+
+
+def same_rows(a, b):
+    "To the last digits that another batch may change."
     key = ['index', 'method']
     a, b = (d.sort_values(key).reset_index(drop=True) for d in (a, b))
-    assert len(a) == len(b) and not b.duplicated(key).any()
-    for c in columns:
+    assert len(a) == len(b)
+    assert not b.duplicated(key).any()
+    for c in EXACT:
         assert a[c].tolist() == b[c].tolist(), c
     for c in ('tokens', 'is_special'):
-        assert [list(x) for x in a[c]] == [list(x) for x in b[c]]
+        assert [list(x) for x in a[c]] == [list(x) for x in b[c]], c
     for c in ('scores', 'loo'):
-        assert all(np.allclose(x, y, atol=1e-4) for x, y in zip(a[c], b[c])), c
-    assert np.allclose(a.r, b.r, atol=1e-4, equal_nan=True) and np.allclose(
-        a.logit, b.logit, atol=1e-4
-    )
+        for x, y in zip(a[c], b[c]):
+            assert np.allclose(x, y, atol=1e-4), c
+    assert np.allclose(a.r, b.r, atol=1e-4, equal_nan=True)
+    assert np.allclose(a.logit, b.logit, atol=1e-4)
+
+
+# --- rows
+
+
+def test_there_is_a_row_for_each_text_and_method(plain):
+    rows = read_sweep(plain)
+    assert len(rows) == len(TEXTS) * len(METHOD_NAMES)
+    assert set(rows.method) == set(METHOD_NAMES)
+    assert 'text' not in rows
+    assert set(rows.device) == {'cpu'}
+    assert set(rows.worker) == {os.getpid()}
 
 
 def test_rows_are_the_single_calls(loaded, plain):
     model, tokenizer, _ = loaded
-    rows = read_sweep(plain)
-    assert (
-        len(rows) == len(TEXTS) * len(METHOD_NAMES)
-        and 'text' not in rows
-        and set(rows.device) == {'cpu'}
-        and set(rows.worker) == {os.getpid()}
-    )
-    for r in rows.itertuples():
-        loo, _, target = leave_one_out(
-            model, encode(model, tokenizer, TEXTS[r.index])
-        )
-        a = explain(model, tokenizer, TEXTS[r.index], method=r.method)[0]
-        assert (
-            r.target == target == a.target
-            and list(r.tokens) == a.tokens
-            and list(r.is_special) == a.is_special.tolist()
-            and r.logit == pytest.approx(a.logit, abs=1e-4)
-        )
-        assert np.allclose(r.scores, a.scores, atol=1e-4) and np.allclose(
-            r.loo, loo, atol=1e-4
-        )
-        expected = agreement(a.scores, loo, a.is_special)
-        assert (
-            np.isnan(expected)
-            and np.isnan(r.r)
-            or r.r == pytest.approx(expected, abs=1e-3)
-        )
+    for row in read_sweep(plain).itertuples():
+        a = explain(model, tokenizer, TEXTS[row.index], method=row.method)[0]
+        assert row.target == a.target
+        assert list(row.tokens) == a.tokens
+        assert list(row.is_special) == a.is_special.tolist()
+        assert row.logit == pytest.approx(a.logit, abs=1e-4)
+        assert np.allclose(row.scores, a.scores, atol=1e-4)
 
 
-def test_options_and_targets(loaded, tmp_path):
-    """Methods with options, methods that take one text at a time, a named
-    class, sentences where they are asked for.
-    """
+def test_rows_hold_exact_loo_and_the_agreement_with_it(loaded, plain):
     model, tokenizer, _ = loaded
-    methods = {
-        'bypassed': ('attn_lrp', dict(bypass_softmax=range(3, 6))),
-        'exact': ('removal+loo', {}),
-        'loo': ('loo', {}),
-        'mask': ('loo', dict(removal='mask_token')),
-    }
+    for row in read_sweep(plain).itertuples():
+        enc = encode(model, tokenizer, TEXTS[row.index])
+        loo, _, target = leave_one_out(model, enc)
+        assert row.target == target
+        assert np.allclose(row.loo, loo, atol=1e-4)
+        special = torch.tensor(list(row.is_special))
+        r = agreement(torch.tensor(list(row.scores)), loo, special)
+        assert row.r == pytest.approx(r, abs=1e-3, nan_ok=True)
+
+
+METHODS_WITH_OPTIONS = {
+    'bypassed': ('attn_lrp', dict(bypass_softmax=range(3, 6))),
+    'exact': ('removal+loo', {}),  # takes one text at a time
+    'loo': ('loo', {}),
+    'mask': ('loo', dict(removal='mask_token')),
+}
+
+
+@pytest.fixture(scope='module')
+def of_class_0(loaded, tmp_path_factory):
+    "Rows of methods with options, for a named class, with their sentences."
+    out = tmp_path_factory.mktemp('options')
     explain_dataset(
         TEXTS[:3],
-        tmp_path,
-        methods,
+        out,
+        METHODS_WITH_OPTIONS,
         model=loaded,
         target=0,
         keep_texts=True,
         progress=False,
     )
-    rows = read_sweep(tmp_path)
-    assert (
-        set(rows.target) == {0}
-        and rows.text.tolist() == [TEXTS[i] for i in rows['index']]
-        and np.allclose(rows.r[rows.method == 'loo'], 1)
-    )
-    for r in rows.itertuples():
-        m, kw = methods[r.method]
-        assert np.allclose(
-            r.scores,
-            explain(model, tokenizer, TEXTS[r.index], method=m, target=0, **kw)[
-                0
-            ].scores,
-            atol=1e-4,
-        ), r.method
+    return read_sweep(out)
 
 
-def test_resuming_computes_what_is_missing(loaded, plain, tmp_path):
-    calls = []
+def test_a_named_class_is_explained(of_class_0):
+    assert set(of_class_0.target) == {0}
 
-    def counted(model, tokenizer, encs, target=None):
-        calls.append(len(encs))
+
+def test_sentences_stand_in_the_rows_where_they_are_asked_for(of_class_0):
+    assert of_class_0.text.tolist() == [TEXTS[i] for i in of_class_0['index']]
+
+
+def test_loo_agrees_with_itself(of_class_0):
+    assert np.allclose(of_class_0.r[of_class_0.method == 'loo'], 1)
+
+
+def test_methods_get_their_options(loaded, of_class_0):
+    model, tokenizer, _ = loaded
+    for row in of_class_0.itertuples():
+        method, options = METHODS_WITH_OPTIONS[row.method]
+        text = TEXTS[row.index]
+        a = explain(model, tokenizer, text, method=method, target=0, **options)[
+            0
+        ]
+        assert np.allclose(row.scores, a.scores, atol=1e-4), row.method
+
+
+# --- going on
+
+
+class Counted:
+    "A sweep whose method counts the texts it is given."
+
+    def __init__(self, loaded, out):
+        self.loaded, self.out = loaded, out
+        self.n = 0
+
+    def method(self, model, tokenizer, encs, target=None):
+        self.n += len(encs)
         return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
-    def sweep(texts, **kw):
+    def __call__(self, texts, **options):
         return explain_dataset(
             texts,
-            tmp_path / 'out',
-            {'mine': (counted, {})},
-            model=loaded,
+            self.out,
+            {'mine': (self.method, {})},
+            model=self.loaded,
             batch_size=2,
             progress=False,
-            **kw,
+            **options,
         )
 
-    first = sweep(TEXTS[:5])
-    assert (
-        sum(calls) == 5 and sweep(TEXTS[:5]).equals(first) and sum(calls) == 5
-    )
-    next((tmp_path / 'out').glob('*.parquet')).unlink()
-    sweep(TEXTS)
-    assert 8 < sum(calls) <= 10  # one or two texts lost, three new
-    assert sorted(read_sweep(tmp_path / 'out')['index']) == list(range(8))
-    whole = sorted((tmp_path / 'out').glob('*.parquet'))[0]
-    whole.write_bytes(whole.read_bytes()[:-9])
-    n = sum(calls)
+    def files(self):
+        return sorted(self.out.glob('*.parquet'))
+
+
+@pytest.fixture
+def counted(loaded, tmp_path):
+    return Counted(loaded, tmp_path / 'out')
+
+
+def test_what_is_there_is_not_computed_again(counted):
+    first = counted(TEXTS[:5])
+    assert counted.n == 5
+    assert counted(TEXTS[:5]).equals(first)
+    assert counted.n == 5
+
+
+def test_a_lost_file_and_new_texts_are_computed(counted):
+    counted(TEXTS[:5])
+    counted.files()[0].unlink()
+    counted(TEXTS)
+    assert 8 < counted.n <= 10  # one or two texts lost, three new
+    assert sorted(read_sweep(counted.out)['index']) == list(range(8))
+
+
+def test_a_torn_file_is_refused_by_a_reader_and_computed_again(counted):
+    counted(TEXTS)
+    torn = counted.files()[0]
+    torn.write_bytes(torn.read_bytes()[:-9])
     with pytest.raises(ValueError, match='not whole'):
-        read_sweep(tmp_path / 'out')
-    sweep(TEXTS)
-    assert n < sum(calls) <= n + 2
-    sweep(TEXTS, fresh=True)
-    assert sum(calls) > n + 2 and len(read_sweep(tmp_path / 'out')) == 8
+        read_sweep(counted.out)
+    counted(TEXTS)
+    assert 8 < counted.n <= 10
+
+
+def test_fresh_starts_over(counted):
+    counted(TEXTS)
+    counted(TEXTS, fresh=True)
+    assert counted.n == 16
+    assert len(read_sweep(counted.out)) == 8
+
+
+def test_a_function_of_ones_own_has_its_rows(counted, plain):
+    counted(TEXTS)
     rows = read_sweep(plain)
     same_rows(
         rows[rows.method == 'attn_lrp'].assign(method='mine'),
-        read_sweep(tmp_path / 'out'),
+        read_sweep(counted.out),
     )
 
 
-def test_bad_inputs(loaded, tmp_path, monkeypatch):
-    def sweep(texts=TEXTS[:2], **kw):
-        return explain_dataset(
-            texts,
-            tmp_path / 'out',
-            **dict(methods=['attn_lrp'], model=loaded, progress=False) | kw,
-        )
+# --- what is refused
 
-    for kw, said in (
+
+def two_texts(loaded, out, **options):
+    common = dict(
+        texts=TEXTS[:2],
+        out=out,
+        methods=['attn_lrp'],
+        model=loaded,
+        progress=False,
+    )
+    return explain_dataset(**common | options)
+
+
+@pytest.mark.parametrize(
+    'options, said',
+    [
         (dict(methods=['lime']), "'lime'"),
         (dict(methods=[]), 'methods is empty'),
         (dict(dtype='float16'), "'float16'"),
@@ -233,206 +278,115 @@ def test_bad_inputs(loaded, tmp_path, monkeypatch):
         (dict(model='/no/such/model'), 'no model folder'),
         (dict(model='demo', name='mnist'), 'images'),
         (dict(engine='ray'), 'loads the model itself'),
-    ):
-        with pytest.raises(
-            (ValueError, FileNotFoundError, ModuleNotFoundError), match=said
-        ):
-            sweep(**kw)
+    ],
+)
+def test_a_call_that_cannot_be_right(loaded, tmp_path, options, said):
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        two_texts(loaded, tmp_path / 'out', **options)
+
+
+def test_one_string_is_not_a_list_of_texts(loaded, tmp_path):
     with pytest.raises(TypeError, match='one str'):
-        sweep(texts='fine')
-    if not torch.cuda.is_available():
-        for model in ('demo', loaded):
-            with pytest.raises(ValueError, match='compute capability'):
-                sweep(dtype='tf32', model=model)
-    sweep(fresh=True)
-    for kw, said in (
+        two_texts(loaded, tmp_path / 'out', texts='fine')
+
+
+@no_gpu
+@pytest.mark.parametrize('by_name', [True, False])
+def test_tf32_is_refused_on_a_processor(loaded, tmp_path, by_name):
+    model = 'demo' if by_name else loaded
+    with pytest.raises(ValueError, match='compute capability'):
+        two_texts(model, tmp_path / 'out', dtype='tf32')
+
+
+@pytest.mark.parametrize(
+    'options, said',
+    [
         (dict(dtype='bfloat16'), 'dtype'),
         (dict(methods=['cp_lrp']), 'methods'),
         (dict(texts=TEXTS[1:3]), 'other texts'),
         (dict(keep_texts=True), 'keep_texts'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            sweep(**kw)
-    (tmp_path / 'strange').mkdir()
-    pq.write_table(pa.table(dict(a=[1])), tmp_path / 'strange' / 'a.parquet')
+    ],
+)
+def test_a_folder_of_another_sweep(loaded, tmp_path, options, said):
+    two_texts(loaded, tmp_path / 'out')
+    with pytest.raises(ValueError, match=said):
+        two_texts(loaded, tmp_path / 'out', **options)
+
+
+def test_a_folder_of_somebody_elses_files(loaded, tmp_path):
+    pq.write_table(pa.table(dict(a=[1])), tmp_path / 'a.parquet')
     with pytest.raises(ValueError, match="no sweep's"):
-        explain_dataset(
-            TEXTS[:2], tmp_path / 'strange', ['attn_lrp'], model=loaded
-        )
+        two_texts(loaded, tmp_path)
+
+
+def test_a_folder_without_rows(tmp_path):
     with pytest.raises(FileNotFoundError, match='lrp_loo sweep'):
         read_sweep(tmp_path)
+
+
+def test_ray_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr('lrp_loo.dataset.find_spec', lambda name: None)
     with pytest.raises(
         ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"
     ):
-        sweep(engine='ray', model='demo')
+        two_texts('demo', tmp_path / 'out', engine='ray')
 
 
-def test_command(tmp_path, capsys):
-    assert (
-        main(
-            [
-                'sweep',
-                '--limit',
-                '4',
-                '--methods',
-                'attn_lrp',
-                '--out',
-                str(tmp_path / 'out'),
-            ]
-        )
-        == 0
-    )
+# --- the command
+
+
+def command(method, out):
+    words = ['sweep', '--limit', '4', '--methods', method, '--out', str(out)]
+    return main(words)
+
+
+def test_the_command_writes_rows_and_says_where(tmp_path, capsys):
+    assert command('attn_lrp', tmp_path / 'out') == 0
     said = capsys.readouterr().out
-    assert (
-        'attn_lrp' in said
-        and '*.parquet' in said
-        and len(read_sweep(tmp_path / 'out')) == 4
-    )
-    assert (
-        main(
-            [
-                'sweep',
-                '--limit',
-                '4',
-                '--methods',
-                'cp_lrp',
-                '--out',
-                str(tmp_path / 'out'),
-            ]
-        )
-        == 1
-        and '--fresh' in capsys.readouterr().err
-    )
+    assert 'attn_lrp' in said
+    assert '*.parquet' in said
+    assert len(read_sweep(tmp_path / 'out')) == 4
+    assert command('cp_lrp', tmp_path / 'out') == 1
+    assert '--fresh' in capsys.readouterr().err
 
 
 # --- precision
 
 
-def test_precisions_leave_nothing_behind(loaded):
-    model, tokenizer, _ = loaded
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = [s.fp32_precision for s in settings]
-    weights = {k: v.clone() for k, v in model.state_dict().items()}
-    for dtype in ('float32', 'bfloat16'):
-        with pytest.raises(KeyError), at_precision(model, dtype):
-            raise KeyError
-    assert [s.fp32_precision for s in settings] == before and all(
-        torch.equal(v, weights[k])
-        and v.dtype == torch.float32
-        or not v.is_floating_point()
-        for k, v in model.state_dict().items()
-    )
-    torch.backends.cuda.matmul.fp32_precision = (  # float32 is float32, whatever is set outside
-        'tf32'
-    )
-    try:
-        with at_precision(model):
-            assert settings[0].fp32_precision == 'ieee'
-        assert settings[0].fp32_precision == 'tf32'
-    finally:
-        settings[0].fp32_precision = before[0]
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason='this machine may have TF32'
-)
-def test_tf32_is_refused_where_there_is_none(loaded):
-    with (
-        pytest.raises(ValueError, match='compute capability'),
-        at_precision(loaded[0], 'tf32'),
-    ):
-        pass
-
-
-def test_errors_within_bounds(loaded):
-    """bfloat16 keeps 8 bits: a logit near 4 is off by up to 2⁻⁶ where it is
-    stored alone, LOO is a difference of two that went through six layers.
-    """
-    model, tokenizer, _ = loaded
-    with at_precision(model, 'bfloat16') as low:
-        pass
-    rows = [
-        dict(
-            errors=precision_errors(
-                model,
-                tokenizer,
-                encode(model, tokenizer, t),
-                {'bfloat16': low, EMULATED: model},
-            )
-        )
-        for t in TEXTS[:5]
-    ]
-    t = precision_table(rows)
-    for d, bound in (('bfloat16', 0.15), (EMULATED, 0.015)):
-        assert (
-            t['max'][d, 'loo'] < bound
-            and t['max'][d, 'logits'] < bound
-            and t['max'][d, 'attn_lrp'] < bound / 2
-            and t.r_lowest[d, 'loo'] > 1 - bound / 5
-            and 0 < t['mean'][d, 'loo']
-        )
-    assert t['max'][EMULATED, 'loo'] < t['max']['bfloat16', 'loo'] / 4
-
-
-def test_emulation_reaches_every_product(loaded):
-    """Fused attention is the attention written out; the way back is rounded as
-    well; the model is untouched afterwards.
-    """
-    model, tokenizer, _ = loaded
-    enc = encode(model, tokenizer, TEXTS[0])
-    eager, _ = load_demo('sst2')
-    eager.set_attn_implementation('eager')
-    with torch.no_grad():
-        exact = forward(model, enc).logits
-        with tf32_emulation():
-            fused = forward(model, enc).logits
-            written = forward(eager, enc).logits
-        assert torch.equal(forward(model, enc).logits, exact)
-    assert (
-        torch.allclose(fused, written, atol=1e-3)
-        and 1e-6 < (fused - exact).abs().max() < 0.015
-    )
-    x = torch.randn(4, 8)
-    w = torch.randn(3, 8, requires_grad=True)
-    g = torch.randn(4, 3)
-
-    def cut(t):
-        return ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-
-    with tf32_emulation():
-        y = torch.nn.functional.linear(x, w, torch.ones(3))
-        y.backward(g)
-    assert torch.equal(y, cut(x) @ cut(w.detach()).T + 1) and torch.allclose(
-        w.grad, cut(g).T @ cut(x), atol=1e-6
-    )
-
-
-def test_bfloat16_rows_depend_on_their_text_alone(loaded, tmp_path):
-    "LOO of a text is the same bits in any batch, and near float32's."
-    rows = []
+@pytest.fixture(scope='module')
+def in_bfloat16(loaded, tmp_path_factory):
+    "The same texts in batches of one and of four."
+    found = []
     for size in (1, 4):
+        out = tmp_path_factory.mktemp('bfloat16')
         explain_dataset(
             TEXTS[:4],
-            tmp_path / str(size),
+            out,
             ['attn_lrp'],
             model=loaded,
             dtype='bfloat16',
             batch_size=size,
             progress=False,
         )
-        rows.append(read_sweep(tmp_path / str(size)))
+        found.append(read_sweep(out))
+    return found
+
+
+def test_bfloat16_loo_depends_on_its_text_alone(in_bfloat16):
+    "The same bits in any batch."
+    alone, batched = in_bfloat16
+    assert [list(x) for x in alone.loo] == [list(x) for x in batched.loo]
+    assert set(alone.dtype) == {'bfloat16'}
+
+
+def test_bfloat16_loo_is_near_float32s(loaded, in_bfloat16):
     model, tokenizer, _ = loaded
-    for a, b in zip(rows[0].itertuples(), rows[1].itertuples()):
-        exact = leave_one_out(
-            model, encode(model, tokenizer, TEXTS[a.index]), a.target
-        )[0]
-        assert (
-            list(a.loo) == list(b.loo)
-            and np.abs(np.array(a.loo) - exact.numpy()).max() < 0.15
-            and a.dtype == 'bfloat16'
-            and float(pearson(torch.tensor(a.loo), exact)) > 0.97
-        )
+    for row in in_bfloat16[0].itertuples():
+        enc = encode(model, tokenizer, TEXTS[row.index])
+        exact = leave_one_out(model, enc, row.target)[0]
+        loo = torch.tensor(list(row.loo))
+        assert (loo - exact).abs().max() < 0.15
+        assert float(pearson(loo, exact)) > 0.97
 
 
 # --- Ray
@@ -446,7 +400,7 @@ def cluster():
 
 
 def _meeting(folder):
-    """a method that waits until two processes have come; the first of them
+    """A method that waits until two processes have come; the first of them
     then says who it is and waits to be killed.
     """
 
@@ -484,23 +438,23 @@ def _kill(folder, killed):
     killed.append(pid)
 
 
-@needs_ray
-@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
-def test_two_workers_one_of_them_killed(cluster, plain, folder, tmp_path):
+@pytest.fixture(scope='module')
+def killed_once(cluster, folder, tmp_path_factory):
     """Four batches, two processes that wait for each other; then one is killed
-    in the middle of its batch. The rows are those of one process, each
-    once.
+    in the middle of its batch. (table, rows as written, pids, the killed one)
     """
-    here = tmp_path / 'pids'
-    killed = []
+    tmp = tmp_path_factory.mktemp('killed')
+    here = tmp / 'pids'
     here.mkdir()
+    killed = []
     killer = threading.Thread(target=_kill, args=(here, killed), daemon=True)
     killer.start()
+    methods = {n: (n, {}) for n in METHOD_NAMES}
+    methods['meet'] = (_meeting(str(here)), {})
     table = explain_dataset(
         TEXTS,
-        tmp_path / 'out',
-        {n: (n, {}) for n in METHOD_NAMES}
-        | {'meet': (_meeting(str(here)), {})},
+        tmp / 'out',
+        methods,
         model=folder,
         engine='ray',
         workers=2,
@@ -509,74 +463,79 @@ def test_two_workers_one_of_them_killed(cluster, plain, folder, tmp_path):
         progress=False,
     )
     killer.join(timeout=10)
+    files = (tmp / 'out').glob('*.parquet')
+    rows = pd.concat([pq.read_table(f).to_pandas() for f in files])
     pids = {int(p.stem) for p in here.glob('*.pid')}
-    rows = pd.concat(
-        [
-            pq.read_table(f).to_pandas()
-            for f in (tmp_path / 'out').glob('*.parquet')
-        ]
-    )  # as written, nothing set aside
-    assert (
-        len(killed) == 1
-        and killed[0] in pids
-        and killed[0] not in set(rows.worker)
-        and set(rows.worker) < pids
-        and os.getpid() not in pids
-    )
-    same_rows(read_sweep(plain), rows[rows.method != 'meet'])
-    assert len(rows[rows.method == 'meet']) == len(TEXTS)
-    assert (
-        table.r['attn_lrp']
-        == pytest.approx(float(rows.r[rows.method == 'attn_lrp'].mean()))
-        and cluster.is_initialized()
-    )  # it was there before, so it stays
+    return table, rows, pids, killed
+
+
+needs_kill = pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
 
 
 @needs_ray
-def test_what_a_worker_raises_and_what_the_cluster_lacks(
-    cluster, folder, tmp_path
-):
+@needs_kill
+def test_several_processes_made_the_rows_and_one_was_killed(killed_once):
+    _, rows, pids, killed = killed_once
+    workers = set(rows.worker)
+    assert len(killed) == 1
+    assert killed[0] in pids
+    assert killed[0] not in workers
+    assert workers < pids
+    assert os.getpid() not in pids
+
+
+@needs_ray
+@needs_kill
+def test_the_rows_are_those_of_one_process_each_once(killed_once, plain):
+    "As they were written, nothing set aside."
+    _, rows, _, _ = killed_once
+    same_rows(read_sweep(plain), rows[rows.method != 'meet'])
+    assert (rows.method == 'meet').sum() == len(TEXTS)
+
+
+@needs_ray
+@needs_kill
+def test_the_table_is_of_these_rows(killed_once):
+    table, rows, _, _ = killed_once
+    mean = float(rows.r[rows.method == 'attn_lrp'].mean())
+    assert table.r['attn_lrp'] == pytest.approx(mean)
+
+
+@needs_ray
+@needs_kill
+def test_a_cluster_that_was_there_before_stays(cluster, killed_once):
+    assert cluster.is_initialized()
+
+
+def by_ray(out, methods=('attn_lrp',), **options):
+    common = dict(engine='ray', workers=1, device='cpu', progress=False)
+    return explain_dataset(TEXTS[:2], out, methods, **common | options)
+
+
+@needs_ray
+def test_what_a_worker_raises_is_raised(cluster, folder, tmp_path):
     def broken(model, tokenizer, encs, target=None):
         raise ValueError('a bad day')
 
     with pytest.raises(ValueError, match='^a bad day$'):
-        explain_dataset(
-            TEXTS[:2],
-            tmp_path / 'out',
-            {'mine': (broken, {})},
-            model=folder,
-            engine='ray',
-            workers=1,
-            device='cpu',
-            progress=False,
-        )
+        by_ray(tmp_path / 'out', {'mine': (broken, {})}, model=folder)
+
+
+@needs_ray
+def test_more_workers_than_the_cluster_has_room_for(cluster, tmp_path):
     with pytest.raises(ValueError, match='logical CPUs'):
-        explain_dataset(
-            TEXTS[:2],
-            tmp_path / 'many',
-            ['attn_lrp'],
-            engine='ray',
-            workers=99,
-            device='cpu',
-            progress=False,
-        )
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match='the cluster has 0'):
-            explain_dataset(
-                TEXTS[:2],
-                tmp_path / 'gpu',
-                ['attn_lrp'],
-                engine='ray',
-                workers=1,
-                device='cuda',
-                progress=False,
-            )
+        by_ray(tmp_path / 'out', workers=99)
+
+
+@needs_ray
+@no_gpu
+def test_a_gpu_that_the_cluster_lacks(cluster, tmp_path):
+    with pytest.raises(ValueError, match='the cluster has 0'):
+        by_ray(tmp_path / 'out', device='cuda')
+
+
+@needs_ray
+def test_ray_gives_each_worker_its_own_gpu(cluster, tmp_path):
+    device = 'cuda:0' if torch.cuda.is_available() else 'meta'
     with pytest.raises(ValueError, match='its own GPU'):
-        explain_dataset(
-            TEXTS[:2],
-            tmp_path / 'one',
-            ['attn_lrp'],
-            engine='ray',
-            device='cuda:0' if torch.cuda.is_available() else 'meta',
-            progress=False,
-        )
+        by_ray(tmp_path / 'out', device=device, workers=None)

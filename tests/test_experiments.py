@@ -1,4 +1,6 @@
-"Experiments as a user meets them: interrupted and resumed, on folders in the hub's layout, on a 12-layer BERT, through the command line."
+"""Experiments as a user meets them: interrupted and resumed, on folders in the
+hub's layout, on a 12-layer BERT, through the command line.
+"""
 
 import json
 import signal
@@ -13,21 +15,10 @@ import torch
 from conftest import random_bert
 
 from lrp_loo import audit, explain, load_texts
-from lrp_loo.methods import METHODS
 from lrp_loo.cli import main
-from lrp_loo.studies.reproduce import against_paper
-from lrp_loo.results import Results, read_results
 from lrp_loo.data import load_digit_images
-from lrp_loo.studies.table2 import TABLE2
 from lrp_loo.faithfulness import faithfulness_table
-from lrp_loo.stats import per_text
-from lrp_loo.studies.experiments import text_experiment
-from lrp_loo.studies.layerwise import (
-    SWEEPS,
-    sweep_layers,
-    sweep_methods,
-    table_a3_against_paper,
-)
+from lrp_loo.methods import METHODS
 from lrp_loo.models import (
     accuracy,
     demo_base,
@@ -36,33 +27,47 @@ from lrp_loo.models import (
     load_demo,
     load_model,
 )
+from lrp_loo.results import Results, read_results
+from lrp_loo.stats import per_text
+import lrp_loo.studies.reproduce as experiments
+from lrp_loo.studies.experiments import text_experiment
+from lrp_loo.studies.layerwise import (
+    SWEEPS,
+    layer_table,
+    sweep_layers,
+    sweep_methods,
+    table_a3_against_paper,
+)
+from lrp_loo.studies.reproduce import against_paper
+from lrp_loo.studies.table2 import TABLE2
+
+BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
+
+
+def write_split(folder, split, features=None, **columns):
+    "A data set in the hub's layout."
+    folder.mkdir(exist_ok=True)
+    data = datasets.Dataset.from_dict(columns, features=features)
+    data.to_parquet(str(folder / f'{split}-00000-of-00001.parquet'))
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    "Data in the hub's layout, our own sentences."
+    "Data in the hub's layout, our own sentences, digits of noise."
     d = tmp_path_factory.mktemp('data')
-    short = load_texts('sst2', 'embedded')
-    long = load_texts('imdb', 'embedded')
-    for name, column, split, x in (
-        ('sst2', 'sentence', 'validation', short),
-        ('imdb', 'text', 'test', long),
-    ):
-        (d / name).mkdir()
-        datasets.Dataset.from_dict(
-            {column: x.texts[:12], 'label': x.labels[:12]}
-        ).to_parquet(str(d / name / f'{split}-00000-of-00001.parquet'))
-    (d / 'mnist').mkdir()
-    images = np.random.default_rng(0).integers(
-        0, 255, (20, 28, 28), dtype=np.uint8
-    )
-    feats = datasets.Features(
+    short = load_texts('sst2', 'embedded', limit=12)
+    long = load_texts('imdb', 'embedded', limit=12)
+    sentences = dict(sentence=short.texts, label=short.labels)
+    write_split(d / 'sst2', 'validation', **sentences)
+    write_split(d / 'imdb', 'test', text=long.texts, label=long.labels)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (20, 28, 28), dtype=np.uint8)
+    features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(num_classes=10)
     )
+    digits = dict(image=list(images), label=list(range(10)) * 2)
     for split in ('train', 'test'):
-        datasets.Dataset.from_dict(
-            dict(image=list(images), label=list(range(10)) * 2), features=feats
-        ).to_parquet(str(d / 'mnist' / f'{split}-00000-of-00001.parquet'))
+        write_split(d / 'mnist', split, features, **digits)
     return d
 
 
@@ -75,499 +80,447 @@ def paper_model(tmp_path_factory, tokenizer):
     return d
 
 
-def test_folder_data(folder):
-    d = load_texts('sst2', folder)
-    assert (
-        len(d) == 12
-        and d.info['source'] == 'folder'
-        and d.info['split'] == 'validation'
-        and str(folder) not in json.dumps(d.info)
-    )
+def reproduce(out, *words, data='embedded'):
+    "The command; its exit code."
+    words = ['--data', data, '--out', out, *words]
+    return main(['reproduce', *map(str, words)])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    "The figures of a folder by name, as matplotlib has them."
+    figures = {}
+
+    def keep(figure, path):
+        if figure is not None:
+            figures[path.stem] = figure
+
+    def draw(results):
+        experiments.draw_figures(results, results)
+        return figures
+
+    monkeypatch.setattr(experiments, 'save_figure', keep)
+    return draw
+
+
+def test_texts_of_a_folder(folder):
+    texts = load_texts('sst2', folder)
+    assert len(texts) == 12
+    assert texts.info['source'] == 'folder'
+    assert texts.info['split'] == 'validation'
+
+
+def test_what_is_said_of_a_folder_does_not_name_it(folder):
+    info = load_texts('sst2', folder).info
+    assert str(folder) not in json.dumps(info)
+
+
+def test_digits_of_a_folder(folder):
     x, y, info = load_digit_images(folder, 'test')
-    assert (
-        x.shape == (20, 14, 14)
-        and 0 <= x.min()
-        and x.max() <= 1
-        and y.dtype == torch.long
-        and info['name'] == 'mnist'
-    )
+    assert x.shape == (20, 14, 14)
+    assert 0 <= x.min() and x.max() <= 1
+    assert y.dtype == torch.long
+    assert info['name'] == 'mnist'
 
 
-def test_environment_variable(folder, monkeypatch):
+def test_the_environment_variable_names_a_folder(folder, monkeypatch):
     monkeypatch.setenv('LRP_LOO_DATA', str(folder))
     assert load_texts('imdb').info['source'] == 'folder'
     assert load_texts('imdb', 'embedded').info['source'] == 'embedded'
 
 
-def test_the_papers_depth_end_to_end(folder, paper_model, tmp_path, tokenizer):
-    """Twelve layers: 34 rule sets, Tables 2 and A3 and Figure 2, every number
-    of the paper's table beside one of ours.
-    """
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                str(folder),
-                '--model',
-                str(paper_model),
-                '--only',
-                'sst2',
-                '--limit',
-                '3',
-                '--longest',
-                '64',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 0
-    )
-    where = tmp_path / 'results' / 'folder-bert-12'
-    r = read_results(where / 'sst2.json')
-    assert len(r['rows']) == 3 and set(sweep_methods(12)) | set(TABLE2) == set(
-        r['rows'][0]['methods']
-    )
-    compared = table_a3_against_paper({'sst2': r})
-    assert len(compared) == 144 and compared.ours.notna().all()
-    saved = json.loads((where / 'against_paper.json').read_text())
-    assert len(saved['numbers']) == 20 + 144 and len(saved['claims']) == 6
-    assert (
-        tmp_path / 'figures' / 'folder-bert-12' / 'figure2.png'
-    ).stat().st_size > 10_000
-    assert (
-        str(folder) not in (where / 'sst2.json').read_text()
-        and str(tmp_path) not in (where / 'sst2.json').read_text()
-    )
+# the paper's depth: twelve layers, 34 rule sets
 
 
-def test_identities_of_table_a3(demo, tmp_path):
-    """All layers from the front = all from the back = CP-LRP; first rows of
-    two sweeps equal; no layer = AttnLRP: computed apart, not by sharing a
-    name.
-    """
-    model, tokenizer = demo
-    apart = {
-        f'{s}{k}': (
-            'attn_lrp',
-            dict(bypass_softmax=list(sweep_layers(s, k, 6))),
-        )
-        for s in SWEEPS
-        for k in (1, 6)
-    } | {'none': ('attn_lrp', dict(bypass_softmax=[])), **TABLE2}
-    r = text_experiment(
-        tmp_path / 't.json',
-        model,
-        tokenizer,
-        load_texts('sst2', 'embedded', limit=6),
-        {},
-        apart,
+@pytest.fixture(scope='module')
+def deep(folder, paper_model, tmp_path_factory):
+    "Where Tables 2 and A3 of the twelve-layer model lie."
+    out = tmp_path_factory.mktemp('deep')
+    words = ('--model', paper_model, '--only', 'sst2')
+    code = reproduce(
+        out, *words, '--limit', 3, '--longest', 64, data=str(folder)
     )
-    for a, b in (
+    assert code == 0
+    return out / 'results' / 'folder-bert-12'
+
+
+def test_every_rule_set_of_twelve_layers_is_measured(deep):
+    rows = read_results(deep / 'sst2.json')['rows']
+    assert len(rows) == 3
+    assert set(rows[0]['methods']) == {*sweep_methods(12), *TABLE2}
+
+
+def test_every_number_of_table_a3_has_one_of_ours_beside_it(deep):
+    results = read_results(deep / 'sst2.json')
+    compared = table_a3_against_paper({'sst2': results})
+    assert len(compared) == 144
+    assert compared.ours.notna().all()
+
+
+def test_numbers_and_claims_are_filed(deep):
+    saved = json.loads((deep / 'against_paper.json').read_text())
+    assert len(saved['numbers']) == 20 + 144
+    assert len(saved['claims']) == 6
+
+
+def test_figures_are_written_below_out(deep):
+    written = deep.parents[1] / 'figures' / 'folder-bert-12'
+    names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
+    assert {p.name for p in written.iterdir()} == names
+
+
+def test_figure_2_draws_the_three_sweeps(deep, drawn):
+    above, below = drawn(deep)['figure2'].axes
+    table = layer_table(read_results(deep / 'sst2.json'))
+    for ax, column in ((above, 'loo_r'), (below, 'delta')):
+        for line, sweep in zip(ax.lines, SWEEPS):
+            rows = table[(table.sweep == sweep) & (table.k > 0)]
+            assert list(line.get_xdata()) == list(range(1, 13))
+            assert np.allclose(line.get_ydata(), rows[column])
+
+
+def test_the_agreement_figure_draws_a_bar_for_each_method(deep, drawn):
+    (ax,) = drawn(deep)['agreement'].axes
+    rows = read_results(deep / 'sst2.json')['rows']
+    methods = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
+    shown = [bar.get_height() for bar in ax.patches]
+    assert np.allclose(shown, faithfulness_table(rows, methods).loo_r)
+
+
+def test_results_name_no_folder_of_this_machine(deep, folder):
+    text = (deep / 'sst2.json').read_text()
+    assert str(folder) not in text
+    assert str(deep.parents[1]) not in text
+
+
+# Table A3's identities, computed apart, not by sharing a name
+
+
+@pytest.fixture(scope='module')
+def apart(demo, tmp_path_factory):
+    "Rows of the first and last step of each sweep, and of no bypass."
+    methods = {'none': ('attn_lrp', dict(bypass_softmax=[])), **TABLE2}
+    for sweep in SWEEPS:
+        for k in (1, 6):
+            layers = list(sweep_layers(sweep, k, 6))
+            methods[f'{sweep}{k}'] = ('attn_lrp', dict(bypass_softmax=layers))
+    texts = load_texts('sst2', 'embedded', limit=6)
+    path = tmp_path_factory.mktemp('apart') / 't.json'
+    return text_experiment(path, *demo, texts, {}, methods).rows
+
+
+@pytest.mark.parametrize('column', ['loo_r', 'lerf', 'morf', 'delta'])
+@pytest.mark.parametrize(
+    'one, other',
+    [
         ('first6', 'last6'),
         ('first6', 'cp_lrp'),
         ('first1', 'single1'),
         ('last1', 'single6'),
         ('none', 'attn_lrp'),
-    ):
-        for c in ('loo_r', 'lerf', 'morf', 'delta'):
-            assert np.allclose(
-                per_text(r.rows, a, c),
-                per_text(r.rows, b, c),
-                atol=1e-5,
-                equal_nan=True,
-            ), (a, b, c)
-    assert not np.allclose(
-        per_text(r.rows, 'first6', 'loo_r'),
-        per_text(r.rows, 'none', 'loo_r'),
-        atol=1e-3,
+    ],
+)
+def test_the_same_layers_give_the_same_numbers(apart, one, other, column):
+    a, b = (per_text(apart, m, column) for m in (one, other))
+    assert np.allclose(a, b, atol=1e-5, equal_nan=True)
+
+
+def test_bypassing_all_layers_is_not_bypassing_none(apart):
+    a, b = (per_text(apart, m, 'loo_r') for m in ('first6', 'none'))
+    assert not np.allclose(a, b, atol=1e-3)
+
+
+# interruptions
+
+
+def start_reproduce(out):
+    "The command in a process of its own."
+    code = 'import sys; from lrp_loo.cli import main; sys.exit(main())'
+    words = ['reproduce', '--data', 'embedded', '--only', 'sst2']
+    words += ['--limit', '12', '--out', str(out)]
+    return subprocess.Popen(
+        [sys.executable, '-c', code, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
+
+
+def rows_once_there_are(n, path):
+    "Wait for so many rows, at most ten minutes."
+    for _ in range(6000):
+        time.sleep(0.1)
+        if path.exists() and len(read_results(path)['rows']) >= n:
+            return
+    raise AssertionError(f'no {n} rows in ten minutes')
 
 
 def test_a_killed_reproduce_keeps_its_rows(tmp_path):
     """Kill the command in the middle, look, start it again: the finished rows
-    are the same bytes, none twice, none lost.
+    are the same, none twice, none lost.
     """
-    words = [
-        sys.executable,
-        '-c',
-        'import sys; from lrp_loo.cli import main; sys.exit(main())',
-        'reproduce',
-        '--data',
-        'embedded',
-        '--only',
-        'sst2',
-        '--limit',
-        '12',
-        '--out',
-        str(tmp_path),
-    ]
     path = tmp_path / 'results' / 'embedded' / 'sst2.json'
-    p = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    for _ in range(1200):
-        time.sleep(0.1)
-        if path.exists() and len(read_results(path)['rows']) >= 3:
-            break
-    p.send_signal(signal.SIGKILL)
-    p.wait()
+    process = start_reproduce(tmp_path)
+    rows_once_there_are(3, path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     kept = read_results(path)['rows']
     assert 3 <= len(kept) < 12
-    subprocess.run(
-        words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    assert start_reproduce(tmp_path).wait() == 0
     r = read_results(path)
-    rows = {x['i']: x for x in r['rows']}
-    assert (
-        len(r['rows']) == len(rows) == 12
-        and all(rows[x['i']] == x for x in kept)
-        and r['summary']['n'] == 12
-    )
+    rows = {row['i']: row for row in r['rows']}
+    assert len(r['rows']) == len(rows) == 12
+    assert all(rows[row['i']] == row for row in kept)
+    assert r['summary']['n'] == 12
 
 
-def test_an_adapter_is_trained_again(tmp_path, capsys):
-    assert (
-        main(
-            [
-                'train',
-                'sst2',
-                '--data',
-                'embedded',
-                '--limit',
-                '16',
-                '--out',
-                str(tmp_path / 'a'),
-            ]
-        )
-        == 0
-    )
-    assert 'accuracy' in capsys.readouterr().out and {
-        p.name for p in (tmp_path / 'a').iterdir()
-    } == {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
-    card = (tmp_path / 'a' / 'README.md').read_text()
-    assert (
-        'epochs | 4' in card
-        and 'seed | 0' in card
-        and 'sentence-transformers/all-MiniLM-L6-v2' in card
-    )
-    assert load_demo('sst2', folder=tmp_path / 'a')[0].num_labels == 2
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('lrp_loo.studies.figures.text_experiment', stop)
+    assert reproduce(tmp_path, '--only', 'sst2') == 130
+    assert 'goes on from there' in capsys.readouterr().err
+
+
+def few_rows(path, demo, info, methods, **options):
+    "An experiment on embedded sentences."
+    texts = load_texts('sst2', 'embedded', **options)
+    return text_experiment(path, *demo, texts, info, methods)
+
+
+def test_same_seed_same_bytes(demo, tmp_path):
+    for name in 'ab':
+        path = tmp_path / f'{name}.json'
+        r = few_rows(path, demo, {}, TABLE2, limit=3, seed=5)
+        assert len(r.rows) == 3
+    a, b = ((tmp_path / f'{name}.json').read_bytes() for name in 'ab')
+    assert a == b
+
+
+def test_rows_of_another_model_are_not_mixed(demo, tmp_path):
+    path = tmp_path / 't.json'
+    few = dict(loo=TABLE2['loo'])
+    one, other = (describe_model(demo[0], name) for name in 'ab')
+    few_rows(path, demo, one, few, limit=2)
+    with pytest.raises(ValueError, match='model'):
+        few_rows(path, demo, other, few, limit=2)
+
+
+# training
+
+
+def train(out, name, limit):
+    "The command on embedded data; its exit code."
+    words = ['--data', 'embedded', '--limit', str(limit), '--out', str(out)]
+    return main(['train', name, *words])
+
+
+@pytest.fixture(scope='module')
+def adapter(tmp_path_factory):
+    "An adapter trained on a few sentences."
+    out = tmp_path_factory.mktemp('adapter')
+    assert train(out, 'sst2', 16) == 0
+    return out
+
+
+def test_an_adapter_is_three_files(adapter):
+    names = {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
+    assert {p.name for p in adapter.iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    'said',
+    ['epochs | 4', 'seed | 0', 'sentence-transformers/all-MiniLM-L6-v2'],
+)
+def test_the_card_of_an_adapter_says_how_it_was_trained(adapter, said):
+    assert said in (adapter / 'README.md').read_text()
+
+
+def test_a_trained_adapter_is_loaded(adapter):
+    assert load_demo('sst2', folder=adapter)[0].num_labels == 2
+
+
+def test_a_model_that_is_not_known_is_not_trained():
     assert main(['train', 'imdb2']) == 2
 
 
 def test_training_needs_data_that_was_named(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv('LRP_LOO_DATA', raising=False)
-    assert (
-        main(['train', 'sst2', '--out', str(tmp_path)]) == 2
-        and 'name a folder' in capsys.readouterr().err
-        and not list(tmp_path.iterdir())
-    )
+    assert main(['train', 'sst2', '--out', str(tmp_path)]) == 2
+    assert 'name a folder' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
-def test_small_models_are_trained_again(tmp_path, capsys, folder):
-    assert (
-        main(
-            [
-                'train',
-                'mnist',
-                '--data',
-                'embedded',
-                '--limit',
-                '256',
-                '--out',
-                str(tmp_path / 'v'),
-            ]
-        )
-        == 0
-        and 'accuracy' in capsys.readouterr().out
-    )
-    assert (
-        load_demo('mnist', folder=tmp_path / 'v')[0].num_labels == 10
-        and 'seed | 0' in (tmp_path / 'v' / 'README.md').read_text()
-    )
-    assert (
-        main(
-            [
-                'train',
-                'reviews',
-                '--data',
-                'embedded',
-                '--limit',
-                '4',
-                '--out',
-                str(tmp_path / 'l'),
-            ]
-        )
-        == 0
-        and 'nats per token' in capsys.readouterr().out
-    )
-    assert (
-        main(
-            [
-                'train',
-                'reviews-sst2',
-                '--data',
-                'embedded',
-                '--limit',
-                '16',
-                '--out',
-                str(tmp_path / 'c'),
-            ]
-        )
-        == 0
-        and 'accuracy' in capsys.readouterr().out
-    )
-    for f in tmp_path.glob('*/*'):
-        assert f.suffix in ('.safetensors', '.json', '.md'), f
+@pytest.mark.parametrize(
+    'name, limit, said',
+    [
+        ('sst2', 8, 'accuracy'),
+        ('mnist', 256, 'accuracy'),
+        ('reviews', 4, 'nats per token'),
+        ('reviews-sst2', 16, 'accuracy'),
+    ],
+)
+def test_a_trained_model_is_measured_and_has_a_card(
+    tmp_path, capsys, name, limit, said
+):
+    assert train(tmp_path, name, limit) == 0
+    assert said in capsys.readouterr().out
+    assert 'seed | 0' in (tmp_path / 'README.md').read_text()
+    kinds = {f.suffix for f in tmp_path.iterdir()}
+    assert kinds <= {'.safetensors', '.json', '.md'}
 
 
-def test_beyond_end_to_end(tmp_path, folder, capsys):
-    """The parts that are not the paper's: rows, tables, figures; on embedded
-    data and on a folder.
-    """
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                'embedded',
-                '--only',
-                'beyond',
-                '--limit',
-                '2',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 0
-    )
+# other architectures
+
+
+@pytest.fixture(scope='module')
+def beyond(tmp_path_factory):
+    "The parts that are not the paper's, on embedded data."
+    out = tmp_path_factory.mktemp('beyond')
+    assert reproduce(out, '--only', 'beyond', '--limit', 2) == 0
+    return out
+
+
+def beyond_rows(beyond, part):
+    return read_results(beyond / 'results' / 'embedded' / f'{part}.json')
+
+
+@pytest.mark.parametrize(
+    'part, n',
+    [
+        ('conservation', 4),
+        ('rewritings', 4),
+        *((part, 2) for part in BEYOND_PARTS),
+    ],
+)
+def test_every_part_has_its_rows(beyond, part, n):
+    assert len(beyond_rows(beyond, part)['rows']) == n
+
+
+def test_finished_parts_are_printed_again_and_not_computed(beyond, capsys):
+    folder = beyond / 'results' / 'embedded'
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert reproduce(beyond, '--only', 'beyond', '--limit', 2) == 0
     out = capsys.readouterr().out
-    where = tmp_path / 'results' / 'embedded'
-    for part in (
-        'conservation',
-        'rewritings',
-        'decoder',
-        'lm',
-        'lm-zero',
-        'vit',
-    ):
-        r = read_results(where / f'{part}.json')
-        assert (
-            len(r['rows'])
-            == (4 if part in ('conservation', 'rewritings') else 2)
-            and f'{part}: ' in out
-        )
-    vit = read_results(where / 'vit.json')
-    assert (
-        vit['config']['data']['name'] == 'scikit-learn digits'
-        and vit['rows'][0]['n_tokens'] == 49
-        and abs(vit['rows'][0]['methods']['loo']['r'] - 1) < 1e-6
-    )
-    lm = read_results(where / 'lm.json')
-    assert (
-        lm['config']['data']['tokens'] == 'first 48'
-        and lm['rows'][0]['n_tokens'] == 48
-    )
-    assert {p.name for p in (tmp_path / 'figures' / 'embedded').iterdir()} >= {
-        'conservation.png',
-        'beyond.png',
-    }
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                str(folder),
-                '--only',
-                'vit',
-                '--limit',
-                '2',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 0
-    )
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                'embedded',
-                '--only',
-                'vit',
-                '--model',
-                'paper',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 2
-        and 'demo models' in capsys.readouterr().err
-    )
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                'embedded',
-                '--only',
-                'vit',
-                '--limit',
-                '3',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 1
-        and 'limit' in capsys.readouterr().err
-    )  # rows of another run are not mixed
+    for part in ('conservation', 'rewritings', *BEYOND_PARTS):
+        assert f'\n{part}: ' in out
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-def test_explain_on_the_command_line_takes_units_and_targets(capsys):
-    assert (
-        main(
-            [
-                'explain',
-                'A gripping, funny film.',
-                '--units',
-                'word',
-                '--target',
-                '1,0',
-                '--json',
-            ]
-        )
-        == 0
-    )
+def test_the_vision_transformer_is_measured_on_patches(beyond):
+    vit = beyond_rows(beyond, 'vit')
+    assert vit['config']['data']['name'] == 'scikit-learn digits'
+    assert vit['rows'][0]['n_tokens'] == 49
+    assert abs(vit['rows'][0]['methods']['loo']['r'] - 1) < 1e-6
+
+
+def test_the_language_model_reads_windows_of_one_length(beyond):
+    lm = beyond_rows(beyond, 'lm')
+    assert lm['config']['data']['tokens'] == 'first 48'
+    assert {row['n_tokens'] for row in lm['rows']} == {48}
+
+
+def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, drawn):
+    figure = drawn(beyond / 'results' / 'embedded')['beyond']
+    assert len(figure.axes) == 4
+    for ax, part in zip(figure.axes, BEYOND_PARTS):
+        table = layer_table(beyond_rows(beyond, part))
+        dashed = next(x for x in ax.lines if x.get_label() == 'AttnLRP')
+        none = table.loo_r.iloc[0]
+        assert np.allclose(dashed.get_ydata(), none, equal_nan=True)
+
+
+def test_conservation_is_drawn_for_both_models_and_rule_sets(beyond, drawn):
+    figure = drawn(beyond / 'results' / 'embedded')['conservation']
+    titles = [ax.get_title() for ax in figure.axes]
+    assert len(titles) == 4
+    assert sum('CP-LRP' in title for title in titles) == 2
+
+
+def test_images_of_a_folder_are_explained(folder, tmp_path):
+    words = ('--only', 'vit', '--limit', 2)
+    assert reproduce(tmp_path, *words, data=str(folder)) == 0
+
+
+def test_other_models_are_refused_where_the_demo_is_measured(tmp_path, capsys):
+    words = ('--only', 'vit', '--model', 'paper')
+    assert reproduce(tmp_path, *words) == 2
+    assert 'demo models' in capsys.readouterr().err
+
+
+def test_rows_of_another_limit_are_not_mixed(beyond, capsys):
+    assert reproduce(beyond, '--only', 'vit', '--limit', 3) == 1
+    assert 'limit' in capsys.readouterr().err
+
+
+# `explain` on the command line
+
+
+def test_words_and_a_difference_of_classes(capsys):
+    words = ['--units', 'word', '--target', '1,0', '--json']
+    assert main(['explain', 'A gripping, funny film.', *words]) == 0
     (a,) = json.loads(capsys.readouterr().out)
-    assert a['tokens'] == [
-        '[CLS]',
-        'A',
-        'gripping',
-        ',',
-        'funny',
-        'film',
-        '.',
-        '[SEP]',
-    ] and a['target'] == [1, 0]
-    assert (
-        main(
-            [
-                'explain',
-                'The acting is',
-                '--name',
-                'reviews',
-                '--method',
-                'loo',
-                '--target',
-                ' bad',
-            ]
-        )
-        == 0
-        and 'bad' in capsys.readouterr().out
-    )
-    assert (
-        main(['explain', 'fine', '--target', 'splendid']) == 1
-        and 'negative, positive' in capsys.readouterr().err
-    )
-    assert (
-        main(['explain', 'fine', '--name', 'mnist']) == 2
-        and 'images' in capsys.readouterr().err
-    )
+    content = ['A', 'gripping', ',', 'funny', 'film', '.']
+    assert a['tokens'] == ['[CLS]', *content, '[SEP]']
+    assert a['target'] == [1, 0]
 
 
-@pytest.mark.parametrize('name', ['sst2', 'imdb'])
-def test_what_ships(name):
-    """Adapters of at most 2 MB, safetensors alone, with a card; enough texts
-    of both classes; good answers on them.
-    """
-    folder = demo_folder(name)
-    files = {p.name for p in folder.iterdir()}
-    assert (
-        files
-        == {
-            'adapter_model.safetensors',
-            'adapter_config.json',
-            'README.md',
-        }
-        and sum(p.stat().st_size for p in folder.iterdir()) <= 2 * 2**20
-    )
-    card = (folder / 'README.md').read_text()
-    assert all(w in card for w in ('seed', 'accuracy', 'epochs', 'lr'))
+def test_a_token_of_a_language_model(capsys):
+    words = ['--name', 'reviews', '--method', 'loo', '--target', ' bad']
+    assert main(['explain', 'The acting is', *words]) == 0
+    assert 'bad' in capsys.readouterr().out
+
+
+def test_a_label_that_is_not_known_names_those_that_are(capsys):
+    assert main(['explain', 'fine', '--target', 'splendid']) == 1
+    assert 'negative, positive' in capsys.readouterr().err
+
+
+def test_a_model_of_images_does_not_explain_texts(capsys):
+    assert main(['explain', 'fine', '--name', 'mnist']) == 2
+    assert 'images' in capsys.readouterr().err
+
+
+# what ships
+
+SHIPPED = pytest.mark.parametrize('name', ['sst2', 'imdb'])
+
+
+@SHIPPED
+def test_an_adapter_that_ships_is_small_and_safe(name):
+    files = list(demo_folder(name).iterdir())
+    names = {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
+    assert {p.name for p in files} == names
+    assert sum(p.stat().st_size for p in files) <= 2 * 2**20
+
+
+@SHIPPED
+@pytest.mark.parametrize('said', ['seed', 'accuracy', 'epochs', 'lr'])
+def test_a_card_that_ships_says_how_it_was_trained(name, said):
+    assert said in (demo_folder(name) / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('name, least', [('sst2', 200), ('imdb', 20)])
+def test_texts_that_ship_are_enough_and_balanced(name, least):
     d = load_texts(name, 'embedded')
-    assert (
-        len(d) >= (200 if name == 'sst2' else 20)
-        and len(set(d.texts)) == len(d)
-        and 0.4 <= sum(d.labels) / len(d) <= 0.6
-    )
-    model, tokenizer = load_demo(name)
-    assert accuracy(model, tokenizer, d.texts, d.labels) >= 0.85
-    if name == 'imdb':
-        assert all(
-            150 <= len(tokenizer(t)['input_ids']) <= 400 for t in d.texts
-        )
+    assert len(d) >= least
+    assert len(set(d.texts)) == len(d)
+    assert 0.4 <= sum(d.labels) / len(d) <= 0.6
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    import lrp_loo.studies.reproduce as experiments
-
-    def stop(*a, **k):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiments, 'text_experiment', stop)
-    assert (
-        main(
-            [
-                'reproduce',
-                '--data',
-                'embedded',
-                '--only',
-                'sst2',
-                '--out',
-                str(tmp_path),
-            ]
-        )
-        == 130
-        and 'goes on from there' in capsys.readouterr().err
-    )
+@SHIPPED
+def test_a_model_that_ships_is_right_about_them(name):
+    d = load_texts(name, 'embedded')
+    assert accuracy(*load_demo(name), d.texts, d.labels) >= 0.85
 
 
-def test_same_seed_same_rows(demo, tmp_path):
-    model, tokenizer = demo
-    data = load_texts('sst2', 'embedded', limit=3, seed=5)
-    a, b = (
-        text_experiment(
-            tmp_path / f'{n}.json', model, tokenizer, data, {}, TABLE2
-        )
-        for n in 'ab'
-    )
-    assert (tmp_path / 'a.json').read_bytes() == (
-        tmp_path / 'b.json'
-    ).read_bytes() and len(a.rows) == 3
+def test_reviews_that_ship_are_as_long_as_reviews(tokenizer):
+    texts = load_texts('imdb', 'embedded').texts
+    lengths = [len(tokenizer(t)['input_ids']) for t in texts]
+    assert 150 <= min(lengths) and max(lengths) <= 400
 
 
-def test_rows_of_another_model_are_not_mixed(demo, tmp_path):
-    model, tokenizer = demo
-    data = load_texts('sst2', 'embedded', limit=2)
-    few = dict(loo=TABLE2['loo'])
-    text_experiment(
-        tmp_path / 't.json',
-        model,
-        tokenizer,
-        data,
-        describe_model(model, 'a'),
-        few,
-    )
-    with pytest.raises(ValueError, match='model'):
-        text_experiment(
-            tmp_path / 't.json',
-            model,
-            tokenizer,
-            data,
-            describe_model(model, 'b'),
-            few,
-        )
-
+# what cannot be right
 
 BAD = [  # what is said, what must be named in the answer
     (lambda m, t: explain(m, t, ['']), 'empty'),
@@ -612,20 +565,24 @@ BAD = [  # what is said, what must be named in the answer
 ]
 
 
-@pytest.mark.parametrize('k', range(len(BAD)))
-def test_bad_input_gets_a_clear_error(demo, k):
-    call, said = BAD[k]
+@pytest.mark.parametrize('call, said', BAD, ids=[said for _, said in BAD])
+def test_bad_input_gets_a_clear_error(demo, call, said):
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=said):
         call(*demo)
 
 
-def test_nan_weights_are_named(tokenizer):
+@pytest.fixture(scope='module')
+def nan_model():
     model = random_bert(layers=1)
     with torch.no_grad():
         model.classifier.bias[0] = float('nan')
-    for method in METHODS:
-        with pytest.raises(ValueError, match='not finite|NaN'):
-            explain(model, tokenizer, 'fine', method=method, target=0)
+    return model
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_nan_weights_are_named(nan_model, tokenizer, method):
+    with pytest.raises(ValueError, match='not finite|NaN'):
+        explain(nan_model, tokenizer, 'fine', method=method, target=0)
 
 
 def test_a_folder_without_a_trained_head_is_refused():
@@ -642,19 +599,15 @@ def test_training_mode_is_refused(tokenizer):
 
 
 def test_folder_without_the_columns(tmp_path):
-    (tmp_path / 'sst2').mkdir()
-    datasets.Dataset.from_dict(dict(words=['fine'], label=[1])).to_parquet(
-        str(tmp_path / 'sst2' / 'validation-00000-of-00001.parquet')
-    )
+    write_split(tmp_path / 'sst2', 'validation', words=['fine'], label=[1])
     with pytest.raises(ValueError, match=r"\['label', 'sentence'\] are needed"):
         load_texts('sst2', tmp_path)
 
 
 def test_truncation_where_it_was_asked_for(demo):
     model, tokenizer = demo
-    a = explain(
-        model, tokenizer, 'word ' * 600, method='cp_lrp', truncation=True
-    )[0]
+    options = dict(method='cp_lrp', truncation=True)
+    (a,) = explain(model, tokenizer, 'word ' * 600, **options)
     assert len(a) == 512
 
 

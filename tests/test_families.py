@@ -1,8 +1,10 @@
-"Every family: coverage, conservation, eager = sdpa, independent re-derivations of Llama and ViT, and every method through the public calls."
+"Every family: coverage, conservation, eager = sdpa, Llama and ViT derived again, every method."
 
 import copy
+import math
 import threading
 from dataclasses import replace
+from functools import cache
 
 import naive_llama
 import naive_vit
@@ -22,118 +24,153 @@ from lrp_loo import (
     load_demo,
     lrp_rules,
 )
-from lrp_loo.methods import METHODS, explain_batch, lrp_scores
 from lrp_loo.conservation import conservation, conservation_by_layer
 from lrp_loo.faithfulness import audit
+from lrp_loo.loo import leave_one_out
+from lrp_loo.methods import METHODS, explain_batch, lrp_scores
+from lrp_loo.models import encode, forward, watch_embeddings
+from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.studies.families import (
+    DECODERS,
+    ENCODERS,
     FAMILIES,
+    VISION,
+    Family,
     family_row,
     family_tasks,
     random_inputs,
     random_model,
     relevance_of,
 )
-from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.loo import leave_one_out
-from lrp_loo.variants import subset_logits
-from lrp_loo.rules import gamma_rule, identity_rule
 from lrp_loo.targets import Target
+from lrp_loo.variants import subset_logits
 
-VISION = ('ViT', 'DeiT', 'CLIP vision')
-
-
-@pytest.mark.parametrize('family,task', family_tasks())
-def test_a_family_is_covered_conserved_and_the_same_under_both_attentions(
-    family, task
-):
-    r = family_row(family, task)
-    assert r['uncovered'] == 0 and r['logits'] < 1e-9 and r['operations'] > 8
-    for c in ('attn', 'cp'):
-        assert r[f'{c} conserved to'] < 1e-5
-        assert (
-            family in ('DeBERTa-v2', 'Gemma 2')
-            and r[f'{c} eager = sdpa to'] != r[f'{c} eager = sdpa to']
-            or r[f'{c} eager = sdpa to'] < 1e-5
-        )
+# built once; a test that changes a model builds its own
+shared_model = cache(random_model)
+FUSED = [(f, task) for f, task in family_tasks() if FAMILIES[f].fused]
+FOUR = [
+    ('BERT', 'class'),
+    ('Llama', 'next token'),
+    ('ViT', 'image'),
+    ('ALBERT', 'class'),
+]
+BOTH_RULE_SETS = [attn_lrp(), cp_lrp()]
 
 
-@pytest.mark.parametrize(
-    'family,task',
-    [(f, t) for f, t in family_tasks() if f not in ('DeBERTa-v2', 'Gemma 2')],
-)
-def test_eager_is_sdpa_in_single_precision(family, task):
+def by_name(value):
+    return getattr(value, 'name', None)
+
+
+@pytest.fixture(scope='module', params=family_tasks(), ids=' '.join)
+def row(request):
+    return family_row(*request.param)
+
+
+def test_no_operation_of_a_family_is_without_a_rule(row):
+    assert row['uncovered'] == 0
+    assert row['operations'] > 8
+
+
+def test_rules_leave_a_familys_logits(row):
+    assert row['logits'] < 1e-9
+
+
+def test_a_familys_logit_is_accounted_for(row):
+    assert row['attn conserved to'] < 1e-5
+    assert row['cp conserved to'] < 1e-5
+
+
+def test_a_family_is_the_same_under_both_attentions(row):
+    differences = [row['attn eager = sdpa to'], row['cp eager = sdpa to']]
+    if FAMILIES[row['family']].fused:
+        assert max(differences) < 1e-5
+    else:
+        assert all(map(math.isnan, differences))
+
+
+@pytest.mark.parametrize('family', ['DeBERTa-v2', 'Gemma 2'])
+def test_families_without_fused_attention_say_so(family):
+    assert not FAMILIES[family].fused
+    with pytest.raises(ValueError, match='scaled_dot_product_attention'):
+        random_model(family, attention='sdpa')
+
+
+def test_a_family_of_ones_own_is_one_row(monkeypatch):
+    sizes = dict(ENCODERS['BERT'].config, ffn_dim=64, word_embed_proj_dim=32)
+    mine = Family('OPT', dict(sizes, pad_token_id=0), ('next token',))
+    monkeypatch.setitem(FAMILIES, 'mine', mine)
+    assert ('mine', 'next token') in family_tasks()
+    row = family_row('mine', 'next token')
+    assert row['uncovered'] == 0
+    assert row['logits'] < 1e-9
+    assert row['attn conserved to'] < 1e-5
+    assert row['cp eager = sdpa to'] < 1e-5
+
+
+@pytest.mark.parametrize('composite', BOTH_RULE_SETS, ids=by_name)
+@pytest.mark.parametrize('family,task', FUSED)
+def test_eager_is_sdpa_in_single_precision(family, task, composite):
     eager, fused = (
-        random_model(family, task, a, dtype=torch.float32)
-        for a in ('eager', 'sdpa')
+        shared_model(family, task, attention, dtype=torch.float32)
+        for attention in ('eager', 'sdpa')
     )
     inputs = random_inputs(eager)
-    for c in (attn_lrp(), cp_lrp()):
-        close(
-            relevance_of(fused, inputs, c)[0],
-            relevance_of(eager, inputs, c)[0],
-            1e-5,
-        )
-
-
-@pytest.mark.parametrize(
-    'dtype,rel', [(torch.float64, 1e-4), (torch.float32, 5e-3)]
-)
-@pytest.mark.parametrize('bypass', [(), (1,), (0, 1, 2)])
-@pytest.mark.parametrize(
-    'task,head', [('next token', 'lm'), ('class', 'score')]
-)
-def test_llama_is_the_naive_one(task, head, bypass, dtype, rel):
-    model = random_model(
-        'Llama',
-        task,
-        'sdpa',
-        bias=True,
-        dtype=dtype,
-        attention_bias=True,
-        mlp_bias=True,
+    close(
+        relevance_of(fused, inputs, composite).R,
+        relevance_of(eager, inputs, composite).R,
+        1e-5,
     )
-    inputs = random_inputs(model)
-    c = model.config
-    for gates in ('half', 'constant'):
-        R, out, _ = relevance_of(
-            model, inputs, replace(attn_lrp(bypass), gate=gates), strict=True
-        )
-        logits, naive = naive_llama.explain(
-            {k: v.double() for k, v in model.state_dict().items()},
-            inputs['input_ids'][0],
-            layers=3,
-            heads=4,
-            kv_heads=2,
-            rms_eps=c.rms_norm_eps,
-            bypass=bypass,
-            gates=gates,
-            head=head,
-        )
-        got = out.logits[0, -1] if head == 'lm' else out.logits[0]
-        assert (got - logits).abs().max() < 1e-4 * logits.abs().max()
-        close(
-            R.double(),
-            naive,
-            rel,
-            # transformers computes RMSNorm in float32 whatever the model's
-            # precision
-        )
 
 
-def test_llama_at_another_position_and_target():
-    model = random_model('Llama', 'next token', 'sdpa')
-    inputs = random_inputs(model)
-    R = relevance_of(model, inputs, attn_lrp(), Target(7, position=5))[0]
-    _, naive = naive_llama.explain(
-        model.state_dict(),
+def naive_llama_of(model, inputs, **options):
+    "Logits and relevance, derived again in float64."
+    weights = {k: v.double() for k, v in model.state_dict().items()}
+    return naive_llama.explain(
+        weights,
         inputs['input_ids'][0],
         layers=3,
         heads=4,
         kv_heads=2,
         rms_eps=model.config.rms_norm_eps,
-        target=7,
-        position=5,
+        **options,
     )
+
+
+@pytest.mark.parametrize('gates', ['half', 'constant'])
+@pytest.mark.parametrize(
+    # transformers computes RMSNorm in float32 whatever the model's precision
+    'dtype,rel',
+    [(torch.float64, 1e-4), (torch.float32, 5e-3)],
+)
+@pytest.mark.parametrize('bypass', [(), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    'task,head', [('next token', 'lm'), ('class', 'score')]
+)
+def test_llama_is_the_naive_one(task, head, bypass, dtype, rel, gates):
+    model = shared_model(
+        'Llama',
+        task,
+        'sdpa',
+        dtype=dtype,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    inputs = random_inputs(model)
+    composite = replace(attn_lrp(bypass), gate=gates)
+    R, out, _ = relevance_of(model, inputs, composite, strict=True)
+    logits, naive = naive_llama_of(
+        model, inputs, bypass=bypass, gates=gates, head=head
+    )
+    got = out.logits[0, -1] if head == 'lm' else out.logits[0]
+    assert (got - logits).abs().max() < 1e-4 * logits.abs().max()
+    close(R.double(), naive, rel)
+
+
+def test_llama_at_another_position_and_target():
+    model = shared_model('Llama', 'next token', 'sdpa')
+    inputs = random_inputs(model)
+    R = relevance_of(model, inputs, attn_lrp(), Target(7, position=5)).R
+    _, naive = naive_llama_of(model, inputs, target=7, position=5)
     close(R, naive, 1e-4)
     assert R[6:].abs().max() == 0
 
@@ -143,7 +180,7 @@ def test_llama_at_another_position_and_target():
 )
 @pytest.mark.parametrize('bypass', [(), (0, 2), (0, 1, 2)])
 def test_vit_is_the_naive_one(bypass, dtype, rel):
-    model = random_model('ViT', 'image', 'sdpa', dtype=dtype)
+    model = shared_model('ViT', 'image', 'sdpa', dtype=dtype)
     inputs = random_inputs(model)
     R, out, _ = relevance_of(model, inputs, attn_lrp(bypass), strict=True)
     logits, naive = naive_vit.explain(
@@ -159,203 +196,257 @@ def test_vit_is_the_naive_one(bypass, dtype, rel):
     close(R.double(), naive, rel)
 
 
-@pytest.mark.parametrize('family', [f for f in FAMILIES if f not in VISION])
-def test_every_method_on_every_text_family(tokenizer, family):
-    """Batched with padding = one at a time; LOO = one masked pass at a time,
-    whole words too; a contrast is a difference.
-    """
-    task = (
-        'next token'
-        if ('Llama' in family or 'GPT' in family or 'Gemma' in family)
-        else 'class'
-    )
+def text_task(family):
+    "Some decoders predict, the rest classify."
+    predicts = any(name in family for name in ('Llama', 'GPT', 'Gemma'))
+    return 'next token' if predicts else 'class'
+
+
+@cache
+def text_model(family):
+    "With the demo's words; weights so small that float32 rounds little."
+    changes = dict(vocab_size=30522, pad_token_id=0)
+    if 'num_hidden_layers' in FAMILIES[family].config:
+        changes['num_hidden_layers'] = 2
     model = random_model(
-        family,
-        task,
-        'eager',
-        dtype=torch.float32,
-        vocab_size=30522,
-        pad_token_id=0,
+        family, text_task(family), dtype=torch.float32, **changes
     )
+    if family == 'DeBERTa-v2':
+        return model
     with torch.no_grad():
-        for n, p in model.named_parameters():
+        for p in model.parameters():
             if p.ndim > 1:
-                p.mul_(
-                    1.0 if family == 'DeBERTa-v2' else 0.3
-                )  # float32: keep rounding small
-    texts = TEXTS[:2]
+                p.mul_(0.3)
+    return model
+
+
+text_families = pytest.mark.parametrize('family', [*ENCODERS, *DECODERS])
+
+
+@text_families
+def test_every_method_pads_a_text_family_as_if_alone(tokenizer, family):
+    model = text_model(family)
     for m in METHODS:
-        both = explain(model, tokenizer, texts, method=m)
-        for t, a in zip(texts, both):
-            alone = explain(model, tokenizer, t, method=m)[0]
-            assert torch.isfinite(a.scores).all() and alone.target == a.target
-            assert (
-                (a.scores - alone.scores).abs().max()
-                <= 2e-2 * max(alone.scores.abs().max(), 1e-3)
-                # gradient × input is 0 where LayerNorm follows the embeddings
-                # at once
-            )
-    (a,) = explain(model, tokenizer, texts[0], method='loo')
-    enc = encode(model, tokenizer, texts[0])
+        both = explain(model, tokenizer, TEXTS[:2], method=m)
+        for text, a in zip(TEXTS, both):
+            (alone,) = explain(model, tokenizer, text, method=m)
+            assert torch.isfinite(a.scores).all(), m
+            assert alone.target == a.target, m
+            # gradient × input is 0 where LayerNorm follows the embeddings at
+            # once
+            largest = max(alone.scores.abs().max(), 1e-3)
+            assert (a.scores - alone.scores).abs().max() <= 2e-2 * largest, m
 
-    def read(out):
-        return (out.logits[0, -1] if task == 'next token' else out.logits[0])[
-            a.target
-        ]
 
-    with torch.no_grad():
-        for i in range(len(a)):
-            mask = enc['attention_mask'].clone()
-            mask[0, i] = 0
-            assert abs(
-                a.scores[i]
-                - (
-                    a.logit
-                    - read(forward(model, enc | {'attention_mask': mask}))
-                )
-            ) < 1e-3 * max(1, abs(a.logit)), i
-    words = explain(model, tokenizer, texts[0], method='loo', units='word')[0]
-    assert 'jokes' in words.tokens and len(words) < len(a) + 1
-    contrast = explain(
-        model, tokenizer, texts[0], method='attn_lrp', target=(1, 0)
-    )[0].scores
-    one, zero = (
-        explain(model, tokenizer, texts[0], method='attn_lrp', target=t)[
-            0
-        ].scores
-        for t in (1, 0)
+@text_families
+def test_loo_of_a_text_family_is_a_masked_pass_for_each_token(
+    tokenizer, family
+):
+    model = text_model(family)
+    (a,) = explain(model, tokenizer, TEXTS[0], method='loo')
+    enc = encode(model, tokenizer, TEXTS[0])
+    for i in range(len(a)):
+        mask = enc['attention_mask'].clone()
+        mask[0, i] = 0
+        with torch.no_grad():
+            logits = forward(model, enc | {'attention_mask': mask}).logits[0]
+        less = logits[-1] if text_task(family) == 'next token' else logits
+        lost = a.logit - less[a.target]
+        assert abs(a.scores[i] - lost) < 1e-3 * max(1, abs(a.logit)), i
+
+
+@text_families
+def test_a_text_family_is_explained_by_words(tokenizer, family):
+    model = text_model(family)
+    (tokens,) = explain(model, tokenizer, TEXTS[0])
+    (words,) = explain(model, tokenizer, TEXTS[0], method='loo', units='word')
+    assert 'jokes' in words.tokens
+    assert len(words) <= len(tokens)
+
+
+@text_families
+def test_a_contrast_is_a_difference(tokenizer, family):
+    model = text_model(family)
+    contrast, one, zero = (
+        explain(model, tokenizer, TEXTS[0], target=target)[0].scores
+        for target in ((1, 0), 1, 0)
     )
     close(contrast, one - zero, 1e-2)
 
 
-@pytest.mark.parametrize('family', VISION)
-def test_every_method_on_every_vision_family(family):
-    model = random_model(family, 'image', 'sdpa', dtype=torch.float32)
+def vision_config(model):
+    return getattr(model.config, 'vision_config', model.config)
+
+
+def vision_model(family):
+    return shared_model(family, 'image', 'sdpa', dtype=torch.float32)
+
+
+def two_images(model):
     g = torch.Generator().manual_seed(3)
-    channels = getattr(model.config, 'vision_config', model.config).num_channels
-    images = [torch.rand(channels, 28, 28, generator=g) for _ in range(2)]
+    channels = vision_config(model).num_channels
+    return [torch.rand(channels, 28, 28, generator=g) for _ in range(2)]
+
+
+vision_families = pytest.mark.parametrize('family', VISION)
+
+
+@vision_families
+def test_every_method_explains_images_in_batches_as_if_alone(family):
+    model = vision_model(family)
+    images = two_images(model)
     for m in METHODS:
         both = explain(model, None, images, method=m)
-        assert [len(a) for a in both] == [16, 16] and both[0].info['grid'] == (
-            4,
-            4,
-        )
-        close(
-            both[1].scores,
-            explain(model, None, images[1], method=m)[0].scores,
-            1e-2,
-        )
-    loo = explain(model, None, images[0], method='loo')[0]
+        assert [len(a.scores) for a in both] == [16, 16], m
+        assert both[0].info['grid'] == (4, 4), m
+        (alone,) = explain(model, None, images[1], method=m)
+        close(both[1].scores, alone.scores, 1e-2)
+
+
+@vision_families
+@pytest.mark.parametrize('patch', [0, 7])
+def test_loo_of_an_image_zeroes_a_patchs_embedding(family, patch):
+    model = vision_model(family)
+    image = two_images(model)[0]
+    (loo,) = explain(model, None, image, method='loo')
+    pixels = {'pixel_values': image[None]}
     with torch.no_grad(), watch_embeddings(model) as seen:
-        whole = forward(model, {'pixel_values': images[0][None]}).logits[0]
-    x = seen[0].detach()
-    for i in (0, 7):
-        gone = x.clone()
-        if x.ndim == 3:
-            gone[0, i] = 0
-        else:
-            gone[0, :, i // 4, i % 4] = 0
-        with torch.no_grad(), watch_embeddings(model, gone):
-            less = forward(model, {'pixel_values': images[0][None]}).logits[0]
-        assert abs(loo.scores[i] - (whole - less)[loo.target]) < 1e-4
-    t = audit(
-        model,
-        None,
-        images,
-        ['loo', 'attn_lrp', 'cp_lrp', 'rollout'],
-        progress=False,
-    )
-    assert t.loc['loo', 'loo_r'] > 0.999 and t.loo_r.abs().max() <= 1
+        whole = forward(model, pixels).logits[0]
+    gone = seen[0].detach().clone()
+    if gone.ndim == 3:
+        gone[0, patch] = 0
+    else:
+        gone[0, :, patch // 4, patch % 4] = 0
+    with torch.no_grad(), watch_embeddings(model, gone):
+        less = forward(model, pixels).logits[0]
+    assert abs(loo.scores[patch] - (whole - less)[loo.target]) < 1e-4
+
+
+@vision_families
+def test_an_audit_of_images(family):
+    model = vision_model(family)
+    methods = ['loo', 'attn_lrp', 'cp_lrp', 'rollout']
+    t = audit(model, None, two_images(model), methods, progress=False)
+    assert t.loc['loo', 'loo_r'] > 0.999
+    assert t.loo_r.abs().max() <= 1
+
+
+@vision_families
+def test_a_patch_cannot_be_deleted(family):
+    model = vision_model(family)
     with pytest.raises(ValueError, match='zero_embedding'):
-        explain(model, None, images, method='loo', removal='delete')
-    for x in (
-        ['text'],
-        ['https://example.org/cat.png'],
-        [('a', 'b')],
-    ):  # a processor would fetch an address
-        with pytest.raises(TypeError, match='nothing is fetched'):
-            explain(model, None, x)
+        explain(model, None, two_images(model), method='loo', removal='delete')
+
+
+@vision_families
+@pytest.mark.parametrize(
+    'given', ['text', 'https://example.org/cat.png', ('a', 'b')], ids=repr
+)
+def test_what_is_no_image_is_not_fetched(family, given):
+    "A processor would fetch an address."
+    with pytest.raises(TypeError, match='nothing is fetched'):
+        explain(vision_model(family), None, [given])
+
+
+@vision_families
+def test_numbers_that_are_no_image_are_refused(family):
+    model = vision_model(family)
     with pytest.raises(TypeError, match='float tensor'):
         explain(model, None, [7])
+    nan = torch.full_like(two_images(model)[0], float('nan'))
     with pytest.raises(ValueError, match='NaN'):
-        explain(model, None, [torch.full((channels, 28, 28), float('nan'))])
+        explain(model, None, [nan])
 
 
-def test_question_answering_and_pairs(tokenizer):
-    model = random_model(
-        'BERT', 'answer', vocab_size=30522, dtype=torch.float32
-    )
-    pair = ('Who sang?', 'The lead sang every song.')
-    (start,) = explain(
-        model, tokenizer, [pair], target=Target(output='start_logits')
-    )
-    (end,) = explain(
-        model, tokenizer, [pair], target=Target(output='end_logits')
-    )
-    assert (
-        0 <= start.target < len(start)
-        and start.scores.shape == end.scores.shape
-        and not torch.allclose(start.scores, end.scores)
-    )
-    (both,) = explain(
-        model,
-        tokenizer,
-        [pair],
-        target=lambda o: (
-            o.start_logits[:, start.target] + o.end_logits[:, end.target]
-        ),
-    )
-    close(both.scores, start.scores + end.scores, 1e-3)
-    (loo,) = explain(
-        model,
-        tokenizer,
-        [pair],
-        method='loo',
-        target=Target(output='end_logits'),
-        units='word',
-    )
-    assert 'song' in loo.tokens and loo.target == end.target
+PAIR = ('Who sang?', 'The lead sang every song.')
+
+
+def answering():
+    return shared_model('BERT', 'answer', vocab_size=30522, dtype=torch.float32)
+
+
+def explained_answer(tokenizer, field, **options):
+    "The pair, for where the answer starts or ends."
+    target = Target(output=field)
+    return explain(answering(), tokenizer, [PAIR], target=target, **options)[0]
+
+
+def test_start_and_end_of_an_answer_differ(tokenizer):
+    start = explained_answer(tokenizer, 'start_logits')
+    end = explained_answer(tokenizer, 'end_logits')
+    assert 0 <= start.target < len(start)
+    assert start.scores.shape == end.scores.shape
+    assert not torch.allclose(start.scores, end.scores)
+
+
+def test_a_function_of_the_output_is_a_target(tokenizer):
+    start = explained_answer(tokenizer, 'start_logits')
+    end = explained_answer(tokenizer, 'end_logits')
+
+    def both(out):
+        from_start = out.start_logits[:, start.target]
+        return from_start + out.end_logits[:, end.target]
+
+    (a,) = explain(answering(), tokenizer, [PAIR], target=both)
+    close(a.scores, start.scores + end.scores, 1e-3)
+
+
+def test_an_answer_is_explained_by_words(tokenizer):
+    end = explained_answer(tokenizer, 'end_logits')
+    loo = explained_answer(tokenizer, 'end_logits', method='loo', units='word')
+    assert 'song' in loo.tokens
+    assert loo.target == end.target
+
+
+def test_a_pair_of_sentences_is_explained(tokenizer):
     nli = random_model(
         'BERT', 'class', vocab_size=30522, dtype=torch.float32, num_labels=3
     )
-    (a,) = explain(
-        nli,
-        tokenizer,
-        [('It rains.', 'It is wet.')],
-        method='loo',
-        target=(2, 0),
-    )
-    assert a.target == (2, 0) and a.tokens.count('[SEP]') == 2
+    pair = ('It rains.', 'It is wet.')
+    (a,) = explain(nli, tokenizer, [pair], method='loo', target=(2, 0))
+    assert a.target == (2, 0)
+    assert a.tokens.count('[SEP]') == 2
 
 
-def test_decoder_targets(tokenizer):
-    model = random_model(
+def predictor():
+    return shared_model(
         'Llama', 'next token', 'sdpa', vocab_size=30522, dtype=torch.float32
     )
-    text = TEXTS[0]
-    (film,) = explain(model, tokenizer, text, target='film')
-    assert (
-        film.label == 'film'
-        and film.target == tokenizer.convert_tokens_to_ids('film')
-    )
+
+
+def test_a_word_can_be_the_target(tokenizer):
+    (film,) = explain(predictor(), tokenizer, TEXTS[0], target='film')
+    assert film.label == 'film'
+    assert film.target == tokenizer.convert_tokens_to_ids('film')
+
+
+def test_an_early_position_does_not_see_what_follows(tokenizer):
     (early,) = explain(
-        model,
+        predictor(),
         tokenizer,
-        text,
-        target=Target(film.target, position=3),
+        TEXTS[0],
+        target=Target(tokenizer.convert_tokens_to_ids('film'), position=3),
         method='loo',
     )
-    assert (
-        early.scores[4:].abs().max() < 1e-5
-        and early.scores[:4].abs().max() > 1e-3
-    )
-    with pytest.raises(ValueError, match='is not in the text'):
-        explain(model, tokenizer, text, target=Target(0, position=99))
-    with pytest.raises(ValueError, match='tokens for this tokenizer'):
-        explain(model, tokenizer, text, target='unforgettably')
-    with pytest.raises(ValueError, match='take 0 to 30521'):
-        explain(model, tokenizer, text, target=30522)
-    no_pad = random_model(
+    assert early.scores[4:].abs().max() < 1e-5
+    assert early.scores[:4].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    'target,said',
+    [
+        (Target(0, position=99), 'is not in the text'),
+        ('unforgettably', 'tokens for this tokenizer'),
+        (30522, 'take 0 to 30521'),
+    ],
+)
+def test_a_target_that_is_none_is_refused(tokenizer, target, said):
+    with pytest.raises(ValueError, match=said):
+        explain(predictor(), tokenizer, TEXTS[0], target=target)
+
+
+def test_a_classifier_without_padding_takes_one_text_at_a_time(tokenizer):
+    model = random_model(
         'Llama',
         'class',
         'sdpa',
@@ -364,30 +455,24 @@ def test_decoder_targets(tokenizer):
         pad_token_id=None,
     )
     with pytest.raises(ValueError, match='pad_token_id'):
-        explain(no_pad, tokenizer, text, method='loo')
-    assert len(explain(no_pad, tokenizer, text)[0]) == film.scores.shape[0]
+        explain(model, tokenizer, TEXTS[0], method='loo')
+    (alone,) = explain(model, tokenizer, TEXTS[0])
+    enc = encode(model, tokenizer, TEXTS[0])
+    assert len(alone.scores) == enc['input_ids'].shape[1]
 
 
-def test_dropping_is_masking_on_a_decoder():
-    model = random_model('Llama', 'next token', 'sdpa')
-    inputs = random_inputs(model)
-    a, b = (leave_one_out(model, inputs, drop=d)[0] for d in (None, False))
-    close(a, b, 1e-4)
-    window = random_model('Mistral', 'next token', 'sdpa')
-    a, b = (
-        leave_one_out(window, random_inputs(window), drop=d)[0]
-        for d in (None, False)
+# a sliding window sees further when tokens are dropped: it is masked instead
+@pytest.mark.parametrize('family', ['Llama', 'Mistral'])
+def test_dropping_is_masking_on_a_decoder(family):
+    model = shared_model(family, 'next token', 'sdpa')
+    dropped, masked = (
+        leave_one_out(model, random_inputs(model), drop=drop)[0]
+        for drop in (None, False)
     )
-    close(
-        a,
-        b,
-        1e-4,
-        # a sliding window sees further when tokens are dropped: it is masked
-        # instead
-    )
+    close(dropped, masked, 1e-4)
 
 
-_SMALL = dict(
+SMALL = dict(
     vocab_size=200,
     hidden_size=32,
     num_hidden_layers=2,
@@ -395,7 +480,7 @@ _SMALL = dict(
     intermediate_size=64,
     max_position_embeddings=64,
 )
-_PATCHES = dict(
+PATCHED = dict(
     hidden_size=32,
     num_hidden_layers=2,
     num_attention_heads=4,
@@ -403,134 +488,150 @@ _PATCHES = dict(
     image_size=28,
     patch_size=7,
 )
-# families that the package does not name → configuration, what has no rule
+PADDED = dict(SMALL, pad_token_id=0)
+# families that the package does not name → configuration
 OTHERS = {
-    'OPTForCausalLM': (
-        dict(_SMALL, ffn_dim=64, word_embed_proj_dim=32, pad_token_id=0),
-        '',
+    'OPTForCausalLM': dict(PADDED, ffn_dim=64, word_embed_proj_dim=32),
+    'GPTNeoXForCausalLM': SMALL,
+    'FalconForCausalLM': SMALL,
+    'Olmo2ForCausalLM': PADDED,
+    'CohereForCausalLM': PADDED,
+    'GPTJForCausalLM': dict(
+        vocab_size=200,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        rotary_dim=4,
     ),
-    'GPTNeoXForCausalLM': (_SMALL, ''),
-    'FalconForCausalLM': (_SMALL, ''),
-    'Olmo2ForCausalLM': (dict(_SMALL, pad_token_id=0), ''),
-    'CohereForCausalLM': (dict(_SMALL, pad_token_id=0), ''),
-    'GPTJForCausalLM': (
-        dict(
-            vocab_size=200,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=64,
-            rotary_dim=4,
+    'MPNetForSequenceClassification': SMALL,
+    'RoFormerForSequenceClassification': SMALL,
+    'SqueezeBertForSequenceClassification': dict(SMALL, embedding_size=32),
+    'ConvBertForSequenceClassification': dict(SMALL, embedding_size=32),
+    'BeitForImageClassification': PATCHED,
+    'Dinov2ForImageClassification': PATCHED,
+    'SiglipForImageClassification': dict(
+        vision_config=PATCHED,
+        text_config=dict(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
         ),
-        '',
     ),
-    'MPNetForSequenceClassification': (_SMALL, ''),
-    'RoFormerForSequenceClassification': (_SMALL, ''),
-    'SqueezeBertForSequenceClassification': (
-        dict(_SMALL, embedding_size=32),
-        '',
+    'SwinForImageClassification': dict(
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=4,
     ),
-    'ConvBertForSequenceClassification': (dict(_SMALL, embedding_size=32), ''),
-    'BeitForImageClassification': (_PATCHES, ''),
-    'Dinov2ForImageClassification': (_PATCHES, ''),
-    'SiglipForImageClassification': (
-        dict(
-            vision_config=_PATCHES,
-            text_config=dict(
-                hidden_size=32,
-                num_hidden_layers=1,
-                num_attention_heads=4,
-                intermediate_size=64,
-            ),
-        ),
-        '',
+    'BloomForCausalLM': dict(
+        vocab_size=200, hidden_size=32, n_layer=2, n_head=4
     ),
-    'SwinForImageClassification': (
-        dict(
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=[1, 1],
-            num_heads=[2, 2],
-            window_size=4,
-        ),
-        '',
+    'MambaForCausalLM': dict(
+        vocab_size=200, hidden_size=32, num_hidden_layers=2, state_size=4
     ),
-    'BloomForCausalLM': (
-        dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4),
-        'GeLUFunctionBackward',
-    ),
-    'MambaForCausalLM': (
-        dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, state_size=4),
-        'exp',
-    ),
+}
+# what has no rule in them
+WITHOUT_RULE = {
+    'BloomForCausalLM': ['GeLUFunctionBackward'],
+    'MambaForCausalLM': ['exp'],
 }
 
 
-def test_experts():
-    """A mixture of experts: covered and conserved under CP-LRP; AttnLRP has no
-    rule for a division by an activation, and says so.
-    """
+@cache
+def other_model(name):
+    cls = getattr(transformers, name)
+    config = cls.config_class(**OTHERS[name])
     torch.manual_seed(0)
-    cls = transformers.MixtralForCausalLM
-    model = cls._from_config(
-        cls.config_class(
-            **_SMALL, num_key_value_heads=2, pad_token_id=0, num_local_experts=4
-        ),
-        attn_implementation='sdpa',
-    ).eval()
-    inputs = random_inputs(model)
-    relevance_of(model, inputs, cp_lrp(), strict=True)
-    s = conservation(model, inputs, cp_lrp())
-    assert abs(s['remainder']) < 1e-5 * abs(s['logit'])
-    with pytest.raises(NotImplementedError, match='div_'):
-        relevance_of(model, inputs, attn_lrp(), strict=True)
+    model = cls._from_config(config, attn_implementation='eager')
+    model = model.eval().double()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.2)
+    return model
+
+
+def other_inputs(name):
+    if not name.startswith('Swin'):
+        return random_inputs(other_model(name))
+    g = torch.Generator().manual_seed(0)
+    pixels = torch.rand(1, 3, 32, 32, generator=g, dtype=torch.double)
+    return {'pixel_values': pixels}
+
+
+other_families = pytest.mark.parametrize('name', OTHERS)
+both_rule_sets = pytest.mark.parametrize('c', BOTH_RULE_SETS, ids=by_name)
 
 
 @pytest.mark.filterwarnings('ignore:no rule')
-@pytest.mark.parametrize('name', OTHERS)
-def test_families_that_the_package_does_not_name(name):
-    """Made of known operations: covered and conserved with no code for them.
-    Where an operation is not known it is named, and relevance is lost only
-    then.
-    """
-    config, missing = OTHERS[name]
-    cls = getattr(transformers, name)
+@both_rule_sets
+@other_families
+def test_what_has_no_rule_in_another_family_is_named(name, c):
+    "Made of known operations: covered with no code for them."
+    rules = relevance_of(other_model(name), other_inputs(name), c).rules
+    assert rules.without_rule() == WITHOUT_RULE.get(name, [])
+
+
+@pytest.mark.filterwarnings('ignore:no rule')
+@both_rule_sets
+@other_families
+def test_relevance_is_lost_only_where_there_is_no_rule(name, c):
+    s = conservation(other_model(name), other_inputs(name), c)
+    lost = abs(s['remainder']) / max(map(abs, s.values()))
+    if name in WITHOUT_RULE:
+        assert lost > 1e-3
+    else:
+        assert lost < 1e-5
+
+
+@pytest.mark.filterwarnings('ignore:no rule')
+@both_rule_sets
+@pytest.mark.parametrize(
+    'name', [name for name in OTHERS if not name.startswith('Mamba')]
+)
+def test_cp_lrp_alone_holds_another_familys_attention_constant(name, c):
+    rules = relevance_of(other_model(name), other_inputs(name), c).rules
+    attention = (
+        'softmax',
+        'scaled_dot_product_attention',
+        'multi_head_attention_forward',
+    )
+    report = rules.report()
+    used = report[report.operation.isin(attention)].rule
+    assert ('constant weights' in set(used)) == (c.name == 'cp_lrp')
+
+
+@pytest.fixture(scope='module')
+def experts():
+    "A mixture of experts."
     torch.manual_seed(0)
-    model = (
-        cls._from_config(
-            cls.config_class(**config), attn_implementation='eager'
-        )
-        .eval()
-        .double()
+    cls = transformers.MixtralForCausalLM
+    config = cls.config_class(
+        **PADDED, num_key_value_heads=2, num_local_experts=4
     )
-    with torch.no_grad():
-        for n, p in model.named_parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.2)
-    inputs = (
-        {'pixel_values': torch.rand(1, 3, 32, 32, dtype=torch.double)}
-        if name.startswith('Swin')
-        else random_inputs(model)
-    )
-    for c in (attn_lrp(), cp_lrp()):
-        rules = relevance_of(model, inputs, c)[2]
-        assert rules.without_rule() == ([missing] if missing else [])
-        s = conservation(model, inputs, c)
-        lost = abs(s['remainder']) / max(map(abs, s.values()))
-        assert lost > 1e-3 if missing else lost < 1e-5, (c.name, lost)
-        weights = rules.report().query(
-            "operation in ('softmax', 'scaled_dot_product_attention',"
-            " 'multi_head_attention_forward')"
-        )
-        assert missing == 'exp' or (
-            weights.rule == 'constant weights'
-        ).any() == (c.name == 'cp_lrp'), (
-            c.name
-        )  # CP-LRP reaches the attention of every model
+    return cls._from_config(config, attn_implementation='sdpa').eval()
 
 
-class Twist(nn.Module):  # an unlisted nonlinearity
+def test_experts_are_covered_and_conserved_by_cp_lrp(experts):
+    inputs = random_inputs(experts)
+    relevance_of(experts, inputs, cp_lrp(), strict=True)
+    s = conservation(experts, inputs, cp_lrp())
+    assert abs(s['remainder']) < 1e-5 * abs(s['logit'])
+
+
+def test_attn_lrp_has_no_rule_for_the_weights_of_experts(experts):
+    "A division by an activation."
+    with pytest.raises(NotImplementedError, match='div_'):
+        relevance_of(experts, random_inputs(experts), attn_lrp(), strict=True)
+
+
+class Twist(nn.Module):
+    "An unlisted nonlinearity."
+
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
@@ -539,9 +640,9 @@ class Twist(nn.Module):  # an unlisted nonlinearity
         return torch.sin(self.inner(*args, **kw))
 
 
-class Hidden(
-    torch.autograd.Function
-):  # two activations multiplied out of torch's sight
+class Hidden(torch.autograd.Function):
+    "Two activations multiplied out of torch's sight."
+
     @staticmethod
     def forward(ctx, a, b):
         ctx.save_for_backward(a, b)
@@ -574,95 +675,99 @@ class Scripted(Secret):
         return scripted(y, y)
 
 
-@pytest.mark.parametrize(
-    'fault,said',
-    [(Twist, 'sin'), (Secret, 'HiddenBackward'), (Scripted, 'Backward')],
-)
-@pytest.mark.parametrize(
-    'family,place',
-    [
-        ('BERT', 'bert.encoder.layer.1.intermediate.dense'),
-        ('Llama', 'model.layers.1.mlp.up_proj'),
-        ('ViT', None),
-    ],
-)
-def test_planted_faults_are_found(family, place, fault, said):
-    model = random_model(
-        family, 'image' if family == 'ViT' else 'class', dtype=torch.float32
+def place_in_layer_1(model):
+    "A linear layer's path."
+    return next(
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and 'layer' in path and '.1.' in path
     )
-    place = place or next(
-        n
-        for n, m in model.named_modules()
-        if isinstance(m, nn.Linear) and 'layer' in n and '.1.' in n
-    )
+
+
+def plant(model, fault, place):
+    "Put a fault around a module; → the path of what holds it."
     parent, child = place.rsplit('.', 1)
-    setattr(
-        model.get_submodule(parent), child, fault(model.get_submodule(place))
-    )
+    faulty = fault(model.get_submodule(place))
+    setattr(model.get_submodule(parent), child, faulty)
+    return parent
+
+
+FAULTS = {Twist: 'sin', Secret: 'HiddenBackward', Scripted: 'Backward'}
+PLACES = {
+    'BERT': 'bert.encoder.layer.1.intermediate.dense',
+    'Llama': 'model.layers.1.mlp.up_proj',
+    'ViT': None,
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+@pytest.mark.parametrize('family', PLACES)
+def test_planted_faults_are_found(family, fault):
+    task = 'image' if family == 'ViT' else 'class'
+    model = random_model(family, task, dtype=torch.float32)
+    place = PLACES[family] or place_in_layer_1(model)
+    parent = plant(model, fault, place)
     inputs = random_inputs(model)
+    said = FAULTS[fault]
     with pytest.raises(NotImplementedError, match=said):
         relevance_of(model, inputs, attn_lrp(), strict=True)
     with pytest.warns(UserWarning, match=said):
-        rules = relevance_of(model, inputs, attn_lrp())[2]
+        rules = relevance_of(model, inputs, attn_lrp()).rules
     found = rules.report().query("rule == 'none'")
-    assert (
-        len(found)
-        and set(found.layer) == {1}
-        and found.module.str.startswith(place.rsplit('.', 1)[0]).all()
-    )
+    assert set(found.layer) == {1}
+    assert found.module.str.startswith(parent).all()
 
 
 @pytest.mark.parametrize('fault', [Secret, Scripted])
-def test_a_hidden_operation_at_the_very_end_is_found(fault):
-    for family, task, head in (
+@pytest.mark.parametrize(
+    'family,task,head',
+    [
         ('BERT', 'class', 'classifier'),
         ('Llama', 'next token', 'lm_head'),
         ('ViT', 'image', 'classifier'),
-    ):
-        model = random_model(family, task)
-        setattr(model, head, fault(getattr(model, head)))
-        inputs = random_inputs(model)
-        with pytest.raises(NotImplementedError, match='Backward'):
-            relevance_of(model, inputs, attn_lrp(), strict=True)
+    ],
+)
+def test_a_hidden_operation_at_the_very_end_is_found(family, task, head, fault):
+    model = random_model(family, task)
+    setattr(model, head, fault(getattr(model, head)))
+    inputs = random_inputs(model)
+    with pytest.raises(NotImplementedError, match='Backward'):
+        relevance_of(model, inputs, attn_lrp(), strict=True)
 
 
-def test_conservation_by_layer_is_a_chain():
-    for family, task in (
-        ('BERT', 'class'),
-        ('Llama', 'next token'),
-        ('ViT', 'image'),
-        ('ALBERT', 'class'),
-    ):
-        m = random_model(family, task)
-        t = conservation_by_layer(m, random_inputs(m), attn_lrp())
-        assert t.layer.tolist() == ['head', 2, 1, 0, 'embeddings']
-        close(
-            torch.tensor(t.entering[1:].tolist()),
-            torch.tensor(t.leaving[:-1].tolist()),
-            1e-6,
-        )
-        assert (t.remainder.abs() < 1e-5 * t.entering.abs().max()).all() and (
-            t.biases[1:-1].abs() > 0
-        ).all() == (family != 'Llama')
+@pytest.mark.parametrize('family,task', FOUR)
+def test_conservation_by_layer_is_a_chain(family, task):
+    m = shared_model(family, task)
+    t = conservation_by_layer(m, random_inputs(m), attn_lrp())
+    assert t.layer.tolist() == ['head', 2, 1, 0, 'embeddings']
+    entering, leaving = torch.tensor(t[['entering', 'leaving']].values.T)
+    close(entering[1:], leaving[:-1], 1e-6)
+    assert (t.remainder.abs() < 1e-5 * t.entering.abs().max()).all()
+
+
+@pytest.mark.parametrize('family,task', FOUR)
+def test_layers_with_biases_keep_some_relevance(family, task):
+    m = shared_model(family, task)
+    t = conservation_by_layer(m, random_inputs(m), attn_lrp())
+    kept = t.biases[1:-1].abs() > 0
+    assert kept.all() == (family != 'Llama')
+
+
+def test_what_a_forgotten_rule_loses_shows_up_in_its_layer():
     faulty = random_model('BERT')
-    faulty.bert.encoder.layer[1].intermediate.dense = Twist(
-        faulty.bert.encoder.layer[1].intermediate.dense
-    )
+    plant(faulty, Twist, PLACES['BERT'])
     with pytest.warns(UserWarning, match='sin'):
         t = conservation_by_layer(faulty, random_inputs(faulty), attn_lrp())
-    assert (
-        t.set_index('layer').remainder.abs().idxmax() == 1
-    )  # what a forgotten rule loses shows up in its layer
+    assert t.set_index('layer').remainder.abs().idxmax() == 1
 
 
-def test_two_threads_two_rule_sets_100_rounds():
-    """Two threads explain one model under two rule sets, 100 rounds: bit-equal
-    to the serial results.
-    """
-    model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
+def test_two_threads_with_two_rule_sets_give_the_serial_maps_100_times():
+    model = random_model(
+        'Llama', 'class', 'sdpa', dtype=torch.float32, num_hidden_layers=2
+    )
     inputs = random_inputs(model)
     serial = {
-        c: relevance_of(model, inputs, c)[0] for c in (attn_lrp([1]), cp_lrp())
+        c: relevance_of(model, inputs, c).R for c in (attn_lrp([1]), cp_lrp())
     }
     wrong = []
     rounds = []
@@ -672,7 +777,7 @@ def test_two_threads_two_rule_sets_100_rounds():
         for _ in range(100):
             barrier.wait()
             rounds.append(c)
-            if not torch.equal(relevance_of(model, inputs, c)[0], serial[c]):
+            if not torch.equal(relevance_of(model, inputs, c).R, serial[c]):
                 wrong.append(c.name)
 
     threads = [threading.Thread(target=work, args=(c,)) for c in serial]
@@ -680,135 +785,21 @@ def test_two_threads_two_rule_sets_100_rounds():
         t.start()
     for t in threads:
         t.join()
-    assert wrong == [] and len(rounds) == 200
-    assert not any(
-        m._forward_hooks or m._forward_pre_hooks for m in model.modules()
-    )
+    assert wrong == []
+    assert len(rounds) == 200
+    for m in model.modules():
+        assert not m._forward_hooks
+        assert not m._forward_pre_hooks
 
 
-def test_compiled_and_half_precision(demo):
+def test_a_compiled_model_is_explained_through_the_eager_one(demo):
     model, tokenizer = demo
-    plain = explain(model, tokenizer, TEXTS[2])[0]
+    (plain,) = explain(model, tokenizer, TEXTS[2])
     compiled = torch.compile(model)
-    assert torch.equal(
-        explain(compiled, tokenizer, TEXTS[2])[0].scores, plain.scores
-    )  # the model under the compiled one
+    (a,) = explain(compiled, tokenizer, TEXTS[2])
+    assert torch.equal(a.scores, plain.scores)
     with pytest.raises(TypeError, match='compiled'):
         lrp_rules(compiled, attn_lrp())
-    half = copy.deepcopy(model).bfloat16()
-    for m, r in (('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)):
-        a = explain(half, tokenizer, TEXTS[2], method=m)[0].scores
-        b = explain(model, tokenizer, TEXTS[2], method=m)[0].scores
-        assert (
-            torch.isfinite(a).all()
-            and torch.corrcoef(torch.stack([a, b]))[0, 1] > r
-        ), (m, torch.corrcoef(torch.stack([a, b]))[0, 1])
-
-
-def test_checkpointing_changes_nothing():
-    for family, task in (
-        ('BERT', 'class'),
-        ('Llama', 'next token'),
-        ('ViT', 'image'),
-        ('GPT-2', 'class'),
-        ('Gemma 3', 'next token'),
-    ):
-        model = (
-            random_model(family, task, num_hidden_layers=5)
-            if family != 'GPT-2'
-            else random_model(family, task, n_layer=5)
-        )
-        inputs = random_inputs(model)
-        plain = (
-            explain_batch(model, None, [inputs], 'attn_lrp')[0]
-            if family == 'ViT'
-            else None
-        )
-        for c in (attn_lrp(), cp_lrp(), attn_lrp([2])):
-            a, b = (
-                lrp_scores(
-                    model, None, [inputs], composite=c, checkpoint=k
-                ).scores
-                for k in (False, True)
-            )
-            close(a, b, 1e-5)
-        assert plain is None or len(plain) == 16
-    with pytest.raises(NotImplementedError, match='share weights'):
-        lrp_scores(
-            random_model('ALBERT'),
-            None,
-            [random_inputs(random_model('ALBERT'))],
-            checkpoint=True,
-        )
-
-
-def test_subsets_of_an_image():
-    model = random_model('ViT', 'image', dtype=torch.float32)
-    inputs = random_inputs(model)
-    keep = torch.ones(2, 16, dtype=torch.bool)
-    keep[1] = False
-    logits = subset_logits(model, inputs, keep, 'zero_embedding')
-    with torch.no_grad():
-        close(logits[0], model(**inputs).logits[0], 1e-5)
-    with torch.no_grad(), watch_embeddings(model, torch.zeros(1, 16, 32)):
-        close(logits[1], forward(model, inputs).logits[0], 1e-5)
-    s = conservation(model, inputs, cp_lrp())
-    assert abs(s['remainder']) < 1e-2 * abs(s['logit'])
-
-
-def test_context_by_every_method():
-    """A score per sentence by every method; hiding one sentence at a time by
-    hand gives LOO's; a bad call says so.
-    """
-    model, tok = load_demo('reviews')
-    context = 'The songs are sweet. The plot is bad. Nobody laughed!'
-    for m in METHODS:
-        a = attribute_context(
-            model, tok, context, 'very bad', 'Is it good?', method=m
-        )
-        assert (
-            a.tokens
-            == [
-                'The songs are sweet.',
-                'The plot is bad.',
-                'Nobody laughed!',
-            ]
-            and torch.isfinite(a.scores).all()
-            and a.logit < 0
-            and a.label == 'very bad'
-        )
-    loo = attribute_context(model, tok, context, 'very bad', 'Is it good?')
-    number = torch.tensor(loo.info['unit_of_token'])
-    ids = loo.input_ids
-    answer = tok('very bad', add_special_tokens=False)['input_ids']
-    assert ids[-len(answer) :].tolist() == answer
-    for u in (None, 0, 1, 2):
-        with torch.no_grad():
-            lp = (
-                model(
-                    input_ids=ids[None],
-                    attention_mask=(number != (-2 if u is None else u)).long()[
-                        None
-                    ],
-                    use_cache=False,
-                )
-                .logits[0]
-                .log_softmax(-1)
-            )
-        value = sum(
-            lp[len(ids) - len(answer) - 1 + k, t] for k, t in enumerate(answer)
-        )
-        if u is None:
-            whole = value
-            assert abs(whole - loo.logit) < 1e-4
-        else:
-            assert abs((whole - value) - loo.scores[u]) < 1e-4
-    with pytest.raises(ValueError, match='context is empty'):
-        attribute_context(model, tok, ' ', 'bad')
-    with pytest.raises(TypeError, match='torch module'):
-        attribute_context('llama', tok, context, 'bad')
-    with pytest.raises(ValueError, match='overlap'):
-        attribute_context(model, tok, context, 'bad', units=[(0, 5), (3, 8)])
 
 
 def test_a_model_compiled_in_place_is_refused():
@@ -818,45 +809,202 @@ def test_a_model_compiled_in_place_is_refused():
         lrp_rules(model, attn_lrp())
 
 
-def test_rules_of_ones_own():
-    """By operation, layer, module path, predicate, and for a module that
-    counts as one operation; a rule that changes numbers is caught.
-    """
-    model = random_model('GPT-2', 'next token')
+@pytest.fixture(scope='module')
+def half(demo):
+    return copy.deepcopy(demo[0]).bfloat16()
+
+
+@pytest.mark.parametrize(
+    'method,r', [('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)]
+)
+def test_most_of_a_map_survives_half_precision(demo, half, method, r):
+    model, tokenizer = demo
+    a, b = (
+        explain(m, tokenizer, TEXTS[2], method=method)[0].scores
+        for m in (half, model)
+    )
+    assert torch.isfinite(a).all()
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > r
+
+
+@cache
+def five_layers(family, task):
+    layers = 'n_layer' if family == 'GPT-2' else 'num_hidden_layers'
+    return random_model(family, task, **{layers: 5})
+
+
+@pytest.mark.parametrize(
+    'composite',
+    [attn_lrp(), cp_lrp(), attn_lrp([2])],
+    ids=['attn', 'cp', 'one'],
+)
+@pytest.mark.parametrize(
+    'family,task',
+    [
+        ('BERT', 'class'),
+        ('Llama', 'next token'),
+        ('ViT', 'image'),
+        ('GPT-2', 'class'),
+        ('Gemma 3', 'next token'),
+    ],
+)
+def test_checkpointing_changes_nothing(family, task, composite):
+    model = five_layers(family, task)
+    inputs = [random_inputs(model)]
+    plain, saving = (
+        lrp_scores(model, None, inputs, composite=composite, checkpoint=on)
+        for on in (False, True)
+    )
+    close(plain.scores, saving.scores, 1e-5)
+
+
+def test_an_encoded_image_has_a_score_for_each_patch():
+    model = five_layers('ViT', 'image')
+    inputs = [random_inputs(model)]
+    (a,) = explain_batch(model, None, inputs, 'attn_lrp')
+    assert a.scores.shape == (16,)
+
+
+def test_layers_that_share_weights_are_not_checkpointed():
+    model = shared_model('ALBERT')
+    with pytest.raises(NotImplementedError, match='share weights'):
+        lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
+
+
+def test_subsets_of_an_image():
+    model = shared_model('ViT', 'image', dtype=torch.float32)
     inputs = random_inputs(model)
-    plain = relevance_of(model, inputs, attn_lrp())[0]
+    keep = torch.ones(2, 16, dtype=torch.bool)
+    keep[1] = False
+    whole, none = subset_logits(model, inputs, keep, 'zero_embedding')
+    with torch.no_grad():
+        close(whole, model(**inputs).logits[0], 1e-5)
+    with torch.no_grad(), watch_embeddings(model, torch.zeros(1, 16, 32)):
+        close(none, forward(model, inputs).logits[0], 1e-5)
 
-    def seen(c, rule):
-        r = relevance_of(model, inputs, c, strict=True)[2].report()
-        return r[r.rule == rule]
 
-    assert set(
-        seen(
-            attn_lrp().with_rule(
-                F.layer_norm, lambda f, *a, **k: f(*a, **k), layers=[2]
-            ),
-            '<lambda>',
-        ).layer
-    ) == {2}
-    whole = attn_lrp().with_rule(
+def test_an_image_in_single_precision_is_conserved():
+    model = shared_model('ViT', 'image', dtype=torch.float32)
+    s = conservation(model, random_inputs(model), cp_lrp())
+    assert abs(s['remainder']) < 1e-2 * abs(s['logit'])
+
+
+CONTEXT = 'The songs are sweet. The plot is bad. Nobody laughed!'
+ANSWER = 'very bad'
+
+
+@pytest.fixture(scope='module')
+def reviews():
+    return load_demo('reviews')
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_context_has_a_score_per_sentence(reviews, method):
+    a = attribute_context(
+        *reviews, CONTEXT, ANSWER, 'Is it good?', method=method
+    )
+    assert a.tokens == [
+        'The songs are sweet.',
+        'The plot is bad.',
+        'Nobody laughed!',
+    ]
+    assert torch.isfinite(a.scores).all()
+    assert a.logit < 0
+    assert a.label == ANSWER
+
+
+def log_likelihood(model, ids, n_answer, mask):
+    "Of the last tokens, each from those before it."
+    with torch.no_grad():
+        out = model(
+            input_ids=ids[None],
+            attention_mask=mask.long()[None],
+            use_cache=False,
+        )
+    lp = out.logits[0].log_softmax(-1)
+    places = range(len(ids) - n_answer, len(ids))
+    return sum(lp[place - 1, ids[place]] for place in places)
+
+
+def test_hiding_a_sentence_by_hand_gives_its_loo(reviews):
+    model, tok = reviews
+    loo = attribute_context(model, tok, CONTEXT, ANSWER, 'Is it good?')
+    sentence = torch.tensor(loo.info['unit_of_token'])
+    answer = tok(ANSWER, add_special_tokens=False)['input_ids']
+    n = len(answer)
+    assert loo.input_ids[-n:].tolist() == answer
+    everything = torch.ones_like(loo.input_ids)
+    whole = log_likelihood(model, loo.input_ids, n, everything)
+    assert abs(whole - loo.logit) < 1e-4
+    for k in range(3):
+        less = log_likelihood(model, loo.input_ids, n, sentence != k)
+        assert abs((whole - less) - loo.scores[k]) < 1e-4
+
+
+def test_an_empty_context_is_refused(reviews):
+    with pytest.raises(ValueError, match='context is empty'):
+        attribute_context(*reviews, ' ', 'bad')
+
+
+def test_a_context_needs_a_model(reviews):
+    with pytest.raises(TypeError, match='torch module'):
+        attribute_context('llama', reviews[1], CONTEXT, 'bad')
+
+
+def test_sentences_that_overlap_are_refused(reviews):
+    with pytest.raises(ValueError, match='overlap'):
+        attribute_context(*reviews, CONTEXT, 'bad', units=[(0, 5), (3, 8)])
+
+
+@pytest.fixture(scope='module')
+def gpt2():
+    return random_model('GPT-2', 'next token')
+
+
+def places_of_rule(model, composite, rule):
+    "The report's lines that a rule has handled, strictly."
+    inputs = random_inputs(model)
+    rules = relevance_of(model, inputs, composite, strict=True).rules
+    report = rules.report()
+    return report[report.rule == rule]
+
+
+def test_a_rule_of_ones_own_for_an_operation_in_a_layer(gpt2):
+    def unchanged(f, *args, **kw):
+        return f(*args, **kw)
+
+    mine = attn_lrp().with_rule(F.layer_norm, unchanged, layers=[2])
+    assert set(places_of_rule(gpt2, mine, 'unchanged').layer) == {2}
+
+
+def test_a_rule_of_ones_own_for_a_module_as_one_operation(gpt2):
+    mine = attn_lrp().with_rule(
         torch.nn.LayerNorm, identity_rule, modules='*.h.1.ln_1'
     )
-    assert seen(whole, 'identity_rule').operation.tolist() == ['LayerNorm']
-    assert not torch.allclose(relevance_of(model, inputs, whole)[0], plain)
-    bert = random_model('BERT')
-    only = attn_lrp().with_rule(
-        'linear', gamma_rule(1.0), where=lambda op: op.module.endswith('query')
+    found = places_of_rule(gpt2, mine, 'identity_rule')
+    assert found.operation.tolist() == ['LayerNorm']
+    inputs = random_inputs(gpt2)
+    plain, changed = (
+        relevance_of(gpt2, inputs, c).R for c in (attn_lrp(), mine)
     )
-    inputs = random_inputs(bert)
-    r = relevance_of(bert, inputs, only, strict=True)[2].report()
-    assert (
-        r[r.rule == 'gamma_linear'].module.str.endswith('query').all()
-        and (r.rule == 'gamma_linear').sum() == 3
-    )
+    assert not torch.allclose(changed, plain)
+
+
+def test_a_rule_of_ones_own_where_a_predicate_holds():
+    def reads_queries(op):
+        return op.module.endswith('query')
+
+    only = attn_lrp().with_rule('linear', gamma_rule(1.0), where=reads_queries)
+    found = places_of_rule(shared_model('BERT'), only, 'gamma_linear')
+    assert found.module.str.endswith('query').all()
+    assert len(found) == 3
+
+
+def test_a_rule_that_changes_numbers_is_caught():
+    def doubled(f, *args):
+        return 2 * f(*args)
+
+    bert = shared_model('BERT')
+    wrong = attn_lrp().with_rule('linear', doubled)
     with pytest.raises(ValueError, match="changes the operation's numbers"):
-        relevance_of(
-            bert,
-            inputs,
-            attn_lrp().with_rule('linear', lambda f, *a: 2 * f(*a)),
-            strict=True,
-        )
+        relevance_of(bert, random_inputs(bert), wrong, strict=True)

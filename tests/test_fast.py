@@ -1,7 +1,8 @@
-"The fast path is the model: every subset, every text, every family that it takes; and where it is not the model, it steps back."
+"The fast path is the model, wherever it is taken; and where it is not the model, it steps back."
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,352 +40,450 @@ TEXTS = [
     "the jokes are old",
     "a warm and funny film , and never once dull",
 ]
+TAKEN = ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa')
+
+
+@pytest.fixture(scope='module')
+def sentences(demo):
+    "The demo model and three texts."
+    model, tokenizer = demo
+    encs = [encode(model, tokenizer, t) for t in TEXTS]
+    return SimpleNamespace(model=model, tokenizer=tokenizer, encs=encs)
+
+
+@pytest.fixture
+def own_model():
+    "One that a test may change, and a text."
+    model, tokenizer = load_demo('sst2')
+    return model, encode(model, tokenizer, TEXTS[0])
+
+
+@torch.no_grad()
+def masked_logits(model, enc, keep):
+    "One pass at a time."
+    rows = []
+    for k in keep:
+        inputs = enc | dict(attention_mask=k[None].long())
+        rows.append(output_field(forward(model, inputs))[0])
+    return torch.stack(rows)
+
+
+def close(a, b):
+    "Of logits near 1, in float32."
+    return torch.allclose(a, b, atol=1e-4)
+
+
+def fused(family, task):
+    "A random model with fused attention."
+    try:
+        return random_model(family, task, 'sdpa')
+    except ValueError:
+        pytest.skip('no fused attention')
 
 
 @pytest.mark.parametrize('family,task', family_tasks())
-def test_families(family, task):
-    """Where a model is taken, its numbers are the model's; BERT's kin with a
-    class per text are taken.
-    """
-    try:
-        model = random_model(family, task, 'sdpa')
-    except ValueError:
-        pytest.skip('no fused attention')
+def test_berts_kin_with_a_class_per_text_are_taken(family, task):
+    model = fused(family, task)
+    fast = fast_encoder(model, random_inputs(model), tol=1e-9)
+    taken = family in TAKEN and task == 'class'
+    assert (fast is not None) == taken
+
+
+@pytest.mark.parametrize('family', TAKEN)
+def test_where_a_model_is_taken_its_numbers_are_the_models(family):
+    model = fused(family, 'class')
     inputs = random_inputs(model)
-    fast = fast_encoder(model, inputs, tol=1e-9)
-    assert (fast is not None) == (
-        family in ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa')
-        and task == 'class'
-    )
-    if fast is None:
-        return
     T = inputs['input_ids'].shape[1]
     keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
     keep[0] = True
     logits = subset_logits(model, inputs, keep)
-    for k, l in zip(keep, logits):
-        with torch.no_grad():
-            assert torch.allclose(
-                output_field(
-                    forward(model, inputs | dict(attention_mask=k[None].long()))
-                )[0],
-                l,
-                atol=1e-9,
-            )
+    own = masked_logits(model, inputs, keep)
+    assert torch.allclose(logits, own, atol=1e-9)
 
 
-def test_many_texts_are_each_text():
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
-    alone = [leave_one_out(model, e, drop=False) for e in encs]
-    for budget in (1, 30, 8192):
-        for (loo, row, c), (ours, value, readout, whole) in zip(
-            alone, many_loo(model, encs, token_budget=budget)
-        ):
-            assert (
-                torch.allclose(loo, ours, atol=1e-4)
-                and torch.allclose(row, whole, atol=1e-4)
-                and readout.chosen(0) == c
-                and float(value) == pytest.approx(float(row[c]), abs=1e-4)
-            )
-    for a, (loo, _, c) in zip(
-        explain(model, tokenizer, TEXTS, method='loo'), alone
-    ):
-        assert torch.allclose(a.scores, loo, atol=1e-4) and a.target == c
-    words = explain(
-        model,
-        tokenizer,
-        TEXTS,
-        method='loo',
-        units=['word', 'token', 'sentence'],
+@pytest.fixture(scope='module')
+def alone(sentences):
+    "LOO of each text by itself, nothing dropped."
+    return [
+        leave_one_out(sentences.model, e, drop=False) for e in sentences.encs
+    ]
+
+
+@pytest.mark.parametrize('budget', [1, 30, 8192])
+def test_loo_of_many_texts_is_that_of_each(sentences, alone, budget):
+    together = many_loo(sentences.model, sentences.encs, token_budget=budget)
+    for one, (loo, logits, c) in zip(together, alone, strict=True):
+        assert close(one.scores, loo)
+        assert close(one.row, logits)
+        assert one.readout.chosen(0) == c
+        assert float(one.value) == pytest.approx(float(logits[c]), abs=1e-4)
+
+
+def test_explained_loo_of_many_texts_is_that_of_each(sentences, alone):
+    together = explain(
+        sentences.model, sentences.tokenizer, TEXTS, method='loo'
     )
-    for a, t, u in zip(words, TEXTS, ('word', 'token', 'sentence')):
-        assert torch.allclose(
-            a.scores,
-            explain(model, tokenizer, t, method='loo', units=u, drop=False)[
-                0
-            ].scores,
-            atol=1e-4,
-        )
+    for a, (loo, _, c) in zip(together, alone, strict=True):
+        assert close(a.scores, loo)
+        assert a.target == c
 
 
-def test_nothing_left_but_the_row_that_is_read():
-    "Every content token gone; [CLS] gone as well; only [CLS] gone."
-    model, tokenizer = load_demo('sst2')
-    enc = encode(model, tokenizer, TEXTS[0])
-    T = enc['input_ids'].shape[1]
-    keep = torch.zeros(3, T, dtype=torch.bool)
-    keep[0, 0] = keep[0, -1] = True
-    keep[1, -1] = True
-    keep[2, 1:] = True
-    with torch.no_grad():
-        own = torch.cat(
-            [
-                model(**enc | dict(attention_mask=k[None].long())).logits
-                for k in keep
-            ]
-        )
-    assert torch.allclose(subset_logits(model, enc, keep), own, atol=1e-4)
-    none = torch.zeros(1, T, dtype=torch.bool)
-    with torch.no_grad():
-        own = model(**enc | dict(attention_mask=none.long())).logits
-    assert torch.allclose(
-        subset_logits(model, enc, none), own, atol=1e-4, equal_nan=True
-    )
+def test_loo_by_units_of_many_texts_is_that_of_each(sentences):
+    model, tokenizer = sentences.model, sentences.tokenizer
+    units = ['word', 'token', 'sentence']
+    together = explain(model, tokenizer, TEXTS, method='loo', units=units)
+    for a, t, u in zip(together, TEXTS, units, strict=True):
+        (one,) = explain(model, tokenizer, t, method='loo', units=u, drop=False)
+        assert close(a.scores, one.scores)
 
 
-def test_where_the_model_is_more_than_its_weights():
-    """Hooks, replaced parts and other classes: refused by construction, or by
-    the check.
-    """
-    model, tokenizer = load_demo('sst2')
-    enc = encode(model, tokenizer, TEXTS[0])
-    layer = model.bert.encoder.layer[2]
-    assert fast_encoder(model, enc) is not None
-    for module in (layer, layer.output.dense, model.classifier, model.bert):
-        handle = module.register_forward_hook(
-            lambda m, args, out: out * 1.5 if torch.is_tensor(out) else None
-        )
-        assert fast_encoder(model, enc) is None
-        keep = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)[:3]
-        with torch.no_grad():
-            own = torch.cat(
-                [
-                    model(**enc | dict(attention_mask=k[None].long())).logits
-                    for k in keep
-                ]
-            )
-        assert torch.allclose(subset_logits(model, enc, keep), own, atol=1e-4)
-        handle.remove()
+def only(*places):
+    "(1, T) bool of the first text, as a function of T."
 
-    class Louder(nn.Linear):
-        def forward(self, x):
-            return 1.1 * super().forward(x)
+    def keep(n):
+        k = torch.zeros(1, n, dtype=torch.bool)
+        k[0, list(places)] = True
+        return k
 
-    new = Louder(384, 384)
-    new.load_state_dict(layer.attention.output.dense.state_dict())
-    old = layer.attention.output.dense
-    layer.attention.output.dense = new
+    return keep
+
+
+@pytest.mark.parametrize(
+    'keep',
+    [only(0, -1), only(-1), lambda n: (torch.arange(n) > 0)[None], only()],
+    ids=['ends', '[SEP] alone', 'all but [CLS]', 'nothing'],
+)
+def test_nothing_left_but_the_row_that_is_read(sentences, keep):
+    model, enc = sentences.model, sentences.encs[0]
+    keep = keep(enc['input_ids'].shape[1])
+    own = masked_logits(model, enc, keep)
+    logits = subset_logits(model, enc, keep)
+    assert torch.allclose(logits, own, atol=1e-4, equal_nan=True)
+
+
+# ---- where the model is more than its weights
+
+
+def louder(module, args, out):
+    return out * 1.5 if torch.is_tensor(out) else None
+
+
+PARTS = {
+    'layer': lambda model: model.bert.encoder.layer[2],
+    'linear': lambda model: model.bert.encoder.layer[2].output.dense,
+    'classifier': lambda model: model.classifier,
+    'encoder': lambda model: model.bert,
+}
+
+
+@pytest.fixture(params=PARTS)
+def heard(request, own_model):
+    "A model with a hook of somebody's, and a text."
+    model, enc = own_model
+    PARTS[request.param](model).register_forward_hook(louder)
+    return model, enc
+
+
+def test_a_model_with_a_hook_is_not_taken(heard):
+    assert fast_encoder(*heard) is None
+
+
+def test_a_model_with_a_hook_gives_its_own_numbers(heard):
+    model, enc = heard
+    keep = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)[:3]
+    own = masked_logits(model, enc, keep)
+    assert close(subset_logits(model, enc, keep), own)
+
+
+class Louder(nn.Linear):
+    def forward(self, x):
+        return 1.1 * super().forward(x)
+
+
+def test_a_model_with_a_part_of_another_class_is_not_taken(own_model):
+    model, _ = own_model
+    output = model.bert.encoder.layer[2].attention.output
+    other = Louder(384, 384)
+    other.load_state_dict(output.dense.state_dict())
+    output.dense = other
     with pytest.raises(ValueError, match='parts that BERT'):
         FastEncoder(model)
-    layer.attention.output.dense = old
-    layer.attention.self.scaling *= 2  # built alike, computed otherwise
-    assert FastEncoder(model) and fast_encoder(model, enc) is None
-    layer.attention.self.scaling /= 2
+
+
+def test_a_model_that_computes_otherwise_fails_the_trial(own_model):
+    "Built alike: nothing but its numbers gives it away."
+    model, enc = own_model
+    model.bert.encoder.layer[2].attention.self.scaling *= 2
+    FastEncoder(model)
+    assert fast_encoder(model, enc) is None
+
+
+def test_a_model_in_training_is_not_taken(own_model):
+    model, enc = own_model
     assert fast_encoder(model, enc) is not None
     assert fast_encoder(model.train(), enc) is None
-    model.eval()
 
 
-def test_errors_name_the_subsets():
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in TEXTS[:2]]
+def test_errors_name_the_subsets(sentences):
+    keeps = [torch.ones(1, 3, dtype=torch.bool)] * 2
     with pytest.raises(ValueError, match='keep must be'):
-        many_subset_logits(
-            model, encs, [torch.ones(1, 3, dtype=torch.bool)] * 2
-        )
+        many_subset_logits(sentences.model, sentences.encs[:2], keeps)
 
 
-def test_curves_of_many_texts():
-    "Each text's curves as if it were alone, and as if nothing were dropped."
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
+# ---- curves
+
+
+def units_of(tokenizer, enc, chunk=1):
+    return removal_units(special_mask(tokenizer, enc['input_ids'][0]), chunk)
+
+
+def test_curves_of_many_texts_are_those_of_each(sentences):
+    "As if each were alone, and as if nothing were dropped."
+    model, encs = sentences.model, sentences.encs
     g = torch.Generator().manual_seed(0)
     scores = [
         {m: torch.randn(e['input_ids'].shape[1], generator=g) for m in 'ab'}
         for e in encs
     ]
-    units = [
-        removal_units(special_mask(tokenizer, e['input_ids'][0]), 2)
-        for e in encs
-    ]
+    units = [units_of(sentences.tokenizer, e, chunk=2) for e in encs]
     targets = [0, 1, None]
-    for e, s, u, t, ours in zip(
-        encs,
-        scores,
-        units,
-        targets,
-        many_perturbation_curves(
-            model, encs, scores, units, targets, token_budget=64
-        ),
-    ):
-        alone = perturbation_curves(model, e, s, u, t, drop=False)
+    together = many_perturbation_curves(
+        model, encs, scores, units, targets, token_budget=64
+    )
+    texts = zip(encs, scores, units, targets, strict=True)
+    for (enc, s, u, target), found in zip(texts, together, strict=True):
+        alone = perturbation_curves(model, enc, s, u, target, drop=False)
         for m in s:
-            assert all(
-                torch.allclose(x, y, atol=1e-4) and len(x) == int(u.max()) + 2
-                for x, y in zip(ours[m], alone[m])
-            )
+            for curve, expected in zip(found[m], alone[m], strict=True):
+                assert len(curve) == int(u.max()) + 2
+                assert close(curve, expected)
+
+
+def test_a_text_without_a_token_to_remove_has_no_curve(sentences):
+    enc = sentences.encs[0]
+    n = enc['input_ids'].shape[1]
+    nothing = torch.full((n,), -1)
     with pytest.raises(ValueError, match='no token'):
         many_perturbation_curves(
-            model, encs[:1], scores[:1], [torch.full_like(units[0], -1)], [None]
+            sentences.model, [enc], [{'a': torch.ones(n)}], [nothing], [None]
         )
 
 
-@pytest.mark.parametrize('demo', ['reviews-sst2', 'reviews'])
-def test_a_decoders_prefix_is_computed_once(demo):
-    """LOO, spans and curves from the cache are those of masked texts; and
-    fewer tokens go through the model.
-    """
-    model, tokenizer = load_demo(demo)
+# ---- a decoder's prefix
+
+
+@pytest.fixture(scope='module', params=['reviews-sst2', 'reviews'])
+def decoder(request):
+    model, tokenizer = load_demo(request.param)
     enc = encode(model, tokenizer, ' '.join(TEXTS))
-    T = enc['input_ids'].shape[1]
-    runs = {}
+    return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
+
+
+def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
+    found = {}
+    tokens = {}
     for drop in (None, False):
-        with CountTokens(model) as count:
-            loo = leave_one_out(model, enc, drop=drop)[0]
-        runs[drop] = loo, count.n
-    assert (
-        torch.allclose(runs[None][0], runs[False][0], atol=1e-4)
-        and runs[None][1] < 0.8 * runs[False][1]
+        with CountTokens(decoder.model) as count:
+            found[drop], _, _ = leave_one_out(
+                decoder.model, decoder.enc, drop=drop
+            )
+        tokens[drop] = count.n
+    assert close(found[None], found[False])
+    assert tokens[None] < 0.8 * tokens[False]
+
+
+def test_spans_after_the_prefix_are_those_of_masked_texts(decoder):
+    spans = torch.full((decoder.enc['input_ids'].shape[1],), -1)
+    spans[2:4] = 0
+    spans[5:9] = 1
+    dropped, masked = (
+        leave_one_out(decoder.model, decoder.enc, units=spans, drop=drop)[0]
+        for drop in (None, False)
     )
-    spans = torch.full((T,), -1)
-    spans[2:4], spans[5:9] = 0, 1
-    assert torch.allclose(
-        leave_one_out(model, enc, units=spans)[0],
-        leave_one_out(model, enc, units=spans, drop=False)[0],
-        atol=1e-4,
+    assert close(dropped, masked)
+
+
+def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
+    units = units_of(decoder.tokenizer, decoder.enc)
+    scores = {'order': torch.arange(len(units)).float()}
+    dropped, masked = (
+        perturbation_curves(
+            decoder.model, decoder.enc, scores, units, None, drop=drop
+        )['order']
+        for drop in (None, False)
     )
-    units = removal_units(special_mask(tokenizer, enc['input_ids'][0]))
-    scores = {'order': torch.arange(T).float()}
-    for a, b in zip(
-        perturbation_curves(model, enc, scores, units, None)['order'],
-        perturbation_curves(model, enc, scores, units, None, drop=False)[
-            'order'
-        ],
-    ):
-        assert torch.allclose(a, b, atol=1e-4)
+    for a, b in zip(dropped, masked, strict=True):
+        assert close(a, b)
+
+
+# ---- one row of the last layer
+
+
+@pytest.fixture(params=[f for f, task in family_tasks() if task == 'class'])
+def layered(request):
+    "A model whose last layer is where BERT has it."
+    model = random_model(request.param, 'class', 'eager')
+    if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'):
+        pytest.skip('built otherwise')
+    return model
+
+
+class LastLayer:
+    "What a model and its last layer give in one pass."
+
+    def __init__(self, model, context):
+        self.rows = None
+
+        def listen(module, args, out):
+            out = out if torch.is_tensor(out) else out[0]
+            self.rows = out.shape[1]
+
+        layer = model.base_model.encoder.layer[-1]
+        with context, watch_embeddings(model) as seen:
+            handle = layer.register_forward_hook(listen)
+            self.logits = output_field(forward(model, random_inputs(model)))
+            handle.remove()
+        (self.gradient,) = torch.autograd.grad(self.logits[0, 0], seen[0])
+
+
+def test_one_row_gives_the_logits_and_gradients_of_all(layered):
+    one = LastLayer(layered, read_row_only(layered))
+    whole = LastLayer(layered, contextlib.nullcontext())
+    assert torch.allclose(one.logits, whole.logits, atol=1e-12)
+    assert torch.allclose(one.gradient, whole.gradient, atol=1e-12)
+
+
+def test_one_row_where_the_class_is_known(layered):
+    one = LastLayer(layered, read_row_only(layered))
+    assert (one.rows == 1) == (type(layered).__name__ in READ_FIRST_ROW)
 
 
 @pytest.mark.parametrize(
-    'family,task', [f for f in family_tasks() if f[1] == 'class']
+    'target',
+    [lambda out: out.logits[:, 0], Target(0, output='hidden_states')],
+    ids=['a function', 'another field'],
 )
-def test_one_row_of_the_last_layer(family, task):
-    """Logits and gradients of the whole pass, from one row where the class is
-    known; other models untouched.
-    """
-    model = random_model(family, task, 'eager')
-    inputs = random_inputs(model)
-    rows = []
-    if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'):
-        pytest.skip('built otherwise')
-
-    def listen():
-        return model.base_model.encoder.layer[-1].register_forward_hook(
-            lambda m, a, out: rows.append(
-                (out if torch.is_tensor(out) else out[0]).shape[1]
-            )
-        )
-
-    def run(context):
-        with context, watch_embeddings(model) as seen:
-            handle = listen()
-            value = output_field(forward(model, inputs))
-            handle.remove()
-        return value, torch.autograd.grad(value[0, 0], seen[0])[0]
-
-    one, g = run(read_row_only(model))
-    whole, h = run(contextlib.nullcontext())
-    assert torch.allclose(one, whole, atol=1e-12) and torch.allclose(
-        g, h, atol=1e-12
-    )
-    assert (rows[0] == 1) == (type(model).__name__ in READ_FIRST_ROW)
-    for target in (
-        lambda out: out.logits[:, 0],
-        Target(0, output='hidden_states'),
-    ):
-        rows.clear()
-        run(read_row_only(model, target))
-        assert rows[0] > 1  # may read what is left out
-    model.train()
-    rows.clear()
-    run(read_row_only(model))
-    assert rows[0] > 1
-    model.eval()
+def test_all_rows_where_the_target_may_read_any(target):
+    model = random_model('BERT', 'class', 'eager')
+    assert LastLayer(model, read_row_only(model, target)).rows > 1
 
 
-def test_rows_of_many_texts_are_each_text():
-    model, tokenizer = load_demo('sst2')
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
+def test_all_rows_in_training():
+    model = random_model('BERT', 'class', 'eager').train()
+    assert LastLayer(model, read_row_only(model)).rows > 1
+
+
+# ---- batches and cores
+
+
+def test_rows_of_many_texts_are_each_text(sentences):
+    model, tokenizer = sentences.model, sentences.tokenizer
     methods = {m: (m, {}) for m in ('attn_lrp', 'removal', 'ig')}
-    for a, b in zip(
-        faithfulness_rows(model, tokenizer, encs, methods),
-        (faithfulness_row(model, tokenizer, e, methods) for e in encs),
-    ):
-        assert (
-            a['target'] == b['target']
-            and a['n_tokens'] == b['n_tokens']
-            and list(a['methods']) == list(b['methods'])
-        )
-        for m in a['methods']:
-            assert all(
-                a['methods'][m][k]
-                == pytest.approx(b['methods'][m][k], abs=1e-4)
-                for k in ('r', 'r_all', 'lerf', 'morf')
-            )
+    together = faithfulness_rows(model, tokenizer, sentences.encs, methods)
+    for row, enc in zip(together, sentences.encs, strict=True):
+        one = faithfulness_row(model, tokenizer, enc, methods)
+        assert row['target'] == one['target']
+        assert row['n_tokens'] == one['n_tokens']
+        assert list(row['methods']) == list(one['methods'])
+        for m, found in row['methods'].items():
+            expected = one['methods'][m]
+            for k in ('r', 'r_all', 'lerf', 'morf'):
+                assert found[k] == pytest.approx(expected[k], abs=1e-4), (m, k)
 
 
-def test_integrated_gradients_do_not_depend_on_the_batch():
-    model, tokenizer = load_demo('sst2')
-    alone = [explain(model, tokenizer, t, method='ig')[0] for t in TEXTS]
-    for size in (1, 16, 40, 256):
-        for a, b in zip(
-            explain(
-                model, tokenizer, TEXTS, method='ig', internal_batch_size=size
-            ),
-            alone,
-        ):
-            assert torch.allclose(a.scores, b.scores, atol=1e-4) and a.info[
-                'completeness_error'
-            ] == pytest.approx(b.info['completeness_error'], abs=1e-4)
+@pytest.fixture(scope='module')
+def ig_alone(sentences):
+    return [
+        explain(sentences.model, sentences.tokenizer, t, method='ig')[0]
+        for t in TEXTS
+    ]
 
 
-def test_cores_share_the_work_where_they_may():
-    """Two threads give one thread's numbers and leave torch's setting; a
-    context or a hook of the caller's keeps the work in its thread.
-    """
-    model, tokenizer = load_demo('sst2')
+@pytest.mark.parametrize('size', [1, 16, 40, 256])
+def test_integrated_gradients_do_not_depend_on_the_batch(
+    sentences, ig_alone, size
+):
+    together = explain(
+        sentences.model,
+        sentences.tokenizer,
+        TEXTS,
+        method='ig',
+        internal_batch_size=size,
+    )
+    for a, b in zip(together, ig_alone, strict=True):
+        error, expected = (x.info['completeness_error'] for x in (a, b))
+        assert close(a.scores, b.scores)
+        assert error == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.fixture
+def threads():
+    "torch's setting is put back."
     before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    'method', ['attn_lrp', 'removal', 'ig', 'rollout', 'loo']
+)
+def test_two_threads_give_the_numbers_of_one(sentences, threads, method):
     texts = TEXTS * 4
-    here = threading.get_ident()
+    found = {}
+    for n in (1, 2):
+        threads(n)
+        assert cores(sentences.model) == n
+        found[n] = explain(
+            sentences.model, sentences.tokenizer, texts, method=method
+        )
+        assert torch.get_num_threads() == n
+    for a, b in zip(found[1], found[2], strict=True):
+        assert close(a.scores, b.scores)
+        assert a.tokens == b.tokens
+        assert a.target == b.target
+
+
+def test_jobs_leave_the_callers_thread(threads):
+    threads(2)
     ran = set()
-    try:
-        torch.set_num_threads(1)
-        alone = {
-            m: explain(model, tokenizer, texts, method=m)
-            for m in ('attn_lrp', 'removal', 'ig', 'rollout', 'loo')
-        }
-        torch.set_num_threads(2)
-        assert cores(model) == 2
-        for m, expected in alone.items():
-            for a, b in zip(
-                explain(model, tokenizer, texts, method=m), expected
-            ):
-                assert (
-                    torch.allclose(a.scores, b.scores, atol=1e-4)
-                    and a.tokens == b.tokens
-                    and a.target == b.target
-                )
-        assert torch.get_num_threads() == 2
-        on_every_core(
-            lambda i: ran.add(threading.get_ident()),
-            [(i,) for i in range(8)],
-            2,
-        )
-        assert here not in ran
-        with pytest.raises(ZeroDivisionError):
-            on_every_core(lambda i: 1 // i, [(1,), (0,), (2,)], 2)
-        assert torch.get_num_threads() == 2
-        with torch.autocast('cpu', torch.bfloat16):
-            assert cores(model) == 1
-        with key_weights(torch.ones(1, 4)):
-            assert cores(model) == 1
-        handle = model.classifier.register_forward_hook(
-            lambda m, a, out: ran.add(threading.get_ident())
-        )
-        ran.clear()
-        assert cores(model) == 1
-        explain(model, tokenizer, texts, method='attn_lrp', batch_size=2)
-        assert ran == {here}
-        handle.remove()
-    finally:
-        torch.set_num_threads(before)
+    jobs = [(i,) for i in range(8)]
+    on_every_core(lambda i: ran.add(threading.get_ident()), jobs, 2)
+    assert ran
+    assert threading.get_ident() not in ran
+
+
+def test_an_error_in_a_job_leaves_the_threads_as_they_were(threads):
+    threads(2)
+    with pytest.raises(ZeroDivisionError):
+        on_every_core(lambda i: 1 // i, [(1,), (0,), (2,)], 2)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    'context',
+    [
+        lambda: torch.autocast('cpu', torch.bfloat16),
+        lambda: key_weights(torch.ones(1, 4)),
+    ],
+    ids=['autocast', 'a mode'],
+)
+def test_a_context_of_the_callers_keeps_the_work_in_its_thread(
+    sentences, threads, context
+):
+    threads(2)
+    with context():
+        assert cores(sentences.model) == 1
+
+
+def test_a_hook_of_the_callers_keeps_the_work_in_its_thread(
+    own_model, tokenizer, threads
+):
+    threads(2)
+    model, _ = own_model
+    ran = set()
+    model.classifier.register_forward_hook(
+        lambda m, a, out: ran.add(threading.get_ident())
+    )
+    assert cores(model) == 1
+    explain(model, tokenizer, TEXTS * 4, method='attn_lrp', batch_size=2)
+    assert ran == {threading.get_ident()}

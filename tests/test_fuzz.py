@@ -1,5 +1,6 @@
-"""Random texts through `explain`: nothing but the documented errors, finite scores, the text's own tokens, duplicates alike, order kept.
-A slice here; `python tests/test_fuzz.py 2000 --write` runs so many and writes results/fuzz.json.
+"""Random texts through `explain`: nothing but the documented errors, finite scores, the text's
+own tokens, duplicates alike, order kept. A slice here; `python tests/test_fuzz.py 2000 --write`
+runs so many and writes results/fuzz.json.
 """
 
 import json
@@ -20,16 +21,23 @@ from lrp_loo import explain, load_demo
 from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.models import describe_model
 
+RECORD = Path(__file__).parents[1] / 'results' / 'fuzz.json'
 N = int(os.environ.get('LRP_LOO_FUZZ', 100))
 METHODS = ('attn_lrp', 'cp_lrp', 'removal')
 EXACT = 'loo'
-LONGEST = 512
-TOLERANCE = dict.fromkeys(
-    METHODS,
-    1e-4,
-    # of one text's scores in different company: single precision, scores up to
-    # 10
-)
+LONGEST = 512  # tokens that the model takes
+SHORT = 64  # tokens of a text that exact LOO is asked of
+BATCH = 50
+# of one text's scores in different company: single precision, scores up to 10
+TOLERANCE = dict.fromkeys(METHODS, 1e-4)
+REFUSED = {  # the documented errors
+    'empty': 'the text is empty',
+    'surrogate': 'lone surrogate',
+    'no token': 'no token besides the special ones',
+}
+
+# ------------------------------------------------------------ random texts
+
 WORDS = (
     "a the film plot actor ending dull bright never always laughed cried slow"
     " quick music camera not very almost story scene hero nobody why café naïve"
@@ -50,225 +58,325 @@ SPACES = [
 EMOJI = ['😀', '🎬', '👩‍👩‍👧‍👦', '🏳️‍🌈', '👍🏽', '❤️', '🇯🇵', '7️⃣']
 RTL = ['סרט', 'נהדר', 'فيلم', 'رائع', '\u202e', '\u200f', 'أبدا']
 SPECIAL = ['[CLS]', '[SEP]', '[PAD]', '[MASK]', '[UNK]', '##s', '[', '<s>']
-REFUSED = {
-    'empty': 'the text is empty',
-    'surrogate': 'lone surrogate',
-    'no token': 'no token besides the special ones',
-}  # the documented errors
 
 
-def _join(rng, parts, n):
-    return ''.join(
-        str(rng.choice(parts)) + str(rng.choice(SPACES)) for _ in range(n)
-    )
+def _joined(rng, parts, n):
+    "n parts, with any space behind each."
+    pairs = [(rng.choice(parts), rng.choice(SPACES)) for _ in range(n)]
+    return ''.join(f'{part}{space}' for part, space in pairs)
 
 
 def _points(rng, low, high, n):
+    "n code points."
     return ''.join(chr(int(c)) for c in rng.integers(low, high, n))
 
 
-KINDS = {  # kind → (rng, size) → text
-    'words': lambda r, n: ' '.join(r.choice(WORDS, n)),
-    'spaced': lambda r, n: _join(r, WORDS, n),
-    'emoji': lambda r, n: _join(r, EMOJI + WORDS[:6], n),
-    'right to left': lambda r, n: _join(r, RTL + WORDS[:3], n),
-    'special': lambda r, n: _join(r, SPECIAL + (WORDS[:4] if n % 2 else []), n),
-    'repeated': lambda r, n: (
-        str(r.choice(WORDS + EMOJI + list('a!.,\u0301')))
-        * (n * int(r.integers(1, 9)))
-    ),
-    'ASCII': lambda r, n: _points(r, 0, 128, n),
-    'plane 0': lambda r, n: _points(r, 0, 0x10000, n),  # with surrogates
-    'any': lambda r, n: _points(r, 0x10000, 0x110000, n),
-    'combining': lambda r, n: ''.join(
-        str(r.choice(list('aeiou ')))
-        + _points(r, 0x300, 0x370, int(r.integers(0, 4)))
-        for _ in range(n)
-    ),
-    'nothing': lambda r, n: ''.join(
-        r.choice(SPACES + ['\x00', '\u200d', '\ufffd'], min(n, 9))
-    ),
-    'long': lambda r, n: ' '.join(r.choice(WORDS, 20 * n)),
+def _repeated(rng, n):
+    part = str(rng.choice(WORDS + EMOJI + list('a!.,\u0301')))
+    return part * (n * int(rng.integers(1, 9)))
+
+
+def _combining(rng, n):
+    "Vowels with up to three marks."
+    parts = []
+    for _ in range(n):
+        letter = str(rng.choice(list('aeiou ')))
+        marks = int(rng.integers(0, 4))
+        parts.append(letter + _points(rng, 0x300, 0x370, marks))
+    return ''.join(parts)
+
+
+def _nothing(rng, n):
+    blank = SPACES + ['\x00', '\u200d', '\ufffd']
+    return ''.join(rng.choice(blank, min(n, 9)))
+
+
+def _special(rng, n):
+    parts = SPECIAL + WORDS[:4] if n % 2 else SPECIAL
+    return _joined(rng, parts, n)
+
+
+KINDS = {  # kind → how often, (rng, size) → text
+    'words': (0.2, lambda rng, n: ' '.join(rng.choice(WORDS, n))),
+    'spaced': (0.1, lambda rng, n: _joined(rng, WORDS, n)),
+    'emoji': (0.1, lambda rng, n: _joined(rng, EMOJI + WORDS[:6], n)),
+    'right to left': (0.1, lambda rng, n: _joined(rng, RTL + WORDS[:3], n)),
+    'special': (0.1, _special),
+    'repeated': (0.08, _repeated),
+    'ASCII': (0.08, lambda rng, n: _points(rng, 0, 128, n)),
+    # with surrogates
+    'plane 0': (0.08, lambda rng, n: _points(rng, 0, 0x10000, n)),
+    'any': (0.06, lambda rng, n: _points(rng, 0x10000, 0x110000, n)),
+    'combining': (0.05, _combining),
+    'nothing': (0.03, _nothing),
+    'long': (0.02, lambda rng, n: ' '.join(rng.choice(WORDS, 20 * n))),
 }
 
 
 def random_texts(n, seed):
     "n (kind, text), one in ten said before."
     rng = np.random.default_rng(seed)
+    often = [p for p, _ in KINDS.values()]
     out = []
     for i in range(n):
         if i and rng.random() < 0.1:
             out.append(out[rng.integers(len(out))])
             continue
-        kind = list(KINDS)[
-            rng.choice(
-                len(KINDS),
-                p=[
-                    0.2,
-                    0.1,
-                    0.1,
-                    0.1,
-                    0.1,
-                    0.08,
-                    0.08,
-                    0.08,
-                    0.06,
-                    0.05,
-                    0.03,
-                    0.02,
-                ],
-            )
-        ]
-        out.append((kind, KINDS[kind](rng, int(rng.integers(1, 25)))))
+        kind = list(KINDS)[rng.choice(len(KINDS), p=often)]
+        text_of = KINDS[kind][1]
+        out.append((kind, text_of(rng, int(rng.integers(1, 25)))))
     return out
+
+
+# ------------------------------------------------------------ what must come
 
 
 def refusal(tokenizer, text):
     """Which of REFUSED the text must get, found without the code under test;
     None: it has content.
     """
-    if any(0xD800 <= ord(c) < 0xE000 for c in text):
-        return 'surrogate' if text.strip() else 'empty'
     if not text.strip():
         return 'empty'
+    if any(0xD800 <= ord(c) < 0xE000 for c in text):
+        return 'surrogate'
     special = set(tokenizer.all_special_tokens) - {'[UNK]'}
-    return None if set(tokenizer.tokenize(text)) - special else 'no token'
+    content = set(tokenizer.tokenize(text)) - special
+    return None if content else 'no token'
+
+
+def n_tokens(tokenizer, text):
+    "Before it is cut."
+    return len(tokenizer(text, verbose=False)['input_ids'])
+
+
+def asked_of_loo(tokenizer, good):
+    "Every eighth of the short texts."
+    different = list(dict.fromkeys(good))
+    short = [t for t in different if n_tokens(tokenizer, t) <= SHORT]
+    return short[::8]
+
+
+def counts_due(tokenizer, said):
+    "What a run must count, found without a model."
+    refused = [refusal(tokenizer, text) for _, text in said]
+    good = [text for (_, text), why in zip(said, refused) if why is None]
+    some = asked_of_loo(tokenizer, good)
+    counts = Counter(f'of kind {kind}' for kind, _ in said)
+    counts.update(f'refused: {why}' for why in refused if why)
+    counts.update({f'explained by {m}': len(good) for m in METHODS})
+    too_long = [t for t in good if n_tokens(tokenizer, t) > LONGEST]
+    counts['longer than the model, cut'] = len(too_long)
+    counts['duplicates'] = len(METHODS) * (len(good) - len(set(good)))
+    counts[f'explained by {EXACT}'] = len(some)
+    counts['alone against in a batch'] = len(METHODS) * len(some[::4])
+    return dict(texts=len(said), **counts)
+
+
+# ------------------------------------------------------------ the run
 
 
 def check(a, tokenizer, text):
     "One explanation against its text."
     ids = tokenizer(text, truncation=True, max_length=LONGEST)['input_ids']
-    assert (
-        a.input_ids.tolist() == ids
-        and a.tokens == tokenizer.convert_ids_to_tokens(ids)
-        and len(a.scores) == len(ids)
-    )
-    assert (
-        torch.isfinite(a.scores).all()
-        and np.isfinite(a.logit)
-        and a.target in (0, 1)
-    )
+    assert a.input_ids.tolist() == ids
+    assert a.tokens == tokenizer.convert_ids_to_tokens(ids)
+    assert a.scores.shape == (len(ids),)
+    assert torch.isfinite(a.scores).all()
+    assert np.isfinite(a.logit)
+    assert a.target in (0, 1)
 
 
 def apart(a, b):
     "How far two explanations of one text are from each other."
-    assert a.tokens == b.tokens and a.target == b.target
+    assert a.tokens == b.tokens
+    assert a.target == b.target
     return float((a.scores - b.scores).abs().max())
 
 
-def fuzz(model, tokenizer, n, seed, batch=50):
-    "Counts of what came."
-    said = random_texts(n, seed)
-    good = []
-    counts = Counter()
-    for kind, t in said:
-        counts[f'of kind {kind}'] += 1
-        why = refusal(tokenizer, t)
-        if why is None:
-            good.append(t)
-            continue
-        with pytest.raises(ValueError, match=REFUSED[why]):
-            explain(model, tokenizer, t)
-        counts[f'refused: {why}'] += 1
-    first = {}
-    worst = dict.fromkeys(METHODS, 0.0)
-    logits = {}
-    for s in range(0, len(good), batch):
-        texts = good[s : s + batch]
-        counts['longer than the model, cut'] += sum(
-            len(tokenizer(t, verbose=False)['input_ids']) > LONGEST
-            for t in texts
+class Run:
+    "Counts of what came, and the largest difference of one text's scores."
+
+    def __init__(self, model, tokenizer):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.counts = Counter()
+        self.worst = dict.fromkeys(METHODS, 0.0)
+        self.first = {}  # (text, method) → its first explanation
+        self.logits = {}
+
+    def refuse(self, said):
+        "The texts that are not refused; the others get their error."
+        good = []
+        for kind, text in said:
+            self.counts[f'of kind {kind}'] += 1
+            why = refusal(self.tokenizer, text)
+            if why is None:
+                good.append(text)
+                continue
+            with pytest.raises(ValueError, match=REFUSED[why]):
+                explain(self.model, self.tokenizer, text)
+            self.counts[f'refused: {why}'] += 1
+        return good
+
+    def explain(self, texts, method, **options):
+        "Each explanation checked, and its logit the same by every method."
+        found = explain(
+            self.model, self.tokenizer, texts, method=method, **options
         )
-        for m in METHODS:
-            for t, a in zip(
-                texts,
-                explain(model, tokenizer, texts, method=m, truncation=True),
-            ):  # in order: a check would see another text's tokens
-                check(a, tokenizer, t)
-                counts[f'explained by {m}'] += 1
-                logits.setdefault(t, a.logit)
-                assert abs(logits[t] - a.logit) < 1e-4
-                if (t, m) in first:
-                    worst[m] = max(worst[m], apart(first[t, m], a))
-                    counts['duplicates'] += 1
+        # in order: a check would see another text's tokens
+        for text, a in zip(texts, found, strict=True):
+            check(a, self.tokenizer, text)
+            self.counts[f'explained by {method}'] += 1
+            self.logits.setdefault(text, a.logit)
+            assert abs(self.logits[text] - a.logit) < 1e-4
+        return found
+
+    def compare(self, text, method, a):
+        "With what the text got at first."
+        difference = apart(self.first[text, method], a)
+        self.worst[method] = max(self.worst[method], difference)
+
+    def batch(self, texts):
+        "Every method on texts in company."
+        tokens = [n_tokens(self.tokenizer, t) for t in texts]
+        too_long = sum(n > LONGEST for n in tokens)
+        self.counts['longer than the model, cut'] += too_long
+        for method in METHODS:
+            found = self.explain(texts, method, truncation=True)
+            for text, a in zip(texts, found):
+                if (text, method) in self.first:
+                    self.compare(text, method, a)
+                    self.counts['duplicates'] += 1
                 else:
-                    first[t, m] = a
-    some = [t for t in dict.fromkeys(good) if len(first[t, METHODS[0]]) <= 64][
-        ::8
-    ]
-    for t, a in zip(some, explain(model, tokenizer, some, method=EXACT)):
-        check(a, tokenizer, t)
-        counts[f'explained by {EXACT}'] += 1
-        assert abs(logits[t] - a.logit) < 1e-4
-    for t in some[::4]:  # alone or in company
-        for m in METHODS:
-            worst[m] = max(
-                worst[m],
-                apart(first[t, m], explain(model, tokenizer, t, method=m)[0]),
-            )
-            counts['alone against in a batch'] += 1
-    return dict(texts=n, **counts), worst
+                    self.first[text, method] = a
+
+    def alone(self, text):
+        "Every method on one text without company."
+        for method in METHODS:
+            (a,) = explain(self.model, self.tokenizer, text, method=method)
+            self.compare(text, method, a)
+            self.counts['alone against in a batch'] += 1
 
 
-def test_random_texts(demo):
-    counts, worst = fuzz(*demo, N, seed=0)
-    assert all(worst[m] <= TOLERANCE[m] for m in METHODS), worst
-    assert (
-        counts['duplicates']
-        and counts['alone against in a batch']
-        and any(k.startswith('refused') for k in counts)
-        and counts['explained by loo'] >= 5
+def fuzz(model, tokenizer, n, seed):
+    "Counts of what came, and the largest differences by method."
+    run = Run(model, tokenizer)
+    good = run.refuse(random_texts(n, seed))
+    for start in range(0, len(good), BATCH):
+        run.batch(good[start : start + BATCH])
+    some = asked_of_loo(tokenizer, good)
+    run.explain(some, EXACT)
+    for text in some[::4]:
+        run.alone(text)
+    return dict(texts=n, **run.counts), run.worst
+
+
+# ------------------------------------------------------------ the tests
+
+
+@pytest.fixture(scope='module')
+def fresh(demo):
+    "A small run."
+    return fuzz(*demo, N, seed=0)
+
+
+@pytest.fixture(scope='module')
+def record():
+    return json.loads(RECORD.read_text(encoding='utf-8'))
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_text_gets_the_same_scores_in_any_company(fresh, method):
+    _, worst = fresh
+    assert worst[method] <= TOLERANCE[method]
+
+
+def test_random_texts_get_what_is_due(fresh, demo):
+    counts, _ = fresh
+    assert counts == counts_due(demo[1], random_texts(N, 0))
+
+
+@pytest.mark.parametrize(
+    'what, least',
+    [
+        ('duplicates', 1),
+        ('alone against in a batch', 1),
+        ('refused: empty', 1),
+        ('explained by loo', 5),
+    ],
+)
+def test_the_small_run_has_something_of_everything(fresh, what, least):
+    counts, _ = fresh
+    assert counts[what] >= least
+
+
+def test_the_small_run_is_the_beginning_of_the_record(record):
+    seed = record['config']['seed']
+    assert random_texts(2000, seed)[:N] == random_texts(N, 0)
+
+
+def test_the_record_counts_what_is_due(record, demo):
+    "Of 2,000 texts made anew, by the rules that the small run is held to."
+    texts = random_texts(2000, record['config']['seed'])
+    assert record['counts'] == counts_due(demo[1], texts)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_the_small_runs_differences_are_the_records(fresh, record, method):
+    "Its texts are the record's first: what they show is within rounding there."
+    _, worst = fresh
+    largest = record['largest_difference_of_one_text'][method]
+    rounding = 5e-5
+    assert worst[method] <= largest + rounding
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_the_record_keeps_its_own_tolerance(record, method):
+    largest = record['largest_difference_of_one_text'][method]
+    assert 0 < largest <= record['config']['tolerance'][method]
+
+
+def test_the_record_is_of_this_configuration(record, demo):
+    now = json.loads(json.dumps(configuration(demo[0])))
+    # its tolerance is its own
+    assert record['config'] | dict(tolerance=None) == now | dict(tolerance=None)
+
+
+# ------------------------------------------------------------ the command
+
+
+def configuration(model, n=2000, seed=0):
+    "What a record is of."
+    return dict(
+        experiment='fuzz',
+        n=n,
+        seed=seed,
+        methods=METHODS,
+        exact=EXACT,
+        truncation=True,
+        tolerance=TOLERANCE,
+        model=describe_model(model, 'minilm-sst2'),
     )
 
 
-def test_the_record():
-    "The committed run is of this code's kinds and texts, and complete."
-    d = json.loads(
-        (Path(__file__).parents[1] / 'results' / 'fuzz.json').read_text(
-            encoding='utf-8'
-        )
-    )
-    c = d['counts']
-    assert c['texts'] == 2000 == sum(
-        v for k, v in c.items() if k.startswith('of kind')
-    ) and Counter(
-        f'of kind {k}' for k, _ in random_texts(2000, d['config']['seed'])
-    ) == {k: v for k, v in c.items() if k.startswith('of kind')}
-    assert all(
-        c[f'explained by {m}']
-        == 2000 - sum(v for k, v in c.items() if k.startswith('refused'))
-        for m in METHODS
-    ) and all(
-        d['largest_difference_of_one_text'][m] <= d['config']['tolerance'][m]
-        for m in METHODS
-    )  # of its own run
-
-
-if __name__ == '__main__':
-    n = int(sys.argv[1])
+def main(n, write):
+    "Run n texts and print what came."
     seed = 0
     start = time.time()
     model, tokenizer = load_demo('sst2')
     counts, worst = fuzz(model, tokenizer, n, seed)
-    d = dict(
-        config=dict(
-            experiment='fuzz',
-            n=n,
-            seed=seed,
-            methods=METHODS,
-            exact=EXACT,
-            truncation=True,
-            tolerance=TOLERANCE,
-            model=describe_model(model, 'minilm-sst2'),
-        ),
+    made = dict(
+        config=configuration(model, n, seed),
         versions=versions(),
         counts=counts,
         largest_difference_of_one_text=worst,
         seconds=round(time.time() - start),
     )
-    print(json.dumps(d, indent=1))
-    if '--write' in sys.argv:
-        write_text_atomic(
-            Path(__file__).parents[1] / 'results' / 'fuzz.json',
-            json.dumps(d, indent=1) + '\n',
-        )
+    text = json.dumps(made, indent=1)
+    print(text)
+    if write:
+        write_text_atomic(RECORD, text + '\n')
+
+
+if __name__ == '__main__':
+    main(int(sys.argv[1]), '--write' in sys.argv)

@@ -1,4 +1,4 @@
-"Linear attention against a second derivation of AttnLRP: explicit contributions (einsum), no gradients, float64."
+"Linear attention against AttnLRP derived again: explicit contributions, no gradients, float64."
 
 import itertools
 
@@ -10,30 +10,35 @@ from hypothesis import strategies as st
 
 from lrp_loo.stats import normalize, pearson
 from lrp_loo.results import read_results
+from lrp_loo.studies import mnist
 from lrp_loo.studies.linear_attention import (
     FORMS,
-    GRID,
     PAIRS,
     PIXELS,
     POOLINGS,
+    PROTOCOLS,
     SCALES,
     LinearAttention,
     accuracy,
-    compare_table1,
-    distance,
-    grid_table,
-    linear_attention_experiment,
-    nearest,
     normalise_images,
     path_maps,
     pixel_ig,
     pixel_loo,
     pixel_lrp,
     pixel_maps,
-    plot_table1,
     table1,
     table1_rows,
     train_linear_attention,
+)
+from lrp_loo.studies.mnist import (
+    GRID,
+    PAPER,
+    compare_table1,
+    distance,
+    grid_table,
+    linear_attention_experiment,
+    nearest,
+    plot_table1,
 )
 
 
@@ -72,62 +77,75 @@ def share(c, denominator, R, eps):
     return c / (denominator + eps * torch.where(denominator < 0, -1.0, 1.0)) * R
 
 
+E = torch.einsum
+
+
+def bias_of(layer):
+    return 0.0 if layer.bias is None else layer.bias
+
+
+def tokens_of(m, x):
+    if m.embed is None:
+        return x[:, None]
+    h = E('n,d->nd', x, m.embed.weight[:, 0]) + bias_of(m.embed)
+    return h if m.positions is None else h + m.positions
+
+
+def projected(W, h):
+    return E('ne,de->nd', h, W.weight) + bias_of(W)
+
+
+def readout_of(m, target, n):
+    "What the target's logit reads of each entry of O."
+    W = m.out.weight[target]
+    if m.pooling == 'flatten':
+        return W.view(n, -1)
+    return W.expand(n, -1) / n
+
+
+def through_qk_v(q, k, v, c, RO, eps):
+    "Relevance of q, k, v, where O = (c q kᵀ) v."
+    Z = c * E('jr,ir->ji', q, k)
+    O = E('ji,ip->jp', Z, v)
+    s = share(E('ji,ip->jip', Z, v), 2 * O[:, None], RO[:, None], eps)
+    RZ, Rv = s.sum(2), s.sum(0)
+    parts = c * E('jr,ir->jir', q, k)
+    s = share(parts, 2 * Z[..., None], RZ[..., None], eps)
+    return s.sum(1), s.sum(0), Rv
+
+
+def through_q_kv(q, k, v, c, RO, eps):
+    "Relevance of q, k, v, where O = c q (kᵀ v)."
+    S = E('ir,ip->rp', k, v)
+    O = c * E('jr,rp->jp', q, S)
+    s = share(c * E('jr,rp->jrp', q, S), 2 * O[:, None], RO[:, None], eps)
+    Rq, RS = s.sum(2), s.sum(0)
+    s = share(E('ir,ip->irp', k, v), 2 * S, RS, eps)
+    return Rq, s.sum(2), s.sum(1)
+
+
+THROUGH = {'qk_v': through_qk_v, 'q_kv': through_q_kv}
+
+
 @torch.no_grad()
 def oracle(m, x, target, form, eps):
     "Equations 1, 3 and 4 for one image, every index written out."
-    n = len(x)
-    E = torch.einsum
-
-    def b(W):
-        return 0.0 if W.bias is None else W.bias
-
-    p = torch.zeros(n, 1, dtype=x.dtype) if m.positions is None else m.positions
-    h = (
-        x[:, None]
-        if m.embed is None
-        else E('n,d->nd', x, m.embed.weight[:, 0]) + b(m.embed) + p
-    )
-    q, k, v = (
-        E('ne,de->nd', h, W.weight) + b(W) for W in (m.W_Q, m.W_K, m.W_V)
-    )
-    Z = m.c * E('jr,ir->ji', q, k)
-    S = E('ir,ip->rp', k, v)
-    O = E('ji,ip->jp', Z, v)
-    Wo = (
-        m.out.weight[target].view(n, -1)
-        if m.pooling == 'flatten'
-        else m.out.weight[target].expand(n, -1) / n
-    )
-    logit = (O * Wo).sum() + m.out.bias[target]
-    RO = share(O * Wo, logit, logit, eps)
-    if form == 'qk_v':
-        c = E('ji,ip->jip', Z, v)
-        s = share(c, 2 * O[:, None], RO[:, None], eps)
-        RZ = s.sum(2)
-        Rv = s.sum(0)
-        c = m.c * E('jr,ir->jir', q, k)
-        s = share(c, 2 * Z[..., None], RZ[..., None], eps)
-        Rq = s.sum(1)
-        Rk = s.sum(0)
-    else:
-        c = m.c * E('jr,rp->jrp', q, S)
-        s = share(c, 2 * O[:, None], RO[:, None], eps)
-        Rq = s.sum(2)
-        RS = s.sum(0)
-        c = E('ir,ip->irp', k, v)
-        s = share(c, 2 * S, RS, eps)
-        Rk = s.sum(2)
-        Rv = s.sum(1)
+    weights = (m.W_Q, m.W_K, m.W_V)
+    h = tokens_of(m, x)
+    q, k, v = (projected(W, h) for W in weights)
+    O = m.c * E('jr,ir,ip->jp', q, k, v)
+    parts = O * readout_of(m, target, len(x))
+    logit = parts.sum() + m.out.bias[target]
+    RO = share(parts, logit, logit, eps)
     Rh = 0.0
-    for W, y, R in ((m.W_Q, q, Rq), (m.W_K, k, Rk), (m.W_V, v, Rv)):
-        Rh = Rh + share(
-            E('ne,de->ned', h, W.weight), y[:, None], R[:, None], eps
-        ).sum(2)
-    return (
-        Rh[:, 0]
-        if m.embed is None
-        else share(x[:, None] * m.embed.weight[:, 0], h, Rh, eps).sum(1)
-    )
+    relevances = THROUGH[form](q, k, v, m.c, RO, eps)
+    for W, y, R in zip(weights, (q, k, v), relevances):
+        contributions = E('ne,de->ned', h, W.weight)
+        Rh = Rh + share(contributions, y[:, None], R[:, None], eps).sum(2)
+    if m.embed is None:
+        return Rh[:, 0]
+    contributions = x[:, None] * m.embed.weight[:, 0]
+    return share(contributions, h, Rh, eps).sum(1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -173,29 +191,49 @@ def test_difference_of_forms_is_a_quarter_of_value_minus_query(kw, seed, n, d):
     )
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    options, st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(FORMS)
+ANY_IMAGE = (
+    options,
+    st.integers(0, 10**6),
+    st.integers(1, 6),
+    st.sampled_from(FORMS),
 )
-def test_ig_is_complete_and_loo_is_the_loop(kw, seed, n, form):
+
+
+def with_a_black_pixel(seed, n, **kw):
     m, x = make(seed, n, 3, **kw)
     x[0, 0] = 0.0
-    t = m(x).argmax(-1)
-    ig, error = pixel_ig(m, x, form=form)
-    many, _ = pixel_ig(m, x, form=form, n_steps=9)
-    assert error.max() < 1e-9
-    torch.testing.assert_close(ig, many, rtol=1e-7, atol=1e-10)
-    loop = torch.stack(
-        [
-            m(x).gather(1, t[:, None])[:, 0]
-            - m(x * (torch.arange(n) != i)).gather(1, t[:, None])[:, 0]
-            for i in range(n)
-        ],
-        1,
-    )
+    return m, x
+
+
+@settings(max_examples=30, deadline=None)
+@given(*ANY_IMAGE)
+def test_ig_is_complete(kw, seed, n, form):
+    m, x = with_a_black_pixel(seed, n, **kw)
+    assert pixel_ig(m, x, form=form)[1].max() < 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(*ANY_IMAGE)
+def test_two_points_are_enough_for_ig(kw, seed, n, form):
+    m, x = with_a_black_pixel(seed, n, **kw)
+    two, _ = pixel_ig(m, x, form=form)
+    nine, _ = pixel_ig(m, x, form=form, n_steps=9)
+    torch.testing.assert_close(two, nine, rtol=1e-7, atol=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(*ANY_IMAGE)
+def test_loo_is_the_loop(kw, seed, n, form):
+    m, x = with_a_black_pixel(seed, n, **kw)
+    t = m(x).argmax(-1)[:, None]
+
+    def logits(x):
+        return m(x).gather(1, t)[:, 0].detach()
+
+    lost = [logits(x) - logits(x * (torch.arange(n) != i)) for i in range(n)]
     torch.testing.assert_close(
         pixel_loo(m, x, form=form, internal_batch_size=2),
-        loop.detach(),
+        torch.stack(lost, 1),
         rtol=1e-7,
         atol=1e-10,
     )
@@ -233,53 +271,69 @@ def test_bare_pixel_closed_form():
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 30))
-def test_pearson_is_numpys_and_sum_to_one_only_flips(seed, n):
+def two_sets_of_maps(seed, n):
     g = torch.Generator().manual_seed(seed)
-    a, b = (
+    return [
         torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2)
-    )
-    np.testing.assert_allclose(
-        pearson(a, b),
-        [np.corrcoef(p, q)[0, 1] for p, q in zip(a, b)],
-        atol=1e-9,
-    )
-    np.testing.assert_allclose(
-        pearson(normalize(a, 'sum'), normalize(b, 'sum')),
-        pearson(a, b) * a.sum(-1).sign() * b.sum(-1).sign(),
-        atol=1e-6,
-    )
+    ]
 
 
-def test_undefined_is_counted():
-    ones = torch.ones(3, 8)
+ANY_MAPS = (st.integers(0, 10**6), st.integers(2, 30))
+
+
+@settings(max_examples=40, deadline=None)
+@given(*ANY_MAPS)
+def test_pearson_is_numpys(seed, n):
+    a, b = two_sets_of_maps(seed, n)
+    numpys = [np.corrcoef(p, q)[0, 1] for p, q in zip(a, b)]
+    np.testing.assert_allclose(pearson(a, b), numpys, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(*ANY_MAPS)
+def test_scaling_to_sum_one_only_turns_maps_over(seed, n):
+    a, b = two_sets_of_maps(seed, n)
+    scaled = pearson(normalize(a, 'sum'), normalize(b, 'sum'))
+    signs = a.sum(-1).sign() * b.sum(-1).sign()
+    np.testing.assert_allclose(scaled, pearson(a, b) * signs, atol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def partly_undefined():
+    "Table 1 of maps of which some are constant or NaN."
     x = torch.arange(24.0).view(3, 8)
+    one_constant = torch.cat([torch.ones(1, 8), x[1:]])
     maps = {
         'loo': dict.fromkeys(FORMS, x),
         'ig': dict.fromkeys(FORMS, x * float('nan')),
-        'attn_lrp': dict.fromkeys(FORMS, torch.cat([ones[:1], x[1:]])),
+        'attn_lrp': dict.fromkeys(FORMS, one_constant),
     }
-    t = table1(table1_rows(maps))
-    assert (t.loc['as_is'].loc['attn_lrp', 'undefined'] == 1).all() and (
-        t.loc['as_is'].loc['attn_lrp', 'n'] == 2
-    ).all()
-    assert (t.loc['as_is'].loc['ig', 'undefined'] == 3).all() and t.loc[
-        ('as_is', 'ig', 'L_vs_R'), 'mean'
-    ] != t.loc[('as_is', 'ig', 'L_vs_R'), 'mean']
-    assert t.loc[('as_is', 'loo', 'L_vs_LOO'), 'mean'] == pytest.approx(1.0)
+    return table1(table1_rows(maps)).loc['as_is']
+
+
+def test_a_constant_map_is_counted_as_undefined(partly_undefined):
+    t = partly_undefined.loc['attn_lrp']
+    assert t.undefined.tolist() == [1, 1, 1]
+    assert t.n.tolist() == [2, 2, 2]
+
+
+def test_a_mean_of_nothing_is_nan(partly_undefined):
+    t = partly_undefined.loc['ig']
+    assert t.undefined.tolist() == [3, 3, 3]
+    assert t['mean'].isna().all()
+
+
+def test_what_is_defined_has_its_mean(partly_undefined):
+    assert partly_undefined.loc[('loo', 'L_vs_LOO'), 'mean'] == pytest.approx(1)
 
 
 def test_mean_and_standard_error():
     rows = table1_rows(pixel_maps(*make(3, 6, 3, batch=9)))
-    t = table1(rows)
-    r = np.array([row['as_is', 'attn_lrp', 'L_vs_R'] for row in rows])
-    assert t.loc[('as_is', 'attn_lrp', 'L_vs_R'), 'mean'] == pytest.approx(
-        r.mean()
-    )
-    assert t.loc[('as_is', 'attn_lrp', 'L_vs_R'), 'se'] == pytest.approx(
-        r.std(ddof=1) / 3
-    )
+    column = ('as_is', 'attn_lrp', 'L_vs_R')
+    r = np.array([row[column] for row in rows])
+    line = table1(rows).loc[column]
+    assert line['mean'] == pytest.approx(r.mean())
+    assert line['se'] == pytest.approx(r.std(ddof=1) / 3)
 
 
 def blobs(n, side=4, seed=0):
@@ -291,103 +345,127 @@ def blobs(n, side=4, seed=0):
     return x, y
 
 
-def test_training_learns_is_repeatable_and_leaves_the_global_seed():
+def trained(seed=0):
     x, y = blobs(400)
-    state = torch.get_rng_state()
-    kw = dict(epochs=10, lr=1e-2, batch_size=32, progress=False, width=8)
-    a, b, c = (
-        train_linear_attention(normalise_images(x), y, seed=s, **kw)
-        for s in (0, 0, 1)
-    )
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(a.out.weight, b.out.weight) and not torch.equal(
-        a.out.weight, c.out.weight
-    )
-    assert accuracy(a, normalise_images(x), y, batch_size=7) > 0.9
-
-
-def test_experiment_resumes_and_keeps_rows(tmp_path):
-    train = blobs(60)
-    test = blobs(12, seed=1)
-    kw = dict(
-        epochs=1,
-        limit=5,
+    return train_linear_attention(
+        normalise_images(x),
+        y,
+        seed=seed,
+        epochs=10,
+        lr=1e-2,
+        batch_size=32,
         progress=False,
-        data_info='blobs',
-        grid=[GRID[0], GRID[8], GRID[12]],
+        width=8,
     )
-    whole = linear_attention_experiment(
-        train, test, path=tmp_path / 'whole.json', **kw
+
+
+@pytest.fixture(scope='module')
+def seed_zero():
+    return trained(0)
+
+
+def test_training_learns(seed_zero):
+    x, y = blobs(400)
+    assert accuracy(seed_zero, normalise_images(x), y, batch_size=7) > 0.9
+
+
+def test_training_is_repeatable_by_its_seed(seed_zero):
+    assert torch.equal(trained(0).out.weight, seed_zero.out.weight)
+    assert not torch.equal(trained(1).out.weight, seed_zero.out.weight)
+
+
+def test_training_leaves_the_global_seed():
+    state = torch.get_rng_state()
+    trained()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+EXPERIMENT = dict(
+    epochs=1,
+    limit=5,
+    progress=False,
+    data_info='blobs',
+    grid=[GRID[0], GRID[8], GRID[12]],
+)
+
+
+def experiment(path, **changes):
+    return linear_attention_experiment(
+        blobs(60), blobs(12, seed=1), path=path, **(EXPERIMENT | changes)
     )
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A file that one run wrote."
+    path = tmp_path_factory.mktemp('mnist') / 'whole.json'
+    experiment(path)
+    return path
+
+
+def test_an_interrupted_experiment_ends_like_another(
+    whole, tmp_path, monkeypatch
+):
     calls = []
-    import lrp_loo.studies.linear_attention as la
+    run = mnist.run_setting
 
-    run = la.run_setting
-
-    def dies(setting, *a, **k):
+    def dies_once(setting, *args, **kw):
         calls.append(setting)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return run(setting, *a, **k)
+        return run(setting, *args, **kw)
 
-    with pytest.MonkeyPatch.context() as mp:
-        mp.setattr(la, 'run_setting', dies)
-        with pytest.raises(KeyboardInterrupt):
-            linear_attention_experiment(
-                train, test, path=tmp_path / 'cut.json', **kw
-            )
-        assert len(read_results(tmp_path / 'cut.json')['rows']) == 1
-        resumed = linear_attention_experiment(
-            train, test, path=tmp_path / 'cut.json', **kw
-        )
-    assert len(calls) == 4 and resumed.rows == whole.rows
-    assert (tmp_path / 'cut.json').read_text() == (
-        tmp_path / 'whole.json'
-    ).read_text()
-    d = read_results(tmp_path / 'whole.json')
-    assert d['summary']['default'] == whole.rows[0]['name'] and d['summary'][
-        'nearest'
-    ] in {r['name'] for r in whole.rows}
-    assert (
-        len(compare_table1(d)) == 15 and list(grid_table(d).index)[0] == 'paper'
-    )
-    assert plot_table1(d).axes[0].get_title() == 'maps scaled to sum to one'
+    cut = tmp_path / 'cut.json'
+    monkeypatch.setattr(mnist, 'run_setting', dies_once)
+    with pytest.raises(KeyboardInterrupt):
+        experiment(cut)
+    assert len(read_results(cut)['rows']) == 1
+    experiment(cut)
+    assert len(calls) == 4
+    assert cut.read_text() == whole.read_text()
+
+
+def test_the_summary_names_default_and_nearest(whole):
+    d = read_results(whole)
+    names = [row['name'] for row in d['rows']]
+    assert d['summary']['default'] == names[0]
+    assert d['summary']['nearest'] in names
+
+
+def test_tables_and_figure_of_a_finished_file(whole):
+    d = read_results(whole)
+    assert len(compare_table1(d)) == 15
+    assert grid_table(d).index[0] == 'paper'
+    left, right = plot_table1(d).axes
+    assert left.get_title() == 'maps scaled to sum to one'
+    assert right.get_title() == 'maps as they are'
+    heights = [bar.get_height() for bar in left.patches[:6]]
+    assert heights == [*PAPER['ig'].values(), *PAPER['attn_lrp'].values()]
+
+
+def test_rows_of_another_configuration_are_not_mixed(whole):
     with pytest.raises(ValueError, match='epochs'):
-        linear_attention_experiment(
-            train, test, path=tmp_path / 'whole.json', **{**kw, 'epochs': 2}
-        )
-    everything = linear_attention_experiment(
-        train,
-        test,
-        path=tmp_path / 'all.json',
-        **{**kw, 'limit': None, 'grid': GRID[:1]},
-    )
-    assert everything.rows[0]['tables']['as_is']['loo']['L_vs_LOO']['n'] == 12
+        experiment(whole, epochs=2)
 
 
-def test_nearest_treats_undefined_as_far():
-    def cell(v):
+def test_no_limit_explains_every_test_image(tmp_path):
+    r = experiment(tmp_path / 'all.json', limit=None, grid=GRID[:1])
+    assert r.rows[0]['tables']['as_is']['loo']['L_vs_LOO']['n'] == 12
+
+
+def row_of(name, accuracy, ig, lrp):
+    def cells(v):
         return {p: dict(mean=v, se=0.0, n=1, undefined=0) for p in PAIRS}
 
-    far = dict(
-        name='far',
-        accuracy=0.0,
-        tables={
-            p: dict(ig=cell(1.0), attn_lrp=cell(-1.0))
-            for p in ('sum_to_one', 'as_is')
-        },
-    )
-    bad = dict(
-        name='bad',
-        accuracy=0.85,
-        tables={
-            p: dict(ig=cell(-0.37), attn_lrp=cell(None))
-            for p in ('sum_to_one', 'as_is')
-        },
-    )
-    assert (
-        distance(bad) == float('inf') and nearest([bad, far])['name'] == 'far'
-    )
+    tables = dict.fromkeys(PROTOCOLS, dict(ig=cells(ig), attn_lrp=cells(lrp)))
+    return dict(name=name, accuracy=accuracy, tables=tables)
+
+
+def test_an_undefined_number_is_infinitely_far():
+    far = row_of('far', 0.0, 1.0, -1.0)
+    undefined = row_of('undefined', 0.85, -0.37, None)
+    assert distance(undefined) == float('inf')
+    assert nearest([undefined, far])['name'] == 'far'
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,26 @@
-"The rule sets on a stock BERT against a second derivation of the whole model (naive_bert.py), conservation, and leaving no trace."
+"""The rule sets on a stock BERT against a second derivation of the whole model
+(naive_bert.py), conservation, leaving no trace, and adding a rule.
+"""
 
+import copy
 import threading
+from dataclasses import replace
 
+import naive_bert
 import pytest
 import torch
 from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.lrp import Composite, transformer_layers
+from lrp_loo.lrp import (
+    Composite,
+    activation,
+    fused_attention,
+    linear,
+    transformer_layers,
+)
+from lrp_loo.rules import scale_gradient
 from lrp_loo.conservation import conservation
 from lrp_loo.models import encode
 from lrp_loo.loo import leave_one_out
@@ -16,9 +28,14 @@ from lrp_loo.loo import leave_one_out
 
 def close(a, b, rel):
     "Relative to the largest score."
-    assert (a - b).abs().max() <= rel * b.abs().max(), (
-        (a - b).abs().max() / b.abs().max()
-    ).item()
+    off = (a - b).abs().max()
+    largest = b.abs().max()
+    assert off <= rel * largest, (off / largest).item()
+
+
+def scores(model, tokenizer, text, **kw):
+    "One text's scores in double precision."
+    return explain(model, tokenizer, text, **kw)[0].scores.double()
 
 
 def naive_of(model, ids, **kw):
@@ -58,54 +75,44 @@ def test_relevance_is_the_naive_one(tokenizer, attention, bypass, dtype, rel):
 @pytest.mark.parametrize('bypass', [(), tuple(range(6))])
 def test_relevance_of_the_demo_model_is_the_naive_one(demo, bypass):
     model, tokenizer = demo
-    double = load_double(model)
+    double = copy.deepcopy(model).double()
     for text in TEXTS[:2]:
         ids = encode(model, tokenizer, text)['input_ids'][0]
         R = naive_of(model, ids, bypass=bypass)[1]
-        close(
-            explain(double, tokenizer, text, bypass_softmax=bypass)[
-                0
-            ].scores.double(),
-            R,
-            1e-5,
-        )
-        close(
-            explain(model, tokenizer, text, bypass_softmax=bypass)[
-                0
-            ].scores.double(),
-            R,
-            1e-3,
-        )  # what float32 costs
+        close(scores(double, tokenizer, text, bypass_softmax=bypass), R, 1e-5)
+        # what float32 costs
+        close(scores(model, tokenizer, text, bypass_softmax=bypass), R, 1e-3)
 
 
-def load_double(model):
-    import copy
+@pytest.fixture
+def absorbs_nothing(monkeypatch):
+    "In the oracle, LayerNorm and additions stay at ε → 0."
+    norm_back, add_back = naive_bert.LayerNorm.back, naive_bert.add_back
 
-    return copy.deepcopy(model).double()
+    def norm_without(self, R, eps):
+        return norm_back(self, R, 1e-12)
+
+    def add_without(a, b, R, eps):
+        return add_back(a, b, R, 1e-12)
+
+    monkeypatch.setattr(naive_bert.LayerNorm, 'back', norm_without)
+    monkeypatch.setattr(naive_bert, 'add_back', add_without)
 
 
-def test_an_explicit_eps_is_the_naive_one(tokenizer):
-    """ε at linear layers and products; LayerNorm and additions stay at ε → 0,
-    so a model where they absorb nothing: no eps there in the oracle either.
-    """
-    import naive_bert
+@pytest.mark.parametrize('eps', [1e-3, 1e-1])
+def test_an_explicit_eps_is_the_naive_one(tokenizer, absorbs_nothing, eps):
+    "ε at linear layers and products."
+    model = random_bert(layers=1, dtype=torch.float64)
+    ids = encode(model, tokenizer, TEXTS[0])['input_ids'][0]
+    R = scores(model, tokenizer, TEXTS[0], eps=eps)
+    close(R, naive_of(model, ids, eps=eps)[1], 1e-6)
 
+
+def test_an_explicit_eps_absorbs(tokenizer):
     model = random_bert(layers=1, dtype=torch.float64)
     ids = encode(model, tokenizer, TEXTS[0])['input_ids'][0]
     R0 = naive_of(model, ids)[1]
-    for eps in (1e-3, 1e-1):
-        R = explain(model, tokenizer, TEXTS[0], eps=eps)[0].scores.double()
-        keep = naive_bert.LayerNorm.back, naive_bert.add_back
-        try:
-            naive_bert.LayerNorm.back = lambda self, R, e, f=keep[0]: f(
-                self, R, 1e-12
-            )
-            naive_bert.add_back = lambda a, b, R, e, f=keep[1]: f(
-                a, b, R, 1e-12
-            )
-            close(R, naive_of(model, ids, eps=eps)[1], 1e-6)
-        finally:
-            naive_bert.LayerNorm.back, naive_bert.add_back = keep
+    R = scores(model, tokenizer, TEXTS[0], eps=1e-1)
     assert (R - R0).abs().max() > 1e-4 * R0.abs().max()
 
 
@@ -113,38 +120,43 @@ def test_any_target(tokenizer):
     model = random_bert(dtype=torch.float64, num_labels=4)
     ids = encode(model, tokenizer, TEXTS[2])['input_ids'][0]
     for t in range(4):
-        close(
-            explain(model, tokenizer, TEXTS[2], target=t)[0].scores.double(),
-            naive_of(model, ids, target=t)[1],
-            1e-6,
-        )
+        R = scores(model, tokenizer, TEXTS[2], target=t)
+        close(R, naive_of(model, ids, target=t)[1], 1e-6)
 
 
-def test_conservation_without_biases(tokenizer):
-    """No bias, no position: CP-LRP hands the whole logit to the words; AttnLRP
-    all but what its softmax rule absorbs.
-    """
+@pytest.fixture
+def without_biases():
+    "A BERT with no bias and no position."
     model = random_bert(bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.bert.embeddings.position_embeddings.weight.zero_()
         model.bert.embeddings.token_type_embeddings.weight.zero_()
-    for text in TEXTS:
-        enc = encode(model, tokenizer, text)
-        cp = conservation(model, enc, cp_lrp())
-        attn = conservation(model, enc, attn_lrp())
-        assert cp['biases'] == cp['constants'] == cp['softmax'] == 0
-        assert abs(cp['words'] - cp['logit']) < 1e-4 * abs(cp['logit'])
-        assert (
-            attn['biases'] == attn['constants'] == 0
-            and abs(attn['softmax']) > 1e-3
-        )
-        assert abs(
-            attn['words'] + attn['softmax'] - attn['logit']
-        ) < 1e-4 * abs(attn['logit'])
-        assert abs(
-            explain(model, tokenizer, text, method='cp_lrp')[0].scores.sum()
-            - cp['logit']
-        ) < 1e-4 * abs(cp['logit'])
+    return model
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_cp_lrp_hands_the_whole_logit_to_the_words(
+    without_biases, tokenizer, text
+):
+    enc = encode(without_biases, tokenizer, text)
+    s = conservation(without_biases, enc, cp_lrp())
+    assert s['biases'] == s['constants'] == s['softmax'] == 0
+    most = 1e-4 * abs(s['logit'])
+    assert abs(s['words'] - s['logit']) < most
+    R = scores(without_biases, tokenizer, text, method='cp_lrp')
+    assert abs(R.sum() - s['logit']) < most
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_attn_lrp_hands_on_all_but_what_its_softmax_rule_absorbs(
+    without_biases, tokenizer, text
+):
+    enc = encode(without_biases, tokenizer, text)
+    s = conservation(without_biases, enc, attn_lrp())
+    assert s['biases'] == s['constants'] == 0
+    assert abs(s['softmax']) > 1e-3
+    missing = s['words'] + s['softmax'] - s['logit']
+    assert abs(missing) < 1e-4 * abs(s['logit'])
 
 
 def test_shares_with_biases_add_up(demo):
@@ -152,9 +164,8 @@ def test_shares_with_biases_add_up(demo):
     for text in TEXTS:
         for c in (attn_lrp(), cp_lrp(), attn_lrp([2, 3])):
             s = conservation(model, encode(model, tokenizer, text), c)
-            assert abs(s['remainder']) < 1e-3 * max(
-                1, abs(s['softmax']), abs(s['logit'])
-            ), s
+            largest = max(1, abs(s['softmax']), abs(s['logit']))
+            assert abs(s['remainder']) < 1e-3 * largest, s
 
 
 def snapshot():
@@ -175,14 +186,46 @@ def snapshot():
         mb.BertLayer,
         mb.BertForSequenceClassification,
     )
-    return [
+    functions = [
         {k: id(v) for k, v in vars(o).items() if callable(v)} for o in owners
-    ] + [
-        {
-            k: id(ALL_ATTENTION_FUNCTIONS[k])
-            for k in sorted(ALL_ATTENTION_FUNCTIONS.keys())
-        }
     ]
+    kernels = {
+        k: id(ALL_ATTENTION_FUNCTIONS[k])
+        for k in sorted(ALL_ATTENTION_FUNCTIONS.keys())
+    }
+    return [*functions, kernels]
+
+
+def hooks_of(model):
+    "How many of each kind, by module."
+    return [
+        (
+            name,
+            len(m._forward_hooks),
+            len(m._forward_pre_hooks),
+            len(m._backward_hooks),
+        )
+        for name, m in model.named_modules()
+    ]
+
+
+def state_of(model):
+    "What a call could leave changed in a model."
+    parameters = [
+        (name, p.requires_grad, p.grad is None, p.data_ptr())
+        for name, p in model.named_parameters()
+    ]
+    return (
+        hooks_of(model),
+        parameters,
+        model.config.to_dict(),
+        model.training,
+    )
+
+
+@torch.no_grad()
+def logits_of(model, enc):
+    return model(**enc).logits
 
 
 @pytest.mark.parametrize(
@@ -200,39 +243,13 @@ def snapshot():
 def test_a_call_leaves_no_trace(demo, method):
     model, tokenizer = demo
     enc = encode(model, tokenizer, TEXTS[2])
-
-    def state():
-        with torch.no_grad():
-            logits = model(**enc).logits
-        hooks = [
-            (
-                n,
-                len(m._forward_hooks),
-                len(m._forward_pre_hooks),
-                len(m._backward_hooks),
-            )
-            for n, m in model.named_modules()
-        ]
-        return (
-            logits,
-            hooks,
-            [
-                (n, p.requires_grad, p.grad is None, p.data_ptr())
-                for n, p in model.named_parameters()
-            ],
-            model.config.to_dict(),
-            model.training,
-        )
-
-    before = state()
+    logits = logits_of(model, enc)
+    state = state_of(model)
     world = snapshot()
     explain(model, tokenizer, TEXTS, method=method)
-    after = state()
-    assert (
-        torch.equal(before[0], after[0])
-        and before[1:] == after[1:]
-        and world == snapshot()
-    )
+    assert torch.equal(logits_of(model, enc), logits)
+    assert state_of(model) == state
+    assert snapshot() == world
 
 
 def test_an_exception_leaves_no_trace(demo):
@@ -243,9 +260,8 @@ def test_an_exception_leaves_no_trace(demo):
     with pytest.raises(ZeroDivisionError), lrp_rules(model, attn_lrp()):
         model(**enc)
     handle.remove()
-    assert world == snapshot() and not any(
-        m._forward_hooks or m._forward_pre_hooks for m in model.modules()
-    )
+    assert world == snapshot()
+    assert not any(sum(counts) for _, *counts in hooks_of(model))
     with lrp_rules(model, attn_lrp()) as rules:
         model(**enc)
     assert rules.layer is None
@@ -261,14 +277,10 @@ def test_two_threads_two_rule_sets(demo):
 
     def work(method):
         for _ in range(10):
-            if not all(
-                torch.equal(a.scores, b.scores)
-                for a, b in zip(
-                    explain(model, tokenizer, TEXTS, method=method),
-                    serial[method],
-                )
-            ):
-                wrong.append(method)
+            found = explain(model, tokenizer, TEXTS, method=method)
+            for mine, alone in zip(found, serial[method]):
+                if not torch.equal(mine.scores, alone.scores):
+                    wrong.append(method)
 
     threads = [threading.Thread(target=work, args=(m,)) for m in serial]
     for t in threads:
@@ -278,33 +290,116 @@ def test_two_threads_two_rule_sets(demo):
     assert wrong == []
 
 
-def test_report_and_choices(demo):
+def test_the_report_names_each_layers_choice(demo):
     model, tokenizer = demo
     enc = encode(model, tokenizer, TEXTS[0])
-    with lrp_rules(
-        model, attn_lrp(bypass_softmax=range(3, 6)), strict=True
-    ) as rules:
+    halves = attn_lrp(bypass_softmax=range(3, 6))
+    with lrp_rules(model, halves, strict=True) as rules:
         model(**enc)
-    r = rules.report()
-    assert 'none' not in set(r.rule)
-    att = (
-        r[r.operation == 'scaled_dot_product_attention'].set_index('layer').rule
-    )
-    assert [att[l] for l in range(6)] == ['half, softmax'] * 3 + [
-        'constant weights'
-    ] * 3
-    assert len(transformer_layers(model)) == 6
+    report = rules.report()
+    assert 'none' not in set(report.rule)
+    fused = report[report.operation == 'scaled_dot_product_attention']
+    by_layer = fused.set_index('layer').rule
+    expected = ['half, softmax'] * 3 + ['constant weights'] * 3
+    assert [by_layer[layer] for layer in range(6)] == expected
+
+
+def test_the_demo_models_layers_are_found(demo):
+    assert transformer_layers(demo[0]) == list(demo[0].bert.encoder.layer)
+
+
+def test_an_unknown_setting_is_refused():
     with pytest.raises(ValueError, match='layer_norm'):
         Composite('x', layer_norm='none')
+
+
+def test_the_plain_gradient_is_torchs(demo):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, TEXTS[0])
     plain = explain(model, tokenizer, TEXTS[0], method='grad_x_input')[0].scores
     x = model.get_input_embeddings()(enc['input_ids']).detach().requires_grad_()
-    (g,) = torch.autograd.grad(
-        model(
-            inputs_embeds=x, attention_mask=enc['attention_mask']
-        ).logits.max(),
-        x,
-    )
+    mask = enc['attention_mask']
+    logits = model(inputs_embeds=x, attention_mask=mask).logits
+    (g,) = torch.autograd.grad(logits.max(), x)
     assert torch.allclose(plain, (x * g).sum(-1)[0], atol=1e-5)
+
+
+# ------------------------------------------------------------- adding a rule
+
+
+class Squash(torch.nn.Module):
+    "An activation that the table does not list."
+
+    def forward(self, x):
+        return torch.erf(x)
+
+
+@pytest.fixture
+def squashed():
+    model = random_bert(layers=1)
+    model.bert.encoder.layer[0].intermediate.intermediate_act_fn = Squash()
+    return model
+
+
+def rule_of(model, enc, composite, operation):
+    "The rules that an operation is reported with."
+    with lrp_rules(model, composite, strict=True) as rules:
+        model(**enc)
+    report = rules.report()
+    return report[report.operation == operation].rule.tolist()
+
+
+def test_an_operation_without_a_rule_is_an_error_where_it_is_strict(
+    squashed, tokenizer
+):
+    enc = encode(squashed, tokenizer, TEXTS[0])
+    with pytest.raises(NotImplementedError, match='erf'):
+        rule_of(squashed, enc, attn_lrp(), 'erf')
+
+
+def test_an_entry_of_the_table_adds_a_rule(squashed, tokenizer):
+    enc = encode(squashed, tokenizer, TEXTS[0])
+    composite = replace(attn_lrp(), rules={'erf': activation})
+    assert rule_of(squashed, enc, composite, 'erf') == ['identity']
+
+
+def test_a_rule_of_ones_own_is_given_the_call_and_the_rule_set(demo):
+    model, tokenizer = demo
+    seen = []
+
+    def mine(call, composite):
+        seen.append((call.name, call.layer, composite.name))
+        return linear(call, composite)[0], 'mine'
+
+    composite = replace(cp_lrp(), rules={'linear': mine})
+    enc = encode(model, tokenizer, TEXTS[0])
+    names = rule_of(model, enc, composite, 'linear')
+    assert set(names) == {'mine'}
+    assert len(seen) == len(names)
+    assert {name for name, _, _ in seen} == {'linear'}
+    assert {layer for _, layer, _ in seen} == {None, 0, 1, 2, 3, 4, 5}
+    assert {rules for _, _, rules in seen} == {'cp_lrp'}
+
+
+def test_a_rule_of_ones_own_changes_scores_through_the_public_call(demo):
+    model, tokenizer = demo
+
+    def silent(call, composite):
+        "Attention that hands nothing back."
+        out, _ = fused_attention(call, composite)
+        return scale_gradient(out, 0.0), 'silent'
+
+    rules = {'scaled_dot_product_attention': silent}
+    R = scores(model, tokenizer, TEXTS[0], method='lrp', rules=rules)
+    plain = scores(model, tokenizer, TEXTS[0], method='lrp', product='half')
+    assert R[0] != 0  # [CLS], through the residual connections
+    assert (R[1:] == 0).all()
+    assert (plain[1:] != 0).all()
+
+
+def test_a_rule_must_be_callable():
+    with pytest.raises(TypeError, match='callable'):
+        replace(attn_lrp(), rules={'erf': 'identity'})
 
 
 @pytest.mark.parametrize('drop', [None, False])
@@ -317,15 +412,6 @@ def test_loo_is_one_masked_pass_at_a_time(demo, drop):
             for i in range(len(loo)):
                 mask = torch.ones(1, len(loo), dtype=torch.long)
                 mask[0, i] = 0
-                assert (
-                    abs(
-                        loo[i]
-                        - (
-                            logits[t]
-                            - model(
-                                input_ids=enc['input_ids'], attention_mask=mask
-                            ).logits[0, t]
-                        )
-                    )
-                    < 1e-4
-                )
+                ids = enc['input_ids']
+                left = model(input_ids=ids, attention_mask=mask).logits[0, t]
+                assert abs(loo[i] - (logits[t] - left)) < 1e-4

@@ -1,4 +1,6 @@
-"""The wheel: what is in it, how large it is, and that it works from a folder that is no clone."""
+"""The wheel: what is in it, how large it is, and that it works from a folder
+that is no clone.
+"""
 
 import os
 import subprocess
@@ -9,17 +11,40 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+NOT_PACKED = ('nbs/', 'results/', 'figures/')
+BUILD = 'import setuptools.build_meta as b; print(b.build_wheel({!r}))'
 USE = """
-import lrp_loo, os
-assert os.path.realpath(lrp_loo.__file__).startswith(os.path.realpath(os.environ['WHEEL'])), lrp_loo.__file__
-for name in ('sst2', 'imdb', 'reviews', 'reviews-sst2', 'mnist'): assert lrp_loo.load_demo(name)[0].num_parameters() > 0
-a = lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a gripping, funny film', method='removal')[0]
+import os
+
+import lrp_loo
 from lrp_loo.page import explain_page
-assert 'gripping' in explain_page(*lrp_loo.load_demo('sst2'), 'a gripping, funny film', methods=['loo']) and len(lrp_loo.load_texts('imdb', 'embedded')) >= 20
-from lrp_loo.faithfulness import paper_numbers
+from lrp_loo.studies.table2 import paper_numbers
+
+here = os.path.realpath(lrp_loo.__file__)
+assert here.startswith(os.path.realpath(os.environ['WHEEL'])), here
+for name in ('sst2', 'imdb', 'reviews', 'reviews-sst2', 'mnist'):
+    assert lrp_loo.load_demo(name)[0].num_parameters() > 0
+demo = lrp_loo.load_demo('sst2')
+text = 'a gripping, funny film'
+assert 'gripping' in explain_page(*demo, text, methods=['loo'])
+assert len(lrp_loo.load_texts('imdb', 'embedded')) >= 20
 assert len(paper_numbers('2')) == 40
-print(a)
+print(lrp_loo.explain(*demo, text, method='removal')[0])
 """
+
+
+def tracked_files():
+    "What git tracks or would track."
+    words = ['git', 'ls-files', '-z', '--cached', '--others']
+    done = subprocess.run(
+        [*words, '--exclude-standard'],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    names = done.stdout.rstrip('\0').split('\0')
+    return [name for name in names if (ROOT / name).is_file()]
 
 
 @pytest.fixture(scope='module')
@@ -27,30 +52,13 @@ def wheel(tmp_path_factory):
     "Built from a copy of what git tracks, so that nothing else can slip in."
     source = tmp_path_factory.mktemp('source')
     out = tmp_path_factory.mktemp('wheel')
-    files = subprocess.run(
-        ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout.split('\0')
-    for f in files:
-        if (
-            f
-            and (ROOT / f).is_file()
-            and not f.startswith(('nbs/', 'results/', 'figures/'))
-        ):
-            (source / f).parent.mkdir(parents=True, exist_ok=True)
-            (source / f).write_bytes((ROOT / f).read_bytes())
+    for name in tracked_files():
+        if not name.startswith(NOT_PACKED):
+            copy = source / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
     done = subprocess.run(
-        [
-            sys.executable,
-            '-c',
-            (
-                "import setuptools.build_meta as b;"
-                f" print(b.build_wheel({str(out)!r}))"
-            ),
-        ],
+        [sys.executable, '-c', BUILD.format(str(out))],
         cwd=source,
         capture_output=True,
         text=True,
@@ -59,8 +67,19 @@ def wheel(tmp_path_factory):
     return next(out.glob('*.whl'))
 
 
-def test_what_is_in_it(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
+@pytest.fixture(scope='module')
+def names(wheel):
+    "The files in it."
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def member(wheel, names, end):
+    "The text of the file whose name ends so."
+    name = next(n for n in names if n.endswith(end))
+    return zipfile.ZipFile(wheel).read(name).decode()
+
+
+def test_what_the_package_needs_is_in_it(names):
     assert {
         'lrp_loo/assets/page.html',
         'lrp_loo/assets/paper_tables.csv',
@@ -68,43 +87,53 @@ def test_what_is_in_it(wheel):
         'lrp_loo/assets/minilm-sst2/adapter_model.safetensors',
         'lrp_loo/cli.py',
         'lrp_loo/view.py',
-    } <= set(names)
-    tracked = {
+        'lrp_loo/studies/reproduce.py',
+    } <= names
+
+
+def test_it_holds_the_files_of_the_package_and_no_others(names):
+    package = {
         str(p.relative_to(ROOT))
         for p in (ROOT / 'lrp_loo').rglob('*')
         if p.is_file() and '__pycache__' not in p.parts
     }
-    assert {n for n in names if '.dist-info/' not in n} == tracked, (
-        set(names) ^ tracked
-    )
-    assert (
-        not [n for n in names if n.endswith(('.bin', '.pkl', '.pt', '.pickle'))]
-        and wheel.stat().st_size < 20 * 2**20
-    ), wheel.stat().st_size
-    meta = (
-        zipfile.ZipFile(wheel)
-        .read(next(n for n in names if n.endswith('METADATA')))
-        .decode()
-    )
-    assert (
-        'Requires-Dist: torch' in meta
-        and 'Provides-Extra: demo' in meta
-        and 'Requires-Python: >=3.11' in meta
-    )
-    assert (
-        'lrp_loo = lrp_loo.cli:main'
-        in zipfile.ZipFile(wheel)
-        .read(next(n for n in names if n.endswith('entry_points.txt')))
-        .decode()
-    )
+    packed = {n for n in names if '.dist-info/' not in n}
+    assert packed == package, packed ^ package
+
+
+def test_nothing_in_it_is_pickled(names):
+    pickled = ('.bin', '.pkl', '.pt', '.pickle')
+    assert not [n for n in names if n.endswith(pickled)]
+
+
+def test_it_is_small(wheel):
+    assert wheel.stat().st_size < 20 * 2**20
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        'Requires-Dist: torch',
+        'Provides-Extra: demo',
+        'Requires-Python: >=3.11',
+    ],
+)
+def test_it_says_what_it_needs(wheel, names, line):
+    assert line in member(wheel, names, 'METADATA')
+
+
+def test_it_brings_the_command(wheel, names):
+    command = 'lrp_loo = lrp_loo.cli:main'
+    assert command in member(wheel, names, 'entry_points.txt')
 
 
 def test_it_works_where_there_is_no_clone(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
+    site = tmp_path / 'site'
+    zipfile.ZipFile(wheel).extractall(site)
     env = {
         **os.environ,
-        'PYTHONPATH': str(tmp_path / 'site'),
-        'WHEEL': str(tmp_path / 'site'),
+        'PYTHONPATH': str(site),
+        'WHEEL': str(site),
         'HF_HUB_OFFLINE': '1',
     }
     env.pop('LRP_LOO_DATA', None)
@@ -115,6 +144,5 @@ def test_it_works_where_there_is_no_clone(wheel, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and done.stdout.startswith(
-        'Attribution(removal'
-    ), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith('Attribution(removal')

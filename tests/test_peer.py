@@ -1,5 +1,7 @@
-"""Against the reference implementation of AttnLRP, where one is at hand: set LRP_LOO_LXT_PYTHON to the python of an environment with lxt 2.1
-(pip install torch==2.13.0 'transformers==4.52.4' lxt==2.1; it cannot share an environment with transformers 5).
+"""Against the reference implementation of AttnLRP and CP-LRP, lxt: its numbers on small seeded
+models are kept in fixtures/lxt.json, and held everywhere. Where LRP_LOO_LXT_PYTHON names the
+python of an environment with lxt, it computes them again (`peer_lxt.py` says what that needs; it
+cannot share an environment with transformers 5).
 """
 
 import json
@@ -9,46 +11,100 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEXTS, random_bert
+from conftest import TEXTS
+from peer_model import IDS, PAIRS, build, checksum
 
 from lrp_loo import explain
-from lrp_loo.models import encode
 
 PEER = os.environ.get('LRP_LOO_LXT_PYTHON')
+HERE = Path(__file__).parent
+STORED = json.loads((HERE / 'fixtures' / 'lxt.json').read_text())
+FAMILIES = dict.fromkeys(family for family, _ in PAIRS)
+
+
+@pytest.fixture(scope='module')
+def models():
+    return {family: build(family) for family in FAMILIES}
+
+
+@pytest.fixture(scope='module')
+def kept():
+    "(family, rules) → what lxt said when the fixture was made."
+    return {(p['family'], p['rules']): p for p in STORED['pairs']}
+
+
+@pytest.fixture(scope='module')
+def live():
+    "(family, rules) → what lxt says now."
+
+    def rows(family, rules):
+        command = [PEER, str(HERE / 'peer_lxt.py'), family, rules]
+        environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+        done = subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return rows
+
+
+def assert_ours_are(theirs, model, tokenizer, rules):
+    "Logits and scores of every text."
+    assert len(theirs['texts']) == len(TEXTS)
+    for text, peer in zip(TEXTS, theirs['texts']):
+        (ours,) = explain(model, tokenizer, text, method=rules)
+        assert abs(ours.logit - peer['logit']) < 1e-6
+        scores = torch.tensor(peer['scores'], dtype=torch.double)
+        off = (ours.scores.double() - scores).abs().max()
+        assert off <= 1e-5 * scores.abs().max()
+
+
+def test_the_fixture_names_its_versions():
+    assert set(STORED['versions']) == {'lxt', 'torch', 'transformers', 'numpy'}
+
+
+def test_the_fixture_has_every_pair(kept):
+    assert tuple(kept) == PAIRS
+
+
+def test_the_fixture_is_of_these_texts(tokenizer):
+    assert STORED['ids'] == IDS == tokenizer(TEXTS)['input_ids']
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_the_fixture_is_of_these_weights(models, kept, family):
+    weights = kept[family, 'attn_lrp']['weights']
+    assert abs(checksum(models[family]) - weights) < 1e-6 * weights
+
+
+@pytest.mark.parametrize('family, rules', PAIRS)
+def test_our_scores_are_the_reference_packages(
+    models, kept, tokenizer, family, rules
+):
+    theirs = kept[family, rules]
+    assert_ours_are(theirs, models[family], tokenizer, rules)
+
+
+def test_the_two_rule_sets_differ_on_the_fixtures_model(kept):
+    "Else the comparison above could not tell them apart."
+    for attn, cp in zip(
+        kept['llama', 'attn_lrp']['texts'], kept['llama', 'cp_lrp']['texts']
+    ):
+        a = torch.tensor(attn['scores'])
+        b = torch.tensor(cp['scores'])
+        assert (a - b).abs().max() > 0.01 * a.abs().max()
 
 
 @pytest.mark.skipif(
     not PEER, reason='LRP_LOO_LXT_PYTHON names no environment with lxt'
 )
-def test_attn_lrp_is_the_reference_packages(tokenizer, tmp_path):
-    model = random_bert(layers=3)
-    model.save_pretrained(tmp_path / 'model')
-    model = model.double()
-    ids = [encode(model, tokenizer, t)['input_ids'][0].tolist() for t in TEXTS]
-    (tmp_path / 'ids.json').write_text(json.dumps(ids))
-    subprocess.run(
-        [
-            PEER,
-            str(Path(__file__).with_name('peer_lxt.py')),
-            str(tmp_path / 'model'),
-            str(tmp_path / 'ids.json'),
-            str(tmp_path / 'out.json'),
-        ],
-        check=True,
-    )
-    for text, peer in zip(
-        TEXTS, json.loads((tmp_path / 'out.json').read_text())
-    ):
-        ours = explain(model, tokenizer, text, method='attn_lrp')[0]
-        theirs = torch.tensor(peer['scores'], dtype=torch.double)
-        print(
-            text,
-            'relative difference',
-            float(
-                (ours.scores.double() - theirs).abs().max() / theirs.abs().max()
-            ),
-        )
-        assert abs(ours.logit - peer['logit']) < 1e-6
-        assert (
-            ours.scores.double() - theirs
-        ).abs().max() <= 1e-5 * theirs.abs().max()
+@pytest.mark.parametrize('family, rules', PAIRS)
+def test_the_reference_package_says_the_same_now(
+    models, live, tokenizer, family, rules
+):
+    theirs = live(family, rules)
+    assert_ours_are(theirs, models[family], tokenizer, rules)

@@ -1,4 +1,6 @@
-"""Every snippet of README.md, pasted: python blocks in one session, shell lines in a folder of the reader's."""
+"""Every snippet of README.md, pasted: python blocks in one session, shell
+lines in a folder of the reader's.
+"""
 
 import importlib.util
 import os
@@ -9,14 +11,12 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
+import pytest
 from lrp_loo.models import load_demo
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(
-    r'^```(\w*)\n(.*?)^```',
-    (ROOT / 'README.md').read_text(encoding='utf-8'),
-    re.M | re.S,
-)
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```', README, re.M | re.S)
 ENV = {
     **os.environ,
     'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
@@ -24,23 +24,41 @@ ENV = {
     'NO_COLOR': '1',
 }
 ENV.pop('LRP_LOO_DATA', None)
+# they make the environment this runs in, or take long; the notebooks run
+# `reproduce`
 INSTALLING = (
     'make ',
     'python3 -m venv',
     'pip install',
     'lrp_loo reproduce',
     'bash tests/run.sh',
-    # they make the environment this runs in, or take long; the notebooks run
-    # `reproduce`
 )
+REVIEWS = [
+    'the jokes are old and the pace is slow',
+    'a quiet, generous film',
+    'not one scene feels borrowed',
+    'two hours that no one gives back',
+    'the songs are warm and the ending is cold',
+    'a film that never once talks down to us',
+]
+ANSWER = r'trust \w+|do not tell apart|No method follows'  # of an audit
 
 
 def of(kind):
+    "The blocks of one language."
     return [text for k, text in BLOCKS if k == kind]
 
 
-def numbers(text):
-    return re.sub(r'[+-]?\d+(\.\d+)?', '#', text)
+def shell_lines():
+    "What a reader would type, without what installs."
+    lines = [line for block in of('sh') for line in block.splitlines()]
+    passed_over = (*INSTALLING, '#')
+    return [x for x in lines if x.strip() and not x.startswith(passed_over)]
+
+
+def without_numbers(text):
+    "They may differ in the last digit on another machine."
+    return re.sub(r'[+-]?\d+(\.\d+)?', '#', ' '.join(text.split()))
 
 
 def test_python_snippets_run_in_order_and_print_what_is_shown(tmp_path):
@@ -53,85 +71,105 @@ def test_python_snippets_run_in_order_and_print_what_is_shown(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    # numbers may differ in the last digit on another machine
-    said = done.stdout.split()
-    shown = ' '.join(of('')).split()
-    assert numbers(' '.join(said)) == numbers(' '.join(shown))
+    shown = '\n'.join(of(''))
+    assert without_numbers(done.stdout) == without_numbers(shown)
 
 
 def test_ten_lines():
-    assert len([l for l in of('python')[0].splitlines() if l.strip()]) <= 12
+    lines = [line for line in of('python')[0].splitlines() if line.strip()]
+    assert len(lines) <= 12
 
 
-def test_shell_lines_run(tmp_path):
-    model, tokenizer = load_demo('sst2')
-    model.save_pretrained(tmp_path / 'my-model')
-    tokenizer.save_pretrained(tmp_path / 'my-model')
-    pd.DataFrame(
-        dict(
-            text=[
-                'the jokes are old and the pace is slow',
-                'a quiet, generous film',
-                'not one scene feels borrowed',
-                'two hours that no one gives back',
-                'the songs are warm and the ending is cold',
-                'a film that never once talks down to us',
-            ]
-        )
-    ).to_csv(tmp_path / 'reviews.csv', index=False)
+def test_code_is_at_most_eighty_columns_wide():
     lines = [
-        l
-        for block in of('sh')
-        for l in block.splitlines()
-        if l.strip() and not l.startswith(INSTALLING)
+        line
+        for kind, text in BLOCKS
+        if kind in ('python', 'sh')
+        for line in text.splitlines()
     ]
-    assert len(lines) >= 4
-    for line in lines:
-        done = subprocess.run(
-            ['bash', '-c', line],
-            cwd=tmp_path,
-            env=ENV,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0 and done.stdout, (line, done.stderr)
-        if 'audit' in line:
-            assert re.search(
-                r'trust \w+|do not tell apart|No method follows',
-                done.stdout.splitlines()[-1],
-            ), done.stdout
-    assert 'gripping' in (tmp_path / 'out.html').read_text(encoding='utf-8')
+    assert max(map(len, lines)) <= 80
 
 
-def test_what_readme_names_is_there():
-    text = (ROOT / 'README.md').read_text(encoding='utf-8')
-    for target in re.findall(r'\]\(([^)#\s]+)', text):
-        if not target.startswith('http'):
-            assert (ROOT / target).exists(), target
-    targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), re.M)
-    for t in re.findall(r'^make (\w+)', text, re.M):
-        assert t in targets, t
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    "A reader's folder: a model, reviews."
+    path = tmp_path_factory.mktemp('reader')
+    model, tokenizer = load_demo('sst2')
+    model.save_pretrained(path / 'my-model')
+    tokenizer.save_pretrained(path / 'my-model')
+    pd.DataFrame(dict(text=REVIEWS)).to_csv(path / 'reviews.csv', index=False)
+    return path
 
 
-def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in():
-    spec = importlib.util.spec_from_file_location(
-        'readme', ROOT / '.ci' / 'readme.py'
+def typed(line, folder):
+    "What a shell line prints."
+    done = subprocess.run(
+        ['bash', '-c', line],
+        cwd=folder,
+        env=ENV,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
-    readme = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(readme)
-    pieces = [
-        nbformat.v4.new_output('stream', name='stdout', text=t)
-        for t in ('a first line\n', 'a second\n')
-    ]
-    shown = nbformat.v4.new_output(
-        'display_data', data={'text/markdown': '| a table |'}
-    )
-    cell = nbformat.v4.new_code_cell(
-        '#| echo: false\nprint()', outputs=[*pieces, shown, pieces[0]]
-    )
-    assert (
-        readme.cell_text(cell)
-        == '```\na first line\na second\n```\n\n| a table |\n\n```\na first'
-        ' line\n```'
-    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_shell_lines():
+    assert len(shell_lines()) >= 4
+
+
+@pytest.mark.parametrize('line', shell_lines())
+def test_a_shell_line_runs_and_prints(folder, line):
+    out = typed(line, folder)
+    assert out
+    if ' audit' in line:
+        assert re.search(ANSWER, out.splitlines()[-1]), out
+    if '--html' in line:
+        page = line.split('--html ')[1].split()[0]
+        assert 'gripping' in (folder / page).read_text(encoding='utf-8')
+
+
+def test_what_readme_links_to_is_there():
+    targets = re.findall(r'\]\(([^)#\s]+)', README)
+    files = [t for t in targets if not t.startswith('http')]
+    missing = [t for t in files if not (ROOT / t).exists()]
+    assert files and not missing, missing
+
+
+def test_the_targets_of_make_that_readme_names_are_there():
+    makefile = (ROOT / 'Makefile').read_text()
+    known = re.findall(r'^(\w+):', makefile, re.M)
+    named = re.findall(r'^make (\w+)', README, re.M)
+    assert named and set(named) <= set(known)
+
+
+@pytest.fixture(scope='module')
+def readme():
+    "The script that makes it."
+    path = ROOT / '.ci' / 'readme.py'
+    spec = importlib.util.spec_from_file_location('readme', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def printed(text):
+    return nbformat.v4.new_output('stream', name='stdout', text=text)
+
+
+def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in(
+    readme,
+):
+    pieces = [printed('a first line\n'), printed('a second\n')]
+    cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=pieces)
+    assert readme.cell_text(cell) == '```\na first line\na second\n```'
+
+
+def test_a_table_stands_between_what_was_printed_before_and_after(readme):
+    data = {'text/markdown': '| a table |'}
+    table = nbformat.v4.new_output('display_data', data=data)
+    outputs = [printed('before\n'), table, printed('after\n')]
+    cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
+    shown = '```\nbefore\n```\n\n| a table |\n\n```\nafter\n```'
+    assert readme.cell_text(cell) == shown

@@ -1,5 +1,10 @@
-"""Runs that are killed, disks that are full, readers that come in between: nothing is lost, nothing stands twice, nobody sees a part; and one seed gives the same bytes.
-Children are forked and really killed here; `python tests/test_resume.py --write` kills the commands `reproduce` and `sweep` 20 times each at random moments and writes results/kills.json.
+"""Runs that are killed, disks that are full, readers that come in between:
+nothing is lost, nothing stands twice, nobody sees a part; and one seed gives
+the same bytes.
+
+Children are forked and really killed here. `python tests/test_resume.py
+--write` kills the commands `reproduce` and `sweep` 20 times each at random
+moments and writes results/kills.json.
 """
 
 import json
@@ -35,62 +40,69 @@ from lrp_loo.models import demo_base
 
 RESULTS = Path(__file__).parents[1] / 'results'
 KILLS = 8
-PARTS = os.environ.get(
-    'LRP_LOO_SAME_BYTES', 'scalar,sst2'
-)  # of `reproduce`, run twice
+# of `reproduce`, run twice
+PARTS = os.environ.get('LRP_LOO_SAME_BYTES', 'scalar,sst2')
 COMMAND = [
     sys.executable,
     '-c',
     'import sys; from lrp_loo.cli import main; sys.exit(main())',
 ]
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
-WHERE = (
-    'before',
-    'half',
-    'written',
-    'after',
-    # a write begins, is half done, is done beside the old file, has taken its
-    # place
-)
+# a write begins, is half done, is done beside the old file, has taken its place
+WHERE = ('before', 'half', 'written', 'after')
+
+
+def replace_and_die(n, where):
+    "An `os.replace` whose n-th call kills the process at that moment."
+    plain = os.replace
+    calls = 0
+
+    def replace(tmp, path):
+        nonlocal calls
+        calls += 1
+        if calls != n:
+            return plain(tmp, path)
+        if where == 'before':
+            os.unlink(tmp)
+        if where == 'half':
+            os.truncate(tmp, os.path.getsize(tmp) // 2)
+        if where == 'after':
+            plain(tmp, path)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return replace
+
+
+def in_child(job):
+    "Fork; the child does the job and ends with 0, or with 1 and what it raised."
+    pid = os.fork()
+    if pid:
+        return pid
+    torch.set_num_threads(1)  # the parent's threads are not there
+    try:
+        job()
+        os._exit(0)
+    except BaseException as e:
+        print(repr(e), file=sys.stderr)
+        os._exit(1)
+
+
+def was_killed(status):
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def child(job, n=None, where=None):
     """Run `job()` in a child; with n, its n-th file is where it is killed.
     True if it came to its end.
     """
-    pid = os.fork()
-    if not pid:
-        torch.set_num_threads(1)
-        # the parent's threads are not there
-        plain = os.replace
-        left = [n]
 
-        def replace(tmp, path):
-            left[0] -= 1
-            if left[0] == 0 and where == 'before':
-                os.unlink(tmp)
-            if left[0] == 0 and where == 'half':
-                os.truncate(tmp, os.path.getsize(tmp) // 2)
-            if left[0] == 0 and where == 'after':
-                plain(tmp, path)
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            plain(tmp, path)
+    def doomed():
+        os.replace = replace_and_die(n, where)
+        job()
 
-        if n:
-            os.replace = replace
-        try:
-            job()
-            os._exit(0)
-        except BaseException as e:
-            print(repr(e), file=sys.stderr)
-            os._exit(1)
+    pid = in_child(doomed if n else job)
     status = os.waitpid(pid, 0)[1]
-    assert (
-        status == 0
-        or os.WIFSIGNALED(status)
-        and os.WTERMSIG(status) == signal.SIGKILL
-    ), status
+    assert status == 0 or was_killed(status), status
     return status == 0
 
 
@@ -102,35 +114,39 @@ def leftovers(folder):
     )
 
 
+def rows_in(folder):
+    "Of all of a sweep's files, as written."
+    files = sorted(Path(folder).glob('*.parquet'))
+    return pd.concat([pq.read_table(f).to_pandas() for f in files])
+
+
+def names_in(folder):
+    return sorted(p.name for p in Path(folder).iterdir())
+
+
 def same_sweeps(a, b):
     """Two sweeps' rows, to the last bit, and the files they stand in; the
     process that made a row aside. Every row once.
     """
-    rows = [
-        pd.concat(
-            [
-                pq.read_table(f).to_pandas()
-                for f in sorted(Path(x).glob('*.parquet'))
-            ]
-        )
+    key = ['index', 'method']
+    mine, theirs = (
+        rows_in(x)
         .drop(columns='worker')
-        .sort_values(['index', 'method'])
+        .sort_values(key)
         .reset_index(drop=True)
         for x in (a, b)
-    ]
-    assert not rows[1].duplicated(['index', 'method']).any() and sorted(
-        p.name for p in Path(a).iterdir()
-    ) == sorted(p.name for p in Path(b).iterdir())
-    for c in rows[0]:
-        assert all(
-            np.array_equal(x, y, equal_nan=isinstance(x, float))
-            for x, y in zip(rows[0][c], rows[1][c])
-        ), c
+    )
+    assert names_in(a) == names_in(b)
+    assert not theirs.duplicated(key).any()
+    assert len(mine) == len(theirs)
+    for c in mine:
+        for x, y in zip(mine[c], theirs[c]):
+            assert np.array_equal(x, y, equal_nan=isinstance(x, float)), c
     records = [read_results(Path(x) / 'sweep.json') for x in (a, b)]
     for r in records:
         r['summary'].pop('computed')  # by the last call
-    assert records[0] == records[1] and len(rows[0]) == len(rows[1])
-    return len(rows[1])
+    assert records[0] == records[1]
+    return len(theirs)
 
 
 @pytest.fixture(scope='module')
@@ -138,39 +154,44 @@ def small(tokenizer):
     return random_bert(layers=2), tokenizer
 
 
+def experiment(small, path, limit, methods):
+    "Rows of Table 2 on the small model."
+    data = load_texts('sst2', 'embedded', limit=limit)
+    info = dict(name='small', layers=2)
+    chosen = {m: (m, {}) for m in methods}
+    return text_experiment(path, *small, data, info, chosen)
+
+
+def numbers_in(path):
+    "Of the rows that are there so far."
+    if not path.exists():
+        return []
+    return [r['i'] for r in read_results(path)['rows']]
+
+
 @needs_fork
 def test_an_experiment_killed_while_it_writes(small, tmp_path):
-    data = load_texts('sst2', 'embedded', limit=30)
     rng = np.random.default_rng(0)
-    few = {m: (m, {}) for m in ('loo', 'attn_lrp', 'cp_lrp')}
     path = tmp_path / 'killed' / 'r.json'
 
-    def run(path):
-        return text_experiment(
-            path, *small, data, dict(name='small', layers=2), few
-        )
+    def run(path=path):
+        experiment(small, path, 30, ('loo', 'attn_lrp', 'cp_lrp'))
 
     assert child(lambda: run(tmp_path / 'whole.json'))
     whole = (tmp_path / 'whole.json').read_bytes()
     rows = json.loads(whole)['rows']
     kept = []
     for k in range(KILLS):
-        assert not child(
-            lambda: run(path), int(rng.integers(1, 5)), WHERE[k % 4]
-        )
+        assert not child(run, int(rng.integers(1, 5)), WHERE[k % 4])
         now = read_results(path)['rows'] if path.exists() else []
-        assert (
-            now[: len(kept)] == kept
-            and [r['i'] for r in now] == list(range(len(now)))
-            and now == rows[: len(now)]
-        )
+        assert now[: len(kept)] == kept
+        assert [r['i'] for r in now] == list(range(len(now)))
+        assert now == rows[: len(now)]
         kept = now
-    assert (
-        0 < len(kept) < len(rows)
-        and child(lambda: run(path))
-        and path.read_bytes() == whole
-        and os.listdir(path.parent) == ['r.json']
-    )
+    assert 0 < len(kept) < len(rows)
+    assert child(run)
+    assert path.read_bytes() == whole
+    assert os.listdir(path.parent) == ['r.json']
 
 
 @needs_fork
@@ -179,8 +200,8 @@ def test_a_sweep_killed_while_it_writes(small, tmp_path):
     rng = np.random.default_rng(1)
     out = tmp_path / 'killed'
 
-    def run(out):
-        return explain_dataset(
+    def run(out=out):
+        explain_dataset(
             texts,
             out,
             ['attn_lrp', 'removal'],
@@ -192,63 +213,42 @@ def test_a_sweep_killed_while_it_writes(small, tmp_path):
     assert child(lambda: run(tmp_path / 'whole'))
     n = 0
     for k in range(KILLS):
-        assert not child(
-            lambda: run(out), int(rng.integers(1, 4)), WHERE[k % 4]
-        )
+        assert not child(run, int(rng.integers(1, 4)), WHERE[k % 4])
         now = len(read_sweep(out)) if list(out.glob('*.parquet')) else 0
         assert n <= now < 48
         n = now
-    assert (
-        n
-        and child(lambda: run(out))
-        and same_sweeps(tmp_path / 'whole', out) == 48
-        and not leftovers(out)
-    )
+    assert n
+    assert child(run)
+    assert same_sweeps(tmp_path / 'whole', out) == 48
+    assert not leftovers(out)
 
 
 @needs_fork
 def test_a_run_killed_at_random_times(small, tmp_path):
     "Not where we choose, but whenever the signal comes."
-    data = load_texts('sst2', 'embedded', limit=16)
     rng = np.random.default_rng(2)
-    few = {m: (m, {}) for m in ('loo', 'attn_lrp')}
     path = tmp_path / 'killed' / 'r.json'
 
-    def run(path):
-        return text_experiment(
-            path, *small, data, dict(name='small', layers=2), few
-        )
+    def run(path=path):
+        experiment(small, path, 16, ('loo', 'attn_lrp'))
 
     start = time.time()
     assert child(lambda: run(tmp_path / 'whole.json'))
     took = time.time() - start
     died = 0
     for delay in rng.uniform(0, took, KILLS):
-        pid = os.fork()
-        if not pid:
-            torch.set_num_threads(1)
-            try:
-                run(path)
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
+        pid = in_child(run)
         time.sleep(delay)
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
         died += os.WIFSIGNALED(status)
         assert status == 0 or os.WIFSIGNALED(status)
-        now = (
-            [r['i'] for r in read_results(path)['rows']]
-            if path.exists()
-            else []
-        )
+        now = numbers_in(path)
         assert now == list(range(len(now)))
-    assert (
-        died
-        and child(lambda: run(path))
-        and path.read_bytes() == (tmp_path / 'whole.json').read_bytes()
-        and os.listdir(path.parent) == ['r.json']
-    )
+    assert died
+    assert child(run)
+    assert path.read_bytes() == (tmp_path / 'whole.json').read_bytes()
+    assert os.listdir(path.parent) == ['r.json']
 
 
 def test_a_reader_never_sees_a_part(tmp_path):
@@ -270,7 +270,9 @@ def test_a_reader_never_sees_a_part(tmp_path):
     finally:
         stop.set()
         reader.join()
-    assert len(seen) > 10 and all(seen) and os.listdir(tmp_path) == ['r.txt']
+    assert len(seen) > 10
+    assert all(seen)
+    assert os.listdir(tmp_path) == ['r.txt']
 
 
 @pytest.fixture
@@ -308,9 +310,8 @@ def test_a_full_disk(disk):
         match=r'r\.json could not be written \(No space left on device\)',
     ):
         r.add(dict(i=1, text='y' * 20_000))
-    assert (disk / 'r.json').read_bytes() == old and sorted(
-        os.listdir(disk)
-    ) == ['other', 'r.json']
+    assert (disk / 'r.json').read_bytes() == old
+    assert sorted(os.listdir(disk)) == ['other', 'r.json']
     (disk / 'other').unlink()
     again = Results(disk / 'r.json', dict(seed=0))
     assert again.done == {0}
@@ -337,55 +338,41 @@ def test_a_full_disk_in_a_sweep(disk, small):
     ):
         run()
     n = len(read_sweep(disk / 'out'))
-    assert 0 < n < 60 and not leftovers(disk / 'out')
+    assert 0 < n < 60
+    assert not leftovers(disk / 'out')
     subprocess.run(['mount', '-o', 'remount,size=16m', str(disk)], check=True)
-    assert run().n['attn_lrp'] == 60 and len(read_sweep(disk / 'out')) == 60
+    assert run().n['attn_lrp'] == 60
+    assert len(read_sweep(disk / 'out')) == 60
+
+
+def reproduced(out):
+    "Path → bytes of what a process of its own wrote."
+    words = ['reproduce', '--data', 'embedded', '--limit', '2']
+    words += ['--only', PARTS, '--out', str(out)]
+    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
+    files = [p for p in sorted(out.rglob('*')) if p.is_file()]
+    return {p.relative_to(out): p.read_bytes() for p in files}
 
 
 def test_one_seed_gives_the_same_bytes(tmp_path):
     """Two processes; more parts (mnist, which is trained first) by the
     environment variable.
     """
-    for d in 'ab':
-        subprocess.run(
-            [
-                *COMMAND,
-                'reproduce',
-                '--data',
-                'embedded',
-                '--limit',
-                '2',
-                '--only',
-                PARTS,
-                '--out',
-                str(tmp_path / d),
-            ],
-            check=True,
-            capture_output=True,
-        )
-    files = {
-        d: {
-            p.relative_to(tmp_path / d): p.read_bytes()
-            for p in sorted((tmp_path / d).rglob('*'))
-            if p.is_file()
-        }
-        for d in 'ab'
-    }
-    assert files['a'] == files['b'] and {p.name for p in files['a']} >= {
-        f'{p}.json' for p in PARTS.split(',')
-    } | {'against_paper.json', 'figure1.png'}
+    first, second = (reproduced(tmp_path / d) for d in 'ab')
+    assert first == second
+    asked = {f'{p}.json' for p in PARTS.split(',')}
+    written = {p.name for p in first}
+    assert written >= asked | {'against_paper.json', 'figure1.png'}
 
 
 def test_the_record_of_kills():
     d = json.loads((RESULTS / 'kills.json').read_text(encoding='utf-8'))
     for r in d['runs'].values():
-        assert (
-            r['kills'] == 20 == len(r['rows_after_each_kill'])
-            and r['rows_after_each_kill'] == sorted(r['rows_after_each_kill'])
-            and r['rows_at_the_end'] > r['rows_after_each_kill'][-1] > 0
-            and r['lost'] == r['twice'] == 0
-            and r['equal_to_the_undisturbed_run']
-        )
+        assert r['kills'] == 20 == len(r['rows_after_each_kill'])
+        assert r['rows_after_each_kill'] == sorted(r['rows_after_each_kill'])
+        assert r['rows_at_the_end'] > r['rows_after_each_kill'][-1] > 0
+        assert r['lost'] == r['twice'] == 0
+        assert r['equal_to_the_undisturbed_run']
 
 
 def started(words):
@@ -409,6 +396,19 @@ def finished(words):
     assert os.waitpid(started(words), 0)[1] == 0
 
 
+RUNS = (0, 0)  # what `waitpid` says of a process that has not ended
+
+
+def wait_until_it_moves(pid, count):
+    "Until there are more rows, or the command has ended; what waitpid says."
+    before = count()
+    state = RUNS
+    while state == RUNS and count() == before:
+        time.sleep(0.02)
+        state = os.waitpid(pid, os.WNOHANG)
+    return state
+
+
 def kill_command(words, count, n, seed, span):
     """The command, killed n times at random moments after it has moved on;
     then left alone. Rows after each kill.
@@ -417,17 +417,13 @@ def kill_command(words, count, n, seed, span):
     after = []
     while len(after) < n:
         pid = started(words)
-        before = count()
-        over = (0, 0)
-        while over == (0, 0) and count() == before:
-            time.sleep(0.02)
-            over = os.waitpid(pid, os.WNOHANG)
-        if over == (0, 0):
+        state = wait_until_it_moves(pid, count)
+        if state == RUNS:
             time.sleep(rng.uniform(0, span))
-            over = os.waitpid(pid, os.WNOHANG)
-        if over != (0, 0):
+            state = os.waitpid(pid, os.WNOHANG)
+        if state != RUNS:
             raise RuntimeError(
-                f'the command ended by itself ({over[1]}) after {len(after)}'
+                f'the command ended by itself ({state[1]}) after {len(after)}'
                 ' kills; give it more to do'
             )
         os.kill(pid, signal.SIGKILL)
@@ -437,115 +433,76 @@ def kill_command(words, count, n, seed, span):
     return after
 
 
+def entry(after, want, got, same, left):
+    "What the record holds of one command."
+    return dict(
+        kills=len(after),
+        rows_after_each_kill=after,
+        rows_at_the_end=len(got),
+        lost=len(set(want) - set(got)),
+        twice=len(got) - len(set(got)),
+        equal_to_the_undisturbed_run=same,
+        leftovers=left,
+    )
+
+
+def record_reproduce(d, n, seed):
+    "The command's words, and what came of it."
+    words = ['reproduce', '--data', 'embedded', '--model', str(d / 'small')]
+    words += ['--only', 'sst2', '--limit', '192']
+
+    def path(run):
+        return d / run / 'results' / 'embedded-small' / 'sst2.json'
+
+    def count():
+        return len(numbers_in(path('killed')))
+
+    finished([*words, '--out', str(d / 'whole')])
+    again = [*words, '--out', str(d / 'killed')]
+    after = kill_command(again, count, n, seed, 0.5)
+    want, got = (numbers_in(path(run)) for run in ('whole', 'killed'))
+    same = path('whole').read_bytes() == path('killed').read_bytes()
+    return words, entry(after, want, got, same, leftovers(d / 'killed'))
+
+
+def record_sweep(d, n, seed):
+    "The command's words, and what came of it."
+    words = ['sweep', '--data', 'embedded', '--model', str(d / 'small')]
+    words += ['--limit', '200', '--methods', 'attn_lrp,removal']
+    words += ['--batch_size', '4']
+
+    def count():
+        return 8 * len(list((d / 'k').glob('*.parquet')))
+
+    def keys(folder):
+        found = rows_in(folder)[['index', 'method']]
+        return list(found.itertuples(index=False, name=None))
+
+    finished([*words, '--out', str(d / 'w')])
+    after = kill_command([*words, '--out', str(d / 'k')], count, n, seed, 0.3)
+    want, got = keys(d / 'w'), keys(d / 'k')
+    same = same_sweeps(d / 'w', d / 'k') == len(want)
+    return words, entry(after, want, got, same, leftovers(d / 'k'))
+
+
 def record(n=20, seed=0):
-    with tempfile.TemporaryDirectory() as d:
-        d = Path(d)
-        runs = {}
-
-        def path(x):
-            return d / x / 'results' / 'embedded-small' / 'sst2.json'
-
-        def tell(words):
-            return ' '.join(words).replace(f'{d}/', '')
-
-        for part in (
-            random_bert(layers=2),
-            AutoTokenizer.from_pretrained(demo_base()),
-        ):
-            part.save_pretrained(d / 'small')
-        words = [
-            'reproduce',
-            '--data',
-            'embedded',
-            '--model',
-            str(d / 'small'),
-            '--only',
-            'sst2',
-            '--limit',
-            '192',
-        ]
-
-        def count():
-            return (
-                len(read_results(path('killed'))['rows'])
-                if path('killed').exists()
-                else 0
-            )
-
-        finished([*words, '--out', str(d / 'whole')])
-        after = kill_command(
-            [*words, '--out', str(d / 'killed')], count, n, seed, 0.5
-        )
-        want, got = (
-            [r['i'] for r in read_results(path(x))['rows']]
-            for x in ('whole', 'killed')
-        )
-        runs[tell(words)] = dict(
-            kills=len(after),
-            rows_after_each_kill=after,
-            rows_at_the_end=len(got),
-            lost=len(set(want) - set(got)),
-            twice=len(got) - len(set(got)),
-            equal_to_the_undisturbed_run=path('whole').read_bytes()
-            == path('killed').read_bytes(),
-            leftovers=leftovers(d / 'killed'),
-        )
-        words = [
-            'sweep',
-            '--data',
-            'embedded',
-            '--model',
-            str(d / 'small'),
-            '--limit',
-            '200',
-            '--methods',
-            'attn_lrp,removal',
-            '--batch_size',
-            '4',
-        ]
-
-        def count():
-            return 8 * len(list((d / 'k').glob('*.parquet')))
-
-        finished([*words, '--out', str(d / 'w')])
-        after = kill_command(
-            [*words, '--out', str(d / 'k')], count, n, seed, 0.3
-        )
-
-        def key(x):
-            return pd.concat(
-                [
-                    pq.read_table(f).to_pandas()
-                    for f in Path(x).glob('*.parquet')
-                ]
-            )[['index', 'method']]
-
-        want = key(d / 'w')
-        got = key(d / 'k')
-        lost = len(
-            set(want.itertuples(index=False, name=None))
-            - set(got.itertuples(index=False, name=None))
-        )
-        runs[tell(words)] = dict(
-            kills=len(after),
-            rows_after_each_kill=after,
-            rows_at_the_end=len(got),
-            lost=lost,
-            twice=int(got.duplicated().sum()),
-            equal_to_the_undisturbed_run=same_sweeps(d / 'w', d / 'k')
-            == len(want),
-            leftovers=leftovers(d / 'k'),
-        )
-        return dict(
-            config=dict(
-                experiment='kills',
-                signal='SIGKILL',
-                seed=seed,
-                how='each command in a child that is forked after the imports',
-            ),
-            versions=versions(),
-            runs=runs,
-        )
+    "Both commands, each killed n times."
+    runs = {}
+    with tempfile.TemporaryDirectory() as folder:
+        d = Path(folder)
+        random_bert(layers=2).save_pretrained(d / 'small')
+        tokenizer = AutoTokenizer.from_pretrained(demo_base())
+        tokenizer.save_pretrained(d / 'small')
+        for command in (record_reproduce, record_sweep):
+            words, found = command(d, n, seed)
+            runs[' '.join(words).replace(f'{d}/', '')] = found
+    config = dict(
+        experiment='kills',
+        signal='SIGKILL',
+        seed=seed,
+        how='each command in a child that is forked after the imports',
+    )
+    return dict(config=config, versions=versions(), runs=runs)
 
 
 if __name__ == '__main__':

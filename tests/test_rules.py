@@ -1,4 +1,6 @@
-"Every rule twice: the fast gradient form against the naive explicit one, on random shapes, in float64, as ε → 0 and at a visible ε."
+"""Every rule twice: the fast gradient form against the naive explicit one, on
+random shapes, in float64, as ε → 0 and at a visible ε.
+"""
 
 import torch
 from hypothesis import given, settings

@@ -1,4 +1,6 @@
-"Which softmax is attention, which layer it belongs to, and gradients that never arrive: right, or refused by name."
+"""Which softmax is attention, which layer it belongs to, and gradients that
+never arrive: right, or refused by name.
+"""
 
 import copy
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WINDOW', 'BEYOND', 'TEXTS', 'EPOCHS', 'RunOptions', 'Study', 'read_parts', 'on_part', 'on_data', 'rows_heading',
            'one_table', 'add_rows', 'Part', 'PartExamples', 'part_examples', 'DigitSets', 'digit_sets',
-           'part_experiment']
+           'part_experiment', 'interval_text']
 
 # %% ../../nbs/48_common.ipynb #67a9808c
 from collections.abc import Callable
@@ -312,3 +312,11 @@ def part_experiment(
         curves,
         n_set_aside=drawn.left,
     )
+
+# %% ../../nbs/48_common.ipynb #b1c0a9d3
+def interval_text(
+    difference: dict,  # mean, low and high, as of `paired_difference`
+) -> str:  # '+0.012 [-0.003, +0.027]'
+    "A mean with its interval, for tables."
+    mean, low, high = (difference[k] for k in ('mean', 'low', 'high'))
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"

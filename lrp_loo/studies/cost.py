@@ -15,7 +15,7 @@ from ..methods import METHODS
 from ..stats import mean_se, per_text
 from .table2 import paper_numbers
 from .common import Study
-from .style import method_colour, method_name, panels, themed
+from .style import method_colour, method_label, panels, themed
 
 # %% ../../nbs/45_cost.ipynb #4e0a7f4f
 def _by_method(rows, columns, values):
@@ -134,7 +134,7 @@ def _draw_cost(ax, table, across, label):
             marker='.',
             ms=4,
             lw=1.3,
-            label=method_name(m),
+            label=method_label(m),
         )
     ax.set(xscale='log', yscale='log', xlabel=across, ylabel=label)
     ax.set_xticks(table.columns, table.columns)
@@ -185,7 +185,7 @@ def _draw_dot(ax, method, seconds, rows):
     ax.errorbar(seconds, r, se, fmt='o', ms=4, color=colour)
     x, y, side = LABEL_AT.get(method, (3, 3, 'left'))
     ax.annotate(
-        method_name(method),
+        method_label(method),
         (seconds, r),
         fontsize=7,
         xytext=(x, y),

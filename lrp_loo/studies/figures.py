@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'KEEPERS', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY',
-           'CONSERVATION_STUDY', 'PRECISION_STUDY', 'STUDIES', 'plot_agreement', 'draw_sweeps', 'plot_layerwise',
-           'plot_entropy', 'plot_areas', 'draw_kept', 'plot_conservation', 'plot_beyond', 'run_text', 'text_tables',
+           'CONSERVATION_STUDY', 'STUDIES', 'plot_agreement', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
+           'plot_areas', 'draw_kept', 'plot_conservation', 'plot_beyond', 'run_text', 'text_tables',
            'draw_conservation']
 
 # %% ../../nbs/49_figures.ipynb #64b20f1e
@@ -14,11 +14,6 @@ import pandas as pd
 from ..conservation import conservation_experiment, mean_conservation
 from ..core import resolve_device
 from ..data import load_texts
-from lrp_loo.studies.precision import (
-    plot_precision,
-    precision_experiment,
-    precision_table,
-)
 from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..faithfulness import faithfulness_table
 from .experiments import text_experiment
@@ -38,7 +33,7 @@ from lrp_loo.studies.style import (
     OTHERS,
     caption,
     method_colour,
-    method_name,
+    method_label,
     panels,
     themed,
 )
@@ -59,7 +54,7 @@ def plot_agreement(
     for ax, (name, r) in zip(axes[0], results.items()):
         t = faithfulness_table(r['rows'], COMPARED)
         ax.bar(
-            [method_name(m) for m in COMPARED],
+            [method_label(m) for m in COMPARED],
             t.loo_r,
             yerr=t.loo_r_se,
             color=[method_colour(m) for m in COMPARED],
@@ -110,7 +105,7 @@ def draw_sweeps(
         color=method_colour('attn_lrp'),
         ls='--',
         lw=1,
-        label=method_name('attn_lrp'),
+        label=method_label('attn_lrp'),
     )
 
 
@@ -167,7 +162,7 @@ def plot_areas(
         ax.hlines(y, t.morf, t.lerf, color=colours, lw=4, alpha=0.5)
         ax.plot(t.morf, y, 'o', color='k', mfc='white', label='MoRF')
         ax.plot(t.lerf, y, 'o', color='k', label='LeRF')
-        ax.set_yticks(y, [method_name(m) for m in methods])
+        ax.set_yticks(y, [method_label(m) for m in methods])
         ax.set_xlabel('mean logit of the predicted class')
         ax.set_title(caption(r))
     axes[0, 0].legend()
@@ -333,35 +328,11 @@ def draw_conservation(
     "Both rule sets on both models."
     d = found['conservation']
     tables = {
-        f'{method_name(rules)}, {DEMOS[m][0]}': mean_conservation(d, m, rules)
+        f'{method_label(rules)}, {DEMOS[m][0]}': mean_conservation(d, m, rules)
         for m in d['config']['models']
         for rules in ('attn_lrp', 'cp_lrp')
     }
     return plot_conservation(tables)
-
-
-def _run_precision(path, part, options):
-    "On the demo model for SST-2."
-    return precision_experiment(
-        path,
-        'sst2',
-        options.data,
-        options.limit,
-        options.seed,
-        resolve_device(options.device),
-        fresh=options.fresh,
-    )
-
-
-def _precision_tables(part, results):
-    "Differences from float32."
-    data = results['config']['data']
-    heading = (
-        f"precision: {data['name']} ({data['source']}, {data['split']}),"
-        f" {len(results['rows'])} texts, differences from float32"
-    )
-    table = precision_table(results['rows']).round(5)
-    return [(heading, table.to_string())]
 
 # %% ../../nbs/49_figures.ipynb #22af09f0
 TEXT_STUDY = Study(
@@ -388,12 +359,4 @@ CONSERVATION_STUDY = Study(
     _conservation_tables,
     dict(conservation=draw_conservation),
 )
-PRECISION_STUDY = Study(
-    'precision',
-    '',
-    dict(precision='precision'),
-    _run_precision,
-    _precision_tables,
-    dict(precision=lambda found: plot_precision(found['precision']['rows'])),
-)
-STUDIES = (TEXT_STUDY, CONSERVATION_STUDY, PRECISION_STUDY)
+STUDIES = (TEXT_STUDY, CONSERVATION_STUDY)

@@ -26,45 +26,60 @@ def sweep_layers(
         raise ValueError(f"sweep={sweep!r} is not known; take one of {SWEEPS}")
     if not 1 <= k <= n_layers:
         raise ValueError(f"k={k} is not a layer; take 1 to {n_layers}")
-    return {
-        'first': tuple(range(k)),
-        'last': tuple(range(n_layers - k, n_layers)),
-        'single': (k - 1,),
-    }[sweep]
+    if sweep == 'first':
+        return tuple(range(k))
+    if sweep == 'last':
+        return tuple(range(n_layers - k, n_layers))
+    return (k - 1,)
 
-
+# %% ../../nbs/08_layerwise.ipynb #69164718
 def bypass_name(
     layers,  # bypassed layers, from 0
     n_layers: int,  # layers in the model
 ) -> str:  # a method's name in the rows
     "One name per set of bypassed layers; none is 'attn_lrp', all is 'cp_lrp'."
     layers = sorted(set(layers))
-    return (
-        'attn_lrp'
-        if not layers
-        else (
-            'cp_lrp'
-            if len(layers) == n_layers
-            else 'bypass ' + ','.join(str(l + 1) for l in layers)
-        )
-    )
+    if not layers:
+        return 'attn_lrp'
+    if len(layers) == n_layers:
+        return 'cp_lrp'
+    return 'bypass ' + ','.join(str(layer + 1) for layer in layers)
 
-
+# %% ../../nbs/08_layerwise.ipynb #b3303836
 def sweep_methods(
     n_layers: int,  # layers in the model
 ) -> dict:  # name → (method, options), as `text_experiment` takes them
     "Every distinct rule set of the three sweeps, AttnLRP and CP-LRP included."
-    sets = [()] + [
-        sweep_layers(s, k, n_layers)
-        for s in SWEEPS
-        for k in range(1, n_layers + 1)
-    ]
+    steps = range(1, n_layers + 1)
+    sets = [()]
+    sets += [sweep_layers(s, k, n_layers) for s in SWEEPS for k in steps]
     return {
-        bypass_name(l, n_layers): ('attn_lrp', dict(bypass_softmax=list(l)))
-        for l in sets
+        bypass_name(layers, n_layers): (
+            'attn_lrp',
+            dict(bypass_softmax=list(layers)),
+        )
+        for layers in sets
     }
 
 # %% ../../nbs/08_layerwise.ipynb #8a563d16
+def _gain(rows, method):
+    "In r with LOO over AttnLRP, on the same texts."
+    r, without = (per_text(rows, m, 'loo_r') for m in (method, 'attn_lrp'))
+    return paired_difference(r, without)
+
+
+def _step(rows, sweep, k, n_layers):
+    "Step k of a sweep as a row of the table; k = 0 is AttnLRP."
+    layers = sweep_layers(sweep, k, n_layers) if k else ()
+    method = bypass_name(layers, n_layers)
+    entry = dict(sweep=sweep, k=k, method=method)
+    for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'):
+        entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, method, c))
+    gain = _gain(rows, method)
+    interval = dict(gain_low=gain['low'], gain_high=gain['high'])
+    return entry | dict(gain=gain['mean'], **interval, n=gain['n'])
+
+# %% ../../nbs/08_layerwise.ipynb #c0a23c58
 def layer_table(
     # of `read_results`, rows of `text_experiment` with `sweep_methods`
     results: dict,
@@ -74,38 +89,29 @@ def layer_table(
     "The three sweeps as a table (Table A3); k = 0 is AttnLRP."
     rows = results['rows']
     n = results['config']['model']['layers']
-    out = []
-    for sweep in SWEEPS:
-        for k in range(n + 1):
-            m = bypass_name(sweep_layers(sweep, k, n) if k else (), n)
-            entry = dict(sweep=sweep, k=k, method=m)
-            for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'):
-                entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, m, c))
-            gain = paired_difference(
-                per_text(rows, m, 'loo_r'), per_text(rows, 'attn_lrp', 'loo_r')
-            )
-            out.append(
-                entry
-                | dict(
-                    gain=gain['mean'],
-                    gain_low=gain['low'],
-                    gain_high=gain['high'],
-                    n=gain['n'],
-                )
-            )
-    return pd.DataFrame(out)
+    return pd.DataFrame(
+        [_step(rows, sweep, k, n) for sweep in SWEEPS for k in range(n + 1)]
+    )
 
-
+# %% ../../nbs/08_layerwise.ipynb #b60d526e
 def paper_step(
     row: int,  # the paper's k, of 12 layers
     n_layers: int,  # ours
 ):  # our k at the same depth, or None where there is none
-    """The paper's model has 12 layers: its step k is compared with ours at the
-    same share of the depth.
-    """
-    return row * n_layers // 12 if row * n_layers % 12 == 0 else None
+    "Our step at the same share of the depth as the paper's step k of 12."
+    k, rest = divmod(row * n_layers, 12)
+    return k if rest == 0 else None
 
 
+def _ours(number, results, table):
+    "Our number at the place of one of the paper's, and the step it is at."
+    n_layers = results['config']['model']['layers']
+    k = paper_step(int(number.row), n_layers)
+    if k is None:
+        return None, np.nan
+    return k, table.loc[(number.sweep, k), number.metric]
+
+# %% ../../nbs/08_layerwise.ipynb #b6c7efb1
 def table_a3_against_paper(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
     # paper, ours (empty where our model has no layer at that depth), our k
@@ -118,66 +124,63 @@ def table_a3_against_paper(
     tables = {
         n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()
     }
-    steps = [
-        paper_step(int(r.row), results[r.data]['config']['model']['layers'])
-        for r in d.itertuples()
-    ]
-    d['our_k'] = steps
-    d['ours'] = [
-        np.nan if k is None else tables[r.data].loc[(r.sweep, k), r.metric]
-        for r, k in zip(d.itertuples(), steps)
-    ]
+    found = [_ours(x, results[x.data], tables[x.data]) for x in d.itertuples()]
+    d['our_k'] = [k for k, _ in found]
+    d['ours'] = [ours for _, ours in found]
     d['model'] = [results[x]['config']['model']['name'] for x in d.data]
     return d
 
+# %% ../../nbs/08_layerwise.ipynb #6d81e9db
+_TOO_FEW_TO_PICK = (
+    "a layer is picked on one half of the texts, tried on the other"
+)
 
-def best_single_layer(
-    # of `read_results`, rows of `text_experiment` with `sweep_methods`
-    results: dict,
-    # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
-) -> dict:
-    """What the best single layer's bypass gains: picked on every other text,
-    measured on the rest.
-    """
+
+def _best_layer(gains):
+    "Of (n_layers, n_texts) gains: the layer whose mean is highest."
+    mean = pd.DataFrame(gains).mean(axis=1)  # over the texts that have one
+    return int(mean.fillna(-np.inf).argmax())
+
+
+def _gains_of_single_layers(results):
+    "(n_layers, n_texts) r with that layer bypassed minus r with none."
     rows = results['rows']
     n = results['config']['model']['layers']
-    none = per_text(rows, 'attn_lrp', 'loo_r')
-    bypassed = [per_text(rows, bypass_name((l,), n), 'loo_r') for l in range(n)]
-    gains = np.array(bypassed) - none  # [n_layers, n_texts]
-    if len(rows) < 2:
-        raise ValueError(
-            "a layer is picked on one half of the texts, tried on the other;"
-            f" got {len(rows)}"
-        )
-    odd = np.arange(len(rows)) % 2 == 1
-    held_out = np.empty(len(rows))
-    picked = []
+    names = [bypass_name((layer,), n) for layer in range(n)]
+    bypassed = [per_text(rows, name, 'loo_r') for name in names]
+    return np.array(bypassed) - per_text(rows, 'attn_lrp', 'loo_r')
+
+# %% ../../nbs/08_layerwise.ipynb #15c1b72a
+def best_single_layer(
+    results: dict,  # of `read_results`, with `sweep_methods`
+    # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
+) -> dict:
+    "What the best single layer's bypass gains on texts that did not pick it."
+    n = len(results['rows'])
+    if n < 2:
+        raise ValueError(f"{_TOO_FEW_TO_PICK}; got {n}")
+    gains = _gains_of_single_layers(results)
+    odd = np.arange(n) % 2 == 1
+    held_out = np.empty(n)
+    picked = set()
     for half in (~odd, odd):
-        mean = pd.DataFrame(gains[:, half]).mean(axis=1)
-        best = int(mean.fillna(-np.inf).argmax())
-        picked.append(best)
+        best = _best_layer(gains[:, half])
+        picked.add(best)
         held_out[~half] = gains[best, ~half]
-    difference = paired_difference(held_out, np.zeros(len(rows)))
-    return dict(layers=sorted(set(picked)), **difference)
+    gain = paired_difference(held_out, np.zeros(n))
+    return dict(layers=sorted(picked), **gain)
 
 # %% ../../nbs/08_layerwise.ipynb #e69e653e
 def entropy_table(
     results: dict,  # of `read_results`
 ) -> pd.DataFrame:  # layer (from 1), entropy, se
     "Mean attention entropy per layer, 1 = uniform."
-    E = np.array([r['entropy'] for r in results['rows']], dtype=float)
+    per_layer = zip(*[row['entropy'] for row in results['rows']])
+    means = [mean_se(np.array(x, dtype=float)) for x in per_layer]
     return pd.DataFrame(
         [
-            dict(
-                layer=l + 1,
-                entropy=E[:, l].mean(),
-                se=(
-                    E[:, l].std(ddof=1) / np.sqrt(len(E))
-                    if len(E) > 1
-                    else np.nan
-                ),
-            )
-            for l in range(E.shape[1])
+            dict(layer=layer, entropy=m.mean, se=m.se)
+            for layer, m in enumerate(means, 1)
         ]
     )
 
@@ -197,69 +200,54 @@ def is_above_zero(
         return False
     return None
 
+# %% ../../nbs/08_layerwise.ipynb #4f4b653b
+def _claim(sentence, x, y):
+    "The claim that x is above y, text by text, with the evidence."
+    d = paired_difference(x, y)
+    interval = f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
+    evidence = f"{interval}, {d['n']} texts"
+    return dict(claim=sentence, holds=is_above_zero(d), evidence=evidence)
 
+
+def _claims_of_rule_sets(rows):
+    "Research question 2: CP-LRP against AttnLRP."
+    measures = {
+        'loo_r': 'r with LOO',
+        'loo_r_sum': 'r with LOO, maps summing to one',
+        'delta': 'Δ',
+    }
+    cp = {c: per_text(rows, 'cp_lrp', c) for c in measures}
+    attn = {c: per_text(rows, 'attn_lrp', c) for c in measures}
+    said = {c: f'CP-LRP exceeds AttnLRP in {x}' for c, x in measures.items()}
+    return [_claim(said[c], cp[c], attn[c]) for c in measures]
+
+# %% ../../nbs/08_layerwise.ipynb #a4804025
+def _claims_of_depth(rows, n):
+    "Research question 3: where in the n layers the softmax rule hurts."
+    half = n // 2
+    names = [bypass_name((layer,), n) for layer in range(n)]
+    single = [per_text(rows, name, 'loo_r') for name in names]
+    return _claim(
+        'bypassing a single layer helps more in the upper half of the layers',
+        np.mean(single[half:], 0),
+        np.mean(single[:half], 0),
+    ), _claim(
+        'bypassing the upper half of the layers improves r',
+        per_text(rows, bypass_name(range(half, n), n), 'loo_r'),
+        per_text(rows, 'attn_lrp', 'loo_r'),
+    )
+
+# %% ../../nbs/08_layerwise.ipynb #74cf63f2
 def text_claims(
     results: dict,  # one data set, of `read_results`
 ) -> list:  # dicts: claim, holds (True, False, None: undecided), evidence
-    """The paper's claims about softmax on one data set, each with the evidence
-    for or against it.
-    """
+    "The paper's claims about softmax on one data set, with their evidence."
     rows = results['rows']
     n = results['config']['model']['layers']
-
-    def x(m, c='loo_r'):
-        return per_text(rows, m, c)
-
-    def said(d):
-        return (
-            f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], {d['n']}"
-            " texts"
-        )
-
-    out = []
-    for c, name in (
-        ('loo_r', 'r with LOO'),
-        ('loo_r_sum', 'r with LOO, maps summing to one'),
-        ('delta', 'Δ'),
-    ):
-        d = paired_difference(x('cp_lrp', c), x('attn_lrp', c))
-        out.append(
-            dict(
-                claim=f'CP-LRP exceeds AttnLRP in {name}',
-                holds=is_above_zero(d),
-                evidence=said(d),
-            )
-        )
-    half = n // 2
-    early, late = (
-        np.mean([x(bypass_name((l,), n)) for l in ls], 0)
-        for ls in (range(half), range(half, n))
+    flat = np.array([row['entropy'] for row in rows])
+    flatter = _claim(
+        'attention is flatter in the upper half of the layers',
+        flat[:, n // 2 :].mean(1),
+        flat[:, : n // 2].mean(1),
     )
-    d = paired_difference(late, early)
-    out.append(
-        dict(
-            claim=(
-                'bypassing a single layer helps more in the upper half of the'
-                ' layers'
-            ),
-            holds=is_above_zero(d),
-            evidence=said(d),
-        )
-    )
-    upper = paired_difference(x(bypass_name(range(half, n), n)), x('attn_lrp'))
-    out.append(
-        dict(
-            claim='bypassing the upper half of the layers improves r',
-            holds=is_above_zero(upper),
-            evidence=said(upper),
-        )
-    )
-    E = np.array([r['entropy'] for r in rows])
-    d = paired_difference(E[:, half:].mean(1), E[:, :half].mean(1))
-    return out + [
-        dict(
-            claim='attention is flatter in the upper half of the layers',
-            holds=is_above_zero(d),
-            evidence=said(d),
-        )
-    ]
+    return [*_claims_of_rule_sets(rows), *_claims_of_depth(rows, n), flatter]

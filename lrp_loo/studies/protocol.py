@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', 'NUMBERS', 'RECORDED', 'CONCLUSIONS', 'HOLDS',
-           'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP', 'LABELS_OF', 'IN_R',
+           'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP', 'METHODS_DRAWN', 'IN_R',
            'IN_DELTA', 'STUDIES', 'protocol_removals', 'protocol_methods', 'number_target', 'protocol_row',
            'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values', 'protocol_difference',
            'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement', 'plot_protocol', 'plot_removals']
@@ -27,6 +27,7 @@ from ..stats import agreement
 from ..stats import mean_se, paired_difference
 from .experiments import text_examples
 from .layerwise import bypass_name, is_above_zero
+from .style import OTHERS, method_colour, method_label, themed
 from lrp_loo.models import (
     DEMOS,
     describe_model,
@@ -297,7 +298,7 @@ def protocol_row(
 
 # %% ../../nbs/25_protocol.ipynb #c8d2e3f5
 @dataclass(frozen=True)
-class _Path:
+class _RemovalOrder:
     "The order in which one method's tokens go under one choice."
 
     choice: str
@@ -324,7 +325,9 @@ def _areas_of_one_kind(text, choices, removal, chunk):
     methods = [m for m in text.methods if m not in left_out]
     units = removal_units(text.special, chunk)
     paths = {
-        _Path(name, method, most): _path(text, method, choice, units, most)
+        _RemovalOrder(name, method, most): _path(
+            text, method, choice, units, most
+        )
         for name, choice in choices.items()
         for method in methods
         for most in (False, True)
@@ -608,7 +611,7 @@ AGAINST_ATTN_LRP = {  # column → the method in it
 }
 
 
-def _with_interval(name, difference):
+def _interval_columns(name, difference):
     "Three columns of a table."
     return {
         name: difference['mean'],
@@ -623,7 +626,7 @@ def _columns_of_r(results, choice):
     }
     for name, m in AGAINST_ATTN_LRP.items():
         difference = protocol_difference(results, choice, 'r', m, 'attn_lrp')
-        columns |= _with_interval(name, difference)
+        columns |= _interval_columns(name, difference)
     return columns
 
 
@@ -635,7 +638,7 @@ def _columns_of_delta(results, choice):
     difference = protocol_difference(
         results, choice, 'delta', 'cp_lrp', 'attn_lrp'
     )
-    return columns | _with_interval('Δ cp − attn', difference)
+    return columns | _interval_columns('Δ cp − attn', difference)
 
 
 def protocol_table(
@@ -718,13 +721,7 @@ def removal_agreement(
     return pd.DataFrame(mean, names, names)
 
 # %% ../../nbs/25_protocol.ipynb #9c96807c
-LABELS_OF = {
-    'attn_lrp': ('AttnLRP', 'C3'),
-    'cp_lrp': ('CP-LRP', 'C0'),
-    'ig': ('IG', '0.3'),
-    'grad_x_input': ('grad × input', '0.6'),
-    'rollout': ('Rollout', '0.8'),
-}
+METHODS_DRAWN = ('attn_lrp', 'cp_lrp', 'ig', 'grad_x_input', 'rollout')
 
 
 @dataclass(frozen=True)
@@ -757,11 +754,11 @@ class _Difference:
 
 
 IN_R = (
-    _Difference('cp − attn', 'CP-LRP', 'C0', 0.2),
-    _Difference('upper − attn', 'upper half bypassed', 'C1', 0),
-    _Difference('lower − attn', 'lower half bypassed', 'C2', -0.2),
+    _Difference('cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0.2),
+    _Difference('upper − attn', 'upper half bypassed', OTHERS[0], 0),
+    _Difference('lower − attn', 'lower half bypassed', OTHERS[1], -0.2),
 )
-IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', 'C0', 0)
+IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0)
 
 
 def _title_of(results):
@@ -777,9 +774,10 @@ def _plot_one_protocol(results, table, left, middle, right):
     "The three panels of one data set."
     heights = dict(zip(table.index, range(len(table), 0, -1)))
     with_r = table.dropna(subset='attn_lrp')
-    for m, (label, colour) in LABELS_OF.items():
-        y = [heights[choice] for choice in with_r.index]
-        left.plot(with_r[m], y, 'o', color=colour, ms=5, label=label)
+    y = [heights[choice] for choice in with_r.index]
+    for m in METHODS_DRAWN:
+        look = dict(color=method_colour(m), label=method_label(m))
+        left.plot(with_r[m], y, 'o', ms=5, **look)
     for difference in IN_R:
         difference.draw(middle, table, heights)
     IN_DELTA.draw(right, table, heights)
@@ -787,7 +785,6 @@ def _plot_one_protocol(results, table, left, middle, right):
         ax.axvline(0, color='0.5', lw=0.7)
         ax.grid(axis='y', color='0.93')
         ax.set_axisbelow(True)
-        ax.spines[['top', 'right']].set_visible(False)
     left.set_yticks(list(heights.values()), list(heights))
     left.tick_params(axis='y', labelsize=8)
     left.set_title(_title_of(results), fontsize=9, loc='left')
@@ -797,6 +794,7 @@ def _plot_one_protocol(results, table, left, middle, right):
     right.set_xlabel(f'Δ minus Δ of AttnLRP ({n_curves} texts)')
 
 
+@themed
 def plot_protocol(
     results: dict,  # 'sst2', 'imdb' → of `read_results`
 ):  # a matplotlib figure
@@ -849,6 +847,7 @@ def _plot_agreement(ax, table):
     ax.set_yticks(at, labels, fontsize=8)
 
 
+@themed
 def plot_removals(
     results: dict,  # 'sst2', 'imdb' → of `read_results`
 ):  # a matplotlib figure

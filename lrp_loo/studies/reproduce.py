@@ -23,7 +23,7 @@ from .common import RunOptions, read_parts
 # %% ../../nbs/46_reproduce.ipynb #c4a0a4b6
 MODULES = [
     'scalar',
-    'linear_attention',
+    'mnist',
     'figures',
     'beyond',
     'remedy',
@@ -31,6 +31,7 @@ MODULES = [
     'ablation',
     'protocol',
     'related',
+    'precision',
     'cost',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone

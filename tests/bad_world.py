@@ -1,0 +1,435 @@
+"""What the calls of bad_input.toml may use: the public names, small models that are wrong in one
+way, folders and files that are wrong in one way, and ways to make a call.
+"""
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+os.environ.setdefault('MPLBACKEND', 'agg')
+os.environ.setdefault('TQDM_DISABLE', '1')
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pandas as pd
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    T5Config,
+    T5ForSequenceClassification,
+)
+
+import lrp_loo
+from lrp_loo import explain, explain_dataset, load_demo
+from lrp_loo.cli import main
+from lrp_loo.results import Results, read_results
+from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.dataset import read_sweep
+from lrp_loo.models import demo_base, encode
+
+EMOJI = '🎬 what a film 😀'
+FAMILY = '👩‍👩‍👧‍👦 laughed'
+HEBREW = 'סרט נהדר'
+
+# ------------------------------------------------------------ the command line
+
+
+class Said(Exception):
+    "What the command line said before it left with a code."
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+def without_progress_bars(text):
+    "The lines that are no bar of tqdm's."
+    return '\n'.join(line for line in text.splitlines() if '%|' not in line)
+
+
+def cli(*argv):
+    """The command `lrp_loo` in this process: what it printed, or `Said` with
+    its code and stderr.
+    """
+    out = io.StringIO()
+    err = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(a) for a in argv])
+    if code:
+        raise Said(code, without_progress_bars(err.getvalue()))
+    return out.getvalue()
+
+
+def interrupted(*argv):
+    "A command line that Ctrl-C meets where its first text is computed."
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    # what every model begins with
+    with mock.patch.object(torch.nn.Embedding, 'forward', stop):
+        return cli(*argv)
+
+
+def without_a_model(*argv):
+    "A command line that must not load one."
+
+    def refuse(*args, **kwargs):
+        raise AssertionError('a model was loaded')
+
+    with (
+        mock.patch('lrp_loo.models.load_model', refuse),
+        mock.patch('lrp_loo.dataset.load_model', refuse),
+    ):
+        return cli(*argv)
+
+
+# ------------------------------------------------------------ small models
+
+
+def bert(**kw):
+    "A small BERT with random weights."
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30522,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        **kw,
+    )
+    return BertForSequenceClassification(config).eval()
+
+
+def few_words():
+    "A BERT with a vocabulary of a hundred."
+    config = BertConfig(
+        vocab_size=100,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    return BertForSequenceClassification(config).eval()
+
+
+def t5():
+    "A small encoder-decoder."
+    config = T5Config(
+        vocab_size=30522,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        eos_token_id=102,
+    )
+    return T5ForSequenceClassification(config).eval()
+
+
+def filled(model, value):
+    "The model with one weight everywhere in its head."
+    with torch.no_grad():
+        model.classifier.weight.fill_(value)
+    return model
+
+
+def mixed(model):
+    "The model with a head in another precision."
+    model.classifier.double()
+    return model
+
+
+class Bag(torch.nn.Module):
+    "Words without attention."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(30522, 8)
+        self.out = torch.nn.Linear(8, 2)
+
+    def forward(self, input_ids, attention_mask):
+        words = self.words(input_ids) * attention_mask[..., None]
+        return self.out(words.sum(1))
+
+
+class Maskless(Bag):
+    "The same, and it takes no mask."
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids).mean(1))
+
+
+# ------------------------------------------------------------ folders and files
+
+PARTS = dict(
+    config='config.json',
+    weights='model.safetensors',
+    pickle='pytorch_model.bin',
+)
+
+
+def written(path, content):
+    "A file with this text or these bytes."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content, encoding='utf-8')
+    return path
+
+
+def made(folder):
+    "An empty folder."
+    folder.mkdir()
+    return folder
+
+
+def saved(folder, model=None, tokenizer=None, **files):
+    """A model's folder; files: one of PARTS → text or bytes, None: taken
+    away.
+    """
+    folder.mkdir()
+    for part in (model, tokenizer):
+        if part is not None:
+            part.save_pretrained(folder)
+    for name, content in files.items():
+        path = folder / PARTS[name]
+        if content is None:
+            path.unlink()
+        else:
+            written(path, content)
+    return folder
+
+
+def pickled(folder, model, tokenizer):
+    "Weights that only pickle reads."
+    saved(folder, model, tokenizer, weights=None)
+    torch.save(model.state_dict(), folder / 'pytorch_model.bin')
+    return folder
+
+
+def remote(folder, model, tokenizer):
+    "A config that asks for code of its own."
+    saved(folder, model, tokenizer)
+    config = json.loads((folder / 'config.json').read_text())
+    config['model_type'] = 'mine'
+    config['auto_map'] = {
+        'AutoConfig': 'mine.Config',
+        'AutoModelForSequenceClassification': 'mine.Model',
+    }
+    (folder / 'config.json').write_text(json.dumps(config))
+    (folder / 'mine.py').write_text('raise SystemExit("remote code ran")\n')
+    return folder
+
+
+def table(folder, split='validation', **columns):
+    "SST-2 in the hub's layout, below `folder`."
+    (folder / 'sst2').mkdir(parents=True)
+    file = folder / 'sst2' / f'{split}-00000-of-00001.parquet'
+    datasets.Dataset.from_dict(columns).to_parquet(str(file))
+    return folder
+
+
+def swept(folder, w):
+    "A small finished sweep."
+    explain_dataset(
+        ['a fine film', 'the jokes are old'],
+        folder,
+        ['attn_lrp'],
+        model=(w['m'], w['tok'], 'demo'),
+        progress=False,
+    )
+    return folder
+
+
+# ------------------------------------------------------------ circumstances
+
+
+def unreachable(call):
+    "What comes of `call` where the hub gives no answer."
+
+    def no_answer(*args, **kwargs):
+        raise ConnectionError('no route')
+
+    with (
+        mock.patch.object(huggingface_hub.constants, 'HF_HUB_OFFLINE', False),
+        mock.patch.object(huggingface_hub.HfApi, 'repo_info', no_answer),
+    ):
+        return call()
+
+
+RAISED_IN_A_CHILD = {
+    e.__name__: e
+    for e in (PermissionError, OSError, ValueError, FileNotFoundError)
+}
+
+
+def forked(job):
+    """Run `job()` in a child process and raise here what it raised; for what
+    must not happen to this process.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1)  # the parent's threads are not there
+        try:
+            job()
+            said = None
+        except BaseException as e:
+            said = [type(e).__name__, str(e)]
+        os.write(write, json.dumps(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as f:
+        said = json.loads(f.read())
+    os.waitpid(pid, 0)
+    if said:
+        error, message = said
+        raise RAISED_IN_A_CHILD[error](message)
+
+
+def as_nobody(folder, job):
+    "Root may write anywhere, so the call is made by somebody who may not."
+    for p in (folder, *folder.parents[:3]):
+        if p.stat().st_uid == os.getuid() and p != Path('/tmp'):
+            p.chmod(0o755)
+
+    def nobody():
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        else:
+            folder.chmod(0o555)
+        job()
+
+    return forked(nobody)
+
+
+def on_a_full_disk(job):
+    """The file may grow to 2,000 bytes: the kernel refuses the rest, as it
+    does where no space is left.
+    """
+
+    def small():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        job()
+
+    return forked(small)
+
+
+# ------------------------------------------------------------ what holds of an
+# answer
+
+
+def finite(out, n=1):
+    "n explanations, each with a finite score per token."
+    return len(out) == n and all(
+        torch.isfinite(a.scores).all() and len(a.tokens) == len(a.scores)
+        for a in out
+    )
+
+
+def same(out, other, tol=1e-4):
+    "The same tokens and scores."
+    return len(out) == len(other) and all(
+        a.tokens == b.tokens and torch.allclose(a.scores, b.scores, atol=tol)
+        for a, b in zip(out, other)
+    )
+
+
+# ------------------------------------------------------------ the names of calls
+
+
+class World(dict):
+    "Names that a call may use, made when they are first asked for."
+
+    def __init__(self, tmp):
+        super().__init__(tmp=Path(tmp), w=self)
+
+    def __missing__(self, name):
+        if name not in MAKE:
+            raise KeyError(name)
+        self[name] = MAKE[name](self)
+        return self[name]
+
+    def names_in(self, code):
+        "Every name of a call that this world has, and all of NAMES."
+        made = {n: self[n] for n in code if n in self or n in MAKE}
+        return NAMES | made
+
+
+MAKE = dict(  # name → its making, of what else the world has
+    demo=lambda w: load_demo('sst2'),
+    m=lambda w: w['demo'][0],
+    tok=lambda w: w['demo'][1],
+    enc=lambda w: encode(w['m'], w['tok'], 'a fine film'),
+    lm_demo=lambda w: load_demo('reviews'),
+    lm=lambda w: w['lm_demo'][0],
+    lm_tok=lambda w: w['lm_demo'][1],
+    vit=lambda w: load_demo('mnist')[0],
+    small=lambda w: bert(),
+    nan=lambda w: filled(bert(), float('nan')),
+    inf=lambda w: filled(bert(), float('inf')),
+    training=lambda w: bert().train(),
+    meta=lambda w: bert().to('meta'),
+    mixed=lambda w: mixed(bert()),
+    half=lambda w: bert().half(),
+    bf16=lambda w: bert().bfloat16(),
+    double=lambda w: bert().double(),
+    one_class=lambda w: bert(num_labels=1),
+    regression=lambda w: bert(num_labels=1, problem_type='regression'),
+    multi_label=lambda w: bert(
+        num_labels=3, problem_type='multi_label_classification'
+    ),
+    few_words=lambda w: few_words(),
+    t5=lambda w: t5(),
+    bag=lambda w: Bag().eval(),
+    maskless=lambda w: Maskless().eval(),
+    plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),
+)
+
+NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo.__all__}
+NAMES |= dict(EMOJI=EMOJI, FAMILY=FAMILY, HEBREW=HEBREW)
+NAMES |= dict(json=json, np=np, pd=pd, torch=torch)
+NAMES |= {
+    f.__name__: f
+    for f in (
+        # of the library's modules
+        Results,
+        demo_base,
+        read_results,
+        read_sweep,
+        versions,
+        write_text_atomic,
+        # of this file
+        as_nobody,
+        bert,
+        cli,
+        finite,
+        interrupted,
+        made,
+        on_a_full_disk,
+        pickled,
+        remote,
+        same,
+        saved,
+        swept,
+        table,
+        unreachable,
+        without_a_model,
+        written,
+    )
+}

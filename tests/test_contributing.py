@@ -1,0 +1,195 @@
+"""CONTRIBUTING's table, row by row: each thing added as a reader would add it,
+and found wherever it is used.
+"""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import TEXTS, random_bert
+
+import lrp_loo.methods as methods
+from lrp_loo import explain
+from lrp_loo.cli import main
+from lrp_loo.loo import leave_one_out
+from lrp_loo.lrp import RULES, activation, attn_lrp, lrp_rules
+from lrp_loo.models import encode
+from lrp_loo.results import Results, read_results
+from lrp_loo.rules import identity_rule
+from lrp_loo.studies import families
+import lrp_loo.studies.reproduce as reproduce
+from lrp_loo.studies.common import Study, add_rows
+from lrp_loo.view import scale_top, shown_tokens
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = re.findall(
+    r'^\| (a \w+) \| (.*?) \| .*? \| `(\w+)` \|$',
+    (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8'),
+    re.M,
+)
+
+
+@pytest.mark.parametrize('thing, files, test', TABLE)
+def test_a_row_names_at_most_two_files_and_a_test(thing, files, test):
+    named = re.findall(r'`([\w/.]+)`', files)
+    assert 1 <= len(named) <= 2
+    assert all((ROOT / name).exists() for name in named)
+    assert callable(globals()[test])
+
+
+def test_every_row_is_there():
+    things = ['rule', 'method', 'removal', 'study', 'family', 'view']
+    assert [thing for thing, *_ in TABLE] == [f'a {thing}' for thing in things]
+
+
+class WrittenGELU(torch.nn.Module):
+    "With an operation that has no rule."
+
+    def forward(self, x):
+        return x * (0.5 * (1 + torch.erf(x * 2**-0.5)))
+
+
+@pytest.fixture
+def written():
+    "A BERT whose activation is written out."
+    model = random_bert(layers=1)
+    model.bert.encoder.layer[0].intermediate.intermediate_act_fn = WrittenGELU()
+    return model.requires_grad_(False)
+
+
+def operations_without_rule(model, enc, rules):
+    "Those that carried gradient."
+    x = model.get_input_embeddings()(enc['input_ids']).requires_grad_()
+    with lrp_rules(model, rules) as watched:
+        out = model(inputs_embeds=x, attention_mask=enc['attention_mask'])
+    out.logits[0, 0].backward()
+    return {str(operation) for operation in watched.without_rule()}
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_an_operation_without_a_rule_is_named(written, tokenizer):
+    enc = encode(written, tokenizer, TEXTS[0])
+    assert 'erf' in operations_without_rule(written, enc, attn_lrp())
+
+
+def test_a_rule(written, tokenizer, monkeypatch):
+    monkeypatch.setitem(RULES, 'erf', activation)
+    enc = encode(written, tokenizer, TEXTS[0])
+    assert operations_without_rule(written, enc, attn_lrp()) == set()
+
+
+def test_a_rule_for_one_run_alone(written, tokenizer):
+    enc = encode(written, tokenizer, TEXTS[0])
+    mine = attn_lrp().with_rule('erf', identity_rule)
+    assert operations_without_rule(written, enc, mine) == set()
+
+
+@pytest.fixture
+def halved(monkeypatch):
+    "A method of one's own in the table: half of gradient × input."
+    original = methods.METHODS['grad_x_input']
+
+    def run(*args, **options):
+        scores = original(*args, **options)
+        return replace(scores, scores=scores.scores / 2)
+
+    record = methods.Method(run, label='halved', colour='C5', passes='1')
+    monkeypatch.setitem(methods.METHODS, 'halved', record)
+
+
+def test_a_method(halved, demo):
+    (mine,) = explain(*demo, TEXTS[0], method='halved')
+    (whole,) = explain(*demo, TEXTS[0], method='grad_x_input')
+    assert torch.allclose(2 * mine.scores, whole.scores)
+
+
+def test_a_method_on_the_command_line(halved, capsys):
+    assert main(['explain', 'a fine film', '--method', 'halved']) == 0
+    assert capsys.readouterr().out.startswith('halved')
+
+
+class Neighbour:
+    "The token before it in its place."
+
+    name = 'neighbour'
+
+    def inputs(self, model, enc, keep):
+        ids = enc['input_ids']
+        mask = enc['attention_mask'].expand(len(keep), -1)
+        mixed = torch.where(keep, ids, ids.roll(1))
+        return dict(input_ids=mixed, attention_mask=mask)
+
+
+def test_a_removal(tokenizer):
+    model = random_bert(layers=1)
+    enc = encode(model, tokenizer, TEXTS[0])
+    scores, logits, target = leave_one_out(model, enc, removal=Neighbour())
+    ids = enc['input_ids'].clone()
+    ids[0, 2] = ids[0, 1]
+    with torch.no_grad():
+        without = model(**enc | dict(input_ids=ids)).logits[0, target]
+    assert torch.allclose(scores[2], logits[target] - without, atol=1e-5)
+
+
+def count_letters(path, part, options):
+    "Rows of a study: the length of three words."
+    words = enumerate(('one', 'three', 'eleven'))
+    data = dict(name='words', source='by hand', split='none')
+    results = Results(path, dict(data=data), options.fresh)
+    return add_rows(results, words, lambda word: dict(n=len(word)))
+
+
+def show_letters(part, results):
+    return [('Letters', ' '.join(str(r['n']) for r in results['rows']))]
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    "A study of one's own, in a module of its own."
+    module = ModuleType('lrp_loo.studies.letters')
+    files = dict(letters='letters')
+    study = Study('letters', '', files, count_letters, show_letters)
+    module.STUDIES = (study,)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(reproduce, 'MODULES', [*reproduce.MODULES, 'letters'])
+
+
+def test_a_study(letters, tmp_path, capsys):
+    words = ['--data', 'embedded', '--only', 'letters', '--out', str(tmp_path)]
+    assert main(['reproduce', *words]) == 0
+    assert 'Letters\n-------\n3 5 6' in capsys.readouterr().out
+    rows = read_results(tmp_path / 'results' / 'embedded' / 'letters.json')
+    assert [r['n'] for r in rows['rows']] == [3, 5, 6]
+
+
+def test_a_study_that_is_not_known_is_told_which_are(letters, capsys):
+    assert main(['reproduce', '--only', 'leters']) == 2
+    assert 'letters' in capsys.readouterr().err
+
+
+def test_a_family(monkeypatch):
+    wide = ('Bert', 'a wider feed-forward', dict(families.FAMILIES['BERT'][2]))
+    wide[2]['intermediate_size'] = 96
+    monkeypatch.setitem(families.FAMILIES, 'wide BERT', wide)
+    assert ('wide BERT', 'class') in families.family_tasks()
+    row = families.family_row('wide BERT', 'class')
+    assert row['uncovered'] == 0
+    assert row['cp conserved to'] < 1e-6
+
+
+def stars(a):
+    "A view of one's own: a line a token, a star for each fifth of relevance."
+    words = [text for _, text in shown_tokens(a.tokens)]
+    fifths = (5 * a.scores.abs() / scale_top(a)).round().int().tolist()
+    return [f'{word} {"*" * min(5, n)}' for word, n in zip(words, fifths)]
+
+
+def test_a_view(demo):
+    (a,) = explain(*demo, 'a fine film', method='cp_lrp')
+    lines = stars(a)
+    assert len(lines) == len(a.tokens)
+    assert sum(line.endswith('*****') for line in lines[1:-1]) >= 1
