@@ -28,14 +28,41 @@ KEYS = {
 
 
 def find():
-    return next(
-        (
-            p
-            for p in map(shutil.which, (os.environ.get('CHROMIUM', ''), *NAMES))
-            if p
-        ),
-        None,
-    )
+    "The path of a browser, or None."
+    for name in (os.environ.get('CHROMIUM', ''), *NAMES):
+        path = shutil.which(name)
+        if path:
+            return path
+    return None
+
+
+def _on_3_and_4(to_read, to_write):
+    "A function for the child: the browser reads commands from 3, writes to 4."
+
+    def pipes():
+        a = os.dup(to_read)
+        b = os.dup(to_write)
+        os.dup2(a, 3)
+        os.dup2(b, 4)
+        os.set_inheritable(3, True)
+        os.set_inheritable(4, True)
+
+    return pipes
+
+
+def _command(folder, width, height):
+    return [
+        find(),
+        '--headless=new',
+        '--no-sandbox',
+        '--disable-gpu',
+        '--disable-dev-shm-usage',
+        '--no-first-run',
+        '--remote-debugging-pipe',
+        f'--user-data-dir={folder}',
+        f'--window-size={width},{height}',
+        'about:blank',
+    ]
 
 
 class Chromium:
@@ -49,30 +76,9 @@ class Chromium:
         to_read, self.out = os.pipe()
         self.into, to_write = os.pipe()
 
-        def pipes():
-            "The browser reads commands from 3 and writes answers to 4."
-            a = os.dup(to_read)
-            b = os.dup(to_write)
-            os.dup2(a, 3)
-            os.dup2(b, 4)
-            os.set_inheritable(3, True)
-            os.set_inheritable(4, True)
-
-        words = [
-            find(),
-            '--headless=new',
-            '--no-sandbox',
-            '--disable-gpu',
-            '--disable-dev-shm-usage',
-            '--no-first-run',
-            '--remote-debugging-pipe',
-            f'--user-data-dir={self.folder.name}',
-            f'--window-size={width},{height}',
-            'about:blank',
-        ]
         self.process = subprocess.Popen(
-            words,
-            preexec_fn=pipes,
+            _command(self.folder.name, width, height),
+            preexec_fn=_on_3_and_4(to_read, to_write),
             close_fds=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -82,14 +88,12 @@ class Chromium:
         os.close(to_write)
         self.read = os.fdopen(self.into, 'rb')
         self.session = None
-        target = next(
-            t
-            for t in self('Target.getTargets')['targetInfos']
-            if t['type'] == 'page'
-        )['targetId']
-        self.session = self(
-            'Target.attachToTarget', targetId=target, flatten=True
-        )['sessionId']
+        targets = self('Target.getTargets')['targetInfos']
+        page = next(t for t in targets if t['type'] == 'page')
+        attached = self(
+            'Target.attachToTarget', targetId=page['targetId'], flatten=True
+        )
+        self.session = attached['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'):
             self(f'{domain}.enable')
 
@@ -99,29 +103,28 @@ class Chromium:
             out += c
         if not out:
             raise RuntimeError('the browser has gone')
-        m = json.loads(out)
-        p = m.get('params', {})
-        if m.get('method') == 'Runtime.exceptionThrown':
-            self.errors.append(
-                p['exceptionDetails'].get('exception', {}).get('description')
-                or p['exceptionDetails']['text']
-            )
-        if (
-            m.get('method') == 'Log.entryAdded'
-            and p['entry']['level'] == 'error'
-        ):
-            self.errors.append(p['entry']['text'])
-        if m.get('method') == 'Network.requestWillBeSent' and not p['request'][
-            'url'
-        ].startswith(('file:', 'data:', 'about:')):
-            self.offline.append(p['request']['url'])
-        return m
+        message = json.loads(out)
+        self._heed(message.get('method'), message.get('params', {}))
+        return message
+
+    def _heed(self, event, params):
+        "Keep what the page complains of, and what it fetches."
+        if event == 'Runtime.exceptionThrown':
+            details = params['exceptionDetails']
+            said = details.get('exception', {}).get('description')
+            self.errors.append(said or details['text'])
+        if event == 'Log.entryAdded' and params['entry']['level'] == 'error':
+            self.errors.append(params['entry']['text'])
+        if event == 'Network.requestWillBeSent':
+            url = params['request']['url']
+            if not url.startswith(('file:', 'data:', 'about:')):
+                self.offline.append(url)
 
     def __call__(self, method, **params):
         self.n += 1
-        m = dict(id=self.n, method=method, params=params) | (
-            {'sessionId': self.session} if self.session else {}
-        )
+        m = dict(id=self.n, method=method, params=params)
+        if self.session:
+            m['sessionId'] = self.session
         os.write(self.out, json.dumps(m).encode() + b'\0')
         while (answer := self._message()).get('id') != self.n:
             pass
@@ -137,9 +140,8 @@ class Chromium:
     def js(self, code):
         r = self('Runtime.evaluate', expression=code, returnByValue=True)
         if 'exceptionDetails' in r:
-            raise RuntimeError(
-                r['exceptionDetails'].get('exception', {}).get('description')
-            )
+            thrown = r['exceptionDetails'].get('exception', {})
+            raise RuntimeError(thrown.get('description'))
         return r['result'].get('value')
 
     def key(self, name, times=1):
@@ -184,16 +186,11 @@ class Chromium:
         )
 
     def picture(self, path):
+        shot = self(
+            'Page.captureScreenshot', format='png', captureBeyondViewport=True
+        )
         with open(path, 'wb') as f:
-            f.write(
-                base64.b64decode(
-                    self(
-                        'Page.captureScreenshot',
-                        format='png',
-                        captureBeyondViewport=True,
-                    )['data']
-                )
-            )
+            f.write(base64.b64decode(shot['data']))
 
     def __enter__(self):
         return self

@@ -1,4 +1,4 @@
-"""The interactive page, played with in a browser: what it shows is what the methods gave."""
+"""The interactive page in a browser: what it shows is what the methods gave."""
 
 import os
 
@@ -59,61 +59,63 @@ def near(shown, a):
     )
 
 
-def test_first_view(page, demo):
+NAME = "document.querySelector('#name0').textContent"
+
+
+def explained(demo, method, **options):
+    return explain(*demo, [TEXT], method=method, **options)[0]
+
+
+def test_first_view_is_attn_lrp_above_loo(page, demo):
     c = opened(page)
-    a, loo = (explain(*demo, [TEXT], method=m)[0] for m in ('attn_lrp', 'loo'))
-    near(c.js(STATE), a)
-    near(c.js(BELOW), loo)
+    near(c.js(STATE), explained(demo, 'attn_lrp'))
+    near(c.js(BELOW), explained(demo, 'loo'))
+
+
+def test_the_sentence_is_shown_as_text(page):
+    c = opened(page)
     assert (
         c.js("document.querySelector('#tokens0').textContent")
         == '[CLS] a slow start , but the < b > last < / b > act is a quiet'
         ' triumph [SEP]'
     )
-    r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
-    assert f'{r:+.3f}'.replace('-', '−') in c.js(
-        "document.querySelector('#name0').textContent"
-    ) and 'positive' in c.js('document.title')
-    assert (
-        c.js("document.querySelectorAll('b').length") == 0
-        and c.errors == []
-        and c.offline == []
-    )
+    assert c.js("document.querySelectorAll('b').length") == 0
 
 
-def test_methods_switch_by_mouse(page, demo):
+def test_agreement_and_target_are_named(page, demo):
     c = opened(page)
-    for m in ('cp_lrp', 'rollout', 'ig'):
-        c.click(f"[name=method][value={m}]")
-        near(
-            c.js(STATE),
-            explain(
-                *demo,
-                [TEXT],
-                method=m,
-                **({'target': 1} if m == 'rollout' else {}),
-            )[0],
-        )
-        assert c.js("document.querySelector('#layers').disabled") is True
-    assert 'method=ig' in c.js('location.hash')
+    a, loo = (explained(demo, m) for m in ('attn_lrp', 'loo'))
+    r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
+    assert f'{r:+.3f}'.replace('-', '−') in c.js(NAME)
+    assert 'positive' in c.js('document.title')
+
+
+def test_nothing_fails_and_nothing_is_fetched(page):
+    c = opened(page)
+    assert c.errors == []
+    assert c.offline == []
+
+
+@pytest.mark.parametrize('method', ['cp_lrp', 'rollout', 'ig'])
+def test_methods_switch_by_mouse(page, demo, method):
+    c = opened(page)
+    c.click(f"[name=method][value={method}]")
+    options = {'target': 1} if method == 'rollout' else {}
+    near(c.js(STATE), explained(demo, method, **options))
+    assert c.js("document.querySelector('#layers').disabled") is True
+    assert f'method={method}' in c.js('location.hash')
 
 
 def test_layers_switch_by_mouse(page, demo):
     c = opened(page)
-    for l in (1, 4):
-        c.click(f"#boxes input[value='{l}']")
-    near(
-        c.js(STATE),
-        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[1, 4])[0],
-    )
-    assert (
-        'layer 2, 5' in c.js("document.querySelector('#name0').textContent")
-        and c.js("document.querySelector('#preset').value") == 'own'
-    )
+    for layer in (1, 4):
+        c.click(f"#boxes input[value='{layer}']")
+    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[1, 4]))
+    assert 'layer 2, 5' in c.js(NAME)
+    assert c.js("document.querySelector('#preset').value") == 'own'
     c.click("#boxes input[value='1']")
-    assert (
-        c.js("document.querySelector('#preset').selectedOptions[0].textContent")
-        == 'layer 5 alone'
-    )
+    chosen = "document.querySelector('#preset').selectedOptions[0].textContent"
+    assert c.js(chosen) == 'layer 5 alone'
 
 
 def test_by_keyboard_alone(page, demo):
@@ -162,20 +164,21 @@ def test_by_keyboard_alone(page, demo):
 
 def test_the_address_says_what_is_shown(page, demo):
     c = opened(page, '#method=lrp&bypass=0,2&below=cp_lrp')
-    near(
-        c.js(STATE),
-        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=[0, 2])[0],
-    )
-    near(c.js(BELOW), explain(*demo, [TEXT], method='cp_lrp')[0])
+    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[0, 2]))
+    near(c.js(BELOW), explained(demo, 'cp_lrp'))
+
+
+def test_an_address_without_sense_gives_the_first_view(page, demo):
     c = opened(page, '#method=nonsense&bypass=99&below=x')
-    near(c.js(STATE), explain(*demo, [TEXT], method='attn_lrp')[0])
+    near(c.js(STATE), explained(demo, 'attn_lrp'))
     assert c.errors == []
+
+
+def test_the_second_row_can_be_left_out(page):
     c = opened(page, '#below=')
-    assert (
-        c.js("document.querySelector('#second').hidden") is True
-        and c.js("document.querySelectorAll('#rows tr')[0].children.length")
-        == 2
-    )
+    assert c.js("document.querySelector('#second').hidden") is True
+    columns = "document.querySelectorAll('#rows tr')[0].children.length"
+    assert c.js(columns) == 2
 
 
 def test_narrow_and_long(demo, tmp_path):
