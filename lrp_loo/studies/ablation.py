@@ -151,7 +151,10 @@ def factorial(
     "Every set of rules' r with LOO, in a table with one axis a rule."
     # a rule alone is a composite of its own
     rules = [rule for rule in ABLATED if rule in rows[0]['methods']]
-    r = [ablation_r(rows, composite_name(chosen)) for chosen in _rule_subsets(rules)]
+    r = [
+        ablation_r(rows, composite_name(chosen))
+        for chosen in _rule_subsets(rules)
+    ]
     shape = (2,) * len(rules)
     return Factorial(rules, np.stack(r).reshape(*shape, len(rows)))
 
