@@ -203,7 +203,7 @@ def package(public):
     modules = '\n'.join(map(module_row, public))
     return f"""# Public names
 
-What `import lrp_loo` gives ([chapter 47](../47_api.md)), and the modules that \
+What `import lrp_loo` gives ([chapter 43](../43_api.md)), and the modules that \
 hold it.
 
 | name | module |

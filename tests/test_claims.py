@@ -135,7 +135,7 @@ def test_removal_takes_the_time_of_attn_lrp_and_not_its_memory():
     mib = cost_table(cost, 'mib')
     assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.2
     assert mib.loc['removal', 512] > 3 * mib.loc['attn_lrp', 512]
-    assert '325 MiB against 91' in prose('45_cost')
+    assert '325 MiB against 91' in prose('57_cost')
     assert [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')] == [
         325,
         91,
@@ -316,7 +316,7 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
         assert t['entering'][0] - t['leaving'][-1] == pytest.approx(
             kept(t), abs=1e-3
         )
-    for name in ('38_conservation', '46_reproduce'):
+    for name in ('38_conservation', '58_reproduce'):
         assert 'up to biases and added constants' in prose(name)
     assert "CP-LRP's do up to biases and constants" in README
 
