@@ -78,7 +78,7 @@ def many_perturbation_curves(
         _check_units(enc, u)
     paths = [_paths(*pair) for pair in zip(scores, units)]
     how = dict(removal=removal or default_removal(encs[0]), fill=fill)
-    values = _values(model, encs, paths, targets, drop=drop, **how, **kwargs)
+    values = _along(model, encs, paths, targets, drop=drop, **how, **kwargs)
     return [_curves(*pair) for pair in zip(values, paths)]
 
 # %% ../nbs/06_curves.ipynb #e52ebb80
@@ -114,7 +114,7 @@ def _curves(values, paths):
     return {method: (next(curves), next(curves)) for method in paths}
 
 # %% ../nbs/06_curves.ipynb #00b5d024
-def _values(model, encs, paths, targets, removal, fill, drop, **kwargs):
+def _along(model, encs, paths, targets, removal, fill, drop, **kwargs):
     "Of each text (n,): the number at every step."
     subsets = [_subsets_of(p) for p in paths]
     texts = [without_padding(model, e) for e in encs]

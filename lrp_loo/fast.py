@@ -310,6 +310,17 @@ class BertLayer:
     down: nn.Linear
     down_norm: nn.LayerNorm
 
+    def is_plain(self):
+        "Products with a bias, LayerNorms, and nobody listens to them."
+        attention = (self.query, self.key, self.value, self.out)
+        products = (*attention, self.up, self.down)
+        return (
+            all(_unheard(m, nn.Linear) for m in products)
+            and all(m.bias is not None for m in products)
+            and _unheard(self.out_norm, nn.LayerNorm)
+            and _unheard(self.down_norm, nn.LayerNorm)
+        )
+
     def after_attention(self, o, h):
         "(rows, d) → (rows, d)."
         h = self.out_norm(self.out(o).add_(h))
@@ -333,21 +344,7 @@ def _bert_layer(module):
         )
     except AttributeError:
         raise ValueError(f"{name} is not built as BERT's layer") from None
-    products = (
-        layer.query,
-        layer.key,
-        layer.value,
-        layer.out,
-        layer.up,
-        layer.down,
-    )
-    norms = (layer.out_norm, layer.down_norm)
-    if (
-        hasattr(module, 'crossattention')
-        or not all(_unheard(m, nn.Linear) for m in products)
-        or not all(_unheard(m, nn.LayerNorm) for m in norms)
-        or any(m.bias is None for m in products)
-    ):
+    if hasattr(module, 'crossattention') or not layer.is_plain():
         raise ValueError(f"{name} has parts that BERT's layer has not")
     return layer
 
@@ -443,15 +440,11 @@ class FastEncoder:
         first, *between, last = self.layers
         flat = where.flatten()
         h = texts.x[flat]
-        o = self._attend(
-            (t[flat] for t in (texts.query, texts.key, texts.value)), n, seen
-        )
-        h = first.after_attention(o, h)
+        qkv = (t[flat] for t in (texts.query, texts.key, texts.value))
+        h = first.after_attention(self._attend(qkv, n, seen), h)
         for layer in between:
-            o = self._attend(
-                (m(h) for m in (layer.query, layer.key, layer.value)), n, seen
-            )
-            h = layer.after_attention(o, h)
+            qkv = (m(h) for m in (layer.query, layer.key, layer.value))
+            h = layer.after_attention(self._attend(qkv, n, seen), h)
         h = h.view(n, s, -1)
         h = last.after_attention(self._read_row(last, h, hidden), h[:, 0])
         return self._head(h[:, None])

@@ -29,7 +29,7 @@ def all_but_one(
     return number[None] != each[:, None]
 
 # %% ../nbs/05_loo.ipynb #f927ef9a
-def _differences(whole, values, keep, enc):
+def _changes(whole, values, keep, enc):
     "f(x) − f(x without u); 0 where nothing of the text was removed."
     loo = whole - values
     own = own_tokens(enc)
@@ -63,7 +63,7 @@ def loo_readout(
         units = input_positions(model, enc)
     keep = all_but_one(units)
     values = whole.of_subsets(keep, **options)
-    scores = _differences(whole.value, values, keep, enc)
+    scores = _changes(whole.value, values, keep, enc)
     return Loo(scores, whole.value, whole.readout, whole.row)
 
 # %% ../nbs/05_loo.ipynb #ee7be902
@@ -139,7 +139,7 @@ def _subsets(enc, units):
 def _packed_one(enc, keep, logits, readout, values):
     "One text's; logits: (1, n_classes) of the whole text."
     value = readout(logits)
-    scores = _differences(value, values, keep, enc)
+    scores = _changes(value, values, keep, enc)
     return Loo(scores, value, readout, logits[0].float().cpu())
 
 # %% ../nbs/05_loo.ipynb #16144aad
@@ -225,12 +225,12 @@ def _with_progress(progress, model, encs, units, **how):
     if _work(lengths, units) > 4 * TOKEN_BUDGET:
         about = loo_seconds(model, encs, units=units, **how)
         if about > LONG:
-            _say_how_long(len(encs), total, about)
+            _announce(len(encs), total, about)
     with _bar(total) as done:
         yield done
 
 # %% ../nbs/05_loo.ipynb #047086a3
-def _say_how_long(n_texts, n_passes, seconds):
+def _announce(n_texts, n_passes, seconds):
     "Before long work."
     texts = 'text' if n_texts == 1 else 'texts'
     tqdm.write(

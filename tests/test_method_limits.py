@@ -1,6 +1,10 @@
+<<<<<<< HEAD
 """What methods do at the edges of what they know: rows that see no key, double
 precision under a single-precision softmax, other layouts, inference mode.
 """
+=======
+"Methods at the edges of what they know: rows that see no key, other layouts, inference mode."
+>>>>>>> 6667aed (Shorter functions; names that mean one thing)
 
 import copy
 
@@ -8,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from lrp_loo import explain, load_demo
+from lrp_loo import explain
 from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
 from lrp_loo.lrp import gradient, lrp_rules
 from lrp_loo.studies.families import random_inputs, random_model
@@ -41,19 +45,21 @@ class NoTokenizer:
 
 def small(name, config, dtype=torch.float32, seed=0):
     "A small random model of one of transformers' classes, attention in steps."
+    cls = getattr(transformers, name)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = (
-            getattr(transformers, name)
-            ._from_config(config, attn_implementation='eager')
-            .eval()
-            .to(dtype)
-        )
+        model = cls._from_config(config, attn_implementation='eager')
+        model = model.eval().to(dtype)
         with torch.no_grad():
             for p in model.parameters():
                 if p.ndim > 1:
                     p.normal_(0, 0.2)
     return model
+
+
+def assert_close_to_largest(ours, expected, tol):
+    "tol: of the largest of them."
+    assert (ours - expected).abs().max() < tol * expected.abs().max()
 
 
 def xlnet(dtype=torch.float32):
@@ -92,10 +98,11 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.parametrize('method', ['removal', 'rollout', 'attn_lrp'])
 @pytest.mark.parametrize('attention', ['eager', 'sdpa'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('family,task,config', WINDOWS)
-def test_a_window_on_padding(family, task, config, dtype, attention):
+def test_a_window_on_padding(family, task, config, dtype, attention, method):
     """With a window of a few keys the padding's last rows see padding alone;
     nobody reads them, and nothing of theirs may get out.
     """
@@ -103,16 +110,14 @@ def test_a_window_on_padding(family, task, config, dtype, attention):
         model = random_model(family, task, attention, dtype=dtype, **config)
     except ValueError:
         pytest.skip('the family has eager attention alone')
+    run = METHODS[method]
     encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
-    for method in ('removal', 'rollout', 'attn_lrp'):
-        together = METHODS[method](model, NoTokenizer(), encs).scores
-        for enc, both in zip(encs, together):
-            alone = METHODS[method](model, NoTokenizer(), [enc]).scores[0]
-            # float32 rounds by 1e-7 a step; random weights of 0.3 make the
-            # steps' parts larger than their sum
-            assert (
-                both[: len(alone)] - alone
-            ).abs().max() < 1e-4 * alone.abs().max(), method
+    together = run(model, NoTokenizer(), encs).scores
+    for enc, both in zip(encs, together, strict=True):
+        alone = run(model, NoTokenizer(), [enc]).scores[0]
+        # float32 rounds by 1e-7 a step; random weights of 0.3 make the
+        # steps' parts larger than their sum
+        assert_close_to_largest(both[: len(alone)], alone, 1e-4)
 
 
 @pytest.mark.parametrize('task', ['class', 'next token'])
@@ -123,32 +128,41 @@ def test_gemma_2_in_double_precision(task):
     model = random_model('Gemma 2', task, 'eager')
     single = copy.deepcopy(model).float()
     enc = random_inputs(model)
-    loo, of_single = (leave_one_out(m, enc, 1)[0] for m in (model, single))
+    loo, _, _ = leave_one_out(model, enc, 1)
+    of_single, _, _ = leave_one_out(single, enc, 1)
     assert torch.isfinite(loo).all()
-    assert (
-        (loo - of_single).abs().max() < 1e-4 * loo.abs().max()
-    )  # float32 against double, three layers
+    # float32 against double, three layers
+    assert_close_to_largest(of_single, loo, 1e-4)
 
 
-def test_xlnet_has_its_tokens_first():
-    """It looks ids up as (T, batch); embeddings, and with them every score,
-    still come as (batch, T).
-    """
+@pytest.mark.parametrize(
+    'method', ['attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input']
+)
+def test_xlnets_scores_have_the_text_first(method):
+    "It looks ids up as (T, batch); scores still come as (batch, T)."
     model = xlnet(torch.float64)
     enc = random_inputs(model, 7)
-    for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
-        scores = METHODS[method](model, NoTokenizer(), [enc]).scores
-        assert tuple(scores.shape) == (1, 7), method
+    scores = METHODS[method](model, NoTokenizer(), [enc]).scores
+    assert tuple(scores.shape) == (1, 7)
+
+
+def test_xlnet_is_explained_token_by_token():
+    model = xlnet(torch.float64)
+    enc = random_inputs(model, 7)
     (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
     assert len(a) == 7
+
+
+def test_xlnets_embeddings_are_replaced_as_they_are_given():
+    model = xlnet(torch.float64)
+    enc = random_inputs(model, 7)
     x = torch.randn(3, 7, 32, dtype=torch.float64)
     many = {k: v.expand(3, -1) for k, v in enc.items()}
     with torch.no_grad(), watch_embeddings(model, x):
         replaced = forward(model, many).logits
+    mask = many['attention_mask']
     with torch.no_grad():
-        given = model(
-            inputs_embeds=x, attention_mask=many['attention_mask']
-        ).logits
+        given = model(inputs_embeds=x, attention_mask=mask).logits
     assert torch.allclose(replaced, given)
 
 
@@ -167,21 +181,18 @@ def test_xlnet_attention_is_what_removal_takes_it_for():
     readout = Readout(None, out, enc)
     with torch.enable_grad():
         value = readout(out)
-    derivative = sum(
-        g.sum((0, 1, 2))
-        for g in torch.autograd.grad(
-            value.sum(), [Z for _, Z, _ in rules.attention]
-        )
-    )
+    logits = [Z for _, Z, _ in rules.attention]
+    gradients = torch.autograd.grad(value.sum(), logits)
+    derivative = sum(g.sum((0, 1, 2)) for g in gradients)
     step = 1e-4
     for j in (1, 5):
         lowered = torch.ones(1, 7, dtype=torch.float64)
         lowered[0, j] -= step
         with torch.no_grad(), key_weights(lowered):
             change = float(value - readout(forward(model, enc)))
-        assert change / step == pytest.approx(
-            float(derivative[j]), rel=1e-2, abs=1e-6
-        )  # one-sided, first order in the step
+        # one-sided, first order in the step
+        expected = pytest.approx(float(derivative[j]), rel=1e-2, abs=1e-6)
+        assert change / step == expected
 
 
 def test_xlnet_takes_texts_of_any_length():
@@ -195,20 +206,21 @@ def test_rollout_reads_xlnets_last_row():
     assert found.info == [dict(residual=False, row=6)]
 
 
-@pytest.mark.parametrize('model', [longformer, ibert])
-def test_ig_where_embeddings_are_another_shape(model):
+@pytest.mark.parametrize('make', [longformer, ibert])
+def test_ig_where_embeddings_are_another_shape(make):
     """Longformer pads to whole windows by itself, I-BERT's embeddings are a
     pair: the path's end differences are the scores' sum all the same.
     """
-    model = model()
+    model = make()
     encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
     found = ig_scores(model, NoTokenizer(), encs, n_steps=32)
-    scores = found.scores
-    assert tuple(scores.shape) == (2, 11)
-    assert torch.isfinite(scores).all() and scores.abs().max() > 0
+    assert tuple(found.scores.shape) == (2, 11)
+    assert torch.isfinite(found.scores).all()
     # 32 nodes on a smooth path of float32 numbers
-    for row, i in zip(scores, found.info):
-        assert abs(i['completeness_error']) < 1e-2 * row.abs().sum()
+    for row, info in zip(found.scores, found.info, strict=True):
+        size = row.abs().sum()
+        assert size > 0
+        assert abs(info['completeness_error']) < 1e-2 * size
 
 
 def funnel():
@@ -227,7 +239,7 @@ def funnel():
 
 
 def with_sinks():
-    "a column beside the tokens."
+    "A column beside the tokens."
     return small(
         'GptOssForCausalLM',
         transformers.GptOssConfig(
@@ -246,13 +258,12 @@ def with_sinks():
     )
 
 
-@pytest.mark.parametrize('model', [longformer, funnel, with_sinks])
+@pytest.mark.parametrize('make', [longformer, funnel, with_sinks])
 @pytest.mark.parametrize('method', ['removal', 'rollout'])
-def test_other_shapes_are_refused_by_name(model, method):
-    model = model()
-    with pytest.raises(
-        ValueError, match=f'{type(model).__name__} shows attention of shape'
-    ):
+def test_other_shapes_are_refused_by_name(make, method):
+    model = make()
+    said = f'{type(model).__name__} shows attention of shape'
+    with pytest.raises(ValueError, match=said):
         METHODS[method](model, NoTokenizer(), [random_inputs(model, 14)])
 
 
@@ -267,39 +278,37 @@ class Words(torch.nn.Module):
         return self.embed
 
 
+def three_words():
+    ids = torch.tensor([[1, 2, 3]])
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+class Sink(Words):
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)[:, None]
+        sink = torch.zeros_like(x[..., :1])
+        A = torch.cat([x @ x.mT, sink], -1).softmax(-1)
+        return (A[..., :-1] @ x)[:, 0, 0]
+
+
 def test_a_sink_is_no_class_token():
     """One key more than there are tokens stands in front of an image's
     patches; in a text it may stand anywhere.
     """
-
-    class Sink(Words):
-        def forward(self, input_ids, attention_mask=None):
-            x = self.embed(input_ids)[:, None]
-            logits = torch.cat([x @ x.mT, torch.zeros_like(x[..., :1])], -1)
-            return (logits.softmax(-1)[..., :-1] @ x)[:, 0, 0]
-
-    ids = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match='Sink shows attention of shape'):
-        removal_scores(
-            Sink().eval(),
-            None,
-            [dict(input_ids=ids, attention_mask=torch.ones_like(ids))],
-        )
+        removal_scores(Sink().eval(), None, [three_words()])
 
 
 @pytest.mark.parametrize(
     'method', ['removal', 'removal+loo', 'attn_lrp', 'ig', 'rollout', 'loo']
 )
-def test_inside_inference_mode(method):
-    model, tokenizer = load_demo('sst2')
+def test_inside_inference_mode(demo, method):
     text = 'the jokes are old'
-    (outside,) = explain(model, tokenizer, text, method=method)
+    (outside,) = explain(*demo, text, method=method)
     with torch.inference_mode():
-        (inside,) = explain(model, tokenizer, text, method=method)
-    assert (
-        (inside.scores - outside.scores).abs().max()
-        < 1e-5 * outside.scores.abs().max()
-    )  # the same float32 operations
+        (inside,) = explain(*demo, text, method=method)
+    # the same float32 operations
+    assert_close_to_largest(inside.scores, outside.scores, 1e-5)
 
 
 def test_removal_itself_inside_inference_mode():
@@ -307,9 +316,8 @@ def test_removal_itself_inside_inference_mode():
     enc = random_inputs(model)
     outside = removal_scores(model, None, [enc]).scores
     with torch.inference_mode():
-        inside = removal_scores(
-            model, None, [{k: v.clone() for k, v in enc.items()}]
-        ).scores
+        made_inside = {k: v.clone() for k, v in enc.items()}
+        inside = removal_scores(model, None, [made_inside]).scores
     assert torch.allclose(inside, outside)
 
 
@@ -320,7 +328,8 @@ def test_weights_made_under_inference_mode_are_refused():
         removal_scores(model, None, [random_inputs(model)])
 
 
-def test_a_decoder_without_padding_token_says_what_to_set():
+@pytest.mark.parametrize('method', ['removal', 'attn_lrp', 'rollout'])
+def test_a_decoder_without_padding_token_says_what_to_set(method):
     config = transformers.GPT2Config(
         vocab_size=200,
         n_embd=32,
@@ -332,23 +341,17 @@ def test_a_decoder_without_padding_token_says_what_to_set():
     )
     model = small('GPT2ForSequenceClassification', config)
     encs = [random_inputs(model, n) for n in (5, 8)]
-    for method in ('removal', 'attn_lrp', 'rollout'):
-        with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-            METHODS[method](model, NoTokenizer(), encs)
+    with pytest.raises(ValueError, match='set model.config.pad_token_id'):
+        METHODS[method](model, NoTokenizer(), encs)
+
+
+class Cut(Words):
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)[:, None]
+        o = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return o[:, 0, 0].detach()
 
 
 def test_no_gradient_is_an_error():
-    class Cut(Words):
-        def forward(self, input_ids, attention_mask=None):
-            x = self.embed(input_ids)[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x)[
-                :, 0, 0
-            ].detach()
-
-    ids = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match='no gradient'):
-        removal_scores(
-            Cut().eval(),
-            None,
-            [dict(input_ids=ids, attention_mask=torch.ones_like(ids))],
-        )
+        removal_scores(Cut().eval(), None, [three_words()])
