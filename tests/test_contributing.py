@@ -172,8 +172,9 @@ def test_a_study_that_is_not_known_is_told_which_are(letters, capsys):
 
 
 def test_a_family(monkeypatch):
-    wide = ('Bert', 'a wider feed-forward', dict(families.FAMILIES['BERT'][2]))
-    wide[2]['intermediate_size'] = 96
+    bert = families.FAMILIES['BERT']
+    config = bert.config | dict(intermediate_size=96)
+    wide = replace(bert, config=config, has='a wider feed-forward')
     monkeypatch.setitem(families.FAMILIES, 'wide BERT', wide)
     assert ('wide BERT', 'class') in families.family_tasks()
     row = families.family_row('wide BERT', 'class')
