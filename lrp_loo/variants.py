@@ -303,28 +303,37 @@ def _check_heeded(variants, found):
     if not removed.any():
         return
     whole = variants.values(own[None]) if removed.all() else found[~removed]
-    rounding = ROUNDING * torch.finfo(found.dtype).eps
-    every = torch.cat([found[removed], whole])
-    nothing_changed = spread(every) <= rounding / 8 * float(every.abs().max())
-    if not nothing_changed:
+    if not _all_the_same(torch.cat([found[removed], whole])):
         return
     # the rows that are read stay
     ends = own.nonzero()[[0, -1], 0]
-    inside = (removed & variants.keep[:, ends].all(1)).nonzero()[:64, 0]
-    if not len(inside):
-        return
-    taken_away = _taken_away(text)
-    for rows in inside.split(8):
-        given = taken_away(variants.keep[rows] | ~own)
-        changed = variants.read(given.output(text.model), len(rows))
-        largest = float(whole.abs().max())
-        if float((changed - whole).abs().max()) > rounding * largest:
-            raise ValueError(
-                f"{type(text.model).__name__} ignores the attention mask:"
-                " hiding a token changes nothing, and taking its embedding"
-                " away does, so nothing is removed by the mask;"
-                f" {OTHER_REMOVALS}"
-            )
+    inside = variants.keep[removed & variants.keep[:, ends].all(1)]
+    if len(inside) and _changes_otherwise(variants, inside[:64], own, whole):
+        raise ValueError(
+            f"{type(text.model).__name__} ignores the attention mask: hiding a"
+            " token changes nothing, and taking its embedding away does, so"
+            f" nothing is removed by the mask; {OTHER_REMOVALS}"
+        )
+
+
+def _all_the_same(values):
+    "Up to what two orders of summation differ by. What is no number is not."
+    rounding = ROUNDING * torch.finfo(values.dtype).eps
+    return spread(values) <= rounding / 8 * float(values.abs().max())
+
+
+def _changes_otherwise(variants, keep, own, whole):
+    "Does the number change when embeddings are taken away? A few at a time."
+    model = variants.text.model
+    taken_away = _taken_away(variants.text)
+    rounding = ROUNDING * torch.finfo(whole.dtype).eps
+    allowed = rounding * float(whole.abs().max())
+    for some in keep.split(8):
+        given = taken_away(some | ~own)
+        changed = variants.read(given.output(model), len(some))
+        if float((changed - whole).abs().max()) > allowed:
+            return True
+    return False
 
 
 def _taken_away(text):
@@ -414,21 +423,28 @@ def packed(
 ) -> list:  # (n,) or (n, n_classes) of each
     "The logits of many texts' variants, by the fast path."
     texts = fast.texts(encs)
-    groups = {}
-    inverses = []
-    start = 0
-    for i, (enc, keep) in enumerate(zip(encs, keeps)):
-        n_tokens = enc['input_ids'].shape[1]
-        keep = checked_subsets(keep, n_tokens).to(texts.x.device)
-        distinct, inverse = torch.unique(keep, dim=0, return_inverse=True)
-        inverses.append(inverse)
-        for members in by_size(i, distinct, start):
-            groups.setdefault(members.rows.shape[1], []).append(members)
-        start += n_tokens
-    groups = dict(sorted(groups.items(), reverse=True))
+    lengths = [e['input_ids'].shape[1] for e in encs]
+    keeps = [
+        checked_subsets(keep, n).to(texts.x.device)
+        for keep, n in zip(keeps, lengths)
+    ]
+    distinct = [torch.unique(k, dim=0, return_inverse=True) for k in keeps]
+    groups = _grouped([keep for keep, _ in distinct])
     logits = _logits(fast, texts, groups, token_budget, progress)
     values = _per_text(groups, logits, readouts)
-    return [v[inverse] for v, inverse in zip(values, inverses)]
+    return [v[inverse] for v, (_, inverse) in zip(values, distinct)]
+
+
+def _grouped(keeps):
+    "Size → its variants of all texts, the largest size first."
+    groups = {}
+    start = 0
+    for i, keep in enumerate(keeps):
+        for members in by_size(i, keep, start):
+            size = members.rows.shape[1]
+            groups.setdefault(size, []).append(members)
+        start += keep.shape[1]
+    return dict(sorted(groups.items(), reverse=True))
 
 
 def _logits(fast, texts, groups, token_budget, progress):
@@ -460,7 +476,7 @@ def _per_text(groups, logits, readouts):
             if readouts[m.text] is not None:
                 values = _read_logits(readouts[m.text], values)
             found[m.text].append((m.which, values))
-    return [_filled_in(some) for some in found]
+    return [_scattered(some) for some in found]
 
 
 def _read_logits(readout, logits):
@@ -471,7 +487,7 @@ def _read_logits(readout, logits):
     return readout(logits, of_this_text)
 
 
-def _filled_in(found):
+def _scattered(found):
     "found: pairs of numbers (n,) and their values."
     _, first = found[0]
     n = sum(len(which) for which, _ in found)
@@ -544,11 +560,11 @@ def many_subset_logits(
             _one_text(Text(model, e), k, removal, fill, drop, r, **options)
             for e, k, r in zip(encs, keeps, readouts)
         ]
-    found = []
     lengths = [e['input_ids'].shape[1] for e in encs]
+    found = []
     for some in windows(lengths, token_budget):
-        texts = (encs[some], keeps[some], readouts[some])
-        found += packed(fast, *texts, token_budget, progress)
+        of_window = (encs[some], keeps[some], readouts[some])
+        found += packed(fast, *of_window, token_budget, progress)
     return found
 
 

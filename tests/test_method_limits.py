@@ -1,10 +1,6 @@
-<<<<<<< HEAD
 """What methods do at the edges of what they know: rows that see no key, double
 precision under a single-precision softmax, other layouts, inference mode.
 """
-=======
-"Methods at the edges of what they know: rows that see no key, other layouts, inference mode."
->>>>>>> 6667aed (Shorter functions; names that mean one thing)
 
 import copy
 
