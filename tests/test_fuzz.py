@@ -301,13 +301,14 @@ def test_random_texts_get_what_is_due(fresh, demo):
     [
         ('duplicates', 1),
         ('alone against in a batch', 1),
-        ('refused: empty', 1),
+        ('refused', 1),
         ('explained by loo', 5),
     ],
 )
 def test_the_small_run_has_something_of_everything(fresh, what, least):
     counts, _ = fresh
-    assert counts[what] >= least
+    found = sum(n for name, n in counts.items() if name.startswith(what))
+    assert found >= least
 
 
 def test_the_small_run_is_the_beginning_of_the_record(record):
