@@ -139,11 +139,8 @@ def _scale_of(scale, width, n_pixels):
 
 def _rows_read(pooling, n_pixels):
     "Into how many rows of O the last layer looks."
-    return (
-        n_pixels
-        if known_choice('pooling', pooling, POOLINGS) == 'flatten'
-        else 1
-    )
+    known_choice('pooling', pooling, POOLINGS)
+    return n_pixels if pooling == 'flatten' else 1
 
 
 def pooled(
