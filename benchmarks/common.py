@@ -18,7 +18,7 @@ import torch
 
 from lrp_loo import load_demo, load_texts
 from lrp_loo.core import versions, write_text_atomic
-from lrp_loo.data import source_label
+
 from lrp_loo.studies.layerwise import SWEEPS, sweep_layers
 from lrp_loo.models import encode
 
@@ -69,7 +69,7 @@ def texts(name, args, n, longest=128, shortest=0):
         dict(
             model=f'minilm-{name}',
             data=name,
-            source=source_label(args.data),
+            source=d.info['source'],
             split=d.info['split'],
             texts=len(out),
             mean_tokens=sum(lengths) / len(lengths),

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.attention import attention_maps
+from lrp_loo.methods import attention_maps
 from lrp_loo.results import Results
 from lrp_loo.models import DEMOS, describe_model, encode, forward
 from lrp_loo.removals import key_weights

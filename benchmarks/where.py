@@ -15,7 +15,7 @@ from common import arguments, bypass_sets, matmul_rate, texts
 from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
-from lrp_loo.lrp import n_layers
+from lrp_loo.models import n_layers
 from lrp_loo.results import Results
 from lrp_loo.loo import many_loo
 

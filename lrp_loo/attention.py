@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall', 'operation_name', 'AttentionMode',
-           'refuse_compiled', 'attention_maps']
+           'refuse_compiled', 'AttentionMaps']
 
 # %% ../nbs/35_attention.ipynb #a7700003
 import math
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from .models import forward
 
 # %% ../nbs/35_attention.ipynb #a7700007
 def float_mask(
@@ -201,7 +200,7 @@ def refuse_compiled(
             )
 
 # %% ../nbs/35_attention.ipynb #a7700022
-class _Maps(AttentionMode):
+class AttentionMaps(AttentionMode):
     "Keeps the attention weights of every call."
 
     def __init__(self):
@@ -216,20 +215,3 @@ class _Maps(AttentionMode):
         A = softmax(input, *args, **kwargs)
         self.maps.append(A)
         return A
-
-
-@torch.no_grad()
-def attention_maps(
-    model,  # a transformers model, eager or fused attention
-    **inputs,  # what the model is called with
-) -> list:  # per layer (batch, heads, n, n), rows sum to 1
-    "The attention weights A of every layer (equation 2)."
-    refuse_compiled(model)
-    with _Maps() as watch:
-        forward(model, inputs)
-    if not watch.maps:
-        raise ValueError(
-            f"{type(model).__name__} made no attention call that torch shows"
-            " (softmax or scaled_dot_product_attention)"
-        )
-    return watch.maps

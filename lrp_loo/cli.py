@@ -252,7 +252,7 @@ def _target(model, tokenizer, target, position):
     if position is None:
         return target
     from lrp_loo.methods import named_target
-    from lrp_loo.targets import Target
+    from lrp_loo import Target
 
     return Target(named_target(model, tokenizer, target), position)
 

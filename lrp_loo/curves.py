@@ -8,10 +8,8 @@ __all__ = ['removal_units', 'removal_path', 'perturbation_curves', 'many_perturb
 # %% ../nbs/06_curves.ipynb #c4476e99
 import torch
 from .core import whole_number
-from .fast import without_padding
-from .removals import default_removal, own_tokens
-from .targets import Readout, as_target
-from .variants import fast_path, many_subset_logits, read_whole
+from .models import own_tokens
+from .variants import read_subsets
 
 # %% ../nbs/06_curves.ipynb #31d27d6d
 def removal_units(
@@ -77,9 +75,11 @@ def many_perturbation_curves(
     for enc, u in zip(encs, units):
         _check_units(enc, u)
     paths = [_paths(*pair) for pair in zip(scores, units)]
-    how = dict(removal=removal or default_removal(encs[0]), fill=fill)
-    values = _along(model, encs, paths, targets, drop=drop, **how, **kwargs)
-    return [_curves(*pair) for pair in zip(values, paths)]
+    subsets = [_subsets_of(p) for p in paths]
+    read = read_subsets(
+        model, encs, subsets, targets, removal, fill, drop, **kwargs
+    )
+    return [_curves(of.values, p) for of, p in zip(read, paths)]
 
 # %% ../nbs/06_curves.ipynb #e52ebb80
 def _check_units(enc, units):
@@ -112,30 +112,6 @@ def _curves(values, paths):
     lengths = [len(path) for pair in paths.values() for path in pair]
     curves = iter(values.float().cpu().split(lengths))
     return {method: (next(curves), next(curves)) for method in paths}
-
-# %% ../nbs/06_curves.ipynb #00b5d024
-def _along(model, encs, paths, targets, removal, fill, drop, **kwargs):
-    "Of each text (n,): the number at every step."
-    subsets = [_subsets_of(p) for p in paths]
-    texts = [without_padding(model, e) for e in encs]
-    known = [as_target(t) for t in targets]
-    fast = fast_path(model, texts, removal, drop, known)
-    if fast is None:
-        return [
-            read_whole(model, e, t, removal, fill).of_subsets(k, drop, **kwargs)
-            for e, t, k in zip(encs, targets, subsets)
-        ]
-    logits = many_subset_logits(
-        model, encs, subsets, removal, fast=fast, **kwargs
-    )
-    return list(map(_read_rows, logits, targets, encs))
-
-# %% ../nbs/06_curves.ipynb #25ed63e0
-def _read_rows(logits, target, enc):
-    "Of one text; row 0 is the whole text."
-    readout = Readout(target, logits[:1], enc)
-    of_this_text = logits.new_zeros(len(logits), dtype=torch.long)
-    return readout(logits, of_this_text)
 
 # %% ../nbs/06_curves.ipynb #5a74bae3
 def curve_area(

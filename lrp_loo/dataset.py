@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 from .core import resolve_device, versions, whole_file, whole_number
-from .faithfulness import held_against_loo
+from .faithfulness import held_against_loo, readings
 from .methods import as_methods, check_call
 from lrp_loo.models import (
     DTYPES,
@@ -30,7 +30,6 @@ from lrp_loo.models import (
     unwrap,
 )
 from .results import Results, recorded_methods
-from .stats import agreement, mean_se
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(
@@ -142,7 +141,7 @@ class BatchWorker:
             is_special=a.is_special.tolist(),
             scores=a.scores.tolist(),
             loo=loo.scores.tolist(),
-            r=agreement(a.scores, loo.scores, a.is_special),
+            r=readings(a, loo)['r'],
             model=self.label,
             dtype=self.dtype,
             device=str(self.model.device),
@@ -188,10 +187,12 @@ def sweep_table(
     "Agreement with LOO per method over all texts."
     table = {}
     for method, own in rows.groupby('method', sort=False):
-        mean = mean_se(own.r.to_numpy(dtype=float))
         n = len(own)
         table[method] = dict(
-            r=mean.mean, r_se=mean.se, n=n, n_undefined=n - mean.n
+            r=own.r.mean(),
+            r_se=own.r.sem(),
+            n=n,
+            n_undefined=n - own.r.count(),
         )
     table = pd.DataFrame(table).T.rename_axis('method')
     return table.astype({'n': int, 'n_undefined': int})

@@ -8,15 +8,15 @@ __all__ = ['readings', 'faithfulness_table', 'AUDIT_COLUMNS', 'FEWEST_TEXTS', 'L
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
 import numpy as np
 import pandas as pd
-from .stats import agreement
-from .results import Results
-from .models import encode
 from lrp_loo.stats import (
     COLUMNS,
+    agreement,
     mean_se,
     paired_difference,
     per_text,
 )
+from .results import Results
+from .models import encode
 
 # %% ../nbs/07_faithfulness.ipynb #329cc367
 def readings(
@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 from .core import whole_number
 from .loo import LONG, in_words, loo_seconds
-from .variants import TOKEN_BUDGET
+from .models import TOKEN_BUDGET, as_texts, encode, unwrap
 from .curves import curve_area, many_perturbation_curves, removal_units
 from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
@@ -77,7 +77,6 @@ from lrp_loo.methods import (
     explain_batch,
     explain_methods,
 )
-from .models import as_texts, encode, unwrap
 from .results import Results
 from .stats import FEWEST_TOKENS, paired_difference
 from .targets import at_mask, settled

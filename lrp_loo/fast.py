@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'PER_TOKEN', 'ROUNDING', 'listened_to', 'meddled_with',
-           'package_name', 'survives_gaps', 'sees_whole_text', 'may_drop', 'without_padding', 'TextRows', 'BertLayer',
-           'FastEncoder', 'gaps_to_try', 'spread', 'agree', 'fast_encoder', 'read_row_only', 'prefix_states',
-           'first_gaps', 'forward_after_prefix']
+           'package_name', 'cores', 'on_every_core', 'survives_gaps', 'sees_whole_text', 'may_drop', 'without_padding',
+           'TextRows', 'BertLayer', 'FastEncoder', 'gaps_to_try', 'spread', 'agree', 'fast_encoder', 'read_row_only',
+           'prefix_states', 'first_gaps', 'forward_after_prefix']
 
 # %% ../nbs/42_fast.ipynb #35cc56b6
 import contextlib, threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +18,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import DynamicCache
 from lrp_loo.models import (
-    forward_arguments,
     device_of,
     forward,
+    forward_arguments,
+    own_tokens,
     position_offset,
 )
-from .removals import own_tokens
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/42_fast.ipynb #dda36779
@@ -154,6 +156,45 @@ def _changed_around(model):
     if any(not isinstance(mode, DeviceContext) for mode in modes):
         return True
     return torch.is_autocast_enabled(device_of(model).type)
+
+# %% ../nbs/42_fast.ipynb #e43feb53
+def cores(
+    model,  # any model
+) -> int:  # threads that may run it at once
+    """torch's threads on a CPU; 1 on a GPU, and where another thread would not
+    see what this one has switched on: autocast, a mode, hooks of somebody
+    else's.
+    """
+    alone = (
+        device_of(model).type != 'cpu'
+        or torch.is_autocast_enabled('cpu')
+        or _get_current_function_mode_stack()
+        or _get_current_dispatch_mode_stack()
+        or any(map(listened_to, model.modules()))
+    )
+    return 1 if alone else torch.get_num_threads()
+
+
+def on_every_core(
+    f,
+    jobs: list,  # f(*job) for each
+    workers: int,  # at most `cores`
+) -> list:
+    """A sentence's products are too small to be shared out among cores; each
+    worker takes jobs of its own, with its share of torch's threads.
+    """
+    if workers == 1 or len(jobs) < workers:
+        return [f(*job) for job in jobs]
+    threads = torch.get_num_threads()
+    share = max(1, threads // workers)
+    with ThreadPoolExecutor(
+        workers, initializer=torch.set_num_threads, initargs=(share,)
+    ) as pool:
+        try:
+            return list(pool.map(lambda job: f(*job), jobs))
+        finally:
+            # a thread that starts later takes what was set last
+            torch.set_num_threads(threads)
 
 # %% ../nbs/42_fast.ipynb #7c737599
 def survives_gaps(

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 from .fast import read_row_only
-from .lrp import Composite, attn_lrp, lrp_rules, n_layers
-from .models import forward, watch_embeddings
+from .lrp import Composite, attn_lrp, lrp_rules
+from .models import forward, n_layers, watch_embeddings
 from .targets import Readout
 
 # %% ../nbs/37_layers.ipynb #cf43dd08

@@ -6,8 +6,8 @@
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'DIVISIONS', 'LINEAR', 'RULES', 'STREAM_MIXERS', 'Operation', 'Choice',
            'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'Call', 'unknown', 'linear', 'division',
            'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place', 'multiplication', 'Weights',
-           'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'transformer_layers', 'n_layers',
-           'lrp_rules', 'Added', 'watch_gradient', 'gradients', 'input_gradient']
+           'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules', 'Added', 'watch_gradient',
+           'gradients', 'input_gradient']
 
 # %% ../nbs/36_lrp.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
@@ -29,7 +29,7 @@ from lrp_loo.attention import (
     operation_name,
     refuse_compiled,
 )
-from .models import input_embeddings
+from .models import input_embeddings, layers_of
 from lrp_loo.rules import (
     constant,
     epsilon_rule,
@@ -775,138 +775,6 @@ RULES = {
     'multi_head_attention_forward': multi_head_attention,
 }
 
-# %% ../nbs/36_lrp.ipynb #d163f158
-def _says_attention(name):
-    return any(word in name.lower() for word in ('attention', 'attn'))
-
-
-def _is_attention(module):
-    "By its class: attention itself, not what holds it."
-    if isinstance(module, nn.MultiheadAttention):
-        return True
-    return _says_attention(type(module).__name__)
-
-
-def _holds_attention(module):
-    "Is it, or is a part of it, attention?"
-    return any(
-        _is_attention(part) or _says_attention(path)
-        for path, part in module.named_modules()
-    )
-
-
-def _layer_candidates(module):
-    "What may be layers: of a list; of a list of lists; of a sequence."
-    if type(module) is nn.Sequential:
-        has_parts = all(len(m._modules) for m in module)
-        return list(module) if len(module) > 1 and has_parts else []
-    if not isinstance(module, nn.ModuleList):
-        return []
-    members = list(module)
-    if all(isinstance(m, nn.ModuleList) for m in members):
-        return [m for inner in members for m in inner]
-    return members
-
-
-def _stacks(model):
-    "(path, members) of every list that may be the model's layers."
-    for path, module in model.named_modules():
-        members = _layer_candidates(module)
-        if any(p.numel() for m in members for p in m.parameters()):
-            yield path, members
-
-# %% ../nbs/36_lrp.ipynb #d163f159
-def _config_layers(model):
-    return getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
-
-
-def _alike(members):
-    "Are they of one class?"
-    return len({type(m) for m in members}) == 1
-
-
-def _n_parameters(stack):
-    _, members = stack
-    own = dict.fromkeys(members)  # a module that is used twice counts once
-    return sum(p.numel() for m in own for p in m.parameters())
-
-
-def _best_stack(model):
-    "The (path, members) that are the layers, as far as construction tells."
-    n = _config_layers(model)
-
-    def has_length(members):
-        return len(members) == n
-
-    def has_attention(members):
-        return any(map(_holds_attention, members))
-
-    stacks = [
-        (path, members)
-        for path, members in _stacks(model)
-        if has_length(members) or _alike(members)
-    ]
-    for tells in (has_length, has_attention, _alike):
-        stacks = [s for s in stacks if tells(s[1])] or stacks
-    # the first of equals: the outer list
-    return max(stacks, key=_n_parameters, default=('', []))
-
-# %% ../nbs/36_lrp.ipynb #d163f15a
-class _Layers(NamedTuple):
-    "The transformer layers of a model."
-
-    modules: list  # in order; empty where a layer is no module of its own
-    numbers: dict  # a layer's module, or each of its modules → its number
-    n: int  # how many a pass goes through
-
-
-def _parallel_lists(model, path, members):
-    """Lists beside a list of attentions that belong to the same layers: XLM's
-    feed-forwards and norms.
-    """
-    if not all(map(_is_attention, members)):
-        return []
-    # a wrapper's paths may leave out its own name, and get_submodule does not
-    parent = dict(model.named_modules())[path.rpartition('.')[0]]
-    beside = [
-        list(m)
-        for m in parent.children()
-        if isinstance(m, nn.ModuleList) and len(m) == len(members)
-    ]
-    return beside if len(beside) > 1 else []
-
-
-def _layers_of(model):
-    path, members = _best_stack(model)
-    if parallel := _parallel_lists(model, path, members):
-        numbers = {m: i for part in parallel for i, m in enumerate(part)}
-        return _Layers([], numbers, len(members))
-    # as many as the config says, where they share weights
-    n = max(len(members), _config_layers(model) or 0) if members else 0
-    return _Layers(members, {m: i for i, m in enumerate(members)}, n)
-
-
-def transformer_layers(
-    model,  # any torch module
-    # its layer modules in order; empty where none can be found, or where a
-    # layer is no module of its own (XLM)
-) -> list:
-    """The model's stack of transformer layers: the list that is as long as the
-    config says, that holds attention, the largest.
-    """
-    return _layers_of(model).modules
-
-
-def n_layers(
-    model,  # any torch module
-    # how many transformer layers one pass goes through; 0 where none can be
-    # found
-) -> int:
-    """Layers of a pass: those of the stack, or as many as the config says
-    where they share weights.
-    """
-    return _layers_of(model).n
-
 # %% ../nbs/36_lrp.ipynb #d163f15d
 # classes whose softmax weighs copies of one token's residual stream, no other
 # tokens
@@ -996,7 +864,7 @@ class lrp_rules(TorchFunctionMode):
         _check_given(model, composite, record)
         self.model, self.composite, self.strict = model, composite, strict
         self.table = RULES | composite.rules
-        layers = _layers_of(model)
+        layers = layers_of(model)
         _check_bypassed(model, composite, layers)
         self.layers, self.numbers, self.n_layers = layers
         # layers that share weights are counted as they are called

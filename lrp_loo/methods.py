@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BASELINES', 'N_STEPS', 'METHODS', 'SAID_BY_A_FUNCTION', 'PADDING_TOLERANCE', 'sum_over_features', 'lrp_scores',
-           'ig_scores', 'explained_row', 'rollout_scores', 'loo_scores', 'Method', 'as_method', 'method_name',
-           'by_unit', 'check_call', 'as_methods', 'eager', 'named_target', 'PaddingCheck', 'explain_batch', 'explain',
-           'explain_methods']
+           'ig_scores', 'attention_maps', 'explained_row', 'rollout_scores', 'loo_scores', 'Method', 'as_method',
+           'method_name', 'by_unit', 'check_call', 'as_methods', 'eager', 'named_target', 'PaddingCheck',
+           'explain_batch', 'explain', 'explain_methods']
 
 # %% ../nbs/10_methods.ipynb #ffbaa5d3
 import contextlib
@@ -18,10 +18,9 @@ from itertools import chain, repeat
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
-from .attention import attention_maps
-from .core import whole_number
-from .fast import PER_TOKEN, read_row_only
+from .attention import AttentionMaps, refuse_compiled
+from .core import one_text, pad_batch, whole_number
+from .fast import PER_TOKEN, cores, on_every_core, read_row_only
 from lrp_loo.layers import (
     EmbeddingGradient,
     bypass_sweep,
@@ -32,9 +31,9 @@ from lrp_loo.removals import (
     as_removal,
     default_removal,
     fill_id,
+    hears_of_masks,
     input_positions,
 )
-from .variants import cores, on_every_core
 from .loo import many_loo
 from lrp_loo.lrp import (
     Composite,
@@ -52,11 +51,8 @@ from lrp_loo.models import (
     check_model,
     encode,
     forward,
-    forward_arguments,
     gradients_on,
     input_embeddings,
-    one_text,
-    pad_batch,
     plain_tensors,
     special_mask,
     unwrap,
@@ -351,6 +347,23 @@ def ig_scores(
 ig_scores.per_feature = True
 ig_scores.from_baseline = True
 
+# %% ../nbs/10_methods.ipynb #dd88850d
+@torch.no_grad()
+def attention_maps(
+    model,  # a transformers model, eager or fused attention
+    **inputs,  # what the model is called with
+) -> list:  # per layer (batch, heads, n, n), rows sum to 1
+    "The attention weights A of every layer (equation 2)."
+    refuse_compiled(model)
+    with AttentionMaps() as watch:
+        forward(model, inputs)
+    if not watch.maps:
+        raise ValueError(
+            f"{type(model).__name__} made no attention call that torch shows"
+            " (softmax or scaled_dot_product_attention)"
+        )
+    return watch.maps
+
 # %% ../nbs/10_methods.ipynb #dc936132
 def _last_read(mask):
     "(batch,) the last place that is no padding."
@@ -482,10 +495,7 @@ def loo_scores(
             **kwargs,
         )
     )
-    how = as_removal(removal)
-    info = dict(removal=how.name)
-    if how.name == 'resample':
-        info |= dict(n_draws=how.n_draws, seed=how.seed)
+    info = as_removal(removal).info()
     return Scores(
         torch.nn.utils.rnn.pad_sequence(loos, batch_first=True),
         torch.cat(values),
@@ -811,17 +821,6 @@ def _units_of_texts(tokenizer, encs, texts, units):
     ]
 
 # %% ../nbs/10_methods.ipynb #92cc57c8
-def _hears_of_masks(model):
-    "What no mask hides is read; keyword arguments may be for a model inside."
-    takes = forward_arguments(model)
-    if 'attention_mask' in takes:
-        return True
-    inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    named = any('attention_mask' in forward_arguments(m) for m in inside)
-    takes_others = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return takes_others and (named or not inside)
-
-
 def _lacks_padding_token(model):
     """Transformers' decoder classifiers find the last token by the padding's
     id, and refuse several texts without it.
@@ -839,7 +838,7 @@ def _one_at_a_time(model, encs):
     if len(encs) == 1:
         return False
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
-    if len(lengths) > 1 and not _hears_of_masks(model):
+    if len(lengths) > 1 and not hears_of_masks(model):
         return True
     return _lacks_padding_token(model)
 

@@ -11,11 +11,9 @@ from importlib.resources import files
 from itertools import combinations
 
 from .methods import METHODS, explain, explain_methods
-from .lrp import n_layers
-from .stats import FEWEST_TOKENS
-from .models import encode
+from .models import encode, n_layers
 from .targets import settled
-from .view import DOWN, STRENGTH, UP, headline, shown_tokens
+from .view import DOWN, STRENGTH, UP, has_r, headline, shown_tokens
 
 # %% ../nbs/12_page.ipynb #909885c8
 # up to so many layers and tokens a page holds every set of bypassed layers
@@ -127,7 +125,7 @@ def page_data(
         every_set=every,
         sets=sets,
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
-        min_content=FEWEST_TOKENS,
+        has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
         tokens=_page_tokens(a),
     )

@@ -14,22 +14,19 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from .lrp import gradient, gradients, lrp_rules
-from .core import whole_number
+from .core import pad_batch, unpad_batch, whole_number
 from .fast import read_row_only
 from lrp_loo.models import (
     device_of,
     forward,
     gradients_on,
-    pad_batch,
     plain_tensors,
     special_mask,
-    unpad_batch,
     watch_embeddings,
 )
-from .loo import leave_one_out
+from .variants import read_subsets
 from .removals import input_positions, key_weights, n_places
-from .targets import Readout, settled
-from .targets import Scores, text_by_text
+from .targets import Readout, Scores, settled, text_by_text
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
@@ -486,16 +483,9 @@ def _put_exact(model, enc, target, units, scores, which):
     if not len(which):
         return
     number = torch.arange(len(scores)) if units is None else units.number
-    place = torch.full((len(scores),), -1)
-    place[which] = torch.arange(len(which))
-    exact, *_ = leave_one_out(
-        model,
-        enc,
-        target,
-        removal='attention_mask',
-        units=torch.where(number >= 0, place[number], -1),
-    )
-    scores[which] = exact.to(scores)
+    without = number[None] != which.cpu()[:, None]
+    (read,) = read_subsets(model, [enc], [without], [target], 'attention_mask')
+    scores[which] = (read.value - read.values).to(scores)
 
 # %% ../nbs/20_removal.ipynb #c529aa78
 def _checked_number(n_exact, n):

@@ -13,7 +13,7 @@ from inspect import signature
 
 import numpy as np
 import torch
-from .models import one_text
+from .core import one_text
 
 # %% ../nbs/13_targets.ipynb #64a1ea58
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'SPACE_MARKS', 'PATCH', 'WORD', 'APART', 'APART_NOTE', 'BOX', 'OUTSIDE', 'RESET', 'FORMAT',
            'FIELDS', 'HTML', 'score_colours', 'drawn_apart', 'scale_top', 'shown_tokens', 'headline', 'tokens_html',
-           'legend_html', 'attribution_html', 'Comparison', 'compare', 'attributions_figure', 'terminal_text',
+           'legend_html', 'attribution_html', 'has_r', 'Comparison', 'compare', 'attributions_figure', 'terminal_text',
            'terminal_legend', 'save_maps', 'load']
 
 # %% ../nbs/11_view.ipynb #e115b9c5
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 from fastcore.basics import patch
-from . import __version__
 from .stats import FEWEST_TOKENS, pearson
 from lrp_loo.core import (
     Attribution,
+    versions,
     whole_file,
     whole_number,
     write_text_atomic,
@@ -213,11 +213,18 @@ def _repr_html_(self: Attribution):
     return attribution_html(self)
 
 # %% ../nbs/11_view.ipynb #ef1461b9
+def has_r(
+    a: Attribution,
+) -> bool:
+    "Has the text as many content tokens as a correlation needs?"
+    return int((~a.is_special).sum()) >= FEWEST_TOKENS
+
+
 def _r_with_loo(a, loo):
     "What is said of a map's agreement over content tokens."
     content = ~a.is_special
-    n = int(content.sum())
-    if n < FEWEST_TOKENS:
+    if not has_r(a):
+        n = int(content.sum())
         plural = '' if n == 1 else 's'
         return f"r with loo undefined ({n} content token{plural})"
     r = float(pearson(a.scores[content], loo.scores[content]))
@@ -589,7 +596,7 @@ def _record(maps):
     return json.dumps(
         dict(
             format=FORMAT,
-            lrp_loo=__version__,
+            lrp_loo=versions()['lrp_loo'],
             maps=[{f: _pack(getattr(a, f)) for f in FIELDS} for a in maps],
         ),
         ensure_ascii=False,

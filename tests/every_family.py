@@ -43,7 +43,7 @@ from transformers.models.auto import modeling_auto
 
 import lrp_loo
 from lrp_loo.methods import explain_batch, lrp_scores
-from lrp_loo.models import pad_batch
+from lrp_loo.core import pad_batch
 from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.conservation import conservation
 from lrp_loo.results import Results, read_results

@@ -20,12 +20,11 @@ from lrp_loo.models import encode, forward
 from lrp_loo.loo import (
     in_words,
     leave_one_out,
-    loo_readout,
     loo_seconds,
     many_loo,
 )
 from lrp_loo.curves import perturbation_curves, removal_units
-from lrp_loo.variants import subset_logits
+from lrp_loo.variants import read_whole, subset_logits
 from lrp_loo.targets import Readout, Target, output_field
 
 N_TOKENS = 12
@@ -639,7 +638,7 @@ def test_a_token_that_matters_to_nobody_is_no_error():
     model = random_model('Llama', 'next token', 'eager', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     keep = ~torch.eye(N_TOKENS, dtype=torch.bool)[4:8]
-    readout = loo_readout(model, enc, Target(7, position=1)).readout
+    readout = read_whole(model, enc, Target(7, position=1)).readout
     values = subset_logits(model, enc, keep, drop=False, readout=readout)
     rounding = 32 * torch.finfo(torch.float32).eps * float(values.abs().max())
     assert float(values.max() - values.min()) <= rounding

@@ -20,12 +20,8 @@ from lrp_loo.fast import (
     read_row_only,
 )
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.variants import (
-    cores,
-    many_subset_logits,
-    on_every_core,
-    subset_logits,
-)
+from lrp_loo.fast import cores, on_every_core
+from lrp_loo.variants import many_subset_logits, subset_logits
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out, many_loo
 from lrp_loo.curves import (

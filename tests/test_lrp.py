@@ -13,13 +13,8 @@ from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.lrp import (
-    Composite,
-    activation,
-    fused_attention,
-    linear,
-    transformer_layers,
-)
+from lrp_loo.lrp import Composite, activation, fused_attention, linear
+from lrp_loo.models import transformer_layers
 from lrp_loo.rules import scale_gradient
 from lrp_loo.conservation import conservation
 from lrp_loo.models import encode

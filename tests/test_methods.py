@@ -21,7 +21,8 @@ from lrp_loo.methods import (
     lrp_scores,
     method_name,
 )
-from lrp_loo.models import encode, forward, pad_batch, watch_embeddings
+from lrp_loo.models import encode, forward, watch_embeddings
+from lrp_loo.core import pad_batch
 from lrp_loo.page import page_data
 from lrp_loo.removal import removal_loo_scores
 from lrp_loo.targets import Readout, Scores, text_by_text

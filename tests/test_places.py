@@ -20,7 +20,8 @@ from lrp_loo import explain
 from lrp_loo.methods import METHODS
 from lrp_loo.dataset import BatchWorker
 from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
-from lrp_loo.models import encode, pad_batch
+from lrp_loo.models import encode
+from lrp_loo.core import pad_batch
 from lrp_loo.loo import leave_one_out
 from lrp_loo import targets
 from lrp_loo.targets import Readout, Target, settled

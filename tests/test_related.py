@@ -10,7 +10,8 @@ import torch
 from lrp_loo import load_demo
 from lrp_loo.stats import pearson
 from lrp_loo.methods import explain, explain_batch
-from lrp_loo.models import encode, forward, pad_batch
+from lrp_loo.models import encode, forward
+from lrp_loo.core import pad_batch
 from lrp_loo.studies.related import (
     RELATED,
     _Rescored,

@@ -1,5 +1,6 @@
 "A removal of one's own goes wherever a name goes; a name stands for a small class."
 
+import inspect
 import pickle
 
 import pytest
@@ -231,6 +232,11 @@ def test_a_removal_of_ones_own_is_pickled():
     again = pickle.loads(pickle.dumps(as_removal(Neighbour())))
     assert again.name == 'neighbour'
     assert isinstance(again.own, Neighbour)
+
+
+def test_help_shows_what_a_removal_takes():
+    taken = list(inspect.signature(Removal).parameters)
+    assert taken == ['name', 'pool', 'n_draws', 'seed']
 
 
 def test_a_class_needs_no_name():

@@ -13,15 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.methods import lrp_scores
-from lrp_loo.lrp import (
-    Composite,
-    gradient,
-    input_gradient,
-    n_layers,
-    transformer_layers,
-    watch_gradient,
-)
-from lrp_loo.attention import attention_maps
+from lrp_loo.lrp import Composite, gradient, input_gradient, watch_gradient
+from lrp_loo.models import n_layers, transformer_layers
+from lrp_loo.methods import attention_maps
 from lrp_loo.conservation import conservation
 from lrp_loo.studies.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings

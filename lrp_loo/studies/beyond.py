@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..conservation import sentence_experiment
-from ..lrp import attn_lrp, cp_lrp, n_layers
+from ..lrp import attn_lrp, cp_lrp
+from ..models import encode, forward, load_demo, n_layers
 from ..methods import explain_batch
-from ..models import encode, forward, load_demo
 from ..results import Results
 from ..rules import identity_rule
 from ..stats import mean_se, paired_difference, pearson, per_text

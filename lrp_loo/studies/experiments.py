@@ -9,7 +9,7 @@ __all__ = ['attention_entropy', 'faithfulness_experiment', 'text_examples', 'tex
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from ..attention import attention_maps
+from ..methods import attention_maps
 from lrp_loo.faithfulness import (
     faithfulness_rows,
     faithfulness_table,

@@ -20,12 +20,17 @@ from .common import part_examples, part_experiment
 from .style import method_colour, method_label, themed
 from ..lrp import Composite, gradient, lrp_rules
 from ..results import Results
-from ..stats import pearson, spearman
+from lrp_loo.stats import (
+    mean_se,
+    paired_difference,
+    pearson,
+    per_text,
+    spearman,
+)
 from ..faithfulness import faithfulness_table
-from ..stats import mean_se, paired_difference, per_text
 from ..models import forward, special_mask, watch_embeddings
 from ..removals import key_weights
-from ..loo import loo_readout
+from ..loo import many_loo
 from ..removal import removal_pass
 
 # %% ../../nbs/21_remedy.ipynb #51b6ebf5
@@ -371,7 +376,8 @@ def gap_row(
     n: int,  # the number of layers
 ) -> dict:  # estimate → (T,) scores; 'loo' → exact
     "Estimates that pay for one part of the gap each."
-    loo, _, readout, _ = loo_readout(model, enc, None, 'attention_mask')
+    (of,) = many_loo(model, [enc], removal='attention_mask')
+    loo, readout = of.scores, of.readout
     number = _number_of_variants(readout)
 
     def one_pass(**options):
