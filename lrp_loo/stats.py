@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'normalize', 'pearson', 'spearman', 'kendall', 'agreement', 'per_text',
-           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference']
+           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'p_value', 'holm']
 
 # %% ../nbs/32_stats.ipynb #fc841ba8
 from typing import NamedTuple
@@ -223,3 +223,39 @@ def paired_difference(
     if n > 1:
         low, high = map(float, np.clip(mean_interval(d), *limits))
     return dict(mean=mean, low=low, high=high, n=n)
+
+# %% ../nbs/32_stats.ipynb #e92ada39
+def _studentized(d):
+    "(n,) numbers: the mean over its standard error, and Hall's of it."
+    mean, sd = d.mean(), d.std(ddof=1)
+    if sd == 0:
+        u = np.inf * np.sign(mean) if mean else 0.0
+        return u, u
+    root = np.sqrt(len(d))
+    u = root * mean / sd
+    a = _skewness(d, mean, sd) / root
+    return u, u + a / 3 * u**2 + a**2 / 27 * u**3 + a / 6
+
+
+def p_value(
+    d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
+) -> float:  # two-sided; NaN for fewer than two texts
+    "Of a mean of zero; below 1 − level where `mean_interval` leaves 0 out."
+    d = d[~np.isnan(d)]
+    if len(d) < 2:
+        return np.nan
+    u, hall = _studentized(d)
+    nearer = min(abs(u), hall * np.sign(u))
+    return float(min(1.0, 2 * student_t.sf(nearer, len(d) - 1)))
+
+
+def holm(
+    p: np.ndarray,  # (n,) p values of all claims that are judged together
+) -> np.ndarray:  # (n,) the same, corrected; NaN stays
+    "Holm's (1979) correction: the chance that any verdict is false."
+    corrected = np.full(len(p), np.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind='stable')]
+    scaled = p[order] * np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return corrected
