@@ -29,12 +29,30 @@ class Target:
     output: str = None  # field of the output; None: the first of OUTPUTS
     # id of [MASK], where a masked language model is read (`at_mask`)
     mask_id: int = None
+    # answers to choose from, entries of the output: the likeliest of them minus
+    # the next; in place of `index`
+    among: tuple = None
 
     def __post_init__(self):
+        self._check_among()
         if self.position is not None and not _is_int(self.position):
             raise ValueError(
                 f"position={self.position!r} is not a place in the text; take a"
                 " whole number, negative from the text's end"
+            )
+
+    def _check_among(self):
+        if self.among is None:
+            return
+        if self.index is not None:
+            raise ValueError(
+                f"give index ({self.index!r}) or among ({self.among!r}), not"
+                " both"
+            )
+        if len(set(self.among)) < 2:
+            raise ValueError(
+                f"among={self.among!r} leaves nothing to choose; give at least"
+                " two entries of the output"
             )
 
 
@@ -187,19 +205,28 @@ def _place_of_mask(ids, mask_id, outputs, shape):
     return found.long().argmax(1)
 
 # %% ../nbs/13_targets.ipynb #660f93ac
-def _chosen_entries(rows, index):
+def _chosen_entries(rows, target):
     "A list of (batch,) entries: one, or two whose difference counts."
+    index = target.index if target.among is None else tuple(target.among)
     if index is None:
         return [rows.argmax(-1)]
-    n = rows.shape[-1]
     wanted = index if isinstance(index, tuple) else (index,)
+    _check_entries(wanted, rows.shape[-1])
+    if target.among is not None:
+        answers = torch.tensor(wanted, device=rows.device)
+        best = answers[rows[:, answers].topk(2).indices]  # [batch, 2]
+        return list(best.unbind(1))
+    like = dict(device=rows.device)
+    return [torch.full((len(rows),), int(i), **like) for i in wanted]
+
+
+def _check_entries(wanted, n):
+    "Are they among the output's n?"
     for i in wanted:
         if not _is_int(i) or not 0 <= i < n:
             raise ValueError(
                 f"target={i!r} is not a class of this model; take 0 to {n - 1}"
             )
-    like = dict(device=rows.device)
-    return [torch.full((len(rows),), int(i), **like) for i in wanted]
 
 
 def _check_shape(x, position):
@@ -262,7 +289,7 @@ class Readout:
         mask = batch.get('attention_mask')
         if self.answer and mask is not None and mask.shape == rows.shape:
             rows = rows.masked_fill(mask == 0, -torch.inf)
-        self.index = _chosen_entries(rows, self.target.index)
+        self.index = _chosen_entries(rows, self.target)
 
     def _find_rows(self, x, batch, outputs):
         "Which row of each text is read."
@@ -340,7 +367,7 @@ def settled(
     "The same target with its index fixed, for the next method."
     by_name = isinstance(target, str)  # of a class or token
     t = Target() if by_name else as_target(target)
-    return t if callable(t) else replace(t, index=chosen)
+    return t if callable(t) else replace(t, index=chosen, among=None)
 
 # %% ../nbs/13_targets.ipynb #1fcf9766
 @dataclass
