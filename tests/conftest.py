@@ -15,6 +15,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
+from lrp_loo.cli import main
+from lrp_loo.lrp import transformer_layers
 from lrp_loo.models import demo_base, load_demo
 
 TEXTS = [
@@ -32,15 +34,15 @@ def random_bert(
 ):
     "A BERT with random weights, large enough that rules and softmax matter."
     torch.manual_seed(seed)
-    cfg = BertConfig(
+    sizes = dict(
         vocab_size=30522,
         hidden_size=32,
         num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=64,
-        **kw,
     )
+    cfg = BertConfig(**sizes | kw)
     m = BertForSequenceClassification(cfg).eval().to(dtype)
     with torch.no_grad():
         for name, p in m.named_parameters():
@@ -51,6 +53,37 @@ def random_bert(
             elif name.endswith('bias'):
                 p.zero_()
     return m
+
+
+def shallow_demo(name='sst2', layers=2):
+    "A demo model's first layers, for what a shorter model shows as well."
+    model, tokenizer = load_demo(name)
+    stack = transformer_layers(model)
+    (found,) = [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.ModuleList) and list(m) == stack
+    ]
+    del found[layers:]
+    model.config.num_hidden_layers = layers
+    return model, tokenizer
+
+
+def start_command(words):
+    """`lrp_loo` in a child that need not import everything again, silent; its
+    process id.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    torch.set_num_threads(1)  # the parent's threads are not there
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        os._exit(main(words))
+    except BaseException:
+        os._exit(99)
 
 
 class CountTokens(TorchDispatchMode):
