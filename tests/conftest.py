@@ -1,5 +1,6 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
+import json
 import os
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
@@ -67,6 +68,26 @@ def shallow_demo(name='sst2', layers=2):
     del found[layers:]
     model.config.num_hidden_layers = layers
     return model, tokenizer
+
+
+def in_a_child(job):
+    "What `job()` returns in a forked child, as JSON has it."
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1)  # the parent's threads are not there
+        try:
+            answer = dict(returned=job())
+        except BaseException as e:
+            answer = dict(raised=repr(e))
+        os.write(write, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as f:
+        answer = json.loads(f.read())
+    os.waitpid(pid, 0)
+    assert 'returned' in answer, answer
+    return answer['returned']
 
 
 def start_command(words):
