@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
@@ -18,7 +19,7 @@ from transformers import (
 
 from lrp_loo.cli import main
 from lrp_loo.lrp import transformer_layers
-from lrp_loo.models import demo_base, load_demo
+from lrp_loo.models import demo_base, load_demo, load_model
 
 TEXTS = [
     "The jokes are old, and the pace is slow.",
@@ -136,6 +137,27 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'{len(tests):3d} × {reason}')
         for test in tests:
             terminalreporter.write_line(f'        {test}')
+
+
+@pytest.fixture(scope='module')
+def loaded_once():
+    "Whoever asks for a model that this file loaded before gets the same."
+    load_again = cache(load_model)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ('lrp_loo.models.load_model', 'lrp_loo.dataset.load_model'):
+            patch.setattr(name, load_again)
+        yield
+
+
+@pytest.fixture(scope='module')
+def shallow_parts():
+    """The demo models of studies have two layers: a third of the rule sets and
+    of the work, and every step of it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ('studies.common', 'conservation'):
+            patch.setattr(f'lrp_loo.{module}.load_demo', shallow_demo)
+        yield
 
 
 @pytest.fixture(scope='session')

@@ -12,6 +12,7 @@ import lrp_loo.models
 from lrp_loo.cli import main
 from lrp_loo.results import Results, read_results
 
+pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
 TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
 

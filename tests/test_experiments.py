@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import random_bert, shallow_demo, start_command
+from conftest import random_bert, start_command
 
 from lrp_loo import audit, explain, load_texts
 from lrp_loo.cli import main
@@ -31,8 +31,6 @@ from lrp_loo.models import (
 )
 from lrp_loo.results import Results, read_results
 from lrp_loo.stats import per_text
-import lrp_loo.conservation
-import lrp_loo.studies.common
 import lrp_loo.studies.reproduce as experiments
 from lrp_loo.studies.experiments import text_experiment
 from lrp_loo.studies.layerwise import (
@@ -408,16 +406,7 @@ def test_a_trained_model_is_measured_and_has_a_card(trained, name, limit, said):
 
 
 @pytest.fixture(scope='module')
-def two_layers():
-    "The parts' demo models are shorter: a third of the rule sets and work."
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (lrp_loo.studies.common, lrp_loo.conservation):
-            patch.setattr(module, 'load_demo', shallow_demo)
-        yield
-
-
-@pytest.fixture(scope='module')
-def beyond(two_layers, tmp_path_factory):
+def beyond(shallow_parts, tmp_path_factory):
     "The parts that are not the paper's, on embedded data."
     out = tmp_path_factory.mktemp('beyond')
     assert reproduce(out, '--only', 'beyond', '--limit', 2) == 0

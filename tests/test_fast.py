@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CountTokens
+from conftest import CountTokens, shallow_demo
 
-from lrp_loo import explain, load_demo
+from lrp_loo import explain
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import (
@@ -44,9 +44,9 @@ TAKEN = ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa')
 
 
 @pytest.fixture(scope='module')
-def sentences(demo):
-    "The demo model and three texts."
-    model, tokenizer = demo
+def sentences():
+    "The demo model's first layers and three texts."
+    model, tokenizer = shallow_demo(layers=3)
     encs = [encode(model, tokenizer, t) for t in TEXTS]
     return SimpleNamespace(model=model, tokenizer=tokenizer, encs=encs)
 
@@ -54,7 +54,7 @@ def sentences(demo):
 @pytest.fixture
 def own_model():
     "One that a test may change, and a text."
-    model, tokenizer = load_demo('sst2')
+    model, tokenizer = shallow_demo(layers=3)
     return model, encode(model, tokenizer, TEXTS[0])
 
 
@@ -274,7 +274,7 @@ def test_a_text_without_a_token_to_remove_has_no_curve(sentences):
 
 @pytest.fixture(scope='module', params=['reviews-sst2', 'reviews'])
 def decoder(request):
-    model, tokenizer = load_demo(request.param)
+    model, tokenizer = shallow_demo(request.param)
     enc = encode(model, tokenizer, ' '.join(TEXTS))
     return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
 

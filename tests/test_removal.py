@@ -618,7 +618,7 @@ def reproduce(words, data, out):
 
 
 @pytest.fixture(scope='module')
-def reproduced(short_data, tmp_path_factory):
+def reproduced(short_data, tmp_path_factory, shallow_parts):
     "Where `gap` and `weights` were run once."
     out = tmp_path_factory.mktemp('out')
     assert reproduce('gap,weights', short_data, out) == 0
