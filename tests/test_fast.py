@@ -11,7 +11,12 @@ from torch import nn
 from conftest import CountTokens, shallow_demo
 
 from lrp_loo import explain
-from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.families import (
+    FAMILIES,
+    family_tasks,
+    random_inputs,
+    random_model,
+)
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import (
     READ_FIRST_ROW,
@@ -40,7 +45,7 @@ TEXTS = [
     "the jokes are old",
     "a warm and funny film , and never once dull",
 ]
-TAKEN = ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa')
+TAKEN = ('BERT', 'RoBERTa', 'ELECTRA')
 
 
 @pytest.fixture(scope='module')
@@ -73,17 +78,12 @@ def close(a, b):
     return torch.allclose(a, b, atol=1e-4)
 
 
-def fused(family, task):
-    "A random model with fused attention."
-    try:
-        return random_model(family, task, 'sdpa')
-    except ValueError:
-        pytest.skip('no fused attention')
+FUSED = [(f, task) for f, task in family_tasks() if FAMILIES[f].fused]
 
 
-@pytest.mark.parametrize('family,task', family_tasks())
+@pytest.mark.parametrize('family,task', FUSED)
 def test_berts_kin_with_a_class_per_text_are_taken(family, task):
-    model = fused(family, task)
+    model = random_model(family, task, 'sdpa')
     fast = fast_encoder(model, random_inputs(model), tol=1e-9)
     taken = family in TAKEN and task == 'class'
     assert (fast is not None) == taken
@@ -91,7 +91,7 @@ def test_berts_kin_with_a_class_per_text_are_taken(family, task):
 
 @pytest.mark.parametrize('family', TAKEN)
 def test_where_a_model_is_taken_its_numbers_are_the_models(family):
-    model = fused(family, 'class')
+    model = random_model(family, 'class', 'sdpa')
     inputs = random_inputs(model)
     T = inputs['input_ids'].shape[1]
     keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
