@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,7 @@ TEXTS = [
     "a warm and funny film , and never once dull",
 ]
 TAKEN = ('BERT', 'RoBERTa', 'ELECTRA')
+ROBERTAS_KIN = ('Camembert', 'XLMRoberta')  # the same parts by other names
 
 
 @pytest.fixture(scope='module')
@@ -89,15 +91,36 @@ def test_berts_kin_with_a_class_per_text_are_taken(family, task):
     assert (fast is not None) == taken
 
 
-@pytest.mark.parametrize('family', TAKEN)
-def test_where_a_model_is_taken_its_numbers_are_the_models(family):
-    model = random_model(family, 'class', 'sdpa')
-    inputs = random_inputs(model)
+def test_every_class_that_may_be_taken_is_tried_here():
+    prefixes = {FAMILIES[family].prefix for family in TAKEN}
+    tried = {
+        f'{prefix}ForSequenceClassification'
+        for prefix in prefixes | set(ROBERTAS_KIN)
+    }
+    assert tried == set(READ_FIRST_ROW)
+
+
+@pytest.fixture(params=[*TAKEN, *ROBERTAS_KIN])
+def taken(request, monkeypatch):
+    "A model of every class that is taken."
+    name = request.param
+    if name in ROBERTAS_KIN:
+        kin = replace(FAMILIES['RoBERTa'], prefix=name)
+        monkeypatch.setitem(FAMILIES, name, kin)
+    return random_model(name, 'class', 'sdpa')
+
+
+def test_every_class_that_may_be_taken_is_taken(taken):
+    assert fast_encoder(taken, random_inputs(taken), tol=1e-9) is not None
+
+
+def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
+    inputs = random_inputs(taken)
     T = inputs['input_ids'].shape[1]
     keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
     keep[0] = True
-    logits = subset_logits(model, inputs, keep)
-    own = masked_logits(model, inputs, keep)
+    logits = subset_logits(taken, inputs, keep)
+    own = masked_logits(taken, inputs, keep)
     assert torch.allclose(logits, own, atol=1e-9)
 
 
@@ -319,13 +342,28 @@ def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
 # ---- one row of the last layer
 
 
-@pytest.fixture(params=[f for f, task in family_tasks() if task == 'class'])
+LAYERED = ('BERT', 'RoBERTa', 'ELECTRA', 'DeBERTa-v2')
+
+
+def test_these_models_have_their_last_layer_where_bert_has_it():
+    "The others are built otherwise."
+    found = [
+        family
+        for family, task in family_tasks()
+        if task == 'class'
+        and bert_layers(random_model(family, task)) is not None
+    ]
+    assert found == [*LAYERED]
+
+
+def bert_layers(model):
+    encoder = getattr(model.base_model, 'encoder', None)
+    return getattr(encoder, 'layer', None)
+
+
+@pytest.fixture(params=LAYERED)
 def layered(request):
-    "A model whose last layer is where BERT has it."
-    model = random_model(request.param, 'class', 'eager')
-    if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'):
-        pytest.skip('built otherwise')
-    return model
+    return random_model(request.param, 'class', 'eager')
 
 
 class LastLayer:

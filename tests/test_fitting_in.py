@@ -645,9 +645,7 @@ def test_a_metric_of_quantus_takes_images(
 ):
     vit, X, y = digits
     metric = getattr(quantus, name)(disable_warnings=True, **options)
-    found = measured(
-        metric, TensorModel(vit), X.numpy(), y.numpy(), 'attn_lrp'
-    )
+    found = measured(metric, TensorModel(vit), X.numpy(), y.numpy(), 'attn_lrp')
     assert len(found) == 3
     assert all(low <= v <= high for v in found)
 

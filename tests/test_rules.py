@@ -277,7 +277,8 @@ def test_shifted_logits_move_equation_5_by_the_shift(n, seed, shift):
 
 
 @pytest.mark.parametrize(
-    'value, eps, stable', [(0.0, 1e-3, 1e-3), (-0.0, 1e-3, 1e-3), (-1, 0.5, -1.5)]
+    'value, eps, stable',
+    [(0.0, 1e-3, 1e-3), (-0.0, 1e-3, 1e-3), (-1, 0.5, -1.5)],
 )
 def test_a_stabilized_number_is_further_from_zero(value, eps, stable):
     assert stabilize(torch.tensor(float(value)), eps) == stable
