@@ -3,6 +3,7 @@ keys really left out of each softmax, the same function written otherwise.
 """
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,11 +199,11 @@ def naive_removal(model, inputs, own_rows=False):
     read = gradients[-1][0].abs().sum((0, 2)) > 0  # rows that the output reads
     total = torch.zeros(len(read), dtype=torch.double)
     for call, g in zip(seen.calls, gradients):
-        for head in range(call.q.shape[1]):
-            for row in range(len(read)):
-                for j, effect in call.effects(head, row).items():
-                    if j != row or read[row] or own_rows:
-                        total[j] += g[0, head, row] @ effect
+        heads = range(call.q.shape[1])
+        for head, row in itertools.product(heads, range(len(read))):
+            for j, effect in call.effects(head, row).items():
+                if j != row or read[row] or own_rows:
+                    total[j] += g[0, head, row] @ effect
     return total
 
 
