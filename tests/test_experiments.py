@@ -120,7 +120,8 @@ def test_what_is_said_of_a_folder_does_not_name_it(folder):
 def test_digits_of_a_folder(folder):
     x, y, info = load_digit_images(folder, 'test')
     assert x.shape == (20, 14, 14)
-    assert 0 <= x.min() and x.max() <= 1
+    assert 0 <= x.min()
+    assert x.max() <= 1
     assert y.dtype == torch.long
     assert info['name'] == 'mnist'
 
@@ -549,7 +550,8 @@ def test_a_model_that_ships_is_right_about_them(name):
 def test_reviews_that_ship_are_as_long_as_reviews(tokenizer):
     texts = load_texts('imdb', 'embedded').texts
     lengths = [len(tokenizer(t)['input_ids']) for t in texts]
-    assert 150 <= min(lengths) and max(lengths) <= 400
+    assert 150 <= min(lengths)
+    assert max(lengths) <= 400
 
 
 # what cannot be right

@@ -145,7 +145,8 @@ def test_one_padded_text(demo, batch):
         (s,) = CLASSES[name](model).attribute(
             ids[2:], additional_forward_args=mask[2:]
         )
-        assert close(s[: len(a)], a, 2e-5) and (s[len(a) :] == 0).all()
+        assert close(s[: len(a)], a, 2e-5)
+        assert (s[len(a) :] == 0).all()
 
 
 @pytest.fixture(scope='module')
@@ -211,7 +212,8 @@ def test_without_a_target_the_predicted_class(demo, batch):
 def test_a_tuple_of_one_gives_a_tuple(demo, batch):
     ids, mask, _ = batch
     found = LRP(demo[0]).attribute((ids,), additional_forward_args=mask)
-    assert isinstance(found, tuple) and len(found) == 1
+    assert isinstance(found, tuple)
+    assert len(found) == 1
 
 
 def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
@@ -303,7 +305,8 @@ def test_pixels_of_families(family):
         per_patch = (
             s.sum(1)[0].unfold(0, 7, 7).unfold(1, 7, 7).sum((2, 3)).flatten()
         )
-        assert s.shape == x.shape and close(per_patch.float(), a.scores, 1e-4)
+        assert s.shape == x.shape
+        assert close(per_patch.float(), a.scores, 1e-4)
 
 
 # the numbers of Captum
@@ -523,11 +526,9 @@ def test_explain_func(demo, digits):
         lambda *a, **kw: lrp_scores(*a, **kw),
     ):
         a = quantus_explain(method)(f, X.numpy(), y.numpy(), device='cpu')
-        assert (
-            isinstance(a, np.ndarray)
-            and a.shape == X.shape
-            and np.isfinite(a).all()
-        )
+        assert isinstance(a, np.ndarray)
+        assert a.shape == X.shape
+        assert np.isfinite(a).all()
     assert np.allclose(
         quantus_explain(partial(ig_scores, n_steps=4))(f, X.numpy(), y.numpy()),
         IntegratedGradients(vit).attribute(X, target=y, n_steps=4),
@@ -535,7 +536,8 @@ def test_explain_func(demo, digits):
     assert np.allclose(
         quantus_explain('cp_lrp')(vit, X.numpy(), y.numpy()),
         LRP(vit, 'cp_lrp').attribute(X, target=y),
-    ) and np.allclose(
+    )
+    assert np.allclose(
         quantus_explain(LRP, composite='cp_lrp')(f, X.numpy()),
         LRP(vit, 'cp_lrp').attribute(X),
     )
@@ -550,15 +552,13 @@ def test_explain_func(demo, digits):
         :, None
     ]
     a = quantus_explain('loo')(TokenModel(model), ids.astype('float32'))
-    assert (
-        a.shape == ids.shape
-        and np.allclose(
-            a[1, 0, :6],
-            explain(model, tokenizer, TEXTS[1], method='loo')[0].scores,
-            atol=1e-5,
-        )
-        and (a[ids == 0] == 0).all()
+    assert a.shape == ids.shape
+    assert np.allclose(
+        a[1, 0, :6],
+        explain(model, tokenizer, TEXTS[1], method='loo')[0].scores,
+        atol=1e-5,
     )
+    assert (a[ids == 0] == 0).all()
 
 
 @pytest.fixture(scope='module')
@@ -1071,7 +1071,8 @@ def test_arguments_in_the_models_order():
     assert not close(
         LRP(bert).attribute(ids, 0, (ones, types)),
         LRP(bert).attribute(ids, 0, ones),
-    ) and close(
+    )
+    assert close(
         LRP(bert).attribute(ids, 0, (ones, types)),
         LRP(bert).attribute(ids, 0, dict(token_type_ids=types)),
     )
@@ -1106,6 +1107,5 @@ def test_a_padded_batch_of_one_is_unpadded():
             attention_mask=torch.tensor([[1, 0, 1, 0, 0]]),
         )
     )
-    assert one['input_ids'].tolist() == [[5, 6, 7]] and one[
-        'attention_mask'
-    ].tolist() == [[1, 0, 1]]
+    assert one['input_ids'].tolist() == [[5, 6, 7]]
+    assert one['attention_mask'].tolist() == [[1, 0, 1]]
