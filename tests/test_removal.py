@@ -20,7 +20,12 @@ from lrp_loo.data import load_texts
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
 from lrp_loo.lrp import Composite, gradient, lrp_rules
 from lrp_loo.results import read_results
-from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from lrp_loo.studies.families import (
+    FAMILIES,
+    family_tasks,
+    random_inputs,
+    random_model,
+)
 from lrp_loo.studies.remedy import (
     REMEDY,
     plot_gap,
@@ -67,14 +72,8 @@ def of_largest(a, b):
 
 def implementations(family, task):
     "The model with eager and with fused attention, as far as it has them."
-    found = {}
-    for attention in ('eager', 'sdpa'):
-        try:
-            found[attention] = random_model(family, task, attention)
-        except ValueError:
-            continue
-    assert found
-    return found
+    has = ['eager', 'sdpa'] if FAMILIES[family].fused else ['eager']
+    return {a: random_model(family, task, a) for a in has}
 
 
 def mask_derivative(model, inputs):
