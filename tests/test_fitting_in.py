@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import in_a_child
+from conftest import in_a_child, shallow_demo
 
 from lrp_loo import (
     Target,
@@ -67,6 +67,12 @@ def close(a, b, tol=1e-5):
     b = b.detach()
     largest = max(1e-3, float(b.abs().max()))
     return a.shape == b.shape and float((a - b).abs().max()) <= tol * largest
+
+
+@pytest.fixture(scope='module')
+def demo():
+    "Three layers show what six would."
+    return shallow_demo(layers=3)
 
 
 @pytest.fixture(scope='module')
@@ -222,7 +228,7 @@ def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
     of_one_module = gradient().with_rule(
         'linear',
         lambda f, *a, **kw: epsilon_rule(f(*a, **kw), 1.0),
-        modules='*.encoder.layer.5.output.dense',
+        modules='*.encoder.layer.2.output.dense',
     )
     how = dict(target=1, additional_forward_args=mask)
     inside = LRP(model, of_one_module)
@@ -581,16 +587,24 @@ def measured(metric, model, x, y, method):
 
 
 @pytest.fixture(scope='module')
-def one_text(demo):
+def whole_demo():
+    "All layers: it ranks several words above [CLS]."
+    return load_demo('sst2')
+
+
+@pytest.fixture(scope='module')
+def one_text(whole_demo):
     "For Quantus: model, ids as numbers, the class; and its AttnLRP."
-    model, tokenizer = demo
+    model, tokenizer = whole_demo
     enc = encode(model, tokenizer, TEXTS[0])
     (a,) = explain(model, tokenizer, TEXTS[0], method='attn_lrp')
     x = enc['input_ids'].numpy()[:, None].astype('float32')
     return (TokenModel(model), x, np.array([a.target])), enc, a
 
 
-def test_quantus_morf_curve_is_ours_until_cls_goes(demo, quantus, one_text):
+def test_quantus_morf_curve_is_ours_until_cls_goes(
+    whole_demo, quantus, one_text
+):
     given, enc, a = one_text
     flipping = quantus.PixelFlipping(
         perturb_baseline=0.0, disable_warnings=True, normalise=False
@@ -598,7 +612,7 @@ def test_quantus_morf_curve_is_ours_until_cls_goes(demo, quantus, one_text):
     theirs = np.array(measured(flipping, *given, 'attn_lrp'))[0]
     every = torch.arange(len(a))
     ours, _ = perturbation_curves(
-        demo[0], enc, {'a': a.scores}, every, a.target
+        whole_demo[0], enc, {'a': a.scores}, every, a.target
     )['a']
     order = torch.argsort(a.scores, descending=True, stable=True).tolist()
     cls = order.index(0)
