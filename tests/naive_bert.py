@@ -24,7 +24,7 @@ class Linear:
     def back(self, R, eps):
         "Equation 1, every z_ij."
         z = self.x[..., :, None] * self.W  # [..., in, out]
-        return (z / stab(self.z, eps)[..., None, :] * R[..., None, :]).sum(-1)
+        return (z * (R / stab(self.z, eps))[..., None, :]).sum(-1)
 
 
 class LayerNorm:
