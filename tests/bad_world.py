@@ -301,7 +301,8 @@ def forked(job):
 
 def as_nobody(folder, job):
     "Root may write anywhere, so the call is made by somebody who may not."
-    for p in (folder, *folder.parents[:3]):
+    # a folder of the test, of its process and of the run, of this user
+    for p in (folder, *folder.parents[:4]):
         if p.stat().st_uid == os.getuid() and p != Path('/tmp'):
             p.chmod(0o755)
 

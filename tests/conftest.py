@@ -1,6 +1,8 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
+import json
 import os
+from functools import cache
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
@@ -15,7 +17,9 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from lrp_loo.models import demo_base, load_demo
+from lrp_loo.cli import main
+from lrp_loo.lrp import transformer_layers
+from lrp_loo.models import demo_base, load_demo, load_model
 
 TEXTS = [
     "The jokes are old, and the pace is slow.",
@@ -32,15 +36,15 @@ def random_bert(
 ):
     "A BERT with random weights, large enough that rules and softmax matter."
     torch.manual_seed(seed)
-    cfg = BertConfig(
+    sizes = dict(
         vocab_size=30522,
         hidden_size=32,
         num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=64,
-        **kw,
     )
+    cfg = BertConfig(**sizes | kw)
     m = BertForSequenceClassification(cfg).eval().to(dtype)
     with torch.no_grad():
         for name, p in m.named_parameters():
@@ -51,6 +55,57 @@ def random_bert(
             elif name.endswith('bias'):
                 p.zero_()
     return m
+
+
+def shallow_demo(name='sst2', layers=2):
+    "A demo model's first layers, for what a shorter model shows as well."
+    model, tokenizer = load_demo(name)
+    stack = transformer_layers(model)
+    (found,) = [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.ModuleList) and list(m) == stack
+    ]
+    del found[layers:]
+    model.config.num_hidden_layers = layers
+    return model, tokenizer
+
+
+def in_a_child(job):
+    "What `job()` returns in a forked child, as JSON has it."
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1)  # the parent's threads are not there
+        try:
+            answer = dict(returned=job())
+        except BaseException as e:
+            answer = dict(raised=repr(e))
+        os.write(write, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as f:
+        answer = json.loads(f.read())
+    os.waitpid(pid, 0)
+    assert 'returned' in answer, answer
+    return answer['returned']
+
+
+def start_command(words):
+    """`lrp_loo` in a child that need not import everything again, silent; its
+    process id.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    torch.set_num_threads(1)  # the parent's threads are not there
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        os._exit(main(words))
+    except BaseException:
+        os._exit(99)
 
 
 class CountTokens(TorchDispatchMode):
@@ -82,6 +137,27 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'{len(tests):3d} × {reason}')
         for test in tests:
             terminalreporter.write_line(f'        {test}')
+
+
+@pytest.fixture(scope='module')
+def loaded_once():
+    "Whoever asks for a model that this file loaded before gets the same."
+    load_again = cache(load_model)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ('lrp_loo.models.load_model', 'lrp_loo.dataset.load_model'):
+            patch.setattr(name, load_again)
+        yield
+
+
+@pytest.fixture(scope='module')
+def shallow_parts():
+    """The demo models of studies have two layers: a third of the rule sets and
+    of the work, and every step of it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ('studies.common', 'conservation'):
+            patch.setattr(f'lrp_loo.{module}.load_demo', shallow_demo)
+        yield
 
 
 @pytest.fixture(scope='session')

@@ -24,7 +24,7 @@ class Linear:
     def back(self, R, eps):
         "Equation 1, every z_ij."
         z = self.x[..., :, None] * self.W  # [..., in, out]
-        return (z / stab(self.z, eps)[..., None, :] * R[..., None, :]).sum(-1)
+        return (z * (R / stab(self.z, eps))[..., None, :]).sum(-1)
 
 
 class LayerNorm:
@@ -85,40 +85,122 @@ class Attention:
     def back(self, R, eps, bypass):
         R = self.split(R)
         if bypass:
-            RV = (self.AV / stab(self.O, eps)[:, :, None] * R[:, :, None]).sum(
-                1
-            )
+            RV = self.constant_weights_back(R, eps)
             RQ = RK = torch.zeros_like(RV)
         else:
-            share = (
-                self.AV
-                / (2 * self.O + eps * torch.where(self.O < 0, -1.0, 1.0))[
-                    :, :, None
-                ]
-                * R[:, :, None]
-            )
-            # 3a, 3b
-            RA = share.sum(-1)
-            RV = share.sum(1)
-            RZ = self.Z * (RA - self.A * RA.sum(-1, keepdim=True))  # 5
-            share = (
-                self.c
-                / (2 * self.Z + eps * torch.where(self.Z < 0, -1.0, 1.0))[
-                    ..., None
-                ]
-                * RZ[..., None]
-            )
-            # 4a, 4b
-            RQ = share.sum(2)
-            RK = share.sum(1)
-
-        def merge(r):
-            return r.transpose(0, 1).reshape(r.shape[1], -1)
-
+            RA, RV = self.product_back(R, eps)
+            RQ, RK = self.logits_back(self.softmax_back(RA), eps)
         return sum(
             f.back(merge(r), eps)
             for f, r in ((self.q, RQ), (self.k, RK), (self.v, RV))
         )
+
+    def constant_weights_back(self, R, eps):
+        "Equation 1 for the values."
+        shares = self.AV / stab(self.O, eps)[:, :, None]
+        return (shares * R[:, :, None]).sum(1)
+
+    def product_back(self, R, eps):
+        "Equations 3a, 3b."
+        shares = self.AV / doubled(self.O, eps)[:, :, None] * R[:, :, None]
+        return shares.sum(-1), shares.sum(1)
+
+    def softmax_back(self, RA):
+        "Equation 5."
+        return self.Z * (RA - self.A * RA.sum(-1, keepdim=True))
+
+    def logits_back(self, RZ, eps):
+        "Equations 4a, 4b."
+        shares = self.c / doubled(self.Z, eps)[..., None] * RZ[..., None]
+        return shares.sum(2), shares.sum(1)
+
+
+def doubled(z, eps):
+    "The denominator of a product of two."
+    return 2 * z + eps * torch.where(z < 0, -1.0, 1.0)
+
+
+def merge(r):
+    "The heads of a token side by side."
+    return r.transpose(0, 1).reshape(r.shape[1], -1)
+
+
+def gelu(u):
+    return u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
+
+
+class Layer:
+    "LayerNorm behind each residual."
+
+    def __init__(self, sd, name, heads, ln_eps):
+        self.at = Attention(sd, f'{name}.attention', heads)
+        self.o = Linear(sd, f'{name}.attention.output.dense')
+        self.ln1 = LayerNorm(sd, f'{name}.attention.output.LayerNorm', ln_eps)
+        self.up = Linear(sd, f'{name}.intermediate.dense')
+        self.down = Linear(sd, f'{name}.output.dense')
+        self.ln2 = LayerNorm(sd, f'{name}.output.LayerNorm', ln_eps)
+
+    def __call__(self, x):
+        self.x = x
+        self.a = self.o(self.at(x))
+        self.y = self.ln1(self.a + x)
+        self.d = self.down(gelu(self.up(self.y)))
+        return self.ln2(self.d + self.y)
+
+    def back(self, R, eps, bypass):
+        Rd, Ry = add_back(self.d, self.y, self.ln2.back(R, eps), eps)
+        # GELU: one input, all of it
+        Ry = Ry + self.up.back(self.down.back(Rd, eps), eps)
+        Ra, Rx = add_back(self.a, self.x, self.ln1.back(Ry, eps), eps)
+        return Rx + self.at.back(self.o.back(Ra, eps), eps, bypass)
+
+
+def forwards(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def backwards(layers, R, eps, bypass, **how):
+    for l, layer in reversed(list(enumerate(layers))):
+        R = layer.back(R, eps, l in bypass, **how)
+    return R
+
+
+def only_target(logits, target):
+    "What is explained: one logit, the largest by default."
+    t = int(logits.argmax()) if target is None else target
+    R = torch.zeros_like(logits)
+    R[t] = logits[t]
+    return R
+
+
+def only_row(x, row, r):
+    "The relevance of one token, the others have none."
+    R = torch.zeros_like(x)
+    R[row] = r
+    return R
+
+
+class Embeddings:
+    "Words, and what is added to them."
+
+    def __init__(self, sd, ln_eps):
+        self.word, self.position, self.type = (
+            sd[f'bert.embeddings.{n}_embeddings.weight']
+            for n in ('word', 'position', 'token_type')
+        )
+        self.ln = LayerNorm(sd, 'bert.embeddings.LayerNorm', ln_eps)
+
+    def __call__(self, ids):
+        self.w = self.word[ids]
+        self.p = self.position[: len(ids)] + self.type[0]
+        return self.ln(self.w + self.p)
+
+    def back(self, R, eps):
+        "Of the words alone, and of the sum."
+        total = self.ln.back(R, eps)
+        return add_back(self.w, self.p, total, eps)[0], total
 
 
 def explain(
@@ -128,46 +210,17 @@ def explain(
     words + positions + token types.
     """
     sd = {k: v.double() for k, v in state.items()}
-    word, pos, typ = (
-        sd[f'bert.embeddings.{n}_embeddings.weight']
-        for n in ('word', 'position', 'token_type')
-    )
-    w = word[ids]
-    p = pos[: len(ids)] + typ[0]
-    ln0 = LayerNorm(sd, 'bert.embeddings.LayerNorm', ln_eps)
-    x = ln0(w + p)
-    tape = []
-    for l in range(layers):
-        n = f'bert.encoder.layer.{l}'
-        at = Attention(sd, f'{n}.attention', heads)
-        o = Linear(sd, f'{n}.attention.output.dense')
-        ln1 = LayerNorm(sd, f'{n}.attention.output.LayerNorm', ln_eps)
-        up = Linear(sd, f'{n}.intermediate.dense')
-        down = Linear(sd, f'{n}.output.dense')
-        ln2 = LayerNorm(sd, f'{n}.output.LayerNorm', ln_eps)
-        a = o(at(x))
-        y = ln1(a + x)
-        u = up(y)
-        act = u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
-        d = down(act)
-        tape.append((at, o, ln1, up, down, ln2, a, x, y, d))
-        x = ln2(d + y)
+    embeddings = Embeddings(sd, ln_eps)
+    stack = [
+        Layer(sd, f'bert.encoder.layer.{l}', heads, ln_eps)
+        for l in range(layers)
+    ]
     pool = Linear(sd, 'bert.pooler.dense')
     head = Linear(sd, 'classifier')
+    x = forwards(stack, embeddings(ids))
     logits = head(pool(x[0]).tanh())
-    t = int(logits.argmax()) if target is None else target
-    R = torch.zeros_like(logits)
-    R[t] = logits[t]
-    r0 = pool.back(head.back(R, eps), eps)  # tanh: one input, all of it
-    R = torch.zeros_like(x)
-    R[0] = r0
-    for l, (at, o, ln1, up, down, ln2, a, x_in, y, d) in reversed(
-        list(enumerate(tape))
-    ):
-        Rd, Ry = add_back(d, y, ln2.back(R, eps), eps)
-        Ry = Ry + up.back(down.back(Rd, eps), eps)  # GELU: one input, all of it
-        Ra, Rx = add_back(a, x_in, ln1.back(Ry, eps), eps)
-        R = Rx + at.back(o.back(Ra, eps), eps, l in bypass)
-    total = ln0.back(R, eps)
-    Rw, _ = add_back(w, p, total, eps)
-    return logits, Rw.sum(-1), total.sum(-1)
+    r = head.back(only_target(logits, target), eps)
+    r = pool.back(r, eps)  # tanh: one input, all of it
+    R = backwards(stack, only_row(x, 0, r), eps, bypass)
+    words, total = embeddings.back(R, eps)
+    return logits, words.sum(-1), total.sum(-1)

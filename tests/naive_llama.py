@@ -5,7 +5,15 @@ the state dict.
 """
 
 import torch
-from naive_bert import Attention, Linear, add_back
+from naive_bert import (
+    Attention,
+    Linear,
+    add_back,
+    backwards,
+    forwards,
+    only_row,
+    only_target,
+)
 
 
 def rotation(n, d, theta):
@@ -118,6 +126,46 @@ class FeedForward:
         return self.gate.back(g * R, eps) + self.up.back((1 - g) * R, eps)
 
 
+class Norm:
+    "LlamaRMSNorm rounds to float32 whatever the model's dtype."
+
+    def __init__(self, sd, name, rms_eps, dtype):
+        self.weight = sd[f'model.{name}.weight']
+        self.rms_eps = rms_eps
+        self.dtype = dtype
+
+    def __call__(self, x):
+        return rms_norm(x, self.weight, self.rms_eps, self.dtype)
+
+
+class Layer:
+    "RMSNorm before attention and before the feed-forward part."
+
+    def __init__(self, sd, l, heads, kv_heads, M, norm):
+        n = f'layers.{l}'
+        self.at = CausalAttention(
+            sd, f'model.{n}.self_attn', heads, kv_heads, M
+        )
+        self.o = Linear(sd, f'model.{n}.self_attn.o_proj')
+        self.ff = FeedForward(sd, f'model.{n}.mlp')
+        self.norm1 = norm(f'{n}.input_layernorm')
+        self.norm2 = norm(f'{n}.post_attention_layernorm')
+
+    def __call__(self, x):
+        self.x = x
+        self.a = self.o(self.at(self.norm1(x)))
+        self.y = x + self.a
+        self.d = self.ff(self.norm2(self.y))
+        return self.y + self.d
+
+    def back(self, R, eps, bypass, gates):
+        "A norm is the identity: one factor that is a constant."
+        Ry, Rd = add_back(self.y, self.d, R, eps)
+        Ry = Ry + self.ff.back(Rd, eps, gates)
+        Rx, Ra = add_back(self.x, self.a, Ry, eps)
+        return Rx + self.at.back(self.o.back(Ra, eps), eps, bypass)
+
+
 def explain(
     state,
     ids,
@@ -136,41 +184,20 @@ def explain(
     norm_dtype=torch.float32,
 ):
     """→ logits at `position`, relevance of the input embeddings (n_tokens,).
-    norm_dtype: LlamaRMSNorm rounds to float32 whatever the model's dtype.
+    norm_dtype: what a norm rounds to.
     """
     sd = {k: v.double() for k, v in state.items()}
     sd.setdefault('lm_head.weight', sd['model.embed_tokens.weight'])
+    width = len(sd['model.layers.0.self_attn.q_proj.weight'])
+    M = rotation(len(ids), width // heads, rope_theta)
 
-    def norm(x, name):
-        return rms_norm(x, sd[f'model.{name}.weight'], rms_eps, norm_dtype)
+    def norm(name):
+        return Norm(sd, name, rms_eps, norm_dtype)
 
-    x = sd['model.embed_tokens.weight'][ids]
-    tape = []
-    M = rotation(
-        len(ids),
-        len(sd['model.layers.0.self_attn.q_proj.weight']) // heads,
-        rope_theta,
-    )
-    for l in range(layers):
-        n = f'layers.{l}'
-        at = CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M)
-        o = Linear(sd, f'model.{n}.self_attn.o_proj')
-        ff = FeedForward(sd, f'model.{n}.mlp')
-        a = o(at(norm(x, f'{n}.input_layernorm')))
-        y = x + a
-        d = ff(norm(y, f'{n}.post_attention_layernorm'))
-        tape.append((at, o, ff, x, a, y, d))
-        x = y + d
+    stack = [Layer(sd, l, heads, kv_heads, M, norm) for l in range(layers)]
     out = Linear(sd, {'lm': 'lm_head', 'score': 'score'}[head])
-    logits = out(norm(x, 'norm')[position])
-    t = int(logits.argmax()) if target is None else target
-    r = torch.zeros_like(logits)
-    r[t] = logits[t]
-    R = torch.zeros_like(x)
-    R[position] = out.back(r, eps)
-    for l, (at, o, ff, x_in, a, y, d) in reversed(list(enumerate(tape))):
-        Ry, Rd = add_back(y, d, R, eps)
-        Ry = Ry + ff.back(Rd, eps, gates)
-        Rx, Ra = add_back(x_in, a, Ry, eps)
-        R = Rx + at.back(o.back(Ra, eps), eps, l in bypass)
-    return logits, R.sum(-1)
+    x = forwards(stack, sd['model.embed_tokens.weight'][ids])
+    logits = out(norm('norm')(x)[position])
+    r = out.back(only_target(logits, target), eps)
+    R = only_row(x, position, r)
+    return logits, backwards(stack, R, eps, bypass, gates=gates).sum(-1)

@@ -4,8 +4,17 @@ and nothing of lrp_loo. Reads nothing but the state dict.
 """
 
 import torch
-from naive_bert import Attention, LayerNorm, Linear, add_back
-from scipy.special import erf
+from naive_bert import (
+    Attention,
+    LayerNorm,
+    Linear,
+    add_back,
+    backwards,
+    forwards,
+    gelu,
+    only_row,
+    only_target,
+)
 
 
 class ViTAttention(Attention):
@@ -24,8 +33,42 @@ def patches(pixels, p):
     )
 
 
-def gelu(u):
-    return u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
+class Layer:
+    "LayerNorm before attention and before the feed-forward part."
+
+    def __init__(self, sd, name, heads, ln_eps):
+        self.ln1 = LayerNorm(sd, f'{name}.layernorm_before', ln_eps)
+        self.at = ViTAttention(sd, f'{name}.attention', heads)
+        self.o = Linear(sd, f'{name}.attention.o_proj')
+        self.ln2 = LayerNorm(sd, f'{name}.layernorm_after', ln_eps)
+        self.up = Linear(sd, f'{name}.mlp.fc1')
+        self.down = Linear(sd, f'{name}.mlp.fc2')
+
+    def __call__(self, x):
+        self.x = x
+        self.a = self.o(self.at(self.ln1(x)))
+        self.y = self.a + x
+        self.d = self.down(gelu(self.up(self.ln2(self.y))))
+        return self.d + self.y
+
+    def back(self, R, eps, bypass):
+        Rd, Ry = add_back(self.d, self.y, R, eps)
+        # GELU: one input, all of it
+        Rd = self.up.back(self.down.back(Rd, eps), eps)
+        Ry = Ry + self.ln2.back(Rd, eps)
+        Ra, Rx = add_back(self.a, self.x, Ry, eps)
+        Ra = self.at.back(self.o.back(Ra, eps), eps, bypass)
+        return Rx + self.ln1.back(Ra, eps)
+
+
+def embedded(sd, pixels, patch):
+    "CLS and the patches, without their positions."
+    cls = sd['vit.embeddings.cls_token'][0]
+    W, b = (
+        sd[f'vit.embeddings.patch_embeddings.projection.{n}']
+        for n in ('weight', 'bias')
+    )
+    return torch.cat((cls, patches(pixels, patch) @ W.flatten(1).T + b))
 
 
 def explain(
@@ -44,45 +87,14 @@ def explain(
     positions are added (n_patches,).
     """
     sd = {k: v.double() for k, v in state.items()}
-    cls = sd['vit.embeddings.cls_token'][0]
-    pos = sd['vit.embeddings.position_embeddings'][0]
-    W, b = (
-        sd[f'vit.embeddings.patch_embeddings.projection.{n}']
-        for n in ('weight', 'bias')
-    )
-    w = torch.cat((cls, patches(pixels.double(), patch) @ W.flatten(1).T + b))
-    x = w + pos
-    tape = []
-    for l in range(layers):
-        n = f'vit.layers.{l}'
-        ln1 = LayerNorm(sd, f'{n}.layernorm_before', ln_eps)
-        at = ViTAttention(sd, f'{n}.attention', heads)
-        o = Linear(sd, f'{n}.attention.o_proj')
-        ln2 = LayerNorm(sd, f'{n}.layernorm_after', ln_eps)
-        up = Linear(sd, f'{n}.mlp.fc1')
-        down = Linear(sd, f'{n}.mlp.fc2')
-        a = o(at(ln1(x)))
-        y = a + x
-        d = down(gelu(up(ln2(y))))
-        tape.append((ln1, at, o, ln2, up, down, a, x, y, d))
-        x = d + y
+    w = embedded(sd, pixels.double(), patch)
+    positions = sd['vit.embeddings.position_embeddings'][0]
+    stack = [Layer(sd, f'vit.layers.{l}', heads, ln_eps) for l in range(layers)]
     ln = LayerNorm(sd, 'vit.layernorm', ln_eps)
     head = Linear(sd, 'classifier')
-    h = ln(x)
+    h = ln(forwards(stack, w + positions))
     logits = head(h[0])
-    t = int(logits.argmax()) if target is None else target
-    r = torch.zeros_like(logits)
-    r[t] = logits[t]
-    R = torch.zeros_like(h)
-    R[0] = head.back(r, eps)
-    R = ln.back(R, eps)
-    for l, (ln1, at, o, ln2, up, down, a, x_in, y, d) in reversed(
-        list(enumerate(tape))
-    ):
-        Rd, Ry = add_back(d, y, R, eps)
-        Ry = Ry + ln2.back(
-            up.back(down.back(Rd, eps), eps), eps
-        )  # GELU: one input, all of it
-        Ra, Rx = add_back(a, x_in, Ry, eps)
-        R = Rx + ln1.back(at.back(o.back(Ra, eps), eps, l in bypass), eps)
-    return logits, add_back(w, pos, R, eps)[0].sum(-1)[1:]
+    r = head.back(only_target(logits, target), eps)
+    R = ln.back(only_row(h, 0, r), eps)
+    R = backwards(stack, R, eps, bypass)
+    return logits, add_back(w, positions, R, eps)[0].sum(-1)[1:]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All checks, in order: how the code is written, modules and notebooks in step, every notebook, the
-# site, tests/, and some of these under plain kernels.
-# usage: tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
+# All checks: how the code is written, modules and notebooks in step, every notebook, tests/, some of
+# these under plain kernels, and the site, which is built beside them; what it says comes last.
+# usage: [WORKERS=2] tests/run.sh [FOLDER OF THE VENV'S COMMANDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$(cd "${1:-.venv/bin}" && pwd)
@@ -34,17 +34,35 @@ fi
 echo "== README.md says what nbs/index.ipynb says"
 python .ci/readme.py --check
 
-echo "== notebooks"
 workers=${WORKERS:-2}
 threads=$("$bin/python" -c "import os; print(max(1, (os.cpu_count() or 1)//$workers))")
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} nbdev_test --path nbs --n_workers "$workers" --timing
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 
-echo "== the site builds, and its links, pictures and equations hold"
-python .ci/site.py --build
+# The site keeps one core busy for a part of the time; in a group of its own, so that all of it can be
+# ended with this script, whatever ends that.
+said=$(mktemp)
+set -m
+python .ci/site.py --build >"$said" 2>&1 &
+site=$!
+set +m
+trap 'kill -- "-$site" 2>/dev/null || true; rm -f "$said"' EXIT
+trap 'exit 130' INT TERM
+
+echo "== notebooks"
+nbdev_test --path nbs --n_workers "$workers" --timing
+
+# a file's tests stay in one process, which shares what they are made of
+beside=(-n "$workers" --dist loadfile)
 
 echo "== tests"
-pytest tests -q
+pytest tests -q "${beside[@]}"
 
 echo "== where numbers are compared, under the plainest kernels and one thread"
 plain=(tests/test_{removal,exact_loo,fast,rules,softmax_layers}.py)
-ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 pytest -q "${plain[@]}" -k 'not end_to_end'
+ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 pytest -q "${beside[@]}" "${plain[@]}"
+
+echo "== the site builds, and its links, pictures and equations hold"
+status=0
+wait "$site" || status=$?
+cat "$said"
+exit "$status"

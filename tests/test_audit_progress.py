@@ -1,24 +1,15 @@
 "An audit that takes long says so beforehand, and its bar moves within a text."
 
+import io
+
 import pytest
+from tqdm.auto import tqdm
 
 from lrp_loo import audit, faithfulness, loo
 from lrp_loo.cli import main
-from lrp_loo.models import encode
+from lrp_loo.results import Results
 
 SENTENCE = "The jokes are old, and the pace is slow."  # 13 tokens
-
-
-class Bar:
-    "Counts like tqdm, and remembers where it stood."
-
-    def __init__(self):
-        self.n = 0
-        self.seen = []
-
-    def update(self, n=1):
-        self.n += n
-        self.seen.append(self.n)
 
 
 def test_long_work_says_how_long_it_will_take(demo, monkeypatch, capsys):
@@ -35,29 +26,52 @@ def test_short_work_says_nothing(demo, capsys):
     assert 'about' not in capsys.readouterr().err
 
 
+class Bar(tqdm):
+    "It is shown nowhere, and remembers where it stood."
+
+    def __init__(self, **options):
+        super().__init__(**options | dict(file=io.StringIO()))
+        self.seen = []
+
+    def update(self, n=1):
+        super().update(n)
+        self.seen.append(self.n)
+
+
 @pytest.fixture
-def moved(demo):
-    "A bar after one text was computed within it, before its row is kept."
-    model, tokenizer = demo
-    enc = encode(model, tokenizer, SENTENCE)
-    bar = Bar()
-    with faithfulness._within(bar, model, [enc], 2, 1) as progress:
-        methods = {'attn_lrp': ('attn_lrp', {})}
-        rows = faithfulness.faithfulness_rows(
-            model, tokenizer, [enc], methods, progress=progress
-        )
-    assert len(rows) == 1
-    return bar
+def bars(monkeypatch):
+    "The bars of audits, in order."
+    bars = []
+
+    def made(**options):
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    made.write = tqdm.write
+    monkeypatch.setattr(faithfulness, 'tqdm', made)
+    return bars
 
 
-def test_the_bar_moves_within_a_text(moved):
-    assert len({n for n in moved.seen if 0 < n <= 1}) >= 3
-    assert moved.seen == sorted(moved.seen)
-    assert moved.seen[-1] <= 1
+def test_the_bar_moves_within_a_text(demo, bars):
+    audit(*demo, [SENTENCE], methods=['attn_lrp'])
+    (bar,) = bars
+    *within, kept = bar.seen
+    assert len({n for n in within if 0 < n <= 1}) >= 3
+    assert within == sorted(within)
+    assert within[-1] <= 1
+    assert kept == 1
 
 
-def test_the_bar_is_set_back_until_the_row_is_kept(moved):
-    assert moved.n == 0
+def test_the_bar_is_set_back_until_the_row_is_kept(demo, bars, monkeypatch):
+    def stop(self, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Results, 'add', stop)
+    with pytest.raises(KeyboardInterrupt):
+        audit(*demo, [SENTENCE], methods=['attn_lrp'])
+    (bar,) = bars
+    assert max(bar.seen) > 0.5
+    assert bar.n == 0
 
 
 def test_the_command_line_hands_progress_to_loo(monkeypatch, capsys):

@@ -12,8 +12,10 @@ import lrp_loo.models
 from lrp_loo.cli import main
 from lrp_loo.results import Results, read_results
 
+pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
 TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
+HYPOTHESES = ['it is good', 'it is bad', 'it is long']
 
 
 @pytest.fixture
@@ -194,7 +196,8 @@ def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     argv = [a.replace('FILE', places['FILE']) for a in argv]
     code, _, err = run(*argv)
-    assert code in (1, 2) and said in err, err
+    assert code in (1, 2), err
+    assert said in err, err
     assert 'a model was loaded' not in err
 
 
@@ -204,7 +207,8 @@ def test_a_folder_that_may_not_be_written_is_told_before_a_model_is_loaded(
 ):
     tmp_path.chmod(0o555)
     code, _, err = run('explain', 'fine', '--out', tmp_path / 'a.json')
-    assert code == 1 and 'may not be written' in err
+    assert code == 1
+    assert 'may not be written' in err
 
 
 # what was written is named
@@ -214,7 +218,9 @@ def test_a_folder_that_may_not_be_written_is_told_before_a_model_is_loaded(
 def test_the_file_of_explain_is_named(run, tmp_path, suffix):
     path = tmp_path / f'map.{suffix}'
     code, out, err = run('explain', 'a fine film', '--out', path)
-    assert code == 0 and f'written: {path}' in err and str(path) not in out
+    assert code == 0
+    assert f'written: {path}' in err
+    assert str(path) not in out
 
 
 def test_the_page_of_explain_is_named(run, tmp_path):
@@ -222,13 +228,16 @@ def test_the_page_of_explain_is_named(run, tmp_path):
     code, _, err = run(
         'explain', 'a fine film', '--method', 'cp_lrp,attn_lrp', '--html', path
     )
-    assert code == 0 and path.is_file() and f'written: {path}' in err
+    assert code == 0
+    assert path.is_file()
+    assert f'written: {path}' in err
 
 
 def test_the_file_of_audit_is_named(run, tmp_path):
     path = tmp_path / 'rows.json'
     code, out, err = run(*AUDIT, '--out', path, '--json')
-    assert code == 0 and f'written: {path}' in err
+    assert code == 0
+    assert f'written: {path}' in err
     json.loads(out)
 
 
@@ -244,7 +253,8 @@ def test_the_files_of_a_sweep_are_named(run, tmp_path):
         '--out',
         tmp_path / 'rows',
     )
-    assert code == 0 and f"record: {tmp_path / 'rows'}/sweep.json" in out
+    assert code == 0
+    assert f"record: {tmp_path / 'rows'}/sweep.json" in out
 
 
 # an interruption
@@ -275,19 +285,16 @@ def test_an_interrupted_explain_keeps_nothing(run, monkeypatch):
 
     monkeypatch.setattr('lrp_loo.methods.explain', stop)
     code, out, err = run('explain', 'a fine film')
-    assert (
-        code == 130
-        and out == ''
-        and err.strip().endswith(
-            'lrp_loo explain: interrupted; nothing is kept'
-        )
-    )
+    assert code == 130
+    assert out == ''
+    assert err.strip().endswith('lrp_loo explain: interrupted; nothing is kept')
 
 
 def test_an_interrupted_audit_without_a_file_keeps_nothing(run, interrupted):
     interrupted(1)
     code, _, err = run(*AUDIT)
-    assert code == 130 and 'nothing is kept (--out FILE.json' in err
+    assert code == 130
+    assert 'nothing is kept (--out FILE.json' in err
 
 
 def test_an_interrupted_audit_says_how_many_rows_are_kept(
@@ -295,9 +302,9 @@ def test_an_interrupted_audit_says_how_many_rows_are_kept(
 ):
     interrupted(1)
     code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json')
+    assert code == 130
     assert (
-        code == 130
-        and f"1 finished rows are in {tmp_path / 'rows.json'}; the same command goes on from there"
+        f"1 finished rows are in {tmp_path / 'rows.json'}; the same command goes on from there"
         in err
     )
     assert len(read_results(tmp_path / 'rows.json')['rows']) == 1
@@ -308,7 +315,8 @@ def test_an_audit_interrupted_before_its_first_row_keeps_nothing(
 ):
     interrupted(0)
     code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json')
-    assert code == 130 and 'no row was finished yet' in err
+    assert code == 130
+    assert 'no row was finished yet' in err
 
 
 def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(
@@ -316,7 +324,8 @@ def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(
 ):
     interrupted(1)
     code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json', '--fresh')
-    assert code == 130 and 'the same command without --fresh goes on' in err
+    assert code == 130
+    assert 'the same command without --fresh goes on' in err
 
 
 def test_an_interrupted_sweep_says_how_many_rows_are_kept(
@@ -347,7 +356,8 @@ def test_an_interrupted_sweep_says_how_many_rows_are_kept(
         '--out',
         tmp_path / 'rows',
     )
-    assert code == 130 and f"2 finished rows are in {tmp_path / 'rows'}" in err
+    assert code == 130
+    assert f"2 finished rows are in {tmp_path / 'rows'}" in err
 
 
 # texts of one's own
@@ -355,11 +365,9 @@ def test_an_interrupted_sweep_says_how_many_rows_are_kept(
 
 def test_audit_refuses_rows_without_a_text_and_names_the_option(run, reviews):
     code, _, err = run('audit', '--data', reviews)
-    assert (
-        code == 1
-        and '1 rows without a text, the first is row 3' in err
-        and '--skip-missing' in err
-    )
+    assert code == 1
+    assert '1 rows without a text, the first is row 3' in err
+    assert '--skip-missing' in err
 
 
 def test_audit_leaves_rows_without_a_text_out_and_says_so(
@@ -375,10 +383,8 @@ def test_audit_leaves_rows_without_a_text_out_and_says_so(
         '--out',
         tmp_path / 'rows.json',
     )
-    assert (
-        code == 0
-        and '1 rows without a text left out (counted from 0: 3)' in out
-    )
+    assert code == 0
+    assert '1 rows without a text left out (counted from 0: 3)' in out
     assert read_results(tmp_path / 'rows.json')['config']['data'][
         'missing'
     ] == dict(n=1, rows=[3])
@@ -397,43 +403,38 @@ def test_a_sweep_leaves_rows_without_a_text_out_and_says_so(
         '--out',
         tmp_path / 'rows',
     )
-    assert (
-        code == 0
-        and '1 rows without a text left out (counted from 0: 3)' in out
-    )
+    assert code == 0
+    assert '1 rows without a text left out (counted from 0: 3)' in out
     assert read_results(tmp_path / 'rows' / 'sweep.json')['summary']['data'][
         'missing'
     ] == dict(n=1, rows=[3])
 
 
-def test_audit_reads_another_encoding(run, tmp_path):
+@pytest.fixture
+def latin(tmp_path):
+    "A file in another encoding."
     path = tmp_path / 'a.csv'
-    path.write_bytes(
-        'text\nun café très lent\nun film sans fin\n'.encode('latin-1')
-    )
-    assert '--encoding' in run('audit', '--data', path)[2]
-    assert (
-        run(
-            'audit',
-            '--data',
-            path,
-            '--methods',
-            'cp_lrp',
-            '--encoding',
-            'latin-1',
-        )[0]
-        == 0
-    )
+    text = 'text\nun café très lent\nun film sans fin\n'
+    path.write_bytes(text.encode('latin-1'))
+    return path
+
+
+def test_audit_names_the_option_for_another_encoding(run, latin):
+    code, _, err = run('audit', '--data', latin)
+    assert code == 1
+    assert '--encoding' in err
+
+
+def test_audit_reads_another_encoding(run, latin):
+    words = ('audit', '--data', latin, '--methods', 'cp_lrp')
+    assert run(*words, '--encoding', 'latin-1')[0] == 0
 
 
 @pytest.fixture
 def pairs(tmp_path):
     path = tmp_path / 'pairs.csv'
-    pd.DataFrame(
-        dict(
-            premise=TEXTS, hypothesis=['it is good', 'it is bad', 'it is long']
-        )
-    ).to_csv(path, index=False)
+    table = pd.DataFrame(dict(premise=TEXTS, hypothesis=HYPOTHESES))
+    table.to_csv(path, index=False)
     return path
 
 
@@ -454,81 +455,87 @@ def test_audit_takes_pairs(run, pairs, more):
     assert json.loads(out)['n'] == 3
 
 
-@pytest.mark.parametrize('keep', [(), ('--keep-texts',)])
-def test_a_sweep_takes_pairs_and_goes_on(run, pairs, tmp_path, keep):
-    words = (
-        'sweep',
-        '--data',
-        pairs,
-        '--columns',
-        'premise,hypothesis',
-        '--methods',
-        'cp_lrp',
-        '--out',
-        tmp_path / 'rows',
-        *keep,
-    )
-    code, out, err = run(*words)
-    assert code == 0, err
-    assert run(*words)[1] == out  # its rows are found again
-    rows = pd.read_parquet(next((tmp_path / 'rows').glob('*.parquet')))
+@pytest.fixture
+def sweep_of_pairs(run, pairs, tmp_path):
+    "The words of a sweep after it ran, what it said, and its rows."
+
+    def sweep(*more):
+        words = ['sweep', '--data', pairs, '--columns', 'premise,hypothesis']
+        words += ['--methods', 'cp_lrp', '--out', tmp_path / 'rows', *more]
+        code, out, err = run(*words)
+        assert code == 0, err
+        (file,) = (tmp_path / 'rows').glob('*.parquet')
+        return words, out, pd.read_parquet(file)
+
+    return sweep
+
+
+def test_a_sweep_takes_pairs(sweep_of_pairs):
+    _, _, rows = sweep_of_pairs()
+    assert len(rows) == len(TEXTS)
     assert all('[SEP]' in list(t)[1:-1] for t in rows.tokens)
-    if keep:
-        assert sorted(map(tuple, rows.text)) == sorted(
-            zip(TEXTS, ['it is good', 'it is bad', 'it is long'])
-        )
+
+
+@pytest.mark.parametrize('keep', [(), ('--keep-texts',)])
+def test_a_sweep_of_pairs_finds_its_rows_again(run, sweep_of_pairs, keep):
+    words, out, _ = sweep_of_pairs(*keep)
+    assert run(*words)[1] == out
+
+
+def test_a_sweep_of_pairs_keeps_both_texts(sweep_of_pairs):
+    _, _, rows = sweep_of_pairs('--keep-texts')
+    kept = sorted(map(tuple, rows.text))
+    assert kept == sorted(zip(TEXTS, HYPOTHESES, strict=True))
 
 
 def test_explain_takes_a_pair(run):
     code, out, _ = run(
         'explain', 'a warm film', '--pair', 'it is good', '--json'
     )
-    assert code == 0 and json.loads(out)[0]['tokens'].count('[SEP]') == 2
+    assert code == 0
+    assert json.loads(out)[0]['tokens'].count('[SEP]') == 2
 
 
-def test_explain_takes_a_position(run):
-    def logits(*position):
-        return json.loads(
-            run(
-                'explain',
-                'The acting is',
-                '--name',
-                'reviews',
-                '--json',
-                *position,
-            )[1]
-        )[0]
+WRITES = ('explain', 'The acting is', '--name', 'reviews')
 
-    last = logits('--position', '-1')
-    first = logits('--position', '1')
-    named = logits('--position', '1', '--target', ' very')
-    assert logits()['logit'] == pytest.approx(last['logit'])
+
+@pytest.fixture
+def written_on(run):
+    "What a language model's text is explained as, at a position."
+
+    def explained(*position):
+        _, out, _ = run(*WRITES, '--json', *position)
+        return json.loads(out)[0]
+
+    return explained
+
+
+def test_explain_takes_the_last_position_by_default(written_on):
+    last = written_on('--position', '-1')
+    assert written_on()['logit'] == pytest.approx(last['logit'])
+
+
+def test_explain_takes_a_position(written_on):
+    last = written_on('--position', '-1')
+    first = written_on('--position', '1')
     assert first['logit'] != pytest.approx(last['logit'])
+
+
+def test_explain_takes_a_token_at_a_position(written_on):
+    named = written_on('--position', '1', '--target', ' very')
     assert named['label'] == 'Ġvery'
 
 
 def test_the_page_keeps_the_position(run, tmp_path):
     "Every map of a page is of one place, not of the last."
     path = tmp_path / 'a.html'
-    words = (
-        'explain',
-        'The acting is',
-        '--name',
-        'reviews',
-        '--position',
-        '1',
-        '--method',
-        'loo,attn_lrp',
-    )
+    words = (*WRITES, '--position', '1', '--method', 'loo,attn_lrp')
     assert run(*words, '--html', path)[0] == 0
-    data = json.loads(
-        path.read_text().split('id="data">')[1].split('</script>')[0]
-    )
+    data = path.read_text().split('id="data">')[1].split('</script>')[0]
+    on_page = json.loads(data)['methods']['attn_lrp']
     alone = json.loads(run(*words, '--json')[1])[1]
     # six decimals are printed, six digits written
-    assert data['methods']['attn_lrp'] == pytest.approx(
-        alone['scores'], rel=1e-5, abs=2e-6
-    )
+    assert on_page == pytest.approx(alone['scores'], rel=1e-5, abs=2e-6)
 
 
 # words of other libraries
@@ -542,7 +549,8 @@ def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
 
     monkeypatch.setattr('lrp_loo.methods.explain', fail)
     code, _, err = run('explain', 'fine')
-    assert code == 1 and len(err.strip().splitlines()) == 1
+    assert code == 1
+    assert len(err.strip().splitlines()) == 1
     assert "in transformers's words: LRP_LOO_TRACEBACK=1 shows where" in err
 
 
@@ -552,4 +560,6 @@ def test_a_long_error_of_another_library_is_one_short_line(run, monkeypatch):
 
     monkeypatch.setattr('lrp_loo.methods.explain', long)
     code, _, err = run('explain', 'fine')
-    assert code == 1 and len(err) < 900 and 'RuntimeError' in err
+    assert code == 1
+    assert len(err) < 900
+    assert 'RuntimeError' in err

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import shallow_demo
 
-from lrp_loo import explain, load_demo
+from lrp_loo import explain
 from lrp_loo.cli import main
 from lrp_loo.dataset import explain_dataset, ray_cluster, read_sweep
 from lrp_loo.loo import leave_one_out
@@ -45,7 +46,7 @@ no_gpu = pytest.mark.skipif(
 
 @pytest.fixture(scope='module')
 def loaded():
-    return *load_demo('sst2'), 'minilm-sst2'
+    return *shallow_demo(), 'minilm-sst2'
 
 
 @pytest.fixture(scope='module')
@@ -124,7 +125,7 @@ def test_rows_hold_exact_loo_and_the_agreement_with_it(loaded, plain):
 
 
 METHODS_WITH_OPTIONS = {
-    'bypassed': ('attn_lrp', dict(bypass_softmax=range(3, 6))),
+    'bypassed': ('attn_lrp', dict(bypass_softmax=[1])),
     'exact': ('removal+loo', {}),  # takes one text at a time
     'loo': ('loo', {}),
     'mask': ('loo', dict(removal='mask_token')),

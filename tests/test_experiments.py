@@ -2,17 +2,19 @@
 hub's layout, on a 12-layer BERT, through the command line.
 """
 
+import contextlib
+import io
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
+from functools import cache
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import random_bert
+from conftest import random_bert, start_command
 
 from lrp_loo import audit, explain, load_texts
 from lrp_loo.cli import main
@@ -118,7 +120,8 @@ def test_what_is_said_of_a_folder_does_not_name_it(folder):
 def test_digits_of_a_folder(folder):
     x, y, info = load_digit_images(folder, 'test')
     assert x.shape == (20, 14, 14)
-    assert 0 <= x.min() and x.max() <= 1
+    assert 0 <= x.min()
+    assert x.max() <= 1
     assert y.dtype == torch.long
     assert info['name'] == 'mnist'
 
@@ -197,7 +200,12 @@ def test_results_name_no_folder_of_this_machine(deep, folder):
 
 
 @pytest.fixture(scope='module')
-def apart(demo, tmp_path_factory):
+def six_layers(tokenizer):
+    return random_bert(layers=6), tokenizer
+
+
+@pytest.fixture(scope='module')
+def apart(six_layers, tmp_path_factory):
     "Rows of the first and last step of each sweep, and of no bypass."
     methods = {'none': ('attn_lrp', dict(bypass_softmax=[])), **TABLE2}
     for sweep in SWEEPS:
@@ -206,7 +214,7 @@ def apart(demo, tmp_path_factory):
             methods[f'{sweep}{k}'] = ('attn_lrp', dict(bypass_softmax=layers))
     texts = load_texts('sst2', 'embedded', limit=6)
     path = tmp_path_factory.mktemp('apart') / 't.json'
-    return text_experiment(path, *demo, texts, {}, methods).rows
+    return text_experiment(path, *six_layers, texts, {}, methods).rows
 
 
 @pytest.mark.parametrize('column', ['loo_r', 'lerf', 'morf', 'delta'])
@@ -233,44 +241,55 @@ def test_bypassing_all_layers_is_not_bypassing_none(apart):
 # interruptions
 
 
-def start_reproduce(out):
-    "The command in a process of its own."
-    code = 'import sys; from lrp_loo.cli import main; sys.exit(main())'
+KILLED_AT, IN_ALL = 3, 24
+
+
+@pytest.fixture
+def small_folder(tmp_path, tokenizer):
+    "A small model, saved as the hub lays it out."
+    path = tmp_path / 'small'
+    random_bert(layers=2).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def started(small_folder, tmp_path):
+    "`reproduce` in a process of its own: a function, and where its rows lie."
     words = ['reproduce', '--data', 'embedded', '--only', 'sst2']
-    words += ['--limit', '12', '--out', str(out)]
-    return subprocess.Popen(
-        [sys.executable, '-c', code, *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    words += ['--model', str(small_folder), '--limit', str(IN_ALL)]
+    words += ['--out', str(tmp_path)]
+    rows = tmp_path / 'results' / 'embedded-small' / 'sst2.json'
+    return lambda: start_command(words), rows
 
 
-def rows_once_there_are(n, path):
-    "Wait for so many rows, at most ten minutes."
-    for _ in range(6000):
-        time.sleep(0.1)
+def wait_for_rows(n, path):
+    "At most ten minutes."
+    for _ in range(30_000):
+        time.sleep(0.02)
         if path.exists() and len(read_results(path)['rows']) >= n:
             return
     raise AssertionError(f'no {n} rows in ten minutes')
 
 
-def test_a_killed_reproduce_keeps_its_rows(tmp_path):
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
+def test_a_killed_reproduce_keeps_its_rows(started):
     """Kill the command in the middle, look, start it again: the finished rows
     are the same, none twice, none lost.
     """
-    path = tmp_path / 'results' / 'embedded' / 'sst2.json'
-    process = start_reproduce(tmp_path)
-    rows_once_there_are(3, path)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    start, path = started
+    pid = start()
+    wait_for_rows(KILLED_AT, path)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     kept = read_results(path)['rows']
-    assert 3 <= len(kept) < 12
-    assert start_reproduce(tmp_path).wait() == 0
+    assert KILLED_AT <= len(kept) < IN_ALL
+    assert os.waitpid(start(), 0)[1] == 0
     r = read_results(path)
     rows = {row['i']: row for row in r['rows']}
-    assert len(r['rows']) == len(rows) == 12
+    assert len(r['rows']) == len(rows) == IN_ALL
     assert all(rows[row['i']] == row for row in kept)
-    assert r['summary']['n'] == 12
+    assert r['summary']['n'] == IN_ALL
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
@@ -282,16 +301,16 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     assert 'goes on from there' in capsys.readouterr().err
 
 
-def few_rows(path, demo, info, methods, **options):
+def few_rows(path, model, info, methods, **options):
     "An experiment on embedded sentences."
     texts = load_texts('sst2', 'embedded', **options)
-    return text_experiment(path, *demo, texts, info, methods)
+    return text_experiment(path, *model, texts, info, methods)
 
 
-def test_same_seed_same_bytes(demo, tmp_path):
+def test_same_seed_same_bytes(six_layers, tmp_path):
     for name in 'ab':
         path = tmp_path / f'{name}.json'
-        r = few_rows(path, demo, {}, TABLE2, limit=3, seed=5)
+        r = few_rows(path, six_layers, {}, TABLE2, limit=3, seed=5)
         assert len(r.rows) == 3
     a, b = ((tmp_path / f'{name}.json').read_bytes() for name in 'ab')
     assert a == b
@@ -316,11 +335,27 @@ def train(out, name, limit):
 
 
 @pytest.fixture(scope='module')
-def adapter(tmp_path_factory):
+def trained(tmp_path_factory):
+    "Where a model was trained, once each, and what was said of it."
+
+    @cache
+    def trained(name, limit):
+        out = tmp_path_factory.mktemp(name)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            assert train(out, name, limit) == 0
+        return out, said.getvalue()
+
+    return trained
+
+
+ADAPTER = ('sst2', 16)
+
+
+@pytest.fixture(scope='module')
+def adapter(trained):
     "An adapter trained on a few sentences."
-    out = tmp_path_factory.mktemp('adapter')
-    assert train(out, 'sst2', 16) == 0
-    return out
+    return trained(*ADAPTER)[0]
 
 
 def test_an_adapter_is_three_files(adapter):
@@ -354,27 +389,25 @@ def test_training_needs_data_that_was_named(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     'name, limit, said',
     [
-        ('sst2', 8, 'accuracy'),
-        ('mnist', 256, 'accuracy'),
+        (*ADAPTER, 'accuracy'),
+        ('mnist', 64, 'accuracy'),
         ('reviews', 4, 'nats per token'),
         ('reviews-sst2', 16, 'accuracy'),
     ],
 )
-def test_a_trained_model_is_measured_and_has_a_card(
-    tmp_path, capsys, name, limit, said
-):
-    assert train(tmp_path, name, limit) == 0
-    assert said in capsys.readouterr().out
-    assert 'seed | 0' in (tmp_path / 'README.md').read_text()
-    kinds = {f.suffix for f in tmp_path.iterdir()}
-    assert kinds <= {'.safetensors', '.json', '.md'}
+def test_a_trained_model_is_measured_and_has_a_card(trained, name, limit, said):
+    out, printed = trained(name, limit)
+    assert said in printed
+    assert 'seed | 0' in (out / 'README.md').read_text()
+    kinds = {f.suffix for f in out.iterdir()}
+    assert kinds == {'.safetensors', '.json', '.md'}
 
 
 # other architectures
 
 
 @pytest.fixture(scope='module')
-def beyond(tmp_path_factory):
+def beyond(shallow_parts, tmp_path_factory):
     "The parts that are not the paper's, on embedded data."
     out = tmp_path_factory.mktemp('beyond')
     assert reproduce(out, '--only', 'beyond', '--limit', 2) == 0
@@ -517,7 +550,8 @@ def test_a_model_that_ships_is_right_about_them(name):
 def test_reviews_that_ship_are_as_long_as_reviews(tokenizer):
     texts = load_texts('imdb', 'embedded').texts
     lengths = [len(tokenizer(t)['input_ids']) for t in texts]
-    assert 150 <= min(lengths) and max(lengths) <= 400
+    assert 150 <= min(lengths)
+    assert max(lengths) <= 400
 
 
 # what cannot be right

@@ -2,16 +2,22 @@
 
 import contextlib
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from conftest import CountTokens
+from conftest import CountTokens, shallow_demo
 
-from lrp_loo import explain, load_demo
-from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from lrp_loo import explain
+from lrp_loo.studies.families import (
+    FAMILIES,
+    family_tasks,
+    random_inputs,
+    random_model,
+)
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import (
     READ_FIRST_ROW,
@@ -36,13 +42,14 @@ TEXTS = [
     "the jokes are old",
     "a warm and funny film , and never once dull",
 ]
-TAKEN = ('BERT', 'RoBERTa', 'ELECTRA', 'CamemBERT', 'XLM-RoBERTa')
+TAKEN = ('BERT', 'RoBERTa', 'ELECTRA')
+ROBERTAS_KIN = ('Camembert', 'XLMRoberta')  # the same parts by other names
 
 
 @pytest.fixture(scope='module')
-def sentences(demo):
-    "The demo model and three texts."
-    model, tokenizer = demo
+def sentences():
+    "The demo model's first layers and three texts."
+    model, tokenizer = shallow_demo(layers=3)
     encs = [encode(model, tokenizer, t) for t in TEXTS]
     return SimpleNamespace(model=model, tokenizer=tokenizer, encs=encs)
 
@@ -50,7 +57,7 @@ def sentences(demo):
 @pytest.fixture
 def own_model():
     "One that a test may change, and a text."
-    model, tokenizer = load_demo('sst2')
+    model, tokenizer = shallow_demo(layers=3)
     return model, encode(model, tokenizer, TEXTS[0])
 
 
@@ -69,31 +76,47 @@ def close(a, b):
     return torch.allclose(a, b, atol=1e-4)
 
 
-def fused(family, task):
-    "A random model with fused attention."
-    try:
-        return random_model(family, task, 'sdpa')
-    except ValueError:
-        pytest.skip('no fused attention')
+FUSED = [(f, task) for f, task in family_tasks() if FAMILIES[f].fused]
 
 
-@pytest.mark.parametrize('family,task', family_tasks())
+@pytest.mark.parametrize('family,task', FUSED)
 def test_berts_kin_with_a_class_per_text_are_taken(family, task):
-    model = fused(family, task)
+    model = random_model(family, task, 'sdpa')
     fast = fast_encoder(model, random_inputs(model), tol=1e-9)
     taken = family in TAKEN and task == 'class'
     assert (fast is not None) == taken
 
 
-@pytest.mark.parametrize('family', TAKEN)
-def test_where_a_model_is_taken_its_numbers_are_the_models(family):
-    model = fused(family, 'class')
-    inputs = random_inputs(model)
+def test_every_class_that_may_be_taken_is_tried_here():
+    prefixes = {FAMILIES[family].prefix for family in TAKEN}
+    tried = {
+        f'{prefix}ForSequenceClassification'
+        for prefix in prefixes | set(ROBERTAS_KIN)
+    }
+    assert tried == set(READ_FIRST_ROW)
+
+
+@pytest.fixture(params=[*TAKEN, *ROBERTAS_KIN])
+def taken(request, monkeypatch):
+    "A model of every class that is taken."
+    name = request.param
+    if name in ROBERTAS_KIN:
+        kin = replace(FAMILIES['RoBERTa'], prefix=name)
+        monkeypatch.setitem(FAMILIES, name, kin)
+    return random_model(name, 'class', 'sdpa')
+
+
+def test_every_class_that_may_be_taken_is_taken(taken):
+    assert fast_encoder(taken, random_inputs(taken), tol=1e-9) is not None
+
+
+def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
+    inputs = random_inputs(taken)
     T = inputs['input_ids'].shape[1]
     keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
     keep[0] = True
-    logits = subset_logits(model, inputs, keep)
-    own = masked_logits(model, inputs, keep)
+    logits = subset_logits(taken, inputs, keep)
+    own = masked_logits(taken, inputs, keep)
     assert torch.allclose(logits, own, atol=1e-9)
 
 
@@ -270,7 +293,7 @@ def test_a_text_without_a_token_to_remove_has_no_curve(sentences):
 
 @pytest.fixture(scope='module', params=['reviews-sst2', 'reviews'])
 def decoder(request):
-    model, tokenizer = load_demo(request.param)
+    model, tokenizer = shallow_demo(request.param)
     enc = encode(model, tokenizer, ' '.join(TEXTS))
     return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
 
@@ -315,13 +338,28 @@ def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
 # ---- one row of the last layer
 
 
-@pytest.fixture(params=[f for f, task in family_tasks() if task == 'class'])
+LAYERED = ('BERT', 'RoBERTa', 'ELECTRA', 'DeBERTa-v2')
+
+
+def test_these_models_have_their_last_layer_where_bert_has_it():
+    "The others are built otherwise."
+    found = [
+        family
+        for family, task in family_tasks()
+        if task == 'class'
+        and bert_layers(random_model(family, task)) is not None
+    ]
+    assert found == [*LAYERED]
+
+
+def bert_layers(model):
+    encoder = getattr(model.base_model, 'encoder', None)
+    return getattr(encoder, 'layer', None)
+
+
+@pytest.fixture(params=LAYERED)
 def layered(request):
-    "A model whose last layer is where BERT has it."
-    model = random_model(request.param, 'class', 'eager')
-    if not hasattr(getattr(model.base_model, 'encoder', None), 'layer'):
-        pytest.skip('built otherwise')
-    return model
+    return random_model(request.param, 'class', 'eager')
 
 
 class LastLayer:

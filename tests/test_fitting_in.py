@@ -1,6 +1,6 @@
 "The classes against Captum and `explain`; Quantus; pipelines; what is refused."
 
-import subprocess
+import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import in_a_child, shallow_demo
 
 from lrp_loo import (
     Target,
@@ -66,6 +67,12 @@ def close(a, b, tol=1e-5):
     b = b.detach()
     largest = max(1e-3, float(b.abs().max()))
     return a.shape == b.shape and float((a - b).abs().max()) <= tol * largest
+
+
+@pytest.fixture(scope='module')
+def demo():
+    "Three layers show what six would."
+    return shallow_demo(layers=3)
 
 
 @pytest.fixture(scope='module')
@@ -144,7 +151,8 @@ def test_one_padded_text(demo, batch):
         (s,) = CLASSES[name](model).attribute(
             ids[2:], additional_forward_args=mask[2:]
         )
-        assert close(s[: len(a)], a, 2e-5) and (s[len(a) :] == 0).all()
+        assert close(s[: len(a)], a, 2e-5)
+        assert (s[len(a) :] == 0).all()
 
 
 @pytest.fixture(scope='module')
@@ -210,7 +218,8 @@ def test_without_a_target_the_predicted_class(demo, batch):
 def test_a_tuple_of_one_gives_a_tuple(demo, batch):
     ids, mask, _ = batch
     found = LRP(demo[0]).attribute((ids,), additional_forward_args=mask)
-    assert isinstance(found, tuple) and len(found) == 1
+    assert isinstance(found, tuple)
+    assert len(found) == 1
 
 
 def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
@@ -219,7 +228,7 @@ def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
     of_one_module = gradient().with_rule(
         'linear',
         lambda f, *a, **kw: epsilon_rule(f(*a, **kw), 1.0),
-        modules='*.encoder.layer.5.output.dense',
+        modules='*.encoder.layer.2.output.dense',
     )
     how = dict(target=1, additional_forward_args=mask)
     inside = LRP(model, of_one_module)
@@ -302,149 +311,212 @@ def test_pixels_of_families(family):
         per_patch = (
             s.sum(1)[0].unfold(0, 7, 7).unfold(1, 7, 7).sum((2, 3)).flatten()
         )
-        assert s.shape == x.shape and close(per_patch.float(), a.scores, 1e-4)
+        assert s.shape == x.shape
+        assert close(per_patch.float(), a.scores, 1e-4)
 
 
 # the numbers of Captum
 
 
-def test_as_captum(demo, batch, digits):
+@dataclass
+class Compared:
+    "What both libraries are asked of the demo model."
+
+    captum: object  # the module
+    model: object
+    f: object  # logits of ids or embeddings
+    ids: torch.Tensor
+    mask: torch.Tensor
+    E: torch.Tensor
+
+    def __post_init__(self):
+        targets = dict(target=[1, 0, 1])
+        self.ours = targets | dict(additional_forward_args=self.mask)
+        self.theirs = targets | dict(additional_forward_args=(self.mask,))
+
+    @property
+    def x(self):
+        "Embeddings, as Captum wants them."
+        return self.E.clone().requires_grad_()
+
+
+@pytest.fixture(scope='module')
+def both(demo, batch):
     captum = pytest.importorskip('captum.attr')
-    model = demo[0]
     ids, mask, E = batch
-    f = TensorModel(model)
-    t = [1, 0, 1]
-    x = E.clone().requires_grad_()
-    for b in (0, E.flip(0), torch.zeros_like(E[:1])):
-        kw = dict(
-            baselines=b,
-            target=t,
-            additional_forward_args=(mask,),
-            n_steps=11,
-            return_convergence_delta=True,
-        )
-        theirs, delta = captum.IntegratedGradients(f).attribute(
-            x, method='gausslegendre', **kw
-        )
-        ours, d = IntegratedGradients(model).attribute(
-            E, internal_batch_size=7, **kw
-        )
-        assert close(ours, theirs.detach(), 1e-4) and close(d, delta, 1e-3)
-        assert close(
-            IntegratedGradients(model).compute_convergence_delta(
-                ours, b, E, t, mask
-            ),
-            captum.IntegratedGradients(f).compute_convergence_delta(
-                ours, b, E, t, (mask,)
-            ),
-            1e-4,
-        )
-    b = torch.full_like(ids, 103)
-    e = captum.LayerIntegratedGradients(f, input_embeddings(model)).attribute(
-        ids, baselines=b, target=t, additional_forward_args=(mask,), n_steps=11
+    return Compared(captum, demo[0], TensorModel(demo[0]), ids, mask, E)
+
+
+BASELINES_OF_IG = {
+    'a number': lambda E: 0,
+    'a tensor': lambda E: E.flip(0),
+    'one for all': lambda E: torch.zeros_like(E[:1]),
+}
+
+
+@pytest.mark.parametrize('baseline', BASELINES_OF_IG)
+def test_integrated_gradients_are_captums(both, baseline):
+    b = BASELINES_OF_IG[baseline](both.E)
+    how = dict(baselines=b, n_steps=11, return_convergence_delta=True)
+    theirs, delta = both.captum.IntegratedGradients(both.f).attribute(
+        both.x, method='gausslegendre', **how, **both.theirs
     )
+    ours, own_delta = IntegratedGradients(both.model).attribute(
+        both.E, internal_batch_size=7, **how, **both.ours
+    )
+    assert close(ours, theirs, 1e-4)
+    assert close(own_delta, delta, 1e-3)
+
+
+@pytest.mark.parametrize('baseline', BASELINES_OF_IG)
+def test_a_convergence_delta_is_captums(both, baseline):
+    b = BASELINES_OF_IG[baseline](both.E)
+    attributions = 0.1 * both.E
+    theirs = both.captum.IntegratedGradients(both.f)
+    ours = IntegratedGradients(both.model)
+    t = both.ours['target']
     assert close(
-        IntegratedGradients(model).attribute(
-            ids, baselines=b, target=t, additional_forward_args=mask, n_steps=11
+        ours.compute_convergence_delta(attributions, b, both.E, t, both.mask),
+        theirs.compute_convergence_delta(
+            attributions, b, both.E, t, (both.mask,)
         ),
-        e.detach().sum(-1),
-        1e-4,
-    ) and close(
-        IntegratedGradients(model).attribute(
-            ids,
-            baselines=103,
-            target=t,
-            additional_forward_args=mask,
-            n_steps=11,
-        ),
-        e.detach().sum(-1),
         1e-4,
     )
-    assert close(
-        GradientXInput(model).attribute(
-            E, target=t, additional_forward_args=mask
-        ),
-        captum.InputXGradient(f).attribute(
-            x, target=t, additional_forward_args=(mask,)
-        ),
+
+
+@pytest.mark.parametrize(
+    'baseline',
+    [103, lambda ids: torch.full_like(ids, 103)],
+    ids=['one id', 'a tensor of ids'],
+)
+def test_integrated_gradients_of_ids_are_captums(both, baseline):
+    b = baseline(both.ids) if callable(baseline) else baseline
+    theirs = both.captum.LayerIntegratedGradients(
+        both.f, input_embeddings(both.model)
+    ).attribute(
+        both.ids,
+        baselines=torch.full_like(both.ids, 103),
+        n_steps=11,
+        **both.theirs,
     )
-    ablation = captum.FeatureAblation(lambda m, i: f(i, m)).attribute(
-        mask, baselines=0, target=t, additional_forward_args=(ids,)
+    ours = IntegratedGradients(both.model).attribute(
+        both.ids, baselines=b, n_steps=11, **both.ours
     )
-    for k in (None, 1, 4):
-        assert close(
-            LeaveOneOut(model).attribute(
-                ids,
-                target=t,
-                additional_forward_args=mask,
-                perturbations_per_eval=k,
-            ),
-            ablation,
-            1e-4,
-        )
-    stands = captum.FeatureAblation(f).attribute(
-        ids, baselines=1012, target=t, additional_forward_args=(mask,)
-    )
-    assert close(
-        LeaveOneOut(model).attribute(ids, 1012, t, mask), stands * mask, 1e-4
-    )  # one id in a token's place
+    assert close(ours, theirs.sum(-1), 1e-4)
+
+
+def test_integrated_gradients_of_pixels_are_captums(both, digits):
     vit, X, y = digits
-    fv = TensorModel(vit)
-    px = X.clone().requires_grad_()
-    assert close(
-        IntegratedGradients(vit).attribute(
-            X, baselines=-1, target=y, n_steps=5
-        ),
-        captum.IntegratedGradients(fv)
-        .attribute(px, baselines=-1.0, target=y, n_steps=5)
-        .detach()
-        .float(),
-        1e-4,
+    how = dict(target=y, n_steps=5)
+    theirs = both.captum.IntegratedGradients(TensorModel(vit)).attribute(
+        X.clone().requires_grad_(), baselines=-1.0, **how
+    )
+    ours = IntegratedGradients(vit).attribute(X, baselines=-1, **how)
+    assert close(ours, theirs.float(), 1e-4)
+
+
+def test_gradient_x_input_is_captums(both):
+    theirs = both.captum.InputXGradient(both.f).attribute(both.x, **both.theirs)
+    ours = GradientXInput(both.model).attribute(both.E, **both.ours)
+    assert close(ours, theirs)
+
+
+@pytest.fixture(scope='module')
+def ablation(both):
+    "Captum's, of the mask's ones."
+    ablated = both.captum.FeatureAblation(lambda m, i: both.f(i, m))
+    return ablated.attribute(
+        both.mask,
+        baselines=0,
+        target=both.ours['target'],
+        additional_forward_args=(both.ids,),
     )
 
 
-def test_captums_tools(demo, batch):
-    captum = pytest.importorskip('captum.attr')
+@pytest.mark.parametrize('at_once', [None, 1, 4])
+def test_leave_one_out_is_captums_ablation_of_the_mask(both, ablation, at_once):
+    ours = LeaveOneOut(both.model).attribute(
+        both.ids, perturbations_per_eval=at_once, **both.ours
+    )
+    assert close(ours, ablation, 1e-4)
+
+
+def test_one_id_in_a_tokens_place_is_captums_ablation_of_ids(both):
+    theirs = both.captum.FeatureAblation(both.f).attribute(
+        both.ids, baselines=1012, **both.theirs
+    )
+    ours = LeaveOneOut(both.model).attribute(both.ids, 1012, **both.ours)
+    assert close(ours, theirs * both.mask, 1e-4)
+
+
+# Captum's tools, given our classes
+
+CAPTUM_LIKE = (
+    LRP,
+    LeaveOneOut,
+    IntegratedGradients,
+    AttentionRollout,
+    RemovalEstimate,
+    GradientXInput,
+)
+captum_like = pytest.mark.parametrize(
+    'kind', CAPTUM_LIKE, ids=lambda kind: kind.__name__
+)
+
+
+def few_steps(kind):
+    return dict(n_steps=3) if kind is IntegratedGradients else {}
+
+
+@captum_like
+def test_captum_measures_the_sensitivity_of_our_classes(both, kind):
     metrics = pytest.importorskip('captum.metrics')
-    model = demo[0]
-    ids, mask, E = batch
-    kw = dict(target=torch.tensor([1, 0, 1]), additional_forward_args=(mask,))
-    for c in (
-        LRP(model),
-        LeaveOneOut(model),
-        IntegratedGradients(model),
-        AttentionRollout(model),
-        RemovalEstimate(model),
-        GradientXInput(model),
-    ):
-        options = dict(n_steps=3) if isinstance(c, IntegratedGradients) else {}
-        s = metrics.sensitivity_max(
-            c.attribute, E, n_perturb_samples=1, **kw, **options
-        )
-        assert s.shape == (3,) and torch.isfinite(s).all() and (s > 0).all()
-        torch.manual_seed(0)
-        noisy = captum.NoiseTunnel(c).attribute(
-            E, nt_samples=2, stdevs=1e-6, **kw, **options
-        )
-        assert close(noisy, c.attribute(E, **kw, **options), 1e-2)
-        for name, kind in (('has_convergence_delta', bool), ('get_name', str)):
-            assert isinstance(getattr(c, name)(), kind)
-        assert isinstance(c.multiplies_by_inputs, bool) and isinstance(
-            c.forward_func, TensorModel
-        )
-    assert (
-        LRP(model).has_convergence_delta()
-        and not LeaveOneOut(model).has_convergence_delta()
+    theirs = both.theirs | dict(target=torch.tensor([1, 0, 1]))
+    s = metrics.sensitivity_max(
+        kind(both.model).attribute,
+        both.E,
+        n_perturb_samples=1,
+        **theirs,
+        **few_steps(kind),
     )
+    assert s.shape == (3,)
+    assert torch.isfinite(s).all()
+    assert (s > 0).all()
 
 
-def test_gradients_off(demo):
-    model, tokenizer = demo
-    for method in METHODS:
-        (a,) = explain(model, tokenizer, TEXTS[1], method=method)
-        with torch.no_grad():
-            (b,) = explain(model, tokenizer, TEXTS[1], method=method)
-        assert torch.equal(a.scores, b.scores) and not b.scores.requires_grad
+@captum_like
+def test_captums_noise_tunnel_takes_our_classes(both, kind):
+    ours = kind(both.model)
+    theirs = both.theirs | dict(target=torch.tensor([1, 0, 1]))
+    options = theirs | few_steps(kind)
+    torch.manual_seed(0)
+    noisy = both.captum.NoiseTunnel(ours).attribute(
+        both.E, nt_samples=2, stdevs=1e-6, **options
+    )
+    assert close(noisy, ours.attribute(both.E, **options), 1e-2)
+
+
+@captum_like
+def test_our_classes_say_of_themselves_what_captums_say(demo, kind):
+    ours = kind(demo[0])
+    assert ours.get_name().replace(' ', '') == kind.__name__
+    assert isinstance(ours.multiplies_by_inputs, bool)
+    assert isinstance(ours.forward_func, TensorModel)
+
+
+@captum_like
+def test_only_lrp_and_integrated_gradients_have_a_convergence_delta(demo, kind):
+    expected = kind in (LRP, IntegratedGradients)
+    assert kind(demo[0]).has_convergence_delta() is expected
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_where_gradients_are_off_a_method_turns_them_on(demo, method):
+    (a,) = explain(*demo, TEXTS[1], method=method)
+    with torch.no_grad():
+        (b,) = explain(*demo, TEXTS[1], method=method)
+    assert torch.equal(a.scores, b.scores)
+    assert not b.scores.requires_grad
 
 
 # Quantus
@@ -460,11 +532,9 @@ def test_explain_func(demo, digits):
         lambda *a, **kw: lrp_scores(*a, **kw),
     ):
         a = quantus_explain(method)(f, X.numpy(), y.numpy(), device='cpu')
-        assert (
-            isinstance(a, np.ndarray)
-            and a.shape == X.shape
-            and np.isfinite(a).all()
-        )
+        assert isinstance(a, np.ndarray)
+        assert a.shape == X.shape
+        assert np.isfinite(a).all()
     assert np.allclose(
         quantus_explain(partial(ig_scores, n_steps=4))(f, X.numpy(), y.numpy()),
         IntegratedGradients(vit).attribute(X, target=y, n_steps=4),
@@ -472,7 +542,8 @@ def test_explain_func(demo, digits):
     assert np.allclose(
         quantus_explain('cp_lrp')(vit, X.numpy(), y.numpy()),
         LRP(vit, 'cp_lrp').attribute(X, target=y),
-    ) and np.allclose(
+    )
+    assert np.allclose(
         quantus_explain(LRP, composite='cp_lrp')(f, X.numpy()),
         LRP(vit, 'cp_lrp').attribute(X),
     )
@@ -487,229 +558,284 @@ def test_explain_func(demo, digits):
         :, None
     ]
     a = quantus_explain('loo')(TokenModel(model), ids.astype('float32'))
-    assert (
-        a.shape == ids.shape
-        and np.allclose(
-            a[1, 0, :6],
-            explain(model, tokenizer, TEXTS[1], method='loo')[0].scores,
-            atol=1e-5,
-        )
-        and (a[ids == 0] == 0).all()
+    assert a.shape == ids.shape
+    assert np.allclose(
+        a[1, 0, :6],
+        explain(model, tokenizer, TEXTS[1], method='loo')[0].scores,
+        atol=1e-5,
+    )
+    assert (a[ids == 0] == 0).all()
+
+
+@pytest.fixture(scope='module')
+def quantus():
+    return pytest.importorskip('quantus', exc_type=ImportError)
+
+
+def measured(metric, model, x, y, method):
+    "What a metric of Quantus gives."
+    return metric(
+        model=model,
+        x_batch=x,
+        y_batch=y,
+        a_batch=None,
+        channel_first=True,
+        explain_func=quantus_explain(method),
+        softmax=False,
+        device='cpu',
     )
 
 
-def test_metrics(demo, digits):
-    """Quantus' MoRF curve on one text is ours until [CLS] goes; with one pixel
-    set at a time its faithfulness is a correlation; Leave-One-Out reaches 1
-    where both remove alike.
-    """
-    quantus = pytest.importorskip('quantus', exc_type=ImportError)
-    model, tokenizer = demo
-    f = TokenModel(model)
+@pytest.fixture(scope='module')
+def whole_demo():
+    "All layers: it ranks several words above [CLS]."
+    return load_demo('sst2')
+
+
+@pytest.fixture(scope='module')
+def one_text(whole_demo):
+    "For Quantus: model, ids as numbers, the class; and its AttnLRP."
+    model, tokenizer = whole_demo
     enc = encode(model, tokenizer, TEXTS[0])
-    a = explain(model, tokenizer, TEXTS[0], method='attn_lrp')[0]
-
-    def call(metric, m, x, y, method):
-        return metric(
-            model=m,
-            x_batch=x,
-            y_batch=y,
-            a_batch=None,
-            channel_first=True,
-            explain_func=quantus_explain(method),
-            softmax=False,
-            device='cpu',
-        )
-
+    (a,) = explain(model, tokenizer, TEXTS[0], method='attn_lrp')
     x = enc['input_ids'].numpy()[:, None].astype('float32')
-    y = np.array([a.target])
-    theirs = np.array(
-        call(
-            quantus.PixelFlipping(
-                perturb_baseline=0.0, disable_warnings=True, normalise=False
-            ),
-            f,
-            x,
-            y,
-            'attn_lrp',
-        )
-    )[0]
+    return (TokenModel(model), x, np.array([a.target])), enc, a
+
+
+def test_quantus_morf_curve_is_ours_until_cls_goes(
+    whole_demo, quantus, one_text
+):
+    given, enc, a = one_text
+    flipping = quantus.PixelFlipping(
+        perturb_baseline=0.0, disable_warnings=True, normalise=False
+    )
+    theirs = np.array(measured(flipping, *given, 'attn_lrp'))[0]
+    every = torch.arange(len(a))
     ours, _ = perturbation_curves(
-        model, enc, {'a': a.scores}, torch.arange(len(a)), a.target
+        whole_demo[0], enc, {'a': a.scores}, every, a.target
     )['a']
-    cls = int(
-        torch.argsort(a.scores, descending=True, stable=True).tolist().index(0)
-    )
-    assert cls > 2 and np.allclose(theirs[:cls], ours[1 : cls + 1], atol=1e-4)
+    order = torch.argsort(a.scores, descending=True, stable=True).tolist()
+    cls = order.index(0)
+    assert cls > 2
+    assert np.allclose(theirs[:cls], ours[1 : cls + 1], atol=1e-4)
+
+
+def test_leave_one_out_is_faithful_where_quantus_removes_alike(
+    quantus, one_text
+):
+    "With one pixel set at a time faithfulness is a correlation."
+    given, _, _ = one_text
     np.random.seed(0)
-    (r,) = call(
-        quantus.FaithfulnessCorrelation(
-            nr_runs=40,
-            subset_size=1,
-            perturb_baseline=0.0,
-            return_aggregate=False,
-            disable_warnings=True,
-        ),
-        f,
-        x,
-        y,
-        'loo',
+    faithfulness = quantus.FaithfulnessCorrelation(
+        nr_runs=40,
+        subset_size=1,
+        perturb_baseline=0.0,
+        return_aggregate=False,
+        disable_warnings=True,
     )
+    (r,) = measured(faithfulness, *given, 'loo')
     assert r > 0.95
-    vit, X, y = digits
-    for metric, low, high in (
-        (
-            quantus.FaithfulnessCorrelation(
-                nr_runs=5,
-                subset_size=196,
-                perturb_baseline=-1.0,
-                return_aggregate=False,
-                disable_warnings=True,
-            ),
-            -1,
-            1,
+
+
+QUANTUS_METRICS = [
+    (
+        'FaithfulnessCorrelation',
+        dict(
+            nr_runs=5,
+            subset_size=196,
+            perturb_baseline=-1.0,
+            return_aggregate=False,
         ),
-        (quantus.MaxSensitivity(nr_samples=1, disable_warnings=True), 0, 10),
-    ):
-        found = call(metric, TensorModel(vit), X.numpy(), y.numpy(), 'attn_lrp')
-        assert len(found) == 3 and all(low <= v <= high for v in found)
+        -1,
+        1,
+    ),
+    ('MaxSensitivity', dict(nr_samples=1), 0, 10),
+]
+
+
+@pytest.mark.parametrize('name, options, low, high', QUANTUS_METRICS)
+def test_a_metric_of_quantus_takes_images(
+    quantus, digits, name, options, low, high
+):
+    vit, X, y = digits
+    metric = getattr(quantus, name)(disable_warnings=True, **options)
+    found = measured(metric, TensorModel(vit), X.numpy(), y.numpy(), 'attn_lrp')
+    assert len(found) == 3
+    assert all(low <= v <= high for v in found)
 
 
 # pipelines
 
 
-class _Digits:  # an image processor for pictures of digits
+class Digits:
+    "An image processor for pictures of digits."
+
     def __call__(self, images, return_tensors='pt', **_):
-        x = torch.stack(
-            [
-                torch.from_numpy(np.array(i.convert('L'))).float() / 255
-                for i in (images if isinstance(images, list) else [images])
-            ]
-        )
+        images = images if isinstance(images, list) else [images]
+        grey = [np.array(image.convert('L')) for image in images]
+        x = torch.stack([torch.from_numpy(g).float() / 255 for g in grey])
         return transformers.BatchFeature({'pixel_values': vit_pixels(x)})
 
 
-def test_pipelines(demo, tmp_path):
+@pytest.fixture(scope='module')
+def pipe(demo):
+    "A pipeline that classifies texts."
     model, tokenizer = demo
-    pipe = transformers.pipeline(
+    return transformers.pipeline(
         'sentiment-analysis', model=model, tokenizer=tokenizer
     )
-    for method in ('attn_lrp', 'loo'):
-        for a, b in zip(
-            explain(pipe, None, TEXTS, method=method),
-            explain(model, tokenizer, TEXTS, method=method),
-        ):
-            assert (
-                torch.equal(a.scores, b.scores)
-                and (a.tokens, a.label) == (b.tokens, b.label)
-                and a.label
-                == pipe(TEXTS)[
-                    TEXTS.index(
-                        next(
-                            t
-                            for t in TEXTS
-                            if tokenizer.tokenize(t) == a.tokens[1:-1]
-                        )
-                    )
-                ]['label']
-            )
-    assert audit(
-        pipe, None, TEXTS[:2], methods=['attn_lrp'], progress=False
-    ).equals(
-        audit(model, tokenizer, TEXTS[:2], methods=['attn_lrp'], progress=False)
-    )
-    assert torch.equal(
-        leave_one_out(pipe, encode(model, tokenizer, TEXTS[1]))[0],
-        leave_one_out(model, encode(model, tokenizer, TEXTS[1]))[0],
-    )
-    assert explain_dataset(
-        TEXTS[:2],
-        tmp_path / 'a',
-        methods=['cp_lrp'],
-        model=pipe,
-        progress=False,
-    ).equals(
+
+
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
+def test_a_pipeline_is_explained_as_its_model(demo, pipe, method):
+    ours = explain(pipe, None, TEXTS, method=method)
+    of_model = explain(*demo, TEXTS, method=method)
+    for a, b in zip(ours, of_model, strict=True):
+        assert torch.equal(a.scores, b.scores)
+        assert (a.tokens, a.label) == (b.tokens, b.label)
+
+
+def test_a_pipelines_label_is_what_it_says_itself(pipe):
+    said = [answer['label'] for answer in pipe(TEXTS)]
+    assert [a.label for a in explain(pipe, None, TEXTS)] == said
+
+
+def test_a_pipeline_is_audited_as_its_model(demo, pipe):
+    how = dict(methods=['attn_lrp'], progress=False)
+    of_model = audit(*demo, TEXTS[:2], **how)
+    assert audit(pipe, None, TEXTS[:2], **how).equals(of_model)
+
+
+def test_a_pipeline_has_its_models_leave_one_out(demo, pipe):
+    enc = encode(*demo, TEXTS[1])
+    loo, *_ = leave_one_out(pipe, enc)
+    assert torch.equal(loo, leave_one_out(demo[0], enc)[0])
+
+
+def test_a_pipeline_sweeps_a_data_set_as_its_model(demo, pipe, tmp_path):
+    of_pipe, of_model = (
         explain_dataset(
             TEXTS[:2],
-            tmp_path / 'b',
+            tmp_path / name,
             methods=['cp_lrp'],
-            model=(model, tokenizer, 'demo'),
+            model=model,
             progress=False,
         )
+        for name, model in (('a', pipe), ('b', (*demo, 'demo')))
     )
+    assert of_pipe.equals(of_model)
+
+
+def test_a_pipeline_is_no_model_for_workers(pipe, tmp_path):
     with pytest.raises(ValueError, match='each worker loads the model'):
         explain_dataset(TEXTS, tmp_path / 'c', model=pipe, engine='ray')
-    other = load_demo('reviews')[1]
-    assert unwrap(pipe, other) == (model, other) and len(
-        explain(pipe, other, 'old')[0]
-    ) == len(other('old')['input_ids'])
-    enc = tokenizer(TEXTS, padding=True, return_tensors='pt')
+
+
+def test_a_tokenizer_that_is_given_wins_over_the_pipelines(demo, pipe):
+    _, other = load_demo('reviews')
+    assert unwrap(pipe, other) == (demo[0], other)
+    (a,) = explain(pipe, other, 'old')
+    assert len(a) == len(other('old')['input_ids'])
+
+
+def test_a_class_for_captum_takes_a_pipeline(demo, pipe, batch):
+    model, tokenizer = demo
+    ids, mask, _ = batch
+    of_model = RemovalEstimate(model, tokenizer=tokenizer, n_groups=1)
+    of_pipe = RemovalEstimate(pipe, n_groups=1)
     assert torch.equal(
-        RemovalEstimate(pipe, n_groups=1).attribute(
-            enc['input_ids'], None, enc['attention_mask']
-        ),
-        RemovalEstimate(model, tokenizer=tokenizer, n_groups=1).attribute(
-            enc['input_ids'], None, enc['attention_mask']
-        ),
+        of_pipe.attribute(ids, None, mask), of_model.attribute(ids, None, mask)
     )
 
-    llama, tok = load_demo('reviews')
-    writer = transformers.pipeline(
-        'text-generation', model=llama, tokenizer=tok
+
+@pytest.fixture(scope='module')
+def writer():
+    "A pipeline that goes on with texts, its model and its tokenizer."
+    model, tokenizer = load_demo('reviews')
+    pipe = transformers.pipeline(
+        'text-generation', model=model, tokenizer=tokenizer
     )
-    assert torch.equal(
-        explain(writer, None, 'I really', target=' liked')[0].scores,
-        explain(llama, tok, 'I really', target=' liked')[0].scores,
-    )
+    return pipe, model, tokenizer
+
+
+def test_a_pipeline_that_writes_is_explained_as_its_model(writer):
+    pipe, *demo = writer
+    (a,) = explain(pipe, None, 'I really', target=' liked')
+    (b,) = explain(*demo, 'I really', target=' liked')
+    assert torch.equal(a.scores, b.scores)
+
+
+def test_a_pipeline_that_writes_attributes_to_its_context(writer):
+    pipe, *demo = writer
     context = dict(
         context='The film is dull. We left.',
         answer='bad',
         template='{context} The music is ',
         method='attn_lrp',
     )
-    assert torch.equal(
-        attribute_context(writer, None, **context).scores,
-        attribute_context(llama, tok, **context).scores,
-    )
+    a = attribute_context(pipe, None, **context)
+    b = attribute_context(*demo, **context)
+    assert torch.equal(a.scores, b.scores)
 
+
+@pytest.fixture(scope='module')
+def looked_at(digits):
+    "A pipeline that looks at pictures, its model, and a picture."
     from PIL import Image
 
-    vit, _ = load_demo('mnist')
+    vit, _, _ = digits
     x = load_digit_images('embedded')[0][0]
     picture = Image.fromarray((x * 255).round().byte().numpy())
-    looker = transformers.pipeline(
-        'image-classification', model=vit, image_processor=_Digits()
+    pipe = transformers.pipeline(
+        'image-classification', model=vit, image_processor=Digits()
     )
-    (a,) = explain(looker, None, picture, method='loo')
-    assert a.label == looker(picture)[0]['label'] and torch.equal(
-        a.scores, explain(vit, _Digits(), picture, method='loo')[0].scores
-    )
+    return pipe, vit, picture
 
 
-def test_other_pipelines(demo):
+def test_a_pipeline_of_images_is_explained_as_its_model(looked_at):
+    pipe, vit, picture = looked_at
+    (a,) = explain(pipe, None, picture, method='loo')
+    (b,) = explain(vit, Digits(), picture, method='loo')
+    assert torch.equal(a.scores, b.scores)
+
+
+def test_a_pipeline_of_images_says_its_label(looked_at):
+    pipe, _, picture = looked_at
+    (a,) = explain(pipe, None, picture)
+    assert a.label == pipe(picture)[0]['label']
+
+
+CALLS_OF_A_PIPELINE = {
+    'explain': lambda p: explain(p, None, TEXTS),
+    'audit': lambda p: audit(p, None, TEXTS),
+    'leave_one_out': lambda p: leave_one_out(p, {}),
+    'LRP': lambda p: LRP(p),
+    'explain_dataset': lambda p: explain_dataset(TEXTS, 'nowhere', model=p),
+}
+
+
+@pytest.mark.parametrize('call', CALLS_OF_A_PIPELINE)
+def test_a_pipeline_without_an_answer_is_refused(demo, call):
     model, tokenizer = demo
     p = transformers.pipeline(
         'feature-extraction', model=model.base_model, tokenizer=tokenizer
     )
-    for call in (
-        lambda: explain(p, None, TEXTS),
-        lambda: audit(p, None, TEXTS),
-        lambda: leave_one_out(p, {}),
-        lambda: LRP(p),
-        lambda: explain_dataset(TEXTS, 'nowhere', model=p),
+    with pytest.raises(
+        ValueError,
+        match=(
+            "'feature-extraction' cannot be explained as it is; take one for"
+            " text-classification"
+        ),
     ):
-        with pytest.raises(
-            ValueError,
-            match=(
-                "'feature-extraction' cannot be explained as it is; take one"
-                " for text-classification"
-            ),
-        ):
-            call()
+        CALLS_OF_A_PIPELINE[call](p)
+
+
+@pytest.mark.parametrize(
+    'call', [lambda tok: explain('bert', tok, TEXTS), lambda tok: LRP('bert')]
+)
+def test_a_name_is_neither_a_model_nor_a_pipeline(tokenizer, call):
     with pytest.raises(TypeError, match='or a pipeline'):
-        explain('bert', tokenizer, TEXTS)
-    with pytest.raises(TypeError, match='or a pipeline'):
-        LRP('bert')
+        call(tokenizer)
 
 
 # what is refused
@@ -959,25 +1085,33 @@ def test_arguments_in_the_models_order():
     assert not close(
         LRP(bert).attribute(ids, 0, (ones, types)),
         LRP(bert).attribute(ids, 0, ones),
-    ) and close(
+    )
+    assert close(
         LRP(bert).attribute(ids, 0, (ones, types)),
         LRP(bert).attribute(ids, 0, dict(token_type_ids=types)),
     )
 
 
+def imported_anew_without_captum_and_quantus():
+    "What LRP gives where this package is imported again beside neither."
+    ours = ('lrp_loo', 'captum', 'quantus')
+    for name in list(sys.modules):
+        if name.split('.')[0] in ours:
+            del sys.modules[name]
+    sys.modules.update(captum=None, quantus=None)
+    from lrp_loo import LRP, load_demo
+
+    model, tokenizer = load_demo('sst2')
+    ids = tokenizer('old jokes', return_tensors='pt')['input_ids']
+    assert sys.modules['captum'] is None
+    assert LRP is not globals()['LRP']
+    return list(LRP(model).attribute(ids).shape)
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
 def test_without_captum_and_quantus():
-    "The package imports and works where neither library is installed."
-    check = (
-        "import sys; sys.modules.update(captum=None, quantus=None); from"
-        " lrp_loo import LRP, load_demo; m, t = load_demo('sst2');"
-        " print(tuple(LRP(m).attribute(t('old jokes',"
-        " return_tensors='pt')['input_ids']).shape), 'captum' in"
-        " str(sys.modules['captum']))"
-    )
-    out = subprocess.run(
-        [sys.executable, '-c', check], capture_output=True, text=True
-    )
-    assert out.stdout.strip() == '(1, 4) False', out.stderr
+    "In a child, which need not import everything else again."
+    assert in_a_child(imported_anew_without_captum_and_quantus) == [1, 4]
 
 
 def test_a_padded_batch_of_one_is_unpadded():
@@ -987,6 +1121,5 @@ def test_a_padded_batch_of_one_is_unpadded():
             attention_mask=torch.tensor([[1, 0, 1, 0, 0]]),
         )
     )
-    assert one['input_ids'].tolist() == [[5, 6, 7]] and one[
-        'attention_mask'
-    ].tolist() == [[1, 0, 1]]
+    assert one['input_ids'].tolist() == [[5, 6, 7]]
+    assert one['attention_mask'].tolist() == [[1, 0, 1]]

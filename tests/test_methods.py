@@ -97,7 +97,8 @@ def test_a_record_needs_no_entry(demo):
 def test_every_record_says_how_it_is_shown():
     labels = [m.label for m in METHODS.values()]
     colours = [m.colour for m in METHODS.values()]
-    assert all(labels) and len(set(labels)) == len(labels)
+    assert all(labels)
+    assert len(set(labels)) == len(labels)
     assert len(set(colours)) == len(colours)
     assert all(m.passes for m in METHODS.values())
 

@@ -62,6 +62,11 @@ try:
 except OSError as e:
     print(json.dumps([str(e), len(asked)]))
 '''
+INTERFACES = '''
+import json, socket
+
+print(json.dumps([name for _, name in socket.if_nameindex()]))
+'''
 IMPORT = '''
 import json, sys, time
 
@@ -114,9 +119,29 @@ def test_importing_is_quick(imports):
     assert min(seconds for seconds, _ in imports) < 2
 
 
+def a_network_of_its_own():
+    "A command that runs another in an empty network, or None."
+    if shutil.which('unshare') is None:
+        return None
+    for words in (['unshare', '-n'], ['unshare', '-rn']):
+        done = subprocess.run([*words, 'true'], capture_output=True)
+        if done.returncode == 0:
+            return words
+    return None
+
+
 @pytest.fixture(scope='module')
-def without_sockets():
-    return run(CLOSED + USE)
+def network():
+    "Words before a command that give it a network that holds nothing."
+    return a_network_of_its_own()
+
+
+@pytest.fixture(scope='module')
+def without_sockets(network):
+    """Sockets are refused to Python, and where this may be done what another
+    language asks for meets an empty network.
+    """
+    return run(CLOSED + USE, *(network or ()))
 
 
 def test_no_socket_is_asked_for(without_sockets):
@@ -141,20 +166,14 @@ def test_closed_sockets_are_closed():
     assert asked == 1
 
 
-def a_network_of_its_own():
-    "A command that runs another in an empty network, or None."
-    if shutil.which('unshare') is None:
-        return None
-    for words in (['unshare', '-n'], ['unshare', '-rn']):
-        done = subprocess.run([*words, 'true'], capture_output=True)
-        if done.returncode == 0:
-            return words
-    return None
-
-
-def test_without_a_network():
+def test_without_a_network(network, without_sockets):
     "The whole process in a network of its own that holds nothing."
-    alone = a_network_of_its_own()
-    if alone is None:
+    if network is None:
         pytest.skip('no network of its own may be made here (unshare -n)')
-    assert run(USE, *alone)['rows'] == ['attn_lrp', 'removal']
+    assert without_sockets['rows'] == ['attn_lrp', 'removal']
+
+
+def test_a_network_of_its_own_is_empty(network):
+    if network is None:
+        pytest.skip('no network of its own may be made here (unshare -n)')
+    assert run(INTERFACES, *network) == ['lo']

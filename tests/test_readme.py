@@ -1,10 +1,11 @@
 """Every snippet of README.md, pasted: python blocks in one session, shell
-lines in a folder of the reader's.
+lines in a folder of the reader's; the first of these goes through a shell.
 """
 
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from lrp_loo.cli import main
 from lrp_loo.models import load_demo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,18 +63,15 @@ def without_numbers(text):
     return re.sub(r'[+-]?\d+(\.\d+)?', '#', ' '.join(text.split()))
 
 
-def test_python_snippets_run_in_order_and_print_what_is_shown(tmp_path):
+def test_python_snippets_run_in_order_and_print_what_is_shown(
+    tmp_path, monkeypatch, capsys
+):
     assert len(of('python')) >= 2
-    done = subprocess.run(
-        [sys.executable, '-c', '\n'.join(of('python'))],
-        cwd=tmp_path,
-        env=ENV,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    exec('\n'.join(of('python')), dict(__name__='__main__'))
+    printed = capsys.readouterr().out
     shown = '\n'.join(of(''))
-    assert without_numbers(done.stdout) == without_numbers(shown)
+    assert without_numbers(printed) == without_numbers(shown)
 
 
 def test_ten_lines():
@@ -102,7 +101,7 @@ def folder(tmp_path_factory):
 
 
 def typed(line, folder):
-    "What a shell line prints."
+    "What a shell prints for a line."
     done = subprocess.run(
         ['bash', '-c', line],
         cwd=folder,
@@ -115,13 +114,41 @@ def typed(line, folder):
     return done.stdout
 
 
+@pytest.fixture
+def called(folder, monkeypatch, capsys):
+    "What the command prints for a line, without a process of its own."
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv('LRP_LOO_DATA', raising=False)
+    monkeypatch.setenv('NO_COLOR', '1')
+
+    def called(line):
+        command, *words = shlex.split(line, comments=True)
+        assert command == 'lrp_loo'
+        code = main(words)
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return called
+
+
 def test_there_are_shell_lines():
     assert len(shell_lines()) >= 4
 
 
+def test_a_shell_finds_the_command(folder, called):
+    "The rest of the lines need not import everything again."
+    line = shell_lines()[0]
+    assert without_numbers(typed(line, folder)) == without_numbers(called(line))
+
+
+def test_a_shell_has_nothing_to_do_but_to_split_the_lines():
+    assert not [x for x in shell_lines() if set('|&;<>$`*?~') & set(x)]
+
+
 @pytest.mark.parametrize('line', shell_lines())
-def test_a_shell_line_runs_and_prints(folder, line):
-    out = typed(line, folder)
+def test_a_line_prints_what_it_was_typed_for(folder, called, line):
+    out = called(line)
     assert out
     if ' audit' in line:
         assert re.search(ANSWER, out.splitlines()[-1]), out
@@ -134,14 +161,16 @@ def test_what_readme_links_to_is_there():
     targets = re.findall(r'\]\(([^)#\s]+)', README)
     files = [t for t in targets if not t.startswith('http')]
     missing = [t for t in files if not (ROOT / t).exists()]
-    assert files and not missing, missing
+    assert files, missing
+    assert not missing, missing
 
 
 def test_the_targets_of_make_that_readme_names_are_there():
     makefile = (ROOT / 'Makefile').read_text()
     known = re.findall(r'^(\w+):', makefile, re.M)
     named = re.findall(r'^make (\w+)', README, re.M)
-    assert named and set(named) <= set(known)
+    assert named
+    assert set(named) <= set(known)
 
 
 @pytest.fixture(scope='module')

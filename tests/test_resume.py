@@ -27,7 +27,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import random_bert
+from conftest import random_bert, start_command
 from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
@@ -345,20 +345,29 @@ def test_a_full_disk_in_a_sweep(disk, small):
     assert len(read_sweep(disk / 'out')) == 60
 
 
-def reproduced(out):
-    "Path → bytes of what a process of its own wrote."
+def in_this_process(words):
+    assert main(words) == 0
+
+
+def in_a_process_of_its_own(words):
+    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
+
+
+def reproduced(out, run):
+    "Path → bytes of what was written."
     words = ['reproduce', '--data', 'embedded', '--limit', '2']
     words += ['--only', PARTS, '--out', str(out)]
-    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
+    run(words)
     files = [p for p in sorted(out.rglob('*')) if p.is_file()]
     return {p.relative_to(out): p.read_bytes() for p in files}
 
 
 def test_one_seed_gives_the_same_bytes(tmp_path):
-    """Two processes; more parts (mnist, which is trained first) by the
-    environment variable.
+    """Two processes, this one after whatever else ran in it; more parts
+    (mnist, which is trained first) by the environment variable.
     """
-    first, second = (reproduced(tmp_path / d) for d in 'ab')
+    first = reproduced(tmp_path / 'a', in_a_process_of_its_own)
+    second = reproduced(tmp_path / 'b', in_this_process)
     assert first == second
     asked = {f'{p}.json' for p in PARTS.split(',')}
     written = {p.name for p in first}
@@ -375,25 +384,8 @@ def test_the_record_of_kills():
         assert r['equal_to_the_undisturbed_run']
 
 
-def started(words):
-    """The command in a child that need not import everything again; its
-    process id.
-    """
-    pid = os.fork()
-    if not pid:
-        torch.set_num_threads(1)
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        try:
-            os._exit(main(words))
-        except BaseException:
-            os._exit(99)
-    return pid
-
-
 def finished(words):
-    assert os.waitpid(started(words), 0)[1] == 0
+    assert os.waitpid(start_command(words), 0)[1] == 0
 
 
 RUNS = (0, 0)  # what `waitpid` says of a process that has not ended
@@ -416,7 +408,7 @@ def kill_command(words, count, n, seed, span):
     rng = np.random.default_rng(seed)
     after = []
     while len(after) < n:
-        pid = started(words)
+        pid = start_command(words)
         state = wait_until_it_moves(pid, count)
         if state == RUNS:
             time.sleep(rng.uniform(0, span))

@@ -2,6 +2,7 @@
 random shapes, in float64, as ε → 0 and at a visible ε.
 """
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,221 +27,274 @@ from lrp_loo.rules import (
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10**6)
 epss = st.sampled_from([0.0, 1e-12, 1e-3, 0.3])
+functions = st.sampled_from([F.gelu, torch.tanh, F.relu, F.silu, F.elu])
 check = settings(max_examples=40, deadline=None)
+NO_EPS = 1e-300  # what divides zero by zero where nothing else does
 
 
 def rand(seed, *shape):
     """Numbers whose sums stay away from zero on purpose nowhere: a relevance
     divides by them, so compare what is well conditioned.
     """
-    return torch.randn(
-        *shape,
-        dtype=torch.double,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.double, generator=g)
 
 
 def equal(a, b, y, R):
     "Relative to the largest contribution the denominators allow."
-    scale = (R.abs() / stabilize(y, 1e-15).abs()).max().clamp(min=1)
-    assert torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(scale)), (
-        (a - b).abs().max()
-    )
+    largest = (R.abs() / stabilize(y, 1e-15).abs()).max()
+    atol = 1e-6 * float(largest.clamp(min=1))
+    assert torch.allclose(a, b, rtol=1e-6, atol=atol), (a - b).abs().max()
+
+
+# each rule is its equation
 
 
 @check
 @given(sizes, sizes, seeds, epss, st.booleans())
-def test_linear(n_in, n_out, seed, eps, bias):
+def test_a_linear_layer_is_equation_1(n_in, n_out, seed, eps, bias):
     x = rand(seed, n_in).requires_grad_()
     W = rand(seed + 1, n_in, n_out)
     R = rand(seed + 2, n_out)
-    b = (
-        rand(seed + 3, n_out)
-        if bias
-        else torch.zeros(n_out, dtype=torch.double)
-    )
+    b = rand(seed + 3, n_out) * bias
     y = epsilon_rule(x @ W + b, eps)
-    equal(
-        relevance(y, x, R, eps=1e-300)[0],
-        epsilon_naive(x.detach(), W, R, b, eps=max(eps, 1e-300)),
-        y.detach(),
-        R,
-    )
+    (fast,) = relevance(y, x, R, eps=NO_EPS)
+    naive = epsilon_naive(x.detach(), W, R, b, eps=max(eps, NO_EPS))
+    equal(fast, naive, y.detach(), R)
 
 
 @check
 @given(st.integers(1, 3), sizes, sizes, sizes, seeds, epss)
-def test_product(batch, j, i, p, seed, eps):
+def test_a_product_is_equation_3(batch, j, i, p, seed, eps):
     A = rand(seed, batch, j, i).requires_grad_()
     V = rand(seed + 1, batch, i, p).requires_grad_()
     R = rand(seed + 2, batch, j, p)
     y = product_rule(torch.matmul, A, V, eps)
-    for fast, naive in zip(
-        relevance(y, [A, V], R, eps=1e-300),
-        product_naive(A.detach(), V.detach(), R, eps=eps),
-    ):
+    both = relevance(y, [A, V], R, eps=NO_EPS)
+    naives = product_naive(A.detach(), V.detach(), R, eps=eps)
+    for fast, naive in zip(both, naives, strict=True):
         equal(fast, naive, y.detach(), R)
 
 
 @check
 @given(sizes, sizes, st.integers(1, 8), seeds, epss)
-def test_attention_logits(n, m, d, seed, eps):
-    "Equations 4a, 4b: Z = QKᵀ/√d."
+def test_attention_logits_are_equation_4(n, m, d, seed, eps):
+    "Z = QKᵀ/√d, for queries and for keys."
     Q = rand(seed, n, d).requires_grad_()
     K = rand(seed + 1, m, d).requires_grad_()
     R = rand(seed + 2, n, m)
-    y = product_rule(lambda a, b: a @ b.T * d**-0.5, Q, K, eps)
-    fast = relevance(y, [Q, K], R, eps=1e-300)
-    naive = product_naive(Q.detach(), K.detach().T, R, scale=d**-0.5, eps=eps)
-    equal(fast[0], naive[0], y.detach(), R)
-    equal(fast[1], naive[1].T, y.detach(), R)
+    scale = d**-0.5
+    y = product_rule(lambda a, b: a @ b.T * scale, Q, K, eps)
+    of_q, of_k = relevance(y, [Q, K], R, eps=NO_EPS)
+    naive_q, naive_k = product_naive(
+        Q.detach(), K.detach().T, R, scale=scale, eps=eps
+    )
+    equal(of_q, naive_q, y.detach(), R)
+    equal(of_k, naive_k.T, y.detach(), R)
 
 
 @check
 @given(sizes, st.integers(1, 9), seeds, st.floats(-30, 30))
-def test_softmax(j, i, seed, shift):
+def test_a_softmax_is_equation_5(j, i, seed, shift):
     Z = (rand(seed, j, i) + shift).requires_grad_()
     R = rand(seed + 1, j, i)
-    A = Z.softmax(-1)
-    assert torch.allclose(
-        relevance(A, Z, R, eps=1e-300)[0],
-        softmax_naive(Z.detach(), R),
-        rtol=1e-6,
-        atol=1e-9,
-    )
+    (fast,) = relevance(Z.softmax(-1), Z, R, eps=NO_EPS)
+    naive = softmax_naive(Z.detach(), R)
+    assert torch.allclose(fast, naive, rtol=1e-6, atol=1e-9)
+
+
+# a function of one input
 
 
 @check
-@given(
-    sizes, seeds, st.sampled_from([F.gelu, torch.tanh, F.relu, F.silu, F.elu])
-)
-def test_element_wise(n, seed, f):
-    "One input: all of it; and at x = 0 nothing blows up."
-    x = rand(seed, n)
+@given(sizes, seeds, functions)
+def test_the_one_input_of_a_function_gets_all(n, seed, f):
+    x = rand(seed, n).requires_grad_()
     R = rand(seed + 1, n)
+    y = identity_rule(f, x)
+    (got,) = relevance(y, x, R, eps=1e-15)
+    expected = torch.where(y == 0, 0.0, R).detach()
+    assert torch.allclose(got, expected, rtol=1e-6, atol=1e-9)
+
+
+@check
+@given(sizes, seeds, functions)
+def test_the_rule_of_a_function_leaves_its_value(n, seed, f):
+    x = rand(seed, n)
+    assert torch.equal(identity_rule(f, x), f(x))
+
+
+@check
+@given(sizes, seeds, functions)
+def test_at_zero_nothing_blows_up(n, seed, f):
+    x = rand(seed, n)
     x[0] = 0.0
     x.requires_grad_()
     y = identity_rule(f, x)
-    (got,) = relevance(y, x, R, eps=1e-15)
-    assert torch.equal(y, f(x)) and torch.isfinite(got).all()
-    assert torch.allclose(
-        got, torch.where(y == 0, 0.0, R).detach(), rtol=1e-6, atol=1e-9
-    )
+    (got,) = relevance(y, x, rand(seed + 1, n), eps=1e-15)
+    assert y[0] == 0
+    assert got[0] == 0
+    assert torch.isfinite(got).all()
+
+
+# LayerNorm
+
+
+def norm_parameters(n, seed, affine):
+    "Weight and bias as LayerNorm takes them, and as numbers."
+    if affine:
+        weight, bias = rand(seed, n), rand(seed + 1, n)
+        return (weight, bias), (weight, bias)
+    ones = torch.ones(n, dtype=torch.double)
+    return (None, None), (ones, 0 * ones)
 
 
 @check
 @given(st.integers(2, 9), seeds, st.booleans())
-def test_layer_norm(n, seed, affine):
+def test_the_rule_of_layer_norm_leaves_its_value(n, seed, affine):
+    x = rand(seed, n)
+    given_, _ = norm_parameters(n, seed + 2, affine)
+    ours = layer_norm_rule(x, (n,), *given_, 1e-9)
+    assert torch.equal(ours, F.layer_norm(x, (n,), *given_, 1e-9))
+
+
+@check
+@given(st.integers(2, 9), seeds, st.booleans())
+def test_layer_norm_is_linear_at_a_constant_deviation(n, seed, affine):
     x = rand(seed, n).requires_grad_()
     R = rand(seed + 1, n)
-    w, b = (
-        (rand(seed + 2, n), rand(seed + 3, n))
-        if affine
-        else (torch.ones(n).double(), torch.zeros(n).double())
-    )
-    y = layer_norm_rule(
-        x, (n,), w if affine else None, b if affine else None, 1e-9
-    )
-    assert torch.equal(
-        y,
-        F.layer_norm(
-            x, (n,), w if affine else None, b if affine else None, 1e-9
-        ),
-    )
-    equal(
-        relevance(y, x, R, eps=1e-300)[0],
-        layer_norm_naive(x.detach(), w, b, R, ln_eps=1e-9, eps=1e-300),
-        y.detach(),
-        R,
-    )
+    given_, numbers = norm_parameters(n, seed + 2, affine)
+    y = layer_norm_rule(x, (n,), *given_, 1e-9)
+    (fast,) = relevance(y, x, R, eps=NO_EPS)
+    naive = layer_norm_naive(x.detach(), *numbers, R, ln_eps=1e-9, eps=NO_EPS)
+    equal(fast, naive, y.detach(), R)
 
 
 def test_layer_norm_hands_parameters_their_plain_gradient():
-    x, w, b = (rand(s, 4, 5, 6) if s == 0 else rand(s, 6) for s in range(3))
-    w.requires_grad_()
-    b.requires_grad_()
+    x = rand(0, 4, 5, 6)
+    parameters = [rand(seed, 6).requires_grad_() for seed in (1, 2)]
     g = rand(9, 4, 5, 6)
-    ours = torch.autograd.grad(layer_norm_rule(x, (6,), w, b, 1e-5), [w, b], g)
-    for a, t in zip(
-        ours, torch.autograd.grad(F.layer_norm(x, (6,), w, b, 1e-5), [w, b], g)
-    ):
-        assert torch.allclose(a, t)
+    ours, plain = (
+        torch.autograd.grad(f(x, (6,), *parameters, 1e-5), parameters, g)
+        for f in (layer_norm_rule, F.layer_norm)
+    )
+    for a, b in zip(ours, plain, strict=True):
+        assert torch.allclose(a, b)
+
+
+# what follows from the rules
+
+
+def linear_network(widths, seed):
+    "A function of (x, what is done to each layer's output)."
+    pairs = zip(widths, [*widths[1:], 1], strict=True)
+    Ws = [rand(seed + k, a, b) for k, (a, b) in enumerate(pairs)]
+
+    def f(x, rule=lambda y: y):
+        for W in Ws:
+            x = rule(x @ W)
+        return x[..., 0]
+
+    return f
 
 
 @check
 @given(st.lists(sizes, min_size=2, max_size=5), seeds)
 def test_purely_linear_networks_relevance_is_loo(widths, seed):
     x = rand(seed, widths[0]).requires_grad_()
-    Ws = [
-        rand(seed + k, a, b)
-        for k, (a, b) in enumerate(zip(widths, widths[1:] + [1]), 1)
-    ]
-
-    def f(v, rule):
-        for W in Ws:
-            v = rule(v @ W)
-        return v[..., 0]
-
+    f = linear_network(widths, seed + 1)
     (R,) = relevance(f(x, lambda y: epsilon_rule(y, 0.0)), x)
     with torch.no_grad():
-        loo = f(x, lambda y: y) - f(x * (1 - torch.eye(len(x))), lambda y: y)
+        loo = f(x) - f(x * (1 - torch.eye(len(x))))
     assert torch.allclose(R, loo, rtol=1e-9, atol=1e-9)
 
 
 @check
 @given(st.integers(2, 6), seeds)
-def test_product_conserves_and_halves(n, seed):
+def test_each_factor_of_a_product_gets_half(n, seed):
     A = rand(seed, n, n).requires_grad_()
     V = rand(seed + 1, n, n).requires_grad_()
     R = rand(seed + 2, n, n)
     y = product_rule(torch.matmul, A, V)
-    RA, RV = relevance(y, [A, V], R, eps=1e-300)
     scale = float((R.abs() / y.detach().abs()).max())
-    assert torch.allclose(
-        RA.sum(), R.sum() / 2, atol=1e-9 * scale
-    ) and torch.allclose(RV.sum(), R.sum() / 2, atol=1e-9 * scale)
+    for part in relevance(y, [A, V], R, eps=NO_EPS):
+        assert torch.allclose(part.sum(), R.sum() / 2, atol=1e-9 * scale)
 
 
-def test_stabilize_at_zero():
-    assert (
-        stabilize(torch.tensor(0.0), 1e-3) == 1e-3
-        and stabilize(torch.tensor(-0.0), 1e-3) == 1e-3
-        and stabilize(torch.tensor(-1.0), 0.5) == -1.5
-    )
+UNIFORM = (st.integers(2, 8), st.floats(-3, 3))
 
 
-@check
-@given(st.integers(2, 8), st.floats(-3, 3))
-def test_structural_bias(n, value):
-    "Uniform logits, equal values: LOO is zero, relevance is not."
-    row = attention_row(
-        torch.zeros(n).double(), torch.full((n,), value).double()
-    )
-    assert row['loo'].abs().max() < 1e-9
-    assert torch.allclose(
-        row['cp_lrp'], torch.full((n,), value / n).double()
-    ) and torch.allclose(row['attn_lrp'], row['cp_lrp'] / 2)
+def uniform_row(n, value):
+    "One row of attention: uniform logits, equal values."
+    values = torch.full((n,), value, dtype=torch.double)
+    return attention_row(torch.zeros(n, dtype=torch.double), values)
 
 
 @check
-@given(st.integers(2, 6), seeds, st.floats(5, 50))
-def test_linearization_error(n, seed, shift):
-    "softmax(z) = softmax(z + c): LOO and CP-LRP stay, equation 5 moves with c."
+@given(*UNIFORM)
+def test_equal_values_have_no_loo(n, value):
+    assert uniform_row(n, value)['loo'].abs().max() < 1e-9
+
+
+@check
+@given(*UNIFORM)
+def test_equal_values_have_equal_shares_of_relevance(n, value):
+    "The structural bias: relevance where LOO has none."
+    row = uniform_row(n, value)
+    share = torch.full((n,), value / n, dtype=torch.double)
+    assert torch.allclose(row['cp_lrp'], share)
+    assert torch.allclose(row['attn_lrp'], share / 2)
+
+
+SHIFTED = (st.integers(2, 6), seeds, st.floats(5, 50))
+
+
+def shifted_rows(n, seed, shift):
+    "One row of attention twice: softmax(z) = softmax(z + c)."
     z = rand(seed, n)
     v = rand(seed + 1, n)
-    a = attention_row(z, v)
-    b = attention_row(z + shift, v)
-    assert torch.allclose(a['loo'], b['loo'], atol=1e-8) and torch.allclose(
-        a['cp_lrp'], b['cp_lrp'], atol=1e-8
-    )
+    return attention_row(z, v), attention_row(z + shift, v), v
+
+
+@check
+@given(*SHIFTED)
+def test_shifted_logits_leave_loo_and_cp_lrp(n, seed, shift):
+    a, b, _ = shifted_rows(n, seed, shift)
+    assert torch.allclose(a['loo'], b['loo'], atol=1e-8)
+    assert torch.allclose(a['cp_lrp'], b['cp_lrp'], atol=1e-8)
+
+
+@check
+@given(*SHIFTED)
+def test_shifted_logits_move_equation_5_by_the_shift(n, seed, shift):
+    "The error of linearizing a softmax."
+    a, b, v = shifted_rows(n, seed, shift)
     expected = a['attn_lrp_z'] + shift * a['A'] * (v - a['o']) / 2
     assert torch.allclose(b['attn_lrp_z'], expected, atol=1e-7)
 
 
-def test_scale_gradient_and_constant_are_identities_forwards():
+# small parts
+
+
+@pytest.mark.parametrize(
+    'value, eps, stable',
+    [(0.0, 1e-3, 1e-3), (-0.0, 1e-3, 1e-3), (-1, 0.5, -1.5)],
+)
+def test_a_stabilized_number_is_further_from_zero(value, eps, stable):
+    assert stabilize(torch.tensor(float(value)), eps) == stable
+
+
+@pytest.mark.parametrize('f', [constant, lambda x: scale_gradient(x, 0.3)])
+def test_what_changes_a_gradient_leaves_the_value(f):
     x = rand(0, 5).requires_grad_()
-    assert (
-        torch.equal(scale_gradient(x, 0.3), x)
-        and torch.equal(constant(x), x)
-        and not constant(x).requires_grad
-    )
+    assert torch.equal(f(x), x)
+
+
+def test_a_scaled_gradient_is_scaled():
+    x = rand(0, 5).requires_grad_()
+    (g,) = torch.autograd.grad(scale_gradient(x, 0.3).sum(), x)
+    assert torch.allclose(g, torch.full_like(g, 0.3))
+
+
+def test_a_constant_has_no_gradient():
+    assert not constant(rand(0, 5).requires_grad_()).requires_grad

@@ -3,6 +3,7 @@ never arrive: right, or refused by name.
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -209,19 +210,16 @@ def experts(name='Mixtral', **config):
     return model
 
 
+def embedding_of(model):
+    "Of transformers', or of one's own."
+    own = getattr(model, 'embed', None)
+    return own or model.get_input_embeddings()
+
+
 def gradient_of(model, inputs, context):
     "The gradient of one output at the embeddings."
-    x = (
-        model.get_input_embeddings()(inputs['input_ids'])
-        if hasattr(model, 'get_input_embeddings')
-        else model.embed(inputs['input_ids'])
-    )
-    x = x.detach().requires_grad_()
-    embed = (
-        model.get_input_embeddings()
-        if hasattr(model, 'get_input_embeddings')
-        else model.embed
-    )
+    embed = embedding_of(model)
+    x = embed(inputs['input_ids']).detach().requires_grad_()
     handle = embed.register_forward_hook(lambda *_: x.clone())
     try:
         with context:
@@ -230,6 +228,15 @@ def gradient_of(model, inputs, context):
         handle.remove()
     logits = getattr(out, 'logits', out)
     return torch.autograd.grad(logits.flatten()[-1], x)[0]
+
+
+def only_call(n):
+    "Attention weights are constant in the n-th call alone."
+    return ConstantWeights(lambda call: call == n)
+
+
+def gradient_rules(model):
+    return lrp_rules(model, gradient())
 
 
 def same(a, b):
@@ -246,45 +253,42 @@ def test_constant_weights_reach_every_attention_of_parallel_lists(name):
     assert not same(held, plain)
 
 
-def gradient_rules(model):
-    return lrp_rules(model, gradient())
-
-
 @pytest.mark.parametrize('name', ['XLM', 'Flaubert'])
 def test_layers_of_parallel_lists_are_numbered(name):
     model = language_model(name)
     inputs = random_inputs(model)
-    assert n_layers(model) == 3 and transformer_layers(model) == []
+    assert n_layers(model) == 3
+    assert transformer_layers(model) == []
     one = gradient_of(
         model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True)
     )
-    assert same(
-        one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1))
-    )
+    assert same(one, gradient_of(model, inputs, only_call(1)))
 
 
 def test_parallel_lists_conserve_under_cp_lrp():
     model = language_model('XLM')
     s = conservation(model, random_inputs(model), cp_lrp())
-    assert s['softmax'] == 0 and abs(s['remainder']) < 1e-5 * max(
-        map(abs, s.values())
+    assert s['softmax'] == 0
+    assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values()))
+
+
+def funnel():
+    "Its layers are a list of lists; between these the text is pooled."
+    cls = transformers.FunnelForSequenceClassification
+    config = cls.config_class(
+        vocab_size=200,
+        block_sizes=[2, 1],
+        d_model=32,
+        n_head=4,
+        d_head=8,
+        d_inner=64,
     )
+    torch.manual_seed(0)
+    return cls(config).eval()
 
 
 def test_layers_with_something_between_them_are_not_run_one_after_the_other():
-    "Funnel pools the text between its blocks."
-    cls = transformers.FunnelForSequenceClassification
-    torch.manual_seed(0)
-    model = cls(
-        cls.config_class(
-            vocab_size=200,
-            block_sizes=[2, 1],
-            d_model=32,
-            n_head=4,
-            d_head=8,
-            d_inner=64,
-        )
-    ).eval()
+    model = funnel()
     with pytest.raises(NotImplementedError, match='checkpoint=True'):
         lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
 
@@ -316,9 +320,7 @@ def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(
     if how == 'one layer twice':
         model.config = transformers.PretrainedConfig(num_hidden_layers=2)
     one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(
-        one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1))
-    )
+    assert same(one, gradient_of(model, IDS, only_call(1)))
 
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
@@ -331,9 +333,7 @@ def test_a_bigger_list_beside_the_layers_is_not_taken_for_them():
     model = own('heads beside')
     assert transformer_layers(model) == list(model.layers)
     one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(
-        one, gradient_of(model, IDS, ConstantWeights(lambda call: call == 1))
-    )
+    assert same(one, gradient_of(model, IDS, only_call(1)))
 
 
 @pytest.mark.parametrize('attention', [FourDimensions, Fused])
@@ -359,17 +359,24 @@ class TwoStacks(Own):
         return [*self.layers, self.last]
 
 
-def test_attention_beside_the_layers_is_refused_by_number_and_held_by_all():
+def two_stacks():
     torch.manual_seed(0)
-    model = TwoStacks().eval().double()
-    with pytest.raises(
-        ValueError, match='last.mix belongs to none of the 2 layers'
-    ):
+    return TwoStacks().eval()
+
+
+OUTSIDE = 'last.mix belongs to none of the 2 layers'
+
+
+def test_attention_beside_the_layers_is_refused_by_number():
+    model = two_stacks().double()
+    with pytest.raises(ValueError, match=OUTSIDE):
         gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
-    assert same(
-        gradient_of(model, IDS, lrp_rules(model, PLAIN)),
-        gradient_of(model, IDS, ConstantWeights()),
-    )
+
+
+def test_attention_beside_the_layers_is_held_with_all():
+    model = two_stacks().double()
+    held = gradient_of(model, IDS, lrp_rules(model, PLAIN))
+    assert same(held, gradient_of(model, IDS, ConstantWeights()))
 
 
 def test_a_softmax_without_a_layer_is_named():
@@ -377,30 +384,34 @@ def test_a_softmax_without_a_layer_is_named():
     with lrp_rules(model, cp_lrp(), strict=True) as rules:
         model(**IDS)
     softmax = rules.report().query("operation == 'softmax'")
-    assert softmax.layer.tolist() == ['-', '-'] and set(softmax.rule) == {
-        'constant weights'
-    }
+    assert softmax.layer.tolist() == ['-', '-']
+    assert set(softmax.rule) == {'constant weights'}
     assert softmax.module.tolist() == ['layer0.mix', 'layer1.mix']
 
 
-def test_stages_of_layers_are_not_numbered():
-    "A Swin stage with two layers is no transformer layer."
+@pytest.fixture
+def swin():
+    "Stages of layers: one with two layers is no transformer layer."
     cls = transformers.SwinForImageClassification
+    config = cls.config_class(
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[1, 2],
+        num_heads=[2, 2],
+        window_size=4,
+    )
     torch.manual_seed(0)
-    model = cls(
-        cls.config_class(
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=[1, 2],
-            num_heads=[2, 2],
-            window_size=4,
-        )
-    ).eval()
-    inputs = {'pixel_values': torch.rand(1, 3, 32, 32)}
+    return cls(config).eval(), {'pixel_values': torch.rand(1, 3, 32, 32)}
+
+
+def test_stages_of_layers_are_not_numbered(swin):
     with pytest.raises(ValueError, match='holds a list of layers'):
-        relevance_of(model, inputs, attn_lrp([0]))
-    rules = relevance_of(model, inputs, cp_lrp())[2]
+        relevance_of(*swin, attn_lrp([0]))
+
+
+def test_all_means_every_stage(swin):
+    rules = relevance_of(*swin, cp_lrp())[2]
     attention = rules.report().query(
         "operation in ('softmax', 'scaled_dot_product_attention')"
     )
@@ -408,28 +419,18 @@ def test_stages_of_layers_are_not_numbered():
 
 
 def test_blocks_of_layers_are_numbered_through():
-    "Funnel's layers are a list of lists."
-    cls = transformers.FunnelForSequenceClassification
-    config = cls.config_class(
-        vocab_size=200,
-        block_sizes=[2, 1],
-        d_model=32,
-        n_head=4,
-        d_head=8,
-        d_inner=64,
-    )
-    torch.manual_seed(0)
-    model = cls(config).eval().double()
+    model = funnel().double()
     inputs = random_inputs(model)
     assert n_layers(model) == len(transformer_layers(model)) == 3
     one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED))
-    assert same(
-        one, gradient_of(model, inputs, ConstantWeights(lambda call: call == 1))
-    )
-    assert same(
-        gradient_of(model, inputs, lrp_rules(model, PLAIN)),
-        gradient_of(model, inputs, ConstantWeights()),
-    )
+    assert same(one, gradient_of(model, inputs, only_call(1)))
+
+
+def test_all_means_every_block_of_layers():
+    model = funnel().double()
+    inputs = random_inputs(model)
+    held = gradient_of(model, inputs, lrp_rules(model, PLAIN))
+    assert same(held, gradient_of(model, inputs, ConstantWeights()))
 
 
 class Probabilities(nn.Module):
@@ -444,18 +445,29 @@ class Probabilities(nn.Module):
         return self.inner(input_ids).softmax(-1)
 
 
-@pytest.mark.parametrize('how', ['attributes', 'list'])
-def test_a_softmax_on_the_output_is_no_attention(how):
-    model = Probabilities(own(how))
-    held = gradient_of(model, IDS, lrp_rules(model, PLAIN, strict=True))
-    assert same(
-        held, gradient_of(model, IDS, ConstantWeights(lambda call: call < 2))
-    )
-    with lrp_rules(model, cp_lrp()) as rules:
+@pytest.fixture(params=['attributes', 'list'])
+def ends_in_softmax(request):
+    return Probabilities(own(request.param))
+
+
+def test_a_softmax_on_the_output_keeps_its_gradient(ends_in_softmax):
+    rules = lrp_rules(ends_in_softmax, PLAIN, strict=True)
+    held = gradient_of(ends_in_softmax, IDS, rules)
+    below = ConstantWeights(lambda call: call < 2)
+    assert same(held, gradient_of(ends_in_softmax, IDS, below))
+
+
+def rules_outside(model, composite):
+    "Of the softmax in no part of the model."
+    with lrp_rules(model, composite) as rules:
         model(**IDS)
-    assert rules.report().query(
-        "operation == 'softmax' and module == ''"
-    ).rule.tolist() == ['no attention, own gradient']
+    found = rules.report().query("operation == 'softmax' and module == ''")
+    return found.rule.tolist()
+
+
+def test_a_softmax_on_the_output_is_no_attention(ends_in_softmax):
+    found = rules_outside(ends_in_softmax, cp_lrp())
+    assert found == ['no attention, own gradient']
 
 
 class Pool(nn.Module):
@@ -484,86 +496,84 @@ class Pool(nn.Module):
 
 
 @pytest.mark.parametrize(
-    'product,rules_of',
+    'product, composite, rule',
     [
-        (True, ['own gradient', 'constant weights']),
-        (False, ['gate, own gradient', 'constant gate']),
+        (True, attn_lrp(), 'own gradient'),
+        (True, cp_lrp(), 'constant weights'),
+        (False, attn_lrp(), 'gate, own gradient'),
+        (False, cp_lrp(), 'constant gate'),
     ],
 )
 def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(
-    product, rules_of
+    product, composite, rule
 ):
     torch.manual_seed(0)
     model = Pool(own('list'), product).eval()
-    for composite, rule in zip((attn_lrp(), cp_lrp()), rules_of):
-        with lrp_rules(model, composite) as rules:
-            model(**IDS)
-        assert rules.report().query(
-            "operation == 'softmax' and module == ''"
-        ).rule.tolist() == [rule]
+    assert rules_outside(model, composite) == [rule]
 
 
-@pytest.mark.parametrize('name', ['Mixtral', 'Qwen2Moe', 'Olmoe', 'GraniteMoe'])
+ROUTED = ['Mixtral', 'Qwen2Moe', 'Olmoe', 'GraniteMoe']
+ROUTERS_RULES = [
+    (attn_lrp(), 'gate, own gradient'),
+    (attn_lrp([0, 1]), 'gate, own gradient'),
+    (cp_lrp(), 'constant gate'),
+]
+
+
+@pytest.mark.parametrize('composite, rule', ROUTERS_RULES)
+@pytest.mark.parametrize('name', ROUTED)
 @pytest.mark.filterwarnings('ignore:no rule')
-def test_a_router_is_a_gate_and_no_attention(name):
+def test_a_router_is_a_gate(name, composite, rule):
     """Its own gradient under AttnLRP, whatever layers are bypassed; constant
-    under CP-LRP as every gate; never recorded as attention.
+    under CP-LRP as every gate.
     """
     model = experts(name)
-    inputs = random_inputs(model)
-    for composite, rule in (
-        (attn_lrp(), 'gate, own gradient'),
-        (attn_lrp([0, 1]), 'gate, own gradient'),
-        (cp_lrp(), 'constant gate'),
-    ):
-        rules = relevance_of(model, inputs, composite, record='attention')[2]
-        router = rules.report().query("operation == 'softmax'")
-        assert len(router) == 2 and set(router.rule) == {rule}
-        assert [layer for layer, _, _ in rules.attention] == [0, 1] and all(
-            A.ndim == 4 for _, _, A in rules.attention
-        )
+    rules = relevance_of(model, random_inputs(model), composite)[2]
+    router = rules.report().query("operation == 'softmax'")
+    assert router.rule.tolist() == [rule, rule]
+
+
+@pytest.mark.parametrize('composite, rule', ROUTERS_RULES)
+@pytest.mark.parametrize('name', ROUTED)
+@pytest.mark.filterwarnings('ignore:no rule')
+def test_a_router_is_not_recorded_as_attention(name, composite, rule):
+    model = experts(name)
+    rules = relevance_of(
+        model, random_inputs(model), composite, record='attention'
+    )[2]
+    assert [layer for layer, _, _ in rules.attention] == [0, 1]
+    assert all(A.ndim == 4 for _, _, A in rules.attention)
+
+
+class ConstantFusedWeights(ConstantWeights):
+    "A softmax that is written out, a router's, keeps its gradient."
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, '__name__', '') == 'softmax':
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def test_bypassing_a_layer_leaves_its_router_alone():
     model = experts('Qwen2Moe', norm_topk_prob=False)
     inputs = random_inputs(model)
-    both = gradient_of(
-        model,
-        inputs,
-        lrp_rules(
-            model,
-            Composite(
-                'both',
-                (0, 1),
-                product='gradient',
-                layer_norm='gradient',
-                activation='gradient',
-            ),
-        ),
-    )
-
-    class Fused(ConstantWeights):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            if getattr(func, '__name__', '') == 'softmax':
-                return func(*args, **(kwargs or {}))
-            return super().__torch_function__(func, types, args, kwargs)
-
-    assert same(both, gradient_of(model, inputs, Fused()))
+    both = replace(PLAIN, name='both', bypass_softmax=(0, 1))
+    found = gradient_of(model, inputs, lrp_rules(model, both))
+    assert same(found, gradient_of(model, inputs, ConstantFusedWeights()))
 
 
-def test_a_model_of_experts_conserves_with_its_routers_share():
+@pytest.mark.parametrize('composite', [attn_lrp(), cp_lrp()])
+def test_a_model_of_experts_conserves_with_its_routers_share(composite):
     model = experts('Qwen2Moe', norm_topk_prob=False)
-    for composite in (attn_lrp(), cp_lrp()):
-        s = conservation(model, random_inputs(model), composite)
-        assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values())), (
-            composite.name,
-            s,
-        )
+    s = conservation(model, random_inputs(model), composite)
+    assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values())), s
 
 
 def test_removal_takes_no_router_for_attention():
-    scores = removal_scores(experts(), None, [random_inputs(experts())]).scores
-    assert scores.shape == (1, 12) and torch.isfinite(scores).all()
+    model = experts()
+    scores = removal_scores(model, None, [random_inputs(model)]).scores
+    assert scores.shape == (1, 12)
+    assert torch.isfinite(scores).all()
 
 
 # ---------------------------------------------------------------- gradients
@@ -571,21 +581,18 @@ def test_removal_takes_no_router_for_attention():
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_a_quantized_linear_layer_is_refused_by_name():
+@pytest.mark.parametrize('composite', [attn_lrp(), cp_lrp(), gradient()])
+def test_a_quantized_linear_layer_is_refused_by_name(composite):
     model = random_model('BERT', dtype=torch.float32)
     quantized = torch.ao.quantization.quantize_dynamic(
         copy.deepcopy(model), {nn.Linear}
     )
-    inputs = random_inputs(model)
-    for composite in (attn_lrp(), cp_lrp(), gradient()):
-        with pytest.raises(
-            ValueError,
-            match=(
-                'no gradient comes through linear_dynamic in'
-                ' bert.encoder.layer.0.*DynamicQuantizedLinear'
-            ),
-        ):
-            relevance_of(quantized, inputs, composite)
+    said = (
+        'no gradient comes through linear_dynamic in'
+        ' bert.encoder.layer.0.*DynamicQuantizedLinear'
+    )
+    with pytest.raises(ValueError, match=said):
+        relevance_of(quantized, random_inputs(model), composite)
 
 
 class NoGrad(nn.Module):
@@ -625,6 +632,14 @@ class Custom(NoGrad):
         return Nothing.apply(self.inner(x))
 
 
+def with_a_part(part):
+    "A BERT whose second layer has `part` around its last product."
+    model = random_model('BERT')
+    output = model.bert.encoder.layer[1].output
+    output.dense = part(output.dense)
+    return model
+
+
 @pytest.mark.filterwarnings('ignore:no rule')
 @pytest.mark.parametrize(
     'part,said',
@@ -644,61 +659,56 @@ def test_a_part_that_hands_no_gradient_on_is_refused_by_name(
     """Residual connections bring part of the gradient, so that the scores
     would look right.
     """
-    model = random_model('BERT')
-    output = model.bert.encoder.layer[1].output
-    output.dense = part(output.dense)
-    with pytest.raises(
-        ValueError,
-        match=f'no gradient comes through {said}.*bert.encoder.layer.1.output',
-    ):
+    model = with_a_part(part)
+    named = f'no gradient comes through {said}.*bert.encoder.layer.1.output'
+    with pytest.raises(ValueError, match=named):
         relevance_of(model, random_inputs(model), composite)
 
 
 def test_watching_the_plain_gradient_refuses_too():
+    x = torch.randn(1, 4, 32, dtype=torch.double, requires_grad=True)
+    model = with_a_part(NoGrad)
+    with pytest.raises(ValueError, match='no gradient comes through'):
+        with watch_gradient(model):
+            model(inputs_embeds=x)
+
+
+def test_watching_the_plain_gradient_of_a_whole_model_is_no_error():
     model = random_model('BERT')
-    inputs = random_inputs(model)
     with watch_gradient(model):
-        model(**inputs)
-    model.bert.encoder.layer[1].output.dense = NoGrad(
-        model.bert.encoder.layer[1].output.dense
-    )
-    with (
-        pytest.raises(ValueError, match='no gradient comes through'),
-        watch_gradient(model),
-    ):
-        model(
-            inputs_embeds=torch.randn(
-                1, 4, 32, dtype=torch.double, requires_grad=True
-            )
-        )
+        model(**random_inputs(model))
+
+
+class Choice(NoGrad):
+    "Masks and choices made of activations without a gradient."
+
+    def forward(self, x):
+        with torch.no_grad():
+            top = x.abs().topk(3, -1).indices
+        kept = x * (x.detach() > -100)
+        return self.inner(kept) + 0 * x.gather(-1, top).sum()
 
 
 def test_what_is_cut_off_and_not_used_is_no_error():
-    "Masks and choices made of activations without a gradient."
-
-    class Choice(NoGrad):
-        def forward(self, x):
-            with torch.no_grad():
-                top = x.abs().topk(3, -1).indices
-            return (
-                self.inner(x * (x.detach() > -100))
-                + 0 * x.gather(-1, top).sum()
-            )
-
     model = random_model('BERT')
-    plain = relevance_of(model, random_inputs(model), attn_lrp())[0]
-    output = model.bert.encoder.layer[1].output
-    output.dense = Choice(output.dense)
-    assert same(relevance_of(model, random_inputs(model), attn_lrp())[0], plain)
+    inputs = random_inputs(model)
+    plain = relevance_of(model, inputs, attn_lrp())[0]
+    found = relevance_of(with_a_part(Choice), inputs, attn_lrp())[0]
+    assert same(found, plain)
 
 
-def test_where_no_gradient_arrives_at_all_the_message_is_ours():
+@pytest.mark.parametrize('requires_grad', [False, True])
+def test_where_no_gradient_arrives_at_all_the_message_is_ours(requires_grad):
     x = torch.ones(3, requires_grad=True)
-    for value in (torch.ones(1), torch.ones(1, requires_grad=True) * 2):
-        with pytest.raises(
-            ValueError, match='no gradient comes from the explained number'
-        ):
-            input_gradient(value, x)
+    value = torch.ones(1, requires_grad=requires_grad) * 2
+    with pytest.raises(
+        ValueError, match='no gradient comes from the explained number'
+    ):
+        input_gradient(value, x)
+
+
+def test_a_gradient_that_arrives_is_handed_on():
+    x = torch.ones(3, requires_grad=True)
     assert torch.equal(input_gradient(x * 2, x), torch.full((3,), 2.0))
 
 
@@ -706,24 +716,31 @@ def test_where_no_gradient_arrives_at_all_the_message_is_ours():
 # parts, parts in training mode
 
 
-@pytest.mark.parametrize('how', ['wrapped', 'in place', 'forward'])
-def test_a_compiled_part_is_refused_by_name(how):
+COMPILED = 'bert.encoder.layer.1 of the model is compiled'
+
+
+@pytest.fixture(params=['wrapped', 'in place', 'forward'])
+def with_a_compiled_part(request):
     model = random_model('BERT', dtype=torch.float32)
     layers = model.bert.encoder.layer
-    if how == 'wrapped':
+    if request.param == 'wrapped':
         layers[1] = torch.compile(layers[1])
-    if how == 'in place':
+    if request.param == 'in place':
         layers[1].compile()
-    if how == 'forward':
+    if request.param == 'forward':
         layers[1].forward = torch.compile(layers[1].forward)
-    with pytest.raises(
-        TypeError, match='bert.encoder.layer.1 of the model is compiled'
-    ):
-        lrp_rules(model, attn_lrp())
-    with pytest.raises(
-        TypeError, match='bert.encoder.layer.1 of the model is compiled'
-    ):
-        attention_maps(model, **random_inputs(model))
+    return model
+
+
+def test_rules_refuse_a_compiled_part_by_name(with_a_compiled_part):
+    with pytest.raises(TypeError, match=COMPILED):
+        lrp_rules(with_a_compiled_part, attn_lrp())
+
+
+def test_attention_maps_refuse_a_compiled_part_by_name(with_a_compiled_part):
+    inputs = random_inputs(with_a_compiled_part)
+    with pytest.raises(TypeError, match=COMPILED):
+        attention_maps(with_a_compiled_part, **inputs)
 
 
 def test_a_part_in_training_mode_is_refused_by_name(tokenizer):
@@ -736,33 +753,34 @@ def test_a_part_in_training_mode_is_refused_by_name(tokenizer):
         explain(model, tokenizer, 'Not a dull minute.', method='loo')
 
 
-@pytest.mark.parametrize(
-    'part,refused',
-    [
-        (nn.Linear(32, 2), False),
-        (nn.Dropout(0.0), False),
-        (nn.Dropout(0.1), True),
-        (nn.BatchNorm1d(2), True),
-        (nn.Sequential(nn.Linear(32, 2)), False),
-    ],
-)
-def test_only_parts_that_training_changes_are_refused(part, refused):
-    "A new head is in training mode as torch makes it, and computes the same."
+def with_a_head_in_training(part):
     model = random_model('BERT')
     model.classifier = part.train()
-    if not refused:
-        return check_model(model)
+    return model
+
+
+@pytest.mark.parametrize('part', [nn.Dropout(0.1), nn.BatchNorm1d(2)])
+def test_parts_that_training_changes_are_refused(part):
     with pytest.raises(ValueError, match='classifier.* is in training mode'):
-        check_model(model)
+        check_model(with_a_head_in_training(part))
+
+
+@pytest.mark.parametrize(
+    'part',
+    [
+        nn.Linear(32, 2),
+        nn.Dropout(0.0),
+        nn.Sequential(nn.Linear(32, 2)),
+    ],
+)
+def test_parts_that_compute_the_same_in_training_are_not_refused(part):
+    "A new head is in training mode as torch makes it."
+    check_model(with_a_head_in_training(part))
 
 
 def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
-    torch.manual_seed(0)
-    model = TwoStacks().eval()
-    with pytest.raises(
-        ValueError, match='last.mix belongs to none of the 2 layers'
-    ):
-        bypass_sweep(model, IDS, [(), (1,)])
+    with pytest.raises(ValueError, match=OUTSIDE):
+        bypass_sweep(two_stacks(), IDS, [(), (1,)])
 
 
 def test_longformers_global_attention_is_held_constant():
@@ -785,9 +803,8 @@ def test_longformers_global_attention_is_held_constant():
     ).eval()
     rules = relevance_of(model, random_inputs(model), cp_lrp())[2]
     softmax = rules.report().query("operation == 'softmax'")
-    assert (
-        set(softmax.rule) == {'constant weights'} and softmax.calls.sum() == 4
-    )
+    assert set(softmax.rule) == {'constant weights'}
+    assert softmax.calls.sum() == 4
 
 
 class BiasUnderNoGrad(nn.Module):
