@@ -11,20 +11,20 @@ __all__ = ['ABLATED', 'ATTN_LRP', 'CP_LRP', 'KNOWN_AS', 'EFFECT_STYLES', 'STUDIE
 # %% ../../nbs/26_ablation.ipynb #d0aa8bf6
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib import pyplot as plt
-from tqdm.auto import tqdm
 
 from ..faithfulness import agreement_rows
 from ..lrp import cp_lrp, lrp_rules
 from ..models import forward, watch_embeddings
 from ..results import Results
 from ..stats import mean_se, paired_difference, per_text
-from .common import interval_text, part_examples
+from .common import add_batches, interval_text, part_examples
 
 # %% ../../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -232,7 +232,7 @@ def batches_by_length(
 
 # %% ../../nbs/26_ablation.ipynb #1a206789
 def _agreement_of(drawn, methods):
-    "batch → its rows, for `Results.extend`."
+    "batch → its rows, for `add_batches`."
 
     def run(batch):
         encs = [enc for _, enc, _ in batch]
@@ -247,6 +247,7 @@ def _agreement_of(drawn, methods):
 
 
 def _ablation_summary(rows, left):
+    "The effects, and how many texts they are of."
     effects = ablation_effects(dict(rows=rows))
     return dict(
         n=len(rows),
@@ -254,6 +255,14 @@ def _ablation_summary(rows, left):
         mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
         effects=effects.to_dict(orient='records'),
     )
+
+
+def _batches_in_order(examples, batch_size):
+    "Texts of a length together, a few batches at a time: the file grows in order."
+    window = 4 * batch_size
+    starts = range(0, len(examples), window)
+    near = [examples[k : k + window] for k in starts]
+    return [b for part in near for b in batches_by_length(part, batch_size)]
 
 
 def ablation_experiment(
@@ -269,22 +278,18 @@ def ablation_experiment(
     computed once per example; resumable.
     """
     drawn = part_examples(part, data, limit, seed)
-    examples = drawn.examples
-    methods = methods_to_compare(has_gates(drawn.model, examples[0][1]))
+    _, first, _ = drawn.examples[0]
+    methods = methods_to_compare(has_gates(drawn.model, first))
     config = dict(experiment='ablation', part=part, **drawn.info)
     config |= dict(limit=limit, seed=seed)
     config['methods'] = {m: [f, kw] for m, (f, kw) in methods.items()}
-    results = Results(path, config, fresh)
-    run = _agreement_of(drawn, methods)
-    model, texts = drawn.info['model']['name'], drawn.info['data']['name']
-    window = 4 * batch_size
-    starts = range(0, len(examples), window)
-    for k in tqdm(starts, desc=f"ablation {part} ({model} on {texts})"):
-        near = examples[k : k + window]
-        results.extend(batches_by_length(near, batch_size), run)
-    results.summary = _ablation_summary(results.rows, drawn.left)
-    results.save()
-    return results
+    return add_batches(
+        Results(path, config, fresh),
+        _batches_in_order(drawn.examples, batch_size),
+        _agreement_of(drawn, methods),
+        f'ablation {part} ({drawn.words})',
+        partial(_ablation_summary, left=drawn.left),
+    )
 
 # %% ../../nbs/26_ablation.ipynb #f73ff4af
 KNOWN_AS = {

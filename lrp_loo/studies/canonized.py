@@ -13,13 +13,12 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 from matplotlib import pyplot as plt
-from tqdm.auto import tqdm
 
 from ..results import Results
 from ..rules import product_rule, relevance
 from ..stats import mean_se, paired_difference
 from .ablation import ATTN_LRP, ablation_r, composite_name
-from .common import interval_text
+from .common import add_rows, interval_text
 from lrp_loo.studies.linear_attention import (
     FORMS,
     PROTOCOLS,
@@ -160,13 +159,13 @@ def canonized_mnist_experiment(
         **training,
         grid=[setting_name(s) for s in GRID],
     )
-    results = Results(path, config, fresh)
+
+    def row(setting):
+        return _canonized_setting(setting, train, test, limit, training)
+
     wanted = range(len(GRID)) if settings is None else settings
-    for i in tqdm(wanted, desc='settings'):
-        if i not in results.done:
-            row = _canonized_setting(GRID[i], train, test, limit, training)
-            results.add(dict(i=i, **row))
-    return results
+    examples = [(i, GRID[i]) for i in wanted]
+    return add_rows(Results(path, config, fresh), examples, row, 'settings')
 
 # %% ../../nbs/24_canonized.ipynb #2506e90f
 # column → explainer, pair

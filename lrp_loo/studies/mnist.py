@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 from tqdm.auto import tqdm
 
 from ..results import Results
+from .common import Study, add_rows, digit_sets
 from lrp_loo.studies.linear_attention import (
     EXPLAINERS,
     FORMS,
@@ -277,16 +278,20 @@ def linear_attention_experiment(
     grid = GRID if grid is None else grid
     training = dict(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
     config = _configuration(train, test, data_info, limit, grid, training)
-    results = Results(path, config, fresh=fresh)
-    bar = tqdm(grid, desc='settings', disable=not progress)
-    training['progress'] = progress
-    for i, setting in enumerate(bar):
-        if i not in results.done:
-            row = run_setting(setting, train, test, limit, **training)
-            results.add(dict(i=i, **row))
-    results.summary = summarise(results.rows)
-    results.save()
-    return results
+
+    def row(setting):
+        return run_setting(
+            setting, train, test, limit, progress=progress, **training
+        )
+
+    return add_rows(
+        Results(path, config, fresh),
+        list(enumerate(grid)),
+        row,
+        'settings',
+        summarise,
+        progress,
+    )
 
 # %% ../../nbs/52_mnist.ipynb #4c1cc813
 def _grid_line(row, protocol):
@@ -566,9 +571,6 @@ def mnist_claims(
     ]
 
 # %% ../../nbs/52_mnist.ipynb #e641cd27
-from .common import Study, digit_sets
-
-
 def run_digits(path, part, options):
     "Table 1's grid of settings on the digits."
     digits = digit_sets(options.data, options.seed)

@@ -8,12 +8,12 @@ __all__ = ['EMULATED', 'STUDIES', 'tf32_round', 'tf32_emulation', 'precision_err
 
 # %% ../../nbs/28_precision.ipynb #d80a286c
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.overrides import TorchFunctionMode
-from tqdm.auto import tqdm
 from ..attention import AttentionCall, operation_name
 from ..core import resolve_device
 from ..data import load_texts
@@ -28,7 +28,7 @@ from lrp_loo.models import (
 )
 from ..results import Results
 from ..stats import pearson
-from .experiments import text_examples
+from .common import Study, add_rows, text_examples
 
 # %% ../../nbs/28_precision.ipynb #7483166d
 _HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa
@@ -211,6 +211,10 @@ def _by_precision(rows):
     }
 
 
+def _precision_summary(rows, too_long):
+    return dict(n=len(rows), n_too_long=too_long, table=_by_precision(rows))
+
+
 def precision_experiment(
     path,  # the results file
     name: str = 'sst2',  # data set, and the demo model of that name
@@ -241,24 +245,12 @@ def precision_experiment(
     examples, too_long = text_examples(model, tokenizer, texts, limit, longest)
     models = _models_at(model, kinds)
 
-    def run(batch):
-        for _, enc, _ in batch:
-            errors = precision_errors(model, tokenizer, enc, models)
-            yield dict(n_tokens=enc['input_ids'].shape[1], errors=errors)
+    def row(enc, label):
+        errors = precision_errors(model, tokenizer, enc, models)
+        return dict(n_tokens=enc['input_ids'].shape[1], errors=errors)
 
-    with tqdm(
-        total=len(examples),
-        initial=len(results.done),
-        desc=f'precision, {name}',
-    ) as bar:
-        results.extend([[example] for example in examples], run, bar)
-    results.summary = dict(
-        n=len(results.rows),
-        n_too_long=too_long,
-        table=_by_precision(results.rows),
-    )
-    results.save()
-    return results
+    summary = partial(_precision_summary, too_long=too_long)
+    return add_rows(results, examples, row, f'precision, {name}', summary)
 
 
 _PANELS = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
@@ -311,9 +303,6 @@ def plot_precision(
     return fig
 
 # %% ../../nbs/28_precision.ipynb #fa109fb6
-from .common import Study
-
-
 def run_precision(path, part, options):
     "On the demo model for SST-2."
     return precision_experiment(

@@ -24,7 +24,6 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
 from ..attention import AttentionMode
@@ -33,7 +32,7 @@ from ..results import Results
 from ..stats import agreement, pearson
 from ..data import TextData, load_texts, source_label
 from ..stats import mean_se, paired_difference, per_text
-from .experiments import text_examples
+from .common import add_rows, text_examples
 from lrp_loo.models import (
     DEMOS,
     forward_arguments,
@@ -929,6 +928,23 @@ def _no_phrases(tokenizer, texts):
     return [i for i, n in enumerate(lengths) if n == SHORTEST]
 
 
+def _tuning_examples(model, tokenizer, texts, limit):
+    "(i, encoded text) of texts that are neither phrases nor too long."
+    numbers = _no_phrases(tokenizer, texts.texts)
+    chosen = TextData(
+        [texts.texts[i] for i in numbers],
+        [texts.labels[i] for i in numbers],
+        texts.info,
+    )
+    examples, _ = text_examples(model, tokenizer, chosen, limit, LONGEST)
+    return [(numbers[j], enc) for j, enc, _ in examples]
+
+
+def _tuning_summary(rows):
+    best = tuned_options(dict(rows=rows))
+    return dict(n=len(rows), best={str(n): o for n, o in best.items()})
+
+
 def tuning_experiment(
     path,  # the results file
     name: str = 'sst2',  # 'sst2' or 'imdb', data and demo model
@@ -951,28 +967,15 @@ def tuning_experiment(
         kept=KEPT,
         penalties=PENALTIES,
     )
-    results = Results(path, config, fresh)
-    done = results.done
-    numbers = _no_phrases(tok, texts.texts)
-    long = TextData(
-        [texts.texts[i] for i in numbers],
-        [texts.labels[i] for i in numbers],
-        texts.info,
-    )
-    examples, _ = text_examples(model, tok, long, limit, LONGEST)
-    for j, enc, _ in tqdm(examples, desc=f'tuning on {name}'):
-        i = numbers[j]
-        if i in done:
-            continue
+
+    def row(enc):
         n_tokens = enc['input_ids'].shape[1]
-        r = tuning_row(model, tok, enc)
-        results.add(dict(i=i, n_tokens=n_tokens, r=r))
-    best = tuned_options(dict(rows=results.rows))
-    results.summary = dict(
-        n=len(results.rows), best={str(n): o for n, o in best.items()}
-    )
-    results.save()
-    return results
+        return dict(n_tokens=n_tokens, r=tuning_row(model, tok, enc))
+
+    results = Results(path, config, fresh)
+    examples = _tuning_examples(model, tok, texts, limit)
+    bar = f'tuning on {name}'
+    return add_rows(results, examples, row, bar, _tuning_summary)
 
 
 def tuned_options(
@@ -1089,6 +1092,14 @@ def related_row(
     return dict(n_tokens=T, target=loo.target, methods=out)
 
 
+def _related_summary(rows):
+    return dict(
+        n=len(rows),
+        mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
+        table=related_table(dict(rows=rows)).T.to_dict(),
+    )
+
+
 def related_experiment(
     path,  # the results file
     # 'sst2' (validation) or 'imdb' (test), data and demo model
@@ -1114,22 +1125,15 @@ def related_experiment(
         methods={n: [m.name, m.options] for n, m in methods.items()},
     )
     results = Results(path, config, fresh)
-    done = results.done
     first = encode(model, tok, 'A first call is slower than the others.')
     related_row(model, tok, first, methods)
     examples, _ = text_examples(model, tok, texts, limit, LONGEST)
-    for i, enc, label in tqdm(examples, desc=f'related on {name}'):
-        if i not in done:
-            row = related_row(model, tok, enc, methods)
-            results.add(dict(i=i, label=label, **row))
-    rows = results.rows
-    results.summary = dict(
-        n=len(rows),
-        mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
-        table=related_table(dict(rows=rows)).T.to_dict(),
-    )
-    results.save()
-    return results
+
+    def row(enc, label):
+        return dict(label=label, **related_row(model, tok, enc, methods))
+
+    bar = f'related on {name}'
+    return add_rows(results, examples, row, bar, _related_summary)
 
 
 def _table_row(rows, name, against):

@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
-from .common import part_examples, part_experiment
+from .common import add_rows, part_examples
+from .experiments import part_experiment
 from .style import method_colour, method_label, themed
 from ..lrp import Composite, gradient, lrp_rules
 from ..results import Results
@@ -397,6 +397,21 @@ def gap_row(
     }
 
 
+def _content_agreement(tokenizer, enc, maps):
+    "A row of `gap_experiment`: r with LOO over the content tokens."
+    loo = maps.pop('loo')
+    content = ~special_mask(tokenizer, enc['input_ids'][0])
+    r = {
+        m: float(pearson(x.detach().cpu()[content], loo[content]))
+        for m, x in maps.items()
+    }
+    return dict(n_tokens=len(content), r=r)
+
+
+def _gap_summary(rows):
+    return gap_table(dict(rows=rows)).T.to_dict()
+
+
 def gap_experiment(
     path,  # the results file
     part: str = 'sst2',  # of `part_examples`
@@ -408,22 +423,13 @@ def gap_experiment(
     "r with LOO of every estimate of `gap_row`, a row per text."
     model, tok, examples, info, _ = part_examples(part, data, limit, seed)
     config = dict(experiment='gap', part=part, **info, limit=limit, seed=seed)
-    results = Results(path, config, fresh)
-    done = results.done
-    for i, enc, _ in tqdm(examples, desc=f'gap: {part}'):
-        if i in done:
-            continue
+
+    def row(enc, label):
         maps = gap_row(model, enc, info['model']['layers'])
-        loo = maps.pop('loo')
-        content = ~special_mask(tok, enc['input_ids'][0])
-        r = {
-            m: float(pearson(x.detach().cpu()[content], loo[content]))
-            for m, x in maps.items()
-        }
-        results.add(dict(i=i, n_tokens=len(content), r=r))
-    results.summary = gap_table(dict(rows=results.rows)).T.to_dict()
-    results.save()
-    return results
+        return _content_agreement(tok, enc, maps)
+
+    results = Results(path, config, fresh)
+    return add_rows(results, examples, row, f'gap: {part}', _gap_summary)
 
 
 def gap_table(
