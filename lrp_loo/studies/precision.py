@@ -29,6 +29,7 @@ from lrp_loo.models import (
 from ..results import Results
 from ..stats import pearson
 from .common import Study, add_rows, text_examples
+from .style import OTHERS, method_label, panels, themed
 
 # %% ../../nbs/28_precision.ipynb #7483166d
 _HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa
@@ -253,49 +254,42 @@ def precision_experiment(
     return add_rows(results, examples, row, f'precision, {name}', summary)
 
 
-_PANELS = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
+_QUANTITIES = ('logits', 'loo', 'attn_lrp')
 
 
 def _draw_errors(ax, rows, quantity):
     "A dot for each text, a column for each precision, a line at the median."
     precisions = list(rows[0]['errors'])
-    for at, dtype in enumerate(precisions):
+    for at, (dtype, colour) in enumerate(zip(precisions, OTHERS)):
         y = _errors(rows, dtype, quantity, 'max')
         spread = np.linspace(-0.25, 0.25, len(y))
-        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7)
+        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7, color=colour)
         ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
     ax.set_xticks(range(len(precisions)), precisions)
     ax.set_yscale('log')
     ax.grid(axis='y', alpha=0.3)
 
 
-def _titled(ax, quantity, table, precisions):
+def _quantity_title(quantity, table):
     "The quantity, and the mean r of its maps."
-    title = _PANELS[quantity]
-    if quantity != 'logits':
-        r = [f"{table.r[dtype, quantity]:.5f}" for dtype in precisions]
-        title += f"\nr = {', '.join(r)}"
-    ax.set_title(title, fontsize=9)
+    if quantity == 'logits':
+        return quantity
+    r = table.r.xs(quantity, level='quantity')
+    numbers = ', '.join(f'{x:.5f}' for x in r)
+    return f'{method_label(quantity)}\nr = {numbers}'
 
 
+@themed
 def plot_precision(
     rows: list,  # with `errors`
 ):  # a figure
     "The largest difference from float32 on each text."
-    import matplotlib.pyplot as plt  # workers start sooner without
-
     table = precision_table(rows)
-    fig, axes = plt.subplots(
-        1,
-        len(_PANELS),
-        figsize=(8.5, 3.1),
-        sharey=True,
-        constrained_layout=True,
-    )
-    for ax, quantity in zip(axes, _PANELS):
+    fig, axes = panels(len(_QUANTITIES), 1, 2.9, 3.1, sharey=True)
+    for ax, quantity in zip(axes[0], _QUANTITIES):
         _draw_errors(ax, rows, quantity)
-        _titled(ax, quantity, table, list(rows[0]['errors']))
-    axes[0].set_ylabel('largest |difference| from float32')
+        ax.set_title(_quantity_title(quantity, table))
+    axes[0, 0].set_ylabel('largest |difference| from float32')
     fig.supxlabel(
         'precision of the demo model; a dot is a text, the line their median',
         fontsize=9,
