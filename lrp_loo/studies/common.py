@@ -141,10 +141,9 @@ def add_batches(
     """
     done = results.done
     kept = [i in done for batch in batches for i, *_ in batch]
-    bar = tqdm(
-        total=len(kept), initial=sum(kept), desc=desc, disable=not progress
-    )
-    with bar:
+    # where a bar is wanted, TQDM_DISABLE still has a say
+    hidden = {} if progress else dict(disable=True)
+    with tqdm(total=len(kept), initial=sum(kept), desc=desc, **hidden) as bar:
         results.extend(batches, rows_of, bar)
     if summarise is not None:
         results.summary = summarise(results.rows)

@@ -16,7 +16,13 @@ import pandas as pd
 import torch
 from .common import add_rows, part_examples
 from .experiments import part_experiment
-from .style import FURTHER, method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    FURTHER,
+    method_colour,
+    method_label,
+    panels,
+    themed,
+)
 from ..lrp import Composite, gradient, lrp_rules
 from ..results import Results
 from ..stats import pearson, spearman
