@@ -11,14 +11,22 @@ __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', '
 
 # %% ../../nbs/25_protocol.ipynb #401b7174
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 from ..methods import explain_batch
+from ..lrp import n_layers
+from ..results import Results
+from ..stats import normalize
+from ..data import load_texts
+from ..stats import agreement
+from ..stats import mean_se, paired_difference
+from .common import add_rows, text_examples
+from .layerwise import bypass_name, is_above_zero
+from .style import OTHERS, method_colour, method_label, themed
 from lrp_loo.models import (
     DEMOS,
     describe_model,
@@ -26,15 +34,8 @@ from lrp_loo.models import (
     forward,
     load_demo,
     max_tokens,
-    n_layers,
     special_mask,
 )
-from ..results import Results
-from ..stats import agreement, mean_se, normalize, paired_difference
-from ..data import load_texts
-from .experiments import text_examples
-from .layerwise import bypass_name, is_above_zero
-from .style import OTHERS, method_colour, method_label, themed
 from ..removals import Removal, fill_id
 from ..curves import curve_area, removal_path, removal_units
 from ..variants import subset_logits
@@ -380,6 +381,7 @@ def _removals_of(choices, pool, tokenizer, n_draws, seed):
 
 
 def _protocol_summary(rows, choices, too_long):
+    "How many texts, and what was not asked."
     return dict(
         n=len(rows),
         n_with_curves=sum('curves' in r for r in rows),
@@ -387,6 +389,24 @@ def _protocol_summary(rows, choices, too_long):
         mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
         left_out=[c for c in PROTOCOL if c not in choices],
     )
+
+
+def _plain_methods(model):
+    "The methods of the rows, as a config names them."
+    return {m: list(v) for m, v in protocol_methods(n_layers(model)).items()}
+
+
+def _full_choices(choices):
+    "Choice → all its settings, in PROTOCOL's order."
+    return {n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices}
+
+
+def _curves_for_first(examples, n):
+    "(i, encoded text, whether it gets curves); n None: all do."
+    return [
+        (i, enc, n is None or place < n)
+        for place, (i, enc, _) in enumerate(examples)
+    ]
 
 
 def protocol_experiment(
@@ -413,7 +433,6 @@ def protocol_experiment(
     pool = _pool_of(name, data, texts.info['source'], n_pool, seed)
     removals = _removals_of(choices, pool, tok, n_draws, seed)
     longest = min(longest, max_tokens(model, tok))
-    methods = protocol_methods(n_layers(model))
     config = dict(
         experiment='protocol',
         data={k: v for k, v in texts.info.items() if k != 'n'},
@@ -425,25 +444,25 @@ def protocol_experiment(
         n_curves=n_curves,
         n_draws=n_draws,
         pool=pool.info,
-        choices={n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices},
+        choices=_full_choices(choices),
         chunks=CHUNKS[name],
-        methods={m: list(v) for m, v in methods.items()},
+        methods=_plain_methods(model),
     )
     results = Results(path, config, fresh)
-    done = results.done
     examples, too_long = text_examples(model, tok, texts, limit, longest)
-    bar = tqdm(examples, desc=f'protocol of {name}')
-    for n, (i, enc, _) in enumerate(bar):
-        if i in done:
-            continue
-        curves = n_curves is None or n < n_curves
-        row = protocol_row(
+
+    def row(enc, curves):
+        return protocol_row(
             model, tok, enc, removals, CHUNKS[name], choices, curves
         )
-        results.add(dict(i=i, **row))
-    results.summary = _protocol_summary(results.rows, choices, too_long)
-    results.save()
-    return results
+
+    return add_rows(
+        results,
+        _curves_for_first(examples, n_curves),
+        row,
+        f'protocol of {name}',
+        partial(_protocol_summary, choices=choices, too_long=too_long),
+    )
 
 # %% ../../nbs/25_protocol.ipynb #94651c41
 RECORDED = {
