@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WINDOW', 'BEYOND', 'TEXTS', 'EPOCHS', 'RunOptions', 'Study', 'read_parts', 'on_part', 'on_data', 'rows_heading',
-           'one_table', 'add_batches', 'add_rows', 'Part', 'PartExamples', 'text_examples', 'part_examples',
+           'one_table', 'add_batches', 'add_rows', 'Part', 'PartExamples', 'Prompt', 'text_examples', 'part_examples',
            'DigitSets', 'digit_sets', 'interval_text']
 
 # %% ../../nbs/50_common.ipynb #67a9808c
@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from ..results import Results, read_results
 from ..data import load_digit_images, load_texts, vit_pixels
 from ..models import describe_model, encode, load_demo, max_tokens
+from ..targets import Target
 
 # %% ../../nbs/50_common.ipynb #2e71d7bb
 @dataclass(frozen=True)
@@ -206,6 +207,40 @@ class PartExamples(NamedTuple):
         "The model and the data, for a bar."
         return f"{self.info['model']['name']} on {self.info['data']['name']}"
 
+# %% ../../nbs/50_common.ipynb #2c497b13
+class Prompt(NamedTuple):
+    "A question about a text, answered by a language model's next token."
+
+    before: str  # what stands before the text, a special first token included
+    after: str  # and behind it
+    answers: tuple  # of label 0 and of label 1, a token each
+
+    def of(self, text):
+        "The question with the text in it, without a review's line breaks."
+        return self.before + text.replace('<br />', ' ') + self.after
+
+    def ids(self, tokenizer):
+        "The answers' tokens."
+        found = [
+            tokenizer.encode(a, add_special_tokens=False) for a in self.answers
+        ]
+        for answer, ids in zip(self.answers, found):
+            if len(ids) != 1:
+                raise ValueError(
+                    f"the answer {answer!r} must be one token of this"
+                    f" tokenizer, and is {len(ids)}"
+                )
+        return [ids[0] for ids in found]
+
+    def right(self, tokenizer, label):
+        "What the target comes out as where the model is right."
+        ids = self.ids(tokenizer)
+        return [ids[label], ids[1 - label]]
+
+    def target(self, tokenizer):
+        "The likelier answer minus the other."
+        return Target(among=tuple(self.ids(tokenizer)))
+
 # %% ../../nbs/50_common.ipynb #4aeb0d7e
 def _fits(tokenizer, text, longest):
     "Is it short enough? No more of it is tokenized than it takes to tell."
@@ -219,17 +254,21 @@ def text_examples(
     data,  # a `TextData`, in the order it is to be used
     limit: int = None,  # how many texts; None: all that fit
     longest: int = 512,  # texts with more tokens are set aside
+    prompt: Prompt = None,  # what a language model is asked about each
 ) -> tuple:  # (i, encoded text, label) of each, how many were set aside
     "The first texts of a data set that are short enough."
     longest = min(longest, max_tokens(model, tokenizer))
+    texts, labels = data.texts, data.labels
+    if prompt is not None:
+        texts = list(map(prompt.of, texts))
+        labels = [prompt.right(tokenizer, label) for label in labels]
     fit = []
     too_long = 0
-    for i, text in enumerate(data.texts):
+    for i, (text, label) in enumerate(zip(texts, labels)):
         if limit is not None and len(fit) == limit:
             break
         if _fits(tokenizer, text, longest):
-            enc = encode(model, tokenizer, text)
-            fit.append((i, enc, data.labels[i]))
+            fit.append((i, encode(model, tokenizer, text), label))
         else:
             too_long += 1
     if not fit:

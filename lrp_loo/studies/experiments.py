@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from ..attention import attention_maps
+from ..methods import attention_maps
 from ..data import load_texts
 from lrp_loo.faithfulness import (
     faithfulness_rows,
@@ -80,6 +80,7 @@ def faithfulness_experiment(
     removal: str = None,  # as for `faithfulness_row`
     desc: str = '',  # what the bar says
     curves=None,  # names of the methods that get curves; None: all
+    target=None,  # see `as_target`; the predicted class by default
     **summary,  # goes into the summary as it is
 ) -> Results:
     "A row per example, resumable, and a summary."
@@ -92,7 +93,8 @@ def faithfulness_experiment(
             encs,
             methods,
             chunk,
-            removal=removal,
+            target,
+            removal,
             curves=curves,
         )
         for row, (_, enc, label) in zip(rows, batch):
@@ -115,6 +117,8 @@ def text_experiment(
     chunk: int = 1,
     longest: int = 512,  # texts with more tokens are set aside
     fresh: bool = False,  # start over
+    curves=None,  # names of the methods that get curves; None: all
+    prompt=None,  # `Prompt`: what a language model is asked about each text
 ) -> Results:
     """Rows of Table 2 (and of the layer-wise sweeps, if they are among
     `methods`), one per text, resumable.
@@ -130,8 +134,14 @@ def text_experiment(
         removal='attention_mask',
         methods=recorded_methods(methods),
     )
+    if curves is not None:
+        config['curves'] = list(curves)
+    if prompt is not None:
+        config['prompt'] = prompt._asdict()
     results = Results(path, config, fresh)
-    examples, too_long = text_examples(model, tokenizer, data, limit, longest)
+    examples, too_long = text_examples(
+        model, tokenizer, data, limit, longest, prompt
+    )
     return faithfulness_experiment(
         results,
         model,
@@ -140,6 +150,8 @@ def text_experiment(
         methods,
         chunk,
         desc=f"{data.info['name']} ({data.info['source']})",
+        curves=curves,
+        target=None if prompt is None else prompt.target(tokenizer),
         n_too_long=too_long,
     )
 

@@ -10,11 +10,12 @@ __all__ = ['COMPARED', 'SWEEP_STYLE', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_
 import numpy as np
 from ..core import resolve_device
 from ..data import load_texts
+from .scale import AT_SCALE
 from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..faithfulness import faithfulness_table
 from .experiments import text_experiment
 from ..methods import N_STEPS
-from ..models import describe_model, load_model
+from ..models import describe_model, load_demo, load_model
 from .common import Study
 from lrp_loo.studies.layerwise import (
     SWEEPS,
@@ -204,19 +205,26 @@ def run_text(
     "Table 2 and Table A3 on one data set."
     texts = load_texts(part, options.data, seed=options.seed)
     device = resolve_device(options.device)
-    model, tokenizer, label = load_model(options.model, part, device)
+    asked = AT_SCALE.get(options.model)
+    if asked is None:
+        model, tokenizer, label = load_model(options.model, part, device)
+    else:
+        label = asked.demo[part]
+        model, tokenizer = load_demo(label, device=device)
     info = describe_model(model, label)
+    own = {} if asked is None else asked.options(info['layers'])
     return text_experiment(
         path,
         model,
         tokenizer,
         texts,
         info,
-        TABLE2 | sweep_methods(info['layers']),
+        TABLE2 | own.pop('methods', {}) | sweep_methods(info['layers']),
         options.limit,
         CHUNK[part],
         options.longest or LONGEST_TEXT[part],
         options.fresh,
+        **own,
     )
 
 
