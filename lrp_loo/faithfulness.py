@@ -555,6 +555,27 @@ def _beside_the_next(opening, mean, first, second, gain):
     )
 
 
+def _trusted(model, ranked, best):
+    "The best method in a sentence, and how far it is above the next."
+    first, *others = ranked.r
+    opening = _opening(model, best)
+    mean = (
+        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
+        f" texts{ranked.left_out()}"
+    )
+    if not others:
+        return dict(sentence=f"{opening} {first}, whose {mean}.")
+    second = others[0]
+    gain = paired_difference(ranked.r[first], ranked.r[second], (-2, 2))
+    return dict(
+        runner_up=second,
+        gain=gain['mean'],
+        gain_low=gain['low'],
+        gain_high=gain['high'],
+        sentence=_beside_the_next(opening, mean, first, second, gain),
+    )
+
+
 def verdict(
     # of `faithfulness_row`, such as `audit` leaves in its `results`
     rows: list,
@@ -577,26 +598,11 @@ def verdict(
     if not ranked.n:
         nothing = dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
         return found | nothing | dict(sentence=_no_text(model, len(rows)))
-    first, *others = ranked.r
+    first = next(iter(ranked.r))
     best = ranked.mean_of(first)
-    left_out = ranked.left_out()
     found |= best
     if ranked.n < FEWEST_TEXTS:
-        return found | dict(sentence=_too_few(model, first, best, left_out))
+        said = _too_few(model, first, best, ranked.left_out())
+        return found | dict(sentence=said)
     found['method'] = first
-    opening = _opening(model, best)
-    mean = (
-        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
-        f" texts{left_out}"
-    )
-    if not others:
-        return found | dict(sentence=f"{opening} {first}, whose {mean}.")
-    second = others[0]
-    gain = paired_difference(ranked.r[first], ranked.r[second], (-2, 2))
-    return found | dict(
-        runner_up=second,
-        gain=gain['mean'],
-        gain_low=gain['low'],
-        gain_high=gain['high'],
-        sentence=_beside_the_next(opening, mean, first, second, gain),
-    )
+    return found | _trusted(model, ranked, best)
