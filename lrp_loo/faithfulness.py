@@ -514,13 +514,15 @@ def _ranked(r):
     return _Ranked(r, never, n, len(shared) - n)
 
 
-def _no_text(model, n):
-    return (
+def _on_no_text(model, n):
+    "What is known where r is undefined everywhere."
+    said = (
         f"Too few texts to tell on {model} (0): r with exact LOO is"
         f" defined for every method on none of the {n} texts;"
         f" it takes at least {FEWEST_TOKENS} content tokens and maps"
         " that are not constant."
     )
+    return dict(mean=np.nan, low=np.nan, high=np.nan, n=0, sentence=said)
 
 
 def _too_few(model, method, best, left_out):
@@ -596,8 +598,7 @@ def verdict(
         method=None, left_out=ranked.never, n_left_out=ranked.n_left_out
     )
     if not ranked.n:
-        nothing = dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
-        return found | nothing | dict(sentence=_no_text(model, len(rows)))
+        return found | _on_no_text(model, len(rows))
     first = next(iter(ranked.r))
     best = ranked.mean_of(first)
     found |= best

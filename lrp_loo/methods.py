@@ -445,6 +445,11 @@ def _product(maps, residual):
     return R
 
 
+def _summary_type(model):
+    "Which row a model of XLNet's kind classifies by; '' in others."
+    return getattr(getattr(model, 'config', None), 'summary_type', '')
+
+
 def _same_row(R, row):
     "(batch,) the row that was asked for, in every text."
     n = R.shape[1]
@@ -474,8 +479,7 @@ def rollout_scores(
     maps = _square_maps(model, attention_maps(model, **batch), len(values))
     R = _product(maps, residual)  # [batch, n, n]
     if row is None:
-        summary = getattr(getattr(model, 'config', None), 'summary_type', '')
-        at = explained_row(maps, readout, batch, summary)
+        at = explained_row(maps, readout, batch, _summary_type(model))
     else:
         at = _same_row(R, row)
     # class tokens that a vision model puts in front

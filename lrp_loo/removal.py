@@ -514,8 +514,9 @@ def _checked_number(n_exact, n):
     return k
 
 
-def _least_sure(spread, content, k):
-    "Numbers of k content tokens (units) at most, the largest spread first."
+def _least_sure(spread, content, n_exact):
+    "Numbers of so many content tokens (units), the largest spread first."
+    k = _checked_number(n_exact, len(content))
     unsure = spread.masked_fill(~content, -1)
     return unsure.topk(min(k, int(content.sum()))).indices
 
@@ -541,23 +542,18 @@ def removal_loo_scores(
     )
     scores, info = found.scores.clone(), found.info[0]
     content = _content(tokenizer, enc, of_text, scores.shape)[0]
-    k = _checked_number(n_exact, scores.shape[1])
     spread = torch.tensor(info['spread'])
-    top = _least_sure(spread, content, k)
+    top = _least_sure(spread, content, n_exact)
     known = settled(target, found.readout.chosen(0))
     _put_exact(model, enc, known, units, scores[0], top)
     spread[top] = 0
-    return Scores(
-        scores,
-        found.values,
-        found.readout,
-        dict(
-            passes=info['passes'],
-            exact=sorted(top.tolist() + info.get('exact', [])),
-            spread=spread.tolist(),
-            expected_r=expected_r(scores[0].cpu(), spread, content),
-        ),
+    said = dict(
+        passes=info['passes'],
+        exact=sorted(top.tolist() + info.get('exact', [])),
+        spread=spread.tolist(),
+        expected_r=expected_r(scores[0].cpu(), spread, content),
     )
+    return Scores(scores, found.values, found.readout, said)
 
 
 removal_loo_scores.by_unit = True
