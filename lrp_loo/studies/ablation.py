@@ -11,20 +11,20 @@ __all__ = ['ABLATED', 'ATTN_LRP', 'CP_LRP', 'KNOWN_AS', 'EFFECT_STYLES', 'STUDIE
 # %% ../../nbs/26_ablation.ipynb #d0aa8bf6
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib import pyplot as plt
-from tqdm.auto import tqdm
 
 from ..faithfulness import agreement_rows
 from ..lrp import cp_lrp, lrp_rules
 from ..models import forward, watch_embeddings
 from ..results import Results
 from ..stats import mean_se, paired_difference, per_text
-from .common import interval_text, part_examples
+from .common import add_batches, interval_text, part_examples
+from .style import method_colour, method_label, panels, themed
 
 # %% ../../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -232,7 +232,7 @@ def batches_by_length(
 
 # %% ../../nbs/26_ablation.ipynb #1a206789
 def _agreement_of(drawn, methods):
-    "batch → its rows, for `Results.extend`."
+    "batch → its rows, for `add_batches`."
 
     def run(batch):
         encs = [enc for _, enc, _ in batch]
@@ -247,6 +247,7 @@ def _agreement_of(drawn, methods):
 
 
 def _ablation_summary(rows, left):
+    "The effects, and how many texts they are of."
     effects = ablation_effects(dict(rows=rows))
     return dict(
         n=len(rows),
@@ -254,6 +255,14 @@ def _ablation_summary(rows, left):
         mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
         effects=effects.to_dict(orient='records'),
     )
+
+
+def _batches_in_order(examples, batch_size):
+    "Texts of a length together, a few batches at a time: the file grows in order."
+    window = 4 * batch_size
+    starts = range(0, len(examples), window)
+    near = [examples[k : k + window] for k in starts]
+    return [b for part in near for b in batches_by_length(part, batch_size)]
 
 
 def ablation_experiment(
@@ -269,22 +278,18 @@ def ablation_experiment(
     computed once per example; resumable.
     """
     drawn = part_examples(part, data, limit, seed)
-    examples = drawn.examples
-    methods = methods_to_compare(has_gates(drawn.model, examples[0][1]))
+    _, first, _ = drawn.examples[0]
+    methods = methods_to_compare(has_gates(drawn.model, first))
     config = dict(experiment='ablation', part=part, **drawn.info)
     config |= dict(limit=limit, seed=seed)
     config['methods'] = {m: [f, kw] for m, (f, kw) in methods.items()}
-    results = Results(path, config, fresh)
-    run = _agreement_of(drawn, methods)
-    model, texts = drawn.info['model']['name'], drawn.info['data']['name']
-    window = 4 * batch_size
-    starts = range(0, len(examples), window)
-    for k in tqdm(starts, desc=f"ablation {part} ({model} on {texts})"):
-        near = examples[k : k + window]
-        results.extend(batches_by_length(near, batch_size), run)
-    results.summary = _ablation_summary(results.rows, drawn.left)
-    results.save()
-    return results
+    return add_batches(
+        Results(path, config, fresh),
+        _batches_in_order(drawn.examples, batch_size),
+        _agreement_of(drawn, methods),
+        f'ablation {part} ({drawn.words})',
+        partial(_ablation_summary, left=drawn.left),
+    )
 
 # %% ../../nbs/26_ablation.ipynb #f73ff4af
 KNOWN_AS = {
@@ -334,9 +339,12 @@ def effects_table(
 
 # %% ../../nbs/26_ablation.ipynb #46e04ff1
 EFFECT_STYLES = {
-    'main': dict(fmt='o', color='C0', label='average of all settings'),
+    'main': dict(fmt='o', color='k', label='average of all settings'),
     'in AttnLRP': dict(
-        fmt='o', color='C3', mfc='white', label='within AttnLRP'
+        fmt='o',
+        color=method_colour('attn_lrp'),
+        mfc='white',
+        label=f"within {method_label('attn_lrp')}",
     ),
     'alone': dict(fmt='x', color='0.45', label='alone'),
 }
@@ -345,14 +353,13 @@ EFFECT_STYLES = {
 def _draw_effects(ax, effects):
     "A row for each rule, in it the three kinds one below another."
     rows = {rule: -i for i, rule in enumerate(ABLATED)}
-    for k, (kind, style) in enumerate(EFFECT_STYLES.items()):
+    for k, (kind, look) in enumerate(EFFECT_STYLES.items()):
         e = effects[effects.kind == kind]
         y = [rows[rule] - 0.22 * (k - 1) for rule in e.rule]
         whiskers = [e['mean'] - e.low, e.high - e['mean']]
-        ax.errorbar(e['mean'], y, xerr=whiskers, ms=5, lw=1, **style)
+        ax.errorbar(e['mean'], y, xerr=whiskers, ms=5, lw=1, **look)
     ax.axvline(0, color='0.6', lw=0.7)
     ax.set_yticks(list(rows.values()), list(rows))
-    ax.spines[['top', 'right']].set_visible(False)
 
 
 def _part_title(part, results):
@@ -365,35 +372,32 @@ def _part_title(part, results):
     )
 
 # %% ../../nbs/26_ablation.ipynb #f0d139ae
-def _panels(n):
+def _panels_in_rows(n):
     "A figure with n panels, at most three side by side; the axes in rows."
     columns = min(3, n)
-    rows = -(-n // columns)
-    fig = plt.figure(figsize=(3.5 * columns, 2.5 * rows), layout='constrained')
-    axes = fig.subplots(rows, columns, squeeze=False, sharey=True)
+    fig, axes = panels(columns, -(-n // columns), 3.5, 2.5, sharey=True)
     for ax in axes.flat[n:]:
         ax.axis('off')
     for ax in axes[-1]:
-        ax.set_xlabel('change of r with LOO', fontsize=8)
+        ax.set_xlabel('change of r with LOO')
     return fig, axes
 
 
+@themed
 def plot_ablation(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     """What each rule does to r with LOO, with 95 % intervals: on average,
     within AttnLRP, alone.
     """
-    fig, axes = _panels(len(results))
+    fig, axes = _panels_in_rows(len(results))
     for ax, (part, d) in zip(axes.flat, results.items()):
         _draw_effects(ax, ablation_effects(d))
-        ax.set_title(_part_title(part, d), fontsize=8)
+        ax.set_title(_part_title(part, d))
     fig.legend(
         *axes[0, 0].get_legend_handles_labels(),
         loc='outside lower center',
         ncols=3,
-        frameon=False,
-        fontsize=8,
     )
     return fig
 

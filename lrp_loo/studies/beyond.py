@@ -21,19 +21,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..conservation import sentence_experiment
-from ..lrp import attn_lrp, cp_lrp
-from ..models import encode, forward, load_demo, n_layers
+from ..lrp import attn_lrp, cp_lrp, n_layers
 from ..methods import explain_batch
+from ..models import encode, forward, load_demo
 from ..results import Results
 from ..rules import identity_rule
 from ..stats import mean_se, paired_difference, pearson, per_text
 from lrp_loo.studies.common import (
     BEYOND,
     interval_text,
-    part_experiment,
     read_parts,
 )
+from .experiments import part_experiment, sentence_experiment
 from lrp_loo.studies.layerwise import (
     best_single_layer,
     bypass_name,
@@ -336,6 +335,11 @@ def invariance_table(
     )
 
 # %% ../../nbs/23_beyond.ipynb #1aee3056
+def _rewritings_summary(rows):
+    table = invariance_table(dict(rows=rows))
+    return dict(table=table.to_dict(orient='records'))
+
+
 def invariance_experiment(
     path,  # the results file
     data=None,  # 'embedded', 'hub' or a folder
@@ -351,7 +355,7 @@ def invariance_experiment(
             others[name] = all_rewritten(model, name, seed)
         return dict(rewritings=invariance_row(model, tok, enc, others[name]))
 
-    results = sentence_experiment(
+    return sentence_experiment(
         path,
         'rewritings',
         row,
@@ -359,12 +363,9 @@ def invariance_experiment(
         limit,
         seed,
         fresh,
+        summarise=_rewritings_summary,
         rewritings=list(REWRITINGS),
     )
-    table = invariance_table(dict(rows=results.rows))
-    results.summary = dict(table=table.to_dict(orient='records'))
-    results.save()
-    return results
 
 # %% ../../nbs/23_beyond.ipynb #cfdad682
 def beyond_experiment(

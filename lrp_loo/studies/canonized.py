@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from matplotlib import pyplot as plt
-from tqdm.auto import tqdm
 
 from ..results import Results
 from ..rules import product_rule, relevance
 from ..stats import mean_se, paired_difference
 from .ablation import ATTN_LRP, ablation_r, composite_name
-from .common import interval_text
+from .common import add_rows, interval_text
 from lrp_loo.studies.linear_attention import (
     FORMS,
     PROTOCOLS,
@@ -38,6 +36,13 @@ from lrp_loo.studies.mnist import (
     setting_name,
 )
 from .scalar import checked_factors, walk
+from lrp_loo.studies.style import (
+    FURTHER,
+    method_colour,
+    method_label,
+    panels,
+    themed,
+)
 
 # %% ../../nbs/24_canonized.ipynb #8d52eb53
 class Counted(NamedTuple):
@@ -160,13 +165,13 @@ def canonized_mnist_experiment(
         **training,
         grid=[setting_name(s) for s in GRID],
     )
-    results = Results(path, config, fresh)
+
+    def row(setting):
+        return _canonized_setting(setting, train, test, limit, training)
+
     wanted = range(len(GRID)) if settings is None else settings
-    for i in tqdm(wanted, desc='settings'):
-        if i not in results.done:
-            row = _canonized_setting(GRID[i], train, test, limit, training)
-            results.add(dict(i=i, **row))
-    return results
+    examples = [(i, GRID[i]) for i in wanted]
+    return add_rows(Results(path, config, fresh), examples, row, 'settings')
 
 # %% ../../nbs/24_canonized.ipynb #2506e90f
 # column → explainer, pair
@@ -209,6 +214,7 @@ def canonized_mnist_table(
 class AttentionShare(NamedTuple):
     "A point on the line from CP-LRP to canonized LRP."
 
+    method: str  # of METHODS
     composite: str  # its name in the rows
     share: float  # what Q and K get
     said: str  # the three shares
@@ -216,10 +222,12 @@ class AttentionShare(NamedTuple):
 
 ATTENTION_SHARES = {
     'CP-LRP': AttentionShare(
-        composite_name((*ATTN_LRP, 'softmax')), 0.0, '0, 0, 1'
+        'cp_lrp', composite_name((*ATTN_LRP, 'softmax')), 0.0, '0, 0, 1'
     ),
-    'AttnLRP': AttentionShare(composite_name(ATTN_LRP), 1 / 4, '¼, ¼, ½'),
-    'canonized': AttentionShare('canonized', 1 / 3, '⅓, ⅓, ⅓'),
+    'AttnLRP': AttentionShare(
+        'attn_lrp', composite_name(ATTN_LRP), 1 / 4, '¼, ¼, ½'
+    ),
+    'canonized': AttentionShare('canonized', 'canonized', 1 / 3, '⅓, ⅓, ⅓'),
 }
 
 
@@ -254,13 +262,10 @@ def _part_label(part, results):
     return f"{part}: {model} on {data}, n = {len(results['rows'])}"
 
 
-def _draw_part(ax, part, results):
+def _draw_part(ax, rows, **look):
     "r at each of the three shares, with standard errors."
     points = ATTENTION_SHARES.values()
-    means = [
-        mean_se(ablation_r(results['rows'], point.composite))
-        for point in points
-    ]
+    means = [mean_se(ablation_r(rows, point.composite)) for point in points]
     ax.errorbar(
         [point.share for point in points],
         [mean for mean, *_ in means],
@@ -268,31 +273,32 @@ def _draw_part(ax, part, results):
         marker='o',
         ms=4,
         capsize=2,
-        label=_part_label(part, results),
+        **look,
     )
 
 
+def _name_shares(ax):
+    "Each method where its share is, in its colour."
+    points = ATTENTION_SHARES.values()
+    names = [f'{method_label(p.method)}\n{p.said}' for p in points]
+    ax.set_xticks([point.share for point in points], names)
+    for name, point in zip(ax.get_xticklabels(), points):
+        name.set_color(method_colour(point.method))
+    ax.set(xlabel='relevance to Q, K, V', xlim=(-0.03, 0.37))
+
+
+@themed
 def plot_canonized(
     results: dict,  # as for `canonized_table`
 ):  # a matplotlib figure
     "r with LOO against the share of Q and of K, with standard errors."
-    fig, ax = plt.subplots(figsize=(7.6, 3.4), layout='constrained')
-    for part, d in results.items():
-        _draw_part(ax, part, d)
-    ax.set_xticks(
-        [point.share for point in ATTENTION_SHARES.values()],
-        [f'{n}\n{point.said}' for n, point in ATTENTION_SHARES.items()],
-        fontsize=7,
-    )
-    ax.set(
-        xlabel='relevance to Q, K, V',
-        ylabel='Pearson r with LOO',
-        xlim=(-0.03, 0.37),
-    )
-    ax.legend(
-        frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5)
-    )
-    ax.spines[['top', 'right']].set_visible(False)
+    fig, ((ax,),) = panels(1, width=7.6, height=3.4)
+    for colour, (part, d) in zip(FURTHER, results.items()):
+        look = dict(color=colour, label=_part_label(part, d))
+        _draw_part(ax, d['rows'], **look)
+    _name_shares(ax)
+    ax.set_ylabel('Pearson r with LOO')
+    ax.legend(loc='center left', bbox_to_anchor=(1, 0.5))
     return fig
 
 # %% ../../nbs/24_canonized.ipynb #7eea96eb

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WINDOW', 'BEYOND', 'TEXTS', 'EPOCHS', 'RunOptions', 'Study', 'read_parts', 'on_part', 'on_data', 'rows_heading',
-           'one_table', 'add_rows', 'Part', 'PartExamples', 'part_examples', 'DigitSets', 'digit_sets',
-           'part_experiment', 'interval_text']
+           'one_table', 'add_batches', 'add_rows', 'Part', 'PartExamples', 'text_examples', 'part_examples',
+           'DigitSets', 'digit_sets', 'interval_text']
 
 # %% ../../nbs/50_common.ipynb #67a9808c
 from collections.abc import Callable
@@ -17,8 +17,7 @@ import torch
 from tqdm.auto import tqdm
 from ..results import Results, read_results
 from ..data import load_digit_images, load_texts, vit_pixels
-from .experiments import faithfulness_experiment, text_examples
-from ..models import describe_model, encode, load_demo
+from ..models import describe_model, encode, load_demo, max_tokens
 
 # %% ../../nbs/50_common.ipynb #2e71d7bb
 @dataclass(frozen=True)
@@ -129,22 +128,44 @@ def one_table(
     return tables
 
 # %% ../../nbs/50_common.ipynb #a0217414
+def add_batches(
+    results: Results,  # where rows go; those that are there are kept
+    batches: list,  # lists of (i, …): examples that are computed together
+    rows_of: Callable,  # rows_of(batch) → its rows, without `i`
+    desc: str = '',  # what the bar says
+    summarise: Callable = None,  # summarise(rows) → the summary
+    progress: bool = True,  # show a bar
+) -> Results:
+    """The rows that are missing, under a bar, then the summary. A batch that
+    lacks a row is computed whole, so that its last digits stay the same.
+    """
+    done = results.done
+    kept = [i in done for batch in batches for i, *_ in batch]
+    # where a bar is wanted, TQDM_DISABLE still has a say
+    hidden = {} if progress else dict(disable=True)
+    with tqdm(total=len(kept), initial=sum(kept), desc=desc, **hidden) as bar:
+        results.extend(batches, rows_of, bar)
+    if summarise is not None:
+        results.summary = summarise(results.rows)
+        results.save()
+    return results
+
+
 def add_rows(
     results: Results,  # where rows go; those that are there are kept
     examples: list,  # (i, …), a row each
     row: Callable,  # row(…) of one example → dict, without `i`
     desc: str = '',  # what the bar says
     summarise: Callable = None,  # summarise(rows) → the summary
+    progress: bool = True,  # show a bar
 ) -> Results:
     "A row for each example that has none yet, then the summary."
-    done = results.done
-    for i, *example in tqdm(examples, desc=desc):
-        if i not in done:
-            results.add(dict(i=i, **row(*example)))
-    if summarise is not None:
-        results.summary = summarise(results.rows)
-        results.save()
-    return results
+
+    def rows_of(batch):
+        return [row(*example) for _, *example in batch]
+
+    one_by_one = [[example] for example in examples]
+    return add_batches(results, one_by_one, rows_of, desc, summarise, progress)
 
 # %% ../../nbs/50_common.ipynb #c423c846
 class Part(NamedTuple):
@@ -179,6 +200,43 @@ class PartExamples(NamedTuple):
     examples: list  # (i, encoded text or image, label or None)
     info: dict  # what results say of them: data, model, removal
     left: int  # texts that were set aside
+
+    @property
+    def words(self):
+        "The model and the data, for a bar."
+        return f"{self.info['model']['name']} on {self.info['data']['name']}"
+
+# %% ../../nbs/50_common.ipynb #4aeb0d7e
+def _fits(tokenizer, text, longest):
+    "Is it short enough? No more of it is tokenized than it takes to tell."
+    cut = tokenizer(text, truncation=True, max_length=longest + 1)
+    return len(cut['input_ids']) <= longest
+
+
+def text_examples(
+    model,
+    tokenizer,
+    data,  # a `TextData`, in the order it is to be used
+    limit: int = None,  # how many texts; None: all that fit
+    longest: int = 512,  # texts with more tokens are set aside
+) -> tuple:  # (i, encoded text, label) of each, how many were set aside
+    "The first texts of a data set that are short enough."
+    longest = min(longest, max_tokens(model, tokenizer))
+    fit = []
+    too_long = 0
+    for i, text in enumerate(data.texts):
+        if limit is not None and len(fit) == limit:
+            break
+        if _fits(tokenizer, text, longest):
+            enc = encode(model, tokenizer, text)
+            fit.append((i, enc, data.labels[i]))
+        else:
+            too_long += 1
+    if not fit:
+        raise ValueError(
+            f"no text of {data.info['name']} has at most {longest} tokens"
+        )
+    return fit, too_long
 
 # %% ../../nbs/50_common.ipynb #3dd5dc7c
 def _whole_texts(part, model, tok, data, limit, seed):
@@ -272,46 +330,6 @@ def digit_sets(
     order = torch.randperm(len(ty), generator=draw)
     both = dict(train=info, test=test_info)
     return DigitSets((x, y), (tx[order], ty[order]), both, EPOCHS[info['name']])
-
-# %% ../../nbs/50_common.ipynb #6b291dfa
-def part_experiment(
-    path,  # the results file
-    name: str,  # the experiment
-    part: str,  # one of BEYOND or TEXTS
-    # name → (method, options), or a function of the model that gives these
-    methods,
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # examples
-    seed: int = 0,  # of the draw
-    fresh: bool = False,  # start over
-    removal: str = None,  # what removed means; None: the part's own
-    curves=None,  # names of the methods that get MoRF and LeRF; None: all
-    chunk: int = None,  # tokens removed at a time in the curves; None: 1
-) -> Results:
-    """LOO agreement and perturbation curves of any methods on the examples of
-    a part, a row per example, resumable.
-    """
-    drawn = part_examples(part, data, limit, seed)
-    info = drawn.info | (dict(removal=removal) if removal else {})
-    methods = methods(drawn.model) if callable(methods) else methods
-    config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
-    if chunk is not None:
-        config['chunk'] = chunk
-    if curves is not None:
-        config['curves'] = list(curves)
-    config['methods'] = {m: [f, kw] for m, (f, kw) in methods.items()}
-    return faithfulness_experiment(
-        Results(path, config, fresh),
-        drawn.model,
-        drawn.tokenizer,
-        drawn.examples,
-        methods,
-        chunk or 1,
-        info['removal'],
-        f"{name}: {info['model']['name']} on {info['data']['name']}",
-        curves,
-        n_set_aside=drawn.left,
-    )
 
 # %% ../../nbs/50_common.ipynb #b1c0a9d3
 def interval_text(

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib import pyplot as plt
 from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ..stats import normalize, pearson
 from ..rules import epsilon_rule, product_rule, relevance, scale_gradient
+from .style import method_label, panels, themed
 
 # %% ../../nbs/03_linear_attention.ipynb #265ec442
 def known_choice(
@@ -562,28 +562,29 @@ def _draw_map(ax, scores, shape, title):
     "One map: red raises the logit, blue lowers it."
     top = float(scores.abs().max()) or 1.0
     ax.imshow(scores.reshape(shape), cmap='RdBu_r', vmin=-top, vmax=top)
-    ax.set_title(title, fontsize=10)
+    ax.set_title(title)
 
 
 def _grid_of_axes(rows, columns):
     "A figure of small pictures without ticks."
-    size = (1.5 * columns, 1.5 * rows)
-    fig = plt.figure(figsize=size, layout='constrained')
-    axes = fig.subplots(rows, columns, squeeze=False)
+    fig, axes = panels(columns, rows, 1.5, 1.5)
     for ax in axes.flat:
         ax.set(xticks=[], yticks=[])
     return fig, axes
 
 # %% ../../nbs/03_linear_attention.ipynb #c60c8824
+@themed
 def plot_maps(
     images: torch.Tensor,  # (n, side, side) as they are shown
     maps: dict,  # from `pixel_maps`
 ):  # a matplotlib figure
     "Each image, then LOO, IG and AttnLRP's map in each form."
-    drawn = {'LOO': maps['loo']['qk_v'], 'IG': maps['ig']['qk_v']}
-    drawn |= {f'AttnLRP {f}': maps['attn_lrp'][f] for f in FORMS}
-    fig, axes = _grid_of_axes(len(images), 5)
-    axes[0, 0].set_title('image', fontsize=10)
+    drawn = {method_label(e): maps[e]['qk_v'] for e in ('loo', 'ig')}
+    for form in FORMS:
+        name = f"{method_label('attn_lrp')} {form}"
+        drawn[name] = maps['attn_lrp'][form]
+    fig, axes = _grid_of_axes(len(images), 1 + len(drawn))
+    axes[0, 0].set_title('image')
     for i, image in enumerate(images):
         axes[i, 0].imshow(image, cmap='gray_r')
         for ax, (name, scores) in zip(axes[i, 1:], drawn.items()):

@@ -8,12 +8,12 @@ __all__ = ['EMULATED', 'STUDIES', 'tf32_round', 'tf32_emulation', 'precision_err
 
 # %% ../../nbs/28_precision.ipynb #d80a286c
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.overrides import TorchFunctionMode
-from tqdm.auto import tqdm
 from ..attention import AttentionCall, operation_name
 from ..core import resolve_device
 from ..data import load_texts
@@ -28,7 +28,8 @@ from lrp_loo.models import (
 )
 from ..results import Results
 from ..stats import pearson
-from .experiments import text_examples
+from .common import Study, add_rows, text_examples
+from .style import OTHERS, method_label, panels, themed
 
 # %% ../../nbs/28_precision.ipynb #7483166d
 _HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa
@@ -211,6 +212,10 @@ def _by_precision(rows):
     }
 
 
+def _precision_summary(rows, too_long):
+    return dict(n=len(rows), n_too_long=too_long, table=_by_precision(rows))
+
+
 def precision_experiment(
     path,  # the results file
     name: str = 'sst2',  # data set, and the demo model of that name
@@ -241,69 +246,50 @@ def precision_experiment(
     examples, too_long = text_examples(model, tokenizer, texts, limit, longest)
     models = _models_at(model, kinds)
 
-    def run(batch):
-        for _, enc, _ in batch:
-            errors = precision_errors(model, tokenizer, enc, models)
-            yield dict(n_tokens=enc['input_ids'].shape[1], errors=errors)
+    def row(enc, label):
+        errors = precision_errors(model, tokenizer, enc, models)
+        return dict(n_tokens=enc['input_ids'].shape[1], errors=errors)
 
-    with tqdm(
-        total=len(examples),
-        initial=len(results.done),
-        desc=f'precision, {name}',
-    ) as bar:
-        results.extend([[example] for example in examples], run, bar)
-    results.summary = dict(
-        n=len(results.rows),
-        n_too_long=too_long,
-        table=_by_precision(results.rows),
-    )
-    results.save()
-    return results
+    summary = partial(_precision_summary, too_long=too_long)
+    return add_rows(results, examples, row, f'precision, {name}', summary)
 
 
-_PANELS = dict(logits='logits', loo='exact LOO', attn_lrp='AttnLRP')
+_QUANTITIES = ('logits', 'loo', 'attn_lrp')
 
 
 def _draw_errors(ax, rows, quantity):
     "A dot for each text, a column for each precision, a line at the median."
     precisions = list(rows[0]['errors'])
-    for at, dtype in enumerate(precisions):
+    for at, (dtype, colour) in enumerate(zip(precisions, OTHERS)):
         y = _errors(rows, dtype, quantity, 'max')
         spread = np.linspace(-0.25, 0.25, len(y))
-        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7)
+        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7, color=colour)
         ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
     ax.set_xticks(range(len(precisions)), precisions)
     ax.set_yscale('log')
     ax.grid(axis='y', alpha=0.3)
 
 
-def _titled(ax, quantity, table, precisions):
+def _quantity_title(quantity, table):
     "The quantity, and the mean r of its maps."
-    title = _PANELS[quantity]
-    if quantity != 'logits':
-        r = [f"{table.r[dtype, quantity]:.5f}" for dtype in precisions]
-        title += f"\nr = {', '.join(r)}"
-    ax.set_title(title, fontsize=9)
+    if quantity == 'logits':
+        return quantity
+    r = table.r.xs(quantity, level='quantity')
+    numbers = ', '.join(f'{x:.5f}' for x in r)
+    return f'{method_label(quantity)}\nr = {numbers}'
 
 
+@themed
 def plot_precision(
     rows: list,  # with `errors`
 ):  # a figure
     "The largest difference from float32 on each text."
-    import matplotlib.pyplot as plt  # workers start sooner without
-
     table = precision_table(rows)
-    fig, axes = plt.subplots(
-        1,
-        len(_PANELS),
-        figsize=(8.5, 3.1),
-        sharey=True,
-        constrained_layout=True,
-    )
-    for ax, quantity in zip(axes, _PANELS):
+    fig, axes = panels(len(_QUANTITIES), 1, 2.9, 3.1, sharey=True)
+    for ax, quantity in zip(axes[0], _QUANTITIES):
         _draw_errors(ax, rows, quantity)
-        _titled(ax, quantity, table, list(rows[0]['errors']))
-    axes[0].set_ylabel('largest |difference| from float32')
+        ax.set_title(_quantity_title(quantity, table))
+    axes[0, 0].set_ylabel('largest |difference| from float32')
     fig.supxlabel(
         'precision of the demo model; a dot is a text, the line their median',
         fontsize=9,
@@ -311,9 +297,6 @@ def plot_precision(
     return fig
 
 # %% ../../nbs/28_precision.ipynb #fa109fb6
-from .common import Study
-
-
 def run_precision(path, part, options):
     "On the demo model for SST-2."
     return precision_experiment(

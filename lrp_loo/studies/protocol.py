@@ -11,14 +11,22 @@ __all__ = ['DEFAULT', 'PROTOCOL', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', '
 
 # %% ../../nbs/25_protocol.ipynb #401b7174
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 from ..methods import explain_batch
+from ..lrp import n_layers
+from ..results import Results
+from ..stats import normalize
+from ..data import load_texts
+from ..stats import agreement
+from ..stats import mean_se, paired_difference
+from .common import add_rows, text_examples
+from .layerwise import bypass_name, is_above_zero
+from .style import OTHERS, method_colour, method_label, themed
 from lrp_loo.models import (
     DEMOS,
     describe_model,
@@ -26,15 +34,8 @@ from lrp_loo.models import (
     forward,
     load_demo,
     max_tokens,
-    n_layers,
     special_mask,
 )
-from ..results import Results
-from ..stats import agreement, mean_se, normalize, paired_difference
-from ..data import load_texts
-from .experiments import text_examples
-from .layerwise import bypass_name, is_above_zero
-from .style import OTHERS, method_colour, method_label, themed
 from ..removals import Removal, fill_id
 from ..curves import curve_area, removal_path, removal_units
 from ..variants import subset_logits
@@ -318,34 +319,43 @@ def _areas(text, choices, chunks):
 
 def _areas_of_one_kind(text, choices, removal, chunk):
     "The areas of choices that share a removal and a chunk size."
-    layers = n_layers(text.model)
-    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
-    methods = [m for m in text.methods if m not in left_out]
+    methods = _methods_with_curves(text)
     units = removal_units(text.special, chunk)
     paths = {
-        _RemovalOrder(name, method, most): _path(
-            text, method, choice, units, most
-        )
-        for name, choice in choices.items()
-        for method in methods
-        for most in (False, True)
+        order: _path(text, order, choices[order.choice], units)
+        for order in _removal_orders(choices, methods)
     }
     logits = text.logits(torch.cat(list(paths.values())), removal)
     parts = logits.split([len(p) for p in paths.values()])
     out = {name: {method: [] for method in methods} for name in choices}
-    for path, part in zip(paths, parts):
-        choice = choices[path.choice]
+    for order, part in zip(paths, parts):
+        choice = choices[order.choice]
         number = text.number(choice['target'], part)
         area = curve_area(number, choice['area'])
-        out[path.choice][path.method].append(area)
+        out[order.choice][order.method].append(area)
     return out
 
 
-def _path(text, method, choice, units, most_relevant_first):
+def _methods_with_curves(text):
+    "Two are left out: no conclusion asks for their curves."
+    layers = n_layers(text.model)
+    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
+    return [m for m in text.methods if m not in left_out]
+
+
+def _removal_orders(choices, methods):
+    "LeRF, then MoRF, of each method under each choice."
+    for name in choices:
+        for method in methods:
+            yield _RemovalOrder(name, method, most_relevant_first=False)
+            yield _RemovalOrder(name, method, most_relevant_first=True)
+
+
+def _path(text, order, choice, units):
     "Tokens kept at each step of a curve; special ones are never removed."
-    scores = torch.where(text.special, 0.0, text.scores(method, choice))
+    scores = torch.where(text.special, 0.0, text.scores(order.method, choice))
     scores = normalize(scores, choice['normalize_a'])
-    return removal_path(scores, units, most_relevant_first)
+    return removal_path(scores, units, order.most_relevant_first)
 
 # %% ../../nbs/25_protocol.ipynb #3e7851b8
 def _check_protocol_call(name, choices):
@@ -380,6 +390,7 @@ def _removals_of(choices, pool, tokenizer, n_draws, seed):
 
 
 def _protocol_summary(rows, choices, too_long):
+    "How many texts, and what was not asked."
     return dict(
         n=len(rows),
         n_with_curves=sum('curves' in r for r in rows),
@@ -387,6 +398,24 @@ def _protocol_summary(rows, choices, too_long):
         mean_tokens=float(np.mean([r['n_tokens'] for r in rows])),
         left_out=[c for c in PROTOCOL if c not in choices],
     )
+
+
+def _plain_methods(model):
+    "The methods of the rows, as a config names them."
+    return {m: list(v) for m, v in protocol_methods(n_layers(model)).items()}
+
+
+def _full_choices(choices):
+    "Choice → all its settings, in PROTOCOL's order."
+    return {n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices}
+
+
+def _curves_for_first(examples, n):
+    "(i, encoded text, whether it gets curves); n None: all do."
+    return [
+        (i, enc, n is None or place < n)
+        for place, (i, enc, _) in enumerate(examples)
+    ]
 
 
 def protocol_experiment(
@@ -413,7 +442,6 @@ def protocol_experiment(
     pool = _pool_of(name, data, texts.info['source'], n_pool, seed)
     removals = _removals_of(choices, pool, tok, n_draws, seed)
     longest = min(longest, max_tokens(model, tok))
-    methods = protocol_methods(n_layers(model))
     config = dict(
         experiment='protocol',
         data={k: v for k, v in texts.info.items() if k != 'n'},
@@ -425,25 +453,25 @@ def protocol_experiment(
         n_curves=n_curves,
         n_draws=n_draws,
         pool=pool.info,
-        choices={n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices},
+        choices=_full_choices(choices),
         chunks=CHUNKS[name],
-        methods={m: list(v) for m, v in methods.items()},
+        methods=_plain_methods(model),
     )
     results = Results(path, config, fresh)
-    done = results.done
     examples, too_long = text_examples(model, tok, texts, limit, longest)
-    bar = tqdm(examples, desc=f'protocol of {name}')
-    for n, (i, enc, _) in enumerate(bar):
-        if i in done:
-            continue
-        curves = n_curves is None or n < n_curves
-        row = protocol_row(
+
+    def row(enc, curves):
+        return protocol_row(
             model, tok, enc, removals, CHUNKS[name], choices, curves
         )
-        results.add(dict(i=i, **row))
-    results.summary = _protocol_summary(results.rows, choices, too_long)
-    results.save()
-    return results
+
+    return add_rows(
+        results,
+        _curves_for_first(examples, n_curves),
+        row,
+        f'protocol of {name}',
+        partial(_protocol_summary, choices=choices, too_long=too_long),
+    )
 
 # %% ../../nbs/25_protocol.ipynb #94651c41
 RECORDED = {
@@ -768,14 +796,19 @@ def _title_of(results):
     )
 
 
-def _plot_one_protocol(results, table, left, middle, right):
-    "The three panels of one data set."
-    heights = dict(zip(table.index, range(len(table), 0, -1)))
+def _draw_mean_r(ax, table, heights):
+    "A dot for each method under each choice that touches r."
     with_r = table.dropna(subset='attn_lrp')
     y = [heights[choice] for choice in with_r.index]
     for m in METHODS_DRAWN:
         look = dict(color=method_colour(m), label=method_label(m))
-        left.plot(with_r[m], y, 'o', ms=5, **look)
+        ax.plot(with_r[m], y, 'o', ms=5, **look)
+
+
+def _plot_one_protocol(results, table, left, middle, right):
+    "The three panels of one data set."
+    heights = dict(zip(table.index, range(len(table), 0, -1)))
+    _draw_mean_r(left, table, heights)
     for difference in IN_R:
         difference.draw(middle, table, heights)
     IN_DELTA.draw(right, table, heights)
@@ -784,8 +817,7 @@ def _plot_one_protocol(results, table, left, middle, right):
         ax.grid(axis='y', color='0.93')
         ax.set_axisbelow(True)
     left.set_yticks(list(heights.values()), list(heights))
-    left.tick_params(axis='y', labelsize=8)
-    left.set_title(_title_of(results), fontsize=9, loc='left')
+    left.set_title(_title_of(results), loc='left')
     left.set_xlabel('mean r with LOO')
     middle.set_xlabel('r minus r of AttnLRP')
     n_curves = sum('curves' in row for row in results['rows'])
@@ -814,15 +846,8 @@ def plot_protocol(
     for (name, table), panels in zip(tables.items(), axes):
         _plot_one_protocol(results[name], table, *panels)
     for ax in axes[0, :2]:
-        ax.legend(
-            frameon=False,
-            fontsize=7,
-            loc='lower center',
-            bbox_to_anchor=(0.5, 1.06),
-            ncols=5,
-            columnspacing=1,
-            handletextpad=0.2,
-        )
+        above = dict(loc='lower center', bbox_to_anchor=(0.5, 1.06), ncols=5)
+        ax.legend(**above, columnspacing=1, handletextpad=0.2)
     return fig
 
 

@@ -18,43 +18,41 @@ import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
 from ..attention import AttentionMode
+from ..lrp import n_layers, transformer_layers
+from ..results import Results
+from ..stats import agreement, pearson
+from ..data import TextData, load_texts, source_label
+from ..stats import mean_se, paired_difference, per_text
+from .common import add_rows, text_examples
 from lrp_loo.models import (
     DEMOS,
+    forward_arguments,
     describe_model,
     encode,
     forward,
-    forward_arguments,
     load_demo,
-    n_layers,
+    pad_batch,
     position_offset,
     special_mask,
-    transformer_layers,
     watch_embeddings,
 )
-from ..results import Results
-from lrp_loo.stats import (
-    agreement,
-    mean_se,
-    paired_difference,
-    pearson,
-    per_text,
-)
-from ..data import TextData, load_texts, source_label
-from .experiments import text_examples
-from ..core import pad_batch
 from ..variants import subset_logits
 from ..removal import key_effects
-from .style import method_colour, themed
+from lrp_loo.studies.style import (
+    FURTHER,
+    method_colour,
+    method_label,
+    panels,
+    themed,
+)
 from ..targets import Readout, Scores, settled, text_by_text
 
 # %% ../../nbs/27_related.ipynb #0d5f737d
@@ -201,18 +199,29 @@ def attention_layers(
     readout = Readout(target, out, batch)
     with torch.enable_grad():
         value = readout(out)
-    dropped = _DroppedBranches(linear if drop else [])
-    outputs = [out for _, out in watch.calls]
-    runs = []
-    for layer in range(len(linear)) if drop else [None]:
-        dropped.layer = layer
-        gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=drop)
-        layers = [
-            _attention_layer(call, out, G)
-            for (call, out), G in zip(watch.calls, gradients)
-        ]
-        runs.append(layers)
+    if not drop:
+        runs = [_layers_with_gradient(watch.calls, value)]
+    else:
+        runs = list(_runs_with_drop(watch.calls, value, linear))
     return WatchedRun(runs, value.detach(), readout)
+
+
+def _layers_with_gradient(calls, value, keep=False):
+    "Every attention call, with the number's gradient at its output."
+    outputs = [out for _, out in calls]
+    gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=keep)
+    return [
+        _attention_layer(call, out, G)
+        for (call, out), G in zip(calls, gradients)
+    ]
+
+
+def _runs_with_drop(calls, value, linear):
+    "A backward pass for each layer whose two branches pass no gradient."
+    dropped = _DroppedBranches(linear)
+    for layer in range(len(linear)):
+        dropped.layer = layer
+        yield _layers_with_gradient(calls, value, keep=True)
 
 # %% ../../nbs/27_related.ipynb #12fb5b01
 def atp_scores(
@@ -590,6 +599,17 @@ def _shapley_subsets(k, n_pairs, rng):
     return np.vstack([np.zeros((1, k), bool), subsets, ~subsets])
 
 
+def _shapley_fit(stays, numbers, whole):
+    "(k,) least squares through the empty text, the first row, and the whole."
+    empty = numbers[0]
+    # what is left to find is orthogonal to (1, …, 1)
+    mean = (whole - empty) / stays.shape[1]
+    X = stays[1:].astype(float)
+    rest = numbers[1:] - empty - X.sum(1) * mean
+    centred = X - X.mean(1, keepdims=True)
+    return mean + np.linalg.lstsq(centred, rest, rcond=None)[0]
+
+
 @text_by_text
 def kernel_shap_scores(
     model,
@@ -608,23 +628,21 @@ def kernel_shap_scores(
     if n < 4:
         raise ValueError(f"n must be at least 4, got {n}")
     f = game(model, tokenizer, enc, target, units, **kwargs)
-    k = len(f.players)
     rng = np.random.default_rng(seed)
-    stays = _shapley_subsets(k, (n - 2) // 2, rng)
+    stays = _shapley_subsets(len(f.players), (n - 2) // 2, rng)
     numbers = f(stays).double().numpy()
-    empty = numbers[0]
-    # what is left to find is orthogonal to (1, …, 1)
-    mean = (float(f.value) - empty) / k
-    X = stays[1:].astype(float)
-    rest = numbers[1:] - empty - X.sum(1) * mean
-    centred = X - X.mean(1, keepdims=True)
-    solution = np.linalg.lstsq(centred, rest, rcond=None)[0]
-    return f.scores(mean + solution, n=n)
+    return f.scores(_shapley_fit(stays, numbers, float(f.value)), n=n)
 
 
 kernel_shap_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #17ff87ea
+def _loo_in_game(f, member_of, which):
+    "(len(which),) the number lost with each of some sets of players."
+    without = member_of[None] != which[:, None]
+    return float(f.value) - f(without)
+
+
 @text_by_text
 def hierarchical_scores(
     model,
@@ -648,15 +666,12 @@ def hierarchical_scores(
             f" refine={refine}"
         )
     group = torch.arange(k) // size
-    n_groups = int(group[-1]) + 1
-    without_group = group[None] != torch.arange(n_groups)[:, None]
-    effect = float(f.value) - f(without_group)
+    effect = _loo_in_game(f, group, group.unique())
     scores = (effect / group.bincount())[group]
-    largest = effect.abs().topk(min(refine, n_groups)).indices
+    largest = effect.abs().topk(min(refine, len(effect))).indices
     inside = torch.isin(group, largest).nonzero()[:, 0]
     if len(inside):
-        without_one = torch.arange(k)[None] != inside[:, None]
-        scores[inside] = float(f.value) - f(without_one)
+        scores[inside] = _loo_in_game(f, torch.arange(k), inside)
     return f.scores(scores, size=size, refine=refine)
 
 
@@ -901,6 +916,22 @@ def _r_or_zero(weights, loo):
     return 0.0 if np.isnan(r) else r
 
 
+def _tuned_at(f, p, loo):
+    "r at one share of kept tokens: (passes, surrogate, penalty)."
+    k = len(f.players)
+    stays = np.random.default_rng(0).random((max(N_PASSES) - 1, k)) < p
+    y = np.append(float(f.value), f(stays))
+    X = np.vstack([np.ones(k), stays])
+    table = np.zeros((len(N_PASSES), len(SURROGATES), len(PENALTIES)))
+    for a, b, c in np.ndindex(table.shape):
+        n = N_PASSES[a]
+        weights = surrogate_weights(
+            X[:n], y[:n], SURROGATES[b], PENALTIES[c], p
+        )
+        table[a, b, c] = _r_or_zero(weights, loo)
+    return table
+
+
 def tuning_row(
     model,
     tokenizer,
@@ -909,21 +940,9 @@ def tuning_row(
     "ContextCite's agreement with LOO under every choice."
     (loo,) = explain_batch(model, tokenizer, [enc], 'loo')
     f = game(model, tokenizer, enc, settled(None, loo.target), drop=True)
-    k = len(f.players)
     loo_of_players = loo.scores[f.players.which]
-    sizes = len(N_PASSES), len(KEPT), len(SURROGATES), len(PENALTIES)
-    table = np.zeros(sizes)
-    for b, p in enumerate(KEPT):
-        stays = np.random.default_rng(0).random((max(N_PASSES) - 1, k)) < p
-        y = np.append(float(f.value), f(stays))
-        X = np.vstack([np.ones(k), stays])
-        for a, c, d in np.ndindex(sizes[0], *sizes[2:]):
-            n = N_PASSES[a]
-            weights = surrogate_weights(
-                X[:n], y[:n], SURROGATES[c], PENALTIES[d], p
-            )
-            table[a, b, c, d] = _r_or_zero(weights, loo_of_players)
-    return table.tolist()
+    by_kept = [_tuned_at(f, p, loo_of_players) for p in KEPT]
+    return np.stack(by_kept, 1).tolist()
 
 
 def _no_phrases(tokenizer, texts):
@@ -933,6 +952,23 @@ def _no_phrases(tokenizer, texts):
         for t in texts
     ]
     return [i for i, n in enumerate(lengths) if n == SHORTEST]
+
+
+def _tuning_examples(model, tokenizer, texts, limit):
+    "(i, encoded text) of texts that are neither phrases nor too long."
+    numbers = _no_phrases(tokenizer, texts.texts)
+    chosen = TextData(
+        [texts.texts[i] for i in numbers],
+        [texts.labels[i] for i in numbers],
+        texts.info,
+    )
+    examples, _ = text_examples(model, tokenizer, chosen, limit, LONGEST)
+    return [(numbers[j], enc) for j, enc, _ in examples]
+
+
+def _tuning_summary(rows):
+    best = tuned_options(dict(rows=rows))
+    return dict(n=len(rows), best={str(n): o for n, o in best.items()})
 
 
 def tuning_experiment(
@@ -957,28 +993,15 @@ def tuning_experiment(
         kept=KEPT,
         penalties=PENALTIES,
     )
-    results = Results(path, config, fresh)
-    done = results.done
-    numbers = _no_phrases(tok, texts.texts)
-    long = TextData(
-        [texts.texts[i] for i in numbers],
-        [texts.labels[i] for i in numbers],
-        texts.info,
-    )
-    examples, _ = text_examples(model, tok, long, limit, LONGEST)
-    for j, enc, _ in tqdm(examples, desc=f'tuning on {name}'):
-        i = numbers[j]
-        if i in done:
-            continue
+
+    def row(enc):
         n_tokens = enc['input_ids'].shape[1]
-        r = tuning_row(model, tok, enc)
-        results.add(dict(i=i, n_tokens=n_tokens, r=r))
-    best = tuned_options(dict(rows=results.rows))
-    results.summary = dict(
-        n=len(results.rows), best={str(n): o for n, o in best.items()}
-    )
-    results.save()
-    return results
+        return dict(n_tokens=n_tokens, r=tuning_row(model, tok, enc))
+
+    results = Results(path, config, fresh)
+    examples = _tuning_examples(model, tok, texts, limit)
+    bar = f'tuning on {name}'
+    return add_rows(results, examples, row, bar, _tuning_summary)
 
 
 def tuned_options(
@@ -1095,6 +1118,14 @@ def related_row(
     return dict(n_tokens=T, target=loo.target, methods=out)
 
 
+def _related_summary(rows):
+    return dict(
+        n=len(rows),
+        mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
+        table=related_table(dict(rows=rows)).T.to_dict(),
+    )
+
+
 def related_experiment(
     path,  # the results file
     # 'sst2' (validation) or 'imdb' (test), data and demo model
@@ -1120,22 +1151,15 @@ def related_experiment(
         methods={n: [m.name, m.options] for n, m in methods.items()},
     )
     results = Results(path, config, fresh)
-    done = results.done
     first = encode(model, tok, 'A first call is slower than the others.')
     related_row(model, tok, first, methods)
     examples, _ = text_examples(model, tok, texts, limit, LONGEST)
-    for i, enc, label in tqdm(examples, desc=f'related on {name}'):
-        if i not in done:
-            row = related_row(model, tok, enc, methods)
-            results.add(dict(i=i, label=label, **row))
-    rows = results.rows
-    results.summary = dict(
-        n=len(rows),
-        mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
-        table=related_table(dict(rows=rows)).T.to_dict(),
-    )
-    results.save()
-    return results
+
+    def row(enc, label):
+        return dict(label=label, **related_row(model, tok, enc, methods))
+
+    bar = f'related on {name}'
+    return add_rows(results, examples, row, bar, _related_summary)
 
 
 def _table_row(rows, name, against):
@@ -1187,45 +1211,48 @@ class Drawn:
     line: bool = False  # one method at several costs
 
 
+def _known(method, marker='o'):
+    "A method with a record: its name, and how it is drawn."
+    drawn = Drawn(method_colour(method), marker, (method,))
+    return method_label(method), drawn
+
+
 DRAWN = {  # label → how it is drawn
-    'exact LOO': Drawn(method_colour('loo'), '*', ('loo',)),
-    'removal': Drawn(
+    **dict([_known('loo', '*')]),
+    method_label('removal'): Drawn(
         method_colour('removal'),
         'o',
         ('removal', 'removal_2', 'removal_4', 'removal_9'),
         line=True,
     ),
-    'removal + k exact': Drawn(
+    method_label('removal+loo'): Drawn(
         method_colour('removal+loo'),
         's',
         ('removal+loo_1', 'removal+loo_4', 'removal+loo_12', 'removal+loo'),
         line=True,
     ),
-    'LRP': Drawn(method_colour('attn_lrp'), 'o', ('attn_lrp', 'cp_lrp')),
-    'gradient × input, IG': Drawn(
-        method_colour('grad_x_input'), 'o', ('grad_x_input', 'ig')
-    ),
+    **dict(map(_known, ('attn_lrp', 'cp_lrp', 'grad_x_input', 'ig'))),
     'attention × gradient': Drawn(
-        'C5', 'v', ('attention_x_gradient', 'chefer')
+        FURTHER[6], 'v', ('attention_x_gradient', 'chefer')
     ),
-    'Grad-ELLM': Drawn('C9', 'v', ('grad_ellm', 'grad_ellm_signed')),
-    'AtP, AtP + QK fix': Drawn('goldenrod', 'D', ('atp', 'atp_qk')),
+    'Grad-ELLM': Drawn(FURTHER[4], 'v', ('grad_ellm', 'grad_ellm_signed')),
+    'AtP, AtP + QK fix': Drawn(FURTHER[5], 'D', ('atp', 'atp_qk')),
     'AtP*, with and without sign': Drawn(
-        'goldenrod', 'X', ('atp_star', 'atp_star_signed')
+        FURTHER[5], 'X', ('atp_star', 'atp_star_signed')
     ),
-    'AtMan': Drawn('C6', 'P', ('atman', 'atman_similar')),
-    'AttriBoT: hierarchy': Drawn('C4', '^', ('hierarchical',)),
-    'AttriBoT: proxy': Drawn('C4', '<', ('proxy', 'proxy_exact')),
+    'AtMan': Drawn(FURTHER[3], 'P', ('atman', 'atman_similar')),
+    'AttriBoT: hierarchy': Drawn(FURTHER[2], '^', ('hierarchical',)),
+    'AttriBoT: proxy': Drawn(FURTHER[2], '<', ('proxy', 'proxy_exact')),
     'ContextCite, tuned': Drawn(
-        'C2',
+        FURTHER[0],
         'o',
         tuple(f'context_cite_tuned_{n}' for n in N_PASSES),
         line=True,
     ),
     'ContextCite, published': Drawn(
-        'C2', 'x', ('context_cite_16', 'context_cite_64'), line=True
+        FURTHER[0], 'x', ('context_cite_16', 'context_cite_64'), line=True
     ),
-    'KernelSHAP': Drawn('C8', '+', ('kernel_shap_64',), line=True),
+    'KernelSHAP': Drawn(FURTHER[7], '+', ('kernel_shap_64',), line=True),
 }
 
 
@@ -1236,7 +1263,7 @@ def _plot_methods(ax, table):
         if not methods:
             continue
         passes = table.passes[methods]
-        beside = 3 * 1.05 ** (place - 4)
+        beside = 3 * 1.05 ** (place - 5)
         ax.plot(
             passes.where(passes > 3, beside),
             table.r[methods],
@@ -1248,6 +1275,17 @@ def _plot_methods(ax, table):
             alpha=0.9,
             label=label,
         )
+
+
+def _lay_out_passes(ax):
+    "Passes on a logarithmic scale, a line at r = 0."
+    shown = [3, 10, 30, 100, 200]
+    ax.set_xscale('log')
+    ax.set_xticks(shown, shown)
+    ax.minorticks_off()
+    ax.grid(alpha=0.25)
+    ax.axhline(0, color='0.6', lw=0.6)
+    ax.set_xlabel('forward passes (backward = 2)')
 
 
 def _panel_title(results):
@@ -1267,31 +1305,16 @@ def plot_related(
     """Mean r with LOO against passes, a point per method; lines join one
     method at several costs. Points at three passes stand side by side.
     """
-    fig, axes = plt.subplots(
-        1,
-        len(results),
-        figsize=(5.2 * len(results), 4.6),
-        layout='constrained',
-        sharey=True,
-        squeeze=False,
-    )
+    fig, axes = panels(len(results), 1, 5.2, 4.6, sharey=True)
     for ax, d in zip(axes[0], results.values()):
         _plot_methods(ax, related_table(d))
-        ax.set_xscale('log')
-        ax.set_xticks([3, 10, 30, 100, 200], ['3', '10', '30', '100', '200'])
-        ax.minorticks_off()
-        ax.grid(alpha=0.25)
-        ax.axhline(0, color='0.6', lw=0.6)
-        ax.set_xlabel('forward passes (backward = 2)')
+        _lay_out_passes(ax)
         ax.set_title(_panel_title(d))
-        ax.title.set_fontsize(9)
     axes[0, 0].set_ylabel('Pearson r with LOO')
     fig.legend(
         *axes[0, 0].get_legend_handles_labels(),
         loc='outside lower center',
         ncols=5 if len(results) > 1 else 3,
-        frameon=False,
-        fontsize=8,
     )
     return fig
 

@@ -11,13 +11,18 @@ __all__ = ['REMEDY', 'WITH_CURVES', 'SINGLE_PASS', 'LRP_VARIANTS', 'REMEDY_PARTS
 # %% ../../nbs/21_remedy.ipynb #fccb533e
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
-from .common import part_examples, part_experiment
-from .style import method_colour, method_label, themed
+from .common import add_rows, part_examples
+from .experiments import part_experiment
+from lrp_loo.studies.style import (
+    FURTHER,
+    method_colour,
+    method_label,
+    panels,
+    themed,
+)
 from ..lrp import Composite, gradient, lrp_rules
 from ..results import Results
 from lrp_loo.stats import (
@@ -403,6 +408,21 @@ def gap_row(
     }
 
 
+def _content_agreement(tokenizer, enc, maps):
+    "A row of `gap_experiment`: r with LOO over the content tokens."
+    loo = maps.pop('loo')
+    content = ~special_mask(tokenizer, enc['input_ids'][0])
+    r = {
+        m: float(pearson(x.detach().cpu()[content], loo[content]))
+        for m, x in maps.items()
+    }
+    return dict(n_tokens=len(content), r=r)
+
+
+def _gap_summary(rows):
+    return gap_table(dict(rows=rows)).T.to_dict()
+
+
 def gap_experiment(
     path,  # the results file
     part: str = 'sst2',  # of `part_examples`
@@ -414,22 +434,13 @@ def gap_experiment(
     "r with LOO of every estimate of `gap_row`, a row per text."
     model, tok, examples, info, _ = part_examples(part, data, limit, seed)
     config = dict(experiment='gap', part=part, **info, limit=limit, seed=seed)
-    results = Results(path, config, fresh)
-    done = results.done
-    for i, enc, _ in tqdm(examples, desc=f'gap: {part}'):
-        if i in done:
-            continue
+
+    def row(enc, label):
         maps = gap_row(model, enc, info['model']['layers'])
-        loo = maps.pop('loo')
-        content = ~special_mask(tok, enc['input_ids'][0])
-        r = {
-            m: float(pearson(x.detach().cpu()[content], loo[content]))
-            for m, x in maps.items()
-        }
-        results.add(dict(i=i, n_tokens=len(content), r=r))
-    results.summary = gap_table(dict(rows=results.rows)).T.to_dict()
-    results.save()
-    return results
+        return _content_agreement(tok, enc, maps)
+
+    results = Results(path, config, fresh)
+    return add_rows(results, examples, row, f'gap: {part}', _gap_summary)
 
 
 def gap_table(
@@ -512,29 +523,29 @@ GROUPED = (  # 1 + n_groups passes
 )
 
 
+def _line_over_passes(ax, method, table, passes, said, fmt):
+    "One method at several costs, with standard errors."
+    ax.errorbar(
+        passes,
+        table.loo_r,
+        table.loo_r_se,
+        fmt=fmt,
+        ms=4,
+        color=method_colour(method),
+        label=f'{method_label(method)}, {said}',
+    )
+
+
 def _plot_one_remedy(ax, results):
     "One model's panel."
     table = remedy_table(results)
     grouped = table.loc[[m for m in GROUPED if m in table.index]]
-    ax.errorbar(
-        grouped.passes,
-        grouped.loo_r,
-        grouped.loo_r_se,
-        fmt='o-',
-        ms=4,
-        color=method_colour('removal'),
-        label='removal, 1 + n_groups passes',
-    )
+    said = '1 + n_groups passes'
+    _line_over_passes(ax, 'removal', grouped, grouped.passes, said, 'o-')
     mixed = table[table.exact > 0].sort_values('exact', kind='stable')
-    ax.errorbar(
-        1 + (mixed.exact + 1) / 3,
-        mixed.loo_r,
-        mixed.loo_r_se,
-        fmt='s-',
-        ms=4,
-        color=method_colour('removal+loo'),
-        label='removal+loo, 1, 3, √T, 8 exact (a forward is ⅓)',
-    )
+    passes = 1 + (mixed.exact + 1) / 3
+    said = '1, 3, √T, 8 exact (a forward is ⅓)'
+    _line_over_passes(ax, 'removal+loo', mixed, passes, said, 's-')
     for m in LRP_VARIANTS:
         look = dict(color=method_colour(m), label=method_label(m))
         ax.axhline(table.loo_r[m], ls='--', lw=1, **look)
@@ -559,13 +570,7 @@ def plot_remedy(
     """Mean r with LOO against forward-backward passes, with standard errors;
     AttnLRP and CP-LRP as lines.
     """
-    fig, axes = plt.subplots(
-        1,
-        len(results),
-        figsize=(3.5 * len(results), 3),
-        layout='constrained',
-        squeeze=False,
-    )
+    fig, axes = panels(len(results), width=3.5, height=3)
     for ax, d in zip(axes[0], results.values()):
         _plot_one_remedy(ax, d)
     axes[0, 0].set_ylabel('Pearson r with LOO')
@@ -573,8 +578,6 @@ def plot_remedy(
         *axes[0, 0].get_legend_handles_labels(),
         loc='outside lower center',
         ncols=2 if len(results) < 2 else 4,
-        frameon=False,
-        fontsize=7,
     )
     return fig
 
@@ -594,15 +597,15 @@ def plot_gap(
 ):  # a matplotlib figure
     "r with LOO of the estimates that pay for one part of the gap each."
     table = gap_table(results)
-    fig, ax = plt.subplots(figsize=(5.6, 2.8), layout='constrained')
+    fig, ((ax,),) = panels(1, width=5.6, height=2.8)
     y = np.arange(len(table))[::-1]
-    colours = [ONE_PASS_COLOURS.get(m, 'C1') for m in table.index]
+    colours = [ONE_PASS_COLOURS.get(m, FURTHER[2]) for m in table.index]
     ax.barh(y, table.r, xerr=table.se, color=colours)
     ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in table.r.items()], fontsize=8)
     ax.set_xlim(max(0, table.r.min() - 0.1), 1)
     ax.set_xlabel('Pearson r with LOO')
     ax.set_title(
-        f"{_where(results)}, n = {len(results['rows'])}; orange: a pass or"
+        f"{_where(results)}, n = {len(results['rows'])}; violet: a pass or"
         " more per token",
         fontsize=8,
     )

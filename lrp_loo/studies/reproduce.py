@@ -25,6 +25,7 @@ MODULES = [
     'scalar',
     'mnist',
     'figures',
+    'kept',
     'beyond',
     'remedy',
     'canonized',
