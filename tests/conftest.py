@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from lrp_loo.cli import main
-from lrp_loo.lrp import transformer_layers
+from lrp_loo.models import transformer_layers
 from lrp_loo.models import demo_base, load_demo, load_model
 
 TEXTS = [

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..lrp import attn_lrp, cp_lrp, n_layers
+from .experiments import part_experiment, sentence_experiment
+from ..lrp import attn_lrp, cp_lrp
+from ..models import encode, forward, load_demo, n_layers
 from ..methods import explain_batch
-from ..models import encode, forward, load_demo
 from ..results import Results
 from ..rules import identity_rule
 from ..stats import mean_se, paired_difference, pearson, per_text
@@ -32,7 +33,6 @@ from lrp_loo.studies.common import (
     interval_text,
     read_parts,
 )
-from .experiments import part_experiment, sentence_experiment
 from lrp_loo.studies.layerwise import (
     best_single_layer,
     bypass_name,

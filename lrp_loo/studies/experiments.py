@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from ..attention import attention_maps
+from ..methods import attention_maps
 from ..data import load_texts
 from lrp_loo.faithfulness import (
     faithfulness_rows,

@@ -18,15 +18,6 @@ import numpy as np
 import pandas as pd
 import torch
 from ..methods import explain_batch
-from ..lrp import n_layers
-from ..results import Results
-from ..stats import normalize
-from ..data import load_texts
-from ..stats import agreement
-from ..stats import mean_se, paired_difference
-from .common import add_rows, text_examples
-from .layerwise import bypass_name, is_above_zero
-from .style import OTHERS, method_colour, method_label, themed
 from lrp_loo.models import (
     DEMOS,
     describe_model,
@@ -34,8 +25,15 @@ from lrp_loo.models import (
     forward,
     load_demo,
     max_tokens,
+    n_layers,
     special_mask,
 )
+from ..results import Results
+from ..stats import agreement, mean_se, normalize, paired_difference
+from ..data import load_texts
+from .common import add_rows, text_examples
+from .layerwise import bypass_name, is_above_zero
+from .style import OTHERS, method_colour, method_label, themed
 from ..removals import Removal, fill_id
 from ..curves import curve_area, removal_path, removal_units
 from ..variants import subset_logits

@@ -26,24 +26,30 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 from ..methods import N_STEPS, explain_batch, explained_row
 from ..attention import AttentionMode
-from ..lrp import n_layers, transformer_layers
-from ..results import Results
-from ..stats import agreement, pearson
-from ..data import TextData, load_texts, source_label
-from ..stats import mean_se, paired_difference, per_text
-from .common import add_rows, text_examples
 from lrp_loo.models import (
     DEMOS,
-    forward_arguments,
     describe_model,
     encode,
     forward,
+    forward_arguments,
     load_demo,
-    pad_batch,
+    n_layers,
     position_offset,
     special_mask,
+    transformer_layers,
     watch_embeddings,
 )
+from ..results import Results
+from lrp_loo.stats import (
+    agreement,
+    mean_se,
+    paired_difference,
+    pearson,
+    per_text,
+)
+from ..data import TextData, load_texts, source_label
+from .common import add_rows, text_examples
+from ..core import pad_batch
 from ..variants import subset_logits
 from ..removal import key_effects
 from lrp_loo.studies.style import (
