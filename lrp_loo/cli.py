@@ -198,6 +198,15 @@ def _for_programs(a):
     )
 
 
+def _print_explained(maps, json):
+    "For the next program, or for whoever reads."
+    if json:
+        print(_dumps([_for_programs(a) for a in maps]))
+        return
+    in_colour = sys.stdout.isatty() and not os.environ.get('NO_COLOR')
+    print_maps(maps, in_colour)
+
+
 def _say_written(path):
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
@@ -215,11 +224,22 @@ def _check_outputs(out, html, pair):
 
 def _check_bypass(layers, methods):
     "Is there a method whose softmax can be bypassed?"
-    if layers is not None and 'attn_lrp' not in methods:
-        raise UsageError(
-            "--bypass_softmax belongs to attn_lrp, got --method"
-            f" {','.join(methods)}"
-        )
+    from lrp_loo.methods import METHODS
+
+    if layers is None or any(METHODS[m].bypassed for m in methods):
+        return
+    takes = [name for name, m in METHODS.items() if m.bypassed]
+    raise UsageError(
+        f"--bypass_softmax belongs to {', '.join(takes)}, got --method"
+        f" {','.join(methods)}"
+    )
+
+
+def _check_words(units, task, target):
+    "Is each of them known?"
+    one_of('units', units, UNIT_NAMES)
+    one_of('task', task, TASK_NAMES)
+    check_target(target)
 
 
 def _standard_input():
@@ -333,9 +353,7 @@ def explain(
 
     methods = one_of('method', method, METHODS, many=True)
     layers = parse_layers(bypass_softmax)
-    one_of('units', units, UNIT_NAMES)
-    one_of('task', task, TASK_NAMES)
-    check_target(target)
+    _check_words(units, task, target)
     _check_outputs(out, html, pair)
     _check_bypass(layers, methods)
     if model == 'demo':
@@ -351,10 +369,7 @@ def explain(
     if html:
         page = _interactive_page(m, tok, text, methods, wanted, truncation)
     _write_maps(maps, out, page, html)
-    if json:
-        print(_dumps([_for_programs(a) for a in maps]))
-    else:
-        print_maps(maps, sys.stdout.isatty() and not os.environ.get('NO_COLOR'))
+    _print_explained(maps, json)
 
 # %% ../nbs/18_cli.ipynb #3c570c50
 @dataclass
@@ -441,6 +456,34 @@ def _check_results(path, known):
         Results(path, read_results(path)['config'] | known)
 
 # %% ../nbs/18_cli.ipynb #2eaf3c10
+def _check_audit(methods, chunk, task, out):
+    "What can be told from the words alone; the methods."
+    from lrp_loo.methods import METHODS
+
+    chosen = one_of('methods', methods, METHODS, many=True)
+    at_least('chunk', chunk, 1)
+    one_of('task', task, TASK_NAMES)
+    check_file('out', out, ('.json',))
+    return chosen
+
+
+def _run_audit(results, model, tokenizer, label, texts):
+    "The table; with the verdict it becomes the summary of the results."
+    from lrp_loo.faithfulness import audit as run, verdict
+
+    asked = results.config
+    options = {k: asked[k] for k in ('methods', 'chunk', 'truncation')}
+    table = run(model, tokenizer, texts, results=results, **options)
+    table = table.drop(columns='n')
+    compared = set(asked['methods']) - {'loo'}
+    said = verdict(results.rows, label) if compared else dict(sentence='')
+    results.summary = dict(
+        table=table.T.to_dict(), verdict=said, set_aside=asked['set_aside']
+    )
+    results.save()
+    return table
+
+
 def _finite(o):
     "JSON has no NaN."
     if isinstance(o, dict):
@@ -523,14 +566,9 @@ def audit(
     """
     from lrp_loo.results import Results
     from lrp_loo.core import resolve_device
-    from lrp_loo.faithfulness import audit as run, verdict
-    from lrp_loo.methods import METHODS
     from lrp_loo.models import describe_model, load_model
 
-    chosen = one_of('methods', methods, METHODS, many=True)
-    at_least('chunk', chunk, 1)
-    one_of('task', task, TASK_NAMES)
-    check_file('out', out, ('.json',))
+    chosen = _check_audit(methods, chunk, task, out)
     device = resolve_device(device)
     asked = TextsAsked(
         data, name, column, columns, split, limit, seed, skip_missing, encoding
@@ -544,21 +582,7 @@ def audit(
     texts, left_out = _fitting(d.texts, m, tok) if set_aside else (d.texts, 0)
     config = known | dict(model=describe_model(m, label), set_aside=left_out)
     results = Results(out, config, fresh)
-    table = run(
-        m,
-        tok,
-        texts,
-        chosen,
-        chunk=chunk,
-        truncation=truncation,
-        results=results,
-    ).drop(columns='n')
-    compared = set(chosen) - {'loo'}
-    said = verdict(results.rows, label) if compared else dict(sentence='')
-    results.summary = dict(
-        table=table.T.to_dict(), verdict=said, set_aside=left_out
-    )
-    results.save()
+    table = _run_audit(results, m, tok, label, texts)
     if out:
         _say_written(out)
     about = (d.info, label, len(texts), results.summary)
@@ -568,6 +592,18 @@ def audit(
         _print_audit(*about, table, truncation)
 
 # %% ../nbs/18_cli.ipynb #5d56632c
+def _check_sweep(methods, dtype, engine, workers, batch_size, out):
+    "What can be told from the words alone; the methods."
+    from lrp_loo.methods import METHODS
+    from lrp_loo.models import DTYPES
+
+    chosen = one_of('methods', methods, METHODS, many=True)
+    one_of('dtype', dtype, DTYPES)
+    _check_workers(engine, workers, batch_size)
+    check_folder('out', out)
+    return chosen
+
+
 def _check_workers(engine, workers, batch_size):
     "Can these numbers be meant?"
     one_of('engine', engine, ('plain', 'ray'))
@@ -587,6 +623,17 @@ def _check_sweep_results(out, chosen, **options):
     names = recorded_methods(as_methods(chosen))
     known = dict(experiment='sweep', methods=names, target=None, **options)
     _check_results(Path(out) / 'sweep.json', known)
+
+
+def _print_sweep(table, n, data, dtype, out):
+    "What was measured, and where its rows stand."
+    source = f"{data['name']} ({data['source']}, {data['split']})"
+    print(
+        f"{n} texts of {source} at {dtype}{_missing_said(data)}:"
+        " agreement with exact Leave-One-Out"
+    )
+    print(table.round(3).to_string())
+    print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
 
 
 def sweep(
@@ -625,13 +672,8 @@ def sweep(
     parquet.
     """
     from lrp_loo.dataset import explain_dataset
-    from lrp_loo.methods import METHODS
-    from lrp_loo.models import DTYPES
 
-    chosen = one_of('methods', methods, METHODS, many=True)
-    one_of('dtype', dtype, DTYPES)
-    _check_workers(engine, workers, batch_size)
-    check_folder('out', out)
+    chosen = _check_sweep(methods, dtype, engine, workers, batch_size, out)
     asked = TextsAsked(
         data, name, column, columns, split, limit, seed, skip_missing, encoding
     )
@@ -653,13 +695,7 @@ def sweep(
         data=d.info,
         **kept,
     )
-    source = f"{d.info['name']} ({d.info['source']}, {d.info['split']})"
-    print(
-        f"{len(d)} texts of {source} at {dtype}{_missing_said(d.info)}:"
-        " agreement with exact Leave-One-Out"
-    )
-    print(table.round(3).to_string())
-    print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
+    _print_sweep(table, len(d), d.info, dtype, out)
 
 # %% ../nbs/18_cli.ipynb #cb20085e
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ def many_perturbation_curves(
     targets: list,  # as for `perturbation_curves`, of each text
     removal=None,
     fill=None,
-    drop: bool = None,
     **kwargs,  # as for `perturbation_curves`
 ) -> list:  # of each text: method → (MoRF, LeRF)
     "The curves of many texts."
@@ -76,9 +75,8 @@ def many_perturbation_curves(
         _check_units(enc, u)
     paths = [_paths(*pair) for pair in zip(scores, units)]
     subsets = [_subsets_of(p) for p in paths]
-    read = read_subsets(
-        model, encs, subsets, targets, removal, fill, drop, **kwargs
-    )
+    how = dict(removal=removal, fill=fill, **kwargs)
+    read = read_subsets(model, encs, subsets, targets, **how)
     return [_curves(of.values, p) for of, p in zip(read, paths)]
 
 # %% ../nbs/06_curves.ipynb #e52ebb80

@@ -419,8 +419,18 @@ def _named_columns(column, columns):
     return list(columns)
 
 
-def _hub_table(name, split):
-    "One split of a data set on the hub (or in a folder in its layout)."
+def _file_table(path, split, encoding, wanted):
+    "A pandas table, and what it is."
+    if split is not None:
+        raise ValueError(f"a file has no split {split!r}; leave split out")
+    table = _table(path, encoding, wanted)
+    return table, dict(name=path.name, source='file', split='all')
+
+
+def _hub_split(name, split):
+    """One split of a data set on the hub (or in a folder in its layout): a
+    pandas table, and what it is.
+    """
     import datasets
 
     _check_hub(name)
@@ -433,7 +443,7 @@ def _hub_table(name, split):
             f"{name} has the splits {', '.join(d)}; name one of them (split=,"
             f" --split){got}"
         )
-    return d[split].to_pandas(), split
+    return d[split].to_pandas(), dict(name=name, source='hub', split=split)
 
 # %% ../nbs/34_data.ipynb #95e1a54e
 def read_texts(
@@ -461,18 +471,15 @@ def read_texts(
     given = str(data or '')
     path = Path(given)
     if given.startswith('hub:'):
-        label, own_name, source = given, given.removeprefix('hub:'), 'hub'
-        table, split = _hub_table(own_name, split)
+        label = given
+        table, where = _hub_split(given.removeprefix('hub:'), split)
     elif path.is_file():
-        if split is not None:
-            raise ValueError(f"a file has no split {split!r}; leave split out")
-        label, own_name, source = path.name, path.name, 'file'
-        table, split = _table(path, encoding, named or TEXT_COLUMNS), 'all'
+        label = path.name
+        table, where = _file_table(path, split, encoding, named or TEXT_COLUMNS)
     else:
         _check_is_no_file(path, name, column, columns)
         return load_texts(name, data, split=split, limit=limit, seed=seed)
     texts, labels, missing = _labelled(table, named, label, skip_missing)
-    where = dict(name=own_name, source=source, split=split)
     found = _sample(texts, labels, limit, seed, where)
     found.info['sha256'] = _digest(texts)
     if missing:

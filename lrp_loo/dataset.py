@@ -424,7 +424,7 @@ def _compute_ray(batches, out, options, progress, workers):
 
 # %% ../nbs/16_dataset.ipynb #a1bcfc20
 @dataclass
-class _SweepJob:
+class _DatasetRun:
     "What `explain_dataset` was asked for; its parameters say what each is."
 
     texts: list
@@ -616,7 +616,7 @@ def explain_dataset(
     """Exact LOO and every method for each text of a data set, in one process
     or many, resumable.
     """
-    sweep = _SweepJob(
+    job = _DatasetRun(
         texts=as_texts(texts),
         out=Path(out).expanduser().resolve(),
         methods=as_methods(methods),
@@ -632,10 +632,10 @@ def explain_dataset(
         truncation=truncation,
         keep_texts=keep_texts,
     )
-    sweep.check()
-    table, record, computed = sweep.run(fresh, progress)
+    job.check()
+    table, record, computed = job.run(fresh, progress)
     record.summary = dict(
-        n=len(sweep.texts), computed=computed, table=table.T.to_dict()
+        n=len(job.texts), computed=computed, table=table.T.to_dict()
     )
     if data is not None:
         record.summary['data'] = data

@@ -514,13 +514,15 @@ def _ranked(r):
     return _Ranked(r, never, n, len(shared) - n)
 
 
-def _no_text(model, n):
-    return (
+def _on_no_text(model, n):
+    "What is known where r is undefined everywhere."
+    said = (
         f"Too few texts to tell on {model} (0): r with exact LOO is"
         f" defined for every method on none of the {n} texts;"
         f" it takes at least {FEWEST_TOKENS} content tokens and maps"
         " that are not constant."
     )
+    return dict(mean=np.nan, low=np.nan, high=np.nan, n=0, sentence=said)
 
 
 def _too_few(model, method, best, left_out):
@@ -555,6 +557,27 @@ def _beside_the_next(opening, mean, first, second, gain):
     )
 
 
+def _trusted(model, ranked, best):
+    "The best method in a sentence, and how far it is above the next."
+    first, *others = ranked.r
+    opening = _opening(model, best)
+    mean = (
+        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
+        f" texts{ranked.left_out()}"
+    )
+    if not others:
+        return dict(sentence=f"{opening} {first}, whose {mean}.")
+    second = others[0]
+    gain = paired_difference(ranked.r[first], ranked.r[second], (-2, 2))
+    return dict(
+        runner_up=second,
+        gain=gain['mean'],
+        gain_low=gain['low'],
+        gain_high=gain['high'],
+        sentence=_beside_the_next(opening, mean, first, second, gain),
+    )
+
+
 def verdict(
     # of `faithfulness_row`, such as `audit` leaves in its `results`
     rows: list,
@@ -575,28 +598,12 @@ def verdict(
         method=None, left_out=ranked.never, n_left_out=ranked.n_left_out
     )
     if not ranked.n:
-        nothing = dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
-        return found | nothing | dict(sentence=_no_text(model, len(rows)))
-    first, *others = ranked.r
+        return found | _on_no_text(model, len(rows))
+    first = next(iter(ranked.r))
     best = ranked.mean_of(first)
-    left_out = ranked.left_out()
     found |= best
     if ranked.n < FEWEST_TEXTS:
-        return found | dict(sentence=_too_few(model, first, best, left_out))
+        said = _too_few(model, first, best, ranked.left_out())
+        return found | dict(sentence=said)
     found['method'] = first
-    opening = _opening(model, best)
-    mean = (
-        f"mean r with exact LOO is {_mean_in_brackets(best)} over {best['n']}"
-        f" texts{left_out}"
-    )
-    if not others:
-        return found | dict(sentence=f"{opening} {first}, whose {mean}.")
-    second = others[0]
-    gain = paired_difference(ranked.r[first], ranked.r[second], (-2, 2))
-    return found | dict(
-        runner_up=second,
-        gain=gain['mean'],
-        gain_low=gain['low'],
-        gain_high=gain['high'],
-        sentence=_beside_the_next(opening, mean, first, second, gain),
-    )
+    return found | _trusted(model, ranked, best)

@@ -475,10 +475,17 @@ class FastEncoder:
         hidden: torch.Tensor = None,
     ) -> torch.Tensor:  # (n, n_classes)
         "Logits of variants that keep equally many tokens."
-        n, s = where.shape
         hidden = None if hidden is None or not hidden.any() else hidden
+        h = self._below_last(texts, where, hidden)
+        last = self.layers[-1]
+        h = last.after_attention(self._read_row(last, h, hidden), h[:, 0])
+        return self._head(h[:, None])
+
+    def _below_last(self, texts, where, hidden):
+        "(n, s, d) what the last layer gets."
+        n, s = where.shape
         seen = None if hidden is None else self._seen(hidden, s)
-        first, *between, last = self.layers
+        first, *between, _ = self.layers
         flat = where.flatten()
         h = texts.x[flat]
         qkv = (t[flat] for t in (texts.query, texts.key, texts.value))
@@ -486,9 +493,7 @@ class FastEncoder:
         for layer in between:
             qkv = (m(h) for m in (layer.query, layer.key, layer.value))
             h = layer.after_attention(self._attend(qkv, n, seen), h)
-        h = h.view(n, s, -1)
-        h = last.after_attention(self._read_row(last, h, hidden), h[:, 0])
-        return self._head(h[:, None])
+        return h.view(n, s, -1)
 
     def _seen(self, hidden, s):
         "[variant, 1, 1, s] bool: all but a first row that is removed."

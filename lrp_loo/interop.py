@@ -494,6 +494,14 @@ class _Asked:
         own = baseline[rows][:, : self.end(rows)]
         return self.options | dict(baseline=own)
 
+    def as_given(self, scores):
+        "Columns as they came, 0 in those of padding."
+        mask = self.batch.get('attention_mask')
+        if mask is not None:
+            wide = mask.view(*mask.shape, *[1] * (scores.ndim - 2))
+            scores = scores.masked_fill(wide == 0, 0.0)
+        return _put_back(scores, self.order)
+
     def end(self, rows):
         "The columns that hold text in some of these rows; None: all."
         mask = self.batch.get('attention_mask')
@@ -621,14 +629,19 @@ class Attributor:
         options = self.options | options
         if per_entry:
             options['dims'] = True
-        if method.from_baseline and 'baseline' not in options:
-            options['baseline'] = _as_baseline(
-                self.model, x, baselines, tokenizer
-            )
+        if method.from_baseline:
+            self._set_baseline(options, x, baselines, tokenizer)
         batch, order = _aligned(batch)
         if torch.is_tensor(options.get('baseline')):
             options['baseline'] = _reordered(options['baseline'], order)
         return _Asked(model, tokenizer, batch, order, options), per_entry
+
+    def _set_baseline(self, options, x, baselines, tokenizer):
+        "As our method takes it, where it is not named among the options."
+        if 'baseline' not in options:
+            options['baseline'] = _as_baseline(
+                self.model, x, baselines, tokenizer
+            )
 
     def _run(self, inputs, target, more, baselines=None, **options):
         "Scores, explained numbers (batch,), info per example."
@@ -640,12 +653,7 @@ class Attributor:
             asked,
             named_target(self.model, self.tokenizer, target),
         )
-        scores = found.scores
-        mask = asked.batch.get('attention_mask')
-        if mask is not None:
-            wide = mask.view(*mask.shape, *[1] * (scores.ndim - 2))
-            scores = scores.masked_fill(wide == 0, 0.0)
-        scores = _put_back(scores, asked.order)
+        scores = asked.as_given(found.scores)
         if not per_entry and x.ndim > 2:
             scores = spread_evenly(scores, x)
         dtype = x.dtype if x.is_floating_point() else torch.float32

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['layer_hooks', 'first_output', 'LayerCall', 'split_call', 'EmbeddingGradient', 'checkpointed_gradient', 'graph_bytes',
-           'BypassGradients', 'bypass_sweep']
+           'BypassGradients', 'bypass_gradients']
 
 # %% ../nbs/37_layers.ipynb #6a819eee
 import contextlib, math, threading
@@ -392,7 +392,7 @@ def _bypassed_somewhere(model, sets):
     return numbers
 
 
-def bypass_sweep(
+def bypass_gradients(
     model,  # any model with a list of transformer layers
     batch: dict,  # (batch, T) inputs
     bypasses: list,  # sets of layers, from 0, whose softmax is bypassed

@@ -515,12 +515,9 @@ def multiplication(
     "Any of FACTORS: a share to each factor that carries (equations 3, 4)."
     args, kwargs = _product_operands(call)
     at = _carrying_factors(call.name, args)
-    context = call.context
-    if context.has_softmaxes and context.hold_weights(call.name, args, at):
+    if _hold_factor(call, composite, args, at):
         return call.func(*args, **kwargs), 'constant gate'
     at = [i for i in at if _carries(args[i])]
-    if composite.gate == 'constant' and _hold_gate(call.name, args, at):
-        return call.func(*args, **kwargs), 'constant gate'
     factors = tuple(_factors(args[i]) for i in at)
     if len(at) > 1 and composite.product != 'gradient':
         for i, share in zip(at, _shares(composite, *factors)):
@@ -545,6 +542,15 @@ def _carrying_factors(name, args):
     "Where among the arguments the factors stand that carry relevance."
     places = FACTORS[name] or range(1, len(args))
     return [i for i in places if i < len(args) and _carries(args[i])]
+
+
+def _hold_factor(call, composite, args, at):
+    "Makes attention weights, or a gate, constant, where the rules ask for it."
+    context = call.context
+    if context.has_softmaxes and context.hold_weights(call.name, args, at):
+        return True
+    at = [i for i in at if _carries(args[i])]
+    return composite.gate == 'constant' and _hold_gate(call.name, args, at)
 
 
 def _hold_gate(name, args, at):
@@ -685,9 +691,7 @@ def multi_head_attention(
     composite: Composite,  # its product, bypass_softmax and ε
 ) -> tuple:  # the result; 'constant weights', 'half, softmax', …, 'none'
     "A `torch.nn.MultiheadAttention`, but for its rare forms."
-    bound = inspect.signature(call.func).bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    a = bound.arguments
+    a = _arguments(call)
     if _is_rare_form(a):
         return unknown(call, composite)
     context = call.context
@@ -702,6 +706,13 @@ def multi_head_attention(
     # for the caller to look at; nothing passes through them
     weights = call.compute()[1].detach() if a['need_weights'] else None
     return (out, weights), _attention_name(composite, layer)
+
+
+def _arguments(call):
+    "By name, with the function's own defaults."
+    bound = inspect.signature(call.func).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def _is_rare_form(a):
@@ -1106,18 +1117,23 @@ def __torch_function__(self: lrp_rules, func, types, args=(), kwargs=None):
     values = _operands_read(name, args, kwargs)
     if not any(map(_carries, _tensors(values))):
         return self._of_constants(func, args, kwargs)
-    call = Call(func, name, args, kwargs, self)
+    return self._of_carried(Call(func, name, args, kwargs, self), values)
+
+
+@patch
+def _of_carried(self: lrp_rules, call, values):
+    "A call with an operand that carries relevance: its result under its rule."
     weights = _weights_of(values) if self._softmaxes else None
     choice = self._chosen(call.operation) if self.composite.choices else None
     out, rule = self._by_choice(choice, call) if choice else call.ruled()
-    if name == '__setitem__':
-        _mark(args[0], True)
-    if _carried(name, out, rule):
+    if call.name == '__setitem__':
+        _mark(call.args[0], True)
+    if _carried(call.name, out, rule):
         self._note(call, out, rule)
-        if self._softmaxes and name != 'softmax':
+        if self._softmaxes and call.name != 'softmax':
             _hand_on_weights(call, out, weights)
     elif not choice:
-        self._lose(func, args, kwargs, out)
+        self._lose(call.func, call.args, call.kwargs, out)
     return out
 
 

@@ -23,7 +23,7 @@ from .core import one_text, pad_batch, whole_number
 from .fast import PER_TOKEN, cores, on_every_core, read_row_only
 from lrp_loo.layers import (
     EmbeddingGradient,
-    bypass_sweep,
+    bypass_gradients,
     checkpointed_gradient,
     layer_hooks,
 )
@@ -243,6 +243,11 @@ class _Path:
     end: torch.Tensor  # (batch, T, d)
 
     @property
+    def rows(self):
+        "The texts' numbers."
+        return torch.arange(len(self.end), device=self.end.device)
+
+    @property
     def padded_by_model(self):
         "Longformer, for one, goes on to whole windows."
         ids = self.batch.get('input_ids')
@@ -273,30 +278,49 @@ class _Path:
             g = input_gradient(values, e)
         return g.view(len(nodes), len(rows), *g.shape[1:])
 
-    def mean_gradient(self, n_steps, rows_per_pass):
-        "(batch, T, d) ∫ ∂f/∂x along the way."
-        sums = _nodes_and_weights(n_steps, self.end)
+    def passes(self, n_steps, rows_per_pass):
+        """Of each pass: its texts, the length that is read of them, nodes and
+        weights of the sum.
+        """
+        sums = [
+            s.view(-1, *[1] * self.end.ndim)
+            for s in _nodes_and_weights(n_steps, self.end)
+        ]
         lengths = None
         if not self.padded_by_model:
             lengths = _lengths_read(self.batch, self.readout)
+        # as few texts as fill a pass with all their steps, so that little of it
+        # is padding
+        for rows in self.rows.split(max(1, rows_per_pass // n_steps)):
+            T = None if lengths is None else int(lengths[rows].max())
+            steps = max(1, rows_per_pass // len(rows))
+            for nodes, weights in zip(*(s.split(steps) for s in sums)):
+                yield rows, T, nodes, weights
+
+    def mean_gradient(self, n_steps, rows_per_pass):
+        "(batch, T, d) ∫ ∂f/∂x along the way."
         # one pass tells whether gradients come through
         watches = chain(
             [watch_gradient(self.model)], repeat(contextlib.nullcontext())
         )
         total = torch.zeros_like(self.end)
-        every = torch.arange(len(self.end), device=self.end.device)
-        # as few texts as fill a pass with all their steps, so that little of it
-        # is padding
-        for rows in every.split(max(1, rows_per_pass // n_steps)):
-            T = None if lengths is None else int(lengths[rows].max())
-            steps = max(1, rows_per_pass // len(rows))
-            for nodes, weights in zip(*(s.split(steps) for s in sums)):
-                nodes, weights = (
-                    s.view(-1, *[1] * self.end.ndim) for s in (nodes, weights)
-                )
-                g = self.gradients(rows, T, nodes, next(watches))
-                total[rows, :T] += (g * weights).sum(0)
+        for one, watch in zip(self.passes(n_steps, rows_per_pass), watches):
+            rows, T, nodes, weights = one
+            g = self.gradients(rows, T, nodes, watch)
+            total[rows, :T] += (g * weights).sum(0)
         return total
+
+
+def _path_from_baseline(model, tokenizer, batch, target, baseline):
+    "The path, the name of what it starts from, the explained numbers."
+    with torch.no_grad(), watch_embeddings(model) as seen:
+        out = forward(model, batch)
+    x = seen[0].detach()
+    readout = Readout(target, out, batch)
+    start, name = _ig_baseline(model, tokenizer, batch, x, baseline)
+    path = _Path(model, batch, target, readout, start, x)
+    with torch.no_grad():
+        return path, name, readout(out)
 
 # %% ../nbs/10_methods.ipynb #c6a4f8b8
 N_STEPS = 16  # Integrated Gradients' default
@@ -321,27 +345,20 @@ def ig_scores(
     whole_number('n_steps', n_steps)
     whole_number('internal_batch_size', internal_batch_size)
     batch = pad_batch(tokenizer, encs)
-    with torch.no_grad(), watch_embeddings(model) as seen:
-        out = forward(model, batch)
-    x = seen[0].detach()
-    readout = Readout(target, out, batch)
-    start, name = _ig_baseline(model, tokenizer, batch, x, baseline)
-    path = _Path(model, batch, target, readout, start, x)
+    path, name, values = _path_from_baseline(
+        model, tokenizer, batch, target, baseline
+    )
     with torch.no_grad():
-        values = readout(out)
-        low = path.values(start, torch.arange(len(x), device=x.device))
-    parts = (x - start) * path.mean_gradient(n_steps, internal_batch_size)
+        low = path.values(path.start, path.rows)
+    mean_gradient = path.mean_gradient(n_steps, internal_batch_size)
+    parts = (path.end - path.start) * mean_gradient
     scores = parts if dims else sum_over_features(parts)
     errors = (scores.flatten(1).sum(1) - (values - low)).tolist()
     if path.padded_by_model:
         scores = scores[:, : batch['input_ids'].shape[1]]
-    info = dict(n_steps=n_steps, baseline=name)
-    return Scores(
-        scores,
-        values,
-        readout,
-        [info | dict(completeness_error=e) for e in errors],
-    )
+    said = dict(n_steps=n_steps, baseline=name)
+    info = [said | dict(completeness_error=e) for e in errors]
+    return Scores(scores, values, path.readout, info)
 
 
 ig_scores.per_feature = True
@@ -428,6 +445,19 @@ def _product(maps, residual):
     return R
 
 
+def _summary_type(model):
+    "Which row a model of XLNet's kind classifies by; '' in others."
+    return getattr(getattr(model, 'config', None), 'summary_type', '')
+
+
+def _same_row(R, row):
+    "(batch,) the row that was asked for, in every text."
+    n = R.shape[1]
+    if not 0 <= whole_number('row', row, 0) < n:
+        raise ValueError(f"row={row} is not in the text, which has {n} tokens")
+    return torch.full((len(R),), row, device=R.device)
+
+
 def rollout_scores(
     model,
     tokenizer,
@@ -448,23 +478,15 @@ def rollout_scores(
     values = readout(out).detach()
     maps = _square_maps(model, attention_maps(model, **batch), len(values))
     R = _product(maps, residual)  # [batch, n, n]
-    if row is not None and not 0 <= whole_number('row', row, 0) < R.shape[1]:
-        raise ValueError(
-            f"row={row} is not in the text, which has {R.shape[1]} tokens"
-        )
     if row is None:
-        summary = getattr(getattr(model, 'config', None), 'summary_type', '')
-        at = explained_row(maps, readout, batch, summary)
+        at = explained_row(maps, readout, batch, _summary_type(model))
     else:
-        at = torch.full((len(R),), row, device=R.device)
+        at = _same_row(R, row)
     # class tokens that a vision model puts in front
     extra = R.shape[1] - input_positions(model, batch)
-    return Scores(
-        R[torch.arange(len(R), device=R.device), at][:, extra:],
-        values,
-        readout,
-        [dict(residual=residual, row=i) for i in at.tolist()],
-    )
+    scores = R[torch.arange(len(R), device=R.device), at][:, extra:]
+    info = [dict(residual=residual, row=i) for i in at.tolist()]
+    return Scores(scores, values, readout, info)
 
 # %% ../nbs/10_methods.ipynb #2d42236e
 def loo_scores(
@@ -993,8 +1015,7 @@ def _attribution(model, tokenizer, enc, units, method, found, i):
     ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
     scores = found.scores[i].float().cpu()
     if units is not None:
-        summed = by_unit(method)
-        places = _unit_places(units, ids, scores, summed)
+        places = _unit_places(units, ids, scores, by_unit(method))
     elif ids is not None:
         places = _token_places(tokenizer, ids, scores)
     else:
@@ -1176,7 +1197,7 @@ def explain(
     return _explained(work, encs, per_text, batch_size)
 
 # %% ../nbs/10_methods.ipynb #b9b004da
-def _layer_sets(methods):
+def _bypassed_layers(methods):
     "Name → the bypassed layers, of the methods that are AttnLRP of some."
     found = {}
     for name, (method, options) in methods.items():
@@ -1188,7 +1209,7 @@ def _layer_sets(methods):
 
 
 @dataclass
-class _Sweep:
+class _LayerSets:
     "AttnLRP with many sets of bypassed layers, from one forward pass."
 
     model: object
@@ -1207,17 +1228,14 @@ class _Sweep:
             return self._one_by_one(encs, target)
         different = list(dict.fromkeys(self.sets.values()))
         batch = pad_batch(self.tokenizer, encs)
-        found = bypass_sweep(self.model, batch, different, target)
+        found = bypass_gradients(self.model, batch, different, target)
         if not torch.isfinite(found.values).all():
             return {}
         if self.padding.fails(self.model, encs, target, found):
             return self._one_by_one(encs, target)
-        scores = {
-            layers: sum_over_features(found.embeddings * g)
-            for layers, g in zip(different, found.gradients)
-        }
+        gradient = dict(zip(different, found.gradients))
         return {
-            name: self._attributions(name, encs, scores[layers], found)
+            name: self._attributions(name, encs, gradient[layers], found)
             for name, layers in self.sets.items()
         }
 
@@ -1229,8 +1247,9 @@ class _Sweep:
             return {}
         return {name: [of[name][0] for of in each] for name in self.sets}
 
-    def _attributions(self, name, encs, scores, found):
+    def _attributions(self, name, encs, gradient, found):
         "An Attribution per text, of one set."
+        scores = sum_over_features(found.embeddings * gradient)
         info = dict(embeddings='word')
         of_set = Scores(scores, found.values, found.readout, info)
         return [
@@ -1258,18 +1277,18 @@ def explain_methods(
     several, share one forward pass (chapter 37).
     """
     padding = PaddingCheck()
-    sets = _layer_sets(methods)
-    swept = {}
+    sets = _bypassed_layers(methods)
+    sharing = {}
     if len(set(sets.values())) > 2:
         given = {name: methods[name][0] for name in sets}
-        sweep = _Sweep(model, tokenizer, sets, given, target, padding)
+        work = _LayerSets(model, tokenizer, sets, given, target, padding)
         # some models' layers cannot be cut apart
         with contextlib.suppress(NotImplementedError):
-            swept = sweep.explained(encs)
+            sharing = work.explained(encs)
     alone = [None] * len(encs)
     found = {}
     for name, (method, options) in methods.items():
         work = _Work(model, tokenizer, method, target, options, padding)
-        shared = swept.get(name)
+        shared = sharing.get(name)
         found[name] = work.explained(encs, alone) if shared is None else shared
     return found

@@ -1123,11 +1123,12 @@ def accuracy(
     right = 0
     for start in tqdm(starts, disable=not progress, desc='accuracy'):
         rows = by_length[start : start + batch_size]
-        batch = tokenizer.pad(
-            {'input_ids': [ids[i] for i in rows]}, return_tensors='pt'
-        )
-        predicted = model(**batch.to(model.device)).logits.argmax(-1)
-        right += sum(
-            int(p == labels[i]) for p, i in zip(predicted.tolist(), rows)
-        )
+        predicted = _predicted(model, tokenizer, [ids[i] for i in rows])
+        right += sum(int(p == labels[i]) for p, i in zip(predicted, rows))
     return right / len(ids)
+
+
+def _predicted(model, tokenizer, ids):
+    "The class of each of these texts, as one padded batch."
+    batch = tokenizer.pad({'input_ids': ids}, return_tensors='pt')
+    return model(**batch.to(model.device)).logits.argmax(-1).tolist()

@@ -47,8 +47,11 @@ def _rounded_map(a):
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
 
-def _sets_scores(model, tokenizer, enc, sets, target):
+def _sets_scores(model, tokenizer, text, truncation, sets, target):
     "Set → scores; thirty-two sets at a time, so that memory stays small."
+    if not sets:
+        return {}
+    enc = encode(model, tokenizer, text, truncation)
     out = {}
     for start in range(0, len(sets), 32):
         methods = {
@@ -87,6 +90,18 @@ def _page_tokens(a):
     ]
 
 
+def _asked_for(text, methods):
+    "The methods as a list; what no page can show is refused."
+    if not isinstance(text, str):
+        raise TypeError(
+            f"a page explains one text, a str, got {type(text).__name__}"
+        )
+    methods = [methods] if isinstance(methods, str) else list(methods)
+    if not methods:
+        raise ValueError("methods is empty; give at least one")
+    return methods
+
+
 def page_data(
     model,
     tokenizer,  # a model that reads text, its tokenizer
@@ -96,24 +111,14 @@ def page_data(
     truncation: bool = False,  # cut a text that is too long for the model
 ) -> dict:  # what the page's script reads
     "Every map that the page can show, rounded to six digits."
-    if not isinstance(text, str):
-        raise TypeError(
-            f"a page explains one text, a str, got {type(text).__name__}"
-        )
-    methods = [methods] if isinstance(methods, str) else list(methods)
-    if not methods:
-        raise ValueError("methods is empty; give at least one")
+    methods = _asked_for(text, methods)
     maps, target = _maps_of_one_target(
         model, tokenizer, text, methods, target, truncation
     )
     a = maps[0]
     L = n_layers(model)
     every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
-    sets = {}
-    if L:
-        enc = encode(model, tokenizer, text, truncation)
-        choices = page_sets(L, every)
-        sets = _sets_scores(model, tokenizer, enc, choices, target)
+    sets = page_sets(L, every) if L else []
     about = (
         f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others'
         ' against exact Leave-One-Out, by lrp_loo'
@@ -123,7 +128,7 @@ def page_data(
         about=about,
         layers=L,
         every_set=every,
-        sets=sets,
+        sets=_sets_scores(model, tokenizer, text, truncation, sets, target),
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},

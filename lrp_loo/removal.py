@@ -81,12 +81,13 @@ def _some(units):
     return units is not None and any(u is not None for u in units)
 
 
-def _members(units, T, device):
+def _members(units, batch, device):
     """A `Units` (or None) per text → (batch, T, n_units) 0 or 1; None where
     every token is a unit.
     """
     if not _some(units):
         return None
+    T = batch['input_ids'].shape[1]
     n = max(T if u is None else len(u) for u in units)
     members = torch.zeros(len(units), T, n, device=device)
     for b, u in enumerate(units):
@@ -136,17 +137,15 @@ def removal_pass(
     the removal of each unit.
     """
     is_text = 'input_ids' in batch
-    members = None
-    if is_text:
-        T = batch['input_ids'].shape[1]
-        members = _members(units, T, device_of(model))
-    rules = composite or gradient()
+    members = _members(units, batch, device_of(model)) if is_text else None
     with gradients_on(model):
         batch = plain_tensors(batch)
         with (
             read_row_only(model, target),
             watch_embeddings(model) as seen,
-            lrp_rules(model, rules, record='attention') as ruled,
+            lrp_rules(
+                model, composite or gradient(), record='attention'
+            ) as ruled,
             _standing_at(members, weights),
         ):
             out = forward(model, batch)
@@ -156,14 +155,8 @@ def removal_pass(
     T = n_places(seen[0])
     members = _with_class_tokens(model, members, T, layers, is_text)
     unread = None if own_rows else _unread(layers[-1][0], members)
-    per_layer = (
-        weights if isinstance(weights, list) else [weights] * len(layers)
-    )
-    terms = [
-        _column_sums(key_effects(g, A, members, w), unread)
-        for (g, A), w in zip(layers, per_layer)
-    ]
-    return RemovalTerms(torch.cat(terms, 1), values.detach(), readout)
+    terms = _removal_terms(layers, members, weights, unread)
+    return RemovalTerms(terms, values.detach(), readout)
 
 
 def _settled_readout(target, out, batch):
@@ -221,6 +214,16 @@ def _unread(last, members):
     """
     read = (last != 0).any(-1).any(1)  # [batch, n]
     return ~read if members is None else members.bool() & ~read[..., None]
+
+
+def _removal_terms(layers, members, weights, unread):
+    "(batch, layers × heads, n_units) from (∂f/∂A, A) of every layer."
+    each = weights if isinstance(weights, list) else [weights] * len(layers)
+    terms = [
+        _column_sums(key_effects(g, A, members, w), unread)
+        for (g, A), w in zip(layers, each)
+    ]
+    return torch.cat(terms, 1)
 
 
 def _column_sums(effects, unread):
@@ -312,6 +315,11 @@ def _mask_path(n_groups, n_contexts, weight, lowered, share, seed):
     return path
 
 
+def _path_weights(content, path):
+    "(batch, n_units) mask weights of the content; None: the full mask."
+    return [None if w == 1 else torch.where(content, w, 1.0) for w in path]
+
+
 def _contexts(content, n, lowered, seed):
     """Pairs of (batch, n_units) mask weights: a random half of the content
     lowered, then the other; a text's draws do not depend on its batch.
@@ -361,6 +369,11 @@ class _Passes:
         longest = max(T if u is None else len(u) for u in self.units)
         return len(self.units), longest
 
+    def content(self, tokenizer):
+        "(batch, n_units) bool, beside the model."
+        content = _content(tokenizer, self.batch, self.units, self.shape)
+        return content.to(device_of(self.model))
+
     def terms(self, weights):
         "(batch, layers × heads, n_units) at these weights; None: the full mask."
         if weights is None:
@@ -374,9 +387,10 @@ class _Passes:
         )
         return found.terms
 
-    def mean_terms(self, stands):
-        "The mean over all weights."
-        return sum(self.terms(w) for w in stands) / len(stands)
+    def estimate(self, stands):
+        "Scores from the mean over all weights, and their spread."
+        terms = sum(self.terms(w) for w in stands) / len(stands)
+        return terms.sum(1), terms.pow(2).sum(1).sqrt()
 
     def with_groups(self, scores, groups, lowered):
         "A group's units get the mean of both ends of their path."
@@ -424,27 +438,17 @@ def removal_scores(
     batch = pad_batch(tokenizer, encs)
     passes = _Passes(model, batch, units, composite, own_rows)
     passes.start(target, at_full_mask=1 in path)
-    content = _content(tokenizer, batch, units, passes.shape)
-    content = content.to(device_of(model))
-    stands = [None if w == 1 else torch.where(content, w, 1.0) for w in path]
+    content = passes.content(tokenizer)
+    stands = _path_weights(content, path)
     stands += _contexts(content, n_contexts, lowered, seed)
-    terms = passes.mean_terms(stands)
-    scores = terms.sum(1)
-    spread = terms.pow(2).sum(1).sqrt()
+    scores, spread = passes.estimate(stands)
     if n_groups:
         groups = removal_groups(spread, content, n_groups, share)
         scores = passes.with_groups(scores, groups, lowered)
     content = content.cpu()
-    info = [
-        dict(
-            passes=len(stands) + n_groups,
-            spread=s[:n].tolist(),
-            expected_r=expected_r(x.cpu(), s.cpu(), c),
-        )
-        for x, s, c, n in zip(
-            scores, spread, content, _lengths(batch, units, scores)
-        )
-    ]
+    lengths = _lengths(batch, units, scores)
+    n_passes = len(stands) + n_groups
+    info = _how_sure(scores, spread, content, lengths, n_passes)
     found = Scores(scores, passes.values, passes.readout, info)
     if exact_special:
         _put_special(model, batch, target, units, content, found)
@@ -461,6 +465,18 @@ def _lengths(batch, units, scores):
         tokens = batch['attention_mask'].sum(1).tolist()
     units = units or [None] * len(tokens)
     return [n if u is None else len(u) for n, u in zip(tokens, units)]
+
+
+def _how_sure(scores, spread, content, lengths, n_passes):
+    "What a text's scores cost, and how far they can be trusted."
+    return [
+        dict(
+            passes=n_passes,
+            spread=s[:n].tolist(),
+            expected_r=expected_r(x.cpu(), s.cpu(), c),
+        )
+        for x, s, c, n in zip(scores, spread, content, lengths)
+    ]
 
 
 def _put_special(model, batch, target, units, content, found):
@@ -498,6 +514,13 @@ def _checked_number(n_exact, n):
     return k
 
 
+def _least_sure(spread, content, n_exact):
+    "Numbers of so many content tokens (units), the largest spread first."
+    k = _checked_number(n_exact, len(content))
+    unsure = spread.masked_fill(~content, -1)
+    return unsure.topk(min(k, int(content.sum()))).indices
+
+
 @text_by_text
 def removal_loo_scores(
     model,
@@ -519,24 +542,18 @@ def removal_loo_scores(
     )
     scores, info = found.scores.clone(), found.info[0]
     content = _content(tokenizer, enc, of_text, scores.shape)[0]
-    k = _checked_number(n_exact, scores.shape[1])
     spread = torch.tensor(info['spread'])
-    unsure = spread.masked_fill(~content, -1)
-    top = unsure.topk(min(k, int(content.sum()))).indices
+    top = _least_sure(spread, content, n_exact)
     known = settled(target, found.readout.chosen(0))
     _put_exact(model, enc, known, units, scores[0], top)
     spread[top] = 0
-    return Scores(
-        scores,
-        found.values,
-        found.readout,
-        dict(
-            passes=info['passes'],
-            exact=sorted(top.tolist() + info.get('exact', [])),
-            spread=spread.tolist(),
-            expected_r=expected_r(scores[0].cpu(), spread, content),
-        ),
+    said = dict(
+        passes=info['passes'],
+        exact=sorted(top.tolist() + info.get('exact', [])),
+        spread=spread.tolist(),
+        expected_r=expected_r(scores[0].cpu(), spread, content),
     )
+    return Scores(scores, found.values, found.readout, said)
 
 
 removal_loo_scores.by_unit = True

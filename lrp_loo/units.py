@@ -107,8 +107,7 @@ def text_units(
     if isinstance(units, str):
         return _in_order(unit_of, names, tokens, special)
     _check_begun(unit_of, stretches, names, places)
-    number = torch.tensor([-1 if u is None else u for u in unit_of])
-    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
+    return _as_given(unit_of, names)
 
 
 class _Stretch(NamedTuple):
@@ -195,6 +194,12 @@ def _check_begun(unit_of, stretches, names, places):
             f"no token begins in the span {(start, end)}: {names[number]!r}"
             f"{cut}"
         )
+
+
+def _as_given(unit_of, names):
+    "Units in the order of the spans; a token outside of all is in none."
+    number = torch.tensor([-1 if u is None else u for u in unit_of])
+    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
 
 
 def _in_order(unit_of, names, tokens, special):

@@ -522,6 +522,11 @@ def many_subset_logits(
             _one_text(Text(model, e), k, removal, fill, drop, r, **options)
             for e, k, r in zip(encs, keeps, readouts)
         ]
+    return _many_texts(fast, encs, keeps, readouts, token_budget, progress)
+
+
+def _many_texts(fast, encs, keeps, readouts, token_budget, progress):
+    "By the fast path, some texts at a time."
     lengths = [e['input_ids'].shape[1] for e in encs]
     found = []
     for some in windows(lengths, token_budget):

@@ -155,9 +155,11 @@ def tokens_html(
         _token_html(t, text, s, apart, rgb, gap, bool(grid))
         for t, (gap, text), s, apart, rgb in columns
     ]
-    if not grid:
-        return ''.join(spans)
-    n_rows, n_columns = grid
+    return _patch_rows(spans, *grid) if grid else ''.join(spans)
+
+
+def _patch_rows(spans, n_rows, n_columns):
+    "An image's patches, as they lie."
     rows = [spans[r * n_columns : (r + 1) * n_columns] for r in range(n_rows)]
     return '<br>'.join(''.join(span.strip() for span in row) for row in rows)
 
@@ -331,6 +333,20 @@ def _unit_rgb(colour):
     return [c / 255 for c in colour]
 
 
+def _patches(ax, a, scale):
+    "One map of an image."
+    top = float(a.scores.abs().max()) or 1.0
+    im = ax.imshow(
+        a.scores.reshape(a.info['grid']).float(),
+        cmap=scale,
+        vmin=-top,
+        vmax=top,
+    )
+    ax.set(xticks=[], yticks=[])
+    ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8)
+    return im
+
+
 def _image_figure(maps):
     "Patches as a picture, one for each map."
     import matplotlib.pyplot as plt
@@ -347,15 +363,7 @@ def _image_figure(maps):
         squeeze=False,
     )
     for ax, a in zip(axes[0], maps):
-        top = float(a.scores.abs().max()) or 1.0
-        im = ax.imshow(
-            a.scores.reshape(a.info['grid']).float(),
-            cmap=scale,
-            vmin=-top,
-            vmax=top,
-        )
-        ax.set(xticks=[], yticks=[])
-        ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8)
+        im = _patches(ax, a, scale)
         fig.colorbar(im, ax=ax, shrink=0.8)
     return fig
 
@@ -425,45 +433,48 @@ def _name_tokens(ax, a, part, shown):
     )
 
 
+def _rows_of_bars(n_maps, n_parts, width):
+    "A figure with axes for every map of every part of the text."
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(
+        n_maps * n_parts,
+        1,
+        figsize=(max(3.0, 0.42 * width + 1), (1.1 * n_maps + 0.7) * n_parts),
+        layout='constrained',
+        squeeze=False,
+    )
+    return fig, axes[:, 0]
+
+
+def _say_around(fig, ax, a):
+    "Above what is explained, below why some bars may leave the axes."
+    ax.set_title(headline(a), fontsize=9, loc='left', parse_math=False)
+    if drawn_apart(a).any():
+        note = f'{APART_NOTE} (hatched)'
+        fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right')
+
+
 def attributions_figure(
     maps: list,  # Attributions of one text
     per_row: int = 24,  # tokens in one row of bars
 ):  # a matplotlib figure
     "Scores as bars, method under method; an image's as a picture."
-    import matplotlib.pyplot as plt
-
     whole_number('per_row', per_row)
     if 'grid' in maps[0].info:
         return _image_figure(maps)
     n = len(maps[0])
     width = min(n, per_row)
     parts = [range(s, min(s + per_row, n)) for s in range(0, n, per_row)]
-    size = max(3.0, 0.42 * width + 1), (1.1 * len(maps) + 0.7) * len(parts)
-    fig, axes = plt.subplots(
-        len(maps) * len(parts),
-        1,
-        figsize=size,
-        layout='constrained',
-        squeeze=False,
-    )
-    left = iter(axes[:, 0])
+    fig, axes = _rows_of_bars(len(maps), len(parts), width)
+    left = iter(axes)
     for part in parts:
         for number, a in enumerate(maps, 1):
             ax = next(left)
             _bars(ax, a, part)
             ax.set(xlim=(-0.6, width - 0.4))
             _name_tokens(ax, a, part, shown=number == len(maps))
-    axes[0, 0].set_title(
-        headline(maps[0]), fontsize=9, loc='left', parse_math=False
-    )
-    if drawn_apart(maps[0]).any():
-        fig.supxlabel(
-            f'{APART_NOTE} (hatched)',
-            fontsize=7,
-            color='.3',
-            x=0.99,
-            ha='right',
-        )
+    _say_around(fig, axes[0], maps[0])
     return fig
 
 
@@ -552,6 +563,11 @@ def _pack(o):
         return [_pack(v) for v in o]
     if isinstance(o, dict):
         return {str(k): _pack(v) for k, v in o.items()}
+    return _pack_single(o)
+
+
+def _pack_single(o):
+    "A number, a word or nothing, of numpy's, too."
     if isinstance(o, float) and not -float('inf') < o < float('inf'):
         return {'__float__': str(o)}
     if o is None or isinstance(o, (bool, int, float, str)):

@@ -21,7 +21,7 @@ from lrp_loo.conservation import conservation
 from lrp_loo.studies.families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings
 from lrp_loo.removal import removal_scores
-from lrp_loo.layers import bypass_sweep
+from lrp_loo.layers import bypass_gradients
 
 PLAIN = Composite(
     'values',
@@ -778,9 +778,9 @@ def test_parts_that_compute_the_same_in_training_are_not_refused(part):
     check_model(with_a_head_in_training(part))
 
 
-def test_a_sweep_refuses_layers_that_cannot_be_told_apart():
+def test_many_bypasses_refuse_layers_that_cannot_be_told_apart():
     with pytest.raises(ValueError, match=OUTSIDE):
-        bypass_sweep(two_stacks(), IDS, [(), (1,)])
+        bypass_gradients(two_stacks(), IDS, [(), (1,)])
 
 
 def test_longformers_global_attention_is_held_constant():

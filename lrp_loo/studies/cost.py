@@ -194,6 +194,23 @@ def _draw_dot(ax, method, seconds, rows):
     )
 
 
+def _rows_by_method(*experiments):
+    "Method → the rows it is in; where two have it, the last ones."
+    return {
+        m: rows
+        for rows in experiments
+        for m in (rows[0]['methods'] if rows else ())
+    }
+
+
+def _lay_out_seconds(ax):
+    "Seconds on a logarithmic scale, written plainly."
+    ax.set(xscale='log', xlabel='seconds a text')
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter('{x:g}')
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 @themed
 def plot_tradeoff(
     results: dict,  # of `read_results`, of benchmarks/length.py
@@ -209,19 +226,11 @@ def plot_tradeoff(
     for ax, (part, d) in zip(axes[0], agreement.items()):
         n = float(np.mean([r['n_tokens'] for r in d['rows']]))
         more = (extra or {}).get(part, dict(rows=[]))
-        where = {  # where both have a method, `agreement` has the last word
-            m: rows
-            for rows in (more['rows'], d['rows'])
-            for m in (rows[0]['methods'] if rows else ())
-        }
-        for m, rows in where.items():
+        for m, rows in _rows_by_method(more['rows'], d['rows']).items():
             if m in table.index:
                 _draw_dot(ax, m, seconds_at(table, m, n), rows)
-        ax.set(xscale='log', xlabel='seconds a text')
+        _lay_out_seconds(ax)
         ax.set_title(f"{part}: {len(d['rows'])} texts of {n:.0f} tokens")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter('{x:g}')
-        ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0, 0].set_ylabel('Pearson r with LOO')
     return fig
 

@@ -39,6 +39,33 @@ from lrp_loo.studies.style import (
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 
 
+def _draw_our_bars(ax, table):
+    "r with LOO, a bar a method."
+    ax.bar(
+        [method_label(m) for m in COMPARED],
+        table.loo_r,
+        yerr=table.loo_r_se,
+        color=[method_colour(m) for m in COMPARED],
+        width=0.6,
+        label='ours',
+    )
+
+
+def _draw_papers_rings(ax, numbers):
+    "The paper's r, where it has one."
+    theirs = numbers.set_index('row').paper
+    both = [m for m in COMPARED if m in theirs]
+    ax.plot(
+        [COMPARED.index(m) for m in both],
+        theirs[both],
+        'o',
+        mfc='none',
+        mec='k',
+        ms=8,
+        label='paper (BERT-base)',
+    )
+
+
 @themed
 def plot_agreement(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -49,26 +76,8 @@ def plot_agreement(
     paper = paper_numbers('2').query('metric == "loo_r"')
     fig, axes = panels(len(results), sharey=True)
     for ax, (name, r) in zip(axes[0], results.items()):
-        t = faithfulness_table(r['rows'], COMPARED)
-        ax.bar(
-            [method_label(m) for m in COMPARED],
-            t.loo_r,
-            yerr=t.loo_r_se,
-            color=[method_colour(m) for m in COMPARED],
-            width=0.6,
-            label='ours',
-        )
-        theirs = paper[paper.data == name].set_index('row').paper
-        both = [m for m in COMPARED if m in theirs]
-        ax.plot(
-            [COMPARED.index(m) for m in both],
-            theirs[both],
-            'o',
-            mfc='none',
-            mec='k',
-            ms=8,
-            label='paper (BERT-base)',
-        )
+        _draw_our_bars(ax, faithfulness_table(r['rows'], COMPARED))
+        _draw_papers_rings(ax, paper[paper.data == name])
         ax.axhline(0, color='0.5', lw=0.7)
         ax.set_title(caption(r))
     axes[0, 0].set_ylabel('Pearson r with LOO')
@@ -143,6 +152,16 @@ def plot_entropy(
     return fig
 
 # %% ../../nbs/54_figures.ipynb #c18c3289
+def _draw_areas(ax, table):
+    "MoRF and LeRF of each method, joined by Δ."
+    y = np.arange(len(table))[::-1]
+    colours = [method_colour(m) for m in table.index]
+    ax.hlines(y, table.morf, table.lerf, color=colours, lw=4, alpha=0.5)
+    ax.plot(table.morf, y, 'o', color='k', mfc='white', label='MoRF')
+    ax.plot(table.lerf, y, 'o', color='k', label='LeRF')
+    ax.set_yticks(y, [method_label(m) for m in table.index])
+
+
 @themed
 def plot_areas(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -150,16 +169,9 @@ def plot_areas(
     """LeRF and MoRF (mean logit along the curve) per method; the bar between
     them is Δ (Table 2).
     """
-    methods = ['loo', *COMPARED]
     fig, axes = panels(len(results), height=2.6)
     for ax, r in zip(axes[0], results.values()):
-        t = faithfulness_table(r['rows'], methods)
-        y = np.arange(len(methods))[::-1]
-        colours = [method_colour(m) for m in methods]
-        ax.hlines(y, t.morf, t.lerf, color=colours, lw=4, alpha=0.5)
-        ax.plot(t.morf, y, 'o', color='k', mfc='white', label='MoRF')
-        ax.plot(t.lerf, y, 'o', color='k', label='LeRF')
-        ax.set_yticks(y, [method_label(m) for m in methods])
+        _draw_areas(ax, faithfulness_table(r['rows'], ['loo', *COMPARED]))
         ax.set_xlabel('mean logit of the predicted class')
         ax.set_title(caption(r))
     axes[0, 0].legend()

@@ -90,12 +90,8 @@ KEEPERS = {  # column of a conservation table → label, colour
 }
 
 
-def draw_kept(
-    ax,  # where to draw
-    table,  # of `conservation_by_layer`
-):
-    "What is kept at each stage, stacked away from zero, and what goes on."
-    at = range(len(table))
+def _draw_stacks(ax, at, table):
+    "Bars of what each keeper takes, below zero where it gives."
     low = 0 * table.entering
     high = 0 * table.entering
     for kind, (label, colour) in KEEPERS.items():
@@ -104,6 +100,15 @@ def draw_kept(
         ax.bar(at, kept, 0.6, bottom=bottom, color=colour, label=label)
         low = low + kept.clip(upper=0)
         high = high + kept.clip(lower=0)
+
+
+def draw_kept(
+    ax,  # where to draw
+    table,  # of `conservation_by_layer`
+):
+    "What is kept at each stage, stacked away from zero, and what goes on."
+    at = range(len(table))
+    _draw_stacks(ax, at, table)
     ax.plot(
         [-0.5, *(i + 0.5 for i in at)],
         [table.entering.iloc[0], *table.leaving],

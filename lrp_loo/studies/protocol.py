@@ -317,34 +317,43 @@ def _areas(text, choices, chunks):
 
 def _areas_of_one_kind(text, choices, removal, chunk):
     "The areas of choices that share a removal and a chunk size."
-    layers = n_layers(text.model)
-    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
-    methods = [m for m in text.methods if m not in left_out]
+    methods = _methods_with_curves(text)
     units = removal_units(text.special, chunk)
     paths = {
-        _RemovalOrder(name, method, most): _path(
-            text, method, choice, units, most
-        )
-        for name, choice in choices.items()
-        for method in methods
-        for most in (False, True)
+        order: _path(text, order, choices[order.choice], units)
+        for order in _removal_orders(choices, methods)
     }
     logits = text.logits(torch.cat(list(paths.values())), removal)
     parts = logits.split([len(p) for p in paths.values()])
     out = {name: {method: [] for method in methods} for name in choices}
-    for path, part in zip(paths, parts):
-        choice = choices[path.choice]
+    for order, part in zip(paths, parts):
+        choice = choices[order.choice]
         number = text.number(choice['target'], part)
         area = curve_area(number, choice['area'])
-        out[path.choice][path.method].append(area)
+        out[order.choice][order.method].append(area)
     return out
 
 
-def _path(text, method, choice, units, most_relevant_first):
+def _methods_with_curves(text):
+    "Two are left out: no conclusion asks for their curves."
+    layers = n_layers(text.model)
+    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
+    return [m for m in text.methods if m not in left_out]
+
+
+def _removal_orders(choices, methods):
+    "LeRF, then MoRF, of each method under each choice."
+    for name in choices:
+        for method in methods:
+            yield _RemovalOrder(name, method, most_relevant_first=False)
+            yield _RemovalOrder(name, method, most_relevant_first=True)
+
+
+def _path(text, order, choice, units):
     "Tokens kept at each step of a curve; special ones are never removed."
-    scores = torch.where(text.special, 0.0, text.scores(method, choice))
+    scores = torch.where(text.special, 0.0, text.scores(order.method, choice))
     scores = normalize(scores, choice['normalize_a'])
-    return removal_path(scores, units, most_relevant_first)
+    return removal_path(scores, units, order.most_relevant_first)
 
 # %% ../../nbs/25_protocol.ipynb #3e7851b8
 def _check_protocol_call(name, choices):
@@ -785,14 +794,19 @@ def _title_of(results):
     )
 
 
-def _plot_one_protocol(results, table, left, middle, right):
-    "The three panels of one data set."
-    heights = dict(zip(table.index, range(len(table), 0, -1)))
+def _draw_mean_r(ax, table, heights):
+    "A dot for each method under each choice that touches r."
     with_r = table.dropna(subset='attn_lrp')
     y = [heights[choice] for choice in with_r.index]
     for m in METHODS_DRAWN:
         look = dict(color=method_colour(m), label=method_label(m))
-        left.plot(with_r[m], y, 'o', ms=5, **look)
+        ax.plot(with_r[m], y, 'o', ms=5, **look)
+
+
+def _plot_one_protocol(results, table, left, middle, right):
+    "The three panels of one data set."
+    heights = dict(zip(table.index, range(len(table), 0, -1)))
+    _draw_mean_r(left, table, heights)
     for difference in IN_R:
         difference.draw(middle, table, heights)
     IN_DELTA.draw(right, table, heights)
@@ -801,8 +815,7 @@ def _plot_one_protocol(results, table, left, middle, right):
         ax.grid(axis='y', color='0.93')
         ax.set_axisbelow(True)
     left.set_yticks(list(heights.values()), list(heights))
-    left.tick_params(axis='y', labelsize=8)
-    left.set_title(_title_of(results), fontsize=9, loc='left')
+    left.set_title(_title_of(results), loc='left')
     left.set_xlabel('mean r with LOO')
     middle.set_xlabel('r minus r of AttnLRP')
     n_curves = sum('curves' in row for row in results['rows'])
@@ -831,15 +844,8 @@ def plot_protocol(
     for (name, table), panels in zip(tables.items(), axes):
         _plot_one_protocol(results[name], table, *panels)
     for ax in axes[0, :2]:
-        ax.legend(
-            frameon=False,
-            fontsize=7,
-            loc='lower center',
-            bbox_to_anchor=(0.5, 1.06),
-            ncols=5,
-            columnspacing=1,
-            handletextpad=0.2,
-        )
+        above = dict(loc='lower center', bbox_to_anchor=(0.5, 1.06), ncols=5)
+        ax.legend(**above, columnspacing=1, handletextpad=0.2)
     return fig
 
 

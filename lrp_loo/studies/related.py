@@ -205,18 +205,29 @@ def attention_layers(
     readout = Readout(target, out, batch)
     with torch.enable_grad():
         value = readout(out)
-    dropped = _DroppedBranches(linear if drop else [])
-    outputs = [out for _, out in watch.calls]
-    runs = []
-    for layer in range(len(linear)) if drop else [None]:
-        dropped.layer = layer
-        gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=drop)
-        layers = [
-            _attention_layer(call, out, G)
-            for (call, out), G in zip(watch.calls, gradients)
-        ]
-        runs.append(layers)
+    if not drop:
+        runs = [_layers_with_gradient(watch.calls, value)]
+    else:
+        runs = list(_runs_with_drop(watch.calls, value, linear))
     return WatchedRun(runs, value.detach(), readout)
+
+
+def _layers_with_gradient(calls, value, keep=False):
+    "Every attention call, with the number's gradient at its output."
+    outputs = [out for _, out in calls]
+    gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=keep)
+    return [
+        _attention_layer(call, out, G)
+        for (call, out), G in zip(calls, gradients)
+    ]
+
+
+def _runs_with_drop(calls, value, linear):
+    "A backward pass for each layer whose two branches pass no gradient."
+    dropped = _DroppedBranches(linear)
+    for layer in range(len(linear)):
+        dropped.layer = layer
+        yield _layers_with_gradient(calls, value, keep=True)
 
 # %% ../../nbs/27_related.ipynb #12fb5b01
 def atp_scores(
@@ -594,6 +605,17 @@ def _shapley_subsets(k, n_pairs, rng):
     return np.vstack([np.zeros((1, k), bool), subsets, ~subsets])
 
 
+def _shapley_fit(stays, numbers, whole):
+    "(k,) least squares through the empty text, the first row, and the whole."
+    empty = numbers[0]
+    # what is left to find is orthogonal to (1, …, 1)
+    mean = (whole - empty) / stays.shape[1]
+    X = stays[1:].astype(float)
+    rest = numbers[1:] - empty - X.sum(1) * mean
+    centred = X - X.mean(1, keepdims=True)
+    return mean + np.linalg.lstsq(centred, rest, rcond=None)[0]
+
+
 @text_by_text
 def kernel_shap_scores(
     model,
@@ -612,23 +634,21 @@ def kernel_shap_scores(
     if n < 4:
         raise ValueError(f"n must be at least 4, got {n}")
     f = game(model, tokenizer, enc, target, units, **kwargs)
-    k = len(f.players)
     rng = np.random.default_rng(seed)
-    stays = _shapley_subsets(k, (n - 2) // 2, rng)
+    stays = _shapley_subsets(len(f.players), (n - 2) // 2, rng)
     numbers = f(stays).double().numpy()
-    empty = numbers[0]
-    # what is left to find is orthogonal to (1, …, 1)
-    mean = (float(f.value) - empty) / k
-    X = stays[1:].astype(float)
-    rest = numbers[1:] - empty - X.sum(1) * mean
-    centred = X - X.mean(1, keepdims=True)
-    solution = np.linalg.lstsq(centred, rest, rcond=None)[0]
-    return f.scores(mean + solution, n=n)
+    return f.scores(_shapley_fit(stays, numbers, float(f.value)), n=n)
 
 
 kernel_shap_scores.by_unit = True
 
 # %% ../../nbs/27_related.ipynb #17ff87ea
+def _loo_in_game(f, member_of, which):
+    "(len(which),) the number lost with each of some sets of players."
+    without = member_of[None] != which[:, None]
+    return float(f.value) - f(without)
+
+
 @text_by_text
 def hierarchical_scores(
     model,
@@ -652,15 +672,12 @@ def hierarchical_scores(
             f" refine={refine}"
         )
     group = torch.arange(k) // size
-    n_groups = int(group[-1]) + 1
-    without_group = group[None] != torch.arange(n_groups)[:, None]
-    effect = float(f.value) - f(without_group)
+    effect = _loo_in_game(f, group, group.unique())
     scores = (effect / group.bincount())[group]
-    largest = effect.abs().topk(min(refine, n_groups)).indices
+    largest = effect.abs().topk(min(refine, len(effect))).indices
     inside = torch.isin(group, largest).nonzero()[:, 0]
     if len(inside):
-        without_one = torch.arange(k)[None] != inside[:, None]
-        scores[inside] = float(f.value) - f(without_one)
+        scores[inside] = _loo_in_game(f, torch.arange(k), inside)
     return f.scores(scores, size=size, refine=refine)
 
 
@@ -905,6 +922,22 @@ def _r_or_zero(weights, loo):
     return 0.0 if np.isnan(r) else r
 
 
+def _tuned_at(f, p, loo):
+    "r at one share of kept tokens: (passes, surrogate, penalty)."
+    k = len(f.players)
+    stays = np.random.default_rng(0).random((max(N_PASSES) - 1, k)) < p
+    y = np.append(float(f.value), f(stays))
+    X = np.vstack([np.ones(k), stays])
+    table = np.zeros((len(N_PASSES), len(SURROGATES), len(PENALTIES)))
+    for a, b, c in np.ndindex(table.shape):
+        n = N_PASSES[a]
+        weights = surrogate_weights(
+            X[:n], y[:n], SURROGATES[b], PENALTIES[c], p
+        )
+        table[a, b, c] = _r_or_zero(weights, loo)
+    return table
+
+
 def tuning_row(
     model,
     tokenizer,
@@ -913,21 +946,9 @@ def tuning_row(
     "ContextCite's agreement with LOO under every choice."
     (loo,) = explain_batch(model, tokenizer, [enc], 'loo')
     f = game(model, tokenizer, enc, settled(None, loo.target), drop=True)
-    k = len(f.players)
     loo_of_players = loo.scores[f.players.which]
-    sizes = len(N_PASSES), len(KEPT), len(SURROGATES), len(PENALTIES)
-    table = np.zeros(sizes)
-    for b, p in enumerate(KEPT):
-        stays = np.random.default_rng(0).random((max(N_PASSES) - 1, k)) < p
-        y = np.append(float(f.value), f(stays))
-        X = np.vstack([np.ones(k), stays])
-        for a, c, d in np.ndindex(sizes[0], *sizes[2:]):
-            n = N_PASSES[a]
-            weights = surrogate_weights(
-                X[:n], y[:n], SURROGATES[c], PENALTIES[d], p
-            )
-            table[a, b, c, d] = _r_or_zero(weights, loo_of_players)
-    return table.tolist()
+    by_kept = [_tuned_at(f, p, loo_of_players) for p in KEPT]
+    return np.stack(by_kept, 1).tolist()
 
 
 def _no_phrases(tokenizer, texts):

@@ -10,7 +10,7 @@ from lrp_loo.models import n_layers
 from lrp_loo.studies.families import family_tasks, random_inputs, random_model
 from lrp_loo.studies.layerwise import sweep_methods
 from lrp_loo.models import encode
-from lrp_loo.layers import bypass_sweep
+from lrp_loo.layers import bypass_gradients
 
 CUT = {
     'BERT',
@@ -60,25 +60,25 @@ def encs(demo):
 
 
 @pytest.mark.parametrize('family,task', family_tasks())
-def test_a_sweep_equals_separate_runs_or_says_why_not(family, task):
+def test_many_bypasses_equal_separate_runs_or_say_why_not(family, task):
     model = random_model(family, task)
     inputs = random_inputs(model)
     sets = a_few_sets(n_layers(model))
     if family not in CUT:
         try:
-            swept = bypass_sweep(model, inputs, sets)
+            found = bypass_gradients(model, inputs, sets)
         except NotImplementedError as e:
             assert 'a sweep' in str(e)
             return
     else:
-        swept = bypass_sweep(model, inputs, sets)
-    for s, g in zip(sets, swept.gradients, strict=True):
+        found = bypass_gradients(model, inputs, sets)
+    for s, g in zip(sets, found.gradients, strict=True):
         alone = lrp_scores(model, None, [inputs], composite=attn_lrp(s))
-        assert close(scores(g, swept.embeddings), alone.scores), s
-        assert torch.equal(alone.values, swept.values)
+        assert close(scores(g, found.embeddings), alone.scores), s
+        assert torch.equal(alone.values, found.values)
 
 
-def test_all_methods_of_the_layer_wise_study_share_a_sweep(demo, encs):
+def test_all_methods_of_the_layer_wise_study_share_a_pass(demo, encs):
     methods = sweep_methods(6) | {
         'cp': ('cp_lrp', {}),
         'eps': ('attn_lrp', dict(eps=1e-3)),
@@ -94,9 +94,9 @@ def test_all_methods_of_the_layer_wise_study_share_a_sweep(demo, encs):
                 assert getattr(a, field) == getattr(b, field), (name, field)
 
 
-def test_a_layer_that_the_model_lacks_is_refused_by_a_sweep(demo, encs):
+def test_a_layer_that_the_model_lacks_is_refused_among_many(demo, encs):
     with pytest.raises(ValueError, match='layers 0 to 5'):
-        bypass_sweep(demo[0], encs[1], [(), (6,)])
+        bypass_gradients(demo[0], encs[1], [(), (6,)])
 
 
 def test_a_layer_that_the_model_lacks_is_refused_by_explain(demo):
@@ -107,4 +107,4 @@ def test_a_layer_that_the_model_lacks_is_refused_by_explain(demo):
 def test_layers_that_share_weights_are_refused():
     model = random_model('ALBERT')
     with pytest.raises(NotImplementedError, match='a sweep needs'):
-        bypass_sweep(model, random_inputs(model), [(0,)])
+        bypass_gradients(model, random_inputs(model), [(0,)])
