@@ -84,6 +84,14 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f'        {test}')
 
 
+def demo_or_skip(name, **options):
+    "A demo model, or a skip that says what would install it."
+    try:
+        return load_demo(name, **options)
+    except ModuleNotFoundError as e:
+        pytest.skip(str(e))
+
+
 @pytest.fixture(scope='session')
 def demo():
     return load_demo('sst2')
