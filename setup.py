@@ -44,6 +44,8 @@ setup(
     install_requires=s["requirements"].split(),
     extras_require={
         "demo": demo,
+        "base": s["base_requirements"].split(),
+        "llm": s["llm_requirements"].split(),
         "ray": ray,
         "bench": s["bench_requirements"].split(),
         "metrics": metrics,

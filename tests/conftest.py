@@ -160,6 +160,14 @@ def shallow_parts():
         yield
 
 
+def demo_or_skip(name, **options):
+    "A demo model, or a skip that says what would install it."
+    try:
+        return load_demo(name, **options)
+    except ModuleNotFoundError as e:
+        pytest.skip(str(e))
+
+
 @pytest.fixture(scope='session')
 def demo():
     return load_demo('sst2')

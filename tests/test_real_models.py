@@ -1,0 +1,406 @@
+"""The two large models from the package index, MPNet with our adapters and
+SmolLM2: loading, coverage, one map of each, agreement with a second derivation
+(naive_mpnet.py, naive_llama.py), and what is said where they are missing.
+"""
+
+import copy
+import re
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import naive_llama
+import pytest
+import torch
+from conftest import demo_or_skip
+from naive_mpnet import MPNet
+
+from lrp_loo import attn_lrp, explain, lrp_rules
+from lrp_loo import models as library
+from lrp_loo.models import transformer_layers
+from lrp_loo.models import (
+    BASES,
+    DEMOS,
+    cache_folder,
+    demo_base,
+    demo_folder,
+    describe_model,
+    encode,
+    load_demo,
+)
+
+MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet' and demo.seeds]
+LARGE = [*MPNETS, 'smollm2']
+ADAPTERS = [
+    (name, seed)
+    for name, demo in DEMOS.items()
+    if demo.adapter
+    for seed in demo.seeds
+]
+SENTENCE = 'The jokes are old, but the film'
+METHODS = ['attn_lrp', 'cp_lrp', 'loo']
+
+
+@pytest.fixture(scope='module', params=LARGE)
+def large(request):
+    "A large demo model's name, model, tokenizer."
+    return request.param, *demo_or_skip(request.param)
+
+
+# loading
+
+
+def test_it_is_a_stock_model(large):
+    name, model, _ = large
+    kind = 'Llama' if name == 'smollm2' else 'MPNet'
+    assert type(model).__name__.startswith(kind)
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in model.parameters())
+    assert not [n for n, _ in model.named_parameters() if 'lora' in n]
+
+
+def test_it_is_as_large_as_it_should_be(large):
+    name, model, _ = large
+    said = describe_model(model, name)
+    sizes = said['layers'], said['width'], said['parameters'] // 10**6
+    assert sizes == ((30, 576, 134) if name == 'smollm2' else (12, 768, 109))
+
+
+def test_rounded_weights_are_said():
+    model, _ = demo_or_skip('smollm2')
+    said = describe_model(model)['stored_as']
+    assert '4 bits' in said and 'float32' in said
+    # Q4_1: 32 numbers of a row share a scale and an offset
+    blocks = model.model.layers[7].mlp.down_proj.weight[:16].reshape(-1, 32)
+    assert max(len(block.unique()) for block in blocks) <= 16
+
+
+def test_weights_that_are_not_rounded_are_not_said_to_be(demo):
+    assert 'stored_as' not in describe_model(demo[0])
+
+
+def test_its_tokenizer_gives_back_what_it_read(large):
+    name, _, tokenizer = large
+    text = 'naïve? “yes” — 12 films, isn’t it'
+    ids = tokenizer(text)['input_ids']
+    back = tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    if name == 'smollm2':
+        assert back == text
+    else:  # it writes in small letters, without accents
+        assert back.replace(' ', '').startswith('naive?“yes”—12films')
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_smollm2_knows_the_form_of_a_chat():
+    _, tokenizer = demo_or_skip('smollm2')
+    said = [dict(role='user', content='Is it good?')]
+    text = tokenizer.apply_chat_template(
+        said, add_generation_prompt=True, tokenize=False
+    )
+    assert text.endswith('Is it good?<|im_end|>\n<|im_start|>assistant\n')
+    # what marks a turn is one token
+    assert tokenizer('<|im_start|>')['input_ids'] == [tokenizer.bos_token_id]
+
+
+def test_smollm2_predicts_words():
+    model, tokenizer = demo_or_skip('smollm2')
+    enc = tokenizer('The capital of France is', return_tensors='pt')
+    predicted = model(**enc).logits[0, -1].argmax()
+    assert tokenizer.decode(predicted) == ' Paris'
+
+
+def test_it_can_be_saved_and_loaded_again(tmp_path):
+    model, _ = demo_or_skip('smollm2')
+    model.save_pretrained(tmp_path)
+    again, _, _ = library._model_from(
+        library._source_of(demo_base('smollm2')), 'next token'
+    )
+    saved = type(model).from_pretrained(tmp_path)
+    hashes = {describe_model(m)['sha256'] for m in (model, again, saved)}
+    assert len(hashes) == 1
+
+
+# seeds and cards
+
+
+@pytest.mark.parametrize('name,seed', ADAPTERS)
+def test_the_card_of_an_adapter_says_what_it_is(name, seed):
+    folder = demo_folder(name, seed)
+    card = (folder / 'README.md').read_text()
+    assert f'# {folder.name}: ' in card
+    assert f'base_model: {BASES[DEMOS[name].base].name}' in card
+    assert f'| seed | {seed} |' in card
+    assert re.search(r'\| accuracy on (validation|test) \(.+\) \| 0\.\d+', card)
+
+
+@pytest.mark.parametrize('name', MPNETS)
+def test_an_mpnet_was_measured_to_be_good(name):
+    for seed in DEMOS[name].seeds:
+        card = (demo_folder(name, seed) / 'README.md').read_text()
+        measured = re.search(r'\| accuracy on .+ \| ([\d.]+) \|', card)
+        assert float(measured[1]) >= 0.92
+
+
+@pytest.mark.parametrize('name,seed', ADAPTERS)
+def test_an_adapter_is_small(name, seed):
+    files = demo_folder(name, seed).iterdir()
+    assert sum(f.stat().st_size for f in files) <= 8 * 2**20
+
+
+def test_every_adapter_that_is_shipped_can_be_named():
+    shipped = Path(library.__file__).parent / 'assets'
+    found = {f.parent.name for f in shipped.glob('*/adapter_config.json')}
+    assert found == {demo_folder(*adapter).name for adapter in ADAPTERS}
+
+
+def test_seeds_are_different_models():
+    seeds = DEMOS['sst2'].seeds
+    hashes = {
+        describe_model(load_demo('sst2', seed=seed)[0])['sha256']
+        for seed in seeds
+    }
+    assert len(hashes) == len(seeds)
+
+
+@pytest.mark.parametrize('name', DEMOS)
+@pytest.mark.parametrize('seed', [-1, 99, 'one', None, [0]])
+def test_a_seed_that_is_not_shipped_is_refused_by_name(name, seed):
+    with pytest.raises(ValueError, match=re.escape(f'seed={seed!r}')) as said:
+        load_demo(name, seed=seed)
+    assert repr(name) in str(said.value)
+
+
+# explaining
+
+
+@pytest.mark.parametrize('layers', ['none', 'all'])
+def test_every_operation_has_a_rule(large, layers):
+    _, model, tokenizer = large
+    bypass = range(len(transformer_layers(model))) if layers == 'all' else ()
+    enc = encode(model, tokenizer, SENTENCE)
+    with lrp_rules(model, attn_lrp(bypass)) as rules:
+        model(**enc)
+    assert 'none' not in set(rules.report()['rule'])
+    assert len(rules.report()) > 200
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_map_of_each(large, method):
+    _, model, tokenizer = large
+    found = explain(model, tokenizer, SENTENCE, method=method)[0]
+    assert len(found.tokens) == len(found.scores)
+    assert found.scores.isfinite().all()
+    assert found.scores.abs().max() > 0
+
+
+# a second derivation
+
+
+def close(a, b, rel=1e-4):
+    "Relative to the largest score."
+    off = (a - b).abs().max()
+    largest = b.abs().max()
+    assert off <= rel * largest, (off / largest).item()
+
+
+def score(model, tokenizer, method):
+    "One text's scores, the model in double precision."
+    found = explain(model, tokenizer, SENTENCE, method=method)[0]
+    return found.scores.double()
+
+
+@pytest.fixture(scope='module')
+def mpnet():
+    "MPNet in double precision, and derived again, with the text's ids."
+    model, tokenizer = demo_or_skip('mpnet-sst2')
+    model = copy.deepcopy(model).double()
+    c = model.config
+    again = MPNet(
+        model.state_dict(),
+        layers=c.num_hidden_layers,
+        heads=c.num_attention_heads,
+        ln_eps=c.layer_norm_eps,
+    )
+    return model, tokenizer, again, tokenizer(SENTENCE)['input_ids']
+
+
+@pytest.mark.parametrize('method,n', [('attn_lrp', 0), ('cp_lrp', 12)])
+def test_relevance_of_mpnet_is_the_naive_one(mpnet, method, n):
+    model, tokenizer, again, ids = mpnet
+    target = int(again(ids).argmax())
+    R = again.back(target, bypass=range(n))
+    close(score(model, tokenizer, method), R)
+
+
+def test_loo_of_mpnet_is_the_naive_one(mpnet):
+    model, tokenizer, again, ids = mpnet
+    whole = again(ids)
+    t = int(whole.argmax())
+    without = [again(ids, unseen=[i])[t] for i in range(len(ids))]
+    close(score(model, tokenizer, 'loo'), whole[t] - torch.stack(without))
+
+
+@pytest.fixture(scope='module')
+def smollm2():
+    "SmolLM2 in double precision, with its sizes and the text's ids."
+    model, tokenizer = demo_or_skip('smollm2')
+    model = copy.deepcopy(model).double()
+    c = model.config
+    sizes = dict(
+        layers=c.num_hidden_layers,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        rms_eps=c.rms_norm_eps,
+        rope_theta=c.rope_parameters['rope_theta'],
+    )
+    return model, tokenizer, sizes, tokenizer(SENTENCE)['input_ids']
+
+
+@pytest.mark.parametrize(
+    'method,how',
+    [
+        ('attn_lrp', dict(gates='half')),
+        ('cp_lrp', dict(gates='constant', bypass=range(30))),
+    ],
+    ids=['attn_lrp', 'cp_lrp'],
+)
+def test_relevance_of_smollm2_is_the_naive_one(smollm2, method, how):
+    model, tokenizer, sizes, ids = smollm2
+    state = model.state_dict()
+    logits, R = naive_llama.explain(state, ids, **how, **sizes)
+    close(model(torch.tensor([ids])).logits[0, -1], logits)
+    close(score(model, tokenizer, method), R)
+
+
+def naive_next(state, ids, unseen, *, layers, heads, kv_heads, **options):
+    """The next token's logits, with one token's key hidden from every query;
+    equations alone.
+    """
+    n = len(ids)
+    table = state['model.embed_tokens.weight']
+    x = table[ids]
+    M = naive_llama.rotation(n, x.shape[1] // heads, options['rope_theta'])
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    if unseen is not None:
+        seen[:, unseen] = False
+    # a query that sees nothing: nobody sees its row
+    seen |= ~seen.any(-1, keepdim=True)
+
+    def norm(x, name):
+        w = state[f'model.{name}.weight']
+        return naive_llama.rms_norm(x, w, options['rms_eps'], torch.float32)
+
+    def project(x, name, many, turned):
+        z = (x @ state[f'{name}.weight'].T).view(n, many, -1)
+        if turned:
+            z = torch.einsum('nhd,nde->nhe', z, M)
+        return z.repeat_interleave(heads // many, 1).transpose(0, 1)
+
+    for l in range(layers):
+        name = f'model.layers.{l}.self_attn'
+        h = norm(x, f'layers.{l}.input_layernorm')
+        q = project(h, f'{name}.q_proj', heads, True)
+        k = project(h, f'{name}.k_proj', kv_heads, True)
+        v = project(h, f'{name}.v_proj', kv_heads, False)
+        z = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+        a = z.masked_fill(~seen, -torch.inf).softmax(-1)
+        o = (a @ v).transpose(0, 1).reshape(n, -1)
+        x = x + o @ state[f'{name}.o_proj.weight'].T
+        feed = naive_llama.FeedForward(state, f'model.layers.{l}.mlp')
+        x = x + feed(norm(x, f'layers.{l}.post_attention_layernorm'))
+    return norm(x, 'norm')[-1] @ table.T
+
+
+def test_loo_of_smollm2_is_the_naive_one(smollm2):
+    model, tokenizer, sizes, ids = smollm2
+    state = model.state_dict()
+    whole = naive_next(state, ids, None, **sizes)
+    t = int(whole.argmax())
+    without = [naive_next(state, ids, i, **sizes)[t] for i in range(len(ids))]
+    close(score(model, tokenizer, 'loo'), whole[t] - torch.stack(without))
+
+
+# where they are missing, and how they are unpacked
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    "Nothing is unpacked yet."
+    monkeypatch.setenv('LRP_LOO_CACHE', str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
+def no_package(name):
+    raise PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(
+    'name,extra', [*((m, 'base') for m in MPNETS), ('smollm2', 'llm')]
+)
+def test_a_model_that_is_not_installed_is_named(
+    monkeypatch, empty_cache, name, extra
+):
+    monkeypatch.setattr(library, 'distribution', no_package)
+    monkeypatch.setattr(library, 'find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match='make models') as said:
+        load_demo(name)
+    assert f'extra {extra!r}' in str(said.value)
+    assert not list(empty_cache.glob('*'))
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    for name in ('LRP_LOO_CACHE', 'XDG_CACHE_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert cache_folder() == tmp_path / '.cache' / 'lrp_loo'
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'all'))
+    assert cache_folder() == tmp_path / 'all' / 'lrp_loo'
+    monkeypatch.setenv('LRP_LOO_CACHE', str(tmp_path / 'ours'))
+    assert cache_folder() == tmp_path / 'ours'
+
+
+def unpacked(tmp):
+    "A model of one file."
+    folder = tmp / 'model'
+    folder.mkdir()
+    (folder / 'config.json').write_text('{}')
+    return folder
+
+
+def test_a_model_is_unpacked_once(empty_cache):
+    folder = library._made_once('one', unpacked)
+    assert [p.name for p in folder.iterdir()] == ['config.json']
+    assert library._made_once('one', no_package) == folder
+    assert list(empty_cache.iterdir()) == [folder]
+
+
+def test_what_fails_leaves_nothing(empty_cache):
+    def fails(tmp):
+        unpacked(tmp)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        library._made_once('one', fails)
+    assert not list(empty_cache.iterdir())
+
+
+def test_who_is_later_takes_what_is_there(empty_cache):
+    def slow(tmp):
+        unpacked(tmp)
+        (library._made_once('one', unpacked) / 'first').touch()
+        return tmp / 'model'
+
+    folder = library._made_once('one', slow)
+    assert (folder / 'first').exists()
+    assert list(empty_cache.iterdir()) == [folder]
+
+
+def test_another_file_is_refused(monkeypatch, empty_cache):
+    monkeypatch.setattr(library, '_MPNET_ZIP', '0' * 64)
+    parts = iter(Path(__file__).parent.glob('*.py'))
+    monkeypatch.setattr(library, '_zip_part', lambda name: next(parts))
+    with pytest.raises(ValueError, match='make models'):
+        demo_base('mpnet')
+    assert not list(empty_cache.iterdir())
