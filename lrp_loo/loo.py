@@ -58,14 +58,14 @@ def many_loo(
     removal=None,
     fill=None,  # as for `leave_one_out`, the same for all
     units: list = None,  # (T,) of each, or None
-    drop: bool = None,  # as for `subset_logits`
+    drop: bool = None,
+    token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
     progress=False,  # True: a bar; a function: called with how many are done
-    **budget,  # token_budget of `subset_logits`
 ) -> list:  # of `Loo`
     "Leave-One-Out of many texts, with the numbers that were read."
     _check_encoded(model, encs)
-    units = units or [None] * len(encs)
-    how = dict(removal=removal or default_removal(encs[0]), fill=fill, **budget)
+    removal = removal or default_removal(encs[0])
+    how = dict(removal=removal, fill=fill, token_budget=token_budget)
     with _with_progress(progress, model, encs, units, **how) as done:
         how |= dict(drop=drop, progress=done)
         return _each_loo(model, encs, target, units, how)
@@ -73,6 +73,7 @@ def many_loo(
 # %% ../nbs/05_loo.ipynb #cc6e4727
 def _each_loo(model, encs, target, units, how):
     "how: for `read_subsets`."
+    units = units or [None] * len(encs)
     keeps = [_text_without(model, *each) for each in zip(encs, units)]
     targets = [target] * len(encs)
     read = read_subsets(model, encs, keeps, targets, **how)

@@ -155,8 +155,9 @@ def shallow_parts():
     of the work, and every step of it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ('studies.common', 'conservation'):
-            patch.setattr(f'lrp_loo.{module}.load_demo', shallow_demo)
+        for study in ('common', 'experiments'):
+            path = f'lrp_loo.studies.{study}.load_demo'
+            patch.setattr(path, shallow_demo)
         yield
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLAIMS', 'LENGTH', 'Rows', 'Claim', 'exceeds', 'picked', 'file_entries', 'verdict_of', 'ledger', 'write_ledger',
-           'ledger_table']
+           'entry_name', 'ledger_table']
 
 # %% ../../nbs/59_ledger.ipynb #6001d2c1
 import json
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 from ..core import write_text_atomic
+from ..models import DEMOS
 from ..results import read_results
 from ..stats import holm, p_value, paired_difference, per_text
 from .layerwise import bypass_name
@@ -264,8 +265,9 @@ def _described(results):
     said = data.get('tokens', '')
     if 'longest' in config:
         said = f"all, at most {config['longest']}"
+    name = model['name']
     return dict(
-        model=model['name'],
+        model=DEMOS[name].folder if name in DEMOS else name,
         sha256=model['sha256'],
         layers=model['layers'],
         data=source,
@@ -389,20 +391,27 @@ def _five_digits(entry):
     }
 
 # %% ../../nbs/59_ledger.ipynb #cc28a20d
+def entry_name(
+    entry: dict,  # of `ledger`
+) -> str:  # what a link to it is titled
+    "Which claim, on which model, data and removal."
+    return ', '.join(entry[k] for k in ('claim', 'model', 'data', 'removal'))
+
+
 def ledger_table(
     entries: list,  # of `ledger`
-    # claim × model and data: verdict, mean difference, its interval, n
-) -> pd.DataFrame:
+    claims=None,  # keys of claims; None: all that have an entry
+) -> pd.DataFrame:  # claim × model, data and removal: verdict and mean
     "The ledger for reading."
     rows = [
         dict(
             claim=e['sentence'],
-            on=f"{e['model']}, {e['data']}, {e['removal']}",
-            said=f"{e['verdict']} {e['mean']:+.3f}"
-            f" [{e['low']:+.3f}, {e['high']:+.3f}] ({e['n']})",
+            on=(e['model'], e['data'], e['removal'].replace('_', ' ')),
+            said=f"{e['verdict']} {e['mean']:+.2f}",
         )
         for e in entries
+        if claims is None or e['claim'] in claims
     ]
-    table = pd.DataFrame(rows).drop_duplicates(['claim', 'on'])
-    claims = list(dict.fromkeys(table.claim))
-    return table.pivot(index='claim', columns='on', values='said').loc[claims]
+    found = pd.DataFrame(rows, columns=['claim', 'on', 'said'])
+    table = found.pivot(index='claim', columns='on', values='said')
+    return table.loc[found.claim.unique()].fillna('–')

@@ -1,0 +1,25 @@
+"""Puts every claim to the rows that were measured.   python tests/ledger.py [--write]"""
+
+import sys
+from pathlib import Path
+
+from lrp_loo.studies.ledger import ledger, ledger_table, write_ledger
+
+RESULTS = Path(__file__).parent.parent / 'results'
+KEPT = RESULTS / 'claims.json'
+
+
+def folders():
+    "The folders of results that are kept."
+    return sorted(RESULTS.glob('folder*'))
+
+
+def main(words):
+    entries = ledger(folders())
+    if '--write' in words:
+        entries = write_ledger(folders(), KEPT)
+    print(ledger_table(entries).T.to_string())
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,115 @@
+"The ledger is what its rows say; no sentence says otherwise."
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ledger import KEPT, folders
+from lrp_loo.studies.ledger import (
+    CLAIMS,
+    LENGTH,
+    Rows,
+    _over_lengths,
+    entry_name,
+    ledger,
+    picked,
+)
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
+WORDS = ('holds', 'reversed', 'undecided')
+
+
+@pytest.fixture(scope='module')
+def kept():
+    return json.loads(KEPT.read_text(encoding='utf-8'))
+
+
+@pytest.fixture(scope='module')
+def computed():
+    return ledger(folders())
+
+
+def sentences():
+    "File → its text, of everything a reader reads."
+    found = {'README.md': (ROOT / 'README.md').read_text(encoding='utf-8')}
+    for path in sorted((ROOT / 'nbs').glob('*.ipynb')):
+        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+        texts = [''.join(c['source']) for c in cells]
+        found[path.name] = '\n'.join(texts)
+    return found
+
+
+def test_the_kept_ledger_has_an_entry_for_every_question(kept, computed):
+    assert list(map(entry_name, kept)) == list(map(entry_name, computed))
+
+
+def test_the_kept_verdicts_are_those_of_the_rows(kept, computed):
+    assert [e['verdict'] for e in kept] == [e['verdict'] for e in computed]
+
+
+@pytest.mark.parametrize('number', ['mean', 'low', 'high', 'p', 'p_holm'])
+def test_the_kept_numbers_are_those_of_the_rows(kept, computed, number):
+    # five digits are kept
+    found = [e[number] for e in computed]
+    assert [e[number] for e in kept] == pytest.approx(found, rel=1e-4)
+
+
+def test_no_question_is_answered_twice(kept):
+    names = list(map(entry_name, kept))
+    assert len(set(names)) == len(names)
+
+
+def test_no_sentence_contradicts_the_ledger(kept):
+    verdicts = {entry_name(e): e['verdict'] for e in kept}
+    wrong = [
+        (file, said, name, verdicts.get(name, 'no such entry'))
+        for file, text in sentences().items()
+        for said, name in LINK.findall(text)
+        if verdicts.get(name) != said
+    ]
+    assert not wrong
+
+
+def test_the_readme_has_its_verdicts_from_the_ledger():
+    readme = sentences()['README.md']
+    start = readme.index('## What holds')
+    section = readme[start : readme.index('\n## ', start + 3)]
+    said = [word for word, _ in LINK.findall(section)]
+    assert set(said) <= set(WORDS)
+    assert len(said) >= 8
+
+
+def test_a_choice_is_measured_on_texts_that_did_not_make_it():
+    "Noise alone: the best of many choices gains nothing on other texts."
+    draws = np.random.default_rng(0).normal(size=(50, 400))
+    best = draws.mean(1).max()
+    assert best > 0.08
+    assert abs(picked(draws).mean()) < 0.08
+
+
+def test_a_claim_needs_the_methods_it_speaks_of():
+    row = dict(i=0, n_tokens=9, methods=dict(loo=dict(r=1.0, r_sum=1.0)))
+    rows = Rows([row] * 4, 2)
+    assert [c.key for c in CLAIMS if c.difference(rows) is not None] == []
+
+
+def test_the_gain_that_falls_with_length_is_seen():
+    lengths = np.arange(10.0, 70.0)
+    noise = np.random.default_rng(0).normal(size=60)
+    found = _over_lengths(-lengths / 10 + noise, lengths)
+    assert found['mean'] > 0.5
+    assert found['low'] > 0
+    assert found['p'] < 1e-3
+
+
+def test_few_texts_say_nothing_about_length():
+    assert _over_lengths(np.arange(5.0), np.arange(5.0)) is None
+
+
+def test_every_claim_has_a_key_of_its_own():
+    keys = [c.key for c in (*CLAIMS, LENGTH)]
+    assert len(set(keys)) == len(keys)
