@@ -304,7 +304,15 @@ def _beginnings(part, model, tok, data, limit, seed):
     return examples, texts.info, said, left
 
 
-def _digits(part, model, data, limit, seed):
+def _texts(part, model, tok, data, limit, seed):
+    "Whole texts or beginnings, and what results say of them."
+    draw = _whole_texts if part.longest else _beginnings
+    examples, info, tokens, left = draw(part, model, tok, data, limit, seed)
+    said = {k: v for k, v in info.items() if k != 'n'}
+    return examples, said | dict(tokens=tokens), left
+
+
+def _digits(part, model, tok, data, limit, seed):
     "A random draw of images; the embedded stand-in is enlarged."
     x, y, info = load_digit_images(data, 'test', side=28)
     order = torch.Generator().manual_seed(seed)
@@ -313,7 +321,7 @@ def _digits(part, model, data, limit, seed):
         (int(i), encode(model, None, pixels), int(y[i]))
         for i, pixels in zip(pick, vit_pixels(x[pick]))
     ]
-    return examples, info
+    return examples, info | dict(side=28), 0
 
 
 def part_examples(
@@ -330,15 +338,8 @@ def part_examples(
         )
     p = known[part]
     model, tok = load_demo(p.demo)
-    left = 0
-    if p.data == 'mnist':
-        examples, info = _digits(p, model, data, limit, seed)
-        said = info | dict(side=28)
-    else:
-        draw = _whole_texts if p.longest else _beginnings
-        examples, info, tokens, left = draw(p, model, tok, data, limit, seed)
-        said = {k: v for k, v in info.items() if k != 'n'}
-        said |= dict(tokens=tokens)
+    draw = _digits if p.data == 'mnist' else _texts
+    examples, said, left = draw(p, model, tok, data, limit, seed)
     if not examples:
         raise ValueError(f"{p.data} has no text of {WINDOW} tokens")
     about = dict(data=said, model=describe_model(model, p.demo))

@@ -156,6 +156,16 @@ def text_experiment(
     )
 
 # %% ../../nbs/51_experiments.ipynb #6b291dfa
+def _asked_of_curves(chunk, curves):
+    "What a config says of them: nothing, where nothing was asked."
+    said = {}
+    if chunk is not None:
+        said['chunk'] = chunk
+    if curves is not None:
+        said['curves'] = list(curves)
+    return said
+
+
 def part_experiment(
     path,  # the results file
     name: str,  # the experiment
@@ -177,10 +187,7 @@ def part_experiment(
     info = drawn.info | (dict(removal=removal) if removal else {})
     methods = methods(drawn.model) if callable(methods) else methods
     config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
-    if chunk is not None:
-        config['chunk'] = chunk
-    if curves is not None:
-        config['curves'] = list(curves)
+    config |= _asked_of_curves(chunk, curves)
     config['methods'] = {m: [f, kw] for m, (f, kw) in methods.items()}
     return faithfulness_experiment(
         Results(path, config, fresh),
