@@ -10,7 +10,7 @@ __all__ = ['COMPARED', 'SWEEP_STYLE', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_
 import numpy as np
 from ..core import resolve_device
 from ..data import load_texts
-from .scale import AT_SCALE
+from .scale import AT_SCALE, ESTIMATES
 from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..faithfulness import faithfulness_table
 from .experiments import text_experiment
@@ -262,11 +262,13 @@ def text_tables(
         f" longer than {config['longest']} set aside, accuracy"
         f" {s['accuracy']:.3f}"
     )
-    table2 = faithfulness_table(results['rows'], list(TABLE2))[list(SHOWN2)]
+    rows = results['rows']
+    shown = [*TABLE2, *(m for m in ESTIMATES if m in rows[0]['methods'])]
+    table2 = faithfulness_table(rows, shown)[list(SHOWN2)]
     table_a3 = layer_table(results)[list(SHOWN_A3)]
-    shown = f"{table2.round(3).to_string()}\n{_ig_error(results['rows'])}"
+    printed = f'{table2.round(3).to_string()}\n{_ig_error(rows)}'
     return [
-        (heading, shown),
+        (heading, printed),
         (f'Table A3: {part}', table_a3.round(3).to_string(index=False)),
     ]
 

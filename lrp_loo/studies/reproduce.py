@@ -178,7 +178,8 @@ def reproduce(
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)
     data: str = None,
-    # 'demo', 'paper', or a name or folder of a sequence classifier
+    # 'demo', 'paper', 'base' (MPNet, of the paper's size), 'llm' (SmolLM2, asked
+    # about each text), or a name or folder of a sequence classifier
     model: str = 'demo',
     limit: int = 60,  # examples of each data set, drawn at random (0: all)
     seed: int = 0,  # of the draw and of the MNIST training
