@@ -15,9 +15,10 @@ def folders():
 
 
 def main(words):
-    entries = ledger(folders())
     if '--write' in words:
         entries = write_ledger(folders(), KEPT)
+    else:
+        entries = ledger(folders())
     print(ledger_table(entries).T.to_string())
 
 

@@ -56,6 +56,8 @@ def add_back(a, b, R, eps):
 
 
 class Attention:
+    bias = 0.0  # added to the logits
+
     def __init__(self, sd, name, heads):
         self.q, self.k, self.v = (
             Linear(sd, f'{name}.self.{n}') for n in ('query', 'key', 'value')
@@ -76,7 +78,8 @@ class Attention:
             self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
         )  # c_jir of equation 4
         self.Z = self.c.sum(-1)
-        e = (self.Z - self.Z.max(-1, keepdim=True).values).exp()
+        Z = self.Z + self.bias
+        e = (Z - Z.max(-1, keepdim=True).values).exp()
         self.A = e / e.sum(-1, keepdim=True)
         self.AV = self.A[..., None] * self.V[:, None]  # A_ji V_ip
         self.O = self.AV.sum(2)

@@ -7,7 +7,7 @@ import math
 
 import torch
 from naive_bert import Attention, LayerNorm, Linear, add_back
-from scipy.special import erf
+from naive_bert import Layer as BertLayer
 
 
 def bucket(distance, n_buckets=32, longest=128):
@@ -40,48 +40,17 @@ class BiasedAttention(Attention):
         self.h = heads
         self.bias = bias
 
-    def __call__(self, x):
-        self.Q, self.K, self.V = (
-            self.split(f(x)) for f in (self.q, self.k, self.v)
-        )
-        d = self.Q.shape[-1]
-        self.c = self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
-        self.Z = self.c.sum(-1)
-        e = (self.Z + self.bias).exp()
-        self.A = e / e.sum(-1, keepdim=True)
-        self.AV = self.A[..., None] * self.V[:, None]
-        self.O = self.AV.sum(2)
-        return self.O.transpose(0, 1).reshape(x.shape)
 
-
-class Layer:
-    "One block: attention, addition, norm, feed-forward, addition, norm."
+class Layer(BertLayer):
+    "BERT's block under MPNet's names, with its attention."
 
     def __init__(self, sd, name, heads, bias, ln_eps):
-        self.attention = BiasedAttention(
-            sd, f'{name}.attention.attn', heads, bias
-        )
+        self.at = BiasedAttention(sd, f'{name}.attention.attn', heads, bias)
         self.o = Linear(sd, f'{name}.attention.attn.o')
         self.ln1 = LayerNorm(sd, f'{name}.attention.LayerNorm', ln_eps)
         self.up = Linear(sd, f'{name}.intermediate.dense')
         self.down = Linear(sd, f'{name}.output.dense')
         self.ln2 = LayerNorm(sd, f'{name}.output.LayerNorm', ln_eps)
-
-    def __call__(self, x):
-        self.x = x
-        self.a = self.o(self.attention(x))
-        self.y = self.ln1(self.a + x)
-        u = self.up(self.y)
-        gelu = u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
-        self.d = self.down(gelu)
-        return self.ln2(self.d + self.y)
-
-    def back(self, R, eps, bypass):
-        Rd, Ry = add_back(self.d, self.y, self.ln2.back(R, eps), eps)
-        # GELU: one input, all of it
-        Ry = Ry + self.up.back(self.down.back(Rd, eps), eps)
-        Ra, Rx = add_back(self.a, self.x, self.ln1.back(Ry, eps), eps)
-        return Rx + self.attention.back(self.o.back(Ra, eps), eps, bypass)
 
 
 class MPNet:

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from ledger import KEPT, folders
+from lrp_loo.studies.layerwise import picked
 from lrp_loo.studies.ledger import (
     CLAIMS,
-    LENGTH,
     Rows,
-    _over_lengths,
     entry_name,
     ledger,
-    picked,
+    over_lengths,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +87,7 @@ def test_a_choice_is_measured_on_texts_that_did_not_make_it():
     draws = np.random.default_rng(0).normal(size=(50, 400))
     best = draws.mean(1).max()
     assert best > 0.08
-    assert abs(picked(draws).mean()) < 0.08
+    assert abs(picked(draws)[0].mean()) < 0.08
 
 
 def test_a_claim_needs_the_methods_it_speaks_of():
@@ -97,19 +96,24 @@ def test_a_claim_needs_the_methods_it_speaks_of():
     assert [c.key for c in CLAIMS if c.difference(rows) is not None] == []
 
 
+def texts_of(lengths):
+    "Rows of texts with so many tokens."
+    return Rows([dict(n_tokens=n) for n in lengths], 2)
+
+
 def test_the_gain_that_falls_with_length_is_seen():
     lengths = np.arange(10.0, 70.0)
     noise = np.random.default_rng(0).normal(size=60)
-    found = _over_lengths(-lengths / 10 + noise, lengths)
+    found = over_lengths(-lengths / 10 + noise, texts_of(lengths))
     assert found['mean'] > 0.5
     assert found['low'] > 0
     assert found['p'] < 1e-3
 
 
 def test_few_texts_say_nothing_about_length():
-    assert _over_lengths(np.arange(5.0), np.arange(5.0)) is None
+    assert over_lengths(np.arange(5.0), texts_of(range(5))) is None
 
 
 def test_every_claim_has_a_key_of_its_own():
-    keys = [c.key for c in (*CLAIMS, LENGTH)]
+    keys = [c.key for c in CLAIMS]
     assert len(set(keys)) == len(keys)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SWEEPS', 'MARGIN', 'sweep_layers', 'bypass_name', 'sweep_methods', 'layer_table', 'paper_step',
-           'table_a3_against_paper', 'best_single_layer', 'entropy_table', 'is_above_zero', 'text_claims']
+           'table_a3_against_paper', 'single_layer_gains', 'picked', 'best_single_layer', 'entropy_table',
+           'is_above_zero', 'text_claims']
 
 # %% ../../nbs/08_layerwise.ipynb #c5dcbaa1
 import numpy as np
@@ -136,19 +137,35 @@ _TOO_FEW_TO_PICK = (
 )
 
 
-def _best_layer(gains):
-    "Of (n_layers, n_texts) gains: the layer whose mean is highest."
-    mean = pd.DataFrame(gains).mean(axis=1)  # over the texts that have one
+def single_layer_gains(
+    rows: list,  # of `faithfulness_rows`, with `sweep_methods`
+    n_layers: int,
+) -> np.ndarray:  # (n_layers, n_texts)
+    "r with that layer bypassed minus r with none."
+    names = [bypass_name((layer,), n_layers) for layer in range(n_layers)]
+    bypassed = [per_text(rows, name, 'loo_r') for name in names]
+    return np.array(bypassed) - per_text(rows, 'attn_lrp', 'loo_r')
+
+# %% ../../nbs/08_layerwise.ipynb #bc78093c
+def _best(numbers):
+    "Of (n_choices, n_texts) numbers: the choice whose mean is highest."
+    mean = pd.DataFrame(numbers).mean(axis=1)  # over the texts that have one
     return int(mean.fillna(-np.inf).argmax())
 
 
-def _gains_of_single_layers(results):
-    "(n_layers, n_texts) r with that layer bypassed minus r with none."
-    rows = results['rows']
-    n = results['config']['model']['layers']
-    names = [bypass_name((layer,), n) for layer in range(n)]
-    bypassed = [per_text(rows, name, 'loo_r') for name in names]
-    return np.array(bypassed) - per_text(rows, 'attn_lrp', 'loo_r')
+def picked(
+    numbers: np.ndarray,  # (n_choices, n_texts)
+) -> tuple:  # (n_texts,) of the choice that the other half prefers; choices
+    "The best choice, measured on texts that did not pick it."
+    n = numbers.shape[1]
+    odd = np.arange(n) % 2 == 1
+    held_out = np.empty(n)
+    choices = set()
+    for half in (~odd, odd):
+        best = _best(numbers[:, half])
+        choices.add(best)
+        held_out[~half] = numbers[best, ~half]
+    return held_out, choices
 
 # %% ../../nbs/08_layerwise.ipynb #15c1b72a
 def best_single_layer(
@@ -159,16 +176,10 @@ def best_single_layer(
     n = len(results['rows'])
     if n < 2:
         raise ValueError(f"{_TOO_FEW_TO_PICK}; got {n}")
-    gains = _gains_of_single_layers(results)
-    odd = np.arange(n) % 2 == 1
-    held_out = np.empty(n)
-    picked = set()
-    for half in (~odd, odd):
-        best = _best_layer(gains[:, half])
-        picked.add(best)
-        held_out[~half] = gains[best, ~half]
+    n_layers = results['config']['model']['layers']
+    held_out, layers = picked(single_layer_gains(results['rows'], n_layers))
     gain = paired_difference(held_out, np.zeros(n))
-    return dict(layers=sorted(picked), **gain)
+    return dict(layers=sorted(layers), **gain)
 
 # %% ../../nbs/08_layerwise.ipynb #e69e653e
 def entropy_table(
