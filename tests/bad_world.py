@@ -26,6 +26,7 @@ from transformers import (
     T5ForSequenceClassification,
 )
 
+from forked import answer_of_a_child
 import lrp_loo
 from lrp_loo import explain, explain_dataset, load_demo
 from lrp_loo.cli import main
@@ -279,23 +280,9 @@ def forked(job):
     """Run `job()` in a child process and raise here what it raised; for what
     must not happen to this process.
     """
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        torch.set_num_threads(1)  # the parent's threads are not there
-        try:
-            job()
-            said = None
-        except BaseException as e:
-            said = [type(e).__name__, str(e)]
-        os.write(write, json.dumps(said).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as f:
-        said = json.loads(f.read())
-    os.waitpid(pid, 0)
-    if said:
-        error, message = said
+    answer = answer_of_a_child(job)
+    if 'raised' in answer:
+        error, message = answer['raised']
         raise RAISED_IN_A_CHILD[error](message)
 
 

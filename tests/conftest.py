@@ -1,6 +1,5 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
-import json
 import os
 from functools import cache
 
@@ -17,6 +16,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
+from forked import answer_of_a_child
 from lrp_loo.cli import main
 from lrp_loo.models import transformer_layers
 from lrp_loo.models import demo_base, load_demo, load_model
@@ -73,20 +73,7 @@ def shallow_demo(name='sst2', layers=2):
 
 def in_a_child(job):
     "What `job()` returns in a forked child, as JSON has it."
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        torch.set_num_threads(1)  # the parent's threads are not there
-        try:
-            answer = dict(returned=job())
-        except BaseException as e:
-            answer = dict(raised=repr(e))
-        os.write(write, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as f:
-        answer = json.loads(f.read())
-    os.waitpid(pid, 0)
+    answer = answer_of_a_child(job)
     assert 'returned' in answer, answer
     return answer['returned']
 

@@ -209,6 +209,15 @@ SHOWN_A3 = ('sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta')
 SHOWN_A3 += ('gain', 'gain_low', 'gain_high')
 
 
+def _model_of(part, options):
+    "The model that was asked for, its tokenizer, what results call it."
+    device = resolve_device(options.device)
+    if options.model not in AT_SCALE:
+        return load_model(options.model, part, device)
+    demo = AT_SCALE[options.model].demo[part]
+    return *load_demo(demo, device=device), demo
+
+
 def run_text(
     path,  # the results file
     part: str,  # 'sst2' or 'imdb'
@@ -216,27 +225,23 @@ def run_text(
 ):  # Results
     "Table 2 and Table A3 on one data set."
     texts = load_texts(part, options.data, seed=options.seed)
-    device = resolve_device(options.device)
-    asked = AT_SCALE.get(options.model)
-    if asked is None:
-        model, tokenizer, label = load_model(options.model, part, device)
-    else:
-        label = asked.demo[part]
-        model, tokenizer = load_demo(label, device=device)
+    model, tokenizer, label = _model_of(part, options)
     info = describe_model(model, label)
-    own = {} if asked is None else asked.options(info['layers'])
+    n_layers = info['layers']
+    how = dict(methods=TABLE2 | sweep_methods(n_layers))
+    if options.model in AT_SCALE:
+        how = AT_SCALE[options.model].options(n_layers)
     return text_experiment(
         path,
         model,
         tokenizer,
         texts,
         info,
-        TABLE2 | own.pop('methods', {}) | sweep_methods(info['layers']),
-        options.limit,
-        CHUNK[part],
-        options.longest or LONGEST_TEXT[part],
-        options.fresh,
-        **own,
+        limit=options.limit,
+        chunk=CHUNK[part],
+        longest=options.longest or LONGEST_TEXT[part],
+        fresh=options.fresh,
+        **how,
     )
 
 

@@ -9,7 +9,7 @@ __all__ = ['ESTIMATES', 'REVIEW', 'AT_SCALE', 'curved_steps', 'AtScale']
 from typing import NamedTuple
 
 from .common import Prompt
-from .layerwise import bypass_name, sweep_layers
+from .layerwise import bypass_name, sweep_layers, sweep_methods
 from .table2 import TABLE2
 
 # %% ../../nbs/09_scale.ipynb #8b4090eb
@@ -41,10 +41,11 @@ class AtScale(NamedTuple):
     prompt: Prompt = None  # what a language model is asked
 
     def options(self, n_layers):
-        "For `text_experiment`; `methods` beside those of the paper."
+        "For `text_experiment`: methods, curves and prompt."
         names = curved_steps(n_layers, self.steps)
         curves = dict.fromkeys([*TABLE2, *ESTIMATES, *names])
-        return dict(methods=ESTIMATES, curves=list(curves), prompt=self.prompt)
+        methods = TABLE2 | ESTIMATES | sweep_methods(n_layers)
+        return dict(methods=methods, curves=list(curves), prompt=self.prompt)
 
 # %% ../../nbs/09_scale.ipynb #dcabb391
 # a chat begins with this token: it is marked as special, and takes the
