@@ -32,9 +32,12 @@ class Target:
     # answers to choose from, entries of the output: the likeliest of them minus
     # the next; in place of `index`
     among: tuple = None
+    # read the entry's log-probability (nats) in place of its logit
+    log_prob: bool = False
 
     def __post_init__(self):
         self._check_among()
+        self._check_log_prob()
         if self.position is not None and not _is_int(self.position):
             raise ValueError(
                 f"position={self.position!r} is not a place in the text; take a"
@@ -53,6 +56,14 @@ class Target:
             raise ValueError(
                 f"among={self.among!r} leaves nothing to choose; give at least"
                 " two entries of the output"
+            )
+
+    def _check_log_prob(self):
+        is_difference = self.among is not None or isinstance(self.index, tuple)
+        if self.log_prob and is_difference:
+            raise ValueError(
+                "log_prob=True is for one entry: of two, the difference of"
+                " their log-probabilities is that of their logits"
             )
 
 
@@ -286,6 +297,11 @@ class Readout:
         else:
             rows = x
             self.answer = _entries(outputs, self.target.output)
+        if self.answer and self.target.log_prob:
+            raise ValueError(
+                "log_prob=True is for classes and vocabulary entries; this"
+                " output's entries are places in the text"
+            )
         mask = batch.get('attention_mask')
         if self.answer and mask is not None and mask.shape == rows.shape:
             rows = rows.masked_fill(mask == 0, -torch.inf)
@@ -337,6 +353,8 @@ class Readout:
             x = x[:, -1]
         elif x.ndim == 3:
             x = x[variants, self.position[rows]]
+        if self.target.log_prob:
+            x = x.log_softmax(-1)
         value, *other = [
             x.gather(1, i[rows][:, None])[:, 0] for i in self.index
         ]

@@ -213,7 +213,8 @@ class Prompt(NamedTuple):
 
     before: str  # what stands before the text, a special first token included
     after: str  # and behind it
-    answers: tuple  # of label 0 and of label 1, a token each
+    # of label 0 and of label 1, a token each; none: the model's own answer
+    answers: tuple = ()
 
     def of(self, text):
         "The question with the text in it, without a review's line breaks."
@@ -233,12 +234,20 @@ class Prompt(NamedTuple):
         return [ids[0] for ids in found]
 
     def right(self, tokenizer, label):
-        "What the target comes out as where the model is right."
+        """What the target comes out as where the model is right; None where
+        its answer is its own.
+        """
+        if not self.answers:
+            return None
         ids = self.ids(tokenizer)
         return [ids[label], ids[1 - label]]
 
     def target(self, tokenizer):
-        "The likelier answer minus the other."
+        """The likelier answer minus the other, in logits; of the model's own
+        answer, the likeliest next token, the log-probability.
+        """
+        if not self.answers:
+            return Target(log_prob=True)
         return Target(among=tuple(self.ids(tokenizer)))
 
 # %% ../../nbs/50_common.ipynb #4aeb0d7e

@@ -261,11 +261,13 @@ def text_tables(
     "Tables 2 and A3 as they are printed."
     config, s = results['config'], results['summary']
     source = f"{config['data']['source']}, {config['data']['split']}"
+    accuracy = ''
+    if s['accuracy'] is not None:
+        accuracy = f", accuracy {s['accuracy']:.3f}"
     heading = (
         f"Table 2: {part} ({source}), {config['model']['name']}, {s['n']} texts"
         f" of {s['mean_tokens']:.0f} tokens on average, {s['n_too_long']}"
-        f" longer than {config['longest']} set aside, accuracy"
-        f" {s['accuracy']:.3f}"
+        f" longer than {config['longest']} set aside{accuracy}"
     )
     rows = results['rows']
     shown = [*TABLE2, *(m for m in ESTIMATES if m in rows[0]['methods'])]
