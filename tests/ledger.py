@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from lrp_loo.studies.ledger import ledger, ledger_table, write_ledger
+from lrp_loo.studies.reproduce import entries_by_study
 
 RESULTS = Path(__file__).parent.parent / 'results'
 KEPT = RESULTS / 'claims.json'
@@ -16,9 +17,9 @@ def folders():
 
 def main(words):
     if '--write' in words:
-        entries = write_ledger(folders(), KEPT)
+        entries = write_ledger(folders(), KEPT, entries_by_study())
     else:
-        entries = ledger(folders())
+        entries = ledger(folders(), entries_by_study())
     print(ledger_table(entries).T.to_string())
 
 

@@ -40,7 +40,12 @@ from lrp_loo.studies.layerwise import (
     sweep_methods,
     table_a3_against_paper,
 )
-from lrp_loo.studies.reproduce import against_paper
+from lrp_loo.studies.ledger import ledger
+from lrp_loo.studies.reproduce import (
+    against_paper,
+    entries_by_study,
+    print_ledger,
+)
 from lrp_loo.studies.table2 import TABLE2
 
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
@@ -160,10 +165,23 @@ def test_every_number_of_table_a3_has_one_of_ours_beside_it(deep):
     assert compared.ours.notna().all()
 
 
-def test_numbers_and_claims_are_filed(deep):
+def test_the_papers_numbers_are_filed_with_ours(deep):
     saved = json.loads((deep / 'against_paper.json').read_text())
     assert len(saved['numbers']) == 20 + 144
-    assert len(saved['claims']) == 6
+
+
+def test_the_command_prints_the_ledger_of_its_rows(deep, capsys):
+    entries = ledger([deep], entries_by_study())
+    print_ledger(entries)
+    said = capsys.readouterr().out
+    assert entries
+    for e in entries:
+        assert f"{e['verdict']:9s} {e['sentence']}" in said
+
+
+def test_nothing_is_printed_where_nothing_was_judged(capsys):
+    print_ledger([])
+    assert not capsys.readouterr().out
 
 
 def test_figures_are_written_below_out(deep):
@@ -652,4 +670,4 @@ def test_a_damaged_results_file_is_named(tmp_path):
 
 
 def test_against_paper_of_an_empty_folder(tmp_path):
-    assert against_paper(tmp_path) == dict(numbers=[], claims=[])
+    assert against_paper(tmp_path) == dict(numbers=[])

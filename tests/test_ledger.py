@@ -15,7 +15,9 @@ from lrp_loo.studies.ledger import (
     entry_name,
     ledger,
     over_lengths,
+    verdict_of,
 )
+from lrp_loo.studies.reproduce import entries_by_study
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
@@ -29,7 +31,7 @@ def kept():
 
 @pytest.fixture(scope='module')
 def computed():
-    return ledger(folders())
+    return ledger(folders(), entries_by_study())
 
 
 def sentences():
@@ -117,3 +119,25 @@ def test_few_texts_say_nothing_about_length():
 def test_every_claim_has_a_key_of_its_own():
     keys = [c.key for c in CLAIMS]
     assert len(set(keys)) == len(keys)
+
+
+def test_several_trainings_must_agree_for_a_verdict():
+    sure = dict(mean=0.1, p=1e-6)
+    assert verdict_of(**sure) == 'holds'
+    assert verdict_of(**sure, trainings_low=0.02, trainings_high=0.2) == 'holds'
+    wide = dict(trainings_low=-0.02, trainings_high=0.2)
+    assert verdict_of(**sure, **wide) == 'undecided'
+    below = dict(mean=-0.1, p=1e-6)
+    apart = dict(trainings_low=-0.2, trainings_high=-0.01)
+    assert verdict_of(**below, **apart) == 'reversed'
+    assert verdict_of(**below, **wide) == 'undecided'
+
+
+def test_a_study_with_claims_of_its_own_is_asked_for_them(tmp_path):
+    content = dict(config={}, versions={}, rows=[dict(i=0)])
+    (tmp_path / 'mine.json').write_text(json.dumps(content))
+    about = dict(claim='mine', sentence='', model='m', sha256='', data='d')
+    numbers = dict(tokens='', removal='none', mean=1.0, n=9, p=1e-3)
+    entries = ledger([tmp_path], {'mine': lambda results: [about | numbers]})
+    assert [e['verdict'] for e in entries] == ['holds']
+    assert entries[0]['file'] == f'{tmp_path.name}/mine'

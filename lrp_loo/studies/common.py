@@ -52,7 +52,9 @@ class Study:
     by_part: bool = False  # each part is a word of `--only`, in place of `name`
     # (part → read_results) → tables of the paper's numbers with ours
     numbers: Callable = None
-    claims: Callable = None  # (read_results) → rows of claim, holds, evidence
+    # (of `read_results`) → entries of the ledger, where its rows are not those
+    # of `faithfulness_rows`
+    entries: Callable = None
 
     @property
     def words(self):

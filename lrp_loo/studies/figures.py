@@ -23,7 +23,6 @@ from lrp_loo.studies.layerwise import (
     layer_table,
     sweep_methods,
     table_a3_against_paper,
-    text_claims,
 )
 from lrp_loo.studies.style import (
     NAMES,
@@ -294,6 +293,5 @@ TEXT_STUDY = Study(
     ),
     by_part=True,
     numbers=lambda d: [table2_against_paper(d), table_a3_against_paper(d)],
-    claims=text_claims,
 )
 STUDIES = (TEXT_STUDY,)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SWEEPS', 'MARGIN', 'sweep_layers', 'bypass_name', 'sweep_methods', 'layer_table', 'paper_step',
            'table_a3_against_paper', 'single_layer_gains', 'picked', 'best_single_layer', 'entropy_table',
-           'is_above_zero', 'text_claims']
+           'is_above_zero']
 
 # %% ../../nbs/08_layerwise.ipynb #c5dcbaa1
 import numpy as np
@@ -210,55 +210,3 @@ def is_above_zero(
     if difference['high'] < -MARGIN:
         return False
     return None
-
-# %% ../../nbs/08_layerwise.ipynb #4f4b653b
-def _claim(sentence, x, y):
-    "The claim that x is above y, text by text, with the evidence."
-    d = paired_difference(x, y)
-    interval = f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
-    evidence = f"{interval}, {d['n']} texts"
-    return dict(claim=sentence, holds=is_above_zero(d), evidence=evidence)
-
-
-def _claims_of_rule_sets(rows):
-    "Research question 2: CP-LRP against AttnLRP."
-    measures = {
-        'loo_r': 'r with LOO',
-        'loo_r_sum': 'r with LOO, maps summing to one',
-        'delta': 'Δ',
-    }
-    cp = {c: per_text(rows, 'cp_lrp', c) for c in measures}
-    attn = {c: per_text(rows, 'attn_lrp', c) for c in measures}
-    said = {c: f'CP-LRP exceeds AttnLRP in {x}' for c, x in measures.items()}
-    return [_claim(said[c], cp[c], attn[c]) for c in measures]
-
-# %% ../../nbs/08_layerwise.ipynb #a4804025
-def _claims_of_depth(rows, n):
-    "Research question 3: where in the n layers the softmax rule hurts."
-    half = n // 2
-    names = [bypass_name((layer,), n) for layer in range(n)]
-    single = [per_text(rows, name, 'loo_r') for name in names]
-    return _claim(
-        'bypassing a single layer helps more in the upper half of the layers',
-        np.mean(single[half:], 0),
-        np.mean(single[:half], 0),
-    ), _claim(
-        'bypassing the upper half of the layers improves r',
-        per_text(rows, bypass_name(range(half, n), n), 'loo_r'),
-        per_text(rows, 'attn_lrp', 'loo_r'),
-    )
-
-# %% ../../nbs/08_layerwise.ipynb #74cf63f2
-def text_claims(
-    results: dict,  # one data set, of `read_results`
-) -> list:  # dicts: claim, holds (True, False, None: undecided), evidence
-    "The paper's claims about softmax on one data set, with their evidence."
-    rows = results['rows']
-    n = results['config']['model']['layers']
-    flat = np.array([row['entropy'] for row in rows])
-    flatter = _claim(
-        'attention is flatter in the upper half of the layers',
-        flat[:, n // 2 :].mean(1),
-        flat[:, : n // 2].mean(1),
-    )
-    return [*_claims_of_rule_sets(rows), *_claims_of_depth(rows, n), flatter]

@@ -633,6 +633,6 @@ STUDIES = (
         digits_tables,
         dict(table1=lambda found: plot_table1(found['mnist'])),
         numbers=mnist_numbers,
-        claims=mnist_claims,
+
     ),
 )

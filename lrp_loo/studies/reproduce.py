@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODULES', 'GROUPS', 'all_studies', 'words_of', 'print_heading', 'run_study', 'save_figure', 'draw_figures',
-           'against_paper', 'print_claims', 'chosen_words', 'reproduce']
+           'against_paper', 'entries_by_study', 'print_ledger', 'chosen_words', 'reproduce']
 
 # %% ../../nbs/58_reproduce.ipynb #004db872
 import json
@@ -18,7 +18,8 @@ from .. import UsageError
 from ..results import read_results
 from ..core import whole_file, write_text_atomic
 from ..data import source_label
-from .common import RunOptions, read_parts
+from .common import RunOptions, interval_text, read_parts
+from .ledger import ledger
 
 # %% ../../nbs/58_reproduce.ipynb #c4a0a4b6
 MODULES = [
@@ -34,6 +35,7 @@ MODULES = [
     'related',
     'precision',
     'cost',
+    'trainings',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
 
@@ -116,41 +118,48 @@ def _as_rows(tables):
 
 def against_paper(
     results: Path,  # a folder that `reproduce` wrote
-    # numbers: rows of paper and ours; claims: rows of claim, holds, evidence
+    # numbers: rows of paper and ours
 ) -> dict:
-    """The numbers of Tables 1, 2 and A3, ours beside them where we have a
-    counterpart, and the paper's claims put to our rows; written to
-    `against_paper.json`.
+    """The numbers of Tables 1, 2 and A3, and ours beside them where we have a
+    counterpart; written to `against_paper.json`.
     """
     numbers = []
-    claims = []
     for study in all_studies():
-        if study.claims is None:
+        if study.numbers is None:
             continue
         found = read_parts(study.files, results)
-        if not found:
-            continue
-        numbers += study.numbers(found)
-        for rows in found.values():
-            data = rows['config']['data']
-            name = data.get('test', data)['name']
-            claims += [dict(data=name, **c) for c in study.claims(rows)]
+        if found:
+            numbers += study.numbers(found)
     rows = _as_rows(numbers)
-    shown = (',\n'.join(map(json.dumps, part)) for part in (rows, claims))
-    text = '{{"numbers": [\n{}\n],\n"claims": [\n{}\n]}}\n'
-    write_text_atomic(results / 'against_paper.json', text.format(*shown))
-    return dict(numbers=rows, claims=claims)
+    shown = ',\n'.join(map(json.dumps, rows))
+    text = f'{{"numbers": [\n{shown}\n]}}\n'
+    write_text_atomic(results / 'against_paper.json', text)
+    return dict(numbers=rows)
 
 
-def print_claims(
-    claims: list,  # of `against_paper`
+def entries_by_study() -> dict:  # file without .json → its entries' function
+    "For `ledger`: the studies that have claims of their own."
+    return {
+        name: study.entries
+        for study in all_studies()
+        if study.entries is not None
+        for name in study.files.values()
+    }
+
+
+def print_ledger(
+    entries: list,  # of `ledger`
 ):
-    "A line for each."
-    verdicts = {True: 'holds    ', False: 'does not ', None: 'undecided'}
-    print_heading("The paper's claims, on these rows")
-    for c in claims:
-        said = f"{c['data']:5s} {c['claim']}: {c['evidence']}"
-        print(f"{verdicts[c['holds']]} {said}")
+    "A line for each claim, with its interval and its corrected p."
+    if not entries:
+        return
+    print_heading('The claims, on these rows')
+    for e in entries:
+        print(
+            f"{e['verdict']:9s} {e['sentence']} ({e['model']}, {e['data']},"
+            f" {e['removal'].replace('_', ' ')}): {interval_text(e)},"
+            f" n = {e['n']}, p = {e['p_holm']:.2g}"
+        )
 
 # %% ../../nbs/58_reproduce.ipynb #cc12ead2
 def chosen_words(
@@ -178,8 +187,9 @@ def reproduce(
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)
     data: str = None,
-    # 'demo', 'paper', 'base' (MPNet, of the paper's size), 'llm' (SmolLM2, asked
-    # about each text), or a name or folder of a sequence classifier
+    # 'demo', 'paper', 'base' (MPNet, of the paper's size), 'llm' or 'llm-answer'
+    # (SmolLM2, asked about each text: of two answers the likelier one, or its
+    # own), or a name or folder of a sequence classifier
     model: str = 'demo',
     limit: int = 60,  # examples of each data set, drawn at random (0: all)
     seed: int = 0,  # of the draw and of the MNIST training
@@ -187,7 +197,7 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), precision, or 'all'
+    # these seven), precision, trainings-minilm, trainings-mpnet, or 'all'
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
@@ -209,10 +219,8 @@ def reproduce(
     )
     for study in all_studies():
         run_study(study, words, results, options)
-    claims = []
     if set(words) & set(words_of('paper')):
-        claims = against_paper(results)['claims']
+        against_paper(results)
     draw_figures(results, figures)
-    if claims:
-        print_claims(claims)
+    print_ledger(ledger([results], entries_by_study()))
     print(f"\nresults: {results}   figures: {figures}")
