@@ -633,6 +633,5 @@ STUDIES = (
         digits_tables,
         dict(table1=lambda found: plot_table1(found['mnist'])),
         numbers=mnist_numbers,
-
     ),
 )

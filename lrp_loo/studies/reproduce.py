@@ -36,6 +36,7 @@ MODULES = [
     'precision',
     'cost',
     'trainings',
+    'lengths',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
 
@@ -197,7 +198,8 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), precision, trainings-minilm, trainings-mpnet, or 'all'
+    # these seven), precision, trainings-minilm, trainings-mpnet,
+    # lengths-minilm, lengths-mpnet, or 'all'
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)

@@ -103,8 +103,8 @@ TRAINING = {
     'sst2': dict(epochs=4, max_length=128, dropout=0.1),
     'imdb': dict(epochs=1, max_length=192, dropout=0.0),
     'mpnet-sst2': dict(epochs=1, max_length=128, **_MPNET),
-    # of 2,500 reviews (--limit 2500)
-    'mpnet-imdb': dict(epochs=1, max_length=192, batch_size=16, **_MPNET),
+    # of 4,000 reviews (--limit 4000)
+    'mpnet-imdb': dict(epochs=1, max_length=256, batch_size=16, **_MPNET),
 }
 
 
