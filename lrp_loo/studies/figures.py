@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY', 'STUDIES', 'plot_agreement',
-           'draw_sweeps', 'plot_layerwise', 'plot_entropy', 'plot_areas', 'plot_beyond', 'run_text', 'text_tables']
+           'layer_ticks', 'draw_sweeps', 'plot_layerwise', 'plot_entropy', 'plot_areas', 'plot_beyond', 'run_text',
+           'text_tables']
 
 # %% ../../nbs/54_figures.ipynb #64b20f1e
 import numpy as np
@@ -91,6 +92,14 @@ SWEEP_STYLE = {  # sweep → its name, its colour
 }
 
 
+def layer_ticks(
+    n_layers: int,
+) -> range:  # layers, from 1
+    "Each of twelve layers, every so many of more."
+    step = -(-n_layers // 12)
+    return range(step, n_layers + 1, step)
+
+
 def draw_sweeps(
     ax,  # where to draw
     table,  # of `layer_table`
@@ -128,7 +137,7 @@ def plot_layerwise(
         draw_sweeps(below, t, 'delta')
         above.set_title(caption(r))
         below.set_xlabel('k')
-        below.set_xticks(range(1, int(t.k.max()) + 1))
+        below.set_xticks(layer_ticks(int(t.k.max())))
     axes[0, 0].set_ylabel('Pearson r with LOO')
     axes[1, 0].set_ylabel('Δ = LeRF − MoRF')
     axes[0, 0].legend()
@@ -146,7 +155,8 @@ def plot_entropy(
     for r in results.values():
         t = entropy_table(r)
         ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=caption(r))
-    ax.set(xlabel='layer', ylabel='entropy / log n', xticks=t.layer)
+    ax.set(xlabel='layer', ylabel='entropy / log n')
+    ax.set_xticks(layer_ticks(len(t)))
     ax.legend()
     return fig
 
@@ -190,7 +200,7 @@ def plot_beyond(
         c = d['config']
         draw_sweeps(ax, t, 'loo_r')
         ax.set_xlabel('k')
-        ax.set_xticks(range(1, int(t.k.max()) + 1))
+        ax.set_xticks(layer_ticks(int(t.k.max())))
         removal = c['removal'].replace('_', ' ')
         title = f"{c['model']['name']} on {c['data']['name']}\nLOO by"
         title += f" {removal}, n = {len(d['rows'])}"
