@@ -22,6 +22,7 @@ from lrp_loo.fast import (
     forward_after_prefix,
     gaps_to_try,
     may_drop,
+    may_pack,
     on_every_core,
     package_name,
     prefix_states,
@@ -587,7 +588,7 @@ def fast_path(
     )
     if not as_removal(removal).by_mask or drop is False or reads_more:
         return None
-    if not encs or not may_drop(model, *encs):
+    if not encs or not may_pack(model, *encs):
         return None
     by_length = sorted(encs, key=lambda e: e['input_ids'].shape[1])
     middle = by_length[len(encs) // 2]

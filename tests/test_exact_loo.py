@@ -398,7 +398,7 @@ def test_a_text_that_ends_in_the_padding_token():
 def test_dropping_is_not_forced_where_it_is_wrong():
     with pytest.raises(ValueError, match='may not be dropped'):
         leave_one_out(
-            unlisted_model('MPNet (relative positions)'), text(), drop=True
+            unlisted_model('DeBERTa (relative positions)'), text(), drop=True
         )
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import MPNetConfig, MPNetForSequenceClassification
 
 from conftest import CountTokens, shallow_demo
 
@@ -20,6 +21,7 @@ from lrp_loo.studies.families import (
 )
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import (
+    PACKED,
     READ_FIRST_ROW,
     FastEncoder,
     fast_encoder,
@@ -91,15 +93,35 @@ def test_every_class_that_may_be_taken_is_tried_here():
     prefixes = {FAMILIES[family].prefix for family in TAKEN}
     tried = {
         f'{prefix}ForSequenceClassification'
-        for prefix in prefixes | set(ROBERTAS_KIN)
+        for prefix in prefixes | {*ROBERTAS_KIN, 'MPNet'}
     }
-    assert tried == set(READ_FIRST_ROW)
+    assert tried == set(PACKED)
 
 
-@pytest.fixture(params=[*TAKEN, *ROBERTAS_KIN])
+def random_mpnet():
+    "Three layers whose attention adds a bias by distance that can be seen."
+    config = MPNetConfig(
+        vocab_size=200,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        num_labels=3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MPNetForSequenceClassification(config).double().eval()
+        model.mpnet.encoder.relative_attention_bias.weight.data.normal_()
+    return model
+
+
+@pytest.fixture(params=[*TAKEN, 'MPNet', *ROBERTAS_KIN])
 def taken(request, monkeypatch):
     "A model of every class that is taken."
     name = request.param
+    if name == 'MPNet':
+        return random_mpnet()
     if name in ROBERTAS_KIN:
         kin = replace(FAMILIES['RoBERTa'], prefix=name)
         monkeypatch.setitem(FAMILIES, name, kin)
@@ -118,6 +140,36 @@ def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
     logits = subset_logits(taken, inputs, keep)
     own = masked_logits(taken, inputs, keep)
     assert torch.allclose(logits, own, atol=1e-9)
+
+
+def test_a_bias_by_distance_is_looked_up_by_position():
+    "Counted by rows it would be another model's; the whole text hides that."
+    model = random_mpnet()
+    inputs = random_inputs(model)
+    keep = torch.ones(2, inputs['input_ids'].shape[1], dtype=torch.bool)
+    keep[1, 1:4] = False  # all that follow move by three rows
+    fast = fast_encoder(model, inputs, tol=1e-9)
+    rows = fast.texts([inputs])
+    by_rows = replace(rows, place=rows.place.clone())
+    where = keep[1].nonzero()[:, 0][None]
+    by_rows.place[where[0]] = torch.arange(where.shape[1])
+    (own,) = masked_logits(model, inputs, keep[1:])
+    assert torch.allclose(fast(rows, where)[0], own, atol=1e-9)
+    assert not torch.allclose(fast(by_rows, where)[0], own, atol=1e-3)
+
+
+def test_a_bias_by_distance_is_right_for_texts_of_several_lengths():
+    model = random_mpnet()
+    inputs = random_inputs(model)
+    short = {k: v[:, :-3] for k, v in inputs.items()}
+    keeps = [
+        ~torch.eye(e['input_ids'].shape[1], dtype=torch.bool)
+        for e in (inputs, short)
+    ]
+    found = many_subset_logits(model, [inputs, short], keeps)
+    for enc, keep, logits in zip((inputs, short), keeps, found):
+        own = masked_logits(model, enc, keep)
+        assert torch.allclose(logits, own, atol=1e-9)
 
 
 @pytest.fixture(scope='module')
