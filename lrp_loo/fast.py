@@ -283,7 +283,7 @@ def may_drop(
     *encs: dict,  # encoded texts
 ) -> bool:
     "May removed tokens of these texts be dropped?"
-    return _texts_survive(model, encs) and survives_gaps(model)
+    return survives_gaps(model) and _texts_survive(model, encs)
 
 
 def may_pack(
