@@ -16,9 +16,11 @@ from ..data import load_texts
 from lrp_loo.faithfulness import (
     faithfulness_rows,
     faithfulness_table,
+    say_audit_time,
     together,
 )
 from ..models import describe_model, encode, load_demo, max_tokens
+from ..removals import default_removal, fill_id
 from ..results import Results, recorded_methods
 from lrp_loo.studies.common import (
     add_batches,
@@ -101,6 +103,13 @@ def faithfulness_experiment(
             entropy = attention_entropy(model, enc)
             yield dict(label=label, entropy=entropy, **row)
 
+    done = results.done
+    missing = [enc for i, enc, _ in examples if i not in done]
+    if missing:
+        drawn = methods if curves is None else curves
+        kind = removal or default_removal(missing[0])
+        fill = fill_id(tokenizer, kind)
+        say_audit_time(model, missing, len(drawn), chunk, kind, fill)
     say = partial(_summary, known=summary)
     return add_batches(results, together(examples), rows_of, desc, say)
 
