@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import TEXTS, random_bert
+from conftest import TEXTS, random_bert, shallow_demo
 
 from lrp_loo import audit, explain
 from lrp_loo.cli import explain as command
@@ -25,7 +25,7 @@ from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.core import pad_batch
 from lrp_loo.page import page_data
 from lrp_loo.removal import removal_loo_scores
-from lrp_loo.targets import Readout, Scores, text_by_text
+from lrp_loo.targets import Readout, Scores, Target, text_by_text
 
 
 def embedding_norm(model, tokenizer, encs, target=None, scale=1.0):
@@ -253,3 +253,40 @@ def test_many_texts_are_one_batch(tokenizer):
     encs = [encode(model, tokenizer, t) for t in TEXTS]
     explain_batch(model, tokenizer, encs, counted)
     assert sizes == [3]
+
+
+# the log-probability of the model's own answer
+
+
+@pytest.fixture(scope='module')
+def two_layers():
+    "Of the small language model, and a text."
+    model, tokenizer = shallow_demo('reviews')
+    return model, tokenizer, encode(model, tokenizer, 'A warm and funny film')
+
+
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'grad_x_input'])
+def test_the_own_answers_log_probability_is_what_is_explained(
+    two_layers, method
+):
+    model, tokenizer, enc = two_layers
+    with torch.no_grad():
+        answer = int(model(**enc).logits[0, -1].argmax())
+
+    def written_apart(outputs):
+        return outputs.logits[:, -1].log_softmax(-1)[:, answer]
+
+    how = (model, tokenizer, [enc], method)
+    (named,) = explain_batch(*how, Target(log_prob=True))
+    (by_hand,) = explain_batch(*how, written_apart)
+    assert named.target == answer
+    assert named.logit == pytest.approx(by_hand.logit, abs=1e-5)
+    # float32: a log-softmax of some four thousand logits near 10
+    assert torch.allclose(named.scores, by_hand.scores, atol=1e-4)
+
+
+def test_a_log_probability_is_of_one_entry():
+    with pytest.raises(ValueError, match='for one entry'):
+        Target((0, 1), log_prob=True)
+    with pytest.raises(ValueError, match='for one entry'):
+        Target(among=(0, 1), log_prob=True)
