@@ -477,12 +477,9 @@ def _crossing(row, column, U):
 def _lost_with_pixels(here, gone, U, form):
     "f − f without the pixel, for every pixel."
     present = _terms_of_pixels(here, here, U, form) - _crossing(here, here, U)
-    removed = (
-        _terms_of_pixels(here, gone, U, form)
-        - _crossing(gone, here, U)
-        - _crossing(here, gone, U)
-        + _crossing(gone, gone, U)
-    )
+    removed = _terms_of_pixels(here, gone, U, form) - _crossing(gone, here, U)
+    # in this order what is zero already scores exactly zero
+    removed -= _crossing(here, gone, U) - _crossing(gone, gone, U)
     return present - removed
 
 # %% ../../nbs/03_linear_attention.ipynb #8b041a6d
@@ -540,9 +537,9 @@ def pixel_maps(
     target: torch.Tensor = None,  # (batch,) classes; None: the predicted ones
     eps: float = 1e-6,  # ε of AttnLRP
 ) -> dict:  # explainer → {form: (batch, n_pixels)}; 'ig_error' → (batch,)
-    "LOO, Integrated Gradients and AttnLRP of every image, in both forms."
+    "Exact LOO, Integrated Gradients and AttnLRP of every image, in both forms."
     target = _classes(model, x, target)
-    loo = {f: pixel_loo(model, x, target, f) for f in FORMS}
+    loo = {f: pixel_removal(model, x, target, f) for f in FORMS}
     ig = {f: pixel_ig(model, x, target, f) for f in FORMS}
     lrp = {f: pixel_lrp(model, x, target, f, eps) for f in FORMS}
     ig_maps = {f: maps for f, (maps, _) in ig.items()}

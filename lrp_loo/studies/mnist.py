@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['GRID', 'PAPER', 'AREAS', 'CURVE_PARTS', 'SEEDS', 'BARS', 'PANELS', 'SOURCES', 'NEARLY_ZERO', 'NEARLY_UNCORRELATED',
-           'BRACKET_CLAIMS', 'BRACKET_MARGIN', 'SUMMED', 'NETWORK_CLAIMS', 'STUDIES', 'setting_name', 'model_options',
-           'negative_sums', 'nested_tables', 'curve_row', 'image_row', 'run_setting', 'over_seeds', 'settings_by_seed',
-           'distance', 'nearest', 'summarise', 'linear_attention_experiment', 'grid_table', 'compare_table1',
-           'plot_table1', 'table1_against_paper', 'BracketClaim', 'mnist_claims', 'NetworkClaim', 'table1_entries',
-           'curve_table', 'gap_table', 'run_digits', 'digits_tables', 'mnist_numbers']
+           'BRACKET_CLAIMS', 'BRACKET_MARGIN', 'SUMMED', 'NETWORK_CLAIMS', 'LINES', 'STUDIES', 'setting_name',
+           'model_options', 'negative_sums', 'nested_tables', 'curve_row', 'image_row', 'run_setting', 'over_seeds',
+           'settings_by_seed', 'distance', 'nearest', 'summarise', 'linear_attention_experiment', 'grid_table',
+           'compare_table1', 'plot_table1', 'table1_against_paper', 'BracketClaim', 'mnist_claims', 'NetworkClaim',
+           'table1_entries', 'curve_table', 'gap_table', 'share_table', 'plot_mnist_curves', 'run_digits',
+           'digits_tables', 'mnist_numbers']
 
 # %% ../../nbs/52_mnist.ipynb #59b4a91b
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from tqdm.auto import tqdm
 
@@ -40,6 +40,7 @@ from lrp_loo.studies.linear_attention import (
     known_choice,
     orders,
     pixel_curves,
+    pixel_loo,
     pixel_maps,
     table1,
     table1_rows,
@@ -179,13 +180,21 @@ def curve_row(
     return dict(curves=means, gaps=_gaps(delta), paths=paths)
 
 # %% ../../nbs/52_mnist.ipynb #98e06b15
+def _loo_error(model, x, maps):
+    "How far five images' LOO maps are from the definition, over their largest."
+    named = pixel_loo(model, x[:5], form='q_kv')
+    apart = (maps['loo']['q_kv'][:5] - named).abs().amax(-1)
+    return (apart / named.abs().amax(-1)).max().item()
+
+
 def image_row(
     model,  # a trained `LinearAttention`
     x: torch.Tensor,  # (n_images, n_pixels)
     eps: float = 1e-6,  # ε of AttnLRP
     progress: bool = True,  # show a bar
     seed: int = 0,  # of the random order
-) -> dict:  # ig_error, tables, negative[explainer][form], and of `curve_row`
+    # ig_error, loo_error, tables, negative[explainer][form], and of `curve_row`
+) -> dict:
     "Table 1 of one network, which maps turn over, its perturbation curves."
     rows, signs, errors, curves = [], [], [], []
     parts = x.split(25)
@@ -199,6 +208,7 @@ def image_row(
         curves.append(pixel_curves(model, part, order))
     return dict(
         ig_error=max(errors),
+        loo_error=_loo_error(model, x, pixel_maps(model, x[:5], eps=eps)),
         tables=nested_tables(rows, EXPLAINERS),
         negative=_negative_shares(signs),
         **curve_row(curves),
@@ -385,8 +395,8 @@ def _say_how_long(config):
     steps = config['epochs'] * -(-config['n_train'] // config['batch_size'])
     explained = config['limit'] or config['n_test']
     pixels = config['side'] ** 2
-    # as measured on one core: a step takes 4 ms at 196 pixels, an image 50 ms
-    seconds = (steps * 0.004 + explained * 0.05) * pixels / 196 * networks
+    # as measured on one core: a step takes 4 ms at 196 pixels, an image 15 ms
+    seconds = (steps * 0.004 + explained * 0.015) * pixels / 196 * networks
     print(
         f"{networks} networks, {len(config['seeds'])} of each setting:"
         f" {steps} steps of training and {explained} images explained for"
@@ -965,6 +975,92 @@ def gap_table(
             lines[said]['networks'] = _in_words(results['rows'], a, b)
     return pd.DataFrame(lines).T.rename_axis('Δ of one − Δ of the other')
 
+# %% ../../nbs/52_mnist.ipynb #10d04c9e
+def _shares(networks, name):
+    "An order's Δ over LOO's, of each network: mean and interval."
+    delta = [
+        [row['curves'][order]['delta']['mean'] for order in (name, 'loo')]
+        for row in networks
+    ]
+    return _over_networks([order / loo for order, loo in delta])
+
+
+def share_table(
+    results: dict,  # from `read_results`
+) -> dict:  # setting → {order: mean, low, high, n}, in the grid's order
+    "Δ as a share of the Δ of LOO's order, which has no scale of logits."
+    networks = {}
+    for row in sorted(results['rows'], key=lambda row: row['i']):
+        networks.setdefault(row['name'], []).append(row)
+    return {
+        setting: {name: _shares(rows, name) for name in ORDERS}
+        for setting, rows in networks.items()
+    }
+
+# %% ../../nbs/52_mnist.ipynb #be099f10
+LINES = {  # order → how it is drawn, besides the method's colour
+    'loo': dict(ls='-', marker='o'),
+    'ig': dict(ls='-', marker='D'),
+    'attn_lrp, qk_v': dict(ls='-', marker='^'),
+    'attn_lrp, q_kv': dict(ls='--', marker='v'),
+    'random': dict(ls=':', marker='x'),
+}
+
+
+def _look(name):
+    "Colour, line and label of an order."
+    colour = '0.5' if name == 'random' else method_colour(name)
+    said = 'random order' if name == 'random' else method_label(name)
+    return LINES[name] | dict(color=colour, label=said)
+
+
+def _draw_paths(ax, row, title):
+    "Mean curves of one setting: LeRF above, MoRF below."
+    for name, both in row['paths'].items():
+        look = _look(name) | dict(marker='', lw=1.1)
+        for number, curve in enumerate(both.values()):
+            share = np.linspace(0, 100, len(curve))
+            ax.plot(share, curve, **look | (dict(label=None) if number else {}))
+    ax.set(title=title, xlabel='pixels removed (%)')
+    ax.axhline(0, color='0.3', lw=0.6)
+
+
+def _draw_shares(ax, results):
+    "Of every setting: each order's Δ over LOO's, with its interval."
+    shares = share_table(results)
+    for step, name in enumerate(list(LINES)[1:-1]):
+        cells = [of[name] for of in shares.values()]
+        mean, low, high = (
+            np.array([c[k] for c in cells], dtype=float)
+            for k in ('mean', 'low', 'high')
+        )
+        at = np.arange(len(cells)) + 0.22 * (step - 1)
+        look = _look(name) | dict(ls='', ms=4, elinewidth=0.8)
+        ax.errorbar(mean, at, xerr=[mean - low, high - mean], **look)
+    ax.set_yticks(range(len(shares)), list(shares))
+    ax.invert_yaxis()
+    ax.axvline(1, color='0.3', lw=0.6)
+    ax.set(title='Δ over the Δ of LOO', xlabel="share of LOO's Δ")
+
+# %% ../../nbs/52_mnist.ipynb #d91a4707
+@themed
+def plot_mnist_curves(
+    results: dict,  # from `read_results`
+):  # a matplotlib figure
+    """MoRF and LeRF of the default and the nearest setting, and how much of
+    LOO's Δ each map has in every setting.
+    """
+    fig, axes = panels(3, width=4.2, height=4.2)
+    for ax, (source, row) in zip(
+        axes[0], _default_and_nearest(results).items()
+    ):
+        _draw_paths(ax, row, f"{source}: {row['name']}")
+    axes[0, 0].set_ylabel("predicted class's logit")
+    _draw_shares(axes[0, 2], results)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc='outside lower center', ncols=5)
+    return fig
+
 # %% ../../nbs/52_mnist.ipynb #e641cd27
 def run_digits(path, part, options):
     "Table 1's grid of settings on the digits, from five seeds each."
@@ -1013,7 +1109,10 @@ STUDIES = (
         dict(mnist='mnist'),
         run_digits,
         digits_tables,
-        dict(table1=lambda found: plot_table1(found['mnist'])),
+        {
+            'table1': lambda found: plot_table1(found['mnist']),
+            'mnist-curves': lambda found: plot_mnist_curves(found['mnist']),
+        },
         numbers=mnist_numbers,
         claims=mnist_claims,
     ),
