@@ -247,38 +247,59 @@ def linear_logits(
 LinearAttention.forward = linear_logits
 
 # %% ../../nbs/03_linear_attention.ipynb #a0056996
-def _readout_vectors(model, target=slice(None)):
-    "What a logit reads of each row of O: (classes, n_pixels, width)."
-    W = model.out.weight[target]
-    if model.pooling == 'flatten':
-        return W.view(len(W), model.n_pixels, -1)
-    return (W / model.n_pixels)[:, None].expand(-1, model.n_pixels, -1)
+def _read_rows(model, z, dim):
+    "Pixels as the last layer sees them: each, or their mean."
+    return z if model.pooling == 'flatten' else z.mean(dim, keepdim=True)
 
 
-def _constants(model, line):
-    "A line's constant, one row a pixel."
-    empty = line.slope.new_zeros(model.n_pixels, len(line.slope))
-    return empty + line.constant
+def _lines_of(model):
+    "Q, K and V, each as (2, width): slope and constant."
+    lines = (_line(model, W) for W in (model.W_Q, model.W_K, model.W_V))
+    return [
+        torch.stack([line.slope, line.slope * 0 + line.constant])
+        for line in lines
+    ]
+
+
+def _moment_products(model, x, U):
+    "Σ_n Q_n S U_n without positions, by the image's moments."
+    q, k, v = _lines_of(model)
+    s, one = x.sum(-1), torch.ones_like(x[:, 0])
+    moments = torch.stack([(x * x).sum(-1), s, s, one * x.shape[1]], -1)
+    rows = _read_rows(model, x, 1)
+    reads = (torch.stack([rows, torch.ones_like(rows)], 1)) @ (
+        (U @ v.mT).transpose(0, 1).flatten(1)
+    )
+    qS = (q @ k.mT) @ moments.view(-1, 2, 2)
+    return (qS[:, :, None] * reads.unflatten(-1, (-1, 2))).sum((1, 3))
 
 # %% ../../nbs/03_linear_attention.ipynb #f58ab853
+def _positioned_products(model, x, U):
+    "Σ_n Q_n S U_n where each pixel has constants of its own."
+    q, k, v = (_line(model, W) for W in (model.W_Q, model.W_K, model.W_V))
+    G, m = k.constant.mT @ v.constant, x @ k.constant
+    p = (x * x).sum(-1, keepdim=True) * v.slope + x @ v.constant
+    # through x_n·q: what reads S moves with the image
+    qS = (q.slope @ k.slope) * p + (m @ q.slope)[:, None] * v.slope
+    rows = torch.einsum('bn,cnd->bcd', _read_rows(model, x, 1), U)
+    moving = (rows * (qS + q.slope @ G)[:, None]).sum(-1)
+    # through q°_n: what reads S is the same for every image
+    T = torch.einsum('nk,cnd->ckd', _read_rows(model, q.constant, 0), U)
+    still = p @ (k.slope @ T).mT + m @ (T @ v.slope).mT + (T * G).sum((1, 2))
+    return moving + still
+
+# %% ../../nbs/03_linear_attention.ipynb #69bb72f4
 def summed_logits(
     model,  # a `LinearAttention`
     x: torch.Tensor,  # (batch, n_pixels) scaled grey levels
+    classes=slice(None),  # a list of some; all unless told
 ) -> torch.Tensor:  # (batch, n_classes), equal to `linear_logits`
     "Logits, the sums over pixels taken before the products."
-    q, k, v = (_line(model, W) for W in (model.W_Q, model.W_K, model.W_V))
-    q0, k0, v0 = (_constants(model, line) for line in (q, k, v))
-    G, m = k0.mT @ v0, x @ k0
-    p = (x**2).sum(-1, keepdim=True) * v.slope + x @ v0
-    U = _readout_vectors(model)
-    # through x_i·q: what reads S moves with the image
-    qS = (q.slope @ k.slope) * p + (m @ q.slope)[:, None] * v.slope
-    rows = torch.einsum('bn,cnd->bcd', x, U)
-    moving = (rows * (qS + q.slope @ G)[:, None]).sum(-1)
-    # through q°_i: what reads S is the same for every image
-    T = torch.einsum('nk,cnd->ckd', q0, U)
-    still = p @ (k.slope @ T).mT + m @ (T @ v.slope).mT + (T * G).sum((1, 2))
-    return model.c * (moving + still) + model.out.bias
+    W, b = model.out.weight[classes], model.out.bias[classes]
+    U = W.unflatten(1, (-1, len(model.W_V.weight)))  # [classes, rows, width]
+    if model.positions is None:
+        return model.c * _moment_products(model, x, U) + b
+    return model.c * _positioned_products(model, x, U) + b
 
 # %% ../../nbs/03_linear_attention.ipynb #bc4db53a
 def _initial(seed, n_pixels, options):
@@ -482,6 +503,14 @@ def _lost_with_pixels(here, gone, U, form):
     removed -= _crossing(here, gone, U) - _crossing(gone, gone, U)
     return present - removed
 
+
+def _readout_vectors(model, target):
+    "What the target's logit reads of each row of O: (batch, n_pixels, width)."
+    W = model.out.weight[target]
+    if model.pooling == 'flatten':
+        return W.view(len(W), model.n_pixels, -1)
+    return (W / model.n_pixels)[:, None].expand(-1, model.n_pixels, -1)
+
 # %% ../../nbs/03_linear_attention.ipynb #8b041a6d
 @torch.no_grad()
 def pixel_removal(
@@ -668,7 +697,7 @@ def pixel_curves(
     found = []
     for row, t, *of_image in zip(x, target, *scores.values()):
         kept = torch.stack(list(map(_kept_pixels, of_image))).to(x.device)
-        logits = summed_logits(model, (row * kept).flatten(0, 2))
-        found.append(logits[:, t].view(kept.shape[:-1]))
+        logits = summed_logits(model, (row * kept).flatten(0, 2), t[None])
+        found.append(logits.view(kept.shape[:-1]))
     curves = torch.stack(found).permute(1, 2, 0, 3)
     return {name: PixelCurves(*both) for name, both in zip(scores, curves)}
