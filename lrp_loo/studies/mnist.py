@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from tqdm.auto import tqdm
 
@@ -1000,7 +1001,7 @@ def share_table(
 # %% ../../nbs/52_mnist.ipynb #be099f10
 LINES = {  # order → how it is drawn, besides the method's colour
     'loo': dict(ls='-', marker='o'),
-    'ig': dict(ls='-', marker='D'),
+    'ig': dict(ls='-.', marker='D'),
     'attn_lrp, qk_v': dict(ls='-', marker='^'),
     'attn_lrp, q_kv': dict(ls='--', marker='v'),
     'random': dict(ls=':', marker='x'),
@@ -1018,9 +1019,8 @@ def _draw_paths(ax, row, title):
     "Mean curves of one setting: LeRF above, MoRF below."
     for name, both in row['paths'].items():
         look = _look(name) | dict(marker='', lw=1.1)
-        for number, curve in enumerate(both.values()):
-            share = np.linspace(0, 100, len(curve))
-            ax.plot(share, curve, **look | (dict(label=None) if number else {}))
+        for curve in both.values():
+            ax.plot(np.linspace(0, 100, len(curve)), curve, **look)
     ax.set(title=title, xlabel='pixels removed (%)')
     ax.axhline(0, color='0.3', lw=0.6)
 
@@ -1040,6 +1040,7 @@ def _draw_shares(ax, results):
     ax.set_yticks(range(len(shares)), list(shares))
     ax.invert_yaxis()
     ax.axvline(1, color='0.3', lw=0.6)
+    ax.tick_params(axis='y', labelsize=7)
     ax.set(title='Δ over the Δ of LOO', xlabel="share of LOO's Δ")
 
 # %% ../../nbs/52_mnist.ipynb #d91a4707
@@ -1050,15 +1051,16 @@ def plot_mnist_curves(
     """MoRF and LeRF of the default and the nearest setting, and how much of
     LOO's Δ each map has in every setting.
     """
-    fig, axes = panels(3, width=4.2, height=4.2)
+    fig, axes = panels(3, width=4.6, height=4.2)
     for ax, (source, row) in zip(
         axes[0], _default_and_nearest(results).items()
     ):
         _draw_paths(ax, row, f"{source}: {row['name']}")
     axes[0, 0].set_ylabel("predicted class's logit")
     _draw_shares(axes[0, 2], results)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc='outside lower center', ncols=5)
+    # line and mark together: curves have the one, shares the other
+    handles = [Line2D([], [], ms=4, **_look(name)) for name in LINES]
+    fig.legend(handles=handles, loc='outside lower center', ncols=5)
     return fig
 
 # %% ../../nbs/52_mnist.ipynb #e641cd27
