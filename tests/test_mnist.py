@@ -35,7 +35,7 @@ from lrp_loo.studies.mnist import (
     compare_table1,
     curve_row,
     curve_table,
-    gap_table,
+    delta_table,
     grid_table,
     linear_attention_experiment,
     mnist_claims,
@@ -299,7 +299,7 @@ def test_every_table_reads_an_unfinished_file(whole):
         assert len(compare_table1(part)) == 15
         assert len(grid_table(part)) == 1 + settings_there
         assert len(curve_table(part)) == 15
-        assert len(gap_table(part)) == 10
+        assert len(delta_table(part)) == 10
         assert len(share_table(part)) == settings_there
         assert len(mnist_claims(part)) == 10
         assert len(table1_against_paper(part)) == 38

@@ -260,17 +260,17 @@ def _lines_of(model):
         for line in lines
     ]
 
-
+# %% ../../nbs/03_linear_attention.ipynb #b40a59dd
 def _moment_products(model, x, U):
     "Σ_n Q_n S U_n without positions, by the image's moments."
     q, k, v = _lines_of(model)
     s, one = x.sum(-1), torch.ones_like(x[:, 0])
     moments = torch.stack([(x * x).sum(-1), s, s, one * x.shape[1]], -1)
-    rows = _read_rows(model, x, 1)
-    reads = (torch.stack([rows, torch.ones_like(rows)], 1)) @ (
-        (U @ v.mT).transpose(0, 1).flatten(1)
-    )
     qS = (q @ k.mT) @ moments.view(-1, 2, 2)
+    # what the read-out makes of x_n and of 1, through v and through v°
+    rows = _read_rows(model, x, 1)
+    both = torch.stack([rows, torch.ones_like(rows)], 1)
+    reads = both @ (U @ v.mT).transpose(0, 1).flatten(1)
     return (qS[:, :, None] * reads.unflatten(-1, (-1, 2))).sum((1, 3))
 
 # %% ../../nbs/03_linear_attention.ipynb #f58ab853

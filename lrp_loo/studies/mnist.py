@@ -8,7 +8,7 @@ __all__ = ['GRID', 'PAPER', 'AREAS', 'CURVE_PARTS', 'SEEDS', 'BARS', 'PANELS', '
            'model_options', 'negative_sums', 'nested_tables', 'curve_row', 'image_row', 'run_setting', 'over_seeds',
            'settings_by_seed', 'distance', 'nearest', 'summarise', 'linear_attention_experiment', 'grid_table',
            'compare_table1', 'plot_table1', 'table1_against_paper', 'BracketClaim', 'mnist_claims', 'NetworkClaim',
-           'table1_entries', 'curve_table', 'gap_table', 'share_table', 'plot_mnist_curves', 'run_digits',
+           'table1_entries', 'curve_table', 'delta_table', 'share_table', 'plot_mnist_curves', 'run_digits',
            'digits_tables', 'mnist_numbers']
 
 # %% ../../nbs/52_mnist.ipynb #59b4a91b
@@ -138,7 +138,7 @@ AREAS = ('lerf', 'morf', 'delta', 'lerf_aopc', 'morf_aopc')
 CURVE_PARTS = 28  # into which the mean curve is cut: seven of 196 steps each
 
 
-def _areas(curves):
+def _curve_areas(curves):
     "(n_images,) of each of AREAS; Δ as the paper has it, of mean logits."
     found = {}
     for area, end in (('mean_logit', ''), ('aopc', '_aopc')):
@@ -170,7 +170,7 @@ def curve_row(
     for name in parts[0]:
         both = zip(*(part[name] for part in parts))
         curves = type(parts[0][name])(*map(torch.cat, both))
-        areas[name] = _areas(curves)
+        areas[name] = _curve_areas(curves)
         means = zip(curves._fields, map(_mean_curve, curves))
         paths[name] = dict(means)
     means = {
@@ -879,7 +879,7 @@ NETWORK_CLAIMS = (
 )
 
 # %% ../../nbs/52_mnist.ipynb #6e9d6123
-def _where(results):
+def _of_images(results):
     "What an entry of the ledger says of the images."
     config = results['config']
     data = config['data']
@@ -915,7 +915,7 @@ def table1_entries(
             d = np.array([claim.difference(row) for row in networks])
             found = paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
             name = dict(model=f'linear attention, {model}')
-            entries.append(said | name | _where(results) | found)
+            entries.append(said | name | _of_images(results) | found)
     return entries
 
 # %% ../../nbs/52_mnist.ipynb #a3f98fc2
@@ -950,7 +950,7 @@ def curve_table(
     return pd.DataFrame(list(lines.values()), index=index)
 
 # %% ../../nbs/52_mnist.ipynb #b353dcbe
-def _in_words(row, a, b):
+def _networks_with(row, a, b):
     "How many networks have a wider gap under a, under b."
     gaps = [network['gaps'][a][b] for network in row]
     wider = sum(g['low'] > 0 for g in gaps)
@@ -958,7 +958,7 @@ def _in_words(row, a, b):
     return f'{wider} wider, {narrower} narrower of {len(gaps)}'
 
 
-def gap_table(
+def delta_table(
     results: dict,  # from `read_results`
 ) -> pd.DataFrame:  # a row per pair of orders
     """By how much one order's Δ exceeds another's: mean over networks with
@@ -973,11 +973,11 @@ def gap_table(
                 name: _interval(row['gaps'][a][b])
                 for name, row in shown.items()
             }
-            lines[said]['networks'] = _in_words(results['rows'], a, b)
+            lines[said]['networks'] = _networks_with(results['rows'], a, b)
     return pd.DataFrame(lines).T.rename_axis('Δ of one − Δ of the other')
 
 # %% ../../nbs/52_mnist.ipynb #10d04c9e
-def _shares(networks, name):
+def _loo_share(networks, name):
     "An order's Δ over LOO's, of each network: mean and interval."
     delta = [
         [row['curves'][order]['delta']['mean'] for order in (name, 'loo')]
@@ -994,7 +994,7 @@ def share_table(
     for row in sorted(results['rows'], key=lambda row: row['i']):
         networks.setdefault(row['name'], []).append(row)
     return {
-        setting: {name: _shares(rows, name) for name in ORDERS}
+        setting: {name: _loo_share(rows, name) for name in ORDERS}
         for setting, rows in networks.items()
     }
 
@@ -1094,7 +1094,7 @@ def digits_tables(part, results):
         grid = grid_table(results, protocol).round(3).to_string()
         tables.append((f'The grid, maps {protocol}', grid))
     tables.append(('Perturbation curves', curve_table(results).to_string()))
-    tables.append(('Differences in Δ', gap_table(results).to_string()))
+    tables.append(('Differences in Δ', delta_table(results).to_string()))
     return tables
 
 # %% ../../nbs/52_mnist.ipynb #67f82f58
