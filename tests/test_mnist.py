@@ -32,6 +32,7 @@ from lrp_loo.studies.linear_attention import (
 from lrp_loo.studies.mnist import (
     GRID,
     NETWORK_CLAIMS,
+    by_seed,
     compare_table1,
     curve_row,
     curve_table,
@@ -42,7 +43,6 @@ from lrp_loo.studies.mnist import (
     over_seeds,
     plot_mnist_curves,
     run_setting,
-    settings_by_seed,
     share_table,
     table1_against_paper,
     table1_entries,
@@ -298,9 +298,9 @@ def test_every_table_reads_an_unfinished_file(whole):
         settings_there = min(n, 2)
         assert len(compare_table1(part)) == 15
         assert len(grid_table(part)) == 1 + settings_there
-        assert len(curve_table(part)) == 15
+        assert len(curve_table(part)) == 10
         assert len(delta_table(part)) == 10
-        assert len(share_table(part)) == settings_there
+        assert share_table(part).loo.tolist() == [1.0] * n
         assert len(mnist_claims(part)) == 10
         assert len(table1_against_paper(part)) == 38
         assert len(table1_entries(part)) == 2 * len(NETWORK_CLAIMS)
@@ -322,7 +322,7 @@ def test_it_says_beforehand_what_it_will_do(tmp_path, capsys):
 # entries for the ledger
 
 
-def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, gap=-2):
+def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, wide=3):
     "A network's row with these numbers."
 
     def cells(*means):
@@ -332,7 +332,8 @@ def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, gap=-2):
         }
 
     table = dict(ig=cells(ig, 0.9, 0.9), attn_lrp=cells(between, left, right))
-    gaps = {'attn_lrp, qk_v': {'attn_lrp, q_kv': dict(mean=gap, n=9)}}
+    deltas = {'attn_lrp, qk_v': wide, 'attn_lrp, q_kv': 5}
+    curves = {o: dict(delta=dict(mean=d, n=9)) for o, d in deltas.items()}
     return dict(
         i=i,
         name=name,
@@ -340,7 +341,7 @@ def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, gap=-2):
         setting={},
         accuracy=0.9,
         tables=dict.fromkeys(PROTOCOLS, table),
-        gaps=gaps,
+        curves=curves,
     )
 
 
@@ -361,7 +362,7 @@ def entries():
     rows = []
     for seed, between in enumerate((0.7, 0.8, 0.9)):
         rows.append(made_up(2 * seed, seed, 'one', between=between))
-        rows.append(made_up(2 * seed + 1, seed, 'two', between=0.3, gap=4))
+        rows.append(made_up(2 * seed + 1, seed, 'two', between=0.3, wide=15))
     return entries_of(rows)
 
 
@@ -404,7 +405,7 @@ def test_an_entry_of_all_settings_averages_them_first(entries):
         ('brackets-uncorrelated', -0.1, -0.1),
         ('brackets-uncorrelated-summed', -0.1, -0.1),
         ('ig-against-loo-summed', -0.9, -0.9),
-        ('left-wider-gap', -2.0, 1.0),
+        ('left-wider-gap', -0.5, 0.25),
     ],
 )
 def test_what_each_claim_counts(entries, claim, default, every):
@@ -430,7 +431,7 @@ def test_an_undefined_number_leaves_the_seed_out():
 
 def test_a_seed_that_lacks_a_setting_waits():
     rows = [made_up(0, 0, 'one'), made_up(1, 0, 'two'), made_up(2, 1, 'one')]
-    assert [r['seed'] for r in settings_by_seed(rows)] == [0]
+    assert by_seed(rows, lambda row: row['i']).tolist() == [0.5]
     assert [r['seeds'] for r in over_seeds(rows)] == [[0, 1], [0]]
 
 

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['GRID', 'PAPER', 'AREAS', 'CURVE_PARTS', 'SEEDS', 'BARS', 'PANELS', 'SOURCES', 'NEARLY_ZERO', 'NEARLY_UNCORRELATED',
-           'BRACKET_CLAIMS', 'BRACKET_MARGIN', 'SUMMED', 'NETWORK_CLAIMS', 'LINES', 'STUDIES', 'setting_name',
+           'BRACKET_CLAIMS', 'LINES', 'BRACKET_MARGIN', 'SUMMED', 'NETWORK_CLAIMS', 'STUDIES', 'setting_name',
            'model_options', 'negative_sums', 'nested_tables', 'curve_row', 'image_row', 'run_setting', 'over_seeds',
-           'settings_by_seed', 'distance', 'nearest', 'summarise', 'linear_attention_experiment', 'grid_table',
-           'compare_table1', 'plot_table1', 'table1_against_paper', 'BracketClaim', 'mnist_claims', 'NetworkClaim',
-           'table1_entries', 'curve_table', 'delta_table', 'share_table', 'plot_mnist_curves', 'run_digits',
-           'digits_tables', 'mnist_numbers']
+           'by_seed', 'distance', 'nearest', 'summarise', 'linear_attention_experiment', 'grid_table', 'compare_table1',
+           'plot_table1', 'table1_against_paper', 'BracketClaim', 'mnist_claims', 'curve_table', 'delta_table',
+           'share_table', 'plot_mnist_curves', 'NetworkClaim', 'table1_entries', 'run_digits', 'digits_tables',
+           'mnist_numbers']
 
 # %% ../../nbs/52_mnist.ipynb #59b4a91b
 from collections.abc import Callable
@@ -305,20 +305,21 @@ def over_seeds(
     return list(map(_one_setting, settings.values()))
 
 # %% ../../nbs/52_mnist.ipynb #c852ffae
-def settings_by_seed(
+def by_seed(
     rows: list,  # of `run_setting`, numbered
-) -> list:  # a row a seed that has every setting
-    "Of each seed the mean over settings."
+    number: Callable,  # a network's row → a number
+) -> np.ndarray:  # (n_seeds,), of the seeds that have every setting
+    "Of each seed the mean of a number over settings."
     seeds = {}
     for row in rows:
         seeds.setdefault(row['seed'], []).append(row)
     whole = max(map(len, seeds.values()))
-    name = f'mean of {whole} settings'
-    return [
-        _one_setting(of_seed) | dict(i=i, seed=seed, name=name, setting={})
-        for i, (seed, of_seed) in enumerate(sorted(seeds.items()))
+    means = [
+        mean_se(np.array([number(row) for row in of_seed])).mean
+        for _, of_seed in sorted(seeds.items())
         if len(of_seed) == whole
     ]
+    return np.array(means)
 
 # %% ../../nbs/52_mnist.ipynb #b17f8b27
 def _beside_the_papers(row, protocol, swap):
@@ -784,6 +785,159 @@ def mnist_claims(
         for claim in BRACKET_CLAIMS
     ]
 
+# %% ../../nbs/52_mnist.ipynb #a3f98fc2
+def _interval(cell):
+    "A mean with its interval, where there is one."
+    if cell['low'] is None:
+        return f"{cell['mean']:+.3f}"
+    return interval_text(cell)
+
+
+def curve_table(
+    results: dict,  # from `read_results`
+    area: str = 'mean_logit',  # or 'aopc', see `curve_area`
+) -> pd.DataFrame:  # a row per setting and order
+    "LeRF, MoRF and Δ: means over networks with the 95 % interval over networks."
+    end = '_aopc' if area == 'aopc' else ''
+    columns = {'LeRF': f'lerf{end}', 'MoRF': f'morf{end}', 'Δ': 'delta'}
+    lines = {}
+    for setting, row in _default_and_nearest(results).items():
+        for name, of in row['curves'].items():
+            cells = {said: _interval(of[a]) for said, a in columns.items()}
+            lines[setting, method_label(name)] = cells
+    index = pd.MultiIndex.from_tuples(lines, names=['setting', 'order'])
+    return pd.DataFrame(list(lines.values()), index=index)
+
+# %% ../../nbs/52_mnist.ipynb #b353dcbe
+def _networks_with(rows, a, b):
+    "How many networks have a wider gap under a, under b."
+    gaps = [network['gaps'][a][b] for network in rows]
+    wider = sum(g['low'] > 0 for g in gaps)
+    narrower = sum(g['high'] < 0 for g in gaps)
+    return f'{wider} wider, {narrower} narrower of {len(gaps)}'
+
+
+def _relative(a, b):
+    "A network's row → by how much a's Δ exceeds b's, over their mean."
+
+    def number(row):
+        of_a, of_b = (row['curves'][name]['delta']['mean'] for name in (a, b))
+        return (of_a - of_b) / ((of_a + of_b) / 2)
+
+    return number
+
+
+def _delta_line(results, a, b):
+    "One line of `delta_table`."
+    rows = results['rows']
+    line = {
+        source: _interval(row['gaps'][a][b])
+        for source, row in _default_and_nearest(results).items()
+    }
+    relative = _over_networks(by_seed(rows, _relative(a, b)))
+    line['all settings, relative'] = _interval(relative)
+    return line | dict(networks=_networks_with(rows, a, b))
+
+# %% ../../nbs/52_mnist.ipynb #4dcd8fe4
+def delta_table(
+    results: dict,  # from `read_results`
+) -> pd.DataFrame:  # a row per pair of orders
+    """By how much one order's Δ exceeds another's: means over networks with
+    intervals; and in how many single networks, image by image.
+    """
+    gaps = results['rows'][0]['gaps']
+    lines = {
+        f'{method_label(a)} − {method_label(b)}': _delta_line(results, a, b)
+        for a, others in gaps.items()
+        for b in others
+    }
+    return pd.DataFrame(lines).T.rename_axis('Δ of one − Δ of the other')
+
+# %% ../../nbs/52_mnist.ipynb #10d04c9e
+def _loo_shares(network):
+    "Each order's Δ over LOO's."
+    delta = {
+        name: of['delta']['mean'] for name, of in network['curves'].items()
+    }
+    return {name: mean / delta['loo'] for name, mean in delta.items()}
+
+
+def share_table(
+    results: dict,  # from `read_results`
+) -> pd.DataFrame:  # a row a network, a column an order
+    "Δ as a share of the Δ of LOO's order, which has no scale of logits."
+    rows = sorted(results['rows'], key=lambda row: row['i'])
+    names = ['setting', 'seed']
+    index = pd.MultiIndex.from_tuples(
+        [(row['name'], row['seed']) for row in rows], names=names
+    )
+    return pd.DataFrame(list(map(_loo_shares, rows)), index=index)
+
+# %% ../../nbs/52_mnist.ipynb #be099f10
+LINES = {  # order → how it is drawn, besides the method's colour
+    'loo': dict(ls='-', marker='o'),
+    'ig': dict(ls='-.', marker='D'),
+    'attn_lrp, qk_v': dict(ls='-', marker='^'),
+    'attn_lrp, q_kv': dict(ls='--', marker='v'),
+    'random': dict(ls=':', marker='x'),
+}
+
+
+def _look(name):
+    "Colour, line and label of an order."
+    colour = '0.5' if name == 'random' else method_colour(name)
+    said = 'random order' if name == 'random' else method_label(name)
+    return LINES[name] | dict(color=colour, label=said)
+
+
+def _draw_paths(ax, row, title):
+    "Mean curves of one setting: LeRF above, MoRF below."
+    for name, both in row['paths'].items():
+        look = _look(name) | dict(marker='', lw=1.1)
+        for curve in both.values():
+            ax.plot(np.linspace(0, 100, len(curve)), curve, **look)
+    ax.set(title=title, xlabel='pixels removed (%)')
+    ax.axhline(0, color='0.3', lw=0.6)
+
+
+def _draw_shares(ax, results):
+    "Every network's Δ of each order over LOO's; settings as in the grid."
+    shares = share_table(results)
+    settings = shares.index.unique('setting')
+    line = settings.get_indexer(shares.index.get_level_values('setting'))
+    for step, name in enumerate(list(LINES)[1:-1]):
+        look = _look(name) | dict(ls='', ms=3.5, alpha=0.7)
+        ax.plot(shares[name], line + 0.22 * (step - 1), **look)
+    ax.set_yticks(range(len(settings)), settings)
+    ax.invert_yaxis()
+    ax.axvline(1, color='0.3', lw=0.6)
+    ax.tick_params(axis='y', labelsize=7)
+    # one network's IG may open several times LOO's Δ
+    ticks = (0, 0.25, 0.5, 1, 2, 4, 8)
+    ax.set_xscale('symlog', linthresh=0.25, linscale=0.3)
+    ax.set_xticks(ticks, [f'{t:g}' for t in ticks])
+    ax.set(title='every network', xlabel="Δ over the Δ of LOO's order")
+
+# %% ../../nbs/52_mnist.ipynb #d91a4707
+@themed
+def plot_mnist_curves(
+    results: dict,  # from `read_results`
+):  # a matplotlib figure
+    """MoRF and LeRF of the default and the nearest setting, and how much of
+    LOO's Δ each map has in every setting.
+    """
+    fig, axes = panels(3, width=4.6, height=4.2)
+    for ax, (source, row) in zip(
+        axes[0], _default_and_nearest(results).items()
+    ):
+        _draw_paths(ax, row, f"{source}: {row['name']}")
+    axes[0, 0].set_ylabel("predicted class's logit")
+    _draw_shares(axes[0, 2], results)
+    # line and mark together: curves have the one, shares the other
+    handles = [Line2D([], [], ms=4, **_look(name)) for name in LINES]
+    fig.legend(handles=handles, loc='outside lower center', ncols=5)
+    return fig
+
 # %% ../../nbs/52_mnist.ipynb #56b83147
 BRACKET_MARGIN = 0.01  # of r, which rounding does not reach
 
@@ -822,8 +976,7 @@ def _ig_against_loo(row):
     return -_r(row, 'ig', 'L_vs_LOO', 'sum_to_one')
 
 
-def _left_wider(row):
-    return row['gaps']['attn_lrp, qk_v']['attn_lrp, q_kv']['mean']
+_left_wider = _relative('attn_lrp, qk_v', 'attn_lrp, q_kv')
 
 # %% ../../nbs/52_mnist.ipynb #077c558a
 SUMMED = dict(protocol='sum_to_one')
@@ -872,7 +1025,7 @@ NETWORK_CLAIMS = (
     NetworkClaim(
         'left-wider-gap',
         'AttnLRP opens a wider gap Δ between LeRF and MoRF through (QKᵀ)V than'
-        ' through Q(KᵀV)',
+        ' through Q(KᵀV), as a share of it',
         'ours',
         _left_wider,
     ),
@@ -901,167 +1054,19 @@ def table1_entries(
 ) -> list:
     "The claims of Table 1 with intervals over trained networks."
     rows = sorted(results['rows'], key=lambda row: row['i'])
-    default = [row for row in rows if row['name'] == rows[0]['name']]
-    means = settings_by_seed(rows)
+    first = [row for row in rows if row['name'] == rows[0]['name']]
+    settings = f"mean of {len({row['name'] for row in rows})} settings"
     entries = []
     for claim in NETWORK_CLAIMS:
         said = dict(
             claim=claim.key, sentence=claim.sentence, said_in=claim.source
         )
-        for model, networks in (
-            ('default', default),
-            (means[0]['name'], means),
-        ):
-            d = np.array([claim.difference(row) for row in networks])
-            found = paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
+        for model, networks in (('default', first), (settings, rows)):
+            d = by_seed(networks, claim.difference)
             name = dict(model=f'linear attention, {model}')
+            found = paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
             entries.append(said | name | _of_images(results) | found)
     return entries
-
-# %% ../../nbs/52_mnist.ipynb #a3f98fc2
-def _shown_settings(results):
-    "The default, the nearest and the mean of all, each by its name."
-    rows = results['rows']
-    named = {s: row for s, row in _default_and_nearest(results).items()}
-    means = settings_by_seed(rows)
-    return named | {means[0]['name']: _one_setting(means)}
-
-
-def _interval(cell):
-    "A mean with its interval, where there is one."
-    if cell['low'] is None:
-        return f"{cell['mean']:+.3f}"
-    return interval_text(cell)
-
-
-def curve_table(
-    results: dict,  # from `read_results`
-    area: str = 'mean_logit',  # or 'aopc', see `curve_area`
-) -> pd.DataFrame:  # a row per setting and order
-    "LeRF, MoRF and Δ: means over networks with the 95 % interval over networks."
-    end = '_aopc' if area == 'aopc' else ''
-    columns = {'LeRF': f'lerf{end}', 'MoRF': f'morf{end}', 'Δ': 'delta'}
-    lines = {}
-    for setting, row in _shown_settings(results).items():
-        for name, of in row['curves'].items():
-            cells = {said: _interval(of[a]) for said, a in columns.items()}
-            lines[setting, method_label(name)] = cells
-    index = pd.MultiIndex.from_tuples(lines, names=['setting', 'order'])
-    return pd.DataFrame(list(lines.values()), index=index)
-
-# %% ../../nbs/52_mnist.ipynb #b353dcbe
-def _networks_with(row, a, b):
-    "How many networks have a wider gap under a, under b."
-    gaps = [network['gaps'][a][b] for network in row]
-    wider = sum(g['low'] > 0 for g in gaps)
-    narrower = sum(g['high'] < 0 for g in gaps)
-    return f'{wider} wider, {narrower} narrower of {len(gaps)}'
-
-
-def delta_table(
-    results: dict,  # from `read_results`
-) -> pd.DataFrame:  # a row per pair of orders
-    """By how much one order's Δ exceeds another's: mean over networks with
-    its interval; and in how many single networks, image by image.
-    """
-    shown = _shown_settings(results)
-    lines = {}
-    for a, others in results['rows'][0]['gaps'].items():
-        for b in others:
-            said = f'{method_label(a)} − {method_label(b)}'
-            lines[said] = {
-                name: _interval(row['gaps'][a][b])
-                for name, row in shown.items()
-            }
-            lines[said]['networks'] = _networks_with(results['rows'], a, b)
-    return pd.DataFrame(lines).T.rename_axis('Δ of one − Δ of the other')
-
-# %% ../../nbs/52_mnist.ipynb #10d04c9e
-def _loo_share(networks, name):
-    "An order's Δ over LOO's, of each network: mean and interval."
-    delta = [
-        [row['curves'][order]['delta']['mean'] for order in (name, 'loo')]
-        for row in networks
-    ]
-    return _over_networks([order / loo for order, loo in delta])
-
-
-def share_table(
-    results: dict,  # from `read_results`
-) -> dict:  # setting → {order: mean, low, high, n}, in the grid's order
-    "Δ as a share of the Δ of LOO's order, which has no scale of logits."
-    networks = {}
-    for row in sorted(results['rows'], key=lambda row: row['i']):
-        networks.setdefault(row['name'], []).append(row)
-    return {
-        setting: {name: _loo_share(rows, name) for name in ORDERS}
-        for setting, rows in networks.items()
-    }
-
-# %% ../../nbs/52_mnist.ipynb #be099f10
-LINES = {  # order → how it is drawn, besides the method's colour
-    'loo': dict(ls='-', marker='o'),
-    'ig': dict(ls='-.', marker='D'),
-    'attn_lrp, qk_v': dict(ls='-', marker='^'),
-    'attn_lrp, q_kv': dict(ls='--', marker='v'),
-    'random': dict(ls=':', marker='x'),
-}
-
-
-def _look(name):
-    "Colour, line and label of an order."
-    colour = '0.5' if name == 'random' else method_colour(name)
-    said = 'random order' if name == 'random' else method_label(name)
-    return LINES[name] | dict(color=colour, label=said)
-
-
-def _draw_paths(ax, row, title):
-    "Mean curves of one setting: LeRF above, MoRF below."
-    for name, both in row['paths'].items():
-        look = _look(name) | dict(marker='', lw=1.1)
-        for curve in both.values():
-            ax.plot(np.linspace(0, 100, len(curve)), curve, **look)
-    ax.set(title=title, xlabel='pixels removed (%)')
-    ax.axhline(0, color='0.3', lw=0.6)
-
-
-def _draw_shares(ax, results):
-    "Of every setting: each order's Δ over LOO's, with its interval."
-    shares = share_table(results)
-    for step, name in enumerate(list(LINES)[1:-1]):
-        cells = [of[name] for of in shares.values()]
-        mean, low, high = (
-            np.array([c[k] for c in cells], dtype=float)
-            for k in ('mean', 'low', 'high')
-        )
-        at = np.arange(len(cells)) + 0.22 * (step - 1)
-        look = _look(name) | dict(ls='', ms=4, elinewidth=0.8)
-        ax.errorbar(mean, at, xerr=[mean - low, high - mean], **look)
-    ax.set_yticks(range(len(shares)), list(shares))
-    ax.invert_yaxis()
-    ax.axvline(1, color='0.3', lw=0.6)
-    ax.tick_params(axis='y', labelsize=7)
-    ax.set(title='Δ over the Δ of LOO', xlabel="share of LOO's Δ")
-
-# %% ../../nbs/52_mnist.ipynb #d91a4707
-@themed
-def plot_mnist_curves(
-    results: dict,  # from `read_results`
-):  # a matplotlib figure
-    """MoRF and LeRF of the default and the nearest setting, and how much of
-    LOO's Δ each map has in every setting.
-    """
-    fig, axes = panels(3, width=4.6, height=4.2)
-    for ax, (source, row) in zip(
-        axes[0], _default_and_nearest(results).items()
-    ):
-        _draw_paths(ax, row, f"{source}: {row['name']}")
-    axes[0, 0].set_ylabel("predicted class's logit")
-    _draw_shares(axes[0, 2], results)
-    # line and mark together: curves have the one, shares the other
-    handles = [Line2D([], [], ms=4, **_look(name)) for name in LINES]
-    fig.legend(handles=handles, loc='outside lower center', ncols=5)
-    return fig
 
 # %% ../../nbs/52_mnist.ipynb #e641cd27
 def run_digits(path, part, options):
