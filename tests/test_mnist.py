@@ -307,6 +307,14 @@ def test_every_table_reads_an_unfinished_file(whole):
         assert len(plot_mnist_curves(part).axes) == 3
 
 
+def test_one_image_has_no_interval(tmp_path):
+    path = tmp_path / 'one.json'
+    experiment(path, limit=1, grid=GRID[:1], seeds=(0,))
+    d = read_results(path)
+    assert set(delta_table(d).networks) == {'0 wider, 0 narrower of 1'}
+    assert len(curve_table(d)) == 10
+
+
 @pytest.mark.parametrize('seeds', [(), (1, 1)])
 def test_seeds_must_be_different(seeds, tmp_path):
     with pytest.raises(ValueError, match='different numbers'):

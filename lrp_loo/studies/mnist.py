@@ -812,8 +812,9 @@ def curve_table(
 def _networks_with(rows, a, b):
     "How many networks have a wider gap under a, under b."
     gaps = [network['gaps'][a][b] for network in rows]
-    wider = sum(g['low'] > 0 for g in gaps)
-    narrower = sum(g['high'] < 0 for g in gaps)
+    # one image has no interval
+    wider = sum((g['low'] or 0) > 0 for g in gaps)
+    narrower = sum((g['high'] or 0) < 0 for g in gaps)
     return f'{wider} wider, {narrower} narrower of {len(gaps)}'
 
 
