@@ -9,13 +9,19 @@ __all__ = ['layer_hooks', 'first_output', 'LayerCall', 'split_call', 'EmbeddingG
 # %% ../nbs/37_layers.ipynb #6a819eee
 import contextlib, math, threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from .fast import read_row_only
-from .lrp import Composite, attn_lrp, layer_of, lrp_rules
+from lrp_loo.lrp import (
+    Composite,
+    attn_lrp,
+    carries_relevance,
+    layer_of,
+    lrp_rules,
+)
 from .models import forward, n_layers, watch_embeddings
 from .targets import Readout
 
@@ -174,8 +180,8 @@ class _WayUp:
 
 
 def _from_text(tensor):
-    "Can it depend on the text?"
-    return tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter)
+    "Can it depend on the text? Biases of relative positions do not."
+    return carries_relevance(tensor)
 
 # %% ../nbs/37_layers.ipynb #8cf39124
 class _Checkpoints(_WayUp):
@@ -333,11 +339,16 @@ class _CutApart(_WayUp):
         self.outs.append(first_output(output))
         return self.hand_on(number, output)
 
-    def bypassed(self, model, places, eps):
-        "The output of a layer once more, on the same leaf."
-        (l,) = set(map(layer_of, places))
-        with lrp_rules(model, attn_lrp(places, eps)):
-            return self.calls[l](self.leaves[l])
+    def bypassed(self, model, choices, l, eps):
+        "A layer's output once more for each choice, on the same leaf."
+        if not choices:
+            return []
+        with lrp_rules(model, attn_lrp((l,), eps)) as rules:
+            return [self._output(rules, places, l) for places in choices]
+
+    def _output(self, rules, places, l):
+        rules.composite = replace(rules.composite, bypass_softmax=places)
+        return self.calls[l](self.leaves[l])
 
 
 def _through(out, leaf, gradients):
@@ -364,8 +375,8 @@ def _way_down(cut, again, sets, g):
         enters = _by_places(sets, l, gradients)
         leaf = cut.leaves[l]
         gradients = _through(cut.outs[l], leaf, enters.pop(frozenset(), {}))
-        for here, above in enters.items():
-            gradients |= _through(again(here), leaf, above)
+        for out, above in zip(again(enters, l), enters.values()):
+            gradients |= _through(out, leaf, above)
     return gradients
 
 

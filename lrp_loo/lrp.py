@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'DIVISIONS', 'LINEAR', 'RULES', 'STREAM_MIXERS', 'Operation', 'Choice',
-           'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'Call', 'unknown', 'linear',
-           'division', 'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place', 'multiplication',
-           'Weights', 'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules', 'Added',
-           'watch_gradient', 'gradients', 'input_gradient']
+           'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'carries_relevance', 'Call',
+           'unknown', 'linear', 'division', 'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place',
+           'multiplication', 'Weights', 'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules',
+           'Added', 'watch_gradient', 'gradients', 'input_gradient']
 
 # %% ../nbs/36_lrp.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
@@ -349,6 +349,13 @@ def _carries(x):
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
         return False
     return _depends(x) is not False
+
+
+def carries_relevance(
+    t: torch.Tensor,  # one that was made inside `lrp_rules`
+) -> bool:  # False: it is made of parameters and constants alone
+    "May it depend on the input that is explained?"
+    return _carries(t)
 
 
 def _mark(xs, value, name=_INSIDE):
