@@ -660,42 +660,7 @@ def _share_name(product, factors):
         return ', '.join(str(Fraction(m, sum(factors))) for m in factors)
     return 'half' if n == 2 else f'1/{n}'
 
-# %% ../nbs/36_lrp.ipynb #00dd8b93
-class Weights(NamedTuple):
-    "Attention that was recorded."
-
-    layer: object  # from 0; None outside the layers
-    Z: torch.Tensor  # (batch, heads, n, n) logits, before the mask
-    A: torch.Tensor  # (batch, heads, n, n) weights
-
-
-class _AttentionShares(NamedTuple):
-    "What Q and K get of the logits' relevance, A and V of the output's."
-
-    q: float
-    k: float
-    a: float
-    v: float
-
-
-def _attention_shares(composite, call):
-    q, k, v = map(_factors, (call.query, call.key, call.value))
-    return _AttentionShares(
-        *_shares(composite, q, k), *_shares(composite, q + k, v)
-    )
-
-
-def _recorded_weights(A, bypass):
-    """Attention weights whose gradient can be asked for; held constant they
-    are a leaf, from which nothing goes on.
-    """
-    if A.requires_grad and not bypass:
-        return A
-    leaf = A.detach().requires_grad_()
-    setattr(leaf, _INSIDE, False)
-    return leaf
-
-
+# %% ../nbs/36_lrp.ipynb #heads001
 # the mark's name on attention weights of which some heads are held constant
 _HEADS = '_lrp_loo_heads'
 _IN_HEADS = ', constant weights in some heads'  # what a report says of them
@@ -746,6 +711,41 @@ def _hand_on_heads(call, out):
     in_place = out.ndim == 4 and out.shape[:3] == marked.shape[:3]
     if call.name in _KEEPS_HEADS and in_place and not hasattr(out, _HEADS):
         setattr(out, _HEADS, getattr(marked, _HEADS))
+
+# %% ../nbs/36_lrp.ipynb #00dd8b93
+class Weights(NamedTuple):
+    "Attention that was recorded."
+
+    layer: object  # from 0; None outside the layers
+    Z: torch.Tensor  # (batch, heads, n, n) logits, before the mask
+    A: torch.Tensor  # (batch, heads, n, n) weights
+
+
+class _AttentionShares(NamedTuple):
+    "What Q and K get of the logits' relevance, A and V of the output's."
+
+    q: float
+    k: float
+    a: float
+    v: float
+
+
+def _attention_shares(composite, call):
+    q, k, v = map(_factors, (call.query, call.key, call.value))
+    return _AttentionShares(
+        *_shares(composite, q, k), *_shares(composite, q + k, v)
+    )
+
+
+def _recorded_weights(A, bypass):
+    """Attention weights whose gradient can be asked for; held constant they
+    are a leaf, from which nothing goes on.
+    """
+    if A.requires_grad and not bypass:
+        return A
+    leaf = A.detach().requires_grad_()
+    setattr(leaf, _INSIDE, False)
+    return leaf
 
 
 def sdpa_rule(

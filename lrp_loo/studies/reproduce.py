@@ -34,6 +34,7 @@ MODULES = [
     'related',
     'precision',
     'cost',
+    'heads',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
 
@@ -187,7 +188,7 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), precision, or 'all'
+    # these seven), precision, heads, heads-scale, or 'all'
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
