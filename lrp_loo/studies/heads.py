@@ -8,12 +8,13 @@ __all__ = ['HALVES', 'MECHANISMS', 'HEAD_PARTS', 'LARGE_PARTS', 'PROMPTS', 'STUD
            'partial_spearman', 'mechanism_value', 'judged', 'head_experiment', 'head_table', 'gain_table', 'over_texts',
            'across_heads', 'head_entries', 'plot_heads', 'head_tables']
 
-# %% ../../nbs/61_heads.ipynb #76d7f8ad
+# %% ../../nbs/61_heads.ipynb #e76cd3c3
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.ticker import LogLocator, NullLocator
 from scipy.stats import rankdata
 from ..data import load_texts
 from ..faithfulness import held_against_loo
@@ -187,7 +188,7 @@ def head_row(
     told |= dict(all=gains['all'], halves=halves, gain=_five(single))
     return told | by_head
 
-# %% ../../nbs/61_heads.ipynb #a69753f0
+# %% ../../nbs/61_heads.ipynb #bd067c14
 class Mechanism(NamedTuple):
     "A sentence of section 3.2 about heads, and what decides it."
 
@@ -196,6 +197,8 @@ class Mechanism(NamedTuple):
     # the number of each head that it speaks of; a half of HALVES with 'half '
     number: str
     given: tuple = ()  # what is held fixed
+    # does it speak of how far r moves, up or down, and not of the gain?
+    moves: bool = False
 
 
 MECHANISMS = (
@@ -252,6 +255,13 @@ MECHANISMS = (
         ' its bypass gains',
         'share',
     ),
+    Mechanism(
+        'share-moves',
+        'the more relevance the softmax rule sends through a head, the further'
+        ' its bypass moves r, up or down',
+        'share',
+        moves=True,
+    ),
 )
 
 # %% ../../nbs/61_heads.ipynb #e198c5c4
@@ -280,16 +290,13 @@ def partial_spearman(
     if np.isnan([x, y]).any():
         return np.nan
     ranks = rankdata(x), rankdata(y)
-    given = (
-        [np.asarray(a) for a in numbers],
-        [np.asarray(a) for a in categories],
-    )
+    given = [np.asarray(a) for a in numbers], [np.asarray(a) for a in categories]
     fixed = _columns(*given) if any(given) else np.ones((len(x), 1))
     a, b = (_residual(r, fixed) for r in ranks)
     length = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / length) if length else np.nan
 
-# %% ../../nbs/61_heads.ipynb #fc3596b9
+# %% ../../nbs/61_heads.ipynb #96fc56b0
 def _head_number(row, name, n_layers):
     "(heads of all layers,) a number of each head of a text."
     if name == 'layer':
@@ -317,6 +324,7 @@ def mechanism_value(
         more, less = (np.nan if g is None else g for g in row['halves'][half])
         return more - less
     gain = _head_number(row, 'gain', n_layers)
+    gain = np.abs(gain) if mechanism.moves else gain
     x = _head_number(row, kind, n_layers)
     return partial_spearman(gain, x, *_fixed(row, mechanism.given, n_layers))
 
@@ -334,9 +342,7 @@ def judged(
     return found
 
 # %% ../../nbs/61_heads.ipynb #633c12a8
-HEAD_PARTS = dict(
-    sst2='sst2', decoder='decoder', vit='vit'
-)  # of `part_examples`
+HEAD_PARTS = dict(sst2='sst2', decoder='decoder', vit='vit')  # of `part_examples`
 LARGE_PARTS = {
     'mpnet': Part('mpnet-sst2', 'sst2', 'attention_mask', longest=128),
     'smollm2': Part('smollm2', 'sst2', 'attention_mask', longest=128),
@@ -505,9 +511,9 @@ def head_entries(
         if found[m.key]['n'] > 1
     ]
 
-# %% ../../nbs/61_heads.ipynb #19529872
+# %% ../../nbs/61_heads.ipynb #90e2abd5
 _AXES = {
-    'flat': 'flatness of its attention (1: uniform)',
+    'flat': 'flatness of its attention',
     'size': 'size of its logits, Σ A |Z|',
 }
 _CLAIM_OF = dict(flat='flat-heads-hurt', size='large-logits-hurt')
@@ -537,8 +543,11 @@ def _draw_heads(ax, results, x):
         lw=0,
     )
     ax.axhline(0, color='0.6', lw=0.6)
-    scale = float(np.quantile(np.abs(gain), 0.5))
-    ax.set_yscale('symlog', linthresh=max(scale, 1e-6))
+    if x == 'size':
+        ax.set_xscale('log')
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter('{x:g}')
+        ax.xaxis.set_minor_locator(NullLocator())
     return points
 
 
