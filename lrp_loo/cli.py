@@ -333,8 +333,8 @@ def explain(
     # what to explain: a class's number or label, a decoder's token, or A,B for
     # the difference of two (default: the predicted one)
     target: str = None,
-    # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5, or
-    # all
+    # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5,
+    # single heads as in 3.1, or all
     bypass_softmax: str = None,
     units: str = 'token',  # token, word or sentence
     # of a model that says something of every token: the token's place, from 0,

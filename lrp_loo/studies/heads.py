@@ -290,7 +290,10 @@ def partial_spearman(
     if np.isnan([x, y]).any():
         return np.nan
     ranks = rankdata(x), rankdata(y)
-    given = [np.asarray(a) for a in numbers], [np.asarray(a) for a in categories]
+    given = (
+        [np.asarray(a) for a in numbers],
+        [np.asarray(a) for a in categories],
+    )
     fixed = _columns(*given) if any(given) else np.ones((len(x), 1))
     a, b = (_residual(r, fixed) for r in ranks)
     length = np.sqrt((a @ a) * (b @ b))
@@ -342,7 +345,9 @@ def judged(
     return found
 
 # %% ../../nbs/61_heads.ipynb #633c12a8
-HEAD_PARTS = dict(sst2='sst2', decoder='decoder', vit='vit')  # of `part_examples`
+HEAD_PARTS = dict(
+    sst2='sst2', decoder='decoder', vit='vit'
+)  # of `part_examples`
 LARGE_PARTS = {
     'mpnet': Part('mpnet-sst2', 'sst2', 'attention_mask', longest=128),
     'smollm2': Part('smollm2', 'sst2', 'attention_mask', longest=128),
