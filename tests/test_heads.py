@@ -408,7 +408,7 @@ def made_up_row(seed, gain):
             lambda size, **_: size,
             {'large-logits-hurt', 'large-logits-hurt-fixed'},
         ),
-        (lambda share, **_: share, {'share-hurts'}),
+        (lambda share, **_: share, {'share-hurts', 'share-moves'}),
     ],
 )
 def test_each_sentence_is_decided_by_its_own_number(gain, holds):
@@ -417,6 +417,16 @@ def test_each_sentence_is_decided_by_its_own_number(gain, holds):
     assert {k for k, d in found.items() if d['mean'] > 0.9} == holds
     assert found['flat-halves-hurt']['mean'] == pytest.approx(0.1)
     assert found['large-halves-hurt']['mean'] == pytest.approx(-0.1)
+
+
+def test_how_far_r_moves_is_asked_apart_from_the_direction():
+    def gain(flat, share, **_):
+        return share * np.where(flat > 0.5, 1, -1)
+
+    rows = [made_up_row(seed, gain) for seed in range(12)]
+    found = heads.judged(rows, 5)
+    assert found['share-moves']['mean'] == pytest.approx(1)
+    assert found['share-hurts']['mean'] < 0.5
 
 
 def test_a_text_without_r_is_left_out():
