@@ -98,14 +98,20 @@ def parse_columns(
     return names
 
 
+def _layer_or_pair(said):
+    "'3' is a layer, '3.1' its second head."
+    layer, *head = map(int, said.split('.', 1))
+    return (layer, *head) if head else layer
+
+
 def parse_layers(
-    layers: str,  # '3,4,5', 'all', or nothing
-):  # tuple of ints from 0, 'all', or None
+    layers: str,  # '3,4,5', heads too as in '3.1,3.2', 'all', or nothing
+):  # tuple of ints from 0 and of pairs (layer, head), 'all', or None
     "What `--bypass_softmax` says."
     if layers in (None, '', 'all'):
         return layers or None
     try:
-        return tuple(int(l) for l in layers.split(','))
+        return tuple(map(_layer_or_pair, layers.split(',')))
     except ValueError:
         raise UsageError(
             f"--bypass_softmax {layers!r}: take layers from 0 with commas"
@@ -327,8 +333,8 @@ def explain(
     # what to explain: a class's number or label, a decoder's token, or A,B for
     # the difference of two (default: the predicted one)
     target: str = None,
-    # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5, or
-    # all
+    # of attn_lrp: layers from 0 whose softmax is bypassed, such as 3,4,5,
+    # single heads as in 3.1, or all
     bypass_softmax: str = None,
     units: str = 'token',  # token, word or sentence
     # of a model that says something of every token: the token's place, from 0,

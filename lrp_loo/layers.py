@@ -9,13 +9,19 @@ __all__ = ['layer_hooks', 'first_output', 'LayerCall', 'split_call', 'EmbeddingG
 # %% ../nbs/37_layers.ipynb #6a819eee
 import contextlib, math, threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from .fast import read_row_only
-from .lrp import Composite, attn_lrp, lrp_rules
+from lrp_loo.lrp import (
+    Composite,
+    attn_lrp,
+    carries_relevance,
+    layer_of,
+    lrp_rules,
+)
 from .models import forward, n_layers, watch_embeddings
 from .targets import Readout
 
@@ -174,8 +180,8 @@ class _WayUp:
 
 
 def _from_text(tensor):
-    "Can it depend on the text?"
-    return tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter)
+    "Can it depend on the text? Biases of relative positions do not."
+    return carries_relevance(tensor)
 
 # %% ../nbs/37_layers.ipynb #8cf39124
 class _Checkpoints(_WayUp):
@@ -333,10 +339,16 @@ class _CutApart(_WayUp):
         self.outs.append(first_output(output))
         return self.hand_on(number, output)
 
-    def bypassed(self, model, numbers, eps):
-        "The outputs of some layers once more, on the same leaves."
-        with lrp_rules(model, attn_lrp(numbers, eps)):
-            return {l: self.calls[l](self.leaves[l]) for l in numbers}
+    def bypassed(self, model, choices, l, eps):
+        "A layer's output once more for each choice, on the same leaf."
+        if not choices:
+            return []
+        with lrp_rules(model, attn_lrp((l,), eps)) as rules:
+            return [self._output(rules, places, l) for places in choices]
+
+    def _output(self, rules, places, l):
+        rules.composite = replace(rules.composite, bypass_softmax=places)
+        return self.calls[l](self.leaves[l])
 
 
 def _through(out, leaf, gradients):
@@ -354,22 +366,28 @@ def _through(out, leaf, gradients):
     return dict(zip(gradients, batched))
 
 
-def _way_down(cut, bypassed, sets, g):
+def _way_down(cut, again, sets, g):
     """The gradient below the layers for every set of bypasses; what several
     have in common above a layer is computed once.
     """
     gradients = {frozenset(): g}  # by the bypasses above
     for l in reversed(range(len(cut.layers))):
-        patterns = dict.fromkeys(
-            frozenset(x for x in s if x >= l) for s in sets
-        )
-        enters = {p: gradients[p - {l}] for p in patterns}
-        plain = {p: g for p, g in enters.items() if l not in p}
-        held = {p: g for p, g in enters.items() if l in p}
+        enters = _by_places(sets, l, gradients)
         leaf = cut.leaves[l]
-        gradients = _through(cut.outs[l], leaf, plain)
-        gradients |= _through(bypassed.get(l), leaf, held)
+        gradients = _through(cut.outs[l], leaf, enters.pop(frozenset(), {}))
+        for out, above in zip(again(enters, l), enters.values()):
+            gradients |= _through(out, leaf, above)
     return gradients
+
+
+def _by_places(sets, l, gradients):
+    "What is bypassed in layer l → all that is from there on → its gradient."
+    found = {}
+    for s in sets:
+        above = frozenset(x for x in s if layer_of(x) > l)
+        here = frozenset(x for x in s if layer_of(x) == l)
+        found.setdefault(here, {})[above | here] = gradients[above]
+    return found
 
 # %% ../nbs/37_layers.ipynb #6bbaa906
 class BypassGradients(NamedTuple):
@@ -382,8 +400,8 @@ class BypassGradients(NamedTuple):
 
 
 def _bypassed_somewhere(model, sets):
-    "The layers that some set bypasses; those that the model lacks are refused."
-    numbers = sorted(frozenset().union(*sets))
+    "Layers in which a set bypasses; those that the model lacks are refused."
+    numbers = sorted(set(map(layer_of, frozenset().union(*sets))))
     n = n_layers(model)
     if bad := [l for l in numbers if not 0 <= l < n]:
         raise ValueError(
@@ -395,14 +413,16 @@ def _bypassed_somewhere(model, sets):
 def bypass_gradients(
     model,  # any model with a list of transformer layers
     batch: dict,  # (batch, T) inputs
-    bypasses: list,  # sets of layers, from 0, whose softmax is bypassed
+    # sets of layers, from 0, or of heads (layer, head), whose softmax is
+    # bypassed
+    bypasses: list,
     target=None,  # see `as_target`
     eps: float = 0.0,  # ε of the rules
 ) -> BypassGradients:
     """AttnLRP with every one of these bypasses from one forward pass (and one
-    of each layer that is bypassed in some).
+    of each layer for every choice of what is bypassed there).
     """
-    sets = [frozenset(b) for b in bypasses]
+    sets = [attn_lrp(b).bypass_softmax for b in bypasses]
     numbers = _bypassed_somewhere(model, sets)
     with torch.enable_grad(), read_row_only(model, target):
         with (
@@ -412,8 +432,8 @@ def bypass_gradients(
             cut = _CutApart(rules)
             g = cut.run(model, batch, target)
         rules.check_numbers(numbers)
-        bypassed = cut.bypassed(model, numbers, eps)
-    lowest = _way_down(cut, bypassed, sets, g)
+        again = partial(cut.bypassed, model, eps=eps)
+        lowest = _way_down(cut, again, sets, g)
     by_set = _through(cut.bottom, seen[0], lowest)
     return BypassGradients(
         torch.stack([by_set[s] for s in sets]),

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'DIVISIONS', 'LINEAR', 'RULES', 'STREAM_MIXERS', 'Operation', 'Choice',
-           'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'Call', 'unknown', 'linear', 'division',
-           'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place', 'multiplication', 'Weights',
-           'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules', 'Added', 'watch_gradient',
-           'gradients', 'input_gradient']
+           'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'carries_relevance', 'Call',
+           'unknown', 'linear', 'division', 'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place',
+           'multiplication', 'Weights', 'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules',
+           'Added', 'watch_gradient', 'gradients', 'input_gradient']
 
 # %% ../nbs/36_lrp.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -83,17 +84,49 @@ _SETTINGS = {
 }
 
 
-def _layer_numbers(layers):
-    "The numbers in `bypass_softmax`, or an error that says what is taken."
-    countable = hasattr(layers, '__iter__') and not isinstance(layers, str)
-    numbers = list(layers) if countable else [None]
-    for number in numbers:
-        if not isinstance(number, Integral) or isinstance(number, bool):
-            raise ValueError(
-                f"bypass_softmax={layers!r} is not known; take 'all', or the"
-                " numbers of layers, from 0"
-            )
-    return frozenset(map(int, numbers))
+def _is_whole(x):
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
+def _layer_or_head(x):
+    "A layer's number, or (layer, head); None: it is neither."
+    if _is_whole(x):
+        return int(x)
+    is_pair = isinstance(x, (tuple, list)) and len(x) == 2
+    return tuple(map(int, x)) if is_pair and all(map(_is_whole, x)) else None
+
+
+def _is_many(x):
+    return hasattr(x, '__iter__') and not isinstance(x, str)
+
+
+def _one_by_one(mapping):
+    "A layer → its heads, as layers and pairs."
+    for layer, heads in mapping.items():
+        if isinstance(heads, str) and heads == 'all':
+            yield layer
+            continue
+        yield from ((layer, h) for h in (heads if _is_many(heads) else [None]))
+
+
+def _layers_and_heads(given):
+    "What `bypass_softmax` names, or an error that says what is taken."
+    named = _one_by_one(given) if isinstance(given, Mapping) else given
+    places = [_layer_or_head(x) for x in named] if _is_many(named) else [None]
+    if None in places:
+        raise ValueError(
+            f"bypass_softmax={given!r} is not known; take 'all', or the"
+            " numbers of layers, from 0, or pairs (layer, head)"
+        )
+    whole = {x for x in places if isinstance(x, int)}
+    return frozenset(x for x in places if x in whole or x[0] not in whole)
+
+
+def layer_of(
+    place,  # a layer's number, or (layer, head)
+) -> int:
+    "The layer of an entry of `bypass_softmax`."
+    return place if isinstance(place, int) else place[0]
 
 
 def _seen_as(operation):
@@ -117,7 +150,9 @@ class Composite:
     "A rule set. Layers count from 0."
 
     name: str
-    # layers in which attention weights are held constant; 'all'
+    # where attention weights are held constant: layers, single heads as pairs
+    # (layer, head), a mapping from layers to their heads, or 'all'; a head is
+    # one of the queries
     bypass_softmax: object = ()
     # activations multiplied: 1/n to each of n in a call (equations 3, 4);
     # 'canonized': 1/n to each of n in the whole chain; or 'gradient'
@@ -150,12 +185,19 @@ class Composite:
         for rule in self.rules.values():
             _check_callable(rule, 'rule(call, composite)')
         if self.bypass_softmax != 'all':
-            numbers = _layer_numbers(self.bypass_softmax)
-            object.__setattr__(self, 'bypass_softmax', numbers)
+            places = _layers_and_heads(self.bypass_softmax)
+            object.__setattr__(self, 'bypass_softmax', places)
 
     def bypasses(self, layer):
-        "Are the attention weights of this layer held constant?"
+        "Are the attention weights of this layer, of every head, held constant?"
         return self.bypass_softmax == 'all' or layer in self.bypass_softmax
+
+    def heads(self, layer):
+        "The heads of this layer that are named one by one, in order."
+        if self.bypass_softmax == 'all':
+            return []
+        pairs = (x for x in self.bypass_softmax if not isinstance(x, int))
+        return sorted(head for l, head in pairs if l == layer)
 
     def with_rule(
         self,
@@ -178,12 +220,13 @@ class Composite:
 
 # %% ../nbs/36_lrp.ipynb #ddfc7b25
 def attn_lrp(
-    # layers (from 0) in which softmax is bypassed as in CP-LRP
+    # where softmax is bypassed as in CP-LRP: layers (from 0), or heads as
+    # pairs (layer, head)
     bypass_softmax=(),
     eps: float = 0.0,  # ε; 0 is the limit
 ) -> Composite:
     """AttnLRP (Achtibat et al. 2024): halves at products, softmax's own
-    gradient; any layer may bypass its softmax (section 4, RQ3).
+    gradient; any layer, or head, may bypass its softmax (section 4, RQ3).
     """
     return Composite('attn_lrp', bypass_softmax, eps=eps)
 
@@ -198,7 +241,8 @@ def cp_lrp(
 
 
 def canonized_lrp(
-    bypass_softmax=(),  # layers (from 0) in which softmax is bypassed
+    # layers (from 0), or pairs (layer, head), in which softmax is bypassed
+    bypass_softmax=(),
     # ε of the linear layers; 0 is the limit. Products take none: one in the
     # middle of a chain would bring the brackets back
     eps: float = 0.0,
@@ -305,6 +349,13 @@ def _carries(x):
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
         return False
     return _depends(x) is not False
+
+
+def carries_relevance(
+    t: torch.Tensor,  # one that was made inside `lrp_rules`
+) -> bool:  # False: it is made of parameters and constants alone
+    "May it depend on the input that is explained?"
+    return _carries(t)
 
 
 def _mark(xs, value, name=_INSIDE):
@@ -515,6 +566,9 @@ def multiplication(
     "Any of FACTORS: a share to each factor that carries (equations 3, 4)."
     args, kwargs = _product_operands(call)
     at = _carrying_factors(call.name, args)
+    for i in at if len(at) > 1 else ():
+        if hasattr(args[i], _HEADS):
+            return _product_by_heads(call, composite, args, kwargs, i)
     if _hold_factor(call, composite, args, at):
         return call.func(*args, **kwargs), 'constant gate'
     at = [i for i in at if _carries(args[i])]
@@ -525,6 +579,27 @@ def multiplication(
     out = call.func(*args, **kwargs)
     eps = _product_eps(call.name, composite, len(at))
     return epsilon_rule(out, eps), _share_name(composite.product, factors)
+
+
+def _product_by_heads(call, composite, args, kwargs, i):
+    """Weights of which some heads are held constant, times values: the sum of
+    two products, as each head's weights are 0 in one of them.
+    """
+    weights = args[i]
+    heads = getattr(weights, _HEADS)
+    heads.met = True
+    free = weights.masked_fill(heads.held, 0.0)
+    _mark(free, True)
+    _mark(free, _factors(weights), _FACTORS)
+    held = constant(weights.masked_fill(~heads.held, 0.0))
+
+    def product(part):
+        operands = (*args[:i], part, *args[i + 1 :])
+        one = replace(call, args=operands, kwargs=kwargs)
+        return multiplication(one, composite)
+
+    out, rule = product(free)
+    return out + product(held)[0], rule + _IN_HEADS
 
 
 def _product_operands(call):
@@ -585,6 +660,58 @@ def _share_name(product, factors):
         return ', '.join(str(Fraction(m, sum(factors))) for m in factors)
     return 'half' if n == 2 else f'1/{n}'
 
+# %% ../nbs/36_lrp.ipynb #heads001
+# the mark's name on attention weights of which some heads are held constant
+_HEADS = '_lrp_loo_heads'
+_IN_HEADS = ', constant weights in some heads'  # what a report says of them
+# what leaves a weight where it is
+_KEEPS_HEADS = _ELEMENTWISE | frozenset(
+    'dropout to type type_as float double half bfloat16 contiguous clone'
+    ' masked_fill masked_fill_ where getitem __getitem__ div __truediv__'.split()
+)
+
+
+@dataclass(eq=False)
+class _Heads:
+    "Which heads of attention weights are held constant."
+
+    held: torch.Tensor  # (heads, 1, 1) booleans
+    layer: int
+    met: bool = False  # have the weights met the values?
+
+
+def _held_heads(
+    composite,
+    layer,
+    shape,  # (batch, heads, n, …): of queries, or of attention weights
+):  # (heads, 1, 1) booleans; None: no head is named by itself
+    "Which heads of an attention call are held constant."
+    heads = composite.heads(layer)
+    if not heads:
+        return None
+    if len(shape) != 4:
+        raise ValueError(
+            f"bypass_softmax names heads of layer {layer}, whose attention"
+            " shows no dimension of heads; take whole layers"
+        )
+    if out := [h for h in heads if not 0 <= h < shape[1]]:
+        raise ValueError(
+            f"bypass_softmax names heads {out} of layer {layer}; this layer"
+            f" has heads 0 to {shape[1] - 1}"
+        )
+    return torch.tensor([h in heads for h in range(shape[1])])[:, None, None]
+
+
+def _hand_on_heads(call, out):
+    "A result that still has the weights in their places keeps their mark."
+    carrying = _tensors(call.args, call.kwargs)
+    marked = next((t for t in carrying if hasattr(t, _HEADS)), None)
+    if marked is None or not torch.is_tensor(out):
+        return
+    in_place = out.ndim == 4 and out.shape[:3] == marked.shape[:3]
+    if call.name in _KEEPS_HEADS and in_place and not hasattr(out, _HEADS):
+        setattr(out, _HEADS, getattr(marked, _HEADS))
+
 # %% ../nbs/36_lrp.ipynb #00dd8b93
 class Weights(NamedTuple):
     "Attention that was recorded."
@@ -630,11 +757,24 @@ def sdpa_rule(
     """Fused attention under a rule set (equations 3 to 5, or CP-LRP's constant
     weights).
     """
-    bypass = composite.bypasses(layer)
+    held = _held_heads(composite, layer, call.query.shape)
     if record is not None or composite.eps:
-        return _attention_in_steps(composite, layer, call, record)
-    if bypass:
-        return call.compute(query=constant(call.query), key=constant(call.key))
+        return _attention_in_steps(composite, layer, call, held, record)
+    if composite.bypasses(layer):
+        return _attention_of_constants(call)
+    out = _attention_by_shares(composite, call)
+    if held is None:
+        return out
+    return torch.where(held.to(out.device), _attention_of_constants(call), out)
+
+
+def _attention_of_constants(call):
+    "With weights that are constants."
+    return call.compute(query=constant(call.query), key=constant(call.key))
+
+
+def _attention_by_shares(composite, call):
+    "With a share to each factor."
     if composite.product == 'gradient':
         return call.compute()
     shares = _attention_shares(composite, call)
@@ -645,7 +785,7 @@ def sdpa_rule(
     )
 
 
-def _attention_in_steps(composite, layer, call, record):
+def _attention_in_steps(composite, layer, call, held, record):
     "The same with ε, and with Z and A to look at."
     bypass = composite.bypasses(layer)
     shares = _attention_shares(composite, call)
@@ -663,14 +803,19 @@ def _attention_in_steps(composite, layer, call, record):
     if bypass:
         return epsilon_rule(A @ call.values, composite.eps)
     v = scale_gradient(call.values, shares.v)
-    return epsilon_rule(scale_gradient(A, shares.a) @ v, eps)
+    out = epsilon_rule(scale_gradient(A, shares.a) @ v, eps)
+    if held is None:
+        return out
+    constants = epsilon_rule(constant(A) @ call.values, composite.eps)
+    return torch.where(held.to(out.device), constants, out)
 
 # %% ../nbs/36_lrp.ipynb #00dd8b94
 def _attention_name(composite, layer):
     "What the report calls it."
     if composite.bypasses(layer):
         return 'constant weights'
-    return f'{composite.product}, softmax'
+    some = _IN_HEADS if composite.heads(layer) else ''
+    return f'{composite.product}, softmax{some}'
 
 
 def fused_attention(
@@ -765,7 +910,10 @@ def softmax(
         context.attention.append(Weights(layer, call.args[0], out))
     elif bypass:
         out = constant(out)
-    return out, 'constant weights' if bypass else 'own gradient'
+    if bypass:
+        return out, 'constant weights'
+    some = _IN_HEADS if context.hold_heads(out) else ''
+    return out, f'own gradient{some}'
 
 # %% ../nbs/36_lrp.ipynb #00dd8b9a
 RULES = {
@@ -848,7 +996,7 @@ def _check_bypassed(model, composite, layers):
             f"{type(model).__name__} shows no list of transformer layers, so"
             " none can be chosen in bypass_softmax; take () or 'all'"
         )
-    numbers = sorted(composite.bypass_softmax)
+    numbers = sorted(set(map(layer_of, composite.bypass_softmax)))
     if out := [number for number in numbers if not 0 <= number < layers.n]:
         raise ValueError(
             f"bypass_softmax names layers {out}; this model has layers 0 to"
@@ -903,6 +1051,7 @@ class lrp_rules(TorchFunctionMode):
         self.lost = {}  # where a gradient ends → what goes on without it
         # False: what is made without a graph is made so on purpose
         self.follows = True
+        self._heads = []  # `_Heads` of attention weights, not fused
         self._softmaxes, self._any_lost, self._graph = [], False, False
         self._handles, self._inside = [], []
 
@@ -949,6 +1098,7 @@ def __exit__(self: lrp_rules, kind, *rest):
     if kind is not None:
         return
     self._end_softmaxes()
+    self._refuse_heads()
     self._refuse_lost()
     if self.composite.bypass_softmax != 'all':
         self.check_numbers(self.composite.bypass_softmax)
@@ -1132,6 +1282,8 @@ def _of_carried(self: lrp_rules, call, values):
         self._note(call, out, rule)
         if self._softmaxes and call.name != 'softmax':
             _hand_on_weights(call, out, weights)
+        if self._heads:
+            _hand_on_heads(call, out)
     elif not choice:
         self._lose(call.func, call.args, call.kwargs, out)
     return out
@@ -1221,7 +1373,7 @@ def _look_for_strangers(self: lrp_rules, operation, operands):
 def _chain(call, rule):
     "Of how many factors an operation's result is a product."
     name = call.name
-    if rule == 'none':
+    if rule == 'none' or rule.endswith(_IN_HEADS):
         return 1
     if name == 'scaled_dot_product_attention':
         return _attention_chain(AttentionCall(*call.args, **call.kwargs), rule)
@@ -1393,6 +1545,31 @@ def has_softmaxes(self: lrp_rules):
 
 # %% ../nbs/36_lrp.ipynb #softma02
 @patch
+def hold_heads(
+    self: lrp_rules,
+    A: torch.Tensor,  # (batch, heads, n, n) attention weights
+) -> bool:  # is any head held constant?
+    "Marks attention weights of which some heads are held constant."
+    held = _held_heads(self.composite, self.layer, A.shape)
+    if held is None:
+        return False
+    self._heads.append(_Heads(held.to(A.device), self.layer))
+    setattr(A, _HEADS, self._heads[-1])
+    return True
+
+
+@patch
+def _refuse_heads(self: lrp_rules):
+    "Were heads to be held constant whose weights met no values?"
+    if lost := sorted({h.layer for h in self._heads if not h.met}):
+        raise ValueError(
+            f"bypass_softmax names heads of layers {lost}, whose attention"
+            " weights lose their dimension of heads before they meet the"
+            " values; take whole layers"
+        )
+
+
+@patch
 def note_softmax(
     self: lrp_rules,
     call: Call,  # a softmax
@@ -1508,6 +1685,8 @@ def hold_weights(
         use = 'attention' if is_attention else 'gate'
         softmaxes = getattr(args[i], _WEIGHTS)
         for softmax in softmaxes:
+            if is_attention:  # of one head, or of heads that do not show
+                _held_heads(self.composite, softmax.operation.layer, ())
             self.settle(softmax, use)
         if any(self._holds(softmax, use) for softmax in softmaxes):
             _mark(args[i], 0, _FACTORS)  # a constant is no factor of a chain

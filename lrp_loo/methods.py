@@ -42,6 +42,7 @@ from lrp_loo.lrp import (
     cp_lrp,
     gradient,
     input_gradient,
+    layer_of,
     lrp_rules,
     watch_gradient,
 )
@@ -574,7 +575,8 @@ def _bypassed(bypass_softmax=(), **others):
     "The layers, where nothing else is asked for."
     if others or bypass_softmax == 'all':
         return None
-    return tuple(sorted(attn_lrp(bypass_softmax).bypass_softmax))
+    places = attn_lrp(bypass_softmax).bypass_softmax
+    return tuple(sorted(places, key=lambda x: (layer_of(x), str(x))))
 
 
 def _cp_lrp(*args, eps=0.0, **options):

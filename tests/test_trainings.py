@@ -145,6 +145,8 @@ def test_the_figure_of_lengths_draws_a_line_a_method(cut):
     assert all(len(line.get_xdata()) == 3 for line in ax.lines)
 
 
-def test_both_studies_can_be_asked_for_by_name():
-    words = words_of('all')
-    assert {'trainings-minilm', 'lengths-mpnet'} <= set(words)
+def test_what_needs_other_packages_is_asked_for_by_name():
+    assert {'trainings', 'lengths'} <= set(words_of('all'))
+    large = {'trainings-mpnet', 'lengths-mpnet'}
+    assert large <= set(words_of('scale'))
+    assert not large & set(words_of('all'))

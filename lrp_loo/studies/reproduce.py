@@ -37,8 +37,10 @@ MODULES = [
     'cost',
     'trainings',
     'lengths',
+    'heads',
 ]
-GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
+# 'scale': asks for models that are not in the package; '': in 'all' alone
+GROUPS = ('paper', 'beyond', 'better', 'scale', '')
 
 
 def all_studies() -> list:  # Study records
@@ -52,10 +54,11 @@ def all_studies() -> list:  # Study records
 
 
 def words_of(
-    group: str,  # 'paper', 'beyond', 'better', or 'all'
+    group: str,  # one of GROUPS, or 'all': of all but 'scale'
 ) -> list:  # words of `--only`, in the order they are run
     "What a group's name stands for."
-    chosen = [s for s in all_studies() if group in (s.group, 'all')]
+    wanted = set(GROUPS) - {'scale'} if group == 'all' else {group}
+    chosen = [s for s in all_studies() if s.group in wanted]
     return [word for study in chosen for word in study.words]
 
 # %% ../../nbs/58_reproduce.ipynb #ec9fae31
@@ -168,12 +171,13 @@ def chosen_words(
     model: str,  # 'demo', or another
 ) -> list:  # words of single studies or parts
     "What `--only` asks for; a word that is not known is refused."
-    groups = {g: words_of(g) for g in ('paper', 'beyond', 'better', 'all')}
+    groups = {g: words_of(g) for g in (*filter(None, GROUPS), 'all')}
     words = [w for name in only.split(',') for w in groups.get(name, [name])]
-    if unknown := set(words) - set(groups['all']):
+    known = [*groups['all'], *groups['scale']]
+    if unknown := set(words) - set(known):
         raise UsageError(
             f"only={only!r} names {sorted(unknown)}; take some of"
-            f" {','.join(groups['all'])}, or paper, beyond, better, all"
+            f" {','.join(known)}, or {', '.join(groups)}"
         )
     ours = sorted(set(words) - set(groups['paper']))
     if model != 'demo' and ours:
@@ -198,8 +202,9 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), precision, trainings-minilm, trainings-mpnet,
-    # lengths-minilm, lengths-mpnet, or 'all'
+    # these seven), trainings-mpnet, lengths-mpnet, heads-scale ('scale': these
+    # three, on models of `make models`), precision, trainings, lengths, heads,
+    # or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
