@@ -34,6 +34,7 @@ MODULES = [
     'related',
     'precision',
     'cost',
+    'grid',
 ]
 GROUPS = ('paper', 'beyond', 'better', '')  # '': in 'all' alone
 
@@ -187,7 +188,8 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), precision, or 'all'
+    # these seven), precision, grid-minilm, grid-decoder, grid-vit, grid-mpnet,
+    # grid-smollm2 (the last two take `make models`), or 'all'
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
