@@ -392,8 +392,7 @@ def grid_means(
 ) -> pd.DataFrame:
     "Mean r with Leave-One-Out by each removal."
     table = {
-        (c.model, in_plain(c.removal)): _fields(c)
-        for c in grid_columns(found)
+        (c.model, in_plain(c.removal)): _fields(c) for c in grid_columns(found)
     }
     names = [*GRID_METHODS, *map(loo_by, GRID_REMOVALS), 'n']
     frame = pd.DataFrame(table).reindex(names).dropna(how='all')
@@ -456,9 +455,7 @@ def _draw_means(ax, columns):
     for k, c in enumerate(columns):
         r.loc[k, loo_by(c.removal)] = np.nan
     look = dict(cmap='vlag', vmin=-1, vmax=1, cbar=False, linewidths=0.6)
-    sns.heatmap(
-        r, ax=ax, annot=True, fmt='.2f', annot_kws=dict(size=7), **look
-    )
+    sns.heatmap(r, ax=ax, annot=True, fmt='.2f', annot_kws=dict(size=7), **look)
     for k, c in enumerate(columns):
         if c.rows is None:
             ax.text(0.3, k + 0.5, '– refused', va='center', size=7)
