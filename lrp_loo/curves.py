@@ -74,7 +74,7 @@ def many_perturbation_curves(
     for enc, u in zip(encs, units):
         _check_units(enc, u)
     paths = [_paths(*pair) for pair in zip(scores, units)]
-    subsets = [_subsets_of(p) for p in paths]
+    subsets = [_subsets_of(p, len(u)) for p, u in zip(paths, units)]
     how = dict(removal=removal, fill=fill, **kwargs)
     read = read_subsets(model, encs, subsets, targets, **how)
     return [_curves(of.values, p) for of, p in zip(read, paths)]
@@ -100,15 +100,19 @@ def _paths(scores, units):
     }
 
 # %% ../nbs/06_curves.ipynb #4dfad117
-def _subsets_of(paths):
-    "All steps of one text, (n, T); the first of them is the whole text."
-    return torch.cat([path for pair in paths.values() for path in pair])
+def _subsets_of(paths, T):
+    """All steps of one text, (n, T). The first of them is the whole text, which
+    is alone where no method has curves.
+    """
+    whole = torch.ones(1, T, dtype=torch.bool)
+    steps = [path for pair in paths.values() for path in pair]
+    return torch.cat(steps or [whole])
 
 
 def _curves(values, paths):
     "Of one text: the values of all steps, each method's in its place."
     lengths = [len(path) for pair in paths.values() for path in pair]
-    curves = iter(values.float().cpu().split(lengths))
+    curves = iter(values[: sum(lengths)].float().cpu().split(lengths))
     return {method: (next(curves), next(curves)) for method in paths}
 
 # %% ../nbs/06_curves.ipynb #5a74bae3

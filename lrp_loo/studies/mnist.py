@@ -389,7 +389,7 @@ def _configuration(train, test, data_info, limit, grid, seeds, training):
 SEEDS = 5  # networks of each setting, where `reproduce` trains them
 
 
-def _say_how_long(config):
+def _say_network_time(config):
     "What is about to be done, before it is begun."
     networks = len(config['grid']) * len(config['seeds'])
     steps = config['epochs'] * -(-config['n_train'] // config['batch_size'])
@@ -466,7 +466,7 @@ def linear_attention_experiment(
         train, test, data_info, limit, grid, seeds, training
     )
     if progress:
-        _say_how_long(config)
+        _say_network_time(config)
 
     def row(setting, seed):
         options = dict(training, seed=seed, progress=progress)

@@ -38,6 +38,7 @@ MODULES = [
     'trainings',
     'lengths',
     'heads',
+    'grid',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -202,9 +203,10 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), trainings-mpnet, lengths-mpnet, heads-scale ('scale': these
-    # three, on models of `make models`), precision, trainings, lengths, heads,
-    # or 'all' (but for 'scale')
+    # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
+    # grid-smollm2 ('scale': these five, on models of `make models`), precision,
+    # trainings, lengths, heads, grid-minilm, grid-decoder, grid-vit, or 'all'
+    # (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
