@@ -20,7 +20,6 @@ from ..data import load_texts
 from ..faithfulness import held_against_loo
 from ..lrp import attn_lrp, gradients, lrp_rules
 from lrp_loo.models import (
-    DEMOS,
     describe_model,
     forward,
     load_demo,
@@ -40,6 +39,7 @@ from lrp_loo.studies.common import (
     rows_heading,
     text_examples,
 )
+from .ledger import described
 from .scale import REVIEW
 from .style import panels, themed
 from ..targets import Readout
@@ -488,26 +488,11 @@ def across_heads(
     return {k: partial_spearman(gain, over_texts(rows, k)) for k in names}
 
 # %% ../../nbs/61_heads.ipynb #600df68e
-def _measured_on(config):
-    "Which model, data and removal, as the ledger says it."
-    data, model = config['data'], config['model']
-    name = model['name']
-    return dict(
-        model=DEMOS[name].folder if name in DEMOS else name,
-        sha256=model['sha256'],
-        layers=model['layers'],
-        data=f"{data['name']} {data.get('split', 'test')}",
-        source=data['source'],
-        tokens=data.get('tokens', ''),
-        removal=config['removal'],
-    )
-
-
 def head_entries(
     results: dict,  # of `read_results`, one part
 ) -> list:  # a dict per mechanism, as the ledger's `file_entries` gives them
     "Section 3.2's sentences about heads, put to one file of rows."
-    about = _measured_on(results['config'])
+    about = described(results)
     found = _of_mechanisms(results)
     return [
         dict(claim=m.key, sentence=m.sentence, said_in='§3.2', **about)
