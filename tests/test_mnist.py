@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lrp_loo.results import read_results
-from lrp_loo.studies.ledger import ledger
+from lrp_loo.studies.ledger import verdict_of
 from lrp_loo.studies import mnist
 from lrp_loo.studies.linear_attention import (
     ORDERS,
@@ -426,7 +426,7 @@ def test_brackets_that_do_not_differ_fail():
     for rows in (same, both):
         e = entries_of(rows)['brackets-differ', DEFAULT]
         assert e['mean'] < 0
-        assert ledger.verdict_of(e['mean'], e['p']) != 'holds'
+        assert verdict_of(e['mean'], e['p']) != 'holds'
 
 
 def test_an_undefined_number_leaves_the_seed_out():
