@@ -16,7 +16,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from forked import answer_of_a_child
+from forked import answer_of_a_child, fork
 from lrp_loo.cli import main
 from lrp_loo.models import transformer_layers
 from lrp_loo.models import demo_base, load_demo, load_model
@@ -82,10 +82,9 @@ def start_command(words):
     """`lrp_loo` in a child that need not import everything again, silent; its
     process id.
     """
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
-    torch.set_num_threads(1)  # the parent's threads are not there
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)

@@ -4,16 +4,33 @@ happens in a forked child.
 
 import json
 import os
+import threading
 
 import torch
+import tqdm.auto
+import tqdm.std
+
+
+def fork():
+    """As `os.fork`; what a child can't use, or must not take along where it is
+    killed, is made anew in it.
+    """
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1)  # the parent's threads are not there
+        # tqdm's lock is a semaphore that all forks share: killed with it in
+        # hand, a child would leave everybody else waiting for ever
+        lock = threading.RLock()
+        for bar in (tqdm.std.tqdm, tqdm.auto.tqdm):
+            bar.set_lock(lock)
+    return pid
 
 
 def answer_of_a_child(job):
     "What `job()` returns, or the kind and words of what it raises, as JSON."
     read, write = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if not pid:
-        torch.set_num_threads(1)  # the parent's threads are not there
         try:
             answer = dict(returned=job())
         except BaseException as e:

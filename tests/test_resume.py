@@ -26,8 +26,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import random_bert, start_command
+from forked import fork
+from tqdm.auto import tqdm
 from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
@@ -75,10 +76,9 @@ def replace_and_die(n, where):
 
 def in_child(job):
     "Fork; the child does the job and ends with 0, or with 1 and what it raised."
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
-    torch.set_num_threads(1)  # the parent's threads are not there
     try:
         job()
         os._exit(0)
@@ -167,6 +167,20 @@ def numbers_in(path):
     if not path.exists():
         return []
     return [r['i'] for r in read_results(path)['rows']]
+
+
+@needs_fork
+def test_a_killed_child_takes_no_lock_along():
+    "Bars share one; whoever is killed with it in hand must not stop us."
+    shared = tqdm.get_lock().mp_lock
+
+    def die():
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not child(die)
+    assert shared.acquire(False)
+    shared.release()
 
 
 @needs_fork
