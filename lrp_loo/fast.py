@@ -6,7 +6,7 @@
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'ROUNDING', 'listened_to',
            'meddled_with', 'package_name', 'cores', 'on_every_core', 'survives_gaps', 'sees_whole_text', 'may_drop',
            'may_pack', 'without_padding', 'TextRows', 'BertLayer', 'FastEncoder', 'gaps_to_try', 'spread', 'agree',
-           'fast_encoder', 'read_row_only', 'prefix_states', 'first_gaps', 'forward_after_prefix']
+           'fast_encoder', 'read_row_only', 'last_row_only', 'prefix_states', 'first_gaps', 'forward_after_prefix']
 
 # %% ../nbs/42_fast.ipynb #35cc56b6
 import contextlib, threading
@@ -776,6 +776,16 @@ def _behind_attention(model):
     if getattr(model.base_model, 'pooler', None) is not None:
         yield from model.base_model.pooler.modules()
 
+# %% ../nbs/42_fast.ipynb #1a57a0e2
+def last_row_only(
+    model,  # any model
+    target=None,  # see `as_target`, or a settled `Readout`
+) -> dict:  # arguments of its forward; none where it knows no such thing
+    "What asks a causal language model for its last row of logits alone."
+    if 'logits_to_keep' not in forward_arguments(model):
+        return {}
+    return dict(logits_to_keep=1) if _reads_logits(target) else {}
+
 # %% ../nbs/42_fast.ipynb #fae4ec93
 @torch.no_grad()
 def prefix_states(
@@ -819,24 +829,28 @@ def forward_after_prefix(
     model,
     enc: dict,
     states: list,  # of `prefix_states`
-    # (n, T) bool, equally many tokens each, the last one among them
+    # (n, T) bool; with the last one, which is read, equally many tokens each
     keep: torch.Tensor,
+    **asked,  # arguments of its forward (`last_row_only`)
 ):  # the model's output for what follows the common prefix
     "Variants of a decoder's text, from their first gap on."
     n = len(keep)
     p = int(first_gaps(keep).min())
-    where = keep.nonzero()[:, 1].view(n, -1)
+    rows = keep.clone()
+    rows[:, -1] = True
+    where = rows.nonzero()[:, 1].view(n, -1)
     rest = where[:, p:]  # the first p kept are 0 … p − 1
     tokens = {k: v[0][rest] for k, v in enc.items() if k != 'attention_mask'}
     return forward(
         model,
         tokens
         | dict(
-            attention_mask=torch.ones_like(where),
+            attention_mask=keep.gather(1, where).long(),
             position_ids=rest + position_offset(model),
             past_key_values=_cache_of(states, p, n),
             use_cache=True,
-        ),
+        )
+        | asked,
     )
 
 

@@ -139,15 +139,16 @@ class Given:
     embeddings: torch.Tensor = None  # what its embeddings are replaced with
     weights: torch.Tensor = None  # (n, T) of its keys (`key_weights`)
 
-    def output(self, model):
-        "What the model makes of it."
+    def output(self, model, **asked):
+        "What the model makes of it; asked: arguments of its forward."
+        inputs = self.inputs | asked
         if self.embeddings is not None:
             with watch_embeddings(model, self.embeddings):
-                return forward(model, self.inputs)
+                return forward(model, inputs)
         if self.weights is not None:
             with key_weights(self.weights):
-                return forward(model, self.inputs)
-        return forward(model, self.inputs)
+                return forward(model, inputs)
+        return forward(model, inputs)
 
 
 def input_positions(

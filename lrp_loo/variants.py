@@ -21,6 +21,7 @@ from lrp_loo.fast import (
     first_gaps,
     forward_after_prefix,
     gaps_to_try,
+    last_row_only,
     may_drop,
     may_pack,
     on_every_core,
@@ -64,9 +65,20 @@ class Variants:
     progress: object  # called with how many are done, or None
 
     @cached_property
-    def ends_kept(self):
-        "(n,) bool: the first and the last row stay, which a model may read."
+    def may_shrink(self):
+        """(n,) bool: removed tokens' rows may be left out, since the first and
+        the last row stay, which a model may read. Behind a prefix the last row
+        is computed in any case, seen by no other where it is removed itself.
+        """
+        if self.prefix is not None:
+            return self.keep.any(1)
         return self.keep[:, 0] & self.keep[:, -1]
+
+    @cached_property
+    def size(self):
+        "(n,) rows that a variant computes where removed tokens are left out."
+        unseen = 0 if self.prefix is None else (~self.keep[:, -1]).long()
+        return self.keep.sum(1) + unseen
 
     @cached_property
     def prefix(self):
@@ -92,13 +104,22 @@ class Variants:
     def _outputs(self, keep, short):
         "The model's, one for each draw."
         model = self.text.model
+        asked = self._last_row if short else {}
         if not short or self.removal.closes_up:
             for given in self.draws:
-                yield given(keep).output(model)
+                yield given(keep).output(model, **asked)
         elif self.prefix is None:
-            yield self.removal.dropped(self.text, keep).output(model)
+            yield self.removal.dropped(self.text, keep).output(model, **asked)
         else:
-            yield forward_after_prefix(model, self.text.enc, self.prefix, keep)
+            enc = self.text.enc
+            yield forward_after_prefix(model, enc, self.prefix, keep, **asked)
+
+    @property
+    def _last_row(self):
+        "What asks for the row that is read of short variants, and no other."
+        if self.readout is None:
+            return {}
+        return last_row_only(self.text.model, self.readout)
 
     def read(
         self,
@@ -132,10 +153,9 @@ class Variants:
 
     def _batches(self, short, token_budget):
         "Smallest variants first."
-        size = self.keep.sum(1)
-        for s in size.unique().tolist():
+        for s in self.size.unique().tolist():
             for left_out in (False, True):
-                rows = torch.where((size == s) & (short == left_out))[0]
+                rows = torch.where((self.size == s) & (short == left_out))[0]
                 if not len(rows):
                     continue
                 for part in self._parts(rows, s, left_out, token_budget):
@@ -199,21 +219,21 @@ def _closed_up(variants):
 
 def _dropped(variants, drop):
     "None where that is not exact, or not shorter."
-    keep = variants.keep
-    ends_kept = variants.ends_kept
     if not _may_drop_from(variants, drop):
         return None
+    keep = variants.keep
+    short = variants.may_shrink
     if drop:
-        return variants.in_batches(ends_kept)
-    tried = gaps_to_try(keep[ends_kept])
-    if not 0 < len(tried) < int(ends_kept.sum()):
+        return variants.in_batches(short)
+    tried = gaps_to_try(keep[short])
+    if not 0 < len(tried) < int(short.sum()):
         return None  # trying is all that there is to compute
-    rows = ends_kept.nonzero()[tried, 0]
+    rows = short.nonzero()[tried, 0]
     own = variants.values(keep[rows])
     if own.ndim > 2:
         return None  # all logits of all rows, and places would move
-    found = variants.in_batches(ends_kept)
-    exact = agree(found[rows], own, spread(found[ends_kept]))
+    found = variants.in_batches(short)
+    exact = agree(found[rows], own, spread(found[short]))
     return found if exact else None
 
 

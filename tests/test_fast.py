@@ -29,7 +29,11 @@ from lrp_loo.fast import (
 )
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
 from lrp_loo.fast import cores, on_every_core
-from lrp_loo.variants import many_subset_logits, subset_logits
+from lrp_loo.variants import (
+    many_subset_logits,
+    read_subsets,
+    subset_logits,
+)
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out, many_loo
 from lrp_loo.curves import (
@@ -385,6 +389,27 @@ def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
     )
     for a, b in zip(dropped, masked, strict=True):
         assert close(a, b)
+
+
+def test_a_removed_last_token_is_read_and_seen_by_no_other(decoder):
+    n = decoder.enc['input_ids'].shape[1]
+    keep = torch.ones(n, n, dtype=torch.bool).tril()[:-1]
+    found = {}
+    tokens = {}
+    for drop in (None, False):
+        with CountTokens(decoder.model) as count:
+            (of,) = read_subsets(
+                decoder.model,
+                [decoder.enc],
+                [keep],
+                [None],
+                'attention_mask',
+                drop=drop,
+            )
+        found[drop] = of.values
+        tokens[drop] = count.n
+    assert close(found[None], found[False])
+    assert tokens[None] < 0.4 * tokens[False]
 
 
 # ---- one row of the last layer
