@@ -268,7 +268,7 @@ DEMOS = {
     'mnist': Demo('vit-mnist', 'image'),
     # 12 layers of width 768, the size of the paper's models
     'mpnet-sst2': Demo('mpnet-sst2', 'class', 'mpnet', True),
-    'mpnet-imdb': Demo('mpnet-imdb', 'class', 'mpnet', True, seeds=()),
+    'mpnet-imdb': Demo('mpnet-imdb', 'class', 'mpnet', True),
     # a language model of 30 layers, its weights stored in 4 bits
     'smollm2': Demo('smollm2-135m-instruct', 'next token', 'smollm2'),
 }
