@@ -322,8 +322,8 @@ def _write_maps(maps, out, page, html):
 # %% ../nbs/18_cli.ipynb #27c349eb
 def explain(
     text: str,  # the text; - reads it from standard input
-    # loo, removal, removal+loo, attn_lrp, cp_lrp, canonized, ig, rollout,
-    # rollout_residual, grad_x_input; several with commas
+    # loo, removal, removal+loo, removal+rows, attn_lrp, cp_lrp, canonized, ig,
+    # rollout, rollout_residual, grad_x_input; several with commas
     method: str = 'attn_lrp',
     # 'demo', 'paper', or a name or folder of a sequence classifier
     model: str = 'demo',

@@ -443,6 +443,11 @@ def _has_hooks(m):
     return bool(m._forward_hooks or m._forward_pre_hooks)
 
 
+def _of_each(x, n):
+    "The same n times, nothing copied."
+    return x.expand(n, *x.shape)
+
+
 class FastEncoder:
     """The logits of a BERT-type classifier on subsets of its texts' tokens,
     from the products that differ. Raises ValueError for a model that is
@@ -552,16 +557,76 @@ class FastEncoder:
             h = layer.after_attention(self._attend(qkv, n, mask), h)
         return h.view(n, s, -1)
 
+    @torch.no_grad()
+    def keys_and_values(
+        self,
+        texts: TextRows,  # of one text
+    ) -> list:  # of each layer, (T, d) both
+        "What the rows of the whole text hand on to one another."
+        where = torch.arange(len(texts.x), device=texts.x.device)[None]
+        mask = self._mask(texts, where, None)
+        found = [(texts.key, texts.value)]
+        qkv = (texts.query, texts.key, texts.value)
+        h = texts.x
+        for layer, above in zip(self.layers, self.layers[1:]):
+            h = layer.after_attention(self._attend(qkv, 1, mask), h)
+            qkv = [m(h) for m in (above.query, above.key, above.value)]
+            found.append((qkv[1], qkv[2]))
+        return found
+
+    @torch.no_grad()
+    def of_rows(
+        self,
+        texts: TextRows,  # of one text
+        handed: list,  # of `keys_and_values`
+        rows: torch.Tensor,  # (n, s) those computed anew, the one read first
+        without: torch.Tensor,  # (n, T) bool: the keys that nobody sees
+    ) -> torch.Tensor:  # (n, n_classes)
+        """Logits where some rows are computed anew without some keys, and all
+        others hand on what they did.
+        """
+        n = len(rows)
+        mask = self._mask_of_rows(texts, rows, without)
+        h = texts.x[rows].view(-1, self.d)
+        for layer, (keys, values) in zip(self.layers, handed):
+            k = torch.cat(
+                [_of_each(keys, n), layer.key(h).view(n, -1, self.d)], 1
+            )
+            v = torch.cat(
+                [_of_each(values, n), layer.value(h).view(n, -1, self.d)], 1
+            )
+            h = layer.after_attention(
+                self._attend((layer.query(h), k, v), n, mask), h
+            )
+        return self._head(h.view(n, -1, self.d)[:, :1])
+
+    def _mask_of_rows(self, texts, rows, without):
+        "(n, heads or 1, s or 1, T + s): the old keys, then the new ones."
+        new_here = torch.zeros_like(without).scatter(1, rows, True)
+        hidden = [without | new_here, without.gather(1, rows)]
+        hidden = torch.cat(hidden, 1)[:, None, None]
+        old = _of_each(
+            torch.arange(len(texts.x), device=rows.device), len(rows)
+        )
+        mask = self._bias_between(texts, rows, torch.cat([old, rows], 1))
+        if mask is None:
+            mask = texts.x.new_zeros(hidden.shape)
+        return mask.masked_fill(hidden, -torch.inf)
+
+    def _bias_between(self, texts, queries, keys):
+        "(n, heads, queries, keys) by distance; None: there is none."
+        if texts.bias is None:
+            return None
+        of_keys, of_queries = texts.place[keys], texts.place[queries]
+        distance = of_keys[:, None, :] - of_queries[:, :, None]
+        middle = len(texts.bias) // 2
+        return texts.bias[distance + middle].permute(0, 3, 1, 2)
+
     def _mask(self, texts, where, hidden):
         """What is added to attention's logits, to be broadcast to (n, heads, s,
         s): the bias by distance, −inf at a first row that is removed.
         """
-        mask = None
-        if texts.bias is not None:
-            place = texts.place[where]
-            distance = place[:, None, :] - place[:, :, None]
-            middle = len(texts.bias) // 2
-            mask = texts.bias[distance + middle].permute(0, 3, 1, 2)
+        mask = self._bias_between(texts, where, where)
         if hidden is None:
             return mask
         first = torch.arange(where.shape[1], device=hidden.device) == 0

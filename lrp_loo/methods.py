@@ -60,6 +60,7 @@ from lrp_loo.models import (
     watch_embeddings,
 )
 from .removal import removal_loo_scores, removal_scores
+from .rows import removal_rows_scores
 from lrp_loo.targets import (
     EachReadout,
     Readout,
@@ -665,6 +666,13 @@ METHODS = {
         'removal + LOO',
         'C1',
         '1 forward, 1 backward, √T forward',
+        by_unit=True,
+    ),
+    'removal+rows': Method(
+        removal_rows_scores,
+        'removal + rows',
+        'C7',
+        '1 forward, 1 backward, n_rows forward',
         by_unit=True,
     ),
     'grad_x_input': Method(

@@ -117,7 +117,8 @@ def _standing_at(members, weights):
 class RemovalTerms(NamedTuple):
     "What one pass says about the removal of each unit."
 
-    terms: torch.Tensor  # (batch, layers × heads, n_units)
+    # (batch, layers × heads, n_units); by row (batch, rows, n_units)
+    terms: torch.Tensor
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
 
@@ -132,9 +133,10 @@ def removal_pass(
     weights=None,
     composite=None,  # rules for the rest of the network; none by default
     own_rows: bool = False,  # keep the rows that nobody reads
+    by_row: bool = False,  # the rows' effects, in place of layers' and heads'
 ) -> RemovalTerms:
     """One forward and one backward pass: what every layer and head says about
-    the removal of each unit.
+    the removal of each unit; or every row, summed over layers and heads.
     """
     is_text = 'input_ids' in batch
     members = _members(units, batch, device_of(model)) if is_text else None
@@ -155,7 +157,7 @@ def removal_pass(
     T = n_places(seen[0])
     members = _with_class_tokens(model, members, T, layers, is_text)
     unread = None if own_rows else _unread(layers[-1][0], members)
-    terms = _removal_terms(layers, members, weights, unread)
+    terms = _removal_terms(layers, members, weights, unread, by_row)
     return RemovalTerms(terms, values.detach(), readout)
 
 
@@ -216,25 +218,27 @@ def _unread(last, members):
     return ~read if members is None else members.bool() & ~read[..., None]
 
 
-def _removal_terms(layers, members, weights, unread):
-    "(batch, layers × heads, n_units) from (∂f/∂A, A) of every layer."
+def _removal_terms(layers, members, weights, unread, by_row):
+    "The terms of a pass, from (∂f/∂A, A) of every layer."
     each = weights if isinstance(weights, list) else [weights] * len(layers)
-    terms = [
-        _column_sums(key_effects(g, A, members, w), unread)
+    effects = (
+        _where_read(key_effects(g, A, members, w), unread)
         for (g, A), w in zip(layers, each)
-    ]
-    return torch.cat(terms, 1)
+    )
+    if by_row:
+        return sum(e.sum(1) for e in effects)
+    return torch.cat([e.sum(2) for e in effects], 1)
 
 
-def _column_sums(effects, unread):
-    "(batch, heads, n_units); effects are changed in place."
+def _where_read(effects, unread):
+    "(batch, heads, n, n_units) without own rows that nobody reads; in place."
     if unread is None:
-        return effects.sum(2)
+        return effects
     if unread.ndim == 3:
-        return effects.masked_fill_(unread[:, None], 0).sum(2)
+        return effects.masked_fill_(unread[:, None], 0)
     own = effects.diagonal(dim1=2, dim2=3)  # each key a unit: its own row
     own.masked_fill_(unread[:, None], 0)
-    return effects.sum(2)
+    return effects
 
 # %% ../nbs/20_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences

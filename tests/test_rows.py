@@ -1,0 +1,359 @@
+"""Some rows computed anew: equal to exact LOO where these are all, and to the
+stock model whose other keys and values hooks put back where they are not.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from conftest import TEXTS, demo_or_skip, random_bert, shallow_demo
+
+from lrp_loo import explain
+from lrp_loo.fast import DROP_DECODERS
+from lrp_loo.loo import many_loo
+from lrp_loo.models import encode, forward
+from lrp_loo.removal import removal_pass, removal_scores
+from lrp_loo.rows import Rows, nearest_rows, removal_rows_scores, rows_of
+from lrp_loo.studies.families import (
+    FAMILIES,
+    family_tasks,
+    random_inputs,
+    random_model,
+)
+from lrp_loo.targets import Target
+from lrp_loo.units import text_units
+from lrp_loo.variants import read_whole
+
+SENTENCE = TEXTS[0]
+DEMOS = ['sst2', 'reviews', 'reviews-sst2']
+
+
+def rows_of_text(model, enc, target=None):
+    return rows_of(read_whole(model, enc, target, 'attention_mask'))
+
+
+def close(a, b, tol=1e-4):
+    "Up to a small part of the largest: float32 in another order."
+    apart = (a.detach() - b.detach()).abs()
+    return float(apart.max()) <= tol * float(b.abs().max()) + 1e-6
+
+
+@pytest.fixture(scope='module', params=DEMOS)
+def shallow(request):
+    model, tokenizer = shallow_demo(request.param)
+    return model, tokenizer, encode(model, tokenizer, SENTENCE)
+
+
+# ---- which rows
+
+
+def test_the_read_row_and_the_nearest_to_both_sides():
+    rows = nearest_rows(torch.eye(7, dtype=torch.bool), 3, 0)
+    assert rows[4].tolist() == [0, 3, 5]
+    assert rows[1].tolist() == [0, 2, 3]
+
+
+def test_own_rows_come_last_and_the_read_row_stays():
+    rows = nearest_rows(torch.eye(4, dtype=torch.bool), 3, 0)
+    assert rows.tolist() == [[0, 1, 2], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+
+
+def test_behind_the_unit_first_in_a_causal_model():
+    unit = torch.tensor([[0, 0, 1, 1, 0, 0, 0]]).bool()
+    assert nearest_rows(unit, 3, 6, causal=True).tolist() == [[4, 5, 6]]
+    assert nearest_rows(unit, 4, 6, causal=True).tolist() == [[1, 4, 5, 6]]
+
+
+def test_more_rows_than_there_are():
+    rows = nearest_rows(torch.eye(3, dtype=torch.bool), 9, 2, causal=True)
+    assert rows.tolist() == [[0, 1, 2]] * 3
+
+
+# ---- all rows
+
+
+def by_all_rows(model, enc, target=None):
+    "LOO of every token, each row of each variant computed anew."
+    rows = rows_of_text(model, enc, target)
+    n = rows.n_tokens
+    every = torch.arange(n).expand(n, -1)
+    values = rows.values(every, torch.eye(n, dtype=torch.bool))
+    return rows.whole.value - values
+
+
+def test_all_rows_are_exact_loo(shallow):
+    model, _, enc = shallow
+    (loo,) = many_loo(model, [enc])
+    assert close(by_all_rows(model, enc), loo.scores)
+
+
+def package_of(family, task):
+    return FAMILIES[family].model_class(task).__module__.split('.')[2]
+
+
+LISTED = [
+    (family, task)
+    for family, task in family_tasks()
+    if package_of(family, task) in DROP_DECODERS
+]
+
+
+@pytest.mark.parametrize(('family', 'task'), LISTED)
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+def test_all_rows_of_every_listed_decoder(family, task, attention):
+    if attention == 'sdpa' and not FAMILIES[family].fused:
+        attention = 'eager'
+    model = random_model(family, task, attention)
+    enc = random_inputs(model)
+    (loo,) = many_loo(model, [enc], drop=False)
+    try:
+        found = by_all_rows(model, enc)
+    except ValueError as e:
+        # a window, say: what may not be dropped is refused by name
+        assert type(model).__name__ in str(e)
+        return
+    # transformers' eager softmax is in single precision in some families
+    assert close(found, loo.scores, 1e-6)
+
+
+def test_most_listed_decoders_are_taken():
+    taken = []
+    for family, task in LISTED:
+        model = random_model(family, task)
+        with contextlib.suppress(ValueError):
+            rows_of_text(model, random_inputs(model))
+            taken.append(family)
+    # the others have windows shorter than the text
+    windows = {'Mistral', 'Gemma 2', 'Gemma 3'}
+    assert set(taken) == {family for family, _ in LISTED} - windows
+
+
+@pytest.mark.parametrize('name', ['mpnet-sst2', 'smollm2'])
+def test_all_rows_of_real_models(name):
+    model, tokenizer = demo_or_skip(name)
+    enc = encode(model, tokenizer, 'Old jokes, slowly told')
+    (loo,) = many_loo(model, [enc])
+    assert close(by_all_rows(model, enc), loo.scores)
+
+
+# ---- some rows: the stock model, in which hooks put the others back
+
+
+PROJECTIONS = ('key', 'value', 'k_proj', 'v_proj')
+
+
+@contextlib.contextmanager
+def others_put_back(model, enc, rows):
+    "Keys and values of all but these rows are those of the whole text."
+    own = {}
+    handles = []
+
+    def keep(name):
+        def hook(module, args, out):
+            if name not in own:
+                own[name] = out.detach()
+                return None
+            back = own[name].expand(len(out), -1, -1).clone()
+            back[:, rows] = out[:, rows]
+            return back
+
+        return hook
+
+    for name, module in model.named_modules():
+        if name.rsplit('.', 1)[-1] in PROJECTIONS:
+            handles.append(module.register_forward_hook(keep(name)))
+    assert handles
+    try:
+        with torch.no_grad():
+            forward(model, enc)  # the whole text first
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def by_hooks(model, enc, j, rows, read):
+    "The logits without token j, through these rows alone."
+    mask = torch.ones_like(enc['input_ids'])
+    mask[0, j] = 0
+    with others_put_back(model, enc, rows), torch.no_grad():
+        logits = forward(model, enc | dict(attention_mask=mask)).logits
+    return logits[0] if logits.ndim == 2 else logits[0, read]
+
+
+@pytest.mark.parametrize('family', ['BERT', 'RoBERTa', 'Llama', 'Qwen3'])
+def test_the_others_hand_on_what_they_had(family):
+    task = 'class' if family in ('BERT', 'RoBERTa') else 'next token'
+    model = random_model(family, task)
+    enc = random_inputs(model)
+    rows = rows_of_text(model, enc, 1)
+    n = rows.n_tokens
+    tokens = torch.eye(n, dtype=torch.bool)
+    near = nearest_rows(tokens, 3, rows.read, rows.causal)
+    found = rows.values(near, tokens)
+    for j in range(n):
+        logits = by_hooks(model, enc, j, near[j], rows.read)
+        # as above
+        assert abs(float(found[j] - logits[1])) < 1e-6
+
+
+# ---- the rest
+
+
+def test_effects_by_row_are_the_terms_of_removal(demo):
+    enc = encode(*demo, SENTENCE)
+    by_row = removal_pass(demo[0], enc, by_row=True).terms
+    by_head = removal_pass(demo[0], enc).terms
+    assert by_row.shape[1:] == (enc['input_ids'].shape[1],) * 2
+    assert close(by_row.sum(1), by_head.sum(1), 1e-5)
+
+
+def test_the_rest_goes_through_all_other_rows(shallow):
+    model, tokenizer, enc = shallow
+    whole, some = (
+        removal_rows_scores(model, tokenizer, [enc], n_rows=2, rest=rest).scores
+        for rest in (True, False)
+    )
+    rows = rows_of_text(model, enc)
+    near = nearest_rows(
+        torch.eye(rows.n_tokens, dtype=torch.bool), 2, rows.read, rows.causal
+    )
+    by_row = removal_pass(model, enc, rows.whole.readout, by_row=True).terms[0]
+    others = torch.ones_like(by_row)
+    for j, of in enumerate(near):
+        others[of, j] = 0
+    assert close(whole[0] - some[0], (by_row * others).sum(0))
+
+
+def test_more_rows_follow_loo_better(demo):
+    model, tokenizer = demo
+    encs = [encode(model, tokenizer, t) for t in (TEXTS[0], TEXTS[2])]
+    loos = [loo.scores.cpu() for loo in many_loo(model, encs)]
+
+    def error(found):
+        pairs = zip(found.scores, loos)
+        return sum(float((s[: len(l)] - l).norm()) for s, l in pairs)
+
+    none = error(removal_scores(model, tokenizer, encs))
+    few, many = (
+        error(removal_rows_scores(model, tokenizer, encs, n_rows=n))
+        for n in (1, 12)
+    )
+    assert many < few < none
+
+
+# ---- as a method
+
+
+def test_a_short_text_gets_its_exact_loo(shallow):
+    model, tokenizer, enc = shallow
+    n = enc['input_ids'].shape[1]
+    found = removal_rows_scores(model, tokenizer, [enc], n_rows=n)
+    (loo,) = many_loo(model, [enc])
+    assert close(found.scores[0], loo.scores)
+    assert found.info[0]['rows'] == n
+
+
+def test_words_are_removed_whole(shallow):
+    model, tokenizer, enc = shallow
+    words = text_units(tokenizer, enc, SENTENCE, 'word')
+    (loo,) = many_loo(model, [enc], units=[words.number])
+    n = enc['input_ids'].shape[1] - 1
+    found = removal_rows_scores(
+        model, tokenizer, [enc], n_rows=n, units=[words]
+    )
+    assert found.scores.shape == (1, len(words))
+    # all rows but one of their own, which nobody reads; the unit of the row
+    # that is read lacks another
+    read = words.number[0 if model.config.model_type == 'bert' else -1]
+    others = torch.arange(len(words)) != read
+    assert close(found.scores[0][others], loo.scores[others])
+
+
+def test_a_unit_that_is_the_whole_text(shallow):
+    model, tokenizer, _ = shallow
+    (a,) = explain(
+        model,
+        tokenizer,
+        SENTENCE,
+        method='removal+rows',
+        units=[(0, len(SENTENCE))],
+    )
+    (loo,) = explain(
+        model, tokenizer, SENTENCE, method='loo', units=[(0, len(SENTENCE))]
+    )
+    assert torch.isfinite(a.scores).all()
+    if a.scores.shape == loo.scores.shape == (1,):
+        assert close(a.scores, loo.scores)
+
+
+def test_padding_is_no_part_of_the_text():
+    model, tokenizer = shallow_demo('sst2')
+    enc = encode(model, tokenizer, SENTENCE)
+    n = enc['input_ids'].shape[1]
+    longer = dict(padding='max_length', max_length=n + 5)
+    padded = dict(tokenizer(SENTENCE, return_tensors='pt', **longer))
+    alone = removal_rows_scores(model, tokenizer, [enc]).scores
+    beside = removal_rows_scores(model, tokenizer, [padded]).scores
+    assert beside.shape == alone.shape == (1, n)
+    assert close(beside, alone)
+
+
+@pytest.mark.parametrize(
+    'target', [Target(index=(5, 9)), Target(5, log_prob=True), 7]
+)
+def test_targets_of_a_language_model(target):
+    model, tokenizer = shallow_demo('reviews')
+    enc = encode(model, tokenizer, SENTENCE)
+    (loo,) = many_loo(model, [enc], target)
+    assert close(by_all_rows(model, enc, target), loo.scores)
+
+
+# ---- refused by name
+
+
+def test_another_place_than_the_last_is_refused():
+    model, tokenizer = shallow_demo('reviews')
+    with pytest.raises(ValueError, match='one by one'):
+        explain(
+            model,
+            tokenizer,
+            SENTENCE,
+            method='removal+rows',
+            target=Target(position=3),
+        )
+
+
+def test_a_model_that_is_not_listed_is_refused():
+    model = random_model('DeBERTa-v2')
+    enc = random_inputs(model)
+    with pytest.raises(ValueError, match='DebertaV2ForSequenceClassification'):
+        removal_rows_scores(model, None, [enc])
+
+
+def test_half_precision_is_refused():
+    model = random_bert(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match='full precision'):
+        removal_rows_scores(model, None, [random_inputs(model)])
+
+
+def test_an_image_is_refused():
+    model = random_model('ViT', 'image')
+    with pytest.raises(ValueError, match='this is an image'):
+        removal_rows_scores(model, None, [random_inputs(model)])
+
+
+@pytest.mark.parametrize(
+    'options', [dict(n_rows=0), dict(n_rows=2.5), dict(rest='yes')]
+)
+def test_bad_options_are_refused(demo, options):
+    (said,) = options.values()
+    with pytest.raises((ValueError, TypeError), match=str(said)):
+        explain(*demo, SENTENCE, method='removal+rows', **options)
+
+
+def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
+    plain = Rows.values
+    monkeypatch.setattr(Rows, 'values', lambda *args: plain(*args) + 1)
+    with pytest.raises(ValueError, match='computed anew'):
+        explain(*demo, SENTENCE, method='removal+rows')
