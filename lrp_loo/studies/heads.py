@@ -33,6 +33,7 @@ from lrp_loo.studies.common import (
     PartExamples,
     Study,
     add_rows,
+    at_scale,
     interval_text,
     on_part,
     part_examples,
@@ -577,23 +578,15 @@ def head_tables(part, results):
 
 
 _FILES = {part: f'heads-{part}' for part in [*HEAD_PARTS, *LARGE_PARTS]}
-STUDIES = (
-    Study(
-        'heads',
-        '',
-        {part: _FILES[part] for part in HEAD_PARTS},
-        on_part(head_experiment),
-        head_tables,
-        dict(heads=plot_heads),
-        drawn_from=_FILES,
-        entries=head_entries,
-    ),
-    Study(
-        'heads-scale',
-        'scale',
-        {part: _FILES[part] for part in LARGE_PARTS},
-        on_part(head_experiment),
-        head_tables,
-        entries=head_entries,
-    ),
+_BY_HEAD = Study(
+    'heads',
+    '',
+    {part: _FILES[part] for part in HEAD_PARTS},
+    on_part(head_experiment),
+    head_tables,
+    dict(heads=plot_heads),
+    drawn_from=_FILES,
+    entries=head_entries,
 )
+_LARGE = {part: _FILES[part] for part in LARGE_PARTS}
+STUDIES = (_BY_HEAD, at_scale(_BY_HEAD, 'heads-scale', _LARGE))

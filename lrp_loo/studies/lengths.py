@@ -15,7 +15,13 @@ from ..faithfulness import agreement_rows
 from ..models import describe_model, encode, load_demo
 from ..results import Results, recorded_methods
 from ..stats import mean_se, p_value, paired_difference, per_text
-from .common import Study, add_rows, on_part, rows_heading
+from lrp_loo.studies.common import (
+    Study,
+    add_rows,
+    at_scale,
+    on_part,
+    rows_heading,
+)
 from .ledger import model_folder
 from .style import method_colour, method_label, panels, themed
 
@@ -209,26 +215,17 @@ def lengths_tables(
     return [(rows_heading(part, results), table)]
 
 
-def _lengths_study(name, group, part, **drawn):
-    "One record for each model: MPNet is not in the package."
-    return Study(
-        name,
-        group,
-        {part: part},
-        on_part(lengths_experiment),
-        lengths_tables,
-        entries=length_entries,
-        **drawn,
-    )
-
-
+_LENGTHS = Study(
+    'lengths',
+    '',
+    {'lengths-minilm': 'lengths-minilm'},
+    on_part(lengths_experiment),
+    lengths_tables,
+    dict(lengths=plot_lengths),
+    drawn_from={part: part for part in OF_LENGTH},
+    entries=length_entries,
+)
 STUDIES = (
-    _lengths_study(
-        'lengths',
-        '',
-        'lengths-minilm',
-        figures=dict(lengths=plot_lengths),
-        drawn_from={part: part for part in OF_LENGTH},
-    ),
-    _lengths_study('lengths-mpnet', 'scale', 'lengths-mpnet'),
+    _LENGTHS,
+    at_scale(_LENGTHS, 'lengths-mpnet', {'lengths-mpnet': 'lengths-mpnet'}),
 )

@@ -19,6 +19,7 @@ from lrp_loo.studies.common import (
     TEXTS,
     Study,
     add_batches,
+    at_scale,
     on_part,
     rows_heading,
     text_examples,
@@ -250,26 +251,19 @@ def trainings_tables(
     return [(heading, f'{table}\naccuracy on these sentences: {said}')]
 
 
-def _study(name, group, part, **drawn):
-    "One record for each model: MPNet is not in the package."
-    return Study(
-        name,
-        group,
-        {part: part},
-        on_part(trainings_experiment),
-        trainings_tables,
-        entries=training_entries,
-        **drawn,
-    )
-
-
+_TRAININGS = Study(
+    'trainings',
+    '',
+    {'trainings-minilm': 'trainings-minilm'},
+    on_part(trainings_experiment),
+    trainings_tables,
+    dict(trainings=plot_trainings),
+    drawn_from={part: part for part in TRAINED},
+    entries=training_entries,
+)
 STUDIES = (
-    _study(
-        'trainings',
-        '',
-        'trainings-minilm',
-        figures=dict(trainings=plot_trainings),
-        drawn_from={part: part for part in TRAINED},
+    _TRAININGS,
+    at_scale(
+        _TRAININGS, 'trainings-mpnet', {'trainings-mpnet': 'trainings-mpnet'}
     ),
-    _study('trainings-mpnet', 'scale', 'trainings-mpnet'),
 )
