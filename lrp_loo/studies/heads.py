@@ -24,7 +24,7 @@ from lrp_loo.models import (
     watch_embeddings,
 )
 from ..results import Results
-from ..stats import agreement, p_value, paired_difference
+from ..stats import agreement, mean_against_zero, paired_difference
 from lrp_loo.studies.common import (
     BEYOND,
     SENTENCES,
@@ -320,8 +320,7 @@ def judged(
     found = {}
     for m in MECHANISMS:
         d = np.array([mechanism_value(row, m, n_layers) for row in rows])
-        difference = paired_difference(d, np.zeros(len(d)))
-        found[m.key] = difference | dict(p=p_value(d))
+        found[m.key] = mean_against_zero(d)
     return found
 
 # %% ../../nbs/61_heads.ipynb #633c12a8

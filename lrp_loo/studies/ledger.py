@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 from ..core import write_text_atomic
 from ..models import DEMOS
-from ..stats import holm, p_value, paired_difference, per_text
+from ..stats import holm, mean_against_zero, per_text
 from .layerwise import bypass_name, picked, single_layer_gains
 
 # %% ../../nbs/59_ledger.ipynb #0603bbd4
@@ -48,7 +48,7 @@ def mean_difference(
     rows: Rows,
 ) -> dict:  # mean, low, high, n, p
     "What most claims are judged by."
-    return paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
+    return mean_against_zero(d)
 
 
 class Claim(NamedTuple):

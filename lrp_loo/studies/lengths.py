@@ -14,7 +14,12 @@ from ..data import load_texts
 from ..faithfulness import agreement_rows
 from ..models import describe_model, encode, load_demo
 from ..results import Results, recorded_methods
-from ..stats import mean_se, p_value, paired_difference, per_text
+from lrp_loo.stats import (
+    mean_against_zero,
+    mean_se,
+    paired_difference,
+    per_text,
+)
 from lrp_loo.studies.common import (
     Study,
     add_rows,
@@ -162,7 +167,6 @@ def length_entries(
     found = []
     for cut in config['cuts']:
         d = gains[cut] - gains[None]
-        numbers = paired_difference(d, np.zeros(len(d)))
         about = dict(
             claim='gain-larger-when-cut',
             sentence=(
@@ -178,7 +182,7 @@ def length_entries(
             tokens=f'first {cut} against all',
             removal=config['removal'],
         )
-        found.append(about | numbers | dict(p=p_value(d)))
+        found.append(about | mean_against_zero(d))
     return found
 
 # %% ../../nbs/63_lengths.ipynb #76df3a46

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from ..curves import curve_area
 from ..results import Results
-from ..stats import mean_se, p_value, paired_difference
+from ..stats import mean_against_zero, mean_se, paired_difference
 from .common import Study, add_rows, digit_sets, interval_text
 from .style import method_colour, method_label, panels, themed
 from lrp_loo.studies.linear_attention import (
@@ -982,8 +982,8 @@ def table1_entries(
         for model, networks in (('default', first), (settings, rows)):
             d = by_seed(networks, claim.difference)
             name = dict(model=f'linear attention, {model}')
-            found = paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
-            entries.append(said | name | _of_images(results) | found)
+            about = said | name | _of_images(results)
+            entries.append(about | mean_against_zero(d))
     return entries
 
 # %% ../../nbs/52_mnist.ipynb #e641cd27
