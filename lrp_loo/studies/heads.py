@@ -38,7 +38,7 @@ from lrp_loo.studies.common import (
     rows_heading,
 )
 from .experiments import row_flatness, visible_keys
-from .ledger import described
+from .ledger import described, entries_of
 from .style import panels, themed
 from ..targets import Readout
 
@@ -179,6 +179,7 @@ class Mechanism(NamedTuple):
     given: tuple = ()  # what is held fixed
     # does it speak of how far r moves, up or down, and not of the gain?
     moves: bool = False
+    source: str = '§3.2'
 
 
 MECHANISMS = (
@@ -439,14 +440,9 @@ def head_entries(
     results: dict,  # of `read_results`, one part
 ) -> list:  # a dict per mechanism, as the ledger's `file_entries` gives them
     "Section 3.2's sentences about heads, put to one file of rows."
-    about = described(results)
     found = _of_mechanisms(results)
-    return [
-        dict(claim=m.key, sentence=m.sentence, said_in='§3.2', **about)
-        | found[m.key]
-        for m in MECHANISMS
-        if found[m.key]['n'] > 1
-    ]
+    decided = [(m, found[m.key]) for m in MECHANISMS if found[m.key]['n'] > 1]
+    return entries_of(described(results), decided)
 
 # %% ../../nbs/61_heads.ipynb #90e2abd5
 _AXES = {

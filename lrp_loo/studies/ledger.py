@@ -262,12 +262,22 @@ def _asked(config):
     return ', of two answers' if answers else ', its own answer'
 
 
+def _data_explained(config):
+    "What a file says of the data that were explained, not trained on."
+    data = config['data']
+    if not isinstance(data, dict):
+        return dict(name=str(data))
+    return data.get('test', data)
+
+
 def described(
     results: dict,  # of `read_results`
+    model: dict = None,  # of `describe_model`; None: the file's one model
 ) -> dict:  # model, sha256, layers, data, source, tokens, removal
     "Which model, data and removal the rows are of, as an entry says it."
     config = results['config']
-    data, model = config['data'], config['model']
+    model = model or config['model']
+    data = _data_explained(config)
     source = f"{data['name']} {data.get('split', 'test')}"
     said = data.get('tokens', '')
     if 'longest' in config:
@@ -277,7 +287,7 @@ def described(
         sha256=model['sha256'],
         layers=model['layers'],
         data=source + _asked(config),
-        source=data['source'],
+        source=data.get('source', ''),
         tokens=said,
         removal=config.get('removal', 'attention_mask'),
     )
@@ -293,7 +303,9 @@ def _of_claim(claim, rows):
 
 def entries_of(
     about: dict,  # model, data, removal, …: what the entries share
-    found: list,  # pairs of a claim and its numbers; None: it has none
+    # pairs of a claim (key, sentence, source) and its numbers; None: it has
+    # none
+    found: list,
 ) -> list:  # dicts, without a verdict
     "The claims that rows could decide, as the ledger keeps them."
     return [

@@ -26,7 +26,13 @@ from lrp_loo.studies.common import (
 )
 from .experiments import attention_entropy
 from .layerwise import sweep_methods
-from .ledger import CLAIMS, Rows, entries_of, model_folder
+from lrp_loo.studies.ledger import (
+    CLAIMS,
+    Rows,
+    described,
+    entries_of,
+    model_folder,
+)
 from .scale import ESTIMATES
 from .style import method_colour, method_label, panels, themed
 from .table2 import TABLE2
@@ -166,23 +172,14 @@ def training_entries(
     results: dict,  # of `read_results`, of `trainings_experiment`
 ) -> list:  # as `file_entries` of the ledger
     "The claims over several trainings of one model."
-    config = results['config']
-    one, *_ = config['models'].values()
+    one, *_ = results['config']['models'].values()
     each = [
         Rows(rows, one['layers']) for rows in rows_by_training(results).values()
     ]
     if len(each) < 2:
         return []
-    data = config['data']
-    about = dict(
-        model=f'{model_folder(one)}, {len(each)} trainings',
-        sha256='',
-        layers=one['layers'],
-        data=f"{data['name']} {data['split']}",
-        source=data['source'],
-        tokens=f"all, at most {config['longest']}",
-        removal=config['removal'],
-    )
+    all_of_them = f'{model_folder(one)}, {len(each)} trainings'
+    about = described(results, one) | dict(model=all_of_them, sha256='')
     return entries_of(about, [(c, _over_both(c, each)) for c in CLAIMS])
 
 # %% ../../nbs/62_trainings.ipynb #01bdd002
