@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..data import load_texts
-from ..faithfulness import agreement_rows
+from ..faithfulness import agreement_rows, together
 from ..models import DEMOS, describe_model, load_demo
 from ..results import Results, recorded_methods
 from ..stats import mean_se, paired_difference, per_text
@@ -75,28 +75,20 @@ class Trainings:
         }
 
     def examples(self, texts, limit):
-        "(number, seed, text, encoded, label): the same texts for each."
+        """A list for each training, of (number, encoded, seed, text, label):
+        the same texts.
+        """
         model, tokenizer = self.load(self.seeds[0])
         drawn, _ = text_examples(
             model, tokenizer, texts, limit, TEXTS['sst2'].longest
         )
         return [
-            (k * len(drawn) + j, seed, *example)
+            [
+                (k * len(drawn) + j, enc, seed, text, label)
+                for j, (text, enc, label) in enumerate(drawn)
+            ]
             for k, seed in enumerate(self.seeds)
-            for j, example in enumerate(drawn)
         ]
-
-
-def _eights(examples):
-    "Batches of one training."
-    by_seed = {}
-    for example in examples:
-        by_seed.setdefault(example[1], []).append(example)
-    return [
-        of_seed[i : i + 8]
-        for of_seed in by_seed.values()
-        for i in range(0, len(of_seed), 8)
-    ]
 
 # %% ../../nbs/62_trainings.ipynb #ab41acb9
 def trainings_experiment(
@@ -125,16 +117,20 @@ def trainings_experiment(
     )
 
     def rows_of(batch):
-        training = batch[0][1]
+        training = batch[0][2]
         model, tokenizer = trainings.load(training)
-        encs = [enc for *_, enc, _ in batch]
+        encs = [enc for _, enc, *_ in batch]
         rows = agreement_rows(model, tokenizer, encs, methods)
-        for row, (_, _, text, enc, label) in zip(rows, batch):
+        for row, (_, enc, _, text, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
             about = dict(training=training, text=text, label=label)
             yield about | dict(entropy=entropy) | row
 
-    batches = _eights(trainings.examples(texts, limit))
+    batches = [
+        batch
+        for of_training in trainings.examples(texts, limit)
+        for batch in together(of_training)
+    ]
     results = Results(path, config, fresh)
     return add_batches(results, batches, rows_of, part)
 
