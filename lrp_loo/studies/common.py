@@ -328,7 +328,7 @@ def _whole_texts(part, model, tok, data, limit, seed):
     examples, left = text_examples(
         model, tok, texts, limit, part.longest, part.prompt
     )
-    return examples, texts.info, f'all, at most {part.longest}', left
+    return examples, texts.origin, f'all, at most {part.longest}', left
 
 
 def _beginnings(part, model, tok, data, limit, seed):
@@ -347,15 +347,14 @@ def _beginnings(part, model, tok, data, limit, seed):
         else:
             examples.append((i, enc, None if part.window else label))
     said = f'first {length}' if part.window else f'all, at most {length}'
-    return examples, texts.info, said, left
+    return examples, texts.origin, said, left
 
 
 def _texts(part, model, tok, data, limit, seed):
     "Whole texts or beginnings, and what results say of them."
     draw = _whole_texts if part.longest else _beginnings
-    examples, info, tokens, left = draw(part, model, tok, data, limit, seed)
-    said = {k: v for k, v in info.items() if k != 'n'}
-    return examples, said | dict(tokens=tokens), left
+    examples, origin, tokens, left = draw(part, model, tok, data, limit, seed)
+    return examples, origin | dict(tokens=tokens), left
 
 
 def _digits(part, model, tok, data, limit, seed):

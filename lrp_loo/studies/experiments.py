@@ -143,7 +143,7 @@ def text_experiment(
     longest = min(longest, max_tokens(model, tokenizer))
     config = dict(
         experiment='text',
-        data={k: v for k, v in data.info.items() if k != 'n'},
+        data=data.origin,
         model=model_info,
         limit=limit,
         chunk=chunk,
@@ -241,7 +241,7 @@ def sentence_experiment(
     models = {name: load_demo(name) for name in CLASSIFIERS}
     config = dict(
         experiment=experiment,
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         models={n: describe_model(m, n) for n, (m, _) in models.items()},
         **config,
         limit=limit,

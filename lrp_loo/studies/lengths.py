@@ -88,7 +88,7 @@ def lengths_experiment(
     )
     config = dict(
         experiment='lengths',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         model=describe_model(model, demo),
         removal='attention_mask',
         methods=recorded_methods(COMPARED_RULES),

@@ -107,7 +107,7 @@ def trainings_experiment(
     methods = held_methods(n_layers)
     config = dict(
         experiment='trainings',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         models=models,
         removal='attention_mask',
         methods=recorded_methods(methods),
