@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REVIEW', 'WINDOW', 'BEYOND', 'TEXTS', 'SENTENCES', 'EPOCHS', 'RunOptions', 'Study', 'read_parts', 'at_scale',
            'on_part', 'on_data', 'rows_heading', 'one_table', 'add_batches', 'add_rows', 'Prompt', 'Part',
-           'PartExamples', 'text_examples', 'part_examples', 'DigitSets', 'digit_sets', 'interval_text']
+           'PartExamples', 'tokens_up_to', 'text_examples', 'part_examples', 'DigitSets', 'digit_sets', 'interval_text']
 
 # %% ../../nbs/50_common.ipynb #67a9808c
 from collections.abc import Callable
@@ -286,10 +286,14 @@ class PartExamples(NamedTuple):
         return f"{self.info['model']['name']} on {self.info['data']['name']}"
 
 # %% ../../nbs/50_common.ipynb #4aeb0d7e
-def _fits(tokenizer, text, longest):
-    "Is it short enough? No more of it is tokenized than it takes to tell."
+def tokens_up_to(
+    tokenizer,
+    text: str,
+    longest: int,  # no more of it is tokenized than it takes to tell
+) -> int:  # longest + 1 where it has more
+    "How many tokens a text has."
     cut = tokenizer(text, truncation=True, max_length=longest + 1)
-    return len(cut['input_ids']) <= longest
+    return len(cut['input_ids'])
 
 
 def text_examples(
@@ -311,7 +315,7 @@ def text_examples(
     for i, (text, label) in enumerate(zip(texts, labels)):
         if limit is not None and len(fit) == limit:
             break
-        if _fits(tokenizer, text, longest):
+        if tokens_up_to(tokenizer, text, longest) <= longest:
             fit.append((i, encode(model, tokenizer, text), label))
         else:
             too_long += 1

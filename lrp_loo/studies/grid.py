@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ASKED', 'PAINTED', 'GRID_REMOVALS', 'WITHOUT_MASK_TOKEN', 'ON_IMAGES', 'GRID_MODELS', 'IN_TABLE2', 'GRID_METHODS',
            'GRID_PARTS', 'REFUSED', 'ITSELF', 'NEITHER', 'STUDIES', 'PaintedPatch', 'refusal', 'GridModel', 'in_plain',
-           'loo_by', 'grid_rows', 'grid_examples', 'add_to_each', 'file_of', 'grid_experiment', 'Column',
+           'loo_by', 'grid_rows', 'grid_examples', 'lacking', 'add_to_each', 'file_of', 'grid_experiment', 'Column',
            'grid_columns', 'grid_means', 'refusals_table', 'cp_gain', 'cp_gains_table', 'plot_grid', 'run_grid',
            'grid_tables']
 
@@ -222,17 +222,24 @@ def _say_how_long(drawn, missing, removals):
         )
 
 # %% ../../nbs/60_grid.ipynb #fbb916da
-def add_to_each(
+def lacking(
     results: dict,  # name → `Results`
     examples: list,  # (i, …)
+) -> list:  # of the examples
+    "What some file has no row of."
+    done = set.intersection(*(r.done for r in results.values()))
+    return [example for example in examples if example[0] not in done]
+
+
+def add_to_each(
+    results: dict,  # name → `Results`
+    missing: list,  # (i, …), of `lacking`
     # rows_of(…) of one example → dict of name → its row, without `i`
     rows_of: Callable,
-    desc: str = '',  # what the bar says
+    n: int,  # of all examples, for the bar
+    desc: str = '',  # what it says
 ):
     "A row for each file that lacks it; an example is computed once for all."
-    done = set.intersection(*(r.done for r in results.values()))
-    missing = [e for e in examples if e[0] not in done]
-    n = len(examples)
     with tqdm(total=n, initial=n - len(missing), desc=desc) as bar:
         for i, *example in missing:
             for name, row in rows_of(*example).items():
@@ -285,10 +292,10 @@ def grid_experiment(
         found = grid_rows(model, tokenizer, enc, GRID_METHODS, removals, target)
         return {r: dict(label=label, **row) for r, row in found.items()}
 
-    done = set.intersection(*(r.done for r in results.values()))
-    missing = [e for e in drawn.examples if e[0] not in done]
+    missing = lacking(results, drawn.examples)
     _say_how_long(drawn, missing, removals)
-    add_to_each(results, drawn.examples, rows_of, f'grid: {drawn.words}')
+    n = len(drawn.examples)
+    add_to_each(results, missing, rows_of, n, f'grid: {drawn.words}')
     for of_removal in results.values():
         _summarise(of_removal, drawn.left)
     return results

@@ -27,6 +27,7 @@ from lrp_loo.studies.common import (
     at_scale,
     on_part,
     rows_heading,
+    tokens_up_to,
 )
 from .ledger import Claim, described, entries_of, model_folder
 from .style import method_colour, method_label, panels, themed
@@ -58,8 +59,7 @@ def reviews_of_length(
     for i, text in enumerate(texts):
         if len(found) == limit:
             break
-        n = len(tokenizer(text, truncation=True, max_length=longest + 1)[0])
-        if shortest < n <= longest:
+        if shortest < tokens_up_to(tokenizer, text, longest) <= longest:
             found.append((i, text))
         else:
             set_aside += 1
