@@ -253,11 +253,12 @@ def _residual(ranks, given):
     return np.where(np.abs(left) < 1e-9 * len(ranks), 0.0, left)
 
 
-def _columns(numbers, categories):
-    "The ranks of numbers, and a column for each category, to be fitted."
-    ones = [np.ones(len(x)) for x in [*numbers, *categories][:1]]
-    kinds = [(c == k).astype(float) for c in categories for k in np.unique(c)]
-    return np.array([*ones, *map(rankdata, numbers), *kinds]).T
+def _columns(n, numbers, categories):
+    "(n, …): a constant, ranks of numbers, a column of 0 and 1 a category."
+    constant = np.ones(n)
+    ranks = [rankdata(x) for x in numbers]
+    kinds = [c == kind for c in categories for kind in np.unique(c)]
+    return np.array([constant, *ranks, *kinds]).T
 
 
 def partial_spearman(
@@ -271,11 +272,9 @@ def partial_spearman(
     if np.isnan([x, y]).any():
         return np.nan
     ranks = rankdata(x), rankdata(y)
-    given = (
-        [np.asarray(a) for a in numbers],
-        [np.asarray(a) for a in categories],
-    )
-    fixed = _columns(*given) if any(given) else np.ones((len(x), 1))
+    numbers = [np.asarray(a) for a in numbers]
+    categories = [np.asarray(a) for a in categories]
+    fixed = _columns(len(x), numbers, categories)
     a, b = (_residual(r, fixed) for r in ranks)
     length = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / length) if length else np.nan

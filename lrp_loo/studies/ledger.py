@@ -335,8 +335,11 @@ def verdict_of(
 ) -> str:  # 'holds', 'reversed' or 'undecided'
     "In a word; over several trainings the interval over them decides as well."
     above = mean > 0
-    end = trainings_low if above else -trainings_high
-    if not p < 0.05 or np.isfinite(end) and not end > 0:
+    nearest = trainings_low if above else -trainings_high
+    one_training = not np.isfinite(nearest)
+    sure_of_texts = p < 0.05
+    sure_of_trainings = one_training or nearest > 0
+    if not (sure_of_texts and sure_of_trainings):
         return 'undecided'
     return 'holds' if above else 'reversed'
 
