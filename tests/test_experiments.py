@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import time
 from functools import cache
@@ -177,6 +178,29 @@ def test_the_command_prints_the_ledger_of_its_rows(deep, capsys):
     assert entries
     for e in entries:
         assert f"{e['verdict']:9s} {e['sentence']}" in said
+
+
+def test_the_claims_of_what_was_asked_are_printed(
+    deep, paper_model, folder, tmp_path, capsys
+):
+    "Rows of SST-2, and the same as if they were of IMDB."
+    shutil.copytree(deep.parents[1], tmp_path, dirs_exist_ok=True)
+    results = tmp_path / 'results' / deep.name
+    other = json.loads((results / 'sst2.json').read_text())
+    other['config']['data']['name'] = 'imdb'
+    (results / 'imdb.json').write_text(json.dumps(other))
+    entries = ledger([results], entries_by_study())
+    words = ('--model', paper_model, '--limit', 3, '--longest', 64, '--only')
+    capsys.readouterr()
+
+    assert reproduce(tmp_path, *words, 'sst2', data=str(folder)) == 0
+    _, said = capsys.readouterr().out.split('The claims, on these rows')
+    assert said.count(', sst2 validation,') == len(entries) / 2 > 0
+    assert 'imdb' not in said
+    assert f'p: corrected for all {len(entries)} claims' in said
+
+    assert reproduce(tmp_path, *words, 'scalar', data=str(folder)) == 0
+    assert 'The claims' not in capsys.readouterr().out
 
 
 def test_nothing_is_printed_where_nothing_was_judged(capsys):
