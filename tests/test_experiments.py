@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from functools import cache
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -49,6 +50,7 @@ from lrp_loo.studies.reproduce import (
 )
 from lrp_loo.studies.table2 import TABLE2
 
+COST = Path(__file__).parent.parent / 'results' / 'cost-length.json'
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 
 
@@ -141,10 +143,17 @@ def test_the_environment_variable_names_a_folder(folder, monkeypatch):
 # the paper's depth: twelve layers, 34 rule sets
 
 
+def with_seconds(out):
+    "What was measured of the demo model's cost, where `reproduce` looks."
+    (out / 'results').mkdir()
+    shutil.copy(COST, out / 'results')
+
+
 @pytest.fixture(scope='module')
 def deep(folder, paper_model, tmp_path_factory):
     "Where Tables 2 and A3 of the twelve-layer model lie."
     out = tmp_path_factory.mktemp('deep')
+    with_seconds(out)
     words = ('--model', paper_model, '--only', 'sst2')
     code = reproduce(
         out, *words, '--limit', 3, '--longest', 64, data=str(folder)
@@ -212,6 +221,14 @@ def test_figures_are_written_below_out(deep):
     written = deep.parents[1] / 'figures' / 'folder-bert-12'
     names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
     assert {p.name for p in written.iterdir()} == names
+
+
+def test_what_the_demo_model_costs_is_drawn_beside_its_rows(tmp_path):
+    "And not beside another model's: that is the test above."
+    with_seconds(tmp_path)
+    assert reproduce(tmp_path, '--only', 'scalar') == 0
+    written = tmp_path / 'figures' / 'embedded'
+    assert {p.name for p in written.iterdir()} == {'cost.png', 'figure1.png'}
 
 
 def test_figure_2_draws_the_three_sweeps(deep, drawn):
