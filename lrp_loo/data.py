@@ -156,6 +156,11 @@ class TextData:
     def __len__(self):
         return len(self.texts)
 
+    @property
+    def origin(self):
+        "`info` without how many were drawn, as results keep it."
+        return {k: v for k, v in self.info.items() if k != 'n'}
+
 
 def load_texts(
     name: str,  # 'sst2' or 'imdb'

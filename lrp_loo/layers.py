@@ -158,7 +158,9 @@ class _WayUp:
                 "needs layers that hand their hidden states to the next as"
                 " they are"
             )
-        if any(_from_text(t) for t in call.others() if t is not hidden):
+        # biases of relative positions do not depend on the text
+        others = [t for t in call.others() if t is not hidden]
+        if any(map(carries_relevance, others)):
             self.refuse(
                 "follows the hidden states alone, and this model's layers take"
                 " other inputs that depend on the text"
@@ -177,11 +179,6 @@ class _WayUp:
         if torch.is_tensor(output):
             return self.top
         return (self.top, *output[1:])
-
-
-def _from_text(tensor):
-    "Can it depend on the text? Biases of relative positions do not."
-    return carries_relevance(tensor)
 
 # %% ../nbs/37_layers.ipynb #8cf39124
 class _Checkpoints(_WayUp):

@@ -93,7 +93,10 @@ def _layer_or_head(x):
     if _is_whole(x):
         return int(x)
     is_pair = isinstance(x, (tuple, list)) and len(x) == 2
-    return tuple(map(int, x)) if is_pair and all(map(_is_whole, x)) else None
+    if is_pair and all(map(_is_whole, x)):
+        layer, head = x
+        return int(layer), int(head)
+    return None
 
 
 def _is_many(x):
@@ -105,21 +108,27 @@ def _one_by_one(mapping):
     for layer, heads in mapping.items():
         if isinstance(heads, str) and heads == 'all':
             yield layer
-            continue
-        yield from ((layer, h) for h in (heads if _is_many(heads) else [None]))
+        elif _is_many(heads):
+            yield from ((layer, head) for head in heads)
+        else:
+            yield layer, None  # no head, and refused as such
 
 
 def _layers_and_heads(given):
     "What `bypass_softmax` names, or an error that says what is taken."
     named = _one_by_one(given) if isinstance(given, Mapping) else given
-    places = [_layer_or_head(x) for x in named] if _is_many(named) else [None]
+    places = [None]
+    if _is_many(named):
+        places = [_layer_or_head(x) for x in named]
     if None in places:
         raise ValueError(
             f"bypass_softmax={given!r} is not known; take 'all', or the"
             " numbers of layers, from 0, or pairs (layer, head)"
         )
     whole = {x for x in places if isinstance(x, int)}
-    return frozenset(x for x in places if x in whole or x[0] not in whole)
+    # a head of a whole layer adds nothing
+    kept = [x for x in places if x in whole or layer_of(x) not in whole]
+    return frozenset(kept)
 
 
 def layer_of(
@@ -566,9 +575,9 @@ def multiplication(
     "Any of FACTORS: a share to each factor that carries (equations 3, 4)."
     args, kwargs = _product_operands(call)
     at = _carrying_factors(call.name, args)
-    for i in at if len(at) > 1 else ():
-        if hasattr(args[i], _HEADS):
-            return _product_by_heads(call, composite, args, kwargs, i)
+    by_heads = [i for i in at if hasattr(args[i], _HEADS)]
+    if by_heads and len(at) > 1:
+        return _product_by_heads(call, composite, args, kwargs, by_heads[0])
     if _hold_factor(call, composite, args, at):
         return call.func(*args, **kwargs), 'constant gate'
     at = [i for i in at if _carries(args[i])]

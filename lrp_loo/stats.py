@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'normalize', 'pearson', 'spearman', 'kendall', 'agreement', 'per_text',
-           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'p_value', 'holm']
+           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'p_value', 'holm', 'mean_against_zero']
 
 # %% ../nbs/32_stats.ipynb #fc841ba8
 from typing import NamedTuple
@@ -259,3 +259,10 @@ def holm(
     scaled = p[order] * np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return corrected
+
+# %% ../nbs/32_stats.ipynb #b7e8f224
+def mean_against_zero(
+    d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
+) -> dict:  # mean, low and high end of the 95 % interval, n, p
+    "Is the mean off zero? As `paired_difference` and `p_value` say."
+    return paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))

@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import time
 from functools import cache
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -48,6 +50,7 @@ from lrp_loo.studies.reproduce import (
 )
 from lrp_loo.studies.table2 import TABLE2
 
+COST = Path(__file__).parent.parent / 'results' / 'cost-length.json'
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 
 
@@ -140,10 +143,17 @@ def test_the_environment_variable_names_a_folder(folder, monkeypatch):
 # the paper's depth: twelve layers, 34 rule sets
 
 
+def with_seconds(out):
+    "What was measured of the demo model's cost, where `reproduce` looks."
+    (out / 'results').mkdir()
+    shutil.copy(COST, out / 'results')
+
+
 @pytest.fixture(scope='module')
 def deep(folder, paper_model, tmp_path_factory):
     "Where Tables 2 and A3 of the twelve-layer model lie."
     out = tmp_path_factory.mktemp('deep')
+    with_seconds(out)
     words = ('--model', paper_model, '--only', 'sst2')
     code = reproduce(
         out, *words, '--limit', 3, '--longest', 64, data=str(folder)
@@ -179,6 +189,29 @@ def test_the_command_prints_the_ledger_of_its_rows(deep, capsys):
         assert f"{e['verdict']:9s} {e['sentence']}" in said
 
 
+def test_the_claims_of_what_was_asked_are_printed(
+    deep, paper_model, folder, tmp_path, capsys
+):
+    "Rows of SST-2, and the same as if they were of IMDB."
+    shutil.copytree(deep.parents[1], tmp_path, dirs_exist_ok=True)
+    results = tmp_path / 'results' / deep.name
+    other = json.loads((results / 'sst2.json').read_text())
+    other['config']['data']['name'] = 'imdb'
+    (results / 'imdb.json').write_text(json.dumps(other))
+    entries = ledger([results], entries_by_study())
+    words = ('--model', paper_model, '--limit', 3, '--longest', 64, '--only')
+    capsys.readouterr()
+
+    assert reproduce(tmp_path, *words, 'sst2', data=str(folder)) == 0
+    _, said = capsys.readouterr().out.split('The claims, on these rows')
+    assert said.count(', sst2 validation,') == len(entries) / 2 > 0
+    assert 'imdb' not in said
+    assert f'p: corrected for all {len(entries)} claims' in said
+
+    assert reproduce(tmp_path, *words, 'scalar', data=str(folder)) == 0
+    assert 'The claims' not in capsys.readouterr().out
+
+
 def test_nothing_is_printed_where_nothing_was_judged(capsys):
     print_ledger([])
     assert not capsys.readouterr().out
@@ -188,6 +221,14 @@ def test_figures_are_written_below_out(deep):
     written = deep.parents[1] / 'figures' / 'folder-bert-12'
     names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
     assert {p.name for p in written.iterdir()} == names
+
+
+def test_what_the_demo_model_costs_is_drawn_beside_its_rows(tmp_path):
+    "And not beside another model's: that is the test above."
+    with_seconds(tmp_path)
+    assert reproduce(tmp_path, '--only', 'scalar') == 0
+    written = tmp_path / 'figures' / 'embedded'
+    assert {p.name for p in written.iterdir()} == {'cost.png', 'figure1.png'}
 
 
 def test_figure_2_draws_the_three_sweeps(deep, drawn):

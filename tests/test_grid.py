@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import shallow_demo
 
 import lrp_loo.studies.grid as grid
 from lrp_loo.curves import many_perturbation_curves, removal_units
@@ -42,9 +41,8 @@ from lrp_loo.studies.reproduce import all_studies
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(
     'a language model',
-    'reviews',
+    GRID_MODELS['smollm2'].part._replace(demo='reviews'),
     GRID_MODELS['smollm2'].removals,
-    GRID_MODELS['smollm2'].prompt,
 )
 SMALL = {k: GRID_MODELS[k] for k in ('minilm', 'decoder', 'vit')} | {
     'smollm2': ASKED_MODEL
@@ -55,7 +53,6 @@ SMALL = {k: GRID_MODELS[k] for k in ('minilm', 'decoder', 'vit')} | {
 def small(shallow_parts):
     "The grid without its large models, of two layers each."
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid, 'load_demo', shallow_demo)
         patch.setattr(grid, 'GRID_MODELS', SMALL)
         yield
 
@@ -84,7 +81,6 @@ CELLS = [(name, r) for name, asked in SMALL.items() for r in asked.removals]
 @pytest.mark.parametrize('name, removal', CELLS)
 def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
     drawn = grid_examples(name, 'embedded', limit=1)
-    prompt = SMALL[name].prompt
     i, enc, _ = drawn.examples[0]
     rows = found[file_of(name, removal)]['rows']
     (row,) = (row for row in rows if row['i'] == i)
@@ -93,7 +89,7 @@ def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
         drawn.tokenizer,
         [enc],
         GRID_METHODS,
-        target=prompt and prompt.target(drawn.tokenizer),
+        target=drawn.target,
         removal=GRID_REMOVALS[removal],
         curves=[],
     )

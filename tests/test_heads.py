@@ -22,6 +22,7 @@ from lrp_loo.methods import lrp_scores, sum_over_features
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
 from lrp_loo.studies import heads
+from lrp_loo.studies.experiments import row_flatness
 from lrp_loo.studies.families import random_inputs, random_model
 from lrp_loo.studies.reproduce import all_studies
 
@@ -331,14 +332,14 @@ def test_flatness_size_and_spread_of_known_attention():
     level = torch.tensor([0.0, -4.0, 4.0])
     uniform = level[:, None, None].expand(3, n, n)
     A = uniform.softmax(-1)
-    assert torch.allclose(heads.head_flatness(A), torch.ones(3).double())
+    assert torch.allclose(row_flatness(A), torch.ones(3, n).double())
     assert torch.allclose(
         heads.logit_size(uniform, A), torch.tensor([0.0, 4, 4]).double()
     )
     assert not heads.logit_spread(uniform, A).any()
     one_key = 50 * torch.eye(n)[None]
     B = one_key.softmax(-1)
-    assert heads.head_flatness(B).abs().max() < 1e-9
+    assert row_flatness(B).abs().max() < 1e-9
     assert torch.allclose(
         heads.logit_size(one_key, B), level.new_tensor(50.0).double()
     )
@@ -353,7 +354,7 @@ def test_what_a_row_cannot_see_does_not_count():
         assert torch.equal(number(Z, A), number(other, A))
     rows = [torch.special.entr(A[:, j, : j + 1].double()) for j in range(1, 5)]
     expected = sum(r.sum(-1) / np.log(r.shape[-1]) for r in rows) / 4
-    assert torch.allclose(heads.head_flatness(A), expected)
+    assert torch.allclose(row_flatness(A).mean(-1), expected)
 
 
 def naive_partial(x, y, z):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lrp_loo.stats import normalize, pearson
 from lrp_loo.results import read_results
-from lrp_loo.studies import mnist
 from lrp_loo.studies.linear_attention import (
     FORMS,
     PAIRS,
@@ -401,28 +400,6 @@ def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp('mnist') / 'whole.json'
     experiment(path)
     return path
-
-
-def test_an_interrupted_experiment_ends_like_another(
-    whole, tmp_path, monkeypatch
-):
-    calls = []
-    run = mnist.run_setting
-
-    def dies_once(setting, *args, **kw):
-        calls.append(setting)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return run(setting, *args, **kw)
-
-    cut = tmp_path / 'cut.json'
-    monkeypatch.setattr(mnist, 'run_setting', dies_once)
-    with pytest.raises(KeyboardInterrupt):
-        experiment(cut)
-    assert len(read_results(cut)['rows']) == 1
-    experiment(cut)
-    assert len(calls) == 4
-    assert cut.read_text() == whole.read_text()
 
 
 def test_the_summary_names_default_and_nearest(whole):

@@ -43,13 +43,18 @@ class ThreeTrainings(trainings.Trainings):
         return model, tokenizer
 
 
+def four_sentences(path):
+    "Three trainings of each."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainings, 'Trainings', ThreeTrainings)
+        trainings_experiment(path, 'trainings-minilm', 'embedded', limit=4)
+
+
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     "A file of rows: three trainings, four embedded sentences."
     path = tmp_path_factory.mktemp('results') / 'trainings-minilm.json'
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainings, 'Trainings', ThreeTrainings)
-        trainings_experiment(path, 'trainings-minilm', 'embedded', limit=4)
+    four_sentences(path)
     return path
 
 
@@ -66,9 +71,7 @@ def test_a_run_that_was_interrupted_keeps_its_rows(trained, tmp_path):
     path = tmp_path / 'trainings-minilm.json'
     part = whole | dict(rows=whole['rows'][:5])
     path.write_text(json.dumps(part))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainings, 'Trainings', ThreeTrainings)
-        trainings_experiment(path, 'trainings-minilm', 'embedded', limit=4)
+    four_sentences(path)
     again = read_results(path)['rows']
     assert again[:5] == whole['rows'][:5]
     assert [r['i'] for r in again] == [r['i'] for r in whole['rows']]

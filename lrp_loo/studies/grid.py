@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ASKED', 'PAINTED', 'GRID_REMOVALS', 'WITHOUT_MASK_TOKEN', 'ON_IMAGES', 'GRID_MODELS', 'IN_TABLE2', 'GRID_METHODS',
-           'LONGEST_SENTENCE', 'GRID_PARTS', 'REFUSED', 'ITSELF', 'NEITHER', 'STUDIES', 'PaintedPatch', 'refusal',
-           'GridModel', 'in_plain', 'loo_by', 'grid_rows', 'grid_examples', 'add_to_each', 'file_of', 'grid_experiment',
-           'Column', 'grid_columns', 'grid_means', 'refusals_table', 'cp_gain', 'cp_gains_table', 'plot_grid',
-           'run_grid', 'grid_tables']
+           'GRID_PARTS', 'REFUSED', 'ITSELF', 'NEITHER', 'STUDIES', 'PaintedPatch', 'refusal', 'GridModel', 'in_plain',
+           'loo_by', 'grid_rows', 'grid_examples', 'lacking', 'add_to_each', 'file_of', 'grid_experiment', 'Column',
+           'grid_columns', 'grid_means', 'refusals_table', 'cp_gain', 'cp_gains_table', 'plot_grid', 'run_grid',
+           'grid_tables']
 
 # %% ../../nbs/60_grid.ipynb #9aef2b0f
 import sys
@@ -21,27 +21,27 @@ import seaborn as sns
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
-from ..data import load_texts, vit_pixels
+from ..data import vit_pixels
 from lrp_loo.faithfulness import (
     faithfulness_table,
     held_against_loo,
     readings,
 )
 from ..loo import LONG, in_words, loo_seconds
-from ..models import describe_model, load_demo
 from ..removals import Removal, Text, as_removal
 from ..results import Results, recorded_methods
 from ..stats import mean_se, paired_difference, per_text
 from lrp_loo.studies.common import (
+    BEYOND,
+    SENTENCES,
+    Part,
     PartExamples,
-    Prompt,
     Study,
     interval_text,
     part_examples,
     rows_heading,
-    text_examples,
 )
-from .scale import ESTIMATES, REVIEW
+from .scale import ESTIMATES
 from .style import method_colour, method_label, panels, themed
 from .table2 import TABLE2
 
@@ -101,19 +101,20 @@ class GridModel(NamedTuple):
     "A model with the examples that all its cells share."
 
     label: str  # in tables
-    demo: str  # the demo model
+    part: Part  # what it reads
     removals: tuple  # of GRID_REMOVALS; it refuses the others of ASKED
-    prompt: Prompt = None  # what a language model is asked about each text
 
 
 WITHOUT_MASK_TOKEN = ('attention_mask', 'zero_embedding', 'delete')
 ON_IMAGES = ('attention_mask', 'zero_embedding', *PAINTED)
 GRID_MODELS = {
-    'minilm': GridModel('MiniLM', 'sst2', ASKED),
-    'decoder': GridModel('our decoder', 'reviews-sst2', WITHOUT_MASK_TOKEN),
-    'vit': GridModel('our ViT', 'mnist', ON_IMAGES),
-    'mpnet': GridModel('MPNet', 'mpnet-sst2', ASKED),
-    'smollm2': GridModel('SmolLM2', 'smollm2', WITHOUT_MASK_TOKEN, REVIEW),
+    'minilm': GridModel('MiniLM', SENTENCES['minilm'], ASKED),
+    'decoder': GridModel(
+        'our decoder', SENTENCES['decoder'], WITHOUT_MASK_TOKEN
+    ),
+    'vit': GridModel('our ViT', BEYOND['vit'], ON_IMAGES),
+    'mpnet': GridModel('MPNet', SENTENCES['mpnet'], ASKED),
+    'smollm2': GridModel('SmolLM2', SENTENCES['smollm2'], WITHOUT_MASK_TOKEN),
 }
 IN_TABLE2 = ('grad_x_input', 'ig', 'rollout', 'attn_lrp', 'cp_lrp')
 GRID_METHODS = {m: TABLE2[m] for m in IN_TABLE2} | ESTIMATES
@@ -170,9 +171,6 @@ def grid_rows(
     return {r: _held_against(of_one, r) for r in removals}
 
 # %% ../../nbs/60_grid.ipynb #2809242d
-LONGEST_SENTENCE = 128  # tokens of a text; longer ones are set aside
-
-
 def grid_examples(
     name: str,  # one of GRID_MODELS
     data=None,  # 'embedded', 'hub' or a folder
@@ -184,18 +182,8 @@ def grid_examples(
         raise ValueError(
             f"model={name!r} is not in the grid; take one of {', '.join(GRID_MODELS)}"
         )
-    asked = GRID_MODELS[name]
-    if asked.demo == 'mnist':
-        return part_examples('vit', data, limit, seed)
-    model, tok = load_demo(asked.demo)
-    texts = load_texts('sst2', data, seed=seed)
-    examples, left = text_examples(
-        model, tok, texts, limit, LONGEST_SENTENCE, asked.prompt
-    )
-    said = {k: v for k, v in texts.info.items() if k != 'n'}
-    said |= dict(tokens=f'all, at most {LONGEST_SENTENCE}')
-    about = dict(data=said, model=describe_model(model, asked.demo))
-    return PartExamples(model, tok, examples, about, left)
+    parts = {model: asked.part for model, asked in GRID_MODELS.items()}
+    return part_examples(name, data, limit, seed, parts)
 
 # %% ../../nbs/60_grid.ipynb #74996731
 def _refused(drawn, removals):
@@ -211,14 +199,12 @@ def _refused(drawn, removals):
 
 def _config(name, drawn, limit, seed):
     "What the files of a model have in common."
-    asked = GRID_MODELS[name]
+    removals = GRID_MODELS[name].removals
     config = dict(experiment='grid', part=name, **drawn.info)
     config |= dict(limit=limit, seed=seed)
-    if asked.prompt is not None:
-        config['prompt'] = asked.prompt._asdict()
     config['methods'] = recorded_methods(GRID_METHODS)
-    config['references'] = [loo_by(r) for r in asked.removals]
-    config['refused'] = _refused(drawn, asked.removals)
+    config['references'] = [loo_by(r) for r in removals]
+    config['refused'] = _refused(drawn, removals)
     return config
 
 
@@ -236,17 +222,24 @@ def _say_how_long(drawn, missing, removals):
         )
 
 # %% ../../nbs/60_grid.ipynb #fbb916da
-def add_to_each(
+def lacking(
     results: dict,  # name → `Results`
     examples: list,  # (i, …)
+) -> list:  # of the examples
+    "What some file has no row of."
+    done = set.intersection(*(r.done for r in results.values()))
+    return [example for example in examples if example[0] not in done]
+
+
+def add_to_each(
+    results: dict,  # name → `Results`
+    missing: list,  # (i, …), of `lacking`
     # rows_of(…) of one example → dict of name → its row, without `i`
     rows_of: Callable,
-    desc: str = '',  # what the bar says
+    n: int,  # of all examples, for the bar
+    desc: str = '',  # what it says
 ):
     "A row for each file that lacks it; an example is computed once for all."
-    done = set.intersection(*(r.done for r in results.values()))
-    missing = [e for e in examples if e[0] not in done]
-    n = len(examples)
     with tqdm(total=n, initial=n - len(missing), desc=desc) as bar:
         for i, *example in missing:
             for name, row in rows_of(*example).items():
@@ -283,7 +276,7 @@ def grid_experiment(
 ) -> dict:  # removal → Results
     "All cells of a model, a file for each removal, resumable."
     drawn = grid_examples(name, data, limit, seed)
-    removals, prompt = GRID_MODELS[name].removals, GRID_MODELS[name].prompt
+    removals = GRID_MODELS[name].removals
     config = _config(name, drawn, limit, seed)
     results = {
         r: Results(
@@ -293,18 +286,16 @@ def grid_experiment(
         )
         for r in removals
     }
-    target = None if prompt is None else prompt.target(drawn.tokenizer)
+    model, tokenizer, target = drawn.model, drawn.tokenizer, drawn.target
 
     def rows_of(enc, label):
-        found = grid_rows(
-            drawn.model, drawn.tokenizer, enc, GRID_METHODS, removals, target
-        )
+        found = grid_rows(model, tokenizer, enc, GRID_METHODS, removals, target)
         return {r: dict(label=label, **row) for r, row in found.items()}
 
-    done = set.intersection(*(r.done for r in results.values()))
-    missing = [e for e in drawn.examples if e[0] not in done]
+    missing = lacking(results, drawn.examples)
     _say_how_long(drawn, missing, removals)
-    add_to_each(results, drawn.examples, rows_of, f'grid: {drawn.words}')
+    n = len(drawn.examples)
+    add_to_each(results, missing, rows_of, n, f'grid: {drawn.words}')
     for of_removal in results.values():
         _summarise(of_removal, drawn.left)
     return results

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 from ..core import write_text_atomic
 from ..models import DEMOS
-from ..stats import holm, p_value, paired_difference, per_text
+from ..stats import holm, mean_against_zero, per_text
 from .layerwise import bypass_name, picked, single_layer_gains
 
 # %% ../../nbs/59_ledger.ipynb #0603bbd4
@@ -48,7 +48,7 @@ def mean_difference(
     rows: Rows,
 ) -> dict:  # mean, low, high, n, p
     "What most claims are judged by."
-    return paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
+    return mean_against_zero(d)
 
 
 class Claim(NamedTuple):
@@ -262,12 +262,22 @@ def _asked(config):
     return ', of two answers' if answers else ', its own answer'
 
 
+def _data_explained(config):
+    "What a file says of the data that were explained, not trained on."
+    data = config['data']
+    if not isinstance(data, dict):
+        return dict(name=str(data))
+    return data.get('test', data)
+
+
 def described(
     results: dict,  # of `read_results`
+    model: dict = None,  # of `describe_model`; None: the file's one model
 ) -> dict:  # model, sha256, layers, data, source, tokens, removal
     "Which model, data and removal the rows are of, as an entry says it."
     config = results['config']
-    data, model = config['data'], config['model']
+    model = model or config['model']
+    data = _data_explained(config)
     source = f"{data['name']} {data.get('split', 'test')}"
     said = data.get('tokens', '')
     if 'longest' in config:
@@ -277,7 +287,7 @@ def described(
         sha256=model['sha256'],
         layers=model['layers'],
         data=source + _asked(config),
-        source=data['source'],
+        source=data.get('source', ''),
         tokens=said,
         removal=config.get('removal', 'attention_mask'),
     )
@@ -293,7 +303,9 @@ def _of_claim(claim, rows):
 
 def entries_of(
     about: dict,  # model, data, removal, …: what the entries share
-    found: list,  # pairs of a claim and its numbers; None: it has none
+    # pairs of a claim (key, sentence, source) and its numbers; None: it has
+    # none
+    found: list,
 ) -> list:  # dicts, without a verdict
     "The claims that rows could decide, as the ledger keeps them."
     return [
@@ -323,8 +335,11 @@ def verdict_of(
 ) -> str:  # 'holds', 'reversed' or 'undecided'
     "In a word; over several trainings the interval over them decides as well."
     above = mean > 0
-    end = trainings_low if above else -trainings_high
-    if not p < 0.05 or np.isfinite(end) and not end > 0:
+    nearest = trainings_low if above else -trainings_high
+    one_training = not np.isfinite(nearest)
+    sure_of_texts = p < 0.05
+    sure_of_trainings = one_training or nearest > 0
+    if not (sure_of_texts and sure_of_trainings):
         return 'undecided'
     return 'holds' if above else 'reversed'
 

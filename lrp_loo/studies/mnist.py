@@ -13,7 +13,7 @@ __all__ = ['GRID', 'PAPER', 'AREAS', 'CURVE_PARTS', 'SEEDS', 'BARS', 'PANELS', '
 # %% ../../nbs/52_mnist.ipynb #59b4a91b
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,9 @@ from tqdm.auto import tqdm
 
 from ..curves import curve_area
 from ..results import Results
-from ..stats import mean_se, p_value, paired_difference
+from ..stats import mean_against_zero, mean_se, paired_difference
 from .common import Study, add_rows, digit_sets, interval_text
+from .ledger import described, entries_of
 from .style import method_colour, method_label, panels, themed
 from lrp_loo.studies.linear_attention import (
     EXPLAINERS,
@@ -950,19 +951,12 @@ NETWORK_CLAIMS = (
 )
 
 # %% ../../nbs/52_mnist.ipynb #6e9d6123
-def _of_images(results):
-    "What an entry of the ledger says of the images."
-    config = results['config']
-    data = config['data']
-    test = data['test'] if isinstance(data, dict) else dict(name=str(data))
-    return dict(
-        sha256='',
-        layers=1,
-        data=f"{test['name']} {test.get('split', 'test')}",
-        source=test.get('source', ''),
-        tokens=f"{config['side'] ** 2} pixels",
-        removal='zero_pixel',
-    )
+def _of_networks(results, name):
+    "What entries of the ledger say of some networks and their images."
+    network = dict(name=f'linear attention, {name}', sha256='', layers=1)
+    pixels = results['config']['side'] ** 2
+    of_images = dict(tokens=f'{pixels} pixels', removal='zero_pixel')
+    return described(results, network) | of_images
 
 
 def table1_entries(
@@ -974,16 +968,12 @@ def table1_entries(
     rows = sorted(results['rows'], key=lambda row: row['i'])
     first = [row for row in rows if row['name'] == rows[0]['name']]
     settings = f"mean of {len({row['name'] for row in rows})} settings"
+    by_name = {'default': first, settings: rows}
     entries = []
-    for claim in NETWORK_CLAIMS:
-        said = dict(
-            claim=claim.key, sentence=claim.sentence, said_in=claim.source
-        )
-        for model, networks in (('default', first), (settings, rows)):
-            d = by_seed(networks, claim.difference)
-            name = dict(model=f'linear attention, {model}')
-            found = paired_difference(d, np.zeros(len(d))) | dict(p=p_value(d))
-            entries.append(said | name | _of_images(results) | found)
+    for claim, (name, networks) in product(NETWORK_CLAIMS, by_name.items()):
+        d = by_seed(networks, claim.difference)
+        about = _of_networks(results, name)
+        entries += entries_of(about, [(claim, mean_against_zero(d))])
     return entries
 
 # %% ../../nbs/52_mnist.ipynb #e641cd27

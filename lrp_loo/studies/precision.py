@@ -233,7 +233,7 @@ def precision_experiment(
     kinds = ['bfloat16', EMULATED] + ['tf32'] * has_tf32(device)
     config = dict(
         experiment='precision',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         model=describe_model(model, DEMOS[name][0]),
         limit=limit,
         longest=longest,

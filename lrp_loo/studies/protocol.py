@@ -442,7 +442,7 @@ def protocol_experiment(
     longest = min(longest, max_tokens(model, tok))
     config = dict(
         experiment='protocol',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         model=describe_model(model, DEMOS[name][0]),
         limit=limit,
         seed=seed,

@@ -991,7 +991,7 @@ def tuning_experiment(
     texts = load_texts(name, data, split=split, limit=50 * limit, seed=seed)
     config = dict(
         experiment='related-tuning',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         model=describe_model(model, DEMOS[name][0]),
         limit=limit,
         seed=seed,
@@ -1148,7 +1148,7 @@ def related_experiment(
     limit = limit or LIMITS[name]
     config = dict(
         experiment='related',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         model=describe_model(model, DEMOS[name][0]),
         limit=limit,
         seed=seed,

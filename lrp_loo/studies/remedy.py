@@ -432,7 +432,8 @@ def gap_experiment(
     fresh: bool = False,  # start over
 ) -> Results:
     "r with LOO of every estimate of `gap_row`, a row per text."
-    model, tok, examples, info, _ = part_examples(part, data, limit, seed)
+    drawn = part_examples(part, data, limit, seed)
+    model, tok, info = drawn.model, drawn.tokenizer, drawn.info
     config = dict(experiment='gap', part=part, **info, limit=limit, seed=seed)
 
     def row(enc, label):
@@ -440,7 +441,8 @@ def gap_experiment(
         return _content_agreement(tok, enc, maps)
 
     results = Results(path, config, fresh)
-    return add_rows(results, examples, row, f'gap: {part}', _gap_summary)
+    desc = f'gap: {part}'
+    return add_rows(results, drawn.examples, row, desc, _gap_summary)
 
 
 def gap_table(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODULES', 'GROUPS', 'all_studies', 'words_of', 'print_heading', 'run_study', 'save_figure', 'draw_figures',
-           'against_paper', 'entries_by_study', 'print_ledger', 'chosen_words', 'reproduce']
+           'against_paper', 'entries_by_study', 'files_of', 'print_ledger', 'chosen_words', 'reproduce']
 
 # %% ../../nbs/58_reproduce.ipynb #004db872
 import json
@@ -100,11 +100,12 @@ def save_figure(
 def draw_figures(
     results: Path,  # a folder that `reproduce` wrote
     figures: Path,  # where the pictures go
+    groups: tuple = GROUPS,  # of the studies whose figures they are
 ):
     "Every figure, drawn from the results files alone."
     matplotlib.use('agg')
     for study in all_studies():
-        if not study.figures:
+        if not study.figures or study.group not in groups:
             continue
         found = read_parts(study.drawn_from or study.files, results)
         if not found:
@@ -152,19 +153,35 @@ def entries_by_study() -> dict:  # file without .json → its entries' function
     }
 
 
+def files_of(
+    words: list,  # of `--only`
+) -> set:  # without .json
+    "The files of rows that they ask for."
+    return {
+        study.files[part]
+        for study in all_studies()
+        for part in study.parts(words)
+    }
+
+
 def print_ledger(
     entries: list,  # of `ledger`
+    files: set = None,  # of rows, without .json; None: all
 ):
-    "A line for each claim, with its interval and its corrected p."
-    if not entries:
+    "A line for each claim on some files, with its interval and corrected p."
+    shown = [
+        e for e in entries if files is None or Path(e['file']).name in files
+    ]
+    if not shown:
         return
     print_heading('The claims, on these rows')
-    for e in entries:
+    for e in shown:
         print(
             f"{e['verdict']:9s} {e['sentence']} ({e['model']}, {e['data']},"
             f" {e['removal'].replace('_', ' ')}): {interval_text(e)},"
             f" n = {e['n']}, p = {e['p_holm']:.2g}"
         )
+    print(f'p: corrected for all {len(entries)} claims on rows of this folder')
 
 # %% ../../nbs/58_reproduce.ipynb #cc12ead2
 def chosen_words(
@@ -230,6 +247,7 @@ def reproduce(
         run_study(study, words, results, options)
     if set(words) & set(words_of('paper')):
         against_paper(results)
-    draw_figures(results, figures)
-    print_ledger(ledger([results], entries_by_study()))
+    # what is beyond the paper was measured on the demo models alone
+    draw_figures(results, figures, GROUPS if model == 'demo' else ('paper',))
+    print_ledger(ledger([results], entries_by_study()), files_of(words))
     print(f"\nresults: {results}   figures: {figures}")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..data import load_texts
-from ..faithfulness import agreement_rows
+from ..faithfulness import agreement_rows, together
 from ..models import DEMOS, describe_model, load_demo
 from ..results import Results, recorded_methods
 from ..stats import mean_se, paired_difference, per_text
@@ -19,13 +19,20 @@ from lrp_loo.studies.common import (
     TEXTS,
     Study,
     add_batches,
+    at_scale,
     on_part,
     rows_heading,
     text_examples,
 )
 from .experiments import attention_entropy
 from .layerwise import sweep_methods
-from .ledger import CLAIMS, Rows, entries_of, model_folder
+from lrp_loo.studies.ledger import (
+    CLAIMS,
+    Rows,
+    described,
+    entries_of,
+    model_folder,
+)
 from .scale import ESTIMATES
 from .style import method_colour, method_label, panels, themed
 from .table2 import TABLE2
@@ -68,28 +75,20 @@ class Trainings:
         }
 
     def examples(self, texts, limit):
-        "(number, seed, text, encoded, label): the same texts for each."
+        """A list for each training, of (number, encoded, seed, text, label):
+        the same texts.
+        """
         model, tokenizer = self.load(self.seeds[0])
         drawn, _ = text_examples(
             model, tokenizer, texts, limit, TEXTS['sst2'].longest
         )
         return [
-            (k * len(drawn) + j, seed, *example)
+            [
+                (k * len(drawn) + j, enc, seed, text, label)
+                for j, (text, enc, label) in enumerate(drawn)
+            ]
             for k, seed in enumerate(self.seeds)
-            for j, example in enumerate(drawn)
         ]
-
-
-def _eights(examples):
-    "Batches of one training."
-    by_seed = {}
-    for example in examples:
-        by_seed.setdefault(example[1], []).append(example)
-    return [
-        of_seed[i : i + 8]
-        for of_seed in by_seed.values()
-        for i in range(0, len(of_seed), 8)
-    ]
 
 # %% ../../nbs/62_trainings.ipynb #ab41acb9
 def trainings_experiment(
@@ -108,7 +107,7 @@ def trainings_experiment(
     methods = held_methods(n_layers)
     config = dict(
         experiment='trainings',
-        data={k: v for k, v in texts.info.items() if k != 'n'},
+        data=texts.origin,
         models=models,
         removal='attention_mask',
         methods=recorded_methods(methods),
@@ -118,16 +117,20 @@ def trainings_experiment(
     )
 
     def rows_of(batch):
-        training = batch[0][1]
+        training = batch[0][2]
         model, tokenizer = trainings.load(training)
-        encs = [enc for *_, enc, _ in batch]
+        encs = [enc for _, enc, *_ in batch]
         rows = agreement_rows(model, tokenizer, encs, methods)
-        for row, (_, _, text, enc, label) in zip(rows, batch):
+        for row, (_, enc, _, text, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
             about = dict(training=training, text=text, label=label)
             yield about | dict(entropy=entropy) | row
 
-    batches = _eights(trainings.examples(texts, limit))
+    batches = [
+        batch
+        for of_training in trainings.examples(texts, limit)
+        for batch in together(of_training)
+    ]
     results = Results(path, config, fresh)
     return add_batches(results, batches, rows_of, part)
 
@@ -165,23 +168,14 @@ def training_entries(
     results: dict,  # of `read_results`, of `trainings_experiment`
 ) -> list:  # as `file_entries` of the ledger
     "The claims over several trainings of one model."
-    config = results['config']
-    one, *_ = config['models'].values()
+    one, *_ = results['config']['models'].values()
     each = [
         Rows(rows, one['layers']) for rows in rows_by_training(results).values()
     ]
     if len(each) < 2:
         return []
-    data = config['data']
-    about = dict(
-        model=f'{model_folder(one)}, {len(each)} trainings',
-        sha256='',
-        layers=one['layers'],
-        data=f"{data['name']} {data['split']}",
-        source=data['source'],
-        tokens=f"all, at most {config['longest']}",
-        removal=config['removal'],
-    )
+    all_of_them = f'{model_folder(one)}, {len(each)} trainings'
+    about = described(results, one) | dict(model=all_of_them, sha256='')
     return entries_of(about, [(c, _over_both(c, each)) for c in CLAIMS])
 
 # %% ../../nbs/62_trainings.ipynb #01bdd002
@@ -250,26 +244,19 @@ def trainings_tables(
     return [(heading, f'{table}\naccuracy on these sentences: {said}')]
 
 
-def _study(name, group, part, **drawn):
-    "One record for each model: MPNet is not in the package."
-    return Study(
-        name,
-        group,
-        {part: part},
-        on_part(trainings_experiment),
-        trainings_tables,
-        entries=training_entries,
-        **drawn,
-    )
-
-
+_TRAININGS = Study(
+    'trainings',
+    '',
+    {'trainings-minilm': 'trainings-minilm'},
+    on_part(trainings_experiment),
+    trainings_tables,
+    dict(trainings=plot_trainings),
+    drawn_from={part: part for part in TRAINED},
+    entries=training_entries,
+)
 STUDIES = (
-    _study(
-        'trainings',
-        '',
-        'trainings-minilm',
-        figures=dict(trainings=plot_trainings),
-        drawn_from={part: part for part in TRAINED},
+    _TRAININGS,
+    at_scale(
+        _TRAININGS, 'trainings-mpnet', {'trainings-mpnet': 'trainings-mpnet'}
     ),
-    _study('trainings-mpnet', 'scale', 'trainings-mpnet'),
 )
