@@ -222,7 +222,7 @@ def _removal_terms(layers, members, weights, unread, by_row):
     "The terms of a pass, from (∂f/∂A, A) of every layer."
     each = weights if isinstance(weights, list) else [weights] * len(layers)
     effects = (
-        _where_read(key_effects(g, A, members, w), unread)
+        _without_own_rows(key_effects(g, A, members, w), unread)
         for (g, A), w in zip(layers, each)
     )
     if by_row:
@@ -230,7 +230,7 @@ def _removal_terms(layers, members, weights, unread, by_row):
     return torch.cat([e.sum(2) for e in effects], 1)
 
 
-def _where_read(effects, unread):
+def _without_own_rows(effects, unread):
     "(batch, heads, n, n_units) without own rows that nobody reads; in place."
     if unread is None:
         return effects

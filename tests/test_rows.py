@@ -13,7 +13,12 @@ from lrp_loo.fast import DROP_DECODERS
 from lrp_loo.loo import many_loo
 from lrp_loo.models import encode, forward
 from lrp_loo.removal import removal_pass, removal_scores
-from lrp_loo.rows import Rows, nearest_rows, removal_rows_scores, rows_of
+from lrp_loo.rows import (
+    ComputedRows,
+    nearest_rows,
+    removal_rows_scores,
+    rows_of,
+)
 from lrp_loo.studies.families import (
     FAMILIES,
     family_tasks,
@@ -353,7 +358,7 @@ def test_bad_options_are_refused(demo, options):
 
 
 def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
-    plain = Rows.values
-    monkeypatch.setattr(Rows, 'values', lambda *args: plain(*args) + 1)
+    plain = ComputedRows.values
+    monkeypatch.setattr(ComputedRows, 'values', lambda *args: plain(*args) + 1)
     with pytest.raises(ValueError, match='computed anew'):
         explain(*demo, SENTENCE, method='removal+rows')
