@@ -196,11 +196,12 @@ def part_experiment(
     removal: str = None,  # what removed means; None: the part's own
     curves=None,  # names of the methods that get MoRF and LeRF; None: all
     chunk: int = None,  # tokens removed at a time in the curves; None: 1
+    known: dict = None,  # name → `Part`, see `part_examples`
 ) -> Results:
     """LOO agreement and perturbation curves of any methods on the examples of
     a part, a row per example, resumable.
     """
-    drawn = part_examples(part, data, limit, seed)
+    drawn = part_examples(part, data, limit, seed, known)
     info = drawn.info | (dict(removal=removal) if removal else {})
     methods = methods(drawn.model) if callable(methods) else methods
     config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
@@ -216,6 +217,7 @@ def part_experiment(
         info['removal'],
         f'{name}: {drawn.words}',
         curves,
+        drawn.target,
         n_set_aside=drawn.left,
     )
 

@@ -39,6 +39,7 @@ MODULES = [
     'lengths',
     'heads',
     'grid',
+    'depth',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
