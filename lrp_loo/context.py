@@ -35,6 +35,7 @@ def answer_log_prob(
         return before.log_softmax(-1).gather(-1, ids)[..., 0].sum(1)
 
     log_prob.from_end = True
+    log_prob.n_rows = n + 1  # that it reads, the last of the text
     return log_prob
 
 # %% ../nbs/15_context.ipynb #ae153862

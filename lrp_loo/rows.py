@@ -28,16 +28,16 @@ from .variants import Whole, fast_path, read_subsets, read_whole
 # %% ../nbs/44_rows.ipynb #b6938f21
 def nearest_rows(
     members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
-    n_rows: int,  # rows of each unit, the one that is read among them
-    read: int,  # the row that is read
+    n_rows: int,  # rows of each unit; those that are read count as one
+    read,  # the row that is read, or a list of these
     causal: bool = False,  # a row sees what stands before it and nothing else
-) -> torch.Tensor:  # (n_units, at most n_rows) in order
-    "The row that is read, then those nearest to a unit; its own come last."
-    T = members.shape[1]
+) -> torch.Tensor:  # (n_units, rows) in order
+    "The rows that are read, then those nearest to a unit; its own come last."
+    read = [read] if isinstance(read, int) else read
     distance = torch.stack([_distances(unit, causal) for unit in members])
     distance[:, read] = -1
     order = distance.argsort(dim=1, stable=True)
-    return order[:, : min(n_rows, T)].sort(1).values
+    return order[:, : n_rows + len(read) - 1].sort(1).values
 
 
 def _distances(unit, causal):
@@ -45,6 +45,8 @@ def _distances(unit, causal):
     T = len(unit)
     place = torch.arange(T, device=unit.device)
     own = unit.nonzero()[:, 0]
+    if not len(own):
+        return place  # nothing of it is there
     apart = (place[:, None] - own).abs().amin(1)
     if causal:
         apart = apart + T * (place < own[0])
@@ -126,8 +128,11 @@ class ComputedRows:
 
     @property
     def read(self):
-        "The row that is read."
-        return self.n_tokens - 1 if self.causal else 0
+        "The rows that are read: an encoder's first, a decoder's last ones."
+        if not self.causal:
+            return [0]
+        n = self.n_tokens
+        return list(range(n - _how_many_read(self.whole.readout.target), n))
 
     @cached_property
     def handed(self):
@@ -167,6 +172,13 @@ class ComputedRows:
         return readout(output, of_this_text, at_end=True)
 
 
+def _how_many_read(target):
+    "How many of the last rows; None: that is not known."
+    if not callable(target):
+        return 1
+    return getattr(target, 'n_rows', None)
+
+
 def rows_of(
     whole: Whole,  # of `read_whole`, removal by attention mask
 ) -> ComputedRows:
@@ -178,7 +190,7 @@ def rows_of(
         return ComputedRows(whole, fast)
     rows = ComputedRows(whole, None)
     if (
-        callable(target)
+        _how_many_read(target) is None
         or not may_drop(model, enc)
         or not whole.at_the_end
         or rows.handed is None
@@ -186,7 +198,8 @@ def rows_of(
         raise ValueError(
             f"the rows of {type(model).__name__} can't be computed one by one"
             " here: that is known for causal language models and classifiers"
-            " that read their last token (lrp_loo.fast.DROP_DECODERS) and for"
+            " that are read at their last token, or by a function that says at"
+            " how many (`n_rows`; lrp_loo.fast.DROP_DECODERS), and for"
             " classifiers of BERT's kind and MPNet's (lrp_loo.fast.PACKED), as"
             " they were loaded and in full precision; take method='removal' or"
             " 'loo'"
@@ -237,7 +250,7 @@ def removal_rows_scores(
     tokenizer,
     enc: dict,  # encoded texts, taken one by one
     target=None,  # see `as_target`; the predicted class by default
-    n_rows: int = 4,  # rows computed anew for each token, the read one too
+    n_rows: int = 4,  # rows computed anew for each unit, the read one too
     # what goes through all other rows, by `removal`'s closed form; False:
     # nothing, and no gradient is taken
     rest: bool = True,
@@ -267,7 +280,7 @@ def removal_rows_scores(
     scores = _by_rows(rows, members, near)
     if rest:
         scores = scores + _rest(whole, units, near, composite)
-    cost = n_rows + (3 if rest else 1)
+    cost = near.numel() / n_tokens + (3 if rest else 1)
     return _as_scores(whole, scores, n_rows, cost)
 
 

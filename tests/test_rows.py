@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TEXTS, demo_or_skip, random_bert, shallow_demo
 
-from lrp_loo import explain
+from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.fast import DROP_DECODERS
 from lrp_loo.loo import many_loo
 from lrp_loo.models import encode, forward
@@ -197,7 +197,7 @@ def test_the_others_hand_on_what_they_had(family):
     near = nearest_rows(tokens, 3, rows.read, rows.causal)
     found = rows.values(near, tokens)
     for j in range(n):
-        logits = by_hooks(model, enc, j, near[j], rows.read)
+        logits = by_hooks(model, enc, j, near[j], rows.read[-1])
         # as above
         assert abs(float(found[j] - logits[1])) < 1e-6
 
@@ -314,7 +314,49 @@ def test_targets_of_a_language_model(target):
     assert close(by_all_rows(model, enc, target), loo.scores)
 
 
+def test_a_context_is_followed_through_the_rows_of_its_answer():
+    model, tokenizer = load_demo('reviews')
+    asked = dict(answer=' a good film', units='sentence')
+    context = ' '.join(TEXTS)
+    exact = attribute_context(model, tokenizer, context, **asked)
+    few, many = (
+        attribute_context(
+            model, tokenizer, context, method='removal+rows', n_rows=n, **asked
+        )
+        for n in (2, 16)
+    )
+    # the last rows, which are read, are always among them
+    errors = [float((a.scores - exact.scores).norm()) for a in (few, many)]
+    assert errors[1] < errors[0] < float(exact.scores.norm())
+    n_units, n_tokens = len(exact), 50
+    assert (
+        many.info['forward_equivalents'] < 3 + n_units * (16 + 4) / n_tokens + 2
+    )
+
+
+def test_a_unit_without_tokens_changes_nothing(demo):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, SENTENCE)
+    words = text_units(tokenizer, enc, SENTENCE, 'word')
+    words.number[words.number == 2] = -1
+    found = removal_rows_scores(
+        model, tokenizer, [enc], rest=False, units=[words]
+    )
+    assert abs(float(found.scores[0, 2])) < 1e-4
+
+
 # ---- refused by name
+
+
+def test_a_function_that_does_not_say_what_it_reads_is_refused():
+    model, tokenizer = shallow_demo('reviews')
+
+    def last(output):
+        return output.logits[:, -1, 5]
+
+    last.from_end = True
+    with pytest.raises(ValueError, match='n_rows'):
+        explain(model, tokenizer, SENTENCE, method='removal+rows', target=last)
 
 
 def test_another_place_than_the_last_is_refused():
