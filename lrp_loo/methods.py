@@ -561,6 +561,8 @@ class Method:
     bypassed: Callable = None
     # its place on the interactive page; None: only if it is asked for
     on_page: int = None
+    # False: of models, and of images, it takes those that it names alone
+    any_model: bool = True
 
     def __call__(self, *args, **options):
         return self.run(*args, **options)
@@ -671,9 +673,10 @@ METHODS = {
     'removal+rows': Method(
         removal_rows_scores,
         'removal + rows',
-        'C7',
+        '#008080',
         '1 forward, 1 backward, n_rows forward',
         by_unit=True,
+        any_model=False,
     ),
     'grad_x_input': Method(
         _grad_x_input, 'grad × input', '0.6', on_page=6, **_LRP
