@@ -6,7 +6,7 @@
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'ROUNDING', 'listened_to',
            'meddled_with', 'package_name', 'cores', 'on_every_core', 'survives_gaps', 'sees_whole_text', 'may_drop',
            'may_pack', 'without_padding', 'TextRows', 'BertLayer', 'FastEncoder', 'gaps_to_try', 'spread', 'agree',
-           'fast_encoder', 'read_row_only', 'last_row_only', 'prefix_states', 'first_gaps', 'forward_after_prefix']
+           'fast_encoder', 'read_row_only', 'last_rows_only', 'prefix_states', 'first_gaps', 'forward_after_prefix']
 
 # %% ../nbs/42_fast.ipynb #35cc56b6
 import contextlib, threading
@@ -842,14 +842,21 @@ def _behind_attention(model):
         yield from model.base_model.pooler.modules()
 
 # %% ../nbs/42_fast.ipynb #1a57a0e2
-def last_row_only(
+def last_rows_only(
     model,  # any model
     target=None,  # see `as_target`, or a settled `Readout`
 ) -> dict:  # arguments of its forward; none where it knows no such thing
-    "What asks a causal language model for its last row of logits alone."
+    """What asks a causal language model for the logits that are read: of its
+    last row, or of as many as a function says (`n_rows`).
+    """
     if 'logits_to_keep' not in forward_arguments(model):
         return {}
-    return dict(logits_to_keep=1) if _reads_logits(target) else {}
+    if isinstance(target, Readout):
+        target = target.target
+    if _reads_logits(target):
+        return dict(logits_to_keep=1)
+    n = getattr(target, 'n_rows', None)
+    return {} if n is None else dict(logits_to_keep=n)
 
 # %% ../nbs/42_fast.ipynb #fae4ec93
 @torch.no_grad()
@@ -883,10 +890,11 @@ def _has_places(keys, n):
 
 def first_gaps(
     keep: torch.Tensor,  # (n, T) bool
-    # (n,) how many tokens stand before the first removed one, at most T − 1
+    n_read: int = 1,  # the last rows, which are computed in any case
+    # (n,) how many tokens stand before the first removed one, and before these
 ) -> torch.Tensor:
     "The prefix that each variant shares with the whole text."
-    return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - 1)
+    return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - n_read)
 
 
 @torch.no_grad()
@@ -894,15 +902,16 @@ def forward_after_prefix(
     model,
     enc: dict,
     states: list,  # of `prefix_states`
-    # (n, T) bool; with the last one, which is read, equally many tokens each
+    # (n, T) bool; with the last ones, which are read, equally many tokens each
     keep: torch.Tensor,
-    **asked,  # arguments of its forward (`last_row_only`)
+    n_read: int = 1,  # how many are read
+    **asked,  # arguments of its forward (`last_rows_only`)
 ):  # the model's output for what follows the common prefix
     "Variants of a decoder's text, from their first gap on."
     n = len(keep)
-    p = int(first_gaps(keep).min())
+    p = int(first_gaps(keep, n_read).min())
     rows = keep.clone()
-    rows[:, -1] = True
+    rows[:, -n_read:] = True
     where = rows.nonzero()[:, 1].view(n, -1)
     rest = where[:, p:]  # the first p kept are 0 … p − 1
     tokens = {k: v[0][rest] for k, v in enc.items() if k != 'attention_mask'}

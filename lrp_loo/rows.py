@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from .core import whole_number
 from lrp_loo.fast import (
     agree,
-    last_row_only,
+    last_rows_only,
     may_drop,
     prefix_states,
     spread,
@@ -94,7 +94,7 @@ def forward_of_rows(
     states: list,  # of `prefix_states`: keys and values of each layer
     rows: torch.Tensor,  # (n, k) those computed anew, in order
     without: torch.Tensor,  # (n, T) bool: the keys that nobody sees
-    **asked,  # arguments of its forward (`last_row_only`)
+    **asked,  # arguments of its forward (`last_rows_only`)
 ):  # the model's output for these rows
     "A decoder's rows, where all others hand on what they had."
     tokens = {k: v[0][rows] for k, v in enc.items() if k != 'attention_mask'}
@@ -132,7 +132,7 @@ class ComputedRows:
         if not self.causal:
             return [0]
         n = self.n_tokens
-        return list(range(n - _how_many_read(self.whole.readout.target), n))
+        return list(range(n - self.whole.readout.n_rows, n))
 
     @cached_property
     def handed(self):
@@ -165,18 +165,11 @@ class ComputedRows:
             logits = self.fast.of_rows(*self.handed, rows, without)
             return readout(logits, of_this_text)
         model, enc = self.whole.model, self.whole.enc
-        asked = last_row_only(model, readout)
+        asked = last_rows_only(model, readout)
         output = forward_of_rows(
             model, enc, self.handed, rows, without, **asked
         )
         return readout(output, of_this_text, at_end=True)
-
-
-def _how_many_read(target):
-    "How many of the last rows; None: that is not known."
-    if not callable(target):
-        return 1
-    return getattr(target, 'n_rows', None)
 
 
 def rows_of(
@@ -190,7 +183,7 @@ def rows_of(
         return ComputedRows(whole, fast)
     rows = ComputedRows(whole, None)
     if (
-        _how_many_read(target) is None
+        whole.readout.n_rows is None
         or not may_drop(model, enc)
         or not whole.at_the_end
         or rows.handed is None

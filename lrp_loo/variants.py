@@ -21,7 +21,7 @@ from lrp_loo.fast import (
     first_gaps,
     forward_after_prefix,
     gaps_to_try,
-    last_row_only,
+    last_rows_only,
     may_drop,
     may_pack,
     on_every_core,
@@ -67,8 +67,8 @@ class Variants:
     @cached_property
     def may_shrink(self):
         """(n,) bool: removed tokens' rows may be left out, since the first and
-        the last row stay, which a model may read. Behind a prefix the last row
-        is computed in any case, seen by no other where it is removed itself.
+        the last row stay, which a model may read. Behind a prefix the rows that
+        are read are computed in any case, seen by no other where removed.
         """
         if self.prefix is not None:
             return self.keep.any(1)
@@ -77,15 +77,22 @@ class Variants:
     @cached_property
     def size(self):
         "(n,) rows that a variant computes where removed tokens are left out."
-        unseen = 0 if self.prefix is None else (~self.keep[:, -1]).long()
-        return self.keep.sum(1) + unseen
+        kept = self.keep.sum(1)
+        if self.prefix is None:
+            return kept
+        return kept + (~self.keep[:, -self.n_read :]).sum(1)
+
+    @property
+    def n_read(self):
+        "How many of the last rows are read; None: that is not known."
+        return 1 if self.readout is None else self.readout.n_rows
 
     @cached_property
     def prefix(self):
         """A decoder's keys and values of the whole text; None where there are
         none, or where a function may read rows of the prefix.
         """
-        if callable(getattr(self.readout, 'target', None)):
+        if self.n_read is None:
             return None
         return prefix_states(self.text.model, self.text.enc)
 
@@ -112,14 +119,16 @@ class Variants:
             yield self.removal.dropped(self.text, keep).output(model, **asked)
         else:
             enc = self.text.enc
-            yield forward_after_prefix(model, enc, self.prefix, keep, **asked)
+            yield forward_after_prefix(
+                model, enc, self.prefix, keep, self.n_read, **asked
+            )
 
     @property
     def _last_row(self):
         "What asks for the row that is read of short variants, and no other."
         if self.readout is None:
             return {}
-        return last_row_only(self.text.model, self.readout)
+        return last_rows_only(self.text.model, self.readout)
 
     def read(
         self,
@@ -169,7 +178,7 @@ class Variants:
         if self.removal.closes_up or self.prefix is None:
             return _split(rows, size, token_budget)
         near = max(4, n_tokens // 16)
-        block = first_gaps(self.keep[rows]) // near
+        block = first_gaps(self.keep[rows], self.n_read) // near
         return [
             part
             for b in block.unique()
