@@ -6,9 +6,9 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp',
            'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load',
-           'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'LRP', 'GradientXInput',
-           'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel',
-           'quantus_explain']
+           'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'explain_generation',
+           'audit_generation', 'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout',
+           'RemovalEstimate', 'TensorModel', 'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
 from importlib import import_module as _import_module
@@ -42,6 +42,8 @@ _PUBLIC = {
     'read_texts': 'data',
     'Target': 'targets',
     'attribute_context': 'context',
+    'explain_generation': 'generation',
+    'audit_generation': 'generation',
     **dict.fromkeys(
         (
             'LRP',
@@ -78,6 +80,8 @@ _all_ = [
     'read_texts',
     'Target',
     'attribute_context',
+    'explain_generation',
+    'audit_generation',
     'LRP',
     'GradientXInput',
     'IntegratedGradients',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNIT_NAMES', 'TASK_NAMES', 'AUDITED', 'COMMANDS', 'EXPECTED', 'LONGEST_LINE', 'COUNTED', 'one_of', 'at_least',
            'parse_target', 'check_target', 'parse_columns', 'parse_layers', 'check_file', 'check_folder', 'print_maps',
-           'explain', 'TextsAsked', 'audit', 'sweep', 'Command', 'main']
+           'explain', 'generate', 'TextsAsked', 'audit', 'sweep', 'Command', 'main']
 
 # %% ../nbs/18_cli.ipynb #7bcf0803
 import os
@@ -378,6 +378,69 @@ def explain(
     _print_explained(maps, json)
 
 # %% ../nbs/18_cli.ipynb #3c570c50
+def generate(
+    prompt: str,  # what is gone on with; - reads it from standard input
+    # loo, attn_lrp, cp_lrp, grad_x_input, removal+rows, or another of explain's
+    method: str = 'loo',
+    # 'demo', or a name or folder of a causal language model
+    model: str = 'demo',
+    name: str = 'reviews',  # which demo model: reviews, smollm2
+    # what was said; the model's own greedy continuation by default
+    continuation: str = None,
+    new_tokens: int = 20,  # of the model's own continuation, at most
+    units: str = 'token',  # of the prompt: token, word or sentence
+    # the prompt is what a user says to a chat model (its tokenizer's template)
+    chat: store_true = False,
+    logit: store_true = False,  # explain logits, not log-probabilities
+    # show this generated token in full, from 0, or from -1 at the end
+    token: int = None,
+    json: store_true = False,  # JSON for programs
+    # write the explanation here: .html (a token is chosen, what stands before
+    # it is coloured), .json or .parquet, which lrp_loo.load reads back
+    out: str = None,
+):
+    "Explain every token that a language model generates."
+    from lrp_loo.generation import explain_generation
+    from lrp_loo.methods import METHODS
+    from lrp_loo.models import DEMOS
+
+    one_of('method', method, METHODS)
+    one_of('units', units, UNIT_NAMES)
+    at_least('new_tokens', new_tokens, 1)
+    check_file('out', out, ('.html', '.json', '.parquet'))
+    if model == 'demo':
+        one_of('name', name, DEMOS)
+    if prompt == '-':
+        prompt = _standard_input()
+    m, tokenizer = _text_model(model, name, 'next token')
+    found = explain_generation(
+        m,
+        tokenizer,
+        [dict(role='user', content=prompt)] if chat else prompt,
+        continuation,
+        method,
+        new_tokens,
+        units,
+        log_prob=not logit,
+    )
+    shown = found.steps if token is None else [_step_asked(found, token)]
+    if out:
+        found.save(out)
+        _say_written(out)
+    if json or token is not None:
+        _print_explained(shown, json)
+    else:
+        print(found)
+
+
+def _step_asked(found, token):
+    "The generated token that `--token` names."
+    n = len(found)
+    if not -n <= token < n:
+        raise UsageError(f"--token {token}: {n} tokens were generated")
+    return found[token]
+
+
 @dataclass
 class TextsAsked:
     "The options of `audit` and `sweep` that say which texts are read."
@@ -732,6 +795,15 @@ COMMANDS = {
             " --units word",
             "lrp_loo explain 'a slow start, a quiet triumph' --html out.html",
             'lrp_loo explain - --model FOLDER --json < review.txt',
+        ),
+    ),
+    'generate': Command(
+        'lrp_loo.cli',
+        'Explain every token that a language model generates.',
+        (
+            "lrp_loo generate 'I went in expecting little, and the film was'",
+            "lrp_loo generate 'Name a river in France.' --name smollm2 --chat"
+            ' --out said.html',
         ),
     ),
     'audit': Command(

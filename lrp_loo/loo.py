@@ -37,15 +37,16 @@ def _changes(of, keep, enc):
     loo = of.value - of.values
     own = own_tokens(enc)
     if own is not None:  # two passes of the same text differ by rounding
-        loo = loo * (~keep & own.cpu()).any(1).to(loo)
+        changed = (~keep & own.cpu()).any(1).to(loo)
+        loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
     return loo.float().cpu()
 
 
 class Loo(NamedTuple):
     "Leave-One-Out of one text, with the numbers that were read."
 
-    scores: torch.Tensor  # (n_units,) LOO
-    value: torch.Tensor  # (1,) f(x)
+    scores: torch.Tensor  # (n_units,) LOO; of generated tokens (n_units, n)
+    value: torch.Tensor  # (1,) f(x); of generated tokens (1, n)
     readout: object  # the `Readout`: which number of the output f is
     row: torch.Tensor  # the row of the output that f(x) is in
 

@@ -7,7 +7,7 @@ __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'FACTORS', 'DIVISIONS', 'LINEAR', 'RULE
            'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient', 'carries_relevance', 'Call',
            'unknown', 'linear', 'division', 'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place',
            'multiplication', 'Weights', 'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax', 'lrp_rules',
-           'Added', 'watch_gradient', 'gradients', 'input_gradient']
+           'Added', 'watch_gradient', 'gradients', 'gradients_of_each', 'input_gradient']
 
 # %% ../nbs/36_lrp.ipynb #8c99fc6e
 import fnmatch, inspect, math, threading, warnings
@@ -2000,15 +2000,43 @@ def gradients(
         ) from e
 
 
+def gradients_of_each(
+    values: torch.Tensor,  # (n,) explained numbers of one graph
+    xs: list,  # tensors of the graph
+    at_once: int = 8,  # numbers whose backward passes share their products
+) -> list:  # (n, *x.shape) of each x, None where no gradient arrives
+    "Every number's own gradients, from one forward pass."
+    if not values.requires_grad:
+        return [None] * len(xs)
+    n = len(values)
+    eye = torch.eye(n, dtype=values.dtype, device=values.device)
+    parts = [
+        torch.autograd.grad(
+            values,
+            xs,
+            some,
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
+        )
+        for some in eye.split(at_once)
+    ]
+    return [None if g[0] is None else torch.cat(g) for g in zip(*parts)]
+
+
 def input_gradient(
-    value: torch.Tensor,  # explained numbers; their sum is taken
+    # (batch,) explained numbers, whose sum is taken; or (1, n) of one text
+    value: torch.Tensor,
     x: torch.Tensor,  # the embeddings
-) -> torch.Tensor:  # ∂value/∂x, x's shape
+) -> torch.Tensor:  # ∂value/∂x, x's shape; or of each number (n, *x.shape[1:])
     "The gradient at the embeddings; where none arrives, an error that says so."
-    g = gradients(value, [x])[0]
+    of_each = value.ndim == 2
+    g = (
+        gradients_of_each(value[0], [x]) if of_each else gradients(value, [x])
+    )[0]
     if g is None:
         raise ValueError(
             "no gradient comes from the explained number to the embeddings, so"
             " no method that needs one can explain it; take 'loo' or 'rollout'"
         )
-    return g
+    return g[:, 0] if of_each else g

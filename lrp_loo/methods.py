@@ -6,7 +6,7 @@
 __all__ = ['BASELINES', 'N_STEPS', 'METHODS', 'SAID_BY_A_FUNCTION', 'PADDING_TOLERANCE', 'sum_over_features', 'lrp_scores',
            'ig_scores', 'attention_maps', 'explained_row', 'rollout_scores', 'loo_scores', 'Method', 'as_method',
            'method_name', 'by_unit', 'check_call', 'as_methods', 'eager', 'named_target', 'PaddingCheck',
-           'explain_batch', 'explain', 'explain_methods']
+           'explain_each', 'explain_batch', 'explain', 'explain_methods']
 
 # %% ../nbs/10_methods.ipynb #ffbaa5d3
 import contextlib
@@ -20,7 +20,13 @@ import numpy as np
 import torch
 from .attention import AttentionMaps, refuse_compiled
 from .core import one_text, pad_batch, whole_number
-from .fast import PER_TOKEN, cores, on_every_core, read_row_only
+from lrp_loo.fast import (
+    PER_TOKEN,
+    cores,
+    last_rows_only,
+    on_every_core,
+    read_row_only,
+)
 from lrp_loo.layers import (
     EmbeddingGradient,
     bypass_gradients,
@@ -63,13 +69,16 @@ from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
 from lrp_loo.targets import (
     EachReadout,
+    GeneratedReadout,
     Readout,
     Scores,
+    Target,
+    as_readout,
     at_mask,
     output_field,
     settled,
 )
-from .units import text_units
+from .units import Units, text_units
 from .view import Attribution
 
 # %% ../nbs/10_methods.ipynb #efcbb406
@@ -106,12 +115,20 @@ def _whole_gradient(model, batch, composite, target, strict):
         watch_embeddings(model) as seen,
         lrp_rules(model, composite, strict=strict),
     ):
-        out = forward(model, batch)
-    readout = Readout(target, out, batch)
+        out = forward(model, batch | _rows_asked(model, target))
+    readout = as_readout(target, out, batch)
     with torch.enable_grad():
         values = readout(out)
     x = seen[0]
-    return EmbeddingGradient(x, input_gradient(values, x), values, readout)
+    gradient = input_gradient(values, x)
+    return EmbeddingGradient(x, gradient, values.flatten(), readout)
+
+
+def _rows_asked(model, target):
+    "Of a text's generated tokens no other rows of logits are computed."
+    if not isinstance(target, GeneratedReadout):
+        return {}
+    return last_rows_only(model, target)
 
 # %% ../nbs/10_methods.ipynb #a02f0916
 def lrp_scores(
@@ -134,6 +151,11 @@ def lrp_scores(
     if embeddings not in ('word', 'sum'):
         raise ValueError(
             f"embeddings={embeddings!r} is not known; take 'word' or 'sum'"
+        )
+    if checkpoint and isinstance(target, GeneratedReadout):
+        raise ValueError(
+            "checkpoint=True explains one number of a text, not every"
+            " generated token's; take checkpoint=False"
         )
     batch = pad_batch(tokenizer, encs)
     gradient_of = checkpointed_gradient if checkpoint else _whole_gradient
@@ -520,6 +542,8 @@ def loo_scores(
         )
     )
     info = as_removal(removal).info()
+    if isinstance(target, GeneratedReadout):
+        return Scores(loos[0].T, values[0][0], target, info)
     return Scores(
         torch.nn.utils.rnn.pad_sequence(loos, batch_first=True),
         torch.cat(values),
@@ -559,6 +583,9 @@ class Method:
     # bypassed(**options) → the layers whose softmax is bypassed, where with
     # these options it is AttnLRP (such sets share passes), else None
     bypassed: Callable = None
+    # it takes a `GeneratedReadout` as target, and gives a row of scores for
+    # every generated token of the text
+    of_each: bool = False
     # its place on the interactive page; None: only if it is asked for
     on_page: int = None
     # False: of models, and of images, it takes those that it names alone
@@ -616,7 +643,7 @@ def _any_rules(*args, composite=None, **options):
 
 # %% ../nbs/10_methods.ipynb #2d9ee258
 _ONE_PASS = dict(passes='1 forward, 1 backward', in_threads=True)
-_LRP = dict(per_feature=True, **_ONE_PASS)
+_LRP = dict(per_feature=True, of_each=True, **_ONE_PASS)
 
 METHODS = {
     'loo': Method(
@@ -625,6 +652,7 @@ METHODS = {
         'k',
         'T forward',
         by_unit=True,
+        of_each=True,
         is_reference=True,
         shows_progress=True,
         on_page=1,
@@ -676,6 +704,7 @@ METHODS = {
         '#008080',
         '1 forward, 1 backward, n_rows forward',
         by_unit=True,
+        of_each=True,
         any_model=False,
     ),
     'grad_x_input': Method(
@@ -684,7 +713,7 @@ METHODS = {
 }
 
 # %% ../nbs/10_methods.ipynb #2c5cd566
-SAID_BY_A_FUNCTION = ('by_unit', 'per_feature', 'from_baseline')
+SAID_BY_A_FUNCTION = ('by_unit', 'per_feature', 'from_baseline', 'of_each')
 
 
 def _innermost(function):
@@ -994,6 +1023,8 @@ def _where_read(tokenizer, ids, readout, i):
     place = readout.place(i) if hasattr(readout, 'place') else None
     if answer:
         where['answer'] = answer
+    if getattr(getattr(readout, 'target', None), 'log_prob', False):
+        where['log_prob'] = True
     if place is not None:
         where['position'] = place
     if place is not None and ids is not None:
@@ -1106,6 +1137,52 @@ class _Work:
             )
         check_finite(found.values)
         return found
+
+
+def explain_each(
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text: prompt and continuation
+    method,  # as for `explain_batch`
+    readout: GeneratedReadout,  # which tokens were generated
+    units=None,  # a `Units` of it, in which each generated token is its own
+    **options,  # the method's own
+) -> list:  # one Attribution per generated token, of what stands before it
+    """Every generated token: at once by methods that can (`Method.of_each`),
+    by others from one text for each.
+    """
+    before = [
+        _before(enc, units, readout.n_prompt + i) for i in range(len(readout))
+    ]
+    if not as_method(method).of_each:
+        return [
+            explain_batch(
+                model,
+                tokenizer,
+                [part],
+                method,
+                Target(readout.chosen(i), log_prob=readout.log_prob),
+                [own],
+                **options,
+            )[0]
+            for i, (part, own) in enumerate(before)
+        ]
+    work = _Work(model, tokenizer, method, readout, options, PaddingCheck())
+    found = work._scores([enc], readout, [units])
+    return [
+        _attribution(model, tokenizer, part, own, method, found, i)
+        for i, (part, own) in enumerate(before)
+    ]
+
+
+def _before(enc, units, n):
+    "The first n tokens of a text, and their units."
+    part = {k: v[:, :n] for k, v in enc.items()}
+    if units is None:
+        return part, None
+    number = units.number[:n]
+    k = int(number.max()) + 1
+    return part, Units(number, units.names[:k], units.is_special[:k])
 
 
 def explain_batch(

@@ -287,9 +287,8 @@ removal_rows_scores.by_unit = True
 
 def _exact(whole, members):
     "All rows: exact LOO."
-    target = whole.readout.target
     (read,) = read_subsets(
-        whole.model, [whole.enc], [~members], [target], 'attention_mask'
+        whole.model, [whole.enc], [~members], [whole.readout], 'attention_mask'
     )
     n_units, n_tokens = members.shape
     return _as_scores(whole, read.value - read.values, n_tokens, n_units)
@@ -297,8 +296,8 @@ def _exact(whole, members):
 
 def _as_scores(whole, scores, n_rows, cost):
     return Scores(
-        scores[None],
-        whole.value,
+        scores.view(len(scores), -1).T,
+        whole.value.flatten(),
         whole.readout,
         dict(rows=n_rows, forward_equivalents=cost),
     )

@@ -49,7 +49,7 @@ from lrp_loo.removals import (
     n_places,
     replaced,
 )
-from .targets import Readout, as_target, output_field
+from .targets import Readout, as_readout, as_target, output_field
 
 # %% ../nbs/41_variants.ipynb #88bd21d0
 @dataclass(eq=False)
@@ -697,7 +697,7 @@ def read_whole(
     "One forward pass. Deletion is refused where the explained place moves."
     removal = as_removal(removal or default_removal(enc))
     output = forward(model, enc)
-    readout = Readout(target, output, enc)
+    readout = as_readout(target, output, enc)
     found_again = callable(readout.target) or readout.survives_dropping(output)
     if removal.closes_up and not found_again:
         raise ValueError(
