@@ -1,0 +1,292 @@
+"""Every generated token explained: equal to the loop over removed tokens, and
+to the explanation of the text up to each token by itself.
+"""
+
+import json
+from dataclasses import replace
+
+import chromium
+import pytest
+import torch
+from conftest import demo_or_skip
+
+from lrp_loo import audit_generation, explain_generation, load, load_demo
+from lrp_loo.cli import main
+from lrp_loo.generation import generation_agreement, greedy_continuation
+from lrp_loo.methods import METHODS, explain_each
+from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
+from lrp_loo.targets import GeneratedReadout
+from lrp_loo.units import Units
+from lrp_loo.view import headline
+
+DECODERS = [
+    name for name, family in FAMILIES.items() if 'next token' in family.tasks
+]
+PROMPT = 'I went in expecting very little , and the film was'
+
+
+def close(a, b, tol=1e-9):
+    "float64, up to a part of the largest."
+    return float((a - b).abs().max()) <= tol * float(b.abs().max()) + 1e-12
+
+
+def naive_loo(model, enc, n_prompt, log_prob):
+    "(generated, T): one masked pass for each removed token, all rows."
+    ids = enc['input_ids']
+    T = ids.shape[1]
+
+    def numbers(mask):
+        with torch.no_grad():
+            out = model(input_ids=ids, attention_mask=mask).logits[0]
+        if log_prob:
+            out = out.log_softmax(-1)
+        rows = torch.arange(n_prompt - 1, T - 1)
+        return out[rows, ids[0, n_prompt:]]
+
+    whole = numbers(torch.ones_like(ids))
+    found = torch.zeros(T - n_prompt, T, dtype=whole.dtype)
+    for j in range(T):
+        mask = torch.ones_like(ids)
+        mask[0, j] = 0
+        found[:, j] = whole - numbers(mask)
+    return found
+
+
+def test_there_are_decoders():
+    assert {'Llama', 'GPT-2'} <= set(DECODERS)
+
+
+@pytest.mark.parametrize('log_prob', [False, True])
+@pytest.mark.parametrize('family', DECODERS)
+def test_exact_loo_of_every_token_is_the_loop_over_removed_ones(
+    family, log_prob
+):
+    model = random_model(family, FAMILIES[family].tasks[0])
+    enc = random_inputs(model, n=11)
+    readout = GeneratedReadout(enc['input_ids'][0], 6, log_prob)
+    scores = METHODS['loo'](model, None, [enc], readout).scores
+    naive = naive_loo(model, enc, 6, log_prob)
+    for i in range(5):
+        # the token before may be hidden from itself in its own row, where a
+        # family says otherwise than the mask: both are asked for the mask
+        own, other = scores[i, 1 : 6 + i], naive[i, 1 : 6 + i]
+        assert close(own, other, 1e-6), (family, i)
+
+
+@pytest.mark.parametrize('family', ['Llama', 'GPT-2'])
+@pytest.mark.parametrize('method', [n for n, m in METHODS.items() if m.of_each])
+def test_at_once_is_as_one_by_one(family, method):
+    model = random_model(family, FAMILIES[family].tasks[0])
+    enc = random_inputs(model, n=10)
+    readout = GeneratedReadout(enc['input_ids'][0], 6)
+    # all rows are computed, so that both are exact
+    options = dict(n_rows=10) if method == 'removal+rows' else {}
+    tokenizer = load_demo('reviews')[1]
+    both = [
+        explain_each(model, tokenizer, enc, how, readout, **options)
+        for how in (method, replace(METHODS[method], of_each=False))
+    ]
+    for at_once, alone in zip(*both):
+        assert at_once.tokens == alone.tokens
+        assert at_once.explained == alone.explained
+        assert close(at_once.scores, alone.scores, 1e-5)
+        assert abs(at_once.logit - alone.logit) < 1e-6
+
+
+@pytest.mark.parametrize('removal', ['zero_embedding', 'mean_embedding'])
+def test_other_removals(removal):
+    model, tokenizer = load_demo('reviews')
+    found = explain_generation(
+        model, tokenizer, PROMPT, max_new_tokens=3, removal=removal
+    )
+    alone = explain_each(
+        model,
+        tokenizer,
+        encoded(found),
+        replace(METHODS['loo'], of_each=False),
+        GeneratedReadout(all_ids(found), found.n_prompt, True),
+        removal=removal,
+    )
+    for a, b in zip(found, alone):
+        assert close(a.scores, b.scores, 1e-3)
+
+
+def all_ids(found):
+    last = found[-1]
+    return torch.cat([last.input_ids, torch.tensor([last.target])])
+
+
+def encoded(found):
+    ids = all_ids(found)[None]
+    return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize('method', ['ig', 'rollout', 'removal'])
+def test_methods_that_take_one_token_at_a_time(method):
+    found = explain_generation(
+        *load_demo('reviews'), PROMPT, method=method, max_new_tokens=2
+    )
+    assert len(found) == 2 and found.method == method
+    assert found.scores.isfinite().sum() == 2 * found.n_prompt + 1
+
+
+def test_a_unit_of_the_prompt_is_removed_at_once():
+    model = random_model('Llama', FAMILIES['Llama'].tasks[0])
+    enc = random_inputs(model, n=8)
+    number = torch.tensor([0, 0, 1, 1, 1, 2, 3, 4])
+    units = Units(number, list('abcde'), torch.zeros(5, dtype=torch.bool))
+    readout = GeneratedReadout(enc['input_ids'][0], 6)
+    found = explain_each(
+        model, load_demo('reviews')[1], enc, 'loo', readout, units
+    )
+    assert [a.tokens for a in found] == [list('abc'), list('abcd')]
+    ids = enc['input_ids']
+    mask = torch.ones_like(ids)
+    mask[0, 2:5] = 0
+    with torch.no_grad():
+        whole = model(input_ids=ids).logits[0]
+        without = model(input_ids=ids, attention_mask=mask).logits[0]
+    for i, a in enumerate(found):
+        change = (whole - without)[5 + i, ids[0, 6 + i]]
+        assert abs(float(change) - float(a.scores[1])) < 1e-6
+
+
+def test_words_of_the_prompt():
+    found = explain_generation(
+        *load_demo('reviews'), PROMPT, units='word', max_new_tokens=2
+    )
+    assert 'expecting' in found.tokens and len(found.generated) == 2
+
+
+def test_a_given_continuation_and_its_log_probability():
+    model, tokenizer = load_demo('reviews')
+    said = 'dull and far too long'
+    found = explain_generation(model, tokenizer, PROMPT, said)
+    ids = all_ids(found)
+    with torch.no_grad():
+        logp = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+    rows = torch.arange(found.n_prompt - 1, len(ids) - 1)
+    own = logp[rows, ids[found.n_prompt :]]
+    assert torch.allclose(found.logits, own, atol=1e-4)
+    assert 'log-probability' in headline(found[0])
+    assert tokenizer.decode(ids[found.n_prompt :]).strip() == said
+
+
+def test_the_models_own_continuation_is_greedy():
+    model, tokenizer = load_demo('reviews')
+    ids = tokenizer(PROMPT)['input_ids']
+    new = greedy_continuation(model, ids, 4)
+    for token in new:
+        with torch.no_grad():
+            best = model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()
+        assert token == int(best)
+        ids = [*ids, token]
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
+    '{% if add_generation_prompt %}<answer> {% endif %}'
+)
+
+
+def test_messages_go_through_the_tokenizers_template(monkeypatch):
+    model, tokenizer = load_demo('reviews')
+    monkeypatch.setattr(tokenizer, 'chat_template', TEMPLATE)
+    chat = [dict(role='user', content='how was it ?')]
+    found = explain_generation(model, tokenizer, chat, max_new_tokens=2)
+    ids = found[0].input_ids
+    assert tokenizer.decode(ids).strip() == '<user> how was it ? <answer>'
+
+
+def test_saved_and_loaded(tmp_path):
+    found = explain_generation(*load_demo('reviews'), PROMPT, max_new_tokens=1)
+    for ending in ('html', 'json', 'parquet'):
+        found.save(tmp_path / f'a.{ending}')
+        back = load(tmp_path / f'a.{ending}')
+        assert type(back).__name__ == 'Generation' and len(back) == 1
+        assert repr(back) == repr(found)
+
+
+@pytest.mark.skipif(
+    chromium.find() is None, reason='needs Chromium (CHROMIUM names it)'
+)
+def test_a_token_is_chosen_on_the_page_without_a_script(tmp_path):
+    found = explain_generation(*load_demo('reviews'), PROMPT, max_new_tokens=4)
+    path = tmp_path / 'said.html'
+    found.save(path)
+    shown = (
+        "[...document.querySelectorAll('.step')].map(s => s.checkVisibility())"
+    )
+    with chromium.Chromium() as c:
+        c.open(path.as_uri())
+        assert c.js(shown) == [True, False, False, False]
+        c.js("document.querySelectorAll('label')[2].click()")
+        assert c.js(shown) == [False, False, True, False]
+        assert c.errors == [] and c.offline == []
+
+
+def test_the_audit_is_what_its_parts_say():
+    model, tokenizer = load_demo('reviews')
+    prompts = [PROMPT, 'The actors are']
+    how = dict(max_new_tokens=3)
+    table = audit_generation(
+        model, tokenizer, prompts, ['cp_lrp'], progress=False, **how
+    )
+    means = []
+    for prompt in prompts:
+        both = [
+            explain_generation(model, tokenizer, prompt, method=m, **how)
+            for m in ('cp_lrp', 'loo')
+        ]
+        r = torch.tensor(generation_agreement(*both))
+        means.append(float(r[~r.isnan()].mean()))
+    assert abs(table.loc['cp_lrp', 'r'] - sum(means) / 2) < 1e-4
+    assert table.loc['loo', 'r'] == pytest.approx(1)
+
+
+def test_the_first_token_counts_where_it_is_asked_for():
+    found = [
+        explain_generation(
+            *load_demo('reviews'), PROMPT, method=m, max_new_tokens=1
+        )
+        for m in ('cp_lrp', 'loo')
+    ]
+    for g in found:
+        g[0].is_special[:] = False
+    assert generation_agreement(*found) != generation_agreement(
+        *found, first_token=True
+    )
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    main(['generate', PROMPT, '--new_tokens', '2', '--json'])
+    steps = json.loads(capsys.readouterr().out)
+    assert len(steps) == 2 and steps[1]['tokens'][-1] == steps[0]['label']
+    out = tmp_path / 'said.json'
+    main(['generate', PROMPT, '--new_tokens', '2', '--out', str(out)])
+    assert 'Generation(loo' in capsys.readouterr().out
+    assert load(out).generated == [s['label'] for s in steps]
+
+
+@pytest.mark.parametrize(
+    'asked, said',
+    [
+        (['--method', 'attnlrp'], 'attnlrp'),
+        (['--new_tokens', '0'], 'at least 1'),
+        (['--new_tokens', '1', '--token', '3'], '1 tokens were generated'),
+        (['--name', 'sst2'], 'causal language model'),
+        (['--chat'], 'chat template'),
+    ],
+)
+def test_words_that_cannot_be_meant(asked, said, capsys):
+    assert main(['generate', PROMPT, *asked]) in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def test_smollm2_answers_a_question():
+    model, tokenizer = demo_or_skip('smollm2')
+    chat = [dict(role='user', content='Name the capital of France.')]
+    found = explain_generation(model, tokenizer, chat, max_new_tokens=6)
+    step = found.generated.index('ĠFrance')
+    strongest = int(found[step].scores.argmax())
+    assert found[step].tokens[strongest] == 'ĠFrance'
