@@ -275,6 +275,8 @@ def model_folder(
 
 def _asked(config):
     "What a language model was asked for, where it was asked."
+    if 'new_tokens' in config:
+        return ', every generated token'
     if 'prompt' not in config:
         return ''
     answers = config['prompt']['answers']
