@@ -115,100 +115,7 @@ def _standing_at(members, weights):
         return key_weights([_weight_of_keys(members, w) for w in weights])
     return key_weights(_weight_of_keys(members, weights))
 
-
-class RemovalTerms(NamedTuple):
-    "What one pass says about the removal of each unit."
-
-    # (batch, layers × heads, n_units); by row (batch, rows, n_units)
-    terms: torch.Tensor
-    values: torch.Tensor  # (batch,) the explained numbers
-    readout: Readout
-
-
-def removal_pass(
-    model,
-    batch: dict,  # (batch, T) inputs
-    target=None,  # see `as_target`, or a settled `Readout`
-    units=None,  # a `Units` (or None) per text: what is removed at once
-    # (batch, n_units) mask weights at which to stand, or a list of these, one
-    # per layer; None: 1
-    weights=None,
-    composite=None,  # rules for the rest of the network; none by default
-    own_rows: bool = False,  # keep the rows that nobody reads
-    by_row: bool = False,  # the rows' effects, in place of layers' and heads'
-    # run each layer again on the way back, and hold the attention weights of no
-    # other: for long inputs
-    checkpoint: bool = False,
-) -> RemovalTerms:
-    """One forward and one backward pass: what every layer and head says about
-    the removal of each unit; or every row, summed over layers and heads.
-    """
-    is_text = 'input_ids' in batch
-    members = _members(units, batch, device_of(model)) if is_text else None
-    a_pass = _layer_by_layer if checkpoint else _all_layers
-    with gradients_on(model):
-        batch = plain_tensors(batch)
-        with (
-            read_row_only(model, target),
-            watch_embeddings(model) as seen,
-        ):
-            gathered = _Gathered(
-                model, seen, is_text, members, weights, own_rows, by_row
-            )
-            values, readout = a_pass(
-                model, batch, target, composite or gradient(), gathered
-            )
-    return RemovalTerms(gathered.terms(), values.detach(), readout)
-
-
-def _all_layers(model, batch, target, composite, gathered):
-    "A plain backward pass, which holds the maps of every layer."
-    standing = _standing_at(gathered.members, gathered.weights)
-    with lrp_rules(model, composite, record='attention') as ruled, standing:
-        out = forward(model, batch)
-    readout = _settled_readout(target, out, batch)
-    values = readout(out)
-    weights = [A for _, _, A in ruled.attention]
-    ruled.attention.clear()  # the logits have no part in what follows
-    del out
-    found = gradients(values, weights) if weights else []
-    gathered.check(weights)
-    while weights:
-        number = len(weights) - 1
-        gathered.add(number, found.pop(), weights.pop().detach())
-    return values, readout
-
-
-def _layer_by_layer(model, batch, target, composite, gathered):
-    "A backward pass that runs each layer again, and holds the maps of one."
-    standing = _standing_at(gathered.members, gathered.weights)
-    first = {}  # a layer's number → that of its first attention call
-
-    def turn(number, layer, args, kwargs):
-        "A layer that is run again stands at its own weights, as before."
-        if isinstance(standing, key_weights):
-            standing.calls = first.setdefault(number, standing.calls)
-
-    def look(number, found, weights):
-        gathered.check(weights)
-        while weights:
-            call = first.get(number, 0) + len(weights) - 1
-            gathered.add(call, found.pop(), weights.pop())
-
-    with layer_hooks(transformer_layers(model), turn):
-        found = checkpointed_gradient(
-            model, batch, composite, target, look=look, within=standing
-        )
-    return found.values, found.readout
-
-
-def _settled_readout(target, out, batch):
-    "The readout that was given, or one that is settled on this output."
-    return (
-        target if isinstance(target, Readout) else Readout(target, out, batch)
-    )
-
-
+# %% ../nbs/20_removal.ipynb #ckgath02
 class _Gathered:
     """The terms of a pass, from ∂f/∂A and A of one attention call after the
     other, the last one first.
@@ -328,6 +235,76 @@ def _without_own_rows(effects, unread):
     own = effects.diagonal(dim1=2, dim2=3)  # each key a unit: its own row
     own.masked_fill_(unread[:, None], 0)
     return effects
+
+# %% ../nbs/20_removal.ipynb #ckgath03
+class RemovalTerms(NamedTuple):
+    "What one pass says about the removal of each unit."
+
+    # (batch, layers × heads, n_units); by row (batch, rows, n_units)
+    terms: torch.Tensor
+    values: torch.Tensor  # (batch,) the explained numbers
+    readout: Readout
+
+
+def removal_pass(
+    model,
+    batch: dict,  # (batch, T) inputs
+    target=None,  # see `as_target`, or a settled `Readout`
+    units=None,  # a `Units` (or None) per text: what is removed at once
+    # (batch, n_units) mask weights at which to stand, or a list of these, one
+    # per layer; None: 1
+    weights=None,
+    composite=None,  # rules for the rest of the network; none by default
+    own_rows: bool = False,  # keep the rows that nobody reads
+    by_row: bool = False,  # the rows' effects, in place of layers' and heads'
+    # run each layer again on the way back, and hold the attention weights of no
+    # other: for long inputs
+    checkpoint: bool = False,
+) -> RemovalTerms:
+    """One forward and one backward pass: what every layer and head says about
+    the removal of each unit; or every row, summed over layers and heads.
+    """
+    is_text = 'input_ids' in batch
+    members = _members(units, batch, device_of(model)) if is_text else None
+    a_pass = _layer_by_layer if checkpoint else _all_layers
+    with gradients_on(model):
+        batch = plain_tensors(batch)
+        with (
+            read_row_only(model, target),
+            watch_embeddings(model) as seen,
+        ):
+            gathered = _Gathered(
+                model, seen, is_text, members, weights, own_rows, by_row
+            )
+            values, readout = a_pass(
+                model, batch, target, composite or gradient(), gathered
+            )
+    return RemovalTerms(gathered.terms(), values.detach(), readout)
+
+
+def _all_layers(model, batch, target, composite, gathered):
+    "A plain backward pass, which holds the maps of every layer."
+    standing = _standing_at(gathered.members, gathered.weights)
+    with lrp_rules(model, composite, record='attention') as ruled, standing:
+        out = forward(model, batch)
+    readout = _settled_readout(target, out, batch)
+    values = readout(out)
+    weights = [A for _, _, A in ruled.attention]
+    ruled.attention.clear()  # the logits have no part in what follows
+    del out
+    found = gradients(values, weights) if weights else []
+    gathered.check(weights)
+    while weights:
+        number = len(weights) - 1
+        gathered.add(number, found.pop(), weights.pop().detach())
+    return values, readout
+
+
+def _settled_readout(target, out, batch):
+    "The readout that was given, or one that is settled on this output."
+    return (
+        target if isinstance(target, Readout) else Readout(target, out, batch)
+    )
 
 # %% ../nbs/20_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences
@@ -604,6 +581,29 @@ def _put_exact(model, enc, target, units, scores, which):
     without = number[None] != which.cpu()[:, None]
     (read,) = read_subsets(model, [enc], [without], [target], 'attention_mask')
     scores[which] = (read.value - read.values).to(scores)
+
+# %% ../nbs/20_removal.ipynb #cklong02
+def _layer_by_layer(model, batch, target, composite, gathered):
+    "A backward pass that runs each layer again, and holds the maps of one."
+    standing = _standing_at(gathered.members, gathered.weights)
+    first = {}  # a layer's number → that of its first attention call
+
+    def turn(number, layer, args, kwargs):
+        "A layer that is run again stands at its own weights, as before."
+        if isinstance(standing, key_weights):
+            standing.calls = first.setdefault(number, standing.calls)
+
+    def look(number, found, weights):
+        gathered.check(weights)
+        while weights:
+            call = first.get(number, 0) + len(weights) - 1
+            gathered.add(call, found.pop(), weights.pop())
+
+    with layer_hooks(transformer_layers(model), turn):
+        found = checkpointed_gradient(
+            model, batch, composite, target, look=look, within=standing
+        )
+    return found.values, found.readout
 
 # %% ../nbs/20_removal.ipynb #c529aa78
 def _checked_number(n_exact, n):
