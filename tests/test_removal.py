@@ -749,6 +749,19 @@ def test_no_rule_changes_what_is_read_of_the_output():
     assert of_largest(saving.scores, plain.scores) < SINGLE
 
 
+def test_what_was_measured_of_long_contexts():
+    "At most twice a plain backward pass; more without checkpoints."
+    rows = read_results(RESULTS / 'memory-context.json')['rows']
+    ways = {(row['way'], row['context']): row for row in rows}
+    for (way, n), row in ways.items():
+        if 'checkpoint' in way:
+            assert row['to_backward'] <= 2, (way, n)
+    for n in {n for _, n in ways}:
+        plain = ways['removal', n]
+        saving = ways['removal, checkpoint', n]
+        assert 'left_out' in plain or plain['mib'] > 2 * saving['mib']
+
+
 # --- calls that cannot be meant
 
 
