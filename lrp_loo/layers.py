@@ -19,6 +19,7 @@ from lrp_loo.lrp import (
     Composite,
     attn_lrp,
     carries_relevance,
+    input_gradient,
     layer_of,
     lrp_rules,
 )
@@ -136,10 +137,13 @@ class _WayUp:
             out = forward(model, batch)
         if self.top is None:
             self.refuse("needs layers that are called once each, in order")
-        self.readout = Readout(target, out, batch)
-        values = self.readout(out)
+        # what is read of the output is no part of the model: no rule holds
+        with torch._C.DisableTorchFunction():
+            is_settled = isinstance(target, Readout)
+            self.readout = target if is_settled else Readout(target, out, batch)
+            values = self.readout(out)
+            g = input_gradient(values, self.top)
         self.values = values.detach()
-        (g,) = torch.autograd.grad(values.sum(), self.top)
         self.top = None  # with it goes the head's graph
         return g
 
@@ -186,7 +190,7 @@ class _Checkpoints(_WayUp):
 
     purpose = 'checkpoint=True'
 
-    def __init__(self, rules):
+    def __init__(self, rules, look=None):
         super().__init__(rules.layers)
         n = len(self.layers)
         if not n or rules.n_layers != n:
@@ -196,7 +200,9 @@ class _Checkpoints(_WayUp):
                 f" {type(rules.model).__name__} has {has}"
             )
         self.rules = rules
-        self.step = math.ceil(math.sqrt(n))
+        self.look = look
+        # a layer's maps take more than all hidden states: these are kept
+        self.step = math.ceil(math.sqrt(n)) if look is None else 1
         self.starts = range(0, n, self.step)
         self.kept = {}
 
@@ -224,10 +230,33 @@ class _Checkpoints(_WayUp):
         with torch.no_grad():
             for call in segment[:-1]:
                 inputs.append(call(inputs[-1]))
-        for call in reversed(segment):
-            hidden = inputs.pop().detach().requires_grad_()
-            (g,) = torch.autograd.grad(call(hidden), hidden, g)
+        for number in reversed(range(start, start + len(segment))):
+            g = self._through(number, inputs.pop(), g)
         return g
+
+    def _through(self, number, hidden, g):
+        "The gradient above a layer → below it."
+        hidden = hidden.detach().requires_grad_()
+        out = self.calls[number](hidden)
+        if self.look is None:
+            (g,) = torch.autograd.grad(out, hidden, g)
+            return g
+        weights = self.taken()
+        g, *of_weights = torch.autograd.grad(
+            out,
+            [hidden, *weights],
+            g,
+            allow_unused=True,
+        )
+        del out  # with it goes the layer's graph
+        self.look(number, of_weights, [A.detach() for A in weights])
+        return torch.zeros_like(hidden) if g is None else g
+
+    def taken(self):
+        "The attention weights that were recorded since; nothing else is kept."
+        weights = [A for _, _, A in self.rules.attention]
+        self.rules.attention.clear()
+        return weights
 
 # %% ../nbs/37_layers.ipynb #f59299dd
 class EmbeddingGradient(NamedTuple):
@@ -245,17 +274,29 @@ def checkpointed_gradient(
     composite: Composite,  # the rule set
     target=None,  # see `as_target`
     strict: bool = False,  # an operation without a rule is an error
+    # look(number, gradients, weights), called for each layer on the way down:
+    # of its attention calls ∂f/∂A (None: none arrives) and A, (batch, heads, n,
+    # n) each. All hidden states are kept then
+    look=None,
+    within=None,  # a context that is open around the model's calls
 ) -> EmbeddingGradient:
     """The same gradient as one backward pass through everything, in the memory
     of one layer and 2√L hidden states.
     """
+    record = False if look is None else 'attention'
     with (
         torch.enable_grad(),
         watch_embeddings(model) as seen,
-        lrp_rules(model, composite, strict=strict) as rules,
+        lrp_rules(model, composite, record, strict) as rules,
+        within or contextlib.nullcontext(),
     ):
-        up = _Checkpoints(rules)
+        up = _Checkpoints(rules, look)
         g = up.run(model, batch, target)
+        if look is not None and up.taken():
+            up.refuse(
+                "looks at the attention of layers alone, and"
+                f" {type(model).__name__} attends outside of them, too"
+            )
         for start in reversed(up.starts):
             g = up.down(start, g)
         (g,) = torch.autograd.grad(up.bottom, seen[0], g)

@@ -227,7 +227,7 @@ def _by_rows(rows, members, near):
     return whole - values[:-1]
 
 
-def _rest(whole, units, near, composite):
+def _rest(whole, units, near, composite, checkpoint):
     "(n_units,) by the closed form, through all rows but these."
     found = removal_pass(
         whole.model,
@@ -236,6 +236,7 @@ def _rest(whole, units, near, composite):
         units=None if units is None else [units],
         composite=composite,
         by_row=True,
+        checkpoint=checkpoint,
     )
     return found.terms[0].scatter(0, near.T, 0.0).sum(0)
 
@@ -253,6 +254,9 @@ def removal_rows_scores(
     # rules for the network between the attentions, for the rest; none by
     # default
     composite=None,
+    # the rest in the memory of one layer, which is run again on the way back:
+    # for long inputs
+    checkpoint: bool = False,
     units=None,  # a `Units` (or None) per text: what is removed at once
 ) -> Scores:  # info: rows, forward_equivalents
     """LOO by attention mask, through the row that is read and the rows next to
@@ -276,7 +280,7 @@ def removal_rows_scores(
     near = nearest_rows(members, n_rows, rows.read, rows.causal)
     scores = _by_rows(rows, members, near)
     if rest:
-        scores = scores + _rest(whole, units, near, composite)
+        scores = scores + _rest(whole, units, near, composite, checkpoint)
     first = GRADIENT_PASS if rest else 1
     cost = first + near.numel() / n_tokens
     return _as_scores(whole, scores, n_rows, cost)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +15,12 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import explain, load_demo
+from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.cli import main
 from lrp_loo.data import load_texts
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
-from lrp_loo.lrp import Composite, gradient, lrp_rules
+from lrp_loo.layers import graph_bytes
+from lrp_loo.lrp import Composite, attn_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.results import read_results
 from lrp_loo.studies.families import (
     FAMILIES,
@@ -35,6 +37,7 @@ from lrp_loo.studies.remedy import (
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.removals import input_positions, key_weights
 from lrp_loo.loo import leave_one_out
+from lrp_loo.methods import lrp_scores
 from lrp_loo.removal import (
     key_effects,
     removal_loo_scores,
@@ -524,6 +527,239 @@ def test_n_exact_is_a_budget_that_special_tokens_do_not_take(demo, encs):
     found = removal_loo_scores(*demo, encs[:1], n_exact=99)
     n = encs[0]['input_ids'].shape[1]
     assert found.info[0]['exact'] == list(range(1, n - 1))
+
+
+# --- the same numbers in the memory of one layer
+
+
+CHECKPOINTED = [
+    ('BERT', 'class'),
+    ('GPT-2', 'class'),
+    ('Llama', 'next token'),  # grouped heads
+    ('Gemma 3', 'next token'),
+    ('ViT', 'image'),
+]
+
+
+def deep_model(family, task, attention='eager'):
+    "Five layers."
+    layers = 'n_layer' if family == 'GPT-2' else 'num_hidden_layers'
+    return random_model(family, task, attention, **{layers: 5})
+
+
+def spans(enc):
+    "A unit of every three tokens but the first, which is in none."
+    n = enc['input_ids'].shape[1]
+    number = (torch.arange(n) - 1).div(3, rounding_mode='floor')
+    names = [f'unit {i}' for i in range(int(number.max()) + 1)]
+    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
+
+
+def both_ways(run, **options):
+    "Without checkpoints, and with them."
+    return [run(checkpoint=on, **options) for on in (False, True)]
+
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('family,task', CHECKPOINTED)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(by_row=True),
+        dict(own_rows=True),
+        dict(composite=cp_lrp()),
+        dict(composite=attn_lrp([2])),
+    ],
+    ids=str,
+)
+def test_checkpoints_leave_the_terms_as_they_are(
+    family, task, attention, options
+):
+    model = deep_model(family, task, attention)
+    inputs = random_inputs(model)
+
+    def run(**how):
+        return removal_pass(model, inputs, **how)
+
+    plain, saving = both_ways(run, **options)
+    assert plain.terms.shape == saving.terms.shape
+    assert of_largest(saving.terms, plain.terms) < SINGLE
+    assert torch.allclose(saving.values, plain.values)
+
+
+@pytest.mark.parametrize('family,task', CHECKPOINTED[:3])
+def test_checkpoints_take_units_and_weights(family, task):
+    model = deep_model(family, task, 'sdpa')
+    inputs = random_inputs(model)
+    units = spans(inputs)
+    g = torch.Generator().manual_seed(0)
+    each = [torch.rand(1, len(units), generator=g) for _ in range(5)]
+    for weights in (None, each[0], each):
+        for by_row in (False, True):
+            run = partial(
+                removal_pass, model, inputs, units=[units], weights=weights
+            )
+            plain, saving = both_ways(run, by_row=by_row)
+            assert plain.terms.shape[-1] == len(units)
+            assert of_largest(saving.terms, plain.terms) < SINGLE
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(n_groups=2),
+        dict(weight=(1.0, 0.5), n_contexts=1),
+        dict(weight=0.5),
+        dict(exact_special=True),
+    ],
+    ids=str,
+)
+def test_checkpoints_leave_a_batch_s_scores_as_they_are(demo, encs, options):
+    plain, saving = both_ways(
+        lambda **how: removal_scores(*demo, encs, **how), **options
+    )
+    assert of_largest(saving.scores, plain.scores) < SINGLE
+    assert torch.allclose(saving.values, plain.values, atol=1e-5)
+    for a, b in zip(plain.info, saving.info, strict=True):
+        assert a['passes'] == b['passes']
+        assert a['expected_r'] == pytest.approx(b['expected_r'], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    'method,options',
+    [
+        ('removal', dict(units='word')),
+        ('removal+loo', dict(n_exact=2)),
+        ('removal+rows', {}),
+        ('removal+rows', dict(units='word', composite=cp_lrp())),
+    ],
+    ids=str,
+)
+def test_methods_that_take_checkpoints(demo, method, options):
+    plain, saving = both_ways(
+        lambda **how: explain(*demo, SENTENCE, method=method, **how)[0],
+        **options,
+    )
+    assert of_largest(saving.scores, plain.scores) < SINGLE
+
+
+def test_patches_are_estimated_layer_by_layer(patches):
+    model, enc, _ = patches
+    plain, saving = both_ways(
+        lambda **how: removal_scores(model, None, [enc], **how)
+    )
+    assert of_largest(saving.scores, plain.scores) < SINGLE
+
+
+def test_a_large_map_is_taken_a_few_heads_at_a_time(demo, encs, monkeypatch):
+    whole = removal_scores(*demo, encs).scores
+    monkeypatch.setattr('lrp_loo.removal.AT_ONCE', 1)
+    by_head = removal_scores(*demo, encs).scores
+    assert of_largest(by_head, whole) < SINGLE
+
+
+def test_checkpoints_hold_one_layer():
+    "Without them what graphs hold grows with the layers."
+
+    def held(n, checkpoint):
+        model = random_model('Llama', 'next token', num_hidden_layers=n)
+        inputs = random_inputs(model, 96)
+        return graph_bytes(
+            lambda: removal_pass(model, inputs, checkpoint=checkpoint)
+        )
+
+    assert held(8, False) > 3 * held(2, False)
+    assert held(8, True) < 1.2 * held(2, True)
+
+
+def test_layers_that_share_weights_are_refused_by_name():
+    model = random_model('ALBERT')
+    with pytest.raises(NotImplementedError, match='checkpoint=True .*Albert'):
+        removal_scores(model, None, [random_inputs(model)], checkpoint=True)
+
+
+class PooledByAttention(torch.nn.Module):
+    "Attends once more above its layers."
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.config = inner.config
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, **inputs):
+        h = self.inner.base_model(**inputs).last_hidden_state[:, None]
+        return F.scaled_dot_product_attention(h, h, h)[:, 0, 0]
+
+
+def test_attention_outside_of_the_layers_is_refused_by_name():
+    model = PooledByAttention(deep_model('BERT', 'class')).eval()
+    with pytest.raises(NotImplementedError, match='PooledByAttention attends'):
+        removal_pass(model, random_inputs(model.inner), checkpoint=True)
+
+
+def test_no_gradient_is_refused_with_checkpoints_too():
+    model = deep_model('BERT', 'class')
+    inputs = random_inputs(model)
+
+    def constant(out):
+        return torch.ones(1, requires_grad=True) * 2
+
+    for checkpoint in (False, True):
+        with pytest.raises(ValueError, match='no gradient'):
+            removal_pass(model, inputs, constant, checkpoint=checkpoint)
+
+
+CONTEXT = 'The songs are sweet. The plot is bad. Nobody laughed!'
+
+
+@pytest.mark.parametrize(
+    'method', ['attn_lrp', 'cp_lrp', 'removal', 'removal+loo', 'removal+rows']
+)
+def test_a_context_is_explained_layer_by_layer(method):
+    reviews = load_demo('reviews')
+
+    def run(**how):
+        return attribute_context(
+            *reviews, CONTEXT, 'bad', 'Is it good?', method=method, **how
+        )
+
+    plain, saving = both_ways(run)
+    assert saving.tokens == plain.tokens
+    assert len(saving.scores) == 3
+    assert of_largest(saving.scores, plain.scores) < SINGLE
+    assert saving.logit == pytest.approx(plain.logit, abs=1e-5)
+
+
+def test_no_rule_changes_what_is_read_of_the_output():
+    "A product there has its own gradient."
+    model = deep_model('BERT', 'class')
+    inputs = [random_inputs(model)]
+
+    def product(out):
+        return out.logits[:, 0] * out.logits[:, 1]
+
+    plain, saving = both_ways(
+        partial(lrp_scores, model, None, inputs, product, strict=True)
+    )
+    assert of_largest(saving.scores, plain.scores) < SINGLE
+
+
+def test_what_was_measured_of_long_contexts():
+    "At most twice a plain backward pass; more without checkpoints."
+    rows = read_results(RESULTS / 'memory-context.json')['rows']
+    ways = {(row['way'], row['context']): row for row in rows}
+    for (way, n), row in ways.items():
+        if 'checkpoint' in way:
+            assert row['to_backward'] <= 2, (way, n)
+    for n in {n for _, n in ways}:
+        plain = ways['removal', n]
+        saving = ways['removal, checkpoint', n]
+        assert 'left_out' in plain or plain['mib'] > 2 * saving['mib']
 
 
 # --- calls that cannot be meant
