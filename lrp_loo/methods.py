@@ -689,7 +689,13 @@ METHODS = {
     'canonized': Method(_canonized, 'canonized LRP', 'C4', **_LRP),
     'lrp': Method(_any_rules, 'LRP', 'C9', **_LRP),
     'removal': Method(
-        removal_scores, 'removal', 'C3', by_unit=True, on_page=2, **_ONE_PASS
+        removal_scores,
+        'removal',
+        'C3',
+        by_unit=True,
+        of_each=True,
+        on_page=2,
+        **_ONE_PASS,
     ),
     'removal+loo': Method(
         removal_loo_scores,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from .layers import checkpointed_gradient, layer_hooks
-from .lrp import gradient, gradients, lrp_rules
+from .lrp import gradient, gradients, gradients_of_each, lrp_rules
 from .core import pad_batch, unpad_batch, whole_number
 from .fast import read_row_only
 from lrp_loo.models import (
@@ -28,7 +28,14 @@ from lrp_loo.models import (
 )
 from .variants import read_subsets
 from .removals import input_positions, key_weights, n_places
-from .targets import Readout, Scores, settled, text_by_text
+from lrp_loo.targets import (
+    GeneratedReadout,
+    Readout,
+    Scores,
+    as_readout,
+    settled,
+    text_by_text,
+)
 
 # %% ../nbs/20_removal.ipynb #d6124107
 def key_effects(
@@ -133,6 +140,7 @@ class _Gathered:
         self.by_row = by_row
         self.unread = None
         self.found = []
+        self.batches = []  # those that are done
         self.reached = False  # by a gradient
 
     def check(self, weights):
@@ -183,7 +191,7 @@ class _Gathered:
     def terms(self):
         "In the layers' order."
         name = type(self.model).__name__
-        if not self.found:
+        if not (self.found or self.batches):
             raise ValueError(
                 f"{name} made no attention call that torch shows (softmax or"
                 " scaled_dot_product_attention), so nothing can be removed from"
@@ -194,7 +202,16 @@ class _Gathered:
                 "no gradient of the explained number reaches an attention of"
                 f" {name}, so nothing can be said of its keys"
             )
-        return torch.cat(self.found[::-1], 1)
+        return torch.cat([*self.batches, *self._of_layers()])
+
+    def _of_layers(self):
+        "The batch that is being gathered, where there is one."
+        return [torch.cat(self.found[::-1], 1)] if self.found else []
+
+    def next_batch(self):
+        "What was gathered is one batch; another follows."
+        self.batches += self._of_layers()
+        self.found = []
 
 
 AT_ONCE = 2**22  # attention weights that the closed form takes at one time
@@ -287,24 +304,33 @@ def _all_layers(model, batch, target, composite, gathered):
     standing = _standing_at(gathered.members, gathered.weights)
     with lrp_rules(model, composite, record='attention') as ruled, standing:
         out = forward(model, batch)
-    readout = _settled_readout(target, out, batch)
+    readout = as_readout(target, out, batch)
     values = readout(out)
     weights = [A for _, _, A in ruled.attention]
     ruled.attention.clear()  # the logits have no part in what follows
     del out
-    found = gradients(values, weights) if weights else []
     gathered.check(weights)
+    if values.ndim == 2:
+        _each_number(values[0], weights, gathered)
+        return values[0], readout
+    found = gradients(values, weights) if weights else []
     while weights:
         number = len(weights) - 1
         gathered.add(number, found.pop(), weights.pop().detach())
     return values, readout
 
 
-def _settled_readout(target, out, batch):
-    "The readout that was given, or one that is settled on this output."
-    return (
-        target if isinstance(target, Readout) else Readout(target, out, batch)
-    )
+def _each_number(values, weights, gathered):
+    "Several numbers of one text, a few at a time; each is a batch entry."
+    largest = max((A.numel() for A in weights), default=1)
+    at_once = max(1, 4 * AT_ONCE // largest)
+    for some in values.split(at_once) if weights else ():
+        found = gradients_of_each(some, weights, at_once)
+        for number in reversed(range(len(weights))):
+            g = found.pop()
+            A = weights[number].detach().expand(len(some), -1, -1, -1)
+            gathered.add(number, None if g is None else g[:, 0], A)
+        gathered.next_batch()
 
 # %% ../nbs/20_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences
@@ -424,7 +450,7 @@ class _Passes:
             return
         with torch.no_grad():
             out = forward(self.model, self.batch)
-            self.readout = _settled_readout(target, out, self.batch)
+            self.readout = as_readout(target, out, self.batch)
             self.values = self.readout(out)
 
     @property
@@ -509,6 +535,16 @@ def removal_scores(
     """
     path = _mask_path(n_groups, n_contexts, weight, lowered, share, seed)
     batch = pad_batch(tokenizer, encs)
+    if isinstance(target, GeneratedReadout):
+        if n_groups or n_contexts or exact_special or path != (1,):
+            raise ValueError(
+                "every generated token is explained by one pass; n_groups,"
+                " n_contexts, weight and exact_special are for one number of a"
+                " text"
+            )
+        return _of_generated(
+            model, batch, target, units, composite, own_rows, checkpoint
+        )
     options = dict(
         units=units,
         composite=composite,
@@ -535,6 +571,21 @@ def removal_scores(
 
 
 removal_scores.by_unit = True
+
+
+def _of_generated(model, batch, target, units, composite, own_rows, checkpoint):
+    "A row of scores for every generated token of one text."
+    found = removal_pass(
+        model,
+        batch,
+        target,
+        units,
+        composite=composite,
+        own_rows=own_rows,
+        checkpoint=checkpoint,
+    )
+    scores = found.terms.sum(1)
+    return Scores(scores, found.values, target, dict(passes=1))
 
 
 def _lengths(batch, units, scores):
@@ -585,6 +636,11 @@ def _put_exact(model, enc, target, units, scores, which):
 # %% ../nbs/20_removal.ipynb #cklong02
 def _layer_by_layer(model, batch, target, composite, gathered):
     "A backward pass that runs each layer again, and holds the maps of one."
+    if isinstance(target, GeneratedReadout):
+        raise ValueError(
+            "checkpoint=True explains one number of a text, not every"
+            " generated token's; take checkpoint=False"
+        )
     standing = _standing_at(gathered.members, gathered.weights)
     first = {}  # a layer's number → that of its first attention call
 

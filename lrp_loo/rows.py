@@ -238,7 +238,9 @@ def _rest(whole, units, near, composite, checkpoint):
         by_row=True,
         checkpoint=checkpoint,
     )
-    return found.terms[0].scatter(0, near.T, 0.0).sum(0)
+    of_rows = near.T.expand(len(found.terms), -1, -1)
+    rest = found.terms.scatter(1, of_rows, 0.0).sum(1)
+    return rest[0] if whole.value.ndim == 1 else rest.T
 
 
 @text_by_text
@@ -281,7 +283,8 @@ def removal_rows_scores(
     scores = _by_rows(rows, members, near)
     if rest:
         scores = scores + _rest(whole, units, near, composite, checkpoint)
-    first = GRADIENT_PASS if rest else 1
+    n_numbers = whole.value.numel()  # a backward pass for each
+    first = 1 + (GRADIENT_PASS - 1) * n_numbers if rest else 1
     cost = first + near.numel() / n_tokens
     return _as_scores(whole, scores, n_rows, cost)
 

@@ -13,9 +13,9 @@ from conftest import demo_or_skip
 from lrp_loo import audit_generation, explain_generation, load, load_demo
 from lrp_loo.cli import main
 from lrp_loo.generation import generation_agreement, greedy_continuation
-from lrp_loo.methods import METHODS, explain_each
+from lrp_loo.methods import METHODS, explain_batch, explain_each
 from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
-from lrp_loo.targets import GeneratedReadout
+from lrp_loo.targets import GeneratedReadout, Target
 from lrp_loo.units import Units
 from lrp_loo.view import headline
 
@@ -91,6 +91,28 @@ def test_at_once_is_as_one_by_one(family, method):
         assert at_once.explained == alone.explained
         assert close(at_once.scores, alone.scores, 1e-5)
         assert abs(at_once.logit - alone.logit) < 1e-6
+
+
+@pytest.mark.parametrize('n_rows', [1, 3])
+def test_one_generated_token_is_the_texts_own_explanation(n_rows):
+    model = random_model('Llama', FAMILIES['Llama'].tasks[0])
+    enc = random_inputs(model, n=10)
+    readout = GeneratedReadout(enc['input_ids'][0], 9)
+    tokenizer = load_demo('reviews')[1]
+    part = {k: v[:, :9] for k, v in enc.items()}
+    (at_once,) = explain_each(
+        model, tokenizer, enc, 'removal+rows', readout, n_rows=n_rows
+    )
+    (alone,) = explain_batch(
+        model,
+        tokenizer,
+        [part],
+        'removal+rows',
+        Target(readout.chosen(0)),
+        n_rows=n_rows,
+    )
+    # the generated token's own row is computed as well, and says nothing
+    assert close(at_once.scores, alone.scores, 1e-6)
 
 
 @pytest.mark.parametrize('removal', ['zero_embedding', 'mean_embedding'])
