@@ -40,6 +40,7 @@ MODULES = [
     'heads',
     'grid',
     'depth',
+    'contexts',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -222,9 +223,9 @@ def reproduce(
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
     # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
-    # grid-smollm2, depth-large ('scale': these six, on models of `make
-    # models`), precision, trainings, lengths, heads, grid-minilm, grid-decoder,
-    # grid-vit, depth, or 'all' (but for 'scale')
+    # grid-smollm2, depth-large, contexts-planted, contexts-imdb ('scale': these
+    # eight, on models of `make models`), precision, trainings, lengths, heads,
+    # grid-minilm, grid-decoder, grid-vit, depth, or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
