@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KINDS', 'OPENINGS', 'WHENS', 'SCENES', 'TAILS',
            'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW',
-           'LONGEST_ANSWER', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST', 'EXACT', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS',
-           'FAMILIES_OF_LINES', 'FEW_PASSES', 'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits',
-           'AskedContext', 'contexts_within', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall',
-           'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row',
-           'contexts_experiment', 'of_contexts', 'contexts_table', 'with_peers', 'plot_contexts', 'contexts_tables']
+           'LONGEST_ANSWER', 'MOST_PLANTED', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST', 'EXACT', 'FOLLOWED_CONTEXTS',
+           'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'FEW_PASSES', 'STUDIES', 'FactKind', 'PlantedContext',
+           'planted_context', 'Limits', 'AskedContext', 'contexts_within', 'greedy_answer', 'singled_out',
+           'average_precision', 'first_recall', 'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores',
+           'exact_scores', 'compared', 'context_row', 'contexts_experiment', 'of_contexts', 'contexts_table',
+           'with_peers', 'plot_contexts', 'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
 import random, time
@@ -303,6 +304,7 @@ CHAT = (
 )
 OF_A_REVIEW = 'In one sentence, what does the writer think of the film?'
 LONGEST_ANSWER = 12  # tokens
+MOST_PLANTED = 1000  # contexts of a run; what was looked at has later seeds
 
 
 class Limits(NamedTuple):
@@ -323,17 +325,11 @@ class AskedContext(NamedTuple):
 
 
 def _planted_contexts(data, seed, limits):
-    "One after the other, as many as are taken; where they come from."
+    "A seed each, one after the other; where they come from."
     origin = dict(name='planted facts', source='generated', split='test')
-
-    def contexts():
-        number = seed
-        while True:
-            found = planted_context(number, limits.sentences, limits.words)
-            yield AskedContext(found.text, *found[1:])
-            number += 1
-
-    return contexts(), origin
+    seeds = range(seed, seed + MOST_PLANTED)
+    made = (planted_context(s, limits.sentences, limits.words) for s in seeds)
+    return (AskedContext(found.text, *found[1:]) for found in made), origin
 
 
 def _reviews(data, seed, limits):
@@ -485,6 +481,7 @@ def lasso(
 
 
 @text_by_text
+@torch.no_grad()
 def ablation_scores(
     model,
     tokenizer,
@@ -509,6 +506,7 @@ def ablation_scores(
 
 
 @text_by_text
+@torch.no_grad()
 def block_scores(
     model,
     tokenizer,
@@ -658,7 +656,7 @@ def contexts_experiment(
         template=CHAT,
         longest_answer=LONGEST_ANSWER,
         share=SHARE,
-        limit=limit,
+        # no limit: a run that is made longer goes on
         seed=seed,
     )
 
