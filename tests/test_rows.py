@@ -69,6 +69,14 @@ def test_behind_the_unit_first_in_a_causal_model():
     assert nearest_rows(unit, 4, 6, causal=True).tolist() == [[1, 4, 5, 6]]
 
 
+def test_near_what_is_read():
+    unit = torch.tensor([[0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0]]).bool()
+    rows = nearest_rows(unit, 2, [5, 6], causal=True, near='read')
+    assert rows.tolist() == [[4, 5, 6], [3, 5, 6]]
+    rows = nearest_rows(unit, 3, 0, near='read')
+    assert rows.tolist() == [[0, 2, 3], [0, 1, 2]]
+
+
 def test_more_rows_than_there_are():
     rows = nearest_rows(torch.eye(3, dtype=torch.bool), 9, 2, causal=True)
     assert rows.tolist() == [[0, 1, 2]] * 3
@@ -416,6 +424,22 @@ def test_a_context_is_followed_through_the_rows_of_its_answer():
     )
 
 
+def test_a_sentence_through_the_rows_of_the_question():
+    model, tokenizer = shallow_demo('reviews')
+    asked = dict(answer=' a good film', question='How was the film, then?')
+    context = ' '.join(TEXTS)
+    how = dict(method='removal+rows', rest=False, near='read')
+    exact = attribute_context(model, tokenizer, context, **asked)
+    apart = []
+    for n in (1, 8, 99):
+        a = attribute_context(
+            model, tokenizer, context, n_rows=n, **asked, **how
+        )
+        apart.append(float((a.scores - exact.scores).norm()))
+    assert apart[2] < 1e-3 < apart[1]
+    assert apart[1] < float(exact.scores.norm())
+
+
 def test_a_unit_without_tokens_changes_nothing(demo):
     model, tokenizer = demo
     enc = encode(model, tokenizer, SENTENCE)
@@ -474,7 +498,13 @@ def test_an_image_is_refused():
 
 @pytest.mark.parametrize(
     'options',
-    [dict(n_rows=0), dict(n_rows=2.5), dict(rest='yes'), dict(n_exact=-1)],
+    [
+        dict(n_rows=0),
+        dict(n_rows=2.5),
+        dict(rest='yes'),
+        dict(n_exact=-1),
+        dict(near='far'),
+    ],
 )
 def test_bad_options_are_refused(demo, options):
     (said,) = options.values()

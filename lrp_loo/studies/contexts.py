@@ -553,13 +553,14 @@ EXACT = 'loo'
 
 
 def _computed_rows():
-    "Some rows, and the largest exact."
+    "Some rows near each sentence, or near the answer; the largest exact."
     found = {}
-    for n in (4, 8, 16):
-        options = dict(n_rows=n, rest=False)
-        found[f'removal+rows, {n}'] = ('removal+rows', options)
-    options = dict(n_rows=16, rest=False, n_exact=4)
-    found['removal+rows, 16, 4 exact passes'] = ('removal+rows', options)
+    for near, words in (('unit', 'sentence'), ('read', 'answer')):
+        for n in (4, 8, 16):
+            options = dict(n_rows=n, near=near, rest=False)
+            found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
+    options = dict(n_rows=16, near='read', rest=False, n_exact=4)
+    found['removal+rows, answer, 16, exact'] = ('removal+rows', options)
     return found
 
 
@@ -748,15 +749,20 @@ def with_peers(
         rows=rows, config=results['config'] | dict(methods=known)
     )
 
-# %% ../../nbs/65_contexts.ipynb #3d0c25ba
-FAMILIES_OF_LINES = ('removal+rows', 'random ablations', 'blocks first')
+# %% ../../nbs/65_contexts.ipynb #402acbde
+FAMILIES_OF_LINES = (
+    'removal+rows, answer',
+    'removal+rows, sentence',
+    'random ablations',
+    'blocks first',
+)
 FEW_PASSES = 4  # what a method should cost at most
 
 
 def _draw_family(ax, table, family):
     "Its variants, by cost."
     names = [name for name in table.index if name.startswith(family)]
-    exact = [name for name in names if 'exact' in name]
+    exact = [name for name in names if name.endswith('exact')]
     plain = table.loc[[name for name in names if name not in exact]]
     plain = plain.sort_values('cost')
     look = dict(color=_family_colour(family), ms=4, capsize=0)
@@ -771,8 +777,8 @@ def _draw_family(ax, table, family):
 
 def _family_colour(name):
     "Of a method of ours, or of one that is derived."
-    derived = dict(zip(FAMILIES_OF_LINES[1:], ('C5', 'C8')))
-    return derived.get(name) or method_colour(name)
+    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C5', 'C8')))
+    return others.get(name) or method_colour(name)
 
 
 def _draw_contexts(ax, results):
