@@ -500,9 +500,7 @@ def ablation_scores(
     n_answer = max(1, getattr(target, 'n_rows', 2) - 1)
     y = _read_without(whole, gone).double().numpy() / n_answer
     w = lasso(there.double().numpy(), y) * n_answer
-    return _at_cost(
-        whole, torch.tensor(w).float(), float((~gone).float().mean(1).sum())
-    )
+    return _at_cost(whole, torch.tensor(w).float(), float((~gone).float().mean(1).sum()))
 
 
 @text_by_text
@@ -745,9 +743,7 @@ def with_peers(
             names[name] = [name, {}]
         rows.append(row | dict(methods=own))
     known = results['config']['methods'] | names
-    return results | dict(
-        rows=rows, config=results['config'] | dict(methods=known)
-    )
+    return results | dict(rows=rows, config=results['config'] | dict(methods=known))
 
 # %% ../../nbs/65_contexts.ipynb #402acbde
 FAMILIES_OF_LINES = (
@@ -766,13 +762,13 @@ def _draw_family(ax, table, family):
     plain = table.loc[[name for name in names if name not in exact]]
     plain = plain.sort_values('cost')
     look = dict(color=_family_colour(family), ms=4, capsize=0)
-    ax.errorbar(plain.cost, plain.ap, plain.se, fmt='o-', label=family, **look)
+    ax.errorbar(
+        plain.cost, plain.ap, plain.se, fmt='o-', label=family, **look
+    )
     for name in exact:
         at = table.loc[name]
         words = f'{family}, largest exact'
-        ax.errorbar(
-            at.cost, at.ap, at.se, fmt='*', label=words, **look | dict(ms=9)
-        )
+        ax.errorbar(at.cost, at.ap, at.se, fmt='*', label=words, **look | dict(ms=9))
 
 
 def _family_colour(name):
