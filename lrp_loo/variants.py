@@ -92,7 +92,7 @@ class Variants:
         """A decoder's keys and values of the whole text; None where there are
         none, or where a function may read rows of the prefix.
         """
-        if self.n_read is None:
+        if self.n_read is None or not self.removal.by_mask:
             return None
         return prefix_states(self.text.model, self.text.enc)
 
@@ -179,11 +179,15 @@ class Variants:
             return _split(rows, size, token_budget)
         near = max(4, n_tokens // 16)
         block = first_gaps(self.keep[rows], self.n_read) // near
+        # the prefix is not computed, and yet held for each
+        least = n_tokens // 4
         return [
             part
             for b in block.unique()
             for part in _split(
-                rows[block == b], size - int(b) * near, token_budget
+                rows[block == b],
+                max(size - int(b) * near, least),
+                token_budget,
             )
         ]
 

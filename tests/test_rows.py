@@ -11,7 +11,7 @@ from conftest import TEXTS, demo_or_skip, random_bert, shallow_demo
 from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.fast import DROP_DECODERS
 from lrp_loo.loo import many_loo
-from lrp_loo.models import encode, forward
+from lrp_loo.models import encode, forward, special_mask
 from lrp_loo.removal import removal_pass, removal_scores
 from lrp_loo.rows import (
     ComputedRows,
@@ -67,6 +67,14 @@ def test_behind_the_unit_first_in_a_causal_model():
     unit = torch.tensor([[0, 0, 1, 1, 0, 0, 0]]).bool()
     assert nearest_rows(unit, 3, 6, causal=True).tolist() == [[4, 5, 6]]
     assert nearest_rows(unit, 4, 6, causal=True).tolist() == [[1, 4, 5, 6]]
+
+
+def test_near_what_is_read():
+    unit = torch.tensor([[0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0]]).bool()
+    rows = nearest_rows(unit, 2, [5, 6], causal=True, near='read')
+    assert rows.tolist() == [[4, 5, 6], [3, 5, 6]]
+    rows = nearest_rows(unit, 3, 0, near='read')
+    assert rows.tolist() == [[0, 2, 3], [0, 1, 2]]
 
 
 def test_more_rows_than_there_are():
@@ -247,6 +255,88 @@ def test_more_rows_follow_loo_better(demo):
     assert many < few < none
 
 
+# ---- the largest, exact
+
+
+def the_exact_ones(found):
+    (info,) = found.info
+    return info['exact']
+
+
+def test_the_largest_get_their_exact_loo(shallow):
+    model, tokenizer, enc = shallow
+    few = dict(n_rows=2, rest=False)
+    plain = removal_rows_scores(model, tokenizer, [enc], **few)
+    found = removal_rows_scores(model, tokenizer, [enc], n_exact=3, **few)
+    (loo,) = many_loo(model, [enc])
+    exact = the_exact_ones(found)
+    content = ~special_mask(tokenizer, enc['input_ids'][0])
+    size = plain.scores[0].abs() * content
+    assert exact == sorted(size.topk(3).indices.tolist())
+    assert close(found.scores[0, exact], loo.scores[exact])
+    others = [j for j in range(len(loo.scores)) if j not in exact]
+    assert torch.equal(found.scores[0, others], plain.scores[0, others])
+    assert the_exact_ones(plain) == []
+
+
+def test_exact_units_of_words(shallow):
+    model, tokenizer, enc = shallow
+    words = text_units(tokenizer, enc, SENTENCE, 'word')
+    (loo,) = many_loo(model, [enc], units=[words.number])
+    found = removal_rows_scores(
+        model, tokenizer, [enc], n_rows=1, n_exact=99, units=[words]
+    )
+    # all but special ones, also the unit of the row that is read
+    exact = the_exact_ones(found)
+    assert exact == (~words.is_special).nonzero()[:, 0].tolist()
+    assert close(found.scores[0, exact], loo.scores[exact])
+
+
+def test_without_a_tokenizer_any_unit_may_be_exact():
+    model, _ = shallow_demo('sst2')
+    enc = encode(*shallow_demo('sst2'), SENTENCE)
+    n = enc['input_ids'].shape[1]
+    found = removal_rows_scores(model, None, [enc], rest=False, n_exact=n)
+    (loo,) = many_loo(model, [enc])
+    assert the_exact_ones(found) == list(range(n))
+    assert close(found.scores[0], loo.scores)
+
+
+def test_what_stands_behind_a_unit_is_counted():
+    model, tokenizer = shallow_demo('reviews')
+    context = ' '.join(TEXTS)
+    asked = dict(context=context, answer=' a good film', n_rows=2, rest=False)
+    costs, found = [], []
+    for n in (0, 2):
+        a = attribute_context(
+            model, tokenizer, method='removal+rows', n_exact=n, **asked
+        )
+        costs.append(a.info['forward_equivalents'])
+        found.append(a)
+    del asked['n_rows'], asked['rest']
+    exact = attribute_context(model, tokenizer, **asked)
+    chosen = found[1].info['exact']
+    assert len(chosen) == 2
+    assert close(found[1].scores[chosen], exact.scores[chosen])
+    n_tokens = len(found[1].input_ids)
+    assert 0 < costs[1] - costs[0] <= 2 * (1 - 1 / n_tokens)
+
+
+def test_only_rows_that_a_unit_changes_are_needed():
+    rows = rows_of_text(*decoder_of_a_sentence())
+    unit = torch.zeros(rows.n_tokens, dtype=torch.bool)
+    unit[2:4] = True
+    (needed,) = rows.changed_by(unit)
+    assert needed.tolist() == list(range(4, rows.n_tokens))
+    (read,) = rows.changed_by(torch.zeros_like(unit))
+    assert read.tolist() == rows.read
+
+
+def decoder_of_a_sentence():
+    model, tokenizer = shallow_demo('reviews')
+    return model, encode(model, tokenizer, SENTENCE)
+
+
 # ---- as a method
 
 
@@ -334,6 +424,22 @@ def test_a_context_is_followed_through_the_rows_of_its_answer():
     )
 
 
+def test_a_sentence_through_the_rows_of_the_question():
+    model, tokenizer = shallow_demo('reviews')
+    asked = dict(answer=' a good film', question='How was the film, then?')
+    context = ' '.join(TEXTS)
+    how = dict(method='removal+rows', rest=False, near='read')
+    exact = attribute_context(model, tokenizer, context, **asked)
+    apart = []
+    for n in (1, 8, 99):
+        a = attribute_context(
+            model, tokenizer, context, n_rows=n, **asked, **how
+        )
+        apart.append(float((a.scores - exact.scores).norm()))
+    assert apart[2] < 1e-3 < apart[1]
+    assert apart[1] < float(exact.scores.norm())
+
+
 def test_a_unit_without_tokens_changes_nothing(demo):
     model, tokenizer = demo
     enc = encode(model, tokenizer, SENTENCE)
@@ -391,7 +497,14 @@ def test_an_image_is_refused():
 
 
 @pytest.mark.parametrize(
-    'options', [dict(n_rows=0), dict(n_rows=2.5), dict(rest='yes')]
+    'options',
+    [
+        dict(n_rows=0),
+        dict(n_rows=2.5),
+        dict(rest='yes'),
+        dict(n_exact=-1),
+        dict(near='far'),
+    ],
 )
 def test_bad_options_are_refused(demo, options):
     (said,) = options.values()

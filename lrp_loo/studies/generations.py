@@ -39,6 +39,7 @@ EXPLAINED = {
     'attn_lrp': ('attn_lrp', {}),
     'cp_lrp': ('cp_lrp', {}),
     'grad_x_input': ('grad_x_input', {}),
+    'removal': ('removal', {}),
     **{
         f'removal+rows, {n}': ('removal+rows', dict(n_rows=n, rest=False))
         for n in ROWS_BESIDE

@@ -40,6 +40,7 @@ MODULES = [
     'heads',
     'grid',
     'depth',
+    'contexts',
     'generations',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
@@ -223,8 +224,9 @@ def reproduce(
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
     # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
-    # grid-smollm2, depth-large, generations-large ('scale': these seven, on
-    # models of `make models`), precision, trainings, lengths, heads, grid-minilm, grid-decoder,
+    # grid-smollm2, depth-large, contexts-planted, contexts-imdb,
+    # generations-large ('scale': these nine, on models of `make models`),
+    # precision, trainings, lengths, heads, grid-minilm, grid-decoder,
     # grid-vit, depth, generations, or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
