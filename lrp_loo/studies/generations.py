@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NEW_TOKENS', 'ROWS_BESIDE', 'EXPLAINED', 'PARTS', 'STUDIES', 'generation_cost', 'generation_row',
-           'generations_experiment', 'generations_table', 'generations_tables', 'plot_generations']
+           'generations_experiment', 'generations_table', 'generations_tables', 'plot_generations',
+           'generation_entries']
 
 # %% ../../nbs/66_generations.ipynb #adc04801
 import time
@@ -28,7 +29,7 @@ from lrp_loo.studies.common import (
     part_examples,
     rows_heading,
 )
-from .ledger import model_folder
+from .ledger import file_entries, model_folder
 from .style import method_colour, method_label, panels, themed
 from ..targets import GeneratedReadout
 
@@ -116,8 +117,7 @@ def generations_experiment(
     config = dict(
         experiment='generations',
         part=part,
-        limit=limit,
-        seed=seed,
+        seed=seed,  # without the limit: a run may be extended
         new_tokens=NEW_TOKENS,
         set_aside=found.left,
         **found.info,
@@ -187,6 +187,17 @@ def _files(*names):
     return {f'generations-{name}': f'generations-{name}' for name in names}
 
 
+def generation_entries(
+    results: dict,  # of `read_results`
+) -> list:  # a dict per claim, as the ledger keeps them
+    "The ledger's claims, but for length: the texts' lengths hardly differ."
+    return [
+        entry
+        for entry in file_entries(results)
+        if entry['claim'] != 'gain-falls-with-length'
+    ]
+
+
 _GENERATIONS = Study(
     'generations',
     '',
@@ -195,6 +206,7 @@ _GENERATIONS = Study(
     generations_tables,
     dict(generations=plot_generations),
     drawn_from={part: part for part in PARTS},
+    entries=generation_entries,
 )
 STUDIES = (
     _GENERATIONS,
