@@ -24,7 +24,7 @@ from lrp_loo.lrp import (
     lrp_rules,
 )
 from .models import forward, n_layers, watch_embeddings
-from .targets import Readout
+from .targets import Readout, as_readout
 
 # %% ../nbs/37_layers.ipynb #cf43dd08
 @contextlib.contextmanager
@@ -139,8 +139,7 @@ class _WayUp:
             self.refuse("needs layers that are called once each, in order")
         # what is read of the output is no part of the model: no rule holds
         with torch._C.DisableTorchFunction():
-            is_settled = isinstance(target, Readout)
-            self.readout = target if is_settled else Readout(target, out, batch)
+            self.readout = as_readout(target, out, batch)
             values = self.readout(out)
             g = input_gradient(values, self.top)
         self.values = values.detach()
