@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from generation import our_answer
+from peer_protocol import log_probs
 from peers import (
     HERE,
     PEERS,
@@ -25,7 +25,9 @@ from peers import (
     in_a_line,
     mean,
     measure,
+    our_answer,
     python_of,
+    save,
 )
 
 from lrp_loo import load_demo
@@ -37,7 +39,6 @@ OUT = HERE.parent / 'results' / 'benchmarks-contexts.json'
 TEMPLATE = '{context}\n\n{question}\nAnswer:'
 REMOVALS = ('attention_mask', 'delete')
 OURS = ('loo', 'removal', 'attn_lrp', 'cp_lrp', 'grad_x_input')
-IN_TURN = 'attn_lrp'  # what a peer's seconds are set against
 ASKED = (  # peer, its method, options
     ('Captum', 'ablation', {}),
     ('Captum', 'shapley', dict(n_samples=3)),
@@ -53,13 +54,13 @@ ASKED = (  # peer, its method, options
 )
 
 
-def item_of(tokenizer, given):
+def item_of(model, tokenizer, given):
     "A context as the runners take it."
     before, after = TEMPLATE.split('{context}')
     after = after.format(question=given['question'])
     context = given['context']
     prompt = before + context + after
-    return dict(
+    item = dict(
         before=before,
         context=context,
         after=after,
@@ -69,6 +70,7 @@ def item_of(tokenizer, given):
         prompt_ids=tokenizer(prompt)['input_ids'],
         continuation_ids=tokenizer(given['answer'])['input_ids'],
     )
+    return item | dict(log_probs=log_probs(model, item))
 
 
 def ours(model, tokenizer, item, method, **options):
@@ -117,19 +119,15 @@ def row_of(by, method, options, answer, references):
 
 def answers(args, model, tokenizer, items):
     "(whose, method, options, answer), as they are found."
-    run = partial(ours, model, tokenizer)
     if args.only in (None, 'ours'):
         for method in OURS:
-            run(items[0], method)  # a warm-up
-            one = partial(run, method=method)
-            yield 'ours', method, {}, our_answer(model, items, method, one)
+            run = partial(ours, model, tokenizer, method=method)
+            yield 'ours', method, {}, our_answer(model, items, run)
     short = dict(
         context='It rains. The sun shines.', question='Why?', answer=' So.'
     )
-    in_turn = partial(run, method=IN_TURN)
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save(model, tokenizer, folder)
         for peer, method, options in ASKED:
             python = args.only in (None, peer) and python_of(peer)
             if not python:
@@ -137,8 +135,9 @@ def answers(args, model, tokenizer, items):
             question = dict(
                 model=folder, task='context', method=method, options=options
             )
-            asked = question, items, item_of(tokenizer, short), in_turn
-            yield peer, method, options, measure(peer, python, *asked)
+            asked = question, items, item_of(model, tokenizer, short), model
+            answer = measure(python, PEERS[peer][1], *asked)
+            yield peer, method, options, answer
 
 
 def arguments():
@@ -155,7 +154,7 @@ def main():
     model, tokenizer = load_demo('smollm2')
     model.requires_grad_(False)
     given = json.loads(Path(args.contexts).read_text())
-    items = [item_of(tokenizer, one) for one in given]
+    items = [item_of(model, tokenizer, one) for one in given]
     references = [
         {r: ours(model, tokenizer, i, 'loo', removal=r) for r in REMOVALS}
         for i in items
@@ -168,7 +167,7 @@ def main():
         tokens=[len(i['prompt_ids'] + i['continuation_ids']) for i in items],
         sentences=[len(i['sentences']) for i in items],
         template=TEMPLATE,
-        ratio=f'seconds over those of our {IN_TURN}, in turn',
+        in_passes="seconds over those of one forward pass, in turn",
         threads=1,
     )
     results = Results(args.out, config, fresh=True)

@@ -13,7 +13,7 @@ import tempfile
 from functools import partial
 
 import torch
-from peer_protocol import Passes
+from peer_protocol import log_probs
 from peers import (
     HERE,
     PEERS,
@@ -22,8 +22,9 @@ from peers import (
     in_a_line,
     mean,
     measure,
+    our_answer,
     python_of,
-    timed,
+    save,
 )
 
 from lrp_loo import load_demo
@@ -44,24 +45,23 @@ PROMPTS = (
 NEW_TOKENS = 20
 REMOVALS = ('attention_mask', 'pad_token')
 OURS = ('attn_lrp', 'cp_lrp', 'removal', 'grad_x_input')
-IN_TURN = 'attn_lrp'  # what a peer's seconds are set against
 ALL, ONE = len(PROMPTS), 1
 ASKED = (  # peer, its method, prompts: one where it takes minutes
     ('Inseq', 'input_x_gradient', ALL),
-    ('Inseq', 'attention', ALL),
-    ('Inseq', 'value_zeroing', ALL),
-    ('Inseq', 'occlusion', ONE),
-    ('Inseq', 'integrated_gradients', ONE),
-    ('Inseq', 'lime', ONE),
-    ('Inseq', 'reagent', ONE),
     ('Captum', 'ablation_at_once', ALL),
     ('Captum', 'grad_x_input', ALL),
-    ('Captum', 'ablation', ONE),
-    ('Captum', 'ablation_no_cache', ONE),
-    ('Captum', 'integrated_gradients', ONE),
     ('FlashTrace', 'ifr', ALL),
     ('FlashTrace', 'attn_lrp', ALL),
     ('Interpreto', 'occlusion', ALL),
+    ('Inseq', 'attention', ALL),
+    ('Inseq', 'value_zeroing', ALL),
+    ('Captum', 'ablation', ONE),
+    ('Captum', 'ablation_no_cache', ONE),
+    ('Inseq', 'occlusion', ONE),
+    ('Captum', 'integrated_gradients', ONE),
+    ('Inseq', 'integrated_gradients', ONE),
+    ('Inseq', 'lime', ONE),
+    ('Inseq', 'reagent', ONE),
 )
 
 
@@ -75,12 +75,13 @@ def generated(model, tokenizer, prompt, n=NEW_TOKENS):
     text = tokenizer.decode(ids[k:])
     again = tokenizer(prompt + text)['input_ids']
     assert again == ids, f'{prompt!r}: what was said is read otherwise'
-    return dict(
+    item = dict(
         prompt=prompt,
         continuation=text,
         prompt_ids=ids[:k],
         continuation_ids=ids[k:],
     )
+    return item | dict(log_probs=log_probs(model, item))
 
 
 def ids_of(item):
@@ -141,25 +142,6 @@ def ours(model, tokenizer, item, method):
     return rows
 
 
-def our_answer(model, items, method, run):
-    "As a runner would give it."
-    found = []
-    for item in items:
-        with Passes(model) as passes:
-            scores, seconds = timed(run, item)
-        counted = {k: getattr(passes, k) for k in ('forward', 'backward')}
-        found.append(
-            dict(
-                scores=scores,
-                same_tokens=True,
-                seconds=seconds,
-                tokens=passes.tokens,
-                **counted,
-            )
-        )
-    return dict(explains='log-prob', items=found)
-
-
 def agreement(answer, references):
     "Mean r of the answer's rows with each reference."
     kind = answer['explains'] if answer['explains'] == 'logit' else 'log-prob'
@@ -190,24 +172,21 @@ def arguments():
 
 def answers(args, model, tokenizer, items):
     "(whose, method, answer), as they are found."
-    run = partial(ours, model, tokenizer)
     if args.only in (None, 'ours'):
         for method in OURS:
-            run(items[0], method)  # a warm-up
-            one = partial(run, method=method)
-            yield 'ours', method, our_answer(model, items, method, one)
+            run = partial(ours, model, tokenizer, method=method)
+            yield 'ours', method, our_answer(model, items, run)
     warm_up = generated(model, tokenizer, PROMPTS[0][:21], 2)
-    in_turn = partial(run, method=IN_TURN)
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save(model, tokenizer, folder)
         for peer, method, n in ASKED:
             python = args.only in (None, peer) and python_of(peer)
             if not python:
                 continue
             question = dict(model=folder, task='generation', method=method)
-            asked = question, items[:n], warm_up, in_turn
-            yield peer, method, measure(peer, python, *asked)
+            asked = question, items[:n], warm_up, model
+            answer = measure(python, PEERS[peer][1], *asked)
+            yield peer, method, answer
 
 
 def main():
@@ -228,10 +207,11 @@ def main():
         prompts=prompts,
         new_tokens=NEW_TOKENS,
         tokens=[ids_of(item).shape[1] for item in items],
-        ratio=f'seconds over those of our {IN_TURN}, in turn',
+        in_passes="seconds over those of one forward pass, in turn",
         threads=1,
     )
     results = Results(args.out, config, fresh=True)
+    results.save()
     for i, (by, method, answer) in enumerate(
         answers(args, model, tokenizer, items)
     ):

@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 import torch
+from peer_protocol import Passes
 
 from lrp_loo.stats import pearson
 
-IN_PAIRS = 2  # items on which ours is timed too
+FURTHEST = 0.01  # nats that the same token's log-probability may differ by
 HERE = Path(__file__).parent
 PEERS = {  # name → the variable that names its python, its runner
     'Inseq': ('LRP_LOO_INSEQ_PYTHON', 'peer_inseq.py'),
@@ -40,6 +41,20 @@ def python_of(
             file=sys.stderr,
         )
     return named
+
+
+def save(model, tokenizer, folder):
+    "As transformers 4 reads it too, which names two things otherwise."
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    theta = model.config.rope_parameters['rope_theta']
+    _add(Path(folder, 'config.json'), rope_theta=theta)
+    fast = 'PreTrainedTokenizerFast'
+    _add(Path(folder, 'tokenizer_config.json'), tokenizer_class=fast)
+
+
+def _add(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 class Peer:
@@ -83,30 +98,86 @@ def timed(function, *args):
     return found, time.perf_counter() - start
 
 
+def forward_seconds(model, item, rounds=3):
+    """Of one plain forward pass of prompt and continuation, the median: the
+    unit of time, since a machine that others use is slower from time to time.
+    """
+    ids = torch.tensor([item['prompt_ids'] + item['continuation_ids']])
+    with torch.no_grad():
+        each = [timed(model, ids)[1] for _ in range(rounds)]
+    return statistics.median(each)
+
+
+def in_passes(model, item, run):
+    """What `run(item)` gives, with its `seconds` in forward passes, which are
+    timed before it and after it.
+    """
+    before = forward_seconds(model, item)
+    found = run(item)
+    unit = (before + forward_seconds(model, item)) / 2
+    return found, found.get('seconds', 0.0) / unit
+
+
 def measure(
-    peer,  # one of PEERS
-    python,  # of its environment
+    python,  # of the peer's environment
+    runner,  # its file
     question,  # without items
     items,
     warm_up,  # a small item, asked first
-    ours,  # item → scores, timed in turn with the peer on a few items
+    model,  # ours, for the unit of time
 ):
-    "One answer with all items; `ratios` are the peer's seconds over ours."
-    with Peer(python, PEERS[peer][1]) as process:
-        first = process.ask(question | dict(items=[warm_up]))
-        if 'error' in first:
-            return first
-        ours(warm_up)
-        found, ratios = [], []
-        for i, item in enumerate(items):
-            _, seconds = timed(ours, item) if i < IN_PAIRS else (None, None)
+    "One answer with all items, or {'error': why}."
+    with Peer(python, runner) as process:
+
+        def one(item):
+            "Its part of the answer, or the error."
+            nonlocal answer
             answer = process.ask(question | dict(items=[item]))
             if 'error' in answer:
                 return answer
-            found += answer['items']
-            if seconds:
-                ratios.append(answer['items'][0]['seconds'] / seconds)
-    return answer | dict(items=found, ratios=ratios)
+            (found,) = answer['items']
+            return other_model(found, item) or found
+
+        answer = process.ask(question | dict(items=[warm_up]))
+        if 'error' in answer:
+            return answer
+        found = []
+        for item in items:
+            got, passes = in_passes(model, item, one)
+            if 'error' in got:
+                return got
+            found.append(got | dict(in_passes=passes))
+    return answer | dict(items=found)
+
+
+def our_answer(model, items, run):
+    "As a runner would give it; run: item → scores."
+
+    def one(item):
+        with Passes(model) as passes:
+            scores, seconds = timed(run, item)
+        counted = ('forward', 'backward', 'tokens')
+        found = {name: getattr(passes, name) for name in counted}
+        return found | dict(scores=scores, seconds=seconds, same_tokens=True)
+
+    run(items[0])  # a warm-up
+    found = []
+    for item in items:
+        got, passes = in_passes(model, item, one)
+        found.append(got | dict(in_passes=passes))
+    return dict(explains='log-prob', items=found)
+
+
+def other_model(
+    found,  # the answer to an item
+    item,  # whose `log_probs` are our model's
+):
+    "An error, where the peer's model gives other numbers."
+    pairs = zip(found['log_probs'], item['log_probs'])
+    furthest = max(abs(a - b) for a, b in pairs)
+    if furthest > FURTHEST:
+        return dict(error=f'another model: {furthest:.3g} nats off')
+    return None
 
 
 def correlation(
@@ -135,11 +206,11 @@ def cost(answer):
         n_items=len(items),
         same_tokens=all(item['same_tokens'] for item in items),
         seconds=statistics.median(item['seconds'] for item in items),
+        in_passes=statistics.median(item['in_passes'] for item in items),
     )
     for name in ('forward', 'backward', 'tokens'):
         row[name] = statistics.mean(item[name] for item in items)
-    if 'ratios' in answer:
-        row['ratio'] = statistics.median(answer['ratios'])
+    if 'versions' in answer:
         row['peak_mib'] = answer['peak_mib']
         row['peer_versions'] = answer['versions']
     return row
@@ -157,9 +228,8 @@ def in_a_line(row):
     ]
     line = (
         f"{name} ({row['explains']}): r {', '.join(rs)};"
-        f" {row['seconds']:.2f} s, {row['forward']:.0f} forward,"
+        f" {row['seconds']:.2f} s or {row['in_passes']:.0f} passes' time,"
+        f" {row['forward']:.0f} forward,"
         f" {row['backward']:.0f} backward, {row['tokens']:.0f} tokens"
     )
-    if 'ratio' in row:
-        line += f", {row['ratio']:.1f} times ours"
     return line if row['same_tokens'] else f'{line} (OTHER TOKENS)'
