@@ -22,7 +22,7 @@ from peers import (
     PEERS,
     correlation,
     cost,
-    in_a_line,
+    keep,
     mean,
     measure,
     our_answer,
@@ -41,7 +41,6 @@ REMOVALS = ('attention_mask', 'delete')
 OURS = ('loo', 'removal', 'attn_lrp', 'cp_lrp', 'grad_x_input')
 ASKED = (  # peer, its method, options
     ('Captum', 'ablation', {}),
-    ('Captum', 'shapley', dict(n_samples=3)),
     *(
         ('ContextCite', 'context_cite', dict(num_ablations=n))
         for n in (8, 16, 32, 64)
@@ -49,8 +48,9 @@ ASKED = (  # peer, its method, options
     ('FlashTrace', 'flashtrace', {}),
     ('FlashTrace', 'ifr', {}),
     ('FlashTrace', 'attn_lrp_span', {}),
-    ('Inseq', 'input_x_gradient', {}),
     ('Inseq', 'attention', {}),
+    ('Inseq', 'input_x_gradient', {}),
+    ('Captum', 'shapley', dict(n_samples=3)),
 )
 
 
@@ -104,7 +104,11 @@ def row_of(by, method, options, answer, references):
     if 'error' in answer:
         return row | dict(error=answer['error'])
     row['explains'] = answer['explains']
-    pairs = list(zip(answer['items'], references))
+    pairs = [
+        (item, reference)
+        for item, reference in zip(answer['items'], references)
+        if item['same_tokens']
+    ]
     for removal in REMOVALS:
         row[f'r_{removal}'] = mean(
             correlation(item['scores'], reference[removal])
@@ -144,6 +148,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', choices=(*PEERS, 'ours'))
     parser.add_argument('--contexts', default=str(HERE / 'contexts.json'))
+    parser.add_argument('--limit', type=int, help='so many contexts')
     parser.add_argument('--out', default=str(OUT))
     return parser.parse_args()
 
@@ -153,7 +158,7 @@ def main():
     torch.set_num_threads(1)
     model, tokenizer = load_demo('smollm2')
     model.requires_grad_(False)
-    given = json.loads(Path(args.contexts).read_text())
+    given = json.loads(Path(args.contexts).read_text())[: args.limit]
     items = [item_of(model, tokenizer, one) for one in given]
     references = [
         {r: ours(model, tokenizer, i, 'loo', removal=r) for r in REMOVALS}
@@ -170,12 +175,12 @@ def main():
         in_passes="seconds over those of one forward pass, in turn",
         threads=1,
     )
-    results = Results(args.out, config, fresh=True)
+    # a part of the methods is measured into the file of all
+    results = Results(args.out, config, fresh=not args.only)
+    order = [('ours', method, {}) for method in OURS] + list(ASKED)
     found = answers(args, model, tokenizer, items)
-    for i, (by, method, options, answer) in enumerate(found):
-        row = row_of(by, method, options, answer, references)
-        results.add(dict(i=i, **row))
-        print(in_a_line(row), flush=True)
+    for by, method, options, answer in found:
+        keep(results, row_of(by, method, options, answer, references), order)
 
 
 if __name__ == '__main__':

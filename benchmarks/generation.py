@@ -19,7 +19,7 @@ from peers import (
     PEERS,
     correlation,
     cost,
-    in_a_line,
+    keep,
     mean,
     measure,
     our_answer,
@@ -149,6 +149,7 @@ def agreement(answer, references):
         f'r_{removal}': mean(
             correlation(row, exact.tolist())
             for item, reference in zip(answer['items'], references)
+            if item['same_tokens']
             for row, exact in zip(item['scores'], reference[removal][kind])
         )
         for removal in REMOVALS
@@ -165,22 +166,28 @@ def row_of(by, method, answer, references):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', choices=(*PEERS, 'ours'))
+    parser.add_argument('--methods', nargs='+', help='all, unless named')
     parser.add_argument('--prompts', type=int, default=ALL)
     parser.add_argument('--out', default=str(OUT))
     return parser.parse_args()
 
 
+def wanted(args, by, method):
+    "Is this one measured?"
+    return args.only in (None, by) and method in (args.methods or [method])
+
+
 def answers(args, model, tokenizer, items):
     "(whose, method, answer), as they are found."
-    if args.only in (None, 'ours'):
-        for method in OURS:
+    for method in OURS:
+        if wanted(args, 'ours', method):
             run = partial(ours, model, tokenizer, method=method)
             yield 'ours', method, our_answer(model, items, run)
     warm_up = generated(model, tokenizer, PROMPTS[0][:21], 2)
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
         for peer, method, n in ASKED:
-            python = args.only in (None, peer) and python_of(peer)
+            python = wanted(args, peer, method) and python_of(peer)
             if not python:
                 continue
             question = dict(model=folder, task='generation', method=method)
@@ -210,14 +217,13 @@ def main():
         in_passes="seconds over those of one forward pass, in turn",
         threads=1,
     )
-    results = Results(args.out, config, fresh=True)
-    results.save()
-    for i, (by, method, answer) in enumerate(
-        answers(args, model, tokenizer, items)
-    ):
-        row = row_of(by, method, answer, references)
-        results.add(dict(i=i, **row))
-        print(in_a_line(row), flush=True)
+    # a part of the methods is measured into the file of all
+    part = args.only or args.methods
+    results = Results(args.out, config, fresh=not part)
+    order = [('ours', method, {}) for method in OURS]
+    order += [(peer, method, {}) for peer, method, _ in ASKED]
+    for by, method, answer in answers(args, model, tokenizer, items):
+        keep(results, row_of(by, method, answer, references), order)
 
 
 if __name__ == '__main__':

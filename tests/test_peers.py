@@ -199,9 +199,9 @@ def test_measure(driver, tmp_path, off, error):
     row = driver.cost(answer)
     assert (row['seconds'], row['forward'], row['backward']) == (2, 1, 3)
     assert row['n_items'] == 2 and row['in_passes'] > 0
-    assert row['same_tokens'] is False
+    assert row['same_tokens'] == 0
     said = dict(by='A', method='b', explains='logit', r_mask=0.5)
-    assert 'OTHER TOKENS' in driver.in_a_line(said | row)
+    assert '2 read as OTHER TOKENS' in driver.in_a_line(said | row)
 
 
 def test_our_answer(driver):
@@ -212,3 +212,21 @@ def test_our_answer(driver):
     (item,) = answer['items']
     assert (item['forward'], item['backward'], item['tokens']) == (1, 1, 4)
     assert item['in_passes'] > 0
+
+
+def test_a_row_replaces_its_own(driver, capsys):
+    "And stands where the order says."
+    from lrp_loo.results import Results
+
+    results = Results(None, {})
+    order = [('A', 'b', {}), ('A', 'c', {}), ('A', 'c', dict(n=8))]
+    row = dict(by='A', error='no')
+    for method, more in (('c', dict(options=dict(n=8))), ('b', {}), ('c', {})):
+        driver.keep(results, row | dict(method=method) | more, order)
+    driver.keep(results, row | dict(method='b', error='why'), order)
+    assert {r['i']: r['error'] for r in results.rows} == {
+        0: 'why',
+        1: 'no',
+        2: 'no',
+    }
+    assert 'A b: why' in capsys.readouterr().out
