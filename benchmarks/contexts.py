@@ -28,6 +28,7 @@ from peers import (
     our_answer,
     python_of,
     save,
+    wanted,
 )
 
 from lrp_loo import load_demo
@@ -123,8 +124,8 @@ def row_of(by, method, options, answer, references):
 
 def answers(args, model, tokenizer, items):
     "(whose, method, options, answer), as they are found."
-    if args.only in (None, 'ours'):
-        for method in OURS:
+    for method in OURS:
+        if wanted(args, 'ours', method):
             run = partial(ours, model, tokenizer, method=method)
             yield 'ours', method, {}, our_answer(model, items, run)
     short = dict(
@@ -133,7 +134,7 @@ def answers(args, model, tokenizer, items):
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
         for peer, method, options in ASKED:
-            python = args.only in (None, peer) and python_of(peer)
+            python = wanted(args, peer, method) and python_of(peer)
             if not python:
                 continue
             question = dict(
@@ -147,6 +148,7 @@ def answers(args, model, tokenizer, items):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', choices=(*PEERS, 'ours'))
+    parser.add_argument('--methods', nargs='+', help='all, unless named')
     parser.add_argument('--contexts', default=str(HERE / 'contexts.json'))
     parser.add_argument('--limit', type=int, help='so many contexts')
     parser.add_argument('--out', default=str(OUT))
@@ -176,7 +178,8 @@ def main():
         threads=1,
     )
     # a part of the methods is measured into the file of all
-    results = Results(args.out, config, fresh=not args.only)
+    part = args.only or args.methods
+    results = Results(args.out, config, fresh=not part)
     order = [('ours', method, {}) for method in OURS] + list(ASKED)
     found = answers(args, model, tokenizer, items)
     for by, method, options, answer in found:

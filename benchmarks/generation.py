@@ -25,6 +25,7 @@ from peers import (
     our_answer,
     python_of,
     save,
+    wanted,
 )
 
 from lrp_loo import load_demo
@@ -170,11 +171,6 @@ def arguments():
     parser.add_argument('--prompts', type=int, default=ALL)
     parser.add_argument('--out', default=str(OUT))
     return parser.parse_args()
-
-
-def wanted(args, by, method):
-    "Is this one measured?"
-    return args.only in (None, by) and method in (args.methods or [method])
 
 
 def answers(args, model, tokenizer, items):

@@ -43,6 +43,11 @@ def python_of(
     return named
 
 
+def wanted(args, by, method):
+    "Is this one measured?"
+    return args.only in (None, by) and method in (args.methods or [method])
+
+
 def save(model, tokenizer, folder):
     "As transformers 4 reads it too, which names two things otherwise."
     model.save_pretrained(folder)
