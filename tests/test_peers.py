@@ -1,0 +1,232 @@
+"""The runners' JSON, without the peers themselves."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / 'benchmarks'
+ITEM = dict(
+    prompt='a b',
+    continuation=' c d',
+    prompt_ids=[5, 6],
+    continuation_ids=[7, 8],
+)
+CONTEXT = dict(
+    before='',
+    context='One. Two.',
+    after='?',
+    sentences=[[0, 4], [5, 9]],
+    answer=' So.',
+    prompt_ids=[1, 2, 3],
+    continuation_ids=[4],
+)
+
+
+@pytest.fixture
+def protocol(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import peer_protocol
+
+    yield peer_protocol
+    del sys.modules['peer_protocol']
+
+
+@pytest.fixture
+def driver(protocol):
+    import peers
+
+    yield peers
+    del sys.modules['peers']
+
+
+def small():
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+    heads = dict(num_attention_heads=2, num_key_value_heads=2)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=12, **sizes, **heads)).eval()
+
+
+def scored(model, tokenizer, item, factor=1.0):
+    "A method: one forward and one backward pass."
+    ids = torch.tensor([item['prompt_ids'] + item['continuation_ids']])
+    x = model.get_input_embeddings()(ids).detach().requires_grad_()
+    model(inputs_embeds=x).logits[0, -1, 0].backward()
+    return [[factor, float('nan')], torch.tensor([1.0, 2.0, 3.0])], True
+
+
+def question(**changed):
+    asked = dict(model='m', task='generation', method='one', items=[ITEM])
+    return json.dumps(asked | changed)
+
+
+def runner(protocol):
+    made = protocol.Runner(
+        ['numpy'], {('generation', 'one'): (scored, 'logit')}
+    )
+    made.loaded = 'm', (small(), None)
+    return made
+
+
+def test_answer(protocol):
+    lines = [question(options=dict(factor=2.5)), '\n', question()]
+    out = io.StringIO()
+    runner(protocol).run(lines, out)
+    first, second = map(json.loads, out.getvalue().splitlines())
+    (item,) = first['items']
+    assert item['scores'] == [[2.5, None], [1, 2, 3]]
+    assert second['items'][0]['scores'][0] == [1, None]
+    assert (item['forward'], item['backward'], item['tokens']) == (1, 1, 4)
+    assert item['same_tokens'] is True and item['seconds'] > 0
+    assert first['explains'] == 'logit' and first['peak_mib'] > 0
+    assert set(first['versions']) == {'torch', 'transformers', 'numpy'}
+
+
+def test_log_probs_are_the_models(protocol):
+    model = small()
+    with torch.no_grad():
+        rows = model(torch.tensor([[5, 6, 7, 8]])).logits[0].log_softmax(-1)
+    found = protocol.log_probs(model, ITEM)
+    assert found == pytest.approx([rows[1, 7].item(), rows[2, 8].item()])
+
+
+def test_passes_leave_nothing_behind(protocol):
+    model = small()
+    before = (model.forward, torch.autograd.grad, torch.autograd.backward)
+    with pytest.raises(RuntimeError, match='stop'):
+        with protocol.Passes(model):
+            raise RuntimeError('stop')
+    after = (model.forward, torch.autograd.grad, torch.autograd.backward)
+    assert before == after and 'forward' not in vars(model)
+
+
+@pytest.mark.parametrize(
+    'changed, said',
+    [
+        (dict(task='other'), "task='other' is not known"),
+        (dict(method='two'), "no method 'two' for 'generation'"),
+        (dict(items=[{}]), 'item 0 lacks'),
+        (dict(task='context', items=[ITEM]), 'item 0 lacks'),
+        (dict(options=dict(colour=1)), 'colour'),
+    ],
+)
+def test_an_error_is_an_answer(protocol, changed, said):
+    asked = runner(protocol)
+    answer = asked.answer(question(**changed))
+    assert set(answer) == {'error'} and said in answer['error']
+
+
+def test_a_question_lacks_a_key(protocol):
+    with pytest.raises(ValueError, match="lacks .*'items'"):
+        protocol.read_question('{"model": "m", "task": "generation"}')
+
+
+def test_texts_of_both_tasks(protocol):
+    assert protocol.prompt_of(ITEM) == 'a b'
+    assert protocol.prompt_of(CONTEXT) == 'One. Two.?'
+    assert protocol.continuation_of(ITEM) == ' c d'
+    assert protocol.continuation_of(CONTEXT) == ' So.'
+
+
+def test_tokens_summed_over_sentences(protocol):
+    "A token's space in front belongs to no sentence."
+
+    def tokenizer(text, return_offsets_mapping):
+        assert text == 'One. Two.?'
+        return dict(offset_mapping=[(0, 3), (3, 4), (4, 8), (8, 9), (9, 10)])
+
+    scores = torch.tensor([[1.0, 2, 3, 4, 5, 9], [10, 20, 30, 40, 50, 9]])
+    sums = protocol.sums_over_sentences(tokenizer, CONTEXT, scores)
+    assert sums == [33, 77]
+
+
+def test_rows_before_each_token(protocol):
+    rows = protocol.before_each([[1, 2, 3, 4], [5, 6, 7, 8]], ITEM)
+    assert rows == [[1, 2], [5, 6, 7]]
+
+
+def test_correlation_over_what_is_there(driver):
+    assert driver.correlation([1, 2, None], [2, 4, 0, 9]) == pytest.approx(1)
+    assert driver.correlation([1, None], [2, 4]) is None
+    assert driver.correlation([1, 1, 1], [2, 4, 5]) is None
+    assert driver.mean([1, None, 3]) == 2
+    assert driver.mean([None]) is None
+
+
+def test_a_peer_without_an_environment(driver, monkeypatch, capsys):
+    variable, _ = driver.PEERS['Captum']
+    monkeypatch.delenv(variable, raising=False)
+    assert driver.python_of('Captum') is None
+    assert f'{variable} names no environment' in capsys.readouterr().err
+
+
+def test_a_runner_that_does_not_start(driver):
+    asked = dict(model='m', task='generation', method='one')
+    how = [asked, [ITEM], ITEM, small()]
+    answer = driver.measure(sys.executable, 'no_such_runner.py', *how)
+    assert answer['error'].startswith('the runner')
+
+
+FAKE = """
+import json, sys
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    item = dict(scores=[[1, 2], [1, 2, None]], seconds=2.0, forward=1)
+    item |= dict(backward=3, tokens=8, same_tokens=False)
+    item |= dict(log_probs=asked['options'])
+    print(json.dumps(dict(items=[item], peak_mib=1.0, versions={},
+                          explains='logit')), flush=True)
+"""
+
+
+@pytest.mark.parametrize('off, error', [(0.0, None), (0.5, 'another model')])
+def test_measure(driver, tmp_path, off, error):
+    "A runner in a process of its own; the log-probabilities tell the model."
+    runner = tmp_path / 'runner.py'
+    runner.write_text(FAKE)
+    item = ITEM | dict(log_probs=[-1.0, -2.0])
+    asked = dict(options=[-1.0, -2.0 + off])
+    how = [asked, [item, item], ITEM, small()]
+    answer = driver.measure(sys.executable, runner, *how)
+    if error:
+        assert error in answer['error']
+        return
+    row = driver.cost(answer)
+    assert (row['seconds'], row['forward'], row['backward']) == (2, 1, 3)
+    assert row['n_items'] == 2 and row['in_passes'] > 0
+    assert row['same_tokens'] == 0
+    said = dict(by='A', method='b', explains='logit', r_mask=0.5)
+    assert '2 read as OTHER TOKENS' in driver.in_a_line(said | row)
+
+
+def test_our_answer(driver):
+    model = small()
+    answer = driver.our_answer(
+        model, [ITEM], lambda item: scored(model, None, item)[0]
+    )
+    (item,) = answer['items']
+    assert (item['forward'], item['backward'], item['tokens']) == (1, 1, 4)
+    assert item['in_passes'] > 0
+
+
+def test_a_row_replaces_its_own(driver, capsys):
+    "And stands where the order says."
+    from lrp_loo.results import Results
+
+    results = Results(None, {})
+    order = [('A', 'b', {}), ('A', 'c', {}), ('A', 'c', dict(n=8))]
+    row = dict(by='A', error='no')
+    for method, more in (('c', dict(options=dict(n=8))), ('b', {}), ('c', {})):
+        driver.keep(results, row | dict(method=method) | more, order)
+    driver.keep(results, row | dict(method='b', error='why'), order)
+    assert {r['i']: r['error'] for r in results.rows} == {
+        0: 'why',
+        1: 'no',
+        2: 'no',
+    }
+    assert 'A b: why' in capsys.readouterr().out
