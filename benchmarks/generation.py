@@ -30,9 +30,9 @@ from peers import (
 
 from lrp_loo import load_demo
 from lrp_loo.loo import all_but_one, leave_one_out
-from lrp_loo.methods import explain_batch
+from lrp_loo.methods import explain_each
 from lrp_loo.results import Results
-from lrp_loo.targets import Target
+from lrp_loo.targets import GeneratedReadout, Target
 
 OUT = HERE.parent / 'results' / 'benchmarks-generation.json'
 PROMPTS = (
@@ -45,7 +45,14 @@ PROMPTS = (
 )
 NEW_TOKENS = 20
 REMOVALS = ('attention_mask', 'pad_token')
-OURS = ('attn_lrp', 'cp_lrp', 'removal', 'grad_x_input')
+OURS = (
+    'loo',
+    'removal+rows',
+    'removal',
+    'attn_lrp',
+    'cp_lrp',
+    'grad_x_input',
+)
 ALL, ONE = len(PROMPTS), 1
 ASKED = (  # peer, its method, prompts: one where it takes minutes
     ('Inseq', 'input_x_gradient', ALL),
@@ -131,16 +138,13 @@ def check_reference(model, tokenizer, item, reference):
 
 
 def ours(model, tokenizer, item, method):
-    "A row per generated token, each from the prefix that it follows."
+    "A row per generated token, all from one text."
     ids = ids_of(item)
-    rows = []
-    for k, said in enumerate(item['continuation_ids'], len(item['prompt_ids'])):
-        prefix = ids[:, :k]
-        enc = dict(input_ids=prefix, attention_mask=torch.ones_like(prefix))
-        target = Target(said, position=-1, log_prob=True)
-        (a,) = explain_batch(model, tokenizer, [enc], method, target, [None])
-        rows.append(a.scores.tolist())
-    return rows
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    n_prompt = len(item['prompt_ids'])
+    readout = GeneratedReadout(ids[0], n_prompt, log_prob=True)
+    steps = explain_each(model, tokenizer, enc, method, readout)
+    return [a.scores.tolist() for a in steps]
 
 
 def agreement(answer, references):
