@@ -23,8 +23,9 @@ import torch
 from ..context import attribute_context
 from ..core import whole_number
 from ..data import load_texts
+from ..generation import greedy_continuation
 from ..methods import as_method
-from ..models import describe_model, device_of, load_demo
+from ..models import describe_model, load_demo
 from ..results import Results, recorded_methods
 from ..rows import GRADIENT_PASS, tokens_of_units
 from ..stats import mean_se, pearson
@@ -376,7 +377,6 @@ def contexts_within(
     return found, set_aside
 
 
-@torch.no_grad()
 def greedy_answer(
     model,  # a causal language model
     tokenizer,
@@ -385,16 +385,8 @@ def greedy_answer(
 ) -> str:
     "What the model answers."
     prompt = CHAT.format(context=context.text, question=context.question)
-    enc = tokenizer(prompt, return_tensors='pt', verbose=False)
-    ids = enc['input_ids'].to(device_of(model))
-    found = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=longest,
-        do_sample=False,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    answer = found[0, ids.shape[1] :]
+    ids = tokenizer(prompt, verbose=False)['input_ids']
+    answer = greedy_continuation(model, ids, longest)
     return tokenizer.decode(answer, skip_special_tokens=True).strip()
 
 # %% ../../nbs/65_contexts.ipynb #5864bdb0
