@@ -6,7 +6,8 @@
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'ROUNDING', 'listened_to',
            'meddled_with', 'package_name', 'cores', 'on_every_core', 'survives_gaps', 'sees_whole_text', 'may_drop',
            'may_pack', 'without_padding', 'TextRows', 'BertLayer', 'FastEncoder', 'gaps_to_try', 'spread', 'agree',
-           'fast_encoder', 'read_row_only', 'last_rows_only', 'prefix_states', 'first_gaps', 'forward_after_prefix']
+           'fast_encoder', 'read_row_only', 'last_rows_only', 'keeping_states', 'prefix_states', 'first_gaps',
+           'forward_after_prefix']
 
 # %% ../nbs/42_fast.ipynb #35cc56b6
 import contextlib, threading
@@ -859,21 +860,33 @@ def last_rows_only(
     return {} if n is None else dict(logits_to_keep=n)
 
 # %% ../nbs/42_fast.ipynb #fae4ec93
+def keeping_states(
+    model,  # any model
+) -> dict:  # arguments of its forward; none where it is not known to keep them
+    "What asks a decoder to keep the keys and values of a text."
+    needed = {'past_key_values', 'use_cache', 'position_ids'}
+    known = package_name(model) in DROP_DECODERS
+    if not known or not needed <= set(forward_arguments(model)):
+        return {}
+    return dict(use_cache=True)
+
+
 @torch.no_grad()
 def prefix_states(
     model,  # any model
     enc: dict,  # an encoded text
+    output=None,  # the model's of this text, where it was asked to keep them
     # per layer keys and values (1, heads, T, d), or None where the model keeps
     # none for every token
 ) -> list:
     "The keys and values of a decoder's text."
-    if package_name(model) not in DROP_DECODERS or 'input_ids' not in enc:
+    asked = keeping_states(model)
+    if not asked or 'input_ids' not in enc or not survives_gaps(model):
         return None
-    needed = {'past_key_values', 'use_cache', 'position_ids'}
-    if not survives_gaps(model) or not needed <= set(forward_arguments(model)):
-        return None
-    out = forward(model, enc | dict(use_cache=True))
-    cache = getattr(out, 'past_key_values', None)
+    cache = getattr(output, 'past_key_values', None)
+    if cache is None:
+        out = forward(model, enc | asked | last_rows_only(model))
+        cache = getattr(out, 'past_key_values', None)
     states = [
         (getattr(layer, 'keys', None), getattr(layer, 'values', None))
         for layer in getattr(cache, 'layers', None) or []

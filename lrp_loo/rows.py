@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from .core import whole_number
 from lrp_loo.fast import (
     agree,
+    keeping_states,
     last_rows_only,
     may_drop,
     prefix_states,
@@ -168,7 +169,8 @@ class ComputedRows:
     def handed(self):
         "What the whole text's rows hand on."
         if self.causal:
-            return prefix_states(self.whole.model, self.whole.enc)
+            whole = self.whole
+            return prefix_states(whole.model, whole.enc, whole.output)
         texts = self.fast.texts([self.whole.enc])
         return texts, self.fast.keys_and_values(texts)
 
@@ -326,7 +328,8 @@ def removal_rows_scores(
             " method='removal'"
         )
     with torch.no_grad():
-        whole = read_whole(model, enc, target, 'attention_mask')
+        asked = keeping_states(model)
+        whole = read_whole(model, enc, target, 'attention_mask', **asked)
     if n_exact and whole.value.numel() > 1:
         raise ValueError(
             f"n_exact={n_exact} is for one number of a text, not for every"

@@ -697,10 +697,11 @@ def read_whole(
     target=None,  # see `as_target`
     removal=None,  # see `as_removal`; None: `default_removal`
     fill=None,  # what stands in (`fill_id`)
+    **asked,  # arguments of its forward, such as `keeping_states`
 ) -> Whole:
     "One forward pass. Deletion is refused where the explained place moves."
     removal = as_removal(removal or default_removal(enc))
-    output = forward(model, enc)
+    output = forward(model, enc | asked)
     readout = as_readout(target, output, enc)
     found_again = callable(readout.target) or readout.survives_dropping(output)
     if removal.closes_up and not found_again:
