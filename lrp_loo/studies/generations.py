@@ -172,6 +172,8 @@ def plot_generations(
         table = generations_table(found)
         for name, at in table.iterrows():
             look = dict(fmt='o', ms=5, color=method_colour(name))
+            if name == f'removal+rows, {min(ROWS_BESIDE)}':
+                look['mfc'] = 'white'
             label = method_label(name)
             ax.errorbar(at.cost, at.r, at.se, label=label, **look)
         model = found['config']['model']
