@@ -7,7 +7,7 @@ from lrp_loo.results import read_results
 from lrp_loo.studies import common
 from lrp_loo.studies.generations import (
     EXPLAINED,
-    PARTS,
+    GENERATED,
     generation_cost,
     generation_entries,
     generations_experiment,
@@ -70,4 +70,4 @@ def test_the_study_is_found():
         study.name for study in all_studies()
     }
     assert 'generations-large' in words_of('scale')
-    assert set(PARTS) == {'generations-decoder', 'generations-smollm2'}
+    assert set(GENERATED) == {'generations-decoder', 'generations-smollm2'}
