@@ -169,9 +169,8 @@ def _mean(x):
     return sum(known) / len(known) if known else float('nan')
 
 
-def _audited(model, tokenizer, prompt, continuation, methods, how):
-    "Of one prompt: name → (mean r, seconds), LOO first."
-    first_token = how.pop('first_token')
+def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
+    "Of one prompt: name → its mean r, seconds and tokens, LOO first."
     found = {}
     loo = None
     for name, (method, options) in {'loo': ('loo', {}), **methods}.items():
@@ -218,7 +217,8 @@ def audit_generation(
             tokenizer,
             *pair,
             methods,
-            how | dict(first_token=first_token),
+            first_token,
+            how,
         )
         for pair in pairs
     ]

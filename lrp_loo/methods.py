@@ -75,6 +75,7 @@ from lrp_loo.targets import (
     Target,
     as_readout,
     at_mask,
+    check_one_number,
     output_field,
     settled,
 )
@@ -152,11 +153,8 @@ def lrp_scores(
         raise ValueError(
             f"embeddings={embeddings!r} is not known; take 'word' or 'sum'"
         )
-    if checkpoint and isinstance(target, GeneratedReadout):
-        raise ValueError(
-            "checkpoint=True explains one number of a text, not every"
-            " generated token's; take checkpoint=False"
-        )
+    if checkpoint:
+        check_one_number(target, 'checkpoint')
     batch = pad_batch(tokenizer, encs)
     gradient_of = checkpointed_gradient if checkpoint else _whole_gradient
     sums = []

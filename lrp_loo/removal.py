@@ -33,6 +33,7 @@ from lrp_loo.targets import (
     Readout,
     Scores,
     as_readout,
+    check_one_number,
     settled,
     text_by_text,
 )
@@ -636,11 +637,7 @@ def _put_exact(model, enc, target, units, scores, which):
 # %% ../nbs/20_removal.ipynb #cklong02
 def _layer_by_layer(model, batch, target, composite, gathered):
     "A backward pass that runs each layer again, and holds the maps of one."
-    if isinstance(target, GeneratedReadout):
-        raise ValueError(
-            "checkpoint=True explains one number of a text, not every"
-            " generated token's; take checkpoint=False"
-        )
+    check_one_number(target, 'checkpoint')
     standing = _standing_at(gathered.members, gathered.weights)
     first = {}  # a layer's number → that of its first attention call
 

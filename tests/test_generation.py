@@ -14,6 +14,7 @@ from lrp_loo import audit_generation, explain_generation, load, load_demo
 from lrp_loo.cli import main
 from lrp_loo.generation import generation_agreement, greedy_continuation
 from lrp_loo.methods import METHODS, explain_batch, explain_each
+from lrp_loo.models import forward
 from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
 from lrp_loo.targets import GeneratedReadout, Target
 from lrp_loo.units import Units
@@ -37,7 +38,9 @@ def naive_loo(model, enc, n_prompt, log_prob):
 
     def numbers(mask):
         with torch.no_grad():
-            out = model(input_ids=ids, attention_mask=mask).logits[0]
+            # a stock model in float64 gives NaN where a row sees nothing
+            out = forward(model, dict(input_ids=ids, attention_mask=mask))
+        out = out.logits[0]
         if log_prob:
             out = out.log_softmax(-1)
         rows = torch.arange(n_prompt - 1, T - 1)
@@ -67,9 +70,7 @@ def test_exact_loo_of_every_token_is_the_loop_over_removed_ones(
     scores = METHODS['loo'](model, None, [enc], readout).scores
     naive = naive_loo(model, enc, 6, log_prob)
     for i in range(5):
-        # the token before may be hidden from itself in its own row, where a
-        # family says otherwise than the mask: both are asked for the mask
-        own, other = scores[i, 1 : 6 + i], naive[i, 1 : 6 + i]
+        own, other = scores[i, : 6 + i], naive[i, : 6 + i]
         assert close(own, other, 1e-6), (family, i)
 
 

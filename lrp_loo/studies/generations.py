@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pandas as pd
-import torch
 
+from ..context import encoded_ids
 from ..core import Generation
 from ..generation import generation_agreement, greedy_continuation
 from ..methods import explain_each
@@ -74,9 +74,9 @@ def _generated(model, tokenizer, enc, n_new):
     if before[-1] == tokenizer.eos_token_id:
         before = before[:-1]
     after = greedy_continuation(model, before, n_new)
-    ids = torch.tensor([before + after])
-    whole = {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
-    return whole, GeneratedReadout(ids[0], len(before), log_prob=True)
+    whole = encoded_ids(model, tokenizer, before + after)
+    ids = whole['input_ids'][0]
+    return whole, GeneratedReadout(ids, len(before), log_prob=True)
 
 
 def generation_row(
