@@ -36,13 +36,14 @@ def layers_of(model, enc):
     """[CLS] layer by layer: what the estimate says, what hiding it there alone
     does, and how much the other rows look at it.
     """
-    per_head, value, readout = removal_pass(model, enc)
+    found = removal_pass(model, enc)
     maps = attention_maps(model, **enc)
     n = len(maps)
     return dict(
-        estimate=per_head[0, :, 0].view(n, -1).sum(1).tolist(),
+        estimate=found.terms[0, :, 0].view(n, -1).sum(1).tolist(),
         alone=[
-            float(value) - without_in_layer(model, enc, readout, l, n)
+            float(found.values)
+            - without_in_layer(model, enc, found.readout, l, n)
             for l in range(n)
         ],
         attention=[float(A[0, :, 1:, 0].mean()) for A in maps],

@@ -184,10 +184,14 @@ class _Gathered:
             self.unread = _unread(last, self.members)
 
     def _summed(self, g, A, weights):
-        "(batch, heads, n_units); by row (batch, n, n_units)."
+        """(batch, heads, n_units); by row (batch, n, n_units, 2): the effects'
+        sum over heads, and that of their squares.
+        """
         effects = key_effects(g, A, self.members, weights)
         effects = _without_own_rows(effects, self.unread)
-        return effects.sum(1 if self.by_row else 2)
+        if not self.by_row:
+            return effects.sum(2)
+        return torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
 
     def terms(self):
         "In the layers' order."
@@ -262,6 +266,9 @@ class RemovalTerms(NamedTuple):
     terms: torch.Tensor
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
+    # by row (batch, rows, n_units): root of the sum of squares over layers and
+    # heads; else None
+    spread: torch.Tensor = None
 
 
 def removal_pass(
@@ -297,7 +304,11 @@ def removal_pass(
             values, readout = a_pass(
                 model, batch, target, composite or gradient(), gathered
             )
-    return RemovalTerms(gathered.terms(), values.detach(), readout)
+    terms, values = gathered.terms(), values.detach()
+    if not by_row:
+        return RemovalTerms(terms, values, readout)
+    effects, squares = terms.unbind(-1)
+    return RemovalTerms(effects, values, readout, squares.sqrt())
 
 
 def _all_layers(model, batch, target, composite, gathered):
@@ -445,9 +456,9 @@ class _Passes:
     def start(self, target, at_full_mask):
         "f and its target are the unchanged text's, wherever the passes stand."
         if at_full_mask:
-            self.whole, self.values, self.readout = removal_pass(
-                self.model, self.batch, target, **self.options
-            )
+            found = removal_pass(self.model, self.batch, target, **self.options)
+            self.whole = found.terms
+            self.values, self.readout = found.values, found.readout
             return
         with torch.no_grad():
             out = forward(self.model, self.batch)

@@ -18,6 +18,7 @@ from lrp_loo.rows import (
     nearest_rows,
     removal_rows_scores,
     rows_of,
+    rows_of_spread,
 )
 from lrp_loo.studies.families import (
     FAMILIES,
@@ -451,6 +452,38 @@ def test_a_unit_without_tokens_changes_nothing(demo):
     assert abs(float(found.scores[0, 2])) < 1e-4
 
 
+def test_rows_of_spread_are_those_of_the_largest_parts(demo):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, SENTENCE)
+    found = removal_pass(model, enc, by_row=True)
+    per_head = removal_pass(model, enc).terms[0]
+    # each part once: over rows as over layers and heads
+    assert close(found.terms[0].sum(0), per_head.sum(0))
+    T = len(found.terms[0])
+    assert bool((found.spread >= 0).all())
+    read = rows_of_text(model, enc).read
+    units = torch.eye(T, dtype=torch.bool)
+    rows = rows_of_spread(found.spread[0], units, 3, read)
+    for unit, chosen in enumerate(rows.tolist()):
+        left = [i for i in range(T) if i not in [*chosen, *read, unit]]
+        sizes = found.spread[0, :, unit]
+        own = [i for i in chosen if i not in [*read, unit]]
+        assert set(read) <= set(chosen) and chosen == sorted(chosen)
+        assert all(sizes[i] >= sizes[left].max() for i in own)
+
+
+def test_all_rows_by_spread_are_exact(demo):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, SENTENCE)
+    (loo,) = many_loo(model, [enc])
+    n_tokens = enc['input_ids'].shape[1]
+    found = removal_rows_scores(
+        model, tokenizer, [enc], n_rows=n_tokens - 1, near='spread'
+    )
+    # all but [CLS]: its own row is the one that is read
+    assert close(found.scores[0, 1:], loo.scores[1:])
+
+
 # ---- refused by name
 
 
@@ -510,6 +543,12 @@ def test_bad_options_are_refused(demo, options):
     (said,) = options.values()
     with pytest.raises((ValueError, TypeError), match=str(said)):
         explain(*demo, SENTENCE, method='removal+rows', **options)
+
+
+def test_spread_without_its_rest_is_refused(demo):
+    asked = dict(method='removal+rows', near='spread', rest=False)
+    with pytest.raises(ValueError, match="near='spread'.*save nothing"):
+        explain(*demo, SENTENCE, **asked)
 
 
 def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):

@@ -16,7 +16,12 @@ from typing import NamedTuple
 import torch
 from tqdm.auto import tqdm
 from ..results import Results, read_results
-from ..data import load_digit_images, load_texts, vit_pixels
+from lrp_loo.data import (
+    load_digit_images,
+    load_texts,
+    resolve_source,
+    vit_pixels,
+)
 from ..models import describe_model, encode, load_demo, max_tokens
 from ..targets import Target
 
@@ -244,6 +249,8 @@ class Part(NamedTuple):
     data: str  # the data set
     removal: str  # what removed means
     longest: int = None  # texts with more tokens are set aside
+    shortest: int = 1  # and texts with fewer
+    split: str = None  # of the data; None: the one the paper evaluates on
     cut: int = None  # texts are cut after so many tokens
     window: int = None  # the first tokens are read; shorter texts set aside
     prompt: Prompt = None  # what a language model is asked about each text
@@ -303,36 +310,43 @@ def text_examples(
     limit: int = None,  # how many texts; None: all that fit
     longest: int = 512,  # texts with more tokens are set aside
     prompt: Prompt = None,  # what a language model is asked about each
+    shortest: int = 1,  # texts with fewer tokens are set aside
 ) -> tuple:  # (i, encoded text, label) of each, how many were set aside
-    "The first texts of a data set that are short enough."
+    "The first texts of a data set that are neither too long nor too short."
     longest = min(longest, max_tokens(model, tokenizer))
     texts, labels = data.texts, data.labels
     if prompt is not None:
         texts = list(map(prompt.of, texts))
         labels = [prompt.right(tokenizer, label) for label in labels]
     fit = []
-    too_long = 0
+    set_aside = 0
     for i, (text, label) in enumerate(zip(texts, labels)):
         if limit is not None and len(fit) == limit:
             break
-        if tokens_up_to(tokenizer, text, longest) <= longest:
+        if shortest <= tokens_up_to(tokenizer, text, longest) <= longest:
             fit.append((i, encode(model, tokenizer, text), label))
         else:
-            too_long += 1
+            set_aside += 1
     if not fit:
+        least = f'at least {shortest} and ' if shortest > 1 else ''
         raise ValueError(
-            f"no text of {data.info['name']} has at most {longest} tokens"
+            f"no text of {data.info['name']} has {least}at most {longest}"
+            " tokens"
         )
-    return fit, too_long
+    return fit, set_aside
 
 # %% ../../nbs/50_common.ipynb #3dd5dc7c
 def _whole_texts(part, model, tok, data, limit, seed):
-    "Texts that are short enough."
-    texts = load_texts(part.data, data, seed=seed)
+    "Texts that are neither too long nor too short."
+    embedded = resolve_source(data) == 'embedded'
+    split = None if embedded else part.split
+    texts = load_texts(part.data, data, split, seed=seed)
     examples, left = text_examples(
-        model, tok, texts, limit, part.longest, part.prompt
+        model, tok, texts, limit, part.longest, part.prompt, part.shortest
     )
-    return examples, texts.origin, f'all, at most {part.longest}', left
+    least = f'at least {part.shortest} and ' if part.shortest > 1 else ''
+    said = f'all, {least}at most {part.longest}'
+    return examples, texts.origin, said, left
 
 
 def _beginnings(part, model, tok, data, limit, seed):

@@ -206,7 +206,7 @@ def part_experiment(
     methods = methods(drawn.model) if callable(methods) else methods
     config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
     config |= _asked_of_curves(chunk, curves)
-    config['methods'] = {m: [f, kw] for m, (f, kw) in methods.items()}
+    config['methods'] = recorded_methods(methods)
     return faithfulness_experiment(
         Results(path, config, fresh),
         drawn.model,
