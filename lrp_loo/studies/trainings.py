@@ -148,7 +148,7 @@ def rows_by_training(
 def _over_both(claim, each):
     "A claim's numbers over the texts, and over the trainings."
     differences = [claim.difference(rows) for rows in each]
-    if any(d is None for d in differences):
+    if any(d is None or np.isnan(d).all() for d in differences):
         return None
     of_texts = pd.DataFrame(differences).mean().to_numpy()
     over_texts = claim.judged_by(of_texts, each[0])
