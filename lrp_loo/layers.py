@@ -23,7 +23,12 @@ from lrp_loo.lrp import (
     layer_of,
     lrp_rules,
 )
-from .models import forward, n_layers, watch_embeddings
+from lrp_loo.models import (
+    blind_rows_mended,
+    forward,
+    n_layers,
+    watch_embeddings,
+)
 from .targets import Readout, as_readout
 
 # %% ../nbs/37_layers.ipynb #cf43dd08
@@ -288,6 +293,7 @@ def checkpointed_gradient(
         watch_embeddings(model) as seen,
         lrp_rules(model, composite, record, strict) as rules,
         within or contextlib.nullcontext(),
+        blind_rows_mended(model),
     ):
         up = _Checkpoints(rules, look)
         g = up.run(model, batch, target)

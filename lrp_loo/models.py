@@ -7,8 +7,8 @@ __all__ = ['PAPER_MODELS', 'LABELS', 'TASKS', 'BASES', 'DEMOS', 'NO_LIMIT', 'TOK
            'demo_base', 'Demo', 'demo_folder', 'quiet_loading', 'load_demo', 'load_model', 'describe_model',
            'device_of', 'unwrap', 'forward_arguments', 'position_offset', 'max_tokens', 'input_embeddings', 'as_texts',
            'check_text', 'check_ids', 'special_mask', 'encode', 'own_tokens', 'watch_embeddings', 'check_model',
-           'check_finite', 'gradients_on', 'plain_tensors', 'forward', 'Layers', 'layers_of', 'transformer_layers',
-           'n_layers', 'has_tf32', 'at_precision', 'accuracy']
+           'check_finite', 'gradients_on', 'plain_tensors', 'blind_rows_mended', 'forward', 'Layers', 'layers_of',
+           'transformer_layers', 'n_layers', 'has_tf32', 'at_precision', 'accuracy']
 
 # %% ../nbs/33_models.ipynb #07ff6fd7
 import contextlib, copy, hashlib, inspect, os, re, reprlib, tempfile, threading
@@ -1090,19 +1090,26 @@ def plain_tensors(
     }
 
 
+def blind_rows_mended(
+    model,  # any model
+):
+    """A context in which rows that see no key are numbers in double precision,
+    too; `forward` opens it, and so does who calls a layer by itself.
+    """
+    in_double = getattr(model, 'dtype', None) == torch.float64
+    return _BlindRows() if in_double else contextlib.nullcontext()
+
+
 def forward(
     model,  # any model
     inputs: dict,  # of `encode`
 ):  # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
-    mended = contextlib.nullcontext()
-    if getattr(model, 'dtype', None) == torch.float64:
-        mended = _BlindRows()
     options = {}
     if 'use_cache' in forward_arguments(model) and 'use_cache' not in inputs:
         options = {'use_cache': False}
     try:
-        with mended:
+        with blind_rows_mended(model):
             return model(**inputs, **options)
     except (TypeError, RuntimeError, ValueError) as e:
         if said := _why_call_failed(model, inputs, e):

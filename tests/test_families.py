@@ -860,6 +860,24 @@ def test_checkpointing_changes_nothing(family, task, composite):
     close(plain.scores, saving.scores, 1e-5)
 
 
+def test_checkpointing_mends_rows_that_see_nothing():
+    "Padding on the left in double precision, where −∞ would make NaN."
+    model = shared_model('Llama', 'next token', dtype=torch.float64)
+    model.set_attn_implementation('eager')
+    (long,), (short,) = (random_inputs(model)['input_ids'] for _ in range(2))
+    ids = torch.stack([long, short.roll(3)])
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    batch = dict(input_ids=ids, attention_mask=mask)
+    target = Target(5)
+    plain, saving = (
+        lrp_scores(model, None, [batch], target, checkpoint=on)
+        for on in (False, True)
+    )
+    assert bool(plain.scores.isfinite().all())
+    close(plain.scores, saving.scores, 1e-9)
+
+
 def test_an_encoded_image_has_a_score_for_each_patch():
     model = five_layers('ViT', 'image')
     inputs = [random_inputs(model)]
