@@ -161,10 +161,11 @@ def estimates_without(
     units=None,  # a `Units`, or None
     composite=None,  # as for `removal_pass`
     token_budget: int = TOKEN_BUDGET,  # tokens in one batch
+    weight: float = 0.0,  # m_j
 ) -> tuple:  # R (k, n) on the text without each; (k,) the numbers read
     "`removal` on the text without j, for some j: a pass each, in batches."
     weights = torch.ones(len(chosen), n, device=device_of(model))
-    weights[torch.arange(len(chosen)), chosen] = 0
+    weights[torch.arange(len(chosen)), chosen] = weight
     at_once = max(1, token_budget // enc['input_ids'].shape[1])
     terms, values = [], []
     for some in weights.split(at_once):
@@ -266,7 +267,9 @@ def removal_pairs(
 removal_pairs.by_unit = True
 
 PAIR_METHODS = {
-    'exact': Method(exact_pairs, 'exact', 'k', 'T²/2 forward', by_unit=True),
+    'exact': Method(
+        exact_pairs, 'exact', 'k', 'T²/2 forward', by_unit=True
+    ),
     'removal': Method(
         removal_pairs,
         'removal',

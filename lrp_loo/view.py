@@ -920,12 +920,17 @@ def _arc(p, boxes, top, i, j, score):
     dashes = '' if score > 0 else ' stroke-dasharray="6 3"'
     said = html.escape(f'{p.tokens[i]} × {p.tokens[j]} {score:+.4f}')
     middle = (start + end) / 2
+    number = ''
+    if abs(score) == top:  # the others' stand below, in words
+        number = (
+            f'<text x="{middle:.1f}" y="{-high - 5:.1f}" text-anchor="middle"'
+            f' font-size="11" fill="rgb{rgb}">{score:+.2f}</text>'
+        )
     return (
         f'<path d="M{start:.1f} 0Q{middle:.1f} {-2 * high:.1f} {end:.1f} 0"'
         f' fill="none" stroke="rgb{rgb}" stroke-width="'
         f'{1 + 3 * abs(score) / top:.1f}"{dashes}><title>{said}</title></path>'
-        f'<text x="{middle:.1f}" y="{-high - 5:.1f}" text-anchor="middle"'
-        f' font-size="11" fill="rgb{rgb}">{score:+.2f}</text>'
+        f'{number}'
     )
 
 

@@ -22,6 +22,7 @@ from lrp_loo.pairs import (
     LARGE,
     best_tenth,
     content_values,
+    estimates_without,
     every_pair,
     largest_pairs,
     left_out,
@@ -268,15 +269,21 @@ def both_ends(
     game: PairGame,
 ) -> tuple:  # R, and the mean of R at both ends, (n,) both
     "`removal`'s LOO, of the first and the second order."
-    given = (game.target, [game.units])
-    first = removal_pass(game.model, game.enc, *given).terms.sum(1)[0]
-    weights = 1 - (1 - ALMOST) * torch.eye(game.n)
-    other = []
-    for i, w in enumerate(weights):
-        found = removal_pass(game.model, game.enc, *given, w[None])
-        other.append(found.terms.sum(1)[0, i])
+    first = removal_pass(
+        game.model, game.enc, game.target, [game.units]
+    ).terms.sum(1)[0]
     first = first.cpu().double()
-    return first, (first + torch.stack(other).cpu().double()) / 2
+    every = torch.arange(game.n)
+    other, _ = estimates_without(
+        game.model,
+        game.enc,
+        game.target,
+        every,
+        game.n,
+        game.units,
+        weight=ALMOST,
+    )
+    return first, (first + other.diagonal()) / 2
 
 
 def span_errors(
