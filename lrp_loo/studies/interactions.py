@@ -327,9 +327,7 @@ def interactions_row(
             best_tenth=best_tenth(p, exact),
             cost=cost,
         )
-    first, second = (
-        float(pearson(R, game.loo)) for R in both_ends(game)
-    )
+    first, second = (float(pearson(R, game.loo)) for R in both_ends(game))
     own = [n for n in estimates if n.startswith('removal')]
     spans = span_errors(game, {n: estimates[n][0] for n in own})
     large = float((content_values(exact).abs() >= LARGE).double().mean())
