@@ -271,9 +271,7 @@ def removal_pairs(
 removal_pairs.by_unit = True
 
 PAIR_METHODS = {
-    'exact': Method(
-        exact_pairs, 'exact', 'k', 'T²/2 forward', by_unit=True
-    ),
+    'exact': Method(exact_pairs, 'exact', 'k', 'T²/2 forward', by_unit=True),
     'removal': Method(
         removal_pairs,
         'removal',

@@ -327,7 +327,9 @@ def interactions_row(
             best_tenth=best_tenth(p, exact),
             cost=cost,
         )
-    first, second = (float(pearson(R, game.loo)) for R in both_ends(game))
+    first, second = (
+        float(pearson(R, game.loo)) for R in both_ends(game)
+    )
     own = [n for n in estimates if n.startswith('removal')]
     spans = span_errors(game, {n: estimates[n][0] for n in own})
     large = float((content_values(exact).abs() >= LARGE).double().mean())
@@ -485,7 +487,7 @@ def plot_interactions(
     axes[0, 0].set_ylabel('Pearson r with exact pairs')
     handles, labels = axes[0, 0].get_legend_handles_labels()
     once = dict(zip(labels, handles))
-    axes[0, -1].legend(once.values(), once.keys())
+    fig.legend(once.values(), once.keys(), loc="outside right upper")
     return fig
 
 
