@@ -7,8 +7,8 @@ __version__ = "0.1.0"
 __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp',
            'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load',
            'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'explain_generation',
-           'audit_generation', 'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout',
-           'RemovalEstimate', 'TensorModel', 'quantus_explain']
+           'audit_generation', 'explain_pairs', 'audit_pairs', 'LRP', 'GradientXInput', 'IntegratedGradients',
+           'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
 from importlib import import_module as _import_module
@@ -44,6 +44,8 @@ _PUBLIC = {
     'attribute_context': 'context',
     'explain_generation': 'generation',
     'audit_generation': 'generation',
+    'explain_pairs': 'pairs',
+    'audit_pairs': 'pairs',
     **dict.fromkeys(
         (
             'LRP',
@@ -82,6 +84,8 @@ _all_ = [
     'attribute_context',
     'explain_generation',
     'audit_generation',
+    'explain_pairs',
+    'audit_pairs',
     'LRP',
     'GradientXInput',
     'IntegratedGradients',

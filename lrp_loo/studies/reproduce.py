@@ -42,6 +42,7 @@ MODULES = [
     'depth',
     'contexts',
     'generations',
+    'interactions',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -225,9 +226,10 @@ def reproduce(
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
     # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
     # grid-smollm2, depth-large, contexts-planted, contexts-imdb,
-    # generations-large ('scale': these nine, on models of `make models`),
+    # generations-large, interactions-large ('scale': these ten, on models
+    # of `make models`),
     # precision, trainings, lengths, heads, grid-minilm, grid-decoder,
-    # grid-vit, depth, generations, or 'all' (but for 'scale')
+    # grid-vit, depth, generations, interactions, or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)

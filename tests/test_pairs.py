@@ -1,0 +1,310 @@
+"""Pairs of tokens: exact ones equal four masked passes a pair; estimates are
+symmetric, and come near; the record survives its files; bad input is named.
+"""
+
+import subprocess
+
+import chromium
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
+
+from lrp_loo import audit_pairs, explain_pairs, load, load_demo
+from lrp_loo.core import Attribution, Pairs
+from lrp_loo.models import encode, forward
+from lrp_loo.pairs import (
+    best_tenth,
+    every_pair,
+    exact_pairs,
+    largest_pairs,
+    pair_agreement,
+    removal_pairs,
+)
+from lrp_loo.units import Units
+from lrp_loo.view import terminal_pairs
+
+TEXT = 'hardly ever stupid , and never less than warm'
+SIZE = dict(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=32,
+)
+
+
+def tiny(family):
+    "A random classifier in float64, large weights."
+    torch.manual_seed(0)
+    if family == 'bert':
+        model = BertForSequenceClassification(
+            BertConfig(**SIZE, initializer_range=0.5)
+        )
+    else:
+        config = LlamaConfig(
+            **SIZE, num_labels=2, pad_token_id=0, initializer_range=0.5
+        )
+        model = LlamaForSequenceClassification(config)
+    return model.double().eval()
+
+
+def random_text(n=9):
+    ids = torch.randint(
+        3, 40, (1, n), generator=torch.Generator().manual_seed(1)
+    )
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def four_passes(model, enc, i, j, target):
+    "f(x) − f(x∖i) − f(x∖j) + f(x∖ij), by the model's own mask."
+
+    def f(*gone):
+        mask = enc['attention_mask'].clone()
+        for tokens in gone:
+            mask[0, tokens] = 0
+        with torch.no_grad():
+            out = forward(model, enc | dict(attention_mask=mask))
+        return out.logits[0, target]
+
+    return f() - f(i) - f(j) + f(i, j)
+
+
+# the last row of a decoder is read, and a first row that sees nothing is the
+# stock model's own matter: neither of these two is removed
+@pytest.mark.parametrize(
+    'family, inside', [('bert', range(9)), ('llama', range(1, 8))]
+)
+def test_exact_pairs_are_four_masked_passes(family, inside):
+    model, enc = tiny(family), random_text()
+    pairs = exact_pairs(model, None, [enc], 1).info[0]['pairs']
+    for i in inside:
+        for j in inside:
+            if i < j:
+                naive = four_passes(model, enc, i, j, 1)
+                torch.testing.assert_close(
+                    pairs[i, j], naive, rtol=1e-7, atol=1e-9
+                )
+
+
+@pytest.fixture(scope='module')
+def demo():
+    return load_demo('sst2')
+
+
+@pytest.fixture(scope='module')
+def exact(demo):
+    return explain_pairs(*demo, TEXT, 'exact', target=1)[0]
+
+
+@pytest.fixture(scope='module')
+def estimated(demo):
+    return explain_pairs(*demo, TEXT, target=1)[0]
+
+
+def test_exact_pairs_on_the_demo(demo, exact):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, TEXT)
+    largest = float(exact.scores.abs().max())
+    for i, j in every_pair(len(exact)).tolist()[::5]:
+        naive = float(four_passes(model, enc, i, j, 1))
+        assert abs(float(exact.scores[i, j]) - naive) <= 1e-4 * largest
+
+
+@pytest.mark.parametrize('family', ['bert', 'llama'])
+@pytest.mark.parametrize('n_tokens', [None, 'sqrt', 1])
+def test_an_estimate_is_symmetric(family, n_tokens):
+    model, enc = tiny(family), random_text()
+    found = removal_pairs(
+        model, None, [enc], 1, n_tokens=n_tokens, n_exact=0
+    ).info[0]
+    pairs = found['pairs']
+    assert pairs.equal(pairs.T) and not pairs.diagonal().any()
+    k = {None: 9, 'sqrt': 3, 1: 1}[n_tokens]
+    assert (found['passes'], found['forwards']) == (1 + k, 0)
+    rows = int((pairs != 0).any(1).sum())
+    assert rows <= 9 and int((pairs != 0).sum()) <= 2 * k * 8
+
+
+def test_every_pair_exact_is_the_exact_matrix(demo, exact):
+    every = explain_pairs(*demo, TEXT, target=1, n_exact=1000)[0]
+    content = ~exact.is_special
+    torch.testing.assert_close(
+        every.scores[content][:, content],
+        exact.scores[content][:, content],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_the_estimate_follows_the_exact_pairs(exact, estimated):
+    assert pair_agreement(estimated, exact) > 0.9
+    assert best_tenth(exact, exact) == 1.0
+    # a pass at x∖j reads f(x∖j)
+    torch.testing.assert_close(
+        estimated.main.scores, exact.main.scores, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_two_are_foretold_exactly(demo, exact):
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, TEXT)
+    mask = enc['attention_mask'].clone()
+    mask[0, [1, 3]] = 0
+    with torch.no_grad():
+        out = forward(model, enc | dict(attention_mask=mask))
+    assert exact.without([1, 3]) == pytest.approx(
+        float(out.logits[0, 1]), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize('method', ['exact', 'removal'])
+def test_words_and_spans_are_left_out_whole(demo, method):
+    model, tokenizer = demo
+    spans = [(0, 11), (12, 18)]
+    (p,) = explain_pairs(model, tokenizer, TEXT, method, target=1, units=spans)
+    assert p.tokens == ['hardly ever', 'stupid']
+    enc = encode(model, tokenizer, TEXT)
+    naive = float(four_passes(model, enc, [1, 2], [3], 1))
+    # the two spans' pair is among those that are read exactly
+    assert float(p.scores[0, 1]) == pytest.approx(naive, abs=1e-3)
+    (words,) = explain_pairs(
+        model, tokenizer, 'an unconvincing film', method, units='word'
+    )
+    assert words.tokens[2] == 'unconvincing'
+
+
+def test_tokens_in_no_unit_stay():
+    model, enc = tiny('bert'), random_text()
+    number = torch.tensor([-1, 0, 0, 1, -1, -1, 2, -1, -1])
+    units = Units(number, ['a', 'b', 'c'], torch.zeros(3, dtype=torch.bool))
+    pairs = exact_pairs(model, None, [enc], 1, units=[units]).info[0]['pairs']
+    naive = four_passes(model, enc, [1, 2], [6], 1)
+    torch.testing.assert_close(pairs[0, 2], naive, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize('ending', ['html', 'json', 'parquet'])
+def test_saved_and_loaded(tmp_path, estimated, ending):
+    path = tmp_path / f'pairs.{ending}'
+    estimated.save(path)
+    back = load(path)
+    assert isinstance(back, Pairs)
+    assert back.scores.equal(estimated.scores)
+    assert back.main.scores.equal(estimated.main.scores)
+    assert back.info == estimated.info
+    assert repr(back) == repr(estimated)
+
+
+def hostile():
+    "Two tokens that would be markup, or steer a terminal."
+    tokens = ['<script>alert(1)</script>', 'a\x1b[31mb', 'c']
+    none = torch.zeros(3, dtype=torch.bool)
+    main = Attribution(tokens, torch.tensor([1.0, -1.0, 0.0]), none, 0, 0.5)
+    scores = torch.zeros(3, 3)
+    scores[0, 1] = scores[1, 0] = -2.0
+    return Pairs(main, scores)
+
+
+def test_views_take_a_text_as_text():
+    p = hostile()
+    page = p._repr_html_()
+    assert '<script' not in page and '&lt;script' in page
+    assert page.count('<path') == 1 and 'stroke-dasharray' in page
+    assert '\x1b[31m' not in terminal_pairs(p)
+    assert p.strongest() == [(0, 1, -2.0)]
+    p.plot()
+
+
+def test_nothing_to_draw():
+    p = hostile()
+    alone = Pairs(p.main, torch.zeros(3, 3))
+    assert '<path' not in alone._repr_html_()
+    assert terminal_pairs(alone).count('\n') == 0
+    alone.plot()
+
+
+@pytest.mark.skipif(chromium.find() is None, reason='no Chromium here')
+def test_a_browser_draws_the_arcs(tmp_path, exact):
+    path = tmp_path / 'pairs.html'
+    exact.save(path)
+    flags = ['--headless', '--no-sandbox', '--disable-gpu', '--dump-dom']
+    dom = subprocess.run(
+        [chromium.find(), *flags, path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert dom.count('<path') == 6 and '<summary>' in dom
+
+
+def test_audit(demo):
+    table = audit_pairs(
+        *demo, [TEXT, 'not bad at all , and not long'], progress=False
+    )
+    assert list(table.index) == ['exact', 'removal, √T passes', 'removal']
+    assert (table.n == 2).all()
+    assert table.r['exact'] == pytest.approx(1.0, abs=1e-6)
+    assert table.r['removal'] > table.r['removal, √T passes'] > 0.3
+    assert (table.cost['removal'] > table.cost['removal, √T passes']).all()
+
+
+def test_ties_and_few_pairs():
+    scores = torch.zeros(4, 4)
+    counts = torch.tensor([True, True, False, True])
+    assert len(largest_pairs(scores, counts, 10)) == 3
+    assert not (largest_pairs(scores, counts, 10) == 2).any()
+    assert len(largest_pairs(scores, counts, 0)) == 0
+
+
+BAD = {
+    'method': (dict(method='loo'), "'loo' is not known; take one of exact"),
+    'one token': (dict(texts='good'), 'a pair needs two tokens'),
+    'none': (dict(texts=[]), 'texts is empty'),
+    'long': (dict(texts='a film ' * 400), 'tokens and the model takes'),
+    'target': (dict(target=2), 'target=2'),
+    'n_tokens': (dict(n_tokens=0), 'n_tokens must be a whole number'),
+    'half': (dict(n_tokens='half'), "must be None, 'sqrt' or a whole number"),
+    'n_exact': (dict(n_exact=-1), 'n_exact must be a whole number'),
+    'units': (dict(units='letter'), "units='letter' is not known"),
+    'units a text': (dict(texts=[TEXT], units=[[(0, 1)]] * 2), '2 entries'),
+}
+
+
+@pytest.mark.parametrize('wrong', BAD)
+def test_bad_input_is_named(demo, wrong):
+    options, said = BAD[wrong]
+    with pytest.raises(ValueError) as e:
+        explain_pairs(*demo, **(dict(texts=TEXT) | options))
+    assert said in str(e.value), str(e.value)
+
+
+def test_an_option_of_another_method(demo):
+    with pytest.raises(TypeError, match='does not take one of the options'):
+        explain_pairs(*demo, TEXT, 'exact', n_exact=3)
+
+
+def test_a_method_of_ones_own_must_give_pairs(demo):
+    from lrp_loo.methods import METHODS
+
+    with pytest.raises(TypeError, match="info\\['pairs'\\]"):
+        explain_pairs(*demo, TEXT, METHODS['removal'].run)
+
+
+@pytest.mark.parametrize('method', ['exact', 'removal'])
+def test_numbers_that_are_none_are_refused(method):
+    model, tokenizer = load_demo('sst2')
+    with torch.no_grad():
+        model.classifier.bias[0] = torch.nan
+    with pytest.raises(ValueError, match='finite|NaN|nan'):
+        explain_pairs(model, tokenizer, TEXT, method, target=0)
+
+
+def test_other_tokens_are_not_compared(demo, exact):
+    (other,) = explain_pairs(*demo, 'not bad at all', 'exact')
+    with pytest.raises(ValueError, match='the same tokens'):
+        pair_agreement(other, exact)
