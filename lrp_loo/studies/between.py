@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'SECANTS', 'FAMILY', 'BETWEEN_METHODS', 'BETWEEN', 'STUDIES',
            'between_rules', 'carried_scores', 'midpoint', 'secant_rules', 'secant_scores', 'carried_rows_scores',
-           'between_experiment', 'between_table', 'between_tables', 'plot_between', 'no_entries']
+           'between_experiment', 'between_table', 'between_tables', 'plot_between']
 
 # %% ../../nbs/68_between.ipynb #806993d4
 from dataclasses import replace
@@ -31,6 +31,7 @@ from lrp_loo.studies.common import (
     Study,
     at_scale,
     interval_text,
+    no_entries,
     on_part,
     rows_heading,
 )
@@ -342,13 +343,6 @@ def _between_files(*names):
     return {f'between-{name}': f'between-{name}' for name in names}
 
 
-def no_entries(
-    results: dict,  # of `read_results`
-) -> list:
-    "Training texts, chosen by: nothing is claimed of them in the ledger."
-    return []
-
-
 _BETWEEN = Study(
     'between',
     '',
@@ -357,7 +351,7 @@ _BETWEEN = Study(
     between_tables,
     dict(between=plot_between),
     drawn_from={part: part for part in BETWEEN},
-    entries=no_entries,
+    entries=no_entries,  # of training texts nothing is claimed
 )
 STUDIES = (
     _BETWEEN,

@@ -6,7 +6,7 @@
 __all__ = ['SECOND_PASS', 'ALMOST', 'PAIRED', 'MOST_UNITS', 'MOST_OF_LARGE', 'STUDIES', 'PairGame', 'largest_loo',
            'regression_pairs', 'permutation_pairs', 'hessian_pairs', 'hessian_cost', 'both_ends', 'span_errors',
            'interactions_row', 'shared_ends', 'interactions_experiment', 'interactions_table', 'interactions_tables',
-           'plot_interactions', 'no_claims']
+           'plot_interactions']
 
 # %% ../../nbs/69_interactions.ipynb #int69a03
 import math
@@ -38,6 +38,7 @@ from lrp_loo.studies.common import (
     Study,
     add_rows,
     at_scale,
+    no_entries,
     on_part,
     part_examples,
     rows_heading,
@@ -489,13 +490,6 @@ def plot_interactions(
     return fig
 
 
-def no_claims(
-    results: dict,  # of `read_results`
-) -> list:
-    "The ledger's claims are about single tokens."
-    return []
-
-
 def _interaction_files(*names):
     return {f'interactions-{name}': f'interactions-{name}' for name in names}
 
@@ -508,7 +502,7 @@ _INTERACTIONS = Study(
     interactions_tables,
     dict(interactions=plot_interactions),
     drawn_from={part: part for part in PAIRED},
-    entries=no_claims,
+    entries=no_entries,  # the ledger's claims are about single tokens
 )
 STUDIES = (
     _INTERACTIONS,
