@@ -42,6 +42,7 @@ MODULES = [
     'depth',
     'contexts',
     'generations',
+    'mixing',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
