@@ -522,6 +522,7 @@ def test_a_decomposition_that_does_not_add_up_is_refused(bert):
         decompx_scores(eager, None, [ENC])
 
 
+@pytest.mark.filterwarnings("ignore:no rule")
 def test_a_model_without_positions_is_refused():
     config = BloomConfig(
         vocab_size=40, hidden_size=16, n_layer=2, n_head=4, pad_token_id=0
