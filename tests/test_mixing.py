@@ -560,6 +560,8 @@ def test_every_method_that_applies_has_a_number(measured):
     assert set(table.index) == set(mixing_methods('mixing-minilm'))
     assert table.r.between(-1, 1 + 1e-9).all()
     assert (table.passes > 0).all()
+    assert table.r_abs['loo'] == pytest.approx(1)
+    assert table.r_abs['alti'] != table.r['alti']
     ((heading, text),) = mixing_tables('mixing-minilm', measured)
     assert '3 rows' in heading and 'decompx' in text
     assert json.dumps(measured['config']['methods'])
