@@ -43,6 +43,7 @@ MODULES = [
     'contexts',
     'generations',
     'interactions',
+    'mixing',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -230,6 +231,10 @@ def reproduce(
     # of `make models`),
     # precision, trainings, lengths, heads, grid-minilm, grid-decoder,
     # grid-vit, depth, generations, interactions, or 'all' (but for 'scale')
+    # generations-large, mixing-large ('scale': these ten, on models of
+    # `make models`), precision, trainings, lengths, heads, grid-minilm,
+    # grid-decoder, grid-vit, depth, generations, mixing, or 'all' (but for
+    # 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
