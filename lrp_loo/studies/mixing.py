@@ -151,7 +151,9 @@ def relp_scores(
     2025); three forward passes.
     """
     if patch not in RELP_PATCHES:
-        raise ValueError(f"patch={patch!r} is not known; take one of {RELP_PATCHES}")
+        raise ValueError(
+            f"patch={patch!r} is not known; take one of {RELP_PATCHES}"
+        )
     batch = pad_batch(tokenizer, encs)
     rules = composite or relp_rules()
     if patch == 'mask':
@@ -507,9 +509,7 @@ class _BlockParts(_PartsMode):
         out = first_output(output)[0]
         y, *parts, rest = self.block
         self.layers.append(
-            MixedLayer(
-                self.x[0], y, torch.stack(parts), rest, self.normed, out
-            )
+            MixedLayer(self.x[0], y, torch.stack(parts), rest, self.normed, out)
         )
         self.block, self.n = None, 0
 
@@ -882,7 +882,9 @@ def mixing_row(
     loo = None
     for name, m in methods.items():
         start = time.process_time()
-        (a,) = explain_batch(model, tokenizer, [enc], m.run, target, **m.options)
+        (a,) = explain_batch(
+            model, tokenizer, [enc], m.run, target, **m.options
+        )
         seconds = time.process_time() - start
         if loo is None:
             loo = a
@@ -1008,7 +1010,7 @@ def _draw_mixing(ax, results):
     ax.grid(axis='x', alpha=0.25)
     model = results['config']['model']
     n = len(rows)
-    ax.set_title(f"{model_folder(model)}, {model['layers']} layers, n = {n}")
+    ax.set_title(f"{model_folder(model)}\n{model['layers']} layers, n = {n}")
     ax.set_xlabel('Pearson r with exact LOO')
 
 
