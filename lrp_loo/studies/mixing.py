@@ -1010,7 +1010,7 @@ def _draw_mixing(ax, results):
     ax.grid(axis='x', alpha=0.25)
     model = results['config']['model']
     n = len(rows)
-    ax.set_title(f"{model_folder(model)}, {model['layers']} layers, n = {n}")
+    ax.set_title(f"{model_folder(model)}\n{model['layers']} layers, n = {n}")
     ax.set_xlabel('Pearson r with exact LOO')
 
 
