@@ -44,6 +44,7 @@ MODULES = [
     'generations',
     'interactions',
     'mixing',
+    'between',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -227,14 +228,10 @@ def reproduce(
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
     # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
     # grid-smollm2, depth-large, contexts-planted, contexts-imdb,
-    # generations-large, interactions-large ('scale': these ten, on models
-    # of `make models`),
-    # precision, trainings, lengths, heads, grid-minilm, grid-decoder,
-    # grid-vit, depth, generations, interactions, or 'all' (but for 'scale')
-    # generations-large, mixing-large ('scale': these ten, on models of
-    # `make models`), precision, trainings, lengths, heads, grid-minilm,
-    # grid-decoder, grid-vit, depth, generations, mixing, or 'all' (but for
-    # 'scale')
+    # generations-large, interactions-large, mixing-large, between-large,
+    # depth-reviews ('scale': these, on models of `make models`), precision,
+    # trainings, lengths, heads, grid-minilm, grid-decoder, grid-vit, depth,
+    # generations, interactions, mixing, between, or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
