@@ -162,7 +162,7 @@ def plot_depth(
     for ax, found in zip(axes[0], results.values()):
         _draw_depth(ax, found)
     axes[0, 0].set_ylabel('Pearson r with LOO')
-    axes[0, -1].legend(fontsize='small')
+    axes[0, 0].legend(fontsize='small', loc='lower right')
     return fig
 
 # %% ../../nbs/64_depth.ipynb #4bff3376
