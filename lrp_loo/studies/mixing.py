@@ -10,7 +10,6 @@ __all__ = ['RELP_PATCHES', 'BIASES', 'MIXING', 'UNSIGNED', 'NOT_ON', 'BESIDE', '
 
 # %% ../../nbs/67_mixing.ipynb #mxda4b92
 import contextlib
-import time
 from functools import reduce
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ from lrp_loo.lrp import (
     lrp_rules,
 )
 from lrp_loo.methods import (
-    explain_batch,
     explained_row,
     sum_over_features,
 )
@@ -70,6 +68,7 @@ from lrp_loo.studies.related import (
     _WatchCalls,
     related_table,
     removal_effect,
+    timed_row,
 )
 from .style import FURTHER, method_colour, panels, themed
 from lrp_loo.targets import (
@@ -77,7 +76,6 @@ from lrp_loo.targets import (
     Scores,
     as_target,
     output_field,
-    settled,
     text_by_text,
 )
 
@@ -868,6 +866,13 @@ def mixing_methods(
     return {n: known[n] for n in BESIDE} | own
 
 
+def _with_and_without_signs(a, loo):
+    return dict(
+        r=agreement(a.scores, loo.scores, a.is_special),
+        r_abs=agreement(a.scores.abs(), loo.scores.abs(), a.is_special),
+    )
+
+
 def mixing_row(
     model,
     tokenizer,
@@ -876,26 +881,9 @@ def mixing_row(
     target=None,  # see `as_target`
 ) -> dict:  # n_tokens, target, per method r, r_abs, seconds, passes
     "All methods on one text; r_abs: both maps without their signs."
-    T = enc['input_ids'].shape[1]
-    L = len(transformer_layers(model))
-    found = {}
-    loo = None
-    for name, m in methods.items():
-        start = time.process_time()
-        (a,) = explain_batch(
-            model, tokenizer, [enc], m.run, target, **m.options
-        )
-        seconds = time.process_time() - start
-        if loo is None:
-            loo = a
-            target = settled(target, loo.target)
-        found[name] = dict(
-            r=agreement(a.scores, loo.scores, a.is_special),
-            r_abs=agreement(a.scores.abs(), loo.scores.abs(), a.is_special),
-            seconds=seconds,
-            passes=m.cost(T, L),
-        )
-    return dict(n_tokens=T, target=loo.target, methods=found)
+    return timed_row(
+        model, tokenizer, enc, methods, _with_and_without_signs, target
+    )
 
 
 def _mixing_summary(rows):

@@ -8,7 +8,7 @@ __all__ = ['HOW', 'RELATED', 'N_PASSES', 'KEPT', 'SURROGATES', 'PENALTIES', 'SHO
            'atp_scores', 'graddrop_scores', 'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'Game', 'game',
            'atman_scores', 'context_effects', 'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores',
            'hierarchical_scores', 'shallow', 'proxy_scores', 'cached_loo_scores', 'Compared', 'tuning_row',
-           'tuning_experiment', 'tuned_options', 'related_methods', 'related_row', 'related_experiment',
+           'tuning_experiment', 'tuned_options', 'related_methods', 'timed_row', 'related_row', 'related_experiment',
            'related_table', 'Drawn', 'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
@@ -1099,17 +1099,19 @@ def related_methods(
     return KNOWN | OURS | RELATED | tuned
 
 
-def related_row(
+def timed_row(
     model,
     tokenizer,
     enc: dict,  # one encoded text
-    methods: dict,  # of `related_methods`, LOO first
-) -> dict:  # n_tokens, target, per method r, seconds, passes
-    "All methods on one text."
+    methods: dict,  # name → `Compared`, LOO first
+    held,  # held(attribution, that of LOO) → dict
+    target=None,  # see `as_target`; the predicted class by default
+) -> dict:  # n_tokens, target, per method what `held` says, seconds, passes
+    "All methods on one text, one after the other, held against the first."
     T = enc['input_ids'].shape[1]
     L = n_layers(model)
     out = {}
-    loo = target = None
+    loo = None
     for name, m in methods.items():
         start = time.process_time()
         (a,) = explain_batch(
@@ -1118,10 +1120,24 @@ def related_row(
         seconds = time.process_time() - start
         if loo is None:
             loo = a
-            target = settled(None, loo.target)
-        r = agreement(a.scores, loo.scores, a.is_special)
-        out[name] = dict(r=r, seconds=seconds, passes=m.cost(T, L))
+            target = settled(target, loo.target)
+        cost = dict(seconds=seconds, passes=m.cost(T, L))
+        out[name] = held(a, loo) | cost
     return dict(n_tokens=T, target=loo.target, methods=out)
+
+
+def _r_with(a, loo):
+    return dict(r=agreement(a.scores, loo.scores, a.is_special))
+
+
+def related_row(
+    model,
+    tokenizer,
+    enc: dict,  # one encoded text
+    methods: dict,  # of `related_methods`, LOO first
+) -> dict:  # n_tokens, target, per method r, seconds, passes
+    "All methods on one text."
+    return timed_row(model, tokenizer, enc, methods, _r_with)
 
 
 def _related_summary(rows):
