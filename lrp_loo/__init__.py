@@ -7,8 +7,9 @@ __version__ = "0.1.0"
 __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp',
            'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load',
            'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'explain_generation',
-           'audit_generation', 'explain_pairs', 'audit_pairs', 'LRP', 'GradientXInput', 'IntegratedGradients',
-           'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'quantus_explain']
+           'audit_generation', 'explain_pairs', 'audit_pairs', 'calibrate', 'load_calibration', 'top_tokens', 'LRP',
+           'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel',
+           'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
 from importlib import import_module as _import_module
@@ -46,6 +47,9 @@ _PUBLIC = {
     'audit_generation': 'generation',
     'explain_pairs': 'pairs',
     'audit_pairs': 'pairs',
+    'calibrate': 'intervals',
+    'load_calibration': 'intervals',
+    'top_tokens': 'intervals',
     **dict.fromkeys(
         (
             'LRP',
@@ -86,6 +90,9 @@ _all_ = [
     'audit_generation',
     'explain_pairs',
     'audit_pairs',
+    'calibrate',
+    'load_calibration',
+    'top_tokens',
     'LRP',
     'GradientXInput',
     'IntegratedGradients',

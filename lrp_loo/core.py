@@ -74,6 +74,34 @@ class Attribution:
         return len(self.tokens)
 
     @property
+    def low(self):
+        "(n_tokens,) lower ends of its intervals for LOO, NaN where none is."
+        return self._ends('low')
+
+    @property
+    def high(self):
+        "(n_tokens,) upper ends of its intervals for LOO, NaN where none is."
+        return self._ends('high')
+
+    @property
+    def may_be_zero(self):
+        "(n_tokens,) bool: 0 lies in the interval; False where there is none."
+        if 'low' not in self.info:
+            return torch.zeros_like(self.is_special)
+        return (self.low <= 0) & (self.high >= 0)
+
+    def _ends(self, name):
+        "As `lrp_loo.intervals` left them."
+        if name not in self.info:
+            raise AttributeError(
+                "this explanation has no intervals; give explain a calibration"
+                " (lrp_loo.calibrate)"
+            )
+        missing = float('nan')
+        ends = [missing if x is None else x for x in self.info[name]]
+        return torch.tensor(ends, device=self.scores.device)
+
+    @property
     def explained(self):
         "What it explains, in words."
         said = self._target_in_words()

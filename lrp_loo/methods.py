@@ -1269,6 +1269,10 @@ def explain(
     # 'token', 'word', 'sentence', a list of (start, end) spans for a single
     # text; a list with one of these per text
     units='token',
+    # a `Calibration` of this model and method (`calibrate`): each map gets
+    # intervals for its exact LOO, `low` and `high`
+    calibration=None,
+    confidence: float = 0.9,  # of these intervals
     # the method's own: bypass_softmax, eps, embeddings, composite, n_steps,
     # baseline, removal, …
     **options,
@@ -1288,7 +1292,16 @@ def explain(
     target = named_target(model, tokenizer, target)
     # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, target, options, PaddingCheck())
-    return _explained(work, encs, per_text, batch_size)
+    if calibration is None:
+        return _explained(work, encs, per_text, batch_size)
+    if not hasattr(calibration, 'around'):
+        raise TypeError(
+            "calibration must be a Calibration, as `calibrate` gives it, got"
+            f" {type(calibration).__name__}"
+        )
+    calibration.check(model, method, options, units)
+    found = _explained(work, encs, per_text, batch_size)
+    return [calibration.around(a, confidence) for a in found]
 
 # %% ../nbs/10_methods.ipynb #b9b004da
 def _bypassed_layers(methods):

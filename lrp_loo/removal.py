@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AT_ONCE', 'SPREAD_TO_ERROR', 'key_effects', 'RemovalTerms', 'removal_pass', 'expected_r', 'removal_groups',
-           'removal_scores', 'removal_loo_scores']
+           'removal_scores', 'put_exact', 'removal_loo_scores']
 
 # %% ../nbs/20_removal.ipynb #59e8ba85
 import contextlib, math
@@ -630,14 +630,21 @@ def _put_special(model, batch, target, units, content, found):
         special = torch.where(~content[b, :n])[0]
         known = settled(target, found.readout.chosen(b))
         own = units[b] if units else None
-        _put_exact(model, enc, known, own, found.scores[b, :n], special)
+        put_exact(model, enc, known, own, found.scores[b, :n], special)
         for j in special.tolist():
             info['spread'][j] = 0.0
         info['exact'] = special.tolist()
 
 
-def _put_exact(model, enc, target, units, scores, which):
-    "The exact LOO of these units (numbers) in place of their scores."
+def put_exact(
+    model,
+    enc: dict,  # one encoded text
+    target,  # see `as_target`, settled
+    units,  # a `Units`, or None: tokens
+    scores: torch.Tensor,  # (n_units,) changed in place
+    which: torch.Tensor,  # numbers of units
+):
+    "The exact LOO of these units in place of their scores, by attention mask."
     if not len(which):
         return
     number = torch.arange(len(scores)) if units is None else units.number
@@ -711,7 +718,7 @@ def removal_loo_scores(
     spread = torch.tensor(info['spread'])
     top = _least_sure(spread, content, n_exact)
     known = settled(target, found.readout.chosen(0))
-    _put_exact(model, enc, known, units, scores[0], top)
+    put_exact(model, enc, known, units, scores[0], top)
     spread[top] = 0
     said = dict(
         passes=info['passes'],

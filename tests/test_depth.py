@@ -6,9 +6,13 @@ from conftest import shallow_demo
 from lrp_loo.results import read_results
 from lrp_loo.studies import common
 from lrp_loo.studies.depth import (
+    BY_SPREAD,
     FOLLOWED,
+    NEAREST,
     PARTS,
+    POINTS,
     ROWS,
+    ROWS_ALONE,
     depth_experiment,
     depth_table,
     depth_tables,
@@ -17,6 +21,7 @@ from lrp_loo.studies.depth import (
     plot_depth,
 )
 from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_loo.studies.style import method_label
 
 
 @pytest.fixture(scope='module')
@@ -43,10 +48,24 @@ def test_rows_follow_loo_on_two_layers(measured):
 
 def test_a_backward_pass_counts_as_two():
     assert forward_equivalents('attn_lrp') == 3
+    assert forward_equivalents('removal, carried by rules') == 3
     assert forward_equivalents('removal, 5 passes') == 15
     for n in ROWS:
         assert forward_equivalents(f'removal+rows, {n}') == 3 + n
         assert forward_equivalents(f'removal+rows, {n}, no rest') == 1 + n
+
+
+def test_secants_take_both_ends_of_each_group():
+    plain = forward_equivalents('removal, 5 passes')
+    assert forward_equivalents('removal, 5 passes, secants') == 2 * plain - 3
+
+
+def test_every_method_is_drawn_once(measured):
+    drawn = [*POINTS, *NEAREST, *BY_SPREAD, *ROWS_ALONE]
+    assert sorted(drawn) == sorted(FOLLOWED)
+    fig = plot_depth({'depth-minilm': measured})
+    labels = {text.get_text() for text in fig.legends[0].texts}
+    assert set(map(method_label, POINTS)) <= labels
 
 
 def test_exact_loo_costs_half_where_a_prefix_is_kept():
@@ -59,7 +78,7 @@ def test_the_figure_has_a_panel_a_model(measured):
     assert len(fig.axes) == 2
     ax = fig.axes[0]
     assert 'n = 3' in ax.get_title()
-    labels = [text.get_text() for text in ax.get_legend().texts]
+    labels = [text.get_text() for text in fig.legends[0].texts]
     rows = {'removal + nearest rows', 'nearest rows alone'}
     assert rows | {'exact LOO'} <= set(labels)
 

@@ -50,7 +50,8 @@ from lrp_loo.studies.reproduce import (
 )
 from lrp_loo.studies.table2 import TABLE2
 
-COST = Path(__file__).parent.parent / 'results' / 'cost-length.json'
+RESULTS = Path(__file__).parent.parent / 'results'
+COST = RESULTS / 'cost-length.json'
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 
 
@@ -111,6 +112,22 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(experiments, 'save_figure', keep)
     return draw
+
+
+def test_rows_of_another_version_stop_no_other_figure(tmp_path, capsys):
+    rows = RESULTS / 'folder' / 'depth-decoder.json'
+    kept = json.loads(rows.read_text(encoding='utf-8'))
+    for row in kept['rows']:
+        del row['methods']['removal']
+    (tmp_path / rows.name).write_text(json.dumps(kept))
+    between = RESULTS / 'folder' / 'between-decoder.json'
+    (tmp_path / between.name).write_text(between.read_text(encoding='utf-8'))
+    experiments.draw_figures(tmp_path, tmp_path / 'figures')
+    said = capsys.readouterr().err
+    assert "depth.png is not drawn: rows of depth-decoder" in said
+    assert "'removal'" in said and '--fresh (depth)' in said
+    pictures = [p.name for p in (tmp_path / 'figures').glob('*.png')]
+    assert pictures == ['between.png']
 
 
 def test_texts_of_a_folder(folder):

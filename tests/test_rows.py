@@ -556,3 +556,9 @@ def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
     monkeypatch.setattr(ComputedRows, 'values', lambda *args: plain(*args) + 1)
     with pytest.raises(ValueError, match='computed anew'):
         explain(*demo, SENTENCE, method='removal+rows')
+
+
+def test_nearest_rows_take_two_words():
+    members = torch.eye(4, dtype=torch.bool)
+    with pytest.raises(ValueError, match="near='spread'.*'unit' or 'read'"):
+        nearest_rows(members, 2, 0, near='spread')

@@ -140,11 +140,12 @@ _TOO_FEW_TO_PICK = (
 def single_layer_gains(
     rows: list,  # of `faithfulness_rows`, with `sweep_methods`
     n_layers: int,
+    column: str = 'loo_r',  # r; or 'delta', see `per_text`
 ) -> np.ndarray:  # (n_layers, n_texts)
-    "r with that layer bypassed minus r with none."
+    "r with that layer bypassed minus r with none; or Δ, or another column."
     names = [bypass_name((layer,), n_layers) for layer in range(n_layers)]
-    bypassed = [per_text(rows, name, 'loo_r') for name in names]
-    return np.array(bypassed) - per_text(rows, 'attn_lrp', 'loo_r')
+    bypassed = [per_text(rows, name, column) for name in names]
+    return np.array(bypassed) - per_text(rows, 'attn_lrp', column)
 
 # %% ../../nbs/08_layerwise.ipynb #bc78093c
 def _best(numbers):

@@ -9,6 +9,7 @@ __all__ = ['CLAIMS', 'Rows', 'mean_difference', 'Claim', 'exceeds', 'exceeds_bot
 # %% ../../nbs/59_ledger.ipynb #6001d2c1
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +36,12 @@ class Rows(NamedTuple):
         "(n_texts,) a method's numbers, as `per_text` names them."
         return per_text(self.texts, method, column)
 
-    def single(self):
-        "(n_layers, n_texts) r gained by bypassing one layer's softmax."
+    def single(self, column='loo_r'):
+        "(n_layers, n_texts) r, or Δ, gained by bypassing one layer's softmax."
         names = [bypass_name((k,), self.n_layers) for k in range(self.n_layers)]
         if not self.has('attn_lrp', *names):
             return None
-        return single_layer_gains(self.texts, self.n_layers)
+        return single_layer_gains(self.texts, self.n_layers, column)
 
 
 def mean_difference(
@@ -78,25 +79,31 @@ def exceeds(
     return difference
 
 # %% ../../nbs/59_ledger.ipynb #34f80419
-def _upper_single(rows):
+def _upper_single(rows, column='loo_r'):
     "One layer's bypass: the upper half's mean gain minus the lower half's."
-    gains = rows.single()
+    gains = rows.single(column)
     if gains is None:
         return None
     half = rows.n_layers // 2
     return gains[half:].mean(0) - gains[:half].mean(0)
 
 
-def _upper_half(rows):
+def _upper_half(rows, column='loo_r'):
     "The upper half bypassed, against AttnLRP."
     layers = range(rows.n_layers // 2, rows.n_layers)
-    return exceeds(bypass_name(layers, rows.n_layers), 'attn_lrp')(rows)
+    upper = bypass_name(layers, rows.n_layers)
+    return exceeds(upper, 'attn_lrp', column)(rows)
 
 
-def _best_single(rows):
+def _best_single(rows, column='loo_r'):
     "The best single layer's gain."
-    gains = rows.single()
+    gains = rows.single(column)
     return None if gains is None else picked(gains)[0]
+
+
+def _by_gap(difference):
+    "The same difference, of Δ in place of r."
+    return partial(difference, column='delta')
 
 
 def _entropy(rows):
@@ -207,6 +214,25 @@ CLAIMS = (
         _best_single,
     ),
     Claim(
+        'upper-single-gap',
+        'bypassing one layer widens the gap Δ more in the upper half of the'
+        ' layers',
+        'Table A3, §4.3',
+        _by_gap(_upper_single),
+    ),
+    Claim(
+        'upper-half-gap',
+        'bypassing the upper half of the layers widens the gap Δ',
+        'Table A3, §4.3',
+        _by_gap(_upper_half),
+    ),
+    Claim(
+        'best-single-gap',
+        'bypassing the best single layer widens the gap Δ',
+        'Figure 2, §4.3',
+        _by_gap(_best_single),
+    ),
+    Claim(
         'flatter-above',
         'attention is flatter in the upper half of the layers',
         '§3.2',
@@ -241,6 +267,20 @@ CLAIMS = (
         'removal opens a wider gap Δ than AttnLRP',
         'ours',
         exceeds('removal', 'attn_lrp', 'delta'),
+    ),
+    Claim(
+        'carried-above-better',
+        'removal carried by rules follows LOO better than the better of'
+        ' AttnLRP and CP-LRP',
+        'ours',
+        exceeds_both('removal, carried by rules'),
+    ),
+    Claim(
+        'two-rows-above-better',
+        'two rows without a gradient follow LOO better than the better of'
+        ' AttnLRP and CP-LRP',
+        'ours',
+        exceeds_both('removal+rows, 2, no rest'),
     ),
     Claim(
         'rows-above-removal',

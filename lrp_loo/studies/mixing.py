@@ -64,8 +64,8 @@ from lrp_loo.studies.related import (
     KNOWN,
     OURS,
     Compared,
-    _layers_with_gradient,
-    _WatchCalls,
+    layers_with_gradient,
+    WatchCalls,
     related_table,
     removal_effect,
     timed_row,
@@ -117,7 +117,7 @@ def _masked_attention(model, batch, target, composite):
         torch.enable_grad(),
         watch_embeddings(model),
         lrp_rules(model, composite),
-        _WatchCalls() as watch,
+        WatchCalls() as watch,
     ):
         out = forward(model, batch)
     if not watch.calls:
@@ -125,7 +125,7 @@ def _masked_attention(model, batch, target, composite):
     readout = Readout(target, out, batch)
     with torch.enable_grad():
         values = readout(out)
-    seen = _layers_with_gradient(watch.calls, values)
+    seen = layers_with_gradient(watch.calls, values)
     scores = sum(removal_effect(s, 'exact') for s in seen)
     return Scores(scores, values.detach(), readout, dict(patch='mask'))
 

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['HOW', 'RELATED', 'N_PASSES', 'KEPT', 'SURROGATES', 'PENALTIES', 'SHORTEST', 'LONGEST', 'TUNED', 'OURS', 'KNOWN',
-           'LIMITS', 'DRAWN', 'STUDIES', 'AttentionLayer', 'removal_effect', 'WatchedRun', 'attention_layers',
-           'atp_scores', 'graddrop_scores', 'grad_ellm_scores', 'chefer_scores', 'Players', 'players', 'Game', 'game',
-           'atman_scores', 'context_effects', 'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores',
-           'hierarchical_scores', 'shallow', 'proxy_scores', 'cached_loo_scores', 'Compared', 'tuning_row',
-           'tuning_experiment', 'tuned_options', 'related_methods', 'timed_row', 'related_row', 'related_experiment',
-           'related_table', 'Drawn', 'plot_related']
+           'LIMITS', 'DRAWN', 'STUDIES', 'AttentionLayer', 'removal_effect', 'WatchCalls', 'WatchedRun',
+           'attention_layers', 'layers_with_gradient', 'atp_scores', 'graddrop_scores', 'grad_ellm_scores',
+           'chefer_scores', 'Players', 'players', 'Game', 'game', 'atman_scores', 'context_effects',
+           'surrogate_weights', 'context_cite_scores', 'kernel_shap_scores', 'hierarchical_scores', 'shallow',
+           'proxy_scores', 'cached_loo_scores', 'Compared', 'tuning_row', 'tuning_experiment', 'tuned_options',
+           'related_methods', 'timed_row', 'related_row', 'related_experiment', 'related_table', 'Drawn',
+           'plot_related']
 
 # %% ../../nbs/27_related.ipynb #331446cc
 import contextlib
@@ -93,7 +94,7 @@ def removal_effect(
     return (s.A * gain).sum((1, 2))
 
 # %% ../../nbs/27_related.ipynb #4d67ecc2
-class _WatchCalls(AttentionMode):
+class WatchCalls(AttentionMode):
     "Fused attention calls and what they returned."
 
     def __init__(self):
@@ -193,7 +194,7 @@ def attention_layers(
     with (
         torch.enable_grad(),
         watch_embeddings(model),
-        _WatchCalls() as watch,
+        WatchCalls() as watch,
         _watch_linear(model, watch) as linear,
     ):
         out = forward(model, batch)
@@ -206,13 +207,17 @@ def attention_layers(
     with torch.enable_grad():
         value = readout(out)
     if not drop:
-        runs = [_layers_with_gradient(watch.calls, value)]
+        runs = [layers_with_gradient(watch.calls, value)]
     else:
         runs = list(_runs_with_drop(watch.calls, value, linear))
     return WatchedRun(runs, value.detach(), readout)
 
 
-def _layers_with_gradient(calls, value, keep=False):
+def layers_with_gradient(
+    calls: list,  # of `WatchCalls`
+    value: torch.Tensor,  # what is explained; of several texts, their sum
+    keep: bool = False,  # the graph, for another backward pass
+) -> list:  # an AttentionLayer of each call
     "Every attention call, with the number's gradient at its output."
     outputs = [out for _, out in calls]
     gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=keep)
@@ -227,7 +232,7 @@ def _runs_with_drop(calls, value, linear):
     dropped = _DroppedBranches(linear)
     for layer in range(len(linear)):
         dropped.layer = layer
-        yield _layers_with_gradient(calls, value, keep=True)
+        yield layers_with_gradient(calls, value, keep=True)
 
 # %% ../../nbs/27_related.ipynb #12fb5b01
 def atp_scores(

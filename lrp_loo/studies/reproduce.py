@@ -8,6 +8,7 @@ __all__ = ['MODULES', 'GROUPS', 'all_studies', 'words_of', 'print_heading', 'run
 
 # %% ../../nbs/58_reproduce.ipynb #004db872
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -37,6 +38,7 @@ MODULES = [
     'cost',
     'trainings',
     'lengths',
+    'steps',
     'heads',
     'grid',
     'depth',
@@ -45,6 +47,7 @@ MODULES = [
     'interactions',
     'mixing',
     'between',
+    'coverage',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
@@ -103,6 +106,17 @@ def save_figure(
     matplotlib.pyplot.close(figure)
 
 
+def _say_not_drawn(name, missing, study, found):
+    "Rows that were made before a study had all that it has now."
+    words = ', '.join(study.words)
+    files = ', '.join((study.drawn_from or study.files)[p] for p in found)
+    print(
+        f"{name} is not drawn: rows of {files} have no {missing}, so another"
+        f" version made them; measure them again with --fresh ({words})",
+        file=sys.stderr,
+    )
+
+
 def draw_figures(
     results: Path,  # a folder that `reproduce` wrote
     figures: Path,  # where the pictures go
@@ -117,7 +131,11 @@ def draw_figures(
         if not found:
             continue
         for name, draw in study.figures.items():
-            save_figure(draw(found), figures / f'{name}.png')
+            path = figures / f'{name}.png'
+            try:
+                save_figure(draw(found), path)
+            except KeyError as missing:
+                _say_not_drawn(path.name, missing, study, found)
 
 # %% ../../nbs/58_reproduce.ipynb #2c0ea978
 def _as_rows(tables):
@@ -226,12 +244,14 @@ def reproduce(
     # the parts to run: some of scalar, mnist, sst2, imdb ('paper': these four),
     # conservation, rewritings, decoder, lm, lm-zero, vit ('beyond': these six),
     # remedy, gap, weights, canonized, ablation, protocol, related ('better':
-    # these seven), trainings-mpnet, lengths-mpnet, heads-scale, grid-mpnet,
-    # grid-smollm2, depth-large, contexts-planted, contexts-imdb,
+    # these seven), trainings-mpnet, lengths-mpnet, steps-mpnet-sst2,
+    # steps-mpnet-imdb, steps-smollm2-sst2, steps-smollm2-imdb, heads-scale,
+    # grid-mpnet, grid-smollm2, depth-large, contexts-planted, contexts-imdb,
     # generations-large, interactions-large, mixing-large, between-large,
-    # depth-reviews ('scale': these, on models of `make models`), precision,
-    # trainings, lengths, heads, grid-minilm, grid-decoder, grid-vit, depth,
-    # generations, interactions, mixing, between, or 'all' (but for 'scale')
+    # coverage-large, depth-reviews ('scale': these, on models of `make
+    # models`), precision, trainings, lengths, heads, grid-minilm,
+    # grid-decoder, grid-vit, depth, generations, interactions, mixing,
+    # between, coverage, or 'all' (but for 'scale')
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)

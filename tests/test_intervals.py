@@ -1,0 +1,308 @@
+"Intervals for LOO: quantiles over texts, what is covered, what is refused."
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import shallow_demo
+
+import lrp_loo
+from lrp_loo.core import Attribution
+from lrp_loo.data import load_texts
+from lrp_loo.intervals import (
+    FLOOR,
+    Calibration,
+    calibrate,
+    error_ratios,
+    interval_scale,
+    load_calibration,
+    settle_top,
+    text_quantile,
+    token_quantile,
+    top_tokens,
+)
+from lrp_loo.methods import explain
+
+TEXT = 'Nobody in this comedy is having any fun.'
+NINE = dict(method='removal', n_groups=8)
+
+
+@pytest.fixture(scope='module')
+def demo():
+    return shallow_demo('sst2')
+
+
+@pytest.fixture(scope='module')
+def calibration(demo):
+    "Of sixty embedded sentences, two layers deep."
+    texts = load_texts('sst2', 'embedded').texts[:60]
+    return calibrate(*demo, texts, **NINE, progress=False)
+
+
+def attribution(scores, spread=None, exact=()):
+    "Made by hand; the first token is special."
+    info = {} if spread is None else dict(spread=spread, exact=list(exact))
+    special = torch.arange(len(scores)) == 0
+    tokens = [f't{i}' for i in range(len(scores))]
+    scores = torch.tensor(scores)
+    return Attribution(tokens, scores, special, 0, 0.0, info=info)
+
+
+# the unit of an error
+
+
+def test_a_token_is_as_unsure_as_its_spread_and_a_share_of_all():
+    a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0])
+    level = FLOOR**2 * (9 + 16) / 2
+    s = interval_scale(a)
+    assert math.isnan(s[0])
+    assert s[1:].tolist() == pytest.approx(
+        [math.sqrt(9 + level), math.sqrt(16 + level)]
+    )
+
+
+def test_without_a_spread_all_tokens_are_equally_unsure():
+    s = interval_scale(attribution([9.0, 3.0, 4.0]))
+    assert s[1:].tolist() == pytest.approx([math.sqrt(12.5)] * 2)
+
+
+def test_an_exact_token_has_no_width_and_no_ratio():
+    a = attribution([0.0, 1.0, 2.0], spread=[0.0, 1.0, 0.0], exact=[2])
+    assert interval_scale(a)[2] == 0
+    loo = attribution([0.0, 1.5, 2.0])
+    assert len(error_ratios(a, loo)) == 1
+
+
+def test_a_ratio_is_the_error_in_that_unit():
+    a = attribution([0.0, 3.0, 4.0])
+    loo = attribution([0.0, 3.0 + math.sqrt(12.5), 4.0])
+    assert error_ratios(a, loo) == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+# quantiles
+
+
+@pytest.mark.parametrize('confidence', [0.5, 0.8, 0.9])
+def test_texts_of_one_token_make_both_the_usual_split_conformal(confidence):
+    values = np.random.default_rng(0).gamma(1.0, size=99)
+    ratios = [[v] for v in values]
+    usual = np.sort(values)[math.ceil(100 * confidence) - 1]
+    assert token_quantile(ratios, confidence) == pytest.approx(usual)
+    assert text_quantile(ratios, confidence) == pytest.approx(usual)
+
+
+def test_a_long_text_weighs_no_more_than_a_short_one():
+    short = [[1.0]] * 8
+    long = [[5.0] * 1000]
+    assert token_quantile(short + long, 0.8) == 1.0
+
+
+def test_covering_all_tokens_takes_at_least_as_much():
+    draws = np.random.default_rng(1)
+    ratios = [list(draws.gamma(1.0, size=12)) for _ in range(50)]
+    for confidence in (0.5, 0.7, 0.9):
+        one = token_quantile(ratios, confidence)
+        assert text_quantile(ratios, confidence) >= one
+
+
+def test_a_surer_interval_is_no_narrower(calibration):
+    for cover in ('token', 'text'):
+        found = [calibration.quantile(p, cover) for p in (0.5, 0.8, 0.9, 0.95)]
+        assert found == sorted(found)
+
+
+# a calibration
+
+
+def test_ninety_percent_of_tokens_lie_inside_on_other_texts(demo, calibration):
+    texts = load_texts('sst2', 'embedded').texts[60:100]
+    maps = explain(*demo, texts, **NINE, calibration=calibration)
+    loos = explain(*demo, texts, method='loo')
+    shares = []
+    for a, loo in zip(maps, loos):
+        inside = (a.low <= loo.scores) & (loo.scores <= a.high)
+        shares.append(float(inside[~a.is_special].float().mean()))
+    # 60 texts calibrate, 40 check: a standard error of some hundredths
+    assert 0.8 < np.mean(shares) < 0.98
+
+
+def test_it_is_saved_and_read(calibration, tmp_path):
+    calibration.save(tmp_path / 'c.json')
+    assert load_calibration(tmp_path / 'c.json') == calibration
+
+
+@pytest.mark.parametrize('content', ['no JSON', '{"rows": []}', '[1, 2]'])
+def test_a_file_that_is_no_calibration_is_named(tmp_path, content):
+    path = tmp_path / 'c.json'
+    path.write_text(content)
+    with pytest.raises(ValueError, match='c.json is no calibration'):
+        load_calibration(path)
+
+
+def test_intervals_are_kept_with_the_map(demo, calibration, tmp_path):
+    (a,) = explain(*demo, TEXT, **NINE, calibration=calibration)
+    a.save(tmp_path / 'a.json')
+    again = lrp_loo.load(tmp_path / 'a.json')
+    again = again[0] if isinstance(again, list) else again
+    assert torch.equal(again.low.isnan(), a.is_special)
+    assert torch.allclose(again.high, a.high, equal_nan=True)
+
+
+def test_a_map_without_intervals_says_how_to_get_them(demo):
+    (a,) = explain(*demo, TEXT, method='removal')
+    with pytest.raises(AttributeError, match='lrp_loo.calibrate'):
+        a.low
+    assert not hasattr(a, 'high')
+
+
+def test_another_model_is_refused(demo, calibration):
+    other = shallow_demo('imdb')
+    with pytest.raises(ValueError, match='calibrate this one'):
+        explain(*other, TEXT, **NINE, calibration=calibration)
+
+
+@pytest.mark.parametrize(
+    'asked', [dict(method='removal'), dict(method='attn_lrp')]
+)
+def test_another_method_is_refused(demo, calibration, asked):
+    with pytest.raises(ValueError, match='n_groups=8'):
+        explain(*demo, TEXT, **asked, calibration=calibration)
+
+
+def test_too_few_texts_for_a_confidence_are_counted():
+    nine = Calibration({}, ['removal', {}], [[1.0]] * 9)
+    assert nine.quantile(0.9) == 1.0
+    with pytest.raises(ValueError, match='9 texts are too few.*at least 19'):
+        nine.quantile(0.95)
+
+
+@pytest.mark.parametrize('confidence', [0, 1, 1.5, -0.1, float('nan')])
+def test_a_confidence_lies_between_0_and_1(calibration, confidence):
+    with pytest.raises(ValueError, match='between 0 and 1'):
+        calibration.quantile(confidence)
+
+
+def test_an_unknown_cover_is_named(calibration):
+    with pytest.raises(ValueError, match="cover='word'.*token.*text"):
+        calibration.quantile(0.9, 'word')
+
+
+def test_words_have_no_intervals_yet(demo, calibration):
+    with pytest.raises(ValueError, match="units='word'"):
+        explain(*demo, TEXT, **NINE, calibration=calibration, units='word')
+
+
+def test_ratios_are_plain_numbers(calibration):
+    assert json.loads(json.dumps(calibration.ratios)) == calibration.ratios
+
+
+# certified answers
+
+
+def whole(a, low, high):
+    "Intervals by hand."
+    none = [None]
+    a.info |= dict(low=none + low, high=none + high)
+    return a
+
+
+def test_intervals_apart_take_no_exact_pass():
+    a = whole(attribution([0.0, 5.0, 1.0]), [4.0, 0.5], [6.0, 1.5])
+    found = settle_top(a, 1, read=None)
+    assert (found.which, found.settled, found.exact) == ([1], True, [])
+
+
+def test_the_wider_of_two_that_overlap_is_read_and_may_change_the_answer():
+    a = whole(attribution([0.0, 3.0, 2.5]), [0.0, 2.0], [6.0, 3.0])
+
+    def read(i):
+        a.scores[i] = 1.0
+
+    found = settle_top(a, 1, read)
+    assert found.exact == [1]
+    assert (found.which, found.settled) == ([2], True)
+
+
+def test_no_more_exact_passes_than_allowed():
+    a = whole(attribution([0.0, 3.0, 2.5]), [0.0, 2.0], [6.0, 3.0])
+    found = settle_top(a, 1, read=None, most=0)
+    assert (found.settled, found.exact) == (False, [])
+
+
+def test_a_large_negative_score_counts_by_size_and_not_by_score():
+    def made():
+        scores = attribution([0.0, 2.0, -5.0])
+        return whole(scores, [1.5, -5.5], [2.5, -4.5])
+
+    assert settle_top(made(), 1, None, by='size').which == [2]
+    assert settle_top(made(), 1, None, by='score').which == [1]
+
+
+def test_settled_answers_are_right(demo, calibration):
+    texts = load_texts('sst2', 'embedded').texts[100:120]
+    right = 0
+    for text in texts:
+        found = top_tokens(*demo, text, 2, calibration)
+        (loo,) = explain(*demo, text, method='loo')
+        size = loo.scores.abs().masked_fill(loo.is_special, -1)
+        assert found.settled
+        right += sorted(size.topk(2).indices.tolist()) == sorted(found.which)
+    assert right >= 16  # nine of ten, and chance of twenty
+
+
+@pytest.mark.parametrize('k', [0, 99, 2.5])
+def test_k_is_less_than_there_are(demo, calibration, k):
+    with pytest.raises(ValueError, match='k'):
+        top_tokens(*demo, TEXT, k, calibration)
+
+
+def test_exact_loo_needs_no_calibration(demo):
+    with pytest.raises(ValueError, match="method='loo'.*'removal'"):
+        calibrate(*demo, [TEXT], method='loo')
+
+
+def test_a_calibration_is_one(demo):
+    with pytest.raises(TypeError, match='Calibration.*got dict'):
+        explain(*demo, TEXT, **NINE, calibration={})
+
+
+def test_a_number_of_passes_is_none_or_more(demo, calibration):
+    with pytest.raises(ValueError, match='most'):
+        top_tokens(*demo, TEXT, 1, calibration, most=-1)
+
+
+def test_an_unknown_order_is_named(demo, calibration):
+    with pytest.raises(ValueError, match="by='rank'.*size.*score"):
+        top_tokens(*demo, TEXT, 1, calibration, by='rank')
+
+
+# views
+
+
+@pytest.fixture(scope='module')
+def shown(demo, calibration):
+    (a,) = explain(*demo, TEXT, **NINE, calibration=calibration)
+    return a
+
+
+def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(shown):
+    page = shown._repr_html_()
+    assert page.count('opacity:.45') == int(shown.may_be_zero.sum())
+    assert page.count('(90%)') == int((~shown.is_special).sum())
+
+
+def test_a_map_without_intervals_looks_as_before(demo):
+    (a,) = explain(*demo, TEXT, **NINE)
+    assert not a.may_be_zero.any()
+    assert 'opacity:.45' not in a._repr_html_()
+
+
+def test_bars_have_a_whisker_a_content_token(shown):
+    (ax,) = shown.plot().axes
+    whiskers = [line for line in ax.lines if len(set(line.get_xdata())) == 1]
+    assert len(whiskers) == int((~shown.is_special).sum())
+    low, high = ax.get_ylim()
+    assert low < float(shown.low[~shown.is_special].min())
+    assert high > float(shown.high[~shown.is_special].max())
