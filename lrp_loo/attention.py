@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall', 'operation_name', 'AttentionMode',
-           'refuse_compiled', 'AttentionMaps']
+           'is_compiled', 'refuse_compiled', 'AttentionMaps']
 
 # %% ../nbs/35_attention.ipynb #a7700003
 import math
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from .products import product_of
 
 # %% ../nbs/35_attention.ipynb #a7700007
 def float_mask(
@@ -166,10 +167,12 @@ class AttentionMode(TorchFunctionMode):
             logits = args[0] if args else kwargs['input']
             if logits.ndim == 4:
                 return self.weigh(func, *args, **kwargs)
-        return func(*args, **kwargs)
+        return product_of(func, args, kwargs)
 
 # %% ../nbs/35_attention.ipynb #a7700020
-def _is_compiled(module):
+def is_compiled(
+    module,  # any torch module
+) -> bool:
     "Wrapped by torch.compile, compiled in place, or its forward is."
     return (
         isinstance(module, torch._dynamo.OptimizedModule)
@@ -184,14 +187,14 @@ def refuse_compiled(
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
-    if _is_compiled(model):
+    if is_compiled(model):
         raise TypeError(
             "the model is compiled, and rules see eager calls only; pass the"
             " model as it was before torch.compile (`compiled._orig_mod`), or"
             " load it again where it was compiled in place"
         )
     for path, part in model.named_modules():
-        if _is_compiled(part):
+        if is_compiled(part):
             raise TypeError(
                 f"{path} of the model is compiled, and rules see eager calls"
                 " only; put the part back as it was before torch.compile"

@@ -13,6 +13,7 @@ __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'BY_DISTANCE', 'P
 import contextlib, threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from operator import attrgetter
 
 import torch
@@ -29,6 +30,7 @@ from lrp_loo.models import (
     own_tokens,
     position_offset,
 )
+from .products import fast_products
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/42_fast.ipynb #dda36779
@@ -449,6 +451,17 @@ def _of_each(x, n):
     return x.expand(n, *x.shape)
 
 
+def _by_fast_products(method):
+    "Without gradients, each product by the kernel that is faster here."
+
+    @wraps(method)
+    def run(*args, **kwargs):
+        with torch.no_grad(), fast_products():
+            return method(*args, **kwargs)
+
+    return run
+
+
 class FastEncoder:
     """The logits of a BERT-type classifier on subsets of its texts' tokens,
     from the products that differ. Raises ValueError for a model that is
@@ -494,7 +507,7 @@ class FastEncoder:
             )
         return layers
 
-    @torch.no_grad()
+    @_by_fast_products
     def texts(
         self,
         encs: list,  # encoded texts
@@ -526,7 +539,7 @@ class FastEncoder:
         names = [k for k in ('input_ids', 'token_type_ids') if k in takes]
         return self.base.embeddings(**{k: enc[k] for k in names if k in enc})[0]
 
-    @torch.no_grad()
+    @_by_fast_products
     def __call__(
         self,
         texts: TextRows,
@@ -558,7 +571,7 @@ class FastEncoder:
             h = layer.after_attention(self._attend(qkv, n, mask), h)
         return h.view(n, s, -1)
 
-    @torch.no_grad()
+    @_by_fast_products
     def keys_and_values(
         self,
         texts: TextRows,  # of one text
@@ -575,7 +588,7 @@ class FastEncoder:
             found.append((qkv[1], qkv[2]))
         return found
 
-    @torch.no_grad()
+    @_by_fast_products
     def of_rows(
         self,
         texts: TextRows,  # of one text

@@ -31,6 +31,7 @@ from lrp_loo.attention import (
     refuse_compiled,
 )
 from .models import input_embeddings, layers_of
+from .products import product_of
 from lrp_loo.rules import (
     constant,
     epsilon_rule,
@@ -444,7 +445,7 @@ def linear(
 ) -> tuple:  # the result, 'linear'
     "Nothing to change, but for an explicit ε where weights are summed."
     args, kwargs = call.operands()
-    out = call.func(*args, **kwargs)
+    out = product_of(call.func, args, kwargs)
     if call.name in _WITH_WEIGHTS:
         out = epsilon_rule(out, composite.eps)
     return out, 'linear'
@@ -585,7 +586,7 @@ def multiplication(
     if len(at) > 1 and composite.product != 'gradient':
         for i, share in zip(at, _shares(composite, *factors)):
             args[i] = scale_gradient(args[i], share)
-    out = call.func(*args, **kwargs)
+    out = product_of(call.func, args, kwargs)
     eps = _product_eps(call.name, composite, len(at))
     return epsilon_rule(out, eps), _share_name(composite.product, factors)
 

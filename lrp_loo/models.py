@@ -45,7 +45,9 @@ from transformers import (
     TextGenerationPipeline,
 )
 from transformers.utils import logging as hf_logging
+from .attention import is_compiled
 from .core import hub_answers, resolve_device, whole_number
+from .products import fast_products
 
 # %% ../nbs/33_models.ipynb #46b299fd
 PAPER_MODELS = {
@@ -1100,6 +1102,13 @@ def blind_rows_mended(
     return _BlindRows() if in_double else contextlib.nullcontext()
 
 
+def _products_for(model):
+    "What torch.compile made of a model runs as it was made."
+    if any(map(is_compiled, model.modules())):
+        return contextlib.nullcontext()
+    return fast_products()
+
+
 def forward(
     model,  # any model
     inputs: dict,  # of `encode`
@@ -1109,7 +1118,7 @@ def forward(
     if 'use_cache' in forward_arguments(model) and 'use_cache' not in inputs:
         options = {'use_cache': False}
     try:
-        with blind_rows_mended(model):
+        with blind_rows_mended(model), _products_for(model):
             return model(**inputs, **options)
     except (TypeError, RuntimeError, ValueError) as e:
         if said := _why_call_failed(model, inputs, e):
