@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -51,6 +52,7 @@ class _OfWeights(Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
+    @once_differentiable  # x is a constant here: an error, not half a number
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
@@ -86,8 +88,7 @@ def _with_gradients(x, weight, bias):
     branch = None
     if any(t is not None and t.requires_grad for t in (weight, bias)):
         branch = _OfWeights.apply(x.detach(), weight, bias)
-    constants = (None if t is None else t.detach() for t in (weight, bias))
-    return _Linear.apply(x, *constants, branch)
+    return _Linear.apply(x, weight, bias, branch)
 
 # %% ../nbs/47_products.ipynb #5d057ce5
 KERNELS = ('auto', 'onednn', 'blas')  # of the variable LRP_LOO_PRODUCTS

@@ -1,0 +1,338 @@
+"Products by another kernel: the same numbers and gradients, and who sees which calls."
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from conftest import shallow_demo
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lrp_loo import products
+from lrp_loo.fast import on_every_core
+from lrp_loo.layers import graph_bytes
+from lrp_loo.lrp import attn_lrp, lrp_rules
+from lrp_loo.methods import explain_batch
+from lrp_loo.models import encode, forward
+from lrp_loo.products import (
+    FASTER,
+    ProductRates,
+    fast_products,
+    product_kernel,
+    product_of,
+    product_rates,
+)
+from lrp_loo.studies.families import random_inputs, random_model
+
+TEXT = (
+    'nothing here is bad , and hardly anything is dull : a quiet film that'
+    ' knows its people , keeps its distance and ends where it has to end ;'
+    ' the rest of the evening may well belong to somebody else , and does'
+)
+
+
+@pytest.fixture(autouse=True)
+def onednn(monkeypatch):
+    "The kernel in question, also where it is not the faster one."
+    if not product_rates().onednn:
+        pytest.skip('this torch has no such product')
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'onednn')
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    "Shapes of what went to oneDNN."
+    shapes = []
+    kernel = products._onednn
+
+    def counted(x, weight, bias=None):
+        shapes.append(tuple(x.shape))
+        return kernel(x, weight, bias)
+
+    monkeypatch.setattr(products, '_onednn', counted)
+    return shapes
+
+
+def by_blas(monkeypatch, f):
+    with monkeypatch.context() as patch:
+        patch.setenv('LRP_LOO_PRODUCTS', 'blas')
+        return f()
+
+
+X = torch.randn(4, 20, 128, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    'x',
+    [
+        X,
+        X[:, ::2],
+        X.transpose(0, 1),
+        X[:, :1].expand(-1, 20, -1),
+        X[0].repeat(2, 1),
+        X.view(2, 2, 20, 128),
+        torch.randn(50, 256)[:, ::2],
+    ],
+    ids=['3d', 'strided', 'turned', 'expanded', '2d', '4d', 'every second'],
+)
+@pytest.mark.parametrize('bias', [True, False])
+def test_however_it_lies_in_memory(x, bias, taken):
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 96, bias)
+    with torch.no_grad(), fast_products():
+        y = layer(x)
+    assert taken == [tuple(x.shape)]
+    exact = layer.double()(x.double())
+    # roundings of 6e-8 in sums of 128 numbers
+    assert y.shape == exact.shape
+    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_torchs(taken):
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 96)
+    x = X.clone().requires_grad_()
+    inputs = [x, *layer.parameters()]
+    with fast_products():
+        found = torch.autograd.grad(layer(x).tanh().sum(), inputs)
+    assert taken
+    wanted = torch.autograd.grad(layer(x).tanh().sum(), inputs)
+    for ours, theirs in zip(found, wanted):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_no_gradient_of_weights_where_nobody_asks(monkeypatch):
+    def must_not_run(ctx, g):
+        raise AssertionError('the weights had their gradient computed')
+
+    monkeypatch.setattr(
+        products._OfWeights, 'backward', staticmethod(must_not_run)
+    )
+    layer = nn.Linear(128, 96)
+    x = X.clone().requires_grad_()
+    with fast_products():
+        y = layer(x)
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    with pytest.raises(AssertionError, match='weights'):
+        torch.autograd.grad(y.sum(), layer.weight)
+
+
+def test_several_gradients_at_once_are_each_by_itself():
+    layer = nn.Linear(128, 96)
+    x = X.clone().requires_grad_()
+    with fast_products():
+        y = layer(x).tanh()
+    g = torch.randn(3, *y.shape)
+    at_once = torch.autograd.grad(
+        y, x, g, is_grads_batched=True, retain_graph=True
+    )[0]
+    for k in range(3):
+        (one,) = torch.autograd.grad(y, x, g[k], retain_graph=True)
+        torch.testing.assert_close(at_once[k], one, rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_derivative_is_torchs():
+    layer = nn.Linear(128, 96)
+    x = X.clone().requires_grad_()
+
+    def curvature():
+        h = layer(x).tanh().sum()
+        (slope,) = torch.autograd.grad(h, x, create_graph=True)
+        return torch.autograd.grad(slope.pow(2).sum(), [x, layer.weight])
+
+    with fast_products():
+        found = curvature()
+    for ours, theirs in zip(found, curvature()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    'x, layer',
+    [
+        (X[0, :1], nn.Linear(128, 96)),
+        (X, nn.Linear(128, 2)),
+        (X.double(), nn.Linear(128, 96).double()),
+        (X.bfloat16(), nn.Linear(128, 96).bfloat16()),
+    ],
+    ids=['few rows', 'two classes', 'double', 'bfloat16'],
+)
+def test_what_it_is_not_for_goes_to_torch(x, layer, taken):
+    with torch.no_grad(), fast_products():
+        y = layer(x)
+    assert not taken
+    assert torch.equal(y, layer(x))
+
+
+def test_a_matrix_that_is_added_is_no_bias(taken):
+    a, b, c = torch.randn(80, 96), torch.randn(80, 128), torch.randn(128, 96)
+    with torch.no_grad(), fast_products():
+        y = torch.addmm(a, b, c)
+        scaled = torch.addmm(a[0], b, c, beta=2.0)
+    assert not taken
+    assert torch.equal(y, torch.addmm(a, b, c))
+    assert torch.equal(scaled, torch.addmm(a[0], b, c, beta=2.0))
+
+
+class Calls(TorchFunctionMode):
+    "A mode of somebody else's."
+
+    def __init__(self):
+        super().__init__()
+        self.linear = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.linear += func is F.linear
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_users_mode_sees_every_call(taken):
+    model, tokenizer = shallow_demo('sst2')
+    enc = encode(model, tokenizer, TEXT)
+    with torch.no_grad(), Calls() as around:
+        whole = forward(model, enc).logits
+    assert around.linear and not taken
+    with torch.no_grad():
+        ours = forward(model, enc).logits
+    assert taken
+    torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_under_autocast_torch_computes(taken):
+    layer = nn.Linear(128, 96)
+    with torch.autocast('cpu', torch.bfloat16), torch.no_grad():
+        y = product_of(F.linear, (X, layer.weight, layer.bias), {})
+    assert y.dtype == torch.bfloat16
+    assert not taken
+
+
+def demo_example(name):
+    "A trained model and a text."
+    model, tokenizer = shallow_demo(name)
+    return model, tokenizer, encode(model, tokenizer, TEXT)
+
+
+def gpt2_example():
+    "Products by addmm, random weights."
+    model = random_model(
+        'GPT-2', dtype=torch.float32, n_embd=128, n_head=4, n_inner=256
+    )
+    return model, None, random_inputs(model, n=40)
+
+
+EXAMPLES = {
+    'encoder': partial(demo_example, 'sst2'),
+    'decoder': partial(demo_example, 'reviews-sst2'),
+    'addmm': gpt2_example,
+}
+
+
+@pytest.mark.parametrize('example', EXAMPLES)
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'cp_lrp', 'removal'])
+def test_a_models_maps_are_the_same(example, method, taken, monkeypatch):
+    model, tokenizer, enc = EXAMPLES[example]()
+
+    def scores():
+        return explain_batch(model, tokenizer, [enc], method)[0].scores
+
+    ours = scores()
+    assert taken
+    plain = by_blas(monkeypatch, scores)
+    # roundings of two layers, at the scale of the largest score
+    assert (ours - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+def test_a_report_names_the_same_calls(monkeypatch):
+    model, tokenizer = shallow_demo('sst2')
+    enc = encode(model, tokenizer, TEXT)
+
+    def report():
+        with lrp_rules(model, attn_lrp()) as rules:
+            forward(model, enc)
+        return rules.report()
+
+    ours = report()
+    plain = by_blas(monkeypatch, report)
+    assert ours.equals(plain)
+
+
+def test_a_graph_keeps_no_more(monkeypatch):
+    model, tokenizer = shallow_demo('sst2')
+    enc = encode(model, tokenizer, TEXT)
+
+    def kept():
+        with lrp_rules(model, attn_lrp()):
+            return graph_bytes(lambda: forward(model, enc))
+
+    ours = kept()
+    assert ours <= 1.02 * by_blas(monkeypatch, kept)
+
+
+def test_other_threads_take_it_too(taken):
+    model, tokenizer = shallow_demo('sst2')
+    enc = encode(model, tokenizer, TEXT)
+
+    def logits(_):
+        with torch.no_grad():
+            return forward(model, enc).logits
+
+    alone = logits(0)
+    before = len(taken)
+    both = on_every_core(logits, [(0,), (1,)], 2)
+    assert len(taken) == 3 * before
+    for one in both:
+        torch.testing.assert_close(one, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_torchs_own_switch_is_heeded():
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert product_kernel() == 'blas'
+    assert product_kernel() == 'onednn'
+
+
+def test_an_unknown_choice_is_named(monkeypatch):
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'mkl')
+    with pytest.raises(ValueError, match="'mkl' is not known.*'onednn'"):
+        product_kernel()
+
+
+@pytest.mark.parametrize('rates', [(1.0, 0.99 * FASTER), (1.0, 0.0)])
+def test_a_kernel_that_is_level_is_left(rates, monkeypatch):
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'auto')
+    monkeypatch.setattr(products, 'product_rates', lambda: ProductRates(*rates))
+    assert product_kernel() == 'blas'
+
+
+def test_a_torch_without_it_is_no_error(monkeypatch):
+    def missing(x, weight, bias=None):
+        raise AttributeError('no such operation')
+
+    monkeypatch.setattr(products, '_onednn', missing)
+    rates = product_rates.__wrapped__()
+    assert rates.onednn == 0
+    monkeypatch.setattr(products, 'product_rates', lambda: rates)
+    with pytest.raises(ValueError, match='no such product'):
+        product_kernel()
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'auto')
+    assert product_kernel() == 'blas'
+
+
+def test_other_numbers_are_not_taken(monkeypatch):
+    kernel = products._onednn
+    monkeypatch.setattr(products, '_onednn', lambda *a: kernel(*a) * 1.001)
+    assert product_rates.__wrapped__().onednn == 0
+
+
+def test_the_variable_is_read_by_a_new_process():
+    code = 'from lrp_loo.products import product_kernel as k; print(k())'
+    said = subprocess.run(
+        [sys.executable, '-c', code],
+        env=os.environ | dict(LRP_LOO_PRODUCTS='blas'),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == 'blas'
