@@ -51,7 +51,7 @@ if __name__ == '__main__':
         args,
         'exact LOO, IMDB, 400 to 512 tokens',
         'Captum FeatureAblation at its best setting',
-        1.5,
+        2.0,
         setting | dict(peak_gib=peak, perturbations_per_eval=BEST),
         ('captum',),
         **pairs(run['ours'], run['captum'], args.rounds, warm_up=False),

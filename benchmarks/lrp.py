@@ -133,7 +133,7 @@ if __name__ == '__main__':
         args,
         'AttnLRP over a data set',
         'plain gradient × input over the same batches',
-        1 / 1.15,
+        1.5,
         setting | dict(batch=BATCH),
         **pairs(ours, lambda: plain(model, encs), args.rounds),
     )
@@ -154,6 +154,16 @@ if __name__ == '__main__':
         1 / 1.3,
         setting | dict(batch=BATCH),
         **pairs(lambda: ours('removal'), ours, args.rounds),
+    )
+    record(
+        args,
+        'removal over a data set',
+        'plain gradient × input over the same batches',
+        1.5,
+        setting | dict(batch=BATCH),
+        **pairs(
+            lambda: ours('removal'), lambda: plain(model, encs), args.rounds
+        ),
     )
     if os.environ.get('LRP_LOO_LXT_PYTHON'):
         against_lxt(args, model, encs, setting, ours)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import arguments, bypass_sets, matmul_rate, texts
+from common import arguments, best_rate, bypass_sets, texts
 from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
@@ -82,7 +82,7 @@ if __name__ == '__main__':
     args = arguments(__doc__, sentences=12)
     torch.set_num_threads(1)
     model, tokenizer, _, encs, setting = texts('sst2', args, args.sentences)
-    rate = matmul_rate()
+    rate = best_rate()
     r = Results(
         Path(__file__).parent.parent / 'results' / 'profile.json',
         dict(

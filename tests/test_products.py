@@ -16,7 +16,7 @@ from lrp_loo import products
 from lrp_loo.fast import on_every_core
 from lrp_loo.layers import graph_bytes
 from lrp_loo.lrp import attn_lrp, lrp_rules
-from lrp_loo.methods import explain_batch
+from lrp_loo.methods import METHODS
 from lrp_loo.models import encode, forward
 from lrp_loo.products import (
     FASTER,
@@ -236,7 +236,7 @@ def test_a_models_maps_are_the_same(example, method, taken, monkeypatch):
     model, tokenizer, enc = EXAMPLES[example]()
 
     def scores():
-        return explain_batch(model, tokenizer, [enc], method)[0].scores
+        return METHODS[method](model, tokenizer, [enc]).scores[0]
 
     ours = scores()
     assert taken
