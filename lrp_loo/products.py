@@ -37,6 +37,8 @@ class _Back(Function):
 
     @staticmethod
     def vmap(info, in_dims, g, weight):
+        if in_dims[1] is not None:
+            raise NotImplementedError("several weights at once")
         return _onednn(g.movedim(in_dims[0], 0), weight.t()), 0
 
 

@@ -202,3 +202,11 @@ def test_a_table_stands_between_what_was_printed_before_and_after(readme):
     cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
     shown = '```\nbefore\n```\n\n| a table |\n\n```\nafter\n```'
     assert readme.cell_text(cell) == shown
+
+
+def test_every_chapter_has_its_part_of_the_site():
+    text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
+    parts = re.findall(r'^    "?(\d|index)"?: \S', text, re.M)
+    chapters = {p.stem for p in (ROOT / 'nbs').glob('*.ipynb')}
+    decades = {c if c == 'index' else c[0] for c in chapters}
+    assert decades <= set(parts)
