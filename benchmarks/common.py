@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.core import processor, versions, write_text_atomic
 
 from lrp_loo.studies.layerwise import SWEEPS, sweep_layers
 from lrp_loo.models import encode
@@ -134,16 +134,6 @@ def best_rate(n=1024, rounds=7):
             statistics.median(rate(kernel) for _ in range(rounds))
             for kernel in kernels
         )
-
-
-def processor():
-    "What the machine calls it."
-    info = Path('/proc/cpuinfo')
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith('model name'):
-                return line.partition(':')[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def installed(*names):

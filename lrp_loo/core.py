@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECORDED_PACKAGES', 'HUB_SECONDS', 'stabilize', 'Attribution', 'Generation', 'Pairs', 'pad_batch', 'unpad_batch',
-           'one_text', 'whole_number', 'resolve_device', 'versions', 'whole_file', 'write_text_atomic', 'hub_answers']
+           'one_text', 'whole_number', 'resolve_device', 'versions', 'processor', 'whole_file', 'write_text_atomic',
+           'hub_answers']
 
 # %% ../nbs/30_core.ipynb #4a4a8f43
 import contextlib, os, platform
@@ -435,6 +436,16 @@ def versions() -> dict:  # package → version
     "The versions that a result depends on."
     found = {'python': platform.python_version()}
     return found | {p: _version_of(p) for p in RECORDED_PACKAGES}
+
+
+def processor() -> str:  # its name, without its clock
+    "The processor that seconds depend on."
+    described = Path('/proc/cpuinfo')
+    if described.exists():
+        for line in described.read_text(encoding='utf-8').splitlines():
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
+    return platform.processor() or platform.machine()
 
 # %% ../nbs/30_core.ipynb #f6300bd1
 def _named_besides(error, *known):

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import DynamicCache
 from lrp_loo.models import (
@@ -30,7 +29,7 @@ from lrp_loo.models import (
     own_tokens,
     position_offset,
 )
-from .products import fast_products
+from .products import fast_products, seen_by_a_mode
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/42_fast.ipynb #dda36779
@@ -161,8 +160,7 @@ def _changed_around(model):
     every = nn.modules.module
     if every._global_forward_hooks or every._global_forward_pre_hooks:
         return True
-    modes = _get_current_function_mode_stack()
-    if any(not isinstance(mode, DeviceContext) for mode in modes):
+    if seen_by_a_mode():
         return True
     return torch.is_autocast_enabled(device_of(model).type)
 

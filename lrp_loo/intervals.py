@@ -327,22 +327,15 @@ def top_tokens(
     if by not in BY:
         raise ValueError(f"by={by!r} is not known; take one of {BY}")
     name, options = calibration.method
-    (a,) = explain(
-        model,
-        tokenizer,
-        [text],
-        name,
-        target,
-        calibration=calibration,
-        **options,
-    )
+    model, tokenizer = unwrap(model, tokenizer)
+    calibration.check(model, name, options)
+    (a,) = explain(model, tokenizer, [text], name, target, **options)
     calibration.around(a, confidence, cover='text')
     if most is not None:
         whole_number('most', most, least=0)
     n = int((~a.is_special).sum())
     if not 1 <= whole_number('k', k) < n:
         raise ValueError(f"k={k} tokens of {n}; take 1 to {n - 1}")
-    model, tokenizer = unwrap(model, tokenizer)
     enc = encode(model, tokenizer, text)
     known = settled(named_target(model, tokenizer, target), a.target)
 

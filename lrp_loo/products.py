@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KERNELS', 'TIMED_ROWS', 'TIMED_WIDTH', 'FASTER', 'FEWEST_ROWS', 'NARROWEST', 'ProductRates', 'product_rates',
-           'product_kernel', 'product_of', 'fast_products']
+           'product_kernel', 'seen_by_a_mode', 'product_of', 'fast_products']
 
 # %% ../nbs/47_products.ipynb #e6f72e98
 import contextlib, os, time
@@ -77,12 +77,15 @@ class _Linear(Function):
     def backward(ctx, g):
         (weight,) = ctx.saved_tensors
         of_x, _, _, of_weights = ctx.needs_input_grad
-        gx = None
-        if of_x and torch.is_grad_enabled():  # it will have one of its own
-            gx = g @ weight
-        elif of_x:
-            gx = _Back.apply(g, weight)
-        return gx, None, None, g if of_weights else None
+        gx = _Linear.of_input(g, weight) if of_x else None
+        g_branch = g if of_weights else None
+        return gx, None, None, g_branch
+
+    @staticmethod
+    def of_input(g, weight):
+        if torch.is_grad_enabled():  # this gradient will have one of its own
+            return g @ weight
+        return _Back.apply(g, weight)
 
 
 def _with_gradients(x, weight, bias):
@@ -197,11 +200,16 @@ def _suits(x, weight, bias):
     return x.shape[-1] == n_in and x.numel() >= FEWEST_ROWS * n_in
 
 
+def seen_by_a_mode() -> bool:
+    "Does a function mode see every call? Torch's default device counts as none."
+    modes = _get_current_function_mode_stack()
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
 def _watched():
     "By a mode of somebody else's, by a compiler, or by autocast?"
-    modes = _get_current_function_mode_stack()
     return (
-        any(not isinstance(mode, DeviceContext) for mode in modes)
+        seen_by_a_mode()
         or torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch.is_autocast_enabled('cpu')

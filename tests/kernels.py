@@ -10,7 +10,6 @@ A number that two machines compute differently shows here on one.
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lrp_loo.results import read_results
-from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.core import processor, versions, write_text_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'results' / 'kernels.json'
@@ -119,16 +118,6 @@ def keep(log, name, said):
     "What was printed, where a folder was named for it."
     if log:
         (Path(log) / f'{name}.log').write_text(said, encoding='utf-8')
-
-
-def processor():
-    "The processor's name, without its clock."
-    described = Path('/proc/cpuinfo')
-    if described.exists():
-        for line in described.read_text().splitlines():
-            if line.startswith('model name'):
-                return line.split(':', 1)[1].strip()
-    return platform.processor()
 
 
 def rows_kept(path):

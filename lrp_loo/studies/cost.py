@@ -81,12 +81,13 @@ def benchmark_table(
             'high': r.get('high'),
             'asked for': r['at_least'],
             'reached': _reached(r),
-            'texts': r['setting']['texts'],
-            'tokens': r['setting']['mean_tokens'],
+            'texts': r['setting'].get('texts'),  # of a product: none
+            'tokens': r['setting'].get('mean_tokens'),
         }
         for r in results['rows']
     ]
-    return pd.DataFrame(rows).set_index(['job', 'against'])
+    table = pd.DataFrame(rows).astype({'texts': 'Int64'})
+    return table.set_index(['job', 'against'])
 
 
 def where_table(
