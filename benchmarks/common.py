@@ -161,11 +161,17 @@ def said(job, against, at_least, measured):
 
 
 def record(args, job, against, at_least, setting, packages=(), **measured):
-    "One row of results/benchmarks.json: a job measured again replaces its row."
+    """One row of results/benchmarks.json: a job measured again on a processor
+    replaces its row.
+    """
     path = Path(args.out)
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
-    rows = {(r['job'], r['against']): r for r in rows}
-    rows[job, against] = dict(
+    rows = {
+        (r['job'], r['against'], r.get('processor', '')): r
+        for r in rows
+        if 'processor' in r or (r['job'], r['against']) != (job, against)
+    }
+    rows[job, against, processor()] = dict(
         job=job,
         against=against,
         at_least=at_least,

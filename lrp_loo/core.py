@@ -438,14 +438,21 @@ def versions() -> dict:  # package → version
     return found | {p: _version_of(p) for p in RECORDED_PACKAGES}
 
 
-def processor() -> str:  # its name, without its clock
+def processor() -> str:  # its name and, where that is told, its generation
     "The processor that seconds depend on."
     described = Path('/proc/cpuinfo')
+    said = {}
     if described.exists():
-        for line in described.read_text(encoding='utf-8').splitlines():
-            if line.startswith('model name'):
-                return line.partition(':')[2].strip()
-    return platform.processor() or platform.machine()
+        first = described.read_text(encoding='utf-8').split('\n\n')[0]
+        lines = [line.partition(':') for line in first.splitlines()]
+        said = {name.strip(): value.strip() for name, _, value in lines}
+    if 'model name' not in said:
+        return platform.processor() or platform.machine()
+    if not {'cpu family', 'model'} <= said.keys():
+        return said['model name']
+    # a maker sells processors of several generations under one name
+    generation = f"family {said['cpu family']}, model {said['model']}"
+    return f"{said['model name']} ({generation})"
 
 # %% ../nbs/30_core.ipynb #f6300bd1
 def _named_besides(error, *known):

@@ -128,17 +128,15 @@ def test_nine_passes_cost_more_than_loo_on_sentences_and_readme_says_so():
 # time and memory apart
 
 
-def test_removal_takes_the_time_of_attn_lrp_and_not_its_memory():
+def test_removal_takes_little_more_than_attn_lrp():
     cost = read_results(ROOT / 'results' / 'cost-length.json')
     seconds = cost_table(cost)
     mib = cost_table(cost, 'mib')
-    assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.2
-    assert mib.loc['removal', 512] > 3 * mib.loc['attn_lrp', 512]
-    assert '325 MiB against 91' in prose('57_cost')
-    assert [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')] == [
-        325,
-        91,
-    ]
+    assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.25
+    assert (mib.loc['removal'] / mib.loc['attn_lrp']).max() < 1.35
+    assert '124 MiB against 100' in prose('57_cost')
+    of_longest = [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')]
+    assert of_longest == [124, 100]
 
 
 def test_nothing_is_said_to_be_at_the_same_cost():

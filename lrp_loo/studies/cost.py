@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DASHES', 'LABEL_AT', 'PASSES', 'STUDIES', 'cost_table', 'examples_table', 'seconds_at', 'benchmark_table',
-           'where_table', 'plot_cost', 'plot_tradeoff', 'shared_rows', 'headline_table', 'draw_cost', 'draw_tradeoff']
+           'by_processor', 'where_table', 'plot_cost', 'plot_tradeoff', 'shared_rows', 'headline_table', 'draw_cost',
+           'draw_tradeoff']
 
 # %% ../../nbs/57_cost.ipynb #b424eeb3
 import numpy as np
@@ -66,6 +67,11 @@ def _reached(row):
     return 'yes' if row['ratio'] >= row['at_least'] else 'no'
 
 
+def _where_measured(row):
+    "The processor, where a row of results/benchmarks.json names it."
+    return row.get('processor', 'earlier, not recorded')
+
+
 def benchmark_table(
     results: dict,  # of results/benchmarks.json
     # a row per job and peer: times as fast, lowest and highest of the rounds,
@@ -81,6 +87,7 @@ def benchmark_table(
             'high': r.get('high'),
             'asked for': r['at_least'],
             'reached': _reached(r),
+            'processor': _where_measured(r),
             'texts': r['setting'].get('texts'),  # of a product: none
             'tokens': r['setting'].get('mean_tokens'),
         }
@@ -88,6 +95,38 @@ def benchmark_table(
     ]
     table = pd.DataFrame(rows).astype({'texts': 'Int64'})
     return table.set_index(['job', 'against'])
+
+
+def by_processor(
+    results: dict,  # of results/benchmarks.json
+    # a row per job and peer, a column per processor: times as fast, lowest and
+    # highest of the rounds; bold where what was asked for is reached
+) -> pd.DataFrame:
+    "The same jobs on several processors, as they are shown."
+    rows = [r for r in results['rows'] if r['at_least'] is not None]
+    shown = pd.DataFrame(
+        [
+            {
+                'job': r['job'],
+                'against': r['against'],
+                'goal': f"{r['at_least']:.2g}",
+                'processor': _where_measured(r),
+                'shown': _shown_ratio(r),
+            }
+            for r in rows
+        ]
+    )
+    index = ['job', 'against', 'goal']
+    table = shown.pivot(index=index, columns='processor', values='shown')
+    return table.fillna('–').reset_index()
+
+
+def _shown_ratio(row):
+    "2.22 (2.12 to 2.40)"
+    ratio = f"{row['ratio']:.2f}"
+    if row['ratio'] >= row['at_least']:
+        ratio = f'**{ratio}**'
+    return f"{ratio} ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def where_table(

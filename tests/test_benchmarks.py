@@ -1,0 +1,35 @@
+"""Benchmarks run by hand, so nothing else would notice that a name they take
+from the package has moved.
+"""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted(
+    (Path(__file__).resolve().parent.parent / 'benchmarks').glob('*.py')
+)
+
+
+def imported(script):
+    "Pairs of a module of the package and a name that is taken from it."
+    tree = ast.parse(script.read_text(encoding='utf-8'))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = node.module or ''
+        if module.split('.')[0] == 'lrp_loo':
+            yield from ((module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_takes_names_that_are_there(script):
+    for module, name in imported(script):
+        assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+def test_scripts_are_found_and_take_something():
+    assert len(SCRIPTS) > 15
+    assert sum(len(list(imported(script))) > 0 for script in SCRIPTS) > 10
