@@ -350,33 +350,45 @@ def removal_pass(
 
 def _all_layers(model, batch, target, composite, gathered):
     "A backward pass through the model as it is."
-    if composite is None and not isinstance(target, GeneratedReadout):
-        found = _without_maps(model, batch, target, gathered)
-        if found is not None:
-            return found
-    composite = composite or gradient()
-    standing = _standing_at(gathered.members, gathered.weights)
-    with lrp_rules(model, composite, record='attention') as ruled, standing:
-        out = forward(model, batch)
+    fused = _FusedCalls(gathered)
+    plain = composite is None and not isinstance(target, GeneratedReadout)
+    rules = fused.rules() if plain else composite or gradient()
+    out, weights = _up(model, batch, rules, gathered)
+    if fused.queries and weights:  # which was last is known of one kind alone
+        fused = _FusedCalls(gathered)
+        out, weights = _up(model, batch, gradient(), gathered)
     readout = as_readout(target, out, batch)
     values = readout(out)
-    weights = [A for _, _, A in ruled.attention]
-    ruled.attention.clear()  # the logits have no part in what follows
     del out
+    gathered.check(fused.shapes)
     gathered.check({i: A.shape for i, A in enumerate(weights)})
     if values.ndim == 2:
         _each_number(values[0], weights, gathered)
         return values[0], readout
-    found = gradients(values, weights) if weights else []
-    while weights:
-        _add_last(gathered, weights, found.pop(), weights.pop().detach())
+    if fused.queries:
+        gradients(values, fused.queries)
+    else:
+        _of_recorded(values, weights, gathered)
     return values, readout
 
 
-def _add_last(gathered, before, g, A):
-    "The last attention call; so many were made before it."
-    number = len(before)
-    gathered.add(number, g, A, gathered.standing(number))
+def _up(model, batch, composite, gathered):
+    "The model's output, and the attention weights that were recorded."
+    standing = _standing_at(gathered.members, gathered.weights)
+    with lrp_rules(model, composite, record='attention') as ruled, standing:
+        out = forward(model, batch)
+    weights = [A for _, _, A in ruled.attention]
+    ruled.attention.clear()  # the logits have no part in what follows
+    return out, weights
+
+
+def _of_recorded(values, weights, gathered):
+    "What recorded maps say, the last one first; they are used up."
+    found = gradients(values, weights) if weights else []
+    while weights:
+        g, A = found.pop(), weights.pop().detach()
+        number = len(weights)
+        gathered.add(number, g, A, gathered.standing(number))
 
 
 def _each_number(values, weights, gathered):
@@ -463,6 +475,11 @@ class _FusedCalls:
         self.queries = []
         self.shapes = {}
 
+    def rules(self):
+        "No rule at all but this one."
+        own = {'scaled_dot_product_attention': self.rule}
+        return replace(gradient(), rules=own)
+
     def rule(self, call, composite):
         "In place of `fused_attention`."
         fused = AttentionCall(*call.args, **call.kwargs)
@@ -483,24 +500,6 @@ class _FusedCalls:
     def _look(self, number, read, g, A):
         self.gathered.start(read)
         self.gathered.put(number, g, A, self.gathered.standing(number))
-
-
-def _without_maps(model, batch, target, gathered):
-    "None where a model, or a part of it, does not call fused attention."
-    fused = _FusedCalls(gathered)
-    rules = {'scaled_dot_product_attention': fused.rule}
-    composite = replace(gradient(), rules=rules)
-    standing = _standing_at(gathered.members, gathered.weights)
-    with lrp_rules(model, composite, record='attention') as ruled, standing:
-        out = forward(model, batch)
-    if ruled.attention or not fused.queries:
-        return None
-    gathered.check(fused.shapes)
-    readout = as_readout(target, out, batch)
-    values = readout(out)
-    del out
-    gradients(values, fused.queries)
-    return values, readout
 
 # %% ../nbs/20_removal.ipynb #88f18659
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences

@@ -758,6 +758,17 @@ def test_a_model_that_fuses_some_calls_has_all_recorded(last_is_fused):
     assert torch.equal(again, recorded)
 
 
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+def test_one_pass_is_one_forward_pass(attention):
+    model = random_model('BERT', 'class', attention)
+    inputs = random_inputs(model)
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    removal_pass(model, inputs)
+    handle.remove()
+    assert len(calls) == 1
+
+
 def test_checkpoints_hold_one_layer():
     "Without them what graphs hold grows with the layers."
 
