@@ -45,11 +45,12 @@ def arguments(doc, **defaults):
     return p.parse_args()
 
 
-def texts(name, args, n, longest=128, shortest=0):
+def texts(name, args, n, longest=128, shortest=0, demo=None, prompt=None):
     """Model, tokenizer, the first n texts of the draw with seed 0 that have so
-    many tokens, and what they are.
+    many tokens, and what they are; another model (`demo`) may be asked about
+    them.
     """
-    model, tokenizer = load_demo(name)
+    model, tokenizer = load_demo(demo or name)
     model.requires_grad_(False)
     d = load_texts(name, args.data, seed=0)
     out = []
@@ -61,7 +62,8 @@ def texts(name, args, n, longest=128, shortest=0):
             out.append(t)
         if len(out) == n:
             break
-    encs = [encode(model, tokenizer, t) for t in out]
+    asked = out if prompt is None else [prompt.of(t) for t in out]
+    encs = [encode(model, tokenizer, t) for t in asked]
     lengths = [e['input_ids'].shape[1] for e in encs]
     return (
         model,
@@ -69,7 +71,7 @@ def texts(name, args, n, longest=128, shortest=0):
         out,
         encs,
         dict(
-            model=f'minilm-{name}',
+            model=demo or f'minilm-{name}',
             data=name,
             source=d.info['source'],
             split=d.info['split'],
@@ -160,18 +162,24 @@ def said(job, against, at_least, measured):
     return f'{line}, asked for {at_least}: {reached}'
 
 
+def place(row):
+    "Of a row in the file; early rows name no processor."
+    return row['job'], row['against'], row.get('processor', '')
+
+
+def is_replaced(old, new):
+    "The same job on the same processor, or on one that was not named."
+    unnamed = place(old)[:2] == place(new)[:2] and 'processor' not in old
+    return unnamed or place(old) == place(new)
+
+
 def record(args, job, against, at_least, setting, packages=(), **measured):
     """One row of results/benchmarks.json: a job measured again on a processor
     replaces its row.
     """
     path = Path(args.out)
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
-    rows = {
-        (r['job'], r['against'], r.get('processor', '')): r
-        for r in rows
-        if 'processor' in r or (r['job'], r['against']) != (job, against)
-    }
-    rows[job, against, processor()] = dict(
+    row = dict(
         job=job,
         against=against,
         at_least=at_least,
@@ -185,7 +193,8 @@ def record(args, job, against, at_least, setting, packages=(), **measured):
         kernel=product_kernel(),
         dtype='float32',
     )
-    lines = ',\n'.join(json.dumps(rows[key]) for key in sorted(rows))
+    rows = [r for r in rows if not is_replaced(r, row)]
+    lines = ',\n'.join(json.dumps(r) for r in sorted([*rows, row], key=place))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, '{"rows": [\n' + lines + '\n]}\n')
     print(said(job, against, at_least, measured), flush=True)

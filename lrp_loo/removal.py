@@ -17,7 +17,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from .attention import AttentionCall, attention_weights
+from .attention import AttentionCall
 from .layers import checkpointed_gradient, layer_hooks
 from lrp_loo.lrp import (
     fused_attention,
@@ -154,8 +154,6 @@ class _Gathered:
         self.shapes = {}  # a call's key → of its attention weights
         self.found = {}  # a call's key → effects, a few heads each
         self.batches = []  # those that are done
-        self.started = False  # a gradient has reached an attention …
-        self.reached = False  # … in this batch, or in one before
 
     def check(self, shapes):
         "One row and one key per input?"
@@ -189,9 +187,8 @@ class _Gathered:
 
     def start(self, read):
         "Rows of an attention that are read, (batch, n): the last one's count."
-        if self.started:
+        if self.found:
             return
-        self.started = self.reached = True
         if not self.is_text:
             self.members = _members_of_patches(read, n_places(self.seen[0]))
         if not self.own_rows:
@@ -225,7 +222,7 @@ class _Gathered:
                 " scaled_dot_product_attention), so nothing can be removed from"
                 " its attention"
             )
-        if not self.reached:
+        if not (self.found or self.batches):
             raise ValueError(
                 "no gradient of the explained number reaches an attention of"
                 f" {name}, so nothing can be said of its keys"
@@ -252,7 +249,6 @@ class _Gathered:
         "What was gathered is one batch; another follows."
         self.batches += self._of_layers()
         self.found = {}
-        self.started = False
 
 
 # attention weights that the closed form takes at one time: what it makes of
@@ -360,8 +356,8 @@ def _all_layers(model, batch, target, composite, gathered):
     readout = as_readout(target, out, batch)
     values = readout(out)
     del out
-    gathered.check(fused.shapes)
-    gathered.check({i: A.shape for i, A in enumerate(weights)})
+    shapes = {i: A.shape for i, A in enumerate(weights)}
+    gathered.check(shapes or fused.shapes)
     if values.ndim == 2:
         _each_number(values[0], weights, gathered)
         return values[0], readout
@@ -405,29 +401,29 @@ def _each_number(values, weights, gathered):
         gathered.next_batch()
 
 # %% ../nbs/20_removal.ipynb #remmap02
-class _Fused(NamedTuple):
-    "Q, K and V of a fused call, (batch, heads, n, d), each head with its own."
+def _maps_shape(call):
+    "Of a fused call's attention weights."
+    return (*call.query.shape[:-1], call.key.shape[-2])
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    bias: torch.Tensor  # the additive mask, or None
-    factor: float  # of QKᵀ
 
-    @property
-    def shape(self):
-        "Of its attention weights."
-        return (*self.q.shape[:3], self.k.shape[2])
+def _by_heads(call):
+    "A fused call, a few heads after the others: which, and their own call."
+    for some in _few_heads(_maps_shape(call)):
+        of_some = replace(
+            call,
+            query=call.query[:, some],
+            key=call.key[:, some],
+            value=call.value[:, some],
+            attn_mask=_mask_of_heads(call.attn_mask, some),
+        )
+        yield some, of_some
 
-    def maps(self):
-        "A few heads after the others: which, and A."
-        for some in _few_heads(self.shape):
-            Z = self.q[:, some] @ self.k[:, some].mT * self.factor
-            yield some, attention_weights(Z, self._bias_of(some))
 
-    def _bias_of(self, some):
-        one_for_all = self.bias is None or self.bias.shape[-3:-2] in ((), (1,))
-        return self.bias if one_for_all else self.bias[..., some, :, :]
+def _mask_of_heads(mask, some):
+    "(…, n, n_keys): one for all heads, or one for each."
+    if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
+        return mask
+    return mask[..., some, :, :]
 
 
 class _AttentionWithoutMaps(Function):
@@ -440,24 +436,27 @@ class _AttentionWithoutMaps(Function):
         ctx.save_for_backward(q, k, v, bias)
         ctx.factor, ctx.look = factor, look
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        for some, A in _Fused(q, k, v, bias, factor).maps():
-            out[:, some] = A @ v[:, some]
+        whole = AttentionCall(q, k, v, bias, scale=factor)
+        for some, call in _by_heads(whole):
+            out[:, some] = call.weights() @ call.value
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        call = _Fused(*ctx.saved_tensors, ctx.factor)
+        whole = AttentionCall(*ctx.saved_tensors, scale=ctx.factor)
         read = (g != 0).any(-1).any(1)  # [batch, n]
-        of_q, of_k, of_v = map(torch.empty_like, (call.q, call.k, call.v))
-        for some, A in call.maps():
-            q, k, v, of_out = (x[:, some] for x in (*call[:3], g))
-            of_A = of_out @ v.mT
+        of_q = torch.empty_like(whole.query)
+        of_k = torch.empty_like(whole.key)
+        of_v = torch.empty_like(whole.value)
+        for some, call in _by_heads(whole):
+            A = call.weights()
+            of_A = g[:, some] @ call.value.mT
             ctx.look(read, of_A, A)
-            of_v[:, some] = A.mT @ of_out
+            of_v[:, some] = A.mT @ g[:, some]
             of_Z = _of_logits(of_A, A).mul_(call.factor)
-            of_q[:, some] = of_Z @ k
-            of_k[:, some] = of_Z.mT @ q
+            of_q[:, some] = of_Z @ call.key
+            of_k[:, some] = of_Z.mT @ call.query
         return of_q, of_k, of_v, None, None, None
 
 
@@ -490,7 +489,7 @@ class _FusedCalls:
         call.context.attends(call.layer, call.module)
         number = len(self.queries)
         self.queries.append(q)
-        self.shapes[number] = (*q.shape[:-1], fused.key.shape[-2])
+        self.shapes[number] = _maps_shape(fused)
         look = partial(self._look, number)
         out = _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused.factor, look

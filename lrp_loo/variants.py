@@ -54,8 +54,8 @@ from .targets import Readout, as_readout, as_target, output_field
 
 # %% ../nbs/41_variants.ipynb #88bd21d0
 # Variants of a decoder whose first gaps are that near to one another share a
-# pass, which computes a few rows too many of some: less than reading all
-# weights once more, which costs as much as some 40 rows.
+# pass. It computes a few rows too many of some, which costs less than reading
+# all weights once more.
 TOGETHER = 10
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.cli import main
+from lrp_loo.core import pad_batch
 from lrp_loo.data import load_texts
 from lrp_loo.studies.beyond import REWRITINGS, rewritten
 from lrp_loo.layers import graph_bytes
@@ -684,8 +685,8 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
     model = random_model(family, task, 'sdpa')
     inputs = random_inputs(model)
     at = where_each_token_stands(inputs, model)
-    for heads in (1, 2**18):  # one at a time, then all
-        monkeypatch.setattr('lrp_loo.removal.AT_ONCE', heads)
+    for at_once in (1, 2**18):  # one head at a time, then all
+        monkeypatch.setattr('lrp_loo.removal.AT_ONCE', at_once)
         for options in ({}, dict(own_rows=True), dict(by_row=True)):
             options['weights'] = None if 'by_row' in options else at
             again, recorded = made_again_and_recorded(model, inputs, **options)
@@ -695,14 +696,9 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
 
 def test_units_and_padding_without_maps(demo):
     model, tokenizer = demo
-    ids = [encode(*demo, text)['input_ids'][0] for text in SENTENCES[:2]]
-    batch = dict(
-        input_ids=torch.nn.utils.rnn.pad_sequence(ids, batch_first=True),
-        attention_mask=torch.nn.utils.rnn.pad_sequence(
-            [torch.ones_like(x) for x in ids], batch_first=True
-        ),
-    )
-    pair = torch.arange(len(ids[1])) // 2
+    two = [encode(*demo, text) for text in SENTENCES[:2]]
+    batch = pad_batch(tokenizer, two)
+    pair = torch.arange(two[1]['input_ids'].shape[1]) // 2
     units = [None, Units(pair, [str(i) for i in pair.unique().tolist()], None)]
     again, recorded = made_again_and_recorded(model, batch, units=units)
     assert of_largest(again, recorded) < SINGLE
@@ -710,18 +706,13 @@ def test_units_and_padding_without_maps(demo):
 
 def test_without_maps_a_pass_holds_what_attn_lrp_holds(demo):
     model = demo[0]
-    enc = random_text(model, 256)
+    ids = torch.arange(256)[None] + 1000
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
     def held(f):
         return graph_bytes(lambda: f(model, None, [enc]))
 
     assert held(removal_scores) < 1.1 * held(lrp_scores)
-
-
-def random_text(model, n):
-    "One encoded text."
-    ids = torch.arange(n)[None] + 1000
-    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
 class HalfWrittenOut(torch.nn.Module):

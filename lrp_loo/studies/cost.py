@@ -103,28 +103,19 @@ def by_processor(
     # highest of the rounds; bold where what was asked for is reached
 ) -> pd.DataFrame:
     "The same jobs on several processors, as they are shown."
-    rows = [r for r in results['rows'] if r['at_least'] is not None]
-    shown = pd.DataFrame(
-        [
-            {
-                'job': r['job'],
-                'against': r['against'],
-                'goal': f"{r['at_least']:.2g}",
-                'processor': _where_measured(r),
-                'shown': _shown_ratio(r),
-            }
-            for r in rows
-        ]
-    )
+    table = benchmark_table(results).reset_index()
+    table = table[table['asked for'].notna()]
+    table['goal'] = table['asked for'].map('{:.2g}'.format)
+    table['shown'] = [_shown_ratio(row) for _, row in table.iterrows()]
     index = ['job', 'against', 'goal']
-    table = shown.pivot(index=index, columns='processor', values='shown')
+    table = table.pivot(index=index, columns='processor', values='shown')
     return table.fillna('–').reset_index()
 
 
 def _shown_ratio(row):
     "2.22 (2.12 to 2.40)"
-    ratio = f"{row['ratio']:.2f}"
-    if row['ratio'] >= row['at_least']:
+    ratio = f"{row['times as fast']:.2f}"
+    if row['reached'] == 'yes':
         ratio = f'**{ratio}**'
     return f"{ratio} ({row['low']:.2f} to {row['high']:.2f})"
 
