@@ -33,17 +33,18 @@ from transformers.models.bert import modeling_bert
 monkey_patch(modeling_bert)
 model = modeling_bert.BertForSequenceClassification.from_pretrained(
     sys.argv[1], attn_implementation='eager'
-).eval()
+).eval().to(sys.argv[3])
 model.requires_grad_(False)
 ids = json.load(open(sys.argv[2]))
 
 
 def run():
     for i in ids:
-        x = model.get_input_embeddings()(torch.tensor([i])).detach()
+        x = model.get_input_embeddings()(torch.tensor([i], device=sys.argv[3])).detach()
         x.requires_grad_()
         model(inputs_embeds=x).logits.max().backward()
         (x * x.grad).sum(-1)
+    x.grad.sum().item()  # on a GPU: until it is done
 
 
 run()
@@ -77,7 +78,10 @@ def plain(model, encs):
         (x * g).sum(-1)
 
 
-def against_lxt(args, model, encs, setting, ours):
+def against_lxt(
+    args, model, encs, setting, ours, job='AttnLRP over a data set'
+):
+    "In an environment of its own, one text at a time, on the model's device."
     with tempfile.TemporaryDirectory() as d:
         model.save_pretrained(f'{d}/model')
         Path(d, 'ids.json').write_text(
@@ -90,6 +94,7 @@ def against_lxt(args, model, encs, setting, ours):
                 f'{d}/peer.py',
                 f'{d}/model',
                 f'{d}/ids.json',
+                str(model.device),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -109,7 +114,7 @@ def against_lxt(args, model, encs, setting, ours):
     ratios = sorted(b / a for a, b in times)
     record(
         args,
-        'AttnLRP over a data set',
+        job,
         'lxt 2.1, one text at a time',
         3.0,
         setting | dict(batch=BATCH),

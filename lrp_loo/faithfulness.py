@@ -91,13 +91,15 @@ class _AgainstLOO:
     encs: list
     loos: list
     target: object  # as it was asked for
+    units: list  # a `Units` (or None) of each
 
     def explain(self, methods, start, stop):
         "Name → maps of the texts from start to stop, which share batches."
         part = self.encs[start:stop]
         target = self.target if len(part) > 1 else self._settled(start)
+        units = self.units[start:stop]
         found = explain_methods(
-            self.model, self.tokenizer, part, methods, target
+            self.model, self.tokenizer, part, methods, target, units
         )
         return {
             name: [
@@ -121,6 +123,7 @@ class _AgainstLOO:
             [self.encs[k]],
             name,
             self._settled(k),
+            [self.units[k]],
             **options,
         )[0]
 
@@ -142,16 +145,17 @@ def held_against_loo(
     # in an image the zero embedding
     removal=None,
     batch_size: int = None,  # texts in one padded batch; None: all of them
+    units: list = None,  # a `Units` (or None) per text
     **loo_options,  # drop, token_budget of `subset_logits`
     # exact LOO, an Attribution per text; and name → an Attribution per text,
     # all of LOO's target
 ) -> tuple:
     "Every text's exact LOO, once, and the maps that are held against it."
-    removal = removal or default_removal(encs[0])
-    loos = explain_batch(
-        model, tokenizer, encs, 'loo', target, removal=removal, **loo_options
-    )
-    held = _AgainstLOO(model, tokenizer, encs, loos, target)
+    loo_options['removal'] = removal or default_removal(encs[0])
+    units = units or [None] * len(encs)
+    given = (model, tokenizer, encs)
+    loos = explain_batch(*given, 'loo', target, units, **loo_options)
+    held = _AgainstLOO(*given, loos, target, units)
     others = {n: m for n, m in methods.items() if not _is_reference(*m)}
     size = batch_size or len(encs)
     maps = {}
@@ -318,13 +322,15 @@ def say_audit_time(
     chunk: int,  # tokens removed at a time in the curves
     removal,  # see `as_removal`
     fill,  # see `fill_id`
+    target=None,  # see `as_target`
 ):
     "Long work says so beforehand: exact LOO and the curves."
     lengths = [input_positions(model, e) for e in encs]
     if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
         return
     passes = sum(_audit_passes(n, n_methods, chunk) for n in lengths)
-    about = loo_seconds(model, encs, removal, fill) * passes / sum(lengths)
+    alone = loo_seconds(model, encs, removal, fill, target=target)
+    about = alone * passes / sum(lengths)
     if about > LONG:
         tqdm.write(
             f"exact LOO and curves of {len(encs)} texts, {passes} forward"
@@ -376,9 +382,9 @@ class _Audit:
         "Beforehand, of work that is long."
         removal = self.removal or default_removal(encs[0])
         fill = fill_id(self.tokenizer, removal)
-        say_audit_time(
-            self.model, encs, self.n_methods, self.chunk, self.removal, fill
-        )
+        curves = (self.n_methods, self.chunk)
+        how = (self.removal, fill, self.target)
+        say_audit_time(self.model, encs, *curves, *how)
 
     def rows(self, encs, bar):
         "A row of each, the bar moving meanwhile."

@@ -6,8 +6,7 @@
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'READ_FIRST_ROW', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'ROUNDING', 'listened_to',
            'meddled_with', 'package_name', 'cores', 'on_every_core', 'survives_gaps', 'sees_whole_text', 'may_drop',
            'may_pack', 'without_padding', 'TextRows', 'BertLayer', 'FastEncoder', 'gaps_to_try', 'spread', 'agree',
-           'fast_encoder', 'read_row_only', 'last_rows_only', 'keeping_states', 'prefix_states', 'first_gaps',
-           'forward_after_prefix']
+           'fast_encoder', 'variants_to_try', 'read_row_only', 'last_rows_only']
 
 # %% ../nbs/42_fast.ipynb #35cc56b6
 import contextlib, threading
@@ -21,7 +20,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from transformers import DynamicCache
 from lrp_loo.models import (
     device_of,
     forward,
@@ -750,7 +748,7 @@ def fast_encoder(
         fast = FastEncoder(model)
     except ValueError:
         return None
-    keep = _variants_to_try(enc['input_ids'])
+    keep = variants_to_try(enc['input_ids'])
     own = _by_mask(model, enc, keep)
     try:
         ours = torch.cat(
@@ -766,7 +764,9 @@ def _long_enough(enc):
     return 'input_ids' in enc and enc['input_ids'].shape[1] >= 4
 
 
-def _variants_to_try(ids):
+def variants_to_try(
+    ids: torch.Tensor,  # (1, T) of a text
+) -> torch.Tensor:  # (4, T) bool
     "Without the second token, the last, the first; without every third."
     n = ids.shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=ids.device)
@@ -869,96 +869,3 @@ def last_rows_only(
         return dict(logits_to_keep=1)
     n = getattr(target, 'n_rows', None)
     return {} if n is None else dict(logits_to_keep=n)
-
-# %% ../nbs/42_fast.ipynb #fae4ec93
-def keeping_states(
-    model,  # any model
-) -> dict:  # arguments of its forward; none where it is not known to keep them
-    "What asks a decoder to keep the keys and values of a text."
-    needed = {'past_key_values', 'use_cache', 'position_ids'}
-    known = package_name(model) in DROP_DECODERS
-    if not known or not needed <= set(forward_arguments(model)):
-        return {}
-    return dict(use_cache=True)
-
-
-@torch.no_grad()
-def prefix_states(
-    model,  # any model
-    enc: dict,  # an encoded text
-    output=None,  # the model's of this text, where it was asked to keep them
-    # per layer keys and values (1, heads, T, d), or None where the model keeps
-    # none for every token
-) -> list:
-    "The keys and values of a decoder's text."
-    asked = keeping_states(model)
-    if not asked or 'input_ids' not in enc or not survives_gaps(model):
-        return None
-    cache = getattr(output, 'past_key_values', None)
-    if cache is None:
-        out = forward(model, enc | asked | last_rows_only(model))
-        cache = getattr(out, 'past_key_values', None)
-    states = [
-        (getattr(layer, 'keys', None), getattr(layer, 'values', None))
-        for layer in getattr(cache, 'layers', None) or []
-    ]
-    n = enc['input_ids'].shape[1]
-    complete = states and all(_has_places(keys, n) for keys, _ in states)
-    return states if complete else None
-
-
-def _has_places(keys, n):
-    "(1, heads, n, d)?"
-    return torch.is_tensor(keys) and keys.ndim == 4 and keys.shape[2] == n
-
-
-def first_gaps(
-    keep: torch.Tensor,  # (n, T) bool
-    n_read: int = 1,  # the last rows, which are computed in any case
-    # (n,) how many tokens stand before the first removed one, and before these
-) -> torch.Tensor:
-    "The prefix that each variant shares with the whole text."
-    return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - n_read)
-
-
-@torch.no_grad()
-def forward_after_prefix(
-    model,
-    enc: dict,
-    states: list,  # of `prefix_states`
-    # (n, T) bool; with the last ones, which are read, equally many tokens each
-    keep: torch.Tensor,
-    n_read: int = 1,  # how many are read
-    **asked,  # arguments of its forward (`last_rows_only`)
-):  # the model's output for what follows the common prefix
-    "Variants of a decoder's text, from their first gap on."
-    n = len(keep)
-    p = int(first_gaps(keep, n_read).min())
-    rows = keep.clone()
-    rows[:, -n_read:] = True
-    where = rows.nonzero()[:, 1].view(n, -1)
-    rest = where[:, p:]  # the first p kept are 0 … p − 1
-    tokens = {k: v[0][rest] for k, v in enc.items() if k != 'attention_mask'}
-    return forward(
-        model,
-        tokens
-        | dict(
-            attention_mask=keep.gather(1, where).long(),
-            position_ids=rest + position_offset(model),
-            past_key_values=_cache_of(states, p, n),
-            use_cache=True,
-        )
-        | asked,
-    )
-
-
-def _cache_of(states, p, n):
-    "The first p tokens' keys and values, for n variants."
-    cache = DynamicCache()
-    for i, (keys, values) in enumerate(states):
-        cache.update(
-            keys[:, :, :p].expand(n, -1, -1, -1),
-            values[:, :, :p].expand(n, -1, -1, -1),
-            i,
-        )
-    return cache

@@ -19,8 +19,9 @@ from lrp_loo.models import (
     own_tokens,
     unwrap,
 )
-from .removals import default_removal, input_positions
-from .variants import read_subsets, subset_logits
+from .fast import may_drop
+from .removals import as_removal, default_removal, input_positions
+from .variants import read_subsets
 
 # %% ../nbs/05_loo.ipynb #c2e31813
 def all_but_one(
@@ -67,7 +68,8 @@ def many_loo(
     _check_encoded(model, encs)
     removal = removal or default_removal(encs[0])
     how = dict(removal=removal, fill=fill, token_budget=token_budget)
-    with _with_progress(progress, model, encs, units, **how) as done:
+    asked = (progress, model, encs, target, units)
+    with _with_progress(*asked, **how) as done:
         how |= dict(drop=drop, progress=done)
         return _each_loo(model, encs, target, units, how)
 
@@ -112,12 +114,14 @@ def loo_seconds(
     fill=None,  # as for `leave_one_out`
     units: list = None,  # (T,) of each, or None
     token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
+    target=None,  # see `as_target`: what is read decides what is computed
 ) -> float:  # seconds
     "About how long exact Leave-One-Out takes here: variants times tokens."
     lengths = [input_positions(model, e) for e in encs]
     longest = max(range(len(encs)), key=lengths.__getitem__)
     removal = removal or default_removal(encs[0])
     how = dict(removal=removal, fill=fill, token_budget=token_budget)
+    how |= dict(target=target, drop=_untried(model, encs[longest], removal))
     keep = all_but_one(lengths[longest])
     per_variant = _seconds_a_variant(model, encs[longest], keep, **how)
     return per_variant / lengths[longest] * _work(lengths, units)
@@ -142,10 +146,15 @@ def _some_kept(keep, n):
     return keep[torch.linspace(0, last, min(n, len(keep))).long()]
 
 # %% ../nbs/05_loo.ipynb #f6acf3c6
-def _seconds(model, enc, rows, **how):
+def _untried(model, enc, removal):
+    "True where tokens may be dropped: a trial is done once, not a variant."
+    return as_removal(removal).by_mask and may_drop(model, enc) or None
+
+
+def _seconds(model, enc, rows, target, **how):
     "Of these variants of a text."
     start = time.perf_counter()
-    subset_logits(model, enc, rows, **how)
+    read_subsets(model, [enc], [rows], [target], **how)
     if device_of(model).type == 'cuda':
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -175,7 +184,7 @@ def in_words(seconds: float) -> str:
 
 # %% ../nbs/05_loo.ipynb #6119b178
 @contextlib.contextmanager
-def _with_progress(progress, model, encs, units, **how):
+def _with_progress(progress, model, encs, target, units, **how):
     "What the loops call as they go on, or None."
     if not progress or callable(progress):
         yield progress or None
@@ -184,7 +193,7 @@ def _with_progress(progress, model, encs, units, **how):
     total = sum(_counts(lengths, units))
     # shorter work is done before it could be timed
     if _work(lengths, units) > 4 * TOKEN_BUDGET:
-        about = loo_seconds(model, encs, units=units, **how)
+        about = loo_seconds(model, encs, units=units, target=target, **how)
         if about > LONG:
             _announce(len(encs), total, about)
     with _bar(total) as done:

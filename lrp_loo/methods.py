@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BASELINES', 'N_STEPS', 'METHODS', 'SAID_BY_A_FUNCTION', 'PADDING_TOLERANCE', 'sum_over_features', 'lrp_scores',
            'ig_scores', 'attention_maps', 'explained_row', 'rollout_scores', 'loo_scores', 'Method', 'as_method',
-           'method_name', 'by_unit', 'check_call', 'as_methods', 'eager', 'named_target', 'PaddingCheck',
-           'explain_each', 'explain_batch', 'explain', 'explain_methods']
+           'method_name', 'by_unit', 'check_call', 'as_methods', 'eager', 'named_target', 'units_of_texts',
+           'PaddingCheck', 'explain_each', 'explain_batch', 'explain', 'explain_methods']
 
 # %% ../nbs/10_methods.ipynb #ffbaa5d3
 import contextlib
@@ -870,8 +870,13 @@ def _units_for_each(units, n_texts):
     return given
 
 
-def _units_of_texts(tokenizer, encs, texts, units):
-    "A `Units` per text; None for tokens as they are."
+def units_of_texts(
+    tokenizer,
+    encs: list,  # encoded texts or images
+    texts: list,  # the same as they were given
+    units,  # as for `explain`
+) -> list:  # a `Units` per text; None for tokens as they are
+    "What is removed, or summed over, in each text."
     given = _units_for_each(units, len(texts))
     named = [u for u in given if isinstance(u, str)]
     if 'input_ids' not in encs[0]:
@@ -1288,7 +1293,7 @@ def explain(
     check_call(model, method, texts)
     whole_number('batch_size', batch_size)
     encs = [encode(model, tokenizer, t, truncation, max_length) for t in texts]
-    per_text = _units_of_texts(tokenizer, encs, texts, units)
+    per_text = units_of_texts(tokenizer, encs, texts, units)
     target = named_target(model, tokenizer, target)
     # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, target, options, PaddingCheck())
@@ -1379,23 +1384,24 @@ def explain_methods(
     encs: list,  # encoded texts or images
     methods: dict,  # name → (method, options)
     target=None,  # see `as_target`
+    units: list = None,  # a `Units` (or None) per text
 ) -> dict:  # name → one Attribution per text
     """Many methods on the same texts. Sets of bypassed layers, where there are
-    several, share one forward pass (chapter 37).
+    several, share one forward pass of tokens as they are (chapter 37).
     """
+    units = units or [None] * len(encs)
     padding = PaddingCheck()
     sets = _bypassed_layers(methods)
     sharing = {}
-    if len(set(sets.values())) > 2:
+    if len(set(sets.values())) > 2 and not any(units):
         given = {name: methods[name][0] for name in sets}
         work = _LayerSets(model, tokenizer, sets, given, target, padding)
         # some models' layers cannot be cut apart
         with contextlib.suppress(NotImplementedError):
             sharing = work.explained(encs)
-    alone = [None] * len(encs)
     found = {}
     for name, (method, options) in methods.items():
         work = _Work(model, tokenizer, method, target, options, padding)
         shared = sharing.get(name)
-        found[name] = work.explained(encs, alone) if shared is None else shared
+        found[name] = work.explained(encs, units) if shared is None else shared
     return found

@@ -14,12 +14,11 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from .core import whole_number
+from .decoders import keeping_states, prefix_states
 from lrp_loo.fast import (
     agree,
-    keeping_states,
     last_rows_only,
     may_drop,
-    prefix_states,
     spread,
 )
 from lrp_loo.models import (

@@ -58,7 +58,7 @@ echo "== tests"
 pytest tests -q "${beside[@]}"
 
 echo "== where numbers are compared, under the plainest kernels and one thread"
-plain=(tests/test_{removal,exact_loo,fast,products,rules,softmax_layers}.py)
+plain=(tests/test_{removal,exact_loo,fast,decoders,products,rules,softmax_layers}.py)
 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 pytest -q "${beside[@]}" "${plain[@]}"
 
 echo "== the site builds, and its links, pictures and equations hold"

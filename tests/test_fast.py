@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import MPNetConfig, MPNetForSequenceClassification
 
-from conftest import CountTokens, shallow_demo
+from conftest import shallow_demo
 
 from lrp_loo import explain
 from lrp_loo.studies.families import (
@@ -32,7 +32,6 @@ from lrp_loo.models import encode, forward, special_mask, watch_embeddings
 from lrp_loo.fast import cores, on_every_core
 from lrp_loo.variants import (
     many_subset_logits,
-    read_subsets,
     subset_logits,
 )
 from lrp_loo.removals import key_weights
@@ -343,74 +342,6 @@ def test_a_text_without_a_token_to_remove_has_no_curve(sentences):
         many_perturbation_curves(
             sentences.model, [enc], [{'a': torch.ones(n)}], [nothing], [None]
         )
-
-
-# ---- a decoder's prefix
-
-
-@pytest.fixture(scope='module', params=['reviews-sst2', 'reviews'])
-def decoder(request):
-    model, tokenizer = shallow_demo(request.param)
-    enc = encode(model, tokenizer, ' '.join(TEXTS))
-    return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
-
-
-def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
-    found = {}
-    tokens = {}
-    for drop in (None, False):
-        with CountTokens(decoder.model) as count:
-            found[drop], _, _ = leave_one_out(
-                decoder.model, decoder.enc, drop=drop
-            )
-        tokens[drop] = count.n
-    assert close(found[None], found[False])
-    assert tokens[None] < 0.8 * tokens[False]
-
-
-def test_spans_after_the_prefix_are_those_of_masked_texts(decoder):
-    spans = torch.full((decoder.enc['input_ids'].shape[1],), -1)
-    spans[2:4] = 0
-    spans[5:9] = 1
-    dropped, masked = (
-        leave_one_out(decoder.model, decoder.enc, units=spans, drop=drop)[0]
-        for drop in (None, False)
-    )
-    assert close(dropped, masked)
-
-
-def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
-    units = units_of(decoder.tokenizer, decoder.enc)
-    scores = {'order': torch.arange(len(units)).float()}
-    dropped, masked = (
-        perturbation_curves(
-            decoder.model, decoder.enc, scores, units, None, drop=drop
-        )['order']
-        for drop in (None, False)
-    )
-    for a, b in zip(dropped, masked, strict=True):
-        assert close(a, b)
-
-
-def test_a_removed_last_token_is_read_and_seen_by_no_other(decoder):
-    n = decoder.enc['input_ids'].shape[1]
-    keep = torch.ones(n, n, dtype=torch.bool).tril()[:-1]
-    found = {}
-    tokens = {}
-    for drop in (None, False):
-        with CountTokens(decoder.model) as count:
-            (of,) = read_subsets(
-                decoder.model,
-                [decoder.enc],
-                [keep],
-                [None],
-                'attention_mask',
-                drop=drop,
-            )
-        found[drop] = of.values
-        tokens[drop] = count.n
-    assert close(found[None], found[False])
-    assert tokens[None] < 0.4 * tokens[False]
 
 
 # ---- one row of the last layer

@@ -14,10 +14,13 @@ from lrp_loo.data import load_texts
 from lrp_loo.intervals import (
     FLOOR,
     Calibration,
+    CalibrationText,
+    Estimate,
     calibrate,
-    error_ratios,
-    interval_scale,
+    calibration_text,
+    estimate_of,
     load_calibration,
+    reach_needed,
     settle_top,
     text_quantile,
     token_quantile,
@@ -53,35 +56,30 @@ def attribution(scores, spread=None, exact=()):
 # the unit of an error
 
 
-def test_a_token_is_as_unsure_as_its_spread_and_a_share_of_all():
+def test_a_token_is_as_unsure_as_its_size_its_spread_and_a_share_of_all():
     a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0])
-    level = FLOOR**2 * (9 + 16) / 2
-    s = interval_scale(a)
-    assert math.isnan(s[0])
-    assert s[1:].tolist() == pytest.approx(
-        [math.sqrt(9 + level), math.sqrt(16 + level)]
-    )
+    own = np.array([1 + 9, 4 + 16])
+    found = estimate_of(a).scale  # the special token counts for nothing
+    assert found == pytest.approx(np.sqrt(own + FLOOR**2 * own.mean()))
 
 
 def test_without_a_spread_all_tokens_are_equally_unsure():
-    s = interval_scale(attribution([9.0, 3.0, 4.0]))
-    assert s[1:].tolist() == pytest.approx([math.sqrt(12.5)] * 2)
+    found = estimate_of(attribution([9.0, 3.0, 4.0])).scale
+    assert found == pytest.approx(np.sqrt([12.5, 12.5]))
 
 
 def test_an_exact_token_has_no_width_and_no_ratio():
-    a = attribution([0.0, 1.0, 2.0], spread=[0.0, 1.0, 0.0], exact=[2])
-    assert interval_scale(a)[2] == 0
-    loo = attribution([0.0, 1.5, 2.0])
-    assert len(error_ratios(a, loo)) == 1
+    a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0], exact=[2])
+    kept = calibration_text(a, attribution([0.0, 2.0, 2.0]))
+    assert kept.estimate.exact == [1]
+    assert kept.estimate.scale[1] == 0
+    assert len(kept.ratios()) == 1
 
 
 def test_a_ratio_is_the_error_in_that_unit():
-    a = attribution([0.0, 3.0, 4.0])
-    loo = attribution([0.0, 3.0 + math.sqrt(12.5), 4.0])
-    assert error_ratios(a, loo) == pytest.approx([1.0, 0.0], abs=1e-6)
-
-
-# quantiles
+    a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0])
+    kept = calibration_text(a, attribution([0.0, 3.0, 1.0]))
+    assert kept.ratios() == pytest.approx([2, 1] / kept.estimate.scale)
 
 
 @pytest.mark.parametrize('confidence', [0.5, 0.8, 0.9])
@@ -172,7 +170,7 @@ def test_another_method_is_refused(demo, calibration, asked):
 
 
 def test_too_few_texts_for_a_confidence_are_counted():
-    nine = Calibration({}, ['removal', {}], [[1.0]] * 9)
+    nine = made_calibration([([1.0], [2.0])] * 9)
     assert nine.quantile(0.9) == 1.0
     with pytest.raises(ValueError, match='9 texts are too few.*at least 19'):
         nine.quantile(0.95)
@@ -189,9 +187,64 @@ def test_an_unknown_cover_is_named(calibration):
         calibration.quantile(0.9, 'word')
 
 
-def test_words_have_no_intervals_yet(demo, calibration):
-    with pytest.raises(ValueError, match="units='word'"):
-        explain(*demo, TEXT, **NINE, calibration=calibration, units='word')
+@pytest.fixture(scope='module')
+def of_words(demo):
+    "The same sentences by words, in one pass."
+    texts = load_texts('sst2', 'embedded').texts[:60]
+    made = calibrate(*demo, texts, 'removal', units='word', progress=False)
+    assert made.units == 'word'
+    return made
+
+
+def test_ninety_percent_of_words_lie_inside_on_other_texts(demo, of_words):
+    texts = load_texts('sst2', 'embedded').texts[60:100]
+    asked = dict(units='word')
+    maps = explain(*demo, texts, 'removal', calibration=of_words, **asked)
+    loos = explain(*demo, texts, 'loo', **asked)
+    shares = []
+    for a, loo in zip(maps, loos):
+        assert a.tokens == loo.tokens
+        inside = (a.low <= loo.scores) & (loo.scores <= a.high)
+        shares.append(float(inside[~a.is_special].float().mean()))
+    assert 0.8 < np.mean(shares) < 0.98  # as for tokens
+
+
+@pytest.mark.parametrize('units', ['token', 'sentence', [(0, 6), (7, 14)]])
+def test_other_units_than_were_calibrated_are_refused(demo, of_words, units):
+    with pytest.raises(ValueError, match='calibration is of words.*calibrate'):
+        explain(*demo, TEXT, 'removal', calibration=of_words, units=units)
+
+
+def test_the_words_that_matter_most_are_settled(demo, of_words):
+    texts = load_texts('sst2', 'embedded').texts[100:120]
+    right = 0
+    for text in texts:
+        found = top_tokens(*demo, text, 2, of_words)
+        (loo,) = explain(*demo, text, 'loo', units='word')
+        size = loo.scores.abs().masked_fill(loo.is_special, -1)
+        assert found.settled
+        for i in found.exact:
+            read = float(found.attribution.scores[i])
+            assert read == pytest.approx(float(loo.scores[i]), abs=1e-4)
+        right += sorted(size.topk(2).indices.tolist()) == sorted(found.which)
+    assert right >= 16  # nine of ten, and chance of twenty
+
+
+def test_spans_of_ones_own_are_calibrated_by_others(demo):
+    "Each text in halves."
+    texts = load_texts('sst2', 'embedded').texts[:12]
+    halves = [[(0, len(t) // 2), (len(t) // 2, len(t))] for t in texts]
+    made = calibrate(*demo, texts, 'removal', units=halves, progress=False)
+    assert made.units == 'span'
+    asked = dict(calibration=made, units=[(0, 20), (20, len(TEXT))])
+    (a,) = explain(*demo, TEXT, 'removal', **asked)
+    assert len(a.low) == len(a)
+    assert bool((a.low <= a.scores).all())
+    units = asked['units']
+    found = top_tokens(*demo, TEXT, 1, made, units=units)
+    assert found.which[0] in (0, 1)
+    with pytest.raises(ValueError, match='units'):
+        top_tokens(*demo, TEXT, 1, made)
 
 
 def test_ratios_are_plain_numbers(calibration):
@@ -201,43 +254,79 @@ def test_ratios_are_plain_numbers(calibration):
 # certified answers
 
 
-def whole(a, low, high):
-    "Intervals by hand."
-    none = [None]
-    a.info |= dict(low=none + low, high=none + high)
-    return a
+def settled_by(x, s, loo, k, reach, most=None):
+    "On numbers made by hand."
+    return settle_top(x, s, k, loo.__getitem__, reach, most)
 
 
-def test_intervals_apart_take_no_exact_pass():
-    a = whole(attribution([0.0, 5.0, 1.0]), [4.0, 0.5], [6.0, 1.5])
-    found = settle_top(a, 1, read=None)
-    assert (found.which, found.settled, found.exact) == ([1], True, [])
+def test_the_likeliest_is_read_and_settles_it_where_no_bound_reaches_it():
+    found = settled_by([5.0, 1.0], [1.0, 1.0], [4.5, 2.0], 1, reach=2.0)
+    assert found == ([0], True, [0])
 
 
-def test_the_wider_of_two_that_overlap_is_read_and_may_change_the_answer():
-    a = whole(attribution([0.0, 3.0, 2.5]), [0.0, 2.0], [6.0, 3.0])
+def test_what_was_read_may_change_the_answer():
+    x, s = [3.0, 2.5, 0.0], [1.0, 1.0, 1.0]
+    found = settled_by(x, s, [1.0, 2.6, 0.0], 1, reach=0.5)
+    assert found == ([1], True, [0, 1])
 
-    def read(i):
-        a.scores[i] = 1.0
 
-    found = settle_top(a, 1, read)
-    assert found.exact == [1]
-    assert (found.which, found.settled) == ([2], True)
+def test_the_unit_of_its_error_says_how_far_a_bound_reaches():
+    "The second is unsure, so it is looked at first."
+    found = settled_by([3.0, 2.0], [0.1, 5.0], [3.0, 1.0], 1, reach=1.0)
+    assert found == ([0], True, [1, 0])
+
+
+def test_what_is_exact_takes_no_pass():
+    found = settled_by([3.0, 2.0], [0.0, 0.5], [3.0, 9.0], 1, reach=1.0)
+    assert found == ([0], True, [])
 
 
 def test_no_more_exact_passes_than_allowed():
-    a = whole(attribution([0.0, 3.0, 2.5]), [0.0, 2.0], [6.0, 3.0])
-    found = settle_top(a, 1, read=None, most=0)
-    assert (found.settled, found.exact) == (False, [])
+    x, s = [3.0, 2.5], [1.0, 1.0]
+    which, sure, exact = settled_by(x, s, [1.0, 2.0], 1, 1.0, most=0)
+    assert (which, sure, exact) == ([0], False, [])
+
+
+def test_the_reach_that_is_needed_finds_the_top_and_less_may_not():
+    "Over random texts: at τ the answer is right."
+    g = np.random.default_rng(0)
+    missed = 0
+    for k in (1, 2, 3) * 40:
+        loo = np.abs(g.normal(size=8))
+        x = np.abs(loo + 0.7 * g.normal(size=8))
+        s = g.uniform(0.5, 1.5, size=8)
+        needed = reach_needed(x, s, loo, k)
+        best = sorted(np.argsort(-loo)[:k].tolist())
+        which, _, _ = settled_by(x, s, loo, k, needed + 1e-9)
+        assert sorted(which) == best
+        which, _, _ = settled_by(x, s, loo, k, needed - 1)
+        missed += sorted(which) != best
+    assert missed > 10
+
+
+def made_calibration(texts):
+    "texts: pairs of scores and LOO; each unit of error is that of its size."
+    kept = [
+        CalibrationText(Estimate(list(x), [], []), list(loo))
+        for x, loo in texts
+    ]
+    return Calibration(dict(sha256='', model=''), ['m', {}], kept)
 
 
 def test_a_large_negative_score_counts_by_size_and_not_by_score():
-    def made():
-        scores = attribution([0.0, 2.0, -5.0])
-        return whole(scores, [1.5, -5.5], [2.5, -4.5])
+    "Nine texts that find the largest by score, and not the largest by size."
+    texts = [([1.0, -0.5], [1.0, -5.0])] * 9
+    of = made_calibration(texts)
+    unit = np.sqrt((1 + 0.25) / 2)
+    assert of.reach(1, 0.9, by='score') == pytest.approx((-5 - 1) / unit)
+    assert of.reach(1, 0.9, by='size') == pytest.approx((1 - 0.5) / unit)
 
-    assert settle_top(made(), 1, None, by='size').which == [2]
-    assert settle_top(made(), 1, None, by='score').which == [1]
+
+def test_texts_with_no_more_tokens_than_are_asked_for_say_nothing():
+    texts = [([1.0, 2.0], [1.0, 2.0])] * 9 + [([1.0], [1.0])] * 9
+    assert made_calibration(texts).reach(1) < 0
+    with pytest.raises(ValueError, match='9 texts are too few'):
+        made_calibration(texts).reach(1, 0.95)
 
 
 def test_settled_answers_are_right(demo, calibration):

@@ -38,6 +38,7 @@ from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.dataset import read_sweep
 from lrp_loo.studies.experiments import text_experiment
 from lrp_loo.models import demo_base
+from lrp_loo.products import product_kernel
 
 RESULTS = Path(__file__).parents[1] / 'results'
 KILLS = 8
@@ -51,6 +52,14 @@ COMMAND = [
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
 # a write begins, is half done, is done beside the old file, has taken its place
 WHERE = ('before', 'half', 'written', 'after')
+
+
+@pytest.fixture(autouse=True)
+def one_kernel(monkeypatch):
+    """Which kernel takes products is timed, once in a process; where both are
+    level, two processes may find otherwise, and round otherwise.
+    """
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', product_kernel())
 
 
 def replace_and_die(n, where):

@@ -10,11 +10,17 @@ __all__ = ['SETS', 'LENGTHS', 'COVERAGE', 'UNSURE', 'NOMINAL', 'STUDIES', 'cover
 # %% ../../nbs/71_coverage.ipynb #579c7053
 import numpy as np
 import pandas as pd
-import torch
 
-from ..core import Attribution
 from ..faithfulness import held_against_loo
-from ..intervals import COVER, Calibration, interval_scale, settle_top
+from lrp_loo.intervals import (
+    COVER,
+    Calibration,
+    CalibrationText,
+    Estimate,
+    estimate_of,
+    ranked_by,
+    settle_top,
+)
 from ..results import Results, recorded_methods
 from lrp_loo.studies.common import (
     Part,
@@ -77,21 +83,13 @@ def coverage_row(
     model,
     tokenizer,
     enc: dict,  # one encoded text
-) -> dict:  # n_tokens, loo, and per method scores and scale, content tokens
+) -> dict:  # n_tokens, loo, and per method an `Estimate`, content tokens
     "What intervals are made of, and the truth."
     (loo,), maps = held_against_loo(
         model, tokenizer, [enc], UNSURE, None, 'attention_mask'
     )
-    content = ~loo.is_special
-
-    def of(a):
-        return dict(
-            scores=a.scores[content].tolist(),
-            scale=interval_scale(a)[content.cpu()].tolist(),
-        )
-
-    methods = {name: of(a) for name, (a,) in maps.items()}
-    kept = loo.scores[content].tolist()
+    methods = {name: estimate_of(a)._asdict() for name, (a,) in maps.items()}
+    kept = loo.scores[~loo.is_special].tolist()
     return dict(n_tokens=len(loo), loo=kept, methods=methods)
 
 
@@ -138,11 +136,10 @@ def rows_of_set(
     return [row for row in results['rows'] if row['set'] == name]
 
 
-def _off_by(row, method):
-    "|LOO − x| and s of its content tokens."
-    of = row['methods'][method]
-    x, s, loo = (np.array(v) for v in (of['scores'], of['scale'], row['loo']))
-    return np.abs(loo - x), s
+def _text_of(row, method):
+    "Estimate, scale and truth."
+    estimate = Estimate(**row['methods'][method])
+    return CalibrationText(estimate, row['loo'])
 
 
 def calibrated(
@@ -150,12 +147,10 @@ def calibrated(
     method: str,  # a name of UNSURE
 ) -> Calibration:
     "From the calibration rows."
-    ratios = []
-    for row in rows_of_set(results, 'calibration'):
-        off, s = _off_by(row, method)
-        ratios.append(list(off[s > 0] / s[s > 0]))
+    rows = rows_of_set(results, 'calibration')
+    texts = [_text_of(row, method) for row in rows]
     model, kept = results['config']['model'], results['config']['methods']
-    return Calibration(model, list(kept[method]), ratios)
+    return Calibration(model, list(kept[method]), texts)
 
 
 def covered(
@@ -169,7 +164,9 @@ def covered(
     q = calibrated(results, method).quantile(confidence, cover)
     inside, widths = [], []
     for row in rows_of_set(results, name):
-        off, s = _off_by(row, method)
+        of_text = _text_of(row, method)
+        s = of_text.estimate.scale
+        off = np.abs(np.array(of_text.loo) - of_text.estimate.scores)
         within = off <= q * s * (1 + 1e-6)  # rows keep seven digits
         inside.append(within.mean() if cover == 'token' else within.all())
         sigma = np.std(row['loo'])
@@ -196,28 +193,12 @@ def coverage_table(
     return pd.DataFrame(found).set_index(['method', 'cover', 'set'])
 
 # %% ../../nbs/71_coverage.ipynb #b830002e
-def _as_map(row, method, calibration, confidence):
-    "A row as an `Attribution` with intervals for the whole text."
-    of = row['methods'][method]
-    scores = torch.tensor(of['scores'], dtype=torch.double)
-    reach = calibration.quantile(confidence, 'text') * torch.tensor(of['scale'])
-    info = dict(low=(scores - reach).tolist(), high=(scores + reach).tolist())
-    special = torch.zeros(len(scores), dtype=torch.bool)
-    names = [''] * len(scores)
-    return Attribution(names, scores, special, 0, 0.0, info=info)
-
-
-def _settled_row(row, a, k):
+def _settled_row(of_text, k, reach):
     "What it took to settle the top k, and whether they are LOO's."
-    loo = torch.tensor(row['loo'], dtype=torch.double)
-
-    def read(i):
-        a.scores[i] = loo[i]
-
-    top = settle_top(a, k, read)
-    best = loo.abs().topk(k).values.sum()
-    right = torch.isclose(loo[top.which].abs().sum(), best)
-    return dict(passes=len(top.exact), n=len(loo), right=bool(right))
+    x, s, loo = ranked_by(of_text)
+    which, _, exact = settle_top(x, s, k, loo.__getitem__, reach)
+    right = np.isclose(loo[which].sum(), np.sort(loo)[-k:].sum())
+    return dict(passes=len(exact), n=len(loo), right=bool(right))
 
 
 def passes_to_settle(
@@ -228,28 +209,29 @@ def passes_to_settle(
     confidence: float = 0.9,
 ) -> pd.DataFrame:  # a row per text: passes, n (tokens), right
     "Exact passes that certify the top k, and whether the answer is right."
-    calibration = calibrated(results, method)
+    reach = calibrated(results, method).reach(k, confidence)
+    rows = rows_of_set(results, name)
+    texts = [_text_of(row, method) for row in rows]
     return pd.DataFrame(
-        _settled_row(row, _as_map(row, method, calibration, confidence), k)
-        for row in rows_of_set(results, name)
-        if len(row['loo']) > k
+        _settled_row(t, k, reach) for t in texts if len(t.loo) > k
     )
 
 
 def passes_table(
     results: dict,  # of `read_results`
     few: int = 4,  # exact passes
-) -> pd.DataFrame:  # method, k → share settled with few, median passes, right
+) -> pd.DataFrame:  # method, k, set → share settled with few, median, right
     "What a certified answer takes, at confidence 0.9."
     found = []
     for method in results['config']['methods']:
         for k in (1, 3):
-            of = passes_to_settle(results, method, k)
-            row = dict(method=method, k=k, n=len(of))
-            row[f'at most {few}'] = (of.passes <= few).mean()
-            row |= dict(median=of.passes.median(), right=of.right.mean())
-            found.append(row | dict(tokens=of.n.mean()))
-    return pd.DataFrame(found).set_index(['method', 'k'])
+            for name in ('test', 'shifted'):
+                of = passes_to_settle(results, method, k, name)
+                row = dict(method=method, k=k, set=name, n=len(of))
+                row[f'at most {few}'] = (of.passes <= few).mean()
+                row |= dict(mean=of.passes.mean(), right=of.right.mean())
+                found.append(row | dict(tokens=of.n.mean()))
+    return pd.DataFrame(found).set_index(['method', 'k', 'set'])
 
 # %% ../../nbs/71_coverage.ipynb #939a24f5
 def coverage_tables(

@@ -117,7 +117,8 @@ def faithfulness_experiment(
         drawn = methods if curves is None else curves
         kind = removal or default_removal(missing[0])
         fill = fill_id(tokenizer, kind)
-        say_audit_time(model, missing, len(drawn), chunk, kind, fill)
+        how = (kind, fill, target)
+        say_audit_time(model, missing, len(drawn), chunk, *how)
     say = partial(_summary, known=summary)
     return add_batches(results, together(examples), rows_of, desc, say)
 

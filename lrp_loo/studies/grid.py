@@ -213,7 +213,7 @@ def _say_how_long(drawn, missing, removals):
     if not missing:
         return
     encs = [enc for _, enc, _ in missing]
-    about = len(removals) * loo_seconds(drawn.model, encs)
+    about = len(removals) * loo_seconds(drawn.model, encs, target=drawn.target)
     if about > LONG:
         tqdm.write(
             f"exact LOO of {len(encs)} examples by {len(removals)} removals:"

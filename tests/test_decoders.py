@@ -1,0 +1,351 @@
+"Decoders: many variants in one row are what each is by itself, masked."
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import CountTokens, shallow_demo
+
+from lrp_loo.curves import perturbation_curves, removal_units
+from lrp_loo.decoders import (
+    FastDecoder,
+    all_see_something,
+    behind_gaps,
+    fast_decoder,
+    rows_at_the_end,
+    windows,
+)
+from lrp_loo.fast import spread
+from lrp_loo.loo import leave_one_out, loo_seconds, many_loo
+from lrp_loo.models import encode, forward, special_mask
+from lrp_loo.studies.families import DECODERS, random_inputs, random_model
+from lrp_loo.targets import GeneratedReadout, Target, next_tokens
+from lrp_loo.variants import many_subset_logits, read_subsets
+
+TEXTS = [
+    "a slow start , but the last act is a quiet triumph",
+    "the jokes are old",
+    "a warm and funny film , and never once dull",
+]
+KINDS = [(f, task) for f, row in DECODERS.items() for task in row.tasks]
+FUSED = [(f, task) for f, task in KINDS if DECODERS[f].fused]
+# of logits near 1: Llama's kin compute norms and softmax in float32, whatever
+# the model's precision
+ROUNDING = 1e-5
+
+
+def wide(family, task, attention='eager'):
+    "No window is shorter than the texts."
+    has_window = 'sliding_window' in DECODERS[family].config
+    more = dict(sliding_window=64) if has_window else {}
+    return random_model(family, task, attention, **more)
+
+
+def some_subsets(n_tokens, n=9, seed=0):
+    "Random ones; each keeps its first token, so that every row sees a key."
+    g = torch.Generator().manual_seed(seed)
+    keep = torch.rand(n, n_tokens, generator=g) < 0.6
+    keep[:, 0] = True
+    return keep
+
+
+def texts_of(model, lengths=(12, 5, 9)):
+    return [random_inputs(model, n, seed=n) for n in lengths]
+
+
+@torch.no_grad()
+def one_by_one(model, enc, keep, readout):
+    "What is read of each variant, masked, in a pass of its own."
+    found = []
+    for k in keep:
+        output = forward(model, enc | dict(attention_mask=k[None].long()))
+        found.append(readout(output))
+    return torch.cat(found)
+
+
+def is_taken(model, encs):
+    return fast_decoder(model, encs[0]) is not None
+
+
+@pytest.mark.parametrize('family,task', KINDS)
+def test_every_listed_decoder_is_taken(family, task):
+    model = wide(family, task)
+    assert is_taken(model, texts_of(model))
+
+
+@pytest.mark.parametrize('family,task', FUSED)
+def test_and_with_fused_attention(family, task):
+    model = wide(family, task, 'sdpa')
+    assert is_taken(model, texts_of(model))
+
+
+@pytest.mark.parametrize('budget', [1, 20, 8192])
+@pytest.mark.parametrize('family,task', KINDS)
+def test_many_texts_together_are_each_by_itself(family, task, budget):
+    model = wide(family, task)
+    encs = texts_of(model)
+    keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
+    targets = [Target(i) for i in (0, 1, 1)]
+    with CountTokens(model) as count:
+        read = read_subsets(
+            model,
+            encs,
+            keeps,
+            targets,
+            'attention_mask',
+            token_budget=budget,
+        )
+    masked = sum(keep.numel() for keep in keeps)
+    assert count.n < masked  # with whole texts and the check
+    for enc, keep, of in zip(encs, keeps, read):
+        own = one_by_one(model, enc, keep, of.readout)
+        assert torch.allclose(of.values, own, atol=ROUNDING)
+        whole = of.readout(forward(model, enc))
+        assert torch.allclose(of.value, whole, atol=ROUNDING)
+
+
+@pytest.mark.parametrize('family', DECODERS)
+def test_every_generated_token_is_read(family):
+    "The last rows of the text, each by itself."
+    model = wide(family, 'next token')
+    enc = random_inputs(model)
+    ids = enc['input_ids'][0]
+    readout = GeneratedReadout(ids, len(ids) - 4)
+    keep = some_subsets(len(ids), n=12)
+    keep[:, -4:] = True
+    (values,) = many_subset_logits(
+        model, [enc], [keep], 'attention_mask', readouts=[readout]
+    )
+    assert values.shape == (12, 4)
+    own = one_by_one(model, enc, keep, readout)
+    assert torch.allclose(values, own, atol=ROUNDING)
+
+
+def test_answers_of_several_lengths_share_passes():
+    model = wide('Llama', 'next token')
+    encs = texts_of(model)
+    answers = [e['input_ids'][0, -n:] for e, n in zip(encs, (1, 2, 3))]
+    targets = [summed(next_tokens(ids)) for ids in answers]
+    keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
+    read = read_subsets(model, encs, keeps, targets, 'attention_mask')
+    for enc, keep, of in zip(encs, keeps, read):
+        own = one_by_one(model, enc, keep, of.readout)
+        assert torch.allclose(of.values, own, atol=ROUNDING)
+
+
+def summed(of_each):
+    "One number of some tokens' logits."
+
+    def f(outputs):
+        return of_each(outputs).sum(-1)
+
+    f.from_end = True
+    f.n_rows = of_each.n_rows
+    return f
+
+
+def test_equal_subsets_are_computed_once():
+    model = wide('Llama', 'next token')
+    (enc,) = texts_of(model, (12,))
+    keep = some_subsets(12).repeat(5, 1)
+    tokens = []
+    for rows in (keep[:9], keep):
+        with CountTokens(model) as count:
+            read_subsets(model, [enc], [rows], [None], 'attention_mask')
+        tokens.append(count.n)
+    assert tokens[0] == tokens[1]
+
+
+def test_progress_hears_of_every_variant():
+    model = wide('Llama', 'next token')
+    encs = texts_of(model)
+    told = []
+    many_loo(model, encs, token_budget=16, progress=told.append)
+    assert sum(told) == 12 + 5 + 9
+    assert len(told) > 3
+
+
+def test_a_window_shorter_than_the_text_is_no_case_for_it():
+    model = random_model('Mistral', 'next token')  # sees six tokens back
+    encs = texts_of(model, (12,))
+    keep = some_subsets(12)
+    with CountTokens(model) as count:
+        (of,) = read_subsets(model, encs, [keep], [None], 'attention_mask')
+    assert count.n >= keep.numel()
+    own = one_by_one(model, encs[0], keep, of.readout)
+    assert torch.allclose(of.values, own, atol=ROUNDING)
+
+
+def test_a_hook_is_no_case_for_it():
+    model = wide('Llama', 'next token')
+    encs = texts_of(model, (12,))
+    layer = model.model.layers[1]
+    handle = layer.register_forward_hook(lambda m, a, out: out * 1.1)
+    try:
+        assert not is_taken(model, encs)
+        with pytest.raises(ValueError, match='not known to keep'):
+            FastDecoder(model)
+    finally:
+        handle.remove()
+
+
+def test_a_decoder_that_answers_otherwise_is_found_out(monkeypatch):
+    "The check compares with the model's own masked passes."
+    model = wide('Llama', 'next token')
+    encs = texts_of(model, (12,))
+    right = FastDecoder._run
+
+    def wrong(self, texts, rows):
+        logits, cache = right(self, texts, rows)
+        moved = torch.zeros_like(logits)
+        moved[1:] = 0.01 * spread(logits)
+        return logits + moved, cache
+
+    monkeypatch.setattr(FastDecoder, '_run', wrong)
+    assert not is_taken(model, encs)
+    loo, _, _ = leave_one_out(model, encs[0])
+    monkeypatch.undo()
+    own, _, _ = leave_one_out(model, encs[0], drop=False)
+    assert torch.allclose(loo, own, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    'target,n_rows',
+    [
+        (None, 1),
+        (3, 1),
+        (Target(1, position=-1), 1),
+        (Target(1, position=2), None),
+        (Target(1, output='hidden_states'), None),
+        (lambda outputs: outputs.logits[:, 0, 0], None),
+        (summed(next_tokens(torch.tensor([4, 5]))), 3),
+    ],
+)
+def test_which_rows_are_read(target, n_rows):
+    assert rows_at_the_end(target) == n_rows
+
+
+def test_a_place_in_the_text_is_read_there():
+    model = wide('Llama', 'next token')
+    (enc,) = texts_of(model, (12,))
+    keep = some_subsets(12)
+    target = Target(7, position=5)
+    (of,) = read_subsets(model, [enc], [keep], [target], 'attention_mask')
+    own = one_by_one(model, enc, keep, of.readout)
+    assert torch.allclose(of.values, own, atol=ROUNDING)
+
+
+def test_a_row_that_sees_nothing_is_left_to_the_model():
+    keep = torch.ones(3, 6, dtype=torch.bool)
+    keep[1, :4] = False
+    assert all_see_something(keep, 2)  # row 4 sees itself
+    assert not all_see_something(keep, 3)
+    assert not all_see_something(keep, 7)
+
+
+@pytest.mark.parametrize('budget', [0, -1, 2.5])
+def test_a_budget_is_a_number_of_tokens(budget):
+    model = wide('Llama', 'next token')
+    with pytest.raises(ValueError, match='token_budget'):
+        many_loo(model, texts_of(model), token_budget=budget)
+
+
+def test_neighbours_share_what_there_is_room_for():
+    some = [(w.start, w.stop) for w in windows([3, 3, 9, 1, 1, 1], 6)]
+    assert some == [(0, 2), (2, 3), (3, 6)]
+
+
+def test_a_pass_holds_the_rows_of_its_variants():
+    keeps = [~torch.eye(n, dtype=torch.bool) for n in (4, 3)]
+    rows = behind_gaps(keeps, [1, 1])
+    passes = list(rows.passes(4))
+    assert torch.equal(torch.cat([p.token for p in passes]), rows.token)
+    assert torch.equal(torch.cat([p.text for p in passes]), rows.text)
+    assert all(len(p.token) <= 4 for p in passes)
+    assert all(int(p.variant[0]) == 0 for p in passes)
+
+
+def test_how_long_it_takes_is_asked_of_what_is_read():
+    "Of the last row, not of every token's logits."
+    model = wide('Llama', 'next token')
+    encs = texts_of(model, (12,))
+    with CountTokens(model) as of_last:
+        loo_seconds(model, encs, target=Target(3))
+    with CountTokens(model) as of_place:
+        loo_seconds(model, encs, target=Target(3, position=4))
+    assert of_last.n < of_place.n
+
+
+# ---- the demo models
+
+
+def close(a, b):
+    "Of logits near 10, in float32."
+    return torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.fixture(scope='module', params=['reviews-sst2', 'reviews'])
+def decoder(request):
+    model, tokenizer = shallow_demo(request.param)
+    enc = encode(model, tokenizer, ' '.join(TEXTS))
+    return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
+
+
+def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
+    found = {}
+    tokens = {}
+    for drop in (None, False):
+        with CountTokens(decoder.model) as count:
+            found[drop], _, _ = leave_one_out(
+                decoder.model, decoder.enc, drop=drop
+            )
+        tokens[drop] = count.n
+    assert close(found[None], found[False])
+    assert tokens[None] < 0.8 * tokens[False]
+
+
+def test_spans_after_the_prefix_are_those_of_masked_texts(decoder):
+    spans = torch.full((decoder.enc['input_ids'].shape[1],), -1)
+    spans[2:4] = 0
+    spans[5:9] = 1
+    dropped, masked = (
+        leave_one_out(decoder.model, decoder.enc, units=spans, drop=drop)[0]
+        for drop in (None, False)
+    )
+    assert close(dropped, masked)
+
+
+def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
+    ids = decoder.enc['input_ids'][0]
+    units = removal_units(special_mask(decoder.tokenizer, ids))
+    scores = {'order': torch.arange(len(units)).float()}
+    dropped, masked = (
+        perturbation_curves(
+            decoder.model, decoder.enc, scores, units, None, drop=drop
+        )['order']
+        for drop in (None, False)
+    )
+    for a, b in zip(dropped, masked, strict=True):
+        assert close(a, b)
+
+
+def test_a_removed_last_token_is_read_and_seen_by_no_other(decoder):
+    n = decoder.enc['input_ids'].shape[1]
+    keep = torch.ones(n, n, dtype=torch.bool).tril()[:-1]
+    found = {}
+    tokens = {}
+    for drop in (None, False):
+        with CountTokens(decoder.model) as count:
+            (of,) = read_subsets(
+                decoder.model,
+                [decoder.enc],
+                [keep],
+                [None],
+                'attention_mask',
+                drop=drop,
+            )
+        found[drop] = of.values
+        tokens[drop] = count.n
+    assert close(found[None], found[False])
+    assert tokens[None] < 0.4 * tokens[False]
