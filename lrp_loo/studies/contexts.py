@@ -564,7 +564,7 @@ FOLLOWED_CONTEXTS = {
     **_computed_rows(),
     **{
         f'random ablations, {n}': (ablation_scores, dict(n_passes=n))
-        for n in (3, 16, 64)
+        for n in (3, 16, 32)
     },
     'blocks first, 1 opened': (block_scores, dict(n_opened=1)),
     'blocks first, 3 opened': (block_scores, dict(n_opened=3)),
