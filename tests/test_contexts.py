@@ -17,6 +17,7 @@ from lrp_loo.results import read_results
 from lrp_loo.studies import contexts
 from lrp_loo.studies.contexts import (
     CHAT,
+    ENDS_ANSWER,
     EXACT,
     FACT_KINDS,
     FOLLOWED_CONTEXTS,
@@ -47,7 +48,7 @@ from lrp_loo.units import text_spans
 from lrp_loo.variants import read_subsets, read_whole
 
 SEEDS = range(40)
-FEW = Limits(tokens=(30, 180), sentences=(6, 8), words=(30, 50))
+FEW = Limits((30, 180), sentences=(6, 8), words=(30, 50), effect=0)
 
 
 # ---- the generator
@@ -60,7 +61,7 @@ def test_the_same_seed_gives_the_same_context():
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_planted_sentences_say_what_is_expected(seed):
-    found = planted_context(seed)
+    found = planted_context(seed, n_facts=(1, 2))
     assert 1 <= len(found.planted) == len(found.expected) <= 2
     for place, value in zip(found.planted, found.expected):
         told = re.findall(r'[\w-]+', found.sentences[place])
@@ -88,6 +89,12 @@ def facts_of(found):
     return said
 
 
+def matched_sentence(sentence):
+    "The same of a sentence as it stands, with its opening."
+    opening = next(o for o in OPENINGS if sentence.startswith(o))
+    return matched(sentence.removeprefix(f'{opening}, '))
+
+
 def matched(sentence):
     "The name and the value, by the form that fits."
     for kind in FACT_KINDS.values():
@@ -102,7 +109,7 @@ def matched(sentence):
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_no_two_facts_share_a_name_or_a_value(seed):
-    found = planted_context(seed)
+    found = planted_context(seed, n_facts=(1, 2))
     abouts, values = zip(*facts_of(found))
     assert len(set(abouts)) == len(abouts) == len(set(values))
     # some are distractors
@@ -111,8 +118,20 @@ def test_no_two_facts_share_a_name_or_a_value(seed):
 
 
 def test_one_fact_or_two_are_asked_for():
-    assert {len(planted_context(s).planted) for s in SEEDS} == {1, 2}
-    assert len(planted_context(0, n_facts=2).planted) == 2
+    assert len(planted_context(0).planted) == 1
+    found = [planted_context(s, n_facts=(1, 2)).planted for s in SEEDS]
+    assert {len(planted) for planted in found} == {1, 2}
+
+
+@pytest.mark.parametrize('n_facts', [1, 2])
+def test_an_answer_begins_with_what_is_asked_about(n_facts):
+    for seed in SEEDS:
+        found = planted_context(seed, n_facts=n_facts)
+        for place in found.planted:
+            about, _ = matched_sentence(found.sentences[place])
+            assert about in found.lead
+            assert about in found.question
+        assert not set(found.expected) & set(found.lead.split())
 
 
 def test_sentences_do_not_repeat():
@@ -352,7 +371,7 @@ def test_every_method_has_its_numbers(measured):
 def test_rows_cost_less_than_exact_loo(measured):
     cost = contexts_table(measured).cost
     assert cost['removal+rows, answer, 4'] < cost[EXACT]
-    assert cost['removal+rows, answer, 4'] < cost['removal+rows, answer, 8']
+    assert cost['removal+rows, answer, 1'] < cost['removal+rows, answer, 4']
 
 
 def test_rows_say_what_was_planted(measured):
@@ -384,7 +403,8 @@ def test_reviews_leave_no_words(experiment, tmp_path, monkeypatch):
     found = experiment(tmp_path / 'r.json', 'contexts-imdb', limit=None)
     (row,) = found.rows
     assert not {'answer', 'expected', 'planted'} & set(row)
-    assert found.summary == dict(n=1, n_set_aside=1, n_silent=0)
+    counts = dict(n_set_aside=1, n_silent=0, n_not_needed=0)
+    assert found.summary == dict(n=1) | counts
     assert row['n_sentences'] == 6
 
 
@@ -397,6 +417,26 @@ def test_a_model_that_says_nothing_is_counted(
     assert found.rows[0]['methods'] == {}
 
 
+def test_an_answer_that_needs_no_sentence_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(contexts, 'load_demo', small_demo)
+    asked = FEW._replace(effect=1e6)
+    path = tmp_path / 'r.json'
+    found = contexts_experiment(path, 'contexts-planted', limits=asked, limit=1)
+    assert found.summary['n_not_needed'] == 1
+    assert found.summary['n_silent'] == 0
+    (row,) = found.rows
+    assert row['methods'] == {}
+    assert row['largest'] < 1e6
+
+
+def test_an_answer_ends_at_the_first_mark(monkeypatch):
+    model, tokenizer = shallow_demo('reviews')
+    said = tokenizer(' a film, as good', add_special_tokens=False)['input_ids']
+    monkeypatch.setattr(contexts, 'greedy_continuation', lambda *args: said)
+    context = AskedContext(' '.join(TEXTS), 'Well?', 'It is')
+    assert greedy_answer(model, tokenizer, context) == 'a film'
+
+
 def test_an_answer_is_the_models_own():
     model, tokenizer = shallow_demo('reviews')
     context = AskedContext(' '.join(TEXTS), 'Well?')
@@ -405,7 +445,8 @@ def test_an_answer_is_the_models_own():
     ids = tokenizer(prompt, return_tensors='pt')['input_ids']
     with torch.no_grad():
         best = model(ids).logits[0, -1].argmax()
-    assert said.startswith(tokenizer.decode(best).strip())
+    first = tokenizer.decode(best).strip()
+    assert said.startswith(first) or not ENDS_ANSWER.sub('', first)
 
 
 def test_peers_stand_beside_ours(measured):

@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KINDS', 'OPENINGS', 'WHENS', 'SCENES', 'TAILS',
            'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW',
-           'LONGEST_ANSWER', 'MOST_PLANTED', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST', 'EXACT', 'FOLLOWED_CONTEXTS',
-           'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'FEW_PASSES', 'STUDIES', 'FactKind', 'PlantedContext',
-           'planted_context', 'Limits', 'AskedContext', 'contexts_within', 'greedy_answer', 'singled_out',
-           'average_precision', 'first_recall', 'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores',
-           'exact_scores', 'compared', 'context_row', 'contexts_experiment', 'of_contexts', 'contexts_table',
-           'with_peers', 'plot_contexts', 'contexts_tables']
+           'LEAD_OF_A_REVIEW', 'ENDS_ANSWER', 'LONGEST_ANSWER', 'MOST_PLANTED', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST',
+           'EXACT', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'FEW_PASSES', 'STUDIES',
+           'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AskedContext', 'contexts_within', 'template_of',
+           'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted', 'lasso',
+           'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row', 'contexts_experiment',
+           'of_contexts', 'contexts_table', 'with_peers', 'plot_contexts', 'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
-import random, time
+import random, re, time
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..context import attribute_context
+from ..context import attribute_context, prompt_ids
 from ..core import whole_number
 from ..data import load_texts
 from ..generation import greedy_continuation
@@ -77,6 +77,8 @@ class FactKind(NamedTuple):
     forms: tuple  # ways to say it
     question: str  # about one of them
     pair: str  # about two
+    lead: str  # how an answer begins
+    pair_lead: str
 
 
 FACT_KINDS = {
@@ -90,6 +92,8 @@ FACT_KINDS = {
         ),
         'In which city does {about} live?',
         'In which cities do {about} and {other} live?',
+        '{about} lives in',
+        '{about} and {other} live in',
     ),
     'price': FactKind(
         OBJECTS,
@@ -101,6 +105,8 @@ FACT_KINDS = {
         ),
         'For how many crowns was the {about} sold?',
         'For how many crowns were the {about} and the {other} sold?',
+        'The {about} was sold for',
+        'The {about} and the {other} were sold for',
     ),
     'owner': FactKind(
         OBJECTS,
@@ -112,6 +118,8 @@ FACT_KINDS = {
         ),
         'Who is the owner of the {about}?',
         'Who are the owners of the {about} and the {other}?',
+        'The owner of the {about} is',
+        'The owners of the {about} and the {other} are',
     ),
     'bridge': FactKind(
         CITIES,
@@ -123,6 +131,8 @@ FACT_KINDS = {
         ),
         'In which year was the bridge at {about} opened?',
         'In which years were the bridges at {about} and {other} opened?',
+        'The bridge at {about} was opened in',
+        'The bridges at {about} and {other} were opened in',
     ),
     'trade': FactKind(
         PEOPLE,
@@ -134,6 +144,8 @@ FACT_KINDS = {
         ),
         'What is the trade of {about}?',
         'What are the trades of {about} and {other}?',
+        'The trade of {about} is that of a',
+        'The trades of {about} and {other} are',
     ),
 }
 
@@ -229,7 +241,7 @@ TAILS = (
 
 # %% ../../nbs/65_contexts.ipynb #6fb3692c
 SENTENCES_OF_A_CONTEXT = (30, 80)
-WORDS_OF_A_CONTEXT = (900, 1300)  # 1,000 to 2,000 tokens of SmolLM2
+WORDS_OF_A_CONTEXT = (800, 1300)  # 1,000 to 2,000 tokens of SmolLM2
 SENTENCES_BETWEEN_FACTS = 20  # about so many for each distractor
 
 
@@ -238,6 +250,7 @@ class PlantedContext(NamedTuple):
 
     sentences: tuple
     question: str
+    lead: str  # how its answer begins, up to what is asked for
     expected: tuple  # of str: the values that are asked for
     planted: tuple  # the numbers of the sentences that say them
 
@@ -251,7 +264,7 @@ def planted_context(
     seed: int,  # the same seed, the same context
     n_sentences=SENTENCES_OF_A_CONTEXT,  # a number, or the least and the most
     n_words=WORDS_OF_A_CONTEXT,  # about so many, or from … to …
-    n_facts=(1, 2),  # that are asked for
+    n_facts=1,  # that are asked for: 1, 2, or (1, 2)
 ) -> PlantedContext:
     "Facts among others of the same form, and sentences about the weather."
     draw = random.Random(whole_number('seed', seed, 0))
@@ -264,10 +277,15 @@ def planted_context(
     cores += _scenes(draw, n - told)
     order = draw.sample(range(n), n)
     sentences = [_sentence(draw, cores[i], words / n) for i in order]
-    form = kind.question if asked == 1 else kind.pair
+    names = dict(about=abouts[0], other=abouts[asked - 1])
+    forms = (kind.question, kind.lead)
+    if asked == 2:
+        forms = (kind.pair, kind.pair_lead)
+    question, lead = (form.format(**names) for form in forms)
     return PlantedContext(
         tuple(sentences),
-        form.format(about=abouts[0], other=abouts[asked - 1]),
+        question,
+        lead,
         tuple(values[:asked]),
         tuple(order.index(i) for i in range(asked)),
     )
@@ -304,6 +322,8 @@ CHAT = (
     '<|im_start|>assistant\n'
 )
 OF_A_REVIEW = 'In one sentence, what does the writer think of the film?'
+LEAD_OF_A_REVIEW = 'The writer thinks that the film is'
+ENDS_ANSWER = re.compile(r'[.,;:\n]')
 LONGEST_ANSWER = 12  # tokens
 MOST_PLANTED = 1000  # contexts of a run; what was looked at has later seeds
 
@@ -314,6 +334,7 @@ class Limits(NamedTuple):
     tokens: tuple = (1000, 2000)  # of the context alone
     sentences: tuple = SENTENCES_OF_A_CONTEXT
     words: tuple = WORDS_OF_A_CONTEXT  # asked of the generator
+    effect: float = 1.0  # nats: the largest LOO at least
 
 
 class AskedContext(NamedTuple):
@@ -321,6 +342,7 @@ class AskedContext(NamedTuple):
 
     text: str
     question: str
+    lead: str = ''  # how its answer begins
     expected: tuple = ()  # what a right answer holds, where that is known
     planted: tuple = ()  # the sentences that say it
 
@@ -337,7 +359,8 @@ def _reviews(data, seed, limits):
     "In the order that is drawn; where they come from."
     texts = load_texts('imdb', data, seed=seed)
     plain = (text.replace('<br />', ' ') for text in texts.texts)
-    return (AskedContext(text, OF_A_REVIEW) for text in plain), texts.origin
+    asked = (OF_A_REVIEW, LEAD_OF_A_REVIEW)
+    return (AskedContext(text, *asked) for text in plain), texts.origin
 
 
 KINDS_OF_CONTEXTS = {
@@ -377,17 +400,26 @@ def contexts_within(
     return found, set_aside
 
 
+def template_of(
+    context: AskedContext,
+) -> str:  # as `attribute_context` takes it
+    "A chat in which the answer has begun."
+    return f'{CHAT}{context.lead} ' if context.lead else CHAT
+
+
 def greedy_answer(
     model,  # a causal language model
     tokenizer,
     context: AskedContext,
     longest: int = LONGEST_ANSWER,  # tokens
 ) -> str:
-    "What the model answers."
-    prompt = CHAT.format(context=context.text, question=context.question)
-    ids = tokenizer(prompt, verbose=False)['input_ids']
+    "What the model answers, up to the first mark."
+    template = template_of(context)
+    prompt = template.format(context=context.text, question=context.question)
+    ids = prompt_ids(tokenizer, prompt)
     answer = greedy_continuation(model, ids, longest)
-    return tokenizer.decode(answer, skip_special_tokens=True).strip()
+    said = tokenizer.decode(answer, skip_special_tokens=True)
+    return ENDS_ANSWER.split(said)[0].strip()
 
 # %% ../../nbs/65_contexts.ipynb #5864bdb0
 SHARE = 0.25  # of the largest LOO
@@ -547,12 +579,15 @@ EXACT = 'loo'
 def _computed_rows():
     "Some rows near each sentence, or near the answer; the largest exact."
     found = {}
-    for near, words in (('unit', 'sentence'), ('read', 'answer')):
-        for n in (4, 8, 16):
+    for near, words, numbers in (
+        ('unit', 'sentence', (4,)),
+        ('read', 'answer', (1, 4, 16)),
+    ):
+        for n in numbers:
             options = dict(n_rows=n, near=near, rest=False)
             found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
-    options = dict(n_rows=16, near='read', rest=False, n_exact=4)
-    found['removal+rows, answer, 16, exact'] = ('removal+rows', options)
+    options = dict(n_rows=4, near='read', rest=False, n_exact=4)
+    found['removal+rows, answer, 4, exact'] = ('removal+rows', options)
     return found
 
 
@@ -561,10 +596,11 @@ FOLLOWED_CONTEXTS = {
     'grad_x_input': ('grad_x_input', {}),
     'attn_lrp': ('attn_lrp', {}),
     'cp_lrp': ('cp_lrp', {}),
+    'removal': ('removal', {}),
     **_computed_rows(),
     **{
         f'random ablations, {n}': (ablation_scores, dict(n_passes=n))
-        for n in (3, 16, 32)
+        for n in (3, 8, 16)
     },
     'blocks first, 1 opened': (block_scores, dict(n_opened=1)),
     'blocks first, 3 opened': (block_scores, dict(n_opened=3)),
@@ -598,19 +634,24 @@ def context_row(
     context: AskedContext,
     answer: str,
     methods: dict = None,  # name → (method, options); None: FOLLOWED_CONTEXTS
+    least: float = 0.0,  # nats; where no LOO is as large, nothing else is asked
 ) -> dict:
-    "Every method on one context."
+    "Every method on one context; exact LOO comes first."
     methods = methods or FOLLOWED_CONTEXTS
     asked = (model, tokenizer, context.text, answer, context.question)
+    template = template_of(context)
     found, row = {}, {}
     for name, (method, options) in methods.items():
         start = time.perf_counter()
-        a = attribute_context(*asked, method, template=CHAT, **options)
+        a = attribute_context(*asked, method, template=template, **options)
         seconds = time.perf_counter() - start
         if name == EXACT:
             loo = a.scores
             row |= dict(n_tokens=len(a.input_ids), n_sentences=len(loo))
             row |= dict(log_prob=a.logit, n_wanted=int(singled_out(loo).sum()))
+            row |= dict(largest=float(loo.max()))
+            if loo.max() < least:
+                return row | dict(methods={})
         cost = a.info.get('forward_equivalents', GRADIENT_PASS)
         found[name] = compared(a.scores, loo, context.planted)
         found[name] |= dict(cost=cost, seconds=seconds)
@@ -658,12 +699,19 @@ def contexts_experiment(
         about = _about(context, answer)
         if not answer:
             return about | dict(methods={})
-        found = context_row(model, tokenizer, context, answer, methods)
+        least = limits.effect
+        found = context_row(model, tokenizer, context, answer, methods, least)
         return about | found
 
     def summary(rows):
-        silent = sum(not row['methods'] for row in rows)
-        return dict(n=len(rows), n_set_aside=set_aside, n_silent=silent)
+        unasked = [row for row in rows if not row['methods']]
+        silent = sum('largest' not in row for row in unasked)
+        return dict(
+            n=len(rows),
+            n_set_aside=set_aside,
+            n_silent=silent,
+            n_not_needed=len(unasked) - silent,
+        )
 
     results = Results(path, config, fresh)
     return add_rows(results, examples, row, part, summary)
@@ -818,6 +866,12 @@ def contexts_tables(
     summary = results.get('summary') or {}
     if 'n_set_aside' in summary:
         said += f"\nset aside by their length: {summary['n_set_aside']}"
+        said += f"\nanswers without words: {summary['n_silent']}"
+        said += (
+            "\nanswers that need no sentence (largest LOO below"
+            f" {results['config']['limits']['effect']:g} nat):"
+            f" {summary['n_not_needed']}"
+        )
     return [(rows_heading(part, results), said)]
 
 
