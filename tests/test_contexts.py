@@ -38,6 +38,7 @@ from lrp_loo.studies.contexts import (
     greedy_answer,
     lasso,
     planted_context,
+    peers_by_context,
     plot_contexts,
     rank_of_planted,
     singled_out,
@@ -461,6 +462,28 @@ def test_peers_stand_beside_ours(measured):
     assert table.ap['theirs'] == 1
     assert table.cost['theirs'] == 9
     assert 'theirs' not in contexts_table(measured).index
+
+
+def test_peers_are_read_by_context_and_errors_are_left_out():
+    said = dict(scores=[1.0, 2.0], cost=3.0, seconds=4.0)
+    rows = [
+        dict(i=0, context=7, name='a', explains='flow', **said),
+        dict(i=1, context=7, name='b', error='it did not start'),
+        dict(i=2, context=9, name='a', explains='flow', **said),
+    ]
+    assert peers_by_context(dict(rows=rows)) == {7: {'a': said}, 9: {'a': said}}
+
+
+def test_a_context_that_a_peer_has_not_read_is_in_no_mean(measured):
+    first, second = measured['rows']
+    said = dict(cost=9.0, seconds=1.0)
+    peers = {
+        row['i']: {'a': said | dict(scores=row['methods'][EXACT]['scores'])}
+        for row in (first, second)
+    }
+    peers[first['i']]['b'] = peers[first['i']]['a']
+    (row,) = with_peers(measured, peers)['rows']
+    assert row['i'] == first['i']
 
 
 def test_the_figure_has_a_panel_a_kind(measured):

@@ -10,7 +10,7 @@ __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KIN
            'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AskedContext', 'contexts_within', 'template_of',
            'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted', 'lasso',
            'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row', 'contexts_experiment',
-           'of_contexts', 'contexts_table', 'with_peers', 'plot_contexts', 'contexts_tables']
+           'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts', 'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
 import random, re, time
@@ -769,21 +769,39 @@ def contexts_table(
     return pd.DataFrame(found).set_index('method')
 
 
+def peers_by_context(
+    results: dict,  # of `read_results`, of benchmarks/contexts_planted.py
+) -> dict:  # number of a context → name → scores, cost, seconds
+    "Of those that answered; what else a row says is about the peer's process."
+    found = {}
+    for row in results['rows']:
+        if 'error' in row:
+            continue
+        said = {key: row[key] for key in ('scores', 'cost', 'seconds')}
+        found.setdefault(row['context'], {})[row['name']] = said
+    return found
+
+
 def with_peers(
     results: dict,  # of `read_results`, of `contexts_experiment`
-    peers: dict,  # number of a context → name → scores, cost, seconds
+    peers: dict,  # of `peers_by_context`
 ) -> dict:  # the same with rows of these, for the table and the figure
-    "What others' own code says of the same sentences and answers."
+    """What others' own code says of the same sentences and answers; of the
+    contexts that every one of them has read.
+    """
+    every = {name for said in peers.values() for name in said}
     rows = []
-    names = {}
     for row in results['rows']:
+        theirs = peers.get(row['i'], {})
+        if not theirs or set(theirs) != every:
+            continue
         own = dict(row['methods'])
-        for name, said in peers.get(row['i'], {}).items():
-            loo = torch.tensor(own[EXACT]['scores'])
+        loo = torch.tensor(own[EXACT]['scores'])
+        for name, said in theirs.items():
             scores = torch.tensor(said['scores'])
             own[name] = compared(scores, loo, row.get('planted', ())) | said
-            names[name] = [name, {}]
         rows.append(row | dict(methods=own))
+    names = {name: [name, {}] for name in sorted(every)}
     known = results['config']['methods'] | names
     return results | dict(
         rows=rows, config=results['config'] | dict(methods=known)
