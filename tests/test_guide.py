@@ -17,6 +17,7 @@ SHARED = ('What the recipes share', 'Limits')  # headings of no recipe
 LONGEST = (10, 6)
 TASKS = {  # task → a word that its recipe's heading holds
     'a classifier of your own': 'classifier',
+    'a table of texts': 'table',
     'several labels': 'Multi-label',
     'regression': 'Regression',
     'pairs of texts': 'Pairs',
