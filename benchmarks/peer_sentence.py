@@ -20,7 +20,10 @@ from transformers import (
 
 def lxt(folder, text):
     """(pip install torchvision 'transformers==4.52.4' lxt==2.1) AttnLRP of the
-    largest logit; BERT's classes of transformers are changed for good.
+    largest logit; BERT's classes of transformers are changed for good. Of
+    torchvision, which only vision models use, a module
+    `torchvision.models.vision_transformer` with `from torch import nn` in it
+    will do, and did for results/compared.json.
     """
     from lxt.efficient import monkey_patch
     from lxt.efficient.models import bert
