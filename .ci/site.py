@@ -5,7 +5,9 @@ python .ci/site.py [--build] [FOLDER, default _docs]
 `--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
 Every page of nbs/ is there with its title; links, anchors and pictures
 resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
-Markdown shows raw; equations are MathML. Where a Chromium is found, it opens
+Markdown shows raw; equations are MathML; the guide is the second page, the
+search finds tasks by their names, and every picture of figures/ has its place
+in the gallery. Where a Chromium is found, it opens
 the front page and the chapters of the paper at 1,280 pixels: no block of code
 may have to be scrolled sideways.
 """
@@ -80,6 +82,14 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
+SECOND = '80_guide.html'  # after the front page
+SEARCHES = {  # what a reader types → the page that has to come first
+    'regression': SECOND,
+    'multi-label': SECOND,
+    'NER': SECOND,
+    'int8': SECOND,
+    'SHAP': '82_compared.html',
+}
 WIDTH = 1280  # pixels of a window
 
 
@@ -99,6 +109,7 @@ class Page(HTMLParser):
         self.stack = []
         self.math = 0
         self.marks = []
+        self.next = None  # the page that the footer leads on to
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag, attrs):
@@ -121,6 +132,8 @@ class Page(HTMLParser):
         self.ids.update(name for name in names if name)
         if tag == 'a' and 'href' in a:
             self.links.append(a['href'])
+            if 'md-footer__link--next' in (a.get('class') or ''):
+                self.next = a['href']
         kinds = set((a.get('rel') or '').split())
         if tag == 'link' and kinds & LOADED_LINKS:
             self.loads.append(a['href'])
@@ -180,6 +193,37 @@ class Notebook:
         return sum('image/png' in o.get('data', {}) for o in outputs)
 
 
+@dataclass
+class Search:
+    """The index that a reader's browser searches, asked as Material does it:
+    every word must occur, a title counts more than a text.
+    """
+
+    path: Path
+
+    @cached_property
+    def index(self):
+        return json.loads(self.path.read_text(encoding='utf-8'))
+
+    def words(self, text):
+        "As the index cuts a text, in small letters, without signs around."
+        plain = re.sub(r'<[^>]*>', ' ', text).lower()
+        parts = re.split(self.index['config']['separator'], plain)
+        return {re.sub(r'^\W+|\W+$', '', part) for part in parts} - {''}
+
+    def found(self, query):
+        "Addresses of what is found, best first."
+        wanted = self.words(query)
+        ranked = []
+        for doc in self.index['docs']:
+            title = self.words(doc['title'])
+            if wanted <= title | self.words(doc['text']):
+                rank = (len(wanted & title) / len(title), doc.get('boost', 1))
+                ranked.append((rank, doc['location']))
+        ranked.sort(key=lambda pair: pair[0], reverse=True)
+        return [location for _, location in ranked]
+
+
 def outside(address):
     return bool(urlsplit(address).scheme or urlsplit(address).netloc)
 
@@ -220,6 +264,9 @@ class Site:
         for path in sorted((ROOT / 'nbs').glob('*.ipynb')):
             yield from self.chapter_breaches(Notebook(path))
         yield from self.reference_breaches()
+        yield from self.order_breaches()
+        yield from self.search_breaches()
+        yield from self.gallery_breaches()
         for path, page in self.pages.items():
             name = str(path.relative_to(self.folder.resolve()))
             checks = (
@@ -260,6 +307,31 @@ class Site:
             name = f"reference/{'.'.join(parts)}.html"
             if not (self.folder / name).exists():
                 yield name, 'is missing'
+
+    def order_breaches(self):
+        "Does the front page lead on to the guide?"
+        front = (self.folder / 'index.html').resolve()
+        if self.pages[front].next != SECOND:
+            yield (
+                front.name,
+                f'goes on to {self.pages[front].next}, not to {SECOND}',
+            )
+
+    def search_breaches(self):
+        "Is what a reader looks for found, the right page first?"
+        search = Search(self.folder / 'search' / 'search_index.json')
+        for query, page in SEARCHES.items():
+            first = (search.found(query) or ['nothing'])[0]
+            if first.split('#')[0] != page:
+                yield 'the search', f'finds {first} by {query!r}, not {page}'
+
+    def gallery_breaches(self):
+        "Is every picture of figures/ there?"
+        gallery = self.pages[(self.folder / 'gallery.html').resolve()]
+        for picture in sorted((ROOT / 'figures').rglob('*.png')):
+            path = picture.relative_to(ROOT).as_posix()
+            if path not in gallery.loads:
+                yield 'gallery.html', f'does not show {path}'
 
     def load_breaches(self, path, page):
         for address in page.loads:

@@ -19,6 +19,7 @@ from math_core import LatexError, LatexToMathML
 from mkdocs.structure.files import File
 
 import chapter
+import gallery
 import reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,13 +61,15 @@ def label(name, nb):
 
 
 def chapters_nav(books, groups):
-    "The chapters under the part of their decade, in reading order."
-    nav = {}
+    """The chapters under the part of their decade: parts as docs/mkdocs.yml
+    orders them, chapters in reading order.
+    """
+    nav = {part: [] for part in groups.values()}
     for name in reading_order(books):
         decade = name[0] if name[0].isdigit() else name
         page = {label(name, books[name]): f'{name}.md'}
-        nav.setdefault(groups[decade], []).append(page)
-    return [{part: pages} for part, pages in nav.items()]
+        nav[groups[decade]].append(page)
+    return [{part: pages} for part, pages in nav.items() if pages]
 
 
 def on_config(config):
@@ -87,6 +90,7 @@ def on_config(config):
     defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
     pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
     config.nav = chapters_nav(books, config.extra['groups'])
+    config.nav.append({'Figures': 'gallery.md'})
     config.nav.append({'API': [{'Public names': 'reference/index.md'}, *pages]})
     config.extra.update(books=books, modules=modules, defined=defined)
     config.extra['signs'] = set()  # of the equations
@@ -130,10 +134,23 @@ def on_files(files, config):
         page = reference.as_page(m, home, title, public, chapters)
         add(f'reference/{m}.md', page)
     add('reference/index.md', reference.package(public))
-    for path in pointed_at(books):  # copied as they are
+    add('gallery.md', gallery_page(books, modules))
+    pictures = (p.relative_to(ROOT).as_posix() for p in gallery.files())
+    for path in sorted({*pointed_at(books), *pictures}):  # as they are
         source = str(ROOT / path)
         files.append(File.generated(config, path, abs_src_path=source))
     return files
+
+
+def gallery_page(books, homes):
+    "All figures; one that no study draws is a warning."
+    ordered = {name: books[name] for name in reading_order(books)}
+    chapters = {n: nb for n, nb in ordered.items() if n != 'index'}
+    try:
+        return gallery.as_page(chapters, homes, lambda n: label(n, books[n]))
+    except ValueError as e:
+        log.warning(str(e))
+        return gallery.TITLE
 
 
 ARITHMATEX = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
