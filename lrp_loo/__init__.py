@@ -54,7 +54,7 @@ _PUBLIC = {
     'summarize': 'summary',
     'summarize_texts': 'summary',
     'Summary': 'summary',
-    'compare_summaries': 'summary',
+    'compare_summaries': 'comparison',
     **dict.fromkeys(
         (
             'LRP',
