@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SummaryComparison', 'compare_summaries', 'scatter_figure', 'comparison_html']
 
-# %% ../nbs/81c_comparison.ipynb #1e78510f
+# %% ../nbs/81c_comparison.ipynb #a0ac1beb
 import html
 from dataclasses import dataclass
 
@@ -20,12 +20,13 @@ from lrp_loo.summary import (
     SHOWN_WORDS,
     SUMMARY_STYLE,
     Summary,
+    interval_ends,
     method_title,
     save_block,
-    shown_form,
+    shown_forms,
 )
 
-# %% ../nbs/81c_comparison.ipynb #41bc10a8
+# %% ../nbs/81c_comparison.ipynb #a97089ed
 def _check_two(first, second):
     "Summaries of the same words."
     for s in (first, second):
@@ -108,15 +109,11 @@ def _words_apart(rows, scale, min_count):
     rows = rows.assign(difference=rows['first'] - rows['second'])
     by = ['class', 'word']
     per_text = rows.groupby([*by, 'text'])[['first', 'second', 'difference']]
-    groups = per_text.mean().groupby(by)
-    table = groups.mean().assign(texts=groups.size())
+    per_text = per_text.mean()
+    groups = per_text.groupby(by)
+    ends = interval_ends(per_text.difference, min_count)
+    table = groups.mean().join(ends).assign(texts=groups.size())
     table = table[table.texts >= min_count]
-    ends = [
-        paired_difference(groups.get_group(key).difference.to_numpy(), 0.0)
-        for key in table.index
-    ]
-    table.insert(3, 'low', [e['low'] for e in ends])
-    table.insert(4, 'high', [e['high'] for e in ends])
     size = table.difference.abs()
     return table.loc[size.sort_values(ascending=False).index].reset_index()
 
@@ -218,12 +215,11 @@ def compare_summaries(
     if not all(scale):
         raise ValueError("all scores of a summary are 0; nothing to compare")
     words = _words_apart(alike, scale, min_count)
-    forms = rows.groupby('word').written.agg(shown_form)
-    words['word'] = words.word.map(forms)
+    words['word'] = words.word.map(shown_forms(rows))
     texts = _r_of_texts(rows, first.texts)
     return SummaryComparison(names, texts, words, scale, first.unit)
 
-# %% ../nbs/81c_comparison.ipynb #a51200cb
+# %% ../nbs/81c_comparison.ipynb #01fff863
 def _r_panel(ax, comparison):
     "How the texts' r are spread."
     r = comparison.texts.r.dropna().to_numpy()
@@ -316,7 +312,7 @@ def scatter_figure(
         ax.tick_params(labelsize=8)
     return fig
 
-# %% ../nbs/81c_comparison.ipynb #a07050fe
+# %% ../nbs/81c_comparison.ipynb #c68508ee
 def _frame_html(rows):
     "A table; pandas escapes what its cells hold."
     shown = rows.to_html(
