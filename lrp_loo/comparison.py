@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SummaryComparison', 'compare_summaries', 'scatter_figure', 'comparison_html']
 
-# %% ../nbs/81c_comparison.ipynb #a0ac1beb
+# %% ../nbs/81c_comparison.ipynb #300445b3
 import html
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from lrp_loo.summary import (
     shown_forms,
 )
 
-# %% ../nbs/81c_comparison.ipynb #a97089ed
+# %% ../nbs/81c_comparison.ipynb #ea97b0e3
 def _check_two(first, second):
     "Summaries of the same words."
     for s in (first, second):
@@ -219,7 +219,7 @@ def compare_summaries(
     texts = _r_of_texts(rows, first.texts)
     return SummaryComparison(names, texts, words, scale, first.unit)
 
-# %% ../nbs/81c_comparison.ipynb #01fff863
+# %% ../nbs/81c_comparison.ipynb #7e3be7e0
 def _r_panel(ax, comparison):
     "How the texts' r are spread."
     r = comparison.texts.r.dropna().to_numpy()
@@ -312,7 +312,7 @@ def scatter_figure(
         ax.tick_params(labelsize=8)
     return fig
 
-# %% ../nbs/81c_comparison.ipynb #c68508ee
+# %% ../nbs/81c_comparison.ipynb #9dd50a04
 def _frame_html(rows):
     "A table; pandas escapes what its cells hold."
     shown = rows.to_html(

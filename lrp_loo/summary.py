@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SUMMARY_UNITS', 'SETTINGS', 'FRAME_COLUMNS', 'TABLE', 'AROUND', 'places_in_text', 'interval_ends', 'word_numbers', 'shown_forms', 'method_title', 'Summary', 'summarize', 'summarize_texts', 'MOST_DOTS', 'MOST_PANELS', 'SHOWN_WORDS', 'PAGE_EXAMPLES', 'SUMMARY_STYLE', 'SUMMARY_PAGE', 'beeswarm_figure', 'bar_ends', 'bar_figure', 'summary_html', 'save_block', 'save_summary']
 
-# %% ../nbs/81_summary.ipynb #13642e2b
+# %% ../nbs/81_summary.ipynb #d7e62bd9
 import re
 import unicodedata
 from bisect import bisect_right
@@ -29,7 +29,7 @@ from .stats import mean_interval
 from .units import text_spans
 from .view import shown_tokens
 
-# %% ../nbs/81_summary.ipynb #42aa0f14
+# %% ../nbs/81_summary.ipynb #da8910b4
 def _folded(text):
     "Its signs without case and accents, and where each of them stands."
     if text.isascii():  # the same, at once
@@ -73,7 +73,7 @@ def _joined(shown):
         text += piece
     return text, places
 
-# %% ../nbs/81_summary.ipynb #c4d4e6d7
+# %% ../nbs/81_summary.ipynb #9e42960d
 SUMMARY_UNITS = ('word', 'token')
 
 
@@ -145,7 +145,7 @@ def _said(a, text, unit):
         [False] * len(written) + [True] * len(special),
     )
 
-# %% ../nbs/81_summary.ipynb #2a831075
+# %% ../nbs/81_summary.ipynb #e49d6544
 # options of a method that every map must share, as `Attribution.info` has them
 SETTINGS = (
     'removal',
@@ -285,7 +285,7 @@ def _check_unit_of(maps, unit):
                     " 'token'"
                 )
 
-# %% ../nbs/81_summary.ipynb #c9974062
+# %% ../nbs/81_summary.ipynb #5de7a55b
 def _explained_class(a):
     "The name of what is explained."
     return str(a.label or f'target {a.target}')
@@ -329,7 +329,7 @@ def _check_texts(texts, n_maps):
             f" {n_maps} maps"
         )
 
-# %% ../nbs/81_summary.ipynb #4196ec7f
+# %% ../nbs/81_summary.ipynb #bdc9a703
 TABLE = ['class', 'word', 'mean', 'low', 'high', 'mean_abs', 'positive']
 TABLE += ['texts', 'count']
 
@@ -384,7 +384,7 @@ def word_numbers(
     table = table.reset_index().sort_values(by, ascending=[True, False, True])
     return table[TABLE].reset_index(drop=True)
 
-# %% ../nbs/81_summary.ipynb #922be7b3
+# %% ../nbs/81_summary.ipynb #18406968
 AROUND = 45  # characters on either side of a word in context
 
 
@@ -432,6 +432,8 @@ class Summary:
     def __post_init__(self):
         self._forms = shown_forms(self.occurrences)
         content = self.occurrences[~self.occurrences.special]
+        self._content = content
+        self._rows = content.groupby('word').indices
         self._table = self._shown(word_numbers(content, self.min_count))
         if not len(self._table):
             most = word_numbers(content).texts.max()
@@ -472,19 +474,28 @@ class Summary:
                 f"a summary is asked for a {self.unit}, a str, got"
                 f" {type(word).__name__}"
             )
-        rows = self.occurrences
-        return rows[(rows.word == self.key(word)) & ~rows.special]
+        return self._content.iloc[self._rows.get(self.key(word), [])]
 
     def __contains__(self, word):
         return len(self._of(word)) > 0
 
-    def __getitem__(self, word):
-        """Every place where it was said, the largest score first: text (its
-        number), class, score, before, word, after.
-        """
+    def examples(
+        self,
+        word: str,  # in any case
+        n: int = None,  # so many, from the first to the last; None: all
+        of_class: str = None,  # of one class
+        # text (its number), class, score, before, word, after
+    ) -> pd.DataFrame:
+        "Where a word was said, the largest score first; `summary[word]`: all."
         rows = self._of(word).sort_values('score', ascending=False)
+        if of_class is not None:
+            rows = rows[rows['class'] == of_class]
         if not len(rows):
             raise KeyError(f"no text says {word!r}")
+        if n is not None and n < len(rows):
+            rows = rows.iloc[
+                np.linspace(0, len(rows) - 1, n).round().astype(int)
+            ]
         around = [
             _in_context(self.texts[row.text], row.start, row.end)
             for row in rows.itertuples()
@@ -495,6 +506,9 @@ class Summary:
             word=rows.written.to_numpy(),
             after=[after for _, after in around],
         )
+
+    def __getitem__(self, word):
+        return self.examples(word)
 
     def to_frame(
         self,
@@ -547,7 +561,7 @@ class Summary:
             lines.append(f"  {name}: {', '.join(said)}")
         return '\n'.join(lines)
 
-# %% ../nbs/81_summary.ipynb #c8ce7c0c
+# %% ../nbs/81_summary.ipynb #775f04fe
 def _occurrences(maps, texts, classes, unit):
     "The rows of a `Summary`, and its texts."
     said = [
@@ -603,7 +617,7 @@ def summarize(
     number = 'log-probability' if logged else 'logit'
     return Summary(rows, shown, maps[0].method, unit, min_count, number)
 
-# %% ../nbs/81_summary.ipynb #32ea0b75
+# %% ../nbs/81_summary.ipynb #980a0410
 def _longest_first(texts, size):
     "Numbers of the texts, so many at a time."
 
@@ -687,14 +701,14 @@ def summarize_texts(
     maps = _explained_with_bar(texts, run, size, progress)
     return summarize(maps, unit, by_class, min_count, texts)
 
-# %% ../nbs/81b_summary_views.ipynb #37854dcf
+# %% ../nbs/81b_summary_views.ipynb #2f76135a
 import html
 from pathlib import Path
 
 from .core import write_text_atomic
 from .view import DOWN, UP, score_colours
 
-# %% ../nbs/81b_summary_views.ipynb #ec7b81f9
+# %% ../nbs/81b_summary_views.ipynb #ae5138a8
 MOST_DOTS = 500  # of one word
 MOST_PANELS = 4  # classes side by side, unless they are named
 
@@ -812,7 +826,7 @@ def beeswarm_figure(
     _say_score(fig, summary)
     return fig
 
-# %% ../nbs/81b_summary_views.ipynb #e34e5841
+# %% ../nbs/81b_summary_views.ipynb #7df1c424
 def bar_ends(
     tops: dict,  # class → words, as `Summary.top` has them
 ) -> tuple:  # low, high
@@ -867,7 +881,7 @@ def bar_figure(
 Summary.beeswarm = beeswarm_figure
 Summary.bar = bar_figure
 
-# %% ../nbs/81b_summary_views.ipynb #b4b71861
+# %% ../nbs/81b_summary_views.ipynb #76cf3822
 SHOWN_WORDS = 12  # of each class in a notebook
 PAGE_EXAMPLES = 3  # of each word
 
@@ -939,7 +953,7 @@ max-width:62em;margin:1em auto;padding:0 .5em}}</style></head>
 <body><main><h1 style="font-size:1.25rem">{title}</h1>{body}</main></body></html>
 """
 
-# %% ../nbs/81b_summary_views.ipynb #df731de4
+# %% ../nbs/81b_summary_views.ipynb #88e70342
 def _bar_svg(row, low, high):
     "One word's mean and interval on the scale from low to high."
 
@@ -964,13 +978,6 @@ def _bar_svg(row, low, high):
     )
 
 
-def _spread_rows(rows, n):
-    "n rows of a sorted table, from its first to its last."
-    if len(rows) <= n:
-        return rows
-    return rows.iloc[np.linspace(0, len(rows) - 1, n).round().astype(int)]
-
-
 def _example_html(row):
     "A word in its context."
     kind = '' if row.score > 0 else ' class="lowers"'
@@ -982,77 +989,92 @@ def _example_html(row):
     )
 
 
+def _interval_said(row, form):
+    "An interval in brackets, where there is one."
+    if np.isnan(row['low']):
+        return ''
+    return f" [{row['low']:{form}}, {row['high']:{form}}]"
+
+
 def _said_in_full(row):
     "A word's numbers, in full."
     several = 's' if row['texts'] > 1 else ''
-    interval = ''
-    if not np.isnan(row['low']):
-        interval = f" [{row['low']:+.3g}, {row['high']:+.3g}]"
     return (
-        f"{row['word']}: mean {row['mean']:+.3g}{interval}, in"
-        f" {row['texts']} text{several}, {row['count']} times; above 0 in"
+        f"{row['word']}: mean {row['mean']:+.3g}{_interval_said(row, '+.3g')},"
+        f" in {row['texts']} text{several}, {row['count']} times; above 0 in"
         f" {row['positive']:.0%}"
     )
 
 
 def _word_html(summary, row, scale):
     "A word: its bar, and behind it examples."
-    places = summary[row['word']]
-    places = places[places['class'] == row['class']]
-    places = list(_spread_rows(places, PAGE_EXAMPLES).itertuples())
+    found = summary.examples(row['word'], PAGE_EXAMPLES, row['class'])
+    places = list(found.itertuples())
     examples = ''.join(map(_example_html, places))
     hover = [_said_in_full(row)]
     hover += [f'{p.score:+.2f} {p.before}{p.word}{p.after}' for p in places]
     said = html.escape('\n'.join(hover))
-    interval = ''
-    if not np.isnan(row['low']):
-        interval = f" [{row['low']:+.2f}, {row['high']:+.2f}]"
     return (
         f'<details><summary title="{said}"><b'
         f' dir="auto">{html.escape(row["word"])}</b>{_bar_svg(row, *scale)}'
-        f'<span class="n">{row["mean"]:+.2f}<small>{interval} ·'
-        f' {row["texts"]}</small></span></summary><ul>{examples}</ul></details>'
+        f'<span class="n">{row["mean"]:+.2f}<small>'
+        f'{_interval_said(row, "+.2f")} · {row["texts"]}</small></span>'
+        f'</summary><ul>{examples}</ul></details>'
     )
 
 
-def _special_html(summary):
+def _special_html(summary, classes):
     "Special tokens in one line."
     rows = summary.to_frame(special=True)
-    if not len(rows):
-        return ''
     said = ', '.join(
         f"{html.escape(row['word'])} {row['mean']:+.2f}"
         f" ({html.escape(row['class'])})"
-        for row in rows.to_dict('records')
+        for row in rows[rows['class'].isin(classes)].to_dict('records')
     )
-    return f'<p><small>special tokens, apart: {said}</small></p>'
+    return said and f'<p><small>special tokens, apart: {said}</small></p>'
+
+
+def _class_html(summary, name, words, scale):
+    "One class: its words."
+    rows = summary.occurrences
+    n = rows.text[rows['class'] == name].nunique()
+    bars = ''.join(
+        _word_html(summary, row, scale) for row in words.to_dict('records')
+    )
+    return f'<section><h2>{html.escape(name)}, {n} texts</h2>{bars}</section>'
+
+
+def _page_head(summary, n_left_out):
+    "What is shown, and how it is read."
+    others = f'; {n_left_out} more classes not shown' if n_left_out else ''
+    return (
+        f'<b>{html.escape(method_title(summary.method))}</b> ·'
+        f' {len(summary.texts)} texts · {summary.unit}s in at least'
+        f' {summary.min_count} texts of a class, by mean'
+        f' |effect|{others}<br><small>bar: mean effect on the'
+        f' {summary.number} of the class, each text once (filled: raises it,'
+        ' pale and dashed: lowers it); line: its 95 % interval, cut at the'
+        ' edge; last number:'
+        f' texts. Choose a {summary.unit} to see examples.</small>'
+    )
 
 
 def summary_html(
     summary: Summary,
     n: int = 40,  # words of each class
+    classes=None,  # names of some; None: all, at most `MOST_PANELS`
 ) -> str:  # one self-contained HTML block without scripts
     "Words as bars with intervals; each opens on examples of it."
-    tops = summary.top(n)
+    tops = _panel_classes(summary, n, classes)
     scale = bar_ends(tops)
-    rows = summary.occurrences
-    per_class = rows.groupby('class').text.nunique()
-    parts = []
-    for name, words in tops.items():
-        head = f'{html.escape(name)}, {per_class[name]} texts'
-        bars = ''.join(
-            _word_html(summary, row, scale) for row in words.to_dict('records')
-        )
-        parts.append(f'<section><h2>{head}</h2>{bars}</section>')
-    title = html.escape(method_title(summary.method))
+    parts = [
+        _class_html(summary, name, words, scale) for name, words in tops.items()
+    ]
+    left_out = len(summary.top(1)) - len(tops) if classes is None else 0
     return (
-        f'{SUMMARY_STYLE}<div class="lrp-words"><b>{title}</b> ·'
-        f' {len(summary.texts)} texts · {summary.unit}s in at least'
-        f' {summary.min_count} texts of a class, by mean |effect|<br><small>bar:'
-        f" mean effect on the {summary.number} of the class, each text once"
-        ' (filled: raises it, pale and dashed: lowers it); line: its 95 %'
-        f' interval; last number: texts. Choose a {summary.unit} to see'
-        f' examples.</small>{"".join(parts)}{_special_html(summary)}</div>'
+        f'{SUMMARY_STYLE}<div class="lrp-words">'
+        f'{_page_head(summary, left_out)}{"".join(parts)}'
+        f'{_special_html(summary, list(tops))}</div>'
     )
 
 
@@ -1073,10 +1095,11 @@ def save_summary(
     summary: Summary,
     path,  # .html
     n: int = 40,  # words of each class
+    classes=None,  # names of some; None: all, at most `MOST_PANELS`
 ):
     "Write one HTML file that needs nothing else."
     title = f'{method_title(summary.method)}, {len(summary.texts)} texts'
-    save_block(path, title, summary_html(summary, n))
+    save_block(path, title, summary_html(summary, n, classes))
 
 
 def _notebook_html(summary):

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import shallow_demo
 from transformers import TextClassificationPipeline
 
 import lrp_loo
@@ -309,6 +310,8 @@ def test_a_word_leads_to_its_places(found):
     for row in places.itertuples():
         shown = (row.before + row.word + row.after).strip('… ')
         assert shown in TEXTS[row.text]
+    some = found.examples('Dull', 3, 'positive')
+    assert list(some.score) == [places.score[k] for k in (0, 2, 5)]
     assert 'nowhere' not in found
     with pytest.raises(KeyError, match='nowhere'):
         found['nowhere']
@@ -463,6 +466,18 @@ def test_of_many_classes_those_of_most_texts_are_drawn():
     assert len(s.bar(classes='target 0').axes) == 1
 
 
+def test_a_page_says_how_many_classes_it_leaves_out(tmp_path):
+    maps = [made(['w'], [1.0], target=k) for k in range(6)]
+    s = summarize(maps, min_count=1)
+    s.save(tmp_path / 'words.html')
+    page = (tmp_path / 'words.html').read_text(encoding='utf-8')
+    assert page.count('<section>') == MOST_PANELS
+    assert '2 more classes not shown' in page
+    s.save(tmp_path / 'words.html', classes=s.classes)
+    page = (tmp_path / 'words.html').read_text(encoding='utf-8')
+    assert page.count('<section>') == 6 and 'not shown' not in page
+
+
 def test_an_interval_that_leaves_the_axis_ends_in_an_arrow():
     maps = [made(['w', 'v'], [x, 1.0]) for x in (9.0, -9.0, 3.0, -2.0, 1.0)]
     (ax,) = summarize(maps).bar().axes
@@ -528,6 +543,16 @@ def test_texts_of_other_classes_are_left_out_and_named():
     assert both.mean_r['n'] == 3
     assert set(both.words.texts) == {3}
     assert '1 without one' in repr(both) and 'old and new' in repr(both)
+
+
+def test_two_models_are_compared_on_the_words_of_the_text(found):
+    other = summarize_texts(
+        *shallow_demo(), TEXTS, target=1, min_count=1, progress=False
+    )
+    both = compare_summaries(found, other)
+    assert both.names == ('first', 'second')
+    assert both.texts.r.notna().all() and both.texts.r.min() < 0.99
+    assert list(both.words.columns[:4]) == ['class', 'word', 'first', 'second']
 
 
 def test_what_cannot_be_compared_is_named(found):
