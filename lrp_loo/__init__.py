@@ -7,8 +7,9 @@ __version__ = "0.1.0"
 __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'METHODS', 'audit', 'explain_dataset', 'attn_lrp',
            'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution', 'compare', 'load',
            'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context', 'explain_generation',
-           'audit_generation', 'explain_pairs', 'audit_pairs', 'calibrate', 'load_calibration', 'top_tokens', 'LRP',
-           'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel',
+           'audit_generation', 'explain_pairs', 'audit_pairs', 'calibrate', 'load_calibration', 'top_tokens',
+           'summarize', 'summarize_texts', 'Summary', 'compare_summaries', 'LRP', 'GradientXInput',
+           'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel',
            'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
@@ -50,6 +51,10 @@ _PUBLIC = {
     'calibrate': 'intervals',
     'load_calibration': 'intervals',
     'top_tokens': 'intervals',
+    'summarize': 'summary',
+    'summarize_texts': 'summary',
+    'Summary': 'summary',
+    'compare_summaries': 'comparison',
     **dict.fromkeys(
         (
             'LRP',
@@ -93,6 +98,10 @@ _all_ = [
     'calibrate',
     'load_calibration',
     'top_tokens',
+    'summarize',
+    'summarize_texts',
+    'Summary',
+    'compare_summaries',
     'LRP',
     'GradientXInput',
     'IntegratedGradients',
