@@ -477,14 +477,17 @@ def test_images_are_normalised_before_a_pixel_goes():
 # what the chapter says of it
 
 
-CHAPTER = FILED.parents[2] / 'nbs/03_linear_attention.ipynb'
+CHAPTERS = ('03_linear_attention', '74_pixel_maps')
 
 
 @pytest.fixture(scope='module')
 def prose():
-    "The chapter's text."
-    cells = json.loads(CHAPTER.read_text(encoding='utf-8'))['cells']
-    texts = [c['source'] for c in cells if c['cell_type'] == 'markdown']
+    "The text of the two chapters."
+    texts = []
+    for name in CHAPTERS:
+        path = FILED.parents[2] / f'nbs/{name}.ipynb'
+        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+        texts += [c['source'] for c in cells if c['cell_type'] == 'markdown']
     return '\n'.join(map(''.join, texts))
 
 

@@ -189,12 +189,11 @@ def entropy_table(
     "Mean attention entropy per layer, 1 = uniform."
     per_layer = zip(*[row['entropy'] for row in results['rows']])
     means = [mean_se(np.array(x, dtype=float)) for x in per_layer]
-    return pd.DataFrame(
-        [
-            dict(layer=layer, entropy=m.mean, se=m.se)
-            for layer, m in enumerate(means, 1)
-        ]
-    )
+    found = [
+        dict(layer=layer, entropy=m.mean, se=m.se)
+        for layer, m in enumerate(means, 1)
+    ]
+    return pd.DataFrame(found)
 
 # %% ../../nbs/08_layerwise.ipynb #83bd3bf5
 # an interval that ends nearer to zero decides nothing: another kind of interval

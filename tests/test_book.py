@@ -1,0 +1,68 @@
+"The chapters as a book: one way through all of them, and a first decade that is short."
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+BOOK = Path(__file__).parents[1] / 'nbs'
+CHAPTERS = {p.stem: p for p in sorted(BOOK.glob('[0-9]*.ipynb'))}
+FIRST_DECADE = [name for name in CHAPTERS if name.startswith('0')]
+MOST_WORDS = 1500
+MOST_LINES = 250
+NEXT = r'Next: \[[^\]]+\]\((\w+)\.ipynb[^)]*\)'
+SENTENCE = 'A gripping, funny film that never once talks down to us.'
+
+
+def cells_of(name, kind):
+    "The sources of a chapter's cells of that kind."
+    cells = json.loads(CHAPTERS[name].read_text(encoding='utf-8'))['cells']
+    return [''.join(c['source']) for c in cells if c['cell_type'] == kind]
+
+
+def next_of(name):
+    "The chapters that a chapter sends its reader to."
+    return re.findall(NEXT, '\n'.join(cells_of(name, 'markdown')))
+
+
+@pytest.mark.parametrize('name', CHAPTERS)
+def test_a_chapter_ends_with_what_to_read_next(name):
+    assert len(next_of(name)) == 1
+    # in the last words of its last cell
+    assert re.search(NEXT, cells_of(name, 'markdown')[-1][-400:])
+
+
+def test_following_next_visits_every_chapter_once():
+    name = '00_question'
+    visited = []
+    # a chapter may be named that is written elsewhere: there the book ends
+    while name in CHAPTERS and name not in visited:
+        visited.append(name)
+        name = next_of(name)[0]
+    assert visited == list(CHAPTERS)
+    assert name not in CHAPTERS
+
+
+@pytest.mark.parametrize('name', FIRST_DECADE)
+def test_a_chapter_of_the_first_decade_is_short(name):
+    words = ' '.join(cells_of(name, 'markdown')).split()
+    lines = '\n'.join(cells_of(name, 'code')).splitlines()
+    assert len(words) <= MOST_WORDS
+    assert sum(bool(line.strip()) for line in lines) <= MOST_LINES
+
+
+def test_the_first_decade_has_ten_chapters():
+    assert [name[:2] for name in FIRST_DECADE] == [f'0{k}' for k in range(10)]
+
+
+@pytest.mark.parametrize('number', ['00', '04', '05', '06', '07', '08', '09'])
+def test_one_sentence_is_read_from_the_question_to_the_verdict(number):
+    (name,) = [name for name in FIRST_DECADE if name.startswith(number)]
+    assert SENTENCE in '\n'.join(cells_of(name, 'code'))
+
+
+@pytest.mark.parametrize('number', ['00', '01', '03', '09'])
+def test_one_digit_is_read_from_the_question_to_the_verdict(number):
+    (name,) = [name for name in FIRST_DECADE if name.startswith(number)]
+    assert '1698' in '\n'.join(cells_of(name, 'code'))
