@@ -88,7 +88,7 @@ SEARCHES = {  # what a reader types → the page that has to come first
     'multi-label': SECOND,
     'NER': SECOND,
     'int8': SECOND,
-    'SHAP': '82_compared.html',
+    'SHAP': '85_compared.html',
 }
 WIDTH = 1280  # pixels of a window
 

@@ -141,7 +141,7 @@ def attention_row(
     attn = dict(attn_lrp_z=Rz, attn_lrp_v=Rv, attn_lrp=Rz + Rv)
     return row | attn | dict(cp_lrp=cp)
 
-# %% ../nbs/75_more_rules.ipynb #6c8766f2
+# %% ../nbs/91_more_rules.ipynb #6c8766f2
 def _ratio(y, x, eps):
     "f(x)/x; ε underflows in half precision."
     if x.dtype not in (torch.float32, torch.float64):
@@ -150,7 +150,7 @@ def _ratio(y, x, eps):
     # one buffer: this is the widest part of a layer
     return torch.div(y, z, out=z)
 
-# %% ../nbs/75_more_rules.ipynb #3171960d
+# %% ../nbs/91_more_rules.ipynb #3171960d
 class _Identity(Function):
     @staticmethod
     def forward(ctx, x, y, eps):
@@ -163,7 +163,7 @@ class _Identity(Function):
         x, y = ctx.saved_tensors
         return g * _ratio(y, x, ctx.eps).to(g.dtype), None, None
 
-# %% ../nbs/75_more_rules.ipynb #a78548f2
+# %% ../nbs/91_more_rules.ipynb #a78548f2
 def identity_rule(
     f,  # an element-wise torch function: gelu, tanh, relu, silu
     x: torch.Tensor,  # its input
@@ -178,7 +178,7 @@ def identity_rule(
         y = f(x, *args, **kwargs)
     return _Identity.apply(x, y, eps)
 
-# %% ../nbs/75_more_rules.ipynb #c9c16aa4
+# %% ../nbs/91_more_rules.ipynb #c9c16aa4
 def layer_norm_naive(
     x: torch.Tensor,  # (n,) one row
     w: torch.Tensor,  # (n,) γ
@@ -195,7 +195,7 @@ def layer_norm_naive(
     M = (torch.eye(n, dtype=x.dtype) - 1 / n) * (w / std)
     return epsilon_naive(x, M, R, b, eps)
 
-# %% ../nbs/75_more_rules.ipynb #de5483e6
+# %% ../nbs/91_more_rules.ipynb #de5483e6
 class _LayerNorm(Function):
     @staticmethod
     def forward(ctx, x, shape, w, b, eps):
@@ -215,7 +215,7 @@ class _LayerNorm(Function):
         gb = g.sum(lead) if of_b else None
         return gx, None, gw, gb, None
 
-# %% ../nbs/75_more_rules.ipynb #2a4d1ead
+# %% ../nbs/91_more_rules.ipynb #2a4d1ead
 def layer_norm_rule(
     x: torch.Tensor,  # (..., n)
     normalized_shape,  # as in torch's layer_norm
@@ -226,7 +226,7 @@ def layer_norm_rule(
     "LayerNorm whose standard deviation is a constant on the way back."
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)
 
-# %% ../nbs/75_more_rules.ipynb #554ae0a9
+# %% ../nbs/91_more_rules.ipynb #554ae0a9
 def rms_norm_naive(
     x: torch.Tensor,  # (n,) one row
     w: torch.Tensor,  # (n,) weight
@@ -238,7 +238,7 @@ def rms_norm_naive(
     """
     return epsilon_naive(x, torch.diag(w / (x**2).mean().sqrt()), R, eps=eps)
 
-# %% ../nbs/75_more_rules.ipynb #2a85ddd2
+# %% ../nbs/91_more_rules.ipynb #2a85ddd2
 def rms_norm_rule(
     f,  # torch's rms_norm
     x: torch.Tensor,  # (..., n)
@@ -256,7 +256,7 @@ def rms_norm_rule(
     linear = x * rstd if weight is None else x * rstd * weight
     return y.detach() + (linear - linear.detach())
 
-# %% ../nbs/75_more_rules.ipynb #015593f7
+# %% ../nbs/91_more_rules.ipynb #015593f7
 def gamma_naive(
     x: torch.Tensor,  # (n_in,) input of the layer
     W: torch.Tensor,  # (n_in, n_out)
@@ -275,7 +275,7 @@ def gamma_naive(
     b = b + gamma * agree(b)
     return (z / stabilize(z.sum(0) + b, 1e-12) * R).sum(1)
 
-# %% ../nbs/75_more_rules.ipynb #155e209b
+# %% ../nbs/91_more_rules.ipynb #155e209b
 def _part(t, sign):
     "The entries of that sign, 0 elsewhere."
     if t is None:
@@ -288,7 +288,7 @@ def _agreeing(f, x, weight, bias, sign):
     same = f(_part(x, 1), _part(weight, sign), _part(bias, sign))
     return same + f(_part(x, -1), _part(weight, -sign))
 
-# %% ../nbs/75_more_rules.ipynb #895577a7
+# %% ../nbs/91_more_rules.ipynb #895577a7
 def gamma_rule(
     gamma: float = 0.25,  # γ ≥ 0
     eps: float = 1e-9,  # guards a denominator of zero

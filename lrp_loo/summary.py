@@ -701,14 +701,14 @@ def summarize_texts(
     maps = _explained_with_bar(texts, run, size, progress)
     return summarize(maps, unit, by_class, min_count, texts)
 
-# %% ../nbs/81b_summary_views.ipynb #2f76135a
+# %% ../nbs/83_summary_views.ipynb #2f76135a
 import html
 from pathlib import Path
 
 from .core import write_text_atomic
 from .view import DOWN, UP, score_colours
 
-# %% ../nbs/81b_summary_views.ipynb #ae5138a8
+# %% ../nbs/83_summary_views.ipynb #ae5138a8
 MOST_DOTS = 500  # of one word
 MOST_PANELS = 4  # classes side by side, unless they are named
 
@@ -826,7 +826,7 @@ def beeswarm_figure(
     _say_score(fig, summary)
     return fig
 
-# %% ../nbs/81b_summary_views.ipynb #7df1c424
+# %% ../nbs/83_summary_views.ipynb #7df1c424
 def bar_ends(
     tops: dict,  # class → words, as `Summary.top` has them
 ) -> tuple:  # low, high
@@ -881,7 +881,7 @@ def bar_figure(
 Summary.beeswarm = beeswarm_figure
 Summary.bar = bar_figure
 
-# %% ../nbs/81b_summary_views.ipynb #76cf3822
+# %% ../nbs/83_summary_views.ipynb #76cf3822
 SHOWN_WORDS = 12  # of each class in a notebook
 PAGE_EXAMPLES = 3  # of each word
 
@@ -953,7 +953,7 @@ max-width:62em;margin:1em auto;padding:0 .5em}}</style></head>
 <body><main><h1 style="font-size:1.25rem">{title}</h1>{body}</main></body></html>
 """
 
-# %% ../nbs/81b_summary_views.ipynb #88e70342
+# %% ../nbs/83_summary_views.ipynb #88e70342
 def _bar_svg(row, low, high):
     "One word's mean and interval on the scale from low to high."
 

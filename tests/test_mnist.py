@@ -477,7 +477,7 @@ def test_images_are_normalised_before_a_pixel_goes():
 # what the chapter says of it
 
 
-CHAPTERS = ('03_linear_attention', '74_pixel_maps')
+CHAPTERS = ('03_linear_attention', '94_pixel_maps')
 
 
 @pytest.fixture(scope='module')

@@ -191,13 +191,13 @@ STUDIES = (
     ),
 )
 
-# %% ../../nbs/72_bracketings.ipynb #fc166787
+# %% ../../nbs/90_bracketings.ipynb #fc166787
 from dataclasses import dataclass
 from math import comb
 
 from matplotlib.figure import Figure
 
-# %% ../../nbs/72_bracketings.ipynb #436379c8
+# %% ../../nbs/90_bracketings.ipynb #436379c8
 def catalan(
     m: int,  # 0, 1, 2, …
 ) -> int:  # C_m
@@ -218,7 +218,7 @@ def _brackets_between(i, j):
             found += [(left, right) for right in rights]
     return found
 
-# %% ../../nbs/72_bracketings.ipynb #a5ef70cd
+# %% ../../nbs/90_bracketings.ipynb #a5ef70cd
 def bracketings(
     n: int,  # how many factors, 1 to 14
 ) -> list:  # catalan(n - 1) nested pairs
@@ -230,7 +230,7 @@ def bracketings(
         )
     return _brackets_between(0, n)
 
-# %% ../../nbs/72_bracketings.ipynb #0747f00c
+# %% ../../nbs/90_bracketings.ipynb #0747f00c
 def bracketing_from_depths(
     depths,  # for each factor, left to right, its depth
 ):  # the one bracketing that has them
@@ -250,7 +250,7 @@ def bracketing_from_depths(
         )
     return tree[0]
 
-# %% ../../nbs/72_bracketings.ipynb #6c2d0be8
+# %% ../../nbs/90_bracketings.ipynb #6c2d0be8
 @dataclass
 class GraphNode:
     "A factor or partial product of a computation graph."
@@ -269,7 +269,7 @@ def _above(left, right, depth):
     at = (left.at + right.at) / 2
     return GraphNode(left.name + right.name, value, depth, at, (left, right))
 
-# %% ../../nbs/72_bracketings.ipynb #f6924ef2
+# %% ../../nbs/90_bracketings.ipynb #f6924ef2
 def _nodes_of(x, bracketing, depth=0):
     "The nodes of a bracketing, the parts before what is made of them."
     if isinstance(bracketing, int):
@@ -278,7 +278,7 @@ def _nodes_of(x, bracketing, depth=0):
     left, right = (_nodes_of(x, part, depth + 1) for part in bracketing)
     return [*left, *right, _above(left[-1], right[-1], depth)]
 
-# %% ../../nbs/72_bracketings.ipynb #2277c351
+# %% ../../nbs/90_bracketings.ipynb #2277c351
 def scalar_nodes(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
@@ -292,7 +292,7 @@ def scalar_nodes(
         node.relevance = R.item()
     return nodes
 
-# %% ../../nbs/72_bracketings.ipynb #f1692568
+# %% ../../nbs/90_bracketings.ipynb #f1692568
 def _draw_edges(ax, nodes):
     "A line from each partial product to its two factors."
     for node in nodes:
@@ -307,7 +307,7 @@ def _node_colour(share):
     s = abs(share) * 0.7
     return (1 - 0.3 * s, 1 - 0.9 * s, 1 - 0.83 * s)
 
-# %% ../../nbs/72_bracketings.ipynb #24283a0f
+# %% ../../nbs/90_bracketings.ipynb #24283a0f
 CENTRED = dict(ha='center', va='center', fontsize=11)
 
 
@@ -326,7 +326,7 @@ def _draw_boxes(ax, nodes):
         style = dict(zorder=2, linespacing=1.35, bbox=box)
         ax.text(node.at, -node.depth, text, **CENTRED, **style)
 
-# %% ../../nbs/72_bracketings.ipynb #a89fd695
+# %% ../../nbs/90_bracketings.ipynb #a89fd695
 def _draw_table(ax, factors, loo, top):
     "Below the tree, for each factor: its name, LRP's relevance, its LOO."
     rows = {
@@ -340,7 +340,7 @@ def _draw_table(ax, factors, loo, top):
         for column, cell in enumerate(cells):
             ax.text(column, y, cell, **CENTRED)
 
-# %% ../../nbs/72_bracketings.ipynb #bb8fb306
+# %% ../../nbs/90_bracketings.ipynb #bb8fb306
 def draw_tree(
     ax,  # matplotlib axes to draw on
     x,  # n numbers
@@ -357,7 +357,7 @@ def draw_tree(
     ax.set(title=title, xlim=(-1, len(factors) - 0.5), ylim=(low - 1.5, 0.45))
     ax.axis('off')
 
-# %% ../../nbs/72_bracketings.ipynb #e4885d63
+# %% ../../nbs/90_bracketings.ipynb #e4885d63
 def draw_figure1(
     x=(2, 3, 4),  # three numbers, the paper's
 ) -> Figure:  # a matplotlib figure; `.savefig` writes it
