@@ -41,8 +41,13 @@ def themed(
 
     @wraps(draw)
     def in_theme(*args, **kwargs):
-        with plt.rc_context(THEME):
+        # not `rc_context`, which also takes back that a notebook shows figures
+        before = {name: plt.rcParams[name] for name in THEME}
+        plt.rcParams.update(THEME)
+        try:
             return draw(*args, **kwargs)
+        finally:
+            plt.rcParams.update(before)
 
     return in_theme
 
