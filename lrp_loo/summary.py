@@ -787,7 +787,7 @@ def _say_score(fig, summary):
     )
 
 
-def _dots(ax, y, x, limits):
+def _swarm_of_dots(ax, y, x, limits):
     "One word's occurrences."
     height = y + _stacked(x, *limits)
     up = x > 0
@@ -822,7 +822,7 @@ def beeswarm_figure(
         _name_words(ax, summary, name, words)
         for y, x in enumerate(wanted[name]):
             ax.axhline(y, color='.9', lw=0.5, zorder=0)
-            _dots(ax, y, x, limits)
+            _swarm_of_dots(ax, y, x, limits)
     _say_score(fig, summary)
     return fig
 

@@ -248,14 +248,17 @@ def test_what_the_demo_model_costs_is_drawn_beside_its_rows(tmp_path):
     assert {p.name for p in written.iterdir()} == {'cost.png', 'figure1.png'}
 
 
-def test_figure_2_draws_the_three_sweeps(deep, drawn):
+def test_figure_2_draws_what_the_three_sweeps_gain(deep, drawn):
     above, below = drawn(deep)['figure2'].axes
     table = layer_table(read_results(deep / 'sst2.json'))
     for ax, column in ((above, 'loo_r'), (below, 'delta')):
+        gains = table[column] - table[column].iloc[0]
         for line, sweep in zip(ax.lines, SWEEPS):
-            rows = table[(table.sweep == sweep) & (table.k > 0)]
-            assert list(line.get_xdata()) == list(range(1, 13))
-            assert np.allclose(line.get_ydata(), rows[column])
+            rows = gains[(table.sweep == sweep) & (table.k > 0)]
+            assert list(line.get_xdata().round()) == list(range(1, 13))
+            assert np.allclose(line.get_ydata(), rows)
+        dashed = next(x for x in ax.lines if x.get_label() == 'AttnLRP')
+        assert set(dashed.get_ydata()) == {0}
 
 
 def test_the_agreement_figure_draws_a_bar_for_each_method(deep, drawn):
@@ -534,9 +537,9 @@ def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, drawn):
     assert len(figure.axes) == 4
     for ax, part in zip(figure.axes, BEYOND_PARTS):
         table = layer_table(beyond_rows(beyond, part))
-        dashed = next(x for x in ax.lines if x.get_label() == 'AttnLRP')
-        none = table.loo_r.iloc[0]
-        assert np.allclose(dashed.get_ydata(), none, equal_nan=True)
+        first = table[(table.sweep == SWEEPS[0]) & (table.k > 0)]
+        gains = ax.lines[0].get_ydata()
+        assert np.allclose(gains, first.gain.dropna())
 
 
 def test_conservation_is_drawn_for_both_models_and_rule_sets(beyond, drawn):

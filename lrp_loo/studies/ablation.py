@@ -24,7 +24,14 @@ from ..models import forward, watch_embeddings
 from ..results import Results
 from ..stats import mean_se, paired_difference, per_text
 from .common import add_batches, interval_text, part_examples
-from .style import method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_colour,
+    shared_legend,
+    short_caption,
+    themed,
+)
 
 # %% ../../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -344,7 +351,7 @@ EFFECT_STYLES = {
         fmt='o',
         color=method_colour('attn_lrp'),
         mfc='white',
-        label=f"within {method_label('attn_lrp')}",
+        label=f"within {full_name('attn_lrp')}",
     ),
     'alone': dict(fmt='x', color='0.45', label='alone'),
 }
@@ -362,27 +369,12 @@ def _draw_effects(ax, effects):
     ax.set_yticks(list(rows.values()), list(rows))
 
 
-def _part_title(part, results):
-    c = results['config']
-    model = c['model']['model'].split('For')[0]
-    removal = c['removal'].replace('_', ' ')
-    return (
-        f"{part}: {model} on {c['data']['name']}\nLOO by {removal}, n ="
-        f" {len(results['rows'])}"
-    )
+def _part_title(results):
+    removal = results['config']['removal'].replace('_', ' ')
+    n = len(results['rows'])
+    return f'{short_caption(results)}\nLOO by {removal}, n = {n}'
 
 # %% ../../nbs/26_ablation.ipynb #f0d139ae
-def _panels_in_rows(n):
-    "A figure with n panels, at most three side by side; the axes in rows."
-    columns = min(3, n)
-    fig, axes = panels(columns, -(-n // columns), 3.5, 2.5, sharey=True)
-    for ax in axes.flat[n:]:
-        ax.axis('off')
-    for ax in axes[-1]:
-        ax.set_xlabel('change of r with LOO')
-    return fig, axes
-
-
 @themed
 def plot_ablation(
     results: dict,  # part → of `read_results`
@@ -390,15 +382,13 @@ def plot_ablation(
     """What each rule does to r with LOO, with 95 % intervals: on average,
     within AttnLRP, alone.
     """
-    fig, axes = _panels_in_rows(len(results))
-    for ax, (part, d) in zip(axes.flat, results.items()):
+    fig, axes = cells(len(results), 3, 2.6, sharey=True)
+    for ax, d in zip(axes, results.values()):
         _draw_effects(ax, ablation_effects(d))
-        ax.set_title(_part_title(part, d))
-    fig.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc='outside lower center',
-        ncols=3,
-    )
+        ax.set_title(_part_title(d))
+    for ax in axes[-3:]:
+        ax.set_xlabel('change of r with Leave-One-Out')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/26_ablation.ipynb #8af222d1

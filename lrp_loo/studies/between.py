@@ -37,8 +37,11 @@ from lrp_loo.studies.common import (
 )
 from .experiments import part_experiment
 from lrp_loo.studies.style import (
-    FURTHER,
+    PAGE,
+    model_look,
     panels,
+    shared_legend,
+    short_caption,
     themed,
 )
 from ..targets import Scores, settled, text_by_text
@@ -320,22 +323,18 @@ def plot_between(
 ):  # a matplotlib figure
     "Mean r of each carrier, a colour a part."
     table = between_table(results)[::-1]
-    fig, ((ax,),) = panels(1, width=6.4, height=6.8)
-    marks = zip('osD^vP', FURTHER)
-    for (part, r), (marker, colour) in zip(table.items(), marks):
-        n = len(results[f'between-{part}']['rows'])
-        ax.plot(
-            r,
-            range(len(r)),
-            marker,
-            ms=5,
-            color=colour,
-            label=f'{part}, n = {n}',
-        )
-    ax.set_yticks(range(len(table)), table.index, fontsize='small')
-    ax.set_xlabel('Pearson r with LOO, training texts')
+    fig, ((ax,),) = panels(1, width=PAGE, height=6.8)
+    for part, r in table.items():
+        found = results[f'between-{part}']
+        look = model_look(found['config']['model']) | dict(ls='none', ms=6)
+        if part.endswith('imdb'):  # the same model on other texts
+            look['mfc'] = 'white'
+        label = f"{short_caption(found)}, n = {len(found['rows'])}"
+        ax.plot(r, range(len(r)), label=label, **look)
+    ax.set_yticks(range(len(table)), table.index)
+    ax.set_xlabel('Pearson r with Leave-One-Out, training texts')
     ax.grid(axis='y', alpha=0.3)
-    ax.legend(fontsize='small', loc='lower left')
+    shared_legend(fig, columns=3)
     return fig
 
 

@@ -37,10 +37,12 @@ from lrp_loo.studies.mnist import (
 )
 from .scalar import checked_factors, walk
 from lrp_loo.studies.style import (
-    FURTHER,
     method_colour,
-    method_label,
-    panels,
+    cells,
+    full_name,
+    model_look,
+    shared_legend,
+    short_caption,
     themed,
 )
 
@@ -256,10 +258,9 @@ def canonized_table(
 # %% ../../nbs/24_canonized.ipynb #60e39162
 def _part_label(part, results):
     "A line's name in the legend."
-    c = results['config']
-    model = c['model']['model'].split('For')[0]
-    data = c['data']['name']
-    return f"{part}: {model} on {data}, n = {len(results['rows'])}"
+    removal = results['config']['removal'].replace('_', ' ')
+    said = f', LOO by {removal}' if part.startswith('lm') else ''
+    return f"{short_caption(results)}{said}, n = {len(results['rows'])}"
 
 
 def _draw_part(ax, rows, **look):
@@ -270,8 +271,7 @@ def _draw_part(ax, rows, **look):
         [point.share for point in points],
         [mean for mean, *_ in means],
         [se for _, se, *_ in means],
-        marker='o',
-        ms=4,
+        ms=5,
         capsize=2,
         **look,
     )
@@ -280,7 +280,7 @@ def _draw_part(ax, rows, **look):
 def _name_shares(ax):
     "Each method where its share is, in its colour."
     points = ATTENTION_SHARES.values()
-    names = [f'{method_label(p.method)}\n{p.said}' for p in points]
+    names = [f'{full_name(p.method)}\n{p.said}' for p in points]
     ax.set_xticks([point.share for point in points], names)
     for name, point in zip(ax.get_xticklabels(), points):
         name.set_color(method_colour(point.method))
@@ -292,13 +292,17 @@ def plot_canonized(
     results: dict,  # as for `canonized_table`
 ):  # a matplotlib figure
     "r with LOO against the share of Q and of K, with standard errors."
-    fig, ((ax,),) = panels(1, width=7.6, height=3.4)
-    for colour, (part, d) in zip(FURTHER, results.items()):
-        look = dict(color=colour, label=_part_label(part, d))
-        _draw_part(ax, d['rows'], **look)
+    fig, (ax,) = cells(1, height=4)
+    drawn = []
+    for part, d in results.items():
+        look = model_look(d['config']['model'])
+        if look in drawn:  # the same model, of other texts or another removal
+            look = look | dict(ls='--', mfc='white')
+        drawn.append(look)
+        _draw_part(ax, d['rows'], label=_part_label(part, d), **look)
     _name_shares(ax)
-    ax.set_ylabel('Pearson r with LOO')
-    ax.legend(loc='center left', bbox_to_anchor=(1, 0.5))
+    ax.set_ylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig, columns=1)
     return fig
 
 # %% ../../nbs/24_canonized.ipynb #7eea96eb

@@ -6,10 +6,10 @@
 __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KINDS', 'OPENINGS', 'WHENS', 'SCENES', 'TAILS',
            'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW',
            'LEAD_OF_A_REVIEW', 'ENDS_ANSWER', 'LONGEST_ANSWER', 'MOST_PLANTED', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST',
-           'EXACT', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'FEW_PASSES', 'STUDIES',
-           'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AskedContext', 'contexts_within', 'template_of',
-           'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted', 'lasso',
-           'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row', 'contexts_experiment',
+           'EXACT', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'LINES_OF_FAMILIES', 'FEW_PASSES',
+           'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AskedContext', 'contexts_within',
+           'template_of', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted',
+           'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row', 'contexts_experiment',
            'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts', 'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
@@ -30,7 +30,13 @@ from ..results import Results, recorded_methods
 from ..rows import GRADIENT_PASS, tokens_of_units
 from ..stats import mean_se, pearson
 from .common import Study, add_rows, on_part, rows_heading
-from .style import method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_colour,
+    method_look,
+    themed,
+)
 from ..targets import Scores, text_by_text
 from ..units import text_spans
 from ..variants import read_whole
@@ -814,6 +820,7 @@ FAMILIES_OF_LINES = (
     'random ablations',
     'blocks first',
 )
+LINES_OF_FAMILIES = dict(zip(FAMILIES_OF_LINES, ('d-', 's-.', 'o--', '^:')))
 FEW_PASSES = 4  # what a method should cost at most
 
 
@@ -824,7 +831,8 @@ def _draw_family(ax, table, family):
     plain = table.loc[[name for name in names if name not in exact]]
     plain = plain.sort_values('cost')
     look = dict(color=_family_colour(family), ms=4, capsize=0)
-    ax.errorbar(plain.cost, plain.ap, plain.se, fmt='o-', label=family, **look)
+    line = LINES_OF_FAMILIES[family]
+    ax.errorbar(plain.cost, plain.ap, plain.se, fmt=line, label=family, **look)
     for name in exact:
         at = table.loc[name]
         words = f'{family}, largest exact'
@@ -848,8 +856,8 @@ def _draw_contexts(ax, results):
         if name == EXACT or name.startswith(FAMILIES_OF_LINES):
             continue
         at = table.loc[name]
-        look = dict(fmt='s', ms=5, color=method_colour(name))
-        ax.errorbar(at.cost, at.ap, at.se, label=method_label(name), **look)
+        look = dict(ms=6, ls='none') | method_look(name)
+        ax.errorbar(at.cost, at.ap, at.se, label=full_name(name), **look)
     ax.axvline(table.cost[EXACT], color='0.4', ls='--', label='exact LOO')
     ax.axvline(FEW_PASSES, color='0.8', lw=0.8, zorder=0)
     ax.set_xscale('log')
@@ -864,11 +872,11 @@ def plot_contexts(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "Average precision against cost, a panel a kind of context."
-    fig, axes = panels(len(results), width=4.2, height=3.4, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=3.6, sharey=True)
+    for ax, found in zip(axes, results.values()):
         _draw_contexts(ax, found)
-    axes[0, 0].set_ylabel('average precision, sentences of exact LOO')
-    axes[0, -1].legend(fontsize='small', loc='lower right')
+    axes[0].set_ylabel('average precision, sentences of exact LOO')
+    axes[-1].legend(loc='lower right')
     return fig
 
 # %% ../../nbs/65_contexts.ipynb #03f52190

@@ -31,7 +31,15 @@ from lrp_loo.studies.common import (
     on_part,
     part_examples,
 )
-from .style import FURTHER, method_label, panels, themed
+from lrp_loo.studies.style import (
+    PAGE,
+    full_name,
+    method_look,
+    panels,
+    shared_legend,
+    short_caption,
+    themed,
+)
 
 # %% ../../nbs/71_coverage.ipynb #d7e20db3
 SETS = ('calibration', 'test', 'shifted')
@@ -255,30 +263,41 @@ def coverage_tables(
 NOMINAL = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
+_BY_PASSES = dict(zip(('removal', 'removal, 9 passes'), 'os'))
+
+
+def _look_of(method):
+    "Removal's colour, and by its passes a marker of its own."
+    return method_look(method) | dict(marker=_BY_PASSES.get(method, 'd'))
+
+
 def _draw_coverage(ax, results):
     "What came against what was promised: solid test, dashed shifted."
-    ax.plot(NOMINAL, NOMINAL, color='0.7', lw=1)
-    for method, colour in zip(results['config']['methods'], FURTHER):
-        for name, line in (('test', 'o-'), ('shifted', 's--')):
+    ax.plot(NOMINAL, NOMINAL, color='0.7', lw=1, label='as promised')
+    for method in results['config']['methods']:
+        for name, line in (('test', '-'), ('shifted', '--')):
             shares = [
                 covered(results, method, name, p, 'token')[0].mean()
                 for p in NOMINAL
             ]
-            label = f'{method_label(method)}, {name}'
-            look = dict(color=colour, ms=4, label=label)
-            ax.plot(NOMINAL, shares, line, **look)
+            label = f'{full_name(method)}, {name} texts'
+            look = dict(ls=line, lw=1.2, ms=5, label=label) | _look_of(method)
+            if name == 'shifted':
+                look['mfc'] = 'white'
+            ax.plot(NOMINAL, shares, **look)
     ax.set_xlabel('confidence')
-    ax.set_title(results['config']['part'].removeprefix('coverage-'))
+    ax.set_title(short_caption(results))
 
 
 def _draw_passes(ax, results, most=12):
     "The share of texts whose top token is certified with so many passes."
     counts = np.arange(most + 1)
-    for method, colour in zip(results['config']['methods'], FURTHER):
+    for method in results['config']['methods']:
         passes = passes_to_settle(results, method, 1).passes.to_numpy()
         settled = [(passes <= n).mean() for n in counts]
-        label = method_label(method)
-        ax.step(counts, settled, where='post', color=colour, label=label)
+        look = dict(lw=1.2, ms=5) | _look_of(method)
+        ax.step(counts, settled, where='post', **look)
+    ax.set_xticks(counts[::2])
     ax.set_xlabel('exact passes')
     ax.set_ylim(0, 1.02)
 
@@ -289,14 +308,14 @@ def plot_coverage(
 ):  # a matplotlib figure
     "Coverage above, certified answers below, a column a model and data set."
     n = len(results)
-    fig, axes = panels(n, 2, width=3.2, height=2.7, sharey='row')
+    width = min(6.2, PAGE / n)
+    fig, axes = panels(n, 2, width, 2.7, sharey='row')
     for (above, below), found in zip(axes.T, results.values()):
         _draw_coverage(above, found)
         _draw_passes(below, found)
-    axes[0, 0].set_ylabel('tokens inside')
-    axes[1, 0].set_ylabel('texts, top 1 certified')
-    axes[0, 0].legend()
-    axes[1, 0].legend()
+    axes[0, 0].set_ylabel('share of tokens inside')
+    axes[1, 0].set_ylabel('share of texts\nwhose top token is certified')
+    shared_legend(fig, columns=3)
     return fig
 
 

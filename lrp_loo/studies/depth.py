@@ -22,8 +22,15 @@ from lrp_loo.studies.common import (
     rows_heading,
 )
 from .experiments import part_experiment
-from .ledger import model_folder
-from .style import method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_colour,
+    method_look,
+    shared_legend,
+    short_caption,
+    themed,
+)
 
 # %% ../../nbs/64_depth.ipynb #9551f9ef
 ROWS = (1, 2, 4, 8)  # rows computed anew for each token
@@ -136,13 +143,14 @@ def _loo_cost(results):
     return loo_equivalents(float(np.mean(lengths)), causal)
 
 
-POINTS = {  # method of one cost → its marker
-    'attn_lrp': 's',
-    'cp_lrp': 's',
-    'removal': 's',
-    'removal, carried by rules': 'D',
-    'removal, 5 passes': 's',
-    'removal, 5 passes, secants': 'D',
+_RULES, _SECANTS = dict(marker='D'), dict(marker='D', mfc='white')
+POINTS = {  # method of one cost → how it is drawn beside its method's look
+    'attn_lrp': {},
+    'cp_lrp': {},
+    'removal': {},
+    'removal, carried by rules': _RULES,
+    'removal, 5 passes': dict(mfc='white'),
+    'removal, 5 passes, secants': _SECANTS,
 }
 
 
@@ -150,28 +158,27 @@ def _draw_rows(ax, table, names, label, line):
     "r against cost, more rows to the right."
     some = table.loc[list(names)]
     colour = method_colour('removal+rows')
-    look = dict(fmt=line, color=colour, ms=4, label=label)
+    look = dict(fmt=line, color=colour, ms=4, lw=1.2, label=label)
     ax.errorbar(some.cost, some.r, some.se, **look)
 
 
 def _draw_depth(ax, results):
     "One model."
     table = depth_table(results)
-    for name, marker in POINTS.items():
+    for name, own in POINTS.items():
         at = table.loc[name]
-        look = dict(fmt=marker, ms=5, color=method_colour(name))
-        filled = {'mfc': 'white'} if 'passes' in name else {}
-        label = method_label(name)
-        ax.errorbar(at.cost, at.r, at.se, label=label, **look, **filled)
-    _draw_rows(ax, table, NEAREST, 'removal + nearest rows', 'o-')
-    _draw_rows(ax, table, BY_SPREAD, 'removal + rows by spread', '^--')
-    _draw_rows(ax, table, ROWS_ALONE, 'nearest rows alone', 'o:')
-    ax.axvline(_loo_cost(results), color='0.4', ls='--', label='exact LOO')
-    model = results['config']['model']
-    n = len(results['rows'])
-    name = results['config']['data']['name']
-    ax.set_title(f"{model_folder(model)}, {name}, n = {n}", fontsize='medium')
-    ax.set_xlabel('forward passes over the text')
+        look = dict(ms=6, ls='none', label=full_name(name))
+        look |= method_look(name) | own
+        ax.errorbar(at.cost, at.r, at.se, **look)
+    _draw_rows(ax, table, NEAREST, 'removal + nearest rows', 'd-')
+    _draw_rows(ax, table, BY_SPREAD, 'removal + rows by spread', 'X--')
+    _draw_rows(ax, table, ROWS_ALONE, 'nearest rows alone', '.:')
+    ax.axvline(_loo_cost(results), color='k', ls='--', lw=1, label='exact LOO')
+    ax.set_xscale('log')
+    shown = [2, 5, 10, 20, 50, 100]
+    ax.set_xticks(shown, shown)
+    ax.minorticks_off()
+    ax.set_title(f"{short_caption(results)}, n = {len(results['rows'])}")
 
 
 @themed
@@ -179,15 +186,14 @@ def plot_depth(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "Agreement with exact LOO against cost, a panel a model."
-    fig, axes = panels(len(results), width=3.2, height=3.2, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=2.7, sharey=True, sharex=True)
+    for ax, found in zip(axes, results.values()):
         _draw_depth(ax, found)
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    fig.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc='outside lower center',
-        ncols=5,
-    )
+    for ax in axes[-2:]:
+        ax.set_xlabel('forward passes over the text')
+        ax.tick_params(axis='x', labelbottom=True)
+    fig.supylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/64_depth.ipynb #4bff3376

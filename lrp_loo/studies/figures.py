@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY', 'STUDIES',
-           'plot_agreement', 'layer_ticks', 'draw_sweeps', 'plot_layerwise', 'plot_entropy', 'plot_areas',
-           'plot_beyond', 'run_text', 'text_tables']
+           'plot_agreement', 'layer_ticks', 'sweep_gains', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
+           'plot_areas', 'plot_beyond', 'run_text', 'text_tables']
 
 # %% ../../nbs/54_figures.ipynb #64b20f1e
 import numpy as np
+import pandas as pd
 from ..core import resolve_device
 from ..data import load_texts
 from .scale import AT_SCALE, ESTIMATES
@@ -18,9 +19,12 @@ from .experiments import text_experiment
 from ..methods import N_STEPS
 from ..models import describe_model, load_demo, load_model
 from .common import Study
+from ..stats import mean_se, paired_difference, per_text
 from lrp_loo.studies.layerwise import (
     SWEEPS,
+    bypass_name,
     entropy_table,
+    sweep_layers,
     layer_table,
     sweep_methods,
     table_a3_against_paper,
@@ -28,10 +32,15 @@ from lrp_loo.studies.layerwise import (
 from lrp_loo.studies.style import (
     NAMES,
     OTHERS,
+    PAGE,
     caption,
+    cells,
+    full_name,
     method_colour,
-    method_label,
+    model_look,
     panels,
+    shared_legend,
+    short_caption,
     themed,
 )
 
@@ -42,12 +51,12 @@ COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 def _draw_our_bars(ax, table):
     "r with LOO, a bar a method."
     ax.bar(
-        [method_label(m) for m in COMPARED],
+        [full_name(m).replace(' ', '\n', 1) for m in COMPARED],
         table.loo_r,
         yerr=table.loo_r_se,
         color=[method_colour(m) for m in COMPARED],
         width=0.6,
-        label='ours',
+        label='ours, with its standard error',
     )
 
 
@@ -59,9 +68,9 @@ def _draw_papers_rings(ax, numbers):
         [COMPARED.index(m) for m in both],
         theirs[both],
         'o',
-        mfc='none',
+        mfc='white',
         mec='k',
-        ms=8,
+        ms=7,
         label='paper (BERT-base)',
     )
 
@@ -80,15 +89,24 @@ def plot_agreement(
         _draw_papers_rings(ax, paper[paper.data == name])
         ax.axhline(0, color='0.5', lw=0.7)
         ax.set_title(caption(r))
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    axes[0, 0].legend()
+    axes[0, 0].set_ylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/54_figures.ipynb #bcf228ee
-SWEEP_STYLE = {  # sweep → its name, its colour
-    'first': ('first k layers', OTHERS[0]),
-    'last': ('last k layers', OTHERS[1]),
-    'single': ('layer k alone', OTHERS[2]),
+SWEEP_STYLE = {  # sweep → its name, how it is drawn
+    'first': (
+        'first k layers',
+        dict(color=OTHERS[0], marker='o', ls='-'),
+    ),
+    'last': (
+        'last k layers',
+        dict(color=OTHERS[1], marker='s', ls='--'),
+    ),
+    'single': (
+        'layer k alone',
+        dict(color=OTHERS[2], marker='^', ls=':'),
+    ),
 }
 
 
@@ -100,31 +118,64 @@ def layer_ticks(
     return range(step, n_layers + 1, step)
 
 
+def sweep_gains(
+    results: dict,  # of `read_results`, with `sweep_methods`
+    column: str,  # 'loo_r' or 'delta'
+) -> pd.DataFrame:  # sweep, k (from 1), mean, low, high, n
+    """What every step gains over AttnLRP on the same texts, with the paired
+    95 % interval.
+    """
+    rows = results['rows']
+    n = results['config']['model']['layers']
+    none = per_text(rows, 'attn_lrp', column)
+
+    def gain(sweep, k):
+        name = bypass_name(sweep_layers(sweep, k, n), n)
+        return paired_difference(per_text(rows, name, column), none)
+
+    steps = [(sweep, k) for sweep in SWEEPS for k in range(1, n + 1)]
+    found = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
+    return pd.DataFrame(found)
+
+
+def _mean_on_the_right(ax, mean):
+    "The numbers themselves: AttnLRP's mean and what is gained."
+    if np.isfinite(mean):
+        both = (lambda gain: gain + mean, lambda own: own - mean)
+        ax.secondary_yaxis('right', functions=both)
+
+
 def draw_sweeps(
     ax,  # where to draw
-    table,  # of `layer_table`
+    results: dict,  # of `read_results`, with `sweep_methods`
     column: str,  # 'loo_r' or 'delta'
 ):
-    "A line with its band per sweep, AttnLRP dashed."
-    for sweep in SWEEPS:
-        label, colour = SWEEP_STYLE[sweep]
-        d = table[(table.sweep == sweep) & (table.k > 0)]
-        d = d.dropna(subset=column)  # a Δ may stand at some steps only
-        mean, se = d[column], d[f'{column}_se']
-        ax.plot(d.k, mean, '.-', color=colour, label=label)
-        ax.fill_between(
-            d.k, mean - se, mean + se, color=colour, alpha=0.12, lw=0
+    """What each sweep gains over AttnLRP, with paired 95 % intervals; AttnLRP
+    dashed at zero, the measure itself on the right.
+    """
+    gains = sweep_gains(results, column)
+    apart = np.linspace(-0.18, 0.18, len(SWEEPS))  # that no interval hides
+    for sweep, aside in zip(SWEEPS, apart):
+        label, look = SWEEP_STYLE[sweep]
+        d = gains[gains.sweep == sweep]
+        d = d.dropna(subset='mean')  # a Δ may stand at some steps only
+        whiskers = [d['mean'] - d.low, d.high - d['mean']]
+        ax.plot(d.k + aside, d['mean'], ms=3, lw=1.1, label=label, **look)
+        ax.errorbar(
+            d.k + aside,
+            d['mean'],
+            whiskers,
+            fmt='none',
+            ecolor=look['color'],
+            elinewidth=0.9,
         )
-    ax.axhline(
-        table[column].iloc[0],
-        color=method_colour('attn_lrp'),
-        ls='--',
-        lw=1,
-        label=method_label('attn_lrp'),
-    )
+    blue = method_colour('attn_lrp')
+    ax.axhline(0, color=blue, ls='--', lw=1, label=full_name('attn_lrp'))
+    own = per_text(results['rows'], 'attn_lrp', column)
+    _mean_on_the_right(ax, mean_se(own).mean)
 
 
-SWEPT = {'loo_r': 'Pearson r with LOO', 'delta': 'Δ = LeRF − MoRF'}
+SWEPT = {'loo_r': 'r with Leave-One-Out', 'delta': 'Δ = LeRF − MoRF'}
 
 
 def _has_steps(table, column):
@@ -133,20 +184,21 @@ def _has_steps(table, column):
     return steps.groupby('sweep').size().max() > 1
 
 
-def _draw_columns(axes, table, columns):
+def _draw_columns(axes, results, columns):
     "A panel a column of one data set, one below the other."
     for ax, column in zip(axes, columns):
-        draw_sweeps(ax, table, column)
-    axes[-1].set_xlabel('k')
-    axes[-1].set_xticks(layer_ticks(int(table.k.max())))
+        draw_sweeps(ax, results, column)
+    axes[-1].set_xlabel('k; on the right, the measure itself')
+    axes[-1].set_xticks(layer_ticks(results['config']['model']['layers']))
 
 
 @themed
 def plot_layerwise(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
 ):  # a matplotlib figure
-    """Figure 2: r with LOO and, where steps have curves, Δ when the softmax is
-    bypassed; AttnLRP dashed, bands of one standard error.
+    """Figure 2: what r with LOO and, where steps have curves, Δ gain over
+    AttnLRP when the softmax is bypassed, with paired 95 % intervals; AttnLRP
+    dashed, r and Δ themselves on the right.
     """
     tables = {name: layer_table(r) for name, r in results.items()}
     columns = [
@@ -154,13 +206,14 @@ def plot_layerwise(
         for column in SWEPT
         if any(_has_steps(table, column) for table in tables.values())
     ]
-    fig, axes = panels(len(results), len(columns), height=2.5, sharex='col')
-    for column_axes, (name, r) in zip(axes.T, results.items()):
-        _draw_columns(column_axes, tables[name], columns)
+    width = min(6.2, PAGE / len(results))
+    fig, axes = panels(len(results), len(columns), width, 2.6, sharex='col')
+    for column_axes, r in zip(axes.T, results.values()):
+        _draw_columns(column_axes, r, columns)
         column_axes[0].set_title(caption(r))
     for ax, column in zip(axes[:, 0], columns):
-        ax.set_ylabel(SWEPT[column])
-    axes[0, 0].legend()
+        ax.set_ylabel(f'gain over AttnLRP in\n{SWEPT[column]}')
+    shared_legend(fig)
     return fig
 
 
@@ -171,13 +224,16 @@ def plot_entropy(
     """Attention entropy per layer, 1 = uniform: is attention flatter in middle
     and late layers?
     """
-    fig, ((ax,),) = panels(1, width=4.8, height=2.6)
-    for r in results.values():
+    fig, (ax,) = cells(1, height=2.9)
+    for r, line in zip(results.values(), ('-', '--')):
         t = entropy_table(r)
-        ax.errorbar(t.layer, t.entropy, t.se, marker='.', label=caption(r))
-    ax.set(xlabel='layer', ylabel='entropy / log n')
+        look = model_look(r['config']['model']) | dict(ls=line, ms=4)
+        if line == '--':  # the same model on other texts
+            look['mfc'] = 'white'
+        ax.errorbar(t.layer, t.entropy, t.se, label=caption(r), **look)
+    ax.set(xlabel='layer', ylabel='entropy of attention / log n')
     ax.set_xticks(layer_ticks(len(t)))
-    ax.legend()
+    shared_legend(fig, columns=1)
     return fig
 
 # %% ../../nbs/54_figures.ipynb #c18c3289
@@ -188,7 +244,7 @@ def _draw_areas(ax, table):
     ax.hlines(y, table.morf, table.lerf, color=colours, lw=4, alpha=0.5)
     ax.plot(table.morf, y, 'o', color='k', mfc='white', label='MoRF')
     ax.plot(table.lerf, y, 'o', color='k', label='LeRF')
-    ax.set_yticks(y, [method_label(m) for m in table.index])
+    ax.set_yticks(y, [full_name(m) for m in table.index])
 
 
 def _of_curves(results):
@@ -196,6 +252,11 @@ def _of_curves(results):
     known = results['rows'][0]['methods']
     names = [m for m in ('loo', *COMPARED, *ESTIMATES) if m in known]
     return faithfulness_table(results['rows'], names).dropna(subset='delta')
+
+
+def _same_methods(results):
+    "Whether every panel has the same lines, so that they are named once."
+    return len({tuple(_of_curves(r).index) for r in results.values()}) == 1
 
 
 def _mean_of_curve(config):
@@ -215,12 +276,12 @@ def plot_areas(
     """LeRF and MoRF (means along the curve) of each method that has curves;
     the bar between them is Δ (Table 2).
     """
-    fig, axes = panels(len(results), height=2.6)
+    fig, axes = panels(len(results), height=2.6, sharey=_same_methods(results))
     for ax, r in zip(axes[0], results.values()):
         _draw_areas(ax, _of_curves(r))
         ax.set_xlabel(_mean_of_curve(r['config']))
         ax.set_title(caption(r))
-    axes[0, 0].legend()
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/54_figures.ipynb #3de515df
@@ -228,22 +289,21 @@ def plot_areas(
 def plot_beyond(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
-    """r with LOO when the softmax is bypassed in the first k, the last k, or
-    one layer; AttnLRP dashed.
+    """What r with LOO gains over AttnLRP when the softmax is bypassed in the
+    first k, the last k, or one layer; AttnLRP dashed, r on the right.
     """
-    fig, axes = panels(len(results), width=3.1, height=2.8)
-    for ax, d in zip(axes[0], results.values()):
-        t = layer_table(d)
+    fig, axes = cells(len(results), height=2.7)
+    for ax, d in zip(axes, results.values()):
         c = d['config']
-        draw_sweeps(ax, t, 'loo_r')
-        ax.set_xlabel('k')
-        ax.set_xticks(layer_ticks(int(t.k.max())))
+        draw_sweeps(ax, d, 'loo_r')
+        ax.set_xticks(layer_ticks(c['model']['layers']))
         removal = c['removal'].replace('_', ' ')
-        title = f"{c['model']['name']} on {c['data']['name']}\nLOO by"
-        title += f" {removal}, n = {len(d['rows'])}"
-        ax.set_title(title, fontsize=8)
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    axes[0, 0].legend()
+        n = len(d['rows'])
+        ax.set_title(f'{short_caption(d)}\nLOO by {removal}, n = {n}')
+    for ax in axes[-2:]:
+        ax.set_xlabel('k; on the right, r itself')
+    fig.supylabel('gain over AttnLRP in r with Leave-One-Out')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/54_figures.ipynb #9caf5e16

@@ -29,8 +29,15 @@ from lrp_loo.studies.common import (
     part_examples,
     rows_heading,
 )
-from .ledger import file_entries, model_folder
-from .style import method_colour, method_label, panels, themed
+from .ledger import file_entries
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_look,
+    model_name,
+    shared_legend,
+    themed,
+)
 from ..targets import GeneratedReadout
 
 # %% ../../nbs/66_generations.ipynb #973fcea4
@@ -167,21 +174,20 @@ def plot_generations(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "r against cost, a panel a model."
-    fig, axes = panels(len(results), width=3.4, height=3.2, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=3.2, sharey=True)
+    for ax, found in zip(axes, results.values()):
         table = generations_table(found)
         for name, at in table.iterrows():
-            look = dict(fmt='o', ms=5, color=method_colour(name))
+            look = dict(ls='none', ms=7, label=full_name(name))
+            look |= method_look(name)
             if name == f'removal+rows, {min(ROWS_BESIDE)}':
                 look['mfc'] = 'white'
-            label = method_label(name)
-            ax.errorbar(at.cost, at.r, at.se, label=label, **look)
-        model = found['config']['model']
-        n = len(found['rows'])
-        ax.set_title(f"{model_folder(model)}, {n} continuations")
+            ax.errorbar(at.cost, at.r, at.se, **look)
+        model = model_name(found['config']['model'])
+        ax.set_title(f"{model}, {len(found['rows'])} continuations")
         ax.set_xlabel('forward passes over the text')
-    axes[0, 0].set_ylabel('Pearson r with LOO, per generated token')
-    axes[0, -1].legend(fontsize='small')
+    axes[0].set_ylabel('Pearson r with Leave-One-Out,\nper generated token')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/66_generations.ipynb #0fe4957a

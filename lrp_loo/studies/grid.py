@@ -42,7 +42,14 @@ from lrp_loo.studies.common import (
     rows_heading,
 )
 from .scale import ESTIMATES
-from .style import method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    PAGE,
+    full_name,
+    method_label,
+    method_look,
+    panels,
+    themed,
+)
 from .table2 import TABLE2
 
 # %% ../../nbs/60_grid.ipynb #a49e8c11
@@ -422,16 +429,23 @@ def cp_gains_table(
     return pd.DataFrame([cp_gain(c) for c in columns], index)
 
 # %% ../../nbs/60_grid.ipynb #7722d1ad
-NEITHER = '0.6'
+NEITHER = dict(color='0.6', marker='o', mfc='white')
 
 
-def _gain_colour(gain):
+def _gain_look(gain):
     "That of the method which is ahead, where the interval is off zero."
     if gain['low'] > 0:
-        return method_colour('cp_lrp')
+        return method_look('cp_lrp')
     if gain['high'] < 0:
-        return method_colour('attn_lrp')
+        return method_look('attn_lrp')
     return NEITHER
+
+
+def _column_name(name):
+    "A method, or a reference by what it removes."
+    if name in GRID_METHODS:
+        return full_name(name)
+    return method_label(name)
 
 
 def _draw_means(ax, columns):
@@ -446,15 +460,15 @@ def _draw_means(ax, columns):
     for k, c in enumerate(columns):
         r.loc[k, loo_by(c.removal)] = np.nan
     look = dict(cmap='vlag', vmin=-1, vmax=1, cbar=False, linewidths=0.6)
-    sns.heatmap(r, ax=ax, annot=True, fmt='.2f', annot_kws=dict(size=7), **look)
+    sns.heatmap(r, ax=ax, annot=True, fmt='.2f', annot_kws=dict(size=8), **look)
     for k, c in enumerate(columns):
         if c.rows is None:
-            ax.text(0.3, k + 0.5, '– refused', va='center', size=7)
+            ax.text(0.3, k + 0.5, '– refused', va='center', size=8)
     ax.axvline(len(GRID_METHODS), color='k', lw=1)
     ax.xaxis.tick_top()
     ax.set_xticks(
         np.arange(len(names)) + 0.5,
-        [method_label(m) for m in names],
+        [_column_name(m) for m in names],
         rotation=40,
         ha='left',
         rotation_mode='anchor',
@@ -473,14 +487,13 @@ def _draw_gains(ax, columns):
             gain['mean'],
             k + 0.5,
             xerr=off,
-            fmt='o',
-            ms=4,
-            color=_gain_colour(gain),
+            ms=5,
+            **_gain_look(gain),
         )
     ax.axvline(0, color='k', lw=0.8)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position('top')
-    ax.set_xlabel('r of CP-LRP − r of AttnLRP')
+    ax.set_xlabel('r of CP-LRP\n− r of AttnLRP')
     ax.tick_params(axis='y', length=0)
 
 
@@ -502,10 +515,10 @@ def plot_grid(
     columns = grid_columns(found)
     fig, ((means, gains),) = panels(
         2,
-        width=5,
-        height=1.2 + 0.25 * len(columns),
+        width=PAGE / 2,
+        height=1.6 + 0.27 * len(columns),
         sharey=True,
-        width_ratios=(3.2, 1),
+        width_ratios=(4, 1),
     )
     _draw_means(means, columns)
     _draw_gains(gains, columns)

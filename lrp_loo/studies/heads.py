@@ -39,7 +39,7 @@ from lrp_loo.studies.common import (
 )
 from .experiments import row_flatness, visible_keys
 from .ledger import described, entries_of
-from .style import panels, themed
+from .style import PAGE, panels, themed
 from ..targets import Readout
 
 # %% ../../nbs/61_heads.ipynb #2a841966
@@ -446,13 +446,13 @@ def head_entries(
 # %% ../../nbs/61_heads.ipynb #90e2abd5
 _AXES = {
     'flat': 'flatness of its attention',
-    'size': 'size of its logits, Σ A |Z|',
+    'size': 'size of its attention logits, Σ A |Z|',
 }
 _CLAIM_OF = dict(flat='flat-heads-hurt', size='large-logits-hurt')
 _SHOWN = {
     'sst2': 'MiniLM, SST-2',
-    'decoder': 'decoder, SST-2',
-    'vit': 'vision transformer, MNIST',
+    'decoder': 'our decoder, SST-2',
+    'vit': 'our vision transformer, MNIST',
     'mpnet': 'MPNet, SST-2',
     'smollm2': 'SmolLM2, SST-2',
 }
@@ -491,23 +491,25 @@ def plot_heads(
     parts = [part for part in _SHOWN if part in results]
     if not parts:
         return None
-    fig, axes = panels(len(parts), len(_AXES), 2.7, 2.6)
-    for column, part in zip(axes.T, parts):
+    width = PAGE / len(_AXES)
+    look = dict(sharex='col', sharey='row')
+    fig, axes = panels(len(_AXES), len(parts), width, 2.0, **look)
+    for of_part, part in zip(axes, parts):
         d = results[part]
         rho = _of_mechanisms(d)
-        for ax, x, key in zip(column, _AXES, _CLAIM_OF.values()):
-            points = _draw_heads(ax, d, x)
-            ax.set_xlabel(_AXES[x])
-            ax.set_title(f"ρ in a text: {interval_text(rho[key])}", fontsize=8)
         n = len(d['rows'])
         kind = 'images' if part == 'vit' else 'texts'
-        column[0].set_title(
-            f'{_SHOWN[part]}, {n} {kind}\n{column[0].get_title()}', fontsize=8
-        )
-    for ax in axes[:, 0]:
-        ax.set_ylabel('gain in r by bypassing the head')
-    bar = fig.colorbar(points, ax=axes, ticks=[0, 1], pad=0.01, aspect=40)
-    bar.ax.set_yticklabels(['first layer', 'last layer'])
+        said = f'{_SHOWN[part]}, {n} {kind}\n'
+        for ax, x, key in zip(of_part, _AXES, _CLAIM_OF.values()):
+            points = _draw_heads(ax, d, x)
+            ax.set_title(f'{said}ρ in a text: {interval_text(rho[key])}')
+            said = ''
+    for ax, said in zip(axes[-1], _AXES.values()):
+        ax.set_xlabel(said)
+    fig.supylabel('gain in r with Leave-One-Out by bypassing the head')
+    where = dict(location='bottom', ticks=[0, 1], pad=0.01, aspect=60)
+    bar = fig.colorbar(points, ax=axes, **where)
+    bar.ax.set_xticklabels(['first layer', 'last layer'])
     return fig
 
 # %% ../../nbs/61_heads.ipynb #57841213

@@ -43,8 +43,14 @@ from lrp_loo.studies.common import (
     part_examples,
     rows_heading,
 )
-from .ledger import model_folder
-from .style import panels, themed
+from lrp_loo.studies.style import (
+    FURTHER,
+    cells,
+    method_look,
+    model_name,
+    shared_legend,
+    themed,
+)
 from ..targets import settled
 from ..units import Units
 from ..variants import read_subsets
@@ -454,12 +460,21 @@ def interactions_tables(
     return [(rows_heading(part, results), f'{table}\n{said}')]
 
 
-_PAIR_LABELS = {  # beginning of a name → label, colour
-    'removal': ('removal', 'C2'),
-    'largest LOO': ('exact, of the largest LOO', 'k'),
-    'regression': ('Shapley, regression', 'C0'),
-    'permutations': ('Shapley, permutations', 'C4'),
-    'Hessians': ('Integrated Hessians', 'C1'),
+_PAIR_LABELS = {  # beginning of a name → label, how it is drawn
+    'removal': ('removal', method_look('removal')),
+    'largest LOO': ('exact, of the largest LOO', method_look('loo')),
+    'regression': (
+        'Shapley, regression',
+        dict(color=FURTHER[0], marker='v'),
+    ),
+    'permutations': (
+        'Shapley, permutations',
+        dict(color=FURTHER[2], marker='^'),
+    ),
+    'Hessians': (
+        'Integrated Hessians',
+        dict(color=FURTHER[5], marker='D'),
+    ),
 }
 
 
@@ -468,25 +483,22 @@ def plot_interactions(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "r with the exact pairs against cost, a panel a model."
-    fig, axes = panels(len(results), width=3.4, height=3.2, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=3.4, sharey=True)
+    for ax, found in zip(axes, results.values()):
         table = interactions_table(found)
         for name, at in table.iterrows():
-            label, colour = _PAIR_LABELS[name.split(',')[0]]
-            exact = name.endswith('exact')
-            look = dict(fmt='s' if exact else 'o', ms=5, color=colour)
-            if exact:
+            label, look = _PAIR_LABELS[name.split(',')[0]]
+            look = dict(ls='none', ms=7) | look
+            if name.endswith('exact'):
                 label = 'removal, largest pairs exact'
+                look |= dict(mfc='white')
             ax.errorbar(at.cost, at.r, at.se, label=label, **look)
-        model = found['config']['model']
-        n = len(found['rows'])
-        ax.set_title(f"{model_folder(model)}, {n} sentences")
+        model = model_name(found['config']['model'])
+        ax.set_title(f"{model}, {len(found['rows'])} sentences")
         ax.set_xlabel('forward passes over the text')
         ax.axhline(0, color='0.7', lw=0.7)
-    axes[0, 0].set_ylabel('Pearson r with exact pairs')
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    once = dict(zip(labels, handles))
-    fig.legend(once.values(), once.keys(), loc="outside right upper")
+    axes[0].set_ylabel('Pearson r with exact pairs')
+    shared_legend(fig, columns=3)
     return fig
 
 

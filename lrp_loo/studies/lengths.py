@@ -29,8 +29,15 @@ from lrp_loo.studies.common import (
     rows_heading,
     tokens_up_to,
 )
-from .ledger import Claim, described, entries_of, model_folder
-from .style import method_colour, method_label, panels, themed
+from .ledger import Claim, described, entries_of
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_look,
+    shared_legend,
+    short_caption,
+    themed,
+)
 
 # %% ../../nbs/63_lengths.ipynb #4a63ed5b
 OF_LENGTH = {  # part → demo model
@@ -194,22 +201,21 @@ def plot_lengths(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "r with LOO against how much of the same reviews is read."
-    fig, axes = panels(len(results), width=3.6, height=2.6, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=2.9, sharey=True)
+    for ax, found in zip(axes, results.values()):
         table = lengths_table(found)
         for method in COMPARED_RULES:
             ax.plot(
                 table.tokens,
                 table[method],
-                'o-',
-                color=method_colour(method),
-                label=method_label(method),
+                label=full_name(method),
+                **method_look(method),
             )
         n = len(gain_by_cut(found)[None])
-        ax.set_title(f"{model_folder(found['config']['model'])}, n = {n}")
+        ax.set_title(f'{short_caption(found)}, n = {n}')
         ax.set_xlabel('tokens that are read (mean)')
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    axes[0, 0].legend()
+    axes[0].set_ylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig)
     return fig
 
 # %% ../../nbs/63_lengths.ipynb #d42c97dc

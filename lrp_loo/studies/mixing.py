@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.lines import Line2D
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -59,7 +60,6 @@ from lrp_loo.studies.common import (
     part_examples,
     rows_heading,
 )
-from .ledger import model_folder
 from lrp_loo.studies.related import (
     KNOWN,
     OURS,
@@ -70,7 +70,14 @@ from lrp_loo.studies.related import (
     removal_effect,
     timed_row,
 )
-from .style import FURTHER, method_colour, panels, themed
+from lrp_loo.studies.style import (
+    FURTHER,
+    cells,
+    method_colour,
+    method_look,
+    short_caption,
+    themed,
+)
 from lrp_loo.targets import (
     Readout,
     Scores,
@@ -982,9 +989,11 @@ def _draw_method(ax, place, name, table, rows):
     low, high = mean_interval(r[~np.isnan(r)])
     colour = _mixing_colour(name)
     ax.plot([low, high], [place, place], color=colour, lw=2)
-    ax.plot(table.r[name], place, 'o', color=colour, ms=5)
+    marker = method_look(name)['marker'] if name in BESIDE else 'o'
     if name in UNSIGNED:
-        ax.plot(table.r_abs[name], place, 'o', color=colour, mfc='white', ms=5)
+        marker = 'X'
+        ax.plot(table.r_abs[name], place, 'o', color=colour, mfc='white', ms=6)
+    ax.plot(table.r[name], place, marker, color=colour, ms=6)
 
 
 def _draw_mixing(ax, results):
@@ -996,10 +1005,26 @@ def _draw_mixing(ax, results):
     ax.set_yticks(range(len(table)), [MIXING_LABELS[n] for n in table.index])
     ax.axvline(0, color='0.6', lw=0.6)
     ax.grid(axis='x', alpha=0.25)
-    model = results['config']['model']
-    n = len(rows)
-    ax.set_title(f"{model_folder(model)}\n{model['layers']} layers, n = {n}")
-    ax.set_xlabel('Pearson r with exact LOO')
+    layers = results['config']['model']['layers']
+    said = f'{short_caption(results)}\n{layers} layers'
+    ax.set_title(f'{said}, n = {len(rows)}')
+    ax.set_xlabel('Pearson r with exact Leave-One-Out')
+
+
+def _name_kinds(fig):
+    "What colours and marks say of a method that is neither ours nor LRP."
+    looks = {
+        'keeps signs': dict(marker='o', color=FURTHER[2]),
+        'has no signs': dict(marker='X', color=FURTHER[7]),
+        'the same, against |LOO|': dict(
+            marker='o', mfc='white', color=FURTHER[7]
+        ),
+    }
+    lines = [
+        Line2D([], [], ls='none', ms=6, label=said, **look)
+        for said, look in looks.items()
+    ]
+    fig.legend(handles=lines, loc='outside lower center', ncols=3)
 
 
 @themed
@@ -1009,9 +1034,10 @@ def plot_mixing(
     """Mean r with LOO and its 95 % interval, a panel a model; rings: of maps
     without signs, r with the absolute values of LOO.
     """
-    fig, axes = panels(len(results), width=4.2, height=3.6, sharex=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=3.8, sharex=True)
+    for ax, found in zip(axes, results.values()):
         _draw_mixing(ax, found)
+    _name_kinds(fig)
     return fig
 
 

@@ -29,7 +29,7 @@ from lrp_loo.models import (
 from ..results import Results
 from ..stats import pearson
 from .common import Study, add_rows, text_examples
-from .style import OTHERS, method_label, panels, themed
+from .style import OTHERS, cells, full_name, themed
 
 # %% ../../nbs/28_precision.ipynb #7483166d
 _HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa
@@ -263,7 +263,7 @@ def _draw_errors(ax, rows, quantity):
     for at, (dtype, colour) in enumerate(zip(precisions, OTHERS)):
         y = _errors(rows, dtype, quantity, 'max')
         spread = np.linspace(-0.25, 0.25, len(y))
-        ax.plot(at + spread, y, 'o', ms=3, alpha=0.7, color=colour)
+        ax.plot(at + spread, y, '.', ms=6, alpha=0.7, color=colour)
         ax.hlines(np.median(y), at - 0.3, at + 0.3, colors='k', lw=1)
     ax.set_xticks(range(len(precisions)), precisions)
     ax.set_yscale('log')
@@ -276,7 +276,7 @@ def _quantity_title(quantity, table):
         return quantity
     r = table.r.xs(quantity, level='quantity')
     numbers = ', '.join(f'{x:.5f}' for x in r)
-    return f'{method_label(quantity)}\nr = {numbers}'
+    return f'{full_name(quantity)}\nr = {numbers}'
 
 
 @themed
@@ -285,14 +285,13 @@ def plot_precision(
 ):  # a figure
     "The largest difference from float32 on each text."
     table = precision_table(rows)
-    fig, axes = panels(len(_QUANTITIES), 1, 2.9, 3.1, sharey=True)
-    for ax, quantity in zip(axes[0], _QUANTITIES):
+    fig, axes = cells(len(_QUANTITIES), 3, 3.1, sharey=True)
+    for ax, quantity in zip(axes, _QUANTITIES):
         _draw_errors(ax, rows, quantity)
         ax.set_title(_quantity_title(quantity, table))
-    axes[0, 0].set_ylabel('largest |difference| from float32')
+    axes[0].set_ylabel('largest |difference| from float32')
     fig.supxlabel(
-        'precision of the demo model; a dot is a text, the line their median',
-        fontsize=9,
+        'precision of the demo model; a dot is a text, the line their median'
     )
     return fig
 

@@ -33,7 +33,15 @@ from ..stats import agreement, mean_se, normalize, paired_difference
 from ..data import load_texts
 from .common import add_rows, text_examples
 from .layerwise import bypass_name, is_above_zero
-from .style import OTHERS, method_colour, method_label, themed
+from lrp_loo.studies.style import (
+    OTHERS,
+    PAGE,
+    caption,
+    data_name,
+    full_name,
+    method_look,
+    themed,
+)
 from ..removals import Removal, fill_id
 from ..curves import curve_area, removal_path, removal_units
 from ..variants import subset_logits
@@ -755,6 +763,7 @@ class _Difference:
     column: str  # of `protocol_table`
     label: str
     colour: str
+    marker: str
     lift: float  # above the choice's line, so that intervals do not hide
 
     def draw(self, ax, table, heights):
@@ -769,29 +778,27 @@ class _Difference:
             mean,
             [heights[choice] + self.lift for choice in t.index],
             xerr=[mean - low, high - mean],
-            fmt='o',
+            fmt=self.marker,
             color=self.colour,
-            ms=3.5,
+            ms=4,
             lw=1.3,
             label=self.label,
         )
 
 
+_CP = tuple(method_look('cp_lrp').values())
 IN_R = (
-    _Difference('cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0.2),
-    _Difference('upper − attn', 'upper half bypassed', OTHERS[0], 0),
-    _Difference('lower − attn', 'lower half bypassed', OTHERS[1], -0.2),
+    _Difference('cp − attn', 'CP-LRP', *_CP, 0.2),
+    _Difference('upper − attn', 'upper half bypassed', OTHERS[0], 'd', 0),
+    _Difference('lower − attn', 'lower half bypassed', OTHERS[1], 'o', -0.2),
 )
-IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', method_colour('cp_lrp'), 0)
+IN_DELTA = _Difference('Δ cp − attn', 'CP-LRP', *_CP, 0)
 
 
 def _title_of(results):
-    config = results['config']
-    return (
-        f"{config['data']['name']} {config['data']['split']},"
-        f" {config['model']['name']}, {len(results['rows'])} texts"
-        + (', from the rows of Table 2' if config.get('recorded') else '')
-    )
+    recorded = results['config'].get('recorded')
+    rows = ', from the rows of Table 2' if recorded else ''
+    return f'{caption(results)}{rows}'
 
 
 def _draw_mean_r(ax, table, heights):
@@ -799,8 +806,8 @@ def _draw_mean_r(ax, table, heights):
     with_r = table.dropna(subset='attn_lrp')
     y = [heights[choice] for choice in with_r.index]
     for m in METHODS_DRAWN:
-        look = dict(color=method_colour(m), label=method_label(m))
-        ax.plot(with_r[m], y, 'o', ms=5, **look)
+        look = dict(ls='none', ms=5, label=full_name(m)) | method_look(m)
+        ax.plot(with_r[m], y, **look)
 
 
 def _plot_one_protocol(results, table, left, middle, right):
@@ -816,10 +823,10 @@ def _plot_one_protocol(results, table, left, middle, right):
         ax.set_axisbelow(True)
     left.set_yticks(list(heights.values()), list(heights))
     left.set_title(_title_of(results), loc='left')
-    left.set_xlabel('mean r with LOO')
+    left.set_xlabel('mean r with Leave-One-Out')
     middle.set_xlabel('r minus r of AttnLRP')
     n_curves = sum('curves' in row for row in results['rows'])
-    right.set_xlabel(f'Δ minus Δ of AttnLRP ({n_curves} texts)')
+    right.set_xlabel(f'Δ minus Δ of\nAttnLRP ({n_curves} texts)')
 
 
 @themed
@@ -834,18 +841,23 @@ def plot_protocol(
     fig, axes = plt.subplots(
         len(tables),
         3,
-        figsize=(12, 0.27 * sum(heights) + 0.5),
+        figsize=(PAGE, 0.27 * sum(heights) + 1.2),
         layout='constrained',
         sharey='row',
         squeeze=False,
-        width_ratios=(1.15, 1, 0.8),
+        width_ratios=(1.2, 1.1, 0.7),
         height_ratios=heights,
     )
     for (name, table), panels in zip(tables.items(), axes):
         _plot_one_protocol(results[name], table, *panels)
-    for ax in axes[0, :2]:
-        above = dict(loc='lower center', bbox_to_anchor=(0.5, 1.06), ncols=5)
-        ax.legend(**above, columnspacing=1, handletextpad=0.2)
+    # the differences' CP-LRP is drawn as the method's
+    once = {
+        label: handle
+        for ax in axes[0, :2]
+        for handle, label in zip(*ax.get_legend_handles_labels())
+    }
+    below = dict(loc='outside lower center', ncols=4)
+    fig.legend(once.values(), once.keys(), **below)
     return fig
 
 
@@ -860,12 +872,12 @@ def _plot_agreement(ax, table):
             f'{r:.2f}',
             ha='center',
             va='center',
-            fontsize=8,
+            fontsize=8.5,
             color='w' if r > 0.6 else 'k',
         )
     at = range(len(table))
-    ax.set_xticks(at, labels, rotation=40, ha='right', fontsize=8)
-    ax.set_yticks(at, labels, fontsize=8)
+    ax.set_xticks(at, labels, rotation=40, ha='right')
+    ax.set_yticks(at, labels)
 
 
 @themed
@@ -876,16 +888,15 @@ def plot_removals(
     fig, axes = plt.subplots(
         1,
         len(results),
-        figsize=(5.4 * len(results), 4.3),
+        figsize=(min(6.2, PAGE / len(results)), 4.6),
         layout='constrained',
         squeeze=False,
     )
     for ax, d in zip(axes[0], results.values()):
         _plot_agreement(ax, removal_agreement(d))
         ax.set_title(
-            f"{d['config']['data']['name']}, {len(d['rows'])} texts: r between"
-            " LOO references",
-            fontsize=9,
+            f"{data_name(d['config']['data'])}, {len(d['rows'])} texts:"
+            ' r between LOO references'
         )
     return fig
 

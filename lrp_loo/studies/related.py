@@ -55,9 +55,12 @@ from ..variants import subset_logits
 from ..removal import key_effects
 from lrp_loo.studies.style import (
     FURTHER,
-    method_colour,
-    method_label,
+    PAGE,
+    caption,
+    full_name,
+    method_look,
     panels,
+    shared_legend,
     themed,
 )
 from ..targets import Readout, Scores, settled, text_by_text
@@ -1238,37 +1241,39 @@ class Drawn:
     line: bool = False  # one method at several costs
 
 
-def _known(method, marker='o'):
+def _known(method, *variants):
     "A method with a record: its name, and how it is drawn."
-    drawn = Drawn(method_colour(method), marker, (method,))
-    return method_label(method), drawn
+    look = method_look(method)
+    line = bool(variants)
+    drawn = Drawn(*look.values(), variants or (method,), line)
+    return full_name(method), drawn
 
 
 DRAWN = {  # label → how it is drawn
-    **dict([_known('loo', '*')]),
-    method_label('removal'): Drawn(
-        method_colour('removal'),
-        'o',
-        ('removal', 'removal_2', 'removal_4', 'removal_9'),
-        line=True,
-    ),
-    method_label('removal+loo'): Drawn(
-        method_colour('removal+loo'),
-        's',
-        ('removal+loo_1', 'removal+loo_4', 'removal+loo_12', 'removal+loo'),
-        line=True,
+    **dict(
+        [
+            _known('loo'),
+            _known('removal', 'removal', 'removal_2', 'removal_4', 'removal_9'),
+            _known(
+                'removal+loo',
+                'removal+loo_1',
+                'removal+loo_4',
+                'removal+loo_12',
+                'removal+loo',
+            ),
+        ]
     ),
     **dict(map(_known, ('attn_lrp', 'cp_lrp', 'grad_x_input', 'ig'))),
     'attention × gradient': Drawn(
-        FURTHER[6], 'v', ('attention_x_gradient', 'chefer')
+        FURTHER[6], '>', ('attention_x_gradient', 'chefer')
     ),
     'Grad-ELLM': Drawn(FURTHER[4], 'v', ('grad_ellm', 'grad_ellm_signed')),
-    'AtP, AtP + QK fix': Drawn(FURTHER[5], 'D', ('atp', 'atp_qk')),
+    'AtP, AtP + QK fix': Drawn(FURTHER[5], 'd', ('atp', 'atp_qk')),
     'AtP*, with and without sign': Drawn(
-        FURTHER[5], 'X', ('atp_star', 'atp_star_signed')
+        FURTHER[5], 'H', ('atp_star', 'atp_star_signed')
     ),
     'AtMan': Drawn(FURTHER[3], 'P', ('atman', 'atman_similar')),
-    'AttriBoT: hierarchy': Drawn(FURTHER[2], '^', ('hierarchical',)),
+    'AttriBoT: hierarchy': Drawn(FURTHER[2], '8', ('hierarchical',)),
     'AttriBoT: proxy': Drawn(FURTHER[2], '<', ('proxy', 'proxy_exact')),
     'ContextCite, tuned': Drawn(
         FURTHER[0],
@@ -1283,6 +1288,10 @@ DRAWN = {  # label → how it is drawn
 }
 
 
+# two lines of one marker
+_LINES = {'ContextCite, tuned': '--'}
+
+
 def _plot_methods(ax, table):
     "A point per method; those at three passes stand side by side."
     for place, (label, drawn) in enumerate(DRAWN.items()):
@@ -1294,7 +1303,7 @@ def _plot_methods(ax, table):
         ax.plot(
             passes.where(passes > 3, beside),
             table.r[methods],
-            linestyle='-' if drawn.line else 'none',
+            linestyle=_LINES.get(label, '-') if drawn.line else 'none',
             marker=drawn.marker,
             color=drawn.colour,
             ms=7,
@@ -1316,13 +1325,8 @@ def _lay_out_passes(ax):
 
 
 def _panel_title(results):
-    config = results['config']
-    rows = results['rows']
-    mean = np.mean([row['n_tokens'] for row in rows])
-    return (
-        f"{config['data']['name']} {config['data']['split']},"
-        f" {config['model']['name']}, {len(rows)} texts, {mean:.0f} tokens"
-    )
+    mean = np.mean([row['n_tokens'] for row in results['rows']])
+    return f'{caption(results)} of {mean:.0f} tokens'
 
 
 @themed
@@ -1332,17 +1336,14 @@ def plot_related(
     """Mean r with LOO against passes, a point per method; lines join one
     method at several costs. Points at three passes stand side by side.
     """
-    fig, axes = panels(len(results), 1, 5.2, 4.6, sharey=True)
+    width = min(6.2, PAGE / len(results))
+    fig, axes = panels(len(results), 1, width, 5.6, sharey=True)
     for ax, d in zip(axes[0], results.values()):
         _plot_methods(ax, related_table(d))
         _lay_out_passes(ax)
         ax.set_title(_panel_title(d))
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    fig.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc='outside lower center',
-        ncols=5 if len(results) > 1 else 3,
-    )
+    axes[0, 0].set_ylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig, columns=4 if len(results) > 1 else 3)
     return fig
 
 # %% ../../nbs/27_related.ipynb #e48eaa7c

@@ -19,8 +19,11 @@ from .experiments import part_experiment
 from lrp_loo.studies.style import (
     FURTHER,
     method_colour,
-    method_label,
-    panels,
+    cells,
+    full_name,
+    method_look,
+    shared_legend,
+    short_caption,
     themed,
 )
 from ..lrp import Composite, gradient, lrp_rules
@@ -531,10 +534,10 @@ def _line_over_passes(ax, method, table, passes, said, fmt):
         passes,
         table.loo_r,
         table.loo_r_se,
-        fmt=fmt,
-        ms=4,
-        color=method_colour(method),
-        label=f'{method_label(method)}, {said}',
+        ls=fmt,
+        ms=5,
+        label=f'{full_name(method)}:\n{said}',
+        **method_look(method),
     )
 
 
@@ -542,27 +545,19 @@ def _plot_one_remedy(ax, results):
     "One model's panel."
     table = remedy_table(results)
     grouped = table.loc[[m for m in GROUPED if m in table.index]]
-    said = '1 + n_groups passes'
-    _line_over_passes(ax, 'removal', grouped, grouped.passes, said, 'o-')
+    said = 'a pass, and one for each group of tokens'
+    _line_over_passes(ax, 'removal', grouped, grouped.passes, said, '-')
     mixed = table[table.exact > 0].sort_values('exact', kind='stable')
     passes = 1 + (mixed.exact + 1) / 3
-    said = '1, 3, √T, 8 exact (a forward is ⅓)'
-    _line_over_passes(ax, 'removal+loo', mixed, passes, said, 's-')
-    for m in LRP_VARIANTS:
-        look = dict(color=method_colour(m), label=method_label(m))
-        ax.axhline(table.loo_r[m], ls='--', lw=1, **look)
+    said = '1, 3, √T, 8 tokens exact (a forward is ⅓)'
+    _line_over_passes(ax, 'removal+loo', mixed, passes, said, '-.')
+    for m, line in zip(LRP_VARIANTS, ('--', ':')):
+        look = dict(color=method_colour(m), label=full_name(m))
+        ax.axhline(table.loo_r[m], ls=line, lw=1.4, **look)
     ax.set_xscale('log')
     ax.set_xticks([1, 2, 4, 9], [1, 2, 4, 9])
     ax.minorticks_off()
-    ax.set_xlabel('passes')
-    ax.set_title(f"{_where(results)}\nn = {len(results['rows'])}", fontsize=8)
-
-
-def _where(results):
-    "The model and the data."
-    model = results['config']['model']['name']
-    data = results['config']['data']
-    return f"{model} on {data['name']} {data['split']}"
+    ax.set_title(f"{short_caption(results)}, n = {len(results['rows'])}")
 
 
 @themed
@@ -572,15 +567,13 @@ def plot_remedy(
     """Mean r with LOO against forward-backward passes, with standard errors;
     AttnLRP and CP-LRP as lines.
     """
-    fig, axes = panels(len(results), width=3.5, height=3)
-    for ax, d in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=2.3)
+    for ax, d in zip(axes, results.values()):
         _plot_one_remedy(ax, d)
-    axes[0, 0].set_ylabel('Pearson r with LOO')
-    fig.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc='outside lower center',
-        ncols=2 if len(results) < 2 else 4,
-    )
+    for ax in axes[-2:]:
+        ax.set_xlabel('forward-backward passes')
+    fig.supylabel('Pearson r with Leave-One-Out')
+    shared_legend(fig, columns=2)
     return fig
 
 
@@ -599,17 +592,19 @@ def plot_gap(
 ):  # a matplotlib figure
     "r with LOO of the estimates that pay for one part of the gap each."
     table = gap_table(results)
-    fig, ((ax,),) = panels(1, width=5.6, height=2.8)
+    fig, (ax,) = cells(1, height=3.2)
     y = np.arange(len(table))[::-1]
     colours = [ONE_PASS_COLOURS.get(m, FURTHER[2]) for m in table.index]
-    ax.barh(y, table.r, xerr=table.se, color=colours)
-    ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in table.r.items()], fontsize=8)
-    ax.set_xlim(max(0, table.r.min() - 0.1), 1)
-    ax.set_xlabel('Pearson r with LOO')
+    # hatched, as the colours are one grey where they are printed so
+    hatch = ['' if m in ONE_PASS_COLOURS else '////' for m in table.index]
+    look = dict(color=colours, hatch=hatch, edgecolor='w', ecolor='k')
+    ax.barh(y, table.r, xerr=table.se, **look)
+    ax.set_yticks(y, [f'{m}  {r:.3f}' for m, r in table.r.items()])
+    ax.set_xlim(min(0, table.r.min() - 0.1), 1)
+    ax.set_xlabel('Pearson r with Leave-One-Out')
     ax.set_title(
-        f"{_where(results)}, n = {len(results['rows'])}; violet: a pass or"
-        " more per token",
-        fontsize=8,
+        f"{short_caption(results)}, n = {len(results['rows'])}; violet and"
+        " hatched: a pass or more per token"
     )
     return fig
 

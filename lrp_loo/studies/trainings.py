@@ -34,7 +34,13 @@ from lrp_loo.studies.ledger import (
     model_folder,
 )
 from .scale import ESTIMATES
-from .style import method_colour, method_label, panels, themed
+from lrp_loo.studies.style import (
+    cells,
+    full_name,
+    method_look,
+    model_name,
+    themed,
+)
 from .table2 import TABLE2
 
 # %% ../../nbs/62_trainings.ipynb #473b9124
@@ -211,21 +217,22 @@ def plot_trainings(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "Mean r with LOO of each method, a dot a training."
-    fig, axes = panels(len(results), width=3.6, height=2.6, sharey=True)
-    for ax, found in zip(axes[0], results.values()):
+    fig, axes = cells(len(results), height=2.9, sharey=True)
+    for ax, found in zip(axes, results.values()):
         table = trainings_table(found)
         dots = table.filter(like='seed')
         for x, (method, r) in enumerate(dots.iterrows()):
-            colour = method_colour(method)
-            ax.plot([x] * len(r), r, 'o', color=colour, alpha=0.7, ms=5)
-        labels = [method_label(m) for m in table.index]
-        ax.set_xticks(range(len(labels)), labels, rotation=30, ha='right')
+            look = dict(ls='none', alpha=0.7, ms=6) | method_look(method)
+            ax.plot([x] * len(r), r, **look)
+        labels = [full_name(m).replace(' ', '\n', 1) for m in table.index]
+        ax.set_xticks(range(len(labels)), labels)
+        ax.set_xlim(-0.5, len(labels) - 0.5)
         n = len(found['rows']) // len(dots.columns)
         one, *_ = found['config']['models'].values()
         ax.set_title(
-            f'{model_folder(one)}, {len(dots.columns)} trainings, n = {n}'
+            f'{model_name(one)}, {len(dots.columns)} trainings, n = {n}'
         )
-    axes[0, 0].set_ylabel('Pearson r with LOO')
+    axes[0].set_ylabel('Pearson r with Leave-One-Out')
     return fig
 
 # %% ../../nbs/62_trainings.ipynb #8dfe306d

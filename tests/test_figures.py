@@ -1,0 +1,364 @@
+"""Every figure of `results/` as its reader sees it: at the width of a page, in
+grey, one look for each method.
+"""
+
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.text import Text
+
+import lrp_loo.studies.reproduce as reproduce
+from lrp_loo.methods import METHODS
+from lrp_loo.results import read_results
+from lrp_loo.stats import mean_se, per_text
+from lrp_loo.studies.cost import FAILS, plot_tradeoff
+from lrp_loo.studies.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
+from lrp_loo.studies.layerwise import layer_table
+from lrp_loo.studies.style import (
+    FULL_NAMES,
+    MODELS,
+    NAMES,
+    PAGE,
+    full_name,
+    method_colour,
+    method_look,
+    model_name,
+)
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / 'results'
+SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen
+SMALLEST = 8  # points, as they are read
+# chapters 1 and 52 draw with sizes of their own
+APART = ('figure1', 'table1', 'mnist-curves')
+# darkness (0 to 1) by which two lines are told apart without a marker
+APART_IN_GREY = 0.15
+
+
+@pytest.fixture(scope='module')
+def drawn():
+    "Folder and name → the figure, from the rows that are kept."
+    return every_figure()
+
+
+@cache
+def every_figure():
+    found = {}
+    quiet = {'figure.max_open_warning': 0}
+    with pytest.MonkeyPatch.context() as patch, plt.rc_context(quiet):
+
+        def keep(figure, path):
+            if figure is not None:
+                found[path.parent.name, path.stem] = figure
+
+        patch.setattr(reproduce, 'save_figure', keep)
+        for folder in sorted(RESULTS.glob('folder*')):
+            groups = reproduce.GROUPS if folder.name == 'folder' else ('paper',)
+            reproduce.draw_figures(folder, folder, groups)
+    plt.close('all')
+    return {k: f for k, f in found.items() if k[1] not in APART}
+
+
+def texts_of(figure):
+    "What is written on it."
+    found = (text for text in figure.findobj(Text) if text.get_visible())
+    return [text for text in found if text.get_text().strip()]
+
+
+def darkness(colour):
+    "What a printer without colours makes of it."
+    return 1 - np.dot(to_rgb(colour), (0.299, 0.587, 0.114))
+
+
+def lines_by_label(ax):
+    "Of one label the first line; what errorbars consist of is taken once."
+    found = {}
+    for handle, label in zip(*ax.get_legend_handles_labels()):
+        line = handle.lines[0] if hasattr(handle, 'lines') else handle
+        if hasattr(line, 'get_marker'):
+            found[label] = line
+    return found
+
+
+def looks_alike(one, other):
+    "Whether two lines are the same but for a colour that is as dark."
+    if one.get_marker() != other.get_marker():
+        return False
+    if one.get_linestyle() != other.get_linestyle():
+        return False
+    colours = [(x.get_color(), x.get_markerfacecolor()) for x in (one, other)]
+    steps = [
+        abs(darkness(a) - darkness(b)) for a, b in zip(*colours, strict=True)
+    ]
+    return max(steps) < APART_IN_GREY
+
+
+# at the width of a page
+
+
+def test_every_figure_is_as_wide_as_the_page_or_less(drawn):
+    assert len(drawn) > 30
+    wide = {k: f.get_figwidth() for k, f in drawn.items()}
+    assert {k: w for k, w in wide.items() if w > PAGE + 1e-9} == {}
+
+
+def too_small(figure):
+    "What is written in type that a page shows in less than 8 points."
+    scale = SHOWN_AT / figure.get_figwidth()
+    return {
+        text.get_text()
+        for text in texts_of(figure)
+        if text.get_fontsize() * scale < SMALLEST
+    }
+
+
+def test_type_is_large_enough_on_a_page(drawn):
+    small = {key: too_small(figure) for key, figure in drawn.items()}
+    assert {key: texts for key, texts in small.items() if texts} == {}
+
+
+@pytest.mark.parametrize('width,size', [(14, 9), (9, 6)])
+def test_type_that_a_page_makes_small_is_found(width, size):
+    figure = plt.figure(figsize=(width, 3))
+    figure.text(0.5, 0.5, 'small', fontsize=size)
+    figure.text(0.5, 0.5, 'large', fontsize=16)
+    assert too_small(figure) == {'small'}
+    plt.close(figure)
+
+
+def test_no_folder_is_shown_where_a_model_is_meant(drawn):
+    folders = ('minilm-', 'mpnet-', 'llama-', 'smollm2', 'vit-', '_')
+    cryptic = {
+        (*key, text.get_text())
+        for key, figure in drawn.items()
+        for text in texts_of(figure)
+        if any(word in text.get_text() for word in folders)
+        and not text.get_text().startswith('$')
+    }
+    assert cryptic == set()
+
+
+def test_every_figure_of_the_folder_is_drawn_anew(drawn):
+    kept = {
+        (path.parent.name, path.stem) for path in ROOT.glob('figures/*/*.png')
+    }
+    assert {key for key in kept if key[1] not in APART} == set(drawn)
+
+
+# names and colours
+
+
+def test_every_method_has_a_name_a_colour_and_a_marker_of_its_own():
+    looks = [method_look(name) for name in METHODS]
+    assert len({look['marker'] for look in looks}) == len(METHODS)
+    assert len({to_rgba(look['color']) for look in looks}) == len(METHODS)
+    assert len(set(FULL_NAMES.values())) == len(METHODS)
+    assert set(FULL_NAMES) == set(NAMES)
+
+
+def test_variants_keep_what_was_varied():
+    assert full_name('ig, 5 steps') == 'Integrated Gradients, 5 steps'
+    assert method_look('removal, 4 passes') == method_look('removal')
+
+
+def test_models_have_names_of_their_own():
+    assert model_name(dict(name='imdb')) == 'MiniLM'
+    assert model_name(dict(name='smollm2-135m-instruct')) == 'SmolLM2'
+    assert model_name(dict(name='bert-12')) == 'bert-12'
+    assert len(set(MODELS.values())) == len(MODELS)
+
+
+def test_a_method_has_one_colour_in_every_figure(drawn):
+    named = {full_name(m): method_colour(m) for m in METHODS}
+    seen = set()
+    for key, figure in drawn.items():
+        for ax in figure.axes:
+            for label, line in lines_by_label(ax).items():
+                if label in named:
+                    seen.add(label)
+                    shown = to_rgba(line.get_color())
+                    assert shown == to_rgba(named[label]), (key, label)
+    assert {'AttnLRP', 'CP-LRP', 'removal', 'Leave-One-Out'} <= seen
+
+
+def test_a_method_has_one_marker_in_every_figure(drawn):
+    named = {full_name(m): method_look(m)['marker'] for m in METHODS}
+    seen = set()
+    for key, figure in drawn.items():
+        for ax in figure.axes:
+            for label, line in lines_by_label(ax).items():
+                # a reference line across a panel has none
+                if label in named and line.get_marker() != 'None':
+                    seen.add(label)
+                    assert line.get_marker() == named[label], (key, label)
+    assert {'AttnLRP', 'CP-LRP', 'removal', 'Leave-One-Out'} <= seen
+
+
+# in grey
+
+
+def test_lines_of_a_panel_are_told_apart_in_grey(drawn):
+    alike = [
+        (*key, *pair)
+        for key, figure in drawn.items()
+        for ax in figure.axes
+        for pair in combinations(lines_by_label(ax), 2)
+        if looks_alike(*(lines_by_label(ax)[label] for label in pair))
+    ]
+    assert alike == []
+
+
+def test_two_colours_as_dark_are_not_told_apart():
+    ax = plt.figure().add_subplot()
+    one, other, dashed = (
+        ax.plot([0, 1], color=c, ls=s)[0]
+        for c, s in (('C0', '-'), ('C3', '-'), ('C3', '--'))
+    )
+    assert looks_alike(one, other)
+    assert not looks_alike(one, dashed)
+    plt.close(ax.figure)
+
+
+# no name hides another
+
+
+def boxes(texts, figure):
+    "What they cover, in pixels."
+    figure.draw_without_rendering()
+    return {text.get_text(): text.get_window_extent() for text in texts}
+
+
+def overlapping(found):
+    "Pairs of boxes that share more than an edge."
+    return [
+        pair
+        for pair in combinations(found, 2)
+        if found[pair[0]].padded(-0.5).overlaps(found[pair[1]].padded(-0.5))
+    ]
+
+
+def test_the_names_of_the_trade_off_do_not_overlap(drawn):
+    figure = drawn['folder', 'tradeoff']
+    for ax in figure.axes:
+        found = boxes(ax.texts, figure)
+        assert overlapping(found) == []
+        room = ax.get_window_extent().padded(1)
+        for name, box in found.items():
+            assert room.contains(box.x0, box.y0), name
+            assert room.contains(box.x1, box.y1), name
+
+
+def test_the_trade_off_has_every_method_whose_seconds_were_measured(drawn):
+    measured = read_results(RESULTS / 'cost-length.json')['rows']
+    names = {full_name(row['method']) for row in measured}
+    axes = drawn['folder', 'tradeoff'].axes
+    for column in (axes[::2], axes[1::2]):
+        assert {t.get_text() for ax in column for t in ax.texts} == names
+
+
+def test_failures_take_a_fifth_of_the_trade_off_at_most(drawn):
+    above, _, below, _ = drawn['folder', 'tradeoff'].axes
+    heights = [ax.get_position().height for ax in (above, below)]
+    assert heights[1] < 0.25 * heights[0]
+    assert all(text.xy[1] >= FAILS for text in above.texts)
+    assert all(text.xy[1] < FAILS for text in below.texts)
+
+
+def tried(**r):
+    "Two texts on which methods reach these r."
+    methods = {m: dict(r=x) for m, x in r.items()}
+    return dict(rows=[dict(n_tokens=16, methods=methods)] * 2)
+
+
+def seconds(**of):
+    "What `benchmarks/length.py` writes, of so many seconds."
+    rows = [
+        dict(method=m, tokens=n, seconds=s * n, mib=1)
+        for m, s in of.items()
+        for n in (8, 32)
+    ]
+    return dict(rows=rows)
+
+
+def test_names_of_dots_on_one_spot_stand_apart():
+    near = dict(attn_lrp=0.9, cp_lrp=0.9, removal=0.901, loo=0.902)
+    cost = seconds(attn_lrp=0.1, cp_lrp=0.1, removal=0.1, loo=0.1)
+    figure = plot_tradeoff(cost, dict(sst2=tried(**near)))
+    (ax,) = figure.axes
+    assert overlapping(boxes(ax.texts, figure)) == []
+    plt.close(figure)
+
+
+def test_what_agrees_alone_needs_no_second_panel():
+    cost = seconds(removal=0.1, rollout=0.1)
+    (ax,) = plot_tradeoff(cost, dict(sst2=tried(removal=0.9))).axes
+    both = dict(sst2=tried(removal=0.9, rollout=0.0))
+    above, below = plot_tradeoff(cost, both).axes
+    assert [t.get_text() for t in below.texts] == ['attention rollout']
+    assert [t.get_text() for t in above.texts] == ['removal']
+    plt.close('all')
+
+
+def test_a_legend_hides_nothing_that_is_written(drawn):
+    for key, figure in drawn.items():
+        figure.draw_without_rendering()
+        written = [
+            text.get_window_extent()
+            for ax in figure.axes
+            for text in (ax.xaxis.label, ax.yaxis.label, ax.title)
+            if text.get_text()
+        ]
+        for legend in figure.legends:
+            box = legend.get_window_extent().padded(-2)
+            hidden = [other for other in written if box.overlaps(other)]
+            assert hidden == [], key
+
+
+# Figure 2: pairs, not means
+
+
+def test_figure_2_shows_paired_gains_with_paired_intervals():
+    results = read_results(RESULTS / 'folder' / 'sst2.json')
+    above, below = plot_layerwise(dict(sst2=results)).axes
+    table = layer_table(results)
+    for ax, column in ((above, 'loo_r'), (below, 'delta')):
+        gains = sweep_gains(results, column)
+        for sweep, line, bars in zip(SWEEP_STYLE, ax.lines, ax.collections):
+            own = gains[gains.sweep == sweep]
+            assert np.allclose(line.get_ydata(), own['mean'])
+            ends = [segment[:, 1] for segment in bars.get_segments()]
+            assert np.allclose(ends, own[['low', 'high']])
+    gains = sweep_gains(results, 'loo_r').merge(table, on=['sweep', 'k'])
+    assert np.allclose(gains['mean'], gains.gain)
+    assert np.allclose(gains.low, gains.gain_low)
+    plt.close('all')
+
+
+def test_pairs_are_nearer_than_means():
+    "What the bands of one standard error hid."
+    results = read_results(RESULTS / 'folder' / 'imdb.json')
+    gains = sweep_gains(results, 'loo_r').set_index(['sweep', 'k'])
+    best = gains.loc['first', 4]
+    assert best.low > 0
+    rows = results['rows']
+    means = [
+        mean_se(per_text(rows, m, 'loo_r'))
+        for m in ('attn_lrp', 'bypass 1,2,3,4')
+    ]
+    unpaired = 1.96 * np.hypot(*(m.se for m in means))
+    assert best.high - best.low < unpaired
+
+
+def test_the_scale_on_the_right_is_the_measure_itself():
+    results = read_results(RESULTS / 'folder' / 'sst2.json')
+    above, _ = plot_layerwise(dict(sst2=results)).axes
+    above.figure.draw_without_rendering()
+    (right,) = above.child_axes
+    own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
+    assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
+    plt.close('all')
