@@ -40,7 +40,7 @@ def test_the_largest_word_has_the_strongest_colour_in_html(dark):
 def test_special_tokens_have_no_colour_for_their_size_in_html(dark):
     page = dark._repr_html_()
     for token in ('[CLS]', '[SEP]'):
-        assert 'background:#fff' in span_of(token, page)
+        assert 'background:var(--lrp-paper,#fff);' in span_of(token, page)
     assert 'left out of the scale' in page
 
 
