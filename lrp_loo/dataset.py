@@ -595,8 +595,8 @@ def explain_dataset(
     # model, name and task as for `load_model`; in one process also (model,
     # tokenizer, name), or a transformers pipeline
     model='demo',
-    name: str = 'sst2',
-    task: str = 'class',
+    name: str = 'sst2',  # as for `load_model`
+    task: str = 'class',  # as for `load_model`
     # the class that is explained; None: each text's predicted one
     target: int = None,
     # 'float32', 'bfloat16' or 'tf32', see `at_precision`

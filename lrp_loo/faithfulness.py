@@ -455,9 +455,10 @@ AUDIT_COLUMNS = [
 
 
 def audit(
+    # an unmodified transformers model in eval mode, or a transformers pipeline
     model,
-    # an unmodified transformers model in eval mode, its tokenizer (image
-    # processor; None for image tensors); or a pipeline and None
+    # its tokenizer (image processor; None for image tensors); with a pipeline
+    # None takes the pipeline's
     tokenizer,
     # n strings, or images; a column of a table; what the tokenizer made of
     # texts; a single one is a list of one

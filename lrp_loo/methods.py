@@ -1343,7 +1343,7 @@ def _by_length(encs, size):
     return [order[s : s + size] for s in range(0, len(order), size)]
 
 
-def _as_written(tokenizer, text, enc, units):
+def _known_of_text(tokenizer, text, enc, units):
     "The text, and where in it each place stands (None: special tokens)."
     if is_encoding(text) or 'input_ids' not in enc:
         return {}
@@ -1444,7 +1444,7 @@ def explain(
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
     for a, *of_text in zip(found, texts, encs, per_text):
-        a.info |= _as_written(tokenizer, *of_text)
+        a.info |= _known_of_text(tokenizer, *of_text)
     if calibration is not None:
         for a in found:
             calibration.around(a, confidence)

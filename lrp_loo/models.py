@@ -677,7 +677,7 @@ def as_texts(
     """
     if isinstance(texts, str):
         raise TypeError("texts must be a list of str, got one str")
-    if (columns := _columns_of(texts)) is not None:
+    if (columns := _table_columns(texts)) is not None:
         raise TypeError(
             f"texts must be a list of str, got {type(texts).__name__}, a table"
             f" with the columns {', '.join(columns)}; give one of them, such as"
@@ -693,7 +693,7 @@ def as_texts(
     return list(texts)
 
 
-def _columns_of(texts):
+def _table_columns(texts):
     "Names of a table's columns (pandas, datasets, …); None of what is none."
     names = getattr(texts, 'column_names', getattr(texts, 'columns', None))
     if names is None or isinstance(names, Mapping):
@@ -710,7 +710,7 @@ def as_inputs(
     texts,
 ) -> list:  # texts, images, or an encoding of each
     "What is explained as a list; a batch of encodings is taken apart."
-    name = next((n for n in READ if _holds(texts, n)), None)
+    name = next((n for n in READ if _is_encoded_as(texts, n)), None)
     if name is None:
         return as_texts(texts)
     one = getattr(texts[name][0], 'ndim', 0) == 0
@@ -721,7 +721,7 @@ def as_inputs(
     ]
 
 
-def _holds(given, name):
+def _is_encoded_as(given, name):
     "Is it an encoding with this in it?"
     return isinstance(given, Mapping) and name in given and len(given[name]) > 0
 
@@ -730,7 +730,7 @@ def is_encoding(
     given,  # one text, image or encoding
 ) -> bool:
     "Was it encoded before?"
-    return any(_holds(given, name) for name in READ)
+    return any(_is_encoded_as(given, name) for name in READ)
 
 
 def check_text(
@@ -836,12 +836,12 @@ def _wanted(model, enc):
 
 def _encoded_before(model, tokenizer, given, max_length):
     "An encoding as `encode` gives it: (1, n_tokens) tensors without padding."
-    enc = {k: _of_one_text(v) for k, v in _wanted(model, given).items()}
+    enc = {k: _with_batch(v) for k, v in _wanted(model, given).items()}
     if 'input_ids' not in enc:
         return enc
     n = enc['input_ids'].shape[1]
     enc = {k: v for k, v in enc.items() if v.shape[1:2] == (n,)}
-    _check_encoded(model, tokenizer, enc['input_ids'], max_length)
+    _check_ids_given(model, tokenizer, enc['input_ids'], max_length)
     if 'attention_mask' not in enc:
         return enc
     read = torch.where(enc['attention_mask'][0] != 0)[0].tolist()
@@ -852,13 +852,13 @@ def _encoded_before(model, tokenizer, given, max_length):
     return {k: v[:, read[0] : read[-1] + 1] for k, v in enc.items()}
 
 
-def _of_one_text(v):
+def _with_batch(v):
     "(1, …), where the tokenizer was asked for tensors or not."
     has_batch = v.ndim in (2, 4) and len(v) == 1
     return v if has_batch else v[None]
 
 
-def _check_encoded(model, tokenizer, ids, max_length):
+def _check_ids_given(model, tokenizer, ids, max_length):
     "Refuse ids that do not fit the model."
     if ids.is_floating_point():
         raise TypeError(f"input_ids must be whole numbers, got {ids.dtype}")
