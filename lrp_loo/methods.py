@@ -828,10 +828,12 @@ def on_device(
     if device is None:
         return model
     there = resolve_device(device)
-    if getattr(model, 'hf_device_map', None):
+    spread = getattr(model, 'hf_device_map', None)
+    if spread or there.type == 'meta':
+        why = 'the model is spread over devices (device_map)'
+        why = why if spread else 'the meta device holds no weights'
         raise ValueError(
-            f"device={str(device)!r} cannot be meant: the model is spread over"
-            " devices (device_map); leave device out"
+            f"device={str(device)!r} cannot be meant: {why}; leave device out"
         )
     return model.to(there)
 

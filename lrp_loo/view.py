@@ -108,7 +108,7 @@ def _as_it_stands(parts, place, before):
     if place == before:
         return False, '·'  # more bytes of a letter that was shown
     visible = raw.strip()
-    begins = start + len(raw) - len(raw.lstrip())
+    begins = start + (len(raw) - len(raw.lstrip()) if visible else 0)
     gap = before is None or _blank(parts[part][before[2] : begins])
     return gap, visible or ('↵' if '\n' in raw else '␣')
 
