@@ -186,10 +186,12 @@ def print_maps(
 
 def _numbers_said(a):
     "The logit and, of a classifier, the probability."
+    from lrp_loo.view import in_thousandths
+
     said = f'logit {a.logit:.3f}'
     if a.probability is None:
         return said
-    return f'{said}, probability {a.probability:.3g}'
+    return f'{said}, probability {in_thousandths(a.probability)}'
 
 
 def _dumps(o):

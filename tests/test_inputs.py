@@ -2,6 +2,7 @@
 tables out; masked words, taggers, quantized models; what `help` says.
 """
 
+import html
 import inspect
 import re
 import warnings
@@ -25,7 +26,13 @@ from lrp_loo import (
     load,
 )
 from lrp_loo.page import explain_page, page_data
-from lrp_loo.view import DOWN, UP, Comparison, shown_places
+from lrp_loo.view import (
+    DOWN,
+    UP,
+    Comparison,
+    in_thousandths,
+    shown_places,
+)
 
 TEXTS = [
     'A gripping, UNFORGETTABLE film.',
@@ -513,7 +520,8 @@ def test_the_log_probability_is_its_logarithm(tokenizer):
 
 def test_it_stands_beside_the_logit(maps):
     for a in maps:
-        assert f'· probability {a.probability:.3g}' in a._repr_html_()
+        said = f'· probability {html.escape(in_thousandths(a.probability))}'
+        assert said in a._repr_html_()
 
 
 # ------------------------------------------------------------ what comes out
@@ -726,14 +734,14 @@ def test_a_page_that_cannot_open_so(demo, options, said):
 
 
 def test_the_page_has_a_dark_look_and_prints_without_controls(demo):
-    html = explain_page(*demo, 'fine', ['loo'])
-    assert '@media screen and (prefers-color-scheme: dark)' in html
-    printed = re.search(r'@media print \{.*?\n\}', html, re.S)[0]
+    page = explain_page(*demo, 'fine', ['loo'])
+    assert '@media screen and (prefers-color-scheme: dark)' in page
+    printed = re.search(r'@media print \{.*?\n\}', page, re.S)[0]
     hidden = re.search(r'(.*) \{ display: none; \}', printed)[1]
     for control in ('fieldset', '.controls', '.hint', 'details'):
         assert control in hidden
     for name, rgb in (('up', UP), ('down', DOWN)):
-        assert '--%s: #%02x%02x%02x' % (name, *rgb) in html
+        assert '--%s: #%02x%02x%02x' % (name, *rgb) in page
 
 
 # ------------------------------------------------------------ help
