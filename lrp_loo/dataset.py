@@ -22,6 +22,7 @@ from .methods import as_methods, check_call
 from lrp_loo.models import (
     DTYPES,
     as_texts,
+    is_encoding,
     at_precision,
     describe_model,
     encode,
@@ -463,6 +464,11 @@ class _DatasetRun:
     def _check_values(self):
         if not self.texts:
             raise ValueError("texts is empty; give at least one text")
+        if any(map(is_encoding, self.texts)):
+            raise TypeError(
+                "a sweep takes texts, which it knows its rows by; got an"
+                " encoding"
+            )
         if self.dtype not in DTYPES:
             raise ValueError(
                 f"dtype={self.dtype!r} is not known; take one of"

@@ -1597,11 +1597,11 @@ def explain_labels(
             "explain_labels takes labels=, and target= as well cannot be meant"
         )
     targets = _labels_asked(model, labels)
-    texts = inputs_of(texts)
     units = options.get('units', 'token')
     if not isinstance(units, str):
-        per_text = [units] if len(texts) == 1 != len(units) else units
+        per_text = [units] if _is_single(texts) else units
         options['units'] = [u for u in per_text for _ in targets]
+    texts = inputs_of(texts)
     found = explain(
         model,
         tokenizer,

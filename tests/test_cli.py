@@ -11,6 +11,7 @@ import pytest
 import lrp_loo.models
 from lrp_loo.cli import main
 from lrp_loo.results import Results, read_results
+from lrp_loo.view import in_thousandths
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
@@ -580,9 +581,8 @@ def test_a_page_has_no_single_heads(run, tmp_path, no_model):
 
 def test_the_probability_stands_beside_the_logit(run):
     (a,) = lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a fine film')
-    assert (
-        f', probability {a.probability:.3g}' in run('explain', 'a fine film')[1]
-    )
+    said = f', probability {in_thousandths(a.probability)}'
+    assert said in run('explain', 'a fine film')[1]
     (read,) = json.loads(run('explain', 'a fine film', '--json')[1])
     assert read['probability'] == pytest.approx(a.probability, abs=1e-6)
 

@@ -148,6 +148,14 @@ def test_an_encoding_is_audited(demo):
     )
 
 
+def test_a_sweep_and_pairs_take_texts_alone(demo, tmp_path):
+    encoded = [demo[1](TEXTS[0])]
+    with pytest.raises(TypeError, match='got an encoding'):
+        lrp_loo.explain_dataset(encoded, tmp_path, **QUIET)
+    with pytest.raises(TypeError, match='give a list of str'):
+        lrp_loo.explain_pairs(*demo, encoded)
+
+
 ENCODED_WRONGLY = {
     'units': (
         lambda t: t(TEXTS),
@@ -266,6 +274,8 @@ def test_labels_with_units_of_each_text(demo):
     units = ['word', 'sentence', 'token']
     found = explain_labels(*demo, TEXTS, [1], units=units)
     same([c[0] for c in found], explain(*demo, TEXTS, target=1, units=units))
+    (found,) = explain_labels(*demo, TEXTS[0], units=[(2, 10), (12, 25)])
+    assert found[1].tokens == ['gripping', 'UNFORGETTABLE']
 
 
 def test_loo_of_another_label_is_no_reference(demo):
