@@ -116,7 +116,9 @@ def about(f, name):
     signature = inspect.signature(f)
     asked = [p for p in signature.parameters.values() if p.name != 'self']
     signature = signature.replace(parameters=asked)
-    doc = inspect.getdoc(f) or ''
+    # without the parameters that `lrp_loo` puts into it for `help`
+    own = vars(f).get('__undocumented__')
+    doc = inspect.cleandoc(own or inspect.getdoc(f) or '')
     if doc.startswith(f'{f.__name__}('):
         doc = ''  # what `dataclass` writes for want of a docstring
     return [fenced(call(name, signature)), escaped(doc), table(f, signature)]

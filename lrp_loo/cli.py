@@ -175,13 +175,23 @@ def print_maps(
     from lrp_loo.view import terminal_legend, terminal_text
 
     for a in maps:
-        print(f"{a.method}: {a.explained}, logit {a.logit:.3f}")
+        print(f"{a.method}: {a.explained}, {_numbers_said(a)}")
         if colour:
             print(terminal_text(a, shutil.get_terminal_size().columns))
             print(terminal_legend(a))
             continue
         for token, score in zip(a.tokens, a.scores.tolist()):
             print(f"{score:+.4f}\t{token}")
+
+
+def _numbers_said(a):
+    "The logit and, of a classifier, the probability."
+    from lrp_loo.view import in_thousandths
+
+    said = f'logit {a.logit:.3f}'
+    if a.probability is None:
+        return said
+    return f'{said}, probability {in_thousandths(a.probability)}'
 
 
 def _dumps(o):
@@ -198,6 +208,7 @@ def _for_programs(a):
         target=a.target,
         label=a.label,
         logit=a.logit,
+        probability=a.probability,
         tokens=a.tokens,
         is_special=a.is_special.tolist(),
         scores=[round(s, 6) for s in a.scores.tolist()],
@@ -218,8 +229,10 @@ def _say_written(path):
     print(f'written: {path}', file=sys.stderr)
 
 # %% ../nbs/18_cli.ipynb #93874a3b
-def _check_outputs(out, html, pair):
+def _check_outputs(out, html, pair, layers):
     "Can both files be written, and does the page fit the call?"
+    if html and any(isinstance(x, tuple) for x in layers or ()):
+        raise UsageError("--html switches whole layers, and not single heads")
     check_file('out', out, ('.html', '.json', '.parquet'))
     check_file('html', html, ('.html', '.htm'))
     if out and html and Path(out).absolute() == Path(html).absolute():
@@ -259,11 +272,11 @@ def _standard_input():
         ) from None
 
 
-def _text_model(model, name, task):
+def _text_model(model, name, task, device='cpu'):
     "A model that reads texts, and its tokenizer."
     from lrp_loo.models import load_model
 
-    m, tokenizer, _ = load_model(model, name, task=task)
+    m, tokenizer, _ = load_model(model, name, device, task)
     if tokenizer is None:
         raise UsageError(
             f"{name} takes images, and this command explains texts; take"
@@ -298,13 +311,19 @@ def _maps(model, tokenizer, text, methods, layers, **options):
     return found
 
 
-def _interactive_page(model, tokenizer, text, methods, target, truncation):
-    "The page of several methods: those that were named, else the usual ones."
+def _interactive_page(
+    model, tokenizer, text, methods, layers, target, truncation
+):
+    """The page of several methods: those that were named, else the usual ones.
+    It opens with the (first) method of the call.
+    """
     from lrp_loo.page import PAGE_METHODS, explain_page
 
+    first = methods[0]
     if len(methods) == 1:
         methods = list(dict.fromkeys([*PAGE_METHODS, *methods]))
-    return explain_page(model, tokenizer, text, methods, target, truncation)
+    asked = (methods, target, truncation, first, layers or ())
+    return explain_page(model, tokenizer, text, *asked)
 
 
 def _write_maps(maps, out, page, html):
@@ -345,9 +364,11 @@ def explain(
     # 'token class' or answer
     task: str = 'class',
     truncation: store_true = False,  # cut a text that is too long for the model
+    device: str = 'cpu',  # auto, cpu, cuda
     json: store_true = False,  # JSON for programs
-    # write an interactive page here: methods (those of --method where it names
-    # several, else the usual ones) and bypassed layers can be switched in it
+    # write an interactive page here, which opens with --method: methods (those
+    # of --method where it names several, else the usual ones) and bypassed
+    # layers can be switched in it
     html: str = None,
     # write the explanation here: .html, .json or .parquet, which lrp_loo.load
     # reads back
@@ -360,20 +381,21 @@ def explain(
     methods = one_of('method', method, METHODS, many=True)
     layers = parse_layers(bypass_softmax)
     _check_words(units, task, target)
-    _check_outputs(out, html, pair)
+    _check_outputs(out, html, pair, layers)
     _check_bypass(layers, methods)
     if model == 'demo':
         one_of('name', name, DEMOS)
     if text == '-':
         text = _standard_input()
-    m, tok = _text_model(model, name, task)
+    m, tok = _text_model(model, name, task, device)
     wanted = _target(m, tok, target, position)
     options = dict(target=wanted, truncation=truncation, units=units)
     texts = text if pair is None else (text, pair)
     maps = _maps(m, tok, texts, methods, layers, **options)
     page = None
     if html:
-        page = _interactive_page(m, tok, text, methods, wanted, truncation)
+        asked = (methods, layers, wanted, truncation)
+        page = _interactive_page(m, tok, text, *asked)
     _write_maps(maps, out, page, html)
     _print_explained(maps, json)
 

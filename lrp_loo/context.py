@@ -34,8 +34,8 @@ TEMPLATE = '{context}\n\n{question}\n'
 
 
 def attribute_context(
-    model,
-    tokenizer,  # a causal language model in eval mode, its (fast) tokenizer
+    model,  # a causal language model in eval mode
+    tokenizer,  # its (fast) tokenizer
     context: str,  # the documents
     answer: str,  # the answer that was given
     question: str = '',  # what was asked

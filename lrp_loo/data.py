@@ -316,11 +316,13 @@ def _parsed(suffix, text, wanted):
     "The text of a file as a pandas table."
     import pandas as pd
 
-    if suffix == '.csv':
+    if suffix in ('.csv', '.tsv'):
+        told = re.match(r'sep=(.)\r?\n', text)  # as Excel may write it
+        text = text[told.end() :] if told else text
         header = text.splitlines()[0] if text else ''
-        return _csv(text, _separator(header, wanted))
-    if suffix == '.tsv':
-        return _csv(text, '\t')
+        separator = told[1] if told else _separator(header, wanted)
+        is_tabbed = suffix == '.tsv' and '\t' in header
+        return _csv(text, '\t' if is_tabbed else separator)
     return pd.read_json(
         io.StringIO(text),
         lines=suffix == '.jsonl',

@@ -22,6 +22,7 @@ from .methods import as_methods, check_call
 from lrp_loo.models import (
     DTYPES,
     as_texts,
+    is_encoding,
     at_precision,
     describe_model,
     encode,
@@ -463,6 +464,11 @@ class _DatasetRun:
     def _check_values(self):
         if not self.texts:
             raise ValueError("texts is empty; give at least one text")
+        if any(map(is_encoding, self.texts)):
+            raise TypeError(
+                "a sweep takes texts, which it knows its rows by; got an"
+                " encoding"
+            )
         if self.dtype not in DTYPES:
             raise ValueError(
                 f"dtype={self.dtype!r} is not known; take one of"
@@ -595,8 +601,8 @@ def explain_dataset(
     # model, name and task as for `load_model`; in one process also (model,
     # tokenizer, name), or a transformers pipeline
     model='demo',
-    name: str = 'sst2',
-    task: str = 'class',
+    name: str = 'sst2',  # as for `load_model`
+    task: str = 'class',  # as for `load_model`
     # the class that is explained; None: each text's predicted one
     target: int = None,
     # 'float32', 'bfloat16' or 'tf32', see `at_precision`

@@ -66,16 +66,21 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 from .core import whole_number
 from .loo import LONG, in_words, loo_seconds
-from .models import TOKEN_BUDGET, as_texts, encode, unwrap
+from .models import TOKEN_BUDGET, unwrap
 from .curves import curve_area, many_perturbation_curves, removal_units
 from .removals import default_removal, fill_id, input_positions
 from lrp_loo.methods import (
     as_method,
     as_methods,
+    by_target,
     check_call,
     eager,
+    encode_all,
     explain_batch,
     explain_methods,
+    inputs_of,
+    on_device,
+    targets_of_texts,
 )
 from .results import Results
 from .stats import FEWEST_TOKENS, paired_difference
@@ -369,7 +374,7 @@ class _Audit:
     tokenizer: object
     methods: dict
     chunk: int
-    target: object
+    targets: list  # of each text
     removal: object
     area: str
 
@@ -383,10 +388,21 @@ class _Audit:
         removal = self.removal or default_removal(encs[0])
         fill = fill_id(self.tokenizer, removal)
         curves = (self.n_methods, self.chunk)
-        how = (self.removal, fill, self.target)
+        how = (self.removal, fill, self.targets[0])
         say_audit_time(self.model, encs, *curves, *how)
 
-    def rows(self, encs, bar):
+    def rows(self, part, bar):
+        "A row of each of some (number, encoded text); targets may differ."
+        targets = [self.targets[i] for i, _ in part]
+        found = [None] * len(part)
+        for target, numbers in by_target(targets):
+            encs = [part[k][1] for k in numbers]
+            rows = self._rows_of(target, encs, bar)
+            for k, row in zip(numbers, rows):
+                found[k] = row
+        return found
+
+    def _rows_of(self, target, encs, bar):
         "A row of each, the bar moving meanwhile."
         with _within(
             bar, self.model, encs, self.n_methods, self.chunk
@@ -397,7 +413,7 @@ class _Audit:
                 encs,
                 self.methods,
                 self.chunk,
-                self.target,
+                target,
                 self.removal,
                 self.area,
                 progress=moved,
@@ -419,7 +435,7 @@ class _Audit:
         with bar:
             results.extend(
                 together(examples),
-                lambda part: self.rows([enc for _, enc in part], bar),
+                lambda part: self.rows(part, bar),
                 bar,
             )
 
@@ -439,14 +455,19 @@ AUDIT_COLUMNS = [
 
 
 def audit(
+    # an unmodified transformers model in eval mode, or a transformers pipeline
     model,
-    # an unmodified transformers model in eval mode, its tokenizer (image
-    # processor; None for image tensors); or a pipeline and None
+    # its tokenizer (image processor; None for image tensors); with a pipeline
+    # None takes the pipeline's
     tokenizer,
-    texts: list,  # n strings, or images
-    # names of METHODS, or name → (method, options)
+    # n strings, or images; a column of a table; what the tokenizer made of
+    # texts; a single one is a list of one
+    texts,
+    # one of METHODS or a list of them; or name → (method, options)
     methods=('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp'),
-    target=None,  # see `as_target`; each text's predicted class by default
+    # as for `explain`: each text's predicted class by default; a list has one
+    # per text
+    target=None,
     chunk: int = 1,  # tokens removed at a time in the curves
     # what removed means (`REMOVALS`, `Removal`); the attention mask by default,
     # in an image the zero embedding
@@ -457,21 +478,25 @@ def audit(
     # where a row per text is kept as it finishes; rows that are there are not
     # computed again
     results: Results = None,
+    # as for `explain`: 'cpu', 'cuda', …, where the model is moved to
+    device=None,
     # a row per method: loo_r, lerf, morf, delta, their standard errors, n
 ) -> pd.DataFrame:
     """How far each method follows exact Leave-One-Out on these texts (Table 2
     for any model).
     """
-    texts = as_texts(texts)
+    texts = inputs_of(texts)
     methods = as_methods(methods)
     whole_number('chunk', chunk)
     model, tokenizer = unwrap(model, tokenizer)
     model = eager(model)
     for m, _ in methods.values():
         check_call(model, m, texts)
-    encs = [encode(model, tokenizer, t, truncation) for t in texts]
+    on_device(model, device)
+    targets = targets_of_texts(model, tokenizer, target, len(texts))
+    encs = encode_all(model, tokenizer, texts, truncation)
     results = Results(None, {}) if results is None else results
-    asked = _Audit(model, tokenizer, methods, chunk, target, removal, area)
+    asked = _Audit(model, tokenizer, methods, chunk, targets, removal, area)
     asked.fill_in(results, encs, progress)
     return faithfulness_table(results.rows, list(methods))[AUDIT_COLUMNS]
 

@@ -103,8 +103,8 @@ def _units_of_text(tokenizer, enc, prompt, n_prompt, units):
 
 # %% ../nbs/19_generation.ipynb #c564abe9
 def explain_generation(
-    model,
-    tokenizer,  # a causal language model in eval mode, its tokenizer
+    model,  # a causal language model in eval mode
+    tokenizer,  # its tokenizer
     prompt,  # a str; or messages, a list of {'role': …, 'content': …}
     continuation: str = None,  # what was said; None: the model's own, greedy
     method='loo',  # one of METHODS, or as for `explain`
@@ -186,8 +186,8 @@ def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
 
 
 def audit_generation(
-    model,
-    tokenizer,  # a causal language model in eval mode, its tokenizer
+    model,  # a causal language model in eval mode
+    tokenizer,  # its tokenizer
     prompts: list,  # of str, or of messages
     # names of METHODS, or name → (method, options)
     methods=('attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),

@@ -320,8 +320,10 @@ class TokenModel(TensorModel):
 
     mask_padding = True
 
-    def __init__(self, model):
-        "As for `TensorModel`."
+    def __init__(
+        self,
+        model,  # as for `TensorModel`; its config knows the padding token
+    ):
         super().__init__(model)
         if _pad_id(self.model) is None:
             raise ValueError(
@@ -777,7 +779,12 @@ class LRP(Attributor):
 class GradientXInput(Attributor):
     "The plain gradient times the input."
 
-    def __init__(self, model, tokenizer=None, **options):
+    def __init__(
+        self,
+        model,  # as for `Attributor`
+        tokenizer=None,  # as for `Attributor`
+        **options,  # as for `Attributor`
+    ):
         super().__init__(model, 'grad_x_input', tokenizer, **options)
 
 
@@ -786,7 +793,12 @@ class IntegratedGradients(Attributor):
 
     has_delta = True
 
-    def __init__(self, model, tokenizer=None, **options):
+    def __init__(
+        self,
+        model,  # as for `Attributor`
+        tokenizer=None,  # as for `Attributor`
+        **options,  # as for `Attributor`
+    ):
         super().__init__(model, 'ig', tokenizer, **options)
 
     @_unwrappable
@@ -863,11 +875,11 @@ class LeaveOneOut(Attributor):
 
     def __init__(
         self,
-        model,
+        model,  # as for `Attributor`
         # what removed means (`REMOVALS`, `Removal`); None: the attention mask,
         # in an image the zero embedding
         removal=None,
-        tokenizer=None,
+        tokenizer=None,  # as for `Attributor`
         **options,  # as for `Attributor`; drop
     ):
         super().__init__(model, 'loo', tokenizer, removal=removal, **options)
@@ -947,9 +959,9 @@ class AttentionRollout(Attributor):
 
     def __init__(
         self,
-        model,
+        model,  # as for `Attributor`
         residual: bool = False,  # mix in the residual connection
-        tokenizer=None,
+        tokenizer=None,  # as for `Attributor`
         **options,  # as for `Attributor`; row
     ):
         super().__init__(
@@ -964,9 +976,9 @@ class RemovalEstimate(Attributor):
 
     def __init__(
         self,
-        model,
+        model,  # as for `Attributor`
         n_exact: int = 0,  # exact passes beside it, per example
-        tokenizer=None,
+        tokenizer=None,  # as for `Attributor`
         **options,  # as for `Attributor`; n_groups, n_contexts, weight, …
     ):
         if n_exact:

@@ -405,11 +405,11 @@ def settle_top(
 
 
 def top_tokens(
-    model,
-    tokenizer,
-    text: str,
+    model,  # as for `explain`
+    tokenizer,  # its tokenizer
+    text: str,  # one text
     k: int,  # how many
-    calibration: Calibration,
+    calibration: Calibration,  # of this model and its method (`calibrate`)
     confidence: float = 0.9,  # that the answer is right
     by: str = 'size',  # 'size', either way, or 'score', the largest first
     most: int = None,  # exact passes, no more; None: as many as it takes

@@ -159,7 +159,7 @@ def _check_callable(rule, form):
 class Composite:
     "A rule set. Layers count from 0."
 
-    name: str
+    name: str  # what it is called in reports
     # where attention weights are held constant: layers, single heads as pairs
     # (layer, head), a mapping from layers to their heads, or 'all'; a head is
     # one of the queries

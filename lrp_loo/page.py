@@ -10,10 +10,11 @@ import json
 from importlib.resources import files
 from itertools import combinations
 
-from .methods import METHODS, explain, explain_methods
+from .methods import METHODS, explain, explain_methods, named_target
 from .models import encode, n_layers
 from .targets import settled
-from .view import DOWN, STRENGTH, UP, has_r, headline, shown_tokens
+from .units import text_units
+from .view import DOWN, STRENGTH, UP, has_r, headline, shown_places
 
 # %% ../nbs/12_page.ipynb #909885c8
 # up to so many layers and tokens a page holds every set of bypassed layers
@@ -65,6 +66,7 @@ def _sets_scores(model, tokenizer, text, truncation, sets, target):
 
 def _maps_of_one_target(model, tokenizer, text, methods, target, truncation):
     "An Attribution per method; the first settles what is explained."
+    target = named_target(model, tokenizer, target)
     maps = []
     for m in methods:
         maps += explain(
@@ -75,19 +77,46 @@ def _maps_of_one_target(model, tokenizer, text, methods, target, truncation):
             target=target,
             truncation=truncation,
         )
-        # a class by its name has been found by now
-        open_target = None if isinstance(target, str) else target
-        target = settled(open_target, maps[0].target)
+        target = settled(target, maps[0].target)
     return maps, target
 
 
-def _page_tokens(a):
+def _words_of(model, tokenizer, text, truncation):
+    "Of each token the number of its word; None where that cannot be said."
+    enc = encode(model, tokenizer, text, truncation)
+    try:
+        return text_units(tokenizer, enc, text, 'word').number.tolist()
+    except ValueError:  # a slow tokenizer
+        return None
+
+
+def _page_tokens(a, words):
     "What the page's script draws of each token."
-    columns = zip(a.tokens, shown_tokens(a.tokens), a.is_special)
-    return [
+    columns = zip(a.tokens, shown_places(a), a.is_special)
+    tokens = [
         dict(token=token, gap=gap, shown=shown, special=bool(special))
         for token, (gap, shown), special in columns
     ]
+    for token, number in zip(tokens, words or []):
+        token['word'] = number
+    return tokens
+
+
+def _shown_first(methods, opens, bypass_softmax, L):
+    "The method, and the bypassed layers, that the page opens with."
+    if opens not in (None, 'attn_lrp', *methods):
+        raise ValueError(
+            f"opens={opens!r} is not on the page; take one of"
+            f" {', '.join(methods)}"
+        )
+    layers = range(L) if bypass_softmax == 'all' else bypass_softmax
+    wrong = [x for x in layers if not isinstance(x, int) or not 0 <= x < L]
+    if wrong:
+        raise ValueError(
+            f"bypass_softmax={bypass_softmax!r}: a page switches whole layers,"
+            f" from 0 to {L - 1}, got {wrong[0]!r}"
+        )
+    return opens or 'attn_lrp', tuple(sorted(set(layers)))
 
 
 def _asked_for(text, methods):
@@ -109,22 +138,28 @@ def page_data(
     methods=PAGE_METHODS,  # names of METHODS
     target=None,  # as for `explain`
     truncation: bool = False,  # cut a text that is too long for the model
+    # the method that is shown first; None: AttnLRP, whose layers are switched
+    opens: str = None,
+    bypass_softmax=(),  # layers (or 'all') that are bypassed at first
 ) -> dict:  # what the page's script reads
     "Every map that the page can show, rounded to six digits."
     methods = _asked_for(text, methods)
+    L = n_layers(model)
+    first, bypassed = _shown_first(methods, opens, bypass_softmax, L)
     maps, target = _maps_of_one_target(
         model, tokenizer, text, methods, target, truncation
     )
     a = maps[0]
-    L = n_layers(model)
     every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
     sets = page_sets(L, every) if L else []
+    sets += [bypassed] if bypassed not in sets and L else []
     about = (
         f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others'
         ' against exact Leave-One-Out, by lrp_loo'
     )
     return dict(
         what=headline(a),
+        first=dict(method=first, bypass=','.join(map(str, bypassed))),
         about=about,
         layers=L,
         every_set=every,
@@ -132,17 +167,25 @@ def page_data(
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
-        tokens=_page_tokens(a),
+        tokens=_page_tokens(a, _words_of(model, tokenizer, text, truncation)),
     )
 
 
 def explain_page(
-    *args,
-    **kwargs,  # as for `page_data`
+    model,  # one that reads text
+    tokenizer,  # its tokenizer
+    text: str,  # what is explained
+    methods=PAGE_METHODS,  # names of METHODS, or one of them
+    target=None,  # as for `explain`, of this one text
+    truncation: bool = False,  # cut a text that is too long for the model
+    # the method that is shown first; None: AttnLRP, whose layers are switched
+    opens: str = None,
+    bypass_softmax=(),  # layers (or 'all') that are bypassed at first
     # HTML: one file, its script and styles inside, forbidden to fetch anything
 ) -> str:
     "The page. What comes from the text is data in it, never markup."
-    found = page_data(*args, **kwargs)
+    asked = (methods, target, truncation, opens, bypass_softmax)
+    found = page_data(model, tokenizer, text, *asked)
     data = json.dumps(found, ensure_ascii=False, allow_nan=False)
     page = files('lrp_loo') / 'assets' / 'page.html'
     html = page.read_text(encoding='utf-8')

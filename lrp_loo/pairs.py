@@ -453,8 +453,8 @@ def _audited_pairs(model, tokenizer, text, methods, least, how):
 
 
 def audit_pairs(
-    model,
-    tokenizer,
+    model,  # as for `explain_pairs`
+    tokenizer,  # as for `explain_pairs`
     texts,  # a list of str
     # name → (method, options); None: `removal`, with few passes and with all
     methods: dict = None,

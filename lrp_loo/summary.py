@@ -718,7 +718,7 @@ def _mpl(rgb):
     return tuple(c / 255 for c in rgb)
 
 
-def _stacked(x, low, high):
+def _bars_stacked(x, low, high):
     "(n,) heights from −0.4 to 0.4 at which dots at x don't cover one another."
     place = np.round((x - low) / ((high - low) or 1) * 80)
     height = np.zeros(len(x))
@@ -789,7 +789,7 @@ def _say_score(fig, summary):
 
 def _swarm_of_dots(ax, y, x, limits):
     "One word's occurrences."
-    height = y + _stacked(x, *limits)
+    height = y + _bars_stacked(x, *limits)
     up = x > 0
     look = dict(s=11, linewidth=0.7, zorder=2)
     red, blue = _mpl(UP), _mpl(DOWN)

@@ -11,6 +11,7 @@ import pytest
 import lrp_loo.models
 from lrp_loo.cli import main
 from lrp_loo.results import Results, read_results
+from lrp_loo.view import in_thousandths
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
@@ -536,6 +537,96 @@ def test_the_page_keeps_the_position(run, tmp_path):
     alone = json.loads(run(*words, '--json')[1])[1]
     # six decimals are printed, six digits written
     assert on_page == pytest.approx(alone['scores'], rel=1e-5, abs=2e-6)
+
+
+# the page opens with the call's method
+
+
+def page_of(run, path, *words):
+    "What the page's script reads."
+    assert run('explain', 'a fine film', *words, '--html', path)[0] == 0
+    data = path.read_text().split('id="data">')[1].split('</script>')[0]
+    return json.loads(data)
+
+
+@pytest.mark.parametrize('method', ['cp_lrp', 'loo', 'canonized'])
+def test_the_page_opens_with_the_method_that_was_named(run, tmp_path, method):
+    data = page_of(run, tmp_path / 'a.html', '--method', method)
+    assert data['first'] == dict(method=method, bypass='')
+    assert {method, 'loo'} <= set(data['methods'])
+
+
+def test_of_several_methods_the_page_opens_with_the_first(run, tmp_path):
+    data = page_of(run, tmp_path / 'a.html', '--method', 'ig,loo')
+    assert data['first']['method'] == 'ig'
+    assert list(data['methods']) == ['ig', 'loo']
+
+
+def test_the_page_opens_with_the_layers_that_were_named(run, tmp_path):
+    words = ('--method', 'attn_lrp,loo', '--bypass_softmax', '4,2')
+    data = page_of(run, tmp_path / 'a.html', *words)
+    assert data['first'] == dict(method='attn_lrp', bypass='2,4')
+
+
+def test_a_page_has_no_single_heads(run, tmp_path, no_model):
+    path = tmp_path / 'a.html'
+    words = ('explain', 'fine', '--bypass_softmax', '1.0', '--html', path)
+    code, _, err = run(*words)
+    assert code == 2
+    assert 'whole layers' in err
+
+
+# the probability
+
+
+def test_the_probability_stands_beside_the_logit(run):
+    (a,) = lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a fine film')
+    said = f', probability {in_thousandths(a.probability)}'
+    assert said in run('explain', 'a fine film')[1]
+    (read,) = json.loads(run('explain', 'a fine film', '--json')[1])
+    assert read['probability'] == pytest.approx(a.probability, abs=1e-6)
+
+
+# files as spreadsheets write them
+
+SEMICOLONS = {
+    'a.csv': 'text;label\nA warm, quiet film;1\nOld jokes, slow scenes;0\n',
+    'excel.csv': 'sep=;\ntext;label\nA warm, quiet film;1\nOld jokes;0\n',
+    'quoted.csv': '"id";"text"\n1;"A warm; quiet film"\n2;"Old jokes"\n',
+    'a.tsv': 'text;label\nA warm, quiet film;1\nOld jokes, slow scenes;0\n',
+}
+
+
+@pytest.mark.parametrize('command', ['audit', 'sweep'])
+@pytest.mark.parametrize('name', SEMICOLONS)
+def test_a_semicolon_file(run, tmp_path, name, command):
+    path = tmp_path / name
+    path.write_text(SEMICOLONS[name])
+    words = ['--methods', 'cp_lrp', '--out', tmp_path / 'rows.json']
+    if command == 'sweep':
+        words = ['--methods', 'cp_lrp', '--out', tmp_path / 'rows']
+    code, out, err = run(command, '--data', path, *words)
+    assert code == 0, err
+    assert f'2 of 2 texts of {name}' in out or f'2 texts of {name}' in out
+
+
+@pytest.mark.parametrize('name', SEMICOLONS)
+def test_the_texts_of_a_semicolon_file_are_whole(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(SEMICOLONS[name])
+    texts = lrp_loo.read_texts(path).texts
+    assert len(texts) == 2
+    assert [t[-1] for t in texts] in (['m', 's'],)
+
+
+def test_a_semicolon_file_of_unknown_columns_is_asked_about(run, tmp_path):
+    path = tmp_path / 'a.csv'
+    path.write_text('Kommentar;Sterne\nWarm, quiet;5\nSlow, old;1\n')
+    code, _, err = run('audit', '--data', path)
+    assert code == 1
+    assert 'It has Kommentar, Sterne; name one' in err
+    words = ('--column', 'Kommentar', '--methods', 'cp_lrp')
+    assert run('audit', '--data', path, *words)[0] == 0
 
 
 # words of other libraries
