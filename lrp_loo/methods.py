@@ -880,6 +880,7 @@ def named_target(
     "A class by its label, a decoder's token by its text."
     by_number = partial(named_target, model, tokenizer)
     if isinstance(target, Target):
+        _check_one_of_several(model, target)
         index, among = by_number(target.index), by_number(target.among)
         return dataclasses.replace(target, index=index, among=among)
     if isinstance(target, tuple):
@@ -901,6 +902,18 @@ def named_target(
             f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
         )
     return ids[0]
+
+
+def _check_one_of_several(model, target):
+    "A softmax is for labels that exclude each other."
+    kind = getattr(getattr(model, 'config', None), 'problem_type', None)
+    if target.log_prob and kind == 'multi_label_classification':
+        raise ValueError(
+            "log_prob=True is the log of a softmax, and this model's labels do"
+            " not exclude each other (problem_type='multi_label_classification'"
+            "); take target=lambda out:"
+            " torch.nn.functional.logsigmoid(out.logits[:, i]) for label i"
+        )
 
 
 def targets_of_texts(

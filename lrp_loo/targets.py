@@ -8,6 +8,7 @@ __all__ = ['OUTPUTS', 'NAMES_CLASSES', 'Target', 'as_target', 'output_field', 'a
 
 # %% ../nbs/13_targets.ipynb #64722813
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature
@@ -255,6 +256,15 @@ def _check_shape(x, position):
         )
 
 
+def _n_texts(outputs):
+    "How many texts an output is of; that of one's own may be any mapping."
+    if isinstance(outputs, Mapping):
+        for value in outputs.values():
+            if torch.is_tensor(value) and value.ndim:
+                return len(value)
+    return len(output_field(outputs))
+
+
 def _one_number_each(value, n):
     "What a function of the reader's own returned, checked."
     if torch.is_tensor(value) and tuple(value.shape) == (n,):
@@ -305,6 +315,11 @@ class Readout:
             raise ValueError(
                 "log_prob=True is for classes and vocabulary entries; this"
                 " output's entries are places in the text"
+            )
+        if self.target.log_prob and rows.shape[-1] == 1:
+            raise ValueError(
+                "log_prob=True is for a choice among entries, and this output"
+                " has one, whose log-softmax is always 0; leave it at False"
             )
         mask = batch.get('attention_mask')
         if self.answer and mask is not None and mask.shape == rows.shape:
@@ -358,8 +373,8 @@ class Readout:
     ) -> torch.Tensor:  # (n,) the explained number
         "Read the number."
         if callable(self.target):
-            n = len(output_field(outputs))
-            return _one_number_each(self.target(outputs), n)
+            found = self.target(outputs)
+            return _one_number_each(found, _n_texts(outputs))
         x = output_field(outputs, self.target.output)
         variants = torch.arange(len(x), device=x.device)
         rows = variants if rows is None else rows

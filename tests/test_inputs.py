@@ -2,6 +2,7 @@
 tables out; masked words, taggers, quantized models; what `help` says.
 """
 
+import copy
 import html
 import inspect
 import re
@@ -793,3 +794,11 @@ def test_what_was_said_before_is_kept():
 def test_names_at_the_top():
     assert lrp_loo.TokenModel is TokenModel
     assert lrp_loo.Attributions is Attributions
+
+
+def test_the_log_of_a_softmax_is_refused_where_labels_go_together(demo):
+    model, tokenizer = copy.deepcopy(demo[0]), demo[1]
+    model.config.problem_type = 'multi_label_classification'
+    target = Target('positive', log_prob=True)
+    with pytest.raises(ValueError, match='logsigmoid'):
+        explain(model, tokenizer, 'a fine film', target=target)
