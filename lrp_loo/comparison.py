@@ -188,7 +188,7 @@ def _two_names(first, second, names):
 
 
 def compare_summaries(
-    first: Summary,
+    first: Summary,  # of `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
     names=None,  # what to call the two; None: by their methods
     # texts of a class that say a listed word; None: as the first has it

@@ -1134,7 +1134,8 @@ def _why_call_failed(model, inputs, e):
     said = str(e)
     if isinstance(e, RuntimeError) and re.search('dtype|scalar type', said):
         return _mixed_types(model, e)
-    if isinstance(e, TypeError) and 'unexpected keyword argument' in said:
+    called_otherwise = re.search('unexpected keyword|required positional', said)
+    if isinstance(e, TypeError) and called_otherwise:
         return (
             f"{kind} takes {', '.join(forward_arguments(model))}, and it was"
             f" called with {', '.join(inputs)} ({said.split(') ')[-1]}); write"

@@ -424,7 +424,7 @@ class Summary:
     # written, start, end, score, special
     occurrences: pd.DataFrame
     texts: list  # strings, as they were given or joined from tokens
-    method: str
+    method: str  # of the maps, as METHODS names it
     unit: str  # 'word' or 'token'
     min_count: int = 5  # texts of a class that say a listed word, at least
     number: str = 'logit'  # what is explained
@@ -652,10 +652,8 @@ def _check_are_texts(texts):
 
 
 def summarize_texts(
-    # a model and its tokenizer, or a transformers pipeline and None; as for
-    # `explain`
-    model,
-    tokenizer,
+    model,  # as for `explain`; or a transformers pipeline
+    tokenizer,  # the model's; None for a pipeline
     texts: list,  # of str, or of pairs
     method='attn_lrp',  # one of METHODS
     # what is explained, one for all texts; None: each text's predicted class

@@ -802,3 +802,23 @@ def test_the_log_of_a_softmax_is_refused_where_labels_go_together(demo):
     target = Target('positive', log_prob=True)
     with pytest.raises(ValueError, match='logsigmoid'):
         explain(model, tokenizer, 'a fine film', target=target)
+
+
+class OfFeatures(torch.nn.Module):
+    "As sentence-transformers calls its models: a mapping, in one argument."
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(30522, 4)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, features, **options):
+        return self.embed(features['input_ids']).sum((1, 2))
+
+
+def test_a_model_that_is_called_otherwise_is_refused_by_its_arguments(demo):
+    model = OfFeatures().eval()
+    with pytest.raises(ValueError, match='takes features.*input_ids'):
+        explain(model, demo[1], 'a fine film', method='loo')
