@@ -66,6 +66,7 @@ from lrp_loo.models import (
 from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
 from lrp_loo.targets import (
+    NAMES_CLASSES,
     EachReadout,
     GeneratedReadout,
     Readout,
@@ -1155,6 +1156,10 @@ def _probability(model, readout, i, value):
         return None
     if not hasattr(readout, 'probability'):
         return None  # a readout of one's own
+    kind_of_model = type(model).__name__
+    named = any(word in kind_of_model for word in NAMES_CLASSES)
+    if getattr(readout, 'of_tensor', False) and not named:
+        return None
     alone = kind == 'multi_label_classification'
     return readout.probability(i, value, alone)
 

@@ -290,6 +290,7 @@ class Readout:
     is_last = False  # is that row the last token's?
     # 'start', 'end' or 'replaced' where the entries are places in the text
     answer = None
+    of_tensor = False  # an output without a class of its own?
     # (batch,) log Σ exp over the row that is read, where it names classes or
     # words of a vocabulary
     log_sum = None
@@ -325,7 +326,9 @@ class Readout:
         if self.answer and mask is not None and mask.shape == rows.shape:
             rows = rows.masked_fill(mask == 0, -torch.inf)
         self.index = _chosen_entries(rows, self.target)
-        if _names_classes(outputs, self.target.output):
+        # the fast path's rows come as a tensor: the model's class says more
+        self.of_tensor = torch.is_tensor(outputs)
+        if self.of_tensor or _names_classes(outputs, self.target.output):
             self.log_sum = rows.float().logsumexp(-1)
             self.n_entries = rows.shape[-1]
 
@@ -592,6 +595,7 @@ class EachReadout:
     ):
         self.readouts = readouts
         self.answer = getattr(readouts[0], 'answer', None)
+        self.of_tensor = getattr(readouts[0], 'of_tensor', False)
 
     def chosen(self, i):
         "As `Readout.chosen`."

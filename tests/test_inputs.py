@@ -822,3 +822,35 @@ def test_a_model_that_is_called_otherwise_is_refused_by_its_arguments(demo):
     model = OfFeatures().eval()
     with pytest.raises(ValueError, match='takes features.*input_ids'):
         explain(model, demo[1], 'a fine film', method='loo')
+
+
+@pytest.mark.parametrize(
+    'method', ['loo', 'removal', 'removal+rows', 'rollout']
+)
+def test_every_method_says_the_same_probability(demo, maps, method):
+    (found,) = explain(*demo, TEXTS[0], method=method)
+    # of two passes that share no product
+    assert found.probability == pytest.approx(maps[0].probability, abs=1e-4)
+
+
+def test_a_tensor_of_a_class_that_names_no_classes_has_no_probability(demo):
+    class Scored(torch.nn.Module):
+        "A config, but numbers that may be anything."
+
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+            self.config = model.config
+
+        def get_input_embeddings(self):
+            return self.model.get_input_embeddings()
+
+        def forward(self, **inputs):
+            return self.model(**inputs).logits
+
+    model = Scored(demo[0]).eval()
+    for method in ('attn_lrp', 'loo'):
+        assert (
+            explain(model, demo[1], 'fine', method=method)[0].probability
+            is None
+        )
