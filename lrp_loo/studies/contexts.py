@@ -864,6 +864,9 @@ def _draw_contexts(ax, results):
     ax.axvline(table.cost[EXACT], color='0.4', ls='--', label='exact LOO')
     ax.axvline(FEW_PASSES, color='0.8', lw=0.8, zorder=0)
     ax.set_xscale('log')
+    ax.minorticks_off()
+    shown = [1, 2, 4, 10, 20]
+    ax.set_xticks(shown, shown)
     ax.set_ylim(0, 1.05)
     n = sum(bool(row['methods']) for row in results['rows'])
     ax.set_title(f"{results['config']['data']['name']}, n = {n}")
