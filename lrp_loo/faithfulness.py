@@ -628,6 +628,12 @@ def verdict(
     Methods are ranked on the texts where r is defined for all. Exact LOO
     itself does not compete.
     """
+    if isinstance(rows, pd.DataFrame):
+        raise TypeError(
+            "a verdict needs a row per text, and a table of audit has means;"
+            " keep them (results = Results(None, {}); audit(...,"
+            " results=results)) and take verdict(results.rows)"
+        )
     competitors = [m for m in rows[0]['methods'] if m != 'loo']
     if not competitors:
         raise ValueError("a verdict needs a method besides loo")
