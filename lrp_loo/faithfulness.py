@@ -227,11 +227,18 @@ def faithfulness_rows(
     curves=None,  # as for `faithfulness_row`
     # called with a number of forward passes whenever so many more are done
     progress=None,
+    # a `Units` (or None) per text: what LOO leaves out at once; no curves then
+    units: list = None,
 ) -> list:  # a row of each
     """The same for several texts: their LOO and the steps of their curves
     share batches.
     """
     _check_loo_is_loo(methods)
+    if units is not None and curves != ():
+        raise ValueError(
+            f"curves remove tokens one by one: with units give curves=(), not"
+            f" {curves!r}"
+        )
     removal = removal or default_removal(encs[0])
     target = at_mask(target, tokenizer, encs)
     others = {name: m for name, m in methods.items() if name != 'loo'}
@@ -243,9 +250,12 @@ def faithfulness_rows(
         target,
         removal,
         batch_size=1,
+        units=units,
         progress=progress,
     )
     maps = _by_text(loos, {'loo': loos} | found)
+    if units is not None:
+        return [_row(*of_text, {}) for of_text in zip(loos, maps)]
     drawn = many_perturbation_curves(
         model,
         encs,

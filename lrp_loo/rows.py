@@ -38,7 +38,7 @@ from lrp_loo.variants import (
 )
 
 # %% ../nbs/44_rows.ipynb #b6938f21
-NEAR = ('unit', 'read', 'spread')
+NEAR = ('unit', 'read', 'both', 'spread')
 
 
 def nearest_rows(
@@ -46,17 +46,24 @@ def nearest_rows(
     n_rows: int,  # rows of each unit; those that are read count as one
     read,  # the row that is read, or a list of these
     causal: bool = False,  # a row sees what stands before it and nothing else
-    near: str = 'unit',  # to what the rows are near: 'unit' or 'read'
+    # to what the rows are near: 'unit', 'read', or 'both', half of them each
+    near: str = 'unit',
 ) -> torch.Tensor:  # (n_units, rows) in order
     """The rows that are read, then those nearest to a unit, or nearest to what
     is read; the unit's own come last.
     """
-    if near not in ('unit', 'read'):
-        raise ValueError(f"near={near!r} is not known; take 'unit' or 'read'")
+    if near not in ('unit', 'read', 'both'):
+        raise ValueError(
+            f"near={near!r} is not known; take 'unit', 'read' or 'both'"
+        )
     read = [read] if isinstance(read, int) else read
-    goal = None if near == 'unit' else torch.tensor(read, device=members.device)
+    goal = torch.tensor(read, device=members.device) if near == 'read' else None
     distance = torch.stack([_distances(unit, causal, goal) for unit in members])
     distance[:, read] = -1
+    if near == 'both':
+        n_of_read = 1 + (n_rows - 1) // 2
+        of_read = nearest_rows(members, n_of_read, read, causal, 'read')
+        distance.scatter_(1, of_read, -1)
     order = distance.argsort(dim=1, stable=True)
     return order[:, : n_rows + len(read) - 1].sort(1).values
 
@@ -336,8 +343,8 @@ def removal_rows_scores(
     target=None,  # see `as_target`; the predicted class by default
     n_rows: int = 4,  # rows computed anew for each unit, the read one too
     # the rows nearest to the unit, or to what is read ('read'): where units are
-    # parts of a long text, those of the question that follows; or those of
-    # largest spread in the closed form ('spread')
+    # parts of a long text, those of the question that follows; half of each
+    # ('both'); or those of largest spread in the closed form ('spread')
     near: str = 'unit',
     # what goes through all other rows, by `removal`'s closed form; False:
     # nothing, and no gradient is taken

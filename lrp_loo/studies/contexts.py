@@ -583,17 +583,22 @@ EXACT = 'loo'
 
 
 def _computed_rows():
-    "Some rows near each sentence, or near the answer; the largest exact."
+    "Some rows near each sentence, near the answer, or both; the largest exact."
     found = {}
     for near, words, numbers in (
         ('unit', 'sentence', (4,)),
         ('read', 'answer', (1, 4, 16)),
+        ('both', 'both', (8, 32, 48)),
     ):
         for n in numbers:
             options = dict(n_rows=n, near=near, rest=False)
             found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
-    options = dict(n_rows=4, near='read', rest=False, n_exact=4)
-    found['removal+rows, answer, 4, exact'] = ('removal+rows', options)
+    for near, words, n, n_exact in (
+        ('read', 'answer', 4, 4),
+        ('both', 'both', 32, 2),
+    ):
+        options = dict(n_rows=n, near=near, rest=False, n_exact=n_exact)
+        found[f'removal+rows, {words}, {n}, exact'] = ('removal+rows', options)
     return found
 
 
@@ -820,10 +825,13 @@ def with_peers(
 FAMILIES_OF_LINES = (
     'removal+rows, answer',
     'removal+rows, sentence',
+    'removal+rows, both',
     'random ablations',
     'blocks first',
 )
-LINES_OF_FAMILIES = dict(zip(FAMILIES_OF_LINES, ('d-', 's-.', 'o--', '^:')))
+LINES_OF_FAMILIES = dict(
+    zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'o--', '^:'))
+)
 FEW_PASSES = 4  # what a method should cost at most
 
 
@@ -846,7 +854,7 @@ def _draw_family(ax, table, family):
 
 def _family_colour(name):
     "Of a method of ours, or of one that is derived."
-    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C5', 'C8')))
+    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C3', 'C5', 'C8')))
     return others.get(name) or method_colour(name)
 
 

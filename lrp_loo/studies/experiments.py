@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['CLASSIFIERS', 'visible_keys', 'row_flatness', 'attention_entropy', 'faithfulness_experiment', 'text_experiment',
-           'part_experiment', 'sentence_experiment']
+           'drawn_tokens', 'part_experiment', 'sentence_experiment']
 
 # %% ../../nbs/51_experiments.ipynb #96685b47
+import random
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,13 @@ from lrp_loo.faithfulness import (
     say_audit_time,
     together,
 )
-from ..models import describe_model, encode, load_demo, max_tokens
+from lrp_loo.models import (
+    describe_model,
+    encode,
+    load_demo,
+    max_tokens,
+    special_mask,
+)
 from ..removals import default_removal, fill_id
 from ..results import Results, recorded_methods
 from lrp_loo.studies.common import (
@@ -28,6 +35,7 @@ from lrp_loo.studies.common import (
     part_examples,
     text_examples,
 )
+from ..units import Units
 
 # %% ../../nbs/51_experiments.ipynb #156de7d9
 def visible_keys(
@@ -91,6 +99,7 @@ def faithfulness_experiment(
     desc: str = '',  # what the bar says
     curves=None,  # names of the methods that get curves; None: all
     target=None,  # see `as_target`; the predicted class by default
+    units: dict = None,  # i → `Units`: what LOO leaves out; None: each token
     **summary,  # goes into the summary as it is
 ) -> Results:
     "A row per example, resumable, and a summary."
@@ -106,21 +115,26 @@ def faithfulness_experiment(
             target,
             removal,
             curves=curves,
+            units=units and [units[i] for i, _, _ in batch],
         )
         for row, (_, enc, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
+            if units:
+                n_drawn = row['n_tokens']
+                row |= dict(n_drawn=n_drawn, n_tokens=enc['input_ids'].shape[1])
             yield dict(label=label, entropy=entropy, **row)
 
     done = results.done
     missing = [enc for i, enc, _ in examples if i not in done]
-    if missing:
+    if missing and not units:
         drawn = methods if curves is None else curves
         kind = removal or default_removal(missing[0])
         fill = fill_id(tokenizer, kind)
         how = (kind, fill, target)
         say_audit_time(model, missing, len(drawn), chunk, *how)
     say = partial(_summary, known=summary)
-    return add_batches(results, together(examples), rows_of, desc, say)
+    batches = together(examples, 1) if units else together(examples)
+    return add_batches(results, batches, rows_of, desc, say)
 
 
 def text_experiment(
@@ -173,6 +187,23 @@ def text_experiment(
         n_too_long=too_long,
     )
 
+# %% ../../nbs/51_experiments.ipynb #f158e623
+def drawn_tokens(
+    tokenizer,
+    enc: dict,  # one encoded text
+    n: int,  # how many; all but special ones where there are fewer
+    seed,  # of the draw
+) -> Units:  # a unit each, in the order of the text
+    "Some tokens of a text, every one as likely; no special one."
+    ids = enc['input_ids'][0].cpu()
+    content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
+    draw = random.Random(str(seed))
+    some = sorted(draw.sample(content, min(n, len(content))))
+    number = torch.full_like(ids, -1)
+    number[some] = torch.arange(len(some))
+    names = tokenizer.convert_ids_to_tokens(ids[some])
+    return Units(number, names, torch.zeros(len(some), dtype=torch.bool))
+
 # %% ../../nbs/51_experiments.ipynb #6b291dfa
 def _asked_of_curves(chunk, curves):
     "What a config says of them: nothing, where nothing was asked."
@@ -198,6 +229,8 @@ def part_experiment(
     curves=None,  # names of the methods that get MoRF and LeRF; None: all
     chunk: int = None,  # tokens removed at a time in the curves; None: 1
     known: dict = None,  # name → `Part`, see `part_examples`
+    # tokens of each text that LOO is asked about, see `drawn_tokens`; None: all
+    n_drawn: int = None,
 ) -> Results:
     """LOO agreement and perturbation curves of any methods on the examples of
     a part, a row per example, resumable.
@@ -208,6 +241,13 @@ def part_experiment(
     config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
     config |= _asked_of_curves(chunk, curves)
     config['methods'] = recorded_methods(methods)
+    units = None
+    if n_drawn is not None:
+        config['n_drawn'] = n_drawn
+        units = {
+            i: drawn_tokens(drawn.tokenizer, enc, n_drawn, f'{seed} {i}')
+            for i, enc, _ in drawn.examples
+        }
     return faithfulness_experiment(
         Results(path, config, fresh),
         drawn.model,
@@ -219,6 +259,7 @@ def part_experiment(
         f'{name}: {drawn.words}',
         curves,
         drawn.target,
+        units,
         n_set_aside=drawn.left,
     )
 
