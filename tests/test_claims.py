@@ -283,7 +283,7 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
     pairs = list(itertools.combinations(between, 2))
     assert len(pairs) == 28
     assert all(between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs)
-    text = prose('25_protocol')
+    text = prose('25b_measured')
     assert 'about as well as AttnLRP agrees with either' not in text
     assert 'all 28 pairs' in text
 
