@@ -283,7 +283,7 @@ def test_any_two_references_agree_better_than_attn_lrp_with_either():
     pairs = list(itertools.combinations(between, 2))
     assert len(pairs) == 28
     assert all(between.loc[a, b] > max(attn[a], attn[b]) for a, b in pairs)
-    text = prose('25_protocol')
+    text = prose('25b_measured')
     assert 'about as well as AttnLRP agrees with either' not in text
     assert 'all 28 pairs' in text
 
@@ -346,7 +346,7 @@ def test_removal_is_above_the_better_lrp_on_every_model_by_attention_mask():
 
 def test_no_interval_is_drawn_from_six_reviews():
     assert len(rows_of('related-imdb')['rows']) == 6
-    text = prose('27_related').lower()
+    text = prose('27c_compared').lower()
     assert 'six reviews' in text
     assert 'its interval contains zero' not in text
 

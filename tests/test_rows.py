@@ -20,6 +20,7 @@ from lrp_loo.rows import (
     rows_of,
     rows_of_spread,
 )
+from lrp_loo.stats import pearson
 from lrp_loo.studies.families import (
     FAMILIES,
     family_tasks,
@@ -558,7 +559,28 @@ def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
         explain(*demo, SENTENCE, method='removal+rows')
 
 
-def test_nearest_rows_take_two_words():
+def test_nearest_rows_take_three_words():
     members = torch.eye(4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="near='spread'.*'unit' or 'read'"):
+    with pytest.raises(ValueError, match="near='spread'.*'read' or 'both'"):
         nearest_rows(members, 2, 0, near='spread')
+
+
+@pytest.mark.parametrize('n_rows', [2, 5, 8])
+def test_near_both_is_half_near_the_unit_and_half_near_what_is_read(n_rows):
+    members = torch.zeros(1, 40, dtype=torch.bool)
+    members[0, 3:6] = True  # a sentence
+    read = [38, 39]
+    (rows,) = nearest_rows(members, n_rows, read, True, 'both').tolist()
+    of_read = (n_rows - 1) // 2
+    behind = n_rows - 1 - of_read
+    own = list(range(6, 6 + behind))
+    assert rows == own + list(range(38 - of_read, 40))
+
+
+def test_rows_near_both_follow_loo(demo):
+    options = dict(n_rows=4, near='both', rest=False)
+    (near,) = explain(*demo, SENTENCE, method='removal+rows', **options)
+    (loo,) = explain(*demo, SENTENCE, method='loo')
+    content = ~loo.is_special
+    assert near.info['rows'] == 4
+    assert pearson(near.scores[content], loo.scores[content]) > 0.7
