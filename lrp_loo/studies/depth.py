@@ -139,7 +139,8 @@ def depth_table(
 ) -> pd.DataFrame:  # a row per method: cost, mean r, standard error
     "Mean r with exact LOO, and what it costs."
     found = []
-    for name in FOLLOWED:
+    known = results['config']['methods']
+    for name in (name for name in FOLLOWED if name in known):
         r = mean_se(per_text(results['rows'], name, 'loo_r'))
         cost = forward_equivalents(name)
         found.append(dict(method=name, cost=cost, r=r.mean, se=r.se))
@@ -166,7 +167,7 @@ POINTS = {  # method of one cost → how it is drawn beside its method's look
 
 def _draw_rows(ax, table, names, label, line):
     "r against cost, more rows to the right."
-    some = table.loc[list(names)]
+    some = table.loc[[name for name in names if name in table.index]]
     colour = method_colour('removal+rows')
     look = dict(fmt=line, color=colour, ms=4, lw=1.2, label=label)
     ax.errorbar(some.cost, some.r, some.se, **look)
@@ -175,8 +176,8 @@ def _draw_rows(ax, table, names, label, line):
 def _draw_depth(ax, results):
     "One model."
     table = depth_table(results)
-    for name, own in POINTS.items():
-        at = table.loc[name]
+    for name in (name for name in POINTS if name in table.index):
+        at, own = table.loc[name], POINTS[name]
         look = dict(ms=6, ls='none', label=full_name(name))
         look |= method_look(name) | own
         ax.errorbar(at.cost, at.r, at.se, **look)
@@ -228,10 +229,13 @@ _DEPTH = Study(
     on_part(depth_experiment),
     depth_tables,
     dict(depth=plot_depth),
-    drawn_from={part: part for part in PARTS},
+    # eight of the reviews that 'depth-drawn' has are the whole of
+    # 'depth-reviews'
+    drawn_from={part: part for part in PARTS if part != 'depth-reviews'},
 )
 STUDIES = (
     _DEPTH,
     at_scale(_DEPTH, 'depth-large', _files('mpnet', 'smollm2')),
     at_scale(_DEPTH, 'depth-reviews', _files('reviews')),
+    at_scale(_DEPTH, 'depth-drawn', _files('drawn')),
 )

@@ -344,6 +344,8 @@ def described(
     said = data.get('tokens', '')
     if 'longest' in config:
         said = f"all, at most {config['longest']}"
+    if 'n_drawn' in config:
+        said = f"{config['n_drawn']} drawn of each text; {said}"
     return dict(
         model=model_folder(model),
         sha256=model['sha256'],
