@@ -34,8 +34,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen
 SMALLEST = 8  # points, as they are read
-# chapters 1 and 52 draw with sizes of their own
-APART = ('figure1', 'table1', 'mnist-curves')
+# chapter 1 draws with sizes of its own
+APART = ('figure1',)
 # darkness (0 to 1) by which two lines are told apart without a marker
 APART_IN_GREY = 0.15
 

@@ -413,10 +413,10 @@ def test_tables_and_figure_of_a_finished_file(whole):
     d = read_results(whole)
     assert len(compare_table1(d)) == 15
     assert grid_table(d).index[0] == 'paper'
-    left, right = plot_table1(d).axes
-    assert left.get_title() == 'maps scaled to sum to one'
-    assert right.get_title() == 'maps as they are'
-    heights = [bar.get_height() for bar in left.patches[:6]]
+    above, below = plot_table1(d).axes
+    assert above.get_title() == 'maps scaled to sum to one'
+    assert below.get_title() == 'maps as they are'
+    heights = [bar.get_height() for bar in above.patches[:6]]
     assert heights == [*PAPER['ig'].values(), *PAPER['attn_lrp'].values()]
 
 
