@@ -35,6 +35,7 @@ from lrp_loo.studies.style import (
     full_name,
     method_colour,
     method_look,
+    shared_legend,
     themed,
 )
 from ..targets import Scores, text_by_text
@@ -854,7 +855,7 @@ def _draw_family(ax, table, family):
 
 def _family_colour(name):
     "Of a method of ours, or of one that is derived."
-    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C3', 'C5', 'C8')))
+    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C4', 'C5', 'C8')))
     return others.get(name) or method_colour(name)
 
 
@@ -886,11 +887,11 @@ def plot_contexts(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "Average precision against cost, a panel a kind of context."
-    fig, axes = cells(len(results), height=3.6, sharey=True)
+    fig, axes = cells(len(results), height=4.4, sharey=True)
     for ax, found in zip(axes, results.values()):
         _draw_contexts(ax, found)
-    axes[0].set_ylabel('average precision, sentences of exact LOO')
-    axes[-1].legend(loc='lower right')
+    axes[0].set_ylabel('average precision')
+    shared_legend(fig, columns=2)
     return fig
 
 # %% ../../nbs/65_contexts.ipynb #03f52190

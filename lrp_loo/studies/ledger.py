@@ -332,6 +332,12 @@ def _data_explained(config):
     return data.get('test', data)
 
 
+def _drawn_of_each(config):
+    "r over some tokens of a text is another question than r over all."
+    n = config.get('n_drawn')
+    return f', {n} tokens of each' if n else ''
+
+
 def described(
     results: dict,  # of `read_results`
     model: dict = None,  # of `describe_model`; None: the file's one model
@@ -344,13 +350,11 @@ def described(
     said = data.get('tokens', '')
     if 'longest' in config:
         said = f"all, at most {config['longest']}"
-    if 'n_drawn' in config:
-        said = f"{config['n_drawn']} drawn of each text; {said}"
     return dict(
         model=model_folder(model),
         sha256=model['sha256'],
         layers=model['layers'],
-        data=source + _asked(config),
+        data=source + _asked(config) + _drawn_of_each(config),
         source=data.get('source', ''),
         tokens=said,
         removal=config.get('removal', 'attention_mask'),
