@@ -848,8 +848,9 @@ def _draw_family(ax, table, family):
     for name in exact:
         at = table.loc[name]
         words = f'{family}, largest exact'
+        mark = 'P' if family.endswith('both') else '*'
         ax.errorbar(
-            at.cost, at.ap, at.se, fmt='*', label=words, **look | dict(ms=9)
+            at.cost, at.ap, at.se, fmt=mark, label=words, **look | dict(ms=9)
         )
 
 
