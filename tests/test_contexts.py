@@ -490,7 +490,7 @@ def test_the_figure_has_a_panel_a_kind(measured):
     fig = plot_contexts({'contexts-planted': measured, 'again': measured})
     assert len(fig.axes) == 2
     assert 'n = 2' in fig.axes[0].get_title()
-    labels = [text.get_text() for text in fig.axes[1].get_legend().texts]
+    labels = [text.get_text() for text in fig.legends[0].texts]
     assert {'removal+rows, answer', 'blocks first', 'exact LOO'} <= set(labels)
 
 
