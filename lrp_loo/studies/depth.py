@@ -115,7 +115,6 @@ def depth_experiment(
     limit: int = 60,  # texts
     seed: int = 0,  # of the draw
     fresh: bool = False,  # start over
-    n_drawn: int = None,  # tokens of each text; None: all, or the part's own
 ):  # Results
     "A row per text, resumable; no curves."
     drawn = part == 'depth-drawn'
@@ -130,17 +129,21 @@ def depth_experiment(
         fresh,
         curves=(),
         known=PARTS,
-        n_drawn=n_drawn or (TOKENS_DRAWN if drawn else None),
+        n_drawn=TOKENS_DRAWN if drawn else None,
     )
 
 # %% ../../nbs/64_depth.ipynb #8fbdddee
+def _those_in(known, names):
+    "Some parts are measured with fewer methods."
+    return [name for name in names if name in known]
+
+
 def depth_table(
     results: dict,  # of `read_results`
 ) -> pd.DataFrame:  # a row per method: cost, mean r, standard error
     "Mean r with exact LOO, and what it costs."
     found = []
-    known = results['config']['methods']
-    for name in (name for name in FOLLOWED if name in known):
+    for name in _those_in(results['config']['methods'], FOLLOWED):
         r = mean_se(per_text(results['rows'], name, 'loo_r'))
         cost = forward_equivalents(name)
         found.append(dict(method=name, cost=cost, r=r.mean, se=r.se))
@@ -167,7 +170,7 @@ POINTS = {  # method of one cost → how it is drawn beside its method's look
 
 def _draw_rows(ax, table, names, label, line):
     "r against cost, more rows to the right."
-    some = table.loc[[name for name in names if name in table.index]]
+    some = table.loc[_those_in(table.index, names)]
     colour = method_colour('removal+rows')
     look = dict(fmt=line, color=colour, ms=4, lw=1.2, label=label)
     ax.errorbar(some.cost, some.r, some.se, **look)
@@ -176,7 +179,7 @@ def _draw_rows(ax, table, names, label, line):
 def _draw_depth(ax, results):
     "One model."
     table = depth_table(results)
-    for name in (name for name in POINTS if name in table.index):
+    for name in _those_in(table.index, POINTS):
         at, own = table.loc[name], POINTS[name]
         look = dict(ms=6, ls='none', label=full_name(name))
         look |= method_look(name) | own
