@@ -125,6 +125,30 @@ class BehindGaps:
         for some in windows(sizes.tolist(), at_once):
             yield self.part(some)
 
+    def prefixes(
+        self,
+        texts,  # `DecoderTexts`
+    ) -> torch.Tensor:  # (P,) tokens
+        "What stands before some gap of these variants."
+        n_texts = int(texts.text[-1]) + 1
+        deepest = self.gap.new_zeros(n_texts)
+        deepest = deepest.scatter_reduce(0, self.text, self.gap, 'amax')
+        return (texts.place < deepest[texts.text]).nonzero()[:, 0]
+
+    def unseen(
+        self,
+        texts,  # `DecoderTexts`
+        old: torch.Tensor,  # (P,) tokens of prefixes
+    ) -> torch.Tensor:  # (R, P + R) bool
+        "The keys that a row does not see: those of prefixes, then the new."
+        text = self.text[self.variant][:, None]
+        gap = self.gap[self.variant][:, None]
+        of_prefix = (texts.text[old] == text) & (texts.place[old] < gap)
+        place = texts.place[self.token]
+        same = self.variant == self.variant[:, None]
+        of_new = same & self.seen & (place <= place[:, None])
+        return ~torch.cat([of_prefix, of_new], 1)
+
 
 def windows(
     lengths: list,  # tokens of each text, or rows of each variant
@@ -205,16 +229,6 @@ class DecoderTexts:
         text = text.repeat_interleave(lengths)
         return cls(tokens, text, torch.cat(place))
 
-    def prefixes(
-        self,
-        rows: BehindGaps,
-    ) -> torch.Tensor:  # (P,) tokens
-        "What stands before some gap of these variants."
-        n_texts = int(self.text[-1]) + 1
-        deepest = rows.gap.new_zeros(n_texts)
-        deepest = deepest.scatter_reduce(0, rows.text, rows.gap, 'amax')
-        return (self.place < deepest[self.text]).nonzero()[:, 0]
-
     def cache(
         self,
         old: torch.Tensor,  # (P,) tokens
@@ -224,20 +238,6 @@ class DecoderTexts:
         for i, (keys, values) in enumerate(self.states):
             cache.update(keys[:, :, old], values[:, :, old], i)
         return cache
-
-    def unseen(
-        self,
-        rows: BehindGaps,
-        old: torch.Tensor,  # (P,) tokens of prefixes
-    ) -> torch.Tensor:  # (R, P + R) bool
-        "The keys that a row does not see: those of prefixes, then the new."
-        text = rows.text[rows.variant][:, None]
-        gap = rows.gap[rows.variant][:, None]
-        of_prefix = (self.text[old] == text) & (self.place[old] < gap)
-        place = self.place[rows.token]
-        same = rows.variant == rows.variant[:, None]
-        of_new = same & rows.seen & (place <= place[:, None])
-        return ~torch.cat([of_prefix, of_new], 1)
 
 # %% ../nbs/48_decoders.ipynb #a46e2c84
 class FastDecoder:
@@ -315,8 +315,8 @@ class FastDecoder:
 
     def _run(self, texts, rows):
         "Logits, and the cache that holds the new rows behind the old."
-        old = texts.prefixes(rows)
-        unseen = texts.unseen(rows, old)
+        old = rows.prefixes(texts)
+        unseen = rows.unseen(texts, old)
         dtype = self.model.dtype
         mask = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
         mask = mask.masked_fill(unseen, torch.finfo(dtype).min)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KINDS', 'OPENINGS', 'WHENS', 'SCENES', 'TAILS',
            'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW',
-           'LEAD_OF_A_REVIEW', 'ENDS_ANSWER', 'LONGEST_ANSWER', 'MOST_PLANTED', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST',
+           'LEAD_OF_A_REVIEW', 'MOST_PLANTED', 'A_FEW_WORDS', 'A_SENTENCE', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST',
            'EXACT', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'LINES_OF_FAMILIES', 'FEW_PASSES',
-           'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AskedContext', 'contexts_within',
-           'template_of', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted',
-           'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row', 'contexts_experiment',
-           'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts', 'contexts_tables']
+           'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AnswerEnds', 'AskedContext',
+           'contexts_within', 'template_of', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall',
+           'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row',
+           'contexts_experiment', 'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts',
+           'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
 import random, re, time
@@ -330,8 +331,6 @@ CHAT = (
 )
 OF_A_REVIEW = 'In one sentence, what does the writer think of the film?'
 LEAD_OF_A_REVIEW = 'The writer thinks that the film is'
-ENDS_ANSWER = re.compile(r'[.,;:\n]')
-LONGEST_ANSWER = 12  # tokens
 MOST_PLANTED = 1000  # contexts of a run; what was looked at has later seeds
 
 
@@ -344,6 +343,17 @@ class Limits(NamedTuple):
     effect: float = 1.0  # nats: the largest LOO at least
 
 
+class AnswerEnds(NamedTuple):
+    "How much of what a model says is its answer."
+
+    longest: int  # tokens
+    marks: str  # none of them is in it
+
+
+A_FEW_WORDS = AnswerEnds(12, '.,;:\n')
+A_SENTENCE = AnswerEnds(40, '.;\n')
+
+
 class AskedContext(NamedTuple):
     "A context and what is asked about it."
 
@@ -352,6 +362,7 @@ class AskedContext(NamedTuple):
     lead: str = ''  # how its answer begins
     expected: tuple = ()  # what a right answer holds, where that is known
     planted: tuple = ()  # the sentences that say it
+    ends: AnswerEnds = A_FEW_WORDS
 
 
 def _planted_contexts(data, seed, limits):
@@ -366,8 +377,8 @@ def _reviews(data, seed, limits):
     "In the order that is drawn; where they come from."
     texts = load_texts('imdb', data, seed=seed)
     plain = (text.replace('<br />', ' ') for text in texts.texts)
-    asked = (OF_A_REVIEW, LEAD_OF_A_REVIEW)
-    return (AskedContext(text, *asked) for text in plain), texts.origin
+    asked = dict(question=OF_A_REVIEW, lead=LEAD_OF_A_REVIEW, ends=A_SENTENCE)
+    return (AskedContext(text, **asked) for text in plain), texts.origin
 
 
 KINDS_OF_CONTEXTS = {
@@ -418,15 +429,15 @@ def greedy_answer(
     model,  # a causal language model
     tokenizer,
     context: AskedContext,
-    longest: int = LONGEST_ANSWER,  # tokens
 ) -> str:
-    "What the model answers, up to the first mark."
+    "What the model answers, up to the first mark that ends it."
     template = template_of(context)
     prompt = template.format(context=context.text, question=context.question)
     ids = prompt_ids(tokenizer, prompt)
+    longest, marks = context.ends
     answer = greedy_continuation(model, ids, longest)
     said = tokenizer.decode(answer, skip_special_tokens=True)
-    return ENDS_ANSWER.split(said)[0].strip()
+    return re.split(f'[{marks}]', said)[0].strip()
 
 # %% ../../nbs/65_contexts.ipynb #5864bdb0
 SHARE = 0.25  # of the largest LOO
@@ -700,7 +711,7 @@ def contexts_experiment(
         methods=recorded_methods(methods),
         limits=limits._asdict(),
         template=CHAT,
-        longest_answer=LONGEST_ANSWER,
+        answer_ends=examples[0][1].ends._asdict(),
         share=SHARE,
         # no limit: a run that is made longer goes on
         seed=seed,
@@ -785,7 +796,7 @@ def contexts_table(
 
 
 def peers_by_context(
-    results: dict,  # of `read_results`, of benchmarks/contexts_planted.py
+    results: dict,  # of `read_results`, of benchmarks/contexts_study.py
 ) -> dict:  # number of a context → name → scores, cost, seconds
     "Of those that answered; what else a row says is about the peer's process."
     found = {}

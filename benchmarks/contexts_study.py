@@ -1,12 +1,13 @@
-"""Peers on the planted contexts of the study, as they were asked there.
+"""Peers on the contexts of the study, as they were asked there.
 
-Chapter 65 draws these contexts from seeds and keeps the model's answers; here
-they are made again and put to packages of others, each in an environment of
-its own (README.md). Kept are scores of the sentences, the cost in forward
-passes over the text (tokens that went through the model, a backward pass
-counting as two) and seconds; a context that is there is not asked again.
+Chapter 65 draws these contexts from seeds; here they are made again, answered
+again, and put to packages of others, each in an environment of its own
+(README.md). Kept are scores of the sentences, the cost in forward passes over
+the text (tokens that went through the model, a backward pass counting as two)
+and seconds; a context that is there is not asked again.
 
-python benchmarks/contexts_planted.py [--study FILE] [--only PEER] [--out FILE]
+python benchmarks/contexts_study.py [--part contexts-imdb] [--data FOLDER]
+    [--study FILE] [--only PEER] [--out FILE]
 """
 
 import argparse
@@ -16,16 +17,25 @@ from pathlib import Path
 
 import torch
 from peer_protocol import log_probs
-from peers import HERE, PEERS, Peer, other_model, python_of, save
+from peers import (
+    FURTHEST,
+    HERE,
+    PEERS,
+    Peer,
+    other_model,
+    python_of,
+    save,
+)
 from tqdm.auto import tqdm
 
 from lrp_loo import load_demo
 from lrp_loo.context import continuation_ids, prompt_ids
 from lrp_loo.results import Results, read_results
 from lrp_loo.studies.contexts import (
-    AskedContext,
+    KINDS_OF_CONTEXTS,
     Limits,
-    planted_context,
+    contexts_within,
+    greedy_answer,
     template_of,
 )
 from lrp_loo.units import text_spans
@@ -47,19 +57,37 @@ ASKED = (  # name in the study, peer, its method, options
 )
 
 
-def context_of(
-    row,  # of the study
-    limits,  # `Limits` of the study
-    seed,  # of its first context
+def limits_of(
+    study,  # as it was read
 ):
-    "The context that a row is about, made again."
-    made = planted_context(seed + row['i'], limits.sentences, limits.words)
-    if list(made.planted) != row['planted']:
+    "Its `Limits`; a tuple, which JSON keeps as a list."
+    given = study['config']['limits'].values()
+    return Limits(*(tuple(x) if isinstance(x, list) else x for x in given))
+
+
+def contexts_of(study, part, data, tokenizer):
+    "The contexts of its rows, by their numbers, made again."
+    seed = study['config']['seed']
+    limits = limits_of(study)
+    made, _ = KINDS_OF_CONTEXTS[part](data, seed, limits)
+    found, _ = contexts_within(tokenizer, made, limits, len(study['rows']))
+    return dict(found)
+
+
+def asked_again(model, tokenizer, context, row):
+    "What the peers are asked; refused where it is not what the study asked."
+    item = item_of(
+        model, tokenizer, context, greedy_answer(model, tokenizer, context)
+    )
+    n_tokens = len(item['prompt_ids'] + item['continuation_ids'])
+    apart = abs(sum(item['log_probs']) - row['log_prob'])
+    if n_tokens != row['n_tokens'] or apart > FURTHEST:
         raise ValueError(
             f"context {row['i']} comes out as another one than the study's:"
-            " the generator has changed since"
+            f" {n_tokens} tokens for {row['n_tokens']}, and {apart:.3g} nats"
+            " apart"
         )
-    return AskedContext(made.text, *made[1:])
+    return item
 
 
 def item_of(model, tokenizer, context, answer):
@@ -106,10 +134,8 @@ def asked_rows(study):
     return [row for row in study['rows'] if row['methods']]
 
 
-def ask_all(results, study, model, tokenizer, folder, only):
+def ask_all(results, study, items, folder, only):
     "Peer by peer, context by context."
-    limits = Limits(*map(_as_given, study['config']['limits'].values()))
-    rows = asked_rows(study)
     for k, (name, peer, method, options) in enumerate(ASKED):
         python = only in (None, peer) and python_of(peer)
         if not python:
@@ -118,13 +144,11 @@ def ask_all(results, study, model, tokenizer, folder, only):
             model=folder, task='context', method=method, options=options
         )
         with Peer(python, PEERS[peer][1]) as process:
-            for row in tqdm(rows, desc=name):
+            for row in tqdm(asked_rows(study), desc=name):
                 number = row['i'] * len(ASKED) + k
                 if number in results.done:
                     continue
-                context = context_of(row, limits, study['config']['seed'])
-                item = item_of(model, tokenizer, context, row['answer'])
-                found = row_of(process, question, item)
+                found = row_of(process, question, items[row['i']])
                 about = dict(i=number, context=row['i'], name=name)
                 results.add(about | found)
                 if 'error' in found:
@@ -133,19 +157,19 @@ def ask_all(results, study, model, tokenizer, folder, only):
                     )
 
 
-def _as_given(limit):
-    "A tuple, which JSON keeps as a list."
-    return tuple(limit) if isinstance(limit, list) else limit
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        '--study', default=str(FOLDER / 'contexts-planted.json')
+        '--part', choices=KINDS_OF_CONTEXTS, default='contexts-planted'
     )
+    parser.add_argument('--data', help='the folder of data, for reviews')
+    parser.add_argument('--study', help='its results; default: those kept here')
     parser.add_argument('--only', choices=PEERS)
-    parser.add_argument('--out', default=str(FOLDER / 'contexts-peers.json'))
-    return parser.parse_args()
+    parser.add_argument('--out', help='default: beside those of the study')
+    args = parser.parse_args()
+    args.study = args.study or str(FOLDER / f'{args.part}.json')
+    args.out = args.out or str(FOLDER / f'{args.part}-peers.json')
+    return args
 
 
 def main():
@@ -155,7 +179,7 @@ def main():
     model.requires_grad_(False)
     study = read_results(args.study)
     config = dict(
-        experiment='peers on planted contexts',
+        experiment='peers on contexts',
         study=Path(args.study).name,
         model=study['config']['model'],
         data=study['config']['data'],
@@ -165,9 +189,14 @@ def main():
         threads=1,
     )
     results = Results(args.out, config)
+    contexts = contexts_of(study, args.part, args.data, tokenizer)
+    items = {
+        row['i']: asked_again(model, tokenizer, contexts[row['i']], row)
+        for row in tqdm(asked_rows(study), desc='answers')
+    }
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
-        ask_all(results, study, model, tokenizer, folder, args.only)
+        ask_all(results, study, items, folder, args.only)
 
 
 if __name__ == '__main__':
