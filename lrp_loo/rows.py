@@ -337,6 +337,9 @@ def removal_rows_scores(
     enc: dict,  # encoded texts, taken one by one
     target=None,  # see `as_target`; the predicted class by default
     n_rows: int = 4,  # rows computed anew for each unit, the read one too
+    # in place of `n_rows`: as many as so many forward passes over the text
+    # have room for, reading it (and the rest's gradient) included
+    passes: float = None,
     # the rows nearest to the unit, or to what is read ('read'): where units are
     # parts of a long text, those of the question that follows; half of each
     # ('both'); or those of largest spread in the closed form ('spread')
@@ -359,6 +362,7 @@ def removal_rows_scores(
     """
     whole_number('n_rows', n_rows)
     whole_number('n_exact', n_exact, 0)
+    passes = _number_of_passes(passes)
     _check_which(near, rest)
     if 'input_ids' not in enc:
         raise ValueError(
@@ -375,6 +379,11 @@ def removal_rows_scores(
         )
     n_tokens = enc['input_ids'].shape[1]
     members = _removed_at_once(units, n_tokens, whole.value.device)
+    # a backward pass for each number
+    first = 1 + (GRADIENT_PASS - 1) * whole.value.numel() if rest else 1
+    if passes is not None:
+        n_read = whole.readout.n_rows or 1
+        n_rows = _rows_within(passes, first, members, n_read)
     if n_tokens <= max(n_rows, 3) or members.all(1).any():
         return _exact(whole, members)
     rows = rows_of(whole)
@@ -387,8 +396,6 @@ def removal_rows_scores(
     scores = _by_rows(rows, members, some)
     if rest:
         scores = scores + _rest(whole, found, some)
-    n_numbers = whole.value.numel()  # a backward pass for each
-    first = 1 + (GRADIENT_PASS - 1) * n_numbers if rest else 1
     cost = first + some.numel() / n_tokens
     found = _as_scores(whole, scores, n_rows, cost)
     special = _special_units(tokenizer, enc, units)
@@ -410,6 +417,33 @@ def _check_which(near, rest):
             " rest: rest=False would save nothing; leave it at True, or take"
             " near='unit' or 'read'"
         )
+
+
+def _number_of_passes(passes):
+    "A number above 0, or None."
+    if passes is None:
+        return None
+    number = isinstance(passes, (int, float)) and not isinstance(passes, bool)
+    if number and 0 < passes < float('inf'):
+        return passes
+    raise ValueError(
+        "passes is how many forward passes over the text the scores may cost,"
+        f" a number above 0, got {passes!r}; take 4, or None for n_rows"
+    )
+
+
+def _rows_within(passes, first, members, n_read):
+    "Rows of each unit that are left for so many forward passes."
+    n_units, n_tokens = members.shape
+    n_rows = int((passes - first) * n_tokens / n_units) - n_read + 1
+    if n_rows < 1:
+        least = first + n_units * n_read / n_tokens
+        raise ValueError(
+            f"passes={passes:g} is too little: reading the text takes {first},"
+            f" and the rows that are read, {n_read} for each of {n_units}"
+            f" units, {least - first:.3g} more; take {least:.3g} or more"
+        )
+    return n_rows
 
 
 def _exact(whole, members):

@@ -402,6 +402,7 @@ def test_reviews_leave_no_words(experiment, tmp_path, monkeypatch):
         return TextData([' '.join(TEXTS * n) for n in (2, 9)], [0, 1], info)
 
     monkeypatch.setattr(contexts, 'load_texts', drawn)
+    monkeypatch.setattr(contexts, 'A_SENTENCE', AnswerEnds(4, '.'))
     found = experiment(tmp_path / 'r.json', 'contexts-imdb', limit=None)
     (row,) = found.rows
     assert not {'answer', 'expected', 'planted'} & set(row)

@@ -538,12 +538,30 @@ def test_an_image_is_refused():
         dict(rest='yes'),
         dict(n_exact=-1),
         dict(near='far'),
+        dict(passes=0),
+        dict(passes=True),
+        dict(passes='four'),
+        dict(passes=3),
     ],
 )
 def test_bad_options_are_refused(demo, options):
     (said,) = options.values()
     with pytest.raises((ValueError, TypeError), match=str(said)):
         explain(*demo, SENTENCE, method='removal+rows', **options)
+
+
+@pytest.mark.parametrize('rest', [True, False])
+@pytest.mark.parametrize('passes', [4.0, 6, 7.5])
+def test_rows_within_so_many_passes(demo, rest, passes):
+    asked = dict(method='removal+rows', rest=rest)
+    (a,) = explain(*demo, SENTENCE, passes=passes, **asked)
+    cost = a.info['forward_equivalents']
+    n_tokens = len(a.input_ids)
+    # a row more for each token would be a pass more
+    assert passes - 1 < cost <= passes
+    (same,) = explain(*demo, SENTENCE, n_rows=a.info['rows'], **asked)
+    assert torch.equal(same.scores, a.scores)
+    assert a.info['rows'] < n_tokens
 
 
 def test_spread_without_its_rest_is_refused(demo):

@@ -1,0 +1,35 @@
+"""This package, asked as `peer_protocol` says: in a process of its own, with
+the same clock and the same count of memory as the peers.
+"""
+
+from functools import partial
+
+from peer_protocol import main
+
+from lrp_loo import attribute_context
+
+
+def context(model, tokenizer, item, method, **options):
+    "A score per sentence."
+    model.requires_grad_(False)
+    a = attribute_context(
+        model,
+        tokenizer,
+        item['context'],
+        item['answer'],
+        method=method,
+        units=[tuple(span) for span in item['sentences']],
+        template=item['before'] + '{context}' + item['after'],
+        **options,
+    )
+    ids = item['prompt_ids'] + item['continuation_ids']
+    return a.scores, a.input_ids == ids
+
+
+METHODS = {
+    ('context', name): (partial(context, method=name), 'log-prob')
+    for name in ('loo', 'removal', 'removal+rows', 'attn_lrp', 'cp_lrp')
+}
+
+if __name__ == '__main__':
+    main(['lrp_loo'], METHODS)
