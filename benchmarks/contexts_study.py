@@ -54,6 +54,8 @@ ASKED = (  # name in the study, peer, its method, options
         )
         for n in (8, 16)
     ),
+    ('Inseq, gradient × input', 'Inseq', 'input_x_gradient', {}),
+    ('Inseq, attention', 'Inseq', 'attention', {}),
 )
 
 
@@ -136,7 +138,7 @@ def asked_rows(study):
 
 def ask_all(results, study, items, folder, only):
     "Peer by peer, context by context."
-    for k, (name, peer, method, options) in enumerate(ASKED):
+    for name, peer, method, options in ASKED:
         python = only in (None, peer) and python_of(peer)
         if not python:
             continue
@@ -145,11 +147,11 @@ def ask_all(results, study, items, folder, only):
         )
         with Peer(python, PEERS[peer][1]) as process:
             for row in tqdm(asked_rows(study), desc=name):
-                number = row['i'] * len(ASKED) + k
-                if number in results.done:
+                key = f"{row['i']}, {name}"
+                if key in results.done:
                     continue
                 found = row_of(process, question, items[row['i']])
-                about = dict(i=number, context=row['i'], name=name)
+                about = dict(i=key, context=row['i'], name=name)
                 results.add(about | found)
                 if 'error' in found:
                     print(

@@ -353,6 +353,10 @@ def removal_rows_scores(
     # the rest in the memory of one layer, which is run again on the way back:
     # for long inputs
     checkpoint: bool = False,
+    # these rows for so many units alone, the largest of all but special ones
+    # where no rows are computed anew but those that are read; None: for every
+    # unit. It needs `rest=False`
+    n_leading: int = None,
     # so many units, the largest of all but special ones, get their exact LOO
     n_exact: int = 0,
     units=None,  # a `Units` (or None) per text: what is removed at once
@@ -363,7 +367,7 @@ def removal_rows_scores(
     whole_number('n_rows', n_rows)
     whole_number('n_exact', n_exact, 0)
     passes = _number_of_passes(passes)
-    _check_which(near, rest)
+    _check_which(near, rest, n_leading)
     if 'input_ids' not in enc:
         raise ValueError(
             "method='removal+rows' takes texts, and this is an image; take"
@@ -372,18 +376,14 @@ def removal_rows_scores(
     with torch.no_grad():
         asked = keeping_states(model)
         whole = read_whole(model, enc, target, 'attention_mask', **asked)
-    if n_exact and whole.value.numel() > 1:
-        raise ValueError(
-            f"n_exact={n_exact} is for one number of a text, not for every"
-            " generated token's; take n_exact=0, or method='loo'"
-        )
+    _check_one_number(whole, n_exact=n_exact, n_leading=n_leading)
     n_tokens = enc['input_ids'].shape[1]
     members = _removed_at_once(units, n_tokens, whole.value.device)
     # a backward pass for each number
     first = 1 + (GRADIENT_PASS - 1) * whole.value.numel() if rest else 1
     if passes is not None:
         n_read = whole.readout.n_rows or 1
-        n_rows = _rows_within(passes, first, members, n_read)
+        n_rows = _rows_within(passes, first, members, n_read, n_leading)
     if n_tokens <= max(n_rows, 3) or members.all(1).any():
         return _exact(whole, members)
     rows = rows_of(whole)
@@ -393,19 +393,24 @@ def removal_rows_scores(
         some = rows_of_spread(spread, members, n_rows, rows.read)
     else:
         some = nearest_rows(members, n_rows, rows.read, rows.causal, near)
-    scores = _by_rows(rows, members, some)
+    special = _special_units(tokenizer, enc, units)
+    if n_leading is None:
+        scores, n_computed = _by_rows(rows, members, some), some.numel()
+    else:
+        scores, n_computed = _leading_closer(
+            rows, members, some, special, n_leading
+        )
     if rest:
         scores = scores + _rest(whole, found, some)
-    cost = first + some.numel() / n_tokens
+    cost = first + n_computed / n_tokens
     found = _as_scores(whole, scores, n_rows, cost)
-    special = _special_units(tokenizer, enc, units)
     return _largest_exact(rows, members, found, special, n_exact)
 
 
 removal_rows_scores.by_unit = True
 
 
-def _check_which(near, rest):
+def _check_which(near, rest, n_leading):
     "What is none of the options is refused."
     if near not in NEAR:
         raise ValueError(f"near={near!r} is not known; take one of {NEAR}")
@@ -417,6 +422,26 @@ def _check_which(near, rest):
             " rest: rest=False would save nothing; leave it at True, or take"
             " near='unit' or 'read'"
         )
+    if n_leading is None:
+        return
+    if whole_number('n_leading', n_leading) and rest:
+        raise ValueError(
+            f"n_leading={n_leading} computes some rows for a few units alone,"
+            " and the rest would count others for each; take rest=False, or"
+            " n_leading=None"
+        )
+
+
+def _check_one_number(whole, **named):
+    "Options for one number of a text."
+    if whole.value.numel() == 1:
+        return
+    for name, n in named.items():
+        if n:
+            raise ValueError(
+                f"{name}={n} is for one number of a text, not for every"
+                f" generated token's; leave {name} out, or take method='loo'"
+            )
 
 
 def _number_of_passes(passes):
@@ -432,16 +457,19 @@ def _number_of_passes(passes):
     )
 
 
-def _rows_within(passes, first, members, n_read):
-    "Rows of each unit that are left for so many forward passes."
+def _rows_within(passes, first, members, n_read, n_leading):
+    "Rows of each unit, or of the leading, that so many forward passes leave."
     n_units, n_tokens = members.shape
+    least = first + n_units * n_read / n_tokens
+    if n_leading is not None:
+        first, n_units = least, min(n_leading, n_units)
+        least += n_units * n_read / n_tokens
     n_rows = int((passes - first) * n_tokens / n_units) - n_read + 1
     if n_rows < 1:
-        least = first + n_units * n_read / n_tokens
         raise ValueError(
-            f"passes={passes:g} is too little: reading the text takes {first},"
-            f" and the rows that are read, {n_read} for each of {n_units}"
-            f" units, {least - first:.3g} more; take {least:.3g} or more"
+            f"passes={passes:g} is too little: to read the text, and to compute"
+            f" anew the rows that are read ({n_read}) for each unit, takes"
+            f" {least:.3g}; take that or more"
         )
     return n_rows
 
@@ -473,12 +501,27 @@ def _special_units(tokenizer, enc, units):
     return special_mask(tokenizer, ids)
 
 
+def _largest(scores, special, n):
+    "So many units, but special ones, in order."
+    size = scores.abs().masked_fill(special.to(scores.device), -1)
+    n = min(n, int((~special).sum()))
+    return size.topk(n).indices.sort().values
+
+
+def _leading_closer(rows, members, some, special, n_leading):
+    "Of every unit the rows that are read, of the largest more; how many rows."
+    read = nearest_rows(members, 1, rows.read, rows.causal)
+    scores = _by_rows(rows, members, read)
+    leading = _largest(scores, special, n_leading)
+    more = some[leading]
+    scores[leading] = _by_rows(rows, members[leading], more)
+    return scores, read.numel() + more.numel()
+
+
 def _largest_exact(rows, members, found, special, n_exact):
     "The same, with the exact LOO of the largest units in their place."
     scores = found.scores[0]
-    size = scores.abs().masked_fill(special.to(scores.device), -1)
-    n = min(n_exact, int((~special).sum()))
-    chosen = size.topk(n).indices.sort().values
+    chosen = _largest(scores, special, n_exact)
     cost = found.info[0]['forward_equivalents']
     for unit in chosen:
         own = members[unit][None]

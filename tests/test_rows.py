@@ -257,6 +257,49 @@ def test_more_rows_follow_loo_better(demo):
     assert many < few < none
 
 
+# ---- more rows for the largest
+
+
+@pytest.mark.parametrize('n_leading', [3, 99])
+@pytest.mark.parametrize('near', ['unit', 'both'])
+def test_the_largest_by_what_is_read_get_more_rows(shallow, near, n_leading):
+    model, tokenizer, enc = shallow
+
+    def found(**options):
+        asked = dict(rest=False, near=near) | options
+        return removal_rows_scores(model, tokenizer, [enc], **asked)
+
+    read, more = found(n_rows=1), found(n_rows=5)
+    closer = found(n_rows=5, n_leading=n_leading)
+    content = ~special_mask(tokenizer, enc['input_ids'][0])
+    n = min(n_leading, int(content.sum()))
+    leading = (read.scores[0].abs() * content).topk(n).indices
+    assert close(closer.scores[0, leading], more.scores[0, leading])
+    others = torch.ones_like(content)
+    others[leading] = False
+    assert torch.equal(closer.scores[0, others], read.scores[0, others])
+    # each of the leading ones is computed twice
+    n_tokens = len(content)
+    cost = 1 + (n_tokens + n * 5) / n_tokens
+    assert closer.info[0]['forward_equivalents'] == pytest.approx(cost)
+
+
+def test_the_leading_share_so_many_passes(shallow):
+    model, tokenizer, enc = shallow
+    asked = dict(rest=False, n_leading=3)
+    found = removal_rows_scores(model, tokenizer, [enc], passes=3, **asked)
+    (info,) = found.info
+    n_tokens = enc['input_ids'].shape[1]
+    # a row more for each of the three would be too much
+    assert 3 - 3 / n_tokens < info['forward_equivalents'] <= 3
+
+
+def test_leading_units_and_a_rest_are_refused(demo):
+    asked = dict(method='removal+rows', n_leading=3)
+    with pytest.raises(ValueError, match='n_leading=3.*rest=False'):
+        explain(*demo, SENTENCE, **asked)
+
+
 # ---- the largest, exact
 
 
@@ -537,6 +580,7 @@ def test_an_image_is_refused():
         dict(n_rows=2.5),
         dict(rest='yes'),
         dict(n_exact=-1),
+        dict(n_leading=0),
         dict(near='far'),
         dict(passes=0),
         dict(passes=True),
