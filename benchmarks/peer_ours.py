@@ -23,7 +23,7 @@ def context(model, tokenizer, item, method, **options):
         **options,
     )
     ids = item['prompt_ids'] + item['continuation_ids']
-    return a.scores, a.input_ids == ids
+    return a.scores, a.input_ids.tolist() == ids
 
 
 METHODS = {

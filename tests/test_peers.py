@@ -9,7 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lrp_loo.studies.contexts import Limits
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / 'benchmarks'
+FEW = Limits((30, 180), sentences=(6, 8), words=(30, 50), effect=0)
 ITEM = dict(
     prompt='a b',
     continuation=' c d',
@@ -230,3 +233,85 @@ def test_a_row_replaces_its_own(driver, capsys):
         2: 'no',
     }
     assert 'A b: why' in capsys.readouterr().out
+
+
+# ---- ours, asked as the peers are
+
+
+def context_item():
+    "A context of the decoder that ships with the package."
+    from lrp_loo import load_demo
+    from lrp_loo.context import continuation_ids, prompt_ids
+    from lrp_loo.units import text_spans
+
+    _, tokenizer = load_demo('reviews')
+    text = 'The plot is thin. The jokes are old. But the ending moved me.'
+    before, after, answer = 'So they say: ', ' In short, it was', ' a good film'
+    prompt = before + text + after
+    return dict(
+        before=before,
+        context=text,
+        after=after,
+        question='',
+        sentences=[list(span) for span in text_spans(text, 'sentence')],
+        answer=answer,
+        prompt_ids=prompt_ids(tokenizer, prompt),
+        continuation_ids=continuation_ids(tokenizer, prompt, answer),
+    )
+
+
+@pytest.fixture
+def study(driver):
+    import contexts_study
+
+    yield contexts_study
+    for name in ('contexts_study', 'peer_ours'):
+        sys.modules.pop(name, None)
+
+
+def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
+    import peer_ours
+    from lrp_loo import attribute_context, load_demo
+
+    model, tokenizer = load_demo('reviews')
+    item = context_item()
+    for method in ('loo', 'removal+rows'):
+        run, explains = peer_ours.METHODS['context', method]
+        scores, same = run(model, tokenizer, item)
+        assert same
+        assert explains == 'log-prob'
+        a = attribute_context(
+            model,
+            tokenizer,
+            item['context'],
+            item['answer'],
+            method=method,
+            template=f"{item['before']}{{context}}{item['after']}",
+        )
+        assert torch.equal(scores, a.scores)
+
+
+def test_a_context_is_asked_again_as_the_study_asked(study, monkeypatch):
+    from lrp_loo import load_demo
+
+    model, tokenizer = load_demo('reviews')
+    made = study.contexts_within(
+        tokenizer,
+        study.KINDS_OF_CONTEXTS['contexts-planted'](None, 3, FEW)[0],
+        FEW,
+        1,
+    )
+    ((_, context),), _ = made
+    monkeypatch.setattr(study, 'greedy_answer', lambda *asked: 'a good film')
+    item = study.item_of(model, tokenizer, context, 'a good film')
+    n_tokens = len(item['prompt_ids'] + item['continuation_ids'])
+    row = dict(i=0, n_tokens=n_tokens, log_prob=sum(item['log_probs']))
+    assert study.asked_again(model, tokenizer, context, row) == item
+    for change in (dict(n_tokens=n_tokens + 1), dict(log_prob=-99.0)):
+        with pytest.raises(ValueError, match='another one than the study'):
+            study.asked_again(model, tokenizer, context, row | change)
+
+
+def test_limits_are_read_as_they_were(study):
+    kept = json.loads(json.dumps(dict(config=dict(limits=FEW._asdict()))))
+    assert study.limits_of(kept) == FEW

@@ -7,11 +7,11 @@ __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KIN
            'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW',
            'LEAD_OF_A_REVIEW', 'MOST_PLANTED', 'A_FEW_WORDS', 'A_SENTENCE', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST',
            'EXACT', 'FEW_PASSES', 'FOLLOWED_CONTEXTS', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'LINES_OF_FAMILIES',
-           'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AnswerEnds', 'AskedContext',
-           'contexts_within', 'template_of', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall',
-           'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared', 'context_row',
-           'contexts_experiment', 'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts',
-           'contexts_tables']
+           'MARKS_OF_EXACT', 'STUDIES', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AnswerEnds',
+           'AskedContext', 'contexts_within', 'template_of', 'greedy_answer', 'singled_out', 'average_precision',
+           'first_recall', 'rank_of_planted', 'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'compared',
+           'context_row', 'contexts_experiment', 'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers',
+           'plot_contexts', 'contexts_tables']
 
 # %% ../../nbs/65_contexts.ipynb #cfe270fa
 import random, re, time
@@ -596,7 +596,7 @@ FEW_PASSES = 4  # what a method should cost at most
 
 
 def _computed_rows():
-    "Some rows near each sentence, near the answer, or both; the largest exact."
+    "Rows near each sentence, near the answer, or both; more for the largest."
     found = {}
     for near, words, numbers in (
         ('unit', 'sentence', (4,)),
@@ -608,6 +608,10 @@ def _computed_rows():
             found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
     within = dict(passes=FEW_PASSES, near='both', rest=False)
     found['removal+rows, both, 4 passes'] = ('removal+rows', within)
+    leading = dict(n_rows=48, near='both', rest=False, n_leading=12)
+    found['removal+rows, leading 12'] = ('removal+rows', leading)
+    exact = leading | dict(n_exact=3)
+    found['removal+rows, leading 12, exact'] = ('removal+rows', exact)
     for near, words, n, n_exact in (
         ('read', 'answer', 4, 4),
         ('both', 'both', 32, 2),
@@ -841,12 +845,15 @@ FAMILIES_OF_LINES = (
     'removal+rows, answer',
     'removal+rows, sentence',
     'removal+rows, both',
+    'removal+rows, leading',
     'random ablations',
     'blocks first',
 )
 LINES_OF_FAMILIES = dict(
-    zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'o--', '^:'))
+    zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'P', 'o--', '^:'))
 )
+
+MARKS_OF_EXACT = {'removal+rows, both': 'p', 'removal+rows, leading': 'X'}
 
 
 def _draw_family(ax, table, family):
@@ -861,7 +868,7 @@ def _draw_family(ax, table, family):
     for name in exact:
         at = table.loc[name]
         words = f'{family}, largest exact'
-        mark = 'P' if family.endswith('both') else '*'
+        mark = MARKS_OF_EXACT.get(family, '*')
         ax.errorbar(
             at.cost, at.ap, at.se, fmt=mark, label=words, **look | dict(ms=9)
         )
@@ -869,7 +876,7 @@ def _draw_family(ax, table, family):
 
 def _family_colour(name):
     "Of a method of ours, or of one that is derived."
-    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C4', 'C5', 'C8')))
+    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C4', 'C3', 'C5', 'C8')))
     return others.get(name) or method_colour(name)
 
 
