@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SECOND_PASS', 'ALMOST', 'PAIRED', 'MOST_UNITS', 'MOST_OF_LARGE', 'STUDIES', 'PairGame', 'largest_loo',
            'regression_pairs', 'permutation_pairs', 'hessian_pairs', 'hessian_cost', 'both_ends', 'span_errors',
-           'interactions_row', 'shared_ends', 'interactions_experiment', 'interactions_table', 'interactions_tables',
-           'plot_interactions']
+           'interactions_row', 'shared_ends', 'interactions_examples', 'interactions_experiment', 'interactions_table',
+           'interactions_tables', 'plot_interactions']
 
 # %% ../../nbs/69_interactions.ipynb #int69a03
 import math
@@ -391,6 +391,24 @@ MOST_UNITS = {'interactions-minilm': 48}
 MOST_OF_LARGE = 14
 
 
+def interactions_examples(
+    part: str,  # one of PAIRED
+    data,  # 'embedded', 'hub' or a folder
+    seed: int,  # of the draw
+) -> tuple:  # of `part_examples`; (number, encoding, content) of each sentence
+    "The sentences of the study, in order; too long ones are not among them."
+    # what is drawn does not depend on a limit, nor does the question
+    drawn = part_examples(part, data, None, seed, PAIRED)
+    content = _not_shared(drawn.examples)
+    most = MOST_UNITS.get(part, MOST_OF_LARGE)
+    fit = [
+        (i, enc, content[i])
+        for i, enc, _ in drawn.examples
+        if 4 <= int(content[i].sum()) <= most
+    ]
+    return drawn, fit
+
+
 def interactions_experiment(
     path,  # the results file
     part: str,  # one of PAIRED
@@ -400,21 +418,13 @@ def interactions_experiment(
     fresh: bool = False,  # start over
 ) -> Results:
     "A row per sentence, resumable."
-    # what is drawn does not depend on the limit, nor does the question
-    drawn = part_examples(part, data, None, seed, PAIRED)
-    content = _not_shared(drawn.examples)
-    most = MOST_UNITS.get(part, MOST_OF_LARGE)
-    fit = [
-        (i, enc, content[i])
-        for i, enc, _ in drawn.examples
-        if 4 <= int(content[i].sum()) <= most
-    ]
+    drawn, fit = interactions_examples(part, data, seed)
     config = dict(
         experiment='interactions',
         part=part,
         seed=seed,  # without the limit: a run may be extended
         least=LARGE,
-        most_units=most,
+        most_units=MOST_UNITS.get(part, MOST_OF_LARGE),
         set_aside=drawn.left + len(drawn.examples) - len(fit),
         **drawn.info,
     )
