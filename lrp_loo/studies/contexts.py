@@ -876,8 +876,13 @@ def _draw_family(ax, table, family):
 
 def _family_colour(name):
     "Of a method of ours, or of one that is derived."
-    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C4', 'C3', 'C5', 'C8')))
+    others = dict(zip(FAMILIES_OF_LINES[1:], ('0.5', 'C4', 'C1', 'C5', 'C8')))
     return others.get(name) or method_colour(name)
+
+
+def _root(x):
+    "Of what an axis may ask below 0, too."
+    return np.sqrt(np.maximum(x, 0))
 
 
 def _draw_contexts(ax, results):
@@ -885,11 +890,14 @@ def _draw_contexts(ax, results):
     table = contexts_table(results)
     for family in FAMILIES_OF_LINES:
         _draw_family(ax, table, family)
+    marks = iter('<>^dhsv1234')
     for name in table.index:
         if name == EXACT or name.startswith(FAMILIES_OF_LINES):
             continue
         at = table.loc[name]
         look = dict(ms=6, ls='none') | method_look(name)
+        if name not in FOLLOWED_CONTEXTS:  # a peer's
+            look |= dict(marker=next(marks), mfc='white')
         ax.errorbar(at.cost, at.ap, at.se, label=full_name(name), **look)
     ax.axvline(table.cost[EXACT], color='0.4', ls='--', label='exact LOO')
     ax.axvline(FEW_PASSES, color='0.8', lw=0.8, zorder=0)
@@ -897,7 +905,10 @@ def _draw_contexts(ax, results):
     ax.minorticks_off()
     shown = [1, 2, 4, 10, 20]
     ax.set_xticks(shown, shown)
+    # more room where most of them are
+    ax.set_yscale('function', functions=(np.square, _root))
     ax.set_ylim(0, 1.05)
+    ax.set_yticks([0, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0])
     n = sum(bool(row['methods']) for row in results['rows'])
     ax.set_title(f"{results['config']['data']['name']}, n = {n}")
     ax.set_xlabel('forward passes over the text')
@@ -908,7 +919,7 @@ def plot_contexts(
     results: dict,  # part → of `read_results`
 ):  # a matplotlib figure
     "Average precision against cost, a panel a kind of context."
-    fig, axes = cells(len(results), height=4.4, sharey=True)
+    fig, axes = cells(len(results), height=5.2, sharey=True)
     for ax, found in zip(axes, results.values()):
         _draw_contexts(ax, found)
     axes[0].set_ylabel('average precision')
