@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..context import attribute_context, prompt_ids
+from ..context import LONG_CONTEXT, attribute_context, prompt_ids
 from ..core import whole_number
 from ..data import load_texts
 from ..generation import greedy_continuation
@@ -608,10 +608,11 @@ def _computed_rows():
             found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
     within = dict(passes=FEW_PASSES, near='both', rest=False)
     found['removal+rows, both, 4 passes'] = ('removal+rows', within)
-    leading = dict(n_rows=48, near='both', rest=False, n_leading=12)
-    found['removal+rows, leading 12'] = ('removal+rows', leading)
-    exact = leading | dict(n_exact=3)
-    found['removal+rows, leading 12, exact'] = ('removal+rows', exact)
+    asked = dict(LONG_CONTEXT)
+    method = asked.pop('method')
+    found['removal+rows, leading 12, exact'] = (method, asked)
+    leading = asked | dict(n_exact=0)
+    found['removal+rows, leading 12'] = (method, leading)
     for near, words, n, n_exact in (
         ('read', 'answer', 4, 4),
         ('both', 'both', 32, 2),
