@@ -159,8 +159,6 @@ def _units_of_prompt(tokenizer, enc, answer_ids, prompt, spans):
 LONG_CONTEXT = dict(
     method='removal+rows',
     rest=False,  # no gradient
-    n_rows=48,
     near='both',
-    n_leading=12,
-    n_exact=3,
+    passes=4,
 )

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from ledger import KEPT, folders
+from lrp_loo.results import read_results
 from lrp_loo.studies.layerwise import picked
 from lrp_loo.studies.ledger import (
     CLAIMS,
     Rows,
     entry_name,
+    file_entries,
     ledger,
     over_lengths,
     verdict_of,
@@ -96,6 +98,15 @@ def test_a_claim_needs_the_methods_it_speaks_of():
     row = dict(i=0, n_tokens=9, methods=dict(loo=dict(r=1.0, r_sum=1.0)))
     rows = Rows([row] * 4, 2)
     assert [c.key for c in CLAIMS if c.difference(rows) is not None] == []
+
+
+@pytest.mark.parametrize('part', ['planted', 'imdb'])
+def test_contexts_that_were_set_aside_are_in_no_claim(part):
+    path = ROOT / 'results' / 'folder' / f'contexts-{part}.json'
+    results = read_results(path)
+    asked = sum(bool(row['methods']) for row in results['rows'])
+    assert 0 < asked < len(results['rows'])
+    assert {entry['n'] for entry in file_entries(results)} == {asked}
 
 
 def texts_of(lengths):

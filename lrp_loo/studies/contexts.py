@@ -592,7 +592,7 @@ for _method in (ablation_scores, block_scores, exact_scores):
 
 # %% ../../nbs/65_contexts.ipynb #e48df647
 EXACT = 'loo'
-FEW_PASSES = 4  # what a method should cost at most
+FEW_PASSES = LONG_CONTEXT['passes']  # what a method should cost at most
 
 
 def _computed_rows():
@@ -606,13 +606,12 @@ def _computed_rows():
         for n in numbers:
             options = dict(n_rows=n, near=near, rest=False)
             found[f'removal+rows, {words}, {n}'] = ('removal+rows', options)
-    within = dict(passes=FEW_PASSES, near='both', rest=False)
-    found['removal+rows, both, 4 passes'] = ('removal+rows', within)
     asked = dict(LONG_CONTEXT)
-    method = asked.pop('method')
-    found['removal+rows, leading 12, exact'] = (method, asked)
-    leading = asked | dict(n_exact=0)
-    found['removal+rows, leading 12'] = (method, leading)
+    found['removal+rows, both, 4 passes'] = (asked.pop('method'), asked)
+    leading = dict(n_rows=48, near='both', rest=False, n_leading=12)
+    found['removal+rows, leading 12'] = ('removal+rows', leading)
+    exact = leading | dict(n_exact=3)
+    found['removal+rows, leading 12, exact'] = ('removal+rows', exact)
     for near, words, n, n_exact in (
         ('read', 'answer', 4, 4),
         ('both', 'both', 32, 2),

@@ -389,7 +389,9 @@ def file_entries(
 ) -> list:
     "Every claim, put to one file of rows."
     about = described(results)
-    rows = Rows(results['rows'], about['layers'])
+    # a context that was set aside says nothing of any method
+    asked = [row for row in results['rows'] if row['methods']]
+    rows = Rows(asked, about['layers'])
     return entries_of(about, [(c, _of_claim(c, rows)) for c in CLAIMS])
 
 # %% ../../nbs/59_ledger.ipynb #572bfe7f
