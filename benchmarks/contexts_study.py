@@ -54,7 +54,7 @@ ASKED = (  # name in the study, peer, its method, options
         )
         for n in (8, 16)
     ),
-    ('Inseq, gradient × input', 'Inseq', 'input_x_gradient', {}),
+    # its gradient × input is ours (chapter 85)
     ('Inseq, attention', 'Inseq', 'attention', {}),
 )
 
