@@ -28,7 +28,6 @@ OURS = (
     'attn_lrp',
     'removal',
     'removal+rows, answer, 1',
-    'removal+rows, answer, 16',
     'removal+rows, both, 32',
     'removal+rows, both, 4 passes',
 )
@@ -58,7 +57,7 @@ def measured(model, items, python, runner, question):
 
     peak = []
     with Peer(python, runner) as process:
-        ask(items[0])  # loads the model
+        process.ask(question | dict(items=[]))  # loads the model
         each = [in_passes(model, item, ask) for item in items]
     errors = [found['error'] for found, _ in each if 'error' in found]
     if errors:
@@ -72,7 +71,7 @@ def measured(model, items, python, runner, question):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--contexts', type=int, default=3)
+    parser.add_argument('--contexts', type=int, default=1)
     parser.add_argument('--out', default=str(FOLDER / 'contexts-seconds.json'))
     return parser.parse_args()
 
