@@ -36,6 +36,7 @@ SHARED = {  # names that mean the same in two modules, on purpose
     'explain',  # the function and the command
     'audit',
     'sweep',
+    'summarize',
     'accuracy',  # of a text model, of the images' network
     'STUDIES',  # what `reproduce` collects
 }

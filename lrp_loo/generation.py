@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
 from .core import Generation, whole_number
 from .methods import as_methods, check_call, eager, explain_each
-from .models import check_text, device_of, unwrap
+from .models import check_text, device_of, is_message, unwrap
 from .stats import agreement, mean_se
 from .targets import GeneratedReadout
 from .units import Units, text_units
@@ -28,7 +28,7 @@ def _as_prompt(tokenizer, prompt):
         check_text(prompt, 'prompt')
         return prompt, False
     said = isinstance(prompt, (list, tuple)) and prompt
-    if not said or not all(_is_message(m) for m in prompt):
+    if not said or not all(map(is_message, prompt)):
         raise TypeError(
             "prompt must be a str, or a list of messages {'role': …,"
             f" 'content': …}}, got {prompt!r}"
@@ -42,10 +42,6 @@ def _as_prompt(tokenizer, prompt):
         list(prompt), tokenize=False, add_generation_prompt=True
     )
     return text, True
-
-
-def _is_message(m):
-    return isinstance(m, dict) and {'role', 'content'} <= set(m)
 
 
 def _check_generates(model):

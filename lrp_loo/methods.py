@@ -889,6 +889,7 @@ def named_target(
         return tuple(map(by_number, target))
     if not isinstance(target, str):
         return target
+    _check_not_a_place(model, target)
     if not _has_vocabulary(model):
         labels = {str(v): int(k) for k, v in _class_names(model).items()}
         if target not in labels:
@@ -904,6 +905,20 @@ def named_target(
             f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
         )
     return ids[0]
+
+
+def _check_not_a_place(model, target):
+    "A model that marks answers has places for targets, and no names."
+    kind = type(model).__name__
+    if 'QuestionAnswering' in kind:
+        raise ValueError(
+            f"target={target!r} is no target of {kind}, which says where in the"
+            " text an answer starts and ends: take a token's place, from 0"
+            " with special tokens counted, for a start there,"
+            " Target(place, output='end_logits') for an end, or leave target"
+            " out for the likeliest start; the tokens in order are"
+            " explain(...)[0].tokens"
+        )
 
 
 def _check_one_of_several(model, target):
@@ -1093,8 +1108,10 @@ def _label_of(model, tokenizer, ids, chosen, is_place):
     return str(_class_names(model).get(chosen, ''))
 
 
-def _label(model, tokenizer, ids, chosen, is_place):
+def _label(model, tokenizer, ids, chosen, is_place, is_feature):
     "The target's name; of a difference both, of a function none."
+    if is_feature:
+        return ''
     if isinstance(chosen, int):
         return _label_of(model, tokenizer, ids, chosen, is_place)
     if not isinstance(chosen, tuple):
@@ -1115,12 +1132,15 @@ def _attribution(model, tokenizer, enc, units, method, found, i):
     else:
         places = _patch_places(enc['pixel_values'], scores)
     chosen = found.readout.chosen(i)
+    # a readout of one's own may not know
+    is_feature = getattr(found.readout, 'of_features', False)
     where = _where_read(tokenizer, ids, found.readout, i)
     info = found.info[i] | where | places.info
     value = float(found.values[i])
     probability = _probability(model, found.readout, i, value)
     if probability is not None:
         info['probability'] = probability
+    kind = ('answer' in info, is_feature)
     return Attribution(
         places.names,
         places.scores,
@@ -1128,7 +1148,7 @@ def _attribution(model, tokenizer, enc, units, method, found, i):
         chosen,
         value,
         method_name(method),
-        _label(model, tokenizer, ids, chosen, 'answer' in info),
+        _label(model, tokenizer, ids, chosen, *kind),
         ids,
         info,
     )

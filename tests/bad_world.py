@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from transformers import (
     BertConfig,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     T5Config,
     T5ForSequenceClassification,
@@ -108,6 +109,11 @@ def bert(**kw):
         **kw,
     )
     return BertForSequenceClassification(config).eval()
+
+
+def question_answering():
+    "A small BERT that marks where an answer starts and ends."
+    return BertForQuestionAnswering(bert().config).eval()
 
 
 def few_words():
@@ -383,6 +389,8 @@ MAKE = dict(  # name → its making, of what else the world has
         num_labels=3, problem_type='multi_label_classification'
     ),
     few_words=lambda w: few_words(),
+    qa=lambda w: question_answering(),
+    headless=lambda w: bert().bert,
     t5=lambda w: t5(),
     bag=lambda w: Bag().eval(),
     maskless=lambda w: Maskless().eval(),

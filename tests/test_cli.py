@@ -88,6 +88,19 @@ EXIT_CODES = [
     (('audit', '--column', 'a', '--columns', 'a,b'), 2),
     (('sweep', '--dtype', 'int8'), 2),
     (('sweep', '--workers', '2'), 2),
+    (('summarize', '--data', 'none.csv'), 1),
+    (('summarize', '--limit', '3'), 1),
+    (('summarize', '--target', '5'), 1),
+    (('summarize', '--method', 'lime'), 2),
+    (('summarize', '--method', 'loo,ig'), 2),
+    (('summarize', '--unit', 'sentence'), 2),
+    (('summarize', '--min_count', '0'), 2),
+    (('summarize', '--batch_size', '0'), 2),
+    (('summarize', '--by_class', 'star'), 2),
+    (('summarize', '--by_class', 'label'), 2),
+    (('summarize', '--task', 'poem'), 2),
+    (('summarize', '--limit', '-1'), 2),
+    (('summarize', '--out', 'words.json'), 2),
     (('train', 'imdb2'), 2),
     (('reproduce', '--only', 'cifar'), 2),
 ]
@@ -154,6 +167,13 @@ BEFORE = [
         ('sweep', '--data', 'embedded', '--limit', '2', '--device', 'warp'),
         "device 'warp'",
     ),
+    (('summarize', '--out', 'words.png'), 'must end in .html or .csv'),
+    (
+        ('summarize', '--out', 'FILE/words.html'),
+        "'a-file' is a file, and a folder is needed",
+    ),
+    (('summarize', '--device', 'warp'), "device 'warp'"),
+    (('summarize', '--by_class', 'label'), 'needs --target'),
 ]
 
 
@@ -587,6 +607,178 @@ def test_the_probability_stands_beside_the_logit(run):
     assert read['probability'] == pytest.approx(a.probability, abs=1e-6)
 
 
+# words of a data set
+
+SAID = [
+    ('a slow film with old jokes', 'poor'),
+    ('the film is slow, and slow it stays', 'poor'),
+    ('a warm film', 'good'),
+    ('a slow start and a warm end', 'good'),
+]
+WORDS = ('--min_count', '2')
+
+
+@pytest.fixture
+def said(tmp_path):
+    "A file of texts with labels."
+    path = tmp_path / 'said.csv'
+    pd.DataFrame(SAID, columns=['text', 'label']).to_csv(path, index=False)
+    return path
+
+
+def summarized(run, *words):
+    "What `summarize --json` says."
+    code, out, err = run('summarize', *words, *WORDS, '--json')
+    assert code == 0, err
+    return json.loads(out)
+
+
+def numbers(frame):
+    "The table of a summary, a row for each class and word."
+    return pd.DataFrame(frame).set_index(['class', 'word'])
+
+
+def same_numbers(got, want):
+    "To rounding, which is another in batches of another order."
+    got, want = numbers(got), numbers(want)
+    assert got.index.tolist() == want.index.tolist()
+    # float32 in batches of another order
+    scale = want['mean'].abs().max()
+    apart = got.astype(float) - want.astype(float)
+    assert apart['mean'].abs().max() <= 1e-4 * scale
+    assert got['count'].tolist() == want['count'].tolist()
+
+
+@pytest.mark.parametrize('unit', ['word', 'token'])
+@pytest.mark.parametrize('method', ['cp_lrp', 'loo'])
+def test_summarize_has_the_numbers_of_the_library(run, said, method, unit):
+    texts = [text for text, _ in SAID]
+    got = summarized(
+        run, '--data', said, '--method', method, '--unit', unit, '--target', '0'
+    )
+    want = lrp_loo.summarize_texts(
+        *lrp_loo.load_demo('sst2'),
+        texts,
+        method,
+        0,
+        unit,
+        min_count=2,
+        progress=False,
+    )
+    same_numbers(got['words'], want.to_frame())
+    assert (got['n'], got['method'], got['unit']) == (4, method, unit)
+
+
+def test_summarize_by_label(run, said):
+    got = summarized(
+        run, '--data', said, '--target', 'positive', '--by_class', 'label'
+    )
+    want = lrp_loo.summarize_texts(
+        *lrp_loo.load_demo('sst2'),
+        [text for text, _ in SAID],
+        target='positive',
+        by_class=[f'label {label}' for _, label in SAID],
+        min_count=2,
+        progress=False,
+    )
+    same_numbers(got['words'], want.to_frame())
+
+
+def test_summarize_by_label_of_the_texts_that_fit(run, tmp_path):
+    "Labels stay with their texts where long ones are set aside."
+    rows = [('word ' * 900, 'poor'), *SAID]
+    path = tmp_path / 'long.csv'
+    pd.DataFrame(rows, columns=['text', 'label']).to_csv(path, index=False)
+    words = ('--target', '1', '--by_class', 'label', '--set-aside')
+    got = summarized(run, '--data', path, *words)
+    assert (got['n'], got['set_aside']) == (4, 1)
+    slow = numbers(got['words']).loc[('label poor', 'slow')]
+    assert (slow.texts, slow['count']) == (2, 3)
+
+
+def test_summarize_refuses_labels_that_are_not_there(run, reviews, no_model):
+    words = ('--skip-missing', '--target', '1', '--by_class', 'label')
+    table = pd.read_csv(reviews)
+    table.drop(columns='label').to_csv(reviews, index=False)
+    code, out, err = run('summarize', '--data', reviews, *words)
+    assert (code, out) == (1, '')
+    assert "the column 'label', and 3 of 3 texts of reviews.csv" in err
+
+
+def test_the_table_of_summarize_has_both_ends(run):
+    "Words that raise stand first, by their means, those that lower below."
+    code, out, err = run('summarize', '--target', 'positive', *WORDS)
+    assert code == 0, err
+    up, down = out.split('positive, 220 texts, lowering it')
+    found = lrp_loo.summarize_texts(
+        *lrp_loo.load_demo('sst2'),
+        lrp_loo.load_texts('sst2', 'embedded').texts,
+        target='positive',
+        min_count=2,
+        progress=False,
+    )
+    by_mean = found.to_frame().sort_values('mean').word.tolist()
+    shown = [
+        [line.split()[0] for line in part.strip().splitlines()[-10:]]
+        for part in (up, down)
+    ]
+    assert shown == [by_mean[:-11:-1], by_mean[:10]]
+
+
+@pytest.mark.parametrize('suffix', ['html', 'csv'])
+def test_the_file_of_summarize_is_named(run, said, tmp_path, suffix):
+    "And its folder is made; what is printed is as without it."
+    path = tmp_path / 'new' / f'words.{suffix}'
+    words = ('summarize', '--data', said, *WORDS)
+    code, out, err = run(*words, '--out', path)
+    assert code == 0, err
+    assert f'written: {path}' in err
+    assert out == run(*words)[1]
+    if suffix == 'csv':
+        got = summarized(run, '--data', said)
+        same_numbers(pd.read_csv(path), got['words'])
+    else:
+        page = path.read_text(encoding='utf-8')
+        assert '<b dir="auto">slow</b>' in page
+
+
+def test_summarize_takes_pairs(run, pairs):
+    words = ('--data', pairs, '--columns', 'premise,hypothesis')
+    got = summarized(run, *words, '--target', '1')
+    assert numbers(got['words']).loc[('positive', 'it'), 'texts'] == 3
+
+
+def test_summarize_leaves_rows_without_a_text_out_and_says_so(run, reviews):
+    words = ('--data', reviews, '--skip-missing', '--min_count', '1')
+    code, out, err = run('summarize', *words)
+    assert code == 0, err
+    assert '1 rows without a text left out (counted from 0: 3)' in out
+
+
+def test_summarize_of_a_language_model(run, said):
+    words = ('--data', said, '--name', 'reviews', '--target', ' film')
+    got = summarized(run, *words, '--limit', '3')
+    assert (got['n'], got['number']) == (3, 'logit')
+    assert {row['class'] for row in got['words']} == {'Ġfilm'}
+
+
+@pytest.mark.parametrize('command', ['audit', 'summarize'])
+def test_a_model_of_images_is_told_from_one_of_texts(run, said, command):
+    code, _, err = run(command, '--data', said, '--name', 'mnist')
+    assert code == 2
+    assert 'mnist takes images' in err
+
+
+def test_an_interrupted_summarize_keeps_nothing(run, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('lrp_loo.summary.explain', stop)
+    code, out, err = run('summarize')
+    assert (code, out) == (130, '')
+    assert err.strip().endswith('interrupted; nothing is kept')
+
+
 # files as spreadsheets write them
 
 SEMICOLONS = {
@@ -597,7 +789,7 @@ SEMICOLONS = {
 }
 
 
-@pytest.mark.parametrize('command', ['audit', 'sweep'])
+@pytest.mark.parametrize('command', ['audit', 'sweep', 'summarize'])
 @pytest.mark.parametrize('name', SEMICOLONS)
 def test_a_semicolon_file(run, tmp_path, name, command):
     path = tmp_path / name
@@ -605,6 +797,8 @@ def test_a_semicolon_file(run, tmp_path, name, command):
     words = ['--methods', 'cp_lrp', '--out', tmp_path / 'rows.json']
     if command == 'sweep':
         words = ['--methods', 'cp_lrp', '--out', tmp_path / 'rows']
+    if command == 'summarize':
+        words = ['--min_count', '1']
     code, out, err = run(command, '--data', path, *words)
     assert code == 0, err
     assert f'2 of 2 texts of {name}' in out or f'2 texts of {name}' in out

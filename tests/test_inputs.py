@@ -103,6 +103,28 @@ def test_an_error_names_its_text(demo):
         audit(*demo, pd.Series(['fine', 'dull', float('nan')]), 'loo', **QUIET)
 
 
+CHAT = [
+    dict(role='system', content='Answer in one word.'),
+    dict(role='user', content='Which river runs through Lyon?'),
+]
+
+
+@pytest.mark.parametrize(
+    'texts', [[CHAT], [CHAT, CHAT], CHAT, [tuple(CHAT)], ['fine', CHAT]]
+)
+@pytest.mark.parametrize('call', [explain, audit])
+def test_a_chat_is_sent_to_explain_generation(demo, call, texts):
+    with pytest.raises(TypeError, match='explain_generation'):
+        call(*demo, texts)
+
+
+@pytest.mark.parametrize('text', [[], ['fine'], [dict(content='fine')], 7])
+def test_what_is_no_chat_is_not_sent_there(demo, text):
+    with pytest.raises(TypeError, match='a text must be a str') as e:
+        explain(*demo, [text])
+    assert 'explain_generation' not in str(e.value)
+
+
 # ------------------------------------------------------------ encodings
 
 HOW = {

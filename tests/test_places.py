@@ -245,6 +245,86 @@ def test_question_answering_says_start_or_end(tokenizer, output, method):
     assert a.explained == f'{output[:-7]} at token {place}'
 
 
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo', 'removal'])
+@pytest.mark.parametrize(
+    'target',
+    [
+        'Paris',
+        'LABEL_0',  # by its config every model has two labels
+        ('Paris', 'Rome'),
+        Target('Paris', output='end_logits'),
+    ],
+)
+def test_an_answer_is_no_target_but_its_place_is(tokenizer, target, method):
+    model = small('BertForQuestionAnswering')
+    pair = ('Who sang?', 'The lead sang every song.')
+    with pytest.raises(ValueError, match='BertForQuestionAnswering') as e:
+        explain(model, tokenizer, pair, method, target)
+    said = str(e.value)
+    assert "token's place" in said and "output='end_logits'" in said
+    assert 'class of this model' not in said
+
+
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
+@pytest.mark.parametrize('output', [None, 'start_logits', 'end_logits'])
+def test_a_place_behind_the_text_is_no_place(tokenizer, output, method):
+    model = small('BertForQuestionAnswering')
+    pair = ('Who sang?', 'The lead sang every song.')
+    n = encode(model, tokenizer, pair)['input_ids'].shape[1]
+    said = f'target={n} is not a place in this text; take 0 to {n - 1}'
+    with pytest.raises(ValueError, match=said):
+        explain(model, tokenizer, pair, method, Target(n, output=output))
+
+
+# --- features, which predict nothing
+
+EVERY_METHOD = [name for name in METHODS if name != 'lrp']
+
+
+@pytest.mark.parametrize('method', EVERY_METHOD)
+@pytest.mark.parametrize('target', [None, Target(output='pooler_output')])
+def test_a_bare_encoder_asks_what_is_explained(tokenizer, target, method):
+    model = small('BertModel')
+    with pytest.raises(ValueError, match='predicts nothing') as e:
+        explain(model, tokenizer, TEXTS[:2], method, target)
+    assert "target=Target(i, output='pooler_output')" in str(e.value)
+    assert '32 numbers' in str(e.value) and 'lambda out' in str(e.value)
+
+
+def test_a_row_of_features_asks_which_of_them(tokenizer):
+    model = small('BertModel')
+    first = Target(output='last_hidden_state', position=0)
+    said = "output='last_hidden_state', position=p"
+    with pytest.raises(ValueError, match=said):
+        explain(model, tokenizer, TEXTS[:1], target=first)
+
+
+def test_an_image_encoder_asks_what_is_explained():
+    model = small('ViTModel', image_size=16, patch_size=8)
+    with pytest.raises(ValueError, match='predicts nothing'):
+        explain(model, None, torch.zeros(3, 16, 16))
+
+
+ASKED = {
+    3: lambda out: out.pooler_output[:, 3],
+    (3, 1): lambda out: out.pooler_output[:, 3] - out.pooler_output[:, 1],
+    Target(3, output='pooler_output'): lambda out: out.pooler_output[:, 3],
+    Target(1, 0, 'last_hidden_state'): lambda o: o.last_hidden_state[:, 0, 1],
+}
+
+
+@pytest.mark.parametrize('method', ['attn_lrp', 'loo', 'removal'])
+@pytest.mark.parametrize('target', ASKED, ids=range(4))
+def test_a_feature_that_is_named_is_explained(tokenizer, target, method):
+    "And has no class's name, whatever labels the config has."
+    model = small('BertModel')
+    found = explain(model, tokenizer, TEXTS[:2], method, target)
+    wanted = explain(model, tokenizer, TEXTS[:2], method, ASKED[target])
+    for a, b in zip(found, wanted, strict=True):
+        same(a.scores, b.scores)
+        assert 'LABEL' not in a.label + a.explained
+
+
 # --- prompts in front of the text
 
 
