@@ -4,7 +4,7 @@ the same clock and the same count of memory as the peers.
 
 from functools import partial
 
-from peer_protocol import main
+from peer_protocol import Uncounted, main
 
 from lrp_loo import attribute_context
 
@@ -32,4 +32,4 @@ METHODS = {
 }
 
 if __name__ == '__main__':
-    main(['lrp_loo'], METHODS)
+    main(['lrp_loo'], METHODS, counting=Uncounted)

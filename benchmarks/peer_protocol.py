@@ -109,6 +109,21 @@ class Passes:
         return counted
 
 
+class Uncounted:
+    "For what takes its short ways only with a model's own forward."
+
+    forward = backward = tokens = None
+
+    def __init__(self, model):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
 def load(folder, **options):
     "Model and tokenizer of a folder, in float32 on one thread."
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -182,9 +197,9 @@ def _plain(scores):
     return float(scores)
 
 
-def _one(method, model, tokenizer, item, options):
+def _one(method, model, tokenizer, item, options, counting):
     "An item's part of the answer."
-    with Passes(model) as passes:
+    with counting(model) as passes:
         start = time.perf_counter()
         scores, same = method(model, tokenizer, item, **options)
         seconds = time.perf_counter() - start
@@ -208,10 +223,12 @@ class Runner:
         # (task, method's name) → (function, what is explained); a function
         # gives scores and whether the ids were those that were given
         methods,
+        counting=Passes,  # or `Uncounted`
         **load_options,  # of the model
     ):
         self.packages = packages
         self.methods = methods
+        self.counting = counting
         self.load_options = load_options
         self.loaded = None
 
@@ -230,7 +247,7 @@ class Runner:
         if 'warm_up' in question:
             method(model, tokenizer, question['warm_up'], **options)
         items = [
-            _one(method, model, tokenizer, item, options)
+            _one(method, model, tokenizer, item, options, self.counting)
             for item in question['items']
         ]
         names = ('torch', 'transformers', *self.packages)

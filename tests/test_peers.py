@@ -272,14 +272,18 @@ def study(driver):
 def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
     import peer_ours
     from lrp_loo import attribute_context, load_demo
+    from peer_protocol import Runner
 
     model, tokenizer = load_demo('reviews')
     item = context_item()
+    runner = Runner(['torch'], peer_ours.METHODS, peer_ours.Uncounted)
+    runner.loaded = 'reviews', (model, tokenizer)
     for method in ('loo', 'removal+rows'):
-        run, explains = peer_ours.METHODS['context', method]
-        scores, same = run(model, tokenizer, item)
-        assert same
-        assert explains == 'log-prob'
+        question = dict(model='reviews', task='context', method=method)
+        answer = runner.answer(json.dumps(question | dict(items=[item])))
+        (found,) = answer['items']
+        assert found['same_tokens']
+        assert answer['explains'] == 'log-prob'
         a = attribute_context(
             model,
             tokenizer,
@@ -288,7 +292,7 @@ def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
             method=method,
             template=f"{item['before']}{{context}}{item['after']}",
         )
-        assert torch.equal(scores, a.scores)
+        assert found['scores'] == a.scores.tolist()
 
 
 def test_a_context_is_asked_again_as_the_study_asked(study, monkeypatch):

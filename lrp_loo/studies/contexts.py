@@ -853,7 +853,7 @@ LINES_OF_FAMILIES = dict(
     zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'P', 'o--', '^:'))
 )
 
-MARKS_OF_EXACT = {'removal+rows, both': 'p', 'removal+rows, leading': 'X'}
+MARKS_OF_EXACT = {'removal+rows, both': 'p', 'removal+rows, leading': 'H'}
 
 
 def _draw_family(ax, table, family):
