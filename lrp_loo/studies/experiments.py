@@ -231,6 +231,7 @@ def part_experiment(
     known: dict = None,  # name → `Part`, see `part_examples`
     # tokens of each text that LOO is asked about, see `drawn_tokens`; None: all
     n_drawn: int = None,
+    about: dict = None,  # what else the config says
 ) -> Results:
     """LOO agreement and perturbation curves of any methods on the examples of
     a part, a row per example, resumable.
@@ -241,6 +242,7 @@ def part_experiment(
     config = dict(experiment=name, part=part, **info, limit=limit, seed=seed)
     config |= _asked_of_curves(chunk, curves)
     config['methods'] = recorded_methods(methods)
+    config |= about or {}
     units = None
     if n_drawn is not None:
         config['n_drawn'] = n_drawn

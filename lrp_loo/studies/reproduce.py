@@ -48,6 +48,7 @@ MODULES = [
     'mixing',
     'between',
     'coverage',
+    'weighed',
 ]
 # 'scale': asks for models that are not in the package; '': in 'all' alone
 GROUPS = ('paper', 'beyond', 'better', 'scale', '')
