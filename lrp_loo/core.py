@@ -103,6 +103,19 @@ class Attribution:
         return torch.tensor(ends, device=self.scores.device)
 
     @property
+    def called(self):
+        "The method, with the options that it was given."
+        options = self.info.get('options', {})
+        said = ', '.join(f"{k}={v!r}" for k, v in options.items())
+        return f"{self.method}({said})" if said else self.method
+
+    @property
+    def made_by(self):
+        "The model's name and the mark of its weights; '' where none is known."
+        mark = self.info.get('weights')
+        return f"{self.info['model']}, weights {mark}" if mark else ''
+
+    @property
     def explained(self):
         "What it explains, in words."
         said = self._target_in_words()
@@ -134,7 +147,7 @@ class Attribution:
     def __repr__(self):
         scored = zip(self.tokens, self.scores.tolist())
         return (
-            f"Attribution({self.method}, {self.explained}, logit"
+            f"Attribution({self.called}, {self.explained}, logit"
             f" {self.logit:.3f}): "
             + ' '.join(f"{token}{score:+.2f}" for token, score in scored)
         )

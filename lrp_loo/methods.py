@@ -1169,6 +1169,7 @@ from lrp_loo.models import (
     forward,
     gradients_on,
     is_encoding,
+    made_with,
     plain_tensors,
     unwrap,
 )
@@ -1516,8 +1517,9 @@ def explain(
     # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
+    made = made_with(model, options)
     for a, *of_text in zip(found, texts, encs, per_text):
-        a.info |= _known_of_text(tokenizer, *of_text)
+        a.info |= made | _known_of_text(tokenizer, *of_text)
     if calibration is not None:
         for a in found:
             calibration.around(a, confidence)
