@@ -776,6 +776,12 @@ def check_call(
     texts,  # what `explain` or `audit` was given
 ):
     "Refuse a call that cannot be right, before any work is done."
+    names_several = isinstance(method, str) and ',' in method
+    if names_several or isinstance(method, (list, tuple)):
+        raise ValueError(
+            f"one method a call, got {method!r}; call it for each, and `compare`"
+            " the maps of a text (`audit` takes several)"
+        )
     as_method(method)
     if isinstance(model, torch.nn.Module):
         # an error where there is nothing to attribute to
@@ -786,11 +792,14 @@ def check_call(
 
 
 def as_methods(
-    # one of METHODS or a list of them; or name → (method, options)
+    # one of METHODS, several as one str with commas, or a list of them; or
+    # name → (method, options)
     methods,
 ) -> dict:  # name → (method, options)
     "One form for all ways to say which methods are compared."
-    if isinstance(methods, (str, Method)):
+    if isinstance(methods, str):
+        methods = [name.strip() for name in methods.split(',')]
+    if isinstance(methods, Method):
         methods = {method_name(methods): (methods, {})}
     if not isinstance(methods, Iterable):
         raise TypeError(

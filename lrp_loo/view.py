@@ -480,6 +480,9 @@ class Attributions(list):
         found = super().__getitem__(i)
         return Attributions(found) if isinstance(i, slice) else found
 
+    def __add__(self, others):
+        return Attributions(super().__add__(others))
+
     def save(
         self,
         path,  # .html, .json or .parquet
@@ -1359,6 +1362,11 @@ def __getitem__(
     "A token and its score."
     if isinstance(i, slice):
         return [self[k] for k in range(len(self))[i]]
+    if not hasattr(i, '__index__'):
+        raise TypeError(
+            f"an explanation is asked for a place, or a slice, got {i!r}; its"
+            " words are in .tokens, the strongest in .top()"
+        )
     try:
         k = range(len(self))[i]
     except IndexError:
