@@ -13,7 +13,7 @@ CHAPTERS = {p.stem: p for p in sorted(BOOK.glob('[0-9]*.ipynb'))}
 FIRST_DECADE = [name for name in CHAPTERS if name.startswith('0')]
 MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade
-MOST_LINES_ELSEWHERE = 500
+MOST_LINES_ELSEWHERE = 490
 LONGER = {  # chapters that are not cut yet → their lines of code, at most
     '44_rows': 550,
     '57_cost': 530,
