@@ -13,7 +13,11 @@ __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'ex
            'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
+import warnings as _warnings
 from importlib import import_module as _import_module
+
+# in a notebook without ipywidgets bars are drawn as text, and that is enough
+_warnings.filterwarnings('ignore', message='IProgress not found')
 
 # %% ../nbs/43_api.ipynb #49f905ba
 class UsageError(ValueError):

@@ -7,7 +7,7 @@ __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall'
            'is_compiled', 'refuse_compiled', 'AttentionMaps']
 
 # %% ../nbs/35_attention.ipynb #a7700003
-import math
+import inspect, math
 from dataclasses import dataclass, replace
 
 import torch
@@ -218,3 +218,12 @@ class AttentionMaps(AttentionMode):
         A = softmax(input, *args, **kwargs)
         self.maps.append(A)
         return A
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if operation_name(func) != 'multi_head_attention_forward':
+            return super().__torch_function__(func, types, args, kwargs)
+        # its steps are hidden from a mode: asked for its weights, it tells them
+        given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+        asked = dict(need_weights=True, average_attn_weights=False)
+        self.maps.append(func(**given | asked)[1])
+        return func(**given)

@@ -22,7 +22,7 @@ def one_of(
     many: bool = False,
 ) -> list:  # the words
     "Refuse a word that is not known."
-    words = value.split(',') if many else [value]
+    words = [w.strip() for w in value.split(',')] if many else [value]
     if bad := [w for w in words if w not in allowed]:
         raise UsageError(
             f"--{option} {value!r}: {', '.join(map(repr, bad))} is not known;"

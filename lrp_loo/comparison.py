@@ -175,10 +175,12 @@ class SummaryComparison:
 
 
 def _two_names(first, second, names):
-    "As given; else the methods, where they differ."
+    "As given; else the methods, or the models, where they differ."
     if names is None:
         methods = method_title(first.method), method_title(second.method)
-        return methods if methods[0] != methods[1] else ('first', 'second')
+        models = first.model, second.model
+        known = [n for n in (methods, models) if n[0] != n[1] and all(n)]
+        return (*known, ('first', 'second'))[0]
     names = tuple(as_texts(names))
     if len(names) != 2 or not all(isinstance(n, str) for n in names):
         raise ValueError(
@@ -190,7 +192,7 @@ def _two_names(first, second, names):
 def compare_summaries(
     first: Summary,  # of `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
-    names=None,  # what to call the two; None: by their methods
+    names=None,  # what to call the two; None: by their methods, else models
     # texts of a class that say a listed word; None: as the first has it
     min_count: int = None,
 ) -> SummaryComparison:  # shows itself in a notebook; `scatter`, `save`

@@ -9,7 +9,14 @@ __all__ = ['TEMPLATE', 'LONG_CONTEXT', 'answer_log_prob', 'attribute_context', '
 import torch
 from .methods import check_call, eager, explain_batch
 from .view import Attribution
-from .models import check_ids, check_text, device_of, max_tokens, unwrap
+from lrp_loo.models import (
+    check_ids,
+    check_text,
+    device_of,
+    made_with,
+    max_tokens,
+    unwrap,
+)
 from .targets import next_tokens
 from .units import Units, text_spans, text_units
 
@@ -73,6 +80,7 @@ def attribute_context(
         **options,
     )
     a.label = answer
+    a.info |= made_with(model, options)
     return a
 
 

@@ -5,32 +5,15 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'BatchWorker', 'read_sweep', 'sweep_table', 'ray_cluster', 'explain_dataset']
 
-# %% ../nbs/16_dataset.ipynb #a7de8c2f
-import contextlib, hashlib, logging, os
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
+# %% ../nbs/16_dataset.ipynb #fc32184e
+import hashlib
+import os
 
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from tqdm.auto import tqdm
-from .core import resolve_device, versions, whole_file, whole_number
+from .core import resolve_device, versions
 from .faithfulness import held_against_loo, readings
-from .methods import as_methods, check_call
-from lrp_loo.models import (
-    DTYPES,
-    as_texts,
-    is_encoding,
-    at_precision,
-    describe_model,
-    encode,
-    has_tf32,
-    load_model,
-    unwrap,
-)
-from .results import Results, recorded_methods
+from .models import at_precision, encode, load_model
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(
@@ -151,7 +134,23 @@ class BatchWorker:
         )
         return row | dict(text=text) if self.keep_texts else row
 
-# %% ../nbs/16_dataset.ipynb #3ebfd351
+# %% ../nbs/16a_sweep.ipynb #6ead1d3a
+import contextlib
+import hashlib
+import logging
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tqdm.auto import tqdm
+from .core import whole_file
+from .models import encode
+
+# %% ../nbs/16a_sweep.ipynb #3ebfd351
 def read_sweep(
     out,  # a folder that `explain_dataset` wrote
     columns=None,  # which columns; None: all
@@ -292,7 +291,7 @@ def _compute_plain(batches, out, options, progress):
         with whole_file(out / _file_of(batch)) as tmp:
             pq.write_table(rows, tmp)
 
-# %% ../nbs/16_dataset.ipynb #b5d73401
+# %% ../nbs/16a_sweep.ipynb #b5d73401
 def _import_ray():
     if find_spec('ray') is None:
         raise ModuleNotFoundError(
@@ -423,7 +422,25 @@ def _compute_ray(batches, out, options, progress, workers):
         except Exception as e:
             raise _cause(e) from e
 
-# %% ../nbs/16_dataset.ipynb #a1bcfc20
+# %% ../nbs/16b_one_call.ipynb #319f2aaf
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from .core import resolve_device, whole_number
+from .methods import as_methods, check_call
+from lrp_loo.models import (
+    DTYPES,
+    as_texts,
+    is_encoding,
+    describe_model,
+    has_tf32,
+    load_model,
+    unwrap,
+)
+from .results import Results, recorded_methods
+
+# %% ../nbs/16b_one_call.ipynb #a1bcfc20
 @dataclass
 class _DatasetRun:
     "What `explain_dataset` was asked for; its parameters say what each is."

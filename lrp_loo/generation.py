@@ -16,7 +16,13 @@ from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
 from .core import Generation, whole_number
 from .methods import as_methods, check_call, eager, explain_each
-from .models import check_text, device_of, is_message, unwrap
+from lrp_loo.models import (
+    check_text,
+    device_of,
+    is_message,
+    made_with,
+    unwrap,
+)
 from .stats import agreement, mean_se
 from .targets import GeneratedReadout
 from .units import Units, text_units
@@ -132,9 +138,10 @@ def explain_generation(
     enc = encoded_ids(model, tokenizer, before + after)
     readout = GeneratedReadout(enc['input_ids'][0], len(before), log_prob)
     own = _units_of_text(tokenizer, enc, text, len(before), units)
-    return Generation(
-        explain_each(model, tokenizer, enc, method, readout, own, **options)
-    )
+    steps = explain_each(model, tokenizer, enc, method, readout, own, **options)
+    for a in steps:
+        a.info |= made_with(model, options)
+    return Generation(steps)
 
 # %% ../nbs/19_generation.ipynb #6ade27e1
 def _step_r(a, loo, first_token):

@@ -776,6 +776,12 @@ def check_call(
     texts,  # what `explain` or `audit` was given
 ):
     "Refuse a call that cannot be right, before any work is done."
+    names_several = isinstance(method, str) and ',' in method
+    if names_several or isinstance(method, (list, tuple)):
+        raise ValueError(
+            f"one method a call, got {method!r}; call it for each, and `compare`"
+            " the maps of a text (`audit` takes several)"
+        )
     as_method(method)
     if isinstance(model, torch.nn.Module):
         # an error where there is nothing to attribute to
@@ -786,11 +792,14 @@ def check_call(
 
 
 def as_methods(
-    # one of METHODS or a list of them; or name → (method, options)
+    # one of METHODS, several as one str with commas, or a list of them; or
+    # name → (method, options)
     methods,
 ) -> dict:  # name → (method, options)
     "One form for all ways to say which methods are compared."
-    if isinstance(methods, (str, Method)):
+    if isinstance(methods, str):
+        methods = [name.strip() for name in methods.split(',')]
+    if isinstance(methods, Method):
         methods = {method_name(methods): (methods, {})}
     if not isinstance(methods, Iterable):
         raise TypeError(
@@ -1169,6 +1178,7 @@ from lrp_loo.models import (
     forward,
     gradients_on,
     is_encoding,
+    made_with,
     plain_tensors,
     unwrap,
 )
@@ -1516,8 +1526,9 @@ def explain(
     # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
+    made = made_with(model, options)
     for a, *of_text in zip(found, texts, encs, per_text):
-        a.info |= _known_of_text(tokenizer, *of_text)
+        a.info |= made | _known_of_text(tokenizer, *of_text)
     if calibration is not None:
         for a in found:
             calibration.around(a, confidence)

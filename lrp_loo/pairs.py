@@ -24,6 +24,7 @@ from lrp_loo.models import (
     as_texts,
     device_of,
     encode,
+    made_with,
     special_mask,
     unwrap,
 )
@@ -326,6 +327,7 @@ def _paired(model, tokenizer, enc, method, target, units, options):
             f"method {main.method!r} must give the pairs, (n, n), as"
             " info['pairs']"
         )
+    main.info |= made_with(model, options)
     return Pairs(main, main.info.pop('pairs').float())
 
 

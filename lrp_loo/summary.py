@@ -172,6 +172,7 @@ def _maps_of_frame(rows):
             row.target,
             row.logit,
             row.method,
+            info=dict(model=row.model) if 'model' in rows else {},
         )
         for row in rows.itertuples()
     ]
@@ -227,10 +228,22 @@ def _check_one_method(maps):
                 f"maps with {name} {' and '.join(found[:3])} cannot be"
                 " averaged; explain all texts with the same options"
             )
+    called = list(dict.fromkeys(a.called for a in maps))
+    if len(called) > 1:
+        raise ValueError(
+            f"maps of {' and '.join(called[:3])} cannot be averaged; explain"
+            " all texts with the same options"
+        )
 
 
 def _check_one_model(maps):
-    "As far as the maps can tell."
+    "By the mark of its weights; where there is none, as far as maps can tell."
+    made = {a.info.get('weights'): a.made_by for a in maps if a.made_by}
+    if len(made) > 1:
+        raise ValueError(
+            f"maps of two models ({' and '.join(list(made.values())[:2])})"
+            " cannot be averaged; summarize each, then compare_summaries"
+        )
     labels, vocabulary = {}, {}
     for i, a in enumerate(maps):
         # an answer's target is a place, whatever token stands there
@@ -413,10 +426,12 @@ def shown_forms(
 
 
 def method_title(
-    name: str,  # of METHODS, or of one's own
+    name: str,  # of METHODS, or of one's own; its options may follow, in brackets
 ) -> str:
     "What a method is called in tables and pictures."
-    return METHODS[name].label if name in METHODS else name
+    method, bracket, options = name.partition('(')
+    label = METHODS[method].label if method in METHODS else method
+    return label + bracket + options
 
 
 @dataclass(eq=False)
@@ -427,10 +442,11 @@ class Summary:
     # written, start, end, score, special
     occurrences: pd.DataFrame
     texts: list  # strings, as they were given or joined from tokens
-    method: str  # of the maps, as METHODS names it
+    method: str  # of the maps, as METHODS names it, with its options
     unit: str  # 'word' or 'token'
     min_count: int = 5  # texts of a class that say a listed word, at least
     number: str = 'logit'  # what is explained
+    model: str = ''  # its name, where the maps tell it
 
     def __post_init__(self):
         self._forms = shown_forms(self.occurrences)
@@ -618,7 +634,8 @@ def summarize(
     rows, shown = _occurrences(maps, texts, classes, unit)
     logged = maps[0].info.get('log_prob')
     number = 'log-probability' if logged else 'logit'
-    return Summary(rows, shown, maps[0].method, unit, min_count, number)
+    model = maps[0].info.get('model', '')
+    return Summary(rows, shown, maps[0].called, unit, min_count, number, model)
 
 # %% ../nbs/81a_summarize.ipynb #980a0410
 def _longest_first(texts, size):
@@ -935,7 +952,9 @@ border-bottom:2px solid var(--up)}}
 .lrp-words .n{{font-variant-numeric:tabular-nums}}
 .lrp-words table{{border-collapse:collapse;font-variant-numeric:tabular-nums}}
 .lrp-words th,.lrp-words td{{text-align:start;padding:.1em .7em;\
-border-bottom:1px solid var(--line);background:none;color:inherit}}
+border-bottom:1px solid var(--line);background:none;color:inherit;\
+overflow-wrap:normal}}
+.lrp-words th,.lrp-words td:not(:last-child){{white-space:nowrap}}
 .lrp-words .scroll{{overflow-x:auto}}
 @container (max-width:34em){{.lrp-words.lrp-words summary{{grid-template-columns:1fr auto}}\
 .lrp-words summary svg{{grid-column:1/-1;order:1}}}}
@@ -1048,8 +1067,9 @@ def _class_html(summary, name, words, scale):
 def _page_head(summary, n_left_out):
     "What is shown, and how it is read."
     others = f'; {n_left_out} more classes not shown' if n_left_out else ''
+    of = f' of {html.escape(summary.model)}' if summary.model else ''
     return (
-        f'<b>{html.escape(method_title(summary.method))}</b> ·'
+        f'<b>{html.escape(method_title(summary.method))}</b>{of} ·'
         f' {len(summary.texts)} texts · {summary.unit}s in at least'
         f' {summary.min_count} texts of a class, by mean'
         f' |effect|{others}<br><small>bar: mean effect on the'

@@ -346,7 +346,7 @@ def test_removal_is_above_the_better_lrp_on_every_model_by_attention_mask():
 
 def test_no_interval_is_drawn_from_six_reviews():
     assert len(rows_of('related-imdb')['rows']) == 6
-    text = prose('27c_compared').lower()
+    text = prose('27d_at_cost').lower()
     assert 'six reviews' in text
     assert 'its interval contains zero' not in text
 

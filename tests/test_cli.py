@@ -254,6 +254,13 @@ def test_the_page_of_explain_is_named(run, tmp_path):
     assert f'written: {path}' in err
 
 
+@pytest.mark.parametrize('said', ['loo, attn_lrp', ' loo ,attn_lrp '])
+def test_methods_may_have_spaces_between_them(run, said):
+    plain = run('explain', 'a fine film', '--method', 'loo,attn_lrp')
+    assert run('explain', 'a fine film', '--method', said) == plain
+    assert plain[0] == 0
+
+
 def test_the_file_of_audit_is_named(run, tmp_path):
     path = tmp_path / 'rows.json'
     code, out, err = run(*AUDIT, '--out', path, '--json')

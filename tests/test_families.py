@@ -1028,3 +1028,61 @@ def test_a_rule_that_changes_numbers_is_caught():
     wrong = attn_lrp().with_rule('linear', doubled)
     with pytest.raises(ValueError, match="changes the operation's numbers"):
         relevance_of(bert, random_inputs(bert), wrong, strict=True)
+
+
+class TorchEncoder(nn.Module):
+    "torch's own parts; read at the first token."
+
+    def __init__(self, **how):
+        super().__init__()
+        self.words = nn.Embedding(30522, 16)
+        how = dict(batch_first=True, dropout=0.0) | how
+        layer = nn.TransformerEncoderLayer(16, 4, 32, **how)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 2)
+        self.first = how['batch_first']
+
+    def forward(self, input_ids, attention_mask):
+        x = self.words(input_ids)
+        x = x if self.first else x.transpose(0, 1)
+        x = self.body(x, src_key_padding_mask=attention_mask == 0)
+        return self.head(x[:, 0] if self.first else x[0])
+
+
+def maps_of_layers(model, ids):
+    "Each layer's attention, heads averaged, by its own weights."
+    x = model.words(ids)
+    for layer in model.body.layers:
+        asked = layer.norm1(x) if layer.norm_first else x
+        w, b = layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias
+        q, k, _ = (F.linear(asked, w, b)).chunk(3, -1)
+        q, k = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in (q, k))
+        yield (q @ k.transpose(2, 3) / 2).softmax(-1).mean(1)[0]
+        x = layer(x)
+
+
+@pytest.mark.parametrize('norm_first', [False, True])
+@torch.no_grad()
+def test_rollout_of_torchs_own_encoder(norm_first):
+    torch.manual_seed(0)
+    model = TorchEncoder(norm_first=norm_first).eval()
+    tokenizer = load_demo('sst2')[1]
+    found = explain(model, tokenizer, TEXTS[:2], 'rollout')
+    for a in found:
+        first, second = maps_of_layers(model, a.input_ids[None])
+        close(a.scores, (second @ first)[0], 1e-5)
+
+
+@pytest.mark.parametrize('how', [{}, dict(batch_first=False)], ids=str)
+@pytest.mark.parametrize('method', sorted(METHODS))
+def test_every_method_takes_torchs_own_encoder(method, how):
+    torch.manual_seed(0)
+    model = TorchEncoder(**how).eval()
+    tokenizer = load_demo('sst2')[1]
+    if not METHODS[method].any_model:
+        with pytest.raises(ValueError, match='TorchEncoder'):
+            explain(model, tokenizer, TEXTS[:1], method)
+        return
+    both = explain(model, tokenizer, TEXTS[:2], method)
+    (alone,) = explain(model, tokenizer, TEXTS[:1], method)
+    close(both[0].scores, alone.scores, 1e-3)

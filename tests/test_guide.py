@@ -32,6 +32,7 @@ TASKS = {  # task → a word that its recipe's heading holds
     'peft': 'peft',
     'torch.compile': 'compiled',
     'int8': 'quantized',
+    'four bits': 'four bits',
     'bfloat16': 'Half precision',
 }
 

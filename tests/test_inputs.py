@@ -4,10 +4,12 @@ tables out; masked words, taggers, quantized models; what `help` says.
 
 import copy
 import html
+import importlib.util
 import inspect
 import re
 import warnings
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +17,7 @@ import torch
 import transformers
 from datasets import Dataset
 from fastcore.docments import docments
+from nbclient import NotebookClient
 
 import lrp_loo
 from lrp_loo import (
@@ -328,6 +331,42 @@ def test_a_method_as_one_string(demo):
         audit(*demo, TEXTS[:1], 'attnlrp', **QUIET)
 
 
+@pytest.mark.parametrize(
+    'said', ['loo, attn_lrp', 'loo,attn_lrp', ' loo ,attn_lrp']
+)
+def test_several_methods_as_one_string(demo, said):
+    one = audit(*demo, TEXTS[:1], said, **QUIET)
+    listed = audit(*demo, TEXTS[:1], ['loo', 'attn_lrp'], **QUIET)
+    columns = ['loo_r', 'delta']
+    pd.testing.assert_frame_equal(one[columns], listed[columns])
+
+
+@pytest.mark.parametrize('said', ['loo, attn_lrp', ['loo'], ('loo', 'ig')])
+def test_explain_says_that_it_takes_one(demo, said):
+    with pytest.raises(ValueError, match='one method a call.*compare'):
+        explain(*demo, TEXTS[:1], said)
+
+
+NOTEBOOK = """
+from lrp_loo import load_demo, summarize_texts
+demo = load_demo('sst2')
+summarize_texts(*demo, ['a warm film', 'a dull film'], min_count=1)
+"""
+
+
+def test_a_bar_in_a_notebook_warns_of_nothing(monkeypatch):
+    "Where ipywidgets is missing, too."
+    monkeypatch.delenv('TQDM_DISABLE', raising=False)
+    monkeypatch.delenv('PYTHONWARNINGS', raising=False)
+    cell = nbformat.v4.new_code_cell(NOTEBOOK)
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, kernel_name='python3').execute()
+    said = ''.join(o.get('text', '') for o in cell.outputs)
+    if importlib.util.find_spec('ipywidgets') is None:
+        assert 'explain: 100%' in said
+    assert 'Warning' not in said
+
+
 @pytest.mark.parametrize('device', ['cpu', torch.device('cpu')])
 def test_a_device_that_is_there(demo, maps, device):
     same(explain(*demo, TEXTS, device=device), maps)
@@ -569,6 +608,14 @@ def test_an_explanation_is_a_sequence(maps):
     assert a[1:3] == [a[1], a[2]]
     with pytest.raises(IndexError, match=f'place {len(a)} of {len(a)} tokens'):
         a[len(a)]
+    with pytest.raises(TypeError, match=r"a place, or a slice, got 'film'"):
+        a['film']
+
+
+def test_lists_together_are_a_list(maps):
+    both = maps[:1] + maps[1:]
+    assert isinstance(both, Attributions) and both == maps
+    assert both.to_frame().equals(maps.to_frame())
 
 
 def test_the_top_tokens(maps):
@@ -876,3 +923,72 @@ def test_a_tensor_of_a_class_that_names_no_classes_has_no_probability(demo):
             explain(model, demo[1], 'fine', method=method)[0].probability
             is None
         )
+
+
+# ------------------------------------------------------------ four bits
+
+
+class Codes(torch.nn.Module):
+    "A linear layer as whole numbers and scales, as weight-only quantizers do."
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        self.scale = weight.abs().amax(1, keepdim=True) / 7
+        self.codes = (weight / self.scale).round().to(torch.int8)
+        self.bias = linear.bias
+
+    def weight(self):
+        return self.codes * self.scale
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight(), self.bias)
+
+
+class OwnKernel(torch.autograd.Function):
+    "As bitsandbytes has one: a product and its way back to the input."
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(weight)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.saved_tensors[0], None, None
+
+
+class CodesByKernel(Codes):
+    def forward(self, x):
+        return OwnKernel.apply(x, self.weight(), self.bias)
+
+
+def with_codes(model, kind):
+    "Every linear layer of the encoder replaced, and a model with those weights."
+    coded, rounded = copy.deepcopy(model), copy.deepcopy(model)
+    for path, layer in list(coded.base_model.encoder.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            parent, _, name = path.rpartition('.')
+            new = kind(layer)
+            setattr(coded.base_model.encoder.get_submodule(parent), name, new)
+            dense = rounded.base_model.encoder.get_submodule(path)
+            dense.weight.data = new.weight()
+    return coded, rounded
+
+
+@pytest.mark.parametrize(
+    'method', ['loo', 'ig', 'removal', 'attn_lrp', 'cp_lrp']
+)
+@pytest.mark.parametrize('kind', [Codes, CodesByKernel])
+def test_four_bit_weights_are_explained_as_the_rounded_ones(demo, method, kind):
+    model, tokenizer = demo
+    coded, rounded = with_codes(model, kind)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        found = explain(coded, tokenizer, TEXTS[1], method)
+    same(found, explain(rounded, tokenizer, TEXTS[1], method))
+    same_before = found[0].scores - explain(*demo, TEXTS[1], method)[0].scores
+    assert same_before.abs().max() > 1e-3  # four bits are felt
+    named = any('OwnKernelBackward' in str(w.message) for w in said)
+    by_rules = method in ('removal', 'attn_lrp', 'cp_lrp')
+    assert named == (by_rules and kind is CodesByKernel)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from chromium import Chromium, find
 from conftest import shallow_demo
 from transformers import TextClassificationPipeline
 
@@ -739,6 +740,25 @@ def test_a_comparison_is_a_page_too(found, evil, tmp_path):
     assert 's' not in parsed.tags and '<s>' in parsed.text
     assert parsed.tags.count('table') == 2
     assert 'mean r 1.00' in both._repr_html_()
+
+
+@pytest.mark.skipif(find() is None, reason='a Chromium is needed')
+def test_no_word_of_a_comparison_is_broken_on_a_narrow_page(found, tmp_path):
+    both = compare_summaries(found, scaled(found, 2.0), names=('one', 'two'))
+    both.save(tmp_path / 'both.html')
+    with Chromium(480, 900) as browser:
+        browser.width(480)
+        browser.open((tmp_path / 'both.html').as_uri())
+        heights = browser.js(
+            "[...document.querySelectorAll('th, td:not(:last-child)')].map(e =>"
+            " e.clientHeight / parseFloat(getComputedStyle(e).lineHeight))"
+        )
+        wide = browser.js(
+            'document.documentElement.scrollWidth - window.innerWidth'
+        )
+    heads = heights[: len(both.words.columns)]
+    assert max(heads) < 2  # one line each
+    assert wide <= 0  # the table scrolls, not the page
 
 
 def test_names_are_public():
