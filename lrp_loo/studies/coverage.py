@@ -47,7 +47,7 @@ from lrp_loo.studies.style import (
 SETS = ('calibration', 'test', 'shifted')
 # tokens; longer texts are set aside
 LENGTHS = dict(sst2=128, imdb=256)
-SHORT_REVIEWS = LENGTHS | dict(imdb=128)
+SHORT_REVIEWS = LENGTHS | dict(imdb=64)
 # nothing is promised for shifted texts: so many show what happens
 MOST_SHIFTED = 60
 
@@ -66,7 +66,7 @@ COVERAGE = {
     'coverage-minilm-sst2': _three_sets('sst2', 'sst2', 'imdb'),
     'coverage-minilm-sst2-words': _three_sets('sst2', 'sst2', 'imdb'),
     'coverage-minilm-imdb': _three_sets('imdb', 'imdb', 'sst2'),
-    # exact LOO of 256 tokens takes MPNet minutes
+    # exact LOO of 128 tokens takes MPNet half a minute and more
     'coverage-mpnet-sst2': _three_sets(
         'mpnet-sst2', 'sst2', 'imdb', SHORT_REVIEWS
     ),
@@ -75,8 +75,12 @@ COVERAGE = {
     ),
 }
 UNITS_OF = {'coverage-minilm-sst2-words': 'word'}  # of others: tokens
-# even of 128 tokens it takes half a minute: so many of a set
-MOST_REVIEWS = {'coverage-mpnet-sst2': 12, 'coverage-mpnet-imdb': 20}
+# exact LOO of a review is long, of MPNet even at 64 tokens: so many of a set
+MOST_REVIEWS = {
+    'coverage-minilm-sst2-words': 10,
+    'coverage-mpnet-sst2': 8,
+    'coverage-mpnet-imdb': 14,
+}
 UNSURE = {  # methods that are calibrated
     'removal': ('removal', {}),
     'removal, 9 passes': ('removal', dict(n_groups=8)),
@@ -87,7 +91,7 @@ def _read_by(enc):
     return tuple(enc['input_ids'][0].tolist())
 
 
-def _how_many(part, name, limit):
+def _size_of_set(part, name, limit):
     "Texts of a set."
     most = [limit]
     if name == 'shifted':
@@ -97,7 +101,7 @@ def _how_many(part, name, limit):
     return min(most)
 
 
-def _as_written(p, data, seed):
+def _texts_as_drawn(p, data, seed):
     "The texts that the examples of a `Part` were drawn from, by number."
     split = None if resolve_source(data) == 'embedded' else p.split
     return load_texts(p.data, data, split, seed=seed).texts
@@ -110,10 +114,10 @@ def _drawn_sets(part, data, limit, seed):
     found = {}
     seen = set()
     for name, p in COVERAGE[part].items():
-        n = _how_many(part, name, limit)
+        n = _size_of_set(part, name, limit)
         enough = n + len(seen)  # if all of them were seen
         drawn = part_examples(name, data, enough, seed, {name: p})
-        texts = _as_written(p, data, seed)
+        texts = _texts_as_drawn(p, data, seed)
         new = [
             (enc, texts[i])
             for i, enc, _ in drawn.examples
