@@ -1,8 +1,9 @@
 """Pairs of tokens of reviews of 240 to 256 tokens: seconds with a pass for each
-of √T tokens and for each token, the largest pairs exact; and of how many pairs
-of a review all T²/2 would take.
+of √T tokens, the largest pairs exact, and of some reviews with a pass for each
+token. On a machine that others use as well, a processor's seconds say more.
 
-python benchmarks/pairs_seconds.py [--data FOLDER] [--reviews 3] [--out FILE]
+python benchmarks/pairs_seconds.py [--data FOLDER] [--reviews 3] [--whole 1]
+    [--out FILE]
 """
 
 import os
@@ -17,23 +18,27 @@ from lrp_loo.pairs import explain_pairs, forward_cost
 from lrp_loo.results import Results
 
 OUT = Path(__file__).parent.parent / 'results' / 'pairs-seconds.json'
-ASKED = {'removal, √T': dict(n_tokens='sqrt'), 'removal, T': {}}
+FEW = {'removal, √T': dict(n_tokens='sqrt')}
+ALL = {'removal, T': {}}
 
 
-def seconds(model, tokenizer, text):
-    "Name → seconds and cost in forward passes."
+def seconds(model, tokenizer, text, asked):
+    "Name → seconds, those of all cores together, cost in forward passes."
     found = {}
-    for name, options in ASKED.items():
-        start = time.perf_counter()
+    for name, options in asked.items():
+        start, at_start = time.perf_counter(), time.process_time()
         (p,) = explain_pairs(model, tokenizer, text, **options)
-        spent = time.perf_counter() - start
-        found[name] = dict(seconds=spent, cost=forward_cost(p.info))
+        found[name] = dict(
+            seconds=time.perf_counter() - start,
+            of_cores=time.process_time() - at_start,
+            cost=forward_cost(p.info),
+        )
     n = len(p)
     return dict(n_tokens=n, exact_cost=1 + n + n * (n - 1) // 2, methods=found)
 
 
 def main():
-    args = arguments(__doc__, reviews=3)
+    args = arguments(__doc__, reviews=3, whole=1)
     if args.out.endswith('benchmarks.json'):
         args.out = str(OUT)
     model, tokenizer, found, _, setting = texts(
@@ -49,9 +54,11 @@ def main():
     )
     results = Results(args.out, config, fresh=True)
     for i, text in enumerate(found):
-        row = dict(i=i) | seconds(model, tokenizer, text)
+        asked = FEW | ALL if i < args.whole else FEW
+        row = dict(i=i) | seconds(model, tokenizer, text, asked)
         results.add(row)
-        print({k: round(v['seconds'], 1) for k, v in row['methods'].items()})
+        for name, of in row['methods'].items():
+            print(name, {k: round(v, 1) for k, v in of.items()}, flush=True)
 
 
 if __name__ == '__main__':

@@ -386,7 +386,7 @@ def interactions_content(
 
 
 # tokens of a sentence: exact pairs of more take long
-MOST_UNITS = {'interactions-minilm': 48}
+MOST_UNITS = {'interactions-minilm': 48, 'interactions-smollm2': 9}
 MOST_OF_LARGE = 14
 
 
