@@ -337,7 +337,9 @@ def _draw_coverage(ax, results):
                 look['mfc'] = 'white'
             ax.plot(NOMINAL, shares, **look)
     ax.set_xlabel('confidence')
-    ax.set_title(short_caption(results))
+    units = results['config'].get('units')
+    of_units = f', {units}s' if units else ''
+    ax.set_title(short_caption(results) + of_units)
 
 
 def _draw_passes(ax, results, most=12):
