@@ -369,6 +369,7 @@ def explain_pairs(
 
 # %% ../nbs/45b_held.ipynb #bb11243e
 import math
+import re
 import time
 
 import numpy as np
@@ -512,6 +513,10 @@ PHRASES = (
     ('negation', 'there is nothing special here', 'nothing', 'special', -1),
     ('negation', 'the cast is not terrible', 'not', 'terrible', 1),
     ('negation', 'the cast is not convincing', 'not', 'convincing', -1),
+    ('negation', 'no one here is wooden', 'no', 'wooden', 1),
+    ('negation', 'no scene is memorable', 'no', 'memorable', -1),
+    ('negation', 'it is far from dreadful', 'far', 'dreadful', 1),
+    ('negation', 'it is far from perfect', 'far', 'perfect', -1),
     ('intensifier', 'the film is very good', 'very', 'good', 1),
     ('intensifier', 'the film is very bad', 'very', 'bad', -1),
     ('intensifier', 'an extremely funny script', 'extremely', 'funny', 1),
@@ -520,6 +525,10 @@ PHRASES = (
     ('intensifier', 'the acting is truly awful', 'truly', 'awful', -1),
     ('intensifier', 'a deeply moving film', 'deeply', 'moving', 1),
     ('intensifier', 'a deeply annoying film', 'deeply', 'annoying', -1),
+    ('intensifier', 'a thoroughly charming cast', 'thoroughly', 'charming', 1),
+    ('intensifier', 'a thoroughly tedious cast', 'thoroughly', 'tedious', -1),
+    ('intensifier', 'the music is so lovely', 'so', 'lovely', 1),
+    ('intensifier', 'the music is so grating', 'so', 'grating', -1),
     ('idiom', 'the last joke falls flat', 'falls', 'flat', -1),
     ('idiom', 'two thumbs up for this one', 'thumbs', 'up', 1),
     ('idiom', 'it was a waste of time', 'waste', 'time', -1),
@@ -528,7 +537,20 @@ PHRASES = (
     ('idiom', 'the whole thing runs out of steam', 'out', 'steam', -1),
     ('idiom', 'the twist blew me away', 'blew', 'away', 1),
     ('idiom', 'the sequel misses the boat', 'misses', 'boat', -1),
+    ('idiom', 'the lead steals the show', 'steals', 'show', 1),
+    ('idiom', 'the remake is a train wreck', 'train', 'wreck', -1),
+    ('idiom', 'the finale knocks it out of the park', 'knocks', 'park', 1),
+    ('idiom', 'the romance leaves me cold', 'leaves', 'cold', -1),
 )
+
+
+def _spans_of_two(text, sentence, first, second):
+    "Where the two words of a sentence stand in a text that holds it."
+    at = text.index(sentence)
+    ends = (at, at + len(sentence))
+    one = re.compile(rf'\b{first}\b').search(text, *ends).span()
+    other = re.compile(rf'\b{second}\b').search(text, one[1], ends[1])
+    return [one, other.span()]
 
 
 def phrase_pairs(
@@ -537,22 +559,18 @@ def phrase_pairs(
     method='exact',  # as for `explain_pairs`
     phrases=PHRASES,
     target=(1, 0),  # positive minus negative
+    asked=str,  # asked(sentence): the text that the model reads
     **options,  # of the method
 ) -> pd.DataFrame:  # kind, pair, expected, score, as_expected
-    "The pairs of some phrases, words as units."
+    "The pairs of some phrases: two words, and all else stays."
     rows = []
     for kind, sentence, first, second, sign in phrases:
+        text = asked(sentence)
+        spans = _spans_of_two(text, sentence, first, second)
         (p,) = explain_pairs(
-            model,
-            tokenizer,
-            sentence,
-            method,
-            target,
-            units='word',
-            **options,
+            model, tokenizer, text, method, target, units=spans, **options
         )
-        at = [p.tokens.index(word) for word in (first, second)]
-        score = float(p.scores[at[0], at[1]])
+        score = float(p.scores[0, 1])
         rows.append(
             dict(
                 kind=kind,

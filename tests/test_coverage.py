@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 from conftest import shallow_demo
 
+from lrp_loo.models import encode
 from lrp_loo.results import read_results
 from lrp_loo.studies import common
 from lrp_loo.studies.coverage import (
     COVERAGE,
     SETS,
+    UNITS_OF,
     UNSURE,
     calibrated,
     coverage_experiment,
+    coverage_row,
     coverage_table,
     coverage_tables,
     covered,
@@ -63,6 +66,27 @@ def test_no_text_is_in_two_sets(measured):
     assert not texts['calibration'] & texts['test']
     assert not texts['test'] & texts['shifted']
     assert len(texts['calibration']) == len(texts['test']) == 20
+
+
+def test_words_have_one_loo_each():
+    model, tokenizer = shallow_demo('sst2')
+    text = 'an unconvincing , overlong film'
+    enc = encode(model, tokenizer, text)
+    words = coverage_row(model, tokenizer, enc, text, 'word')
+    tokens = coverage_row(model, tokenizer, enc)
+    assert len(words['loo']) == 5 < len(tokens['loo'])
+    assert words['n_tokens'] == tokens['n_tokens']
+    for estimate in words['methods'].values():
+        assert len(estimate['scores']) == len(estimate['spread']) == 5
+    # a word of one token is that token
+    assert words['loo'][0] == pytest.approx(tokens['loo'][0], abs=1e-5)
+
+
+def test_a_calibration_says_what_its_units_are(measured):
+    assert calibrated(measured, 'removal').units == 'token'
+    of_words = measured | dict(config=measured['config'] | dict(units='word'))
+    assert calibrated(of_words, 'removal').units == 'word'
+    assert set(UNITS_OF) <= set(COVERAGE)
 
 
 def test_errors_up_to_the_quantile_are_inside():
