@@ -360,19 +360,59 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from .attention import AttentionCall
 from .fast import read_row_only
-from .lrp import attn_lrp, layer_of, lrp_rules
+from lrp_loo.lrp import (
+    Composite,
+    attn_lrp,
+    fused_attention,
+    layer_of,
+    lrp_rules,
+    sdpa_rule,
+)
 from .models import n_layers, watch_embeddings
 from .targets import Readout
 
 # %% ../nbs/37b_bypasses.ipynb #d8191c66
+class _CutAttention(NamedTuple):
+    "A fused attention call whose output goes on as a leaf."
+
+    call: AttentionCall
+    composite: Composite
+    out: torch.Tensor  # under the composite, down to the layer's leaf
+    leaf: torch.Tensor  # the same numbers, from here up
+
+    def under(self, places, layer):
+        "Its output where these places of its layer are bypassed."
+        if not places:
+            return self.out
+        composite = replace(self.composite, bypass_softmax=places)
+        return sdpa_rule(composite, layer, self.call, None)
+
+
+class _CutAttentions(dict):
+    "Layer → its fused attention calls, cut at their outputs."
+
+    def rule(self, call, composite):
+        "In place of `fused_attention`."
+        out, name = fused_attention(call, composite)
+        if call.layer is None or not out.requires_grad:
+            return out, name
+        leaf = out.detach().requires_grad_()
+        attention = AttentionCall(*call.args, **call.kwargs)
+        cut = _CutAttention(attention, composite, out, leaf)
+        self.setdefault(call.layer, []).append(cut)
+        return leaf, name
+
+
 class _CutApart(_WayUp):
     "The way up with a graph of each layer's own, from a leaf to its output."
 
     purpose = 'a sweep'
 
-    def __init__(self, rules):
+    def __init__(self, rules, attentions):
         super().__init__(rules.layers)
+        self.attentions = attentions
         if len(self.layers) != n_layers(rules.model) or not self.layers:
             self.refuse(
                 "needs a list of transformer layers of their own, which"
@@ -403,42 +443,78 @@ class _CutApart(_WayUp):
         return self.calls[l](self.leaves[l])
 
 
-def _through(out, leaf, gradients):
-    "Gradients at out → at leaf (zeros where nothing comes through), by name."
-    if not gradients:
-        return {}
-    (batched,) = torch.autograd.grad(
-        out,
-        leaf,
-        torch.stack(list(gradients.values())),
+def _batched(outs, leaves, gradients):
+    "Gradients at outs → at leaves, zeros where nothing comes through."
+    return torch.autograd.grad(
+        outs,
+        leaves,
+        gradients,
         retain_graph=True,
         is_grads_batched=True,
         materialize_grads=True,
     )
-    return dict(zip(gradients, batched))
+
+
+def _through(out, leaf, gradients):
+    "The same for one of each, by name."
+    if not gradients:
+        return {}
+    (found,) = _batched(out, leaf, torch.stack(list(gradients.values())))
+    return dict(zip(gradients, found))
 
 
 def _way_down(cut, again, sets, g):
     """The gradient below the layers for every set of bypasses; what several
-    have in common above a layer is computed once.
+    have in common above a layer, or above its attention, is computed once.
     """
     gradients = {frozenset(): g}  # by the bypasses above
     for l in reversed(range(len(cut.layers))):
-        enters = _by_places(sets, l, gradients)
-        leaf = cut.leaves[l]
-        gradients = _through(cut.outs[l], leaf, enters.pop(frozenset(), {}))
-        for out, above in zip(again(enters, l), enters.values()):
-            gradients |= _through(out, leaf, above)
+        enters = _by_places(sets, l)
+        if l in cut.attentions:
+            gradients = _by_attention(cut, l, enters, gradients)
+        else:
+            gradients = _by_layer(cut, again, l, enters, gradients)
     return gradients
 
 
-def _by_places(sets, l, gradients):
-    "What is bypassed in layer l → all that is from there on → its gradient."
+def _by_attention(cut, l, enters, gradients):
+    "Below a layer: down to its attention once, from there for each choice."
+    leaf, calls = cut.leaves[l], cut.attentions[l]
+    tops = [leaf, *(call.leaf for call in calls)]
+    each = torch.stack(list(gradients.values()))
+    past, *at_attention = _batched(cut.outs[l], tops, each)
+    number = {above: i for i, above in enumerate(gradients)}
+    found = {}
+    for here, aboves in enters.items():
+        which = [number[above] for above in aboves]
+        outs = [call.under(here, l) for call in calls]
+        entering = [g[which] for g in at_attention]
+        (through,) = _batched(outs, leaf, entering)
+        names = [above | here for above in aboves]
+        found |= dict(zip(names, past[which] + through))
+    return found
+
+
+def _by_layer(cut, again, l, enters, gradients):
+    "Below a layer whose attention shows no output: all of it for each choice."
+    of_choices = {
+        here: {above | here: gradients[above] for above in aboves}
+        for here, aboves in enters.items()
+    }
+    plain = of_choices.pop(frozenset(), {})
+    found = _through(cut.outs[l], cut.leaves[l], plain)
+    for out, own in zip(again(of_choices, l), of_choices.values()):
+        found |= _through(out, cut.leaves[l], own)
+    return found
+
+
+def _by_places(sets, l):
+    "What is bypassed in layer l → the bypasses above that go with it."
     found = {}
     for s in sets:
         above = frozenset(x for x in s if layer_of(x) > l)
         here = frozenset(x for x in s if layer_of(x) == l)
-        found.setdefault(here, {})[above | here] = gradients[above]
+        found.setdefault(here, {})[above] = None
     return found
 
 # %% ../nbs/37b_bypasses.ipynb #6bbaa906
@@ -476,12 +552,16 @@ def bypass_gradients(
     """
     sets = [attn_lrp(b).bypass_softmax for b in bypasses]
     numbers = _bypassed_somewhere(model, sets)
+    attentions = _CutAttentions()
+    cutting = {'scaled_dot_product_attention': attentions.rule}
     with torch.enable_grad(), read_row_only(model, target):
         with (
             watch_embeddings(model) as seen,
-            lrp_rules(model, attn_lrp(eps=eps)) as rules,
+            lrp_rules(
+                model, replace(attn_lrp(eps=eps), rules=cutting)
+            ) as rules,
         ):
-            cut = _CutApart(rules)
+            cut = _CutApart(rules, attentions)
             g = cut.run(model, batch, target)
         rules.check_numbers(numbers)
         again = partial(cut.bypassed, model, eps=eps)
