@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'CARRIERS', 'RIDGES', 'between_rules', 'carrier_rules', 'weighed_removal',
-           'Moments', 'moments_of', 'fitted_weights', 'held_out_r', 'LayerWeights', 'load_layer_weights',
-           'text_moments', 'fit_moments', 'fit_layers']
+           'Moments', 'moments_of', 'fitted_weights', 'held_out_r', 'Fit', 'best_ridge', 'chosen_fit', 'LayerWeights',
+           'load_layer_weights', 'text_moments', 'fit_moments', 'fit_layers']
 
 # %% ../nbs/20d_weighing.ipynb #0c7a6515
 import json
@@ -190,11 +190,41 @@ def fitted_weights(
 def held_out_r(
     moments: list,  # `Moments` of some texts
     ridge: float,
-) -> float:  # mean r of each text under weights fitted on the others
+) -> np.ndarray:  # r of each text under weights fitted on the others
     "What a fit promises for a new text."
     others = [moments[:i] + moments[i + 1 :] for i in range(len(moments))]
     fits = [fitted_weights(some, ridge) for some in others]
-    return float(np.mean([m.r(w) for m, w in zip(moments, fits)]))
+    return np.array([m.r(w) for m, w in zip(moments, fits)])
+
+
+class Fit(NamedTuple):
+    "A carrier with the ridge that serves a text left out best."
+
+    carrier: str
+    ridge: float
+    r: np.ndarray  # of each text, fitted on the others
+
+
+def best_ridge(
+    carrier: str,  # one of CARRIERS
+    moments: list,  # `Moments` of some texts
+) -> Fit:
+    "By the mean r of a text left out."
+    fits = [Fit(carrier, x, held_out_r(moments, x)) for x in RIDGES]
+    return max(fits, key=lambda fit: fit.r.mean())
+
+
+def chosen_fit(
+    fits: list,  # a `Fit` of each carrier, the one to keep in doubt first
+) -> Fit:
+    "Another carrier is taken where it wins by more than a standard error."
+    best = fits[0]
+    for fit in fits[1:]:
+        gain = fit.r - best.r
+        error = gain.std(ddof=1) / len(gain) ** 0.5
+        if gain.mean() > error:
+            best = fit
+    return best
 
 # %% ../nbs/20d_weighing.ipynb #2cd46c26
 @dataclass(frozen=True)
@@ -278,27 +308,24 @@ def fit_moments(
     moments: dict,  # carrier → `Moments` of the same texts
     model,
 ) -> LayerWeights:
-    "The carrier and the ridge that serve a text left out best."
+    """The weights, under the carrier and the ridge that serve a text left out
+    best; the first carrier stands in doubt.
+    """
     (n,) = {len(some) for some in moments.values()}
     if n < FEWEST_TEXTS:
         raise ValueError(
             f"{n} of the texts have an r with exact LOO (three content tokens,"
             f" not all alike); weights take at least {FEWEST_TEXTS}"
         )
-    choices = {
-        (carrier, ridge): held_out_r(some, ridge)
-        for carrier, some in moments.items()
-        for ridge in RIDGES
-    }
-    carrier, ridge = max(choices, key=choices.get)
-    w = fitted_weights(moments[carrier], ridge)
+    fit = chosen_fit([best_ridge(*each) for each in moments.items()])
+    w = fitted_weights(moments[fit.carrier], fit.ridge)
     ones = np.ones(len(w))
     return LayerWeights(
         w.reshape(-1, len(GROUPS_OF_ROWS)).tolist(),
-        carrier,
-        ridge,
+        fit.carrier,
+        fit.ridge,
         n,
-        choices[carrier, ridge],
+        float(fit.r.mean()),
         {
             carrier: float(np.mean([m.r(ones) for m in some]))
             for carrier, some in moments.items()
@@ -312,7 +339,7 @@ def fit_layers(
     tokenizer,
     texts: list,  # of your own, to calibrate on: some ten to forty
     target=None,  # see `as_target`; the predicted class by default
-    carriers: tuple = CARRIERS,  # to choose from
+    carriers: tuple = CARRIERS,  # to choose from; the first stands in doubt
     progress: bool = True,
 ) -> LayerWeights:
     """Exact LOO of each text, then the weights that follow it best. Raises

@@ -270,6 +270,19 @@ CLAIMS = (
         exceeds_both('removal, carried by rules'),
     ),
     Claim(
+        'weighed-above-removal',
+        'removal weighed by layer follows LOO better than removal',
+        'ours',
+        exceeds('weighed', 'removal'),
+    ),
+    Claim(
+        'weighed-above-better',
+        'removal weighed by layer follows LOO better than the better of'
+        ' AttnLRP and CP-LRP',
+        'ours',
+        exceeds_both('weighed'),
+    ),
+    Claim(
         'two-rows-above-better',
         'two rows without a gradient follow LOO better than the better of'
         ' AttnLRP and CP-LRP',
