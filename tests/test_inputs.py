@@ -343,7 +343,9 @@ def test_several_methods_as_one_string(demo, said):
 
 @pytest.mark.parametrize('said', ['loo, attn_lrp', ['loo'], ('loo', 'ig')])
 def test_explain_says_that_it_takes_one(demo, said):
-    with pytest.raises(ValueError, match='take one of loo.*one a call.*compare'):
+    with pytest.raises(
+        ValueError, match='take one of loo.*one a call.*compare'
+    ):
         explain(*demo, TEXTS[:1], said)
 
 
