@@ -779,8 +779,9 @@ def check_call(
     names_several = isinstance(method, str) and ',' in method
     if names_several or isinstance(method, (list, tuple)):
         raise ValueError(
-            f"one method a call, got {method!r}; call it for each, and `compare`"
-            " the maps of a text (`audit` takes several)"
+            f"method {method!r} is not known; take one of {', '.join(METHODS)},"
+            " one a call: for several call it for each, and `compare` the maps of"
+            " a text (`audit` takes a list)"
         )
     as_method(method)
     if isinstance(model, torch.nn.Module):

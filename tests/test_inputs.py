@@ -343,7 +343,9 @@ def test_several_methods_as_one_string(demo, said):
 
 @pytest.mark.parametrize('said', ['loo, attn_lrp', ['loo'], ('loo', 'ig')])
 def test_explain_says_that_it_takes_one(demo, said):
-    with pytest.raises(ValueError, match='one method a call.*compare'):
+    with pytest.raises(
+        ValueError, match='take one of loo.*one a call.*compare'
+    ):
         explain(*demo, TEXTS[:1], said)
 
 
@@ -680,7 +682,7 @@ def test_a_list_is_a_list(demo, maps):
 
 def test_a_list_shows_every_text(maps):
     page = maps._repr_html_()
-    assert page.count('<small><b>') + page.count('<b>attn_lrp</b>') >= 3
+    assert page.count('>attn_lrp</b>') >= 3
     for word in ('UNFOR', 'Slow', 'early'):
         shown = ''.join(re.findall(r'<span title[^>]*>([^<]*)</span>', page))
         assert word in shown
