@@ -35,7 +35,9 @@ def test_rows_are_resumed_and_shown(tmp_path):
     ((heading, text),) = interactions_tables('interactions-minilm', results)
     assert '2 rows' in heading and 'mean of both ends' in text
     plot_interactions({'interactions-minilm': results})
-    claims = {entry['claim'] for entry in pair_entries(results)}
+    assert pair_entries(results) == []  # two sentences say nothing
+    several = [row | dict(i=i) for i in range(5) for row in results['rows']]
+    claims = {e['claim'] for e in pair_entries(results | dict(rows=several))}
     assert 'pairs-above-shapley' in claims
 
 
