@@ -11,12 +11,11 @@ python benchmarks/contexts_seconds.py [--contexts N] [--out FILE]
 
 import argparse
 import statistics
-import sys
 import tempfile
 
 import torch
 from contexts_study import ASKED, FOLDER, asked_again, asked_rows, contexts_of
-from peers import PEERS, Peer, in_passes, python_of, save
+from peers import OURS, Peer, in_passes, python_of, runner_of, save
 from tqdm.auto import tqdm
 
 from lrp_loo import load_demo
@@ -24,7 +23,7 @@ from lrp_loo.results import Results, read_results
 from lrp_loo.studies.contexts import FOLLOWED_CONTEXTS
 
 PART = 'contexts-planted'
-OURS = (
+ASKED_OF_OURS = (
     'attn_lrp',
     'removal',
     'removal+rows, answer, 1',
@@ -35,9 +34,9 @@ OURS = (
 
 def questions(folder):
     "Name, peer, python, question of each method that can be asked here."
-    asked = [(name, 'ours', *FOLLOWED_CONTEXTS[name]) for name in OURS]
+    asked = [(name, OURS, *FOLLOWED_CONTEXTS[name]) for name in ASKED_OF_OURS]
     for name, peer, method, options in [*asked, *ASKED]:
-        python = sys.executable if peer == 'ours' else python_of(peer)
+        python = python_of(peer)
         question = dict(
             model=folder, task='context', method=method, options=options
         )
@@ -102,7 +101,7 @@ def main():
         for i, (name, peer, *asked) in enumerate(tqdm([*questions(folder)])):
             if i not in results.done:
                 python, question = asked
-                runner = 'peer_ours.py' if peer == 'ours' else PEERS[peer][1]
+                runner = runner_of(peer)
                 found = measured(model, items, python, runner, question)
                 results.add(dict(i=i, name=name, by=peer) | found)
 

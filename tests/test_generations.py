@@ -70,4 +70,21 @@ def test_the_study_is_found():
         study.name for study in all_studies()
     }
     assert 'generations-large' in words_of('scale')
-    assert set(GENERATED) == {'generations-decoder', 'generations-smollm2'}
+    parts = ('decoder', 'smollm2', 'long')
+    assert set(GENERATED) == {f'generations-{part}' for part in parts}
+
+
+def test_rows_pay_where_the_prompt_is_long():
+    short, long = 46, GENERATED['generations-long'].shortest
+    for n_tokens, cheaper in ((short - 6, False), (short + 6, True)):
+        rows = generation_cost('removal+rows, 2', n_tokens, 20)
+        assert (rows < generation_cost('loo', n_tokens, 20)) == cheaper
+    assert generation_cost('loo', long, 20) > 3 * rows
+
+
+def test_long_prompts_are_the_same_question():
+    long, short = (
+        GENERATED[f'generations-{part}'] for part in ('long', 'smollm2')
+    )
+    assert (long.demo, long.prompt) == (short.demo, short.prompt)
+    assert 150 <= long.shortest < long.longest <= 300
