@@ -4,7 +4,7 @@ Chapter 65 ranks methods by forward passes: tokens that went through the model,
 a backward pass counting as two. What is done between the passes is not in that
 number; here it is. Each method is asked in a process of its own, on one thread,
 and its seconds are divided by those of plain forward passes timed before and
-after. Kept are medians over the contexts.
+after. Kept are medians over the contexts, the shortest of the study.
 
 python benchmarks/contexts_seconds.py [--contexts N] [--out FILE]
 """
@@ -57,7 +57,7 @@ def measured(model, items, python, runner, question):
     peak = []
     with Peer(python, runner) as process:
         process.ask(question | dict(items=[]))  # loads the model
-        each = [in_passes(model, item, ask) for item in items]
+        each = [in_passes(model, item, ask, rounds=1) for item in items]
     errors = [found['error'] for found, _ in each if 'error' in found]
     if errors:
         return dict(error=errors[0].splitlines()[0])
@@ -81,16 +81,17 @@ def main():
     model, tokenizer = load_demo('smollm2')
     model.requires_grad_(False)
     study = read_results(FOLDER / f'{PART}.json')
-    study['rows'] = asked_rows(study)[: args.contexts]
     contexts = contexts_of(study, PART, None, tokenizer)
+    shortest = sorted(asked_rows(study), key=lambda row: row['n_tokens'])
+    rows = shortest[: args.contexts]
     items = [
-        asked_again(model, tokenizer, contexts[row['i']], row)
-        for row in study['rows']
+        asked_again(model, tokenizer, contexts[row['i']], row) for row in rows
     ]
     config = dict(
         experiment='seconds on planted contexts',
         model=study['config']['model'],
-        contexts=[row['i'] for row in study['rows']],
+        contexts=[row['i'] for row in rows],
+        tokens=[row['n_tokens'] for row in rows],
         seed=study['config']['seed'],
         data=study['config']['data'],
         threads=1,

@@ -127,13 +127,13 @@ def forward_seconds(model, item, rounds=3):
     return statistics.median(each)
 
 
-def in_passes(model, item, run):
+def in_passes(model, item, run, rounds=3):
     """What `run(item)` gives, with its `seconds` in forward passes, which are
-    timed before it and after it.
+    timed before it and after it, so many each.
     """
-    before = forward_seconds(model, item)
+    before = forward_seconds(model, item, rounds)
     found = run(item)
-    unit = (before + forward_seconds(model, item)) / 2
+    unit = (before + forward_seconds(model, item, rounds)) / 2
     return found, found.get('seconds', 0.0) / unit
 
 
