@@ -99,12 +99,12 @@ def main():
     results = Results(args.out, config)
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
-        for i, (name, peer, *asked) in enumerate(tqdm([*questions(folder)])):
-            if i not in results.done:
-                python, question = asked
+        for name, peer, python, question in tqdm([*questions(folder)]):
+            # by its name: which are asked depends on the environments
+            if name not in results.done:
                 runner = runner_of(peer)
                 found = measured(model, items, python, runner, question)
-                results.add(dict(i=i, name=name, by=peer) | found)
+                results.add(dict(i=name, name=name, by=peer) | found)
 
 
 if __name__ == '__main__':
