@@ -4,19 +4,18 @@ Chapter 65 ranks methods by forward passes: tokens that went through the model,
 a backward pass counting as two. What is done between the passes is not in that
 number; here it is. Each method is asked in a process of its own, on one thread,
 and its seconds are divided by those of plain forward passes timed before and
-after. Kept are medians over the contexts.
+after. Kept are medians over the contexts, the shortest of the study.
 
 python benchmarks/contexts_seconds.py [--contexts N] [--out FILE]
 """
 
 import argparse
 import statistics
-import sys
 import tempfile
 
 import torch
 from contexts_study import ASKED, FOLDER, asked_again, asked_rows, contexts_of
-from peers import PEERS, Peer, in_passes, python_of, save
+from peers import OURS, Peer, in_passes, python_of, runner_of, save
 from tqdm.auto import tqdm
 
 from lrp_loo import load_demo
@@ -24,7 +23,7 @@ from lrp_loo.results import Results, read_results
 from lrp_loo.studies.contexts import FOLLOWED_CONTEXTS
 
 PART = 'contexts-planted'
-OURS = (
+ASKED_OF_OURS = (
     'attn_lrp',
     'removal',
     'removal+rows, answer, 1',
@@ -35,9 +34,9 @@ OURS = (
 
 def questions(folder):
     "Name, peer, python, question of each method that can be asked here."
-    asked = [(name, 'ours', *FOLLOWED_CONTEXTS[name]) for name in OURS]
+    asked = [(name, OURS, *FOLLOWED_CONTEXTS[name]) for name in ASKED_OF_OURS]
     for name, peer, method, options in [*asked, *ASKED]:
-        python = sys.executable if peer == 'ours' else python_of(peer)
+        python = python_of(peer)
         question = dict(
             model=folder, task='context', method=method, options=options
         )
@@ -58,7 +57,7 @@ def measured(model, items, python, runner, question):
     peak = []
     with Peer(python, runner) as process:
         process.ask(question | dict(items=[]))  # loads the model
-        each = [in_passes(model, item, ask) for item in items]
+        each = [in_passes(model, item, ask, rounds=1) for item in items]
     errors = [found['error'] for found, _ in each if 'error' in found]
     if errors:
         return dict(error=errors[0].splitlines()[0])
@@ -82,16 +81,17 @@ def main():
     model, tokenizer = load_demo('smollm2')
     model.requires_grad_(False)
     study = read_results(FOLDER / f'{PART}.json')
-    study['rows'] = asked_rows(study)[: args.contexts]
     contexts = contexts_of(study, PART, None, tokenizer)
+    shortest = sorted(asked_rows(study), key=lambda row: row['n_tokens'])
+    rows = shortest[: args.contexts]
     items = [
-        asked_again(model, tokenizer, contexts[row['i']], row)
-        for row in study['rows']
+        asked_again(model, tokenizer, contexts[row['i']], row) for row in rows
     ]
     config = dict(
         experiment='seconds on planted contexts',
         model=study['config']['model'],
-        contexts=[row['i'] for row in study['rows']],
+        contexts=[row['i'] for row in rows],
+        tokens=[row['n_tokens'] for row in rows],
         seed=study['config']['seed'],
         data=study['config']['data'],
         threads=1,
@@ -99,12 +99,12 @@ def main():
     results = Results(args.out, config)
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
-        for i, (name, peer, *asked) in enumerate(tqdm([*questions(folder)])):
-            if i not in results.done:
-                python, question = asked
-                runner = 'peer_ours.py' if peer == 'ours' else PEERS[peer][1]
+        for name, peer, python, question in tqdm([*questions(folder)]):
+            # by its name: which are asked depends on the environments
+            if name not in results.done:
+                runner = runner_of(peer)
                 found = measured(model, items, python, runner, question)
-                results.add(dict(i=i, name=name, by=peer) | found)
+                results.add(dict(i=name, name=name, by=peer) | found)
 
 
 if __name__ == '__main__':

@@ -1,38 +1,38 @@
 """Every generated token over all tokens before it: peers beside exact LOO.
 
-Six prompts, 20 tokens each by SmolLM2, greedily. The reference is exact
+Eight prompts, 20 tokens each by SmolLM2, greedily. The reference is exact
 Leave-One-Out of every earlier token, by attention mask and by the padding token
 in its place, of the number that a method explains (the generated token's logit
-or log-probability). r is Pearson's, a generated token at a time, averaged.
+or log-probability). r is Pearson's, a generated token at a time, averaged. Each
+method is asked in a process of its own, ours by `explain_generation`.
 
 python benchmarks/generation.py [--only PEER] [--out FILE]
 """
 
 import argparse
 import tempfile
-from functools import partial
 
 import torch
 from peer_protocol import log_probs
 from peers import (
     HERE,
+    OURS,
     PEERS,
     correlation,
     cost,
     keep,
     mean,
     measure,
-    our_answer,
     python_of,
+    runner_of,
     save,
     wanted,
 )
 
 from lrp_loo import load_demo
 from lrp_loo.loo import all_but_one, leave_one_out
-from lrp_loo.methods import explain_each
 from lrp_loo.results import Results
-from lrp_loo.targets import GeneratedReadout, Target
+from lrp_loo.targets import Target
 
 OUT = HERE.parent / 'results' / 'benchmarks-generation.json'
 PROMPTS = (
@@ -42,34 +42,35 @@ PROMPTS = (
     'To make a simple bread you need flour, water, salt and',
     'Tom lost his keys on Monday and found them on Friday. On Tuesday, Tom',
     'A bicycle has two wheels, and a tricycle has',
+    'The train to the coast leaves at noon, so we have to',
+    'An owl hunts at night, when mice and other small animals',
 )
 NEW_TOKENS = 20
 REMOVALS = ('attention_mask', 'pad_token')
-OURS = (
-    'loo',
-    'removal+rows',
-    'removal',
-    'attn_lrp',
-    'cp_lrp',
-    'grad_x_input',
-)
 ALL, ONE = len(PROMPTS), 1
-ASKED = (  # peer, its method, prompts: one where it takes minutes
-    ('Inseq', 'input_x_gradient', ALL),
-    ('Captum', 'ablation_at_once', ALL),
-    ('Captum', 'grad_x_input', ALL),
-    ('FlashTrace', 'ifr', ALL),
-    ('FlashTrace', 'attn_lrp', ALL),
-    ('Interpreto', 'occlusion', ALL),
-    ('Inseq', 'attention', ALL),
-    ('Inseq', 'value_zeroing', ALL),
-    ('Captum', 'ablation', ONE),
-    ('Captum', 'ablation_no_cache', ONE),
-    ('Inseq', 'occlusion', ONE),
-    ('Captum', 'integrated_gradients', ONE),
-    ('Inseq', 'integrated_gradients', ONE),
-    ('Inseq', 'lime', ONE),
-    ('Inseq', 'reagent', ONE),
+TWO_ROWS = dict(n_rows=2, rest=False)
+ASKED = (  # whose, its method, options, prompts: one where it takes minutes
+    (OURS, 'loo', {}, ALL),
+    (OURS, 'removal+rows', TWO_ROWS, ALL),
+    (OURS, 'attn_lrp', {}, ALL),
+    (OURS, 'cp_lrp', {}, ALL),
+    (OURS, 'removal', {}, ALL),
+    (OURS, 'grad_x_input', {}, ALL),
+    ('Inseq', 'input_x_gradient', {}, ALL),
+    ('Inseq', 'attention', {}, ALL),
+    ('Captum', 'ablation_at_once', {}, ALL),
+    ('Captum', 'grad_x_input', {}, ALL),
+    ('FlashTrace', 'ifr', {}, ALL),
+    ('FlashTrace', 'attn_lrp', {}, ALL),
+    ('Interpreto', 'occlusion', {}, ALL),
+    ('Inseq', 'value_zeroing', {}, ALL),
+    ('Captum', 'ablation', {}, ONE),
+    ('Captum', 'ablation_no_cache', {}, ONE),
+    ('Inseq', 'occlusion', {}, ONE),
+    ('Captum', 'integrated_gradients', {}, ONE),
+    ('Inseq', 'integrated_gradients', {}, ONE),
+    ('Inseq', 'lime', {}, ONE),
+    ('Inseq', 'reagent', {}, ONE),
 )
 
 
@@ -137,16 +138,6 @@ def check_reference(model, tokenizer, item, reference):
     assert torch.allclose(row, loo, atol=1e-3), (row - loo).abs().max()
 
 
-def ours(model, tokenizer, item, method):
-    "A row per generated token, all from one text."
-    ids = ids_of(item)
-    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    n_prompt = len(item['prompt_ids'])
-    readout = GeneratedReadout(ids[0], n_prompt, log_prob=True)
-    steps = explain_each(model, tokenizer, enc, method, readout)
-    return [a.scores.tolist() for a in steps]
-
-
 def agreement(answer, references):
     "Mean r of the answer's rows with each reference."
     kind = answer['explains'] if answer['explains'] == 'logit' else 'log-prob'
@@ -161,16 +152,17 @@ def agreement(answer, references):
     }
 
 
-def row_of(by, method, answer, references):
+def row_of(by, method, options, answer, references):
+    row = dict(by=by, method=method, options=options)
     if 'error' in answer:
-        return dict(by=by, method=method, error=answer['error'])
-    row = dict(by=by, method=method, explains=answer['explains'])
+        return row | dict(error=answer['error'])
+    row['explains'] = answer['explains']
     return row | agreement(answer, references) | cost(answer)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--only', choices=(*PEERS, 'ours'))
+    parser.add_argument('--only', choices=(*PEERS, OURS))
     parser.add_argument('--methods', nargs='+', help='all, unless named')
     parser.add_argument('--prompts', type=int, default=ALL)
     parser.add_argument('--out', default=str(OUT))
@@ -178,22 +170,19 @@ def arguments():
 
 
 def answers(args, model, tokenizer, items):
-    "(whose, method, answer), as they are found."
-    for method in OURS:
-        if wanted(args, 'ours', method):
-            run = partial(ours, model, tokenizer, method=method)
-            yield 'ours', method, our_answer(model, items, run)
+    "(whose, method, options, answer), as they are found."
     warm_up = generated(model, tokenizer, PROMPTS[0][:21], 2)
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
-        for peer, method, n in ASKED:
-            python = wanted(args, peer, method) and python_of(peer)
+        for by, method, options, n in ASKED:
+            python = wanted(args, by, method) and python_of(by)
             if not python:
                 continue
-            question = dict(model=folder, task='generation', method=method)
+            question = dict(
+                model=folder, task='generation', method=method, options=options
+            )
             asked = question, items[:n], warm_up, model
-            answer = measure(python, PEERS[peer][1], *asked)
-            yield peer, method, answer
+            yield by, method, options, measure(python, runner_of(by), *asked)
 
 
 def main():
@@ -220,10 +209,9 @@ def main():
     # a part of the methods is measured into the file of all
     part = args.only or args.methods
     results = Results(args.out, config, fresh=not part)
-    order = [('ours', method, {}) for method in OURS]
-    order += [(peer, method, {}) for peer, method, _ in ASKED]
-    for by, method, answer in answers(args, model, tokenizer, items):
-        keep(results, row_of(by, method, answer, references), order)
+    order = [tuple(named) for *named, _ in ASKED]
+    for *named, answer in answers(args, model, tokenizer, items):
+        keep(results, row_of(*named, answer, references), order)
 
 
 if __name__ == '__main__':

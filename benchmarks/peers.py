@@ -29,10 +29,22 @@ PEERS = {  # name → the variable that names its python, its runner
 }
 
 
+OURS = 'ours'  # this package, in a process of its own and this environment
+
+
+def runner_of(
+    peer,  # one of PEERS, or OURS
+):
+    "The file that its python runs."
+    return 'peer_ours.py' if peer == OURS else PEERS[peer][1]
+
+
 def python_of(
-    peer,  # one of PEERS
+    peer,  # one of PEERS, or OURS
 ):
     "The python of its environment, or None."
+    if peer == OURS:
+        return sys.executable
     variable = PEERS[peer][0]
     named = os.environ.get(variable)
     if not named:
@@ -70,6 +82,8 @@ class Peer:
 
     def __enter__(self):
         hidden = ('PYTHONPATH', 'VIRTUAL_ENV')
+        if self.words[0] == sys.executable:
+            hidden = ()  # an environment that is ours
         env = {k: v for k, v in os.environ.items() if k not in hidden}
         env |= {'HF_HUB_OFFLINE': '1', 'TOKENIZERS_PARALLELISM': 'false'}
         self.process = subprocess.Popen(
@@ -113,13 +127,13 @@ def forward_seconds(model, item, rounds=3):
     return statistics.median(each)
 
 
-def in_passes(model, item, run):
+def in_passes(model, item, run, rounds=3):
     """What `run(item)` gives, with its `seconds` in forward passes, which are
-    timed before it and after it.
+    timed before it and after it, so many each.
     """
-    before = forward_seconds(model, item)
+    before = forward_seconds(model, item, rounds)
     found = run(item)
-    unit = (before + forward_seconds(model, item)) / 2
+    unit = (before + forward_seconds(model, item, rounds)) / 2
     return found, found.get('seconds', 0.0) / unit
 
 
@@ -214,7 +228,7 @@ def cost(answer):
         in_passes=statistics.median(item['in_passes'] for item in items),
     )
     for name in ('forward', 'backward', 'tokens'):
-        row[name] = statistics.mean(item[name] for item in items)
+        row[name] = mean(item[name] for item in items)
     if 'versions' in answer:
         row['peak_mib'] = answer['peak_mib']
         row['peer_versions'] = answer['versions']
@@ -246,9 +260,13 @@ def in_a_line(row):
     ]
     line = (
         f"{name} ({row['explains']}): r {', '.join(rs)};"
-        f" {row['seconds']:.2f} s or {row['in_passes']:.0f} passes' time,"
-        f" {row['forward']:.0f} forward,"
-        f" {row['backward']:.0f} backward, {row['tokens']:.0f} tokens"
+        f" {row['seconds']:.2f} s or {row['in_passes']:.0f} passes' time"
     )
+    counted = [
+        f"{row[name]:.0f} {name}"
+        for name in ('forward', 'backward', 'tokens')
+        if row[name] is not None
+    ]
+    line = ', '.join([line, *counted])
     others = row['n_items'] - row['same_tokens']
     return f'{line} ({others} read as OTHER TOKENS)' if others else line

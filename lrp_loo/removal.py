@@ -12,8 +12,8 @@ import torch
 def key_effects(
     g: torch.Tensor,  # (batch, heads, n, n_keys) ∂f/∂A
     A: torch.Tensor,  # (batch, heads, n, n_keys) attention weights
-    # (batch, n_keys, n_units) 1 where a key belongs to a unit; None: each key
-    # by itself
+    # (batch, n_keys, n_units) 1 where a key belongs to a unit, or (1, …) of one
+    # text that is explained several times; None: each key by itself
     members: torch.Tensor = None,
     # (batch, n_units) mask weights under which A was computed; None: 1
     weights: torch.Tensor = None,
@@ -26,7 +26,7 @@ def key_effects(
     A = A.detach().to(exact)
     gains = A * g.to(exact)
     if members is not None:
-        members = members.to(exact)
+        members = members.to(exact).expand(len(A), -1, -1)
     mass = _inside(A, members)
     gain = _inside(gains, members)
     largest = mass.argmax(-1, keepdim=True)

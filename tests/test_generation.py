@@ -174,6 +174,25 @@ def test_a_unit_of_the_prompt_is_removed_at_once():
         assert abs(float(change) - float(a.scores[1])) < 1e-6
 
 
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'removal'])
+def test_units_of_every_token_at_once_are_as_one_by_one(method):
+    model = random_model('Llama', FAMILIES['Llama'].tasks[0])
+    enc = random_inputs(model, n=9)
+    # the last token of the prompt is in no unit
+    number = torch.tensor([0, 0, 1, 1, 1, -1, 2, 3, 4])
+    units = Units(number, list('abcde'), torch.zeros(5, dtype=torch.bool))
+    readout = GeneratedReadout(enc['input_ids'][0], 6)
+    asked = (model, load_demo('reviews')[1])
+    found = explain_each(*asked, enc, method, readout, units)
+    for i, a in enumerate(found):
+        part = {key: x[:, : 6 + i] for key, x in enc.items()}
+        own = Units(number[: 6 + i], a.tokens, a.is_special)
+        target = Target(int(enc['input_ids'][0, 6 + i]), position=-1)
+        (alone,) = explain_batch(*asked, [part], method, target, [own])
+        assert len(a.scores) == 2 + i
+        assert torch.allclose(a.scores, alone.scores, atol=1e-5)
+
+
 def test_words_of_the_prompt():
     found = explain_generation(
         *load_demo('reviews'), PROMPT, units='word', max_new_tokens=2

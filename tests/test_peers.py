@@ -295,6 +295,60 @@ def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
         assert found['scores'] == a.scores.tolist()
 
 
+def test_ours_explains_each_generated_token_as_the_peers_do(study):
+    import peer_ours
+    from lrp_loo import explain_generation, load_demo
+    from peer_protocol import Runner
+
+    model, tokenizer = load_demo('reviews')
+    said = dict(prompt='The plot is', continuation=' thin and slow')
+    ids = tokenizer(said['prompt'] + said['continuation'])['input_ids']
+    n = len(tokenizer(said['prompt'])['input_ids'])
+    item = said | dict(prompt_ids=ids[:n], continuation_ids=ids[n:])
+    runner = Runner(['torch'], peer_ours.METHODS, peer_ours.Uncounted)
+    runner.loaded = 'reviews', (model, tokenizer)
+    for method, options in (
+        ('loo', {}),
+        ('removal+rows', dict(n_rows=2, rest=False)),
+    ):
+        question = dict(model='reviews', task='generation', method=method)
+        question |= dict(options=options, items=[item])
+        (found,) = runner.answer(json.dumps(question))['items']
+        steps = explain_generation(
+            model, tokenizer, *said.values(), method, **options
+        )
+        assert found['same_tokens']
+        assert found['scores'] == [a.scores.tolist() for a in steps]
+        # nothing is counted: a counting forward would take the long ways
+        assert found['forward'] is None
+
+
+def test_ours_runs_in_this_environment(driver, monkeypatch):
+    monkeypatch.setenv('PYTHONPATH', 'somewhere')
+    assert driver.python_of(driver.OURS) == sys.executable
+    assert driver.runner_of(driver.OURS) == 'peer_ours.py'
+    seen = {}
+
+    def popen(words, env, **options):
+        seen[words[0]] = env.get('PYTHONPATH')
+        raise FileNotFoundError
+
+    monkeypatch.setattr(driver.subprocess, 'Popen', popen)
+    for python in (sys.executable, 'peer/bin/python'):
+        with pytest.raises(FileNotFoundError):
+            driver.Peer(python, 'runner.py').__enter__()
+    assert seen == {sys.executable: 'somewhere', 'peer/bin/python': None}
+
+
+def test_what_was_not_counted_is_not_said(driver):
+    item = dict(seconds=1.0, in_passes=2.0, same_tokens=True)
+    item |= dict.fromkeys(('forward', 'backward', 'tokens'))
+    row = driver.cost(dict(items=[item]))
+    assert row['forward'] is None
+    said = driver.in_a_line(dict(by='A', method='b', explains='x') | row)
+    assert 'forward' not in said and said.endswith("2 passes' time")
+
+
 def test_a_context_is_asked_again_as_the_study_asked(study, monkeypatch):
     from lrp_loo import load_demo
 
