@@ -954,7 +954,7 @@ border-bottom:2px solid var(--up)}}
 .lrp-words th,.lrp-words td{{text-align:start;padding:.1em .7em;\
 border-bottom:1px solid var(--line);background:none;color:inherit;\
 overflow-wrap:normal}}
-.lrp-words th,.lrp-words td:not(:last-child){{white-space:nowrap}}
+.lrp-words th,.lrp-words td{{white-space:nowrap}}
 .lrp-words .scroll{{overflow-x:auto}}
 @container (max-width:34em){{.lrp-words.lrp-words summary{{grid-template-columns:1fr auto}}\
 .lrp-words summary svg{{grid-column:1/-1;order:1}}}}
