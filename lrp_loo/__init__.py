@@ -8,9 +8,9 @@ __all__ = ['UsageError', 'load_demo', 'load_model', 'load_texts', 'explain', 'ex
            'explain_dataset', 'attn_lrp', 'cp_lrp', 'lrp_rules', 'Composite', 'leave_one_out', 'Removal', 'Attribution',
            'Attributions', 'compare', 'load', 'explain_page', 'verdict', 'read_texts', 'Target', 'attribute_context',
            'explain_generation', 'audit_generation', 'explain_pairs', 'audit_pairs', 'calibrate', 'load_calibration',
-           'top_tokens', 'summarize', 'summarize_texts', 'Summary', 'compare_summaries', 'LRP', 'GradientXInput',
-           'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'TokenModel',
-           'quantus_explain']
+           'top_tokens', 'fit_layers', 'load_layer_weights', 'weighed_removal', 'summarize', 'summarize_texts',
+           'Summary', 'compare_summaries', 'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut',
+           'AttentionRollout', 'RemovalEstimate', 'TensorModel', 'TokenModel', 'quantus_explain']
 
 # %% ../nbs/43_api.ipynb #14a17bc1
 import warnings as _warnings
@@ -57,6 +57,9 @@ _PUBLIC = {
     'calibrate': 'intervals',
     'load_calibration': 'intervals',
     'top_tokens': 'intervals',
+    'fit_layers': 'weighing',
+    'load_layer_weights': 'weighing',
+    'weighed_removal': 'weighing',
     'summarize': 'summary',
     'summarize_texts': 'summary',
     'Summary': 'summary',
@@ -107,6 +110,9 @@ _all_ = [
     'calibrate',
     'load_calibration',
     'top_tokens',
+    'fit_layers',
+    'load_layer_weights',
+    'weighed_removal',
     'summarize',
     'summarize_texts',
     'Summary',

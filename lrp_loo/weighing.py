@@ -25,7 +25,15 @@ from lrp_loo.lrp import (
     fused_attention,
     multiplication,
 )
-from .models import describe_model, encode, n_layers, special_mask
+from .methods import check_call, named_target, units_of_texts
+from lrp_loo.models import (
+    as_texts,
+    describe_model,
+    encode,
+    n_layers,
+    special_mask,
+    unwrap,
+)
 from .removal import GROUPS_OF_ROWS, removal_pass
 from .targets import Scores, settled, text_by_text
 
@@ -335,26 +343,32 @@ def fit_moments(
 
 
 def fit_layers(
-    model,
-    tokenizer,
+    model,  # as for `explain`
+    tokenizer,  # its tokenizer
     texts: list,  # of your own, to calibrate on: some ten to forty
-    target=None,  # see `as_target`; the predicted class by default
+    target=None,  # as for `explain`
+    units='token',  # as for `explain`: what is removed at once
     carriers: tuple = CARRIERS,  # to choose from; the first stands in doubt
-    progress: bool = True,
+    truncation: bool = False,  # cut texts that are too long for the model
+    progress: bool = True,  # show a bar
 ) -> LayerWeights:
     """Exact LOO of each text, then the weights that follow it best. Raises
     ValueError for fewer than five texts with an r.
     """
-    found = [
-        text_moments(
-            model,
-            tokenizer,
-            encode(model, tokenizer, t),
-            target,
-            None,
-            carriers,
-        )
-        for t in tqdm(texts, 'layers', disable=not progress)
-    ]
-    kept = [m for m in found if None not in m.values()]
+    model, tokenizer = unwrap(model, tokenizer)
+    texts = as_texts(texts)
+    check_call(model, weighed_removal, texts)
+    for carrier in carriers:
+        _one_of('carrier', carrier, CARRIERS)
+    target = named_target(model, tokenizer, target)
+    encs = [encode(model, tokenizer, t, truncation) for t in texts]
+    per_text = units_of_texts(tokenizer, encs, texts, units)
+    per_text = per_text or [None] * len(encs)
+    kept = []
+    bar = tqdm(zip(encs, per_text), 'layers', len(encs), disable=not progress)
+    for enc, unit in bar:
+        asked = (model, tokenizer, enc, target, unit, carriers)
+        found = text_moments(*asked)
+        if None not in found.values():
+            kept.append(found)
     return fit_moments({c: [m[c] for m in kept] for c in carriers}, model)
