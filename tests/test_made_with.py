@@ -20,6 +20,7 @@ from lrp_loo import (
     load_demo,
     load_model,
     summarize,
+    weighed_removal,
 )
 from lrp_loo.models import made_with, name_of_model, weights_mark
 
@@ -224,3 +225,14 @@ def test_every_call_notes_it(demo):
     assert a.info['weights'] == mark
     (pairs,) = explain_pairs(*demo, TEXTS[:1])
     assert pairs.info['weights'] == weights_mark(demo[0])
+
+
+def test_a_long_option_is_short_and_told_apart(demo):
+    ones = [[1.0, 1.0, 1.0]] * 6
+    other = [*ones[:5], [2.0, 1.0, 1.0]]
+    called = []
+    for weights in (ones, other):
+        (a,) = explain(*demo, 'so dull', weighed_removal, weights=weights)
+        called.append(a.called)
+    assert called[0] != called[1]
+    assert all(len(name) < 100 for name in called)
