@@ -477,12 +477,12 @@ def test_images_are_normalised_before_a_pixel_goes():
 # what the chapter says of it
 
 
-CHAPTERS = ('03_linear_attention', '94_pixel_maps')
+CHAPTERS = ('03_linear_attention', '94_pixel_maps', '94a_two_orders')
 
 
 @pytest.fixture(scope='module')
 def prose():
-    "The text of the two chapters."
+    "The text of these chapters."
     texts = []
     for name in CHAPTERS:
         path = FILED.parents[2] / f'nbs/{name}.ipynb'
