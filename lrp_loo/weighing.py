@@ -107,8 +107,8 @@ def carrier_rules(
 # %% ../nbs/20d_weighing.ipynb #75064f71
 @text_by_text
 def weighed_removal(
-    model,
-    tokenizer,
+    model,  # as for `explain`
+    tokenizer,  # its tokenizer
     enc: dict,  # encoded texts, taken one by one
     target=None,  # see `as_target`; the predicted class by default
     # (attention calls, groups of rows): what each is worth; None: 1
