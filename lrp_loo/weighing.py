@@ -105,18 +105,30 @@ def carrier_rules(
     return between_rules('constant', 'rules', 'first', n_layers(model))
 
 # %% ../nbs/20d_weighing.ipynb #75064f71
-@text_by_text
 def weighed_removal(
     model,  # as for `explain`
     tokenizer,  # its tokenizer
-    enc: dict,  # encoded texts, taken one by one
+    encs: list,  # encoded texts, taken one by one
     target=None,  # see `as_target`; the predicted class by default
+    units: list = None,  # a `Units` (or None) per text: what is removed at once
     # (attention calls, groups of rows): what each is worth; None: 1
     weights: list = None,
     carrier: str = 'slopes',  # one of CARRIERS
-    units=None,  # a `Units` (or None) per text: what is removed at once
 ) -> Scores:  # a score per token
     "`removal`, each layer's say at a weight of its own; one pass."
+    how = dict(weights=weights, carrier=carrier)
+    return _of_text(model, tokenizer, encs, target, units, **how)
+
+
+weighed_removal.by_unit = True
+weighed_removal.text_by_text = True
+
+
+@text_by_text
+def _of_text(
+    model, tokenizer, enc, target, weights=None, carrier='slopes', units=None
+):
+    "One of them."
     found = removal_pass(
         model,
         enc,
@@ -129,9 +141,6 @@ def weighed_removal(
     scores = (found.terms * w).sum((1, 3))
     info = dict(passes=1, carrier=carrier)
     return Scores(scores, found.values, found.readout, info)
-
-
-weighed_removal.by_unit = True
 
 
 def _as_weights(weights, terms, model):
