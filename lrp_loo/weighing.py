@@ -129,7 +129,16 @@ def _of_text(
     model, tokenizer, enc, target, weights=None, carrier='slopes', units=None
 ):
     "One of them."
-    found = removal_pass(
+    found = _layers_pass(model, enc, target, units, carrier)
+    w = _as_weights(weights, found.terms, model)
+    scores = (found.terms * w).sum((1, 3))
+    info = dict(passes=1, carrier=carrier)
+    return Scores(scores, found.values, found.readout, info)
+
+
+def _layers_pass(model, enc, target, units, carrier):
+    "What each layer says through each group of rows."
+    return removal_pass(
         model,
         enc,
         target,
@@ -137,10 +146,6 @@ def _of_text(
         composite=carrier_rules(carrier, model),
         by_group=True,
     )
-    w = _as_weights(weights, found.terms, model)
-    scores = (found.terms * w).sum((1, 3))
-    info = dict(passes=1, carrier=carrier)
-    return Scores(scores, found.values, found.readout, info)
 
 
 def _as_weights(weights, terms, model):
@@ -301,14 +306,7 @@ def text_moments(
     y = loo.scores.double().cpu().numpy()[content]
     found = {}
     for carrier in carriers:
-        terms = removal_pass(
-            model,
-            enc,
-            known,
-            units=None if units is None else [units],
-            composite=carrier_rules(carrier, model),
-            by_group=True,
-        ).terms[0]
+        (terms,) = _layers_pass(model, enc, known, units, carrier).terms
         x = terms.permute(0, 2, 1).flatten(0, 1)[:, : len(content)]
         found[carrier] = moments_of(x.double().cpu().numpy()[:, content], y)
     return found
