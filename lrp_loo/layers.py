@@ -387,7 +387,15 @@ class _CutAttention(NamedTuple):
         if not places:
             return self.out
         composite = replace(self.composite, bypass_softmax=places)
+        if composite.bypasses(layer) and not composite.eps:
+            return self._of_values()
         return sdpa_rule(composite, layer, self.call, None)
+
+    def _of_values(self):
+        "Constant weights, written out: a way back through V alone."
+        with torch.no_grad():
+            A = self.call.weights()
+        return A @ self.call.values
 
 
 class _CutAttentions(dict):
