@@ -2,10 +2,12 @@
 
 Where the removed token stands, which rules lie between the attentions, how the
 two directions are weighed, which √T tokens get a pass: each held against the
-exact interactions of training sentences of SST-2, no pair exact. Chapter 45
-says what was taken.
+exact interactions of training sentences of SST-2, no pair exact. And, on every
+model, the cost of a pass for each token divided between passes and exact pairs.
+Chapter 45 says what was taken.
 
-python benchmarks/pairs_tried.py [--data FOLDER] [--limit 30] [--out FILE]
+python benchmarks/pairs_tried.py [--model minilm] [--data FOLDER] [--limit 30]
+    [--out FILE]
 """
 
 import argparse
@@ -16,16 +18,31 @@ import numpy as np
 import torch
 
 from lrp_loo.models import n_layers
-from lrp_loo.pairs import estimates_without, pair_agreement, symmetric_mean
+from lrp_loo.pairs import (
+    affordable_pairs,
+    estimates_without,
+    pair_agreement,
+    pair_worth,
+    symmetric_mean,
+)
 from lrp_loo.removal import removal_pass
 from lrp_loo.results import Results, read_results
+from lrp_loo.rows import GRADIENT_PASS
 from lrp_loo.stats import mean_se
 from lrp_loo.studies.between import between_rules
-from lrp_loo.studies.common import Part, add_rows, part_examples
+from lrp_loo.studies.common import SENTENCES, add_rows, part_examples
 from lrp_loo.studies.interactions import PairGame, interactions_content
 
-OUT = Path(__file__).parents[1] / 'results' / 'folder' / 'pairs-tried.json'
-PART = Part('sst2', 'sst2', 'attention_mask', longest=128, split='train')
+OUT = Path(__file__).parents[1] / 'results' / 'folder'
+FILES = dict(
+    minilm='pairs-tried.json',
+    mpnet='pairs-tried-mpnet.json',
+    smollm2='pairs-tried-smollm2.json',
+)
+# units of a sentence; exact pairs of more take long
+FEWEST = dict(minilm=8, mpnet=6, smollm2=6)
+MOST = dict(minilm=48, mpnet=16, smollm2=9)
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)  # of the passes that are made
 WEIGHTS = (0.0, 1e-3, 0.1, 0.5)  # m_j
 BETWEEN = dict(
     activations=('slope', 'rules'),
@@ -101,10 +118,49 @@ def read_first(t):
     return size
 
 
+def by_size(D, alone):
+    return D.abs()
+
+
+def by_loo(D, alone):
+    return (alone[:, None] * alone).abs()
+
+
+def by_both(D, alone):
+    return pair_worth(D, alone, torch.ones(len(D), dtype=torch.bool))
+
+
+def divided(t, share, worth=by_both):
+    "Some passes, and exact pairs for what the others would have cost."
+    k = math.ceil(share * t.game.n)
+    chosen = t.spread.argsort(descending=True)[:k]
+    scores = symmetric_mean(t.D[chosen], chosen)
+    read = torch.zeros(t.game.n, dtype=torch.bool)
+    read[chosen] = True
+    alone = torch.where(read, t.game.loo, t.R)
+    forwards = GRADIENT_PASS * (t.game.n - k)
+    every = torch.ones(t.game.n, dtype=torch.bool)
+    which = worth(scores, alone)
+    i, j = affordable_pairs(which, every, read, forwards).T
+    scores[i, j] = scores[j, i] = t.game.exact[i, j]
+    return scores
+
+
+def variants_of_cost(t):
+    "Name → (n, n)."
+    found = {'T': t.of_all(t.D), '√T, by spread': t.of_rows(t.D, t.spread)}
+    for share in SHARES:
+        found[f'{share} of T, the rest exact'] = divided(t, share)
+    for worth in (by_size, by_loo):
+        name = f'0.5 of T, the rest exact {worth.__name__}'
+        found[name] = divided(t, 0.5, worth)
+    return found
+
+
 def all_variants(t):
     "Name → (n, n)."
     game = t.game
-    found = {'T': t.of_all(t.D)}
+    found = variants_of_cost(t)
     for w in WEIGHTS[1:]:
         found[f'T, m_j = {w}'] = t.of_all(t.differences(weight=w))
     for name, (norm, inner) in BETWEEN.items():
@@ -121,36 +177,41 @@ def all_variants(t):
     return found
 
 
-def row(game):
+def row(game, variants):
     exact = game.record(game.exact)
-    found = all_variants(Tried(game))
+    found = variants(Tried(game))
     r = {k: pair_agreement(game.record(v), exact) for k, v in found.items()}
     return dict(n_units=game.n, r=r)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--model', choices=list(FILES), default='minilm')
     parser.add_argument('--data', help='the folder of data')
     parser.add_argument('--limit', type=int, default=30)
     parser.add_argument('--seed', type=int, default=1)
-    parser.add_argument('--out', default=str(OUT))
+    parser.add_argument('--out')
     args = parser.parse_args()
-    known = dict(tried=PART)
-    drawn = part_examples('tried', args.data, 2 * args.limit, args.seed, known)
+    out = args.out or str(OUT / FILES[args.model])
+    known = dict(tried=SENTENCES[args.model]._replace(split='train'))
+    of_all = 2 if args.model == 'minilm' else 20  # many are too long
+    n_drawn = of_all * args.limit
+    drawn = part_examples('tried', args.data, n_drawn, args.seed, known)
     content = interactions_content(drawn.examples)
     fit = [
         (i, enc, content[i])
         for i, enc, _ in drawn.examples
-        if 8 <= int(content[i].sum()) <= 48
+        if FEWEST[args.model] <= int(content[i].sum()) <= MOST[args.model]
     ]
     config = dict(experiment='pairs, tried', seed=args.seed, **drawn.info)
-    results = Results(args.out, config)
+    results = Results(out, config)
+    variants = all_variants if args.model == 'minilm' else variants_of_cost
 
     def of(enc, own):
-        return row(PairGame(drawn.model, enc, drawn.target, own))
+        return row(PairGame(drawn.model, enc, drawn.target, own), variants)
 
     add_rows(results, fit[: args.limit], of, 'pairs, tried')
-    rows = read_results(args.out)['rows']
+    rows = read_results(out)['rows']
     for name in rows[0]['r']:
         r, se, n = mean_se(np.array([of["r"][name] for of in rows]))
         print(f'{name:28s} {r:.3f} ± {se:.3f} (n = {n})')

@@ -18,11 +18,14 @@ from lrp_loo import audit_pairs, explain_pairs, load, load_demo
 from lrp_loo.core import Attribution, Pairs
 from lrp_loo.models import encode, forward
 from lrp_loo.pairs import (
+    affordable_pairs,
     best_tenth,
     every_pair,
     exact_pairs,
+    forward_cost,
     largest_pairs,
     pair_agreement,
+    pair_worth,
     removal_pairs,
 )
 from lrp_loo.units import Units
@@ -261,6 +264,70 @@ def test_ties_and_few_pairs():
     assert len(largest_pairs(scores, counts, 0)) == 0
 
 
+def naively_affordable(scores, counts, read, forwards):
+    own = [i for i in range(len(read)) if counts[i]]
+    pairs = [(i, j) for i in own for j in own if i < j]
+    pairs.sort(key=lambda p: -abs(float(scores[p])))
+    known, found = {i for i in own if read[i]}, []
+    for p in pairs:
+        forwards -= 1 + len(set(p) - known)
+        if forwards < 0:
+            break
+        known |= set(p)
+        found.append(list(p))
+    return found
+
+
+@pytest.mark.parametrize('forwards', [0, 1, 2, 7, 30, 99])
+def test_pairs_that_so_many_passes_can_read(forwards):
+    g = torch.Generator().manual_seed(forwards)
+    scores = torch.randn(8, 8, generator=g)
+    scores += scores.T.clone()
+    counts = torch.rand(8, generator=g) < 0.8
+    read = torch.rand(8, generator=g) < 0.4
+    found = affordable_pairs(scores, counts, read, forwards)
+    naive = naively_affordable(scores, counts, read, forwards)
+    assert found.tolist() == naive
+
+
+def test_one_token_has_no_pair_to_read():
+    one = torch.tensor([False, True, False])
+    found = affordable_pairs(torch.ones(3, 3), one, ~one, 9)
+    assert found.shape == (0, 2)
+
+
+def test_a_pair_is_worth_reading_by_its_estimate_and_by_its_tokens():
+    D = torch.tensor([[0.0, 3.0, 1.0], [3.0, 0.0, -1.0], [1.0, -1.0, 0.0]])
+    alone = torch.tensor([0.0, 2.0, 4.0])
+    worth = pair_worth(D, alone, torch.ones(3, dtype=torch.bool))
+    # means over the matrix without its diagonal: 10 / 9 and 16 / 9
+    assert worth[0, 1] == pytest.approx(3 * 9 / 10)
+    assert worth[1, 2] == pytest.approx(9 / 10 + 8 * 9 / 16)
+    none = pair_worth(0 * D, 0 * alone, torch.ones(3, dtype=torch.bool))
+    assert not none.any()
+
+
+def test_half_the_passes_and_pairs_for_the_rest_cost_no_more(demo):
+    whole = explain_pairs(*demo, TEXT, target=1, n_exact=0)[0]
+    half = explain_pairs(
+        *demo, TEXT, target=1, n_tokens='half', n_exact='rest'
+    )[0]
+    n = int((~whole.is_special).sum())
+    assert half.info['passes'] == 1 + -(-n // 2)
+    budget = 3 * (1 + n)
+    assert budget - 3 < forward_cost(half.info) <= budget
+
+
+def test_what_passes_have_read_is_not_read_again(demo):
+    found = explain_pairs(*demo, TEXT, target=1, n_exact=4)[0]
+    assert found.info['forwards'] == 4
+
+
+def test_all_passes_leave_nothing_for_the_rest(demo):
+    found = explain_pairs(*demo, TEXT, target=1, n_exact='rest')[0]
+    assert found.info['forwards'] == 0
+
+
 BAD = {
     'method': (dict(method='loo'), "'loo' is not known; take one of exact"),
     'one token': (dict(texts='good'), 'a pair needs two tokens'),
@@ -268,7 +335,11 @@ BAD = {
     'long': (dict(texts='a film ' * 400), 'tokens and the model takes'),
     'target': (dict(target=2), 'target=2'),
     'n_tokens': (dict(n_tokens=0), 'n_tokens must be a whole number'),
-    'half': (dict(n_tokens='half'), "must be None, 'sqrt' or a whole number"),
+    'quarter': (
+        dict(n_tokens='quarter'),
+        "must be None, 'half', 'sqrt' or a whole number",
+    ),
+    'all': (dict(n_exact='all'), "n_exact must be None, 'rest' or a whole"),
     'n_exact': (dict(n_exact=-1), 'n_exact must be a whole number'),
     'units': (dict(units='letter'), "units='letter' is not known"),
     'units a text': (dict(texts=[TEXT], units=[[(0, 1)]] * 2), '2 entries'),

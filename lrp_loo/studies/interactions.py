@@ -187,7 +187,6 @@ def hessian_cost(
     return GRADIENT_PASS + SECOND_PASS * n
 
 # %% ../../nbs/69a_spent.ipynb #int69p02
-import math
 import time
 
 import numpy as np
@@ -199,13 +198,12 @@ from lrp_loo.pairs import (
     best_tenth,
     content_values,
     estimates_without,
-    largest_pairs,
+    forward_cost,
     pair_agreement,
     removal_pairs,
 )
 from ..removal import removal_pass
 from ..results import Results
-from ..rows import GRADIENT_PASS
 from ..stats import mean_se, pearson
 from lrp_loo.studies.common import (
     SENTENCES,
@@ -223,8 +221,8 @@ from lrp_loo.studies.style import (
 )
 
 # %% ../../nbs/69a_spent.ipynb #int69d02
-def _estimated(game, n_tokens):
-    "(n, n) of `removal`, no pair exact; what it costs."
+def _estimated(game, n_tokens, n_exact):
+    "(n, n) of `removal`; what it costs."
     found = removal_pairs(
         game.model,
         None,
@@ -232,36 +230,35 @@ def _estimated(game, n_tokens):
         game.target,
         units=[game.units],
         n_tokens=n_tokens,
-        n_exact=0,
+        n_exact=n_exact,
     )
     info = found.info[0]
-    return info['pairs'], GRADIENT_PASS * info['passes']
+    return info['pairs'], forward_cost(info)
 
 
-def _mended(game, scores, n_pairs):
-    "With so many of the largest from the exact ones; what that costs."
-    every = torch.ones(game.n, dtype=torch.bool)
-    pairs = largest_pairs(scores, every, n_pairs)
-    i, j = pairs.T
-    scores = scores.clone()
-    scores[i, j] = scores[j, i] = game.exact[i, j]
-    return scores, len(pairs) + len(pairs.unique())
+_PEERS = {
+    'largest LOO': largest_loo,
+    'regression': regression_pairs,
+    'permutations': permutation_pairs,
+}
+_SPENT = {  # name → n_tokens, n_exact
+    'T': (None, None),
+    'half': ('half', 'rest'),
+    '√T': ('sqrt', None),
+}
 
 
 def _all_estimates(game):
     "Name → (n, n) and forward passes."
-    found = {}
-    for name, n_tokens in (('T', None), ('√T', 'sqrt')):
-        scores, cost = _estimated(game, n_tokens)
-        k = game.n if n_tokens is None else math.ceil(math.sqrt(game.n))
-        better, more = _mended(game, scores, k)
-        spent = cost + more
-        found[f'removal, {name}'] = (scores, cost)
-        found[f'removal, {name}, exact'] = (better, spent)
-        found[f'largest LOO, {name}'] = (largest_loo(game, spent), spent)
-        found[f'regression, {name}'] = (regression_pairs(game, spent), spent)
-        drawn = permutation_pairs(game, spent)
-        found[f'permutations, {name}'] = (drawn, spent)
+    found = {
+        'removal, T': _estimated(game, None, 0),
+        'removal, √T': _estimated(game, 'sqrt', 0),
+    }
+    for name, options in _SPENT.items():
+        scores, cost = _estimated(game, *options)
+        found[f'removal, {name}, exact'] = (scores, cost)
+        for peer, pairs_at in _PEERS.items():
+            found[f'{peer}, {name}'] = (pairs_at(game, cost), cost)
     found['Hessians, T'] = (hessian_pairs(game), hessian_cost(game.n))
     return found
 
