@@ -250,11 +250,14 @@ def affordable_pairs(
     if not len(pairs):
         return pairs
     order = pairs.flatten()  # tokens as they are come upon
-    first = torch.full((len(read),), len(order))
-    first.scatter_reduce_(0, order, torch.arange(len(order)), 'amin')
-    new = torch.zeros(len(order), dtype=torch.long)
-    new[first[counts & ~read]] = 1
-    spent = (1 + new.view(-1, 2).sum(1)).cumsum(0)
+    place = torch.arange(len(order))
+    first = torch.full((len(read),), len(order))  # place of each in `order`
+    first.scatter_reduce_(0, order, place, 'amin')
+    # where a token stands first its LOO is read, if it is not known by then
+    reads = torch.zeros(len(order), dtype=torch.long)
+    reads[first[counts & ~read]] = 1
+    of_pair = 1 + reads.view(-1, 2).sum(1)
+    spent = of_pair.cumsum(0)
     return pairs[spent <= forwards]
 
 
