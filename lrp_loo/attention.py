@@ -90,9 +90,10 @@ class AttentionCall:
         return self._for_every_head(self.value)
 
     def _for_every_head(self, t):
-        if not self.enable_gqa:
-            return t
-        return t.repeat_interleave(self.query.shape[-3] // t.shape[-3], -3)
+        if self.enable_gqa:
+            return t.repeat_interleave(self.query.shape[-3] // t.shape[-3], -3)
+        shared = t.shape[:-2] != self.query.shape[:-2]  # one for all heads
+        return t.expand(*self.query.shape[:-2], -1, -1) if shared else t
 
     def bias(self):
         "B, the additive mask; None where there is none."
