@@ -355,10 +355,11 @@ def run_text(
 def _ig_error(rows):
     "How far Integrated Gradients is from being complete, on average."
     errors = [abs(r['methods']['ig']['completeness_error']) for r in rows]
+    off = 100 * incomplete_share(rows, 'ig')
     return (
         f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
         f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
-        f' {incomplete_share(rows, "ig"):.0%} of the texts'
+        f' {off:.0f} % of the texts'
     )
 
 

@@ -563,7 +563,7 @@ def _marked(name, entries):
     return f'{name} {PROMPT_MARK}' if over_prompt else name
 
 
-def _said(entry):
+def _verdict_text(entry):
     "The verdict, with the difference that it stands on."
     if entry['verdict'] == 'withdrawn':
         return 'withdrawn'
@@ -587,8 +587,8 @@ def ledger_notes(
     if off:
         notes.append(
             'Withdrawn until Integrated Gradients have arrived: on'
-            f' {min(off):.0%} to {max(off):.0%} of the texts the sum of its'
-            ' steps misses f(x) − f(baseline) by more than |f(x)|.'
+            f' {100 * min(off):.0f} to {100 * max(off):.0f} % of the texts the sum'
+            ' of the steps misses f(x) − f(baseline) by more than |f(x)|.'
         )
     return notes
 
@@ -606,7 +606,7 @@ def ledger_table(
                 e['data'],
                 e['removal'].replace('_', ' '),
             ),
-            said=_said(e),
+            said=_verdict_text(e),
         )
         for e in entries
         if claims is None or e['claim'] in claims
@@ -653,7 +653,7 @@ def verdicts_by_model(
 
     def cell(claim, on):
         found = (at.get((claim, *pair)) for pair in on)
-        return ' / '.join(_said(e) if e else '–' for e in found)
+        return ' / '.join(_verdict_text(e) if e else '–' for e in found)
 
     rows = [[cell(c, on) for on in columns.values()] for c in claims]
     names = [
