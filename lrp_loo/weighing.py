@@ -359,8 +359,9 @@ def fit_layers(
     truncation: bool = False,  # cut texts that are too long for the model
     progress: bool = True,  # show a bar
 ) -> LayerWeights:
-    """Exact LOO of each text, then the weights that follow it best. Raises
-    ValueError for fewer than five texts with an r.
+    """Exact LOO of each text, then the weights that follow it best, for texts
+    asked about in the same way: another prompt wants a fit of its own.
+    Raises ValueError for fewer than five texts with an r.
     """
     model, tokenizer = unwrap(model, tokenizer)
     texts = as_texts(texts)
