@@ -23,6 +23,10 @@ import gallery
 import reference
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from tracked import tracked  # noqa: E402
+
 log = logging.getLogger('mkdocs.hooks')
 FONT = (
     Path(find_spec('ziamath').origin).parent
@@ -32,10 +36,7 @@ FONT = (
 
 
 def notebooks():
-    return {
-        p.stem: nbformat.read(p, 4)
-        for p in sorted((ROOT / 'nbs').glob('*.ipynb'))
-    }
+    return {p.stem: nbformat.read(p, 4) for p in tracked('nbs/*.ipynb')}
 
 
 def reading_order(books):
