@@ -21,7 +21,8 @@ fingerprint() {
 import sys
 from hashlib import sha256
 from pathlib import Path
-for p in sorted([*map(Path, sys.argv[1:]), *Path("lrp_loo").rglob("*.py")]): print(sha256(p.read_bytes()).hexdigest(), p)' $notebooks
+modules = [p for p in Path("lrp_loo").rglob("*.py") if not any(part.startswith(".") for part in p.parts)]
+for p in sorted([*map(Path, sys.argv[1:]), *modules]): print(sha256(p.read_bytes()).hexdigest(), p)' $notebooks
 }
 
 echo "== how the code is written: ruff's rules, its layout, and the measures of .ci/measure.py"
