@@ -159,6 +159,13 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line):
         assert 'gripping' in (folder / page).read_text(encoding='utf-8')
 
 
+@pytest.mark.parametrize('line', shell_lines())
+def test_a_line_works_on_a_bare_install(called, monkeypatch, line):
+    "Without an extra, and so without the demo model's encoder."
+    monkeypatch.setattr('lrp_loo.models.find_spec', lambda module: None)
+    assert called(line)
+
+
 def test_what_readme_links_to_is_there():
     targets = re.findall(r'\]\(([^)#\s]+)', README)
     files = [t for t in targets if not t.startswith('http')]
