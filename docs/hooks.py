@@ -87,7 +87,7 @@ def on_config(config):
     )
     books = notebooks()
     homes = {chapter.module_of(nb): name for name, nb in books.items()}
-    modules = {m: n for m, n in homes.items() if m and m != '__init__'}
+    modules = {m: n for m, n in homes.items() if m and m[0] != '_'}
     defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
     pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
     config.nav = chapters_nav(books, config.extra['groups'])
