@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from tracked import tracked  # noqa: E402
+
 GROUPS = {  # what a row of the table covers
     'package': ('lrp_loo/*.py', 'lrp_loo/studies/*.py'),
     'notebooks': ('nbs/*.ipynb',),
@@ -132,8 +136,7 @@ def units(path):
 
 def paths(group):
     "The files of a row, nbdev's index left out."
-    found = (p for pattern in GROUPS[group] for p in ROOT.glob(pattern))
-    return sorted(p for p in found if p.name != '_modidx.py')
+    return [p for p in tracked(*GROUPS[group]) if p.name != '_modidx.py']
 
 
 def line_lengths(unit):

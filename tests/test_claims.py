@@ -13,6 +13,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from tracked import tracked
 
 from lrp_loo.studies.beyond import claim2_table, read_beyond
 from lrp_loo.results import read_results
@@ -52,9 +53,7 @@ def prose(chapter):
 
 def everything_written():
     "README, changelog and every chapter's markdown: name → text."
-    chapters = {
-        p.stem: prose(p.stem) for p in sorted((ROOT / 'nbs').glob('*.ipynb'))
-    }
+    chapters = {p.stem: prose(p.stem) for p in tracked('nbs/*.ipynb')}
     files = {
         f: (ROOT / f).read_text(encoding='utf-8')
         for f in ('README.md', 'CHANGELOG.md')

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ledger import KEPT, folders
+from ledger import KEPT
+from tracked import tracked
+
 from lrp_loo.results import read_results
 from lrp_loo.studies.layerwise import picked
 from lrp_loo.studies.ledger import (
@@ -37,14 +39,15 @@ def kept():
 
 
 @pytest.fixture(scope='module')
-def computed():
-    return ledger(folders(), entries_by_study())
+def computed(kept_results):
+    folders = sorted(kept_results.glob('folder*'))
+    return ledger(folders, entries_by_study())
 
 
 def sentences():
     "File → its text, of everything a reader reads."
     found = {'README.md': (ROOT / 'README.md').read_text(encoding='utf-8')}
-    for path in sorted((ROOT / 'nbs').glob('*.ipynb')):
+    for path in tracked('nbs/*.ipynb'):
         cells = json.loads(path.read_text(encoding='utf-8'))['cells']
         texts = [''.join(c['source']) for c in cells]
         found[path.name] = '\n'.join(texts)
