@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from .methods import eager
 from lrp_loo.models import (
     forward,
-    forward_arguments,
     input_embeddings,
+    input_names,
     unwrap,
     watch_embeddings,
 )
@@ -158,11 +158,7 @@ def named_inputs(
     "Positional arguments by the names that the model's forward has for them."
     kind = input_kind(x)
     first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
-    takes = [
-        name
-        for name, p in forward_arguments(model).items()
-        if p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
+    takes = list(input_names(model).named)
     if first not in takes:
         raise ValueError(
             f"{type(model).__name__} does not take {first}, which inputs of"
