@@ -348,7 +348,12 @@ from functools import partial
 
 import torch
 from .attention import AttentionMaps, refuse_compiled
-from .core import one_text, pad_batch, whole_number
+from lrp_loo.core import (
+    check_tokens_alone,
+    one_text,
+    pad_batch,
+    whole_number,
+)
 from lrp_loo.removals import (
     as_removal,
     default_removal,
@@ -477,6 +482,7 @@ def rollout_scores(
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
     batch = pad_batch(tokenizer, encs)
+    check_tokens_alone(batch, 'rollout')
     with torch.no_grad():
         out = forward(model, batch)
     readout = Readout(target, out, batch)
