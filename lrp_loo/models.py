@@ -1474,16 +1474,24 @@ class _EmbeddingWatch:
         self.value = value
         self.seen = []
         self.ids = None  # what the model was called with
+        self.filled_from = []  # and what tokens of it stand for
         self.thread = threading.get_ident()
 
     def called(self, model, args, kwargs):
         if threading.get_ident() == self.thread:
             self.ids = kwargs.get('input_ids')
-            _check_read(model, kwargs)
+            self.filled_from = _filled_from(model, kwargs)
 
     def looked_up(self, module, args, out):
         if threading.get_ident() != self.thread or self.seen:
             return None
+        if self.filled_from:
+            raise ValueError(
+                "some of this text's tokens stand for"
+                f" {', '.join(self.filled_from)}, and have no embeddings of"
+                " their own to attribute to or to take away; take method='loo'"
+                " with removal='attention_mask'"
+            )
         # a vision model may hand on its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
         turned = _tokens_first(self.ids, args)
@@ -1498,14 +1506,14 @@ class _EmbeddingWatch:
         return (new, *more) if isinstance(out, tuple) else new
 
 
-def _check_read(model, inputs):
-    """Refuse a text with places that the model fills from an image or a sound:
-    what the table of embeddings holds for them is read by nobody.
+def _filled_from(model, inputs):
+    """Inputs that fill some of a text's places, as an image does: what the
+    table of embeddings holds for these is read by nobody.
     """
     given = {k: v for k, v in inputs.items() if torch.is_tensor(v) and v.ndim}
     others = sorted(given.keys() - per_token(given))
     if 'input_ids' not in given or not others:
-        return
+        return []
     configs = [getattr(m, 'config', None) for m in model.modules()]
     filled = {
         i
@@ -1513,12 +1521,8 @@ def _check_read(model, inputs):
         for name, i in vars(config or object).items()
         if _FILLED.fullmatch(name) and isinstance(i, int)
     }
-    if not filled.isdisjoint(given['input_ids'].flatten().tolist()):
-        raise ValueError(
-            f"some of this text's tokens stand for {', '.join(others)}, and"
-            " have no embeddings of their own to attribute to or to take away;"
-            " take method='loo' with removal='attention_mask'"
-        )
+    nowhere = filled.isdisjoint(given['input_ids'].flatten().tolist())
+    return [] if nowhere else others
 
 
 def _tokens_first(ids, args):
