@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from .methods import eager
 from lrp_loo.models import (
     forward,
+    forward_arguments,
     input_embeddings,
     input_names,
     unwrap,
@@ -158,7 +159,14 @@ def named_inputs(
     "Positional arguments by the names that the model's forward has for them."
     kind = input_kind(x)
     first = 'pixel_values' if kind == 'pixel_values' else 'input_ids'
-    takes = list(input_names(model).named)
+    takes = [
+        name
+        for name, p in forward_arguments(model).items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    inside = input_names(model)
+    if inside.others:  # a wrapper, which hands on what follows
+        takes = list(dict.fromkeys([*takes, *inside.named]))
     if first not in takes:
         raise ValueError(
             f"{type(model).__name__} does not take {first}, which inputs of"
