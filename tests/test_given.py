@@ -10,8 +10,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from conftest import random_bert
-from lrp_loo import METHODS, Removal, audit, explain, explain_pairs
+from lrp_loo import (
+    METHODS,
+    Removal,
+    audit,
+    explain,
+    explain_generation,
+    explain_pairs,
+)
 from lrp_loo.interop import LeaveOneOut
+from lrp_loo.models import encode
 
 PAIR = ('The jokes are old.', 'Nobody laughed at them, not even once.')
 PAIRS = [PAIR, ('Fine.', 'Or so they say.')]
@@ -138,6 +146,26 @@ def test_captum_style_classes_name_what_is_inside_a_wrapper(tokenizer):
         for m in (model, nn.DataParallel(model).eval())
     )
     torch.testing.assert_close(a, b, **TOLERANCE)
+
+
+def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
+    config = transformers.BartConfig(
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+    )
+    both = transformers.BartForSequenceClassification(config)
+    with pytest.raises(ValueError, match='is an encoder-decoder'):
+        explain(nn.DataParallel(both).eval(), tokenizer, PAIRS, 'loo')
+    model = nn.DataParallel(random_bert()).eval()
+    with pytest.raises(ValueError, match='102 tokens and the model takes 64'):
+        explain(model, tokenizer, 'word ' * 100)
+    with pytest.raises(ValueError, match='generates nothing here'):
+        explain_generation(model, tokenizer, 'fine')
 
 
 class Images(nn.Module):
@@ -319,6 +347,58 @@ def test_an_audit_of_images_beside_texts(llava):
     assert found.n['loo'] == 2
 
 
+class Processor(transformers.ProcessorMixin):
+    "As a vision language model comes with one."
+
+    def __init__(self):
+        self.tokenizer = Numbers()
+
+
+def test_a_processor_is_taken_for_its_tokenizer(llava):
+    (a,) = explain(llava, Processor(), seen(), 'loo')
+    check(a, llava, seen())
+
+
+def test_patches_of_all_images_in_one_row_each():
+    "Qwen2-VL's images are a list of patches, and a grid for each."
+    torch.manual_seed(0)
+    config = transformers.Qwen2VLConfig(
+        text_config=dict(
+            vocab_size=99,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            rope_parameters=dict(rope_type='default', mrope_section=[1, 1, 2]),
+        ),
+        vision_config=dict(
+            depth=1, embed_dim=16, num_heads=2, hidden_size=16, patch_size=4
+        ),
+        image_token_id=IMAGE,
+        video_token_id=91,
+        vision_start_token_id=92,
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[92, IMAGE, 5, 92, IMAGE, IMAGE, 6, 7]])
+    enc = dict(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=(ids == IMAGE).long(),
+        image_grid_thw=torch.tensor([[1, 2, 2], [1, 2, 4]]),
+        pixel_values=torch.randn(12, 3 * 2 * 4 * 4),
+    )
+    with pytest.raises(RuntimeError):  # the model by hand: no image is half
+        by_hand(model, enc)
+    with torch.no_grad():
+        wanted = encode(model, Numbers(), enc)
+        assert torch.equal(model(**wanted).logits, model(**enc).logits)
+    for method in METHODS:
+        found = answer('pixel_values', model, Numbers(), enc, method=method)
+        assert found is None
+
+
 # ------------------------------------------------------------ boxes, and others
 
 
@@ -450,9 +530,7 @@ def test_encodings_without_a_mask_are_not_padded(tokenizer):
         check(a, model, dict(enc))
 
 
-def test_of_several_images_all_reach_a_model_that_is_explained_alone():
-    "An image processor's other outputs, too."
-
+def test_an_image_processors_other_outputs_reach_the_model():
     class Sees(nn.Module):
         def __init__(self):
             super().__init__()
@@ -466,7 +544,7 @@ def test_of_several_images_all_reach_a_model_that_is_explained_alone():
             x = self.conv(pixel_values).flatten(2).mean(-1)
             return self.out(x) * pixel_mask.float().mean((1, 2))[:, None]
 
-    class Processor:
+    class Masks:
         def __call__(self, images, return_tensors):
             mask = torch.zeros(1, 8, 8, dtype=torch.long)
             mask[:, :4] = 1
@@ -475,9 +553,9 @@ def test_of_several_images_all_reach_a_model_that_is_explained_alone():
     torch.manual_seed(0)
     model = Sees().eval()
     image = torch.rand(3, 8, 8)
-    (a,) = explain(model, Processor(), [image], 'loo')
+    (a,) = explain(model, Masks(), [image], 'loo')
     with torch.no_grad():
-        wanted = model(**Processor()(image, 'pt'))[0, a.target]
+        wanted = model(**Masks()(image, 'pt'))[0, a.target]
     assert a.logit == pytest.approx(float(wanted), rel=1e-5)
 
 
