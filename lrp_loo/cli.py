@@ -570,9 +570,11 @@ def _missing_said(info):
 
 def _n_tokens(text, tokenizer, most):
     "Tokens of a text or of a pair, counted up to a bound."
+    from lrp_loo.models import tokenized
+
     parts = text if isinstance(text, tuple) else (text,)
-    encoded = tokenizer(*parts, truncation=True, max_length=most)
-    return len(encoded['input_ids'])
+    encoded, once = tokenized(tokenizer, parts, most)
+    return len(encoded['input_ids'][once])
 
 
 def _fitting(texts, model, tokenizer):

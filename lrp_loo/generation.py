@@ -53,7 +53,8 @@ def _as_prompt(tokenizer, prompt):
 def _check_generates(model):
     "Is it a model that predicts the next token from those before it?"
     can = getattr(model, 'can_generate', None)
-    both_ways = getattr(model.config, 'is_encoder_decoder', False)
+    config = getattr(model, 'config', None)
+    both_ways = getattr(config, 'is_encoder_decoder', False)
     if can is None or not can() or both_ways:
         raise ValueError(
             f"{type(model).__name__} is no causal language model, so it"

@@ -13,6 +13,7 @@ from lrp_loo.models import (
     forward,
     forward_arguments,
     input_embeddings,
+    input_names,
     unwrap,
     watch_embeddings,
 )
@@ -163,6 +164,9 @@ def named_inputs(
         for name, p in forward_arguments(model).items()
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
+    inside = input_names(model)
+    if inside.others:  # a wrapper, which hands on what follows
+        takes = list(dict.fromkeys([*takes, *inside.named]))
     if first not in takes:
         raise ValueError(
             f"{type(model).__name__} does not take {first}, which inputs of"

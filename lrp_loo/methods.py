@@ -227,10 +227,15 @@ class _Path:
     def values(self, e, rows):
         "The explained numbers at embeddings e, (k·rows, T, d), of these texts."
         copies = len(e) // len(rows)
-        variants = {}
-        for name, v in self.batch.items():
-            own = v[rows, : e.shape[1]] if name in PER_TOKEN else v[rows]
-            variants[name] = own.repeat(copies, *[1] * (v.ndim - 1))
+        own = self.batch
+        if len(self.end) > 1:
+            own = {
+                k: v[rows, : e.shape[1]] if k in PER_TOKEN else v[rows]
+                for k, v in own.items()
+            }
+        variants = {
+            k: v.repeat(copies, *[1] * (v.ndim - 1)) for k, v in own.items()
+        }
         with (
             read_row_only(self.model, self.target),
             watch_embeddings(self.model, e),
@@ -343,7 +348,12 @@ from functools import partial
 
 import torch
 from .attention import AttentionMaps, refuse_compiled
-from .core import one_text, pad_batch, whole_number
+from lrp_loo.core import (
+    check_tokens_alone,
+    one_text,
+    pad_batch,
+    whole_number,
+)
 from lrp_loo.removals import (
     as_removal,
     default_removal,
@@ -472,6 +482,7 @@ def rollout_scores(
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
     batch = pad_batch(tokenizer, encs)
+    check_tokens_alone(batch, 'rollout')
     with torch.no_grad():
         out = forward(model, batch)
     readout = Readout(target, out, batch)
@@ -1169,7 +1180,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
-from .core import pad_batch, whole_number
+from .core import pad_batch, share_a_batch, whole_number
 from .fast import cores, on_every_core
 from .layers import bypass_gradients
 from .removals import hears_of_masks
@@ -1214,7 +1225,8 @@ def _one_at_a_time(model, encs):
     if len(encs) == 1:
         return False
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
-    if len(lengths) > 1 and not hears_of_masks(model):
+    is_masked = 'attention_mask' in encs[0] and hears_of_masks(model)
+    if not share_a_batch(encs) or len(lengths) > 1 and not is_masked:
         return True
     return _lacks_padding_token(model)
 

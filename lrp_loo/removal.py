@@ -66,6 +66,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from .attention import AttentionCall
+from .core import check_tokens_alone
 from .layers import checkpointed_gradient, layer_hooks
 from lrp_loo.lrp import (
     fused_attention,
@@ -361,6 +362,7 @@ def removal_pass(
     summed = 'row' if by_row else 'head'
     if by_group:
         summed = 'group'
+    check_tokens_alone(batch, 'removal')
     is_text = 'input_ids' in batch
     members = _members(units, batch, device_of(model)) if is_text else None
     a_pass = _layer_by_layer if checkpoint else _all_layers

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from .core import whole_number
+from .core import check_tokens_alone, whole_number
 from lrp_loo.decoders import (
     DecoderTexts,
     as_decoder,
@@ -373,6 +373,7 @@ def removal_rows_scores(
             "method='removal+rows' takes texts, and this is an image; take"
             " method='removal'"
         )
+    check_tokens_alone(enc, 'removal+rows')
     with torch.no_grad():
         asked = keeping_states(model)
         whole = read_whole(model, enc, target, 'attention_mask', **asked)
