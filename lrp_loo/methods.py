@@ -889,7 +889,10 @@ def named_target(
     # see `as_target`; or a str, alone, as one of a pair or in a `Target`
     target,
 ):  # the same, a str as a number
-    "A class by its label, a decoder's token by its text."
+    """A class by its label, else by its number; a decoder's token by its text;
+    a pair of them with a comma in between. What is a label (a token) is never
+    read as something else.
+    """
     by_number = partial(named_target, model, tokenizer)
     if isinstance(target, Target):
         _check_one_of_several(model, target)
@@ -899,29 +902,54 @@ def named_target(
         return tuple(map(by_number, target))
     if not isinstance(target, str):
         return target
-    _check_not_a_place(model, target)
-    if not _has_vocabulary(model):
-        labels = {str(v): int(k) for k, v in _class_names(model).items()}
-        if target not in labels:
-            raise ValueError(
-                f"target={target!r} is not a class of this model; take its"
-                f" number or one of {', '.join(labels)}"
-            )
+    of_tokens = _has_vocabulary(model)
+    find = _token_named if of_tokens else _class_named
+    found = find(model, tokenizer, target)
+    if found is not None:
+        return found
+    pair = target.split(',')
+    if len(pair) == 2 and all(part.strip() for part in pair):
+        return tuple(by_number(p if of_tokens else p.strip()) for p in pair)
+    raise ValueError(_why_not_named(model, tokenizer, target))
+
+
+def _labels_of(model):
+    "Label → number."
+    return {str(v): int(k) for k, v in _class_names(model).items()}
+
+
+def _is_numeral(target):
+    return target.isascii() and target.removeprefix('-').isdigit()
+
+
+def _class_named(model, tokenizer, target):
+    "A label's number, or the number that is written; None: neither."
+    of_places = 'QuestionAnswering' in type(model).__name__
+    labels = {} if of_places else _labels_of(model)
+    if target in labels:
         return labels[target]
+    return int(target) if _is_numeral(target) else None
+
+
+def _token_named(model, tokenizer, target):
+    "The id of one token; None: these are several."
     ids = tokenizer(target, add_special_tokens=False)['input_ids']
-    if len(ids) != 1:
-        raise ValueError(
+    return ids[0] if len(ids) == 1 else None
+
+
+def _why_not_named(model, tokenizer, target):
+    "What was given, and what is taken."
+    kind = type(model).__name__
+    if _has_vocabulary(model):
+        ids = tokenizer(target, add_special_tokens=False)['input_ids']
+        said = (
             f"target={target!r} is {len(ids)} tokens for this tokenizer,"
             f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
         )
-    return ids[0]
-
-
-def _check_not_a_place(model, target):
-    "A model that marks answers has places for targets, and no names."
-    kind = type(model).__name__
+        is_id = _is_numeral(target)
+        return f"{said}, or its id, target={int(target)}" if is_id else said
     if 'QuestionAnswering' in kind:
-        raise ValueError(
+        return (
             f"target={target!r} is no target of {kind}, which says where in the"
             " text an answer starts and ends: take a token's place, from 0"
             " with special tokens counted, for a start there,"
@@ -929,6 +957,12 @@ def _check_not_a_place(model, target):
             " out for the likeliest start; the tokens in order are"
             " explain(...)[0].tokens"
         )
+    labels = _labels_of(model)
+    taken = f" or one of {', '.join(labels)}" if labels else ''
+    return (
+        f"target={target!r} is not a class of this model; take its"
+        f" number{taken}"
+    )
 
 
 def _check_one_of_several(model, target):
@@ -1519,11 +1553,12 @@ def explain(
     check_call(model, method, texts)
     whole_number('batch_size', batch_size)
     on_device(model, device)
-    if calibration is not None:
-        _check_calibration(calibration, model, method, options, units)
     encs = encode_all(model, tokenizer, texts, truncation, max_length)
     per_text = units_of_texts(tokenizer, encs, texts, units)
     targets = targets_of_texts(model, tokenizer, target, len(texts))
+    if calibration is not None:
+        asked = (method, options, units, targets)
+        _check_calibration(calibration, model, tokenizer, *asked)
     # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
@@ -1536,14 +1571,14 @@ def explain(
     return Attributions(found)
 
 
-def _check_calibration(calibration, model, method, options, units):
+def _check_calibration(calibration, *call):
     "Is it one, and of this call?"
     if not hasattr(calibration, 'around'):
         raise TypeError(
             "calibration must be a Calibration, as `calibrate` gives it, got"
             f" {type(calibration).__name__}"
         )
-    calibration.check(model, method, options, units)
+    calibration.check(*call)
 
 # %% ../nbs/10c_explain.ipynb #b9b004da
 def _bypassed_layers(methods):
