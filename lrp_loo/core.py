@@ -553,7 +553,14 @@ def reading(
         why = "it is nested too deep"
     except KeyError as e:
         why = f"it lacks {e}"
-    except (AttributeError, IndexError, TypeError, ValueError) as e:
+    except (
+        ArithmeticError,
+        AttributeError,
+        IndexError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
         why = str(e)
     else:
         return

@@ -1715,7 +1715,9 @@ from .view import compare
 # %% ../nbs/82_tables.ipynb #cc7c08d2
 def _labels_asked(model, labels):
     "Targets: those that were named, or every class of the model."
-    if isinstance(labels, (list, tuple)) and len(labels) > 0:
+    if isinstance(labels, (list, tuple)):
+        if not labels:
+            raise ValueError("labels is empty; give at least one class")
         return list(labels)
     n = len(_class_names(model))
     if labels != 'all' or _has_vocabulary(model) or n == 0:

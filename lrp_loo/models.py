@@ -891,7 +891,10 @@ def input_embeddings(
             return m
     raise ValueError(
         f"{type(model).__name__} has no input embeddings to attribute to (no"
-        " get_input_embeddings, no torch.nn.Embedding)"
+        " get_input_embeddings, no torch.nn.Embedding); write a module around"
+        " it whose get_input_embeddings() gives the layer that makes them"
+        " (of an image's patches: their convolution), and whose forward takes"
+        " input_ids, or pixel_values"
     )
 
 # %% ../nbs/33b_reading.ipynb #8cb77a4c
@@ -1353,6 +1356,34 @@ def _check_mode(model):
         )
 
 
+def _check_kind(model):
+    "Refuse what holds a model, and what reads something else than a text."
+    kind = type(model).__name__
+    if type(model).__module__.startswith('sentence_transformers.'):
+        bases = [c.__name__ for c in type(model).__mro__]
+        inner = '.model' if 'CrossEncoder' in bases else '[0].auto_model'
+        raise TypeError(
+            f"a {kind} holds a model, and is none itself; give its {inner} and"
+            " its .tokenizer"
+        )
+    if 'MultipleChoice' in kind:
+        raise ValueError(
+            f"{kind} reads several texts at once, (batch, choices, tokens), and"
+            " one text is explained; write a module whose forward gives it one"
+            " choice: input_ids[:, None], attention_mask[:, None]"
+        )
+    takes = forward_arguments(model)
+    open_ended = any(
+        p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in takes.values()
+    )
+    if not open_ended and not set(READ) & set(takes):
+        raise ValueError(
+            f"{kind}'s forward takes {', '.join(takes) or 'nothing'}, and a model"
+            " is called with input_ids, or with pixel_values; write a module"
+            " around it whose forward takes one of them"
+        )
+
+
 def check_model(
     model,  # what was given as one
 ):
@@ -1362,6 +1393,7 @@ def check_model(
             "the model must be a transformers model (or another torch module,"
             f" or a pipeline), got {type(model).__name__}"
         )
+    _check_kind(model)
     _check_mode(model)
     if getattr(getattr(model, 'config', None), 'is_encoder_decoder', False):
         raise ValueError(
@@ -1402,6 +1434,22 @@ def _why_call_failed(model, inputs, e):
             f"{kind} takes {', '.join(forward_arguments(model))}, and it was"
             f" called with {', '.join(inputs)} ({said.split(') ')[-1]}); write"
             " a forward that takes them"
+        )
+    if 'pixel_values' in forward_arguments(model) and (
+        isinstance(e, (AttributeError, ValueError))
+        and 'pixel_values' not in inputs
+    ):
+        return (
+            f"{kind} reads an image beside the text, and none was given"
+            f" ({said}); take its text model alone, such as"
+            " CLIPTextModelWithProjection"
+        )
+    if 'multiple of the chunk size' in said:
+        return (
+            f"{kind} was made with chunk_size_feed_forward="
+            f"{model.config.chunk_size_feed_forward} and reads texts of a"
+            f" multiple of so many tokens alone ({said}); load it with"
+            " chunk_size_feed_forward=0, which gives the same numbers"
         )
     if isinstance(e, ValueError) and 'no padding token' in said:
         return (
@@ -1498,7 +1546,7 @@ def forward(
     try:
         with blind_rows_mended(model), _products_for(model):
             return model(**inputs, **options)
-    except (TypeError, RuntimeError, ValueError) as e:
+    except (AttributeError, TypeError, RuntimeError, ValueError) as e:
         if said := _why_call_failed(model, inputs, e):
             raise ValueError(said) from e
         raise

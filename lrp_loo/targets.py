@@ -76,9 +76,20 @@ class Target:
             )
 
 
-OUTPUTS = ('logits', 'start_logits', 'image_embeds', 'pooler_output')
+OUTPUTS = (
+    'logits',
+    'start_logits',
+    'image_embeds',
+    'text_embeds',
+    'pooler_output',
+)
 # of these no entry is predicted: the largest is as good as any other
-FEATURES = ('image_embeds', 'pooler_output', 'last_hidden_state')
+FEATURES = (
+    'image_embeds',
+    'text_embeds',
+    'pooler_output',
+    'last_hidden_state',
+)
 
 
 def _is_int(x):

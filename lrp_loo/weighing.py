@@ -10,7 +10,7 @@ __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'CARRIERS', 'RIDGES', 'FIT
 
 # %% ../nbs/20d_weighing.ipynb #0c7a6515
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -358,6 +358,9 @@ def load_layer_weights(
     "Raises ValueError where they are another model's."
     with reading(path, 'holds no layer weights'):
         kept = json_record(Path(path).read_text(encoding='utf-8'))
+        wanted = [f.name for f in fields(LayerWeights)]
+        if not {*wanted, 'fitted'} == {*kept, 'fitted'}:
+            raise ValueError(f"it must hold {', '.join(wanted)}")
         found = LayerWeights(**kept)
     own = None if model is None else describe_model(model)
     if own is not None and own['sha256'] != found.model['sha256']:
