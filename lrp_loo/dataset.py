@@ -148,6 +148,7 @@ import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 from .core import whole_file
+from .faithfulness import audit_table
 from .models import encode
 
 # %% ../nbs/16a_sweep.ipynb #3ebfd351
@@ -181,10 +182,12 @@ def read_sweep(
 
 
 def sweep_table(
-    rows: pd.DataFrame,  # with method and r
+    # with method and r; copies are told by text_sha256 and target
+    rows: pd.DataFrame,
     # a row per method: mean r with LOO, its standard error, n, n_undefined
 ) -> pd.DataFrame:
-    "Agreement with LOO per method over all texts."
+    "Agreement with LOO per method over all texts; copies count once."
+    n_rows, rows = len(rows), _without_copies(rows)
     table = {}
     for method, own in rows.groupby('method', sort=False):
         n = len(own)
@@ -194,8 +197,18 @@ def sweep_table(
             n=n,
             n_undefined=n - own.r.count(),
         )
+    n_copies = (n_rows - len(rows)) // max(1, len(table))
     table = pd.DataFrame(table).T.rename_axis('method')
-    return table.astype({'n': int, 'n_undefined': int})
+    table = table.astype({'n': int, 'n_undefined': int})
+    return audit_table(table, {}, n_copies)
+
+
+def _without_copies(rows):
+    "A text that stands there twice, with the same target, is one."
+    known = ['method', 'text_sha256', 'target']
+    if not set(known) <= set(rows):
+        return rows
+    return rows.drop_duplicates(known)
 
 
 def _forget_torn(out):
@@ -598,7 +611,9 @@ class _DatasetRun:
         record.save()
         if batches:
             self.compute(batches, loaded, progress)
-        table = sweep_table(read_sweep(self.out, ['r']))
+        table = sweep_table(
+            read_sweep(self.out, ['r', 'text_sha256', 'target'])
+        )
         return table.loc[list(self.methods)], record, len(missing)
 
 

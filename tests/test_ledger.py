@@ -168,13 +168,10 @@ def test_a_study_with_claims_of_its_own_is_asked_for_them(tmp_path):
 def files_over_prompts():
     "Those whose rows hold r over every token of a question around a text."
     found = set()
-    for folder in folders():
-        for path in folder.glob('*.json'):
-            content = json.loads(path.read_text(encoding='utf-8'))
-            if isinstance(content, dict) and 'prompt' in content.get(
-                'config', {}
-            ):
-                found.add(f'{folder.name}/{path.stem}')
+    for path in tracked('results/folder*/*.json'):
+        content = json.loads(path.read_text(encoding='utf-8'))
+        if isinstance(content, dict) and 'prompt' in content.get('config', {}):
+            found.add(f'{path.parent.name}/{path.stem}')
     # their pairs are of the text's own tokens
     return found - {'folder/interactions-smollm2'}
 

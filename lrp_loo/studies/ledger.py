@@ -343,7 +343,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from ..core import write_text_atomic
+from ..core import reading, write_text_atomic
 from ..models import DEMOS
 from ..stats import holm
 
@@ -465,7 +465,8 @@ def _rows_files(folders):
     "Of every file of rows: where it is, what it holds."
     for folder in map(Path, folders):
         for path in sorted(folder.glob('*.json')):
-            content = json.loads(path.read_text(encoding='utf-8'))
+            with reading(path, 'is not a results file'):
+                content = json.loads(path.read_text(encoding='utf-8'))
             rows = content.get('rows') if isinstance(content, dict) else None
             if rows and isinstance(rows[0], dict):
                 yield path, content
