@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
 from .core import Generation, whole_number
+from .hooks import leaves_nothing
 from .methods import as_methods, check_call, eager, explain_each
 from lrp_loo.models import (
     check_text,
@@ -62,6 +63,7 @@ def _check_generates(model):
         )
 
 # %% ../nbs/19_generation.ipynb #5f540581
+@leaves_nothing
 @torch.no_grad()
 def greedy_continuation(
     model,  # a causal language model

@@ -75,6 +75,7 @@ from lrp_loo.lrp import (
     lrp_rules,
 )
 from .fast import read_row_only
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     device_of,
     forward,
@@ -335,6 +336,7 @@ class RemovalTerms(NamedTuple):
     spread: torch.Tensor = None
 
 
+@leaves_nothing
 def removal_pass(
     model,
     batch: dict,  # (batch, T) inputs

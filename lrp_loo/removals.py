@@ -285,6 +285,7 @@ from functools import partial
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     forward_arguments,
     device_of,
@@ -533,6 +534,7 @@ def _like(keep, x):
     return keep.view(len(keep), 1, *x.shape[2:])
 
 
+@leaves_nothing
 @torch.no_grad()
 def mean_embedding(
     model,  # one with a table of embeddings
