@@ -49,7 +49,6 @@ class Loo(NamedTuple):
     row: torch.Tensor  # the row of the output that f(x) is in
 
 # %% ../nbs/05_loo.ipynb #18d3e0d9
-@leaves_nothing
 @torch.no_grad()
 def many_loo(
     model,
