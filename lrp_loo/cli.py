@@ -828,9 +828,12 @@ def sweep(
     _print_sweep(table, len(d), d.info, dtype, out)
 
 # %% ../nbs/18b_commands.ipynb #cc42c125
+import contextlib
 import os
 import shutil
+import signal
 import sys
+import threading
 import traceback
 from argparse import RawDescriptionHelpFormatter
 from dataclasses import dataclass
@@ -1028,6 +1031,38 @@ def _rows_in_folder(path):
     return sum(pq.read_metadata(f).num_rows for f in files)
 
 
+class _Ended(KeyboardInterrupt):
+    "By a signal, whose number it has."
+
+
+@contextlib.contextmanager
+def _ended_by_signals():
+    "A context in which signals that end a process are interruptions."
+
+    def end(number, frame):
+        raise _Ended(number)
+
+    before = {n: signal.getsignal(n) for n in _endings()}
+    try:
+        for number in before:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _endings():
+    "The signals that are ours to hear."
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, 'SIGHUP', None)
+    if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup
+        found.append(hangup)
+    return [n for n in found if signal.getsignal(n) is not None]
+
+
 COUNTED = dict(audit=_rows_in_file, sweep=_rows_in_folder)
 
 
@@ -1058,7 +1093,8 @@ def _run_command(command, words):
         function, parser = _parser(command)
         args = vars(parser.parse_args(_underscored(words)))
         own = ('pdb', 'xtra')  # of fastcore's parser
-        function(**{k: v for k, v in args.items() if k not in own})
+        with _ended_by_signals():
+            function(**{k: v for k, v in args.items() if k not in own})
         sys.stdout.flush()
         return 0
     except SystemExit as e:
@@ -1066,10 +1102,11 @@ def _run_command(command, words):
     except BrokenPipeError:  # `lrp_loo … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         kept = _kept(command, args)
         print(f'\nlrp_loo {command}: interrupted; {kept}', file=sys.stderr)
-        return 130
+        number = e.args[0] if isinstance(e, _Ended) else signal.SIGINT
+        return 128 + number
     except Exception as e:
         return _failed(command, e)
 

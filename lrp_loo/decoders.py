@@ -26,6 +26,7 @@ from lrp_loo.fast import (
     survives_gaps,
     variants_to_try,
 )
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     device_of,
     forward,
@@ -46,6 +47,7 @@ def keeping_states(
     return dict(use_cache=True)
 
 
+@leaves_nothing
 @torch.no_grad()
 def prefix_states(
     model,  # any model
@@ -418,6 +420,7 @@ def as_decoder(
         return None
 
 
+@leaves_nothing
 @torch.no_grad()
 def fast_decoder(
     model,  # any model

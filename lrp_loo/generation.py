@@ -25,6 +25,7 @@ from lrp_loo.methods import (
     explain_each,
     or_refusal,
 )
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     check_text,
     device_of,
@@ -72,6 +73,7 @@ def _check_generates(model):
         )
 
 # %% ../nbs/19_generation.ipynb #5f540581
+@leaves_nothing
 @torch.no_grad()
 def greedy_continuation(
     model,  # a causal language model

@@ -338,6 +338,7 @@ from functools import wraps
 import numpy as np
 import torch
 from torch.nn import functional as F
+from .hooks import leaves_nothing
 from .methods import as_method, check_call, named_target
 from .models import check_finite, input_embeddings, unwrap
 
@@ -643,6 +644,7 @@ class Attributor:
                 self.model, x, baselines, tokenizer
             )
 
+    @leaves_nothing
     def _run(self, inputs, target, more, baselines=None, **options):
         "Scores, explained numbers (batch,), info per example."
         x = _only_tensor(inputs)
@@ -726,6 +728,7 @@ def _as_baseline(model, x, baselines, tokenizer):
 # %% ../nbs/17b_classes.ipynb #f078b45c
 import torch
 from .core import whole_number
+from .hooks import leaves_nothing
 from .removals import Removal, input_positions
 from .lrp import Composite
 
@@ -857,6 +860,7 @@ class IntegratedGradients(Attributor):
         t = torch.as_tensor(target, device=high.device).expand(len(high))
         return a.flatten(1).sum(1) - (high - low).gather(1, t[:, None])[:, 0]
 
+    @leaves_nothing
     @torch.no_grad()
     def _logits(self, point, like, more):
         "(batch, n) at a point, which may be one number."

@@ -59,13 +59,14 @@ def _watch_sum(model, seen):
 
 def _whole_gradient(model, batch, composite, target, strict):
     "The gradient under a rule set in one backward pass, all of it in memory."
+    asked = _rows_asked(model, target)
     with (
         torch.enable_grad(),
         read_row_only(model, target),
         watch_embeddings(model) as seen,
         lrp_rules(model, composite, strict=strict),
     ):
-        out = forward(model, batch | _rows_asked(model, target))
+        out = forward(model, batch | asked)
     readout = as_readout(target, out, batch)
     with torch.enable_grad():
         values = readout(out)
@@ -236,10 +237,7 @@ class _Path:
         variants = {
             k: v.repeat(copies, *[1] * (v.ndim - 1)) for k, v in own.items()
         }
-        with (
-            read_row_only(self.model, self.target),
-            watch_embeddings(self.model, e),
-        ):
+        with watch_embeddings(self.model, e):
             out = forward(self.model, variants)
         return self.readout(out, rows.repeat(copies))
 
@@ -249,7 +247,7 @@ class _Path:
         with torch.enable_grad():
             e = self.start[rows, :T] + nodes * way
             e = e.flatten(0, 1).requires_grad_()
-            with watch:
+            with read_row_only(self.model, self.target), watch:
                 values = self.values(e, rows)
             g = input_gradient(values, e)
         return g.view(len(nodes), len(rows), *g.shape[1:])
@@ -324,7 +322,7 @@ def ig_scores(
     path, name, values = _path_from_baseline(
         model, tokenizer, batch, target, baseline
     )
-    with torch.no_grad():
+    with torch.no_grad(), read_row_only(model, target):
         low = path.values(path.start, path.rows)
     mean_gradient = path.mean_gradient(n_steps, internal_batch_size)
     parts = (path.end - path.start) * mean_gradient
@@ -354,6 +352,7 @@ from lrp_loo.core import (
     pad_batch,
     whole_number,
 )
+from .hooks import leaves_nothing
 from lrp_loo.removals import (
     as_removal,
     default_removal,
@@ -375,6 +374,7 @@ from .rows import removal_rows_scores
 from .targets import EachReadout, GeneratedReadout, Readout, Scores
 
 # %% ../nbs/10a_record.ipynb #dd88850d
+@leaves_nothing
 @torch.no_grad()
 def attention_maps(
     model,  # a transformers model, eager or fused attention
@@ -578,6 +578,7 @@ class Method:
     # False: of models, and of images, it takes those that it names alone
     any_model: bool = True
 
+    @leaves_nothing
     def __call__(self, *args, **options):
         return self.run(*args, **options)
 
@@ -1232,6 +1233,7 @@ from dataclasses import dataclass
 import torch
 from .core import pad_batch, share_a_batch, whole_number
 from .fast import cores, on_every_core
+from .hooks import leaves_nothing
 from .layers import bypass_gradients
 from .removals import hears_of_masks
 from lrp_loo.models import (
@@ -1412,6 +1414,7 @@ class _Work:
         return found
 
 
+@leaves_nothing
 def explain_each(
     model,
     tokenizer,
@@ -1458,6 +1461,7 @@ def _before(enc, units, n):
     return part, Units(number, units.names[:k], units.is_special[:k])
 
 
+@leaves_nothing
 def explain_batch(
     model,
     tokenizer,
@@ -1542,6 +1546,7 @@ def _explained(work, encs, units, batch_size):
     return out
 
 # %% ../nbs/10c_explain.ipynb #3ce71ad0
+@leaves_nothing
 def explain(
     # an unmodified transformers model in eval mode: classifier, decoder,
     # question answering, vision; any torch module called the same way; or a
@@ -1689,6 +1694,7 @@ class _LayerSets:
         ]
 
 
+@leaves_nothing
 def explain_methods(
     model,
     tokenizer,

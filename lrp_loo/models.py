@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 from .core import resolve_device
+from .hooks import leaves_nothing, taken_back
 
 # %% ../nbs/33_models.ipynb #46b299fd
 PAPER_MODELS = {
@@ -290,16 +291,17 @@ def quiet_loading():
     """
     level = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', FutureWarning)
-            yield
-    finally:
+
+    def as_before():
         hf_logging.set_verbosity(level)
         if bars:
             hf_logging.enable_progress_bar()
+
+    with taken_back(as_before), warnings.catch_warnings():
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+        warnings.simplefilter('ignore', FutureWarning)
+        yield
 
 
 @contextlib.contextmanager
@@ -348,6 +350,7 @@ def _why_not_loaded(e):
     return said if isinstance(e, _SPEAKING) else f'{type(e).__name__}: {said}'
 
 # %% ../nbs/33_models.ipynb #4c0a4af2
+@leaves_nothing
 def load_demo(
     name: str = 'sst2',  # one of DEMOS
     folder=None,  # another folder with weights of the same kind
@@ -409,6 +412,7 @@ from torch import nn
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoImageProcessor, AutoTokenizer
 from .core import hub_answers, resolve_device
+from .hooks import leaves_nothing
 
 # %% ../nbs/33a_loading.ipynb #a002ca4e
 @dataclass(frozen=True)
@@ -491,6 +495,7 @@ def _check_loaded(label, task, model, tokenizer, missing):
         )
 
 # %% ../nbs/33a_loading.ipynb #d66885ef
+@leaves_nothing
 def load_model(
     model='demo',  # 'demo', 'paper', a folder, or a name on the hub
     # the data set, which 'demo' and 'paper' have a model for each
@@ -1458,13 +1463,14 @@ def own_tokens(
     return None if mask.all() else mask[0].bool()
 
 # %% ../nbs/33c_calling.ipynb #688f9b4a
-import contextlib, copy, inspect, re, threading
+import contextlib, copy, inspect, re
 
 import torch
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
 from .attention import is_compiled
 from .core import per_token
+from .hooks import hooked, leaves_nothing, taken_back
 from .products import fast_products
 
 # %% ../nbs/33c_calling.ipynb #ddaafaaf
@@ -1479,15 +1485,13 @@ def watch_embeddings(
     or replaced, in this thread only.
     """
     watch = _EmbeddingWatch(value)
-    handles = [
-        model.register_forward_pre_hook(watch.called, with_kwargs=True),
-        input_embeddings(model).register_forward_hook(watch.looked_up),
-    ]
-    try:
+    with hooked(
+        [
+            (model, watch.called, None),
+            (input_embeddings(model), None, watch.looked_up),
+        ]
+    ):
         yield watch.seen
-    finally:
-        for h in handles:
-            h.remove()
 
 
 # in configurations, tokens that stand for an image or a sound
@@ -1495,22 +1499,20 @@ _FILLED = re.compile(r'(image|video|audio)_token_(id|index)')
 
 
 class _EmbeddingWatch:
-    "Hooks of `watch_embeddings`, deaf to other threads."
+    "What `watch_embeddings` hears."
 
     def __init__(self, value):
         self.value = value
         self.seen = []
         self.ids = None  # what the model was called with
         self.filled_from = []  # and what tokens of it stand for
-        self.thread = threading.get_ident()
 
     def called(self, model, args, kwargs):
-        if threading.get_ident() == self.thread:
-            self.ids = kwargs.get('input_ids')
-            self.filled_from = _filled_from(model, kwargs)
+        self.ids = kwargs.get('input_ids')
+        self.filled_from = _filled_from(model, kwargs)
 
-    def looked_up(self, module, args, out):
-        if threading.get_ident() != self.thread or self.seen:
+    def looked_up(self, module, args, kwargs, out):
+        if self.seen:
             return None
         if self.filled_from:
             raise ValueError(
@@ -1810,6 +1812,7 @@ def _products_for(model):
     return fast_products()
 
 
+@leaves_nothing
 def forward(
     model,  # any model
     inputs: dict,  # of `encode`
@@ -1876,13 +1879,15 @@ def _products_in(precision):
     "A context with torch's setting for products of float32: 'ieee' or 'tf32'."
     settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = [s.fp32_precision for s in settings]
-    try:
+
+    def as_before():
+        for s, b in zip(settings, before):
+            s.fp32_precision = b
+
+    with taken_back(as_before):
         for s in settings:
             s.fp32_precision = precision
         yield
-    finally:
-        for s, b in zip(settings, before):
-            s.fp32_precision = b
 
 # %% ../nbs/33c_calling.ipynb #94bb9be7
 @torch.no_grad()

@@ -76,6 +76,7 @@ from lrp_loo.lrp import (
     lrp_rules,
 )
 from .fast import read_row_only
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     device_of,
     forward,
@@ -336,6 +337,7 @@ class RemovalTerms(NamedTuple):
     spread: torch.Tensor = None
 
 
+@leaves_nothing
 def removal_pass(
     model,
     batch: dict,  # (batch, T) inputs

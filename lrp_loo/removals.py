@@ -286,6 +286,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from .core import per_token
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     device_of,
     input_embeddings,
@@ -542,6 +543,7 @@ def _like(keep, x):
     return keep.view(len(keep), 1, *x.shape[2:])
 
 
+@leaves_nothing
 @torch.no_grad()
 def mean_embedding(
     model,  # one with a table of embeddings
