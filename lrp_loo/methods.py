@@ -1224,13 +1224,21 @@ def _one_at_a_time(model, encs):
 PADDING_TOLERANCE = 1e-4
 
 
-def _most_padded(encs):
-    """Kind → the shortest text of this kind; a model that pools places by two
-    or four feels padding by what is left over.
+def _length_of(enc):
+    "Of a text; images are not padded."
+    return enc['input_ids'].shape[1] if 'input_ids' in enc else 0
+
+
+def _to_try(lengths, target):
+    """Which of the texts that a batch pads. A function may read padding in one
+    text and in another not; else the shortest of each kind: a model that pools
+    places by two or four feels padding by what is left over.
     """
-    lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
-    from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
-    return {n % 4: i for i, n in from_the_longest if n < max(lengths)}
+    padded = [i for i, n in enumerate(lengths) if n < max(lengths)]
+    if callable(target):
+        return padded
+    from_the_longest = sorted(padded, key=lambda i: -lengths[i])
+    return list({lengths[i] % 4: i for i in from_the_longest}.values())
 
 
 def _row_read(out, readout):
@@ -1252,12 +1260,13 @@ def _differs_alone(model, enc, target, value):
 
 
 class PaddingCheck:
-    """Does a padded text come out as it does alone? Each kind of text is tried
-    once, however many batches there are.
+    """Does a padded text come out as it does alone? Each batch is tried by
+    itself: another's lengths and targets say nothing of it. What has passed
+    counts for other methods on the very same texts.
     """
 
     def __init__(self):
-        self.passed = set()
+        self.passed = {}  # a case → its text and target, which stay alive
 
     @torch.no_grad()
     def fails(
@@ -1270,13 +1279,16 @@ class PaddingCheck:
         "Does one of these texts come out otherwise alone?"
         if isinstance(found.readout, EachReadout):
             return False  # no text has seen another's length
-        for kind, i in _most_padded(encs).items():
-            if kind in self.passed:
+        lengths = list(map(_length_of, encs))
+        known = id(target) if callable(target) else repr(target)
+        for i in _to_try(lengths, target):
+            case = id(encs[i]), max(lengths), known
+            if case in self.passed:
                 continue
             same = settled(target, found.readout.chosen(i))
             if _differs_alone(model, encs[i], same, float(found.values[i])):
                 return True
-            self.passed.add(kind)
+            self.passed[case] = encs[i], target
         return False
 
 # %% ../nbs/10c_explain.ipynb #73e719fa
@@ -1524,7 +1536,6 @@ def explain(
     encs = encode_all(model, tokenizer, texts, truncation, max_length)
     per_text = units_of_texts(tokenizer, encs, texts, units)
     targets = targets_of_texts(model, tokenizer, target, len(texts))
-    # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
     made = made_with(model, options)
