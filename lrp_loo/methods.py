@@ -359,7 +359,7 @@ from lrp_loo.lrp import (
     gradient,
     layer_of,
 )
-from .models import forward
+from .models import forward, watch_embeddings
 from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
 from .targets import EachReadout, GeneratedReadout, Readout, Scores
@@ -472,8 +472,15 @@ def rollout_scores(
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
     batch = pad_batch(tokenizer, encs)
-    with torch.no_grad():
+    with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
+    if seen.look_ups > 1:
+        raise ValueError(
+            f"{type(model).__name__} looks its input embeddings up"
+            f" {seen.look_ups} times in one call, a tower each; rollout"
+            " multiplies the maps of one stack of layers, so take 'loo' or"
+            " 'attn_lrp'"
+        )
     readout = Readout(target, out, batch)
     values = readout(out).detach()
     maps = _square_maps(model, attention_maps(model, **batch), len(values))
