@@ -970,7 +970,7 @@ from torch.overrides import (
 )
 from .attention import operation_name, refuse_compiled
 from .hooks import Hooks, forget_change, note_change
-from .models import input_embeddings, layers_of
+from .models import embedding_tables, layers_of
 from .rules import identity_rule
 
 # %% ../nbs/36b_context.ipynb #d163f15d
@@ -1001,12 +1001,12 @@ def _composed_activations():
     )
 
 
-def _embeddings_or_none(model):
-    "The input embeddings; None where what is explained is an argument."
+def _tables_of(model):
+    "The input embeddings; none where what is explained is an argument."
     try:
-        return input_embeddings(model)
+        return embedding_tables(model)
     except ValueError:
-        return None
+        return []
 
 
 def _check_given(model, composite, record):
@@ -1069,7 +1069,7 @@ class lrp_rules(TorchFunctionMode):
         n_modules = len(set(self.layers))
         self._counted = bool(n_modules) and self.n_layers > n_modules
         self._composed = _composed_activations()
-        self._source = _embeddings_or_none(model)
+        self._sources = _tables_of(model)
         self._mixers = {
             path
             for path, m in model.named_modules()
@@ -1235,7 +1235,7 @@ def _leaving(self: lrp_rules, number, module, args, kwargs, out):
     whole = self._inside.pop().whole
     if number is not None and self._keeps_hidden():
         self.hidden[operation.layer][1] = next(_tensors(out), None)
-    if module is self._source:
+    if module in self._sources:
         _mark(out, True)
     if not self._inside:  # what the model returns meets no other operation
         self._look_for_strangers(operation, out)

@@ -368,7 +368,7 @@ from lrp_loo.lrp import (
     gradient,
     layer_of,
 )
-from .models import forward
+from .models import forward, watch_embeddings
 from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
 from .targets import EachReadout, GeneratedReadout, Readout, Scores
@@ -483,8 +483,15 @@ def rollout_scores(
     "Attention Rollout, heads averaged (equation Rollout)."
     batch = pad_batch(tokenizer, encs)
     check_tokens_alone(batch, 'rollout')
-    with torch.no_grad():
+    with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
+    if seen.look_ups > 1:
+        raise ValueError(
+            f"{type(model).__name__} looks its input embeddings up"
+            f" {seen.look_ups} times in one call, a tower each; rollout"
+            " multiplies the maps of one stack of layers, so take 'loo' or"
+            " 'attn_lrp'"
+        )
     readout = Readout(target, out, batch)
     values = readout(out).detach()
     maps = _square_maps(model, attention_maps(model, **batch), len(values))
@@ -1288,13 +1295,21 @@ def _one_at_a_time(model, encs):
 PADDING_TOLERANCE = 1e-4
 
 
-def _most_padded(encs):
-    """Kind → the shortest text of this kind; a model that pools places by two
-    or four feels padding by what is left over.
+def _length_of(enc):
+    "Of a text; images are not padded."
+    return enc['input_ids'].shape[1] if 'input_ids' in enc else 0
+
+
+def _to_try(lengths, target):
+    """Which of the texts that a batch pads. A function may read padding in one
+    text and in another not; else the shortest of each kind: a model that pools
+    places by two or four feels padding by what is left over.
     """
-    lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
-    from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
-    return {n % 4: i for i, n in from_the_longest if n < max(lengths)}
+    padded = [i for i, n in enumerate(lengths) if n < max(lengths)]
+    if callable(target):
+        return padded
+    from_the_longest = sorted(padded, key=lambda i: -lengths[i])
+    return list({lengths[i] % 4: i for i in from_the_longest}.values())
 
 
 def _row_read(out, readout):
@@ -1316,12 +1331,13 @@ def _differs_alone(model, enc, target, value):
 
 
 class PaddingCheck:
-    """Does a padded text come out as it does alone? Each kind of text is tried
-    once, however many batches there are.
+    """Does a padded text come out as it does alone? Each batch is tried by
+    itself: another's lengths and targets say nothing of it. What has passed
+    counts for other methods on the very same texts.
     """
 
     def __init__(self):
-        self.passed = set()
+        self.passed = {}  # a case → its text and target, which stay alive
 
     @torch.no_grad()
     def fails(
@@ -1334,13 +1350,16 @@ class PaddingCheck:
         "Does one of these texts come out otherwise alone?"
         if isinstance(found.readout, EachReadout):
             return False  # no text has seen another's length
-        for kind, i in _most_padded(encs).items():
-            if kind in self.passed:
+        lengths = list(map(_length_of, encs))
+        known = id(target) if callable(target) else repr(target)
+        for i in _to_try(lengths, target):
+            case = id(encs[i]), max(lengths), known
+            if case in self.passed:
                 continue
             same = settled(target, found.readout.chosen(i))
             if _differs_alone(model, encs[i], same, float(found.values[i])):
                 return True
-            self.passed.add(kind)
+            self.passed[case] = encs[i], target
         return False
 
 # %% ../nbs/10c_explain.ipynb #73e719fa
@@ -1603,7 +1622,6 @@ def explain(
     if calibration is not None:
         asked = (method, options, units, targets)
         _check_calibration(calibration, model, tokenizer, *asked)
-    # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
     made = made_with(model, options)

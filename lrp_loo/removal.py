@@ -183,6 +183,13 @@ class _Gathered:
         for some in _few_heads(A.shape):
             self.put(key, g[:, some], A[:, some], weights)
 
+    def look(self, number, read, g, A):
+        """A few heads of a fused call. The graph holds this method, so nothing
+        of the graph may be held here: torch frees no such circle.
+        """
+        self.start(read)
+        self.put(number, g, A, self.standing(number))
+
     def start(self, read):
         "Rows of an attention that are read, (batch, n): the last one's count."
         if self.found:
@@ -562,15 +569,11 @@ class _FusedCalls:
         number = len(self.queries)
         self.queries.append(q)
         self.shapes[number] = _maps_shape(fused)
-        look = partial(self._look, number)
+        look = partial(self.gathered.look, number)
         out = _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused.factor, look
         )
         return out, 'maps on the way back'
-
-    def _look(self, number, read, g, A):
-        self.gathered.start(read)
-        self.gathered.put(number, g, A, self.gathered.standing(number))
 
 # %% ../nbs/20b_estimate.ipynb #4e66159e
 import math
