@@ -48,10 +48,12 @@ def keeping_states(
 ) -> dict:  # arguments of its forward; none where it is not known to keep them
     "What asks a decoder to keep the keys and values of a text."
     known = package_name(model) in DROP_DECODERS
-    return dict(use_cache=True) if known and not _not_taken(model) else {}
+    return (
+        dict(use_cache=True) if known and not _missing_arguments(model) else {}
+    )
 
 
-def _not_taken(model):
+def _missing_arguments(model):
     "What its call would have to take, and does not."
     names = [
         n for n in ('use_cache', 'position_ids') if not call_takes(model, n)
@@ -79,7 +81,7 @@ def why_no_states(
             f"{kind} is of a family that is not known to keep the keys and"
             f" values before a gap, as these are: {', '.join(DROP_DECODERS)}"
         )
-    if missing := _not_taken(model):
+    if missing := _missing_arguments(model):
         return (
             f"{kind} of transformers {transformers_version} takes no"
             f" {', '.join(missing)}, by which keys and values are kept; take a"
