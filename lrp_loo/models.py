@@ -1255,8 +1255,8 @@ def cache_of(
     output,  # a model's, or None
 ):  # None: nothing was kept
     "The keys and values that a call has kept."
-    kept = (getattr(output, name, None) for name in CACHES)
-    return next((cache for cache in kept if cache is not None), None)
+    name = next((name for name in CACHES if hasattr(output, name)), None)
+    return getattr(output, name) if name else None
 
 
 def _may_keep(model):
@@ -1349,9 +1349,10 @@ def _training_changes(module):
 
 
 def _asks_for_training(kind):
-    "Does a method of a module class read `training`?"
+    "Does a method of a module class read `training`? Decorators hide that."
     own = [c for c in kind.__mro__ if c not in (torch.nn.Module, object)]
-    methods = [f for c in own for f in vars(c).values()]
+    found = [f for c in own for f in vars(c).values()]
+    methods = [inspect.unwrap(f) for f in found if inspect.isfunction(f)]
     return any(
         'training' in f.__code__.co_names
         for f in methods

@@ -3,7 +3,7 @@ transformers has for them; where they can't be, it is said why.
 """
 
 import inspect
-from dataclasses import dataclass
+from collections import namedtuple
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from conftest import CountTokens, shallow_demo
 from every_family import WIDEST, build, inputs_for
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
-from transformers.utils import ModelOutput
 
 from lrp_loo import explain
 from lrp_loo.decoders import keeping_states, why_no_states
@@ -27,16 +26,6 @@ from lrp_loo.targets import Target
 ROUNDING = 1e-5
 FORWARD = inspect.signature(LlamaForCausalLM.forward).parameters
 OWN = next(name for name in CACHES if name in FORWARD)
-
-
-@dataclass
-class CausalLMOutput(ModelOutput):
-    "With every name that the kept states may have."
-
-    logits: torch.Tensor = None
-    cache: object = None
-    past_key_values: object = None
-    memory: object = None
 
 
 def llama():
@@ -59,12 +48,12 @@ def llama_whose_call(takes, forward):
 
 def llama_that_calls_it(name):
     "Its cache comes and goes by this name."
+    kind = namedtuple('CausalLMOutput', ['logits', name])
 
     def forward(self, **given):
         kept = {OWN: given.pop(name, None)}
         out = LlamaForCausalLM.forward(self, **given, **kept)
-        named = {name: getattr(out, OWN)}
-        return CausalLMOutput(logits=out.logits, **named)
+        return kind(out.logits, getattr(out, OWN))
 
     inputs = ('self', 'input_ids', 'attention_mask', 'position_ids')
     takes = (*inputs, name, 'use_cache', 'logits_to_keep')
