@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 from .methods import eager
 from lrp_loo.models import (
+    CACHES,
     forward,
     forward_arguments,
     input_embeddings,
@@ -89,7 +90,7 @@ def _as_dict(more, names, first):
     return {k: v for k, v in more.items() if v is not None}
 
 
-ALONE = ('inputs_embeds', 'labels', 'past_key_values')  # not beside inputs
+ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
 
 
 def _named_more(more, names, first, shape):
