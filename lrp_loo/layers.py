@@ -325,7 +325,7 @@ class _Saved:
     def __init__(self, held, tensor):
         storage = tensor.untyped_storage()
         self.held = held
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # no node holds what holds the node
         self.address = storage.data_ptr()
         held.add(self.address, storage.nbytes())
 
@@ -400,7 +400,9 @@ class _CutAttentions(dict):
             return out, name
         leaf = out.detach().requires_grad_()
         attention = AttentionCall(*call.args, **call.kwargs)
-        cut = _CutAttention(attention, composite, out, leaf)
+        # without this rule, which would hold what holds it
+        plain = replace(composite, rules={})
+        cut = _CutAttention(attention, plain, out, leaf)
         self.setdefault(call.layer, []).append(cut)
         return leaf, name
 
