@@ -182,12 +182,26 @@ def is_compiled(
     )
 
 
+def _attends_compiled(model):
+    "Does transformers compile its attention?"
+    configs = (getattr(m, 'config', None) for m in model.modules())
+    kinds = {getattr(c, '_attn_implementation', None) for c in configs}
+    return 'flex_attention' in kinds
+
+
 def refuse_compiled(
     model,  # any torch module
 ):
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
+    if _attends_compiled(model):
+        raise TypeError(
+            "the model's attention is flex_attention, which is compiled, and"
+            " rules see eager calls only; call"
+            " model.set_attn_implementation('sdpa') (or 'eager'), or take"
+            " method='loo'"
+        )
     if is_compiled(model):
         raise TypeError(
             "the model is compiled, and rules see eager calls only; pass the"

@@ -208,7 +208,7 @@ class ReadsGiven(torch.nn.Module):
         self.model = model
         self.config = getattr(model, 'config', None)
         pixels = x.ndim == 4
-        self.train(model.training)
+        self.training = model.training  # `train` would set its parts as well
         self.source = torch.nn.Identity() if pixels else _Rows(x.flatten(0, 1))
         if not pixels:
             self.stands = _stand_ins(_pad_id(model), mask)
@@ -271,7 +271,7 @@ class TensorModel(torch.nn.Module):
                 "the model must be a transformers model (or another torch"
                 f" module, or a pipeline), got {type(model).__name__}"
             )
-        self.train(self.model.training)
+        self.training = self.model.training
 
     def read(self, inputs):
         "Inputs as the methods take them."

@@ -12,6 +12,7 @@ from itertools import chain, repeat
 
 import numpy as np
 import torch
+from .attention import refuse_compiled
 from .core import pad_batch, whole_number
 from .fast import PER_TOKEN, last_rows_only, read_row_only
 from .layers import EmbeddingGradient, checkpointed_gradient, layer_hooks
@@ -318,6 +319,7 @@ def ig_scores(
     """
     whole_number('n_steps', n_steps)
     whole_number('internal_batch_size', internal_batch_size)
+    refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
     path, name, values = _path_from_baseline(
         model, tokenizer, batch, target, baseline
@@ -481,6 +483,7 @@ def rollout_scores(
     row: int = None,
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
+    refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
     check_tokens_alone(batch, 'rollout')
     with torch.no_grad(), watch_embeddings(model) as seen:
@@ -778,6 +781,7 @@ from lrp_loo.models import (
     encode,
     input_embeddings,
     is_encoding,
+    is_offloaded,
     special_mask,
 )
 from lrp_loo.targets import (
@@ -875,7 +879,7 @@ def on_device(
     if device is None:
         return model
     there = resolve_device(device)
-    spread = getattr(model, 'hf_device_map', None)
+    spread = getattr(model, 'hf_device_map', None) or is_offloaded(model)
     if spread or there.type == 'meta':
         why = 'the model is spread over devices (device_map)'
         why = why if spread else 'the meta device holds no weights'

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from .attention import refuse_compiled
 from .core import check_tokens_alone, whole_number
 from lrp_loo.decoders import (
     DecoderTexts,
@@ -394,6 +395,8 @@ def removal_rows_scores(
     whole_number('n_exact', n_exact, 0)
     passes = _number_of_passes(passes)
     _check_which(near, rest, n_leading)
+    if rest:
+        refuse_compiled(model)
     if 'input_ids' not in enc:
         raise ValueError(
             "method='removal+rows' takes texts, and this is an image; take"

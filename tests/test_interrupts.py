@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lrp_loo
 from lrp_loo import explain, explain_generation, explain_pairs, leave_one_out
-from lrp_loo.interop import LRP
+from lrp_loo.interop import LRP, TensorModel, TokenModel
 from lrp_loo.models import encode, load_demo
 
 PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
@@ -306,3 +306,15 @@ def restore(model):
         torch._C._pop_torch_function_stack()
     torch.set_grad_enabled(True)
     torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
+
+
+@pytest.mark.parametrize('kind', [LRP, TensorModel, TokenModel])
+def test_a_class_for_captum_leaves_each_part_in_its_mode(kind):
+    model, tokenizer = random_bert(layers=2), classifier()[1]
+    model.classifier.train()  # a new head is, and drops nothing
+    modes = [m.training for m in model.modules()]
+    made = kind(model) if kind is not TokenModel else kind(model, tokenizer)
+    if kind is LRP:
+        enc = encode(model, tokenizer, TEXT)
+        made.attribute(model.get_input_embeddings()(enc['input_ids']), target=0)
+    assert [m.training for m in model.modules()] == modes
