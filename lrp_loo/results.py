@@ -17,22 +17,11 @@ from .core import reading, versions, write_text_atomic
 
 # %% ../nbs/31_results.ipynb #8bf7b981
 def _json_value(o):
-    """What JSON takes, of what it does not: numbers and arrays, paths, sets,
-    functions, and records of these, such as a rule set.
-    """
-    if isinstance(o, (np.generic, np.ndarray, torch.Tensor)):
+    "What JSON takes, of a number, an array or a path that it does not."
+    if isinstance(o, (np.generic, torch.Tensor)):
         return o.item() if o.ndim == 0 else o.tolist()
     if isinstance(o, Path):
         return o.name
-    if isinstance(o, (set, frozenset)):
-        return sorted(o, key=str)
-    if isinstance(o, range):
-        return list(o)
-    if is_dataclass(o) and not isinstance(o, type):
-        own = {f.name: getattr(o, f.name) for f in fields(o)}
-        return {type(o).__name__: own}
-    if callable(o):
-        return function_name(o)
     raise TypeError(f"cannot write {type(o).__name__} to JSON")
 
 
@@ -87,15 +76,28 @@ def function_name(
 def recorded_methods(
     methods: dict,  # name → (method, options), as `explain_batch` takes them
 ) -> dict:  # name → [name of the method, options], as JSON keeps them
-    "The methods of a run as its config names them: ranges become lists."
-
-    def plain(option):
-        return list(option) if isinstance(option, (range, tuple)) else option
-
+    """The methods of a run as its config names them: ranges become lists, a
+    rule set its fields, a function its name.
+    """
     return {
-        name: [function_name(f), {k: plain(v) for k, v in options.items()}]
+        name: [function_name(f), {k: _plain(v) for k, v in options.items()}]
         for name, (f, options) in methods.items()
     }
+
+
+def _plain(option):
+    "An option in lists, dicts and names."
+    if isinstance(option, (range, tuple, list)):
+        return [_plain(v) for v in option]
+    if isinstance(option, (set, frozenset)):
+        return [_plain(v) for v in sorted(option, key=str)]
+    if isinstance(option, dict):
+        names = {k: function_name(k) if callable(k) else k for k in option}
+        return {names[k]: _plain(v) for k, v in option.items()}
+    if is_dataclass(option) and not isinstance(option, type):
+        own = {f.name: _plain(getattr(option, f.name)) for f in fields(option)}
+        return {type(option).__name__: own}
+    return function_name(option) if callable(option) else option
 
 # %% ../nbs/31_results.ipynb #9af95305
 def _config_differences(old, new):
