@@ -1242,7 +1242,7 @@ def tokenized(
     the tokenizer puts around a text, they stand there once.
     """
     n_front = n_back = 0
-    special = tuple(getattr(tokenizer, 'all_special_tokens', ()))
+    special = tuple(filter(None, getattr(tokenizer, 'all_special_tokens', ())))
     written = special and parts[0].startswith(special)
     if written and options.get('add_special_tokens', True):
         n_front, n_back = _put_in_twice(tokenizer, parts)
@@ -1353,6 +1353,8 @@ def _check_taken(kind, name, v, is_named):
             f"the encoding holds {name}, from which no removed token can be"
             f" taken out; give {' or '.join(READ)} without it"
         )
+    if name in READ and v is None:
+        raise TypeError(f"{name} must be numbers, and of one length")
     if is_named and (v is None or not v.ndim):
         raise ValueError(
             f"the encoding holds {name}, an option of {kind}'s call and no"

@@ -630,6 +630,13 @@ def test_an_option_of_the_call_is_no_input(tokenizer):
         explain(model, Numbers(), enc, 'loo')
 
 
+@pytest.mark.parametrize('ids', [['a', 'film'], [[5, 6], [7]]])
+def test_ids_that_are_no_numbers_are_refused(tokenizer, ids):
+    enc = dict(input_ids=ids)
+    with pytest.raises(TypeError, match='input_ids must be'):
+        explain(random_bert(), tokenizer, [enc], 'loo')
+
+
 def test_several_texts_in_one_row_are_not_one(tokenizer):
     model = random_bert()
     enc = with_one(
