@@ -15,7 +15,7 @@ MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade
 MOST_LINES_ELSEWHERE = 490
 LONGER = {  # chapters that are not cut yet → their lines of code, at most
-    '44_rows': 550,
+    '44_rows': 560,
     '57_cost': 530,
 }
 NEXT = r'Next: \[[^\]]+\]\((\w+)\.ipynb[^)]*\)'
