@@ -313,7 +313,7 @@ def test_a_class_for_captum_leaves_each_part_in_its_mode(kind):
     model, tokenizer = random_bert(layers=2), classifier()[1]
     model.classifier.train()  # a new head is, and drops nothing
     modes = [m.training for m in model.modules()]
-    made = kind(model) if kind is not TokenModel else kind(model, tokenizer)
+    made = kind(model)
     if kind is LRP:
         enc = encode(model, tokenizer, TEXT)
         made.attribute(model.get_input_embeddings()(enc['input_ids']), target=0)
