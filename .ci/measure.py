@@ -246,14 +246,14 @@ def group_breaches(group, counts):
 
 
 def name_breaches():
-    "Names at the top of two modules of the package."
+    "Public names at the top of two modules of the package."
     homes = defaultdict(set)
     for path in paths('package'):
         for statement in units(path)[0].tree.body:
             for name in bound(statement):
                 homes[name].add(str(path.relative_to(ROOT)))
     for name, where in sorted(homes.items()):
-        special = name.startswith('__') or name in SHARED
+        special = name.startswith('_') or name in SHARED
         if len(where) > 1 and not special:
             yield f'{name} is defined in {" and in ".join(sorted(where))}'
 

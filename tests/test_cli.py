@@ -84,7 +84,7 @@ EXIT_CODES = [
     (('explain', 'fine', '--html', 'map.pdf'), 2),
     (('audit', '--out', 'rows.csv'), 2),
     (('explain', 'fine', '--target', ''), 2),
-    (('explain', 'fine', '--target', '-1'), 2),
+    (('explain', 'fine', '--target', '-1'), 1),
     (('explain', 'fine', '--target', '0,1,2'), 2),
     (('explain', 'fine', '--html', 'a.html', '--out', 'a.html'), 2),
     (('explain', 'fine', '--html', 'a.html', '--pair', 'x'), 2),

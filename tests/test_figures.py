@@ -358,3 +358,10 @@ def test_the_scale_on_the_right_is_the_measure_itself():
     own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
     assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
     plt.close('all')
+
+
+def test_the_front_page_s_figure_names_its_model(drawn):
+    titles = [ax.get_title() for ax in drawn['folder', 'tradeoff'].axes]
+    named = [title for title in titles if title]
+    assert len(named) == 2
+    assert all(title.startswith('MiniLM on ') for title in named)

@@ -533,8 +533,8 @@ def test_r_and_differences_are_those_of_a_plain_loop(demo, of_words, found):
 
 
 def test_texts_of_other_classes_are_left_out_and_named():
-    one = [made(['a', 'b', 'c'], [1.0, 2.0, 4.0]) for _ in range(4)]
-    two = [made(['a', 'b', 'c'], [1.0, 2.0, 5.0], target=0) for _ in range(3)]
+    one = [made(['a', 'b', 'c'], [1.0, 2.0, 4.0 + k]) for k in range(4)]
+    two = [made(['a', 'b', 'c'], [1.0, 2.0, 9.0 + k]) for k in range(3)]
     two.append(made(['a', 'b', 'c'], [-9.0, 2.0, 5.0], target=1))
     first, second = (summarize(m, min_count=1) for m in (one, two))
     both = compare_summaries(first, second, names=('old', 'new'))
