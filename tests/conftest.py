@@ -6,6 +6,8 @@ from functools import cache
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 os.environ.setdefault('MPLBACKEND', 'agg')
+for name in ('LRP_LOO_DATA', 'LRP_LOO_TRACEBACK'):  # a user's own
+    os.environ.pop(name, None)
 
 import chromium
 import pytest

@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$(cd "${1:-.venv/bin}" && pwd)
 export PATH="$bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=agg
+unset LRP_LOO_DATA LRP_LOO_TRACEBACK # a user's own
 
 # paths, which have no spaces
 notebooks=$(python tests/tracked.py 'nbs/*.ipynb')
