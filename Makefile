@@ -55,9 +55,9 @@ format: $(STAMP)
 reproduce: $(STAMP)
 	$(BIN)/lrp_loo reproduce $(ARGS)
 
-# The notebooks' outputs are committed; no progress bars, no warnings that carry this machine's paths.
+# The notebooks' outputs are committed, of those that git has; no progress bars, no warnings that carry this machine's paths.
 notebooks: $(STAMP)
-	cd nbs && TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(abspath $(BIN))/jupyter nbconvert --to notebook --execute --inplace *.ipynb
+	TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --inplace $$($(BIN)/python tests/tracked.py 'nbs/*.ipynb')
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_clean
 	$(BIN)/python .ci/readme.py
 

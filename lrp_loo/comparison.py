@@ -49,10 +49,9 @@ def _check_two(first, second):
 
 def _side_by_side(first, second):
     "Rows of words that both have: text, class, word, first, second."
-    one, two = (
-        s.occurrences[~s.occurrences.special].reset_index(drop=True)
-        for s in (first, second)
-    )
+    every = [s.occurrences[~s.occurrences.special] for s in (first, second)]
+    copies = set.intersection(*(set(d.text[d['copy']]) for d in every))
+    one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in every)
     words = [d.groupby('text').word.agg(tuple) for d in (one, two)]
     other = words[0].index[words[0] != words[1].reindex(words[0].index)]
     if len(other):

@@ -148,6 +148,8 @@ import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 from .core import whole_file
+from .faithfulness import audit_table
+from .hooks import taken_back
 from .models import encode
 
 # %% ../nbs/16a_sweep.ipynb #3ebfd351
@@ -181,10 +183,12 @@ def read_sweep(
 
 
 def sweep_table(
-    rows: pd.DataFrame,  # with method and r
+    # with method and r; copies are told by text_sha256 and target
+    rows: pd.DataFrame,
     # a row per method: mean r with LOO, its standard error, n, n_undefined
 ) -> pd.DataFrame:
-    "Agreement with LOO per method over all texts."
+    "Agreement with LOO per method over all texts; copies count once."
+    n_rows, rows = len(rows), _without_copies(rows)
     table = {}
     for method, own in rows.groupby('method', sort=False):
         n = len(own)
@@ -194,8 +198,18 @@ def sweep_table(
             n=n,
             n_undefined=n - own.r.count(),
         )
+    n_copies = (n_rows - len(rows)) // max(1, len(table))
     table = pd.DataFrame(table).T.rename_axis('method')
-    return table.astype({'n': int, 'n_undefined': int})
+    table = table.astype({'n': int, 'n_undefined': int})
+    return audit_table(table, {}, n_copies)
+
+
+def _without_copies(rows):
+    "A text that stands there twice, with the same target, is one."
+    known = ['method', 'text_sha256', 'target']
+    if not set(known) <= set(rows):
+        return rows
+    return rows.drop_duplicates(known)
 
 
 def _forget_torn(out):
@@ -306,15 +320,17 @@ def _import_ray():
 @contextlib.contextmanager
 def _without_usage_report():
     "Ray sends none of a cluster that is started in this context."
-    before = os.environ.get('RAY_USAGE_STATS_ENABLED')
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    try:
+    name = 'RAY_USAGE_STATS_ENABLED'
+    before = os.environ.get(name)
+
+    def as_before():
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+    with taken_back(as_before):
+        os.environ[name] = '0'
         yield
-    finally:
-        if before is None:
-            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
-        else:
-            os.environ['RAY_USAGE_STATS_ENABLED'] = before
 
 
 @contextlib.contextmanager
@@ -324,12 +340,14 @@ def _ray_quiet(ray):
     level = log.level
     context = ray.data.DataContext.get_current()
     bars = context.enable_progress_bars
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
+
+    def as_before():
         log.setLevel(level)
         context.enable_progress_bars = bars
+
+    with taken_back(as_before):
+        log.setLevel(logging.ERROR)
+        yield
 
 
 @contextlib.contextmanager
@@ -346,14 +364,15 @@ def ray_cluster(
     if not os.environ.get('RAY_ADDRESS'):
         # Ray starts a process for each; two are for reading and writing
         options |= dict(num_cpus=workers + 2, include_dashboard=False)
-    with _without_usage_report(), _ray_quiet(ray):
-        try:
-            if started:
-                ray.init(**options)
-            yield ray
-        finally:
-            if started and ray.is_initialized():
-                ray.shutdown()
+
+    def as_before():
+        if started and ray.is_initialized():
+            ray.shutdown()
+
+    with _without_usage_report(), _ray_quiet(ray), taken_back(as_before):
+        if started:
+            ray.init(**options)
+        yield ray
 
 
 def _room(ray, device, workers):
@@ -428,6 +447,7 @@ from pathlib import Path
 
 import pandas as pd
 from .core import resolve_device, whole_number
+from .hooks import leaves_nothing
 from .methods import as_methods, check_call
 from lrp_loo.models import (
     DTYPES,
@@ -598,7 +618,9 @@ class _DatasetRun:
         record.save()
         if batches:
             self.compute(batches, loaded, progress)
-        table = sweep_table(read_sweep(self.out, ['r']))
+        table = sweep_table(
+            read_sweep(self.out, ['r', 'text_sha256', 'target'])
+        )
         return table.loc[list(self.methods)], record, len(missing)
 
 
@@ -608,6 +630,7 @@ def _loaded(model):
     return model if m is model else (m, tokenizer, type(m).__name__)
 
 
+@leaves_nothing
 def explain_dataset(
     texts: list,  # n strings
     # the folder for parquet files and sweep.json (for several machines: one

@@ -31,6 +31,7 @@ from lrp_loo.fast import (
     survives_gaps,
     variants_to_try,
 )
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     CACHES,
     cache_argument,
@@ -127,6 +128,7 @@ def _what_is_otherwise(model):
     )
 
 
+@leaves_nothing
 @torch.no_grad()
 def prefix_states(
     model,  # any model
@@ -495,6 +497,7 @@ def as_decoder(
         return None
 
 
+@leaves_nothing
 @torch.no_grad()
 def fast_decoder(
     model,  # any model

@@ -7,6 +7,7 @@ __all__ = ['greedy_continuation', 'explain_generation', 'generation_agreement', 
 
 # %% ../nbs/19_generation.ipynb #de5a31cb
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,17 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
-from .core import Generation, whole_number
-from .methods import as_methods, check_call, eager, explain_each
+from .core import Generation, first_of_each, whole_number
+from .faithfulness import AuditTable, audit_table
+from lrp_loo.methods import (
+    Refusal,
+    as_methods,
+    check_call,
+    eager,
+    explain_each,
+    or_refusal,
+)
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     check_text,
     device_of,
@@ -53,7 +63,8 @@ def _as_prompt(tokenizer, prompt):
 def _check_generates(model):
     "Is it a model that predicts the next token from those before it?"
     can = getattr(model, 'can_generate', None)
-    both_ways = getattr(model.config, 'is_encoder_decoder', False)
+    config = getattr(model, 'config', None)
+    both_ways = getattr(config, 'is_encoder_decoder', False)
     if can is None or not can() or both_ways:
         raise ValueError(
             f"{type(model).__name__} is no causal language model, so it"
@@ -62,6 +73,7 @@ def _check_generates(model):
         )
 
 # %% ../nbs/19_generation.ipynb #5f540581
+@leaves_nothing
 @torch.no_grad()
 def greedy_continuation(
     model,  # a causal language model
@@ -173,15 +185,20 @@ def _mean(x):
 
 
 def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
-    "Of one prompt: name → its mean r, seconds and tokens, LOO first."
+    """Of one prompt: name → its mean r, seconds and tokens, LOO first; or why
+    the method refused it.
+    """
     found = {}
     loo = None
+    given = (model, tokenizer, prompt, continuation)
     for name, (method, options) in {'loo': ('loo', {}), **methods}.items():
         start = time.perf_counter()
-        g = explain_generation(
-            model, tokenizer, prompt, continuation, method, **how, **options
-        )
+        run = partial(explain_generation, *given, method, **how, **options)
+        g = run() if loo is None else or_refusal(run)
         seconds = time.perf_counter() - start
+        if isinstance(g, Refusal):
+            found[name] = dict(refused=g, seconds=seconds)
+            continue
         loo = g if loo is None else loo
         r = generation_agreement(g, loo, first_token)
         found[name] = dict(r=_mean(r), seconds=seconds, tokens=len(g))
@@ -198,9 +215,12 @@ def audit_generation(
     first_token: bool = False,  # does a text's very first token count?
     progress: bool = True,  # show a bar
     **how,  # max_new_tokens, units, log_prob of `explain_generation`
-    # a row per method: r, its standard error over prompts, seconds, n
-) -> pd.DataFrame:
-    "How far each method follows exact LOO on generated tokens."
+    # a row per method: r, its standard error over prompts, seconds, n; where a
+    # method refuses the model or some of the prompts, why (`refused`)
+) -> AuditTable:
+    """How far each method follows exact LOO on generated tokens. Copies of a
+    prompt count once.
+    """
     prompts = list(prompts)
     if not prompts:
         raise ValueError("prompts is empty; give at least one")
@@ -211,9 +231,9 @@ def audit_generation(
             " for each"
         )
     methods = as_methods(methods)
-    pairs = tqdm(
-        list(zip(prompts, said)), disable=not progress, desc='generations'
-    )
+    every = list(zip(prompts, said))
+    own = [every[i] for i in first_of_each(map(repr, every))]
+    pairs = tqdm(own, disable=not progress, desc='generations')
     rows = [
         _audited(
             model,
@@ -226,16 +246,23 @@ def audit_generation(
         for pair in pairs
     ]
     table = {name: _audit_row(rows, name) for name in rows[0]}
-    return pd.DataFrame(table).T.rename_axis('method')
+    refused = {
+        name: [row[name].get('refused', '') for row in rows]
+        for name in methods
+        if name != 'loo'
+    }
+    table = pd.DataFrame(table).T.rename_axis('method')
+    return audit_table(table, refused, len(every) - len(own))
 
 
 def _audit_row(rows, name):
-    "Means over the prompts."
-    mean, se, _ = mean_se(np.array([row[name]['r'] for row in rows]))
+    "Means over the prompts that it takes."
+    own = [row[name] for row in rows if 'refused' not in row[name]]
+    mean, se, _ = mean_se(np.array([row['r'] for row in own]))
     return dict(
         r=mean,
         r_se=se,
         seconds=sum(row[name]['seconds'] for row in rows),
-        n=len(rows),
-        tokens=sum(row[name]['tokens'] for row in rows),
+        n=len(own),
+        tokens=sum(row['tokens'] for row in own),
     )

@@ -108,12 +108,21 @@ def text_quantile(
 # %% ../nbs/46a_calibration.ipynb #intv46b2
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from .core import whole_number, write_text_atomic
+from lrp_loo.core import (
+    copies_said,
+    finite_numbers,
+    first_of_each,
+    json_record,
+    key_of_encoding,
+    reading,
+    whole_number,
+    write_text_atomic,
+)
 from .faithfulness import held_against_loo
 from lrp_loo.methods import (
     as_method,
@@ -122,8 +131,16 @@ from lrp_loo.methods import (
     named_target,
     units_of_texts,
 )
-from .models import as_texts, describe_model, encode, unwrap
-from .results import recorded_methods
+from lrp_loo.models import (
+    HOW_ALONE,
+    as_texts,
+    describe_model,
+    encode,
+    special_ids,
+    unwrap,
+)
+from .results import as_json, recorded_methods
+from .targets import described_target
 
 # %% ../nbs/46a_calibration.ipynb #bb2b9229
 @dataclass(frozen=True)
@@ -132,8 +149,12 @@ class Calibration:
 
     model: dict  # of `describe_model`
     method: list  # its name and options, as `recorded_methods` names them
-    texts: list  # a `CalibrationText` of each
+    texts: list  # a `CalibrationText` of each; copies of a text count once
     units: str = 'token'  # 'word', 'sentence'; 'span': of one's own
+    # what was explained (`described_target`); {}: each text's predicted class
+    target: dict = field(default_factory=dict)
+    special: list = field(default_factory=list)  # ids that are no content
+    copies: int = 0  # of texts, left out
 
     def __len__(self):
         return len(self.texts)
@@ -178,19 +199,34 @@ class Calibration:
         if q < math.inf:
             return q
         least = math.ceil(confidence / (1 - confidence) - 1e-9)
+        copies = copies_said(self.copies)
         raise ValueError(
             f"{len(of_texts)} texts are too few for confidence {confidence};"
-            f" it takes at least {least}"
+            f" it takes at least {least}{copies and f' ({copies})'}"
         )
 
     def check(
         self,
         model,
+        tokenizer,
         method,  # as for `explain`
         options: dict,  # its options
         units='token',  # as for `explain`
+        targets=(None,),  # of the texts, as `as_target` takes them
     ):
         "Raises ValueError where this was calibrated on something else."
+        for target in map(described_target, targets):
+            if target != self.target:
+                raise ValueError(
+                    f"the calibration is of {_target_in_words(self.target)},"
+                    f" not of {_target_in_words(target)}; calibrate that"
+                )
+        if special_ids(tokenizer) != self.special:
+            raise ValueError(
+                f"the calibration sets the special tokens {self.special}"
+                f" apart, and this tokenizer {special_ids(tokenizer)};"
+                " calibrate with this one"
+            )
         if kind_of_units(units) != self.units:
             raise ValueError(
                 f"the calibration is of {self.units}s, and units={units!r} was"
@@ -246,9 +282,18 @@ def kind_of_units(
 
 
 def _as_kept(method, options):
-    "As JSON gives it back."
+    "As JSON gives it back; without options that change no number."
+    options = {k: v for k, v in options.items() if k not in HOW_ALONE}
     (kept,) = recorded_methods({'': (method, options)}).values()
-    return json.loads(json.dumps(kept))
+    return as_json(kept)
+
+
+def _target_in_words(described):
+    "Of `described_target`."
+    if not described:
+        return 'the predicted class'
+    said = ', '.join(f'{k}={v!r}' for k, v in described.items())
+    return f'the target {said}'
 
 
 def _method_in_words(recorded):
@@ -265,21 +310,54 @@ def _at_content(a, found):
     return placed
 
 
-def _as_text(loo, **of):
-    "As it was kept."
-    return CalibrationText(Estimate(**of), loo)
+def _as_text(i, kept):
+    "As it was kept, the i-th of a file."
+    wanted = (*Estimate._fields, 'loo')
+    if not isinstance(kept, dict) or set(kept) != set(wanted):
+        raise ValueError(f"texts[{i}] must hold {', '.join(wanted)} alone")
+    own = {k: finite_numbers(f'texts[{i}].{k}', kept[k]) for k in wanted}
+    n = len(own['loo'])
+    fits = len(own['scores']) == n and len(own['spread']) in (0, n)
+    if not fits or not set(own['exact']) <= set(range(n)):
+        raise ValueError(
+            f"texts[{i}] has scores, spread and LOO of different lengths, or"
+            " exact ones that are not there"
+        )
+    return CalibrationText(
+        Estimate(*(own[k] for k in Estimate._fields)), own['loo']
+    )
+
+
+def _check_kept(kept):
+    "Is all there that a promise depends on?"
+    kinds = dict(model=dict, method=list, texts=list, units=str)
+    older = {k for k in kinds if k in kept} == set(kinds)
+    kinds |= dict(target=dict, special=list, copies=int)
+    if older and not kinds.keys() <= kept.keys():
+        raise ValueError(
+            "it does not say of which target and special tokens it is (an"
+            " older version wrote it); calibrate anew"
+        )
+    for name, kind in kinds.items():
+        if not isinstance(kept[name], kind):
+            raise ValueError(
+                f"{name} must be a {kind.__name__}, got {kept[name]!r:.60}"
+            )
+    if not {'sha256', 'model'} <= kept['model'].keys():
+        raise ValueError("model must name its class and sha256")
+    if list(map(type, kept['method'])) != [str, dict]:
+        raise ValueError("method must be a name and its options")
 
 
 def load_calibration(
     path,  # of `Calibration.save`
 ) -> Calibration:
     "Raises ValueError for a file that is none."
-    try:
-        kept = json.loads(Path(path).read_text(encoding='utf-8'))
-        kept['texts'] = [_as_text(**t) for t in kept['texts']]
+    with reading(path, 'is no calibration'):
+        kept = json_record(Path(path).read_text(encoding='utf-8'))
+        _check_kept(kept)
+        kept['texts'] = [_as_text(*of) for of in enumerate(kept['texts'])]
         return Calibration(**kept)
-    except (KeyError, json.JSONDecodeError, TypeError) as e:
-        raise ValueError(f"{path} is no calibration: {e}") from None
 
 # %% ../nbs/46a_calibration.ipynb #16aa976c
 def calibrate(
@@ -287,7 +365,7 @@ def calibrate(
     tokenizer,  # its tokenizer
     texts: list,  # as many as can be had, drawn as those to come will be
     method='removal',  # as for `explain`
-    target=None,  # as for `explain`
+    target=None,  # as for `explain`, one for all texts
     batch_size: int = 8,  # texts in work at once
     truncation: bool = False,  # cut texts that are too long for the model
     units='token',  # as for `explain`: what gets intervals
@@ -306,8 +384,12 @@ def calibrate(
             " an estimate, such as 'removal'"
         )
     target = named_target(model, tokenizer, target)
+    of_target = described_target(target)
     encs = [encode(model, tokenizer, t, truncation) for t in texts]
     per_text = units_of_texts(tokenizer, encs, texts, units)
+    n_given = len(encs)
+    kept = first_of_each(map(key_of_encoding, encs, per_text))
+    encs, per_text = ([x[i] for i in kept] for x in (encs, per_text))
     bar = tqdm(total=len(encs), disable=not progress, desc='calibrate')
     kept = []
     with bar:
@@ -323,6 +405,9 @@ def calibrate(
         _as_kept(method, options),
         kept,
         kind_of_units(units),
+        of_target,
+        special_ids(tokenizer),
+        n_given - len(encs),
     )
 
 
@@ -431,7 +516,9 @@ def top_tokens(
     name, options = calibration.method
     model, tokenizer = unwrap(model, tokenizer)
     units = units or calibration.units
-    calibration.check(model, name, options, units)
+    known = named_target(model, tokenizer, target)
+    how = (name, options, units, [known])
+    calibration.check(model, tokenizer, *how)
     asked = dict(target=target, units=units) | options
     (a,) = explain(model, tokenizer, text, name, **asked)
     calibration.around(a, confidence)
@@ -445,7 +532,7 @@ def top_tokens(
     enc = encode(model, tokenizer, text)
     given = units if isinstance(units, str) else [units]
     (of_text,) = units_of_texts(tokenizer, [enc], [text], given)
-    known = settled(named_target(model, tokenizer, target), a.target)
+    known = settled(known, a.target)
 
     def read(j):
         i = content[j]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from tqdm.auto import tqdm
-from .core import Pairs, whole_number
+from .core import Pairs, repeated, whole_number
 from lrp_loo.methods import (
     Method,
     check_call,
@@ -179,7 +179,7 @@ def estimates_without(
     at_once = max(1, token_budget // enc['input_ids'].shape[1])
     terms, values = [], []
     for some in weights.split(at_once):
-        batch = {k: v.expand(len(some), -1) for k, v in enc.items()}
+        batch = repeated(enc, len(some))
         found = removal_pass(
             model,
             batch,
@@ -440,13 +440,15 @@ def explain_pairs(
 import math
 import re
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from .core import Pairs
-from .methods import as_methods
+from .core import Pairs, first_of_each
+from .faithfulness import AuditTable, audit_table
+from .methods import Refusal, as_methods, or_refusal
 from .models import as_texts
 from .rows import GRADIENT_PASS
 from .stats import FEWEST_TOKENS, mean_se, pearson
@@ -513,13 +515,21 @@ _COMPARED = {
 
 
 def _audited_pairs(model, tokenizer, text, methods, least, how):
-    "Of one text: name → its numbers, the exact ones first."
+    """Of one text: name → its numbers, the exact ones first; or why the method
+    refused it.
+    """
     exact = None
     found = {}
     for name, (method, options) in {'exact': ('exact', {}), **methods}.items():
         start = time.perf_counter()
-        (p,) = explain_pairs(model, tokenizer, [text], method, **how, **options)
+        given = (model, tokenizer, [text], method)
+        run = partial(explain_pairs, *given, **how, **options)
+        made = run() if exact is None else or_refusal(run)
         seconds = time.perf_counter() - start
+        if isinstance(made, Refusal):
+            found[name] = dict(refused=made, seconds=seconds)
+            continue
+        (p,) = made
         exact = p if exact is None else exact
         found[name] = dict(
             r=pair_agreement(p, exact),
@@ -541,30 +551,42 @@ def audit_pairs(
     progress: bool = True,  # show a bar
     **how,  # target, units, truncation of `explain_pairs`
     # a row per method: r, its standard error over texts, r_large, best_tenth,
-    # forward passes, seconds, n
-) -> pd.DataFrame:
-    "How far each method follows the exact interactions."
+    # forward passes, seconds, n; where a method refuses the model or some of
+    # the texts, why (`refused`)
+) -> AuditTable:
+    """How far each method follows the exact interactions. Copies of a text
+    count once.
+    """
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     if not texts:
         raise ValueError("texts is empty; give at least one text")
     methods = as_methods(_COMPARED if methods is None else methods)
     for method, _ in methods.values():
         _pair_method(method)
+    own = [texts[i] for i in first_of_each(map(repr, texts))]
     rows = [
         _audited_pairs(model, tokenizer, text, methods, least, how)
-        for text in tqdm(texts, disable=not progress, desc='pairs')
+        for text in tqdm(own, disable=not progress, desc='pairs')
     ]
+    refused = {
+        name: [row[name].get('refused', '') for row in rows]
+        for name in methods
+        if name != 'exact'
+    }
     table = {name: _means_of(rows, name) for name in rows[0]}
-    return pd.DataFrame(table).T.rename_axis('method')
+    table = pd.DataFrame(table).T.rename_axis('method')
+    return audit_table(table, refused, len(texts) - len(own))
 
 
 def _means_of(rows, name):
     "Over the texts where a number is defined."
-    own = pd.DataFrame([row[name] for row in rows])
-    se = mean_se(own.r.to_numpy()).se
-    means = {k: own[k].mean() for k in ('r', 'r_large', 'best_tenth', 'cost')}
+    columns = ['r', 'r_large', 'best_tenth', 'cost']
+    every = pd.DataFrame([row[name] for row in rows])
+    own = every.reindex(columns=columns).dropna(how='all')
+    se = mean_se(own.r.to_numpy(dtype=float)).se
+    means = {k: own[k].mean() for k in columns}
     se_after_r = {'r': means.pop('r'), 'r_se': se}
-    seconds = float(own.seconds.sum())
+    seconds = float(every.seconds.sum())
     return se_after_r | means | dict(seconds=seconds, n=len(own))
 
 # %% ../nbs/45b_held.ipynb #prs45g02

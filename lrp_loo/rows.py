@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from .core import whole_number
+from .attention import refuse_compiled
+from .core import check_tokens_alone, whole_number
 from lrp_loo.decoders import (
     DecoderTexts,
     as_decoder,
@@ -394,11 +395,14 @@ def removal_rows_scores(
     whole_number('n_exact', n_exact, 0)
     passes = _number_of_passes(passes)
     _check_which(near, rest, n_leading)
+    if rest:
+        refuse_compiled(model)
     if 'input_ids' not in enc:
         raise ValueError(
             "method='removal+rows' takes texts, and this is an image; take"
             " method='removal'"
         )
+    check_tokens_alone(enc, 'removal+rows')
     with torch.no_grad():
         asked = keeping_states(model)
         whole = read_whole(model, enc, target, 'attention_mask', **asked)

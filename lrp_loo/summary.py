@@ -371,7 +371,8 @@ def interval_ends(
 
 
 def word_numbers(
-    # a row per occurrence: class, word, text, score
+    # a row per occurrence: class, word, text, score; of copies (`copy`) the
+    # texts and occurrences are counted, and nothing else
     occurrences: pd.DataFrame,
     min_count: int = 1,  # texts of a class that say the word, at least
     # `TABLE`: a row per class and word, the largest mean |effect| first; low
@@ -380,11 +381,15 @@ def word_numbers(
     "Means over texts, their 95 % intervals, how many texts and occurrences."
     by_text = _means_by_text(occurrences)
     groups = by_text.groupby(['class', 'word'])
-    table = groups[['mean', 'mean_abs', 'positive']].mean()
+    own = by_text
+    if 'copy' in occurrences:
+        own = _means_by_text(occurrences[~occurrences['copy']])
+    means = own[['mean', 'mean_abs', 'positive']]
+    table = means.groupby(['class', 'word']).mean()
     table['texts'] = groups.size()
     table['count'] = groups['count'].sum()
     table = table[table.texts >= min_count]
-    table = table.join(interval_ends(by_text['mean'], min_count))
+    table = table.join(interval_ends(own['mean']))
     by = ['class', 'mean_abs', 'word']
     table = table.reset_index().sort_values(by, ascending=[True, False, True])
     return table[TABLE].reset_index(drop=True)
@@ -394,9 +399,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm.auto import tqdm
 
-from .core import whole_file, whole_number
+from lrp_loo.core import (
+    copies_said,
+    whole_file,
+    whole_number,
+)
 from .methods import METHODS, explain
 from .models import as_texts, unwrap
 
@@ -439,7 +449,7 @@ class Summary:
     "The words of many texts by mean effect, and where each was said."
 
     # a row per word of each text: text (its number), class, word (folded),
-    # written, start, end, score, special
+    # written, start, end, score, special; copy: the text is one of another
     occurrences: pd.DataFrame
     texts: list  # strings, as they were given or joined from tokens
     method: str  # of the maps, as METHODS names it, with its options
@@ -447,6 +457,7 @@ class Summary:
     min_count: int = 5  # texts of a class that say a listed word, at least
     number: str = 'logit'  # what is explained
     model: str = ''  # its name, where the maps tell it
+    copies: int = 0  # of texts, each of which counts once
 
     def __post_init__(self):
         self._forms = shown_forms(self.occurrences)
@@ -465,6 +476,12 @@ class Summary:
     def _shown(self, table):
         "Words as they were written."
         return table.assign(word=table.word.map(self._forms))
+
+    @property
+    def copies_in_words(self):
+        "Behind the number of texts, where there are copies."
+        said = copies_said(self.copies)
+        return said and f'; {said}'
 
     @property
     def words(self):
@@ -572,7 +589,7 @@ class Summary:
         head = (
             f"Summary({method_title(self.method)}, {len(self.texts)} texts,"
             f" {len(self)} {self.unit}s in at least {self.min_count} texts of a"
-            " class):"
+            f" class{self.copies_in_words}):"
         )
         lines = [head]
         for name, rows in self.top(8).items():
@@ -583,10 +600,7 @@ class Summary:
 # %% ../nbs/81a_summarize.ipynb #775f04fe
 def _occurrences(maps, texts, classes, unit):
     "The rows of a `Summary`, and its texts."
-    said = [
-        _said(a, text, unit)
-        for a, text in zip(maps, texts or [None] * len(maps))
-    ]
+    said = [_said(a, text, unit) for a, text in zip(maps, texts)]
     lengths = [len(s.written) for s in said]
     columns = {
         name: [x for s in said for x in getattr(s, name)]
@@ -617,8 +631,8 @@ def summarize(
     # None: they are put together from the tokens
     texts: list = None,
 ) -> Summary:  # shows itself in a notebook; `beeswarm`, `bar`, `save`
-    """Words by mean effect. Raises ValueError or TypeError where the maps cannot
-    be averaged.
+    """Words by mean effect, in which copies of a text count once. Raises
+    ValueError or TypeError where the maps cannot be averaged.
     """
     whole_number('min_count', min_count)
     _check_unit(unit)
@@ -631,11 +645,35 @@ def summarize(
     _check_one_model(maps)
     _check_unit_of(maps, unit)
     classes = _classes_of(maps, by_class)
+    texts = texts or [None] * len(maps)
     rows, shown = _occurrences(maps, texts, classes, unit)
+    own = _no_copies(maps, texts, classes)
+    rows['copy'] = ~rows.text.isin(own)
     logged = maps[0].info.get('log_prob')
     number = 'log-probability' if logged else 'logit'
     model = maps[0].info.get('model', '')
-    return Summary(rows, shown, maps[0].called, unit, min_count, number, model)
+    about = (unit, min_count, number, model, len(maps) - len(own))
+    return Summary(rows, shown, maps[0].called, *about)
+
+
+def _no_copies(maps, texts, classes):
+    "Numbers of the maps that are none: same text, target, class and scores."
+    own = []
+    alike = {}
+    for i, (a, text, of_class) in enumerate(zip(maps, texts, classes)):
+        key = (tuple(a.tokens), text, str(a.target), of_class)
+        known = alike.setdefault(key, [])
+        if not any(_same_scores(a, b) for b in known):
+            known.append(a)
+            own.append(i)
+    return own
+
+
+def _same_scores(a, b):
+    "Up to what another batch rounds."
+    return torch.allclose(
+        a.scores, b.scores, rtol=0, atol=1e-4 * float(a.scores.abs().max())
+    )
 
 # %% ../nbs/81a_summarize.ipynb #980a0410
 def _longest_first(texts, size):
@@ -1067,6 +1105,7 @@ def _class_html(summary, name, words, scale):
 def _page_head(summary, n_left_out):
     "What is shown, and how it is read."
     others = f'; {n_left_out} more classes not shown' if n_left_out else ''
+    others += summary.copies_in_words
     of = f' of {html.escape(summary.model)}' if summary.model else ''
     return (
         f'<b>{html.escape(method_title(summary.method))}</b>{of} ·'

@@ -299,6 +299,7 @@ from lrp_loo.fast import (
     on_every_core,
     without_padding,
 )
+from .hooks import leaves_nothing
 from .models import TOKEN_BUDGET, device_of, own_tokens
 from .removals import Text, as_removal
 from .targets import Readout
@@ -439,6 +440,7 @@ def _scattered(found):
     return values
 
 # %% ../nbs/41a_together.ipynb #7cb0dde2
+@leaves_nothing
 @torch.no_grad()
 def subset_logits(
     model,  # any model
@@ -473,6 +475,7 @@ def subset_logits(
     return values
 
 
+@leaves_nothing
 @torch.no_grad()
 def many_subset_logits(
     model,
@@ -647,6 +650,7 @@ from typing import NamedTuple
 
 import torch
 from .decoders import rows_at_once, windows
+from .hooks import leaves_nothing
 from .models import TOKEN_BUDGET, check_finite, forward, own_tokens
 from .removals import as_removal, default_removal
 from .targets import Readout, as_readout, as_target, output_field
@@ -744,6 +748,7 @@ class SubsetValues(NamedTuple):
     row: torch.Tensor  # the row of the output that f(x) is in
 
 
+@leaves_nothing
 @torch.no_grad()
 def read_subsets(
     model,  # any model

@@ -695,6 +695,7 @@ from lrp_loo.core import (
     Attribution,
     Generation,
     Pairs,
+    reading,
     versions,
     whole_file,
     write_text_atomic,
@@ -954,18 +955,22 @@ def load(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.name!r} to load")
-    try:
+    wrong = 'holds no explanation that can be read'
+    with reading(path, wrong):
         d = json.loads(_read_record(path))
-    except (ValueError, OSError) as e:
-        raise ValueError(
-            f"{path.name} holds no explanation that can be read: {e}"
-        ) from None
     if not isinstance(d, dict) or d.get('format') != FORMAT:
         what = d.get('format') if isinstance(d, dict) else type(d).__name__
         raise ValueError(f"{path.name} holds no {FORMAT!r}, but {what!r}")
-    maps = [
-        Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in d['maps']
-    ]
+    with reading(path, wrong):
+        return _loaded_maps(d)
+
+
+def _loaded_maps(d):
+    "What a record holds."
+    records = d['maps']
+    if not records or not all(isinstance(m, dict) for m in records):
+        raise ValueError("its maps are no list of records")
+    maps = [Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in records]
     if d.get('kind') == 'generation':
         return Generation(maps)
     if d.get('kind') == 'pairs':

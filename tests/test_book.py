@@ -4,12 +4,11 @@ sitting, and a first decade that is short in code, too.
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from tracked import tracked
 
-BOOK = Path(__file__).parents[1] / 'nbs'
-CHAPTERS = {p.stem: p for p in sorted(BOOK.glob('[0-9]*.ipynb'))}
+CHAPTERS = {p.stem: p for p in tracked('nbs/[0-9]*.ipynb')}
 FIRST_DECADE = [name for name in CHAPTERS if name.startswith('0')]
 MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade

@@ -658,7 +658,8 @@ def test_a_frame_of_words(demo):
 
 
 def test_a_frame_with_intervals(demo):
-    calibration = lrp_loo.calibrate(*demo, TEXTS * 3, **QUIET)
+    nine = [f"{n} {text}" for text in TEXTS for n in ("one", "two", "three")]
+    calibration = lrp_loo.calibrate(*demo, nine, **QUIET)
     (a,) = explain(*demo, TEXTS[0], 'removal', calibration=calibration)
     frame = a.to_frame()
     content = frame[~frame.is_special]

@@ -1,5 +1,6 @@
 "Intervals for LOO: quantiles over texts, what is covered, what is refused."
 
+import copy
 import json
 import math
 
@@ -26,7 +27,9 @@ from lrp_loo.intervals import (
     token_quantile,
     top_tokens,
 )
+from lrp_loo.lrp import Composite
 from lrp_loo.methods import explain
+from lrp_loo.targets import Target
 
 TEXT = 'Nobody in this comedy is having any fun.'
 NINE = dict(method='removal', n_groups=8)
@@ -131,11 +134,69 @@ def test_it_is_saved_and_read(calibration, tmp_path):
     assert load_calibration(tmp_path / 'c.json') == calibration
 
 
-@pytest.mark.parametrize('content', ['no JSON', '{"rows": []}', '[1, 2]'])
+def hostile(**changed):
+    "A calibration's file with something else in it."
+    text = dict(scores=[1.0], spread=[], exact=[], loo=[2.0])
+    text |= {k: v for k, v in changed.items() if k in text}
+    kept = dict(
+        model=dict(model='Bert', sha256='00'),
+        method=['removal', {}],
+        texts=[text],
+        units='token',
+        target={},
+        special=[],
+        copies=0,
+    )
+    kept |= {k: v for k, v in changed.items() if k not in text}
+    return json.dumps({k: v for k, v in kept.items() if v != 'none'})
+
+
+def test_a_file_with_nothing_wrong_is_read(tmp_path):
+    path = tmp_path / 'c.json'
+    path.write_text(hostile())
+    assert load_calibration(path).quantile(0.5) == 1.0
+
+
+NO_CALIBRATION = [
+    'no JSON',
+    '{"rows": []}',
+    '[1, 2]',
+    'null',
+    '[' * 100_000,
+    '{"texts":' * 100_000,
+    hostile(scores=['1.0']),
+    hostile(loo=[None]),
+    hostile(loo=None),
+    hostile(loo=[float('nan')]),
+    hostile(scores=[True]),
+    hostile(loo=[1.0, 2.0]),
+    hostile(spread=[1.0, 2.0]),
+    hostile(exact=[3]),
+    hostile(texts=[3]),
+    hostile(texts=None),
+    hostile(model='Bert'),
+    hostile(model={}),
+    hostile(method='removal'),
+    hostile(method=['removal', None]),
+    hostile(target='none'),
+    hostile(special='none'),
+    hostile(copies='3'),
+    hostile(more=1),
+]
+
+
+@pytest.mark.parametrize('content', NO_CALIBRATION, ids=lambda x: x[:90])
 def test_a_file_that_is_no_calibration_is_named(tmp_path, content):
     path = tmp_path / 'c.json'
     path.write_text(content)
     with pytest.raises(ValueError, match='c.json is no calibration'):
+        load_calibration(path)
+
+
+def test_a_file_of_an_older_version_says_what_to_do(tmp_path):
+    path = tmp_path / 'c.json'
+    path.write_text(hostile(target='none', special='none'))
+    with pytest.raises(ValueError, match='which target.*calibrate anew'):
         load_calibration(path)
 
 
@@ -167,6 +228,85 @@ def test_another_model_is_refused(demo, calibration):
 def test_another_method_is_refused(demo, calibration, asked):
     with pytest.raises(ValueError, match='n_groups=8'):
         explain(*demo, TEXT, **asked, calibration=calibration)
+
+
+def probability(out):
+    return out.logits.softmax(-1)[:, 1]
+
+
+OTHER_TARGETS = [
+    (1, 'not of the target index=1'),
+    ((1, 0), 'not of the target index=\\[1, 0\\]'),
+    (Target(log_prob=True), 'not of the target log_prob=True'),
+    (probability, 'not of the target function=.*probability.*'),
+    ([None, 'positive'], 'not of the target index=1'),
+]
+
+
+@pytest.mark.parametrize('target, said', OTHER_TARGETS)
+def test_another_number_is_refused_by_name(demo, calibration, target, said):
+    """Its intervals would be too narrow: of 0.9 that they promise for logits,
+    they cover 0.83 of the log-probabilities and 0.84 of the probabilities.
+    """
+    asked = dict(target=target, calibration=calibration)
+    said = f'the calibration is of the predicted class, {said}; calibrate that'
+    with pytest.raises(ValueError, match=said):
+        explain(*demo, [TEXT, TEXT.upper()], **NINE, **asked)
+    if not isinstance(target, list):
+        with pytest.raises(ValueError, match=said):
+            top_tokens(*demo, TEXT, 1, calibration, target=target)
+
+
+@pytest.mark.parametrize('target', [1, (1, 0), Target(1, log_prob=True)])
+def test_the_number_that_was_calibrated_gets_intervals(demo, target, tmp_path):
+    few = ['a fine film', 'it drags', 'two dull hours']
+    made = calibrate(*demo, few, target=target, progress=False)
+    made.save(tmp_path / 'c.json')
+    asked = dict(
+        target=target, calibration=load_calibration(tmp_path / 'c.json')
+    )
+    (a,) = explain(*demo, TEXT, 'removal', confidence=0.5, **asked)
+    assert len(a.low) == len(a)
+    del asked['target']
+    with pytest.raises(ValueError, match='not of the predicted class'):
+        explain(*demo, TEXT, 'removal', **asked)
+
+
+def test_two_functions_of_one_name_are_told_apart(demo):
+    few = ['a fine film', 'it drags', 'two dull hours']
+
+    def read(i):
+        return lambda out: out.logits[:, i]
+
+    made = calibrate(*demo, few, target=read(1), progress=False)
+    asked = dict(calibration=made, confidence=0.5)
+    explain(*demo, TEXT, 'removal', target=read(1), **asked)
+    for other in (read(0), lambda out: out.logits[:, 1].exp()):
+        with pytest.raises(ValueError, match='calibrate that'):
+            explain(*demo, TEXT, 'removal', target=other, **asked)
+
+
+def test_another_rule_set_of_the_same_name_is_refused(demo):
+    few = ['a fine film', 'it drags', 'two dull hours']
+    one, other = (dict(composite=Composite('mine', eps=e)) for e in (0.0, 0.1))
+    made = calibrate(*demo, few, 'lrp', progress=False, **one)
+    asked = dict(calibration=made, confidence=0.5)
+    explain(*demo, TEXT, 'lrp', **one, **asked)
+    with pytest.raises(ValueError, match='calibration is of method lrp'):
+        explain(*demo, TEXT, 'lrp', **other, **asked)
+
+
+def test_another_tokenizers_special_tokens_are_refused(demo, calibration):
+    model, tokenizer = demo
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({'additional_special_tokens': ['film']})
+    with pytest.raises(ValueError, match='special tokens .*calibrate with'):
+        explain(model, other, TEXT, **NINE, calibration=calibration)
+
+
+def test_a_list_of_targets_has_no_one_calibration(demo):
+    with pytest.raises(ValueError, match='is not a target'):
+        calibrate(*demo, [TEXT, 'no'], target=[1, 0], progress=False)
 
 
 def test_too_few_texts_for_a_confidence_are_counted():

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from chromium import Chromium, find
-from conftest import shallow_demo
+from chromium import Chromium
+from conftest import needs_browser, shallow_demo
 from transformers import TextClassificationPipeline
 
 import lrp_loo
@@ -533,8 +533,8 @@ def test_r_and_differences_are_those_of_a_plain_loop(demo, of_words, found):
 
 
 def test_texts_of_other_classes_are_left_out_and_named():
-    one = [made(['a', 'b', 'c'], [1.0, 2.0, 4.0]) for _ in range(4)]
-    two = [made(['a', 'b', 'c'], [1.0, 2.0, 5.0], target=0) for _ in range(3)]
+    one = [made(['a', 'b', 'c'], [1.0, 2.0, 4.0 + k]) for k in range(4)]
+    two = [made(['a', 'b', 'c'], [1.0, 2.0, 9.0 + k]) for k in range(3)]
     two.append(made(['a', 'b', 'c'], [-9.0, 2.0, 5.0], target=1))
     first, second = (summarize(m, min_count=1) for m in (one, two))
     both = compare_summaries(first, second, names=('old', 'new'))
@@ -742,7 +742,7 @@ def test_a_comparison_is_a_page_too(found, evil, tmp_path):
     assert 'mean r 1.00' in both._repr_html_()
 
 
-@pytest.mark.skipif(find() is None, reason='a Chromium is needed')
+@needs_browser
 def test_no_word_of_a_comparison_is_broken_on_a_narrow_page(found, tmp_path):
     both = compare_summaries(found, scaled(found, 2.0), names=('one', 'two'))
     both.save(tmp_path / 'both.html')

@@ -1,11 +1,21 @@
 """Removal weighed by layer: the groups of rows, the fit, what is refused."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from lrp_loo import explain, fit_layers, load_demo, weighed_removal
+from lrp_loo import (
+    Target,
+    audit,
+    explain,
+    fit_layers,
+    load_demo,
+    load_layer_weights,
+    weighed_removal,
+)
 from lrp_loo.core import pad_batch
 from lrp_loo.models import encode
 from lrp_loo.removal import GROUPS_OF_ROWS, removal_pass
@@ -168,3 +178,94 @@ def test_words_labels_and_columns_are_taken_as_by_explain():
 def test_one_text_alone_is_refused(demo):
     with pytest.raises(TypeError, match='got one str'):
         fit_layers(*demo, OWN[0], progress=False)
+
+
+# ------------------------------------------- what weights hang on
+
+
+@pytest.fixture(scope='module')
+def fit():
+    return fit_layers(*load_demo('sst2'), OWN, progress=False)
+
+
+def test_another_kind_of_number_is_refused_by_name(fit):
+    asked = dict(method=weighed_removal, **fit.options)
+    for target in (Target(1, log_prob=True), (1, 0), lambda o: o.logits[:, 1]):
+        with pytest.raises(
+            ValueError, match='fitted on number=.*fit them anew'
+        ):
+            explain(*load_demo('sst2'), TEXTS[0], target=target, **asked)
+
+
+def test_longer_units_are_refused_by_name(fit):
+    asked = dict(method=weighed_removal, units='word', **fit.options)
+    with pytest.raises(ValueError, match="units='token', and this is units"):
+        explain(*load_demo('sst2'), TEXTS[0], **asked)
+
+
+def test_a_text_that_begins_otherwise_is_refused_by_name(fit):
+    "Much of the attention may rest on a special token in front."
+    model, tokenizer = load_demo('sst2')
+    bare = tokenizer(TEXTS[0], add_special_tokens=False)
+    asked = dict(method=weighed_removal, **fit.options)
+    with pytest.raises(ValueError, match='begins_special=True, and this'):
+        explain(model, tokenizer, [bare], **asked)
+
+
+def test_what_was_fitted_is_taken_whatever_class_is_explained(fit):
+    asked = dict(method=weighed_removal, **fit.options)
+    for target in (None, 0, 'positive', Target(1)):
+        explain(*load_demo('sst2'), TEXTS[0], target=target, **asked)
+    two = {'weighed': (weighed_removal, fit.options)}
+    table = audit(*load_demo('sst2'), TEXTS, two, progress=False)
+    assert 'refused' not in table
+
+
+def test_without_the_record_the_weights_are_taken_as_they_are(fit):
+    own = dict(weights=fit.weights, carrier=fit.carrier)
+    target = Target(1, log_prob=True)
+    asked = dict(method=weighed_removal, target=target)
+    assert explain(*load_demo('sst2'), TEXTS[0], **asked, **own)
+
+
+def test_weights_are_read_as_they_were_saved(fit, tmp_path):
+    fit.save(tmp_path / 'w.json')
+    assert load_layer_weights(tmp_path / 'w.json') == fit
+
+
+NAN = float('nan')
+WRONG_WEIGHTS = [
+    dict(weights=[[1.0, NAN, 1.0]] * 6),
+    dict(weights=[[1.0, '2', 1.0]] * 6),
+    dict(weights=[[1.0, None, 1.0]] * 6),
+    dict(weights=[[1.0, 1.0]] * 6),
+    dict(weights=None),
+    dict(weights=3),
+    dict(carrier='mule'),
+    dict(carrier=['slopes']),
+    dict(ridge='high'),
+    dict(held_out=NAN),
+    dict(model='Bert'),
+    dict(model={}),
+    dict(fitted={}),
+    dict(fitted=7),
+    dict(more=1),
+]
+
+
+@pytest.mark.parametrize('changed', WRONG_WEIGHTS, ids=str)
+def test_a_file_of_wrong_weights_is_named(fit, tmp_path, changed):
+    path = tmp_path / 'w.json'
+    fit.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ValueError, match='w.json holds no layer weights') as e:
+        load_layer_weights(path)
+    assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('content', ['[' * 100_000, '[1]', '3', '{}', 'x', ''])
+def test_a_file_that_is_no_record_is_named(tmp_path, content):
+    path = tmp_path / 'w.json'
+    path.write_text(content)
+    with pytest.raises(ValueError, match='w.json holds no layer weights'):
+        load_layer_weights(path)

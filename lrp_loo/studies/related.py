@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from ..methods import explained_row
 from ..attention import AttentionMode
+from ..hooks import hooked
 from ..models import forward, transformer_layers, watch_embeddings
 from ..core import pad_batch
 from ..removal import key_effects
@@ -83,22 +84,19 @@ def _watch_linear(model, watch):
     seen = [[] for _ in transformer_layers(model)]
 
     def note_in(calls):
-        def note(module, args, out):
+        def note(module, args, kwargs, out):
             calls.append(_LinearCall(len(watch.calls), out))
 
         return note
 
-    handles = []
-    for layer, calls in zip(transformer_layers(model), seen):
-        for module in layer.modules():
-            if isinstance(module, nn.Linear):
-                handle = module.register_forward_hook(note_in(calls))
-                handles.append(handle)
-    try:
+    places = [
+        (module, None, note_in(calls))
+        for layer, calls in zip(transformer_layers(model), seen)
+        for module in layer.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    with hooked(places):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _DroppedBranches:

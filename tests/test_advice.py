@@ -1,0 +1,527 @@
+"""Every message of the package that says what to do instead is in advice.toml, and what it says
+is done there and works.
+"""
+
+import ast
+import contextlib
+import copy
+import json
+import os
+import re
+import tomllib
+import warnings
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from bad_world import World, bert, question_answering, written
+
+import lrp_loo
+from lrp_loo.dataset import explain_dataset, read_sweep
+from lrp_loo.core import pad_batch
+from lrp_loo.models import demo_base, encode
+from lrp_loo.products import product_kernel
+from lrp_loo.removals import Removal
+from lrp_loo.results import Results
+
+HERE = Path(__file__).parent
+ROWS = tomllib.loads((HERE / 'advice.toml').read_text(encoding='utf-8'))
+FOLLOWED = {words: row for words, row in ROWS.items() if 'wrong' in row}
+
+T = 'a fine film'
+LONG = 'word ' * 100
+
+# what else the calls use, by module
+USED = dict(
+    core='Generation pad_batch unpad_batch',
+    curves='perturbation_curves',
+    data='load_digit_images load_texts read_texts',
+    faithfulness='verdict',
+    interop='IntegratedGradients LRP LeaveOneOut TokenModel',
+    loo='leave_one_out',
+    lrp='attn_lrp cp_lrp lrp_rules',
+    methods='METHODS explain_batch',
+    page='explain_page',
+    removal='removal_pass removal_scores',
+    removals='fill_id',
+    rows='nearest_rows',
+    stats='agreement normalize',
+    variants='subset_logits',
+    view='compare',
+)
+
+# ------------------------------------------------------ models of one's own
+
+
+class Around(torch.nn.Module):
+    "A module around a model."
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def logits(self, input_ids, attention_mask):
+        return self.model(input_ids, attention_mask).logits
+
+
+class Scored(Around):
+    def forward(self, input_ids, attention_mask):
+        return dict(scores=self.logits(input_ids, attention_mask))
+
+
+class AsTuple(Around):
+    def forward(self, input_ids, attention_mask):
+        return (self.logits(input_ids, attention_mask),)
+
+
+class AsObject(Around):
+    def forward(self, input_ids, attention_mask):
+        logits = self.logits(input_ids, attention_mask)
+        return SimpleNamespace(scores=logits)
+
+
+class Renamed(Around):
+    def forward(self, tokens, mask):
+        return self.logits(tokens, mask)
+
+
+class Named(Around):
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids, attention_mask)
+
+
+class RowMore(Around):
+    "A row in front that is no token's."
+
+    def forward(self, input_ids, attention_mask):
+        x = self.model(input_ids, attention_mask).last_hidden_state
+        return torch.cat([x[:, :1], x], 1)
+
+
+class Detached(Around):
+    "A gradient ends before the head."
+
+    def forward(self, input_ids, attention_mask):
+        x = self.model.bert(input_ids, attention_mask).last_hidden_state
+        return self.model.classifier(torch.nn.functional.gelu(x[:, 0].detach()))
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise AssertionError('no way back here')
+
+
+class NoWayBack(Around):
+    def forward(self, input_ids, attention_mask):
+        return Refuses.apply(self.logits(input_ids, attention_mask))
+
+
+class NoTable(Named):
+    def get_input_embeddings(self):
+        return self.model.bert.embeddings
+
+
+class OneChoice(Around):
+    def forward(self, input_ids, attention_mask):
+        one = input_ids[:, None], attention_mask[:, None]
+        return self.model(*one).logits
+
+
+class Attending(torch.nn.Module):
+    "One attention of one's own."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(30522, 8)
+        self.out = torch.nn.Linear(8, 2)
+        self.eval()
+
+    def forward(self, input_ids, attention_mask):
+        x = self.words(input_ids)[:, None]
+        hidden = (attention_mask == 0)[:, None, None, :]
+        z = (x @ x.mT).masked_fill(hidden, -torch.inf)
+        return self.out((z.softmax(-1) @ x)[:, 0, 0])
+
+
+class Seer(torch.nn.Module):
+    "As image models outside of transformers are: a tensor in, a tensor out."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = torch.nn.Conv2d(3, 8, 4, 4)
+        self.out = torch.nn.Linear(8, 3)
+        self.eval()
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT[:, None]
+        o = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return self.out((x + o).mean((1, 2)))
+
+
+class AsImageModel(Around):
+    def get_input_embeddings(self):
+        return self.model.patches
+
+    def forward(self, pixel_values):
+        return self.model(pixel_values)
+
+
+class Mute(Removal):
+    name = 'mute'
+
+
+class Own(Removal):
+    name = 'own'
+
+    def inputs(self, model, enc, keep):
+        rows = {k: v.expand(len(keep), -1) for k, v in enc.items()}
+        return rows | dict(attention_mask=keep.long())
+
+
+SMALL = dict(
+    vocab_size=30522,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+)
+
+
+def multiple_choice():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SMALL)
+    return transformers.BertForMultipleChoice(config).eval()
+
+
+SEEING = dict(SMALL, num_hidden_layers=1, image_size=8, patch_size=4)
+SEEING.pop('vocab_size')
+READING = dict(SMALL, bos_token_id=101, eos_token_id=102)
+
+
+def clip():
+    config = transformers.CLIPConfig(
+        text_config=READING, vision_config=SEEING, projection_dim=8
+    )
+    return transformers.CLIPModel(config).eval()
+
+
+def clip_text():
+    torch.manual_seed(0)
+    config = transformers.CLIPTextConfig(**READING, projection_dim=8)
+    return transformers.CLIPTextModelWithProjection(config).eval()
+
+
+def gpt2(pad=None):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=30522,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=101,
+        eos_token_id=102,
+        pad_token_id=pad,
+    )
+    return transformers.GPT2ForSequenceClassification(config).eval()
+
+
+@cache
+def cross_encoder():
+    return sentence_transformers().CrossEncoder(str(demo_base('minilm')))
+
+
+@cache
+def sentences():
+    return sentence_transformers().SentenceTransformer(str(demo_base('minilm')))
+
+
+def sentence_transformers():
+    return pytest.importorskip('sentence_transformers')
+
+
+def partly_compiled():
+    model = bert()
+    model.bert.encoder = torch.compile(model.bert.encoder)
+    return model
+
+
+def uncompiled(model):
+    model.bert.encoder = model.bert.encoder._orig_mod
+    return model
+
+
+def part_in_training():
+    model = bert()
+    model.bert.encoder.train()
+    return model
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return bert()
+
+
+def loaded(meta):
+    model = type(meta)(meta.config).eval()
+    model.load_state_dict(bert().state_dict())
+    return model
+
+
+# ---------------------------------------------------------- ways to make a call
+
+
+def entered(*contexts):
+    with contextlib.ExitStack() as stack:
+        for c in contexts:
+            stack.enter_context(c)
+
+
+def refused(words, call):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
+
+
+def taken(pattern, call):
+    "The number that a message names."
+    with pytest.raises(ValueError) as e:
+        call()
+    return float(re.search(pattern, str(e.value))[1]) + 0.01
+
+
+def pipe(task, model, tokenizer):
+    return transformers.pipeline(task, model=model, tokenizer=tokenizer)
+
+
+def both(model, tokenizer):
+    encs = [encode(model, tokenizer, t) for t in (T, 'no')]
+    return pad_batch(tokenizer, encs)
+
+
+def hidden_at(enc, i):
+    mask = enc['attention_mask'].clone()
+    mask[:, i] = 0
+    return enc | dict(attention_mask=mask)
+
+
+def kept_rows(run):
+    kept = Results(None, {})
+    run(kept)
+    return kept.rows
+
+
+def of_removal(model, tokenizer, method='removal', **options):
+    "A calibration of a few texts."
+    few = [T, 'it drags', 'two dull hours']
+    options |= dict(progress=False)
+    return lrp_loo.calibrate(model, tokenizer, few, method, **options)
+
+
+def fitted(model, tokenizer, target=None):
+    texts = [
+        f'{T} with {n} dull jokes' for n in 'one two three four five'.split()
+    ]
+    return lrp_loo.fit_layers(model, tokenizer, texts, target, progress=False)
+
+
+def stored(record, path):
+    record.save(path)
+    return path
+
+
+def older(calibration, path):
+    "As an older version wrote it."
+    calibration.save(path)
+    kept = json.loads(path.read_text())
+    for name in ('target', 'special', 'copies'):
+        del kept[name]
+    return written(path, json.dumps(kept))
+
+
+def with_special(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({'additional_special_tokens': ['plot']})
+    return other
+
+
+def with_products(kernel):
+    with mock.patch.dict(os.environ, LRP_LOO_PRODUCTS=kernel):
+        return product_kernel()
+
+
+FEW = [T, 'no jokes']
+
+
+def words(model, tokenizer, method='attn_lrp', texts=FEW, target=1, **more):
+    how = dict(target=target, min_count=1, progress=False)
+    return lrp_loo.summarize_texts(
+        model, tokenizer, texts, method, **how, **more
+    )
+
+
+def maps(model, tokenizer, method='attn_lrp', **options):
+    return lrp_loo.explain(model, tokenizer, FEW, method, **options)
+
+
+def sweep_of(text, folder, model, tokenizer, name='small'):
+    explain_dataset(
+        [text],
+        folder,
+        ['cp_lrp'],
+        model=(model, tokenizer, name),
+        progress=False,
+    )
+    return folder
+
+
+def swept_rows(folder, model, tokenizer, name='small'):
+    return read_sweep(sweep_of(T, folder, model, tokenizer, name))
+
+
+def run_of(path, **config):
+    kept = Results(path, config)
+    kept.add(dict(i=0))
+    return path
+
+
+def pairs_file(folder):
+    row = dict(premise='a fine film', hypothesis='the film is fine')
+    return written(folder / 'pairs.jsonl', json.dumps(row))
+
+
+# -------------------------------------------------------------- the table
+
+
+NAMES = {k: v for k, v in globals().items() if not k.startswith('__')}
+NAMES |= {
+    name: getattr(import_module(f'lrp_loo.{module}'), name)
+    for module, names in USED.items()
+    for name in names.split()
+}
+NAMES |= dict(
+    hidden_end=lambda enc: hidden_at(enc, 3),
+    hidden_middle=lambda enc: hidden_at(enc, 2),
+    copied=copy.deepcopy,
+)
+
+
+@pytest.fixture(scope='module')
+def world(tmp_path_factory):
+    made = World(tmp_path_factory.mktemp('advice'))
+    ids = torch.tensor([[101, 1037, 2986, 2143, 102]])
+    made |= dict(
+        ids=ids,
+        mask=torch.ones_like(ids),
+        digit=torch.rand(1, 28, 28),
+        image=torch.rand(3, 8, 8),
+        seer=Seer(),
+        attending=Attending(),
+        compiled=torch.compile(bert()),
+    )
+    made['qa'] = question_answering()
+    return made
+
+
+def evaluated(code, world):
+    "A call, or several with commas in between, or one for each of some."
+    names = world.names_in(re.findall(r'\w+', code))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return eval(f'[{code}]', NAMES | names)
+
+
+def pattern(said):
+    "A message as it stands in the source, for `re`."
+    return re.escape(said).replace(re.escape('{}'), '.*')
+
+
+@pytest.mark.parametrize('said', FOLLOWED)
+def test_the_message_comes_and_its_advice_works(world, said):
+    row = FOLLOWED[said]
+    with pytest.raises(Exception) as e:
+        evaluated(row['wrong'], world)
+    assert re.search(pattern(said), str(e.value), re.S)
+    assert len(str(e.value).strip().splitlines()) == 1
+    assert row['follow']
+    for code in row['follow']:
+        evaluated(code, world)
+
+
+# a clause that says what to do
+ADVICE = re.compile(
+    r"(?:[;:.]|,? or|,? and) (?:take|give|pass|call|use|set|load|write|leave"
+    r"|calibrate|fit|choose|Choose|name|keep|open|convert|cut|decode|rename"
+    r"|explain|summarize|put|save|install)\b"
+)
+
+
+def sentences_of(tree):
+    "The strings of a module, without docstrings and without parts of others."
+    apart = set()
+    for node in ast.walk(tree):
+        body = getattr(node, 'body', None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            apart.add(id(body[0].value))
+        if isinstance(node, ast.JoinedStr):
+            apart |= {id(c) for c in ast.walk(node) if c is not node}
+    for node in ast.walk(tree):
+        if id(node) in apart:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield ''.join(
+                v.value if isinstance(v, ast.Constant) else '{}'
+                for v in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@cache
+def every_sentence():
+    "Of the library's modules: (file, sentence)."
+    folder = Path(lrp_loo.__file__).parent
+    trees = {
+        file.name: ast.parse(file.read_text(encoding='utf-8'))
+        for file in sorted(folder.glob('*.py'))
+    }
+    return [
+        (f, said) for f, tree in trees.items() for said in sentences_of(tree)
+    ]
+
+
+def advising():
+    "Every message that says what to do; a page and the end of a line are none."
+    for file, said in every_sentence():
+        if ADVICE.search(said) and '<' not in said and said[0] != ',':
+            yield f'{file}: {said}'
+
+
+def test_many_messages_say_what_to_do():
+    assert len(list(advising())) > 150
+
+
+@pytest.mark.parametrize('said', advising())
+def test_every_message_that_advises_has_its_row(said):
+    assert any(words in said for words in ROWS)
+
+
+@pytest.mark.parametrize('words', ROWS)
+def test_every_row_is_of_a_message(words):
+    assert any(words in said for _, said in every_sentence())
+
+
+def test_what_is_followed_elsewhere_is_little():
+    assert len(ROWS) - len(FOLLOWED) < 25
