@@ -36,10 +36,10 @@ from lrp_loo.models import (
     CACHES,
     cache_argument,
     cache_of,
-    call_takes,
     device_of,
     forward,
     forward_arguments,
+    input_names,
     position_offset,
 )
 from .targets import Readout, as_target, output_field
@@ -57,9 +57,8 @@ def keeping_states(
 
 def _missing_arguments(model):
     "What its call would have to take, and does not."
-    names = [
-        n for n in ('use_cache', 'position_ids') if not call_takes(model, n)
-    ]
+    takes = input_names(model).named
+    names = [n for n in ('use_cache', 'position_ids') if n not in takes]
     return names if cache_argument(model) else [' or '.join(CACHES), *names]
 
 
