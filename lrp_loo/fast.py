@@ -15,8 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from .hooks import Hook, taken_back
 from lrp_loo.models import (
-    call_takes,
     device_of,
+    input_names,
     own_tokens,
     position_offset,
 )
@@ -203,7 +203,7 @@ def _as_written(model, package):
 def _is_plain(model, package):
     "Explicit positions, full precision, attention and angles that are known."
     config = model.config
-    if not call_takes(model, 'position_ids'):
+    if 'position_ids' not in input_names(model).named:
         return False
     if getattr(model, 'dtype', torch.float32).itemsize < 4:
         return False

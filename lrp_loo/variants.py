@@ -286,7 +286,7 @@ from lrp_loo.decoders import (
     all_see_something,
     as_decoder,
     fast_decoder,
-    keeping_states,
+    keeps_states,
     rows_at_once,
     rows_at_the_end,
     windows,
@@ -627,9 +627,9 @@ def decoder_path(
     targets: list,  # of each, see `as_target`, or a settled `Readout`
 ):  # a `FastDecoder`; None: not exact here, or not shorter
     "The short way of decoders, where the last rows are read."
-    if not keeping_states(model) or not as_removal(removal).by_mask:
+    if not as_removal(removal).by_mask or drop is False or not encs:
         return None
-    if drop is False or not encs:
+    if not keeps_states(model):
         return None
     few = sum(map(len, keeps)) <= 2 * TRIED
     if few and not drop or not may_drop(model, *encs):

@@ -138,6 +138,14 @@ def test_the_version():
     assert all(name in why for name in CACHES)
 
 
+def test_exact_loo_says_that_its_version_makes_it_slow():
+    model, enc = llama_that_calls_it('memory'), random_inputs(llama(), 24)
+    with pytest.warns(UserWarning, match=r'transformers 5\..*in full'):
+        loo, *_ = leave_one_out(model, enc)
+    own, *_ = leave_one_out(llama(), enc)
+    assert torch.allclose(loo, own, atol=ROUNDING)
+
+
 def test_the_family():
     why = why_no_states(build('bloom', 'next token', WIDEST))
     assert 'BloomForCausalLM is of a family that is not known' in why

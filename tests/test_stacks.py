@@ -13,8 +13,6 @@ from stacks import RESULTS, ROOT, STACKS, at_least, requirements
 from lrp_loo.results import read_results
 
 REQUIRED = {r.name: r for r in requirements()}
-TABLE = read_results(RESULTS)
-ROWS = {row['i']: row for row in TABLE['rows']}
 # what a decoder's keys and values, and attention itself, depend on
 CAPPED = ('torch', 'transformers')
 
@@ -64,39 +62,47 @@ def test_the_front_page_names_what_is_allowed(name):
 # ---- the table
 
 
-def test_three_stacks_were_run():
-    assert tuple(ROWS) == STACKS
+@pytest.fixture(scope='module')
+def ran():
+    "Stack → its row."
+    return {row['i']: row for row in read_results(RESULTS)['rows']}
+
+
+def test_three_stacks_were_run(ran):
+    assert tuple(ran) == STACKS
 
 
 @pytest.mark.parametrize('stack', STACKS)
-def test_every_part_of_it_passed(stack):
-    assert list(ROWS[stack]['parts']) == list(stacks.PARTS)
-    assert not stacks.failed(ROWS[stack])
+def test_every_part_of_it_passed(stack, ran):
+    assert list(ran[stack]['parts']) == list(stacks.PARTS)
+    assert not stacks.failed(ran[stack])
 
 
 @pytest.mark.parametrize('name', REQUIRED)
-def test_the_oldest_is_what_is_allowed_at_least(name):
-    ran = Version(ROWS['oldest']['versions'][name])
-    assert ran.public == Version(at_least(REQUIRED[name]).split('==')[1]).public
+def test_the_oldest_is_what_is_allowed_at_least(name, ran):
+    found = Version(ran['oldest']['versions'][name])
+    assert (
+        found.public == Version(at_least(REQUIRED[name]).split('==')[1]).public
+    )
 
 
 @pytest.mark.parametrize('name', REQUIRED)
-def test_the_pinned_is_what_is_pinned(name):
-    ran = Version(ROWS['pinned']['versions'][name])
-    assert ran.public == pinned()[name]
+def test_the_pinned_is_what_is_pinned(name, ran):
+    found = Version(ran['pinned']['versions'][name])
+    assert found.public == pinned()[name]
 
 
 @pytest.mark.parametrize('name', CAPPED)
-def test_no_newer_one_is_allowed_than_was_run(name):
+def test_no_newer_one_is_allowed_than_was_run(name, ran):
     "The ceiling is the next minor version."
-    ran = Version(ROWS['newest']['versions'][name])
-    assert ceiling(name) == f'{ran.major}.{ran.minor + 1}'
+    found = Version(ran['newest']['versions'][name])
+    assert ceiling(name) == f'{found.major}.{found.minor + 1}'
 
 
 @pytest.mark.parametrize('stack', STACKS)
-def test_a_stack_is_of_its_versions(stack):
-    ran = ROWS[stack]['versions']
-    assert all(r.specifier.contains(ran[n]) for n, r in REQUIRED.items())
+def test_a_stack_is_of_its_versions(stack, ran):
+    has = ran[stack]['versions']
+    assert all(r.specifier.contains(has[n]) for n, r in REQUIRED.items())
 
 
 # ---- the command

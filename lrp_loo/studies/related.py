@@ -625,9 +625,9 @@ from lrp_loo.models import (
     DEMOS,
     cache_argument,
     cache_of,
-    call_takes,
     describe_model,
     forward,
+    input_names,
     load_demo,
     n_layers,
     position_offset,
@@ -762,7 +762,8 @@ proxy_scores.by_unit = True
 # %% ../../nbs/27b_fewer.ipynb #c3d4e5f6
 def _keys_and_values(model, enc):
     "The model's output with its cache."
-    keeps = call_takes(model, 'use_cache') and cache_argument(model)
+    takes = input_names(model).named
+    keeps = 'use_cache' in takes and cache_argument(model)
     out = model(**enc, **(dict(use_cache=True) if keeps else {}))
     if cache_of(out) is None:
         raise ValueError(
