@@ -906,7 +906,7 @@ def last_rows_only(
 
 def _head_is_heard(model):
     "By somebody who may make one row of others."
-    head = (model, model.get_output_embeddings())
+    parts = (model, *model.children())  # the head is one of them
     return changed_by_somebody(model, ()) or any(
-        listened_to(m) or 'forward' in vars(m) for m in head if m is not None
+        listened_to(m) or 'forward' in vars(m) for m in parts
     )

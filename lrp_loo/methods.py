@@ -1207,7 +1207,8 @@ def _label(model, tokenizer, ids, chosen, is_place, is_feature):
 def _attribution(model, tokenizer, enc, units, method, found, i):
     "The record of the i-th text or image of a batch."
     ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
-    scores = found.scores[i].float().cpu()
+    # a method of one's own may leave them their history
+    scores = found.scores[i].detach().float().cpu()
     if units is not None:
         places = _unit_places(units, ids, scores, by_unit(method))
     elif ids is not None:

@@ -248,6 +248,20 @@ def test_many_texts_are_one_batch(tokenizer):
     assert sizes == [3]
 
 
+def test_no_history_comes_with_the_scores_of_ones_own_method(tokenizer):
+    def with_history(model, tokenizer, encs, target=None):
+        batch = pad_batch(tokenizer, encs)
+        with watch_embeddings(model) as seen:
+            out = forward(model, batch)
+        readout = Readout(target, out, batch)
+        values = readout(out)
+        (g,) = torch.autograd.grad(values.sum(), seen[0])
+        return Scores((seen[0] * g).sum(-1), values, readout)
+
+    (a,) = explain(random_bert(layers=1), tokenizer, TEXTS[0], with_history)
+    assert not a.scores.requires_grad
+
+
 # ---- each batch and each target is tried by itself
 
 
