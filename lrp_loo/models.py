@@ -1616,12 +1616,14 @@ class _EmbeddingWatch:
         self.seen = Seen()
         self.calls = 0
         self.ids = None  # what the model was called with
+        self.types = None  # which GPT-2 looks up in the same table
         self.filled_from = []  # and what tokens of it stand for
         self.read = None  # whose embeddings are seen: these, or as they came
 
     def called(self, model, args, kwargs):
         self.calls += 1
         self.ids = kwargs.get('input_ids')
+        self.types = kwargs.get('token_type_ids')
         self.filled_from = _filled_from(model, kwargs)
 
     def looked_up(self, table, args, kwargs, out):
@@ -1640,6 +1642,8 @@ class _EmbeddingWatch:
         turned = _tokens_first(self.ids, found)
         if turned:
             x, found = x.transpose(0, 1), found.T
+        if _same_ids(found, self.types) and not _same_ids(found, self.ids):
+            return None
         if not self.seen:
             self._begin(table, found, x)
         self.seen.look_ups += 1

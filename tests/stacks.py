@@ -179,7 +179,9 @@ def failed(row):
 
 
 def record(rows, path):
-    "What is written; an earlier run's rows of other stacks are kept."
+    """What is written; of an earlier run the rows of other stacks are kept, and
+    of the same versions the parts that were not run again.
+    """
     config = dict(
         experiment='stacks',
         requirements=[str(r) for r in requirements()],
@@ -190,7 +192,13 @@ def record(rows, path):
         old = read_results(path)
         if old['config'] == config:
             kept = {row['i']: row for row in old['rows']}
-    kept |= {row['i']: row for row in rows}
+    for row in rows:
+        before = kept.get(row['i'], row)
+        found = row['parts']
+        if before['versions'] == row['versions']:
+            found = before['parts'] | found
+        found = {part: found[part] for part in PARTS if part in found}
+        kept[row['i']] = row | dict(parts=found)
     return dict(
         config=config,
         versions=versions(),

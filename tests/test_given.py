@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from conftest import random_bert
+from every_family import Words
 from lrp_loo import (
     METHODS,
     Removal,
@@ -19,7 +20,9 @@ from lrp_loo import (
     explain_pairs,
 )
 from lrp_loo.interop import LeaveOneOut
+from lrp_loo.methods import explain_batch
 from lrp_loo.models import encode
+from lrp_loo.studies.families import random_inputs, random_model
 
 PAIR = ('The jokes are old.', 'Nobody laughed at them, not even once.')
 PAIRS = [PAIR, ('Fine.', 'Or so they say.')]
@@ -784,3 +787,19 @@ def test_global_attention_reaches_the_model():
     enc['global_attention_mask'] = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 0]])
     (a,) = explain(model, Numbers(), enc, 'loo')
     check(a, model, enc)
+
+
+def test_token_types_that_share_a_table_with_words_are_no_words():
+    "GPT-2 looks both up in one table."
+    model = random_model('GPT-2', 'class')
+    enc = random_inputs(model)
+    enc['token_type_ids'] = torch.tensor([[0] * 6 + [1] * 6])
+    (found,) = explain_batch(model, Words(), [enc], 'grad_x_input', target=1)
+    x = model.get_input_embeddings()(enc['input_ids'])
+    x = x.detach().requires_grad_()
+    others = {k: v for k, v in enc.items() if k != 'input_ids'}
+    # the row to read is found by the ids, so of embeddings it is the last
+    logit = model(inputs_embeds=x, **others).logits[0, 1]
+    (by_x,) = torch.autograd.grad(logit, x)
+    own = (by_x * x).sum(-1)[0].detach()
+    assert torch.allclose(found.scores.double(), own, rtol=1e-6, atol=1e-6)

@@ -110,7 +110,7 @@ def test_a_stack_is_of_its_versions(stack, ran):
 
 def row(**counts):
     found = dict(passed=3, failed=0, skipped=0) | counts
-    return dict(i='newest', parts={'decoders': found})
+    return dict(i='newest', versions={}, parts={'decoders': found})
 
 
 def test_a_part_that_failed_or_ran_nothing_has_not_passed():
@@ -157,6 +157,20 @@ def test_an_earlier_runs_other_rows_stay(tmp_path):
         made = stacks.record([row() | dict(i=stack)], path)
         path.write_text(stacks.json.dumps(made), encoding='utf-8')
     assert [r['i'] for r in read_results(path)['rows']] == ['oldest', 'newest']
+
+
+def test_parts_of_the_same_versions_stay(tmp_path):
+    path = tmp_path / 'stacks.json'
+    guide = row() | dict(parts={'guide': dict(passed=2, failed=0, skipped=0)})
+    for one in (guide, row(passed=7)):
+        made = stacks.record([one], path)
+        path.write_text(stacks.json.dumps(made), encoding='utf-8')
+    (found,) = read_results(path)['rows']
+    assert list(found['parts']) == ['decoders', 'guide']
+    (other,) = stacks.record([row() | dict(versions={'torch': '3'})], path)[
+        'rows'
+    ]
+    assert list(other['parts']) == ['decoders']
 
 
 def test_a_stack_that_is_none_is_refused(capsys):
