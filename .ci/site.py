@@ -9,7 +9,7 @@ Markdown shows raw; equations are MathML; the guide is the second page, the
 search finds tasks by their names, and every picture of figures/ has its place
 in the gallery. Where a Chromium is found, it opens
 the front page and the chapters of the paper at 1,280 pixels: no block of code
-may have to be scrolled sideways.
+may have to be scrolled sideways. Where CI is set a browser has to be found.
 """
 
 import json
@@ -26,6 +26,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from chromium import MISSING, Chromium, may_be_left_out  # noqa: E402
+from tracked import tracked  # noqa: E402
+
 LOADS = {  # attributes that make a browser fetch something
     'script': ('src',),
     'img': ('src', 'srcset'),
@@ -261,7 +266,7 @@ class Site:
 
     def breaches(self):
         "All of them."
-        for path in sorted((ROOT / 'nbs').glob('*.ipynb')):
+        for path in tracked('nbs/*.ipynb'):
             yield from self.chapter_breaches(Notebook(path))
         yield from self.reference_breaches()
         yield from self.order_breaches()
@@ -302,7 +307,7 @@ class Site:
     def reference_breaches(self):
         "Has every module its page?"
         package = ROOT / 'lrp_loo'
-        for module in sorted(package.rglob('[a-z]*.py')):
+        for module in tracked('lrp_loo/**/[a-z]*.py'):
             parts = module.relative_to(package).with_suffix('').parts
             name = f"reference/{'.'.join(parts)}.html"
             if not (self.folder / name).exists():
@@ -328,7 +333,7 @@ class Site:
     def gallery_breaches(self):
         "Is every picture of figures/ there?"
         gallery = self.pages[(self.folder / 'gallery.html').resolve()]
-        for picture in sorted((ROOT / 'figures').rglob('*.png')):
+        for picture in tracked('figures/**/*.png'):
             path = picture.relative_to(ROOT).as_posix()
             if path not in gallery.loads:
                 yield 'gallery.html', f'does not show {path}'
@@ -370,11 +375,8 @@ class Site:
 
     def width_breaches(self):
         "Blocks of code that are wider than their place, measured by a browser."
-        sys.path.insert(0, str(ROOT / 'tests'))
-        from chromium import Chromium, find
-
-        if find() is None:
-            print('no Chromium was found: widths were not measured')
+        if may_be_left_out():
+            print(f'widths were not measured: {MISSING}')
             return
         narrow = [self.folder / 'index.html', *self.folder.glob('0*.html')]
         with Chromium(WIDTH, 900) as browser:

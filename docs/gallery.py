@@ -9,6 +9,7 @@ where it shows the picture, or else what the function says of itself.
 import inspect
 import json
 import re
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,10 @@ from pathlib import Path
 from lrp_loo.studies.reproduce import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from tracked import tracked  # noqa: E402
+
 DATA = ('sst2', 'imdb')  # whose results name a folder's model
 MAIN = 'folder'
 BEHIND = '45'  # decades that say how it is built and run: the last to be asked
@@ -42,8 +47,8 @@ class Picture:
 
 
 def files():
-    "All pictures, by path."
-    return sorted((ROOT / 'figures').rglob('*.png'))
+    "All pictures that are kept, by path."
+    return tracked('figures/**/*.png')
 
 
 def function_of(draw):

@@ -23,6 +23,10 @@ import gallery
 import reference
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+from tracked import tracked  # noqa: E402
+
 log = logging.getLogger('mkdocs.hooks')
 FONT = (
     Path(find_spec('ziamath').origin).parent
@@ -32,10 +36,7 @@ FONT = (
 
 
 def notebooks():
-    return {
-        p.stem: nbformat.read(p, 4)
-        for p in sorted((ROOT / 'nbs').glob('*.ipynb'))
-    }
+    return {p.stem: nbformat.read(p, 4) for p in tracked('nbs/*.ipynb')}
 
 
 def reading_order(books):
@@ -86,7 +87,7 @@ def on_config(config):
     )
     books = notebooks()
     homes = {chapter.module_of(nb): name for name, nb in books.items()}
-    modules = {m: n for m, n in homes.items() if m and m != '__init__'}
+    modules = {m: n for m, n in homes.items() if m and m[0] != '_'}
     defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
     pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
     config.nav = chapters_nav(books, config.extra['groups'])

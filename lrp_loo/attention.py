@@ -90,9 +90,10 @@ class AttentionCall:
         return self._for_every_head(self.value)
 
     def _for_every_head(self, t):
-        if not self.enable_gqa:
-            return t
-        return t.repeat_interleave(self.query.shape[-3] // t.shape[-3], -3)
+        if self.enable_gqa:
+            return t.repeat_interleave(self.query.shape[-3] // t.shape[-3], -3)
+        shared = t.shape[:-2] != self.query.shape[:-2]  # one for all heads
+        return t.expand(*self.query.shape[:-2], -1, -1) if shared else t
 
     def bias(self):
         "B, the additive mask; None where there is none."
@@ -181,12 +182,26 @@ def is_compiled(
     )
 
 
+def _attends_compiled(model):
+    "Does transformers compile its attention?"
+    configs = (getattr(m, 'config', None) for m in model.modules())
+    kinds = {getattr(c, '_attn_implementation', None) for c in configs}
+    return 'flex_attention' in kinds
+
+
 def refuse_compiled(
     model,  # any torch module
 ):
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
+    if _attends_compiled(model):
+        raise TypeError(
+            "the model's attention is flex_attention, which is compiled, and"
+            " rules see eager calls only; call"
+            " model.set_attn_implementation('sdpa') (or 'eager'), or take"
+            " method='loo'"
+        )
     if is_compiled(model):
         raise TypeError(
             "the model is compiled, and rules see eager calls only; pass the"

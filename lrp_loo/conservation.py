@@ -11,6 +11,7 @@ from functools import cached_property
 
 import pandas as pd
 import torch
+from .hooks import leaves_nothing
 from .lrp import Composite, gradients, lrp_rules
 from .models import forward, watch_embeddings
 from .targets import Readout
@@ -69,6 +70,7 @@ class _Pass:
         return 0
 
 
+@leaves_nothing
 def _recorded_pass(model, enc, composite, target):
     with (
         torch.enable_grad(),

@@ -15,6 +15,7 @@ from lrp_loo.models import (
     device_of,
     made_with,
     max_tokens,
+    put_around,
     unwrap,
 )
 from .targets import next_tokens
@@ -114,15 +115,14 @@ def prompt_ids(
     add_special_tokens: bool = True,
 ) -> list:  # token ids
     "A prompt that is to be continued, so without a token that ends it."
-    # what is too long is refused later, not warned of
-    ids = tokenizer(
-        prompt.rstrip(' '),
-        verbose=False,
-        add_special_tokens=add_special_tokens,
-    )['input_ids']
-    if add_special_tokens and ids and ids[-1] == tokenizer.eos_token_id:
-        return ids[:-1]
-    return ids
+    front, own, behind = put_around(tokenizer, prompt.rstrip(' '))
+    if not add_special_tokens:
+        return own
+    if own[: len(front)] == front:  # a template wrote it
+        front = []
+    if behind and behind[-1] == tokenizer.eos_token_id:
+        behind = behind[:-1]
+    return front + own + behind
 
 
 def continuation_ids(

@@ -8,6 +8,7 @@ __all__ = ['removal_units', 'removal_path', 'perturbation_curves', 'many_perturb
 # %% ../nbs/06_curves.ipynb #c4476e99
 import torch
 from .core import whole_number
+from .hooks import leaves_nothing
 from .models import own_tokens
 from .variants import read_subsets
 
@@ -59,6 +60,7 @@ def perturbation_curves(
     return one[0]
 
 # %% ../nbs/06_curves.ipynb #fc5cdcb8
+@leaves_nothing
 @torch.no_grad()
 def many_perturbation_curves(
     model,

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from .core import hub_answers, whole_number
+from .hooks import leaves_nothing, taken_back
 
 # %% ../nbs/34_data.ipynb #f5c1e444
 DATASETS = {
@@ -132,12 +134,9 @@ def _quiet_datasets():
     "What is wrong with a file is said by us, once."
     from datasets import logging
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
+    with taken_back(partial(logging.set_verbosity, logging.get_verbosity())):
+        logging.set_verbosity(logging.CRITICAL)
         yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _pick(n, limit, seed):
@@ -163,6 +162,7 @@ class TextData:
         return {k: v for k, v in self.info.items() if k != 'n'}
 
 
+@leaves_nothing
 def load_texts(
     name: str,  # 'sst2' or 'imdb'
     data=None,  # 'embedded', 'hub' or a folder (see `resolve_source`)

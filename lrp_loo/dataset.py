@@ -149,6 +149,7 @@ import torch
 from tqdm.auto import tqdm
 from .core import whole_file
 from .faithfulness import audit_table
+from .hooks import taken_back
 from .models import encode
 
 # %% ../nbs/16a_sweep.ipynb #3ebfd351
@@ -319,15 +320,17 @@ def _import_ray():
 @contextlib.contextmanager
 def _without_usage_report():
     "Ray sends none of a cluster that is started in this context."
-    before = os.environ.get('RAY_USAGE_STATS_ENABLED')
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    try:
+    name = 'RAY_USAGE_STATS_ENABLED'
+    before = os.environ.get(name)
+
+    def as_before():
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+    with taken_back(as_before):
+        os.environ[name] = '0'
         yield
-    finally:
-        if before is None:
-            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
-        else:
-            os.environ['RAY_USAGE_STATS_ENABLED'] = before
 
 
 @contextlib.contextmanager
@@ -337,12 +340,14 @@ def _ray_quiet(ray):
     level = log.level
     context = ray.data.DataContext.get_current()
     bars = context.enable_progress_bars
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
+
+    def as_before():
         log.setLevel(level)
         context.enable_progress_bars = bars
+
+    with taken_back(as_before):
+        log.setLevel(logging.ERROR)
+        yield
 
 
 @contextlib.contextmanager
@@ -359,14 +364,15 @@ def ray_cluster(
     if not os.environ.get('RAY_ADDRESS'):
         # Ray starts a process for each; two are for reading and writing
         options |= dict(num_cpus=workers + 2, include_dashboard=False)
-    with _without_usage_report(), _ray_quiet(ray):
-        try:
-            if started:
-                ray.init(**options)
-            yield ray
-        finally:
-            if started and ray.is_initialized():
-                ray.shutdown()
+
+    def as_before():
+        if started and ray.is_initialized():
+            ray.shutdown()
+
+    with _without_usage_report(), _ray_quiet(ray), taken_back(as_before):
+        if started:
+            ray.init(**options)
+        yield ray
 
 
 def _room(ray, device, workers):
@@ -441,6 +447,7 @@ from pathlib import Path
 
 import pandas as pd
 from .core import resolve_device, whole_number
+from .hooks import leaves_nothing
 from .methods import as_methods, check_call
 from lrp_loo.models import (
     DTYPES,
@@ -623,6 +630,7 @@ def _loaded(model):
     return model if m is model else (m, tokenizer, type(m).__name__)
 
 
+@leaves_nothing
 def explain_dataset(
     texts: list,  # n strings
     # the folder for parquet files and sweep.json (for several machines: one

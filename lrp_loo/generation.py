@@ -25,6 +25,7 @@ from lrp_loo.methods import (
     explain_each,
     or_refusal,
 )
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     check_text,
     device_of,
@@ -62,7 +63,8 @@ def _as_prompt(tokenizer, prompt):
 def _check_generates(model):
     "Is it a model that predicts the next token from those before it?"
     can = getattr(model, 'can_generate', None)
-    both_ways = getattr(model.config, 'is_encoder_decoder', False)
+    config = getattr(model, 'config', None)
+    both_ways = getattr(config, 'is_encoder_decoder', False)
     if can is None or not can() or both_ways:
         raise ValueError(
             f"{type(model).__name__} is no causal language model, so it"
@@ -71,6 +73,7 @@ def _check_generates(model):
         )
 
 # %% ../nbs/19_generation.ipynb #5f540581
+@leaves_nothing
 @torch.no_grad()
 def greedy_continuation(
     model,  # a causal language model

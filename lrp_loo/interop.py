@@ -10,9 +10,11 @@ import torch
 from torch.nn import functional as F
 from .methods import eager
 from lrp_loo.models import (
+    CACHES,
     forward,
     forward_arguments,
     input_embeddings,
+    input_names,
     unwrap,
     watch_embeddings,
 )
@@ -88,7 +90,7 @@ def _as_dict(more, names, first):
     return {k: v for k, v in more.items() if v is not None}
 
 
-ALONE = ('inputs_embeds', 'labels', 'past_key_values')  # not beside inputs
+ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
 
 
 def _named_more(more, names, first, shape):
@@ -163,6 +165,9 @@ def named_inputs(
         for name, p in forward_arguments(model).items()
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
+    inside = input_names(model)
+    if inside.others:  # a wrapper, which hands on what follows
+        takes = list(dict.fromkeys([*takes, *inside.named]))
     if first not in takes:
         raise ValueError(
             f"{type(model).__name__} does not take {first}, which inputs of"
@@ -203,7 +208,7 @@ class ReadsGiven(torch.nn.Module):
         self.model = model
         self.config = getattr(model, 'config', None)
         pixels = x.ndim == 4
-        self.train(model.training)
+        self.training = model.training  # `train` would set its parts as well
         self.source = torch.nn.Identity() if pixels else _Rows(x.flatten(0, 1))
         if not pixels:
             self.stands = _stand_ins(_pad_id(model), mask)
@@ -266,7 +271,7 @@ class TensorModel(torch.nn.Module):
                 "the model must be a transformers model (or another torch"
                 f" module, or a pipeline), got {type(model).__name__}"
             )
-        self.train(self.model.training)
+        self.training = self.model.training
 
     def read(self, inputs):
         "Inputs as the methods take them."
@@ -334,6 +339,7 @@ from functools import wraps
 import numpy as np
 import torch
 from torch.nn import functional as F
+from .hooks import leaves_nothing
 from .methods import as_method, check_call, named_target
 from .models import check_finite, input_embeddings, unwrap
 
@@ -639,6 +645,7 @@ class Attributor:
                 self.model, x, baselines, tokenizer
             )
 
+    @leaves_nothing
     def _run(self, inputs, target, more, baselines=None, **options):
         "Scores, explained numbers (batch,), info per example."
         x = _only_tensor(inputs)
@@ -722,6 +729,7 @@ def _as_baseline(model, x, baselines, tokenizer):
 # %% ../nbs/17b_classes.ipynb #f078b45c
 import torch
 from .core import whole_number
+from .hooks import leaves_nothing
 from .removals import Removal, input_positions
 from .lrp import Composite
 
@@ -853,6 +861,7 @@ class IntegratedGradients(Attributor):
         t = torch.as_tensor(target, device=high.device).expand(len(high))
         return a.flatten(1).sum(1) - (high - low).gather(1, t[:, None])[:, 0]
 
+    @leaves_nothing
     @torch.no_grad()
     def _logits(self, point, like, more):
         "(batch, n) at a point, which may be one number."

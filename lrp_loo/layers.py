@@ -6,18 +6,16 @@
 __all__ = ['layer_hooks', 'first_output', 'LayerCall', 'split_call', 'EmbeddingGradient', 'checkpointed_gradient', 'graph_bytes', 'BypassGradients', 'bypass_gradients']
 
 # %% ../nbs/37_layers.ipynb #7bc4be44
-import contextlib
-import threading
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from .hooks import hooked
 from .lrp import carries_relevance, input_gradient
 from .models import forward
 from .targets import as_readout
 
 # %% ../nbs/37_layers.ipynb #cf43dd08
-@contextlib.contextmanager
 def layer_hooks(
     layers: list,  # layer modules, in order (`transformer_layers`)
     # enter(number, layer, args, kwargs): None, or the (args, kwargs) that the
@@ -26,29 +24,20 @@ def layer_hooks(
     leave=None,  # leave(number, output): None, or the output that goes on
 ):
     "A context that hears each layer's arguments and output, in this thread."
-    thread = threading.get_ident()
 
-    def before(number, layer, args, kwargs):
-        if enter is not None and threading.get_ident() == thread:
-            return enter(number, layer, args, kwargs)
+    def after(number, layer, args, kwargs, output):
+        return leave(number, output)
 
-    def after(number, layer, args, output):
-        if leave is not None and threading.get_ident() == thread:
-            return leave(number, output)
-
-    handles = []
-    try:
-        for number, layer in enumerate(layers):
-            handles += [
-                layer.register_forward_pre_hook(
-                    partial(before, number), with_kwargs=True
-                ),
-                layer.register_forward_hook(partial(after, number)),
-            ]
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(
+        [
+            (
+                layer,
+                enter and partial(enter, number),
+                leave and partial(after, number),
+            )
+            for number, layer in enumerate(layers)
+        ]
+    )
 
 # %% ../nbs/37_layers.ipynb #d51db7f2
 def first_output(
@@ -182,6 +171,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from .hooks import leaves_nothing
 from .lrp import Composite, lrp_rules
 from .models import blind_rows_mended, watch_embeddings
 from .targets import Readout
@@ -270,6 +260,7 @@ class EmbeddingGradient(NamedTuple):
     readout: Readout
 
 
+@leaves_nothing
 def checkpointed_gradient(
     model,  # any model with a list of transformer layers
     batch: dict,  # (batch, T) inputs
@@ -334,7 +325,7 @@ class _Saved:
     def __init__(self, held, tensor):
         storage = tensor.untyped_storage()
         self.held = held
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # no node holds what holds the node
         self.address = storage.data_ptr()
         held.add(self.address, storage.nbytes())
 
@@ -362,6 +353,7 @@ from typing import NamedTuple
 import torch
 from .attention import AttentionCall
 from .fast import read_row_only
+from .hooks import leaves_nothing
 from lrp_loo.lrp import (
     Composite,
     attn_lrp,
@@ -408,7 +400,9 @@ class _CutAttentions(dict):
             return out, name
         leaf = out.detach().requires_grad_()
         attention = AttentionCall(*call.args, **call.kwargs)
-        cut = _CutAttention(attention, composite, out, leaf)
+        # without this rule, which would hold what holds it
+        plain = replace(composite, rules={})
+        cut = _CutAttention(attention, plain, out, leaf)
         self.setdefault(call.layer, []).append(cut)
         return leaf, name
 
@@ -546,6 +540,7 @@ def _bypassed_somewhere(model, sets):
     return numbers
 
 
+@leaves_nothing
 def bypass_gradients(
     model,  # any model with a list of transformer layers
     batch: dict,  # (batch, T) inputs

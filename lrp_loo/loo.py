@@ -9,6 +9,7 @@ __all__ = ['all_but_one', 'Loo', 'many_loo', 'leave_one_out', 'LONG', 'loo_secon
 from typing import NamedTuple
 
 import torch
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     TOKEN_BUDGET,
     check_ids,
@@ -102,6 +103,7 @@ def _check_encoded(model, encs):
             )
 
 # %% ../nbs/05_loo.ipynb #60518212
+@leaves_nothing
 @torch.no_grad()
 def leave_one_out(
     model,  # any model, or a transformers pipeline
@@ -123,11 +125,13 @@ def leave_one_out(
 import contextlib, sys, threading, time
 
 from tqdm.auto import tqdm
+from .hooks import leaves_nothing
 from .models import device_of
 from .fast import may_drop
 from .removals import as_removal
 
 # %% ../nbs/49_duration.ipynb #d1b3d035
+@leaves_nothing
 @torch.no_grad()
 def loo_seconds(
     model,

@@ -957,15 +957,20 @@ RULES = {
 }
 
 # %% ../nbs/36b_context.ipynb #4efa6ef9
-import threading
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from fastcore.basics import patch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+)
 from .attention import operation_name, refuse_compiled
-from .models import input_embeddings, layers_of
+from .hooks import Hooks, forget_change, note_change
+from .models import embedding_tables, layers_of
 from .rules import identity_rule
 
 # %% ../nbs/36b_context.ipynb #d163f15d
@@ -996,12 +1001,12 @@ def _composed_activations():
     )
 
 
-def _embeddings_or_none(model):
-    "The input embeddings; None where what is explained is an argument."
+def _tables_of(model):
+    "The input embeddings; none where what is explained is an argument."
     try:
-        return input_embeddings(model)
+        return embedding_tables(model)
     except ValueError:
-        return None
+        return []
 
 
 def _check_given(model, composite, record):
@@ -1064,7 +1069,7 @@ class lrp_rules(TorchFunctionMode):
         n_modules = len(set(self.layers))
         self._counted = bool(n_modules) and self.n_layers > n_modules
         self._composed = _composed_activations()
-        self._source = _embeddings_or_none(model)
+        self._sources = _tables_of(model)
         self._mixers = {
             path
             for path, m in model.named_modules()
@@ -1087,7 +1092,7 @@ class lrp_rules(TorchFunctionMode):
         self.follows = True
         self._heads = []  # `_Heads` of attention weights, not fused
         self._softmaxes, self._any_lost, self._graph = [], False, False
-        self._handles, self._inside = [], []
+        self._hooks, self._inside = None, []
 
     @property
     def layer(self):
@@ -1114,21 +1119,25 @@ def __enter__(self: lrp_rules):
             "another lrp_rules is open in this thread; rule sets do not"
             " nest, leave it first"
         )
-    self._thread = threading.get_ident()
     self._opaque = 0  # how many modules around us are not looked into
     self._calls = 0  # of layers, in this pass
+    self._hooks = Hooks(self._heard(), always=True)
+    note_change(self._leave)
     try:
-        self._hook()
+        self._hooks.put_on()
         return super(lrp_rules, self).__enter__()
     except BaseException:
-        self._unhook()
+        self._leave()
         raise
 
 
 @patch
 def __exit__(self: lrp_rules, kind, *rest):
-    self._unhook()
-    super(lrp_rules, self).__exit__(kind, *rest)
+    try:
+        self._leave()
+    finally:  # an interruption came while it was left
+        self._leave()
+        forget_change(self._leave)
     if kind is not None:
         return
     self._end_softmaxes()
@@ -1140,8 +1149,8 @@ def __exit__(self: lrp_rules, kind, *rest):
 
 
 @patch
-def _hook(self: lrp_rules):
-    "Listens to every module."
+def _heard(self: lrp_rules):
+    "Every module, and what hears it."
     number = self.numbers
     # a layer whose forward is called directly is known by what is inside
     within = {
@@ -1149,36 +1158,22 @@ def _hook(self: lrp_rules):
         for path, m in self.model.named_modules()
         if m in number and not self._counted
     }
+    places = []
     for path, m in self.model.named_modules():
         around = (n for p, n in within.items() if path.startswith(p))
-        before = self._heard(
-            self._entering, path, number.get(m), next(around, None)
-        )
-        after = self._heard(self._leaving, number.get(m))
-        self._handles += [
-            m.register_forward_pre_hook(before, with_kwargs=True),
-            m.register_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
+        inner = next(around, None)
+        before = partial(self._entering, path, number.get(m), inner)
+        places.append((m, before, partial(self._leaving, number.get(m))))
+    return places
 
 
 @patch
-def _unhook(self: lrp_rules):
-    "Listens no more."
-    for h in self._handles:
-        h.remove()
-    self._handles.clear()
+def _leave(self: lrp_rules):
+    "Off the model, and off torch's stack of modes; once is enough."
+    self._hooks.take_off()
     self._inside.clear()
-
-
-@patch
-def _heard(self: lrp_rules, hook, *fixed):
-    "A hook that is deaf to other threads."
-
-    def listen(*args):
-        if threading.get_ident() == self._thread:
-            return hook(*fixed, *args)
-
-    return listen
+    while any(mode is self for mode in _get_current_function_mode_stack()):
+        _pop_mode()
 
 # %% ../nbs/36b_context.ipynb #f7bd5014
 @patch
@@ -1240,7 +1235,7 @@ def _leaving(self: lrp_rules, number, module, args, kwargs, out):
     whole = self._inside.pop().whole
     if number is not None and self._keeps_hidden():
         self.hidden[operation.layer][1] = next(_tensors(out), None)
-    if module is self._source:
+    if module in self._sources:
         _mark(out, True)
     if not self._inside:  # what the model returns meets no other operation
         self._look_for_strangers(operation, out)

@@ -12,6 +12,7 @@ from itertools import chain, repeat
 
 import numpy as np
 import torch
+from .attention import refuse_compiled
 from .core import pad_batch, whole_number
 from .fast import PER_TOKEN, last_rows_only, read_row_only
 from .layers import EmbeddingGradient, checkpointed_gradient, layer_hooks
@@ -59,13 +60,14 @@ def _watch_sum(model, seen):
 
 def _whole_gradient(model, batch, composite, target, strict):
     "The gradient under a rule set in one backward pass, all of it in memory."
+    asked = _rows_asked(model, target)
     with (
         torch.enable_grad(),
         read_row_only(model, target),
         watch_embeddings(model) as seen,
         lrp_rules(model, composite, strict=strict),
     ):
-        out = forward(model, batch | _rows_asked(model, target))
+        out = forward(model, batch | asked)
     readout = as_readout(target, out, batch)
     with torch.enable_grad():
         values = readout(out)
@@ -227,14 +229,16 @@ class _Path:
     def values(self, e, rows):
         "The explained numbers at embeddings e, (k·rows, T, d), of these texts."
         copies = len(e) // len(rows)
-        variants = {}
-        for name, v in self.batch.items():
-            own = v[rows, : e.shape[1]] if name in PER_TOKEN else v[rows]
-            variants[name] = own.repeat(copies, *[1] * (v.ndim - 1))
-        with (
-            read_row_only(self.model, self.target),
-            watch_embeddings(self.model, e),
-        ):
+        own = self.batch
+        if len(self.end) > 1:
+            own = {
+                k: v[rows, : e.shape[1]] if k in PER_TOKEN else v[rows]
+                for k, v in own.items()
+            }
+        variants = {
+            k: v.repeat(copies, *[1] * (v.ndim - 1)) for k, v in own.items()
+        }
+        with watch_embeddings(self.model, e):
             out = forward(self.model, variants)
         return self.readout(out, rows.repeat(copies))
 
@@ -244,7 +248,7 @@ class _Path:
         with torch.enable_grad():
             e = self.start[rows, :T] + nodes * way
             e = e.flatten(0, 1).requires_grad_()
-            with watch:
+            with read_row_only(self.model, self.target), watch:
                 values = self.values(e, rows)
             g = input_gradient(values, e)
         return g.view(len(nodes), len(rows), *g.shape[1:])
@@ -315,11 +319,12 @@ def ig_scores(
     """
     whole_number('n_steps', n_steps)
     whole_number('internal_batch_size', internal_batch_size)
+    refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
     path, name, values = _path_from_baseline(
         model, tokenizer, batch, target, baseline
     )
-    with torch.no_grad():
+    with torch.no_grad(), read_row_only(model, target):
         low = path.values(path.start, path.rows)
     mean_gradient = path.mean_gradient(n_steps, internal_batch_size)
     parts = (path.end - path.start) * mean_gradient
@@ -343,7 +348,13 @@ from functools import partial
 
 import torch
 from .attention import AttentionMaps, refuse_compiled
-from .core import one_text, pad_batch, whole_number
+from lrp_loo.core import (
+    check_tokens_alone,
+    one_text,
+    pad_batch,
+    whole_number,
+)
+from .hooks import leaves_nothing
 from lrp_loo.removals import (
     as_removal,
     default_removal,
@@ -359,12 +370,13 @@ from lrp_loo.lrp import (
     gradient,
     layer_of,
 )
-from .models import forward
+from .models import forward, watch_embeddings
 from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
 from .targets import EachReadout, GeneratedReadout, Readout, Scores
 
 # %% ../nbs/10a_record.ipynb #dd88850d
+@leaves_nothing
 @torch.no_grad()
 def attention_maps(
     model,  # a transformers model, eager or fused attention
@@ -471,9 +483,18 @@ def rollout_scores(
     row: int = None,
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
+    refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
-    with torch.no_grad():
+    check_tokens_alone(batch, 'rollout')
+    with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
+    if seen.look_ups > 1:
+        raise ValueError(
+            f"{type(model).__name__} looks its input embeddings up"
+            f" {seen.look_ups} times in one call, a tower each; rollout"
+            " multiplies the maps of one stack of layers, so take 'loo' or"
+            " 'attn_lrp'"
+        )
     readout = Readout(target, out, batch)
     values = readout(out).detach()
     maps = _square_maps(model, attention_maps(model, **batch), len(values))
@@ -567,6 +588,7 @@ class Method:
     # False: of models, and of images, it takes those that it names alone
     any_model: bool = True
 
+    @leaves_nothing
     def __call__(self, *args, **options):
         return self.run(*args, **options)
 
@@ -759,6 +781,7 @@ from lrp_loo.models import (
     encode,
     input_embeddings,
     is_encoding,
+    is_offloaded,
     special_mask,
 )
 from lrp_loo.targets import (
@@ -856,7 +879,7 @@ def on_device(
     if device is None:
         return model
     there = resolve_device(device)
-    spread = getattr(model, 'hf_device_map', None)
+    spread = getattr(model, 'hf_device_map', None) or is_offloaded(model)
     if spread or there.type == 'meta':
         why = 'the model is spread over devices (device_map)'
         why = why if spread else 'the meta device holds no weights'
@@ -1184,7 +1207,8 @@ def _label(model, tokenizer, ids, chosen, is_place, is_feature):
 def _attribution(model, tokenizer, enc, units, method, found, i):
     "The record of the i-th text or image of a batch."
     ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
-    scores = found.scores[i].float().cpu()
+    # a method of one's own may leave them their history
+    scores = found.scores[i].detach().float().cpu()
     if units is not None:
         places = _unit_places(units, ids, scores, by_unit(method))
     elif ids is not None:
@@ -1219,8 +1243,9 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
-from .core import pad_batch, whole_number
+from .core import pad_batch, share_a_batch, whole_number
 from .fast import cores, on_every_core
+from .hooks import leaves_nothing
 from .layers import bypass_gradients
 from .removals import hears_of_masks
 from lrp_loo.models import (
@@ -1264,7 +1289,8 @@ def _one_at_a_time(model, encs):
     if len(encs) == 1:
         return False
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
-    if len(lengths) > 1 and not hears_of_masks(model):
+    is_masked = 'attention_mask' in encs[0] and hears_of_masks(model)
+    if not share_a_batch(encs) or len(lengths) > 1 and not is_masked:
         return True
     return _lacks_padding_token(model)
 
@@ -1274,13 +1300,21 @@ def _one_at_a_time(model, encs):
 PADDING_TOLERANCE = 1e-4
 
 
-def _most_padded(encs):
-    """Kind → the shortest text of this kind; a model that pools places by two
-    or four feels padding by what is left over.
+def _length_of(enc):
+    "Of a text; images are not padded."
+    return enc['input_ids'].shape[1] if 'input_ids' in enc else 0
+
+
+def _to_try(lengths, target):
+    """Which of the texts that a batch pads. A function may read padding in one
+    text and in another not; else the shortest of each kind: a model that pools
+    places by two or four feels padding by what is left over.
     """
-    lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
-    from_the_longest = sorted(enumerate(lengths), key=lambda x: -x[1])
-    return {n % 4: i for i, n in from_the_longest if n < max(lengths)}
+    padded = [i for i, n in enumerate(lengths) if n < max(lengths)]
+    if callable(target):
+        return padded
+    from_the_longest = sorted(padded, key=lambda i: -lengths[i])
+    return list({lengths[i] % 4: i for i in from_the_longest}.values())
 
 
 def _row_read(out, readout):
@@ -1302,12 +1336,13 @@ def _differs_alone(model, enc, target, value):
 
 
 class PaddingCheck:
-    """Does a padded text come out as it does alone? Each kind of text is tried
-    once, however many batches there are.
+    """Does a padded text come out as it does alone? Each batch is tried by
+    itself: another's lengths and targets say nothing of it. What has passed
+    counts for other methods on the very same texts.
     """
 
     def __init__(self):
-        self.passed = set()
+        self.passed = {}  # a case → its text and target, which stay alive
 
     @torch.no_grad()
     def fails(
@@ -1320,13 +1355,16 @@ class PaddingCheck:
         "Does one of these texts come out otherwise alone?"
         if isinstance(found.readout, EachReadout):
             return False  # no text has seen another's length
-        for kind, i in _most_padded(encs).items():
-            if kind in self.passed:
+        lengths = list(map(_length_of, encs))
+        known = id(target) if callable(target) else repr(target)
+        for i in _to_try(lengths, target):
+            case = id(encs[i]), max(lengths), known
+            if case in self.passed:
                 continue
             same = settled(target, found.readout.chosen(i))
             if _differs_alone(model, encs[i], same, float(found.values[i])):
                 return True
-            self.passed.add(kind)
+            self.passed[case] = encs[i], target
         return False
 
 # %% ../nbs/10c_explain.ipynb #73e719fa
@@ -1400,6 +1438,7 @@ class _Work:
         return found
 
 
+@leaves_nothing
 def explain_each(
     model,
     tokenizer,
@@ -1446,6 +1485,7 @@ def _before(enc, units, n):
     return part, Units(number, units.names[:k], units.is_special[:k])
 
 
+@leaves_nothing
 def explain_batch(
     model,
     tokenizer,
@@ -1530,6 +1570,7 @@ def _explained(work, encs, units, batch_size):
     return out
 
 # %% ../nbs/10c_explain.ipynb #3ce71ad0
+@leaves_nothing
 def explain(
     # an unmodified transformers model in eval mode: classifier, decoder,
     # question answering, vision; any torch module called the same way; or a
@@ -1586,7 +1627,6 @@ def explain(
     if calibration is not None:
         asked = (method, options, units, targets)
         _check_calibration(calibration, model, tokenizer, *asked)
-    # padding is tried once a call, not once a batch
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())
     found = _explained_each(work, targets, encs, per_text, batch_size)
     made = made_with(model, options)
@@ -1677,6 +1717,7 @@ class _LayerSets:
         ]
 
 
+@leaves_nothing
 def explain_methods(
     model,
     tokenizer,

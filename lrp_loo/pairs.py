@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from tqdm.auto import tqdm
-from .core import Pairs, whole_number
+from .core import Pairs, repeated, whole_number
 from lrp_loo.methods import (
     Method,
     check_call,
@@ -179,7 +179,7 @@ def estimates_without(
     at_once = max(1, token_budget // enc['input_ids'].shape[1])
     terms, values = [], []
     for some in weights.split(at_once):
-        batch = {k: v.expand(len(some), -1) for k, v in enc.items()}
+        batch = repeated(enc, len(some))
         found = removal_pass(
             model,
             batch,

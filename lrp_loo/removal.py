@@ -66,6 +66,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from .attention import AttentionCall
+from .core import check_tokens_alone
 from .layers import checkpointed_gradient, layer_hooks
 from lrp_loo.lrp import (
     fused_attention,
@@ -75,6 +76,7 @@ from lrp_loo.lrp import (
     lrp_rules,
 )
 from .fast import read_row_only
+from .hooks import leaves_nothing
 from lrp_loo.models import (
     device_of,
     forward,
@@ -180,6 +182,13 @@ class _Gathered:
         self.start((g != 0).any(-1).any(1))
         for some in _few_heads(A.shape):
             self.put(key, g[:, some], A[:, some], weights)
+
+    def look(self, number, read, g, A):
+        """A few heads of a fused call. The graph holds this method, so nothing
+        of the graph may be held here: torch frees no such circle.
+        """
+        self.start(read)
+        self.put(number, g, A, self.standing(number))
 
     def start(self, read):
         "Rows of an attention that are read, (batch, n): the last one's count."
@@ -335,6 +344,7 @@ class RemovalTerms(NamedTuple):
     spread: torch.Tensor = None
 
 
+@leaves_nothing
 def removal_pass(
     model,
     batch: dict,  # (batch, T) inputs
@@ -361,6 +371,7 @@ def removal_pass(
     summed = 'row' if by_row else 'head'
     if by_group:
         summed = 'group'
+    check_tokens_alone(batch, 'removal')
     is_text = 'input_ids' in batch
     members = _members(units, batch, device_of(model)) if is_text else None
     a_pass = _layer_by_layer if checkpoint else _all_layers
@@ -558,15 +569,11 @@ class _FusedCalls:
         number = len(self.queries)
         self.queries.append(q)
         self.shapes[number] = _maps_shape(fused)
-        look = partial(self._look, number)
+        look = partial(self.gathered.look, number)
         out = _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused.factor, look
         )
         return out, 'maps on the way back'
-
-    def _look(self, number, read, g, A):
-        self.gathered.start(read)
-        self.gathered.put(number, g, A, self.gathered.standing(number))
 
 # %% ../nbs/20b_estimate.ipynb #4e66159e
 import math

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import torch
 from torch.nn import functional as F
 from .attention import AttentionMode, float_mask, operation_name
-from .core import whole_number
+from .core import repeated, whole_number
 from .models import forward, watch_embeddings
 
 # %% ../nbs/40_removals.ipynb #70003316
@@ -116,8 +116,8 @@ class Text:
         return seen[0].detach()
 
     def rows(self, n):
-        "Its inputs n times, nothing copied."
-        return {k: v.expand(n, *v.shape[1:]) for k, v in self.enc.items()}
+        "Its inputs n times."
+        return repeated(self.enc, n)
 
 
 @dataclass(eq=False)
@@ -285,10 +285,12 @@ from functools import partial
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from .core import per_token
+from .hooks import leaves_nothing
 from lrp_loo.models import (
-    forward_arguments,
     device_of,
     input_embeddings,
+    input_names,
     position_offset,
 )
 
@@ -305,14 +307,11 @@ def hears_of_masks(
     """Does its forward take an attention mask? Keyword arguments may be for a
     model inside.
     """
-    takes = forward_arguments(model)
-    if 'attention_mask' in takes:
+    names = input_names(model)
+    if 'attention_mask' in names.named:
         return True
-    inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    named = not inside or any(
-        'attention_mask' in forward_arguments(m) for m in inside
-    )
-    return named and any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    inside = any(isinstance(m, PreTrainedModel) for m in model.modules())
+    return names.others and not inside
 
 
 def kept_rows(
@@ -373,6 +372,17 @@ class Delete(Removal):
             " of this text's; give the text without padding, or take"
             " 'attention_mask'"
         )
+
+    def check(self, text, fill):
+        super().check(text, fill)
+        fixed = text.enc.keys() - per_token(text.enc)
+        fixed |= text.enc.keys() & {'position_ids'}
+        if text.has_tokens and fixed:
+            raise ValueError(
+                "removal='delete' moves tokens, and the encoding holds"
+                f" {', '.join(sorted(fixed))}, which belong to places of the"
+                " whole text; take 'attention_mask'"
+            )
 
     def for_text(self, text, fill):
         return [lambda keep: Given(kept_rows(text.enc, keep)[0])]
@@ -533,6 +543,7 @@ def _like(keep, x):
     return keep.view(len(keep), 1, *x.shape[2:])
 
 
+@leaves_nothing
 @torch.no_grad()
 def mean_embedding(
     model,  # one with a table of embeddings

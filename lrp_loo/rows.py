@@ -11,15 +11,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from .core import whole_number
+from .attention import refuse_compiled
+from .core import check_tokens_alone, whole_number
 from lrp_loo.decoders import (
     DecoderTexts,
     as_decoder,
     keeping_states,
     prefix_states,
     rows_at_once,
+    why_no_states,
 )
-from .fast import agree, may_drop, spread
+from lrp_loo.fast import (
+    DROP_DECODERS,
+    PACKED,
+    agree,
+    may_drop,
+    package_name,
+    spread,
+)
 from .models import TOKEN_BUDGET, special_mask
 from .removal import removal_pass
 from .targets import Scores, text_by_text
@@ -257,23 +266,41 @@ def rows_of(
     if fast is not None:
         return EncoderRows(whole, fast)
     rows = DecoderRows(whole, as_decoder(model))
-    if (
-        rows.fast is None
-        or whole.readout.n_rows is None
-        or not may_drop(model, enc)
-        or not whole.at_the_end
-        or rows.handed is None
-    ):
+    if why := _why_no_rows(rows):
         raise ValueError(
-            f"the rows of {type(model).__name__} can't be computed one by one"
-            " here: that is known for causal language models and classifiers"
-            " that are read at their last token, or by a function that says at"
-            " how many (`n_rows`; lrp_loo.fast.DROP_DECODERS), and for"
-            " classifiers of BERT's kind and MPNet's (lrp_loo.fast.PACKED), as"
-            " they were loaded and in full precision; take method='removal' or"
-            " 'loo'"
+            f"the rows of {type(model).__name__} can't be computed one by one:"
+            f" {why}; take method='removal' or 'loo'"
         )
     return rows
+
+
+def _why_no_rows(rows):
+    "Of `DecoderRows`; None where they can be computed."
+    model, enc = rows.whole.model, rows.whole.enc
+    if type(model).__name__ in PACKED:
+        return (
+            "a classifier of BERT's kind has to be as it was loaded, in full"
+            " precision, and read at its first row"
+        )
+    if rows.fast is None:
+        no_rows = "it does not say which rows' logits it computes"
+        why = why_no_states(model) or no_rows
+        if package_name(model) not in DROP_DECODERS:
+            why += f"; of encoders, as {', '.join(PACKED)}"
+        return why
+    if rows.whole.readout.n_rows is None or not rows.whole.at_the_end:
+        return (
+            "the target must be read at the text's last token, or be a function"
+            " that says at how many of the last (`n_rows`)"
+        )
+    if not may_drop(model, enc):
+        return (
+            "the text has hidden tokens, ends in padding, or is longer than a"
+            " window that the model sees"
+        )
+    if rows.handed is None:
+        return "it keeps no keys and values of every token"
+    return None
 
 # %% ../nbs/44_rows.ipynb #b99ef443
 GRADIENT_PASS = 3  # forward passes: one, and a backward pass that counts as two
@@ -368,11 +395,14 @@ def removal_rows_scores(
     whole_number('n_exact', n_exact, 0)
     passes = _number_of_passes(passes)
     _check_which(near, rest, n_leading)
+    if rest:
+        refuse_compiled(model)
     if 'input_ids' not in enc:
         raise ValueError(
             "method='removal+rows' takes texts, and this is an image; take"
             " method='removal'"
         )
+    check_tokens_alone(enc, 'removal+rows')
     with torch.no_grad():
         asked = keeping_states(model)
         whole = read_whole(model, enc, target, 'attention_mask', **asked)

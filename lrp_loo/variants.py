@@ -286,7 +286,7 @@ from lrp_loo.decoders import (
     all_see_something,
     as_decoder,
     fast_decoder,
-    keeping_states,
+    keeps_states,
     rows_at_once,
     rows_at_the_end,
     windows,
@@ -299,6 +299,7 @@ from lrp_loo.fast import (
     on_every_core,
     without_padding,
 )
+from .hooks import leaves_nothing
 from .models import TOKEN_BUDGET, device_of, own_tokens
 from .removals import Text, as_removal
 from .targets import Readout
@@ -439,6 +440,7 @@ def _scattered(found):
     return values
 
 # %% ../nbs/41a_together.ipynb #7cb0dde2
+@leaves_nothing
 @torch.no_grad()
 def subset_logits(
     model,  # any model
@@ -473,6 +475,7 @@ def subset_logits(
     return values
 
 
+@leaves_nothing
 @torch.no_grad()
 def many_subset_logits(
     model,
@@ -624,9 +627,9 @@ def decoder_path(
     targets: list,  # of each, see `as_target`, or a settled `Readout`
 ):  # a `FastDecoder`; None: not exact here, or not shorter
     "The short way of decoders, where the last rows are read."
-    if not keeping_states(model) or not as_removal(removal).by_mask:
+    if not as_removal(removal).by_mask or drop is False or not encs:
         return None
-    if drop is False or not encs:
+    if not keeps_states(model):
         return None
     few = sum(map(len, keeps)) <= 2 * TRIED
     if few and not drop or not may_drop(model, *encs):
@@ -647,6 +650,7 @@ from typing import NamedTuple
 
 import torch
 from .decoders import rows_at_once, windows
+from .hooks import leaves_nothing
 from .models import TOKEN_BUDGET, check_finite, forward, own_tokens
 from .removals import as_removal, default_removal
 from .targets import Readout, as_readout, as_target, output_field
@@ -744,6 +748,7 @@ class SubsetValues(NamedTuple):
     row: torch.Tensor  # the row of the output that f(x) is in
 
 
+@leaves_nothing
 @torch.no_grad()
 def read_subsets(
     model,  # any model

@@ -444,7 +444,8 @@ def fit_layers(
     progress: bool = True,  # show a bar
 ) -> LayerWeights:
     """Exact LOO of each text (copies count once), then the weights that follow
-    it best. Raises ValueError for fewer than five texts with an r.
+    it best, for texts asked about in the same way: another prompt wants a fit
+    of its own. Raises ValueError for fewer than five texts with an r.
     """
     model, tokenizer = unwrap(model, tokenizer)
     texts = as_texts(texts)

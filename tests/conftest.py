@@ -6,7 +6,10 @@ from functools import cache
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 os.environ.setdefault('MPLBACKEND', 'agg')
+for name in ('LRP_LOO_DATA', 'LRP_LOO_TRACEBACK'):  # a user's own
+    os.environ.pop(name, None)
 
+import chromium
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +20,8 @@ from transformers import (
 )
 
 from forked import answer_of_a_child, fork
+from tracked import ROOT, known_to_git, tracked
+
 from lrp_loo.cli import main
 from lrp_loo.models import transformer_layers
 from lrp_loo.models import demo_base, load_demo, load_model
@@ -29,6 +34,15 @@ TEXTS = [
         " ending stays with you."
     ),
 ]
+
+
+needs_git = pytest.mark.skipif(
+    not known_to_git(),
+    reason="needs a clone: git tells the package's files from a user's own",
+)
+needs_browser = pytest.mark.skipif(
+    chromium.may_be_left_out(), reason=chromium.MISSING
+)
 
 
 def random_bert(
@@ -123,6 +137,17 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'{len(tests):3d} × {reason}')
         for test in tests:
             terminalreporter.write_line(f'        {test}')
+
+
+@pytest.fixture(scope='session')
+def kept_results(tmp_path_factory):
+    "A folder like `results/`, with the rows that are kept and no others."
+    folder = tmp_path_factory.mktemp('results')
+    for path in tracked('results/**/*.json'):
+        kept = folder / path.relative_to(ROOT / 'results')
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.symlink_to(path)
+    return folder
 
 
 @pytest.fixture(scope='module')

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from tracked import tracked
+
 from lrp_loo.studies.ledger import ledger, ledger_table, write_ledger
 from lrp_loo.studies.reproduce import entries_by_study
 
@@ -12,7 +14,7 @@ KEPT = RESULTS / 'claims.json'
 
 def folders():
     "The folders of results that are kept."
-    return sorted(RESULTS.glob('folder*'))
+    return sorted({path.parent for path in tracked('results/folder*/*.json')})
 
 
 def main(words):

@@ -4,13 +4,11 @@ from the package has moved.
 
 import ast
 import importlib
-from pathlib import Path
 
 import pytest
+from tracked import tracked
 
-SCRIPTS = sorted(
-    (Path(__file__).resolve().parent.parent / 'benchmarks').glob('*.py')
-)
+SCRIPTS = tracked('benchmarks/*.py')
 
 
 def imported(script):

@@ -13,6 +13,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from tracked import tracked
 
 from lrp_loo.studies.beyond import claim2_table, read_beyond
 from lrp_loo.results import read_results
@@ -23,6 +24,7 @@ from lrp_loo.studies.layerwise import (
     best_single_layer,
     is_above_zero,
 )
+from lrp_loo.studies.ledger import verdicts_by_model
 from lrp_loo.studies.style import NAMES
 from lrp_loo.studies.protocol import (
     DEFAULT,
@@ -51,9 +53,7 @@ def prose(chapter):
 
 def everything_written():
     "README, changelog and every chapter's markdown: name → text."
-    chapters = {
-        p.stem: prose(p.stem) for p in sorted((ROOT / 'nbs').glob('*.ipynb'))
-    }
+    chapters = {p.stem: prose(p.stem) for p in tracked('nbs/*.ipynb')}
     files = {
         f: (ROOT / f).read_text(encoding='utf-8')
         for f in ('README.md', 'CHANGELOG.md')
@@ -137,6 +137,32 @@ def test_removal_takes_little_more_than_attn_lrp():
     assert '124 MiB against 100' in prose('57_cost')
     of_longest = [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')]
     assert of_longest == [124, 100]
+    assert 'at 512 tokens, 124 MiB of memory for AttnLRP\'s 100' in README
+
+
+def test_the_memory_of_removal_is_said_in_one_way():
+    "No second number, and no word in its place."
+    for name, text in everything_written().items():
+        assert 'same memory' not in text, name
+        assert 'about its memory' not in text, name
+        assert "times AttnLRP's memory" not in text, name
+
+
+def test_the_front_page_says_on_which_models_removal_is_ahead():
+    kept = json.loads((ROOT / 'results' / 'claims.json').read_text('utf-8'))
+    verdicts = verdicts_by_model(kept, ['removal-above-better']).iloc[0]
+    words = {n: set(re.findall('[a-z]+', said)) for n, said in verdicts.items()}
+    ahead = [name for name, said in words.items() if said == {'holds'}]
+    assert (len(ahead), len(words)) == (4, 5)
+    assert 'better than LRP on four of five models' in README
+    assert verdicts['SmolLM2, 30 layers †'].startswith('reversed -0.09')
+    assert "On SmolLM2's sentences it does not (−0.09)" in README
+
+
+def test_weights_a_layer_are_said_to_be_of_one_prompt_wherever_they_are_praised():
+    for name, text in everything_written().items():
+        if re.search(r'SmolLM2[^.]* 0\.77|0\.77 on SmolLM2', text):
+            assert '0.51' in text, name
 
 
 def test_nothing_is_said_to_be_at_the_same_cost():

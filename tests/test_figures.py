@@ -2,15 +2,16 @@
 grey, one look for each method.
 """
 
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from conftest import needs_git
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
+from tracked import tracked
 
 import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.methods import METHODS
@@ -30,8 +31,7 @@ from lrp_loo.studies.style import (
     model_name,
 )
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / 'results'
+RESULTS = Path(__file__).parent.parent / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen
 SMALLEST = 8  # points, as they are read
 # chapter 1 draws with sizes of its own
@@ -41,13 +41,8 @@ APART_IN_GREY = 0.15
 
 
 @pytest.fixture(scope='module')
-def drawn():
+def drawn(kept_results):
     "Folder and name → the figure, from the rows that are kept."
-    return every_figure()
-
-
-@cache
-def every_figure():
     found = {}
     quiet = {'figure.max_open_warning': 0}
     with pytest.MonkeyPatch.context() as patch, plt.rc_context(quiet):
@@ -57,7 +52,7 @@ def every_figure():
                 found[path.parent.name, path.stem] = figure
 
         patch.setattr(reproduce, 'save_figure', keep)
-        for folder in sorted(RESULTS.glob('folder*')):
+        for folder in sorted(kept_results.glob('folder*')):
             groups = reproduce.GROUPS if folder.name == 'folder' else ('paper',)
             reproduce.draw_figures(folder, folder, groups)
     plt.close('all')
@@ -143,9 +138,10 @@ def test_no_folder_is_shown_where_a_model_is_meant(drawn):
     assert cryptic == set()
 
 
+@needs_git
 def test_every_figure_of_the_folder_is_drawn_anew(drawn):
     kept = {
-        (path.parent.name, path.stem) for path in ROOT.glob('figures/*/*.png')
+        (path.parent.name, path.stem) for path in tracked('figures/*/*.png')
     }
     assert {key for key in kept if key[1] not in APART} == set(drawn)
 
@@ -362,3 +358,10 @@ def test_the_scale_on_the_right_is_the_measure_itself():
     own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
     assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
     plt.close('all')
+
+
+def test_the_front_page_s_figure_names_its_model(drawn):
+    titles = [ax.get_title() for ax in drawn['folder', 'tradeoff'].axes]
+    named = [title for title in titles if title]
+    assert len(named) == 2
+    assert all(title.startswith('MiniLM on ') for title in named)

@@ -1073,7 +1073,8 @@ def test_arguments_in_the_models_order():
     with pytest.raises(ValueError, match='inputs_embeds cannot be given'):
         named_inputs(distil, ids, (ones, ones))
     with pytest.raises(
-        ValueError, match='past_key_values cannot be given.*None leaves one out'
+        ValueError,
+        match='(cache|past_key_values) cannot be given.*None leaves one out',
     ):
         LRP(random_model('GPT-2')).attribute(ids, 0, ones)
     assert list(named_inputs(random_model('GPT-2'), ids, (None, ones))) == [

@@ -8,7 +8,7 @@ from dataclasses import replace
 import chromium
 import pytest
 import torch
-from conftest import demo_or_skip
+from conftest import demo_or_skip, needs_browser
 
 from lrp_loo import audit_generation, explain_generation, load, load_demo
 from lrp_loo.cli import main
@@ -249,9 +249,7 @@ def test_saved_and_loaded(tmp_path):
         assert repr(back) == repr(found)
 
 
-@pytest.mark.skipif(
-    chromium.find() is None, reason='needs Chromium (CHROMIUM names it)'
-)
+@needs_browser
 def test_a_token_is_chosen_on_the_page_without_a_script(tmp_path):
     found = explain_generation(*load_demo('reviews'), PROMPT, max_new_tokens=4)
     path = tmp_path / 'said.html'

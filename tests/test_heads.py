@@ -489,6 +489,7 @@ def test_entries_have_the_ledgers_keys(measured):
     entries = heads.head_entries(read_results(measured))
     keys = dict.fromkeys(
         'claim sentence said_in model sha256 layers data source tokens removal'
+        ' over_prompt'
         ' mean low high n p'.split()
     )
     assert all(e.keys() == keys.keys() for e in entries)

@@ -6,8 +6,13 @@ from functools import partial
 import pytest
 import torch
 from conftest import TEXTS, random_bert, shallow_demo
+from transformers import (
+    BertForTokenClassification,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
-from lrp_loo import audit, explain
+from lrp_loo import audit, explain, explain_labels
 from lrp_loo.cli import explain as command
 from lrp_loo.interop import Attributor
 from lrp_loo.methods import (
@@ -230,18 +235,6 @@ def test_the_padding_check_passes_where_padding_is_masked(tokenizer):
     assert check.passed
 
 
-def test_padding_is_tried_once_for_each_kind_of_text(tokenizer):
-    model = random_bert(layers=1)
-    check = PaddingCheck()
-    padding_fails(model, tokenizer, check)
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
-    found = METHODS['attn_lrp'](model, tokenizer, encs)
-    calls = []
-    model.register_forward_hook(lambda *args: calls.append(1))
-    assert not check.fails(model, encs, None, found)
-    assert calls == []
-
-
 def test_many_texts_are_one_batch(tokenizer):
     model = random_bert(layers=1)
     sizes = []
@@ -253,6 +246,137 @@ def test_many_texts_are_one_batch(tokenizer):
     encs = [encode(model, tokenizer, t) for t in TEXTS]
     explain_batch(model, tokenizer, encs, counted)
     assert sizes == [3]
+
+
+def test_no_history_comes_with_the_scores_of_ones_own_method(tokenizer):
+    def with_history(model, tokenizer, encs, target=None):
+        batch = pad_batch(tokenizer, encs)
+        with watch_embeddings(model) as seen:
+            out = forward(model, batch)
+        readout = Readout(target, out, batch)
+        values = readout(out)
+        (g,) = torch.autograd.grad(values.sum(), seen[0])
+        return Scores((seen[0] * g).sum(-1), values, readout)
+
+    (a,) = explain(random_bert(layers=1), tokenizer, TEXTS[0], with_history)
+    assert not a.scores.requires_grad
+
+
+# ---- each batch and each target is tried by itself
+
+
+def assert_as_alone(model, tokenizer, texts, method, targets, **options):
+    "Texts of one call get the scores that each gets by itself."
+    together = explain(model, tokenizer, texts, method, targets, **options)
+    for a, text, target in zip(together, texts, targets):
+        (alone,) = explain(model, tokenizer, [text], method, [target])
+        size = float(alone.scores.abs().max())
+        # float32: kernels of other shapes differ by rounding
+        assert torch.allclose(a.scores, alone.scores, atol=1e-4 * size)
+
+
+LIKE_WORDS = "a quiet film that is slow and then turns warm again at the end"
+PADDED = ('attn_lrp', 'grad_x_input', 'ig', 'removal', 'loo')
+
+
+def random_tagger():
+    like = random_bert(layers=2, num_labels=3)
+    model = BertForTokenClassification(like.config).eval()
+    model.bert.load_state_dict(like.bert.state_dict(), strict=False)
+    return model
+
+
+def of_the_last_row(out):
+    "In a padded text a row of padding."
+    return out.logits[:, -1, 1]
+
+
+@pytest.mark.parametrize('method', PADDED)
+def test_one_targets_padding_says_nothing_of_anothers(tokenizer, method):
+    targets = [Target(1, position=1)] * 3 + [of_the_last_row] * 3
+    assert_as_alone(random_tagger(), tokenizer, TEXTS * 2, method, targets)
+
+
+@pytest.mark.parametrize('method', PADDED)
+def test_several_labels_are_tried_one_by_one(tokenizer, method):
+    model, labels = random_tagger(), [Target(1, position=1), of_the_last_row]
+    together = explain_labels(model, tokenizer, TEXTS, labels, method)
+    for found, text in zip(together, TEXTS):
+        for a, label in zip(found.maps, labels):
+            (alone,) = explain(model, tokenizer, [text], method, label)
+            size = float(alone.scores.abs().max())
+            assert torch.allclose(a.scores, alone.scores, atol=1e-4 * size)
+
+
+def test_a_function_is_tried_on_every_padded_text(tokenizer):
+    "The shortest reads no padding; one four tokens longer does."
+    model, words = random_tagger(), LIKE_WORDS.split()
+    texts = [' '.join(words[:n]) for n in (3, 7, 12)]
+    encs = [encode(model, tokenizer, t) for t in texts[:2]]
+    with torch.no_grad():
+        low, high = (model(**e).logits[0, 0, 0] for e in encs)
+
+    def of_some(out):
+        first, last = out.logits[:, 0, 0], out.logits[:, -1, 1]
+        is_longer = (first - low) / (high - low) > 0.5
+        return torch.where(is_longer, last, first)
+
+    lengths = [e['input_ids'].shape[1] for e in encs]
+    assert lengths[1] == lengths[0] + 4
+    assert_as_alone(model, tokenizer, texts, 'attn_lrp', [of_some] * 3)
+
+
+def random_phi3():
+    "Its angles' factors are others from the 13th token on."
+    factors = [1.0 + i for i in range(4)]
+    config = Phi3Config(
+        vocab_size=30522,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        original_max_position_embeddings=12,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        rope_parameters=dict(
+            rope_type='longrope',
+            rope_theta=10000.0,
+            short_factor=[1.0] * 4,
+            long_factor=factors,
+            factor=4.0,
+            original_max_position_embeddings=12,
+        ),
+    )
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize('method', PADDED)
+def test_both_sides_of_a_length_at_which_a_model_switches(tokenizer, method):
+    words = ' '.join(TEXTS).split()
+    texts = [' '.join(words[:n]) for n in range(3, 25)]
+    targets = [7] * len(texts)
+    how = dict(batch_size=4)
+    assert_as_alone(random_phi3(), tokenizer, texts, method, targets, **how)
+
+
+def test_what_passed_counts_for_other_methods_on_the_same_texts(tokenizer):
+    model = random_bert(layers=1)
+    check = PaddingCheck()
+    encs = [encode(model, tokenizer, t) for t in TEXTS]
+    found = METHODS['attn_lrp'](model, tokenizer, encs)
+    calls = []
+    model.register_forward_hook(lambda *args: calls.append(1))
+    assert not check.fails(model, encs, None, found)
+    assert len(calls) == 2  # two of the three texts are padded
+    assert not check.fails(model, encs, None, found)
+    assert len(calls) == 2
 
 
 # the log-probability of the model's own answer

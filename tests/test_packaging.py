@@ -9,7 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import needs_git
+from tracked import tracked
 
+# without it whatever a user has made would slip in
+pytestmark = needs_git
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKED = ('nbs/', 'results/', 'figures/')
 BUILD = 'import setuptools.build_meta as b; print(b.build_wheel({!r}))'
@@ -33,30 +37,17 @@ print(lrp_loo.explain(*demo, text, method='removal')[0])
 """
 
 
-def tracked_files():
-    "What git tracks or would track."
-    words = ['git', 'ls-files', '-z', '--cached', '--others']
-    done = subprocess.run(
-        [*words, '--exclude-standard'],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    names = done.stdout.rstrip('\0').split('\0')
-    return [name for name in names if (ROOT / name).is_file()]
-
-
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
     "Built from a copy of what git tracks, so that nothing else can slip in."
     source = tmp_path_factory.mktemp('source')
     out = tmp_path_factory.mktemp('wheel')
-    for name in tracked_files():
+    for path in tracked('**/*'):
+        name = path.relative_to(ROOT).as_posix()
         if not name.startswith(NOT_PACKED):
             copy = source / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((ROOT / name).read_bytes())
+            copy.write_bytes(path.read_bytes())
     done = subprocess.run(
         [sys.executable, '-c', BUILD.format(str(out))],
         cwd=source,
@@ -92,11 +83,7 @@ def test_what_the_package_needs_is_in_it(names):
 
 
 def test_it_holds_the_files_of_the_package_and_no_others(names):
-    package = {
-        str(p.relative_to(ROOT))
-        for p in (ROOT / 'lrp_loo').rglob('*')
-        if p.is_file() and '__pycache__' not in p.parts
-    }
+    package = {p.relative_to(ROOT).as_posix() for p in tracked('lrp_loo/**/*')}
     packed = {n for n in names if '.dist-info/' not in n}
     assert packed == package, packed ^ package
 

@@ -5,16 +5,14 @@ import os
 import chromium
 import pytest
 import torch
-from conftest import shallow_demo
+from conftest import needs_browser, shallow_demo
 
 from lrp_loo import explain
 from lrp_loo.stats import pearson
 from lrp_loo.page import explain_page, page_data
 from lrp_loo.view import score_colours
 
-pytestmark = pytest.mark.skipif(
-    chromium.find() is None, reason='needs Chromium (CHROMIUM names it)'
-)
+pytestmark = needs_browser
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
 STATE = "[...document.querySelectorAll('#tokens0 span')].map(e => e.title)"
 BELOW = "[...document.querySelectorAll('#tokens1 span')].map(e => e.title)"

@@ -2,11 +2,10 @@
 symmetric, and come near; the record survives its files; bad input is named.
 """
 
-import subprocess
-
 import chromium
 import pytest
 import torch
+from conftest import needs_browser
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -231,18 +230,15 @@ def test_nothing_to_draw():
     alone.plot()
 
 
-@pytest.mark.skipif(chromium.find() is None, reason='no Chromium here')
+@needs_browser
 def test_a_browser_draws_the_arcs(tmp_path, exact):
     path = tmp_path / 'pairs.html'
     exact.save(path)
-    flags = ['--headless', '--no-sandbox', '--disable-gpu', '--dump-dom']
-    dom = subprocess.run(
-        [chromium.find(), *flags, path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
-    assert dom.count('<path') == 6 and '<summary>' in dom
+    with chromium.Chromium() as c:
+        c.open(path.as_uri())
+        assert c.js("document.querySelectorAll('path').length") == 6
+        assert c.js("document.querySelectorAll('summary').length") == 1
+        assert c.errors == [] and c.offline == []
 
 
 def test_audit(demo):

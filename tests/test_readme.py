@@ -13,6 +13,8 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from tracked import tracked
+
 from lrp_loo.cli import main
 from lrp_loo.models import load_demo
 
@@ -157,6 +159,13 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line):
         assert 'gripping' in (folder / page).read_text(encoding='utf-8')
 
 
+@pytest.mark.parametrize('line', shell_lines())
+def test_a_line_works_on_a_bare_install(called, monkeypatch, line):
+    "Without an extra, and so without the demo model's encoder."
+    monkeypatch.setattr('lrp_loo.models.find_spec', lambda module: None)
+    assert called(line)
+
+
 def test_what_readme_links_to_is_there():
     targets = re.findall(r'\]\(([^)#\s]+)', README)
     files = [t for t in targets if not t.startswith('http')]
@@ -207,6 +216,6 @@ def test_a_table_stands_between_what_was_printed_before_and_after(readme):
 def test_every_chapter_has_its_part_of_the_site():
     text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
     parts = re.findall(r'^    "?(\d|index)"?: \S', text, re.M)
-    chapters = {p.stem for p in (ROOT / 'nbs').glob('*.ipynb')}
+    chapters = {p.stem for p in tracked('nbs/*.ipynb')}
     decades = {c if c == 'index' else c[0] for c in chapters}
     assert decades <= set(parts)

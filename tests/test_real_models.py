@@ -6,13 +6,13 @@ SmolLM2: loading, coverage, one map of each, agreement with a second derivation
 import copy
 import re
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 
 import naive_llama
 import pytest
 import torch
 from conftest import demo_or_skip
 from naive_mpnet import MPNet
+from tracked import tracked
 
 from lrp_loo import attn_lrp, explain, lrp_rules
 from lrp_loo import models as library
@@ -150,8 +150,8 @@ def test_an_adapter_is_small(name, seed):
 
 
 def test_every_adapter_that_is_shipped_can_be_named():
-    shipped = Path(library.__file__).parent / 'assets'
-    found = {f.parent.name for f in shipped.glob('*/adapter_config.json')}
+    configs = tracked('lrp_loo/assets/*/adapter_config.json')
+    found = {path.parent.name for path in configs}
     assert found == {demo_folder(*adapter).name for adapter in ADAPTERS}
 
 
@@ -399,7 +399,7 @@ def test_who_is_later_takes_what_is_there(empty_cache):
 
 def test_another_file_is_refused(monkeypatch, empty_cache):
     monkeypatch.setattr(library, '_MPNET_ZIP', '0' * 64)
-    parts = iter(Path(__file__).parent.glob('*.py'))
+    parts = iter(tracked('tests/*.py'))
     monkeypatch.setattr(library, '_zip_part', lambda name: next(parts))
     with pytest.raises(ValueError, match='make models'):
         demo_base('mpnet')

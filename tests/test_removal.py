@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attribute_context, explain, load_demo
+from lrp_loo.attention import AttentionCall
 from lrp_loo.cli import main
 from lrp_loo.core import pad_batch
 from lrp_loo.data import load_texts
@@ -692,6 +693,17 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
             again, recorded = made_again_and_recorded(model, inputs, **options)
             # float64; a few families take softmax in single precision
             assert of_largest(again, recorded) < 1e-5, options
+
+
+def test_one_key_head_for_all_queries_by_broadcasting():
+    "Falcon's multi-query attention hands over K and V of one head."
+    q = torch.randn(2, 4, 5, 8)
+    k, v = torch.randn(2, 2, 1, 5, 8)
+    call = AttentionCall(q, k, v)
+    assert call.keys.shape == call.values.shape == q.shape
+    assert torch.equal(call.keys[:, 3], k[:, 0])
+    by_hand = call.weights() @ call.values
+    assert torch.allclose(by_hand, call.compute(), atol=1e-6)  # single
 
 
 def test_units_and_padding_without_maps(demo):

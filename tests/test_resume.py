@@ -7,6 +7,7 @@ Children are forked and really killed here. `python tests/test_resume.py
 moments and writes results/kills.json.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
-from lrp_loo.cli import main
+from lrp_loo.cli import _endings, _ended_by_signals, main
 from lrp_loo.results import Results, read_results
 from lrp_loo.core import versions, write_text_atomic
 from lrp_loo.dataset import read_sweep
@@ -272,6 +273,76 @@ def test_a_run_killed_at_random_times(small, tmp_path):
     assert child(run)
     assert path.read_bytes() == (tmp_path / 'whole.json').read_bytes()
     assert os.listdir(path.parent) == ['r.json']
+
+
+# ---- ended by a signal
+
+
+IN_BACKGROUND = '"$@" & echo $!; wait $!'  # there Ctrl-C's signal is ignored
+
+
+@pytest.fixture
+def reproducing(tmp_path):
+    "`reproduce` in a shell's background that has kept rows: the shell, its id."
+    env = dict(os.environ, OMP_NUM_THREADS='1')
+    words = ['reproduce', '--only', 'sst2', '--limit', '60']
+    shell = subprocess.Popen(
+        ['sh', '-c', IN_BACKGROUND, 'sh', *COMMAND, *words, '--out', tmp_path],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pid = int(shell.stdout.readline())
+    try:
+        while not rows_below(tmp_path):
+            assert shell.poll() is None, shell.stderr.read()
+            time.sleep(0.05)
+        yield shell, pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shell.wait()
+
+
+def rows_below(folder):
+    found = [read_results(p) for p in folder.rglob('*.json')]
+    return sum(len(r['rows']) for r in found)
+
+
+@pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
+def test_a_command_in_the_background_ends_and_keeps_its_rows(
+    reproducing, tmp_path, name
+):
+    shell, pid = reproducing
+    number = getattr(signal, name)
+    os.kill(pid, number)
+    _, said = shell.communicate(timeout=60)
+    assert shell.returncode == 128 + number
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(
+        'lrp_loo reproduce: interrupted; finished rows are in'
+    )
+    assert rows_below(tmp_path)
+    assert not list(tmp_path.rglob('*.tmp'))
+
+
+def test_nohup_is_obeyed():
+    "A terminal that is closed ends nothing that was started by it."
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in _endings()
+        assert signal.SIGTERM in _endings()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_command_leaves_the_callers_signals_as_they_were():
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with _ended_by_signals():
+        pass
+    now = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert now == before
 
 
 def test_a_reader_never_sees_a_part(tmp_path):

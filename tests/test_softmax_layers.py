@@ -3,6 +3,7 @@ never arrive: right, or refused by name.
 """
 
 import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -759,7 +760,28 @@ def with_a_head_in_training(part):
     return model
 
 
-@pytest.mark.parametrize('part', [nn.Dropout(0.1), nn.BatchNorm1d(2)])
+def passed_on(forward):
+    "As transformers renames arguments."
+
+    @functools.wraps(forward)
+    def call(*args, **given):
+        return forward(*args, **given)
+
+    return call
+
+
+class Decorated(nn.Linear):
+    "Drops some of its inputs, which its decorated forward does not show."
+
+    @passed_on
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.1, self.training))
+
+
+PARTS = [nn.Dropout(0.1), nn.BatchNorm1d(2), Decorated(32, 2)]
+
+
+@pytest.mark.parametrize('part', PARTS)
 def test_parts_that_training_changes_are_refused(part):
     with pytest.raises(ValueError, match='classifier.* is in training mode'):
         check_model(with_a_head_in_training(part))

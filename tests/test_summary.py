@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from chromium import Chromium, find
-from conftest import shallow_demo
+from chromium import Chromium
+from conftest import needs_browser, shallow_demo
 from transformers import TextClassificationPipeline
 
 import lrp_loo
@@ -742,7 +742,7 @@ def test_a_comparison_is_a_page_too(found, evil, tmp_path):
     assert 'mean r 1.00' in both._repr_html_()
 
 
-@pytest.mark.skipif(find() is None, reason='a Chromium is needed')
+@needs_browser
 def test_no_word_of_a_comparison_is_broken_on_a_narrow_page(found, tmp_path):
     both = compare_summaries(found, scaled(found, 2.0), names=('one', 'two'))
     both.save(tmp_path / 'both.html')

@@ -308,12 +308,15 @@ def _dots(part, table, agreement, more):
 
 
 def _title_of_tradeoff(part, results, dots):
-    "The data, how many texts, how long they are."
-    data = results.get('config', {}).get('data', dict(name=part))
+    "Model and data, how many texts, how long they are."
+    config = results.get('config', {})
+    on = data_name(config.get('data', dict(name=part)))
+    if 'model' in config:
+        on = f"{model_name(config['model'])} on {on}"
     tokens = np.mean([r['n_tokens'] for r in results['rows']])
     numbers = sorted({min(dot.n for dot in dots), max(dot.n for dot in dots)})
     n = ' to '.join(map(str, numbers))
-    return f'{data_name(data)}: {n} texts of {tokens:.0f} tokens'
+    return f'{on}: {n} texts of {tokens:.0f} tokens'
 
 
 def _axes_of_tradeoff(columns, fails):

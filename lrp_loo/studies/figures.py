@@ -20,6 +20,7 @@ from ..methods import N_STEPS
 from ..models import describe_model, load_demo, load_model
 from .common import Study
 from ..stats import mean_se, paired_difference, per_text
+from .ledger import incomplete_share
 from lrp_loo.studies.layerwise import (
     SWEEPS,
     bypass_name,
@@ -354,9 +355,11 @@ def run_text(
 def _ig_error(rows):
     "How far Integrated Gradients is from being complete, on average."
     errors = [abs(r['methods']['ig']['completeness_error']) for r in rows]
+    off = 100 * incomplete_share(rows, 'ig')
     return (
         f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
-        f' error| {sum(errors) / len(errors):.4f} in logits'
+        f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
+        f' {off:.0f} % of the texts'
     )
 
 

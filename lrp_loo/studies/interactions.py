@@ -635,7 +635,8 @@ def pair_entries(
     results: dict,  # of `read_results`
 ) -> list:  # a dict per claim, for the ledger
     "Each claim on the sentences of one model."
-    about = described(results)
+    # pairs are of the text's own tokens, a question around it or not
+    about = described(results) | dict(over_prompt=False)
     if len(results['rows']) < FEWEST_SENTENCES:
         return []
     rows = Rows(results['rows'], about['layers'])

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from ..attention import AttentionMaps, AttentionMode
 from ..core import pad_batch
+from ..hooks import hooked
 from ..layers import layer_hooks, split_call
 from lrp_loo.lrp import (
     Composite,
@@ -131,7 +132,7 @@ class _PositionLeaves:
         t = t.detach().expand(self.shape[0], *t.shape[1:])
         return t.clone().requires_grad_()
 
-    def looked_up(self, module, args, out):
+    def looked_up(self, module, args, kwargs, out):
         "A table was read: of positions, if its ids count up."
         ids = args[0]
         if ids.ndim == 1:
@@ -159,17 +160,14 @@ def _watch_places(model, batch):
     "A context in which positions are leaves."
     places = _PositionLeaves(batch)
     words = input_embeddings(model)
-    handles = [
-        m.register_forward_hook(places.looked_up)
+    tables = [
+        (m, None, places.looked_up)
         for m in model.modules()
         if isinstance(m, nn.Embedding) and m is not words
     ]
-    try:
-        with layer_hooks(transformer_layers(model), places.enter):
-            yield places
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = transformer_layers(model)
+    with hooked(tables), layer_hooks(layers, places.enter):
+        yield places
 
 
 def position_lrp_scores(

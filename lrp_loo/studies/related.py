@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from ..methods import explained_row
 from ..attention import AttentionMode
+from ..hooks import hooked
 from ..models import forward, transformer_layers, watch_embeddings
 from ..core import pad_batch
 from ..removal import key_effects
@@ -83,22 +84,19 @@ def _watch_linear(model, watch):
     seen = [[] for _ in transformer_layers(model)]
 
     def note_in(calls):
-        def note(module, args, out):
+        def note(module, args, kwargs, out):
             calls.append(_LinearCall(len(watch.calls), out))
 
         return note
 
-    handles = []
-    for layer, calls in zip(transformer_layers(model), seen):
-        for module in layer.modules():
-            if isinstance(module, nn.Linear):
-                handle = module.register_forward_hook(note_in(calls))
-                handles.append(handle)
-    try:
+    places = [
+        (module, None, note_in(calls))
+        for layer, calls in zip(transformer_layers(model), seen)
+        for module in layer.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    with hooked(places):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _DroppedBranches:
@@ -625,9 +623,11 @@ from transformers import DynamicCache
 from ..methods import explain_batch
 from lrp_loo.models import (
     DEMOS,
+    cache_argument,
+    cache_of,
     describe_model,
     forward,
-    forward_arguments,
+    input_names,
     load_demo,
     n_layers,
     position_offset,
@@ -762,9 +762,10 @@ proxy_scores.by_unit = True
 # %% ../../nbs/27b_fewer.ipynb #c3d4e5f6
 def _keys_and_values(model, enc):
     "The model's output with its cache."
-    takes_cache = 'use_cache' in forward_arguments(model)
-    out = model(**enc, **(dict(use_cache=True) if takes_cache else {}))
-    if getattr(out, 'past_key_values', None) is None:
+    takes = input_names(model).named
+    keeps = 'use_cache' in takes and cache_argument(model)
+    out = model(**enc, **(dict(use_cache=True) if keeps else {}))
+    if cache_of(out) is None:
         raise ValueError(
             f"{type(model).__name__} keeps no keys and values; take"
             " method='loo'"
@@ -795,8 +796,8 @@ def _without_token(model, enc, cache, j):
         input_ids=ids[:, where],
         attention_mask=mask,
         position_ids=where[None] + position_offset(model),
-        past_key_values=_first_tokens(cache, j),
         use_cache=True,
+        **{cache_argument(model): _first_tokens(cache, j)},
     )
 
 
@@ -820,7 +821,7 @@ def cached_loo_scores(
             " method='loo'"
         )
     value = readout(out)
-    cache = out.past_key_values
+    cache = cache_of(out)
     first_text = torch.zeros(1, dtype=torch.long, device=value.device)
     values = [
         readout(_without_token(model, enc, cache, j), first_text, at_end=True)

@@ -20,7 +20,7 @@ from ..results import read_results
 from ..core import whole_file, write_text_atomic
 from ..data import source_label
 from .common import RunOptions, interval_text, read_parts
-from .ledger import ledger
+from .ledger import ledger, ledger_notes
 
 # %% ../../nbs/58_reproduce.ipynb #c4a0a4b6
 MODULES = [
@@ -207,6 +207,7 @@ def print_ledger(
             f" n = {e['n']}, p = {e['p_holm']:.2g}"
         )
     print(f'p: corrected for all {len(entries)} claims on rows of this folder')
+    print(*ledger_notes(shown), sep='\n')
 
 # %% ../../nbs/58_reproduce.ipynb #cc12ead2
 def chosen_words(

@@ -8,10 +8,11 @@ __all__ = ['THEME', 'PAGE', 'TITLES', 'NAMES', 'OTHERS', 'FURTHER', 'FULL_NAMES'
            'model_name', 'model_look', 'data_name', 'short_caption', 'caption']
 
 # %% ../../nbs/55_style.ipynb #9285b335
-from functools import wraps
+from functools import partial, wraps
 
 import matplotlib.pyplot as plt
 import seaborn as sns
+from ..hooks import taken_back
 from ..methods import METHODS, Method
 from ..models import DEMOS
 
@@ -43,11 +44,9 @@ def themed(
     def in_theme(*args, **kwargs):
         # not `rc_context`, which also takes back that a notebook shows figures
         before = {name: plt.rcParams[name] for name in THEME}
-        plt.rcParams.update(THEME)
-        try:
+        with taken_back(partial(plt.rcParams.update, before)):
+            plt.rcParams.update(THEME)
             return draw(*args, **kwargs)
-        finally:
-            plt.rcParams.update(before)
 
     return in_theme
 

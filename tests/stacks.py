@@ -1,0 +1,259 @@
+"""The tests that touch other libraries, on three sets of versions of them.
+
+    python tests/stacks.py                          # all three, results/stacks.json
+    python tests/stacks.py newest --torch pinned    # one of them
+    python tests/stacks.py newest --torch pinned --quick  # as CI does: less, nothing is written
+
+oldest: what settings.ini allows at least; pinned: constraints.txt, in the
+environment that runs this (`make venv`); newest: what a bare `pip install .`
+takes today. The oldest and the newest have an environment each in a folder
+(.stacks), with the package itself in it. By itself pip takes the newest torch that
+settings.ini allows, with gigabytes of libraries for a GPU; --torch names
+another one, 'pinned' that of constraints.txt.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from kernels import counted, environment, run
+from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.results import read_results
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / 'results' / 'stacks.json'
+STACKS = ('oldest', 'pinned', 'newest')
+PARTS = {  # what pytest is given
+    'decoders': ['tests/test_decoders.py', 'tests/test_kept_states.py'],
+    'generation': ['tests/test_generation.py', 'tests/test_contexts.py'],
+    'exact LOO': ['tests/test_exact_loo.py', 'tests/test_removals.py'],
+    'fast paths': ['tests/test_fast.py', 'tests/test_rows.py'],
+    'rules': [
+        'tests/test_lrp.py',
+        'tests/test_softmax_layers.py',
+        'tests/test_layer_sets.py',
+        'tests/test_removal.py',
+    ],
+    'methods': ['tests/test_methods.py', 'tests/test_related.py'],
+    'families': ['tests/test_families.py'],
+    'every family': ['tests/test_every_family.py'],
+    'fitting in': ['tests/test_fitting_in.py'],
+    'guide': ['tests/test_guide.py'],
+}
+# in four minutes on two cores, in one run of pytest
+QUICK = [
+    *PARTS['decoders'],
+    'tests/test_generation.py',
+    'tests/test_exact_loo.py',
+    'tests/test_fast.py',
+    'tests/test_every_family.py',
+    'tests/test_guide.py',
+    '-k',
+    'not its_check_fails',
+]
+# beside the package: what the tests themselves need
+TOOLS = ('pytest', 'pytest-xdist', 'hypothesis', 'nbformat')
+# beside the requirements: what they bring, and much depends on
+BROUGHT = ('tokenizers', 'huggingface_hub', 'pyarrow', 'accelerate')
+
+
+# ------------------------------------------------------------ what is installed
+
+
+def requirements():
+    "What settings.ini says that the package needs."
+    settings = ConfigParser(delimiters=['='], interpolation=None)
+    settings.read(ROOT / 'settings.ini', encoding='utf-8')
+    return [Requirement(r) for r in settings['DEFAULT']['requirements'].split()]
+
+
+def at_least(
+    requirement: Requirement,
+) -> str:  # the same package, at the oldest version that is allowed
+    "torch>=2.9,<2.15 → torch==2.9"
+    oldest = [s.version for s in requirement.specifier if s.operator == '>=']
+    if len(oldest) != 1:
+        raise ValueError(
+            f"{requirement} of settings.ini must name one oldest version (>=)"
+        )
+    return f'{requirement.name}=={oldest[0]}'
+
+
+def pinned_torch():
+    "The version in constraints.txt."
+    lines = (ROOT / 'constraints.txt').read_text(encoding='utf-8').splitlines()
+    return next(n[7:] for n in lines if n.startswith('torch=='))
+
+
+def held_at(stack, torch):
+    "Lines of pip's constraints."
+    lines = []
+    if stack == 'oldest':
+        lines = [at_least(r) for r in requirements()]
+    elif torch:
+        lines = [f'torch=={pinned_torch() if torch == "pinned" else torch}']
+    return ''.join(f'{line}\n' for line in lines)
+
+
+def install(stack, torch, folder):
+    """The interpreter of an environment that is made or renewed; it raises
+    SystemExit where pip did not find what it was asked for.
+    """
+    if stack == 'pinned':
+        return sys.executable
+    python = str(folder / stack / 'bin' / 'python')
+    if not Path(python).exists():
+        words = [sys.executable, '-m', 'venv', str(folder / stack)]
+        subprocess.run(words, check=True)
+    held = folder / f'{stack}.txt'
+    held.write_text(held_at(stack, torch), encoding='utf-8')
+    what = ['-c', str(held), '-e', '.[demo]', *TOOLS]
+    renew = ['--upgrade', '--upgrade-strategy', 'eager']
+    pip = [python, '-m', 'pip']
+    done = run([*pip, 'install', '-q', *renew, *what], dict(os.environ))
+    if done.code:
+        raise SystemExit(why_not_installed(stack, pip, done.said))
+    return python
+
+
+def why_not_installed(stack, pip, said):
+    "One line."
+    asked = run([*pip, 'index', 'versions', 'transformers'], dict(os.environ))
+    if asked.code:
+        return f"stacks: the package index can't be reached; {stack} is not run"
+    errors = [s for s in said.splitlines() if s.startswith('ERROR')]
+    return f"stacks: {stack} can't be installed: {' '.join(errors) or said}"
+
+
+# ------------------------------------------------------------------- what is run
+
+
+def versions_in(python):
+    "Of Python and of what was installed."
+    names = [*(r.name for r in requirements()), *BROUGHT]
+    words = (
+        'import json, platform; from importlib.metadata import version;'
+        f' print(json.dumps(dict(python=platform.python_version(),'
+        f' **{{n: version(n) for n in {names}}})))'
+    )
+    return json.loads(run([python, '-c', words], dict(os.environ)).said)
+
+
+def tested(python, given, workers):
+    "What came of some tests, and what was printed."
+    beside = ['-n', str(workers), '--dist', 'loadfile']
+    words = [python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *beside]
+    env = environment('best', 1)
+    env.pop('TQDM_DISABLE')  # some tests look at the bar
+    done = run([*words, *given], env)
+    found = dict(passed=0, failed=0, skipped=0) | counted(done.said)
+    found['minutes'] = round(done.minutes, 1)
+    return found, done
+
+
+def row_of(stack, python, parts, workers):
+    "A row of the table: its versions, and what came of each part."
+    row = dict(i=stack, versions=versions_in(python), parts={})
+    for part in parts:
+        found, done = tested(python, PARTS[part], workers)
+        row['parts'][part] = found
+        print(f'{stack}, {part}: {found}', flush=True)
+        if done.code:
+            print(done.said, flush=True)
+    return row
+
+
+def failed(row):
+    "The parts that did not pass; a part that ran nothing is one of them."
+    return [
+        part
+        for part, found in row['parts'].items()
+        if found['failed'] or found.get('error') or not found['passed']
+    ]
+
+
+def record(rows, path):
+    "What is written; an earlier run's rows of other stacks are kept."
+    config = dict(
+        experiment='stacks',
+        requirements=[str(r) for r in requirements()],
+        parts={part: list(given) for part, given in PARTS.items()},
+    )
+    kept = {}
+    if path.exists():
+        old = read_results(path)
+        if old['config'] == config:
+            kept = {row['i']: row for row in old['rows']}
+    kept |= {row['i']: row for row in rows}
+    return dict(
+        config=config,
+        versions=versions(),
+        rows=[kept[stack] for stack in STACKS if stack in kept],
+    )
+
+
+# ------------------------------------------------------------------ the command
+
+
+def arguments(argv=None):
+    "What the command was given."
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add('stacks', nargs='*', metavar='STACK', help=f'of {", ".join(STACKS)}')
+    add('--torch', help="of the newest stack: a version, or 'pinned'")
+    add('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    add('--workers', type=int, default=2, help='processes side by side')
+    add('--quick', action='store_true', help='less, and nothing is written')
+    add('--folder', type=Path, default=ROOT / '.stacks', help='(.stacks)')
+    add('--out', type=Path, default=RESULTS, help='(results/stacks.json)')
+    given = parser.parse_args(argv)
+    given.stacks = given.stacks or list(STACKS)
+    if unknown := set(given.stacks) - set(STACKS):
+        parser.error(f'no such stack: {", ".join(unknown)}')
+    return given
+
+
+def quickly(stack, python, workers):
+    "Some tests in one run; what they say is shown."
+    has = versions_in(python)
+    named = (f'{n} {has[n]}' for n in ('torch', 'transformers', 'numpy'))
+    print(f'{stack}: {", ".join(named)}', flush=True)
+    found, done = tested(python, QUICK, workers)
+    print(done.said, flush=True)
+    return done.code
+
+
+def main(given):
+    "Each stack in turn; the exit code says whether all passed."
+    rows = []
+    code = 0
+    for stack in given.stacks:
+        try:
+            python = install(stack, given.torch, given.folder)
+        except SystemExit as e:
+            print(e, file=sys.stderr)
+            # a reader without a network goes on; CI has one
+            unreached = "can't be reached" in str(e)
+            code |= int(not unreached or os.environ.get('CI') == 'true')
+            continue
+        if given.quick:
+            code |= quickly(stack, python, given.workers)
+            continue
+        rows.append(row_of(stack, python, given.parts, given.workers))
+        code |= int(bool(failed(rows[-1])))
+        made = json.dumps(record(rows, given.out), indent=1)
+        write_text_atomic(given.out, made + '\n')
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main(arguments()))

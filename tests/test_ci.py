@@ -1,0 +1,121 @@
+"""`.ci/run` on machines that lack something, and a browser that CI lacks."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import chromium
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# what the script itself calls, and what a script that notes its call calls
+KEPT = ('bash', 'dirname', 'env')
+NOTE = """#!/usr/bin/env bash
+echo "{name} $*" >>"{log}"
+{more}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    "Its commands in a folder; `said` and `called` of a run of `.ci/run`."
+    commands = tmp_path / 'bin'
+    commands.mkdir()
+    for name in KEPT:
+        (commands / name).symlink_to(shutil.which(name))
+    for name in ('run', 'chromium.py'):
+        folder = tmp_path / ('.ci' if name == 'run' else 'tests')
+        folder.mkdir()
+        shutil.copy(ROOT / folder.name / name, folder)
+    return tmp_path
+
+
+def has(machine, name, more=''):
+    "Give it a command that notes how it was called."
+    path = machine / 'bin' / name
+    log = machine / 'log'
+    path.write_text(NOTE.format(name=name, log=log, more=more))
+    path.chmod(0o755)
+
+
+def has_python(machine, venv=True):
+    "A Python with or without what `python -m venv` needs."
+    refuse = '' if venv else '[ "$2" != "import ensurepip" ] || exit 1'
+    real = shutil.which('python3')
+    path = machine / 'bin' / 'python3'
+    path.write_text(f'#!/usr/bin/env bash\n{refuse}\nexec {real} "$@"\n')
+    path.chmod(0o755)
+
+
+def run(machine, user=0):
+    "What it installed by, and what it said; `make test` follows in any case."
+    has(machine, 'id', f'echo {user}')
+    env = {k: v for k, v in os.environ.items() if k not in ('CI', 'CHROMIUM')}
+    done = subprocess.run(
+        ['bash', '.ci/run'],
+        cwd=machine,
+        env=env | dict(PATH=str(machine / 'bin')),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    called = (machine / 'log').read_text().splitlines()
+    assert 'make test' in called[-2:]
+    return [line for line in called if line.startswith('apt-get ')], done.stderr
+
+
+def test_nothing_is_installed_where_all_is_there(machine):
+    has_python(machine)
+    for name in ('make', 'chromium', 'apt-get'):
+        has(machine, name)
+    assert run(machine) == ([], '')
+
+
+def test_a_browser_is_installed_without_asking(machine):
+    has_python(machine)
+    has(machine, 'make')
+    has(machine, 'apt-get')
+    (update, install), said = run(machine)
+    assert update == 'apt-get update'
+    assert install.startswith('apt-get install -y')
+    assert 'chromium' in install.split() and said == ''
+
+
+def test_whatever_else_a_new_machine_lacks_is_installed_too(machine):
+    has_python(machine, venv=False)
+    has(machine, 'make')
+    (machine / 'bin' / 'make').rename(machine / 'make')
+    has(machine, 'apt-get', f'/bin/cp {machine}/make {machine}/bin')
+    called, _ = run(machine)
+    assert {'make', 'python3-venv', 'chromium'} <= set(called[1].split())
+
+
+def test_what_cannot_be_installed_is_left_to_the_tests(machine):
+    has_python(machine)
+    has(machine, 'make')
+    has(machine, 'apt-get', 'exit 100')
+    called, said = run(machine)
+    assert len(called) == 2
+    assert 'could not be installed' in said
+
+
+def test_who_may_not_install_is_told_how_in_one_line(machine):
+    has_python(machine)
+    has(machine, 'make')
+    has(machine, 'apt-get')
+    called, said = run(machine, user=1000)
+    assert called == []
+    assert len(said.splitlines()) == 1
+    assert 'sudo apt-get install chromium' in said
+
+
+def test_what_needs_a_browser_fails_in_ci_without_one(monkeypatch):
+    monkeypatch.setattr(chromium, 'find', lambda: None)
+    monkeypatch.delenv('CI', raising=False)
+    assert chromium.may_be_left_out()
+    monkeypatch.setenv('CI', 'true')
+    assert not chromium.may_be_left_out()
+    with pytest.raises(FileNotFoundError, match='apt-get install chromium'):
+        chromium.Chromium()

@@ -1,0 +1,786 @@
+"""What is given reaches the model, or is refused by name: wrappers, images beside a text, boxes,
+entries that nobody takes; against the model called by hand.
+"""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from conftest import random_bert
+from lrp_loo import (
+    METHODS,
+    Removal,
+    audit,
+    explain,
+    explain_generation,
+    explain_pairs,
+)
+from lrp_loo.interop import LeaveOneOut
+from lrp_loo.models import encode
+
+PAIR = ('The jokes are old.', 'Nobody laughed at them, not even once.')
+PAIRS = [PAIR, ('Fine.', 'Or so they say.')]
+# float32 kernels of other shapes differ by up to 1e-5 of the largest logit
+TOLERANCE = dict(rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def by_hand(model, enc, target=None):
+    "The predicted class' logit, and that without each token by its mask."
+    n = enc['input_ids'].shape[1]
+    logits = logits_of(model(**enc))
+    target = int(logits.argmax()) if target is None else target
+    without = []
+    for i in range(n):
+        mask = torch.ones(1, n, dtype=torch.long)
+        mask[0, i] = 0
+        out = model(**enc | dict(attention_mask=mask))
+        without.append(logits_of(out)[target])
+    return logits[target], logits[target] - torch.stack(without)
+
+
+def logits_of(out):
+    "The last row's, of a text."
+    logits = out if torch.is_tensor(out) else out.logits
+    return logits[0, -1] if logits.ndim == 3 else logits[0]
+
+
+def check(a, model, enc):
+    "Logit and LOO as by hand."
+    logit, loo = by_hand(model, enc, a.target)
+    assert a.logit == pytest.approx(float(logit), rel=1e-4, abs=1e-4)
+    if a.method == 'loo':
+        torch.testing.assert_close(a.scores, loo, **TOLERANCE)
+
+
+def answer(given, *args, **options):
+    "Attributions, or None where the call was refused by this name."
+    try:
+        return explain(*args, **options)
+    except ValueError as e:
+        assert given in str(e) and '\n' not in str(e), e
+
+
+# ------------------------------------------------------------ wrappers
+
+
+class OfItsOwn(nn.Module):
+    "As one writes it around a model."
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        return self.model(**inputs)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    "A group of one, as DistributedDataParallel needs one."
+    store = torch.distributed.FileStore(str(tmp_path / 'store'), 1)
+    torch.distributed.init_process_group(
+        'gloo', rank=0, world_size=1, store=store
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def lora(model):
+    return get_peft_model(
+        model, LoraConfig(task_type='SEQ_CLS', target_modules=['query'])
+    ).eval()
+
+
+WRAPPERS = {
+    'peft': lora,
+    'DataParallel': nn.DataParallel,
+    'DistributedDataParallel': nn.parallel.DistributedDataParallel,
+    'one of its own': OfItsOwn,
+    'one in another': lambda model: OfItsOwn(nn.DataParallel(model)),
+}
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize('method', METHODS)
+def test_a_wrapper_gets_the_parts_of_a_pair(
+    tokenizer, one_process, wrap, method
+):
+    model = random_bert()
+    wanted = [explain(model, tokenizer, p, method)[0] for p in PAIRS]
+    for a, pair in zip(wanted, PAIRS):
+        check(a, model, dict(tokenizer(*pair, return_tensors='pt')))
+    wrapped = wrap(model).eval()
+    if method == 'removal+rows':  # it knows transformers' own classes
+        with pytest.raises(ValueError, match="rows of .* can't be computed"):
+            explain(wrapped, tokenizer, PAIRS, method)
+        return
+    for texts in (PAIRS, tokenizer(*zip(*PAIRS), padding=True)):
+        found = explain(wrapped, tokenizer, texts, method)
+        for a, b in zip(found, wanted):
+            assert a.logit == pytest.approx(b.logit, rel=1e-4)
+            torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
+
+
+def test_pairs_and_an_audit_of_a_wrapper(tokenizer):
+    model = random_bert()
+    wrapped = OfItsOwn(model).eval()
+    (a,), (b,) = (explain_pairs(m, tokenizer, [PAIR]) for m in (model, wrapped))
+    torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
+    a, b = (
+        audit(m, tokenizer, PAIRS, 'cp_lrp', progress=False)
+        for m in (model, wrapped)
+    )
+    assert b.loo_r['cp_lrp'] == pytest.approx(a.loo_r['cp_lrp'], abs=1e-3)
+
+
+def test_captum_style_classes_name_what_is_inside_a_wrapper(tokenizer):
+    model = random_bert()
+    enc = tokenizer(*PAIR, return_tensors='pt')
+    more = dict(token_type_ids=enc['token_type_ids'])
+    a, b = (
+        LeaveOneOut(m).attribute(enc['input_ids'], additional_forward_args=more)
+        for m in (model, nn.DataParallel(model).eval())
+    )
+    torch.testing.assert_close(a, b, **TOLERANCE)
+
+
+def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
+    config = transformers.BartConfig(
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+    )
+    both = transformers.BartForSequenceClassification(config)
+    with pytest.raises(ValueError, match='is an encoder-decoder'):
+        explain(nn.DataParallel(both).eval(), tokenizer, PAIRS, 'loo')
+    model = nn.DataParallel(random_bert()).eval()
+    with pytest.raises(ValueError, match='102 tokens and the model takes 64'):
+        explain(model, tokenizer, 'word ' * 100)
+    with pytest.raises(ValueError, match='generates nothing here'):
+        explain_generation(model, tokenizer, 'fine')
+
+
+class Images(nn.Module):
+    "A vision model in a wrapper."
+
+    def __init__(self):
+        super().__init__()
+        config = transformers.ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            image_size=8,
+            patch_size=4,
+        )
+        self.model = transformers.ViTForImageClassification(config)
+
+    def forward(self, **inputs):
+        return self.model(**inputs)
+
+
+def test_a_wrapped_vision_model_takes_images():
+    torch.manual_seed(0)
+    model = Images().eval()
+    image = torch.rand(3, 8, 8)
+    (a,) = explain(model, None, [image], 'loo')
+    (b,) = explain(model.model, None, [image], 'loo')
+    assert torch.allclose(a.scores, b.scores)
+
+
+class OnlyIds(nn.Module):
+    "A model without an option of its own."
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30522, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, input_ids, attention_mask, **others):
+        self.seen = set(others)
+        x = self.table(input_ids) * attention_mask[..., None]
+        if 'token_type_ids' in others:
+            x = x * (1 + others['token_type_ids'][..., None])
+        return self.out(x.mean(1))
+
+
+def test_a_model_that_takes_any_name_gets_what_says_something(tokenizer):
+    torch.manual_seed(0)
+    model = OnlyIds().eval()
+    (a,) = explain(model, tokenizer, [PAIR], 'loo')
+    check(a, model, dict(tokenizer(*PAIR, return_tensors='pt')))
+    explain(model, tokenizer, PAIR[0], 'loo')
+    assert model.seen == set()  # all zeros say nothing
+
+
+# ------------------------------------------------------------ images beside a text
+
+IMAGE = 90  # the token that stands for a patch
+
+
+@pytest.fixture(scope='module')
+def llava():
+    torch.manual_seed(0)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+        projection_dim=16,
+    )
+    text = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_id=IMAGE,
+        vision_feature_layer=-1,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    for p in model.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.2)
+    return model
+
+
+class Numbers:
+    "As much of a tokenizer as encodings ask for."
+
+    is_fast = False
+    model_max_length = 64
+    all_special_ids = [0]
+    all_special_tokens = ['<pad>']
+    unk_token_id = None
+    pad_token_id = 0
+
+    def __call__(self, *texts, **options):
+        raise AssertionError('nothing is to be read here')
+
+    def num_special_tokens_to_add(self, pair=False):
+        return 0
+
+    def convert_ids_to_tokens(self, ids):
+        return list(map(str, ids)) if hasattr(ids, '__len__') else str(ids)
+
+
+def seen(n_images=1, words=(5, 6, 7)):
+    "Words behind images of four patches each."
+    torch.manual_seed(n_images)
+    ids = torch.tensor([[2, *[IMAGE] * 4 * n_images, *words]])
+    return dict(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        pixel_values=torch.randn(n_images, 3, 8, 8),
+    )
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('n_images', [1, 2])
+def test_an_image_beside_a_text_reaches_the_model(llava, method, n_images):
+    enc = seen(n_images)
+    for given in (enc, [enc]):
+        found = answer('pixel_values', llava, Numbers(), given, method=method)
+        assert found or method != 'loo'
+        for a in found or []:
+            check(a, llava, enc)
+
+
+def test_several_texts_with_an_image_each(llava):
+    encs = [seen(1), seen(1, (9, 8, 7)), seen(2), seen(1, (4, 4))]
+    for a, enc in zip(explain(llava, Numbers(), encs, 'loo'), encs):
+        check(a, llava, enc)
+    batch = {k: torch.cat([e[k] for e in encs[:2]]) for k in encs[0]}
+    for a, enc in zip(explain(llava, Numbers(), batch, 'loo'), encs):
+        check(a, llava, enc)
+
+
+def test_images_that_may_belong_to_any_of_several_texts(llava):
+    enc = seen(1)
+    batch = {k: torch.cat([v, v]) for k, v in enc.items()}
+    batch['pixel_values'] = torch.randn(3, 3, 8, 8)
+    with pytest.raises(ValueError, match='2 texts, and pixel_values has 3'):
+        explain(llava, Numbers(), batch, 'loo')
+
+
+@pytest.mark.parametrize(
+    'removal, said',
+    [
+        ('zero_embedding', 'stand for pixel_values'),
+        ('mean_embedding', 'stand for pixel_values'),
+        ('delete', 'holds pixel_values'),
+        (Removal('resample', pool=[5, 6]), 'mage'),
+    ],
+)
+def test_removals_that_an_image_stands_in_the_way_of(llava, removal, said):
+    with pytest.raises(ValueError, match=said):
+        explain(llava, Numbers(), seen(), 'loo', removal=removal)
+
+
+def test_attention_of_the_image_is_not_taken_for_the_texts(llava):
+    "As many tokens as the vision model has places."
+    enc = seen(1, ())
+    assert enc['input_ids'].shape[1] == 5  # 4 patches and a class token
+    for method in METHODS:
+        found = answer('pixel_values', llava, Numbers(), enc, method=method)
+        assert (found is not None) == (method == 'loo'), method
+
+
+def test_an_audit_of_images_beside_texts(llava):
+    found = audit(llava, Numbers(), [seen(1), seen(2)], 'loo', progress=False)
+    assert found.n['loo'] == 2
+
+
+class Processor(transformers.ProcessorMixin):
+    "As a vision language model comes with one."
+
+    def __init__(self):
+        self.tokenizer = Numbers()
+
+
+def test_a_processor_is_taken_for_its_tokenizer(llava):
+    (a,) = explain(llava, Processor(), seen(), 'loo')
+    check(a, llava, seen())
+
+
+def test_patches_of_all_images_in_one_row_each():
+    "Qwen2-VL's images are a list of patches, and a grid for each."
+    torch.manual_seed(0)
+    config = transformers.Qwen2VLConfig(
+        text_config=dict(
+            vocab_size=99,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            rope_parameters=dict(rope_type='default', mrope_section=[1, 1, 2]),
+        ),
+        vision_config=dict(
+            depth=1, embed_dim=16, num_heads=2, hidden_size=16, patch_size=4
+        ),
+        image_token_id=IMAGE,
+        video_token_id=91,
+        vision_start_token_id=92,
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[92, IMAGE, 5, 92, IMAGE, IMAGE, 6, 7]])
+    enc = dict(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=(ids == IMAGE).long(),
+        image_grid_thw=torch.tensor([[1, 2, 2], [1, 2, 4]]),
+        pixel_values=torch.randn(12, 3 * 2 * 4 * 4),
+    )
+    with pytest.raises(RuntimeError):  # the model by hand: no image is half
+        by_hand(model, enc)
+    with torch.no_grad():
+        wanted = encode(model, Numbers(), enc)
+        assert torch.equal(model(**wanted).logits, model(**enc).logits)
+    for method in METHODS:
+        found = answer('pixel_values', model, Numbers(), enc, method=method)
+        assert found is None
+
+
+# ------------------------------------------------------------ boxes, and others
+
+
+@pytest.fixture(scope='module')
+def layout():
+    torch.manual_seed(0)
+    config = transformers.LayoutLMConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        max_2d_position_embeddings=128,
+    )
+    model = transformers.LayoutLMForSequenceClassification(config).eval()
+    for p in model.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.3)
+    return model
+
+
+def on_page(n, seed=0):
+    "Words with boxes."
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 99, (1, n), generator=g)
+    corner = torch.randint(0, 60, (1, n, 2), generator=g)
+    return dict(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        bbox=torch.cat([corner, corner + 9], -1),
+    )
+
+
+def as_lists(encs):
+    return {
+        k: [e[k][0].tolist() for e in encs]
+        for k in ('input_ids', 'attention_mask', 'bbox')
+    }
+
+
+BOXED = {
+    'one': lambda encs: encs[0],
+    'a list of one': lambda encs: encs[:1],
+    'a list': lambda encs: encs,
+    'a list without the dimension of texts': lambda encs: [
+        {k: v[0] for k, v in e.items()} for e in encs
+    ],
+    'lists of lists': as_lists,
+    'a padded batch': lambda encs: {
+        k: nn.utils.rnn.pad_sequence([e[k][0] for e in encs], True)
+        for k in encs[0]
+    },
+    'arrays': lambda encs: [
+        {k: np.array(v) for k, v in e.items()} for e in encs
+    ],
+}
+
+
+@pytest.mark.parametrize('given', BOXED.values(), ids=BOXED)
+@pytest.mark.parametrize('method', METHODS)
+def test_boxes_reach_the_model(layout, given, method):
+    encs = [on_page(6, 1), on_page(8, 2), on_page(2, 3)]
+    if method == 'removal+rows':  # LayoutLM is none of its families
+        with pytest.raises(ValueError, match="rows of .* can't be computed"):
+            explain(layout, Numbers(), given(encs), method)
+        return
+    found = explain(layout, Numbers(), given(encs), method)
+    assert len(found) in (1, 3)
+    for a, enc in zip(found, encs):
+        check(a, layout, enc)
+        (alone,) = explain(layout, Numbers(), enc, method)
+        torch.testing.assert_close(a.scores, alone.scores, **TOLERANCE)
+
+
+@pytest.mark.parametrize('removal', ['delete', 'pad_token', 'zero_embedding'])
+def test_boxes_in_other_removals(layout, removal):
+    enc = on_page(5)
+    (a,) = explain(layout, Numbers(), enc, 'loo', removal=removal)
+    with torch.no_grad():
+        without = []
+        for i in range(5):
+            keep = [j for j in range(5) if j != i]
+            if removal == 'delete':
+                given = {k: v[:, keep] for k, v in enc.items()}
+            else:
+                given = {k: v.clone() for k, v in enc.items()}
+                given['input_ids'][0, i] = 0
+            without.append(layout(**given).logits[0, a.target])
+    if removal == 'zero_embedding':
+        table = layout.get_input_embeddings().weight
+        assert torch.equal(table[0], torch.zeros_like(table[0])) is False
+        return
+    torch.testing.assert_close(
+        a.scores, a.logit - torch.stack(without), **TOLERANCE
+    )
+
+
+def test_positions_that_are_given_reach_the_model(tokenizer):
+    model = random_bert()
+    enc = dict(tokenizer(PAIR[1], return_tensors='pt'))
+    enc['position_ids'] = torch.arange(enc['input_ids'].shape[1])[None] * 3
+    for method in ('loo', 'attn_lrp', 'removal'):
+        (a,) = explain(model, tokenizer, enc, method)
+        check(a, model, enc)
+    with pytest.raises(ValueError, match="'delete'.*position_ids"):
+        explain(model, tokenizer, enc, 'loo', removal='delete')
+
+
+def test_encodings_with_and_without_parts_in_one_list(tokenizer):
+    "What the first of a batch lacks is not dropped from the others."
+    model = random_bert()
+    encs = [
+        tokenizer(PAIR[0], return_token_type_ids=False, return_tensors='pt'),
+        tokenizer(*PAIR, return_tensors='pt'),
+    ]
+    for method in ('loo', 'attn_lrp', 'ig'):
+        for a, enc in zip(explain(model, tokenizer, encs, method), encs):
+            check(a, model, dict(enc))
+
+
+def test_encodings_without_a_mask_are_not_padded(tokenizer):
+    model = random_bert()
+    encs = [
+        tokenizer(t, return_attention_mask=False, return_tensors='pt')
+        for t in PAIR
+    ]
+    for a, enc in zip(explain(model, tokenizer, encs, 'attn_lrp'), encs):
+        check(a, model, dict(enc))
+
+
+def test_an_image_processors_other_outputs_reach_the_model():
+    class Sees(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 4, 4)
+            self.out = nn.Linear(4, 2)
+
+        def get_input_embeddings(self):
+            return self.conv
+
+        def forward(self, pixel_values, pixel_mask=None):
+            x = self.conv(pixel_values).flatten(2).mean(-1)
+            return self.out(x) * pixel_mask.float().mean((1, 2))[:, None]
+
+    class Masks:
+        def __call__(self, images, return_tensors):
+            mask = torch.zeros(1, 8, 8, dtype=torch.long)
+            mask[:, :4] = 1
+            return dict(pixel_values=images[None], pixel_mask=mask)
+
+    torch.manual_seed(0)
+    model = Sees().eval()
+    image = torch.rand(3, 8, 8)
+    (a,) = explain(model, Masks(), [image], 'loo')
+    with torch.no_grad():
+        wanted = model(**Masks()(image, 'pt'))[0, a.target]
+    assert a.logit == pytest.approx(float(wanted), rel=1e-5)
+
+
+# ------------------------------------------------------------ what nobody takes
+
+
+def with_one(tokenizer, **more):
+    return dict(tokenizer(PAIR[0], return_tensors='pt')) | more
+
+
+N = 7  # tokens of the first text
+
+LOST = {
+    'entity_ids': torch.tensor([[4, 5]]),
+    'langs': torch.ones(1, N, dtype=torch.long),
+    'bbox': torch.ones(1, N, 4, dtype=torch.long),
+    'pixel_values': torch.rand(1, 3, 8, 8),
+    'image_sizes': torch.tensor([[8, 8]]),
+    'global_attention_mask': torch.ones(1, N, dtype=torch.long),
+    'decoder_input_ids': torch.ones(1, 3, dtype=torch.long),
+    'features': torch.rand(1, 5),
+    # taken, and not to be followed
+    'inputs_embeds': torch.rand(1, N, 32),
+    'past_key_values': transformers.DynamicCache(),
+    'encoder_hidden_states': torch.rand(1, N, 32),
+    # taken as another thing
+    'attention_mask': torch.ones(1, 1, N, N),
+    'token_type_ids': torch.ones(1, N + 1, dtype=torch.long),
+    'position_ids': torch.ones(3, 1, N, dtype=torch.long),
+}
+
+
+@pytest.mark.parametrize('name', LOST)
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
+def test_what_would_be_lost_is_refused_by_name(tokenizer, name, method):
+    enc = with_one(tokenizer, **{name: LOST[name]})
+    said = name.replace('_', '[_ ]')
+    for given in (enc, [enc, with_one(tokenizer)]):
+        with pytest.raises(ValueError, match=said):
+            explain(random_bert(), tokenizer, given, method)
+
+
+LEFT_OUT = {
+    'labels': torch.tensor([1]),
+    'label': 1,
+    'start_positions': torch.tensor([3]),
+    'special_tokens_mask': torch.ones(1, N, dtype=torch.long),
+    'offset_mapping': torch.ones(1, N, 2, dtype=torch.long),
+    'overflow_to_sample_mapping': torch.tensor([4]),
+    'length': torch.tensor([N]),
+    'langs': torch.zeros(1, N, dtype=torch.long),
+    'text': 'A column of the table.',
+    'stars': 5,
+    'pixel_values': None,
+}
+
+
+@pytest.mark.parametrize('name', LEFT_OUT)
+def test_what_says_nothing_to_the_model_is_left_out(tokenizer, name):
+    model = random_bert()
+    plain = with_one(tokenizer)
+    (a,) = explain(model, tokenizer, plain | {name: LEFT_OUT[name]}, 'loo')
+    check(a, model, plain)
+
+
+def test_an_option_of_the_call_is_no_input(tokenizer):
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2)
+    ).eval()
+    enc = dict(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True)
+    with pytest.raises(ValueError, match='use_cache, an option'):
+        explain(model, Numbers(), enc, 'loo')
+
+
+@pytest.mark.parametrize('ids', [['a', 'film'], [[5, 6], [7]]])
+def test_ids_that_are_no_numbers_are_refused(tokenizer, ids):
+    enc = dict(input_ids=ids)
+    with pytest.raises(TypeError, match='input_ids must be'):
+        explain(random_bert(), tokenizer, [enc], 'loo')
+
+
+def test_several_texts_in_one_row_are_not_one(tokenizer):
+    model = random_bert()
+    enc = with_one(
+        tokenizer, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    )
+    del enc['attention_mask']
+    with pytest.raises(ValueError, match='position_ids that start again'):
+        explain(model, tokenizer, enc, 'loo')
+
+
+def test_a_batch_in_a_list_is_not_one_text(tokenizer):
+    batch = tokenizer([PAIR[0], PAIR[1]], padding=True, return_tensors='pt')
+    with pytest.raises(ValueError, match=r'of shape \(1, n\), got \(2, '):
+        explain(random_bert(), tokenizer, [batch], 'loo')
+
+
+def test_parts_of_a_pair_that_a_model_has_not(tokenizer):
+    "The tokenizer's own are no loss; the caller's would be."
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(
+        dim=16, n_layers=1, n_heads=2, hidden_dim=32
+    )
+    model = transformers.DistilBertForSequenceClassification(config).eval()
+    (a,) = explain(model, tokenizer, [PAIR], 'loo')
+    enc = dict(tokenizer(*PAIR, return_tensors='pt'))
+    parts = enc.pop('token_type_ids')
+    check(a, model, enc)
+    with pytest.raises(ValueError, match='token_type_ids.*would be lost'):
+        explain(model, tokenizer, enc | dict(token_type_ids=parts), 'loo')
+
+
+# ------------------------------------------------------------ entities, languages
+
+
+def small(kind, config, **sizes):
+    torch.manual_seed(0)
+    model = kind(config(**sizes)).eval()
+    for p in model.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.3)
+    return model
+
+
+def test_entities_reach_the_model():
+    model = small(
+        transformers.LukeForSequenceClassification,
+        transformers.LukeConfig,
+        vocab_size=99,
+        entity_vocab_size=50,
+        hidden_size=16,
+        entity_emb_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+    )
+    ids = torch.tensor([[2, 5, 6, 7, 8]])
+    enc = dict(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        entity_ids=torch.tensor([[3, 4, 9, 9, 11]]),  # as many as tokens
+        entity_attention_mask=torch.ones(1, 5, dtype=torch.long),
+        entity_position_ids=torch.tensor([[[1, 2]] * 5]),
+    )
+    short = dict(
+        enc, input_ids=ids[:, :3], attention_mask=enc['attention_mask'][:, :3]
+    )
+    for method in ('loo', 'attn_lrp', 'ig', 'grad_x_input'):
+        for a, e in zip(
+            explain(model, Numbers(), [enc, short], method), [enc, short]
+        ):
+            check(a, model, e)
+    hidden = dict(enc, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
+    (a,) = explain(model, Numbers(), hidden, 'loo')
+    check(a, model, short)
+    with pytest.raises(ValueError, match='entity_ids'):
+        explain(model, Numbers(), enc, 'loo', removal='delete')
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_patches_behind_a_text_reach_the_model(method):
+    model = small(
+        transformers.LayoutLMv3ForSequenceClassification,
+        transformers.LayoutLMv3Config,
+        vocab_size=99,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        max_2d_position_embeddings=128,
+        coordinate_size=4,
+        shape_size=4,
+        input_size=8,
+        patch_size=4,
+        num_labels=2,
+    )
+    encs = [on_page(n, n) for n in (5, 8)]
+    for i, enc in enumerate(encs):
+        torch.manual_seed(i)
+        enc['pixel_values'] = torch.randn(1, 3, 8, 8)
+    found = answer('pixel_values', model, Numbers(), encs, method=method)
+    assert (found is None) == method.startswith(('rollout', 'removal'))
+    for a, enc in zip(found or [], encs):
+        check(a, model, enc)
+
+
+def test_languages_reach_the_model():
+    model = small(
+        transformers.XLMForSequenceClassification,
+        transformers.XLMConfig,
+        vocab_size=99,
+        emb_dim=16,
+        n_layers=2,
+        n_heads=2,
+        n_langs=3,
+        max_position_embeddings=40,
+    )
+    ids = torch.tensor([[2, 5, 6, 7, 8]])
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    enc['langs'] = torch.full_like(ids, 2)
+    short = {k: v[:, :3] for k, v in enc.items()}
+    for method in ('loo', 'attn_lrp', 'ig'):
+        for a, e in zip(
+            explain(model, Numbers(), [enc, short], method), [enc, short]
+        ):
+            check(a, model, e)
+
+
+def test_global_attention_reaches_the_model():
+    model = small(
+        transformers.LongformerForSequenceClassification,
+        transformers.LongformerConfig,
+        vocab_size=99,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        attention_window=[4, 4],
+        pad_token_id=1,
+    )
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 10, 11, 12]])
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    enc['global_attention_mask'] = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 0]])
+    (a,) = explain(model, Numbers(), enc, 'loo')
+    check(a, model, enc)

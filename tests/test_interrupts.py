@@ -1,0 +1,320 @@
+"""Ctrl-C at every line of a pass: the model, the hooks on it, torch's settings
+and the next answers are as they were before.
+
+The line is where the interruption is raised by a trace function; the lines are
+those of the package (and of torch's and Python's contexts) that a method goes
+through while something is changed, each once, and those with a `with` also
+where the context is left.
+"""
+
+import ast
+import contextlib
+import linecache
+import os
+import sys
+import warnings
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_bert, shallow_demo
+from torch.nn.modules import module as every_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import lrp_loo
+from lrp_loo import explain, explain_generation, explain_pairs, leave_one_out
+from lrp_loo.interop import LRP, TensorModel, TokenModel
+from lrp_loo.models import encode, load_demo
+
+PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
+# where contexts are entered and left
+CONTEXTS = tuple(
+    m.__file__
+    for m in (contextlib, torch.autograd.grad_mode, torch.utils._contextlib)
+)
+TEXT = "The jokes are old, and the pace is slow."
+PROMPT = "The jokes are"
+HOOKS = (
+    '_forward_hooks',
+    '_forward_pre_hooks',
+    '_forward_hooks_with_kwargs',
+    '_forward_pre_hooks_with_kwargs',
+    '_forward_hooks_always_called',
+    '_backward_hooks',
+    '_backward_pre_hooks',
+)
+
+
+@cache
+def classifier():
+    _, tokenizer = load_demo('sst2')
+    return random_bert(layers=2), tokenizer
+
+
+@cache
+def decoder():
+    return shallow_demo('reviews')
+
+
+def explained(load, method, **options):
+    "A call of `explain`, and the model that it is given."
+
+    def call():
+        torch.manual_seed(0)
+        (a,) = explain(*load(), [TEXT], method=method, **options)
+        return a.scores
+
+    return load, call
+
+
+def by_loo(drop):
+    def call():
+        model, tokenizer = classifier()
+        enc = encode(model, tokenizer, TEXT)
+        return leave_one_out(model, enc, drop=drop)[0]
+
+    return classifier, call
+
+
+def generated(method, **options):
+    def call():
+        found = explain_generation(
+            *decoder(), PROMPT, method=method, max_new_tokens=3, **options
+        )
+        return torch.cat([a.scores for a in found])
+
+    return decoder, call
+
+
+def in_pairs():
+    def call():
+        return explain_pairs(*classifier(), [PROMPT])[0].scores
+
+    return classifier, call
+
+
+def as_in_captum():
+    def call():
+        model, tokenizer = classifier()
+        enc = encode(model, tokenizer, TEXT)
+        ids = enc['input_ids']
+        return LRP(model).attribute(
+            ids, target=0, additional_forward_args=enc['attention_mask']
+        )
+
+    return classifier, call
+
+
+CASES = {
+    'attn_lrp': explained(classifier, 'attn_lrp'),
+    'cp_lrp': explained(classifier, 'cp_lrp'),
+    'attn_lrp, a layer at a time': explained(
+        classifier, 'attn_lrp', checkpoint=True
+    ),
+    'lrp at the sum': explained(classifier, 'attn_lrp', embeddings='sum'),
+    'grad_x_input': explained(classifier, 'grad_x_input'),
+    'ig': explained(classifier, 'ig', n_steps=2),
+    'rollout': explained(classifier, 'rollout'),
+    'removal': explained(classifier, 'removal'),
+    'removal, a layer at a time': explained(
+        classifier, 'removal', checkpoint=True
+    ),
+    'removal+rows': explained(classifier, 'removal+rows'),
+    'loo, fast': by_loo(None),
+    'loo, slow': by_loo(False),
+    'loo by zero': explained(classifier, 'loo', removal='zero_embedding'),
+    'attn_lrp of a decoder': explained(decoder, 'attn_lrp'),
+    'loo of a decoder': explained(decoder, 'loo'),
+    'removal+rows of a decoder': explained(decoder, 'removal+rows'),
+    'loo of a generation': generated('loo'),
+    'removal of a generation': generated('removal'),
+    'pairs': in_pairs(),
+    'as in Captum': as_in_captum(),
+}
+
+
+@cache
+def lines_with_a_context(path):
+    "Their numbers: a context is left there, too."
+    tree = ast.parse(Path(path).read_text(encoding='utf-8'))
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        for line in (node.lineno, item.context_expr.lineno)
+    }
+
+
+class Lines:
+    """A trace function that counts the package's lines as they are reached, and
+    interrupts at one of them.
+    """
+
+    def __init__(self, at=None, nth=1, model=None):
+        self.at, self.nth, self.model = at, nth, model
+        self.reached = Counter()
+        self.before = model and something_of(model)
+        self.changed = set()  # lines at which something is otherwise
+
+    def __call__(self, frame, event, arg):
+        return (
+            self.line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        )
+
+    def line(self, frame, event, arg):
+        if event == 'line':
+            here = frame.f_code.co_filename, frame.f_lineno
+            self.reached[here] += 1
+            first = self.model and self.reached[here] == 1
+            if first and something_of(self.model) != self.before:
+                self.changed.add(here)
+            if here == self.at and self.reached[here] == self.nth:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.line
+
+    def run(self, call):
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                call()
+        finally:
+            sys.settrace(before)
+
+
+def stops_of(lines):
+    """Lines, and which time they are reached: where something is changed at
+    that moment, or begins or ends to be.
+    """
+    for (path, number), times in lines.reached.items():
+        with_context = number in lines_with_a_context(path)
+        if with_context or (path, number) in lines.changed:
+            yield (path, number), 1
+        if with_context and times > 1:
+            yield (path, number), times
+
+
+@cache
+def plan():
+    "Case → where it is interrupted; a line belongs to the first that has it."
+    seen, found = set(), {}
+    for name, (load, call) in CASES.items():
+        call()  # what is done once in a process is done
+        lines = Lines(model=load()[0])
+        lines.run(call)
+        stops = [s for s in stops_of(lines) if s not in seen]
+        found[name] = stops
+        seen.update(stops)
+    return found
+
+
+def hooks_on(model):
+    own = [len(getattr(m, d)) for m in model.modules() for d in HOOKS]
+    everybodys = [
+        len(hooks)
+        for name, hooks in vars(every_module).items()
+        if name.startswith('_global_') and hasattr(hooks, '__len__')
+    ]
+    return sum(own), everybodys
+
+
+def something_of(model):
+    "What tells soon that something is changed."
+    return hooks_on(model), settings_of_torch()
+
+
+def settings_of_torch():
+    return dict(
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=torch.is_autocast_enabled('cpu'),
+        function=str(torch._C._get_torch_function_state()),
+        modes=list(_get_current_function_mode_stack()),
+        dispatch=list(_get_current_dispatch_mode_stack()),
+        threads=torch.get_num_threads(),
+        precision=torch.backends.cuda.matmul.fp32_precision,
+        dtype=torch.get_default_dtype(),
+    )
+
+
+def parts_of(model):
+    return [
+        (m.training, sorted(vars(m)), type(m), vars(m).get('forward'))
+        for m in model.modules()
+    ]
+
+
+def state_of(model):
+    return dict(
+        hooks=hooks_on(model),
+        torch=settings_of_torch(),
+        parts=parts_of(model),
+        parameters=[(p.requires_grad, p.grad) for p in model.parameters()],
+        config=model.config.to_dict(),
+        attention=model.config._attn_implementation,
+    )
+
+
+def answer_of(model, tokenizer):
+    "The user's own call."
+    out = model(**tokenizer(TEXT, return_tensors='pt'))
+    return out.logits.detach(), out.logits.requires_grad
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_an_interruption_leaves_everything_as_it_was(name):
+    load, call = CASES[name]
+    model, tokenizer = load()
+    stops = plan()[name]
+    state, (logits, has_grad) = state_of(model), answer_of(model, tokenizer)
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    scores = call()
+    left = []
+    for i, (at, nth) in enumerate(stops):
+        with contextlib.suppress(KeyboardInterrupt):
+            Lines(at, nth).run(call)
+        now, own = state_of(model), answer_of(model, tokenizer)
+        changed = [k for k in state if state[k] != now[k]]
+        if not torch.equal(own[0], logits) or own[1] != has_grad:
+            changed.append('answer')
+        # what is left adds up: the next explanation is asked for now and then
+        if i % 20 == 0 or changed or i == len(stops) - 1:
+            if not torch.allclose(call(), scores, rtol=1e-4, atol=1e-6):
+                changed.append('explanation')
+        if changed:
+            path, number = at
+            code = linecache.getline(path, number).strip()
+            left.append((Path(path).name, number, nth, code, changed))
+            restore(model)
+    assert left == []
+    for k, v in model.state_dict().items():
+        assert torch.equal(v, weights[k])
+
+
+def restore(model):
+    "So that one line's leftovers are not counted for the next."
+    for m in model.modules():
+        for d in HOOKS:
+            getattr(m, d).clear()
+    while _get_current_function_mode_stack():
+        torch._C._pop_torch_function_stack()
+    torch.set_grad_enabled(True)
+    torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
+
+
+@pytest.mark.parametrize('kind', [LRP, TensorModel, TokenModel])
+def test_a_class_for_captum_leaves_each_part_in_its_mode(kind):
+    model, tokenizer = random_bert(layers=2), classifier()[1]
+    model.classifier.train()  # a new head is, and drops nothing
+    modes = [m.training for m in model.modules()]
+    made = kind(model)
+    if kind is LRP:
+        enc = encode(model, tokenizer, TEXT)
+        made.attribute(model.get_input_embeddings()(enc['input_ids']), target=0)
+    assert [m.training for m in model.modules()] == modes

@@ -1,0 +1,537 @@
+"""Nothing stays behind: no call leaves an autograd node, a tensor with a history, or memory, also
+where it raises in the middle.
+
+    python tests/test_nothing_left.py            # every call, what it leaves; some minutes
+    python tests/test_nothing_left.py --write    # and results/memory_left.json
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
+
+import lrp_loo
+from conftest import random_bert
+from lrp_loo import explain, lrp_rules
+from lrp_loo.conservation import conservation
+from lrp_loo.core import processor, versions, write_text_atomic
+from lrp_loo.layers import bypass_gradients, graph_bytes
+from lrp_loo.lrp import attn_lrp
+from lrp_loo.methods import METHODS, explain_methods
+from lrp_loo.models import (
+    demo_base,
+    demo_folder,
+    encode,
+    transformer_layers,
+    watch_embeddings,
+)
+
+RECORD = Path(__file__).parents[1] / 'results' / 'memory_left.json'
+MOST = 1.0  # MiB a call
+
+WORDS = (
+    'the harbour was quiet and a tired crew mended old nets while gulls cried'
+    ' over the slow grey water'
+).split()
+SHORT = ' '.join(WORDS[:12])
+LONG = ' '.join(WORDS * 9)  # 190 tokens of BERT's, 250 of the decoder's
+
+# ------------------------------------------------------------ what is left
+
+
+@dataclass(eq=False)
+class _Saved:
+    "A tensor that a graph keeps for its way back."
+
+    tensor: torch.Tensor
+
+
+def _of_a_graph(x):
+    "A node, what a node keeps, or a tensor with a history?"
+    if issubclass(type(x), torch.Tensor):
+        return x.grad_fn is not None
+    return issubclass(type(x), (torch.autograd.graph.Node, _Saved))
+
+
+def nodes():
+    """What is alive of autograd's graphs: nodes that Python has met, what any
+    node keeps, tensors with a history.
+    """
+    return sum(map(_of_a_graph, gc.get_objects()))
+
+
+def nodes_left(call):
+    "Before a call, and right after it: nothing waits for `gc` to find it."
+    quietly(call)  # whatever is made once
+    gc.collect()
+    before = nodes()
+    gc.disable()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: _Saved(x.detach()), lambda saved: saved.tensor
+        ):
+            quietly(call)
+        return before, nodes()
+    finally:
+        gc.enable()
+
+
+def resident():
+    "MiB of this process; what is free goes back to the system first."
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL('libc.so.6').malloc_trim(0)
+    pages = Path('/proc/self/statm').read_text(encoding='ascii').split()[1]
+    return int(pages) * 4096 / 2**20
+
+
+def mib_left(call, n, warm=10):
+    "What a call leaves, in MiB, on the mean of n."
+    for _ in range(warm):
+        quietly(call)
+    before = resident()
+    for _ in range(n):
+        quietly(call)
+    return (resident() - before) / n
+
+
+def quietly(call):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        call()
+
+
+# ------------------------------------------------------------ the models
+
+ATTENTIONS = ('sdpa', 'eager')
+
+
+def _sizes(width):
+    return dict(
+        hidden_size=width, num_attention_heads=4, intermediate_size=width
+    )
+
+
+@cache
+def encoder(attention, width):
+    tokenizer = AutoTokenizer.from_pretrained(demo_base())
+    sizes = dict(max_position_embeddings=512, **_sizes(width))
+    model = random_bert(layers=4, std=0.05, **sizes)
+    model.set_attn_implementation(attention)
+    return model, tokenizer
+
+
+@cache
+def decoder(attention, width, kind=LlamaForCausalLM):
+    tokenizer = AutoTokenizer.from_pretrained(
+        demo_folder('reviews'), model_max_length=512
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=4,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation=attention,
+        **_sizes(width),
+    )
+    torch.manual_seed(0)
+    return kind(config).eval(), tokenizer
+
+
+def decoder_classifier(attention, width):
+    return decoder(attention, width, LlamaForSequenceClassification)
+
+
+# ------------------------------------------------------------ the calls
+
+
+@dataclass(frozen=True)
+class Case:
+    "An entry of the package, called with a method."
+
+    entry: str
+    method: str
+    call: Callable  # of a model, its tokenizer and a text
+    models: tuple = (encoder, decoder_classifier)
+    # memory is measured on 200 tokens; False: a pass for each takes too long
+    long: bool = True
+
+    def on(self, model, attention, width, text):
+        "The call without arguments."
+        found = model(attention, width)
+        return lambda: self.call(*found, text)
+
+
+# one step leaves what sixteen leave
+FEW_STEPS = {'ig': dict(n_steps=2)}
+
+
+def of_method(name, method=None, **options):
+    "`explain` of one text."
+    method = method or name
+    options |= FEW_STEPS.get(name, {})
+
+    def call(model, tokenizer, text):
+        explain(model, tokenizer, text, method, **options)
+
+    return Case('explain', name, call, long=name != 'loo')
+
+
+METHODS_AND_OPTIONS = {
+    'removal, n_groups=2': dict(n_groups=2),
+    'removal, n_contexts=1': dict(n_contexts=1),
+    'removal, checkpoint': dict(checkpoint=True),
+    'removal, rules': dict(composite=attn_lrp()),
+    'removal, exact_special': dict(exact_special=True),
+    'attn_lrp, checkpoint': dict(checkpoint=True),
+    'attn_lrp, a head': dict(bypass_softmax=[(1, 0), 2]),
+    'attn_lrp, eps': dict(eps=1e-6),
+}
+
+
+def _methods():
+    yield from map(of_method, METHODS)
+    yield of_method('weighed_removal', lrp_loo.weighed_removal)
+    for name, options in METHODS_AND_OPTIONS.items():
+        yield of_method(name, name.split(',')[0], **options)
+
+
+def in_a_batch(model, tokenizer, text):
+    "Two batches, in threads where the method allows it."
+    texts = [text, SHORT, text]
+    explain(model, tokenizer, texts, 'removal', batch_size=2)
+
+
+def labels(model, tokenizer, text):
+    for method in ('attn_lrp', 'removal'):
+        lrp_loo.explain_labels(model, tokenizer, text, 'all', method)
+
+
+def audited(model, tokenizer, text):
+    methods = ('loo', 'attn_lrp', 'removal', 'removal+loo', 'rollout')
+    lrp_loo.audit(model, tokenizer, [text], methods, progress=False)
+
+
+def calibrated(model, tokenizer, text):
+    texts = [text, text + ' again']
+    c = lrp_loo.calibrate(model, tokenizer, texts, progress=False)
+    lrp_loo.top_tokens(model, tokenizer, text, 2, c, 0.5, most=1)
+
+
+def fitted(model, tokenizer, text):
+    texts = [' '.join(WORDS[i:]) for i in range(6)]
+    lrp_loo.fit_layers(model, tokenizer, texts, progress=False)
+
+
+def page(model, tokenizer, text):
+    methods = [m for m in METHODS if METHODS[m].on_page]
+    lrp_loo.explain_page(model, tokenizer, text, methods)
+
+
+def dataset(model, tokenizer, text):
+    methods = ['attn_lrp', 'removal', 'removal+loo', 'rollout']
+    loaded = (model, tokenizer, 'small')
+    with tempfile.TemporaryDirectory() as out:
+        texts = [text, text + ' again']
+        lrp_loo.explain_dataset(texts, out, methods, loaded, progress=False)
+
+
+def layer_sets(model, tokenizer, text):
+    sets = {str(l): ('attn_lrp', dict(bypass_softmax=[l])) for l in range(4)}
+    enc = encode(model, tokenizer, text)
+    explain_methods(model, tokenizer, [enc], sets)
+    bypass_gradients(model, enc, [(), (0, 1), [(2, 1)]])
+
+
+def rules_by_hand(model, tokenizer, text):
+    "The context; what it recorded goes with it."
+    enc = encode(model, tokenizer, text)
+    with watch_embeddings(model) as seen:
+        with lrp_rules(model, attn_lrp(), record=True) as rules:
+            value = model(**enc).logits[0, 1]
+    torch.autograd.grad(value, seen[0])
+    rules.report()
+
+
+def conserved(model, tokenizer, text):
+    conservation(model, encode(model, tokenizer, text), attn_lrp())
+
+
+def of_pairs(method):
+    def call(model, tokenizer, text):
+        lrp_loo.explain_pairs(model, tokenizer, text, method)
+
+    return call
+
+
+def of_class(name, **options):
+    "One of Captum's kind, on ids and on embeddings that have a history."
+
+    def call(model, tokenizer, text):
+        ids = encode(model, tokenizer, text)['input_ids']
+        explainer = getattr(lrp_loo, name)(model, **options)
+        explainer.attribute(ids, target=1)
+        embeddings = model.get_input_embeddings()(ids)
+        explainer.attribute(embeddings, target=1)
+
+    return call
+
+
+def of_context(method):
+    def call(model, tokenizer, text):
+        context = f'{SHORT}. {text}.'
+        asked = (model, tokenizer, context, 'nets', 'What?', method)
+        lrp_loo.attribute_context(*asked)
+
+    return call
+
+
+def of_generation(method):
+    def call(model, tokenizer, text):
+        how = dict(method=method, max_new_tokens=3)
+        lrp_loo.explain_generation(model, tokenizer, text, **how)
+
+    return call
+
+
+def generations_audited(model, tokenizer, text):
+    how = dict(progress=False, max_new_tokens=2)
+    lrp_loo.audit_generation(model, tokenizer, [text], **how)
+
+
+CLASSES = {
+    'LRP': {},
+    'GradientXInput': {},
+    'IntegratedGradients': {},
+    'LeaveOneOut': {},
+    'AttentionRollout': {},
+    'RemovalEstimate': dict(n_exact=2),
+}
+
+
+def _entries():
+    yield Case('explain, a batch', 'removal', in_a_batch)
+    yield Case('explain_labels', 'attn_lrp, removal', labels)
+    yield Case('audit', 'several', audited, long=False)
+    yield Case('calibrate, top_tokens', 'removal', calibrated, long=False)
+    yield Case('fit_layers', 'weighed_removal', fitted, long=False)
+    yield Case('explain_page', 'several', page, long=False)
+    yield Case('explain_dataset', 'several', dataset, long=False)
+    yield Case('layer sets', 'attn_lrp', layer_sets)
+    yield Case('lrp_rules', 'attn_lrp', rules_by_hand)
+    yield Case('conservation', 'attn_lrp', conserved)
+    for method in ('removal', 'exact'):
+        yield Case('explain_pairs', method, of_pairs(method), long=False)
+    for name, options in CLASSES.items():
+        yield Case(name, 'its own', of_class(name, **options), long=False)
+
+
+def _of_decoders():
+    only = (decoder,)
+    for m in ('loo', 'removal', 'removal+rows', 'attn_lrp'):
+        yield Case('attribute_context', m, of_context(m), only)
+    for m in ('loo', 'removal', 'removal+rows', 'attn_lrp', 'ig'):
+        yield Case('explain_generation', m, of_generation(m), only, False)
+    audit = generations_audited
+    yield Case('audit_generation', 'several', audit, only, False)
+
+
+class _NoWayBack(torch.autograd.Function):
+    "Whose gradient is refused."
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise RuntimeError('no way back')
+
+
+def no_way_back(out):
+    return _NoWayBack.apply(out.logits[:, 1])
+
+
+def no_number(out):
+    raise RuntimeError('no number')
+
+
+def of_raising(method, target):
+    "It ends in the middle: before the way back, or on it."
+
+    def call(model, tokenizer, text):
+        with pytest.raises(RuntimeError, match='no number|no way back'):
+            explain(model, tokenizer, text, method, target)
+
+    return call
+
+
+def stop(module, args):
+    raise KeyboardInterrupt
+
+
+def of_interrupted(method):
+    "Ctrl-C in the last layer."
+
+    def call(model, tokenizer, text):
+        handle = transformer_layers(model)[-1].register_forward_pre_hook(stop)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                explain(model, tokenizer, text, method)
+        finally:
+            handle.remove()
+
+    return call
+
+
+WITH_A_WAY_BACK = (
+    'attn_lrp',
+    'cp_lrp',
+    'ig',
+    'removal',
+    'removal+loo',
+    'grad_x_input',
+)
+
+
+def _that_end_early():
+    for m in WITH_A_WAY_BACK:
+        ends = {
+            'no number': of_raising(m, no_number),
+            'no way back': of_raising(m, no_way_back),
+            'Ctrl-C': of_interrupted(m),
+        }
+        for name, call in ends.items():
+            yield Case(f'explain, {name}', m, call, long=False)
+
+
+CASES = [*_methods(), *_entries(), *_of_decoders(), *_that_end_early()]
+EACH = [
+    (case, model, attention)
+    for case in CASES
+    for model in case.models
+    for attention in ATTENTIONS
+]
+
+
+def _named(x):
+    if isinstance(x, Case):
+        return f'{x.entry}-{x.method}'
+    return getattr(x, '__name__', x)
+
+
+# ------------------------------------------------------------ the tests
+
+
+@pytest.fixture(scope='module')
+def without_the_rest():
+    "What was there before any call is not counted anew each time."
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(('case', 'model', 'attention'), EACH, ids=_named)
+def test_no_node_stays_behind(without_the_rest, case, model, attention):
+    before, after = nodes_left(case.on(model, attention, 32, SHORT))
+    assert after == before
+
+
+def test_measuring_a_graph_does_not_keep_it():
+    def softmax_without_a_way_back():
+        x = torch.ones(100, requires_grad=True)
+        (2 * x).softmax(0).square()
+
+    before, after = nodes_left(lambda: graph_bytes(softmax_without_a_way_back))
+    assert after == before
+
+
+needs_proc = pytest.mark.skipif(
+    not Path('/proc/self/statm').exists(),
+    reason='a system that says in /proc how much memory a process has',
+)
+
+
+@needs_proc
+@pytest.mark.parametrize('method', ['removal', 'removal+loo', 'removal+rows'])
+@pytest.mark.parametrize('model', [encoder, decoder_classifier])
+def test_no_memory_stays_behind(model, method):
+    "With their graphs these left three MiB a call here."
+    call = of_method(method).on(model, 'sdpa', 256, LONG)
+    assert mib_left(call, n=20, warm=5) < MOST
+
+
+def test_the_record_of_what_is_left():
+    d = json.loads(RECORD.read_text(encoding='utf-8'))
+    names = [(r['entry'], r['method'], r['attention']) for r in d['rows']]
+    expected = [(case.entry, case.method, a) for case, _, a in EACH]
+    assert names == expected
+    for r in d['rows']:
+        assert r['nodes_after'] == r['nodes_before'], r
+        assert r['mib_a_call'] < MOST and r['calls'] >= 25, r
+
+
+# ------------------------------------------------------------ the record
+
+
+def row_of(case, model, attention):
+    "What a case leaves: a method a hundred times, an entry 25 times."
+    text, width = (LONG, 128) if case.long else (SHORT, 64)
+    before, after = nodes_left(case.on(model, attention, 32, SHORT))
+    found, tokenizer = model(attention, width)
+    call = case.on(model, attention, width, text)
+    calls = 100 if case.entry == 'explain' else 25
+    return dict(
+        entry=case.entry,
+        method=case.method,
+        attention=attention,
+        model=type(found).__name__,
+        width=width,
+        tokens=len(encode(found, tokenizer, text)['input_ids'][0]),
+        nodes_before=before,
+        nodes_after=after,
+        calls=calls,
+        mib_a_call=round(mib_left(call, calls), 4),
+    )
+
+
+def record():
+    "Every case, one after the other, in this process."
+    rows = []
+    for each in EACH:
+        rows.append(row_of(*each))
+        print(json.dumps(rows[-1]), flush=True)
+    config = dict(
+        experiment='memory_left',
+        warm=10,
+        layers=4,
+        threads=torch.get_num_threads(),
+        dtype='float32',
+        processor=processor(),
+        how='resident memory after gc.collect and malloc_trim',
+    )
+    return dict(config=config, versions=versions(), rows=rows)
+
+
+if __name__ == '__main__':
+    d = record()
+    if '--write' in sys.argv:
+        rows = ',\n  '.join(map(json.dumps, d.pop('rows')))
+        head = json.dumps(d, indent=1).removesuffix('\n}')
+        write_text_atomic(RECORD, f'{head},\n "rows": [\n  {rows}\n ]\n}}\n')

@@ -1,0 +1,96 @@
+"""Checks look at what git has, and not at what a user has made beside it."""
+
+import re
+import subprocess
+
+import pytest
+import tracked
+from conftest import needs_git
+
+HERE = 'ROOT|RESULTS|FIGURES|BOOK|NBS|FOLDER|__file__'
+LISTED = re.compile(rf'\b({HERE})\b.*\.(r?glob|iterdir)\(')
+LAID_OUT = ('tests/*.py', '.ci/*.py', 'docs/*.py', 'benchmarks/*.py')
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    "A folder of a reader's; `tracked` looks there."
+    root = tmp_path / 'outer' / 'tree'
+    for name in ('nbs/05_loo.ipynb', 'settings.ini', 'figures/a/1.png'):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    monkeypatch.setattr(tracked, 'ROOT', root)
+    tracked.known_to_git.cache_clear()
+    yield root
+    tracked.known_to_git.cache_clear()
+
+
+def git(folder, *words):
+    subprocess.run(['git', *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def clone(tree):
+    "The same with git."
+    git(tree, 'init')
+    (tree / '.gitignore').write_text('figures/embedded/\n')
+    git(tree, 'add', '.')
+    return tree
+
+
+def names(folder, *patterns):
+    found = tracked.tracked(*patterns)
+    return [path.relative_to(folder).as_posix() for path in found]
+
+
+def test_what_a_user_has_made_is_passed_over(clone):
+    for name in ('nbs/Untitled.ipynb', 'figures/embedded/1.png'):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).touch()
+    assert names(clone, 'nbs/*.ipynb') == ['nbs/05_loo.ipynb']
+    assert names(clone, 'figures/**/*.png') == ['figures/a/1.png']
+
+
+def test_what_is_added_counts_and_what_is_deleted_does_not(clone):
+    (clone / 'nbs/06_curves.ipynb').touch()
+    git(clone, 'add', 'nbs/06_curves.ipynb')
+    (clone / 'nbs/05_loo.ipynb').unlink()
+    assert names(clone, 'nbs/*.ipynb') == ['nbs/06_curves.ipynb']
+
+
+def test_a_star_stays_in_its_folder(clone):
+    assert names(clone, '*.png', 'figures/*.png') == []
+    assert names(clone, '**/*.png', 'nbs/*') == [
+        'figures/a/1.png',
+        'nbs/05_loo.ipynb',
+    ]
+
+
+def test_an_unpacked_archive_is_taken_as_it_is(tree):
+    assert not tracked.known_to_git()
+    assert names(tree, 'nbs/*.ipynb') == ['nbs/05_loo.ipynb']
+
+
+def test_an_archive_unpacked_in_another_clone_is_none_of_it(tree):
+    git(tree.parent, 'init')
+    assert not tracked.known_to_git()
+    assert names(tree, '**/*.png') == ['figures/a/1.png']
+
+
+def test_there_is_no_need_of_git(tree, monkeypatch):
+    monkeypatch.setenv('PATH', str(tree))
+    assert not tracked.known_to_git()
+    assert names(tree, 'settings.ini') == ['settings.ini']
+
+
+@needs_git
+def test_no_check_lists_the_tree_by_itself():
+    found = [
+        f'{path.name}: {line.strip()}'
+        for path in tracked.tracked(*LAID_OUT)
+        for line in path.read_text(encoding='utf-8').splitlines()
+        if LISTED.search(line)
+    ]
+    # where git does not know the tree
+    (alone,) = found
+    assert alone.startswith('tracked.py: ')

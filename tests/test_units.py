@@ -1,0 +1,162 @@
+"Words and sentences of any script, by Unicode's own rules; where nothing was split, that is said."
+
+import re
+import unicodedata
+import warnings
+
+import pytest
+
+from lrp_loo import attribute_context, explain, load_demo
+from lrp_loo.units import text_spans
+
+
+def cut(text, units):
+    return [text[a:b] for a, b in text_spans(text, units)]
+
+
+WORDS = {
+    'Hindi': ('यह फ़िल्म बहुत अच्छी है।', ['यह', 'फ़िल्म', 'बहुत', 'अच्छी', 'है', '।']),
+    'Bengali': ('ছবিটি ভালো।', ['ছবিটি', 'ভালো', '।']),
+    'Tamil': ('படம் நன்று', ['படம்', 'நன்று']),
+    'Arabic, with vowels': ('فِيلْمٌ جَمِيل', ['فِيلْمٌ', 'جَمِيل']),
+    'Persian, with a joiner': ('می‌خواهم', ['می‌خواهم']),
+    'Hebrew': ('סרט טוב מאוד', ['סרט', 'טוב', 'מאוד']),
+    'Korean': ('영화가 좋다.', ['영화가', '좋다', '.']),
+    'Greek': ('Ωραία ταινία;', ['Ωραία', 'ταινία', ';']),
+    'Chinese': ('片子很慢。', ['片', '子', '很', '慢', '。']),
+    'Japanese': ('このカメラは', ['こ', 'の', 'カメラ', 'は']),
+    'Thai': ('หนังดี', ['ห', 'นั', 'ง', 'ดี']),
+    'two scripts': ('2024年iPhone片', ['2024', '年', 'iPhone', '片']),
+    'English': (
+        "It isn't well-made: 3.5 stars, a_b x² — fine…",
+        [
+            'It',
+            "isn't",
+            'well-made',
+            ':',
+            '3',
+            '.',
+            '5',
+            'stars',
+            ',',
+            'a_b',
+            'x²',
+            '—',
+            'fine',
+            '…',
+        ],
+    ),
+    'pictures': ('fine 👩‍👩‍👧❤️!', ['fine', '👩‍👩‍👧', '❤️', '!']),
+}
+
+
+@pytest.mark.parametrize('text, words', WORDS.values(), ids=WORDS)
+def test_words(text, words):
+    assert cut(text, 'word') == words
+
+
+@pytest.mark.parametrize('form', ['NFC', 'NFD'])
+def test_an_accent_written_apart_cuts_no_word(form):
+    said = "L’été très-bon n'était déjà qu’un café."
+    words = ["L’été", 'très-bon', "n'était", 'déjà', "qu’un", 'café', '.']
+    found = cut(unicodedata.normalize(form, said), 'word')
+    assert [unicodedata.normalize('NFC', w) for w in found] == words
+
+
+SENTENCES = {
+    'Chinese': (
+        '片子很慢。“你看了吗？”他走了！',
+        ['片子很慢。', '“你看了吗？”', '他走了！'],
+    ),
+    'Japanese': (
+        '映画は長い。「でも好き。」うん',
+        ['映画は長い。', '「でも好き。」', 'うん'],
+    ),
+    'wide full stops': ('１．５点です．次です｡', ['１．５点です．', '次です｡']),
+    'Arabic': ('هل هو جيد؟ نعم. ربما', ['هل هو جيد؟', 'نعم.', 'ربما']),
+    'Urdu': ('فلم اچھی ہے۔ سب خوش ہیں۔', ['فلم اچھی ہے۔', 'سب خوش ہیں۔']),
+    'Hindi': ('फ़िल्म लंबी है। पर अच्छी है॥', ['फ़िल्म लंबी है।', 'पर अच्छी है॥']),
+    'Ethiopic': ('ፊልሙ ጥሩ ነው። አዎ።', ['ፊልሙ ጥሩ ነው።', 'አዎ።']),
+    'Armenian': ('Լավ է։ Այո։', ['Լավ է։', 'Այո։']),
+    'English': (
+        'Slow. Then "it works!" (Why?) Costs 3.5 dollars.\nNo end',
+        ['Slow.', 'Then "it works!"', '(Why?)', 'Costs 3.5 dollars.', 'No end'],
+    ),
+}
+
+
+@pytest.mark.parametrize('text, sentences', SENTENCES.values(), ids=SENTENCES)
+def test_sentences(text, sentences):
+    assert cut(text, 'sentence') == sentences
+
+
+# as they were before, for European scripts
+BEFORE = {
+    'word': re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]"),
+    'sentence': re.compile(r"\S[^\n]*?(?:[.!?…]+[\"”’')\]]*(?=\s|$)|(?=\n|$))"),
+}
+PLAIN = [
+    "don't -- stop... \"now\" (really!) [sic].\n\n<br />Mr. O'Neil's 1970s-era",
+    "e.g. the U.S. isn't 100% rock'n'roll; a/b, c&d @home #1 £5 «oui» ½ 9½",
+    'Ñandú, Straße, œuvre, IJ, ﬁne — “quoted.” ‘so?’ No\tend .. ?! ...',
+    'under_score __init__ x=1; {a: [1, 2.5]} 10,000.00 http://a.b/c?d=e',
+]
+
+
+@pytest.mark.parametrize('units', BEFORE)
+@pytest.mark.parametrize('text', PLAIN)
+def test_european_scripts_are_cut_as_before(units, text):
+    before = [m.span() for m in BEFORE[units].finditer(text)]
+    assert text_spans(text, units) == before
+
+
+LONG = {
+    'Thai': ('sentence', 'หนังเรื่องนี้ดีมาก ' * 20),
+    'without a full stop': ('sentence', 'and then they went on, ' * 20),
+    'without a space': ('word', 'ab' * 200),
+}
+
+
+@pytest.mark.parametrize('units, text', LONG.values(), ids=LONG)
+def test_a_long_text_that_is_one_unit_is_said_to_be(units, text):
+    with pytest.warns(UserWarning, match=f"units='{units}'.*one unit"):
+        assert len(text_spans(text, units)) == 1
+
+
+@pytest.mark.parametrize(
+    'units, text',
+    [
+        ('sentence', 'A short one'),
+        ('sentence', 'one and the other and ' * 20 + 'a last one.'),
+        ('sentence', '很' * 300 + '。'),
+        ('sentence', 'Slow. ' * 50),
+        ('word', 'Slow. ' * 50),
+    ],
+)
+def test_what_was_split_or_is_whole_is_not(units, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        text_spans(text, units)
+
+
+CONTEXT = '片子很慢。演员都很好。没有人笑！'
+
+
+def test_a_chinese_context_has_sentences():
+    model, tokenizer = load_demo('reviews')
+    a = attribute_context(model, tokenizer, CONTEXT, ' good')
+    assert a.tokens == ['片子很慢。', '演员都很好。', '没有人笑！']
+
+
+def test_tokens_go_with_their_word():
+    "A Hindi word's tokens are summed, marks and all."
+    text = 'अच्छी फ़िल्म'
+    model, tokenizer = load_demo('reviews')  # of bytes: no sign is unknown
+    (words,) = explain(model, tokenizer, text, units='word')
+    (tokens,) = explain(model, tokenizer, text)
+    # a space that has a token of its own is a unit
+    own = [t for t in words.tokens if t not in ('<s>', 'Ġ')]
+    assert own == text.split()
+    assert float(words.scores.sum()) == pytest.approx(
+        float(tokens.scores.sum()), rel=1e-4
+    )

@@ -1,0 +1,236 @@
+"""A string that a template already wrote begins with the token that the tokenizer puts in front of
+every text: it stands there once, whoever encodes it.
+"""
+
+import copy
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from conftest import random_bert
+from lrp_loo import (
+    attribute_context,
+    audit,
+    audit_generation,
+    explain,
+    explain_generation,
+    explain_pairs,
+    load_demo,
+)
+from lrp_loo.context import prompt_ids
+from lrp_loo.models import accuracy, encode
+from lrp_loo.page import page_data
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
+    "\n{% endfor %}It was"
+)
+SAID = [dict(role='user', content='A slow film. The cast is fine.')]
+ANSWER = ' good'
+CONTEXT = 'A slow film. The cast is fine. Nobody laughed.'
+
+
+@pytest.fixture(scope='module')
+def reviews():
+    model, tokenizer = load_demo('reviews')
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = CHAT
+    return model, tokenizer
+
+
+@pytest.fixture(scope='module')
+def ending(reviews):
+    "The same with a tokenizer that ends every text, too."
+    model, tokenizer = reviews
+    tokenizer = copy.deepcopy(tokenizer)
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f'{tokenizer.bos_token} $A {end}',
+        special_tokens=[
+            (t, tokenizer.convert_tokens_to_ids(t))
+            for t in (tokenizer.bos_token, end)
+        ],
+    )
+    return model, tokenizer
+
+
+def written(tokenizer):
+    text = tokenizer.apply_chat_template(SAID, tokenize=False)
+    assert text.startswith(tokenizer.bos_token)
+    return text
+
+
+def once(tokenizer, text):
+    "Ids as the template wrote them."
+    ids = tokenizer(text, add_special_tokens=False)['input_ids']
+    assert ids.count(tokenizer.bos_token_id) == 1
+    return ids
+
+
+@torch.no_grad()
+def log_prob(model, ids, n_last):
+    "Of the last tokens, by hand."
+    logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    places = range(len(ids) - n_last, len(ids))
+    return sum(float(logits[i - 1, ids[i]]) for i in places)
+
+
+def test_the_tokenizer_would_put_it_there_twice(reviews):
+    _, tokenizer = reviews
+    ids = tokenizer(written(tokenizer))['input_ids']
+    assert ids[:2] == [tokenizer.bos_token_id] * 2
+
+
+def test_encode(reviews):
+    model, tokenizer = reviews
+    text = written(tokenizer)
+    enc = encode(model, tokenizer, text)
+    assert enc['input_ids'][0].tolist() == once(tokenizer, text)
+    assert {v.shape for v in enc.values()} == {enc['input_ids'].shape}
+    plain = text.removeprefix(tokenizer.bos_token)
+    again = tokenizer(plain)['input_ids']
+    assert encode(model, tokenizer, plain)['input_ids'][0].tolist() == again
+
+
+def test_encode_with_an_end(ending):
+    model, tokenizer = ending
+    text = written(tokenizer)
+    whole = [*once(tokenizer, text), tokenizer.eos_token_id]
+    for given in (text, text + tokenizer.eos_token):
+        enc = encode(model, tokenizer, given)
+        assert enc['input_ids'][0].tolist() == whole
+    for n in (5, len(whole) - 1):
+        cut = encode(model, tokenizer, text, truncation=True, max_length=n)
+        ids = cut['input_ids'][0].tolist()
+        assert ids == whole[: n - 1] + [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'removal+rows'])
+def test_explain(reviews, method):
+    model, tokenizer = reviews
+    text = written(tokenizer)
+    (a,) = explain(model, tokenizer, text, method)
+    ids = once(tokenizer, text)
+    assert a.input_ids.tolist() == ids
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+    assert a.logit == pytest.approx(float(logits[a.target]), rel=1e-4)
+    first = a.to_frame().iloc[0]
+    assert text[first.start : first.end] == tokenizer.bos_token
+    (words,) = explain(model, tokenizer, text, method, units='word')
+    assert 'user' in words.tokens and 'laughed' not in words.tokens
+
+
+def test_a_pair_of_texts_and_pairs_of_tokens(reviews, tokenizer):
+    model, words = reviews
+    text = written(words)
+    (found,) = explain_pairs(model, words, [text])
+    assert len(found) == len(once(words, text))
+    model = random_bert()
+    plain, again = (
+        encode(model, tokenizer, pair)
+        for pair in (('slow', 'fine'), ('[CLS] slow', 'fine [SEP]'))
+    )
+    for k, v in plain.items():
+        assert torch.equal(v, again[k]), k
+
+
+def test_a_text_that_merely_ends_as_one_is_left_as_it_is(tokenizer):
+    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
+    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']
+
+
+@pytest.mark.parametrize('of', ['reviews', 'ending'])
+@pytest.mark.parametrize('given', ['messages', 'written'])
+@pytest.mark.parametrize('units', ['token', 'word', 'sentence'])
+def test_explain_generation(request, of, given, units):
+    model, tokenizer = request.getfixturevalue(of)
+    text = written(tokenizer)
+    prompt = SAID if given == 'messages' else text
+    steps = explain_generation(
+        model, tokenizer, prompt, ANSWER, 'loo', units=units
+    )
+    own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
+    whole = once(tokenizer, text) + own
+    total = sum(a.logit for a in steps)
+    assert total == pytest.approx(log_prob(model, whole, len(own)), rel=1e-4)
+    if units == 'token':
+        assert steps[-1].input_ids.tolist() == whole[:-1]
+
+
+def test_the_models_own_continuation(reviews):
+    model, tokenizer = reviews
+    text = written(tokenizer)
+    a, b = (
+        explain_generation(model, tokenizer, prompt, max_new_tokens=3)
+        for prompt in (SAID, text)
+    )
+    assert a.tokens == b.tokens
+    torch.testing.assert_close(a.logits, b.logits)
+
+
+@pytest.mark.parametrize('of', ['reviews', 'ending'])
+def test_attribute_context(request, of):
+    model, tokenizer = request.getfixturevalue(of)
+    template = tokenizer.bos_token + 'user: {context}\n{question}\nIt was'
+    question = 'How was the film?'
+    a = attribute_context(
+        model, tokenizer, CONTEXT, ANSWER, question, template=template
+    )
+    text = template.format(context=CONTEXT, question=question)
+    own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
+    whole = once(tokenizer, text) + own
+    wanted = log_prob(model, whole, len(own))
+    assert a.logit == pytest.approx(wanted, rel=1e-4)
+    assert a.tokens == ['A slow film.', 'The cast is fine.', 'Nobody laughed.']
+
+
+def test_a_written_end_stays_before_what_follows(ending):
+    "A conversation's earlier turns end, too."
+    _, tokenizer = ending
+    prompt = tokenizer.bos_token + 'fine.' + tokenizer.eos_token
+    ids = prompt_ids(tokenizer, prompt)
+    assert ids == tokenizer(prompt, add_special_tokens=False)['input_ids']
+    assert ids[-1] == tokenizer.eos_token_id
+    assert prompt_ids(tokenizer, 'fine.')[-1] != tokenizer.eos_token_id
+
+
+def test_audits(reviews):
+    model, tokenizer = reviews
+    text = written(tokenizer)
+    quiet = dict(progress=False)
+    table = audit(model, tokenizer, [text] * 2, 'cp_lrp', **quiet)
+    plain = text.removeprefix(tokenizer.bos_token)
+    wanted = audit(model, tokenizer, [plain] * 2, 'cp_lrp', **quiet)
+    assert table.loo_r['cp_lrp'] == pytest.approx(
+        wanted.loo_r['cp_lrp'], abs=1e-3
+    )
+    a, b = (
+        audit_generation(
+            model, tokenizer, [prompt], 'cp_lrp', max_new_tokens=2, **quiet
+        )
+        for prompt in (SAID, text)
+    )
+    assert a.r['cp_lrp'] == pytest.approx(b.r['cp_lrp'], abs=1e-4)
+
+
+def test_accuracy_reads_what_explain_reads():
+    model, tokenizer = load_demo('reviews-sst2')
+    texts = ['Slow, and never funny.', 'A warm and generous film.']
+    again = [tokenizer.bos_token + t for t in texts]
+    logits = []
+    handle = model.register_forward_hook(
+        lambda m, args, out: logits.append(out.logits)
+    )
+    for some in (texts, again):
+        accuracy(model, tokenizer, some, [0, 1])
+    handle.remove()
+    torch.testing.assert_close(logits[0], logits[1])
+
+
+def test_the_page_knows_its_words(reviews):
+    model, tokenizer = reviews
+    data = page_data(model, tokenizer, written(tokenizer), ['loo'])
+    assert len(data['tokens']) == len(once(tokenizer, written(tokenizer)))
+    assert all('word' in t for t in data['tokens'])
