@@ -904,9 +904,13 @@ def embedding_tables(
     weight = getattr(table, 'weight', None)
     if weight is None:
         return [table]
-    shared = (m for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    same = [m for m in shared if m is not table and m.weight is weight]
-    return [table, *same]
+    inside = set(table.modules())  # an adapter's own table is one of its parts
+    same = [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.Embedding) and m.weight is weight
+    ]
+    return [table, *(m for m in same if m not in inside)]
 
 # %% ../nbs/33b_reading.ipynb #8cb77a4c
 def as_texts(
@@ -1279,13 +1283,16 @@ class _EmbeddingWatch:
         self.seen = Seen()
         self.calls = 0
         self.ids = None  # what the model was called with
+        self.others = []  # beside them
         self.read = None  # whose embeddings are seen: these, or as they came
         self.thread = threading.get_ident()
 
     def called(self, model, args, kwargs):
         if threading.get_ident() == self.thread:
             self.calls += 1
-            self.ids = kwargs.get('input_ids')
+            others = dict(kwargs)
+            self.ids = others.pop('input_ids', None)
+            self.others = list(others.values())
 
     def looked_up(self, table, args, kwargs, out):
         if threading.get_ident() != self.thread or self.calls > 1:
@@ -1296,6 +1303,8 @@ class _EmbeddingWatch:
         turned = _tokens_first(self.ids, found)
         if turned:
             x, found = x.transpose(0, 1), found.T
+        if self._is_no_text(found):
+            return None
         if not self.seen:
             self._begin(table, found, x)
         self.seen.look_ups += 1
@@ -1303,6 +1312,12 @@ class _EmbeddingWatch:
         new = new.transpose(0, 1) if turned else new
         new = new.clone()  # a model may change it in place
         return (new, *more) if isinstance(out, tuple) else new
+
+    def _is_no_text(self, found):
+        "Another argument? GPT-2 looks up kinds of tokens in the same table."
+        if self.ids is None or _same_ids(found, self.ids):
+            return False
+        return any(_same_ids(found, other) for other in self.others)
 
     def _begin(self, table, found, x):
         "The first look-up says whose embeddings are seen."
