@@ -1893,7 +1893,7 @@ def check_model(
             " the text as well, so a token masked in the encoder is not"
             " removed; take an encoder or a decoder"
         )
-    if torch.get_default_device().type == 'meta':
+    if torch.empty(0).is_meta:
         raise ValueError(
             "torch's default device is 'meta', where tensors hold no numbers;"
             " set another (torch.set_default_device('cpu')), or call outside of"
