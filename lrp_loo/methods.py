@@ -229,15 +229,12 @@ class _Path:
     def values(self, e, rows):
         "The explained numbers at embeddings e, (k·rows, T, d), of these texts."
         copies = len(e) // len(rows)
-        own = self.batch
-        if len(self.end) > 1:
-            own = {
-                k: v[rows, : e.shape[1]] if k in PER_TOKEN else v[rows]
-                for k, v in own.items()
-            }
-        variants = {
-            k: v.repeat(copies, *[1] * (v.ndim - 1)) for k, v in own.items()
-        }
+        variants = {}
+        for name, v in self.batch.items():
+            own = v[:, : e.shape[1]] if name in PER_TOKEN else v
+            # what is no text's own, as images beside one, stands for one text
+            own = own[rows] if len(self.end) > 1 else own
+            variants[name] = own.repeat(copies, *[1] * (v.ndim - 1))
         with watch_embeddings(self.model, e):
             out = forward(self.model, variants)
         return self.readout(out, rows.repeat(copies))
