@@ -1138,6 +1138,7 @@ def __exit__(self: lrp_rules, kind, *rest):
     finally:  # an interruption came while it was left
         self._leave()
         forget_change(self._leave)
+    self._hooks = None  # they hold us, and a circle is freed late
     if kind is not None:
         return
     self._end_softmaxes()
@@ -1170,7 +1171,8 @@ def _heard(self: lrp_rules):
 @patch
 def _leave(self: lrp_rules):
     "Off the model, and off torch's stack of modes; once is enough."
-    self._hooks.take_off()
+    if self._hooks is not None:
+        self._hooks.take_off()
     self._inside.clear()
     while any(mode is self for mode in _get_current_function_mode_stack()):
         _pop_mode()

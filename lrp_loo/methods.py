@@ -1756,15 +1756,13 @@ from .view import compare
 # %% ../nbs/82_tables.ipynb #cc7c08d2
 def _labels_asked(model, labels):
     "Targets: those that were named, or every class of the model."
-    if isinstance(labels, (list, tuple)):
-        if not labels:
-            raise ValueError("labels is empty; give at least one class")
+    if isinstance(labels, (list, tuple)) and len(labels) > 0:
         return list(labels)
     n = len(_class_names(model))
     if labels != 'all' or _has_vocabulary(model) or n == 0:
         raise ValueError(
-            f"labels={labels!r} cannot be meant; take a list of classes"
-            " (numbers, labels, Target), or 'all' where the model's config names"
+            f"labels={labels!r} cannot be meant; take a list of at least"
+            " one class (number, label, Target), or 'all' where the model's config names"
             " its classes"
         )
     return list(range(n))

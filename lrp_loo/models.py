@@ -1011,9 +1011,13 @@ def embedding_tables(
     weight = getattr(table, 'weight', None)
     if weight is None:
         return [table]
-    shared = (m for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    same = [m for m in shared if m is not table and m.weight is weight]
-    return [table, *same]
+    inside = set(table.modules())  # an adapter's own table is one of its parts
+    same = [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.Embedding) and m.weight is weight
+    ]
+    return [table, *(m for m in same if m not in inside)]
 
 # %% ../nbs/33b_reading.ipynb #8cb77a4c
 def as_texts(
@@ -1616,14 +1620,15 @@ class _EmbeddingWatch:
         self.seen = Seen()
         self.calls = 0
         self.ids = None  # what the model was called with
-        self.types = None  # which GPT-2 looks up in the same table
+        self.others = []  # beside them
         self.filled_from = []  # and what tokens of it stand for
         self.read = None  # whose embeddings are seen: these, or as they came
 
     def called(self, model, args, kwargs):
         self.calls += 1
-        self.ids = kwargs.get('input_ids')
-        self.types = kwargs.get('token_type_ids')
+        others = dict(kwargs)
+        self.ids = others.pop('input_ids', None)
+        self.others = list(others.values())
         self.filled_from = _filled_from(model, kwargs)
 
     def looked_up(self, table, args, kwargs, out):
@@ -1642,7 +1647,7 @@ class _EmbeddingWatch:
         turned = _tokens_first(self.ids, found)
         if turned:
             x, found = x.transpose(0, 1), found.T
-        if _same_ids(found, self.types) and not _same_ids(found, self.ids):
+        if self._is_no_text(found):
             return None
         if not self.seen:
             self._begin(table, found, x)
@@ -1651,6 +1656,12 @@ class _EmbeddingWatch:
         new = new.transpose(0, 1) if turned else new
         new = new.clone()  # a model may change it in place
         return (new, *more) if isinstance(out, tuple) else new
+
+    def _is_no_text(self, found):
+        "Another argument? GPT-2 looks up kinds of tokens in the same table."
+        if self.ids is None or _same_ids(found, self.ids):
+            return False
+        return any(_same_ids(found, other) for other in self.others)
 
     def _begin(self, table, found, x):
         "The first look-up says whose embeddings are seen."

@@ -243,3 +243,60 @@ def test_encoders_of_t5s_kind(tokenizer, method, name):
     )
     assert float(found.scores.abs().max()) > 1e-4
     assert_close(found.scores, by_name.scores[0].detach())
+
+
+class Adapted(torch.nn.Module):
+    "A table with something added, as adapters have it: its weights are inside."
+
+    def __init__(self, table):
+        super().__init__()
+        self.base_layer = table
+        self.more = torch.nn.Embedding.from_pretrained(table.weight.detach())
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, ids):
+        return self.base_layer(ids) + self.more(ids)
+
+
+class Sums(torch.nn.Module):
+    "A linear model, whose logit is the sum of its scores."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = Adapted(torch.nn.Embedding(30522, 8))
+        self.head = torch.nn.Linear(8, 2, bias=False)
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.head(self.table(input_ids).sum(1))
+
+
+@pytest.mark.parametrize('method', ['grad_x_input', 'attn_lrp', 'cp_lrp'])
+def test_a_table_inside_the_table_is_not_looked_up_by_itself(tokenizer, method):
+    "What an adapter adds counts."
+    model = Sums().eval()
+    with torch.no_grad():
+        logit = float(model(**encode(model, tokenizer, PAIR[0]))[0, 1])
+    (a,) = explain(model, tokenizer, [PAIR[0]], method, 1)
+    assert float(a.scores.sum()) == pytest.approx(logit, rel=1e-4)
+
+
+class Kinds(Sums):
+    "It looks up kinds of tokens as well, as GPT-2 does."
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None):
+        kinds = self.table(token_type_ids).sum(1)
+        return self.head(self.table(input_ids).sum(1) + kinds)
+
+
+def test_kinds_of_tokens_in_the_table_are_no_text(tokenizer):
+    "The first look-up is theirs."
+    (a,) = explain(Kinds().eval(), tokenizer, [PAIR], 'grad_x_input', 1)
+    (alone,) = explain(Sums().eval(), tokenizer, [PAIR], 'grad_x_input', 1)
+    assert_close(a.scores, alone.scores)

@@ -128,5 +128,7 @@ def test_a_difference_of_three_is_named():
 
 
 def test_no_labels_at_all_is_named(stars):
-    with pytest.raises(ValueError, match='labels is empty; give at least one'):
+    with pytest.raises(
+        ValueError, match='labels=.* take a list of at least one class'
+    ):
         explain_labels(*stars, TEXT, labels=[])
