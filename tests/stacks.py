@@ -32,18 +32,11 @@ STACKS = ('oldest', 'pinned', 'newest')
 PARTS = {  # what pytest is given
     'decoders': ['tests/test_decoders.py', 'tests/test_kept_states.py'],
     'generation': ['tests/test_generation.py', 'tests/test_contexts.py'],
-    'exact LOO': ['tests/test_exact_loo.py', 'tests/test_removals.py'],
+    'exact LOO': ['tests/test_exact_loo.py'],
     'fast paths': ['tests/test_fast.py', 'tests/test_rows.py'],
-    'rules': [
-        'tests/test_lrp.py',
-        'tests/test_softmax_layers.py',
-        'tests/test_layer_sets.py',
-        'tests/test_removal.py',
-    ],
-    'methods': ['tests/test_methods.py', 'tests/test_related.py'],
+    'rules': ['tests/test_lrp.py', 'tests/test_softmax_layers.py'],
     'families': ['tests/test_families.py'],
     'every family': ['tests/test_every_family.py'],
-    'fitting in': ['tests/test_fitting_in.py'],
     'guide': ['tests/test_guide.py'],
 }
 # in four minutes on two cores, in one run of pytest

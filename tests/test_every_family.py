@@ -5,6 +5,7 @@ them holds nothing wrong; and what makes the table sees what is wrong.
 import every_family
 import pytest
 import torch
+import transformers
 from every_family import (
     CHECKS,
     HELD_BACK,
@@ -199,6 +200,8 @@ def test_the_stored_table_holds_nothing_wrong(built):
 
 
 def test_the_stored_table_has_every_job(stored):
+    if stored['versions']['transformers'] != transformers.__version__:
+        pytest.skip('the record was made with another version of transformers')
     done = [
         (row['i'], row['family'], row['task'], row['setting'])
         for row in stored['rows']

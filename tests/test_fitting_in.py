@@ -281,8 +281,7 @@ def check_sums(model, ids, E, more, composite):
 
 @pytest.mark.parametrize('family', ['ViT', 'DeiT', 'CLIP vision'])
 def test_pixels_of_families(family):
-    from captum.attr import InputXGradient
-
+    InputXGradient = pytest.importorskip('captum.attr').InputXGradient
     model = random_model(family, 'image')
     x = random_inputs(model)['pixel_values']
     y = int(TensorModel(model)(x).argmax())
