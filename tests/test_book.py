@@ -15,6 +15,7 @@ MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade
 MOST_LINES_ELSEWHERE = 490
 LONGER = {  # chapters that are not cut yet → their lines of code, at most
+    '33c_calling': 560,
     '44_rows': 550,
     '57_cost': 530,
 }
