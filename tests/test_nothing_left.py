@@ -511,12 +511,8 @@ def row_of(case, model, attention):
     )
 
 
-def record():
-    "Every case, one after the other, in this process."
-    rows = []
-    for each in EACH:
-        rows.append(row_of(*each))
-        print(json.dumps(rows[-1]), flush=True)
+def record(rows):
+    "What the file holds."
     config = dict(
         experiment='memory_left',
         warm=10,
@@ -526,12 +522,15 @@ def record():
         processor=processor(),
         how='resident memory after gc.collect and malloc_trim',
     )
-    return dict(config=config, versions=versions(), rows=rows)
+    head = json.dumps(dict(config=config, versions=versions()), indent=1)
+    lines = ',\n  '.join(map(json.dumps, rows))
+    return f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n'
 
 
 if __name__ == '__main__':
-    d = record()
+    rows = []
+    for each in EACH:
+        rows.append(row_of(*each))
+        print(json.dumps(rows[-1]), flush=True)
     if '--write' in sys.argv:
-        rows = ',\n  '.join(map(json.dumps, d.pop('rows')))
-        head = json.dumps(d, indent=1).removesuffix('\n}')
-        write_text_atomic(RECORD, f'{head},\n "rows": [\n  {rows}\n ]\n}}\n')
+        write_text_atomic(RECORD, record(rows))
