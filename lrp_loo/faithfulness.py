@@ -609,20 +609,18 @@ def audit(
     asked.fill_in(results, encs, progress)
     rows = results.rows
     table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
-    return audit_table(table, refusals_of(rows, methods), copies_of(rows))
+    refused = refusals_of([row['methods'] for row in rows], methods)
+    return audit_table(table, refused, copies_of(rows))
 
 
 def refusals_of(
-    rows: list,  # of `faithfulness_row`
+    rows: list,  # of each text method → its record
     methods,  # names, or name → (method, options)
 ) -> dict:  # method → of each text '' or why it was refused
-    "What `audit` found; exact LOO, which others are held against, is left out."
+    "What an audit found; exact LOO, which others are held against, is left out."
     names = methods if isinstance(methods, dict) else dict.fromkeys(methods)
     others = [m for m, g in names.items() if not (g and is_reference(*g))]
-    return {
-        m: [row['methods'][m].get('refused', '') for row in rows]
-        for m in others
-    }
+    return {m: [row[m].get('refused', '') for row in rows] for m in others}
 
 
 def copies_of(
@@ -784,7 +782,7 @@ def verdict(
         raise ValueError("a verdict needs a method besides loo")
     ranked = _ranked({m: per_text(rows, m, 'loo_r') for m in competitors})
     ranked.n_copies = copies_of(rows)
-    refused = refusals_of(rows, competitors)
+    refused = refusals_of([row['methods'] for row in rows], competitors)
     ranked.refused = [m for m, reasons in refused.items() if all(reasons)]
     found = dict(
         method=None,

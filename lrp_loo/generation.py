@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
 from .core import Generation, first_of_each, whole_number
-from .faithfulness import AuditTable, audit_table
+from .faithfulness import AuditTable, audit_table, refusals_of
 from lrp_loo.methods import (
     Refusal,
     as_methods,
@@ -246,12 +246,8 @@ def audit_generation(
         for pair in pairs
     ]
     table = {name: _audit_row(rows, name) for name in rows[0]}
-    refused = {
-        name: [row[name].get('refused', '') for row in rows]
-        for name in methods
-        if name != 'loo'
-    }
     table = pd.DataFrame(table).T.rename_axis('method')
+    refused = refusals_of(rows, methods)
     return audit_table(table, refused, len(every) - len(own))
 
 

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 import numpy as np
 import torch
 from .attention import refuse_compiled
-from .core import pad_batch, whole_number
+from .core import pad_batch, repeated, whole_number
 from .fast import PER_TOKEN, last_rows_only, read_row_only
 from .layers import EmbeddingGradient, checkpointed_gradient, layer_hooks
 from .removals import fill_id
@@ -229,14 +229,14 @@ class _Path:
     def values(self, e, rows):
         "The explained numbers at embeddings e, (k·rows, T, d), of these texts."
         copies = len(e) // len(rows)
-        variants = {}
-        for name, v in self.batch.items():
-            own = v[:, : e.shape[1]] if name in PER_TOKEN else v
-            # what is no text's own, as images beside one, stands for one text
-            own = own[rows] if len(self.end) > 1 else own
-            variants[name] = own.repeat(copies, *[1] * (v.ndim - 1))
+        own = {
+            k: v[:, : e.shape[1]] if k in PER_TOKEN else v
+            for k, v in self.batch.items()
+        }
+        if len(self.end) > 1:  # one text may have several images
+            own = {k: v[rows] for k, v in own.items()}
         with watch_embeddings(self.model, e):
-            out = forward(self.model, variants)
+            out = forward(self.model, repeated(own, copies))
         return self.readout(out, rows.repeat(copies))
 
     def gradients(self, rows, T, nodes, watch):

@@ -1855,9 +1855,7 @@ def _check_kind(model):
             " choice: input_ids[:, None], attention_mask[:, None]"
         )
     takes = forward_arguments(model)
-    open_ended = any(
-        p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in takes.values()
-    )
+    open_ended = any(p.kind in _ANY_MORE for p in takes.values())
     if not open_ended and not set(READ) & set(takes):
         raise ValueError(
             f"{kind}'s forward takes {', '.join(takes) or 'nothing'}, and a model"
@@ -1885,7 +1883,6 @@ def check_model(
         )
     _check_kind(model)
     _check_mode(model)
-    inside = inside_wrappers(model)
     if _reads_text_twice(model):
         inside = inside_wrappers(model)
         raise ValueError(

@@ -447,7 +447,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from .core import Pairs, first_of_each
-from .faithfulness import AuditTable, audit_table
+from .faithfulness import AuditTable, audit_table, refusals_of
 from .methods import Refusal, as_methods, or_refusal
 from .models import as_texts
 from .rows import GRADIENT_PASS
@@ -568,11 +568,7 @@ def audit_pairs(
         _audited_pairs(model, tokenizer, text, methods, least, how)
         for text in tqdm(own, disable=not progress, desc='pairs')
     ]
-    refused = {
-        name: [row[name].get('refused', '') for row in rows]
-        for name in methods
-        if name != 'exact'
-    }
+    refused = refusals_of(rows, [m for m in methods if m != 'exact'])
     table = {name: _means_of(rows, name) for name in rows[0]}
     table = pd.DataFrame(table).T.rename_axis('method')
     return audit_table(table, refused, len(texts) - len(own))

@@ -683,6 +683,13 @@ def small(kind, config, **sizes):
     return model
 
 
+def check_each(model, encs, methods):
+    "Every text, explained beside the others."
+    for method in methods:
+        for a, enc in zip(explain(model, Numbers(), encs, method), encs):
+            check(a, model, enc)
+
+
 def test_entities_reach_the_model():
     model = small(
         transformers.LukeForSequenceClassification,
@@ -707,11 +714,7 @@ def test_entities_reach_the_model():
     short = dict(
         enc, input_ids=ids[:, :3], attention_mask=enc['attention_mask'][:, :3]
     )
-    for method in ('loo', 'attn_lrp', 'ig', 'grad_x_input'):
-        for a, e in zip(
-            explain(model, Numbers(), [enc, short], method), [enc, short]
-        ):
-            check(a, model, e)
+    check_each(model, [enc, short], ('loo', 'attn_lrp', 'ig', 'grad_x_input'))
     hidden = dict(enc, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
     (a,) = explain(model, Numbers(), hidden, 'loo')
     check(a, model, short)
@@ -762,11 +765,7 @@ def test_languages_reach_the_model():
     enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
     enc['langs'] = torch.full_like(ids, 2)
     short = {k: v[:, :3] for k, v in enc.items()}
-    for method in ('loo', 'attn_lrp', 'ig'):
-        for a, e in zip(
-            explain(model, Numbers(), [enc, short], method), [enc, short]
-        ):
-            check(a, model, e)
+    check_each(model, [enc, short], ('loo', 'attn_lrp', 'ig'))
 
 
 def test_global_attention_reaches_the_model():
