@@ -44,6 +44,16 @@ needs_browser = pytest.mark.skipif(
     chromium.may_be_left_out(), reason=chromium.MISSING
 )
 
+# more of them, for what is fitted or counted
+OPINIONS = [
+    'A quiet film with a loud heart.',
+    'Nobody in this comedy is having any fun.',
+    'It drags, then it soars, then it drags again.',
+    'The best thing here is the train station.',
+    'I laughed twice, and once by mistake.',
+    'The director forgot to hire a writer.',
+]
+
 
 def random_bert(
     layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw

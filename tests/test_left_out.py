@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import shallow_demo
+from conftest import OPINIONS, shallow_demo
 
 from lrp_loo import (
     audit,
@@ -27,14 +27,6 @@ from lrp_loo.methods import METHODS
 from lrp_loo.pairs import PAIR_METHODS
 from lrp_loo.results import Results, read_results
 
-TEXTS = [
-    'A quiet film with a loud heart.',
-    'Nobody in this comedy is having any fun.',
-    'It drags, then it soars, then it drags again.',
-    'The best thing here is the train station.',
-    'I laughed twice, and once by mistake.',
-    'The director forgot to hire a writer.',
-]
 PROMPTS = ['The film was', 'The actors are']
 QUIET = dict(progress=False)
 
@@ -68,7 +60,7 @@ BESIDE = {'cp_lrp': ('cp_lrp', {}), 'refusing': (refusing, {})}
 
 
 def audited(demo, decoder):
-    return audit(*demo, TEXTS[:2], BESIDE, **QUIET)
+    return audit(*demo, OPINIONS[:2], BESIDE, **QUIET)
 
 
 def generations_audited(demo, decoder):
@@ -79,7 +71,7 @@ def generations_audited(demo, decoder):
 
 def pairs_audited(demo, decoder):
     two = BESIDE | {'cp_lrp': ('removal', {})}
-    return audit_pairs(*demo, TEXTS[:2], two, **QUIET)
+    return audit_pairs(*demo, OPINIONS[:2], two, **QUIET)
 
 
 AUDITS = (audited, generations_audited, pairs_audited)
@@ -117,20 +109,20 @@ def test_where_none_is_left_it_is_an_error(demo, decoder, run, monkeypatch):
 def test_a_method_that_refuses_a_text_is_held_on_the_others(demo):
     some = {'choosy': (choosy, {}), 'cp_lrp': ('cp_lrp', {})}
     kept = Results(None, {})
-    table = audit(*demo, TEXTS, some, results=kept, **QUIET)
+    table = audit(*demo, OPINIONS, some, results=kept, **QUIET)
     n = [row['n_tokens'] > 10 for row in kept.rows]
     assert 0 < sum(n) < len(n)
     assert table.refused['choosy'] == (
         f'on {sum(n)} of {len(n)}: more than 10 tokens'
     )
     assert table.n_undefined['choosy'] == sum(n)
-    short = [t for t, long in zip(TEXTS, n) if not long]
+    short = [t for t, long in zip(OPINIONS, n) if not long]
     alone = audit(*demo, short, {'choosy': (choosy, {})}, **QUIET)
     assert table.loo_r['choosy'] == pytest.approx(alone.loo_r['choosy'])
 
 
 def test_an_audit_that_nothing_refused_has_no_such_column(demo):
-    table = audit(*demo, TEXTS[:1], 'cp_lrp', **QUIET)
+    table = audit(*demo, OPINIONS[:1], 'cp_lrp', **QUIET)
     assert 'refused' not in table
     assert table.below == []
 
@@ -139,13 +131,13 @@ def test_what_is_no_call_is_an_error(demo):
     "An option that a method does not have is a slip, and no refusal."
     slip = BESIDE | {'attn_lrp': ('attn_lrp', dict(colour='red'))}
     with pytest.raises(TypeError, match='colour'):
-        audit(*demo, TEXTS[:1], slip, **QUIET)
+        audit(*demo, OPINIONS[:1], slip, **QUIET)
 
 
 def test_the_reference_may_not_refuse(demo, monkeypatch):
     monkeypatch.setattr('lrp_loo.methods.many_loo', refusing)
     with pytest.raises(ValueError, match='no attention'):
-        audit(*demo, TEXTS[:1], 'cp_lrp', **QUIET)
+        audit(*demo, OPINIONS[:1], 'cp_lrp', **QUIET)
 
 
 def test_the_defaults_of_a_generations_audit_are_more_than_one_refuses(
@@ -163,7 +155,7 @@ def test_the_defaults_of_a_generations_audit_are_more_than_one_refuses(
 
 def test_the_verdict_names_who_refused(demo):
     kept = Results(None, {})
-    audit(*demo, TEXTS, BESIDE, results=kept, **QUIET)
+    audit(*demo, OPINIONS, BESIDE, results=kept, **QUIET)
     found = verdict(kept.rows)
     assert found['method'] == 'cp_lrp'
     assert found['left_out'] == ['refusing']
@@ -175,7 +167,7 @@ def test_the_command_line_leaves_out_and_says_why(
 ):
     monkeypatch.setitem(METHODS, 'rollout', type(METHODS['loo'])(refusing))
     data = tmp_path / 'own.jsonl'
-    data.write_text('\n'.join(json.dumps(dict(text=t)) for t in TEXTS[:2]))
+    data.write_text('\n'.join(json.dumps(dict(text=t)) for t in OPINIONS[:2]))
     out = tmp_path / 'audit.json'
     words = ['audit', '--data', str(data), '--methods', 'rollout,cp_lrp']
     assert main([*words, '--out', str(out)]) == 0
@@ -194,7 +186,7 @@ def test_the_command_line_leaves_out_and_says_why(
 
 def test_copies_of_a_text_are_one_in_a_verdict(demo):
     kept = Results(None, {})
-    audit(*demo, TEXTS[:1] * 6, 'cp_lrp', results=kept, **QUIET)
+    audit(*demo, OPINIONS[:1] * 6, 'cp_lrp', results=kept, **QUIET)
     found = verdict(kept.rows)
     assert (found['method'], found['n'], found['n_copies']) == (None, 1, 5)
     assert '5 copies of texts, which count once' in found['sentence']
@@ -202,20 +194,22 @@ def test_copies_of_a_text_are_one_in_a_verdict(demo):
 
 def test_copies_change_no_number_of_an_audit(demo):
     "Nor does a text that is read alike: this model knows no capitals."
-    copied = [*TEXTS, *TEXTS[:3], TEXTS[0].upper()]
-    once, twice = (audit(*demo, t, 'cp_lrp', **QUIET) for t in (TEXTS, copied))
+    copied = [*OPINIONS, *OPINIONS[:3], OPINIONS[0].upper()]
+    once, twice = (
+        audit(*demo, t, 'cp_lrp', **QUIET) for t in (OPINIONS, copied)
+    )
     assert once.equals(twice)
     assert once.below == []
     assert twice.below == ['4 copies of texts, which count once']
 
 
 def test_one_text_under_two_targets_is_no_copy(demo):
-    table = audit(*demo, TEXTS[:1] * 2, 'cp_lrp', target=[0, 1], **QUIET)
+    table = audit(*demo, OPINIONS[:1] * 2, 'cp_lrp', target=[0, 1], **QUIET)
     assert table.n['cp_lrp'] == 2
 
 
 def test_copies_are_one_for_a_calibration(demo, tmp_path):
-    made = calibrate(*demo, TEXTS[:2] * 5, **QUIET)
+    made = calibrate(*demo, OPINIONS[:2] * 5, **QUIET)
     assert (len(made), made.copies) == (2, 8)
     with pytest.raises(ValueError, match='2 texts are too few.*8 copies'):
         made.quantile(0.9)
@@ -225,8 +219,8 @@ def test_copies_are_one_for_a_calibration(demo, tmp_path):
 
 def test_copies_are_one_for_a_fit(demo):
     with pytest.raises(ValueError, match='4 of the texts have an r'):
-        fit_layers(*demo, TEXTS[:4] * 2, **QUIET)
-    once, twice = (fit_layers(*demo, TEXTS * k, **QUIET) for k in (1, 2))
+        fit_layers(*demo, OPINIONS[:4] * 2, **QUIET)
+    once, twice = (fit_layers(*demo, OPINIONS * k, **QUIET) for k in (1, 2))
     assert once == twice
 
 
@@ -242,15 +236,15 @@ def test_copies_are_one_in_an_audit_of_generations(decoder):
 
 
 def test_copies_are_one_in_an_audit_of_pairs(demo):
-    table = audit_pairs(*demo, TEXTS[:2] * 2, **QUIET)
+    table = audit_pairs(*demo, OPINIONS[:2] * 2, **QUIET)
     assert (table.n == 2).all()
     assert table.below == ['2 copies of texts, which count once']
 
 
 def test_copies_are_one_in_a_sweeps_table_and_have_their_rows(demo, tmp_path):
     how = dict(methods=['cp_lrp'], model=(*demo, 'demo'), **QUIET)
-    once = explain_dataset(TEXTS, tmp_path / 'once', **how)
-    twice = explain_dataset(TEXTS * 2, tmp_path / 'twice', **how)
+    once = explain_dataset(OPINIONS, tmp_path / 'once', **how)
+    twice = explain_dataset(OPINIONS * 2, tmp_path / 'twice', **how)
     # other batches round otherwise
     assert np.allclose(once.astype(float), twice.astype(float), atol=1e-5)
     assert twice.below == ['6 copies of texts, which count once']
@@ -260,7 +254,7 @@ def test_copies_are_one_in_a_sweeps_table_and_have_their_rows(demo, tmp_path):
 def summaries(demo):
     "Of the texts once, and with a copy of each."
     how = dict(target=1, min_count=1, **QUIET)
-    return [summarize_texts(*demo, TEXTS * k, **how) for k in (1, 2)]
+    return [summarize_texts(*demo, OPINIONS * k, **how) for k in (1, 2)]
 
 
 def test_copies_are_one_in_a_words_numbers_and_are_counted(summaries):
@@ -277,7 +271,7 @@ def test_copies_are_one_in_a_words_numbers_and_are_counted(summaries):
 def test_copies_are_one_where_summaries_are_compared(demo, summaries):
     how = dict(method='removal', target=1, min_count=1, **QUIET)
     means = [
-        compare_summaries(s, summarize_texts(*demo, TEXTS * k, **how)).mean_r
+        compare_summaries(s, summarize_texts(*demo, OPINIONS * k, **how)).mean_r
         for k, s in zip((1, 2), summaries)
     ]
     assert means[0] == pytest.approx(means[1], abs=1e-4)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from conftest import OPINIONS
 from lrp_loo import (
     Target,
     audit,
@@ -30,14 +31,6 @@ from lrp_loo.weighing import (
 )
 
 TEXTS = ('a slow start , but the last act is a triumph', 'dull jokes')
-OWN = (
-    'A quiet film with a loud heart.',
-    'Nobody in this comedy is having any fun.',
-    'It drags, then it soars, then it drags again.',
-    'The best thing here is the train station.',
-    'I laughed twice, and once by mistake.',
-    'The director forgot to hire a writer.',
-)
 # sums of float32 in another order, at the scale of the largest
 ROUNDING = 1e-5
 
@@ -122,28 +115,30 @@ def test_an_unknown_carrier_is_refused(demo):
 
 
 def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
-    fit = fit_layers(*demo, OWN, progress=False)
-    kept = [text_moments(*demo, encode(*demo, t))[fit.carrier] for t in OWN]
+    fit = fit_layers(*demo, OPINIONS, progress=False)
+    kept = [
+        text_moments(*demo, encode(*demo, t))[fit.carrier] for t in OPINIONS
+    ]
     w = np.ravel(fit.weights)
     fitted = np.mean([m.r(w) for m in kept])
     assert fitted > np.mean([m.r(np.ones_like(w)) for m in kept])
-    assert fit.n_texts == len(OWN)
+    assert fit.n_texts == len(OPINIONS)
 
 
 def test_r_from_moments_is_the_weighed_scores_r(demo):
-    fit = fit_layers(*demo, OWN, progress=False)
-    (a,) = explain(*demo, OWN[0], method=weighed_removal, **fit.options)
-    (loo,) = explain(*demo, OWN[0], method='loo')
+    fit = fit_layers(*demo, OPINIONS, progress=False)
+    (a,) = explain(*demo, OPINIONS[0], method=weighed_removal, **fit.options)
+    (loo,) = explain(*demo, OPINIONS[0], method='loo')
     content = ~a.is_special
     r = np.corrcoef(a.scores[content], loo.scores[content])[0, 1]
-    found = text_moments(*demo, encode(*demo, OWN[0]))[fit.carrier]
+    found = text_moments(*demo, encode(*demo, OPINIONS[0]))[fit.carrier]
     # r of float32 scores
     assert abs(found.r(np.ravel(fit.weights)) - r) < 1e-4
 
 
 def test_too_few_texts_are_refused(demo):
     with pytest.raises(ValueError, match='at least 5'):
-        fit_layers(*demo, OWN[:4], progress=False)
+        fit_layers(*demo, OPINIONS[:4], progress=False)
 
 
 def test_a_ridge_draws_towards_one_scale():
@@ -166,18 +161,18 @@ def test_slopes_stand_where_rules_win_by_less_than_an_error():
 
 def test_words_labels_and_columns_are_taken_as_by_explain():
     model, tokenizer = load_demo('sst2')
-    column = pd.Series(OWN)
+    column = pd.Series(OPINIONS)
     asked = dict(target='positive', units='word')
     fit = fit_layers(model, tokenizer, column, **asked, progress=False)
     method = dict(method=weighed_removal, **fit.options)
-    (a,) = explain(model, tokenizer, OWN[0], **method, **asked)
+    (a,) = explain(model, tokenizer, OPINIONS[0], **method, **asked)
     assert a.target == 1
     assert a.tokens[1:3] == ['A', 'quiet'] or a.tokens[1:3] == ['a', 'quiet']
 
 
 def test_one_text_alone_is_refused(demo):
     with pytest.raises(TypeError, match='got one str'):
-        fit_layers(*demo, OWN[0], progress=False)
+        fit_layers(*demo, OPINIONS[0], progress=False)
 
 
 # ------------------------------------------- what weights hang on
@@ -185,7 +180,7 @@ def test_one_text_alone_is_refused(demo):
 
 @pytest.fixture(scope='module')
 def fit():
-    return fit_layers(*load_demo('sst2'), OWN, progress=False)
+    return fit_layers(*load_demo('sst2'), OPINIONS, progress=False)
 
 
 def test_another_kind_of_number_is_refused_by_name(fit):
