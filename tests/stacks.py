@@ -3,6 +3,7 @@
     python tests/stacks.py                          # all three, results/stacks.json
     python tests/stacks.py newest --torch pinned    # one of them
     python tests/stacks.py newest --torch pinned --quick  # as CI does: less, nothing is written
+    python tests/stacks.py pinned newest --parts --tables  # families, bad input and kills instead
 
 oldest: what settings.ini allows at least; pinned: constraints.txt, in the
 environment that runs this (`make venv`); newest: what a bare `pip install .`
@@ -15,6 +16,7 @@ another one, 'pinned' that of constraints.txt.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -38,6 +40,12 @@ PARTS = {  # what pytest is given
     'families': ['tests/test_families.py'],
     'every family': ['tests/test_every_family.py'],
     'guide': ['tests/test_guide.py'],
+}
+# what makes a table, and says in a line what came of it
+TABLES = {
+    'every family': 'tests/every_family.py',
+    'bad input': 'tests/bad_input.py',
+    'kills': 'tests/test_resume.py',
 }
 # in four minutes on two cores, in one run of pytest
 QUICK = [
@@ -150,6 +158,18 @@ def tested(python, given, workers):
     return found, done
 
 
+def tables_of(stack, python):
+    "What came of each table; SystemExit where something is wrong in one."
+    said = {}
+    for name, script in TABLES.items():
+        done = run([python, '-W', 'ignore', script], environment('best', 1))
+        if done.code:
+            raise SystemExit(f'stacks: {stack}, {name}: {done.said}')
+        (said[name],) = re.findall(r'^.* (?:wrong|lost)$', done.said, re.M)[-1:]
+        print(f'{stack}, {name}: {said[name]}', flush=True)
+    return said
+
+
 def row_of(stack, python, parts, workers):
     "A row of the table: its versions, and what came of each part."
     row = dict(i=stack, versions=versions_in(python), parts={})
@@ -190,6 +210,7 @@ def record(rows, path):
         found = row['parts']
         if before['versions'] == row['versions']:
             found = before['parts'] | found
+            row = before | row
         found = {part: found[part] for part in PARTS if part in found}
         kept[row['i']] = row | dict(parts=found)
     return dict(
@@ -211,7 +232,8 @@ def arguments(argv=None):
     add = parser.add_argument
     add('stacks', nargs='*', metavar='STACK', help=f'of {", ".join(STACKS)}')
     add('--torch', help="of the newest stack: a version, or 'pinned'")
-    add('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    add('--parts', nargs='*', choices=PARTS, default=list(PARTS))
+    add('--tables', action='store_true', help=f'{", ".join(TABLES)} as well')
     add('--workers', type=int, default=2, help='processes side by side')
     add('--quick', action='store_true', help='less, and nothing is written')
     add('--folder', type=Path, default=ROOT / '.stacks', help='(.stacks)')
@@ -250,6 +272,8 @@ def main(given):
             code |= quickly(stack, python, given.workers)
             continue
         rows.append(row_of(stack, python, given.parts, given.workers))
+        if given.tables:
+            rows[-1]['tables'] = tables_of(stack, python)
         code |= int(bool(failed(rows[-1])))
         made = json.dumps(record(rows, given.out), indent=1)
         write_text_atomic(given.out, made + '\n')

@@ -598,3 +598,5 @@ if __name__ == '__main__':
         write_text_atomic(
             RESULTS / 'kills.json', json.dumps(d, indent=1) + '\n'
         )
+    n = {k: sum(r[k] for r in d['runs'].values()) for k in ('kills', 'lost')}
+    print(f"{n['kills']} kills, {n['lost']} rows lost")
