@@ -111,9 +111,18 @@ def table(f, signature):
     return '\n'.join(head + rows) if rows else ''
 
 
+def signature_of(f):
+    "A class that is made as a str or a number is made takes what these take."
+    try:
+        return inspect.signature(f)
+    except ValueError:
+        value = inspect.Parameter('value', inspect.Parameter.POSITIONAL_ONLY)
+        return inspect.Signature([value])
+
+
 def about(f, name):
     "The call, the docstring, the parameters."
-    signature = inspect.signature(f)
+    signature = signature_of(f)
     asked = [p for p in signature.parameters.values() if p.name != 'self']
     signature = signature.replace(parameters=asked)
     # without the parameters that `lrp_loo` puts into it for `help`
