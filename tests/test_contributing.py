@@ -20,7 +20,7 @@ from lrp_loo.lrp import RULES, activation, attn_lrp, lrp_rules
 from lrp_loo.models import encode
 from lrp_loo.results import Results, read_results
 from lrp_loo.rules import identity_rule
-from lrp_loo.studies import families
+import families
 import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.view import scale_top, shown_tokens

@@ -19,7 +19,7 @@ from lrp_loo.decoders import (
 from lrp_loo.fast import spread
 from lrp_loo.loo import leave_one_out, loo_seconds, many_loo
 from lrp_loo.models import encode, forward, special_mask
-from lrp_loo.studies.families import DECODERS, random_inputs, random_model
+from families import DECODERS, random_inputs, random_model
 from lrp_loo.targets import GeneratedReadout, Target, next_tokens
 from lrp_loo.variants import many_subset_logits, read_subsets
 

@@ -15,7 +15,7 @@ from lrp_loo.fast import (
     read_row_only,
     survives_gaps,
 )
-from lrp_loo.studies.families import random_inputs, random_model
+from families import random_inputs, random_model
 from lrp_loo.models import encode, forward
 from lrp_loo.loo import (
     in_words,

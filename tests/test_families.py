@@ -30,7 +30,7 @@ from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import METHODS, explain_batch, lrp_scores
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.rules import gamma_rule, identity_rule
-from lrp_loo.studies.families import (
+from families import (
     DECODERS,
     ENCODERS,
     FAMILIES,

@@ -14,7 +14,7 @@ from transformers import MPNetConfig, MPNetForSequenceClassification
 from conftest import shallow_demo
 
 from lrp_loo import explain
-from lrp_loo.studies.families import (
+from families import (
     FAMILIES,
     family_tasks,
     random_inputs,

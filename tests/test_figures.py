@@ -17,7 +17,7 @@ import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.methods import METHODS
 from lrp_loo.results import read_results
 from lrp_loo.stats import mean_se, per_text
-from lrp_loo.studies.cost import FAILS, plot_tradeoff
+from lrp_lab.cost import FAILS, plot_tradeoff
 from lrp_loo.studies.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
 from lrp_loo.studies.layerwise import layer_table
 from lrp_loo.studies.style import (

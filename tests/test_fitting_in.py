@@ -36,7 +36,7 @@ from lrp_loo.interop import (
 )
 from lrp_loo.lrp import attn_lrp, gradient
 from lrp_loo.data import load_digit_images, vit_pixels
-from lrp_loo.studies.families import family_tasks, random_inputs, random_model
+from families import family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, input_embeddings, unwrap
 from lrp_loo.curves import perturbation_curves
 from lrp_loo.core import unpad_batch

@@ -15,7 +15,7 @@ from lrp_loo.cli import main
 from lrp_loo.generation import generation_agreement, greedy_continuation
 from lrp_loo.methods import METHODS, explain_batch, explain_each
 from lrp_loo.models import forward
-from lrp_loo.studies.families import FAMILIES, random_inputs, random_model
+from families import FAMILIES, random_inputs, random_model
 from lrp_loo.targets import GeneratedReadout, Target
 from lrp_loo.units import Units
 from lrp_loo.view import headline

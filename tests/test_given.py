@@ -22,7 +22,7 @@ from lrp_loo import (
 from lrp_loo.interop import LeaveOneOut
 from lrp_loo.methods import explain_batch
 from lrp_loo.models import encode
-from lrp_loo.studies.families import random_inputs, random_model
+from families import random_inputs, random_model
 
 PAIR = ('The jokes are old.', 'Nobody laughed at them, not even once.')
 PAIRS = [PAIR, ('Fine.', 'Or so they say.')]

@@ -18,8 +18,8 @@ from lrp_loo.decoders import keeping_states, why_no_states
 from lrp_loo.loo import leave_one_out
 from lrp_loo.models import CACHES, cache_of, forward
 from lrp_loo.rows import removal_rows_scores
-from lrp_loo.studies.families import DECODERS, random_inputs, random_model
-from lrp_loo.studies.related import cached_loo_scores
+from families import DECODERS, random_inputs, random_model
+from lrp_lab.related import cached_loo_scores
 from lrp_loo.targets import Target
 
 # of logits near 1: norms and softmax are in float32

@@ -17,7 +17,7 @@ from lrp_loo import explain, leave_one_out
 from lrp_loo.fast import last_rows_only, read_row_only
 from lrp_loo.methods import METHODS
 from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.studies.families import random_model
+from families import random_model
 from lrp_loo.targets import output_field
 
 TEXT = "The jokes are old, but the pace of this quiet film never once slows."

@@ -11,7 +11,7 @@ import transformers
 from lrp_loo import explain
 from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
 from lrp_loo.lrp import gradient, lrp_rules
-from lrp_loo.studies.families import (
+from families import (
     FAMILIES,
     random_inputs,
     random_model,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lrp_loo.studies.contexts import Limits
+from lrp_lab.contexts import Limits
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / 'benchmarks'
 FEW = Limits((30, 180), sentences=(6, 8), words=(30, 50), effect=0)

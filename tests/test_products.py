@@ -26,7 +26,7 @@ from lrp_loo.products import (
     product_of,
     product_rates,
 )
-from lrp_loo.studies.families import random_inputs, random_model
+from families import random_inputs, random_model
 
 TEXT = (
     'nothing here is bad , and hardly anything is dull : a quiet film that'

@@ -20,17 +20,17 @@ from lrp_loo.attention import AttentionCall
 from lrp_loo.cli import main
 from lrp_loo.core import pad_batch
 from lrp_loo.data import load_texts
-from lrp_loo.studies.beyond import REWRITINGS, rewritten
+from lrp_lab.beyond import REWRITINGS, rewritten
 from lrp_loo.layers import graph_bytes
 from lrp_loo.lrp import Composite, attn_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.results import read_results
-from lrp_loo.studies.families import (
+from families import (
     FAMILIES,
     family_tasks,
     random_inputs,
     random_model,
 )
-from lrp_loo.studies.remedy import (
+from lrp_lab.remedy import (
     REMEDY,
     plot_gap,
     remedy_claims,

@@ -21,7 +21,7 @@ from lrp_loo.rows import (
     rows_of_spread,
 )
 from lrp_loo.stats import pearson
-from lrp_loo.studies.families import (
+from families import (
     FAMILIES,
     family_tasks,
     random_inputs,

@@ -19,7 +19,7 @@ from lrp_loo.lrp import Composite, gradient, input_gradient, watch_gradient
 from lrp_loo.models import n_layers, transformer_layers
 from lrp_loo.methods import attention_maps
 from lrp_loo.conservation import conservation
-from lrp_loo.studies.families import random_inputs, random_model, relevance_of
+from families import random_inputs, random_model, relevance_of
 from lrp_loo.models import check_model, watch_embeddings
 from lrp_loo.removal import removal_scores
 from lrp_loo.layers import bypass_gradients

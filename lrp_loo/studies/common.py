@@ -77,13 +77,16 @@ class Study:
 
 def read_parts(
     files: dict,  # part → file without .json
-    folder: Path,  # where `reproduce` wrote them
+    *folders: Path,  # where `reproduce` wrote them, the first that has it counts
 ) -> dict:  # part → of `read_results`, for the files that are there
     "The rows of a study, as far as they were made."
-    paths = {
-        part: Path(folder) / f'{name}.json' for part, name in files.items()
-    }
-    return {part: read_results(p) for part, p in paths.items() if p.exists()}
+    found = {}
+    for part, name in files.items():
+        paths = (Path(folder) / f'{name}.json' for folder in folders)
+        path = next((p for p in paths if p.exists()), None)
+        if path is not None:
+            found[part] = read_results(path)
+    return found
 
 # %% ../../nbs/50_common.ipynb #d9716145
 def no_entries(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY', 'STUDIES',
            'plot_agreement', 'layer_ticks', 'sweep_gains', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
-           'plot_areas', 'plot_beyond', 'run_text', 'text_tables']
+           'plot_areas', 'run_text', 'text_tables']
 
 # %% ../../nbs/54_figures.ipynb #64b20f1e
 import numpy as np
@@ -282,28 +282,6 @@ def plot_areas(
         _draw_areas(ax, _of_curves(r))
         ax.set_xlabel(_mean_of_curve(r['config']))
         ax.set_title(caption(r))
-    shared_legend(fig)
-    return fig
-
-# %% ../../nbs/54_figures.ipynb #3de515df
-@themed
-def plot_beyond(
-    results: dict,  # part → of `read_results`
-):  # a matplotlib figure
-    """What r with LOO gains over AttnLRP when the softmax is bypassed in the
-    first k, the last k, or one layer; AttnLRP dashed, r on the right.
-    """
-    fig, axes = cells(len(results), height=2.7)
-    for ax, d in zip(axes, results.values()):
-        c = d['config']
-        draw_sweeps(ax, d, 'loo_r')
-        ax.set_xticks(layer_ticks(c['model']['layers']))
-        removal = c['removal'].replace('_', ' ')
-        n = len(d['rows'])
-        ax.set_title(f'{short_caption(d)}\nLOO by {removal}, n = {n}')
-    for ax in axes[-2:]:
-        ax.set_xlabel('k; on the right, r itself')
-    fig.supylabel('gain over AttnLRP in r with Leave-One-Out')
     shared_legend(fig)
     return fig
 

@@ -1,0 +1,380 @@
+"The grid: its cells one by one, what is refused, one file a removal, the figure."
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import lrp_lab.grid as grid
+from lrp_loo.curves import many_perturbation_curves, removal_units
+from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
+from lrp_loo.methods import METHODS, explain_batch
+from lrp_loo.models import encode
+from lrp_loo.results import read_results
+from lrp_loo.stats import mean_se, paired_difference
+from lrp_loo.studies.common import RunOptions, read_parts
+from lrp_lab.grid import (
+    ASKED,
+    GRID_METHODS,
+    GRID_MODELS,
+    GRID_PARTS,
+    GRID_REMOVALS,
+    GridModel,
+    PAINTED,
+    STUDIES,
+    cp_gains_table,
+    file_of,
+    grid_columns,
+    grid_examples,
+    grid_experiment,
+    grid_means,
+    grid_rows,
+    grid_tables,
+    loo_by,
+    plot_grid,
+    refusal,
+    refusals_table,
+)
+from lrp_loo.studies.ledger import ledger
+from lrp_loo.studies.reproduce import all_studies
+
+# a language model that is asked about each text, and is small
+ASKED_MODEL = GridModel(
+    'a language model',
+    GRID_MODELS['smollm2'].part._replace(demo='reviews'),
+    GRID_MODELS['smollm2'].removals,
+)
+SMALL = {k: GRID_MODELS[k] for k in ('minilm', 'decoder', 'vit')} | {
+    'smollm2': ASKED_MODEL
+}
+
+
+@pytest.fixture(scope='module')
+def small(shallow_parts):
+    "The grid without its large models, of two layers each."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, 'GRID_MODELS', SMALL)
+        yield
+
+
+def measure(folder, **options):
+    "Three examples of each small model."
+    for name in SMALL:
+        grid_experiment(folder, name, 'embedded', limit=3, **options)
+
+
+@pytest.fixture(scope='module')
+def folder(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('grid')
+    measure(folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def found(folder):
+    return read_parts({part: part for part in GRID_PARTS}, folder)
+
+
+CELLS = [(name, r) for name, asked in SMALL.items() for r in asked.removals]
+
+
+@pytest.mark.parametrize('name, removal', CELLS)
+def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
+    drawn = grid_examples(name, 'embedded', limit=1)
+    i, enc, _ = drawn.examples[0]
+    rows = found[file_of(name, removal)]['rows']
+    (row,) = (row for row in rows if row['i'] == i)
+    (alone,) = faithfulness_rows(
+        drawn.model,
+        drawn.tokenizer,
+        [enc],
+        GRID_METHODS,
+        target=drawn.target,
+        removal=GRID_REMOVALS[removal],
+        curves=[],
+    )
+    assert row['n_tokens'] == alone['n_tokens']
+    assert row['logit'] == pytest.approx(alone['logit'], abs=1e-4)
+    for method, readings in alone['methods'].items():
+        r = row['methods'][method]['r']
+        assert r == pytest.approx(readings['r'], abs=1e-3)
+
+
+def test_rows_without_curves_are_agreement_rows(demo):
+    model, tok = demo
+    enc = encode(model, tok, 'A warm film, and never once dull.')
+    methods = {'attn_lrp': ('attn_lrp', {})}
+    (plain,) = agreement_rows(model, tok, [enc], methods)
+    (row,) = faithfulness_rows(model, tok, [enc], methods, curves=[])
+    assert row['methods'].pop('loo')['r'] == pytest.approx(1)
+    assert row == plain
+
+
+def test_some_texts_may_have_curves_and_others_none(demo):
+    model, tok = demo
+    encs = [encode(model, tok, t) for t in ('A warm film.', 'Never dull.')]
+    maps = explain_batch(model, tok, encs, 'attn_lrp')
+    units = [removal_units(a.is_special) for a in maps]
+    targets = [a.target for a in maps]
+    scores = [{'m': a.scores} for a in maps]
+
+    def curves(scores, removal):
+        return many_perturbation_curves(
+            model, encs, scores, units, targets, removal
+        )
+
+    for removal in ('attention_mask', 'delete'):
+        both = curves(scores, removal)
+        none, one = curves([{}, scores[1]], removal)
+        assert none == {}
+        for a, b in zip(one['m'], both[1]['m'], strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_references_agree_with_each_other_both_ways(found):
+    there = found[file_of('decoder', 'delete')]['rows']
+    back = found[file_of('decoder', 'attention_mask')]['rows']
+    for a, b in zip(there, back, strict=True):
+        r = a['methods'][loo_by('attention_mask')]['r']
+        assert b['methods'][loo_by('delete')]['r'] == pytest.approx(r)
+
+
+def test_a_map_is_computed_once_for_all_removals(small):
+    drawn = grid_examples('minilm', 'embedded', limit=1)
+    _, enc, _ = drawn.examples[0]
+    calls = []
+
+    def counted(model, tokenizer, encs, target):
+        calls.append(len(encs))
+        return METHODS['grad_x_input'](model, tokenizer, encs, target)
+
+    rows = grid_rows(
+        drawn.model, drawn.tokenizer, enc, {'m': (counted, {})}, ASKED
+    )
+    assert calls == [1]
+    assert set(rows) == set(ASKED)
+
+
+def test_all_models_of_texts_have_the_same_examples(small):
+    first, *others = (
+        grid_examples(name, 'embedded', limit=3)
+        for name in ('minilm', 'decoder', 'smollm2')
+    )
+    for other in others:
+        assert [i for i, *_ in other.examples] == [
+            i for i, *_ in first.examples
+        ]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_every_removal_is_measured_or_refused_with_its_reason(found, name):
+    asked = SMALL[name]
+    columns = [c for c in grid_columns(found) if c.model == asked.label]
+    assert {c.removal for c in columns} == {*ASKED, *asked.removals}
+    for column in columns:
+        assert (column.rows is None) == bool(column.why)
+        assert (column.rows is None) == (column.removal not in asked.removals)
+
+
+@pytest.mark.parametrize(
+    'name, removal, why',
+    [
+        ('decoder', 'mask_token', 'no token for'),
+        ('smollm2', 'mask_token', 'no token for'),
+        ('vit', 'mask_token', 'this is an image'),
+        ('vit', 'delete', 'this is an image'),
+    ],
+)
+def test_a_refusal_says_why(found, name, removal, why):
+    table = refusals_table(found).set_index(['model', 'removal'])
+    assert len(table) == 4
+    said = table.why[SMALL[name].label, removal]
+    assert removal in said
+    assert why in said
+    cells = grid_means(found)[SMALL[name].label, removal.replace('_', ' ')]
+    assert set(cells) == {'–'}
+
+
+def test_a_text_has_no_patches(demo):
+    model, tok = demo
+    enc = encode(model, tok, 'A warm film.')
+    why = refusal(model, tok, enc, PAINTED['blank_patch'])
+    assert 'needs an image' in why
+    assert refusal(model, tok, enc, 'delete') is None
+
+
+def test_what_a_model_could_be_asked_is_not_left_out(small, monkeypatch):
+    less = SMALL['decoder']._replace(removals=('attention_mask',))
+    monkeypatch.setitem(SMALL, 'decoder', less)
+    with pytest.raises(ValueError, match='zero_embedding, delete'):
+        grid_experiment('.', 'decoder', 'embedded', limit=1)
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(ValueError, match="model='bert' is not in the grid"):
+        grid_examples('bert')
+
+
+# ---- patches of an image
+
+
+@pytest.fixture(scope='module')
+def digit(small):
+    drawn = grid_examples('vit', 'embedded', limit=1)
+    _, enc, _ = drawn.examples[0]
+    return drawn.model, enc
+
+
+def test_a_painted_patch_is_one_brightness(digit):
+    model, enc = digit
+    pixels = enc['pixel_values']
+    keep = torch.ones(1, 49, dtype=torch.bool)
+    keep[0, 8] = False  # second row, second column
+    grey = PAINTED['grey_patch'].inputs(model, enc, keep)['pixel_values']
+    assert (grey[0, 0, 4:8, 4:8] == 0).all()
+    grey[0, 0, 4:8, 4:8] = pixels[0, 0, 4:8, 4:8]
+    assert torch.equal(grey, pixels)
+
+
+def test_an_empty_patch_is_blank_already(digit):
+    model, enc = digit
+    (loo,) = explain_batch(
+        model, None, [enc], 'loo', removal=PAINTED['blank_patch']
+    )
+    patches = enc['pixel_values'].unfold(2, 4, 4).unfold(3, 4, 4)
+    empty = patches.amax((-1, -2)).flatten() == -1
+    assert 0 < int(empty.sum()) < 49
+    assert loo.scores[empty].abs().max() < 1e-5
+    assert loo.scores[~empty].abs().max() > 0.01
+
+
+def test_an_images_mask_leaves_the_patch_out(digit):
+    "Deletion, with every other patch in its place."
+    model, enc = digit
+    (loo,) = explain_batch(model, None, [enc], 'loo', removal='attention_mask')
+    j = 24
+    others = [k for k in range(50) if k != j + 1]  # the class token in front
+    hook = model.vit.embeddings.register_forward_hook(
+        lambda module, inputs, rows: rows[:, others]
+    )
+    with hook, torch.no_grad():
+        without = model(**enc).logits[0, loo.target]
+    assert loo.scores[j] == pytest.approx(float(loo.logit - without), abs=1e-4)
+
+
+# ---- files
+
+
+def test_a_lost_row_is_made_again_and_no_other(found, folder, small):
+    path = folder / f"{file_of('minilm', 'delete')}.json"
+    others = {p: p.read_bytes() for p in folder.glob('*.json') if p != path}
+    whole = path.read_bytes()
+    lines = whole.decode().splitlines(keepends=True)
+    (first,) = (k for k, s in enumerate(lines) if s.startswith('  {"i": 0'))
+    del lines[first]
+    path.write_text(''.join(lines))
+    assert len(read_results(path)['rows']) == 2
+    measure(folder)
+    assert path.read_bytes() == whole
+    assert {p: p.read_bytes() for p in others} == others
+
+
+def test_starting_over_makes_a_models_files_once(tmp_path, small, monkeypatch):
+    made = []
+
+    def counted(*args, **options):
+        made.append(1)
+        return grid_rows(*args, **options)
+
+    monkeypatch.setattr(grid, 'grid_rows', counted)
+    (study,) = (s for s in STUDIES if s.name == 'grid-decoder')
+    for fresh, n in ((False, 2), (False, 2), (True, 4)):
+        options = RunOptions('embedded', limit=2, fresh=fresh)
+        for part, file in study.files.items():
+            study.run(tmp_path / f'{file}.json', part, options)
+        assert len(made) == n
+
+
+def test_every_cell_has_a_study_that_reproduce_knows():
+    files = [f for study in STUDIES for f in study.files]
+    assert files == list(GRID_PARTS)
+    known = all_studies()
+    assert all(study in known for study in STUDIES)
+
+
+def test_the_ledger_takes_the_files(folder):
+    entries = [e for e in ledger([folder]) if e['claim'] == 'cp-above-attn']
+    assert len(entries) == len(CELLS)
+    removals = {e['removal'] for e in entries if e['model'] == 'vit-mnist'}
+    assert removals == set(SMALL['vit'].removals)
+
+
+# ---- what is shown
+
+
+def test_the_table_has_the_means(found):
+    rows = found[file_of('minilm', 'delete')]['rows']
+    r = [row['methods']['cp_lrp']['r'] for row in rows]
+    mean, se, _ = mean_se(torch.tensor(r, dtype=torch.double).numpy())
+    cells = grid_means(found)['MiniLM', 'delete']
+    assert cells['CP-LRP'] == f'{mean:.2f} ± {se:.2f}'
+    assert cells['n'] == '3'
+    assert cells['LOO, delete'] == 'itself'
+
+
+def test_an_undefined_r_is_counted(found):
+    part = file_of('minilm', 'delete')
+    rows = [dict(row) for row in found[part]['rows']]
+    methods = rows[0]['methods'] | dict(ig=dict(r=None))
+    rows[0] = rows[0] | dict(methods=methods)
+    lost = {part: found[part] | dict(rows=rows)}
+    assert '(n = 2)' in grid_means(lost)['MiniLM', 'delete']['IG']
+
+
+def test_the_gain_is_of_the_same_examples(found):
+    gains = cp_gains_table(found)
+    column = next(c for c in grid_columns(found) if c.model == 'our ViT')
+    alone = paired_difference(column.of('cp_lrp'), column.of('attn_lrp'))
+    assert gains.loc['our ViT', column.removal.replace('_', ' ')][
+        'mean'
+    ] == pytest.approx(alone['mean'])
+
+
+def test_a_file_is_printed_with_its_gain(found):
+    part = file_of('vit', 'blank_patch')
+    ((heading, text),) = grid_tables(part, found[part])
+    assert heading.startswith('grid-vit-blank_patch: ')
+    assert 'CP-LRP − AttnLRP: ' in text
+    assert 'LOO, blank patch' in text
+
+
+def test_the_figure_shows_every_mean_and_every_gain(found):
+    columns = grid_columns(found)
+    means, gains = plot_grid(found).axes
+    labels = [t.get_text() for t in means.get_yticklabels()]
+    assert labels == [
+        f"{c.model}, {c.removal.replace('_', ' ')}" for c in columns
+    ]
+    shown = [t.get_text() for t in means.texts]
+    assert shown.count('– refused') == 4
+    measured = [c for c in columns if c.rows is not None]
+    expected = [
+        f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in GRID_METHODS
+    ]
+    for text in expected:
+        assert text in shown
+    points = [line for line in gains.lines if len(line.get_xdata()) == 1]
+    heights = [float(p.get_ydata()[0]) for p in points]
+    assert heights == [
+        k + 0.5 for k, c in enumerate(columns) if c.rows is not None
+    ]
+
+
+def test_a_model_that_was_not_measured_has_no_column(found):
+    part = file_of('vit', 'blank_patch')
+    columns = grid_columns({part: found[part]})
+    assert {c.model for c in columns} == {'our ViT'}
+    assert Path(f'{part}.json').stem in GRID_PARTS

@@ -1,0 +1,360 @@
+"""Small random models of eighteen families: the stock class, a small
+configuration, weights large enough that every rule matters, no network.
+
+A family is a row of ENCODERS, DECODERS or VISION; `random_model`,
+`family_tasks` and `family_row` read nothing else.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import transformers
+
+from lrp_loo.conservation import conservation
+from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
+from lrp_loo.methods import sum_over_features
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.targets import Readout
+
+HEADS = {
+    'class': 'ForSequenceClassification',
+    'next token': 'ForCausalLM',
+    'answer': 'ForQuestionAnswering',
+    'image': 'ForImageClassification',
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    "A row of the table: stock classes, and a small configuration."
+
+    prefix: str  # of the classes' names
+    config: dict  # what the configuration class takes
+    tasks: tuple = ('class',)  # what is checked, of HEADS
+    has: str = ''  # what it has beyond BERT
+    # task → class, where it is not the prefix and the head
+    classes: dict = field(default_factory=dict)
+    config_class: str = ''  # where it is not the model class's own
+    fused: bool = True  # does it offer fused attention?
+
+    def model_class(self, task):
+        "The stock class for a task."
+        name = self.classes.get(task, self.prefix + HEADS[task])
+        return getattr(transformers, name)
+
+    def configuration(self, task, **changes):
+        "A small configuration, some of its fields changed."
+        if self.config_class:
+            make = getattr(transformers, self.config_class)
+        else:
+            make = self.model_class(task).config_class
+        return make(**(self.config | changes))
+
+HEADED = dict(hidden_size=32, num_attention_heads=4, intermediate_size=64)
+SIZES = dict(
+    HEADED, vocab_size=200, num_hidden_layers=3, max_position_embeddings=64
+)
+SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+DECODER = dict(SIZES, num_key_value_heads=2, **SPECIAL)
+PATCHES = dict(HEADED, num_hidden_layers=3, image_size=28, patch_size=7)
+
+GENERATES = ('next token', 'class')
+SEES = ('image',)
+
+ENCODERS = {
+    'BERT': Family('Bert', SIZES, ('class', 'answer')),
+    'RoBERTa': Family(
+        'Roberta', SIZES, has='positions after the padding index'
+    ),
+    'DistilBERT': Family(
+        'DistilBert',
+        dict(
+            vocab_size=200,
+            dim=32,
+            n_layers=3,
+            n_heads=4,
+            hidden_dim=64,
+            max_position_embeddings=64,
+        ),
+    ),
+    'ALBERT': Family(
+        'Albert',
+        dict(SIZES, embedding_size=16),
+        has='one layer used three times, GELU written out',
+    ),
+    'ELECTRA': Family(
+        'Electra', dict(SIZES, embedding_size=16), has='embedding projection'
+    ),
+    'DeBERTa-v2': Family(
+        'DebertaV2',
+        dict(
+            SIZES,
+            relative_attention=True,
+            pos_att_type=['p2c', 'c2p'],
+            position_buckets=8,
+            norm_rel_ebd='layer_norm',
+            share_att_key=True,
+            type_vocab_size=0,
+            position_biased_input=False,
+        ),
+        has='disentangled attention',
+        fused=False,
+    ),
+    'ModernBERT': Family(
+        'ModernBert',
+        dict(
+            SIZES,
+            **SPECIAL,
+            cls_token_id=1,
+            sep_token_id=2,
+            local_attention=8,
+            global_attn_every_n_layers=2,
+        ),
+        has='rotary positions, gated feed-forward, local attention',
+    ),
+}
+
+DECODERS = {
+    'GPT-2': Family(
+        'GPT2',
+        dict(
+            vocab_size=200,
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            n_positions=64,
+            **SPECIAL,
+        ),
+        GENERATES,
+        'causal, tied embeddings, GELU written out',
+        {'next token': 'GPT2LMHeadModel'},
+    ),
+    'Llama': Family(
+        'Llama',
+        DECODER,
+        GENERATES,
+        'RMSNorm, rotary positions, gates, grouped queries',
+    ),
+    'Mistral': Family(
+        'Mistral',
+        dict(DECODER, sliding_window=6, head_dim=8),
+        GENERATES,
+        'sliding window',
+    ),
+    'Qwen2': Family(
+        'Qwen2', DECODER, GENERATES, 'biases at query, key and value'
+    ),
+    'Qwen3': Family(
+        'Qwen3',
+        dict(DECODER, head_dim=8),
+        GENERATES,
+        'RMSNorm of queries and keys',
+    ),
+    'Gemma 2': Family(
+        'Gemma2',
+        dict(
+            DECODER,
+            head_dim=8,
+            sliding_window=6,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=10.0,
+        ),
+        GENERATES,
+        'soft-capped logits, scaled embeddings',
+        fused=False,
+    ),
+    'Gemma 3': Family(
+        'Gemma3',
+        dict(DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+        GENERATES,
+        'local and global layers',
+        {'class': 'Gemma3TextForSequenceClassification'},
+        'Gemma3TextConfig',
+    ),
+    'Phi-3': Family(
+        'Phi3',
+        DECODER,
+        GENERATES,
+        'one matrix for query, key and value, one for gate and value',
+    ),
+}
+
+VISION = {
+    'ViT': Family(
+        'ViT',
+        dict(PATCHES, num_channels=1, num_labels=10),
+        SEES,
+        'patches, class token',
+    ),
+    'DeiT': Family(
+        'DeiT', dict(PATCHES, num_channels=3), SEES, 'distillation token'
+    ),
+    'CLIP vision': Family(
+        'CLIP',
+        dict(
+            vision_config=PATCHES,
+            text_config=dict(HEADED, num_hidden_layers=1),
+        ),
+        SEES,
+        'embeddings from a convolution, quick GELU',
+    ),
+}
+FAMILIES = ENCODERS | DECODERS | VISION
+
+
+def family_tasks() -> list:  # (family, task) pairs
+    """What is checked: encoders classify (BERT also answers questions),
+    decoders predict the next token and classify, vision models classify.
+    """
+    return [
+        (f, task) for f, family in FAMILIES.items() for task in family.tasks
+    ]
+
+@torch.no_grad()
+def randomize(
+    model,  # changed in place
+    bias: bool = True,  # random biases; False: all zero
+):
+    "Weights large enough that every rule matters."
+    for name, p in model.named_parameters():
+        if p.ndim > 1:
+            p.normal_(0, 0.3)
+        elif 'bias' not in name:
+            p.add_(torch.randn_like(p) * 0.1)  # norm weights
+        elif bias:
+            p.normal_(0, 0.1)
+        else:
+            p.zero_()
+
+
+def random_model(
+    family: str,  # one of FAMILIES
+    task: str = 'class',  # one of HEADS
+    attention: str = 'eager',  # attention implementation: 'eager' or 'sdpa'
+    bias: bool = True,  # random biases; False: all zero
+    seed: int = 0,
+    dtype=torch.float64,
+    **config,  # changes to the configuration
+):  # a stock transformers model with random weights, in eval mode
+    "A small random model of a family."
+    if family not in FAMILIES:
+        raise ValueError(
+            f"family={family!r} is not known; take one of {', '.join(FAMILIES)}"
+        )
+    row = FAMILIES[family]
+    settings = row.configuration(task, **config)
+    build = row.model_class(task)._from_config
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build(settings, attn_implementation=attention)
+        model = model.eval().to(dtype)
+        randomize(model, bias)
+    return model
+
+def random_inputs(
+    model,  # of `random_model`
+    n: int = 12,  # tokens
+    seed: int = 1,
+) -> dict:  # input_ids and attention_mask, or pixel_values
+    "A random text, or image, for a random model."
+    g = torch.Generator().manual_seed(seed)
+    config = getattr(model.config, 'vision_config', model.config)
+    if hasattr(config, 'patch_size'):
+        shape = (1, config.num_channels, config.image_size, config.image_size)
+        pixels = torch.rand(*shape, generator=g, dtype=model.dtype)
+        return {'pixel_values': pixels}
+    ids = torch.randint(3, 200, (1, n), generator=g)
+    return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
+
+class Relevance(NamedTuple):
+    "What `relevance_of` gives."
+
+    R: torch.Tensor  # (T,), per token or patch
+    out: object  # the model's output
+    rules: object  # the rules that were active
+
+
+def relevance_of(
+    model,
+    inputs: dict,
+    composite,
+    target=None,  # as in `conservation`
+    **kwargs,  # of `lrp_rules`
+) -> Relevance:  # relevance per token or patch (T,), output, rules
+    "Relevance of one input's embeddings, in the model's own precision."
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, composite, **kwargs) as rules,
+    ):
+        out = forward(model, inputs)
+    with torch.enable_grad():
+        value = Readout(target, out, inputs)(out)
+    R = seen[0].detach() * torch.autograd.grad(value.sum(), seen[0])[0]
+    return Relevance(sum_over_features(R)[0], out, rules)
+
+class FamilyVariants(NamedTuple):
+    "One family and task, three times."
+
+    model: object  # eager attention, random biases
+    unbiased: object  # the same without biases
+    fused: object  # the same with fused attention; None: there is none
+    inputs: dict
+
+
+def family_variants(
+    family: str,  # one of FAMILIES
+    task: str,  # one of its tasks
+) -> FamilyVariants:
+    "The models that `family_row` compares, and an input."
+    model = random_model(family, task)
+    unbiased = random_model(family, task, bias=False)
+    fused = None
+    if FAMILIES[family].fused:
+        fused = random_model(family, task, 'sdpa')
+    return FamilyVariants(model, unbiased, fused, random_inputs(model))
+
+
+def _logits_moved(out, plain):
+    "The largest difference of the logits inside the rules and outside."
+    return float((out[0].detach() - plain).abs().max())
+
+
+def _conserved_to(model, inputs, composite):
+    "How far the shares of the logit are from adding up, over the largest."
+    shares = conservation(model, inputs, composite)
+    return abs(shares['remainder']) / max(map(abs, shares.values()))
+
+
+def _differs_when_fused(fused, inputs, composite, R):
+    "How far fused attention's relevance is from R, over the largest score."
+    if fused is None:
+        return float('nan')
+    other = relevance_of(fused, inputs, composite).R
+    return float((other - R).abs().max() / R.abs().max())
+
+def family_row(
+    family: str,  # one of FAMILIES
+    task: str,  # of `family_tasks`
+    # family, task, operations, logits, uncovered, conservation (AttnLRP,
+    # CP-LRP), eager against sdpa (AttnLRP, CP-LRP)
+) -> dict:
+    "What is checked of one family and task."
+    v = family_variants(family, task)
+    with torch.no_grad():
+        plain = forward(v.model, v.inputs)[0]
+    row = dict(family=family, task=task, operations=0, logits=0.0, uncovered=0)
+    for name, c in (('attn', attn_lrp()), ('cp', cp_lrp())):
+        # raises where an operation has no rule
+        found = relevance_of(v.model, v.inputs, c, strict=True)
+        fused = _differs_when_fused(v.fused, v.inputs, c, found.R)
+        row |= {
+            'operations': found.rules.report().operation.nunique(),
+            'logits': max(row['logits'], _logits_moved(found.out, plain)),
+            'uncovered': row['uncovered'] + len(found.rules.without_rule()),
+            f'{name} conserved to': _conserved_to(v.unbiased, v.inputs, c),
+            f'{name} eager = sdpa to': fused,
+        }
+    return row
