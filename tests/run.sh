@@ -11,7 +11,8 @@ unset LRP_LOO_DATA LRP_LOO_TRACEBACK # a user's own
 
 # paths, which have no spaces
 notebooks=$(python tests/tracked.py 'nbs/*.ipynb')
-modules=$(python tests/tracked.py '*.py' {lrp_loo,tests,benchmarks,docs,.ci}/'**/*.py')
+research=$(python tests/tracked.py 'research/nbs/*.ipynb')
+modules=$(python tests/tracked.py '*.py' {lrp_loo,tests,benchmarks,docs,research,.ci}/'**/*.py')
 # the notebooks as nbdev's commands take them: one expression over their names
 named="^($(sed 's|^nbs/||' <<<"$notebooks" | paste -sd '|' -))$"
 
@@ -22,19 +23,21 @@ fingerprint() {
 import sys
 from hashlib import sha256
 from pathlib import Path
-modules = [p for p in Path("lrp_loo").rglob("*.py") if not any(part.startswith(".") for part in p.parts)]
-for p in sorted([*map(Path, sys.argv[1:]), *modules]): print(sha256(p.read_bytes()).hexdigest(), p)' $notebooks
+homes = ("lrp_loo", "research/lrp_lab")
+modules = [p for home in homes for p in Path(home).rglob("*.py") if not any(part.startswith(".") for part in p.parts)]
+for p in sorted([*map(Path, sys.argv[1:]), *modules]): print(sha256(p.read_bytes()).hexdigest(), p)' $notebooks $research
 }
 
 echo "== how the code is written: ruff's rules, its layout, and the measures of .ci/measure.py"
-ruff check --force-exclude $modules $notebooks
-ruff format --check --force-exclude $modules $notebooks
+ruff check --force-exclude $modules $notebooks $research
+ruff format --check --force-exclude $modules $notebooks $research
 python .ci/measure.py --check
 
 echo "== nbdev_export and nbdev_clean change nothing"
 before=$(fingerprint)
 nbdev_export --file_re "$named"
-python -c 'import sys; from nbdev.clean import nbdev_clean; [nbdev_clean(name) for name in sys.argv[1:]]' $notebooks
+(cd research && nbdev_export)
+python -c 'import sys; from nbdev.clean import nbdev_clean; [nbdev_clean(name) for name in sys.argv[1:]]' $notebooks $research
 after=$(fingerprint)
 if [ "$before" != "$after" ]; then
     echo "These files were out of step. They are right now; look at the difference, commit it and run again:" >&2

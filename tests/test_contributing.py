@@ -3,10 +3,8 @@ and found wherever it is used.
 """
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,11 +16,8 @@ from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
 from lrp_loo.lrp import RULES, activation, attn_lrp, lrp_rules
 from lrp_loo.models import encode
-from lrp_loo.results import Results, read_results
 from lrp_loo.rules import identity_rule
 import families
-import lrp_loo.studies.reproduce as reproduce
-from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.view import scale_top, shown_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +37,7 @@ def test_a_row_names_at_most_two_files_and_a_test(thing, files, test):
 
 
 def test_every_row_is_there():
-    things = ['rule', 'method', 'removal', 'study', 'family', 'view']
+    things = ['rule', 'method', 'removal', 'family', 'view']
     assert [thing for thing, *_ in TABLE] == [f'a {thing}' for thing in things]
 
 
@@ -133,42 +128,6 @@ def test_a_removal(tokenizer):
     with torch.no_grad():
         without = model(**enc | dict(input_ids=ids)).logits[0, target]
     assert torch.allclose(scores[2], logits[target] - without, atol=1e-5)
-
-
-def count_letters(path, part, options):
-    "Rows of a study: the length of three words."
-    words = enumerate(('one', 'three', 'eleven'))
-    data = dict(name='words', source='by hand', split='none')
-    results = Results(path, dict(data=data), options.fresh)
-    return add_rows(results, words, lambda word: dict(n=len(word)))
-
-
-def show_letters(part, results):
-    return [('Letters', ' '.join(str(r['n']) for r in results['rows']))]
-
-
-@pytest.fixture
-def letters(monkeypatch):
-    "A study of one's own, in a module of its own."
-    module = ModuleType('lrp_loo.studies.letters')
-    files = dict(letters='letters')
-    study = Study('letters', '', files, count_letters, show_letters)
-    module.STUDIES = (study,)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(reproduce, 'MODULES', [*reproduce.MODULES, 'letters'])
-
-
-def test_a_study(letters, tmp_path, capsys):
-    words = ['--data', 'embedded', '--only', 'letters', '--out', str(tmp_path)]
-    assert main(['reproduce', *words]) == 0
-    assert 'Letters\n-------\n3 5 6' in capsys.readouterr().out
-    rows = read_results(tmp_path / 'results' / 'embedded' / 'letters.json')
-    assert [r['n'] for r in rows['rows']] == [3, 5, 6]
-
-
-def test_a_study_that_is_not_known_is_told_which_are(letters, capsys):
-    assert main(['reproduce', '--only', 'leters']) == 2
-    assert 'letters' in capsys.readouterr().err
 
 
 def test_a_family(monkeypatch):

@@ -2,14 +2,11 @@
 hub's layout, on a 12-layer BERT, through the command line.
 """
 
-import contextlib
-import io
 import json
 import os
 import shutil
 import signal
 import time
-from functools import cache
 from pathlib import Path
 
 import datasets
@@ -47,12 +44,11 @@ from lrp_loo.studies.reproduce import (
     against_paper,
     entries_by_study,
     print_ledger,
+    studies_of,
 )
 from lrp_loo.studies.table2 import TABLE2
 
 RESULTS = Path(__file__).parent.parent / 'results'
-COST = RESULTS / 'cost-length.json'
-BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 
 
 def write_split(folder, split, features=None, **columns):
@@ -107,27 +103,11 @@ def drawn(monkeypatch):
             figures[path.stem] = figure
 
     def draw(results):
-        experiments.draw_figures(results, results)
+        experiments.draw_figures(studies_of(), results, results)
         return figures
 
     monkeypatch.setattr(experiments, 'save_figure', keep)
     return draw
-
-
-def test_rows_of_another_version_stop_no_other_figure(tmp_path, capsys):
-    rows = RESULTS / 'folder' / 'depth-decoder.json'
-    kept = json.loads(rows.read_text(encoding='utf-8'))
-    for row in kept['rows']:
-        del row['methods']['removal']
-    (tmp_path / rows.name).write_text(json.dumps(kept))
-    between = RESULTS / 'folder' / 'between-decoder.json'
-    (tmp_path / between.name).write_text(between.read_text(encoding='utf-8'))
-    experiments.draw_figures(tmp_path, tmp_path / 'figures')
-    said = capsys.readouterr().err
-    assert "depth.png is not drawn: rows of depth-decoder" in said
-    assert "'removal'" in said and '--fresh (depth)' in said
-    pictures = [p.name for p in (tmp_path / 'figures').glob('*.png')]
-    assert pictures == ['between.png']
 
 
 def test_texts_of_a_folder(folder):
@@ -160,17 +140,10 @@ def test_the_environment_variable_names_a_folder(folder, monkeypatch):
 # the paper's depth: twelve layers, 34 rule sets
 
 
-def with_seconds(out):
-    "What was measured of the demo model's cost, where `reproduce` looks."
-    (out / 'results').mkdir()
-    shutil.copy(COST, out / 'results')
-
-
 @pytest.fixture(scope='module')
 def deep(folder, paper_model, tmp_path_factory):
     "Where Tables 2 and A3 of the twelve-layer model lie."
     out = tmp_path_factory.mktemp('deep')
-    with_seconds(out)
     words = ('--model', paper_model, '--only', 'sst2')
     code = reproduce(
         out, *words, '--limit', 3, '--longest', 64, data=str(folder)
@@ -198,7 +171,7 @@ def test_the_papers_numbers_are_filed_with_ours(deep):
 
 
 def test_the_command_prints_the_ledger_of_its_rows(deep, capsys):
-    entries = ledger([deep], entries_by_study())
+    entries = ledger([deep], entries_by_study(studies_of()))
     print_ledger(entries)
     said = capsys.readouterr().out
     assert entries
@@ -215,7 +188,7 @@ def test_the_claims_of_what_was_asked_are_printed(
     other = json.loads((results / 'sst2.json').read_text())
     other['config']['data']['name'] = 'imdb'
     (results / 'imdb.json').write_text(json.dumps(other))
-    entries = ledger([results], entries_by_study())
+    entries = ledger([results], entries_by_study(studies_of()))
     words = ('--model', paper_model, '--limit', 3, '--longest', 64, '--only')
     capsys.readouterr()
 
@@ -242,7 +215,6 @@ def test_figures_are_written_below_out(deep):
 
 def test_what_the_demo_model_costs_is_drawn_beside_its_rows(tmp_path):
     "And not beside another model's: that is the test above."
-    with_seconds(tmp_path)
     assert reproduce(tmp_path, '--only', 'scalar') == 0
     written = tmp_path / 'figures' / 'embedded'
     assert {p.name for p in written.iterdir()} == {'cost.png', 'figure1.png'}
@@ -402,167 +374,6 @@ def test_rows_of_another_model_are_not_mixed(demo, tmp_path):
     few_rows(path, demo, one, few, limit=2)
     with pytest.raises(ValueError, match='model'):
         few_rows(path, demo, other, few, limit=2)
-
-
-# training
-
-
-def train(out, name, limit):
-    "The command on embedded data; its exit code."
-    words = ['--data', 'embedded', '--limit', str(limit), '--out', str(out)]
-    return main(['train', name, *words])
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    "Where a model was trained, once each, and what was said of it."
-
-    @cache
-    def trained(name, limit):
-        out = tmp_path_factory.mktemp(name)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            assert train(out, name, limit) == 0
-        return out, said.getvalue()
-
-    return trained
-
-
-ADAPTER = ('sst2', 16)
-
-
-@pytest.fixture(scope='module')
-def adapter(trained):
-    "An adapter trained on a few sentences."
-    return trained(*ADAPTER)[0]
-
-
-def test_an_adapter_is_three_files(adapter):
-    names = {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
-    assert {p.name for p in adapter.iterdir()} == names
-
-
-@pytest.mark.parametrize(
-    'said',
-    ['epochs | 4', 'seed | 0', 'sentence-transformers/all-MiniLM-L6-v2'],
-)
-def test_the_card_of_an_adapter_says_how_it_was_trained(adapter, said):
-    assert said in (adapter / 'README.md').read_text()
-
-
-def test_a_trained_adapter_is_loaded(adapter):
-    assert load_demo('sst2', folder=adapter)[0].num_labels == 2
-
-
-def test_a_model_that_is_not_known_is_not_trained():
-    assert main(['train', 'imdb2']) == 2
-
-
-def test_training_needs_data_that_was_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv('LRP_LOO_DATA', raising=False)
-    assert main(['train', 'sst2', '--out', str(tmp_path)]) == 2
-    assert 'name a folder' in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    'name, limit, said',
-    [
-        (*ADAPTER, 'accuracy'),
-        ('mnist', 64, 'accuracy'),
-        ('reviews', 4, 'nats per token'),
-        ('reviews-sst2', 16, 'accuracy'),
-    ],
-)
-def test_a_trained_model_is_measured_and_has_a_card(trained, name, limit, said):
-    out, printed = trained(name, limit)
-    assert said in printed
-    assert 'seed | 0' in (out / 'README.md').read_text()
-    kinds = {f.suffix for f in out.iterdir()}
-    assert kinds == {'.safetensors', '.json', '.md'}
-
-
-# other architectures
-
-
-@pytest.fixture(scope='module')
-def beyond(shallow_parts, tmp_path_factory):
-    "The parts that are not the paper's, on embedded data."
-    out = tmp_path_factory.mktemp('beyond')
-    assert reproduce(out, '--only', 'beyond', '--limit', 2) == 0
-    return out
-
-
-def beyond_rows(beyond, part):
-    return read_results(beyond / 'results' / 'embedded' / f'{part}.json')
-
-
-@pytest.mark.parametrize(
-    'part, n',
-    [
-        ('conservation', 4),
-        ('rewritings', 4),
-        *((part, 2) for part in BEYOND_PARTS),
-    ],
-)
-def test_every_part_has_its_rows(beyond, part, n):
-    assert len(beyond_rows(beyond, part)['rows']) == n
-
-
-def test_finished_parts_are_printed_again_and_not_computed(beyond, capsys):
-    folder = beyond / 'results' / 'embedded'
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert reproduce(beyond, '--only', 'beyond', '--limit', 2) == 0
-    out = capsys.readouterr().out
-    for part in ('conservation', 'rewritings', *BEYOND_PARTS):
-        assert f'\n{part}: ' in out
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
-def test_the_vision_transformer_is_measured_on_patches(beyond):
-    vit = beyond_rows(beyond, 'vit')
-    assert vit['config']['data']['name'] == 'scikit-learn digits'
-    assert vit['rows'][0]['n_tokens'] == 49
-    assert abs(vit['rows'][0]['methods']['loo']['r'] - 1) < 1e-6
-
-
-def test_the_language_model_reads_windows_of_one_length(beyond):
-    lm = beyond_rows(beyond, 'lm')
-    assert lm['config']['data']['tokens'] == 'first 48'
-    assert {row['n_tokens'] for row in lm['rows']} == {48}
-
-
-def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, drawn):
-    figure = drawn(beyond / 'results' / 'embedded')['beyond']
-    assert len(figure.axes) == 4
-    for ax, part in zip(figure.axes, BEYOND_PARTS):
-        table = layer_table(beyond_rows(beyond, part))
-        first = table[(table.sweep == SWEEPS[0]) & (table.k > 0)]
-        gains = ax.lines[0].get_ydata()
-        assert np.allclose(gains, first.gain.dropna())
-
-
-def test_conservation_is_drawn_for_both_models_and_rule_sets(beyond, drawn):
-    figure = drawn(beyond / 'results' / 'embedded')['conservation']
-    titles = [ax.get_title() for ax in figure.axes]
-    assert len(titles) == 4
-    assert sum('CP-LRP' in title for title in titles) == 2
-
-
-def test_images_of_a_folder_are_explained(folder, tmp_path):
-    words = ('--only', 'vit', '--limit', 2)
-    assert reproduce(tmp_path, *words, data=str(folder)) == 0
-
-
-def test_other_models_are_refused_where_the_demo_is_measured(tmp_path, capsys):
-    words = ('--only', 'vit', '--model', 'paper')
-    assert reproduce(tmp_path, *words) == 2
-    assert 'demo models' in capsys.readouterr().err
-
-
-def test_rows_of_another_limit_are_not_mixed(beyond, capsys):
-    assert reproduce(beyond, '--only', 'vit', '--limit', 3) == 1
-    assert 'limit' in capsys.readouterr().err
 
 
 # `explain` on the command line
@@ -731,4 +542,4 @@ def test_a_damaged_results_file_is_named(tmp_path):
 
 
 def test_against_paper_of_an_empty_folder(tmp_path):
-    assert against_paper(tmp_path) == dict(numbers=[])
+    assert against_paper(studies_of(), tmp_path) == dict(numbers=[])

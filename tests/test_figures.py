@@ -17,7 +17,6 @@ import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.methods import METHODS
 from lrp_loo.results import read_results
 from lrp_loo.stats import mean_se, per_text
-from lrp_lab.cost import FAILS, plot_tradeoff
 from lrp_loo.studies.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
 from lrp_loo.studies.layerwise import layer_table
 from lrp_loo.studies.style import (
@@ -53,8 +52,7 @@ def drawn(kept_results):
 
         patch.setattr(reproduce, 'save_figure', keep)
         for folder in sorted(kept_results.glob('folder*')):
-            groups = reproduce.GROUPS if folder.name == 'folder' else ('paper',)
-            reproduce.draw_figures(folder, folder, groups)
+            reproduce.draw_figures(reproduce.studies_of(), folder, folder)
     plt.close('all')
     return {k: f for k, f in found.items() if k[1] not in APART}
 
@@ -97,7 +95,7 @@ def looks_alike(one, other):
 
 
 def test_every_figure_is_as_wide_as_the_page_or_less(drawn):
-    assert len(drawn) > 30
+    assert len(drawn) > 15
     wide = {k: f.get_figwidth() for k, f in drawn.items()}
     assert {k: w for k, w in wide.items() if w > PAGE + 1e-9} == {}
 
@@ -223,83 +221,6 @@ def test_two_colours_as_dark_are_not_told_apart():
 # no name hides another
 
 
-def boxes(texts, figure):
-    "What they cover, in pixels."
-    figure.draw_without_rendering()
-    return {text.get_text(): text.get_window_extent() for text in texts}
-
-
-def overlapping(found):
-    "Pairs of boxes that share more than an edge."
-    return [
-        pair
-        for pair in combinations(found, 2)
-        if found[pair[0]].padded(-0.5).overlaps(found[pair[1]].padded(-0.5))
-    ]
-
-
-def test_the_names_of_the_trade_off_do_not_overlap(drawn):
-    figure = drawn['folder', 'tradeoff']
-    for ax in figure.axes:
-        found = boxes(ax.texts, figure)
-        assert overlapping(found) == []
-        room = ax.get_window_extent().padded(1)
-        for name, box in found.items():
-            assert room.contains(box.x0, box.y0), name
-            assert room.contains(box.x1, box.y1), name
-
-
-def test_the_trade_off_has_every_method_whose_seconds_were_measured(drawn):
-    measured = read_results(RESULTS / 'cost-length.json')['rows']
-    names = {full_name(row['method']) for row in measured}
-    axes = drawn['folder', 'tradeoff'].axes
-    for column in (axes[::2], axes[1::2]):
-        assert {t.get_text() for ax in column for t in ax.texts} == names
-
-
-def test_failures_take_a_fifth_of_the_trade_off_at_most(drawn):
-    above, _, below, _ = drawn['folder', 'tradeoff'].axes
-    heights = [ax.get_position().height for ax in (above, below)]
-    assert heights[1] < 0.25 * heights[0]
-    assert all(text.xy[1] >= FAILS for text in above.texts)
-    assert all(text.xy[1] < FAILS for text in below.texts)
-
-
-def tried(**r):
-    "Two texts on which methods reach these r."
-    methods = {m: dict(r=x) for m, x in r.items()}
-    return dict(rows=[dict(n_tokens=16, methods=methods)] * 2)
-
-
-def seconds(**of):
-    "What `benchmarks/length.py` writes, of so many seconds."
-    rows = [
-        dict(method=m, tokens=n, seconds=s * n, mib=1)
-        for m, s in of.items()
-        for n in (8, 32)
-    ]
-    return dict(rows=rows)
-
-
-def test_names_of_dots_on_one_spot_stand_apart():
-    near = dict(attn_lrp=0.9, cp_lrp=0.9, removal=0.901, loo=0.902)
-    cost = seconds(attn_lrp=0.1, cp_lrp=0.1, removal=0.1, loo=0.1)
-    figure = plot_tradeoff(cost, dict(sst2=tried(**near)))
-    (ax,) = figure.axes
-    assert overlapping(boxes(ax.texts, figure)) == []
-    plt.close(figure)
-
-
-def test_what_agrees_alone_needs_no_second_panel():
-    cost = seconds(removal=0.1, rollout=0.1)
-    (ax,) = plot_tradeoff(cost, dict(sst2=tried(removal=0.9))).axes
-    both = dict(sst2=tried(removal=0.9, rollout=0.0))
-    above, below = plot_tradeoff(cost, both).axes
-    assert [t.get_text() for t in below.texts] == ['attention rollout']
-    assert [t.get_text() for t in above.texts] == ['removal']
-    plt.close('all')
-
-
 def test_a_legend_hides_nothing_that_is_written(drawn):
     for key, figure in drawn.items():
         figure.draw_without_rendering()
@@ -358,10 +279,3 @@ def test_the_scale_on_the_right_is_the_measure_itself():
     own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
     assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
     plt.close('all')
-
-
-def test_the_front_page_s_figure_names_its_model(drawn):
-    titles = [ax.get_title() for ax in drawn['folder', 'tradeoff'].axes]
-    named = [title for title in titles if title]
-    assert len(named) == 2
-    assert all(title.startswith('MiniLM on ') for title in named)

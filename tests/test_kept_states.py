@@ -19,7 +19,6 @@ from lrp_loo.loo import leave_one_out
 from lrp_loo.models import CACHES, cache_of, forward
 from lrp_loo.rows import removal_rows_scores
 from families import DECODERS, random_inputs, random_model
-from lrp_lab.related import cached_loo_scores
 from lrp_loo.targets import Target
 
 # of logits near 1: norms and softmax are in float32
@@ -105,15 +104,6 @@ def test_rows_are_computed_one_by_one(model):
     own = removal_rows_scores(llama(), None, [enc], n_rows=4)
     assert found.info[0]['rows'] == 4
     assert torch.allclose(found.scores, own.scores, atol=ROUNDING)
-
-
-@pytest.mark.parametrize('name', CACHES)
-def test_loo_from_a_cache_is_exact(name):
-    model, tokenizer = llama_that_calls_it(name), shallow_demo('reviews')[1]
-    enc = random_inputs(model, 12)
-    found = cached_loo_scores(model, tokenizer, [enc])
-    loo, *_ = leave_one_out(model, enc, drop=False)
-    assert torch.allclose(found.scores[0], loo, atol=ROUNDING)
 
 
 @pytest.mark.parametrize('family', DECODERS)

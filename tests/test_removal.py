@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch.nn import functional as F
@@ -17,10 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.attention import AttentionCall
-from lrp_loo.cli import main
 from lrp_loo.core import pad_batch
-from lrp_loo.data import load_texts
-from lrp_lab.beyond import REWRITINGS, rewritten
 from lrp_loo.layers import graph_bytes
 from lrp_loo.lrp import Composite, attn_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.results import read_results
@@ -29,12 +25,6 @@ from families import (
     family_tasks,
     random_inputs,
     random_model,
-)
-from lrp_lab.remedy import (
-    REMEDY,
-    plot_gap,
-    remedy_claims,
-    remedy_table,
 )
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.removals import input_positions, key_weights
@@ -49,7 +39,7 @@ from lrp_loo.removal import (
 from lrp_loo.targets import Readout
 from lrp_loo.units import Units
 
-RESULTS = Path(__file__).parent.parent / 'results'
+LAB = Path(__file__).parent.parent / 'research' / 'results'
 SENTENCE = "a slow start , but the last act is a quiet triumph"
 SENTENCES = [
     SENTENCE,
@@ -251,7 +241,7 @@ def test_the_same_text_in_another_batch(demo, encs):
 
 
 def test_precision_that_was_measured():
-    found = read_results(RESULTS / 'removal-precision.json')
+    found = read_results(LAB / 'removal-precision.json')
     settings = [r['setting'] for r in found['rows']]
     assert found['config']['bound'] == SINGLE
     assert settings.count('one thread') == 200
@@ -429,7 +419,7 @@ def test_special_tokens_are_exact_beside_words(demo):
 
 
 def test_what_was_measured_of_special_tokens():
-    found = read_results(RESULTS / 'removal-special.json')
+    found = read_results(LAB / 'removal-special.json')
     shares = found['summary']['shares']
     estimate, mended = shares['estimate'], shares['exact_special']
     assert estimate['cls_wrong_sign'] > 0.3
@@ -439,21 +429,6 @@ def test_what_was_measured_of_special_tokens():
 
 
 # --- other programs, images, batches, units
-
-
-@pytest.mark.parametrize('demo_name', ['sst2', 'reviews-sst2'])
-def test_another_program_same_estimate(demo_name):
-    """The estimate belongs to the function and its attention weights;
-    rewriting the program leaves it alone.
-    """
-    model, tokenizer = load_demo(demo_name)
-    enc = encode(model, tokenizer, SENTENCE)
-    plain = removal_scores(model, tokenizer, [enc]).scores
-    names = [n for n, (which, _) in REWRITINGS.items() if demo_name in which]
-    assert len(names) >= 5
-    for name in names:
-        other = removal_scores(rewritten(model, name), tokenizer, [enc]).scores
-        assert of_largest(other, plain) < 2e-3, name
 
 
 @pytest.fixture(scope='module')
@@ -863,7 +838,7 @@ def test_no_rule_changes_what_is_read_of_the_output():
 
 def test_what_was_measured_of_long_contexts():
     "At most twice a plain backward pass, half of it with checkpoints."
-    rows = read_results(RESULTS / 'memory-context.json')['rows']
+    rows = read_results(LAB / 'memory-context.json')['rows']
     ways = {(row['way'], row['context']): row for row in rows}
     for (way, n), row in ways.items():
         if 'checkpoint' in way:
@@ -939,113 +914,3 @@ def test_weights_for_another_number_of_keys_are_refused(demo, encs):
     with pytest.raises(ValueError, match='keys for 3 inputs'):
         with key_weights(torch.ones(1, 3)):
             forward(demo[0], encs[0])
-
-
-# --- the experiments, end to end
-
-
-@pytest.fixture(scope='module')
-def short_data(tmp_path_factory):
-    "Our sentences in the hub's layout; three of them make a review."
-    folder = tmp_path_factory.mktemp('data')
-    d = load_texts('sst2', 'embedded', limit=12)
-    reviews = [' '.join(d.texts[i : i + 3]) for i in range(0, 12, 3)]
-    sets = {
-        'sst2/validation': dict(sentence=d.texts, label=d.labels),
-        'imdb/test': dict(text=reviews, label=d.labels[::3]),
-    }
-    for name, columns in sets.items():
-        path = folder / f'{name}-00000-of-00001.parquet'
-        path.parent.mkdir()
-        pd.DataFrame(columns).to_parquet(path)
-    return folder
-
-
-def reproduce(words, data, out):
-    command = ['reproduce', '--only', words, '--limit', '2']
-    return main([*command, '--data', str(data), '--out', str(out)])
-
-
-@pytest.fixture(scope='module')
-def reproduced(short_data, tmp_path_factory, shallow_parts):
-    "Where `gap` and `weights` were run once."
-    out = tmp_path_factory.mktemp('out')
-    assert reproduce('gap,weights', short_data, out) == 0
-    return out
-
-
-def test_the_gap_is_paid_for_by_passes_of_a_token_s_own(reproduced):
-    rows = read_results(reproduced / 'results/folder/gap.json')['rows']
-    assert len(rows) == 2
-    r = rows[0]['r']
-    assert r['own trapezoid'] > r['mask derivative']
-
-
-def test_the_weights_are_measured_on_both_parts(reproduced):
-    for part in ('sst2', 'imdb'):
-        path = reproduced / f'results/folder/weights-{part}.json'
-        rows = read_results(path)['rows']
-        assert len(rows) == 2
-        assert all('contexts, 4 passes' in row['methods'] for row in rows)
-
-
-def test_the_gap_s_figure_is_drawn_from_its_rows(reproduced):
-    found = read_results(reproduced / 'results/folder/gap.json')
-    (ax,) = plot_gap(found).axes
-    labels = [t.get_text() for t in ax.get_yticklabels()]
-    for label, bar in zip(labels, ax.patches, strict=True):
-        name, value = label.rsplit('  ', 1)
-        mean = sum(row['r'][name] for row in found['rows']) / 2
-        assert bar.get_width() == pytest.approx(mean)
-        assert float(value) == pytest.approx(mean, abs=6e-4)
-    assert (reproduced / 'figures/folder/gap.png').exists()
-
-
-def test_finished_rows_are_printed_and_left_alone(
-    reproduced, short_data, capsys
-):
-    path = reproduced / 'results/folder/gap.json'
-    before = path.read_bytes()
-    assert reproduce('gap,weights', short_data, reproduced) == 0
-    assert path.read_bytes() == before
-    printed = capsys.readouterr().out
-    assert 'own trapezoid' in printed
-    assert 'contexts, 4 passes' in printed
-
-
-# --- the claims
-
-
-def claims_and_table(removal, others):
-    "What is claimed where removal's methods have one r and the others another."
-
-    def row(i):
-        same = dict(r=1.0, r_sum=1.0, r_sum_both=1.0, r_all=1.0)
-        methods = {'loo': dict(**same, lerf=2.0, morf=1.0)}
-        for m in REMEDY:
-            r = removal + i / 1000 if 'removal' in m else others
-            zero = dict(r_sum=0.0, r_sum_both=0.0, r_all=0.0, morf=0.0)
-            methods[m] = dict(r=r, lerf=1.0 + r, **zero)
-        return dict(i=i, n_tokens=9, methods=methods)
-
-    config = dict(methods={n: list(v) for n, v in REMEDY.items()})
-    part = dict(config=config, rows=[row(i) for i in range(5)])
-    return remedy_claims({'sst2': part}), remedy_table(part)
-
-
-def test_the_claims_hold_where_removal_is_better():
-    claims, _ = claims_and_table(0.98, 0.5)
-    assert claims
-    assert all(c['holds'] for c in claims)
-
-
-def test_the_claims_fall_where_removal_is_worse():
-    claims, _ = claims_and_table(0.5, 0.98)
-    of_r = [c for c in claims if 'morf' not in c['claim']]
-    assert of_r
-    assert not any(c['holds'] for c in of_r)
-
-
-def test_the_remedy_s_table_counts_passes():
-    _, table = claims_and_table(0.98, 0.5)
-    assert table.passes['removal, 9 passes'] == 9

@@ -7,13 +7,12 @@ import itertools
 import json
 import re
 from functools import cache
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from tracked import tracked
+from conftest import LAB, ROOT, tracked
 
 from lrp_lab.beyond import claim2_table, read_beyond
 from lrp_loo.results import read_results
@@ -35,25 +34,30 @@ from lrp_lab.protocol import (
 from lrp_lab.related import related_table
 from lrp_lab.remedy import remedy_table
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / 'results' / 'folder'
+PAPER = ROOT / 'results' / 'folder'
+FOLDER = LAB / 'results' / 'folder'
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 @cache
 def rows_of(name):
-    return read_results(FOLDER / f'{name}.json')
+    paths = (home / f'{name}.json' for home in (PAPER, FOLDER))
+    return read_results(next(p for p in paths if p.exists()))
 
 
 def prose(chapter):
     "The markdown of a chapter."
-    cells = nbformat.read(ROOT / 'nbs' / f'{chapter}.ipynb', 4).cells
+    paths = tracked(f'nbs/**/{chapter}.ipynb', f'research/nbs/{chapter}.ipynb')
+    cells = nbformat.read(paths[0], 4).cells
     return '\n'.join(c.source for c in cells if c.cell_type == 'markdown')
 
 
 def everything_written():
     "README, changelog and every chapter's markdown: name → text."
-    chapters = {p.stem: prose(p.stem) for p in tracked('nbs/*.ipynb')}
+    chapters = {
+        p.stem: prose(p.stem)
+        for p in tracked('nbs/**/*.ipynb', 'research/nbs/*.ipynb')
+    }
     files = {
         f: (ROOT / f).read_text(encoding='utf-8')
         for f in ('README.md', 'CHANGELOG.md')
@@ -79,7 +83,7 @@ def readme_row(start):
 
 @pytest.mark.parametrize('method', PASSES)
 def test_every_row_of_the_readme_table_is_from_the_same_texts(method):
-    cost = read_results(ROOT / 'results' / 'cost-length.json')
+    cost = read_results(LAB / 'results' / 'cost-length.json')
     shown = readme_row(NAMES.get(method, method))[2:]
     for part, (r, _, delta, time) in zip(
         ('sst2', 'imdb'), (shown[:4], shown[4:8])
@@ -129,7 +133,7 @@ def test_nine_passes_cost_more_than_loo_on_sentences_and_readme_says_so():
 
 
 def test_removal_takes_little_more_than_attn_lrp():
-    cost = read_results(ROOT / 'results' / 'cost-length.json')
+    cost = read_results(LAB / 'results' / 'cost-length.json')
     seconds = cost_table(cost)
     mib = cost_table(cost, 'mib')
     assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.25
@@ -382,7 +386,7 @@ def test_no_interval_is_drawn_from_six_reviews():
 
 def test_half_of_table_a3_has_no_counterpart_and_is_said_to_have_none():
     numbers = pd.DataFrame(
-        json.loads((FOLDER / 'against_paper.json').read_text())['numbers']
+        json.loads((PAPER / 'against_paper.json').read_text())['numbers']
     )
     missing = numbers[numbers.ours.isna()]
     assert (

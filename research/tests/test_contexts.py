@@ -14,7 +14,7 @@ from lrp_loo.context import answer_log_prob
 from lrp_loo.data import TextData
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import contexts
+from lrp_lab import contexts
 from lrp_lab.contexts import (
     CHAT,
     EXACT,
@@ -45,7 +45,7 @@ from lrp_lab.contexts import (
     singled_out,
     with_peers,
 )
-from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_lab.run import groups_of, studies
 from lrp_loo.units import text_spans
 from lrp_loo.variants import read_subsets, read_whole
 
@@ -507,8 +507,8 @@ def test_it_is_printed_with_what_the_answers_hold(measured):
 
 
 def test_it_is_asked_for_by_its_parts():
-    assert set(KINDS_OF_CONTEXTS) <= set(words_of('scale'))
-    (study,) = [s for s in all_studies() if s.name == 'contexts']
+    assert set(KINDS_OF_CONTEXTS) <= set(groups_of(studies())['scale'])
+    (study,) = [s for s in studies() if s.name == 'contexts']
     assert list(study.files) == list(KINDS_OF_CONTEXTS)
 
 

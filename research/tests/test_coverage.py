@@ -23,7 +23,7 @@ from lrp_lab.coverage import (
     plot_coverage,
     rows_of_set,
 )
-from lrp_loo.studies.reproduce import words_of
+from lrp_lab.run import groups_of, studies
 
 PART = 'coverage-minilm-sst2'
 
@@ -154,8 +154,8 @@ def test_the_figure_has_two_panels_a_part(measured):
 
 
 def test_mpnet_is_asked_for_by_a_word_of_its_own():
-    assert 'coverage' in words_of('all')
-    assert 'coverage-large' in words_of('scale')
+    assert 'coverage' in groups_of(studies())['all']
+    assert 'coverage-large' in groups_of(studies())['scale']
 
 
 def test_an_unknown_part_is_refused(tmp_path):

@@ -25,7 +25,7 @@ from lrp_lab.depth import (
     plot_depth,
 )
 from lrp_loo.studies.experiments import drawn_tokens
-from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_lab.run import groups_of, studies
 from lrp_loo.studies.style import method_label
 
 
@@ -95,9 +95,9 @@ def test_it_is_printed_with_the_cost_of_loo(measured):
 
 
 def test_large_models_are_asked_for_by_a_word_of_their_own():
-    assert 'depth' in words_of('all')
-    assert 'depth-large' in words_of('scale')
-    files = [f for s in all_studies() if 'depth' in s.name for f in s.files]
+    assert 'depth' in groups_of(studies())['all']
+    assert 'depth-large' in groups_of(studies())['scale']
+    files = [f for s in studies() if 'depth' in s.name for f in s.files]
     assert sorted(files) == sorted(PARTS)
 
 

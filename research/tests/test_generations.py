@@ -5,7 +5,8 @@ from conftest import TEXTS, shallow_demo
 
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import common, generations
+from lrp_loo.studies import common
+from lrp_lab import generations
 from lrp_lab.depth import TOKENS_DRAWN
 from lrp_lab.generations import (
     EXPLAINED,
@@ -19,7 +20,7 @@ from lrp_lab.generations import (
     generations_tables,
     plot_generations,
 )
-from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_lab.run import groups_of, studies
 
 
 @pytest.fixture(scope='module')
@@ -71,9 +72,9 @@ def test_it_is_printed_and_drawn(measured):
 
 def test_the_study_is_found():
     assert {'generations', 'generations-large'} <= {
-        study.name for study in all_studies()
+        study.name for study in studies()
     }
-    assert 'generations-large' in words_of('scale')
+    assert 'generations-large' in groups_of(studies())['scale']
     parts = ('decoder', 'smollm2', 'long')
     assert set(GENERATED) == {f'generations-{part}' for part in parts}
 

@@ -36,7 +36,7 @@ from lrp_lab.grid import (
     refusals_table,
 )
 from lrp_loo.studies.ledger import ledger
-from lrp_loo.studies.reproduce import all_studies
+from lrp_lab.run import studies
 
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(
@@ -301,7 +301,7 @@ def test_starting_over_makes_a_models_files_once(tmp_path, small, monkeypatch):
 def test_every_cell_has_a_study_that_reproduce_knows():
     files = [f for study in STUDIES for f in study.files]
     assert files == list(GRID_PARTS)
-    known = all_studies()
+    known = studies()
     assert all(study in known for study in STUDIES)
 
 

@@ -21,10 +21,10 @@ from lrp_loo.lrp import Composite
 from lrp_loo.methods import lrp_scores, sum_over_features
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import heads
+from lrp_lab import heads
 from lrp_loo.studies.experiments import row_flatness
 from families import random_inputs, random_model
-from lrp_loo.studies.reproduce import all_studies
+from lrp_lab.run import studies
 
 # norms are computed in float32 in some families, whatever the weights are
 CLOSE = 1e-5
@@ -510,7 +510,7 @@ def test_the_figure_has_a_point_for_every_head(measured):
 
 
 def test_both_studies_are_found():
-    words = [w for study in all_studies() for w in study.words]
+    words = [w for study in studies() for w in study.words]
     assert {'heads', 'heads-scale'} <= set(words)
 
 

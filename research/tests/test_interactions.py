@@ -17,7 +17,7 @@ from lrp_lab.interactions import (
     plot_interactions,
     shared_ends,
 )
-from lrp_loo.studies.reproduce import words_of
+from lrp_lab.run import groups_of, studies
 
 
 def test_rows_are_resumed_and_shown(tmp_path):
@@ -47,10 +47,10 @@ def test_a_questions_tokens_are_found():
 
 
 def test_reproduce_knows_it():
-    assert 'interactions' in words_of('all')
-    assert 'interactions-large' in words_of('scale')
-    assert 'phrases' in words_of('all')
-    assert 'phrases-large' in words_of('scale')
+    assert 'interactions' in groups_of(studies())['all']
+    assert 'interactions-large' in groups_of(studies())['scale']
+    assert 'phrases' in groups_of(studies())['all']
+    assert 'phrases-large' in groups_of(studies())['scale']
 
 
 def test_phrases_are_of_every_kind_and_sign():

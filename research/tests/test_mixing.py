@@ -42,7 +42,7 @@ from lrp_lab.mixing import (
     relp_scores,
     value_zeroing_scores,
 )
-from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_lab.run import groups_of, studies
 from lrp_loo.results import read_results
 from lrp_loo.targets import Target
 
@@ -597,7 +597,7 @@ def test_they_are_audited_as_any_method(demo):
 
 
 def test_the_study_is_found():
-    assert {'mixing', 'mixing-large'} <= {s.name for s in all_studies()}
-    assert 'mixing-large' in words_of('scale')
+    assert {'mixing', 'mixing-large'} <= {s.name for s in studies()}
+    assert 'mixing-large' in groups_of(studies())['scale']
     with pytest.raises(ValueError, match='mixing-smollm2'):
         mixing_methods('mixing-vit')

@@ -6,11 +6,15 @@ import copy
 
 import pytest
 import torch
+from conftest import shallow_demo
+from families import random_inputs
+from test_kept_states import ROUNDING, llama_that_calls_it
 
 from lrp_loo import load_demo
 from lrp_loo.stats import pearson
 from lrp_loo.methods import explain, explain_batch
-from lrp_loo.models import encode, forward
+from lrp_loo.loo import leave_one_out
+from lrp_loo.models import CACHES, encode, forward
 from lrp_loo.core import pad_batch
 from lrp_lab.related import (
     RELATED,
@@ -184,3 +188,12 @@ def test_eager_attention_is_named(demo):
     eager.set_attn_implementation('eager')
     with pytest.raises(ValueError, match='sdpa'):
         explain(eager, tok, TEXT, method=RELATED['atp'].run)
+
+
+@pytest.mark.parametrize('name', CACHES)
+def test_loo_from_a_cache_is_exact(name):
+    model, tokenizer = llama_that_calls_it(name), shallow_demo('reviews')[1]
+    enc = random_inputs(model, 12)
+    found = cached_loo_scores(model, tokenizer, [enc])
+    loo, *_ = leave_one_out(model, enc, drop=False)
+    assert torch.allclose(found.scores[0], loo, atol=ROUNDING)

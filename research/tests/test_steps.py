@@ -8,7 +8,7 @@ from lrp_loo.studies import common
 from lrp_loo.studies.common import SENTENCES
 from lrp_loo.studies.layerwise import layer_table
 from lrp_loo.studies.ledger import CLAIMS, Rows
-from lrp_loo.studies.reproduce import all_studies, words_of
+from lrp_lab.run import groups_of, studies
 from lrp_lab.steps import STEPS, steps_experiment, steps_tables
 
 
@@ -78,8 +78,8 @@ def test_it_is_printed_as_table_a3(measured):
 
 
 def test_each_part_is_asked_for_by_a_word_of_its_own():
-    assert set(STEPS) <= set(words_of('scale'))
-    studies = [s for s in all_studies() if s.name.startswith('steps')]
+    assert set(STEPS) <= set(groups_of(studies())['scale'])
+    studies = [s for s in studies() if s.name.startswith('steps')]
     files = [part for s in studies for part in s.files]
     assert sorted(files) == sorted(STEPS)
     figures = [name for s in studies for name in s.figures]

@@ -8,7 +8,8 @@ import pytest
 
 from conftest import shallow_demo
 from lrp_loo.results import read_results
-from lrp_loo.studies import lengths, trainings
+from lrp_lab import lengths
+from lrp_lab import trainings
 from lrp_loo.studies.ledger import ledger
 from lrp_lab.lengths import (
     gain_by_cut,
@@ -16,7 +17,8 @@ from lrp_lab.lengths import (
     lengths_experiment,
     plot_lengths,
 )
-from lrp_loo.studies.reproduce import entries_by_study, words_of
+from lrp_lab.run import groups_of, studies
+from lrp_loo.studies.reproduce import entries_by_study
 from lrp_lab.trainings import (
     plot_trainings,
     rows_by_training,
@@ -88,7 +90,7 @@ def test_one_training_alone_says_nothing_about_trainings(trained):
 
 
 def test_the_ledger_has_both_intervals(trained):
-    entries = ledger([trained.parent], entries_by_study())
+    entries = ledger([trained.parent], entries_by_study(studies()))
     (entry,) = (e for e in entries if e['claim'] == 'cp-above-attn')
     assert entry['trainings'] == 3
     assert entry['model'] == 'minilm-sst2, 3 trainings'
@@ -149,7 +151,7 @@ def test_the_figure_of_lengths_draws_a_line_a_method(cut):
 
 
 def test_what_needs_other_packages_is_asked_for_by_name():
-    assert {'trainings', 'lengths'} <= set(words_of('all'))
+    assert {'trainings', 'lengths'} <= set(groups_of(studies())['all'])
     large = {'trainings-mpnet', 'lengths-mpnet'}
-    assert large <= set(words_of('scale'))
-    assert not large & set(words_of('all'))
+    assert large <= set(groups_of(studies())['scale'])
+    assert not large & set(groups_of(studies())['all'])

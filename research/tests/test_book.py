@@ -6,19 +6,21 @@ import json
 import re
 
 import pytest
-from tracked import tracked
+from conftest import tracked
 
 CHAPTERS = {p.stem: p for p in tracked('nbs/[0-9]*.ipynb')}
+LAB = {p.stem: p for p in tracked('research/nbs/[0-9]*.ipynb')}
+EVERY = CHAPTERS | LAB
 FIRST_DECADE = [name for name in CHAPTERS if name.startswith('0')]
 MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade
-NEXT = r'Next: \[[^\]]+\]\((\w+)\.ipynb[^)]*\)'
+NEXT = r'Next: \[[^\]]+\]\((?:\.\./)?(\w+)\.(?:ipynb|md)[^)]*\)'
 SENTENCE = 'A gripping, funny film that never once talks down to us.'
 
 
 def cells_of(name, kind):
     "The sources of a chapter's cells of that kind."
-    cells = json.loads(CHAPTERS[name].read_text(encoding='utf-8'))['cells']
+    cells = json.loads(EVERY[name].read_text(encoding='utf-8'))['cells']
     return [''.join(c['source']) for c in cells if c['cell_type'] == kind]
 
 
@@ -27,25 +29,27 @@ def next_of(name):
     return re.findall(NEXT, '\n'.join(cells_of(name, 'markdown')))
 
 
-@pytest.mark.parametrize('name', CHAPTERS)
+@pytest.mark.parametrize('name', EVERY)
 def test_a_chapter_ends_with_what_to_read_next(name):
     assert len(next_of(name)) == 1
     # in the last words of its last cell
     assert re.search(NEXT, cells_of(name, 'markdown')[-1][-400:])
 
 
-def test_following_next_visits_every_chapter_once():
-    name = '00_question'
+@pytest.mark.parametrize(
+    'first, part', [('00_question', CHAPTERS), ('00_run', LAB)]
+)
+def test_following_next_visits_every_chapter_once(first, part):
+    name = first
     visited = []
-    # a chapter may be named that is written elsewhere: there the book ends
-    while name in CHAPTERS and name not in visited:
+    # a page may be named that is no chapter: there the book ends
+    while name in part and name not in visited:
         visited.append(name)
         name = next_of(name)[0]
-    assert visited == list(CHAPTERS)
-    assert name not in CHAPTERS
+    assert visited == list(part)
 
 
-@pytest.mark.parametrize('name', CHAPTERS)
+@pytest.mark.parametrize('name', EVERY)
 def test_a_chapter_is_read_in_one_sitting(name):
     words = ' '.join(cells_of(name, 'markdown')).split()
     assert len(words) <= MOST_WORDS

@@ -1,0 +1,33 @@
+"What the lab's tests share with those of the tool, and more of their own."
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOUSE = ROOT / 'tests'
+LAB = ROOT / 'research'
+sys.path.append(str(HOUSE))
+spec = importlib.util.spec_from_file_location('house', HOUSE / 'conftest.py')
+house = importlib.util.module_from_spec(spec)
+sys.modules['house'] = house
+spec.loader.exec_module(house)
+globals().update({k: v for k, v in vars(house).items() if k[0] != '_'})
+ROOT = house.ROOT
+
+
+@pytest.fixture(scope='session')
+def kept_results(tmp_path_factory):
+    """A folder like `results/`, with the rows that are kept and no others: the
+    paper's and the lab's beside one another.
+    """
+    folder = tmp_path_factory.mktemp('results')
+    for home in (ROOT, LAB):
+        pattern = home.relative_to(ROOT).as_posix() + '/results/**/*.json'
+        for path in house.tracked(pattern.removeprefix('./')):
+            kept = folder / path.relative_to(home / 'results')
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.symlink_to(path)
+    return folder

@@ -1,0 +1,189 @@
+"The ledger is what its rows say; no sentence says otherwise."
+
+import json
+import re
+
+import pytest
+from conftest import LAB, ROOT, tracked
+
+from lrp_lab.run import every_study
+
+from lrp_loo.results import read_results
+from lrp_loo.studies.ledger import (
+    entry_name,
+    file_entries,
+    ledger,
+    ledger_notes,
+    ledger_table,
+    verdicts_by_model,
+)
+from lrp_loo.studies.reproduce import entries_by_study
+
+KEPT = ROOT / 'results' / 'claims.json'
+LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
+WORDS = ('holds', 'reversed', 'undecided', 'withdrawn')
+PROMPT = '59_ledger.ipynb#About-a-prompt'  # says what † means
+
+
+@pytest.fixture(scope='module')
+def kept():
+    return json.loads(KEPT.read_text(encoding='utf-8'))
+
+
+@pytest.fixture(scope='module')
+def computed(kept_results):
+    folders = sorted(kept_results.glob('folder*'))
+    return ledger(folders, entries_by_study(every_study()))
+
+
+def sentences():
+    "File → its text, of everything a reader reads."
+    found = {'README.md': (ROOT / 'README.md').read_text(encoding='utf-8')}
+    for path in tracked('nbs/**/*.ipynb', 'research/nbs/*.ipynb'):
+        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+        texts = [''.join(c['source']) for c in cells]
+        found[path.name] = '\n'.join(texts)
+    return found
+
+
+def test_the_kept_ledger_has_an_entry_for_every_question(kept, computed):
+    assert list(map(entry_name, kept)) == list(map(entry_name, computed))
+
+
+def test_the_kept_verdicts_are_those_of_the_rows(kept, computed):
+    assert [e['verdict'] for e in kept] == [e['verdict'] for e in computed]
+
+
+@pytest.mark.parametrize('number', ['mean', 'low', 'high', 'p', 'p_holm'])
+def test_the_kept_numbers_are_those_of_the_rows(kept, computed, number):
+    # five digits are kept
+    found = [e[number] for e in computed]
+    assert [e[number] for e in kept] == pytest.approx(found, rel=1e-4)
+
+
+def test_no_question_is_answered_twice(kept):
+    names = list(map(entry_name, kept))
+    assert len(set(names)) == len(names)
+
+
+def test_no_sentence_contradicts_the_ledger(kept):
+    verdicts = {entry_name(e): e['verdict'] for e in kept}
+    wrong = [
+        (file, said, name, verdicts.get(name, 'no such entry'))
+        for file, text in sentences().items()
+        for said, name in LINK.findall(text)
+        if verdicts.get(name) != said
+    ]
+    assert not wrong
+
+
+def test_the_readme_has_its_verdicts_from_the_ledger():
+    readme = sentences()['README.md']
+    start = readme.index('## What holds')
+    section = readme[start : readme.index('\n## ', start + 3)]
+    said = [word for word, _ in LINK.findall(section)]
+    assert set(said) <= set(WORDS)
+    assert len(said) >= 8
+
+
+@pytest.mark.parametrize('part', ['planted', 'imdb'])
+def test_contexts_that_were_set_aside_are_in_no_claim(part):
+    path = LAB / 'results' / 'folder' / f'contexts-{part}.json'
+    results = read_results(path)
+    asked = sum(bool(row['methods']) for row in results['rows'])
+    assert 0 < asked < len(results['rows'])
+    assert {entry['n'] for entry in file_entries(results)} == {asked}
+
+
+# what is about a prompt
+
+
+def files_over_prompts():
+    "Those whose rows hold r over every token of a question around a text."
+    found = set()
+    for path in tracked(
+        'results/folder*/*.json', 'research/results/folder/*.json'
+    ):
+        content = json.loads(path.read_text(encoding='utf-8'))
+        if isinstance(content, dict) and 'prompt' in content.get('config', {}):
+            found.add(f'{path.parent.name}/{path.stem}')
+    # their pairs are of the text's own tokens
+    return found - {'folder/interactions-smollm2'}
+
+
+def test_every_entry_over_the_tokens_of_a_prompt_says_so(kept):
+    about_prompts = {e['file'] for e in kept if e['over_prompt']}
+    assert about_prompts
+    asked = files_over_prompts()
+    assert about_prompts <= asked
+    assert not [e for e in kept if e['file'] in asked - about_prompts]
+
+
+def test_a_column_about_a_prompt_is_marked_and_no_other(kept):
+    marked = [
+        name
+        for name in verdicts_by_model(kept, ['cp-above-attn'])
+        if name.endswith('†')
+    ]
+    assert marked == ['SmolLM2, 30 layers †']
+    assert {m for m, *_ in ledger_table(kept).columns if m.endswith('†')} == {
+        'smollm2-135m-instruct †'
+    }
+
+
+def test_what_a_mark_means_stands_below_only_where_there_is_one(kept):
+    prompt, withdrawn = ledger_notes(kept)
+    assert 'ten tokens of the template' in prompt
+    assert '83 to 97 %' in withdrawn
+    assert ledger_notes([e for e in kept if e['model'] == 'mpnet-sst2']) == []
+    readme = sentences()['README.md']
+    assert prompt in readme and withdrawn in readme
+
+
+# pages that say it themselves, or whose numbers are of a text's own tokens
+APART = ('README.md', 'index.ipynb', '59_ledger.ipynb')
+APART += ('45_pairs.ipynb', '69b_found.ipynb')
+
+
+def test_a_chapter_with_numbers_of_smollm2_points_to_what_they_are_about():
+    numbers = re.compile(r'SmolLM2.*\d\.\d\d|\d\.\d\d.*SmolLM2')
+    read = {p: t for p, t in sentences().items() if p not in APART}
+    said = [page for page, text in read.items() if numbers.search(text)]
+    assert len(said) > 7
+    assert [page for page in said if PROMPT not in read[page]] == []
+
+
+def test_a_chapter_with_a_verdict_over_a_prompt_points_to_what_it_is_about(
+    kept,
+):
+    over = {entry_name(e) for e in kept if e['over_prompt']}
+    read = {p: t for p, t in sentences().items() if p not in APART}
+    said = [
+        page
+        for page, text in read.items()
+        if any(name in over for _, name in LINK.findall(text))
+    ]
+    assert len(said) > 2
+    assert [page for page in said if PROMPT not in read[page]] == []
+
+
+def test_a_verdict_over_a_prompt_is_marked_on_the_front_page(kept):
+    over = {entry_name(e) for e in kept if e['over_prompt']}
+    lines = sentences()['README.md'].splitlines()
+    said = [x for x in lines if any(n in over for _, n in LINK.findall(x))]
+    assert len(said) > 3
+    assert [line for line in said if '†' not in line] == []
+
+
+# maps that have not arrived
+
+
+def test_no_verdict_on_smollm2_rests_on_integrated_gradients(kept):
+    said = {e['verdict'] for e in kept if e['claim'] == 'attn-above-ig'}
+    here = [
+        e['verdict']
+        for e in kept
+        if e['claim'] == 'attn-above-ig' and e['model'].startswith('smollm2')
+    ]
+    assert set(here) == {'withdrawn'} and len(here) == 6
+    assert 'holds' in said  # elsewhere the maps have arrived
