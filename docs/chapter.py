@@ -239,15 +239,18 @@ class Chapter:
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 
-def as_page(nb, name, public):
+def as_page(nb, name, public, lab):
     """The Markdown of a notebook, and its figures by path. `public`: the
-    exported names of each module.
+    exported names of each module; `lab`: where the files of the clone are
+    shown.
     """
     chapter = Chapter(nb, name, public)
     for cell in nb.cells:
         chapter.add(cell)
     text = '\n\n'.join(chapter.parts)
     text = re.sub(r'\]\((\w+)\.ipynb(#[^)]*)?\)', r'](\1.md\2)', text)
+    # the lab is read where its clone is, its pictures are shown
+    text = re.sub(r'\]\(\.\./(research/[^)]*\.(ipynb|md))', rf']({lab}\1', text)
     text = text.replace('](../', '](')
     del chapter.figures['page']
     # found before the reference

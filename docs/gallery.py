@@ -64,9 +64,10 @@ def drawn():
     "Name of a picture → the study's module, the function that draws it."
     found = {}
     for module in MODULES:
-        for study in import_module(f'lrp_loo.studies.{module}').STUDIES:
+        for study in import_module(module).STUDIES:
             for name, draw in study.figures.items():
-                found[name] = module, function_of(draw)
+                home = module.removeprefix('lrp_loo.')
+                found[name] = home, function_of(draw)
     return found
 
 
@@ -86,12 +87,12 @@ def home_of(path, module, function, books, homes):
     function; else one that calls it, and reads this folder's rows if any does.
     """
     if not function.__module__.endswith(f'.{module}'):
-        return homes[f'studies.{module}']
+        return homes[module]
     names = callers(function, books)
     folder = path.parent.name
     read = re.compile(rf'{folder}[/\'"]')
     reads = [n for n in names if read.search(sources(books[n], 'code'))]
-    return (reads or names or [homes[f'studies.{module}']])[0]
+    return (reads or names or [homes[module]])[0]
 
 
 def alt_of(path, books):

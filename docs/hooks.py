@@ -85,6 +85,7 @@ def on_config(config):
         copyright=settings['copyright'],
         site_url=f"{settings['doc_host']}{settings['doc_baseurl']}/",
     )
+    config.extra['lab'] = f"{settings['git_url']}/blob/{settings['branch']}/"
     books = notebooks()
     homes = {chapter.module_of(nb): name for name, nb in books.items()}
     modules = {m: n for m, n in homes.items() if m and m[0] != '_'}
@@ -110,6 +111,7 @@ def pointed_at(books):
         path
         for text in texts
         for path in re.findall(r'\]\(\.\./([^)#\s]+)', text)
+        if not re.match(r'research/.*\.(ipynb|md)$', path)
     }
     return sorted(path for path in found if (ROOT / path).is_file())
 
@@ -123,7 +125,7 @@ def on_files(files, config):
         files.append(File.generated(config, path, content=content))
 
     for name, nb in books.items():
-        text, figures = chapter.as_page(nb, name, public)
+        text, figures = chapter.as_page(nb, name, public, config.extra['lab'])
         add(f'{name}.md', text)
         for path, png in figures.items():
             add(path, png)

@@ -8,7 +8,7 @@ import importlib
 import pytest
 from tracked import tracked
 
-SCRIPTS = tracked('benchmarks/*.py')
+SCRIPTS = tracked('benchmarks/*.py', 'research/benchmarks/*.py')
 
 
 def imported(script):

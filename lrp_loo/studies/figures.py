@@ -41,7 +41,6 @@ from lrp_loo.studies.style import (
     model_look,
     panels,
     shared_legend,
-    short_caption,
     themed,
 )
 

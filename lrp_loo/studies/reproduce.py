@@ -159,9 +159,7 @@ def files_of(
 ) -> set:  # without .json
     "The files of rows that they ask for."
     return {
-        study.files[part]
-        for study in studies
-        for part in study.parts(words)
+        study.files[part] for study in studies for part in study.parts(words)
     }
 
 

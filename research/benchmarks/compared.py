@@ -19,7 +19,7 @@ from lrp_loo import load_demo
 from lrp_loo.core import write_text_atomic
 
 HERE = Path(__file__).parent
-OUT = HERE.parent / 'results' / 'compared.json'
+OUT = HERE.parents[1] / 'results' / 'compared.json'
 # of the classifier; of the language model, with what it goes on with
 SENTENCE = ['a warm and funny film']
 PROMPT = ['I expected little, and the film was', ' funny']

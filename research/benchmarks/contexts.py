@@ -6,7 +6,7 @@ log-probability. The reference is exact Leave-One-Out, by attention mask and by
 deleting the sentence's text. r is Pearson's over the sentences, averaged over
 contexts; `first` counts the contexts whose highest sentence is that of LOO.
 
-python benchmarks/contexts.py [--contexts FILE] [--only PEER] [--out FILE]
+python research/benchmarks/contexts.py [--contexts FILE] [--only PEER] [--out FILE]
 """
 
 import argparse

@@ -6,7 +6,7 @@ number; here it is. Each method is asked in a process of its own, on one thread,
 and its seconds are divided by those of plain forward passes timed before and
 after. Kept are medians over the contexts, the shortest of the study.
 
-python benchmarks/contexts_seconds.py [--contexts N] [--out FILE]
+python research/benchmarks/contexts_seconds.py [--contexts N] [--out FILE]
 """
 
 import argparse

@@ -6,7 +6,7 @@ again, and put to packages of others, each in an environment of its own
 the text (tokens that went through the model, a backward pass counting as two)
 and seconds; a context that is there is not asked again.
 
-python benchmarks/contexts_study.py [--part contexts-imdb] [--data FOLDER]
+python research/benchmarks/contexts_study.py [--part contexts-imdb] [--data FOLDER]
     [--study FILE] [--only PEER] [--out FILE]
 """
 

@@ -6,7 +6,7 @@ one masked forward pass at a time. With --long: one text of 512 tokens, removal
 against AttnLRP, and exact LOO (once: it takes minutes) against removal.
 Embedded texts, the demo model, CPU.
 
-python benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out FILE]
+python research/benchmarks/cost.py [--rounds 5] [--texts 24] [--long] [--out FILE]
 """
 
 import argparse

@@ -6,7 +6,7 @@ in its place, of the number that a method explains (the generated token's logit
 or log-probability). r is Pearson's, a generated token at a time, averaged. Each
 method is asked in a process of its own, ours by `explain_generation`.
 
-python benchmarks/generation.py [--only PEER] [--out FILE]
+python research/benchmarks/generation.py [--only PEER] [--out FILE]
 """
 
 import argparse

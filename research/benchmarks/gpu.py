@@ -2,7 +2,7 @@
 against a plain gradient, Captum and (LRP_LOO_LXT_PYTHON, see lrp.py) lxt, and
 one actor of Ray over a data set. Seconds are absolute: they are of one device.
 
-python benchmarks/gpu.py [--data FOLDER] [--sentences 192] [--device cuda]
+python research/benchmarks/gpu.py [--data FOLDER] [--sentences 192] [--device cuda]
 
 Without a GPU `--device cpu` runs the same at float32, to see that it runs;
 name another file with --out then.
@@ -12,6 +12,9 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+
+LAB = Path(__file__).resolve().parents[1]
+sys.path.append(str(LAB.parent / 'benchmarks'))
 
 import torch
 from common import OUT, arguments, pairs, record, texts
@@ -166,7 +169,7 @@ if __name__ == '__main__':
         __doc__, sentences=192, device='cuda', models=','.join(MODELS)
     )
     if given.out == str(OUT):
-        given.out = str(OUT.with_name('benchmarks-gpu.json'))
+        given.out = str(LAB / 'results' / 'benchmarks-gpu.json')
     where = device_named(given.device)
     for model_name in given.models.split(','):
         for precision in precisions(where):

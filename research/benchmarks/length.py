@@ -4,7 +4,7 @@ text of our own, one at a time), and seconds an example against their number
 
 Rows go to results/cost-length.json; a finished row is kept.
 
-python benchmarks/length.py [--rounds 5]
+python research/benchmarks/length.py [--rounds 5]
 """
 
 import ctypes
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 
 import torch
 from common import arguments

@@ -1,7 +1,7 @@
 """Peak memory of AttnLRP with and without checkpointing, by number of
 layers, each in a process of its own.
 
-python benchmarks/memory.py [--out results/memory.json]
+python research/benchmarks/memory.py [--out results/memory.json]
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Peak memory of explaining one answer by a long context, against a plain
 backward pass over the same text, each in a process of its own.
 
-python benchmarks/memory_context.py [--out results/memory-context.json]
+python research/benchmarks/memory_context.py [--out results/memory-context.json]
 """
 
 import argparse

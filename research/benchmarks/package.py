@@ -4,7 +4,7 @@ The wheel's size, an empty environment that it is installed into, what works
 from there, and how long imports take. Needs the package index. Runs outside the
 clone, so that nothing of it can help.
 
-python benchmarks/package.py [--out results/package.json]
+python research/benchmarks/package.py [--out results/package.json]
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lrp_loo.results import Results
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 USE = (
     "import lrp_loo; print(lrp_loo.__file__); a ="
     " lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a gripping, funny film',"
@@ -66,7 +66,9 @@ def run(*words):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--out', default=ROOT / 'results' / 'package.json')
+    parser.add_argument(
+        '--out', default=ROOT / 'research' / 'results' / 'package.json'
+    )
     args = parser.parse_args()
     results = None
     with tempfile.TemporaryDirectory() as d:

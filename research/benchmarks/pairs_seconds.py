@@ -2,13 +2,16 @@
 of √T tokens, the largest pairs exact, and of some reviews with a pass for each
 token. On a machine that others use as well, a processor's seconds say more.
 
-python benchmarks/pairs_seconds.py [--data FOLDER] [--reviews 3] [--whole 1]
+python research/benchmarks/pairs_seconds.py [--data FOLDER] [--reviews 3] [--whole 1]
     [--out FILE]
 """
 
 import os
+import sys
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 
 import torch
 from common import arguments, texts

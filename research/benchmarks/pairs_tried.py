@@ -6,7 +6,7 @@ exact interactions of training sentences of SST-2, no pair exact. And, on every
 model, the cost of a pass for each token divided between passes and exact pairs.
 Chapter 45 says what was taken.
 
-python benchmarks/pairs_tried.py [--model minilm] [--data FOLDER] [--limit 30]
+python research/benchmarks/pairs_tried.py [--model minilm] [--data FOLDER] [--limit 30]
     [--out FILE]
 """
 

@@ -4,7 +4,7 @@ far a text's scores move with its batch.
 The whole run is repeated on fewer texts under plainer kernels and other numbers
 of threads.
 
-python benchmarks/precision_removal.py [--data FOLDER] [--limit 200]
+python research/benchmarks/precision_removal.py [--data FOLDER] [--limit 200]
 """
 
 import argparse

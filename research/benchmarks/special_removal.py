@@ -3,7 +3,7 @@
 its estimate and its exact score beside exact LOO, and where the estimate goes
 wrong, layer by layer.
 
-python benchmarks/special_removal.py [--data FOLDER] [--limit 60]
+python research/benchmarks/special_removal.py [--data FOLDER] [--limit 60]
 """
 
 import argparse

@@ -4,11 +4,14 @@ layer-wise ablation shares.
 
 For figures that were not reached. Writes results/profile.json.
 
-python benchmarks/where.py [--data FOLDER] [--sentences 12]
+python research/benchmarks/where.py [--data FOLDER] [--sentences 12]
 """
 
+import sys
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 
 import torch
 from common import arguments, best_rate, bypass_sets, texts

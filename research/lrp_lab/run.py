@@ -6,7 +6,6 @@
 __all__ = ['MODULES', 'GROUPS', 'HOME', 'studies', 'groups_of', 'reproduce', 'every_study', 'kept_folders', 'claims']
 
 # %% ../nbs/00_run.ipynb #eaaa13db
-from dataclasses import replace
 from pathlib import Path
 
 from fastcore.script import store_true
@@ -67,16 +66,10 @@ def groups_of(
 
 # %% ../nbs/00_run.ipynb #1edc9fc9
 def reproduce(
-    # the parts to run: conservation, rewritings, decoder, lm, lm-zero, vit
-    # ('beyond': these six), remedy, gap, weights, canonized, ablation,
-    # protocol, related ('better': these seven), trainings-mpnet,
-    # lengths-mpnet, steps-mpnet-sst2, steps-mpnet-imdb, steps-smollm2-sst2,
-    # steps-smollm2-imdb, heads-scale, grid-mpnet, grid-smollm2, depth-large,
-    # contexts-planted, contexts-imdb, generations-large, interactions-large,
-    # mixing-large, between-large, coverage-large, depth-reviews ('scale':
-    # these, on models of `make models`), precision, trainings, lengths, heads,
-    # grid-minilm, grid-decoder, grid-vit, depth, generations, interactions,
-    # mixing, between, coverage, or 'all' (but for 'scale')
+    # the parts to run, commas between them: words that the lab's README.md
+    # lists, or a group: 'beyond' (other architectures), 'better' (what goes
+    # towards a better answer), 'scale' (models of `make models`), 'all' (but
+    # for 'scale')
     only: str,
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)

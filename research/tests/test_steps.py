@@ -79,10 +79,10 @@ def test_it_is_printed_as_table_a3(measured):
 
 def test_each_part_is_asked_for_by_a_word_of_its_own():
     assert set(STEPS) <= set(groups_of(studies())['scale'])
-    studies = [s for s in studies() if s.name.startswith('steps')]
-    files = [part for s in studies for part in s.files]
+    mine = [s for s in studies() if s.name.startswith('steps')]
+    files = [part for s in mine for part in s.files]
     assert sorted(files) == sorted(STEPS)
-    figures = [name for s in studies for name in s.figures]
+    figures = [name for s in mine for name in s.figures]
     assert figures == ['steps-mpnet', 'steps-smollm2']
 
 
