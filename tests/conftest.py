@@ -170,18 +170,6 @@ def loaded_once():
         yield
 
 
-@pytest.fixture(scope='module')
-def shallow_parts():
-    """The demo models of studies have two layers: a third of the rule sets and
-    of the work, and every step of it.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for study in ('common', 'experiments'):
-            path = f'lrp_loo.studies.{study}.load_demo'
-            patch.setattr(path, shallow_demo)
-        yield
-
-
 def demo_or_skip(name, **options):
     "A demo model, or a skip that says what would install it."
     try:

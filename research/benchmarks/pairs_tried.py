@@ -30,7 +30,8 @@ from lrp_loo.results import Results, read_results
 from lrp_loo.rows import GRADIENT_PASS
 from lrp_loo.stats import mean_se
 from lrp_lab.between import between_rules
-from lrp_loo.studies.common import SENTENCES, add_rows, part_examples
+from lrp_lab.parts import SENTENCES, part_examples
+from lrp_loo.studies.common import add_rows
 from lrp_lab.interactions import PairGame, interactions_content
 
 OUT = Path(__file__).parents[1] / 'results' / 'folder'

@@ -23,7 +23,8 @@ from lrp_loo.lrp import cp_lrp, lrp_rules
 from lrp_loo.models import forward, watch_embeddings
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import add_batches, interval_text, part_examples
+from .parts import part_examples
+from lrp_loo.studies.common import add_batches, interval_text
 from lrp_loo.studies.style import (
     cells,
     full_name,
@@ -392,7 +393,8 @@ def plot_ablation(
     return fig
 
 # %% ../nbs/26_ablation.ipynb #8af222d1
-from lrp_loo.studies.common import BEYOND, TEXTS, Study, on_part, one_table
+from .parts import BEYOND, TEXTS, on_part, one_table
+from lrp_loo.studies.common import Study
 
 
 def part_effects(results):

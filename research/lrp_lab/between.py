@@ -20,17 +20,16 @@ from lrp_loo.models import n_layers, special_mask
 from lrp_loo.removal import removal_groups, removal_pass
 from lrp_loo.rows import removal_rows_scores
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import (
+from lrp_lab.parts import (
     SENTENCES,
     TEXTS,
-    Study,
     at_scale,
-    interval_text,
     no_entries,
     on_part,
     rows_heading,
 )
-from lrp_loo.studies.experiments import part_experiment
+from lrp_loo.studies.common import Study, interval_text
+from .parts import part_experiment
 from lrp_loo.studies.style import (
     PAGE,
     model_look,

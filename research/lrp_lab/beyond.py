@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
-from lrp_loo.studies.experiments import sentence_experiment
+from .parts import sentence_experiment
 from lrp_loo.lrp import attn_lrp, cp_lrp
 from lrp_loo.models import forward
 from lrp_loo.methods import explain_batch
@@ -354,11 +354,12 @@ def invariance_experiment(
 from pathlib import Path
 
 import pandas as pd
-from lrp_loo.studies.experiments import part_experiment
+from .parts import part_experiment
 from lrp_loo.models import n_layers
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import BEYOND, interval_text, read_parts
+from .parts import BEYOND
+from lrp_loo.studies.common import interval_text, read_parts
 from lrp_loo.studies.layerwise import (
     best_single_layer,
     bypass_name,
@@ -489,7 +490,8 @@ def plot_beyond(
     return fig
 
 # %% ../nbs/23a_softmax.ipynb #ae9e2c8b
-from lrp_loo.studies.common import Study, on_data, on_part, rows_heading
+from .parts import on_data, on_part, rows_heading
+from lrp_loo.studies.common import Study
 
 
 def rewritings_tables(part, results):

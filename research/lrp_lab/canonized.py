@@ -309,7 +309,8 @@ def plot_canonized(
     return fig
 
 # %% ../nbs/24a_transformers.ipynb #7eea96eb
-from lrp_loo.studies.common import BEYOND, TEXTS, Study, digit_sets, one_table
+from .parts import BEYOND, TEXTS, one_table
+from lrp_loo.studies.common import Study, digit_sets
 
 
 def run_canonized(path, part, options):

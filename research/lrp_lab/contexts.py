@@ -630,7 +630,8 @@ from lrp_loo.models import describe_model, load_demo
 from lrp_loo.results import Results, recorded_methods
 from lrp_loo.rows import GRADIENT_PASS
 from lrp_loo.stats import mean_se, pearson
-from lrp_loo.studies.common import Study, add_rows, on_part, rows_heading
+from .parts import on_part, rows_heading
+from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.studies.style import (
     cells,
     full_name,

@@ -24,15 +24,8 @@ from lrp_loo.intervals import (
 )
 from lrp_loo.methods import units_of_texts
 from lrp_loo.results import Results, recorded_methods
-from lrp_loo.studies.common import (
-    Part,
-    Study,
-    add_rows,
-    at_scale,
-    no_entries,
-    on_part,
-    part_examples,
-)
+from .parts import Part, at_scale, no_entries, on_part, part_examples
+from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.studies.style import (
     PAGE,
     full_name,

@@ -14,14 +14,9 @@ import pandas as pd
 from lrp_loo.rows import GRADIENT_PASS
 from lrp_loo.stats import mean_se, per_text
 from .between import carried_scores, secant_scores
-from lrp_loo.studies.common import (
-    SENTENCES,
-    Study,
-    at_scale,
-    on_part,
-    rows_heading,
-)
-from lrp_loo.studies.experiments import part_experiment
+from .parts import SENTENCES, at_scale, on_part, rows_heading
+from lrp_loo.studies.common import Study
+from .parts import part_experiment
 from lrp_loo.studies.style import (
     cells,
     full_name,

@@ -18,18 +18,17 @@ from lrp_loo.generation import greedy_continuation
 from lrp_loo.methods import explain_each
 from lrp_loo.results import Results
 from lrp_loo.stats import agreement, mean_se
-from lrp_loo.studies.common import (
+from lrp_lab.parts import (
     BEYOND,
     SENTENCES,
-    Study,
-    add_rows,
     at_scale,
     on_part,
     part_examples,
     rows_heading,
 )
+from lrp_loo.studies.common import Study, add_rows
 from .depth import TOKENS_DRAWN
-from lrp_loo.studies.experiments import drawn_tokens
+from .parts import drawn_tokens
 from lrp_loo.studies.ledger import file_entries
 from lrp_loo.studies.style import (
     cells,

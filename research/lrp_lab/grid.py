@@ -19,13 +19,7 @@ from lrp_loo.faithfulness import faithfulness_table, held_against_loo, readings
 from lrp_loo.loo import LONG, in_words, loo_seconds
 from lrp_loo.removals import Removal, Text, as_removal
 from lrp_loo.results import Results, recorded_methods
-from lrp_loo.studies.common import (
-    BEYOND,
-    SENTENCES,
-    Part,
-    PartExamples,
-    part_examples,
-)
+from .parts import BEYOND, SENTENCES, Part, PartExamples, part_examples
 from lrp_loo.studies.scale import ESTIMATES
 from lrp_loo.studies.table2 import TABLE2
 
@@ -299,7 +293,8 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import Study, interval_text, rows_heading
+from .parts import rows_heading
+from lrp_loo.studies.common import Study, interval_text
 from lrp_loo.studies.style import (
     PAGE,
     full_name,

@@ -149,13 +149,8 @@ from scipy.stats import rankdata
 from lrp_loo.models import n_layers
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_against_zero
-from lrp_loo.studies.common import (
-    BEYOND,
-    SENTENCES,
-    TEXTS,
-    add_rows,
-    part_examples,
-)
+from .parts import BEYOND, SENTENCES, TEXTS, part_examples
+from lrp_loo.studies.common import add_rows
 
 # %% ../nbs/61a_statistics.ipynb #bd067c14
 class Mechanism(NamedTuple):
@@ -351,13 +346,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 from lrp_loo.stats import paired_difference
-from lrp_loo.studies.common import (
-    Study,
-    at_scale,
-    interval_text,
-    on_part,
-    rows_heading,
-)
+from .parts import at_scale, on_part, rows_heading
+from lrp_loo.studies.common import Study, interval_text
 from lrp_loo.studies.ledger import described, entries_of
 from lrp_loo.studies.style import PAGE, panels, themed
 

@@ -205,12 +205,8 @@ from lrp_loo.pairs import (
 from lrp_loo.removal import removal_pass
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, pearson
-from lrp_loo.studies.common import (
-    SENTENCES,
-    add_rows,
-    part_examples,
-    rows_heading,
-)
+from .parts import SENTENCES, part_examples, rows_heading
+from lrp_loo.studies.common import add_rows
 from lrp_loo.studies.style import (
     FURTHER,
     cells,
@@ -515,15 +511,8 @@ from lrp_loo.models import describe_model, load_demo
 from lrp_loo.pairs import PHRASES, phrase_pairs
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_against_zero
-from lrp_loo.studies.common import (
-    SENTENCES,
-    Study,
-    add_rows,
-    at_scale,
-    no_entries,
-    on_part,
-    rows_heading,
-)
+from .parts import SENTENCES, at_scale, no_entries, on_part, rows_heading
+from lrp_loo.studies.common import Study, add_rows
 from lrp_loo.studies.ledger import (
     Claim,
     Rows,

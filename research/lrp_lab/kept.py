@@ -11,8 +11,9 @@ import pandas as pd
 from lrp_loo.conservation import conservation_by_layer
 from lrp_loo.lrp import attn_lrp, cp_lrp
 from lrp_loo.results import Results
-from lrp_loo.studies.common import Study, on_data, rows_heading
-from lrp_loo.studies.experiments import sentence_experiment
+from .parts import on_data, rows_heading
+from lrp_loo.studies.common import Study
+from .parts import sentence_experiment
 from lrp_loo.studies.style import (
     OTHERS,
     cells,

@@ -21,14 +21,8 @@ from lrp_loo.stats import (
     paired_difference,
     per_text,
 )
-from lrp_loo.studies.common import (
-    Study,
-    add_rows,
-    at_scale,
-    on_part,
-    rows_heading,
-    tokens_up_to,
-)
+from .parts import at_scale, on_part, rows_heading
+from lrp_loo.studies.common import Study, add_rows, tokens_up_to
 from lrp_loo.studies.ledger import Claim, described, entries_of
 from lrp_loo.studies.style import (
     cells,

@@ -804,15 +804,14 @@ from matplotlib.lines import Line2D
 from lrp_loo.lrp import Composite, attn_lrp
 from lrp_loo.results import Results
 from lrp_loo.stats import agreement, mean_interval, per_text
-from lrp_loo.studies.common import (
+from lrp_lab.parts import (
     SENTENCES,
-    Study,
-    add_rows,
     at_scale,
     on_part,
     part_examples,
     rows_heading,
 )
+from lrp_loo.studies.common import Study, add_rows
 from lrp_lab.related import (
     KNOWN,
     OURS,

@@ -908,7 +908,8 @@ def plot_removals(
     return fig
 
 # %% ../nbs/25b_measured.ipynb #405e193e
-from lrp_loo.studies.common import Study, on_part, one_table
+from .parts import on_part, one_table
+from lrp_loo.studies.common import Study
 
 STUDIES = (
     Study(

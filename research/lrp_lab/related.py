@@ -1365,7 +1365,8 @@ def plot_related(
     return fig
 
 # %% ../nbs/27d_at_cost.ipynb #e48eaa7c
-from lrp_loo.studies.common import Study, on_part, one_table
+from .parts import on_part, one_table
+from lrp_loo.studies.common import Study
 
 STUDIES = (
     Study(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from lrp_loo.studies.experiments import part_experiment
+from .parts import part_experiment
 from lrp_loo.studies.style import (
     method_colour,
     cells,
@@ -349,8 +349,9 @@ def plot_remedy(
 import numpy as np
 import pandas as pd
 import torch
-from lrp_loo.studies.common import add_rows, part_examples
-from lrp_loo.studies.experiments import part_experiment
+from .parts import part_examples
+from lrp_loo.studies.common import add_rows
+from .parts import part_experiment
 from lrp_loo.studies.style import (
     FURTHER,
     method_colour,
@@ -615,7 +616,8 @@ def weights_table(
     return table.assign(**_gains(rows, table.index, best, 'delta'))
 
 # %% ../nbs/21a_gap.ipynb #156248c7
-from lrp_loo.studies.common import Study, on_part, one_table
+from .parts import on_part, one_table
+from lrp_loo.studies.common import Study
 
 STUDIES = (
     Study(

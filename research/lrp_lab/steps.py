@@ -7,8 +7,9 @@ __all__ = ['STEPS', 'STUDIES', 'all_steps', 'steps_experiment', 'steps_tables']
 
 # %% ../nbs/70_steps.ipynb #86dff39e
 from lrp_loo.models import n_layers
-from lrp_loo.studies.common import SENTENCES, Study, on_part, rows_heading
-from lrp_loo.studies.experiments import part_experiment
+from .parts import SENTENCES, on_part, rows_heading
+from lrp_loo.studies.common import Study
+from .parts import part_experiment
 from lrp_loo.studies.figures import CHUNK, SHOWN_A3, plot_layerwise
 from lrp_loo.studies.layerwise import layer_table, sweep_methods
 

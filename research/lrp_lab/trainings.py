@@ -15,15 +15,8 @@ from lrp_loo.faithfulness import agreement_rows, together
 from lrp_loo.models import DEMOS, describe_model, load_demo
 from lrp_loo.results import Results, recorded_methods
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import (
-    TEXTS,
-    Study,
-    add_batches,
-    at_scale,
-    on_part,
-    rows_heading,
-    text_examples,
-)
+from .parts import TEXTS, at_scale, on_part, rows_heading
+from lrp_loo.studies.common import Study, add_batches, text_examples
 from lrp_loo.studies.experiments import attention_entropy
 from lrp_loo.studies.layerwise import sweep_methods
 from lrp_loo.studies.ledger import (

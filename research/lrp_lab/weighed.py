@@ -15,17 +15,16 @@ from tqdm.auto import tqdm
 
 from lrp_loo.results import read_results
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.common import (
+from lrp_lab.parts import (
     SENTENCES,
-    Study,
     at_scale,
-    interval_text,
     on_part,
     part_examples,
     rows_heading,
 )
+from lrp_loo.studies.common import Study, interval_text
 from .depth import FOLLOWED, LONG_REVIEWS, TOKENS_DRAWN
-from lrp_loo.studies.experiments import drawn_tokens, part_experiment
+from .parts import drawn_tokens, part_experiment
 from lrp_loo.studies.style import (
     PAGE,
     full_name,

@@ -31,3 +31,13 @@ def kept_results(tmp_path_factory):
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.symlink_to(path)
     return folder
+
+
+@pytest.fixture(scope='module')
+def shallow_parts():
+    """The demo models of studies have two layers: a third of the rule sets and
+    of the work, and every step of it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('lrp_lab.parts.load_demo', house.shallow_demo)
+        yield

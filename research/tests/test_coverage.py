@@ -6,7 +6,7 @@ from conftest import shallow_demo
 
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import common
+from lrp_lab import parts
 from lrp_lab.coverage import (
     COVERAGE,
     SETS,
@@ -33,7 +33,7 @@ def measured(tmp_path_factory):
     "Twenty sentences to calibrate on and twenty others, two layers deep."
     path = tmp_path_factory.mktemp('coverage') / f'{PART}.json'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, 'load_demo', shallow_demo)
+        patch.setattr(parts, 'load_demo', shallow_demo)
         sets = COVERAGE[PART]
         near = sets['test']._replace(demo='sst2')
         patch.setitem(COVERAGE, PART, sets | dict(shifted=near))

@@ -7,7 +7,7 @@ from lrp_loo import load_demo
 from lrp_loo.faithfulness import faithfulness_rows, held_against_loo
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import common
+from lrp_lab import parts
 from lrp_lab.depth import (
     BY_SPREAD,
     FOLLOWED,
@@ -24,7 +24,7 @@ from lrp_lab.depth import (
     loo_equivalents,
     plot_depth,
 )
-from lrp_loo.studies.experiments import drawn_tokens
+from lrp_lab.parts import drawn_tokens
 from lrp_lab.run import groups_of, studies
 from lrp_loo.studies.style import method_label
 
@@ -34,7 +34,7 @@ def measured(tmp_path_factory):
     "Three sentences on the encoder, two layers deep."
     path = tmp_path_factory.mktemp('depth') / 'depth-minilm.json'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, 'load_demo', shallow_demo)
+        patch.setattr(parts, 'load_demo', shallow_demo)
         depth_experiment(path, 'depth-minilm', 'embedded', limit=3)
     return read_results(path)
 

@@ -5,7 +5,7 @@ from conftest import TEXTS, shallow_demo
 
 from lrp_loo.models import encode
 from lrp_loo.results import read_results
-from lrp_loo.studies import common
+from lrp_lab import parts
 from lrp_lab import generations
 from lrp_lab.depth import TOKENS_DRAWN
 from lrp_lab.generations import (
@@ -28,7 +28,7 @@ def measured(tmp_path_factory):
     "Three continuations of the decoder, two layers deep."
     path = tmp_path_factory.mktemp('said') / 'generations-decoder.json'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, 'load_demo', shallow_demo)
+        patch.setattr(parts, 'load_demo', shallow_demo)
         for limit in (2, 3):  # the second goes on where the first stopped
             generations_experiment(
                 path, 'generations-decoder', 'embedded', limit=limit
@@ -128,7 +128,7 @@ def test_long_prompts_are_measured_in_part(monkeypatch, tmp_path):
         seen.update(asked)
         return dict(methods={})
 
-    monkeypatch.setattr(common, 'load_demo', shallow_demo)
+    monkeypatch.setattr(parts, 'load_demo', shallow_demo)
     monkeypatch.setattr(generations, 'generation_row', row)
     monkeypatch.setitem(
         GENERATED,

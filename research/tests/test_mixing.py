@@ -20,7 +20,7 @@ from transformers import (
 from lrp_loo.faithfulness import audit
 from lrp_loo.lrp import attn_lrp
 from lrp_loo.methods import explain
-from lrp_loo.studies import common
+from lrp_lab import parts
 from lrp_lab.mixing import (
     BESIDE,
     MIXED,
@@ -550,7 +550,7 @@ def measured(tmp_path_factory):
     "Three sentences on the encoder, two layers deep."
     path = tmp_path_factory.mktemp('mixing') / 'mixing-minilm.json'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, 'load_demo', shallow_demo)
+        patch.setattr(parts, 'load_demo', shallow_demo)
         mixing_experiment(path, 'mixing-minilm', 'embedded', limit=3)
     return read_results(path)
 

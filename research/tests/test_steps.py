@@ -4,8 +4,8 @@ import pytest
 from conftest import shallow_demo
 
 from lrp_loo.results import read_results
-from lrp_loo.studies import common
-from lrp_loo.studies.common import SENTENCES
+from lrp_lab import parts
+from lrp_lab.parts import SENTENCES
 from lrp_loo.studies.layerwise import layer_table
 from lrp_loo.studies.ledger import CLAIMS, Rows
 from lrp_lab.run import groups_of, studies
@@ -17,7 +17,7 @@ def measured(tmp_path_factory):
     "Four sentences on the encoder, two layers deep, in MPNet's place."
     path = tmp_path_factory.mktemp('steps') / 'steps.json'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, 'load_demo', shallow_demo)
+        patch.setattr(parts, 'load_demo', shallow_demo)
         patch.setitem(STEPS, 'steps-mpnet-sst2', SENTENCES['minilm'])
         steps_experiment(path, 'steps-mpnet-sst2', 'embedded', limit=4)
     return read_results(path)
@@ -39,7 +39,7 @@ def test_one_rule_set_has_one_number_wherever_it_stands(measured):
 
 
 def test_reviews_lose_sixteen_tokens_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, 'load_demo', shallow_demo)
+    monkeypatch.setattr(parts, 'load_demo', shallow_demo)
     longer = dict(demo='imdb', longest=512)  # as the embedded ones are
     reviews = STEPS['steps-mpnet-imdb']._replace(**longer)
     monkeypatch.setitem(STEPS, 'steps-mpnet-imdb', reviews)
