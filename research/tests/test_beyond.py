@@ -168,12 +168,6 @@ def test_images_of_a_folder_are_explained(folder, tmp_path):
     assert reproduce(tmp_path, *words, data=str(folder)) == 0
 
 
-def test_other_models_are_refused_where_the_demo_is_measured(tmp_path, capsys):
-    words = ('vit', '--model', 'paper')
-    assert reproduce(tmp_path, *words) == 2
-    assert 'demo models' in capsys.readouterr().err
-
-
 def test_rows_of_another_limit_are_not_mixed(beyond, capsys):
     assert reproduce(beyond, 'vit', '--limit', 3) == 1
     assert 'limit' in capsys.readouterr().err
