@@ -9,8 +9,7 @@ config = ConfigParser(delimiters=["="], interpolation=None)
 config.read(here / "settings.ini", encoding="utf-8")
 s = config["DEFAULT"]
 demo, ray, metrics, docs = (
-    s[f"{extra}_requirements"].split()
-    for extra in ("pip", "ray", "metrics", "docs")
+    s[f"{extra}_requirements"].split() for extra in ("pip", "ray", "metrics", "docs")
 )
 
 setup(
@@ -32,12 +31,7 @@ setup(
     ],
     packages=find_packages(include=["lrp_loo", "lrp_loo.*"]),
     package_data={
-        "lrp_loo": [
-            "assets/*.jsonl",
-            "assets/*.html",
-            "assets/*.csv",
-            "assets/*/*",
-        ]
+        "lrp_loo": ["assets/*.jsonl", "assets/*.html", "assets/*.csv", "assets/*/*"]
     },
     include_package_data=True,
     python_requires=f">={s['min_python']}",

@@ -54,6 +54,4 @@ if __name__ == '__main__':
     if '--check' not in sys.argv:
         path.write_text(readme(), encoding='utf-8')
     elif path.read_text(encoding='utf-8') != readme():
-        sys.exit(
-            'README.md is not what nbs/index.ipynb says: run `make readme`'
-        )
+        sys.exit('README.md is not what nbs/index.ipynb says: run `make readme`')

@@ -76,9 +76,7 @@ RAW = {
     'an address in memory': r' at 0x[0-9a-f]+',
 }
 PROSE = {
-    'LaTeX': (
-        r'\$[^$\n]*\\[A-Za-z]+|\\(?:frac|sum|mathrm|begin|partial|[(\[])|\$\$'
-    ),
+    'LaTeX': (r'\$[^$\n]*\\[A-Za-z]+|\\(?:frac|sum|mathrm|begin|partial|[(\[])|\$\$'),
     'a link': r'\]\([\w./#-]+\)',
     'bold': r'(?<!\w)\*\*\w[^*\n]*\*\*',
     'a table': r'^\s*\|.*\|\s*$',
@@ -317,10 +315,7 @@ class Site:
         "Does the front page lead on to the guide?"
         front = (self.folder / 'index.html').resolve()
         if self.pages[front].next != SECOND:
-            yield (
-                front.name,
-                f'goes on to {self.pages[front].next}, not to {SECOND}',
-            )
+            yield (front.name, f'goes on to {self.pages[front].next}, not to {SECOND}')
 
     def search_breaches(self):
         "Is what a reader looks for found, the right page first?"

@@ -14,9 +14,7 @@ def measure(args, name, n, longest):
     "One data set."
     model, tokenizer, _, encs, setting = texts(name, args, n, longest)
     sets = bypass_sets(n_layers(model))
-    methods = {
-        i: ('attn_lrp', dict(bypass_softmax=s)) for i, s in enumerate(sets)
-    }
+    methods = {i: ('attn_lrp', dict(bypass_softmax=s)) for i, s in enumerate(sets)}
 
     def ours():
         return [explain_methods(model, tokenizer, [e], methods) for e in encs]

@@ -55,9 +55,7 @@ def texts(name, args, n, longest=128, shortest=0, demo=None, prompt=None):
     d = load_texts(name, args.data, seed=0)
     out = []
     for t in d.texts:
-        k = len(
-            tokenizer(t, truncation=True, max_length=longest + 1)['input_ids']
-        )
+        k = len(tokenizer(t, truncation=True, max_length=longest + 1)['input_ids'])
         if shortest <= k <= longest:
             out.append(t)
         if len(out) == n:
@@ -85,9 +83,7 @@ def bypass_sets(L):
     """The 3L sets of bypassed layers of the layer-wise ablation; a set that
     two sweeps share counts twice, as it does in separate runs.
     """
-    return [
-        tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)
-    ]
+    return [tuple(sweep_layers(s, k, L)) for s in SWEEPS for k in range(1, L + 1)]
 
 
 def pairs(a, b, rounds, warm_up=True):
@@ -127,14 +123,10 @@ def best_rate(n=1024, rounds=7):
             multiply()
         return 10 * 2 * n**3 / (time.perf_counter() - t)
 
-    kernels = (
-        lambda: F.linear(a, b),
-        lambda: product_of(F.linear, (a, b), {}),
-    )
+    kernels = (lambda: F.linear(a, b), lambda: product_of(F.linear, (a, b), {}))
     with torch.no_grad():
         return max(
-            statistics.median(rate(kernel) for _ in range(rounds))
-            for kernel in kernels
+            statistics.median(rate(kernel) for _ in range(rounds)) for kernel in kernels
         )
 
 

@@ -119,8 +119,7 @@ if __name__ == '__main__':
     record(
         args,
         'exact LOO, SST-2',
-        'the arithmetic of every variant in full, at the best rate of a'
-        ' matrix product',
+        'the arithmetic of every variant in full, at the best rate of a matrix product',
         0.8,
         setting | dict(flops=flops, rate=rate),
         ours=sorted(a for a, _ in ratios)[len(ratios) // 2],

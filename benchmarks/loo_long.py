@@ -17,12 +17,9 @@ BEST = 16  # variants of 512 tokens at a time; more are no faster for Captum
 
 if __name__ == '__main__':
     args = arguments(__doc__, reviews=1, one='')
-    model, tokenizer, _, encs, setting = texts(
-        'imdb', args, args.reviews, 512, 400
-    )
+    model, tokenizer, _, encs, setting = texts('imdb', args, args.reviews, 512, 400)
     run = dict(
-        ours=lambda: many_loo(model, encs),
-        captum=lambda: captum(model, encs, BEST),
+        ours=lambda: many_loo(model, encs), captum=lambda: captum(model, encs, BEST)
     )
     if args.one:
         run[args.one]()

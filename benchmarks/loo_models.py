@@ -11,10 +11,7 @@ from loo import best_setting, captum
 from lrp_loo.loo import many_loo
 from lrp_loo.studies.common import REVIEW
 
-MODELS = {
-    'MPNet': ('mpnet-sst2', None),
-    'SmolLM2': ('smollm2', REVIEW),
-}
+MODELS = {'MPNet': ('mpnet-sst2', None), 'SmolLM2': ('smollm2', REVIEW)}
 AT_ONCE = (16, 64)  # variants, of which the faster is taken
 
 
@@ -22,9 +19,7 @@ def compare(args, name):
     "One model."
     demo, prompt = MODELS[name]
     n = args.sentences
-    model, _, _, encs, setting = texts(
-        'sst2', args, n, demo=demo, prompt=prompt
-    )
+    model, _, _, encs, setting = texts('sst2', args, n, demo=demo, prompt=prompt)
     best = best_setting(model, encs[:4], AT_ONCE)
     record(
         args,

@@ -62,9 +62,7 @@ for line in sys.stdin:
 
 def batches_of(encs, size):
     "Texts of like length together, padded."
-    order = sorted(
-        range(len(encs)), key=lambda i: encs[i]['input_ids'].shape[1]
-    )
+    order = sorted(range(len(encs)), key=lambda i: encs[i]['input_ids'].shape[1])
     for s in range(0, len(order), size):
         yield pad_batch(None, [encs[i] for i in order[s : s + size]])
 
@@ -74,11 +72,7 @@ def plain(model, encs):
     the embeddings as a leaf.
     """
     for b in batches_of(encs, BATCH):
-        x = (
-            model.get_input_embeddings()(b['input_ids'])
-            .detach()
-            .requires_grad_()
-        )
+        x = model.get_input_embeddings()(b['input_ids']).detach().requires_grad_()
         logits = model(
             inputs_embeds=x,
             attention_mask=b['attention_mask'],
@@ -102,9 +96,7 @@ def against_lxt(
     with tempfile.TemporaryDirectory() as d:
         model.save_pretrained(f'{d}/model')
         asked = ('input_ids', 'attention_mask')
-        batches = [
-            {k: b[k].tolist() for k in asked} for b in batches_of(encs, at_once)
-        ]
+        batches = [{k: b[k].tolist() for k in asked} for b in batches_of(encs, at_once)]
         Path(d, 'ids.json').write_text(json.dumps(batches))
         Path(d, 'peer.py').write_text(PEER)
         with subprocess.Popen(
@@ -167,9 +159,7 @@ if __name__ == '__main__':
         'plain gradient × input over the same batches',
         None,
         setting | dict(batch=BATCH),
-        **pairs(
-            lambda: ours('cp_lrp'), lambda: plain(model, encs), args.rounds
-        ),
+        **pairs(lambda: ours('cp_lrp'), lambda: plain(model, encs), args.rounds),
     )
     record(
         args,
@@ -185,9 +175,7 @@ if __name__ == '__main__':
         'plain gradient × input over the same batches',
         1.5,
         setting | dict(batch=BATCH),
-        **pairs(
-            lambda: ours('removal'), lambda: plain(model, encs), args.rounds
-        ),
+        **pairs(lambda: ours('removal'), lambda: plain(model, encs), args.rounds),
     )
     if os.environ.get('LRP_LOO_LXT_PYTHON'):
         for at_once in LXT_AT_ONCE:

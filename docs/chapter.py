@@ -16,9 +16,7 @@ NAME = r'(?<!`)`(?P<name>[A-Za-z]\w*)(?:\([^`\n]*\))?`(?!`)'
 
 def title_of(nb):
     return next(
-        line[2:]
-        for line in nb.cells[0].source.splitlines()
-        if line.startswith('# ')
+        line[2:] for line in nb.cells[0].source.splitlines() if line.startswith('# ')
     )
 
 
@@ -66,9 +64,7 @@ def anchor(name):
 
 def directives(cell):
     return [
-        line[2:].strip()
-        for line in cell.source.splitlines()
-        if line.startswith('#|')
+        line[2:].strip() for line in cell.source.splitlines() if line.startswith('#|')
     ]
 
 

@@ -130,9 +130,7 @@ def pictures(books, homes):
 def models_of(folder):
     "What a folder's rows were measured on."
     paths = (ROOT / 'results' / folder / f'{name}.json' for name in DATA)
-    configs = [
-        json.loads(p.read_text(encoding='utf-8'))['config'] for p in paths
-    ]
+    configs = [json.loads(p.read_text(encoding='utf-8'))['config'] for p in paths]
     names = dict.fromkeys(c['model']['name'] for c in configs)
     prompt = configs[0].get('prompt')
     if prompt is None:

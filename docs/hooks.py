@@ -28,11 +28,7 @@ sys.path.insert(0, str(ROOT / 'tests'))
 from tracked import tracked  # noqa: E402
 
 log = logging.getLogger('mkdocs.hooks')
-FONT = (
-    Path(find_spec('ziamath').origin).parent
-    / 'fonts'
-    / 'STIXTwoMath-Regular.ttf'
-)
+FONT = Path(find_spec('ziamath').origin).parent / 'fonts' / 'STIXTwoMath-Regular.ttf'
 
 
 def notebooks():
@@ -131,9 +127,7 @@ def on_files(files, config):
             add(path, png)
     for m, home in modules.items():
         title = label(home, books[home])
-        chapters = {
-            n: config.extra['defined'].get((m, n), home) for n in public[m]
-        }
+        chapters = {n: config.extra['defined'].get((m, n), home) for n in public[m]}
         page = reference.as_page(m, home, title, public, chapters)
         add(f'reference/{m}.md', page)
     add('reference/index.md', reference.package(public))
@@ -171,13 +165,10 @@ def on_page_content(text, page, config, files):
         kind = m[1]
         source = html.unescape(m[2])
         try:
-            formula = tex.convert_with_local_state(
-                source, displaystyle=kind == 'div'
-            )
+            formula = tex.convert_with_local_state(source, displaystyle=kind == 'div')
         except LatexError as e:
             log.warning(
-                f"{page.file.src_uri}: the equation {source!r} cannot be"
-                f" read: {e}"
+                f"{page.file.src_uri}: the equation {source!r} cannot be read: {e}"
             )
             return m[0]
         signs = html.unescape(re.sub(r'<[^>]*>', '', formula))
@@ -205,6 +196,4 @@ def on_post_build(config):
         }
     )
     cut.subset(font)
-    subset.save_font(
-        font, str(Path(config.site_dir) / 'assets' / 'math.woff'), options
-    )
+    subset.save_font(font, str(Path(config.site_dir) / 'assets' / 'math.woff'), options)

@@ -98,15 +98,11 @@ def table(f, signature):
         kind = type_name(d.get('anno', EMPTY))
         default = '' if p.default is EMPTY else code(default_of(p))
         said = escaped(d.get('docment'))
-        rows.append(
-            f'| <code>{starred(p)}</code> | {kind} | {default} | {said} |'
-        )
+        rows.append(f'| <code>{starred(p)}</code> | {kind} | {default} | {said} |')
     back = docs.get('return') or {}
     kind = type_name(back.get('anno', EMPTY))
     if back.get('docment') or kind:
-        rows.append(
-            f"| *returns* | {kind} | | {escaped(back.get('docment'))} |"
-        )
+        rows.append(f"| *returns* | {kind} | | {escaped(back.get('docment'))} |")
     head = ['| parameter | type | default | what it is |', '|---|---|---|---|']
     return '\n'.join(head + rows) if rows else ''
 

@@ -75,9 +75,7 @@ class AttentionCall:
     @property
     def factor(self):
         "What QKᵀ is multiplied by."
-        return (
-            self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        )
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def keys(self):

@@ -113,9 +113,7 @@ def check_file(
             f"--{option} {path.name!r} must end in {' or '.join(suffixes)}"
         )
     if path.is_dir():
-        raise ValueError(
-            f"--{option} {path.name!r} cannot be written: it is a folder"
-        )
+        raise ValueError(f"--{option} {path.name!r} cannot be written: it is a folder")
     check_folder(option, path.parent)
 
 
@@ -131,8 +129,7 @@ def check_folder(
     there = next(p for p in (path, *path.parents) if p.exists())
     if not there.is_dir():
         raise NotADirectoryError(
-            f"--{option}: {there.name!r} is a file, and a folder is needed"
-            " there"
+            f"--{option}: {there.name!r} is a file, and a folder is needed there"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(
@@ -324,9 +321,7 @@ def _maps(model, tokenizer, text, methods, layers, **options):
     return found
 
 
-def _interactive_page(
-    model, tokenizer, text, methods, layers, target, truncation
-):
+def _interactive_page(model, tokenizer, text, methods, layers, target, truncation):
     """The page of several methods: those that were named, else the usual ones.
     It opens with the (first) method of the call.
     """
@@ -509,8 +504,7 @@ class TextsAsked:
         pair = parse_columns(self.columns)
         if pair and self.column is not None:
             raise UsageError(
-                "--column and --columns cannot both be meant; take --columns"
-                " for pairs"
+                "--column and --columns cannot both be meant; take --columns for pairs"
             )
         return read_texts(
             self.data,
@@ -547,10 +541,7 @@ def _missing_said(info):
     named = ', '.join(map(str, missing['rows']))
     if missing['n'] > len(missing['rows']):
         named += ', …'
-    return (
-        f", {missing['n']} rows without a text left out (counted from 0:"
-        f" {named})"
-    )
+    return f", {missing['n']} rows without a text left out (counted from 0: {named})"
 
 
 def _n_tokens(text, tokenizer, most):
@@ -869,8 +860,7 @@ COMMANDS = {
         'Explain one text: a signed score for each token.',
         (
             "lrp_loo explain 'a gripping, funny film'",
-            "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp"
-            " --units word",
+            "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp --units word",
             "lrp_loo explain 'a slow start, a quiet triumph' --html out.html",
             'lrp_loo explain - --model FOLDER --json < review.txt',
         ),
@@ -890,8 +880,7 @@ COMMANDS = {
         ' one to trust.',
         (
             'lrp_loo audit',
-            'lrp_loo audit --model FOLDER --data reviews.csv --column text'
-            ' --limit 200',
+            'lrp_loo audit --model FOLDER --data reviews.csv --column text --limit 200',
             'lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --split'
             ' test --out audit.json',
         ),
@@ -1177,9 +1166,7 @@ def _words_said(title, rows):
     if not len(rows):
         return f'{title}: no word'
     shown = rows[['word', 'mean', 'low', 'high', 'texts', 'count']]
-    numbers = shown.to_string(
-        index=False, float_format='{:+.3f}'.format, na_rep=''
-    )
+    numbers = shown.to_string(index=False, float_format='{:+.3f}'.format, na_rep='')
     return f'{title}\n{numbers}'
 
 

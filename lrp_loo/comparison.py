@@ -32,8 +32,7 @@ def _check_two(first, second):
     for s in (first, second):
         if not isinstance(s, Summary):
             raise TypeError(
-                "compare_summaries takes two of `summarize`, got"
-                f" {type(s).__name__}"
+                f"compare_summaries takes two of `summarize`, got {type(s).__name__}"
             )
     if first.unit != second.unit:
         raise ValueError(
@@ -76,9 +75,7 @@ def _r_of_texts(rows, texts):
     "A row per text, the smallest r first: text, class, other_class, r, words."
     found = []
     for number, own in rows.groupby('text'):
-        one, two = (
-            torch.tensor(own[c].to_numpy()) for c in ('first', 'second')
-        )
+        one, two = (torch.tensor(own[c].to_numpy()) for c in ('first', 'second'))
         head = own.iloc[0]
         same = head['class'] == head.other_class
         r = agreement(one, two, torch.zeros(len(own), dtype=torch.bool))
@@ -102,9 +99,7 @@ def _beginning(text):
 
 def _words_apart(rows, scale, min_count):
     "A row per class and word, the largest |difference| first."
-    rows = rows.assign(
-        first=rows['first'] / scale[0], second=rows['second'] / scale[1]
-    )
+    rows = rows.assign(first=rows['first'] / scale[0], second=rows['second'] / scale[1])
     rows = rows.assign(difference=rows['first'] - rows['second'])
     by = ['class', 'word']
     per_text = rows.groupby([*by, 'text'])[['first', 'second', 'difference']]
@@ -182,9 +177,7 @@ def _two_names(first, second, names):
         return (*known, ('first', 'second'))[0]
     names = tuple(as_texts(names))
     if len(names) != 2 or not all(isinstance(n, str) for n in names):
-        raise ValueError(
-            f"names={names!r} must be two, such as ('before', 'after')"
-        )
+        raise ValueError(f"names={names!r} must be two, such as ('before', 'after')")
     return names
 
 
@@ -210,9 +203,7 @@ def compare_summaries(
             "the two summaries explain different classes of every text;"
             " explain both with the same target"
         )
-    scale = tuple(
-        float(np.sqrt((alike[c] ** 2).mean())) for c in ('first', 'second')
-    )
+    scale = tuple(float(np.sqrt((alike[c] ** 2).mean())) for c in ('first', 'second'))
     if not all(scale):
         raise ValueError("all scores of a summary are 0; nothing to compare")
     words = _words_apart(alike, scale, min_count)
@@ -234,9 +225,7 @@ def _r_panel(ax, comparison):
     mean = comparison.mean_r['mean']
     ax.axvline(mean, color='.1', lw=1.2)
     ax.set_title(
-        f'r of each text between the two maps; mean {mean:.2f}',
-        fontsize=9,
-        loc='left',
+        f'r of each text between the two maps; mean {mean:.2f}', fontsize=9, loc='left'
     )
     ax.set_xlabel('r', fontsize=8)
     ax.set_ylabel('texts', fontsize=8)
@@ -276,12 +265,7 @@ def _words_panel(ax, comparison, n):
     for marker, (name, own) in zip('o^sDvP*X', words.groupby('class')):
         look = dict(marker=marker, s=16, linewidth=0.6)
         ax.scatter(
-            own['first'],
-            own.second,
-            facecolor='w',
-            edgecolor='.45',
-            label=name,
-            **look,
+            own['first'], own.second, facecolor='w', edgecolor='.45', label=name, **look
         )
         top = named[named['class'] == name]
         ax.scatter(top['first'], top.second, color='.1', **look)
@@ -328,9 +312,7 @@ def comparison_html(
 ) -> str:  # one self-contained HTML block without scripts
     "The words and the texts in which two summaries differ most."
     one, two = comparison.names
-    words = comparison.words.head(n).rename(
-        columns={'first': one, 'second': two}
-    )
+    words = comparison.words.head(n).rename(columns={'first': one, 'second': two})
     head, *_ = repr(comparison).splitlines()
     return (
         f'{SUMMARY_STYLE}<div class="lrp-words"><b>{html.escape(head)}</b>'

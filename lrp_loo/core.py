@@ -68,8 +68,7 @@ class Attribution:
             shape = tuple(getattr(self, name).shape)
             if shape != (n,):
                 raise ValueError(
-                    f"{name} must have shape ({n},), one entry a token, got"
-                    f" {shape}"
+                    f"{name} must have shape ({n},), one entry a token, got {shape}"
                 )
         if not torch.isfinite(self.scores).all():
             raise ValueError(
@@ -276,9 +275,7 @@ class Pairs:
                 f"{self.method or 'the method'} gave pairs that are not finite"
             )
         if not self.scores.equal(self.scores.T) or self.scores.diagonal().any():
-            raise ValueError(
-                "scores must be symmetric, with zeros on the diagonal"
-            )
+            raise ValueError("scores must be symmetric, with zeros on the diagonal")
 
     def __len__(self):
         return len(self.main)
@@ -333,9 +330,7 @@ class Pairs:
             f"  {self.tokens[i]} × {self.tokens[j]} {score:+.3f}"
             for i, j, score in self.strongest(5)
         ]
-        head = (
-            f"Pairs({self.method}, {self.main.explained}, {len(self)} tokens):"
-        )
+        head = f"Pairs({self.method}, {self.main.explained}, {len(self)} tokens):"
         return '\n'.join([head, *said])
 
 # %% ../nbs/30b_files.ipynb #d8b68e5d
@@ -454,9 +449,7 @@ def pad_batch(
     fill = {'input_ids': _padding_id(tokenizer)}
     return {
         k: torch.nn.utils.rnn.pad_sequence(
-            [e[k][0] for e in encs],
-            batch_first=True,
-            padding_value=fill.get(k, 0),
+            [e[k][0] for e in encs], batch_first=True, padding_value=fill.get(k, 0)
         )
         for k in encs[0]
     }
@@ -508,9 +501,7 @@ def whole_number(
     "A whole number, or an error that says what is taken."
     is_whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
     if not is_whole or x < least:
-        raise ValueError(
-            f"{name} must be a whole number, at least {least}, got {x!r}"
-        )
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {x!r}")
     return int(x)
 
 
@@ -652,9 +643,7 @@ def reading(
     raise ValueError(f"{name} {wrong}: {why}")
 
 
-def json_record(
-    text: str,
-) -> dict:
+def json_record(text: str) -> dict:
     "What it says; ValueError where it is no record."
     found = json.loads(text)
     if not isinstance(found, dict):
@@ -699,9 +688,7 @@ def key_of_encoding(
     )
 
 
-def copies_said(
-    n_copies: int,
-) -> str:  # '' where there is none
+def copies_said(n_copies: int) -> str:  # '' where there is none
     "That they count once."
     if not n_copies:
         return ''
@@ -729,9 +716,7 @@ def hub_answers(
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
     try:
-        huggingface_hub.HfApi().repo_info(
-            name, repo_type=kind, timeout=HUB_SECONDS
-        )
+        huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=HUB_SECONDS)
     except (HfHubHTTPError, ValueError):
         # it answered, or the name is none: loading says what is wrong
         return True

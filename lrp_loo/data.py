@@ -29,16 +29,10 @@ DATASETS = {
         embedded='reviews_short.jsonl',
     ),
     'imdb': dict(
-        hub='stanfordnlp/imdb',
-        x='text',
-        split='test',
-        embedded='reviews_long.jsonl',
+        hub='stanfordnlp/imdb', x='text', split='test', embedded='reviews_long.jsonl'
     ),
     'mnist': dict(
-        hub='ylecun/mnist',
-        x='image',
-        split='test',
-        embedded='scikit-learn digits',
+        hub='ylecun/mnist', x='image', split='test', embedded='scikit-learn digits'
     ),
 }
 
@@ -94,9 +88,7 @@ def _load_split(name, source, split):
     else:
         splits = _folder_splits(Path(source), name)
     if split not in splits:
-        raise ValueError(
-            f"{name} has no split {split!r}; it has {sorted(splits)}"
-        )
+        raise ValueError(f"{name} has no split {split!r}; it has {sorted(splits)}")
     rows = splits[split]
     need = {spec['x'], 'label'}
     if not need <= set(rows.column_names):
@@ -115,8 +107,7 @@ def _folder_splits(source, name):
     if not folder.is_dir():
         has = sorted(p.name for p in source.iterdir() if p.is_dir())
         raise FileNotFoundError(
-            f"no folder {name!r} in the data folder {source.name!r}; it holds"
-            f" {has}"
+            f"no folder {name!r} in the data folder {source.name!r}; it holds {has}"
         )
     with _quiet_datasets():
         try:
@@ -237,9 +228,7 @@ def load_digit_images(
     digits as its embedded stand-in.
     """
     if split not in ('train', 'test'):
-        raise ValueError(
-            f"digits have no split {split!r}; take 'train' or 'test'"
-        )
+        raise ValueError(f"digits have no split {split!r}; take 'train' or 'test'")
     source = resolve_source(data)
     if source == 'embedded':
         name = 'scikit-learn digits'
@@ -401,10 +390,7 @@ def _parsed(suffix, text, wanted):
         is_tabbed = suffix == '.tsv' and '\t' in header
         return _csv(text, '\t' if is_tabbed else separator)
     return pd.read_json(
-        io.StringIO(text),
-        lines=suffix == '.jsonl',
-        dtype=False,
-        convert_dates=False,
+        io.StringIO(text), lines=suffix == '.jsonl', dtype=False, convert_dates=False
     )
 
 # %% ../nbs/34a_own_texts.ipynb #d30a0bdc
@@ -413,8 +399,7 @@ def _check_columns(columns, where):
     twice = sorted({str(c) for c in columns if list(columns).count(c) > 1})
     if twice:
         raise ValueError(
-            f"{where} has two columns named {', '.join(map(repr, twice))};"
-            " rename one"
+            f"{where} has two columns named {', '.join(map(repr, twice))}; rename one"
         )
 
 
@@ -447,9 +432,7 @@ def _is_missing(text):
 
 def _missing_rows(columns, where, skip_missing):
     "The rows without a text (or a half of a pair); an error, or left out."
-    missing = [
-        i for i, row in enumerate(zip(*columns)) if any(map(_is_missing, row))
-    ]
+    missing = [i for i, row in enumerate(zip(*columns)) if any(map(_is_missing, row))]
     if missing and not skip_missing:
         raise ValueError(
             f"{where} holds {len(missing)} rows without a text, the first is"
@@ -481,9 +464,7 @@ def _rows_with_text(table, names, where, skip_missing):
 def _digest(texts):
     "A hash of all texts."
     joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)
-    return hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()[
-        :16
-    ]
+    return hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
 def _named_columns(column, columns):

@@ -106,9 +106,7 @@ class BatchWorker:
         # in bfloat16 which of two roundings LOO gets would depend on the batch
         exact = {} if self.dtype == 'float32' else dict(drop=False)
         with at_precision(self.model, self.dtype) as m:
-            encs = [
-                encode(m, self.tokenizer, t, self.truncation) for t in texts
-            ]
+            encs = [encode(m, self.tokenizer, t, self.truncation) for t in texts]
             return held_against_loo(
                 m, self.tokenizer, encs, self.methods, self.target, **exact
             )
@@ -163,15 +161,11 @@ def read_sweep(
     out = Path(out)
     files = sorted(out.glob('*.parquet'))
     if not files:
-        raise FileNotFoundError(
-            f"no rows in {out.name!r}: run `lrp_loo sweep` first"
-        )
+        raise FileNotFoundError(f"no rows in {out.name!r}: run `lrp_loo sweep` first")
     key = ['index', 'method']
     wanted = columns and list(dict.fromkeys([*key, *columns]))
     try:
-        tables = [
-            pq.read_table(f, columns=wanted, partitioning=None) for f in files
-        ]
+        tables = [pq.read_table(f, columns=wanted, partitioning=None) for f in files]
     except pa.ArrowInvalid as e:
         raise ValueError(
             f"a file in {out.name!r} is not whole; the same sweep, run"
@@ -193,10 +187,7 @@ def sweep_table(
     for method, own in rows.groupby('method', sort=False):
         n = len(own)
         table[method] = dict(
-            r=own.r.mean(),
-            r_se=own.r.sem(),
-            n=n,
-            n_undefined=n - own.r.count(),
+            r=own.r.mean(), r_se=own.r.sem(), n=n, n_undefined=n - own.r.count()
         )
     n_copies = (n_rows - len(rows)) // max(1, len(table))
     table = pd.DataFrame(table).T.rename_axis('method')
@@ -239,11 +230,7 @@ def _whole_files(out):
 def _check_same_texts(out, rows, texts):
     "A number stands for the same text in the folder and in this call."
     known = dict(zip(rows['index'], rows.text_sha256))
-    other = [
-        i
-        for i, sha in known.items()
-        if i < len(texts) and sha != _sha(texts[i])
-    ]
+    other = [i for i, sha in known.items() if i < len(texts) and sha != _sha(texts[i])]
     if other:
         raise ValueError(
             f"{out.name!r} holds rows of other texts: {len(other)} of"
@@ -274,19 +261,11 @@ def _tokens_of(model, tokenizer, texts, i, truncation):
 
 def _batches(model, tokenizer, texts, numbers, truncation, batch_size):
     "Tables of index and text, the longest first."
-    lengths = {
-        i: _tokens_of(model, tokenizer, texts, i, truncation) for i in numbers
-    }
+    lengths = {i: _tokens_of(model, tokenizer, texts, i, truncation) for i in numbers}
     order = sorted(numbers, key=lengths.get, reverse=True)
-    parts = [
-        order[s : s + batch_size] for s in range(0, len(order), batch_size)
-    ]
+    parts = [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
     return [
-        pa.table(
-            dict(
-                index=pa.array(part, pa.int64()), text=[texts[i] for i in part]
-            )
-        )
+        pa.table(dict(index=pa.array(part, pa.int64()), text=[texts[i] for i in part]))
         for part in parts
     ]
 
@@ -392,8 +371,7 @@ def _room(ray, device, workers):
     workers = workers or (max(1, gpus) if device == 'cuda' else 2)
     if device == 'cuda' and workers > gpus:
         raise ValueError(
-            f"workers={workers} on cuda take a GPU each, and the cluster has"
-            f" {gpus}"
+            f"workers={workers} on cuda take a GPU each, and the cluster has {gpus}"
         )
     if workers + 1 > cpus:
         raise ValueError(
@@ -426,8 +404,7 @@ def _compute_ray(batches, out, options, progress, workers):
         threads = max(1, os.cpu_count() // workers) if on_cpu else None
         rows = ray.data.from_arrow(batches).map_batches(
             BatchWorker,
-            fn_constructor_kwargs=options
-            | dict(device=device, threads=threads),
+            fn_constructor_kwargs=options | dict(device=device, threads=threads),
             batch_size=None,
             batch_format='pyarrow',
             compute=ray.data.ActorPoolStrategy(
@@ -503,13 +480,11 @@ class _DatasetRun:
             raise ValueError("texts is empty; give at least one text")
         if any(map(is_encoding, self.texts)):
             raise TypeError(
-                "a sweep takes texts, which it knows its rows by; got an"
-                " encoding"
+                "a sweep takes texts, which it knows its rows by; got an encoding"
             )
         if self.dtype not in DTYPES:
             raise ValueError(
-                f"dtype={self.dtype!r} is not known; take one of"
-                f" {', '.join(DTYPES)}"
+                f"dtype={self.dtype!r} is not known; take one of {', '.join(DTYPES)}"
             )
         if self.target is not None and not isinstance(self.target, int):
             raise ValueError(
@@ -557,9 +532,7 @@ class _DatasetRun:
             loaded = load_model(self.model, self.name, device, self.task)
         model, tokenizer, label = loaded
         if tokenizer is None:
-            raise ValueError(
-                f"{label} takes images, and this sweep explains texts"
-            )
+            raise ValueError(f"{label} takes images, and this sweep explains texts")
         for f, _ in self.methods.values():
             check_call(model, f, self.texts)
         return loaded
@@ -608,19 +581,12 @@ class _DatasetRun:
                 f.unlink()
         missing = _missing(self.out, self.texts, self.methods)
         batches = _batches(
-            model,
-            tokenizer,
-            self.texts,
-            missing,
-            self.truncation,
-            self.batch_size,
+            model, tokenizer, self.texts, missing, self.truncation, self.batch_size
         )
         record.save()
         if batches:
             self.compute(batches, loaded, progress)
-        table = sweep_table(
-            read_sweep(self.out, ['r', 'text_sha256', 'target'])
-        )
+        table = sweep_table(read_sweep(self.out, ['r', 'text_sha256', 'target']))
         return table.loc[list(self.methods)], record, len(missing)
 
 
@@ -680,9 +646,7 @@ def explain_dataset(
     )
     job.check()
     table, record, computed = job.run(fresh, progress)
-    record.summary = dict(
-        n=len(job.texts), computed=computed, table=table.T.to_dict()
-    )
+    record.summary = dict(n=len(job.texts), computed=computed, table=table.T.to_dict())
     if data is not None:
         record.summary['data'] = data
     record.save()

@@ -17,10 +17,7 @@ from transformers import (
     PreTrainedModel,
     __version__ as transformers_version,
 )
-from transformers.modeling_outputs import (
-    CausalLMOutput,
-    SequenceClassifierOutput,
-)
+from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 from .core import whole_number
 from lrp_loo.fast import (
     DROP_DECODERS,
@@ -50,9 +47,7 @@ def keeping_states(
 ) -> dict:  # arguments of its forward; none where it is not known to keep them
     "What asks a decoder to keep the keys and values of a text."
     known = package_name(model) in DROP_DECODERS
-    return (
-        dict(use_cache=True) if known and not _missing_arguments(model) else {}
-    )
+    return dict(use_cache=True) if known and not _missing_arguments(model) else {}
 
 
 def _missing_arguments(model):
@@ -340,13 +335,10 @@ class FastDecoder:
         model = self.model
         if 'logits_to_keep' in forward_arguments(model):
             return None
-        is_classifier = type(model).__name__.endswith(
-            'ForSequenceClassification'
-        )
+        is_classifier = type(model).__name__.endswith('ForSequenceClassification')
         if not is_classifier or not hasattr(model, 'score'):
             raise ValueError(
-                f"{type(model).__name__} does not say which rows' logits it"
-                " computes"
+                f"{type(model).__name__} does not say which rows' logits it computes"
             )
         return model.score
 
@@ -375,8 +367,7 @@ class FastDecoder:
         states = _states_of(cache, len(texts.place))
         if states is None:
             raise ValueError(
-                f"{type(self.model).__name__} keeps no keys and values of every"
-                " token"
+                f"{type(self.model).__name__} keeps no keys and values of every token"
             )
         each = zip(logits.split(n_reads), n_reads)
         outputs = [self.output(x, n_read) for x, n_read in each]
@@ -402,9 +393,7 @@ class FastDecoder:
         cache = texts.cache(old)
         given = {k: v[rows.token][None] for k, v in texts.tokens.items()}
         given |= dict(
-            attention_mask=mask[None, None],
-            position_ids=place[None],
-            use_cache=True,
+            attention_mask=mask[None, None], position_ids=place[None], use_cache=True
         )
         given[cache_argument(self.model)] = cache
         return self._logits(given, rows.read.nonzero()[:, 0]), cache
@@ -457,9 +446,7 @@ class FastDecoder:
 def _read_last(readout, output):
     "Of variants of one text, whose last rows these are."
     logits = output_field(output)
-    of_this_text = torch.zeros(
-        len(logits), dtype=torch.long, device=logits.device
-    )
+    of_this_text = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     return readout(output, of_this_text, at_end=True)
 
 # %% ../nbs/48_decoders.ipynb #b72019fc

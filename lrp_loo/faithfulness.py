@@ -8,13 +8,7 @@ __all__ = ['readings', 'faithfulness_table', 'is_reference', 'held_against_loo',
 # %% ../nbs/07_faithfulness.ipynb #208f9c28
 import numpy as np
 import pandas as pd
-from lrp_loo.stats import (
-    COLUMNS,
-    agreement,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from .stats import COLUMNS, agreement, mean_se, paired_difference, per_text
 from .results import Results
 from .models import encode
 
@@ -170,25 +164,18 @@ def held_against_loo(
 def _row(loo, maps, drawn, area=None):
     "One text's row: readings of each map, areas where curves were drawn."
     methods = {
-        name: dict(refused=str(a))
-        if isinstance(a, Refusal)
-        else readings(a, loo)
+        name: dict(refused=str(a)) if isinstance(a, Refusal) else readings(a, loo)
         for name, a in maps.items()
     }
     for name, (morf, lerf) in drawn.items():
-        methods[name] |= dict(
-            lerf=curve_area(lerf, area), morf=curve_area(morf, area)
-        )
-    return dict(
-        n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods
-    )
+        methods[name] |= dict(lerf=curve_area(lerf, area), morf=curve_area(morf, area))
+    return dict(n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods)
 
 
 def _by_text(loos, maps):
     "Name → a map per text, as a dict of maps for each text."
     return [
-        {name: of_texts[k] for name, of_texts in maps.items()}
-        for k in range(len(loos))
+        {name: of_texts[k] for name, of_texts in maps.items()} for k in range(len(loos))
     ]
 
 
@@ -207,13 +194,8 @@ def agreement_rows(
     """Agreement with LOO on the predicted class without the curves: for many
     methods, LOO computed once per text.
     """
-    loos, maps = held_against_loo(
-        model, tokenizer, encs, methods, removal=removal
-    )
-    return [
-        _row(loo, of_text, {})
-        for loo, of_text in zip(loos, _by_text(loos, maps))
-    ]
+    loos, maps = held_against_loo(model, tokenizer, encs, methods, removal=removal)
+    return [_row(loo, of_text, {}) for loo, of_text in zip(loos, _by_text(loos, maps))]
 
 
 def faithfulness_rows(
@@ -338,12 +320,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tqdm.auto import tqdm
-from lrp_loo.core import (
-    copies_said,
-    first_of_each,
-    key_of_encoding,
-    whole_number,
-)
+from .core import copies_said, first_of_each, key_of_encoding, whole_number
 from .loo import LONG, in_words, loo_seconds
 from .models import TOKEN_BUDGET, unwrap
 from .removals import default_removal, fill_id, input_positions
@@ -450,9 +427,7 @@ class _Audit:
 
     def _rows_of(self, target, encs, bar):
         "A row of each, the bar moving meanwhile."
-        with _within(
-            bar, self.model, encs, self.n_methods, self.chunk
-        ) as moved:
+        with _within(bar, self.model, encs, self.n_methods, self.chunk) as moved:
             return faithfulness_rows(
                 self.model,
                 self.tokenizer,
@@ -484,17 +459,10 @@ class _Audit:
         if progress and missing:
             self.say_how_long(missing)
         bar = tqdm(
-            total=len(examples),
-            initial=len(done),
-            disable=not progress,
-            desc='audit',
+            total=len(examples), initial=len(done), disable=not progress, desc='audit'
         )
         with bar:
-            results.extend(
-                together(examples),
-                lambda part: self.rows(part, bar),
-                bar,
-            )
+            results.extend(together(examples), lambda part: self.rows(part, bar), bar)
 
 
 class AuditTable(pd.DataFrame):
@@ -665,8 +633,7 @@ class _Ranked:
         parts = []
         if self.n_left_out:
             parts.append(
-                f"{self.n_left_out} left out, where r is not defined for every"
-                " method"
+                f"{self.n_left_out} left out, where r is not defined for every method"
             )
         for refuse, why in (
             (False, 'whose r is defined on none'),

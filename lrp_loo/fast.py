@@ -14,12 +14,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from .hooks import Hook, taken_back
-from lrp_loo.models import (
-    device_of,
-    input_names,
-    own_tokens,
-    position_offset,
-)
+from .models import device_of, input_names, own_tokens, position_offset
 from .products import seen_by_a_mode
 
 # %% ../nbs/42_fast.ipynb #dda36779
@@ -296,9 +291,7 @@ def _text_survives(model, enc):
     if position_offset(model) and (ids == padding).any():
         return False  # positions do not count padding
     # a decoder's classifier reads the row before padding
-    return (
-        package_name(model) not in DROP_DECODERS or int(ids[0, -1]) != padding
-    )
+    return package_name(model) not in DROP_DECODERS or int(ids[0, -1]) != padding
 
 
 def without_padding(
@@ -505,8 +498,7 @@ class FastEncoder:
         self.d = model.config.hidden_size
         if any(map(meddled_with, model.modules())):
             raise ValueError(
-                "the model has a forward, or a part, that is not"
-                " transformers' own"
+                "the model has a forward, or a part, that is not transformers' own"
             )
 
     def _stack(self):
@@ -522,13 +514,10 @@ class FastEncoder:
             or len(layers) < 2
         ):
             raise ValueError(
-                f"{type(model).__name__} is no classifier on an encoder built"
-                " as BERT's"
+                f"{type(model).__name__} is no classifier on an encoder built as BERT's"
             )
         if any(map(_has_hooks, model.modules())):
-            raise ValueError(
-                "the model has hooks, which only its own forward runs"
-            )
+            raise ValueError("the model has hooks, which only its own forward runs")
         return layers
 
     @_by_fast_products
@@ -544,9 +533,7 @@ class FastEncoder:
         lengths = [e['input_ids'].shape[1] for e in encs]
         place = torch.cat([torch.arange(n, device=x.device) for n in lengths])
         bias = self._bias_by_distance(x, max(lengths))
-        return TextRows(
-            x, first.query(x), first.key(x), first.value(x), place, bias
-        )
+        return TextRows(x, first.query(x), first.key(x), first.value(x), place, bias)
 
     def _bias_by_distance(self, x, n):
         "(2 n − 1, heads) of MPNet's encoder; None in the others."
@@ -627,15 +614,9 @@ class FastEncoder:
         mask = self._mask_of_rows(texts, rows, without)
         h = texts.x[rows].view(-1, self.d)
         for layer, (keys, values) in zip(self.layers, handed):
-            k = torch.cat(
-                [_of_each(keys, n), layer.key(h).view(n, -1, self.d)], 1
-            )
-            v = torch.cat(
-                [_of_each(values, n), layer.value(h).view(n, -1, self.d)], 1
-            )
-            h = layer.after_attention(
-                self._attend((layer.query(h), k, v), n, mask), h
-            )
+            k = torch.cat([_of_each(keys, n), layer.key(h).view(n, -1, self.d)], 1)
+            v = torch.cat([_of_each(values, n), layer.value(h).view(n, -1, self.d)], 1)
+            h = layer.after_attention(self._attend((layer.query(h), k, v), n, mask), h)
         return self._head(h.view(n, -1, self.d)[:, :1])
 
     def _mask_of_rows(self, texts, rows, without):
@@ -643,9 +624,7 @@ class FastEncoder:
         new_here = torch.zeros_like(without).scatter(1, rows, True)
         hidden = [without | new_here, without.gather(1, rows)]
         hidden = torch.cat(hidden, 1)[:, None, None]
-        old = _of_each(
-            torch.arange(len(texts.x), device=rows.device), len(rows)
-        )
+        old = _of_each(torch.arange(len(texts.x), device=rows.device), len(rows))
         mask = self._bias_between(texts, rows, torch.cat([old, rows], 1))
         if mask is None:
             mask = texts.x.new_zeros(hidden.shape)
@@ -676,8 +655,7 @@ class FastEncoder:
     def _attend(self, qkv, n, mask):
         "(n·s, d) each → (n·s, d)."
         q, k, v = (
-            t.view(n, -1, self.heads, self.d // self.heads).transpose(1, 2)
-            for t in qkv
+            t.view(n, -1, self.heads, self.d // self.heads).transpose(1, 2) for t in qkv
         )
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return o.transpose(1, 2).reshape(-1, self.d)
@@ -787,9 +765,7 @@ def fast_encoder(
     keep = variants_to_try(enc['input_ids'])
     own = _by_mask(model, enc, keep)
     try:
-        ours = torch.cat(
-            [_by_fast(fast, enc, rows) for rows in keep.split((2, 1, 1))]
-        )
+        ours = torch.cat([_by_fast(fast, enc, rows) for rows in keep.split((2, 1, 1))])
     except (RuntimeError, TypeError, AttributeError):
         return None  # built otherwise inside
     return fast if agree(ours, own, spread(own[:-1]), tol) else None

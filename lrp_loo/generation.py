@@ -26,13 +26,7 @@ from lrp_loo.methods import (
     or_refusal,
 )
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    check_text,
-    device_of,
-    is_message,
-    made_with,
-    unwrap,
-)
+from .models import check_text, device_of, is_message, made_with, unwrap
 from .stats import agreement, mean_se
 from .targets import GeneratedReadout
 from .units import Units, text_units
@@ -94,9 +88,7 @@ def greedy_continuation(
         pad_token_id=padding,
     )
     out = model.generate(
-        input_ids=row,
-        attention_mask=torch.ones_like(row),
-        generation_config=config,
+        input_ids=row, attention_mask=torch.ones_like(row), generation_config=config
     )
     return out[0, len(ids) :].tolist()
 
@@ -227,23 +219,14 @@ def audit_generation(
     said = continuations or [None] * len(prompts)
     if len(said) != len(prompts):
         raise ValueError(
-            f"{len(said)} continuations for {len(prompts)} prompts; give one"
-            " for each"
+            f"{len(said)} continuations for {len(prompts)} prompts; give one for each"
         )
     methods = as_methods(methods)
     every = list(zip(prompts, said))
     own = [every[i] for i in first_of_each(map(repr, every))]
     pairs = tqdm(own, disable=not progress, desc='generations')
     rows = [
-        _audited(
-            model,
-            tokenizer,
-            *pair,
-            methods,
-            first_token,
-            how,
-        )
-        for pair in pairs
+        _audited(model, tokenizer, *pair, methods, first_token, how) for pair in pairs
     ]
     table = {name: _audit_row(rows, name) for name in rows[0]}
     table = pd.DataFrame(table).T.rename_axis('method')

@@ -140,9 +140,7 @@ class Hooks:
         self.is_open = True
         for m, before, after in self.places:
             if before is not None:
-                m.register_forward_pre_hook(
-                    Hook(self, before), with_kwargs=True
-                )
+                m.register_forward_pre_hook(Hook(self, before), with_kwargs=True)
             if after is not None:
                 m.register_forward_hook(
                     Hook(self, after), with_kwargs=True, always_call=self.always
@@ -152,9 +150,7 @@ class Hooks:
         "Deaf at once, then gone."
         self.is_open = False
         for m, _, _ in self.places:
-            _take_off(
-                self, m._forward_pre_hooks, m._forward_pre_hooks_with_kwargs
-            )
+            _take_off(self, m._forward_pre_hooks, m._forward_pre_hooks_with_kwargs)
             _take_off(
                 self,
                 m._forward_hooks,

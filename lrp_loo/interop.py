@@ -227,9 +227,7 @@ class ReadsGiven(torch.nn.Module):
         for path, m in super().named_modules(*args, **kwargs):
             yield path.removeprefix('model').removeprefix('.'), m
 
-    def forward(
-        self, input_ids=None, attention_mask=None, pixel_values=None, **others
-    ):
+    def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **others):
         if pixel_values is not None:
             batch = dict(pixel_values=self.source(pixel_values), **others)
             return forward(self.model, batch)
@@ -484,9 +482,7 @@ class _Asked:
     def texts(self, rows):
         "These rows as encoded texts, without columns of padding alone."
         end = self.end(rows)
-        return [
-            {k: v[r : r + 1, :end] for k, v in self.batch.items()} for r in rows
-        ]
+        return [{k: v[r : r + 1, :end] for k, v in self.batch.items()} for r in rows]
 
     def options_of(self, rows):
         "The method's options; a baseline of these rows alone."
@@ -593,9 +589,7 @@ class Attributor:
     @classmethod
     def get_name(cls):
         "The class's name in words."
-        return re.sub(
-            r'(?<=[a-z])(?=[A-Z])|(?<=X)(?=[A-Z][a-z])', ' ', cls.__name__
-        )
+        return re.sub(r'(?<=[a-z])(?=[A-Z])|(?<=X)(?=[A-Z][a-z])', ' ', cls.__name__)
 
     def has_convergence_delta(self):
         "Does `attribute` take return_convergence_delta?"
@@ -616,9 +610,7 @@ class Attributor:
 
     def _asked(self, x, more, baselines, options):
         "The call as our methods take it, and whether each entry gets a score."
-        batch = named_inputs(
-            self.model, x, more, self.forward_func.mask_padding
-        )
+        batch = named_inputs(self.model, x, more, self.forward_func.mask_padding)
         kind = input_kind(x)
         method = as_method(self.method)
         per_entry = kind != 'input_ids' and method.per_feature
@@ -641,9 +633,7 @@ class Attributor:
     def _set_baseline(self, options, x, baselines, tokenizer):
         "As our method takes it, where it is not named among the options."
         if 'baseline' not in options:
-            options['baseline'] = _as_baseline(
-                self.model, x, baselines, tokenizer
-            )
+            options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
 
     @leaves_nothing
     def _run(self, inputs, target, more, baselines=None, **options):
@@ -662,9 +652,7 @@ class Attributor:
         dtype = x.dtype if x.is_floating_point() else torch.float32
         scores = scores.to(x.device, dtype)
         if not torch.isfinite(scores).all():
-            raise ValueError(
-                f"{self.get_name()} gave scores that are not finite"
-            )
+            raise ValueError(f"{self.get_name()} gave scores that are not finite")
         shaped = (scores,) if isinstance(inputs, tuple) else scores
         return shaped, found.values, found.info
 
@@ -827,9 +815,7 @@ class IntegratedGradients(Attributor):
     ):  # (shaped as the inputs), or that and (batch,)
         "The gradient along the straight path from the baseline, times the way."
         if method != 'gausslegendre':
-            raise ValueError(
-                f"method={method!r} is not known; take 'gausslegendre'"
-            )
+            raise ValueError(f"method={method!r} is not known; take 'gausslegendre'")
         options = dict(n_steps=n_steps)
         if internal_batch_size is not None:
             options['internal_batch_size'] = internal_batch_size
@@ -838,9 +824,7 @@ class IntegratedGradients(Attributor):
         )
         if not return_convergence_delta:
             return scores
-        return scores, values.new_tensor(
-            [i['completeness_error'] for i in info]
-        )
+        return scores, values.new_tensor([i['completeness_error'] for i in info])
 
     def compute_convergence_delta(
         self,
@@ -912,9 +896,7 @@ class LeaveOneOut(Attributor):
         if perturbations_per_eval is not None:
             n = whole_number('perturbations_per_eval', perturbations_per_eval)
             options['token_budget'] = n * self._places(x)
-        scores, _, _ = self._run(
-            inputs, target, additional_forward_args, **options
-        )
+        scores, _, _ = self._run(inputs, target, additional_forward_args, **options)
         return scores
 
     def _places(self, x):
@@ -940,12 +922,9 @@ class LeaveOneOut(Attributor):
         "A removal with the same meaning."
         if self.options['removal'] is not None:
             raise ValueError(
-                f"give baselines or removal={self.options['removal']!r}, not"
-                " both"
+                f"give baselines or removal={self.options['removal']!r}, not both"
             )
-        is_whole = isinstance(baselines, int) and not isinstance(
-            baselines, bool
-        )
+        is_whole = isinstance(baselines, int) and not isinstance(baselines, bool)
         if kind == 'input_ids' and is_whole:
             # drawn from a pool of one
             return Removal('resample', pool=[baselines], n_draws=1)
@@ -973,9 +952,7 @@ class AttentionRollout(Attributor):
         tokenizer=None,  # as for `Attributor`
         **options,  # as for `Attributor`; row
     ):
-        super().__init__(
-            model, 'rollout', tokenizer, residual=residual, **options
-        )
+        super().__init__(model, 'rollout', tokenizer, residual=residual, **options)
 
 
 class RemovalEstimate(Attributor):

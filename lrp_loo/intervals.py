@@ -124,13 +124,7 @@ from lrp_loo.core import (
     write_text_atomic,
 )
 from .faithfulness import held_against_loo
-from lrp_loo.methods import (
-    as_method,
-    check_call,
-    eager,
-    named_target,
-    units_of_texts,
-)
+from .methods import as_method, check_call, eager, named_target, units_of_texts
 from lrp_loo.models import (
     HOW_ALONE,
     as_texts,
@@ -172,9 +166,7 @@ class Calibration:
     ) -> float:  # q: intervals reach q times `Estimate.scale` either way
         "Raises ValueError where the texts are too few for that confidence."
         if cover not in COVER:
-            raise ValueError(
-                f"cover={cover!r} is not known; take one of {COVER}"
-            )
+            raise ValueError(f"cover={cover!r} is not known; take one of {COVER}")
         find = token_quantile if cover == 'token' else text_quantile
         return self._found(find, self.ratios, confidence)
 
@@ -192,9 +184,7 @@ class Calibration:
     def _found(self, find, of_texts, confidence):
         "A quantile; an error where there is none."
         if not 0 < confidence < 1:
-            raise ValueError(
-                f"confidence must lie between 0 and 1, got {confidence!r}"
-            )
+            raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
         q = find(of_texts, confidence)
         if q < math.inf:
             return q
@@ -323,9 +313,7 @@ def _as_text(i, kept):
             f"texts[{i}] has scores, spread and LOO of different lengths, or"
             " exact ones that are not there"
         )
-    return CalibrationText(
-        Estimate(*(own[k] for k in Estimate._fields)), own['loo']
-    )
+    return CalibrationText(Estimate(*(own[k] for k in Estimate._fields)), own['loo'])
 
 
 def _check_kept(kept):

@@ -30,11 +30,7 @@ def layer_hooks(
 
     return hooked(
         [
-            (
-                layer,
-                enter and partial(enter, number),
-                leave and partial(after, number),
-            )
+            (layer, enter and partial(enter, number), leave and partial(after, number))
             for number, layer in enumerate(layers)
         ]
     )
@@ -137,8 +133,7 @@ class _WayUp:
             )
         if number and hidden is not self.handed_on:
             self.refuse(
-                "needs layers that hand their hidden states to the next as"
-                " they are"
+                "needs layers that hand their hidden states to the next as they are"
             )
         # biases of relative positions do not depend on the text
         others = [t for t in call.others() if t is not hidden]
@@ -235,10 +230,7 @@ class _Checkpoints(_WayUp):
             return g
         weights = self.taken()
         g, *of_weights = torch.autograd.grad(
-            out,
-            [hidden, *weights],
-            g,
-            allow_unused=True,
+            out, [hidden, *weights], g, allow_unused=True
         )
         del out  # with it goes the layer's graph
         self.look(number, of_weights, [A.detach() for A in weights])
@@ -560,9 +552,7 @@ def bypass_gradients(
     with torch.enable_grad(), read_row_only(model, target):
         with (
             watch_embeddings(model) as seen,
-            lrp_rules(
-                model, replace(attn_lrp(eps=eps), rules=cutting)
-            ) as rules,
+            lrp_rules(model, replace(attn_lrp(eps=eps), rules=cutting)) as rules,
         ):
             cut = _CutApart(rules, attentions)
             g = cut.run(model, batch, target)

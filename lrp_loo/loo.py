@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 import torch
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    TOKEN_BUDGET,
-    check_ids,
-    check_model,
-    own_tokens,
-    unwrap,
-)
+from .models import TOKEN_BUDGET, check_ids, check_model, own_tokens, unwrap
 from .removals import default_removal, input_positions
 from .variants import read_subsets
 
@@ -156,9 +150,7 @@ def loo_seconds(
 def _counts(lengths, units):
     "How many texts with something removed there are, of each text."
     units = units or [None] * len(lengths)
-    return [
-        n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)
-    ]
+    return [n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)]
 
 
 def _work(lengths, units):

@@ -127,9 +127,7 @@ def _seen_as(operation):
 
 def _check_callable(rule, form):
     if not callable(rule):
-        raise TypeError(
-            f"a rule must be callable as {form}, got {type(rule).__name__}"
-        )
+        raise TypeError(f"a rule must be callable as {form}, got {type(rule).__name__}")
 
 # %% ../nbs/36_lrp.ipynb #ddfc7b24
 @dataclass(frozen=True)
@@ -243,10 +241,7 @@ def canonized_lrp(
 def gradient() -> Composite:
     "No rule at all: the plain gradient."
     return Composite(
-        'gradient',
-        product='gradient',
-        layer_norm='gradient',
-        activation='gradient',
+        'gradient', product='gradient', layer_norm='gradient', activation='gradient'
     )
 
 # %% ../nbs/36_lrp.ipynb #29ee450e
@@ -754,9 +749,7 @@ class _AttentionShares(NamedTuple):
 
 def _attention_shares(composite, call):
     q, k, v = map(_factors, (call.query, call.key, call.value))
-    return _AttentionShares(
-        *_shares(composite, q, k), *_shares(composite, q + k, v)
-    )
+    return _AttentionShares(*_shares(composite, q, k), *_shares(composite, q + k, v))
 
 
 def _recorded_weights(A, bypass):
@@ -992,13 +985,10 @@ def _composed_activations():
     from transformers import activations
 
     formulas = (
-        'NewGELU FastGELU QuickGELU AccurateGELU ClippedGELU Laplace Mish'
-        ' ReLUSquared'
+        'NewGELU FastGELU QuickGELU AccurateGELU ClippedGELU Laplace Mish ReLUSquared'
     )
     names = [f'{name}Activation' for name in formulas.split()]
-    return tuple(
-        getattr(activations, n) for n in names if hasattr(activations, n)
-    )
+    return tuple(getattr(activations, n) for n in names if hasattr(activations, n))
 
 
 def _tables_of(model):
@@ -1011,9 +1001,7 @@ def _tables_of(model):
 
 def _check_given(model, composite, record):
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"the model must be a torch module, got {type(model).__name__}"
-        )
+        raise TypeError(f"the model must be a torch module, got {type(model).__name__}")
     if not isinstance(composite, Composite):
         raise TypeError(
             "the rule set must be a Composite such as attn_lrp(), got"
@@ -1107,8 +1095,7 @@ class lrp_rules(TorchFunctionMode):
 # %% ../nbs/36b_context.ipynb #d163f160
 def _is_open():
     return any(
-        isinstance(mode, lrp_rules)
-        for mode in _get_current_function_mode_stack()
+        isinstance(mode, lrp_rules) for mode in _get_current_function_mode_stack()
     )
 
 
@@ -1770,9 +1757,7 @@ def _place_in_layer(self: lrp_rules, path):
 
 # %% ../nbs/36c_softmaxes.ipynb #reprt001
 @patch
-def report(
-    self: lrp_rules,
-) -> pd.DataFrame:  # layer, module, operation, rule, calls
+def report(self: lrp_rules) -> pd.DataFrame:  # layer, module, operation, rule, calls
     """Every operation that carried relevance, by layer and module, and the
     rule it got ('none': no rule is known for it).
     """
@@ -1785,9 +1770,7 @@ def report(
 
 
 @patch
-def without_rule(
-    self: lrp_rules,
-) -> list:  # names of operations
+def without_rule(self: lrp_rules) -> list:  # names of operations
     "The operations that carried relevance and have no rule."
     return sorted({op.name for op, rule in self.seen if rule == 'none'})
 
@@ -1815,9 +1798,7 @@ def _complain(self: lrp_rules):
             modules.setdefault(op.name, []).append(where)
     if not modules:
         return
-    named = [
-        f"{name} (in {_first_three(m)})" for name, m in sorted(modules.items())
-    ]
+    named = [f"{name} (in {_first_three(m)})" for name, m in sorted(modules.items())]
     message = f"no rule for {', '.join(named)}: their plain gradient was used"
     if self.strict:
         raise NotImplementedError(message)
@@ -1950,8 +1931,7 @@ def _watch_backward(self: lrp_rules, operation, *tensors):
 def _arrival_check(node, message):
     "A hook that refuses a node which gets a gradient and hands none on."
     asked = [
-        f is not None
-        and not isinstance(getattr(f, 'variable', None), nn.Parameter)
+        f is not None and not isinstance(getattr(f, 'variable', None), nn.Parameter)
         for f, _ in node.next_functions
     ]
 
@@ -2057,9 +2037,7 @@ def input_gradient(
 ) -> torch.Tensor:  # ∂value/∂x, x's shape; or of each number (n, *x.shape[1:])
     "The gradient at the embeddings; where none arrives, an error that says so."
     of_each = value.ndim == 2
-    g = (
-        gradients_of_each(value[0], [x]) if of_each else gradients(value, [x])
-    )[0]
+    g = (gradients_of_each(value[0], [x]) if of_each else gradients(value, [x]))[0]
     if g is None:
         raise ValueError(
             "no gradient comes from the explained number to the embeddings, so"

@@ -18,12 +18,7 @@ from .fast import PER_TOKEN, last_rows_only, read_row_only
 from .layers import EmbeddingGradient, checkpointed_gradient, layer_hooks
 from .removals import fill_id
 from .lrp import attn_lrp, input_gradient, lrp_rules, watch_gradient
-from lrp_loo.models import (
-    forward,
-    input_embeddings,
-    special_mask,
-    watch_embeddings,
-)
+from .models import forward, input_embeddings, special_mask, watch_embeddings
 from lrp_loo.targets import (
     GeneratedReadout,
     Readout,
@@ -111,9 +106,7 @@ def lrp_scores(
     sums = []
     words_alone = embeddings == 'word'
     with contextlib.nullcontext() if words_alone else _watch_sum(model, sums):
-        found = gradient_of(
-            model, batch, composite or attn_lrp(), target, strict
-        )
+        found = gradient_of(model, batch, composite or attn_lrp(), target, strict)
     x = found.embeddings.detach() if words_alone else sums[0]
     parts = x * found.gradient
     return Scores(
@@ -272,9 +265,7 @@ class _Path:
     def mean_gradient(self, n_steps, rows_per_pass):
         "(batch, T, d) ∫ ∂f/∂x along the way."
         # one pass tells whether gradients come through
-        watches = chain(
-            [watch_gradient(self.model)], repeat(contextlib.nullcontext())
-        )
+        watches = chain([watch_gradient(self.model)], repeat(contextlib.nullcontext()))
         total = torch.zeros_like(self.end)
         for one, watch in zip(self.passes(n_steps, rows_per_pass), watches):
             rows, T, nodes, weights = one
@@ -318,9 +309,7 @@ def ig_scores(
     whole_number('internal_batch_size', internal_batch_size)
     refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
-    path, name, values = _path_from_baseline(
-        model, tokenizer, batch, target, baseline
-    )
+    path, name, values = _path_from_baseline(model, tokenizer, batch, target, baseline)
     with torch.no_grad(), read_row_only(model, target):
         low = path.values(path.start, path.rows)
     mean_gradient = path.mean_gradient(n_steps, internal_batch_size)
@@ -345,28 +334,11 @@ from functools import partial
 
 import torch
 from .attention import AttentionMaps, refuse_compiled
-from lrp_loo.core import (
-    check_tokens_alone,
-    one_text,
-    pad_batch,
-    whole_number,
-)
+from .core import check_tokens_alone, one_text, pad_batch, whole_number
 from .hooks import leaves_nothing
-from lrp_loo.removals import (
-    as_removal,
-    default_removal,
-    fill_id,
-    input_positions,
-)
+from .removals import as_removal, default_removal, fill_id, input_positions
 from .loo import many_loo
-from lrp_loo.lrp import (
-    Composite,
-    attn_lrp,
-    canonized_lrp,
-    cp_lrp,
-    gradient,
-    layer_of,
-)
+from .lrp import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, layer_of
 from .models import forward, watch_embeddings
 from .removal import removal_loo_scores, removal_scores
 from .rows import removal_rows_scores
@@ -521,9 +493,7 @@ def loo_scores(
     "Exact Leave-One-Out (section 2.1). Every text is computed without padding."
     texts = [one_text(e) for e in encs]
     removal = removal or default_removal(texts[0])
-    numbers = [
-        None if u is None else u.number for u in units or [None] * len(texts)
-    ]
+    numbers = [None if u is None else u.number for u in units or [None] * len(texts)]
     loos, values, readouts, _ = zip(
         *many_loo(
             model,
@@ -663,12 +633,7 @@ METHODS = {
         on_page=5,
     ),
     'rollout': Method(
-        rollout_scores,
-        'Rollout',
-        '0.8',
-        '1 forward',
-        in_threads=True,
-        on_page=7,
+        rollout_scores, 'Rollout', '0.8', '1 forward', in_threads=True, on_page=7
     ),
     'rollout_residual': Method(
         partial(rollout_scores, residual=True),
@@ -708,9 +673,7 @@ METHODS = {
         of_each=True,
         any_model=False,
     ),
-    'grad_x_input': Method(
-        _grad_x_input, 'grad × input', '0.6', on_page=6, **_LRP
-    ),
+    'grad_x_input': Method(_grad_x_input, 'grad × input', '0.6', on_page=6, **_LRP),
 }
 
 # %% ../nbs/10a_record.ipynb #2c5cd566
@@ -781,11 +744,7 @@ from lrp_loo.models import (
     is_offloaded,
     special_mask,
 )
-from lrp_loo.targets import (
-    NAMES_CLASSES,
-    Target,
-    as_target,
-)
+from .targets import NAMES_CLASSES, Target, as_target
 from .units import text_units
 from .view import Attribution
 
@@ -995,10 +954,7 @@ def _why_not_named(model, tokenizer, target):
         )
     labels = _labels_of(model)
     taken = f" or one of {', '.join(labels)}" if labels else ''
-    return (
-        f"target={target!r} is not a class of this model; take its"
-        f" number{taken}"
-    )
+    return f"target={target!r} is not a class of this model; take its number{taken}"
 
 
 def _check_one_of_several(model, target):
@@ -1073,8 +1029,7 @@ def units_of_texts(
     if 'input_ids' not in encs[0]:
         if not set(named) <= {'token', 'patch'}:
             raise ValueError(
-                f"units={units!r} of an image is not known; an image has"
-                " patches"
+                f"units={units!r} of an image is not known; an image has patches"
             )
         return [None] * len(texts)
     return [
@@ -1196,9 +1151,7 @@ def _label(model, tokenizer, ids, chosen, is_place, is_feature):
         return _label_of(model, tokenizer, ids, chosen, is_place)
     if not isinstance(chosen, tuple):
         return ''
-    return ' − '.join(
-        _label_of(model, tokenizer, ids, one, is_place) for one in chosen
-    )
+    return ' − '.join(_label_of(model, tokenizer, ids, one, is_place) for one in chosen)
 
 # %% ../nbs/10b_asked.ipynb #0658ca5b
 def _attribution(model, tokenizer, enc, units, method, found, i):
@@ -1385,9 +1338,7 @@ class _Work:
         if self.padding.fails(self.model, encs, target, found):
             return self._one_by_one(encs, target, units)
         return [
-            _attribution(
-                self.model, self.tokenizer, enc, unit, self.method, found, i
-            )
+            _attribution(self.model, self.tokenizer, enc, unit, self.method, found, i)
             for i, (enc, unit) in enumerate(zip(encs, units))
         ]
 
@@ -1398,16 +1349,12 @@ class _Work:
             return found
         if len(encs) == 1:
             return [found]
-        return [
-            self.or_refusals([enc], [unit])[0] for enc, unit in zip(encs, units)
-        ]
+        return [self.or_refusals([enc], [unit])[0] for enc, unit in zip(encs, units)]
 
     def _one_by_one(self, encs, target, units):
         "The same without padding."
         alone = dataclasses.replace(self, target=target)
-        return [
-            alone.explained([enc], [unit])[0] for enc, unit in zip(encs, units)
-        ]
+        return [alone.explained([enc], [unit])[0] for enc, unit in zip(encs, units)]
 
     def _scores(self, encs, target, units):
         "What the method says, checked."
@@ -1448,9 +1395,7 @@ def explain_each(
     """Every generated token: at once by methods that can (`Method.of_each`),
     by others from one text for each.
     """
-    before = [
-        _before(enc, units, readout.n_prompt + i) for i in range(len(readout))
-    ]
+    before = [_before(enc, units, readout.n_prompt + i) for i in range(len(readout))]
     if not as_method(method).of_each:
         return [
             explain_batch(
@@ -1702,13 +1647,7 @@ class _LayerSets:
         of_set = Scores(scores, found.values, found.readout, info)
         return [
             _attribution(
-                self.model,
-                self.tokenizer,
-                enc,
-                None,
-                self.methods[name],
-                of_set,
-                i,
+                self.model, self.tokenizer, enc, None, self.methods[name], of_set, i
             )
             for i, enc in enumerate(encs)
         ]

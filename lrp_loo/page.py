@@ -70,12 +70,7 @@ def _maps_of_one_target(model, tokenizer, text, methods, target, truncation):
     maps = []
     for m in methods:
         maps += explain(
-            model,
-            tokenizer,
-            [text],
-            method=m,
-            target=target,
-            truncation=truncation,
+            model, tokenizer, [text], method=m, target=target, truncation=truncation
         )
         target = settled(target, maps[0].target)
     return maps, target
@@ -106,8 +101,7 @@ def _shown_first(methods, opens, bypass_softmax, L):
     "The method, and the bypassed layers, that the page opens with."
     if opens not in (None, 'attn_lrp', *methods):
         raise ValueError(
-            f"opens={opens!r} is not on the page; take one of"
-            f" {', '.join(methods)}"
+            f"opens={opens!r} is not on the page; take one of {', '.join(methods)}"
         )
     layers = range(L) if bypass_softmax == 'all' else bypass_softmax
     wrong = [x for x in layers if not isinstance(x, int) or not 0 <= x < L]
@@ -122,9 +116,7 @@ def _shown_first(methods, opens, bypass_softmax, L):
 def _asked_for(text, methods):
     "The methods as a list; what no page can show is refused."
     if not isinstance(text, str):
-        raise TypeError(
-            f"a page explains one text, a str, got {type(text).__name__}"
-        )
+        raise TypeError(f"a page explains one text, a str, got {type(text).__name__}")
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise ValueError("methods is empty; give at least one")

@@ -12,13 +12,7 @@ from typing import NamedTuple
 import torch
 from tqdm.auto import tqdm
 from .core import Pairs, repeated, whole_number
-from lrp_loo.methods import (
-    Method,
-    check_call,
-    eager,
-    explain_batch,
-    named_target,
-)
+from .methods import Method, check_call, eager, explain_batch, named_target
 from lrp_loo.models import (
     TOKEN_BUDGET,
     as_texts,
@@ -83,12 +77,7 @@ def left_out(
     i, j = pairs.T
     keep = ~torch.cat([members[some], members[i] | members[j]])
     (found,) = read_subsets(
-        model,
-        [enc],
-        [keep],
-        [target],
-        'attention_mask',
-        token_budget=token_budget,
+        model, [enc], [keep], [target], 'attention_mask', token_budget=token_budget
     )
     value = found.value.cpu().double()
     loo = value - found.values.cpu().double()
@@ -132,17 +121,12 @@ WAY_BACK = TOKEN_BUDGET // 4
 
 
 def _not_taken(name, given, words):
-    return ValueError(
-        f"{name} must be None, {words} or a whole number, got {given!r}"
-    )
+    return ValueError(f"{name} must be None, {words} or a whole number, got {given!r}")
 
 
 def _tokens_with_a_pass(given, n, n_content):
     "How many of n."
-    by_word = dict(
-        half=math.ceil(n_content / 2),
-        sqrt=math.ceil(math.sqrt(n)),
-    )
+    by_word = dict(half=math.ceil(n_content / 2), sqrt=math.ceil(math.sqrt(n)))
     if given is None:
         return n
     if not isinstance(given, str):
@@ -336,11 +320,7 @@ removal_pairs.by_unit = True
 PAIR_METHODS = {
     'exact': Method(exact_pairs, 'exact', 'k', 'T²/2 forward', by_unit=True),
     'removal': Method(
-        removal_pairs,
-        'removal',
-        'C2',
-        'T forward, T backward; T forward',
-        by_unit=True,
+        removal_pairs, 'removal', 'C2', 'T forward, T backward; T forward', by_unit=True
     ),
 }
 
@@ -377,24 +357,15 @@ def _paired(model, tokenizer, enc, method, target, units, options):
     "The record of one text."
     n = int(_content_of(tokenizer, enc, units).sum())
     if n < 2:
-        raise ValueError(
-            f"a pair needs two tokens (units), and this text has {n}"
-        )
+        raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
     (main,) = explain_batch(
-        model,
-        tokenizer,
-        [enc],
-        _pair_method(method),
-        target,
-        [units],
-        **options,
+        model, tokenizer, [enc], _pair_method(method), target, [units], **options
     )
     if isinstance(method, str):
         main.method = method
     if 'pairs' not in main.info:
         raise TypeError(
-            f"method {main.method!r} must give the pairs, (n, n), as"
-            " info['pairs']"
+            f"method {main.method!r} must give the pairs, (n, n), as info['pairs']"
         )
     main.info |= made_with(model, options)
     return Pairs(main, main.info.pop('pairs').float())
@@ -426,14 +397,10 @@ def explain_pairs(
     texts, units = _checked_texts(model, tokenizer, texts, units)
     target = named_target(model, tokenizer, target)
     found = []
-    for text, own in tqdm(
-        list(zip(texts, units)), disable=not progress, desc='pairs'
-    ):
+    for text, own in tqdm(list(zip(texts, units)), disable=not progress, desc='pairs'):
         enc = encode(model, tokenizer, text, truncation, max_length)
         own = None if own == 'token' else text_units(tokenizer, enc, text, own)
-        found.append(
-            _paired(model, tokenizer, enc, method, target, own, options)
-        )
+        found.append(_paired(model, tokenizer, enc, method, target, own, options))
     return found
 
 # %% ../nbs/45b_held.ipynb #bb11243e
@@ -457,9 +424,7 @@ from .stats import FEWEST_TOKENS, mean_se, pearson
 LARGE = 0.1  # of the explained number: a pair that is large
 
 
-def content_values(
-    p: Pairs,
-) -> torch.Tensor:  # (n_pairs,)
+def content_values(p: Pairs) -> torch.Tensor:  # (n_pairs,)
     "The scores of every two content tokens."
     own = torch.where(~p.is_special)[0]
     i, j = own[every_pair(len(own))].T

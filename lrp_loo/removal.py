@@ -86,12 +86,7 @@ from lrp_loo.models import (
     watch_embeddings,
 )
 from .removals import key_weights, n_places
-from lrp_loo.targets import (
-    GeneratedReadout,
-    Readout,
-    as_readout,
-    check_one_number,
-)
+from .targets import GeneratedReadout, Readout, as_readout, check_one_number
 
 # %% ../nbs/20a_pass.ipynb #fadb6667
 def _some(units):
@@ -137,9 +132,7 @@ class _Gathered:
     other, the last one first. A call's key tells its place among the others.
     """
 
-    def __init__(
-        self, model, seen, is_text, members, weights, own_rows, summed
-    ):
+    def __init__(self, model, seen, is_text, members, weights, own_rows, summed):
         self.model = model
         self.seen = seen  # of `watch_embeddings`
         self.is_text = is_text
@@ -306,10 +299,7 @@ def _groups_of_rows(read, members):
 
 def _by_group(effects, groups):
     "(batch, n, n_units) → (batch, 1, n_units, groups)."
-    found = [
-        effects.where(groups == k, 0.0).sum(1)
-        for k in range(len(GROUPS_OF_ROWS))
-    ]
+    found = [effects.where(groups == k, 0.0).sum(1) for k in range(len(GROUPS_OF_ROWS))]
     return torch.stack(found, -1)[:, None]
 
 
@@ -377,10 +367,7 @@ def removal_pass(
     a_pass = _layer_by_layer if checkpoint else _all_layers
     with gradients_on(model):
         batch = plain_tensors(batch)
-        with (
-            read_row_only(model, target),
-            watch_embeddings(model) as seen,
-        ):
+        with read_row_only(model, target), watch_embeddings(model) as seen:
             gathered = _Gathered(
                 model, seen, is_text, members, weights, own_rows, summed
             )
@@ -470,12 +457,7 @@ def _layer_by_layer(model, batch, target, composite, gathered):
 
     with layer_hooks(transformer_layers(model), turn):
         found = checkpointed_gradient(
-            model,
-            batch,
-            composite or gradient(),
-            target,
-            look=look,
-            within=standing,
+            model, batch, composite or gradient(), target, look=look, within=standing
         )
     return found.values, found.readout
 
@@ -654,9 +636,7 @@ def _mask_path(n_groups, n_contexts, weight, lowered, share, seed):
             raise ValueError(f"{name} must be 0 (one pass) or more, got {k!r}")
     path = tuple(weight) if isinstance(weight, (list, tuple)) else (weight,)
     if not path:
-        raise ValueError(
-            "weight is an empty path; give a number, or one per pass"
-        )
+        raise ValueError("weight is an empty path; give a number, or one per pass")
     named = [('weight', w) for w in path]
     for name, x in [*named, ('lowered', lowered), ('share', share)]:
         if not isinstance(x, Real) or not 0 < x <= 1:
@@ -729,11 +709,7 @@ class _Passes:
         if weights is None:
             return self.whole
         found = removal_pass(
-            self.model,
-            self.batch,
-            self.readout,
-            weights=weights,
-            **self.options,
+            self.model, self.batch, self.readout, weights=weights, **self.options
         )
         return found.terms
 
@@ -800,10 +776,7 @@ def removal_scores(
             model, batch, target, units, composite, own_rows, checkpoint
         )
     options = dict(
-        units=units,
-        composite=composite,
-        own_rows=own_rows,
-        checkpoint=checkpoint,
+        units=units, composite=composite, own_rows=own_rows, checkpoint=checkpoint
     )
     passes = _Passes(model, batch, options)
     passes.start(target, at_full_mask=1 in path)
@@ -905,9 +878,7 @@ def _checked_number(n_exact, n):
     "How many of n units get their exact LOO."
     k = math.ceil(math.sqrt(n)) if n_exact is None else n_exact
     if not isinstance(k, int) or k < 0:
-        raise ValueError(
-            f"n_exact must be a whole number, 0 or more, got {n_exact!r}"
-        )
+        raise ValueError(f"n_exact must be a whole number, 0 or more, got {n_exact!r}")
     return k
 
 
@@ -934,9 +905,7 @@ def removal_loo_scores(
     is least sure.
     """
     of_text = None if units is None else [units]
-    found = removal_scores(
-        model, tokenizer, [enc], target, units=of_text, **options
-    )
+    found = removal_scores(model, tokenizer, [enc], target, units=of_text, **options)
     scores, info = found.scores.clone(), found.info[0]
     content = _content(tokenizer, enc, of_text, scores.shape)[0]
     spread = torch.tensor(info['spread'])

@@ -54,9 +54,7 @@ class key_weights(AttentionMode):
         call = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
         return func(**call | self._masks(**call))
 
-    def _masks(
-        self, query, key, attn_mask=None, key_padding_mask=None, **others
-    ):
+    def _masks(self, query, key, attn_mask=None, key_padding_mask=None, **others):
         "Of torch's own multi-head attention, whose tensors are (T, batch, d)."
         m = self._log_weights(query.transpose(0, 1), key.shape[0])[:, 0]
         if key_padding_mask is not None:
@@ -287,12 +285,7 @@ import torch
 from transformers import PreTrainedModel
 from .core import per_token
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    device_of,
-    input_embeddings,
-    input_names,
-    position_offset,
-)
+from .models import device_of, input_embeddings, input_names, position_offset
 
 # %% ../nbs/40a_ways.ipynb #5a59ce6c
 OTHER_REMOVALS = (
@@ -459,24 +452,18 @@ def pool_ids(
 ) -> torch.Tensor:  # (n,)
     "The tokens of texts without their special ones, or ids as they are."
     if isinstance(pool, str):
-        raise TypeError(
-            "the pool must be a list of texts or of token ids, got one str"
-        )
+        raise TypeError("the pool must be a list of texts or of token ids, got one str")
     try:
         ids = torch.as_tensor(_pool_tokens(tokenizer, pool))
     except (TypeError, ValueError):
-        raise TypeError(
-            "the pool must be a list of texts, or of token ids"
-        ) from None
+        raise TypeError("the pool must be a list of texts, or of token ids") from None
     if ids.ndim != 1 or len(ids) == 0:
         raise ValueError(
             "the pool must have at least one token, in one list; got shape"
             f" {tuple(ids.shape)}"
         )
     if ids.dtype.is_floating_point or ids.dtype == torch.bool:
-        raise TypeError(
-            f"the pool's token ids must be whole numbers, got {ids.dtype}"
-        )
+        raise TypeError(f"the pool's token ids must be whole numbers, got {ids.dtype}")
     return ids.long().cpu()
 
 
@@ -531,9 +518,7 @@ class MeanEmbedding(ZeroEmbedding):
     def for_text(self, text, fill):
         x = text.embeddings
         mean = mean_embedding(text.model, fill).to(x.dtype)
-        return [
-            lambda keep: self._mixed(text, torch.where(_like(keep, x), x, mean))
-        ]
+        return [lambda keep: self._mixed(text, torch.where(_like(keep, x), x, mean))]
 
 
 def _like(keep, x):

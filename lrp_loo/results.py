@@ -104,8 +104,7 @@ def _config_differences(old, new):
     "In words: what two configs, or the versions, of a run do not share."
     changed = [k for k in {*old, *new} if old.get(k) != new.get(k)]
     return ', '.join(
-        f"{k} ({old.get(k)!r} there, {new.get(k)!r} now)"
-        for k in sorted(changed)
+        f"{k} ({old.get(k)!r} there, {new.get(k)!r} now)" for k in sorted(changed)
     )
 
 
@@ -171,9 +170,7 @@ class Results:
     ):
         "Keep a row, and write the file."
         if 'i' not in row:
-            raise ValueError(
-                f"a row needs its number 'i'; this one has {list(row)}"
-            )
+            raise ValueError(f"a row needs its number 'i'; this one has {list(row)}")
         if row['i'] in self.done:
             raise ValueError(f"row {row['i']} is already there")
         self.rows.append(_rounded(as_json(row)))
@@ -211,18 +208,14 @@ class Results:
         by_number = sorted(self.rows, key=lambda row: row['i'])
         rows = ',\n'.join('  ' + json.dumps(row) for row in by_number)
         open_head = json.dumps(head, indent=1).removesuffix('\n}')
-        write_text_atomic(
-            self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n'
-        )
+        write_text_atomic(self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n')
 
 # %% ../nbs/31_results.ipynb #2cb1bc95
 def _read_json(path):
     "What a JSON file holds; what cannot be read is a clear error."
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(
-            f"no results at {path}: run `lrp_loo reproduce` first"
-        )
+        raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first")
     with reading(path, 'is not a results file'):
         if path.is_dir():
             raise ValueError("it is a folder")
@@ -242,7 +235,5 @@ def read_results(
         )
     rows = found['rows']
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(
-            f"{name} is not a results file: its rows are no list of rows"
-        )
+        raise ValueError(f"{name} is not a results file: its rows are no list of rows")
     return found

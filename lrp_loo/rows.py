@@ -21,24 +21,12 @@ from lrp_loo.decoders import (
     rows_at_once,
     why_no_states,
 )
-from lrp_loo.fast import (
-    DROP_DECODERS,
-    PACKED,
-    agree,
-    may_drop,
-    package_name,
-    spread,
-)
+from .fast import DROP_DECODERS, PACKED, agree, may_drop, package_name, spread
 from .models import TOKEN_BUDGET, special_mask
 from .removal import removal_pass
 from .targets import Scores, text_by_text
 from .units import Units
-from lrp_loo.variants import (
-    Whole,
-    fast_path,
-    read_subsets,
-    read_whole,
-)
+from .variants import Whole, fast_path, read_subsets, read_whole
 
 # %% ../nbs/44_rows.ipynb #b6938f21
 NEAR = ('unit', 'read', 'both', 'spread')
@@ -56,9 +44,7 @@ def nearest_rows(
     is read; the unit's own come last.
     """
     if near not in ('unit', 'read', 'both'):
-        raise ValueError(
-            f"near={near!r} is not known; take 'unit', 'read' or 'both'"
-        )
+        raise ValueError(f"near={near!r} is not known; take 'unit', 'read' or 'both'")
     read = [read] if isinstance(read, int) else read
     goal = torch.tensor(read, device=members.device) if near == 'read' else None
     distance = torch.stack([_distances(unit, causal, goal) for unit in members])
@@ -196,9 +182,7 @@ class ComputedRows:
         )
 
     def _read(self, rows, without):
-        of_this_text = torch.zeros(
-            len(rows), dtype=torch.long, device=rows.device
-        )
+        of_this_text = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
         outputs = self._outputs(rows, without)
         return self.whole.readout(outputs, of_this_text, at_end=self.causal)
 
@@ -306,9 +290,7 @@ def _why_no_rows(rows):
 GRADIENT_PASS = 3  # forward passes: one, and a backward pass that counts as two
 
 
-def tokens_of_units(
-    units: Units,
-) -> torch.Tensor:  # (n_units, T) bool
+def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
     "The tokens of each unit."
     return units.number[None] == torch.arange(len(units))[:, None]
 
@@ -323,9 +305,7 @@ def _removed_at_once(units, n_tokens, device):
 def _by_rows(rows, members, near):
     "(n_units,) f(x) minus f without each, some rows computed anew; checked."
     nothing = torch.zeros_like(members[:1])
-    values = rows.values(
-        torch.cat([near, near[:1]]), torch.cat([members, nothing])
-    )
+    values = rows.values(torch.cat([near, near[:1]]), torch.cat([members, nothing]))
     whole = rows.whole.value
     if not agree(values[-1:], whole, spread(values)):
         raise ValueError(
@@ -427,9 +407,7 @@ def removal_rows_scores(
     if n_leading is None:
         scores, n_computed = _by_rows(rows, members, some), some.numel()
     else:
-        scores, n_computed = _leading_closer(
-            rows, members, some, special, n_leading
-        )
+        scores, n_computed = _leading_closer(rows, members, some, special, n_leading)
     if rest:
         scores = scores + _rest(whole, found, some)
     cost = first + n_computed / n_tokens

@@ -24,9 +24,7 @@ def normalize(
     if how is None:
         return scores
     if how not in ('sum', 'abs'):
-        raise ValueError(
-            f"normalize={how!r} is not known; take None, 'sum' or 'abs'"
-        )
+        raise ValueError(f"normalize={how!r} is not known; take None, 'sum' or 'abs'")
     counted = scores if how == 'sum' else scores.abs()
     return scores / counted.sum(-1, keepdim=True)
 
@@ -35,8 +33,7 @@ def _same_shape(a, b):
     "Two maps that can be compared entry by entry."
     if a.shape != b.shape:
         raise ValueError(
-            f"maps must have one shape, got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}"
+            f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         )
 
 

@@ -203,9 +203,7 @@ def _check_scores(maps):
     "All finite, and of words where they are images'."
     for i, a in enumerate(maps):
         if 'grid' in a.info:
-            raise ValueError(
-                f"map {i} is of an image; patches are no words to average"
-            )
+            raise ValueError(f"map {i} is of an image; patches are no words to average")
         if not torch.isfinite(a.scores).all():
             raise ValueError(
                 f"map {i} ({a.method}) has scores that are not"
@@ -264,8 +262,7 @@ def _check_unit(unit):
     "One that is known."
     if unit not in SUMMARY_UNITS:
         raise ValueError(
-            f"unit={unit!r} is not known; take one of"
-            f" {', '.join(SUMMARY_UNITS)}"
+            f"unit={unit!r} is not known; take one of {', '.join(SUMMARY_UNITS)}"
         )
 
 
@@ -286,8 +283,7 @@ def _check_unit_of(maps, unit):
         for token in a.tokens if _has_units(a) else ():
             if re.search(r'\s', token):
                 raise ValueError(
-                    f"{token!r} is no word; explain with units='word' or"
-                    " 'token'"
+                    f"{token!r} is no word; explain with units='word' or 'token'"
                 )
 
 # %% ../nbs/81_summary.ipynb #5de7a55b
@@ -330,8 +326,7 @@ def _check_texts(texts, n_maps):
     "One for each map, where they are given at all."
     if len(texts) != n_maps:
         raise ValueError(
-            f"a text for each map is needed, got {len(texts)} texts for"
-            f" {n_maps} maps"
+            f"a text for each map is needed, got {len(texts)} texts for {n_maps} maps"
         )
 
 # %% ../nbs/81_summary.ipynb #bdc9a703
@@ -342,9 +337,7 @@ TABLE += ['texts', 'count']
 def _means_by_text(occurrences):
     "(class, word, text) → the means of its occurrences there."
     score = occurrences.score
-    rows = occurrences.assign(
-        mean_abs=score.abs(), positive=(score > 0).astype(float)
-    )
+    rows = occurrences.assign(mean_abs=score.abs(), positive=(score > 0).astype(float))
     return rows.groupby(['class', 'word', 'text']).agg(
         mean=('score', 'mean'),
         mean_abs=('mean_abs', 'mean'),
@@ -402,11 +395,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from lrp_loo.core import (
-    copies_said,
-    whole_file,
-    whole_number,
-)
+from .core import copies_said, whole_file, whole_number
 from .methods import METHODS, explain
 from .models import as_texts, unwrap
 
@@ -529,9 +518,7 @@ class Summary:
         if not len(rows):
             raise KeyError(f"no text says {word!r}")
         if n is not None and n < len(rows):
-            rows = rows.iloc[
-                np.linspace(0, len(rows) - 1, n).round().astype(int)
-            ]
+            rows = rows.iloc[np.linspace(0, len(rows) - 1, n).round().astype(int)]
         around = [
             _in_context(self.texts[row.text], row.start, row.end)
             for row in rows.itertuples()
@@ -575,8 +562,7 @@ class Summary:
         for name in wanted or ():
             if name not in self.classes:
                 raise ValueError(
-                    f"no class {name!r}; the summary has"
-                    f" {', '.join(self.classes)}"
+                    f"no class {name!r}; the summary has {', '.join(self.classes)}"
                 )
         tables = self._table.groupby('class')
         return {
@@ -704,9 +690,7 @@ def _check_are_texts(texts):
     "Words are counted in texts (or pairs of texts) alone."
     for i, text in enumerate(texts):
         if not isinstance(text, (str, tuple)):
-            raise TypeError(
-                f"text {i} must be a str, got {type(text).__name__}"
-            )
+            raise TypeError(f"text {i} must be a str, got {type(text).__name__}")
 
 
 def summarize_texts(
@@ -863,9 +847,7 @@ def beeswarm_figure(
     rows = summary.occurrences[~summary.occurrences.special]
     scores = {
         (name, word): _thinned(rows.score[index].to_numpy())
-        for (name, word), index in rows.groupby(
-            ['class', 'word']
-        ).groups.items()
+        for (name, word), index in rows.groupby(['class', 'word']).groups.items()
     }
     wanted = {
         name: [scores[name, summary.key(word)] for word in words.word]
@@ -907,11 +889,7 @@ def _mean_bars(ax, words, limits):
         up = row['mean'] > 0
         edge = _mpl(UP if up else DOWN)
         (fill,) = score_colours(torch.tensor([row['mean']]))
-        look = (
-            dict(facecolor=_mpl(fill))
-            if up
-            else dict(facecolor='w', hatch='/////')
-        )
+        look = dict(facecolor=_mpl(fill)) if up else dict(facecolor='w', hatch='/////')
         ax.barh(y, row['mean'], height=0.6, edgecolor=edge, lw=0.8, **look)
         if not np.isnan(row['low']):
             _whisker(ax, y, [row['low'], row['high']], limits)
@@ -949,13 +927,9 @@ def _css_colours(ink, paper, line, soft, up, down):
     )
 
 
-_LIGHT = _css_colours(
-    '#111', '#fff', '#767676', '#595959', f'rgb{UP}', f'rgb{DOWN}'
-)
+_LIGHT = _css_colours('#111', '#fff', '#767676', '#595959', f'rgb{UP}', f'rgb{DOWN}')
 # lighter shades of the same red and blue
-_DARK = _css_colours(
-    '#eee', '#181a1b', '#8a8a8a', '#b0b0b0', '#ef8a62', '#67a9cf'
-)
+_DARK = _css_colours('#eee', '#181a1b', '#8a8a8a', '#b0b0b0', '#ef8a62', '#67a9cf')
 SUMMARY_STYLE = f"""<style>
 .lrp-words{{{_LIGHT};color:var(--ink);background:var(--paper);padding:.5em .8em;\
 border:1px solid var(--line);border-radius:6px;max-width:60em;line-height:1.5;\
@@ -1085,8 +1059,7 @@ def _special_html(summary, classes):
     "Special tokens in one line."
     rows = summary.to_frame(special=True)
     said = ', '.join(
-        f"{html.escape(row['word'])} {row['mean']:+.2f}"
-        f" ({html.escape(row['class'])})"
+        f"{html.escape(row['word'])} {row['mean']:+.2f} ({html.escape(row['class'])})"
         for row in rows[rows['class'].isin(classes)].to_dict('records')
     )
     return said and f'<p><small>special tokens, apart: {said}</small></p>'
@@ -1096,9 +1069,7 @@ def _class_html(summary, name, words, scale):
     "One class: its words."
     rows = summary.occurrences
     n = rows.text[rows['class'] == name].nunique()
-    bars = ''.join(
-        _word_html(summary, row, scale) for row in words.to_dict('records')
-    )
+    bars = ''.join(_word_html(summary, row, scale) for row in words.to_dict('records'))
     return f'<section><h2>{html.escape(name)}, {n} texts</h2>{bars}</section>'
 
 
@@ -1127,9 +1098,7 @@ def summary_html(
     "Words as bars with intervals; each opens on examples of it."
     tops = _panel_classes(summary, n, classes)
     scale = bar_ends(tops)
-    parts = [
-        _class_html(summary, name, words, scale) for name, words in tops.items()
-    ]
+    parts = [_class_html(summary, name, words, scale) for name, words in tops.items()]
     left_out = len(summary.top(1)) - len(tops) if classes is None else 0
     return (
         f'{SUMMARY_STYLE}<div class="lrp-words">'

@@ -58,8 +58,7 @@ class Target:
             return
         if self.index is not None:
             raise ValueError(
-                f"give index ({self.index!r}) or among ({self.among!r}), not"
-                " both"
+                f"give index ({self.index!r}) or among ({self.among!r}), not both"
             )
         if len(set(self.among)) < 2:
             raise ValueError(
@@ -76,20 +75,9 @@ class Target:
             )
 
 
-OUTPUTS = (
-    'logits',
-    'start_logits',
-    'image_embeds',
-    'text_embeds',
-    'pooler_output',
-)
+OUTPUTS = ('logits', 'start_logits', 'image_embeds', 'text_embeds', 'pooler_output')
 # of these no entry is predicted: the largest is as good as any other
-FEATURES = (
-    'image_embeds',
-    'text_embeds',
-    'pooler_output',
-    'last_hidden_state',
-)
+FEATURES = ('image_embeds', 'text_embeds', 'pooler_output', 'last_hidden_state')
 
 
 def _is_int(x):
@@ -261,8 +249,7 @@ def _nth_token(
 
 
 _SAY_POSITION = (
-    "take target=Target(position=...), counted from 0, or negative from the"
-    " text's end"
+    "take target=Target(position=...), counted from 0, or negative from the text's end"
 )
 
 
@@ -483,9 +470,7 @@ class Readout:
             x = x[variants, self.position[rows]]
         if self.target.log_prob:
             x = x.log_softmax(-1)
-        value, *other = [
-            x.gather(1, i[rows][:, None])[:, 0] for i in self.index
-        ]
+        value, *other = [x.gather(1, i[rows][:, None])[:, 0] for i in self.index]
         return value - other[0] if other else value
 
     def chosen(self, i):

@@ -24,14 +24,10 @@ _RUN = rf'[\w\p{{N}}--[{_UNSPACED}{_MARKS}]][\w\p{{N}}{_MARKS}--[{_UNSPACED}]]*'
 _KATAKANA = rf'\p{{Word_Break=Katakana}}[\p{{Word_Break=Katakana}}{_MARKS}]*'
 _CLOSED = r"""["'\p{Pf}\p{Pe}]*"""
 # full stops that no space need follow; one between digits is a decimal point
-_STOP = (
-    r'(?:[\p{Sentence_Terminal}--[.!?．]]|．(?!\d))[\p{Sentence_Terminal}…]*'
-)
+_STOP = r'(?:[\p{Sentence_Terminal}--[.!?．]]|．(?!\d))[\p{Sentence_Terminal}…]*'
 _END = rf'(?:[.!?…]+{_CLOSED}(?=\s|$)|{_STOP}{_CLOSED}|(?=\n|$))'
 _PATTERN = {
-    'word': regex.compile(
-        rf"(?V1){_RUN}(?:['’·׳״\-]{_RUN})*|{_KATAKANA}|(?!\s)\X"
-    ),
+    'word': regex.compile(rf"(?V1){_RUN}(?:['’·׳״\-]{_RUN})*|{_KATAKANA}|(?!\s)\X"),
     'sentence': regex.compile(rf'(?V1)\S[^\n]*?{_END}'),
 }
 _ENDED = regex.compile(rf'(?V1)[\p{{Sentence_Terminal}}…]{_CLOSED}\s*$')
@@ -60,9 +56,7 @@ def text_spans(
             " (start, end) character spans"
         )
     if not units:
-        raise ValueError(
-            "units is an empty list; give at least one (start, end) span"
-        )
+        raise ValueError("units is an empty list; give at least one (start, end) span")
     spans = [tuple(s) for s in units]
     for span in spans:
         _check_span(span, text)
@@ -181,17 +175,9 @@ def _token_stretches(tokenizer, parts, ids):
             " the text; units other than 'token' need a fast tokenizer"
         )
     # as `encode` reads a text, or a prompt, which may have no end or be a chat
-    for as_read in (
-        dict(max_length=len(ids)),
-        {},
-        dict(add_special_tokens=False),
-    ):
+    for as_read in (dict(max_length=len(ids)), {}, dict(add_special_tokens=False)):
         e, once = tokenized(
-            tokenizer,
-            parts,
-            return_offsets_mapping=True,
-            verbose=False,
-            **as_read,
+            tokenizer, parts, return_offsets_mapping=True, verbose=False, **as_read
         )
         if e['input_ids'][once][: len(ids)] == ids.tolist():
             break
@@ -256,8 +242,7 @@ def _check_begun(unit_of, stretches, names, places):
         was_cut = start >= max(ends, default=0)
         cut = ' (the text was cut before it)' if was_cut else ''
         raise ValueError(
-            f"no token begins in the span {(start, end)}: {names[number]!r}"
-            f"{cut}"
+            f"no token begins in the span {(start, end)}: {names[number]!r}{cut}"
         )
 
 

@@ -63,8 +63,7 @@ class Variants:
     ) -> torch.Tensor:  # (n,), or all logits
         "What is read from variants that share one pass, averaged over draws."
         read = [
-            self.read(output, len(keep), short)
-            for output in self._outputs(keep, short)
+            self.read(output, len(keep), short) for output in self._outputs(keep, short)
         ]
         return read[0] if len(read) == 1 else torch.stack(read).mean(0)
 
@@ -368,8 +367,7 @@ def packed(
     texts = fast.texts(encs)
     lengths = [_tokens_in(e) for e in encs]
     keeps = [
-        checked_subsets(keep, n).to(texts.x.device)
-        for keep, n in zip(keeps, lengths)
+        checked_subsets(keep, n).to(texts.x.device) for keep, n in zip(keeps, lengths)
     ]
     distinct = [torch.unique(k, dim=0, return_inverse=True) for k in keeps]
     groups = _grouped([keep for keep, _ in distinct])
@@ -424,9 +422,7 @@ def _per_text(groups, logits, readouts):
 
 def _read_logits(readout, logits):
     "Of one text's variants."
-    of_this_text = torch.zeros(
-        len(logits), dtype=torch.long, device=logits.device
-    )
+    of_this_text = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     return readout(logits, of_this_text)
 
 
@@ -538,9 +534,7 @@ def _by_decoder(fast, encs, keeps, readouts, token_budget, progress):
 def _distinct_values(fast, texts, keeps, readouts, at_once, progress):
     "What is read of every variant, equal ones computed once."
     device = texts.place.device
-    distinct = [
-        torch.unique(k.to(device), dim=0, return_inverse=True) for k in keeps
-    ]
+    distinct = [torch.unique(k.to(device), dim=0, return_inverse=True) for k in keeps]
     keeps = [keep for keep, _ in distinct]
     values = fast.values(texts, keeps, readouts, at_once, progress)
     return [v[inverse] for v, (_, inverse) in zip(values, distinct)]
@@ -570,9 +564,7 @@ def checked_subsets(
 ) -> torch.Tensor:  # as it is
     "An error where subsets are not of this text."
     if keep.ndim != 2 or keep.shape[1] != n_tokens:
-        raise ValueError(
-            f"keep must be (n, {n_tokens}), got {tuple(keep.shape)}"
-        )
+        raise ValueError(f"keep must be (n, {n_tokens}), got {tuple(keep.shape)}")
     return keep
 
 
@@ -597,9 +589,7 @@ def fast_path(
     targets: list,  # what is read from them, see `as_target`
 ):  # a `FastEncoder`, checked on a text of middle length; None: not exact here
     "The short way, where it is exact."
-    reads_more = any(
-        callable(t) or t.output not in (None, 'logits') for t in targets
-    )
+    reads_more = any(callable(t) or t.output not in (None, 'logits') for t in targets)
     if not as_removal(removal).by_mask or drop is False or reads_more:
         return None
     if not encs or not may_pack(model, *encs):
@@ -775,20 +765,12 @@ def read_subsets(
     for enc, keep, target in zip(encs, keeps, targets):
         whole = read_whole(model, enc, target, removal, fill)
         values = whole.of_subsets(keep, drop, **options)
-        found.append(
-            SubsetValues(values, whole.value, whole.readout, whole.row)
-        )
+        found.append(SubsetValues(values, whole.value, whole.readout, whole.row))
     return found
 
 
 def _read_by_decoder(
-    fast,
-    encs,
-    keeps,
-    targets,
-    removal,
-    token_budget=TOKEN_BUDGET,
-    progress=None,
+    fast, encs, keeps, targets, removal, token_budget=TOKEN_BUDGET, progress=None
 ):
     "By the short way of decoders; whole texts and variants share its states."
     at_once = rows_at_once(fast.model, token_budget)

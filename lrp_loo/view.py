@@ -199,9 +199,7 @@ def _interval_notes(a):
     share = f"{a.info['confidence']:.0%}"
     ends = zip(a.low.tolist(), a.high.tolist())
     return [
-        ''
-        if math.isnan(low)
-        else f', LOO in [{low:+.3g}, {high:+.3g}] ({share})'
+        '' if math.isnan(low) else f', LOO in [{low:+.3g}, {high:+.3g}] ({share})'
         for low, high in ends
     ]
 
@@ -322,9 +320,7 @@ def attribution_html(
     """
     head = f'<small>{called_html(a)} · {html.escape(headline(a))}</small>'
     legend = legend_html(scale_top(a), bool(drawn_apart(a).any()))
-    return boxed(
-        f'{head}<br><span dir="auto">{tokens_html(a)}</span><br>{legend}'
-    )
+    return boxed(f'{head}<br><span dir="auto">{tokens_html(a)}</span><br>{legend}')
 
 
 @patch
@@ -342,9 +338,7 @@ from .stats import FEWEST_TOKENS, pearson
 from .core import Attribution, whole_number
 
 # %% ../nbs/11a_compared.ipynb #ef1461b9
-def has_r(
-    a: Attribution,
-) -> bool:
+def has_r(a: Attribution) -> bool:
     "Has the text as many content tokens as a correlation needs?"
     return int((~a.is_special).sum()) >= FEWEST_TOKENS
 
@@ -388,14 +382,10 @@ class Comparison:
     def __post_init__(self):
         self.maps = list(self.maps)
         if not self.maps:
-            raise ValueError(
-                "nothing to compare; give at least one Attribution"
-            )
+            raise ValueError("nothing to compare; give at least one Attribution")
         for a in self.maps:
             if not isinstance(a, Attribution):
-                raise TypeError(
-                    f"an Attribution is compared, got {type(a).__name__}"
-                )
+                raise TypeError(f"an Attribution is compared, got {type(a).__name__}")
             if list(a.tokens) != list(self.maps[0].tokens):
                 raise ValueError(
                     "explanations of one text are compared, got"
@@ -462,9 +452,7 @@ def compare(
 ) -> Comparison:  # shows itself in a notebook; `plot`, `save`
     "Explanations of one text under one another."
     return Comparison(
-        maps[0]
-        if len(maps) == 1 and not isinstance(maps[0], Attribution)
-        else maps
+        maps[0] if len(maps) == 1 and not isinstance(maps[0], Attribution) else maps
     )
 
 
@@ -505,8 +493,7 @@ def texts_html(
     more = f'; {left} more are not shown' if left else ''
     legend = legend_html(apart=any(drawn_apart(a).any() for a in maps))
     return boxed(
-        f'{rows}{legend}<small>; each text by its own largest score{more}'
-        '</small>'
+        f'{rows}{legend}<small>; each text by its own largest score{more}</small>'
     )
 
 # %% ../nbs/11a_compared.ipynb #c68f600a
@@ -519,10 +506,7 @@ def _patches(ax, a, scale):
     "One map of an image."
     top = float(a.scores.abs().max()) or 1.0
     im = ax.imshow(
-        a.scores.reshape(a.info['grid']).float(),
-        cmap=scale,
-        vmin=-top,
-        vmax=top,
+        a.scores.reshape(a.info['grid']).float(), cmap=scale, vmin=-top, vmax=top
     )
     ax.set(xticks=[], yticks=[])
     ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8)
@@ -566,9 +550,7 @@ def _limits(a):
 
 def _special_bar(ax, x, score, limits):
     "Hatched; one that leaves the axis has its number at the edge."
-    ax.bar(
-        x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=0.6
-    )
+    ax.bar(x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=0.6)
     low, high = limits
     if low <= score <= high:
         return
@@ -746,8 +728,7 @@ def terminal_legend(
     """
     ends = score_colours(torch.tensor([-1.0, 1.0]), 1.0)
     low, high = (
-        f"{_ansi(rgb)}{sign}{scale_top(a):.3g}{RESET}"
-        for sign, rgb in zip('−+', ends)
+        f"{_ansi(rgb)}{sign}{scale_top(a):.3g}{RESET}" for sign, rgb in zip('−+', ends)
     )
     line = f'lowers it {low} … {high} raises it'
     apart = drawn_apart(a)
@@ -768,10 +749,7 @@ FORMAT = 'lrp_loo attributions 1'
 def _pack(o):
     "A value as JSON takes it, so that `_unpack` gives it back."
     if isinstance(o, torch.Tensor):
-        return {
-            '__tensor__': o.tolist(),
-            'dtype': str(o.dtype).removeprefix('torch.'),
-        }
+        return {'__tensor__': o.tolist(), 'dtype': str(o.dtype).removeprefix('torch.')}
     if isinstance(o, tuple):
         return {'__tuple__': [_pack(v) for v in o]}
     if isinstance(o, list):
@@ -789,9 +767,7 @@ def _pack_single(o):
         return o
     if hasattr(o, 'item'):
         return _pack(o.item())
-    raise TypeError(
-        f"an explanation's {type(o).__name__} cannot be written to a file"
-    )
+    raise TypeError(f"an explanation's {type(o).__name__} cannot be written to a file")
 
 
 def _unpack(o):
@@ -843,10 +819,7 @@ def _record(maps):
             format=FORMAT,
             **_kind(maps),
             lrp_loo=versions()['lrp_loo'],
-            maps=[
-                {f: _pack(getattr(a, f)) for f in FIELDS}
-                for a in _maps_of(maps)
-            ],
+            maps=[{f: _pack(getattr(a, f)) for f in FIELDS} for a in _maps_of(maps)],
         ),
         ensure_ascii=False,
         allow_nan=False,
@@ -866,9 +839,7 @@ HTML = """<!doctype html>
 def _html_file(maps):
     "A page that holds its record; a text cannot end the script."
     return HTML.format(
-        title=html.escape(
-            ' · '.join(dict.fromkeys(a.method for a in _maps_of(maps)))
-        ),
+        title=html.escape(' · '.join(dict.fromkeys(a.method for a in _maps_of(maps)))),
         body=texts_html(maps)
         if isinstance(maps, Attributions)
         else _shown(maps)._repr_html_(),
@@ -925,9 +896,7 @@ def save_maps(
     if path.suffix not in ('.html', '.json'):
         raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
     is_page = path.suffix == '.html'
-    write_text_atomic(
-        path, _html_file(maps) if is_page else _record(maps) + '\n'
-    )
+    write_text_atomic(path, _html_file(maps) if is_page else _record(maps) + '\n')
 
 # %% ../nbs/11b_files.ipynb #74d3c71e
 def _read_record(path):
@@ -1060,9 +1029,7 @@ def _choices(name, n):
     buttons = []
     for i in range(n):
         checked = ' checked' if i == 0 else ''
-        buttons.append(
-            f'<input type="radio" name="{name}" id="{name}-{i}"{checked}>'
-        )
+        buttons.append(f'<input type="radio" name="{name}" id="{name}-{i}"{checked}>')
     return ''.join(buttons)
 
 
@@ -1092,10 +1059,7 @@ def generation_html(
     "The generated tokens to choose from, and what raised the chosen one."
     name = f'g{zlib.crc32(_record(g).encode()):08x}'
     steps = ''.join(_step_html(i, a) for i, a in enumerate(g))
-    head = (
-        f'<small><b>{html.escape(g.method)}</b> · choose a generated'
-        ' token</small>'
-    )
+    head = f'<small><b>{html.escape(g.method)}</b> · choose a generated token</small>'
     words = f'<span dir="auto">{_generated_words(g, name)}</span>'
     inside = (
         f'{_choice_style(name, len(g))}{_choices(name, len(g))}'
@@ -1194,8 +1158,7 @@ def arcs_svg(
     high = max(highs, default=0) + 24
     colours = score_colours(p.main.scores, scale_top(p.main))
     tokens = [
-        _boxed_token(p, k, box, rgb)
-        for k, (box, rgb) in enumerate(zip(boxes, colours))
+        _boxed_token(p, k, box, rgb) for k, (box, rgb) in enumerate(zip(boxes, colours))
     ]
     width = sum(boxes[-1]) + 8
     return (
@@ -1306,9 +1269,7 @@ def terminal_pairs(
     lines = [terminal_text(p.main, width)]
     for i, j, score in pairs:
         (rgb,) = score_colours(torch.tensor([score]), top)
-        lines.append(
-            f'{_ansi(rgb)}{score:+8.3f}{RESET} {words[i]} × {words[j]}'
-        )
+        lines.append(f'{_ansi(rgb)}{score:+8.3f}{RESET} {words[i]} × {words[j]}')
     return '\n'.join(lines)
 
 # %% ../nbs/45a_arcs.ipynb #prs45e04
@@ -1413,9 +1374,7 @@ def _places_frame(a):
     import pandas as pd
 
     columns = dict(
-        token=a.tokens,
-        score=a.scores.tolist(),
-        is_special=a.is_special.tolist(),
+        token=a.tokens, score=a.scores.tolist(), is_special=a.is_special.tolist()
     )
     if 'low' in a.info:
         columns |= dict(low=a.low.tolist(), high=a.high.tolist())
@@ -1442,17 +1401,13 @@ def _stacked(maps):
 
 
 @patch
-def to_frame(
-    self: (Attribution, Attributions, Comparison),
-):  # a pandas DataFrame
+def to_frame(self: (Attribution, Attributions, Comparison)):  # a pandas DataFrame
     """A row per place: token, score, is_special; low and high of intervals;
     start and end in the text (of a pair also which part), where that is known.
     Of several texts `text` is the text's number from 0; of several maps of one
     text `map` is the map's, with its method and label.
     """
-    return (
-        _places_frame(self) if isinstance(self, Attribution) else _stacked(self)
-    )
+    return _places_frame(self) if isinstance(self, Attribution) else _stacked(self)
 
 
 @patch

@@ -28,11 +28,7 @@ from lrp_loo.core import (
 )
 from .faithfulness import FEWEST_TEXTS
 from .loo import many_loo
-from lrp_loo.lrp import (
-    Composite,
-    fused_attention,
-    multiplication,
-)
+from .lrp import Composite, fused_attention, multiplication
 from .methods import check_call, named_target, units_of_texts
 from lrp_loo.models import (
     as_texts,
@@ -43,12 +39,7 @@ from lrp_loo.models import (
     unwrap,
 )
 from .removal import GROUPS_OF_ROWS, removal_pass
-from lrp_loo.targets import (
-    Scores,
-    described_target,
-    settled,
-    text_by_text,
-)
+from .targets import Scores, described_target, settled, text_by_text
 
 # %% ../nbs/20d_weighing.ipynb #70d27c69
 NORMS = ('slope', 'constant')
@@ -89,9 +80,7 @@ def between_rules(
     _one_of('bypass', bypass, BYPASSED)
     _one_of('attention', attention, ATTENTION)
     half = depth // 2
-    layers = dict(
-        none=(), first=range(half), second=range(half, depth), all='all'
-    )
+    layers = dict(none=(), first=range(half), second=range(half, depth), all='all')
     by_rules = inner == 'rules'
     whole = attention == 'slope'
     return Composite(
@@ -143,9 +132,7 @@ weighed_removal.text_by_text = True
 
 
 @text_by_text
-def _of_text(
-    model, tokenizer, enc, target, weights=None, carrier='slopes', units=None
-):
+def _of_text(model, tokenizer, enc, target, weights=None, carrier='slopes', units=None):
     "One of them."
     found = _layers_pass(model, enc, target, units, carrier)
     w = _as_weights(weights, found.terms, model)
@@ -325,9 +312,7 @@ def fitted_on(
     kind = {k: v for k, v in number.items() if k not in ('index', 'position')}
     if isinstance(number.get('index'), list):
         kind['index'] = 'a difference of two'
-    begins = {
-        bool(special_mask(tokenizer, e['input_ids'][0, :1])) for e in encs
-    }
+    begins = {bool(special_mask(tokenizer, e['input_ids'][0, :1])) for e in encs}
     of_tokens = units is None or None in units
     begins = begins.pop() if len(begins) == 1 else None  # None: some do
     return dict(zip(FITTED, (kind, 'token' if of_tokens else 'longer', begins)))

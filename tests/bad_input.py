@@ -77,19 +77,14 @@ def evaluated(code, world, **more):
 def answer(case, world):
     "Make the call, and compare what comes with what must come."
     try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter('ignore')
             out = evaluated(case.call, world)
     except Exception as error:
         return answer_of_error(case, error, str(world['tmp']))
     if case.expected == 'works' and evaluated(case.must, world, out=out):
         return Answer('works')
-    return Answer(
-        'works', wrong=f'the call worked and {case.must} does not hold'
-    )
+    return Answer('works', wrong=f'the call worked and {case.must} does not hold')
 
 
 def answer_of_error(case, error, folder):

@@ -180,9 +180,7 @@ class Maskless(Bag):
 # ------------------------------------------------------------ folders and files
 
 PARTS = dict(
-    config='config.json',
-    weights='model.safetensors',
-    pickle='pytorch_model.bin',
+    config='config.json', weights='model.safetensors', pickle='pytorch_model.bin'
 )
 
 
@@ -277,8 +275,7 @@ def unreachable(call):
 
 
 RAISED_IN_A_CHILD = {
-    e.__name__: e
-    for e in (PermissionError, OSError, ValueError, FileNotFoundError)
+    e.__name__: e for e in (PermissionError, OSError, ValueError, FileNotFoundError)
 }
 
 
@@ -331,8 +328,7 @@ def on_a_full_disk(job):
 def finite(out, n=1):
     "n explanations, each with a finite score per token."
     return len(out) == n and all(
-        torch.isfinite(a.scores).all() and len(a.tokens) == len(a.scores)
-        for a in out
+        torch.isfinite(a.scores).all() and len(a.tokens) == len(a.scores) for a in out
     )
 
 
@@ -385,9 +381,7 @@ MAKE = dict(  # name → its making, of what else the world has
     double=lambda w: bert().double(),
     one_class=lambda w: bert(num_labels=1),
     regression=lambda w: bert(num_labels=1, problem_type='regression'),
-    multi_label=lambda w: bert(
-        num_labels=3, problem_type='multi_label_classification'
-    ),
+    multi_label=lambda w: bert(num_labels=3, problem_type='multi_label_classification'),
     few_words=lambda w: few_words(),
     qa=lambda w: question_answering(),
     headless=lambda w: bert().bert,

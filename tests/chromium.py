@@ -209,9 +209,7 @@ class Chromium:
         )
 
     def picture(self, path):
-        shot = self(
-            'Page.captureScreenshot', format='png', captureBeyondViewport=True
-        )
+        shot = self('Page.captureScreenshot', format='png', captureBeyondViewport=True)
         with open(path, 'wb') as f:
             f.write(base64.b64decode(shot['data']))
 

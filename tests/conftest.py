@@ -13,11 +13,7 @@ import chromium
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-)
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from forked import answer_of_a_child, fork
 from tracked import ROOT, known_to_git, tracked
@@ -40,9 +36,7 @@ needs_git = pytest.mark.skipif(
     not known_to_git(),
     reason="needs a clone: git tells the package's files from a user's own",
 )
-needs_browser = pytest.mark.skipif(
-    chromium.may_be_left_out(), reason=chromium.MISSING
-)
+needs_browser = pytest.mark.skipif(chromium.may_be_left_out(), reason=chromium.MISSING)
 
 # more of them, for what is fitted or counted
 OPINIONS = [
@@ -55,9 +49,7 @@ OPINIONS = [
 ]
 
 
-def random_bert(
-    layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw
-):
+def random_bert(layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw):
     "A BERT with random weights, large enough that rules and softmax matter."
     torch.manual_seed(seed)
     sizes = dict(

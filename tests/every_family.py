@@ -98,8 +98,7 @@ VISION = (
 )
 
 NOT_TEXT_ALONE = (
-    'made of several models; where one of them reads text, it is a family of'
-    ' its own'
+    'made of several models; where one of them reads text, it is a family of its own'
 )
 
 # Sizes by the name that configurations give them; a name that one does not have
@@ -273,11 +272,7 @@ OVERRIDES = {
     'bamba': dict(attn_layer_indices=[1]),
     'clip': dict(vision_config=IMAGE),
     'convnext': dict(
-        image_size=32,
-        patch_size=4,
-        num_stages=2,
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
+        image_size=32, patch_size=4, num_stages=2, hidden_sizes=[16, 32], depths=[1, 1]
     ),
     'cpmant': dict(
         dim_head=8,
@@ -366,10 +361,7 @@ OVERRIDES = {
         hash_seed=0,
     ),
     'resnet': dict(
-        embedding_size=8,
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
-        layer_type='basic',
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type='basic'
     ),
     'roc_bert': dict(
         pronunciation_embed_dim=16,
@@ -440,11 +432,7 @@ def build(family, task, setting):
     config = small_config(family)
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(family, task, setting))
-        model = (
-            getattr(transformers, class_name(family, task))(config)
-            .eval()
-            .float()
-        )
+        model = getattr(transformers, class_name(family, task))(config).eval().float()
         randomize(model, SETTINGS[setting])
     return model
 
@@ -502,11 +490,7 @@ def random_image(model, seed):
     config = getattr(model.config, 'vision_config', model.config)
     size = getattr(config, 'image_size', 32)
     side = size if isinstance(size, int) else size[0]
-    return {
-        'pixel_values': torch.rand(
-            1, config.num_channels, side, side, generator=g
-        )
-    }
+    return {'pixel_values': torch.rand(1, config.num_channels, side, side, generator=g)}
 
 
 def inputs_for(model, task):
@@ -650,9 +634,7 @@ def judged(e):
     its own, else a crash.
     """
     last = traceback.extract_tb(e.__traceback__)[-1]
-    raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (
-        last.line or ''
-    )
+    raised_by_us = last.filename.startswith(LIBRARY) and 'raise ' in (last.line or '')
     kind_is_right = isinstance(e, (ValueError, TypeError, NotImplementedError))
     is_reason = str(e) and not any(words in str(e) for words in NO_REASON)
     if raised_by_us and kind_is_right and is_reason:
@@ -676,10 +658,7 @@ class UnderRules(NamedTuple):
 def under_rules(model, enc, composite, mode=None):
     "One forward under the rules."
     with torch.enable_grad(), watch_embeddings(model) as seen:
-        with (
-            lrp_rules(model, composite) as rules,
-            mode or contextlib.nullcontext(),
-        ):
+        with lrp_rules(model, composite) as rules, mode or contextlib.nullcontext():
             out = plain(model, enc)
     return UnderRules(rules, seen[0], out)
 
@@ -713,8 +692,7 @@ def check_coverage(model, task, encs):
         silent = [m for m in missing if not answer.about(m)]
         if silent:
             return wrong(
-                f'{name}: {", ".join(silent)} without a rule, and nothing is'
-                ' said'
+                f'{name}: {", ".join(silent)} without a rule, and nothing is said'
             )
         if answer.about('no operation'):
             return refused(answer.about('no operation'))
@@ -735,14 +713,11 @@ def by_hand(model, task, enc):
         whole = number(plain(model, enc), task)
         if task == 'image':
             variants = [
-                zeroed(model, task, enc, i)
-                for i in range(n_patches(model, enc))
+                zeroed(model, task, enc, i) for i in range(n_patches(model, enc))
             ]
         else:
             n = enc['input_ids'].shape[1]
-            variants = [
-                number(plain(model, masked(enc, i)), task) for i in range(n)
-            ]
+            variants = [number(plain(model, masked(enc, i)), task) for i in range(n)]
     return torch.stack([whole - v for v in variants])
 
 
@@ -853,9 +828,7 @@ def exchanged(model, task, enc):
 
 def floats(enc, dtype):
     "The input with its pixels in another precision."
-    return {
-        k: v.to(dtype) if v.is_floating_point() else v for k, v in enc.items()
-    }
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in enc.items()}
 
 
 def in_float64(model, enc):
@@ -894,14 +867,10 @@ class ConstantAttention(TorchFunctionMode):
         name = getattr(func, '__name__', '')
         if name == 'scaled_dot_product_attention':
             query, key, *rest = args
-            return func(
-                without_gradient(query), without_gradient(key), *rest, **kwargs
-            )
+            return func(without_gradient(query), without_gradient(key), *rest, **kwargs)
         out = func(*args, **kwargs)
         weighs_tokens = (
-            name == 'softmax'
-            and out.ndim > 2
-            and out.shape[-1] not in self.experts
+            name == 'softmax' and out.ndim > 2 and out.shape[-1] not in self.experts
         )
         return without_gradient(out) if weighs_tokens else out
 
@@ -916,12 +885,7 @@ def without_gradient(x):
 
 def experts_of(model):
     "The sizes that a router's softmax has."
-    names = (
-        'num_experts',
-        'num_local_experts',
-        'n_routed_experts',
-        'moe_num_experts',
-    )
+    names = ('num_experts', 'num_local_experts', 'n_routed_experts', 'moe_num_experts')
     sizes = (getattr(model.config, n, None) for n in names)
     return {n for n in sizes if isinstance(n, int)}
 
@@ -986,8 +950,7 @@ def check_cp_sum(model, task, encs):
         return answer.bad
     if answer.about('no rule'):
         return no_case(
-            'an operation without a rule keeps its gradient, as the warning'
-            ' says'
+            'an operation without a rule keeps its gradient, as the warning says'
         )
     s = answer.value
     share = abs(s['remainder']) / max(map(abs, s.values()))
@@ -996,25 +959,14 @@ def check_cp_sum(model, task, encs):
     _, rules = relevance(model, task, enc, cp_lrp())
     if own := softmaxes(rules, 'own gradient'):
         return no_case(
-            f'the softmax of {own[0]} keeps its gradient, which does not'
-            ' conserve'
+            f'the softmax of {own[0]} keeps its gradient, which does not conserve'
         )
-    return wrong(
-        f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share
-    )
+    return wrong(f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share)
 
 
 # ------------------------------------------------------------------ batches
 
-METHODS = (
-    'loo',
-    'attn_lrp',
-    'cp_lrp',
-    'grad_x_input',
-    'ig',
-    'removal',
-    'rollout',
-)
+METHODS = ('loo', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'ig', 'removal', 'rollout')
 
 
 def check_batch(model, task, encs, method):
@@ -1042,9 +994,7 @@ def same(alone, batched):
     a = alone.logit
     b = batched.logit
     if not abs(a - b) <= 1e-3 * max(abs(a), 1e-3):
-        return wrong(
-            f'the explained number is {b:.4g} in the batch and {a:.4g} alone'
-        )
+        return wrong(f'the explained number is {b:.4g} in the batch and {a:.4g} alone')
     # Scores of gradient × input are sums that cancel; what is left of them can
     # be rounding.
     return held(batched.scores, alone.scores, 1e-2, 1e-5 * abs(a))
@@ -1179,9 +1129,7 @@ def run(path, fresh=False, families=None):
         (job,) = batch
         return [row_of(job.family, job.task, job.setting)]
 
-    with tqdm(
-        total=len(todo), initial=len(results.done), desc='every family'
-    ) as bar:
+    with tqdm(total=len(todo), initial=len(results.done), desc='every family') as bar:
         results.extend([[job] for job in todo], rows_of, bar)
     results.summary = summary(results.rows)
     results.save()
@@ -1190,9 +1138,7 @@ def run(path, fresh=False, families=None):
 
 def worst_of(rows, family, check):
     "A family's worst outcome of one check over tasks and settings."
-    found = (
-        r['checks'][check] for r in rows if r['built'] and r['family'] == family
-    )
+    found = (r['checks'][check] for r in rows if r['built'] and r['family'] == family)
     return max(found, key=badness)['outcome']
 
 
@@ -1214,12 +1160,7 @@ def summary(rows):
 
 # ------------------------------------------------------------------ the page
 
-SIGNS = {
-    'right': 'right',
-    'no case': '–',
-    'refused': 'refused',
-    'wrong': '**wrong**',
-}
+SIGNS = {'right': 'right', 'no case': '–', 'refused': 'refused', 'wrong': '**wrong**'}
 
 
 def as_markdown(results):
@@ -1246,9 +1187,7 @@ def as_markdown(results):
 def head(results):
     "What the page is."
     s = summary(results['rows'])
-    versions = ', '.join(
-        f'{k} {v}' for k, v in results['versions'].items() if v
-    )
+    versions = ', '.join(f'{k} {v}' for k, v in results['versions'].items() if v)
     return [
         (
             f'{s["models"]} small models of {s["families"]} families of'
@@ -1336,9 +1275,9 @@ def not_built(rows):
     for r in rows:
         if r['family'] not in built:
             families[r['why']][r['family']] = None
-    return [
-        escaped(f'- {", ".join(f)}: {why}') for why, f in families.items()
-    ] or ['Nothing.']
+    return [escaped(f'- {", ".join(f)}: {why}') for why, f in families.items()] or [
+        'Nothing.'
+    ]
 
 
 def escaped(line):
@@ -1376,20 +1315,13 @@ def main(argv=None):
         '--write', action='store_true', help='write every-family.json and .md'
     )
     parser.add_argument(
-        '--out',
-        type=Path,
-        default=RESULTS,
-        help='the folder they are written to',
+        '--out', type=Path, default=RESULTS, help='the folder they are written to'
     )
     parser.add_argument(
-        '--fresh',
-        action='store_true',
-        help='start over; finished rows are lost',
+        '--fresh', action='store_true', help='start over; finished rows are lost'
     )
     parser.add_argument(
-        '--held-back',
-        action='store_true',
-        help=f'only {" and ".join(HELD_BACK)}',
+        '--held-back', action='store_true', help=f'only {" and ".join(HELD_BACK)}'
     )
     a = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
@@ -1405,9 +1337,7 @@ def main(argv=None):
             f'interrupted; finished rows are in {path.name}, and the same'
             ' command goes on'
         )
-    write_text_atomic(
-        a.out / 'every-family.md', as_markdown(read_results(path))
-    )
+    write_text_atomic(a.out / 'every-family.md', as_markdown(read_results(path)))
     return show(results.rows)
 
 

@@ -53,9 +53,7 @@ class Family:
 
 
 HEADED = dict(hidden_size=32, num_attention_heads=4, intermediate_size=64)
-SIZES = dict(
-    HEADED, vocab_size=200, num_hidden_layers=3, max_position_embeddings=64
-)
+SIZES = dict(HEADED, vocab_size=200, num_hidden_layers=3, max_position_embeddings=64)
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 DECODER = dict(SIZES, num_key_value_heads=2, **SPECIAL)
 PATCHES = dict(HEADED, num_hidden_layers=3, image_size=28, patch_size=7)
@@ -65,9 +63,7 @@ SEES = ('image',)
 
 ENCODERS = {
     'BERT': Family('Bert', SIZES, ('class', 'answer')),
-    'RoBERTa': Family(
-        'Roberta', SIZES, has='positions after the padding index'
-    ),
+    'RoBERTa': Family('Roberta', SIZES, has='positions after the padding index'),
     'DistilBERT': Family(
         'DistilBert',
         dict(
@@ -119,23 +115,13 @@ ENCODERS = {
 DECODERS = {
     'GPT-2': Family(
         'GPT2',
-        dict(
-            vocab_size=200,
-            n_embd=32,
-            n_layer=3,
-            n_head=4,
-            n_positions=64,
-            **SPECIAL,
-        ),
+        dict(vocab_size=200, n_embd=32, n_layer=3, n_head=4, n_positions=64, **SPECIAL),
         GENERATES,
         'causal, tied embeddings, GELU written out',
         {'next token': 'GPT2LMHeadModel'},
     ),
     'Llama': Family(
-        'Llama',
-        DECODER,
-        GENERATES,
-        'RMSNorm, rotary positions, gates, grouped queries',
+        'Llama', DECODER, GENERATES, 'RMSNorm, rotary positions, gates, grouped queries'
     ),
     'Mistral': Family(
         'Mistral',
@@ -143,14 +129,9 @@ DECODERS = {
         GENERATES,
         'sliding window',
     ),
-    'Qwen2': Family(
-        'Qwen2', DECODER, GENERATES, 'biases at query, key and value'
-    ),
+    'Qwen2': Family('Qwen2', DECODER, GENERATES, 'biases at query, key and value'),
     'Qwen3': Family(
-        'Qwen3',
-        dict(DECODER, head_dim=8),
-        GENERATES,
-        'RMSNorm of queries and keys',
+        'Qwen3', dict(DECODER, head_dim=8), GENERATES, 'RMSNorm of queries and keys'
     ),
     'Gemma 2': Family(
         'Gemma2',
@@ -189,15 +170,10 @@ VISION = {
         SEES,
         'patches, class token',
     ),
-    'DeiT': Family(
-        'DeiT', dict(PATCHES, num_channels=3), SEES, 'distillation token'
-    ),
+    'DeiT': Family('DeiT', dict(PATCHES, num_channels=3), SEES, 'distillation token'),
     'CLIP vision': Family(
         'CLIP',
-        dict(
-            vision_config=PATCHES,
-            text_config=dict(HEADED, num_hidden_layers=1),
-        ),
+        dict(vision_config=PATCHES, text_config=dict(HEADED, num_hidden_layers=1)),
         SEES,
         'embeddings from a convolution, quick GELU',
     ),
@@ -209,9 +185,7 @@ def family_tasks() -> list:  # (family, task) pairs
     """What is checked: encoders classify (BERT also answers questions),
     decoders predict the next token and classify, vision models classify.
     """
-    return [
-        (f, task) for f, family in FAMILIES.items() for task in family.tasks
-    ]
+    return [(f, task) for f, family in FAMILIES.items() for task in family.tasks]
 
 
 @torch.no_grad()

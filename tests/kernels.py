@@ -59,9 +59,7 @@ class Done(NamedTuple):
 def run(words, env):
     "Run a command to its end."
     started = time.perf_counter()
-    done = subprocess.run(
-        words, cwd=ROOT, env=env, capture_output=True, text=True
-    )
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     minutes = (time.perf_counter() - started) / 60
     return Done(done.returncode, done.stdout + done.stderr, minutes)
 
@@ -88,10 +86,7 @@ def notebooks_row(name, env, given):
     words += ['--n_workers', str(given.workers)]
     done = run(words, env)
     keep(given.log, f'{name}-notebooks', done.said)
-    return dict(
-        notebooks_pass=done.code == 0,
-        notebooks_minutes=round(done.minutes, 1),
-    )
+    return dict(notebooks_pass=done.code == 0, notebooks_minutes=round(done.minutes, 1))
 
 
 def tests_row(name, env, given):
@@ -139,9 +134,7 @@ def record(rows, path):
     kept = rows_kept(path)
     for row in rows:  # notebooks and tests may have been run apart
         kept[row['i']] = kept.get(row['i'], {}) | row
-    config = dict(
-        experiment='kernels', processor=processor(), settings=list(SETTINGS)
-    )
+    config = dict(experiment='kernels', processor=processor(), settings=list(SETTINGS))
     return dict(
         config=config,
         versions=versions(),
@@ -157,8 +150,7 @@ def passed(row):
 def arguments(argv=None):
     "What the command was given."
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add('--only', nargs='+', choices=SETTINGS, default=list(SETTINGS))
@@ -167,12 +159,7 @@ def arguments(argv=None):
     add('--tests', nargs='+', default=['tests'], help='what pytest is given')
     add('--log', help='a folder that takes what was printed')
     add('--write', action='store_true', help='write what came out')
-    add(
-        '--out',
-        type=Path,
-        default=RESULTS,
-        help='where to (results/kernels.json)',
-    )
+    add('--out', type=Path, default=RESULTS, help='where to (results/kernels.json)')
     return parser.parse_args(argv)
 
 

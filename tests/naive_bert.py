@@ -37,8 +37,7 @@ class LayerNorm:
         self.x = x
         n = x.shape[-1]
         self.std = (
-            ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
-            + self.e
+            ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + self.e
         ).sqrt()
         self.z = (x - x.mean(-1, keepdim=True)) / self.std * self.g + self.b
         self.M = torch.eye(n, dtype=x.dtype) - 1 / n
@@ -65,14 +64,10 @@ class Attention:
         self.h = heads
 
     def split(self, x):
-        return x.view(x.shape[0], self.h, -1).transpose(
-            0, 1
-        )  # [head, token, d]
+        return x.view(x.shape[0], self.h, -1).transpose(0, 1)  # [head, token, d]
 
     def __call__(self, x):
-        self.Q, self.K, self.V = (
-            self.split(f(x)) for f in (self.q, self.k, self.v)
-        )
+        self.Q, self.K, self.V = (self.split(f(x)) for f in (self.q, self.k, self.v))
         d = self.Q.shape[-1]
         self.c = (
             self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
@@ -94,8 +89,7 @@ class Attention:
             RA, RV = self.product_back(R, eps)
             RQ, RK = self.logits_back(self.softmax_back(RA), eps)
         return sum(
-            f.back(merge(r), eps)
-            for f, r in ((self.q, RQ), (self.k, RK), (self.v, RV))
+            f.back(merge(r), eps) for f, r in ((self.q, RQ), (self.k, RK), (self.v, RV))
         )
 
     def constant_weights_back(self, R, eps):
@@ -206,18 +200,13 @@ class Embeddings:
         return add_back(self.w, self.p, total, eps)[0], total
 
 
-def explain(
-    state, ids, *, layers, heads, ln_eps, bypass=(), target=None, eps=1e-12
-):
+def explain(state, ids, *, layers, heads, ln_eps, bypass=(), target=None, eps=1e-12):
     """→ logits, relevance of the word embeddings (n_tokens,), relevance of
     words + positions + token types.
     """
     sd = {k: v.double() for k, v in state.items()}
     embeddings = Embeddings(sd, ln_eps)
-    stack = [
-        Layer(sd, f'bert.encoder.layer.{l}', heads, ln_eps)
-        for l in range(layers)
-    ]
+    stack = [Layer(sd, f'bert.encoder.layer.{l}', heads, ln_eps) for l in range(layers)]
     pool = Linear(sd, 'bert.pooler.dense')
     head = Linear(sd, 'classifier')
     x = forwards(stack, embeddings(ids))

@@ -27,10 +27,7 @@ def rotation(n, d, theta):
     H = torch.zeros(d, d, dtype=torch.double)
     H[i + d // 2, i] = -1
     H[i, i + d // 2] = 1  # rotate_half(q) = q @ H
-    return (
-        torch.diag_embed(angle.cos().double())
-        + H * angle.sin().double()[:, None]
-    )
+    return torch.diag_embed(angle.cos().double()) + H * angle.sin().double()[:, None]
 
 
 def rms_norm(x, w, rms_eps, dtype):
@@ -38,9 +35,7 @@ def rms_norm(x, w, rms_eps, dtype):
     no way back.
     """
     h = x.to(dtype)
-    return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + rms_eps)).to(
-        x.dtype
-    )
+    return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + rms_eps)).to(x.dtype)
 
 
 def silu(x):
@@ -95,9 +90,7 @@ class CausalAttention(Attention):
         self.v = Heads(sd, f'{name}.v_proj', kv_heads, heads // kv_heads)
 
     def __call__(self, x):
-        self.Q, self.K, self.V = (
-            self.split(f(x)) for f in (self.q, self.k, self.v)
-        )
+        self.Q, self.K, self.V = (self.split(f(x)) for f in (self.q, self.k, self.v))
         d = self.Q.shape[-1]
         self.c = self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
         self.Z = self.c.sum(-1)
@@ -143,9 +136,7 @@ class Layer:
 
     def __init__(self, sd, l, heads, kv_heads, M, norm):
         n = f'layers.{l}'
-        self.at = CausalAttention(
-            sd, f'model.{n}.self_attn', heads, kv_heads, M
-        )
+        self.at = CausalAttention(sd, f'model.{n}.self_attn', heads, kv_heads, M)
         self.o = Linear(sd, f'model.{n}.self_attn.o_proj')
         self.ff = FeedForward(sd, f'model.{n}.mlp')
         self.norm1 = norm(f'{n}.input_layernorm')

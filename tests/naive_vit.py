@@ -72,16 +72,7 @@ def embedded(sd, pixels, patch):
 
 
 def explain(
-    state,
-    pixels,
-    *,
-    layers,
-    heads,
-    ln_eps,
-    patch,
-    bypass=(),
-    target=None,
-    eps=1e-12,
+    state, pixels, *, layers, heads, ln_eps, patch, bypass=(), target=None, eps=1e-12
 ):
     """→ logits, relevance of the patch embedding's output, before CLS and
     positions are added (n_patches,).

@@ -63,9 +63,7 @@ def write():
     pairs = []
     for pair in PAIRS:
         command = [sys.executable, __file__, *pair]
-        done = subprocess.run(
-            command, check=True, capture_output=True, text=True
-        )
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         pairs.append(json.loads(done.stdout.splitlines()[-1]))
     packages = ('lxt', 'torch', 'transformers', 'numpy')
     made = dict(

@@ -28,10 +28,9 @@ modules = [p for home in homes for p in Path(home).rglob("*.py") if not any(part
 for p in sorted([*map(Path, sys.argv[1:]), *modules]): print(sha256(p.read_bytes()).hexdigest(), p)' $notebooks $research
 }
 
-echo "== how the code is written: ruff's rules, its layout, and the measures of .ci/measure.py"
+echo "== how the code is written: ruff's rules, and its layout"
 ruff check --force-exclude $modules $notebooks $research
 ruff format --check --force-exclude $modules $notebooks $research
-python .ci/measure.py --check
 
 echo "== nbdev_export and nbdev_clean change nothing"
 before=$(fingerprint)

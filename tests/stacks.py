@@ -226,8 +226,7 @@ def record(rows, path):
 def arguments(argv=None):
     "What the command was given."
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add('stacks', nargs='*', metavar='STACK', help=f'of {", ".join(STACKS)}')

@@ -360,9 +360,7 @@ def of_removal(model, tokenizer, method='removal', **options):
 
 
 def fitted(model, tokenizer, target=None):
-    texts = [
-        f'{T} with {n} dull jokes' for n in 'one two three four five'.split()
-    ]
+    texts = [f'{T} with {n} dull jokes' for n in 'one two three four five'.split()]
     return lrp_loo.fit_layers(model, tokenizer, texts, target, progress=False)
 
 
@@ -396,9 +394,7 @@ FEW = [T, 'no jokes']
 
 def words(model, tokenizer, method='attn_lrp', texts=FEW, target=1, **more):
     how = dict(target=target, min_count=1, progress=False)
-    return lrp_loo.summarize_texts(
-        model, tokenizer, texts, method, **how, **more
-    )
+    return lrp_loo.summarize_texts(model, tokenizer, texts, method, **how, **more)
 
 
 def maps(model, tokenizer, method='attn_lrp', **options):
@@ -407,11 +403,7 @@ def maps(model, tokenizer, method='attn_lrp', **options):
 
 def sweep_of(text, folder, model, tokenizer, name='small'):
     explain_dataset(
-        [text],
-        folder,
-        ['cp_lrp'],
-        model=(model, tokenizer, name),
-        progress=False,
+        [text], folder, ['cp_lrp'], model=(model, tokenizer, name), progress=False
     )
     return folder
 
@@ -511,8 +503,7 @@ def sentences_of(tree):
             continue
         if isinstance(node, ast.JoinedStr):
             yield ''.join(
-                v.value if isinstance(v, ast.Constant) else '{}'
-                for v in node.values
+                v.value if isinstance(v, ast.Constant) else '{}' for v in node.values
             )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -526,9 +517,7 @@ def every_sentence():
         file.name: ast.parse(file.read_text(encoding='utf-8'))
         for file in sorted(folder.glob('*.py'))
     }
-    return [
-        (f, said) for f, tree in trees.items() for said in sentences_of(tree)
-    ]
+    return [(f, said) for f, tree in trees.items() for said in sentences_of(tree)]
 
 
 def advising():

@@ -20,9 +20,7 @@ NUMBERS = st.floats(-3, 3).filter(lambda x: abs(x) > 0.1)
 def blocks(draw):
     "A query, and two to five keys and values."
     n = draw(st.integers(2, 5))
-    keys, values = (
-        draw(st.lists(NUMBERS, min_size=n, max_size=n)) for _ in range(2)
-    )
+    keys, values = (draw(st.lists(NUMBERS, min_size=n, max_size=n)) for _ in range(2))
     found = block_values(draw(NUMBERS), keys, values)
     assume(abs(found.O) > 1e-3)  # equation 3 divides by it
     return found

@@ -125,10 +125,7 @@ def test_exit_codes_are_as_documented(run, argv, code):
 # before a model is loaded
 
 BEFORE = [
-    (
-        ('explain', 'fine', '--out', 'map.txt'),
-        'must end in .html or .json or .parquet',
-    ),
+    (('explain', 'fine', '--out', 'map.txt'), 'must end in .html or .json or .parquet'),
     (('explain', 'fine', '--html', 'map.json'), 'must end in .html'),
     (
         ('explain', 'fine', '--out', 'FILE/map.json'),
@@ -137,10 +134,7 @@ BEFORE = [
     (('explain', 'fine', '--out', 'FOLDER.json'), 'it is a folder'),
     (('explain', 'fine', '--target', '1,0,1'), "--target '1,0,1'"),
     (('explain', 'fine', '--target', ' '), '--target is empty'),
-    (
-        (*AUDIT, '--out', 'FILE/rows.json'),
-        "'a-file' is a file, and a folder is needed",
-    ),
+    ((*AUDIT, '--out', 'FILE/rows.json'), "'a-file' is a file, and a folder is needed"),
     ((*AUDIT, '--out', 'rows.txt'), 'must end in .json'),
     ((*AUDIT, '--out', 'OTHER.json'), 'holds rows of another run'),
     ((*AUDIT, '--out', 'NONE.json'), 'not a results file'),
@@ -197,23 +191,12 @@ def places(tmp_path):
     ).save()
     return {
         'FILE': 'a-file',
-        **{
-            n: n
-            for n in (
-                'FOLDER.json',
-                'NONE.json',
-                'OTHER.json',
-                'SWEEP',
-                'THEIRS',
-            )
-        },
+        **{n: n for n in ('FOLDER.json', 'NONE.json', 'OTHER.json', 'SWEEP', 'THEIRS')},
     }
 
 
 @pytest.mark.parametrize(
-    'argv, said',
-    BEFORE,
-    ids=lambda x: ' '.join(x) if isinstance(x, tuple) else x,
+    'argv, said', BEFORE, ids=lambda x: ' '.join(x) if isinstance(x, tuple) else x
 )
 def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(
     run, no_model, tmp_path, monkeypatch, places, argv, said
@@ -329,9 +312,7 @@ def test_an_interrupted_audit_without_a_file_keeps_nothing(run, interrupted):
     assert 'nothing is kept (--out FILE.json' in err
 
 
-def test_an_interrupted_audit_says_how_many_rows_are_kept(
-    run, interrupted, tmp_path
-):
+def test_an_interrupted_audit_says_how_many_rows_are_kept(run, interrupted, tmp_path):
     interrupted(1)
     code, _, err = run(*AUDIT, '--out', tmp_path / 'rows.json')
     assert code == 130
@@ -360,9 +341,7 @@ def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(
     assert 'the same command without --fresh goes on' in err
 
 
-def test_an_interrupted_sweep_says_how_many_rows_are_kept(
-    run, monkeypatch, tmp_path
-):
+def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
     from lrp_loo.dataset import BatchWorker
 
     call = BatchWorker.__call__
@@ -402,9 +381,7 @@ def test_audit_refuses_rows_without_a_text_and_names_the_option(run, reviews):
     assert '--skip-missing' in err
 
 
-def test_audit_leaves_rows_without_a_text_out_and_says_so(
-    run, reviews, tmp_path
-):
+def test_audit_leaves_rows_without_a_text_out_and_says_so(run, reviews, tmp_path):
     code, out, _ = run(
         'audit',
         '--data',
@@ -417,14 +394,12 @@ def test_audit_leaves_rows_without_a_text_out_and_says_so(
     )
     assert code == 0
     assert '1 rows without a text left out (counted from 0: 3)' in out
-    assert read_results(tmp_path / 'rows.json')['config']['data'][
-        'missing'
-    ] == dict(n=1, rows=[3])
+    assert read_results(tmp_path / 'rows.json')['config']['data']['missing'] == dict(
+        n=1, rows=[3]
+    )
 
 
-def test_a_sweep_leaves_rows_without_a_text_out_and_says_so(
-    run, reviews, tmp_path
-):
+def test_a_sweep_leaves_rows_without_a_text_out_and_says_so(run, reviews, tmp_path):
     code, out, _ = run(
         'sweep',
         '--data',
@@ -521,9 +496,7 @@ def test_a_sweep_of_pairs_keeps_both_texts(sweep_of_pairs):
 
 
 def test_explain_takes_a_pair(run):
-    code, out, _ = run(
-        'explain', 'a warm film', '--pair', 'it is good', '--json'
-    )
+    code, out, _ = run('explain', 'a warm film', '--pair', 'it is good', '--json')
     assert code == 0
     assert json.loads(out)[0]['tokens'].count('[SEP]') == 2
 
@@ -668,22 +641,14 @@ def test_summarize_has_the_numbers_of_the_library(run, said, method, unit):
         run, '--data', said, '--method', method, '--unit', unit, '--target', '0'
     )
     want = lrp_loo.summarize_texts(
-        *lrp_loo.load_demo('sst2'),
-        texts,
-        method,
-        0,
-        unit,
-        min_count=2,
-        progress=False,
+        *lrp_loo.load_demo('sst2'), texts, method, 0, unit, min_count=2, progress=False
     )
     same_numbers(got['words'], want.to_frame())
     assert (got['n'], got['method'], got['unit']) == (4, method, unit)
 
 
 def test_summarize_by_label(run, said):
-    got = summarized(
-        run, '--data', said, '--target', 'positive', '--by_class', 'label'
-    )
+    got = summarized(run, '--data', said, '--target', 'positive', '--by_class', 'label')
     want = lrp_loo.summarize_texts(
         *lrp_loo.load_demo('sst2'),
         [text for text, _ in SAID],

@@ -9,17 +9,14 @@ from lrp_loo.data import read_texts
 def written(tmp_path, content, name='a.csv'):
     "A file of one's own."
     path = tmp_path / name
-    path.write_bytes(
-        content if isinstance(content, bytes) else content.encode('utf-8')
-    )
+    path.write_bytes(content if isinstance(content, bytes) else content.encode('utf-8'))
     return path
 
 
 @pytest.mark.parametrize('separator', [',', ';', '\t', '|'])
 def test_the_separator_of_a_csv_is_found(tmp_path, separator):
     path = written(
-        tmp_path,
-        f'label{separator}text\n1{separator}a fine film\n0{separator}no\n',
+        tmp_path, f'label{separator}text\n1{separator}a fine film\n0{separator}no\n'
     )
     d = read_texts(path)
     assert sorted(zip(d.texts, d.labels)) == [('a fine film', '1'), ('no', '0')]
@@ -32,25 +29,15 @@ def test_separators_inside_quoted_sentences_are_text(tmp_path):
 
 def test_quoted_commas_in_a_file_of_one_column_are_text(tmp_path):
     path = written(tmp_path, 'text\n"slow, but fine"\n"no; not at all"\n')
-    assert sorted(read_texts(path).texts) == [
-        'no; not at all',
-        'slow, but fine',
-    ]
+    assert sorted(read_texts(path).texts) == ['no; not at all', 'slow, but fine']
 
 
 def test_semicolons_in_sentences_do_not_make_a_separator(tmp_path):
-    path = written(
-        tmp_path, 'text,label\nslow; old; dull,0\nfine; warm; odd,1\n'
-    )
-    assert sorted(read_texts(path).texts) == [
-        'fine; warm; odd',
-        'slow; old; dull',
-    ]
+    path = written(tmp_path, 'text,label\nslow; old; dull,0\nfine; warm; odd,1\n')
+    assert sorted(read_texts(path).texts) == ['fine; warm; odd', 'slow; old; dull']
 
 
-def test_a_header_with_two_separators_is_cut_where_the_text_column_appears(
-    tmp_path,
-):
+def test_a_header_with_two_separators_is_cut_where_the_text_column_appears(tmp_path):
     path = written(tmp_path, 'text;who, when, where\na fine film;me\n')
     assert read_texts(path).texts == ['a fine film']
 
@@ -110,21 +97,15 @@ def test_rows_without_a_text_are_left_out_and_named(tmp_path, name):
 
 def test_a_blank_line_in_a_file_of_one_column_is_a_row_without_a_text(tmp_path):
     path = written(tmp_path, 'text\nfine\n\nno\n')
-    with pytest.raises(
-        ValueError, match='1 rows without a text, the first is row 1'
-    ):
+    with pytest.raises(ValueError, match='1 rows without a text, the first is row 1'):
         read_texts(path)
-    assert read_texts(path, skip_missing=True).info['missing'] == dict(
-        n=1, rows=[1]
-    )
+    assert read_texts(path, skip_missing=True).info['missing'] == dict(n=1, rows=[1])
 
 
 @pytest.mark.parametrize('line', ['', ',', ' ,1'])
 def test_no_kind_of_empty_row_is_skipped_in_silence(tmp_path, line):
     path = written(tmp_path, f'text,label\nfine,1\n{line}\nno,0\n\n')
-    with pytest.raises(
-        ValueError, match='1 rows without a text, the first is row 1'
-    ):
+    with pytest.raises(ValueError, match='1 rows without a text, the first is row 1'):
         read_texts(path)
 
 
@@ -155,9 +136,7 @@ def test_an_encoding_can_be_named(tmp_path, encoding):
     assert read_texts(path, encoding=encoding).texts == ['a café film']
 
 
-@pytest.mark.parametrize(
-    'content', ['text,label\nfine,1\n', 'label;text\n1;fine\n']
-)
+@pytest.mark.parametrize('content', ['text,label\nfine,1\n', 'label;text\n1;fine\n'])
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, content):
     path = written(tmp_path, content.encode('utf-8-sig'))
     assert read_texts(path, column='text').texts == ['fine']
@@ -178,8 +157,7 @@ def test_an_unknown_encoding_is_refused(tmp_path):
 
 def test_two_columns_make_pairs(tmp_path):
     path = written(
-        tmp_path,
-        'premise,hypothesis,label\na film,a work,1\nno film,a film,0\n',
+        tmp_path, 'premise,hypothesis,label\na film,a work,1\nno film,a film,0\n'
     )
     d = read_texts(path, columns=('premise', 'hypothesis'))
     assert sorted(d.texts) == [('a film', 'a work'), ('no film', 'a film')]

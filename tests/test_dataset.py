@@ -36,8 +36,7 @@ TEXTS = [
 ]
 METHOD_NAMES = ['attn_lrp', 'cp_lrp', 'removal']
 needs_ray = pytest.mark.skipif(
-    find_spec('ray') is None,
-    reason="ray is not installed (pip install 'lrp_loo[ray]')",
+    find_spec('ray') is None, reason="ray is not installed (pip install 'lrp_loo[ray]')"
 )
 no_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason='this machine may have what is refused'
@@ -165,9 +164,7 @@ def test_methods_get_their_options(loaded, of_class_0):
     for row in of_class_0.itertuples():
         method, options = METHODS_WITH_OPTIONS[row.method]
         text = TEXTS[row.index]
-        a = explain(model, tokenizer, text, method=method, target=0, **options)[
-            0
-        ]
+        a = explain(model, tokenizer, text, method=method, target=0, **options)[0]
         assert np.allclose(row.scores, a.scores, atol=1e-4), row.method
 
 
@@ -241,8 +238,7 @@ def test_a_function_of_ones_own_has_its_rows(counted, plain):
     counted(TEXTS)
     rows = read_sweep(plain)
     same_rows(
-        rows[rows.method == 'attn_lrp'].assign(method='mine'),
-        read_sweep(counted.out),
+        rows[rows.method == 'attn_lrp'].assign(method='mine'), read_sweep(counted.out)
     )
 
 
@@ -251,11 +247,7 @@ def test_a_function_of_ones_own_has_its_rows(counted, plain):
 
 def two_texts(loaded, out, **options):
     common = dict(
-        texts=TEXTS[:2],
-        out=out,
-        methods=['attn_lrp'],
-        model=loaded,
-        progress=False,
+        texts=TEXTS[:2], out=out, methods=['attn_lrp'], model=loaded, progress=False
     )
     return explain_dataset(**common | options)
 
@@ -327,9 +319,7 @@ def test_a_folder_without_rows(tmp_path):
 
 def test_ray_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr('lrp_loo.dataset.find_spec', lambda name: None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"):
         two_texts('demo', tmp_path / 'out', engine='ray')
 
 

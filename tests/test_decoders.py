@@ -89,12 +89,7 @@ def test_many_texts_together_are_each_by_itself(family, task, budget):
     targets = [Target(i) for i in (0, 1, 1)]
     with CountTokens(model) as count:
         read = read_subsets(
-            model,
-            encs,
-            keeps,
-            targets,
-            'attention_mask',
-            token_budget=budget,
+            model, encs, keeps, targets, 'attention_mask', token_budget=budget
         )
     masked = sum(keep.numel() for keep in keeps)
     assert count.n < masked  # with whole texts and the check
@@ -297,9 +292,7 @@ def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
     tokens = {}
     for drop in (None, False):
         with CountTokens(decoder.model) as count:
-            found[drop], _, _ = leave_one_out(
-                decoder.model, decoder.enc, drop=drop
-            )
+            found[drop], _, _ = leave_one_out(decoder.model, decoder.enc, drop=drop)
         tokens[drop] = count.n
     assert close(found[None], found[False])
     assert tokens[None] < 0.8 * tokens[False]
@@ -321,9 +314,9 @@ def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
     units = removal_units(special_mask(decoder.tokenizer, ids))
     scores = {'order': torch.arange(len(units)).float()}
     dropped, masked = (
-        perturbation_curves(
-            decoder.model, decoder.enc, scores, units, None, drop=drop
-        )['order']
+        perturbation_curves(decoder.model, decoder.enc, scores, units, None, drop=drop)[
+            'order'
+        ]
         for drop in (None, False)
     )
     for a, b in zip(dropped, masked, strict=True):

@@ -51,9 +51,7 @@ def test_a_family_is_right_or_refused(family):
     # an empty row would hold nothing wrong
     assert list(row['checks']) == list(CHECKS)
     wrong = {
-        check: o['why']
-        for check, o in row['checks'].items()
-        if o['outcome'] == 'wrong'
+        check: o['why'] for check, o in row['checks'].items() if o['outcome'] == 'wrong'
     }
     assert not wrong
 
@@ -203,8 +201,7 @@ def test_the_stored_table_has_every_job(stored):
     if stored['versions']['transformers'] != transformers.__version__:
         pytest.skip('the record was made with another version of transformers')
     done = [
-        (row['i'], row['family'], row['task'], row['setting'])
-        for row in stored['rows']
+        (row['i'], row['family'], row['task'], row['setting']) for row in stored['rows']
     ]
     assert done == jobs()
 

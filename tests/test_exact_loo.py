@@ -17,12 +17,7 @@ from lrp_loo.fast import (
 )
 from families import random_inputs, random_model
 from lrp_loo.models import encode, forward
-from lrp_loo.loo import (
-    in_words,
-    leave_one_out,
-    loo_seconds,
-    many_loo,
-)
+from lrp_loo.loo import in_words, leave_one_out, loo_seconds, many_loo
 from lrp_loo.curves import perturbation_curves, removal_units
 from lrp_loo.variants import read_whole, subset_logits
 from lrp_loo.targets import Readout, Target, output_field
@@ -62,9 +57,7 @@ NEO_SIZES = dict(
     window_size=4,
     attention_types=[[['global', 'local'], 1]],
 )
-D_SIZES = dict(
-    vocab_size=200, d_model=32, n_layers=2, n_heads=4, pad_token_id=0
-)
+D_SIZES = dict(vocab_size=200, d_model=32, n_layers=2, n_heads=4, pad_token_id=0)
 XL_SIZES = dict(
     vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, pad_token_id=0
 )
@@ -91,9 +84,7 @@ UNLISTED = {
     'XLNet (relative positions)': ('XLNetForSequenceClassification', XL_SIZES),
     'BLOOM (ALiBi)': (
         'BloomForCausalLM',
-        dict(
-            vocab_size=200, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0
-        ),
+        dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0),
     ),
     'MPT (ALiBi)': ('MptForCausalLM', D_SIZES),
     'Funnel (pooling)': ('FunnelForSequenceClassification', FUNNEL_SIZES),
@@ -165,9 +156,7 @@ def spread_weights(model, std):
 
 
 def text(n=N_TOKENS, seed=1):
-    ids = torch.randint(
-        5, 190, (1, n), generator=torch.Generator().manual_seed(seed)
-    )
+    ids = torch.randint(5, 190, (1, n), generator=torch.Generator().manual_seed(seed))
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
 
 
@@ -247,9 +236,7 @@ def test_the_short_way_is_still_taken(family, task):
     rows = {}
     for drop in (None, False):
         with torch.no_grad(), CountTokens(model) as count:
-            subset_logits(
-                model, enc, spans_removed(n), drop=drop, readout=readout
-            )
+            subset_logits(model, enc, spans_removed(n), drop=drop, readout=readout)
         rows[drop] = count.n
     assert rows[None] < 0.8 * rows[False]
 
@@ -336,9 +323,7 @@ def convolved(model):
 
 
 @pytest.mark.parametrize('family', ['Llama', 'BERT'])
-@pytest.mark.parametrize(
-    'change', [hooked, replaced, of_another_class, convolved]
-)
+@pytest.mark.parametrize('change', [hooked, replaced, of_another_class, convolved])
 def test_a_changed_model_is_not_dropped_from(change, family):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     change(model)
@@ -397,9 +382,7 @@ def test_a_text_that_ends_in_the_padding_token():
 
 def test_dropping_is_not_forced_where_it_is_wrong():
     with pytest.raises(ValueError, match='may not be dropped'):
-        leave_one_out(
-            unlisted_model('DeBERTa (relative positions)'), text(), drop=True
-        )
+        leave_one_out(unlisted_model('DeBERTa (relative positions)'), text(), drop=True)
 
 
 # ---- an attention mask with zeros
@@ -515,9 +498,7 @@ def test_a_mask_that_makes_no_sense_is_refused(mask, said):
     keep = torch.ones(2, N_TOKENS, dtype=torch.bool)
     with pytest.raises(ValueError, match=said):
         subset_logits(
-            model,
-            random_inputs(model, N_TOKENS) | dict(attention_mask=mask),
-            keep,
+            model, random_inputs(model, N_TOKENS) | dict(attention_mask=mask), keep
         )
 
 
@@ -723,9 +704,7 @@ def test_a_batch_inside_ig_without_a_padding_token_is_refused_in_our_words(
 @pytest.mark.parametrize('drop', [None, False])
 def test_the_bar_moves_within_a_text(demo, drop):
     model, tokenizer = demo
-    enc = encode(
-        model, tokenizer, "a slow start , but the last act is a quiet triumph"
-    )
+    enc = encode(model, tokenizer, "a slow start , but the last act is a quiet triumph")
     n = enc['input_ids'].shape[1]
     done = []
     many_loo(model, [enc], drop=drop, token_budget=3 * n, progress=done.append)
@@ -734,9 +713,7 @@ def test_the_bar_moves_within_a_text(demo, drop):
 
 
 @pytest.mark.parametrize('progress,said', [(False, ''), (True, 'exact LOO')])
-def test_progress_is_silent_unless_asked_for(
-    monkeypatch, capsys, progress, said
-):
+def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said):
     def bar_at_once(**options):
         return tqdm(**options | dict(delay=0, disable=False))
 
@@ -771,9 +748,7 @@ def test_progress_changes_no_number(long_work):
 
 def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     "A text of half the length: half of the variants, each half as long."
-    monkeypatch.setattr(
-        'lrp_loo.loo._seconds_a_variant', lambda *args, **how: 0.5
-    )
+    monkeypatch.setattr('lrp_loo.loo._seconds_a_variant', lambda *args, **how: 0.5)
     model = bert()
     encs = [random_inputs(model, n) for n in (40, 20)]
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))

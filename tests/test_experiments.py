@@ -145,9 +145,7 @@ def deep(folder, paper_model, tmp_path_factory):
     "Where Tables 2 and A3 of the twelve-layer model lie."
     out = tmp_path_factory.mktemp('deep')
     words = ('--model', paper_model, '--only', 'sst2')
-    code = reproduce(
-        out, *words, '--limit', 3, '--longest', 64, data=str(folder)
-    )
+    code = reproduce(out, *words, '--limit', 3, '--longest', 64, data=str(folder))
     assert code == 0
     return out / 'results' / 'folder-bert-12'
 
@@ -472,10 +470,7 @@ BAD = [  # what is said, what must be named in the answer
     (lambda m, t: explain(m, t, ['fine'], colour='red'), 'colour'),
     (lambda m, t: explain(m, t, ['fine'], batch_size=0), 'batch_size'),
     (lambda m, t: explain(m, t, ['fine'], embeddings='position'), "'position'"),
-    (
-        lambda m, t: explain(m, t, ['fine'], method='loo', removal='burn'),
-        "'burn'",
-    ),
+    (lambda m, t: explain(m, t, ['fine'], method='loo', removal='burn'), "'burn'"),
     (lambda m, t: explain(torch.nn.Linear(2, 2), t, ['fine']), 'Linear'),
     (lambda m, t: audit(m, t, ['fine'], methods=[]), 'methods is empty'),
     (lambda m, t: audit(m, t, ['fine', '']), 'empty'),
@@ -511,8 +506,7 @@ def test_nan_weights_are_named(nan_model, tokenizer, method):
 
 def test_a_folder_without_a_trained_head_is_refused():
     with pytest.raises(
-        ValueError,
-        match="no trained weights for classifier.bias, classifier.weight",
+        ValueError, match="no trained weights for classifier.bias, classifier.weight"
     ):
         load_model(str(demo_base()))
 

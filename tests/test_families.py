@@ -16,14 +16,7 @@ from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 
-from lrp_loo import (
-    attn_lrp,
-    attribute_context,
-    cp_lrp,
-    explain,
-    load_demo,
-    lrp_rules,
-)
+from lrp_loo import attn_lrp, attribute_context, cp_lrp, explain, load_demo, lrp_rules
 from lrp_loo.conservation import conservation, conservation_by_layer
 from lrp_loo.faithfulness import audit
 from lrp_loo.loo import leave_one_out
@@ -146,24 +139,15 @@ def naive_llama_of(model, inputs, **options):
     [(torch.float64, 1e-4), (torch.float32, 5e-3)],
 )
 @pytest.mark.parametrize('bypass', [(), (1,), (0, 1, 2)])
-@pytest.mark.parametrize(
-    'task,head', [('next token', 'lm'), ('class', 'score')]
-)
+@pytest.mark.parametrize('task,head', [('next token', 'lm'), ('class', 'score')])
 def test_llama_is_the_naive_one(task, head, bypass, dtype, rel, gates):
     model = shared_model(
-        'Llama',
-        task,
-        'sdpa',
-        dtype=dtype,
-        attention_bias=True,
-        mlp_bias=True,
+        'Llama', task, 'sdpa', dtype=dtype, attention_bias=True, mlp_bias=True
     )
     inputs = random_inputs(model)
     composite = replace(attn_lrp(bypass), gate=gates)
     R, out, _ = relevance_of(model, inputs, composite, strict=True)
-    logits, naive = naive_llama_of(
-        model, inputs, bypass=bypass, gates=gates, head=head
-    )
+    logits, naive = naive_llama_of(model, inputs, bypass=bypass, gates=gates, head=head)
     got = out.logits[0, -1] if head == 'lm' else out.logits[0]
     assert (got - logits).abs().max() < 1e-4 * logits.abs().max()
     close(R.double(), naive, rel)
@@ -178,9 +162,7 @@ def test_llama_at_another_position_and_target():
     assert R[6:].abs().max() == 0
 
 
-@pytest.mark.parametrize(
-    'dtype,rel', [(torch.float64, 1e-6), (torch.float32, 2e-3)]
-)
+@pytest.mark.parametrize('dtype,rel', [(torch.float64, 1e-6), (torch.float32, 2e-3)])
 @pytest.mark.parametrize('bypass', [(), (0, 2), (0, 1, 2)])
 def test_vit_is_the_naive_one(bypass, dtype, rel):
     model = shared_model('ViT', 'image', 'sdpa', dtype=dtype)
@@ -211,9 +193,7 @@ def text_model(family):
     changes = dict(vocab_size=30522, pad_token_id=0)
     if 'num_hidden_layers' in FAMILIES[family].config:
         changes['num_hidden_layers'] = 2
-    model = random_model(
-        family, text_task(family), dtype=torch.float32, **changes
-    )
+    model = random_model(family, text_task(family), dtype=torch.float32, **changes)
     if family == 'DeBERTa-v2':
         return model
     with torch.no_grad():
@@ -244,9 +224,7 @@ def test_every_method_pads_a_text_family_as_if_alone(tokenizer, family):
 
 
 @text_families
-def test_loo_of_a_text_family_is_a_masked_pass_for_each_token(
-    tokenizer, family
-):
+def test_loo_of_a_text_family_is_a_masked_pass_for_each_token(tokenizer, family):
     model = text_model(family)
     (a,) = explain(model, tokenizer, TEXTS[0], method='loo')
     enc = encode(model, tokenizer, TEXTS[0])
@@ -502,12 +480,7 @@ OTHERS = {
     'Olmo2ForCausalLM': PADDED,
     'CohereForCausalLM': PADDED,
     'GPTJForCausalLM': dict(
-        vocab_size=200,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        rotary_dim=4,
+        vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64, rotary_dim=4
     ),
     'MPNetForSequenceClassification': SMALL,
     'RoFormerForSequenceClassification': SMALL,
@@ -532,9 +505,7 @@ OTHERS = {
         num_heads=[2, 2],
         window_size=4,
     ),
-    'BloomForCausalLM': dict(
-        vocab_size=200, hidden_size=32, n_layer=2, n_head=4
-    ),
+    'BloomForCausalLM': dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4),
     'MambaForCausalLM': dict(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, state_size=4
     ),
@@ -615,9 +586,7 @@ def experts():
     "A mixture of experts."
     torch.manual_seed(0)
     cls = transformers.MixtralForCausalLM
-    config = cls.config_class(
-        **PADDED, num_key_value_heads=2, num_local_experts=4
-    )
+    config = cls.config_class(**PADDED, num_key_value_heads=2, num_local_experts=4)
     return cls._from_config(config, attn_implementation='sdpa').eval()
 
 
@@ -771,9 +740,7 @@ def test_two_threads_with_two_rule_sets_give_the_serial_maps_100_times():
         'Llama', 'class', 'sdpa', dtype=torch.float32, num_hidden_layers=2
     )
     inputs = random_inputs(model)
-    serial = {
-        c: relevance_of(model, inputs, c).R for c in (attn_lrp([1]), cp_lrp())
-    }
+    serial = {c: relevance_of(model, inputs, c).R for c in (attn_lrp([1]), cp_lrp())}
     wrong = []
     rounds = []
     barrier = threading.Barrier(2)
@@ -825,8 +792,7 @@ def half(demo):
 def test_most_of_a_map_survives_half_precision(demo, half, method, r):
     model, tokenizer = demo
     a, b = (
-        explain(m, tokenizer, TEXTS[2], method=method)[0].scores
-        for m in (half, model)
+        explain(m, tokenizer, TEXTS[2], method=method)[0].scores for m in (half, model)
     )
     assert torch.isfinite(a).all()
     assert torch.corrcoef(torch.stack([a, b]))[0, 1] > r
@@ -839,9 +805,7 @@ def five_layers(family, task):
 
 
 @pytest.mark.parametrize(
-    'composite',
-    [attn_lrp(), cp_lrp(), attn_lrp([2])],
-    ids=['attn', 'cp', 'one'],
+    'composite', [attn_lrp(), cp_lrp(), attn_lrp([2])], ids=['attn', 'cp', 'one']
 )
 @pytest.mark.parametrize(
     'family,task',
@@ -874,8 +838,7 @@ def test_checkpointing_mends_rows_that_see_nothing():
     batch = dict(input_ids=ids, attention_mask=mask)
     target = Target(5)
     plain, saving = (
-        lrp_scores(model, None, [batch], target, checkpoint=on)
-        for on in (False, True)
+        lrp_scores(model, None, [batch], target, checkpoint=on) for on in (False, True)
     )
     assert bool(plain.scores.isfinite().all())
     close(plain.scores, saving.scores, 1e-9)
@@ -923,14 +886,8 @@ def reviews():
 
 @pytest.mark.parametrize('method', METHODS)
 def test_a_context_has_a_score_per_sentence(reviews, method):
-    a = attribute_context(
-        *reviews, CONTEXT, ANSWER, 'Is it good?', method=method
-    )
-    assert a.tokens == [
-        'The songs are sweet.',
-        'The plot is bad.',
-        'Nobody laughed!',
-    ]
+    a = attribute_context(*reviews, CONTEXT, ANSWER, 'Is it good?', method=method)
+    assert a.tokens == ['The songs are sweet.', 'The plot is bad.', 'Nobody laughed!']
     assert torch.isfinite(a.scores).all()
     assert a.logit < 0
     assert a.label == ANSWER
@@ -940,9 +897,7 @@ def log_likelihood(model, ids, n_answer, mask):
     "Of the last tokens, each from those before it."
     with torch.no_grad():
         out = model(
-            input_ids=ids[None],
-            attention_mask=mask.long()[None],
-            use_cache=False,
+            input_ids=ids[None], attention_mask=mask.long()[None], use_cache=False
         )
     lp = out.logits[0].log_softmax(-1)
     places = range(len(ids) - n_answer, len(ids))
@@ -1001,15 +956,11 @@ def test_a_rule_of_ones_own_for_an_operation_in_a_layer(gpt2):
 
 
 def test_a_rule_of_ones_own_for_a_module_as_one_operation(gpt2):
-    mine = attn_lrp().with_rule(
-        torch.nn.LayerNorm, identity_rule, modules='*.h.1.ln_1'
-    )
+    mine = attn_lrp().with_rule(torch.nn.LayerNorm, identity_rule, modules='*.h.1.ln_1')
     found = places_of_rule(gpt2, mine, 'identity_rule')
     assert found.operation.tolist() == ['LayerNorm']
     inputs = random_inputs(gpt2)
-    plain, changed = (
-        relevance_of(gpt2, inputs, c).R for c in (attn_lrp(), mine)
-    )
+    plain, changed = (relevance_of(gpt2, inputs, c).R for c in (attn_lrp(), mine))
     assert not torch.allclose(changed, plain)
 
 

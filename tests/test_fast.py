@@ -14,12 +14,7 @@ from transformers import MPNetConfig, MPNetForSequenceClassification
 from conftest import shallow_demo
 
 from lrp_loo import explain
-from families import (
-    FAMILIES,
-    family_tasks,
-    random_inputs,
-    random_model,
-)
+from families import FAMILIES, family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
 from lrp_loo.fast import (
     PACKED,
@@ -30,17 +25,10 @@ from lrp_loo.fast import (
 )
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
 from lrp_loo.fast import cores, on_every_core
-from lrp_loo.variants import (
-    many_subset_logits,
-    subset_logits,
-)
+from lrp_loo.variants import many_subset_logits, subset_logits
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out, many_loo
-from lrp_loo.curves import (
-    many_perturbation_curves,
-    perturbation_curves,
-    removal_units,
-)
+from lrp_loo.curves import many_perturbation_curves, perturbation_curves, removal_units
 from lrp_loo.targets import Target, output_field
 
 TEXTS = [
@@ -167,8 +155,7 @@ def test_a_bias_by_distance_is_right_for_texts_of_several_lengths():
     inputs = random_inputs(model)
     short = {k: v[:, :-3] for k, v in inputs.items()}
     keeps = [
-        ~torch.eye(e['input_ids'].shape[1], dtype=torch.bool)
-        for e in (inputs, short)
+        ~torch.eye(e['input_ids'].shape[1], dtype=torch.bool) for e in (inputs, short)
     ]
     found = many_subset_logits(model, [inputs, short], keeps)
     for enc, keep, logits in zip((inputs, short), keeps, found):
@@ -179,9 +166,7 @@ def test_a_bias_by_distance_is_right_for_texts_of_several_lengths():
 @pytest.fixture(scope='module')
 def alone(sentences):
     "LOO of each text by itself, nothing dropped."
-    return [
-        leave_one_out(sentences.model, e, drop=False) for e in sentences.encs
-    ]
+    return [leave_one_out(sentences.model, e, drop=False) for e in sentences.encs]
 
 
 @pytest.mark.parametrize('budget', [1, 30, 8192])
@@ -195,9 +180,7 @@ def test_loo_of_many_texts_is_that_of_each(sentences, alone, budget):
 
 
 def test_explained_loo_of_many_texts_is_that_of_each(sentences, alone):
-    together = explain(
-        sentences.model, sentences.tokenizer, TEXTS, method='loo'
-    )
+    together = explain(sentences.model, sentences.tokenizer, TEXTS, method='loo')
     for a, (loo, _, c) in zip(together, alone, strict=True):
         assert close(a.scores, loo)
         assert a.target == c
@@ -355,8 +338,7 @@ def test_these_models_have_their_last_layer_where_bert_has_it():
     found = [
         family
         for family, task in family_tasks()
-        if task == 'class'
-        and bert_layers(random_model(family, task)) is not None
+        if task == 'class' and bert_layers(random_model(family, task)) is not None
     ]
     assert found == [*LAYERED]
 
@@ -421,10 +403,7 @@ def test_all_rows_in_training():
 
 def test_rows_of_many_texts_are_each_text(sentences):
     # in double precision: what differs between batches is their arithmetic
-    model, tokenizer = (
-        copy.deepcopy(sentences.model).double(),
-        sentences.tokenizer,
-    )
+    model, tokenizer = (copy.deepcopy(sentences.model).double(), sentences.tokenizer)
     methods = {m: (m, {}) for m in ('attn_lrp', 'removal', 'ig')}
     together = faithfulness_rows(model, tokenizer, sentences.encs, methods)
     for row, enc in zip(together, sentences.encs, strict=True):
@@ -441,15 +420,12 @@ def test_rows_of_many_texts_are_each_text(sentences):
 @pytest.fixture(scope='module')
 def ig_alone(sentences):
     return [
-        explain(sentences.model, sentences.tokenizer, t, method='ig')[0]
-        for t in TEXTS
+        explain(sentences.model, sentences.tokenizer, t, method='ig')[0] for t in TEXTS
     ]
 
 
 @pytest.mark.parametrize('size', [1, 16, 40, 256])
-def test_integrated_gradients_do_not_depend_on_the_batch(
-    sentences, ig_alone, size
-):
+def test_integrated_gradients_do_not_depend_on_the_batch(sentences, ig_alone, size):
     together = explain(
         sentences.model,
         sentences.tokenizer,
@@ -471,18 +447,14 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    'method', ['attn_lrp', 'removal', 'ig', 'rollout', 'loo']
-)
+@pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'ig', 'rollout', 'loo'])
 def test_two_threads_give_the_numbers_of_one(sentences, threads, method):
     texts = TEXTS * 4
     found = {}
     for n in (1, 2):
         threads(n)
         assert cores(sentences.model) == n
-        found[n] = explain(
-            sentences.model, sentences.tokenizer, texts, method=method
-        )
+        found[n] = explain(sentences.model, sentences.tokenizer, texts, method=method)
         assert torch.get_num_threads() == n
     for a, b in zip(found[1], found[2], strict=True):
         assert close(a.scores, b.scores)

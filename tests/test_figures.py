@@ -85,9 +85,7 @@ def looks_alike(one, other):
     if one.get_linestyle() != other.get_linestyle():
         return False
     colours = [(x.get_color(), x.get_markerfacecolor()) for x in (one, other)]
-    steps = [
-        abs(darkness(a) - darkness(b)) for a, b in zip(*colours, strict=True)
-    ]
+    steps = [abs(darkness(a) - darkness(b)) for a, b in zip(*colours, strict=True)]
     return max(steps) < APART_IN_GREY
 
 
@@ -138,9 +136,7 @@ def test_no_folder_is_shown_where_a_model_is_meant(drawn):
 
 @needs_git
 def test_every_figure_of_the_folder_is_drawn_anew(drawn):
-    kept = {
-        (path.parent.name, path.stem) for path in tracked('figures/*/*.png')
-    }
+    kept = {(path.parent.name, path.stem) for path in tracked('figures/*/*.png')}
     assert {key for key in kept if key[1] not in APART} == set(drawn)
 
 
@@ -264,8 +260,7 @@ def test_pairs_are_nearer_than_means():
     assert best.low > 0
     rows = results['rows']
     means = [
-        mean_se(per_text(rows, m, 'loo_r'))
-        for m in ('attn_lrp', 'bypass 1,2,3,4')
+        mean_se(per_text(rows, m, 'loo_r')) for m in ('attn_lrp', 'bypass 1,2,3,4')
     ]
     unpaired = 1.96 * np.hypot(*(m.se for m in means))
     assert best.high - best.low < unpaired

@@ -42,11 +42,7 @@ from lrp_loo.curves import perturbation_curves
 from lrp_loo.core import unpad_batch
 from lrp_loo.rules import epsilon_rule
 
-TEXTS = [
-    "a quiet film that says little and means it",
-    "the jokes are old",
-    "slow",
-]
+TEXTS = ["a quiet film that says little and means it", "the jokes are old", "slow"]
 CLASSES = {
     'attn_lrp': LRP,
     'cp_lrp': lambda m, **kw: LRP(m, 'cp_lrp', **kw),
@@ -107,9 +103,7 @@ def test_as_explain(demo, batch, name):
     model, tokenizer = demo
     ids, mask, _ = batch
     c = CLASSES[name](model, tokenizer=tokenizer)
-    found = c.attribute(
-        ids, additional_forward_args=mask, **OPTIONS.get(name, {})
-    )
+    found = c.attribute(ids, additional_forward_args=mask, **OPTIONS.get(name, {}))
     assert found.shape == ids.shape
     assert found.dtype == torch.float32
     assert not found.requires_grad
@@ -130,9 +124,7 @@ def test_as_explain_with_padding_in_front(demo, batch, name):
         return torch.stack([r.roll(n) for r, n in zip(rows, shifts)])
 
     found = c.attribute(
-        moved(ids),
-        additional_forward_args=moved(mask),
-        **OPTIONS.get(name, {}),
+        moved(ids), additional_forward_args=moved(mask), **OPTIONS.get(name, {})
     )
     for scores, alone in zip(found, explained_alone(demo, name)):
         n = len(alone)
@@ -148,9 +140,7 @@ def test_one_padded_text(demo, batch):
     ids, mask, _ = batch
     for name in ('loo', 'attn_lrp', 'removal'):
         a = explain(model, tokenizer, TEXTS[2], method=name)[0].scores
-        (s,) = CLASSES[name](model).attribute(
-            ids[2:], additional_forward_args=mask[2:]
-        )
+        (s,) = CLASSES[name](model).attribute(ids[2:], additional_forward_args=mask[2:])
         assert close(s[: len(a)], a, 2e-5)
         assert (s[len(a) :] == 0).all()
 
@@ -160,10 +150,7 @@ def of_class(demo, batch):
     "Relevance for class 0 and for class 1, each for all texts."
     ids, mask, _ = batch
     lrp = LRP(demo[0])
-    return [
-        lrp.attribute(ids, target=c, additional_forward_args=mask)
-        for c in (0, 1)
-    ]
+    return [lrp.attribute(ids, target=c, additional_forward_args=mask) for c in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +158,7 @@ def of_class(demo, batch):
 )
 def test_a_target_for_each_text(demo, batch, of_class, target):
     ids, mask, _ = batch
-    found = LRP(demo[0]).attribute(
-        ids, target=target, additional_forward_args=mask
-    )
+    found = LRP(demo[0]).attribute(ids, target=target, additional_forward_args=mask)
     zero, one = of_class
     assert close(found, torch.stack([one[0], zero[1], one[2]]))
 
@@ -191,17 +176,13 @@ def test_a_target_for_each_text(demo, batch, of_class, target):
 )
 def test_one_target_for_all(demo, batch, of_class, target):
     ids, mask, _ = batch
-    found = LRP(demo[0]).attribute(
-        ids, target=target, additional_forward_args=mask
-    )
+    found = LRP(demo[0]).attribute(ids, target=target, additional_forward_args=mask)
     assert close(found, of_class[1])
 
 
 def test_a_pair_is_the_difference(demo, batch, of_class):
     ids, mask, _ = batch
-    found = LRP(demo[0]).attribute(
-        ids, target=(1, 0), additional_forward_args=mask
-    )
+    found = LRP(demo[0]).attribute(ids, target=(1, 0), additional_forward_args=mask)
     assert close(found, of_class[1] - of_class[0], 1e-4)
 
 
@@ -238,8 +219,7 @@ def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
 
 
 @pytest.mark.parametrize(
-    'family,task',
-    [(f, t) for f, t in family_tasks() if t in ('class', 'next token')],
+    'family,task', [(f, t) for f, t in family_tasks() if t in ('class', 'next token')]
 )
 def test_embeddings_of_families(family, task):
     """Embeddings instead of ids: the same logits, and per dimension what sums
@@ -307,9 +287,7 @@ def test_pixels_of_families(family):
             target=y,
             **{k: v for k, v in c.options.items() if v},
         )[0]
-        per_patch = (
-            s.sum(1)[0].unfold(0, 7, 7).unfold(1, 7, 7).sum((2, 3)).flatten()
-        )
+        per_patch = s.sum(1)[0].unfold(0, 7, 7).unfold(1, 7, 7).sum((2, 3)).flatten()
         assert s.shape == x.shape
         assert close(per_patch.float(), a.scores, 1e-4)
 
@@ -376,9 +354,7 @@ def test_a_convergence_delta_is_captums(both, baseline):
     t = both.ours['target']
     assert close(
         ours.compute_convergence_delta(attributions, b, both.E, t, both.mask),
-        theirs.compute_convergence_delta(
-            attributions, b, both.E, t, (both.mask,)
-        ),
+        theirs.compute_convergence_delta(attributions, b, both.E, t, (both.mask,)),
         1e-4,
     )
 
@@ -393,10 +369,7 @@ def test_integrated_gradients_of_ids_are_captums(both, baseline):
     theirs = both.captum.LayerIntegratedGradients(
         both.f, input_embeddings(both.model)
     ).attribute(
-        both.ids,
-        baselines=torch.full_like(both.ids, 103),
-        n_steps=11,
-        **both.theirs,
+        both.ids, baselines=torch.full_like(both.ids, 103), n_steps=11, **both.theirs
     )
     ours = IntegratedGradients(both.model).attribute(
         both.ids, baselines=b, n_steps=11, **both.ours
@@ -524,12 +497,7 @@ def test_where_gradients_are_off_a_method_turns_them_on(demo, method):
 def test_explain_func(demo, digits):
     vit, X, y = digits
     f = TensorModel(vit)
-    for method in (
-        'attn_lrp',
-        'loo',
-        LRP,
-        lambda *a, **kw: lrp_scores(*a, **kw),
-    ):
+    for method in ('attn_lrp', 'loo', LRP, lambda *a, **kw: lrp_scores(*a, **kw)):
         a = quantus_explain(method)(f, X.numpy(), y.numpy(), device='cpu')
         assert isinstance(a, np.ndarray)
         assert a.shape == X.shape
@@ -553,9 +521,7 @@ def test_explain_func(demo, digits):
         IntegratedGradients(vit).attribute(X, -1, y, n_steps=3),
     )
     model, tokenizer = demo
-    ids = tokenizer(TEXTS, padding=True, return_tensors='np')['input_ids'][
-        :, None
-    ]
+    ids = tokenizer(TEXTS, padding=True, return_tensors='np')['input_ids'][:, None]
     a = quantus_explain('loo')(TokenModel(model), ids.astype('float32'))
     assert a.shape == ids.shape
     assert np.allclose(
@@ -601,27 +567,23 @@ def one_text(whole_demo):
     return (TokenModel(model), x, np.array([a.target])), enc, a
 
 
-def test_quantus_morf_curve_is_ours_until_cls_goes(
-    whole_demo, quantus, one_text
-):
+def test_quantus_morf_curve_is_ours_until_cls_goes(whole_demo, quantus, one_text):
     given, enc, a = one_text
     flipping = quantus.PixelFlipping(
         perturb_baseline=0.0, disable_warnings=True, normalise=False
     )
     theirs = np.array(measured(flipping, *given, 'attn_lrp'))[0]
     every = torch.arange(len(a))
-    ours, _ = perturbation_curves(
-        whole_demo[0], enc, {'a': a.scores}, every, a.target
-    )['a']
+    ours, _ = perturbation_curves(whole_demo[0], enc, {'a': a.scores}, every, a.target)[
+        'a'
+    ]
     order = torch.argsort(a.scores, descending=True, stable=True).tolist()
     cls = order.index(0)
     assert cls > 2
     assert np.allclose(theirs[:cls], ours[1 : cls + 1], atol=1e-4)
 
 
-def test_leave_one_out_is_faithful_where_quantus_removes_alike(
-    quantus, one_text
-):
+def test_leave_one_out_is_faithful_where_quantus_removes_alike(quantus, one_text):
     "With one pixel set at a time faithfulness is a correlation."
     given, _, _ = one_text
     np.random.seed(0)
@@ -639,12 +601,7 @@ def test_leave_one_out_is_faithful_where_quantus_removes_alike(
 QUANTUS_METRICS = [
     (
         'FaithfulnessCorrelation',
-        dict(
-            nr_runs=5,
-            subset_size=196,
-            perturb_baseline=-1.0,
-            return_aggregate=False,
-        ),
+        dict(nr_runs=5, subset_size=196, perturb_baseline=-1.0, return_aggregate=False),
         -1,
         1,
     ),
@@ -653,9 +610,7 @@ QUANTUS_METRICS = [
 
 
 @pytest.mark.parametrize('name, options, low, high', QUANTUS_METRICS)
-def test_a_metric_of_quantus_takes_images(
-    quantus, digits, name, options, low, high
-):
+def test_a_metric_of_quantus_takes_images(quantus, digits, name, options, low, high):
     vit, X, y = digits
     metric = getattr(quantus, name)(disable_warnings=True, **options)
     found = measured(metric, TensorModel(vit), X.numpy(), y.numpy(), 'attn_lrp')
@@ -680,9 +635,7 @@ class Digits:
 def pipe(demo):
     "A pipeline that classifies texts."
     model, tokenizer = demo
-    return transformers.pipeline(
-        'sentiment-analysis', model=model, tokenizer=tokenizer
-    )
+    return transformers.pipeline('sentiment-analysis', model=model, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
@@ -714,11 +667,7 @@ def test_a_pipeline_has_its_models_leave_one_out(demo, pipe):
 def test_a_pipeline_sweeps_a_data_set_as_its_model(demo, pipe, tmp_path):
     of_pipe, of_model = (
         explain_dataset(
-            TEXTS[:2],
-            tmp_path / name,
-            methods=['cp_lrp'],
-            model=model,
-            progress=False,
+            TEXTS[:2], tmp_path / name, methods=['cp_lrp'], model=model, progress=False
         )
         for name, model in (('a', pipe), ('b', (*demo, 'demo')))
     )
@@ -751,9 +700,7 @@ def test_a_class_for_captum_takes_a_pipeline(demo, pipe, batch):
 def writer():
     "A pipeline that goes on with texts, its model and its tokenizer."
     model, tokenizer = load_demo('reviews')
-    pipe = transformers.pipeline(
-        'text-generation', model=model, tokenizer=tokenizer
-    )
+    pipe = transformers.pipeline('text-generation', model=model, tokenizer=tokenizer)
     return pipe, model, tokenizer
 
 
@@ -914,17 +861,9 @@ PIXELS = [
 MORE = [
     (ValueError, 'takes 5 after input_ids', lambda g: (g.mask,) * 6),
     (ValueError, 'name masks', lambda g: dict(masks=g.mask)),
-    (
-        ValueError,
-        'inputs_embeds cannot be given',
-        lambda g: (None, None, None, g.E),
-    ),
+    (ValueError, 'inputs_embeds cannot be given', lambda g: (None, None, None, g.E)),
     (TypeError, 'a tensor, a tuple or a dict', lambda g: 3),
-    (
-        ValueError,
-        'attention_mask must be a tensor of shape',
-        lambda g: g.mask[:2],
-    ),
+    (ValueError, 'attention_mask must be a tensor of shape', lambda g: g.mask[:2]),
     (ValueError, 'of 0 and 1', lambda g: g.mask * 2),
     (ValueError, 'unbroken stretch of tokens.*row 0', lambda g: g.hole),
     (ValueError, 'not in row 2', lambda g: g.no_text),
@@ -942,11 +881,7 @@ OTHERS = [
         "take 'gausslegendre'",
         lambda g: g.ig.attribute(g.E, method='riemann_left'),
     ),
-    (
-        ValueError,
-        'one id for token ids',
-        lambda g: g.loo.attribute(g.E, baselines=3),
-    ),
+    (ValueError, 'one id for token ids', lambda g: g.loo.attribute(g.E, baselines=3)),
     (
         ValueError,
         'not both',
@@ -957,27 +892,15 @@ OTHERS = [
         'needs token ids',
         lambda g: LeaveOneOut(g.model, 'mask_token').attribute(g.E),
     ),
-    (
-        ValueError,
-        "composite='lrp0' is not known",
-        lambda g: LRP(g.model, 'lrp0'),
-    ),
+    (ValueError, "composite='lrp0' is not known", lambda g: LRP(g.model, 'lrp0')),
     (
         ValueError,
         "method 'shap' is not known",
         lambda g: Attributor(g.model, 'shap').attribute(g.ids),
     ),
-    (
-        TypeError,
-        'unexpected keyword',
-        lambda g: LRP(g.model, gamma=3).attribute(g.ids),
-    ),
+    (TypeError, 'unexpected keyword', lambda g: LRP(g.model, gamma=3).attribute(g.ids)),
     (ValueError, 'knows no padding token', lambda g: TokenModel(g.vit)),
-    (
-        ValueError,
-        'must be whole numbers',
-        lambda g: TokenModel(g.model)(g.ids + 0.25),
-    ),
+    (ValueError, 'must be whole numbers', lambda g: TokenModel(g.model)(g.ids + 0.25)),
 ]
 
 
@@ -1030,9 +953,7 @@ def test_leave_one_out_wants_a_text_in_every_row(given):
 
 @pytest.mark.parametrize('n', [0, -3])
 def test_counts_that_cannot_be_right(given, n):
-    with pytest.raises(
-        ValueError, match='n_steps must be a whole number, at least 1'
-    ):
+    with pytest.raises(ValueError, match='n_steps must be a whole number, at least 1'):
         given.ig.attribute(given.E, n_steps=n)
     with pytest.raises(ValueError, match='internal_batch_size must be'):
         given.ig.attribute(given.E, internal_batch_size=n)
@@ -1072,8 +993,7 @@ def test_arguments_in_the_models_order():
     with pytest.raises(ValueError, match='inputs_embeds cannot be given'):
         named_inputs(distil, ids, (ones, ones))
     with pytest.raises(
-        ValueError,
-        match='(cache|past_key_values) cannot be given.*None leaves one out',
+        ValueError, match='(cache|past_key_values) cannot be given.*None leaves one out'
     ):
         LRP(random_model('GPT-2')).attribute(ids, 0, ones)
     assert list(named_inputs(random_model('GPT-2'), ids, (None, ones))) == [
@@ -1083,8 +1003,7 @@ def test_arguments_in_the_models_order():
     types = torch.zeros_like(ids)
     types[:, 6:] = 1
     assert not close(
-        LRP(bert).attribute(ids, 0, (ones, types)),
-        LRP(bert).attribute(ids, 0, ones),
+        LRP(bert).attribute(ids, 0, (ones, types)), LRP(bert).attribute(ids, 0, ones)
     )
     assert close(
         LRP(bert).attribute(ids, 0, (ones, types)),

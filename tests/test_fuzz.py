@@ -223,9 +223,7 @@ class Run:
 
     def explain(self, texts, method, **options):
         "Each explanation checked, and its logit the same by every method."
-        found = explain(
-            self.model, self.tokenizer, texts, method=method, **options
-        )
+        found = explain(self.model, self.tokenizer, texts, method=method, **options)
         # in order: a check would see another text's tokens
         for text, a in zip(texts, found, strict=True):
             check(a, self.tokenizer, text)

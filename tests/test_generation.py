@@ -20,9 +20,7 @@ from lrp_loo.targets import GeneratedReadout, Target
 from lrp_loo.units import Units
 from lrp_loo.view import headline
 
-DECODERS = [
-    name for name, family in FAMILIES.items() if 'next token' in family.tasks
-]
+DECODERS = [name for name, family in FAMILIES.items() if 'next token' in family.tasks]
 PROMPT = 'I went in expecting very little , and the film was'
 
 
@@ -61,9 +59,7 @@ def test_there_are_decoders():
 
 @pytest.mark.parametrize('log_prob', [False, True])
 @pytest.mark.parametrize('family', DECODERS)
-def test_exact_loo_of_every_token_is_the_loop_over_removed_ones(
-    family, log_prob
-):
+def test_exact_loo_of_every_token_is_the_loop_over_removed_ones(family, log_prob):
     model = random_model(family, FAMILIES[family].tasks[0])
     enc = random_inputs(model, n=11)
     readout = GeneratedReadout(enc['input_ids'][0], 6, log_prob)
@@ -159,9 +155,7 @@ def test_a_unit_of_the_prompt_is_removed_at_once():
     number = torch.tensor([0, 0, 1, 1, 1, 2, 3, 4])
     units = Units(number, list('abcde'), torch.zeros(5, dtype=torch.bool))
     readout = GeneratedReadout(enc['input_ids'][0], 6)
-    found = explain_each(
-        model, load_demo('reviews')[1], enc, 'loo', readout, units
-    )
+    found = explain_each(model, load_demo('reviews')[1], enc, 'loo', readout, units)
     assert [a.tokens for a in found] == [list('abc'), list('abcd')]
     ids = enc['input_ids']
     mask = torch.ones_like(ids)
@@ -254,9 +248,7 @@ def test_a_token_is_chosen_on_the_page_without_a_script(tmp_path):
     found = explain_generation(*load_demo('reviews'), PROMPT, max_new_tokens=4)
     path = tmp_path / 'said.html'
     found.save(path)
-    shown = (
-        "[...document.querySelectorAll('.step')].map(s => s.checkVisibility())"
-    )
+    shown = "[...document.querySelectorAll('.step')].map(s => s.checkVisibility())"
     with chromium.Chromium() as c:
         c.open(path.as_uri())
         assert c.js(shown) == [True, False, False, False]
@@ -286,9 +278,7 @@ def test_the_audit_is_what_its_parts_say():
 
 def test_the_first_token_counts_where_it_is_asked_for():
     found = [
-        explain_generation(
-            *load_demo('reviews'), PROMPT, method=m, max_new_tokens=1
-        )
+        explain_generation(*load_demo('reviews'), PROMPT, method=m, max_new_tokens=1)
         for m in ('cp_lrp', 'loo')
     ]
     for g in found:

@@ -11,14 +11,7 @@ from torch import nn
 
 from conftest import random_bert
 from every_family import Words
-from lrp_loo import (
-    METHODS,
-    Removal,
-    audit,
-    explain,
-    explain_generation,
-    explain_pairs,
-)
+from lrp_loo import METHODS, Removal, audit, explain, explain_generation, explain_pairs
 from lrp_loo.interop import LeaveOneOut
 from lrp_loo.methods import explain_batch
 from lrp_loo.models import encode
@@ -85,9 +78,7 @@ class OfItsOwn(nn.Module):
 def one_process(tmp_path):
     "A group of one, as DistributedDataParallel needs one."
     store = torch.distributed.FileStore(str(tmp_path / 'store'), 1)
-    torch.distributed.init_process_group(
-        'gloo', rank=0, world_size=1, store=store
-    )
+    torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=store)
     yield
     torch.distributed.destroy_process_group()
 
@@ -109,9 +100,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize('method', METHODS)
-def test_a_wrapper_gets_the_parts_of_a_pair(
-    tokenizer, one_process, wrap, method
-):
+def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, one_process, wrap, method):
     model = random_bert()
     wanted = [explain(model, tokenizer, p, method)[0] for p in PAIRS]
     for a, pair in zip(wanted, PAIRS):
@@ -134,8 +123,7 @@ def test_pairs_and_an_audit_of_a_wrapper(tokenizer):
     (a,), (b,) = (explain_pairs(m, tokenizer, [PAIR]) for m in (model, wrapped))
     torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
     a, b = (
-        audit(m, tokenizer, PAIRS, 'cp_lrp', progress=False)
-        for m in (model, wrapped)
+        audit(m, tokenizer, PAIRS, 'cp_lrp', progress=False) for m in (model, wrapped)
     )
     assert b.loo_r['cp_lrp'] == pytest.approx(a.loo_r['cp_lrp'], abs=1e-3)
 
@@ -452,12 +440,9 @@ BOXED = {
     ],
     'lists of lists': as_lists,
     'a padded batch': lambda encs: {
-        k: nn.utils.rnn.pad_sequence([e[k][0] for e in encs], True)
-        for k in encs[0]
+        k: nn.utils.rnn.pad_sequence([e[k][0] for e in encs], True) for k in encs[0]
     },
-    'arrays': lambda encs: [
-        {k: np.array(v) for k, v in e.items()} for e in encs
-    ],
+    'arrays': lambda encs: [{k: np.array(v) for k, v in e.items()} for e in encs],
 }
 
 
@@ -495,9 +480,7 @@ def test_boxes_in_other_removals(layout, removal):
         table = layout.get_input_embeddings().weight
         assert torch.equal(table[0], torch.zeros_like(table[0])) is False
         return
-    torch.testing.assert_close(
-        a.scores, a.logit - torch.stack(without), **TOLERANCE
-    )
+    torch.testing.assert_close(a.scores, a.logit - torch.stack(without), **TOLERANCE)
 
 
 def test_positions_that_are_given_reach_the_model(tokenizer):
@@ -526,8 +509,7 @@ def test_encodings_with_and_without_parts_in_one_list(tokenizer):
 def test_encodings_without_a_mask_are_not_padded(tokenizer):
     model = random_bert()
     encs = [
-        tokenizer(t, return_attention_mask=False, return_tensors='pt')
-        for t in PAIR
+        tokenizer(t, return_attention_mask=False, return_tensors='pt') for t in PAIR
     ]
     for a, enc in zip(explain(model, tokenizer, encs, 'attn_lrp'), encs):
         check(a, model, dict(enc))
@@ -642,9 +624,7 @@ def test_ids_that_are_no_numbers_are_refused(tokenizer, ids):
 
 def test_several_texts_in_one_row_are_not_one(tokenizer):
     model = random_bert()
-    enc = with_one(
-        tokenizer, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-    )
+    enc = with_one(tokenizer, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))
     del enc['attention_mask']
     with pytest.raises(ValueError, match='position_ids that start again'):
         explain(model, tokenizer, enc, 'loo')
@@ -659,9 +639,7 @@ def test_a_batch_in_a_list_is_not_one_text(tokenizer):
 def test_parts_of_a_pair_that_a_model_has_not(tokenizer):
     "The tokenizer's own are no loss; the caller's would be."
     torch.manual_seed(0)
-    config = transformers.DistilBertConfig(
-        dim=16, n_layers=1, n_heads=2, hidden_dim=32
-    )
+    config = transformers.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=32)
     model = transformers.DistilBertForSequenceClassification(config).eval()
     (a,) = explain(model, tokenizer, [PAIR], 'loo')
     enc = dict(tokenizer(*PAIR, return_tensors='pt'))
@@ -711,9 +689,7 @@ def test_entities_reach_the_model():
         entity_attention_mask=torch.ones(1, 5, dtype=torch.long),
         entity_position_ids=torch.tensor([[[1, 2]] * 5]),
     )
-    short = dict(
-        enc, input_ids=ids[:, :3], attention_mask=enc['attention_mask'][:, :3]
-    )
+    short = dict(enc, input_ids=ids[:, :3], attention_mask=enc['attention_mask'][:, :3])
     check_each(model, [enc, short], ('loo', 'attn_lrp', 'ig', 'grad_x_input'))
     hidden = dict(enc, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
     (a,) = explain(model, Numbers(), hidden, 'loo')

@@ -189,7 +189,6 @@ def test_whatever_is_raised_while_loading_is_said_of_the_model(
 
     monkeypatch.setattr('lrp_loo.models.AutoTokenizer.from_pretrained', fail)
     with pytest.raises(
-        ValueError,
-        match=f"the model 'mine' cannot be loaded.*{type(error).__name__}",
+        ValueError, match=f"the model 'mine' cannot be loaded.*{type(error).__name__}"
     ):
         load_model(folder)

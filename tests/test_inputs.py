@@ -30,13 +30,7 @@ from lrp_loo import (
     load,
 )
 from lrp_loo.page import explain_page, page_data
-from lrp_loo.view import (
-    DOWN,
-    UP,
-    Comparison,
-    in_thousandths,
-    shown_places,
-)
+from lrp_loo.view import DOWN, UP, Comparison, in_thousandths, shown_places
 
 TEXTS = [
     'A gripping, UNFORGETTABLE film.',
@@ -67,9 +61,7 @@ AS_TEXTS = {
     'a list': list,
     'a tuple of more than two': lambda t: iter(tuple(t)),
     'a pandas column': pd.Series,
-    'a column with an index of its own': lambda t: pd.Series(
-        t, index=[7, 5, 5]
-    ),
+    'a column with an index of its own': lambda t: pd.Series(t, index=[7, 5, 5]),
     'a numpy array': np.array,
     'a column of a data set': lambda t: Dataset.from_dict(dict(x=t))['x'],
 }
@@ -85,10 +77,7 @@ def test_one_text_is_a_list_of_one(demo, maps):
     assert audit(*demo, TEXTS[0], 'loo', **QUIET).n['loo'] == 1
 
 
-TABLES = {
-    'pandas': pd.DataFrame,
-    'datasets': Dataset.from_dict,
-}
+TABLES = {'pandas': pd.DataFrame, 'datasets': Dataset.from_dict}
 
 
 @pytest.mark.parametrize('make', TABLES.values(), ids=TABLES)
@@ -133,9 +122,7 @@ def test_what_is_no_chat_is_not_sent_there(demo, text):
 HOW = {
     'lists': {},
     'padded tensors': dict(padding=True, return_tensors='pt'),
-    'padded on the left': dict(
-        padding=True, return_tensors='np', padding_side='left'
-    ),
+    'padded on the left': dict(padding=True, return_tensors='np', padding_side='left'),
     'padded far': dict(padding='max_length', max_length=64),
 }
 
@@ -169,9 +156,7 @@ def test_an_encoding_is_audited(demo):
     _, tokenizer = demo
     table = audit(*demo, tokenizer(TEXTS), 'cp_lrp', **QUIET)
     wanted = audit(*demo, TEXTS, 'cp_lrp', **QUIET)
-    assert table.loo_r['cp_lrp'] == pytest.approx(
-        wanted.loo_r['cp_lrp'], abs=1e-4
-    )
+    assert table.loo_r['cp_lrp'] == pytest.approx(wanted.loo_r['cp_lrp'], abs=1e-4)
 
 
 def test_a_sweep_and_pairs_take_texts_alone(demo, tmp_path):
@@ -183,11 +168,7 @@ def test_a_sweep_and_pairs_take_texts_alone(demo, tmp_path):
 
 
 ENCODED_WRONGLY = {
-    'units': (
-        lambda t: t(TEXTS),
-        dict(units='word'),
-        'found in the text.*encoding',
-    ),
+    'units': (lambda t: t(TEXTS), dict(units='word'), 'found in the text.*encoding'),
     'too long': (lambda t: t('word ' * 600), {}, '602 tokens.*takes 512'),
     'nothing in it': (lambda t: t('[CLS]'), {}, 'no token besides'),
     "another model's": (
@@ -331,9 +312,7 @@ def test_a_method_as_one_string(demo):
         audit(*demo, TEXTS[:1], 'attnlrp', **QUIET)
 
 
-@pytest.mark.parametrize(
-    'said', ['loo, attn_lrp', 'loo,attn_lrp', ' loo ,attn_lrp']
-)
+@pytest.mark.parametrize('said', ['loo, attn_lrp', 'loo,attn_lrp', ' loo ,attn_lrp'])
 def test_several_methods_as_one_string(demo, said):
     one = audit(*demo, TEXTS[:1], said, **QUIET)
     listed = audit(*demo, TEXTS[:1], ['loo', 'attn_lrp'], **QUIET)
@@ -343,9 +322,7 @@ def test_several_methods_as_one_string(demo, said):
 
 @pytest.mark.parametrize('said', ['loo, attn_lrp', ['loo'], ('loo', 'ig')])
 def test_explain_says_that_it_takes_one(demo, said):
-    with pytest.raises(
-        ValueError, match='take one of loo.*one a call.*compare'
-    ):
+    with pytest.raises(ValueError, match='take one of loo.*one a call.*compare'):
         explain(*demo, TEXTS[:1], said)
 
 
@@ -465,9 +442,7 @@ def test_a_masked_word(tokenizer, method):
 
 def test_masked_words_are_audited_and_come_as_a_pipeline(tokenizer):
     model = masked_model(tokenizer)
-    table = audit(
-        model, tokenizer, [MASKED, MASKED], 'cp_lrp', target='film', **QUIET
-    )
+    table = audit(model, tokenizer, [MASKED, MASKED], 'cp_lrp', target='film', **QUIET)
     assert table.n['cp_lrp'] == 1  # one is a copy
     pipe = transformers.pipeline(
         'fill-mask', model=model, tokenizer=tokenizer, device='cpu'
@@ -482,10 +457,7 @@ NAMES = {0: 'O', 1: 'PER', 2: 'LOC'}
 def test_a_tagger(tokenizer, method):
     kind = transformers.BertForTokenClassification
     model = tiny(
-        kind,
-        tokenizer,
-        id2label=NAMES,
-        label2id={v: k for k, v in NAMES.items()},
+        kind, tokenizer, id2label=NAMES, label2id={v: k for k, v in NAMES.items()}
     )
     text = 'Anna left Rome.'
     with pytest.raises(ValueError, match=r'Target\(position=...\)'):
@@ -528,9 +500,7 @@ def test_loo_of_an_int8_model_is_exact(demo, quantized):
             )
 
 
-@pytest.mark.parametrize(
-    'method', ['attn_lrp', 'ig', 'removal', 'grad_x_input']
-)
+@pytest.mark.parametrize('method', ['attn_lrp', 'ig', 'removal', 'grad_x_input'])
 def test_gradients_of_an_int8_model_are_refused(demo, quantized, method):
     with pytest.raises(ValueError, match='no gradient comes.*[Qq]uantized'):
         explain(quantized, demo[1], TEXTS[1], method)
@@ -630,13 +600,7 @@ def test_the_top_tokens(maps):
 
 def test_a_frame_of_one(maps):
     frame = maps[0].to_frame()
-    assert list(frame.columns) == [
-        'token',
-        'score',
-        'is_special',
-        'start',
-        'end',
-    ]
+    assert list(frame.columns) == ['token', 'score', 'is_special', 'start', 'end']
     assert len(frame) == len(maps[0])
     content = frame[~frame.is_special]
     written = [TEXTS[0][s:e] for s, e in zip(content.start, content.end)]
@@ -698,13 +662,9 @@ def test_a_long_list_says_what_it_leaves_out(maps):
 
 def test_a_frame_of_all(maps):
     frame = maps.to_frame()
-    assert frame.text.tolist() == [
-        i for i, a in enumerate(maps) for _ in range(len(a))
-    ]
+    assert frame.text.tolist() == [i for i, a in enumerate(maps) for _ in range(len(a))]
     second = frame[frame.text == 1].drop(columns='text')
-    pd.testing.assert_frame_equal(
-        second.reset_index(drop=True), maps[1].to_frame()
-    )
+    pd.testing.assert_frame_equal(second.reset_index(drop=True), maps[1].to_frame())
     assert len(Attributions().to_frame()) == 0
 
 
@@ -829,9 +789,7 @@ def test_the_page_has_a_dark_look_and_prints_without_controls(demo):
 
 # ------------------------------------------------------------ help
 
-PUBLIC = sorted(
-    name for name in lrp_loo._PUBLIC if callable(getattr(lrp_loo, name))
-)
+PUBLIC = sorted(name for name in lrp_loo._PUBLIC if callable(getattr(lrp_loo, name)))
 
 
 def squeezed(text):
@@ -853,9 +811,7 @@ def test_help_says_every_parameter(name):
 
 
 def test_help_says_the_methods_of_a_class():
-    assert 'the largest |score| first' in squeezed(
-        lrp_loo.Attribution.top.__doc__
-    )
+    assert 'the largest |score| first' in squeezed(lrp_loo.Attribution.top.__doc__)
 
 
 def test_what_was_said_before_is_kept():
@@ -896,9 +852,7 @@ def test_a_model_that_is_called_otherwise_is_refused_by_its_arguments(demo):
         explain(model, demo[1], 'a fine film', method='loo')
 
 
-@pytest.mark.parametrize(
-    'method', ['loo', 'removal', 'removal+rows', 'rollout']
-)
+@pytest.mark.parametrize('method', ['loo', 'removal', 'removal+rows', 'rollout'])
 def test_every_method_says_the_same_probability(demo, maps, method):
     (found,) = explain(*demo, TEXTS[0], method=method)
     # of two passes that share no product
@@ -922,10 +876,7 @@ def test_a_tensor_of_a_class_that_names_no_classes_has_no_probability(demo):
 
     model = Scored(demo[0]).eval()
     for method in ('attn_lrp', 'loo'):
-        assert (
-            explain(model, demo[1], 'fine', method=method)[0].probability
-            is None
-        )
+        assert explain(model, demo[1], 'fine', method=method)[0].probability is None
 
 
 # ------------------------------------------------------------ four bits
@@ -979,9 +930,7 @@ def with_codes(model, kind):
     return coded, rounded
 
 
-@pytest.mark.parametrize(
-    'method', ['loo', 'ig', 'removal', 'attn_lrp', 'cp_lrp']
-)
+@pytest.mark.parametrize('method', ['loo', 'ig', 'removal', 'attn_lrp', 'cp_lrp'])
 @pytest.mark.parametrize('kind', [Codes, CodesByKernel])
 def test_four_bit_weights_are_explained_as_the_rounded_ones(demo, method, kind):
     model, tokenizer = demo

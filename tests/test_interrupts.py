@@ -32,8 +32,7 @@ from lrp_loo.models import encode, load_demo
 PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
 # where contexts are entered and left
 CONTEXTS = tuple(
-    m.__file__
-    for m in (contextlib, torch.autograd.grad_mode, torch.utils._contextlib)
+    m.__file__ for m in (contextlib, torch.autograd.grad_mode, torch.utils._contextlib)
 )
 TEXT = "The jokes are old, and the pace is slow."
 PROMPT = "The jokes are"
@@ -111,17 +110,13 @@ def as_in_captum():
 CASES = {
     'attn_lrp': explained(classifier, 'attn_lrp'),
     'cp_lrp': explained(classifier, 'cp_lrp'),
-    'attn_lrp, a layer at a time': explained(
-        classifier, 'attn_lrp', checkpoint=True
-    ),
+    'attn_lrp, a layer at a time': explained(classifier, 'attn_lrp', checkpoint=True),
     'lrp at the sum': explained(classifier, 'attn_lrp', embeddings='sum'),
     'grad_x_input': explained(classifier, 'grad_x_input'),
     'ig': explained(classifier, 'ig', n_steps=2),
     'rollout': explained(classifier, 'rollout'),
     'removal': explained(classifier, 'removal'),
-    'removal, a layer at a time': explained(
-        classifier, 'removal', checkpoint=True
-    ),
+    'removal, a layer at a time': explained(classifier, 'removal', checkpoint=True),
     'removal+rows': explained(classifier, 'removal+rows'),
     'loo, fast': by_loo(None),
     'loo, slow': by_loo(False),
@@ -161,9 +156,7 @@ class Lines:
         self.changed = set()  # lines at which something is otherwise
 
     def __call__(self, frame, event, arg):
-        return (
-            self.line if frame.f_code.co_filename.startswith(PACKAGE) else None
-        )
+        return self.line if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     def line(self, frame, event, arg):
         if event == 'line':

@@ -222,9 +222,7 @@ def test_another_model_is_refused(demo, calibration):
         explain(*other, TEXT, **NINE, calibration=calibration)
 
 
-@pytest.mark.parametrize(
-    'asked', [dict(method='removal'), dict(method='attn_lrp')]
-)
+@pytest.mark.parametrize('asked', [dict(method='removal'), dict(method='attn_lrp')])
 def test_another_method_is_refused(demo, calibration, asked):
     with pytest.raises(ValueError, match='n_groups=8'):
         explain(*demo, TEXT, **asked, calibration=calibration)
@@ -262,9 +260,7 @@ def test_the_number_that_was_calibrated_gets_intervals(demo, target, tmp_path):
     few = ['a fine film', 'it drags', 'two dull hours']
     made = calibrate(*demo, few, target=target, progress=False)
     made.save(tmp_path / 'c.json')
-    asked = dict(
-        target=target, calibration=load_calibration(tmp_path / 'c.json')
-    )
+    asked = dict(target=target, calibration=load_calibration(tmp_path / 'c.json'))
     (a,) = explain(*demo, TEXT, 'removal', confidence=0.5, **asked)
     assert len(a.low) == len(a)
     del asked['target']
@@ -446,10 +442,7 @@ def test_the_reach_that_is_needed_finds_the_top_and_less_may_not():
 
 def made_calibration(texts):
     "texts: pairs of scores and LOO; each unit of error is that of its size."
-    kept = [
-        CalibrationText(Estimate(list(x), [], []), list(loo))
-        for x, loo in texts
-    ]
+    kept = [CalibrationText(Estimate(list(x), [], []), list(loo)) for x, loo in texts]
     return Calibration(dict(sha256='', model=''), ['m', {}], kept)
 
 

@@ -32,14 +32,7 @@ LONGER = 'a slow start , but the last act is a quiet triumph'
 
 
 def a_few_sets(L):
-    return [
-        (),
-        (0,),
-        (L - 1,),
-        tuple(range(L)),
-        tuple(range(L // 2, L)),
-        (0, L - 1),
-    ]
+    return [(), (0,), (L - 1,), tuple(range(L)), tuple(range(L // 2, L)), (0, L - 1)]
 
 
 def scores(gradient, x):

@@ -77,8 +77,7 @@ def test_a_study_with_claims_of_its_own_is_asked_for_them(tmp_path):
 def of_ig(*pairs):
     "A row for each pair of f(x) and the error of a map's sum."
     return [
-        dict(logit=f, methods=dict(ig=dict(completeness_error=e)))
-        for f, e in pairs
+        dict(logit=f, methods=dict(ig=dict(completeness_error=e))) for f, e in pairs
     ]
 
 

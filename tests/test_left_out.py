@@ -64,9 +64,7 @@ def audited(demo, decoder):
 
 
 def generations_audited(demo, decoder):
-    return audit_generation(
-        *decoder, PROMPTS, BESIDE, max_new_tokens=2, **QUIET
-    )
+    return audit_generation(*decoder, PROMPTS, BESIDE, max_new_tokens=2, **QUIET)
 
 
 def pairs_audited(demo, decoder):
@@ -86,9 +84,7 @@ def test_one_refusal_does_not_end_the_table(demo, decoder, run):
 
 
 @pytest.mark.parametrize('run', AUDITS)
-def test_the_reason_stands_in_a_column_and_below_in_one_line(
-    demo, decoder, run
-):
+def test_the_reason_stands_in_a_column_and_below_in_one_line(demo, decoder, run):
     table = run(demo, decoder)
     assert table.refused['cp_lrp'] == ''
     why = 'which refuses: no attention that I know'
@@ -112,9 +108,7 @@ def test_a_method_that_refuses_a_text_is_held_on_the_others(demo):
     table = audit(*demo, OPINIONS, some, results=kept, **QUIET)
     n = [row['n_tokens'] > 10 for row in kept.rows]
     assert 0 < sum(n) < len(n)
-    assert table.refused['choosy'] == (
-        f'on {sum(n)} of {len(n)}: more than 10 tokens'
-    )
+    assert table.refused['choosy'] == (f'on {sum(n)} of {len(n)}: more than 10 tokens')
     assert table.n_undefined['choosy'] == sum(n)
     short = [t for t, long in zip(OPINIONS, n) if not long]
     alone = audit(*demo, short, {'choosy': (choosy, {})}, **QUIET)
@@ -145,9 +139,7 @@ def test_the_defaults_of_a_generations_audit_are_more_than_one_refuses(
 ):
     "removal+rows knows few models; the others go on."
     rows = METHODS['removal+rows']
-    monkeypatch.setitem(
-        METHODS, 'removal+rows', type(rows)(refusing, of_each=True)
-    )
+    monkeypatch.setitem(METHODS, 'removal+rows', type(rows)(refusing, of_each=True))
     table = audit_generation(*decoder, PROMPTS[:1], max_new_tokens=2, **QUIET)
     assert list(table.index[table.refused != '']) == ['removal+rows']
     assert table.r.notna().sum() == 4
@@ -162,9 +154,7 @@ def test_the_verdict_names_who_refused(demo):
     assert 'refusing left out, which refuses them' in found['sentence']
 
 
-def test_the_command_line_leaves_out_and_says_why(
-    monkeypatch, tmp_path, capsys
-):
+def test_the_command_line_leaves_out_and_says_why(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(METHODS, 'rollout', type(METHODS['loo'])(refusing))
     data = tmp_path / 'own.jsonl'
     data.write_text('\n'.join(json.dumps(dict(text=t)) for t in OPINIONS[:2]))
@@ -195,9 +185,7 @@ def test_copies_of_a_text_are_one_in_a_verdict(demo):
 def test_copies_change_no_number_of_an_audit(demo):
     "Nor does a text that is read alike: this model knows no capitals."
     copied = [*OPINIONS, *OPINIONS[:3], OPINIONS[0].upper()]
-    once, twice = (
-        audit(*demo, t, 'cp_lrp', **QUIET) for t in (OPINIONS, copied)
-    )
+    once, twice = (audit(*demo, t, 'cp_lrp', **QUIET) for t in (OPINIONS, copied))
     assert once.equals(twice)
     assert once.below == []
     assert twice.below == ['4 copies of texts, which count once']
@@ -227,8 +215,7 @@ def test_copies_are_one_for_a_fit(demo):
 def test_copies_are_one_in_an_audit_of_generations(decoder):
     how = dict(methods=['cp_lrp'], max_new_tokens=2, **QUIET)
     once, twice = (
-        audit_generation(*decoder, prompts, **how)
-        for prompts in (PROMPTS, PROMPTS * 3)
+        audit_generation(*decoder, prompts, **how) for prompts in (PROMPTS, PROMPTS * 3)
     )
     columns = ['r', 'r_se', 'n']
     assert once[columns].equals(twice[columns])

@@ -54,9 +54,7 @@ def one_thread():
 
 OPTIONS = [
     dict(pixel=p, positions=pos, pooling=pool, scale=s)
-    for p, pos, pool, s in itertools.product(
-        PIXELS, (False, True), POOLINGS, SCALES
-    )
+    for p, pos, pool, s in itertools.product(PIXELS, (False, True), POOLINGS, SCALES)
     if not (p == 'direct' and pos)
 ]
 options = st.sampled_from(OPTIONS)
@@ -65,9 +63,7 @@ options = st.sampled_from(OPTIONS)
 def make(seed, n, d, n_classes=3, batch=2, **kw):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        m = LinearAttention(
-            width=d, n_classes=n_classes, n_pixels=n, **kw
-        ).double()
+        m = LinearAttention(width=d, n_classes=n_classes, n_pixels=n, **kw).double()
         return m, torch.randn(batch, n, dtype=torch.double)
 
 
@@ -152,9 +148,7 @@ def oracle(m, x, target, form, eps):
 def test_forms_and_rules_give_equal_logits(kw, seed, n, d):
     m, x = make(seed, n, d, **kw)
     for form, eps in itertools.product(FORMS, (None, 0.0, 1e-6)):
-        torch.testing.assert_close(
-            m(x, form, eps=eps), m(x), rtol=1e-9, atol=1e-10
-        )
+        torch.testing.assert_close(m(x, form, eps=eps), m(x), rtol=1e-9, atol=1e-10)
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,20 +176,11 @@ def test_difference_of_forms_is_a_quarter_of_value_minus_query(kw, seed, n, d):
     m, x = make(seed, n, d, **kw)
     GQ, GK, GV = path_maps(m, x)
     left, right = (pixel_lrp(m, x, form=f, eps=0.0) for f in FORMS)
-    torch.testing.assert_close(
-        left - right, (GV - GQ) / 4, rtol=1e-6, atol=1e-9
-    )
-    torch.testing.assert_close(
-        left, GQ / 4 + GK / 4 + GV / 2, rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(left - right, (GV - GQ) / 4, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(left, GQ / 4 + GK / 4 + GV / 2, rtol=1e-6, atol=1e-9)
 
 
-ANY_IMAGE = (
-    options,
-    st.integers(0, 10**6),
-    st.integers(1, 6),
-    st.sampled_from(FORMS),
-)
+ANY_IMAGE = (options, st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(FORMS))
 
 
 def with_a_black_pixel(seed, n, **kw):
@@ -255,9 +240,7 @@ def test_bare_pixel_closed_form():
     m, x = make(2, 7, 4, pixel='bare')
     t = torch.tensor([1, 0])
     with torch.no_grad():
-        q, k, v = (
-            W.weight @ m.embed.weight[:, 0] for W in (m.W_Q, m.W_K, m.W_V)
-        )
+        q, k, v = (W.weight @ m.embed.weight[:, 0] for W in (m.W_Q, m.W_K, m.W_V))
         w = (q @ k) * m.out.weight.view(3, 7, 4)[t] @ v
     S = (x**2).sum(-1, keepdim=True)
     L = (w * x).sum(-1, keepdim=True)
@@ -272,9 +255,7 @@ def test_bare_pixel_closed_form():
 
 def two_sets_of_maps(seed, n):
     g = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2)
-    ]
+    return [torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2)]
 
 
 ANY_MAPS = (st.integers(0, 10**6), st.integers(2, 30))
@@ -448,10 +429,7 @@ def test_an_undefined_number_is_infinitely_far():
 @pytest.mark.parametrize(
     'call, words',
     [
-        (
-            lambda: LinearAttention(pixel='rgb'),
-            "'bare', 'affine', 'direct'; got 'rgb'",
-        ),
+        (lambda: LinearAttention(pixel='rgb'), "'bare', 'affine', 'direct'; got 'rgb'"),
         (lambda: LinearAttention(scale=2), "'none', 'sqrt_d', 'n'; got 2"),
         (lambda: LinearAttention(form='left'), "'qk_v', 'q_kv'; got 'left'"),
         (
@@ -459,14 +437,9 @@ def test_an_undefined_number_is_infinitely_far():
             r"\(batch, 4\), got \(1, 5\)",
         ),
         (lambda: normalise_images(torch.zeros(4, 4)), r"got \(4, 4\)"),
+        (lambda: normalise_images(torch.full((1, 2, 2), 255.0)), "got 255 to 255"),
         (
-            lambda: normalise_images(torch.full((1, 2, 2), 255.0)),
-            "got 255 to 255",
-        ),
-        (
-            lambda: pixel_lrp(
-                LinearAttention(n_pixels=4), torch.ones(1, 4), eps=-1.0
-            ),
+            lambda: pixel_lrp(LinearAttention(n_pixels=4), torch.ones(1, 4), eps=-1.0),
             "negative",
         ),
         (

@@ -81,9 +81,7 @@ def test_a_thread_that_explains_keeps_nobody_from_the_short_way(
     model, enc = busy
     how = (tokenizer, enc, method)
     rows, scores = rows_and_scores(random_bert(layers=2), *how)
-    for n, found in while_it_listens(
-        model, lambda: rows_and_scores(model, *how)
-    ):
+    for n, found in while_it_listens(model, lambda: rows_and_scores(model, *how)):
         assert n == rows
         # float32: another kernel's order of summation
         assert torch.allclose(found, scores, rtol=1e-4, atol=1e-5)
@@ -99,9 +97,7 @@ def test_in_a_thread_that_explains_one_row_is_read(busy):
         with torch.no_grad(), read_row_only(model):
             handle = dense.register_forward_hook(
                 lambda m, args, out: (
-                    seen.append(out.shape[1])
-                    if threading.get_ident() == own
-                    else None
+                    seen.append(out.shape[1]) if threading.get_ident() == own else None
                 )
             )
             forward(model, enc)
@@ -129,18 +125,14 @@ def mix_before(module, args):
 def mix_back(module, given, back):
     "Rows meet on the way back."
     return tuple(
-        g + 0.3 * g.mean(1, keepdim=True)
-        if g is not None and g.ndim == 3
-        else g
+        g + 0.3 * g.mean(1, keepdim=True) if g is not None and g.ndim == 3 else g
         for g in given
     )
 
 
 def mix_back_before(module, back):
     return tuple(
-        g + 0.3 * g.mean(1, keepdim=True)
-        if g is not None and g.ndim == 3
-        else g
+        g + 0.3 * g.mean(1, keepdim=True) if g is not None and g.ndim == 3 else g
         for g in back
     )
 
@@ -218,9 +210,7 @@ GLOBAL = {
         lambda: every_module.register_module_full_backward_hook(mix_back)
     ),
     'before backward': lambda _: by_hook(
-        lambda: every_module.register_module_full_backward_pre_hook(
-            mix_back_before
-        )
+        lambda: every_module.register_module_full_backward_pre_hook(mix_back_before)
     ),
 }
 LOCAL = {
@@ -296,9 +286,7 @@ def test_gradient_x_input_is_the_models_own(change, tokenizer):
             logits = output_field(forward(model, enc))
         (g,) = torch.autograd.grad(logits[0, 0], seen[0])
     # float32, and gradients of some hundred
-    assert torch.allclose(
-        a.scores, (g * seen[0]).sum(-1)[0], rtol=1e-4, atol=1e-3
-    )
+    assert torch.allclose(a.scores, (g * seen[0]).sum(-1)[0], rtol=1e-4, atol=1e-3)
 
 
 def test_a_head_that_is_listened_to_gives_all_its_rows():

@@ -74,8 +74,7 @@ class TwoTowers(torch.nn.Module):
         enc = dict(attention_mask=attention_mask, token_type_ids=token_type_ids)
         calls = [self.way(input_ids, own) for own in towers_of(enc)]
         first, second = (
-            self.bert(input_ids=ids, attention_mask=mask).logits
-            for ids, mask in calls
+            self.bert(input_ids=ids, attention_mask=mask).logits for ids, mask in calls
         )
         return first + second
 

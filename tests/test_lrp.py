@@ -47,9 +47,7 @@ def naive_of(model, ids, **kw):
 
 @pytest.mark.parametrize('attention', ['sdpa', 'eager'])
 @pytest.mark.parametrize('bypass', [(), (1,), (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize(
-    'dtype,rel', [(torch.float64, 1e-6), (torch.float32, 2e-4)]
-)
+@pytest.mark.parametrize('dtype,rel', [(torch.float64, 1e-6), (torch.float32, 2e-4)])
 def test_relevance_is_the_naive_one(tokenizer, attention, bypass, dtype, rel):
     model = random_bert(dtype=dtype)
     model.set_attn_implementation(attention)
@@ -57,9 +55,7 @@ def test_relevance_is_the_naive_one(tokenizer, attention, bypass, dtype, rel):
         ids = encode(model, tokenizer, text)['input_ids'][0]
         logits, R, total = naive_of(model, ids, bypass=bypass)
         word, both = (
-            explain(
-                model, tokenizer, text, bypass_softmax=bypass, embeddings=e
-            )[0]
+            explain(model, tokenizer, text, bypass_softmax=bypass, embeddings=e)[0]
             for e in ('word', 'sum')
         )
         assert abs(word.logit - logits.max()) < 1e-3
@@ -130,9 +126,7 @@ def without_biases():
 
 
 @pytest.mark.parametrize('text', TEXTS)
-def test_cp_lrp_hands_the_whole_logit_to_the_words(
-    without_biases, tokenizer, text
-):
+def test_cp_lrp_hands_the_whole_logit_to_the_words(without_biases, tokenizer, text):
     enc = encode(without_biases, tokenizer, text)
     s = conservation(without_biases, enc, cp_lrp())
     assert s['biases'] == s['constants'] == s['softmax'] == 0
@@ -181,9 +175,7 @@ def snapshot():
         mb.BertLayer,
         mb.BertForSequenceClassification,
     )
-    functions = [
-        {k: id(v) for k, v in vars(o).items() if callable(v)} for o in owners
-    ]
+    functions = [{k: id(v) for k, v in vars(o).items() if callable(v)} for o in owners]
     kernels = {
         k: id(ALL_ATTENTION_FUNCTIONS[k])
         for k in sorted(ALL_ATTENTION_FUNCTIONS.keys())
@@ -194,12 +186,7 @@ def snapshot():
 def hooks_of(model):
     "How many of each kind, by module."
     return [
-        (
-            name,
-            len(m._forward_hooks),
-            len(m._forward_pre_hooks),
-            len(m._backward_hooks),
-        )
+        (name, len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
         for name, m in model.named_modules()
     ]
 
@@ -210,12 +197,7 @@ def state_of(model):
         (name, p.requires_grad, p.grad is None, p.data_ptr())
         for name, p in model.named_parameters()
     ]
-    return (
-        hooks_of(model),
-        parameters,
-        model.config.to_dict(),
-        model.training,
-    )
+    return (hooks_of(model), parameters, model.config.to_dict(), model.training)
 
 
 @torch.no_grad()
@@ -225,15 +207,7 @@ def logits_of(model, enc):
 
 @pytest.mark.parametrize(
     'method',
-    [
-        'loo',
-        'ig',
-        'rollout',
-        'rollout_residual',
-        'attn_lrp',
-        'cp_lrp',
-        'grad_x_input',
-    ],
+    ['loo', 'ig', 'rollout', 'rollout_residual', 'attn_lrp', 'cp_lrp', 'grad_x_input'],
 )
 def test_a_call_leaves_no_trace(demo, method):
     model, tokenizer = demo
@@ -265,8 +239,7 @@ def test_an_exception_leaves_no_trace(demo):
 def test_two_threads_two_rule_sets(demo):
     model, tokenizer = demo
     serial = {
-        m: explain(model, tokenizer, TEXTS, method=m)
-        for m in ('attn_lrp', 'cp_lrp')
+        m: explain(model, tokenizer, TEXTS, method=m) for m in ('attn_lrp', 'cp_lrp')
     }
     wrong = []
 

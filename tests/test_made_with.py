@@ -219,9 +219,7 @@ def test_every_call_notes_it(demo):
     mark = weights_mark(model)
     said = explain_generation(model, tokenizer, 'The film', max_new_tokens=2)
     assert {a.info['weights'] for a in said} == {mark}
-    a = attribute_context(
-        model, tokenizer, 'It is dull. It ends.', 'good', 'Is it?'
-    )
+    a = attribute_context(model, tokenizer, 'It is dull. It ends.', 'good', 'Is it?')
     assert a.info['weights'] == mark
     (pairs,) = explain_pairs(*demo, TEXTS[:1])
     assert pairs.info['weights'] == weights_mark(demo[0])

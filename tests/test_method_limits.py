@@ -11,11 +11,7 @@ import transformers
 from lrp_loo import explain
 from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
 from lrp_loo.lrp import gradient, lrp_rules
-from families import (
-    FAMILIES,
-    random_inputs,
-    random_model,
-)
+from families import FAMILIES, random_inputs, random_model
 from lrp_loo.models import forward, max_tokens, watch_embeddings
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out
@@ -64,12 +60,7 @@ def assert_close_to_largest(ours, expected, tol):
 
 def xlnet(dtype=torch.float32):
     config = transformers.XLNetConfig(
-        vocab_size=200,
-        d_model=32,
-        n_layer=2,
-        n_head=4,
-        d_inner=64,
-        num_labels=2,
+        vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, num_labels=2
     )
     return small('XLNetForSequenceClassification', config, dtype)
 

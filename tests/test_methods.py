@@ -6,11 +6,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import TEXTS, random_bert, shallow_demo
-from transformers import (
-    BertForTokenClassification,
-    Phi3Config,
-    Phi3ForCausalLM,
-)
+from transformers import BertForTokenClassification, Phi3Config, Phi3ForCausalLM
 
 from lrp_loo import audit, explain, explain_labels
 from lrp_loo.cli import explain as command
@@ -390,9 +386,7 @@ def two_layers():
 
 
 @pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'grad_x_input'])
-def test_the_own_answers_log_probability_is_what_is_explained(
-    two_layers, method
-):
+def test_the_own_answers_log_probability_is_what_is_explained(two_layers, method):
     model, tokenizer, enc = two_layers
     with torch.no_grad():
         answer = int(model(**enc).logits[0, -1].argmax())

@@ -51,9 +51,7 @@ from lrp_loo.studies.mnist import (
 FILED = Path(__file__).parent.parent / 'results/folder/mnist.json'
 OPTIONS = [
     dict(pixel=p, positions=pos, pooling=pool, scale=s)
-    for p, pos, pool, s in itertools.product(
-        PIXELS, (False, True), POOLINGS, SCALES
-    )
+    for p, pos, pool, s in itertools.product(PIXELS, (False, True), POOLINGS, SCALES)
     if not (p == 'direct' and pos)
 ]
 
@@ -134,9 +132,7 @@ def test_curves_equal_the_naive_loop(seed, n, kind):
     t = m(x).argmax(-1)
     for name, curves in pixel_curves(m, x, scores).items():
         for b, curve in itertools.product(range(3), PixelCurves._fields):
-            naive = naive_curve(
-                m, x[b].numpy(), t[b], scores[name][b], curve == 'morf'
-            )
+            naive = naive_curve(m, x[b].numpy(), t[b], scores[name][b], curve == 'morf')
             fast = getattr(curves, curve)[b]
             np.testing.assert_allclose(fast, naive, rtol=1e-9, atol=1e-9)
 
@@ -196,9 +192,7 @@ def test_areas_of_a_row_by_hand():
         said = row['curves'][name]
         assert said['delta']['mean'] == pytest.approx(delta[name].mean())
         assert said['lerf_aopc']['mean'] == pytest.approx(aopc.mean())
-        assert said['morf']['se'] == pytest.approx(
-            scipy_stats.sem(morf.mean(1))
-        )
+        assert said['morf']['se'] == pytest.approx(scipy_stats.sem(morf.mean(1)))
         assert said['morf']['n'] == 7
         path = row['paths'][name]['lerf']
         assert path[0] == pytest.approx(lerf[:, 0].mean(), abs=1e-4)
@@ -232,9 +226,7 @@ def experiment(path, **changes):
         grid=[GRID[0], GRID[8]],
         seeds=(3, 5),
     )
-    return linear_attention_experiment(
-        TRAIN, TEST, path=path, **(options | changes)
-    )
+    return linear_attention_experiment(TRAIN, TEST, path=path, **(options | changes))
 
 
 @pytest.fixture(scope='module')
@@ -250,9 +242,7 @@ def test_a_row_is_one_network_from_its_seed(whole):
     assert d['config']['seeds'] == [3, 5]
     assert [r['seed'] for r in d['rows']] == [3, 3, 5, 5]
     assert [r['i'] for r in d['rows']] == [0, 1, 2, 3]
-    alone = run_setting(
-        GRID[8], TRAIN, TEST, 5, epochs=1, seed=5, progress=False
-    )
+    alone = run_setting(GRID[8], TRAIN, TEST, 5, epochs=1, seed=5, progress=False)
     last = d['rows'][3]
     assert last['name'] == alone['name']
     for key in ('tables', 'curves', 'gaps', 'negative'):
@@ -270,9 +260,7 @@ def flat(nested):
     return [float('nan') if nested is None else float(nested)]
 
 
-def test_a_run_that_died_goes_on_with_the_next_network(
-    whole, tmp_path, monkeypatch
-):
+def test_a_run_that_died_goes_on_with_the_next_network(whole, tmp_path, monkeypatch):
     run, calls = mnist.run_setting, []
 
     def dies_at_the_fourth(setting, *args, **options):
@@ -521,10 +509,7 @@ def test_the_chapters_shares_are_the_files(filed, prose):
     medians = shares[['attn_lrp, qk_v', 'attn_lrp, q_kv']].median()
     assert [f'{m:.0%}' for m in medians] == ['94%', '99%']
     assert 'at 94 % and 99 % of LOO' in prose
-    r = [
-        row['tables']['as_is']['ig']['L_vs_LOO']['mean']
-        for row in filed['rows']
-    ]
+    r = [row['tables']['as_is']['ig']['L_vs_LOO']['mean'] for row in filed['rows']]
     rho = scipy_stats.spearmanr(r, shares.ig).statistic
     assert f'{rho:.2f}' == '-0.59'
     assert 'rank correlation −0.59' in prose

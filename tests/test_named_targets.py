@@ -77,9 +77,7 @@ def test_in_every_form_of_a_target(stars, target):
 
 
 def test_in_a_summary(stars):
-    s = summarize_texts(
-        *stars, [TEXT, 'no'], target='1', min_count=1, progress=False
-    )
+    s = summarize_texts(*stars, [TEXT, 'no'], target='1', min_count=1, progress=False)
     assert s.classes == ['1']
 
 
@@ -128,7 +126,5 @@ def test_a_difference_of_three_is_named():
 
 
 def test_no_labels_at_all_is_named(stars):
-    with pytest.raises(
-        ValueError, match='labels=.* take a list of at least one class'
-    ):
+    with pytest.raises(ValueError, match='labels=.* take a list of at least one class'):
         explain_labels(*stars, TEXT, labels=[])

@@ -123,9 +123,7 @@ ATTENTIONS = ('sdpa', 'eager')
 
 
 def _sizes(width):
-    return dict(
-        hidden_size=width, num_attention_heads=4, intermediate_size=width
-    )
+    return dict(hidden_size=width, num_attention_heads=4, intermediate_size=width)
 
 
 @cache
@@ -399,14 +397,7 @@ def of_interrupted(method):
     return call
 
 
-WITH_A_WAY_BACK = (
-    'attn_lrp',
-    'cp_lrp',
-    'ig',
-    'removal',
-    'removal+loo',
-    'grad_x_input',
-)
+WITH_A_WAY_BACK = ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'removal+loo', 'grad_x_input')
 
 
 def _that_end_early():

@@ -94,10 +94,7 @@ def run(code, *before):
     "In a process of its own, with nothing said about being offline."
     env = {k: v for k, v in os.environ.items() if k not in OFFLINE}
     done = subprocess.run(
-        [*before, sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        env=env,
+        [*before, sys.executable, '-c', code], capture_output=True, text=True, env=env
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

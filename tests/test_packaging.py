@@ -98,12 +98,7 @@ def test_it_is_small(wheel):
 
 
 @pytest.mark.parametrize(
-    'line',
-    [
-        'Requires-Dist: torch',
-        'Provides-Extra: demo',
-        'Requires-Python: >=3.11',
-    ],
+    'line', ['Requires-Dist: torch', 'Provides-Extra: demo', 'Requires-Python: >=3.11']
 )
 def test_it_says_what_it_needs(wheel, names, line):
     assert line in member(wheel, names, 'METADATA')

@@ -43,9 +43,7 @@ OUTSIDE = ' (special token, outside the scale)'
 
 
 def score(title):
-    return float(
-        title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-')
-    )
+    return float(title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-'))
 
 
 def scores(titles):
@@ -54,10 +52,7 @@ def scores(titles):
 
 def near(shown, a):
     "Three significant digits are shown."
-    assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (
-        shown,
-        a,
-    )
+    assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (shown, a)
 
 
 NAME = "document.querySelector('#name0').textContent"
@@ -142,9 +137,7 @@ def test_by_keyboard_alone(page, demo):
     c.key(' ')
     near(
         c.js(STATE),
-        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=range(1, 6))[
-            0
-        ],
+        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=range(1, 6))[0],
     )
     c.key('Tab', 6)
     assert c.js('document.activeElement.id') == 'below'
@@ -155,9 +148,7 @@ def test_by_keyboard_alone(page, demo):
     assert c.js(focus) == '[CLS]'
     c.key('ArrowRight', 3)
     assert c.js(focus) == 'start'
-    assert c.js("document.querySelector('#said').textContent").startswith(
-        'start: '
-    )
+    assert c.js("document.querySelector('#said').textContent").startswith('start: ')
     c.key('End')
     assert c.js(focus) == '[SEP]'
     c.key('ArrowRight')
@@ -217,8 +208,7 @@ def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
         c.open(path.as_uri())
         assert c.js("document.querySelector('#boxes input').disabled") is True
         assert (
-            c.js("document.querySelector('#preset option[value=own]').disabled")
-            is True
+            c.js("document.querySelector('#preset option[value=own]').disabled") is True
         )
         c.js(
             "(() => { const p = document.querySelector('#preset'); p.value ="
@@ -249,9 +239,7 @@ def dark_cls(d):
 def with_a_dark_cls(demo, tmp_path, monkeypatch):
     "a page on which [CLS] would hide every word."
     made = page_data(*demo, TEXT, methods=['loo', 'removal'])
-    monkeypatch.setattr(
-        'lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made)
-    )
+    monkeypatch.setattr('lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made))
     path = tmp_path / 'dark.html'
     path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
     with chromium.Chromium() as c:
@@ -272,9 +260,7 @@ def test_special_tokens_do_not_set_the_scale(with_a_dark_cls, demo):
     words = ~a.is_special
     strongest = int(a.scores.where(words, 0).abs().argmax())
     shown = colours_of(c, 0)
-    want = score_colours(a.scores, float(a.scores[words].abs().max()))[
-        strongest
-    ]
+    want = score_colours(a.scores, float(a.scores[words].abs().max()))[strongest]
     assert shown[strongest] == 'rgb(%d, %d, %d)' % want
     assert f'largest {a.scores[words].abs().max():.3g}' in c.js(
         "document.querySelector('#name0').textContent"
@@ -286,12 +272,10 @@ def test_special_tokens_are_drawn_apart(with_a_dark_cls):
     shown = colours_of(c, 0)
     assert shown[0] == shown[-1] == 'rgb(255, 255, 255)'
     assert c.js(
-        "[...document.querySelectorAll('#tokens0 .special')].map(e =>"
-        " e.textContent)"
+        "[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)"
     ) == ['[CLS]', '[SEP]']
     assert (
-        c.js("document.querySelector('#tokens0 span').title")
-        == '[CLS] +50.0' + OUTSIDE
+        c.js("document.querySelector('#tokens0 span').title") == '[CLS] +50.0' + OUTSIDE
     )
     assert c.js("document.querySelector('#apart').hidden") is False
     assert c.errors == []
@@ -300,8 +284,7 @@ def test_special_tokens_are_drawn_apart(with_a_dark_cls):
 def test_r_of_two_words_is_undefined(demo, tmp_path):
     path = tmp_path / 'short.html'
     path.write_text(
-        explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']),
-        encoding='utf-8',
+        explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']), encoding='utf-8'
     )
     with chromium.Chromium() as c:
         c.open(path.as_uri() + '#method=cp_lrp')

@@ -45,9 +45,7 @@ def tiny(family):
     "A random classifier in float64, large weights."
     torch.manual_seed(0)
     if family == 'bert':
-        model = BertForSequenceClassification(
-            BertConfig(**SIZE, initializer_range=0.5)
-        )
+        model = BertForSequenceClassification(BertConfig(**SIZE, initializer_range=0.5))
     else:
         config = LlamaConfig(
             **SIZE, num_labels=2, pad_token_id=0, initializer_range=0.5
@@ -57,9 +55,7 @@ def tiny(family):
 
 
 def random_text(n=9):
-    ids = torch.randint(
-        3, 40, (1, n), generator=torch.Generator().manual_seed(1)
-    )
+    ids = torch.randint(3, 40, (1, n), generator=torch.Generator().manual_seed(1))
     return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
@@ -79,9 +75,7 @@ def four_passes(model, enc, i, j, target):
 
 # the last row of a decoder is read, and a first row that sees nothing is the
 # stock model's own matter: neither of these two is removed
-@pytest.mark.parametrize(
-    'family, inside', [('bert', range(9)), ('llama', range(1, 8))]
-)
+@pytest.mark.parametrize('family, inside', [('bert', range(9)), ('llama', range(1, 8))])
 def test_exact_pairs_are_four_masked_passes(family, inside):
     model, enc = tiny(family), random_text()
     pairs = exact_pairs(model, None, [enc], 1).info[0]['pairs']
@@ -89,9 +83,7 @@ def test_exact_pairs_are_four_masked_passes(family, inside):
         for j in inside:
             if i < j:
                 naive = four_passes(model, enc, i, j, 1)
-                torch.testing.assert_close(
-                    pairs[i, j], naive, rtol=1e-7, atol=1e-9
-                )
+                torch.testing.assert_close(pairs[i, j], naive, rtol=1e-7, atol=1e-9)
 
 
 @pytest.fixture(scope='module')
@@ -122,9 +114,7 @@ def test_exact_pairs_on_the_demo(demo, exact):
 @pytest.mark.parametrize('n_tokens', [None, 'sqrt', 1])
 def test_an_estimate_is_symmetric(family, n_tokens):
     model, enc = tiny(family), random_text()
-    found = removal_pairs(
-        model, None, [enc], 1, n_tokens=n_tokens, n_exact=0
-    ).info[0]
+    found = removal_pairs(model, None, [enc], 1, n_tokens=n_tokens, n_exact=0).info[0]
     pairs = found['pairs']
     assert pairs.equal(pairs.T) and not pairs.diagonal().any()
     k = {None: 9, 'sqrt': 3, 1: 1}[n_tokens]
@@ -160,9 +150,7 @@ def test_two_are_foretold_exactly(demo, exact):
     mask[0, [1, 3]] = 0
     with torch.no_grad():
         out = forward(model, enc | dict(attention_mask=mask))
-    assert exact.without([1, 3]) == pytest.approx(
-        float(out.logits[0, 1]), abs=1e-4
-    )
+    assert exact.without([1, 3]) == pytest.approx(float(out.logits[0, 1]), abs=1e-4)
 
 
 @pytest.mark.parametrize('method', ['exact', 'removal'])
@@ -242,9 +230,7 @@ def test_a_browser_draws_the_arcs(tmp_path, exact):
 
 
 def test_audit(demo):
-    table = audit_pairs(
-        *demo, [TEXT, 'not bad at all , and not long'], progress=False
-    )
+    table = audit_pairs(*demo, [TEXT, 'not bad at all , and not long'], progress=False)
     assert list(table.index) == ['exact', 'removal, √T passes', 'removal']
     assert (table.n == 2).all()
     assert table.r['exact'] == pytest.approx(1.0, abs=1e-6)
@@ -305,9 +291,7 @@ def test_a_pair_is_worth_reading_by_its_estimate_and_by_its_tokens():
 
 def test_half_the_passes_and_pairs_for_the_rest_cost_no_more(demo):
     whole = explain_pairs(*demo, TEXT, target=1, n_exact=0)[0]
-    half = explain_pairs(
-        *demo, TEXT, target=1, n_tokens='half', n_exact='rest'
-    )[0]
+    half = explain_pairs(*demo, TEXT, target=1, n_tokens='half', n_exact='rest')[0]
     n = int((~whole.is_special).sum())
     assert half.info['passes'] == 1 + -(-n // 2)
     budget = 3 * (1 + n)

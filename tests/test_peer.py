@@ -41,11 +41,7 @@ def live():
         command = [PEER, str(HERE / 'peer_lxt.py'), family, rules]
         environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
         done = subprocess.run(
-            command,
-            check=True,
-            capture_output=True,
-            text=True,
-            env=environment,
+            command, check=True, capture_output=True, text=True, env=environment
         )
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -82,9 +78,7 @@ def test_the_fixture_is_of_these_weights(models, kept, family):
 
 
 @pytest.mark.parametrize('family, rules', PAIRS)
-def test_our_scores_are_the_reference_packages(
-    models, kept, tokenizer, family, rules
-):
+def test_our_scores_are_the_reference_packages(models, kept, tokenizer, family, rules):
     theirs = kept[family, rules]
     assert_ours_are(theirs, models[family], tokenizer, rules)
 
@@ -99,9 +93,7 @@ def test_the_two_rule_sets_differ_on_the_fixtures_model(kept):
         assert (a - b).abs().max() > 0.01 * a.abs().max()
 
 
-@pytest.mark.skipif(
-    not PEER, reason='LRP_LOO_LXT_PYTHON names no environment with lxt'
-)
+@pytest.mark.skipif(not PEER, reason='LRP_LOO_LXT_PYTHON names no environment with lxt')
 @pytest.mark.parametrize('family, rules', PAIRS)
 def test_the_reference_package_says_the_same_now(
     models, live, tokenizer, family, rules

@@ -16,12 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from lrp_loo import audit, explain, explain_generation
 from lrp_loo.methods import METHODS
-from lrp_loo.models import (
-    check_model,
-    device_of,
-    is_offloaded,
-    weights_mark,
-)
+from lrp_loo.models import check_model, device_of, is_offloaded, weights_mark
 
 TEXTS = ["The jokes are old, and the pace is slow.", "Fine."]
 # it repeats what a layer does, and is refused where a forward is replaced
@@ -115,9 +110,7 @@ def test_an_offloaded_model_is_audited(offloaded, plain, tokenizer):
         audit(m, tokenizer, TEXTS, ['loo', 'attn_lrp'], progress=False)
         for m in (offloaded, plain)
     ]
-    assert torch.allclose(
-        *[torch.tensor(t['loo_r'].values) for t in tables], atol=1e-4
-    )
+    assert torch.allclose(*[torch.tensor(t['loo_r'].values) for t in tables], atol=1e-4)
 
 
 def test_an_offloaded_decoder_explains_what_it_says(tmp_path):
@@ -177,14 +170,9 @@ def default_device():
 
 
 @pytest.mark.parametrize('method', METHODS)
-@pytest.mark.parametrize(
-    'context', [default_device, lambda: torch.device('meta')]
-)
+@pytest.mark.parametrize('context', [default_device, lambda: torch.device('meta')])
 def test_no_device_as_the_default_is_refused(plain, tokenizer, context, method):
-    with (
-        context(),
-        pytest.raises(ValueError, match="torch's default device is 'meta'"),
-    ):
+    with context(), pytest.raises(ValueError, match="torch's default device is 'meta'"):
         explain(plain, tokenizer, TEXTS, method=method)
 
 

@@ -26,10 +26,7 @@ from lrp_loo.loo import leave_one_out
 from lrp_loo import targets
 from lrp_loo.targets import Readout, Target, settled
 
-MASKED = [
-    'The [MASK] is slow.',
-    'Not one scene of this quiet film feels [MASK].',
-]
+MASKED = ['The [MASK] is slow.', 'Not one scene of this quiet film feels [MASK].']
 SMALL = dict(
     vocab_size=30522,
     hidden_size=32,
@@ -82,12 +79,8 @@ def mlm():
     return small('BertForMaskedLM')
 
 
-@pytest.mark.parametrize(
-    'method', ['attn_lrp', 'removal', 'rollout', 'ig', 'loo']
-)
-def test_a_masked_language_model_is_explained_at_its_mask(
-    mlm, tokenizer, method
-):
+@pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'rollout', 'ig', 'loo'])
+def test_a_masked_language_model_is_explained_at_its_mask(mlm, tokenizer, method):
     maps = explain(mlm, tokenizer, MASKED, method)
     for a, text in zip(maps, MASKED, strict=True):
         enc = encode(mlm, tokenizer, text)
@@ -118,9 +111,7 @@ def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer, text, method):
 
 
 @pytest.mark.parametrize('text, said', [(TEXTS[0], 'none'), (TWO_MASKS, '2')])
-def test_the_text_without_one_mask_is_told_from_others(
-    mlm, tokenizer, text, said
-):
+def test_the_text_without_one_mask_is_told_from_others(mlm, tokenizer, text, said):
     with pytest.raises(ValueError, match=f'this text has {said}'):
         explain(mlm, tokenizer, [MASKED[0], text])
 
@@ -152,16 +143,12 @@ def token_classifier():
 
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
-def test_a_token_classifier_asks_for_a_position(
-    token_classifier, tokenizer, method
-):
+def test_a_token_classifier_asks_for_a_position(token_classifier, tokenizer, method):
     with pytest.raises(ValueError, match='position='):
         explain(token_classifier, tokenizer, TEXTS[0], method)
 
 
-def test_a_token_classifier_is_read_at_its_position(
-    token_classifier, tokenizer
-):
+def test_a_token_classifier_is_read_at_its_position(token_classifier, tokenizer):
     (a,) = explain(
         token_classifier, tokenizer, TEXTS[0], 'loo', target=Target(position=2)
     )
@@ -203,9 +190,7 @@ def test_a_decoder_says_which_token_it_goes_on_from(tokenizer):
 
 def test_a_place_is_a_token_beside_words(tokenizer):
     model = small('LlamaForCausalLM', pad_token_id=0)
-    (a,) = explain(
-        model, tokenizer, TEXTS[0], units='word', target=Target(position=3)
-    )
+    (a,) = explain(model, tokenizer, TEXTS[0], units='word', target=Target(position=3))
     assert 'at token 3 (are)' in a.explained
 
 
@@ -238,9 +223,7 @@ def test_a_target_by_its_name_is_settled_by_its_number():
 def test_question_answering_says_start_or_end(tokenizer, output, method):
     model = small('BertForQuestionAnswering')
     pair = ('Who sang?', 'The lead sang every song.')
-    (a,) = explain(
-        model, tokenizer, [pair], method, target=Target(output=output)
-    )
+    (a,) = explain(model, tokenizer, [pair], method, target=Target(output=output))
     place = f'{a.target} ({a.tokens[a.target]})'
     assert a.explained == f'{output[:-7]} at token {place}'
 
@@ -329,9 +312,7 @@ def test_a_feature_that_is_named_is_explained(tokenizer, target, method):
 
 
 PROMPTS = dict(
-    prompt=PromptTuningConfig,
-    prefix=PrefixTuningConfig,
-    ptuning=PromptEncoderConfig,
+    prompt=PromptTuningConfig, prefix=PrefixTuningConfig, ptuning=PromptEncoderConfig
 )
 
 
@@ -358,9 +339,7 @@ def prompted_classifier(request):
     return prompted(random_bert(layers=2), request.param, 'SEQ_CLS')
 
 
-def test_a_prompt_tuned_decoder_is_read_at_the_text_s_end(
-    prompted_decoder, tokenizer
-):
+def test_a_prompt_tuned_decoder_is_read_at_the_text_s_end(prompted_decoder, tokenizer):
     model, _ = prompted_decoder
     maps = explain(model, tokenizer, TEXTS[:2], 'loo')
     for a, text in zip(maps, TEXTS[:2], strict=True):
@@ -370,9 +349,7 @@ def test_a_prompt_tuned_decoder_is_read_at_the_text_s_end(
         same(a.scores, masked_one_at_a_time(model, enc, -1, a.target))
 
 
-def test_a_prompt_tuned_decoder_counts_the_text_s_tokens(
-    prompted_decoder, tokenizer
-):
+def test_a_prompt_tuned_decoder_counts_the_text_s_tokens(prompted_decoder, tokenizer):
     model, kind = prompted_decoder
     (early,) = explain(
         model, tokenizer, TEXTS[0], 'grad_x_input', target=Target(position=2)
@@ -394,9 +371,7 @@ def test_a_prompt_tuned_classifier_scores_the_text_s_tokens(
     same(loo.scores, masked_one_at_a_time(prompted_classifier, enc, loo.target))
 
 
-def test_keys_that_are_no_inputs_are_refused_by_removal(
-    prompted_classifier, tokenizer
-):
+def test_keys_that_are_no_inputs_are_refused_by_removal(prompted_classifier, tokenizer):
     with pytest.raises(ValueError, match='one key per input'):
         explain(prompted_classifier, tokenizer, TEXTS[0], 'removal')
 
@@ -434,11 +409,7 @@ READS_PADDING = {  # classifiers whose numbers change when a text is padded
 
 # 8 tokens, 11 and 21: Funnel pools by four, and feels padding where a text has
 # an odd number
-LENGTHS = [
-    'The jokes are old here.',
-    'A warm and funny film, now then.',
-    TEXTS[2],
-]
+LENGTHS = ['The jokes are old here.', 'A warm and funny film, now then.', TEXTS[2]]
 
 
 @pytest.mark.filterwarnings('ignore:no rule')
@@ -453,12 +424,9 @@ def test_padding_that_is_read_does_not_reach_an_explanation(name, tokenizer):
 
 
 @pytest.mark.parametrize(
-    'name',
-    ['ConvBertForSequenceClassification', 'FunnelForSequenceClassification'],
+    'name', ['ConvBertForSequenceClassification', 'FunnelForSequenceClassification']
 )
-def test_agreement_rows_are_the_single_texts_where_padding_is_read(
-    name, tokenizer
-):
+def test_agreement_rows_are_the_single_texts_where_padding_is_read(name, tokenizer):
     model = small(name, **READS_PADDING[name])
     encs = [encode(model, tokenizer, t) for t in LENGTHS]
     methods = {'attn_lrp': ('attn_lrp', {})}
@@ -483,9 +451,7 @@ class Averages(torch.nn.Module):
 
 
 @pytest.mark.parametrize('target', [None, lambda out: out[:, 1] ** 2])
-def test_padding_that_is_averaged_does_not_reach_an_explanation(
-    tokenizer, target
-):
+def test_padding_that_is_averaged_does_not_reach_an_explanation(tokenizer, target):
     torch.manual_seed(0)
     model = Averages().eval()
 
@@ -496,12 +462,8 @@ def test_padding_that_is_averaged_does_not_reach_an_explanation(
         same(a.scores, explained(text)[0].scores)
 
 
-def test_a_decoder_classifier_without_padding_token_takes_several_texts(
-    tokenizer,
-):
-    model = small(
-        'GPT2ForSequenceClassification', n_embd=32, n_layer=2, n_head=4
-    )
+def test_a_decoder_classifier_without_padding_token_takes_several_texts(tokenizer):
+    model = small('GPT2ForSequenceClassification', n_embd=32, n_layer=2, n_head=4)
     assert model.config.pad_token_id is None
     maps = explain(model, tokenizer, TEXTS, 'cp_lrp')
     for a, text in zip(maps, TEXTS, strict=True):
@@ -548,11 +510,7 @@ def held(tokenizer):
     ]
     for rows_of in (faithfulness_rows, agreement_rows):
         rows = rows_of(model, tokenizer, encs, HELD)
-        r = {
-            (i, m): row['methods'][m]['r']
-            for i, row in enumerate(rows)
-            for m in HELD
-        }
+        r = {(i, m): row['methods'][m]['r'] for i, row in enumerate(rows) for m in HELD}
         callers.append((r, {i: row['target'] for i, row in enumerate(rows)}))
     return callers
 

@@ -109,9 +109,7 @@ def test_no_gradient_of_weights_where_nobody_asks(monkeypatch):
     def must_not_run(ctx, g):
         raise AssertionError('the weights had their gradient computed')
 
-    monkeypatch.setattr(
-        products._OfWeights, 'backward', staticmethod(must_not_run)
-    )
+    monkeypatch.setattr(products._OfWeights, 'backward', staticmethod(must_not_run))
     layer = nn.Linear(128, 96)
     x = X.clone().requires_grad_()
     with fast_products():
@@ -127,9 +125,7 @@ def test_several_gradients_at_once_are_each_by_itself():
     with fast_products():
         y = layer(x).tanh()
     g = torch.randn(3, *y.shape)
-    at_once = torch.autograd.grad(
-        y, x, g, is_grads_batched=True, retain_graph=True
-    )[0]
+    at_once = torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)[0]
     for k in range(3):
         (one,) = torch.autograd.grad(y, x, g[k], retain_graph=True)
         torch.testing.assert_close(at_once[k], one, rtol=1e-5, atol=1e-5)

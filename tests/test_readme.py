@@ -196,9 +196,7 @@ def printed(text):
     return nbformat.v4.new_output('stream', name='stdout', text=text)
 
 
-def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in(
-    readme,
-):
+def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in(readme):
     pieces = [printed('a first line\n'), printed('a second\n')]
     cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=pieces)
     assert readme.cell_text(cell) == '```\na first line\na second\n```'

@@ -31,10 +31,7 @@ from lrp_loo.models import (
 MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet' and demo.seeds]
 LARGE = [*MPNETS, 'smollm2']
 ADAPTERS = [
-    (name, seed)
-    for name, demo in DEMOS.items()
-    if demo.adapter
-    for seed in demo.seeds
+    (name, seed) for name, demo in DEMOS.items() if demo.adapter for seed in demo.seeds
 ]
 SENTENCE = 'The jokes are old, but the film'
 METHODS = ['attn_lrp', 'cp_lrp', 'loo']
@@ -158,8 +155,7 @@ def test_every_adapter_that_is_shipped_can_be_named():
 def test_seeds_are_different_models():
     seeds = DEMOS['sst2'].seeds
     hashes = {
-        describe_model(load_demo('sst2', seed=seed)[0])['sha256']
-        for seed in seeds
+        describe_model(load_demo('sst2', seed=seed)[0])['sha256'] for seed in seeds
     }
     assert len(hashes) == len(seeds)
 
@@ -339,9 +335,7 @@ def no_package(name):
 @pytest.mark.parametrize(
     'name,extra', [*((m, 'base') for m in MPNETS), ('smollm2', 'llm')]
 )
-def test_a_model_that_is_not_installed_is_named(
-    monkeypatch, empty_cache, name, extra
-):
+def test_a_model_that_is_not_installed_is_named(monkeypatch, empty_cache, name, extra):
     monkeypatch.setattr(library, 'distribution', no_package)
     monkeypatch.setattr(library, 'find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match='make models') as said:

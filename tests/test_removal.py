@@ -20,12 +20,7 @@ from lrp_loo.core import pad_batch
 from lrp_loo.layers import graph_bytes
 from lrp_loo.lrp import Composite, attn_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.results import read_results
-from families import (
-    FAMILIES,
-    family_tasks,
-    random_inputs,
-    random_model,
-)
+from families import FAMILIES, family_tasks, random_inputs, random_model
 from lrp_loo.models import encode, forward, watch_embeddings
 from lrp_loo.removals import input_positions, key_weights
 from lrp_loo.loo import leave_one_out
@@ -83,9 +78,7 @@ def mask_derivative(model, inputs):
     with torch.enable_grad():
         value = readout(out)
     logits = [Z for _, Z, _ in rules.attention]
-    columns = [
-        g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), logits)
-    ]
+    columns = [g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), logits)]
     return sum(columns)[-input_positions(model, inputs) :], readout
 
 
@@ -274,9 +267,7 @@ def effect_of_leaving_out(Z, V, u, keys):
 
 
 # eps of the dtype, logits up to 60, sums of five
-@pytest.mark.parametrize(
-    'dtype,bound', [(torch.double, 1e-14), (torch.float32, 1e-5)]
-)
+@pytest.mark.parametrize('dtype,bound', [(torch.double, 1e-14), (torch.float32, 1e-5)])
 # 60: the largest key leaves 1e-26 to the others, far below what 1 − A can hold
 @pytest.mark.parametrize('peak', [0.0, 20.0, 60.0])
 def test_one_key_has_nearly_all(peak, dtype, bound):
@@ -308,9 +299,7 @@ def test_units_at_weights_of_their_own():
 
 
 GAIN = torch.tensor([3.0, -1.0, 2.0]).expand(1, 1, 3, 3)
-FEW_KEYS = torch.tensor(
-    [[[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]]]]
-)
+FEW_KEYS = torch.tensor([[[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]]]])
 
 
 def test_rows_with_nothing_else_to_see_say_nothing():
@@ -332,10 +321,7 @@ class OneHead(torch.nn.Module):
         self.embed = torch.nn.Embedding(4, 3).double()
         self.q, self.k = [
             torch.randn(
-                3,
-                3,
-                dtype=torch.double,
-                generator=torch.Generator().manual_seed(seed),
+                3, 3, dtype=torch.double, generator=torch.Generator().manual_seed(seed)
             )
             for seed in range(2)
         ]
@@ -368,17 +354,12 @@ def test_a_bypassed_softmax_still_loses_its_key(attention):
     ∂f/∂A of each layer is asked for all the same.
     """
     held = Composite(
-        'held',
-        'all',
-        product='gradient',
-        layer_norm='gradient',
-        activation='gradient',
+        'held', 'all', product='gradient', layer_norm='gradient', activation='gradient'
     )
     model = random_model('BERT', 'class', attention)
     enc = random_inputs(model)
     plain, bypassed = (
-        removal_pass(model, enc, composite=c).terms.view(3, 4, -1)
-        for c in (None, held)
+        removal_pass(model, enc, composite=c).terms.view(3, 4, -1) for c in (None, held)
     )
     # the last layer has no softmax above it
     assert torch.allclose(plain[-1], bypassed[-1])
@@ -409,11 +390,7 @@ def test_content_keeps_its_scores_beside_exact_special_tokens(demo, encs):
 
 def test_special_tokens_are_exact_beside_words(demo):
     words = explain(
-        *demo,
-        SENTENCES[:2],
-        method='removal',
-        units='word',
-        exact_special=True,
+        *demo, SENTENCES[:2], method='removal', units='word', exact_special=True
     )
     assert [w.info['exact'] for w in words] == [[0, len(w) - 1] for w in words]
 
@@ -491,9 +468,7 @@ def test_words_of_one_token_are_scored_as_tokens(demo):
 
 def test_words_are_exact_where_they_are_paid_for(demo):
     options = dict(units='word')
-    (mixed,) = explain(
-        *demo, SENTENCE, method='removal+loo', n_exact=2, **options
-    )
+    (mixed,) = explain(*demo, SENTENCE, method='removal+loo', n_exact=2, **options)
     (loo,) = explain(*demo, SENTENCE, method='loo', **options)
     which = mixed.info['exact']
     assert len(which) == 2
@@ -550,9 +525,7 @@ def both_ways(run, **options):
     ],
     ids=str,
 )
-def test_checkpoints_leave_the_terms_as_they_are(
-    family, task, attention, options
-):
+def test_checkpoints_leave_the_terms_as_they_are(family, task, attention, options):
     model = deep_model(family, task, attention)
     inputs = random_inputs(model)
 
@@ -574,9 +547,7 @@ def test_checkpoints_take_units_and_weights(family, task):
     each = [torch.rand(1, len(units), generator=g) for _ in range(5)]
     for weights in (None, each[0], each):
         for by_row in (False, True):
-            run = partial(
-                removal_pass, model, inputs, units=[units], weights=weights
-            )
+            run = partial(removal_pass, model, inputs, units=[units], weights=weights)
             plain, saving = both_ways(run, by_row=by_row)
             assert plain.terms.shape[-1] == len(units)
             assert of_largest(saving.terms, plain.terms) < SINGLE
@@ -616,17 +587,14 @@ def test_checkpoints_leave_a_batch_s_scores_as_they_are(demo, encs, options):
 )
 def test_methods_that_take_checkpoints(demo, method, options):
     plain, saving = both_ways(
-        lambda **how: explain(*demo, SENTENCE, method=method, **how)[0],
-        **options,
+        lambda **how: explain(*demo, SENTENCE, method=method, **how)[0], **options
     )
     assert of_largest(saving.scores, plain.scores) < SINGLE
 
 
 def test_patches_are_estimated_layer_by_layer(patches):
     model, enc, _ = patches
-    plain, saving = both_ways(
-        lambda **how: removal_scores(model, None, [enc], **how)
-    )
+    plain, saving = both_ways(lambda **how: removal_scores(model, None, [enc], **how))
     assert of_largest(saving.scores, plain.scores) < SINGLE
 
 
@@ -753,9 +721,7 @@ def test_checkpoints_hold_one_layer():
     def held(n, checkpoint):
         model = random_model('Llama', 'next token', num_hidden_layers=n)
         inputs = random_inputs(model, 96)
-        return graph_bytes(
-            lambda: removal_pass(model, inputs, checkpoint=checkpoint)
-        )
+        return graph_bytes(lambda: removal_pass(model, inputs, checkpoint=checkpoint))
 
     assert held(8, False) > 3 * held(2, False)
     assert held(8, True) < 1.2 * held(2, True)

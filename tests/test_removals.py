@@ -10,14 +10,7 @@ from lrp_loo import audit, explain, load_demo
 from lrp_loo.curves import perturbation_curves, removal_units
 from lrp_loo.loo import leave_one_out
 from lrp_loo.models import encode
-from lrp_loo.removals import (
-    REMOVALS,
-    Given,
-    Removal,
-    Resample,
-    as_removal,
-    fill_id,
-)
+from lrp_loo.removals import REMOVALS, Given, Removal, Resample, as_removal, fill_id
 from lrp_loo.variants import subset_logits
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
@@ -165,9 +158,7 @@ def test_draws_of_a_removal_of_ones_own_are_averaged(demo_text):
 
 def test_padding_is_no_part_of_the_text_for_a_removal_of_ones_own(demo_text):
     model, _, enc = demo_text
-    padded = {
-        k: torch.nn.functional.pad(v, (3, 0), value=0) for k, v in enc.items()
-    }
+    padded = {k: torch.nn.functional.pad(v, (3, 0), value=0) for k, v in enc.items()}
     n = enc['input_ids'].shape[1]
     asked = []
 

@@ -140,10 +140,7 @@ def same_sweeps(a, b):
     """
     key = ['index', 'method']
     mine, theirs = (
-        rows_in(x)
-        .drop(columns='worker')
-        .sort_values(key)
-        .reset_index(drop=True)
+        rows_in(x).drop(columns='worker').sort_values(key).reset_index(drop=True)
         for x in (a, b)
     )
     assert names_in(a) == names_in(b)
@@ -320,9 +317,7 @@ def test_a_command_in_the_background_ends_and_keeps_its_rows(
     _, said = shell.communicate(timeout=60)
     assert shell.returncode == 128 + number
     last = said.strip().splitlines()[-1]
-    assert last.startswith(
-        'lrp_loo reproduce: interrupted; finished rows are in'
-    )
+    assert last.startswith('lrp_loo reproduce: interrupted; finished rows are in')
     assert rows_below(tmp_path)
     assert not list(tmp_path.rglob('*.tmp'))
 
@@ -400,8 +395,7 @@ def test_a_full_disk(disk):
     old = (disk / 'r.json').read_bytes()
     (disk / 'other').write_bytes(b'o' * 24_000)
     with pytest.raises(
-        OSError,
-        match=r'r\.json could not be written \(No space left on device\)',
+        OSError, match=r'r\.json could not be written \(No space left on device\)'
     ):
         r.add(dict(i=1, text='y' * 20_000))
     assert (disk / 'r.json').read_bytes() == old
@@ -427,8 +421,7 @@ def test_a_full_disk_in_a_sweep(disk, small):
         )
 
     with pytest.raises(
-        OSError,
-        match=r'\.parquet could not be written \(.*No space left on device',
+        OSError, match=r'\.parquet could not be written \(.*No space left on device'
     ):
         run()
     n = len(read_sweep(disk / 'out'))
@@ -595,8 +588,6 @@ if __name__ == '__main__':
     d = record()
     print(json.dumps(d, indent=1))
     if '--write' in sys.argv:
-        write_text_atomic(
-            RESULTS / 'kills.json', json.dumps(d, indent=1) + '\n'
-        )
+        write_text_atomic(RESULTS / 'kills.json', json.dumps(d, indent=1) + '\n')
     n = {k: sum(r[k] for r in d['runs'].values()) for k in ('kills', 'lost')}
     print(f"{n['kills']} kills, {n['lost']} rows lost")

@@ -21,12 +21,7 @@ from lrp_loo.rows import (
     rows_of_spread,
 )
 from lrp_loo.stats import pearson
-from families import (
-    FAMILIES,
-    family_tasks,
-    random_inputs,
-    random_model,
-)
+from families import FAMILIES, family_tasks, random_inputs, random_model
 from lrp_loo.targets import Target
 from lrp_loo.units import text_units
 from lrp_loo.variants import read_whole
@@ -251,8 +246,7 @@ def test_more_rows_follow_loo_better(demo):
 
     none = error(removal_scores(model, tokenizer, encs))
     few, many = (
-        error(removal_rows_scores(model, tokenizer, encs, n_rows=n))
-        for n in (1, 12)
+        error(removal_rows_scores(model, tokenizer, encs, n_rows=n)) for n in (1, 12)
     )
     assert many < few < none
 
@@ -399,9 +393,7 @@ def test_words_are_removed_whole(shallow):
     words = text_units(tokenizer, enc, SENTENCE, 'word')
     (loo,) = many_loo(model, [enc], units=[words.number])
     n = enc['input_ids'].shape[1] - 1
-    found = removal_rows_scores(
-        model, tokenizer, [enc], n_rows=n, units=[words]
-    )
+    found = removal_rows_scores(model, tokenizer, [enc], n_rows=n, units=[words])
     assert found.scores.shape == (1, len(words))
     # all rows but one of their own, which nobody reads; the unit of the row
     # that is read lacks another
@@ -413,11 +405,7 @@ def test_words_are_removed_whole(shallow):
 def test_a_unit_that_is_the_whole_text(shallow):
     model, tokenizer, _ = shallow
     (a,) = explain(
-        model,
-        tokenizer,
-        SENTENCE,
-        method='removal+rows',
-        units=[(0, len(SENTENCE))],
+        model, tokenizer, SENTENCE, method='removal+rows', units=[(0, len(SENTENCE))]
     )
     (loo,) = explain(
         model, tokenizer, SENTENCE, method='loo', units=[(0, len(SENTENCE))]
@@ -439,9 +427,7 @@ def test_padding_is_no_part_of_the_text():
     assert close(beside, alone)
 
 
-@pytest.mark.parametrize(
-    'target', [Target(index=(5, 9)), Target(5, log_prob=True), 7]
-)
+@pytest.mark.parametrize('target', [Target(index=(5, 9)), Target(5, log_prob=True), 7])
 def test_targets_of_a_language_model(target):
     model, tokenizer = shallow_demo('reviews')
     enc = encode(model, tokenizer, SENTENCE)
@@ -464,9 +450,7 @@ def test_a_context_is_followed_through_the_rows_of_its_answer():
     errors = [float((a.scores - exact.scores).norm()) for a in (few, many)]
     assert errors[1] < errors[0] < float(exact.scores.norm())
     n_units, n_tokens = len(exact), 50
-    assert (
-        many.info['forward_equivalents'] < 3 + n_units * (16 + 4) / n_tokens + 2
-    )
+    assert many.info['forward_equivalents'] < 3 + n_units * (16 + 4) / n_tokens + 2
 
 
 def test_a_sentence_through_the_rows_of_the_question():
@@ -477,9 +461,7 @@ def test_a_sentence_through_the_rows_of_the_question():
     exact = attribute_context(model, tokenizer, context, **asked)
     apart = []
     for n in (1, 8, 99):
-        a = attribute_context(
-            model, tokenizer, context, n_rows=n, **asked, **how
-        )
+        a = attribute_context(model, tokenizer, context, n_rows=n, **asked, **how)
         apart.append(float((a.scores - exact.scores).norm()))
     assert apart[2] < 1e-3 < apart[1]
     assert apart[1] < float(exact.scores.norm())
@@ -490,9 +472,7 @@ def test_a_unit_without_tokens_changes_nothing(demo):
     enc = encode(model, tokenizer, SENTENCE)
     words = text_units(tokenizer, enc, SENTENCE, 'word')
     words.number[words.number == 2] = -1
-    found = removal_rows_scores(
-        model, tokenizer, [enc], rest=False, units=[words]
-    )
+    found = removal_rows_scores(model, tokenizer, [enc], rest=False, units=[words])
     assert abs(float(found.scores[0, 2])) < 1e-4
 
 
@@ -546,11 +526,7 @@ def test_another_place_than_the_last_is_refused():
     model, tokenizer = shallow_demo('reviews')
     with pytest.raises(ValueError, match='one by one'):
         explain(
-            model,
-            tokenizer,
-            SENTENCE,
-            method='removal+rows',
-            target=Target(position=3),
+            model, tokenizer, SENTENCE, method='removal+rows', target=Target(position=3)
         )
 
 

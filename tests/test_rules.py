@@ -86,9 +86,7 @@ def test_attention_logits_are_equation_4(n, m, d, seed, eps):
     scale = d**-0.5
     y = product_rule(lambda a, b: a @ b.T * scale, Q, K, eps)
     of_q, of_k = relevance(y, [Q, K], R, eps=NO_EPS)
-    naive_q, naive_k = product_naive(
-        Q.detach(), K.detach().T, R, scale=scale, eps=eps
-    )
+    naive_q, naive_k = product_naive(Q.detach(), K.detach().T, R, scale=scale, eps=eps)
     equal(of_q, naive_q, y.detach(), R)
     equal(of_k, naive_k.T, y.detach(), R)
 
@@ -277,8 +275,7 @@ def test_shifted_logits_move_equation_5_by_the_shift(n, seed, shift):
 
 
 @pytest.mark.parametrize(
-    'value, eps, stable',
-    [(0.0, 1e-3, 1e-3), (-0.0, 1e-3, 1e-3), (-1, 0.5, -1.5)],
+    'value, eps, stable', [(0.0, 1e-3, 1e-3), (-0.0, 1e-3, 1e-3), (-1, 0.5, -1.5)]
 )
 def test_a_stabilized_number_is_further_from_zero(value, eps, stable):
     assert stabilize(torch.tensor(float(value)), eps) == stable

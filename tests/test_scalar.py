@@ -82,9 +82,7 @@ def test_the_papers_numbers():
 def test_rules_equal_the_naive_split_and_the_closed_form(case):
     b, x = case
     naive = split(exact_product(x), b, {})
-    want = torch.tensor(
-        [float(naive[i]) for i in range(len(x))], dtype=torch.double
-    )
+    want = torch.tensor([float(naive[i]) for i in range(len(x))], dtype=torch.double)
     assert_equal(scalar_relevance(x, b), want)
     assert_equal(depth_relevance(x, b), want)
 
@@ -141,9 +139,7 @@ def test_depths_obey_krafts_equality(case):
 
 
 @pytest.mark.parametrize(
-    'depths',
-    [[], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]],
-    ids=str,
+    'depths', [[], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]], ids=str
 )
 def test_a_map_that_no_tree_has_is_refused(depths):
     with pytest.raises(ValueError, match='full binary tree'):
@@ -164,11 +160,7 @@ def test_one_factor_gets_everything():
 
 @pytest.mark.parametrize(
     'call',
-    [
-        lambda x: scalar_relevance(x, A),
-        lambda x: scalar_nodes(x, A),
-        scalar_ig,
-    ],
+    [lambda x: scalar_relevance(x, A), lambda x: scalar_nodes(x, A), scalar_ig],
     ids=['scalar_relevance', 'scalar_nodes', 'scalar_ig'],
 )
 def test_callers_tensor_is_left_alone(call):
@@ -180,11 +172,7 @@ def test_callers_tensor_is_left_alone(call):
 
 
 def test_brackets_read_back_from_json_work():
-    assert scalar_relevance((2, 3, 4), json.loads(json.dumps(A))).tolist() == [
-        6,
-        6,
-        12,
-    ]
+    assert scalar_relevance((2, 3, 4), json.loads(json.dumps(A))).tolist() == [6, 6, 12]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +232,7 @@ def behind(ax, head, n=3):
     return texts[k + 1 : k + 1 + n]
 
 
-@pytest.mark.parametrize(
-    'place,lrp', [(0, ['6', '6', '12']), (1, ['12', '6', '6'])]
-)
+@pytest.mark.parametrize('place,lrp', [(0, ['6', '6', '12']), (1, ['12', '6', '6'])])
 def test_figure_shows_every_number(place, lrp):
     fig = draw_figure1()
     assert isinstance(fig, Figure)

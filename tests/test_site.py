@@ -37,9 +37,7 @@ def notebook(title):
 
 
 def test_parts_stand_as_the_settings_have_them():
-    rows = (
-        '| [05_b](05_b.ipynb) |\n| [80_a](80_a.ipynb) |\n| [03_c](03_c.ipynb) |'
-    )
+    rows = '| [05_b](05_b.ipynb) |\n| [80_a](80_a.ipynb) |\n| [03_c](03_c.ipynb) |'
     front = notebook(f'Front\n## The chapters\n\n{rows}\n')
     books = {'index': front, '05_b': notebook('B'), '03_c': notebook('C')}
     books['80_a'] = notebook('A')

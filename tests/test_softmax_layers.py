@@ -25,18 +25,10 @@ from lrp_loo.removal import removal_scores
 from lrp_loo.layers import bypass_gradients
 
 PLAIN = Composite(
-    'values',
-    'all',
-    product='gradient',
-    layer_norm='gradient',
-    activation='gradient',
+    'values', 'all', product='gradient', layer_norm='gradient', activation='gradient'
 )
 ONE_BYPASSED = Composite(
-    'one',
-    (1,),
-    product='gradient',
-    layer_norm='gradient',
-    activation='gradient',
+    'one', (1,), product='gradient', layer_norm='gradient', activation='gradient'
 )
 # float64: 1e-16 per operation, some thousand operations, and room for
 # cancellation
@@ -73,9 +65,9 @@ class Attention(nn.Module):
         self.q, self.k, self.v = (nn.Linear(d, d) for _ in range(3))
 
     def weights(self, x):
-        return (
-            self.q(x) @ self.k(x).transpose(-2, -1) * x.shape[-1] ** -0.5
-        ).softmax(-1)
+        return (self.q(x) @ self.k(x).transpose(-2, -1) * x.shape[-1] ** -0.5).softmax(
+            -1
+        )
 
     def forward(self, x):
         return F.dropout(self.weights(x), 0.1, self.training) @ self.v(x)
@@ -123,9 +115,7 @@ class Own(nn.Module):
         if how == 'heads beside':
             self.layers = nn.ModuleList(blocks)
             self.heads = nn.ModuleList(
-                nn.Sequential(
-                    nn.Linear(d, 50 * d), nn.ReLU(), nn.Linear(50 * d, d)
-                )
+                nn.Sequential(nn.Linear(d, 50 * d), nn.ReLU(), nn.Linear(50 * d, d))
                 for _ in range(3)
             )
 
@@ -168,9 +158,7 @@ def language_model(name):
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    model = (
-        cls._from_config(config, attn_implementation='eager').eval().double()
-    )
+    model = cls._from_config(config, attn_implementation='eager').eval().double()
     with torch.no_grad():
         for p in model.parameters():
             if p.ndim > 1:
@@ -260,9 +248,7 @@ def test_layers_of_parallel_lists_are_numbered(name):
     inputs = random_inputs(model)
     assert n_layers(model) == 3
     assert transformer_layers(model) == []
-    one = gradient_of(
-        model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True)
-    )
+    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True))
     assert same(one, gradient_of(model, inputs, only_call(1)))
 
 
@@ -277,12 +263,7 @@ def funnel():
     "Its layers are a list of lists; between these the text is pooled."
     cls = transformers.FunnelForSequenceClassification
     config = cls.config_class(
-        vocab_size=200,
-        block_sizes=[2, 1],
-        d_model=32,
-        n_head=4,
-        d_head=8,
-        d_inner=64,
+        vocab_size=200, block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64
     )
     torch.manual_seed(0)
     return cls(config).eval()
@@ -302,8 +283,7 @@ def test_parallel_lists_are_not_run_layer_by_layer():
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 @pytest.mark.parametrize(
-    'how',
-    ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside'],
+    'how', ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside']
 )
 def test_all_means_all_attention_of_a_model_of_ones_own(how, attention):
     model = own(how, attention)
@@ -314,9 +294,7 @@ def test_all_means_all_attention_of_a_model_of_ones_own(how, attention):
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 @pytest.mark.parametrize('how', ['sequential', 'list', 'one layer twice'])
-def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(
-    how, attention
-):
+def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(how, attention):
     model = own(how, attention)
     if how == 'one layer twice':
         model.config = transformers.PretrainedConfig(num_hidden_layers=2)
@@ -338,13 +316,10 @@ def test_a_bigger_list_beside_the_layers_is_not_taken_for_them():
 
 
 @pytest.mark.parametrize('attention', [FourDimensions, Fused])
-def test_layers_that_no_name_tells_from_a_bigger_list_are_refused_by_number(
-    attention,
-):
+def test_layers_that_no_name_tells_from_a_bigger_list_are_refused_by_number(attention):
     model = own('heads beside', attention)
     with pytest.raises(
-        ValueError,
-        match='layers.0.mix, layers.1.mix belongs to none of the 3 layers',
+        ValueError, match='layers.0.mix, layers.1.mix belongs to none of the 3 layers'
     ):
         gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
 
@@ -539,9 +514,7 @@ def test_a_router_is_a_gate(name, composite, rule):
 @pytest.mark.filterwarnings('ignore:no rule')
 def test_a_router_is_not_recorded_as_attention(name, composite, rule):
     model = experts(name)
-    rules = relevance_of(
-        model, random_inputs(model), composite, record='attention'
-    )[2]
+    rules = relevance_of(model, random_inputs(model), composite, record='attention')[2]
     assert [layer for layer, _, _ in rules.attention] == [0, 1]
     assert all(A.ndim == 4 for _, _, A in rules.attention)
 
@@ -654,9 +627,7 @@ def with_a_part(part):
 @pytest.mark.parametrize(
     'composite', [attn_lrp(), gradient()], ids=['attn_lrp', 'gradient']
 )
-def test_a_part_that_hands_no_gradient_on_is_refused_by_name(
-    part, said, composite
-):
+def test_a_part_that_hands_no_gradient_on_is_refused_by_name(part, said, composite):
     """Residual connections bring part of the gradient, so that the scores
     would look right.
     """
@@ -702,9 +673,7 @@ def test_what_is_cut_off_and_not_used_is_no_error():
 def test_where_no_gradient_arrives_at_all_the_message_is_ours(requires_grad):
     x = torch.ones(3, requires_grad=True)
     value = torch.ones(1, requires_grad=requires_grad) * 2
-    with pytest.raises(
-        ValueError, match='no gradient comes from the explained number'
-    ):
+    with pytest.raises(ValueError, match='no gradient comes from the explained number'):
         input_gradient(value, x)
 
 
@@ -748,8 +717,7 @@ def test_a_part_in_training_mode_is_refused_by_name(tokenizer):
     model = random_model('BERT', dtype=torch.float32, vocab_size=30522)
     model.bert.encoder.layer[1].attention.self.train()
     with pytest.raises(
-        ValueError,
-        match='bert.encoder.layer.1.attention.self is in training mode',
+        ValueError, match='bert.encoder.layer.1.attention.self is in training mode'
     ):
         explain(model, tokenizer, 'Not a dull minute.', method='loo')
 
@@ -788,12 +756,7 @@ def test_parts_that_training_changes_are_refused(part):
 
 
 @pytest.mark.parametrize(
-    'part',
-    [
-        nn.Linear(32, 2),
-        nn.Dropout(0.0),
-        nn.Sequential(nn.Linear(32, 2)),
-    ],
+    'part', [nn.Linear(32, 2), nn.Dropout(0.0), nn.Sequential(nn.Linear(32, 2))]
 )
 def test_parts_that_compute_the_same_in_training_are_not_refused(part):
     "A new head is in training mode as torch makes it."

@@ -23,9 +23,7 @@ def pinned():
 
 
 def ceiling(name):
-    return next(
-        s.version for s in REQUIRED[name].specifier if s.operator == '<'
-    )
+    return next(s.version for s in REQUIRED[name].specifier if s.operator == '<')
 
 
 # ---- settings.ini
@@ -125,9 +123,7 @@ def no_index(words, env):
 
 
 @pytest.mark.parametrize('ci,code', [('', 0), ('true', 1)])
-def test_without_an_index_one_line_says_so(
-    ci, code, monkeypatch, tmp_path, capsys
-):
+def test_without_an_index_one_line_says_so(ci, code, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv('CI', ci)
     monkeypatch.setattr(stacks, 'run', no_index)
     monkeypatch.setattr(subprocess, 'run', lambda *_, **__: None)
@@ -166,9 +162,7 @@ def test_parts_of_the_same_versions_stay(tmp_path):
         path.write_text(stacks.json.dumps(made), encoding='utf-8')
     (found,) = read_results(path)['rows']
     assert list(found['parts']) == ['decoders', 'guide']
-    (other,) = stacks.record([row() | dict(versions={'torch': '3'})], path)[
-        'rows'
-    ]
+    (other,) = stacks.record([row() | dict(versions={'torch': '3'})], path)['rows']
     assert list(other['parts']) == ['decoders']
 
 

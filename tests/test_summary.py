@@ -120,9 +120,7 @@ def test_tokens_are_found_whatever_the_vocabulary_did(demo, text):
 
 def test_words_from_tokens_are_the_words_of_explain(demo, of_words):
     "Gradient methods add pieces up either way."
-    from_tokens = summarize(
-        explain(*demo, TEXTS, target=1), texts=TEXTS, min_count=1
-    )
+    from_tokens = summarize(explain(*demo, TEXTS, target=1), texts=TEXTS, min_count=1)
     from_words = summarize(of_words, texts=TEXTS, min_count=1)
     one, two = content(from_tokens), content(from_words)
     # the emoji is [UNK] to the vocabulary: that text is read from its tokens
@@ -268,9 +266,7 @@ def test_loo_takes_a_word_away_at_once(demo):
 def test_a_pipeline_is_taken(demo, found):
     model, tokenizer = demo
     pipe = TextClassificationPipeline(model=model, tokenizer=tokenizer)
-    s = summarize_texts(
-        pipe, None, TEXTS, target=1, min_count=1, progress=False
-    )
+    s = summarize_texts(pipe, None, TEXTS, target=1, min_count=1, progress=False)
     assert s.words == found.words
 
 
@@ -356,11 +352,7 @@ REFUSED = {
     'too few groups': ([made(['a'])], {'by_class': []}, 'got 0 for 1'),
     'too few texts': ([made(['a'])], {'texts': []}, 'got 0 texts for 1'),
     'sentences': ([made(['a b'], info=units())], {}, "'a b' is no word"),
-    'words as tokens': (
-        [made(['a'], info=units())],
-        {'unit': 'token'},
-        "unit='token'",
-    ),
+    'words as tokens': ([made(['a'], info=units())], {'unit': 'token'}, "unit='token'"),
     'words and tokens': (
         [made(['a'], info=units()), made(['a'])],
         {},
@@ -456,9 +448,7 @@ def test_of_a_frequent_word_some_dots_are_drawn_and_both_ends():
 
 
 def test_of_many_classes_those_of_most_texts_are_drawn():
-    maps = [
-        made(['w'], [1.0], target=k) for k in range(6) for _ in range(k + 1)
-    ]
+    maps = [made(['w'], [1.0], target=k) for k in range(6) for _ in range(k + 1)]
     s = summarize(maps, min_count=1)
     drawn = [ax.get_title(loc='left') for ax in s.bar().axes]
     assert len(drawn) == MOST_PANELS
@@ -499,9 +489,7 @@ def test_dollars_are_no_mathematics():
 def scaled(summary, factor):
     "The same summary in another unit."
     rows = summary.occurrences.assign(score=summary.occurrences.score * factor)
-    return type(summary)(
-        rows, summary.texts, 'other', summary.unit, summary.min_count
-    )
+    return type(summary)(rows, summary.texts, 'other', summary.unit, summary.min_count)
 
 
 def test_a_method_in_other_units_agrees_in_full(found):
@@ -676,9 +664,7 @@ def test_every_listed_word_opens_on_its_examples(found):
 
 def test_bars_are_as_long_as_means(found):
     block = found._repr_html_()
-    widths = re.findall(
-        r'class="(up|down)" x="\S+" y="\S+" width="(\S+)"', block
-    )
+    widths = re.findall(r'class="(up|down)" x="\S+" y="\S+" width="(\S+)"', block)
     means = found.top(12)['positive']['mean']
     shown = [float(w) * (1 if kind == 'up' else -1) for kind, w in widths]
     ratio = np.array(shown) / means.to_numpy()
@@ -753,21 +739,14 @@ def test_no_word_of_a_comparison_is_broken_on_a_narrow_page(found, tmp_path):
             "[...document.querySelectorAll('th, td')].map(e =>"
             " e.clientHeight / parseFloat(getComputedStyle(e).lineHeight))"
         )
-        wide = browser.js(
-            'document.documentElement.scrollWidth - window.innerWidth'
-        )
+        wide = browser.js('document.documentElement.scrollWidth - window.innerWidth')
     heads = heights[: len(both.words.columns)]
     assert max(heads) < 2  # one line each
     assert wide <= 0  # the table scrolls, not the page
 
 
 def test_names_are_public():
-    for name in (
-        'summarize',
-        'summarize_texts',
-        'Summary',
-        'compare_summaries',
-    ):
+    for name in ('summarize', 'summarize_texts', 'Summary', 'compare_summaries'):
         home = getattr(lrp_loo, name).__module__
         assert home in ('lrp_loo.summary', 'lrp_loo.comparison')
 

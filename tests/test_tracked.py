@@ -60,10 +60,7 @@ def test_what_is_added_counts_and_what_is_deleted_does_not(clone):
 
 def test_a_star_stays_in_its_folder(clone):
     assert names(clone, '*.png', 'figures/*.png') == []
-    assert names(clone, '**/*.png', 'nbs/*') == [
-        'figures/a/1.png',
-        'nbs/05_loo.ipynb',
-    ]
+    assert names(clone, '**/*.png', 'nbs/*') == ['figures/a/1.png', 'nbs/05_loo.ipynb']
 
 
 def test_an_unpacked_archive_is_taken_as_it_is(tree):

@@ -120,8 +120,7 @@ def test_a_method_without_any_r_is_named_and_does_not_empty_the_rest():
 
 
 @pytest.mark.parametrize(
-    'r',
-    [dict(a=[NAN] * 6), dict(a=[0.5] * 3 + [NAN] * 3, b=[NAN] * 3 + [0.5] * 3)],
+    'r', [dict(a=[NAN] * 6), dict(a=[0.5] * 3 + [NAN] * 3, b=[NAN] * 3 + [0.5] * 3)]
 )
 def test_no_text_that_all_methods_have(r):
     v = verdict(rows(**r))

@@ -12,9 +12,7 @@ from lrp_loo.view import compare, score_colours, terminal_text
 STRONGEST = score_colours(torch.tensor([1.0]))[0]
 
 
-def of(
-    scores, method='by hand', special=(0, -1), tokens='[CLS] a fine film [SEP]'
-):
+def of(scores, method='by hand', special=(0, -1), tokens='[CLS] a fine film [SEP]'):
     "An explanation by hand; `special`: places of special tokens."
     tokens = tokens.split()
     is_special = torch.zeros(len(tokens), dtype=torch.bool)
@@ -94,10 +92,7 @@ def test_a_special_bar_that_leaves_the_axis_names_its_value(dark):
 
 
 def test_the_largest_word_has_the_strongest_colour_in_a_terminal(dark):
-    assert (
-        f"48;2;{';'.join(map(str, STRONGEST))}m\x1b[30mfine"
-        in terminal_text(dark)
-    )
+    assert f"48;2;{';'.join(map(str, STRONGEST))}m\x1b[30mfine" in terminal_text(dark)
 
 
 def test_special_tokens_have_no_background_in_a_terminal(dark):
@@ -112,8 +107,7 @@ def luminance(rgb):
     "Of WCAG 2."
     parts = [c / 255 for c in rgb]
     linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in parts
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
     ]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
 

@@ -116,9 +116,7 @@ def test_an_unknown_carrier_is_refused(demo):
 
 def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
     fit = fit_layers(*demo, OPINIONS, progress=False)
-    kept = [
-        text_moments(*demo, encode(*demo, t))[fit.carrier] for t in OPINIONS
-    ]
+    kept = [text_moments(*demo, encode(*demo, t))[fit.carrier] for t in OPINIONS]
     w = np.ravel(fit.weights)
     fitted = np.mean([m.r(w) for m in kept])
     assert fitted > np.mean([m.r(np.ones_like(w)) for m in kept])
@@ -186,9 +184,7 @@ def fit():
 def test_another_kind_of_number_is_refused_by_name(fit):
     asked = dict(method=weighed_removal, **fit.options)
     for target in (Target(1, log_prob=True), (1, 0), lambda o: o.logits[:, 1]):
-        with pytest.raises(
-            ValueError, match='fitted on number=.*fit them anew'
-        ):
+        with pytest.raises(ValueError, match='fitted on number=.*fit them anew'):
             explain(*load_demo('sst2'), TEXTS[0], target=target, **asked)
 
 

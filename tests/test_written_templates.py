@@ -48,8 +48,7 @@ def ending(reviews):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f'{tokenizer.bos_token} $A {end}',
         special_tokens=[
-            (t, tokenizer.convert_tokens_to_ids(t))
-            for t in (tokenizer.bos_token, end)
+            (t, tokenizer.convert_tokens_to_ids(t)) for t in (tokenizer.bos_token, end)
         ],
     )
     return model, tokenizer
@@ -148,9 +147,7 @@ def test_explain_generation(request, of, given, units):
     model, tokenizer = request.getfixturevalue(of)
     text = written(tokenizer)
     prompt = SAID if given == 'messages' else text
-    steps = explain_generation(
-        model, tokenizer, prompt, ANSWER, 'loo', units=units
-    )
+    steps = explain_generation(model, tokenizer, prompt, ANSWER, 'loo', units=units)
     own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
     whole = once(tokenizer, text) + own
     total = sum(a.logit for a in steps)
@@ -203,9 +200,7 @@ def test_audits(reviews):
     table = audit(model, tokenizer, [text] * 2, 'cp_lrp', **quiet)
     plain = text.removeprefix(tokenizer.bos_token)
     wanted = audit(model, tokenizer, [plain] * 2, 'cp_lrp', **quiet)
-    assert table.loo_r['cp_lrp'] == pytest.approx(
-        wanted.loo_r['cp_lrp'], abs=1e-3
-    )
+    assert table.loo_r['cp_lrp'] == pytest.approx(wanted.loo_r['cp_lrp'], abs=1e-3)
     a, b = (
         audit_generation(
             model, tokenizer, [prompt], 'cp_lrp', max_new_tokens=2, **quiet
@@ -220,9 +215,7 @@ def test_accuracy_reads_what_explain_reads():
     texts = ['Slow, and never funny.', 'A warm and generous film.']
     again = [tokenizer.bos_token + t for t in texts]
     logits = []
-    handle = model.register_forward_hook(
-        lambda m, args, out: logits.append(out.logits)
-    )
+    handle = model.register_forward_hook(lambda m, args, out: logits.append(out.logits))
     for some in (texts, again):
         accuracy(model, tokenizer, some, [0, 1])
     handle.remove()

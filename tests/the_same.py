@@ -50,9 +50,7 @@ OWN = [
     'Not great, not bad, just long.',
     'The writer forgot to come, and so did the jokes.',
 ]
-UNITS = dict(
-    token='token', word='word', sentence='sentence', spans=[(0, 8), (12, 23)]
-)
+UNITS = dict(token='token', word='word', sentence='sentence', spans=[(0, 8), (12, 23)])
 
 
 # --------------------------------------------------------- what is kept of a call
@@ -88,9 +86,7 @@ def plain(x):
             return plain(form(x))
     entries = named(x)
     if entries is not None:
-        return {
-            str(k): plain(v) for k, v in entries.items() if k not in LEFT_OUT
-        }
+        return {str(k): plain(v) for k, v in entries.items() if k not in LEFT_OUT}
     if isinstance(x, (list, tuple)):
         return [plain(v) for v in x]
     raise TypeError(f"{type(x).__name__} cannot be kept")
@@ -257,9 +253,7 @@ def explain(values):
     for method in METHODS:
         for name, units in UNITS.items():
             how = dict(method=method, units=units)
-            values.explain(
-                f'sst2/{method}/{name}/predicted', 'sst2', TEXT, **how
-            )
+            values.explain(f'sst2/{method}/{name}/predicted', 'sst2', TEXT, **how)
         how = dict(method=method, target=[0, 'positive'])
         values.explain(f'sst2/{method}/batch', 'sst2', OWN[:2], **how)
     each = dict(units=['word', [(0, 7)]], batch_size=1)
@@ -310,9 +304,7 @@ def models(values):
     "Every method on every other model, and two of them in words."
     for name in ('imdb', 'reviews', 'reviews-sst2', 'mpnet-sst2', 'smollm2'):
         for method in METHODS:
-            values.explain(
-                f'{name}/{method}/token', name, OWN[2], method=method
-            )
+            values.explain(f'{name}/{method}/token', name, OWN[2], method=method)
         for method in ('loo', 'removal', 'cp_lrp'):
             how = dict(method=method, units='word')
             values.explain(f'{name}/{method}/word', name, OWN[6], **how)
@@ -687,9 +679,7 @@ def difference(old, new):
     "In words; '' where two values are the same in every bit."
     old, new = dict(leaves(old)), dict(leaves(new))
     places = [*old, *(at for at in new if at not in old)]
-    other = [
-        at for at in places if repr(old.get(at, ...)) != repr(new.get(at, ...))
-    ]
+    other = [at for at in places if repr(old.get(at, ...)) != repr(new.get(at, ...))]
     if not other:
         return ''
     both = [(old.get(at), new.get(at)) for at in other]
@@ -762,8 +752,7 @@ def of_parts(values, parts):
 def arguments(argv=None):
     "What the command was given."
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add('file', type=Path, help='values, as JSON')

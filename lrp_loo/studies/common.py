@@ -15,9 +15,7 @@ from typing import NamedTuple
 import torch
 from tqdm.auto import tqdm
 from ..results import Results, read_results
-from lrp_loo.data import (
-    load_digit_images,
-)
+from ..data import load_digit_images
 from ..models import encode, max_tokens
 from ..targets import Target
 
@@ -139,9 +137,7 @@ class Prompt(NamedTuple):
 
     def ids(self, tokenizer):
         "The answers' tokens."
-        found = [
-            tokenizer.encode(a, add_special_tokens=False) for a in self.answers
-        ]
+        found = [tokenizer.encode(a, add_special_tokens=False) for a in self.answers]
         for answer, ids in zip(self.answers, found):
             if len(ids) != 1:
                 raise ValueError(
@@ -170,9 +166,7 @@ class Prompt(NamedTuple):
 
 # a chat begins with this token: it is marked as special, and takes the
 # attention that a first token takes
-REVIEW = Prompt(
-    '<|im_start|>Review: ', '\nIn short, the movie was', (' bad', ' good')
-)
+REVIEW = Prompt('<|im_start|>Review: ', '\nIn short, the movie was', (' bad', ' good'))
 
 # %% ../../nbs/50_common.ipynb #4aeb0d7e
 def tokens_up_to(
@@ -212,8 +206,7 @@ def text_examples(
     if not fit:
         least = f'at least {shortest} and ' if shortest > 1 else ''
         raise ValueError(
-            f"no text of {data.info['name']} has {least}at most {longest}"
-            " tokens"
+            f"no text of {data.info['name']} has {least}at most {longest} tokens"
         )
     return fit, set_aside
 

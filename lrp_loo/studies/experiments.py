@@ -18,17 +18,10 @@ from lrp_loo.faithfulness import (
     say_audit_time,
     together,
 )
-from lrp_loo.models import (
-    encode,
-    load_demo,
-    max_tokens,
-)
+from ..models import encode, load_demo, max_tokens
 from ..removals import default_removal, fill_id
 from ..results import Results, recorded_methods
-from lrp_loo.studies.common import (
-    add_batches,
-    text_examples,
-)
+from .common import add_batches, text_examples
 
 # %% ../../nbs/51_experiments.ipynb #156de7d9
 def visible_keys(
@@ -164,9 +157,7 @@ def text_experiment(
     if prompt is not None:
         config['prompt'] = prompt._asdict()
     results = Results(path, config, fresh)
-    examples, too_long = text_examples(
-        model, tokenizer, data, limit, longest, prompt
-    )
+    examples, too_long = text_examples(model, tokenizer, data, limit, longest, prompt)
     return faithfulness_experiment(
         results,
         model,

@@ -95,24 +95,13 @@ def plot_agreement(
 
 # %% ../../nbs/54_figures.ipynb #bcf228ee
 SWEEP_STYLE = {  # sweep → its name, how it is drawn
-    'first': (
-        'first k layers',
-        dict(color=OTHERS[0], marker='o', ls='-'),
-    ),
-    'last': (
-        'last k layers',
-        dict(color=OTHERS[1], marker='s', ls='--'),
-    ),
-    'single': (
-        'layer k alone',
-        dict(color=OTHERS[2], marker='^', ls=':'),
-    ),
+    'first': ('first k layers', dict(color=OTHERS[0], marker='o', ls='-')),
+    'last': ('last k layers', dict(color=OTHERS[1], marker='s', ls='--')),
+    'single': ('layer k alone', dict(color=OTHERS[2], marker='^', ls=':')),
 }
 
 
-def layer_ticks(
-    n_layers: int,
-) -> range:  # layers, from 1
+def layer_ticks(n_layers: int) -> range:  # layers, from 1
     "Each of twelve layers, every so many of more."
     step = -(-n_layers // 12)
     return range(step, n_layers + 1, step)

@@ -55,10 +55,7 @@ def sweep_methods(
     sets = [()]
     sets += [sweep_layers(s, k, n_layers) for s in SWEEPS for k in steps]
     return {
-        bypass_name(layers, n_layers): (
-            'attn_lrp',
-            dict(bypass_softmax=list(layers)),
-        )
+        bypass_name(layers, n_layers): ('attn_lrp', dict(bypass_softmax=list(layers)))
         for layers in sets
     }
 
@@ -122,9 +119,7 @@ def table_a3_against_paper(
     """
     d = paper_numbers('A3')
     d = d[d.data.isin(list(results))].copy()
-    tables = {
-        n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()
-    }
+    tables = {n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()}
     found = [_ours(x, results[x.data], tables[x.data]) for x in d.itertuples()]
     d['our_k'] = [k for k, _ in found]
     d['ours'] = [ours for _, ours in found]
@@ -132,9 +127,7 @@ def table_a3_against_paper(
     return d
 
 # %% ../../nbs/08_layerwise.ipynb #6d81e9db
-_TOO_FEW_TO_PICK = (
-    "a layer is picked on one half of the texts, tried on the other"
-)
+_TOO_FEW_TO_PICK = "a layer is picked on one half of the texts, tried on the other"
 
 
 def single_layer_gains(
@@ -190,8 +183,7 @@ def entropy_table(
     per_layer = zip(*[row['entropy'] for row in results['rows']])
     means = [mean_se(np.array(x, dtype=float)) for x in per_layer]
     found = [
-        dict(layer=layer, entropy=m.mean, se=m.se)
-        for layer, m in enumerate(means, 1)
+        dict(layer=layer, entropy=m.mean, se=m.se) for layer, m in enumerate(means, 1)
     ]
     return pd.DataFrame(found)
 

@@ -235,8 +235,7 @@ CLAIMS = (
     ),
     Claim(
         'upper-single-gap',
-        'bypassing one layer widens the gap Δ more in the upper half of the'
-        ' layers',
+        'bypassing one layer widens the gap Δ more in the upper half of the layers',
         'Table A3, §4.3',
         _by_gap(_upper_single),
     ),
@@ -485,11 +484,7 @@ def _can_be_judged(results):
     if not isinstance(methods, dict):
         return False
     has_r = any('r' in m for m in methods.values())
-    return (
-        has_r
-        and {'data', 'model'} <= set(config)
-        and ('layers' in config['model'])
-    )
+    return has_r and {'data', 'model'} <= set(config) and ('layers' in config['model'])
 
 
 def _of_all_files(folders, by_study):
@@ -522,10 +517,7 @@ def ledger(
     keys = dict.fromkeys(c.key for c in CLAIMS)
     order = list(keys | dict.fromkeys(e['claim'] for e in entries))
     by = ('model', 'data', 'tokens', 'removal')
-    return sorted(
-        entries,
-        key=lambda e: (order.index(e['claim']), *(e[k] for k in by)),
-    )
+    return sorted(entries, key=lambda e: (order.index(e['claim']), *(e[k] for k in by)))
 
 
 def write_ledger(
@@ -543,8 +535,7 @@ def write_ledger(
 def _five_digits(entry):
     "Five significant digits: what a rerun on another machine gives again."
     return {
-        k: float(f'{v:.5g}') if isinstance(v, float) else v
-        for k, v in entry.items()
+        k: float(f'{v:.5g}') if isinstance(v, float) else v for k, v in entry.items()
     }
 
 # %% ../../nbs/59a_verdicts.ipynb #cc28a20d
@@ -602,11 +593,7 @@ def ledger_table(
     rows = [
         dict(
             claim=e['sentence'],
-            on=(
-                _marked(e['model'], [e]),
-                e['data'],
-                e['removal'].replace('_', ' '),
-            ),
+            on=(_marked(e['model'], [e]), e['data'], e['removal'].replace('_', ' ')),
             said=_verdict_text(e),
         )
         for e in entries

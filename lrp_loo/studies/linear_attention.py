@@ -25,8 +25,7 @@ def known_choice(
     "A named option, or an error that lists the ones there are."
     if value not in choices:
         raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, choices))}; got"
-            f" {value!r}"
+            f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}"
         )
     return value
 
@@ -41,8 +40,7 @@ INPUTS = {
 def _check_grey_levels(images):
     if images.ndim != 3:
         raise ValueError(
-            "images must have shape (n_images, side, side), got"
-            f" {tuple(images.shape)}"
+            f"images must have shape (n_images, side, side), got {tuple(images.shape)}"
         )
     if images.min() < 0 or images.max() > 1:
         raise ValueError(
@@ -224,9 +222,7 @@ def linear_logits(
     "Logits, by a graph whose backward pass is the plain one or AttnLRP's."
     n = model.n_pixels
     if x.ndim != 2 or x.shape[1] != n:
-        raise ValueError(
-            f"x must have shape (batch, {n}), got {tuple(x.shape)}"
-        )
+        raise ValueError(f"x must have shape (batch, {n}), got {tuple(x.shape)}")
     form = known_choice('form', form or model.form, FORMS)
     shares = known_choice('product', product, PRODUCTS)
     multiply = partial(_multiply, eps=eps, product=shares)
@@ -246,10 +242,7 @@ def _read_rows(model, z, dim):
 def _lines_of(model):
     "Q, K and V, each as (2, width): slope and constant."
     lines = (_line(model, W) for W in (model.W_Q, model.W_K, model.W_V))
-    return [
-        torch.stack([line.slope, line.slope * 0 + line.constant])
-        for line in lines
-    ]
+    return [torch.stack([line.slope, line.slope * 0 + line.constant]) for line in lines]
 
 # %% ../../nbs/93_pixels.ipynb #60b0a67c
 def _moment_products(model, x, U):
@@ -320,9 +313,7 @@ def _descend(model, images, labels, steps, lr):
     adam = torch.optim.Adam(model.parameters(), lr)
     for which in steps:
         which = which.to(images.device)
-        loss = F.cross_entropy(
-            summed_logits(model, images[which]), labels[which]
-        )
+        loss = F.cross_entropy(summed_logits(model, images[which]), labels[which])
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -380,8 +371,7 @@ def _check_classes(target, n_images, n_classes):
         )
     if target.min() < 0 or target.max() >= n_classes:
         raise ValueError(
-            f"targets are classes from 0 to {n_classes - 1}, got"
-            f" {target.tolist()}"
+            f"targets are classes from 0 to {n_classes - 1}, got {target.tolist()}"
         )
 
 # %% ../../nbs/94_pixel_maps.ipynb #410357b1

@@ -36,11 +36,7 @@ from lrp_loo.studies.linear_attention import (
 # %% ../../nbs/52_mnist.ipynb #80c61ee7
 def _setting(inputs, pixel, positions, pooling, scale):
     return dict(
-        inputs=inputs,
-        pixel=pixel,
-        positions=positions,
-        pooling=pooling,
-        scale=scale,
+        inputs=inputs, pixel=pixel, positions=positions, pooling=pooling, scale=scale
     )
 
 
@@ -112,9 +108,7 @@ def nested_tables(
     "Table 1 as a results file keeps it."
     t = table1(rows)
     return {
-        protocol: {
-            e: t.loc[protocol].loc[e].to_dict('index') for e in explainers
-        }
+        protocol: {e: t.loc[protocol].loc[e].to_dict('index') for e in explainers}
         for protocol in protocols
     }
 
@@ -159,8 +153,7 @@ def curve_row(
         means = zip(curves._fields, map(_mean_curve, curves))
         paths[name] = dict(means)
     means = {
-        name: {a: mean_se(of[a])._asdict() for a in AREAS}
-        for name, of in areas.items()
+        name: {a: mean_se(of[a])._asdict() for a in AREAS} for name, of in areas.items()
     }
     delta = {name: of['delta'] for name, of in areas.items()}
     return dict(curves=means, gaps=_gaps(delta), paths=paths)
@@ -214,9 +207,7 @@ def run_setting(
     "Train one setting of the grid, measure its Table 1 and its curves."
     X = normalise_images(train[0], setting['inputs'])
     Xt = normalise_images(test[0], setting['inputs'])
-    model = train_linear_attention(
-        X, train[1], **training, **model_options(setting)
-    )
+    model = train_linear_attention(X, train[1], **training, **model_options(setting))
     seed = training.get('seed', 0)
     head = dict(
         name=setting_name(setting),
@@ -231,9 +222,7 @@ def run_setting(
 def _over_networks(values, limits=(-np.inf, np.inf)):
     "Mean of one number over networks, with its interval; None where undefined."
     x = np.array(values, dtype=float)
-    found = paired_difference(x, np.zeros(len(x)), limits) | dict(
-        se=mean_se(x).se
-    )
+    found = paired_difference(x, np.zeros(len(x)), limits) | dict(se=mean_se(x).se)
     return {k: None if np.isnan(v) else v for k, v in found.items()}
 
 
@@ -327,9 +316,7 @@ def distance(
     swap: bool = False,  # take the paper's L for q_kv
 ) -> float:  # mean absolute difference; inf where a number is undefined
     "How far a setting is from the paper's accuracy and Table 1."
-    pairs = _beside_the_papers(
-        row, known_choice('protocol', protocol, PROTOCOLS), swap
-    )
+    pairs = _beside_the_papers(row, known_choice('protocol', protocol, PROTOCOLS), swap)
     if any(ours is None or not np.isfinite(ours) for ours, _ in pairs):
         return float('inf')
     return float(np.mean([abs(ours - papers) for ours, papers in pairs]))
@@ -459,9 +446,7 @@ def linear_attention_experiment(
     grid = GRID if grid is None else grid
     seeds = _check_seeds(seeds)
     training = dict(epochs=epochs, lr=lr, batch_size=batch_size)
-    config = _configuration(
-        train, test, data_info, limit, grid, seeds, training
-    )
+    config = _configuration(train, test, data_info, limit, grid, seeds, training)
     if progress:
         _say_network_time(config)
 
@@ -572,10 +557,7 @@ def compare_table1(
 
 # %% ../../nbs/52a_mnist_tables.ipynb #c5c8f141
 BARS = [(e, pair) for e in ('ig', 'attn_lrp') for pair in PAIRS]
-PANELS = {
-    'sum_to_one': 'maps scaled to sum to one',
-    'as_is': 'maps as they are',
-}
+PANELS = {'sum_to_one': 'maps scaled to sum to one', 'as_is': 'maps as they are'}
 
 
 SOURCES = {  # whose numbers → how their bars are filled
@@ -716,13 +698,7 @@ from matplotlib.lines import Line2D
 from ..stats import mean_against_zero
 from .common import Study, digit_sets, interval_text
 from .ledger import described, entries_of
-from lrp_loo.studies.style import (
-    PAGE,
-    full_name,
-    method_label,
-    method_look,
-    themed,
-)
+from .style import PAGE, full_name, method_label, method_look, themed
 from .linear_attention import PAIRS
 
 # %% ../../nbs/52b_mnist_curves.ipynb #a3f98fc2
@@ -797,9 +773,7 @@ def delta_table(
 # %% ../../nbs/52b_mnist_curves.ipynb #10d04c9e
 def _loo_shares(network):
     "Each order's Δ over LOO's."
-    delta = {
-        name: of['delta']['mean'] for name, of in network['curves'].items()
-    }
+    delta = {name: of['delta']['mean'] for name, of in network['curves'].items()}
     return {name: mean / delta['loo'] for name, mean in delta.items()}
 
 
@@ -878,9 +852,7 @@ def plot_mnist_curves(
 
 # %% ../../nbs/52b_mnist_curves.ipynb #53687668
 NEARLY_ZERO = 0.2  # of an r that the paper calls nearly uncorrelated
-NEARLY_UNCORRELATED = (
-    f'AttnLRP is nearly uncorrelated with LOO (|r| < {NEARLY_ZERO})'
-)
+NEARLY_UNCORRELATED = f'AttnLRP is nearly uncorrelated with LOO (|r| < {NEARLY_ZERO})'
 
 # %% ../../nbs/52b_mnist_curves.ipynb #56b83147
 BRACKET_MARGIN = 0.01  # of r, which rounding does not reach
@@ -954,8 +926,7 @@ NETWORK_CLAIMS = (
     ),
     NetworkClaim(
         'brackets-uncorrelated-summed',
-        f'{NEARLY_UNCORRELATED} through both brackets, maps scaled to sum to'
-        ' one',
+        f'{NEARLY_UNCORRELATED} through both brackets, maps scaled to sum to one',
         'Table 1, §4.3',
         partial(_uncorrelated, **SUMMED),
     ),

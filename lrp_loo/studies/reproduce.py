@@ -24,11 +24,7 @@ from .common import RunOptions, interval_text, read_parts
 from .ledger import ledger, ledger_notes
 
 # %% ../../nbs/58_reproduce.ipynb #c4a0a4b6
-MODULES = (
-    'lrp_loo.studies.scalar',
-    'lrp_loo.studies.mnist',
-    'lrp_loo.studies.figures',
-)
+MODULES = ('lrp_loo.studies.scalar', 'lrp_loo.studies.mnist', 'lrp_loo.studies.figures')
 
 
 def studies_of(
@@ -38,9 +34,7 @@ def studies_of(
     return [s for module in modules for s in import_module(module).STUDIES]
 
 
-def words_of(
-    studies: list,
-) -> list:  # words of `--only`, in the order they are run
+def words_of(studies: list) -> list:  # words of `--only`, in the order they are run
     "What each of them is called."
     return [word for study in studies for word in study.words]
 
@@ -158,9 +152,7 @@ def files_of(
     words: list,  # of `--only`
 ) -> set:  # without .json
     "The files of rows that they ask for."
-    return {
-        study.files[part] for study in studies for part in study.parts(words)
-    }
+    return {study.files[part] for study in studies for part in study.parts(words)}
 
 
 def print_ledger(
@@ -168,9 +160,7 @@ def print_ledger(
     files: set = None,  # of rows, without .json; None: all
 ):
     "A line for each claim on some files, with its interval and corrected p."
-    shown = [
-        e for e in entries if files is None or Path(e['file']).name in files
-    ]
+    shown = [e for e in entries if files is None or Path(e['file']).name in files]
     if not shown:
         return
     print_heading('The claims, on these rows')
@@ -199,9 +189,7 @@ def chosen_words(
     return words
 
 
-def checked_options(
-    options: RunOptions,
-) -> RunOptions:
+def checked_options(options: RunOptions) -> RunOptions:
     "The same, with None for a limit of 0; a negative number is refused."
     for name in ('limit', 'seed'):
         value = getattr(options, name)

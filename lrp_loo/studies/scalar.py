@@ -81,9 +81,7 @@ def product(
     each time under LRP's product rule.
     """
     x = checked_factors(x, bracketing)
-    return walk(
-        bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b)
-    )
+    return walk(bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b))
 
 # %% ../../nbs/01_scalar.ipynb #16d98f26
 def scalar_relevance(
@@ -132,9 +130,7 @@ def scalar_ig(
 ) -> torch.Tensor:  # (n,)
     "Integrated Gradients of a product along the straight path from 0."
     if not isinstance(n_steps, int) or n_steps < 1:
-        raise ValueError(
-            f"n_steps must be a whole number from 1, got {n_steps!r}"
-        )
+        raise ValueError(f"n_steps must be a whole number from 1, got {n_steps!r}")
     x = checked_factors(x).detach()
     nodes, weights = np.polynomial.legendre.leggauss(n_steps)
     alpha = torch.from_numpy(nodes / 2 + 0.5)  # from [-1, 1] to [0, 1]

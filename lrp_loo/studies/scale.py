@@ -20,9 +20,7 @@ ESTIMATES = {
 }
 
 
-def halves(
-    n_layers: int,
-) -> list:  # names of methods
+def halves(n_layers: int) -> list:  # names of methods
     "The lower half of the layers bypassed, and the upper."
     return [
         bypass_name(sweep_layers(end, n_layers // 2, n_layers), n_layers)
@@ -56,7 +54,5 @@ _SMOLLM2 = dict(sst2='smollm2', imdb='smollm2')
 AT_SCALE = {  # word of `--model`
     'base': AtScale(dict(sst2='mpnet-sst2', imdb='mpnet-imdb')),
     'llm': AtScale(_SMOLLM2, REVIEW),
-    'llm-answer': AtScale(
-        _SMOLLM2, ONE_WORD, ('loo', 'attn_lrp', 'cp_lrp', 'removal')
-    ),
+    'llm-answer': AtScale(_SMOLLM2, ONE_WORD, ('loo', 'attn_lrp', 'cp_lrp', 'removal')),
 }

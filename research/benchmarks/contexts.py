@@ -42,10 +42,7 @@ REMOVALS = ('attention_mask', 'delete')
 OURS = ('loo', 'removal', 'attn_lrp', 'cp_lrp', 'grad_x_input')
 ASKED = (  # peer, its method, options
     ('Captum', 'ablation', {}),
-    *(
-        ('ContextCite', 'context_cite', dict(num_ablations=n))
-        for n in (8, 16, 32, 64)
-    ),
+    *(('ContextCite', 'context_cite', dict(num_ablations=n)) for n in (8, 16, 32, 64)),
     ('FlashTrace', 'flashtrace', {}),
     ('FlashTrace', 'ifr', {}),
     ('FlashTrace', 'attn_lrp_span', {}),
@@ -112,12 +109,10 @@ def row_of(by, method, options, answer, references):
     ]
     for removal in REMOVALS:
         row[f'r_{removal}'] = mean(
-            correlation(item['scores'], reference[removal])
-            for item, reference in pairs
+            correlation(item['scores'], reference[removal]) for item, reference in pairs
         )
         row[f'first_{removal}'] = mean(
-            is_first(item['scores'], reference[removal])
-            for item, reference in pairs
+            is_first(item['scores'], reference[removal]) for item, reference in pairs
         )
     return row | cost(answer)
 
@@ -128,9 +123,7 @@ def answers(args, model, tokenizer, items):
         if wanted(args, 'ours', method):
             run = partial(ours, model, tokenizer, method=method)
             yield 'ours', method, {}, our_answer(model, items, run)
-    short = dict(
-        context='It rains. The sun shines.', question='Why?', answer=' So.'
-    )
+    short = dict(context='It rains. The sun shines.', question='Why?', answer=' So.')
     with tempfile.TemporaryDirectory() as folder:
         save(model, tokenizer, folder)
         for peer, method, options in ASKED:

@@ -37,9 +37,7 @@ def questions(folder):
     asked = [(name, OURS, *FOLLOWED_CONTEXTS[name]) for name in ASKED_OF_OURS]
     for name, peer, method, options in [*asked, *ASKED]:
         python = python_of(peer)
-        question = dict(
-            model=folder, task='context', method=method, options=options
-        )
+        question = dict(model=folder, task='context', method=method, options=options)
         if python:
             yield name, peer, python, question
 
@@ -84,9 +82,7 @@ def main():
     contexts = contexts_of(study, PART, None, tokenizer)
     shortest = sorted(asked_rows(study), key=lambda row: row['n_tokens'])
     rows = shortest[: args.contexts]
-    items = [
-        asked_again(model, tokenizer, contexts[row['i']], row) for row in rows
-    ]
+    items = [asked_again(model, tokenizer, contexts[row['i']], row) for row in rows]
     config = dict(
         experiment='seconds on planted contexts',
         model=study['config']['model'],

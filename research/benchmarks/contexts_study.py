@@ -17,15 +17,7 @@ from pathlib import Path
 
 import torch
 from peer_protocol import log_probs
-from peers import (
-    FURTHEST,
-    HERE,
-    PEERS,
-    Peer,
-    other_model,
-    python_of,
-    save,
-)
+from peers import FURTHEST, HERE, PEERS, Peer, other_model, python_of, save
 from tqdm.auto import tqdm
 
 from lrp_loo import load_demo
@@ -46,12 +38,7 @@ ASKED = (  # name in the study, peer, its method, options
     ('FlashTrace, routes', 'FlashTrace', 'ifr', {}),
     ('FlashTrace, AttnLRP', 'FlashTrace', 'attn_lrp_span', {}),
     *(
-        (
-            f'ContextCite, {n}',
-            'ContextCite',
-            'context_cite',
-            dict(num_ablations=n),
-        )
+        (f'ContextCite, {n}', 'ContextCite', 'context_cite', dict(num_ablations=n))
         for n in (8, 16)
     ),
     # its gradient × input is ours (chapter 85)
@@ -78,9 +65,7 @@ def contexts_of(study, part, data, tokenizer):
 
 def asked_again(model, tokenizer, context, row):
     "What the peers are asked; refused where it is not what the study asked."
-    item = item_of(
-        model, tokenizer, context, greedy_answer(model, tokenizer, context)
-    )
+    item = item_of(model, tokenizer, context, greedy_answer(model, tokenizer, context))
     n_tokens = len(item['prompt_ids'] + item['continuation_ids'])
     apart = abs(sum(item['log_probs']) - row['log_prob'])
     if n_tokens != row['n_tokens'] or apart > FURTHEST:
@@ -142,9 +127,7 @@ def ask_all(results, study, items, folder, only):
         python = only in (None, peer) and python_of(peer)
         if not python:
             continue
-        question = dict(
-            model=folder, task='context', method=method, options=options
-        )
+        question = dict(model=folder, task='context', method=method, options=options)
         with Peer(python, PEERS[peer][1]) as process:
             for row in tqdm(asked_rows(study), desc=name):
                 key = f"{row['i']}, {name}"
@@ -154,16 +137,12 @@ def ask_all(results, study, items, folder, only):
                 about = dict(i=key, context=row['i'], name=name)
                 results.add(about | found)
                 if 'error' in found:
-                    print(
-                        f"{name}, {row['i']}: {found['error']}", file=sys.stderr
-                    )
+                    print(f"{name}, {row['i']}: {found['error']}", file=sys.stderr)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        '--part', choices=KINDS_OF_CONTEXTS, default='contexts-planted'
-    )
+    parser.add_argument('--part', choices=KINDS_OF_CONTEXTS, default='contexts-planted')
     parser.add_argument('--data', help='the folder of data, for reviews')
     parser.add_argument('--study', help='its results; default: those kept here')
     parser.add_argument('--only', choices=PEERS)

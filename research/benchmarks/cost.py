@@ -74,11 +74,7 @@ def short(texts, rounds):
 
     return encs, {
         'removal / attn_lrp': (run('removal'), run('attn_lrp'), rounds),
-        'attn_lrp / grad_x_input': (
-            run('attn_lrp'),
-            run('grad_x_input'),
-            rounds,
-        ),
+        'attn_lrp / grad_x_input': (run('attn_lrp'), run('grad_x_input'), rounds),
         'cp_lrp / grad_x_input': (run('cp_lrp'), run('grad_x_input'), rounds),
         'exact LOO / one masked pass at a time': (
             run('loo'),
@@ -108,11 +104,7 @@ def long(rounds):
             one('attn_lrp'),
             rounds,
         ),
-        'exact LOO / removal': (
-            lambda: leave_one_out(model, enc),
-            one('removal'),
-            1,
-        ),
+        'exact LOO / removal': (lambda: leave_one_out(model, enc), one('removal'), 1),
     }
 
 
@@ -123,13 +115,10 @@ if __name__ == '__main__':
     p.add_argument('--long', action='store_true')
     p.add_argument('--out')
     args = p.parse_args()
-    encs, pairs = (
-        long(args.rounds) if args.long else short(args.texts, args.rounds)
-    )
+    encs, pairs = long(args.rounds) if args.long else short(args.texts, args.rounds)
     tokens = [e['input_ids'].shape[1] for e in encs]
     r = Results(
-        args.out
-        or HERE / 'results' / ('cost-long.json' if args.long else 'cost.json'),
+        args.out or HERE / 'results' / ('cost-long.json' if args.long else 'cost.json'),
         dict(
             experiment='cost',
             model=dict(name='minilm-sst2'),

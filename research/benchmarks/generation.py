@@ -85,10 +85,7 @@ def generated(model, tokenizer, prompt, n=NEW_TOKENS):
     again = tokenizer(prompt + text)['input_ids']
     assert again == ids, f'{prompt!r}: what was said is read otherwise'
     item = dict(
-        prompt=prompt,
-        continuation=text,
-        prompt_ids=ids[:k],
-        continuation_ids=ids[k:],
+        prompt=prompt, continuation=text, prompt_ids=ids[:k], continuation_ids=ids[k:]
     )
     return item | dict(log_probs=log_probs(model, item))
 

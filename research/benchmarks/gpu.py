@@ -165,9 +165,7 @@ def by_ray(args, device):
 
 
 if __name__ == '__main__':
-    given = arguments(
-        __doc__, sentences=192, device='cuda', models=','.join(MODELS)
-    )
+    given = arguments(__doc__, sentences=192, device='cuda', models=','.join(MODELS))
     if given.out == str(OUT):
         given.out = str(LAB / 'results' / 'benchmarks-gpu.json')
     where = device_named(given.device)

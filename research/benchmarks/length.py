@@ -116,12 +116,9 @@ def row_alone(model, tokenizer, rounds, name, n):
     enc = text(model, tokenizer, n)
     m, kw = METHODS[name]
     mib = in_process(name, n)
-    row = seconds(
-        lambda: explain_batch(model, tokenizer, [enc], m, **kw), rounds
-    )
+    row = seconds(lambda: explain_batch(model, tokenizer, [enc], m, **kw), rounds)
     print(
-        f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s {mib:8.0f} MiB",
-        flush=True,
+        f"{name:20s} {n:4d} tokens {row['seconds']:8.3f} s {mib:8.0f} MiB", flush=True
     )
     return dict(method=name, tokens=n, texts=1) | row | dict(mib=mib)
 
@@ -133,8 +130,7 @@ def row_together(model, tokenizer, rounds, name, n):
     tokens = sum(len(tokenizer(t)['input_ids']) for t in some) / n
     m, kw = METHODS[name]
     row = seconds(
-        lambda: explain(model, tokenizer, some, method=m, batch_size=32, **kw),
-        rounds,
+        lambda: explain(model, tokenizer, some, method=m, batch_size=32, **kw), rounds
     )
     row['seconds'] /= n
     print(f"{name:20s} {n:4d} texts  {row['seconds']:8.4f} s each", flush=True)
@@ -154,9 +150,7 @@ def main(args):
         dtype='float32',
         methods={k: list(v) for k, v in METHODS.items()},
     )
-    r = Results(
-        Path(__file__).parent.parent / 'results' / 'cost-length.json', config
-    )
+    r = Results(Path(__file__).parent.parent / 'results' / 'cost-length.json', config)
     jobs = [(row_alone, name, n) for n in LENGTHS for name in METHODS]
     jobs += [(row_together, name, n) for n in NUMBERS for name in OF_MANY]
     for i, (row, name, n) in enumerate(jobs):

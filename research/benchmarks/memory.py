@@ -60,15 +60,12 @@ def measure(layers, checkpoint):
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument(
-        '--out',
-        default=str(Path(__file__).parent.parent / 'results' / 'memory.json'),
+        '--out', default=str(Path(__file__).parent.parent / 'results' / 'memory.json')
     )
     ap.add_argument('--one', nargs=2)
     a = ap.parse_args()
     if a.one:
-        return print(
-            json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint'))
-        )
+        return print(json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint')))
     from lrp_loo.results import Results
 
     r = Results(
@@ -86,8 +83,7 @@ def main():
         fresh=True,
     )
     print(
-        f'{"layers":>6} {"plain MiB":>10} {"checkpointed MiB":>17}'
-        f' {"time ratio":>11}'
+        f'{"layers":>6} {"plain MiB":>10} {"checkpointed MiB":>17} {"time ratio":>11}'
     )
     for i, layers in enumerate(LAYERS):
         plain, check = (

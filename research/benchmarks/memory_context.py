@@ -75,13 +75,7 @@ def explained(model, tokenizer, context, method, options):
     "An explanation by sentences."
     warnings.simplefilter('ignore')
     a = attribute_context(
-        model,
-        tokenizer,
-        context,
-        ANSWER,
-        QUESTION,
-        method=method,
-        **options,
+        model, tokenizer, context, ANSWER, QUESTION, method=method, **options
     )
     return dict(tokens=len(a.input_ids), units=len(a.scores))
 

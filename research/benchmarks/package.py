@@ -66,23 +66,11 @@ def run(*words):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        '--out', default=ROOT / 'research' / 'results' / 'package.json'
-    )
+    parser.add_argument('--out', default=ROOT / 'research' / 'results' / 'package.json')
     args = parser.parse_args()
     results = None
     with tempfile.TemporaryDirectory() as d:
-        run(
-            sys.executable,
-            '-m',
-            'pip',
-            'wheel',
-            '-q',
-            '--no-deps',
-            '-w',
-            d,
-            ROOT,
-        )
+        run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', d, ROOT)
         wheel = next(Path(d).glob('*.whl'))
         results = Results(
             args.out,

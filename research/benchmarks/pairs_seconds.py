@@ -44,9 +44,7 @@ def main():
     args = arguments(__doc__, reviews=3, whole=1)
     if args.out.endswith('benchmarks.json'):
         args.out = str(OUT)
-    model, tokenizer, found, _, setting = texts(
-        'imdb', args, args.reviews, 256, 240
-    )
+    model, tokenizer, found, _, setting = texts('imdb', args, args.reviews, 256, 240)
     explain_pairs(model, tokenizer, 'not bad at all')  # what is loaded once
     config = dict(
         experiment='seconds of pairs',

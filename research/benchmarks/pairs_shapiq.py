@@ -19,21 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from shapiq import (
-    KernelSHAPIQ,
-    PermutationSamplingSII,
-    RegressionFSII,
-    SVARMIQ,
-)
+from shapiq import KernelSHAPIQ, PermutationSamplingSII, RegressionFSII, SVARMIQ
 
 from lrp_loo.pairs import LARGE, best_tenth, pair_agreement
 from lrp_loo.results import Results, read_results
 from lrp_loo.studies.common import add_rows
-from lrp_lab.interactions import (
-    PairGame,
-    PAIRED,
-    interactions_examples,
-)
+from lrp_lab.interactions import PairGame, PAIRED, interactions_examples
 
 FOLDER = Path(__file__).parents[1] / 'results' / 'folder'
 TIMES = (1, 8)  # as many passes as `removal` takes at T
@@ -102,9 +93,7 @@ def main():
     study = read_results(FOLDER / f'{args.part}.json')
     seed = study['config']['seed']
     drawn, fit = interactions_examples(args.part, args.data, seed)
-    costs = {
-        row['i']: row['methods']['removal, T']['cost'] for row in study['rows']
-    }
+    costs = {row['i']: row['methods']['removal, T']['cost'] for row in study['rows']}
     fit = [one for one in fit if one[0] in costs][: args.limit]
     config = dict(
         experiment='pairs by shapiq',

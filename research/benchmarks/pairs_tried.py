@@ -73,14 +73,7 @@ class Tried:
         "D[j, i]: j is removed, i is scored."
         g = self.game
         R, _ = estimates_without(
-            g.model,
-            g.enc,
-            g.target,
-            self.every,
-            g.n,
-            g.units,
-            composite,
-            weight=weight,
+            g.model, g.enc, g.target, self.every, g.n, g.units, composite, weight=weight
         )
         whole = self.R
         if composite is not None:

@@ -22,9 +22,7 @@ from peer_protocol import main, prompt_of
 
 def _tokens(tokenizer, item):
     "Captum's input, and whether its ids are the prompt's."
-    given = TextTokenInput(
-        prompt_of(item), tokenizer, baselines=tokenizer.pad_token_id
-    )
+    given = TextTokenInput(prompt_of(item), tokenizer, baselines=tokenizer.pad_token_id)
     ids = given.to_model_input()[0].tolist()
     return given, ids == item['prompt_ids']
 
@@ -102,19 +100,14 @@ def sentences(model, tokenizer, item, kind=FeatureAblation, **options):
     same = tokenizer.encode(given.to_model_input()) == item['prompt_ids']
     llm = LLMAttribution(kind(model), tokenizer)
     found = llm.attribute(
-        given,
-        target=_answer_ids(item),
-        forward_in_tokens=False,
-        **options,
+        given, target=_answer_ids(item), forward_in_tokens=False, **options
     )
     return found.seq_attr, same
 
 
 def shapley(model, tokenizer, item, n_samples=3):
     torch.manual_seed(0)
-    return sentences(
-        model, tokenizer, item, ShapleyValueSampling, n_samples=n_samples
-    )
+    return sentences(model, tokenizer, item, ShapleyValueSampling, n_samples=n_samples)
 
 
 METHODS = {

@@ -46,8 +46,7 @@ def sentences(model, tokenizer, item, num_ablations=64):
     tokenizer.chat_template = AS_IT_IS
     # braces of the text itself are no places of the template
     before, after = (
-        item[side].replace('{', '{{').replace('}', '}}')
-        for side in ('before', 'after')
+        item[side].replace('{', '{{').replace('}', '}}') for side in ('before', 'after')
     )
     citer = ContextCiter(
         model,

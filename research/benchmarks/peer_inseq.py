@@ -43,9 +43,7 @@ def attributed(model, tokenizer, item, name, explains, **options):
 
 def generation(name, explains):
     def run(model, tokenizer, item, **options):
-        scores, same = attributed(
-            model, tokenizer, item, name, explains, **options
-        )
+        scores, same = attributed(model, tokenizer, item, name, explains, **options)
         return before_each(scores.tolist(), item), same
 
     return run
@@ -53,9 +51,7 @@ def generation(name, explains):
 
 def context(name, explains):
     def run(model, tokenizer, item, **options):
-        scores, same = attributed(
-            model, tokenizer, item, name, explains, **options
-        )
+        scores, same = attributed(model, tokenizer, item, name, explains, **options)
         return sums_over_sentences(tokenizer, item, scores), same
 
     return run

@@ -19,9 +19,7 @@ from peer_protocol import (
 
 PLACES = dict(granularity=Granularity.ALL_TOKENS)
 OCCLUSION = dict(inference_mode=InferenceModes.LOG_SOFTMAX, batch_size=8)
-GRADIENTS = dict(
-    inference_mode=InferenceModes.LOGITS, n_perturbations=20, batch_size=8
-)
+GRADIENTS = dict(inference_mode=InferenceModes.LOGITS, n_perturbations=20, batch_size=8)
 
 
 def attributed(model, tokenizer, item, kind, options):
@@ -35,9 +33,7 @@ def attributed(model, tokenizer, item, kind, options):
 
 def generation(kind, defaults):
     def run(model, tokenizer, item, **options):
-        scores, same = attributed(
-            model, tokenizer, item, kind, defaults | options
-        )
+        scores, same = attributed(model, tokenizer, item, kind, defaults | options)
         return before_each(scores.tolist(), item), same
 
     return run
@@ -45,9 +41,7 @@ def generation(kind, defaults):
 
 def context(kind, defaults):
     def run(model, tokenizer, item, **options):
-        scores, same = attributed(
-            model, tokenizer, item, kind, defaults | options
-        )
+        scores, same = attributed(model, tokenizer, item, kind, defaults | options)
         return sums_over_sentences(tokenizer, item, scores), same
 
     return run

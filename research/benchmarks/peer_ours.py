@@ -37,14 +37,7 @@ def generation(model, tokenizer, item, method, **options):
     return [a.scores for a in steps], same
 
 
-NAMES = (
-    'loo',
-    'removal',
-    'removal+rows',
-    'attn_lrp',
-    'cp_lrp',
-    'grad_x_input',
-)
+NAMES = ('loo', 'removal', 'removal+rows', 'attn_lrp', 'cp_lrp', 'grad_x_input')
 METHODS = {
     (task, name): (partial(explain, method=name), 'log-prob')
     for name in NAMES

@@ -129,9 +129,7 @@ def load(folder, **options):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, **options
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 

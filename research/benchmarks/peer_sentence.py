@@ -11,11 +11,7 @@ import json
 import sys
 from importlib.metadata import version
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 
 def lxt(folder, text):

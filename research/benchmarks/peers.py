@@ -49,8 +49,7 @@ def python_of(
     named = os.environ.get(variable)
     if not named:
         print(
-            f'{peer} was not measured: {variable} names no environment',
-            file=sys.stderr,
+            f'{peer} was not measured: {variable} names no environment', file=sys.stderr
         )
     return named
 

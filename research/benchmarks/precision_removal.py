@@ -60,13 +60,10 @@ def rows(data, limit, threads, start):
     model, tokenizer = load_demo('sst2')
     double = copy.deepcopy(model).double()
     encs = [
-        encode(model, tokenizer, t)
-        for t in load_texts('sst2', data, limit=limit).texts
+        encode(model, tokenizer, t) for t in load_texts('sst2', data, limit=limit).texts
     ]
     for i in range(start, len(encs)):
-        print(
-            json.dumps(one_text(model, double, tokenizer, encs, i)), flush=True
-        )
+        print(json.dumps(one_text(model, double, tokenizer, encs, i)), flush=True)
 
 
 def in_process(data, limit, setting, start):
@@ -114,9 +111,7 @@ def main(args):
         seed=0,
         bound=BOUND,
         model=describe_model(model, DEMOS['sst2'][0]),
-        settings={
-            s: [k or 'native', n, limits[s]] for s, (k, n) in SETTINGS.items()
-        },
+        settings={s: [k or 'native', n, limits[s]] for s, (k, n) in SETTINGS.items()},
         errors=(
             'largest difference of a score over the largest score of the text: '
             'float32 against float64, and alone against beside two other texts'
@@ -154,16 +149,13 @@ def main(args):
 
 if __name__ == '__main__':
     p = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument(
         '--data', help="a folder laid out as the hub's data sets, or 'embedded'"
     )
     p.add_argument('--limit', type=int, default=200, help='texts')
-    p.add_argument(
-        '--few', type=int, default=24, help='texts under each other setting'
-    )
+    p.add_argument('--few', type=int, default=24, help='texts under each other setting')
     p.add_argument('--out', default=str(OUT))
     p.add_argument('--fresh', action='store_true', help='start over')
     p.add_argument(
@@ -173,9 +165,7 @@ if __name__ == '__main__':
         help='first text of a worker; for this command itself',
     )
     p.add_argument(
-        '--worker',
-        type=int,
-        help='threads of a worker; for this command itself',
+        '--worker', type=int, help='threads of a worker; for this command itself'
     )
     args = p.parse_args()
     if args.worker:

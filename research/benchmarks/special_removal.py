@@ -42,8 +42,7 @@ def layers_of(model, enc):
     return dict(
         estimate=found.terms[0, :, 0].view(n, -1).sum(1).tolist(),
         alone=[
-            float(found.values)
-            - without_in_layer(model, enc, found.readout, l, n)
+            float(found.values) - without_in_layer(model, enc, found.readout, l, n)
             for l in range(n)
         ],
         attention=[float(A[0, :, 1:, 0].mean()) for A in maps],
@@ -118,9 +117,7 @@ def main(args):
     for i, text in enumerate(texts.texts):
         if i not in results.done:
             results.add(
-                dict(
-                    i=i, **row(model, tokenizer, encode(model, tokenizer, text))
-                )
+                dict(i=i, **row(model, tokenizer, encode(model, tokenizer, text)))
             )
     results.summary = summary_of(results.rows)
     results.save()
@@ -129,8 +126,7 @@ def main(args):
 
 if __name__ == '__main__':
     p = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument(
         '--data', help="a folder laid out as the hub's data sets, or 'embedded'"

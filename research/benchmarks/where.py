@@ -23,12 +23,7 @@ from lrp_loo.results import Results
 from lrp_loo.loo import many_loo
 
 KINDS = {
-    'matrix products': (
-        'aten::addmm',
-        'aten::mm',
-        'aten::bmm',
-        'aten::baddbmm',
-    ),
+    'matrix products': ('aten::addmm', 'aten::mm', 'aten::bmm', 'aten::baddbmm'),
     'attention': ('aten::_scaled_dot_product_flash_attention_for_cpu',),
     'activation': ('aten::gelu',),
     'copies and sums': (
@@ -73,8 +68,7 @@ def layer_passes(L):
     sets = bypass_sets(L)
     return dict(
         back=sum(
-            len({frozenset(x for x in s if x >= l) for s in sets})
-            for l in range(L)
+            len({frozenset(x for x in s if x >= l) for s in sets}) for l in range(L)
         ),
         forward=2 * L,
         separate=2 * L * len(sets),
@@ -91,9 +85,7 @@ if __name__ == '__main__':
         dict(
             experiment='profile',
             model=dict(name=setting['model']),
-            data=dict(
-                name='sst2', source=setting['source'], split=setting['split']
-            ),
+            data=dict(name='sst2', source=setting['source'], split=setting['split']),
             texts=len(encs),
             mean_tokens=setting['mean_tokens'],
             threads=1,

@@ -44,12 +44,8 @@ class Switch(NamedTuple):
 
 ABLATED = {
     'product': Switch(dict(product='gradient'), dict(product='half')),
-    'norm': Switch(
-        dict(layer_norm='gradient'), dict(layer_norm='constant_std')
-    ),
-    'activation': Switch(
-        dict(activation='gradient'), dict(activation='identity')
-    ),
+    'norm': Switch(dict(layer_norm='gradient'), dict(layer_norm='constant_std')),
+    'activation': Switch(dict(activation='gradient'), dict(activation='identity')),
     'softmax': Switch(dict(bypass_softmax=[]), dict(bypass_softmax='all')),
     'gate': Switch(dict(gate='half'), dict(gate='constant')),
 }
@@ -159,10 +155,7 @@ def factorial(
     "Every set of rules' r with LOO, in a table with one axis a rule."
     # a rule alone is a composite of its own
     rules = [rule for rule in ABLATED if rule in rows[0]['methods']]
-    r = [
-        ablation_r(rows, composite_name(chosen))
-        for chosen in _rule_subsets(rules)
-    ]
+    r = [ablation_r(rows, composite_name(chosen)) for chosen in _rule_subsets(rules)]
     shape = (2,) * len(rules)
     return Factorial(rules, np.stack(r).reshape(*shape, len(rows)))
 
@@ -247,9 +240,7 @@ def _agreement_of(drawn, methods):
         rows = agreement_rows(
             drawn.model, drawn.tokenizer, encs, methods, drawn.info['removal']
         )
-        return [
-            dict(label=label, **row) for (_, _, label), row in zip(batch, rows)
-        ]
+        return [dict(label=label, **row) for (_, _, label), row in zip(batch, rows)]
 
     return run
 

@@ -20,14 +20,7 @@ from lrp_loo.models import n_layers, special_mask
 from lrp_loo.removal import removal_groups, removal_pass
 from lrp_loo.rows import removal_rows_scores
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_lab.parts import (
-    SENTENCES,
-    TEXTS,
-    at_scale,
-    no_entries,
-    on_part,
-    rows_heading,
-)
+from .parts import SENTENCES, TEXTS, at_scale, no_entries, on_part, rows_heading
 from lrp_loo.studies.common import Study, interval_text
 from .parts import part_experiment
 from lrp_loo.studies.style import (
@@ -131,9 +124,7 @@ def secant_scores(
         own = groups == k
         at = torch.ones(2, len(own), device=scores.device)
         at[1, own] = lowered
-        both = removal_pass(
-            model, twice, known, weights=at, composite=secant_rules()
-        )
+        both = removal_pass(model, twice, known, weights=at, composite=secant_rules())
         scores = torch.where(own, both.terms.sum(1).mean(0), scores)
     return Scores(scores[None], whole.values, whole.readout)
 
@@ -151,10 +142,7 @@ def _name(norm, inner, bypass):
 
 
 FAMILY = {
-    _name(*choice): (
-        carried_scores,
-        dict(zip(('norm', 'inner', 'bypass'), choice)),
-    )
+    _name(*choice): (carried_scores, dict(zip(('norm', 'inner', 'bypass'), choice)))
     for choice in product(NORMS, INNER, BYPASSED)
 }
 _ATTN_LRP = dict(norm='constant', inner='rules', attention='half')
@@ -297,8 +285,6 @@ _BETWEEN = Study(
 STUDIES = (
     _BETWEEN,
     at_scale(
-        _BETWEEN,
-        'between-large',
-        _between_files('mpnet', 'smollm2', 'smollm2-imdb'),
+        _BETWEEN, 'between-large', _between_files('mpnet', 'smollm2', 'smollm2-imdb')
     ),
 )

@@ -195,15 +195,11 @@ REWRITINGS = {
     'SiLU written out': Rewriting(
         (GATED,), swapping('SiLUActivation', lambda _: WrittenSiLU())
     ),
-    'gate bracketed otherwise': Rewriting(
-        (GATED,), swapping('LlamaMLP', OtherBracket)
-    ),
+    'gate bracketed otherwise': Rewriting((GATED,), swapping('LlamaMLP', OtherBracket)),
     'LayerNorm written out': Rewriting(
         (ENCODER,), swapping('LayerNorm', WrittenLayerNorm)
     ),
-    'RMSNorm fused': Rewriting(
-        (GATED,), swapping('LlamaRMSNorm', FusedRMSNorm)
-    ),
+    'RMSNorm fused': Rewriting((GATED,), swapping('LlamaRMSNorm', FusedRMSNorm)),
     'eager attention': Rewriting((ENCODER, GATED), use_eager_attention),
 }
 RULE_SETS = {
@@ -242,8 +238,7 @@ def _compared(a, b):
     content = ~a.is_special
     change = (a.scores - b.scores).abs().max() / a.scores.abs().max()
     return dict(
-        r=float(pearson(a.scores[content], b.scores[content])),
-        change=float(change),
+        r=float(pearson(a.scores[content], b.scores[content])), change=float(change)
     )
 
 
@@ -289,9 +284,7 @@ def _mean_of_defined(values):
 def _rewriting_line(model, name, rows):
     "What one rewriting changed, over the texts of one model."
     line = dict(
-        model=model,
-        rewriting=name,
-        logits=max(row[name]['logits'] for row in rows),
+        model=model, rewriting=name, logits=max(row[name]['logits'] for row in rows)
     )
     for c in RULE_SETS:
         for key in ('r', 'change'):
@@ -360,11 +353,7 @@ from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference, per_text
 from .parts import BEYOND
 from lrp_loo.studies.common import interval_text, read_parts
-from lrp_loo.studies.layerwise import (
-    best_single_layer,
-    bypass_name,
-    sweep_methods,
-)
+from lrp_loo.studies.layerwise import best_single_layer, bypass_name, sweep_methods
 from lrp_loo.studies.table2 import TABLE2
 
 # %% ../nbs/23a_softmax.ipynb #cfdad682
@@ -378,9 +367,7 @@ def beyond_experiment(
 ) -> Results:
     "Table 2 and the layer-wise sweeps on another architecture."
     if part not in BEYOND:
-        raise ValueError(
-            f"part={part!r} is not known; take one of {', '.join(BEYOND)}"
-        )
+        raise ValueError(f"part={part!r} is not known; take one of {', '.join(BEYOND)}")
 
     def methods(model):
         chosen = TABLE2 | sweep_methods(n_layers(model))
@@ -388,9 +375,7 @@ def beyond_experiment(
             return chosen  # it has no gates
         return chosen | {'cp_lrp_gates': ('cp_lrp', {})}
 
-    return part_experiment(
-        path, 'beyond', part, methods, data, limit, seed, fresh
-    )
+    return part_experiment(path, 'beyond', part, methods, data, limit, seed, fresh)
 
 # %% ../nbs/23a_softmax.ipynb #5ca11c97
 # a part under another removal → the file with its rows
@@ -406,14 +391,7 @@ def read_beyond(
     return read_parts({part: part for part in BEYOND} | MASKED, folder)
 
 # %% ../nbs/23a_softmax.ipynb #9905293a
-CLAIM2_METHODS = (
-    'ig',
-    'rollout',
-    'grad_x_input',
-    'attn_lrp',
-    'cp_lrp',
-    'cp_lrp_gates',
-)
+CLAIM2_METHODS = ('ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp', 'cp_lrp_gates')
 
 
 def _bypass_gains(rows, n):

@@ -24,12 +24,7 @@ from lrp_loo.studies.linear_attention import (
     table1_rows,
     train_linear_attention,
 )
-from lrp_loo.studies.mnist import (
-    GRID,
-    model_options,
-    nested_tables,
-    setting_name,
-)
+from lrp_loo.studies.mnist import GRID, model_options, nested_tables, setting_name
 from lrp_loo.studies.scalar import checked_factors, walk
 
 # %% ../nbs/24_canonized.ipynb #8d52eb53
@@ -73,8 +68,7 @@ def canonized_maps(
     }
     for name, product in (('attn_lrp', 'half'), ('canonized', 'canonized')):
         maps[name] = {
-            form: pixel_lrp(model, x, target, form, eps, product)
-            for form in FORMS
+            form: pixel_lrp(model, x, target, form, eps, product) for form in FORMS
         }
     return maps
 
@@ -112,10 +106,7 @@ def canonized_row(
 # %% ../nbs/24_canonized.ipynb #f482646e
 def _canonized_setting(setting, train, test, limit, training):
     "A network of the grid, trained and explained: its row."
-    X, Xt = (
-        normalise_images(images, setting['inputs'])
-        for images, _ in (train, test)
-    )
+    X, Xt = (normalise_images(images, setting['inputs']) for images, _ in (train, test))
     options = dict(progress=False, **training, **model_options(setting))
     model = train_linear_attention(X, train[1], **options)
     return dict(
@@ -193,9 +184,7 @@ def canonized_mnist_table(
     """L against R (mean and lowest image) and both against LOO: halves,
     canonized, Integrated Gradients.
     """
-    lines = {
-        row['name']: _canonized_line(row, protocol) for row in results['rows']
-    }
+    lines = {row['name']: _canonized_line(row, protocol) for row in results['rows']}
     return pd.DataFrame(lines).T.rename_axis('setting')
 
 # %% ../nbs/24a_transformers.ipynb #9fb446b0
@@ -229,9 +218,7 @@ ATTENTION_SHARES = {
     'CP-LRP': AttentionShare(
         'cp_lrp', composite_name((*ATTN_LRP, 'softmax')), 0.0, '0, 0, 1'
     ),
-    'AttnLRP': AttentionShare(
-        'attn_lrp', composite_name(ATTN_LRP), 1 / 4, '¼, ¼, ½'
-    ),
+    'AttnLRP': AttentionShare('attn_lrp', composite_name(ATTN_LRP), 1 / 4, '¼, ¼, ½'),
     'canonized': AttentionShare('canonized', 'canonized', 1 / 3, '⅓, ⅓, ⅓'),
 }
 

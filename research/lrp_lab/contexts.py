@@ -299,10 +299,7 @@ def _sentence(draw, core, n_words):
     return f'{core}.'
 
 # %% ../nbs/65_contexts.ipynb #cb72fa26
-CHAT = (
-    '<|im_start|>user\n{context}\n\n{question}<|im_end|>\n'
-    '<|im_start|>assistant\n'
-)
+CHAT = '<|im_start|>user\n{context}\n\n{question}<|im_end|>\n<|im_start|>assistant\n'
 OF_A_REVIEW = 'In one sentence, what does the writer think of the film?'
 LEAD_OF_A_REVIEW = 'The writer thinks that the film is'
 MOST_PLANTED = 1000  # contexts of a run; what was looked at has later seeds
@@ -355,10 +352,7 @@ def _reviews(data, seed, limits):
     return (AskedContext(text, **asked) for text in plain), texts.origin
 
 
-KINDS_OF_CONTEXTS = {
-    'contexts-planted': _planted_contexts,
-    'contexts-imdb': _reviews,
-}
+KINDS_OF_CONTEXTS = {'contexts-planted': _planted_contexts, 'contexts-imdb': _reviews}
 
 
 def _between(n, span):
@@ -392,9 +386,7 @@ def contexts_within(
     return found, set_aside
 
 
-def template_of(
-    context: AskedContext,
-) -> str:  # as `attribute_context` takes it
+def template_of(context: AskedContext) -> str:  # as `attribute_context` takes it
     "A chat in which the answer has begun."
     return f'{CHAT}{context.lead} ' if context.lead else CHAT
 
@@ -595,10 +587,7 @@ def _computed_rows():
     found['removal+rows, leading 12'] = ('removal+rows', leading)
     exact = leading | dict(n_exact=3)
     found['removal+rows, leading 12, exact'] = ('removal+rows', exact)
-    for near, words, n, n_exact in (
-        ('read', 'answer', 4, 4),
-        ('both', 'both', 32, 2),
-    ):
+    for near, words, n, n_exact in (('read', 'answer', 4, 4), ('both', 'both', 32, 2)):
         options = dict(n_rows=n, near=near, rest=False, n_exact=n_exact)
         found[f'removal+rows, {words}, {n}, exact'] = ('removal+rows', options)
     return found
@@ -654,8 +643,7 @@ def compared(
 ) -> dict:  # ap, r, first_1, …, rank
     "One method's sentences beside those of exact LOO."
     found = dict(
-        ap=average_precision(scores, singled_out(loo)),
-        r=float(pearson(scores, loo)),
+        ap=average_precision(scores, singled_out(loo)), r=float(pearson(scores, loo))
     )
     for k in FIRST:
         if k <= len(loo):
@@ -708,8 +696,7 @@ def contexts_experiment(
     "A row per context, resumable."
     if part not in KINDS_OF_CONTEXTS:
         raise ValueError(
-            f"part={part!r} is not known; take one of"
-            f" {', '.join(KINDS_OF_CONTEXTS)}"
+            f"part={part!r} is not known; take one of {', '.join(KINDS_OF_CONTEXTS)}"
         )
     methods = methods or FOLLOWED_CONTEXTS
     model, tokenizer = load_demo(demo)
@@ -841,9 +828,7 @@ def with_peers(
         rows.append(row | dict(methods=own))
     names = {name: [name, {}] for name in sorted(every)}
     known = results['config']['methods'] | names
-    return results | dict(
-        rows=rows, config=results['config'] | dict(methods=known)
-    )
+    return results | dict(rows=rows, config=results['config'] | dict(methods=known))
 
 # %% ../nbs/65b_found.ipynb #402acbde
 FAMILIES_OF_LINES = (
@@ -854,9 +839,7 @@ FAMILIES_OF_LINES = (
     'random ablations',
     'blocks first',
 )
-LINES_OF_FAMILIES = dict(
-    zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'P', 'o--', '^:'))
-)
+LINES_OF_FAMILIES = dict(zip(FAMILIES_OF_LINES, ('d-', 's-.', 'D-', 'P', 'o--', '^:')))
 
 MARKS_OF_EXACT = {'removal+rows, both': 'p', 'removal+rows, leading': 'H'}
 
@@ -874,9 +857,7 @@ def _draw_family(ax, table, family):
         at = table.loc[name]
         words = f'{family}, largest exact'
         mark = MARKS_OF_EXACT.get(family, '*')
-        ax.errorbar(
-            at.cost, at.ap, at.se, fmt=mark, label=words, **look | dict(ms=9)
-        )
+        ax.errorbar(at.cost, at.ap, at.se, fmt=mark, label=words, **look | dict(ms=9))
 
 
 def _family_colour(name):

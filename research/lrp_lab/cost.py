@@ -45,9 +45,7 @@ def cost_table(
 ) -> pd.DataFrame:  # a row per method, a column per length
     "Seconds, or mebibytes above what the model takes."
     if column not in ('seconds', 'mib'):
-        raise ValueError(
-            f"column={column!r} is not known; take 'seconds' or 'mib'"
-        )
+        raise ValueError(f"column={column!r} is not known; take 'seconds' or 'mib'")
     alone = [r for r in results['rows'] if 'mib' in r]
     return _by_method(alone, 'tokens', column)
 
@@ -289,9 +287,7 @@ def place_labels(
 def _rows_by_method(*experiments):
     "Method → the rows it is in; where two have it, the last ones."
     return {
-        m: rows
-        for rows in experiments
-        for m in (rows[0]['methods'] if rows else ())
+        m: rows for rows in experiments for m in (rows[0]['methods'] if rows else ())
     }
 
 
@@ -416,8 +412,7 @@ def shared_rows(
         for key in ('target', 'n_tokens'):
             if row[key] != other[key]:
                 raise ValueError(
-                    f"text {row['i']} has {key} {row[key]} here and"
-                    f" {other[key]} there"
+                    f"text {row['i']} has {key} {row[key]} here and {other[key]} there"
                 )
         joined.append(row | dict(methods=other['methods'] | row['methods']))
     return joined
@@ -486,7 +481,6 @@ STUDIES = (
         run=None,
         figures=dict(cost=draw_cost, tradeoff=draw_tradeoff),
         # `cost-length.json` lies above the folder: it knows no source
-        drawn_from=dict(zip(_DRAWN_FROM, _DRAWN_FROM))
-        | dict(cost='../cost-length'),
+        drawn_from=dict(zip(_DRAWN_FROM, _DRAWN_FROM)) | dict(cost='../cost-length'),
     ),
 )

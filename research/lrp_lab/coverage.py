@@ -60,12 +60,8 @@ COVERAGE = {
     'coverage-minilm-sst2-words': _three_sets('sst2', 'sst2', 'imdb'),
     'coverage-minilm-imdb': _three_sets('imdb', 'imdb', 'sst2'),
     # exact LOO of 128 tokens takes MPNet half a minute and more
-    'coverage-mpnet-sst2': _three_sets(
-        'mpnet-sst2', 'sst2', 'imdb', SHORT_REVIEWS
-    ),
-    'coverage-mpnet-imdb': _three_sets(
-        'mpnet-imdb', 'imdb', 'sst2', SHORT_REVIEWS
-    ),
+    'coverage-mpnet-sst2': _three_sets('mpnet-sst2', 'sst2', 'imdb', SHORT_REVIEWS),
+    'coverage-mpnet-imdb': _three_sets('mpnet-imdb', 'imdb', 'sst2', SHORT_REVIEWS),
 }
 UNITS_OF = {'coverage-minilm-sst2-words': 'word'}  # of others: tokens
 # exact LOO of a review is long, of MPNet even at 64 tokens: so many of a set
@@ -113,9 +109,7 @@ def _drawn_sets(part, data, limit, seed):
         drawn = part_examples(name, data, enough, seed, {name: p})
         texts = _texts_as_drawn(p, data, seed)
         new = [
-            (enc, texts[i])
-            for i, enc, _ in drawn.examples
-            if _read_by(enc) not in seen
+            (enc, texts[i]) for i, enc, _ in drawn.examples if _read_by(enc) not in seen
         ]
         if not new:
             raise ValueError(f"{p.data} has no text that is not calibrated on")
@@ -236,9 +230,7 @@ def coverage_table(
     for method in results['config']['methods']:
         for cover in COVER:
             for name in ('test', 'shifted'):
-                inside, widths = covered(
-                    results, method, name, confidence, cover
-                )
+                inside, widths = covered(results, method, name, confidence, cover)
                 row = dict(method=method, cover=cover, set=name)
                 row |= dict(n=len(inside), covered=inside.mean())
                 row['se'] = inside.std(ddof=1) / np.sqrt(len(inside))
@@ -265,9 +257,7 @@ def passes_to_settle(
     reach = calibrated(results, method).reach(k, confidence)
     rows = rows_of_set(results, name)
     texts = [_text_of(row, method) for row in rows]
-    return pd.DataFrame(
-        _settled_row(t, k, reach) for t in texts if len(t.loo) > k
-    )
+    return pd.DataFrame(_settled_row(t, k, reach) for t in texts if len(t.loo) > k)
 
 
 def passes_table(
@@ -322,8 +312,7 @@ def _draw_coverage(ax, results):
     for method in results['config']['methods']:
         for name, line in (('test', '-'), ('shifted', '--')):
             shares = [
-                covered(results, method, name, p, 'token')[0].mean()
-                for p in NOMINAL
+                covered(results, method, name, p, 'token')[0].mean() for p in NOMINAL
             ]
             label = f'{full_name(method)}, {name} texts'
             look = dict(ls=line, lw=1.2, ms=5, label=label) | _look_of(method)
@@ -380,7 +369,4 @@ _COVERAGE = Study(
     drawn_from={part: part for part in COVERAGE},
     entries=no_entries,  # no difference of two methods
 )
-STUDIES = (
-    _COVERAGE,
-    at_scale(_COVERAGE, 'coverage-large', _coverage_files('mpnet')),
-)
+STUDIES = (_COVERAGE, at_scale(_COVERAGE, 'coverage-large', _coverage_files('mpnet')))

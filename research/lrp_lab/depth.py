@@ -35,10 +35,7 @@ MANY_ROWS = (12, 16)  # where eight are not enough
 def _rows_methods(behind, numbers=ROWS, **options):
     "A name for each number of rows."
     return {
-        f'removal+rows, {n}{behind}': (
-            'removal+rows',
-            dict(n_rows=n, **options),
-        )
+        f'removal+rows, {n}{behind}': ('removal+rows', dict(n_rows=n, **options))
         for n in numbers
     }
 
@@ -58,10 +55,7 @@ FOLLOWED = {
         dict(norm='constant', inner='rules', bypass='first'),
     ),
     'removal, 5 passes': ('removal', dict(n_groups=4)),
-    'removal, 5 passes, secants': (
-        secant_scores,
-        dict(n_groups=4, lowered=0.01),
-    ),
+    'removal, 5 passes, secants': (secant_scores, dict(n_groups=4, lowered=0.01)),
     **NEAREST,
     **BY_SPREAD,
     **ROWS_ALONE,
@@ -95,9 +89,7 @@ def loo_equivalents(
     return n_tokens / 2 if causal else n_tokens
 
 # %% ../nbs/64_depth.ipynb #0f2b4de8
-LONG_REVIEWS = SENTENCES['smollm2']._replace(
-    data='imdb', shortest=150, longest=400
-)
+LONG_REVIEWS = SENTENCES['smollm2']._replace(data='imdb', shortest=150, longest=400)
 PARTS = {
     **{f'depth-{name}': part for name, part in SENTENCES.items()},
     'depth-reviews': LONG_REVIEWS,  # of the language model

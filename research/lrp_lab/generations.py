@@ -75,9 +75,7 @@ def generation_cost(
     return 1 + 2 * n_new
 
 # %% ../nbs/66_generations.ipynb #a143a543
-LONG_PROMPTS = SENTENCES['smollm2']._replace(
-    data='imdb', shortest=150, longest=300
-)
+LONG_PROMPTS = SENTENCES['smollm2']._replace(data='imdb', shortest=150, longest=300)
 GENERATED = {
     'generations-decoder': BEYOND['lm'],
     'generations-smollm2': SENTENCES['smollm2'],
@@ -125,9 +123,7 @@ def generation_row(
 
     def timed(method, options):
         start = time.perf_counter()
-        steps = explain_each(
-            model, tokenizer, whole, method, readout, units, **options
-        )
+        steps = explain_each(model, tokenizer, whole, method, readout, units, **options)
         return steps, time.perf_counter() - start
 
     loo, seconds = timed('loo', {})
@@ -176,16 +172,10 @@ def generations_table(
     rows = results['rows']
     table = {}
     for name in rows[0]['methods']:
-        r, se, _ = mean_se(
-            np.array([row['methods'][name]['r'] for row in rows])
-        )
-        costs = [
-            generation_cost(name, row['n_tokens'], row['n_new']) for row in rows
-        ]
+        r, se, _ = mean_se(np.array([row['methods'][name]['r'] for row in rows]))
+        costs = [generation_cost(name, row['n_tokens'], row['n_new']) for row in rows]
         seconds = [row['methods'][name]['seconds'] for row in rows]
-        table[name] = dict(
-            r=r, se=se, cost=np.mean(costs), seconds=np.median(seconds)
-        )
+        table[name] = dict(r=r, se=se, cost=np.mean(costs), seconds=np.median(seconds))
     return pd.DataFrame(table).T.rename_axis('method')
 
 
@@ -259,7 +249,5 @@ _GENERATIONS = Study(
 )
 STUDIES = (
     _GENERATIONS,
-    at_scale(
-        _GENERATIONS, 'generations-large', _generation_files('smollm2', 'long')
-    ),
+    at_scale(_GENERATIONS, 'generations-large', _generation_files('smollm2', 'long')),
 )

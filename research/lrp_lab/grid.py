@@ -52,10 +52,7 @@ class PaintedPatch(Removal):
 ASKED = ('attention_mask', 'mask_token', 'zero_embedding', 'delete')
 PAINTED = {
     removal.name: removal
-    for removal in (
-        PaintedPatch('blank_patch', 0.0),
-        PaintedPatch('grey_patch', 0.5),
-    )
+    for removal in (PaintedPatch('blank_patch', 0.0), PaintedPatch('grey_patch', 0.5))
 }
 GRID_REMOVALS = {name: name for name in ASKED} | PAINTED
 
@@ -87,9 +84,7 @@ WITHOUT_MASK_TOKEN = ('attention_mask', 'zero_embedding', 'delete')
 ON_IMAGES = ('attention_mask', 'zero_embedding', *PAINTED)
 GRID_MODELS = {
     'minilm': GridModel('MiniLM', SENTENCES['minilm'], ASKED),
-    'decoder': GridModel(
-        'our decoder', SENTENCES['decoder'], WITHOUT_MASK_TOKEN
-    ),
+    'decoder': GridModel('our decoder', SENTENCES['decoder'], WITHOUT_MASK_TOKEN),
     'vit': GridModel('our ViT', BEYOND['vit'], ON_IMAGES),
     'mpnet': GridModel('MPNet', SENTENCES['mpnet'], ASKED),
     'smollm2': GridModel('SmolLM2', SENTENCES['smollm2'], WITHOUT_MASK_TOKEN),
@@ -115,8 +110,7 @@ def _held_against(maps, removal):
     own = loo_by(removal)
     loo = maps[own]
     methods = {
-        'loo' if name == own else name: readings(a, loo)
-        for name, a in maps.items()
+        'loo' if name == own else name: readings(a, loo) for name, a in maps.items()
     }
     about = dict(n_tokens=len(loo), target=loo.target, logit=loo.logit)
     return about | dict(methods=methods)
@@ -132,16 +126,9 @@ def grid_rows(
 ) -> dict:  # removal → a row, as of `agreement_rows`
     "Every map of one example, once, against Leave-One-Out by every removal."
     first, *others = removals
-    references = {
-        loo_by(r): ('loo', dict(removal=GRID_REMOVALS[r])) for r in others
-    }
+    references = {loo_by(r): ('loo', dict(removal=GRID_REMOVALS[r])) for r in others}
     loos, maps = held_against_loo(
-        model,
-        tokenizer,
-        [enc],
-        methods | references,
-        target,
-        GRID_REMOVALS[first],
+        model, tokenizer, [enc], methods | references, target, GRID_REMOVALS[first]
     )
     maps[loo_by(first)] = loos
     names = [*methods, *map(loo_by, removals)]
@@ -258,9 +245,7 @@ def grid_experiment(
     config = _config(name, drawn, limit, seed)
     results = {
         r: Results(
-            Path(folder) / f'{file_of(name, r)}.json',
-            config | dict(removal=r),
-            fresh,
+            Path(folder) / f'{file_of(name, r)}.json', config | dict(removal=r), fresh
         )
         for r in removals
     }
@@ -379,9 +364,7 @@ def grid_means(
     # standard error, –: refused (`refusals_table`); the last row: examples
 ) -> pd.DataFrame:
     "Mean r with Leave-One-Out by each removal."
-    table = {
-        (c.model, in_plain(c.removal)): _fields(c) for c in grid_columns(found)
-    }
+    table = {(c.model, in_plain(c.removal)): _fields(c) for c in grid_columns(found)}
     names = [*GRID_METHODS, *map(loo_by, GRID_REMOVALS), 'n']
     frame = pd.DataFrame(table).reindex(names).dropna(how='all')
     return frame.fillna(REFUSED).rename(index=method_label)
@@ -413,8 +396,7 @@ def cp_gains_table(
     "CP-LRP's r minus AttnLRP's, with its 95 % interval."
     columns = [c for c in grid_columns(found) if c.rows is not None]
     index = pd.MultiIndex.from_tuples(
-        [(c.model, in_plain(c.removal)) for c in columns],
-        names=['model', 'removal'],
+        [(c.model, in_plain(c.removal)) for c in columns], names=['model', 'removal']
     )
     return pd.DataFrame([cp_gain(c) for c in columns], index)
 
@@ -473,13 +455,7 @@ def _draw_gains(ax, columns):
             continue
         gain = cp_gain(c)
         off = [[gain['mean'] - gain['low']], [gain['high'] - gain['mean']]]
-        ax.errorbar(
-            gain['mean'],
-            k + 0.5,
-            xerr=off,
-            ms=5,
-            **_gain_look(gain),
-        )
+        ax.errorbar(gain['mean'], k + 0.5, xerr=off, ms=5, **_gain_look(gain))
     ax.axvline(0, color='k', lw=0.8)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position('top')

@@ -123,12 +123,9 @@ def head_row(
     numbers = head_numbers(model, enc, target)
     sets = head_sets(numbers)
     methods = {
-        name: ('attn_lrp', dict(bypass_softmax=places))
-        for name, places in sets.items()
+        name: ('attn_lrp', dict(bypass_softmax=places)) for name, places in sets.items()
     }
-    (loo,), maps = held_against_loo(
-        model, tokenizer, [enc], methods, target, removal
-    )
+    (loo,), maps = held_against_loo(model, tokenizer, [enc], methods, target, removal)
     r = {
         name: agreement(a.scores, loo.scores, a.is_special)
         for name, (a,) in maps.items()
@@ -168,9 +165,7 @@ class Mechanism(NamedTuple):
 
 MECHANISMS = (
     Mechanism(
-        'flat-heads-hurt',
-        'the flatter a head, the more its bypass gains',
-        'flat',
+        'flat-heads-hurt', 'the flatter a head, the more its bypass gains', 'flat'
     ),
     Mechanism(
         'flat-heads-hurt-fixed',
@@ -308,11 +303,7 @@ def judged(
     return found
 
 # %% ../nbs/61a_statistics.ipynb #633c12a8
-HEAD_PARTS = {
-    'sst2': TEXTS['sst2'],
-    'decoder': BEYOND['decoder'],
-    'vit': BEYOND['vit'],
-}
+HEAD_PARTS = {'sst2': TEXTS['sst2'], 'decoder': BEYOND['decoder'], 'vit': BEYOND['vit']}
 LARGE_PARTS = {part: SENTENCES[part] for part in ('mpnet', 'smollm2')}
 
 
@@ -381,8 +372,7 @@ def head_table(
 
 
 _HALF_NAMES = dict(
-    flat=('flatter half', 'more peaked half'),
-    size=('larger logits', 'smaller logits'),
+    flat=('flatter half', 'more peaked half'), size=('larger logits', 'smaller logits')
 )
 
 

@@ -262,23 +262,15 @@ def _all_estimates(game):
 ALMOST = 1e-3  # weight of a token that is almost removed
 
 
-def both_ends(
-    game: PairGame,
-) -> tuple:  # R, and the mean of R at both ends, (n,) both
+def both_ends(game: PairGame) -> tuple:  # R, and the mean of R at both ends, (n,) both
     "`removal`'s LOO, of the first and the second order."
-    first = removal_pass(
-        game.model, game.enc, game.target, [game.units]
-    ).terms.sum(1)[0]
+    first = removal_pass(game.model, game.enc, game.target, [game.units]).terms.sum(1)[
+        0
+    ]
     first = first.cpu().double()
     every = torch.arange(game.n)
     other, _ = estimates_without(
-        game.model,
-        game.enc,
-        game.target,
-        every,
-        game.n,
-        game.units,
-        weight=ALMOST,
+        game.model, game.enc, game.target, every, game.n, game.units, weight=ALMOST
     )
     return first, (first + other.diagonal()) / 2
 
@@ -307,9 +299,7 @@ def span_errors(
     }
 
 
-def interactions_row(
-    game: PairGame,
-) -> dict:  # of one sentence
+def interactions_row(game: PairGame) -> dict:  # of one sentence
     "All methods on one text."
     start = time.perf_counter()
     estimates = _all_estimates(game)
@@ -341,8 +331,7 @@ def interactions_row(
 
 # %% ../nbs/69a_spent.ipynb #int69e02
 PAIRED = {
-    f'interactions-{name}': SENTENCES[name]
-    for name in ('minilm', 'mpnet', 'smollm2')
+    f'interactions-{name}': SENTENCES[name] for name in ('minilm', 'mpnet', 'smollm2')
 }
 
 
@@ -465,18 +454,9 @@ def interactions_tables(
 _PAIR_LABELS = {  # beginning of a name → label, how it is drawn
     'removal': ('removal', method_look('removal')),
     'largest LOO': ('exact, of the largest LOO', method_look('loo')),
-    'regression': (
-        'Shapley, regression',
-        dict(color=FURTHER[0], marker='v'),
-    ),
-    'permutations': (
-        'Shapley, permutations',
-        dict(color=FURTHER[2], marker='^'),
-    ),
-    'Hessians': (
-        'Integrated Hessians',
-        dict(color=FURTHER[5], marker='D'),
-    ),
+    'regression': ('Shapley, regression', dict(color=FURTHER[0], marker='v')),
+    'permutations': ('Shapley, permutations', dict(color=FURTHER[2], marker='^')),
+    'Hessians': ('Integrated Hessians', dict(color=FURTHER[5], marker='D')),
 }
 
 
@@ -513,18 +493,11 @@ from lrp_loo.results import Results
 from lrp_loo.stats import mean_against_zero
 from .parts import SENTENCES, at_scale, no_entries, on_part, rows_heading
 from lrp_loo.studies.common import Study, add_rows
-from lrp_loo.studies.ledger import (
-    Claim,
-    Rows,
-    described,
-    entries_of,
-    exceeds,
-)
+from lrp_loo.studies.ledger import Claim, Rows, described, entries_of, exceeds
 
 # %% ../nbs/69b_found.ipynb #int69q05
 PHRASED = {
-    f'phrases-{name}': SENTENCES[name]
-    for name in ('minilm', 'mpnet', 'smollm2')
+    f'phrases-{name}': SENTENCES[name] for name in ('minilm', 'mpnet', 'smollm2')
 }
 
 
@@ -630,8 +603,7 @@ def pair_entries(
         return []
     rows = Rows(results['rows'], about['layers'])
     return entries_of(
-        about,
-        [(c, mean_against_zero(c.difference(rows))) for c in PAIR_CLAIMS],
+        about, [(c, mean_against_zero(c.difference(rows))) for c in PAIR_CLAIMS]
     )
 
 # %% ../nbs/69b_found.ipynb #int69q06
@@ -665,9 +637,5 @@ STUDIES = (
         'interactions-large',
         _of_models('interactions', 'mpnet', 'smollm2'),
     ),
-    at_scale(
-        _PHRASES,
-        'phrases-large',
-        _of_models('phrases', 'mpnet', 'smollm2'),
-    ),
+    at_scale(_PHRASES, 'phrases-large', _of_models('phrases', 'mpnet', 'smollm2')),
 )

@@ -31,9 +31,7 @@ def mean_conservation(
 ) -> pd.DataFrame:  # as `conservation_by_layer`
     "The mean table over the rows of one model."
     tables = [
-        pd.DataFrame(r['tables'][rules])
-        for r in results['rows']
-        if r['model'] == model
+        pd.DataFrame(r['tables'][rules]) for r in results['rows'] if r['model'] == model
     ]
     return (
         sum(t.drop(columns='layer') for t in tables)

@@ -15,12 +15,7 @@ from lrp_loo.data import load_texts
 from lrp_loo.faithfulness import agreement_rows
 from lrp_loo.models import describe_model, encode, load_demo
 from lrp_loo.results import Results, recorded_methods
-from lrp_loo.stats import (
-    mean_against_zero,
-    mean_se,
-    paired_difference,
-    per_text,
-)
+from lrp_loo.stats import mean_against_zero, mean_se, paired_difference, per_text
 from .parts import at_scale, on_part, rows_heading
 from lrp_loo.studies.common import Study, add_rows, tokens_up_to
 from lrp_loo.studies.ledger import Claim, described, entries_of
@@ -84,9 +79,7 @@ def lengths_experiment(
     demo = OF_LENGTH[part]
     model, tokenizer = load_demo(demo)
     texts = load_texts('imdb', data, seed=seed)
-    reviews, set_aside = reviews_of_length(
-        tokenizer, texts.texts, limit, max(cuts)
-    )
+    reviews, set_aside = reviews_of_length(tokenizer, texts.texts, limit, max(cuts))
     config = dict(
         experiment='lengths',
         data=texts.origin,
@@ -132,8 +125,7 @@ def gain_by_cut(
 ) -> dict:  # cut → (n_reviews,) r of CP-LRP minus r of AttnLRP
     "Within each review."
     return {
-        cut: per_text(rows, 'cp_lrp', 'loo_r')
-        - per_text(rows, 'attn_lrp', 'loo_r')
+        cut: per_text(rows, 'cp_lrp', 'loo_r') - per_text(rows, 'attn_lrp', 'loo_r')
         for cut, rows in rows_by_cut(results).items()
     }
 
@@ -145,9 +137,7 @@ def lengths_table(
     gains = gain_by_cut(results)
     found = []
     for cut, rows in rows_by_cut(results).items():
-        r = {
-            m: mean_se(per_text(rows, m, 'loo_r')).mean for m in COMPARED_RULES
-        }
+        r = {m: mean_se(per_text(rows, m, 'loo_r')).mean for m in COMPARED_RULES}
         gain = paired_difference(gains[cut], np.zeros(len(rows)))
         tokens = np.mean([row['n_tokens'] for row in rows])
         found.append(
@@ -183,8 +173,7 @@ def length_entries(
     for cut in results['config']['cuts']:
         d = LARGER_WHEN_CUT.difference(gains[cut], gains[None])
         about = of_file | dict(
-            data=f"{of_file['data']}, {cut}",
-            tokens=f'first {cut} against all',
+            data=f"{of_file['data']}, {cut}", tokens=f'first {cut} against all'
         )
         entries += entries_of(about, [(LARGER_WHEN_CUT, mean_against_zero(d))])
     return entries

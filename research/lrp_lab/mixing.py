@@ -15,13 +15,7 @@ from lrp_loo.attention import AttentionMaps, AttentionMode
 from lrp_loo.core import pad_batch
 from lrp_loo.hooks import hooked
 from lrp_loo.layers import layer_hooks, split_call
-from lrp_loo.lrp import (
-    Composite,
-    attn_lrp,
-    gradients,
-    input_gradient,
-    lrp_rules,
-)
+from lrp_loo.lrp import Composite, attn_lrp, gradients, input_gradient, lrp_rules
 from lrp_loo.methods import explained_row, sum_over_features
 from lrp_loo.models import (
     forward,
@@ -29,11 +23,7 @@ from lrp_loo.models import (
     transformer_layers,
     watch_embeddings,
 )
-from lrp_lab.related import (
-    layers_with_gradient,
-    WatchCalls,
-    removal_effect,
-)
+from .related import layers_with_gradient, WatchCalls, removal_effect
 from lrp_loo.targets import Readout, Scores, text_by_text
 
 # %% ../nbs/67_mixing.ipynb #mxac3478
@@ -106,9 +96,7 @@ def relp_scores(
     2025); three forward passes.
     """
     if patch not in RELP_PATCHES:
-        raise ValueError(
-            f"patch={patch!r} is not known; take one of {RELP_PATCHES}"
-        )
+        raise ValueError(f"patch={patch!r} is not known; take one of {RELP_PATCHES}")
     batch = pad_batch(tokenizer, encs)
     rules = composite or relp_rules()
     if patch == 'mask':
@@ -389,9 +377,7 @@ class _PartsMode(TorchFunctionMode):
     def _linear(self, func, input, weight, bias=None):
         return self.with_constant(func(input, weight), bias)
 
-    def _norm(
-        self, name, input, normalized_shape, weight=None, bias=None, eps=None
-    ):
+    def _norm(self, name, input, normalized_shape, weight=None, bias=None, eps=None):
         out = _normed(name, input, input[:1], normalized_shape, weight, eps=eps)
         return self.with_constant(out, bias)
 
@@ -628,13 +614,7 @@ from lrp_loo.fast import last_rows_only
 from lrp_loo.layers import first_output, layer_hooks, split_call
 from lrp_loo.lrp import cp_lrp, input_gradient, lrp_rules
 from lrp_loo.models import forward, transformer_layers
-from lrp_loo.targets import (
-    Readout,
-    Scores,
-    as_target,
-    output_field,
-    text_by_text,
-)
+from lrp_loo.targets import Readout, Scores, as_target, output_field, text_by_text
 
 # %% ../nbs/67b_logit.ipynb #mxf6e112
 def _top_leaf(layers, top):
@@ -670,8 +650,7 @@ def _check_linear(target, name):
     target = as_target(target)
     if callable(target) or target.log_prob:
         raise ValueError(
-            f"{name} takes a logit apart, or a difference of two; got"
-            f" target={target!r}"
+            f"{name} takes a logit apart, or a difference of two; got target={target!r}"
         )
 
 
@@ -781,9 +760,7 @@ def decompx_scores(
     three.
     """
     if biases not in BIASES:
-        raise ValueError(
-            f"biases={biases!r} is not known; take one of {BIASES}"
-        )
+        raise ValueError(f"biases={biases!r} is not known; take one of {BIASES}")
     _check_linear(target, 'DecompX')
     readout = Readout(target, forward(model, enc), enc)
     asked = last_rows_only(model, target)
@@ -804,21 +781,9 @@ from matplotlib.lines import Line2D
 from lrp_loo.lrp import Composite, attn_lrp
 from lrp_loo.results import Results
 from lrp_loo.stats import agreement, mean_interval, per_text
-from lrp_lab.parts import (
-    SENTENCES,
-    at_scale,
-    on_part,
-    part_examples,
-    rows_heading,
-)
+from .parts import SENTENCES, at_scale, on_part, part_examples, rows_heading
 from lrp_loo.studies.common import Study, add_rows
-from lrp_lab.related import (
-    KNOWN,
-    OURS,
-    Compared,
-    related_table,
-    timed_row,
-)
+from .related import KNOWN, OURS, Compared, related_table, timed_row
 from lrp_loo.studies.style import (
     FURTHER,
     cells,
@@ -872,9 +837,7 @@ def mixing_methods(
 ) -> dict:  # name → `Compared`, LOO first
     "What is compared on a model."
     if part not in MIXED:
-        raise ValueError(
-            f"part={part!r} is not known; take one of {', '.join(MIXED)}"
-        )
+        raise ValueError(f"part={part!r} is not known; take one of {', '.join(MIXED)}")
     known = KNOWN | OURS
     own = {n: m for n, m in MIXING.items() if n not in NOT_ON[part]}
     return {n: known[n] for n in BESIDE} | own
@@ -895,9 +858,7 @@ def mixing_row(
     target=None,  # see `as_target`
 ) -> dict:  # n_tokens, target, per method r, r_abs, seconds, passes
     "All methods on one text; r_abs: both maps without their signs."
-    return timed_row(
-        model, tokenizer, enc, methods, _with_and_without_signs, target
-    )
+    return timed_row(model, tokenizer, enc, methods, _with_and_without_signs, target)
 
 
 def _mixing_summary(rows):
@@ -908,8 +869,7 @@ def _mixing_summary(rows):
 def _recorded(m):
     "A method as a config names it: rules by their name."
     options = {
-        k: v.name if isinstance(v, Composite) else v
-        for k, v in m.options.items()
+        k: v.name if isinstance(v, Composite) else v for k, v in m.options.items()
     }
     return [m.name, options]
 
@@ -937,9 +897,7 @@ def mixing_experiment(
     results = Results(path, config, fresh)
 
     def row(enc, label):
-        found = mixing_row(
-            drawn.model, drawn.tokenizer, enc, methods, drawn.target
-        )
+        found = mixing_row(drawn.model, drawn.tokenizer, enc, methods, drawn.target)
         return dict(label=label, **found)
 
     bar = f'mixing: {drawn.words}'
@@ -1023,9 +981,7 @@ def _name_kinds(fig):
     looks = {
         'keeps signs': dict(marker='o', color=FURTHER[2]),
         'has no signs': dict(marker='X', color=FURTHER[7]),
-        'the same, against |LOO|': dict(
-            marker='o', mfc='white', color=FURTHER[7]
-        ),
+        'the same, against |LOO|': dict(marker='o', mfc='white', color=FURTHER[7]),
     }
     lines = [
         Line2D([], [], ls='none', ms=6, label=said, **look)

@@ -14,21 +14,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from lrp_loo.data import (
-    load_digit_images,
-    load_texts,
-    resolve_source,
-    vit_pixels,
-)
+from lrp_loo.data import load_digit_images, load_texts, resolve_source, vit_pixels
 from lrp_loo.models import describe_model, encode, load_demo, special_mask
 from lrp_loo.results import Results, recorded_methods
-from lrp_loo.studies.common import (
-    REVIEW,
-    Prompt,
-    Study,
-    add_rows,
-    text_examples,
-)
+from lrp_loo.studies.common import REVIEW, Prompt, Study, add_rows, text_examples
 from lrp_loo.studies.experiments import faithfulness_experiment
 from lrp_loo.targets import Target
 from lrp_loo.units import Units
@@ -50,12 +39,7 @@ def at_scale(
 ) -> Study:
     "The same study of models that are not in the package."
     return replace(
-        study,
-        name=name,
-        group='scale',
-        files=files,
-        figures={},
-        drawn_from=None,
+        study, name=name, group='scale', files=files, figures={}, drawn_from=None
     )
 
 # %% ../nbs/02_parts.ipynb #30c9e62b
@@ -138,9 +122,7 @@ SENTENCES = {  # whole ones, the same for every model
     'minilm': TEXTS['sst2'],
     'decoder': Part('reviews-sst2', 'sst2', 'attention_mask', longest=128),
     'mpnet': Part('mpnet-sst2', 'sst2', 'attention_mask', longest=128),
-    'smollm2': Part(
-        'smollm2', 'sst2', 'attention_mask', longest=128, prompt=REVIEW
-    ),
+    'smollm2': Part('smollm2', 'sst2', 'attention_mask', longest=128, prompt=REVIEW),
 }
 
 
@@ -221,9 +203,7 @@ def part_examples(
     "The examples of a part, the same for every study of it."
     known = known or BEYOND | TEXTS
     if part not in known:
-        raise ValueError(
-            f"part={part!r} is not known; take one of {', '.join(known)}"
-        )
+        raise ValueError(f"part={part!r} is not known; take one of {', '.join(known)}")
     p = known[part]
     model, tok = load_demo(p.demo)
     draw = _digits if p.data == 'mnist' else _texts

@@ -19,13 +19,7 @@ from lrp_loo.core import resolve_device
 from lrp_loo.data import load_texts
 from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import explain_batch
-from lrp_loo.models import (
-    DEMOS,
-    at_precision,
-    describe_model,
-    has_tf32,
-    load_demo,
-)
+from lrp_loo.models import DEMOS, at_precision, describe_model, has_tf32, load_demo
 from lrp_loo.results import Results
 from lrp_loo.stats import pearson
 from lrp_loo.studies.common import Study, add_rows, text_examples
@@ -94,10 +88,7 @@ class tf32_emulation(TorchFunctionMode):
         if n == 0:
             return func(*args, **kwargs)
         read = [_read(t) for t in args[:n]]
-        named = {
-            k: _read(t) if k in _FACTORS_BY_NAME else t
-            for k, t in kwargs.items()
-        }
+        named = {k: _read(t) if k in _FACTORS_BY_NAME else t for k, t in kwargs.items()}
         return _rounded_product(func, *read, *args[n:], **named)
 
 # %% ../nbs/28_precision.ipynb #e5e8fbaf
@@ -290,9 +281,7 @@ def plot_precision(
         _draw_errors(ax, rows, quantity)
         ax.set_title(_quantity_title(quantity, table))
     axes[0].set_ylabel('largest |difference| from float32')
-    fig.supxlabel(
-        'precision of the demo model; a dot is a text, the line their median'
-    )
+    fig.supxlabel('precision of the demo model; a dot is a text, the line their median')
     return fig
 
 # %% ../nbs/28_precision.ipynb #fa109fb6

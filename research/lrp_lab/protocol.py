@@ -115,12 +115,8 @@ def protocol_methods(
 # %% ../nbs/25_protocol.ipynb #37709591
 NUMBERS = {  # name → number(logits (…, n_classes), predicted class, runner-up)
     'logit': lambda z, predicted, runner_up: z[..., predicted],
-    'difference': lambda z, predicted, runner_up: (
-        z[..., predicted] - z[..., runner_up]
-    ),
-    'probability': lambda z, predicted, runner_up: z.softmax(-1)[
-        ..., predicted
-    ],
+    'difference': lambda z, predicted, runner_up: z[..., predicted] - z[..., runner_up],
+    'probability': lambda z, predicted, runner_up: z.softmax(-1)[..., predicted],
 }
 
 
@@ -341,13 +337,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from lrp_loo.models import (
-    DEMOS,
-    describe_model,
-    load_demo,
-    max_tokens,
-    n_layers,
-)
+from lrp_loo.models import DEMOS, describe_model, load_demo, max_tokens, n_layers
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference
 from lrp_loo.data import load_texts
@@ -359,9 +349,7 @@ from lrp_loo.removals import Removal, fill_id
 def _check_protocol_call(name, choices):
     "An error where data or choices are not known."
     if name not in CHUNKS:
-        raise ValueError(
-            f"no text data {name!r}; take one of {', '.join(CHUNKS)}"
-        )
+        raise ValueError(f"no text data {name!r}; take one of {', '.join(CHUNKS)}")
     if unknown := set(choices) - set(PROTOCOL):
         raise ValueError(
             f"choices {sorted(unknown)} are not known; take some of"
@@ -411,8 +399,7 @@ def _full_choices(choices):
 def _curves_for_first(examples, n):
     "(i, encoded text, whether it gets curves); n None: all do."
     return [
-        (i, enc, n is None or place < n)
-        for place, (i, enc, _) in enumerate(examples)
+        (i, enc, n is None or place < n) for place, (i, enc, _) in enumerate(examples)
     ]
 
 
@@ -459,9 +446,7 @@ def protocol_experiment(
     examples, too_long = text_examples(model, tok, texts, limit, longest)
 
     def row(enc, curves):
-        return protocol_row(
-            model, tok, enc, removals, CHUNKS[name], choices, curves
-        )
+        return protocol_row(model, tok, enc, removals, CHUNKS[name], choices, curves)
 
     return add_rows(
         results,
@@ -511,9 +496,7 @@ def recorded_choices(
             f"these rows lack {missing}; rows of Table 2 with the layer-wise"
             " sweeps are needed"
         )
-    config = results['config'] | dict(
-        removals=['attention_mask'], recorded=True
-    )
+    config = results['config'] | dict(removals=['attention_mask'], recorded=True)
     return dict(config=config, rows=[_recorded_row(r, methods) for r in rows])
 
 # %% ../nbs/25a_conclusions.ipynb #1eb8cee9
@@ -540,24 +523,18 @@ CONCLUSIONS = {
     'in the lower half AttnLRP is better left alone': Conclusion(
         'r', 'attn_lrp', 'lower', 'introduction'
     ),
-    'AttnLRP follows LOO better than IG': Conclusion(
-        'r', 'attn_lrp', 'ig', 'Table 2'
-    ),
+    'AttnLRP follows LOO better than IG': Conclusion('r', 'attn_lrp', 'ig', 'Table 2'),
     'AttnLRP follows LOO better than rollout': Conclusion(
         'r', 'attn_lrp', 'rollout', 'Table 2'
     ),
-    'rollout follows LOO better than IG': Conclusion(
-        'r', 'rollout', 'ig', 'Table 2'
-    ),
+    'rollout follows LOO better than IG': Conclusion('r', 'rollout', 'ig', 'Table 2'),
     'CP-LRP lags behind AttnLRP in Δ': Conclusion(
         'delta', 'attn_lrp', 'cp_lrp', 'introduction; Table 2, SST'
     ),
     'bypassing the upper half raises Δ': Conclusion(
         'delta', 'upper', 'attn_lrp', 'Figure 2'
     ),
-    "AttnLRP's Δ is above IG's": Conclusion(
-        'delta', 'attn_lrp', 'ig', 'Table 2'
-    ),
+    "AttnLRP's Δ is above IG's": Conclusion('delta', 'attn_lrp', 'ig', 'Table 2'),
     "AttnLRP's Δ is above rollout's": Conclusion(
         'delta', 'attn_lrp', 'rollout', 'Table 2'
     ),
@@ -618,15 +595,7 @@ def protocol_difference(
     return difference | dict(verdict=VERDICTS[is_above_zero(difference)])
 
 # %% ../nbs/25a_conclusions.ipynb #d9e3f4a6
-MEAN_R = (
-    'attn_lrp',
-    'cp_lrp',
-    'upper',
-    'lower',
-    'ig',
-    'grad_x_input',
-    'rollout',
-)
+MEAN_R = ('attn_lrp', 'cp_lrp', 'upper', 'lower', 'ig', 'grad_x_input', 'rollout')
 MEAN_DELTA = ('attn_lrp', 'cp_lrp', 'ig', 'rollout')
 AGAINST_ATTN_LRP = {  # column → the method in it
     'cp − attn': 'cp_lrp',
@@ -645,9 +614,7 @@ def _interval_columns(name, difference):
 
 
 def _columns_of_r(results, choice):
-    columns = {
-        m: mean_se(protocol_values(results, choice, m))[0] for m in MEAN_R
-    }
+    columns = {m: mean_se(protocol_values(results, choice, m))[0] for m in MEAN_R}
     for name, m in AGAINST_ATTN_LRP.items():
         difference = protocol_difference(results, choice, 'r', m, 'attn_lrp')
         columns |= _interval_columns(name, difference)
@@ -659,9 +626,7 @@ def _columns_of_delta(results, choice):
         f'Δ {m}': protocol_values(results, choice, m, 'delta').mean()
         for m in MEAN_DELTA
     }
-    difference = protocol_difference(
-        results, choice, 'delta', 'cp_lrp', 'attn_lrp'
-    )
+    difference = protocol_difference(results, choice, 'delta', 'cp_lrp', 'attn_lrp')
     return columns | _interval_columns('Δ cp − attn', difference)
 
 

@@ -176,10 +176,7 @@ def layers_with_gradient(
     "Every attention call, with the number's gradient at its output."
     outputs = [out for _, out in calls]
     gradients = torch.autograd.grad(value.sum(), outputs, retain_graph=keep)
-    return [
-        _attention_layer(call, out, G)
-        for (call, out), G in zip(calls, gradients)
-    ]
+    return [_attention_layer(call, out, G) for (call, out), G in zip(calls, gradients)]
 
 
 def _runs_with_drop(calls, value, linear):
@@ -239,10 +236,7 @@ def graddrop_scores(
             f" one shows {n}"
         )
     R = torch.stack(
-        [
-            sum(removal_effect(s, 'exact') for s in layers)
-            for layers in seen.runs
-        ]
+        [sum(removal_effect(s, 'exact') for s in layers) for layers in seen.runs]
     )
     if not signed:
         R = R.abs()
@@ -767,8 +761,7 @@ def _keys_and_values(model, enc):
     out = model(**enc, **(dict(use_cache=True) if keeps else {}))
     if cache_of(out) is None:
         raise ValueError(
-            f"{type(model).__name__} keeps no keys and values; take"
-            " method='loo'"
+            f"{type(model).__name__} keeps no keys and values; take method='loo'"
         )
     return out
 
@@ -853,9 +846,7 @@ def _tuned_at(f, p, loo):
     table = np.zeros((len(N_PASSES), len(SURROGATES), len(PENALTIES)))
     for a, b, c in np.ndindex(table.shape):
         n = N_PASSES[a]
-        weights = surrogate_weights(
-            X[:n], y[:n], SURROGATES[b], PENALTIES[c], p
-        )
+        weights = surrogate_weights(X[:n], y[:n], SURROGATES[b], PENALTIES[c], p)
         table[a, b, c] = _r_or_zero(weights, loo)
     return table
 
@@ -941,10 +932,7 @@ def tuned_options(
     for n, r in zip(N_PASSES, mean):
         p, surrogate, penalty = np.unravel_index(r.argmax(), r.shape)
         out[n] = dict(
-            n=n,
-            p=KEPT[p],
-            surrogate=SURROGATES[surrogate],
-            penalty=PENALTIES[penalty],
+            n=n, p=KEPT[p], surrogate=SURROGATES[surrogate], penalty=PENALTIES[penalty]
         )
     return out
 
@@ -1021,19 +1009,13 @@ RELATED = {  # name → `Compared`
     'atp': Compared(atp_scores, dict(how='slope'), 3),
     'atp_qk': Compared(atp_scores, dict(how='exact'), 3),
     'atp_star': Compared(graddrop_scores, {}, _graddrop_passes),
-    'atp_star_signed': Compared(
-        graddrop_scores, dict(signed=True), _graddrop_passes
-    ),
+    'atp_star_signed': Compared(graddrop_scores, dict(signed=True), _graddrop_passes),
     'grad_ellm': Compared(grad_ellm_scores, {}, 3),
     'grad_ellm_signed': Compared(grad_ellm_scores, dict(relu=False), 3),
     'chefer': Compared(chefer_scores, {}, 3),
     'atman': Compared(atman_scores, {}, _pass_per_token),
-    'atman_similar': Compared(
-        atman_scores, dict(similarity=0.8), _pass_per_token
-    ),
-    'hierarchical': Compared(
-        hierarchical_scores, dict(drop=True), _hierarchy_passes
-    ),
+    'atman_similar': Compared(atman_scores, dict(similarity=0.8), _pass_per_token),
+    'hierarchical': Compared(hierarchical_scores, dict(drop=True), _hierarchy_passes),
     'proxy': Compared(proxy_scores, dict(drop=True), _proxy_passes),
     'proxy_exact': Compared(
         proxy_scores, dict(exact=4, drop=True), _proxy_exact_passes
@@ -1093,9 +1075,7 @@ OURS = {
     'removal_9': Compared('removal', dict(n_groups=8), 27),
     'removal+loo_1': Compared('removal+loo', dict(n_exact=1), _with_exact(1)),
     'removal+loo_4': Compared('removal+loo', dict(n_exact=4), _with_exact(4)),
-    'removal+loo_12': Compared(
-        'removal+loo', dict(n_exact=12), _with_exact(12)
-    ),
+    'removal+loo_12': Compared('removal+loo', dict(n_exact=12), _with_exact(12)),
     'removal+loo': Compared('removal+loo', {}, _with_root_exact),
 }
 KNOWN = {
@@ -1113,9 +1093,7 @@ def related_methods(
 ) -> dict:  # name → `Compared`
     "Everything that is compared."
     if name not in TUNED:
-        raise ValueError(
-            f"name={name!r} is not known; take one of {', '.join(TUNED)}"
-        )
+        raise ValueError(f"name={name!r} is not known; take one of {', '.join(TUNED)}")
     tuned = {
         f'context_cite_tuned_{n}': Compared(
             context_cite_scores, options | dict(drop=True), n
@@ -1140,9 +1118,7 @@ def timed_row(
     loo = None
     for name, m in methods.items():
         start = time.process_time()
-        (a,) = explain_batch(
-            model, tokenizer, [enc], m.run, target, **m.options
-        )
+        (a,) = explain_batch(model, tokenizer, [enc], m.run, target, **m.options)
         seconds = time.process_time() - start
         if loo is None:
             loo = a
@@ -1282,9 +1258,7 @@ DRAWN = {  # label → how it is drawn
         ]
     ),
     **dict(map(_known, ('attn_lrp', 'cp_lrp', 'grad_x_input', 'ig'))),
-    'attention × gradient': Drawn(
-        FURTHER[6], '>', ('attention_x_gradient', 'chefer')
-    ),
+    'attention × gradient': Drawn(FURTHER[6], '>', ('attention_x_gradient', 'chefer')),
     'Grad-ELLM': Drawn(FURTHER[4], 'v', ('grad_ellm', 'grad_ellm_signed')),
     'AtP, AtP + QK fix': Drawn(FURTHER[5], 'd', ('atp', 'atp_qk')),
     'AtP*, with and without sign': Drawn(
@@ -1294,10 +1268,7 @@ DRAWN = {  # label → how it is drawn
     'AttriBoT: hierarchy': Drawn(FURTHER[2], '8', ('hierarchical',)),
     'AttriBoT: proxy': Drawn(FURTHER[2], '<', ('proxy', 'proxy_exact')),
     'ContextCite, tuned': Drawn(
-        FURTHER[0],
-        'o',
-        tuple(f'context_cite_tuned_{n}' for n in N_PASSES),
-        line=True,
+        FURTHER[0], 'o', tuple(f'context_cite_tuned_{n}' for n in N_PASSES), line=True
     ),
     'ContextCite, published': Drawn(
         FURTHER[0], 'x', ('context_cite_16', 'context_cite_64'), line=True

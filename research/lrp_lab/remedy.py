@@ -116,16 +116,12 @@ def _gains(rows, methods, best, column):
     "Columns: what each method gains over the best, with its interval."
     gains = pd.DataFrame(
         [
-            paired_difference(
-                per_text(rows, m, column), per_text(rows, best, column)
-            )
+            paired_difference(per_text(rows, m, column), per_text(rows, best, column))
             for m in methods
         ],
         methods,
     )
-    return dict(
-        against=best, gain=gains['mean'], low=gains.low, high=gains.high
-    )
+    return dict(against=best, gain=gains['mean'], low=gains.low, high=gains.high)
 
 
 def remedy_table(
@@ -206,17 +202,14 @@ def _single_pass_claim(part, rows, method):
 def _curve_claim(part, rows, ours, column):
     "Does a method do no worse on a curve than the better of the LRP variants?"
     sign = BETTER_IN_CURVES[column]
-    mean = {
-        m: mean_se(per_text(rows, m, column))[0] for m in (ours, *LRP_VARIANTS)
-    }
+    mean = {m: mean_se(per_text(rows, m, column))[0] for m in (ours, *LRP_VARIANTS)}
     best = max(LRP_VARIANTS, key=lambda m: sign * mean[m])
     gain = paired_difference(
         sign * per_text(rows, ours, column), sign * per_text(rows, best, column)
     )
     return _remedy_claim(
         f"{part}: {column} of {ours} no worse than {best}'s",
-        f'{mean[ours]:.3f} against {mean[best]:.3f}, better by'
-        f' {_in_words(gain)}',
+        f'{mean[ours]:.3f} against {mean[best]:.3f}, better by {_in_words(gain)}',
         gain['mean'] >= 0,
     )
 
@@ -247,9 +240,7 @@ def remedy_claims(
         for method in SINGLE_PASS
     ]
     one_pass = _curve_claims(results, ('removal', 'removal, shared path'))
-    contexts = _curve_claims(
-        curves or {}, ('contexts, 4 passes', 'contexts, 9 passes')
-    )
+    contexts = _curve_claims(curves or {}, ('contexts, 4 passes', 'contexts, 9 passes'))
     return goals + single_pass + one_pass + contexts
 
 # %% ../nbs/21_remedy.ipynb #b8c9d0e1
@@ -352,13 +343,7 @@ import torch
 from .parts import part_examples
 from lrp_loo.studies.common import add_rows
 from .parts import part_experiment
-from lrp_loo.studies.style import (
-    FURTHER,
-    method_colour,
-    cells,
-    short_caption,
-    themed,
-)
+from lrp_loo.studies.style import FURTHER, method_colour, cells, short_caption, themed
 from lrp_loo.lrp import Composite, gradient, lrp_rules
 from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference, pearson

@@ -58,8 +58,7 @@ def groups_of(
 ) -> dict:  # a group's name, or 'all' (but for 'scale') → its words
     "What `--only` may say in place of many words."
     groups = {
-        name: paper.words_of([s for s in known if s.group == name])
-        for name in GROUPS
+        name: paper.words_of([s for s in known if s.group == name]) for name in GROUPS
     }
     every = [w for name in GROUPS if name != 'scale' for w in groups[name]]
     return {k: v for k, v in groups.items() if k} | dict(all=every)

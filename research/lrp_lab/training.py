@@ -223,10 +223,7 @@ def train_tokenizer(
 # %% ../nbs/56a_small.ipynb #d910b4a5
 def _token_rows(tok, texts, window):
     "All texts one after the other, in rows of equal length; the rest is left."
-    ids = [
-        torch.tensor(text + [tok.eos_token_id])
-        for text in tok(texts)['input_ids']
-    ]
+    ids = [torch.tensor(text + [tok.eos_token_id]) for text in tok(texts)['input_ids']]
     joined = torch.cat(ids)
     return joined[: len(joined) // window * window].view(-1, window)
 
@@ -254,9 +251,7 @@ def _small_llama(tok, options):
 def _shuffled(n, epochs, batch_size):
     "Batches of numbers below n, in a new order each epoch."
     return [
-        batch
-        for _ in range(epochs)
-        for batch in torch.randperm(n).split(batch_size)
+        batch for _ in range(epochs) for batch in torch.randperm(n).split(batch_size)
     ]
 
 
@@ -318,9 +313,9 @@ def mean_loss(
     "How well a language model predicts the next token."
     total = count = 0
     for t in texts:
-        ids = tokenizer(
-            t, truncation=True, max_length=max_length, return_tensors='pt'
-        )['input_ids']
+        ids = tokenizer(t, truncation=True, max_length=max_length, return_tensors='pt')[
+            'input_ids'
+        ]
         n = ids.shape[1] - 1
         total += model(input_ids=ids, labels=ids).loss.item() * n
         count += n
@@ -340,11 +335,7 @@ def train_decoder_classifier(
 ) -> dict:  # the options, for the model card
     "Fine-tune a small decoder as a sequence classifier."
     options = dict(
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        max_length=max_length,
-        seed=seed,
+        lr=lr, epochs=epochs, batch_size=batch_size, max_length=max_length, seed=seed
     )
     base = str(base or demo_folder('reviews'))
     tok = AutoTokenizer.from_pretrained(base, local_files_only=True)
@@ -358,9 +349,7 @@ def train_decoder_classifier(
             dtype=torch.float32,
             local_files_only=True,
         )
-        _fit_classifier(
-            model.train(), tok, texts, labels, options, 'classifier'
-        )
+        _fit_classifier(model.train(), tok, texts, labels, options, 'classifier')
     model.eval().half().save_pretrained(str(out))
     # a tokenizer as it was before it cut and padded
     unused = AutoTokenizer.from_pretrained(base, local_files_only=True)
@@ -576,9 +565,7 @@ def _train_text_model(name, texts, out, seed):
     if name == 'reviews':
         return train_causal_lm(_plain(texts.texts), out, seed=seed)
     if name == 'reviews-sst2':
-        return train_decoder_classifier(
-            texts.texts, texts.labels, out, seed=seed
-        )
+        return train_decoder_classifier(texts.texts, texts.labels, out, seed=seed)
     options = TRAINING[name]
     return train_adapter(texts.texts, texts.labels, out, seed=seed, **options)
 
@@ -598,15 +585,11 @@ def _measure_text_model(name, test, folder):
         shown = test.texts
         what, cut = 'accuracy', min(512, model.config.max_position_embeddings)
         cut = _MEASURED.get(name, {}).get('cut', cut)
-        value = accuracy(
-            model, tok, shown, test.labels, max_length=cut, progress=True
-        )
+        value = accuracy(model, tok, shown, test.labels, max_length=cut, progress=True)
     drawn = ''
     if len(test.labels) < test.info['n_split']:
         drawn = f" drawn from {test.info['n_split']} with seed 0"
-    where = (
-        f"{test.info['split']} ({len(shown)} texts{drawn}, cut at {cut} tokens)"
-    )
+    where = f"{test.info['split']} ({len(shown)} texts{drawn}, cut at {cut} tokens)"
     return f'{what} on {where}', value
 
 
@@ -619,10 +602,7 @@ def _train_texts(name, data, out, limit, seed):
     options = _train_text_model(name, texts, out, seed)
     score, value = _measure_text_model(name, test, out)
     write_model_card(out, name, texts.info, options, {score: round(value, 4)})
-    print(
-        f"{out}: {score}: {value:.4f} ({test.info['name']},"
-        f" {test.info['source']})"
-    )
+    print(f"{out}: {score}: {value:.4f} ({test.info['name']}, {test.info['source']})")
 
 
 def _train_digits(data, out, limit, seed):

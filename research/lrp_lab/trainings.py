@@ -19,21 +19,9 @@ from .parts import TEXTS, at_scale, on_part, rows_heading
 from lrp_loo.studies.common import Study, add_batches, text_examples
 from lrp_loo.studies.experiments import attention_entropy
 from lrp_loo.studies.layerwise import sweep_methods
-from lrp_loo.studies.ledger import (
-    CLAIMS,
-    Rows,
-    described,
-    entries_of,
-    model_folder,
-)
+from lrp_loo.studies.ledger import CLAIMS, Rows, described, entries_of, model_folder
 from lrp_loo.studies.scale import ESTIMATES
-from lrp_loo.studies.style import (
-    cells,
-    full_name,
-    method_look,
-    model_name,
-    themed,
-)
+from lrp_loo.studies.style import cells, full_name, method_look, model_name, themed
 from lrp_loo.studies.table2 import TABLE2
 
 # %% ../nbs/62_trainings.ipynb #473b9124
@@ -44,9 +32,7 @@ TRAINED = {  # part → demo model
 HELD = ('ig', 'attn_lrp', 'cp_lrp')  # of Table 2
 
 
-def held_methods(
-    n_layers: int,
-) -> dict:  # name → (method, options)
+def held_methods(n_layers: int) -> dict:  # name → (method, options)
     "What is held against LOO."
     of_table2 = {m: TABLE2[m] for m in HELD}
     return of_table2 | ESTIMATES | sweep_methods(n_layers)
@@ -68,19 +54,14 @@ class Trainings:
 
     def described(self):
         "Seed → what results say of the model."
-        return {
-            str(s): describe_model(self.load(s)[0], self.name)
-            for s in self.seeds
-        }
+        return {str(s): describe_model(self.load(s)[0], self.name) for s in self.seeds}
 
     def examples(self, texts, limit):
         """A list for each training, of (number, encoded, seed, text, label):
         the same texts.
         """
         model, tokenizer = self.load(self.seeds[0])
-        drawn, _ = text_examples(
-            model, tokenizer, texts, limit, TEXTS['sst2'].longest
-        )
+        drawn, _ = text_examples(model, tokenizer, texts, limit, TEXTS['sst2'].longest)
         return [
             [
                 (k * len(drawn) + j, enc, seed, text, label)
@@ -168,9 +149,7 @@ def training_entries(
 ) -> list:  # as `file_entries` of the ledger
     "The claims over several trainings of one model."
     one, *_ = results['config']['models'].values()
-    each = [
-        Rows(rows, one['layers']) for rows in rows_by_training(results).values()
-    ]
+    each = [Rows(rows, one['layers']) for rows in rows_by_training(results).values()]
     if len(each) < 2:
         return []
     all_of_them = f'{model_folder(one)}, {len(each)} trainings'
@@ -186,17 +165,13 @@ def trainings_table(
     shown = [*HELD, *ESTIMATES]
     table = pd.DataFrame(
         {
-            f'seed {s}': [
-                mean_se(per_text(rows, m, 'loo_r')).mean for m in shown
-            ]
+            f'seed {s}': [mean_se(per_text(rows, m, 'loo_r')).mean for m in shown]
             for s, rows in each.items()
         },
         index=shown,
     )
     return table.assign(
-        mean=table.mean(axis=1),
-        lowest=table.min(axis=1),
-        highest=table.max(axis=1),
+        mean=table.mean(axis=1), lowest=table.min(axis=1), highest=table.max(axis=1)
     )
 
 
@@ -222,9 +197,7 @@ def plot_trainings(
         ax.set_xlim(-0.5, len(labels) - 0.5)
         n = len(found['rows']) // len(dots.columns)
         one, *_ = found['config']['models'].values()
-        ax.set_title(
-            f'{model_name(one)}, {len(dots.columns)} trainings, n = {n}'
-        )
+        ax.set_title(f'{model_name(one)}, {len(dots.columns)} trainings, n = {n}')
     axes[0].set_ylabel('Pearson r with Leave-One-Out')
     return fig
 
@@ -235,8 +208,7 @@ def trainings_tables(
 ) -> list:  # pairs of a heading and a text
     "As it is printed."
     right = {
-        f'seed {s}': _accuracies(rows)
-        for s, rows in rows_by_training(results).items()
+        f'seed {s}': _accuracies(rows) for s, rows in rows_by_training(results).items()
     }
     said = ', '.join(f'{s} {a:.3f}' for s, a in right.items())
     table = trainings_table(results).round(3).to_string()
@@ -256,7 +228,5 @@ _TRAININGS = Study(
 )
 STUDIES = (
     _TRAININGS,
-    at_scale(
-        _TRAININGS, 'trainings-mpnet', {'trainings-mpnet': 'trainings-mpnet'}
-    ),
+    at_scale(_TRAININGS, 'trainings-mpnet', {'trainings-mpnet': 'trainings-mpnet'}),
 )

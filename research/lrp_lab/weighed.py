@@ -15,13 +15,7 @@ from tqdm.auto import tqdm
 
 from lrp_loo.results import read_results
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_lab.parts import (
-    SENTENCES,
-    at_scale,
-    on_part,
-    part_examples,
-    rows_heading,
-)
+from .parts import SENTENCES, at_scale, on_part, part_examples, rows_heading
 from lrp_loo.studies.common import Study, interval_text
 from .depth import FOLLOWED, LONG_REVIEWS, TOKENS_DRAWN
 from .parts import drawn_tokens, part_experiment
@@ -64,9 +58,7 @@ def _fits(part):
 
 def _moments(part, data, n, seed):
     "Of the first n training texts that have an r; the model."
-    drawn = part_examples(
-        'fit', data, n, seed, dict(fit=part._replace(split='train'))
-    )
+    drawn = part_examples('fit', data, n, seed, dict(fit=part._replace(split='train')))
     found = []
     for i, enc, _ in tqdm(drawn.examples, f'fit: {drawn.words}'):
         units = None
@@ -126,9 +118,7 @@ def weighed_experiment(
         )
     layers = None if fresh else _kept_layers(path, seed)
     layers = layers or fitted_layers(part, data, seed)
-    weighed = {
-        name: (weighed_removal, fit.options) for name, fit in layers.items()
-    }
+    weighed = {name: (weighed_removal, fit.options) for name, fit in layers.items()}
     return part_experiment(
         path,
         'weighed',
@@ -182,9 +172,7 @@ def weighed_tables(
 
 def _method_names(results):
     "In the order of the first part that has them."
-    names = [
-        m for found in results.values() for m in found['config']['methods']
-    ]
+    names = [m for found in results.values() for m in found['config']['methods']]
     return list(dict.fromkeys(names))
 
 

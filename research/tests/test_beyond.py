@@ -113,11 +113,7 @@ def beyond_rows(beyond, part):
 
 @pytest.mark.parametrize(
     'part, n',
-    [
-        ('conservation', 4),
-        ('rewritings', 4),
-        *((part, 2) for part in BEYOND_PARTS),
-    ],
+    [('conservation', 4), ('rewritings', 4), *((part, 2) for part in BEYOND_PARTS)],
 )
 def test_every_part_has_its_rows(beyond, part, n):
     assert len(beyond_rows(beyond, part)['rows']) == n
@@ -179,17 +175,13 @@ def test_another_program_same_estimate(demo_name):
     rewriting the program leaves it alone.
     """
     model, tokenizer = load_demo(demo_name)
-    enc = encode(
-        model, tokenizer, 'a slow start , but the last act is a quiet triumph'
-    )
+    enc = encode(model, tokenizer, 'a slow start , but the last act is a quiet triumph')
     plain = removal_scores(model, tokenizer, [enc]).scores
     names = [n for n, (which, _) in REWRITINGS.items() if demo_name in which]
     assert len(names) >= 5
     for name in names:
         other = removal_scores(rewritten(model, name), tokenizer, [enc]).scores
-        assert float((other - plain).abs().max() / plain.abs().max()) < 2e-3, (
-            name
-        )
+        assert float((other - plain).abs().max() / plain.abs().max()) < 2e-3, name
 
 
 # a study of one's own

@@ -36,9 +36,7 @@ def test_a_chapter_ends_with_what_to_read_next(name):
     assert re.search(NEXT, cells_of(name, 'markdown')[-1][-400:])
 
 
-@pytest.mark.parametrize(
-    'first, part', [('00_question', CHAPTERS), ('00_run', LAB)]
-)
+@pytest.mark.parametrize('first, part', [('00_question', CHAPTERS), ('00_run', LAB)])
 def test_following_next_visits_every_chapter_once(first, part):
     name = first
     visited = []

@@ -12,22 +12,9 @@ from torch.nn import functional as F
 
 from lrp_loo.methods import explain, lrp_scores
 from lrp_lab.beyond import swap_modules
-from lrp_loo.lrp import (
-    Composite,
-    attn_lrp,
-    canonized_lrp,
-    cp_lrp,
-    gradient,
-    lrp_rules,
-)
+from lrp_loo.lrp import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
 from lrp_loo.conservation import conservation
-from families import (
-    FAMILIES,
-    family_tasks,
-    random_inputs,
-    random_model,
-    relevance_of,
-)
+from families import FAMILIES, family_tasks, random_inputs, random_model, relevance_of
 from lrp_loo.models import watch_embeddings
 
 
@@ -43,9 +30,7 @@ def task_of(family):
 def canonized_by_call(family, task):
     "Relevance under eager attention, call by call; the rules."
     model = shared_model(family, task)
-    return relevance_of(
-        model, random_inputs(model), canonized_lrp(), strict=True
-    )
+    return relevance_of(model, random_inputs(model), canonized_lrp(), strict=True)
 
 
 every_family = pytest.mark.parametrize('family,task', family_tasks())
@@ -112,9 +97,7 @@ def test_epsilon_meets_linear_layers(family):
 def test_checkpoints_keep_canonized_relevance(family):
     m = shared_model(family, task_of(family))
     inputs = random_inputs(m)
-    kept = lrp_scores(
-        m, None, [inputs], composite=WITH_EPSILON, checkpoint=True
-    )
+    kept = lrp_scores(m, None, [inputs], composite=WITH_EPSILON, checkpoint=True)
     close(kept.scores[0], relevance_of(m, inputs, WITH_EPSILON).R, 1e-5)
 
 
@@ -149,9 +132,7 @@ def test_constant_queries_take_no_share(composite):
             if self.fused:
                 return F.scaled_dot_product_attention(self.q, x * 1.0, x * 2.0)
             return torch.matmul(
-                torch.matmul(self.q, (x * 1.0).transpose(-2, -1))
-                .div(2.0)
-                .softmax(-1),
+                torch.matmul(self.q, (x * 1.0).transpose(-2, -1)).div(2.0).softmax(-1),
                 x * 2.0,
             )
 
@@ -236,9 +217,7 @@ def gated(a, b, c):
     return (F.silu(a) * b) * c
 
 
-@pytest.mark.parametrize(
-    'gate,want', [('half', THIRDS), ('constant', [0, 0.5, 0.5])]
-)
+@pytest.mark.parametrize('gate,want', [('half', THIRDS), ('constant', [0, 0.5, 0.5])])
 def test_constant_gates_leave_the_count(gate, want):
     expect(gated, want, Composite('x', product='canonized', gate=gate))
 
@@ -262,9 +241,7 @@ def test_a_norm_has_its_own_gradient(product, activation):
     written out as x·rsqrt(mean x²), which is no product of two activations
     then.
     """
-    c = Composite(
-        'x', product=product, activation=activation, layer_norm='gradient'
-    )
+    c = Composite('x', product=product, activation=activation, layer_norm='gradient')
     model = random_model('Llama', dtype=torch.float32)
     inputs = random_inputs(model)
     written = relevance_of(model, inputs, c).R
@@ -293,17 +270,13 @@ def scores(demo):
     model, tokenizer = demo
 
     def of(method, **options):
-        return explain(model, tokenizer, TEXTS[0], method=method, **options)[
-            0
-        ].scores
+        return explain(model, tokenizer, TEXTS[0], method=method, **options)[0].scores
 
     return of
 
 
 def test_options_from_json_name_every_rule(scores):
-    fields = dict(
-        product='gradient', layer_norm='gradient', activation='gradient'
-    )
+    fields = dict(product='gradient', layer_norm='gradient', activation='gradient')
     options = json.loads(json.dumps(fields))
     assert torch.equal(scores('lrp', **options), scores('grad_x_input'))
 
@@ -314,11 +287,7 @@ def test_options_from_json_name_every_rule(scores):
         ({}, 'attn_lrp', {}),
         (dict(composite=cp_lrp()), 'cp_lrp', {}),
         (dict(bypass_softmax='all', gate='constant'), 'cp_lrp', {}),
-        (
-            dict(bypass_softmax=[0, 5]),
-            'attn_lrp',
-            dict(bypass_softmax=[0, 5]),
-        ),
+        (dict(bypass_softmax=[0, 5]), 'attn_lrp', dict(bypass_softmax=[0, 5])),
         (dict(product='canonized'), 'canonized', {}),
     ],
     ids=['none', 'composite', 'fields', 'layers', 'product'],
@@ -328,9 +297,7 @@ def test_a_rule_set_is_its_options(scores, options, method, same):
 
 
 def test_canonized_is_not_attn_lrp(scores):
-    assert not torch.allclose(
-        scores('canonized'), scores('attn_lrp'), rtol=1e-2
-    )
+    assert not torch.allclose(scores('canonized'), scores('attn_lrp'), rtol=1e-2)
 
 
 def test_a_composite_takes_no_fields_beside_it(scores):

@@ -18,19 +18,10 @@ from lrp_lab.beyond import claim2_table, read_beyond
 from lrp_loo.results import read_results
 from lrp_lab.cost import PASSES, cost_table, headline_table, shared_rows
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.layerwise import (
-    MARGIN,
-    best_single_layer,
-    is_above_zero,
-)
+from lrp_loo.studies.layerwise import MARGIN, best_single_layer, is_above_zero
 from lrp_loo.studies.ledger import verdicts_by_model
 from lrp_loo.studies.style import NAMES
-from lrp_lab.protocol import (
-    DEFAULT,
-    PROTOCOL,
-    protocol_values,
-    removal_agreement,
-)
+from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreement
 from lrp_lab.related import related_table
 from lrp_lab.remedy import remedy_table
 
@@ -55,12 +46,10 @@ def prose(chapter):
 def everything_written():
     "README, changelog and every chapter's markdown: name → text."
     chapters = {
-        p.stem: prose(p.stem)
-        for p in tracked('nbs/**/*.ipynb', 'research/nbs/*.ipynb')
+        p.stem: prose(p.stem) for p in tracked('nbs/**/*.ipynb', 'research/nbs/*.ipynb')
     }
     files = {
-        f: (ROOT / f).read_text(encoding='utf-8')
-        for f in ('README.md', 'CHANGELOG.md')
+        f: (ROOT / f).read_text(encoding='utf-8') for f in ('README.md', 'CHANGELOG.md')
     }
     return chapters | files
 
@@ -85,12 +74,8 @@ def readme_row(start):
 def test_every_row_of_the_readme_table_is_from_the_same_texts(method):
     cost = read_results(LAB / 'results' / 'cost-length.json')
     shown = readme_row(NAMES.get(method, method))[2:]
-    for part, (r, _, delta, time) in zip(
-        ('sst2', 'imdb'), (shown[:4], shown[4:8])
-    ):
-        rows = shared_rows(
-            rows_of(part)['rows'], rows_of(f'remedy-{part}')['rows']
-        )
+    for part, (r, _, delta, time) in zip(('sst2', 'imdb'), (shown[:4], shown[4:8])):
+        rows = shared_rows(rows_of(part)['rows'], rows_of(f'remedy-{part}')['rows'])
         mine = headline_table(rows, part, cost).loc[method]
         assert r == f'{mine.r:.2f} ± {mine.se:.2f}'
         assert (delta, time) == (f'{mine.delta:.2f}', f'{mine.time:.1f}')
@@ -188,11 +173,7 @@ def test_the_softmax_rule_on_the_vision_transformer_turns_round_with_the_removal
     assert is_above_zero(
         gain([r for r in zero if r['i'] in masked], 'cp_lrp')
     )  # on the same images
-    vit = [
-        l
-        for l in README.splitlines()
-        if l.startswith('| mnist on mnist test |')
-    ]
+    vit = [l for l in README.splitlines() if l.startswith('| mnist on mnist test |')]
     said = {l.split('|')[2].strip(): l.split('|')[7].strip() for l in vit}
     assert said['zero embedding'].startswith('+')
     assert said['attention mask'].startswith('-')
@@ -215,9 +196,7 @@ def made_rows(gains):
             f'bypass {l + 1}': gains[l][t] for l in range(n)
         }
         rows.append(dict(i=t, methods={m: dict(r=v) for m, v in r.items()}))
-    return dict(
-        rows=rows, config=dict(model=dict(layers=n), removal='attention_mask')
-    )
+    return dict(rows=rows, config=dict(model=dict(layers=n), removal='attention_mask'))
 
 
 def test_the_best_layer_is_measured_on_texts_that_did_not_pick_it():
@@ -267,8 +246,7 @@ def ledger_entry(claim, model):
     (found,) = (
         e
         for e in kept
-        if (e['claim'], e['model'], e['removal'])
-        == (claim, model, 'attention_mask')
+        if (e['claim'], e['model'], e['removal']) == (claim, model, 'attention_mask')
     )
     return found
 
@@ -287,8 +265,7 @@ def test_cp_lrp_and_attn_lrp_are_not_told_apart_on_imdb():
 def test_delta_of_cp_lrp_is_smaller_on_sst2_and_larger_on_imdb():
     def delta(part):
         cp, attn = (
-            per_text(rows_of(part)['rows'], m, 'delta')
-            for m in ('cp_lrp', 'attn_lrp')
+            per_text(rows_of(part)['rows'], m, 'delta') for m in ('cp_lrp', 'attn_lrp')
         )
         return paired_difference(cp, attn)
 
@@ -302,13 +279,10 @@ def test_delta_of_cp_lrp_is_smaller_on_sst2_and_larger_on_imdb():
 def test_any_two_references_agree_better_than_attn_lrp_with_either():
     d = rows_of('protocol-sst2')
     between = removal_agreement(d)
-    removals = {
-        name: c for name, c in PROTOCOL.items() if set(c) <= {'removal'}
-    }
+    removals = {name: c for name, c in PROTOCOL.items() if set(c) <= {'removal'}}
     choice_of = {(DEFAULT | c)['removal']: name for name, c in removals.items()}
     attn = {
-        r: mean_se(protocol_values(d, choice_of[r], 'attn_lrp'))[0]
-        for r in between
+        r: mean_se(protocol_values(d, choice_of[r], 'attn_lrp'))[0] for r in between
     }
     pairs = list(itertools.combinations(between, 2))
     assert len(pairs) == 28
@@ -330,9 +304,7 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
     def share_off(t):
         return abs(t['leaving'][-1] / t['entering'][0] - 1)
 
-    off = {
-        m: [share_off(t) for t in tables(m)] for m in ('sst2', 'reviews-sst2')
-    }
+    off = {m: [share_off(t) for t in tables(m)] for m in ('sst2', 'reviews-sst2')}
     assert np.mean(np.array(off['sst2']) > 0.5) == pytest.approx(
         2 / 3, abs=0.05
     )  # "two thirds"
@@ -346,9 +318,7 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
     for t in tables(
         'sst2'
     ):  # and nothing else is missing, in float32 and some fifty terms
-        assert t['entering'][0] - t['leaving'][-1] == pytest.approx(
-            kept(t), abs=1e-3
-        )
+        assert t['entering'][0] - t['leaving'][-1] == pytest.approx(kept(t), abs=1e-3)
     for name in ('38_conservation', '58_reproduce'):
         assert 'up to biases and added constants' in prose(name)
     assert "CP-LRP's do up to biases and constants" in README
@@ -389,11 +359,11 @@ def test_half_of_table_a3_has_no_counterpart_and_is_said_to_have_none():
         json.loads((PAPER / 'against_paper.json').read_text())['numbers']
     )
     missing = numbers[numbers.ours.isna()]
-    assert (
-        len(missing),
-        (numbers.table == 'A3').sum(),
-        set(missing.table),
-    ) == (144, 288, {'A3'})
+    assert (len(missing), (numbers.table == 'A3').sum(), set(missing.table)) == (
+        144,
+        288,
+        {'A3'},
+    )
     assert (missing.row.astype(int) % 2 == 1).all()
     for name, text in everything_written().items():
         assert not re.search(

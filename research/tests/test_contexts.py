@@ -265,8 +265,7 @@ def test_all_blocks_opened_are_exact_loo(asked):
 
 def test_one_block_opened_is_cheaper(asked):
     costs = [
-        attribute_context(**asked, method=block_scores, n_opened=n).info
-        for n in (1, 2)
+        attribute_context(**asked, method=block_scores, n_opened=n).info for n in (1, 2)
     ]
     few, more = (info['forward_equivalents'] for info in costs)
     assert few < more
@@ -306,9 +305,9 @@ def test_an_answers_loo_behind_a_prefix_is_the_masked_one(name):
     # the rows that are read, and the whole text, go the long way
     keep = torch.cat([keep, torch.ones_like(keep[:1])])
     short, long = (
-        read_subsets(
-            model, [enc], [keep], [target], 'attention_mask', drop=drop
-        )[0].values
+        read_subsets(model, [enc], [keep], [target], 'attention_mask', drop=drop)[
+            0
+        ].values
         for drop in (True, False)
     )
     assert torch.allclose(short, long, atol=2e-4)
@@ -411,9 +410,7 @@ def test_reviews_leave_no_words(experiment, tmp_path, monkeypatch):
     assert row['n_sentences'] == 6
 
 
-def test_a_model_that_says_nothing_is_counted(
-    experiment, tmp_path, monkeypatch
-):
+def test_a_model_that_says_nothing_is_counted(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(contexts, 'greedy_answer', lambda *args: '')
     found = experiment(tmp_path / 'r.json', limit=1)
     assert found.summary['n_silent'] == 1

@@ -60,8 +60,7 @@ def made(loos, scores):
 
 def test_no_text_is_in_two_sets(measured):
     texts = {
-        name: {tuple(r['loo']) for r in rows_of_set(measured, name)}
-        for name in SETS
+        name: {tuple(r['loo']) for r in rows_of_set(measured, name)} for name in SETS
     }
     assert not texts['calibration'] & texts['test']
     assert not texts['test'] & texts['shifted']

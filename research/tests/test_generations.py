@@ -30,9 +30,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, 'load_demo', shallow_demo)
         for limit in (2, 3):  # the second goes on where the first stopped
-            generations_experiment(
-                path, 'generations-decoder', 'embedded', limit=limit
-            )
+            generations_experiment(path, 'generations-decoder', 'embedded', limit=limit)
     return read_results(path)
 
 
@@ -71,9 +69,7 @@ def test_it_is_printed_and_drawn(measured):
 
 
 def test_the_study_is_found():
-    assert {'generations', 'generations-large'} <= {
-        study.name for study in studies()
-    }
+    assert {'generations', 'generations-large'} <= {study.name for study in studies()}
     assert 'generations-large' in groups_of(studies())['scale']
     parts = ('decoder', 'smollm2', 'long')
     assert set(GENERATED) == {f'generations-{part}' for part in parts}
@@ -130,11 +126,7 @@ def test_long_prompts_are_measured_in_part(monkeypatch, tmp_path):
 
     monkeypatch.setattr(parts, 'load_demo', shallow_demo)
     monkeypatch.setattr(generations, 'generation_row', row)
-    monkeypatch.setitem(
-        GENERATED,
-        'generations-long',
-        GENERATED['generations-decoder'],
-    )
+    monkeypatch.setitem(GENERATED, 'generations-long', GENERATED['generations-decoder'])
     path = tmp_path / 'long.json'
     found = generations_experiment(path, 'generations-long', 'embedded', 1)
     assert seen['n_drawn'] == found.config['n_drawn'] == TOKENS_DRAWN
@@ -142,8 +134,6 @@ def test_long_prompts_are_measured_in_part(monkeypatch, tmp_path):
 
 
 def test_long_prompts_are_the_same_question():
-    long, short = (
-        GENERATED[f'generations-{part}'] for part in ('long', 'smollm2')
-    )
+    long, short = (GENERATED[f'generations-{part}'] for part in ('long', 'smollm2'))
     assert (long.demo, long.prompt) == (short.demo, short.prompt)
     assert 150 <= long.shortest < long.longest <= 300

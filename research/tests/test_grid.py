@@ -119,9 +119,7 @@ def test_some_texts_may_have_curves_and_others_none(demo):
     scores = [{'m': a.scores} for a in maps]
 
     def curves(scores, removal):
-        return many_perturbation_curves(
-            model, encs, scores, units, targets, removal
-        )
+        return many_perturbation_curves(model, encs, scores, units, targets, removal)
 
     for removal in ('attention_mask', 'delete'):
         both = curves(scores, removal)
@@ -148,9 +146,7 @@ def test_a_map_is_computed_once_for_all_removals(small):
         calls.append(len(encs))
         return METHODS['grad_x_input'](model, tokenizer, encs, target)
 
-    rows = grid_rows(
-        drawn.model, drawn.tokenizer, enc, {'m': (counted, {})}, ASKED
-    )
+    rows = grid_rows(drawn.model, drawn.tokenizer, enc, {'m': (counted, {})}, ASKED)
     assert calls == [1]
     assert set(rows) == set(ASKED)
 
@@ -161,9 +157,7 @@ def test_all_models_of_texts_have_the_same_examples(small):
         for name in ('minilm', 'decoder', 'smollm2')
     )
     for other in others:
-        assert [i for i, *_ in other.examples] == [
-            i for i, *_ in first.examples
-        ]
+        assert [i for i, *_ in other.examples] == [i for i, *_ in first.examples]
 
 
 # ---- what is refused
@@ -241,9 +235,7 @@ def test_a_painted_patch_is_one_brightness(digit):
 
 def test_an_empty_patch_is_blank_already(digit):
     model, enc = digit
-    (loo,) = explain_batch(
-        model, None, [enc], 'loo', removal=PAINTED['blank_patch']
-    )
+    (loo,) = explain_batch(model, None, [enc], 'loo', removal=PAINTED['blank_patch'])
     patches = enc['pixel_values'].unfold(2, 4, 4).unfold(3, 4, 4)
     empty = patches.amax((-1, -2)).flatten() == -1
     assert 0 < int(empty.sum()) < 49
@@ -355,22 +347,16 @@ def test_the_figure_shows_every_mean_and_every_gain(found):
     columns = grid_columns(found)
     means, gains = plot_grid(found).axes
     labels = [t.get_text() for t in means.get_yticklabels()]
-    assert labels == [
-        f"{c.model}, {c.removal.replace('_', ' ')}" for c in columns
-    ]
+    assert labels == [f"{c.model}, {c.removal.replace('_', ' ')}" for c in columns]
     shown = [t.get_text() for t in means.texts]
     assert shown.count('– refused') == 4
     measured = [c for c in columns if c.rows is not None]
-    expected = [
-        f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in GRID_METHODS
-    ]
+    expected = [f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in GRID_METHODS]
     for text in expected:
         assert text in shown
     points = [line for line in gains.lines if len(line.get_xdata()) == 1]
     heights = [float(p.get_ydata()[0]) for p in points]
-    assert heights == [
-        k + 0.5 for k, c in enumerate(columns) if c.rows is not None
-    ]
+    assert heights == [k + 0.5 for k, c in enumerate(columns) if c.rows is not None]
 
 
 def test_a_model_that_was_not_measured_has_no_column(found):

@@ -71,9 +71,7 @@ def test_a_head_is_the_naive_one(tokenizer, monkeypatch, attention, held):
     model.set_attn_implementation(attention)
     enc = encode(model, tokenizer, TEXTS[2])
     expected = naive_by_head(monkeypatch, model, enc['input_ids'][0], held)
-    (found,) = lrp_scores(
-        model, tokenizer, [enc], composite=attn_lrp(held)
-    ).scores
+    (found,) = lrp_scores(model, tokenizer, [enc], composite=attn_lrp(held)).scores
     assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
     plain = lrp_scores(model, tokenizer, [enc]).scores[0]
     assert (found - plain).abs().max() > 1e-3 * plain.abs().max()
@@ -122,16 +120,11 @@ def test_all_heads_of_a_layer_are_the_layer(family, attention, rules):
 @pytest.mark.parametrize('attention', ['sdpa', 'eager'])
 def test_grouped_keys_have_a_softmax_for_every_query_head(attention):
     model = random_model(
-        'Llama',
-        attention=attention,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        'Llama', attention=attention, num_attention_heads=4, num_key_value_heads=2
     )
     inputs = random_inputs(model)
     none = relevance_under(model, inputs, attn_lrp())
-    maps = [
-        relevance_under(model, inputs, attn_lrp([(0, h)])) for h in range(4)
-    ]
+    maps = [relevance_under(model, inputs, attn_lrp([(0, h)])) for h in range(4)]
     assert all((m - none).abs().max() > 1e-6 for m in maps)
     assert (maps[0] - maps[1]).abs().max() > 1e-6  # of one key
     with pytest.raises(ValueError, match='has heads 0 to 3'):
@@ -340,9 +333,7 @@ def test_flatness_size_and_spread_of_known_attention():
     one_key = 50 * torch.eye(n)[None]
     B = one_key.softmax(-1)
     assert row_flatness(B).abs().max() < 1e-9
-    assert torch.allclose(
-        heads.logit_size(one_key, B), level.new_tensor(50.0).double()
-    )
+    assert torch.allclose(heads.logit_size(one_key, B), level.new_tensor(50.0).double())
 
 
 def test_what_a_row_cannot_see_does_not_count():
@@ -385,18 +376,14 @@ def test_with_kinds_held_fixed_every_kind_is_centred():
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    'x,y', [([1, 1, 1], [1, 2, 3]), ([1, np.nan, 2], [1, 2, 3])]
-)
+@pytest.mark.parametrize('x,y', [([1, 1, 1], [1, 2, 3]), ([1, np.nan, 2], [1, 2, 3])])
 def test_a_correlation_that_is_not_defined_is_nan(x, y):
     assert np.isnan(heads.partial_spearman(x, y))
 
 
 def made_up_row(seed, gain):
     rng = np.random.default_rng(seed)
-    numbers = dict(
-        zip(('flat', 'size', 'spread', 'share'), rng.random((4, 30)))
-    )
+    numbers = dict(zip(('flat', 'size', 'spread', 'share'), rng.random((4, 30))))
     halves = dict(flat=[0.2, 0.1], size=[0.1, 0.2])
     return numbers | dict(gain=gain(**numbers), halves=halves)
 
@@ -405,10 +392,7 @@ def made_up_row(seed, gain):
     'gain,holds',
     [
         (lambda flat, **_: flat, {'flat-heads-hurt', 'flat-heads-hurt-fixed'}),
-        (
-            lambda size, **_: size,
-            {'large-logits-hurt', 'large-logits-hurt-fixed'},
-        ),
+        (lambda size, **_: size, {'large-logits-hurt', 'large-logits-hurt-fixed'}),
         (lambda share, **_: share, {'share-hurts', 'share-moves'}),
     ],
 )
@@ -432,12 +416,9 @@ def test_how_far_r_moves_is_asked_apart_from_the_direction():
 
 def test_a_text_without_r_is_left_out():
     rows = [
-        made_up_row(seed, lambda flat, share, **_: flat - share)
-        for seed in range(5)
+        made_up_row(seed, lambda flat, share, **_: flat - share) for seed in range(5)
     ]
-    rows[0] |= dict(
-        gain=[None] * 30, halves=dict(flat=[None] * 2, size=[None] * 2)
-    )
+    rows[0] |= dict(gain=[None] * 30, halves=dict(flat=[None] * 2, size=[None] * 2))
     found = heads.judged(rows, 5)
     assert {d['n'] for d in found.values()} == {4}
 

@@ -23,9 +23,7 @@ from lrp_lab.run import groups_of, studies
 def test_rows_are_resumed_and_shown(tmp_path):
     path = tmp_path / 'interactions-minilm.json'
     for limit in (1, 2):
-        interactions_experiment(
-            path, 'interactions-minilm', 'embedded', limit=limit
-        )
+        interactions_experiment(path, 'interactions-minilm', 'embedded', limit=limit)
     results = read_results(path)
     assert len(results['rows']) == 2
     table = interactions_table(results)
@@ -67,12 +65,7 @@ def test_the_two_words_of_a_phrase_are_found_where_they_stand(asked):
     phrase = ('negation', 'nothing here is not bad', 'not', 'bad', 1)
     found = phrase_pairs(model, tokenizer, phrases=[phrase], asked=asked)
     (words,) = explain_pairs(
-        model,
-        tokenizer,
-        asked(phrase[1]),
-        'exact',
-        target=(1, 0),
-        units='word',
+        model, tokenizer, asked(phrase[1]), 'exact', target=(1, 0), units='word'
     )
     last = [
         max(i for i, token in enumerate(words.tokens) if token == word)
@@ -84,9 +77,7 @@ def test_the_two_words_of_a_phrase_are_found_where_they_stand(asked):
 
 def test_signs_are_counted_by_kind():
     def row(kind, expected, exact, estimate):
-        return dict(
-            kind=kind, expected=expected, exact=exact, estimate=estimate
-        )
+        return dict(kind=kind, expected=expected, exact=exact, estimate=estimate)
 
     rows = [
         row('negation', 1, 2.0, 0.5),

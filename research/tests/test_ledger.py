@@ -101,9 +101,7 @@ def test_contexts_that_were_set_aside_are_in_no_claim(part):
 def files_over_prompts():
     "Those whose rows hold r over every token of a question around a text."
     found = set()
-    for path in tracked(
-        'results/folder*/*.json', 'research/results/folder/*.json'
-    ):
+    for path in tracked('results/folder*/*.json', 'research/results/folder/*.json'):
         content = json.loads(path.read_text(encoding='utf-8'))
         if isinstance(content, dict) and 'prompt' in content.get('config', {}):
             found.add(f'{path.parent.name}/{path.stem}')
@@ -153,9 +151,7 @@ def test_a_chapter_with_numbers_of_smollm2_points_to_what_they_are_about():
     assert [page for page in said if PROMPT not in read[page]] == []
 
 
-def test_a_chapter_with_a_verdict_over_a_prompt_points_to_what_it_is_about(
-    kept,
-):
+def test_a_chapter_with_a_verdict_over_a_prompt_points_to_what_it_is_about(kept):
     over = {entry_name(e) for e in kept if e['over_prompt']}
     read = {p: t for p, t in sentences().items() if p not in APART}
     said = [

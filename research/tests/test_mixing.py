@@ -85,9 +85,7 @@ def naive_stack(model):
 
 
 def naive_llama_options():
-    return dict(
-        layers=LAYERS, heads=HEADS, kv_heads=2, rms_eps=1e-6, position=-1
-    )
+    return dict(layers=LAYERS, heads=HEADS, kv_heads=2, rms_eps=1e-6, position=-1)
 
 
 def naive_llama_stack(model):
@@ -124,10 +122,7 @@ def bert_parts(layer, x):
     parts = torch.stack(
         [
             torch.stack(
-                [
-                    attention_part(layer, V, i, j) + (i == j) * x[i]
-                    for j in range(n)
-                ]
+                [attention_part(layer, V, i, j) + (i == j) * x[i] for j in range(n)]
             )
             for i in range(n)
         ]
@@ -417,10 +412,7 @@ def test_relp_by_mask_patches_every_attention_output(bert, rules, monkeypatch):
     )
     expected = torch.stack(
         [
-            sum(
-                (R / at.O * (at.O - without_key(at, j))).sum()
-                for at, R in heard
-            )
+            sum((R / at.O * (at.O - without_key(at, j))).sum() for at, R in heard)
             for j in range(len(IDS))
         ]
     )
@@ -463,9 +455,7 @@ def test_a_rotation_takes_half_of_what_it_rotates(llama, monkeypatch):
         return back(rotary, R / 2, eps)
 
     monkeypatch.setattr(naive_llama.Rotary, 'back', half)
-    _, words = naive_llama.explain(
-        llama.state_dict(), IDS, **naive_llama_options()
-    )
+    _, words = naive_llama.explain(llama.state_dict(), IDS, **naive_llama_options())
     scores, found = scores_of(position_lrp_scores, llama)
     assert len(absorbed) == 2 * LAYERS
     assert torch.allclose(scores, words + sum(absorbed), atol=1e-4)

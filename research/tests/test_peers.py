@@ -14,10 +14,7 @@ from lrp_lab.contexts import Limits
 BENCHMARKS = Path(__file__).resolve().parent.parent / 'benchmarks'
 FEW = Limits((30, 180), sentences=(6, 8), words=(30, 50), effect=0)
 ITEM = dict(
-    prompt='a b',
-    continuation=' c d',
-    prompt_ids=[5, 6],
-    continuation_ids=[7, 8],
+    prompt='a b', continuation=' c d', prompt_ids=[5, 6], continuation_ids=[7, 8]
 )
 CONTEXT = dict(
     before='',
@@ -68,9 +65,7 @@ def question(**changed):
 
 
 def runner(protocol):
-    made = protocol.Runner(
-        ['numpy'], {('generation', 'one'): (scored, 'logit')}
-    )
+    made = protocol.Runner(['numpy'], {('generation', 'one'): (scored, 'logit')})
     made.loaded = 'm', (small(), None)
     return made
 
@@ -209,9 +204,7 @@ def test_measure(driver, tmp_path, off, error):
 
 def test_our_answer(driver):
     model = small()
-    answer = driver.our_answer(
-        model, [ITEM], lambda item: scored(model, None, item)[0]
-    )
+    answer = driver.our_answer(model, [ITEM], lambda item: scored(model, None, item)[0])
     (item,) = answer['items']
     assert (item['forward'], item['backward'], item['tokens']) == (1, 1, 4)
     assert item['in_passes'] > 0
@@ -227,11 +220,7 @@ def test_a_row_replaces_its_own(driver, capsys):
     for method, more in (('c', dict(options=dict(n=8))), ('b', {}), ('c', {})):
         driver.keep(results, row | dict(method=method) | more, order)
     driver.keep(results, row | dict(method='b', error='why'), order)
-    assert {r['i']: r['error'] for r in results.rows} == {
-        0: 'why',
-        1: 'no',
-        2: 'no',
-    }
+    assert {r['i']: r['error'] for r in results.rows} == {0: 'why', 1: 'no', 2: 'no'}
     assert 'A b: why' in capsys.readouterr().out
 
 
@@ -307,16 +296,11 @@ def test_ours_explains_each_generated_token_as_the_peers_do(study):
     item = said | dict(prompt_ids=ids[:n], continuation_ids=ids[n:])
     runner = Runner(['torch'], peer_ours.METHODS, peer_ours.Uncounted)
     runner.loaded = 'reviews', (model, tokenizer)
-    for method, options in (
-        ('loo', {}),
-        ('removal+rows', dict(n_rows=2, rest=False)),
-    ):
+    for method, options in (('loo', {}), ('removal+rows', dict(n_rows=2, rest=False))):
         question = dict(model='reviews', task='generation', method=method)
         question |= dict(options=options, items=[item])
         (found,) = runner.answer(json.dumps(question))['items']
-        steps = explain_generation(
-            model, tokenizer, *said.values(), method, **options
-        )
+        steps = explain_generation(model, tokenizer, *said.values(), method, **options)
         assert found['same_tokens']
         assert found['scores'] == [a.scores.tolist() for a in steps]
         # nothing is counted: a counting forward would take the long ways
@@ -354,10 +338,7 @@ def test_a_context_is_asked_again_as_the_study_asked(study, monkeypatch):
 
     model, tokenizer = load_demo('reviews')
     made = study.contexts_within(
-        tokenizer,
-        study.KINDS_OF_CONTEXTS['contexts-planted'](None, 3, FEW)[0],
-        FEW,
-        1,
+        tokenizer, study.KINDS_OF_CONTEXTS['contexts-planted'](None, 3, FEW)[0], FEW, 1
     )
     ((_, context),), _ = made
     monkeypatch.setattr(study, 'greedy_answer', lambda *asked: 'a good film')

@@ -58,9 +58,7 @@ def test_float32_is_float32_whatever_is_set_outside(demo):
         products.fp32_precision = before
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason='this machine may have TF32'
-)
+@pytest.mark.skipif(torch.cuda.is_available(), reason='this machine may have TF32')
 def test_tf32_is_refused_where_there_is_none(demo):
     with pytest.raises(ValueError, match='compute capability'):
         with at_precision(demo[0], 'tf32'):
@@ -76,16 +74,11 @@ def errors(demo):
     models = {'bfloat16': low, EMULATED: model}
     encs = [encode(model, tokenizer, t) for t in TEXTS]
     return precision_table(
-        [
-            dict(errors=precision_errors(model, tokenizer, e, models))
-            for e in encs
-        ]
+        [dict(errors=precision_errors(model, tokenizer, e, models)) for e in encs]
     )
 
 
-@pytest.mark.parametrize(
-    'dtype, bound', [('bfloat16', 0.15), (EMULATED, 0.015)]
-)
+@pytest.mark.parametrize('dtype, bound', [('bfloat16', 0.15), (EMULATED, 0.015)])
 def test_errors_are_within_their_bound(errors, dtype, bound):
     """bfloat16 keeps 8 bits: a logit near 4 is off by up to 2⁻⁶ where it is
     stored alone, LOO is a difference of two that went through six layers.

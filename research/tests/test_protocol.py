@@ -145,10 +145,7 @@ MEANS = {  # name → the removal, and the embedding that it puts in
         lambda tok: Removal('mean_embedding'),
         lambda table, tok: table.mean(0),
     ),
-    'texts': (
-        lambda tok: Removal('mean_embedding', pool=POOL),
-        _mean_of_ids,
-    ),
+    'texts': (lambda tok: Removal('mean_embedding', pool=POOL), _mean_of_ids),
     'ids': (
         lambda tok: Removal('mean_embedding', pool=_pool_as_ids(tok)),
         _mean_of_ids,
@@ -222,9 +219,7 @@ def good_and_bad(model, tokenizer):
     return [put(t) for t in tokenizer.convert_tokens_to_ids(['good', 'bad'])]
 
 
-def test_one_token_in_the_pool_leaves_nothing_to_chance(
-    resampled, good_and_bad
-):
+def test_one_token_in_the_pool_leaves_nothing_to_chance(resampled, good_and_bad):
     good, _ = good_and_bad
     assert torch.allclose(resampled(['good'], 2), good, atol=1e-4)
 
@@ -238,9 +233,7 @@ def test_resampling_is_a_mean_over_draws(resampled, good_and_bad):
     assert float(share.max()) < 0.9
 
 
-def test_a_token_is_drawn_as_often_as_it_stands_in_the_pool(
-    resampled, good_and_bad
-):
+def test_a_token_is_drawn_as_often_as_it_stands_in_the_pool(resampled, good_and_bad):
     good, bad = good_and_bad
     often = (resampled(['good'] * 9 + ['bad'], 32) - bad) / (good - bad)
     assert float(often.mean()) > 0.8
@@ -312,9 +305,7 @@ def test_every_removal_in_explain(loo, removal):
 
 
 def test_every_removal_of_a_sentence(bert, tokenizer, removal):
-    (a,) = explain(
-        bert, tokenizer, TEXTS[0], 'loo', removal=removal, units='sentence'
-    )
+    (a,) = explain(bert, tokenizer, TEXTS[0], 'loo', removal=removal, units='sentence')
     assert len(a) == 3
     assert abs(float(a.scores[1])) > 0
 
@@ -322,11 +313,7 @@ def test_every_removal_of_a_sentence(bert, tokenizer, removal):
 def test_every_removal_in_audit(demo, removal):
     "Of a trained model: a random one's LOO need not order its own curves."
     table = audit(
-        *demo,
-        TEXTS[:2],
-        methods=['loo', 'cp_lrp'],
-        removal=removal,
-        progress=False,
+        *demo, TEXTS[:2], methods=['loo', 'cp_lrp'], removal=removal, progress=False
     )
     assert abs(table.loc['loo', 'loo_r'] - 1) < 1e-6
     assert table.loc['loo', 'delta'] >= 0
@@ -339,9 +326,7 @@ def curves(bert, tokenizer, loo, removal):
     units = removal_units(loo.is_special)
     fill = fill_id(tokenizer, removal)
     maps = {'loo': loo.scores}
-    return perturbation_curves(
-        bert, enc, maps, units, loo.target, removal, fill
-    )['loo']
+    return perturbation_curves(bert, enc, maps, units, loo.target, removal, fill)['loo']
 
 
 def test_every_removals_curve_begins_with_the_whole_text(curves, loo):
@@ -381,22 +366,13 @@ def _loo_of_fine(model, tok, removal):
 
 
 WRONG = {  # what is wrong → call(model, tokenizer), words of its message
-    'an unknown name': (
-        lambda m, t: Removal('burn'),
-        "'burn'",
-    ),
-    'resampling without a pool': (
-        lambda m, t: Removal('resample'),
-        'needs a pool',
-    ),
+    'an unknown name': (lambda m, t: Removal('burn'), "'burn'"),
+    'resampling without a pool': (lambda m, t: Removal('resample'), 'needs a pool'),
     'deletion with a pool': (
         lambda m, t: Removal('delete', pool=['x']),
         'takes no pool',
     ),
-    'no draw': (
-        lambda m, t: Removal('resample', pool=['x'], n_draws=0),
-        'at least 1',
-    ),
+    'no draw': (lambda m, t: Removal('resample', pool=['x'], n_draws=0), 'at least 1'),
     'explain without a pool': (
         lambda m, t: _loo_of_fine(m, t, 'resample'),
         'needs a pool',
@@ -426,17 +402,12 @@ WRONG = {  # what is wrong → call(model, tokenizer), words of its message
         'list of texts',
     ),
     'the mask token without its id': (
-        lambda m, t: leave_one_out(
-            m, encode(m, t, 'fine'), removal='mask_token'
-        ),
+        lambda m, t: leave_one_out(m, encode(m, t, 'fine'), removal='mask_token'),
         'pass fill',
     ),
     'everything deleted': (
         lambda m, t: subset_logits(
-            m,
-            encode(m, t, 'fine'),
-            torch.zeros(1, 3, dtype=torch.bool),
-            'delete',
+            m, encode(m, t, 'fine'), torch.zeros(1, 3, dtype=torch.bool), 'delete'
         ),
         'nothing is left',
     ),

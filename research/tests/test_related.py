@@ -102,10 +102,7 @@ def test_a_single_player_has_it_all(demo):
     'method, options',
     [
         (hierarchical_scores, dict(refine=99)),
-        (
-            context_cite_scores,
-            dict(n=400, p=0.97, surrogate='ridge', penalty=1e-4),
-        ),
+        (context_cite_scores, dict(n=400, p=0.97, surrogate='ridge', penalty=1e-4)),
     ],
     ids=['hierarchical', 'context_cite'],
 )

@@ -70,9 +70,7 @@ def test_the_gap_s_figure_is_drawn_from_its_rows(reproduced):
     assert (reproduced / 'figures/folder/gap.png').exists()
 
 
-def test_finished_rows_are_printed_and_left_alone(
-    reproduced, short_data, capsys
-):
+def test_finished_rows_are_printed_and_left_alone(reproduced, short_data, capsys):
     path = reproduced / 'results/folder/gap.json'
     before = path.read_bytes()
     assert reproduce('gap,weights', short_data, reproduced) == 0

@@ -51,8 +51,7 @@ def test_an_adapter_is_three_files(adapter):
 
 
 @pytest.mark.parametrize(
-    'said',
-    ['epochs | 4', 'seed | 0', 'sentence-transformers/all-MiniLM-L6-v2'],
+    'said', ['epochs | 4', 'seed | 0', 'sentence-transformers/all-MiniLM-L6-v2']
 )
 def test_the_card_of_an_adapter_says_how_it_was_trained(adapter, said):
     assert said in (adapter / 'README.md').read_text()

@@ -115,9 +115,7 @@ def cut(tmp_path_factory):
     path = tmp_path_factory.mktemp('results') / 'lengths-minilm.json'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lengths, 'load_demo', shallow_demo)
-        lengths_experiment(
-            path, 'lengths-minilm', 'embedded', limit=3, cuts=(12, 24)
-        )
+        lengths_experiment(path, 'lengths-minilm', 'embedded', limit=3, cuts=(12, 24))
     return path
 
 
@@ -137,9 +135,7 @@ def test_the_gain_of_a_cut_is_held_against_the_same_review(cut):
     results = read_results(cut)
     gains = gain_by_cut(results)
     for entry, of_cut in zip(length_entries(results), (12, 24)):
-        assert entry['mean'] == pytest.approx(
-            np.mean(gains[of_cut] - gains[None])
-        )
+        assert entry['mean'] == pytest.approx(np.mean(gains[of_cut] - gains[None]))
         assert entry['n'] == 3
         assert entry['data'].endswith(f', {of_cut}')
 
