@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / 'tests'))
 from tracked import tracked  # noqa: E402
 
 DATA = ('sst2', 'imdb')  # whose results name a folder's model
-MAIN = 'folder'
+MAIN = 'minilm'
 BEHIND = '45'  # decades that say how it is built and run: the last to be asked
 TITLE = """# Figures
 

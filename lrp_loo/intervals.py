@@ -133,7 +133,7 @@ from lrp_loo.models import (
     special_ids,
     unwrap,
 )
-from .results import as_json, recorded_methods
+from .results import as_json, recorded_methods, without_homes
 from .targets import described_target
 
 # %% ../nbs/46a_calibration.ipynb #bb2b9229
@@ -223,7 +223,7 @@ class Calibration:
                 " asked for; calibrate these"
             )
         asked = _as_kept(method, options)
-        if asked != self.method:
+        if without_homes(asked) != without_homes(self.method):
             raise ValueError(
                 f"the calibration is of method {_method_in_words(self.method)}, not of"
                 f" {_method_in_words(asked)}; calibrate that"

@@ -147,7 +147,7 @@ def deep(folder, paper_model, tmp_path_factory):
     words = ('--model', paper_model, '--only', 'sst2')
     code = reproduce(out, *words, '--limit', 3, '--longest', 64, data=str(folder))
     assert code == 0
-    return out / 'results' / 'folder-bert-12'
+    return out / 'results' / 'bert-12'
 
 
 def test_every_rule_set_of_twelve_layers_is_measured(deep):
@@ -206,7 +206,7 @@ def test_nothing_is_printed_where_nothing_was_judged(capsys):
 
 
 def test_figures_are_written_below_out(deep):
-    written = deep.parents[1] / 'figures' / 'folder-bert-12'
+    written = deep.parents[1] / 'figures' / 'bert-12'
     names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
     assert {p.name for p in written.iterdir()} == names
 
@@ -308,7 +308,7 @@ def started(small_folder, tmp_path):
     words = ['reproduce', '--data', 'embedded', '--only', 'sst2']
     words += ['--model', str(small_folder), '--limit', str(IN_ALL)]
     words += ['--out', str(tmp_path)]
-    rows = tmp_path / 'results' / 'embedded-small' / 'sst2.json'
+    rows = tmp_path / 'results' / 'small-embedded' / 'sst2.json'
     return lambda: start_command(words), rows
 
 
@@ -339,6 +339,20 @@ def test_a_killed_reproduce_keeps_its_rows(started):
     assert len(r['rows']) == len(rows) == IN_ALL
     assert all(rows[row['i']] == row for row in kept)
     assert r['summary']['n'] == IN_ALL
+
+
+def test_rows_under_an_older_name_of_their_folder_are_resumed(tmp_path, capsys):
+    words = ('--only', 'scalar,sst2', '--limit', 2)
+    assert reproduce(tmp_path, *words) == 0
+    now = tmp_path / 'results' / 'minilm-embedded'
+    before = {p.name: p.read_bytes() for p in now.iterdir()}
+    now.rename(now.with_name('embedded'))  # as it was called
+    capsys.readouterr()
+    assert reproduce(tmp_path, *words) == 0
+    assert 'sst2.json is' in capsys.readouterr().err
+    after = {p.name: p.read_bytes() for p in now.iterdir()}
+    assert after == before
+    assert not list(now.with_name('embedded').glob('s*.json'))
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):

@@ -51,7 +51,7 @@ def drawn(kept_results):
                 found[path.parent.name, path.stem] = figure
 
         patch.setattr(reproduce, 'save_figure', keep)
-        for folder in sorted(kept_results.glob('folder*')):
+        for folder in sorted(kept_results.glob('*/')):
             reproduce.draw_figures(reproduce.studies_of(), folder, folder)
     plt.close('all')
     return {k: f for k, f in found.items() if k[1] not in APART}
@@ -236,7 +236,7 @@ def test_a_legend_hides_nothing_that_is_written(drawn):
 
 
 def test_figure_2_shows_paired_gains_with_paired_intervals():
-    results = read_results(RESULTS / 'folder' / 'sst2.json')
+    results = read_results(RESULTS / 'minilm' / 'sst2.json')
     above, below = plot_layerwise(dict(sst2=results)).axes
     table = layer_table(results)
     for ax, column in ((above, 'loo_r'), (below, 'delta')):
@@ -254,7 +254,7 @@ def test_figure_2_shows_paired_gains_with_paired_intervals():
 
 def test_pairs_are_nearer_than_means():
     "What the bands of one standard error hid."
-    results = read_results(RESULTS / 'folder' / 'imdb.json')
+    results = read_results(RESULTS / 'minilm' / 'imdb.json')
     gains = sweep_gains(results, 'loo_r').set_index(['sweep', 'k'])
     best = gains.loc['first', 4]
     assert best.low > 0
@@ -267,7 +267,7 @@ def test_pairs_are_nearer_than_means():
 
 
 def test_the_scale_on_the_right_is_the_measure_itself():
-    results = read_results(RESULTS / 'folder' / 'sst2.json')
+    results = read_results(RESULTS / 'minilm' / 'sst2.json')
     above, _ = plot_layerwise(dict(sst2=results)).axes
     above.figure.draw_without_rendering()
     (right,) = above.child_axes

@@ -48,7 +48,7 @@ from lrp_loo.studies.mnist import (
     table1_entries,
 )
 
-FILED = Path(__file__).parent.parent / 'results/folder/mnist.json'
+FILED = Path(__file__).parent.parent / 'results/minilm/mnist.json'
 OPTIONS = [
     dict(pixel=p, positions=pos, pooling=pool, scale=s)
     for p, pos, pool, s in itertools.product(PIXELS, (False, True), POOLINGS, SCALES)

@@ -531,7 +531,7 @@ def record_reproduce(d, n, seed):
     words += ['--only', 'sst2', '--limit', '192']
 
     def path(run):
-        return d / run / 'results' / 'embedded-small' / 'sst2.json'
+        return d / run / 'results' / 'small-embedded' / 'sst2.json'
 
     def count():
         return len(numbers_in(path('killed')))

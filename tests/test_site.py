@@ -92,11 +92,11 @@ def test_every_picture_has_a_caption_and_a_chapter(books, homes):
     assert all(p.caption and p.home in books for p in found)
     at = {p.path.relative_to(ROOT).as_posix(): p.home for p in found}
     # the study's chapter, not that of the function that it borrows
-    assert at['figures/folder/table1.png'] == '52a_mnist_tables'
+    assert at['figures/minilm/table1.png'] == '52a_mnist_tables'
 
 
 def test_a_picture_of_no_study_is_refused(books, homes, monkeypatch):
-    stray = ROOT / 'figures' / 'folder' / 'stray.png'
+    stray = ROOT / 'figures' / 'minilm' / 'stray.png'
     monkeypatch.setattr(gallery, 'files', lambda: [stray])
     with pytest.raises(ValueError, match='stray.png is of no study'):
         gallery.pictures(books, homes)

@@ -20,7 +20,13 @@ from .. import UsageError
 from ..results import read_results
 from ..core import whole_file, write_text_atomic
 from ..data import source_label
-from .common import RunOptions, interval_text, read_parts
+from lrp_loo.studies.common import (
+    RunOptions,
+    interval_text,
+    place_of,
+    read_parts,
+    take_over,
+)
 from .ledger import ledger, ledger_notes
 
 # %% ../../nbs/58_reproduce.ipynb #c4a0a4b6
@@ -224,9 +230,12 @@ def reproduce(
     options = checked_options(
         RunOptions(data, model, limit, seed, longest, device, fresh)
     )
-    where = source if model == 'demo' else f"{source}-{Path(model).name}"
+    where = place_of(model, source)
     results = Path(out) / 'results' / where
     figures = Path(out) / 'figures' / where
+    earlier = source if model == 'demo' else f"{source}-{Path(model).name}"
+    for study in studies:
+        take_over(study.files.values(), results, results.with_name(earlier))
     for study in studies:
         run_study(study, words, results, options)
     against_paper(studies, results)

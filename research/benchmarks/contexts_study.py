@@ -32,7 +32,7 @@ from lrp_lab.contexts import (
 )
 from lrp_loo.units import text_spans
 
-FOLDER = HERE.parent / 'results' / 'folder'
+FOLDER = HERE.parent / 'results' / 'studies'
 ASKED = (  # name in the study, peer, its method, options
     ('FlashTrace', 'FlashTrace', 'flashtrace', {}),
     ('FlashTrace, routes', 'FlashTrace', 'ifr', {}),

@@ -26,7 +26,7 @@ from lrp_loo.results import Results, read_results
 from lrp_loo.studies.common import add_rows
 from lrp_lab.interactions import PairGame, PAIRED, interactions_examples
 
-FOLDER = Path(__file__).parents[1] / 'results' / 'folder'
+FOLDER = Path(__file__).parents[1] / 'results' / 'studies'
 TIMES = (1, 8)  # as many passes as `removal` takes at T
 APPROXIMATORS = {
     'KernelSHAP-IQ': partial(KernelSHAPIQ, index='k-SII'),

@@ -34,7 +34,7 @@ from lrp_lab.parts import SENTENCES, part_examples
 from lrp_loo.studies.common import add_rows
 from lrp_lab.interactions import PairGame, interactions_content
 
-OUT = Path(__file__).parents[1] / 'results' / 'folder'
+OUT = Path(__file__).parents[1] / 'results' / 'studies'
 FILES = dict(
     minilm='pairs-tried.json',
     mpnet='pairs-tried-mpnet.json',

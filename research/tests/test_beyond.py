@@ -81,12 +81,12 @@ def drawn(monkeypatch):
 
 
 def test_rows_of_another_version_stop_no_other_figure(tmp_path, capsys):
-    rows = RESULTS / 'folder' / 'depth-decoder.json'
+    rows = RESULTS / 'studies' / 'depth-decoder.json'
     kept = json.loads(rows.read_text(encoding='utf-8'))
     for row in kept['rows']:
         del row['methods']['removal']
     (tmp_path / rows.name).write_text(json.dumps(kept))
-    between = RESULTS / 'folder' / 'between-decoder.json'
+    between = RESULTS / 'studies' / 'between-decoder.json'
     (tmp_path / between.name).write_text(between.read_text(encoding='utf-8'))
     paper.draw_figures(run.studies(), tmp_path / 'figures', tmp_path)
     said = capsys.readouterr().err
@@ -108,7 +108,7 @@ def beyond(shallow_parts, tmp_path_factory):
 
 
 def beyond_rows(beyond, part):
-    return read_results(beyond / 'results' / 'embedded' / f'{part}.json')
+    return read_results(beyond / 'results' / 'studies-embedded' / f'{part}.json')
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_every_part_has_its_rows(beyond, part, n):
 
 
 def test_finished_parts_are_printed_again_and_not_computed(beyond, capsys):
-    folder = beyond / 'results' / 'embedded'
+    folder = beyond / 'results' / 'studies-embedded'
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert reproduce(beyond, 'beyond', '--limit', 2) == 0
     out = capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_the_language_model_reads_windows_of_one_length(beyond):
 
 
 def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, drawn):
-    figure = drawn(beyond / 'results' / 'embedded')['beyond']
+    figure = drawn(beyond / 'results' / 'studies-embedded')['beyond']
     assert len(figure.axes) == 4
     for ax, part in zip(figure.axes, BEYOND_PARTS):
         table = layer_table(beyond_rows(beyond, part))
@@ -153,7 +153,7 @@ def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, drawn):
 
 
 def test_conservation_is_drawn_for_both_models_and_rule_sets(beyond, drawn):
-    figure = drawn(beyond / 'results' / 'embedded')['conservation']
+    figure = drawn(beyond / 'results' / 'studies-embedded')['conservation']
     titles = [ax.get_title() for ax in figure.axes]
     assert len(titles) == 4
     assert sum('CP-LRP' in title for title in titles) == 2
@@ -213,7 +213,7 @@ def letters(monkeypatch):
 def test_a_study(letters, tmp_path, capsys):
     assert reproduce(tmp_path, 'letters') == 0
     assert 'Letters\n-------\n3 5 6' in capsys.readouterr().out
-    rows = read_results(tmp_path / 'results' / 'embedded' / 'letters.json')
+    rows = read_results(tmp_path / 'results' / 'studies-embedded' / 'letters.json')
     assert [r['n'] for r in rows['rows']] == [3, 5, 6]
 
 

@@ -25,8 +25,8 @@ from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreeme
 from lrp_lab.related import related_table
 from lrp_lab.remedy import remedy_table
 
-PAPER = ROOT / 'results' / 'folder'
-FOLDER = LAB / 'results' / 'folder'
+PAPER = ROOT / 'results' / 'minilm'
+FOLDER = LAB / 'results' / 'studies'
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 

@@ -37,8 +37,8 @@ def drawn(kept_results):
                 found[path.parent.name, path.stem] = figure
 
         patch.setattr(reproduce, 'save_figure', keep)
-        folder = kept_results / 'folder'
-        reproduce.draw_figures(run.studies(), folder, folder)
+        folder = kept_results / 'studies'
+        reproduce.draw_figures(run.studies(), folder, folder, kept_results / 'minilm')
     plt.close('all')
     return found
 
@@ -71,7 +71,7 @@ def overlapping(found):
 
 
 def test_the_names_of_the_trade_off_do_not_overlap(drawn):
-    figure = drawn['folder', 'tradeoff']
+    figure = drawn['studies', 'tradeoff']
     for ax in figure.axes:
         found = boxes(ax.texts, figure)
         assert overlapping(found) == []
@@ -84,13 +84,13 @@ def test_the_names_of_the_trade_off_do_not_overlap(drawn):
 def test_the_trade_off_has_every_method_whose_seconds_were_measured(drawn):
     measured = read_results(RESULTS / 'cost-length.json')['rows']
     names = {full_name(row['method']) for row in measured}
-    axes = drawn['folder', 'tradeoff'].axes
+    axes = drawn['studies', 'tradeoff'].axes
     for column in (axes[::2], axes[1::2]):
         assert {t.get_text() for ax in column for t in ax.texts} == names
 
 
 def test_failures_take_a_fifth_of_the_trade_off_at_most(drawn):
-    above, _, below, _ = drawn['folder', 'tradeoff'].axes
+    above, _, below, _ = drawn['studies', 'tradeoff'].axes
     heights = [ax.get_position().height for ax in (above, below)]
     assert heights[1] < 0.25 * heights[0]
     assert all(text.xy[1] >= FAILS for text in above.texts)
@@ -133,7 +133,7 @@ def test_what_agrees_alone_needs_no_second_panel():
 
 
 def test_the_front_page_s_figure_names_its_model(drawn):
-    titles = [ax.get_title() for ax in drawn['folder', 'tradeoff'].axes]
+    titles = [ax.get_title() for ax in drawn['studies', 'tradeoff'].axes]
     named = [title for title in titles if title]
     assert len(named) == 2
     assert all(title.startswith('MiniLM on ') for title in named)

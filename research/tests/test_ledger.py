@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import LAB, ROOT, tracked
 
-from lrp_lab.run import every_study
+from lrp_lab.run import every_study, kept_folders
 
 from lrp_loo.results import read_results
 from lrp_loo.studies.ledger import (
@@ -32,7 +32,7 @@ def kept():
 
 @pytest.fixture(scope='module')
 def computed(kept_results):
-    folders = sorted(kept_results.glob('folder*'))
+    folders = [kept_results / path.name for path in kept_folders()]
     return ledger(folders, entries_by_study(every_study()))
 
 
@@ -88,7 +88,7 @@ def test_the_readme_has_its_verdicts_from_the_ledger():
 
 @pytest.mark.parametrize('part', ['planted', 'imdb'])
 def test_contexts_that_were_set_aside_are_in_no_claim(part):
-    path = LAB / 'results' / 'folder' / f'contexts-{part}.json'
+    path = LAB / 'results' / 'studies' / f'contexts-{part}.json'
     results = read_results(path)
     asked = sum(bool(row['methods']) for row in results['rows'])
     assert 0 < asked < len(results['rows'])
@@ -101,12 +101,12 @@ def test_contexts_that_were_set_aside_are_in_no_claim(part):
 def files_over_prompts():
     "Those whose rows hold r over every token of a question around a text."
     found = set()
-    for path in tracked('results/folder*/*.json', 'research/results/folder/*.json'):
+    for path in tracked('results/*/*.json', 'research/results/studies/*.json'):
         content = json.loads(path.read_text(encoding='utf-8'))
         if isinstance(content, dict) and 'prompt' in content.get('config', {}):
             found.add(f'{path.parent.name}/{path.stem}')
     # their pairs are of the text's own tokens
-    return found - {'folder/interactions-smollm2'}
+    return found - {'studies/interactions-smollm2'}
 
 
 def test_every_entry_over_the_tokens_of_a_prompt_says_so(kept):

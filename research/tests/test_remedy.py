@@ -44,7 +44,7 @@ def reproduced(short_data, tmp_path_factory, shallow_parts):
 
 
 def test_the_gap_is_paid_for_by_passes_of_a_token_s_own(reproduced):
-    rows = read_results(reproduced / 'results/folder/gap.json')['rows']
+    rows = read_results(reproduced / 'results/studies/gap.json')['rows']
     assert len(rows) == 2
     r = rows[0]['r']
     assert r['own trapezoid'] > r['mask derivative']
@@ -52,14 +52,14 @@ def test_the_gap_is_paid_for_by_passes_of_a_token_s_own(reproduced):
 
 def test_the_weights_are_measured_on_both_parts(reproduced):
     for part in ('sst2', 'imdb'):
-        path = reproduced / f'results/folder/weights-{part}.json'
+        path = reproduced / f'results/studies/weights-{part}.json'
         rows = read_results(path)['rows']
         assert len(rows) == 2
         assert all('contexts, 4 passes' in row['methods'] for row in rows)
 
 
 def test_the_gap_s_figure_is_drawn_from_its_rows(reproduced):
-    found = read_results(reproduced / 'results/folder/gap.json')
+    found = read_results(reproduced / 'results/studies/gap.json')
     (ax,) = plot_gap(found).axes
     labels = [t.get_text() for t in ax.get_yticklabels()]
     for label, bar in zip(labels, ax.patches, strict=True):
@@ -67,11 +67,11 @@ def test_the_gap_s_figure_is_drawn_from_its_rows(reproduced):
         mean = sum(row['r'][name] for row in found['rows']) / 2
         assert bar.get_width() == pytest.approx(mean)
         assert float(value) == pytest.approx(mean, abs=6e-4)
-    assert (reproduced / 'figures/folder/gap.png').exists()
+    assert (reproduced / 'figures/studies/gap.png').exists()
 
 
 def test_finished_rows_are_printed_and_left_alone(reproduced, short_data, capsys):
-    path = reproduced / 'results/folder/gap.json'
+    path = reproduced / 'results/studies/gap.json'
     before = path.read_bytes()
     assert reproduce('gap,weights', short_data, reproduced) == 0
     assert path.read_bytes() == before
