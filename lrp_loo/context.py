@@ -7,7 +7,7 @@ __all__ = ['TEMPLATE', 'LONG_CONTEXT', 'answer_log_prob', 'attribute_context', '
 
 # %% ../nbs/15_context.ipynb #e9703edd
 import torch
-from .methods import check_call, eager, explain_batch
+from .methods import check_call, eager, explain_batch, on_device
 from .view import Attribution
 from lrp_loo.models import (
     check_ids,
@@ -53,6 +53,7 @@ def attribute_context(
     # how the prompt is put together, with {context} and {question}; TEMPLATE by
     # default, '{context} ' without a question
     template: str = None,
+    device=None,  # as for `explain`
     **options,  # the method's own
     # a score per unit of the context, in log-probability (nats) of the answer
 ) -> Attribution:
@@ -60,6 +61,7 @@ def attribute_context(
     model, tokenizer = unwrap(model, tokenizer)
     model = eager(model)
     check_call(model, method, [context])
+    on_device(model, device)
     _check_strings(context, answer, question)
     before, after = _around_context(template, question)
     prompt = before + context + after

@@ -322,18 +322,9 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 from .core import copies_said, first_of_each, key_of_encoding, whole_number
 from .loo import LONG, in_words, loo_seconds
-from .models import TOKEN_BUDGET, unwrap
+from .models import TOKEN_BUDGET
 from .removals import default_removal, fill_id, input_positions
-from lrp_loo.methods import (
-    as_methods,
-    by_target,
-    check_call,
-    eager,
-    encode_all,
-    inputs_of,
-    on_device,
-    targets_of_texts,
-)
+from .methods import Asked, as_methods, by_target
 from .results import Results
 
 # %% ../nbs/39a_audit.ipynb #083acea2
@@ -556,25 +547,20 @@ def audit(
     results: Results = None,
     # as for `explain`: 'cpu', 'cuda', …, where the model is moved to
     device=None,
+    max_length: int = None,  # a lower limit than the model's own
     # a row per method: loo_r, lerf, morf, delta, their standard errors, n; where
     # a method refuses the model or some of the texts, why (`refused`)
 ) -> AuditTable:
     """How far each method follows exact Leave-One-Out on these texts (Table 2
     for any model). Copies of a text count once.
     """
-    texts = inputs_of(texts)
     methods = as_methods(methods)
     whole_number('chunk', chunk)
-    model, tokenizer = unwrap(model, tokenizer)
-    model = eager(model)
-    for m, _ in methods.values():
-        check_call(model, m, texts)
-    on_device(model, device)
-    targets = targets_of_texts(model, tokenizer, target, len(texts))
-    encs = encode_all(model, tokenizer, texts, truncation)
+    given = (target, 'token', truncation, max_length, device)
+    asked = Asked.of(model, tokenizer, texts, [m for m, _ in methods.values()], *given)
     results = Results(None, {}) if results is None else results
-    asked = _Audit(model, tokenizer, methods, chunk, targets, removal, area)
-    asked.fill_in(results, encs, progress)
+    how = (methods, chunk, asked.targets, removal, area)
+    _Audit(asked.model, asked.tokenizer, *how).fill_in(results, asked.encs, progress)
     rows = results.rows
     table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
     refused = refusals_of([row['methods'] for row in rows], methods)

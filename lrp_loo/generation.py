@@ -21,6 +21,7 @@ from lrp_loo.methods import (
     Refusal,
     as_methods,
     check_call,
+    on_device,
     eager,
     explain_each,
     or_refusal,
@@ -119,6 +120,7 @@ def explain_generation(
     # generated token counts by itself
     units='token',
     log_prob: bool = True,  # log-probabilities (nats); False: logits
+    device=None,  # as for `explain`
     **options,  # the method's own
 ) -> Generation:  # an Attribution per generated token
     """How much each token before it raised each generated token. Raises
@@ -127,6 +129,7 @@ def explain_generation(
     model, tokenizer = unwrap(model, tokenizer)
     model = eager(model)
     check_call(model, method, [prompt])
+    on_device(model, device)
     _check_generates(model)
     whole_number('max_new_tokens', max_new_tokens)
     text, is_chat = _as_prompt(tokenizer, prompt)

@@ -124,15 +124,8 @@ from lrp_loo.core import (
     write_text_atomic,
 )
 from .faithfulness import held_against_loo
-from .methods import as_method, check_call, eager, named_target, units_of_texts
-from lrp_loo.models import (
-    HOW_ALONE,
-    as_texts,
-    describe_model,
-    encode,
-    special_ids,
-    unwrap,
-)
+from .methods import Asked, as_method
+from .models import HOW_ALONE, describe_model, special_ids
 from .results import as_json, recorded_methods, without_homes
 from .targets import described_target
 
@@ -358,23 +351,22 @@ def calibrate(
     truncation: bool = False,  # cut texts that are too long for the model
     units='token',  # as for `explain`: what gets intervals
     progress: bool = True,  # show a bar
+    max_length: int = None,  # a lower limit than the model's own
+    device=None,  # as for `explain`
     **options,  # the method's own
 ) -> Calibration:
     "Exact LOO of every text, by attention mask, and how far the method is off."
     whole_number('batch_size', batch_size)
-    model, tokenizer = unwrap(model, tokenizer)
-    texts = as_texts(texts)
-    model = eager(model)
-    check_call(model, method, texts)
+    given = (target, units, truncation, max_length, device)
+    asked = Asked.of(model, tokenizer, texts, [method], *given)
+    model, tokenizer = asked.model, asked.tokenizer
     if as_method(method).is_reference:
         raise ValueError(
             f"method={method!r} is the exact LOO that intervals are for; take"
             " an estimate, such as 'removal'"
         )
-    target = named_target(model, tokenizer, target)
-    of_target = described_target(target)
-    encs = [encode(model, tokenizer, t, truncation) for t in texts]
-    per_text = units_of_texts(tokenizer, encs, texts, units)
+    target = asked.one_target('a calibration')
+    encs, per_text = asked.encs, asked.units
     n_given = len(encs)
     kept = first_of_each(map(key_of_encoding, encs, per_text))
     encs, per_text = ([x[i] for i in kept] for x in (encs, per_text))
@@ -393,7 +385,7 @@ def calibrate(
         _as_kept(method, options),
         kept,
         kind_of_units(units),
-        of_target,
+        described_target(target),
         special_ids(tokenizer),
         n_given - len(encs),
     )

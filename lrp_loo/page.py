@@ -10,8 +10,8 @@ import json
 from importlib.resources import files
 from itertools import combinations
 
-from .methods import METHODS, explain, explain_methods, named_target
-from .models import encode, n_layers
+from .methods import METHODS, Asked, explain, explain_methods
+from .models import n_layers
 from .targets import settled
 from .units import text_units
 from .view import DOWN, STRENGTH, UP, has_r, headline, shown_places
@@ -48,39 +48,36 @@ def _rounded_map(a):
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
 
-def _sets_scores(model, tokenizer, text, truncation, sets, target):
+def _sets_scores(asked, sets, target):
     "Set → scores; thirty-two sets at a time, so that memory stays small."
-    if not sets:
-        return {}
-    enc = encode(model, tokenizer, text, truncation)
     out = {}
     for start in range(0, len(sets), 32):
         methods = {
             ','.join(map(str, s)): ('attn_lrp', dict(bypass_softmax=s))
             for s in sets[start : start + 32]
         }
-        found = explain_methods(model, tokenizer, [enc], methods, target)
+        found = explain_methods(
+            asked.model, asked.tokenizer, asked.encs, methods, target
+        )
         out |= {name: _rounded_map(maps[0]) for name, maps in found.items()}
     return out
 
 
-def _maps_of_one_target(model, tokenizer, text, methods, target, truncation):
+def _maps_of_one_target(asked, methods, **how):
     "An Attribution per method; the first settles what is explained."
-    target = named_target(model, tokenizer, target)
+    (target,) = asked.targets
     maps = []
     for m in methods:
-        maps += explain(
-            model, tokenizer, [text], method=m, target=target, truncation=truncation
-        )
+        maps += explain(asked.model, asked.tokenizer, asked.texts, m, target, **how)
         target = settled(target, maps[0].target)
     return maps, target
 
 
-def _words_of(model, tokenizer, text, truncation):
+def _words_of(asked):
     "Of each token the number of its word; None where that cannot be said."
-    enc = encode(model, tokenizer, text, truncation)
+    (text,), (enc,) = asked.texts, asked.encs
     try:
-        return text_units(tokenizer, enc, text, 'word').number.tolist()
+        return text_units(asked.tokenizer, enc, text, 'word').number.tolist()
     except ValueError:  # a slow tokenizer
         return None
 
@@ -133,20 +130,23 @@ def page_data(
     # the method that is shown first; None: AttnLRP, whose layers are switched
     opens: str = None,
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
+    max_length: int = None,  # a lower limit than the model's own
+    device=None,  # as for `explain`
 ) -> dict:  # what the page's script reads
     "Every map that the page can show, rounded to six digits."
     methods = _asked_for(text, methods)
-    L = n_layers(model)
+    how = dict(truncation=truncation, max_length=max_length)
+    given = dict(target=target, device=device, **how)
+    asked = Asked.of(model, tokenizer, text, methods, **given)
+    L = n_layers(asked.model)
     first, bypassed = _shown_first(methods, opens, bypass_softmax, L)
-    maps, target = _maps_of_one_target(
-        model, tokenizer, text, methods, target, truncation
-    )
+    maps, target = _maps_of_one_target(asked, methods, **how)
     a = maps[0]
     every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
     sets = page_sets(L, every) if L else []
     sets += [bypassed] if bypassed not in sets and L else []
     about = (
-        f'{type(model).__name__}, {L} layers · {len(a)} tokens · LRP and others'
+        f'{type(asked.model).__name__}, {L} layers · {len(a)} tokens · LRP and others'
         ' against exact Leave-One-Out, by lrp_loo'
     )
     return dict(
@@ -155,11 +155,11 @@ def page_data(
         about=about,
         layers=L,
         every_set=every,
-        sets=_sets_scores(model, tokenizer, text, truncation, sets, target),
+        sets=_sets_scores(asked, sets, target),
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
-        tokens=_page_tokens(a, _words_of(model, tokenizer, text, truncation)),
+        tokens=_page_tokens(a, _words_of(asked)),
     )
 
 
@@ -173,11 +173,13 @@ def explain_page(
     # the method that is shown first; None: AttnLRP, whose layers are switched
     opens: str = None,
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
+    max_length: int = None,  # a lower limit than the model's own
+    device=None,  # as for `explain`
     # HTML: one file, its script and styles inside, forbidden to fetch anything
 ) -> str:
     "The page. What comes from the text is data in it, never markup."
-    asked = (methods, target, truncation, opens, bypass_softmax)
-    found = page_data(model, tokenizer, text, *asked)
+    given = (methods, target, truncation, opens, bypass_softmax, max_length, device)
+    found = page_data(model, tokenizer, text, *given)
     data = json.dumps(found, ensure_ascii=False, allow_nan=False)
     page = files('lrp_loo') / 'assets' / 'page.html'
     html = page.read_text(encoding='utf-8')

@@ -12,20 +12,11 @@ from typing import NamedTuple
 import torch
 from tqdm.auto import tqdm
 from .core import Pairs, repeated, whole_number
-from .methods import Method, check_call, eager, explain_batch, named_target
-from lrp_loo.models import (
-    TOKEN_BUDGET,
-    as_texts,
-    device_of,
-    encode,
-    made_with,
-    special_mask,
-    unwrap,
-)
+from .methods import Asked, Method, explain_batch
+from .models import TOKEN_BUDGET, device_of, encode, made_with, special_mask
 from .removal import removal_pass
 from .rows import GRADIENT_PASS, tokens_of_units
 from .targets import Scores, settled, text_by_text
-from .units import text_units
 from .variants import read_subsets
 
 # %% ../nbs/45_pairs.ipynb #prs45b02
@@ -337,22 +328,6 @@ def _pair_method(method):
     )
 
 
-def _checked_texts(model, tokenizer, texts, units):
-    "Texts and the units asked for, one each."
-    single = isinstance(texts, str)
-    texts = [texts] if single else as_texts(texts)
-    if not all(isinstance(t, (str, tuple)) for t in texts):
-        raise TypeError("pairs are of a text's tokens; give a list of str")
-    named = isinstance(units, str)
-    given = [units] * len(texts) if named or single else list(units)
-    if len(given) != len(texts):
-        raise ValueError(
-            f"units has {len(given)} entries for {len(texts)} texts; give one"
-            " for all, or one per text"
-        )
-    return texts, given
-
-
 def _paired(model, tokenizer, enc, method, target, units, options):
     "The record of one text."
     n = int(_content_of(tokenizer, enc, units).sum())
@@ -377,7 +352,7 @@ def explain_pairs(
     texts,  # a list of str (or of pairs); a single str is a list of one
     # 'exact', 'removal', or a function of one's own as in PAIR_METHODS
     method='removal',
-    # what is explained (`as_target`): each text's predicted class by default
+    # what is explained, as for `explain`: each text's predicted class by default
     target=None,
     # cut texts that are too long for the model instead of refusing them
     truncation: bool = False,
@@ -386,22 +361,22 @@ def explain_pairs(
     # text; a list with one of these per text
     units='token',
     progress: bool = False,  # show a bar over the texts
+    device=None,  # as for `explain`
     **options,  # the method's own: n_tokens, n_exact, …
 ) -> list:  # of `Pairs`, in order
     """What every two tokens do together. Raises ValueError or TypeError on
     anything that cannot be right.
     """
-    model, tokenizer = unwrap(model, tokenizer)
-    model = eager(model)
-    check_call(model, _pair_method(method), texts)
-    texts, units = _checked_texts(model, tokenizer, texts, units)
-    target = named_target(model, tokenizer, target)
-    found = []
-    for text, own in tqdm(list(zip(texts, units)), disable=not progress, desc='pairs'):
-        enc = encode(model, tokenizer, text, truncation, max_length)
-        own = None if own == 'token' else text_units(tokenizer, enc, text, own)
-        found.append(_paired(model, tokenizer, enc, method, target, own, options))
-    return found
+    given = (target, units, truncation, max_length, device)
+    asked = Asked.of(model, tokenizer, texts, [_pair_method(method)], *given)
+    if not all('input_ids' in enc for enc in asked.encs):
+        raise TypeError("pairs are of a text's tokens; give a list of str")
+    model, tokenizer = asked.model, asked.tokenizer
+    each = list(zip(asked.encs, asked.targets, asked.units))
+    return [
+        _paired(model, tokenizer, enc, method, target, own, options)
+        for enc, target, own in tqdm(each, disable=not progress, desc='pairs')
+    ]
 
 # %% ../nbs/45b_held.ipynb #bb11243e
 import math

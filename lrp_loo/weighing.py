@@ -29,15 +29,8 @@ from lrp_loo.core import (
 from .faithfulness import FEWEST_TEXTS
 from .loo import many_loo
 from .lrp import Composite, fused_attention, multiplication
-from .methods import check_call, named_target, units_of_texts
-from lrp_loo.models import (
-    as_texts,
-    describe_model,
-    encode,
-    n_layers,
-    special_mask,
-    unwrap,
-)
+from .methods import Asked
+from .models import describe_model, encode, n_layers, special_mask
 from .removal import GROUPS_OF_ROWS, removal_pass
 from .targets import Scores, described_target, settled, text_by_text
 
@@ -427,27 +420,26 @@ def fit_layers(
     carriers: tuple = CARRIERS,  # to choose from; the first stands in doubt
     truncation: bool = False,  # cut texts that are too long for the model
     progress: bool = True,  # show a bar
+    max_length: int = None,  # a lower limit than the model's own
+    device=None,  # as for `explain`
 ) -> LayerWeights:
     """Exact LOO of each text (copies count once), then the weights that follow
     it best, for texts asked about in the same way: another prompt wants a fit
     of its own. Raises ValueError for fewer than five texts with an r.
     """
-    model, tokenizer = unwrap(model, tokenizer)
-    texts = as_texts(texts)
-    check_call(model, weighed_removal, texts)
     for carrier in carriers:
         _one_of('carrier', carrier, CARRIERS)
-    target = named_target(model, tokenizer, target)
-    encs = [encode(model, tokenizer, t, truncation) for t in texts]
-    per_text = units_of_texts(tokenizer, encs, texts, units)
-    fitted = fitted_on(tokenizer, encs, target, per_text)
-    pairs = list(zip(encs, per_text))
+    given = (target, units, truncation, max_length, device)
+    asked = Asked.of(model, tokenizer, texts, [weighed_removal], *given)
+    model, tokenizer = asked.model, asked.tokenizer
+    target = asked.one_target('a weight for each layer')
+    fitted = fitted_on(tokenizer, asked.encs, target, asked.units)
+    pairs = list(zip(asked.encs, asked.units))
     own = [pairs[i] for i in first_of_each(key_of_encoding(*p) for p in pairs)]
     kept = []
     bar = tqdm(own, 'layers', disable=not progress)
     for enc, unit in bar:
-        asked = (model, tokenizer, enc, target, unit, carriers)
-        found = text_moments(*asked)
+        found = text_moments(model, tokenizer, enc, target, unit, carriers)
         if None not in found.values():
             kept.append(found)
     moments = {c: [m[c] for m in kept] for c in carriers}

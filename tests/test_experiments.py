@@ -211,13 +211,6 @@ def test_figures_are_written_below_out(deep):
     assert {p.name for p in written.iterdir()} == names
 
 
-def test_what_the_demo_model_costs_is_drawn_beside_its_rows(tmp_path):
-    "And not beside another model's: that is the test above."
-    assert reproduce(tmp_path, '--only', 'scalar') == 0
-    written = tmp_path / 'figures' / 'embedded'
-    assert {p.name for p in written.iterdir()} == {'cost.png', 'figure1.png'}
-
-
 def test_figure_2_draws_what_the_three_sweeps_gain(deep, drawn):
     above, below = drawn(deep)['figure2'].axes
     table = layer_table(read_results(deep / 'sst2.json'))

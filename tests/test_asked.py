@@ -1,0 +1,160 @@
+"""One door: every entry takes a model, texts, a target, a device and a length in
+the same ways, or says in the same words why not.
+"""
+
+import pytest
+import torch
+from conftest import OPINIONS
+from transformers import pipeline
+
+import lrp_loo
+
+ONE = OPINIONS[0]
+TEXTS = [*OPINIONS, 'A bold, odd little film.', 'The songs are all one song.']
+QUIET = dict(progress=False)
+
+
+def page(model, tokenizer, texts, **options):
+    "A page is of one text."
+    text = texts if isinstance(texts, str) else texts[0]
+    return lrp_loo.explain_page(model, tokenizer, text, ['removal'], **options)
+
+
+def audit(model, tokenizer, texts, **options):
+    return lrp_loo.audit(model, tokenizer, texts, ['loo', 'cp_lrp'], **QUIET, **options)
+
+
+def calibrate(*given, **options):
+    return lrp_loo.calibrate(*given, **QUIET, **options)
+
+
+def fit_layers(*given, **options):
+    return lrp_loo.fit_layers(*given, **QUIET, **options)
+
+
+ENTRIES = dict(
+    explain=lrp_loo.explain,
+    audit=audit,
+    explain_pairs=lrp_loo.explain_pairs,
+    calibrate=calibrate,
+    fit_layers=fit_layers,
+    explain_page=page,
+)
+every_entry = pytest.mark.parametrize('entry', ENTRIES)
+
+
+def numbers(found):
+    "What came out, to compare."
+    if isinstance(found, str):
+        return found
+    if isinstance(found, list):
+        maps = [getattr(a, 'pairs', a) for a in found]
+        return [getattr(a, 'scores', a) for a in maps]
+    if hasattr(found, 'texts') and not hasattr(found, 'columns'):
+        return repr(found.texts)
+    if hasattr(found, 'weights'):
+        return repr(found.weights)
+    return repr(found['loo_r'].tolist())
+
+
+def same(a, b):
+    a, b = numbers(a), numbers(b)
+    if isinstance(a, str):
+        return a == b
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+@pytest.fixture(scope='module')
+def plain(demo):
+    "What each entry gives for the model as it is."
+    return {name: entry(*demo, TEXTS) for name, entry in ENTRIES.items()}
+
+
+@every_entry
+def test_a_compiled_model(entry, demo, plain):
+    model, tokenizer = demo
+    found = ENTRIES[entry](torch.compile(model), tokenizer, TEXTS)
+    assert same(found, plain[entry])
+
+
+@every_entry
+def test_a_pipeline_without_a_tokenizer(entry, demo, plain):
+    model, tokenizer = demo
+    pipe = pipeline('text-classification', model, tokenizer=tokenizer)
+    assert same(ENTRIES[entry](pipe, None, TEXTS), plain[entry])
+
+
+@every_entry
+def test_one_string_is_a_list_of_one(entry, demo):
+    if entry == 'fit_layers':
+        with pytest.raises(ValueError, match='texts'):
+            fit_layers(*demo, ONE)
+        return
+    found = ENTRIES[entry](*demo, ONE)
+    assert same(found, ENTRIES[entry](*demo, [ONE]))
+
+
+@every_entry
+def test_a_target_for_each_text(entry, demo):
+    labels = ['positive', 'negative'] * (len(TEXTS) // 2)
+    if entry == 'explain_page':  # of one text
+        assert same(page(*demo, ONE, target=[1]), page(*demo, ONE, target='positive'))
+    elif entry in ('calibrate', 'fit_layers'):
+        with pytest.raises(ValueError, match='is fitted to one question.* 2 different'):
+            ENTRIES[entry](*demo, TEXTS, target=labels)
+        one = ENTRIES[entry](*demo, TEXTS, target=[1] * len(TEXTS))
+        assert same(one, ENTRIES[entry](*demo, TEXTS, target=1))
+    else:
+        found = ENTRIES[entry](*demo, TEXTS, target=labels)
+        assert same(found, ENTRIES[entry](*demo, TEXTS, target=[1, 0] * 4))
+        assert not same(found, ENTRIES[entry](*demo, TEXTS, target=0))
+
+
+@every_entry
+def test_a_target_list_of_another_length_is_refused(entry, demo):
+    with pytest.raises(ValueError, match='target has 3 entries for'):
+        ENTRIES[entry](*demo, TEXTS, target=[0, 1, 0])
+
+
+@every_entry
+def test_a_device(entry, demo, plain):
+    assert same(ENTRIES[entry](*demo, TEXTS, device='cpu'), plain[entry])
+    with pytest.raises(ValueError, match='device'):
+        ENTRIES[entry](*demo, TEXTS, device='nowhere')
+
+
+@every_entry
+def test_a_length(entry, demo, plain):
+    assert same(ENTRIES[entry](*demo, TEXTS, max_length=64), plain[entry])
+    with pytest.raises(ValueError, match='tokens'):
+        ENTRIES[entry](*demo, TEXTS, max_length=4)
+
+
+@every_entry
+def test_a_text_cut_at_a_length(entry, demo, plain):
+    cut = ENTRIES[entry](*demo, TEXTS, max_length=7, truncation=True)
+    assert not same(cut, plain[entry])
+
+
+@every_entry
+@pytest.mark.parametrize(
+    'texts, said', [([], 'texts is empty'), ([ONE, ' '], 'empty'), ([3], 'str')]
+)
+def test_no_text_is_refused_in_the_same_words(entry, demo, texts, said):
+    if entry == 'explain_page':
+        return
+    with pytest.raises((ValueError, TypeError), match=said):
+        ENTRIES[entry](*demo, texts)
+
+
+def test_a_context_and_a_generation_take_a_device():
+    llama = lrp_loo.load_demo('reviews')
+    context = ('The acting is bad. The songs are fine.', ' bad')
+    a, b = (
+        lrp_loo.attribute_context(*llama, *context, device=d) for d in (None, 'cpu')
+    )
+    assert torch.equal(a.scores, b.scores)
+    with pytest.raises(ValueError, match='device'):
+        lrp_loo.attribute_context(*llama, *context, device='nowhere')
+    with pytest.raises(ValueError, match='device'):
+        lrp_loo.explain_generation(*llama, 'I like', device='nowhere')
