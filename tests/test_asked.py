@@ -48,8 +48,7 @@ def numbers(found):
     if isinstance(found, str):
         return found
     if isinstance(found, list):
-        maps = [getattr(a, 'pairs', a) for a in found]
-        return [getattr(a, 'scores', a) for a in maps]
+        return [a.scores for a in found]
     if hasattr(found, 'texts') and not hasattr(found, 'columns'):
         return repr(found.texts)
     if hasattr(found, 'weights'):

@@ -159,12 +159,12 @@ def test_an_encoding_is_audited(demo):
     assert table.loo_r['cp_lrp'] == pytest.approx(wanted.loo_r['cp_lrp'], abs=1e-4)
 
 
-def test_a_sweep_and_pairs_take_texts_alone(demo, tmp_path):
+def test_a_sweep_takes_texts_alone_and_pairs_encodings_too(demo, tmp_path):
     encoded = [demo[1](TEXTS[0])]
     with pytest.raises(TypeError, match='got an encoding'):
         lrp_loo.explain_dataset(encoded, tmp_path, **QUIET)
-    with pytest.raises(TypeError, match='give a list of str'):
-        lrp_loo.explain_pairs(*demo, encoded)
+    (a,), (b,) = (lrp_loo.explain_pairs(*demo, t) for t in (encoded, TEXTS[:1]))
+    assert torch.equal(a.scores, b.scores)
 
 
 ENCODED_WRONGLY = {

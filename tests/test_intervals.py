@@ -301,7 +301,7 @@ def test_another_tokenizers_special_tokens_are_refused(demo, calibration):
 
 
 def test_a_list_of_targets_has_no_one_calibration(demo):
-    with pytest.raises(ValueError, match='is not a target'):
+    with pytest.raises(ValueError, match='is fitted to one question'):
         calibrate(*demo, [TEXT, 'no'], target=[1, 0], progress=False)
 
 

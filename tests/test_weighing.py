@@ -169,7 +169,7 @@ def test_words_labels_and_columns_are_taken_as_by_explain():
 
 
 def test_one_text_alone_is_refused(demo):
-    with pytest.raises(TypeError, match='got one str'):
+    with pytest.raises(ValueError, match='1 of the texts'):
         fit_layers(*demo, OPINIONS[0], progress=False)
 
 
