@@ -710,13 +710,13 @@ def hub_answers(
     """Can the hub be reached? One short question; a download would try for
     most of a minute.
     """
-    import huggingface_hub
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return False
     try:
-        huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=HUB_SECONDS)
+        HfApi().repo_info(name, repo_type=kind, timeout=HUB_SECONDS)
     except (HfHubHTTPError, ValueError):
         # it answered, or the name is none: loading says what is wrong
         return True

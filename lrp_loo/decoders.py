@@ -10,14 +10,9 @@ __all__ = ['ROWS_AT_ONCE', 'ROWS_ON_A_GPU', 'keeping_states', 'why_no_states', '
 # %% ../nbs/48_decoders.ipynb #000c19b6
 import warnings
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 import torch
-from transformers import (
-    DynamicCache,
-    PreTrainedModel,
-    __version__ as transformers_version,
-)
-from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 from .core import whole_number
 from lrp_loo.fast import (
     DROP_DECODERS,
@@ -37,6 +32,7 @@ from lrp_loo.models import (
     forward,
     forward_arguments,
     input_names,
+    is_pretrained,
     position_offset,
 )
 from .targets import Readout, as_target, output_field
@@ -65,7 +61,7 @@ def why_no_states(
     """
     kind = type(model).__name__
     if package_name(model) not in DROP_DECODERS:
-        inside = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
+        inside = filter(is_pretrained, model.modules())
         known = [m for m in inside if package_name(m) in DROP_DECODERS]
         if known:
             return (
@@ -79,7 +75,7 @@ def why_no_states(
         )
     if missing := _missing_arguments(model):
         return (
-            f"{kind} of transformers {transformers_version} takes no"
+            f"{kind} of transformers {version('transformers')} takes no"
             f" {', '.join(missing)}, by which keys and values are kept; take a"
             " version of transformers that lrp_loo was tested with"
         )
@@ -308,8 +304,10 @@ class DecoderTexts:
     def cache(
         self,
         old: torch.Tensor,  # (P,) tokens
-    ) -> DynamicCache:
+    ):  # a DynamicCache
         "Their keys and values, as transformers' forward takes them."
+        from transformers import DynamicCache
+
         cache = DynamicCache()
         for i, (keys, values) in enumerate(self.states):
             cache.update(keys[:, :, old], values[:, :, old], i)
@@ -411,10 +409,12 @@ class FastDecoder:
         n_read: int,  # rows of each variant
     ):  # as the model's own, of n variants
         "What a `Readout` reads."
+        from transformers import modeling_outputs
+
         if self.head is not None:
-            return SequenceClassifierOutput(logits=logits)
+            return modeling_outputs.SequenceClassifierOutput(logits=logits)
         n = len(logits) // n_read
-        return CausalLMOutput(logits=logits.view(n, n_read, -1))
+        return modeling_outputs.CausalLMOutput(logits=logits.view(n, n_read, -1))
 
     def values(
         self,

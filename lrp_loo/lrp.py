@@ -950,6 +950,7 @@ RULES = {
 }
 
 # %% ../nbs/36b_context.ipynb #4efa6ef9
+import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -982,8 +983,7 @@ class _Place(NamedTuple):
 
 def _composed_activations():
     "Transformers' activation modules that are formulas of several operations."
-    from transformers import activations
-
+    activations = sys.modules.get('transformers.activations')  # else there are none
     formulas = (
         'NewGELU FastGELU QuickGELU AccurateGELU ClippedGELU Laplace Mish ReLUSquared'
     )
@@ -1392,7 +1392,6 @@ import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pandas as pd
 import torch
 from fastcore.basics import patch
 from .attention import AttentionCall
@@ -1757,10 +1756,12 @@ def _place_in_layer(self: lrp_rules, path):
 
 # %% ../nbs/36c_softmaxes.ipynb #reprt001
 @patch
-def report(self: lrp_rules) -> pd.DataFrame:  # layer, module, operation, rule, calls
+def report(self: lrp_rules):  # DataFrame: layer, module, operation, rule, calls
     """Every operation that carried relevance, by layer and module, and the
     rule it got ('none': no rule is known for it).
     """
+    import pandas as pd
+
     columns = ['layer', 'module', 'operation', 'rule', 'calls']
     rows = []
     for (op, rule), calls in self.seen.items():

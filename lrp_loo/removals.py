@@ -282,10 +282,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from .core import per_token
 from .hooks import leaves_nothing
-from .models import device_of, input_embeddings, input_names, position_offset
+from lrp_loo.models import (
+    device_of,
+    input_embeddings,
+    input_names,
+    is_pretrained,
+    position_offset,
+)
 
 # %% ../nbs/40a_ways.ipynb #5a59ce6c
 OTHER_REMOVALS = (
@@ -303,7 +308,7 @@ def hears_of_masks(
     names = input_names(model)
     if 'attention_mask' in names.named:
         return True
-    inside = any(isinstance(m, PreTrainedModel) for m in model.modules())
+    inside = any(map(is_pretrained, model.modules()))
     return names.others and not inside
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import rankdata, t as student_t
 
 # %% ../nbs/32_stats.ipynb #ba790650
 def normalize(
@@ -58,6 +57,8 @@ def pearson(
 
 def _ranks(z):
     "(..., n) from 1, ties share their mean rank."
+    from scipy.stats import rankdata
+
     ranks = rankdata(z.detach().double().cpu().numpy(), axis=-1)
     return torch.from_numpy(np.asarray(ranks)).to(z.device)
 
@@ -176,6 +177,8 @@ def mean_interval(
     """An interval of the mean that holds at small n: at either end the wider
     of Student's t and Hall's (1992) t, which knows skewness.
     """
+    from scipy.stats import t as student_t
+
     n = d.shape[-1]
     mean = d.mean(-1)
     sd = d.std(-1, ddof=1)
@@ -242,6 +245,8 @@ def p_value(
     if len(d) < 2:
         return np.nan
     u, hall = _studentized(d)
+    from scipy.stats import t as student_t
+
     nearer = min(abs(u), hall * np.sign(u))
     return float(min(1.0, 2 * student_t.sf(nearer, len(d) - 1)))
 

@@ -106,11 +106,11 @@ def test_a_model_in_the_cache_needs_no_hub(
             return tokenizer
 
     monkeypatch.setattr(
-        'lrp_loo.models.try_to_load_from_cache',
+        'huggingface_hub.try_to_load_from_cache',
         lambda *a: str(tmp_path / 'config.json'),
     )
-    monkeypatch.setattr('lrp_loo.models.TASKS', {'class': Auto})
-    monkeypatch.setattr('lrp_loo.models.AutoTokenizer', Auto)
+    monkeypatch.setattr('transformers.AutoModelForSequenceClassification', Auto)
+    monkeypatch.setattr('transformers.AutoTokenizer', Auto)
     assert load_model('somebody/some-model')[2] == 'somebody/some-model'
     assert [k['local_files_only'] for k in asked] == [True, True]
 
@@ -187,7 +187,7 @@ def test_whatever_is_raised_while_loading_is_said_of_the_model(
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr('lrp_loo.models.AutoTokenizer.from_pretrained', fail)
+    monkeypatch.setattr('transformers.AutoTokenizer.from_pretrained', fail)
     with pytest.raises(
         ValueError, match=f"the model 'mine' cannot be loaded.*{type(error).__name__}"
     ):
