@@ -6,15 +6,15 @@ import json
 import sys
 from types import ModuleType
 
-import datasets
 import numpy as np
 import pytest
 from conftest import LAB, load_demo
+from test_experiments import folder  # noqa: F401
 
 from lrp_lab.__main__ import COMMANDS
 from lrp_lab.beyond import REWRITINGS, rewritten
 from lrp_lab import run
-from lrp_loo import cli, load_texts
+from lrp_loo import cli
 from lrp_loo.models import encode
 from lrp_loo.removal import removal_scores
 from lrp_loo.results import Results, read_results
@@ -34,33 +34,6 @@ def reproduce(out, only, *words, data='embedded'):
     "The command; its exit code."
     words = [only, '--data', data, '--out', out, *words]
     return main(['reproduce', *map(str, words)])
-
-
-def write_split(folder, split, features=None, **columns):
-    "A data set in the hub's layout."
-    folder.mkdir(exist_ok=True)
-    data = datasets.Dataset.from_dict(columns, features=features)
-    data.to_parquet(str(folder / f'{split}-00000-of-00001.parquet'))
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    "Data in the hub's layout, our own sentences, digits of noise."
-    d = tmp_path_factory.mktemp('data')
-    short = load_texts('sst2', 'embedded', limit=12)
-    long = load_texts('imdb', 'embedded', limit=12)
-    sentences = dict(sentence=short.texts, label=short.labels)
-    write_split(d / 'sst2', 'validation', **sentences)
-    write_split(d / 'imdb', 'test', text=long.texts, label=long.labels)
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (20, 28, 28), dtype=np.uint8)
-    features = datasets.Features(
-        image=datasets.Image(), label=datasets.ClassLabel(num_classes=10)
-    )
-    digits = dict(image=list(images), label=list(range(10)) * 2)
-    for split in ('train', 'test'):
-        write_split(d / 'mnist', split, features, **digits)
-    return d
 
 
 @pytest.fixture
