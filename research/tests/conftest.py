@@ -17,6 +17,8 @@ spec.loader.exec_module(house)
 globals().update({k: v for k, v in vars(house).items() if k[0] != '_'})
 ROOT = house.ROOT
 
+from test_experiments import folder  # noqa: E402, F401
+
 
 @pytest.fixture(scope='session')
 def kept_results(tmp_path_factory):

@@ -9,7 +9,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 from conftest import LAB, load_demo
-from test_experiments import folder  # noqa: F401
 
 from lrp_lab.__main__ import COMMANDS
 from lrp_lab.beyond import REWRITINGS, rewritten
