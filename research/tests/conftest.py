@@ -25,14 +25,14 @@ def kept_results(tmp_path_factory):
     """A folder like `results/`, with the rows that are kept and no others: the
     paper's and the lab's beside one another.
     """
-    folder = tmp_path_factory.mktemp('results')
+    found = tmp_path_factory.mktemp('results')
     for home in (ROOT, LAB):
         pattern = home.relative_to(ROOT).as_posix() + '/results/**/*.json'
         for path in house.tracked(pattern.removeprefix('./')):
-            kept = folder / path.relative_to(home / 'results')
+            kept = found / path.relative_to(home / 'results')
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.symlink_to(path)
-    return folder
+    return found
 
 
 @pytest.fixture(scope='module')
