@@ -33,7 +33,7 @@ RESULTS = ROOT / 'results' / 'stacks.json'
 STACKS = ('oldest', 'pinned', 'newest')
 PARTS = {  # what pytest is given
     'decoders': ['tests/test_decoders.py', 'tests/test_kept_states.py'],
-    'generation': ['tests/test_generation.py', 'tests/test_contexts.py'],
+    'generation': ['tests/test_generation.py', 'tests/test_units.py'],
     'exact LOO': ['tests/test_exact_loo.py'],
     'fast paths': ['tests/test_fast.py', 'tests/test_rows.py'],
     'rules': ['tests/test_lrp.py', 'tests/test_softmax_layers.py'],

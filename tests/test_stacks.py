@@ -26,6 +26,15 @@ def ceiling(name):
     return next(s.version for s in REQUIRED[name].specifier if s.operator == '<')
 
 
+# ---- what is run
+
+
+@pytest.mark.parametrize('part', stacks.PARTS)
+def test_a_part_names_files_that_are_there(part):
+    files = stacks.PARTS[part] + [w for w in stacks.QUICK if w.endswith('.py')]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
 # ---- settings.ini
 
 
