@@ -1614,8 +1614,6 @@ def explain(
     asked = Asked.of(model, tokenizer, texts, [method], *given)
     model, tokenizer = asked.model, asked.tokenizer
     if calibration is not None:
-        if _is_single(texts) and not isinstance(units, str):
-            units = [units]
         how = (method, options, units, asked.targets)
         _check_calibration(calibration, model, tokenizer, *how)
     work = _Work(model, tokenizer, method, None, options, PaddingCheck())

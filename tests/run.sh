@@ -14,7 +14,8 @@ notebooks=$(python tests/tracked.py 'nbs/*.ipynb')
 research=$(python tests/tracked.py 'research/nbs/*.ipynb')
 modules=$(python tests/tracked.py '*.py' {lrp_loo,tests,benchmarks,docs,research,.ci}/'**/*.py')
 # the notebooks as nbdev's commands take them: one expression over their names
-named="^($(sed 's|^nbs/||' <<<"$notebooks" | paste -sd '|' -))$"
+expression() { echo "^($(sed 's|.*/||' | paste -sd '|' -))$"; }
+named=$(expression <<<"$notebooks")
 
 # a content hash for every notebook and module, so the check holds in an uncommitted tree as well; modules
 # that git does not have are among them: a notebook that is new may just have written one
@@ -35,7 +36,7 @@ ruff format --check --force-exclude $modules $notebooks $research
 echo "== nbdev_export and nbdev_clean change nothing"
 before=$(fingerprint)
 nbdev_export --file_re "$named"
-(cd research && nbdev_export)
+(cd research && nbdev_export --file_re "$(expression <<<"$research")")
 python -c 'import sys; from nbdev.clean import nbdev_clean; [nbdev_clean(name) for name in sys.argv[1:]]' $notebooks $research
 after=$(fingerprint)
 if [ "$before" != "$after" ]; then

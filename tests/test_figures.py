@@ -39,9 +39,10 @@ APART = ('figure1',)
 APART_IN_GREY = 0.15
 
 
-@pytest.fixture(scope='module')
-def drawn(kept_results):
-    "Folder and name → the figure, from the rows that are kept."
+def figures_of(studies, *folders):
+    """Folder and name → the figure, each file of rows from the first that has
+    it.
+    """
     found = {}
     quiet = {'figure.max_open_warning': 0}
     with pytest.MonkeyPatch.context() as patch, plt.rc_context(quiet):
@@ -51,9 +52,17 @@ def drawn(kept_results):
                 found[path.parent.name, path.stem] = figure
 
         patch.setattr(reproduce, 'save_figure', keep)
-        for folder in sorted(kept_results.glob('*/')):
-            reproduce.draw_figures(reproduce.studies_of(), folder, folder)
+        reproduce.draw_figures(studies, folders[0], *folders)
     plt.close('all')
+    return found
+
+
+@pytest.fixture(scope='module')
+def drawn(kept_results):
+    "Of every folder of rows that are kept, but for those that stand apart."
+    found = {}
+    for folder in sorted(kept_results.glob('*/')):
+        found |= figures_of(reproduce.studies_of(), folder)
     return {k: f for k, f in found.items() if k[1] not in APART}
 
 

@@ -15,7 +15,6 @@ house = importlib.util.module_from_spec(spec)
 sys.modules['house'] = house
 spec.loader.exec_module(house)
 globals().update({k: v for k, v in vars(house).items() if k[0] != '_'})
-ROOT = house.ROOT
 
 from test_experiments import folder  # noqa: E402, F401
 

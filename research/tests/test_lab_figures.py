@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import LAB, needs_git, tracked
 from test_figures import (  # noqa: F401
+    figures_of,
     test_a_legend_hides_nothing_that_is_written,
     test_a_method_has_one_colour_in_every_figure,
     test_a_method_has_one_marker_in_every_figure,
@@ -19,7 +20,6 @@ from test_figures import (  # noqa: F401
 from lrp_lab import run
 from lrp_lab.cost import FAILS, plot_tradeoff
 from lrp_loo.results import read_results
-from lrp_loo.studies import reproduce
 from lrp_loo.studies.style import PAGE, full_name
 
 RESULTS = LAB / 'results'
@@ -28,19 +28,8 @@ RESULTS = LAB / 'results'
 @pytest.fixture(scope='module')
 def drawn(kept_results):
     "Folder and name → the figure, from the rows that are kept."
-    found = {}
-    quiet = {'figure.max_open_warning': 0}
-    with pytest.MonkeyPatch.context() as patch, plt.rc_context(quiet):
-
-        def keep(figure, path):
-            if figure is not None:
-                found[path.parent.name, path.stem] = figure
-
-        patch.setattr(reproduce, 'save_figure', keep)
-        folder = kept_results / 'studies'
-        reproduce.draw_figures(run.studies(), folder, folder, kept_results / 'minilm')
-    plt.close('all')
-    return found
+    folders = (kept_results / name for name in ('studies', 'minilm'))
+    return figures_of(run.studies(), *folders)
 
 
 def test_every_figure_is_as_wide_as_the_page_or_less(drawn):
