@@ -50,7 +50,7 @@ class _Pass:
         "Every softmax that relevance went through."
         bypasses = self.rules.composite.bypasses
         passed = [w for w in self.rules.attention if not bypasses(w.layer)]
-        return self.rules.gates + passed
+        return self.rules.softmaxes.gates + passed
 
     def place(self, i):
         """Of the i-th added constant; outside the layers, before the first one

@@ -556,7 +556,7 @@ def bypass_gradients(
         ):
             cut = _CutApart(rules, attentions)
             g = cut.run(model, batch, target)
-        rules.check_numbers(numbers)
+        rules.softmaxes.check_numbers(numbers)
         again = partial(cut.bypassed, model, eps=eps)
         lowest = _way_down(cut, again, sets, g)
     by_set = _through(cut.bottom, seen[0], lowest)
