@@ -180,20 +180,16 @@ def is_compiled(
     )
 
 
-def _attends_compiled(model):
-    "Does transformers compile its attention?"
-    configs = (getattr(m, 'config', None) for m in model.modules())
-    kinds = {getattr(c, '_attn_implementation', None) for c in configs}
-    return 'flex_attention' in kinds
-
-
 def refuse_compiled(
     model,  # any torch module
 ):
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
-    if _attends_compiled(model):
+    parts = dict(model.named_modules())
+    configs = [getattr(m, 'config', None) for m in parts.values()]
+    kinds = {getattr(c, '_attn_implementation', None) for c in configs}
+    if 'flex_attention' in kinds:  # transformers compiles it
         raise TypeError(
             "the model's attention is flex_attention, which is compiled, and"
             " rules see eager calls only; call"
@@ -206,7 +202,7 @@ def refuse_compiled(
             " model as it was before torch.compile (`compiled._orig_mod`), or"
             " load it again where it was compiled in place"
         )
-    for path, part in model.named_modules():
+    for path, part in parts.items():
         if is_compiled(part):
             raise TypeError(
                 f"{path} of the model is compiled, and rules see eager calls"

@@ -360,7 +360,11 @@ def carries_relevance(
 
 def carrying(*xs) -> list:
     "Every tensor that relevance flows through, in nested arguments."
-    return [t for t in tensors_in(*xs) if _depends(t) is not False]
+    found = []
+    for t in tensors_in(*xs):
+        if marks_of(t).depends or _depends(t) is not False:
+            found.append(t)
+    return found
 
 
 def is_stranger(
