@@ -96,7 +96,9 @@ def meddled_with(
         return True
     own_forward = getattr(type(m).forward, '__module__', '')
     theirs = ('transformers.', 'torch.nn.')
-    return not (type(m).__module__.startswith(theirs) and own_forward.startswith(theirs))
+    return not (
+        type(m).__module__.startswith(theirs) and own_forward.startswith(theirs)
+    )
 
 
 def package_name(
@@ -164,7 +166,8 @@ def _as_written(model):
         or not angles <= _ROPE
         or changed_by_somebody(model, parts)
     ) and all(
-        type(m) in _BY_TOKEN or f'{type(m).__module__}.'.startswith(known) for m in parts
+        type(m) in _BY_TOKEN or f'{type(m).__module__}.'.startswith(known)
+        for m in parts
     )
 
 

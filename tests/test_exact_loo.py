@@ -748,7 +748,7 @@ def test_progress_changes_no_number(long_work):
 
 def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     "A text of half the length: half of the variants, each half as long."
-    monkeypatch.setattr('lrp_loo.loo._seconds_a_variant', lambda *args, **how: 0.5)
+    monkeypatch.setattr('lrp_loo.loo.seconds_a_variant', lambda *args, **how: 0.5)
     model = bert()
     encs = [random_inputs(model, n) for n in (40, 20)]
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))
