@@ -14,28 +14,12 @@ from importlib.metadata import version
 
 import torch
 from .core import whole_number
-from lrp_loo.fast import (
-    DROP_DECODERS,
-    agree,
-    last_rows_only,
-    masked_logits,
-    package_name,
-    spread,
-    survives_gaps,
-    variants_to_try,
-)
+from .fast import DROP_DECODERS, agree, last_rows_only, masked_logits
+from .fast import package_name, spread, survives_gaps, variants_to_try
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    CACHES,
-    cache_argument,
-    cache_of,
-    device_of,
-    forward,
-    forward_arguments,
-    input_names,
-    is_pretrained,
-    position_offset,
-)
+from .models import CACHES, cache_argument, cache_of, device_of, forward
+from .models import forward_arguments, input_names, is_pretrained
+from .models import position_offset
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/48_decoders.ipynb #b5d38134

@@ -52,13 +52,9 @@ _SHARED = ('transformers.activations.', 'transformers.pytorch_utils.')
 _ROPE = frozenset(('default', 'linear', 'llama3', 'yarn', 'proportional'))
 # what configurations call the width of a window
 _WINDOWS = (
-    'sliding_window',
-    'sliding_window_size',
-    'window_size',
-    'attention_window',
-    'attention_window_size',
-    'local_attention',
-)
+    'sliding_window sliding_window_size window_size attention_window'
+    ' attention_window_size local_attention'
+).split()
 _PLAIN_WEIGHTS = {nn.Parameter, torch.Tensor, type(None)}
 # transformers' own hooks, which collect what is asked for
 _COLLECTING = 'transformers.utils.output_capturing'
@@ -68,18 +64,13 @@ def listened_to(
     m,  # a module
 ) -> bool:
     "Has it hooks of somebody else's: not ours, nor one of transformers' own?"
-    return any(
-        not isinstance(hook, Hook)
-        and not (getattr(hook, '__module__', None) or '').startswith(_COLLECTING)
-        for hooks in (
-            m._forward_hooks,
-            m._forward_pre_hooks,
-            m._backward_hooks,
-            m._backward_pre_hooks,
-        )
-        if hooks
-        for hook in hooks.values()
-    )
+    forth = (m._forward_hooks, m._forward_pre_hooks)
+    for hooks in (*forth, m._backward_hooks, m._backward_pre_hooks):
+        for hook in hooks.values():
+            made_in = getattr(hook, '__module__', None) or ''
+            if not isinstance(hook, Hook) and not made_in.startswith(_COLLECTING):
+                return True
+    return False
 
 
 def meddled_with(
@@ -387,8 +378,11 @@ _OF_MPNET = _OF_BERT | dict(
 
 def _has_hooks(m):
     "That this thread hears, ours too."
-    hooks = (*m._forward_hooks.values(), *m._forward_pre_hooks.values())
-    return any(not isinstance(h, Hook) or h.is_heard for h in hooks)
+    for hooks in (m._forward_hooks, m._forward_pre_hooks):
+        for hook in hooks.values():
+            if not isinstance(hook, Hook) or hook.is_heard:
+                return True
+    return False
 
 
 def _by_fast_products(method):

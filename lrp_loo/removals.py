@@ -18,15 +18,8 @@ from torch.nn import functional as F
 from .attention import AttentionMode, float_mask, operation_name
 from .core import per_token, repeated, whole_number
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    device_of,
-    forward,
-    input_embeddings,
-    input_names,
-    is_pretrained,
-    position_offset,
-    watch_embeddings,
-)
+from .models import device_of, forward, input_embeddings, input_names
+from .models import is_pretrained, position_offset, watch_embeddings
 
 # %% ../nbs/40_removals.ipynb #70003316
 class key_weights(AttentionMode):

@@ -10,25 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from lrp_loo.fast import (
-    ROUNDING,
-    agree,
-    gaps_to_try,
-    last_rows_only,
-    may_drop,
-    package_name,
-    spread,
-    survives_gaps,
-)
+from .fast import ROUNDING, agree, gaps_to_try, last_rows_only, may_drop
+from .fast import package_name, spread, survives_gaps
 from .models import input_embeddings, own_tokens
-from lrp_loo.removals import (
-    OTHER_REMOVALS,
-    Removal,
-    Text,
-    ZeroEmbedding,
-    n_places,
-    replaced,
-)
+from .removals import OTHER_REMOVALS, Removal, Text, ZeroEmbedding, n_places
+from .removals import replaced
 from .targets import Readout, output_field
 
 # %% ../nbs/41_variants.ipynb #88bd21d0
@@ -212,23 +198,10 @@ from typing import NamedTuple
 
 import torch
 from .core import whole_number
-from lrp_loo.decoders import (
-    all_see_something,
-    as_decoder,
-    fast_decoder,
-    keeps_states,
-    rows_at_once,
-    rows_at_the_end,
-    windows,
-)
-from lrp_loo.fast import (
-    cores,
-    may_drop,
-    may_pack,
-    on_every_core,
-    tried_encoder,
-    without_padding,
-)
+from .decoders import all_see_something, as_decoder, fast_decoder, keeps_states
+from .decoders import rows_at_once, rows_at_the_end, windows
+from .fast import cores, may_drop, may_pack, on_every_core, tried_encoder
+from .fast import without_padding
 from .hooks import leaves_nothing
 from .models import TOKEN_BUDGET, check_finite, device_of, forward, own_tokens
 from .removals import Removal, Text, as_removal, default_removal
