@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROWS_AT_ONCE', 'ROWS_ON_A_GPU', 'keeping_states', 'why_no_states', 'keeps_states', 'prefix_states', 'first_gaps',
-           'BehindGaps', 'windows', 'behind_gaps', 'rows_at_once', 'DecoderTexts', 'FastDecoder', 'rows_at_the_end',
+           'windows', 'BehindGaps', 'behind_gaps', 'rows_at_once', 'DecoderTexts', 'FastDecoder', 'rows_at_the_end',
            'all_see_something', 'as_decoder', 'fast_decoder']
 
 # %% ../nbs/48_decoders.ipynb #000c19b6
@@ -14,27 +14,12 @@ from importlib.metadata import version
 
 import torch
 from .core import whole_number
-from lrp_loo.fast import (
-    DROP_DECODERS,
-    agree,
-    last_rows_only,
-    package_name,
-    spread,
-    survives_gaps,
-    variants_to_try,
-)
+from .fast import DROP_DECODERS, agree, last_rows_only, masked_logits
+from .fast import package_name, spread, survives_gaps, variants_to_try
 from .hooks import leaves_nothing
-from lrp_loo.models import (
-    CACHES,
-    cache_argument,
-    cache_of,
-    device_of,
-    forward,
-    forward_arguments,
-    input_names,
-    is_pretrained,
-    position_offset,
-)
+from .models import CACHES, cache_argument, cache_of, device_of, forward
+from .models import forward_arguments, input_names, is_pretrained
+from .models import position_offset
 from .targets import Readout, as_target, output_field
 
 # %% ../nbs/48_decoders.ipynb #b5d38134
@@ -79,43 +64,38 @@ def why_no_states(
             f" {', '.join(missing)}, by which keys and values are kept; take a"
             " version of transformers that lrp_loo was tested with"
         )
-    if not survives_gaps(model):
-        return (
-            f"{kind} keeps keys and values only as it was loaded, in eval mode"
-            f" and full precision; {_what_is_otherwise(model)}"
+    if survives_gaps(model):
+        return ''
+    attention = model.config._attn_implementation
+    why = (
+        "a hook, a part, autocast or the scaling of its positions changes what"
+        " this one computes"
+    )
+    if model.training:
+        why = "this one is in training mode: call model.eval()"
+    elif model.dtype.itemsize < 4:
+        name = str(model.dtype).removeprefix('torch.')
+        why = f"this one is in {name}: take model.float()"
+    elif attention not in ('eager', 'sdpa'):
+        why = (
+            f"this one has attention {attention!r}: call"
+            " model.set_attn_implementation('sdpa') or 'eager'"
         )
-    return ''
+    return (
+        f"{kind} keeps keys and values only as it was loaded, in eval mode"
+        f" and full precision; {why}"
+    )
 
 
 def keeps_states(
     model,  # any model
 ) -> bool:
     "Can its keys and values be kept? Where its version is why not, that is said."
-    if keeping_states(model):
-        return True
-    if package_name(model) in DROP_DECODERS:
+    kept = bool(keeping_states(model))
+    if not kept and package_name(model) in DROP_DECODERS:
         slow = "until then exact LOO computes every variant in full"
         warnings.warn(f"{why_no_states(model)}; {slow}", stacklevel=2)
-    return False
-
-
-def _what_is_otherwise(model):
-    "Of a model that is none of these, as far as its options say."
-    attention = model.config._attn_implementation
-    if model.training:
-        return "this one is in training mode: call model.eval()"
-    if model.dtype.itemsize < 4:
-        name = str(model.dtype).removeprefix('torch.')
-        return f"this one is in {name}: take model.float()"
-    if attention not in ('eager', 'sdpa'):
-        return (
-            f"this one has attention {attention!r}: call"
-            " model.set_attn_implementation('sdpa') or 'eager'"
-        )
-    return (
-        "a hook, a part, autocast or the scaling of its positions changes what"
-        " this one computes"
-    )
+    return kept
 
 
 @leaves_nothing
@@ -138,20 +118,18 @@ def prefix_states(
 
 
 def _states_of(cache, n):
-    "Of each layer; None where one has not n places."
+    "Of each layer, (1, heads, n, d) both; None where one has not n places."
     states = [
         (getattr(layer, 'keys', None), getattr(layer, 'values', None))
         for layer in getattr(cache, 'layers', None) or []
     ]
-    complete = states and all(_has_places(keys, n) for keys, _ in states)
-    return states if complete else None
+    complete = all(
+        torch.is_tensor(keys) and keys.ndim == 4 and keys.shape[2] == n
+        for keys, _ in states
+    )
+    return states if states and complete else None
 
-
-def _has_places(keys, n):
-    "(1, heads, n, d)?"
-    return torch.is_tensor(keys) and keys.ndim == 4 and keys.shape[2] == n
-
-
+# %% ../nbs/48_decoders.ipynb #3ed06e09
 def first_gaps(
     keep: torch.Tensor,  # (n, T) bool
     n_read: int = 1,  # the last rows, which are computed in any case
@@ -160,7 +138,21 @@ def first_gaps(
     "The prefix that each variant shares with the whole text."
     return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - n_read)
 
-# %% ../nbs/48_decoders.ipynb #3ed06e09
+
+def windows(
+    lengths: list,  # tokens of each text, or rows of each variant
+    at_most: int,  # of some together; what is longer stands alone
+):  # slices
+    "Neighbours that together have at most so many."
+    start = total = 0
+    for i, n in enumerate(lengths):
+        if total and total + n > at_most:
+            yield slice(start, i)
+            start, total = i, 0
+        total += n
+    yield slice(start, len(lengths))
+
+
 @dataclass(eq=False)
 class BehindGaps:
     "What variants of some texts compute: the rows behind each one's first gap."
@@ -172,22 +164,6 @@ class BehindGaps:
     text: torch.Tensor  # (n,) which text each variant is of
     gap: torch.Tensor  # (n,) tokens before its first gap
 
-    def part(
-        self,
-        some: slice,  # of the variants
-    ):  # `BehindGaps`
-        "Of some variants."
-        ends = torch.tensor([some.start, some.stop], device=self.variant.device)
-        rows = slice(*torch.searchsorted(self.variant, ends).tolist())
-        return BehindGaps(
-            self.token[rows],
-            self.variant[rows] - some.start,
-            self.seen[rows],
-            self.read[rows],
-            self.text[some],
-            self.gap[some],
-        )
-
     def passes(
         self,
         at_once: int,  # rows; a variant that has more is a pass by itself
@@ -195,15 +171,23 @@ class BehindGaps:
         "As many variants as a pass has room for, one pass after the other."
         sizes = torch.bincount(self.variant, minlength=len(self.gap))
         for some in windows(sizes.tolist(), at_once):
-            yield self.part(some)
+            ends = torch.tensor([some.start, some.stop], device=self.variant.device)
+            rows = slice(*torch.searchsorted(self.variant, ends).tolist())
+            yield BehindGaps(
+                self.token[rows],
+                self.variant[rows] - some.start,
+                self.seen[rows],
+                self.read[rows],
+                self.text[some],
+                self.gap[some],
+            )
 
     def prefixes(
         self,
         texts,  # `DecoderTexts`
     ) -> torch.Tensor:  # (P,) tokens
         "What stands before some gap of these variants."
-        n_texts = int(texts.text[-1]) + 1
-        deepest = self.gap.new_zeros(n_texts)
+        deepest = self.gap.new_zeros(int(texts.text[-1]) + 1)
         deepest = deepest.scatter_reduce(0, self.text, self.gap, 'amax')
         return (texts.place < deepest[texts.text]).nonzero()[:, 0]
 
@@ -222,20 +206,6 @@ class BehindGaps:
         return ~torch.cat([of_prefix, of_new], 1)
 
 
-def windows(
-    lengths: list,  # tokens of each text, or rows of each variant
-    at_most: int,  # of some together; what is longer stands alone
-):  # slices
-    "Neighbours that together have at most so many."
-    start = total = 0
-    for i, n in enumerate(lengths):
-        if total and total + n > at_most:
-            yield slice(start, i)
-            start, total = i, 0
-        total += n
-    yield slice(start, len(lengths))
-
-
 def behind_gaps(
     keeps: list,  # (n, T) bool of each text: what its variants keep
     n_reads: list,  # how many of its last rows are read, of each text
@@ -244,23 +214,15 @@ def behind_gaps(
     parts = []
     n_tokens = n_variants = 0
     for i, (keep, n_read) in enumerate(zip(keeps, n_reads)):
-        token, variant, *others, gap = _of_one_text(keep, n_read)
-        text = torch.full_like(gap, i)
-        own = (token + n_tokens, variant + n_variants, *others, text, gap)
-        parts.append(own)
+        gap = first_gaps(keep, n_read)
+        place = torch.arange(keep.shape[1], device=keep.device)
+        read = place >= len(place) - n_read
+        variant, token = (keep & (place >= gap[:, None]) | read).nonzero().unbind(1)
+        of_rows = (token + n_tokens, variant + n_variants, keep[variant, token])
+        parts.append((*of_rows, read[token], torch.full_like(gap, i), gap))
         n_tokens += keep.shape[1]
         n_variants += len(keep)
     return BehindGaps(*map(torch.cat, zip(*parts)))
-
-
-def _of_one_text(keep, n_read):
-    "Token, variant, seen, read of each row; the gap of each variant."
-    gap = first_gaps(keep, n_read)
-    place = torch.arange(keep.shape[1], device=keep.device)
-    read = place >= len(place) - n_read
-    computed = keep & (place >= gap[:, None]) | read
-    variant, token = computed.nonzero().unbind(1)
-    return token, variant, keep[variant, token], read[token], gap
 
 # %% ../nbs/48_decoders.ipynb #2c2699e3
 ROWS_AT_ONCE = 320  # rows of variants that share a pass on a CPU
@@ -292,14 +254,12 @@ class DecoderTexts:
         encs: list,  # encoded texts with the same inputs
     ):  # `DecoderTexts`
         "Before any is computed."
-        ids = [e['input_ids'][0] for e in encs]
-        lengths = torch.tensor([len(i) for i in ids], device=ids[0].device)
-        text = torch.arange(len(ids), device=ids[0].device)
-        place = [torch.arange(len(i), device=i.device) for i in ids]
         names = [name for name in encs[0] if name != 'attention_mask']
         tokens = {k: torch.cat([e[k][0] for e in encs]) for k in names}
-        text = text.repeat_interleave(lengths)
-        return cls(tokens, text, torch.cat(place))
+        ids = [e['input_ids'][0] for e in encs]
+        text = [torch.full_like(t, i) for i, t in enumerate(ids)]
+        place = [torch.arange(len(t), device=t.device) for t in ids]
+        return cls(tokens, torch.cat(text), torch.cat(place))
 
     def cache(
         self,
@@ -326,19 +286,15 @@ class FastDecoder:
         if why := why_no_states(model):
             raise ValueError(why)
         self.model = model
-        self.head = self._head_of_rows()
-
-    def _head_of_rows(self):
-        "A classifier's; None where the model gives the logits of any rows."
-        model = self.model
-        if 'logits_to_keep' in forward_arguments(model):
-            return None
-        is_classifier = type(model).__name__.endswith('ForSequenceClassification')
-        if not is_classifier or not hasattr(model, 'score'):
-            raise ValueError(
-                f"{type(model).__name__} does not say which rows' logits it computes"
-            )
-        return model.score
+        # a classifier's; None where the model gives the logits of any rows
+        self.head = None
+        if 'logits_to_keep' not in forward_arguments(model):
+            name = type(model).__name__
+            if not name.endswith('ForSequenceClassification') or not hasattr(
+                model, 'score'
+            ):
+                raise ValueError(f"{name} does not say which rows' logits it computes")
+            self.head = model.score
 
     @torch.no_grad()
     def texts(
@@ -350,17 +306,14 @@ class FastDecoder:
     ) -> tuple:  # `DecoderTexts`, the output of each text
         "One pass over whole texts, which keeps their keys and values."
         texts = DecoderTexts.of(encs)
+        device = texts.place.device
         lengths = [e['input_ids'].shape[1] for e in encs]
         if n_reads is None:
             n_reads = lengths if self.head is None else [1] * len(encs)
-        whole = [
-            torch.ones(1, n, dtype=torch.bool, device=texts.place.device)
-            for n in lengths
-        ]
-        rows = behind_gaps(whole, lengths)
-        first_read = torch.tensor(lengths) - torch.tensor(n_reads)
-        first_read = first_read.to(texts.place)[texts.text]
-        rows = replace(rows, read=texts.place >= first_read)
+        whole = [torch.ones(1, n, dtype=torch.bool, device=device) for n in lengths]
+        first_read = [n - n_read for n, n_read in zip(lengths, n_reads)]
+        first_read = torch.tensor(first_read, device=device)[texts.text]
+        rows = replace(behind_gaps(whole, lengths), read=texts.place >= first_read)
         logits, cache = self._run(texts, rows)
         states = _states_of(cache, len(texts.place))
         if states is None:
@@ -382,26 +335,24 @@ class FastDecoder:
 
     def _run(self, texts, rows):
         "Logits, and the cache that holds the new rows behind the old."
+        model = self.model
         old = rows.prefixes(texts)
         unseen = rows.unseen(texts, old)
-        dtype = self.model.dtype
-        mask = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
-        mask = mask.masked_fill(unseen, torch.finfo(dtype).min)
-        place = texts.place[rows.token] + position_offset(self.model)
+        mask = torch.zeros(unseen.shape, dtype=model.dtype, device=unseen.device)
+        mask = mask.masked_fill(unseen, torch.finfo(model.dtype).min)
+        place = texts.place[rows.token] + position_offset(model)
         cache = texts.cache(old)
         given = {k: v[rows.token][None] for k, v in texts.tokens.items()}
         given |= dict(
             attention_mask=mask[None, None], position_ids=place[None], use_cache=True
         )
-        given[cache_argument(self.model)] = cache
-        return self._logits(given, rows.read.nonzero()[:, 0]), cache
-
-    def _logits(self, given, read):
-        "(rows that are read, entries)."
+        given[cache_argument(model)] = cache
+        read = rows.read.nonzero()[:, 0]
         if self.head is None:
-            return forward(self.model, given | dict(logits_to_keep=read))[0][0]
-        hidden = forward(self.model.base_model, given)[0]
-        return self.head(hidden[0, read])
+            logits = forward(model, given | dict(logits_to_keep=read))[0][0]
+        else:
+            logits = self.head(forward(model.base_model, given)[0][0, read])
+        return logits, cache
 
     def output(
         self,
@@ -428,35 +379,23 @@ class FastDecoder:
         n_reads = [r.n_rows for r in readouts]
         found = [[] for _ in keeps]
         for part in behind_gaps(keeps, n_reads).passes(at_once):
-            for i, logits in self._by_text(texts, part, n_reads):
+            numbers, counts = part.text.unique_consecutive(return_counts=True)
+            numbers, counts = numbers.tolist(), counts.tolist()
+            sizes = [n * n_reads[i] for i, n in zip(numbers, counts)]
+            for i, n, logits in zip(numbers, counts, self(texts, part).split(sizes)):
+                of_this_text = torch.zeros(n, dtype=torch.long, device=logits.device)
                 output = self.output(logits, n_reads[i])
-                found[i].append(_read_last(readouts[i], output))
+                found[i].append(readouts[i](output, of_this_text, at_end=True))
             if progress is not None:
                 progress(len(part.gap))
         return [torch.cat(values) for values in found]
-
-    def _by_text(self, texts, part, n_reads):
-        "Pairs of a text and its variants' logits in this pass."
-        numbers, counts = part.text.unique_consecutive(return_counts=True)
-        numbers = numbers.tolist()
-        sizes = [n * n_reads[i] for i, n in zip(numbers, counts.tolist())]
-        return zip(numbers, self(texts, part).split(sizes))
-
-
-def _read_last(readout, output):
-    "Of variants of one text, whose last rows these are."
-    logits = output_field(output)
-    of_this_text = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    return readout(output, of_this_text, at_end=True)
 
 # %% ../nbs/48_decoders.ipynb #b72019fc
 def rows_at_the_end(
     target,  # see `as_target`, or a `Readout`
 ) -> int:  # None: it reads others, or it is not known which
     "How many of a text's last rows are read."
-    if isinstance(target, Readout):
-        target = target.target
-    target = as_target(target)
+    target = as_target(target.target if isinstance(target, Readout) else target)
     if callable(target):
         at_end = getattr(target, 'from_end', False)
         return getattr(target, 'n_rows', None) if at_end else None
@@ -502,14 +441,7 @@ def fast_decoder(
     except (ValueError, RuntimeError, TypeError, AttributeError):
         return None  # built otherwise inside
     ours = output_field(fast.output(logits, n_read))
-    own = _masked(model, enc, keep, n_read)
+    takes_rows = 'logits_to_keep' in forward_arguments(model)
+    last = dict(logits_to_keep=n_read) if takes_rows else {}
+    own = masked_logits(model, enc, keep, **last)
     return fast if agree(ours, own, spread(own[:-1]), tol) else None
-
-
-def _masked(model, enc, keep, n_read):
-    "The model's own logits of its last rows."
-    many = {k: v.expand(len(keep), -1) for k, v in enc.items()}
-    many['attention_mask'] = keep.long()
-    if 'logits_to_keep' in forward_arguments(model):
-        many['logits_to_keep'] = n_read
-    return output_field(forward(model, many))

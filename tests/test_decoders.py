@@ -8,14 +8,8 @@ import torch
 from conftest import CountTokens, shallow_demo
 
 from lrp_loo.curves import perturbation_curves, removal_units
-from lrp_loo.decoders import (
-    FastDecoder,
-    all_see_something,
-    behind_gaps,
-    fast_decoder,
-    rows_at_the_end,
-    windows,
-)
+from lrp_loo.decoders import FastDecoder, all_see_something, behind_gaps
+from lrp_loo.decoders import fast_decoder, rows_at_the_end, windows
 from lrp_loo.fast import spread
 from lrp_loo.loo import leave_one_out, loo_seconds, many_loo
 from lrp_loo.models import encode, forward, special_mask
@@ -68,36 +62,39 @@ def is_taken(model, encs):
     return fast_decoder(model, encs[0]) is not None
 
 
-@pytest.mark.parametrize('family,task', KINDS)
-def test_every_listed_decoder_is_taken(family, task):
-    model = wide(family, task)
+@pytest.mark.parametrize(
+    'family,task,attention',
+    [(*kind, 'eager') for kind in KINDS] + [(*kind, 'sdpa') for kind in FUSED],
+)
+def test_every_listed_decoder_is_taken(family, task, attention):
+    model = wide(family, task, attention)
     assert is_taken(model, texts_of(model))
 
 
-@pytest.mark.parametrize('family,task', FUSED)
-def test_and_with_fused_attention(family, task):
-    model = wide(family, task, 'sdpa')
-    assert is_taken(model, texts_of(model))
+def assert_each_by_itself(model, encs, keeps, targets=None, **options):
+    "Read together, and masked in a pass of its own; the tokens that it took."
+    with CountTokens(model) as count:
+        read = read_subsets(
+            model, encs, keeps, targets or [None] * len(encs), **options
+        )
+    for enc, keep, of in zip(encs, keeps, read, strict=True):
+        own = one_by_one(model, enc, keep, of.readout)
+        assert torch.allclose(of.values, own, atol=ROUNDING)
+        whole = of.readout(forward(model, enc))
+        assert torch.allclose(of.value, whole, atol=ROUNDING)
+    return count.n
 
 
-@pytest.mark.parametrize('budget', [1, 20, 8192])
+@pytest.mark.parametrize('budget', [20, 8192])
 @pytest.mark.parametrize('family,task', KINDS)
 def test_many_texts_together_are_each_by_itself(family, task, budget):
     model = wide(family, task)
     encs = texts_of(model)
     keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
     targets = [Target(i) for i in (0, 1, 1)]
-    with CountTokens(model) as count:
-        read = read_subsets(
-            model, encs, keeps, targets, 'attention_mask', token_budget=budget
-        )
-    masked = sum(keep.numel() for keep in keeps)
-    assert count.n < masked  # with whole texts and the check
-    for enc, keep, of in zip(encs, keeps, read):
-        own = one_by_one(model, enc, keep, of.readout)
-        assert torch.allclose(of.values, own, atol=ROUNDING)
-        whole = of.readout(forward(model, enc))
-        assert torch.allclose(of.value, whole, atol=ROUNDING)
+    n = assert_each_by_itself(model, encs, keeps, targets, token_budget=budget)
+    # with whole texts and the check
+    assert n < sum(keep.numel() for keep in keeps)
 
 
 @pytest.mark.parametrize('family', DECODERS)
@@ -123,10 +120,7 @@ def test_answers_of_several_lengths_share_passes():
     answers = [e['input_ids'][0, -n:] for e, n in zip(encs, (1, 2, 3))]
     targets = [summed(next_tokens(ids)) for ids in answers]
     keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
-    read = read_subsets(model, encs, keeps, targets, 'attention_mask')
-    for enc, keep, of in zip(encs, keeps, read):
-        own = one_by_one(model, enc, keep, of.readout)
-        assert torch.allclose(of.values, own, atol=ROUNDING)
+    assert_each_by_itself(model, encs, keeps, targets)
 
 
 def summed(of_each):
@@ -142,14 +136,12 @@ def summed(of_each):
 
 def test_equal_subsets_are_computed_once():
     model = wide('Llama', 'next token')
-    (enc,) = texts_of(model, (12,))
-    keep = some_subsets(12).repeat(5, 1)
-    tokens = []
-    for rows in (keep[:9], keep):
-        with CountTokens(model) as count:
-            read_subsets(model, [enc], [rows], [None], 'attention_mask')
-        tokens.append(count.n)
-    assert tokens[0] == tokens[1]
+    encs = texts_of(model, (12,))
+    keep = some_subsets(12)
+    once, often = (
+        assert_each_by_itself(model, encs, [keep.repeat(n, 1)]) for n in (1, 5)
+    )
+    assert once == often
 
 
 def test_progress_hears_of_every_variant():
@@ -161,15 +153,15 @@ def test_progress_hears_of_every_variant():
     assert len(told) > 3
 
 
-def test_a_window_shorter_than_the_text_is_no_case_for_it():
-    model = random_model('Mistral', 'next token')  # sees six tokens back
-    encs = texts_of(model, (12,))
+def test_what_is_no_case_for_it():
+    "A window shorter than the text: six tokens back; a place in the middle of it."
     keep = some_subsets(12)
-    with CountTokens(model) as count:
-        (of,) = read_subsets(model, encs, [keep], [None], 'attention_mask')
-    assert count.n >= keep.numel()
-    own = one_by_one(model, encs[0], keep, of.readout)
-    assert torch.allclose(of.values, own, atol=ROUNDING)
+    for model, target in (
+        (random_model('Mistral', 'next token'), None),
+        (wide('Llama', 'next token'), Target(7, position=5)),
+    ):
+        encs = texts_of(model, (12,))
+        assert assert_each_by_itself(model, encs, [keep], [target]) >= keep.numel()
 
 
 def test_a_hook_is_no_case_for_it():
@@ -219,16 +211,6 @@ def test_a_decoder_that_answers_otherwise_is_found_out(monkeypatch):
 )
 def test_which_rows_are_read(target, n_rows):
     assert rows_at_the_end(target) == n_rows
-
-
-def test_a_place_in_the_text_is_read_there():
-    model = wide('Llama', 'next token')
-    (enc,) = texts_of(model, (12,))
-    keep = some_subsets(12)
-    target = Target(7, position=5)
-    (of,) = read_subsets(model, [enc], [keep], [target], 'attention_mask')
-    own = one_by_one(model, enc, keep, of.readout)
-    assert torch.allclose(of.values, own, atol=ROUNDING)
 
 
 def test_a_row_that_sees_nothing_is_left_to_the_model():
@@ -287,26 +269,29 @@ def decoder(request):
     return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
 
 
-def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
-    found = {}
-    tokens = {}
+def both_ways(f):
+    "With what is removed dropped, and masked; the share of tokens that took."
+    found, n = {}, {}
     for drop in (None, False):
-        with CountTokens(decoder.model) as count:
-            found[drop], _, _ = leave_one_out(decoder.model, decoder.enc, drop=drop)
-        tokens[drop] = count.n
+        found[drop], n[drop] = f(drop)
     assert close(found[None], found[False])
-    assert tokens[None] < 0.8 * tokens[False]
+    return n[None] / n[False]
 
 
-def test_spans_after_the_prefix_are_those_of_masked_texts(decoder):
+def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
     spans = torch.full((decoder.enc['input_ids'].shape[1],), -1)
     spans[2:4] = 0
     spans[5:9] = 1
-    dropped, masked = (
-        leave_one_out(decoder.model, decoder.enc, units=spans, drop=drop)[0]
-        for drop in (None, False)
-    )
-    assert close(dropped, masked)
+
+    def loo(drop, units=None):
+        with CountTokens(decoder.model) as count:
+            loo, _, _ = leave_one_out(
+                decoder.model, decoder.enc, units=units, drop=drop
+            )
+        return loo, count.n
+
+    assert both_ways(loo) < 0.8
+    both_ways(lambda drop: loo(drop, spans))
 
 
 def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
@@ -326,19 +311,12 @@ def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
 def test_a_removed_last_token_is_read_and_seen_by_no_other(decoder):
     n = decoder.enc['input_ids'].shape[1]
     keep = torch.ones(n, n, dtype=torch.bool).tril()[:-1]
-    found = {}
-    tokens = {}
-    for drop in (None, False):
+
+    def prefixes(drop):
         with CountTokens(decoder.model) as count:
             (of,) = read_subsets(
-                decoder.model,
-                [decoder.enc],
-                [keep],
-                [None],
-                'attention_mask',
-                drop=drop,
+                decoder.model, [decoder.enc], [keep], [None], drop=drop
             )
-        found[drop] = of.values
-        tokens[drop] = count.n
-    assert close(found[None], found[False])
-    assert tokens[None] < 0.4 * tokens[False]
+        return of.values, count.n
+
+    assert both_ways(prefixes) < 0.4

@@ -23,71 +23,43 @@ from lrp_loo.variants import read_whole, subset_logits
 from lrp_loo.targets import Readout, Target, output_field
 
 N_TOKENS = 12
-SIZES = dict(
-    vocab_size=200,
-    hidden_size=32,
+WIDTH = dict(vocab_size=200, hidden_size=32, pad_token_id=0)
+SIZES = WIDTH | dict(
     num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=64,
     max_position_embeddings=64,
-    pad_token_id=0,
     bos_token_id=1,
     eos_token_id=2,
 )
-GPT_SIZES = dict(
-    vocab_size=200,
-    n_embd=32,
-    n_layer=2,
-    n_head=4,
-    n_positions=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-NEO_SIZES = dict(
-    vocab_size=200,
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    window_size=4,
-    attention_types=[[['global', 'local'], 1]],
-)
-D_SIZES = dict(vocab_size=200, d_model=32, n_layers=2, n_heads=4, pad_token_id=0)
-XL_SIZES = dict(
-    vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64, pad_token_id=0
-)
-FUNNEL_SIZES = dict(
-    vocab_size=200,
-    d_model=32,
-    n_head=4,
-    d_head=8,
-    d_inner=64,
-    block_sizes=[1, 1],
-    num_decoder_layers=1,
-    pad_token_id=0,
-)
+NEO = dict(window_size=4, attention_types=[[['global', 'local'], 1]])
+SHORT = dict(vocab_size=200, d_model=32, pad_token_id=0)  # names of its own
+LAYERS = dict(n_layer=2, n_head=4)
+FUNNEL = dict(d_head=8, block_sizes=[1, 1], num_decoder_layers=1)
+GRIFFIN = dict(num_hidden_layers=3, lru_width=32, num_key_value_heads=2, head_dim=8)
 
 # what may not be dropped, or only by luck: name → class, configuration
 UNLISTED = {
     'ConvBERT (convolution)': ('ConvBertForSequenceClassification', SIZES),
-    'GPT-Neo (window_size)': ('GPTNeoForCausalLM', NEO_SIZES),
+    'GPT-Neo (window_size)': (
+        'GPTNeoForCausalLM',
+        SIZES | NEO | dict(num_layers=2, num_heads=4),
+    ),
     'MPNet (relative positions)': ('MPNetForSequenceClassification', SIZES),
     'DeBERTa (relative positions)': (
         'DebertaForSequenceClassification',
         SIZES | dict(relative_attention=True, pos_att_type=['p2c', 'c2p']),
     ),
-    'XLNet (relative positions)': ('XLNetForSequenceClassification', XL_SIZES),
-    'BLOOM (ALiBi)': (
-        'BloomForCausalLM',
-        dict(vocab_size=200, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0),
+    'XLNet (relative positions)': (
+        'XLNetForSequenceClassification',
+        SHORT | LAYERS | dict(d_inner=64),
     ),
-    'MPT (ALiBi)': ('MptForCausalLM', D_SIZES),
-    'Funnel (pooling)': ('FunnelForSequenceClassification', FUNNEL_SIZES),
+    'BLOOM (ALiBi)': ('BloomForCausalLM', WIDTH | LAYERS),
+    'MPT (ALiBi)': ('MptForCausalLM', SHORT | dict(n_layers=2, n_heads=4)),
+    'Funnel (pooling)': (
+        'FunnelForSequenceClassification',
+        SHORT | FUNNEL | dict(n_head=4, d_inner=64),
+    ),
     'SqueezeBERT': (
         'SqueezeBertForSequenceClassification',
         SIZES | dict(embedding_size=32),
@@ -107,33 +79,27 @@ UNLISTED = {
     ),
     'RecurrentGemma (recurrence)': (
         'RecurrentGemmaForCausalLM',
-        SIZES
-        | dict(
-            num_hidden_layers=3,
-            lru_width=32,
-            num_key_value_heads=2,
-            head_dim=8,
-            attention_window_size=4,
-        ),
+        SIZES | GRIFFIN | dict(attention_window_size=4),
     ),
 }
 LISTED = [
-    ('BERT', 'class'),
-    ('BERT', 'answer'),
-    ('RoBERTa', 'class'),
-    ('ELECTRA', 'class'),
-    ('DistilBERT', 'class'),
-    ('ALBERT', 'class'),
-    ('GPT-2', 'class'),
-    ('GPT-2', 'next token'),
-    ('Llama', 'class'),
-    ('Llama', 'next token'),
-    ('Qwen2', 'class'),
-    ('Qwen3', 'next token'),
-    ('Phi-3', 'next token'),
-    ('Mistral', 'next token'),
-    ('Gemma 3', 'class'),
-    ('ModernBERT', 'class'),
+    (family, task)
+    for family, tasks in {
+        'BERT': ('class', 'answer'),
+        'RoBERTa': ('class',),
+        'ELECTRA': ('class',),
+        'DistilBERT': ('class',),
+        'ALBERT': ('class',),
+        'GPT-2': ('class', 'next token'),
+        'Llama': ('class', 'next token'),
+        'Qwen2': ('class',),
+        'Qwen3': ('next token',),
+        'Phi-3': ('next token',),
+        'Mistral': ('next token',),
+        'Gemma 3': ('class',),
+        'ModernBERT': ('class',),
+    }.items()
+    for task in tasks
 ]
 
 
@@ -191,14 +157,18 @@ def assert_exact(loo, expected, logit):
     assert float((loo - expected).abs().max()) <= allowed
 
 
+def assert_loo_is_exact(model, enc):
+    loo, _, target = leave_one_out(model, enc)
+    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+
+
 @pytest.mark.parametrize('std', [None, 0.05, 0.1])
 @pytest.mark.parametrize('name', UNLISTED)
 def test_what_may_not_be_dropped_is_masked(name, std):
     model = unlisted_model(name, std)
     enc = text()
     assert not survives_gaps(model)
-    loo, _, target = leave_one_out(model, enc)
-    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+    assert_loo_is_exact(model, enc)
 
 
 @pytest.mark.parametrize('std', [0.02, 0.1])
@@ -211,8 +181,7 @@ def test_what_may_be_dropped_is_exact(family, task, std):
     spread_weights(model, std)
     enc = random_inputs(model, N_TOKENS)
     assert survives_gaps(model)
-    loo, _, target = leave_one_out(model, enc)
-    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+    assert_loo_is_exact(model, enc)
 
 
 WINDOWED = ('Mistral', 'Gemma 3', 'ModernBERT')  # shorter than 40 tokens
@@ -279,14 +248,11 @@ def place(model):
     return model.model.layers[0].mlp, 'down_proj'
 
 
-def hooked(model):
-    module, name = place(model)
-    getattr(module, name).register_forward_hook(at_row_1)
+def hooked(module, name, part):
+    part.register_forward_hook(at_row_1)
 
 
-def replaced(model):
-    module, name = place(model)
-    part = getattr(module, name)
+def replaced(module, name, part):
     own = part.forward
     part.forward = lambda x: at_row_1(None, None, own(x))
 
@@ -296,11 +262,9 @@ class AtRow1(nn.Linear):
         return at_row_1(None, None, super().forward(x))
 
 
-def of_another_class(model):
-    module, name = place(model)
-    old = getattr(module, name)
-    new = AtRow1(old.in_features, old.out_features, bias=old.bias is not None)
-    new.load_state_dict(old.state_dict())
+def of_another_class(module, name, part):
+    new = AtRow1(part.in_features, part.out_features, bias=part.bias is not None)
+    new.load_state_dict(part.state_dict())
     setattr(module, name, new)
 
 
@@ -315,29 +279,31 @@ class Convolved(nn.Module):
         return self.conv(x.mT).mT
 
 
-def convolved(model):
+def convolved(module, name, part):
     torch.manual_seed(0)
+    setattr(module, name, Convolved(part.in_features, part.out_features))
+
+
+def change_by(change, model):
     module, name = place(model)
-    old = getattr(module, name)
-    setattr(module, name, Convolved(old.in_features, old.out_features))
+    change(module, name, getattr(module, name))
 
 
 @pytest.mark.parametrize('family', ['Llama', 'BERT'])
 @pytest.mark.parametrize('change', [hooked, replaced, of_another_class, convolved])
 def test_a_changed_model_is_not_dropped_from(change, family):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
-    change(model)
+    change_by(change, model)
     enc = random_inputs(model, N_TOKENS)
     assert not survives_gaps(model)
-    loo, _, target = leave_one_out(model, enc)
-    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+    assert_loo_is_exact(model, enc)
 
 
 def test_a_replaced_forward_keeps_an_encoder_from_the_fast_path():
     model = bert()
     enc = random_inputs(model, N_TOKENS)
     assert fast_encoder(model, enc) is not None
-    replaced(model)
+    change_by(replaced, model)
     assert fast_encoder(model, enc) is None
 
 
@@ -376,8 +342,7 @@ def test_a_text_that_ends_in_the_padding_token():
     model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
-    loo, _, target = leave_one_out(model, enc)
-    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+    assert_loo_is_exact(model, enc)
 
 
 def test_dropping_is_not_forced_where_it_is_wrong():
@@ -403,23 +368,16 @@ PADDINGS = {
 }
 
 
-WITH_MASKS = [
-    ('BERT', 'class'),
-    ('DistilBERT', 'class'),
-    ('RoBERTa', 'class'),
-    ('GPT-2', 'class'),
-    ('Llama', 'class'),
-    ('DeBERTa-v2', 'class'),
-]
+WITH_MASKS = ('BERT', 'DistilBERT', 'RoBERTa', 'GPT-2', 'Llama', 'DeBERTa-v2')
 
 
 @pytest.mark.parametrize('how', PADDINGS)
-@pytest.mark.parametrize('family,task', WITH_MASKS)
-def test_hidden_tokens_stay_hidden(family, task, how):
+@pytest.mark.parametrize('family', WITH_MASKS)
+def test_hidden_tokens_stay_hidden(family, how):
     """LOO of the rest is that of masked passes of the same input; what was
     hidden has 0.
     """
-    model = random_model(family, task, 'eager', dtype=torch.float32)
+    model = random_model(family, 'class', 'eager', dtype=torch.float32)
     spread_weights(model, 0.1)
     enc = padded(random_inputs(model, N_TOKENS), **PADDINGS[how])
     seen = enc['attention_mask'][0] == 1
@@ -519,23 +477,6 @@ def test_deletion_from_behind_padding_is_refused():
 
 # ---- models that ignore the mask, or answer by chance
 
-FNET = dict(
-    vocab_size=200,
-    hidden_size=32,
-    num_hidden_layers=2,
-    intermediate_size=64,
-    max_position_embeddings=64,
-    pad_token_id=0,
-)
-RWKV = dict(
-    vocab_size=200,
-    hidden_size=32,
-    num_hidden_layers=2,
-    attention_hidden_size=32,
-    intermediate_size=64,
-    context_length=64,
-)
-
 
 class BagOfWords(nn.Module):
     "A model of one's own that takes no mask."
@@ -557,12 +498,15 @@ class Deaf(BagOfWords):
 
 
 def fnet():
-    config = transformers.FNetConfig(**FNET)
+    sizes = {k: v for k, v in SIZES.items() if k != 'num_attention_heads'}
+    config = transformers.FNetConfig(**sizes)
     return transformers.FNetForSequenceClassification(config)
 
 
 def rwkv():
-    return transformers.RwkvForCausalLM(transformers.RwkvConfig(**RWKV))
+    sizes = dict(num_hidden_layers=2, attention_hidden_size=32, context_length=64)
+    config = transformers.RwkvConfig(vocab_size=200, hidden_size=32, **sizes)
+    return transformers.RwkvForCausalLM(config)
 
 
 MASK_TO_NOBODY = [
@@ -583,31 +527,18 @@ def without_mask(make):
     return model, enc
 
 
-def assert_says(error, model):
+def subsets(model, enc):
+    subset_logits(model, enc, ~torch.eye(N_TOKENS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize('ask', [leave_one_out, subsets])
+@pytest.mark.parametrize('make,said', MASK_TO_NOBODY)
+def test_a_model_that_ignores_the_mask_is_refused(make, said, ask):
+    model, enc = without_mask(make)
+    with pytest.raises(ValueError, match=said) as error:
+        ask(model, enc)
     assert type(model).__name__ in str(error.value)
     assert 'zero_embedding' in str(error.value)
-
-
-@pytest.mark.parametrize('make,said', MASK_TO_NOBODY)
-def test_loo_of_a_model_that_ignores_the_mask_is_refused(make, said):
-    model, enc = without_mask(make)
-    with pytest.raises(ValueError, match=said) as error:
-        leave_one_out(model, enc)
-    assert_says(error, model)
-
-
-@pytest.mark.parametrize('make,said', MASK_TO_NOBODY)
-def test_subsets_of_a_model_that_ignores_the_mask_are_refused(make, said):
-    model, enc = without_mask(make)
-    without = ~torch.eye(N_TOKENS, dtype=torch.bool)
-    with pytest.raises(ValueError, match=said) as error:
-        subset_logits(model, enc, without)
-    assert_says(error, model)
-
-
-@pytest.mark.parametrize('make', [make for make, _ in MASK_TO_NOBODY])
-def test_another_removal_serves_a_model_that_ignores_the_mask(make):
-    model, enc = without_mask(make)
     loo, _, _ = leave_one_out(model, enc, removal='zero_embedding')
     assert loo.abs().max() > 0
 
@@ -652,8 +583,7 @@ def test_what_depends_on_the_batch_is_computed_alone():
     torch.manual_seed(0)
     model = Crowded().eval()
     enc = text()
-    loo, _, target = leave_one_out(model, enc)
-    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
+    assert_loo_is_exact(model, enc)
 
 
 # ---- several texts without a padding token
@@ -673,11 +603,12 @@ def without_padding_token(request):
     )
 
 
-def test_loo_without_a_padding_token_is_refused_in_our_words(
-    tokenizer, without_padding_token
+@pytest.mark.parametrize('method,n', [('loo', 2), ('ig', 1)])
+def test_a_batch_without_a_padding_token_is_refused_in_our_words(
+    tokenizer, without_padding_token, method, n
 ):
     with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-        explain(without_padding_token, tokenizer, SEVERAL, method='loo')
+        explain(without_padding_token, tokenizer, SEVERAL[:n], method=method)
 
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'rollout'])
@@ -689,13 +620,6 @@ def test_without_a_padding_token_texts_are_explained_one_by_one(
     for one_text, found in zip(SEVERAL, together):
         (alone,) = explain(model, tokenizer, one_text, method=method)
         assert torch.equal(found.scores, alone.scores)
-
-
-def test_a_batch_inside_ig_without_a_padding_token_is_refused_in_our_words(
-    tokenizer, without_padding_token
-):
-    with pytest.raises(ValueError, match='set model.config.pad_token_id'):
-        explain(without_padding_token, tokenizer, SEVERAL[:1], method='ig')
 
 
 # ---- how long it takes
@@ -734,21 +658,17 @@ def long_work(monkeypatch):
     return model, random_inputs(model, 40)
 
 
-def test_long_work_says_beforehand_how_long(long_work, capsys):
-    leave_one_out(*long_work, progress=True)
+def test_long_work_says_beforehand_how_long_and_changes_no_number(long_work, capsys):
+    told, _, _ = leave_one_out(*long_work, progress=True)
     said = capsys.readouterr().err
     assert 'exact LOO of 1 text, 40 forward passes: about' in said
-
-
-def test_progress_changes_no_number(long_work):
     silent, _, _ = leave_one_out(*long_work)
-    told, _, _ = leave_one_out(*long_work, progress=True)
     assert torch.equal(silent, told)
 
 
 def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     "A text of half the length: half of the variants, each half as long."
-    monkeypatch.setattr('lrp_loo.loo._seconds_a_variant', lambda *args, **how: 0.5)
+    monkeypatch.setattr('lrp_loo.loo.seconds_a_variant', lambda *args, **how: 0.5)
     model = bert()
     encs = [random_inputs(model, n) for n in (40, 20)]
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))
@@ -757,10 +677,4 @@ def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
 def test_how_long_it_takes_is_measured():
     model = bert()
     assert loo_seconds(model, [random_inputs(model, N_TOKENS)]) > 0
-
-
-@pytest.mark.parametrize(
-    'seconds,said', [(40, '40 s'), (200, '3 min'), (9000, '2.5 h')]
-)
-def test_a_duration_in_words(seconds, said):
-    assert in_words(seconds) == said
+    assert [in_words(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']

@@ -16,15 +16,9 @@ from conftest import shallow_demo
 from lrp_loo import explain
 from families import FAMILIES, family_tasks, random_inputs, random_model
 from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
-from lrp_loo.fast import (
-    PACKED,
-    READ_FIRST_ROW,
-    FastEncoder,
-    fast_encoder,
-    read_row_only,
-)
+from lrp_loo.fast import PACKED, READ_FIRST_ROW, FastEncoder, cores, fast_encoder
+from lrp_loo.fast import on_every_core, read_row_only
 from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.fast import cores, on_every_core
 from lrp_loo.variants import many_subset_logits, subset_logits
 from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out, many_loo
@@ -82,12 +76,8 @@ def test_berts_kin_with_a_class_per_text_are_taken(family, task):
 
 
 def test_every_class_that_may_be_taken_is_tried_here():
-    prefixes = {FAMILIES[family].prefix for family in TAKEN}
-    tried = {
-        f'{prefix}ForSequenceClassification'
-        for prefix in prefixes | {*ROBERTAS_KIN, 'MPNet'}
-    }
-    assert tried == set(PACKED)
+    prefixes = {FAMILIES[family].prefix for family in TAKEN} | {*ROBERTAS_KIN, 'MPNet'}
+    assert {f'{prefix}ForSequenceClassification' for prefix in prefixes} == set(PACKED)
 
 
 def random_mpnet():
@@ -120,12 +110,9 @@ def taken(request, monkeypatch):
     return random_model(name, 'class', 'sdpa')
 
 
-def test_every_class_that_may_be_taken_is_taken(taken):
-    assert fast_encoder(taken, random_inputs(taken), tol=1e-9) is not None
-
-
 def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
     inputs = random_inputs(taken)
+    assert fast_encoder(taken, inputs, tol=1e-9) is not None
     T = inputs['input_ids'].shape[1]
     keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
     keep[0] = True
@@ -163,27 +150,17 @@ def test_a_bias_by_distance_is_right_for_texts_of_several_lengths():
         assert torch.allclose(logits, own, atol=1e-9)
 
 
-@pytest.fixture(scope='module')
-def alone(sentences):
-    "LOO of each text by itself, nothing dropped."
-    return [leave_one_out(sentences.model, e, drop=False) for e in sentences.encs]
-
-
 @pytest.mark.parametrize('budget', [1, 30, 8192])
-def test_loo_of_many_texts_is_that_of_each(sentences, alone, budget):
-    together = many_loo(sentences.model, sentences.encs, token_budget=budget)
-    for one, (loo, logits, c) in zip(together, alone, strict=True):
-        assert close(one.scores, loo)
+def test_loo_of_many_texts_is_that_of_each(sentences, budget):
+    model, encs = sentences.model, sentences.encs
+    together = many_loo(model, encs, token_budget=budget)
+    explained = explain(model, sentences.tokenizer, TEXTS, method='loo')
+    for one, a, enc in zip(together, explained, encs, strict=True):
+        loo, logits, c = leave_one_out(model, enc, drop=False)
+        assert close(one.scores, loo) and close(a.scores, loo)
         assert close(one.row, logits)
-        assert one.readout.chosen(0) == c
+        assert one.readout.chosen(0) == a.target == c
         assert float(one.value) == pytest.approx(float(logits[c]), abs=1e-4)
-
-
-def test_explained_loo_of_many_texts_is_that_of_each(sentences, alone):
-    together = explain(sentences.model, sentences.tokenizer, TEXTS, method='loo')
-    for a, (loo, _, c) in zip(together, alone, strict=True):
-        assert close(a.scores, loo)
-        assert a.target == c
 
 
 def test_loo_by_units_of_many_texts_is_that_of_each(sentences):
@@ -195,35 +172,22 @@ def test_loo_by_units_of_many_texts_is_that_of_each(sentences):
         assert close(a.scores, one.scores)
 
 
-def only(*places):
-    "(1, T) bool of the first text, as a function of T."
-
-    def keep(n):
-        k = torch.zeros(1, n, dtype=torch.bool)
-        k[0, list(places)] = True
-        return k
-
-    return keep
-
-
 @pytest.mark.parametrize(
     'keep',
-    [only(0, -1), only(-1), lambda n: (torch.arange(n) > 0)[None], only()],
+    [[0, -1], [-1], slice(1, None), []],
     ids=['ends', '[SEP] alone', 'all but [CLS]', 'nothing'],
 )
 def test_nothing_left_but_the_row_that_is_read(sentences, keep):
     model, enc = sentences.model, sentences.encs[0]
-    keep = keep(enc['input_ids'].shape[1])
+    kept = torch.zeros(1, enc['input_ids'].shape[1], dtype=torch.bool)
+    kept[0, keep] = True
+    keep = kept
     own = masked_logits(model, enc, keep)
     logits = subset_logits(model, enc, keep)
     assert torch.allclose(logits, own, atol=1e-4, equal_nan=True)
 
 
 # ---- where the model is more than its weights
-
-
-def louder(module, args, out):
-    return out * 1.5 if torch.is_tensor(out) else None
 
 
 PARTS = {
@@ -234,20 +198,14 @@ PARTS = {
 }
 
 
-@pytest.fixture(params=PARTS)
-def heard(request, own_model):
-    "A model with a hook of somebody's, and a text."
+@pytest.mark.parametrize('part', PARTS)
+def test_a_model_with_a_hook_gives_its_own_numbers(own_model, part):
+    def louder(module, args, out):
+        return out * 1.5 if torch.is_tensor(out) else None
+
     model, enc = own_model
-    PARTS[request.param](model).register_forward_hook(louder)
-    return model, enc
-
-
-def test_a_model_with_a_hook_is_not_taken(heard):
-    assert fast_encoder(*heard) is None
-
-
-def test_a_model_with_a_hook_gives_its_own_numbers(heard):
-    model, enc = heard
+    PARTS[part](model).register_forward_hook(louder)
+    assert fast_encoder(model, enc) is None
     keep = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)[:3]
     own = masked_logits(model, enc, keep)
     assert close(subset_logits(model, enc, keep), own)
@@ -291,10 +249,6 @@ def test_errors_name_the_subsets(sentences):
 # ---- curves
 
 
-def units_of(tokenizer, enc, chunk=1):
-    return removal_units(special_mask(tokenizer, enc['input_ids'][0]), chunk)
-
-
 def test_curves_of_many_texts_are_those_of_each(sentences):
     "As if each were alone, and as if nothing were dropped."
     model, encs = sentences.model, sentences.encs
@@ -303,7 +257,8 @@ def test_curves_of_many_texts_are_those_of_each(sentences):
         {m: torch.randn(e['input_ids'].shape[1], generator=g) for m in 'ab'}
         for e in encs
     ]
-    units = [units_of(sentences.tokenizer, e, chunk=2) for e in encs]
+    special = [special_mask(sentences.tokenizer, e['input_ids'][0]) for e in encs]
+    units = [removal_units(each, 2) for each in special]
     targets = [0, 1, None]
     together = many_perturbation_curves(
         model, encs, scores, units, targets, token_budget=64
@@ -348,39 +303,30 @@ def bert_layers(model):
     return getattr(encoder, 'layer', None)
 
 
-@pytest.fixture(params=LAYERED)
-def layered(request):
-    return random_model(request.param, 'class', 'eager')
+def last_layer(model, context):
+    "Rows that its last layer computes, logits and their gradient in one pass."
+    rows = []
+
+    def listen(module, args, out):
+        rows.append((out if torch.is_tensor(out) else out[0]).shape[1])
+
+    layer = model.base_model.encoder.layer[-1]
+    with context, watch_embeddings(model) as seen:
+        handle = layer.register_forward_hook(listen)
+        logits = output_field(forward(model, random_inputs(model)))
+        handle.remove()
+    (gradient,) = torch.autograd.grad(logits[0, 0], seen[0])
+    return rows[0], logits, gradient
 
 
-class LastLayer:
-    "What a model and its last layer give in one pass."
-
-    def __init__(self, model, context):
-        self.rows = None
-
-        def listen(module, args, out):
-            out = out if torch.is_tensor(out) else out[0]
-            self.rows = out.shape[1]
-
-        layer = model.base_model.encoder.layer[-1]
-        with context, watch_embeddings(model) as seen:
-            handle = layer.register_forward_hook(listen)
-            self.logits = output_field(forward(model, random_inputs(model)))
-            handle.remove()
-        (self.gradient,) = torch.autograd.grad(self.logits[0, 0], seen[0])
-
-
-def test_one_row_gives_the_logits_and_gradients_of_all(layered):
-    one = LastLayer(layered, read_row_only(layered))
-    whole = LastLayer(layered, contextlib.nullcontext())
-    assert torch.allclose(one.logits, whole.logits, atol=1e-12)
-    assert torch.allclose(one.gradient, whole.gradient, atol=1e-12)
-
-
-def test_one_row_where_the_class_is_known(layered):
-    one = LastLayer(layered, read_row_only(layered))
-    assert (one.rows == 1) == (type(layered).__name__ in READ_FIRST_ROW)
+@pytest.mark.parametrize('family', LAYERED)
+def test_one_row_gives_the_logits_and_gradients_of_all(family):
+    model = random_model(family, 'class', 'eager')
+    n, *one = last_layer(model, read_row_only(model))
+    _, *whole = last_layer(model, contextlib.nullcontext())
+    for ours, own in zip(one, whole):
+        assert torch.allclose(ours, own, atol=1e-12)
+    assert (n == 1) == (type(model).__name__ in READ_FIRST_ROW)
 
 
 @pytest.mark.parametrize(
@@ -390,12 +336,9 @@ def test_one_row_where_the_class_is_known(layered):
 )
 def test_all_rows_where_the_target_may_read_any(target):
     model = random_model('BERT', 'class', 'eager')
-    assert LastLayer(model, read_row_only(model, target)).rows > 1
-
-
-def test_all_rows_in_training():
-    model = random_model('BERT', 'class', 'eager').train()
-    assert LastLayer(model, read_row_only(model)).rows > 1
+    assert last_layer(model, read_row_only(model, target))[0] > 1
+    model.train()
+    assert last_layer(model, read_row_only(model))[0] > 1
 
 
 # ---- batches and cores
@@ -404,7 +347,8 @@ def test_all_rows_in_training():
 def test_rows_of_many_texts_are_each_text(sentences):
     # in double precision: what differs between batches is their arithmetic
     model, tokenizer = (copy.deepcopy(sentences.model).double(), sentences.tokenizer)
-    methods = {m: (m, {}) for m in ('attn_lrp', 'removal', 'ig')}
+    methods = {m: (m, {}) for m in ('attn_lrp', 'removal')}
+    methods['ig'] = ('ig', dict(n_steps=4))
     together = faithfulness_rows(model, tokenizer, sentences.encs, methods)
     for row, enc in zip(together, sentences.encs, strict=True):
         one = faithfulness_row(model, tokenizer, enc, methods)
@@ -417,23 +361,13 @@ def test_rows_of_many_texts_are_each_text(sentences):
                 assert found[k] == pytest.approx(expected[k], abs=1e-6), (m, k)
 
 
-@pytest.fixture(scope='module')
-def ig_alone(sentences):
-    return [
-        explain(sentences.model, sentences.tokenizer, t, method='ig')[0] for t in TEXTS
-    ]
-
-
-@pytest.mark.parametrize('size', [1, 16, 40, 256])
-def test_integrated_gradients_do_not_depend_on_the_batch(sentences, ig_alone, size):
-    together = explain(
-        sentences.model,
-        sentences.tokenizer,
-        TEXTS,
-        method='ig',
-        internal_batch_size=size,
-    )
-    for a, b in zip(together, ig_alone, strict=True):
+@pytest.mark.parametrize('size', [1, 40])
+def test_integrated_gradients_do_not_depend_on_the_batch(sentences, size):
+    model, tokenizer = sentences.model, sentences.tokenizer
+    how = dict(method='ig', n_steps=4)
+    together = explain(model, tokenizer, TEXTS, **how, internal_batch_size=size)
+    for a, text in zip(together, TEXTS, strict=True):
+        (b,) = explain(model, tokenizer, text, **how)
         error, expected = (x.info['completeness_error'] for x in (a, b))
         assert close(a.scores, b.scores)
         assert error == pytest.approx(expected, abs=1e-4)
@@ -449,12 +383,13 @@ def threads():
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'ig', 'rollout', 'loo'])
 def test_two_threads_give_the_numbers_of_one(sentences, threads, method):
-    texts = TEXTS * 4
+    texts = TEXTS * 2
+    how = dict(n_steps=4) if method == 'ig' else {}
     found = {}
     for n in (1, 2):
         threads(n)
         assert cores(sentences.model) == n
-        found[n] = explain(sentences.model, sentences.tokenizer, texts, method=method)
+        found[n] = explain(sentences.model, sentences.tokenizer, texts, method, **how)
         assert torch.get_num_threads() == n
     for a, b in zip(found[1], found[2], strict=True):
         assert close(a.scores, b.scores)
@@ -462,17 +397,13 @@ def test_two_threads_give_the_numbers_of_one(sentences, threads, method):
         assert a.target == b.target
 
 
-def test_jobs_leave_the_callers_thread(threads):
+def test_jobs_leave_the_callers_thread_and_its_setting(threads):
     threads(2)
     ran = set()
     jobs = [(i,) for i in range(8)]
     on_every_core(lambda i: ran.add(threading.get_ident()), jobs, 2)
     assert ran
     assert threading.get_ident() not in ran
-
-
-def test_an_error_in_a_job_leaves_the_threads_as_they_were(threads):
-    threads(2)
     with pytest.raises(ZeroDivisionError):
         on_every_core(lambda i: 1 // i, [(1,), (0,), (2,)], 2)
     assert torch.get_num_threads() == 2

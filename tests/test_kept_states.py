@@ -122,10 +122,13 @@ def test_nothing_is_kept_that_was_not_asked_for():
 # ---- where they can't be: which of the three it is
 
 
-def test_the_version():
+def test_the_version_and_the_family():
     why = why_no_states(llama_that_calls_it('memory'))
     assert f'transformers {transformers.__version__}' in why
     assert all(name in why for name in CACHES)
+    why = why_no_states(build('bloom', 'next token', WIDEST))
+    assert 'BloomForCausalLM is of a family that is not known' in why
+    assert 'llama' in why
 
 
 def test_exact_loo_says_that_its_version_makes_it_slow():
@@ -136,56 +139,36 @@ def test_exact_loo_says_that_its_version_makes_it_slow():
     assert torch.allclose(loo, own, atol=ROUNDING)
 
 
-def test_the_family():
-    why = why_no_states(build('bloom', 'next token', WIDEST))
-    assert 'BloomForCausalLM is of a family that is not known' in why
-    assert 'llama' in why
-
-
-def in_training():
-    return llama().train(), lambda m: m.eval()
-
-
-def in_half():
-    return llama().bfloat16(), lambda m: m.float()
-
-
 def with_flex_attention():
     model = llama()
     model.config._attn_implementation = 'flex_attention'
+    return model
 
-    def follow(m):
-        m.set_attn_implementation('sdpa')
-        return m
 
-    return model, follow
+def set_sdpa(m):
+    m.set_attn_implementation('sdpa')
+    return m
 
 
 def in_peft():
     lora = LoraConfig(target_modules=['q_proj'], task_type='CAUSAL_LM')
-    model = get_peft_model(llama(), lora).eval()
-    return model, lambda m: m.merge_and_unload()
+    return get_peft_model(llama(), lora).eval()
 
 
 OPTIONS = {
-    'model.eval()': in_training,
-    'model.float()': in_half,
-    "set_attn_implementation('sdpa')": with_flex_attention,
-    'merge_and_unload()': in_peft,
+    'model.eval()': (lambda: llama().train(), lambda m: m.eval()),
+    'model.float()': (lambda: llama().bfloat16(), lambda m: m.float()),
+    "set_attn_implementation('sdpa')": (with_flex_attention, set_sdpa),
+    'merge_and_unload()': (in_peft, lambda m: m.merge_and_unload()),
 }
 
 
 @pytest.mark.parametrize('advice', OPTIONS)
 def test_an_option_and_its_advice_helps(advice):
-    model, follow = OPTIONS[advice]()
+    make, follow = OPTIONS[advice]
+    model = make()
     assert advice in why_no_states(model)
     assert not why_no_states(follow(model))
-
-
-def test_a_hook():
-    model = llama()
-    model.model.layers[0].register_forward_hook(lambda m, a, out: out)
-    assert 'a hook' in why_no_states(model)
 
 
 # ---- and what `removal+rows` says of it
@@ -203,15 +186,11 @@ def hooked():
     return model
 
 
-def seeing_six_tokens_back():
-    return random_model('Mistral', 'next token')
-
-
 REFUSED = {
     'family': lambda: build('bloom', 'next token', WIDEST),
     'transformers': lambda: llama_that_calls_it('memory'),
     'a hook': hooked,
-    'window': seeing_six_tokens_back,
+    'window': lambda: random_model('Mistral', 'next token'),  # six tokens back
 }
 
 
@@ -224,13 +203,10 @@ def test_a_causal_language_model_is_told_what_it_is(said):
     assert 'causal language model' not in why
 
 
-def test_a_target_in_the_middle():
+def test_a_target_in_the_middle_and_an_encoder():
     model = llama()
     why = refusal(model, random_inputs(model, 12), target=Target(position=3))
     assert "the target must be read at the text's last token" in why
-
-
-def test_an_encoder():
     model = random_model('DeBERTa-v2')
     why = refusal(model, random_inputs(model, 12))
     assert 'family' in why and 'BertForSequenceClassification' in why

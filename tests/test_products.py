@@ -1,10 +1,5 @@
 "Products by another kernel: the same numbers and gradients, and who sees which calls."
 
-import os
-import subprocess
-import sys
-from functools import partial
-
 import pytest
 import torch
 from conftest import shallow_demo
@@ -18,14 +13,8 @@ from lrp_loo.layers import graph_bytes
 from lrp_loo.lrp import attn_lrp, lrp_rules
 from lrp_loo.methods import METHODS
 from lrp_loo.models import encode, forward
-from lrp_loo.products import (
-    FASTER,
-    ProductRates,
-    fast_products,
-    product_kernel,
-    product_of,
-    product_rates,
-)
+from lrp_loo.products import FASTER, ProductRates, fast_products, product_kernel
+from lrp_loo.products import product_of, product_rates
 from families import random_inputs, random_model
 
 TEXT = (
@@ -92,16 +81,30 @@ def test_however_it_lies_in_memory(x, bias, taken):
     torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_torchs(taken):
+def slope(layer, x):
+    return torch.autograd.grad(layer(x).tanh().sum(), [x, *layer.parameters()])
+
+
+def curvature(layer, x):
+    (of_x,) = torch.autograd.grad(layer(x).tanh().sum(), x, create_graph=True)
+    return torch.autograd.grad(of_x.pow(2).sum(), [x, layer.weight])
+
+
+def several_at_once(layer, x):
+    y = layer(x).tanh()
+    g = torch.randn(3, *y.shape, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad(y, x, g, is_grads_batched=True)
+
+
+@pytest.mark.parametrize('gradient', [slope, curvature, several_at_once])
+def test_gradients_are_torchs(taken, gradient):
     torch.manual_seed(0)
     layer = nn.Linear(128, 96)
     x = X.clone().requires_grad_()
-    inputs = [x, *layer.parameters()]
     with fast_products():
-        found = torch.autograd.grad(layer(x).tanh().sum(), inputs)
+        found = gradient(layer, x)
     assert taken
-    wanted = torch.autograd.grad(layer(x).tanh().sum(), inputs)
-    for ours, theirs in zip(found, wanted):
+    for ours, theirs in zip(found, gradient(layer, x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -117,33 +120,6 @@ def test_no_gradient_of_weights_where_nobody_asks(monkeypatch):
     torch.autograd.grad(y.sum(), x, retain_graph=True)
     with pytest.raises(AssertionError, match='weights'):
         torch.autograd.grad(y.sum(), layer.weight)
-
-
-def test_several_gradients_at_once_are_each_by_itself():
-    layer = nn.Linear(128, 96)
-    x = X.clone().requires_grad_()
-    with fast_products():
-        y = layer(x).tanh()
-    g = torch.randn(3, *y.shape)
-    at_once = torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)[0]
-    for k in range(3):
-        (one,) = torch.autograd.grad(y, x, g[k], retain_graph=True)
-        torch.testing.assert_close(at_once[k], one, rtol=1e-5, atol=1e-5)
-
-
-def test_a_second_derivative_is_torchs():
-    layer = nn.Linear(128, 96)
-    x = X.clone().requires_grad_()
-
-    def curvature():
-        h = layer(x).tanh().sum()
-        (slope,) = torch.autograd.grad(h, x, create_graph=True)
-        return torch.autograd.grad(slope.pow(2).sum(), [x, layer.weight])
-
-    with fast_products():
-        found = curvature()
-    for ours, theirs in zip(found, curvature()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +162,7 @@ class Calls(TorchFunctionMode):
 
 
 def test_a_users_mode_sees_every_call(taken):
-    model, tokenizer = shallow_demo('sst2')
-    enc = encode(model, tokenizer, TEXT)
+    model, _, enc = demo_example()
     with torch.no_grad(), Calls() as around:
         whole = forward(model, enc).logits
     assert around.linear and not taken
@@ -205,7 +180,7 @@ def test_under_autocast_torch_computes(taken):
     assert not taken
 
 
-def demo_example(name):
+def demo_example(name='sst2'):
     "A trained model and a text."
     model, tokenizer = shallow_demo(name)
     return model, tokenizer, encode(model, tokenizer, TEXT)
@@ -220,8 +195,8 @@ def gpt2_example():
 
 
 EXAMPLES = {
-    'encoder': partial(demo_example, 'sst2'),
-    'decoder': partial(demo_example, 'reviews-sst2'),
+    'encoder': demo_example,
+    'decoder': lambda: demo_example('reviews-sst2'),
     'addmm': gpt2_example,
 }
 
@@ -241,35 +216,22 @@ def test_a_models_maps_are_the_same(example, method, taken, monkeypatch):
     assert (ours - plain).abs().max() <= 1e-4 * plain.abs().max()
 
 
-def test_a_report_names_the_same_calls(monkeypatch):
-    model, tokenizer = shallow_demo('sst2')
-    enc = encode(model, tokenizer, TEXT)
+def test_a_report_names_the_same_calls_and_a_graph_keeps_no_more(monkeypatch):
+    model, _, enc = demo_example()
 
     def report():
         with lrp_rules(model, attn_lrp()) as rules:
-            forward(model, enc)
-        return rules.report()
+            kept = graph_bytes(lambda: forward(model, enc))
+        return rules.report(), kept
 
-    ours = report()
-    plain = by_blas(monkeypatch, report)
+    ours, kept = report()
+    plain, own = by_blas(monkeypatch, report)
     assert ours.equals(plain)
-
-
-def test_a_graph_keeps_no_more(monkeypatch):
-    model, tokenizer = shallow_demo('sst2')
-    enc = encode(model, tokenizer, TEXT)
-
-    def kept():
-        with lrp_rules(model, attn_lrp()):
-            return graph_bytes(lambda: forward(model, enc))
-
-    ours = kept()
-    assert ours <= 1.02 * by_blas(monkeypatch, kept)
+    assert kept <= 1.02 * own
 
 
 def test_other_threads_take_it_too(taken):
-    model, tokenizer = shallow_demo('sst2')
-    enc = encode(model, tokenizer, TEXT)
+    model, _, enc = demo_example()
 
     def logits(_):
         with torch.no_grad():
@@ -283,13 +245,12 @@ def test_other_threads_take_it_too(taken):
         torch.testing.assert_close(one, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_torchs_own_switch_is_heeded():
+def test_torchs_own_switch_is_heeded_and_an_unknown_choice_named(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
         assert product_kernel() == 'blas'
     assert product_kernel() == 'onednn'
-
-
-def test_an_unknown_choice_is_named(monkeypatch):
+    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'blas')
+    assert product_kernel() == 'blas'
     monkeypatch.setenv('LRP_LOO_PRODUCTS', 'mkl')
     with pytest.raises(ValueError, match="'mkl' is not known.*'onednn'"):
         product_kernel()
@@ -320,15 +281,3 @@ def test_other_numbers_are_not_taken(monkeypatch):
     kernel = products._onednn
     monkeypatch.setattr(products, '_onednn', lambda *a: kernel(*a) * 1.001)
     assert product_rates.__wrapped__().onednn == 0
-
-
-def test_the_variable_is_read_by_a_new_process():
-    code = 'from lrp_loo.products import product_kernel as k; print(k())'
-    said = subprocess.run(
-        [sys.executable, '-c', code],
-        env=os.environ | dict(LRP_LOO_PRODUCTS='blas'),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.strip() == 'blas'
