@@ -74,48 +74,29 @@ def many_perturbation_curves(
 ) -> list:  # of each text: method → (MoRF, LeRF)
     "The curves of many texts."
     for enc, u in zip(encs, units):
-        _check_units(enc, u)
-    paths = [_paths(*pair) for pair in zip(scores, units)]
-    subsets = [_subsets_of(p, len(u)) for p, u in zip(paths, units)]
+        if int(u.max()) < 0:
+            raise ValueError("the text has no token that may be removed")
+        own = own_tokens(enc)
+        if own is not None and (u[~own.cpu()] >= 0).any():
+            raise ValueError(
+                "units count tokens that the attention mask hides, which are no"
+                " part of the text; give them −1"
+            )
+    paths = [
+        [removal_path(s, u, most) for s in of.values() for most in (True, False)]
+        for of, u in zip(scores, units)
+    ]
+    # the first step is the whole text, alone where no method has curves
+    whole = [torch.ones(1, len(u), dtype=torch.bool) for u in units]
+    subsets = [torch.cat(p or [w]) for p, w in zip(paths, whole)]
     how = dict(removal=removal, fill=fill, **kwargs)
     read = read_subsets(model, encs, subsets, targets, **how)
-    return [_curves(of.values, p) for of, p in zip(read, paths)]
-
-# %% ../nbs/06_curves.ipynb #e52ebb80
-def _check_units(enc, units):
-    "What is hidden already cannot be removed step by step."
-    if int(units.max()) < 0:
-        raise ValueError("the text has no token that may be removed")
-    own = own_tokens(enc)
-    if own is not None and (units[~own.cpu()] >= 0).any():
-        raise ValueError(
-            "units count tokens that the attention mask hides, which are no"
-            " part of the text; give them −1"
-        )
-
-
-def _paths(scores, units):
-    "Method → the paths of MoRF and LeRF."
-    return {
-        method: [removal_path(s, units, most) for most in (True, False)]
-        for method, s in scores.items()
-    }
-
-# %% ../nbs/06_curves.ipynb #4dfad117
-def _subsets_of(paths, T):
-    """All steps of one text, (n, T). The first of them is the whole text, which
-    is alone where no method has curves.
-    """
-    whole = torch.ones(1, T, dtype=torch.bool)
-    steps = [path for pair in paths.values() for path in pair]
-    return torch.cat(steps or [whole])
-
-
-def _curves(values, paths):
-    "Of one text: the values of all steps, each method's in its place."
-    lengths = [len(path) for pair in paths.values() for path in pair]
-    curves = iter(values[: sum(lengths)].float().cpu().split(lengths))
-    return {method: (next(curves), next(curves)) for method in paths}
+    found = []
+    for of_text, p, of in zip(scores, paths, read):
+        lengths = list(map(len, p))
+        curves = iter(of.values[: sum(lengths)].float().cpu().split(lengths))
+        found.append({method: (next(curves), next(curves)) for method in of_text})
+    return found
 
 # %% ../nbs/06_curves.ipynb #5a74bae3
 def curve_area(

@@ -6,14 +6,35 @@
 __all__ = ['SCHEMA', 'BatchWorker', 'read_sweep', 'sweep_table', 'ray_cluster', 'explain_dataset']
 
 # %% ../nbs/16_dataset.ipynb #fc32184e
+import contextlib
 import hashlib
+import logging
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from .core import resolve_device, versions
-from .faithfulness import held_against_loo, readings
-from .models import at_precision, encode, load_model
+from tqdm.auto import tqdm
+from .core import resolve_device, versions, whole_file, whole_number
+from .faithfulness import audit_table, held_against_loo, readings
+from .hooks import leaves_nothing, taken_back
+from .methods import Asked, as_methods, by_target
+from lrp_loo.models import (
+    DTYPES,
+    as_texts,
+    at_precision,
+    describe_model,
+    encode,
+    has_tf32,
+    is_encoding,
+    load_model,
+    unwrap,
+)
+from .results import Results, recorded_methods
+from .targets import described_target
 
 # %% ../nbs/16_dataset.ipynb #5d5bf91d
 SCHEMA = pa.schema(
@@ -56,20 +77,22 @@ class BatchWorker:
         name: str = 'sst2',
         task: str = 'class',
         methods: dict = None,  # name → (method, options) as for `audit`
-        # the class that is explained; None: each text's predicted one
+        # the class that is explained, unless a batch has a column of them; None:
+        # each text's predicted one
         target: int = None,
         dtype: str = 'float32',  # one of DTYPES
         device: str = 'auto',  # see `resolve_device`
         truncation: bool = False,  # cut texts that are too long
         keep_texts: bool = False,  # rows hold the sentence as well
         threads: int = None,  # of this process; None: as they are
+        max_length: int = None,  # a lower limit than the model's own
     ):
         if threads:
             torch.set_num_threads(threads)
         self.methods = methods or {'attn_lrp': ('attn_lrp', {})}
         self.target = target
         self.dtype = dtype
-        self.truncation = truncation
+        self.cut = (truncation, max_length)
         self.keep_texts = keep_texts
         if not isinstance(model, tuple):
             model = load_model(model, name, resolve_device(device), task)
@@ -80,41 +103,35 @@ class BatchWorker:
 
     def __call__(
         self,
-        batch: pa.Table,  # index (int), text (str)
+        batch: pa.Table,  # index (int), text (str); target (int) of each, or none
     ) -> pa.Table:  # of SCHEMA, and `text` where it was asked for
         "Exact LOO and every method for each text."
-        numbers = batch['index'].to_pylist()
-        texts = [self._text(t) for t in batch['text'].to_pylist()]
-        loos, maps = self._explain(texts)
-        rows = [
-            self._row(i, text, method, maps[method][k], loos[k])
-            for k, (i, text) in enumerate(zip(numbers, texts))
-            for method in self.methods
-        ]
-        if not self.keep_texts:
-            return pa.Table.from_pylist(rows, SCHEMA)
-        with_text = SCHEMA.append(batch.schema.field('text'))
-        return pa.Table.from_pylist(rows, with_text)
-
-    @staticmethod
-    def _text(t):
-        "A pair comes as a list."
-        return tuple(t) if isinstance(t, list) else t
-
-    def _explain(self, texts):
-        "Exact LOO of each text; method → a map of each."
+        columns = batch.to_pydict()
+        texts = [tuple(t) if isinstance(t, list) else t for t in columns['text']]
+        targets = columns.get('target', [self.target] * len(texts))
         # in bfloat16 which of two roundings LOO gets would depend on the batch
         exact = {} if self.dtype == 'float32' else dict(drop=False)
+        found = {}  # a text's place in the batch → its rows
         with at_precision(self.model, self.dtype) as m:
-            encs = [encode(m, self.tokenizer, t, self.truncation) for t in texts]
-            return held_against_loo(
-                m, self.tokenizer, encs, self.methods, self.target, **exact
-            )
+            encs = [encode(m, self.tokenizer, t, *self.cut) for t in texts]
+            for target, places in by_target(targets):
+                some = [encs[k] for k in places]
+                given = (m, self.tokenizer, some, self.methods, target)
+                loos, maps = held_against_loo(*given, **exact)
+                for n, k in enumerate(places):
+                    known = dict(index=columns['index'][k], text=texts[k])
+                    found[k] = [
+                        known | self.row(texts[k], method, maps[method][n], loos[n])
+                        for method in self.methods
+                    ]
+        rows = [row for k in range(len(texts)) for row in found[k]]
+        text = batch.schema.field('text')
+        schema = SCHEMA.append(text) if self.keep_texts else SCHEMA
+        return pa.Table.from_pylist(rows, schema)
 
-    def _row(self, i, text, method, a, loo):
-        "One text and method, as SCHEMA has it."
-        row = dict(
-            index=i,
+    def row(self, text, method, a, loo):
+        "What SCHEMA has of a text and a method."
+        return dict(
             text_sha256=_sha(text),
             method=method,
             target=a.target,
@@ -130,27 +147,8 @@ class BatchWorker:
             version=versions()['lrp_loo'],
             worker=os.getpid(),
         )
-        return row | dict(text=text) if self.keep_texts else row
 
-# %% ../nbs/16a_sweep.ipynb #6ead1d3a
-import contextlib
-import hashlib
-import logging
-import os
-from importlib.util import find_spec
-from pathlib import Path
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from tqdm.auto import tqdm
-from .core import whole_file
-from .faithfulness import audit_table
-from .hooks import taken_back
-from .models import encode
-
-# %% ../nbs/16a_sweep.ipynb #3ebfd351
+# %% ../nbs/16_dataset.ipynb #3ebfd351
 def read_sweep(
     out,  # a folder that `explain_dataset` wrote
     columns=None,  # which columns; None: all
@@ -182,7 +180,10 @@ def sweep_table(
     # a row per method: mean r with LOO, its standard error, n, n_undefined
 ) -> pd.DataFrame:
     "Agreement with LOO per method over all texts; copies count once."
-    n_rows, rows = len(rows), _without_copies(rows)
+    n_rows = len(rows)
+    known = ['method', 'text_sha256', 'target']
+    if set(known) <= set(rows):
+        rows = rows.drop_duplicates(known)
     table = {}
     for method, own in rows.groupby('method', sort=False):
         n = len(own)
@@ -195,96 +196,49 @@ def sweep_table(
     return audit_table(table, {}, n_copies)
 
 
-def _without_copies(rows):
-    "A text that stands there twice, with the same target, is one."
-    known = ['method', 'text_sha256', 'target']
-    if not set(known) <= set(rows):
-        return rows
-    return rows.drop_duplicates(known)
-
-
-def _forget_torn(out):
-    """Files that a crash left half written: a parquet file ends with its table
-    of contents.
-    """
-    for f in out.glob('*.parquet'):
-        try:
-            pq.read_metadata(f)
-        except (pa.ArrowInvalid, OSError):
-            f.unlink()
-    for f in out.glob('.*.tmp'):
-        f.unlink()
-
-
 def _whole_files(out):
-    "The finished files of a sweep's folder; somebody else's are refused."
-    if list(out.glob('*.parquet')) and not (out / 'sweep.json').exists():
+    """The finished files of a sweep's folder; somebody else's are refused, those
+    that a crash left half written are deleted.
+    """
+    files = list(out.glob('*.parquet'))
+    if files and not (out / 'sweep.json').exists():
         raise ValueError(
             f"{out.name!r} holds parquet files and no sweep.json, so it is no"
             " sweep's; choose another output folder"
         )
-    _forget_torn(out)
+    for f in files:
+        try:
+            pq.read_metadata(f)  # a parquet file ends with its table of contents
+        except (pa.ArrowInvalid, OSError):
+            f.unlink()
+    for f in out.glob('.*.tmp'):
+        f.unlink()
     return list(out.glob('*.parquet'))
 
 
-def _check_same_texts(out, rows, texts):
-    "A number stands for the same text in the folder and in this call."
-    known = dict(zip(rows['index'], rows.text_sha256))
-    other = [i for i, sha in known.items() if i < len(texts) and sha != _sha(texts[i])]
-    if other:
-        raise ValueError(
-            f"{out.name!r} holds rows of other texts: {len(other)} of"
-            f" {len(known)} differ, the first is number {other[0]}. Choose"
-            " another output folder, or start over (fresh=True, --fresh)."
-        )
-
-
-def _missing(out, texts, methods):
-    "Numbers of the texts that lack a row."
+def _missing(out, texts, methods, targets):
+    "Numbers of the texts that lack a row; a number stands for the same text."
     if not list(out.glob('*.parquet')):
         return list(range(len(texts)))
-    rows = read_sweep(out, ['text_sha256'])
-    _check_same_texts(out, rows, texts)
+    rows = read_sweep(out, ['text_sha256', 'target'])
+    n = rows['index'].nunique()
+    known = rows[rows['index'] < len(texts)].drop_duplicates('index')
+    known = list(zip(known['index'], known.text_sha256, known.target))
+    other = dict(
+        texts=[i for i, sha, _ in known if sha != _sha(texts[i])],
+        targets=[i for i, _, target in known if targets[i] not in (None, target)],
+    )
+    for what, numbers in other.items():
+        if numbers:
+            raise ValueError(
+                f"{out.name!r} holds rows of other {what}: {len(numbers)} of"
+                f" {n} differ, the first is number {numbers[0]}. Choose"
+                " another output folder, or start over (fresh=True, --fresh)."
+            )
     found = rows.groupby('index').method.agg(set)
-    wanted = set(methods)
-    return [i for i in range(len(texts)) if not wanted <= found.get(i, set())]
+    return [i for i in range(len(texts)) if not set(methods) <= found.get(i, set())]
 
-
-def _tokens_of(model, tokenizer, texts, i, truncation):
-    "Of text i, which is named where it cannot be encoded."
-    try:
-        enc = encode(model, tokenizer, texts[i], truncation)
-    except (ValueError, TypeError) as e:
-        raise type(e)(f"text {i}: {e}") from None
-    return enc['input_ids'].shape[1]
-
-
-def _batches(model, tokenizer, texts, numbers, truncation, batch_size):
-    "Tables of index and text, the longest first."
-    lengths = {i: _tokens_of(model, tokenizer, texts, i, truncation) for i in numbers}
-    order = sorted(numbers, key=lengths.get, reverse=True)
-    parts = [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
-    return [
-        pa.table(dict(index=pa.array(part, pa.int64()), text=[texts[i] for i in part]))
-        for part in parts
-    ]
-
-
-def _file_of(batch):
-    "A batch's file, named by its numbers."
-    numbers = str(batch['index'].to_pylist())
-    return f'{hashlib.sha256(numbers.encode()).hexdigest()[:16]}.parquet'
-
-
-def _compute_plain(batches, out, options, progress):
-    "In this process, a file as each batch is done."
-    worker = BatchWorker(**options)
-    for batch in tqdm(batches, disable=not progress, desc='sweep'):
-        rows = worker(batch)
-        with whole_file(out / _file_of(batch)) as tmp:
-            pq.write_table(rows, tmp)
-
-# %% ../nbs/16a_sweep.ipynb #b5d73401
+# %% ../nbs/16_dataset.ipynb #b5d73401
 def _import_ray():
     if find_spec('ray') is None:
         raise ModuleNotFoundError(
@@ -294,39 +248,6 @@ def _import_ray():
     import ray, ray.data
 
     return ray
-
-
-@contextlib.contextmanager
-def _without_usage_report():
-    "Ray sends none of a cluster that is started in this context."
-    name = 'RAY_USAGE_STATS_ENABLED'
-    before = os.environ.get(name)
-
-    def as_before():
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
-
-    with taken_back(as_before):
-        os.environ[name] = '0'
-        yield
-
-
-@contextlib.contextmanager
-def _ray_quiet(ray):
-    "Errors alone are logged; bars are afterwards as they were."
-    log = logging.getLogger('ray.data')
-    level = log.level
-    context = ray.data.DataContext.get_current()
-    bars = context.enable_progress_bars
-
-    def as_before():
-        log.setLevel(level)
-        context.enable_progress_bars = bars
-
-    with taken_back(as_before):
-        log.setLevel(logging.ERROR)
-        yield
 
 
 @contextlib.contextmanager
@@ -343,12 +264,26 @@ def ray_cluster(
     if not os.environ.get('RAY_ADDRESS'):
         # Ray starts a process for each; two are for reading and writing
         options |= dict(num_cpus=workers + 2, include_dashboard=False)
+    log = logging.getLogger('ray.data')
+    context = ray.data.DataContext.get_current()
+    reports = 'RAY_USAGE_STATS_ENABLED'
+    before = (log.level, context.enable_progress_bars, os.environ.get(reports))
 
     def as_before():
-        if started and ray.is_initialized():
-            ray.shutdown()
+        level, bars, sent = before
+        try:
+            if started and ray.is_initialized():
+                ray.shutdown()
+        finally:
+            log.setLevel(level)
+            context.enable_progress_bars = bars
+            os.environ.pop(reports, None)
+            if sent is not None:
+                os.environ[reports] = sent
 
-    with _without_usage_report(), _ray_quiet(ray), taken_back(as_before):
+    with taken_back(as_before):
+        log.setLevel(logging.ERROR)
+        os.environ[reports] = '0'
         if started:
             ray.init(**options)
         yield ray
@@ -418,182 +353,85 @@ def _compute_ray(batches, out, options, progress, workers):
         except Exception as e:
             raise _cause(e) from e
 
-# %% ../nbs/16b_one_call.ipynb #319f2aaf
-from dataclasses import dataclass
-from pathlib import Path
-
-import pandas as pd
-from .core import resolve_device, whole_number
-from .hooks import leaves_nothing
-from .methods import as_methods, check_call
-from lrp_loo.models import (
-    DTYPES,
-    as_texts,
-    is_encoding,
-    describe_model,
-    has_tf32,
-    load_model,
-    unwrap,
-)
-from .results import Results, recorded_methods
-
-# %% ../nbs/16b_one_call.ipynb #a1bcfc20
-@dataclass
-class _DatasetRun:
-    "What `explain_dataset` was asked for; its parameters say what each is."
-
-    texts: list
-    out: Path
-    methods: dict
-    model: object
-    name: str
-    task: str
-    target: int
-    dtype: str
-    device: str
-    batch_size: int
-    engine: str
-    workers: int
-    truncation: bool
-    keep_texts: bool
-
-    @property
-    def is_loaded(self):
-        "The model came as (model, tokenizer, name)."
-        return isinstance(self.model, tuple)
-
-    @property
-    def is_plain(self):
-        "In this process alone."
-        return self.engine == 'plain'
-
-    def check(self):
-        "Refuse what cannot be meant."
-        self._check_values()
-        if self.is_plain:
-            self._check_plain()
-        else:
-            self._check_ray()
-
-    def _check_values(self):
-        if not self.texts:
-            raise ValueError("texts is empty; give at least one text")
-        if any(map(is_encoding, self.texts)):
-            raise TypeError(
-                "a sweep takes texts, which it knows its rows by; got an encoding"
-            )
-        if self.dtype not in DTYPES:
-            raise ValueError(
-                f"dtype={self.dtype!r} is not known; take one of {', '.join(DTYPES)}"
-            )
-        if self.target is not None and not isinstance(self.target, int):
-            raise ValueError(
-                f"target={self.target!r} of a sweep must be a class's number,"
-                " or None for each text's predicted class"
-            )
-        if self.engine not in ('plain', 'ray'):
-            raise ValueError(
-                f"engine={self.engine!r} is not known; take 'plain' (one"
-                " process) or 'ray'"
-            )
-        whole_number('batch_size', self.batch_size)
-        if self.workers is not None:
-            whole_number('workers', self.workers)
-
-    def _check_plain(self):
-        if (self.workers or 1) > 1:
-            raise ValueError(
-                "engine='plain' is one process; take engine='ray' for"
-                f" workers={self.workers}"
-            )
-        device = resolve_device(self.device)
-        if self.dtype == 'tf32' and not self.is_loaded and not has_tf32(device):
+# %% ../nbs/16_dataset.ipynb #a1bcfc20
+def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
+    "Refuse what cannot be meant, before a model is loaded."
+    if not texts:
+        raise ValueError("texts is empty; give at least one text")
+    if any(map(is_encoding, texts)):
+        raise TypeError(
+            "a sweep takes texts, which it knows its rows by; got an encoding"
+        )
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"dtype={dtype!r} is not known; take one of {', '.join(DTYPES)}"
+        )
+    if engine not in ('plain', 'ray'):
+        raise ValueError(
+            f"engine={engine!r} is not known; take 'plain' (one process) or 'ray'"
+        )
+    whole_number('batch_size', batch_size)
+    if (
+        whole_number('workers', 1 if workers is None else workers) > 1
+        and engine == 'plain'
+    ):
+        raise ValueError(
+            f"engine='plain' is one process; take engine='ray' for workers={workers}"
+        )
+    if engine == 'ray' and is_loaded:
+        raise ValueError(
+            "engine='ray': each worker loads the model itself; give its name or folder"
+        )
+    if engine == 'ray':
+        _import_ray()
+    if engine == 'plain' or device not in ('auto', 'cuda'):  # else the worker's
+        there = resolve_device(device)
+        by_name = engine == 'plain' and not is_loaded
+        if dtype == 'tf32' and by_name and not has_tf32(there):
             raise ValueError(
                 "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
-                f" newer, and the device is {device}; take 'float32' or"
+                f" newer, and the device is {there}; take 'float32' or"
                 " 'bfloat16'"
             )
 
-    def _check_ray(self):
-        if self.is_loaded:
-            raise ValueError(
-                "engine='ray': each worker loads the model itself; give its"
-                " name or folder"
-            )
-        _import_ray()
-        if self.device not in ('auto', 'cuda'):  # the GPU is the worker's
-            resolve_device(self.device)
 
-    def load(self):
-        "Model, tokenizer, name; with Ray to look at, the workers load their own."
-        loaded = self.model
-        if not self.is_loaded:
-            device = resolve_device(self.device) if self.is_plain else 'cpu'
-            loaded = load_model(self.model, self.name, device, self.task)
-        model, tokenizer, label = loaded
-        if tokenizer is None:
-            raise ValueError(f"{label} takes images, and this sweep explains texts")
-        for f, _ in self.methods.values():
-            check_call(model, f, self.texts)
-        return loaded
+def _batches(texts, encs, numbers, targets, batch_size):
+    "Tables of index and text, the longest first; of target where they differ."
+    lengths = {i: encs[i]['input_ids'].shape[1] for i in numbers}
+    order = sorted(numbers, key=lengths.get, reverse=True)
+    found = []
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
+        index = pa.array(part, pa.int64())
+        table = pa.table(dict(index=index, text=[texts[i] for i in part]))
+        if len(set(targets)) > 1:
+            column = pa.array([targets[i] for i in part], pa.int64())
+            table = table.append_column('target', column)
+        found.append(table)
+    return found
 
-    def config(self, model, label):
-        "What rows must have in common to stand in one folder."
-        return dict(
-            experiment='sweep',
-            model=describe_model(model, label),
-            methods=recorded_methods(self.methods),
-            target=self.target,
-            dtype=self.dtype,
-            truncation=self.truncation,
-            keep_texts=self.keep_texts,
+
+def _compute_plain(batches, out, options, progress):
+    "In this process, a file as each batch is done, named by its numbers."
+    worker = BatchWorker(**options)
+    for batch in tqdm(batches, disable=not progress, desc='sweep'):
+        rows = worker(batch)
+        numbers = str(batch['index'].to_pylist()).encode()
+        name = f'{hashlib.sha256(numbers).hexdigest()[:16]}.parquet'
+        with whole_file(out / name) as tmp:
+            pq.write_table(rows, tmp)
+
+
+def _class_of(target):
+    "The class's number of a `Target`; None: the predicted one."
+    described = described_target(target)
+    index = described.pop('index', None)
+    if described or not isinstance(index, int | None):
+        raise ValueError(
+            f"target={target!r} of a sweep must be a class's number,"
+            " or None for each text's predicted class"
         )
-
-    def compute(self, batches, loaded, progress):
-        "Rows of the batches, into the folder."
-        options = dict(
-            model=loaded if self.is_plain else self.model,
-            name=self.name,
-            task=self.task,
-            methods=self.methods,
-            target=self.target,
-            dtype=self.dtype,
-            device=self.device,
-            truncation=self.truncation,
-            keep_texts=self.keep_texts,
-        )
-        if self.is_plain:
-            _compute_plain(batches, self.out, options, progress)
-        else:
-            _compute_ray(batches, self.out, options, progress, self.workers)
-
-    def run(self, fresh, progress):
-        "Compute what is missing: its table, its record, how many texts it was."
-        finished = _whole_files(self.out)
-        loaded = self.load()
-        model, tokenizer, label = loaded
-        # a run that failed before its first row binds nobody
-        start_over = fresh or not finished
-        config = self.config(model, label)
-        record = Results(self.out / 'sweep.json', config, start_over)
-        if fresh:
-            for f in finished:
-                f.unlink()
-        missing = _missing(self.out, self.texts, self.methods)
-        batches = _batches(
-            model, tokenizer, self.texts, missing, self.truncation, self.batch_size
-        )
-        record.save()
-        if batches:
-            self.compute(batches, loaded, progress)
-        table = sweep_table(read_sweep(self.out, ['r', 'text_sha256', 'target']))
-        return table.loc[list(self.methods)], record, len(missing)
-
-
-def _loaded(model):
-    "A pipeline as what `load_model` returns."
-    m, tokenizer = unwrap(model)
-    return model if m is model else (m, tokenizer, type(m).__name__)
+    return index
 
 
 @leaves_nothing
@@ -605,15 +443,18 @@ def explain_dataset(
     # names of METHODS, or name → (method, options)
     methods=('attn_lrp', 'cp_lrp'),
     # model, name and task as for `load_model`; in one process also (model,
-    # tokenizer, name), or a transformers pipeline
+    # tokenizer, name), with a model, tokenizer as `explain` takes them, or a
+    # transformers pipeline
     model='demo',
     name: str = 'sst2',  # as for `load_model`
     task: str = 'class',  # as for `load_model`
-    # the class that is explained; None: each text's predicted one
+    # the class that is explained, by number or name, or a list with one per
+    # text; None: each text's predicted one
     target: int = None,
     # 'float32', 'bfloat16' or 'tf32', see `at_precision`
     dtype: str = 'float32',
-    device: str = 'auto',  # 'auto', 'cpu', 'cuda', …
+    # 'auto', 'cpu', 'cuda', …; 'auto' leaves a loaded model where it is
+    device: str = 'auto',
     batch_size: int = 16,  # texts in one batch
     engine: str = 'plain',  # 'plain': this process; 'ray': Ray Data
     workers: int = None,  # Ray's actors; None: one per GPU, without GPUs two
@@ -624,29 +465,63 @@ def explain_dataset(
     fresh: bool = False,  # delete the folder's rows and start over
     progress: bool = True,  # show a bar
     data: dict = None,  # what the texts are (`TextData.info`), for the record
+    max_length: int = None,  # a lower limit than the model's own
 ) -> pd.DataFrame:  # `sweep_table`; the rows themselves: `read_sweep(out)`
     """Exact LOO and every method for each text of a data set, in one process
     or many, resumable.
     """
-    job = _DatasetRun(
-        texts=as_texts(texts),
-        out=Path(out).expanduser().resolve(),
-        methods=as_methods(methods),
-        model=_loaded(model),
-        name=name,
-        task=task,
+    texts, methods = as_texts(texts), as_methods(methods)
+    out = Path(out).expanduser().resolve()
+    if (given := unwrap(model))[0] is not model:  # a pipeline
+        model = (*given, type(given[0]).__name__)
+    is_loaded = isinstance(model, tuple)
+    how = (dtype, device, batch_size, engine, workers)
+    _check_run(texts, is_loaded, *how)
+    finished = _whole_files(out)
+    here, there = model, None if device == 'auto' else device
+    if not is_loaded:
+        # with Ray to look at; the workers load their own
+        on, there = resolve_device(device) if engine == 'plain' else 'cpu', None
+        here = load_model(model, name, on, task)
+    m, tokenizer, label = here
+    m, tokenizer = unwrap(m, tokenizer)
+    if tokenizer is None:
+        raise ValueError(f"{label} takes images, and this sweep explains texts")
+    cut = dict(truncation=truncation, max_length=max_length)
+    asked = [method for method, _ in methods.values()]
+    asked = Asked.of(m, tokenizer, texts, asked, target, device=there, **cut)
+    targets = list(map(_class_of, asked.targets))
+    # what rows must have in common to stand in one folder
+    same = len(set(targets)) == 1
+    target = targets[0] if same else 'one per text'
+    kept = dict(dtype=dtype, truncation=truncation, keep_texts=keep_texts)
+    config = dict(
+        experiment='sweep',
+        model=describe_model(asked.model, label),
+        methods=recorded_methods(methods),
         target=target,
-        dtype=dtype,
-        device=device,
-        batch_size=batch_size,
-        engine=engine,
-        workers=workers,
-        truncation=truncation,
-        keep_texts=keep_texts,
+        **kept,
+        **({} if max_length is None else dict(max_length=max_length)),
     )
-    job.check()
-    table, record, computed = job.run(fresh, progress)
-    record.summary = dict(n=len(job.texts), computed=computed, table=table.T.to_dict())
+    # a run that failed before its first row binds nobody
+    record = Results(out / 'sweep.json', config, fresh or not finished)
+    if fresh:
+        for f in finished:
+            f.unlink()
+    missing = _missing(out, texts, methods, targets)
+    batches = _batches(texts, asked.encs, missing, targets, batch_size)
+    record.save()
+    options = dict(name=name, task=task, methods=methods, device=device, **kept)
+    options |= dict(target=target if same else None, max_length=max_length)
+    if batches and engine == 'plain':
+        options['model'] = (asked.model, asked.tokenizer, label)
+        _compute_plain(batches, out, options, progress)
+    elif batches:
+        options['model'] = model
+        _compute_ray(batches, out, options, progress, workers)
+    table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
+    table = table.loc[list(methods)]
+    record.summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
     if data is not None:
         record.summary['data'] = data
     record.save()

@@ -115,14 +115,6 @@ def without_homes(
     return [without_homes(v) for v in o] if isinstance(o, list) else o
 
 
-def _config_differences(old, new):
-    "In words: what two configs, or the versions, of a run do not share."
-    changed = [k for k in {*old, *new} if old.get(k) != new.get(k)]
-    return ', '.join(
-        f"{k} ({old.get(k)!r} there, {new.get(k)!r} now)" for k in sorted(changed)
-    )
-
-
 class Results:
     "Rows of one experiment in one JSON file, written atomically, resumable."
 
@@ -141,22 +133,15 @@ class Results:
         if not path:
             return
         if self.path.exists() and not fresh:
-            self._resume()
+            self.resume()
         # of a run that was killed while it wrote
         for left in self.path.parent.glob(f".{self.path.name}.*.tmp"):
             left.unlink(missing_ok=True)
 
-    def _resume(self):
-        "Take the rows of an interrupted run, if it is this run."
-        old = read_results(self.path)
-        self._check_numbers([r.get('i') for r in old['rows']])
-        mine = without_homes(self.config)
-        self._check_same('config', without_homes(old['config']), mine)
-        self._check_same('versions', old['versions'], self.versions)
-        self.rows = old['rows']
-
-    def _check_numbers(self, numbers):
-        "Every row has its number, and no two have the same."
+    def resume(self):
+        "Take the rows of an interrupted run; another run's are not mixed with these."
+        kept = read_results(self.path)
+        numbers = [r.get('i') for r in kept['rows']]
         if None in numbers:
             raise ValueError(
                 f"{self.path.name} holds rows without their number 'i', so it"
@@ -165,15 +150,19 @@ class Results:
         if len(set(numbers)) < len(numbers):
             twice = next(i for i in numbers if numbers.count(i) > 1)
             raise ValueError(f"{self.path.name} holds row {twice} twice")
-
-    def _check_same(self, name, old, mine):
-        "Rows of another run are not mixed with these."
-        if old != mine:
-            raise ValueError(
-                f"{self.path.name} holds rows of another run: {name} differs"
-                f" in {_config_differences(old, mine)}. Choose another output folder,"
-                " or start over (fresh=True, --fresh)."
-            )
+        for name in ('config', 'versions'):
+            old, new = without_homes(kept[name]), without_homes(getattr(self, name))
+            changed = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+            if old != new:
+                differs = ', '.join(
+                    f"{k} ({old.get(k)!r} there, {new.get(k)!r} now)" for k in changed
+                )
+                raise ValueError(
+                    f"{self.path.name} holds rows of another run: {name} differs"
+                    f" in {differs}. Choose another output folder,"
+                    " or start over (fresh=True, --fresh)."
+                )
+        self.rows = kept['rows']
 
     @property
     def done(self):
@@ -227,29 +216,25 @@ class Results:
         write_text_atomic(self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n')
 
 # %% ../nbs/31_results.ipynb #2cb1bc95
-def _read_json(path):
-    "What a JSON file holds; what cannot be read is a clear error."
+def read_results(
+    path,  # a JSON file that `Results` wrote
+) -> dict:  # config, versions, rows, and summary where the run is finished
+    "Read results back; a file that is none is a clear error."
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first")
     with reading(path, 'is not a results file'):
         if path.is_dir():
             raise ValueError("it is a folder")
-        return json.loads(path.read_text(encoding='utf-8'))
-
-
-def read_results(
-    path,  # a JSON file that `Results` wrote
-) -> dict:  # config, versions, rows, and summary where the run is finished
-    "Read results back; a file that is none is a clear error."
-    name = Path(path).name
-    found = _read_json(path)
+        found = json.loads(path.read_text(encoding='utf-8'))
     parts = {'config', 'versions', 'rows'}
     if not isinstance(found, dict) or not parts <= set(found):
         raise ValueError(
-            f"{name} is not a results file: it lacks config, versions or rows"
+            f"{path.name} is not a results file: it lacks config, versions or rows"
         )
     rows = found['rows']
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{name} is not a results file: its rows are no list of rows")
+        raise ValueError(
+            f"{path.name} is not a results file: its rows are no list of rows"
+        )
     return found

@@ -22,8 +22,8 @@ from lrp_loo.decoders import (
     why_no_states,
 )
 from .fast import DROP_DECODERS, PACKED, agree, may_drop, package_name, spread
-from .models import TOKEN_BUDGET, special_mask
-from .removal import removal_pass
+from .models import TOKEN_BUDGET
+from .removal import content_units, removal_pass
 from .targets import Scores, text_by_text
 from .units import Units
 from .variants import Whole, fast_path, read_subsets, read_whole
@@ -46,8 +46,17 @@ def nearest_rows(
     if near not in ('unit', 'read', 'both'):
         raise ValueError(f"near={near!r} is not known; take 'unit', 'read' or 'both'")
     read = [read] if isinstance(read, int) else read
-    goal = torch.tensor(read, device=members.device) if near == 'read' else None
-    distance = torch.stack([_distances(unit, causal, goal) for unit in members])
+    T = members.shape[1]
+    place = torch.arange(T, device=members.device)
+    distance = place.repeat(len(members), 1)  # of a unit that is not there
+    for apart, unit in zip(distance, members):
+        own = unit.nonzero()[:, 0]
+        if len(own):
+            goal = torch.tensor(read, device=own.device) if near == 'read' else own
+            apart[:] = (place[:, None] - goal).abs().amin(1)
+            if causal:
+                apart += T * (place < own[0])
+            apart[unit] = 2 * T
     distance[:, read] = -1
     if near == 'both':
         n_of_read = 1 + (n_rows - 1) // 2
@@ -55,20 +64,6 @@ def nearest_rows(
         distance.scatter_(1, of_read, -1)
     order = distance.argsort(dim=1, stable=True)
     return order[:, : n_rows + len(read) - 1].sort(1).values
-
-
-def _distances(unit, causal, goal):
-    "(T,) from each row to the nearest of some tokens, the unit's own by default."
-    T = len(unit)
-    place = torch.arange(T, device=unit.device)
-    own = unit.nonzero()[:, 0]
-    if not len(own):
-        return place  # nothing of it is there
-    goal = own if goal is None else goal
-    apart = (place[:, None] - goal).abs().amin(1)
-    if causal:
-        apart = apart + T * (place < own[0])
-    return apart.masked_fill(unit, 2 * T)
 
 
 def rows_of_spread(
@@ -104,9 +99,8 @@ class RowsAnew:
     @property
     def variant(self):
         "(R,) of each row."
-        n, k = self.rows.shape
-        every = torch.arange(n, device=self.rows.device)
-        return every.repeat_interleave(k)
+        every = torch.arange(len(self.rows), device=self.rows.device)
+        return every.repeat_interleave(self.rows.shape[1])
 
     @property
     def read(self):
@@ -116,7 +110,7 @@ class RowsAnew:
         return last.flatten()
 
     @cached_property
-    def _sees(self):
+    def sees(self):
         "(R, T) bool: the old keys."
         anew = torch.zeros_like(self.without).scatter(1, self.rows, True)
         handed = ~(anew | self.without)
@@ -128,7 +122,7 @@ class RowsAnew:
         texts,  # `DecoderTexts`, of this text
     ) -> torch.Tensor:  # (P,) tokens
         "The old keys that some row sees."
-        return self._sees.any(0).nonzero()[:, 0]
+        return self.sees.any(0).nonzero()[:, 0]
 
     def unseen(
         self,
@@ -139,14 +133,14 @@ class RowsAnew:
         kept = ~self.without[self.variant, self.token]
         same = self.variant == self.variant[:, None]
         of_new = same & kept & (self.token <= self.token[:, None])
-        return ~torch.cat([self._sees[:, old], of_new], 1)
+        return ~torch.cat([self.sees[:, old], of_new], 1)
 
 # %% ../nbs/44_rows.ipynb #5f826dce
 @dataclass(eq=False)
 class ComputedRows:
     """One text of a model whose rows can be computed one by one: `read`, the
     rows that are read, `handed`, what the whole text's rows hand on,
-    `_at_once`, how many variants of k rows share a pass, and `_outputs` of
+    `at_once`, how many variants of k rows share a pass, and `outputs` of
     some rows.
     """
 
@@ -173,18 +167,35 @@ class ComputedRows:
         without: torch.Tensor,  # (n, T) bool: the keys that nobody sees
     ) -> torch.Tensor:  # (n,)
         "The explained number of each variant, some of them at a time."
-        at_once = max(1, self._at_once(rows.shape[1]))
+        size = max(1, self.at_once(rows.shape[1]))
+        of_this_text = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+        some = zip(*(x.split(size) for x in (rows, without, of_this_text)))
         return torch.cat(
             [
-                self._read(*some)
-                for some in zip(rows.split(at_once), without.split(at_once))
+                self.whole.readout(self.outputs(r, w), text, at_end=self.causal)
+                for r, w, text in some
             ]
         )
 
-    def _read(self, rows, without):
-        of_this_text = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
-        outputs = self._outputs(rows, without)
-        return self.whole.readout(outputs, of_this_text, at_end=self.causal)
+    def effects(
+        self,
+        rows: torch.Tensor,  # (n, k), of `nearest_rows`
+        members: torch.Tensor,  # (n, T) bool: the tokens of each unit
+    ) -> torch.Tensor:  # (n,)
+        """f(x) minus f without each unit, with these rows computed anew. With
+        nothing removed they must give f(x), else a ValueError.
+        """
+        nothing = torch.zeros_like(members[:1])
+        values = self.values(torch.cat([rows, rows[:1]]), torch.cat([members, nothing]))
+        whole = self.whole.value
+        if not agree(values[-1:], whole, spread(values)):
+            raise ValueError(
+                f"{type(self.whole.model).__name__} gives"
+                f" {float(values[-1]):.5g} where rows of the whole text are"
+                f" computed anew, and {float(whole):.5g} by itself; take"
+                " method='removal' or 'loo'"
+            )
+        return whole - values[:-1]
 
 
 @dataclass(eq=False)
@@ -193,20 +204,17 @@ class EncoderRows(ComputedRows):
 
     fast: object  # a `FastEncoder`
     causal = False
-
-    @property
-    def read(self):
-        return [0]
+    read = [0]
 
     @cached_property
     def handed(self):
         texts = self.fast.texts([self.whole.enc])
         return texts, self.fast.keys_and_values(texts)
 
-    def _at_once(self, k):
+    def at_once(self, k):
         return TOKEN_BUDGET // self.n_tokens
 
-    def _outputs(self, rows, without):
+    def outputs(self, rows, without):
         return self.fast.of_rows(*self.handed, rows, without)
 
 
@@ -214,7 +222,7 @@ class EncoderRows(ComputedRows):
 class DecoderRows(ComputedRows):
     "Of a causal model, read at its last rows; a row sees what is before it."
 
-    fast: object  # a `FastDecoder`
+    fast: object  # a `FastDecoder`; None where the model is none
     causal = True
 
     @property
@@ -231,60 +239,57 @@ class DecoderRows(ComputedRows):
             return None
         return replace(DecoderTexts.of([whole.enc]), states=states)
 
-    def _at_once(self, k):
+    def at_once(self, k):
         return rows_at_once(self.whole.model, TOKEN_BUDGET) // k
 
-    def _outputs(self, rows, without):
+    def outputs(self, rows, without):
         n_read = self.whole.readout.n_rows
         logits = self.fast(self.handed, RowsAnew(rows, without, n_read))
         return self.fast.output(logits, n_read)
+
+    def why_none(self):
+        "Why the rows can't be computed; None where they can."
+        model = self.whole.model
+        if type(model).__name__ in PACKED:
+            return (
+                "a classifier of BERT's kind has to be as it was loaded, in full"
+                " precision, and read at its first row"
+            )
+        if self.fast is None:
+            no_rows = "it does not say which rows' logits it computes"
+            why = why_no_states(model) or no_rows
+            if package_name(model) not in DROP_DECODERS:
+                why += f"; of encoders, as {', '.join(PACKED)}"
+            return why
+        if self.whole.readout.n_rows is None or not self.whole.at_the_end:
+            return (
+                "the target must be read at the text's last token, or be a function"
+                " that says at how many of the last (`n_rows`)"
+            )
+        if not may_drop(model, self.whole.enc):
+            return (
+                "the text has hidden tokens, ends in padding, or is longer than a"
+                " window that the model sees"
+            )
+        if self.handed is None:
+            return "it keeps no keys and values of every token"
 
 
 def rows_of(
     whole: Whole,  # of `read_whole`, removal by attention mask
 ) -> ComputedRows:
     "Raises ValueError for a model whose rows are not known to be computable."
-    model, enc = whole.model, whole.enc
-    target = whole.readout.target
-    fast = fast_path(model, [enc], 'attention_mask', None, [target])
+    model, target = whole.model, whole.readout.target
+    fast = fast_path(model, [whole.enc], 'attention_mask', None, [target])
     if fast is not None:
         return EncoderRows(whole, fast)
     rows = DecoderRows(whole, as_decoder(model))
-    if why := _why_no_rows(rows):
+    if why := rows.why_none():
         raise ValueError(
             f"the rows of {type(model).__name__} can't be computed one by one:"
             f" {why}; take method='removal' or 'loo'"
         )
     return rows
-
-
-def _why_no_rows(rows):
-    "Of `DecoderRows`; None where they can be computed."
-    model, enc = rows.whole.model, rows.whole.enc
-    if type(model).__name__ in PACKED:
-        return (
-            "a classifier of BERT's kind has to be as it was loaded, in full"
-            " precision, and read at its first row"
-        )
-    if rows.fast is None:
-        no_rows = "it does not say which rows' logits it computes"
-        why = why_no_states(model) or no_rows
-        if package_name(model) not in DROP_DECODERS:
-            why += f"; of encoders, as {', '.join(PACKED)}"
-        return why
-    if rows.whole.readout.n_rows is None or not rows.whole.at_the_end:
-        return (
-            "the target must be read at the text's last token, or be a function"
-            " that says at how many of the last (`n_rows`)"
-        )
-    if not may_drop(model, enc):
-        return (
-            "the text has hidden tokens, ends in padding, or is longer than a"
-            " window that the model sees"
-        )
-    if rows.handed is None:
-        return "it keeps no keys and values of every token"
-    return None
 
 # %% ../nbs/44_rows.ipynb #b99ef443
 GRADIENT_PASS = 3  # forward passes: one, and a backward pass that counts as two
@@ -295,46 +300,86 @@ def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
     return units.number[None] == torch.arange(len(units))[:, None]
 
 
-def _removed_at_once(units, n_tokens, device):
-    "(n_units, T) bool: units, or each token by itself."
-    if units is None:
-        return torch.eye(n_tokens, dtype=torch.bool, device=device)
-    return tokens_of_units(units).to(device)
-
-
-def _by_rows(rows, members, near):
-    "(n_units,) f(x) minus f without each, some rows computed anew; checked."
-    nothing = torch.zeros_like(members[:1])
-    values = rows.values(torch.cat([near, near[:1]]), torch.cat([members, nothing]))
-    whole = rows.whole.value
-    if not agree(values[-1:], whole, spread(values)):
+def _check_options(n_rows, passes, near, rest, n_leading, n_exact):
+    "What is none of the options is refused."
+    whole_number('n_rows', n_rows)
+    whole_number('n_exact', n_exact, 0)
+    number = isinstance(passes, (int, float)) and not isinstance(passes, bool)
+    if passes is not None and not (number and 0 < passes < float('inf')):
         raise ValueError(
-            f"{type(rows.whole.model).__name__} gives"
-            f" {float(values[-1]):.5g} where rows of the whole text are"
-            f" computed anew, and {float(whole):.5g} by itself; take"
-            " method='removal' or 'loo'"
+            "passes is how many forward passes over the text the scores may cost,"
+            f" a number above 0, got {passes!r}; take 4, or None for n_rows"
         )
-    return whole - values[:-1]
+    if near not in NEAR:
+        raise ValueError(f"near={near!r} is not known; take one of {NEAR}")
+    if not isinstance(rest, bool):
+        raise ValueError(f"rest must be True or False, got {rest!r}")
+    if near == 'spread' and not rest:
+        raise ValueError(
+            "near='spread' takes the rows from the closed form, which is the"
+            " rest: rest=False would save nothing; leave it at True, or take"
+            " near='unit' or 'read'"
+        )
+    if n_leading is not None and whole_number('n_leading', n_leading) and rest:
+        raise ValueError(
+            f"n_leading={n_leading} computes some rows for a few units alone,"
+            " and the rest would count others for each; take rest=False, or"
+            " n_leading=None"
+        )
 
 
-def _closed_form(whole, units, composite, checkpoint):
-    "What each row of the whole text says about each unit."
-    return removal_pass(
-        whole.model,
-        whole.enc,
-        whole.readout,
-        units=None if units is None else [units],
-        composite=composite,
-        by_row=True,
-        checkpoint=checkpoint,
+def _rows_within(passes, first, members, n_read, n_leading):
+    "Rows of each unit, or of the leading, that so many forward passes leave."
+    n_units, n_tokens = members.shape
+    least = first + n_units * n_read / n_tokens
+    if n_leading is not None:
+        first, n_units = least, min(n_leading, n_units)
+        least += n_units * n_read / n_tokens
+    n_rows = int((passes - first) * n_tokens / n_units) - n_read + 1
+    if n_rows < 1:
+        raise ValueError(
+            f"passes={passes:g} is too little: to read the text, and to compute"
+            f" anew the rows that are read ({n_read}) for each unit, takes"
+            f" {least:.3g}; take that or more"
+        )
+    return n_rows
+
+
+def _largest(scores, special, n):
+    "So many units, but special ones, in order."
+    size = scores.abs().masked_fill(special.to(scores.device), -1)
+    n = min(n, int((~special).sum()))
+    return size.topk(n).indices.sort().values
+
+
+def _scored(rows, through, members, special, n_rows, near, n_leading):
+    "→ a score of each unit, how many rows that took; through: the closed form."
+    if near == 'spread':
+        of_rows = through.spread.pow(2).sum(0).sqrt()
+        some = rows_of_spread(of_rows, members, n_rows, rows.read)
+    else:
+        some = nearest_rows(members, n_rows, rows.read, rows.causal, near)
+    if n_leading is None:
+        scores, n_computed = rows.effects(some, members), some.numel()
+    else:  # of every unit the rows that are read, of the largest more
+        read = nearest_rows(members, 1, rows.read, rows.causal)
+        scores = rows.effects(read, members)
+        leading = _largest(scores, special, n_leading)
+        more = some[leading]
+        scores[leading] = rows.effects(more, members[leading])
+        n_computed = read.numel() + more.numel()
+    if through is None:
+        return scores, n_computed
+    of_rows = some.T.expand(len(through.terms), -1, -1)
+    rest = through.terms.scatter(1, of_rows, 0.0).sum(1)
+    rest = rest[0] if rows.whole.value.ndim == 1 else rest.T
+    return scores + rest, n_computed
+
+
+def _as_scores(whole, scores, **info):
+    return Scores(
+        scores.view(len(scores), -1).T, whole.value.flatten(), whole.readout, info
     )
-
-
-def _rest(whole, found, rows):
-    "(n_units,) by the closed form, through all rows but these."
-    of_rows = rows.T.expand(len(found.terms), -1, -1)
-    rest = found.terms.scatter(1, of_rows, 0.0).sum(1)
-    return rest[0] if whole.value.ndim == 1 else rest.T
 
 
 @text_by_text
@@ -371,10 +416,7 @@ def removal_rows_scores(
     """LOO by attention mask, through the row that is read and the rows next to
     each token; through all others by the closed form.
     """
-    whole_number('n_rows', n_rows)
-    whole_number('n_exact', n_exact, 0)
-    passes = _number_of_passes(passes)
-    _check_which(near, rest, n_leading)
+    _check_options(n_rows, passes, near, rest, n_leading, n_exact)
     if rest:
         refuse_compiled(model)
     if 'input_ids' not in enc:
@@ -386,156 +428,48 @@ def removal_rows_scores(
     with torch.no_grad():
         asked = keeping_states(model)
         whole = read_whole(model, enc, target, 'attention_mask', **asked)
-    _check_one_number(whole, n_exact=n_exact, n_leading=n_leading)
+    numbers = whole.value.numel()
+    one_number_alone = dict(n_exact=n_exact, n_leading=n_leading)
+    for name in [name for name, n in one_number_alone.items() if n and numbers > 1]:
+        raise ValueError(
+            f"{name}={one_number_alone[name]} is for one number of a text, not for"
+            f" every generated token's; leave {name} out, or take method='loo'"
+        )
+    of_text = None if units is None else [units]
     n_tokens = enc['input_ids'].shape[1]
-    members = _removed_at_once(units, n_tokens, whole.value.device)
+    each = torch.eye(n_tokens, dtype=torch.bool)
+    members = each if units is None else tokens_of_units(units)
+    members = members.to(whole.value.device)
     # a backward pass for each number
-    first = 1 + (GRADIENT_PASS - 1) * whole.value.numel() if rest else 1
+    first = 1 + (GRADIENT_PASS - 1) * numbers if rest else 1
     if passes is not None:
         n_read = whole.readout.n_rows or 1
         n_rows = _rows_within(passes, first, members, n_read, n_leading)
-    if n_tokens <= max(n_rows, 3) or members.all(1).any():
-        return _exact(whole, members)
+    if n_tokens <= max(n_rows, 3) or members.all(1).any():  # all rows: exact
+        (read,) = read_subsets(
+            model, [whole.enc], [~members], [whole.readout], 'attention_mask'
+        )
+        n = len(members)
+        said = dict(rows=n_tokens, exact=list(range(n)), forward_equivalents=n)
+        return _as_scores(whole, read.value - read.values, **said)
     rows = rows_of(whole)
-    found = _closed_form(whole, units, composite, checkpoint) if rest else None
-    if near == 'spread':
-        spread = found.spread.pow(2).sum(0).sqrt()
-        some = rows_of_spread(spread, members, n_rows, rows.read)
-    else:
-        some = nearest_rows(members, n_rows, rows.read, rows.causal, near)
-    special = _special_units(tokenizer, enc, units)
-    if n_leading is None:
-        scores, n_computed = _by_rows(rows, members, some), some.numel()
-    else:
-        scores, n_computed = _leading_closer(rows, members, some, special, n_leading)
+    through = None
     if rest:
-        scores = scores + _rest(whole, found, some)
+        how = dict(composite=composite, by_row=True, checkpoint=checkpoint)
+        through = removal_pass(model, whole.enc, whole.readout, of_text, **how)
+    special = torch.zeros(len(members), dtype=torch.bool)
+    if units is not None or tokenizer is not None:
+        special = ~content_units(tokenizer, enc, of_text)[0]
+    how = (members, special, n_rows, near, n_leading)
+    scores, n_computed = _scored(rows, through, *how)
     cost = first + n_computed / n_tokens
-    found = _as_scores(whole, scores, n_rows, cost)
-    return _largest_exact(rows, members, found, special, n_exact)
+    exact = _largest(scores, special, n_exact).tolist() if n_exact else []
+    for unit in exact:
+        own = members[unit][None]
+        every = rows.changed_by(own[0])
+        scores[unit] = whole.value[0] - rows.values(every, own)[0]
+        cost += every.numel() / n_tokens
+    return _as_scores(whole, scores, rows=n_rows, exact=exact, forward_equivalents=cost)
 
 
 removal_rows_scores.by_unit = True
-
-
-def _check_which(near, rest, n_leading):
-    "What is none of the options is refused."
-    if near not in NEAR:
-        raise ValueError(f"near={near!r} is not known; take one of {NEAR}")
-    if not isinstance(rest, bool):
-        raise ValueError(f"rest must be True or False, got {rest!r}")
-    if near == 'spread' and not rest:
-        raise ValueError(
-            "near='spread' takes the rows from the closed form, which is the"
-            " rest: rest=False would save nothing; leave it at True, or take"
-            " near='unit' or 'read'"
-        )
-    if n_leading is None:
-        return
-    if whole_number('n_leading', n_leading) and rest:
-        raise ValueError(
-            f"n_leading={n_leading} computes some rows for a few units alone,"
-            " and the rest would count others for each; take rest=False, or"
-            " n_leading=None"
-        )
-
-
-def _check_one_number(whole, **named):
-    "Options for one number of a text."
-    if whole.value.numel() == 1:
-        return
-    for name, n in named.items():
-        if n:
-            raise ValueError(
-                f"{name}={n} is for one number of a text, not for every"
-                f" generated token's; leave {name} out, or take method='loo'"
-            )
-
-
-def _number_of_passes(passes):
-    "A number above 0, or None."
-    if passes is None:
-        return None
-    number = isinstance(passes, (int, float)) and not isinstance(passes, bool)
-    if number and 0 < passes < float('inf'):
-        return passes
-    raise ValueError(
-        "passes is how many forward passes over the text the scores may cost,"
-        f" a number above 0, got {passes!r}; take 4, or None for n_rows"
-    )
-
-
-def _rows_within(passes, first, members, n_read, n_leading):
-    "Rows of each unit, or of the leading, that so many forward passes leave."
-    n_units, n_tokens = members.shape
-    least = first + n_units * n_read / n_tokens
-    if n_leading is not None:
-        first, n_units = least, min(n_leading, n_units)
-        least += n_units * n_read / n_tokens
-    n_rows = int((passes - first) * n_tokens / n_units) - n_read + 1
-    if n_rows < 1:
-        raise ValueError(
-            f"passes={passes:g} is too little: to read the text, and to compute"
-            f" anew the rows that are read ({n_read}) for each unit, takes"
-            f" {least:.3g}; take that or more"
-        )
-    return n_rows
-
-
-def _exact(whole, members):
-    "All rows: exact LOO."
-    (read,) = read_subsets(
-        whole.model, [whole.enc], [~members], [whole.readout], 'attention_mask'
-    )
-    n_units, n_tokens = members.shape
-    scores = read.value - read.values
-    every = list(range(n_units))
-    return _as_scores(whole, scores, n_tokens, n_units, every)
-
-
-def _as_scores(whole, scores, n_rows, cost, exact=()):
-    info = dict(rows=n_rows, exact=list(exact), forward_equivalents=cost)
-    of_each = scores.view(len(scores), -1).T
-    return Scores(of_each, whole.value.flatten(), whole.readout, info)
-
-
-def _special_units(tokenizer, enc, units):
-    "(n_units,) bool; without a tokenizer none is known to be special."
-    if units is not None:
-        return units.is_special
-    ids = enc['input_ids'][0].cpu()
-    if tokenizer is None:
-        return torch.zeros(len(ids), dtype=torch.bool)
-    return special_mask(tokenizer, ids)
-
-
-def _largest(scores, special, n):
-    "So many units, but special ones, in order."
-    size = scores.abs().masked_fill(special.to(scores.device), -1)
-    n = min(n, int((~special).sum()))
-    return size.topk(n).indices.sort().values
-
-
-def _leading_closer(rows, members, some, special, n_leading):
-    "Of every unit the rows that are read, of the largest more; how many rows."
-    read = nearest_rows(members, 1, rows.read, rows.causal)
-    scores = _by_rows(rows, members, read)
-    leading = _largest(scores, special, n_leading)
-    more = some[leading]
-    scores[leading] = _by_rows(rows, members[leading], more)
-    return scores, read.numel() + more.numel()
-
-
-def _largest_exact(rows, members, found, special, n_exact):
-    "The same, with the exact LOO of the largest units in their place."
-    scores = found.scores[0]
-    chosen = _largest(scores, special, n_exact)
-    cost = found.info[0]['forward_equivalents']
-    for unit in chosen:
-        own = members[unit][None]
-        every = rows.changed_by(own[0])
-        scores[unit] = rows.whole.value[0] - rows.values(every, own)[0]
-        cost += every.numel() / rows.n_tokens
-    info = dict(exact=chosen.tolist(), forward_equivalents=cost)
-    found.info[0].update(info)
-    return found

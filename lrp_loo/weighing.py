@@ -30,8 +30,8 @@ from .faithfulness import FEWEST_TEXTS
 from .loo import many_loo
 from .lrp import Composite, fused_attention, multiplication
 from .methods import Asked
-from .models import describe_model, encode, n_layers, special_mask
-from .removal import GROUPS_OF_ROWS, removal_pass
+from .models import describe_model, n_layers, special_mask
+from .removal import GROUPS_OF_ROWS, content_units, removal_pass
 from .targets import Scores, described_target, settled, text_by_text
 
 # %% ../nbs/20d_weighing.ipynb #70d27c69
@@ -46,18 +46,9 @@ def _one_of(name, given, taken):
         raise ValueError(f"{name}={given!r} is not known; take one of {taken}")
 
 
-def _attention_by_slopes(call, composite):
-    return fused_attention(call, replace(composite, product='gradient'))
-
-
-def _product_by_slopes(call, composite):
-    return multiplication(call, replace(composite, product='gradient'))
-
-
-_WHOLE_PRODUCTS = {
-    'scaled_dot_product_attention': _attention_by_slopes,
-    'matmul': _product_by_slopes,
-}
+def _by_slopes(rule):
+    "A rule of two factors, each of which hands on its slope."
+    return lambda call, of: rule(call, replace(of, product='gradient'))
 
 
 def between_rules(
@@ -74,18 +65,20 @@ def between_rules(
     _one_of('attention', attention, ATTENTION)
     half = depth // 2
     layers = dict(none=(), first=range(half), second=range(half, depth), all='all')
-    by_rules = inner == 'rules'
-    whole = attention == 'slope'
+    whole = dict(
+        scaled_dot_product_attention=_by_slopes(fused_attention),
+        matmul=_by_slopes(multiplication),
+    )
     return Composite(
         'between',
         layers[bypass],
-        product='half' if by_rules else 'gradient',
+        product='half' if inner == 'rules' else 'gradient',
         layer_norm='gradient' if norm == 'slope' else 'constant_std',
-        activation='identity' if by_rules else 'gradient',
-        rules=_WHOLE_PRODUCTS if whole else {},
+        activation='identity' if inner == 'rules' else 'gradient',
+        rules=whole if attention == 'slope' else {},
     )
 
-# %% ../nbs/20d_weighing.ipynb #ed44b033
+
 CARRIERS = ('slopes', 'rules')
 
 
@@ -93,19 +86,23 @@ def carrier_rules(
     carrier: str,  # one of CARRIERS
     model,
 ) -> Composite:  # None: slopes, which need no rule
-    "What carries a removal from one attention to the output."
+    """What carries a removal from one attention to the output: slopes, which are
+    best on encoders, or the set that is best on the prompts of a language model
+    of thirty layers.
+    """
     _one_of('carrier', carrier, CARRIERS)
     if carrier == 'slopes':
         return None
     return between_rules('constant', 'rules', 'first', n_layers(model))
 
 # %% ../nbs/20d_weighing.ipynb #75064f71
+@text_by_text
 def weighed_removal(
     model,  # as for `explain`
     tokenizer,  # its tokenizer
-    encs: list,  # encoded texts, taken one by one
+    enc: dict,  # encoded texts, taken one by one
     target=None,  # see `as_target`; the predicted class by default
-    units: list = None,  # a `Units` (or None) per text: what is removed at once
+    units=None,  # a `Units` (or None) per text: what is removed at once
     # (attention calls, groups of rows): what each is worth; None: 1
     weights: list = None,
     carrier: str = 'slopes',  # one of CARRIERS
@@ -115,43 +112,17 @@ def weighed_removal(
 ) -> Scores:  # a score per token
     "`removal`, each layer's say at a weight of its own; one pass."
     if fitted is not None:
-        check_fitted(fitted, tokenizer, encs, target, units)
-    how = dict(weights=weights, carrier=carrier)
-    return _of_text(model, tokenizer, encs, target, units, **how)
-
-
-weighed_removal.by_unit = True
-weighed_removal.text_by_text = True
-
-
-@text_by_text
-def _of_text(model, tokenizer, enc, target, weights=None, carrier='slopes', units=None):
-    "One of them."
+        check_fitted(
+            fitted, tokenizer, [enc], target, None if units is None else [units]
+        )
     found = _layers_pass(model, enc, target, units, carrier)
-    w = _as_weights(weights, found.terms, model)
-    scores = (found.terms * w).sum((1, 3))
-    info = dict(passes=1, carrier=carrier)
-    return Scores(scores, found.values, found.readout, info)
-
-
-def _layers_pass(model, enc, target, units, carrier):
-    "What each layer says through each group of rows."
-    return removal_pass(
-        model,
-        enc,
-        target,
-        units=None if units is None else [units],
-        composite=carrier_rules(carrier, model),
-        by_group=True,
-    )
-
-
-def _as_weights(weights, terms, model):
-    "(attention calls, 1, groups), beside the terms."
+    terms = found.terms
     shape = (terms.shape[1], len(GROUPS_OF_ROWS))
-    if weights is None:
-        return terms.new_ones(shape)[:, None]
-    w = torch.as_tensor(weights, dtype=terms.dtype, device=terms.device)
+    w = torch.as_tensor(
+        np.ones(shape) if weights is None else weights,
+        dtype=terms.dtype,
+        device=terms.device,
+    )
     if w.shape != shape or not w.isfinite().all():
         raise ValueError(
             f"weights are {tuple(w.shape)} numbers, and {type(model).__name__}"
@@ -159,7 +130,19 @@ def _as_weights(weights, terms, model):
             f" of {', '.join(GROUPS_OF_ROWS)}; fit them by `fit_layers` on this"
             " model"
         )
-    return w[:, None]
+    scores = (terms * w[:, None]).sum((1, 3))
+    info = dict(passes=1, carrier=carrier)
+    return Scores(scores, found.values, found.readout, info)
+
+
+weighed_removal.by_unit = True
+
+
+def _layers_pass(model, enc, target, units, carrier):
+    "What each layer says through each group of rows."
+    of_text = None if units is None else [units]
+    rules = carrier_rules(carrier, model)
+    return removal_pass(model, enc, target, of_text, composite=rules, by_group=True)
 
 # %% ../nbs/20d_weighing.ipynb #fe213b57
 class Moments(NamedTuple):
@@ -361,7 +344,8 @@ def text_moments(
     "One text's exact LOO by attention mask, and a pass for each carrier."
     number = None if units is None else [units.number]
     (loo,) = many_loo(model, [enc], target, 'attention_mask', units=number)
-    content = _no_special(tokenizer, enc, units)
+    of_text = None if units is None else [units]
+    content = content_units(tokenizer, enc, of_text)[0].numpy()
     known = settled(target, loo.readout.chosen(0))
     y = loo.scores.double().cpu().numpy()[content]
     found = {}
@@ -370,13 +354,6 @@ def text_moments(
         x = terms.permute(0, 2, 1).flatten(0, 1)[:, : len(content)]
         found[carrier] = moments_of(x.double().cpu().numpy()[:, content], y)
     return found
-
-
-def _no_special(tokenizer, enc, units):
-    "(n,) bool: no special token."
-    if units is not None:
-        return (~units.is_special).numpy()
-    return (~special_mask(tokenizer, enc['input_ids'][0])).cpu().numpy()
 
 
 def fit_moments(
@@ -396,18 +373,16 @@ def fit_moments(
     fit = chosen_fit([best_ridge(*each) for each in moments.items()])
     w = fitted_weights(moments[fit.carrier], fit.ridge)
     ones = np.ones(len(w))
+    unweighed = {k: [m.r(ones) for m in some] for k, some in moments.items()}
     return LayerWeights(
-        w.reshape(-1, len(GROUPS_OF_ROWS)).tolist(),
-        fit.carrier,
-        fit.ridge,
-        n,
-        float(fit.r.mean()),
-        {
-            carrier: float(np.mean([m.r(ones) for m in some]))
-            for carrier, some in moments.items()
-        },
-        describe_model(model),
-        fitted,
+        weights=w.reshape(-1, len(GROUPS_OF_ROWS)).tolist(),
+        carrier=fit.carrier,
+        ridge=fit.ridge,
+        n_texts=n,
+        held_out=float(fit.r.mean()),
+        unweighed={k: float(np.mean(r)) for k, r in unweighed.items()},
+        model=describe_model(model),
+        fitted=fitted,
     )
 
 
@@ -436,11 +411,10 @@ def fit_layers(
     fitted = fitted_on(tokenizer, asked.encs, target, asked.units)
     pairs = list(zip(asked.encs, asked.units))
     own = [pairs[i] for i in first_of_each(key_of_encoding(*p) for p in pairs)]
-    kept = []
-    bar = tqdm(own, 'layers', disable=not progress)
-    for enc, unit in bar:
-        found = text_moments(model, tokenizer, enc, target, unit, carriers)
-        if None not in found.values():
-            kept.append(found)
+    found = [
+        text_moments(model, tokenizer, enc, target, unit, carriers)
+        for enc, unit in tqdm(own, 'layers', disable=not progress)
+    ]
+    kept = [m for m in found if None not in m.values()]
     moments = {c: [m[c] for m in kept] for c in carriers}
     return fit_moments(moments, model, fitted)

@@ -2,6 +2,8 @@
 the same ways, or says in the same words why not.
 """
 
+import tempfile
+
 import pytest
 import torch
 from conftest import OPINIONS
@@ -24,6 +26,12 @@ def audit(model, tokenizer, texts, **options):
     return lrp_loo.audit(model, tokenizer, texts, ['loo', 'cp_lrp'], **QUIET, **options)
 
 
+def explain_dataset(model, tokenizer, texts, **options):
+    given = (texts, tempfile.mkdtemp(), ['cp_lrp'], (model, tokenizer, 'demo'))
+    table = lrp_loo.explain_dataset(*given, **QUIET, **options)
+    return table.rename(columns={'r': 'loo_r'})
+
+
 def calibrate(*given, **options):
     return lrp_loo.calibrate(*given, **QUIET, **options)
 
@@ -39,6 +47,7 @@ ENTRIES = dict(
     calibrate=calibrate,
     fit_layers=fit_layers,
     explain_page=page,
+    explain_dataset=explain_dataset,
 )
 every_entry = pytest.mark.parametrize('entry', ENTRIES)
 
@@ -88,6 +97,10 @@ def test_one_string_is_a_list_of_one(entry, demo):
     if entry == 'fit_layers':
         with pytest.raises(ValueError, match='texts'):
             fit_layers(*demo, ONE)
+        return
+    if entry == 'explain_dataset':
+        with pytest.raises(TypeError, match='texts must be a list of str'):
+            explain_dataset(*demo, ONE)
         return
     found = ENTRIES[entry](*demo, ONE)
     assert same(found, ENTRIES[entry](*demo, [ONE]))

@@ -147,25 +147,31 @@ def of_class_0(loaded, tmp_path_factory):
     return read_sweep(out)
 
 
-def test_a_named_class_is_explained(of_class_0):
-    assert set(of_class_0.target) == {0}
-
-
-def test_sentences_stand_in_the_rows_where_they_are_asked_for(of_class_0):
-    assert of_class_0.text.tolist() == [TEXTS[i] for i in of_class_0['index']]
-
-
-def test_loo_agrees_with_itself(of_class_0):
-    assert np.allclose(of_class_0.r[of_class_0.method == 'loo'], 1)
-
-
-def test_methods_get_their_options(loaded, of_class_0):
+def test_methods_get_their_options_and_rows_what_was_asked_for(loaded, of_class_0):
     model, tokenizer, _ = loaded
+    assert set(of_class_0.target) == {0}
+    assert of_class_0.text.tolist() == [TEXTS[i] for i in of_class_0['index']]
+    assert np.allclose(of_class_0.r[of_class_0.method == 'loo'], 1)
     for row in of_class_0.itertuples():
         method, options = METHODS_WITH_OPTIONS[row.method]
         text = TEXTS[row.index]
         a = explain(model, tokenizer, text, method=method, target=0, **options)[0]
         assert np.allclose(row.scores, a.scores, atol=1e-4), row.method
+
+
+def test_targets_of_each_text_are_kept_apart(loaded, tmp_path):
+    asked = dict(methods=['cp_lrp'], model=loaded, progress=False)
+    explain_dataset(TEXTS[:4], tmp_path, target=['positive', 0] * 2, **asked)
+    rows = read_sweep(tmp_path)
+    assert rows.target.tolist() == [1, 0, 1, 0]
+    for row in rows.itertuples():
+        (a,) = explain(*loaded[:2], TEXTS[row.index], 'cp_lrp', row.target)
+        assert np.allclose(row.scores, a.scores, atol=1e-4)
+    # more texts, and not other targets
+    explain_dataset(TEXTS[:6], tmp_path, target=[1, 0] * 3, **asked)
+    assert len(read_sweep(tmp_path)) == 6
+    with pytest.raises(ValueError, match='other targets: 1 of 6'):
+        explain_dataset(TEXTS[:6], tmp_path, target=[1, 0, 1, 1, 1, 0], **asked)
 
 
 # --- going on
@@ -202,11 +208,13 @@ def counted(loaded, tmp_path):
     return Counted(loaded, tmp_path / 'out')
 
 
-def test_what_is_there_is_not_computed_again(counted):
+def test_what_is_there_is_not_computed_again_but_fresh(counted):
     first = counted(TEXTS[:5])
-    assert counted.n == 5
     assert counted(TEXTS[:5]).equals(first)
     assert counted.n == 5
+    counted(TEXTS, fresh=True)
+    assert counted.n == 13
+    assert len(read_sweep(counted.out)) == 8
 
 
 def test_a_lost_file_and_new_texts_are_computed(counted):
@@ -225,13 +233,6 @@ def test_a_torn_file_is_refused_by_a_reader_and_computed_again(counted):
         read_sweep(counted.out)
     counted(TEXTS)
     assert 8 < counted.n <= 10
-
-
-def test_fresh_starts_over(counted):
-    counted(TEXTS)
-    counted(TEXTS, fresh=True)
-    assert counted.n == 16
-    assert len(read_sweep(counted.out)) == 8
 
 
 def test_a_function_of_ones_own_has_its_rows(counted, plain):
@@ -263,11 +264,12 @@ def two_texts(loaded, out, **options):
         (dict(workers=2), "engine='ray'"),
         (dict(engine='dask'), "'dask'"),
         (dict(batch_size=0), 'batch_size'),
-        (dict(target='positive'), 'class'),
+        (dict(target='none such'), 'none such'),
+        (dict(target=(0, 1)), "a class's number"),
         (dict(target=7), '0 to 1'),
         (dict(texts=[]), 'empty'),
-        (dict(texts=['fine', ' ']), 'text 1: the text is empty'),
-        (dict(texts=['word ' * 10_000]), 'text 0: the text has 10002 tokens'),
+        (dict(texts=['fine', ' ']), r'texts\[1\]: the text is empty'),
+        (dict(texts=['word ' * 10_000]), 'the text has 10002 tokens'),
         (dict(model='/no/such/model'), 'no model folder'),
         (dict(model='demo', name='mnist'), 'images'),
         (dict(engine='ray'), 'loads the model itself'),

@@ -61,12 +61,12 @@ def attribution(scores, spread=None, exact=()):
 
 def test_a_token_is_as_unsure_as_its_size_its_spread_and_a_share_of_all():
     a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0])
-    own = np.array([1 + 9, 4 + 16])
-    found = estimate_of(a).scale  # the special token counts for nothing
-    assert found == pytest.approx(np.sqrt(own + FLOOR**2 * own.mean()))
-
-
-def test_without_a_spread_all_tokens_are_equally_unsure():
+    own = np.array([1 + 9, 4 + 16])  # the special token counts for nothing
+    scale = np.sqrt(own + FLOOR**2 * own.mean())
+    kept = calibration_text(a, attribution([0.0, 3.0, 1.0]))
+    assert kept.estimate.scale == pytest.approx(scale)
+    assert kept.ratios() == pytest.approx([2, 1] / scale)
+    # without a spread all tokens are equally unsure
     found = estimate_of(attribution([9.0, 3.0, 4.0])).scale
     assert found == pytest.approx(np.sqrt([12.5, 12.5]))
 
@@ -79,12 +79,6 @@ def test_an_exact_token_has_no_width_and_no_ratio():
     assert len(kept.ratios()) == 1
 
 
-def test_a_ratio_is_the_error_in_that_unit():
-    a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0])
-    kept = calibration_text(a, attribution([0.0, 3.0, 1.0]))
-    assert kept.ratios() == pytest.approx([2, 1] / kept.estimate.scale)
-
-
 @pytest.mark.parametrize('confidence', [0.5, 0.8, 0.9])
 def test_texts_of_one_token_make_both_the_usual_split_conformal(confidence):
     values = np.random.default_rng(0).gamma(1.0, size=99)
@@ -92,20 +86,6 @@ def test_texts_of_one_token_make_both_the_usual_split_conformal(confidence):
     usual = np.sort(values)[math.ceil(100 * confidence) - 1]
     assert token_quantile(ratios, confidence) == pytest.approx(usual)
     assert text_quantile(ratios, confidence) == pytest.approx(usual)
-
-
-def test_a_long_text_weighs_no_more_than_a_short_one():
-    short = [[1.0]] * 8
-    long = [[5.0] * 1000]
-    assert token_quantile(short + long, 0.8) == 1.0
-
-
-def test_covering_all_tokens_takes_at_least_as_much():
-    draws = np.random.default_rng(1)
-    ratios = [list(draws.gamma(1.0, size=12)) for _ in range(50)]
-    for confidence in (0.5, 0.7, 0.9):
-        one = token_quantile(ratios, confidence)
-        assert text_quantile(ratios, confidence) >= one
 
 
 def test_a_surer_interval_is_no_narrower(calibration):
@@ -117,21 +97,19 @@ def test_a_surer_interval_is_no_narrower(calibration):
 # a calibration
 
 
-def test_ninety_percent_of_tokens_lie_inside_on_other_texts(demo, calibration):
+@pytest.mark.parametrize('units', ['token', 'word'])
+def test_ninety_percent_lie_inside_on_other_texts(demo, request, units):
+    made = request.getfixturevalue('calibration' if units == 'token' else 'of_words')
+    how = NINE if units == 'token' else dict(method='removal', units='word')
     texts = load_texts('sst2', 'embedded').texts[60:100]
-    maps = explain(*demo, texts, **NINE, calibration=calibration)
-    loos = explain(*demo, texts, method='loo')
+    maps = explain(*demo, texts, **how, calibration=made)
+    loos = explain(*demo, texts, method='loo', units=units)
     shares = []
     for a, loo in zip(maps, loos):
         inside = (a.low <= loo.scores) & (loo.scores <= a.high)
         shares.append(float(inside[~a.is_special].float().mean()))
     # 60 texts calibrate, 40 check: a standard error of some hundredths
     assert 0.8 < np.mean(shares) < 0.98
-
-
-def test_it_is_saved_and_read(calibration, tmp_path):
-    calibration.save(tmp_path / 'c.json')
-    assert load_calibration(tmp_path / 'c.json') == calibration
 
 
 def hostile(**changed):
@@ -149,12 +127,6 @@ def hostile(**changed):
     )
     kept |= {k: v for k, v in changed.items() if k not in text}
     return json.dumps({k: v for k, v in kept.items() if v != 'none'})
-
-
-def test_a_file_with_nothing_wrong_is_read(tmp_path):
-    path = tmp_path / 'c.json'
-    path.write_text(hostile())
-    assert load_calibration(path).quantile(0.5) == 1.0
 
 
 NO_CALIBRATION = [
@@ -193,11 +165,15 @@ def test_a_file_that_is_no_calibration_is_named(tmp_path, content):
         load_calibration(path)
 
 
-def test_a_file_of_an_older_version_says_what_to_do(tmp_path):
+def test_a_file_of_an_older_version_says_what_to_do(tmp_path, calibration):
     path = tmp_path / 'c.json'
+    path.write_text(hostile())
+    assert load_calibration(path).quantile(0.5) == 1.0  # nothing is wrong
     path.write_text(hostile(target='none', special='none'))
     with pytest.raises(ValueError, match='which target.*calibrate anew'):
         load_calibration(path)
+    calibration.save(path)
+    assert load_calibration(path) == calibration
 
 
 def test_intervals_are_kept_with_the_map(demo, calibration, tmp_path):
@@ -216,16 +192,28 @@ def test_a_map_without_intervals_says_how_to_get_them(demo):
     assert not hasattr(a, 'high')
 
 
-def test_another_model_is_refused(demo, calibration):
-    other = shallow_demo('imdb')
-    with pytest.raises(ValueError, match='calibrate this one'):
-        explain(*other, TEXT, **NINE, calibration=calibration)
+def with_another_special_token(demo):
+    tokenizer = copy.deepcopy(demo[1])
+    tokenizer.add_special_tokens({'additional_special_tokens': ['film']})
+    return demo[0], tokenizer
 
 
-@pytest.mark.parametrize('asked', [dict(method='removal'), dict(method='attn_lrp')])
-def test_another_method_is_refused(demo, calibration, asked):
-    with pytest.raises(ValueError, match='n_groups=8'):
-        explain(*demo, TEXT, **asked, calibration=calibration)
+def another_model(demo):
+    return shallow_demo('imdb')
+
+
+@pytest.mark.parametrize(
+    'given, asked, said',
+    [
+        (another_model, NINE, 'calibrate this one'),
+        (with_another_special_token, NINE, 'special tokens .*calibrate with'),
+        (tuple, dict(method='removal'), 'n_groups=8'),
+        (tuple, dict(method='attn_lrp'), 'n_groups=8'),
+    ],
+)
+def test_another_question_is_refused(demo, calibration, given, asked, said):
+    with pytest.raises(ValueError, match=said):
+        explain(*given(demo), TEXT, **asked, calibration=calibration)
 
 
 def probability(out):
@@ -292,35 +280,11 @@ def test_another_rule_set_of_the_same_name_is_refused(demo):
         explain(*demo, TEXT, 'lrp', **other, **asked)
 
 
-def test_another_tokenizers_special_tokens_are_refused(demo, calibration):
-    model, tokenizer = demo
-    other = copy.deepcopy(tokenizer)
-    other.add_special_tokens({'additional_special_tokens': ['film']})
-    with pytest.raises(ValueError, match='special tokens .*calibrate with'):
-        explain(model, other, TEXT, **NINE, calibration=calibration)
-
-
-def test_a_list_of_targets_has_no_one_calibration(demo):
-    with pytest.raises(ValueError, match='is fitted to one question'):
-        calibrate(*demo, [TEXT, 'no'], target=[1, 0], progress=False)
-
-
 def test_too_few_texts_for_a_confidence_are_counted():
     nine = made_calibration([([1.0], [2.0])] * 9)
     assert nine.quantile(0.9) == 1.0
     with pytest.raises(ValueError, match='9 texts are too few.*at least 19'):
         nine.quantile(0.95)
-
-
-@pytest.mark.parametrize('confidence', [0, 1, 1.5, -0.1, float('nan')])
-def test_a_confidence_lies_between_0_and_1(calibration, confidence):
-    with pytest.raises(ValueError, match='between 0 and 1'):
-        calibration.quantile(confidence)
-
-
-def test_an_unknown_cover_is_named(calibration):
-    with pytest.raises(ValueError, match="cover='word'.*token.*text"):
-        calibration.quantile(0.9, 'word')
 
 
 @pytest.fixture(scope='module')
@@ -332,38 +296,10 @@ def of_words(demo):
     return made
 
 
-def test_ninety_percent_of_words_lie_inside_on_other_texts(demo, of_words):
-    texts = load_texts('sst2', 'embedded').texts[60:100]
-    asked = dict(units='word')
-    maps = explain(*demo, texts, 'removal', calibration=of_words, **asked)
-    loos = explain(*demo, texts, 'loo', **asked)
-    shares = []
-    for a, loo in zip(maps, loos):
-        assert a.tokens == loo.tokens
-        inside = (a.low <= loo.scores) & (loo.scores <= a.high)
-        shares.append(float(inside[~a.is_special].float().mean()))
-    assert 0.8 < np.mean(shares) < 0.98  # as for tokens
-
-
 @pytest.mark.parametrize('units', ['token', 'sentence', [(0, 6), (7, 14)]])
 def test_other_units_than_were_calibrated_are_refused(demo, of_words, units):
     with pytest.raises(ValueError, match='calibration is of words.*calibrate'):
         explain(*demo, TEXT, 'removal', calibration=of_words, units=units)
-
-
-def test_the_words_that_matter_most_are_settled(demo, of_words):
-    texts = load_texts('sst2', 'embedded').texts[100:120]
-    right = 0
-    for text in texts:
-        found = top_tokens(*demo, text, 2, of_words)
-        (loo,) = explain(*demo, text, 'loo', units='word')
-        size = loo.scores.abs().masked_fill(loo.is_special, -1)
-        assert found.settled
-        for i in found.exact:
-            read = float(found.attribution.scores[i])
-            assert read == pytest.approx(float(loo.scores[i]), abs=1e-4)
-        right += sorted(size.topk(2).indices.tolist()) == sorted(found.which)
-    assert right >= 16  # nine of ten, and chance of twenty
 
 
 def test_spans_of_ones_own_are_calibrated_by_others(demo):
@@ -383,10 +319,6 @@ def test_spans_of_ones_own_are_calibrated_by_others(demo):
         top_tokens(*demo, TEXT, 1, made)
 
 
-def test_ratios_are_plain_numbers(calibration):
-    assert json.loads(json.dumps(calibration.ratios)) == calibration.ratios
-
-
 # certified answers
 
 
@@ -395,32 +327,23 @@ def settled_by(x, s, loo, k, reach, most=None):
     return settle_top(x, s, k, loo.__getitem__, reach, most)
 
 
-def test_the_likeliest_is_read_and_settles_it_where_no_bound_reaches_it():
-    found = settled_by([5.0, 1.0], [1.0, 1.0], [4.5, 2.0], 1, reach=2.0)
-    assert found == ([0], True, [0])
-
-
-def test_what_was_read_may_change_the_answer():
-    x, s = [3.0, 2.5, 0.0], [1.0, 1.0, 1.0]
-    found = settled_by(x, s, [1.0, 2.6, 0.0], 1, reach=0.5)
-    assert found == ([1], True, [0, 1])
-
-
-def test_the_unit_of_its_error_says_how_far_a_bound_reaches():
-    "The second is unsure, so it is looked at first."
-    found = settled_by([3.0, 2.0], [0.1, 5.0], [3.0, 1.0], 1, reach=1.0)
-    assert found == ([0], True, [1, 0])
-
-
-def test_what_is_exact_takes_no_pass():
-    found = settled_by([3.0, 2.0], [0.0, 0.5], [3.0, 9.0], 1, reach=1.0)
-    assert found == ([0], True, [])
-
-
-def test_no_more_exact_passes_than_allowed():
-    x, s = [3.0, 2.5], [1.0, 1.0]
-    which, sure, exact = settled_by(x, s, [1.0, 2.0], 1, 1.0, most=0)
-    assert (which, sure, exact) == ([0], False, [])
+@pytest.mark.parametrize(
+    'x, s, loo, reach, most, expected',
+    [
+        # the likeliest is read, and no bound reaches it
+        ([5.0, 1.0], [1.0, 1.0], [4.5, 2.0], 2.0, None, ([0], True, [0])),
+        # what was read may change the answer
+        ([3.0, 2.5, 0], [1.0, 1.0, 1.0], [1, 2.6, 0], 0.5, None, ([1], True, [0, 1])),
+        # the second is unsure, so it is looked at first
+        ([3.0, 2.0], [0.1, 5.0], [3.0, 1.0], 1.0, None, ([0], True, [1, 0])),
+        # what is exact takes no pass
+        ([3.0, 2.0], [0.0, 0.5], [3.0, 9.0], 1.0, None, ([0], True, [])),
+        # no more passes than allowed
+        ([3.0, 2.5], [1.0, 1.0], [1.0, 2.0], 1.0, 0, ([0], False, [])),
+    ],
+)
+def test_the_search(x, s, loo, reach, most, expected):
+    assert settled_by(x, s, loo, 1, reach, most) == expected
 
 
 def test_the_reach_that_is_needed_finds_the_top_and_less_may_not():
@@ -462,42 +385,48 @@ def test_texts_with_no_more_tokens_than_are_asked_for_say_nothing():
         made_calibration(texts).reach(1, 0.95)
 
 
-def test_settled_answers_are_right(demo, calibration):
-    texts = load_texts('sst2', 'embedded').texts[100:120]
+@pytest.mark.parametrize('units', ['token', 'word'])
+def test_settled_answers_are_right(demo, request, units):
+    made = request.getfixturevalue('calibration' if units == 'token' else 'of_words')
     right = 0
-    for text in texts:
-        found = top_tokens(*demo, text, 2, calibration)
-        (loo,) = explain(*demo, text, method='loo')
+    for text in load_texts('sst2', 'embedded').texts[100:120]:
+        found = top_tokens(*demo, text, 2, made)
+        (loo,) = explain(*demo, text, method='loo', units=units)
         size = loo.scores.abs().masked_fill(loo.is_special, -1)
         assert found.settled
+        for i in found.exact:
+            read = float(found.attribution.scores[i])
+            assert read == pytest.approx(float(loo.scores[i]), abs=1e-4)
         right += sorted(size.topk(2).indices.tolist()) == sorted(found.which)
     assert right >= 16  # nine of ten, and chance of twenty
 
 
-@pytest.mark.parametrize('k', [0, 99, 2.5])
-def test_k_is_less_than_there_are(demo, calibration, k):
-    with pytest.raises(ValueError, match='k'):
-        top_tokens(*demo, TEXT, k, calibration)
+@pytest.mark.parametrize(
+    'k, options, said',
+    [
+        (0, {}, 'k'),
+        (99, {}, 'k'),
+        (2.5, {}, 'k'),
+        (1, dict(most=-1), 'most'),
+        (1, dict(by='rank'), "by='rank'.*size.*score"),
+        (1, dict(confidence=1.5), 'between 0 and 1'),
+    ],
+)
+def test_a_top_that_cannot_be_meant(demo, calibration, k, options, said):
+    with pytest.raises(ValueError, match=said):
+        top_tokens(*demo, TEXT, k, calibration, **options)
 
 
-def test_exact_loo_needs_no_calibration(demo):
+def test_what_cannot_be_meant(demo, calibration):
+    for confidence in (0, 1, -0.1, float('nan')):
+        with pytest.raises(ValueError, match='between 0 and 1'):
+            calibration.quantile(confidence)
+    with pytest.raises(ValueError, match="cover='word'.*token.*text"):
+        calibration.quantile(0.9, 'word')
     with pytest.raises(ValueError, match="method='loo'.*'removal'"):
         calibrate(*demo, [TEXT], method='loo')
-
-
-def test_a_calibration_is_one(demo):
     with pytest.raises(TypeError, match='Calibration.*got dict'):
         explain(*demo, TEXT, **NINE, calibration={})
-
-
-def test_a_number_of_passes_is_none_or_more(demo, calibration):
-    with pytest.raises(ValueError, match='most'):
-        top_tokens(*demo, TEXT, 1, calibration, most=-1)
-
-
-def test_an_unknown_order_is_named(demo, calibration):
-    with pytest.raises(ValueError, match="by='rank'.*size.*score"):
-        top_tokens(*demo, TEXT, 1, calibration, by='rank')
 
 
 # views
@@ -509,13 +438,10 @@ def shown(demo, calibration):
     return a
 
 
-def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(shown):
+def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(demo, shown):
     page = shown._repr_html_()
     assert page.count('opacity:.45') == int(shown.may_be_zero.sum())
     assert page.count('(90%)') == int((~shown.is_special).sum())
-
-
-def test_a_map_without_intervals_looks_as_before(demo):
     (a,) = explain(*demo, TEXT, **NINE)
     assert not a.may_be_zero.any()
     assert 'opacity:.45' not in a._repr_html_()

@@ -3,6 +3,7 @@ stock model whose other keys and values hooks put back where they are not.
 """
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from lrp_loo.rows import (
     rows_of,
     rows_of_spread,
 )
-from lrp_loo.stats import pearson
 from families import FAMILIES, family_tasks, random_inputs, random_model
 from lrp_loo.targets import Target
 from lrp_loo.units import text_units
@@ -49,34 +49,38 @@ def shallow(request):
 # ---- which rows
 
 
-def test_the_read_row_and_the_nearest_to_both_sides():
-    rows = nearest_rows(torch.eye(7, dtype=torch.bool), 3, 0)
-    assert rows[4].tolist() == [0, 3, 5]
-    assert rows[1].tolist() == [0, 2, 3]
+def one_of(T, *tokens):
+    return (torch.arange(T)[None] == torch.tensor(tokens)[:, None]).any(0)[None]
 
 
-def test_own_rows_come_last_and_the_read_row_stays():
-    rows = nearest_rows(torch.eye(4, dtype=torch.bool), 3, 0)
-    assert rows.tolist() == [[0, 1, 2], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
-
-
-def test_behind_the_unit_first_in_a_causal_model():
-    unit = torch.tensor([[0, 0, 1, 1, 0, 0, 0]]).bool()
-    assert nearest_rows(unit, 3, 6, causal=True).tolist() == [[4, 5, 6]]
-    assert nearest_rows(unit, 4, 6, causal=True).tolist() == [[1, 4, 5, 6]]
-
-
-def test_near_what_is_read():
-    unit = torch.tensor([[0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0]]).bool()
-    rows = nearest_rows(unit, 2, [5, 6], causal=True, near='read')
-    assert rows.tolist() == [[4, 5, 6], [3, 5, 6]]
-    rows = nearest_rows(unit, 3, 0, near='read')
-    assert rows.tolist() == [[0, 2, 3], [0, 1, 2]]
-
-
-def test_more_rows_than_there_are():
-    rows = nearest_rows(torch.eye(3, dtype=torch.bool), 9, 2, causal=True)
-    assert rows.tolist() == [[0, 1, 2]] * 3
+@pytest.mark.parametrize(
+    'members, n_rows, read, options, expected',
+    [
+        # to both sides; own rows come last, the one that is read stays
+        (one_of(7, 4), 3, 0, {}, [0, 3, 5]),
+        (one_of(7, 1), 3, 0, {}, [0, 2, 3]),
+        (one_of(4, 0), 3, 0, {}, [0, 1, 2]),
+        (one_of(4, 3), 3, 0, {}, [0, 1, 2]),
+        # behind the unit first in a causal model
+        (one_of(7, 2, 3), 3, 6, dict(causal=True), [4, 5, 6]),
+        (one_of(7, 2, 3), 4, 6, dict(causal=True), [1, 4, 5, 6]),
+        (one_of(7, 4), 2, [5, 6], dict(causal=True, near='read'), [3, 5, 6]),
+        (one_of(7, 1), 3, 0, dict(near='read'), [0, 2, 3]),
+        # half near the unit and half near what is read
+        (one_of(40, 3, 4, 5), 2, [38, 39], dict(causal=True, near='both'), [6, 38, 39]),
+        (
+            one_of(40, 3, 4, 5),
+            5,
+            [38, 39],
+            dict(causal=True, near='both'),
+            [6, 7, 36, 37, 38, 39],
+        ),
+        # more rows than there are
+        (one_of(3, 1), 9, 2, dict(causal=True), [0, 1, 2]),
+    ],
+)
+def test_nearest_rows(members, n_rows, read, options, expected):
+    assert nearest_rows(members, n_rows, read, **options).tolist() == [expected]
 
 
 # ---- all rows
@@ -124,18 +128,6 @@ def test_all_rows_of_every_listed_decoder(family, task, attention):
         return
     # transformers' eager softmax is in single precision in some families
     assert close(found, loo.scores, 1e-6)
-
-
-def test_most_listed_decoders_are_taken():
-    taken = []
-    for family, task in LISTED:
-        model = random_model(family, task)
-        with contextlib.suppress(ValueError):
-            rows_of_text(model, random_inputs(model))
-            taken.append(family)
-    # the others have windows shorter than the text
-    windows = {'Mistral', 'Gemma 2', 'Gemma 3'}
-    assert set(taken) == {family for family, _ in LISTED} - windows
 
 
 @pytest.mark.parametrize('name', ['mpnet-sst2', 'smollm2'])
@@ -210,14 +202,6 @@ def test_the_others_hand_on_what_they_had(family):
 # ---- the rest
 
 
-def test_effects_by_row_are_the_terms_of_removal(demo):
-    enc = encode(*demo, SENTENCE)
-    by_row = removal_pass(demo[0], enc, by_row=True).terms
-    by_head = removal_pass(demo[0], enc).terms
-    assert by_row.shape[1:] == (enc['input_ids'].shape[1],) * 2
-    assert close(by_row.sum(1), by_head.sum(1), 1e-5)
-
-
 def test_the_rest_goes_through_all_other_rows(shallow):
     model, tokenizer, enc = shallow
     whole, some = (
@@ -254,8 +238,7 @@ def test_more_rows_follow_loo_better(demo):
 # ---- more rows for the largest
 
 
-@pytest.mark.parametrize('n_leading', [3, 99])
-@pytest.mark.parametrize('near', ['unit', 'both'])
+@pytest.mark.parametrize('near, n_leading', [('unit', 3), ('both', 99)])
 def test_the_largest_by_what_is_read_get_more_rows(shallow, near, n_leading):
     model, tokenizer, enc = shallow
 
@@ -278,28 +261,7 @@ def test_the_largest_by_what_is_read_get_more_rows(shallow, near, n_leading):
     assert closer.info[0]['forward_equivalents'] == pytest.approx(cost)
 
 
-def test_the_leading_share_so_many_passes(shallow):
-    model, tokenizer, enc = shallow
-    asked = dict(rest=False, n_leading=3)
-    found = removal_rows_scores(model, tokenizer, [enc], passes=3, **asked)
-    (info,) = found.info
-    n_tokens = enc['input_ids'].shape[1]
-    # a row more for each of the three would be too much
-    assert 3 - 3 / n_tokens < info['forward_equivalents'] <= 3
-
-
-def test_leading_units_and_a_rest_are_refused(demo):
-    asked = dict(method='removal+rows', n_leading=3)
-    with pytest.raises(ValueError, match='n_leading=3.*rest=False'):
-        explain(*demo, SENTENCE, **asked)
-
-
 # ---- the largest, exact
-
-
-def the_exact_ones(found):
-    (info,) = found.info
-    return info['exact']
 
 
 def test_the_largest_get_their_exact_loo(shallow):
@@ -308,14 +270,14 @@ def test_the_largest_get_their_exact_loo(shallow):
     plain = removal_rows_scores(model, tokenizer, [enc], **few)
     found = removal_rows_scores(model, tokenizer, [enc], n_exact=3, **few)
     (loo,) = many_loo(model, [enc])
-    exact = the_exact_ones(found)
+    exact = found.info[0]['exact']
     content = ~special_mask(tokenizer, enc['input_ids'][0])
     size = plain.scores[0].abs() * content
     assert exact == sorted(size.topk(3).indices.tolist())
     assert close(found.scores[0, exact], loo.scores[exact])
     others = [j for j in range(len(loo.scores)) if j not in exact]
     assert torch.equal(found.scores[0, others], plain.scores[0, others])
-    assert the_exact_ones(plain) == []
+    assert plain.info[0]['exact'] == []
 
 
 def test_exact_units_of_words(shallow):
@@ -326,7 +288,7 @@ def test_exact_units_of_words(shallow):
         model, tokenizer, [enc], n_rows=1, n_exact=99, units=[words]
     )
     # all but special ones, also the unit of the row that is read
-    exact = the_exact_ones(found)
+    exact = found.info[0]['exact']
     assert exact == (~words.is_special).nonzero()[:, 0].tolist()
     assert close(found.scores[0, exact], loo.scores[exact])
 
@@ -337,7 +299,7 @@ def test_without_a_tokenizer_any_unit_may_be_exact():
     n = enc['input_ids'].shape[1]
     found = removal_rows_scores(model, None, [enc], rest=False, n_exact=n)
     (loo,) = many_loo(model, [enc])
-    assert the_exact_ones(found) == list(range(n))
+    assert found.info[0]['exact'] == list(range(n))
     assert close(found.scores[0], loo.scores)
 
 
@@ -400,19 +362,6 @@ def test_words_are_removed_whole(shallow):
     read = words.number[0 if model.config.model_type == 'bert' else -1]
     others = torch.arange(len(words)) != read
     assert close(found.scores[0][others], loo.scores[others])
-
-
-def test_a_unit_that_is_the_whole_text(shallow):
-    model, tokenizer, _ = shallow
-    (a,) = explain(
-        model, tokenizer, SENTENCE, method='removal+rows', units=[(0, len(SENTENCE))]
-    )
-    (loo,) = explain(
-        model, tokenizer, SENTENCE, method='loo', units=[(0, len(SENTENCE))]
-    )
-    assert torch.isfinite(a.scores).all()
-    if a.scores.shape == loo.scores.shape == (1,):
-        assert close(a.scores, loo.scores)
 
 
 def test_padding_is_no_part_of_the_text():
@@ -496,77 +445,57 @@ def test_rows_of_spread_are_those_of_the_largest_parts(demo):
         assert all(sizes[i] >= sizes[left].max() for i in own)
 
 
-def test_all_rows_by_spread_are_exact(demo):
-    model, tokenizer = demo
-    enc = encode(model, tokenizer, SENTENCE)
-    (loo,) = many_loo(model, [enc])
-    n_tokens = enc['input_ids'].shape[1]
-    found = removal_rows_scores(
-        model, tokenizer, [enc], n_rows=n_tokens - 1, near='spread'
-    )
-    # all but [CLS]: its own row is the one that is read
-    assert close(found.scores[0, 1:], loo.scores[1:])
-
-
 # ---- refused by name
 
 
-def test_a_function_that_does_not_say_what_it_reads_is_refused():
-    model, tokenizer = shallow_demo('reviews')
-
-    def last(output):
-        return output.logits[:, -1, 5]
-
-    last.from_end = True
-    with pytest.raises(ValueError, match='n_rows'):
-        explain(model, tokenizer, SENTENCE, method='removal+rows', target=last)
+def last(output):
+    return output.logits[:, -1, 5]
 
 
-def test_another_place_than_the_last_is_refused():
-    model, tokenizer = shallow_demo('reviews')
-    with pytest.raises(ValueError, match='one by one'):
-        explain(
-            model, tokenizer, SENTENCE, method='removal+rows', target=Target(position=3)
-        )
+last.from_end = True
 
 
-def test_a_model_that_is_not_listed_is_refused():
-    model = random_model('DeBERTa-v2')
-    enc = random_inputs(model)
-    with pytest.raises(ValueError, match='DebertaV2ForSequenceClassification'):
-        removal_rows_scores(model, None, [enc])
+@pytest.mark.parametrize(
+    'target, said', [(last, 'n_rows'), (Target(position=3), 'one by one')]
+)
+def test_a_target_that_is_read_elsewhere_is_refused(target, said):
+    with pytest.raises(ValueError, match=said):
+        explain(*shallow_demo('reviews'), SENTENCE, 'removal+rows', target)
 
 
-def test_half_precision_is_refused():
-    model = random_bert(dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match='full precision'):
-        removal_rows_scores(model, None, [random_inputs(model)])
-
-
-def test_an_image_is_refused():
-    model = random_model('ViT', 'image')
-    with pytest.raises(ValueError, match='this is an image'):
+@pytest.mark.parametrize(
+    'make, said',
+    [
+        (partial(random_model, 'DeBERTa-v2'), 'DebertaV2ForSequenceClassification'),
+        (partial(random_bert, dtype=torch.bfloat16), 'full precision'),
+        (partial(random_model, 'ViT', 'image'), 'this is an image'),
+    ],
+)
+def test_a_model_that_is_not_listed_is_refused(make, said):
+    model = make()
+    with pytest.raises(ValueError, match=said):
         removal_rows_scores(model, None, [random_inputs(model)])
 
 
 @pytest.mark.parametrize(
-    'options',
+    'options, said',
     [
-        dict(n_rows=0),
-        dict(n_rows=2.5),
-        dict(rest='yes'),
-        dict(n_exact=-1),
-        dict(n_leading=0),
-        dict(near='far'),
-        dict(passes=0),
-        dict(passes=True),
-        dict(passes='four'),
-        dict(passes=3),
+        (dict(n_rows=0), '0'),
+        (dict(n_rows=2.5), '2.5'),
+        (dict(rest='yes'), 'yes'),
+        (dict(n_exact=-1), '-1'),
+        (dict(n_leading=0), '0'),
+        (dict(n_leading=3), 'n_leading=3.*rest=False'),
+        (dict(near='far'), 'far'),
+        (dict(near='spread', rest=False), "near='spread'.*save nothing"),
+        (dict(passes=0), '0'),
+        (dict(passes=True), 'True'),
+        (dict(passes='four'), 'four'),
+        (dict(passes=3), 'passes=3 is too little'),
     ],
 )
-def test_bad_options_are_refused(demo, options):
-    (said,) = options.values()
-    with pytest.raises((ValueError, TypeError), match=str(said)):
+def test_bad_options_are_refused(demo, options, said):
+    with pytest.raises((ValueError, TypeError), match=said):
         explain(*demo, SENTENCE, method='removal+rows', **options)
 
 
@@ -584,41 +513,8 @@ def test_rows_within_so_many_passes(demo, rest, passes):
     assert a.info['rows'] < n_tokens
 
 
-def test_spread_without_its_rest_is_refused(demo):
-    asked = dict(method='removal+rows', near='spread', rest=False)
-    with pytest.raises(ValueError, match="near='spread'.*save nothing"):
-        explain(*demo, SENTENCE, **asked)
-
-
 def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
     plain = ComputedRows.values
     monkeypatch.setattr(ComputedRows, 'values', lambda *args: plain(*args) + 1)
     with pytest.raises(ValueError, match='computed anew'):
         explain(*demo, SENTENCE, method='removal+rows')
-
-
-def test_nearest_rows_take_three_words():
-    members = torch.eye(4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="near='spread'.*'read' or 'both'"):
-        nearest_rows(members, 2, 0, near='spread')
-
-
-@pytest.mark.parametrize('n_rows', [2, 5, 8])
-def test_near_both_is_half_near_the_unit_and_half_near_what_is_read(n_rows):
-    members = torch.zeros(1, 40, dtype=torch.bool)
-    members[0, 3:6] = True  # a sentence
-    read = [38, 39]
-    (rows,) = nearest_rows(members, n_rows, read, True, 'both').tolist()
-    of_read = (n_rows - 1) // 2
-    behind = n_rows - 1 - of_read
-    own = list(range(6, 6 + behind))
-    assert rows == own + list(range(38 - of_read, 40))
-
-
-def test_rows_near_both_follow_loo(demo):
-    options = dict(n_rows=4, near='both', rest=False)
-    (near,) = explain(*demo, SENTENCE, method='removal+rows', **options)
-    (loo,) = explain(*demo, SENTENCE, method='loo')
-    content = ~loo.is_special
-    assert near.info['rows'] == 4
-    assert pearson(near.scores[content], loo.scores[content]) > 0.7

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from lrp_loo import audit
-from lrp_loo.dataset import explain_dataset
 from lrp_loo.faithfulness import verdict
 from lrp_loo.stats import agreement, paired_difference
 
@@ -63,14 +62,11 @@ def test_the_interval_covers_the_mean(name):
         assert np.mean(covers) > share, n
 
 
-def test_one_text_has_no_interval():
+def test_one_text_has_no_interval_and_none_no_mean():
     d = paired_difference(np.array([0.8, NAN]), np.array([0.1, 0.2]))
     assert d['n'] == 1
     assert d['mean'] == pytest.approx(0.7)
     assert np.isnan([d['low'], d['high']]).all()
-
-
-def test_no_text_has_no_mean():
     d = paired_difference(np.array([NAN]), np.array([0.1]))
     assert d['n'] == 0
     assert np.isnan([d['mean'], d['low'], d['high']]).all()
@@ -86,19 +82,12 @@ def test_an_interval_ends_where_the_mean_must():
 # --- the verdict
 
 
-def test_one_text_is_too_few():
-    v = verdict(rows(a=[0.8], b=[0.2]))
-    assert v['method'] is None
-    assert 'Too few texts to tell' in v['sentence']
-    assert 'trust' not in v['sentence']
-    assert '[' not in v['sentence']
-
-
-def test_four_texts_are_too_few():
-    assert verdict(rows(a=FIVE[:4]))['method'] is None
-
-
-def test_five_texts_may_be_enough():
+def test_four_texts_are_too_few_and_five_may_be_enough():
+    for n in (1, 4):
+        v = verdict(rows(a=FIVE[:n]))
+        assert v['method'] is None
+        assert 'Too few texts to tell' in v['sentence']
+        assert 'trust' not in v['sentence'] and '[' not in v['sentence']
     assert verdict(rows(a=FIVE))['method'] == 'a'
 
 
@@ -132,17 +121,14 @@ def test_no_text_that_all_methods_have(r):
 # --- texts with two content tokens
 
 
-def test_two_content_tokens_have_no_r():
+def test_two_content_tokens_have_no_r_and_three_do():
     special = torch.tensor([True, False, False, True])
     a = torch.tensor([9.0, 1.0, 2.0, 5.0])
     b = torch.tensor([0.0, 3.0, 4.0, 1.0])
     assert np.isnan(agreement(a, b, special))
     assert not np.isnan(agreement(a, b, special, specials=True))
-
-
-def test_three_content_tokens_have_an_r():
-    special = torch.tensor([True, False, False, False, True])
-    assert not np.isnan(agreement(torch.randn(5), torch.randn(5), special))
+    three = torch.tensor([True, False, False, False, True])
+    assert not np.isnan(agreement(torch.randn(5), torch.randn(5), three))
 
 
 def test_short_texts_are_counted_in_an_audit(demo):
@@ -150,15 +136,3 @@ def test_short_texts_are_counted_in_an_audit(demo):
     t = audit(*demo, texts, ['attn_lrp'], progress=False)
     assert t.n['attn_lrp'] == 3
     assert t.n_undefined['attn_lrp'] == 2
-
-
-def test_short_texts_are_counted_in_a_sweep(demo, tmp_path):
-    t = explain_dataset(
-        ['fine film', 'a fine film'],
-        tmp_path,
-        ['attn_lrp'],
-        model=(*demo, 'minilm-sst2'),
-        progress=False,
-    )
-    assert t.n['attn_lrp'] == 2
-    assert t.n_undefined['attn_lrp'] == 1

@@ -21,14 +21,7 @@ from lrp_loo.core import pad_batch
 from lrp_loo.models import encode
 from lrp_loo.removal import GROUPS_OF_ROWS, removal_pass
 from lrp_loo.units import text_units
-from lrp_loo.weighing import (
-    Fit,
-    carrier_rules,
-    chosen_fit,
-    fitted_weights,
-    moments_of,
-    text_moments,
-)
+from lrp_loo.weighing import text_moments
 
 TEXTS = ('a slow start , but the last act is a triumph', 'dull jokes')
 # sums of float32 in another order, at the scale of the largest
@@ -86,32 +79,16 @@ def test_groups_of_an_image_add_up():
     assert close(groups.sum((1, 3)), heads)
 
 
-def test_rows_and_groups_are_not_taken_together(demo):
-    enc = encode(*demo, TEXTS[1])
-    with pytest.raises(ValueError, match='take one of them'):
-        removal_pass(demo[0], enc, by_row=True, by_group=True)
-
-
-def test_equal_weights_are_removal(demo):
+def test_equal_weights_are_removal_and_others_are_refused(demo):
     (plain,) = explain(*demo, TEXTS[0], method='removal')
     (same,) = explain(*demo, TEXTS[0], method=weighed_removal)
     assert close(same.scores, plain.scores)
-
-
-def test_weights_of_another_model_are_refused(demo):
-    with pytest.raises(ValueError, match='fit_layers'):
-        explain(*demo, TEXTS[0], method=weighed_removal, weights=[[1, 1, 1]])
-
-
-def test_a_weight_that_is_no_number_is_refused(demo):
-    weights = [[float('nan')] * 3] * 6
-    with pytest.raises(ValueError, match='finite'):
-        explain(*demo, TEXTS[0], method=weighed_removal, weights=weights)
-
-
-def test_an_unknown_carrier_is_refused(demo):
-    with pytest.raises(ValueError, match="carrier='mule'"):
-        carrier_rules('mule', demo[0])
+    for weights, said in (
+        ([[1, 1, 1]], 'fit_layers'),
+        ([[float('nan')] * 3] * 6, 'finite'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            explain(*demo, TEXTS[0], method=weighed_removal, weights=weights)
 
 
 def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
@@ -121,40 +98,12 @@ def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
     fitted = np.mean([m.r(w) for m in kept])
     assert fitted > np.mean([m.r(np.ones_like(w)) for m in kept])
     assert fit.n_texts == len(OPINIONS)
-
-
-def test_r_from_moments_is_the_weighed_scores_r(demo):
-    fit = fit_layers(*demo, OPINIONS, progress=False)
+    # r from moments is the weighed scores' r
     (a,) = explain(*demo, OPINIONS[0], method=weighed_removal, **fit.options)
     (loo,) = explain(*demo, OPINIONS[0], method='loo')
     content = ~a.is_special
     r = np.corrcoef(a.scores[content], loo.scores[content])[0, 1]
-    found = text_moments(*demo, encode(*demo, OPINIONS[0]))[fit.carrier]
-    # r of float32 scores
-    assert abs(found.r(np.ravel(fit.weights)) - r) < 1e-4
-
-
-def test_too_few_texts_are_refused(demo):
-    with pytest.raises(ValueError, match='at least 5'):
-        fit_layers(*demo, OPINIONS[:4], progress=False)
-
-
-def test_a_ridge_draws_towards_one_scale():
-    draw = np.random.default_rng(0)
-    made = [
-        moments_of(x, np.array([1.0, 2.0]) @ x)
-        for x in (draw.normal(size=(2, 6)) for _ in range(8))
-    ]
-    apart = [np.ptp(fitted_weights(made, ridge)) for ridge in (0.01, 1, 100)]
-    assert apart == sorted(apart, reverse=True)
-
-
-def test_slopes_stand_where_rules_win_by_less_than_an_error():
-    slopes = Fit('slopes', 1.0, np.array([0.5, 0.6, 0.7]))
-    unsure = Fit('rules', 1.0, np.array([0.3, 0.9, 0.62]))
-    sure = Fit('rules', 1.0, slopes.r + np.array([0.1, 0.11, 0.12]))
-    assert chosen_fit([slopes, unsure]) is slopes
-    assert chosen_fit([slopes, sure]) is sure
+    assert abs(kept[0].r(w) - r) < 1e-4  # of float32 scores
 
 
 def test_words_labels_and_columns_are_taken_as_by_explain():
@@ -168,11 +117,6 @@ def test_words_labels_and_columns_are_taken_as_by_explain():
     assert a.tokens[1:3] == ['A', 'quiet'] or a.tokens[1:3] == ['a', 'quiet']
 
 
-def test_one_text_alone_is_refused(demo):
-    with pytest.raises(ValueError, match='1 of the texts'):
-        fit_layers(*demo, OPINIONS[0], progress=False)
-
-
 # ------------------------------------------- what weights hang on
 
 
@@ -181,26 +125,23 @@ def fit():
     return fit_layers(*load_demo('sst2'), OPINIONS, progress=False)
 
 
-def test_another_kind_of_number_is_refused_by_name(fit):
-    asked = dict(method=weighed_removal, **fit.options)
-    for target in (Target(1, log_prob=True), (1, 0), lambda o: o.logits[:, 1]):
-        with pytest.raises(ValueError, match='fitted on number=.*fit them anew'):
-            explain(*load_demo('sst2'), TEXTS[0], target=target, **asked)
-
-
-def test_longer_units_are_refused_by_name(fit):
-    asked = dict(method=weighed_removal, units='word', **fit.options)
-    with pytest.raises(ValueError, match="units='token', and this is units"):
-        explain(*load_demo('sst2'), TEXTS[0], **asked)
-
-
-def test_a_text_that_begins_otherwise_is_refused_by_name(fit):
+def test_what_was_not_fitted_is_refused_by_name(fit):
     "Much of the attention may rest on a special token in front."
     model, tokenizer = load_demo('sst2')
-    bare = tokenizer(TEXTS[0], add_special_tokens=False)
     asked = dict(method=weighed_removal, **fit.options)
-    with pytest.raises(ValueError, match='begins_special=True, and this'):
-        explain(model, tokenizer, [bare], **asked)
+    bare = [tokenizer(TEXTS[0], add_special_tokens=False)]
+    for text, options, said in (
+        (TEXTS[0], dict(target=Target(1, log_prob=True)), 'number=.*fit them anew'),
+        (TEXTS[0], dict(target=(1, 0)), 'fitted on number=.*fit them anew'),
+        (TEXTS[0], dict(target=lambda o: o.logits[:, 1]), 'fitted on number='),
+        (TEXTS[0], dict(units='word'), "units='token', and this is units"),
+        (bare, {}, 'begins_special=True, and this'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            explain(model, tokenizer, text, **asked, **options)
+    # without the record the weights are taken as they are
+    del asked['fitted']
+    assert explain(model, tokenizer, bare, **asked)
 
 
 def test_what_was_fitted_is_taken_whatever_class_is_explained(fit):
@@ -210,18 +151,6 @@ def test_what_was_fitted_is_taken_whatever_class_is_explained(fit):
     two = {'weighed': (weighed_removal, fit.options)}
     table = audit(*load_demo('sst2'), TEXTS, two, progress=False)
     assert 'refused' not in table
-
-
-def test_without_the_record_the_weights_are_taken_as_they_are(fit):
-    own = dict(weights=fit.weights, carrier=fit.carrier)
-    target = Target(1, log_prob=True)
-    asked = dict(method=weighed_removal, target=target)
-    assert explain(*load_demo('sst2'), TEXTS[0], **asked, **own)
-
-
-def test_weights_are_read_as_they_were_saved(fit, tmp_path):
-    fit.save(tmp_path / 'w.json')
-    assert load_layer_weights(tmp_path / 'w.json') == fit
 
 
 NAN = float('nan')
@@ -248,6 +177,7 @@ WRONG_WEIGHTS = [
 def test_a_file_of_wrong_weights_is_named(fit, tmp_path, changed):
     path = tmp_path / 'w.json'
     fit.save(path)
+    assert load_layer_weights(path) == fit
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(ValueError, match='w.json holds no layer weights') as e:
         load_layer_weights(path)
