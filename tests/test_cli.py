@@ -855,7 +855,7 @@ def test_python_m_runs_commands(run, capsys, monkeypatch, module, words):
 @pytest.fixture
 def bare_install(monkeypatch):
     "No package is found beside those that are needed; none was loaded before."
-    monkeypatch.setattr(lrp_loo.models, 'find_spec', lambda module: None)
+    monkeypatch.setattr('lrp_loo.demos.find_spec', lambda module: None)
     for home in ('lrp_loo.models', 'lrp_loo.dataset'):
         monkeypatch.setattr(f'{home}.load_model', load_model)
 

@@ -5,6 +5,10 @@ import pytest
 
 from lrp_loo.data import read_texts
 
+BOM = '\ufeff'
+PAIR = dict(columns=('a', 'b'))
+SKIP = dict(skip_missing=True)
+
 
 def written(tmp_path, content, name='a.csv'):
     "A file of one's own."
@@ -13,66 +17,70 @@ def written(tmp_path, content, name='a.csv'):
     return path
 
 
-@pytest.mark.parametrize('separator', [',', ';', '\t', '|'])
-def test_the_separator_of_a_csv_is_found(tmp_path, separator):
-    path = written(
-        tmp_path, f'label{separator}text\n1{separator}a fine film\n0{separator}no\n'
-    )
-    d = read_texts(path)
-    assert sorted(zip(d.texts, d.labels)) == [('a fine film', '1'), ('no', '0')]
+READ = {
+    'a comma': ('label,text\n1,a fine film\n0,no\n', ['a fine film', 'no']),
+    'a semicolon': ('label;text\n1;a fine film\n0;no\n', ['a fine film', 'no']),
+    'a tab': ('label\ttext\n1\ta fine film\n0\tno\n', ['a fine film', 'no']),
+    'a bar': ('label|text\n1|a fine film\n0|no\n', ['a fine film', 'no']),
+    'quoted': ('text;label\n"slow; but, in the end";1\n', ['slow; but, in the end']),
+    'one column': ('text\n"no, but"\n"yes; and"\n', ['no, but', 'yes; and']),
+    'of the header': ('text,label\nold; dull; odd,0\n', ['old; dull; odd']),
+    'where text is': ('text;who, when, where\na fine film;me\n', ['a fine film']),
+    'a mark in front': (f'{BOM}text,label\nfine,1\n', ['fine']),
+    'a mark, then another': (f'{BOM}label;text\n1;fine\n', ['fine']),
+    'Excel': ('sep=|\nlabel|text\n1|so, so; so\n', ['so, so; so']),
+}
 
 
-def test_separators_inside_quoted_sentences_are_text(tmp_path):
-    path = written(tmp_path, 'text;label\n"slow; but, in the end, fine";1\n')
-    assert read_texts(path).texts == ['slow; but, in the end, fine']
+@pytest.mark.parametrize('content, texts', READ.values(), ids=READ)
+def test_a_csv_is_read(tmp_path, content, texts):
+    found = read_texts(written(tmp_path, content))
+    assert sorted(found.texts) == texts
+    if 'label' in content:
+        wanted = {'a fine film': '1', 'no': '0'}
+        for text, label in zip(found.texts, found.labels):
+            assert label == wanted.get(text, label)
 
 
-def test_quoted_commas_in_a_file_of_one_column_are_text(tmp_path):
-    path = written(tmp_path, 'text\n"slow, but fine"\n"no; not at all"\n')
-    assert sorted(read_texts(path).texts) == ['no; not at all', 'slow, but fine']
+REFUSED = {
+    # pandas would take the first half for a row's name and explain the second
+    'a comma more': (
+        'text\nslow, but fine\nold, but warm\n',
+        {},
+        'line 2 has 2 columns and the first line 1; a text that holds .,. must'
+        ' stand in quotes',
+    ),
+    'two of one name': ('text,text\na,b\n', {}, "two columns named 'text'"),
+    'no text': (
+        'text,label\nfine,1\n ,0\n',
+        {},
+        'row 1 .counted from 0.; leave them out by skip_missing=True, --skip-missing$',
+    ),
+    'a blank line': ('text\nfine\n\nno\n', {}, '1 rows without a text.*is row 1'),
+    'a blank row': ('text,label\nfine,1\n\nno,0\n\n', {}, '1 rows.*first is row 1'),
+    'an empty row': ('text,label\nfine,1\n,\nno,0\n', {}, '1 rows.*first is row 1'),
+    'a row of white space': ('text,label\nfine,1\n ,1\nno,0\n', {}, '1 rows.*is row 1'),
+    'nothing else': ('text,label\n ,0\n', SKIP, 'no row with a text'),
+    'not UTF-8': ('text\ncafé\n'.encode('latin-1'), {}, 'read as utf-8.*--encoding'),
+    'no encoding': ('text\nfine\n', dict(encoding='utf-88'), "'utf-88' is not known"),
+    'both': ('a,b\nx,y\n', dict(column='a') | PAIR, 'cannot both be meant'),
+} | {
+    f'pair {columns}': ('a,b\nx,y\n', dict(columns=columns), 'two different names')
+    for columns in ('ab', ('a',), ('a', 'a'), ('a', 'b', 'c'))
+}
 
 
-def test_semicolons_in_sentences_do_not_make_a_separator(tmp_path):
-    path = written(tmp_path, 'text,label\nslow; old; dull,0\nfine; warm; odd,1\n')
-    assert sorted(read_texts(path).texts) == ['fine; warm; odd', 'slow; old; dull']
+@pytest.mark.parametrize('content, options, said', REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_meant_is_refused(tmp_path, content, options, said):
+    with pytest.raises(ValueError, match=said):
+        read_texts(written(tmp_path, content), **options)
 
 
-def test_a_header_with_two_separators_is_cut_where_the_text_column_appears(tmp_path):
-    path = written(tmp_path, 'text;who, when, where\na fine film;me\n')
-    assert read_texts(path).texts == ['a fine film']
-
-
-def test_an_unquoted_comma_that_adds_a_column_is_refused(tmp_path):
-    """pandas would take the first half of each sentence for a row's name and
-    explain the second.
-    """
-    path = written(tmp_path, 'text\nslow, but fine\nold, but warm\n')
-    with pytest.raises(
-        ValueError,
-        match=(
-            'line 2 has 2 columns and the first line 1; a text that holds .,.'
-            ' must stand in quotes'
-        ),
-    ):
-        read_texts(path)
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    path = written(tmp_path, 'text,text\na,b\n')
-    with pytest.raises(ValueError, match="two columns named 'text'"):
-        read_texts(path)
-
-
-def test_the_refusal_of_missing_texts_names_the_option(tmp_path):
-    path = written(tmp_path, 'text,label\nfine,1\n ,0\n')
-    with pytest.raises(
-        ValueError,
-        match=(
-            'row 1 .counted from 0.; leave them out by skip_missing=True,'
-            ' --skip-missing$'
-        ),
-    ):
-        read_texts(path)
+def test_a_number_is_not_a_missing_text(tmp_path):
+    path = written(tmp_path, '{"text": 7}\n{"text": "fine"}\n', 'a.jsonl')
+    said = "column 'text' of row 0 .counted from 0., but int"
+    with pytest.raises(ValueError, match=said):
+        read_texts(path, skip_missing=True)
 
 
 WRITERS = {
@@ -95,39 +103,17 @@ def test_rows_without_a_text_are_left_out_and_named(tmp_path, name):
     assert found.info['n_split'] == 2
 
 
-def test_a_blank_line_in_a_file_of_one_column_is_a_row_without_a_text(tmp_path):
-    path = written(tmp_path, 'text\nfine\n\nno\n')
-    with pytest.raises(ValueError, match='1 rows without a text, the first is row 1'):
-        read_texts(path)
-    assert read_texts(path, skip_missing=True).info['missing'] == dict(n=1, rows=[1])
+MISSING = {
+    'a blank line': ('text\nfine\n\nno\n', {}, [1]),
+    'half of a pair': ('a,b\nx,y\nx,\n', PAIR, [1]),
+    'many': ('text,label\nfine,1\n' + ' ,0\n' * 40, {}, range(1, 41)),
+}
 
 
-@pytest.mark.parametrize('line', ['', ',', ' ,1'])
-def test_no_kind_of_empty_row_is_skipped_in_silence(tmp_path, line):
-    path = written(tmp_path, f'text,label\nfine,1\n{line}\nno,0\n\n')
-    with pytest.raises(ValueError, match='1 rows without a text, the first is row 1'):
-        read_texts(path)
-
-
-def test_many_rows_without_a_text_are_counted_and_the_first_named(tmp_path):
-    path = written(tmp_path, 'text,label\nfine,1\n' + ' ,0\n' * 40)
-    assert read_texts(path, skip_missing=True).info['missing'] == dict(
-        n=40, rows=list(range(1, 11))
-    )
-
-
-def test_nothing_but_rows_without_a_text_is_refused(tmp_path):
-    path = written(tmp_path, 'text,label\n ,0\n')
-    with pytest.raises(ValueError, match='no row with a text'):
-        read_texts(path, skip_missing=True)
-
-
-def test_a_number_is_not_a_missing_text(tmp_path):
-    path = written(tmp_path, '{"text": 7}\n{"text": "fine"}\n', 'a.jsonl')
-    with pytest.raises(
-        ValueError, match="column 'text' of row 0 .counted from 0., but int"
-    ):
-        read_texts(path, skip_missing=True)
+@pytest.mark.parametrize('content, options, rows', MISSING.values(), ids=MISSING)
+def test_they_are_counted_and_the_first_named(tmp_path, content, options, rows):
+    found = read_texts(written(tmp_path, content), **SKIP, **options)
+    assert found.info['missing'] == dict(n=len(rows), rows=[*rows][:10])
 
 
 @pytest.mark.parametrize('encoding', ['latin-1', 'utf-16', 'cp1252'])
@@ -136,48 +122,7 @@ def test_an_encoding_can_be_named(tmp_path, encoding):
     assert read_texts(path, encoding=encoding).texts == ['a café film']
 
 
-@pytest.mark.parametrize('content', ['text,label\nfine,1\n', 'label;text\n1;fine\n'])
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, content):
-    path = written(tmp_path, content.encode('utf-8-sig'))
-    assert read_texts(path, column='text').texts == ['fine']
-    assert read_texts(path).labels == ['1']
-
-
-def test_a_file_that_cannot_be_decoded_names_the_option(tmp_path):
-    path = written(tmp_path, 'text\ncafé\n'.encode('latin-1'))
-    with pytest.raises(ValueError, match='cannot be read as utf-8.*--encoding'):
-        read_texts(path)
-
-
-def test_an_unknown_encoding_is_refused(tmp_path):
-    path = written(tmp_path, 'text\nfine\n')
-    with pytest.raises(ValueError, match="encoding 'utf-88' is not known"):
-        read_texts(path, encoding='utf-88')
-
-
 def test_two_columns_make_pairs(tmp_path):
-    path = written(
-        tmp_path, 'premise,hypothesis,label\na film,a work,1\nno film,a film,0\n'
-    )
-    d = read_texts(path, columns=('premise', 'hypothesis'))
+    path = written(tmp_path, 'a,b,label\na film,a work,1\nno film,a film,0\n')
+    d = read_texts(path, **PAIR)
     assert sorted(d.texts) == [('a film', 'a work'), ('no film', 'a film')]
-
-
-def test_a_pair_that_lacks_a_half_is_a_row_without_a_text(tmp_path):
-    path = written(tmp_path, 'a,b\nx,y\nx,\n')
-    assert read_texts(path, columns=('a', 'b'), skip_missing=True).info[
-        'missing'
-    ] == dict(n=1, rows=[1])
-
-
-@pytest.mark.parametrize('columns', ['ab', ('a',), ('a', 'a'), ('a', 'b', 'c')])
-def test_a_pair_is_two_names(tmp_path, columns):
-    path = written(tmp_path, 'a,b\nx,y\n')
-    with pytest.raises(ValueError, match='two different names'):
-        read_texts(path, columns=columns)
-
-
-def test_a_column_and_a_pair_cannot_both_be_meant(tmp_path):
-    path = written(tmp_path, 'a,b\nx,y\n')
-    with pytest.raises(ValueError, match='cannot both be meant'):
-        read_texts(path, column='a', columns=('a', 'b'))

@@ -333,11 +333,6 @@ def test_attention_of_the_image_is_not_taken_for_the_texts(llava):
         assert (found is not None) == (method == 'loo'), method
 
 
-def test_an_audit_of_images_beside_texts(llava):
-    found = audit(llava, Numbers(), [seen(1), seen(2)], 'loo', progress=False)
-    assert found.n['loo'] == 2
-
-
 class Processor(transformers.ProcessorMixin):
     "As a vision language model comes with one."
 

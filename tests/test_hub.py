@@ -76,20 +76,6 @@ def unreachable(monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, 'repo_info', no_answer)
 
 
-def test_no_answer_is_no_answer(unreachable):
-    assert not hub_answers('nobody/no-such-model')
-
-
-def test_an_error_of_the_hub_is_an_answer(unreachable, monkeypatch):
-    from huggingface_hub.errors import HFValidationError
-
-    def refuse(*args, **kwargs):
-        raise HFValidationError('no name')
-
-    monkeypatch.setattr(huggingface_hub.HfApi, 'repo_info', refuse)
-    assert hub_answers('nobody/no-such-model')
-
-
 def test_a_model_in_the_cache_needs_no_hub(
     unreachable, monkeypatch, tmp_path, tokenizer
 ):
@@ -192,3 +178,15 @@ def test_whatever_is_raised_while_loading_is_said_of_the_model(
         ValueError, match=f"the model 'mine' cannot be loaded.*{type(error).__name__}"
     ):
         load_model(folder)
+
+
+def test_no_answer_is_no_answer_and_an_error_is_one(unreachable, monkeypatch):
+    from huggingface_hub.errors import HFValidationError
+
+    assert not hub_answers('nobody/no-such-model')
+
+    def refuse(*args, **kwargs):
+        raise HFValidationError('no name')
+
+    monkeypatch.setattr(huggingface_hub.HfApi, 'repo_info', refuse)
+    assert hub_answers('nobody/no-such-model')

@@ -48,28 +48,12 @@ def test_the_model_and_the_options_are_noted(demo):
     assert a.called == 'attn_lrp(bypass_softmax=[3, 4, 5])'
 
 
-def test_options_that_change_no_number_are_not_noted(demo):
-    (a,) = explain(*demo, TEXTS[0], 'loo', progress=False, token_budget=512)
-    assert 'options' not in a.info and a.called == 'loo'
-
-
 def test_a_model_has_one_mark_wherever_it_lies(demo, tmp_path):
     for part in demo:
         part.save_pretrained(tmp_path / 'mine')
     model, *_ = load_model(tmp_path / 'mine')
     assert weights_mark(model) == weights_mark(demo[0])
     assert name_of_model(model) == 'mine'  # and not the way there
-
-
-@pytest.mark.parametrize('name', ['a/b', 'bert-base-uncased'])
-def test_a_name_on_the_hub_is_kept(name):
-    model = shallow_demo('sst2', 1)[0]
-    model.config._name_or_path = name
-    assert name_of_model(model) == name
-
-
-def test_a_module_without_a_config_goes_by_its_class():
-    assert name_of_model(torch.nn.Linear(2, 2)) == 'Linear'
 
 
 @pytest.mark.parametrize('change', ['training', 'bfloat16', 'one layer'])
@@ -155,14 +139,6 @@ def test_it_is_shown(demo):
     assert '<script>' not in a._repr_html_()
 
 
-def test_a_hand_made_map_says_nothing(demo):
-    (a,) = explain(*demo, TEXTS[0])
-    for name in ('model', 'weights'):
-        del a.info[name]
-    assert (a.made_by, a.called) == ('', 'attn_lrp')
-    assert '<b>attn_lrp</b>' in a._repr_html_()
-
-
 # ------------------------------------------------------------ not mixed
 
 
@@ -234,3 +210,20 @@ def test_a_long_option_is_short_and_told_apart(demo):
         called.append(a.called)
     assert called[0] != called[1]
     assert all(len(name) < 100 for name in called)
+
+
+def test_what_a_model_is_called():
+    model = shallow_demo('sst2', 1)[0]
+    for name in ('a/b', 'bert-base-uncased'):
+        model.config._name_or_path = name
+        assert name_of_model(model) == name
+    assert name_of_model(torch.nn.Linear(2, 2)) == 'Linear'
+
+
+def test_what_is_not_noted_is_not_said(demo):
+    (a,) = explain(*demo, TEXTS[0], 'loo', progress=False, token_budget=512)
+    assert 'options' not in a.info and a.called == 'loo'
+    for name in ('model', 'weights'):
+        del a.info[name]
+    assert (a.made_by, a.called) == ('', 'loo')
+    assert '<b>loo</b>' in a._repr_html_()

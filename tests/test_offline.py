@@ -67,27 +67,7 @@ import json, socket
 
 print(json.dumps([name for _, name in socket.if_nameindex()]))
 '''
-IMPORT = '''
-import json, sys, time
-
-start = time.perf_counter()
-before = set(sys.modules)
-import lrp_loo
-seconds = time.perf_counter() - start
-packages = {m.split('.')[0] for m in set(sys.modules) - before}
-print(json.dumps([seconds, sorted(packages)]))
-'''
 OFFLINE = ('HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE', 'HF_DATASETS_OFFLINE')
-HEAVY = {
-    'torch',
-    'transformers',
-    'numpy',
-    'pandas',
-    'matplotlib',
-    'datasets',
-    'peft',
-    'fastcore',
-}
 
 
 def run(code, *before):
@@ -101,36 +81,14 @@ def run(code, *before):
 
 
 @pytest.fixture(scope='module')
-def imports():
-    "Seconds and packages of five imports."
-    return [run(IMPORT) for _ in range(5)]
-
-
-def test_importing_imports_nothing_heavy(imports):
-    _, packages = imports[0]
-    assert not HEAVY & set(packages), packages
-
-
-def test_importing_is_quick(imports):
-    "The best of five, since a machine may be busy."
-    assert min(seconds for seconds, _ in imports) < 2
-
-
-def a_network_of_its_own():
-    "A command that runs another in an empty network, or None."
-    if shutil.which('unshare') is None:
-        return None
-    for words in (['unshare', '-n'], ['unshare', '-rn']):
-        done = subprocess.run([*words, 'true'], capture_output=True)
-        if done.returncode == 0:
-            return words
-    return None
-
-
-@pytest.fixture(scope='module')
 def network():
     "Words before a command that give it a network that holds nothing."
-    return a_network_of_its_own()
+    for words in (
+        (['unshare', '-n'], ['unshare', '-rn']) if shutil.which('unshare') else ()
+    ):
+        if subprocess.run([*words, 'true'], capture_output=True).returncode == 0:
+            return words
+    return None
 
 
 @pytest.fixture(scope='module')
@@ -141,36 +99,28 @@ def without_sockets(network):
     return run(CLOSED + USE, *(network or ()))
 
 
-def test_no_socket_is_asked_for(without_sockets):
-    "Even where the answer no is accepted it would be seen."
-    assert without_sockets['asked'] == []
-
-
-def test_texts_are_explained_without_sockets(without_sockets):
-    tokens = ['[CLS]', 'a', 'fine', 'film', '[SEP]']
-    assert without_sockets['tokens'] == tokens
-    assert without_sockets['next']
-
-
-def test_a_model_is_audited_without_sockets(without_sockets):
-    assert without_sockets['rows'] == ['attn_lrp', 'removal']
-    assert without_sockets['loo_r']
-
-
 def test_closed_sockets_are_closed():
     said, asked = run(CLOSED + ASK)
     assert 'there is no network' in said
     assert asked == 1
 
 
-def test_without_a_network(network, without_sockets):
-    "The whole process in a network of its own that holds nothing."
-    if network is None:
-        pytest.skip('no network of its own may be made here (unshare -n)')
-    assert without_sockets['rows'] == ['attn_lrp', 'removal']
-
-
 def test_a_network_of_its_own_is_empty(network):
     if network is None:
         pytest.skip('no network of its own may be made here (unshare -n)')
     assert run(INTERFACES, *network) == ['lo']
+
+
+def test_importing_imports_nothing_heavy():
+    code = 'import json, sys, lrp_loo; print(json.dumps([*sys.modules]))'
+    heavy = 'torch transformers numpy pandas matplotlib datasets peft fastcore'
+    assert not set(heavy.split()) & set(run(code))
+
+
+def test_texts_are_explained_and_a_model_audited_without_sockets(without_sockets):
+    found = without_sockets
+    assert found['asked'] == []  # where the answer no is accepted it would be seen
+    assert found['tokens'] == ['[CLS]', 'a', 'fine', 'film', '[SEP]']
+    assert found['next']
+    assert found['rows'] == ['attn_lrp', 'removal']
+    assert found['loo_r']

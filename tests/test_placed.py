@@ -14,9 +14,9 @@ from conftest import random_bert, shallow_demo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from lrp_loo import audit, explain, explain_generation
+from lrp_loo import explain, explain_generation
 from lrp_loo.methods import METHODS
-from lrp_loo.models import check_model, device_of, is_offloaded, weights_mark
+from lrp_loo.models import check_model, is_offloaded, weights_mark
 
 TEXTS = ["The jokes are old, and the pace is slow.", "Fine."]
 # it repeats what a layer does, and is refused where a forward is replaced
@@ -105,14 +105,6 @@ def test_an_offloaded_model_has_the_mark_of_its_weights(offloaded, plain):
     assert weights_mark(offloaded) != weights_mark(random_bert(2, seed=1))
 
 
-def test_an_offloaded_model_is_audited(offloaded, plain, tokenizer):
-    tables = [
-        audit(m, tokenizer, TEXTS, ['loo', 'attn_lrp'], progress=False)
-        for m in (offloaded, plain)
-    ]
-    assert torch.allclose(*[torch.tensor(t['loo_r'].values) for t in tables], atol=1e-4)
-
-
 def test_an_offloaded_decoder_explains_what_it_says(tmp_path):
     wanted, found = [
         explain_generation(
@@ -129,10 +121,6 @@ def test_an_offloaded_decoder_explains_what_it_says(tmp_path):
 def test_an_offloaded_model_is_moved_nowhere(offloaded, tokenizer):
     with pytest.raises(ValueError, match='spread over devices'):
         explain(offloaded, tokenizer, TEXTS, device='cpu')
-
-
-def test_inputs_go_where_weights_are_fetched_to(offloaded):
-    assert torch.device(device_of(offloaded)).type == 'cpu'
 
 
 @pytest.mark.parametrize('target', [None, 'LABEL_1'])

@@ -23,8 +23,7 @@ from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
 from lrp_loo.models import encode
 from lrp_loo.core import pad_batch
 from lrp_loo.loo import leave_one_out
-from lrp_loo import targets
-from lrp_loo.targets import Readout, Target, settled
+from lrp_loo.targets import Readout, Target
 
 MASKED = ['The [MASK] is slow.', 'Not one scene of this quiet film feels [MASK].']
 SMALL = dict(
@@ -108,12 +107,6 @@ TWO_MASKS = 'The [MASK] is [MASK].'
 def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer, text, method):
     with pytest.raises(ValueError, match='MASK.*position='):
         explain(mlm, tokenizer, text, method)
-
-
-@pytest.mark.parametrize('text, said', [(TEXTS[0], 'none'), (TWO_MASKS, '2')])
-def test_the_text_without_one_mask_is_told_from_others(mlm, tokenizer, text, said):
-    with pytest.raises(ValueError, match=f'this text has {said}'):
-        explain(mlm, tokenizer, [MASKED[0], text])
 
 
 def test_a_given_position_wins_over_the_mask(mlm, tokenizer):
@@ -205,17 +198,6 @@ def test_padding_on_the_left_moves_no_token(target, numbers):
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     readout = Readout(target, out, dict(attention_mask=mask))
     assert readout(out).tolist() == numbers
-
-
-def test_a_settled_target_keeps_its_place():
-    enc = dict(input_ids=torch.tensor([[1, 9, 2]]))
-    knows_mask = SimpleNamespace(mask_token_id=9)
-    target = targets.at_mask(None, knows_mask, [enc])
-    assert settled(target, 5) == Target(5, mask_id=9)
-
-
-def test_a_target_by_its_name_is_settled_by_its_number():
-    assert settled('film', 5) == Target(5)
 
 
 @pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
@@ -538,3 +520,9 @@ def test_the_reference_s_name_is_not_given_away(demo):
             [encode(model, tokenizer, TEXTS[0])],
             {'loo': ('attn_lrp', {})},
         )
+
+
+@pytest.mark.parametrize('text, said', [(TEXTS[0], 'none'), (TWO_MASKS, '2')])
+def test_the_text_without_one_mask_is_told_from_others(mlm, tokenizer, text, said):
+    with pytest.raises(ValueError, match=f'this text has {said}'):
+        explain(mlm, tokenizer, [MASKED[0], text])

@@ -162,7 +162,7 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line):
 @pytest.mark.parametrize('line', shell_lines())
 def test_a_line_works_on_a_bare_install(called, monkeypatch, line):
     "Without an extra, and so without the demo model's encoder."
-    monkeypatch.setattr('lrp_loo.models.find_spec', lambda module: None)
+    monkeypatch.setattr('lrp_loo.demos.find_spec', lambda module: None)
     assert called(line)
 
 

@@ -6,38 +6,27 @@ SmolLM2: loading, coverage, one map of each, agreement with a second derivation
 import copy
 import re
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import naive_llama
 import pytest
 import torch
-from conftest import demo_or_skip
+from conftest import demo_or_skip, shallow_demo
 from naive_mpnet import MPNet
 from tracked import tracked
 
-from lrp_loo import attn_lrp, explain, lrp_rules
-from lrp_loo import models as library
-from lrp_loo.models import transformer_layers
-from lrp_loo.models import (
-    BASES,
-    DEMOS,
-    cache_folder,
-    demo_base,
-    demo_folder,
-    describe_model,
-    encode,
-    load_demo,
-)
+from lrp_loo import attn_lrp, demos, explain, load_model, lrp_rules
+from lrp_loo.demos import BASES, DEMOS, cache_folder, demo_base, demo_folder, load_demo
+from lrp_loo.models import describe_model, encode, n_layers
 
-MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet' and demo.seeds]
-LARGE = [*MPNETS, 'smollm2']
+MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet']
 ADAPTERS = [
     (name, seed) for name, demo in DEMOS.items() if demo.adapter for seed in demo.seeds
 ]
 SENTENCE = 'The jokes are old, but the film'
-METHODS = ['attn_lrp', 'cp_lrp', 'loo']
 
 
-@pytest.fixture(scope='module', params=LARGE)
+@pytest.fixture(scope='module', params=[*MPNETS, 'smollm2'])
 def large(request):
     "A large demo model's name, model, tokenizer."
     return request.param, *demo_or_skip(request.param)
@@ -46,43 +35,26 @@ def large(request):
 # loading
 
 
-def test_it_is_a_stock_model(large):
+def test_it_is_a_stock_model_of_its_size(large):
     name, model, _ = large
-    kind = 'Llama' if name == 'smollm2' else 'MPNet'
-    assert type(model).__name__.startswith(kind)
+    llama = name == 'smollm2'
+    assert type(model).__name__.startswith('Llama' if llama else 'MPNet')
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(p.requires_grad for p in model.parameters())
     assert not [n for n, _ in model.named_parameters() if 'lora' in n]
-
-
-def test_it_is_as_large_as_it_should_be(large):
-    name, model, _ = large
     said = describe_model(model, name)
     sizes = said['layers'], said['width'], said['parameters'] // 10**6
-    assert sizes == ((30, 576, 134) if name == 'smollm2' else (12, 768, 109))
-
-
-def test_rounded_weights_are_said():
-    model, _ = demo_or_skip('smollm2')
-    said = describe_model(model)['stored_as']
-    assert '4 bits' in said and 'float32' in said
-    # Q4_1: 32 numbers of a row share a scale and an offset
-    blocks = model.model.layers[7].mlp.down_proj.weight[:16].reshape(-1, 32)
-    assert max(len(block.unique()) for block in blocks) <= 16
-
-
-def test_weights_that_are_not_rounded_are_not_said_to_be(demo):
-    assert 'stored_as' not in describe_model(demo[0])
+    assert sizes == ((30, 576, 134) if llama else (12, 768, 109))
+    assert ('stored_as' in said) == llama
 
 
 def test_its_tokenizer_gives_back_what_it_read(large):
     name, _, tokenizer = large
     text = 'naïve? “yes” — 12 films, isn’t it'
     ids = tokenizer(text)['input_ids']
-    back = tokenizer.decode(
-        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    plain = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    back = tokenizer.decode(ids, **plain)
     if name == 'smollm2':
         assert back == text
     else:  # it writes in small letters, without accents
@@ -90,8 +62,11 @@ def test_its_tokenizer_gives_back_what_it_read(large):
     assert tokenizer.unk_token_id not in ids
 
 
-def test_smollm2_knows_the_form_of_a_chat():
-    _, tokenizer = demo_or_skip('smollm2')
+def test_smollm2_is_what_its_package_holds(tmp_path):
+    model, tokenizer = demo_or_skip('smollm2')
+    # Q4_1: 32 numbers of a row share a scale and an offset
+    blocks = model.model.layers[7].mlp.down_proj.weight[:16].reshape(-1, 32)
+    assert max(len(block.unique()) for block in blocks) <= 16
     said = [dict(role='user', content='Is it good?')]
     text = tokenizer.apply_chat_template(
         said, add_generation_prompt=True, tokenize=False
@@ -99,70 +74,56 @@ def test_smollm2_knows_the_form_of_a_chat():
     assert text.endswith('Is it good?<|im_end|>\n<|im_start|>assistant\n')
     # what marks a turn is one token
     assert tokenizer('<|im_start|>')['input_ids'] == [tokenizer.bos_token_id]
-
-
-def test_smollm2_predicts_words():
-    model, tokenizer = demo_or_skip('smollm2')
     enc = tokenizer('The capital of France is', return_tensors='pt')
-    predicted = model(**enc).logits[0, -1].argmax()
-    assert tokenizer.decode(predicted) == ' Paris'
+    assert tokenizer.decode(model(**enc).logits[0, -1].argmax()) == ' Paris'
 
 
 def test_it_can_be_saved_and_loaded_again(tmp_path):
-    model, _ = demo_or_skip('smollm2')
+    demo_or_skip('smollm2')
+    model, _ = shallow_demo('smollm2', 1)
     model.save_pretrained(tmp_path)
-    again, _, _ = library._model_from(
-        library._source_of(demo_base('smollm2')), 'next token'
-    )
     saved = type(model).from_pretrained(tmp_path)
-    hashes = {describe_model(m)['sha256'] for m in (model, again, saved)}
-    assert len(hashes) == 1
+    assert describe_model(saved) == describe_model(model)
+    again, *_ = load_model(demo_base('smollm2'), task='next token')
+    assert describe_model(again)['stored_as'] == describe_model(model)['stored_as']
 
 
 # seeds and cards
 
 
-@pytest.mark.parametrize('name,seed', ADAPTERS)
+@pytest.mark.parametrize('name, seed', ADAPTERS)
 def test_the_card_of_an_adapter_says_what_it_is(name, seed):
     folder = demo_folder(name, seed)
     card = (folder / 'README.md').read_text()
     assert f'# {folder.name}: ' in card
     assert f'base_model: {BASES[DEMOS[name].base].name}' in card
     assert f'| seed | {seed} |' in card
-    assert re.search(r'\| accuracy on (validation|test) \(.+\) \| 0\.\d+', card)
+    measured = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
+    assert float(measured[2]) >= (0.92 if name in MPNETS else 0)
 
 
-@pytest.mark.parametrize('name', MPNETS)
-def test_an_mpnet_was_measured_to_be_good(name):
-    for seed in DEMOS[name].seeds:
-        card = (demo_folder(name, seed) / 'README.md').read_text()
-        measured = re.search(r'\| accuracy on .+ \| ([\d.]+) \|', card)
-        assert float(measured[1]) >= 0.92
-
-
-@pytest.mark.parametrize('name,seed', ADAPTERS)
-def test_an_adapter_is_small(name, seed):
-    files = demo_folder(name, seed).iterdir()
-    assert sum(f.stat().st_size for f in files) <= 8 * 2**20
-
-
-def test_every_adapter_that_is_shipped_can_be_named():
-    configs = tracked('lrp_loo/assets/*/adapter_config.json')
-    found = {path.parent.name for path in configs}
-    assert found == {demo_folder(*adapter).name for adapter in ADAPTERS}
+def test_every_adapter_that_is_kept_can_be_named():
+    places = 'lrp_loo/assets', 'research/weights'
+    configs = tracked(*(f'{place}/*/adapter_config.json' for place in places))
+    found = {path.parent for path in configs}
+    assert found == {demo_folder(*adapter) for adapter in ADAPTERS}
 
 
 def test_seeds_are_different_models():
     seeds = DEMOS['sst2'].seeds
-    hashes = {
-        describe_model(load_demo('sst2', seed=seed)[0])['sha256'] for seed in seeds
-    }
-    assert len(hashes) == len(seeds)
+    models = [load_demo('sst2', seed=seed)[0] for seed in seeds]
+    assert len({describe_model(m)['sha256'] for m in models}) == len(seeds)
+
+
+def test_where_there_is_no_clone_a_seed_says_where_it_lies(monkeypatch, tmp_path):
+    monkeypatch.setattr(demos, 'files', lambda package: tmp_path / package)
+    with pytest.raises(FileNotFoundError, match='seed=3.*minilm-sst2-seed3.*research'):
+        load_demo('sst2', seed=3)
 
 
 @pytest.mark.parametrize('name', DEMOS)
 @pytest.mark.parametrize('seed', [-1, 99, 'one', None, [0]])
-def test_a_seed_that_is_not_shipped_is_refused_by_name(name, seed):
+def test_a_seed_that_it_was_not_trained_with_is_refused_by_name(name, seed):
     with pytest.raises(ValueError, match=re.escape(f'seed={seed!r}')) as said:
         load_demo(name, seed=seed)
     assert repr(name) in str(said.value)
@@ -174,7 +135,7 @@ def test_a_seed_that_is_not_shipped_is_refused_by_name(name, seed):
 @pytest.mark.parametrize('layers', ['none', 'all'])
 def test_every_operation_has_a_rule(large, layers):
     _, model, tokenizer = large
-    bypass = range(len(transformer_layers(model))) if layers == 'all' else ()
+    bypass = range(n_layers(model)) if layers == 'all' else ()
     enc = encode(model, tokenizer, SENTENCE)
     with lrp_rules(model, attn_lrp(bypass)) as rules:
         model(**enc)
@@ -182,7 +143,7 @@ def test_every_operation_has_a_rule(large, layers):
     assert len(rules.report()) > 200
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', ['attn_lrp', 'cp_lrp', 'loo'])
 def test_a_map_of_each(large, method):
     _, model, tokenizer = large
     found = explain(model, tokenizer, SENTENCE, method=method)[0]
@@ -191,7 +152,7 @@ def test_a_map_of_each(large, method):
     assert found.scores.abs().max() > 0
 
 
-# a second derivation
+# a second derivation, of the first layers
 
 
 def close(a, b, rel=1e-4):
@@ -207,11 +168,16 @@ def score(model, tokenizer, method):
     return found.scores.double()
 
 
+def in_double(name, layers=3):
+    demo_or_skip(name)
+    model, tokenizer = shallow_demo(name, layers)
+    return copy.deepcopy(model).double(), tokenizer, tokenizer(SENTENCE)['input_ids']
+
+
 @pytest.fixture(scope='module')
 def mpnet():
     "MPNet in double precision, and derived again, with the text's ids."
-    model, tokenizer = demo_or_skip('mpnet-sst2')
-    model = copy.deepcopy(model).double()
+    model, tokenizer, ids = in_double('mpnet-sst2')
     c = model.config
     again = MPNet(
         model.state_dict(),
@@ -219,14 +185,13 @@ def mpnet():
         heads=c.num_attention_heads,
         ln_eps=c.layer_norm_eps,
     )
-    return model, tokenizer, again, tokenizer(SENTENCE)['input_ids']
+    return model, tokenizer, again, ids
 
 
-@pytest.mark.parametrize('method,n', [('attn_lrp', 0), ('cp_lrp', 12)])
+@pytest.mark.parametrize('method, n', [('attn_lrp', 0), ('cp_lrp', 3)])
 def test_relevance_of_mpnet_is_the_naive_one(mpnet, method, n):
     model, tokenizer, again, ids = mpnet
-    target = int(again(ids).argmax())
-    R = again.back(target, bypass=range(n))
+    R = again.back(int(again(ids).argmax()), bypass=range(n))
     close(score(model, tokenizer, method), R)
 
 
@@ -241,8 +206,7 @@ def test_loo_of_mpnet_is_the_naive_one(mpnet):
 @pytest.fixture(scope='module')
 def smollm2():
     "SmolLM2 in double precision, with its sizes and the text's ids."
-    model, tokenizer = demo_or_skip('smollm2')
-    model = copy.deepcopy(model).double()
+    model, tokenizer, ids = in_double('smollm2')
     c = model.config
     sizes = dict(
         layers=c.num_hidden_layers,
@@ -251,21 +215,20 @@ def smollm2():
         rms_eps=c.rms_norm_eps,
         rope_theta=c.rope_parameters['rope_theta'],
     )
-    return model, tokenizer, sizes, tokenizer(SENTENCE)['input_ids']
+    return model, tokenizer, sizes, ids
 
 
 @pytest.mark.parametrize(
-    'method,how',
+    'method, how',
     [
         ('attn_lrp', dict(gates='half')),
-        ('cp_lrp', dict(gates='constant', bypass=range(30))),
+        ('cp_lrp', dict(gates='constant', bypass=range(3))),
     ],
     ids=['attn_lrp', 'cp_lrp'],
 )
 def test_relevance_of_smollm2_is_the_naive_one(smollm2, method, how):
     model, tokenizer, sizes, ids = smollm2
-    state = model.state_dict()
-    logits, R = naive_llama.explain(state, ids, **how, **sizes)
+    logits, R = naive_llama.explain(model.state_dict(), ids, **how, **sizes)
     close(model(torch.tensor([ids])).logits[0, -1], logits)
     close(score(model, tokenizer, method), R)
 
@@ -333,11 +296,11 @@ def no_package(name):
 
 
 @pytest.mark.parametrize(
-    'name,extra', [*((m, 'base') for m in MPNETS), ('smollm2', 'llm')]
+    'name, extra', [*((m, 'base') for m in MPNETS), ('smollm2', 'llm')]
 )
 def test_a_model_that_is_not_installed_is_named(monkeypatch, empty_cache, name, extra):
-    monkeypatch.setattr(library, 'distribution', no_package)
-    monkeypatch.setattr(library, 'find_spec', lambda name: None)
+    monkeypatch.setattr(demos, 'distribution', no_package)
+    monkeypatch.setattr(demos, 'find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match='make models') as said:
         load_demo(name)
     assert f'extra {extra!r}' in str(said.value)
@@ -345,28 +308,31 @@ def test_a_model_that_is_not_installed_is_named(monkeypatch, empty_cache, name, 
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
+    "Where it was in earlier versions, and else where the system has caches."
     for name in ('LRP_LOO_CACHE', 'XDG_CACHE_HOME'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('HOME', str(tmp_path))
-    assert cache_folder() == tmp_path / '.cache' / 'lrp_loo'
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'all'))
-    assert cache_folder() == tmp_path / 'all' / 'lrp_loo'
+    monkeypatch.setattr(demos, 'user_cache_path', lambda *of: tmp_path / 'system')
+    assert cache_folder() == tmp_path / 'system'
+    for folder in (tmp_path / '.cache' / 'lrp_loo', tmp_path / 'all' / 'lrp_loo'):
+        folder.mkdir(parents=True)
+        assert cache_folder() == folder
+        monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'all'))
     monkeypatch.setenv('LRP_LOO_CACHE', str(tmp_path / 'ours'))
     assert cache_folder() == tmp_path / 'ours'
 
 
 def unpacked(tmp):
     "A model of one file."
-    folder = tmp / 'model'
-    folder.mkdir()
-    (folder / 'config.json').write_text('{}')
-    return folder
+    (tmp / 'model').mkdir()
+    (tmp / 'model' / 'config.json').write_text('{}')
+    return tmp / 'model'
 
 
 def test_a_model_is_unpacked_once(empty_cache):
-    folder = library._made_once('one', unpacked)
+    folder = demos._made_once('one', unpacked)
     assert [p.name for p in folder.iterdir()] == ['config.json']
-    assert library._made_once('one', no_package) == folder
+    assert demos._made_once('one', no_package) == folder
     assert list(empty_cache.iterdir()) == [folder]
 
 
@@ -376,25 +342,25 @@ def test_what_fails_leaves_nothing(empty_cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        library._made_once('one', fails)
+        demos._made_once('one', fails)
     assert not list(empty_cache.iterdir())
 
 
 def test_who_is_later_takes_what_is_there(empty_cache):
     def slow(tmp):
         unpacked(tmp)
-        (library._made_once('one', unpacked) / 'first').touch()
+        (demos._made_once('one', unpacked) / 'first').touch()
         return tmp / 'model'
 
-    folder = library._made_once('one', slow)
+    folder = demos._made_once('one', slow)
     assert (folder / 'first').exists()
     assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_another_file_is_refused(monkeypatch, empty_cache):
-    monkeypatch.setattr(library, '_MPNET_ZIP', '0' * 64)
-    parts = iter(tracked('tests/*.py'))
-    monkeypatch.setattr(library, '_zip_part', lambda name: next(parts))
+    part = SimpleNamespace(name='a.zip.001', locate=lambda: __file__)
+    brought = SimpleNamespace(files=[part])
+    monkeypatch.setattr(demos, 'distribution', lambda name: brought)
     with pytest.raises(ValueError, match='make models'):
         demo_base('mpnet')
     assert not list(empty_cache.iterdir())

@@ -43,43 +43,6 @@ def names(folder, *patterns):
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def test_what_a_user_has_made_is_passed_over(clone):
-    for name in ('nbs/Untitled.ipynb', 'figures/embedded/1.png'):
-        (clone / name).parent.mkdir(exist_ok=True)
-        (clone / name).touch()
-    assert names(clone, 'nbs/*.ipynb') == ['nbs/05_loo.ipynb']
-    assert names(clone, 'figures/**/*.png') == ['figures/a/1.png']
-
-
-def test_what_is_added_counts_and_what_is_deleted_does_not(clone):
-    (clone / 'nbs/06_curves.ipynb').touch()
-    git(clone, 'add', 'nbs/06_curves.ipynb')
-    (clone / 'nbs/05_loo.ipynb').unlink()
-    assert names(clone, 'nbs/*.ipynb') == ['nbs/06_curves.ipynb']
-
-
-def test_a_star_stays_in_its_folder(clone):
-    assert names(clone, '*.png', 'figures/*.png') == []
-    assert names(clone, '**/*.png', 'nbs/*') == ['figures/a/1.png', 'nbs/05_loo.ipynb']
-
-
-def test_an_unpacked_archive_is_taken_as_it_is(tree):
-    assert not tracked.known_to_git()
-    assert names(tree, 'nbs/*.ipynb') == ['nbs/05_loo.ipynb']
-
-
-def test_an_archive_unpacked_in_another_clone_is_none_of_it(tree):
-    git(tree.parent, 'init')
-    assert not tracked.known_to_git()
-    assert names(tree, '**/*.png') == ['figures/a/1.png']
-
-
-def test_there_is_no_need_of_git(tree, monkeypatch):
-    monkeypatch.setenv('PATH', str(tree))
-    assert not tracked.known_to_git()
-    assert names(tree, 'settings.ini') == ['settings.ini']
-
-
 @needs_git
 def test_no_check_lists_the_tree_by_itself():
     found = [
@@ -91,3 +54,24 @@ def test_no_check_lists_the_tree_by_itself():
     # where git does not know the tree
     (alone,) = found
     assert alone.startswith('tracked.py: ')
+
+
+def test_git_tells_what_is_the_package_s(clone):
+    for name in ('nbs/Untitled.ipynb', 'figures/embedded/1.png', 'nbs/06_curves.ipynb'):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).touch()
+    git(clone, 'add', 'nbs/06_curves.ipynb')
+    (clone / 'nbs/05_loo.ipynb').unlink()
+    assert names(clone, 'nbs/*.ipynb') == ['nbs/06_curves.ipynb']
+    assert names(clone, 'figures/**/*.png') == ['figures/a/1.png']
+    assert names(clone, '*.png', 'figures/*.png') == []  # a star stays in its folder
+
+
+@pytest.mark.parametrize('without', ['a clone', 'a clone of its own', 'git'])
+def test_an_unpacked_archive_is_taken_as_it_is(tree, monkeypatch, without):
+    if without == 'a clone of its own':
+        git(tree.parent, 'init')
+    if without == 'git':
+        monkeypatch.setenv('PATH', str(tree))
+    assert not tracked.known_to_git()
+    assert names(tree, '**/*.png', 'nbs/*') == ['figures/a/1.png', 'nbs/05_loo.ipynb']

@@ -75,12 +75,6 @@ def log_prob(model, ids, n_last):
     return sum(float(logits[i - 1, ids[i]]) for i in places)
 
 
-def test_the_tokenizer_would_put_it_there_twice(reviews):
-    _, tokenizer = reviews
-    ids = tokenizer(written(tokenizer))['input_ids']
-    assert ids[:2] == [tokenizer.bos_token_id] * 2
-
-
 def test_encode(reviews):
     model, tokenizer = reviews
     text = written(tokenizer)
@@ -133,11 +127,6 @@ def test_a_pair_of_texts_and_pairs_of_tokens(reviews, tokenizer):
     )
     for k, v in plain.items():
         assert torch.equal(v, again[k]), k
-
-
-def test_a_text_that_merely_ends_as_one_is_left_as_it_is(tokenizer):
-    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
-    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']
 
 
 @pytest.mark.parametrize('of', ['reviews', 'ending'])
