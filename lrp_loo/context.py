@@ -7,7 +7,7 @@ __all__ = ['TEMPLATE', 'LONG_CONTEXT', 'answer_log_prob', 'attribute_context', '
 
 # %% ../nbs/15_context.ipynb #e9703edd
 import torch
-from .methods import check_call, eager, explain_batch, on_device
+from .methods import as_it_runs, explain_batch
 from .view import Attribution
 from lrp_loo.models import (
     check_ids,
@@ -16,7 +16,6 @@ from lrp_loo.models import (
     made_with,
     max_tokens,
     put_around,
-    unwrap,
 )
 from .targets import next_tokens
 from .units import Units, text_spans, text_units
@@ -41,6 +40,21 @@ def answer_log_prob(
 TEMPLATE = '{context}\n\n{question}\n'
 
 
+def _around_context(template, question):
+    "What stands before the context and after it."
+    template = template or (TEMPLATE if question else '{context} ')
+    if '{context}' not in template:
+        raise ValueError(f"the template {template!r} has no {{context}}")
+    parts = template.split('{context}', 1)
+    try:
+        return [part.format(question=question) for part in parts]
+    except (KeyError, IndexError, ValueError) as e:
+        raise ValueError(
+            f"the template {template!r} takes {{context}} and {{question}}"
+            f" alone; {e} is not known"
+        ) from None
+
+
 def attribute_context(
     model,  # a causal language model in eval mode
     tokenizer,  # its (fast) tokenizer
@@ -58,56 +72,37 @@ def attribute_context(
     # a score per unit of the context, in log-probability (nats) of the answer
 ) -> Attribution:
     "How much each unit of the context raises the answer's log-probability."
-    model, tokenizer = unwrap(model, tokenizer)
-    model = eager(model)
-    check_call(model, method, [context])
-    on_device(model, device)
-    _check_strings(context, answer, question)
-    before, after = _around_context(template, question)
-    prompt = before + context + after
-    own = continuation_ids(tokenizer, prompt, answer)
-    ids = prompt_ids(tokenizer, prompt) + own
-    enc, answer_ids = encoded_ids(model, tokenizer, ids), torch.tensor(own)
-    spans = [
-        (start + len(before), end + len(before))
-        for start, end in text_spans(context, units)
-    ]
-    sentences = _units_of_prompt(tokenizer, enc, answer_ids, prompt, spans)
-    (a,) = explain_batch(
-        model,
-        tokenizer,
-        [enc],
-        method,
-        answer_log_prob(answer_ids),
-        [sentences],
-        **options,
-    )
-    a.label = answer
-    a.info |= made_with(model, options)
-    return a
-
-
-def _check_strings(context, answer, question):
-    "Texts that are texts; the question alone may be empty."
+    if 'target' in options:
+        raise TypeError(
+            "attribute_context takes no target=: it explains the answer's"
+            " log-probability"
+        )
+    model, tokenizer = as_it_runs(model, tokenizer, [method], [context], device)
     check_text(context, 'context')
     check_text(answer, 'answer')
     if question != '':
         check_text(question, 'question')
-
-
-def _around_context(template, question):
-    "What stands before the context and after it."
-    template = template or (TEMPLATE if question else '{context} ')
-    if '{context}' not in template:
-        raise ValueError(f"the template {template!r} has no {{context}}")
-    parts = template.split('{context}', 1)
-    try:
-        return [part.format(question=question) for part in parts]
-    except (KeyError, IndexError, ValueError) as e:
-        raise ValueError(
-            f"the template {template!r} takes {{context}} and {{question}}"
-            f" alone; {e} is not known"
-        ) from None
+    before, after = _around_context(template, question)
+    prompt = before + context + after
+    own = continuation_ids(tokenizer, prompt, answer)
+    ids = prompt_ids(tokenizer, prompt) + own
+    enc = encoded_ids(model, tokenizer, ids)
+    spans = [
+        (start + len(before), end + len(before))
+        for start, end in text_spans(context, units)
+    ]
+    asked = {'input_ids': enc['input_ids'][:, : -len(own)]}
+    found = text_units(tokenizer, asked, prompt.rstrip(' '), spans)
+    # the answer's tokens are in no unit
+    number = torch.cat([found.number, torch.full((len(own),), -1)])
+    sentences = Units(number, found.names, found.is_special)
+    target = answer_log_prob(torch.tensor(own))
+    (a,) = explain_batch(
+        model, tokenizer, [enc], method, target, [sentences], **options
+    )
+    a.label = answer
+    a.info |= made_with(model, options)
+    return a
 
 
 def prompt_ids(
@@ -155,15 +150,6 @@ def encoded_ids(
     row = torch.tensor([ids], device=device_of(model))
     check_ids(model, row)
     return {'input_ids': row, 'attention_mask': torch.ones_like(row)}
-
-
-def _units_of_prompt(tokenizer, enc, answer_ids, prompt, spans):
-    "The units of the context; the answer's tokens are in none."
-    n = len(answer_ids)
-    before = {'input_ids': enc['input_ids'][:, :-n]}
-    found = text_units(tokenizer, before, prompt.rstrip(' '), spans)
-    number = torch.cat([found.number, torch.full((n,), -1)])
-    return Units(number, found.names, found.is_special)
 
 # %% ../nbs/15_context.ipynb #88bb60e3
 LONG_CONTEXT = dict(

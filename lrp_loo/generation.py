@@ -17,17 +17,9 @@ from transformers import GenerationConfig
 from .context import continuation_ids, encoded_ids, prompt_ids
 from .core import Generation, first_of_each, whole_number
 from .faithfulness import AuditTable, audit_table, refusals_of
-from lrp_loo.methods import (
-    Refusal,
-    as_methods,
-    check_call,
-    on_device,
-    eager,
-    explain_each,
-    or_refusal,
-)
+from .methods import Refusal, as_it_runs, as_methods, explain_each, or_refusal
 from .hooks import leaves_nothing
-from .models import check_text, device_of, is_message, made_with, unwrap
+from .models import check_text, device_of, is_message, made_with
 from .stats import agreement, mean_se
 from .targets import GeneratedReadout
 from .units import Units, text_units
@@ -53,19 +45,6 @@ def _as_prompt(tokenizer, prompt):
         list(prompt), tokenize=False, add_generation_prompt=True
     )
     return text, True
-
-
-def _check_generates(model):
-    "Is it a model that predicts the next token from those before it?"
-    can = getattr(model, 'can_generate', None)
-    config = getattr(model, 'config', None)
-    both_ways = getattr(config, 'is_encoder_decoder', False)
-    if can is None or not can() or both_ways:
-        raise ValueError(
-            f"{type(model).__name__} is no causal language model, so it"
-            " generates nothing here; take one (…ForCausalLM), such as"
-            " load_demo('reviews')"
-        )
 
 # %% ../nbs/19_generation.ipynb #5f540581
 @leaves_nothing
@@ -94,19 +73,16 @@ def greedy_continuation(
     return out[0, len(ids) :].tolist()
 
 
-def _units_of_text(tokenizer, enc, prompt, n_prompt, units):
-    "The prompt's units; each generated token is one of its own."
-    if isinstance(units, str) and units == 'token':
-        return None
-    before = {'input_ids': enc['input_ids'][:, :n_prompt]}
-    own = text_units(tokenizer, before, prompt.rstrip(' '), units)
-    new = enc['input_ids'][0, n_prompt:].tolist()
-    number = torch.arange(len(own), len(own) + len(new))
-    return Units(
-        torch.cat([own.number, number]),
-        own.names + tokenizer.convert_ids_to_tokens(new),
-        torch.cat([own.is_special, torch.zeros(len(new), dtype=torch.bool)]),
-    )
+def _check_generates(model):
+    "Is it a model that predicts the next token from those before it?"
+    can = getattr(model, 'can_generate', None)
+    both_ways = getattr(getattr(model, 'config', None), 'is_encoder_decoder', False)
+    if can is None or not can() or both_ways:
+        raise ValueError(
+            f"{type(model).__name__} is no causal language model, so it"
+            " generates nothing here; take one (…ForCausalLM), such as"
+            " load_demo('reviews')"
+        )
 
 # %% ../nbs/19_generation.ipynb #c564abe9
 def explain_generation(
@@ -126,10 +102,11 @@ def explain_generation(
     """How much each token before it raised each generated token. Raises
     ValueError or TypeError on anything that cannot be right.
     """
-    model, tokenizer = unwrap(model, tokenizer)
-    model = eager(model)
-    check_call(model, method, [prompt])
-    on_device(model, device)
+    if 'target' in options:
+        raise TypeError(
+            "explain_generation takes no target=: it explains every generated token"
+        )
+    model, tokenizer = as_it_runs(model, tokenizer, [method], [prompt], device)
     _check_generates(model)
     whole_number('max_new_tokens', max_new_tokens)
     text, is_chat = _as_prompt(tokenizer, prompt)
@@ -144,21 +121,22 @@ def explain_generation(
         after = continuation_ids(tokenizer, text, continuation)
     enc = encoded_ids(model, tokenizer, before + after)
     readout = GeneratedReadout(enc['input_ids'][0], len(before), log_prob)
-    own = _units_of_text(tokenizer, enc, text, len(before), units)
+    own = None
+    if not isinstance(units, str) or units != 'token':
+        asked = {'input_ids': enc['input_ids'][:, : len(before)]}
+        own = text_units(tokenizer, asked, text.rstrip(' '), units)
+        k, n = len(own), len(after)  # each generated token is a unit
+        own = Units(
+            torch.cat([own.number, torch.arange(k, k + n)]),
+            own.names + tokenizer.convert_ids_to_tokens(after),
+            torch.cat([own.is_special, torch.zeros(n, dtype=torch.bool)]),
+        )
     steps = explain_each(model, tokenizer, enc, method, readout, own, **options)
     for a in steps:
         a.info |= made_with(model, options)
     return Generation(steps)
 
 # %% ../nbs/19_generation.ipynb #6ade27e1
-def _step_r(a, loo, first_token):
-    "One generated token's agreement with LOO."
-    apart = a.is_special.clone()
-    if not first_token:
-        apart[0] = True
-    return agreement(a.scores, loo.scores, apart)
-
-
 def generation_agreement(
     g: Generation,  # of any method
     loo: Generation,  # exact LOO of the same tokens
@@ -170,13 +148,12 @@ def generation_agreement(
             "both must explain the same tokens, got"
             f" {len(g.tokens)} ({g.method}) and {len(loo.tokens)}"
         )
-    return [_step_r(a, b, first_token) for a, b in zip(g, loo)]
-
-
-def _mean(x):
-    "Of what is defined; NaN where nothing is."
-    known = [v for v in x if v == v]
-    return sum(known) / len(known) if known else float('nan')
+    found = []
+    for a, exact in zip(g, loo):
+        apart = a.is_special.clone()
+        apart[0] |= not first_token
+        found.append(agreement(a.scores, exact.scores, apart))
+    return found
 
 
 def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
@@ -195,8 +172,9 @@ def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
             found[name] = dict(refused=g, seconds=seconds)
             continue
         loo = g if loo is None else loo
-        r = generation_agreement(g, loo, first_token)
-        found[name] = dict(r=_mean(r), seconds=seconds, tokens=len(g))
+        known = [r for r in generation_agreement(g, loo, first_token) if r == r]
+        mean = sum(known) / len(known) if known else float('nan')
+        found[name] = dict(r=mean, seconds=seconds, tokens=len(g))
     return found
 
 
@@ -227,24 +205,20 @@ def audit_generation(
     methods = as_methods(methods)
     every = list(zip(prompts, said))
     own = [every[i] for i in first_of_each(map(repr, every))]
-    pairs = tqdm(own, disable=not progress, desc='generations')
     rows = [
-        _audited(model, tokenizer, *pair, methods, first_token, how) for pair in pairs
+        _audited(model, tokenizer, *pair, methods, first_token, how)
+        for pair in tqdm(own, disable=not progress, desc='generations')
     ]
-    table = {name: _audit_row(rows, name) for name in rows[0]}
+    table = {}
+    for name in rows[0]:
+        taken = [row[name] for row in rows if 'refused' not in row[name]]
+        mean, se, _ = mean_se(np.array([row['r'] for row in taken]))
+        table[name] = dict(
+            r=mean,
+            r_se=se,
+            seconds=sum(row[name]['seconds'] for row in rows),
+            n=len(taken),
+            tokens=sum(row['tokens'] for row in taken),
+        )
     table = pd.DataFrame(table).T.rename_axis('method')
-    refused = refusals_of(rows, methods)
-    return audit_table(table, refused, len(every) - len(own))
-
-
-def _audit_row(rows, name):
-    "Means over the prompts that it takes."
-    own = [row[name] for row in rows if 'refused' not in row[name]]
-    mean, se, _ = mean_se(np.array([row['r'] for row in own]))
-    return dict(
-        r=mean,
-        r_se=se,
-        seconds=sum(row[name]['seconds'] for row in rows),
-        n=len(own),
-        tokens=sum(row['tokens'] for row in own),
-    )
+    return audit_table(table, refusals_of(rows, methods), len(every) - len(own))

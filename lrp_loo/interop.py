@@ -6,11 +6,17 @@
 __all__ = ['KINDS', 'ALONE', 'input_kind', 'named_inputs', 'ReadsGiven', 'TensorModel', 'TokenModel', 'check_unbroken', 'spread_evenly', 'Attributor', 'WITHOUT_IDS', 'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate', 'quantus_explain']
 
 # %% ../nbs/17_interop.ipynb #6abbda11
+import re
+from functools import wraps
+
+import numpy as np
 import torch
 from torch.nn import functional as F
-from .methods import eager
+from .hooks import leaves_nothing
+from .methods import as_it_runs, as_method, by_target, check_call, named_target
 from lrp_loo.models import (
     CACHES,
+    check_finite,
     forward,
     forward_arguments,
     input_embeddings,
@@ -43,12 +49,6 @@ def input_kind(
             " channels, height, width)"
         )
     kind = KINDS[x.ndim]
-    _check_numbers(x, kind)
-    return kind
-
-
-def _check_numbers(x, kind):
-    "Ids are whole numbers, all else has a gradient."
     real = x.is_floating_point()
     whole = not (real or x.is_complex() or x.dtype == torch.bool)
     if kind == 'input_ids' and not whole:
@@ -62,13 +62,15 @@ def _check_numbers(x, kind):
         )
     if not whole and not torch.isfinite(x).all():
         raise ValueError("the inputs hold NaN or infinite numbers")
+    return kind
 
 # %% ../nbs/17_interop.ipynb #d543b725
-def _as_dict(more, names, first):
-    "Additional forward arguments by name; None leaves one out."
-    if more is None:
-        return {}
-    more = (more,) if torch.is_tensor(more) else more
+ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
+
+
+def _named_more(more, names, first, shape):
+    "Additional forward arguments by name, checked; None leaves one out."
+    more = {} if more is None else (more,) if torch.is_tensor(more) else more
     if not isinstance(more, (tuple, list, dict)):
         raise TypeError(
             "additional_forward_args must be a tensor, a tuple or a dict, got"
@@ -87,15 +89,7 @@ def _as_dict(more, names, first):
             f"additional_forward_args name {', '.join(unknown)}, and the"
             f" model's forward takes {', '.join(names)} after {first}"
         )
-    return {k: v for k, v in more.items() if v is not None}
-
-
-ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
-
-
-def _named_more(more, names, first, shape):
-    "Additional forward arguments, checked."
-    more = _as_dict(more, names, first)
+    more = {k: v for k, v in more.items() if v is not None}
     for k, v in more.items():
         if k in ALONE or first == 'pixel_values':
             raise ValueError(
@@ -121,16 +115,6 @@ def _pad_id(model):
     return getattr(config, 'pad_token_id', None)
 
 # %% ../nbs/17_interop.ipynb #fb8a87eb
-def _check_vocabulary(model, ids):
-    "Ids that the model has an embedding for."
-    n = getattr(input_embeddings(model), 'num_embeddings', None)
-    low, high = int(ids.min()), int(ids.max())
-    if n and not 0 <= low <= high < n:
-        raise ValueError(
-            f"token ids go from {low} to {high}, and the model has {n} tokens"
-        )
-
-
 def _mask_of(model, x, batch, mask_padding):
     "(batch, tokens) the mask that was given, or one of all that is no padding."
     mask = batch.get('attention_mask')
@@ -178,7 +162,12 @@ def named_inputs(
     if kind == 'pixel_values':
         return batch
     if kind == 'input_ids':
-        _check_vocabulary(model, x)
+        n = getattr(input_embeddings(model), 'num_embeddings', None)
+        low, high = int(x.min()), int(x.max())
+        if n and not 0 <= low <= high < n:
+            raise ValueError(
+                f"token ids go from {low} to {high}, and the model has {n} tokens"
+            )
     return batch | dict(attention_mask=_mask_of(model, x, batch, mask_padding))
 
 # %% ../nbs/17_interop.ipynb #60106c5e
@@ -207,11 +196,17 @@ class ReadsGiven(torch.nn.Module):
         super().__init__()
         self.model = model
         self.config = getattr(model, 'config', None)
-        pixels = x.ndim == 4
         self.training = model.training  # `train` would set its parts as well
-        self.source = torch.nn.Identity() if pixels else _Rows(x.flatten(0, 1))
-        if not pixels:
-            self.stands = _stand_ins(_pad_id(model), mask)
+        if x.ndim == 4:
+            self.source = torch.nn.Identity()
+            return
+        self.source = _Rows(x.flatten(0, 1))
+        # ids whose embeddings nobody reads: decoders, and RoBERTa, look for
+        # padding, so content is any other id
+        pad = _pad_id(model)
+        self.stands = torch.full_like(mask, 0 if pad != 0 else 1, dtype=torch.long)
+        if pad is not None:
+            self.stands[mask <= 0] = pad
 
     def ids(self):
         "(batch, T) the row of the table that each token reads."
@@ -239,16 +234,6 @@ class ReadsGiven(torch.nn.Module):
         with watch_embeddings(self.model, self.source(input_ids)):
             return forward(self.model, batch)
 
-
-def _stand_ins(pad, mask):
-    """(batch, T) ids, whose embeddings nobody reads: decoders, and RoBERTa,
-    look for padding, so content is any other id.
-    """
-    content = 0 if pad != 0 else 1
-    if pad is None:
-        return torch.full(mask.shape, content, device=mask.device)
-    return torch.where(mask > 0, content, pad)
-
 # %% ../nbs/17_interop.ipynb #28699541
 class TensorModel(torch.nn.Module):
     """A model called as Captum and Quantus call one: tensors in, (batch,
@@ -263,7 +248,7 @@ class TensorModel(torch.nn.Module):
         model,
     ):
         super().__init__()
-        self.model = eager(unwrap(model)[0])
+        self.model, _ = as_it_runs(model, None, (), None)
         if not isinstance(self.model, torch.nn.Module):
             raise TypeError(
                 "the model must be a transformers model (or another torch"
@@ -329,19 +314,7 @@ class TokenModel(TensorModel):
             )
         return inputs.long()
 
-# %% ../nbs/17a_batches.ipynb #18d41a8a
-import re
-from dataclasses import dataclass
-from functools import wraps
-
-import numpy as np
-import torch
-from torch.nn import functional as F
-from .hooks import leaves_nothing
-from .methods import as_method, check_call, named_target
-from .models import check_finite, input_embeddings, unwrap
-
-# %% ../nbs/17a_batches.ipynb #465d7201
+# %% ../nbs/17_interop.ipynb #465d7201
 def check_unbroken(
     mask: torch.Tensor,  # (batch, T) of 0 and 1
 ):
@@ -354,72 +327,45 @@ def check_unbroken(
         )
 
 
-def _aligned(batch):
-    """Texts begin in the first column → the batch, and where each column stood
-    (None: nothing moved).
+def _order_of(mask):
+    """(batch, T) the columns' order in which texts begin in the first one; None
+    where they do.
     """
-    mask = batch.get('attention_mask')
     if mask is None:
-        return batch, None
+        return None
     check_unbroken(mask)
     order = (1 - mask).argsort(dim=1, stable=True)
-    if torch.equal(mask.gather(1, order), mask):
-        return batch, None
-    return {k: _reordered(v, order) for k, v in batch.items()}, order
-
-
-def _row_numbers(v):
-    "(batch, 1)."
-    return torch.arange(len(v), device=v.device)[:, None]
+    return None if torch.equal(mask.gather(1, order), mask) else order
 
 
 def _reordered(v, order):
-    "Columns in the order of `_aligned`."
-    return v if order is None else v[_row_numbers(v), order]
-
-
-def _put_back(v, order):
-    "The inverse of `_reordered`."
-    if order is None:
-        return v
-    out = torch.empty_like(v)
-    out[_row_numbers(v), order] = v
-    return out
-
-
-def _target_list(target):
-    "A tensor's or an array's targets as a list; all else as it is."
-    if isinstance(target, np.ndarray):
-        target = torch.from_numpy(target)
-    if not torch.is_tensor(target):
-        return target
-    if target.is_floating_point() or target.dtype == torch.bool:
-        raise TypeError(f"targets must be whole numbers, got {target.dtype}")
-    if target.ndim > 1:
-        raise ValueError(
-            "targets must be one number or one per example, got shape"
-            f" {tuple(target.shape)}; a tuple (a, b) is the difference of"
-            " two classes"
-        )
-    return target.tolist()
+    "Columns in this order."
+    return v if order is None else v[torch.arange(len(v))[:, None], order]
 
 
 def _by_target(target, n):
     "(target, rows) for each target that occurs."
-    target = _target_list(target)
+    if isinstance(target, np.ndarray):
+        target = torch.from_numpy(target)
+    if torch.is_tensor(target):
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(f"targets must be whole numbers, got {target.dtype}")
+        if target.ndim > 1:
+            raise ValueError(
+                "targets must be one number or one per example, got shape"
+                f" {tuple(target.shape)}; a tuple (a, b) is the difference of"
+                " two classes"
+            )
+        target = target.tolist()
     if not isinstance(target, list):
-        return [(target, list(range(n)))]
-    if len(target) == 1:
-        return [(target[0], list(range(n)))]
-    if len(target) != n:
+        target = [target]
+    if len(target) not in (1, n):
         raise ValueError(
             f"target has {len(target)} entries for {n} examples; give one for"
             " all, or one per example"
         )
-    groups = {}
-    for i, t in enumerate(target):
-        groups.setdefault(tuple(t) if isinstance(t, list) else t, []).append(i)
-    return list(groups.items())
+    targets = [tuple(t) if isinstance(t, list) else t for t in target]
+    return by_target(targets * n if len(targets) == 1 else targets)
 
 
 def spread_evenly(
@@ -444,7 +390,7 @@ def spread_evenly(
     whole = per_pixel.repeat_interleave(high, 2).repeat_interleave(wide, 3)
     return whole.expand_as(x).clone()
 
-# %% ../nbs/17a_batches.ipynb #9607bc77
+# %% ../nbs/17_interop.ipynb #45bffd11
 def _unwrappable(f):
     """Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own
     usage log leaves there.
@@ -457,103 +403,6 @@ def _unwrappable(f):
     return call
 
 
-def _only_tensor(inputs):
-    "The one tensor that is explained."
-    if not isinstance(inputs, tuple):
-        return inputs
-    if len(inputs) == 1:
-        return inputs[0]
-    raise ValueError(
-        f"inputs are {len(inputs)} tensors, and one is explained; give"
-        " the others as additional_forward_args"
-    )
-
-
-@dataclass
-class _Asked:
-    "A call as our methods take it: texts begin in the first column."
-
-    model: object  # reads what was given
-    tokenizer: object  # None where tokens have no ids
-    batch: dict  # name → (batch, …)
-    order: object  # where each column stood; None: nothing moved
-    options: dict
-
-    def texts(self, rows):
-        "These rows as encoded texts, without columns of padding alone."
-        end = self.end(rows)
-        return [{k: v[r : r + 1, :end] for k, v in self.batch.items()} for r in rows]
-
-    def options_of(self, rows):
-        "The method's options; a baseline of these rows alone."
-        baseline = self.options.get('baseline')
-        if not torch.is_tensor(baseline):
-            return self.options
-        own = baseline[rows][:, : self.end(rows)]
-        return self.options | dict(baseline=own)
-
-    def as_given(self, scores):
-        "Columns as they came, 0 in those of padding."
-        mask = self.batch.get('attention_mask')
-        if mask is not None:
-            wide = mask.view(*mask.shape, *[1] * (scores.ndim - 2))
-            scores = scores.masked_fill(wide == 0, 0.0)
-        return _put_back(scores, self.order)
-
-    def end(self, rows):
-        "The columns that hold text in some of these rows; None: all."
-        mask = self.batch.get('attention_mask')
-        return None if mask is None else int(mask[rows].sum(1).max())
-
-# %% ../nbs/17a_batches.ipynb #5e8a5fdc
-@dataclass
-class _Found:
-    "Scores of a batch, filled in target by target."
-
-    scores: torch.Tensor  # (batch, T), or shaped as the inputs
-    values: torch.Tensor  # (batch,)
-    info: list  # a dict per example
-
-    @classmethod
-    def empty(cls, batch, first):
-        "Room for all rows, by the scores of the first target."
-        n = len(next(iter(batch.values())))
-        ids = batch.get('input_ids')
-        columns = first.scores.shape[1] if ids is None else ids.shape[1]
-        # LOO's scores come back on the CPU
-        like = first.scores.detach().to(first.values.device)
-        shape = (n, columns, *like.shape[2:])
-        return cls(like.new_zeros(shape), first.values.new_zeros(n), [None] * n)
-
-    def put(self, rows, said):
-        "The `Scores` of these rows."
-        scores = said.scores.detach().to(self.scores.device)
-        self.scores[rows, : scores.shape[1]] = scores
-        self.values[rows] = said.values.detach().to(self.values)
-        for row, info in zip(rows, said.info):
-            self.info[row] = info
-
-
-def _each_target(method, asked, target):
-    "The method, once on the rows of each target."
-    n = len(next(iter(asked.batch.values())))
-    found = None
-    for wanted, rows in _by_target(target, n):
-        # Captum's metrics have gradients off
-        with torch.enable_grad():
-            said = method(
-                asked.model,
-                asked.tokenizer,
-                asked.texts(rows),
-                wanted,
-                **asked.options_of(rows),
-            )
-        check_finite(said.values)
-        found = found or _Found.empty(asked.batch, said)
-        found.put(rows, said)
-    return found
-
-# %% ../nbs/17a_batches.ipynb #45bffd11
 class Attributor:
     """A method behind Captum's interface: `Attributor(model,
     method).attribute(inputs, target=…)`.
@@ -606,65 +455,116 @@ class Attributor:
         additional_forward_args=None,  # see `named_inputs`
     ) -> torch.Tensor:  # shaped as the inputs
         "A score for every entry of the inputs."
-        return self._run(inputs, target, additional_forward_args)[0]
-
-    def _asked(self, x, more, baselines, options):
-        "The call as our methods take it, and whether each entry gets a score."
-        batch = named_inputs(self.model, x, more, self.forward_func.mask_padding)
-        kind = input_kind(x)
-        method = as_method(self.method)
-        per_entry = kind != 'input_ids' and method.per_feature
-        model, tokenizer = self.model, self.tokenizer
-        if kind == 'inputs_embeds':
-            model = ReadsGiven(model, batch.pop(kind), batch['attention_mask'])
-            batch['input_ids'], tokenizer = model.ids(), None
-        elif per_entry:
-            model = ReadsGiven(model, batch[kind])
-        options = self.options | options
-        if per_entry:
-            options['dims'] = True
-        if method.from_baseline:
-            self._set_baseline(options, x, baselines, tokenizer)
-        batch, order = _aligned(batch)
-        if torch.is_tensor(options.get('baseline')):
-            options['baseline'] = _reordered(options['baseline'], order)
-        return _Asked(model, tokenizer, batch, order, options), per_entry
-
-    def _set_baseline(self, options, x, baselines, tokenizer):
-        "As our method takes it, where it is not named among the options."
-        if 'baseline' not in options:
-            options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
+        return self.run(inputs, target, additional_forward_args)[0]
 
     @leaves_nothing
-    def _run(self, inputs, target, more, baselines=None, **options):
-        "Scores, explained numbers (batch,), info per example."
-        x = _only_tensor(inputs)
+    def run(
+        self,
+        inputs,  # as for `attribute`
+        target,  # as for `attribute`
+        more,  # additional forward arguments
+        baselines=None,  # as for `IntegratedGradients`
+        **options,  # the method's own, beside the class's
+    ) -> tuple:  # scores; (batch,) explained numbers; a dict per example
+        "What `attribute` gives, and what else the method says."
+        x = inputs
+        if isinstance(inputs, tuple):
+            if len(inputs) != 1:
+                raise ValueError(
+                    f"inputs are {len(inputs)} tensors, and one is explained; give"
+                    " the others as additional_forward_args"
+                )
+            x = inputs[0]
         check_call(self.model, self.method, None)
-        asked, per_entry = self._asked(x, more, baselines, options)
-        found = _each_target(
-            as_method(self.method),
-            asked,
-            named_target(self.model, self.tokenizer, target),
+        method, options = as_method(self.method), self.options | options
+        batch = named_inputs(self.model, x, more, self.forward_func.mask_padding)
+        kind = input_kind(x)
+        per_entry = kind != 'input_ids' and method.per_feature
+        model, tokenizer = self.model, self.tokenizer
+        mask = batch.get('attention_mask')
+        if kind == 'inputs_embeds':
+            model, tokenizer = ReadsGiven(model, batch.pop(kind), mask), None
+            batch['input_ids'] = model.ids()
+        elif per_entry:
+            model = ReadsGiven(model, batch[kind])
+        if per_entry:
+            options['dims'] = True
+        if method.from_baseline and 'baseline' not in options:
+            options['baseline'] = _as_baseline(self.model, x, baselines, tokenizer)
+        scores, values, info = self.each_target(
+            method, model, tokenizer, batch, target, options
         )
-        scores = asked.as_given(found.scores)
+        if mask is not None:  # 0 at padding
+            wide = mask.view(*mask.shape, *[1] * (scores.ndim - 2))
+            scores = scores.masked_fill(wide == 0, 0.0)
         if not per_entry and x.ndim > 2:
             scores = spread_evenly(scores, x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         scores = scores.to(x.device, dtype)
         if not torch.isfinite(scores).all():
             raise ValueError(f"{self.get_name()} gave scores that are not finite")
-        shaped = (scores,) if isinstance(inputs, tuple) else scores
-        return shaped, found.values, found.info
+        return (scores,) if isinstance(inputs, tuple) else scores, values, info
 
-# %% ../nbs/17a_batches.ipynb #745fefdb
-def _needs_tokenizer(baselines, tokenizer):
-    "A baseline by its name."
-    if tokenizer is None:
-        raise ValueError(
-            f"baselines={baselines!r} needs the tokenizer; give it to the"
-            " class, or give ids"
-        )
-    return baselines
+    def each_target(self, method, model, tokenizer, batch, target, options):
+        """The method, once on the rows of each target: texts begin in the first
+        column, without columns of padding alone; scores in columns as they came.
+        """
+        mask = batch.get('attention_mask')
+        order = _order_of(mask)
+        batch = {k: _reordered(v, order) for k, v in batch.items()}
+        baseline = options.get('baseline')
+        n = len(next(iter(batch.values())))
+        lengths = None if mask is None else mask.sum(1)
+        scores, info = None, [None] * n
+        for wanted, rows in _by_target(target, n):
+            end = None if mask is None else int(lengths[rows].max())
+            texts = [{k: v[r : r + 1, :end] for k, v in batch.items()} for r in rows]
+            if torch.is_tensor(baseline):
+                own = _reordered(baseline, order)[rows][:, :end]
+                options = options | dict(baseline=own)
+            wanted = named_target(self.model, self.tokenizer, wanted)
+            with torch.enable_grad():  # Captum's metrics have gradients off
+                said = method(model, tokenizer, texts, wanted, **options)
+            check_finite(said.values)
+            found, value = said.scores.detach(), said.values.detach()
+            if scores is None:  # LOO's scores come back on the CPU
+                columns = found.shape[1] if mask is None else mask.shape[1]
+                like = found.to(value.device)
+                scores = like.new_zeros(n, columns, *found.shape[2:])
+                values = value.new_zeros(n)
+            at = torch.arange(found.shape[1]).expand(len(rows), -1)
+            if order is not None:
+                at = order[rows][:, : found.shape[1]]
+            scores[torch.tensor(rows)[:, None], at] = found.to(scores.device)
+            values[rows] = value.to(values)
+            for row, one in zip(rows, said.info):
+                info[row] = one
+        return scores, values, info
+
+
+@torch.no_grad()
+def _as_baseline(model, x, baselines, tokenizer):
+    """What Captum's users give, as embeddings (pixels); or a name that
+    `ig_scores` knows.
+    """
+    b = baselines
+    if isinstance(b, tuple) and len(b) == 1:
+        (b,) = b
+    ids = x.ndim == 2
+    if ids and (isinstance(b, str) or b is None and tokenizer is not None):
+        if tokenizer is None:
+            raise ValueError(
+                f"baselines={b!r} needs the tokenizer; give it to the"
+                " class, or give ids"
+            )
+        return b
+    if b is None:
+        return torch.zeros_like(input_embeddings(model)(x) if ids else x)
+    b = _baseline_tensor(x, b)
+    if not ids:
+        return b.to(x)
+    named_inputs(model, b)  # in the vocabulary?
+    return input_embeddings(model)(b)
 
 
 def _baseline_tensor(x, baselines):
@@ -694,30 +594,12 @@ def _baseline_tensor(x, baselines):
         raise ValueError("the baselines hold NaN or infinite numbers")
     return b.expand_as(x)
 
-
-@torch.no_grad()
-def _as_baseline(model, x, baselines, tokenizer):
-    """What Captum's users give, as embeddings (pixels); or a name that
-    `ig_scores` knows.
-    """
-    if isinstance(baselines, tuple) and len(baselines) == 1:
-        (baselines,) = baselines
-    ids = x.ndim == 2
-    by_default = baselines is None and tokenizer is not None
-    if ids and (isinstance(baselines, str) or by_default):
-        return _needs_tokenizer(baselines, tokenizer)
-    if baselines is None:
-        return torch.zeros_like(input_embeddings(model)(x) if ids else x)
-    b = _baseline_tensor(x, baselines)
-    if not ids:
-        return b.to(x)
-    named_inputs(model, b)  # in the vocabulary?
-    return input_embeddings(model)(b)
-
 # %% ../nbs/17b_classes.ipynb #f078b45c
+import numpy as np
 import torch
 from .core import whole_number
 from .hooks import leaves_nothing
+from .models import device_of
 from .removals import Removal, input_positions
 from .lrp import Composite
 
@@ -757,7 +639,7 @@ class LRP(Attributor):
         return_convergence_delta: bool = False,
     ):  # (shaped as the inputs), or that and (batch,)
         "Relevance of every entry of the inputs."
-        scores, values, _ = self._run(inputs, target, additional_forward_args)
+        scores, values, _ = self.run(inputs, target, additional_forward_args)
         if not return_convergence_delta:
             return scores
         return scores, self.compute_convergence_delta(scores, values)
@@ -819,7 +701,7 @@ class IntegratedGradients(Attributor):
         options = dict(n_steps=n_steps)
         if internal_batch_size is not None:
             options['internal_batch_size'] = internal_batch_size
-        scores, values, info = self._run(
+        scores, values, info = self.run(
             inputs, target, additional_forward_args, baselines, **options
         )
         if not return_convergence_delta:
@@ -895,21 +777,32 @@ class LeaveOneOut(Attributor):
         options = dict(removal=self._removal(input_kind(x), baselines))
         if perturbations_per_eval is not None:
             n = whole_number('perturbations_per_eval', perturbations_per_eval)
-            options['token_budget'] = n * self._places(x)
-        scores, _, _ = self._run(inputs, target, additional_forward_args, **options)
+            # what may be removed of one example: tokens, or patches
+            image = {'pixel_values': x[:1]}
+            places = x.shape[1] if x.ndim < 4 else input_positions(self.model, image)
+            options['token_budget'] = n * places
+        scores, _, _ = self.run(inputs, target, additional_forward_args, **options)
         return scores
 
-    def _places(self, x):
-        "What may be removed of one example: tokens, or patches."
-        if x.ndim < 4:
-            return x.shape[1]
-        return input_positions(self.model, {'pixel_values': x[:1]})
-
     def _removal(self, kind, baselines):
-        "What removed means, checked."
+        "What removed means, checked; of baselines one with the same meaning."
         removal = self.options['removal']
         if baselines is not None:
-            removal = self._stands_in(kind, baselines)
+            if removal is not None:
+                raise ValueError(f"give baselines or removal={removal!r}, not both")
+            is_id = isinstance(baselines, int) and not isinstance(baselines, bool)
+            is_zero = isinstance(baselines, (int, float)) and baselines == 0
+            if kind == 'input_ids' and is_id:
+                # drawn from a pool of one
+                removal = Removal('resample', pool=[baselines], n_draws=1)
+            elif kind == 'inputs_embeds' and is_zero:
+                removal = 'zero_embedding'
+            else:
+                raise ValueError(
+                    "baselines of Leave-One-Out are one id for token ids, or 0 for"
+                    " embeddings; for pixels, and everything else, removal= says what"
+                    " stands in"
+                )
         name = removal.name if isinstance(removal, Removal) else removal
         if kind == 'inputs_embeds' and name not in WITHOUT_IDS:
             raise ValueError(
@@ -917,25 +810,6 @@ class LeaveOneOut(Attributor):
                 " take 'attention_mask', 'zero_embedding' or 'delete'"
             )
         return removal
-
-    def _stands_in(self, kind, baselines):
-        "A removal with the same meaning."
-        if self.options['removal'] is not None:
-            raise ValueError(
-                f"give baselines or removal={self.options['removal']!r}, not both"
-            )
-        is_whole = isinstance(baselines, int) and not isinstance(baselines, bool)
-        if kind == 'input_ids' and is_whole:
-            # drawn from a pool of one
-            return Removal('resample', pool=[baselines], n_draws=1)
-        is_number = isinstance(baselines, (int, float))
-        if kind == 'inputs_embeds' and is_number and baselines == 0:
-            return 'zero_embedding'
-        raise ValueError(
-            "baselines of Leave-One-Out are one id for token ids, or 0 for"
-            " embeddings; for pixels, and everything else, removal= says what"
-            " stands in"
-        )
 
 
 class AttentionRollout(Attributor):
@@ -972,12 +846,7 @@ class RemovalEstimate(Attributor):
         method = 'removal+loo' if n_exact else 'removal'
         super().__init__(model, method, tokenizer, **options)
 
-# %% ../nbs/17c_captum.ipynb #42106ab9
-import numpy as np
-import torch
-from .models import device_of
-
-# %% ../nbs/17c_captum.ipynb #6bed9bb7
+# %% ../nbs/17b_classes.ipynb #6bed9bb7
 def quantus_explain(
     # one of METHODS, a function of one's own, or one of the classes above
     method='attn_lrp',

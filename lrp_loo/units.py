@@ -8,7 +8,6 @@ __all__ = ['UNITS', 'LONG_UNIT', 'text_spans', 'Units', 'text_units', 'stretches
 # %% ../nbs/14_units.ipynb #57d43d79
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import regex
 import torch
@@ -38,15 +37,19 @@ def text_spans(
     text: str,  # a text
     units,  # 'word', 'sentence', or a list of (start, end) in characters
 ) -> list:  # (start, end) of each unit, in order
-    "Where the units of a text stand."
-    if isinstance(units, str):
-        if units not in _PATTERN:
-            raise ValueError(
-                f"units={units!r} is not known; take one of {UNITS} or a list"
-                " of (start, end) character spans"
-            )
+    """Where the units of a text stand. A long text that was not split, and is
+    no whole sentence, is warned of.
+    """
+    if isinstance(units, str) and units in _PATTERN:
         spans = [m.span() for m in _PATTERN[units].finditer(text)]
-        _warn_of_one(text, units, spans)
+        is_one = len(spans) == 1 and spans[0][1] - spans[0][0] > LONG_UNIT
+        if is_one and not (units == 'sentence' and _ENDED.search(text)):
+            warnings.warn(
+                f"units={units!r}: nothing in this text of {len(text)} characters"
+                f" ends a {units}, so it is one unit; give a list of (start, end)"
+                " spans for finer ones",
+                stacklevel=2,
+            )
         return spans
     if not isinstance(units, (list, tuple)) or not all(
         isinstance(s, (list, tuple)) for s in units
@@ -59,35 +62,16 @@ def text_spans(
         raise ValueError("units is an empty list; give at least one (start, end) span")
     spans = [tuple(s) for s in units]
     for span in spans:
-        _check_span(span, text)
+        whole = len(span) == 2 and all(isinstance(c, int) for c in span)
+        if not whole or not 0 <= span[0] < span[1] <= len(text):
+            raise ValueError(
+                f"the span {span} is not in a text of {len(text)} characters; a"
+                " span is (start, end) with 0 ≤ start < end"
+            )
     in_order = sorted(spans)
     if any(a[1] > b[0] for a, b in zip(in_order, in_order[1:])):
         raise ValueError(f"the spans {in_order} overlap")
     return spans
-
-
-def _warn_of_one(text, units, spans):
-    "Say where a long text was not split, unless it is a whole sentence."
-    if len(spans) != 1 or spans[0][1] - spans[0][0] <= LONG_UNIT:
-        return
-    if units == 'sentence' and _ENDED.search(text):
-        return
-    warnings.warn(
-        f"units={units!r}: nothing in this text of {len(text)} characters ends"
-        f" a {units}, so it is one unit; give a list of (start, end) spans for"
-        " finer ones",
-        stacklevel=2,
-    )
-
-
-def _check_span(span, text):
-    "A span is two whole numbers within the text."
-    whole = len(span) == 2 and all(isinstance(c, int) for c in span)
-    if not whole or not 0 <= span[0] < span[1] <= len(text):
-        raise ValueError(
-            f"the span {span} is not in a text of {len(text)} characters; a"
-            " span is (start, end) with 0 ≤ start < end"
-        )
 
 # %% ../nbs/14_units.ipynb #4bef2cfa
 @dataclass
@@ -112,63 +96,10 @@ class Units:
         )
 
 
-def text_units(
-    tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
-    enc: dict,  # the encoded text (`encode`)
-    text,  # the text, or a pair of texts
-    # one of UNITS; a list of (start, end) spans; for a pair, a pair of such
-    # lists
-    units='token',
-) -> Units:
-    "The units of one encoded text."
-    ids = enc['input_ids'][0].cpu()
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    special = special_mask(tokenizer, ids)
-    if isinstance(units, str) and units == 'token':
-        return Units(torch.arange(len(ids)), tokens, special)
-    parts = text if isinstance(text, tuple) else (text,)
-    places = _token_stretches(tokenizer, parts, ids)
-    stretches = _unit_stretches(parts, units)
-    unit_of = [_unit_at(_first_visible(p, parts), stretches) for p in places]
-    names = [parts[part][a:b] for part, a, b in stretches]
-    if isinstance(units, str):
-        return _in_order(unit_of, names, tokens, special)
-    _check_begun(unit_of, stretches, names, places)
-    return _as_given(unit_of, names)
-
-
-def stretches_of_units(
-    tokenizer,  # a fast one
-    enc: dict,  # the encoded text (`encode`)
-    text,  # the text, or a pair of texts
-    units: Units = None,  # None: tokens as they are
-) -> list:  # (part, start, end) of each unit; None of special tokens
-    "Where units stand in the text as it was written."
-    parts = text if isinstance(text, tuple) else (text,)
-    places = _token_stretches(tokenizer, parts, enc['input_ids'][0].cpu())
-    places = [p and tuple(p) for p in places]
-    if units is None:
-        return places
-    found = [None] * len(units)
-    for number, place in zip(units.number.tolist(), places):
-        if number < 0 or place is None:
-            continue
-        before = found[number] or place
-        part, start, end = place
-        found[number] = (part, min(start, before[1]), max(end, before[2]))
-    return found
-
-
-class _Stretch(NamedTuple):
-    "Characters of one part of a text (the parts of a pair are 0 and 1)."
-
-    part: int
-    start: int
-    end: int
-
-
 def _token_stretches(tokenizer, parts, ids):
-    "Where each token stands; None for special ones."
+    """(part, start, end) of each token in the text (the parts of a pair are 0
+    and 1); None of special ones.
+    """
     if not getattr(tokenizer, 'is_fast', False):
         raise ValueError(
             f"{type(tokenizer).__name__} cannot say where its tokens stand in"
@@ -188,49 +119,73 @@ def _token_stretches(tokenizer, parts, ids):
         )
     places = zip(e.sequence_ids()[once], e['offset_mapping'][once])
     return [
-        None if part is None or start == end else _Stretch(part, start, end)
+        None if part is None or start == end else (part, start, end)
         for (part, (start, end)), _ in zip(places, ids)
     ]
 
 
-def _unit_stretches(parts, units):
-    "Where each unit stands; a pair has a list of spans for each text."
-    given = (units,) * len(parts)
-    if len(parts) > 1 and not isinstance(units, str):
-        given = units
+def _unit_at(place, parts, stretches):
+    """The number of the unit in which a token's first visible sign stands;
+    white space alone belongs to what follows. None outside of all.
+    """
+    if place is None:
+        return None
+    part, at, _ = place
+    text = parts[part]
+    while at < len(text) and text[at].isspace():
+        at += 1
+    for number, (own, start, end) in enumerate(stretches):
+        if own == part and start <= at < end:
+            return number
+    return None
+
+
+def text_units(
+    tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
+    enc: dict,  # the encoded text (`encode`)
+    text,  # the text, or a pair of texts
+    # one of UNITS; a list of (start, end) spans; for a pair, a pair of such
+    # lists
+    units='token',
+) -> Units:
+    """The units of one encoded text. Words and sentences are numbered as they
+    come, and a token in none is its own; of spans the order stays.
+    """
+    ids = enc['input_ids'][0].cpu()
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    special = special_mask(tokenizer, ids)
+    named = isinstance(units, str)
+    if named and units == 'token':
+        return Units(torch.arange(len(ids)), tokens, special)
+    parts = text if isinstance(text, tuple) else (text,)
+    places = _token_stretches(tokenizer, parts, ids)
+    given = units if len(parts) > 1 and not named else (units,) * len(parts)
     if len(given) != len(parts):
         raise ValueError(
             f"a pair of texts needs a pair of span lists, got {len(given)}"
         )
-    return [
-        _Stretch(number, *span)
+    stretches = [
+        (number, *span)
         for number, (part, own) in enumerate(zip(parts, given))
         for span in text_spans(part, own)
     ]
-
-
-def _first_visible(place, parts):
-    """(part, character) of a token's first visible sign; white space alone
-    belongs to what follows.
-    """
-    if place is None:
-        return None
-    text = parts[place.part]
-    at = place.start
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return place.part, at
-
-
-def _unit_at(place, stretches):
-    "The number of the unit in which a character stands; None outside of all."
-    if place is None:
-        return None
-    part, at = place
-    for number, unit in enumerate(stretches):
-        if unit.part == part and unit.start <= at < unit.end:
-            return number
-    return None
+    unit_of = [_unit_at(place, parts, stretches) for place in places]
+    names = [parts[part][a:b] for part, a, b in stretches]
+    if not named:
+        _check_begun(unit_of, stretches, names, places)
+        number = torch.tensor([-1 if u is None else u for u in unit_of])
+        return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
+    keys = [('token', i) if u is None else u for i, u in enumerate(unit_of)]
+    first = {}  # unit → its first token
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    number = {key: n for n, key in enumerate(first)}
+    starts = list(first.values())
+    return Units(
+        torch.tensor([number[key] for key in keys]),
+        [tokens[i] if unit_of[i] is None else names[unit_of[i]] for i in starts],
+        special[starts],
+    )
 
 
 def _check_begun(unit_of, stretches, names, places):
@@ -238,32 +193,29 @@ def _check_begun(unit_of, stretches, names, places):
     for number, (_, start, end) in enumerate(stretches):
         if number in unit_of:
             continue
-        ends = [p.end for p in places if p is not None]
-        was_cut = start >= max(ends, default=0)
+        was_cut = start >= max((p[2] for p in places if p is not None), default=0)
         cut = ' (the text was cut before it)' if was_cut else ''
         raise ValueError(
             f"no token begins in the span {(start, end)}: {names[number]!r}{cut}"
         )
 
 
-def _as_given(unit_of, names):
-    "Units in the order of the spans; a token outside of all is in none."
-    number = torch.tensor([-1 if u is None else u for u in unit_of])
-    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
-
-
-def _in_order(unit_of, names, tokens, special):
-    "Units numbered as they come; a token in no unit is its own."
-    keys = [('token', i) if u is None else u for i, u in enumerate(unit_of)]
-    first = {}  # unit → its first token
-    for i, key in enumerate(keys):
-        first.setdefault(key, i)
-    number = {key: n for n, key in enumerate(first)}
-    return Units(
-        torch.tensor([number[key] for key in keys]),
-        [
-            tokens[i] if unit_of[i] is None else names[unit_of[i]]
-            for i in first.values()
-        ],
-        torch.tensor([bool(special[i]) for i in first.values()]),
-    )
+def stretches_of_units(
+    tokenizer,  # a fast one
+    enc: dict,  # the encoded text (`encode`)
+    text,  # the text, or a pair of texts
+    units: Units = None,  # None: tokens as they are
+) -> list:  # (part, start, end) of each unit; None of special tokens
+    "Where units stand in the text as it was written."
+    parts = text if isinstance(text, tuple) else (text,)
+    places = _token_stretches(tokenizer, parts, enc['input_ids'][0].cpu())
+    if units is None:
+        return places
+    found = [None] * len(units)
+    for number, place in zip(units.number.tolist(), places):
+        if number < 0 or place is None:
+            continue
+        _, first, last = found[number] or place
+        part, start, end = place
+        found[number] = (part, min(start, first), max(end, last))
+    return found

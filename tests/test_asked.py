@@ -159,14 +159,60 @@ def test_no_text_is_refused_in_the_same_words(entry, demo, texts, said):
         ENTRIES[entry](*demo, texts)
 
 
-def test_a_context_and_a_generation_take_a_device():
-    llama = lrp_loo.load_demo('reviews')
-    context = ('The acting is bad. The songs are fine.', ' bad')
-    a, b = (
-        lrp_loo.attribute_context(*llama, *context, device=d) for d in (None, 'cpu')
-    )
-    assert torch.equal(a.scores, b.scores)
-    with pytest.raises(ValueError, match='device'):
-        lrp_loo.attribute_context(*llama, *context, device='nowhere')
-    with pytest.raises(ValueError, match='device'):
-        lrp_loo.explain_generation(*llama, 'I like', device='nowhere')
+CONTEXT = ('The acting is bad. The songs are fine.', ' bad')
+
+
+def context(model, tokenizer, **options):
+    return lrp_loo.attribute_context(model, tokenizer, *CONTEXT, **options).scores
+
+
+def generation(model, tokenizer, **options):
+    how = dict(continuation=' bad') | options
+    found = lrp_loo.explain_generation(model, tokenizer, CONTEXT[0], **how)
+    return found[0].scores
+
+
+def captum(model, tokenizer, **options):
+    _, own = lrp_loo.load_demo('reviews')
+    ids = own(CONTEXT[0], return_tensors='pt')['input_ids']
+    return lrp_loo.LRP(model, tokenizer=tokenizer, **options).attribute(ids)
+
+
+WRITERS = dict(context=context, generation=generation, captum=captum)
+
+
+@pytest.mark.parametrize('entry', WRITERS)
+def test_an_entry_that_puts_its_text_together(entry):
+    "A compiled model, a pipeline, a device; what is not its own is named."
+    run, (model, tokenizer) = WRITERS[entry], lrp_loo.load_demo('reviews')
+    plain = run(model, tokenizer)
+    pipe = pipeline('text-generation', model, tokenizer=tokenizer)
+    assert torch.equal(run(pipe, None), plain)
+    assert torch.equal(run(torch.compile(model), tokenizer), plain)
+    if entry != 'captum':
+        assert torch.equal(run(model, tokenizer, device='cpu'), plain)
+        with pytest.raises(ValueError, match='device'):
+            run(model, tokenizer, device='nowhere')
+    for option in (dict(max_length=4), dict(target=['a', 'b'])):
+        with pytest.raises(TypeError, match=next(iter(option))):
+            run(model, tokenizer, **option)
+
+
+def test_an_audit_of_pairs_takes_what_explain_pairs_takes(demo):
+    targets = ['positive', 'negative', 'negative']
+    texts = [TEXTS[0], TEXTS[1], TEXTS[0]]
+    units = ['word', 'token', 'word']
+    how = dict(target=targets, units=units)
+    table = lrp_loo.audit_pairs(*demo, texts, **QUIET, **how)
+    alone = [
+        lrp_loo.audit_pairs(*demo, [text], **QUIET, target=t, units=u)
+        for text, t, u in zip(texts, targets, units)
+    ]
+    for name in table.index:  # the third is no copy: its target is another
+        mean = sum(one.r[name] for one in alone) / 3
+        assert table.r[name] == pytest.approx(mean, abs=1e-4)
+        assert table.n[name] == 3
+    with pytest.raises(ValueError, match='target has 2 entries for 3 texts'):
+        lrp_loo.audit_pairs(*demo, texts, target=[0, 1], **QUIET)
+    compiled = lrp_loo.audit_pairs(torch.compile(demo[0]), demo[1], ONE, **QUIET)
+    assert compiled.r.equals(lrp_loo.audit_pairs(*demo, ONE, **QUIET).r)

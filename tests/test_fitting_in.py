@@ -2,8 +2,8 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,52 +97,35 @@ def explained_alone(demo, name):
     return [explain(*demo, t, method=name, **options)[0].scores for t in TEXTS]
 
 
+@pytest.mark.parametrize('in_front', [False, True])
 @pytest.mark.parametrize('name', CLASSES)
-def test_as_explain(demo, batch, name):
+def test_as_explain(demo, batch, name, in_front):
     "Three texts of unlike length in one batch: each as if alone, padding 0."
-    model, tokenizer = demo
     ids, mask, _ = batch
-    c = CLASSES[name](model, tokenizer=tokenizer)
-    found = c.attribute(ids, additional_forward_args=mask, **OPTIONS.get(name, {}))
-    assert found.shape == ids.shape
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
-    for scores, alone in zip(found, explained_alone(demo, name)):
-        n = len(alone)
-        assert close(scores[:n], alone, 2e-5)
-        assert (scores[n:] == 0).all()
-
-
-@pytest.mark.parametrize('name', CLASSES)
-def test_as_explain_with_padding_in_front(demo, batch, name):
-    model, tokenizer = demo
-    ids, mask, _ = batch
-    c = CLASSES[name](model, tokenizer=tokenizer)
-    shifts = [int((m == 0).sum()) for m in mask]
-
-    def moved(rows):
-        return torch.stack([r.roll(n) for r, n in zip(rows, shifts)])
-
-    found = c.attribute(
-        moved(ids), additional_forward_args=moved(mask), **OPTIONS.get(name, {})
+    shifts = [int((m == 0).sum()) if in_front else 0 for m in mask]
+    ids, mask = (
+        torch.stack([r.roll(n) for r, n in zip(rows, shifts)]) for rows in (ids, mask)
     )
-    for scores, alone in zip(found, explained_alone(demo, name)):
-        n = len(alone)
-        assert close(scores[-n:], alone, 2e-5)
-        assert (scores[: len(scores) - n] == 0).all()
+    c = CLASSES[name](demo[0], tokenizer=demo[1])
+    how = OPTIONS.get(name, {})
+    found = c.attribute(ids, additional_forward_args=mask, **how)
+    assert (found.shape, found.dtype) == (ids.shape, torch.float32)
+    assert not found.requires_grad
+    options = {'n_exact': 2} if name == 'removal+loo' else {}
+    for text, scores, own in zip(TEXTS, found, mask > 0):
+        (alone,) = explain(*demo, text, method=name, **options)
+        assert close(scores[own], alone.scores, 2e-5)
+        assert (scores[~own] == 0).all()
 
 
-def test_one_padded_text(demo, batch):
-    """A batch of one that is padded all the same: Leave-One-Out must not take
-    padding for text.
-    """
-    model, tokenizer = demo
+@pytest.mark.parametrize('name', ['loo', 'attn_lrp', 'removal'])
+def test_one_padded_text(demo, batch, name):
+    "A batch of one that is padded all the same: padding is no text."
     ids, mask, _ = batch
-    for name in ('loo', 'attn_lrp', 'removal'):
-        a = explain(model, tokenizer, TEXTS[2], method=name)[0].scores
-        (s,) = CLASSES[name](model).attribute(ids[2:], additional_forward_args=mask[2:])
-        assert close(s[: len(a)], a, 2e-5)
-        assert (s[len(a) :] == 0).all()
+    (a,) = explain(*demo, TEXTS[2], method=name)
+    (s,) = CLASSES[name](demo[0]).attribute(ids[2:], additional_forward_args=mask[2:])
+    assert close(s[: len(a)], a.scores, 2e-5)
+    assert (s[len(a) :] == 0).all()
 
 
 @pytest.fixture(scope='module')
@@ -153,37 +136,21 @@ def of_class(demo, batch):
     return [lrp.attribute(ids, target=c, additional_forward_args=mask) for c in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    'target', [[1, 0, 1], torch.tensor([1, 0, 1]), np.array([1, 0, 1])]
-)
-def test_a_target_for_each_text(demo, batch, of_class, target):
+EACH = [[1, 0, 1], ['positive', 0, 'positive']]
+EACH += [torch.tensor(EACH[0]), np.array(EACH[0])]
+ALL = [torch.tensor(1), torch.tensor([1]), [1], 'positive', Target(1)]
+ALL += [lambda out: out.logits[:, 1]]
+
+
+@pytest.mark.parametrize('target', [*EACH, *ALL, (1, 0)])
+def test_a_target_for_each_text_or_one_for_all(demo, batch, of_class, target):
     ids, mask, _ = batch
     found = LRP(demo[0]).attribute(ids, target=target, additional_forward_args=mask)
     zero, one = of_class
-    assert close(found, torch.stack([one[0], zero[1], one[2]]))
-
-
-@pytest.mark.parametrize(
-    'target',
-    [
-        torch.tensor(1),
-        torch.tensor([1]),
-        [1],
-        'positive',
-        Target(1),
-        lambda out: out.logits[:, 1],
-    ],
-)
-def test_one_target_for_all(demo, batch, of_class, target):
-    ids, mask, _ = batch
-    found = LRP(demo[0]).attribute(ids, target=target, additional_forward_args=mask)
-    assert close(found, of_class[1])
-
-
-def test_a_pair_is_the_difference(demo, batch, of_class):
-    ids, mask, _ = batch
-    found = LRP(demo[0]).attribute(ids, target=(1, 0), additional_forward_args=mask)
-    assert close(found, of_class[1] - of_class[0], 1e-4)
+    expected = one - zero if isinstance(target, tuple) else one
+    if any(target is t for t in EACH):
+        expected = torch.stack([one[0], zero[1], one[2]])
+    assert close(found, expected, 1e-4)
 
 
 def test_without_a_target_the_predicted_class(demo, batch):
@@ -198,9 +165,8 @@ def test_without_a_target_the_predicted_class(demo, batch):
 
 def test_a_tuple_of_one_gives_a_tuple(demo, batch):
     ids, mask, _ = batch
-    found = LRP(demo[0]).attribute((ids,), additional_forward_args=mask)
-    assert isinstance(found, tuple)
-    assert len(found) == 1
+    (found,) = LRP(demo[0]).attribute((ids,), additional_forward_args=mask)
+    assert found.shape == ids.shape
 
 
 def test_a_rule_by_module_path_holds_in_embeddings(demo, batch):
@@ -295,33 +261,23 @@ def test_pixels_of_families(family):
 # the numbers of Captum
 
 
-@dataclass
-class Compared:
-    "What both libraries are asked of the demo model."
-
-    captum: object  # the module
-    model: object
-    f: object  # logits of ids or embeddings
-    ids: torch.Tensor
-    mask: torch.Tensor
-    E: torch.Tensor
-
-    def __post_init__(self):
-        targets = dict(target=[1, 0, 1])
-        self.ours = targets | dict(additional_forward_args=self.mask)
-        self.theirs = targets | dict(additional_forward_args=(self.mask,))
-
-    @property
-    def x(self):
-        "Embeddings, as Captum wants them."
-        return self.E.clone().requires_grad_()
-
-
 @pytest.fixture(scope='module')
 def both(demo, batch):
+    "What both libraries are asked of the demo model."
     captum = pytest.importorskip('captum.attr')
     ids, mask, E = batch
-    return Compared(captum, demo[0], TensorModel(demo[0]), ids, mask, E)
+    t = dict(target=[1, 0, 1])
+    return SimpleNamespace(
+        captum=captum,
+        model=demo[0],
+        f=TensorModel(demo[0]),  # logits of ids or embeddings
+        ids=ids,
+        mask=mask,
+        E=E,
+        x=E.clone().requires_grad_(),  # as Captum wants them
+        ours=t | dict(additional_forward_args=mask),
+        theirs=t | dict(additional_forward_args=(mask,)),
+    )
 
 
 BASELINES_OF_IG = {
@@ -393,24 +349,19 @@ def test_gradient_x_input_is_captums(both):
     assert close(ours, theirs)
 
 
-@pytest.fixture(scope='module')
-def ablation(both):
-    "Captum's, of the mask's ones."
+@pytest.mark.parametrize('at_once', [None, 1, 4])
+def test_leave_one_out_is_captums_ablation_of_the_mask(both, at_once):
     ablated = both.captum.FeatureAblation(lambda m, i: both.f(i, m))
-    return ablated.attribute(
+    theirs = ablated.attribute(
         both.mask,
         baselines=0,
         target=both.ours['target'],
         additional_forward_args=(both.ids,),
     )
-
-
-@pytest.mark.parametrize('at_once', [None, 1, 4])
-def test_leave_one_out_is_captums_ablation_of_the_mask(both, ablation, at_once):
     ours = LeaveOneOut(both.model).attribute(
         both.ids, perturbations_per_eval=at_once, **both.ours
     )
-    assert close(ours, ablation, 1e-4)
+    assert close(ours, theirs, 1e-4)
 
 
 def test_one_id_in_a_tokens_place_is_captums_ablation_of_ids(both):
@@ -436,31 +387,16 @@ captum_like = pytest.mark.parametrize(
 )
 
 
-def few_steps(kind):
-    return dict(n_steps=3) if kind is IntegratedGradients else {}
-
-
 @captum_like
-def test_captum_measures_the_sensitivity_of_our_classes(both, kind):
+def test_captums_tools_take_our_classes(both, kind):
     metrics = pytest.importorskip('captum.metrics')
-    theirs = both.theirs | dict(target=torch.tensor([1, 0, 1]))
-    s = metrics.sensitivity_max(
-        kind(both.model).attribute,
-        both.E,
-        n_perturb_samples=1,
-        **theirs,
-        **few_steps(kind),
-    )
-    assert s.shape == (3,)
-    assert torch.isfinite(s).all()
-    assert (s > 0).all()
-
-
-@captum_like
-def test_captums_noise_tunnel_takes_our_classes(both, kind):
     ours = kind(both.model)
-    theirs = both.theirs | dict(target=torch.tensor([1, 0, 1]))
-    options = theirs | few_steps(kind)
+    options = both.theirs | dict(target=torch.tensor([1, 0, 1]))
+    if kind is IntegratedGradients:
+        options['n_steps'] = 3
+    s = metrics.sensitivity_max(ours.attribute, both.E, n_perturb_samples=1, **options)
+    assert s.shape == (3,)
+    assert torch.isfinite(s).all() and (s > 0).all()
     torch.manual_seed(0)
     noisy = both.captum.NoiseTunnel(ours).attribute(
         both.E, nt_samples=2, stdevs=1e-6, **options
@@ -474,12 +410,7 @@ def test_our_classes_say_of_themselves_what_captums_say(demo, kind):
     assert ours.get_name().replace(' ', '') == kind.__name__
     assert isinstance(ours.multiplies_by_inputs, bool)
     assert isinstance(ours.forward_func, TensorModel)
-
-
-@captum_like
-def test_only_lrp_and_integrated_gradients_have_a_convergence_delta(demo, kind):
-    expected = kind in (LRP, IntegratedGradients)
-    assert kind(demo[0]).has_convergence_delta() is expected
+    assert ours.has_convergence_delta() is (kind in (LRP, IntegratedGradients))
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -494,41 +425,42 @@ def test_where_gradients_are_off_a_method_turns_them_on(demo, method):
 # Quantus
 
 
-def test_explain_func(demo, digits):
-    vit, X, y = digits
-    f = TensorModel(vit)
-    for method in ('attn_lrp', 'loo', LRP, lambda *a, **kw: lrp_scores(*a, **kw)):
-        a = quantus_explain(method)(f, X.numpy(), y.numpy(), device='cpu')
-        assert isinstance(a, np.ndarray)
-        assert a.shape == X.shape
-        assert np.isfinite(a).all()
-    assert np.allclose(
-        quantus_explain(partial(ig_scores, n_steps=4))(f, X.numpy(), y.numpy()),
-        IntegratedGradients(vit).attribute(X, target=y, n_steps=4),
-    )
-    assert np.allclose(
-        quantus_explain('cp_lrp')(vit, X.numpy(), y.numpy()),
-        LRP(vit, 'cp_lrp').attribute(X, target=y),
-    )
-    assert np.allclose(
-        quantus_explain(LRP, composite='cp_lrp')(f, X.numpy()),
-        LRP(vit, 'cp_lrp').attribute(X),
-    )
-    assert np.allclose(
-        quantus_explain(IntegratedGradients)(
-            f, X.numpy(), y.numpy(), n_steps=3, baselines=-1
+OF_QUANTUS = {
+    'a name': (dict(method='cp_lrp'), {}, lambda m: LRP(m, 'cp_lrp')),
+    'a class': (dict(method=LRP, composite='cp_lrp'), {}, lambda m: LRP(m, 'cp_lrp')),
+    'a function': (
+        dict(method=partial(ig_scores, n_steps=4)),
+        {},
+        lambda m: SimpleNamespace(
+            attribute=partial(IntegratedGradients(m).attribute, n_steps=4)
         ),
-        IntegratedGradients(vit).attribute(X, -1, y, n_steps=3),
-    )
+    ),
+    'options of a call': (
+        dict(method=IntegratedGradients),
+        dict(n_steps=3, baselines=-1, device='cpu'),
+        lambda m: SimpleNamespace(
+            attribute=partial(IntegratedGradients(m).attribute, n_steps=3, baselines=-1)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize('way', OF_QUANTUS)
+def test_explain_func(digits, way):
+    vit, X, y = digits
+    made_of, options, ours = OF_QUANTUS[way]
+    a = quantus_explain(**made_of)(TensorModel(vit), X.numpy(), y.numpy(), **options)
+    assert isinstance(a, np.ndarray)
+    assert np.allclose(a, ours(vit).attribute(X, target=y))
+
+
+def test_explain_func_of_ids(demo):
     model, tokenizer = demo
     ids = tokenizer(TEXTS, padding=True, return_tensors='np')['input_ids'][:, None]
     a = quantus_explain('loo')(TokenModel(model), ids.astype('float32'))
+    (alone,) = explain(model, tokenizer, TEXTS[1], method='loo')
     assert a.shape == ids.shape
-    assert np.allclose(
-        a[1, 0, :6],
-        explain(model, tokenizer, TEXTS[1], method='loo')[0].scores,
-        atol=1e-5,
-    )
+    assert np.allclose(a[1, 0, :6], alone.scores, atol=1e-5)
     assert (a[ids == 0] == 0).all()
 
 
@@ -552,31 +484,27 @@ def measured(metric, model, x, y, method):
 
 
 @pytest.fixture(scope='module')
-def whole_demo():
-    "All layers: it ranks several words above [CLS]."
-    return load_demo('sst2')
-
-
-@pytest.fixture(scope='module')
-def one_text(whole_demo):
-    "For Quantus: model, ids as numbers, the class; and its AttnLRP."
-    model, tokenizer = whole_demo
+def one_text():
+    """For Quantus: model, ids as numbers, the class; and its AttnLRP. Of all
+    layers, which rank several words above [CLS].
+    """
+    model, tokenizer = load_demo('sst2')
     enc = encode(model, tokenizer, TEXTS[0])
     (a,) = explain(model, tokenizer, TEXTS[0], method='attn_lrp')
     x = enc['input_ids'].numpy()[:, None].astype('float32')
     return (TokenModel(model), x, np.array([a.target])), enc, a
 
 
-def test_quantus_morf_curve_is_ours_until_cls_goes(whole_demo, quantus, one_text):
+def test_quantus_morf_curve_is_ours_until_cls_goes(quantus, one_text):
     given, enc, a = one_text
     flipping = quantus.PixelFlipping(
         perturb_baseline=0.0, disable_warnings=True, normalise=False
     )
     theirs = np.array(measured(flipping, *given, 'attn_lrp'))[0]
     every = torch.arange(len(a))
-    ours, _ = perturbation_curves(whole_demo[0], enc, {'a': a.scores}, every, a.target)[
-        'a'
-    ]
+    model = given[0].model
+    curves = perturbation_curves(model, enc, {'a': a.scores}, every, a.target)
+    ours, _ = curves['a']
     order = torch.argsort(a.scores, descending=True, stable=True).tolist()
     cls = order.index(0)
     assert cls > 2
@@ -638,33 +566,21 @@ def pipe(demo):
     return transformers.pipeline('sentiment-analysis', model=model, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize('method', ['attn_lrp', 'loo'])
-def test_a_pipeline_is_explained_as_its_model(demo, pipe, method):
-    ours = explain(pipe, None, TEXTS, method=method)
-    of_model = explain(*demo, TEXTS, method=method)
-    for a, b in zip(ours, of_model, strict=True):
-        assert torch.equal(a.scores, b.scores)
-        assert (a.tokens, a.label) == (b.tokens, b.label)
-
-
-def test_a_pipelines_label_is_what_it_says_itself(pipe):
-    said = [answer['label'] for answer in pipe(TEXTS)]
-    assert [a.label for a in explain(pipe, None, TEXTS)] == said
-
-
-def test_a_pipeline_is_audited_as_its_model(demo, pipe):
+def test_a_pipeline_is_its_model(demo, pipe, batch, tmp_path):
+    ids, mask, _ = batch
+    for ours, of_model in (
+        (explain(pipe, None, TEXTS), explain(*demo, TEXTS)),
+        (explain(pipe, None, TEXTS, method='loo'), explain(*demo, TEXTS, method='loo')),
+    ):
+        for a, b in zip(ours, of_model, strict=True):
+            assert torch.equal(a.scores, b.scores)
+            assert (a.tokens, a.label) == (b.tokens, b.label)
+    assert [a.label for a in ours] == [answer['label'] for answer in pipe(TEXTS)]
     how = dict(methods=['attn_lrp'], progress=False)
     of_model = audit(*demo, TEXTS[:2], **how)
     assert audit(pipe, None, TEXTS[:2], **how).equals(of_model)
-
-
-def test_a_pipeline_has_its_models_leave_one_out(demo, pipe):
     enc = encode(*demo, TEXTS[1])
-    loo, *_ = leave_one_out(pipe, enc)
-    assert torch.equal(loo, leave_one_out(demo[0], enc)[0])
-
-
-def test_a_pipeline_sweeps_a_data_set_as_its_model(demo, pipe, tmp_path):
+    assert torch.equal(leave_one_out(pipe, enc)[0], leave_one_out(demo[0], enc)[0])
     of_pipe, of_model = (
         explain_dataset(
             TEXTS[:2], tmp_path / name, methods=['cp_lrp'], model=model, progress=False
@@ -672,6 +588,9 @@ def test_a_pipeline_sweeps_a_data_set_as_its_model(demo, pipe, tmp_path):
         for name, model in (('a', pipe), ('b', (*demo, 'demo')))
     )
     assert of_pipe.equals(of_model)
+    of_pipe = RemovalEstimate(pipe, n_groups=1)
+    of_model = RemovalEstimate(demo[0], tokenizer=demo[1], n_groups=1)
+    assert torch.equal(*(c.attribute(ids, None, mask) for c in (of_pipe, of_model)))
 
 
 def test_a_pipeline_is_no_model_for_workers(pipe, tmp_path):
@@ -686,47 +605,24 @@ def test_a_tokenizer_that_is_given_wins_over_the_pipelines(demo, pipe):
     assert len(a) == len(other('old')['input_ids'])
 
 
-def test_a_class_for_captum_takes_a_pipeline(demo, pipe, batch):
-    model, tokenizer = demo
-    ids, mask, _ = batch
-    of_model = RemovalEstimate(model, tokenizer=tokenizer, n_groups=1)
-    of_pipe = RemovalEstimate(pipe, n_groups=1)
-    assert torch.equal(
-        of_pipe.attribute(ids, None, mask), of_model.attribute(ids, None, mask)
-    )
-
-
-@pytest.fixture(scope='module')
-def writer():
-    "A pipeline that goes on with texts, its model and its tokenizer."
-    model, tokenizer = load_demo('reviews')
-    pipe = transformers.pipeline('text-generation', model=model, tokenizer=tokenizer)
-    return pipe, model, tokenizer
-
-
-def test_a_pipeline_that_writes_is_explained_as_its_model(writer):
-    pipe, *demo = writer
-    (a,) = explain(pipe, None, 'I really', target=' liked')
-    (b,) = explain(*demo, 'I really', target=' liked')
-    assert torch.equal(a.scores, b.scores)
-
-
-def test_a_pipeline_that_writes_attributes_to_its_context(writer):
-    pipe, *demo = writer
+def test_a_pipeline_that_writes_is_its_model():
+    demo = load_demo('reviews')
+    pipe = transformers.pipeline('text-generation', model=demo[0], tokenizer=demo[1])
     context = dict(
         context='The film is dull. We left.',
         answer='bad',
         template='{context} The music is ',
         method='attn_lrp',
     )
-    a = attribute_context(pipe, None, **context)
-    b = attribute_context(*demo, **context)
+    (a,), (b,) = (
+        explain(*m, 'I really', target=' liked') for m in ((pipe, None), demo)
+    )
+    assert torch.equal(a.scores, b.scores)
+    a, b = (attribute_context(*m, **context) for m in ((pipe, None), demo))
     assert torch.equal(a.scores, b.scores)
 
 
-@pytest.fixture(scope='module')
-def looked_at(digits):
-    "A pipeline that looks at pictures, its model, and a picture."
+def test_a_pipeline_of_images_is_its_model(digits):
     from PIL import Image
 
     vit, _, _ = digits
@@ -735,19 +631,9 @@ def looked_at(digits):
     pipe = transformers.pipeline(
         'image-classification', model=vit, image_processor=Digits()
     )
-    return pipe, vit, picture
-
-
-def test_a_pipeline_of_images_is_explained_as_its_model(looked_at):
-    pipe, vit, picture = looked_at
     (a,) = explain(pipe, None, picture, method='loo')
     (b,) = explain(vit, Digits(), picture, method='loo')
     assert torch.equal(a.scores, b.scores)
-
-
-def test_a_pipeline_of_images_says_its_label(looked_at):
-    pipe, _, picture = looked_at
-    (a,) = explain(pipe, None, picture)
     assert a.label == pipe(picture)[0]['label']
 
 
@@ -787,39 +673,29 @@ def test_a_name_is_neither_a_model_nor_a_pipeline(tokenizer, call):
 # what is refused
 
 
-@dataclass
-class Given:
-    "What a call that is refused is made of."
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    E: torch.Tensor
-    X: torch.Tensor
-    model: object
-    vit: object
-
-    def __post_init__(self):
-        self.lrp = LRP(self.model)
-        self.ig = IntegratedGradients(self.model)
-        self.loo = LeaveOneOut(self.model)
-        self.of_pixels = LRP(self.vit)
-        self.nan = torch.where(self.E > 0, self.E, torch.nan)
-        self.hole = self.mask.clone()
-        self.hole[0, 2] = 0
-        self.no_text = self.mask.clone()
-        self.no_text[2] = 0
-
-
 @pytest.fixture(scope='module')
 def given(demo, batch, digits):
+    "What a call that is refused is made of."
     ids, mask, E = batch
     vit, X, _ = digits
-    return Given(ids, mask, E, X, demo[0], vit)
-
-
-def with_more(g, more):
-    "LRP with additional forward arguments."
-    return g.lrp.attribute(g.ids, additional_forward_args=more)
+    hole, no_text = mask.clone(), mask.clone()
+    hole[0, 2] = no_text[2] = 0
+    model = demo[0]
+    return SimpleNamespace(
+        ids=ids,
+        mask=mask,
+        E=E,
+        X=X,
+        model=model,
+        vit=vit,
+        lrp=LRP(model),
+        ig=IntegratedGradients(model),
+        loo=LeaveOneOut(model),
+        of_pixels=LRP(vit),
+        nan=torch.where(E > 0, E, torch.nan),
+        hole=hole,
+        no_text=no_text,
+    )
 
 
 TARGETS = [
@@ -869,6 +745,14 @@ MORE = [
     (ValueError, 'not in row 2', lambda g: g.no_text),
 ]
 OTHERS = [
+    (ValueError, '2 entries for 3', lambda g: g.loo.attribute(g.ids, target=[0, 1])),
+    (ValueError, 'NaN or infinite', lambda g: g.loo.attribute(g.nan)),
+    (ValueError, 'NaN or infinite', lambda g: g.ig.attribute(g.nan)),
+    (
+        ValueError,
+        'not in row 2',
+        lambda g: g.loo.attribute(g.ids, None, None, g.no_text),
+    ),
     (
         ValueError,
         'cannot be given beside pixel_values',
@@ -904,67 +788,34 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize('kind,said,target', TARGETS)
-def test_targets_that_cannot_be_right(given, kind, said, target):
+WAYS = [
+    ('target', TARGETS, lambda g, t: g.lrp.attribute(g.ids, target=t)),
+    ('baselines', BASELINES, lambda g, c: g.ig.attribute(c(g)[0], baselines=c(g)[1])),
+    ('inputs', INPUTS, lambda g, c: g.lrp.attribute(c(g))),
+    ('pixels', PIXELS, lambda g, c: g.of_pixels.attribute(c(g))),
+    ('more', MORE, lambda g, c: g.lrp.attribute(g.ids, additional_forward_args=c(g))),
+    ('others', OTHERS, lambda g, c: c(g)),
+]
+REFUSED = [
+    pytest.param(kind, said, call, one, id=f'{way}-{said[:30]}')
+    for way, cases, call in WAYS
+    for kind, said, one in cases
+]
+
+
+@pytest.mark.parametrize('kind,said,call,one', REFUSED)
+def test_what_cannot_be_right(given, kind, said, call, one):
     with pytest.raises(kind, match=said):
-        given.lrp.attribute(given.ids, target=target)
-
-
-def test_leave_one_out_counts_targets(given):
-    with pytest.raises(ValueError, match='2 entries for 3 examples'):
-        given.loo.attribute(given.ids, target=[0, 1])
-
-
-@pytest.mark.parametrize('kind,said,call', BASELINES)
-def test_baselines_that_cannot_be_right(given, kind, said, call):
-    x, baselines = call(given)
-    with pytest.raises(kind, match=said):
-        given.ig.attribute(x, baselines=baselines)
-
-
-@pytest.mark.parametrize('kind,said,call', INPUTS)
-def test_inputs_that_cannot_be_right(given, kind, said, call):
-    with pytest.raises(kind, match=said):
-        given.lrp.attribute(call(given))
-
-
-@pytest.mark.parametrize('name', ['loo', 'ig'])
-def test_nan_is_refused_by_every_class(given, name):
-    with pytest.raises(ValueError, match='NaN or infinite'):
-        getattr(given, name).attribute(given.nan)
-
-
-@pytest.mark.parametrize('kind,said,call', PIXELS)
-def test_pixels_that_cannot_be_right(given, kind, said, call):
-    with pytest.raises(kind, match=said):
-        given.of_pixels.attribute(call(given))
-
-
-@pytest.mark.parametrize('kind,said,call', MORE)
-def test_arguments_that_cannot_be_right(given, kind, said, call):
-    with pytest.raises(kind, match=said):
-        with_more(given, call(given))
-
-
-def test_leave_one_out_wants_a_text_in_every_row(given):
-    with pytest.raises(ValueError, match='not in row 2'):
-        given.loo.attribute(given.ids, additional_forward_args=given.no_text)
+        call(given, one)
 
 
 @pytest.mark.parametrize('n', [0, -3])
-def test_counts_that_cannot_be_right(given, n):
-    with pytest.raises(ValueError, match='n_steps must be a whole number, at least 1'):
-        given.ig.attribute(given.E, n_steps=n)
-    with pytest.raises(ValueError, match='internal_batch_size must be'):
-        given.ig.attribute(given.E, internal_batch_size=n)
+@pytest.mark.parametrize('name', ['n_steps', 'internal_batch_size'])
+def test_counts_that_cannot_be_right(given, n, name):
+    with pytest.raises(ValueError, match=f'{name} must be a whole number, at least 1'):
+        given.ig.attribute(given.E, **{name: n})
     with pytest.raises(ValueError, match='perturbations_per_eval must be'):
         given.loo.attribute(given.ids, perturbations_per_eval=n)
-
-
-@pytest.mark.parametrize('kind,said,call', OTHERS)
-def test_calls_that_cannot_be_right(given, kind, said, call):
-    with pytest.raises(kind, match=said):
-        call(given)
 
 
 @pytest.mark.parametrize('name', ['lrp', 'loo', 'ig'])
