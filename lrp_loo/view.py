@@ -41,9 +41,7 @@ def score_colours(
     return [_colour(score, top) for score in scores.tolist()]
 
 
-def drawn_apart(
-    a: Attribution,
-) -> torch.Tensor:  # (n_tokens,) bool
+def drawn_apart(a: Attribution) -> torch.Tensor:  # (n_tokens,) bool
     "Tokens outside the colour scale: the special ones, where there are others."
     only_special = bool(a.is_special.all())
     return torch.zeros_like(a.is_special) if only_special else a.is_special
@@ -611,9 +609,7 @@ def terminal_text(
     return '\n'.join(lines)
 
 
-def terminal_legend(
-    a: Attribution,
-) -> str:  # one line with ANSI colours
+def terminal_legend(a: Attribution) -> str:  # one line with ANSI colours
     "What the colours stand for, and the scores that they leave out."
     ends = score_colours(torch.tensor([-1.0, 1.0]), 1.0)
     low, high = (
