@@ -639,7 +639,7 @@ SEMICOLONS = {
 
 
 @pytest.mark.parametrize(
-    'name, command', zip(SEMICOLONS, ['audit', 'sweep', 'summarize', 'audit'])
+    'name, command', list(zip(SEMICOLONS, ['audit', 'sweep', 'summarize', 'audit']))
 )
 def test_a_semicolon_file(run, tmp_path, name, command):
     path = tmp_path / name

@@ -119,7 +119,7 @@ def test_a_page_says_itself_that_it_is_light(dark):
     assert '(prefers-color-scheme:dark)' in page
     for chosen in ('data-jp-theme-light=true', 'data-md-color-scheme=default'):
         assert f':not([{chosen}])' in page
-    assert 'print-color-adjust:exact' in page
+    assert 'print-color-adjust: exact' in page
 
 
 def test_every_box_turns_dark_with_its_page(dark):
