@@ -784,7 +784,7 @@ def test_the_page_has_a_dark_look_and_prints_without_controls(demo):
     for control in ('fieldset', '.controls', '.hint', 'details'):
         assert control in hidden
     for name, rgb in (('up', UP), ('down', DOWN)):
-        assert '--%s: #%02x%02x%02x' % (name, *rgb) in page
+        assert '--lrp-%s:#%02x%02x%02x' % (name, *rgb) in page
 
 
 # ------------------------------------------------------------ help
