@@ -979,14 +979,7 @@ def _ended_by_signals():
     def end(number, frame):
         raise _Ended(number)
 
-    ours = []
-    if threading.current_thread() is threading.main_thread():
-        ours = [signal.SIGINT, signal.SIGTERM]
-        hangup = getattr(signal, 'SIGHUP', None)
-        if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup
-            ours.append(hangup)
-    before = {n: signal.getsignal(n) for n in ours}
-    before = {n: handler for n, handler in before.items() if handler is not None}
+    before = {n: signal.getsignal(n) for n in _endings()}
     try:
         for number in before:
             signal.signal(number, end)
@@ -994,6 +987,17 @@ def _ended_by_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _endings():
+    "The signals that are ours to hear."
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, 'SIGHUP', None)
+    if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup
+        found.append(hangup)
+    return [n for n in found if signal.getsignal(n) is not None]
 
 
 def _finished_rows(command, out):
