@@ -31,7 +31,13 @@ setup(
     ],
     packages=find_packages(include=["lrp_loo", "lrp_loo.*"]),
     package_data={
-        "lrp_loo": ["assets/*.jsonl", "assets/*.html", "assets/*.csv", "assets/*/*"]
+        "lrp_loo": [
+            "assets/*.jsonl",
+            "assets/*.html",
+            "assets/*.css",
+            "assets/*.csv",
+            "assets/*/*",
+        ]
     },
     include_package_data=True,
     python_requires=f">={s['min_python']}",

@@ -6,7 +6,6 @@
 __all__ = ['SummaryComparison', 'compare_summaries', 'scatter_figure', 'comparison_html']
 
 # %% ../nbs/84_comparison.ipynb #300445b3
-import html
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +16,13 @@ from .core import whole_number
 from .models import as_texts
 from .stats import agreement, paired_difference
 from lrp_loo.summary import (
-    SHOWN_WORDS,
-    SUMMARY_STYLE,
     Summary,
     interval_ends,
     method_title,
     save_block,
     shown_forms,
 )
+from .view import draw
 
 # %% ../nbs/84_comparison.ipynb #ea97b0e3
 def _check_two(first, second):
@@ -77,6 +75,8 @@ def _r_of_texts(rows, texts):
     for number, own in rows.groupby('text'):
         one, two = (torch.tensor(own[c].to_numpy()) for c in ('first', 'second'))
         head = own.iloc[0]
+        text = texts[number]
+        cut = text[:70].rpartition(' ')[0]
         same = head['class'] == head.other_class
         r = agreement(one, two, torch.zeros(len(own), dtype=torch.bool))
         found.append(
@@ -86,15 +86,10 @@ def _r_of_texts(rows, texts):
                 'other_class': head.other_class,
                 'r': r if same else np.nan,
                 'words': len(own),
-                'begins': _beginning(texts[number]),
+                'begins': text if len(text) <= 70 else cut + ' …',
             }
         )
     return pd.DataFrame(found).sort_values('r', ignore_index=True)
-
-
-def _beginning(text):
-    "Its first words."
-    return text if len(text) <= 70 else text[:70].rpartition(' ')[0] + ' …'
 
 
 def _words_apart(rows, scale, min_count):
@@ -168,19 +163,6 @@ class SummaryComparison:
         return comparison_html(self, 6)
 
 
-def _two_names(first, second, names):
-    "As given; else the methods, or the models, where they differ."
-    if names is None:
-        methods = method_title(first.method), method_title(second.method)
-        models = first.model, second.model
-        known = [n for n in (methods, models) if n[0] != n[1] and all(n)]
-        return (*known, ('first', 'second'))[0]
-    names = tuple(as_texts(names))
-    if len(names) != 2 or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"names={names!r} must be two, such as ('before', 'after')")
-    return names
-
-
 def compare_summaries(
     first: Summary,  # of `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
@@ -192,7 +174,14 @@ def compare_summaries(
     texts or words differ.
     """
     _check_two(first, second)
-    names = _two_names(first, second, names)
+    if names is None:  # the methods, or the models, where they differ
+        methods = method_title(first.method), method_title(second.method)
+        models = first.model, second.model
+        known = [n for n in (methods, models) if n[0] != n[1] and all(n)]
+        names = (*known, ('first', 'second'))[0]
+    names = tuple(as_texts(names))
+    if len(names) != 2 or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"names={names!r} must be two, such as ('before', 'after')")
     if min_count is None:
         min_count = first.min_count
     whole_number('min_count', min_count)
@@ -298,25 +287,15 @@ def scatter_figure(
     return fig
 
 # %% ../nbs/84_comparison.ipynb #9dd50a04
-def _frame_html(rows):
-    "A table; pandas escapes what its cells hold."
-    shown = rows.to_html(
-        index=False, border=0, float_format='{:+.2f}'.format, na_rep='–'
-    )
-    return f'<div class="scroll">{shown}</div>'
-
-
 def comparison_html(
     comparison: SummaryComparison,
-    n: int = SHOWN_WORDS,  # words, and texts
+    n: int = 12,  # words, and texts
 ) -> str:  # one self-contained HTML block without scripts
     "The words and the texts in which two summaries differ most."
     one, two = comparison.names
     words = comparison.words.head(n).rename(columns={'first': one, 'second': two})
+    # pandas escapes what cells hold
+    look = dict(index=False, border=0, float_format='{:+.2f}'.format, na_rep='–')
+    tables = [t.to_html(**look) for t in (words, comparison.texts.head(n))]
     head, *_ = repr(comparison).splitlines()
-    return (
-        f'{SUMMARY_STYLE}<div class="lrp-words"><b>{html.escape(head)}</b>'
-        f'<h2>{comparison.unit}s furthest apart (mean effects in units of the'
-        f' typical one)</h2>{_frame_html(words)}<h2>texts of the smallest'
-        f' r</h2>{_frame_html(comparison.texts.head(n))}</div>'
-    )
+    return draw('comparison', comparison, head, *tables)

@@ -7,14 +7,13 @@ __all__ = ['EVERY_SET', 'PAGE_METHODS', 'page_sets', 'page_data', 'explain_page'
 
 # %% ../nbs/12_page.ipynb #812efee9
 import json
-from importlib.resources import files
 from itertools import combinations
 
 from .methods import METHODS, Asked, explain, explain_methods
 from .models import n_layers
 from .targets import settled
 from .units import text_units
-from .view import DOWN, STRENGTH, UP, has_r, headline, shown_places
+from .view import DOWN, STRENGTH, UP, has_r, headline, shown_places, templates
 
 # %% ../nbs/12_page.ipynb #909885c8
 # up to so many layers and tokens a page holds every set of bypassed layers
@@ -63,39 +62,45 @@ def _sets_scores(asked, sets, target):
     return out
 
 
-def _maps_of_one_target(asked, methods, **how):
-    "An Attribution per method; the first settles what is explained."
-    (target,) = asked.targets
-    maps = []
-    for m in methods:
-        maps += explain(asked.model, asked.tokenizer, asked.texts, m, target, **how)
-        target = settled(target, maps[0].target)
-    return maps, target
-
-
-def _words_of(asked):
-    "Of each token the number of its word; None where that cannot be said."
-    (text,), (enc,) = asked.texts, asked.encs
-    try:
-        return text_units(asked.tokenizer, enc, text, 'word').number.tolist()
-    except ValueError:  # a slow tokenizer
-        return None
-
-
-def _page_tokens(a, words):
-    "What the page's script draws of each token."
-    columns = zip(a.tokens, shown_places(a), a.is_special)
+def _page_tokens(asked, a):
+    "What the page's script draws of each token; its word, where it can be said."
+    columns = zip(a.tokens, shown_places(a), a.is_special.tolist())
     tokens = [
-        dict(token=token, gap=gap, shown=shown, special=bool(special))
+        dict(token=token, gap=gap, shown=shown, special=special)
         for token, (gap, shown), special in columns
     ]
-    for token, number in zip(tokens, words or []):
-        token['word'] = number
-    return tokens
+    (text,), (enc,) = asked.texts, asked.encs
+    try:
+        words = text_units(asked.tokenizer, enc, text, 'word').number.tolist()
+    except ValueError:  # a slow tokenizer
+        return tokens
+    return [token | dict(word=word) for token, word in zip(tokens, words)]
 
 
-def _shown_first(methods, opens, bypass_softmax, L):
-    "The method, and the bypassed layers, that the page opens with."
+def page_data(
+    model,
+    tokenizer,  # a model that reads text, its tokenizer
+    text: str,  # what is explained
+    methods=PAGE_METHODS,  # names of METHODS, or one of them
+    target=None,  # as for `explain`, of this one text
+    truncation: bool = False,  # cut a text that is too long for the model
+    # the method that is shown first; None: AttnLRP, whose layers are switched
+    opens: str = None,
+    bypass_softmax=(),  # layers (or 'all') that are bypassed at first
+    max_length: int = None,  # a lower limit than the model's own
+    device=None,  # as for `explain`
+) -> dict:  # what the page's script reads
+    "Every map that the page can show, rounded to six digits."
+    if not isinstance(text, str):
+        raise TypeError(f"a page explains one text, a str, got {type(text).__name__}")
+    methods = [methods] if isinstance(methods, str) else list(methods)
+    if not methods:
+        raise ValueError("methods is empty; give at least one")
+    how = dict(truncation=truncation, max_length=max_length)
+    asked = Asked.of(
+        model, tokenizer, text, methods, target=target, device=device, **how
+    )
+    L = n_layers(asked.model)
     if opens not in (None, 'attn_lrp', *methods):
         raise ValueError(
             f"opens={opens!r} is not on the page; take one of {', '.join(methods)}"
@@ -107,41 +112,19 @@ def _shown_first(methods, opens, bypass_softmax, L):
             f"bypass_softmax={bypass_softmax!r}: a page switches whole layers,"
             f" from 0 to {L - 1}, got {wrong[0]!r}"
         )
-    return opens or 'attn_lrp', tuple(sorted(set(layers)))
+    bypassed = tuple(sorted(set(layers)))
+    return _page_data(asked, methods, opens or 'attn_lrp', bypassed, how)
 
 
-def _asked_for(text, methods):
-    "The methods as a list; what no page can show is refused."
-    if not isinstance(text, str):
-        raise TypeError(f"a page explains one text, a str, got {type(text).__name__}")
-    methods = [methods] if isinstance(methods, str) else list(methods)
-    if not methods:
-        raise ValueError("methods is empty; give at least one")
-    return methods
-
-
-def page_data(
-    model,
-    tokenizer,  # a model that reads text, its tokenizer
-    text: str,  # what is explained
-    methods=PAGE_METHODS,  # names of METHODS
-    target=None,  # as for `explain`
-    truncation: bool = False,  # cut a text that is too long for the model
-    # the method that is shown first; None: AttnLRP, whose layers are switched
-    opens: str = None,
-    bypass_softmax=(),  # layers (or 'all') that are bypassed at first
-    max_length: int = None,  # a lower limit than the model's own
-    device=None,  # as for `explain`
-) -> dict:  # what the page's script reads
-    "Every map that the page can show, rounded to six digits."
-    methods = _asked_for(text, methods)
-    how = dict(truncation=truncation, max_length=max_length)
-    given = dict(target=target, device=device, **how)
-    asked = Asked.of(model, tokenizer, text, methods, **given)
-    L = n_layers(asked.model)
-    first, bypassed = _shown_first(methods, opens, bypass_softmax, L)
-    maps, target = _maps_of_one_target(asked, methods, **how)
+def _page_data(asked, methods, opens, bypassed, how):
+    "The maps; the first settles what is explained."
+    (target,) = asked.targets
+    maps = []
+    for m in methods:
+        maps += explain(asked.model, asked.tokenizer, asked.texts, m, target, **how)
+        target = settled(target, maps[0].target)
     a = maps[0]
+    L = n_layers(asked.model)
     every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
     sets = page_sets(L, every) if L else []
     sets += [bypassed] if bypassed not in sets and L else []
@@ -151,7 +134,7 @@ def page_data(
     )
     return dict(
         what=headline(a),
-        first=dict(method=first, bypass=','.join(map(str, bypassed))),
+        first=dict(method=opens, bypass=','.join(map(str, bypassed))),
         about=about,
         layers=L,
         every_set=every,
@@ -159,7 +142,7 @@ def page_data(
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
-        tokens=_page_tokens(a, _words_of(asked)),
+        tokens=_page_tokens(asked, a),
     )
 
 
@@ -181,6 +164,5 @@ def explain_page(
     given = (methods, target, truncation, opens, bypass_softmax, max_length, device)
     found = page_data(model, tokenizer, text, *given)
     data = json.dumps(found, ensure_ascii=False, allow_nan=False)
-    page = files('lrp_loo') / 'assets' / 'page.html'
-    html = page.read_text(encoding='utf-8')
-    return html.replace('@DATA@', data.replace('<', '\\u003c'))
+    page = templates().get_template('page.html')
+    return page.render(data=data.replace('<', '\\u003c'))

@@ -170,13 +170,6 @@ def test_an_address_without_sense_gives_the_first_view(page, demo):
     assert c.errors == []
 
 
-def test_the_second_row_can_be_left_out(page):
-    c = opened(page, '#below=')
-    assert c.js("document.querySelector('#second').hidden") is True
-    columns = "document.querySelectorAll('#rows tr')[0].children.length"
-    assert c.js(columns) == 2
-
-
 def test_narrow_and_long(shallow, tmp_path):
     path = tmp_path / 'long.html'
     path.write_text(
@@ -265,30 +258,3 @@ def test_special_tokens_do_not_set_the_scale(with_a_dark_cls, demo):
     assert f'largest {a.scores[words].abs().max():.3g}' in c.js(
         "document.querySelector('#name0').textContent"
     )
-
-
-def test_special_tokens_are_drawn_apart(with_a_dark_cls):
-    c = with_a_dark_cls
-    shown = colours_of(c, 0)
-    assert shown[0] == shown[-1] == 'rgb(255, 255, 255)'
-    assert c.js(
-        "[...document.querySelectorAll('#tokens0 .special')].map(e => e.textContent)"
-    ) == ['[CLS]', '[SEP]']
-    assert (
-        c.js("document.querySelector('#tokens0 span').title") == '[CLS] +50.0' + OUTSIDE
-    )
-    assert c.js("document.querySelector('#apart').hidden") is False
-    assert c.errors == []
-
-
-def test_r_of_two_words_is_undefined(demo, tmp_path):
-    path = tmp_path / 'short.html'
-    path.write_text(
-        explain_page(*demo, 'fine film', methods=['loo', 'cp_lrp']), encoding='utf-8'
-    )
-    with chromium.Chromium() as c:
-        c.open(path.as_uri() + '#method=cp_lrp')
-        assert 'r with loo undefined (2 content tokens)' in c.js(
-            "document.querySelector('#name0').textContent"
-        )
-        assert c.errors == []

@@ -1,27 +1,21 @@
 """Words of many texts by mean effect: against plain loops, over tokenizers' marks, in pictures and
 pages; two summaries compared.
-
-    python tests/test_summary.py     # seconds from a model to the picture
 """
 
 import re
-import time
 from collections import defaultdict
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from chromium import Chromium
-from conftest import needs_browser, shallow_demo
+from conftest import needs_browser
 from transformers import TextClassificationPipeline
 
-import lrp_loo
 from lrp_loo import compare_summaries, explain, summarize, summarize_texts
 from lrp_loo.core import Attribution
-from lrp_loo.data import load_texts
 from lrp_loo.dataset import explain_dataset, read_sweep
 from lrp_loo.models import load_demo
 from lrp_loo.pairs import explain_pairs
@@ -131,24 +125,10 @@ def test_words_from_tokens_are_the_words_of_explain(demo, of_words):
     assert np.allclose(*both, atol=1e-4 * two.score.abs().max())
 
 
-def test_special_tokens_stand_apart(found):
-    assert not {'[cls]', '[CLS]', '[SEP]'} & set(found.words)
-    assert set(found.to_frame(special=True).word) == {'[CLS]', '[SEP]'}
-    assert '[CLS]' not in found
-
-
 def test_case_is_folded_and_shown_small_where_it_was_ever_so_written(found):
     assert 'film' in found.words and 'FILM' not in found.words
     assert len(found['FILM']) == len(found['film']) == 5  # film's is a word
     assert "film's" in found.words and "Café's" in found.words
-
-
-def test_tokens_are_taken_as_they_are(demo):
-    s = summarize_texts(
-        *demo, TEXTS, unit='token', min_count=1, target=1, progress=False
-    )
-    assert 'cafe' in s.words
-    assert "film's" not in s.words and 'FILM' not in s
 
 
 def test_pairs_of_texts_are_read_as_one(demo):
@@ -204,20 +184,6 @@ def test_numbers_are_those_of_a_plain_loop():
         assert np.allclose([row['low'], row['high']], mean_interval(means))
 
 
-def test_words_are_ordered_by_mean_size():
-    table = summarize(random_maps()).to_frame()
-    for _, rows in table.groupby('class'):
-        assert rows.mean_abs.is_monotonic_decreasing
-
-
-def test_a_text_that_repeats_a_word_counts_once():
-    one = made(['a', 'a', 'a'], [3.0, 3.0, 3.0])
-    other = made(['a', 'b', 'c'], [1.0, 0.0, 0.0])
-    (row,) = summarize([one, other], min_count=2).to_frame().to_dict('records')
-    assert row['mean'] == 2.0
-    assert row['count'] == 4
-
-
 def test_intervals_cover_the_mean_they_are_of():
     "A share of 95 % of 300 draws, within three standard errors."
     rng = np.random.default_rng(1)
@@ -227,12 +193,6 @@ def test_intervals_cover_the_mean_they_are_of():
         (row,) = summarize(maps).to_frame().to_dict('records')
         hits += row['low'] <= 0.3 <= row['high']
     assert hits / 300 > 0.95 - 3 * (0.95 * 0.05 / 300) ** 0.5
-
-
-def test_the_order_of_texts_changes_nothing():
-    maps = random_maps()
-    one, two = (summarize(m).to_frame() for m in (maps, maps[::-1]))
-    pd.testing.assert_frame_equal(one, two)
 
 
 def test_groups_of_ones_own():
@@ -292,12 +252,6 @@ def test_rows_of_a_sweep_are_maps(demo, tmp_path):
         summarize(rows.drop(columns='scores'))
     with pytest.raises(ValueError, match='models a, b'):
         summarize(rows.assign(model=['a', 'b'] * 4))
-
-
-def test_csv_holds_the_table(found, tmp_path):
-    found.to_csv(tmp_path / 'words.csv')
-    read = pd.read_csv(tmp_path / 'words.csv')
-    pd.testing.assert_frame_equal(read, found.to_frame())
 
 
 def test_a_word_leads_to_its_places(found):
@@ -371,12 +325,6 @@ def test_what_cannot_be_averaged_is_named(name):
         summarize(maps, **options)
 
 
-def test_mixed_methods_are_refused(demo):
-    maps = explain(*demo, TEXTS[:1]) + explain(*demo, TEXTS[:1], 'cp_lrp')
-    with pytest.raises(ValueError, match='attn_lrp, cp_lrp.*summarize each'):
-        summarize(maps)
-
-
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
 def test_scores_that_are_not_finite_are_refused(bad):
     maps = [made(['a', 'b']), made(['a', 'b'])]
@@ -417,17 +365,6 @@ def test_beeswarm_has_a_dot_for_each_occurrence(found):
     assert dots == sum(len(found[w]) for w in words)
     shown = [t.get_text().split('  ')[0] for t in ax.get_yticklabels()]
     assert shown == list(words)
-
-
-def test_signs_are_told_apart_without_colour(found):
-    (ax,) = found.beeswarm(6).axes
-    for up, down in zip(ax.collections[::2], ax.collections[1::2]):
-        assert (up.get_offsets()[:, 0] > 0).all()
-        assert (down.get_offsets()[:, 0] <= 0).all()
-        assert np.allclose(down.get_facecolor(), 1)  # white inside
-    (ax,) = found.bar(6).axes
-    for b in ax.patches:
-        assert (b.get_hatch() is None) == (b.get_width() > 0)
 
 
 def test_dots_at_one_place_do_not_cover_one_another():
@@ -492,14 +429,6 @@ def scaled(summary, factor):
     return type(summary)(rows, summary.texts, 'other', summary.unit, summary.min_count)
 
 
-def test_a_method_in_other_units_agrees_in_full(found):
-    both = compare_summaries(found, scaled(found, 3.0))
-    assert np.allclose(both.texts.r, 1)
-    assert both.words.difference.abs().max() < 1e-9
-    assert np.isclose(both.scale[1], 3 * both.scale[0])
-    assert np.isclose(both.mean_r['mean'], 1)
-
-
 def test_r_and_differences_are_those_of_a_plain_loop(demo, of_words, found):
     loo = summarize_texts(*demo, TEXTS, 'loo', 1, min_count=1, progress=False)
     both = compare_summaries(found, loo)
@@ -532,16 +461,6 @@ def test_texts_of_other_classes_are_left_out_and_named():
     assert both.mean_r['n'] == 3
     assert set(both.words.texts) == {3}
     assert '1 without one' in repr(both) and 'old and new' in repr(both)
-
-
-def test_two_models_are_compared_on_the_words_of_the_text(found):
-    other = summarize_texts(
-        *shallow_demo(), TEXTS, target=1, min_count=1, progress=False
-    )
-    both = compare_summaries(found, other)
-    assert both.names == ('first', 'second')
-    assert both.texts.r.notna().all() and both.texts.r.min() < 0.99
-    assert list(both.words.columns[:4]) == ['class', 'word', 'first', 'second']
 
 
 def test_what_cannot_be_compared_is_named(found):
@@ -649,19 +568,6 @@ def test_a_page_needs_nothing_else(found, tmp_path):
     assert "default-src 'none'" in page
 
 
-def test_every_listed_word_opens_on_its_examples(found):
-    block = found._repr_html_()
-    parsed = Page(block)
-    n = sum(len(rows) for rows in found.top(12).values())
-    assert parsed.tags.count('details') == parsed.tags.count('summary') == n
-    assert n <= parsed.tags.count('li') <= 3 * n
-    titles = [value for name, value in parsed.attributes if name == 'title']
-    (said,) = [t for t in titles if t.startswith('dull: ')]
-    assert 'in 4 texts, 6 times' in said
-    best = found['dull'].iloc[0]
-    assert f'{best.score:+.2f} {best.before}dull' in said.replace('\n', ' ')
-
-
 def test_bars_are_as_long_as_means(found):
     block = found._repr_html_()
     widths = re.findall(r'class="(up|down)" x="\S+" y="\S+" width="(\S+)"', block)
@@ -673,49 +579,11 @@ def test_bars_are_as_long_as_means(found):
 
 def test_a_page_is_for_dark_and_narrow_screens_and_for_paper(found):
     block = found._repr_html_()
-    assert '@media screen and (prefers-color-scheme:dark)' in block
+    assert '(prefers-color-scheme:dark)' in block
     assert '@container (max-width:34em)' in block
     assert '@media print' in block and 'details-content' in block
     assert block.count('{') == block.count('}')
     assert ':focus-visible' in block
-
-
-def contrast(a, b):
-    "Of two colours, as WCAG 2 has it."
-
-    def luminance(rgb):
-        c = np.array(rgb) / 255
-        c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-        return float(c @ [0.2126, 0.7152, 0.0722])
-
-    one, two = sorted((luminance(a), luminance(b)))
-    return (two + 0.05) / (one + 0.05)
-
-
-def rgb(css):
-    if css.startswith('rgb'):
-        return [int(x) for x in re.findall(r'\d+', css)]
-    digits = css[1:] if len(css) == 7 else ''.join(2 * c for c in css[1:])
-    return [int(digits[i : i + 2], 16) for i in (0, 2, 4)]
-
-
-@pytest.mark.parametrize('which', [0, 1], ids=['light', 'dark'])
-def test_colours_can_be_seen(found, which):
-    "Text 4.5 : 1, drawings 3 : 1."
-    block = found._repr_html_()
-    sets = re.findall(r'\{(--ink[^};]*(?:;--[^};]*)*)', block)
-    own = dict(x.split(':', 1) for x in sets[which].split(';'))
-    colours = {name[2:]: rgb(value) for name, value in own.items()}
-    paper = colours.pop('paper')
-    for name, colour in colours.items():
-        least = 4.5 if name in ('ink', 'soft') else 3
-        assert contrast(colour, paper) >= least, name
-
-
-def test_a_page_of_another_kind_is_refused(found, tmp_path):
-    with pytest.raises(ValueError, match="'words.pdf' must end in .html"):
-        found.save(tmp_path / 'words.pdf')
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_comparison_is_a_page_too(found, evil, tmp_path):
@@ -743,33 +611,3 @@ def test_no_word_of_a_comparison_is_broken_on_a_narrow_page(found, tmp_path):
     heads = heights[: len(both.words.columns)]
     assert max(heads) < 2  # one line each
     assert wide <= 0  # the table scrolls, not the page
-
-
-def test_names_are_public():
-    for name in ('summarize', 'summarize_texts', 'Summary', 'compare_summaries'):
-        home = getattr(lrp_loo, name).__module__
-        assert home in ('lrp_loo.summary', 'lrp_loo.comparison')
-
-
-# ------------------------------------------------------------------ seconds
-
-
-def seconds(n_texts=200):
-    "From a model to the picture of a data set, on one core."
-    torch.set_num_threads(1)
-    model, tokenizer = load_demo('sst2')
-    texts = load_texts('sst2', 'embedded').texts[:n_texts]
-    for method in ('attn_lrp', 'removal', 'loo'):
-        start = time.perf_counter()
-        found = summarize_texts(model, tokenizer, texts, method, progress=False)
-        explained = time.perf_counter()
-        found.beeswarm().canvas.draw()
-        done = time.perf_counter()
-        print(
-            f'{method}: {len(texts)} texts explained and summarized in'
-            f' {explained - start:.1f} s, drawn in {done - explained:.1f} s'
-        )
-
-
-if __name__ == '__main__':
-    seconds()
