@@ -38,8 +38,8 @@ from lrp_loo.studies.linear_attention import (
 
 # %% ../../nbs/52_mnist.ipynb #80c61ee7
 GRID = [
-    dict(zip(('inputs', 'pixel', 'positions', 'pooling', 'scale'), setting))
-    for setting in (
+    dict(zip(('inputs', 'pixel', 'positions', 'pooling', 'scale'), choices))
+    for choices in (
         ('unit', 'bare', False, 'flatten', 'none'),  # 0, the default
         ('unit', 'bare', False, 'flatten', 'sqrt_d'),
         ('unit', 'direct', False, 'flatten', 'none'),
@@ -499,7 +499,7 @@ def compare_table1(
     return pd.DataFrame(list(lines.values()), index=index)
 
 # %% ../../nbs/52a_mnist_tables.ipynb #c5c8f141
-BARS = [(e, pair) for e in ('ig', 'attn_lrp') for pair in PAIRS]
+BARS = list(product(('ig', 'attn_lrp'), PAIRS))
 PANELS = {'sum_to_one': 'maps scaled to sum to one', 'as_is': 'maps as they are'}
 SOURCES = {  # whose numbers → how their bars are filled
     'paper': dict(fill=False),
