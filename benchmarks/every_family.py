@@ -1,9 +1,9 @@
 """Every family of transformers with random weights, small, and what lrp_loo makes of it.
 
-`python benchmarks/every_family.py --write` builds the text families of the installed transformers (and
-some that read images), makes the checks of `CHECKS` on each, and writes what came to
-results/every-family.json (a row per family, task and setting of the weights, resumable) and .md
-(a row per family). The outcome of a check is one of
+`python benchmarks/every_family.py --write` builds the text families of the installed
+transformers (and some that read images), makes the checks of `CHECKS` on each, and writes
+what came to results/every-family.json (a row per family, task and setting of the weights,
+resumable) and .md (a row per family). The outcome of a check is one of
 
 - right: the numbers are those of an independent computation;
 - refused: an error or a warning of lrp_loo's own says what it cannot do;
