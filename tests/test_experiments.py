@@ -3,17 +3,14 @@ hub's layout, on a 12-layer BERT, through the command line.
 """
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import random_bert, start_command
+from conftest import random_bert
 
 from lrp_loo import explain, load_texts
 from lrp_loo.cli import main
@@ -270,57 +267,6 @@ def test_the_same_layers_give_the_same_numbers(apart, one, other):
 # interruptions
 
 
-KILLED_AT, IN_ALL = 3, 24
-
-
-@pytest.fixture
-def small_folder(tmp_path, tokenizer):
-    "A small model, saved as the hub lays it out."
-    path = tmp_path / 'small'
-    random_bert(layers=2).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def started(small_folder, tmp_path):
-    "`reproduce` in a process of its own: a function, and where its rows lie."
-    words = ['reproduce', '--data', 'embedded', '--only', 'sst2']
-    words += ['--model', str(small_folder), '--limit', str(IN_ALL)]
-    words += ['--out', str(tmp_path)]
-    rows = tmp_path / 'results' / 'small-embedded' / 'sst2.json'
-    return lambda: start_command(words), rows
-
-
-def wait_for_rows(n, path):
-    "At most ten minutes."
-    for _ in range(30_000):
-        time.sleep(0.02)
-        if path.exists() and len(read_results(path)['rows']) >= n:
-            return
-    raise AssertionError(f'no {n} rows in ten minutes')
-
-
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
-def test_a_killed_reproduce_keeps_its_rows(started):
-    """Kill the command in the middle, look, start it again: the finished rows
-    are the same, none twice, none lost.
-    """
-    start, path = started
-    pid = start()
-    wait_for_rows(KILLED_AT, path)
-    os.kill(pid, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    kept = read_results(path)['rows']
-    assert KILLED_AT <= len(kept) < IN_ALL
-    assert os.waitpid(start(), 0)[1] == 0
-    r = read_results(path)
-    rows = {row['i']: row for row in r['rows']}
-    assert len(r['rows']) == len(rows) == IN_ALL
-    assert all(rows[row['i']] == row for row in kept)
-    assert r['summary']['n'] == IN_ALL
-
-
 def test_rows_under_an_older_name_of_their_folder_are_resumed(tmp_path, capsys):
     words = ('--only', 'scalar,sst2', '--limit', 1)
     assert reproduce(tmp_path, *words) == 0
@@ -344,28 +290,12 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     assert 'goes on from there' in capsys.readouterr().err
 
 
-def few_rows(path, model, info, methods, **options):
-    "An experiment on embedded sentences."
-    texts = load_texts('sst2', 'embedded', **options)
-    return text_experiment(path, *model, texts, info, methods)
-
-
-def test_same_seed_same_bytes(six_layers, tmp_path):
-    for name in 'ab':
-        path = tmp_path / f'{name}.json'
-        r = few_rows(path, six_layers, {}, TABLE2, limit=3, seed=5)
-        assert len(r.rows) == 3
-    a, b = ((tmp_path / f'{name}.json').read_bytes() for name in 'ab')
-    assert a == b
-
-
 def test_rows_of_another_model_are_not_mixed(demo, tmp_path):
-    path = tmp_path / 't.json'
-    few = dict(loo=TABLE2['loo'])
+    few, texts = dict(loo=TABLE2['loo']), load_texts('sst2', 'embedded', limit=2)
     one, other = (describe_model(demo[0], name) for name in 'ab')
-    few_rows(path, demo, one, few, limit=2)
+    text_experiment(tmp_path / 't.json', *demo, texts, one, few)
     with pytest.raises(ValueError, match='model'):
-        few_rows(path, demo, other, few, limit=2)
+        text_experiment(tmp_path / 't.json', *demo, texts, other, few)
 
 
 # what ships
