@@ -274,47 +274,6 @@ def relevance_of(
     return Relevance(sum_over_features(R)[0], out, rules)
 
 
-class FamilyVariants(NamedTuple):
-    "One family and task, three times."
-
-    model: object  # eager attention, random biases
-    unbiased: object  # the same without biases
-    fused: object  # the same with fused attention; None: there is none
-    inputs: dict
-
-
-def family_variants(
-    family: str,  # one of FAMILIES
-    task: str,  # one of its tasks
-) -> FamilyVariants:
-    "The models that `family_row` compares, and an input."
-    model = random_model(family, task)
-    unbiased = random_model(family, task, bias=False)
-    fused = None
-    if FAMILIES[family].fused:
-        fused = random_model(family, task, 'sdpa')
-    return FamilyVariants(model, unbiased, fused, random_inputs(model))
-
-
-def _logits_moved(out, plain):
-    "The largest difference of the logits inside the rules and outside."
-    return float((out[0].detach() - plain).abs().max())
-
-
-def _conserved_to(model, inputs, composite):
-    "How far the shares of the logit are from adding up, over the largest."
-    shares = conservation(model, inputs, composite)
-    return abs(shares['remainder']) / max(map(abs, shares.values()))
-
-
-def _differs_when_fused(fused, inputs, composite, R):
-    "How far fused attention's relevance is from R, over the largest score."
-    if fused is None:
-        return float('nan')
-    other = relevance_of(fused, inputs, composite).R
-    return float((other - R).abs().max() / R.abs().max())
-
-
 def family_row(
     family: str,  # one of FAMILIES
     task: str,  # of `family_tasks`
@@ -322,19 +281,31 @@ def family_row(
     # CP-LRP), eager against sdpa (AttnLRP, CP-LRP)
 ) -> dict:
     "What is checked of one family and task."
-    v = family_variants(family, task)
+    model = random_model(family, task)
+    unbiased = random_model(family, task, bias=False)
+    has_fused = FAMILIES[family].fused
+    fused = random_model(family, task, 'sdpa') if has_fused else None
+    inputs = random_inputs(model)
     with torch.no_grad():
-        plain = forward(v.model, v.inputs)[0]
+        plain = forward(model, inputs)[0]
     row = dict(family=family, task=task, operations=0, logits=0.0, uncovered=0)
     for name, c in (('attn', attn_lrp()), ('cp', cp_lrp())):
         # raises where an operation has no rule
-        found = relevance_of(v.model, v.inputs, c, strict=True)
-        fused = _differs_when_fused(v.fused, v.inputs, c, found.R)
+        R, out, rules = relevance_of(model, inputs, c, strict=True)
+        # the largest difference of the logits inside the rules and outside
+        moved = float((out[0].detach() - plain).abs().max())
+        shares = conservation(unbiased, inputs, c)
+        apart = float('nan')
+        if has_fused:
+            other = relevance_of(fused, inputs, c).R
+            apart = float((other - R).abs().max() / R.abs().max())
         row |= {
-            'operations': found.rules.report().operation.nunique(),
-            'logits': max(row['logits'], _logits_moved(found.out, plain)),
-            'uncovered': row['uncovered'] + len(found.rules.without_rule()),
-            f'{name} conserved to': _conserved_to(v.unbiased, v.inputs, c),
-            f'{name} eager = sdpa to': fused,
+            'operations': rules.report().operation.nunique(),
+            'logits': max(row['logits'], moved),
+            'uncovered': row['uncovered'] + len(rules.without_rule()),
+            # how far the shares of the logit are from adding up
+            f'{name} conserved to': abs(shares['remainder'])
+            / max(map(abs, shares.values())),
+            f'{name} eager = sdpa to': apart,
         }
     return row

@@ -43,7 +43,7 @@ PARTS = {  # what pytest is given
 }
 # what makes a table, and says in a line what came of it
 TABLES = {
-    'every family': 'tests/every_family.py',
+    'every family': 'benchmarks/every_family.py',
     'bad input': 'tests/bad_input.py',
     'kills': 'tests/test_resume.py',
 }
@@ -86,20 +86,17 @@ def at_least(
     return f'{requirement.name}=={oldest[0]}'
 
 
-def pinned_torch():
-    "The version in constraints.txt."
+def ceiling(
+    requirement: Requirement,
+) -> str:  # the version that is not allowed any more
+    "torch>=2.9,<2.15 → 2.15"
+    return next(s.version for s in requirement.specifier if s.operator == '<')
+
+
+def pinned():
+    "Package → its version in constraints.txt."
     lines = (ROOT / 'constraints.txt').read_text(encoding='utf-8').splitlines()
-    return next(n[7:] for n in lines if n.startswith('torch=='))
-
-
-def held_at(stack, torch):
-    "Lines of pip's constraints."
-    lines = []
-    if stack == 'oldest':
-        lines = [at_least(r) for r in requirements()]
-    elif torch:
-        lines = [f'torch=={pinned_torch() if torch == "pinned" else torch}']
-    return ''.join(f'{line}\n' for line in lines)
+    return dict(line.split('==') for line in lines if not line.startswith('#'))
 
 
 def install(stack, torch, folder):
@@ -112,24 +109,25 @@ def install(stack, torch, folder):
     if not Path(python).exists():
         words = [sys.executable, '-m', 'venv', str(folder / stack)]
         subprocess.run(words, check=True)
-    held = folder / f'{stack}.txt'
-    held.write_text(held_at(stack, torch), encoding='utf-8')
-    what = ['-c', str(held), '-e', '.[demo]', *TOOLS]
+    held = []  # pip's constraints
+    if stack == 'oldest':
+        held = [at_least(r) for r in requirements()]
+    elif torch:
+        held = [f'torch=={pinned()["torch"] if torch == "pinned" else torch}']
+    constraints = folder / f'{stack}.txt'
+    constraints.write_text(''.join(f'{line}\n' for line in held), encoding='utf-8')
+    what = ['-c', str(constraints), '-e', '.[demo]', *TOOLS]
     renew = ['--upgrade', '--upgrade-strategy', 'eager']
-    pip = [python, '-m', 'pip']
-    done = run([*pip, 'install', '-q', *renew, *what], dict(os.environ))
-    if done.code:
-        raise SystemExit(why_not_installed(stack, pip, done.said))
-    return python
-
-
-def why_not_installed(stack, pip, said):
-    "One line."
-    asked = run([*pip, 'index', 'versions', 'transformers'], dict(os.environ))
-    if asked.code:
-        return f"stacks: the package index can't be reached; {stack} is not run"
-    errors = [s for s in said.splitlines() if s.startswith('ERROR')]
-    return f"stacks: {stack} can't be installed: {' '.join(errors) or said}"
+    pip, env = [python, '-m', 'pip'], dict(os.environ)
+    done = run([*pip, 'install', '-q', *renew, *what], env)
+    if not done.code:
+        return python
+    if run([*pip, 'index', 'versions', 'transformers'], env).code:
+        why = f"the package index can't be reached; {stack} is not run"
+    else:
+        errors = [s for s in done.said.splitlines() if s.startswith('ERROR')]
+        why = f"{stack} can't be installed: {' '.join(errors) or done.said}"
+    raise SystemExit(f'stacks: {why}')
 
 
 # ------------------------------------------------------------------- what is run
@@ -158,27 +156,24 @@ def tested(python, given, workers):
     return found, done
 
 
-def tables_of(stack, python):
-    "What came of each table; SystemExit where something is wrong in one."
-    said = {}
-    for name, script in TABLES.items():
-        done = run([python, '-W', 'ignore', script], environment('best', 1))
-        if done.code:
-            raise SystemExit(f'stacks: {stack}, {name}: {done.said}')
-        (said[name],) = re.findall(r'^.* (?:wrong|lost)$', done.said, re.M)[-1:]
-        print(f'{stack}, {name}: {said[name]}', flush=True)
-    return said
-
-
-def row_of(stack, python, parts, workers):
-    "A row of the table: its versions, and what came of each part."
+def row_of(stack, python, given):
+    """A row of the table: its versions, what came of each part and, where they are
+    asked for, of each table; SystemExit where something is wrong in one.
+    """
     row = dict(i=stack, versions=versions_in(python), parts={})
-    for part in parts:
-        found, done = tested(python, PARTS[part], workers)
+    for part in given.parts:
+        found, done = tested(python, PARTS[part], given.workers)
         row['parts'][part] = found
         print(f'{stack}, {part}: {found}', flush=True)
         if done.code:
             print(done.said, flush=True)
+    for name, script in TABLES.items() if given.tables else ():
+        done = run([python, '-W', 'ignore', script], environment('best', 1))
+        if done.code:
+            raise SystemExit(f'stacks: {stack}, {name}: {done.said}')
+        (said,) = re.findall(r'^.* (?:wrong|lost)$', done.said, re.M)[-1:]
+        row.setdefault('tables', {})[name] = said
+        print(f'{stack}, {name}: {said}', flush=True)
     return row
 
 
@@ -244,16 +239,6 @@ def arguments(argv=None):
     return given
 
 
-def quickly(stack, python, workers):
-    "Some tests in one run; what they say is shown."
-    has = versions_in(python)
-    named = (f'{n} {has[n]}' for n in ('torch', 'transformers', 'numpy'))
-    print(f'{stack}: {", ".join(named)}', flush=True)
-    found, done = tested(python, QUICK, workers)
-    print(done.said, flush=True)
-    return done.code
-
-
 def main(given):
     "Each stack in turn; the exit code says whether all passed."
     rows = []
@@ -268,11 +253,14 @@ def main(given):
             code |= int(not unreached or os.environ.get('CI') == 'true')
             continue
         if given.quick:
-            code |= quickly(stack, python, given.workers)
+            has = versions_in(python)
+            named = (f'{n} {has[n]}' for n in ('torch', 'transformers', 'numpy'))
+            print(f'{stack}: {", ".join(named)}', flush=True)
+            _, done = tested(python, QUICK, given.workers)
+            print(done.said, flush=True)
+            code |= done.code
             continue
-        rows.append(row_of(stack, python, given.parts, given.workers))
-        if given.tables:
-            rows[-1]['tables'] = tables_of(stack, python)
+        rows.append(row_of(stack, python, given))
         code |= int(bool(failed(rows[-1])))
         made = json.dumps(record(rows, given.out), indent=1)
         write_text_atomic(given.out, made + '\n')

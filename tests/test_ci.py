@@ -73,42 +73,32 @@ def test_nothing_is_installed_where_all_is_there(machine):
     assert run(machine) == ([], '')
 
 
-def test_a_browser_is_installed_without_asking(machine):
-    has_python(machine)
-    has(machine, 'make')
-    has(machine, 'apt-get')
-    (update, install), said = run(machine)
-    assert update == 'apt-get update'
-    assert install.startswith('apt-get install -y')
-    assert 'chromium' in install.split() and said == ''
-
-
-def test_whatever_else_a_new_machine_lacks_is_installed_too(machine):
+def test_whatever_a_new_machine_lacks_is_installed_without_asking(machine):
     has_python(machine, venv=False)
     has(machine, 'make')
     (machine / 'bin' / 'make').rename(machine / 'make')
     has(machine, 'apt-get', f'/bin/cp {machine}/make {machine}/bin')
-    called, _ = run(machine)
-    assert {'make', 'python3-venv', 'chromium'} <= set(called[1].split())
+    (update, install), said = run(machine)
+    assert (update, said) == ('apt-get update', '')
+    assert install.startswith('apt-get install -y')
+    assert {'make', 'python3-venv', 'chromium'} <= set(install.split())
 
 
-def test_what_cannot_be_installed_is_left_to_the_tests(machine):
+@pytest.mark.parametrize(
+    'user, n_called, words',
+    [
+        (0, 2, 'could not be installed'),  # left to the tests
+        (1000, 0, 'sudo apt-get install chromium'),
+    ],
+)
+def test_what_is_not_installed_is_said_in_one_line(machine, user, n_called, words):
     has_python(machine)
     has(machine, 'make')
     has(machine, 'apt-get', 'exit 100')
-    called, said = run(machine)
-    assert len(called) == 2
-    assert 'could not be installed' in said
-
-
-def test_who_may_not_install_is_told_how_in_one_line(machine):
-    has_python(machine)
-    has(machine, 'make')
-    has(machine, 'apt-get')
-    called, said = run(machine, user=1000)
-    assert called == []
+    called, said = run(machine, user=user)
+    assert len(called) == n_called
     assert len(said.splitlines()) == 1
-    assert 'sudo apt-get install chromium' in said
+    assert words in said
 
 
 def test_what_needs_a_browser_fails_in_ci_without_one(monkeypatch):

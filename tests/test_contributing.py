@@ -66,26 +66,18 @@ def operations_without_rule(model, enc, rules):
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_an_operation_without_a_rule_is_named(written, tokenizer):
+def test_a_rule(written, tokenizer, monkeypatch):
+    "Without one the operation is named; for one run alone, and for all."
     enc = encode(written, tokenizer, TEXTS[0])
     assert 'erf' in operations_without_rule(written, enc, attn_lrp())
-
-
-def test_a_rule(written, tokenizer, monkeypatch):
+    mine = attn_lrp().with_rule('erf', identity_rule)
+    assert operations_without_rule(written, enc, mine) == set()
     monkeypatch.setitem(RULES, 'erf', activation)
-    enc = encode(written, tokenizer, TEXTS[0])
     assert operations_without_rule(written, enc, attn_lrp()) == set()
 
 
-def test_a_rule_for_one_run_alone(written, tokenizer):
-    enc = encode(written, tokenizer, TEXTS[0])
-    mine = attn_lrp().with_rule('erf', identity_rule)
-    assert operations_without_rule(written, enc, mine) == set()
-
-
-@pytest.fixture
-def halved(monkeypatch):
-    "A method of one's own in the table: half of gradient × input."
+def test_a_method(demo, monkeypatch, capsys):
+    "Half of gradient × input, in Python and on the command line."
     original = methods.METHODS['grad_x_input']
 
     def run(*args, **options):
@@ -94,15 +86,9 @@ def halved(monkeypatch):
 
     record = methods.Method(run, label='halved', colour='C5', passes='1')
     monkeypatch.setitem(methods.METHODS, 'halved', record)
-
-
-def test_a_method(halved, demo):
     (mine,) = explain(*demo, TEXTS[0], method='halved')
     (whole,) = explain(*demo, TEXTS[0], method='grad_x_input')
     assert torch.allclose(2 * mine.scores, whole.scores)
-
-
-def test_a_method_on_the_command_line(halved, capsys):
     assert main(['explain', 'a fine film', '--method', 'halved']) == 0
     assert capsys.readouterr().out.startswith('halved')
 

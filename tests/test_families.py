@@ -28,7 +28,6 @@ from families import (
     ENCODERS,
     FAMILIES,
     VISION,
-    Family,
     family_row,
     family_tasks,
     random_inputs,
@@ -54,28 +53,15 @@ def by_name(value):
     return getattr(value, 'name', None)
 
 
-@pytest.fixture(scope='module', params=family_tasks(), ids=' '.join)
-def row(request):
-    return family_row(*request.param)
-
-
-def test_no_operation_of_a_family_is_without_a_rule(row):
+@pytest.mark.parametrize('family, task', family_tasks())
+def test_a_family_is_covered_conserved_and_the_same_under_both_attentions(family, task):
+    row = family_row(family, task)
     assert row['uncovered'] == 0
     assert row['operations'] > 8
-
-
-def test_rules_leave_a_familys_logits(row):
     assert row['logits'] < 1e-9
-
-
-def test_a_familys_logit_is_accounted_for(row):
-    assert row['attn conserved to'] < 1e-5
-    assert row['cp conserved to'] < 1e-5
-
-
-def test_a_family_is_the_same_under_both_attentions(row):
+    assert max(row['attn conserved to'], row['cp conserved to']) < 1e-5
     differences = [row['attn eager = sdpa to'], row['cp eager = sdpa to']]
-    if FAMILIES[row['family']].fused:
+    if FAMILIES[family].fused:
         assert max(differences) < 1e-5
     else:
         assert all(map(math.isnan, differences))
@@ -89,18 +75,6 @@ def test_families_without_fused_attention_say_so(family):
         pytest.skip('this version of transformers takes fused attention here')
     with pytest.raises(ValueError, match='scaled_dot_product_attention'):
         random_model(family, attention='sdpa')
-
-
-def test_a_family_of_ones_own_is_one_row(monkeypatch):
-    sizes = dict(ENCODERS['BERT'].config, ffn_dim=64, word_embed_proj_dim=32)
-    mine = Family('OPT', dict(sizes, pad_token_id=0), ('next token',))
-    monkeypatch.setitem(FAMILIES, 'mine', mine)
-    assert ('mine', 'next token') in family_tasks()
-    row = family_row('mine', 'next token')
-    assert row['uncovered'] == 0
-    assert row['logits'] < 1e-9
-    assert row['attn conserved to'] < 1e-5
-    assert row['cp eager = sdpa to'] < 1e-5
 
 
 @pytest.mark.parametrize('composite', BOTH_RULE_SETS, ids=by_name)
@@ -217,8 +191,7 @@ def test_every_method_pads_a_text_family_as_if_alone(tokenizer, family):
             (alone,) = explain(model, tokenizer, text, method=m)
             assert torch.isfinite(a.scores).all(), m
             assert alone.target == a.target, m
-            # gradient × input is 0 where LayerNorm follows the embeddings at
-            # once
+            # gradient × input is 0 where LayerNorm follows the embeddings
             largest = max(alone.scores.abs().max(), 1e-3)
             assert (a.scores - alone.scores).abs().max() <= 2e-2 * largest, m
 
@@ -239,26 +212,16 @@ def test_loo_of_a_text_family_is_a_masked_pass_for_each_token(tokenizer, family)
 
 
 @text_families
-def test_a_text_family_is_explained_by_words(tokenizer, family):
+def test_words_and_a_contrast_of_a_text_family(tokenizer, family):
     model = text_model(family)
-    (tokens,) = explain(model, tokenizer, TEXTS[0])
     (words,) = explain(model, tokenizer, TEXTS[0], method='loo', units='word')
     assert 'jokes' in words.tokens
-    assert len(words) <= len(tokens)
-
-
-@text_families
-def test_a_contrast_is_a_difference(tokenizer, family):
-    model = text_model(family)
     contrast, one, zero = (
         explain(model, tokenizer, TEXTS[0], target=target)[0].scores
         for target in ((1, 0), 1, 0)
     )
+    assert len(words) <= len(contrast)
     close(contrast, one - zero, 1e-2)
-
-
-def vision_config(model):
-    return getattr(model.config, 'vision_config', model.config)
 
 
 def vision_model(family):
@@ -267,8 +230,8 @@ def vision_model(family):
 
 def two_images(model):
     g = torch.Generator().manual_seed(3)
-    channels = vision_config(model).num_channels
-    return [torch.rand(channels, 28, 28, generator=g) for _ in range(2)]
+    config = getattr(model.config, 'vision_config', model.config)
+    return [torch.rand(config.num_channels, 28, 28, generator=g) for _ in range(2)]
 
 
 vision_families = pytest.mark.parametrize('family', VISION)
@@ -315,76 +278,55 @@ def test_an_audit_of_images(family):
 
 
 @vision_families
-def test_a_patch_cannot_be_deleted(family):
-    model = vision_model(family)
-    with pytest.raises(ValueError, match='zero_embedding'):
-        explain(model, None, two_images(model), method='loo', removal='delete')
-
-
-@vision_families
 @pytest.mark.parametrize(
-    'given', ['text', 'https://example.org/cat.png', ('a', 'b')], ids=repr
+    'image, error, said',
+    [
+        # a processor would fetch an address
+        ('text', TypeError, 'nothing is fetched'),
+        ('https://example.org/cat.png', TypeError, 'nothing is fetched'),
+        (('a', 'b'), TypeError, 'nothing is fetched'),
+        (7, TypeError, 'float tensor'),
+        (torch.nan, ValueError, 'NaN'),
+        (None, ValueError, 'zero_embedding'),
+    ],
 )
-def test_what_is_no_image_is_not_fetched(family, given):
-    "A processor would fetch an address."
-    with pytest.raises(TypeError, match='nothing is fetched'):
-        explain(vision_model(family), None, [given])
-
-
-@vision_families
-def test_numbers_that_are_no_image_are_refused(family):
+def test_what_is_no_image_or_cannot_be_removed_is_refused(family, image, error, said):
     model = vision_model(family)
-    with pytest.raises(TypeError, match='float tensor'):
-        explain(model, None, [7])
-    nan = torch.full_like(two_images(model)[0], float('nan'))
-    with pytest.raises(ValueError, match='NaN'):
-        explain(model, None, [nan])
+    own = two_images(model)[0]
+    how = dict(method='loo', removal='delete') if image is None else {}
+    if image is None or image is torch.nan:
+        image = own if image is None else torch.full_like(own, torch.nan)
+    with pytest.raises(error, match=said):
+        explain(model, None, [image], **how)
 
 
-PAIR = ('Who sang?', 'The lead sang every song.')
-
-
-def answering():
-    return shared_model('BERT', 'answer', vocab_size=30522, dtype=torch.float32)
-
-
-def explained_answer(tokenizer, field, **options):
-    "The pair, for where the answer starts or ends."
-    target = Target(output=field)
-    return explain(answering(), tokenizer, [PAIR], target=target, **options)[0]
-
-
-def test_start_and_end_of_an_answer_differ(tokenizer):
-    start = explained_answer(tokenizer, 'start_logits')
-    end = explained_answer(tokenizer, 'end_logits')
+def test_start_end_and_words_of_an_answer(tokenizer):
+    model = shared_model('BERT', 'answer', vocab_size=30522, dtype=torch.float32)
+    pair = [('Who sang?', 'The lead sang every song.')]
+    start, end = (
+        explain(model, tokenizer, pair, target=Target(output=field))[0]
+        for field in ('start_logits', 'end_logits')
+    )
     assert 0 <= start.target < len(start)
     assert start.scores.shape == end.scores.shape
     assert not torch.allclose(start.scores, end.scores)
 
-
-def test_a_function_of_the_output_is_a_target(tokenizer):
-    start = explained_answer(tokenizer, 'start_logits')
-    end = explained_answer(tokenizer, 'end_logits')
-
     def both(out):
+        "A function of the output is a target."
         from_start = out.start_logits[:, start.target]
         return from_start + out.end_logits[:, end.target]
 
-    (a,) = explain(answering(), tokenizer, [PAIR], target=both)
+    (a,) = explain(model, tokenizer, pair, target=both)
     close(a.scores, start.scores + end.scores, 1e-3)
-
-
-def test_an_answer_is_explained_by_words(tokenizer):
-    end = explained_answer(tokenizer, 'end_logits')
-    loo = explained_answer(tokenizer, 'end_logits', method='loo', units='word')
+    how = dict(target=Target(output='end_logits'), method='loo', units='word')
+    (loo,) = explain(model, tokenizer, pair, **how)
     assert 'song' in loo.tokens
     assert loo.target == end.target
 
 
 def test_a_pair_of_sentences_is_explained(tokenizer):
-    nli = random_model(
-        'BERT', 'class', vocab_size=30522, dtype=torch.float32, num_labels=3
-    )
+    sizes = dict(vocab_size=30522, dtype=torch.float32, num_labels=3)
+    nli = random_model('BERT', 'class', **sizes)
     pair = ('It rains.', 'It is wet.')
     (a,) = explain(nli, tokenizer, [pair], method='loo', target=(2, 0))
     assert a.target == (2, 0)
@@ -392,25 +334,16 @@ def test_a_pair_of_sentences_is_explained(tokenizer):
 
 
 def predictor():
-    return shared_model(
-        'Llama', 'next token', 'sdpa', vocab_size=30522, dtype=torch.float32
-    )
+    sizes = dict(vocab_size=30522, dtype=torch.float32)
+    return shared_model('Llama', 'next token', 'sdpa', **sizes)
 
 
-def test_a_word_can_be_the_target(tokenizer):
+def test_a_word_can_be_the_target_and_an_early_place_sees_nothing_behind_it(tokenizer):
     (film,) = explain(predictor(), tokenizer, TEXTS[0], target='film')
-    assert film.label == 'film'
-    assert film.target == tokenizer.convert_tokens_to_ids('film')
-
-
-def test_an_early_position_does_not_see_what_follows(tokenizer):
-    (early,) = explain(
-        predictor(),
-        tokenizer,
-        TEXTS[0],
-        target=Target(tokenizer.convert_tokens_to_ids('film'), position=3),
-        method='loo',
-    )
+    token = tokenizer.convert_tokens_to_ids('film')
+    assert (film.label, film.target) == ('film', token)
+    how = dict(target=Target(token, position=3), method='loo')
+    (early,) = explain(predictor(), tokenizer, TEXTS[0], **how)
     assert early.scores[4:].abs().max() < 1e-5
     assert early.scores[:4].abs().max() > 1e-3
 
@@ -429,14 +362,8 @@ def test_a_target_that_is_none_is_refused(tokenizer, target, said):
 
 
 def test_a_classifier_without_padding_takes_one_text_at_a_time(tokenizer):
-    model = random_model(
-        'Llama',
-        'class',
-        'sdpa',
-        vocab_size=30522,
-        dtype=torch.float32,
-        pad_token_id=None,
-    )
+    sizes = dict(vocab_size=30522, dtype=torch.float32, pad_token_id=None)
+    model = random_model('Llama', 'class', 'sdpa', **sizes)
     with pytest.raises(ValueError, match='pad_token_id'):
         explain(model, tokenizer, TEXTS[0], method='loo')
     (alone,) = explain(model, tokenizer, TEXTS[0])
@@ -455,22 +382,11 @@ def test_dropping_is_masking_on_a_decoder(family):
     close(dropped, masked, 1e-4)
 
 
-SMALL = dict(
-    vocab_size=200,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=64,
+HEADED = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
 )
-PATCHED = dict(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
-    image_size=28,
-    patch_size=7,
-)
+SMALL = dict(HEADED, vocab_size=200, max_position_embeddings=64)
+PATCHED = dict(HEADED, image_size=28, patch_size=7)
 PADDED = dict(SMALL, pad_token_id=0)
 # families that the package does not name → configuration
 OTHERS = {
@@ -489,13 +405,7 @@ OTHERS = {
     'BeitForImageClassification': PATCHED,
     'Dinov2ForImageClassification': PATCHED,
     'SiglipForImageClassification': dict(
-        vision_config=PATCHED,
-        text_config=dict(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-        ),
+        vision_config=PATCHED, text_config=dict(HEADED, num_hidden_layers=1)
     ),
     'SwinForImageClassification': dict(
         image_size=32,
@@ -546,17 +456,19 @@ both_rule_sets = pytest.mark.parametrize('c', BOTH_RULE_SETS, ids=by_name)
 @pytest.mark.filterwarnings('ignore:no rule')
 @both_rule_sets
 @other_families
-def test_what_has_no_rule_in_another_family_is_named(name, c):
-    "Made of known operations: covered with no code for them."
-    rules = relevance_of(other_model(name), other_inputs(name), c).rules
+def test_another_family_is_made_of_known_operations_or_what_is_not_is_named(name, c):
+    model, inputs = other_model(name), other_inputs(name)
+    rules = relevance_of(model, inputs, c).rules
     assert rules.without_rule() == WITHOUT_RULE.get(name, [])
-
-
-@pytest.mark.filterwarnings('ignore:no rule')
-@both_rule_sets
-@other_families
-def test_relevance_is_lost_only_where_there_is_no_rule(name, c):
-    s = conservation(other_model(name), other_inputs(name), c)
+    # cp_lrp alone holds attention constant
+    report = rules.report()
+    attention = ('softmax', 'scaled_dot_product_attention')
+    attention += ('multi_head_attention_forward',)
+    used = set(report[report.operation.isin(attention)].rule)
+    constant = c.name == 'cp_lrp' and not name.startswith('Mamba')
+    assert ('constant weights' in used) == constant
+    # relevance is lost only where there is no rule
+    s = conservation(model, inputs, c)
     lost = abs(s['remainder']) / max(map(abs, s.values()))
     if name in WITHOUT_RULE:
         assert lost > 1e-4  # how much depends on the random weights
@@ -564,51 +476,30 @@ def test_relevance_is_lost_only_where_there_is_no_rule(name, c):
         assert lost < 1e-5
 
 
-@pytest.mark.filterwarnings('ignore:no rule')
-@both_rule_sets
-@pytest.mark.parametrize(
-    'name', [name for name in OTHERS if not name.startswith('Mamba')]
-)
-def test_cp_lrp_alone_holds_another_familys_attention_constant(name, c):
-    rules = relevance_of(other_model(name), other_inputs(name), c).rules
-    attention = (
-        'softmax',
-        'scaled_dot_product_attention',
-        'multi_head_attention_forward',
-    )
-    report = rules.report()
-    used = report[report.operation.isin(attention)].rule
-    assert ('constant weights' in set(used)) == (c.name == 'cp_lrp')
-
-
-@pytest.fixture(scope='module')
-def experts():
-    "A mixture of experts."
+def test_experts_are_covered_by_cp_lrp_and_refused_by_attn_lrp():
+    "AttnLRP has no rule for a division by an activation."
     torch.manual_seed(0)
     cls = transformers.MixtralForCausalLM
     config = cls.config_class(**PADDED, num_key_value_heads=2, num_local_experts=4)
-    return cls._from_config(config, attn_implementation='sdpa').eval()
-
-
-def test_experts_are_covered_and_conserved_by_cp_lrp(experts):
+    experts = cls._from_config(config, attn_implementation='sdpa').eval()
     inputs = random_inputs(experts)
     relevance_of(experts, inputs, cp_lrp(), strict=True)
     s = conservation(experts, inputs, cp_lrp())
     assert abs(s['remainder']) < 1e-5 * abs(s['logit'])
-
-
-def test_attn_lrp_has_no_rule_for_the_weights_of_experts(experts):
-    "A division by an activation."
     with pytest.raises(NotImplementedError, match='div_'):
-        relevance_of(experts, random_inputs(experts), attn_lrp(), strict=True)
+        relevance_of(experts, inputs, attn_lrp(), strict=True)
 
 
-class Twist(nn.Module):
-    "An unlisted nonlinearity."
+class Fault(nn.Module):
+    "Something around a module."
 
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
+
+
+class Twist(Fault):
+    "An unlisted nonlinearity."
 
     def forward(self, *args, **kw):
         return torch.sin(self.inner(*args, **kw))
@@ -628,11 +519,7 @@ class Hidden(torch.autograd.Function):
         return g * b, g * a
 
 
-class Secret(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
+class Secret(Fault):
     def forward(self, x):
         y = self.inner(x)
         return Hidden.apply(y, y)
@@ -643,7 +530,7 @@ def scripted(a, b):
     return a * b
 
 
-class Scripted(Secret):
+class Scripted(Fault):
     def forward(self, x):
         y = self.inner(x)
         return scripted(y, y)
@@ -710,19 +597,13 @@ def test_a_hidden_operation_at_the_very_end_is_found(family, task, head, fault):
 
 
 @pytest.mark.parametrize('family,task', FOUR)
-def test_conservation_by_layer_is_a_chain(family, task):
+def test_conservation_by_layer_is_a_chain_and_biases_keep_some(family, task):
     m = shared_model(family, task)
     t = conservation_by_layer(m, random_inputs(m), attn_lrp())
     assert t.layer.tolist() == ['head', 2, 1, 0, 'embeddings']
     entering, leaving = torch.tensor(t[['entering', 'leaving']].values.T)
     close(entering[1:], leaving[:-1], 1e-6)
     assert (t.remainder.abs() < 1e-5 * t.entering.abs().max()).all()
-
-
-@pytest.mark.parametrize('family,task', FOUR)
-def test_layers_with_biases_keep_some_relevance(family, task):
-    m = shared_model(family, task)
-    t = conservation_by_layer(m, random_inputs(m), attn_lrp())
     kept = t.biases[1:-1].abs() > 0
     assert kept.all() == (family != 'Llama')
 
@@ -770,32 +651,23 @@ def test_a_compiled_model_is_explained_through_the_eager_one(demo):
     compiled = torch.compile(model)
     (a,) = explain(compiled, tokenizer, TEXTS[2])
     assert torch.equal(a.scores, plain.scores)
-    with pytest.raises(TypeError, match='compiled'):
-        lrp_rules(compiled, attn_lrp())
+    in_place = random_model('BERT', dtype=torch.float32)
+    in_place.compile()
+    for refused in (compiled, in_place):
+        with pytest.raises(TypeError, match='compiled'):
+            lrp_rules(refused, attn_lrp())
 
 
-def test_a_model_compiled_in_place_is_refused():
-    model = random_model('BERT', dtype=torch.float32)
-    model.compile()
-    with pytest.raises(TypeError, match='compiled'):
-        lrp_rules(model, attn_lrp())
-
-
-@pytest.fixture(scope='module')
-def half(demo):
-    return copy.deepcopy(demo[0]).bfloat16()
-
-
-@pytest.mark.parametrize(
-    'method,r', [('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)]
-)
-def test_most_of_a_map_survives_half_precision(demo, half, method, r):
+def test_most_of_a_map_survives_half_precision(demo):
     model, tokenizer = demo
-    a, b = (
-        explain(m, tokenizer, TEXTS[2], method=method)[0].scores for m in (half, model)
-    )
-    assert torch.isfinite(a).all()
-    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > r
+    half = copy.deepcopy(model).bfloat16()
+    for method, r in (('attn_lrp', 0.9), ('cp_lrp', 0.99), ('loo', 0.9)):
+        a, b = (
+            explain(m, tokenizer, TEXTS[2], method=method)[0].scores
+            for m in (half, model)
+        )
+        assert torch.isfinite(a).all()
+        assert torch.corrcoef(torch.stack([a, b]))[0, 1] > r, method
 
 
 @cache
@@ -844,22 +716,19 @@ def test_checkpointing_mends_rows_that_see_nothing():
     close(plain.scores, saving.scores, 1e-9)
 
 
-def test_an_encoded_image_has_a_score_for_each_patch():
-    model = five_layers('ViT', 'image')
-    inputs = [random_inputs(model)]
-    (a,) = explain_batch(model, None, inputs, 'attn_lrp')
-    assert a.scores.shape == (16,)
-
-
 def test_layers_that_share_weights_are_not_checkpointed():
     model = shared_model('ALBERT')
     with pytest.raises(NotImplementedError, match='share weights'):
         lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
 
 
-def test_subsets_of_an_image():
+def test_an_encoded_image_and_its_subsets():
     model = shared_model('ViT', 'image', dtype=torch.float32)
     inputs = random_inputs(model)
+    (a,) = explain_batch(model, None, [inputs], 'attn_lrp')
+    assert a.scores.shape == (16,)
+    s = conservation(model, inputs, cp_lrp())
+    assert abs(s['remainder']) < 1e-2 * abs(s['logit'])
     keep = torch.ones(2, 16, dtype=torch.bool)
     keep[1] = False
     whole, none = subset_logits(model, inputs, keep, 'zero_embedding')
@@ -867,12 +736,6 @@ def test_subsets_of_an_image():
         close(whole, model(**inputs).logits[0], 1e-5)
     with torch.no_grad(), watch_embeddings(model, torch.zeros(1, 16, 32)):
         close(none, forward(model, inputs).logits[0], 1e-5)
-
-
-def test_an_image_in_single_precision_is_conserved():
-    model = shared_model('ViT', 'image', dtype=torch.float32)
-    s = conservation(model, random_inputs(model), cp_lrp())
-    assert abs(s['remainder']) < 1e-2 * abs(s['logit'])
 
 
 CONTEXT = 'The songs are sweet. The plot is bad. Nobody laughed!'
@@ -919,19 +782,19 @@ def test_hiding_a_sentence_by_hand_gives_its_loo(reviews):
         assert abs((whole - less) - loo.scores[k]) < 1e-4
 
 
-def test_an_empty_context_is_refused(reviews):
-    with pytest.raises(ValueError, match='context is empty'):
-        attribute_context(*reviews, ' ', 'bad')
-
-
-def test_a_context_needs_a_model(reviews):
-    with pytest.raises(TypeError, match='torch module'):
-        attribute_context('llama', reviews[1], CONTEXT, 'bad')
-
-
-def test_sentences_that_overlap_are_refused(reviews):
-    with pytest.raises(ValueError, match='overlap'):
-        attribute_context(*reviews, CONTEXT, 'bad', units=[(0, 5), (3, 8)])
+@pytest.mark.parametrize(
+    'changes, error, said',
+    [
+        (dict(context=' '), ValueError, 'context is empty'),
+        (dict(model='llama'), TypeError, 'torch module'),
+        (dict(units=[(0, 5), (3, 8)]), ValueError, 'overlap'),
+    ],
+)
+def test_what_is_no_context_is_refused(reviews, changes, error, said):
+    model, tokenizer = reviews
+    asked = dict(model=model, tokenizer=tokenizer, context=CONTEXT, answer='bad')
+    with pytest.raises(error, match=said):
+        attribute_context(**asked | changes)
 
 
 @pytest.fixture(scope='module')
@@ -1017,22 +880,19 @@ def maps_of_layers(model, ids):
 
 @pytest.mark.parametrize('norm_first', [False, True])
 @torch.no_grad()
-def test_rollout_of_torchs_own_encoder(norm_first):
+def test_rollout_of_torchs_own_encoder(norm_first, tokenizer):
     torch.manual_seed(0)
     model = TorchEncoder(norm_first=norm_first).eval()
-    tokenizer = load_demo('sst2')[1]
-    found = explain(model, tokenizer, TEXTS[:2], 'rollout')
-    for a in found:
+    for a in explain(model, tokenizer, TEXTS[:2], 'rollout'):
         first, second = maps_of_layers(model, a.input_ids[None])
         close(a.scores, (second @ first)[0], 1e-5)
 
 
 @pytest.mark.parametrize('how', [{}, dict(batch_first=False)], ids=str)
 @pytest.mark.parametrize('method', sorted(METHODS))
-def test_every_method_takes_torchs_own_encoder(method, how):
+def test_every_method_takes_torchs_own_encoder(method, how, tokenizer):
     torch.manual_seed(0)
     model = TorchEncoder(**how).eval()
-    tokenizer = load_demo('sst2')[1]
     if not METHODS[method].any_model:
         with pytest.raises(ValueError, match='TorchEncoder'):
             explain(model, tokenizer, TEXTS[:1], method)

@@ -34,22 +34,14 @@ def texts_of(lengths):
     return Rows([dict(n_tokens=n) for n in lengths], 2)
 
 
-def test_the_gain_that_falls_with_length_is_seen():
+def test_the_gain_that_falls_with_length_is_seen_where_texts_are_enough():
     lengths = np.arange(10.0, 70.0)
     noise = np.random.default_rng(0).normal(size=60)
     found = over_lengths(-lengths / 10 + noise, texts_of(lengths))
     assert found['mean'] > 0.5
     assert found['low'] > 0
     assert found['p'] < 1e-3
-
-
-def test_few_texts_say_nothing_about_length():
     assert over_lengths(np.arange(5.0), texts_of(range(5))) is None
-
-
-def test_every_claim_has_a_key_of_its_own():
-    keys = [c.key for c in CLAIMS]
-    assert len(set(keys)) == len(keys)
 
 
 def test_several_trainings_must_agree_for_a_verdict():
@@ -81,17 +73,11 @@ def of_ig(*pairs):
     ]
 
 
-def test_a_map_is_off_where_its_sum_misses_by_more_than_the_output():
+def test_maps_that_have_not_arrived_withdraw_a_claim():
     assert incomplete_share(of_ig((1, 0.9), (-1, -0.9)), 'ig') == 0
     assert incomplete_share(of_ig((1, -1.1), (-1, 0.9)), 'ig') == 0.5
-
-
-def test_a_map_whose_error_was_not_recorded_counts_as_off():
-    rows = [dict(logit=9.0, methods=dict(ig=dict(r=0.5)))]
-    assert incomplete_share(rows, 'ig') == 1
-
-
-def test_a_claim_on_maps_that_have_not_arrived_is_withdrawn():
+    not_recorded = [dict(logit=9.0, methods=dict(ig=dict(r=0.5)))]
+    assert incomplete_share(not_recorded, 'ig') == 1
     sure = dict(mean=0.2, p=1e-9)
     assert verdict_of(**sure, incomplete=0.2) == 'holds'
     assert verdict_of(**sure, incomplete=0.6) == 'withdrawn'

@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrp_loo.stats import normalize, pearson
-from lrp_loo.results import read_results
 from lrp_loo.studies.linear_attention import (
     FORMS,
-    PAIRS,
     PIXELS,
     POOLINGS,
-    PROTOCOLS,
     SCALES,
     LinearAttention,
     accuracy,
@@ -29,16 +26,7 @@ from lrp_loo.studies.linear_attention import (
     table1_rows,
     train_linear_attention,
 )
-from lrp_loo.studies.mnist import (
-    GRID,
-    PAPER,
-    compare_table1,
-    distance,
-    grid_table,
-    linear_attention_experiment,
-    nearest,
-    plot_table1,
-)
+from lrp_loo.studies.mnist import linear_attention_experiment
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -191,16 +179,10 @@ def with_a_black_pixel(seed, n, **kw):
 
 @settings(max_examples=30, deadline=None)
 @given(*ANY_IMAGE)
-def test_ig_is_complete(kw, seed, n, form):
+def test_ig_is_complete_and_two_points_are_enough(kw, seed, n, form):
     m, x = with_a_black_pixel(seed, n, **kw)
-    assert pixel_ig(m, x, form=form)[1].max() < 1e-9
-
-
-@settings(max_examples=30, deadline=None)
-@given(*ANY_IMAGE)
-def test_two_points_are_enough_for_ig(kw, seed, n, form):
-    m, x = with_a_black_pixel(seed, n, **kw)
-    two, _ = pixel_ig(m, x, form=form)
+    two, error = pixel_ig(m, x, form=form)
+    assert error.max() < 1e-9
     nine, _ = pixel_ig(m, x, form=form, n_steps=9)
     torch.testing.assert_close(two, nine, rtol=1e-7, atol=1e-10)
 
@@ -253,33 +235,19 @@ def test_bare_pixel_closed_form():
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
 
 
-def two_sets_of_maps(seed, n):
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2)]
-
-
-ANY_MAPS = (st.integers(0, 10**6), st.integers(2, 30))
-
-
 @settings(max_examples=40, deadline=None)
-@given(*ANY_MAPS)
-def test_pearson_is_numpys(seed, n):
-    a, b = two_sets_of_maps(seed, n)
+@given(st.integers(0, 10**6), st.integers(2, 30))
+def test_pearson_is_numpys_and_scaling_to_sum_one_only_turns_maps_over(seed, n):
+    g = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2))
     numpys = [np.corrcoef(p, q)[0, 1] for p, q in zip(a, b)]
     np.testing.assert_allclose(pearson(a, b), numpys, atol=1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(*ANY_MAPS)
-def test_scaling_to_sum_one_only_turns_maps_over(seed, n):
-    a, b = two_sets_of_maps(seed, n)
     scaled = pearson(normalize(a, 'sum'), normalize(b, 'sum'))
     signs = a.sum(-1).sign() * b.sum(-1).sign()
     np.testing.assert_allclose(scaled, pearson(a, b) * signs, atol=1e-6)
 
 
-@pytest.fixture(scope='module')
-def partly_undefined():
+def test_what_is_undefined_is_counted():
     "Table 1 of maps of which some are constant or NaN."
     x = torch.arange(24.0).view(3, 8)
     one_constant = torch.cat([torch.ones(1, 8), x[1:]])
@@ -288,23 +256,12 @@ def partly_undefined():
         'ig': dict.fromkeys(FORMS, x * float('nan')),
         'attn_lrp': dict.fromkeys(FORMS, one_constant),
     }
-    return table1(table1_rows(maps)).loc['as_is']
-
-
-def test_a_constant_map_is_counted_as_undefined(partly_undefined):
-    t = partly_undefined.loc['attn_lrp']
-    assert t.undefined.tolist() == [1, 1, 1]
-    assert t.n.tolist() == [2, 2, 2]
-
-
-def test_a_mean_of_nothing_is_nan(partly_undefined):
-    t = partly_undefined.loc['ig']
-    assert t.undefined.tolist() == [3, 3, 3]
-    assert t['mean'].isna().all()
-
-
-def test_what_is_defined_has_its_mean(partly_undefined):
-    assert partly_undefined.loc[('loo', 'L_vs_LOO'), 'mean'] == pytest.approx(1)
+    table = table1(table1_rows(maps)).loc['as_is']
+    for e, undefined, n in (('attn_lrp', 1, 2), ('ig', 3, 0)):
+        assert table.loc[e].undefined.tolist() == [undefined] * 3
+        assert table.loc[e].n.tolist() == [n] * 3
+    assert table.loc['ig']['mean'].isna().all()
+    assert table.loc[('loo', 'L_vs_LOO'), 'mean'] == pytest.approx(1)
 
 
 def test_mean_and_standard_error():
@@ -339,91 +296,14 @@ def trained(seed=0):
     )
 
 
-@pytest.fixture(scope='module')
-def seed_zero():
-    return trained(0)
-
-
-def test_training_learns(seed_zero):
-    x, y = blobs(400)
-    assert accuracy(seed_zero, normalise_images(x), y, batch_size=7) > 0.9
-
-
-def test_training_is_repeatable_by_its_seed(seed_zero):
-    assert torch.equal(trained(0).out.weight, seed_zero.out.weight)
-    assert not torch.equal(trained(1).out.weight, seed_zero.out.weight)
-
-
-def test_training_leaves_the_global_seed():
+def test_training_learns_and_is_repeatable_by_its_own_seed():
     state = torch.get_rng_state()
-    trained()
+    model = trained(0)
     assert torch.equal(state, torch.get_rng_state())
-
-
-EXPERIMENT = dict(
-    epochs=1,
-    limit=5,
-    progress=False,
-    data_info='blobs',
-    grid=[GRID[0], GRID[8], GRID[12]],
-)
-
-
-def experiment(path, **changes):
-    return linear_attention_experiment(
-        blobs(60), blobs(12, seed=1), path=path, **(EXPERIMENT | changes)
-    )
-
-
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-    "A file that one run wrote."
-    path = tmp_path_factory.mktemp('mnist') / 'whole.json'
-    experiment(path)
-    return path
-
-
-def test_the_summary_names_default_and_nearest(whole):
-    d = read_results(whole)
-    names = [row['name'] for row in d['rows']]
-    assert d['summary']['default'] == names[0]
-    assert d['summary']['nearest'] in names
-
-
-def test_tables_and_figure_of_a_finished_file(whole):
-    d = read_results(whole)
-    assert len(compare_table1(d)) == 15
-    assert grid_table(d).index[0] == 'paper'
-    above, below = plot_table1(d).axes
-    assert above.get_title() == 'maps scaled to sum to one'
-    assert below.get_title() == 'maps as they are'
-    heights = [bar.get_height() for bar in above.patches[:6]]
-    assert heights == [*PAPER['ig'].values(), *PAPER['attn_lrp'].values()]
-
-
-def test_rows_of_another_configuration_are_not_mixed(whole):
-    with pytest.raises(ValueError, match='epochs'):
-        experiment(whole, epochs=2)
-
-
-def test_no_limit_explains_every_test_image(tmp_path):
-    r = experiment(tmp_path / 'all.json', limit=None, grid=GRID[:1])
-    assert r.rows[0]['tables']['as_is']['loo']['L_vs_LOO']['n'] == 12
-
-
-def row_of(name, accuracy, ig, lrp):
-    def cells(v):
-        return {p: dict(mean=v, se=0.0, n=1, undefined=0) for p in PAIRS}
-
-    tables = dict.fromkeys(PROTOCOLS, dict(ig=cells(ig), attn_lrp=cells(lrp)))
-    return dict(name=name, accuracy=accuracy, tables=tables)
-
-
-def test_an_undefined_number_is_infinitely_far():
-    far = row_of('far', 0.0, 1.0, -1.0)
-    undefined = row_of('undefined', 0.85, -0.37, None)
-    assert distance(undefined) == float('inf')
-    assert nearest([undefined, far])['name'] == 'far'
+    x, y = blobs(400)
+    assert accuracy(model, normalise_images(x), y, batch_size=7) > 0.9
+    assert torch.equal(trained(0).out.weight, model.out.weight)
+    assert not torch.equal(trained(1).out.weight, model.out.weight)
 
 
 @pytest.mark.parametrize(

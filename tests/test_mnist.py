@@ -33,15 +33,19 @@ from lrp_loo.studies.linear_attention import (
 from lrp_loo.studies.mnist import (
     GRID,
     NETWORK_CLAIMS,
+    PAPER,
     by_seed,
     compare_table1,
     curve_row,
     curve_table,
     delta_table,
+    distance,
     grid_table,
     linear_attention_experiment,
+    nearest,
     over_seeds,
     plot_mnist_curves,
+    plot_table1,
     run_setting,
     share_table,
     table1_against_paper,
@@ -164,8 +168,7 @@ def test_sums_first_are_the_same_function(seed, n, kind):
 
 
 def test_a_random_order_is_its_seeds_own():
-    m, x = network(0, 6, OPTIONS[0])
-    maps = pixel_maps(m, x)
+    maps = pixel_maps(*network(0, 6, OPTIONS[0]))
     once, again, other = (orders(maps, s)['random'] for s in (1, 1, 2))
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
@@ -294,12 +297,35 @@ def test_every_table_reads_an_unfinished_file(whole):
         assert len(plot_mnist_curves(part).axes) == 3
 
 
-def test_one_image_has_no_interval(tmp_path):
+def test_the_summary_and_figure_of_a_finished_file(whole):
+    d = read_results(whole)
+    names = [row['name'] for row in d['rows']]
+    assert d['summary']['default'] == names[0]
+    assert d['summary']['nearest'] in names
+    assert grid_table(d).index[0] == 'paper'
+    above, below = plot_table1(d).axes
+    assert above.get_title() == 'maps scaled to sum to one'
+    assert below.get_title() == 'maps as they are'
+    heights = [bar.get_height() for bar in above.patches[:6]]
+    assert heights == [*PAPER['ig'].values(), *PAPER['attn_lrp'].values()]
+    with pytest.raises(ValueError, match='epochs'):
+        experiment(whole, epochs=2)
+
+
+def test_one_image_has_no_interval_and_no_limit_is_every_image(tmp_path):
     path = tmp_path / 'one.json'
     experiment(path, limit=1, grid=GRID[:1], seeds=(0,))
     d = read_results(path)
     assert set(delta_table(d).networks) == {'0 wider, 0 narrower of 1'}
     assert len(curve_table(d)) == 10
+    r = experiment(tmp_path / 'all.json', limit=None, grid=GRID[:1])
+    assert r.rows[0]['tables']['as_is']['loo']['L_vs_LOO']['n'] == 12
+
+
+def test_an_undefined_number_is_infinitely_far():
+    far, undefined = (made_up(0, 0, 'a', between=r, left=r) for r in (-1.0, None))
+    assert distance(undefined) == float('inf')
+    assert nearest([undefined, far]) is far
 
 
 @pytest.mark.parametrize('seeds', [(), (1, 1)])
@@ -361,22 +387,14 @@ def entries():
     return entries_of(rows)
 
 
-def test_an_entry_has_the_ledgers_keys(entries):
+def test_an_entry_is_a_mean_over_seeds(entries):
     filed = json.loads((FILED.parents[1] / 'claims.json').read_text())[0]
     keys = set(filed) - {'file', 'p_holm', 'verdict'}
     assert all(keys <= set(e) for e in entries.values())
     assert len(entries) == 2 * len(NETWORK_CLAIMS)
     e = entries['brackets-differ', DEFAULT]
-    assert (e['data'], e['source'], e['tokens'], e['removal']) == (
-        'mnist test',
-        'folder',
-        '196 pixels',
-        'zero_pixel',
-    )
-
-
-def test_an_entry_is_a_mean_over_seeds(entries):
-    e = entries['brackets-differ', DEFAULT]
+    places = [e[k] for k in ('data', 'source', 'tokens', 'removal')]
+    assert places == ['mnist test', 'folder', '196 pixels', 'zero_pixel']
     d = np.array([0.3, 0.2, 0.1]) - 0.01
     t = scipy_stats.t.ppf(0.975, 2) * d.std(ddof=1) / 3**0.5
     assert e['n'] == 3
@@ -384,9 +402,7 @@ def test_an_entry_is_a_mean_over_seeds(entries):
     # the wider of two intervals; without skewness Student's
     assert (e['low'], e['high']) == pytest.approx((0.19 - t, 0.19 + t), 1e-3)
     assert e['p'] == pytest.approx(scipy_stats.ttest_1samp(d, 0).pvalue, 1e-3)
-
-
-def test_an_entry_of_all_settings_averages_them_first(entries):
+    # of all settings: they are averaged first
     e = entries['brackets-differ', EVERY]
     d = (np.array([0.3, 0.2, 0.1]) + 0.7) / 2 - 0.01
     assert (e['n'], e['mean']) == (3, pytest.approx(d.mean()))
@@ -430,27 +446,6 @@ def test_a_seed_that_lacks_a_setting_waits():
     assert [r['seeds'] for r in over_seeds(rows)] == [[0, 1], [0]]
 
 
-# the file that is kept
-
-
-@pytest.fixture(scope='module')
-def filed():
-    return read_results(FILED)
-
-
-def test_the_filed_run_has_every_network(filed):
-    c = filed['config']
-    assert (c['n_train'], c['n_test'], c['limit']) == (60000, 10000, 200)
-    assert c['seeds'] == [0, 1, 2, 3, 4]
-    names = [r['name'] for r in filed['rows']]
-    assert names == c['grid'] * 5
-    assert max(r['ig_error'] for r in filed['rows']) < 1e-2
-    assert max(r['loo_error'] for r in filed['rows']) < 1e-3
-    for row in filed['rows']:
-        ig = row['tables']['as_is']['ig']['L_vs_R']
-        assert (ig['mean'], ig['n']) == (pytest.approx(1), 200)
-
-
 def test_images_are_normalised_before_a_pixel_goes():
     "A removed pixel is zero after scaling: the mean grey in 'standard'."
     m, _ = network(0, 16, OPTIONS[0])
@@ -460,69 +455,3 @@ def test_images_are_normalised_before_a_pixel_goes():
     t = int(m(x).argmax())
     empty = naive_logit(m, np.zeros(16), t)
     assert float(curve[-1]) == pytest.approx(empty)
-
-
-# what the chapter says of it
-
-
-CHAPTERS = ('03_linear_attention', '94_pixel_maps', '94a_two_orders')
-
-
-@pytest.fixture(scope='module')
-def prose():
-    "The text of these chapters."
-    texts = []
-    for name in CHAPTERS:
-        path = FILED.parents[2] / f'nbs/{name}.ipynb'
-        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
-        texts += [c['source'] for c in cells if c['cell_type'] == 'markdown']
-    return '\n'.join(map(''.join, texts))
-
-
-def gaps_of(filed, a, b):
-    return [row['gaps'][a][b] for row in filed['rows']]
-
-
-def test_the_chapters_counts_are_the_files(filed, prose):
-    left_right = gaps_of(filed, 'attn_lrp, qk_v', 'attn_lrp, q_kv')
-    assert sum(g['high'] < 0 for g in left_right) == 69
-    assert 'wider in 69 of the 80 networks' in prose
-    wider = [
-        row['setting']['pixel']
-        for row, g in zip(filed['rows'], left_right)
-        if g['low'] > 0
-    ]
-    assert wider == ['direct'] * 8
-    assert 'narrower in 8, all of them with `direct` pixels' in prose
-    for bracket in ('attn_lrp, qk_v', 'attn_lrp, q_kv'):
-        assert all(g['low'] > 0 for g in gaps_of(filed, bracket, 'random'))
-    over_left = gaps_of(filed, 'ig', 'attn_lrp, qk_v')
-    over_right = gaps_of(filed, 'ig', 'attn_lrp, q_kv')
-    assert all(g['low'] > 0 for g in over_left)
-    assert sum(g['low'] > 0 for g in over_right) == 65
-    assert sum(g['high'] < 0 for g in gaps_of(filed, 'loo', 'ig')) == 65
-    assert 'in all 80 networks and than `q_kv` in 65' in prose
-
-
-def test_the_chapters_shares_are_the_files(filed, prose):
-    shares = share_table(filed)
-    medians = shares[['attn_lrp, qk_v', 'attn_lrp, q_kv']].median()
-    assert [f'{m:.0%}' for m in medians] == ['94%', '99%']
-    assert 'at 94 % and 99 % of LOO' in prose
-    r = [row['tables']['as_is']['ig']['L_vs_LOO']['mean'] for row in filed['rows']]
-    rho = scipy_stats.spearmanr(r, shares.ig).statistic
-    assert f'{rho:.2f}' == '-0.59'
-    assert 'rank correlation −0.59' in prose
-    assert sum(v < 0 for v in r) == 1
-    assert f'{min(r):.2f}' == '-0.31'
-
-
-def test_the_chapters_entries_are_the_files(filed, prose):
-    found = {(e['claim'], e['model']): e for e in table1_entries(filed)}
-    right = found['left-above-right', DEFAULT]
-    ends = [f'{-right[k]:.3f}' for k in ('mean', 'high', 'low')]
-    assert 'by {} [{}, {}]'.format(*ends) in prose
-    wide = found['left-wider-gap', 'linear attention, mean of 16 settings']
-    ends = [f'{100 * wide[k]:+.0f}' for k in ('mean', 'low', 'high')]
-    assert ends == ['-5', '-9', '+13']
-    assert '−5 % [−9, +13]' in prose

@@ -58,55 +58,28 @@ def wheel(tmp_path_factory):
     return next(out.glob('*.whl'))
 
 
-@pytest.fixture(scope='module')
-def names(wheel):
-    "The files in it."
-    return set(zipfile.ZipFile(wheel).namelist())
-
-
-def member(wheel, names, end):
-    "The text of the file whose name ends so."
-    name = next(n for n in names if n.endswith(end))
-    return zipfile.ZipFile(wheel).read(name).decode()
-
-
-def test_what_the_package_needs_is_in_it(names):
+def test_the_wheel_holds_the_package_and_no_more(wheel):
+    assert wheel.stat().st_size < 14 * 2**20
+    packed = zipfile.ZipFile(wheel)
+    names = set(packed.namelist())
+    package = {p.relative_to(ROOT).as_posix() for p in tracked('lrp_loo/**/*')}
     assert {
         'lrp_loo/assets/page.html',
         'lrp_loo/assets/paper_tables.csv',
         'lrp_loo/assets/reviews_short.jsonl',
         'lrp_loo/assets/minilm-sst2/adapter_model.safetensors',
         'lrp_loo/cli.py',
-        'lrp_loo/view.py',
-        'lrp_loo/studies/reproduce.py',
-    } <= names
-
-
-def test_it_holds_the_files_of_the_package_and_no_others(names):
-    package = {p.relative_to(ROOT).as_posix() for p in tracked('lrp_loo/**/*')}
-    packed = {n for n in names if '.dist-info/' not in n}
-    assert packed == package, packed ^ package
-
-
-def test_nothing_in_it_is_pickled(names):
-    pickled = ('.bin', '.pkl', '.pt', '.pickle')
-    assert not [n for n in names if n.endswith(pickled)]
-
-
-def test_it_is_small(wheel):
-    assert wheel.stat().st_size < 20 * 2**20
-
-
-@pytest.mark.parametrize(
-    'line', ['Requires-Dist: torch', 'Provides-Extra: demo', 'Requires-Python: >=3.11']
-)
-def test_it_says_what_it_needs(wheel, names, line):
-    assert line in member(wheel, names, 'METADATA')
-
-
-def test_it_brings_the_command(wheel, names):
-    command = 'lrp_loo = lrp_loo.cli:main'
-    assert command in member(wheel, names, 'entry_points.txt')
+    } <= package
+    assert {n for n in names if '.dist-info/' not in n} == package
+    assert not [n for n in names if n.endswith(('.bin', '.pkl', '.pt', '.pickle'))]
+    said = {n.split('/')[1]: packed.read(n).decode() for n in names - package}
+    for line in (
+        'Requires-Dist: torch',
+        'Provides-Extra: demo',
+        'Requires-Python: >=3.11',
+    ):
+        assert line in said['METADATA']
+    assert 'lrp_loo = lrp_loo.cli:main' in said['entry_points.txt']
 
 
 def test_it_works_where_there_is_no_clone(wheel, tmp_path):

@@ -76,19 +76,11 @@ def test_python_snippets_run_in_order_and_print_what_is_shown(
     assert without_numbers(printed) == without_numbers(shown)
 
 
-def test_ten_lines():
+def test_snippets_are_short_and_narrow():
     lines = [line for line in of('python')[0].splitlines() if line.strip()]
     assert len(lines) <= 12
-
-
-def test_code_is_at_most_eighty_columns_wide():
-    lines = [
-        line
-        for kind, text in BLOCKS
-        if kind in ('python', 'sh')
-        for line in text.splitlines()
-    ]
-    assert max(map(len, lines)) <= 80
+    typed = '\n'.join(of('python') + of('sh')).splitlines()
+    assert max(map(len, typed)) <= 80
 
 
 @pytest.fixture(scope='module')
@@ -134,22 +126,16 @@ def called(folder, monkeypatch, capsys):
     return called
 
 
-def test_there_are_shell_lines():
-    assert len(shell_lines()) >= 4
-
-
-def test_a_shell_finds_the_command(folder, called):
+def test_a_shell_finds_the_command_and_only_splits_the_lines(folder, called):
     "The rest of the lines need not import everything again."
-    line = shell_lines()[0]
-    assert without_numbers(typed(line, folder)) == without_numbers(called(line))
-
-
-def test_a_shell_has_nothing_to_do_but_to_split_the_lines():
-    assert not [x for x in shell_lines() if set('|&;<>$`*?~') & set(x)]
+    lines = shell_lines()
+    assert len(lines) >= 4
+    assert without_numbers(typed(lines[0], folder)) == without_numbers(called(lines[0]))
+    assert not [x for x in lines if set('|&;<>$`*?~') & set(x)]
 
 
 @pytest.mark.parametrize('line', shell_lines())
-def test_a_line_prints_what_it_was_typed_for(folder, called, line):
+def test_a_line_prints_what_it_was_typed_for(folder, called, line, monkeypatch):
     out = called(line)
     assert out
     if ' audit' in line:
@@ -157,11 +143,7 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line):
     if '--html' in line:
         page = line.split('--html ')[1].split()[0]
         assert 'gripping' in (folder / page).read_text(encoding='utf-8')
-
-
-@pytest.mark.parametrize('line', shell_lines())
-def test_a_line_works_on_a_bare_install(called, monkeypatch, line):
-    "Without an extra, and so without the demo model's encoder."
+    # on a bare install: without an extra, and so without the demo model's encoder
     monkeypatch.setattr('lrp_loo.demos.find_spec', lambda module: None)
     assert called(line)
 
@@ -175,11 +157,9 @@ def test_what_readme_links_to_is_there():
 
 
 def test_the_targets_of_make_that_readme_names_are_there():
-    makefile = (ROOT / 'Makefile').read_text()
-    known = re.findall(r'^(\w+):', makefile, re.M)
+    known = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), re.M)
     named = re.findall(r'^make (\w+)', README, re.M)
-    assert named
-    assert set(named) <= set(known)
+    assert named and set(named) <= set(known)
 
 
 @pytest.fixture(scope='module')
@@ -192,22 +172,15 @@ def readme():
     return module
 
 
-def printed(text):
-    return nbformat.v4.new_output('stream', name='stdout', text=text)
+def test_what_a_cell_printed_is_one_block_and_a_table_stands_between(readme):
+    def printed(text):
+        return nbformat.v4.new_output('stream', name='stdout', text=text)
 
-
-def test_what_a_cell_printed_is_one_block_however_many_pieces_it_came_in(readme):
-    pieces = [printed('a first line\n'), printed('a second\n')]
-    cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=pieces)
-    assert readme.cell_text(cell) == '```\na first line\na second\n```'
-
-
-def test_a_table_stands_between_what_was_printed_before_and_after(readme):
     data = {'text/markdown': '| a table |'}
     table = nbformat.v4.new_output('display_data', data=data)
-    outputs = [printed('before\n'), table, printed('after\n')]
+    outputs = [printed('a first line\n'), printed('a second\n'), table, printed('b\n')]
     cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
-    shown = '```\nbefore\n```\n\n| a table |\n\n```\nafter\n```'
+    shown = '```\na first line\na second\n```\n\n| a table |\n\n```\nb\n```'
     assert readme.cell_text(cell) == shown
 
 

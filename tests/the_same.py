@@ -289,11 +289,6 @@ def options(values):
         how = dict(method='loo', removal=Removal(way, **pool))
         values.explain(f'removed/{way}', 'sst2', OWN[2], **how)
         values.explain(f'removed by name/{way}', 'reviews', OWN[2], **how)
-    sets_of_rules(values)
-
-
-def sets_of_rules(values):
-    "Each choice of a rule set, on an encoder and on a decoder."
     for rules in RULES:
         how = dict(method='lrp', composite=lrp_loo.Composite('own', **rules))
         values.explain(f'rules/{rules}', 'sst2', OWN[2], **how)
@@ -301,18 +296,13 @@ def sets_of_rules(values):
 
 
 def models(values):
-    "Every method on every other model, and two of them in words."
+    "Every method on every other model; another training; as `load_model` gives it."
     for name in ('imdb', 'reviews', 'reviews-sst2', 'mpnet-sst2', 'smollm2'):
         for method in METHODS:
             values.explain(f'{name}/{method}/token', name, OWN[2], method=method)
         for method in ('loo', 'removal', 'cp_lrp'):
             how = dict(method=method, units='word')
             values.explain(f'{name}/{method}/word', name, OWN[6], **how)
-    other_models(values)
-
-
-def other_models(values):
-    "Images, another training, and a model as `load_model` gives it."
     for method in METHODS:
         how = dict(method=method)
         values.explain(f'mnist/{method}', 'mnist', image(), **how)
@@ -373,12 +363,6 @@ def audit(values):
     values.add('sst2', audit, *model('sst2'), OWN[:4], every, **still)
     how = dict(removal='delete', chunk=2, area='aopc', target=1)
     values.add('deleted', audit, *model('sst2'), OWN[:4], **how, **still)
-    audit_others(values, still)
-
-
-def audit_others(values, still):
-    "Some methods on a decoder, an encoder of twelve layers, images."
-    audit = lrp_loo.audit
     for name in ('reviews', 'mpnet-sst2'):
         methods = ['loo', 'attn_lrp', 'removal+rows']
         values.add(name, audit, *model(name), OWN[2:5], methods, **still)
@@ -484,19 +468,14 @@ def views(values):
     values.keep('top', maps[0].top(3))
     exact = lrp_loo.explain(*model('sst2'), TEXT, method='loo')[0]
     values.keep('compared', repr(lrp_loo.compare(exact, maps[0])))
-    files(values, maps)
-    page = lrp_loo.explain_page(*model('sst2'), TEXT)
-    values.keep('page', sha(page))
-
-
-def files(values, maps):
-    "What is written, and read back."
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'maps.json'
         maps.save(path)
         values.keep('loaded', list(lrp_loo.load(path)))
         maps.save(path.with_suffix('.html'))
         values.keep('html', sha(path.with_suffix('.html').read_text('utf-8')))
+    page = lrp_loo.explain_page(*model('sst2'), TEXT)
+    values.keep('page', sha(page))
 
 
 def texts(values):
@@ -549,17 +528,12 @@ def classes(values):
         values.keep(f'{name}/embeddings', found)
         attribute = getattr(lrp_loo, name)(model('mnist')[0]).attribute
         values.add(f'{name}/pixels', attribute, pixels)
-    quantus(values, bert, ids.numpy())
-
-
-def quantus(values, bert, ids):
-    "The same as Quantus calls it; a model of tensors and of ids."
     tokens = lrp_loo.TokenModel(bert)
     for method in METHODS:
         call = lrp_loo.quantus_explain(method)
-        values.add(f'quantus/{method}', call, tokens, ids, [1, 0])
-    values.keep('TokenModel', tokens(torch.tensor(ids)))
-    values.keep('TensorModel', lrp_loo.TensorModel(bert)(torch.tensor(ids)))
+        values.add(f'quantus/{method}', call, tokens, ids.numpy(), [1, 0])
+    values.keep('TokenModel', tokens(ids))
+    values.keep('TensorModel', lrp_loo.TensorModel(bert)(ids))
 
 
 def rules(values):
@@ -594,7 +568,7 @@ def command(*words):
 
 
 def shell(values):
-    "Commands with few texts."
+    "Commands with few texts; which method the audit's rows make one trust."
     cpu = ('--device', 'cpu', '--json')
     for key, words in {
         'explain': ('explain', TEXT, '--method', 'loo,removal,ig', *cpu),
@@ -604,11 +578,6 @@ def shell(values):
         'wrong': ('explain', TEXT, '--method', 'lime'),
     }.items():
         values.keep(key, command(*words))
-    audited(values, cpu)
-
-
-def audited(values, cpu):
-    "The audit's table, its rows, and which method it trusts."
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / 'rows.json'
         few = ('--limit', '6', '--out', str(out))
@@ -635,30 +604,11 @@ def reproduce(values):
 
 
 PARTS = {
-    part.__name__: part
-    for part in (
-        explain,
-        targets,
-        options,
-        models,
-        tasks,
-        labels,
-        loo,
-        audit,
-        pairs,
-        context,
-        generation,
-        intervals,
-        layers,
-        summaries,
-        views,
-        texts,
-        dataset,
-        classes,
-        rules,
-        shell,
-        reproduce,
-    )
+    name: globals()[name]
+    for name in (
+        'explain targets options models tasks labels loo audit pairs context generation'
+        ' intervals layers summaries views texts dataset classes rules shell reproduce'
+    ).split()
 }
 
 

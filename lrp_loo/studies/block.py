@@ -29,9 +29,6 @@ class BlockNumbers(NamedTuple):
     O: torch.Tensor = None
     words: torch.Tensor = None  # in all, of each key's word
 
-# %% ../../nbs/92_block.ipynb #4d5b90b2
-BLOCK_METHODS = ('attn_lrp', 'cp_lrp', 'removal')
-
 
 def block_values(
     q,  # the query, a number
@@ -49,33 +46,8 @@ def block_values(
     A = Z.softmax(-1)
     return BlockNumbers(Q, K, V, Z, A, (A * V).sum())
 
-# %% ../../nbs/92_block.ipynb #9818217e
-def _by_attn_lrp(q, k, v):
-    "Half at both products, equation 5 at the softmax."
-    Q, K, V = (x.clone().requires_grad_() for x in (q, k, v))
-    Z = product_rule(torch.mul, Q, K)
-    A = Z.softmax(-1)
-    O = product_rule(torch.matmul, A, V)
-    R = BlockNumbers(*relevance(O, [Q, K, V, Z, A, O]))
-    return R._replace(words=R.K + R.V)
 
-
-def _by_cp_lrp(q, k, v):
-    "The weights held constant."
-    V = v.clone().requires_grad_()
-    O = torch.matmul(constant((q * k).softmax(-1)), V)
-    R_V, R_O = relevance(O, [V, O])
-    return BlockNumbers(V=R_V, O=R_O, words=R_V)
-
-
-def _by_removal(q, k, v):
-    "Each key out of the softmax, in closed form; ∂O/∂A is V."
-    A = (q * k).softmax(-1)
-    effects = key_effects(v[None, None, None], A[None, None, None])[0, 0, 0]
-    return BlockNumbers(A=effects, words=effects)
-
-# %% ../../nbs/92_block.ipynb #bcd1a459
-_BLOCK_WAYS = (_by_attn_lrp, _by_cp_lrp, _by_removal)
+BLOCK_METHODS = ('attn_lrp', 'cp_lrp', 'removal')
 
 
 def block_relevance(
@@ -87,8 +59,26 @@ def block_relevance(
         raise ValueError(
             f"method must be one of {', '.join(BLOCK_METHODS)}; got {method!r}"
         )
-    way = _BLOCK_WAYS[BLOCK_METHODS.index(method)]
-    return way(values.Q, values.K, values.V)
+    Q, K, V = (x.clone() for x in (values.Q, values.K, values.V))
+    if method == 'removal':
+        # each key out of the softmax, in closed form; ∂O/∂A is V
+        row, weights = (x[None, None, None] for x in (V, (Q * K).softmax(-1)))
+        effects = key_effects(row, weights)[0, 0, 0]
+        return BlockNumbers(A=effects, words=effects)
+    if method == 'cp_lrp':
+        # the weights held constant
+        V.requires_grad_()
+        O = torch.matmul(constant((Q * K).softmax(-1)), V)
+        R_V, R_O = relevance(O, [V, O])
+        return BlockNumbers(V=R_V, O=R_O, words=R_V)
+    # half at both products, equation 5 at the softmax
+    for x in (Q, K, V):
+        x.requires_grad_()
+    Z = product_rule(torch.mul, Q, K)
+    A = Z.softmax(-1)
+    O = product_rule(torch.matmul, A, V)
+    R = BlockNumbers(*relevance(O, [Q, K, V, Z, A, O]))
+    return R._replace(words=R.K + R.V)
 
 # %% ../../nbs/92_block.ipynb #5fba77c3
 BLOCK_BOX = (1.5, 0.84)  # width and height of a box
@@ -104,69 +94,6 @@ BLOCK_HEADINGS = {'Q': 'query, keys, values', 'Z': 'logits', 'A': 'softmax'}
 BLOCK_HEADINGS |= {'O': 'output'}
 BLOCK_ARROWS = (('Q', 'Z'), ('K', 'Z'), ('Z', 'A'), ('A', 'O'), ('V', 'O'))
 
-
-def _place(name, i):
-    "The middle of a box."
-    column, row = BLOCK_PLACES[name]
-    return column, row - i
-
-
-def _signed(number):
-    "With a minus sign that is one."
-    return f'{number:.2f}'.replace('-', '−')
-
-# %% ../../nbs/92_block.ipynb #6609b610
-def _draw_box(ax, at, text, R, whole, symbol):
-    "Grey by the size of R; the frame is dashed where R is negative."
-    share = 0.0 if R is None else min(abs(R) / whole, 1.0)
-    style = dict(fc=str(1 - 0.4 * share), ec='black', lw=0.8)
-    if R is None:
-        style |= dict(ec='0.6')
-    elif R < 0:
-        style |= dict(ls=(0, (4, 2)), lw=1.6)
-    corner = (at[0] - BLOCK_BOX[0] / 2, at[1] - BLOCK_BOX[1] / 2)
-    ax.add_patch(Rectangle(corner, *BLOCK_BOX, zorder=2, **style))
-    lines = text if R is None else f'{text}\n{symbol} = {_signed(R)}'
-    color = '0.45' if R is None else 'black'
-    centred = dict(ha='center', va='center', fontsize=9)
-    ax.text(*at, lines, color=color, zorder=3, **centred)
-
-
-def _draw_arrow(ax, start, stop, passed):
-    "Forwards; thick where relevance came back along it."
-    half = BLOCK_BOX[0] / 2
-    ends = (start[0] + half, start[1]), (stop[0] - half, stop[1])
-    style = dict(arrowstyle='->', color='black' if passed else '0.7')
-    style |= dict(lw=1.6 if passed else 0.7, shrinkA=0, shrinkB=0)
-    ax.annotate('', ends[1], ends[0], arrowprops=style, zorder=1)
-
-# %% ../../nbs/92_block.ipynb #5298738f
-def _numbers_at(numbers, name):
-    "A place's numbers as a list; empty where it has none."
-    x = getattr(numbers, name)
-    return [] if x is None else x.reshape(-1).tolist()
-
-
-def _draw_arrows(ax, values, R):
-    for start, stop in BLOCK_ARROWS:
-        passed = getattr(R, start) is not None
-        n, m = (len(_numbers_at(values, x)) for x in (start, stop))
-        for i in range(max(n, m)):
-            ends = _place(start, min(i, n - 1)), _place(stop, min(i, m - 1))
-            _draw_arrow(ax, *ends, passed)
-
-
-def _draw_numbers(ax, values, R, words, symbol):
-    whole = float(values.O.abs())
-    for name in BLOCK_PLACES:
-        scores = _numbers_at(R, name)
-        for i, value in enumerate(_numbers_at(values, name)):
-            of = {'Q': '[CLS]', 'O': ''}.get(name, words[i])
-            text = f'{name} {of} = {_signed(value)}'.replace('  ', ' ')
-            score = scores[i] if scores else None
-            _draw_box(ax, _place(name, i), text, score, whole, symbol)
-
-# %% ../../nbs/92_block.ipynb #650c9cca
 BLOCK_TITLES = {
     'attn_lrp': 'half at both products, on through the softmax',
     'cp_lrp': 'the weights A are constants',
@@ -174,21 +101,43 @@ BLOCK_TITLES = {
 }
 
 
-def _draw_words(ax, R, loo, words):
-    "What each word gets in all, beside its exact LOO."
-    at = dict(ha='left', va='center', fontsize=9.5)
-    lines = [
-        f'{word}: {_signed(score)} (LOO {_signed(exact)})'
-        for word, score, exact in zip(words, R.words.tolist(), loo.tolist())
-    ]
-    ax.text(8.5, 0.5, '\n'.join(['in all', *lines]), **at)
+def _signed(number):
+    "With a minus sign that is one."
+    return f'{number:.2f}'.replace('-', '−')
 
 
-def _draw_headings(ax):
-    "Over the columns."
-    for name, heading in BLOCK_HEADINGS.items():
-        at = BLOCK_PLACES[name][0], 3.8
-        ax.text(*at, heading, ha='center', va='center', fontsize=9)
+def _numbers_at(numbers, name):
+    "A place's numbers as a list; empty where it has none."
+    x = getattr(numbers, name)
+    return [] if x is None else x.reshape(-1).tolist()
+
+
+def _draw_arrows(ax, values, R):
+    "Forwards; thick where relevance came back along them."
+    half = BLOCK_BOX[0] / 2
+    for start, stop in BLOCK_ARROWS:
+        passed = getattr(R, start) is not None
+        style = dict(arrowstyle='->', color='black' if passed else '0.7')
+        style |= dict(lw=1.6 if passed else 0.7, shrinkA=0, shrinkB=0)
+        n, m = (len(_numbers_at(values, x)) for x in (start, stop))
+        (x0, y0), (x1, y1) = BLOCK_PLACES[start], BLOCK_PLACES[stop]
+        for i in range(max(n, m)):
+            tail = x0 + half, y0 - min(i, n - 1)
+            head = x1 - half, y1 - min(i, m - 1)
+            ax.annotate('', head, tail, arrowprops=style, zorder=1)
+
+
+def _draw_box(ax, at, text, share):
+    "Grey by a share of the output; dashed where it is negative, None: none."
+    style = dict(fc=str(1 - 0.4 * min(abs(share or 0.0), 1.0)), ec='black', lw=0.8)
+    if share is None:
+        style |= dict(ec='0.6')
+    elif share < 0:
+        style |= dict(ls=(0, (4, 2)), lw=1.6)
+    corner = (at[0] - BLOCK_BOX[0] / 2, at[1] - BLOCK_BOX[1] / 2)
+    ax.add_patch(Rectangle(corner, *BLOCK_BOX, zorder=2, **style))
+    color = '0.45' if share is None else 'black'
+    ax.text(*at, text, color=color, zorder=3, ha='center', va='center', fontsize=9)
 
 
 @themed
@@ -199,13 +148,29 @@ def draw_block(
     "An attention block's numbers, and what three methods make of them."
     fig = Figure(figsize=(9.6, 8.8), layout='constrained')
     loo = block_relevance(values, 'removal').words  # exact in one block
+    whole = float(values.O.abs())
     for ax, method in zip(fig.subplots(3), BLOCK_METHODS):
         R = block_relevance(values, method)
         symbol = 'LOO' if method == 'removal' else 'R'
-        _draw_headings(ax)
+        for name, heading in BLOCK_HEADINGS.items():
+            at = BLOCK_PLACES[name][0], 3.8
+            ax.text(*at, heading, ha='center', va='center', fontsize=9)
         _draw_arrows(ax, values, R)
-        _draw_numbers(ax, values, R, words, symbol)
-        _draw_words(ax, R, loo, words)
+        for name, (column, line) in BLOCK_PLACES.items():
+            scores = _numbers_at(R, name)
+            for i, value in enumerate(_numbers_at(values, name)):
+                of = {'Q': '[CLS]', 'O': ''}.get(name, words[i])
+                text = f'{name} {of} = {_signed(value)}'.replace('  ', ' ')
+                share = scores[i] / whole if scores else None
+                if scores:
+                    text += f'\n{symbol} = {_signed(scores[i])}'
+                _draw_box(ax, (column, line - i), text, share)
+        in_all = [
+            f'{word}: {_signed(score)} (LOO {_signed(exact)})'
+            for word, score, exact in zip(words, R.words.tolist(), loo.tolist())
+        ]
+        at = dict(ha='left', va='center', fontsize=9.5)
+        ax.text(8.5, 0.5, '\n'.join(['in all', *in_all]), **at)
         title = f'{method_label(method)}: {BLOCK_TITLES[method]}'
         ax.set_title(title, loc='left', fontsize=10, fontweight='bold')
         ax.set(xlim=(-0.9, 11.0), ylim=(-1.8, 4.1))

@@ -6,8 +6,6 @@
 __all__ = ['visible_keys', 'row_flatness', 'attention_entropy', 'faithfulness_experiment', 'text_experiment']
 
 # %% ../../nbs/51_experiments.ipynb #96685b47
-from functools import partial
-
 import numpy as np
 import torch
 from ..methods import attention_maps
@@ -56,24 +54,6 @@ def attention_entropy(
     return [float(row_flatness(A).mean()) for A in maps]
 
 # %% ../../nbs/51_experiments.ipynb #0dcdcde7
-def _accuracy(rows):
-    "The share of texts whose predicted class is their label, if they have one."
-    if rows[0]['label'] is None:
-        return None
-    return float(np.mean([row['target'] == row['label'] for row in rows]))
-
-
-def _summary(rows, known):
-    "What is said of all rows; `known` stands in it as it is."
-    return dict(
-        n=len(rows),
-        **known,
-        mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
-        accuracy=_accuracy(rows),
-        table=faithfulness_table(rows).T.to_dict(),
-    )
-
-
 def faithfulness_experiment(
     results: Results,  # where rows go; those that are there are kept
     model,
@@ -118,9 +98,21 @@ def faithfulness_experiment(
         fill = fill_id(tokenizer, kind)
         how = (kind, fill, target)
         say_audit_time(model, missing, len(drawn), chunk, *how)
-    say = partial(_summary, known=summary)
+
+    def summarised(rows):
+        "The share of right classes, where texts have a label, and the table."
+        labelled = rows[0]['label'] is not None
+        right = [row['target'] == row['label'] for row in rows]
+        return dict(
+            n=len(rows),
+            **summary,
+            mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
+            accuracy=float(np.mean(right)) if labelled else None,
+            table=faithfulness_table(rows).T.to_dict(),
+        )
+
     batches = together(examples, 1) if units else together(examples)
-    return add_batches(results, batches, rows_of, desc, say)
+    return add_batches(results, batches, rows_of, desc, summarised)
 
 
 def text_experiment(

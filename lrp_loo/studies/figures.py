@@ -48,33 +48,6 @@ from lrp_loo.studies.style import (
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 
 
-def _draw_our_bars(ax, table):
-    "r with LOO, a bar a method."
-    ax.bar(
-        [full_name(m).replace(' ', '\n', 1) for m in COMPARED],
-        table.loo_r,
-        yerr=table.loo_r_se,
-        color=[method_colour(m) for m in COMPARED],
-        width=0.6,
-        label='ours, with its standard error',
-    )
-
-
-def _draw_papers_rings(ax, numbers):
-    "The paper's r, where it has one."
-    theirs = numbers.set_index('row').paper
-    both = [m for m in COMPARED if m in theirs]
-    ax.plot(
-        [COMPARED.index(m) for m in both],
-        theirs[both],
-        'o',
-        mfc='white',
-        mec='k',
-        ms=7,
-        label='paper (BERT-base)',
-    )
-
-
 @themed
 def plot_agreement(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -83,10 +56,17 @@ def plot_agreement(
     BERT-base as rings (Table 2).
     """
     paper = paper_numbers('2').query('metric == "loo_r"')
+    names = [full_name(m).replace(' ', '\n', 1) for m in COMPARED]
+    bars = dict(color=[method_colour(m) for m in COMPARED], width=0.6)
+    bars |= dict(label='ours, with its standard error')
+    rings = dict(mfc='white', mec='k', ms=7, label='paper (BERT-base)')
     fig, axes = panels(len(results), sharey=True)
     for ax, (name, r) in zip(axes[0], results.items()):
-        _draw_our_bars(ax, faithfulness_table(r['rows'], COMPARED))
-        _draw_papers_rings(ax, paper[paper.data == name])
+        table = faithfulness_table(r['rows'], COMPARED)
+        ax.bar(names, table.loo_r, yerr=table.loo_r_se, **bars)
+        theirs = paper[paper.data == name].set_index('row').paper
+        both = [m for m in COMPARED if m in theirs]
+        ax.plot([COMPARED.index(m) for m in both], theirs[both], 'o', **rings)
         ax.axhline(0, color='0.5', lw=0.7)
         ax.set_title(caption(r))
     axes[0, 0].set_ylabel('Pearson r with Leave-One-Out')
@@ -127,13 +107,6 @@ def sweep_gains(
     return pd.DataFrame(found)
 
 
-def _mean_on_the_right(ax, mean):
-    "The numbers themselves: AttnLRP's mean and what is gained."
-    if np.isfinite(mean):
-        both = (lambda gain: gain + mean, lambda own: own - mean)
-        ax.secondary_yaxis('right', functions=both)
-
-
 def draw_sweeps(
     ax,  # where to draw
     results: dict,  # of `read_results`, with `sweep_methods`
@@ -150,35 +123,17 @@ def draw_sweeps(
         d = d.dropna(subset='mean')  # a Δ may stand at some steps only
         whiskers = [d['mean'] - d.low, d.high - d['mean']]
         ax.plot(d.k + aside, d['mean'], ms=3, lw=1.1, label=label, **look)
-        ax.errorbar(
-            d.k + aside,
-            d['mean'],
-            whiskers,
-            fmt='none',
-            ecolor=look['color'],
-            elinewidth=0.9,
-        )
+        thin = dict(fmt='none', ecolor=look['color'], elinewidth=0.9)
+        ax.errorbar(d.k + aside, d['mean'], whiskers, **thin)
     blue = method_colour('attn_lrp')
     ax.axhline(0, color=blue, ls='--', lw=1, label=full_name('attn_lrp'))
-    own = per_text(results['rows'], 'attn_lrp', column)
-    _mean_on_the_right(ax, mean_se(own).mean)
+    own = mean_se(per_text(results['rows'], 'attn_lrp', column)).mean
+    if np.isfinite(own):
+        both = (lambda gain: gain + own, lambda measure: measure - own)
+        ax.secondary_yaxis('right', functions=both)
 
 
 SWEPT = {'loo_r': 'r with Leave-One-Out', 'delta': 'Δ = LeRF − MoRF'}
-
-
-def _has_steps(table, column):
-    "Whether a sweep has it at more steps than CP-LRP, which ends it."
-    steps = table[table.k > 0].dropna(subset=column)
-    return steps.groupby('sweep').size().max() > 1
-
-
-def _draw_columns(axes, results, columns):
-    "A panel a column of one data set, one below the other."
-    for ax, column in zip(axes, columns):
-        draw_sweeps(ax, results, column)
-    axes[-1].set_xlabel('k; on the right, the measure itself')
-    axes[-1].set_xticks(layer_ticks(results['config']['model']['layers']))
 
 
 @themed
@@ -189,16 +144,21 @@ def plot_layerwise(
     AttnLRP when the softmax is bypassed, with paired 95 % intervals; AttnLRP
     dashed, r and Δ themselves on the right.
     """
-    tables = {name: layer_table(r) for name, r in results.items()}
-    columns = [
-        column
-        for column in SWEPT
-        if any(_has_steps(table, column) for table in tables.values())
-    ]
+    tables = [layer_table(r) for r in results.values()]
+
+    def is_swept(column):
+        "Whether a sweep has it at more steps than CP-LRP, which ends it."
+        steps = (t[t.k > 0].dropna(subset=column) for t in tables)
+        return any(t.groupby('sweep').size().max() > 1 for t in steps)
+
+    columns = [column for column in SWEPT if is_swept(column)]
     width = min(6.2, PAGE / len(results))
     fig, axes = panels(len(results), len(columns), width, 2.6, sharex='col')
     for column_axes, r in zip(axes.T, results.values()):
-        _draw_columns(column_axes, r, columns)
+        for ax, column in zip(column_axes, columns):
+            draw_sweeps(ax, r, column)
+        column_axes[-1].set_xlabel('k; on the right, the measure itself')
+        column_axes[-1].set_xticks(layer_ticks(r['config']['model']['layers']))
         column_axes[0].set_title(caption(r))
     for ax, column in zip(axes[:, 0], columns):
         ax.set_ylabel(f'gain over AttnLRP in\n{SWEPT[column]}')
@@ -226,38 +186,6 @@ def plot_entropy(
     return fig
 
 # %% ../../nbs/54_figures.ipynb #c18c3289
-def _draw_areas(ax, table):
-    "MoRF and LeRF of each method, joined by Δ."
-    y = np.arange(len(table))[::-1]
-    colours = [method_colour(m) for m in table.index]
-    ax.hlines(y, table.morf, table.lerf, color=colours, lw=4, alpha=0.5)
-    ax.plot(table.morf, y, 'o', color='k', mfc='white', label='MoRF')
-    ax.plot(table.lerf, y, 'o', color='k', label='LeRF')
-    ax.set_yticks(y, [full_name(m) for m in table.index])
-
-
-def _of_curves(results):
-    "Table 2 and ours, of methods that have curves."
-    known = results['rows'][0]['methods']
-    names = [m for m in ('loo', *COMPARED, *ESTIMATES) if m in known]
-    return faithfulness_table(results['rows'], names).dropna(subset='delta')
-
-
-def _same_methods(results):
-    "Whether every panel has the same lines, so that they are named once."
-    return len({tuple(_of_curves(r).index) for r in results.values()}) == 1
-
-
-def _mean_of_curve(config):
-    "What is averaged along a curve."
-    prompt = config.get('prompt')
-    if prompt is None:
-        return 'mean logit of the predicted class'
-    if prompt['answers']:
-        return 'mean logit, likelier answer − other'
-    return "mean log-probability of the answer"
-
-
 @themed
 def plot_areas(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -265,10 +193,33 @@ def plot_areas(
     """LeRF and MoRF (means along the curve) of each method that has curves;
     the bar between them is Δ (Table 2).
     """
-    fig, axes = panels(len(results), height=2.6, sharey=_same_methods(results))
-    for ax, r in zip(axes[0], results.values()):
-        _draw_areas(ax, _of_curves(r))
-        ax.set_xlabel(_mean_of_curve(r['config']))
+
+    def of_curves(rows):
+        "Table 2 and ours, of methods that have curves."
+        shown = ('loo', *COMPARED, *ESTIMATES)
+        names = [m for m in shown if m in rows[0]['methods']]
+        return faithfulness_table(rows, names).dropna(subset='delta')
+
+    def averaged(prompt):
+        "What is averaged along a curve."
+        if prompt is None:
+            return 'mean logit of the predicted class'
+        if prompt['answers']:
+            return 'mean logit, likelier answer − other'
+        return 'mean log-probability of the answer'
+
+    tables = [of_curves(r['rows']) for r in results.values()]
+    # lines that are the same in every panel are named once
+    same = len({tuple(table.index) for table in tables}) == 1
+    fig, axes = panels(len(results), height=2.6, sharey=same)
+    for ax, r, table in zip(axes[0], results.values(), tables):
+        y = np.arange(len(table))[::-1]
+        colours = [method_colour(m) for m in table.index]
+        ax.hlines(y, table.morf, table.lerf, color=colours, lw=4, alpha=0.5)
+        ax.plot(table.morf, y, 'o', color='k', mfc='white', label='MoRF')
+        ax.plot(table.lerf, y, 'o', color='k', label='LeRF')
+        ax.set_yticks(y, [full_name(m) for m in table.index])
+        ax.set_xlabel(averaged(r['config'].get('prompt')))
         ax.set_title(caption(r))
     shared_legend(fig)
     return fig
@@ -282,15 +233,6 @@ SHOWN_A3 = ('sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta')
 SHOWN_A3 += ('gain', 'gain_low', 'gain_high')
 
 
-def _model_of(part, options):
-    "The model that was asked for, its tokenizer, what results call it."
-    device = resolve_device(options.device)
-    if options.model not in AT_SCALE:
-        return load_model(options.model, part, device)
-    demo = AT_SCALE[options.model].demo[part]
-    return *load_demo(demo, device=device), demo
-
-
 def run_text(
     path,  # the results file
     part: str,  # 'sst2' or 'imdb'
@@ -298,12 +240,17 @@ def run_text(
 ):  # Results
     "Table 2 and Table A3 on one data set."
     texts = load_texts(part, options.data, seed=options.seed)
-    model, tokenizer, label = _model_of(part, options)
+    device, asked = resolve_device(options.device), AT_SCALE.get(options.model)
+    if asked is None:
+        model, tokenizer, label = load_model(options.model, part, device)
+    else:
+        label = asked.demo[part]
+        model, tokenizer = load_demo(label, device=device)
     info = describe_model(model, label)
     n_layers = info['layers']
     how = dict(methods=TABLE2 | sweep_methods(n_layers))
-    if options.model in AT_SCALE:
-        how = AT_SCALE[options.model].options(n_layers)
+    if asked is not None:
+        how = asked.options(n_layers)
     return text_experiment(
         path,
         model,
@@ -315,17 +262,6 @@ def run_text(
         longest=options.longest or LONGEST_TEXT[part],
         fresh=options.fresh,
         **how,
-    )
-
-
-def _ig_error(rows):
-    "How far Integrated Gradients is from being complete, on average."
-    errors = [abs(r['methods']['ig']['completeness_error']) for r in rows]
-    off = 100 * incomplete_share(rows, 'ig')
-    return (
-        f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
-        f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
-        f' {off:.0f} % of the texts'
     )
 
 
@@ -346,15 +282,17 @@ def text_tables(
     )
     rows = results['rows']
     shown = [*TABLE2, *(m for m in ESTIMATES if m in rows[0]['methods'])]
-    table2 = faithfulness_table(rows, shown)[list(SHOWN2)]
-    table_a3 = layer_table(results)[list(SHOWN_A3)]
-    printed = f'{table2.round(3).to_string()}\n{_ig_error(rows)}'
-    return [
-        (heading, printed),
-        (f'Table A3: {part}', table_a3.round(3).to_string(index=False)),
-    ]
+    table2 = faithfulness_table(rows, shown)[list(SHOWN2)].round(3).to_string()
+    errors = [abs(row['methods']['ig']['completeness_error']) for row in rows]
+    ig = (
+        f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
+        f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
+        f" {100 * incomplete_share(rows, 'ig'):.0f} % of the texts"
+    )
+    table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
+    return [(heading, f'{table2}\n{ig}'), (f'Table A3: {part}', table_a3)]
 
-# %% ../../nbs/54_figures.ipynb #22af09f0
+
 TEXT_STUDY = Study(
     'text',
     'paper',

@@ -33,7 +33,7 @@ def sweep_layers(
         return tuple(range(n_layers - k, n_layers))
     return (k - 1,)
 
-# %% ../../nbs/08_layerwise.ipynb #69164718
+
 def bypass_name(
     layers,  # bypassed layers, from 0
     n_layers: int,  # layers in the model
@@ -46,7 +46,7 @@ def bypass_name(
         return 'cp_lrp'
     return 'bypass ' + ','.join(str(layer + 1) for layer in layers)
 
-# %% ../../nbs/08_layerwise.ipynb #b3303836
+
 def sweep_methods(
     n_layers: int,  # layers in the model
 ) -> dict:  # name → (method, options), as `text_experiment` takes them
@@ -59,24 +59,6 @@ def sweep_methods(
         for layers in sets
     }
 
-# %% ../../nbs/08_layerwise.ipynb #8a563d16
-def _gain(rows, method):
-    "In r with LOO over AttnLRP, on the same texts."
-    r, without = (per_text(rows, m, 'loo_r') for m in (method, 'attn_lrp'))
-    return paired_difference(r, without)
-
-
-def _step(rows, sweep, k, n_layers):
-    "Step k of a sweep as a row of the table; k = 0 is AttnLRP."
-    layers = sweep_layers(sweep, k, n_layers) if k else ()
-    method = bypass_name(layers, n_layers)
-    entry = dict(sweep=sweep, k=k, method=method)
-    for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'):
-        entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, method, c))
-    gain = _gain(rows, method)
-    interval = dict(gain_low=gain['low'], gain_high=gain['high'])
-    return entry | dict(gain=gain['mean'], **interval, n=gain['n'])
-
 # %% ../../nbs/08_layerwise.ipynb #c0a23c58
 def layer_table(
     # of `read_results`, rows of `text_experiment` with `sweep_methods`
@@ -87,9 +69,18 @@ def layer_table(
     "The three sweeps as a table (Table A3); k = 0 is AttnLRP."
     rows = results['rows']
     n = results['config']['model']['layers']
-    return pd.DataFrame(
-        [_step(rows, sweep, k, n) for sweep in SWEEPS for k in range(n + 1)]
-    )
+    without = per_text(rows, 'attn_lrp', 'loo_r')
+    found = []
+    for sweep, k in ((sweep, k) for sweep in SWEEPS for k in range(n + 1)):
+        method = bypass_name(sweep_layers(sweep, k, n) if k else (), n)
+        entry = dict(sweep=sweep, k=k, method=method)
+        for c in ('loo_r', 'loo_r_sum', 'lerf', 'morf', 'delta'):
+            entry[c], entry[f'{c}_se'], _ = mean_se(per_text(rows, method, c))
+        # on the same texts
+        gain = paired_difference(per_text(rows, method, 'loo_r'), without)
+        entry |= dict(gain=gain['mean'], gain_low=gain['low'], gain_high=gain['high'])
+        found.append(entry | dict(n=gain['n']))
+    return pd.DataFrame(found)
 
 # %% ../../nbs/08_layerwise.ipynb #b60d526e
 def paper_step(
@@ -101,15 +92,6 @@ def paper_step(
     return k if rest == 0 else None
 
 
-def _ours(number, results, table):
-    "Our number at the place of one of the paper's, and the step it is at."
-    n_layers = results['config']['model']['layers']
-    k = paper_step(int(number.row), n_layers)
-    if k is None:
-        return None, np.nan
-    return k, table.loc[(number.sweep, k), number.metric]
-
-# %% ../../nbs/08_layerwise.ipynb #b6c7efb1
 def table_a3_against_paper(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
     # paper, ours (empty where our model has no layer at that depth), our k
@@ -120,16 +102,17 @@ def table_a3_against_paper(
     d = paper_numbers('A3')
     d = d[d.data.isin(list(results))].copy()
     tables = {n: layer_table(r).set_index(['sweep', 'k']) for n, r in results.items()}
-    found = [_ours(x, results[x.data], tables[x.data]) for x in d.itertuples()]
-    d['our_k'] = [k for k, _ in found]
-    d['ours'] = [ours for _, ours in found]
-    d['model'] = [results[x]['config']['model']['name'] for x in d.data]
+    models = {n: r['config']['model'] for n, r in results.items()}
+    steps = [paper_step(int(x.row), models[x.data]['layers']) for x in d.itertuples()]
+    d['our_k'] = steps
+    d['ours'] = [
+        np.nan if k is None else tables[x.data].loc[(x.sweep, k), x.metric]
+        for k, x in zip(steps, d.itertuples())
+    ]
+    d['model'] = [models[x]['name'] for x in d.data]
     return d
 
 # %% ../../nbs/08_layerwise.ipynb #6d81e9db
-_TOO_FEW_TO_PICK = "a layer is picked on one half of the texts, tried on the other"
-
-
 def single_layer_gains(
     rows: list,  # of `faithfulness_rows`, with `sweep_methods`
     n_layers: int,
@@ -140,12 +123,6 @@ def single_layer_gains(
     bypassed = [per_text(rows, name, column) for name in names]
     return np.array(bypassed) - per_text(rows, 'attn_lrp', column)
 
-# %% ../../nbs/08_layerwise.ipynb #bc78093c
-def _best(numbers):
-    "Of (n_choices, n_texts) numbers: the choice whose mean is highest."
-    mean = pd.DataFrame(numbers).mean(axis=1)  # over the texts that have one
-    return int(mean.fillna(-np.inf).argmax())
-
 
 def picked(
     numbers: np.ndarray,  # (n_choices, n_texts)
@@ -153,15 +130,16 @@ def picked(
     "The best choice, measured on texts that did not pick it."
     n = numbers.shape[1]
     odd = np.arange(n) % 2 == 1
-    held_out = np.empty(n)
-    choices = set()
+    held_out, choices = np.empty(n), set()
     for half in (~odd, odd):
-        best = _best(numbers[:, half])
+        # over the texts that have one
+        mean = pd.DataFrame(numbers[:, half]).mean(axis=1)
+        best = int(mean.fillna(-np.inf).argmax())
         choices.add(best)
         held_out[~half] = numbers[best, ~half]
     return held_out, choices
 
-# %% ../../nbs/08_layerwise.ipynb #15c1b72a
+
 def best_single_layer(
     results: dict,  # of `read_results`, with `sweep_methods`
     # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
@@ -169,7 +147,9 @@ def best_single_layer(
     "What the best single layer's bypass gains on texts that did not pick it."
     n = len(results['rows'])
     if n < 2:
-        raise ValueError(f"{_TOO_FEW_TO_PICK}; got {n}")
+        raise ValueError(
+            f"a layer is picked on one half of the texts, tried on the other; got {n}"
+        )
     n_layers = results['config']['model']['layers']
     held_out, layers = picked(single_layer_gains(results['rows'], n_layers))
     gain = paired_difference(held_out, np.zeros(n))
@@ -182,10 +162,9 @@ def entropy_table(
     "Mean attention entropy per layer, 1 = uniform."
     per_layer = zip(*[row['entropy'] for row in results['rows']])
     means = [mean_se(np.array(x, dtype=float)) for x in per_layer]
-    found = [
-        dict(layer=layer, entropy=m.mean, se=m.se) for layer, m in enumerate(means, 1)
-    ]
-    return pd.DataFrame(found)
+    layers = range(1, len(means) + 1)
+    columns = dict(entropy=[m.mean for m in means], se=[m.se for m in means])
+    return pd.DataFrame(dict(layer=layers) | columns)
 
 # %% ../../nbs/08_layerwise.ipynb #83bd3bf5
 # an interval that ends nearer to zero decides nothing: another kind of interval

@@ -79,17 +79,6 @@ def save_figure(
     matplotlib.pyplot.close(figure)
 
 
-def _say_not_drawn(name, missing, study, found):
-    "Rows that were made before a study had all that it has now."
-    words = ', '.join(study.words)
-    files = ', '.join((study.drawn_from or study.files)[p] for p in found)
-    print(
-        f"{name} is not drawn: rows of {files} have no {missing}, so another"
-        f" version made them; measure them again with --fresh ({words})",
-        file=sys.stderr,
-    )
-
-
 def draw_figures(
     studies: list,
     figures: Path,  # where the pictures go
@@ -100,7 +89,8 @@ def draw_figures(
     for study in studies:
         if not study.figures:
             continue
-        found = read_parts(study.drawn_from or study.files, *folders)
+        files = study.drawn_from or study.files
+        found = read_parts(files, *folders)
         if not found:
             continue
         for name, draw in study.figures.items():
@@ -108,17 +98,16 @@ def draw_figures(
             try:
                 save_figure(draw(found), path)
             except KeyError as missing:
-                _say_not_drawn(path.name, missing, study, found)
+                # rows that were made before a study had all that it has now
+                names = ', '.join(files[part] for part in found)
+                print(
+                    f"{path.name} is not drawn: rows of {names} have no {missing},"
+                    " so another version made them; measure them again with"
+                    f" --fresh ({', '.join(study.words)})",
+                    file=sys.stderr,
+                )
 
 # %% ../../nbs/58_reproduce.ipynb #2c0ea978
-def _as_rows(tables):
-    "DataFrames as JSON takes them, six digits behind the point."
-    if not tables:
-        return []
-    table = pd.concat(tables)
-    return json.loads(table.to_json(orient='records', double_precision=6))
-
-
 def against_paper(
     studies: list,
     results: Path,  # a folder that `reproduce` wrote
@@ -134,7 +123,10 @@ def against_paper(
         found = read_parts(study.files, results)
         if found:
             numbers += study.numbers(found)
-    rows = _as_rows(numbers)
+    rows = []
+    if numbers:
+        table = pd.concat(numbers)
+        rows = json.loads(table.to_json(orient='records', double_precision=6))
     shown = ',\n'.join(map(json.dumps, rows))
     text = f'{{"numbers": [\n{shown}\n]}}\n'
     write_text_atomic(results / 'against_paper.json', text)

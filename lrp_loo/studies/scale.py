@@ -27,7 +27,7 @@ def halves(n_layers: int) -> list:  # names of methods
         for end in ('first', 'last')
     ]
 
-# %% ../../nbs/09_scale.ipynb #78e10d2c
+
 class AtScale(NamedTuple):
     "How the paper's experiments on texts are put to a model."
 
@@ -44,7 +44,7 @@ class AtScale(NamedTuple):
             curves = (*TABLE2, *ESTIMATES, *halves(n_layers))
         return dict(methods=methods, curves=list(curves), prompt=self.prompt)
 
-# %% ../../nbs/09_scale.ipynb #dcabb391
+
 ONE_WORD = Prompt(
     '<|im_start|>user\nReview: ',
     '\nIs this review positive or negative? Answer with one word.<|im_end|>'

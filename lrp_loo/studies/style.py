@@ -69,7 +69,7 @@ def panels(
         **options,
     )
 
-# %% ../../nbs/55_style.ipynb #5dbbf084
+
 @themed
 def cells(
     n: int,  # how many panels
@@ -86,14 +86,6 @@ def cells(
     return fig, fig.axes
 
 
-def _empty_cell(fig):
-    "Where no panel stands, as a box in shares of the figure; else None."
-    grid = fig.axes[0].get_gridspec()
-    if len(fig.axes) == grid.nrows * grid.ncols:
-        return None
-    return grid[-1, -1].get_position(fig).bounds
-
-
 def shared_legend(
     fig,  # a figure of `panels` or `cells`
     columns: int = 4,  # of the legend, where it stands below
@@ -105,7 +97,9 @@ def shared_legend(
         for handle, label in zip(*ax.get_legend_handles_labels()):
             once.setdefault(label, handle)
     where = dict(loc='outside lower center', ncols=columns)
-    if box := _empty_cell(fig):
+    grid = fig.axes[0].get_gridspec()
+    if len(fig.axes) < grid.nrows * grid.ncols:
+        box = grid[-1, -1].get_position(fig).bounds
         where = dict(loc='center', bbox_to_anchor=box)
     return fig.legend(once.values(), once.keys(), **where | options)
 

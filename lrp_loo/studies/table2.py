@@ -22,7 +22,7 @@ TABLE2 = {
     'grad_x_input': ('grad_x_input', {}),
 }
 
-# %% ../../nbs/53_table2.ipynb #2581117b
+
 def paper_numbers(
     table: str,  # '1', '2' or 'A3'
 ) -> pd.DataFrame:  # table, data, sweep, row, metric, paper
@@ -36,12 +36,6 @@ def paper_numbers(
     if table not in known:
         raise ValueError(f"table={table!r} is not among {sorted(known)}")
     return d[d.table == table].reset_index(drop=True)
-
-
-def _source(results):
-    "The data of an experiment, in words."
-    data = results['config']['data']
-    return f"{data['name']} ({data['source']}, {data['split']})"
 
 
 def table2_against_paper(
@@ -58,6 +52,7 @@ def table2_against_paper(
     numbers = list(d.itertuples())
     d['ours'] = [ours(x, x.metric) for x in numbers]
     d['se'] = [ours(x, f'{x.metric}_se') for x in numbers]
-    d['model'] = [results[x]['config']['model']['name'] for x in d.data]
-    d['on'] = [_source(results[x]) for x in d.data]
+    configs = [results[name]['config'] for name in d.data]
+    d['model'] = [config['model']['name'] for config in configs]
+    d['on'] = ['{name} ({source}, {split})'.format(**c['data']) for c in configs]
     return d

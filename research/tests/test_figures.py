@@ -1,17 +1,15 @@
-"""Every figure of `results/` as its reader sees it: at the width of a page, in
+"""Every figure of the paper's `results/` as its reader sees it: at the width of a page, in
 grey, one look for each method.
 """
 
 from itertools import combinations
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import needs_git
+from conftest import ROOT, needs_git, tracked
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
-from tracked import tracked
 
 import lrp_loo.studies.reproduce as reproduce
 from lrp_loo.methods import METHODS
@@ -30,7 +28,7 @@ from lrp_loo.studies.style import (
     model_name,
 )
 
-RESULTS = Path(__file__).parent.parent / 'results'
+RESULTS = ROOT / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen
 SMALLEST = 8  # points, as they are read
 # chapter 1 draws with sizes of its own

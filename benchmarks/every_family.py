@@ -1,16 +1,16 @@
 """Every family of transformers with random weights, small, and what lrp_loo makes of it.
 
-`python tests/every_family.py --write` builds the text families of the installed transformers (and
-some that read images), makes the checks of `CHECKS` on each, and writes what came to
-results/every-family.json (a row per family, task and setting of the weights, resumable) and .md
-(a row per family). The outcome of a check is one of
+`python benchmarks/every_family.py --write` builds the text families of the installed
+transformers (and some that read images), makes the checks of `CHECKS` on each, and writes
+what came to results/every-family.json (a row per family, task and setting of the weights,
+resumable) and .md (a row per family). The outcome of a check is one of
 
 - right: the numbers are those of an independent computation;
 - refused: an error or a warning of lrp_loo's own says what it cannot do;
 - wrong: the numbers differ and nothing was said, or somebody else's error came;
 - no case: there is nothing to check.
 
-Names choose families: `python tests/every_family.py bert xlm` prints what is wrong with them.
+Names choose families: `python benchmarks/every_family.py bert xlm` prints what is wrong with them.
 """
 
 import argparse
@@ -1119,7 +1119,7 @@ def run(path, fresh=False, families=None):
         lengths=LENGTHS,
         checks=list(CHECKS),
         held_back=HELD_BACK,
-        library=digest(*sorted(Path(LIBRARY).glob('*.py'))),
+        library=digest(*sorted(Path(LIBRARY).rglob('*.py'))),
         harness=digest(Path(__file__)),
     )
     results = Results(path, config, fresh)
@@ -1192,7 +1192,7 @@ def head(results):
         (
             f'{s["models"]} small models of {s["families"]} families of'
             ' transformers with random weights, and what came of each check.'
-            ' Made by `python tests/every_family.py --write`, held by'
+            ' Made by `python benchmarks/every_family.py --write`, held by'
             ' `tests/test_every_family.py`.'
         ),
         f'Versions: {versions}.',
