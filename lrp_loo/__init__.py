@@ -65,7 +65,8 @@ def _sections(signature, comments):
             # a factory's is made anew in each call
             line += ' = …' if '<factory>' in default else f' = {default}'
         lines.append(line)
-        if said := comments.get(p.name):
+        # of `enc`, which `text_by_text` makes `encs`
+        if said := comments.get(p.name) or comments.get(p.name.removesuffix('s')):
             lines.append(_indented(said))
     if said := comments.get('return'):
         lines += [''] * bool(asked) + ['Returns', '-------', _indented(said)]

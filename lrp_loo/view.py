@@ -640,6 +640,7 @@ def terminal_pairs(
     return '\n'.join(lines)
 
 # %% ../nbs/11c_records.ipynb #3c5e9a02
+from dataclasses import dataclass
 import json
 import re
 from pathlib import Path
@@ -699,14 +700,14 @@ class _Shown:
         _write_csv(self, path)
 
 
+@dataclass(eq=False, repr=False)
 class Comparison(_Shown):
     "Explanations of one text by several methods (or of several targets)."
 
-    def __init__(
-        self,
-        maps: list,  # of Attribution, with the same tokens
-    ):
-        self.maps = list(maps)
+    maps: list  # of Attribution, with the same tokens
+
+    def __post_init__(self):
+        self.maps = list(self.maps)
         if not self.maps:
             raise ValueError("nothing to compare; give at least one Attribution")
         for a in self.maps:
