@@ -91,7 +91,7 @@ def _document(found):
         if not hasattr(found.__init__, '__code__'):
             return  # as the class it inherits from, list for one
     try:
-        comments = docments(found, args_kwargs=True)
+        comments = docments(inspect.unwrap(found), args_kwargs=True)
         said = _sections(inspect.signature(found), comments)
     except (TypeError, ValueError, OSError):  # no signature, or no source
         return
