@@ -1,6 +1,7 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
 import os
+import sys
 from functools import cache
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
@@ -17,6 +18,8 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from forked import answer_of_a_child, fork
 from tracked import ROOT, known_to_git, tracked
+
+sys.path.append(str(ROOT / 'benchmarks'))  # every_family's models
 
 from lrp_loo.cli import main
 from lrp_loo.models import transformer_layers

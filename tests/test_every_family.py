@@ -1,14 +1,10 @@
 "A dozen families are right or refused, and what says so sees what is wrong."
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import lrp_loo
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / 'benchmarks'))
 import every_family
 from every_family import CHECKS, WIDEST, build, inputs_for, row_of, tasks_of
 

@@ -1,14 +1,11 @@
 "The records of every family and of the stacks of libraries: nothing in them is wrong."
 
-import sys
 from importlib.metadata import version
 
 import pytest
 import transformers
-from conftest import ROOT
 from packaging.version import Version
 
-sys.path.append(str(ROOT / 'benchmarks'))
 import stacks
 from every_family import (
     CHECKS,
