@@ -837,3 +837,40 @@ def test_the_probability(tokenizer, options, wanted):
 def test_labels_that_cannot_be_meant(demo, labels, options, said):
     with pytest.raises(ValueError, match=said):
         explain_labels(*demo, TEXTS, *([] if labels == () else [labels]), **options)
+
+
+def test_an_audit_of_a_label(demo):
+    by_name = audit(*demo, TEXTS, 'cp_lrp', target='positive', **QUIET)
+    by_number = audit(*demo, TEXTS, 'cp_lrp', target=1, **QUIET)
+    pd.testing.assert_frame_equal(by_name, by_number)
+
+
+@pytest.mark.parametrize('labels', ['positive', [], 1, None])
+def test_labels_are_a_list(demo, labels):
+    with pytest.raises(ValueError, match='cannot be meant; take a list'):
+        explain_labels(*demo, TEXTS, labels)
+
+
+def test_labels_and_a_target_are_too_much(demo):
+    with pytest.raises(ValueError, match='target= as well'):
+        explain_labels(*demo, TEXTS, target=1)
+
+
+def test_a_method_as_one_string(demo):
+    one = audit(*demo, TEXTS[:1], 'attn_lrp', **QUIET)
+    listed = audit(*demo, TEXTS[:1], ['attn_lrp'], **QUIET)
+    pd.testing.assert_frame_equal(one, listed)
+    with pytest.raises(ValueError, match="'attnlrp'"):
+        audit(*demo, TEXTS[:1], 'attnlrp', **QUIET)
+
+
+def test_a_wrapper_around_a_model_in_training_is_refused(tokenizer):
+    model = tiny(transformers.BertForSequenceClassification, tokenizer)
+    with pytest.raises(ValueError, match='training mode'):
+        explain(Wrapper(model.train()), tokenizer, TEXTS)
+
+
+def test_of_labels_that_stand_alone(tokenizer):
+    a = of_problem(tokenizer, 'multi_label_classification')
+    alone = torch.tensor(a.logit).sigmoid().item()
+    assert a.probability == pytest.approx(alone, abs=1e-6)

@@ -101,3 +101,25 @@ def test_it_works_where_there_is_no_clone(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith('Attribution(removal')
+
+
+def test_another_seed_needs_a_clone_or_its_folder(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
+    weights = ROOT / 'research' / 'weights' / 'minilm-sst2-seed3'
+    use = (
+        'from lrp_loo import load_demo\n'
+        "try: load_demo('sst2', seed=3)\n"
+        'except FileNotFoundError as e: print(e)\n'
+        f"print(type(load_demo('sst2', {str(weights)!r})[0]).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, '-P', '-c', use],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(tmp_path / 'site'), 'HF_HUB_OFFLINE': '1'},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    refused, loaded = done.stdout.splitlines()
+    assert 'load it from a clone, or give that folder (folder=)' in refused
+    assert loaded == 'BertForSequenceClassification'

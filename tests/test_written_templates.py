@@ -216,3 +216,14 @@ def test_the_page_knows_its_words(reviews):
     data = page_data(model, tokenizer, written(tokenizer), ['loo'])
     assert len(data['tokens']) == len(once(tokenizer, written(tokenizer)))
     assert all('word' in t for t in data['tokens'])
+
+
+def test_the_tokenizer_would_put_it_there_twice(reviews):
+    _, tokenizer = reviews
+    ids = tokenizer(written(tokenizer))['input_ids']
+    assert ids[:2] == [tokenizer.bos_token_id] * 2
+
+
+def test_a_text_that_merely_ends_as_one_is_left_as_it_is(tokenizer):
+    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
+    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']
