@@ -45,7 +45,7 @@ def readme():
     nb = nbformat.read(ROOT / 'nbs' / 'index.ipynb', 4)
     texts = (cell_text(cell).strip() for cell in nb.cells)
     text = '\n\n'.join(filter(None, texts))
-    text = re.sub(r'\]\((\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text)
+    text = re.sub(r'\]\(((?:lib/|guide/)?\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text)
     return HEAD + text.replace('](../', '](') + '\n'
 
 

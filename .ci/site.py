@@ -85,13 +85,13 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
-SECOND = '80_guide.html'  # after the front page
+SECOND = 'tasks.html'  # after the front page
 SEARCHES = {  # what a reader types → the page that has to come first
     'regression': SECOND,
     'multi-label': SECOND,
     'NER': SECOND,
     'int8': SECOND,
-    'SHAP': '85_compared.html',
+    'SHAP': 'other_tools.html',
 }
 WIDTH = 1280  # pixels of a window
 
@@ -264,7 +264,7 @@ class Site:
 
     def breaches(self):
         "All of them."
-        for path in tracked('nbs/*.ipynb'):
+        for path in tracked('nbs/**/*.ipynb'):
             yield from self.chapter_breaches(Notebook(path))
         yield from self.reference_breaches()
         yield from self.order_breaches()

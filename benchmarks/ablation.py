@@ -7,7 +7,7 @@ python benchmarks/ablation.py [--data FOLDER] [--sentences 16] [--reviews 2]
 from common import arguments, bypass_sets, pairs, record, texts
 
 from lrp_loo.methods import explain_batch, explain_methods
-from lrp_loo.models import n_layers
+from lrp_loo.models.layers import n_layers
 
 
 def measure(args, name, n, longest):

@@ -18,11 +18,10 @@ import torch
 from torch.nn import functional as F
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.core import processor, versions, write_text_atomic
-
-from lrp_loo.studies.layerwise import SWEEPS, sweep_layers
-from lrp_loo.models import encode
-from lrp_loo.products import product_kernel, product_of
+from lrp_loo.core.files import processor, versions, write_text_atomic
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.products import product_kernel, product_of
+from lrp_loo.paper.layerwise import SWEEPS, sweep_layers
 
 OUT = Path(__file__).parent.parent / 'results' / 'benchmarks.json'
 

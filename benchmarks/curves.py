@@ -8,8 +8,8 @@ import torch
 from common import arguments, pairs, record, texts
 
 from lrp_loo.methods import explain_batch
-from lrp_loo.models import special_mask
-from lrp_loo.curves import many_perturbation_curves, removal_path, removal_units
+from lrp_loo.models.encoding import special_mask
+from lrp_loo.trust.curves import many_perturbation_curves, removal_path, removal_units
 
 METHODS = ('loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp')
 

@@ -42,15 +42,17 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 import lrp_loo
-from lrp_loo.methods import explain_batch, lrp_scores
-from lrp_loo.core import pad_batch
-from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
-from lrp_loo.conservation import conservation
-from lrp_loo.results import Results, read_results
-from lrp_loo.core import write_text_atomic
-from lrp_loo.models import check_model, input_embeddings, watch_embeddings
+from lrp_loo.asked.targets import Target
+from lrp_loo.core.files import pad_batch, write_text_atomic
 from lrp_loo.loo import leave_one_out
-from lrp_loo.targets import Target
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.methods import explain_batch
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.models import check_model, watch_embeddings
+from lrp_loo.models.encoding import input_embeddings
+from lrp_loo.trust.results import Results, read_results
 
 RESULTS = Path(__file__).parents[1] / 'results'
 LIBRARY = str(Path(lrp_loo.__file__).parent)

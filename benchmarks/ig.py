@@ -9,7 +9,7 @@ from captum.attr import LayerIntegratedGradients
 from common import arguments, pairs, record, texts
 
 from lrp_loo import explain
-from lrp_loo.methods import N_STEPS
+from lrp_loo.methods.baselines import N_STEPS
 
 
 def captum(model, tokenizer, encs):

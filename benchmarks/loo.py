@@ -11,7 +11,7 @@ import torch
 from captum.attr import FeatureAblation
 from common import arguments, best_rate, pairs, record, texts
 
-from lrp_loo.fast import last_rows_only
+from lrp_loo.asked.rows import last_rows_only
 from lrp_loo.loo import many_loo
 
 

@@ -22,7 +22,7 @@ import torch
 from common import arguments, pairs, record, texts
 
 from lrp_loo import explain
-from lrp_loo.core import pad_batch
+from lrp_loo.core.files import pad_batch
 
 BATCH = 32
 PEER = """

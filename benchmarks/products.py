@@ -1,5 +1,5 @@
 """A product with weights by oneDNN against torch's default kernel, as
-`lrp_loo.products` times them to choose.
+`lrp_loo.models.products` times them to choose.
 
 python benchmarks/products.py
 """
@@ -8,7 +8,7 @@ import torch
 from common import arguments, pairs, record
 from torch.nn import functional as F
 
-from lrp_loo.products import TIMED_ROWS, TIMED_WIDTH, product_of
+from lrp_loo.models.products import TIMED_ROWS, TIMED_WIDTH, product_of
 
 TIMES = 200  # a product is some milliseconds
 

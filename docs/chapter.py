@@ -27,9 +27,10 @@ def number_of(name):
 
 
 def module_of(nb):
+    "The module of a notebook; of a package's head the package."
     return next(
         (
-            d.split()[1]
+            d.split()[1].removesuffix('.__init__')
             for c in nb.cells
             for d in directives(c)
             if d.startswith('default_exp')
@@ -244,10 +245,11 @@ def as_page(nb, name, public, lab):
     for cell in nb.cells:
         chapter.add(cell)
     text = '\n\n'.join(chapter.parts)
-    text = re.sub(r'\]\((\w+)\.ipynb(#[^)]*)?\)', r'](\1.md\2)', text)
+    page = r'\]\((?:\.\./)*(?:lib/|guide/)?(\w+)\.ipynb(#[^)]*)?\)'
+    text = re.sub(page, r'](\1.md\2)', text)
     # the lab is read where its clone is, its pictures are shown
-    text = re.sub(r'\]\(\.\./(research/[^)]*\.(ipynb|md))', rf']({lab}\1', text)
-    text = text.replace('](../', '](')
+    text = re.sub(r'\]\((?:\.\./)+(research/[^)]*\.(ipynb|md))', rf']({lab}\1', text)
+    text = re.sub(r'\]\((?:\.\./)+', '](', text)
     del chapter.figures['page']
     # found before the reference
     return f'---\nsearch: {{boost: 3}}\n---\n\n{text}', chapter.figures

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from lrp_loo.studies.reproduce import MODULES
+from lrp_loo.paper.reproduce import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -23,7 +23,6 @@ from tracked import tracked  # noqa: E402
 
 DATA = ('sst2', 'imdb')  # whose results name a folder's model
 MAIN = 'minilm'
-BEHIND = '45'  # decades that say how it is built and run: the last to be asked
 TITLE = """# Figures
 
 > Every picture of `figures/`, what it shows, and the chapter that it belongs to.
@@ -76,10 +75,10 @@ def sources(nb, kind):
 
 
 def callers(function, books):
-    "Chapters that call a function, those behind the scenes last."
+    "Chapters that call a function, those of the library last."
     call = re.compile(rf'\b{function.__name__}\(')
     names = [n for n in books if call.search(sources(books[n], 'code'))]
-    return sorted(names, key=lambda name: name[0] in BEHIND)
+    return sorted(names, key=lambda name: not name[0].isdigit())
 
 
 def home_of(path, module, function, books, homes):
@@ -100,7 +99,7 @@ def alt_of(path, books):
     where = re.escape(path.relative_to(ROOT).as_posix())
     for nb in books.values():
         text = sources(nb, 'markdown')
-        shown = re.search(rf'!\[([^\]]+)\]\(\.\./{where}\)', text)
+        shown = re.search(rf'!\[([^\]]+)\]\((?:\.\./)+{where}\)', text)
         if shown:
             return shown[1]
     return None

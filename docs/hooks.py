@@ -13,14 +13,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import chapter
+import gallery
 import nbformat
+import reference
 from fontTools import subset
 from math_core import LatexError, LatexToMathML
 from mkdocs.structure.files import File
-
-import chapter
-import gallery
-import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -32,18 +31,26 @@ FONT = Path(find_spec('ziamath').origin).parent / 'fonts' / 'STIXTwoMath-Regular
 
 
 def notebooks():
-    return {p.stem: nbformat.read(p, 4) for p in tracked('nbs/*.ipynb')}
+    return {p.stem: nbformat.read(p, 4) for p in tracked('nbs/**/*.ipynb')}
+
+
+def folders():
+    "The folder of nbs/ that each notebook lies in; '' for the book's own."
+    places = {p.stem: p.parent.name for p in tracked('nbs/**/*.ipynb')}
+    return {name: '' if place == 'nbs' else place for name, place in places.items()}
 
 
 def reading_order(books):
-    """As the chapters' table of the front page has them; a notebook that it
-    leaves out, or that is not there, is named.
+    """The book and the guide as the chapters' table of the front page has them,
+    then the library's own pages by module. A notebook of the book or guide that
+    the table leaves out, or that is not there, is named.
     """
     text = '\n'.join(c.source for c in books['index'].cells)
     chapters = text[text.index('## The chapters') :]
     rows = '\n'.join(re.findall(r'^\|.*$', chapters, re.M))
-    named = ['index', *re.findall(r'\((\w+)\.ipynb\)', rows)]
-    order = list(dict.fromkeys(named))
+    named = ['index', *re.findall(r'\((?:guide/)?(\w+)\.ipynb\)', rows)]
+    library = [name for name, place in folders().items() if place == 'lib']
+    order = list(dict.fromkeys([*named, *library]))
     for name in set(books) ^ set(order):
         where = "the chapters' table of nbs/index.ipynb"
         place = where if name in books else 'nbs/'
@@ -52,20 +59,23 @@ def reading_order(books):
 
 
 def label(name, nb):
+    if name == 'index':
+        return 'Start here'
     number = chapter.number_of(name)
     title = chapter.title_of(nb)
-    return f'{number} · {title}' if number else 'Start here'
+    return f'{number} · {title}' if number else title
 
 
 def chapters_nav(books, groups):
-    """The chapters under the part of their decade: parts as docs/mkdocs.yml
-    orders them, chapters in reading order.
+    """The chapters under the part of their folder, or in the book of their
+    first digit: parts as docs/mkdocs.yml orders them, chapters in reading order.
     """
     nav = {part: [] for part in groups.values()}
+    places = folders()
     for name in reading_order(books):
-        decade = name[0] if name[0].isdigit() else name
+        part = places.get(name) or (name[0] if name[0].isdigit() else name)
         page = {label(name, books[name]): f'{name}.md'}
-        nav[groups[decade]].append(page)
+        nav[groups[part]].append(page)
     return [{part: pages} for part, pages in nav.items() if pages]
 
 
@@ -106,7 +116,7 @@ def pointed_at(books):
     found = {
         path
         for text in texts
-        for path in re.findall(r'\]\(\.\./([^)#\s]+)', text)
+        for path in re.findall(r'\]\((?:\.\./)+([^)#\s]+)', text)
         if not re.match(r'research/.*\.(ipynb|md)$', path)
     }
     return sorted(path for path in found if (ROOT / path).is_file())

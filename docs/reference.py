@@ -10,9 +10,8 @@ import re
 import textwrap
 from importlib import import_module
 
-from fastcore.docments import docments
-
 from chapter import anchor, bound, fenced, linked
+from fastcore.docments import docments
 
 EMPTY = inspect.Parameter.empty
 
@@ -210,7 +209,7 @@ def package(public):
     modules = '\n'.join(map(module_row, public))
     return f"""# Public names
 
-What `import lrp_loo` gives ([chapter 43](../43_api.md)), and the modules that \
+What `import lrp_loo` gives ([chapter](../package.md)), and the modules that \
 hold it.
 
 | name | module |

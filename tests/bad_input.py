@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bad_world import Said, World
 
-from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.core.files import versions, write_text_atomic
 
 RESULTS = Path(__file__).parents[1] / 'results'
 TABLE = Path(__file__).with_name('bad_input.toml')

@@ -19,6 +19,7 @@ import huggingface_hub
 import numpy as np
 import pandas as pd
 import torch
+from forked import answer_of_a_child
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -27,14 +28,14 @@ from transformers import (
     T5ForSequenceClassification,
 )
 
-from forked import answer_of_a_child
 import lrp_loo
 from lrp_loo import explain, explain_dataset, load_demo
 from lrp_loo.cli import main
-from lrp_loo.results import Results, read_results
-from lrp_loo.core import versions, write_text_atomic
-from lrp_loo.dataset import read_sweep
-from lrp_loo.models import demo_base, encode
+from lrp_loo.core.files import versions, write_text_atomic
+from lrp_loo.models.demos import demo_base
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.results import Results, read_results
+from lrp_loo.trust.sweep import read_sweep
 
 EMOJI = '🎬 what a film 😀'
 FAMILY = '👩‍👩‍👧‍👦 laughed'
@@ -87,8 +88,8 @@ def without_a_model(*argv):
         raise AssertionError('a model was loaded')
 
     with (
-        mock.patch('lrp_loo.models.load_model', refuse),
-        mock.patch('lrp_loo.dataset.load_model', refuse),
+        mock.patch('lrp_loo.models.loading.load_model', refuse),
+        mock.patch('lrp_loo.trust.sweep.load_model', refuse),
     ):
         return cli(*argv)
 

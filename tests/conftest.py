@@ -13,17 +13,17 @@ for name in ('LRP_LOO_DATA', 'LRP_LOO_TRACEBACK'):  # a user's own
 import chromium
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
 from forked import answer_of_a_child, fork
+from torch.utils._python_dispatch import TorchDispatchMode
 from tracked import ROOT, known_to_git, tracked
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 sys.path.append(str(ROOT / 'benchmarks'))  # every_family's models
 
 from lrp_loo.cli import main
-from lrp_loo.models import transformer_layers
-from lrp_loo.models import demo_base, load_demo, load_model
+from lrp_loo.models.demos import demo_base, load_demo
+from lrp_loo.models.layers import transformer_layers
+from lrp_loo.models.loading import load_model
 
 TEXTS = [
     "The jokes are old, and the pace is slow.",
@@ -160,7 +160,10 @@ def loaded_once():
     "Whoever asks for a model that this file loaded before gets the same."
     load_again = cache(load_model)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ('lrp_loo.models.load_model', 'lrp_loo.dataset.load_model'):
+        for name in (
+            'lrp_loo.models.loading.load_model',
+            'lrp_loo.trust.sweep.load_model',
+        ):
             patch.setattr(name, load_again)
         yield
 

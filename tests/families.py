@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 import transformers
 
-from lrp_loo.conservation import conservation
-from lrp_loo.lrp import attn_lrp, cp_lrp, lrp_rules
-from lrp_loo.methods import sum_over_features
+from lrp_loo.asked.targets import Readout
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.methods.baselines import sum_over_features
 from lrp_loo.models import forward, watch_embeddings
-from lrp_loo.targets import Readout
 
 HEADS = {
     'class': 'ForSequenceClassification',

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from tracked import tracked
 
-from lrp_loo.results import read_results
-from lrp_loo.core import processor, versions, write_text_atomic
+from lrp_loo.core.files import processor, versions, write_text_atomic
+from lrp_loo.trust.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'results' / 'kernels.json'
@@ -81,7 +81,7 @@ def capability_in(env):
 
 def notebooks_row(name, env, given):
     "All notebooks under one setting."
-    names = '|'.join(path.name for path in tracked('nbs/*.ipynb'))
+    names = '|'.join(path.name for path in tracked('nbs/**/*.ipynb'))
     words = ['nbdev_test', '--path', 'nbs', '--file_re', f'^({names})$']
     words += ['--n_workers', str(given.workers)]
     done = run(words, env)

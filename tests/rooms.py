@@ -4,7 +4,7 @@ python tests/rooms.py   rooms by floor, arrows, lines, functions, as a table
 
 A room is a module or package right below `lrp_loo`. An import inside of a
 function counts like one at a module's head. `lrp_loo/__init__.py`, which hands
-out every public name, is no room.
+out every public name, and `lrp_loo/__main__.py` are doors, and no rooms.
 """
 
 import ast
@@ -53,7 +53,8 @@ class House:
             here = module.split('.')[0]
             there = {name.split('.')[0] for name in self.imported(module)}
             found.setdefault(here, set()).update(there - {here, '__init__'})
-        found.pop('__init__')
+        for door in ('__init__', '__main__'):
+            found.pop(door, None)
         return found
 
     @cached_property

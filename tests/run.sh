@@ -10,7 +10,7 @@ export PATH="$bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false MPLBACKEN
 unset LRP_LOO_DATA LRP_LOO_TRACEBACK # a user's own
 
 # paths, which have no spaces
-notebooks=$(python tests/tracked.py 'nbs/*.ipynb')
+notebooks=$(python tests/tracked.py 'nbs/**/*.ipynb')
 research=$(python tests/tracked.py 'research/nbs/*.ipynb')
 modules=$(python tests/tracked.py '*.py' {lrp_loo,tests,benchmarks,docs,research,.ci}/'**/*.py')
 # the notebooks as nbdev's commands take them: one expression over their names

@@ -22,11 +22,11 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+from kernels import counted, environment, run
 from packaging.requirements import Requirement
 
-from kernels import counted, environment, run
-from lrp_loo.core import versions, write_text_atomic
-from lrp_loo.results import read_results
+from lrp_loo.core.files import versions, write_text_atomic
+from lrp_loo.trust.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'results' / 'stacks.json'

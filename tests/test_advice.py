@@ -22,12 +22,13 @@ import transformers
 from bad_world import World, bert, question_answering, written
 
 import lrp_loo
-from lrp_loo.dataset import explain_dataset, read_sweep
-from lrp_loo.core import pad_batch
-from lrp_loo.models import demo_base, encode
-from lrp_loo.products import product_kernel
-from lrp_loo.removals import Removal
-from lrp_loo.results import Results
+from lrp_loo.core.files import pad_batch
+from lrp_loo.loo.removals import Removal
+from lrp_loo.models.demos import demo_base
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.products import product_kernel
+from lrp_loo.trust.results import Results
+from lrp_loo.trust.sweep import explain_dataset, read_sweep
 
 HERE = Path(__file__).parent
 ROWS = tomllib.loads((HERE / 'advice.toml').read_text(encoding='utf-8'))
@@ -37,23 +38,24 @@ T = 'a fine film'
 LONG = 'word ' * 100
 
 # what else the calls use, by module
-USED = dict(
-    core='Generation pad_batch unpad_batch',
-    curves='perturbation_curves',
-    data='load_digit_images load_texts read_texts',
-    faithfulness='verdict',
-    interop='IntegratedGradients LRP LeaveOneOut TokenModel',
-    loo='leave_one_out',
-    lrp='attn_lrp cp_lrp lrp_rules',
-    methods='METHODS explain_batch',
-    page='explain_page',
-    removal='removal_pass removal_scores',
-    removals='fill_id',
-    rows='nearest_rows',
-    stats='agreement normalize',
-    variants='subset_logits',
-    view='compare',
-)
+USED = {
+    'core': 'Generation',
+    'core.files': 'pad_batch unpad_batch',
+    'data': 'load_digit_images load_texts read_texts',
+    'interop': 'IntegratedGradients LRP LeaveOneOut TokenModel',
+    'loo': 'leave_one_out',
+    'loo.engines': 'subset_logits',
+    'loo.removals': 'fill_id',
+    'lrp': 'attn_lrp cp_lrp lrp_rules',
+    'methods': 'METHODS explain_batch',
+    'removal': 'removal_pass removal_scores',
+    'removal.rows': 'nearest_rows',
+    'reports.page': 'explain_page',
+    'stats': 'agreement normalize',
+    'trust.curves': 'perturbation_curves',
+    'trust.verdict': 'verdict',
+    'views': 'compare',
+}
 
 # ------------------------------------------------------ models of one's own
 
@@ -514,8 +516,9 @@ def every_sentence():
     "Of the library's modules: (file, sentence)."
     folder = Path(lrp_loo.__file__).parent
     trees = {
-        file.name: ast.parse(file.read_text(encoding='utf-8'))
-        for file in sorted(folder.glob('*.py'))
+        file.relative_to(folder).as_posix(): ast.parse(file.read_text(encoding='utf-8'))
+        for file in sorted(folder.rglob('*.py'))
+        if file.parent.name != 'paper'
     }
     return [(f, said) for f, tree in trees.items() for said in sentences_of(tree)]
 

@@ -5,16 +5,16 @@ import io
 import pytest
 from tqdm.auto import tqdm
 
-from lrp_loo import audit, faithfulness, loo
+from lrp_loo import audit
 from lrp_loo.cli import main
-from lrp_loo.results import Results
+from lrp_loo.trust.results import Results
 
 SENTENCE = "The jokes are old, and the pace is slow."  # 13 tokens
 
 
 def test_long_work_says_how_long_it_will_take(demo, monkeypatch, capsys):
-    monkeypatch.setattr(faithfulness, 'TOKEN_BUDGET', 1)
-    monkeypatch.setattr(faithfulness, 'LONG', 0.0)
+    monkeypatch.setattr('lrp_loo.trust.audit.TOKEN_BUDGET', 1)
+    monkeypatch.setattr('lrp_loo.trust.audit.LONG', 0.0)
     audit(*demo, [SENTENCE], methods=['attn_lrp'])
     # 13 variants, and two curves of LOO and of AttnLRP with a step a token
     said = 'exact LOO and curves of 1 texts, 65 forward passes: about '
@@ -48,7 +48,7 @@ def bars(monkeypatch):
         return bars[-1]
 
     made.write = tqdm.write
-    monkeypatch.setattr(faithfulness, 'tqdm', made)
+    monkeypatch.setattr('lrp_loo.trust.audit.tqdm', made)
     return bars
 
 
@@ -75,8 +75,8 @@ def test_the_bar_is_set_back_until_the_row_is_kept(demo, bars, monkeypatch):
 
 
 def test_the_command_line_hands_progress_to_loo(monkeypatch, capsys):
-    monkeypatch.setattr(loo, 'TOKEN_BUDGET', 8)
-    monkeypatch.setattr(loo, 'LONG', 0.0)
+    monkeypatch.setattr('lrp_loo.loo.duration.TOKEN_BUDGET', 8)
+    monkeypatch.setattr('lrp_loo.loo.duration.LONG', 0.0)
     assert main(['explain', SENTENCE, '--method', 'loo']) == 0
     said = 'exact LOO of 1 text, 13 forward passes: about '
     assert said in capsys.readouterr().err

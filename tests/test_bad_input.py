@@ -8,7 +8,7 @@ import json
 import pytest
 from bad_input import CASES, RESULTS, World, as_markdown, row
 
-from lrp_loo.core import versions
+from lrp_loo.core.files import versions
 
 
 @pytest.fixture(scope='module')

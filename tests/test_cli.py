@@ -11,11 +11,11 @@ import sys
 import pandas as pd
 import pytest
 
-import lrp_loo.models
+import lrp_loo
 from lrp_loo.cli import main
-from lrp_loo.models import load_model
-from lrp_loo.results import Results, read_results
-from lrp_loo.view import in_thousandths
+from lrp_loo.models.loading import load_model
+from lrp_loo.trust.results import Results, read_results
+from lrp_loo.views.html import in_thousandths
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
@@ -42,8 +42,8 @@ def no_model(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError('a model was loaded')
 
-    monkeypatch.setattr(lrp_loo.models, 'load_model', refuse)
-    monkeypatch.setattr('lrp_loo.dataset.load_model', refuse)
+    monkeypatch.setattr('lrp_loo.models.loading.load_model', refuse)
+    monkeypatch.setattr('lrp_loo.trust.sweep.load_model', refuse)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def interrupted(monkeypatch):
     "Ctrl-C after so many rows of an audit."
 
     def after(n):
-        from lrp_loo.results import Results
+        from lrp_loo.trust.results import Results
 
         add = Results.add
 
@@ -299,7 +299,7 @@ def test_a_fresh_audit_that_is_interrupted_goes_on_without_fresh(
 
 
 def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
-    from lrp_loo.dataset import BatchWorker
+    from lrp_loo.trust.sweep import BatchWorker
 
     call = BatchWorker.__call__
     seen = []
@@ -710,8 +710,8 @@ def test_python_m_runs_commands(run, capsys, monkeypatch, module, words):
 @pytest.fixture
 def bare_install(monkeypatch):
     "No package is found beside those that are needed; none was loaded before."
-    monkeypatch.setattr('lrp_loo.demos.find_spec', lambda module: None)
-    for home in ('lrp_loo.models', 'lrp_loo.dataset'):
+    monkeypatch.setattr('lrp_loo.models.demos.find_spec', lambda module: None)
+    for home in ('lrp_loo.models.loading', 'lrp_loo.trust.sweep'):
         monkeypatch.setattr(f'{home}.load_model', load_model)
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import families
 import pytest
 import torch
 from conftest import TEXTS, random_bert
@@ -14,11 +15,12 @@ import lrp_loo.methods as methods
 from lrp_loo import explain
 from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
-from lrp_loo.lrp import RULES, activation, attn_lrp, lrp_rules
-from lrp_loo.models import encode
-from lrp_loo.rules import identity_rule
-import families
-from lrp_loo.view import scale_top, shown_tokens
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.lrp.more_rules import identity_rule
+from lrp_loo.lrp.table import RULES, activation
+from lrp_loo.models.encoding import encode
+from lrp_loo.views.html import scale_top, shown_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = re.findall(

@@ -18,11 +18,11 @@ from conftest import shallow_demo
 
 from lrp_loo import explain
 from lrp_loo.cli import main
-from lrp_loo.dataset import explain_dataset, ray_cluster, read_sweep
 from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import METHODS
-from lrp_loo.models import encode
+from lrp_loo.models.encoding import encode
 from lrp_loo.stats import agreement, pearson
+from lrp_loo.trust.sweep import explain_dataset, ray_cluster, read_sweep
 
 TEXTS = [
     "a slow start , but the last act is a quiet triumph",
@@ -320,7 +320,7 @@ def test_a_folder_without_rows(tmp_path):
 
 
 def test_ray_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr('lrp_loo.dataset.find_spec', lambda name: None)
+    monkeypatch.setattr('lrp_loo.trust.sweep.find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"):
         two_texts('demo', tmp_path / 'out', engine='ray')
 
@@ -398,8 +398,10 @@ def _meeting(folder):
     """
 
     def method(model, tokenizer, encs, target=None):
+        import os
+        import time
         from pathlib import Path
-        import os, time
+
         from lrp_loo.methods import METHODS
 
         here = Path(folder) / f'{os.getpid()}.pid'

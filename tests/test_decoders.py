@@ -4,18 +4,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from conftest import CountTokens, shallow_demo
-
-from lrp_loo.curves import perturbation_curves, removal_units
-from lrp_loo.decoders import FastDecoder, all_see_something, behind_gaps
-from lrp_loo.decoders import fast_decoder, rows_at_the_end, windows
-from lrp_loo.fast import spread
-from lrp_loo.loo import leave_one_out, loo_seconds, many_loo
-from lrp_loo.models import encode, forward, special_mask
 from families import DECODERS, random_inputs, random_model
-from lrp_loo.targets import GeneratedReadout, Target, next_tokens
-from lrp_loo.variants import many_subset_logits, read_subsets
+
+from lrp_loo.asked.rows import GeneratedReadout, next_tokens
+from lrp_loo.asked.targets import Target
+from lrp_loo.loo import leave_one_out, many_loo
+from lrp_loo.loo.checked import spread
+from lrp_loo.loo.decoders import (
+    FastDecoder,
+    all_see_something,
+    behind_gaps,
+    fast_decoder,
+    rows_at_the_end,
+    windows,
+)
+from lrp_loo.loo.duration import loo_seconds
+from lrp_loo.loo.engines import many_subset_logits, read_subsets
+from lrp_loo.models import forward
+from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.trust.curves import perturbation_curves, removal_units
 
 TEXTS = [
     "a slow start , but the last act is a quiet triumph",

@@ -1,12 +1,11 @@
 "A dozen families are right or refused, and what says so sees what is wrong."
 
+import every_family
 import pytest
 import torch
+from every_family import CHECKS, WIDEST, build, inputs_for, row_of, tasks_of
 
 import lrp_loo
-
-import every_family
-from every_family import CHECKS, WIDEST, build, inputs_for, row_of, tasks_of
 
 LIVE = (  # family, what it has
     'bert',  # one list of layers

@@ -4,23 +4,21 @@ import pytest
 import torch
 import transformers
 from conftest import CountTokens
+from families import random_inputs, random_model
 from torch import nn
 from tqdm.auto import tqdm
 
 from lrp_loo import explain
-from lrp_loo.fast import (
-    DROP_DECODERS,
-    DROP_ENCODERS,
-    fast_encoder,
-    read_row_only,
-    survives_gaps,
-)
-from families import random_inputs, random_model
-from lrp_loo.models import encode, forward
-from lrp_loo.loo import in_words, leave_one_out, loo_seconds, many_loo
-from lrp_loo.curves import perturbation_curves, removal_units
-from lrp_loo.variants import read_whole, subset_logits
-from lrp_loo.targets import Readout, Target, output_field
+from lrp_loo.asked.rows import read_row_only
+from lrp_loo.asked.targets import Readout, Target, output_field
+from lrp_loo.loo import leave_one_out, many_loo
+from lrp_loo.loo.checked import fast_encoder
+from lrp_loo.loo.droppable import DROP_DECODERS, DROP_ENCODERS, survives_gaps
+from lrp_loo.loo.duration import in_words, loo_seconds
+from lrp_loo.loo.engines import read_whole, subset_logits
+from lrp_loo.models import forward
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.curves import perturbation_curves, removal_units
 
 N_TOKENS = 12
 WIDTH = dict(vocab_size=200, hidden_size=32, pad_token_id=0)
@@ -641,7 +639,7 @@ def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said
     def bar_at_once(**options):
         return tqdm(**options | dict(delay=0, disable=False))
 
-    monkeypatch.setattr('lrp_loo.loo.tqdm', bar_at_once)
+    monkeypatch.setattr('lrp_loo.loo.duration.tqdm', bar_at_once)
     model = bert()
     leave_one_out(model, random_inputs(model, N_TOKENS), progress=progress)
     shown = capsys.readouterr().err
@@ -652,8 +650,8 @@ def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said
 @pytest.fixture
 def long_work(monkeypatch):
     "A text whose LOO counts as long."
-    monkeypatch.setattr('lrp_loo.loo.LONG', 0.0)
-    monkeypatch.setattr('lrp_loo.loo.TOKEN_BUDGET', 1)
+    monkeypatch.setattr('lrp_loo.loo.duration.LONG', 0.0)
+    monkeypatch.setattr('lrp_loo.loo.duration.TOKEN_BUDGET', 1)
     model = bert()
     return model, random_inputs(model, 40)
 
@@ -668,7 +666,9 @@ def test_long_work_says_beforehand_how_long_and_changes_no_number(long_work, cap
 
 def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     "A text of half the length: half of the variants, each half as long."
-    monkeypatch.setattr('lrp_loo.loo.seconds_a_variant', lambda *args, **how: 0.5)
+    monkeypatch.setattr(
+        'lrp_loo.loo.duration.seconds_a_variant', lambda *args, **how: 0.5
+    )
     model = bert()
     encs = [random_inputs(model, n) for n in (40, 20)]
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))

@@ -12,39 +12,35 @@ import pytest
 import torch
 from conftest import random_bert
 
+import lrp_loo.paper.reproduce as experiments
 from lrp_loo import explain, load_texts
 from lrp_loo.cli import main
 from lrp_loo.data import load_digit_images
-from lrp_loo.faithfulness import faithfulness_table
 from lrp_loo.methods import METHODS
-from lrp_loo.models import (
-    accuracy,
-    demo_base,
-    demo_folder,
-    describe_model,
-    load_demo,
-    load_model,
-)
-from lrp_loo.results import Results, read_results
-from lrp_loo.stats import mean_se, per_text
-import lrp_loo.studies.reproduce as experiments
-from lrp_loo.studies.experiments import text_experiment
-from lrp_loo.studies.figures import sweep_gains
-from lrp_loo.studies.layerwise import (
+from lrp_loo.models import accuracy
+from lrp_loo.models.demos import demo_base, demo_folder, load_demo
+from lrp_loo.models.layers import describe_model
+from lrp_loo.models.loading import load_model
+from lrp_loo.paper.experiments import text_experiment
+from lrp_loo.paper.figures import sweep_gains
+from lrp_loo.paper.layerwise import (
     SWEEPS,
     layer_table,
     sweep_layers,
     sweep_methods,
     table_a3_against_paper,
 )
-from lrp_loo.studies.ledger import ledger
-from lrp_loo.studies.reproduce import (
+from lrp_loo.paper.ledger import ledger
+from lrp_loo.paper.reproduce import (
     against_paper,
     entries_by_study,
     print_ledger,
     studies_of,
 )
-from lrp_loo.studies.table2 import TABLE2
+from lrp_loo.paper.table2 import TABLE2
+from lrp_loo.stats import mean_se, per_text
+from lrp_loo.trust.faithfulness import faithfulness_table
+from lrp_loo.trust.results import Results, read_results
 
 RESULTS = Path(__file__).parent.parent / 'results'
 
@@ -285,7 +281,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('lrp_loo.studies.figures.text_experiment', stop)
+    monkeypatch.setattr('lrp_loo.paper.figures.text_experiment', stop)
     assert reproduce(tmp_path, '--only', 'sst2') == 130
     assert 'goes on from there' in capsys.readouterr().err
 

@@ -12,17 +12,6 @@ import pytest
 import torch
 import transformers
 from conftest import TEXTS
-from test_lrp import close
-from torch import nn
-from torch.nn import functional as F
-
-from lrp_loo import attn_lrp, attribute_context, cp_lrp, explain, load_demo, lrp_rules
-from lrp_loo.conservation import conservation, conservation_by_layer
-from lrp_loo.faithfulness import audit
-from lrp_loo.loo import leave_one_out
-from lrp_loo.methods import METHODS, explain_batch, lrp_scores
-from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.rules import gamma_rule, identity_rule
 from families import (
     DECODERS,
     ENCODERS,
@@ -34,8 +23,21 @@ from families import (
     random_model,
     relevance_of,
 )
-from lrp_loo.targets import Target
-from lrp_loo.variants import subset_logits
+from test_lrp import close
+from torch import nn
+from torch.nn import functional as F
+
+from lrp_loo import attn_lrp, attribute_context, cp_lrp, explain, load_demo, lrp_rules
+from lrp_loo.asked.targets import Target
+from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.engines import subset_logits
+from lrp_loo.lrp.conservation import conservation, conservation_by_layer
+from lrp_loo.lrp.more_rules import gamma_rule, identity_rule
+from lrp_loo.methods import METHODS, explain_batch
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.audit import audit
 
 # built once; a test that changes a model builds its own
 shared_model = cache(random_model)

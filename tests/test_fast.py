@@ -8,22 +8,28 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import shallow_demo
+from families import FAMILIES, family_tasks, random_inputs, random_model
 from torch import nn
 from transformers import MPNetConfig, MPNetForSequenceClassification
 
-from conftest import shallow_demo
-
 from lrp_loo import explain
-from families import FAMILIES, family_tasks, random_inputs, random_model
-from lrp_loo.faithfulness import faithfulness_row, faithfulness_rows
-from lrp_loo.fast import PACKED, READ_FIRST_ROW, FastEncoder, cores, fast_encoder
-from lrp_loo.fast import on_every_core, read_row_only
-from lrp_loo.models import encode, forward, special_mask, watch_embeddings
-from lrp_loo.variants import many_subset_logits, subset_logits
-from lrp_loo.removals import key_weights
+from lrp_loo.asked.rows import READ_FIRST_ROW, read_row_only
+from lrp_loo.asked.targets import Target, output_field
 from lrp_loo.loo import leave_one_out, many_loo
-from lrp_loo.curves import many_perturbation_curves, perturbation_curves, removal_units
-from lrp_loo.targets import Target, output_field
+from lrp_loo.loo.checked import fast_encoder
+from lrp_loo.loo.droppable import PACKED, cores, on_every_core
+from lrp_loo.loo.encoder import FastEncoder
+from lrp_loo.loo.engines import many_subset_logits, subset_logits
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.trust.audit import faithfulness_row, faithfulness_rows
+from lrp_loo.trust.curves import (
+    many_perturbation_curves,
+    perturbation_curves,
+    removal_units,
+)
 
 TEXTS = [
     "a slow start , but the last act is a quiet triumph",

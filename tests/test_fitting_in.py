@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import in_a_child, shallow_demo
+from families import family_tasks, random_inputs, random_model
 
 from lrp_loo import (
     Target,
@@ -20,27 +21,24 @@ from lrp_loo import (
     leave_one_out,
     load_demo,
 )
-from lrp_loo.methods import METHODS, ig_scores, lrp_scores
+from lrp_loo.core.files import unpad_batch
+from lrp_loo.data import load_digit_images, vit_pixels
 from lrp_loo.interop import (
-    Attributor,
+    LRP,
     AttentionRollout,
     GradientXInput,
     IntegratedGradients,
     LeaveOneOut,
-    LRP,
     RemovalEstimate,
-    TensorModel,
-    TokenModel,
-    named_inputs,
     quantus_explain,
 )
-from lrp_loo.lrp import attn_lrp, gradient
-from lrp_loo.data import load_digit_images, vit_pixels
-from families import family_tasks, random_inputs, random_model
-from lrp_loo.models import encode, input_embeddings, unwrap
-from lrp_loo.curves import perturbation_curves
-from lrp_loo.core import unpad_batch
-from lrp_loo.rules import epsilon_rule
+from lrp_loo.interop.tensors import Attributor, TensorModel, TokenModel, named_inputs
+from lrp_loo.lrp.composite import attn_lrp, gradient
+from lrp_loo.lrp.rules import epsilon_rule
+from lrp_loo.methods import METHODS
+from lrp_loo.methods.baselines import ig_scores, lrp_scores
+from lrp_loo.models.encoding import encode, input_embeddings, unwrap
+from lrp_loo.trust.curves import perturbation_curves
 
 TEXTS = ["a quiet film that says little and means it", "the jokes are old", "slow"]
 CLASSES = {

@@ -20,8 +20,8 @@ import torch
 from conftest import random_bert
 
 from lrp_loo import explain, load_demo
-from lrp_loo.core import versions, write_text_atomic
-from lrp_loo.models import describe_model
+from lrp_loo.core.files import versions, write_text_atomic
+from lrp_loo.models.layers import describe_model
 
 RECORD = Path(__file__).parents[1] / 'results' / 'fuzz.json'
 N = int(os.environ.get('LRP_LOO_FUZZ', 100))

@@ -9,16 +9,17 @@ import chromium
 import pytest
 import torch
 from conftest import demo_or_skip, needs_browser
+from families import FAMILIES, random_inputs, random_model
 
 from lrp_loo import audit_generation, explain_generation, load, load_demo
+from lrp_loo.asked.rows import GeneratedReadout
+from lrp_loo.asked.targets import Target
+from lrp_loo.asked.units import Units
 from lrp_loo.cli import main
-from lrp_loo.generation import generation_agreement, greedy_continuation
 from lrp_loo.methods import METHODS, explain_batch, explain_each
 from lrp_loo.models import forward
-from families import FAMILIES, random_inputs, random_model
-from lrp_loo.targets import GeneratedReadout, Target
-from lrp_loo.units import Units
-from lrp_loo.view import headline
+from lrp_loo.tasks.generation import generation_agreement, greedy_continuation
+from lrp_loo.views.html import headline
 
 DECODERS = [name for name, family in FAMILIES.items() if 'next token' in family.tasks]
 PROMPT = 'I went in expecting very little , and the film was'

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import random_bert
+from every_family import Words
+from families import random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from conftest import random_bert
-from every_family import Words
 from lrp_loo import METHODS, Removal, audit, explain, explain_generation, explain_pairs
 from lrp_loo.interop import LeaveOneOut
 from lrp_loo.methods import explain_batch
-from lrp_loo.models import encode
-from families import random_inputs, random_model
+from lrp_loo.models.encoding import encode
 
 PAIR = ('The jokes are old.', 'Nobody laughed at them, not even once.')
 PAIRS = [PAIR, ('Fine.', 'Or so they say.')]

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 import torch
 
-GUIDE = Path(__file__).resolve().parent.parent / 'nbs' / '80_guide.ipynb'
+GUIDE = Path(__file__).resolve().parent.parent / 'nbs' / 'guide' / 'tasks.ipynb'
 CELLS = nbformat.read(GUIDE, 4).cells
 SHARED = ('What the recipes share', 'Limits')  # headings of no recipe
 # code lines of a recipe, and of the cell that checks it

@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 from conftest import random_bert
 
-from lrp_loo.core import hub_answers
+from lrp_loo.core.files import hub_answers
 from lrp_loo.data import read_texts
-from lrp_loo.models import load_model
+from lrp_loo.models.loading import load_model
 
 CLOSED = 'http://127.0.0.1:9'  # nobody listens there
 

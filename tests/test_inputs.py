@@ -19,8 +19,9 @@ from fastcore.docments import docments
 
 import lrp_loo
 from lrp_loo import Attributions, Target, audit, explain, explain_labels, load
-from lrp_loo.page import page_data
-from lrp_loo.view import Comparison, in_thousandths, shown_places
+from lrp_loo.reports.page import page_data
+from lrp_loo.views import Comparison
+from lrp_loo.views.html import in_thousandths, shown_places
 
 TEXTS = [
     'A gripping, UNFORGETTABLE film.',
@@ -635,7 +636,7 @@ def test_the_page_opens_with_what_was_asked_for(page, demo):
 
 
 def test_a_set_that_a_deep_page_lacks_is_added(demo, monkeypatch):
-    monkeypatch.setattr('lrp_loo.page.EVERY_SET', (2, 128))
+    monkeypatch.setattr('lrp_loo.reports.page.EVERY_SET', (2, 128))
     data = page_data(*demo, 'fine', ['loo'], bypass_softmax=[1, 4])
     assert data['every_set'] is False
     (a,) = explain(*demo, 'fine', bypass_softmax=[1, 4])

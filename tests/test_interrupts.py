@@ -26,8 +26,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lrp_loo
 from lrp_loo import explain, explain_generation, explain_pairs, leave_one_out
-from lrp_loo.interop import LRP, TensorModel, TokenModel
-from lrp_loo.models import encode, load_demo
+from lrp_loo.interop import LRP
+from lrp_loo.interop.tensors import TensorModel, TokenModel
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.encoding import encode
 
 PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
 # where contexts are entered and left

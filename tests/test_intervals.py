@@ -10,9 +10,13 @@ import torch
 from conftest import shallow_demo
 
 import lrp_loo
+from lrp_loo.asked.targets import Target
 from lrp_loo.core import Attribution
 from lrp_loo.data import load_texts
-from lrp_loo.intervals import (
+from lrp_loo.lrp.composite import Composite
+from lrp_loo.methods import explain
+from lrp_loo.trust.certified import settle_top, top_tokens
+from lrp_loo.trust.intervals import (
     FLOOR,
     Calibration,
     CalibrationText,
@@ -22,14 +26,9 @@ from lrp_loo.intervals import (
     estimate_of,
     load_calibration,
     reach_needed,
-    settle_top,
     text_quantile,
     token_quantile,
-    top_tokens,
 )
-from lrp_loo.lrp import Composite
-from lrp_loo.methods import explain
-from lrp_loo.targets import Target
 
 TEXT = 'Nobody in this comedy is having any fun.'
 NINE = dict(method='removal', n_groups=8)

@@ -10,16 +10,16 @@ import torch
 import transformers
 from conftest import CountTokens, shallow_demo
 from every_family import WIDEST, build, inputs_for
+from families import DECODERS, random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
 from lrp_loo import explain
-from lrp_loo.decoders import keeping_states, why_no_states
+from lrp_loo.asked.targets import Target
 from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.decoders import keeping_states, why_no_states
 from lrp_loo.models import CACHES, cache_of, forward
-from lrp_loo.rows import removal_rows_scores
-from families import DECODERS, random_inputs, random_model
-from lrp_loo.targets import Target
+from lrp_loo.removal.rows import removal_rows_scores
 
 # of logits near 1: norms and softmax are in float32
 ROUNDING = 1e-5

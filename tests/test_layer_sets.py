@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from families import family_tasks, random_inputs, random_model
 
 from lrp_loo import explain
-from lrp_loo.methods import explain_batch, explain_methods, lrp_scores
-from lrp_loo.lrp import attn_lrp
-from lrp_loo.models import n_layers
-from families import family_tasks, random_inputs, random_model
-from lrp_loo.studies.layerwise import sweep_methods
-from lrp_loo.models import encode
-from lrp_loo.layers import bypass_gradients
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.lrp.layerwise import bypass_gradients
+from lrp_loo.methods import explain_batch, explain_methods
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.layerwise import sweep_methods
 
 CUT = {
     'BERT',

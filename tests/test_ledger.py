@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from lrp_loo.studies.layerwise import picked
-from lrp_loo.studies.ledger import (
+from lrp_loo.paper.layerwise import picked
+from lrp_loo.paper.ledger import (
     CLAIMS,
     Rows,
     incomplete_share,

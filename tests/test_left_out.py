@@ -20,12 +20,12 @@ from lrp_loo import (
     summarize_texts,
 )
 from lrp_loo.cli import main
-from lrp_loo.dataset import explain_dataset
-from lrp_loo.faithfulness import verdict
-from lrp_loo.intervals import load_calibration
 from lrp_loo.methods import METHODS
-from lrp_loo.pairs import PAIR_METHODS
-from lrp_loo.results import Results, read_results
+from lrp_loo.tasks.pairs import PAIR_METHODS
+from lrp_loo.trust.intervals import load_calibration
+from lrp_loo.trust.results import Results, read_results
+from lrp_loo.trust.sweep import explain_dataset
+from lrp_loo.trust.verdict import verdict
 
 PROMPTS = ['The film was', 'The actors are']
 QUIET = dict(progress=False)
@@ -129,7 +129,7 @@ def test_what_is_no_call_is_an_error(demo):
 
 
 def test_the_reference_may_not_refuse(demo, monkeypatch):
-    monkeypatch.setattr('lrp_loo.methods.many_loo', refusing)
+    monkeypatch.setattr('lrp_loo.methods.record.many_loo', refusing)
     with pytest.raises(ValueError, match='no attention'):
         audit(*demo, OPINIONS[:1], 'cp_lrp', **QUIET)
 

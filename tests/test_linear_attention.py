@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrp_loo.stats import normalize, pearson
-from lrp_loo.studies.linear_attention import (
+from lrp_loo.paper.linear_attention import (
     FORMS,
     PIXELS,
     POOLINGS,
@@ -17,6 +16,10 @@ from lrp_loo.studies.linear_attention import (
     LinearAttention,
     accuracy,
     normalise_images,
+    train_linear_attention,
+)
+from lrp_loo.paper.mnist import linear_attention_experiment
+from lrp_loo.paper.pixel_maps import (
     path_maps,
     pixel_ig,
     pixel_loo,
@@ -24,9 +27,8 @@ from lrp_loo.studies.linear_attention import (
     pixel_maps,
     table1,
     table1_rows,
-    train_linear_attention,
 )
-from lrp_loo.studies.mnist import linear_attention_experiment
+from lrp_loo.stats import normalize, pearson
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -8,17 +8,18 @@ import threading
 import pytest
 import torch
 from conftest import CountTokens, random_bert
+from families import random_model
 from torch import nn
 from torch.nn.modules import module as every_module
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import explain, leave_one_out
-from lrp_loo.fast import last_rows_only, read_row_only
+from lrp_loo.asked.rows import last_rows_only, read_row_only
+from lrp_loo.asked.targets import output_field
 from lrp_loo.methods import METHODS
-from lrp_loo.models import encode, forward, watch_embeddings
-from families import random_model
-from lrp_loo.targets import output_field
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode
 
 TEXT = "The jokes are old, but the pace of this quiet film never once slows."
 

@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from lrp_loo import explain
+from lrp_loo.asked.targets import Target
 from lrp_loo.methods import METHODS
-from lrp_loo.models import demo_base, encode
-from lrp_loo.targets import Target
+from lrp_loo.models.demos import demo_base
+from lrp_loo.models.encoding import encode
 
 PAIR = ('the crew mended old nets', 'gulls cried over grey water today')
 GRADIENTS = ('grad_x_input', 'attn_lrp', 'cp_lrp', 'ig')

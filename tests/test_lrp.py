@@ -13,11 +13,11 @@ from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.lrp import activation, fused_attention, linear
-from lrp_loo.rules import scale_gradient
-from lrp_loo.conservation import conservation
-from lrp_loo.models import encode
 from lrp_loo.loo import leave_one_out
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp.rules import scale_gradient
+from lrp_loo.lrp.table import activation, fused_attention, linear
+from lrp_loo.models.encoding import encode
 
 
 def close(a, b, rel):

@@ -22,7 +22,7 @@ from lrp_loo import (
     summarize,
     weighed_removal,
 )
-from lrp_loo.models import made_with, name_of_model, weights_mark
+from lrp_loo.models.layers import made_with, name_of_model, weights_mark
 
 
 @pytest.fixture(scope='module')

@@ -7,16 +7,20 @@ import copy
 import pytest
 import torch
 import transformers
+from families import FAMILIES, random_inputs, random_model
 
 from lrp_loo import explain
-from lrp_loo.methods import METHODS, explain_batch, ig_scores, rollout_scores
-from lrp_loo.lrp import gradient, lrp_rules
-from families import FAMILIES, random_inputs, random_model
-from lrp_loo.models import forward, max_tokens, watch_embeddings
-from lrp_loo.removals import key_weights
+from lrp_loo.asked.targets import Readout
 from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import gradient
+from lrp_loo.methods import METHODS, explain_batch
+from lrp_loo.methods.baselines import ig_scores
+from lrp_loo.methods.record import rollout_scores
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import max_tokens
 from lrp_loo.removal import removal_scores
-from lrp_loo.targets import Readout
 
 SMALL = dict(
     vocab_size=200,

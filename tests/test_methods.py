@@ -9,8 +9,11 @@ from conftest import TEXTS, random_bert, shallow_demo
 from transformers import BertForTokenClassification, Phi3Config, Phi3ForCausalLM
 
 from lrp_loo import audit, explain, explain_labels
-from lrp_loo.cli import explain as command
-from lrp_loo.interop import Attributor
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import Readout, Target
+from lrp_loo.cli.commands import explain as command
+from lrp_loo.core.files import pad_batch
+from lrp_loo.interop.tensors import Attributor
 from lrp_loo.methods import (
     METHODS,
     Method,
@@ -18,15 +21,14 @@ from lrp_loo.methods import (
     as_method,
     check_call,
     explain_batch,
-    loo_scores,
-    lrp_scores,
     method_name,
 )
-from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.core import pad_batch
-from lrp_loo.page import page_data
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.methods.record import loo_scores
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode
 from lrp_loo.removal import removal_loo_scores
-from lrp_loo.targets import Readout, Scores, Target, text_by_text
+from lrp_loo.reports.page import page_data
 
 
 def embedding_norm(model, tokenizer, encs, target=None, scale=1.0):

@@ -11,46 +11,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lrp_loo.results import read_results
-from lrp_loo.studies.ledger import verdict_of
-from lrp_loo.studies import mnist
-from lrp_loo.studies.linear_attention import (
-    ORDERS,
-    PAIRS,
+from lrp_loo.paper.ledger import verdict_of
+from lrp_loo.paper.linear_attention import (
     PIXELS,
     POOLINGS,
-    PROTOCOLS,
     SCALES,
     LinearAttention,
-    PixelCurves,
     linear_logits,
     normalise_images,
-    orders,
-    pixel_curves,
-    pixel_maps,
     summed_logits,
 )
-from lrp_loo.studies.mnist import (
+from lrp_loo.paper.mnist import (
     GRID,
-    NETWORK_CLAIMS,
     PAPER,
     by_seed,
-    compare_table1,
     curve_row,
-    curve_table,
-    delta_table,
     distance,
-    grid_table,
     linear_attention_experiment,
     nearest,
     over_seeds,
+    run_setting,
+)
+from lrp_loo.paper.mnist_tables import (
+    NETWORK_CLAIMS,
+    compare_table1,
+    curve_table,
+    delta_table,
+    grid_table,
     plot_mnist_curves,
     plot_table1,
-    run_setting,
     share_table,
     table1_against_paper,
     table1_entries,
 )
+from lrp_loo.paper.pixel_maps import (
+    ORDERS,
+    PAIRS,
+    PROTOCOLS,
+    PixelCurves,
+    orders,
+    pixel_curves,
+    pixel_maps,
+)
+from lrp_loo.paper import mnist
+from lrp_loo.trust.results import read_results
 
 FILED = Path(__file__).parent.parent / 'results/minilm/mnist.json'
 OPTIONS = [

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import random_bert
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -27,20 +28,16 @@ from transformers import (
 )
 
 import lrp_loo
-from conftest import random_bert
 from lrp_loo import explain, lrp_rules
-from lrp_loo.conservation import conservation
-from lrp_loo.core import processor, versions, write_text_atomic
-from lrp_loo.layers import bypass_gradients, graph_bytes
-from lrp_loo.lrp import attn_lrp
+from lrp_loo.core.files import processor, versions, write_text_atomic
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp.layerwise import bypass_gradients, graph_bytes
 from lrp_loo.methods import METHODS, explain_methods
-from lrp_loo.models import (
-    demo_base,
-    demo_folder,
-    encode,
-    transformer_layers,
-    watch_embeddings,
-)
+from lrp_loo.models import watch_embeddings
+from lrp_loo.models.demos import demo_base, demo_folder
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import transformer_layers
 
 RECORD = Path(__file__).parents[1] / 'results' / 'memory_left.json'
 MOST = 1.0  # MiB a call

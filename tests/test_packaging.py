@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel):
         'lrp_loo/assets/paper_tables.csv',
         'lrp_loo/assets/reviews_short.jsonl',
         'lrp_loo/assets/minilm-sst2/adapter_model.safetensors',
-        'lrp_loo/cli.py',
+        'lrp_loo/cli/commands.py',
     } <= package
     assert {n for n in names if '.dist-info/' not in n} == package
     assert not [n for n in names if n.endswith(('.bin', '.pkl', '.pt', '.pickle'))]

@@ -8,9 +8,9 @@ import torch
 from conftest import needs_browser, shallow_demo
 
 from lrp_loo import explain
+from lrp_loo.reports.page import explain_page, page_data
 from lrp_loo.stats import pearson
-from lrp_loo.page import explain_page, page_data
-from lrp_loo.view import score_colours
+from lrp_loo.views.html import score_colours
 
 pytestmark = needs_browser
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
@@ -232,7 +232,9 @@ def dark_cls(d):
 def with_a_dark_cls(demo, tmp_path, monkeypatch):
     "a page on which [CLS] would hide every word."
     made = page_data(*demo, TEXT, methods=['loo', 'removal'])
-    monkeypatch.setattr('lrp_loo.page.page_data', lambda *a, **kw: dark_cls(made))
+    monkeypatch.setattr(
+        'lrp_loo.reports.page.page_data', lambda *a, **kw: dark_cls(made)
+    )
     path = tmp_path / 'dark.html'
     path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
     with chromium.Chromium() as c:

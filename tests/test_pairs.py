@@ -14,9 +14,11 @@ from transformers import (
 )
 
 from lrp_loo import audit_pairs, explain_pairs, load, load_demo
+from lrp_loo.asked.units import Units
 from lrp_loo.core import Attribution, Pairs
-from lrp_loo.models import encode, forward
-from lrp_loo.pairs import (
+from lrp_loo.models import forward
+from lrp_loo.models.encoding import encode
+from lrp_loo.tasks.pairs import (
     affordable_pairs,
     best_tenth,
     every_pair,
@@ -27,8 +29,7 @@ from lrp_loo.pairs import (
     pair_worth,
     removal_pairs,
 )
-from lrp_loo.units import Units
-from lrp_loo.view import terminal_pairs
+from lrp_loo.views.terminal import terminal_pairs
 
 TEXT = 'hardly ever stupid , and never less than warm'
 SIZE = dict(

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 
 from lrp_loo import explain, explain_generation
 from lrp_loo.methods import METHODS
-from lrp_loo.models import check_model, is_offloaded, weights_mark
+from lrp_loo.models import check_model
+from lrp_loo.models.layers import is_offloaded, weights_mark
 
 TEXTS = ["The jokes are old, and the pace is slow.", "Fine."]
 # it repeats what a layer does, and is refused where a forward is replaced

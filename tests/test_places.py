@@ -17,13 +17,13 @@ from peft import (
 )
 
 from lrp_loo import explain
-from lrp_loo.methods import METHODS
-from lrp_loo.dataset import BatchWorker
-from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
-from lrp_loo.models import encode
-from lrp_loo.core import pad_batch
+from lrp_loo.asked.targets import Readout, Target
+from lrp_loo.core.files import pad_batch
 from lrp_loo.loo import leave_one_out
-from lrp_loo.targets import Readout, Target
+from lrp_loo.methods import METHODS
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.audit import agreement_rows, faithfulness_rows
+from lrp_loo.trust.sweep import BatchWorker
 
 MASKED = ['The [MASK] is slow.', 'Not one scene of this quiet film feels [MASK].']
 SMALL = dict(

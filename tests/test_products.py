@@ -3,19 +3,26 @@
 import pytest
 import torch
 from conftest import shallow_demo
+from families import random_inputs, random_model
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import products
-from lrp_loo.fast import on_every_core
-from lrp_loo.layers import graph_bytes
-from lrp_loo.lrp import attn_lrp, lrp_rules
+from lrp_loo.loo.droppable import on_every_core
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.lrp.layerwise import graph_bytes
 from lrp_loo.methods import METHODS
-from lrp_loo.models import encode, forward
-from lrp_loo.products import FASTER, ProductRates, fast_products, product_kernel
-from lrp_loo.products import product_of, product_rates
-from families import random_inputs, random_model
+from lrp_loo.models import forward, products
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.products import (
+    FASTER,
+    ProductRates,
+    fast_products,
+    product_kernel,
+    product_of,
+    product_rates,
+)
 
 TEXT = (
     'nothing here is bad , and hardly anything is dull : a quiet film that'

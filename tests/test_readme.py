@@ -16,7 +16,7 @@ import pytest
 from tracked import tracked
 
 from lrp_loo.cli import main
-from lrp_loo.models import load_demo
+from lrp_loo.models.demos import load_demo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -144,7 +144,7 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line, monkeypatch):
         page = line.split('--html ')[1].split()[0]
         assert 'gripping' in (folder / page).read_text(encoding='utf-8')
     # on a bare install: without an extra, and so without the demo model's encoder
-    monkeypatch.setattr('lrp_loo.demos.find_spec', lambda module: None)
+    monkeypatch.setattr('lrp_loo.models.demos.find_spec', lambda module: None)
     assert called(line)
 
 
@@ -186,7 +186,9 @@ def test_what_a_cell_printed_is_one_block_and_a_table_stands_between(readme):
 
 def test_every_chapter_has_its_part_of_the_site():
     text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
-    parts = re.findall(r'^    "?(\d|index)"?: \S', text, re.M)
-    chapters = {p.stem for p in tracked('nbs/*.ipynb')}
-    decades = {c if c == 'index' else c[0] for c in chapters}
-    assert decades <= set(parts)
+    parts = re.findall(r'^    "?(\d|[a-z]+)"?: \S', text, re.M)
+    paths = tracked('nbs/**/*.ipynb')
+    book = {p.stem for p in paths if p.parent.name == 'nbs'}
+    decades = {c if c == 'index' else c[0] for c in book}
+    folders = {p.parent.name for p in paths} - {'nbs'}
+    assert decades | folders <= set(parts)

@@ -15,9 +15,18 @@ from conftest import demo_or_skip, shallow_demo
 from naive_mpnet import MPNet
 from tracked import tracked
 
-from lrp_loo import attn_lrp, demos, explain, load_model, lrp_rules
-from lrp_loo.demos import BASES, DEMOS, cache_folder, demo_base, demo_folder, load_demo
-from lrp_loo.models import describe_model, encode, n_layers
+from lrp_loo import attn_lrp, explain, load_model, lrp_rules
+from lrp_loo.models import demos
+from lrp_loo.models.demos import (
+    BASES,
+    DEMOS,
+    cache_folder,
+    demo_base,
+    demo_folder,
+    load_demo,
+)
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import describe_model, n_layers
 
 MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet']
 ADAPTERS = [

@@ -10,26 +10,24 @@ from functools import partial
 
 import pytest
 import torch
+from families import FAMILIES, family_tasks, random_inputs, random_model
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.core import pad_batch
-from lrp_loo.layers import graph_bytes
-from lrp_loo.lrp import Composite, attn_lrp, gradient, lrp_rules
-from families import FAMILIES, family_tasks, random_inputs, random_model
-from lrp_loo.models import encode, forward, watch_embeddings
-from lrp_loo.removals import input_positions, key_weights
+from lrp_loo.asked.targets import Readout
+from lrp_loo.asked.units import Units
+from lrp_loo.core.files import pad_batch
 from lrp_loo.loo import leave_one_out
-from lrp_loo.methods import lrp_scores
-from lrp_loo.removal import (
-    key_effects,
-    removal_loo_scores,
-    removal_pass,
-    removal_scores,
-)
-from lrp_loo.targets import Readout
-from lrp_loo.units import Units
+from lrp_loo.loo.removals import input_positions, key_weights
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import Composite, attn_lrp, gradient
+from lrp_loo.lrp.layerwise import graph_bytes
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode
+from lrp_loo.removal import removal_loo_scores, removal_scores
+from lrp_loo.removal.one_pass import key_effects, removal_pass
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
 SENTENCES = [
@@ -491,7 +489,7 @@ def test_methods_that_take_checkpoints(demo, method, options):
 
 def test_a_large_map_is_taken_a_few_heads_at_a_time(demo, encs, monkeypatch):
     whole = removal_scores(*demo, encs).scores
-    monkeypatch.setattr('lrp_loo.removal.AT_ONCE', 1)
+    monkeypatch.setattr('lrp_loo.removal.one_pass.AT_ONCE', 1)
     by_head = removal_scores(*demo, encs).scores
     assert of_largest(by_head, whole) < SINGLE
 
@@ -521,7 +519,7 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
     inputs = random_inputs(model)
     at = where_each_token_stands(inputs, model)
     for at_once in (1, 2**18):  # one head at a time, then all
-        monkeypatch.setattr('lrp_loo.removal.AT_ONCE', at_once)
+        monkeypatch.setattr('lrp_loo.removal.one_pass.AT_ONCE', at_once)
         for options in ({}, dict(own_rows=True), dict(by_row=True)):
             options['weights'] = None if 'by_row' in options else at
             again, recorded = made_again_and_recorded(model, inputs, **options)

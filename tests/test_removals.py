@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lrp_loo import audit, explain, load_demo
-from lrp_loo.curves import perturbation_curves, removal_units
 from lrp_loo.loo import leave_one_out
-from lrp_loo.models import encode
-from lrp_loo.removals import REMOVALS, Given, Removal, Resample, as_removal, fill_id
-from lrp_loo.variants import subset_logits
+from lrp_loo.loo.engines import subset_logits
+from lrp_loo.loo.removals import REMOVALS, Given, Removal, Resample, as_removal, fill_id
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.curves import perturbation_curves, removal_units
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
 

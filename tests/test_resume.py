@@ -33,13 +33,13 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer
 
 from lrp_loo import explain_dataset, load_texts
-from lrp_loo.cli import _endings, _ended_by_signals, main
-from lrp_loo.results import Results, read_results
-from lrp_loo.core import versions, write_text_atomic
-from lrp_loo.dataset import read_sweep
-from lrp_loo.studies.experiments import text_experiment
-from lrp_loo.models import demo_base
-from lrp_loo.products import product_kernel
+from lrp_loo.cli import _ended_by_signals, _endings, main
+from lrp_loo.core.files import versions, write_text_atomic
+from lrp_loo.models.demos import demo_base
+from lrp_loo.models.products import product_kernel
+from lrp_loo.paper.experiments import text_experiment
+from lrp_loo.trust.results import Results, read_results
+from lrp_loo.trust.sweep import read_sweep
 
 RESULTS = Path(__file__).parents[1] / 'results'
 KILLS = 8

@@ -8,23 +8,25 @@ from functools import partial
 import pytest
 import torch
 from conftest import TEXTS, demo_or_skip, random_bert, shallow_demo
+from families import FAMILIES, family_tasks, random_inputs, random_model
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.fast import DROP_DECODERS
+from lrp_loo.asked.targets import Target
+from lrp_loo.asked.units import text_units
 from lrp_loo.loo import many_loo
-from lrp_loo.models import encode, forward, special_mask
-from lrp_loo.removal import removal_pass, removal_scores
-from lrp_loo.rows import (
+from lrp_loo.loo.droppable import DROP_DECODERS
+from lrp_loo.loo.engines import read_whole
+from lrp_loo.models import forward
+from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.removal import removal_scores
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.removal.rows import (
     ComputedRows,
     nearest_rows,
     removal_rows_scores,
     rows_of,
     rows_of_spread,
 )
-from families import FAMILIES, family_tasks, random_inputs, random_model
-from lrp_loo.targets import Target
-from lrp_loo.units import text_units
-from lrp_loo.variants import read_whole
 
 SENTENCE = TEXTS[0]
 DEMOS = ['sst2', 'reviews', 'reviews-sst2']

@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lrp_loo.core import stabilize
-from lrp_loo.rules import (
+from lrp_loo.lrp.more_rules import identity_rule, layer_norm_naive, layer_norm_rule
+from lrp_loo.lrp.rules import (
     attention_row,
     constant,
     epsilon_naive,
     epsilon_rule,
-    identity_rule,
-    layer_norm_naive,
-    layer_norm_rule,
     product_naive,
     product_rule,
     relevance,

@@ -9,21 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from lrp_loo.studies.scalar import (
+from lrp_loo.paper.bracketings import (
     bracketing_from_depths,
-    bracketing_name,
     bracketings,
     catalan,
-    depth_relevance,
     draw_figure1,
     draw_tree,
+    scalar_nodes,
+    scalar_table,
+)
+from lrp_loo.paper.scalar import (
+    bracketing_name,
+    depth_relevance,
     leaf_depths,
     product,
     scalar_ig,
     scalar_loo,
-    scalar_nodes,
     scalar_relevance,
-    scalar_table,
 )
 
 A = ((0, 1), 2)

@@ -53,7 +53,7 @@ def test_your_own_work_stands_second():
     text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
     start = text.index('  groups:')
     lines = text[start : text.index('extra_css')].splitlines()[1:]
-    assert lines[1].strip() == '"8": For your own work'
+    assert lines[1].strip() == 'guide: For your own work'
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_every_picture_has_a_caption_and_a_chapter(books, homes):
     assert all(p.caption and p.home in books for p in found)
     at = {p.path.relative_to(ROOT).as_posix(): p.home for p in found}
     # the study's chapter, not that of the function that it borrows
-    assert at['figures/minilm/table1.png'] == '52a_mnist_tables'
+    assert at['figures/minilm/table1.png'] == 'paper_mnist_tables'
 
 
 def test_a_picture_of_no_study_is_refused(books, homes, monkeypatch):

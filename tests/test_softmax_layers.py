@@ -9,20 +9,22 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from families import random_inputs, random_model, relevance_of
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.methods import lrp_scores
-from lrp_loo.lrp import Composite, gradient, input_gradient, watch_gradient
-from lrp_loo.models import n_layers, transformer_layers
-from lrp_loo.methods import attention_maps
-from lrp_loo.conservation import conservation
-from families import random_inputs, random_model, relevance_of
+from lrp_loo.lrp import watch_gradient
+from lrp_loo.lrp.composite import Composite, gradient
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp.layerwise import bypass_gradients
+from lrp_loo.lrp.report import input_gradient
+from lrp_loo.methods.baselines import lrp_scores
+from lrp_loo.methods.record import attention_maps
 from lrp_loo.models import check_model, watch_embeddings
+from lrp_loo.models.layers import n_layers, transformer_layers
 from lrp_loo.removal import removal_scores
-from lrp_loo.layers import bypass_gradients
 
 PLAIN = Composite(
     'values', 'all', product='gradient', layer_norm='gradient', activation='gradient'

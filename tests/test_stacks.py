@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from stacks import ROOT, at_least, ceiling, pinned, requirements
 
-from lrp_loo.results import read_results
+from lrp_loo.trust.results import read_results
 
 REQUIRED = {r.name: r for r in requirements()}
 

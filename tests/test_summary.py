@@ -16,11 +16,12 @@ from transformers import TextClassificationPipeline
 
 from lrp_loo import compare_summaries, explain, summarize, summarize_texts
 from lrp_loo.core import Attribution
-from lrp_loo.dataset import explain_dataset, read_sweep
-from lrp_loo.models import load_demo
-from lrp_loo.pairs import explain_pairs
+from lrp_loo.models.demos import load_demo
+from lrp_loo.reports.summary import places_in_text
+from lrp_loo.reports.summary_views import MOST_DOTS, MOST_PANELS
 from lrp_loo.stats import mean_interval, pearson
-from lrp_loo.summary import MOST_DOTS, MOST_PANELS, places_in_text
+from lrp_loo.tasks.pairs import explain_pairs
+from lrp_loo.trust.sweep import explain_dataset, read_sweep
 
 TEXTS = [
     "A Café's quiet film, and never dull.",

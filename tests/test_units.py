@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.units import text_spans
+from lrp_loo.asked.units import text_spans
 
 
 def cut(text, units):

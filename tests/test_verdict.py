@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lrp_loo import audit
-from lrp_loo.faithfulness import verdict
 from lrp_loo.stats import agreement, paired_difference
+from lrp_loo.trust.verdict import verdict
 
 NAN = float('nan')
 FIVE = [0.8, 0.82, 0.79, 0.81, 0.8]

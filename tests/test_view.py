@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lrp_loo.core import Attribution
-from lrp_loo.view import PALETTE, compare, score_colours
+from lrp_loo.views import compare
+from lrp_loo.views.html import PALETTE, score_colours
 
 STRONGEST = score_colours(torch.tensor([1.0]))[0]
 

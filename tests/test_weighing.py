@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-
 from conftest import OPINIONS
+
 from lrp_loo import (
     Target,
     audit,
@@ -17,11 +17,11 @@ from lrp_loo import (
     load_layer_weights,
     weighed_removal,
 )
-from lrp_loo.core import pad_batch
-from lrp_loo.models import encode
-from lrp_loo.removal import GROUPS_OF_ROWS, removal_pass
-from lrp_loo.units import text_units
-from lrp_loo.weighing import text_moments
+from lrp_loo.asked.units import text_units
+from lrp_loo.core.files import pad_batch
+from lrp_loo.models.encoding import encode
+from lrp_loo.removal.one_pass import GROUPS_OF_ROWS, removal_pass
+from lrp_loo.trust.weights import text_moments
 
 TEXTS = ('a slow start , but the last act is a triumph', 'dull jokes')
 # sums of float32 in another order, at the scale of the largest

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from conftest import random_bert
 from tokenizers.processors import TemplateProcessing
 
-from conftest import random_bert
 from lrp_loo import (
     attribute_context,
     audit,
@@ -18,9 +18,10 @@ from lrp_loo import (
     explain_pairs,
     load_demo,
 )
-from lrp_loo.context import prompt_ids
-from lrp_loo.models import accuracy, encode
-from lrp_loo.page import page_data
+from lrp_loo.models import accuracy
+from lrp_loo.models.encoding import encode
+from lrp_loo.reports.page import page_data
+from lrp_loo.tasks.context import prompt_ids
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"

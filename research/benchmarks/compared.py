@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from lrp_loo import load_demo
-from lrp_loo.core import write_text_atomic
+from lrp_loo.core.files import write_text_atomic
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / 'results' / 'compared.json'

@@ -32,9 +32,9 @@ from peers import (
 )
 
 from lrp_loo import load_demo
-from lrp_loo.context import attribute_context
-from lrp_loo.results import Results
-from lrp_loo.units import text_spans
+from lrp_loo.asked.units import text_spans
+from lrp_loo.tasks.context import attribute_context
+from lrp_loo.trust.results import Results
 
 OUT = HERE.parent / 'results' / 'benchmarks-contexts.json'
 TEMPLATE = '{context}\n\n{question}\nAnswer:'

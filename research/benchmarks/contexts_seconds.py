@@ -18,9 +18,9 @@ from contexts_study import ASKED, FOLDER, asked_again, asked_rows, contexts_of
 from peers import OURS, Peer, in_passes, python_of, runner_of, save
 from tqdm.auto import tqdm
 
-from lrp_loo import load_demo
-from lrp_loo.results import Results, read_results
 from lrp_lab.contexts import FOLLOWED_CONTEXTS
+from lrp_loo import load_demo
+from lrp_loo.trust.results import Results, read_results
 
 PART = 'contexts-planted'
 ASKED_OF_OURS = (

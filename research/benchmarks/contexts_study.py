@@ -20,9 +20,6 @@ from peer_protocol import log_probs
 from peers import FURTHEST, HERE, PEERS, Peer, other_model, python_of, save
 from tqdm.auto import tqdm
 
-from lrp_loo import load_demo
-from lrp_loo.context import continuation_ids, prompt_ids
-from lrp_loo.results import Results, read_results
 from lrp_lab.contexts import (
     KINDS_OF_CONTEXTS,
     Limits,
@@ -30,7 +27,10 @@ from lrp_lab.contexts import (
     greedy_answer,
     template_of,
 )
-from lrp_loo.units import text_spans
+from lrp_loo import load_demo
+from lrp_loo.asked.units import text_spans
+from lrp_loo.tasks.context import continuation_ids, prompt_ids
+from lrp_loo.trust.results import Results, read_results
 
 FOLDER = HERE.parent / 'results' / 'studies'
 ASKED = (  # name in the study, peer, its method, options

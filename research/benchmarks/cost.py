@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from lrp_loo import explain, load_demo, load_texts
-from lrp_loo.methods import explain_batch
-from lrp_loo.results import Results
-from lrp_loo.models import encode
 from lrp_loo.loo import leave_one_out
+from lrp_loo.methods import explain_batch
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.results import Results
 
 HERE = Path(__file__).parent.parent
 

@@ -30,9 +30,9 @@ from peers import (
 )
 
 from lrp_loo import load_demo
+from lrp_loo.asked.targets import Target
 from lrp_loo.loo import all_but_one, leave_one_out
-from lrp_loo.results import Results
-from lrp_loo.targets import Target
+from lrp_loo.trust.results import Results
 
 OUT = HERE.parent / 'results' / 'benchmarks-generation.json'
 PROMPTS = (

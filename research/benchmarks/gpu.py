@@ -22,10 +22,11 @@ from loo import best_setting, captum
 from lrp import BATCH, against_lxt, plain
 
 from lrp_loo import explain
-from lrp_loo.dataset import explain_dataset
 from lrp_loo.loo import many_loo
-from lrp_loo.models import DTYPES, at_precision, encode, has_tf32
-from lrp_loo.studies.common import REVIEW
+from lrp_loo.models import DTYPES, at_precision, has_tf32
+from lrp_loo.models.encoding import encode
+from lrp_loo.paper.common import REVIEW
+from lrp_loo.trust.sweep import explain_dataset
 
 MODELS = {
     'MiniLM': ('sst2', None),

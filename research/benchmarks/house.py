@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from lrp_loo import explain, load_demo
-from lrp_loo.results import Results
+from lrp_loo.trust.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tests'))

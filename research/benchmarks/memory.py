@@ -23,7 +23,7 @@ def measure(layers, checkpoint):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from lrp_loo.methods import lrp_scores
+    from lrp_loo.methods.baselines import lrp_scores
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -66,7 +66,7 @@ def main():
     a = ap.parse_args()
     if a.one:
         return print(json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint')))
-    from lrp_loo.results import Results
+    from lrp_loo.trust.results import Results
 
     r = Results(
         a.out,

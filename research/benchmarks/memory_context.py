@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 
 from lrp_loo import attribute_context, load_demo
-from lrp_loo.context import (
+from lrp_loo.data import load_texts
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.tasks.context import (
     TEMPLATE,
     answer_log_prob,
     continuation_ids,
     encoded_ids,
     prompt_ids,
 )
-from lrp_loo.data import load_texts
-from lrp_loo.models import forward, watch_embeddings
-from lrp_loo.results import Results
+from lrp_loo.trust.results import Results
 
 MODEL = 'smollm2'
 TOKENS = (500, 1000, 2000)

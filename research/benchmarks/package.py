@@ -16,7 +16,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from lrp_loo.results import Results
+from lrp_loo.trust.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 USE = (

@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 import torch
 from common import arguments, texts
 
-from lrp_loo.core import processor
-from lrp_loo.pairs import explain_pairs, forward_cost
-from lrp_loo.results import Results
+from lrp_loo.core.files import processor
+from lrp_loo.tasks.pairs import explain_pairs, forward_cost
+from lrp_loo.trust.results import Results
 
 OUT = Path(__file__).parent.parent / 'results' / 'pairs-seconds.json'
 FEW = {'removal, √T': dict(n_tokens='sqrt')}

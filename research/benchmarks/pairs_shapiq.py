@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from shapiq import KernelSHAPIQ, PermutationSamplingSII, RegressionFSII, SVARMIQ
+from shapiq import SVARMIQ, KernelSHAPIQ, PermutationSamplingSII, RegressionFSII
 
-from lrp_loo.pairs import LARGE, best_tenth, pair_agreement
-from lrp_loo.results import Results, read_results
-from lrp_loo.studies.common import add_rows
-from lrp_lab.interactions import PairGame, PAIRED, interactions_examples
+from lrp_lab.interactions import PAIRED, PairGame, interactions_examples
+from lrp_loo.paper.common import add_rows
+from lrp_loo.tasks.pairs import LARGE, best_tenth, pair_agreement
+from lrp_loo.trust.results import Results, read_results
 
 FOLDER = Path(__file__).parents[1] / 'results' / 'studies'
 TIMES = (1, 8)  # as many passes as `removal` takes at T

@@ -17,22 +17,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lrp_loo.models import n_layers
-from lrp_loo.pairs import (
+from lrp_lab.between import between_rules
+from lrp_lab.interactions import PairGame, interactions_content
+from lrp_lab.parts import SENTENCES, part_examples
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.common import add_rows
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.removal.rows import GRADIENT_PASS
+from lrp_loo.stats import mean_se
+from lrp_loo.tasks.pairs import (
     affordable_pairs,
     estimates_without,
     pair_agreement,
     pair_worth,
     symmetric_mean,
 )
-from lrp_loo.removal import removal_pass
-from lrp_loo.results import Results, read_results
-from lrp_loo.rows import GRADIENT_PASS
-from lrp_loo.stats import mean_se
-from lrp_lab.between import between_rules
-from lrp_lab.parts import SENTENCES, part_examples
-from lrp_loo.studies.common import add_rows
-from lrp_lab.interactions import PairGame, interactions_content
+from lrp_loo.trust.results import Results, read_results
 
 OUT = Path(__file__).parents[1] / 'results' / 'studies'
 FILES = dict(

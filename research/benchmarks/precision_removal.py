@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.results import Results
-from lrp_loo.models import DEMOS, describe_model, encode
+from lrp_loo.models.demos import DEMOS
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import describe_model
 from lrp_loo.removal import removal_scores
+from lrp_loo.trust.results import Results
 
 OUT = Path(__file__).parent.parent / 'results' / 'removal-precision.json'
 BOUND = 1e-5  # of a text's largest score

@@ -12,12 +12,16 @@ from pathlib import Path
 import torch
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.methods import attention_maps
-from lrp_loo.results import Results
-from lrp_loo.models import DEMOS, describe_model, encode, forward
-from lrp_loo.removals import key_weights
 from lrp_loo.loo import leave_one_out
-from lrp_loo.removal import removal_pass, removal_scores
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.methods.record import attention_maps
+from lrp_loo.models import forward
+from lrp_loo.models.demos import DEMOS
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import describe_model
+from lrp_loo.removal import removal_scores
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.trust.results import Results
 
 OUT = Path(__file__).parent.parent / 'results' / 'removal-special.json'
 

@@ -18,9 +18,9 @@ from common import arguments, best_rate, bypass_sets, texts
 from loo import arithmetic, captum
 from torch.profiler import ProfilerActivity, profile
 
-from lrp_loo.models import n_layers
-from lrp_loo.results import Results
 from lrp_loo.loo import many_loo
+from lrp_loo.models.layers import n_layers
+from lrp_loo.trust.results import Results
 
 KINDS = {
     'matrix products': ('aten::addmm', 'aten::mm', 'aten::bmm', 'aten::baddbmm'),

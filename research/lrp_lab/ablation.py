@@ -18,14 +18,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lrp_loo.faithfulness import agreement_rows
-from lrp_loo.lrp import cp_lrp, lrp_rules
-from lrp_loo.models import forward, watch_embeddings
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_se, paired_difference, per_text
 from .parts import part_examples
-from lrp_loo.studies.common import add_batches, interval_text
-from lrp_loo.studies.style import (
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import cp_lrp
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.paper.common import add_batches, interval_text
+from lrp_loo.paper.style import (
     cells,
     full_name,
     method_colour,
@@ -33,6 +31,9 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
+from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.trust.audit import agreement_rows
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -385,7 +386,7 @@ def plot_ablation(
 
 # %% ../nbs/26_ablation.ipynb #8af222d1
 from .parts import BEYOND, TEXTS, on_part, one_table
-from lrp_loo.studies.common import Study
+from lrp_loo.paper.common import Study
 
 
 def part_effects(results):

@@ -14,16 +14,23 @@ from itertools import product
 import pandas as pd
 import torch
 
-from lrp_loo.core import whole_number
-from lrp_loo.lrp import Composite, gradient
-from lrp_loo.models import n_layers, special_mask
-from lrp_loo.removal import removal_groups, removal_pass
-from lrp_loo.rows import removal_rows_scores
-from lrp_loo.stats import mean_se, paired_difference, per_text
-from .parts import SENTENCES, TEXTS, at_scale, no_entries, on_part, rows_heading
-from lrp_loo.studies.common import Study, interval_text
-from .parts import part_experiment
-from lrp_loo.studies.style import (
+from lrp_lab.parts import (
+    SENTENCES,
+    TEXTS,
+    at_scale,
+    no_entries,
+    on_part,
+    part_experiment,
+    rows_heading,
+)
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import settled
+from lrp_loo.core.files import whole_number
+from lrp_loo.lrp.composite import Composite, gradient
+from lrp_loo.models.encoding import special_mask
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.common import Study, interval_text
+from lrp_loo.paper.style import (
     PAGE,
     model_look,
     panels,
@@ -31,8 +38,11 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
-from lrp_loo.targets import Scores, settled, text_by_text
-from lrp_loo.weighing import BYPASSED, INNER, NORMS, between_rules
+from lrp_loo.removal import removal_groups
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.removal.rows import removal_rows_scores
+from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.trust.weights import BYPASSED, INNER, NORMS, between_rules
 
 # %% ../nbs/68_between.ipynb #58c386bc
 @text_by_text

@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional as F
+
 from .parts import sentence_experiment
-from lrp_loo.lrp import attn_lrp, cp_lrp
-from lrp_loo.models import forward
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp
+from lrp_loo.lrp.more_rules import identity_rule
 from lrp_loo.methods import explain_batch
-from lrp_loo.results import Results
-from lrp_loo.rules import identity_rule
+from lrp_loo.models import forward
 from lrp_loo.stats import pearson
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/23_beyond.ipynb #cc1cd345
 class WrittenGELU(nn.Module):
@@ -347,14 +348,14 @@ def invariance_experiment(
 from pathlib import Path
 
 import pandas as pd
-from .parts import part_experiment
-from lrp_loo.models import n_layers
-from lrp_loo.results import Results
+
+from .parts import BEYOND, part_experiment
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.common import interval_text, read_parts
+from lrp_loo.paper.layerwise import best_single_layer, bypass_name, sweep_methods
+from lrp_loo.paper.table2 import TABLE2
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from .parts import BEYOND
-from lrp_loo.studies.common import interval_text, read_parts
-from lrp_loo.studies.layerwise import best_single_layer, bypass_name, sweep_methods
-from lrp_loo.studies.table2 import TABLE2
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/23a_softmax.ipynb #cfdad682
 def beyond_experiment(
@@ -442,8 +443,8 @@ def claim2_table(
     return pd.DataFrame({part: _claim2_row(d) for part, d in results.items()}).T
 
 # %% ../nbs/23a_softmax.ipynb #3de515df
-from lrp_loo.studies.figures import draw_sweeps, layer_ticks
-from lrp_loo.studies.style import cells, shared_legend, short_caption, themed
+from lrp_loo.paper.figures import draw_sweeps, layer_ticks
+from lrp_loo.paper.style import cells, shared_legend, short_caption, themed
 
 
 @themed
@@ -469,7 +470,7 @@ def plot_beyond(
 
 # %% ../nbs/23a_softmax.ipynb #ae9e2c8b
 from .parts import on_data, on_part, rows_heading
-from lrp_loo.studies.common import Study
+from lrp_loo.paper.common import Study
 
 
 def rewritings_tables(part, results):

@@ -10,22 +10,25 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from lrp_loo.results import Results
-from lrp_loo.rules import product_rule, relevance
-from lrp_loo.studies.common import add_rows
-from lrp_loo.studies.linear_attention import (
+
+from lrp_loo.lrp.rules import product_rule, relevance
+from lrp_loo.paper.common import add_rows
+from lrp_loo.paper.linear_attention import (
     FORMS,
-    PROTOCOLS,
     accuracy,
     normalise_images,
+    train_linear_attention,
+)
+from lrp_loo.paper.mnist import GRID, model_options, nested_tables, setting_name
+from lrp_loo.paper.pixel_maps import (
+    PROTOCOLS,
     pixel_ig,
     pixel_loo,
     pixel_lrp,
     table1_rows,
-    train_linear_attention,
 )
-from lrp_loo.studies.mnist import GRID, model_options, nested_tables, setting_name
-from lrp_loo.studies.scalar import checked_factors, walk
+from lrp_loo.paper.scalar import checked_factors, walk
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/24_canonized.ipynb #8d52eb53
 class Counted(NamedTuple):
@@ -191,18 +194,19 @@ def canonized_mnist_table(
 from typing import NamedTuple
 
 import pandas as pd
-from lrp_loo.stats import mean_se, paired_difference
+
 from .ablation import ATTN_LRP, ablation_r, composite_name
-from lrp_loo.studies.common import interval_text
-from lrp_loo.studies.style import (
-    method_colour,
+from lrp_loo.paper.common import interval_text
+from lrp_loo.paper.style import (
     cells,
     full_name,
+    method_colour,
     model_look,
     shared_legend,
     short_caption,
     themed,
 )
+from lrp_loo.stats import mean_se, paired_difference
 
 # %% ../nbs/24a_transformers.ipynb #5aada50e
 class AttentionShare(NamedTuple):
@@ -297,7 +301,7 @@ def plot_canonized(
 
 # %% ../nbs/24a_transformers.ipynb #7eea96eb
 from .parts import BEYOND, TEXTS, one_table
-from lrp_loo.studies.common import Study, digit_sets
+from lrp_loo.paper.common import Study, digit_sets
 
 
 def run_canonized(path, part, options):

@@ -6,16 +6,17 @@
 __all__ = ['PEOPLE', 'CITIES', 'OBJECTS', 'TRADES', 'PRICES', 'YEARS', 'FACT_KINDS', 'OPENINGS', 'WHENS', 'SCENES', 'TAILS', 'SENTENCES_OF_A_CONTEXT', 'WORDS_OF_A_CONTEXT', 'SENTENCES_BETWEEN_FACTS', 'CHAT', 'OF_A_REVIEW', 'LEAD_OF_A_REVIEW', 'MOST_PLANTED', 'A_FEW_WORDS', 'A_SENTENCE', 'KINDS_OF_CONTEXTS', 'SHARE', 'FIRST', 'FactKind', 'PlantedContext', 'planted_context', 'Limits', 'AnswerEnds', 'AskedContext', 'contexts_within', 'template_of', 'greedy_answer', 'singled_out', 'average_precision', 'first_recall', 'rank_of_planted', 'EXACT', 'FEW_PASSES', 'FOLLOWED_CONTEXTS', 'lasso', 'ablation_scores', 'block_scores', 'exact_scores', 'COLUMNS_OF_CONTEXTS', 'FAMILIES_OF_LINES', 'LINES_OF_FAMILIES', 'MARKS_OF_EXACT', 'STUDIES', 'compared', 'context_row', 'contexts_experiment', 'of_contexts', 'contexts_table', 'peers_by_context', 'with_peers', 'plot_contexts', 'contexts_tables']
 
 # %% ../nbs/65_contexts.ipynb #cfe270fa
-import random, re
+import random
+import re
 from typing import NamedTuple
 
 import torch
 
-from lrp_loo.context import prompt_ids
-from lrp_loo.core import whole_number
+from lrp_loo.asked.units import text_spans
+from lrp_loo.core.files import whole_number
 from lrp_loo.data import load_texts
-from lrp_loo.generation import greedy_continuation
-from lrp_loo.units import text_spans
+from lrp_loo.tasks.context import prompt_ids
+from lrp_loo.tasks.generation import greedy_continuation
 
 # %% ../nbs/65_contexts.ipynb #af9b8043
 PEOPLE = tuple(
@@ -450,11 +451,12 @@ def rank_of_planted(
 # %% ../nbs/65a_candidates.ipynb #93eea15a
 import numpy as np
 import torch
-from lrp_loo.context import LONG_CONTEXT
+
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.loo.engines import read_whole
 from lrp_loo.methods import as_method
-from lrp_loo.rows import tokens_of_units
-from lrp_loo.targets import Scores, text_by_text
-from lrp_loo.variants import read_whole
+from lrp_loo.removal.rows import tokens_of_units
+from lrp_loo.tasks.context import LONG_CONTEXT
 
 # %% ../nbs/65a_candidates.ipynb #c4ce9865
 def _read_without(whole, gone):
@@ -614,14 +616,13 @@ import time
 import numpy as np
 import pandas as pd
 import torch
-from lrp_loo.context import attribute_context
-from lrp_loo.models import describe_model, load_demo
-from lrp_loo.results import Results, recorded_methods
-from lrp_loo.rows import GRADIENT_PASS
-from lrp_loo.stats import mean_se, pearson
+
 from .parts import on_part, rows_heading
-from lrp_loo.studies.common import Study, add_rows
-from lrp_loo.studies.style import (
+from lrp_loo.core.files import recorded_methods
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.layers import describe_model
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.style import (
     cells,
     full_name,
     method_colour,
@@ -629,6 +630,10 @@ from lrp_loo.studies.style import (
     shared_legend,
     themed,
 )
+from lrp_loo.removal.rows import GRADIENT_PASS
+from lrp_loo.stats import mean_se, pearson
+from lrp_loo.tasks.context import attribute_context
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/65b_found.ipynb #3b1fda29
 def _in_short(scores):

@@ -15,12 +15,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
-from lrp_loo.faithfulness import faithfulness_table
+
 from lrp_loo.methods import METHODS
-from lrp_loo.stats import mean_se, per_text
-from lrp_loo.studies.table2 import paper_numbers
-from lrp_loo.studies.common import Study
-from lrp_loo.studies.style import (
+from lrp_loo.paper.common import Study
+from lrp_loo.paper.style import (
     cells,
     data_name,
     full_name,
@@ -30,6 +28,9 @@ from lrp_loo.studies.style import (
     shared_legend,
     themed,
 )
+from lrp_loo.paper.table2 import paper_numbers
+from lrp_loo.stats import mean_se, per_text
+from lrp_loo.trust.faithfulness import faithfulness_table
 
 # %% ../nbs/57_cost.ipynb #4e0a7f4f
 def _by_method(rows, columns, values):

@@ -11,22 +11,12 @@ __all__ = ['SETS', 'LENGTHS', 'SHORT_REVIEWS', 'MOST_SHIFTED', 'COVERAGE', 'UNIT
 import numpy as np
 import pandas as pd
 
-from lrp_loo.data import load_texts, resolve_source
-from lrp_loo.faithfulness import held_against_loo
-from lrp_loo.intervals import (
-    COVER,
-    Calibration,
-    CalibrationText,
-    Estimate,
-    estimate_of,
-    ranked_by,
-    settle_top,
-)
-from lrp_loo.methods import units_of_texts
-from lrp_loo.results import Results, recorded_methods
 from .parts import Part, at_scale, no_entries, on_part, part_examples
-from lrp_loo.studies.common import Study, add_rows
-from lrp_loo.studies.style import (
+from lrp_loo.core.files import recorded_methods
+from lrp_loo.data import load_texts, resolve_source
+from lrp_loo.methods import units_of_texts
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.style import (
     PAGE,
     full_name,
     method_look,
@@ -35,6 +25,17 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
+from lrp_loo.trust.audit import held_against_loo
+from lrp_loo.trust.certified import settle_top
+from lrp_loo.trust.intervals import (
+    COVER,
+    Calibration,
+    CalibrationText,
+    Estimate,
+    estimate_of,
+    ranked_by,
+)
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/71_coverage.ipynb #d7e20db3
 SETS = ('calibration', 'test', 'shifted')

@@ -11,13 +11,10 @@ __all__ = ['ROWS', 'MANY_ROWS', 'NEAREST', 'BY_SPREAD', 'MANY_BY_SPREAD', 'ROWS_
 import numpy as np
 import pandas as pd
 
-from lrp_loo.rows import GRADIENT_PASS
-from lrp_loo.stats import mean_se, per_text
 from .between import carried_scores, secant_scores
-from .parts import SENTENCES, at_scale, on_part, rows_heading
-from lrp_loo.studies.common import Study
-from .parts import part_experiment
-from lrp_loo.studies.style import (
+from .parts import SENTENCES, at_scale, on_part, part_experiment, rows_heading
+from lrp_loo.paper.common import Study
+from lrp_loo.paper.style import (
     cells,
     full_name,
     method_colour,
@@ -26,6 +23,8 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
+from lrp_loo.removal.rows import GRADIENT_PASS
+from lrp_loo.stats import mean_se, per_text
 
 # %% ../nbs/64_depth.ipynb #9551f9ef
 ROWS = (1, 2, 4, 8)  # rows computed anew for each token

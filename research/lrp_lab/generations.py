@@ -13,24 +13,21 @@ import time
 import numpy as np
 import pandas as pd
 
-from lrp_loo.context import encoded_ids
-from lrp_loo.generation import greedy_continuation
-from lrp_loo.methods import explain_each
-from lrp_loo.results import Results
-from lrp_loo.stats import agreement, mean_se
+from .depth import TOKENS_DRAWN
 from lrp_lab.parts import (
     BEYOND,
     SENTENCES,
     at_scale,
+    drawn_tokens,
     on_part,
     part_examples,
     rows_heading,
 )
-from lrp_loo.studies.common import Study, add_rows
-from .depth import TOKENS_DRAWN
-from .parts import drawn_tokens
-from lrp_loo.studies.ledger import file_entries
-from lrp_loo.studies.style import (
+from lrp_loo.asked.rows import GeneratedReadout
+from lrp_loo.methods import explain_each
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.ledger import file_entries
+from lrp_loo.paper.style import (
     cells,
     full_name,
     method_look,
@@ -38,7 +35,10 @@ from lrp_loo.studies.style import (
     shared_legend,
     themed,
 )
-from lrp_loo.targets import GeneratedReadout
+from lrp_loo.stats import agreement, mean_se
+from lrp_loo.tasks.context import encoded_ids
+from lrp_loo.tasks.generation import greedy_continuation
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/66_generations.ipynb #973fcea4
 NEW_TOKENS = 20

@@ -14,14 +14,17 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
-from lrp_loo.data import vit_pixels
-from lrp_loo.faithfulness import faithfulness_table, held_against_loo, readings
-from lrp_loo.loo import LONG, in_words, loo_seconds
-from lrp_loo.removals import Removal, Text, as_removal
-from lrp_loo.results import Results, recorded_methods
+
 from .parts import BEYOND, SENTENCES, Part, PartExamples, part_examples
-from lrp_loo.studies.scale import ESTIMATES
-from lrp_loo.studies.table2 import TABLE2
+from lrp_loo.core.files import recorded_methods
+from lrp_loo.data import vit_pixels
+from lrp_loo.loo.duration import LONG, in_words, loo_seconds
+from lrp_loo.loo.removals import Removal, Text, as_removal
+from lrp_loo.paper.scale import ESTIMATES
+from lrp_loo.paper.table2 import TABLE2
+from lrp_loo.trust.audit import held_against_loo
+from lrp_loo.trust.faithfulness import faithfulness_table, readings
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/60_grid.ipynb #a49e8c11
 class PaintedPatch(Removal):
@@ -277,10 +280,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from lrp_loo.stats import mean_se, paired_difference, per_text
+
 from .parts import rows_heading
-from lrp_loo.studies.common import Study, interval_text
-from lrp_loo.studies.style import (
+from lrp_loo.paper.common import Study, interval_text
+from lrp_loo.paper.style import (
     PAGE,
     full_name,
     method_label,
@@ -288,6 +291,7 @@ from lrp_loo.studies.style import (
     panels,
     themed,
 )
+from lrp_loo.stats import mean_se, paired_difference, per_text
 
 # %% ../nbs/60a_measured.ipynb #79232d90
 class Column(NamedTuple):

@@ -8,12 +8,15 @@ __all__ = ['HALVES', 'logit_size', 'logit_spread', 'head_numbers', 'half_of_head
 # %% ../nbs/61_heads.ipynb #aaa07c4d
 import numpy as np
 import torch
-from lrp_loo.faithfulness import held_against_loo
-from lrp_loo.lrp import attn_lrp, gradients, lrp_rules
+
+from lrp_loo.asked.targets import Readout
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.lrp.report import gradients
 from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.paper.experiments import row_flatness, visible_keys
 from lrp_loo.stats import agreement
-from lrp_loo.studies.experiments import row_flatness, visible_keys
-from lrp_loo.targets import Readout
+from lrp_loo.trust.audit import held_against_loo
 
 # %% ../nbs/61_heads.ipynb #2a841966
 def logit_size(
@@ -143,11 +146,12 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
-from lrp_loo.models import n_layers
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_against_zero
+
 from .parts import BEYOND, SENTENCES, TEXTS, part_examples
-from lrp_loo.studies.common import add_rows
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.common import add_rows
+from lrp_loo.stats import mean_against_zero
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/61a_statistics.ipynb #bd067c14
 class Mechanism(NamedTuple):
@@ -336,11 +340,12 @@ def head_experiment(
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
-from lrp_loo.stats import paired_difference
+
 from .parts import at_scale, on_part, rows_heading
-from lrp_loo.studies.common import Study, interval_text
-from lrp_loo.studies.ledger import described, entries_of
-from lrp_loo.studies.style import PAGE, panels, themed
+from lrp_loo.paper.common import Study, interval_text
+from lrp_loo.paper.ledger import described, entries_of
+from lrp_loo.paper.style import PAGE, panels, themed
+from lrp_loo.stats import paired_difference
 
 # %% ../nbs/61b_measured.ipynb #fb525b04
 def _of_mechanisms(results):

@@ -8,13 +8,13 @@ __all__ = ['SECOND_PASS', 'PairGame', 'largest_loo', 'regression_pairs', 'permut
 # %% ../nbs/69_interactions.ipynb #int69a03
 import torch
 
+from lrp_loo.asked.targets import settled
+from lrp_loo.asked.units import Units
 from lrp_loo.core import Attribution, Pairs
+from lrp_loo.loo.engines import read_subsets
 from lrp_loo.models import forward, gradients_on, watch_embeddings
-from lrp_loo.pairs import every_pair, largest_pairs, left_out
-from lrp_loo.rows import GRADIENT_PASS, tokens_of_units
-from lrp_loo.targets import settled
-from lrp_loo.units import Units
-from lrp_loo.variants import read_subsets
+from lrp_loo.removal.rows import GRADIENT_PASS, tokens_of_units
+from lrp_loo.tasks.pairs import every_pair, largest_pairs, left_out
 
 # %% ../nbs/69_interactions.ipynb #int69b02
 class PairGame:
@@ -193,7 +193,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lrp_loo.pairs import (
+from .parts import SENTENCES, part_examples, rows_heading
+from lrp_loo.paper.common import add_rows
+from lrp_loo.paper.style import (
+    FURTHER,
+    cells,
+    method_look,
+    model_name,
+    shared_legend,
+    themed,
+)
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.stats import mean_se, pearson
+from lrp_loo.tasks.pairs import (
     LARGE,
     best_tenth,
     content_values,
@@ -202,19 +214,7 @@ from lrp_loo.pairs import (
     pair_agreement,
     removal_pairs,
 )
-from lrp_loo.removal import removal_pass
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_se, pearson
-from .parts import SENTENCES, part_examples, rows_heading
-from lrp_loo.studies.common import add_rows
-from lrp_loo.studies.style import (
-    FURTHER,
-    cells,
-    method_look,
-    model_name,
-    shared_legend,
-    themed,
-)
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/69a_spent.ipynb #int69d02
 def _estimated(game, n_tokens, n_exact):
@@ -487,13 +487,14 @@ def plot_interactions(
 import numpy as np
 import pandas as pd
 
-from lrp_loo.models import describe_model, load_demo
-from lrp_loo.pairs import PHRASES, phrase_pairs
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_against_zero
 from .parts import SENTENCES, at_scale, no_entries, on_part, rows_heading
-from lrp_loo.studies.common import Study, add_rows
-from lrp_loo.studies.ledger import Claim, Rows, described, entries_of, exceeds
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.layers import describe_model
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.ledger import Claim, Rows, described, entries_of, exceeds
+from lrp_loo.stats import mean_against_zero
+from lrp_loo.tasks.pairs import PHRASES, phrase_pairs
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/69b_found.ipynb #int69q05
 PHRASED = {

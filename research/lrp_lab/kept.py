@@ -8,13 +8,12 @@ __all__ = ['KEEPERS', 'HATCHES', 'CONSERVATION_STUDY', 'STUDIES', 'mean_conserva
 
 # %% ../nbs/29_kept.ipynb #31bc5d56
 import pandas as pd
-from lrp_loo.conservation import conservation_by_layer
-from lrp_loo.lrp import attn_lrp, cp_lrp
-from lrp_loo.results import Results
-from .parts import on_data, rows_heading
-from lrp_loo.studies.common import Study
-from .parts import sentence_experiment
-from lrp_loo.studies.style import (
+
+from .parts import on_data, rows_heading, sentence_experiment
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp
+from lrp_loo.lrp.conservation import conservation_by_layer
+from lrp_loo.paper.common import Study
+from lrp_loo.paper.style import (
     OTHERS,
     cells,
     full_name,
@@ -22,6 +21,7 @@ from lrp_loo.studies.style import (
     shared_legend,
     themed,
 )
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/29_kept.ipynb #21a2c032
 def mean_conservation(

@@ -11,15 +11,15 @@ __all__ = ['OF_LENGTH', 'CUTS', 'LONGEST_WHOLE', 'COMPARED_RULES', 'LARGER_WHEN_
 import numpy as np
 import pandas as pd
 
-from lrp_loo.data import load_texts
-from lrp_loo.faithfulness import agreement_rows
-from lrp_loo.models import describe_model, encode, load_demo
-from lrp_loo.results import Results, recorded_methods
-from lrp_loo.stats import mean_against_zero, mean_se, paired_difference, per_text
 from .parts import at_scale, on_part, rows_heading
-from lrp_loo.studies.common import Study, add_rows, tokens_up_to
-from lrp_loo.studies.ledger import Claim, described, entries_of
-from lrp_loo.studies.style import (
+from lrp_loo.core.files import recorded_methods
+from lrp_loo.data import load_texts
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import describe_model
+from lrp_loo.paper.common import Study, add_rows, tokens_up_to
+from lrp_loo.paper.ledger import Claim, described, entries_of
+from lrp_loo.paper.style import (
     cells,
     full_name,
     method_look,
@@ -27,6 +27,9 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
+from lrp_loo.stats import mean_against_zero, mean_se, paired_difference, per_text
+from lrp_loo.trust.audit import agreement_rows
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/63_lengths.ipynb #4a63ed5b
 OF_LENGTH = {  # part → demo model

@@ -11,20 +11,22 @@ from functools import reduce
 
 import torch
 from torch import nn
-from lrp_loo.attention import AttentionMaps, AttentionMode
-from lrp_loo.core import pad_batch
-from lrp_loo.hooks import hooked
-from lrp_loo.layers import layer_hooks, split_call
-from lrp_loo.lrp import Composite, attn_lrp, gradients, input_gradient, lrp_rules
-from lrp_loo.methods import explained_row, sum_over_features
-from lrp_loo.models import (
-    forward,
-    input_embeddings,
-    transformer_layers,
-    watch_embeddings,
-)
-from .related import layers_with_gradient, WatchCalls, removal_effect
-from lrp_loo.targets import Readout, Scores, text_by_text
+
+from .related import WatchCalls, layers_with_gradient, removal_effect
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import Readout
+from lrp_loo.core.files import pad_batch
+from lrp_loo.core.hooks import hooked
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import Composite, attn_lrp
+from lrp_loo.lrp.layerwise import layer_hooks, split_call
+from lrp_loo.lrp.report import gradients, input_gradient
+from lrp_loo.methods.baselines import sum_over_features
+from lrp_loo.methods.record import explained_row
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.attention import AttentionMaps, AttentionMode
+from lrp_loo.models.encoding import input_embeddings
+from lrp_loo.models.layers import transformer_layers
 
 # %% ../nbs/67_mixing.ipynb #mxac3478
 RELP_PATCHES = ('mask', 'mean', 'zero')
@@ -282,13 +284,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from lrp_loo.attention import AttentionCall, operation_name
+
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import Readout
 from lrp_loo.core import stabilize
-from lrp_loo.layers import first_output, layer_hooks, split_call
-from lrp_loo.lrp import ACTIVATIONS, NORMALIZERS
-from lrp_loo.methods import explained_row
+from lrp_loo.lrp.composite import ACTIVATIONS, NORMALIZERS
+from lrp_loo.lrp.layerwise import first_output, layer_hooks, split_call
+from lrp_loo.methods.record import explained_row
 from lrp_loo.models import forward
-from lrp_loo.targets import Readout, Scores, text_by_text
+from lrp_loo.models.attention import AttentionCall, operation_name
 
 # %% ../nbs/67a_parts.ipynb #mx1574bd
 _WHOLE = '_lrp_loo_whole'  # marks what an activation made of the whole text
@@ -610,11 +614,15 @@ def flash_trace_scores(
 
 # %% ../nbs/67b_logit.ipynb #b8f07725
 import torch
-from lrp_loo.fast import last_rows_only
-from lrp_loo.layers import first_output, layer_hooks, split_call
-from lrp_loo.lrp import cp_lrp, input_gradient, lrp_rules
-from lrp_loo.models import forward, transformer_layers
-from lrp_loo.targets import Readout, Scores, as_target, output_field, text_by_text
+
+from lrp_loo.asked.rows import Scores, last_rows_only, text_by_text
+from lrp_loo.asked.targets import Readout, as_target, output_field
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import cp_lrp
+from lrp_loo.lrp.layerwise import first_output, layer_hooks, split_call
+from lrp_loo.lrp.report import input_gradient
+from lrp_loo.models import forward
+from lrp_loo.models.layers import transformer_layers
 
 # %% ../nbs/67b_logit.ipynb #mxf6e112
 def _top_leaf(layers, top):
@@ -778,13 +786,12 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.lines import Line2D
-from lrp_loo.lrp import Composite, attn_lrp
-from lrp_loo.results import Results
-from lrp_loo.stats import agreement, mean_interval, per_text
+
 from .parts import SENTENCES, at_scale, on_part, part_examples, rows_heading
-from lrp_loo.studies.common import Study, add_rows
 from .related import KNOWN, OURS, Compared, related_table, timed_row
-from lrp_loo.studies.style import (
+from lrp_loo.lrp.composite import Composite, attn_lrp
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.style import (
     FURTHER,
     cells,
     method_colour,
@@ -792,6 +799,8 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
+from lrp_loo.stats import agreement, mean_interval, per_text
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/67c_measured.ipynb #mxcb4e52
 def _variant_per_token(T, L):

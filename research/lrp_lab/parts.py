@@ -14,13 +14,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+
+from lrp_loo.asked.targets import Target
+from lrp_loo.asked.units import Units
+from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_digit_images, load_texts, resolve_source, vit_pixels
-from lrp_loo.models import describe_model, encode, load_demo, special_mask
-from lrp_loo.results import Results, recorded_methods
-from lrp_loo.studies.common import REVIEW, Prompt, Study, add_rows, text_examples
-from lrp_loo.studies.experiments import faithfulness_experiment
-from lrp_loo.targets import Target
-from lrp_loo.units import Units
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.models.layers import describe_model
+from lrp_loo.paper.common import REVIEW, Prompt, Study, add_rows, text_examples
+from lrp_loo.paper.experiments import faithfulness_experiment
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/02_parts.ipynb #d9716145
 def no_entries(

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from lrp_loo.asked.targets import output_field
+from lrp_loo.loo.engines import subset_logits
+from lrp_loo.loo.removals import Removal, fill_id
 from lrp_loo.methods import explain_batch
-from lrp_loo.models import encode, forward, n_layers, special_mask
+from lrp_loo.models import forward
+from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.layerwise import bypass_name
 from lrp_loo.stats import agreement, normalize
-from lrp_loo.studies.layerwise import bypass_name
-from lrp_loo.removals import Removal, fill_id
-from lrp_loo.curves import curve_area, removal_path, removal_units
-from lrp_loo.variants import subset_logits
-from lrp_loo.targets import output_field
+from lrp_loo.trust.curves import curve_area, removal_path, removal_units
 
 # %% ../nbs/25_protocol.ipynb #f479b95b
 DEFAULT = dict(
@@ -337,13 +340,16 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from lrp_loo.models import DEMOS, describe_model, load_demo, max_tokens, n_layers
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_se, paired_difference
+
 from lrp_loo.data import load_texts
-from lrp_loo.studies.common import add_rows, text_examples
-from lrp_loo.studies.layerwise import bypass_name, is_above_zero
-from lrp_loo.removals import Removal, fill_id
+from lrp_loo.loo.removals import Removal, fill_id
+from lrp_loo.models.demos import DEMOS, load_demo
+from lrp_loo.models.encoding import max_tokens
+from lrp_loo.models.layers import describe_model, n_layers
+from lrp_loo.paper.common import add_rows, text_examples
+from lrp_loo.paper.layerwise import bypass_name, is_above_zero
+from lrp_loo.stats import mean_se, paired_difference
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/25a_conclusions.ipynb #3e7851b8
 def _check_protocol_call(name, choices):
@@ -714,7 +720,8 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
-from lrp_loo.studies.style import (
+
+from lrp_loo.paper.style import (
     OTHERS,
     PAGE,
     caption,
@@ -874,7 +881,7 @@ def plot_removals(
 
 # %% ../nbs/25b_measured.ipynb #405e193e
 from .parts import on_part, one_table
-from lrp_loo.studies.common import Study
+from lrp_loo.paper.common import Study
 
 STUDIES = (
     Study(

@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from lrp_loo.methods import explained_row
-from lrp_loo.attention import AttentionMode
-from lrp_loo.hooks import hooked
-from lrp_loo.models import forward, transformer_layers, watch_embeddings
-from lrp_loo.core import pad_batch
-from lrp_loo.removal import key_effects
-from lrp_loo.targets import Readout, Scores
+
+from lrp_loo.asked.rows import Scores
+from lrp_loo.asked.targets import Readout
+from lrp_loo.core.files import pad_batch
+from lrp_loo.core.hooks import hooked
+from lrp_loo.methods.record import explained_row
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.attention import AttentionMode
+from lrp_loo.models.layers import transformer_layers
+from lrp_loo.removal.one_pass import key_effects
 
 # %% ../nbs/27_related.ipynb #0d5f737d
 class AttentionLayer(NamedTuple):
@@ -308,9 +311,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.nn import functional as F
-from lrp_loo.models import forward, special_mask, watch_embeddings
-from lrp_loo.variants import subset_logits
-from lrp_loo.targets import Readout, Scores, text_by_text
+
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import Readout
+from lrp_loo.loo.engines import subset_logits
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import special_mask
 
 # %% ../nbs/27a_variants.ipynb #510dcd11
 @dataclass
@@ -614,24 +620,18 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import DynamicCache
-from lrp_loo.methods import explain_batch
-from lrp_loo.models import (
-    DEMOS,
-    cache_argument,
-    cache_of,
-    describe_model,
-    forward,
-    input_names,
-    load_demo,
-    n_layers,
-    position_offset,
-    transformer_layers,
-)
-from lrp_loo.results import Results
-from lrp_loo.stats import pearson
+
+from lrp_loo.asked.rows import Scores, text_by_text
+from lrp_loo.asked.targets import Readout, settled
 from lrp_loo.data import TextData, load_texts, source_label
-from lrp_loo.studies.common import add_rows, text_examples
-from lrp_loo.targets import Readout, Scores, settled, text_by_text
+from lrp_loo.methods import explain_batch
+from lrp_loo.models import cache_argument, cache_of, forward
+from lrp_loo.models.demos import DEMOS, load_demo
+from lrp_loo.models.encoding import input_names, position_offset
+from lrp_loo.models.layers import describe_model, n_layers, transformer_layers
+from lrp_loo.paper.common import add_rows, text_examples
+from lrp_loo.stats import pearson
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/27b_fewer.ipynb #17ff87ea
 def _loo_in_game(f, member_of, which):
@@ -1032,13 +1032,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from lrp_loo.methods import N_STEPS, explain_batch
-from lrp_loo.models import DEMOS, describe_model, encode, load_demo, n_layers
-from lrp_loo.results import Results
-from lrp_loo.stats import agreement, mean_se, paired_difference, per_text
+
+from lrp_loo.asked.targets import settled
 from lrp_loo.data import load_texts
-from lrp_loo.studies.common import add_rows, text_examples
-from lrp_loo.studies.style import (
+from lrp_loo.methods import explain_batch
+from lrp_loo.methods.baselines import N_STEPS
+from lrp_loo.models.demos import DEMOS, load_demo
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.layers import describe_model, n_layers
+from lrp_loo.paper.common import add_rows, text_examples
+from lrp_loo.paper.style import (
     FURTHER,
     PAGE,
     caption,
@@ -1048,7 +1051,8 @@ from lrp_loo.studies.style import (
     shared_legend,
     themed,
 )
-from lrp_loo.targets import settled
+from lrp_loo.stats import agreement, mean_se, paired_difference, per_text
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/27d_at_cost.ipynb #a9fa2b6b
 def _with_exact(k):
@@ -1337,7 +1341,7 @@ def plot_related(
 
 # %% ../nbs/27d_at_cost.ipynb #e48eaa7c
 from .parts import on_part, one_table
-from lrp_loo.studies.common import Study
+from lrp_loo.paper.common import Study
 
 STUDIES = (
     Study(

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
+
 from .parts import part_experiment
-from lrp_loo.studies.style import (
-    method_colour,
+from lrp_loo.paper.style import (
     cells,
     full_name,
+    method_colour,
     method_look,
     shared_legend,
     short_caption,
     themed,
 )
-from lrp_loo.results import Results
 from lrp_loo.stats import mean_se, paired_difference, per_text, spearman
-from lrp_loo.faithfulness import faithfulness_table
+from lrp_loo.trust.faithfulness import faithfulness_table
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/21_remedy.ipynb #51b6ebf5
 # name → (method, options); passes are forward-backward passes, exact ones
@@ -340,18 +341,20 @@ def plot_remedy(
 import numpy as np
 import pandas as pd
 import torch
-from .parts import part_examples
-from lrp_loo.studies.common import add_rows
-from .parts import part_experiment
-from lrp_loo.studies.style import FURTHER, method_colour, cells, short_caption, themed
-from lrp_loo.lrp import Composite, gradient, lrp_rules
-from lrp_loo.results import Results
-from lrp_loo.stats import mean_se, paired_difference, pearson
-from lrp_loo.faithfulness import faithfulness_table
-from lrp_loo.models import forward, special_mask, watch_embeddings
-from lrp_loo.removals import key_weights
+
+from .parts import part_examples, part_experiment
 from lrp_loo.loo import many_loo
-from lrp_loo.removal import removal_pass
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import Composite, gradient
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import special_mask
+from lrp_loo.paper.common import add_rows
+from lrp_loo.paper.style import FURTHER, cells, method_colour, short_caption, themed
+from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.stats import mean_se, paired_difference, pearson
+from lrp_loo.trust.faithfulness import faithfulness_table
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/21a_gap.ipynb #7ae086eb
 def _number_of_variants(readout):
@@ -602,7 +605,7 @@ def weights_table(
 
 # %% ../nbs/21a_gap.ipynb #156248c7
 from .parts import on_part, one_table
-from lrp_loo.studies.common import Study
+from lrp_loo.paper.common import Study
 
 STUDIES = (
     Study(

@@ -9,10 +9,11 @@ __all__ = ['MODULES', 'GROUPS', 'PAPER', 'HOME', 'studies', 'groups_of', 'reprod
 from pathlib import Path
 
 from fastcore.script import store_true
+
 from lrp_loo.data import source_label
-from lrp_loo.studies import reproduce as paper
-from lrp_loo.studies.common import RunOptions, place_of, take_over
-from lrp_loo.studies.ledger import ledger, ledger_table, write_ledger
+from lrp_loo.paper.common import RunOptions, place_of, take_over
+from lrp_loo.paper.ledger import ledger, ledger_table, write_ledger
+from lrp_loo.paper import reproduce as paper
 
 # %% ../nbs/00_run.ipynb #b66361d3
 MODULES = tuple(

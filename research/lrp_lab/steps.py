@@ -6,12 +6,11 @@
 __all__ = ['STEPS', 'STUDIES', 'all_steps', 'steps_experiment', 'steps_tables']
 
 # %% ../nbs/70_steps.ipynb #86dff39e
-from lrp_loo.models import n_layers
-from .parts import SENTENCES, on_part, rows_heading
-from lrp_loo.studies.common import Study
-from .parts import part_experiment
-from lrp_loo.studies.figures import CHUNK, SHOWN_A3, plot_layerwise
-from lrp_loo.studies.layerwise import layer_table, sweep_methods
+from .parts import SENTENCES, on_part, part_experiment, rows_heading
+from lrp_loo.models.layers import n_layers
+from lrp_loo.paper.common import Study
+from lrp_loo.paper.figures import CHUNK, SHOWN_A3, plot_layerwise
+from lrp_loo.paper.layerwise import layer_table, sweep_methods
 
 # %% ../nbs/70_steps.ipynb #8468ff6e
 _SHORT_REVIEWS = dict(data='imdb', longest=160)

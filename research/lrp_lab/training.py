@@ -15,7 +15,9 @@ from transformers import (
     get_cosine_schedule_with_warmup,
     get_linear_schedule_with_warmup,
 )
-from lrp_loo.models import BASES, quiet_loading, demo_base
+
+from lrp_loo.models.demos import BASES, demo_base
+from lrp_loo.models.loading import quiet_loading
 
 # %% ../nbs/56_training.ipynb #65a04600
 def _fit(
@@ -171,8 +173,10 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+
 from lrp_loo.data import vit_pixels
-from lrp_loo.models import LABELS, quiet_loading, demo_folder
+from lrp_loo.models.demos import demo_folder
+from lrp_loo.models.loading import LABELS, quiet_loading
 
 # %% ../nbs/56a_small.ipynb #c2189f13
 def train_tokenizer(
@@ -436,9 +440,10 @@ def image_accuracy(
 from pathlib import Path
 
 from lrp_loo import UsageError
-from lrp_loo.core import versions, write_text_atomic
+from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.data import load_digit_images, load_texts, source_label
-from lrp_loo.models import BASES, DEMOS, accuracy, load_demo
+from lrp_loo.models import accuracy
+from lrp_loo.models.demos import BASES, DEMOS, load_demo
 
 # %% ../nbs/56b_command.ipynb #5816a455
 _CARDS = {

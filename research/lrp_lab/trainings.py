@@ -10,19 +10,21 @@ __all__ = ['TRAINED', 'HELD', 'STUDIES', 'held_methods', 'Trainings', 'trainings
 import numpy as np
 import pandas as pd
 
-from lrp_loo.data import load_texts
-from lrp_loo.faithfulness import agreement_rows, together
-from lrp_loo.models import DEMOS, describe_model, load_demo
-from lrp_loo.results import Results, recorded_methods
-from lrp_loo.stats import mean_se, paired_difference, per_text
 from .parts import TEXTS, at_scale, on_part, rows_heading
-from lrp_loo.studies.common import Study, add_batches, text_examples
-from lrp_loo.studies.experiments import attention_entropy
-from lrp_loo.studies.layerwise import sweep_methods
-from lrp_loo.studies.ledger import CLAIMS, Rows, described, entries_of, model_folder
-from lrp_loo.studies.scale import ESTIMATES
-from lrp_loo.studies.style import cells, full_name, method_look, model_name, themed
-from lrp_loo.studies.table2 import TABLE2
+from lrp_loo.core.files import recorded_methods
+from lrp_loo.data import load_texts
+from lrp_loo.models.demos import DEMOS, load_demo
+from lrp_loo.models.layers import describe_model
+from lrp_loo.paper.common import Study, add_batches, text_examples
+from lrp_loo.paper.experiments import attention_entropy
+from lrp_loo.paper.layerwise import sweep_methods
+from lrp_loo.paper.ledger import CLAIMS, Rows, described, entries_of, model_folder
+from lrp_loo.paper.scale import ESTIMATES
+from lrp_loo.paper.style import cells, full_name, method_look, model_name, themed
+from lrp_loo.paper.table2 import TABLE2
+from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.trust.audit import agreement_rows, together
+from lrp_loo.trust.results import Results
 
 # %% ../nbs/62_trainings.ipynb #473b9124
 TRAINED = {  # part → demo model

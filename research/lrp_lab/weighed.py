@@ -13,13 +13,18 @@ from pathlib import Path
 import pandas as pd
 from tqdm.auto import tqdm
 
-from lrp_loo.results import read_results
-from lrp_loo.stats import mean_se, paired_difference, per_text
-from .parts import SENTENCES, at_scale, on_part, part_examples, rows_heading
-from lrp_loo.studies.common import Study, interval_text
 from .depth import FOLLOWED, LONG_REVIEWS, TOKENS_DRAWN
-from .parts import drawn_tokens, part_experiment
-from lrp_loo.studies.style import (
+from lrp_lab.parts import (
+    SENTENCES,
+    at_scale,
+    drawn_tokens,
+    on_part,
+    part_examples,
+    part_experiment,
+    rows_heading,
+)
+from lrp_loo.paper.common import Study, interval_text
+from lrp_loo.paper.style import (
     PAGE,
     full_name,
     model_look,
@@ -28,7 +33,9 @@ from lrp_loo.studies.style import (
     short_caption,
     themed,
 )
-from lrp_loo.weighing import (
+from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.trust.results import read_results
+from lrp_loo.trust.weights import (
     CARRIERS,
     LayerWeights,
     fit_moments,

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from conftest import LAB, load_demo
 
+from lrp_lab import run
 from lrp_lab.__main__ import COMMANDS
 from lrp_lab.beyond import REWRITINGS, rewritten
-from lrp_lab import run
 from lrp_loo import cli
-from lrp_loo.models import encode
+from lrp_loo.models.encoding import encode
+from lrp_loo.paper.common import Study, add_rows
+from lrp_loo.paper.layerwise import SWEEPS, layer_table
 from lrp_loo.removal import removal_scores
-from lrp_loo.results import Results, read_results
-from lrp_loo.studies import reproduce as paper
-from lrp_loo.studies.common import Study, add_rows
-from lrp_loo.studies.layerwise import SWEEPS, layer_table
+from lrp_loo.paper import reproduce as paper
+from lrp_loo.trust.results import Results, read_results
 
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 RESULTS = LAB / 'results'

@@ -6,17 +6,18 @@ from functools import cache
 import pytest
 import torch
 from conftest import TEXTS
+from families import FAMILIES, family_tasks, random_inputs, random_model, relevance_of
 from test_lrp import close
 from torch import nn
 from torch.nn import functional as F
 
-from lrp_loo.methods import explain, lrp_scores
 from lrp_lab.beyond import swap_modules
-from lrp_loo.lrp import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient, lrp_rules
-from lrp_loo.conservation import conservation
-from families import FAMILIES, family_tasks, random_inputs, random_model, relevance_of
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import Composite, attn_lrp, canonized_lrp, cp_lrp, gradient
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.methods import explain
+from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models import watch_embeddings
-
 
 # built once; a test that changes a model builds its own
 shared_model = cache(random_model)

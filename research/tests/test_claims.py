@@ -15,15 +15,15 @@ import pytest
 from conftest import LAB, ROOT, tracked
 
 from lrp_lab.beyond import claim2_table, read_beyond
-from lrp_loo.results import read_results
 from lrp_lab.cost import PASSES, cost_table, headline_table, shared_rows
-from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.studies.layerwise import MARGIN, best_single_layer, is_above_zero
-from lrp_loo.studies.ledger import verdicts_by_model
-from lrp_loo.studies.style import NAMES
 from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreement
 from lrp_lab.related import related_table
 from lrp_lab.remedy import remedy_table
+from lrp_loo.paper.layerwise import MARGIN, best_single_layer, is_above_zero
+from lrp_loo.paper.ledger import verdicts_by_model
+from lrp_loo.paper.style import NAMES
+from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.trust.results import read_results
 
 PAPER = ROOT / 'results' / 'minilm'
 FOLDER = LAB / 'results' / 'studies'
@@ -319,7 +319,7 @@ def test_cp_lrp_conserves_up_to_biases_and_constants_which_are_large():
         'sst2'
     ):  # and nothing else is missing, in float32 and some fifty terms
         assert t['entering'][0] - t['leaving'][-1] == pytest.approx(kept(t), abs=1e-3)
-    for name in ('38_conservation', '58_reproduce'):
+    for name in ('lrp_conservation', 'paper_reproduce'):
         assert 'up to biases and added constants' in prose(name)
     assert "CP-LRP's do up to biases and constants" in README
 
@@ -333,7 +333,7 @@ def test_the_gain_over_attribution_patching_with_the_softmax_recomputed():
     assert prior.low > 0
     assert prior.difference == pytest.approx(0.04, abs=0.005)  # "by 0.04"
     assert table.query('passes == 3').r.drop('removal').idxmax() == 'atp_qk'
-    for text in (README, prose('20_removal'), prose('27_related')):
+    for text in (README, prose('removal_one_pass'), prose('27_related')):
         assert 'Kramár' in text
 
 

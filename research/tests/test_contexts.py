@@ -7,15 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import CountTokens, TEXTS, demo_or_skip, shallow_demo
+from conftest import TEXTS, CountTokens, demo_or_skip, shallow_demo
 
-from lrp_loo import attribute_context
-from lrp_loo.context import answer_log_prob
-from lrp_loo.data import TextData
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
 from lrp_lab import contexts
 from lrp_lab.contexts import (
+    A_SENTENCE,
     CHAT,
     EXACT,
     FACT_KINDS,
@@ -23,7 +19,6 @@ from lrp_lab.contexts import (
     KINDS_OF_CONTEXTS,
     OPENINGS,
     TAILS,
-    A_SENTENCE,
     AnswerEnds,
     AskedContext,
     Limits,
@@ -38,16 +33,21 @@ from lrp_lab.contexts import (
     first_recall,
     greedy_answer,
     lasso,
-    planted_context,
     peers_by_context,
+    planted_context,
     plot_contexts,
     rank_of_planted,
     singled_out,
     with_peers,
 )
 from lrp_lab.run import groups_of, studies
-from lrp_loo.units import text_spans
-from lrp_loo.variants import read_subsets, read_whole
+from lrp_loo import attribute_context
+from lrp_loo.asked.units import text_spans
+from lrp_loo.data import TextData
+from lrp_loo.loo.engines import read_subsets, read_whole
+from lrp_loo.models.encoding import encode
+from lrp_loo.tasks.context import answer_log_prob
+from lrp_loo.trust.results import read_results
 
 SEEDS = range(40)
 FEW = Limits((30, 180), sentences=(6, 8), words=(30, 50), effect=0)

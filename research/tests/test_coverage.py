@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from conftest import shallow_demo
 
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
 from lrp_lab import parts
 from lrp_lab.coverage import (
     COVERAGE,
@@ -24,6 +22,8 @@ from lrp_lab.coverage import (
     rows_of_set,
 )
 from lrp_lab.run import groups_of, studies
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.results import read_results
 
 PART = 'coverage-minilm-sst2'
 

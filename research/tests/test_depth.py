@@ -3,10 +3,6 @@
 import pytest
 from conftest import shallow_demo
 
-from lrp_loo import load_demo
-from lrp_loo.faithfulness import faithfulness_rows, held_against_loo
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
 from lrp_lab import parts
 from lrp_lab.depth import (
     BY_SPREAD,
@@ -26,7 +22,11 @@ from lrp_lab.depth import (
 )
 from lrp_lab.parts import drawn_tokens
 from lrp_lab.run import groups_of, studies
-from lrp_loo.studies.style import method_label
+from lrp_loo import load_demo
+from lrp_loo.models.encoding import encode
+from lrp_loo.paper.style import method_label
+from lrp_loo.trust.audit import faithfulness_rows, held_against_loo
+from lrp_loo.trust.results import read_results
 
 
 @pytest.fixture(scope='module')

@@ -11,13 +11,11 @@ from conftest import ROOT, needs_git, tracked
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
 
-import lrp_loo.studies.reproduce as reproduce
+import lrp_loo.paper.reproduce as reproduce
 from lrp_loo.methods import METHODS
-from lrp_loo.results import read_results
-from lrp_loo.stats import mean_se, per_text
-from lrp_loo.studies.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
-from lrp_loo.studies.layerwise import layer_table
-from lrp_loo.studies.style import (
+from lrp_loo.paper.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
+from lrp_loo.paper.layerwise import layer_table
+from lrp_loo.paper.style import (
     FULL_NAMES,
     MODELS,
     NAMES,
@@ -27,6 +25,8 @@ from lrp_loo.studies.style import (
     method_look,
     model_name,
 )
+from lrp_loo.stats import mean_se, per_text
+from lrp_loo.trust.results import read_results
 
 RESULTS = ROOT / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen

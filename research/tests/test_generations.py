@@ -3,10 +3,7 @@
 import pytest
 from conftest import TEXTS, shallow_demo
 
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
-from lrp_lab import parts
-from lrp_lab import generations
+from lrp_lab import generations, parts
 from lrp_lab.depth import TOKENS_DRAWN
 from lrp_lab.generations import (
     EXPLAINED,
@@ -21,6 +18,8 @@ from lrp_lab.generations import (
     plot_generations,
 )
 from lrp_lab.run import groups_of, studies
+from lrp_loo.models.encoding import encode
+from lrp_loo.trust.results import read_results
 
 
 @pytest.fixture(scope='module')

@@ -6,22 +6,15 @@ import pytest
 import torch
 
 import lrp_lab.grid as grid
-from lrp_loo.curves import many_perturbation_curves, removal_units
-from lrp_loo.faithfulness import agreement_rows, faithfulness_rows
-from lrp_loo.methods import METHODS, explain_batch
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
-from lrp_loo.stats import mean_se, paired_difference
-from lrp_loo.studies.common import RunOptions, read_parts
 from lrp_lab.grid import (
     ASKED,
     GRID_METHODS,
     GRID_MODELS,
     GRID_PARTS,
     GRID_REMOVALS,
-    GridModel,
     PAINTED,
     STUDIES,
+    GridModel,
     cp_gains_table,
     file_of,
     grid_columns,
@@ -35,8 +28,15 @@ from lrp_lab.grid import (
     refusal,
     refusals_table,
 )
-from lrp_loo.studies.ledger import ledger
 from lrp_lab.run import studies
+from lrp_loo.methods import METHODS, explain_batch
+from lrp_loo.models.encoding import encode
+from lrp_loo.paper.common import RunOptions, read_parts
+from lrp_loo.paper.ledger import ledger
+from lrp_loo.stats import mean_se, paired_difference
+from lrp_loo.trust.audit import agreement_rows, faithfulness_rows
+from lrp_loo.trust.curves import many_perturbation_curves, removal_units
+from lrp_loo.trust.results import read_results
 
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(

@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 import torch
 from conftest import TEXTS, random_bert, shallow_demo
+from families import random_inputs, random_model
 from torch import nn
 from transformers import MPNetConfig, MPNetForSequenceClassification
 
-from lrp_loo import attn_lrp, explain, lrp_rules
-from lrp_loo.cli import main, parse_layers
-from lrp_loo.conservation import conservation
-from lrp_loo.layers import bypass_gradients, checkpointed_gradient
-from lrp_loo.lrp import Composite
-from lrp_loo.methods import lrp_scores, sum_over_features
-from lrp_loo.models import encode
-from lrp_loo.results import read_results
 from lrp_lab import heads
-from lrp_loo.studies.experiments import row_flatness
-from families import random_inputs, random_model
 from lrp_lab.run import studies
+from lrp_loo import attn_lrp, explain, lrp_rules
+from lrp_loo.cli import main
+from lrp_loo.cli.commands import parse_layers
+from lrp_loo.lrp.composite import Composite
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp.layerwise import bypass_gradients, checkpointed_gradient
+from lrp_loo.methods.baselines import lrp_scores, sum_over_features
+from lrp_loo.models.encoding import encode
+from lrp_loo.paper.experiments import row_flatness
+from lrp_loo.trust.results import read_results
 
 # norms are computed in float32 in some families, whatever the weights are
 CLOSE = 1e-5
@@ -465,7 +466,7 @@ def test_the_study_goes_on_where_it_stopped(measured, tmp_path):
 
 
 def test_entries_have_the_ledgers_keys(measured):
-    from lrp_loo.studies.ledger import file_entries
+    from lrp_loo.paper.ledger import file_entries
 
     entries = heads.head_entries(read_results(measured))
     keys = dict.fromkeys(

@@ -3,10 +3,6 @@
 import pytest
 import torch
 
-from lrp_loo.models import load_demo
-from lrp_loo.pairs import PHRASES, explain_pairs, phrase_pairs
-from lrp_loo.results import read_results
-from lrp_loo.studies.common import REVIEW
 from lrp_lab.interactions import (
     interactions_experiment,
     interactions_table,
@@ -18,6 +14,10 @@ from lrp_lab.interactions import (
     shared_ends,
 )
 from lrp_lab.run import groups_of, studies
+from lrp_loo.models.demos import load_demo
+from lrp_loo.paper.common import REVIEW
+from lrp_loo.tasks.pairs import PHRASES, explain_pairs, phrase_pairs
+from lrp_loo.trust.results import read_results
 
 
 def test_rows_are_resumed_and_shown(tmp_path):

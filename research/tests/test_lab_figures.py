@@ -19,8 +19,8 @@ from test_figures import (  # noqa: F401
 
 from lrp_lab import run
 from lrp_lab.cost import FAILS, plot_tradeoff
-from lrp_loo.results import read_results
-from lrp_loo.studies.style import PAGE, full_name
+from lrp_loo.paper.style import PAGE, full_name
+from lrp_loo.trust.results import read_results
 
 RESULTS = LAB / 'results'
 

@@ -7,9 +7,7 @@ import pytest
 from conftest import LAB, ROOT, tracked
 
 from lrp_lab.run import every_study, kept_folders
-
-from lrp_loo.results import read_results
-from lrp_loo.studies.ledger import (
+from lrp_loo.paper.ledger import (
     entry_name,
     file_entries,
     ledger,
@@ -17,12 +15,13 @@ from lrp_loo.studies.ledger import (
     ledger_table,
     verdicts_by_model,
 )
-from lrp_loo.studies.reproduce import entries_by_study
+from lrp_loo.paper.reproduce import entries_by_study
+from lrp_loo.trust.results import read_results
 
 KEPT = ROOT / 'results' / 'claims.json'
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
 WORDS = ('holds', 'reversed', 'undecided', 'withdrawn')
-PROMPT = '59_ledger.ipynb#About-a-prompt'  # says what † means
+PROMPT = 'paper_ledger.ipynb#About-a-prompt'  # says what † means
 
 
 @pytest.fixture(scope='module')
@@ -139,8 +138,8 @@ def test_what_a_mark_means_stands_below_only_where_there_is_one(kept):
 
 
 # pages that say it themselves, or whose numbers are of a text's own tokens
-APART = ('README.md', 'index.ipynb', '59_ledger.ipynb')
-APART += ('45_pairs.ipynb', '69b_found.ipynb')
+APART = ('README.md', 'index.ipynb', 'paper_ledger.ipynb')
+APART += ('tasks_pairs.ipynb', '69b_found.ipynb')
 
 
 def test_a_chapter_with_numbers_of_smollm2_points_to_what_they_are_about():

@@ -17,9 +17,6 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from lrp_loo.faithfulness import audit
-from lrp_loo.lrp import attn_lrp
-from lrp_loo.methods import explain
 from lrp_lab import parts
 from lrp_lab.mixing import (
     BESIDE,
@@ -43,8 +40,11 @@ from lrp_lab.mixing import (
     value_zeroing_scores,
 )
 from lrp_lab.run import groups_of, studies
-from lrp_loo.results import read_results
-from lrp_loo.targets import Target
+from lrp_loo.asked.targets import Target
+from lrp_loo.lrp.composite import attn_lrp
+from lrp_loo.methods import explain
+from lrp_loo.trust.audit import audit
+from lrp_loo.trust.results import read_results
 
 LAYERS, HEADS, LN_EPS = 2, 4, 1e-12
 IDS = torch.tensor([7, 3, 19, 4, 11, 2])

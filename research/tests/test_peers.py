@@ -212,7 +212,7 @@ def test_our_answer(driver):
 
 def test_a_row_replaces_its_own(driver, capsys):
     "And stands where the order says."
-    from lrp_loo.results import Results
+    from lrp_loo.trust.results import Results
 
     results = Results(None, {})
     order = [('A', 'b', {}), ('A', 'c', {}), ('A', 'c', dict(n=8))]
@@ -230,8 +230,8 @@ def test_a_row_replaces_its_own(driver, capsys):
 def context_item():
     "A context of the decoder that ships with the package."
     from lrp_loo import load_demo
-    from lrp_loo.context import continuation_ids, prompt_ids
-    from lrp_loo.units import text_spans
+    from lrp_loo.asked.units import text_spans
+    from lrp_loo.tasks.context import continuation_ids, prompt_ids
 
     _, tokenizer = load_demo('reviews')
     text = 'The plot is thin. The jokes are old. But the ending moved me.'
@@ -260,8 +260,9 @@ def study(driver):
 
 def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
     import peer_ours
-    from lrp_loo import attribute_context, load_demo
     from peer_protocol import Runner
+
+    from lrp_loo import attribute_context, load_demo
 
     model, tokenizer = load_demo('reviews')
     item = context_item()
@@ -286,8 +287,9 @@ def test_ours_in_a_process_of_its_own_gives_the_same_scores(study):
 
 def test_ours_explains_each_generated_token_as_the_peers_do(study):
     import peer_ours
-    from lrp_loo import explain_generation, load_demo
     from peer_protocol import Runner
+
+    from lrp_loo import explain_generation, load_demo
 
     model, tokenizer = load_demo('reviews')
     said = dict(prompt='The plot is', continuation=' thin and slow')

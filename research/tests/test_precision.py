@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from lrp_loo import load_demo
-from lrp_loo.models import at_precision, encode, forward
 from lrp_lab.precision import (
     EMULATED,
     precision_errors,
     precision_table,
     tf32_emulation,
 )
+from lrp_loo import load_demo
+from lrp_loo.models import at_precision, forward
+from lrp_loo.models.encoding import encode
 
 TEXTS = [
     "a slow start , but the last act is a quiet triumph",

@@ -14,13 +14,6 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from lrp_loo import audit, explain
-from lrp_loo.stats import CORRELATIONS, agreement, kendall, spearman
-from lrp_loo.removals import REMOVALS, Removal, fill_id
-from lrp_loo.loo import leave_one_out
-from lrp_loo.curves import perturbation_curves, removal_path, removal_units
-from lrp_loo.variants import subset_logits
-from lrp_loo.models import encode, load_demo
 from lrp_lab.protocol import (
     CONCLUSIONS,
     DEFAULT,
@@ -30,7 +23,15 @@ from lrp_lab.protocol import (
     protocol_values,
     surviving,
 )
-from lrp_loo.targets import Target
+from lrp_loo import audit, explain
+from lrp_loo.asked.targets import Target
+from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.engines import subset_logits
+from lrp_loo.loo.removals import REMOVALS, Removal, fill_id
+from lrp_loo.models.demos import load_demo
+from lrp_loo.models.encoding import encode
+from lrp_loo.stats import CORRELATIONS, agreement, kendall, spearman
+from lrp_loo.trust.curves import perturbation_curves, removal_path, removal_units
 
 SMALL = dict(
     vocab_size=30522,

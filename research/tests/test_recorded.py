@@ -3,10 +3,8 @@
 from importlib.metadata import version
 
 import pytest
-import transformers
-from packaging.version import Version
-
 import stacks
+import transformers
 from every_family import (
     CHECKS,
     HELD_BACK,
@@ -16,9 +14,10 @@ from every_family import (
     jobs,
     summary,
 )
+from packaging.version import Version
 from stacks import STACKS, at_least, ceiling, pinned, requirements
 
-from lrp_loo.results import read_results
+from lrp_loo.trust.results import read_results
 
 REQUIRED = {r.name: r for r in requirements()}
 

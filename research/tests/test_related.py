@@ -10,12 +10,6 @@ from conftest import shallow_demo
 from families import random_inputs
 from test_kept_states import ROUNDING, llama_that_calls_it
 
-from lrp_loo import load_demo
-from lrp_loo.stats import pearson
-from lrp_loo.methods import explain, explain_batch
-from lrp_loo.loo import leave_one_out
-from lrp_loo.models import CACHES, encode, forward
-from lrp_loo.core import pad_batch
 from lrp_lab.related import (
     RELATED,
     _Rescored,
@@ -29,6 +23,13 @@ from lrp_lab.related import (
     removal_effect,
     shallow,
 )
+from lrp_loo import load_demo
+from lrp_loo.core.files import pad_batch
+from lrp_loo.loo import leave_one_out
+from lrp_loo.methods import explain, explain_batch
+from lrp_loo.models import CACHES, forward
+from lrp_loo.models.encoding import encode
+from lrp_loo.stats import pearson
 
 TEXT = 'A warm and clever film, if a little long.'
 

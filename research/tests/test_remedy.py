@@ -9,7 +9,7 @@ from lrp_lab.__main__ import COMMANDS
 from lrp_lab.remedy import REMEDY, plot_gap, remedy_claims, remedy_table
 from lrp_loo import cli
 from lrp_loo.data import load_texts
-from lrp_loo.results import read_results
+from lrp_loo.trust.results import read_results
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,7 @@ from conftest import shallow_demo
 from lrp_lab import run
 from lrp_lab.__main__ import COMMANDS
 from lrp_loo.cli import main
-from lrp_loo.results import read_results
+from lrp_loo.trust.results import read_results
 
 # networks are trained, thousands of variants tuned on, a calibration takes more
 # texts: `make research-test` has these in small

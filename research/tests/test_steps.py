@@ -3,13 +3,13 @@
 import pytest
 from conftest import shallow_demo
 
-from lrp_loo.results import read_results
 from lrp_lab import parts
 from lrp_lab.parts import SENTENCES
-from lrp_loo.studies.layerwise import layer_table
-from lrp_loo.studies.ledger import CLAIMS, Rows
 from lrp_lab.run import groups_of, studies
 from lrp_lab.steps import STEPS, steps_experiment, steps_tables
+from lrp_loo.paper.layerwise import layer_table
+from lrp_loo.paper.ledger import CLAIMS, Rows
+from lrp_loo.trust.results import read_results
 
 
 @pytest.fixture(scope='module')

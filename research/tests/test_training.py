@@ -8,7 +8,7 @@ import pytest
 
 from lrp_lab.__main__ import COMMANDS
 from lrp_loo import cli
-from lrp_loo.models import load_demo
+from lrp_loo.models.demos import load_demo
 
 
 def main(words):

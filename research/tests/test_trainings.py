@@ -5,12 +5,9 @@ import json
 
 import numpy as np
 import pytest
-
 from conftest import shallow_demo
-from lrp_loo.results import read_results
-from lrp_lab import lengths
-from lrp_lab import trainings
-from lrp_loo.studies.ledger import ledger
+
+from lrp_lab import lengths, trainings
 from lrp_lab.lengths import (
     gain_by_cut,
     length_entries,
@@ -18,7 +15,6 @@ from lrp_lab.lengths import (
     plot_lengths,
 )
 from lrp_lab.run import groups_of, studies
-from lrp_loo.studies.reproduce import entries_by_study
 from lrp_lab.trainings import (
     plot_trainings,
     rows_by_training,
@@ -26,6 +22,9 @@ from lrp_lab.trainings import (
     trainings_experiment,
     trainings_table,
 )
+from lrp_loo.paper.ledger import ledger
+from lrp_loo.paper.reproduce import entries_by_study
+from lrp_loo.trust.results import read_results
 
 SEEDS = (0, 1, 2)
 
