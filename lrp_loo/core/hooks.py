@@ -115,7 +115,8 @@ class Hook:
         return mine and self.owner.is_open
 
     def __call__(self, *args):
-        if self.is_heard:
+        owner = self.owner  # `is_heard`, for each call of each module
+        if owner.is_open and owner.thread == threading.get_ident():
             return self.hear(*args)
 
 
@@ -150,21 +151,19 @@ class Hooks:
         "Deaf at once, then gone."
         self.is_open = False
         for m, _, _ in self.places:
-            _take_off(self, m._forward_pre_hooks, m._forward_pre_hooks_with_kwargs)
-            _take_off(
-                self,
-                m._forward_hooks,
-                m._forward_hooks_with_kwargs,
-                m._forward_hooks_always_called,
-            )
-
-
-def _take_off(owner, hooks, *options):
-    "A handle could be lost on its way to us: what is ours says so itself."
-    for number, hook in list(hooks.items()):
-        if isinstance(hook, Hook) and hook.owner is owner:
-            for known in (*options, hooks):
-                known.pop(number, None)
+            # a handle could be lost on its way to us: what is ours says so itself
+            for hooks, *options in (
+                (m._forward_pre_hooks, m._forward_pre_hooks_with_kwargs),
+                (
+                    m._forward_hooks,
+                    m._forward_hooks_with_kwargs,
+                    m._forward_hooks_always_called,
+                ),
+            ):
+                for number, hook in list(hooks.items()):
+                    if isinstance(hook, Hook) and hook.owner is self:
+                        for known in (*options, hooks):
+                            known.pop(number, None)
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ from lrp_loo.models.encoding import (
     device_of,
     forward_arguments,
     input_names,
-    is_pretrained,
     position_offset,
+    pretrained_parts,
 )
 
 # %% ../../nbs/lib/loo_decoders.ipynb #b5d38134
@@ -53,8 +53,8 @@ def why_no_states(
     """
     kind = type(model).__name__
     if package_name(model) not in DROP_DECODERS:
-        inside = filter(is_pretrained, model.modules())
-        known = [m for m in inside if package_name(m) in DROP_DECODERS]
+        parts = pretrained_parts(model)
+        known = [m for m in parts if package_name(m) in DROP_DECODERS]
         if known:
             return (
                 f"{kind} stands around {type(known[0]).__name__}, whose keys"

@@ -24,8 +24,8 @@ from lrp_loo.models.encoding import (
     device_of,
     input_embeddings,
     input_names,
-    is_pretrained,
     position_offset,
+    pretrained_parts,
 )
 
 # %% ../../nbs/lib/loo_removals.ipynb #70003316
@@ -303,8 +303,7 @@ def hears_of_masks(
     names = input_names(model)
     if 'attention_mask' in names.named:
         return True
-    inside = any(map(is_pretrained, model.modules()))
-    return names.others and not inside
+    return names.others and not any(pretrained_parts(model))
 
 
 def kept_rows(

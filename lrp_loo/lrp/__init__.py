@@ -31,16 +31,16 @@ from lrp_loo.lrp.composite import (
     Operation,
     carrying,
     gradient,
-    is_stranger,
     layer_of,
     mark,
     mark_made,
+    marks_of,
     tensors_in,
 )
 from .more_rules import identity_rule
 from .report import LostGradients, Report, operands_read
 from .softmaxes import Softmaxes, hand_on_heads, softmaxes_of
-from .table import RULES, Call, factors_made
+from .table import RULES, Call, factors_made, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.encoding import embedding_tables
 from ..models.layers import layers_of
@@ -342,7 +342,7 @@ class lrp_rules(TorchFunctionMode):
         if choice:
             out, rule = self._by_choice(choice, call)
         else:
-            out, rule = call.ruled()
+            out, rule = self.table.get(name, unknown)(call, self.composite)
         changed = out
         if name == '__setitem__':
             changed = args[0]
@@ -390,7 +390,7 @@ class lrp_rules(TorchFunctionMode):
     def _look_for_strangers(self, operation, operands):
         "Reports tensors with a history that no torch call showed."
         for t in operands:
-            if is_stranger(t):
+            if t.grad_fn is not None and marks_of(t).depends is None:
                 stranger = operation._replace(name=t.grad_fn.name())
                 self.seen.count(stranger, 'none')
                 self.lost.watch_backward(stranger, [t])

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'SUM_AND_PRODUCT', 'FACTORS', 'DIVISIONS', 'SUMS', 'WITH_WEIGHTS',
            'LINEAR', 'Operation', 'Choice', 'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient',
-           'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_made', 'carries_relevance', 'carrying', 'is_stranger',
-           'n_factors']
+           'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_made', 'carries_relevance', 'carrying', 'n_factors']
 
 # %% ../../nbs/lib/lrp_composite.ipynb #8c99fc6e
 import fnmatch
@@ -326,15 +325,16 @@ def mark(
 
 def tensors_in(*xs) -> list:
     "Every tensor that requires gradients, in nested arguments."
-    found = []
-    for x in xs:
+    found, left = [], list(reversed(xs))
+    while left:
+        x = left.pop()
         if isinstance(x, torch.Tensor):
             if x.requires_grad:
                 found.append(x)
         elif isinstance(x, (list, tuple)):
-            found += tensors_in(*x)
+            left += reversed(x)
         elif isinstance(x, dict):
-            found += tensors_in(*x.values())
+            left += reversed(x.values())
     return found
 
 
@@ -366,17 +366,12 @@ def carries_relevance(
 def carrying(*xs) -> list:
     "Every tensor that relevance flows through, in nested arguments."
     found = []
-    for t in tensors_in(*xs):
-        if marks_of(t).depends or _depends(t) is not False:
+    for t in tensors_in(*xs):  # those of which `_depends` is not False
+        depends = marks_of(t).depends
+        unseen = t.grad_fn is not None or not isinstance(t, nn.Parameter)
+        if depends or depends is None and unseen:
             found.append(t)
     return found
-
-
-def is_stranger(
-    t: torch.Tensor,  # one that requires gradients
-) -> bool:
-    "Has it a history that no torch call showed?"
-    return marks_of(t).depends is None and t.grad_fn is not None
 
 
 def n_factors(x) -> int:

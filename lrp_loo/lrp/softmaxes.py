@@ -152,11 +152,12 @@ class Softmaxes:
         self.attended = {}  # layer → the modules that made its attention calls
         self.open = []  # each `Softmax`
         self.heads = []  # `Heads` of attention weights, not fused
-        self.mixers = {
-            path
-            for path, m in modules.items()
-            if any(name in type(m).__name__ for name in STREAM_MIXERS)
+        mixing = {
+            kind
+            for kind in set(map(type, modules.values()))
+            if any(name in kind.__name__ for name in STREAM_MIXERS)
         }
+        self.mixers = {path for path, m in modules.items() if type(m) in mixing}
 
     def attends(self, layer, module):
         "Attention was seen."

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from ..core.files import per_token
 from ..core.hooks import Hook, hooked, leaves_nothing, taken_back
-from .attention import is_compiled
+from .attention import compiled_part
 from lrp_loo.models.encoding import (
     ANY_MORE,
     NO_LIMIT,
@@ -276,10 +276,11 @@ def check_model(
             f" or a pipeline), got {type(model).__name__}"
         )
     _check_kind(model)
-    parts = {path: m for path, m in model.named_modules() if m.training}
+    every = dict(model.named_modules())
+    parts = {path: m for path, m in every.items() if m.training}
     part = next((path for path, m in parts.items() if _training_changes(m)), None)
     # a wrapper is in training mode as torch makes it, whatever stands in it
-    is_wrapper = len(parts) < len(list(model.modules()))
+    is_wrapper = len(parts) < len(every)
     if model.training and not (is_wrapper and part is None):
         raise ValueError(
             "the model is in training mode, where dropout makes every pass"
@@ -293,7 +294,7 @@ def check_model(
     inside = inside_wrappers(model)
     both = getattr(getattr(inside, 'config', None), 'is_encoder_decoder', False)
     # UMT5's encoder alone has the whole's config
-    if both and any(path.endswith('decoder') for path, _ in model.named_modules()):
+    if both and any(path.endswith('decoder') for path in every):
         raise ValueError(
             f"{type(inside).__name__} is an encoder-decoder: its decoder reads"
             " the text as well, so a token masked in the encoder is not"
@@ -442,8 +443,8 @@ def forward(
     )
     options = {'use_cache': False} if may_keep and 'use_cache' not in inputs else {}
     # what torch.compile made of a model runs as it was made
-    compiled = any(map(is_compiled, model.modules()))
-    products = contextlib.nullcontext() if compiled else fast_products()
+    eager = compiled_part(model) is None
+    products = fast_products() if eager else contextlib.nullcontext()
     try:
         with blind_rows_mended(model), products:
             return model(**inputs, **options)

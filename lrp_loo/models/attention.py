@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall', 'operation_name', 'AttentionMode',
-           'is_compiled', 'refuse_compiled', 'AttentionMaps']
+           'compiled_part', 'refuse_compiled', 'AttentionMaps']
 
 # %% ../../nbs/lib/models_attention.ipynb #a7700003
 import inspect
@@ -171,15 +171,18 @@ class AttentionMode(TorchFunctionMode):
         return product_of(func, args, kwargs)
 
 # %% ../../nbs/lib/models_attention.ipynb #a7700020
-def is_compiled(
-    module,  # any torch module
-) -> bool:
-    "Wrapped by torch.compile, compiled in place, or its forward is."
-    return (
-        isinstance(module, torch._dynamo.OptimizedModule)
-        or module._compiled_call_impl is not None
-        or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
-    )
+def compiled_part(
+    model,  # any torch module
+) -> str | None:  # '': itself; None: no part is
+    "The path of what torch.compile wrapped or compiled in place, or whose forward."
+    for path, module in model.named_modules():
+        if (
+            isinstance(module, torch._dynamo.OptimizedModule)
+            or module._compiled_call_impl is not None
+            or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
+        ):
+            return path
+    return None
 
 
 def refuse_compiled(
@@ -188,8 +191,7 @@ def refuse_compiled(
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
-    parts = dict(model.named_modules())
-    configs = [getattr(m, 'config', None) for m in parts.values()]
+    configs = [getattr(m, 'config', None) for m in model.modules()]
     kinds = {getattr(c, '_attn_implementation', None) for c in configs}
     if 'flex_attention' in kinds:  # transformers compiles it
         raise TypeError(
@@ -198,20 +200,20 @@ def refuse_compiled(
             " model.set_attn_implementation('sdpa') (or 'eager'), or take"
             " method='loo'"
         )
-    if is_compiled(model):
+    path = compiled_part(model)
+    if path == '':
         raise TypeError(
             "the model is compiled, and rules see eager calls only; pass the"
             " model as it was before torch.compile (`compiled._orig_mod`), or"
             " load it again where it was compiled in place"
         )
-    for path, part in parts.items():
-        if is_compiled(part):
-            raise TypeError(
-                f"{path} of the model is compiled, and rules see eager calls"
-                " only; put the part back as it was before torch.compile"
-                " (`compiled._orig_mod`), or load the model again where it was"
-                " compiled in place"
-            )
+    if path:
+        raise TypeError(
+            f"{path} of the model is compiled, and rules see eager calls"
+            " only; put the part back as it was before torch.compile"
+            " (`compiled._orig_mod`), or load the model again where it was"
+            " compiled in place"
+        )
 
 # %% ../../nbs/lib/models_attention.ipynb #a7700022
 class AttentionMaps(AttentionMode):

@@ -210,8 +210,9 @@ def layers_of(
         return len(set(map(type, members))) == 1
 
     sizes, stacks = {}, {}
-    for path, module in model.named_modules():
-        members = _members_of(module)
+    lists = (nn.ModuleList, nn.Sequential)
+    held = {p: _members_of(m) for p, m in model.named_modules() if isinstance(m, lists)}
+    for path, members in held.items():
         own = dict.fromkeys(members)  # a module that is used twice counts once
         sizes[path] = sum(p.numel() for m in own for p in m.parameters())
         if sizes[path] and (has_length(members) or alike(members)):
