@@ -650,7 +650,7 @@ def sweep(
     from lrp_loo.core.files import recorded_methods
     from lrp_loo.methods import METHODS, as_methods
     from lrp_loo.models import DTYPES
-    from lrp_loo.trust.sweep import explain_dataset
+    from lrp_loo.trust.sweep import sweep as sweep_texts
 
     chosen = one_of('methods', methods, METHODS, many=True)
     one_of('dtype', dtype, DTYPES)
@@ -669,7 +669,7 @@ def sweep(
         names = recorded_methods(as_methods(chosen))
         known = dict(experiment='sweep', methods=names, target=None, **kept)
         _check_results(Path(out) / 'sweep.json', known)
-    table = explain_dataset(
+    table = sweep_texts(
         d.texts,
         out,
         chosen,

@@ -14,7 +14,7 @@ EVERY = CHAPTERS | LAB
 FIRST_DECADE = [name for name in CHAPTERS if name.startswith('0')]
 MOST_WORDS = 1500
 MOST_LINES = 250  # of code, in a chapter of the first decade
-NEXT = r'Next: \[[^\]]+\]\((?:\.\./)?(\w+)\.(?:ipynb|md)[^)]*\)'
+NEXT = r"Next: \[[^\]]+\]\((?:\.\./|guide/)?(\w+)\.(?:ipynb|md)[^)]*\)"
 SENTENCE = 'A gripping, funny film that never once talks down to us.'
 
 
