@@ -61,8 +61,9 @@ def reading_order(books):
 def label(name, nb):
     if name == 'index':
         return 'Start here'
-    number = chapter.number_of(name)
     title = chapter.title_of(nb)
+    # of the library's own pages the module, as the folder is in its order
+    number = chapter.number_of(name) or chapter.module_of(nb)
     return f'{number} · {title}' if number else title
 
 

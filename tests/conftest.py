@@ -184,3 +184,12 @@ def demo():
 @pytest.fixture(scope='session')
 def tokenizer():
     return AutoTokenizer.from_pretrained(demo_base())
+
+
+@pytest.fixture(scope='module')
+def one_thread():
+    "Where tensors are small more threads only wait for each other."
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)

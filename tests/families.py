@@ -310,3 +310,23 @@ def family_row(
             f'{name} eager = sdpa to': apart,
         }
     return row
+
+
+def drawn(
+    name: str,  # of one of transformers' classes
+    config,  # what its configuration class takes, or one
+    std: float = 0.3,
+    dtype=torch.float32,
+    attention: str | None = None,
+):  # in eval mode
+    "A small model of a class that is no family's, its matrices random."
+    cls = getattr(transformers, name)
+    if isinstance(config, dict):
+        config = cls.config_class(**config)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = cls._from_config(config, attn_implementation=attention)
+        for p in model.eval().to(dtype).parameters():
+            if p.ndim > 1:
+                p.normal_(0, std)
+    return model

@@ -1,15 +1,17 @@
-"""One door: every entry takes a model, texts, a target, a device and a length in
-the same ways, or says in the same words why not.
-"""
+"Every entry takes model, texts, target, device and length alike; a class by label or number."
 
+import json
 import tempfile
+from functools import partial
 
+from conftest import OPINIONS, random_bert
 import pytest
 import torch
-from conftest import OPINIONS
 from transformers import pipeline
 
 import lrp_loo
+from lrp_loo import Target, explain, explain_labels, load_demo, summarize_texts
+from lrp_loo.cli import main
 
 ONE = OPINIONS[0]
 TEXTS = [*OPINIONS, 'A bold, odd little film.', 'The songs are all one song.']
@@ -32,44 +34,28 @@ def explain_dataset(model, tokenizer, texts, **options):
     return table.rename(columns={'r': 'loo_r'})
 
 
-def calibrate(*given, **options):
-    return lrp_loo.calibrate(*given, **QUIET, **options)
-
-
-def fit_layers(*given, **options):
-    return lrp_loo.fit_layers(*given, **QUIET, **options)
-
-
 ENTRIES = dict(
     explain=lrp_loo.explain,
     audit=audit,
     explain_pairs=lrp_loo.explain_pairs,
-    calibrate=calibrate,
-    fit_layers=fit_layers,
+    calibrate=partial(lrp_loo.calibrate, **QUIET),
+    fit_layers=partial(lrp_loo.fit_layers, **QUIET),
     explain_page=page,
     explain_dataset=explain_dataset,
 )
 every_entry = pytest.mark.parametrize('entry', ENTRIES)
 
 
-def numbers(found):
-    "What came out, to compare."
-    if isinstance(found, str):
-        return found
-    if isinstance(found, list):
-        return [a.scores for a in found]
-    if hasattr(found, 'texts') and not hasattr(found, 'columns'):
-        return repr(found.texts)
-    if hasattr(found, 'weights'):
-        return repr(found.weights)
-    return repr(found['loo_r'].tolist())
+def same(*found):
+    def numbers(f):
+        if isinstance(f, list):
+            return [a.scores.tolist() for a in f]
+        if hasattr(f, 'texts') and not hasattr(f, 'columns'):
+            return repr(f.texts)
+        return repr(f.weights if hasattr(f, 'weights') else f['loo_r'].tolist())
 
-
-def same(a, b):
-    a, b = numbers(a), numbers(b)
-    if isinstance(a, str):
-        return a == b
-    return len(a) == len(b) and all(map(torch.equal, a, b))
+    a, b = (f if isinstance(f, str) else numbers(f) for f in found)
+    return a == b
 
 
 @pytest.fixture(scope='module')
@@ -79,31 +65,37 @@ def plain(demo):
 
 
 @every_entry
-def test_a_compiled_model(entry, demo, plain):
+def test_a_compiled_model_a_pipeline_a_device_and_a_length(entry, demo, plain):
     model, tokenizer = demo
-    found = ENTRIES[entry](torch.compile(model), tokenizer, TEXTS)
-    assert same(found, plain[entry])
-
-
-@every_entry
-def test_a_pipeline_without_a_tokenizer(entry, demo, plain):
-    model, tokenizer = demo
+    run, wanted = ENTRIES[entry], plain[entry]
+    assert same(run(torch.compile(model), tokenizer, TEXTS), wanted)
     pipe = pipeline('text-classification', model, tokenizer=tokenizer)
-    assert same(ENTRIES[entry](pipe, None, TEXTS), plain[entry])
+    assert same(run(pipe, None, TEXTS), wanted)
+    assert same(run(*demo, TEXTS, device='cpu'), wanted)
+    assert same(run(*demo, TEXTS, max_length=64), wanted)
+    assert not same(run(*demo, TEXTS, max_length=7, truncation=True), wanted)
+    for options, said in (
+        (dict(device='nowhere'), 'device'),
+        (dict(max_length=4), 'tokens'),
+        (dict(target=[0, 1, 0]), 'target has 3 entries for'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(*demo, TEXTS, **options)
+    for texts, said in (([], 'texts is empty'), ([ONE, ' '], 'empty'), ([3], 'str')):
+        if entry != 'explain_page':
+            with pytest.raises((ValueError, TypeError), match=said):
+                run(*demo, texts)
 
 
 @every_entry
 def test_one_string_is_a_list_of_one(entry, demo):
-    if entry == 'fit_layers':
-        with pytest.raises(ValueError, match='texts'):
-            fit_layers(*demo, ONE)
-        return
-    if entry == 'explain_dataset':
-        with pytest.raises(TypeError, match='texts must be a list of str'):
-            explain_dataset(*demo, ONE)
-        return
-    found = ENTRIES[entry](*demo, ONE)
-    assert same(found, ENTRIES[entry](*demo, [ONE]))
+    run = ENTRIES[entry]
+    said = dict(fit_layers='texts', explain_dataset='texts must be a list of str')
+    if entry in said:
+        with pytest.raises((ValueError, TypeError), match=said[entry]):
+            run(*demo, ONE)
+    else:
+        assert same(run(*demo, ONE), run(*demo, [ONE]))
 
 
 @every_entry
@@ -122,54 +114,7 @@ def test_a_target_for_each_text(entry, demo):
         assert not same(found, ENTRIES[entry](*demo, TEXTS, target=0))
 
 
-@every_entry
-def test_a_target_list_of_another_length_is_refused(entry, demo):
-    with pytest.raises(ValueError, match='target has 3 entries for'):
-        ENTRIES[entry](*demo, TEXTS, target=[0, 1, 0])
-
-
-@every_entry
-def test_a_device(entry, demo, plain):
-    assert same(ENTRIES[entry](*demo, TEXTS, device='cpu'), plain[entry])
-    with pytest.raises(ValueError, match='device'):
-        ENTRIES[entry](*demo, TEXTS, device='nowhere')
-
-
-@every_entry
-def test_a_length(entry, demo, plain):
-    assert same(ENTRIES[entry](*demo, TEXTS, max_length=64), plain[entry])
-    with pytest.raises(ValueError, match='tokens'):
-        ENTRIES[entry](*demo, TEXTS, max_length=4)
-
-
-@every_entry
-def test_a_text_cut_at_a_length(entry, demo, plain):
-    cut = ENTRIES[entry](*demo, TEXTS, max_length=7, truncation=True)
-    assert not same(cut, plain[entry])
-
-
-@every_entry
-@pytest.mark.parametrize(
-    'texts, said', [([], 'texts is empty'), ([ONE, ' '], 'empty'), ([3], 'str')]
-)
-def test_no_text_is_refused_in_the_same_words(entry, demo, texts, said):
-    if entry == 'explain_page':
-        return
-    with pytest.raises((ValueError, TypeError), match=said):
-        ENTRIES[entry](*demo, texts)
-
-
 CONTEXT = ('The acting is bad. The songs are fine.', ' bad')
-
-
-def context(model, tokenizer, **options):
-    return lrp_loo.attribute_context(model, tokenizer, *CONTEXT, **options).scores
-
-
-def generation(model, tokenizer, **options):
-    how = dict(continuation=' bad') | options
-    found = lrp_loo.explain_generation(model, tokenizer, CONTEXT[0], **how)
-    return found[0].scores
 
 
 def captum(model, tokenizer, **options):
@@ -178,7 +123,15 @@ def captum(model, tokenizer, **options):
     return lrp_loo.LRP(model, tokenizer=tokenizer, **options).attribute(ids)
 
 
-WRITERS = dict(context=context, generation=generation, captum=captum)
+WRITERS = dict(
+    context=lambda *given, **options: (
+        lrp_loo.attribute_context(*given, *CONTEXT, **options).scores
+    ),
+    generation=lambda *given, **options: (
+        lrp_loo.explain_generation(*given, CONTEXT[0], ' bad', **options)[0].scores
+    ),
+    captum=captum,
+)
 
 
 @pytest.mark.parametrize('entry', WRITERS)
@@ -216,3 +169,70 @@ def test_an_audit_of_pairs_takes_what_explain_pairs_takes(demo):
         lrp_loo.audit_pairs(*demo, texts, target=[0, 1], **QUIET)
     compiled = lrp_loo.audit_pairs(torch.compile(demo[0]), demo[1], ONE, **QUIET)
     assert compiled.r.equals(lrp_loo.audit_pairs(*demo, ONE, **QUIET).r)
+
+
+TEXT = 'a fine film'
+
+
+@pytest.fixture(scope='module')
+def stars(demo, tmp_path_factory):
+    "Two classes, which are called '1' and '2'; and where they are saved."
+    model = random_bert()
+    model.config.id2label = {0: '1', 1: '2'}
+    model.config.label2id = {'1': 0, '2': 1}
+    model.folder = str(tmp_path_factory.mktemp('stars'))
+    for part in (model, demo[1]):
+        part.save_pretrained(model.folder)
+    return model, demo[1]
+
+
+NAMED = {
+    '1': (0, '1'),  # a label; as a number it would be the other class
+    '2': (1, '2'),  # a label; as a number there is none
+    '0': (0, '1'),  # no label, so a number
+    '2,1': ((1, 0), '2 − 1'),
+    '2, 0': ((1, 0), '2 − 1'),
+}
+
+
+@pytest.mark.parametrize('target', NAMED)
+def test_the_shell_and_python_mean_the_same(stars, target, capsys):
+    (a,) = explain(*stars, TEXT, 'grad_x_input', target)
+    assert (a.target, a.label) == NAMED[target]
+    words = ('explain', TEXT, '--method', 'grad_x_input', '--json')
+    assert main([*words, '--model', stars[0].folder, '--target', target]) == 0
+    (a,) = json.loads(capsys.readouterr().out)
+    found = tuple(a['target']) if isinstance(a['target'], list) else a['target']
+    assert (found, a['label']) == NAMED[target]
+
+
+def test_in_every_form_of_a_target(stars):
+    for target in ('2', Target('2'), ('2', '1'), 1):
+        (a,) = explain(*stars, TEXT, 'grad_x_input', target)
+        assert a.label.startswith('2')
+    s = summarize_texts(*stars, [TEXT, 'no'], target='1', min_count=1, progress=False)
+    assert s.classes == ['1']
+    (both,) = explain_labels(*stars, TEXT, ['2', '1'], 'grad_x_input')
+    assert [a.target for a in both] == [1, 0]
+    for target in (('2', '2'), '2,2', '1,0'):
+        with pytest.raises(ValueError, match='no difference of two'):
+            explain(*stars, TEXT, target=target)
+    model = random_bert()
+    model.config.id2label = {0: '-1', 1: '1'}
+    (a,) = explain(model, stars[1], TEXT, 'grad_x_input', '-1')
+    assert (a.target, a.label) == (0, '-1')
+
+
+def test_a_model_without_labels_takes_numbers(stars):
+    model = random_bert()
+    model.config.id2label = {}
+    with pytest.raises(ValueError, match='take its number$'):
+        explain(model, stars[1], TEXT, target='good')
+    assert explain(model, stars[1], TEXT, target='1')[0].target == 1
+
+
+def test_a_decoders_number_is_the_token_that_is_written_so():
+    lm, tokenizer = load_demo('reviews')
+    (wanted,) = tokenizer('7', add_special_tokens=False)['input_ids']
+    (a,) = explain(lm, tokenizer, TEXT, 'grad_x_input', '7')
+    assert a.target == wanted

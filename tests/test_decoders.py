@@ -1,5 +1,6 @@
 "Decoders: many variants in one row are what each is by itself, masked."
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -70,21 +71,17 @@ def is_taken(model, encs):
     return fast_decoder(model, encs[0]) is not None
 
 
-@pytest.mark.parametrize(
-    'family,task,attention',
-    [(*kind, 'eager') for kind in KINDS] + [(*kind, 'sdpa') for kind in FUSED],
-)
-def test_every_listed_decoder_is_taken(family, task, attention):
-    model = wide(family, task, attention)
+@pytest.mark.parametrize('family,task', FUSED)
+def test_every_listed_decoder_is_taken(family, task):
+    model = wide(family, task, 'sdpa')
     assert is_taken(model, texts_of(model))
 
 
 def assert_each_by_itself(model, encs, keeps, targets=None, **options):
     "Read together, and masked in a pass of its own; the tokens that it took."
+    targets = targets or [None] * len(encs)
     with CountTokens(model) as count:
-        read = read_subsets(
-            model, encs, keeps, targets or [None] * len(encs), **options
-        )
+        read = read_subsets(model, encs, keeps, targets, **options)
     for enc, keep, of in zip(encs, keeps, read, strict=True):
         own = one_by_one(model, enc, keep, of.readout)
         assert torch.allclose(of.values, own, atol=ROUNDING)
@@ -93,16 +90,17 @@ def assert_each_by_itself(model, encs, keeps, targets=None, **options):
     return count.n
 
 
-@pytest.mark.parametrize('budget', [20, 8192])
 @pytest.mark.parametrize('family,task', KINDS)
-def test_many_texts_together_are_each_by_itself(family, task, budget):
+def test_many_texts_together_are_each_by_itself(family, task):
     model = wide(family, task)
     encs = texts_of(model)
+    assert is_taken(model, encs)
     keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
     targets = [Target(i) for i in (0, 1, 1)]
-    n = assert_each_by_itself(model, encs, keeps, targets, token_budget=budget)
-    # with whole texts and the check
-    assert n < sum(keep.numel() for keep in keeps)
+    for budget in (20, 8192):
+        n = assert_each_by_itself(model, encs, keeps, targets, token_budget=budget)
+        # with whole texts and the check
+        assert n < sum(keep.numel() for keep in keeps)
 
 
 @pytest.mark.parametrize('family', DECODERS)
@@ -122,15 +120,6 @@ def test_every_generated_token_is_read(family):
     assert torch.allclose(values, own, atol=ROUNDING)
 
 
-def test_answers_of_several_lengths_share_passes():
-    model = wide('Llama', 'next token')
-    encs = texts_of(model)
-    answers = [e['input_ids'][0, -n:] for e, n in zip(encs, (1, 2, 3))]
-    targets = [summed(next_tokens(ids)) for ids in answers]
-    keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
-    assert_each_by_itself(model, encs, keeps, targets)
-
-
 def summed(of_each):
     "One number of some tokens' logits."
 
@@ -142,53 +131,51 @@ def summed(of_each):
     return f
 
 
-def test_equal_subsets_are_computed_once():
-    model = wide('Llama', 'next token')
-    encs = texts_of(model, (12,))
+@pytest.fixture
+def llama():
+    return wide('Llama', 'next token')
+
+
+def test_answers_of_several_lengths_share_passes(llama):
+    encs = texts_of(llama)
+    answers = [e['input_ids'][0, -n:] for e, n in zip(encs, (1, 2, 3))]
+    targets = [summed(next_tokens(ids)) for ids in answers]
+    keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
+    assert_each_by_itself(llama, encs, keeps, targets)
+
+
+def test_equal_subsets_are_computed_once(llama):
+    encs = texts_of(llama, (12,))
     keep = some_subsets(12)
     once, often = (
-        assert_each_by_itself(model, encs, [keep.repeat(n, 1)]) for n in (1, 5)
+        assert_each_by_itself(llama, encs, [keep.repeat(n, 1)]) for n in (1, 5)
     )
     assert once == often
 
 
-def test_progress_hears_of_every_variant():
-    model = wide('Llama', 'next token')
-    encs = texts_of(model)
+def test_progress_hears_of_every_variant(llama):
     told = []
-    many_loo(model, encs, token_budget=16, progress=told.append)
+    many_loo(llama, texts_of(llama), token_budget=16, progress=told.append)
     assert sum(told) == 12 + 5 + 9
     assert len(told) > 3
 
 
-def test_what_is_no_case_for_it():
-    "A window shorter than the text: six tokens back; a place in the middle of it."
+def test_what_is_no_case_for_it(llama):
+    "A window of six tokens; a place in the middle of the text; a hook."
     keep = some_subsets(12)
-    for model, target in (
-        (random_model('Mistral', 'next token'), None),
-        (wide('Llama', 'next token'), Target(7, position=5)),
-    ):
+    windowed = random_model('Mistral', 'next token')
+    for model, target in ((windowed, None), (llama, Target(7, position=5))):
         encs = texts_of(model, (12,))
         assert assert_each_by_itself(model, encs, [keep], [target]) >= keep.numel()
+    llama.model.layers[1].register_forward_hook(lambda m, a, out: out * 1.1)
+    assert not is_taken(llama, encs)
+    with pytest.raises(ValueError, match='a hook'):
+        FastDecoder(llama)
 
 
-def test_a_hook_is_no_case_for_it():
-    model = wide('Llama', 'next token')
-    encs = texts_of(model, (12,))
-    layer = model.model.layers[1]
-    handle = layer.register_forward_hook(lambda m, a, out: out * 1.1)
-    try:
-        assert not is_taken(model, encs)
-        with pytest.raises(ValueError, match='a hook'):
-            FastDecoder(model)
-    finally:
-        handle.remove()
-
-
-def test_a_decoder_that_answers_otherwise_is_found_out(monkeypatch):
+def test_a_decoder_that_answers_otherwise_is_found_out(llama, monkeypatch):
     "The check compares with the model's own masked passes."
-    model = wide('Llama', 'next token')
-    encs = texts_of(model, (12,))
+    encs = texts_of(llama, (12,))
     right = FastDecoder._run
 
     def wrong(self, texts, rows):
@@ -198,42 +185,33 @@ def test_a_decoder_that_answers_otherwise_is_found_out(monkeypatch):
         return logits + moved, cache
 
     monkeypatch.setattr(FastDecoder, '_run', wrong)
-    assert not is_taken(model, encs)
-    loo, _, _ = leave_one_out(model, encs[0])
+    assert not is_taken(llama, encs)
+    loo, _, _ = leave_one_out(llama, encs[0])
     monkeypatch.undo()
-    own, _, _ = leave_one_out(model, encs[0], drop=False)
+    own, _, _ = leave_one_out(llama, encs[0], drop=False)
     assert torch.allclose(loo, own, atol=ROUNDING)
 
 
-@pytest.mark.parametrize(
-    'target,n_rows',
-    [
-        (None, 1),
-        (3, 1),
-        (Target(1, position=-1), 1),
-        (Target(1, position=2), None),
-        (Target(1, output='hidden_states'), None),
-        (lambda outputs: outputs.logits[:, 0, 0], None),
-        (summed(next_tokens(torch.tensor([4, 5]))), 3),
-    ],
-)
-def test_which_rows_are_read(target, n_rows):
-    assert rows_at_the_end(target) == n_rows
+TARGETS = [
+    (None, 1),
+    (3, 1),
+    (Target(1, position=-1), 1),
+    (Target(1, position=2), None),
+    (Target(1, output='hidden_states'), None),
+    (lambda outputs: outputs.logits[:, 0, 0], None),
+    (summed(next_tokens(torch.tensor([4, 5]))), 3),
+]
+
+
+def test_which_rows_are_read():
+    assert [rows_at_the_end(t) for t, _ in TARGETS] == [n for _, n in TARGETS]
 
 
 def test_a_row_that_sees_nothing_is_left_to_the_model():
     keep = torch.ones(3, 6, dtype=torch.bool)
     keep[1, :4] = False
-    assert all_see_something(keep, 2)  # row 4 sees itself
-    assert not all_see_something(keep, 3)
-    assert not all_see_something(keep, 7)
-
-
-@pytest.mark.parametrize('budget', [0, -1, 2.5])
-def test_a_budget_is_a_number_of_tokens(budget):
-    model = wide('Llama', 'next token')
-    with pytest.raises(ValueError, match='token_budget'):
-        many_loo(model, texts_of(model), token_budget=budget)
+    # row 4 sees itself
+    assert [all_see_something(keep, n) for n in (2, 3, 7)] == [True, False, False]
 
 
 def test_neighbours_share_what_there_is_room_for():
@@ -251,15 +229,14 @@ def test_a_pass_holds_the_rows_of_its_variants():
     assert all(int(p.variant[0]) == 0 for p in passes)
 
 
-def test_how_long_it_takes_is_asked_of_what_is_read():
+def test_how_long_it_takes_is_asked_of_what_is_read(llama):
     "Of the last row, not of every token's logits."
-    model = wide('Llama', 'next token')
-    encs = texts_of(model, (12,))
-    with CountTokens(model) as of_last:
-        loo_seconds(model, encs, target=Target(3))
-    with CountTokens(model) as of_place:
-        loo_seconds(model, encs, target=Target(3, position=4))
-    assert of_last.n < of_place.n
+    counts = []
+    for target in (Target(3), Target(3, position=4)):
+        with CountTokens(llama) as count:
+            loo_seconds(llama, texts_of(llama, (12,)), target=target)
+        counts.append(count.n)
+    assert counts[0] < counts[1]
 
 
 # ---- the demo models
@@ -277,54 +254,31 @@ def decoder(request):
     return SimpleNamespace(model=model, tokenizer=tokenizer, enc=enc)
 
 
-def both_ways(f):
+def both_ways(model, f):
     "With what is removed dropped, and masked; the share of tokens that took."
-    found, n = {}, {}
+    found, n = [], []
     for drop in (None, False):
-        found[drop], n[drop] = f(drop)
-    assert close(found[None], found[False])
-    return n[None] / n[False]
+        with CountTokens(model) as count:
+            found.append(f(drop=drop))
+        n.append(count.n)
+    assert close(*found)
+    return n[0] / n[1]
 
 
-def test_loo_after_the_prefix_computes_fewer_tokens(decoder):
-    spans = torch.full((decoder.enc['input_ids'].shape[1],), -1)
+def test_after_the_prefix_fewer_tokens_are_computed(decoder):
+    model, enc = decoder.model, decoder.enc
+    n = enc['input_ids'].shape[1]
+    spans = torch.full((n,), -1)
     spans[2:4] = 0
     spans[5:9] = 1
-
-    def loo(drop, units=None):
-        with CountTokens(decoder.model) as count:
-            loo, _, _ = leave_one_out(
-                decoder.model, decoder.enc, units=units, drop=drop
-            )
-        return loo, count.n
-
-    assert both_ways(loo) < 0.8
-    both_ways(lambda drop: loo(drop, spans))
-
-
-def test_curves_after_the_prefix_are_those_of_masked_texts(decoder):
-    ids = decoder.enc['input_ids'][0]
-    units = removal_units(special_mask(decoder.tokenizer, ids))
-    scores = {'order': torch.arange(len(units)).float()}
-    dropped, masked = (
-        perturbation_curves(decoder.model, decoder.enc, scores, units, None, drop=drop)[
-            'order'
-        ]
-        for drop in (None, False)
-    )
-    for a, b in zip(dropped, masked, strict=True):
-        assert close(a, b)
-
-
-def test_a_removed_last_token_is_read_and_seen_by_no_other(decoder):
-    n = decoder.enc['input_ids'].shape[1]
+    assert both_ways(model, lambda drop: leave_one_out(model, enc, drop=drop)[0]) < 0.8
+    both_ways(model, lambda drop: leave_one_out(model, enc, units=spans, drop=drop)[0])
+    # a removed last token is read and seen by no other
     keep = torch.ones(n, n, dtype=torch.bool).tril()[:-1]
-
-    def prefixes(drop):
-        with CountTokens(decoder.model) as count:
-            (of,) = read_subsets(
-                decoder.model, [decoder.enc], [keep], [None], drop=drop
-            )
-        return of.values, count.n
-
-    assert both_ways(prefixes) < 0.4
+    prefixes = partial(read_subsets, model, [enc], [keep], [None])
+    assert both_ways(model, lambda drop: prefixes(drop=drop)[0].values) < 0.4
+    # and curves
+    units = removal_units(special_mask(decoder.tokenizer, enc['input_ids'][0]))
+    scores = {'order': torch.arange(n).float()}
+    curves = partial(perturbation_curves, model, enc, scores, units, None)
+    both_ways(model, lambda drop: torch.stack([*curves(drop=drop)['order']]))

@@ -1,10 +1,7 @@
-"""Experiments as a user meets them: interrupted and resumed, on folders in the
-hub's layout, on a 12-layer BERT, through the command line.
-"""
+"Experiments as a user meets them, on the hub's layout and a 12-layer BERT."
 
 import json
 import shutil
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -18,58 +15,48 @@ from lrp_loo.cli import main
 from lrp_loo.data import load_digit_images
 from lrp_loo.methods import METHODS
 from lrp_loo.models import accuracy
-from lrp_loo.models.demos import demo_base, demo_folder, load_demo
-from lrp_loo.models.layers import describe_model
-from lrp_loo.models.loading import load_model
+from lrp_loo.models.demos import demo_folder, load_demo
 from lrp_loo.paper.experiments import text_experiment
 from lrp_loo.paper.figures import sweep_gains
-from lrp_loo.paper.layerwise import (
-    SWEEPS,
-    layer_table,
-    sweep_layers,
-    sweep_methods,
-    table_a3_against_paper,
-)
+from lrp_loo.paper.layerwise import SWEEPS, layer_table, sweep_layers, sweep_methods
+from lrp_loo.paper.layerwise import table_a3_against_paper
 from lrp_loo.paper.ledger import ledger
-from lrp_loo.paper.reproduce import (
-    against_paper,
-    entries_by_study,
-    print_ledger,
-    studies_of,
-)
+from lrp_loo.paper.reproduce import entries_by_study, print_ledger
+from lrp_loo.paper.reproduce import studies_of
 from lrp_loo.paper.table2 import TABLE2
 from lrp_loo.stats import mean_se, per_text
-from lrp_loo.trust.faithfulness import faithfulness_table
-from lrp_loo.trust.results import Results, read_results
-
-RESULTS = Path(__file__).parent.parent / 'results'
-
-
-def write_split(folder, split, features=None, **columns):
-    "A data set in the hub's layout."
-    folder.mkdir(exist_ok=True)
-    data = datasets.Dataset.from_dict(columns, features=features)
-    data.to_parquet(str(folder / f'{split}-00000-of-00001.parquet'))
+from lrp_loo.trust.results import read_results
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    "Data in the hub's layout, our own sentences, digits of noise."
+    "Data in the hub's layout: our own sentences, digits of noise."
     d = tmp_path_factory.mktemp('data')
     short = load_texts('sst2', 'embedded', limit=12)
-    long = load_texts('imdb', 'embedded', limit=12)
     sentences = dict(sentence=short.texts, label=short.labels)
-    write_split(d / 'sst2', 'validation', **sentences)
-    write_split(d / 'imdb', 'test', text=long.texts, label=long.labels)
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (20, 28, 28), dtype=np.uint8)
-    features = datasets.Features(
-        image=datasets.Image(), label=datasets.ClassLabel(num_classes=10)
-    )
+    images = np.random.default_rng(0).integers(0, 255, (20, 28, 28), dtype=np.uint8)
     digits = dict(image=list(images), label=list(range(10)) * 2)
-    for split in ('train', 'test'):
-        write_split(d / 'mnist', split, features, **digits)
+    kinds = dict(image=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
+    for name, split, columns, features in (
+        ('sst2', 'validation', sentences, None),
+        ('mnist', 'train', digits, datasets.Features(kinds)),
+        ('mnist', 'test', digits, datasets.Features(kinds)),
+    ):
+        (d / name).mkdir(exist_ok=True)
+        data = datasets.Dataset.from_dict(columns, features=features)
+        data.to_parquet(str(d / name / f'{split}-00000-of-00001.parquet'))
     return d
+
+
+def test_data_of_a_folder(folder, monkeypatch):
+    x, y, info = load_digit_images(folder, 'test')
+    assert x.shape == (20, 14, 14) and 0 <= x.min() and x.max() <= 1
+    assert y.dtype == torch.long and info['name'] == 'mnist'
+    monkeypatch.setenv('LRP_LOO_DATA', str(folder))
+    info = load_texts('sst2').info
+    assert (info['source'], info['split'], info['n']) == ('folder', 'validation', 12)
+    assert str(folder) not in json.dumps(info)
+    assert load_texts('sst2', 'embedded').info['source'] == 'embedded'
 
 
 @pytest.fixture(scope='module')
@@ -87,51 +74,14 @@ def reproduce(out, *words, data='embedded'):
     return main(['reproduce', *map(str, words)])
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    "The figures of a folder by name, as matplotlib has them."
-    figures = {}
-
-    def keep(figure, path):
-        if figure is not None:
-            figures[path.stem] = figure
-
-    def draw(results):
-        experiments.draw_figures(studies_of(), results, results)
-        return figures
-
-    monkeypatch.setattr(experiments, 'save_figure', keep)
-    return draw
-
-
-def test_texts_of_a_folder(folder, monkeypatch):
-    texts = load_texts('sst2', folder)
-    assert len(texts) == 12
-    assert (texts.info['source'], texts.info['split']) == ('folder', 'validation')
-    assert str(folder) not in json.dumps(texts.info)
-    monkeypatch.setenv('LRP_LOO_DATA', str(folder))
-    assert load_texts('imdb').info['source'] == 'folder'
-    assert load_texts('imdb', 'embedded').info['source'] == 'embedded'
-
-
-def test_digits_of_a_folder(folder):
-    x, y, info = load_digit_images(folder, 'test')
-    assert x.shape == (20, 14, 14)
-    assert 0 <= x.min() and x.max() <= 1
-    assert y.dtype == torch.long
-    assert info['name'] == 'mnist'
-
-
-# the paper's depth: twelve layers, 34 rule sets
-
-
 @pytest.fixture(scope='module')
 def deep(folder, paper_model, tmp_path_factory):
     "Where Tables 2 and A3 of the twelve-layer model lie."
     out = tmp_path_factory.mktemp('deep')
     words = ('--model', paper_model, '--only', 'sst2')
-    code = reproduce(out, *words, '--limit', 3, '--longest', 64, data=str(folder))
-    assert code == 0
+    assert reproduce(out, *words, '--limit', 3, '--longest', 64, data=folder) == 0
+    names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
+    assert {p.name for p in (out / 'figures' / 'bert-12').iterdir()} == names
     return out / 'results' / 'bert-12'
 
 
@@ -140,14 +90,12 @@ def test_twelve_layers_stand_beside_all_of_the_papers_numbers(deep, folder, caps
     assert len(results['rows']) == 3
     assert set(results['rows'][0]['methods']) == {*sweep_methods(12), *TABLE2}
     compared = table_a3_against_paper({'sst2': results})
-    assert len(compared) == 144
-    assert compared.ours.notna().all()
+    assert len(compared) == 144 and compared.ours.notna().all()
     saved = json.loads((deep / 'against_paper.json').read_text())
     assert len(saved['numbers']) == 20 + 144
     # results name no folder of this machine
     text = (deep / 'sst2.json').read_text()
-    assert str(folder) not in text
-    assert str(deep.parents[1]) not in text
+    assert str(folder) not in text and str(deep.parents[1]) not in text
     # every claim is printed
     entries = ledger([deep], entries_by_study(studies_of()))
     print_ledger(entries)
@@ -155,6 +103,8 @@ def test_twelve_layers_stand_beside_all_of_the_papers_numbers(deep, folder, caps
     assert entries
     for e in entries:
         assert f"{e['verdict']:9s} {e['sentence']}" in said
+    print_ledger([])
+    assert not capsys.readouterr().out
 
 
 def test_the_claims_of_what_was_asked_are_printed(
@@ -180,19 +130,15 @@ def test_the_claims_of_what_was_asked_are_printed(
     assert 'The claims' not in capsys.readouterr().out
 
 
-def test_nothing_is_printed_where_nothing_was_judged(capsys):
-    print_ledger([])
-    assert not capsys.readouterr().out
+def test_figure_2_draws_what_the_three_sweeps_gain(deep, monkeypatch):
+    figures = {}
 
+    def keep(figure, path):
+        figures[path.stem] = figure
 
-def test_figures_are_written_below_out(deep):
-    written = deep.parents[1] / 'figures' / 'bert-12'
-    names = {'agreement.png', 'entropy.png', 'figure2.png', 'table2.png'}
-    assert {p.name for p in written.iterdir()} == names
-
-
-def test_figure_2_draws_what_the_three_sweeps_gain(deep, drawn):
-    above, below = drawn(deep)['figure2'].axes
+    monkeypatch.setattr(experiments, 'save_figure', keep)
+    experiments.draw_figures(studies_of(), deep, deep)
+    above, below = figures['figure2'].axes
     results = read_results(deep / 'sst2.json')
     table = layer_table(results)
     own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
@@ -213,54 +159,23 @@ def test_figure_2_draws_what_the_three_sweeps_gain(deep, drawn):
         assert set(dashed.get_ydata()) == {0}
 
 
-def test_the_agreement_figure_draws_a_bar_for_each_method(deep, drawn):
-    (ax,) = drawn(deep)['agreement'].axes
-    rows = read_results(deep / 'sst2.json')['rows']
-    methods = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
-    shown = [bar.get_height() for bar in ax.patches]
-    assert np.allclose(shown, faithfulness_table(rows, methods).loo_r)
-
-
-# Table A3's identities, computed apart, not by sharing a name
-
-
-@pytest.fixture(scope='module')
-def six_layers(tokenizer):
-    return random_bert(layers=6), tokenizer
-
-
-@pytest.fixture(scope='module')
-def apart(six_layers, tmp_path_factory):
-    "Rows of the first and last step of each sweep, and of no bypass."
+def test_the_same_layers_give_the_same_numbers(tokenizer, tmp_path):
+    "Table A3's identities, computed apart, not by sharing a name."
     methods = {'none': ('attn_lrp', dict(bypass_softmax=[])), **TABLE2}
     for sweep in SWEEPS:
         for k in (1, 6):
             layers = list(sweep_layers(sweep, k, 6))
             methods[f'{sweep}{k}'] = ('attn_lrp', dict(bypass_softmax=layers))
     texts = load_texts('sst2', 'embedded', limit=6)
-    path = tmp_path_factory.mktemp('apart') / 't.json'
-    return text_experiment(path, *six_layers, texts, {}, methods).rows
-
-
-@pytest.mark.parametrize(
-    'one, other',
-    [
-        ('first6', 'last6'),
-        ('first6', 'cp_lrp'),
-        ('first1', 'single1'),
-        ('last1', 'single6'),
-        ('none', 'attn_lrp'),
-    ],
-)
-def test_the_same_layers_give_the_same_numbers(apart, one, other):
-    for column in ('loo_r', 'lerf', 'morf', 'delta'):
-        a, b = (per_text(apart, m, column) for m in (one, other))
-        assert np.allclose(a, b, atol=1e-5, equal_nan=True)
-    all_layers, none = (per_text(apart, m, 'loo_r') for m in ('first6', 'none'))
+    small = random_bert(layers=6), tokenizer
+    rows = text_experiment(tmp_path / 't.json', *small, texts, {}, methods).rows
+    same = 'first6 last6, first6 cp_lrp, first1 single1, last1 single6, none attn_lrp'
+    for pair in same.split(', '):
+        for column in ('loo_r', 'lerf', 'morf', 'delta'):
+            a, b = (per_text(rows, m, column) for m in pair.split())
+            assert np.allclose(a, b, atol=1e-5, equal_nan=True), (pair, column)
+    all_layers, none = (per_text(rows, m, 'loo_r') for m in ('first6', 'none'))
     assert not np.allclose(all_layers, none, atol=1e-3)
-
-
-# interruptions
 
 
 def test_rows_under_an_older_name_of_their_folder_are_resumed(tmp_path, capsys):
@@ -275,26 +190,6 @@ def test_rows_under_an_older_name_of_their_folder_are_resumed(tmp_path, capsys):
     after = {p.name: p.read_bytes() for p in now.iterdir()}
     assert after == before
     assert not list(now.with_name('embedded').glob('s*.json'))
-
-
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr('lrp_loo.paper.figures.text_experiment', stop)
-    assert reproduce(tmp_path, '--only', 'sst2') == 130
-    assert 'goes on from there' in capsys.readouterr().err
-
-
-def test_rows_of_another_model_are_not_mixed(demo, tmp_path):
-    few, texts = dict(loo=TABLE2['loo']), load_texts('sst2', 'embedded', limit=2)
-    one, other = (describe_model(demo[0], name) for name in 'ab')
-    text_experiment(tmp_path / 't.json', *demo, texts, one, few)
-    with pytest.raises(ValueError, match='model'):
-        text_experiment(tmp_path / 't.json', *demo, texts, other, few)
-
-
-# what ships
 
 
 @pytest.mark.parametrize('name, least', [('sst2', 200), ('imdb', 20)])
@@ -315,61 +210,9 @@ def test_models_and_texts_that_ship(name, least, tokenizer):
         assert 150 <= min(lengths) and max(lengths) <= 400
 
 
-# what cannot be right
-
-
-@pytest.mark.parametrize(  # what bad_input.toml has not
-    'call, said',
-    [
-        (lambda *m: explain(*m, ['fine'], method='lime'), "'lime' is not known"),
-        (
-            lambda *m: explain(*m, ['fine'], bypass_softmax=[6]),
-            r'layers \[6\]; this model has layers 0 to 5',
-        ),
-        (lambda *_: load_model('paper', 'mnist'), 'no model for'),
-        (
-            lambda *_: load_model(str(demo_base())),
-            'no trained weights for classifier.bias, classifier.weight',
-        ),
-    ],
-)
-def test_bad_input_gets_a_clear_error(six_layers, call, said):
-    with pytest.raises(ValueError, match=said):
-        call(*six_layers)
-
-
-@pytest.fixture(scope='module')
-def nan_model():
-    model = random_bert(layers=1)
-    with torch.no_grad():
-        model.classifier.bias[0] = float('nan')
-    return model
-
-
 @pytest.mark.parametrize('method', METHODS)
-def test_nan_weights_are_named(nan_model, tokenizer, method):
+def test_nan_weights_are_named(tokenizer, method):
+    model = random_bert(layers=1)
+    model.classifier.bias.data[0] = float('nan')
     with pytest.raises(ValueError, match='not finite|NaN'):
-        explain(nan_model, tokenizer, 'fine', method=method, target=0)
-
-
-def test_folder_without_the_columns(tmp_path):
-    write_split(tmp_path / 'sst2', 'validation', words=['fine'], label=[1])
-    with pytest.raises(ValueError, match=r"\['label', 'sentence'\] are needed"):
-        load_texts('sst2', tmp_path)
-
-
-def test_truncation_where_it_was_asked_for(demo):
-    model, tokenizer = demo
-    options = dict(method='cp_lrp', truncation=True)
-    (a,) = explain(model, tokenizer, 'word ' * 600, **options)
-    assert len(a) == 512
-
-
-def test_a_damaged_results_file_is_named(tmp_path):
-    (tmp_path / 't.json').write_text('{"config": ')
-    with pytest.raises(ValueError, match='not a results file'):
-        Results(tmp_path / 't.json', {})
-
-
-def test_against_paper_of_an_empty_folder(tmp_path):
-    assert against_paper(studies_of(), tmp_path) == dict(numbers=[])
+        explain(model, tokenizer, 'fine', method=method, target=0)

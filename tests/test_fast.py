@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import shallow_demo
-from families import FAMILIES, family_tasks, random_inputs, random_model
+from families import FAMILIES, SIZES, family_tasks, random_inputs, random_model
 from torch import nn
 from transformers import MPNetConfig, MPNetForSequenceClassification
 
@@ -88,15 +89,7 @@ def test_every_class_that_may_be_taken_is_tried_here():
 
 def random_mpnet():
     "Three layers whose attention adds a bias by distance that can be seen."
-    config = MPNetConfig(
-        vocab_size=200,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        num_labels=3,
-    )
+    config = MPNetConfig(**SIZES | dict(intermediate_size=48, num_labels=3))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MPNetForSequenceClassification(config).double().eval()
@@ -108,12 +101,10 @@ def random_mpnet():
 def taken(request, monkeypatch):
     "A model of every class that is taken."
     name = request.param
-    if name == 'MPNet':
-        return random_mpnet()
     if name in ROBERTAS_KIN:
         kin = replace(FAMILIES['RoBERTa'], prefix=name)
         monkeypatch.setitem(FAMILIES, name, kin)
-    return random_model(name, 'class', 'sdpa')
+    return random_mpnet() if name == 'MPNet' else random_model(name, 'class', 'sdpa')
 
 
 def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
@@ -141,19 +132,12 @@ def test_a_bias_by_distance_is_looked_up_by_position():
     (own,) = masked_logits(model, inputs, keep[1:])
     assert torch.allclose(fast(rows, where)[0], own, atol=1e-9)
     assert not torch.allclose(fast(by_rows, where)[0], own, atol=1e-7)
-
-
-def test_a_bias_by_distance_is_right_for_texts_of_several_lengths():
-    model = random_mpnet()
-    inputs = random_inputs(model)
-    short = {k: v[:, :-3] for k, v in inputs.items()}
-    keeps = [
-        ~torch.eye(e['input_ids'].shape[1], dtype=torch.bool) for e in (inputs, short)
-    ]
-    found = many_subset_logits(model, [inputs, short], keeps)
-    for enc, keep, logits in zip((inputs, short), keeps, found):
-        own = masked_logits(model, enc, keep)
-        assert torch.allclose(logits, own, atol=1e-9)
+    # and for texts of several lengths
+    encs = [inputs, {k: v[:, :-3] for k, v in inputs.items()}]
+    keeps = [~torch.eye(e['input_ids'].shape[1], dtype=torch.bool) for e in encs]
+    found = many_subset_logits(model, encs, keeps)
+    for enc, keep, logits in zip(encs, keeps, found):
+        assert torch.allclose(logits, masked_logits(model, enc, keep), atol=1e-9)
 
 
 @pytest.mark.parametrize('budget', [1, 30, 8192])
@@ -170,27 +154,23 @@ def test_loo_of_many_texts_is_that_of_each(sentences, budget):
 
 
 def test_loo_by_units_of_many_texts_is_that_of_each(sentences):
-    model, tokenizer = sentences.model, sentences.tokenizer
+    given = sentences.model, sentences.tokenizer
     units = ['word', 'token', 'sentence']
-    together = explain(model, tokenizer, TEXTS, method='loo', units=units)
+    together = explain(*given, TEXTS, method='loo', units=units)
     for a, t, u in zip(together, TEXTS, units, strict=True):
-        (one,) = explain(model, tokenizer, t, method='loo', units=u, drop=False)
+        (one,) = explain(*given, t, method='loo', units=u, drop=False)
         assert close(a.scores, one.scores)
 
 
-@pytest.mark.parametrize(
-    'keep',
-    [[0, -1], [-1], slice(1, None), []],
-    ids=['ends', '[SEP] alone', 'all but [CLS]', 'nothing'],
-)
-def test_nothing_left_but_the_row_that_is_read(sentences, keep):
+def test_nothing_left_but_the_row_that_is_read(sentences):
+    "The ends, [SEP] alone, all but [CLS], nothing."
     model, enc = sentences.model, sentences.encs[0]
-    kept = torch.zeros(1, enc['input_ids'].shape[1], dtype=torch.bool)
-    kept[0, keep] = True
-    keep = kept
-    own = masked_logits(model, enc, keep)
-    logits = subset_logits(model, enc, keep)
-    assert torch.allclose(logits, own, atol=1e-4, equal_nan=True)
+    keep = torch.zeros(4, enc['input_ids'].shape[1], dtype=torch.bool)
+    keep[0, [0, -1]] = keep[1, -1] = keep[2, 1:] = True
+    for k in keep:
+        own = masked_logits(model, enc, k[None])
+        logits = subset_logits(model, enc, k[None])
+        assert torch.allclose(logits, own, atol=1e-4, equal_nan=True)
 
 
 # ---- where the model is more than its weights
@@ -222,28 +202,19 @@ class Louder(nn.Linear):
         return 1.1 * super().forward(x)
 
 
-def test_a_model_with_a_part_of_another_class_is_not_taken(own_model):
-    model, _ = own_model
-    output = model.bert.encoder.layer[2].attention.output
-    other = Louder(384, 384)
-    other.load_state_dict(output.dense.state_dict())
-    output.dense = other
-    with pytest.raises(ValueError, match='parts that BERT'):
-        FastEncoder(model)
-
-
-def test_a_model_that_computes_otherwise_fails_the_trial(own_model):
-    "Built alike: nothing but its numbers gives it away."
-    model, enc = own_model
-    model.bert.encoder.layer[2].attention.self.scaling *= 2
-    FastEncoder(model)
-    assert fast_encoder(model, enc) is None
-
-
-def test_a_model_in_training_is_not_taken(own_model):
+def test_what_makes_a_model_another_is_noticed(own_model):
     model, enc = own_model
     assert fast_encoder(model, enc) is not None
     assert fast_encoder(model.train(), enc) is None
+    model.eval()
+    # built alike: nothing but its numbers gives it away
+    attention = model.bert.encoder.layer[2].attention
+    attention.self.scaling *= 2
+    FastEncoder(model)
+    assert fast_encoder(model, enc) is None
+    attention.output.dense.__class__ = Louder
+    with pytest.raises(ValueError, match='parts that BERT'):
+        FastEncoder(model)
 
 
 def test_errors_name_the_subsets(sentences):
@@ -259,18 +230,12 @@ def test_curves_of_many_texts_are_those_of_each(sentences):
     "As if each were alone, and as if nothing were dropped."
     model, encs = sentences.model, sentences.encs
     g = torch.Generator().manual_seed(0)
-    scores = [
-        {m: torch.randn(e['input_ids'].shape[1], generator=g) for m in 'ab'}
-        for e in encs
-    ]
-    special = [special_mask(sentences.tokenizer, e['input_ids'][0]) for e in encs]
-    units = [removal_units(each, 2) for each in special]
-    targets = [0, 1, None]
-    together = many_perturbation_curves(
-        model, encs, scores, units, targets, token_budget=64
-    )
-    texts = zip(encs, scores, units, targets, strict=True)
-    for (enc, s, u, target), found in zip(texts, together, strict=True):
+    ids = [e['input_ids'][0] for e in encs]
+    scores = [{m: torch.randn(len(i), generator=g) for m in 'ab'} for i in ids]
+    units = [removal_units(special_mask(sentences.tokenizer, i), 2) for i in ids]
+    texts = (encs, scores, units, [0, 1, None])
+    together = many_perturbation_curves(model, *texts, token_budget=64)
+    for found, enc, s, u, target in zip(together, *texts, strict=True):
         alone = perturbation_curves(model, enc, s, u, target, drop=False)
         for m in s:
             for curve, expected in zip(found[m], alone[m], strict=True):
@@ -279,34 +244,16 @@ def test_curves_of_many_texts_are_those_of_each(sentences):
 
 
 def test_a_text_without_a_token_to_remove_has_no_curve(sentences):
-    enc = sentences.encs[0]
-    n = enc['input_ids'].shape[1]
-    nothing = torch.full((n,), -1)
+    n = sentences.encs[0]['input_ids'].shape[1]
+    given = [{'a': torch.ones(n)}], [torch.full((n,), -1)], [None]
     with pytest.raises(ValueError, match='no token'):
-        many_perturbation_curves(
-            sentences.model, [enc], [{'a': torch.ones(n)}], [nothing], [None]
-        )
+        many_perturbation_curves(sentences.model, sentences.encs[:1], *given)
 
 
 # ---- one row of the last layer
 
 
 LAYERED = ('BERT', 'RoBERTa', 'ELECTRA', 'DeBERTa-v2')
-
-
-def test_these_models_have_their_last_layer_where_bert_has_it():
-    "The others are built otherwise."
-    found = [
-        family
-        for family, task in family_tasks()
-        if task == 'class' and bert_layers(random_model(family, task)) is not None
-    ]
-    assert found == [*LAYERED]
-
-
-def bert_layers(model):
-    encoder = getattr(model.base_model, 'encoder', None)
-    return getattr(encoder, 'layer', None)
 
 
 def last_layer(model, context):
@@ -335,14 +282,10 @@ def test_one_row_gives_the_logits_and_gradients_of_all(family):
     assert (n == 1) == (type(model).__name__ in READ_FIRST_ROW)
 
 
-@pytest.mark.parametrize(
-    'target',
-    [lambda out: out.logits[:, 0], Target(0, output='hidden_states')],
-    ids=['a function', 'another field'],
-)
-def test_all_rows_where_the_target_may_read_any(target):
+def test_all_rows_where_the_target_may_read_any():
     model = random_model('BERT', 'class', 'eager')
-    assert last_layer(model, read_row_only(model, target))[0] > 1
+    for target in (lambda out: out.logits[:, 0], Target(0, output='hidden_states')):
+        assert last_layer(model, read_row_only(model, target))[0] > 1
     model.train()
     assert last_layer(model, read_row_only(model))[0] > 1
 
@@ -352,19 +295,18 @@ def test_all_rows_where_the_target_may_read_any(target):
 
 def test_rows_of_many_texts_are_each_text(sentences):
     # in double precision: what differs between batches is their arithmetic
-    model, tokenizer = (copy.deepcopy(sentences.model).double(), sentences.tokenizer)
+    given = copy.deepcopy(sentences.model).double(), sentences.tokenizer
     methods = {m: (m, {}) for m in ('attn_lrp', 'removal')}
     methods['ig'] = ('ig', dict(n_steps=4))
-    together = faithfulness_rows(model, tokenizer, sentences.encs, methods)
+    together = faithfulness_rows(*given, sentences.encs, methods)
     for row, enc in zip(together, sentences.encs, strict=True):
-        one = faithfulness_row(model, tokenizer, enc, methods)
-        assert row['target'] == one['target']
-        assert row['n_tokens'] == one['n_tokens']
+        one = faithfulness_row(*given, enc, methods)
+        for k in ('target', 'n_tokens'):
+            assert row[k] == one[k]
         assert list(row['methods']) == list(one['methods'])
-        for m, found in row['methods'].items():
-            expected = one['methods'][m]
-            for k in ('r', 'r_all', 'lerf', 'morf'):
-                assert found[k] == pytest.approx(expected[k], abs=1e-6), (m, k)
+        for m, k in itertools.product(methods, ('r', 'r_all', 'lerf', 'morf')):
+            found, expected = (r['methods'][m][k] for r in (row, one))
+            assert found == pytest.approx(expected, abs=1e-6), (m, k)
 
 
 @pytest.mark.parametrize('size', [1, 40])
@@ -415,27 +357,17 @@ def test_jobs_leave_the_callers_thread_and_its_setting(threads):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(
-    'context',
-    [
-        lambda: torch.autocast('cpu', torch.bfloat16),
-        lambda: key_weights(torch.ones(1, 4)),
-    ],
-    ids=['autocast', 'a mode'],
-)
-def test_a_context_of_the_callers_keeps_the_work_in_its_thread(
-    sentences, threads, context
-):
-    threads(2)
-    with context():
-        assert cores(sentences.model) == 1
-
-
-def test_a_hook_of_the_callers_keeps_the_work_in_its_thread(
+def test_what_the_caller_put_around_keeps_the_work_in_its_thread(
     own_model, tokenizer, threads
 ):
     threads(2)
     model, _ = own_model
+    for context in (
+        torch.autocast('cpu', torch.bfloat16),
+        key_weights(torch.ones(1, 4)),
+    ):
+        with context:
+            assert cores(model) == 1
     ran = set()
     model.classifier.register_forward_hook(
         lambda m, a, out: ran.add(threading.get_ident())

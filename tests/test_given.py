@@ -1,16 +1,14 @@
-"""What is given reaches the model, or is refused by name: wrappers, images beside a text, boxes,
-entries that nobody takes; against the model called by hand.
-"""
+"What is given reaches the model, or is refused by name; against the model called by hand."
 
-import numpy as np
-import pytest
-import torch
-import transformers
 from conftest import random_bert
 from every_family import Words
-from families import random_inputs, random_model
+from families import HEADED, PATCHES, SIZES, drawn, random_inputs, random_model
+import numpy as np
 from peft import LoraConfig, get_peft_model
+import pytest
+import torch
 from torch import nn
+import transformers
 
 from lrp_loo import METHODS, Removal, audit, explain, explain_generation, explain_pairs
 from lrp_loo.interop import LeaveOneOut
@@ -23,6 +21,17 @@ PAIRS = [PAIR, ('Fine.', 'Or so they say.')]
 TOLERANCE = dict(rtol=1e-4, atol=1e-4)
 
 
+def answer(given, *args, **options):
+    "Attributions, or None where the call was refused by this name."
+    try:
+        return explain(*args, **options)
+    except ValueError as e:
+        assert given in str(e) and '\n' not in str(e), e
+
+
+TINY = dict(SIZES, vocab_size=99, num_hidden_layers=2)
+
+
 @torch.no_grad()
 def by_hand(model, enc, target=None):
     "The predicted class' logit, and that without each token by its mask."
@@ -33,8 +42,7 @@ def by_hand(model, enc, target=None):
     for i in range(n):
         mask = torch.ones(1, n, dtype=torch.long)
         mask[0, i] = 0
-        out = model(**enc | dict(attention_mask=mask))
-        without.append(logits_of(out)[target])
+        without.append(logits_of(model(**enc | dict(attention_mask=mask)))[target])
     return logits[target], logits[target] - torch.stack(without)
 
 
@@ -50,17 +58,6 @@ def check(a, model, enc):
     assert a.logit == pytest.approx(float(logit), rel=1e-4, abs=1e-4)
     if a.method == 'loo':
         torch.testing.assert_close(a.scores, loo, **TOLERANCE)
-
-
-def answer(given, *args, **options):
-    "Attributions, or None where the call was refused by this name."
-    try:
-        return explain(*args, **options)
-    except ValueError as e:
-        assert given in str(e) and '\n' not in str(e), e
-
-
-# ------------------------------------------------------------ wrappers
 
 
 class OfItsOwn(nn.Module):
@@ -83,14 +80,9 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def lora(model):
-    return get_peft_model(
-        model, LoraConfig(task_type='SEQ_CLS', target_modules=['query'])
-    ).eval()
-
-
+LORA = LoraConfig(task_type='SEQ_CLS', target_modules=['query'])
 WRAPPERS = {
-    'peft': lora,
+    'peft': lambda model: get_peft_model(model, LORA),
     'DataParallel': nn.DataParallel,
     'DistributedDataParallel': nn.parallel.DistributedDataParallel,
     'one of its own': OfItsOwn,
@@ -117,7 +109,7 @@ def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, one_process, wrap, method
             torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
 
 
-def test_pairs_and_an_audit_of_a_wrapper(tokenizer):
+def test_pairs_an_audit_and_captum_of_a_wrapper(tokenizer):
     model = random_bert()
     wrapped = OfItsOwn(model).eval()
     (a,), (b,) = (explain_pairs(m, tokenizer, [PAIR]) for m in (model, wrapped))
@@ -126,10 +118,6 @@ def test_pairs_and_an_audit_of_a_wrapper(tokenizer):
         audit(m, tokenizer, PAIRS, 'cp_lrp', progress=False) for m in (model, wrapped)
     )
     assert b.loo_r['cp_lrp'] == pytest.approx(a.loo_r['cp_lrp'], abs=1e-3)
-
-
-def test_captum_style_classes_name_what_is_inside_a_wrapper(tokenizer):
-    model = random_bert()
     enc = tokenizer(*PAIR, return_tensors='pt')
     more = dict(token_type_ids=enc['token_type_ids'])
     a, b = (
@@ -137,19 +125,15 @@ def test_captum_style_classes_name_what_is_inside_a_wrapper(tokenizer):
         for m in (model, nn.DataParallel(model).eval())
     )
     torch.testing.assert_close(a, b, **TOLERANCE)
+    vit = drawn('ViTForImageClassification', PATCHES | dict(image_size=8, patch_size=4))
+    image = torch.rand(3, 8, 8)
+    (a,), (b,) = (explain(m, None, [image], 'loo') for m in (vit, OfItsOwn(vit).eval()))
+    assert torch.allclose(a.scores, b.scores)
 
 
 def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
-    config = transformers.BartConfig(
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-    )
-    both = transformers.BartForSequenceClassification(config)
+    sizes = dict(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=99)
+    both = drawn('BartForSequenceClassification', sizes)
     with pytest.raises(ValueError, match='is an encoder-decoder'):
         explain(nn.DataParallel(both).eval(), tokenizer, PAIRS, 'loo')
     model = nn.DataParallel(random_bert()).eval()
@@ -157,34 +141,6 @@ def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
         explain(model, tokenizer, 'word ' * 100)
     with pytest.raises(ValueError, match='generates nothing here'):
         explain_generation(model, tokenizer, 'fine')
-
-
-class Images(nn.Module):
-    "A vision model in a wrapper."
-
-    def __init__(self):
-        super().__init__()
-        config = transformers.ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            image_size=8,
-            patch_size=4,
-        )
-        self.model = transformers.ViTForImageClassification(config)
-
-    def forward(self, **inputs):
-        return self.model(**inputs)
-
-
-def test_a_wrapped_vision_model_takes_images():
-    torch.manual_seed(0)
-    model = Images().eval()
-    image = torch.rand(3, 8, 8)
-    (a,) = explain(model, None, [image], 'loo')
-    (b,) = explain(model.model, None, [image], 'loo')
-    assert torch.allclose(a.scores, b.scores)
 
 
 class OnlyIds(nn.Module):
@@ -212,63 +168,40 @@ def test_a_model_that_takes_any_name_gets_what_says_something(tokenizer):
     assert model.seen == set()  # all zeros say nothing
 
 
-# ------------------------------------------------------------ images beside a text
-
 IMAGE = 90  # the token that stands for a patch
 
 
 @pytest.fixture(scope='module')
 def llava():
-    torch.manual_seed(0)
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=4,
-        projection_dim=16,
-    )
-    text = transformers.LlamaConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        pad_token_id=0,
-    )
     config = transformers.LlavaConfig(
-        vision_config=vision,
-        text_config=text,
+        vision_config=transformers.CLIPVisionConfig(
+            **HEADED, num_hidden_layers=2, image_size=8, patch_size=4
+        ),
+        text_config=transformers.LlamaConfig(**TINY, pad_token_id=0),
         image_token_id=IMAGE,
         vision_feature_layer=-1,
     )
-    model = transformers.LlavaForConditionalGeneration(config).eval()
-    for p in model.parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=0.2)
-    return model
+    return drawn('LlavaForConditionalGeneration', config, 0.2)
 
 
-class Numbers:
+class Processor(transformers.ProcessorMixin):
+    "As a vision language model comes with one; taken for its tokenizer."
+
+    def __init__(self):
+        self.tokenizer = Numbers()
+
+
+class Numbers(Words):
     "As much of a tokenizer as encodings ask for."
 
     is_fast = False
-    model_max_length = 64
-    all_special_ids = [0]
     all_special_tokens = ['<pad>']
-    unk_token_id = None
-    pad_token_id = 0
 
     def __call__(self, *texts, **options):
         raise AssertionError('nothing is to be read here')
 
     def num_special_tokens_to_add(self, pair=False):
         return 0
-
-    def convert_ids_to_tokens(self, ids):
-        return list(map(str, ids)) if hasattr(ids, '__len__') else str(ids)
 
 
 def seen(n_images=1, words=(5, 6, 7)):
@@ -295,33 +228,25 @@ def test_an_image_beside_a_text_reaches_the_model(llava, method, n_images):
 
 def test_several_texts_with_an_image_each(llava):
     encs = [seen(1), seen(1, (9, 8, 7)), seen(2), seen(1, (4, 4))]
-    for a, enc in zip(explain(llava, Numbers(), encs, 'loo'), encs):
+    for a, enc in zip(explain(llava, Processor(), encs, 'loo'), encs):
         check(a, llava, enc)
     batch = {k: torch.cat([e[k] for e in encs[:2]]) for k in encs[0]}
     for a, enc in zip(explain(llava, Numbers(), batch, 'loo'), encs):
         check(a, llava, enc)
-
-
-def test_images_that_may_belong_to_any_of_several_texts(llava):
-    enc = seen(1)
-    batch = {k: torch.cat([v, v]) for k, v in enc.items()}
-    batch['pixel_values'] = torch.randn(3, 3, 8, 8)
+    batch['pixel_values'] = torch.randn(3, 3, 8, 8)  # of either text
     with pytest.raises(ValueError, match='2 texts, and pixel_values has 3'):
         explain(llava, Numbers(), batch, 'loo')
 
 
-@pytest.mark.parametrize(
-    'removal, said',
-    [
+def test_removals_that_an_image_stands_in_the_way_of(llava):
+    for removal, said in (
         ('zero_embedding', 'stand for pixel_values'),
         ('mean_embedding', 'stand for pixel_values'),
         ('delete', 'holds pixel_values'),
         (Removal('resample', pool=[5, 6]), 'mage'),
-    ],
-)
-def test_removals_that_an_image_stands_in_the_way_of(llava, removal, said):
-    with pytest.raises(ValueError, match=said):
-        explain(llava, Numbers(), seen(), 'loo', removal=removal)
+    ):
+        with pytest.raises(ValueError, match=said):
+            explain(llava, Numbers(), seen(), 'loo', removal=removal)
 
 
 def test_attention_of_the_image_is_not_taken_for_the_texts(llava):
@@ -333,39 +258,18 @@ def test_attention_of_the_image_is_not_taken_for_the_texts(llava):
         assert (found is not None) == (method == 'loo'), method
 
 
-class Processor(transformers.ProcessorMixin):
-    "As a vision language model comes with one."
-
-    def __init__(self):
-        self.tokenizer = Numbers()
-
-
-def test_a_processor_is_taken_for_its_tokenizer(llava):
-    (a,) = explain(llava, Processor(), seen(), 'loo')
-    check(a, llava, seen())
-
-
 def test_patches_of_all_images_in_one_row_each():
     "Qwen2-VL's images are a list of patches, and a grid for each."
-    torch.manual_seed(0)
+    rope = dict(rope_type='default', mrope_section=[1, 1, 2])
+    seeing = dict(depth=1, embed_dim=16, num_heads=2, hidden_size=32, patch_size=4)
     config = transformers.Qwen2VLConfig(
-        text_config=dict(
-            vocab_size=99,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            rope_parameters=dict(rope_type='default', mrope_section=[1, 1, 2]),
-        ),
-        vision_config=dict(
-            depth=1, embed_dim=16, num_heads=2, hidden_size=16, patch_size=4
-        ),
+        text_config=dict(TINY, num_key_value_heads=2, rope_parameters=rope),
+        vision_config=seeing,
         image_token_id=IMAGE,
         video_token_id=91,
         vision_start_token_id=92,
     )
+    torch.manual_seed(0)
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     ids = torch.tensor([[92, IMAGE, 5, 92, IMAGE, IMAGE, 6, 7]])
     enc = dict(
@@ -381,30 +285,13 @@ def test_patches_of_all_images_in_one_row_each():
         wanted = encode(model, Numbers(), enc)
         assert torch.equal(model(**wanted).logits, model(**enc).logits)
     for method in METHODS:
-        found = answer('pixel_values', model, Numbers(), enc, method=method)
-        assert found is None
-
-
-# ------------------------------------------------------------ boxes, and others
+        assert answer('pixel_values', model, Numbers(), enc, method=method) is None
 
 
 @pytest.fixture(scope='module')
 def layout():
-    torch.manual_seed(0)
-    config = transformers.LayoutLMConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        max_2d_position_embeddings=128,
-    )
-    model = transformers.LayoutLMForSequenceClassification(config).eval()
-    for p in model.parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=0.3)
-    return model
+    config = dict(TINY, max_2d_position_embeddings=128)
+    return drawn('LayoutLMForSequenceClassification', config)
 
 
 def on_page(n, seed=0):
@@ -419,21 +306,15 @@ def on_page(n, seed=0):
     )
 
 
-def as_lists(encs):
-    return {
-        k: [e[k][0].tolist() for e in encs]
-        for k in ('input_ids', 'attention_mask', 'bbox')
-    }
-
-
 BOXED = {
     'one': lambda encs: encs[0],
-    'a list of one': lambda encs: encs[:1],
     'a list': lambda encs: encs,
-    'a list without the dimension of texts': lambda encs: [
+    'without the dimension of texts': lambda encs: [
         {k: v[0] for k, v in e.items()} for e in encs
     ],
-    'lists of lists': as_lists,
+    'lists of lists': lambda encs: {
+        k: [e[k][0].tolist() for e in encs] for k in encs[0]
+    },
     'a padded batch': lambda encs: {
         k: nn.utils.rnn.pad_sequence([e[k][0] for e in encs], True) for k in encs[0]
     },
@@ -457,25 +338,22 @@ def test_boxes_reach_the_model(layout, given, method):
         torch.testing.assert_close(a.scores, alone.scores, **TOLERANCE)
 
 
-@pytest.mark.parametrize('removal', ['delete', 'pad_token', 'zero_embedding'])
-def test_boxes_in_other_removals(layout, removal):
+@torch.no_grad()
+def test_boxes_in_other_removals(layout):
     enc = on_page(5)
-    (a,) = explain(layout, Numbers(), enc, 'loo', removal=removal)
-    with torch.no_grad():
+    for removal in ('delete', 'pad_token'):
+        (a,) = explain(layout, Numbers(), enc, 'loo', removal=removal)
         without = []
         for i in range(5):
-            keep = [j for j in range(5) if j != i]
             if removal == 'delete':
+                keep = [j for j in range(5) if j != i]
                 given = {k: v[:, keep] for k, v in enc.items()}
             else:
                 given = {k: v.clone() for k, v in enc.items()}
                 given['input_ids'][0, i] = 0
             without.append(layout(**given).logits[0, a.target])
-    if removal == 'zero_embedding':
-        table = layout.get_input_embeddings().weight
-        assert torch.equal(table[0], torch.zeros_like(table[0])) is False
-        return
-    torch.testing.assert_close(a.scores, a.logit - torch.stack(without), **TOLERANCE)
+        wanted = a.logit - torch.stack(without)
+        torch.testing.assert_close(a.scores, wanted, **TOLERANCE)
 
 
 def test_positions_that_are_given_reach_the_model(tokenizer):
@@ -489,25 +367,21 @@ def test_positions_that_are_given_reach_the_model(tokenizer):
         explain(model, tokenizer, enc, 'loo', removal='delete')
 
 
-def test_encodings_with_and_without_parts_in_one_list(tokenizer):
+def test_encodings_with_and_without_parts_or_a_mask_in_one_list(tokenizer):
     "What the first of a batch lacks is not dropped from the others."
     model = random_bert()
-    encs = [
+    parted = [
         tokenizer(PAIR[0], return_token_type_ids=False, return_tensors='pt'),
         tokenizer(*PAIR, return_tensors='pt'),
     ]
-    for method in ('loo', 'attn_lrp', 'ig'):
-        for a, enc in zip(explain(model, tokenizer, encs, method), encs):
-            check(a, model, dict(enc))
-
-
-def test_encodings_without_a_mask_are_not_padded(tokenizer):
-    model = random_bert()
-    encs = [
+    bare = [
         tokenizer(t, return_attention_mask=False, return_tensors='pt') for t in PAIR
     ]
-    for a, enc in zip(explain(model, tokenizer, encs, 'attn_lrp'), encs):
-        check(a, model, dict(enc))
+    for encs in (parted, bare):
+        for method in ('loo', 'attn_lrp', 'ig'):
+            if encs is parted or method == 'attn_lrp':
+                for a, enc in zip(explain(model, tokenizer, encs, method), encs):
+                    check(a, model, dict(enc))
 
 
 def test_an_image_processors_other_outputs_reach_the_model():
@@ -539,14 +413,12 @@ def test_an_image_processors_other_outputs_reach_the_model():
     assert a.logit == pytest.approx(float(wanted), rel=1e-5)
 
 
-# ------------------------------------------------------------ what nobody takes
+N = 7  # tokens of the first text
 
 
 def with_one(tokenizer, **more):
     return dict(tokenizer(PAIR[0], return_tensors='pt')) | more
 
-
-N = 7  # tokens of the first text
 
 LOST = {
     'entity_ids': torch.tensor([[4, 5]]),
@@ -578,6 +450,18 @@ def test_what_would_be_lost_is_refused_by_name(tokenizer, name, method):
             explain(random_bert(), tokenizer, given, method)
 
 
+def test_ids_that_are_no_numbers_or_of_several_texts(tokenizer):
+    again = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    packed = dict(input_ids=torch.ones(1, N).long(), position_ids=again)
+    for enc, error, said in (
+        (dict(input_ids=['a', 'film']), TypeError, 'input_ids must be'),
+        (dict(input_ids=[[5, 6], [7]]), TypeError, 'input_ids must be'),
+        (packed, ValueError, 'position_ids that start again'),
+    ):
+        with pytest.raises(error, match=said):
+            explain(random_bert(), tokenizer, [enc], 'loo')
+
+
 LEFT_OUT = {
     'labels': torch.tensor([1]),
     'label': 1,
@@ -601,41 +485,9 @@ def test_what_says_nothing_to_the_model_is_left_out(tokenizer, name):
     check(a, model, plain)
 
 
-def test_an_option_of_the_call_is_no_input(tokenizer):
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2)
-    ).eval()
-    enc = dict(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True)
-    with pytest.raises(ValueError, match='use_cache, an option'):
-        explain(model, Numbers(), enc, 'loo')
-
-
-@pytest.mark.parametrize('ids', [['a', 'film'], [[5, 6], [7]]])
-def test_ids_that_are_no_numbers_are_refused(tokenizer, ids):
-    enc = dict(input_ids=ids)
-    with pytest.raises(TypeError, match='input_ids must be'):
-        explain(random_bert(), tokenizer, [enc], 'loo')
-
-
-def test_several_texts_in_one_row_are_not_one(tokenizer):
-    model = random_bert()
-    enc = with_one(tokenizer, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))
-    del enc['attention_mask']
-    with pytest.raises(ValueError, match='position_ids that start again'):
-        explain(model, tokenizer, enc, 'loo')
-
-
-def test_a_batch_in_a_list_is_not_one_text(tokenizer):
-    batch = tokenizer([PAIR[0], PAIR[1]], padding=True, return_tensors='pt')
-    with pytest.raises(ValueError, match=r'of shape \(1, n\), got \(2, '):
-        explain(random_bert(), tokenizer, [batch], 'loo')
-
-
 def test_parts_of_a_pair_that_a_model_has_not(tokenizer):
     "The tokenizer's own are no loss; the caller's would be."
-    torch.manual_seed(0)
-    config = transformers.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=32)
-    model = transformers.DistilBertForSequenceClassification(config).eval()
+    model = random_model('DistilBERT', dtype=torch.float32, vocab_size=30522)
     (a,) = explain(model, tokenizer, [PAIR], 'loo')
     enc = dict(tokenizer(*PAIR, return_tensors='pt'))
     parts = enc.pop('token_type_ids')
@@ -644,119 +496,58 @@ def test_parts_of_a_pair_that_a_model_has_not(tokenizer):
         explain(model, tokenizer, enc | dict(token_type_ids=parts), 'loo')
 
 
-# ------------------------------------------------------------ entities, languages
-
-
-def small(kind, config, **sizes):
-    torch.manual_seed(0)
-    model = kind(config(**sizes)).eval()
-    for p in model.parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=0.3)
+def check_each(name, config, encs, methods):
+    "Every text, explained beside the others."
+    model = drawn(name, config)
+    for method in methods:
+        for a, enc in zip(explain(model, Numbers(), encs, method), encs, strict=True):
+            check(a, model, enc)
     return model
 
 
-def check_each(model, encs, methods):
-    "Every text, explained beside the others."
-    for method in methods:
-        for a, enc in zip(explain(model, Numbers(), encs, method), encs):
-            check(a, model, enc)
-
-
-def test_entities_reach_the_model():
-    model = small(
-        transformers.LukeForSequenceClassification,
-        transformers.LukeConfig,
-        vocab_size=99,
-        entity_vocab_size=50,
-        hidden_size=16,
-        entity_emb_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-    )
+def test_entities_languages_and_global_attention_reach_the_model():
     ids = torch.tensor([[2, 5, 6, 7, 8]])
-    enc = dict(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
+    plain = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    enc = plain | dict(
         entity_ids=torch.tensor([[3, 4, 9, 9, 11]]),  # as many as tokens
         entity_attention_mask=torch.ones(1, 5, dtype=torch.long),
         entity_position_ids=torch.tensor([[[1, 2]] * 5]),
     )
-    short = dict(enc, input_ids=ids[:, :3], attention_mask=enc['attention_mask'][:, :3])
-    check_each(model, [enc, short], ('loo', 'attn_lrp', 'ig', 'grad_x_input'))
+    short = enc | {k: v[:, :3] for k, v in plain.items()}
+    config = dict(TINY, entity_vocab_size=50, entity_emb_size=8)
+    methods = ['loo', 'attn_lrp', 'ig', 'grad_x_input']
+    luke = check_each('LukeForSequenceClassification', config, [enc, short], methods)
     hidden = dict(enc, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
-    (a,) = explain(model, Numbers(), hidden, 'loo')
-    check(a, model, short)
+    (a,) = explain(luke, Numbers(), hidden, 'loo')
+    check(a, luke, short)
     with pytest.raises(ValueError, match='entity_ids'):
-        explain(model, Numbers(), enc, 'loo', removal='delete')
+        explain(luke, Numbers(), enc, 'loo', removal='delete')
+
+    enc = plain | dict(langs=torch.full_like(ids, 2))
+    short = {k: v[:, :3] for k, v in enc.items()}
+    config = dict(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2, n_langs=3)
+    check_each('XLMForSequenceClassification', config, [enc, short], methods[:3])
+
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 10, 11, 12]])
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    enc['global_attention_mask'] = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 0]])
+    config = dict(TINY, attention_window=[4, 4], pad_token_id=1)
+    check_each('LongformerForSequenceClassification', config, [enc], ['loo'])
 
 
-@pytest.mark.parametrize('method', METHODS)
-def test_patches_behind_a_text_reach_the_model(method):
-    model = small(
-        transformers.LayoutLMv3ForSequenceClassification,
-        transformers.LayoutLMv3Config,
-        vocab_size=99,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-        max_2d_position_embeddings=128,
-        coordinate_size=4,
-        shape_size=4,
-        input_size=8,
-        patch_size=4,
-        num_labels=2,
-    )
+def test_patches_behind_a_text_reach_the_model():
+    sizes = dict(coordinate_size=4, shape_size=4, input_size=8, patch_size=4)
+    sizes |= dict(hidden_size=24, max_2d_position_embeddings=128)
+    model = drawn('LayoutLMv3ForSequenceClassification', TINY | sizes)
     encs = [on_page(n, n) for n in (5, 8)]
     for i, enc in enumerate(encs):
         torch.manual_seed(i)
         enc['pixel_values'] = torch.randn(1, 3, 8, 8)
-    found = answer('pixel_values', model, Numbers(), encs, method=method)
-    assert (found is None) == method.startswith(('rollout', 'removal'))
-    for a, enc in zip(found or [], encs):
-        check(a, model, enc)
-
-
-def test_languages_reach_the_model():
-    model = small(
-        transformers.XLMForSequenceClassification,
-        transformers.XLMConfig,
-        vocab_size=99,
-        emb_dim=16,
-        n_layers=2,
-        n_heads=2,
-        n_langs=3,
-        max_position_embeddings=40,
-    )
-    ids = torch.tensor([[2, 5, 6, 7, 8]])
-    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    enc['langs'] = torch.full_like(ids, 2)
-    short = {k: v[:, :3] for k, v in enc.items()}
-    check_each(model, [enc, short], ('loo', 'attn_lrp', 'ig'))
-
-
-def test_global_attention_reaches_the_model():
-    model = small(
-        transformers.LongformerForSequenceClassification,
-        transformers.LongformerConfig,
-        vocab_size=99,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-        attention_window=[4, 4],
-        pad_token_id=1,
-    )
-    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 10, 11, 12]])
-    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    enc['global_attention_mask'] = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 0]])
-    (a,) = explain(model, Numbers(), enc, 'loo')
-    check(a, model, enc)
+    for method in METHODS:
+        found = answer('pixel_values', model, Numbers(), encs, method=method)
+        assert (found is None) == method.startswith(('rollout', 'removal')), method
+        for a, enc in zip(found or [], encs):
+            check(a, model, enc)
 
 
 def test_token_types_that_share_a_table_with_words_are_no_words():

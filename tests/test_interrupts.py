@@ -1,10 +1,7 @@
-"""Ctrl-C at every line of a pass: the model, the hooks on it, torch's settings
-and the next answers are as they were before.
+"""Ctrl-C at every line of a pass leaves the model, hooks, torch and answers as they were.
 
-The line is where the interruption is raised by a trace function; the lines are
-those of the package (and of torch's and Python's contexts) that a method goes
-through while something is changed, each once, and those with a `with` also
-where the context is left.
+A trace function raises at the lines of the package that a method goes through while
+something is changed, each once, and those with a `with` also where it is left.
 """
 
 import ast
@@ -32,21 +29,12 @@ from lrp_loo.models.demos import load_demo
 from lrp_loo.models.encoding import encode
 
 PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
-# where contexts are entered and left
-CONTEXTS = tuple(
-    m.__file__ for m in (contextlib, torch.autograd.grad_mode, torch.utils._contextlib)
-)
+
 TEXT = "The jokes are old, and the pace is slow."
 PROMPT = "The jokes are"
-HOOKS = (
-    '_forward_hooks',
-    '_forward_pre_hooks',
-    '_forward_hooks_with_kwargs',
-    '_forward_pre_hooks_with_kwargs',
-    '_forward_hooks_always_called',
-    '_backward_hooks',
-    '_backward_pre_hooks',
-)
+AHEAD = ('_forward_hooks', '_forward_pre_hooks')
+HOOKS = (*AHEAD, *(f'{name}_with_kwargs' for name in AHEAD))
+HOOKS += ('_forward_hooks_always_called', '_backward_hooks', '_backward_pre_hooks')
 
 
 @cache
@@ -80,31 +68,25 @@ def by_loo(drop):
     return classifier, call
 
 
-def generated(method, **options):
+def generated(method):
     def call():
-        found = explain_generation(
-            *decoder(), PROMPT, method=method, max_new_tokens=3, **options
-        )
+        how = dict(method=method, max_new_tokens=3)
+        found = explain_generation(*decoder(), PROMPT, **how)
         return torch.cat([a.scores for a in found])
 
     return decoder, call
 
 
 def in_pairs():
-    def call():
-        return explain_pairs(*classifier(), [PROMPT])[0].scores
-
-    return classifier, call
+    return classifier, lambda: explain_pairs(*classifier(), [PROMPT])[0].scores
 
 
 def as_in_captum():
     def call():
         model, tokenizer = classifier()
         enc = encode(model, tokenizer, TEXT)
-        ids = enc['input_ids']
-        return LRP(model).attribute(
-            ids, target=0, additional_forward_args=enc['attention_mask']
-        )
+        how = dict(target=0, additional_forward_args=enc['attention_mask'])
+        return LRP(model).attribute(enc['input_ids'], **how)
 
     return classifier, call
 
@@ -154,7 +136,7 @@ class Lines:
     def __init__(self, at=None, nth=1, model=None):
         self.at, self.nth, self.model = at, nth, model
         self.reached = Counter()
-        self.before = model and something_of(model)
+        self.before = model and watched(model)
         self.changed = set()  # lines at which something is otherwise
 
     def __call__(self, frame, event, arg):
@@ -165,7 +147,7 @@ class Lines:
             here = frame.f_code.co_filename, frame.f_lineno
             self.reached[here] += 1
             first = self.model and self.reached[here] == 1
-            if first and something_of(self.model) != self.before:
+            if first and watched(self.model) != self.before:
                 self.changed.add(here)
             if here == self.at and self.reached[here] == self.nth:
                 sys.settrace(None)
@@ -184,9 +166,7 @@ class Lines:
 
 
 def stops_of(lines):
-    """Lines, and which time they are reached: where something is changed at
-    that moment, or begins or ends to be.
-    """
+    "Lines, and which time they are reached."
     for (path, number), times in lines.reached.items():
         with_context = number in lines_with_a_context(path)
         if with_context or (path, number) in lines.changed:
@@ -222,29 +202,22 @@ def hooks_on(model):
     return sum(own), everybodys
 
 
-def something_of(model):
+def watched(model):
     "What tells soon that something is changed."
     return hooks_on(model), settings_of_torch()
 
 
 def settings_of_torch():
-    return dict(
-        grad=torch.is_grad_enabled(),
-        inference=torch.is_inference_mode_enabled(),
-        autocast=torch.is_autocast_enabled('cpu'),
-        function=str(torch._C._get_torch_function_state()),
-        modes=list(_get_current_function_mode_stack()),
-        dispatch=list(_get_current_dispatch_mode_stack()),
-        threads=torch.get_num_threads(),
-        precision=torch.backends.cuda.matmul.fp32_precision,
-        dtype=torch.get_default_dtype(),
-    )
-
-
-def parts_of(model):
     return [
-        (m.training, sorted(vars(m)), type(m), vars(m).get('forward'))
-        for m in model.modules()
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled('cpu'),
+        str(torch._C._get_torch_function_state()),
+        list(_get_current_function_mode_stack()),
+        list(_get_current_dispatch_mode_stack()),
+        torch.get_num_threads(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.get_default_dtype(),
     ]
 
 
@@ -252,7 +225,10 @@ def state_of(model):
     return dict(
         hooks=hooks_on(model),
         torch=settings_of_torch(),
-        parts=parts_of(model),
+        parts=[
+            (m.training, sorted(vars(m)), type(m), vars(m).get('forward'))
+            for m in model.modules()
+        ],
         parameters=[(p.requires_grad, p.grad) for p in model.parameters()],
         config=model.config.to_dict(),
         attention=model.config._attn_implementation,

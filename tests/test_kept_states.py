@@ -8,13 +8,12 @@ from collections import namedtuple
 import pytest
 import torch
 import transformers
-from conftest import CountTokens, shallow_demo
+from conftest import CountTokens
 from every_family import WIDEST, build, inputs_for
 from families import DECODERS, random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from lrp_loo import explain
 from lrp_loo.asked.targets import Target
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.decoders import keeping_states, why_no_states
@@ -78,27 +77,18 @@ def model(request):
     return CALLS[request.param]()
 
 
-def tokens_read(model, f):
-    "What f gives, and how many tokens went through the model for it."
-    with CountTokens(model) as count:
-        found = f()
-    return found, count.n
-
-
 # ---- by whatever name
 
 
-def test_exact_loo_takes_the_short_way(model):
+def test_exact_loo_and_rows_take_the_short_way(model):
     enc = random_inputs(model, 24)  # of fewer the check is the larger part
-    (loo, *_), n = tokens_read(model, lambda: leave_one_out(model, enc))
-    (own, *_), n_masked = tokens_read(
-        model, lambda: leave_one_out(model, enc, drop=False)
-    )
-    assert torch.allclose(loo, own, atol=ROUNDING)
-    assert n < n_masked
-
-
-def test_rows_are_computed_one_by_one(model):
+    found, tokens = [], []
+    for drop in (None, False):
+        with CountTokens(model) as count:
+            found.append(leave_one_out(model, enc, drop=drop)[0])
+        tokens.append(count.n)
+    assert torch.allclose(*found, atol=ROUNDING)
+    assert tokens[0] < tokens[1]
     enc = random_inputs(model, 12)
     found = removal_rows_scores(model, None, [enc], n_rows=4)
     own = removal_rows_scores(llama(), None, [enc], n_rows=4)
@@ -123,20 +113,17 @@ def test_nothing_is_kept_that_was_not_asked_for():
 
 
 def test_the_version_and_the_family():
-    why = why_no_states(llama_that_calls_it('memory'))
+    model, enc = llama_that_calls_it('memory'), random_inputs(llama(), 24)
+    why = why_no_states(model)
     assert f'transformers {transformers.__version__}' in why
     assert all(name in why for name in CACHES)
-    why = why_no_states(build('bloom', 'next token', WIDEST))
-    assert 'BloomForCausalLM is of a family that is not known' in why
-    assert 'llama' in why
-
-
-def test_exact_loo_says_that_its_version_makes_it_slow():
-    model, enc = llama_that_calls_it('memory'), random_inputs(llama(), 24)
     with pytest.warns(UserWarning, match=r'transformers 5\..*in full'):
         loo, *_ = leave_one_out(model, enc)
     own, *_ = leave_one_out(llama(), enc)
     assert torch.allclose(loo, own, atol=ROUNDING)
+    why = why_no_states(build('bloom', 'next token', WIDEST))
+    assert 'BloomForCausalLM is of a family that is not known' in why
+    assert 'llama' in why
 
 
 def with_flex_attention():
@@ -210,13 +197,3 @@ def test_a_target_in_the_middle_and_an_encoder():
     model = random_model('DeBERTa-v2')
     why = refusal(model, random_inputs(model, 12))
     assert 'family' in why and 'BertForSequenceClassification' in why
-
-
-def test_what_it_advises_works():
-    model, tokenizer = shallow_demo('reviews')
-    model.model.layers[0].register_forward_hook(lambda m, a, out: out)
-    text = "a slow start , but the last act is a quiet triumph"
-    with pytest.raises(ValueError, match="take method='removal' or 'loo'"):
-        explain(model, tokenizer, text, method='removal+rows')
-    for method in ('removal', 'loo'):
-        assert len(explain(model, tokenizer, text, method=method)[0].tokens)

@@ -55,15 +55,11 @@ def busy(tokenizer):
     assert failed == []
 
 
-def listens(model):
-    return any(m._forward_hooks for m in model.modules())
-
-
 def while_it_listens(model, call, times=20):
     "The call's results, begun while the other thread's hooks are there."
     found = []
     for _ in range(times):
-        while not listens(model):
+        while not any(m._forward_hooks for m in model.modules()):
             pass
         found.append(call())
     return found
@@ -76,9 +72,7 @@ def rows_and_scores(model, tokenizer, enc, method):
 
 
 @pytest.mark.parametrize('method', ['removal+rows', 'loo'])
-def test_a_thread_that_explains_keeps_nobody_from_the_short_way(
-    busy, tokenizer, method
-):
+def test_another_thread_keeps_nobody_from_the_short_way(busy, tokenizer, method):
     model, enc = busy
     how = (tokenizer, enc, method)
     rows, scores = rows_and_scores(random_bert(layers=2), *how)
@@ -90,17 +84,17 @@ def test_a_thread_that_explains_keeps_nobody_from_the_short_way(
 
 def test_in_a_thread_that_explains_one_row_is_read(busy):
     model, enc = busy
+    own = threading.get_ident()
 
     def rows():
         seen = []
-        dense = model.bert.encoder.layer[-1].output.dense
-        own = threading.get_ident()
+
+        def listen(module, args, out):
+            if threading.get_ident() == own:
+                seen.append(out.shape[1])
+
         with torch.no_grad(), read_row_only(model):
-            handle = dense.register_forward_hook(
-                lambda m, args, out: (
-                    seen.append(out.shape[1]) if threading.get_ident() == own else None
-                )
-            )
+            handle = last_dense(model).register_forward_hook(listen)
             forward(model, enc)
             handle.remove()
         return seen
@@ -111,31 +105,25 @@ def test_in_a_thread_that_explains_one_row_is_read(busy):
 # ---- somebody who may change what is computed
 
 
-def mix(module, args, out):
+def mixed(x):
     "Rows meet."
+    return x + 0.3 * x.mean(1, keepdim=True)
+
+
+def mix(module, args, out):
     if torch.is_tensor(out) and out.ndim == 3 and out.shape[-1] == 32:
-        return out + 0.3 * out.mean(1, keepdim=True)
+        return mixed(out)
 
 
 def mix_before(module, args):
     x, *more = args or (None,)
     if torch.is_tensor(x) and x.ndim == 3:
-        return x + 0.3 * x.mean(1, keepdim=True), *more
+        return mixed(x), *more
 
 
-def mix_back(module, given, back):
-    "Rows meet on the way back."
-    return tuple(
-        g + 0.3 * g.mean(1, keepdim=True) if g is not None and g.ndim == 3 else g
-        for g in given
-    )
-
-
-def mix_back_before(module, back):
-    return tuple(
-        g + 0.3 * g.mean(1, keepdim=True) if g is not None and g.ndim == 3 else g
-        for g in back
-    )
+def mix_back(module, *gradients):
+    given = gradients[0]
+    return tuple(mixed(g) if g is not None and g.ndim == 3 else g for g in given)
 
 
 class MixedRows(TorchFunctionMode):
@@ -143,9 +131,8 @@ class MixedRows(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if getattr(func, '__name__', '') == 'linear' and out.ndim == 3:
-            return out + 0.3 * out.mean(1, keepdim=True)
-        return out
+        is_product = getattr(func, '__name__', '') == 'linear' and out.ndim == 3
+        return mixed(out) if is_product else out
 
 
 class MixingWeights(nn.Parameter):
@@ -155,8 +142,7 @@ class MixingWeights(nn.Parameter):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         out = super().__torch_function__(func, types, args, kwargs or {})
         if getattr(func, '__name__', '') == 'linear':
-            out = out.as_subclass(torch.Tensor)
-            return out + 0.3 * out.mean(1, keepdim=True)
+            return mixed(out.as_subclass(torch.Tensor))
         return out
 
 
@@ -170,8 +156,8 @@ def last_dense(model):
 
 
 @contextlib.contextmanager
-def by_hook(register):
-    handle = register()
+def by_hook(register, hook, **options):
+    handle = register(hook, **options)
     try:
         yield
     finally:
@@ -179,76 +165,52 @@ def by_hook(register):
 
 
 @contextlib.contextmanager
+def in_place(change):
+    change()
+    yield
+
+
 def by_weights(model):
     dense = last_dense(model)
     dense.weight = MixingWeights(dense.weight.detach())
-    yield
 
 
-@contextlib.contextmanager
-def by_parametrization(model):
+def doubled(model):
     parametrize.register_parametrization(last_dense(model), 'weight', Doubled())
-    yield
 
 
-@contextlib.contextmanager
-def by_compiling_a_part(model):
-    last_dense(model).compile(backend='eager')
-    yield
-
-
+ALWAYS = dict(always_call=True)
 GLOBAL = {
-    'forward': lambda _: by_hook(
-        lambda: every_module.register_module_forward_hook(mix)
-    ),
-    'forward, whatever happens': lambda _: by_hook(
-        lambda: every_module.register_module_forward_hook(mix, always_call=True)
-    ),
-    'before forward': lambda _: by_hook(
-        lambda: every_module.register_module_forward_pre_hook(mix_before)
-    ),
-    'backward': lambda _: by_hook(
-        lambda: every_module.register_module_full_backward_hook(mix_back)
-    ),
-    'before backward': lambda _: by_hook(
-        lambda: every_module.register_module_full_backward_pre_hook(mix_back_before)
-    ),
+    'forward': (every_module.register_module_forward_hook, mix),
+    'before forward': (every_module.register_module_forward_pre_hook, mix_before),
+    'backward': (every_module.register_module_full_backward_hook, mix_back),
+    'before backward': (every_module.register_module_full_backward_pre_hook, mix_back),
 }
-LOCAL = {
-    'forward, whatever happens': lambda m: by_hook(
-        lambda: last_dense(m).register_forward_hook(mix, always_call=True)
+CHANGES = {
+    **{f'of all modules: {k}': lambda _, v=v: by_hook(*v) for k, v in GLOBAL.items()},
+    'of all modules: whatever happens': lambda _: by_hook(*GLOBAL['forward'], **ALWAYS),
+    'whatever happens': lambda m: by_hook(
+        last_dense(m).register_forward_hook, mix, **ALWAYS
     ),
-    'backward': lambda m: by_hook(
-        lambda: last_dense(m).register_full_backward_hook(mix_back)
-    ),
+    'backward': lambda m: by_hook(last_dense(m).register_full_backward_hook, mix_back),
     'before backward': lambda m: by_hook(
-        lambda: last_dense(m).register_full_backward_pre_hook(mix_back_before)
+        last_dense(m).register_full_backward_pre_hook, mix_back
     ),
     'a mode': lambda _: MixedRows(),
-    'weights': by_weights,
-    'a parametrization': by_parametrization,
-    'a compiled part': by_compiling_a_part,
+    'weights': lambda m: in_place(lambda: by_weights(m)),
+    'a parametrization': lambda m: in_place(lambda: doubled(m)),
+    'a compiled part': lambda m: in_place(
+        lambda: last_dense(m).compile(backend='eager')
+    ),
 }
-CHANGES = {f'of all modules: {k}': v for k, v in GLOBAL.items()} | LOCAL
 
 
 def gradient_of(model, enc, context):
-    "The predicted class's logit, and its gradient at the embeddings."
+    "The predicted class's logit, and its gradient at the embeddings, and these."
     with context, watch_embeddings(model) as seen:
         logits = output_field(forward(model, enc))
     (g,) = torch.autograd.grad(logits[0, 0], seen[0])
-    return logits.detach(), g
-
-
-@pytest.mark.parametrize('change', CHANGES)
-def test_one_row_is_read_where_that_changes_nothing(change, tokenizer):
-    model = random_bert(layers=2)
-    enc = encode(model, tokenizer, TEXT)
-    with CHANGES[change](model):
-        whole = gradient_of(model, enc, contextlib.nullcontext())
-        one = gradient_of(model, enc, read_row_only(model))
-    for a, b in zip(one, whole):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    return logits.detach(), g, seen[0]
 
 
 @torch.no_grad()
@@ -264,38 +226,33 @@ def loo_by_hand(model, enc):
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_loo_is_one_masked_pass_for_each_token(change, tokenizer):
+def test_whatever_is_changed_the_numbers_are_the_models_own(change, tokenizer):
     model = random_bert(layers=2)
     enc = encode(model, tokenizer, TEXT)
     with CHANGES[change](model):
-        found = leave_one_out(model, enc)[0]
-        by_hand = loo_by_hand(model, enc)
-    assert torch.allclose(found, by_hand, rtol=1e-4, atol=1e-5)
+        # one row is read where that changes nothing
+        whole = gradient_of(model, enc, contextlib.nullcontext())
+        one = gradient_of(model, enc, read_row_only(model))
+        for a, b in zip(one, whole):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+        found, by_hand = leave_one_out(model, enc)[0], loo_by_hand(model, enc)
+        assert torch.allclose(found, by_hand, rtol=1e-4, atol=1e-5)
+        # rules see eager calls alone, and say so
+        if change != 'a compiled part':
+            (a,) = explain(model, tokenizer, [enc], 'grad_x_input', target=0)
+            _, g, x = gradient_of(model, enc, contextlib.nullcontext())
+            # float32, and gradients of some hundred
+            own = (g * x).sum(-1)[0]
+            assert torch.allclose(a.scores, own, rtol=1e-4, atol=1e-3)
 
 
 # rules see eager calls alone, and say so
-EAGER = [name for name in CHANGES if name != 'a compiled part']
-
-
-@pytest.mark.parametrize('change', EAGER)
-def test_gradient_x_input_is_the_models_own(change, tokenizer):
-    model = random_bert(layers=2)
-    enc = encode(model, tokenizer, TEXT)
-    with CHANGES[change](model):
-        (a,) = explain(model, tokenizer, [enc], 'grad_x_input', target=0)
-        with watch_embeddings(model) as seen:
-            logits = output_field(forward(model, enc))
-        (g,) = torch.autograd.grad(logits[0, 0], seen[0])
-    # float32, and gradients of some hundred
-    assert torch.allclose(a.scores, (g * seen[0]).sum(-1)[0], rtol=1e-4, atol=1e-3)
 
 
 def test_a_head_that_is_listened_to_gives_all_its_rows():
     model = random_model('Llama', 'next token', 'sdpa', dtype=torch.float32)
     assert last_rows_only(model)
-    handle = model.lm_head.register_forward_hook(mix)
-    assert last_rows_only(model) == {}
-    handle.remove()
-    handle = every_module.register_module_forward_hook(mix)
-    assert last_rows_only(model) == {}
-    handle.remove()
+    of_head = model.lm_head.register_forward_hook
+    for register in (of_head, every_module.register_module_forward_hook):
+        with by_hook(register, mix):
+            assert last_rows_only(model) == {}

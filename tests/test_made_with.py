@@ -1,33 +1,22 @@
-"""What an explanation says of the model and the options it was made with, and
-that explanations of two models are not mixed unseen.
-"""
+"What an explanation says of model and options; models are not mixed unseen; weights elsewhere."
 
 import copy
 
+from conftest import TEXTS as THREE, random_bert, shallow_demo
 import pytest
-import torch
-from conftest import shallow_demo
 from test_summary import TEXTS
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import torch.distributed as dist
 
-from lrp_loo import (
-    attribute_context,
-    compare,
-    compare_summaries,
-    explain,
-    explain_generation,
-    explain_pairs,
-    load,
-    load_demo,
-    load_model,
-    summarize,
-    weighed_removal,
-)
-from lrp_loo.models.layers import made_with, name_of_model, weights_mark
+from lrp_loo import attribute_context, compare, compare_summaries, explain
+from lrp_loo import explain_generation, explain_pairs, load, load_demo, load_model
+from lrp_loo import summarize, weighed_removal
+from lrp_loo.methods import METHODS
+from lrp_loo.models.layers import is_offloaded, made_with, name_of_model, weights_mark
 
-
-@pytest.fixture(scope='module')
-def demo():
-    return load_demo('sst2')
+TWO = THREE[:2]
 
 
 @pytest.fixture(scope='module')
@@ -40,32 +29,19 @@ def other(demo):
     return model, demo[1]
 
 
-def test_the_model_and_the_options_are_noted(demo):
+def test_the_model_and_the_options_are_noted(demo, tmp_path):
     (a,) = explain(*demo, TEXTS[0], bypass_softmax=range(3, 6), batch_size=2)
     assert a.info['model'] == 'minilm-sst2'
     assert a.info['weights'] == weights_mark(demo[0])
     assert a.info['options'] == dict(bypass_softmax=[3, 4, 5])
     assert a.called == 'attn_lrp(bypass_softmax=[3, 4, 5])'
-
-
-def test_a_model_has_one_mark_wherever_it_lies(demo, tmp_path):
     for part in demo:
         part.save_pretrained(tmp_path / 'mine')
     model, *_ = load_model(tmp_path / 'mine')
     assert weights_mark(model) == weights_mark(demo[0])
     assert name_of_model(model) == 'mine'  # and not the way there
-
-
-@pytest.mark.parametrize('change', ['training', 'bfloat16', 'one layer'])
-def test_other_weights_have_another_mark(demo, change):
-    model = copy.deepcopy(demo[0])
-    with torch.no_grad():
-        if change == 'training':
-            model.classifier.weight.add_(1e-3)
-        if change == 'bfloat16':
-            model.bfloat16()
-        if change == 'one layer':
-            del model.base_model.encoder.layer[5]
+    model = copy.deepcopy(model)
+    del model.base_model.encoder.layer[5]
     assert weights_mark(model) != weights_mark(demo[0])
 
 
@@ -96,64 +72,45 @@ def test_a_tensor_that_cannot_be_cut_is_no_error():
     weight = model.weight.detach().as_subclass(Uncut)
     model.weight = torch.nn.Parameter(weight, requires_grad=False)
     assert weights_mark(model) != before  # by the numbers that are left
+    assert name_of_model(model) == 'Linear'
 
 
 def test_any_option_can_be_kept(demo, tmp_path):
     def mine(*given, **options):
         return None
 
-    options = dict(
-        bypass_softmax={3: {1, 0}, 2: (5,)},
-        baseline=torch.zeros(2, 3),
-        rule=mine,
-        eps=0.5,
-        none=None,
-    )
+    same = dict(eps=0.5, none=None)
+    options = dict(bypass_softmax={3: {1, 0}, 2: (5,)}, rule=mine, **same)
     (a,) = explain(*demo, TEXTS[0])
-    a.info |= made_with(demo[0], options)
-    assert a.info['options'] == dict(
-        bypass_softmax={'3': [0, 1], '2': [5]},
-        baseline='a tensor of shape (2, 3)',
-        rule='mine',
-        eps=0.5,
-        none=None,
-    )
+    a.info |= made_with(demo[0], options | dict(baseline=torch.zeros(2, 3)))
+    kept = dict(bypass_softmax={'3': [0, 1], '2': [5]}, rule='mine', **same)
+    kept['baseline'] = 'a tensor of shape (2, 3)'
+    assert a.info['options'] == kept
     a.save(tmp_path / 'a.json')
     assert load(tmp_path / 'a.json').info == a.info
 
 
-@pytest.mark.parametrize('suffix', ['html', 'json', 'parquet'])
-def test_a_file_keeps_it(demo, tmp_path, suffix):
-    (a,) = explain(*demo, TEXTS[0], eps=0.1)
-    a.save(tmp_path / f'a.{suffix}')
-    back = load(tmp_path / f'a.{suffix}')
-    assert (back.called, back.made_by) == (a.called, a.made_by)
-    assert back.called == 'attn_lrp(eps=0.1)'
-
-
-def test_it_is_shown(demo):
+def test_a_file_keeps_it_and_it_is_shown(demo, tmp_path):
     (a,) = explain(*demo, TEXTS[0], bypass_softmax=[0])
-    assert 'Attribution(attn_lrp(bypass_softmax=[0]), target' in repr(a)
+    called = 'attn_lrp(bypass_softmax=[0])'
+    for suffix in ('html', 'json', 'parquet'):
+        a.save(tmp_path / f'a.{suffix}')
+        back = load(tmp_path / f'a.{suffix}')
+        assert (back.called, back.made_by) == (called, a.made_by)
+    assert f'Attribution({called}, target' in repr(a)
     assert f'<b title="{a.made_by}">attn_lrp(' in a._repr_html_()
     a.info['model'] = '"><script>'
     assert '<script>' not in a._repr_html_()
 
 
-# ------------------------------------------------------------ not mixed
-
-
-def test_two_models_in_one_summary_are_refused_by_name(demo, other):
-    maps = explain(*demo, TEXTS[:2]) + explain(*other, TEXTS[:2])
+def test_two_models_or_a_bypass_in_one_summary_are_refused_by_name(demo, other):
+    own = explain(*demo, TEXTS[:2])
     marks = [weights_mark(m) for m, _ in (demo, other)]
     with pytest.raises(ValueError, match=f'{marks[0]}.*{marks[1]}'):
-        summarize(maps, min_count=1)
-
-
-def test_a_bypass_in_some_maps_is_refused_by_name(demo):
-    maps = explain(*demo, TEXTS[:2]) + explain(*demo, TEXTS, bypass_softmax=[1])
+        summarize(own + explain(*other, TEXTS[:2]), min_count=1)
     says = r'attn_lrp and attn_lrp\(bypass_softmax=\[1\]\)'
     with pytest.raises(ValueError, match=says):
-        summarize(maps, min_count=1)
+        summarize(own + explain(*demo, TEXTS, bypass_softmax=[1]), min_count=1)
 
 
 def test_one_bypass_said_in_two_ways_is_one(demo):
@@ -204,20 +161,11 @@ def test_every_call_notes_it(demo):
 def test_a_long_option_is_short_and_told_apart(demo):
     ones = [[1.0, 1.0, 1.0]] * 6
     other = [*ones[:5], [2.0, 1.0, 1.0]]
-    called = []
-    for weights in (ones, other):
-        (a,) = explain(*demo, 'so dull', weighed_removal, weights=weights)
-        called.append(a.called)
-    assert called[0] != called[1]
-    assert all(len(name) < 100 for name in called)
-
-
-def test_what_a_model_is_called():
-    model = shallow_demo('sst2', 1)[0]
-    for name in ('a/b', 'bert-base-uncased'):
-        model.config._name_or_path = name
-        assert name_of_model(model) == name
-    assert name_of_model(torch.nn.Linear(2, 2)) == 'Linear'
+    maps = [
+        explain(*demo, 'so dull', weighed_removal, weights=w) for w in (ones, other)
+    ]
+    called = {a.called for (a,) in maps}
+    assert len(called) == 2 and max(map(len, called)) < 100
 
 
 def test_what_is_not_noted_is_not_said(demo):
@@ -227,3 +175,97 @@ def test_what_is_not_noted_is_not_said(demo):
         del a.info[name]
     assert (a.made_by, a.called) == ('', 'loo')
     assert '<b>loo</b>' in a._repr_html_()
+
+
+def placed(how, model, folder):
+    "On the processor, on the disk, or as `device_map` does: a layer on the disk."
+    accelerate = pytest.importorskip('accelerate')
+    if how == 'to cpu':
+        return accelerate.cpu_offload(model, execution_device='cpu')
+    if how == 'to disk':
+        return accelerate.disk_offload(model, folder, execution_device='cpu')
+    parts = 'bert.embeddings bert.encoder.layer.0 bert.pooler classifier'
+    where = dict.fromkeys(parts.split(), 'cpu') | {'bert.encoder.layer.1': 'disk'}
+    return accelerate.dispatch_model(
+        model, where, offload_dir=folder, main_device='cpu'
+    )
+
+
+@pytest.fixture(scope='module', params=['to cpu', 'to disk', 'to several', 'sharded'])
+def elsewhere(request, tmp_path_factory):
+    if request.param == 'sharded':
+        yield request.getfixturevalue('sharded')
+        return
+    folder = tmp_path_factory.mktemp('offload')
+    model = placed(request.param, random_bert(layers=2), folder)
+    assert is_offloaded(model)
+    yield model
+
+
+@pytest.fixture(scope='module')
+def plain():
+    return random_bert(layers=2)
+
+
+@pytest.fixture(scope='module')
+def sharded(tmp_path_factory):
+    "By FSDP2, in the one process that there is."
+    rendezvous = tmp_path_factory.mktemp('group') / 'meet'
+    dist.init_process_group(
+        'gloo', init_method=f'file://{rendezvous}', rank=0, world_size=1
+    )
+    mesh = init_device_mesh('cpu', (1,))
+    model = random_bert(layers=2)
+    for layer in model.bert.encoder.layer:
+        fully_shard(layer, mesh=mesh)
+    yield fully_shard(model, mesh=mesh)
+    dist.destroy_process_group()
+
+
+def assert_same(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        assert a.target == b.target
+        assert a.label == b.label
+        # float32, padded together or one by one
+        assert torch.allclose(a.scores, b.scores, rtol=1e-4, atol=1e-4)
+
+
+# a method of its own models repeats what a layer does, and is refused
+@pytest.mark.parametrize('method', [m for m in METHODS if METHODS[m].any_model])
+def test_a_model_elsewhere_is_explained_as_it_was(elsewhere, plain, tokenizer, method):
+    hooks = [vars(m).get('_hf_hook') for m in elsewhere.modules()]
+    offloaded = is_offloaded(elsewhere)
+    for target in (None, 'LABEL_1'):
+        given = dict(method=method, target=target)
+        wanted = explain(plain, tokenizer, TWO, **given)
+        assert_same(explain(elsewhere, tokenizer, TWO, **given), wanted)
+    assert [vars(m).get('_hf_hook') for m in elsewhere.modules()] == hooks
+    assert is_offloaded(elsewhere) == offloaded  # nothing was fetched for good
+
+
+def test_a_model_elsewhere_has_the_mark_of_its_weights(elsewhere, plain, tokenizer):
+    assert weights_mark(elsewhere) == weights_mark(plain)
+    assert weights_mark(elsewhere) != weights_mark(random_bert(2, seed=1))
+    if is_offloaded(elsewhere):
+        with pytest.raises(ValueError, match='spread over devices'):
+            explain(elsewhere, tokenizer, TWO, device='cpu')
+
+
+def test_an_offloaded_decoder_explains_what_it_says(tmp_path):
+    (model, tokenizer), (other, _) = (shallow_demo('reviews') for _ in range(2))
+    away = placed('to disk', other, tmp_path)
+    how = (tokenizer, 'The film was')
+    said = (explain_generation(m, *how, max_new_tokens=3) for m in (away, model))
+    assert_same(*said)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_default_of_no_device_and_flex_are_refused(plain, tokenizer, method):
+    said = "torch's default device is 'meta'"
+    with torch.device('meta'), pytest.raises(ValueError, match=said):
+        explain(plain, tokenizer, TWO, method=method)
+    if method != 'loo':
+        flexible = random_bert(layers=2, attn_implementation='flex_attention')
+        said = 'is flex_attention, which is compiled'
+        with pytest.raises(TypeError, match=said):
+            explain(flexible, tokenizer, TWO, method=method)

@@ -1,12 +1,16 @@
-"Adding a method is one record; functions of one's own; lists of texts; padding."
+"Adding a method is one record; lists and padding; what methods do at the edges of what they know."
 
+import copy
 import json
-from functools import partial
 
-import pytest
-import torch
 from conftest import TEXTS, random_bert, shallow_demo
-from transformers import BertForTokenClassification, Phi3Config, Phi3ForCausalLM
+from every_family import Words
+from families import DECODER, FAMILIES, SIZES, drawn, random_inputs, random_model
+import pytest
+from test_lrp import close
+import torch
+from torch import nn
+from transformers import BertForTokenClassification
 
 from lrp_loo import audit, explain, explain_labels
 from lrp_loo.asked.rows import Scores, text_by_text
@@ -14,20 +18,15 @@ from lrp_loo.asked.targets import Readout, Target
 from lrp_loo.cli.commands import explain as command
 from lrp_loo.core.files import pad_batch
 from lrp_loo.interop.tensors import Attributor
-from lrp_loo.methods import (
-    METHODS,
-    Method,
-    PaddingCheck,
-    as_method,
-    check_call,
-    explain_batch,
-    method_name,
-)
-from lrp_loo.methods.baselines import lrp_scores
-from lrp_loo.methods.record import loo_scores
+from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import gradient
+from lrp_loo.methods import METHODS, Method, PaddingCheck, explain_batch
+from lrp_loo.methods.baselines import ig_scores
 from lrp_loo.models import forward, watch_embeddings
-from lrp_loo.models.encoding import encode
-from lrp_loo.removal import removal_loo_scores
+from lrp_loo.models.encoding import encode, max_tokens
+from lrp_loo.removal import removal_scores
 from lrp_loo.reports.page import page_data
 
 
@@ -44,104 +43,29 @@ def embedding_norm(model, tokenizer, encs, target=None, scale=1.0):
 NORM = Method(embedding_norm, 'norm', 'C8', '1 forward', in_threads=True)
 
 
-@pytest.fixture
-def norm(monkeypatch):
-    "One entry: all that a new method needs."
-    monkeypatch.setitem(METHODS, 'norm', NORM)
-    return 'norm'
-
-
-# a new method
-
-
-def test_a_new_entry_is_explained(demo, norm):
-    (a,) = explain(*demo, TEXTS[0], method=norm, scale=2.0)
-    assert a.method == 'norm'
-    assert a.info['scale'] == 2.0
-    assert len(a.scores) == len(a.tokens) > 5
-    assert (a.scores > 0).all()
-
-
-def test_a_new_entry_is_audited(demo, norm):
-    table = audit(*demo, TEXTS, methods=['loo', norm], progress=False)
-    assert list(table.index) == ['loo', 'norm']
-    assert -1 <= table.loo_r['norm'] <= 1
-
-
-def test_a_new_entry_is_a_class_for_captum(demo, norm):
+def test_a_new_entry_is_everywhere(demo, monkeypatch, capsys):
     model, tokenizer = demo
-    enc = encode(model, tokenizer, TEXTS[0])
-    found = Attributor(model, norm).attribute(enc['input_ids'])
-    (a,) = explain(model, tokenizer, TEXTS[0], method=norm)
-    assert torch.allclose(found[0], a.scores, atol=1e-6)
-
-
-def test_a_new_entry_is_on_a_page(demo, norm):
-    data = page_data(*demo, TEXTS[1], methods=['loo', norm])
-    assert list(data['methods']) == ['loo', 'norm']
-
-
-def test_a_new_entry_is_on_the_command_line(norm, capsys):
-    command('a fine film', method=norm, json=True)
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said['method'] == 'norm'
-
-
-def test_a_record_needs_no_entry(demo):
-    (a,) = explain(*demo, TEXTS[0], method=NORM)
-    (b,) = explain(*demo, TEXTS[0], method=embedding_norm)
-    assert (a.method, b.method) == ('norm', 'embedding_norm')
+    (a,) = explain(*demo, TEXTS[0], method=NORM, scale=2.0)  # which needs no entry
+    assert (a.method, a.info['scale']) == ('norm', 2.0)
+    assert len(a.scores) == len(a.tokens) > 5
+    (a,), (b,) = (explain(*demo, TEXTS[0], method=m) for m in (NORM, embedding_norm))
+    assert b.method == 'embedding_norm'
     assert torch.equal(a.scores, b.scores)
 
-
-# what a method may be
-
-
-def test_every_record_says_how_it_is_shown():
-    labels = [m.label for m in METHODS.values()]
-    colours = [m.colour for m in METHODS.values()]
-    assert all(labels)
-    assert len(set(labels)) == len(labels)
-    assert len(set(colours)) == len(colours)
-    assert all(m.passes for m in METHODS.values())
-
-
-def test_a_function_says_by_attributes_what_a_record_says_by_fields():
-    assert as_method(loo_scores).by_unit
-    assert as_method(partial(lrp_scores, strict=True)).per_feature
-    assert not as_method(embedding_norm).by_unit
-
-
-@pytest.mark.parametrize('wrong', ['attnlrp', 3, None])
-def test_what_is_no_method_is_refused(wrong):
-    with pytest.raises(ValueError, match='is not known; take one of loo, ig'):
-        as_method(wrong)
-
-
-def test_a_call_with_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match="method 'attnlrp' is not known"):
-        check_call(random_bert(layers=1), 'attnlrp', TEXTS)
-
-
-@pytest.mark.parametrize('name', METHODS)
-def test_a_record_of_ours_is_called_by_its_name(name):
-    assert method_name(METHODS[name]) == method_name(name) == name
-
-
-def test_an_option_that_a_method_lacks_is_named(demo):
-    with pytest.raises(TypeError, match="'embedding_norm' does not take"):
-        explain(*demo, TEXTS[0], method=embedding_norm, size=3)
-
-
-def test_a_function_that_returns_a_tuple_is_refused(demo):
-    def old(model, tokenizer, encs, target=None):
-        return torch.zeros(1, 3), torch.zeros(1), None, {}
-
-    with pytest.raises(TypeError, match="'old' must return Scores, got tuple"):
-        explain(*demo, TEXTS[0], method=old)
-
-
-# lists of texts
+    monkeypatch.setitem(METHODS, 'norm', NORM)
+    (named,) = explain(*demo, TEXTS[0], method='norm')
+    assert torch.equal(a.scores, named.scores)
+    table = audit(*demo, TEXTS, methods=['loo', 'norm'], progress=False)
+    assert list(table.index) == ['loo', 'norm']
+    assert -1 <= table.loo_r['norm'] <= 1
+    enc = encode(model, tokenizer, TEXTS[0])
+    found = Attributor(model, 'norm').attribute(enc['input_ids'])
+    assert torch.allclose(found[0], a.scores, atol=1e-6)
+    data = page_data(*demo, TEXTS[1], methods=['loo', 'norm'])
+    assert list(data['methods']) == ['loo', 'norm']
+    command('a fine film', method='norm', json=True)
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said['method'] == 'norm'
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -152,27 +76,9 @@ def test_a_list_of_texts_comes_out_as_each_alone(tokenizer, name):
     assert len(together) == len(together.info) == len(encs)
     for i, enc in enumerate(encs):
         alone = METHODS[name](model, tokenizer, [enc])
-        n = enc['input_ids'].shape[1]
         # float32, in batches of another shape
-        largest = float(alone.scores.abs().max())
-        difference = together.scores[i, :n] - alone.scores[0, :n]
-        assert float(difference.abs().max()) < 1e-4 * largest
+        close(together.scores[i, : enc['input_ids'].shape[1]], alone.scores[0], 1e-4)
         assert together.readout.chosen(i) == alone.readout.chosen(0)
-
-
-def test_a_single_encoded_text_is_no_list(tokenizer):
-    model = random_bert(layers=1)
-    enc = encode(model, tokenizer, TEXTS[0])
-    with pytest.raises(TypeError, match='must be a list of encoded texts'):
-        lrp_scores(model, tokenizer, enc)
-
-
-def test_a_batch_is_no_text(tokenizer):
-    model = random_bert(layers=1)
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
-    batch = pad_batch(tokenizer, encs)
-    with pytest.raises(ValueError, match='one text at a time.*batch of 3'):
-        removal_loo_scores(model, tokenizer, [batch])
 
 
 def test_units_of_each_text_reach_a_method_of_one_text(tokenizer):
@@ -193,9 +99,6 @@ def test_units_of_each_text_reach_a_method_of_one_text(tokenizer):
     assert given[0] != given[1]
 
 
-# padding
-
-
 class Averages(torch.nn.Module):
     "It averages over all places, padding too."
 
@@ -211,56 +114,44 @@ class Averages(torch.nn.Module):
 
 def test_texts_that_padding_changes_are_explained_one_by_one(tokenizer):
     model = Averages().eval()
-    together = explain(model, tokenizer, TEXTS, 'grad_x_input')
-    for a, text in zip(together, TEXTS):
-        (alone,) = explain(model, tokenizer, text, 'grad_x_input')
-        assert torch.equal(a.scores, alone.scores)
+    for target in (None, lambda out: out[:, 1] ** 2):
+        together = explain(model, tokenizer, TEXTS, 'grad_x_input', target=target)
+        for a, text in zip(together, TEXTS):
+            (alone,) = explain(model, tokenizer, text, 'grad_x_input', target=target)
+            assert torch.equal(a.scores, alone.scores)
 
 
-def padding_fails(model, tokenizer, check):
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
+def test_a_padding_check_fails_passes_and_counts_for_other_methods(tokenizer):
+    reads, model = Averages().eval(), random_bert(layers=1)
+    for_it, encs = ([encode(m, tokenizer, t) for t in TEXTS] for m in (reads, model))
+    found = METHODS['attn_lrp'](reads, tokenizer, for_it)
+    assert PaddingCheck().fails(reads, for_it, None, found)
+    check, calls, sizes = PaddingCheck(), [], []
     found = METHODS['attn_lrp'](model, tokenizer, encs)
-    return check.fails(model, encs, None, found)
-
-
-def test_the_padding_check_fails_where_padding_is_read(tokenizer):
-    assert padding_fails(Averages().eval(), tokenizer, PaddingCheck())
-
-
-def test_the_padding_check_passes_where_padding_is_masked(tokenizer):
-    check = PaddingCheck()
-    assert not padding_fails(random_bert(layers=1), tokenizer, check)
+    handle = model.register_forward_hook(lambda *args: calls.append(1))
+    for _ in range(2):
+        assert not check.fails(model, encs, None, found)
+        assert len(calls) == 2  # two of the three texts are padded
     assert check.passed
-
-
-def test_many_texts_are_one_batch(tokenizer):
-    model = random_bert(layers=1)
-    sizes = []
+    handle.remove()
 
     def counted(model, tokenizer, encs, target=None):
         sizes.append(len(encs))
         return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
     explain_batch(model, tokenizer, encs, counted)
-    assert sizes == [3]
+    assert sizes == [3]  # many texts are one batch
 
 
 def test_no_history_comes_with_the_scores_of_ones_own_method(tokenizer):
     def with_history(model, tokenizer, encs, target=None):
-        batch = pad_batch(tokenizer, encs)
         with watch_embeddings(model) as seen:
-            out = forward(model, batch)
-        readout = Readout(target, out, batch)
-        values = readout(out)
-        (g,) = torch.autograd.grad(values.sum(), seen[0])
-        return Scores((seen[0] * g).sum(-1), values, readout)
+            out = forward(model, encs[0])
+        readout = Readout(target, out, encs[0])
+        return Scores((seen[0] * readout(out)).sum(-1), readout(out), readout)
 
     (a,) = explain(random_bert(layers=1), tokenizer, TEXTS[0], with_history)
     assert not a.scores.requires_grad
-
-
-# ---- each batch and each target is tried by itself
 
 
 def assert_as_alone(model, tokenizer, texts, method, targets, **options):
@@ -268,9 +159,8 @@ def assert_as_alone(model, tokenizer, texts, method, targets, **options):
     together = explain(model, tokenizer, texts, method, targets, **options)
     for a, text, target in zip(together, texts, targets):
         (alone,) = explain(model, tokenizer, [text], method, [target])
-        size = float(alone.scores.abs().max())
         # float32: kernels of other shapes differ by rounding
-        assert torch.allclose(a.scores, alone.scores, atol=1e-4 * size)
+        close(a.scores, alone.scores, 1e-4)
 
 
 LIKE_WORDS = "a quiet film that is slow and then turns warm again at the end"
@@ -291,19 +181,14 @@ def of_the_last_row(out):
 
 @pytest.mark.parametrize('method', PADDED)
 def test_one_targets_padding_says_nothing_of_anothers(tokenizer, method):
-    targets = [Target(1, position=1)] * 3 + [of_the_last_row] * 3
-    assert_as_alone(random_tagger(), tokenizer, TEXTS * 2, method, targets)
-
-
-@pytest.mark.parametrize('method', PADDED)
-def test_several_labels_are_tried_one_by_one(tokenizer, method):
     model, labels = random_tagger(), [Target(1, position=1), of_the_last_row]
+    targets = [labels[0]] * 3 + [labels[1]] * 3
+    assert_as_alone(model, tokenizer, TEXTS * 2, method, targets)
     together = explain_labels(model, tokenizer, TEXTS, labels, method)
     for found, text in zip(together, TEXTS):
         for a, label in zip(found.maps, labels):
             (alone,) = explain(model, tokenizer, [text], method, label)
-            size = float(alone.scores.abs().max())
-            assert torch.allclose(a.scores, alone.scores, atol=1e-4 * size)
+            close(a.scores, alone.scores, 1e-4)
 
 
 def test_a_function_is_tried_on_every_padded_text(tokenizer):
@@ -324,72 +209,23 @@ def test_a_function_is_tried_on_every_padded_text(tokenizer):
     assert_as_alone(model, tokenizer, texts, 'attn_lrp', [of_some] * 3)
 
 
-def random_phi3():
-    "Its angles' factors are others from the 13th token on."
-    factors = [1.0 + i for i in range(4)]
-    config = Phi3Config(
-        vocab_size=30522,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        original_max_position_embeddings=12,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        rope_parameters=dict(
-            rope_type='longrope',
-            rope_theta=10000.0,
-            short_factor=[1.0] * 4,
-            long_factor=factors,
-            factor=4.0,
-            original_max_position_embeddings=12,
-        ),
-    )
-    torch.manual_seed(0)
-    model = Phi3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.3)
-    return model
-
-
 @pytest.mark.parametrize('method', PADDED)
 def test_both_sides_of_a_length_at_which_a_model_switches(tokenizer, method):
+    "Phi-3's angles' factors are others from the 13th token on."
+    rope = dict(rope_type='longrope', rope_theta=10000.0, factor=4.0)
+    rope |= dict(short_factor=[1.0] * 4, long_factor=[1.0, 2.0, 3.0, 4.0])
+    switch = dict(original_max_position_embeddings=12)
+    config = dict(DECODER, vocab_size=30522, num_hidden_layers=2, **switch)
+    model = drawn('Phi3ForCausalLM', config | dict(rope_parameters=rope | switch))
     words = ' '.join(TEXTS).split()
     texts = [' '.join(words[:n]) for n in range(3, 25)]
-    targets = [7] * len(texts)
-    how = dict(batch_size=4)
-    assert_as_alone(random_phi3(), tokenizer, texts, method, targets, **how)
-
-
-def test_what_passed_counts_for_other_methods_on_the_same_texts(tokenizer):
-    model = random_bert(layers=1)
-    check = PaddingCheck()
-    encs = [encode(model, tokenizer, t) for t in TEXTS]
-    found = METHODS['attn_lrp'](model, tokenizer, encs)
-    calls = []
-    model.register_forward_hook(lambda *args: calls.append(1))
-    assert not check.fails(model, encs, None, found)
-    assert len(calls) == 2  # two of the three texts are padded
-    assert not check.fails(model, encs, None, found)
-    assert len(calls) == 2
-
-
-# the log-probability of the model's own answer
-
-
-@pytest.fixture(scope='module')
-def two_layers():
-    "Of the small language model, and a text."
-    model, tokenizer = shallow_demo('reviews')
-    return model, tokenizer, encode(model, tokenizer, 'A warm and funny film')
+    assert_as_alone(model, tokenizer, texts, method, [7] * len(texts), batch_size=4)
 
 
 @pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'grad_x_input'])
-def test_the_own_answers_log_probability_is_what_is_explained(two_layers, method):
-    model, tokenizer, enc = two_layers
+def test_the_own_answers_log_probability_is_what_is_explained(method):
+    model, tokenizer = shallow_demo('reviews')
+    enc = encode(model, tokenizer, 'A warm and funny film')
     with torch.no_grad():
         answer = int(model(**enc).logits[0, -1].argmax())
 
@@ -405,8 +241,203 @@ def test_the_own_answers_log_probability_is_what_is_explained(two_layers, method
     assert torch.allclose(named.scores, by_hand.scores, atol=1e-4)
 
 
-def test_a_log_probability_is_of_one_entry():
-    with pytest.raises(ValueError, match='for one entry'):
-        Target((0, 1), log_prob=True)
-    with pytest.raises(ValueError, match='for one entry'):
-        Target(among=(0, 1), log_prob=True)
+SMALL = dict(SIZES, num_hidden_layers=2, max_position_embeddings=66)
+
+
+class NoTokenizer(Words):
+    "For ids that are random."
+
+    model_max_length = int(1e30)
+
+
+def small(name, config, dtype=torch.float32):
+    return drawn(name, config, 0.2, dtype, 'eager')
+
+
+def xlnet():
+    sizes = dict(vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64)
+    return small('XLNetForSequenceClassification', sizes, torch.float64)
+
+
+def longformer():
+    windows = dict(attention_window=8, pad_token_id=1)
+    return small('LongformerForSequenceClassification', SMALL | windows)
+
+
+def ibert():
+    return small('IBertForSequenceClassification', dict(SMALL, quant_mode=False))
+
+
+def funnel():
+    sizes = dict(vocab_size=200, d_model=32, n_head=4, d_head=8, d_inner=64)
+    sizes |= dict(block_sizes=[1, 1], num_decoder_layers=1)
+    return small('FunnelForSequenceClassification', sizes)
+
+
+def with_sinks():
+    "A column beside the tokens."
+    experts = dict(num_local_experts=2, num_experts_per_tok=1, sliding_window=6)
+    experts |= dict(num_key_value_heads=2, head_dim=8, pad_token_id=0)
+    return small('GptOssForCausalLM', SMALL | experts)
+
+
+WINDOWS = [
+    ('ModernBERT', 'class', {}),
+    ('Mistral', 'next token', {}),
+    ('Mistral', 'class', {}),
+    ('Phi-3', 'class', dict(sliding_window=6)),
+    ('Gemma 2', 'class', {}),
+    ('Gemma 3', 'class', {}),
+]
+
+
+@pytest.mark.parametrize('family,task,config', WINDOWS)
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+def test_a_window_on_padding(family, task, config, attention):
+    "Rows of padding that see padding alone: nothing of theirs may get out."
+    if attention == 'sdpa' and not FAMILIES[family].fused:
+        return
+    for dtype in (torch.float32, torch.float64):
+        model = random_model(family, task, attention, dtype=dtype, **config)
+        encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
+        for method in ('removal', 'rollout', 'attn_lrp'):
+            run = METHODS[method]
+            together = run(model, NoTokenizer(), encs).scores
+            for enc, both in zip(encs, together, strict=True):
+                alone = run(model, NoTokenizer(), [enc]).scores[0]
+                # float32: the steps' parts are larger than their sum
+                close(both[: len(alone)], alone, 1e-4)
+
+
+@pytest.mark.parametrize('task', ['class', 'next token'])
+def test_gemma_2_in_double_precision(task):
+    "Where the double mask of a row that sees nothing is −∞ in single precision."
+    model = random_model('Gemma 2', task, 'eager')
+    single = copy.deepcopy(model).float()
+    enc = random_inputs(model)
+    loo, _, _ = leave_one_out(model, enc, 1)
+    of_single, _, _ = leave_one_out(single, enc, 1)
+    assert torch.isfinite(loo).all()
+    # float32 against double, three layers
+    close(of_single, loo, 1e-4)
+
+
+def test_xlnets_scores_have_the_text_first():
+    "It looks ids up as (T, batch); scores still come as (batch, T)."
+    model = xlnet()
+    enc = random_inputs(model, 7)
+    for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
+        found = METHODS[method](model, NoTokenizer(), [enc])
+        assert tuple(found.scores.shape) == (1, 7)
+        if method == 'rollout':  # of the last row
+            assert found.info == [dict(residual=False, row=6)]
+    (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
+    assert len(a) == 7
+    assert max_tokens(model, NoTokenizer()) == 10**9  # its config says −1
+
+
+def test_xlnets_embeddings_are_replaced_as_they_are_given():
+    model = xlnet()
+    enc = random_inputs(model, 7)
+    x = torch.randn(3, 7, 32, dtype=torch.float64)
+    many = {k: v.expand(3, -1) for k, v in enc.items()}
+    with torch.no_grad(), watch_embeddings(model, x):
+        replaced = forward(model, many).logits
+    mask = many['attention_mask']
+    with torch.no_grad():
+        given = model(inputs_embeds=x, attention_mask=mask).logits
+    assert torch.allclose(replaced, given)
+
+
+def test_xlnet_attention_is_what_removal_takes_it_for():
+    "∂f/∂log m_j by finite differences of the key's weight: rows are no keys."
+    model = xlnet()
+    enc = random_inputs(model, 7)
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, enc)
+    readout = Readout(None, out, enc)
+    with torch.enable_grad():
+        value = readout(out)
+    logits = [Z for _, Z, _ in rules.attention]
+    gradients = torch.autograd.grad(value.sum(), logits)
+    derivative = sum(g.sum((0, 1, 2)) for g in gradients)
+    step = 1e-4
+    for j in (1, 5):
+        lowered = torch.ones(1, 7, dtype=torch.float64)
+        lowered[0, j] -= step
+        with torch.no_grad(), key_weights(lowered):
+            change = float(value - readout(forward(model, enc)))
+        # one-sided, first order in the step
+        expected = pytest.approx(float(derivative[j]), rel=1e-2, abs=1e-6)
+        assert change / step == expected
+
+
+@pytest.mark.parametrize('make', [longformer, ibert])
+def test_ig_where_embeddings_are_another_shape(make):
+    "Longformer pads to whole windows, I-BERT's embeddings are a pair."
+    model = make()
+    encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
+    found = ig_scores(model, NoTokenizer(), encs, n_steps=32)
+    assert tuple(found.scores.shape) == (2, 11)
+    assert torch.isfinite(found.scores).all()
+    # 32 nodes on a smooth path of float32 numbers
+    for row, info in zip(found.scores, found.info, strict=True):
+        size = row.abs().sum()
+        assert size > 0
+        assert abs(info['completeness_error']) < 1e-2 * size
+
+
+@pytest.mark.parametrize('make', [longformer, funnel, with_sinks])
+@pytest.mark.parametrize('method', ['removal', 'rollout'])
+def test_other_shapes_are_refused_by_name(make, method):
+    model = make()
+    said = f'{type(model).__name__} shows attention of shape'
+    with pytest.raises(ValueError, match=said):
+        METHODS[method](model, NoTokenizer(), [random_inputs(model, 14)])
+
+
+class Sink(nn.Module):
+    "A table of nine words; attention has one key more than there are tokens."
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)[:, None]
+        sink = torch.zeros_like(x[..., :1])
+        A = torch.cat([x @ x.mT, sink], -1).softmax(-1)
+        return (A[..., :-1] @ x)[:, 0, 0]
+
+
+class Cut(Sink):
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)[:, None]
+        return nn.functional.scaled_dot_product_attention(x, x, x)[:, 0, 0].detach()
+
+
+def test_a_sink_is_no_class_token_and_no_gradient_is_an_error():
+    ids = torch.tensor([[1, 2, 3]])
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    said = {Sink: 'Sink shows attention of shape', Cut: 'no gradient'}
+    for kind, words in said.items():
+        with pytest.raises(ValueError, match=words):
+            removal_scores(kind().eval(), None, [enc])
+
+
+def test_inside_inference_mode(demo):
+    text = 'the jokes are old'
+    enc = encode(*demo, text)
+    for method in ('removal', 'removal+loo', 'attn_lrp', 'ig', 'rollout', 'loo'):
+        (outside,) = explain(*demo, text, method=method)
+        with torch.inference_mode():
+            (inside,) = explain(*demo, text, method=method)
+            made_inside = {k: v.clone() for k, v in enc.items()}
+            (again,) = explain_batch(*demo, [made_inside], method)
+        # the same float32 operations
+        for found in (inside, again):
+            close(found.scores, outside.scores, 1e-5)

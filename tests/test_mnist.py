@@ -10,13 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
+from test_linear_attention import OPTIONS, blobs, make, projected, readout_of, tokens_of
 
+from lrp_loo.paper import mnist, mnist_tables
 from lrp_loo.paper.ledger import verdict_of
 from lrp_loo.paper.linear_attention import (
-    PIXELS,
-    POOLINGS,
-    SCALES,
-    LinearAttention,
     linear_logits,
     normalise_images,
     summed_logits,
@@ -26,23 +24,9 @@ from lrp_loo.paper.mnist import (
     PAPER,
     by_seed,
     curve_row,
-    distance,
     linear_attention_experiment,
-    nearest,
     over_seeds,
     run_setting,
-)
-from lrp_loo.paper.mnist_tables import (
-    NETWORK_CLAIMS,
-    compare_table1,
-    curve_table,
-    delta_table,
-    grid_table,
-    plot_mnist_curves,
-    plot_table1,
-    share_table,
-    table1_against_paper,
-    table1_entries,
 )
 from lrp_loo.paper.pixel_maps import (
     ORDERS,
@@ -53,67 +37,32 @@ from lrp_loo.paper.pixel_maps import (
     pixel_curves,
     pixel_maps,
 )
-from lrp_loo.paper import mnist
 from lrp_loo.trust.results import read_results
 
 FILED = Path(__file__).parent.parent / 'results/minilm/mnist.json'
-OPTIONS = [
-    dict(pixel=p, positions=pos, pooling=pool, scale=s)
-    for p, pos, pool, s in itertools.product(PIXELS, (False, True), POOLINGS, SCALES)
-    if not (p == 'direct' and pos)
-]
 
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "The tensors are small: more threads only wait for each other."
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 def network(seed, n, kind, width=3):
     "A random one, in double precision, and images for it."
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        m = LinearAttention(width, 4, n, **kind).double()
-        return m, torch.randn(3, n, dtype=torch.double)
+    return make(seed, n, width, n_classes=4, batch=3, **kind)
 
 
 # the curves, from weights as arrays
 
 
-def numbers(tensor):
-    return tensor.detach().numpy()
-
-
-def tokens(m, x):
-    "What the projections read, (n, inputs)."
-    if m.embed is None:
-        return x[:, None]
-    h = x[:, None] * numbers(m.embed.weight)[:, 0]
-    if m.embed.bias is not None:
-        h = h + numbers(m.embed.bias)
-    return h if m.positions is None else h + numbers(m.positions)
-
-
-def projected(W, h):
-    out = h @ numbers(W.weight).T
-    return out if W.bias is None else out + numbers(W.bias)
-
-
 def naive_logit(m, x, t):
     "Section 4.3 as a double sum over pixels n and j."
-    h = tokens(m, x)
-    Q, K, V = (projected(W, h) for W in (m.W_Q, m.W_K, m.W_V))
-    n, d = Q.shape
-    u = numbers(m.out.weight)[t]
-    u = u.reshape(n, d) if m.pooling == 'flatten' else np.tile(u / n, (n, 1))
-    logit = numbers(m.out.bias)[t]
-    for i in range(n):
-        for j in range(n):
-            logit += m.c * (Q[i] @ K[j]) * (V[j] @ u[i])
+    x = torch.as_tensor(x)
+    with torch.no_grad():
+        h = tokens_of(m, x)
+        Q, K, V = (projected(W, h).numpy() for W in (m.W_Q, m.W_K, m.W_V))
+        u = readout_of(m, t, len(x)).numpy()
+        logit = float(m.out.bias[t])
+    for i, j in itertools.product(range(len(x)), repeat=2):
+        logit += m.c * (Q[i] @ K[j]) * (V[j] @ u[i])
     return logit
 
 
@@ -185,10 +134,7 @@ def test_areas_of_a_row_by_hand():
     g = np.random.default_rng(0)
     logits = {o: [g.normal(size=(7, 9)) for _ in range(2)] for o in 'ab'}
     parts = [
-        {
-            name: PixelCurves(*(torch.tensor(c[some]) for c in both))
-            for name, both in logits.items()
-        }
+        {o: PixelCurves(*(torch.tensor(c[some]) for c in logits[o])) for o in logits}
         for some in (slice(0, 4), slice(4, 7))
     ]
     row = curve_row(parts)
@@ -202,8 +148,8 @@ def test_areas_of_a_row_by_hand():
         assert said['morf']['se'] == pytest.approx(scipy_stats.sem(morf.mean(1)))
         assert said['morf']['n'] == 7
         path = row['paths'][name]['lerf']
-        assert path[0] == pytest.approx(lerf[:, 0].mean(), abs=1e-4)
-        assert path[-1] == pytest.approx(lerf[:, -1].mean(), abs=1e-4)
+        ends = lerf.mean(0)[[0, -1]]
+        assert [path[0], path[-1]] == pytest.approx(ends, abs=1e-4)
     gap = row['gaps']['a']['b']
     assert gap['mean'] == pytest.approx((delta['a'] - delta['b']).mean())
     assert gap['low'] < gap['mean'] < gap['high']
@@ -212,27 +158,12 @@ def test_areas_of_a_row_by_hand():
 # seeds
 
 
-def bright_rows(n, seed):
-    "Images whose class is the bright row."
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(4, (n,), generator=g)
-    x = 0.3 * torch.rand(n, 4, 4, generator=g)
-    x[torch.arange(n), y] += 0.6
-    return x, y
-
-
-TRAIN, TEST = bright_rows(60, 0), bright_rows(12, 1)
+TRAIN, TEST = blobs(60, seed=0), blobs(12, seed=1)
 
 
 def experiment(path, **changes):
-    options = dict(
-        epochs=1,
-        limit=5,
-        progress=False,
-        data_info='bright rows',
-        grid=[GRID[0], GRID[8]],
-        seeds=(3, 5),
-    )
+    options = dict(epochs=1, limit=5, progress=False, data_info='bright rows')
+    options |= dict(grid=[GRID[0], GRID[8]], seeds=(3, 5))
     return linear_attention_experiment(TRAIN, TEST, path=path, **(options | changes))
 
 
@@ -247,16 +178,13 @@ def whole(tmp_path_factory):
 def test_a_row_is_one_network_from_its_seed(whole):
     d = read_results(whole)
     assert d['config']['seeds'] == [3, 5]
-    assert [r['seed'] for r in d['rows']] == [3, 3, 5, 5]
-    assert [r['i'] for r in d['rows']] == [0, 1, 2, 3]
+    assert [(r['i'], r['seed']) for r in d['rows']] == [(0, 3), (1, 3), (2, 5), (3, 5)]
     alone = run_setting(GRID[8], TRAIN, TEST, 5, epochs=1, seed=5, progress=False)
     last = d['rows'][3]
     assert last['name'] == alone['name']
     for key in ('tables', 'curves', 'gaps', 'negative'):
-        as_filed = json.loads(json.dumps(last[key]))
-        assert flat(as_filed) == pytest.approx(
-            flat(alone[key]), rel=1e-5, abs=1e-6, nan_ok=True
-        )
+        near = pytest.approx(flat(alone[key]), rel=1e-5, abs=1e-6, nan_ok=True)
+        assert flat(json.loads(json.dumps(last[key]))) == near
     assert d['rows'][1]['tables'] != last['tables']
 
 
@@ -288,17 +216,19 @@ def test_a_run_that_died_goes_on_with_the_next_network(whole, tmp_path, monkeypa
 
 def test_every_table_reads_an_unfinished_file(whole):
     d = read_results(whole)
+    tables = (
+        mnist_tables.compare_table1,
+        mnist_tables.grid_table,
+        mnist_tables.curve_table,
+        mnist_tables.delta_table,
+    )
+    tables += (mnist_tables.table1_against_paper, mnist_tables.table1_entries)
     for n in (1, 2, 3, 4):
         part = d | dict(rows=d['rows'][:n])
-        settings_there = min(n, 2)
-        assert len(compare_table1(part)) == 15
-        assert len(grid_table(part)) == 1 + settings_there
-        assert len(curve_table(part)) == 10
-        assert len(delta_table(part)) == 10
-        assert share_table(part).loo.tolist() == [1.0] * n
-        assert len(table1_against_paper(part)) == 38
-        assert len(table1_entries(part)) == 2 * len(NETWORK_CLAIMS)
-        assert len(plot_mnist_curves(part).axes) == 3
+        sizes = [15, 1 + min(n, 2), 10, 10, 38, 2 * len(mnist_tables.NETWORK_CLAIMS)]
+        assert [len(table(part)) for table in tables] == sizes
+        assert mnist_tables.share_table(part).loo.tolist() == [1.0] * n
+        assert len(mnist_tables.plot_mnist_curves(part).axes) == 3
 
 
 def test_the_summary_and_figure_of_a_finished_file(whole):
@@ -306,30 +236,20 @@ def test_the_summary_and_figure_of_a_finished_file(whole):
     names = [row['name'] for row in d['rows']]
     assert d['summary']['default'] == names[0]
     assert d['summary']['nearest'] in names
-    assert grid_table(d).index[0] == 'paper'
-    above, below = plot_table1(d).axes
-    assert above.get_title() == 'maps scaled to sum to one'
-    assert below.get_title() == 'maps as they are'
+    assert mnist_tables.grid_table(d).index[0] == 'paper'
+    above, _ = mnist_tables.plot_table1(d).axes
     heights = [bar.get_height() for bar in above.patches[:6]]
     assert heights == [*PAPER['ig'].values(), *PAPER['attn_lrp'].values()]
-    with pytest.raises(ValueError, match='epochs'):
-        experiment(whole, epochs=2)
 
 
 def test_one_image_has_no_interval_and_no_limit_is_every_image(tmp_path):
     path = tmp_path / 'one.json'
     experiment(path, limit=1, grid=GRID[:1], seeds=(0,))
     d = read_results(path)
-    assert set(delta_table(d).networks) == {'0 wider, 0 narrower of 1'}
-    assert len(curve_table(d)) == 10
+    assert set(mnist_tables.delta_table(d).networks) == {'0 wider, 0 narrower of 1'}
+    assert len(mnist_tables.curve_table(d)) == 10
     r = experiment(tmp_path / 'all.json', limit=None, grid=GRID[:1])
     assert r.rows[0]['tables']['as_is']['loo']['L_vs_LOO']['n'] == 12
-
-
-def test_an_undefined_number_is_infinitely_far():
-    far, undefined = (made_up(0, 0, 'a', between=r, left=r) for r in (-1.0, None))
-    assert distance(undefined) == float('inf')
-    assert nearest([undefined, far]) is far
 
 
 @pytest.mark.parametrize('seeds', [(), (1, 1)])
@@ -351,29 +271,20 @@ def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, wide=3):
     "A network's row with these numbers."
 
     def cells(*means):
-        return {
-            pair: dict(mean=m, se=0.1, n=9, undefined=0)
-            for pair, m in zip(PAIRS, means)
-        }
+        made = [dict(mean=m, se=0.1, n=9, undefined=0) for m in means]
+        return dict(zip(PAIRS, made))
 
     table = dict(ig=cells(ig, 0.9, 0.9), attn_lrp=cells(between, left, right))
     deltas = {'attn_lrp, qk_v': wide, 'attn_lrp, q_kv': 5}
     curves = {o: dict(delta=dict(mean=d, n=9)) for o, d in deltas.items()}
-    return dict(
-        i=i,
-        name=name,
-        seed=seed,
-        setting={},
-        accuracy=0.9,
-        tables=dict.fromkeys(PROTOCOLS, table),
-        curves=curves,
-    )
+    row = dict(i=i, name=name, seed=seed, setting={}, accuracy=0.9, curves=curves)
+    return row | dict(tables=dict.fromkeys(PROTOCOLS, table))
 
 
 def entries_of(rows):
     data = dict(test=dict(name='mnist', source='folder', split='test'))
     config = dict(data=data, side=14)
-    found = table1_entries(dict(config=config, rows=rows))
+    found = mnist_tables.table1_entries(dict(config=config, rows=rows))
     return {(e['claim'], e['model']): e for e in found}
 
 
@@ -395,7 +306,7 @@ def test_an_entry_is_a_mean_over_seeds(entries):
     filed = json.loads((FILED.parents[1] / 'claims.json').read_text())[0]
     keys = set(filed) - {'file', 'p_holm', 'verdict'}
     assert all(keys <= set(e) for e in entries.values())
-    assert len(entries) == 2 * len(NETWORK_CLAIMS)
+    assert len(entries) == 2 * len(mnist_tables.NETWORK_CLAIMS)
     e = entries['brackets-differ', DEFAULT]
     places = [e[k] for k in ('data', 'source', 'tokens', 'removal')]
     assert places == ['mnist test', 'folder', '196 pixels', 'zero_pixel']
@@ -412,20 +323,20 @@ def test_an_entry_is_a_mean_over_seeds(entries):
     assert (e['n'], e['mean']) == (3, pytest.approx(d.mean()))
 
 
-@pytest.mark.parametrize(
-    'claim, default, every',
-    [
-        ('left-above-right', -0.2, -0.2),
-        ('left-above-right-summed', -0.2, -0.2),
-        ('brackets-uncorrelated', -0.1, -0.1),
-        ('brackets-uncorrelated-summed', -0.1, -0.1),
-        ('ig-against-loo-summed', -0.9, -0.9),
-        ('left-wider-gap', -0.5, 0.25),
-    ],
-)
-def test_what_each_claim_counts(entries, claim, default, every):
-    assert entries[claim, DEFAULT]['mean'] == pytest.approx(default)
-    assert entries[claim, EVERY]['mean'] == pytest.approx(every)
+COUNTED = {
+    'left-above-right': (-0.2, -0.2),
+    'left-above-right-summed': (-0.2, -0.2),
+    'brackets-uncorrelated': (-0.1, -0.1),
+    'brackets-uncorrelated-summed': (-0.1, -0.1),
+    'ig-against-loo-summed': (-0.9, -0.9),
+    'left-wider-gap': (-0.5, 0.25),
+}
+
+
+@pytest.mark.parametrize('claim', COUNTED)
+def test_what_each_claim_counts(entries, claim):
+    found = [entries[claim, model]['mean'] for model in (DEFAULT, EVERY)]
+    assert found == pytest.approx(COUNTED[claim])
 
 
 def test_brackets_that_do_not_differ_fail():

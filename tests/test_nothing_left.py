@@ -16,19 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import random_bert
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-)
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForSequenceClassification
 
 import lrp_loo
-from lrp_loo import explain, lrp_rules
+from lrp_loo import audit_generation, explain, explain_generation, lrp_rules
 from lrp_loo.core.files import processor, versions, write_text_atomic
 from lrp_loo.lrp.composite import attn_lrp
 from lrp_loo.lrp.conservation import conservation
@@ -49,8 +46,6 @@ WORDS = (
 SHORT = ' '.join(WORDS[:12])
 LONG = ' '.join(WORDS * 9)  # 190 tokens of BERT's, 250 of the decoder's
 
-# ------------------------------------------------------------ what is left
-
 
 @dataclass(eq=False)
 class _Saved:
@@ -60,9 +55,7 @@ class _Saved:
 
 
 def nodes():
-    """What is alive of autograd's graphs: nodes that Python has met, what any
-    node keeps, tensors with a history.
-    """
+    "What is alive of graphs: nodes, what any node keeps, tensors with a history."
     kinds = (torch.autograd.graph.Node, _Saved)
     return sum(
         x.grad_fn is not None
@@ -113,8 +106,6 @@ def quietly(call):
         call()
 
 
-# ------------------------------------------------------------ the models
-
 ATTENTIONS = ('sdpa', 'eager')
 
 
@@ -133,25 +124,16 @@ def encoder(attention, width):
 
 @cache
 def decoder(attention, width, kind=LlamaForCausalLM):
-    tokenizer = AutoTokenizer.from_pretrained(
-        demo_folder('reviews'), model_max_length=512
-    )
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        num_hidden_layers=4,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation=attention,
-        **_sizes(width),
-    )
+    folder = demo_folder('reviews')
+    tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=512)
+    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=4, **_sizes(width))
+    how = dict(pad_token_id=tokenizer.pad_token_id, attn_implementation=attention)
     torch.manual_seed(0)
-    return kind(config).eval(), tokenizer
+    return kind(LlamaConfig(**sizes, **how)).eval(), tokenizer
 
 
 def decoder_classifier(attention, width):
     return decoder(attention, width, LlamaForSequenceClassification)
-
-
-# ------------------------------------------------------------ the calls
 
 
 @dataclass(frozen=True)
@@ -182,21 +164,17 @@ def of_method(name, method=None, **options):
     return Case('explain', name, call, long=name != 'loo')
 
 
+CHECKPOINT = dict(checkpoint=True)
 METHODS_AND_OPTIONS = {
     'removal, n_groups=2': dict(n_groups=2),
     'removal, n_contexts=1': dict(n_contexts=1),
-    'removal, checkpoint': dict(checkpoint=True),
+    'removal, checkpoint': CHECKPOINT,
     'removal, rules': dict(composite=attn_lrp()),
     'removal, exact_special': dict(exact_special=True),
-    'attn_lrp, checkpoint': dict(checkpoint=True),
+    'attn_lrp, checkpoint': CHECKPOINT,
     'attn_lrp, a head': dict(bypass_softmax=[(1, 0), 2]),
     'attn_lrp, eps': dict(eps=1e-6),
 }
-
-
-def in_a_batch(model, tokenizer, text, method):
-    "Two batches, in threads where the method allows it."
-    explain(model, tokenizer, [text, SHORT, text], method, batch_size=2)
 
 
 def labels(model, tokenizer, text, methods):
@@ -204,32 +182,12 @@ def labels(model, tokenizer, text, methods):
         lrp_loo.explain_labels(model, tokenizer, text, 'all', method)
 
 
-def audited(model, tokenizer, text, _):
-    methods = ('loo', 'attn_lrp', 'removal', 'removal+loo', 'rollout')
-    lrp_loo.audit(model, tokenizer, [text], methods, progress=False)
+def generation(m, t, x, how):
+    explain_generation(m, t, x, method=how, max_new_tokens=3)
 
 
-def calibrated(model, tokenizer, text, _):
-    texts = [text, text + ' again']
-    c = lrp_loo.calibrate(model, tokenizer, texts, progress=False)
-    lrp_loo.top_tokens(model, tokenizer, text, 2, c, 0.5, most=1)
-
-
-def fitted(model, tokenizer, text, _):
-    texts = [' '.join(WORDS[i:]) for i in range(6)]
-    lrp_loo.fit_layers(model, tokenizer, texts, progress=False)
-
-
-def page(model, tokenizer, text, _):
-    methods = [m for m in METHODS if METHODS[m].on_page]
-    lrp_loo.explain_page(model, tokenizer, text, methods)
-
-
-def dataset(model, tokenizer, text, _):
-    methods = ['attn_lrp', 'removal', 'removal+loo', 'rollout']
-    loaded, texts = (model, tokenizer, 'small'), [text, text + ' again']
-    with tempfile.TemporaryDirectory() as out:
-        lrp_loo.explain_dataset(texts, out, methods, loaded, progress=False)
+def fitted(m, t, x, _):
+    lrp_loo.fit_layers(m, t, [' '.join(WORDS[i:]) for i in range(6)], **QUIET)
 
 
 def layer_sets(model, tokenizer, text, method):
@@ -249,57 +207,59 @@ def rules_by_hand(model, tokenizer, text, _):
     rules.report()
 
 
-def conserved(model, tokenizer, text, _):
-    conservation(model, encode(model, tokenizer, text), attn_lrp())
+SEVERAL = ('attn_lrp', 'removal', 'removal+loo', 'rollout')
+ON_PAGE = [m for m in METHODS if METHODS[m].on_page]
+QUIET, TWO = dict(progress=False), dict(max_new_tokens=2)
 
 
-def pairs(model, tokenizer, text, method):
-    lrp_loo.explain_pairs(model, tokenizer, text, method)
+def calibrated(m, t, x, _):
+    c = lrp_loo.calibrate(m, t, [x, x + ' again'], **QUIET)
+    lrp_loo.top_tokens(m, t, x, 2, c, 0.5, most=1)
 
 
-def context(model, tokenizer, text, method):
-    asked = (model, tokenizer, f'{SHORT}. {text}.', 'nets', 'What?', method)
-    lrp_loo.attribute_context(*asked)
+def dataset(m, t, x, _):
+    texts = [x, x + ' again']
+    with tempfile.TemporaryDirectory() as out:
+        lrp_loo.explain_dataset(texts, out, SEVERAL, (m, t, 'small'), **QUIET)
 
 
-def generation(model, tokenizer, text, method):
-    how = dict(method=method, max_new_tokens=3)
-    lrp_loo.explain_generation(model, tokenizer, text, **how)
-
-
-def generations_audited(model, tokenizer, text, _):
-    how = dict(progress=False, max_new_tokens=2)
-    lrp_loo.audit_generation(model, tokenizer, [text], **how)
-
+# of a model, its tokenizer, a text and how
+CALLS = SimpleNamespace(
+    # two batches, in threads where the method allows it
+    batch=lambda m, t, x, how: explain(m, t, [x, SHORT, x], how, batch_size=2),
+    audit=lambda m, t, x, _: lrp_loo.audit(m, t, [x], ('loo', *SEVERAL), **QUIET),
+    page=lambda m, t, x, _: lrp_loo.explain_page(m, t, x, ON_PAGE),
+    conserved=lambda m, t, x, _: conservation(m, encode(m, t, x), attn_lrp()),
+    context=lambda m, t, x, how: lrp_loo.attribute_context(
+        m, t, f'{SHORT}. {x}.', 'nets', 'What?', how
+    ),
+    generations=lambda m, t, x, _: audit_generation(m, t, [x], **QUIET, **TWO),
+)
 
 # entry, methods, call, and whether it is short enough for a long text
 ENTRIES = (
-    ('explain, a batch', ['removal'], in_a_batch, True),
+    ('explain, a batch', ['removal'], CALLS.batch, True),
     ('explain_labels', ['attn_lrp, removal'], labels, True),
-    ('audit', ['several'], audited, False),
+    ('audit', ['several'], CALLS.audit, False),
     ('calibrate, top_tokens', ['removal'], calibrated, False),
     ('fit_layers', ['weighed_removal'], fitted, False),
-    ('explain_page', ['several'], page, False),
+    ('explain_page', ['several'], CALLS.page, False),
     ('explain_dataset', ['several'], dataset, False),
     ('layer sets', ['attn_lrp'], layer_sets, True),
     ('lrp_rules', ['attn_lrp'], rules_by_hand, True),
-    ('conservation', ['attn_lrp'], conserved, True),
-    ('explain_pairs', ['removal', 'exact'], pairs, False),
+    ('conservation', ['attn_lrp'], CALLS.conserved, True),
+    ('explain_pairs', ['removal', 'exact'], lrp_loo.explain_pairs, False),
 )
 CONTEXTS = ('loo', 'removal', 'removal+rows', 'attn_lrp')
 OF_DECODERS = (
-    ('attribute_context', CONTEXTS, context, True),
+    ('attribute_context', CONTEXTS, CALLS.context, True),
     ('explain_generation', (*CONTEXTS, 'ig'), generation, False),
-    ('audit_generation', ['several'], generations_audited, False),
+    ('audit_generation', ['several'], CALLS.generations, False),
 )
-CLASSES = {
-    'LRP': {},
-    'GradientXInput': {},
-    'IntegratedGradients': {},
-    'LeaveOneOut': {},
-    'AttentionRollout': {},
-    'RemovalEstimate': dict(n_exact=2),
-}
+CLASSES = dict.fromkeys(
+    ['LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout'],
+    {},
+) | {'RemovalEstimate': dict(n_exact=2)}
 
 
 def of_class(name, **options):
@@ -308,9 +268,8 @@ def of_class(name, **options):
     def call(model, tokenizer, text):
         ids = encode(model, tokenizer, text)['input_ids']
         explainer = getattr(lrp_loo, name)(model, **options)
-        explainer.attribute(ids, target=1)
-        embeddings = model.get_input_embeddings()(ids)
-        explainer.attribute(embeddings, target=1)
+        for inputs in (ids, model.get_input_embeddings()(ids)):
+            explainer.attribute(inputs, target=1)
 
     return Case(name, 'its own', call, long=False)
 
@@ -318,17 +277,10 @@ def of_class(name, **options):
 def of_entries(rows, **more):
     for entry, methods, call, long in rows:
         for m in methods:
-            each = partial(_with_method, call, m)
-            yield Case(entry, m, each, long=long, **more)
-
-
-def _with_method(call, method, model, tokenizer, text):
-    call(model, tokenizer, text, method)
+            yield Case(entry, m, lambda *on, c=call, m=m: c(*on, m), long=long, **more)
 
 
 class _NoWayBack(torch.autograd.Function):
-    "Whose gradient is refused."
-
     @staticmethod
     def forward(ctx, x):
         return x.clone()
@@ -399,9 +351,6 @@ def _named(x):
     return getattr(x, '__name__', x)
 
 
-# ------------------------------------------------------------ the tests
-
-
 @pytest.fixture(scope='module')
 def without_the_rest():
     "What was there before any call is not counted anew each time."
@@ -451,9 +400,6 @@ def test_the_record_of_what_is_left():
         assert r['mib_a_call'] < MOST and r['calls'] >= 25, r
 
 
-# ------------------------------------------------------------ the record
-
-
 def row_of(case, model, attention):
     "What a case leaves: a method a hundred times, an entry 25 times."
     text, width = (LONG, 128) if case.long else (SHORT, 64)
@@ -461,31 +407,19 @@ def row_of(case, model, attention):
     found, tokenizer = model(attention, width)
     call = case.on(model, attention, width, text)
     calls = 100 if case.entry == 'explain' else 25
-    return dict(
-        entry=case.entry,
-        method=case.method,
-        attention=attention,
-        model=type(found).__name__,
-        width=width,
-        tokens=len(encode(found, tokenizer, text)['input_ids'][0]),
-        nodes_before=before,
-        nodes_after=after,
-        calls=calls,
-        mib_a_call=round(mib_left(call, calls), 4),
-    )
+    row = dict(entry=case.entry, method=case.method, attention=attention)
+    row |= dict(model=type(found).__name__, width=width)
+    row |= dict(tokens=len(encode(found, tokenizer, text)['input_ids'][0]))
+    row |= dict(nodes_before=before, nodes_after=after, calls=calls)
+    return row | dict(mib_a_call=round(mib_left(call, calls), 4))
 
 
 def record(rows):
     "What the file holds."
-    config = dict(
-        experiment='memory_left',
-        warm=10,
-        layers=4,
-        threads=torch.get_num_threads(),
-        dtype='float32',
-        processor=processor(),
-        how='resident memory after gc.collect and malloc_trim',
-    )
+    config = dict(experiment='memory_left', warm=10, layers=4)
+    config |= dict(threads=torch.get_num_threads(), dtype='float32')
+    how = 'resident memory after gc.collect and malloc_trim'
+    config |= dict(processor=processor(), how=how)
     head = json.dumps(dict(config=config, versions=versions()), indent=1)
     lines = ',\n  '.join(map(json.dumps, rows))
     return f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n'

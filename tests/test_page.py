@@ -1,6 +1,6 @@
 """The interactive page in a browser: what it shows is what the methods gave."""
 
-import os
+from contextlib import contextmanager
 
 import chromium
 import pytest
@@ -39,20 +39,12 @@ def opened(page, state=''):
     return c
 
 
-OUTSIDE = ' (special token, outside the scale)'
-
-
-def score(title):
-    return float(title.removesuffix(OUTSIDE).rsplit(' ', 1)[1].replace('−', '-'))
-
-
-def scores(titles):
-    return torch.tensor([score(t) for t in titles])
-
-
 def near(shown, a):
     "Three significant digits are shown."
-    assert torch.allclose(scores(shown), a.scores, rtol=6e-3, atol=6e-4), (shown, a)
+    outside = ' (special token, outside the scale)'
+    words = [t.removesuffix(outside).rsplit(' ', 1)[1] for t in shown]
+    scores = torch.tensor([float(w.replace('−', '-')) for w in words])
+    assert torch.allclose(scores, a.scores, rtol=6e-3, atol=6e-4), (shown, a)
 
 
 NAME = "document.querySelector('#name0').textContent"
@@ -62,34 +54,20 @@ def explained(demo, method, **options):
     return explain(*demo, [TEXT], method=method, **options)[0]
 
 
-def test_first_view_is_attn_lrp_above_loo(page, demo):
-    c = opened(page)
-    near(c.js(STATE), explained(demo, 'attn_lrp'))
-    near(c.js(BELOW), explained(demo, 'loo'))
-
-
-def test_the_sentence_is_shown_as_text(page):
-    c = opened(page)
-    assert (
-        c.js("document.querySelector('#tokens0').textContent")
-        == '[CLS] a slow start , but the <b>last</b> act is a quiet triumph'
-        ' [SEP]'
-    )
-    assert c.js("document.querySelectorAll('b').length") == 0
-
-
-def test_agreement_and_target_are_named(page, demo):
-    c = opened(page)
+@pytest.mark.parametrize('state', ['', '#method=nonsense&bypass=99&below=x'])
+def test_first_view_is_attn_lrp_above_loo(page, demo, state):
+    c = opened(page, state)
     a, loo = (explained(demo, m) for m in ('attn_lrp', 'loo'))
+    near(c.js(STATE), a)
+    near(c.js(BELOW), loo)
     r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
     assert f'{r:+.3f}'.replace('-', '−') in c.js(NAME)
     assert 'positive' in c.js('document.title')
-
-
-def test_nothing_fails_and_nothing_is_fetched(page):
-    c = opened(page)
-    assert c.errors == []
-    assert c.offline == []
+    # the sentence is shown as text, and nothing is fetched
+    said = c.js("document.querySelector('#tokens0').textContent")
+    assert said == f'[CLS] {TEXT} [SEP]'
+    assert c.js("document.querySelectorAll('b').length") == 0
+    assert c.errors == c.offline == []
 
 
 @pytest.mark.parametrize('method', ['cp_lrp', 'rollout', 'ig'])
@@ -120,41 +98,36 @@ def test_by_keyboard_alone(page, demo):
         "document.activeElement.value || document.activeElement.id ||"
         " document.activeElement.textContent"
     )
-    c.key('Tab')
-    assert c.js(focus) == 'attn_lrp…cp_lrp'
-    c.key('ArrowDown')
+
+    def pressed(*keys):
+        for key in keys:
+            c.key(key)
+        return c.js(focus)
+
+    assert pressed('Tab') == 'attn_lrp…cp_lrp'
+    pressed('ArrowDown')
     assert c.js('location.hash').startswith('#method=loo')
-    near(c.js(STATE), explain(*demo, [TEXT], method='loo')[0])
-    c.key('ArrowUp')
-    c.key('Tab')
+    near(c.js(STATE), explained(demo, 'loo'))
+    pressed('ArrowUp', 'Tab')
     assert c.js('document.activeElement.id') == 'preset'
-    c.key('ArrowDown')
-    near(
-        c.js(STATE), explain(*demo, [TEXT], method='cp_lrp')[0]
-    )  # the next entry: all layers
-    c.key('Tab')
-    assert c.js(focus) == '0'
-    c.key(' ')
-    near(
-        c.js(STATE),
-        explain(*demo, [TEXT], method='attn_lrp', bypass_softmax=range(1, 6))[0],
-    )
+    pressed('ArrowDown')
+    near(c.js(STATE), explained(demo, 'cp_lrp'))  # the next entry: all layers
+    assert pressed('Tab') == '0'
+    pressed(' ')
+    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=range(1, 6)))
     c.key('Tab', 6)
     assert c.js('document.activeElement.id') == 'below'
-    c.key('Tab')
+    now = pressed('Tab')
     if not c.js("document.querySelector('#whole').hidden"):
         assert c.js('document.activeElement.id') == 'words'
-        c.key('Tab')
-    assert c.js(focus) == '[CLS]'
+        now = pressed('Tab')
+    assert now == '[CLS]'
     c.key('ArrowRight', 3)
     assert c.js(focus) == 'start'
     assert c.js("document.querySelector('#said').textContent").startswith('start: ')
-    c.key('End')
-    assert c.js(focus) == '[SEP]'
-    c.key('ArrowRight')
-    assert c.js(focus) == '[SEP]'  # there is nothing further
-    c.key('Home')
-    assert c.js(focus) == '[CLS]'
+    assert pressed('End') == '[SEP]'
+    assert pressed('ArrowRight') == '[SEP]'  # there is nothing further
+    assert pressed('Home') == '[CLS]'
     assert c.errors == []
 
 
@@ -164,99 +137,53 @@ def test_the_address_says_what_is_shown(page, demo):
     near(c.js(BELOW), explained(demo, 'cp_lrp'))
 
 
-def test_an_address_without_sense_gives_the_first_view(page, demo):
-    c = opened(page, '#method=nonsense&bypass=99&below=x')
-    near(c.js(STATE), explained(demo, 'attn_lrp'))
-    assert c.errors == []
+@contextmanager
+def page_at(path, *asked, state='', **options):
+    "A browser at the page of a text of one's own."
+    path.write_text(explain_page(*asked, **options), encoding='utf-8')
+    with chromium.Chromium() as c:
+        c.open(path.as_uri() + state)
+        yield c
 
 
 def test_narrow_and_long(shallow, tmp_path):
-    path = tmp_path / 'long.html'
-    path.write_text(
-        explain_page(
-            *shallow,
-            ' '.join(['slow but quiet and'] * 30),
-            methods=['attn_lrp', 'cp_lrp'],
-        ),
-        encoding='utf-8',
-    )
-    with chromium.Chromium() as c:
+    text, methods = ' '.join(['slow but quiet and'] * 30), ['attn_lrp', 'cp_lrp']
+    with page_at(tmp_path / 'long.html', *shallow, text, methods=methods) as c:
         c.width(360)
-        c.open(path.as_uri())
+        c.open((tmp_path / 'long.html').as_uri())
         assert c.js('document.documentElement.scrollWidth') <= 360
         assert c.js("document.querySelector('#boxes input').disabled") is False
         assert c.js("document.querySelector('#below').value") == ''
         assert c.errors == []
-        if os.environ.get('LRP_LOO_PICTURES'):
-            c.picture(os.path.join(os.environ['LRP_LOO_PICTURES'], 'long.png'))
 
 
 def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
-    path = tmp_path / 'longer.html'
-    path.write_text(
-        explain_page(*shallow, ' '.join(['slow'] * 150), methods=['loo']),
-        encoding='utf-8',
-    )
-    with chromium.Chromium() as c:
-        c.open(path.as_uri())
-        assert c.js("document.querySelector('#boxes input').disabled") is True
-        assert (
-            c.js("document.querySelector('#preset option[value=own]').disabled") is True
-        )
+    text = ' '.join(['slow'] * 150)
+    with page_at(tmp_path / 'a.html', *shallow, text, methods=['loo']) as c:
+        for off in ('#boxes input', '#preset option[value=own]'):
+            assert c.js(f"document.querySelector('{off}').disabled") is True
         c.js(
             "(() => { const p = document.querySelector('#preset'); p.value ="
             " '0,1'; p.dispatchEvent(new Event('change')) })()"
         )
-        near(
-            c.js(STATE),
-            explain(
-                *shallow,
-                [' '.join(['slow'] * 150)],
-                method='attn_lrp',
-                bypass_softmax=[0, 1],
-            )[0],
-        )
+        near(c.js(STATE), explain(*shallow, text, bypass_softmax=[0, 1])[0])
         assert c.errors == []
 
 
-def dark_cls(d):
-    "The page's data with a [CLS] that is larger than every word."
-    for scores in d['methods'].values():
-        scores[0] = 50.0
-    for scores in d['sets'].values():
-        scores[0] = 50.0
-    return d
-
-
-@pytest.fixture
-def with_a_dark_cls(demo, tmp_path, monkeypatch):
-    "a page on which [CLS] would hide every word."
+def test_special_tokens_do_not_set_the_scale(demo, tmp_path, monkeypatch):
     made = page_data(*demo, TEXT, methods=['loo', 'removal'])
-    monkeypatch.setattr(
-        'lrp_loo.reports.page.page_data', lambda *a, **kw: dark_cls(made)
-    )
-    path = tmp_path / 'dark.html'
-    path.write_text(explain_page(*demo, TEXT), encoding='utf-8')
-    with chromium.Chromium() as c:
-        c.open(path.as_uri() + '#method=removal')
-        yield c
-
-
-def colours_of(c, row):
-    return c.js(
-        f"[...document.querySelectorAll('#tokens{row} span')].map(e =>"
-        " getComputedStyle(e).backgroundColor)"
-    )
-
-
-def test_special_tokens_do_not_set_the_scale(with_a_dark_cls, demo):
-    c = with_a_dark_cls
+    for scores in (*made['methods'].values(), *made['sets'].values()):
+        scores[0] = 50.0  # a [CLS] that would hide every word
+    monkeypatch.setattr('lrp_loo.reports.page.page_data', lambda *a, **kw: made)
     (a,) = explain(*demo, [TEXT], method='removal', target=1)
     words = ~a.is_special
+    largest = float(a.scores[words].abs().max())
     strongest = int(a.scores.where(words, 0).abs().argmax())
-    shown = colours_of(c, 0)
-    want = score_colours(a.scores, float(a.scores[words].abs().max()))[strongest]
-    assert shown[strongest] == 'rgb(%d, %d, %d)' % want
-    assert f'largest {a.scores[words].abs().max():.3g}' in c.js(
-        "document.querySelector('#name0').textContent"
-    )
+    want = score_colours(a.scores, largest)[strongest]
+    with page_at(tmp_path / 'a.html', *demo, TEXT, state='#method=removal') as c:
+        shown = c.js(
+            "[...document.querySelectorAll('#tokens0 span')].map(e =>"
+            " getComputedStyle(e).backgroundColor)"
+        )
+        assert shown[strongest] == 'rgb(%d, %d, %d)' % want
+        assert f'largest {largest:.3g}' in c.js(NAME)

@@ -62,21 +62,21 @@ def by_blas(monkeypatch, f):
 X = torch.randn(4, 20, 128, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    'x',
-    [
-        X,
-        X[:, ::2],
-        X.transpose(0, 1),
-        X[:, :1].expand(-1, 20, -1),
-        X[0].repeat(2, 1),
-        X.view(2, 2, 20, 128),
-        torch.randn(50, 256)[:, ::2],
-    ],
-    ids=['3d', 'strided', 'turned', 'expanded', '2d', '4d', 'every second'],
-)
+LAID_OUT = {
+    '3d': X,
+    'strided': X[:, ::2],
+    'turned': X.transpose(0, 1),
+    'expanded': X[:, :1].expand(-1, 20, -1),
+    '2d': X[0].repeat(2, 1),
+    '4d': X.view(2, 2, 20, 128),
+    'every second': torch.randn(50, 256)[:, ::2],
+}
+
+
+@pytest.mark.parametrize('lies', LAID_OUT)
 @pytest.mark.parametrize('bias', [True, False])
-def test_however_it_lies_in_memory(x, bias, taken):
+def test_however_it_lies_in_memory(lies, bias, taken):
+    x = LAID_OUT[lies]
     torch.manual_seed(0)
     layer = nn.Linear(128, 96, bias)
     with torch.no_grad(), fast_products():
@@ -129,24 +129,21 @@ def test_no_gradient_of_weights_where_nobody_asks(monkeypatch):
         torch.autograd.grad(y.sum(), layer.weight)
 
 
-@pytest.mark.parametrize(
-    'x, layer',
-    [
-        (X[0, :1], nn.Linear(128, 96)),
-        (X, nn.Linear(128, 2)),
-        (X.double(), nn.Linear(128, 96).double()),
-        (X.bfloat16(), nn.Linear(128, 96).bfloat16()),
-    ],
-    ids=['few rows', 'two classes', 'double', 'bfloat16'],
-)
-def test_what_it_is_not_for_goes_to_torch(x, layer, taken):
-    with torch.no_grad(), fast_products():
-        y = layer(x)
-    assert not taken
-    assert torch.equal(y, layer(x))
+NOT_FOR = {
+    'few rows': (X[0, :1], nn.Linear(128, 96)),
+    'two classes': (X, nn.Linear(128, 2)),
+    'double': (X.double(), nn.Linear(128, 96).double()),
+    'bfloat16': (X.bfloat16(), nn.Linear(128, 96).bfloat16()),
+}
 
 
-def test_a_matrix_that_is_added_is_no_bias(taken):
+def test_what_it_is_not_for_goes_to_torch(taken):
+    for kind, (x, layer) in NOT_FOR.items():
+        with torch.no_grad(), fast_products():
+            y = layer(x)
+        assert not taken, kind
+        assert torch.equal(y, layer(x))
+    # a matrix that is added is no bias
     a, b, c = torch.randn(80, 96), torch.randn(80, 128), torch.randn(128, 96)
     with torch.no_grad(), fast_products():
         y = torch.addmm(a, b, c)
@@ -159,9 +156,7 @@ def test_a_matrix_that_is_added_is_no_bias(taken):
 class Calls(TorchFunctionMode):
     "A mode of somebody else's."
 
-    def __init__(self):
-        super().__init__()
-        self.linear = 0
+    linear = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.linear += func is F.linear
@@ -195,9 +190,8 @@ def demo_example(name='sst2'):
 
 def gpt2_example():
     "Products by addmm, random weights."
-    model = random_model(
-        'GPT-2', dtype=torch.float32, n_embd=128, n_head=4, n_inner=256
-    )
+    sizes = dict(n_embd=128, n_head=4, n_inner=256)
+    model = random_model('GPT-2', dtype=torch.float32, **sizes)
     return model, None, random_inputs(model, n=40)
 
 
@@ -252,15 +246,12 @@ def test_other_threads_take_it_too(taken):
         torch.testing.assert_close(one, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_torchs_own_switch_is_heeded_and_an_unknown_choice_named(monkeypatch):
+def test_torchs_own_switch_and_the_users_are_heeded(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
         assert product_kernel() == 'blas'
     assert product_kernel() == 'onednn'
     monkeypatch.setenv('LRP_LOO_PRODUCTS', 'blas')
     assert product_kernel() == 'blas'
-    monkeypatch.setenv('LRP_LOO_PRODUCTS', 'mkl')
-    with pytest.raises(ValueError, match="'mkl' is not known.*'onednn'"):
-        product_kernel()
 
 
 @pytest.mark.parametrize('rates', [(1.0, 0.99 * FASTER), (1.0, 0.0)])
@@ -270,7 +261,11 @@ def test_a_kernel_that_is_level_is_left(rates, monkeypatch):
     assert product_kernel() == 'blas'
 
 
-def test_a_torch_without_it_is_no_error(monkeypatch):
+def test_a_torch_without_it_is_no_error_and_other_numbers_are_not_taken(monkeypatch):
+    kernel = products._onednn
+    monkeypatch.setattr(products, '_onednn', lambda *a: kernel(*a) * 1.001)
+    assert product_rates.__wrapped__().onednn == 0
+
     def missing(x, weight, bias=None):
         raise AttributeError('no such operation')
 
@@ -282,9 +277,3 @@ def test_a_torch_without_it_is_no_error(monkeypatch):
         product_kernel()
     monkeypatch.setenv('LRP_LOO_PRODUCTS', 'auto')
     assert product_kernel() == 'blas'
-
-
-def test_other_numbers_are_not_taken(monkeypatch):
-    kernel = products._onednn
-    monkeypatch.setattr(products, '_onednn', lambda *a: kernel(*a) * 1.001)
-    assert product_rates.__wrapped__().onednn == 0

@@ -1,13 +1,11 @@
-"""Every snippet of README.md, pasted: python blocks in one session, shell
-lines in a folder of the reader's; the first of these goes through a shell.
-"""
+"Every snippet of README.md, pasted; the first shell line goes through a shell."
 
-import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import nbformat
@@ -21,22 +19,11 @@ from lrp_loo.models.demos import load_demo
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```', README, re.M | re.S)
-ENV = {
-    **os.environ,
-    'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
-    'HF_HUB_OFFLINE': '1',
-    'NO_COLOR': '1',
-}
-ENV.pop('LRP_LOO_DATA', None)
-# they make the environment this runs in, or take long; the notebooks run
-# `reproduce`
-INSTALLING = (
-    'make ',
-    'python3 -m venv',
-    'pip install',
-    'lrp_loo reproduce',
-    'bash tests/run.sh',
-)
+ENV = dict(os.environ, HF_HUB_OFFLINE='1', NO_COLOR='1')
+ENV['PATH'] = f'{Path(sys.executable).parent}{os.pathsep}{ENV["PATH"]}'
+# they make the environment this runs in, or take long (notebooks run `reproduce`)
+INSTALLING = ('make ', 'python3 -m venv', 'pip install', 'bash tests/run.sh')
+INSTALLING += ('lrp_loo reproduce',)
 REVIEWS = [
     'the jokes are old and the pace is slow',
     'a quiet, generous film',
@@ -76,13 +63,6 @@ def test_python_snippets_run_in_order_and_print_what_is_shown(
     assert without_numbers(printed) == without_numbers(shown)
 
 
-def test_snippets_are_short_and_narrow():
-    lines = [line for line in of('python')[0].splitlines() if line.strip()]
-    assert len(lines) <= 12
-    typed = '\n'.join(of('python') + of('sh')).splitlines()
-    assert max(map(len, typed)) <= 80
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     "A reader's folder: a model, reviews."
@@ -96,14 +76,8 @@ def folder(tmp_path_factory):
 
 def typed(line, folder):
     "What a shell prints for a line."
-    done = subprocess.run(
-        ['bash', '-c', line],
-        cwd=folder,
-        env=ENV,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    how = dict(cwd=folder, env=ENV, stdin=subprocess.DEVNULL, text=True)
+    done = subprocess.run(['bash', '-c', line], capture_output=True, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -148,31 +122,18 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line, monkeypatch):
     assert called(line)
 
 
-def test_what_readme_links_to_is_there():
+def test_what_readme_names_is_there():
     targets = re.findall(r'\]\(([^)#\s]+)', README)
     files = [t for t in targets if not t.startswith('http')]
-    missing = [t for t in files if not (ROOT / t).exists()]
-    assert files, missing
-    assert not missing, missing
-
-
-def test_the_targets_of_make_that_readme_names_are_there():
+    assert files and not [t for t in files if not (ROOT / t).exists()]
     known = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), re.M)
     named = re.findall(r'^make (\w+)', README, re.M)
     assert named and set(named) <= set(known)
 
 
-@pytest.fixture(scope='module')
-def readme():
-    "The script that makes it."
-    path = ROOT / '.ci' / 'readme.py'
-    spec = importlib.util.spec_from_file_location('readme', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_what_a_cell_printed_is_one_block_and_a_table_stands_between():
+    readme = SourceFileLoader('readme', str(ROOT / '.ci' / 'readme.py')).load_module()
 
-
-def test_what_a_cell_printed_is_one_block_and_a_table_stands_between(readme):
     def printed(text):
         return nbformat.v4.new_output('stream', name='stdout', text=text)
 

@@ -1,10 +1,8 @@
-"""The two large models from the package index, MPNet with our adapters and
-SmolLM2: loading, coverage, one map of each, agreement with a second derivation
-(naive_mpnet.py, naive_llama.py), and what is said where they are missing.
-"""
+"The large models from the package index, agreement with a second derivation."
 
 import copy
 import re
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
@@ -17,14 +15,8 @@ from tracked import tracked
 
 from lrp_loo import attn_lrp, explain, load_model, lrp_rules
 from lrp_loo.models import demos
-from lrp_loo.models.demos import (
-    BASES,
-    DEMOS,
-    cache_folder,
-    demo_base,
-    demo_folder,
-    load_demo,
-)
+from lrp_loo.models.demos import BASES, DEMOS, cache_folder, demo_base, demo_folder
+from lrp_loo.models.demos import load_demo
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.layers import describe_model, n_layers
 
@@ -39,9 +31,6 @@ SENTENCE = 'The jokes are old, but the film'
 def large(request):
     "A large demo model's name, model, tokenizer."
     return request.param, *demo_or_skip(request.param)
-
-
-# loading
 
 
 def test_it_is_a_stock_model_of_its_size(large):
@@ -76,69 +65,51 @@ def test_smollm2_is_what_its_package_holds(tmp_path):
     # Q4_1: 32 numbers of a row share a scale and an offset
     blocks = model.model.layers[7].mlp.down_proj.weight[:16].reshape(-1, 32)
     assert max(len(block.unique()) for block in blocks) <= 16
-    said = [dict(role='user', content='Is it good?')]
-    text = tokenizer.apply_chat_template(
-        said, add_generation_prompt=True, tokenize=False
-    )
+    said, how = [dict(role='user', content='Is it good?')], dict(tokenize=False)
+    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, **how)
     assert text.endswith('Is it good?<|im_end|>\n<|im_start|>assistant\n')
     # what marks a turn is one token
     assert tokenizer('<|im_start|>')['input_ids'] == [tokenizer.bos_token_id]
     enc = tokenizer('The capital of France is', return_tensors='pt')
     assert tokenizer.decode(model(**enc).logits[0, -1].argmax()) == ' Paris'
-
-
-def test_it_can_be_saved_and_loaded_again(tmp_path):
-    demo_or_skip('smollm2')
-    model, _ = shallow_demo('smollm2', 1)
-    model.save_pretrained(tmp_path)
+    # it can be saved and loaded again
+    shallow, _ = shallow_demo('smollm2', 1)
+    shallow.save_pretrained(tmp_path)
     saved = type(model).from_pretrained(tmp_path)
-    assert describe_model(saved) == describe_model(model)
+    assert describe_model(saved) == describe_model(shallow)
     again, *_ = load_model(demo_base('smollm2'), task='next token')
     assert describe_model(again)['stored_as'] == describe_model(model)['stored_as']
 
 
-# seeds and cards
-
-
-@pytest.mark.parametrize('name, seed', ADAPTERS)
-def test_the_card_of_an_adapter_says_what_it_is(name, seed):
-    folder = demo_folder(name, seed)
-    card = (folder / 'README.md').read_text()
-    assert f'# {folder.name}: ' in card
-    assert f'base_model: {BASES[DEMOS[name].base].name}' in card
-    assert f'| seed | {seed} |' in card
-    measured = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
-    assert float(measured[2]) >= (0.92 if name in MPNETS else 0)
-
-
-def test_every_adapter_that_is_kept_can_be_named():
+def test_the_cards_of_all_adapters_that_are_kept_say_what_they_are():
     places = 'lrp_loo/assets', 'research/weights'
     configs = tracked(*(f'{place}/*/adapter_config.json' for place in places))
-    found = {path.parent for path in configs}
-    assert found == {demo_folder(*adapter) for adapter in ADAPTERS}
+    assert {p.parent for p in configs} == {demo_folder(*each) for each in ADAPTERS}
+    for name, seed in ADAPTERS:
+        folder = demo_folder(name, seed)
+        card = (folder / 'README.md').read_text()
+        assert f'# {folder.name}: ' in card and f'| seed | {seed} |' in card
+        assert f'base_model: {BASES[DEMOS[name].base].name}' in card
+        said = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
+        assert float(said[2]) >= (0.92 if name in MPNETS else 0)
 
 
-def test_seeds_are_different_models():
+def test_seeds_are_different_models(monkeypatch, tmp_path):
     seeds = DEMOS['sst2'].seeds
     models = [load_demo('sst2', seed=seed)[0] for seed in seeds]
     assert len({describe_model(m)['sha256'] for m in models}) == len(seeds)
-
-
-def test_where_there_is_no_clone_a_seed_says_where_it_lies(monkeypatch, tmp_path):
+    # where there is no clone a seed says where it lies
     monkeypatch.setattr(demos, 'files', lambda package: tmp_path / package)
     with pytest.raises(FileNotFoundError, match='seed=3.*minilm-sst2-seed3.*research'):
         load_demo('sst2', seed=3)
 
 
 @pytest.mark.parametrize('name', DEMOS)
-@pytest.mark.parametrize('seed', [-1, 99, 'one', None, [0]])
-def test_a_seed_that_it_was_not_trained_with_is_refused_by_name(name, seed):
-    with pytest.raises(ValueError, match=re.escape(f'seed={seed!r}')) as said:
-        load_demo(name, seed=seed)
-    assert repr(name) in str(said.value)
-
-
-# explaining
+def test_a_seed_that_it_was_not_trained_with_is_refused_by_name(name):
+    for seed in (-1, 99, 'one', None, [0]):
+        with pytest.raises(ValueError, match=re.escape(f'seed={seed!r}')) as said:
+            load_demo(name, seed=seed)
+        assert repr(name) in str(said.value)
 
 
 @pytest.mark.parametrize('layers', ['none', 'all'])
@@ -152,29 +123,18 @@ def test_every_operation_has_a_rule(large, layers):
     assert len(rules.report()) > 200
 
 
-@pytest.mark.parametrize('method', ['attn_lrp', 'cp_lrp', 'loo'])
-def test_a_map_of_each(large, method):
-    _, model, tokenizer = large
-    found = explain(model, tokenizer, SENTENCE, method=method)[0]
-    assert len(found.tokens) == len(found.scores)
-    assert found.scores.isfinite().all()
-    assert found.scores.abs().max() > 0
+def as_explained(model, tokenizer, method, naive):
+    "One text's scores, the model in double precision; relative to the largest."
+    scores = explain(model, tokenizer, SENTENCE, method=method)[0].scores.double()
+    off, largest = (scores - naive).abs().max(), naive.abs().max()
+    assert off <= 1e-4 * largest, (off / largest).item()
 
 
-# a second derivation, of the first layers
-
-
-def close(a, b, rel=1e-4):
-    "Relative to the largest score."
-    off = (a - b).abs().max()
-    largest = b.abs().max()
-    assert off <= rel * largest, (off / largest).item()
-
-
-def score(model, tokenizer, method):
-    "One text's scores, the model in double precision."
-    found = explain(model, tokenizer, SENTENCE, method=method)[0]
-    return found.scores.double()
+def naive_loo(logits, ids):
+    "Of the likeliest: all seen, less with each token unseen."
+    whole = logits(None)
+    t = int(whole.argmax())
+    return whole[t] - torch.stack([logits(i)[t] for i in range(len(ids))])
 
 
 def in_double(name, layers=3):
@@ -188,12 +148,8 @@ def mpnet():
     "MPNet in double precision, and derived again, with the text's ids."
     model, tokenizer, ids = in_double('mpnet-sst2')
     c = model.config
-    again = MPNet(
-        model.state_dict(),
-        layers=c.num_hidden_layers,
-        heads=c.num_attention_heads,
-        ln_eps=c.layer_norm_eps,
-    )
+    sizes = dict(layers=c.num_hidden_layers, heads=c.num_attention_heads)
+    again = MPNet(model.state_dict(), ln_eps=c.layer_norm_eps, **sizes)
     return model, tokenizer, again, ids
 
 
@@ -201,15 +157,16 @@ def mpnet():
 def test_relevance_of_mpnet_is_the_naive_one(mpnet, method, n):
     model, tokenizer, again, ids = mpnet
     R = again.back(int(again(ids).argmax()), bypass=range(n))
-    close(score(model, tokenizer, method), R)
+    as_explained(model, tokenizer, method, R)
 
 
 def test_loo_of_mpnet_is_the_naive_one(mpnet):
     model, tokenizer, again, ids = mpnet
-    whole = again(ids)
-    t = int(whole.argmax())
-    without = [again(ids, unseen=[i])[t] for i in range(len(ids))]
-    close(score(model, tokenizer, 'loo'), whole[t] - torch.stack(without))
+
+    def logits(i):
+        return again(ids) if i is None else again(ids, unseen=[i])
+
+    as_explained(model, tokenizer, 'loo', naive_loo(logits, ids))
 
 
 @pytest.fixture(scope='module')
@@ -217,35 +174,29 @@ def smollm2():
     "SmolLM2 in double precision, with its sizes and the text's ids."
     model, tokenizer, ids = in_double('smollm2')
     c = model.config
-    sizes = dict(
-        layers=c.num_hidden_layers,
-        heads=c.num_attention_heads,
-        kv_heads=c.num_key_value_heads,
-        rms_eps=c.rms_norm_eps,
-        rope_theta=c.rope_parameters['rope_theta'],
+    sizes = dict(layers=c.num_hidden_layers, heads=c.num_attention_heads)
+    sizes |= dict(kv_heads=c.num_key_value_heads, rms_eps=c.rms_norm_eps)
+    return (
+        model,
+        tokenizer,
+        sizes | dict(rope_theta=c.rope_parameters['rope_theta']),
+        ids,
     )
-    return model, tokenizer, sizes, ids
 
 
-@pytest.mark.parametrize(
-    'method, how',
-    [
-        ('attn_lrp', dict(gates='half')),
-        ('cp_lrp', dict(gates='constant', bypass=range(3))),
-    ],
-    ids=['attn_lrp', 'cp_lrp'],
-)
-def test_relevance_of_smollm2_is_the_naive_one(smollm2, method, how):
+@pytest.mark.parametrize('method', ['attn_lrp', 'cp_lrp'])
+def test_relevance_of_smollm2_is_the_naive_one(smollm2, method):
     model, tokenizer, sizes, ids = smollm2
+    cp = method == 'cp_lrp'
+    how = dict(gates='constant', bypass=range(3)) if cp else dict(gates='half')
     logits, R = naive_llama.explain(model.state_dict(), ids, **how, **sizes)
-    close(model(torch.tensor([ids])).logits[0, -1], logits)
-    close(score(model, tokenizer, method), R)
+    whole = model(torch.tensor([ids])).logits[0, -1]
+    assert (whole - logits).abs().max() <= 1e-4 * logits.abs().max()
+    as_explained(model, tokenizer, method, R)
 
 
 def naive_next(state, ids, unseen, *, layers, heads, kv_heads, **options):
-    """The next token's logits, with one token's key hidden from every query;
-    equations alone.
-    """
+    "The next token's logits, with one token's key hidden from every query."
     n = len(ids)
     table = state['model.embed_tokens.weight']
     x = table[ids]
@@ -283,14 +234,8 @@ def naive_next(state, ids, unseen, *, layers, heads, kv_heads, **options):
 
 def test_loo_of_smollm2_is_the_naive_one(smollm2):
     model, tokenizer, sizes, ids = smollm2
-    state = model.state_dict()
-    whole = naive_next(state, ids, None, **sizes)
-    t = int(whole.argmax())
-    without = [naive_next(state, ids, i, **sizes)[t] for i in range(len(ids))]
-    close(score(model, tokenizer, 'loo'), whole[t] - torch.stack(without))
-
-
-# where they are missing, and how they are unpacked
+    logits = partial(naive_next, model.state_dict(), ids, **sizes)
+    as_explained(model, tokenizer, 'loo', naive_loo(logits, ids))
 
 
 @pytest.fixture
@@ -338,14 +283,7 @@ def unpacked(tmp):
     return tmp / 'model'
 
 
-def test_a_model_is_unpacked_once(empty_cache):
-    folder = demos._made_once('one', unpacked)
-    assert [p.name for p in folder.iterdir()] == ['config.json']
-    assert demos._made_once('one', no_package) == folder
-    assert list(empty_cache.iterdir()) == [folder]
-
-
-def test_what_fails_leaves_nothing(empty_cache):
+def test_a_model_is_unpacked_once_and_what_fails_leaves_nothing(empty_cache):
     def fails(tmp):
         unpacked(tmp)
         raise KeyboardInterrupt
@@ -353,6 +291,10 @@ def test_what_fails_leaves_nothing(empty_cache):
     with pytest.raises(KeyboardInterrupt):
         demos._made_once('one', fails)
     assert not list(empty_cache.iterdir())
+    folder = demos._made_once('one', unpacked)
+    assert [p.name for p in folder.iterdir()] == ['config.json']
+    assert demos._made_once('one', no_package) == folder
+    assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_who_is_later_takes_what_is_there(empty_cache):

@@ -1,13 +1,11 @@
-"""Runs that are killed, disks that are full, readers that come in between:
-nothing is lost, nothing stands twice, nobody sees a part; and one seed gives
-the same bytes.
+"""Runs that are killed, disks that are full, readers that come in between; one seed.
 
-Children are forked and really killed here. `python tests/test_resume.py
---write` kills the commands `reproduce` and `sweep` 20 times each at random
+`python tests/test_resume.py --write` kills `reproduce` and `sweep` 20 times each at random
 moments and writes results/kills.json.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -45,11 +43,8 @@ RESULTS = Path(__file__).parents[1] / 'results'
 KILLS = 8
 # of `reproduce`, run twice
 PARTS = os.environ.get('LRP_LOO_SAME_BYTES', 'scalar,sst2')
-COMMAND = [
-    sys.executable,
-    '-c',
-    'import sys; from lrp_loo.cli import main; sys.exit(main())',
-]
+RUN = 'import sys; from lrp_loo.cli import main; sys.exit(main())'
+COMMAND = [sys.executable, '-c', RUN]
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
 # a write begins, is half done, is done beside the old file, has taken its place
 WHERE = ('before', 'half', 'written', 'after')
@@ -57,21 +52,17 @@ WHERE = ('before', 'half', 'written', 'after')
 
 @pytest.fixture(autouse=True)
 def one_kernel(monkeypatch):
-    """Which kernel takes products is timed, once in a process; where both are
-    level, two processes may find otherwise, and round otherwise.
-    """
+    "Which kernel takes products is timed in each process; another rounds otherwise."
     monkeypatch.setenv('LRP_LOO_PRODUCTS', product_kernel())
 
 
 def replace_and_die(n, where):
     "An `os.replace` whose n-th call kills the process at that moment."
     plain = os.replace
-    calls = 0
+    calls = itertools.count(1)
 
     def replace(tmp, path):
-        nonlocal calls
-        calls += 1
-        if calls != n:
+        if next(calls) != n:
             return plain(tmp, path)
         if where == 'before':
             os.unlink(tmp)
@@ -97,14 +88,8 @@ def in_child(job):
         os._exit(1)
 
 
-def was_killed(status):
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
 def child(job, n=None, where=None):
-    """Run `job()` in a child; with n, its n-th file is where it is killed.
-    True if it came to its end.
-    """
+    "Whether `job()` came to its end in a child, which dies at its n-th file."
 
     def doomed():
         os.replace = replace_and_die(n, where)
@@ -112,16 +97,13 @@ def child(job, n=None, where=None):
 
     pid = in_child(doomed if n else job)
     status = os.waitpid(pid, 0)[1]
-    assert status == 0 or was_killed(status), status
+    assert status in (0, signal.SIGKILL), status
     return status == 0
 
 
 def leftovers(folder):
-    return sorted(
-        p.name
-        for p in Path(folder).rglob('*')
-        if p.is_file() and ('tmp' in p.suffix or p.name.startswith('.'))
-    )
+    files = [p for p in Path(folder).rglob('*') if p.is_file()]
+    return [p.name for p in files if 'tmp' in p.suffix or p.name.startswith('.')]
 
 
 def rows_in(folder):
@@ -135,9 +117,7 @@ def names_in(folder):
 
 
 def same_sweeps(a, b):
-    """Two sweeps' rows, to the last bit, and the files they stand in; the
-    process that made a row aside. Every row once.
-    """
+    "How many rows: to the last bit in both, but for who made them, every one once."
     key = ['index', 'method']
     mine, theirs = (
         rows_in(x).drop(columns='worker').sort_values(key).reset_index(drop=True)
@@ -156,6 +136,13 @@ def same_sweeps(a, b):
     return len(theirs)
 
 
+def swept(small, n, out, methods, size):
+    "A sweep of some texts by the small model."
+    texts = load_texts('sst2', 'embedded', limit=n).texts
+    how = dict(model=(*small, 'small'), batch_size=size, progress=False)
+    return explain_dataset(texts, out, methods, **how)
+
+
 @pytest.fixture(scope='module')
 def small(tokenizer):
     return random_bert(layers=2), tokenizer
@@ -164,9 +151,8 @@ def small(tokenizer):
 def experiment(small, path, limit, methods):
     "Rows of Table 2 on the small model."
     data = load_texts('sst2', 'embedded', limit=limit)
-    info = dict(name='small', layers=2)
     chosen = {m: (m, {}) for m in methods}
-    return text_experiment(path, *small, data, info, chosen)
+    return text_experiment(path, *small, data, dict(name='small', layers=2), chosen)
 
 
 def numbers_in(path):
@@ -217,19 +203,11 @@ def test_an_experiment_killed_while_it_writes(small, tmp_path):
 
 @needs_fork
 def test_a_sweep_killed_while_it_writes(small, tmp_path):
-    texts = load_texts('sst2', 'embedded', limit=24).texts
     rng = np.random.default_rng(1)
     out = tmp_path / 'killed'
 
     def run(out=out):
-        explain_dataset(
-            texts,
-            out,
-            ['attn_lrp', 'removal'],
-            model=(*small, 'small'),
-            batch_size=2,
-            progress=False,
-        )
+        swept(small, 24, out, ['attn_lrp', 'removal'], 2)
 
     assert child(lambda: run(tmp_path / 'whole'))
     n = 0
@@ -272,24 +250,17 @@ def test_a_run_killed_at_random_times(small, tmp_path):
     assert os.listdir(path.parent) == ['r.json']
 
 
-# ---- ended by a signal
-
-
 IN_BACKGROUND = '"$@" & echo $!; wait $!'  # there Ctrl-C's signal is ignored
 
 
 @pytest.fixture
 def reproducing(tmp_path):
     "`reproduce` in a shell's background that has kept rows: the shell, its id."
+    words = ['sh', '-c', IN_BACKGROUND, 'sh', *COMMAND, 'reproduce', '--only', 'sst2']
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     env = dict(os.environ, OMP_NUM_THREADS='1')
-    words = ['reproduce', '--only', 'sst2', '--limit', '60']
-    shell = subprocess.Popen(
-        ['sh', '-c', IN_BACKGROUND, 'sh', *COMMAND, *words, '--out', tmp_path],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words += ['--limit', '60', '--out', tmp_path]
+    shell = subprocess.Popen(words, env=env, **pipes)
     pid = int(shell.stdout.readline())
     try:
         while not rows_below(tmp_path):
@@ -323,21 +294,17 @@ def test_a_command_in_the_background_ends_and_keeps_its_rows(
 
 
 def test_nohup_is_obeyed():
-    "A terminal that is closed ends nothing that was started by it."
+    "A terminal that is closed ends nothing; a caller's signals are as they were."
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert signal.SIGHUP not in _endings()
         assert signal.SIGTERM in _endings()
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_command_leaves_the_callers_signals_as_they_were():
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    callers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with _ended_by_signals():
         pass
-    now = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    assert now == before
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == callers
 
 
 def test_a_reader_never_sees_a_part(tmp_path):
@@ -369,17 +336,10 @@ def disk(tmp_path):
     "A disk of 64 kilobytes."
     where = tmp_path / 'disk'
     where.mkdir()
-    if (
-        not shutil.which('mount')
-        or subprocess.run(
-            ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(where)],
-            capture_output=True,
-        ).returncode
-    ):
-        pytest.skip(
-            'nothing may be mounted here; test_bad_input.py has a limit on the'
-            ' size of a file instead'
-        )
+    words = ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(where)]
+    may = shutil.which('mount')
+    if not may or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip('nothing may be mounted here; bad_input.toml limits a file instead')
     try:
         yield where
     finally:
@@ -387,75 +347,52 @@ def disk(tmp_path):
 
 
 def test_a_full_disk(disk):
-    """The old file stays whole, the error says which file and why, nothing is
-    left behind, and with room again the run goes on.
-    """
-    r = Results(disk / 'r.json', dict(seed=0))
+    "The old file stays whole, the error is named, and with room the run goes on."
+    path = disk / 'r.json'
+    r = Results(path, dict(seed=0))
     r.add(dict(i=0, text='x' * 20_000))
-    old = (disk / 'r.json').read_bytes()
+    old = path.read_bytes()
     (disk / 'other').write_bytes(b'o' * 24_000)
-    with pytest.raises(
-        OSError, match=r'r\.json could not be written \(No space left on device\)'
-    ):
+    said = r'r\.json could not be written \(No space left on device\)'
+    with pytest.raises(OSError, match=said):
         r.add(dict(i=1, text='y' * 20_000))
-    assert (disk / 'r.json').read_bytes() == old
-    assert sorted(os.listdir(disk)) == ['other', 'r.json']
+    assert path.read_bytes() == old
+    assert names_in(disk) == ['other', 'r.json']
     (disk / 'other').unlink()
-    again = Results(disk / 'r.json', dict(seed=0))
+    again = Results(path, dict(seed=0))
     assert again.done == {0}
     again.add(dict(i=1, text='y' * 10))
-    assert read_results(disk / 'r.json')['rows'][1]['i'] == 1
+    assert read_results(path)['rows'][1]['i'] == 1
 
 
 def test_a_full_disk_in_a_sweep(disk, small):
-    texts = load_texts('sst2', 'embedded', limit=60).texts
-
-    def run():
-        return explain_dataset(
-            texts,
-            disk / 'out',
-            ['attn_lrp'],
-            model=(*small, 'small'),
-            batch_size=4,
-            progress=False,
-        )
-
-    with pytest.raises(
-        OSError, match=r'\.parquet could not be written \(.*No space left on device'
-    ):
-        run()
-    n = len(read_sweep(disk / 'out'))
-    assert 0 < n < 60
+    asked = (small, 60, disk / 'out', ['attn_lrp'], 4)
+    said = r'\.parquet could not be written \(.*No space left on device'
+    with pytest.raises(OSError, match=said):
+        swept(*asked)
+    assert 0 < len(read_sweep(disk / 'out')) < 60
     assert not leftovers(disk / 'out')
     subprocess.run(['mount', '-o', 'remount,size=16m', str(disk)], check=True)
-    assert run().n['attn_lrp'] == 60
+    assert swept(*asked).n['attn_lrp'] == 60
     assert len(read_sweep(disk / 'out')) == 60
-
-
-def in_this_process(words):
-    assert main(words) == 0
-
-
-def in_a_process_of_its_own(words):
-    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
 
 
 def reproduced(out, run):
     "Path → bytes of what was written."
     words = ['reproduce', '--data', 'embedded', '--limit', '2']
-    words += ['--only', PARTS, '--out', str(out)]
-    run(words)
+    assert run([*words, '--only', PARTS, '--out', str(out)]) == 0
     files = [p for p in sorted(out.rglob('*')) if p.is_file()]
     return {p.relative_to(out): p.read_bytes() for p in files}
 
 
 def test_one_seed_gives_the_same_bytes(tmp_path):
-    """Two processes, this one after whatever else ran in it; more parts
-    (mnist, which is trained first) by the environment variable.
-    """
-    first = reproduced(tmp_path / 'a', in_a_process_of_its_own)
-    second = reproduced(tmp_path / 'b', in_this_process)
-    assert first == second
+    "Two processes, this one after whatever else ran in it."
+
+    def apart(words):
+        return subprocess.run([*COMMAND, *words], capture_output=True).returncode
+
+    first = reproduced(tmp_path / 'a', apart)
+    assert first == reproduced(tmp_path / 'b', main)
     asked = {f'{p}.json' for p in PARTS.split(',')}
     written = {p.name for p in first}
     assert written >= asked | {'against_paper.json', 'figure1.png'}
@@ -489,9 +426,7 @@ def wait_until_it_moves(pid, count):
 
 
 def kill_command(words, count, n, seed, span):
-    """The command, killed n times at random moments after it has moved on;
-    then left alone. Rows after each kill.
-    """
+    "Rows after each of n kills at random moments; then the command is left alone."
     rng = np.random.default_rng(seed)
     after = []
     while len(after) < n:
@@ -501,10 +436,8 @@ def kill_command(words, count, n, seed, span):
             time.sleep(rng.uniform(0, span))
             state = os.waitpid(pid, os.WNOHANG)
         if state != RUNS:
-            raise RuntimeError(
-                f'the command ended by itself ({state[1]}) after {len(after)}'
-                ' kills; give it more to do'
-            )
+            said = f'the command ended by itself ({state[1]}) after {len(after)} kills'
+            raise RuntimeError(f'{said}; give it more to do')
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         after.append(count())
@@ -570,17 +503,12 @@ def record(n=20, seed=0):
     with tempfile.TemporaryDirectory() as folder:
         d = Path(folder)
         random_bert(layers=2).save_pretrained(d / 'small')
-        tokenizer = AutoTokenizer.from_pretrained(demo_base())
-        tokenizer.save_pretrained(d / 'small')
+        AutoTokenizer.from_pretrained(demo_base()).save_pretrained(d / 'small')
         for command in (record_reproduce, record_sweep):
             words, found = command(d, n, seed)
             runs[' '.join(words).replace(f'{d}/', '')] = found
-    config = dict(
-        experiment='kills',
-        signal='SIGKILL',
-        seed=seed,
-        how='each command in a child that is forked after the imports',
-    )
+    how = 'each command in a child that is forked after the imports'
+    config = dict(experiment='kills', signal='SIGKILL', seed=seed, how=how)
     return dict(config=config, versions=versions(), runs=runs)
 
 

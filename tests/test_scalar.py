@@ -119,12 +119,10 @@ def test_depths_determine_the_tree_and_obey_krafts_equality(case):
     assert sum(Fraction(1, 2**d) for d in leaf_depths(b)) == 1
 
 
-@pytest.mark.parametrize(
-    'depths', [[], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]], ids=str
-)
-def test_a_map_that_no_tree_has_is_refused(depths):
-    with pytest.raises(ValueError, match='full binary tree'):
-        bracketing_from_depths(depths)
+def test_a_map_that_no_tree_has_is_refused():
+    for depths in ([], [1], [1, 2, 1], [2, 1, 2], [1, 1, 1], [0, 0], [3, 3, 2]):
+        with pytest.raises(ValueError, match='full binary tree'):
+            bracketing_from_depths(depths)
 
 
 def test_a_factor_zero_and_a_factor_alone():
@@ -133,60 +131,45 @@ def test_a_factor_zero_and_a_factor_alone():
     assert scalar_ig((0, 3, 4)).tolist() == [0, 0, 0]
     assert scalar_relevance([5.0], 0).tolist() == scalar_loo([5.0]).tolist() == [5]
     assert bracketing_name(0) == 'x1'
+    # brackets read back from JSON
+    lists = json.loads(json.dumps(A))
+    assert scalar_relevance((2, 3, 4), lists).tolist() == [6, 6, 12]
 
 
-@pytest.mark.parametrize(
-    'call',
-    [lambda x: scalar_relevance(x, A), lambda x: scalar_nodes(x, A), scalar_ig],
-    ids=['scalar_relevance', 'scalar_nodes', 'scalar_ig'],
-)
-def test_callers_tensor_is_left_alone(call):
+def test_callers_tensor_is_left_alone():
     x = torch.tensor([2.0, 3.0, 4.0])
-    call(x)
+    scalar_relevance(x, A), scalar_nodes(x, A), scalar_ig(x)
     assert not x.requires_grad
     assert x.grad is None
     assert x.tolist() == [2, 3, 4]
 
 
-def test_brackets_read_back_from_json_work():
-    assert scalar_relevance((2, 3, 4), json.loads(json.dumps(A))).tolist() == [6, 6, 12]
+WRONG = [
+    (lambda: product((2, 3, 4), ((1, 0), 2)), ['in order', '((1, 0), 2)']),
+    (lambda: product((2, 3), (0, 0)), ['each once', '(0, 0)']),
+    (lambda: product((2, 3), (0.0, 1.0)), ['pair', '0.0']),
+    (lambda: product((2, 3), (False, True)), ['pair', 'False']),
+    (lambda: leaf_depths('ab'), ['pair', "'ab'"]),
+    (lambda: bracketing_name((0, 1, 2)), ['pair', '(0, 1, 2)']),
+    (lambda: scalar_relevance([], 0), ['one or more', '[]']),
+    (lambda: scalar_loo([[1.0, 2.0]]), ['one per factor', '[[1.0, 2.0]]']),
+    (lambda: scalar_loo('two'), ['finite numbers', "'two'"]),
+    (lambda: bracketings(3.0), ['1 to 14', '3.0']),
+    (lambda: catalan(-1), ['from 0', '-1']),
+    (lambda: draw_figure1((1, 2)), ['three', 'got 2']),
+]
 
 
-@pytest.mark.parametrize(
-    'call, words',
-    [
-        (lambda: product((2, 3, 4), (0, 1)), ['0 to 2', '(0, 1)']),
-        (lambda: product((2, 3, 4), ((1, 0), 2)), ['in order', '((1, 0), 2)']),
-        (lambda: product((2, 3), (0, 0)), ['each once', '(0, 0)']),
-        (lambda: product((2, 3, 4), (0, 1, 2)), ['pair', '(0, 1, 2)']),
-        (lambda: product((2, 3), (0.0, 1.0)), ['pair', '0.0']),
-        (lambda: product((2, 3), (False, True)), ['pair', 'False']),
-        (lambda: leaf_depths('ab'), ['pair', "'ab'"]),
-        (lambda: bracketing_name((0, 1, 2)), ['pair', '(0, 1, 2)']),
-        (lambda: scalar_relevance([], 0), ['one or more', '[]']),
-        (lambda: scalar_loo([[1.0, 2.0]]), ['one per factor', '[[1.0, 2.0]]']),
-        (lambda: scalar_loo('two'), ['finite numbers', "'two'"]),
-        (lambda: depth_relevance((1, float('inf')), (0, 1)), ['finite', 'inf']),
-        (lambda: bracketings(0), ['1 to 14', '0']),
-        (lambda: bracketings(15), ['1 to 14', '15']),
-        (lambda: bracketings(3.0), ['1 to 14', '3.0']),
-        (lambda: catalan(-1), ['from 0', '-1']),
-        (lambda: scalar_ig((2, 3), 0), ['n_steps', '0']),
-        (lambda: draw_figure1((1, 2)), ['three', 'got 2']),
-    ],
-)
+@pytest.mark.parametrize('call, words', WRONG)
 def test_wrong_calls_say_what_was_given_and_what_is_taken(call, words):
     with pytest.raises(ValueError) as e:
         call()
-    for word in words:
-        assert word in str(e.value)
+    assert all(word in str(e.value) for word in words)
 
 
 def test_a_row_for_each_bracketing():
-    assert [(r['graph'], r['lrp']) for r in scalar_table()] == [
-        ('(x1 x2) x3', [6, 6, 12]),
-        ('x1 (x2 x3)', [12, 6, 6]),
-    ]
+    rows = {r['graph']: r['lrp'] for r in scalar_table()}
+    assert rows == {'(x1 x2) x3': [6, 6, 12], 'x1 (x2 x3)': [12, 6, 6]}
     assert len(scalar_table((1, 2, 3, 4, 5))) == 14
 
 
@@ -201,7 +184,7 @@ def behind(ax, head, n=3):
     return texts[k + 1 : k + 1 + n]
 
 
-def test_figure_shows_every_number(tmp_path):
+def test_figure_shows_every_number():
     fig = draw_figure1()
     assert len(fig.axes) == 2
     for ax, lrp in zip(fig.axes, (['6', '6', '12'], ['12', '6', '6'])):
@@ -211,11 +194,6 @@ def test_figure_shows_every_number(tmp_path):
     fig = draw_figure1((-1, 0.5, 2))
     assert behind(fig.axes[0], 'LOO') == ['-1', '-1', '-1']
     assert '$x_{2} = 0.5$\n$R = -0.25$' in texts_of(fig.axes[0])
-    fig.savefig(tmp_path / 'f.png')
-    assert (tmp_path / 'f.png').read_bytes()[1:4] == b'PNG'
-
-
-def test_any_tree_can_be_drawn():
     ax = Figure().subplots()
     draw_tree(ax, range(1, 6), bracketings(5)[3])
     assert len(ax.lines) == 8  # two edges for each of four products

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from families import random_inputs, random_model, relevance_of
+from families import DECODER, SIZES, random_inputs, random_model, relevance_of
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
+from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp import watch_gradient
 from lrp_loo.lrp.composite import Composite, gradient
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.lrp.layerwise import bypass_gradients
-from lrp_loo.lrp.report import input_gradient
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.methods.record import attention_maps
 from lrp_loo.models import check_model, watch_embeddings
@@ -103,30 +102,25 @@ class Own(nn.Module):
     def __init__(self, how, attention=Attention, d=8):
         super().__init__()
         self.how = how
-        self.embed = nn.Embedding(20, d)
-        self.out = nn.Linear(d, 3)
+        self.embed, self.out = nn.Embedding(20, d), nn.Linear(d, 3)
         blocks = [Block(d, attention) for _ in range(2)]
         if how == 'attributes':
             self.layer0, self.layer1 = blocks
-        if how == 'sequential':
+        elif how == 'sequential':
             self.layers = nn.Sequential(*blocks)
-        if how == 'list':
-            self.layers = nn.ModuleList(blocks)
-        if how == 'one layer twice':
-            self.layers = nn.ModuleList(blocks[:1] * 2)
+        else:
+            twice = how == 'one layer twice'
+            self.layers = nn.ModuleList(blocks[:1] * 2 if twice else blocks)
         if how == 'heads beside':
-            self.layers = nn.ModuleList(blocks)
-            self.heads = nn.ModuleList(
-                nn.Sequential(nn.Linear(d, 50 * d), nn.ReLU(), nn.Linear(50 * d, d))
-                for _ in range(3)
-            )
+            wide = [(nn.Linear(d, 50 * d), nn.ReLU(), nn.Linear(50 * d, d))] * 3
+            self.heads = nn.ModuleList(nn.Sequential(*copy.deepcopy(w)) for w in wide)
+        if how == 'a part beside':
+            self.last = Block(d)
 
     def blocks(self):
-        return (
-            [self.layer0, self.layer1]
-            if self.how == 'attributes'
-            else list(self.layers)
-        )
+        if self.how == 'attributes':
+            return [self.layer0, self.layer1]
+        return [*self.layers] + ([self.last] if self.how == 'a part beside' else [])
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
@@ -145,66 +139,36 @@ def own(how, attention=Attention):
     return Own(how, attention).eval().double()
 
 
-def language_model(name):
-    """XLM and FlauBERT keep attentions, feed-forwards and norms in lists that
-    run side by side.
-    """
-    cls = getattr(transformers, f'{name}ForSequenceClassification')
-    config = cls.config_class(
-        vocab_size=200,
-        emb_dim=32,
-        n_layers=3,
-        n_heads=4,
-        max_position_embeddings=64,
-        pad_index=0,
-        pad_token_id=0,
-    )
+def made(name, std=None, how=(), **config):
+    "A small model of transformers' class, in double precision."
+    cls = getattr(transformers, name)
     torch.manual_seed(0)
-    model = cls._from_config(config, attn_implementation='eager').eval().double()
+    model = cls._from_config(cls.config_class(**config), **dict(how)).eval().double()
     with torch.no_grad():
         for p in model.parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.3)
+            if p.ndim > 1 and std:
+                p.normal_(0, std)
     return model
+
+
+def language_model(name):
+    "XLM and FlauBERT keep attentions, feed-forwards and norms in parallel lists."
+    sizes = dict(emb_dim=32, n_layers=3, n_heads=4, max_position_embeddings=64)
+    sizes |= dict(vocab_size=200, pad_index=0, pad_token_id=0)
+    how = dict(attn_implementation='eager')
+    return made(f'{name}ForSequenceClassification', 0.3, how, **sizes)
 
 
 def experts(name='Mixtral', **config):
-    cls = getattr(transformers, f'{name}ForCausalLM')
-    sizes = dict(
-        vocab_size=200,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        num_local_experts=4,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-    )
-    torch.manual_seed(0)
-    model = (
-        cls._from_config(
-            cls.config_class(**sizes | config),
-            attn_implementation='sdpa',
-            experts_implementation='eager',
-        )
-        .eval()
-        .double()
-    )
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.2)
-    return model
+    sizes = DECODER | dict(num_hidden_layers=2, num_local_experts=4, num_experts=4)
+    sizes |= dict(num_experts_per_tok=2, moe_intermediate_size=16)
+    how = dict(attn_implementation='sdpa', experts_implementation='eager')
+    return made(f'{name}ForCausalLM', 0.2, how, **sizes | config)
 
 
 def embedding_of(model):
     "Of transformers', or of one's own."
-    own = getattr(model, 'embed', None)
-    return own or model.get_input_embeddings()
+    return getattr(model, 'embed', None) or model.get_input_embeddings()
 
 
 def gradient_of(model, inputs, context):
@@ -221,140 +185,82 @@ def gradient_of(model, inputs, context):
     return torch.autograd.grad(logits.flatten()[-1], x)[0]
 
 
-def only_call(n):
-    "Attention weights are constant in the n-th call alone."
-    return ConstantWeights(lambda call: call == n)
-
-
-def gradient_rules(model):
-    return lrp_rules(model, gradient())
-
-
 def same(a, b):
     return (a - b).abs().max() <= CLOSE * b.abs().max()
 
 
-@pytest.mark.parametrize('name', ['XLM', 'Flaubert'])
-def test_constant_weights_reach_every_attention_of_parallel_lists(name):
-    model = language_model(name)
-    inputs = random_inputs(model)
-    plain = gradient_of(model, inputs, gradient_rules(model))
+def assert_all_are_held(model, inputs, cut=lambda call: True):
     held = gradient_of(model, inputs, lrp_rules(model, PLAIN, strict=True))
-    assert same(held, gradient_of(model, inputs, ConstantWeights()))
-    assert not same(held, plain)
+    assert same(held, gradient_of(model, inputs, ConstantWeights(cut)))
+    assert not same(held, gradient_of(model, inputs, lrp_rules(model, gradient())))
+
+
+def assert_layer_1_is_held(model, inputs):
+    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True))
+    only_1 = ConstantWeights(lambda call: call == 1)
+    assert same(one, gradient_of(model, inputs, only_1))
 
 
 @pytest.mark.parametrize('name', ['XLM', 'Flaubert'])
-def test_layers_of_parallel_lists_are_numbered(name):
+def test_parallel_lists_are_held_and_numbered_and_conserve(name):
     model = language_model(name)
     inputs = random_inputs(model)
+    assert_all_are_held(model, inputs)
     assert n_layers(model) == 3
     assert transformer_layers(model) == []
-    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, inputs, only_call(1)))
-
-
-def test_parallel_lists_conserve_under_cp_lrp():
-    model = language_model('XLM')
-    s = conservation(model, random_inputs(model), cp_lrp())
+    assert_layer_1_is_held(model, inputs)
+    s = conservation(model, inputs, cp_lrp())
     assert s['softmax'] == 0
     assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values()))
-
-
-def funnel():
-    "Its layers are a list of lists; between these the text is pooled."
-    cls = transformers.FunnelForSequenceClassification
-    config = cls.config_class(
-        vocab_size=200, block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64
-    )
-    torch.manual_seed(0)
-    return cls(config).eval()
-
-
-def test_layers_with_something_between_them_are_not_run_one_after_the_other():
-    model = funnel()
-    with pytest.raises(NotImplementedError, match='checkpoint=True'):
-        lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
-
-
-def test_parallel_lists_are_not_run_layer_by_layer():
-    model = language_model('XLM')
     with pytest.raises(NotImplementedError, match='none that can be found'):
-        lrp_scores(model, None, [random_inputs(model)], checkpoint=True)
+        lrp_scores(model, None, [inputs], checkpoint=True)
+
+
+def test_blocks_of_layers_with_pooling_between_them_are_numbered_through():
+    sizes = dict(block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64)
+    model = made('FunnelForSequenceClassification', vocab_size=200, **sizes)
+    inputs = random_inputs(model)
+    assert n_layers(model) == len(transformer_layers(model)) == 3
+    held = gradient_of(model, inputs, lrp_rules(model, PLAIN))
+    assert same(held, gradient_of(model, inputs, ConstantWeights()))
+    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED))
+    only_1 = ConstantWeights(lambda call: call == 1)
+    assert same(one, gradient_of(model, inputs, only_1))
+    with pytest.raises(NotImplementedError, match='checkpoint=True'):
+        lrp_scores(model, None, [inputs], checkpoint=True)
 
 
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 @pytest.mark.parametrize(
     'how', ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside']
 )
-def test_all_means_all_attention_of_a_model_of_ones_own(how, attention):
+def test_layers_of_a_model_of_ones_own(how, attention):
+    "All are held; one by its number, or refused where it cannot be told apart."
     model = own(how, attention)
-    held = gradient_of(model, IDS, lrp_rules(model, PLAIN, strict=True))
-    assert same(held, gradient_of(model, IDS, ConstantWeights()))
-    assert not same(held, gradient_of(model, IDS, gradient_rules(model)))
-
-
-@pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
-@pytest.mark.parametrize('how', ['sequential', 'list', 'one layer twice'])
-def test_a_layer_of_a_model_of_ones_own_is_bypassed_by_its_number(how, attention):
-    model = own(how, attention)
+    assert_all_are_held(model, IDS)
     if how == 'one layer twice':
         model.config = transformers.PretrainedConfig(num_hidden_layers=2)
-    one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, IDS, only_call(1)))
+    if how == 'attributes':
+        with pytest.raises(ValueError, match='shows no list of transformer layers'):
+            lrp_rules(model, ONE_BYPASSED)
+    elif how == 'heads beside' and attention is not Attention:
+        said = 'layers.0.mix, layers.1.mix belongs to none of the 3 layers'
+        with pytest.raises(ValueError, match=said):
+            gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
+    else:
+        assert_layer_1_is_held(model, IDS)
+    if how == 'heads beside' and attention is Attention:
+        assert transformer_layers(model) == list(model.layers)
 
 
-@pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
-def test_layers_that_cannot_be_told_apart_are_refused_by_number(attention):
-    with pytest.raises(ValueError, match='shows no list of transformer layers'):
-        lrp_rules(own('attributes', attention), ONE_BYPASSED)
-
-
-def test_a_bigger_list_beside_the_layers_is_not_taken_for_them():
-    model = own('heads beside')
-    assert transformer_layers(model) == list(model.layers)
-    one = gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED, strict=True))
-    assert same(one, gradient_of(model, IDS, only_call(1)))
-
-
-@pytest.mark.parametrize('attention', [FourDimensions, Fused])
-def test_layers_that_no_name_tells_from_a_bigger_list_are_refused_by_number(attention):
-    model = own('heads beside', attention)
-    with pytest.raises(
-        ValueError, match='layers.0.mix, layers.1.mix belongs to none of the 3 layers'
-    ):
+def test_attention_beside_the_layers_is_held_with_all_and_refused_by_number():
+    model = own('a part beside')
+    assert_all_are_held(model, IDS)
+    outside = 'last.mix belongs to none of the 2 layers'
+    with pytest.raises(ValueError, match=outside):
         gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
-
-
-class TwoStacks(Own):
-    "Attention in the layers and in a part beside them."
-
-    def __init__(self):
-        super().__init__('list')
-        self.last = Block(8)
-
-    def blocks(self):
-        return [*self.layers, self.last]
-
-
-def two_stacks():
-    torch.manual_seed(0)
-    return TwoStacks().eval()
-
-
-OUTSIDE = 'last.mix belongs to none of the 2 layers'
-
-
-def test_attention_beside_the_layers_is_refused_by_number():
-    model = two_stacks().double()
-    with pytest.raises(ValueError, match=OUTSIDE):
-        gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
-
-
-def test_attention_beside_the_layers_is_held_with_all():
-    model = two_stacks().double()
-    held = gradient_of(model, IDS, lrp_rules(model, PLAIN))
-    assert same(held, gradient_of(model, IDS, ConstantWeights()))
+    with pytest.raises(ValueError, match=outside):
+        bypass_gradients(model, IDS, [(), (1,)])
 
 
 def test_a_softmax_without_a_layer_is_named():
@@ -367,48 +273,19 @@ def test_a_softmax_without_a_layer_is_named():
     assert softmax.module.tolist() == ['layer0.mix', 'layer1.mix']
 
 
-@pytest.fixture
-def swin():
-    "Stages of layers: one with two layers is no transformer layer."
-    cls = transformers.SwinForImageClassification
-    config = cls.config_class(
-        image_size=32,
-        patch_size=4,
-        embed_dim=16,
-        depths=[1, 2],
-        num_heads=[2, 2],
-        window_size=4,
-    )
-    torch.manual_seed(0)
-    return cls(config).eval(), {'pixel_values': torch.rand(1, 3, 32, 32)}
-
-
-def test_stages_of_layers_are_not_numbered(swin):
+def test_stages_of_layers_are_all_held_and_not_numbered():
+    "A stage with two layers is no transformer layer."
+    sizes = dict(depths=[1, 2], num_heads=[2, 2], patch_size=4, window_size=4)
+    name = 'SwinForImageClassification'
+    model = made(name, image_size=32, embed_dim=16, **sizes)
+    inputs = {'pixel_values': torch.rand(1, 3, 32, 32).double()}
     with pytest.raises(ValueError, match='holds a list of layers'):
-        relevance_of(*swin, attn_lrp([0]))
-
-
-def test_all_means_every_stage(swin):
-    rules = relevance_of(*swin, cp_lrp())[2]
+        relevance_of(model, inputs, attn_lrp([0]))
+    rules = relevance_of(model, inputs, cp_lrp())[2]
     attention = rules.report().query(
         "operation in ('softmax', 'scaled_dot_product_attention')"
     )
     assert set(attention.rule) == {'constant weights'}
-
-
-def test_blocks_of_layers_are_numbered_through():
-    model = funnel().double()
-    inputs = random_inputs(model)
-    assert n_layers(model) == len(transformer_layers(model)) == 3
-    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED))
-    assert same(one, gradient_of(model, inputs, only_call(1)))
-
-
-def test_all_means_every_block_of_layers():
-    model = funnel().double()
-    inputs = random_inputs(model)
-    held = gradient_of(model, inputs, lrp_rules(model, PLAIN))
-    assert same(held, gradient_of(model, inputs, ConstantWeights()))
 
 
 class Probabilities(nn.Module):
@@ -416,23 +293,28 @@ class Probabilities(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner = inner
-        self.embed = inner.embed
+        self.inner, self.embed = inner, inner.embed
 
     def forward(self, input_ids):
         return self.inner(input_ids).softmax(-1)
 
 
-@pytest.fixture(params=['attributes', 'list'])
-def ends_in_softmax(request):
-    return Probabilities(own(request.param))
+class Pool(Probabilities):
+    """Tokens pooled by softmax weights: as a matrix product it is attention
+    with one query, element by element it is a gate.
+    """
 
+    def __init__(self, inner, product):
+        super().__init__(inner)
+        self.product, self.score = product, nn.Linear(8, 1).double()
 
-def test_a_softmax_on_the_output_keeps_its_gradient(ends_in_softmax):
-    rules = lrp_rules(ends_in_softmax, PLAIN, strict=True)
-    held = gradient_of(ends_in_softmax, IDS, rules)
-    below = ConstantWeights(lambda call: call < 2)
-    assert same(held, gradient_of(ends_in_softmax, IDS, below))
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for block in self.inner.blocks():
+            x = block(x)
+        weights = self.score(x).softmax(1)
+        pooled = weights.mT @ x if self.product else (weights * x).sum(1, keepdim=True)
+        return self.inner.out(pooled[:, 0])
 
 
 def rules_outside(model, composite):
@@ -443,45 +325,22 @@ def rules_outside(model, composite):
     return found.rule.tolist()
 
 
-def test_a_softmax_on_the_output_is_no_attention(ends_in_softmax):
-    found = rules_outside(ends_in_softmax, cp_lrp())
-    assert found == ['no attention, own gradient']
+@pytest.mark.parametrize('how', ['attributes', 'list'])
+def test_a_softmax_on_the_output_is_no_attention_and_keeps_its_gradient(how):
+    model = Probabilities(own(how))
+    assert_all_are_held(model, IDS, lambda call: call < 2)
+    assert rules_outside(model, cp_lrp()) == ['no attention, own gradient']
 
 
-class Pool(nn.Module):
-    """Tokens pooled by softmax weights: as a matrix product it is attention
-    with one query, element by element it is a gate.
-    """
-
-    def __init__(self, inner, product):
-        super().__init__()
-        self.inner = inner
-        self.embed = inner.embed
-        self.product = product
-        self.score = nn.Linear(8, 1).double()
-
-    def forward(self, input_ids):
-        x = self.embed(input_ids)
-        for block in self.inner.blocks():
-            x = block(x)
-        weights = self.score(x).softmax(1)
-        x = (
-            weights.transpose(1, 2) @ x
-            if self.product
-            else (weights * x).sum(1, keepdim=True)
-        )
-        return self.inner.out(x[:, 0])
+POOLED = [
+    (True, attn_lrp(), 'own gradient'),
+    (True, cp_lrp(), 'constant weights'),
+    (False, attn_lrp(), 'gate, own gradient'),
+    (False, cp_lrp(), 'constant gate'),
+]
 
 
-@pytest.mark.parametrize(
-    'product, composite, rule',
-    [
-        (True, attn_lrp(), 'own gradient'),
-        (True, cp_lrp(), 'constant weights'),
-        (False, attn_lrp(), 'gate, own gradient'),
-        (False, cp_lrp(), 'constant gate'),
-    ],
-)
+@pytest.mark.parametrize('product, composite, rule', POOLED)
 def test_pooling_is_attention_where_it_multiplies_matrices_else_a_gate(
     product, composite, rule
 ):
@@ -501,22 +360,14 @@ ROUTERS_RULES = [
 @pytest.mark.parametrize('composite, rule', ROUTERS_RULES)
 @pytest.mark.parametrize('name', ROUTED)
 @pytest.mark.filterwarnings('ignore:no rule')
-def test_a_router_is_a_gate(name, composite, rule):
+def test_a_router_is_a_gate_and_not_recorded_as_attention(name, composite, rule):
     """Its own gradient under AttnLRP, whatever layers are bypassed; constant
     under CP-LRP as every gate.
     """
     model = experts(name)
-    rules = relevance_of(model, random_inputs(model), composite)[2]
+    rules = relevance_of(model, random_inputs(model), composite, record='attention')[2]
     router = rules.report().query("operation == 'softmax'")
     assert router.rule.tolist() == [rule, rule]
-
-
-@pytest.mark.parametrize('composite, rule', ROUTERS_RULES)
-@pytest.mark.parametrize('name', ROUTED)
-@pytest.mark.filterwarnings('ignore:no rule')
-def test_a_router_is_not_recorded_as_attention(name, composite, rule):
-    model = experts(name)
-    rules = relevance_of(model, random_inputs(model), composite, record='attention')[2]
     assert [layer for layer, _, _ in rules.attention] == [0, 1]
     assert all(A.ndim == 4 for _, _, A in rules.attention)
 
@@ -530,24 +381,18 @@ class ConstantFusedWeights(ConstantWeights):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def test_bypassing_a_layer_leaves_its_router_alone():
+@pytest.mark.filterwarnings('ignore:no rule')
+def test_routers_are_left_alone_and_conserve():
     model = experts('Qwen2Moe', norm_topk_prob=False)
     inputs = random_inputs(model)
     both = replace(PLAIN, name='both', bypass_softmax=(0, 1))
     found = gradient_of(model, inputs, lrp_rules(model, both))
     assert same(found, gradient_of(model, inputs, ConstantFusedWeights()))
-
-
-@pytest.mark.parametrize('composite', [attn_lrp(), cp_lrp()])
-def test_a_model_of_experts_conserves_with_its_routers_share(composite):
-    model = experts('Qwen2Moe', norm_topk_prob=False)
-    s = conservation(model, random_inputs(model), composite)
-    assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values())), s
-
-
-def test_removal_takes_no_router_for_attention():
-    model = experts()
-    scores = removal_scores(model, None, [random_inputs(model)]).scores
+    for composite in (attn_lrp(), cp_lrp()):
+        s = conservation(model, inputs, composite)
+        assert abs(s['remainder']) < 1e-5 * max(map(abs, s.values())), s
+    # removal takes no router for attention
+    scores = removal_scores(model, None, [inputs]).scores
     assert scores.shape == (1, 12)
     assert torch.isfinite(scores).all()
 
@@ -557,18 +402,14 @@ def test_removal_takes_no_router_for_attention():
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('composite', [attn_lrp(), cp_lrp(), gradient()])
-def test_a_quantized_linear_layer_is_refused_by_name(composite):
+def test_a_quantized_linear_layer_is_refused_by_name():
     model = random_model('BERT', dtype=torch.float32)
-    quantized = torch.ao.quantization.quantize_dynamic(
-        copy.deepcopy(model), {nn.Linear}
-    )
-    said = (
-        'no gradient comes through linear_dynamic in'
-        ' bert.encoder.layer.0.*DynamicQuantizedLinear'
-    )
-    with pytest.raises(ValueError, match=said):
-        relevance_of(quantized, random_inputs(model), composite)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    of = 'in bert.encoder.layer.0.*DynamicQuantizedLinear'
+    said = f'no gradient comes through linear_dynamic {of}'
+    for composite in (attn_lrp(), cp_lrp(), gradient()):
+        with pytest.raises(ValueError, match=said):
+            relevance_of(quantized, random_inputs(model), composite)
 
 
 class NoGrad(nn.Module):
@@ -616,35 +457,28 @@ def with_a_part(part):
     return model
 
 
+CUT_OFF = {
+    NoGrad: 'linear under no_grad',
+    Detached: 'detach',
+    Whole: 'to in',
+    Custom: 'NothingBackward',
+}
+
+
 @pytest.mark.filterwarnings('ignore:no rule')
-@pytest.mark.parametrize(
-    'part,said',
-    [
-        (NoGrad, 'linear under no_grad'),
-        (Detached, 'detach'),
-        (Whole, 'to in'),
-        (Custom, 'NothingBackward'),
-    ],
-)
-@pytest.mark.parametrize(
-    'composite', [attn_lrp(), gradient()], ids=['attn_lrp', 'gradient']
-)
-def test_a_part_that_hands_no_gradient_on_is_refused_by_name(part, said, composite):
-    """Residual connections bring part of the gradient, so that the scores
-    would look right.
-    """
+@pytest.mark.parametrize('part', CUT_OFF)
+def test_a_part_that_hands_no_gradient_on_is_refused_by_name(part):
+    "Residual connections bring part of the gradient: scores would look right."
     model = with_a_part(part)
-    named = f'no gradient comes through {said}.*bert.encoder.layer.1.output'
-    with pytest.raises(ValueError, match=named):
-        relevance_of(model, random_inputs(model), composite)
-
-
-def test_watching_the_plain_gradient_refuses_too():
+    named = f'no gradient comes through {CUT_OFF[part]}.*bert.encoder.layer.1.output'
+    for composite in (attn_lrp(), gradient()):
+        with pytest.raises(ValueError, match=named):
+            relevance_of(model, random_inputs(model), composite)
     x = torch.randn(1, 4, 32, dtype=torch.double, requires_grad=True)
-    model = with_a_part(NoGrad)
     with pytest.raises(ValueError, match='no gradient comes through'):
         with watch_gradient(model):
-            model(inputs_embeds=x)
+            out = model(inputs_embeds=x).logits
+        torch.autograd.grad(out.sum(), x)  # where backward alone can tell
 
 
 class Choice(NoGrad):
@@ -665,52 +499,25 @@ def test_what_is_cut_off_and_not_used_is_no_error():
     assert same(found, plain)
 
 
-@pytest.mark.parametrize('requires_grad', [False, True])
-def test_where_no_gradient_arrives_at_all_the_message_is_ours(requires_grad):
-    x = torch.ones(3, requires_grad=True)
-    value = torch.ones(1, requires_grad=requires_grad) * 2
-    with pytest.raises(ValueError, match='no gradient comes from the explained number'):
-        input_gradient(value, x)
-
-
 # ---------------------------------------------------------------- compiled
 # parts, parts in training mode
 
 
-COMPILED = 'bert.encoder.layer.1 of the model is compiled'
-
-
-@pytest.fixture(params=['wrapped', 'in place', 'forward'])
-def with_a_compiled_part(request):
+@pytest.mark.parametrize('how', ['wrapped', 'in place', 'forward'])
+def test_a_compiled_part_is_refused_by_name(how):
     model = random_model('BERT', dtype=torch.float32)
     layers = model.bert.encoder.layer
-    if request.param == 'wrapped':
+    if how == 'wrapped':
         layers[1] = torch.compile(layers[1])
-    if request.param == 'in place':
+    if how == 'in place':
         layers[1].compile()
-    if request.param == 'forward':
+    if how == 'forward':
         layers[1].forward = torch.compile(layers[1].forward)
-    return model
-
-
-def test_rules_refuse_a_compiled_part_by_name(with_a_compiled_part):
-    with pytest.raises(TypeError, match=COMPILED):
-        lrp_rules(with_a_compiled_part, attn_lrp())
-
-
-def test_attention_maps_refuse_a_compiled_part_by_name(with_a_compiled_part):
-    inputs = random_inputs(with_a_compiled_part)
-    with pytest.raises(TypeError, match=COMPILED):
-        attention_maps(with_a_compiled_part, **inputs)
-
-
-def test_a_part_in_training_mode_is_refused_by_name(tokenizer):
-    model = random_model('BERT', dtype=torch.float32, vocab_size=30522)
-    model.bert.encoder.layer[1].attention.self.train()
-    with pytest.raises(
-        ValueError, match='bert.encoder.layer.1.attention.self is in training mode'
-    ):
-        explain(model, tokenizer, 'Not a dull minute.', method='loo')
+    said = 'bert.encoder.layer.1 of the model is compiled'
+    with pytest.raises(TypeError, match=said):
+        lrp_rules(model, attn_lrp())
+    with pytest.raises(TypeError, match=said):
+        attention_maps(model, **random_inputs(model))
 
 
 def with_a_head_in_training(part):
@@ -737,46 +544,20 @@ class Decorated(nn.Linear):
         return super().forward(nn.functional.dropout(x, 0.1, self.training))
 
 
-PARTS = [nn.Dropout(0.1), nn.BatchNorm1d(2), Decorated(32, 2)]
-
-
-@pytest.mark.parametrize('part', PARTS)
-def test_parts_that_training_changes_are_refused(part):
-    with pytest.raises(ValueError, match='classifier.* is in training mode'):
+def test_parts_that_training_changes_are_refused_and_no_others():
+    "A new head is in training mode as torch makes it."
+    for part in (nn.Dropout(0.1), nn.BatchNorm1d(2), Decorated(32, 2)):
+        with pytest.raises(ValueError, match='classifier.* is in training mode'):
+            check_model(with_a_head_in_training(part))
+    same = nn.Linear(32, 2), nn.Dropout(0.0), nn.Sequential(nn.Linear(32, 2))
+    for part in same:
         check_model(with_a_head_in_training(part))
 
 
-@pytest.mark.parametrize(
-    'part', [nn.Linear(32, 2), nn.Dropout(0.0), nn.Sequential(nn.Linear(32, 2))]
-)
-def test_parts_that_compute_the_same_in_training_are_not_refused(part):
-    "A new head is in training mode as torch makes it."
-    check_model(with_a_head_in_training(part))
-
-
-def test_many_bypasses_refuse_layers_that_cannot_be_told_apart():
-    with pytest.raises(ValueError, match=OUTSIDE):
-        bypass_gradients(two_stacks(), IDS, [(), (1,)])
-
-
 def test_longformers_global_attention_is_held_constant():
-    """Its softmax has three dimensions, and its weights change their type
-    before they are used.
-    """
-    cls = transformers.LongformerForSequenceClassification
-    torch.manual_seed(0)
-    model = cls(
-        cls.config_class(
-            vocab_size=200,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            attention_window=4,
-            pad_token_id=1,
-        )
-    ).eval()
+    "Its softmax has three dimensions, and its weights change their type before use."
+    sizes = SIZES | dict(num_hidden_layers=2, attention_window=4, pad_token_id=1)
+    model = made('LongformerForSequenceClassification', **sizes)
     rules = relevance_of(model, random_inputs(model), cp_lrp())[2]
     softmax = rules.report().query("operation == 'softmax'")
     assert set(softmax.rule) == {'constant weights'}
@@ -784,9 +565,7 @@ def test_longformers_global_attention_is_held_constant():
 
 
 class BiasUnderNoGrad(nn.Module):
-    """Adds a bias that is looked up under no_grad, as LayoutLMv3 does with its
-    relative positions.
-    """
+    "Adds a bias that is looked up under no_grad, as LayoutLMv3's relative positions."
 
     def __init__(self):
         super().__init__()

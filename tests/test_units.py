@@ -29,30 +29,10 @@ WORDS = {
     'two scripts': ('2024年iPhone片', ['2024', '年', 'iPhone', '片']),
     'English': (
         "It isn't well-made: 3.5 stars, a_b x² — fine…",
-        [
-            'It',
-            "isn't",
-            'well-made',
-            ':',
-            '3',
-            '.',
-            '5',
-            'stars',
-            ',',
-            'a_b',
-            'x²',
-            '—',
-            'fine',
-            '…',
-        ],
+        "It isn't well-made : 3 . 5 stars , a_b x² — fine …".split(),
     ),
     'pictures': ('fine 👩‍👩‍👧❤️!', ['fine', '👩‍👩‍👧', '❤️', '!']),
 }
-
-
-@pytest.mark.parametrize('text, words', WORDS.values(), ids=WORDS)
-def test_words(text, words):
-    assert cut(text, 'word') == words
 
 
 @pytest.mark.parametrize('form', ['NFC', 'NFD'])
@@ -85,9 +65,13 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize('text, sentences', SENTENCES.values(), ids=SENTENCES)
-def test_sentences(text, sentences):
-    assert cut(text, 'sentence') == sentences
+CUT = [('word', *x) for x in WORDS.values()]
+CUT += [('sentence', *x) for x in SENTENCES.values()]
+
+
+@pytest.mark.parametrize('units, text, parts', CUT, ids=[*WORDS, *SENTENCES])
+def test_words_and_sentences(units, text, parts):
+    assert cut(text, units) == parts
 
 
 # as they were before, for European scripts
@@ -110,14 +94,15 @@ def test_european_scripts_are_cut_as_before(units, text):
     assert text_spans(text, units) == before
 
 
-LONG = {
-    'Thai': ('sentence', 'หนังเรื่องนี้ดีมาก ' * 20),
-    'without a full stop': ('sentence', 'and then they went on, ' * 20),
-    'without a space': ('word', 'ab' * 200),
-}
-
-
-@pytest.mark.parametrize('units, text', LONG.values(), ids=LONG)
+@pytest.mark.parametrize(
+    'units, text',
+    [
+        ('sentence', 'หนังเรื่องนี้ดีมาก ' * 20),
+        ('sentence', 'and then they went on, ' * 20),
+        ('word', 'ab' * 200),
+    ],
+    ids=['Thai', 'no full stop', 'no space'],
+)
 def test_a_long_text_that_is_one_unit_is_said_to_be(units, text):
     with pytest.warns(UserWarning, match=f"units='{units}'.*one unit"):
         assert len(text_spans(text, units)) == 1
@@ -139,24 +124,16 @@ def test_what_was_split_or_is_whole_is_not(units, text):
         text_spans(text, units)
 
 
-CONTEXT = '片子很慢。演员都很好。没有人笑！'
-
-
-def test_a_chinese_context_has_sentences():
-    model, tokenizer = load_demo('reviews')
-    a = attribute_context(model, tokenizer, CONTEXT, ' good')
-    assert a.tokens == ['片子很慢。', '演员都很好。', '没有人笑！']
-
-
 def test_tokens_go_with_their_word():
-    "A Hindi word's tokens are summed, marks and all."
+    "A Hindi word's tokens are summed, marks and all; a Chinese context has sentences."
     text = 'अच्छी फ़िल्म'
-    model, tokenizer = load_demo('reviews')  # of bytes: no sign is unknown
-    (words,) = explain(model, tokenizer, text, units='word')
-    (tokens,) = explain(model, tokenizer, text)
+    demo = load_demo('reviews')  # of bytes: no sign is unknown
+    (words,) = explain(*demo, text, units='word')
+    (tokens,) = explain(*demo, text)
     # a space that has a token of its own is a unit
     own = [t for t in words.tokens if t not in ('<s>', 'Ġ')]
     assert own == text.split()
-    assert float(words.scores.sum()) == pytest.approx(
-        float(tokens.scores.sum()), rel=1e-4
-    )
+    total = float(tokens.scores.sum())
+    assert float(words.scores.sum()) == pytest.approx(total, rel=1e-4)
+    a = attribute_context(*demo, '片子很慢。演员都很好。没有人笑！', ' good')
+    assert a.tokens == ['片子很慢。', '演员都很好。', '没有人笑！']

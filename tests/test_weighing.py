@@ -1,5 +1,6 @@
 """Removal weighed by layer: the groups of rows, the fit, what is refused."""
 
+import itertools
 import json
 
 import numpy as np
@@ -58,37 +59,19 @@ def test_groups_are_sums_over_their_rows(demo, units):
     read = 0 if 'Bert' in type(model).__name__ else n_rows - 1
     number = torch.arange(n_rows) if units is None else units[0].number
     expected = torch.zeros(n_units, len(GROUPS_OF_ROWS))
-    for unit in range(n_units):
+    for unit, row in itertools.product(range(n_units), range(n_rows)):
         own = (number == unit).nonzero()[:, 0].tolist()
-        for row in range(n_rows):
-            group = 2
-            if row - 1 in own or row + 1 in own:
-                group = 1
-            if row == read:
-                group = 0
-            expected[unit, group] += by_row[row, unit]
+        group = 1 if row - 1 in own or row + 1 in own else 2
+        expected[unit, 0 if row == read else group] += by_row[row, unit]
     assert close(found.sum(0), expected)
 
 
 def test_groups_of_an_image_add_up():
     model, _ = load_demo('mnist')
     pixels = torch.randn(1, 1, 28, 28, generator=torch.manual_seed(0))
-    batch = dict(pixel_values=pixels)
-    heads = removal_pass(model, batch).terms.sum(1)
-    groups = removal_pass(model, batch, by_group=True).terms
+    heads = removal_pass(model, dict(pixel_values=pixels)).terms.sum(1)
+    groups = removal_pass(model, dict(pixel_values=pixels), by_group=True).terms
     assert close(groups.sum((1, 3)), heads)
-
-
-def test_equal_weights_are_removal_and_others_are_refused(demo):
-    (plain,) = explain(*demo, TEXTS[0], method='removal')
-    (same,) = explain(*demo, TEXTS[0], method=weighed_removal)
-    assert close(same.scores, plain.scores)
-    for weights, said in (
-        ([[1, 1, 1]], 'fit_layers'),
-        ([[float('nan')] * 3] * 6, 'finite'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            explain(*demo, TEXTS[0], method=weighed_removal, weights=weights)
 
 
 def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
@@ -107,14 +90,12 @@ def test_a_fit_serves_its_own_texts_better_than_equal_weights(demo):
 
 
 def test_words_labels_and_columns_are_taken_as_by_explain():
-    model, tokenizer = load_demo('sst2')
-    column = pd.Series(OPINIONS)
+    shown = load_demo('sst2')
     asked = dict(target='positive', units='word')
-    fit = fit_layers(model, tokenizer, column, **asked, progress=False)
-    method = dict(method=weighed_removal, **fit.options)
-    (a,) = explain(model, tokenizer, OPINIONS[0], **method, **asked)
+    fit = fit_layers(*shown, pd.Series(OPINIONS), **asked, progress=False)
+    (a,) = explain(*shown, OPINIONS[0], method=weighed_removal, **fit.options, **asked)
     assert a.target == 1
-    assert a.tokens[1:3] == ['A', 'quiet'] or a.tokens[1:3] == ['a', 'quiet']
+    assert [t.lower() for t in a.tokens[1:3]] == ['a', 'quiet']
 
 
 # ------------------------------------------- what weights hang on
@@ -154,22 +135,12 @@ def test_what_was_fitted_is_taken_whatever_class_is_explained(fit):
 
 
 NAN = float('nan')
+WEIGHTS = [[[1.0, n, 1.0]] * 6 for n in (NAN, '2', None)]
 WRONG_WEIGHTS = [
-    dict(weights=[[1.0, NAN, 1.0]] * 6),
-    dict(weights=[[1.0, '2', 1.0]] * 6),
-    dict(weights=[[1.0, None, 1.0]] * 6),
-    dict(weights=[[1.0, 1.0]] * 6),
-    dict(weights=None),
-    dict(weights=3),
-    dict(carrier='mule'),
-    dict(carrier=['slopes']),
-    dict(ridge='high'),
-    dict(held_out=NAN),
-    dict(model='Bert'),
-    dict(model={}),
-    dict(fitted={}),
-    dict(fitted=7),
-    dict(more=1),
+    *[dict(weights=w) for w in (*WEIGHTS, [[1.0, 1.0]] * 6, None, 3)],
+    *[dict(carrier='mule'), dict(carrier=['slopes']), dict(ridge='high')],
+    *[dict(held_out=NAN), dict(model='Bert'), dict(model={}), dict(fitted={})],
+    *[dict(fitted=7), dict(more=1)],
 ]
 
 
@@ -182,11 +153,3 @@ def test_a_file_of_wrong_weights_is_named(fit, tmp_path, changed):
     with pytest.raises(ValueError, match='w.json holds no layer weights') as e:
         load_layer_weights(path)
     assert '\n' not in str(e.value)
-
-
-@pytest.mark.parametrize('content', ['[' * 100_000, '[1]', '3', '{}', 'x', ''])
-def test_a_file_that_is_no_record_is_named(tmp_path, content):
-    path = tmp_path / 'w.json'
-    path.write_text(content)
-    with pytest.raises(ValueError, match='w.json holds no layer weights'):
-        load_layer_weights(path)

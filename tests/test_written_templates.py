@@ -1,23 +1,14 @@
-"""A string that a template already wrote begins with the token that the tokenizer puts in front of
-every text: it stands there once, whoever encodes it.
-"""
+"A template wrote the token that the tokenizer puts in front: it stands there once."
 
 import copy
 
-import pytest
-import torch
 from conftest import random_bert
+import pytest
 from tokenizers.processors import TemplateProcessing
+import torch
 
-from lrp_loo import (
-    attribute_context,
-    audit,
-    audit_generation,
-    explain,
-    explain_generation,
-    explain_pairs,
-    load_demo,
-)
+from lrp_loo import attribute_context, explain
+from lrp_loo import explain_generation, explain_pairs, load_demo
 from lrp_loo.models import accuracy
 from lrp_loo.models.encoding import encode
 from lrp_loo.reports.page import page_data
@@ -76,28 +67,40 @@ def log_prob(model, ids, n_last):
     return sum(float(logits[i - 1, ids[i]]) for i in places)
 
 
-def test_encode(reviews):
-    model, tokenizer = reviews
-    text = written(tokenizer)
-    enc = encode(model, tokenizer, text)
-    assert enc['input_ids'][0].tolist() == once(tokenizer, text)
+def test_encode(reviews, tokenizer):
+    model, own = reviews
+    text = written(own)
+    twice = own(text)['input_ids'][:2]
+    assert twice == [own.bos_token_id] * 2  # the tokenizer by itself
+    enc = encode(model, own, text)
+    assert enc['input_ids'][0].tolist() == once(own, text)
     assert {v.shape for v in enc.values()} == {enc['input_ids'].shape}
-    plain = text.removeprefix(tokenizer.bos_token)
-    again = tokenizer(plain)['input_ids']
-    assert encode(model, tokenizer, plain)['input_ids'][0].tolist() == again
+    data = page_data(model, own, text, ['loo'])
+    assert len(data['tokens']) == len(once(own, text))
+    assert all('word' in t for t in data['tokens'])
+    plain = text.removeprefix(own.bos_token)
+    again = own(plain)['input_ids']
+    assert encode(model, own, plain)['input_ids'][0].tolist() == again
+    # a text that merely ends as one
+    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
+    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']
 
 
 def test_encode_with_an_end(ending):
     model, tokenizer = ending
-    text = written(tokenizer)
-    whole = [*once(tokenizer, text), tokenizer.eos_token_id]
+    text, end = written(tokenizer), tokenizer.eos_token_id
+    whole = [*once(tokenizer, text), end]
     for given in (text, text + tokenizer.eos_token):
         enc = encode(model, tokenizer, given)
         assert enc['input_ids'][0].tolist() == whole
     for n in (5, len(whole) - 1):
         cut = encode(model, tokenizer, text, truncation=True, max_length=n)
-        ids = cut['input_ids'][0].tolist()
-        assert ids == whole[: n - 1] + [tokenizer.eos_token_id]
+        assert cut['input_ids'][0].tolist() == whole[: n - 1] + [end]
+    # a conversation's earlier turns end, too
+    prompt = tokenizer.bos_token + 'fine.' + tokenizer.eos_token
+    ids = prompt_ids(tokenizer, prompt)
+    assert ids == tokenizer(prompt, add_special_tokens=False)['input_ids']
+    assert ids[-1] == end != prompt_ids(tokenizer, 'fine.')[-1]
 
 
 @pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'removal+rows'])
@@ -131,24 +134,18 @@ def test_a_pair_of_texts_and_pairs_of_tokens(reviews, tokenizer):
 
 
 @pytest.mark.parametrize('of', ['reviews', 'ending'])
-@pytest.mark.parametrize('given', ['messages', 'written'])
 @pytest.mark.parametrize('units', ['token', 'word', 'sentence'])
-def test_explain_generation(request, of, given, units):
+def test_explain_generation(request, of, units):
     model, tokenizer = request.getfixturevalue(of)
     text = written(tokenizer)
-    prompt = SAID if given == 'messages' else text
-    steps = explain_generation(model, tokenizer, prompt, ANSWER, 'loo', units=units)
     own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
     whole = once(tokenizer, text) + own
-    total = sum(a.logit for a in steps)
-    assert total == pytest.approx(log_prob(model, whole, len(own)), rel=1e-4)
-    if units == 'token':
-        assert steps[-1].input_ids.tolist() == whole[:-1]
-
-
-def test_the_models_own_continuation(reviews):
-    model, tokenizer = reviews
-    text = written(tokenizer)
+    wanted = log_prob(model, whole, len(own))
+    for prompt in (SAID, text):
+        steps = explain_generation(model, tokenizer, prompt, ANSWER, 'loo', units=units)
+        assert sum(a.logit for a in steps) == pytest.approx(wanted, rel=1e-4)
+        if units == 'token':
+            assert steps[-1].input_ids.tolist() == whole[:-1]
     a, b = (
         explain_generation(model, tokenizer, prompt, max_new_tokens=3)
         for prompt in (SAID, text)
@@ -173,33 +170,6 @@ def test_attribute_context(request, of):
     assert a.tokens == ['A slow film.', 'The cast is fine.', 'Nobody laughed.']
 
 
-def test_a_written_end_stays_before_what_follows(ending):
-    "A conversation's earlier turns end, too."
-    _, tokenizer = ending
-    prompt = tokenizer.bos_token + 'fine.' + tokenizer.eos_token
-    ids = prompt_ids(tokenizer, prompt)
-    assert ids == tokenizer(prompt, add_special_tokens=False)['input_ids']
-    assert ids[-1] == tokenizer.eos_token_id
-    assert prompt_ids(tokenizer, 'fine.')[-1] != tokenizer.eos_token_id
-
-
-def test_audits(reviews):
-    model, tokenizer = reviews
-    text = written(tokenizer)
-    quiet = dict(progress=False)
-    table = audit(model, tokenizer, [text] * 2, 'cp_lrp', **quiet)
-    plain = text.removeprefix(tokenizer.bos_token)
-    wanted = audit(model, tokenizer, [plain] * 2, 'cp_lrp', **quiet)
-    assert table.loo_r['cp_lrp'] == pytest.approx(wanted.loo_r['cp_lrp'], abs=1e-3)
-    a, b = (
-        audit_generation(
-            model, tokenizer, [prompt], 'cp_lrp', max_new_tokens=2, **quiet
-        )
-        for prompt in (SAID, text)
-    )
-    assert a.r['cp_lrp'] == pytest.approx(b.r['cp_lrp'], abs=1e-4)
-
-
 def test_accuracy_reads_what_explain_reads():
     model, tokenizer = load_demo('reviews-sst2')
     texts = ['Slow, and never funny.', 'A warm and generous film.']
@@ -210,21 +180,3 @@ def test_accuracy_reads_what_explain_reads():
         accuracy(model, tokenizer, some, [0, 1])
     handle.remove()
     torch.testing.assert_close(logits[0], logits[1])
-
-
-def test_the_page_knows_its_words(reviews):
-    model, tokenizer = reviews
-    data = page_data(model, tokenizer, written(tokenizer), ['loo'])
-    assert len(data['tokens']) == len(once(tokenizer, written(tokenizer)))
-    assert all('word' in t for t in data['tokens'])
-
-
-def test_the_tokenizer_would_put_it_there_twice(reviews):
-    _, tokenizer = reviews
-    ids = tokenizer(written(tokenizer))['input_ids']
-    assert ids[:2] == [tokenizer.bos_token_id] * 2
-
-
-def test_a_text_that_merely_ends_as_one_is_left_as_it_is(tokenizer):
-    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
-    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']

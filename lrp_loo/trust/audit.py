@@ -274,7 +274,8 @@ def _within(bar, model, encs, n_methods, chunk):
         nonlocal done
         with lock:
             done = min(done + n, passes)
-            bar.update(start + round(len(encs) * done / passes, 2) - bar.n)
+            share = min(done / passes, 1)  # what is foreseen is an estimate
+            bar.update(start + round(len(encs) * share, 2) - bar.n)
 
     try:
         yield moved
