@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+
+import lrp_loo
 
 CASES = {
     'from lrp_loo import explain': (
@@ -28,3 +31,25 @@ def test_heavy_libraries_are_imported_by_the_calls_that_need_them(code):
     run = [sys.executable, '-c', f'{code}\n{end}']
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].split() == []
+
+
+# names that left the module that most of their old one became
+OF_BEFORE = {
+    'fast': 'may_drop FastEncoder fast_encoder read_row_only last_rows_only',
+    'faithfulness': 'audit verdict faithfulness_table',
+    'models': 'load_model load_demo encode forward n_layers',
+    'methods': 'explain METHODS as_methods ig_scores',
+    'results': 'Results read_results recorded_methods function_name HOMES',
+    'studies.scalar': 'scalar_relevance catalan',
+    'studies.linear_attention': 'LinearAttention pixel_maps',
+    'variants': 'Variants subset_logits',
+    'view': 'Attributions compare tokens_html',
+}
+
+
+@pytest.mark.parametrize('old', sorted(OF_BEFORE.keys() | lrp_loo._MOVED.keys()))
+def test_a_path_of_before_has_its_names(old):
+    module = import_module(f'lrp_loo.{old}')
+    names = [*getattr(module, '__all__', ()), *OF_BEFORE.get(old, '').split()]
+    missing = [name for name in names if not hasattr(module, name)]
+    assert missing == []

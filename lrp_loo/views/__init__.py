@@ -269,12 +269,7 @@ class _Pairs:
         "A heat map of the pairs; special tokens' may leave the scale."
         return pairs_figure(self)
 
-    def save(
-        self,
-        path,  # .html, .json or .parquet
-    ):
-        "Write it to a file; `load` gives it back bit for bit."
-        save_maps(self, path)
+    save = _Generation.save
 
     def _repr_html_(self):
         return pairs_html(self)
