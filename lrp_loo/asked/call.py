@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'SAID_BY_A_FUNCTION', 'Method', 'as_method', 'method_name', 'by_unit', 'as_methods', 'Refusal',
            'or_refusal', 'inputs_of', 'check_call', 'eager', 'on_device', 'as_it_runs', 'encode_all', 'named_target',
-           'targets_of_texts', 'by_target', 'units_of_texts', 'Asked']
+           'targets_of_texts', 'by_target', 'units_of_texts', 'mark_content', 'Asked']
 
 # %% ../../nbs/lib/asked_call.ipynb #b3d7feed
 import dataclasses
@@ -16,12 +16,14 @@ from functools import partial
 import torch
 
 from .targets import Target, as_target
+from .template import Template, content_tokens, spans_among
 from .units import text_units
 from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
 from ..models import check_model
 from lrp_loo.models.encoding import (
     as_inputs,
+    check_text,
     encode,
     input_embeddings,
     is_encoding,
@@ -400,6 +402,8 @@ def units_of_texts(
     encs: list,  # encoded texts or images
     texts: list,  # the same as they were given
     units,  # as for `explain`
+    # of each text, (start, end) of what is asked about; None: all of it
+    among: list = None,
 ) -> list:  # a `Units` per text; None for tokens as they are
     "What is removed, or summed over, in each text."
     if not isinstance(units, (str, list, tuple)):
@@ -420,17 +424,89 @@ def units_of_texts(
             )
         return [None] * len(texts)
     found = []
-    for enc, text, own in zip(encs, texts, given):
+    among = among or [()] * len(texts)
+    for enc, text, own, spans in zip(encs, texts, given, among):
         by_token = isinstance(own, str) and own == 'token'
         if not by_token and is_encoding(text):
             raise ValueError(
                 f"units={own!r} are found in the text, and this one was given as"
                 " an encoding; give the text, or take units='token'"
             )
-        found.append(None if by_token else text_units(tokenizer, enc, text, own))
+        found.append(None if by_token else text_units(tokenizer, enc, text, own, spans))
     return found
 
 # %% ../../nbs/lib/asked_call.ipynb #fa294c40
+def mark_content(
+    a,  # an `Attribution`, changed in place
+    content: torch.Tensor,  # (n_tokens,) bool; None: it stays as it is
+    units=None,  # the text's `Units`, where its entries are such
+):
+    "A unit is content where one of its tokens is."
+    if content is None:
+        return
+    if units is not None:
+        own = units.number[content & (units.number >= 0)]
+        content = torch.zeros(len(units), dtype=torch.bool)
+        content[own] = True
+    a.is_content = content & ~a.is_special
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    "Texts as the model reads them, and where in each stands what is asked about."
+
+    texts: list
+    spans: list  # of each, (start, end) in characters; None: all of it
+    said: dict
+    shift: int = 0  # characters in front of each text
+
+    @classmethod
+    def of(cls, tokenizer, texts, template, among, truncation):
+        if template is None and among is None:
+            return cls(texts, None, {})
+        name = 'among' if template is None else 'template'
+        if template is not None and among is not None:
+            raise ValueError(
+                "template= and among= both say what is asked about; take one"
+            )
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(
+                    f"{name}= is for single texts, each a str, got"
+                    f" {type(text).__name__}"
+                )
+        if truncation:
+            raise ValueError(
+                f"truncation=True may cut off what stands behind a text, so with"
+                f" {name}= nothing is cut; give shorter texts"
+            )
+        if template is None:
+            if len(among) != len(texts):
+                raise ValueError(
+                    f"among has {len(among)} entries for {len(texts)} texts; give"
+                    " one per text"
+                )
+            spans = [spans_among(*pair) for pair in zip(texts, among)]
+            return cls(texts, spans, dict(among=True))
+        own = Template.of(template, tokenizer)
+        for text in texts:
+            check_text(text)
+        spans = [[own.span(text)] for text in texts]
+        prompts = [own.around(text) for text in texts]
+        return cls(prompts, spans, dict(template=own.written), len(own.before))
+
+    def shifted(self, units):
+        "Spans of a text as spans of its prompt."
+        if isinstance(units, str) or not self.shift:
+            return units
+        return [
+            own
+            if isinstance(own, str)
+            else [tuple(c + self.shift for c in span) for span in own]
+            for own in units
+        ]
+
+
 @dataclass
 class Asked:
     """What a call is about, read once at the door. Every entry begins with it,
@@ -439,10 +515,14 @@ class Asked:
 
     model: object  # as it runs: eager, out of its pipeline, on its device
     tokenizer: object
-    texts: list  # as they were given; one alone is a list of one
+    # as they were given, in their template; one alone is a list of one
+    texts: list
     encs: list  # each as the model reads it
     targets: list  # a `Target` or a function per text
     units: list  # a `Units` per text; None for tokens as they are
+    # of each text (n_tokens,) bool, what is asked about; None: no special token
+    content: list
+    said: dict  # what records say of it: the template
 
     @classmethod
     def of(
@@ -456,16 +536,36 @@ class Asked:
         truncation: bool = False,  # cut texts that are too long for the model
         max_length: int = None,  # a lower limit than the model's own
         device=None,  # where the model is moved to; None: where it is
+        template=None,  # as for `explain`
+        among=None,  # as for `explain`
     ):
         "Raises ValueError or TypeError on what cannot be right."
         if _is_single(texts):
             units = units if isinstance(units, str) else [units]
+            among = among if among is None else [among]
         texts = inputs_of(texts)
         model, tokenizer = as_it_runs(model, tokenizer, methods, texts, device)
+        prompts = _Prompts.of(tokenizer, texts, template, among, truncation)
+        texts, spans = prompts.texts, prompts.spans
+        units = prompts.shifted(units)
         encs = encode_all(model, tokenizer, texts, truncation, max_length)
-        per_text = units_of_texts(tokenizer, encs, texts, units)
+        per_text = units_of_texts(tokenizer, encs, texts, units, spans)
         targets = targets_of_texts(model, tokenizer, target, len(texts))
-        return cls(model, tokenizer, texts, encs, targets, per_text)
+        content = [None] * len(texts)
+        if spans is not None:
+            content = [content_tokens(tokenizer, *x) for x in zip(encs, texts, spans)]
+        of_texts = (texts, encs, targets, per_text, content)
+        return cls(model, tokenizer, *of_texts, prompts.said)
+
+    def marked(
+        self,
+        a,  # an `Attribution` of that text
+        i: int,  # its number
+    ):  # the same, changed
+        "Says in a record what was asked about."
+        mark_content(a, self.content[i], self.units[i])
+        a.info |= self.said
+        return a
 
     def one_target(
         self,

@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['UNIT_NAMES', 'TASK_NAMES', 'USUAL_DEMO', 'SHIPPED_DEMO', 'WIDEST_REASON', 'AUDITED', 'GROUPINGS', 'TOP_WORDS',
-           'one_of', 'at_least', 'check_target', 'parse_columns', 'parse_layers', 'check_file', 'check_folder',
-           'print_maps', 'demo_name', 'check_takes_texts', 'explain', 'generate', 'TextsAsked', 'audit', 'sweep',
-           'summarize']
+           'one_of', 'at_least', 'check_target', 'parse_columns', 'parse_template', 'parse_layers', 'check_file',
+           'check_folder', 'print_maps', 'demo_name', 'check_takes_texts', 'explain', 'generate', 'TextsAsked', 'audit',
+           'sweep', 'summarize']
 
 # %% ../../nbs/lib/cli_commands.ipynb #7bcf0803
 import os
 import shutil
 import sys
 from dataclasses import dataclass
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 
 from fastcore.script import store_true
@@ -81,6 +81,27 @@ def parse_columns(
             " such as premise,hypothesis"
         )
     return names
+
+
+def parse_template(
+    template: str,  # what `--template` says, or nothing
+):  # a str, or messages of a chat
+    "A line break is written \\n; a chat is JSON."
+    if template is None:
+        return None
+    if not template.startswith('['):
+        template = template.replace('\\n', '\n')
+    else:
+        try:
+            template = loads(template)
+        except ValueError as e:
+            raise UsageError(f"--template {template!r} is no JSON: {e}") from None
+    if str(template).count('{text}') != 1:
+        raise UsageError(
+            f"--template {template!r} must have {{text}} in it once, where the"
+            " text goes"
+        )
+    return template
 
 
 def parse_layers(
@@ -189,6 +210,7 @@ def _print_explained(maps, as_json):
     rows = [{name: getattr(a, name) for name in names} for a in maps]
     for row, a in zip(rows, maps):
         row['is_special'] = a.is_special.tolist()
+        row['is_content'] = a.is_content.tolist()
         row['scores'] = [round(s, 6) for s in a.scores.tolist()]
     _print_json(rows)
 
@@ -314,6 +336,9 @@ def explain(
     # or from -1 at the text's end
     position: int = None,
     pair: str = None,  # a second text, for a model that takes pairs
+    # what stands around the text and is not asked about, with {text} where it
+    # goes (\\n is a line break); or a chat as JSON: messages, one with {text}
+    template: str = None,
     # what a model folder is loaded as: class, 'next token', 'masked token',
     # 'token class' or answer
     task: str = 'class',
@@ -340,6 +365,9 @@ def explain(
     one_of('units', units, UNIT_NAMES)
     one_of('task', task, TASK_NAMES)
     check_target(target)
+    parse_template(template)
+    if template is not None and html:
+        raise UsageError('--html shows the text alone, and not a --template')
     _check_explain(methods, layers, out, html, pair)
     if model == 'demo' and name is not None:
         one_of('name', name, DEMOS)
@@ -348,6 +376,7 @@ def explain(
     if position is not None:
         target = Target(named_target(m, tok, target), position)
     options = dict(target=target, truncation=truncation, units=units)
+    options['template'] = parse_template(template)
     texts = text if pair is None else (text, pair)
     maps = _maps(m, tok, texts, methods, layers, **options)
     page = html and _page(m, tok, text, methods, layers or (), target, truncation)
@@ -492,8 +521,9 @@ def _texts_said(data, label, n, left_out, truncation):
     )
 
 
-def _model_and_texts(texts, model, name, device, task, set_aside):
+def _model_and_texts(texts, model, name, device, task, set_aside, template=None):
     "The model, its tokenizer and its label; the texts that it takes."
+    from lrp_loo.asked.template import Template
     from lrp_loo.models.encoding import max_tokens, tokenized
     from lrp_loo.models.loading import load_model
 
@@ -503,9 +533,11 @@ def _model_and_texts(texts, model, name, device, task, set_aside):
     if not set_aside:
         return m, tok, label, texts
     limit = max_tokens(m, tok)
+    around = None if template is None else Template.of(template, tok).around
     fit = []
     for text in texts:
         parts = text if isinstance(text, tuple) else (text,)
+        parts = parts if around is None else tuple(map(around, parts))
         encoded, once = tokenized(tok, parts, limit + 1)
         if len(encoded['input_ids'][once]) <= limit:
             fit.append(text)
@@ -558,6 +590,7 @@ def audit(
     truncation: store_true = False,  # cut texts that are too long for the model
     # leave texts out that are too long for the model, and say how many
     set_aside: store_true = False,
+    template: str = None,  # as for explain: r and curves are of the text alone
     device: str = 'auto',  # auto, cpu, cuda
     json: store_true = False,  # JSON for programs
     # keep a row per text here as JSON; the same command goes on where it
@@ -585,11 +618,13 @@ def audit(
     )
     d = asked.read()
     measured = dict(methods=chosen, chunk=chunk, truncation=truncation)
+    if template is not None:
+        measured['template'] = parse_template(template)
     known = dict(experiment='audit', data=d.info, **measured)
     if out and not fresh:
         _check_results(out, known)
     m, tok, label, texts = _model_and_texts(
-        d.texts, model, name, device, task, set_aside
+        d.texts, model, name, device, task, set_aside, measured.get('template')
     )
     left_out = len(d) - len(texts)
     config = known | dict(model=describe_model(m, label), set_aside=left_out)

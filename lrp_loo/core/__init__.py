@@ -57,10 +57,15 @@ class Attribution:
     input_ids: torch.Tensor = None  # (n_tokens,) what the model read
     # options used, completeness error and the like
     info: dict = field(default_factory=dict)
+    # (n_tokens,) bool, True where the text is that is asked about: no special
+    # token, nothing of a template; None: all that is not special
+    is_content: torch.Tensor = None
 
     def __post_init__(self):
         n = len(self.tokens)
-        for name in ('scores', 'is_special'):
+        if self.is_content is None:
+            self.is_content = ~self.is_special
+        for name in ('scores', 'is_special', 'is_content'):
             shape = tuple(getattr(self, name).shape)
             if shape != (n,):
                 raise ValueError(
@@ -225,6 +230,7 @@ class Generation:
             f'sum of {len(self)} tokens',
             float(self.logits.sum()),
             self.method,
+            is_content=first.is_content,
         )
 
     def __repr__(self):
@@ -278,6 +284,11 @@ class Pairs:
         return self.main.is_special
 
     @property
+    def is_content(self):
+        "As in `main`."
+        return self.main.is_content
+
+    @property
     def method(self):
         "Its name."
         return self.main.method
@@ -290,13 +301,13 @@ class Pairs:
     def strongest(
         self,
         n: int = 10,  # as many, or all that are not 0
-        special: bool = False,  # special tokens, too
+        special: bool = False,  # those that are no content, too
     ) -> list:  # (i, j, score), the largest |score| first
         "The pairs that matter most."
         size = self.scores.triu(1).abs()
         if not special:
-            size[self.is_special] = 0
-            size[:, self.is_special] = 0
+            size[~self.is_content] = 0
+            size[:, ~self.is_content] = 0
         order = size.flatten().argsort(descending=True, stable=True)
         order = order[: min(n, int((size > 0).sum()))].tolist()
         at = [divmod(k, len(self)) for k in order]

@@ -408,6 +408,12 @@ def explain(
     # where to compute: 'cpu', 'cuda', 'auto', a `torch.device`. The model
     # itself is moved there and stays; None: where it is
     device=None,
+    # what stands around each text and is not asked about: a str with {text} in
+    # it; or a chat's messages, one with {text}. Tokens of it are no content
+    template=None,
+    # of texts given whole, the (start, end) spans that are asked about; a list
+    # with one such list per text
+    among=None,
     # the method's own: bypass_softmax, eps, embeddings, composite, n_steps,
     # baseline, removal, …
     **options,
@@ -416,7 +422,7 @@ def explain(
     on anything that cannot be right.
     """
     whole_number('batch_size', batch_size)
-    given = (target, units, truncation, max_length, device)
+    given = (target, units, truncation, max_length, device, template, among)
     asked = Asked.of(model, tokenizer, texts, [method], *given)
     model, tokenizer = asked.model, asked.tokenizer
     if calibration is not None:
@@ -435,8 +441,10 @@ def explain(
         for i, a in zip(rows, of_target.by_length(*part, batch_size)):
             found[i] = a
     made = made_with(model, options)
-    for a, *of_text in zip(found, asked.texts, asked.encs, asked.units):
+    parts = zip(found, asked.texts, asked.encs, asked.units)
+    for i, (a, *of_text) in enumerate(parts):
         a.info |= made | _known_of_text(tokenizer, *of_text)
+        asked.marked(a, i)
         if calibration is not None:
             calibration.around(a, confidence)
     return Attributions(found)

@@ -92,8 +92,8 @@ def _has_units(a):
 
 def _said(a, text, unit):
     "The text of one map; (written, start, end, score, special) of each word in it."
-    content = (~a.is_special).nonzero()[:, 0].tolist()
-    special = a.is_special.nonzero()[:, 0].tolist()
+    content = a.is_content.nonzero()[:, 0].tolist()
+    special = (~a.is_content).nonzero()[:, 0].tolist()
     scores = a.scores.tolist()
     shown = [(True, token) for token in a.tokens]
     if not _has_units(a):

@@ -153,7 +153,7 @@ def generation_agreement(
         )
     found = []
     for a, exact in zip(g, loo):
-        apart = a.is_special.clone()
+        apart = ~a.is_content
         apart[0] |= not first_token
         found.append(agreement(a.scores, exact.scores, apart))
     return found

@@ -375,7 +375,7 @@ LARGE = 0.1  # of the explained number: a pair that is large
 
 def content_values(p: Pairs) -> torch.Tensor:  # (n_pairs,)
     "The scores of every two content tokens."
-    own = torch.where(~p.is_special)[0]
+    own = torch.where(p.is_content)[0]
     i, j = own[every_pair(len(own))].T
     return p.scores[i, j].double()
 

@@ -19,6 +19,7 @@ from functools import partial
 import pandas as pd
 from tqdm.auto import tqdm
 
+from ..asked.call import mark_content
 from ..asked.targets import at_mask, settled
 from ..core.files import copies_said, first_of_each, key_of_encoding, whole_number
 from ..loo.duration import LONG, in_words, loo_seconds
@@ -147,6 +148,8 @@ def faithfulness_rows(
     progress=None,
     # a `Units` (or None) per text: what LOO leaves out at once; no curves then
     units: list = None,
+    # of each text (n_tokens,) bool, what is asked about; None: no special token
+    content: list = None,
     # of a method that refuses a text the row says why, as `refused`
     refusals: bool = False,
 ) -> list:  # a row of each
@@ -170,7 +173,12 @@ def faithfulness_rows(
     how = dict(batch_size=1, units=units, refusals=refusals, progress=progress)
     given = (model, tokenizer, encs, others, target, removal)
     loos, found = held_against_loo(*given, **how)
-    maps = _by_text(loos, {'loo': loos} | found)
+    found = {'loo': loos} | found
+    for of_method in found.values():
+        for a, *of_text in zip(of_method, content or [], units or [None] * len(encs)):
+            if not isinstance(a, Refusal):
+                mark_content(a, *of_text)
+    maps = _by_text(loos, found)
     if units is not None:
         return [_row(*of_text, {}) for of_text in zip(loos, maps)]
     scores = [
@@ -185,7 +193,7 @@ def faithfulness_rows(
         model,
         encs,
         scores,
-        [removal_units(loo.is_special, chunk) for loo in loos],
+        [removal_units(~loo.is_content, chunk) for loo in loos],
         [settled(target, loo.target) for loo in loos],
         removal,
         fill_id(tokenizer, removal),
@@ -375,6 +383,8 @@ def audit(
     # as for `explain`: 'cpu', 'cuda', …, where the model is moved to
     device=None,
     max_length: int = None,  # a lower limit than the model's own
+    template=None,  # as for `explain`: r and curves are of the text alone
+    among=None,  # as for `explain`
     # a row per method: loo_r, lerf, morf, delta, their standard errors, n; where
     # a method refuses the model or some of the texts, why (`refused`)
 ) -> AuditTable:
@@ -383,7 +393,7 @@ def audit(
     """
     methods = as_methods(methods)
     whole_number('chunk', chunk)
-    given = (target, 'token', truncation, max_length, device)
+    given = (target, 'token', truncation, max_length, device, template, among)
     asked = Asked.of(model, tokenizer, texts, [m for m, _ in methods.values()], *given)
     model, tokenizer, encs = asked.model, asked.tokenizer, asked.encs
     n_methods = len({*methods, 'loo'})  # LOO has curves, too
@@ -405,7 +415,12 @@ def audit(
             some = [part[k][1] for k in numbers]
             given = (model, tokenizer, some, methods, chunk, target, removal, area)
             with _within(bar, model, some, n_methods, chunk) as moved:
-                rows = faithfulness_rows(*given, progress=moved, refusals=True)
+                rows = faithfulness_rows(
+                    *given,
+                    progress=moved,
+                    refusals=True,
+                    content=[asked.content[part[k][0]] for k in numbers],
+                )
             for k, row in zip(numbers, rows):
                 n_copies = copies[part[k][0]]
                 found[k] = row | (dict(copies=n_copies) if n_copies else {})

@@ -19,7 +19,7 @@ def readings(
     "The readings of one correlation (section 4.1)."
 
     def r(**how):
-        return agreement(a.scores, loo.scores, a.is_special, **how)
+        return agreement(a.scores, loo.scores, ~a.is_content, **how)
 
     found = dict(
         r=r(),

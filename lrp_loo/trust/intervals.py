@@ -77,8 +77,8 @@ def estimate_of(
 def content_of(
     a,  # an `Attribution`
 ) -> list:  # numbers of tokens
-    "Those that are not special."
-    return (~a.is_special).nonzero()[:, 0].tolist()
+    "Those that are asked about."
+    return a.is_content.nonzero()[:, 0].tolist()
 
 
 class CalibrationText(NamedTuple):

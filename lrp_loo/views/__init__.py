@@ -146,6 +146,7 @@ class ScoredToken(NamedTuple):
     token: str
     score: float
     is_special: bool
+    is_content: bool = True
 
 
 def _given_to(record):
@@ -187,7 +188,8 @@ class _Attribution:
         except IndexError:
             raise IndexError(f"place {i} of {len(self)} tokens") from None
         score = float(self.scores[k])
-        return ScoredToken(k, self.tokens[k], score, bool(self.is_special[k]))
+        marks = bool(self.is_special[k]), bool(self.is_content[k])
+        return ScoredToken(k, self.tokens[k], score, *marks)
 
     def __iter__(self):
         return iter(self[:])
@@ -195,10 +197,10 @@ class _Attribution:
     def top(
         self,
         n: int = 5,  # as many, or all there are
-        special: bool = False,  # special tokens, too
+        special: bool = False,  # tokens that are no content, too
     ) -> list:  # of ScoredToken, the largest |score| first
         "The tokens that matter most."
-        found = [t for t in self if special or not t.is_special]
+        found = [t for t in self if special or t.is_content]
         return sorted(found, key=lambda t: -abs(t.score))[:n]
 
     def to_frame(self):  # a pandas DataFrame
@@ -211,6 +213,8 @@ class _Attribution:
         columns = dict(
             token=self.tokens, score=self.scores.tolist(), is_special=special
         )
+        if not self.is_content.equal(~self.is_special):
+            columns['is_content'] = self.is_content.tolist()
         if 'low' in self.info:
             columns |= dict(low=self.low.tolist(), high=self.high.tolist())
         if 'spans' in self.info:
@@ -286,6 +290,7 @@ FIELDS = (
     'label',
     'input_ids',
     'info',
+    'is_content',
 )
 
 
@@ -440,7 +445,9 @@ def load(
         records = d['maps']
         if not records or not all(isinstance(m, dict) for m in records):
             raise ValueError("its maps are no list of records")
-        maps = [Attribution(**{f: _unpack(m[f]) for f in FIELDS}) for m in records]
+        # a file of an earlier version has no is_content
+        kept = [f for f in FIELDS if f != 'is_content' or f in records[0]]
+        maps = [Attribution(**{f: _unpack(m[f]) for f in kept}) for m in records]
         if d.get('kind') == 'pairs':
             return Pairs(maps[0], _unpack(d['pairs']))
         kinds = dict(generation=Generation, texts=Attributions)

@@ -46,9 +46,8 @@ def score_colours(
 
 
 def drawn_apart(a: Attribution) -> torch.Tensor:  # (n_tokens,) bool
-    "Tokens outside the colour scale: the special ones, where there are others."
-    only_special = bool(a.is_special.all())
-    return torch.zeros_like(a.is_special) if only_special else a.is_special
+    "Tokens outside the colour scale: those that are no content, where some are."
+    return ~a.is_content if a.is_content.any() else torch.zeros_like(a.is_special)
 
 
 def scale_top(a: Attribution) -> float:
@@ -132,7 +131,7 @@ def headline(a: Attribution) -> str:
     return f"{said} · probability {in_thousandths(probability)}"
 
 
-APART_NOTE = 'special tokens are left out of the scale'
+APART_NOTE = "special tokens and a template's are left out of the scale"
 # of every page; Python's own pictures take UP and DOWN
 PALETTE = dict(
     light=dict(
@@ -228,17 +227,19 @@ def _spans(a, top=None):
         shown_places(a),
         a.scores.tolist(),
         drawn_apart(a).tolist(),
+        a.is_special.tolist(),
         a.may_be_zero.tolist(),
         ends,
     )
     spans = []
-    for token, (gap, text), score, apart, pale, (low, high) in columns:
+    for token, (gap, text), score, apart, special, pale, (low, high) in columns:
         said = f'{token} {score:+.4f}'
         if not math.isnan(low):
             said += f', LOO in [{low:+.3g}, {high:+.3g}]'
             said += f" ({a.info['confidence']:.0%})"
         if apart:
-            said += ' (special token, outside the scale)'
+            kind = 'special token' if special else 'not asked about'
+            said += f' ({kind}, outside the scale)'
         span = dict(gap=gap, text=text, said=said, score=score)
         spans.append(span | dict(apart=apart, pale=pale, dye=dyed(score, top)))
     return spans
@@ -286,7 +287,7 @@ def attribution_html(a: Attribution) -> str:
 # %% ../../nbs/lib/views_html.ipynb #7a1c0e02
 def has_r(a: Attribution) -> bool:
     "Has the text as many content tokens as a correlation needs?"
-    return int((~a.is_special).sum()) >= FEWEST_TOKENS
+    return int(a.is_content.sum()) >= FEWEST_TOKENS
 
 
 def _r_with_loo(a, loo):
@@ -294,7 +295,7 @@ def _r_with_loo(a, loo):
     made = {m.made_by for m in (a, loo) if m is not None and m.made_by}
     if loo is None or a is loo or a.target != loo.target or len(made) > 1:
         return ''
-    content = ~a.is_special
+    content = a.is_content
     if not has_r(a):
         n = int(content.sum())
         return f"r with loo undefined ({n} content token{'' if n == 1 else 's'})"
@@ -358,7 +359,7 @@ def arcs_svg(
     for k, (gap, text) in enumerate(shown_tokens(p.tokens)):
         left += 9 if gap else 1
         width = CHARACTER * max(1, len(text)) + 6
-        special = bool(p.is_special[k])
+        special = not p.is_content[k]
         box = dict(left=left, width=width, text=text, special=special)
         said = f'{p.tokens[k]} {float(p.main.scores[k]):+.4f}'
         rgb = (255, 255, 255) if special else colours[k]
@@ -380,8 +381,8 @@ def arcs_svg(
 
 def pairs_table_html(p: Pairs) -> str:  # a <table>
     "A heat map of all pairs, or of the tokens with the largest."
-    size = p.scores.abs().masked_fill(p.is_special, 0).amax(1)
-    size = size.masked_fill(p.is_special, -1)
+    size = p.scores.abs().masked_fill(~p.is_content, 0).amax(1)
+    size = size.masked_fill(~p.is_content, -1)
     at = size.topk(min(len(p), TABLE_TOKENS)).indices.sort().values.tolist()
     words = [text for _, text in shown_tokens(p.tokens)]
     top = max((abs(s) for *_, s in p.strongest(1)), default=1.0)

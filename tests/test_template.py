@@ -1,0 +1,211 @@
+"""What a template adds is not what is asked about: marks, r, curves, views, files, refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lrp_loo.asked.targets import settled
+from lrp_loo.cli import main
+from lrp_loo.data import load_texts
+from lrp_loo.methods import METHODS, explain
+from lrp_loo.models.demos import load_demo
+from lrp_loo.stats import agreement, pearson
+from lrp_loo.trust.audit import audit
+from lrp_loo.trust.results import Results
+from lrp_loo.views import load
+
+REVIEW = 'Review: {text}\nIn short, the movie was'
+FILM = 'a slow start, then a gripping , funny second half'
+
+
+@pytest.fixture(scope='module')
+def encoder():
+    return load_demo('sst2')
+
+
+@pytest.fixture(scope='module')
+def decoder():
+    return load_demo('reviews-sst2')
+
+
+def content(a):
+    return [t for t, own in zip(a.tokens, a.is_content) if own]
+
+
+@pytest.mark.parametrize('kind', ['encoder', 'decoder'])
+@pytest.mark.parametrize('units', ['token', 'word', 'sentence'])
+def test_content_is_the_text_in_any_unit(kind, units, request):
+    model, tokenizer = request.getfixturevalue(kind)
+    (a,) = explain(model, tokenizer, FILM, 'loo', units=units, template=REVIEW)
+    (alone,) = explain(model, tokenizer, FILM, 'loo', units=units)
+    bare = [t.lstrip('Ġ▁') for t in content(alone)]
+    assert [t.lstrip('Ġ▁') for t in content(a)] == bare
+    assert not (a.is_content & a.is_special).any()
+    assert a.info['template'] == REVIEW
+
+
+def test_without_a_template_all_but_special_tokens_is_content(encoder):
+    (a,) = explain(*encoder, FILM)
+    assert a.is_content.equal(~a.is_special)
+
+
+@pytest.mark.parametrize('method', sorted(set(METHODS) - {'loo'}))
+def test_scores_are_those_of_the_whole_prompt(decoder, method):
+    if not METHODS[method].any_model:
+        pytest.skip('takes models that it names alone')
+    (a,) = explain(*decoder, FILM, method, template=REVIEW)
+    (whole,) = explain(*decoder, REVIEW.format(text=FILM), method)
+    torch.testing.assert_close(a.scores, whole.scores)
+
+
+def test_a_template_moves_r_by_less_than_it_changes_the_model(decoder):
+    """Twenty tokens around every text of the small decoder. The model changes: its
+    exact LOO of the same words is another (1 − r). `removal` follows the change, so
+    over the text its r moves by less. (AttnLRP's and CP-LRP's move by more: alone,
+    a text's own first token takes the attention that here a template's takes.)
+    """
+    model, tokenizer = decoder
+    long = (
+        'Here is what one of the people who saw it wrote down at home : {text}'
+        ' That is all there is .'
+    )
+    texts = [t for t in load_texts('sst2', 'embedded').texts if len(t) > 60][:24]
+    assert len(tokenizer(long.format(text=''))['input_ids']) >= 20
+    r, r_inside, changed, weight = [], [], [], []
+    for text in texts:
+        (loo,) = explain(model, tokenizer, text, 'loo')
+        how = dict(target=loo.target, template=long)
+        (inside,) = explain(model, tokenizer, text, 'loo', **how)
+        (a,) = explain(model, tokenizer, text, 'removal', loo.target)
+        (b,) = explain(model, tokenizer, text, 'removal', **how)
+        r.append(agreement(a.scores, loo.scores, ~loo.is_content))
+        r_inside.append(agreement(b.scores, inside.scores, ~inside.is_content))
+        same = pearson(loo.scores[loo.is_content], inside.scores[inside.is_content])
+        changed.append(1 - float(same))
+        off = (inside.scores - inside.scores.mean()) ** 2
+        weight.append(float(off[~inside.is_content].sum() / off.sum()))
+    moved = abs(np.mean(r_inside) - np.mean(r))
+    assert 0.05 < np.mean(changed)
+    assert moved < np.mean(changed), (moved, np.mean(changed))
+    # what a correlation over all tokens would be about
+    assert np.mean(weight) > 0.25
+
+
+def test_an_audit_counts_the_text_alone(decoder):
+    model, tokenizer = decoder
+    texts = [FILM, 'two hours that no one gives back', 'fine , and not too long']
+    results = Results(None, {})
+    methods = ('loo', 'cp_lrp')
+    table = audit(
+        model,
+        tokenizer,
+        texts,
+        methods,
+        template=REVIEW,
+        progress=False,
+        results=results,
+    )
+    for row, text in zip(results.rows, texts):
+        (loo,) = explain(model, tokenizer, text, 'loo', template=REVIEW)
+        target = settled(None, loo.target)
+        (cp,) = explain(
+            model, tokenizer, text, 'cp_lrp', target=target, template=REVIEW
+        )
+        r = agreement(cp.scores, loo.scores, ~loo.is_content)
+        assert row['methods']['cp_lrp']['r'] == pytest.approx(r, abs=1e-5)
+        r_all = agreement(cp.scores, loo.scores, loo.is_special, specials=True)
+        assert row['methods']['cp_lrp']['r_all'] == pytest.approx(r_all, abs=1e-5)
+    without = audit(model, tokenizer, texts, methods, progress=False)
+    whole = [REVIEW.format(text=t) for t in texts]
+    prompts = audit(model, tokenizer, whole, methods, progress=False)
+    assert table.loo_r['cp_lrp'] != prompts.loo_r['cp_lrp']
+    assert table.loo_r['cp_lrp'] != without.loo_r['cp_lrp']
+    spans = [(8, 8 + len(t)) for t in texts]
+    among = audit(model, tokenizer, whole, methods, among=spans, progress=False)
+    assert among.loo_r['cp_lrp'] == pytest.approx(table.loo_r['cp_lrp'])
+
+
+def test_views_and_files_leave_the_template_out(encoder, tmp_path):
+    (a,) = explain(*encoder, FILM, template=REVIEW)
+    assert all(t.is_content for t in a.top())
+    assert 'not asked about, outside the scale' in a._repr_html_()
+    assert a.to_frame().is_content.tolist() == a.is_content.tolist()
+    for name in ('a.json', 'a.html', 'a.parquet'):
+        a.save(tmp_path / name)
+        assert load(tmp_path / name).is_content.equal(a.is_content)
+    kept = json.loads((tmp_path / 'a.json').read_text())
+    for m in kept['maps']:
+        del m['is_content']
+    (tmp_path / 'old.json').write_text(json.dumps(kept))
+    old = load(tmp_path / 'old.json')
+    assert old.is_content.equal(~old.is_special)
+
+
+def test_a_chat_is_a_template(decoder, monkeypatch):
+    model, tokenizer = decoder
+    said = [dict(role='user', content='Is this good? {text} Say so.')]
+    monkeypatch.setattr(tokenizer, 'chat_template', None)
+    with pytest.raises(ValueError, match='no chat template'):
+        explain(model, tokenizer, FILM, template=said)
+    chat = "{% for m in messages %}you: {{ m['content'] }} me:{% endfor %}"
+    monkeypatch.setattr(tokenizer, 'chat_template', chat)
+    (a,) = explain(model, tokenizer, FILM, template=said)
+    assert a.info['template'] == 'you: Is this good? {text} Say so. me:'
+    (alone,) = explain(model, tokenizer, FILM)
+    assert len(content(a)) == len(content(alone))
+    monkeypatch.setattr(tokenizer, 'chat_template', 'hello')
+    with pytest.raises(ValueError, match='drops the message'):
+        explain(model, tokenizer, FILM, template=said)
+
+
+@pytest.mark.parametrize(
+    'options, error, said',
+    [
+        (dict(template='Review:'), ValueError, '0 times'),
+        (dict(template='{text}{text}'), ValueError, '2 times'),
+        (dict(template=3), TypeError, 'a str with {text}'),
+        (dict(template='{text}', among=[(0, 3)]), ValueError, 'take one'),
+        (dict(template='{text}', truncation=True), ValueError, 'nothing is cut'),
+        (dict(among=[(0, 999)]), ValueError, 'not in a text of'),
+        (dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
+        (dict(among=[]), ValueError, 'among='),
+        (dict(among=[(1, 2)]), ValueError, 'no token stands'),
+        (dict(among=[(0, 3)]), ValueError, "'slow'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(encoder, options, error, said):
+    with pytest.raises(error) as refused:
+        explain(
+            *encoder, 'a slow film' if 'slow' not in said else 'slow film', **options
+        )
+    assert said in str(refused.value)
+
+
+def test_neither_a_pair_nor_an_encoding_has_a_template(encoder):
+    model, tokenizer = encoder
+    for given in (('a film', 'a play'), tokenizer('a film')):
+        with pytest.raises(TypeError, match='template= is for single texts'):
+            explain(model, tokenizer, given, template=REVIEW)
+
+
+def test_the_command_line_takes_one(capsys, tmp_path):
+    argv = ['explain', FILM, '--name', 'reviews-sst2', '--json']
+    assert main([*argv, '--template', r'Review: {text}\nIn short, it was']) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert 0 < sum(row['is_content']) < len(row['tokens']) - 6
+    assert main([*argv, '--template', 'Review:']) == 2
+    assert '{text}' in capsys.readouterr().err
+    texts = tmp_path / 'texts.csv'
+    texts.write_text(
+        'text\n' + '\n'.join([FILM.replace(',', ''), 'a dull two hours of it'])
+    )
+    audited = ['audit', '--data', str(texts), '--name', 'reviews-sst2']
+    audited += ['--methods', 'loo,cp_lrp', '--out', str(tmp_path / 'rows.json')]
+    assert main([*audited, '--template', REVIEW]) == 0
+    kept = json.loads((tmp_path / 'rows.json').read_text())
+    assert kept['config']['template'] == REVIEW
+    capsys.readouterr()
+    assert main(audited) != 0
+    assert 'template' in capsys.readouterr().err
