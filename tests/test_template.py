@@ -12,7 +12,9 @@ from lrp_loo.data import load_texts
 from lrp_loo.methods import METHODS, explain
 from lrp_loo.models.demos import load_demo
 from lrp_loo.stats import agreement, pearson
+from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.trust.audit import audit
+from lrp_loo.trust.intervals import calibrate
 from lrp_loo.trust.results import Results
 from lrp_loo.views import load
 
@@ -181,6 +183,21 @@ def test_what_cannot_be_meant_is_refused(encoder, options, error, said):
             *encoder, 'a slow film' if 'slow' not in said else 'slow film', **options
         )
     assert said in str(refused.value)
+
+
+def test_pairs_leave_the_template_out(encoder):
+    (p,) = explain_pairs(*encoder, 'a slow film', 'exact', template=REVIEW)
+    own = [i for i, c in enumerate(p.is_content) if c]
+    assert [p.tokens[i] for i in own] == ['a', 'slow', 'film']
+    assert {k for i, j, _ in p.strongest() for k in (i, j)} <= set(own)
+
+
+def test_a_calibration_is_not_taken_into_a_template(encoder):
+    known = calibrate(*encoder, ['a fine film', 'so dull', 'no'], progress=False)
+    explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
+    for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
+        with pytest.raises(ValueError, match='leave calibration out'):
+            explain(*encoder, FILM, 'removal', calibration=known, **asked)
 
 
 def test_neither_a_pair_nor_an_encoding_has_a_template(encoder):

@@ -338,6 +338,7 @@ def _paired(asked, i, method, options):
             f"method {main.method!r} must give the pairs, (n, n), as info['pairs']"
         )
     main.info |= made_with(model, options)
+    asked.marked(main, i)
     return Pairs(main, main.info.pop('pairs').float())
 
 
@@ -357,12 +358,14 @@ def explain_pairs(
     units='token',
     progress: bool = False,  # show a bar over the texts
     device=None,  # as for `explain`
+    template=None,  # as for `explain`: a template's tokens are in no pair shown
+    among=None,  # as for `explain`
     **options,  # the method's own: n_tokens, n_exact, …
 ) -> list:  # of `Pairs`, in order
     """What every two tokens do together. Raises ValueError or TypeError on
     anything that cannot be right.
     """
-    given = (target, units, truncation, max_length, device)
+    given = (target, units, truncation, max_length, device, template, among)
     asked = _asked_of_pairs(model, tokenizer, texts, [method], *given)
     return [
         _paired(asked, i, method, options)
