@@ -219,7 +219,7 @@ def test_the_first_token_counts_where_it_is_asked_for():
     asked = (*load_demo('reviews'), PROMPT)
     found = [explain_generation(*asked, method=m, max_new_tokens=1) for m in PAIR]
     for g in found:
-        g[0].is_special[:] = False
+        g[0].is_content[:] = True
     without = generation_agreement(*found)
     assert without != generation_agreement(*found, first_token=True)
 
