@@ -129,6 +129,15 @@ def test_an_audit_counts_the_text_alone(decoder):
     assert among.loo_r['cp_lrp'] == pytest.approx(table.loo_r['cp_lrp'])
 
 
+def test_one_text_asked_about_twice_is_no_copy(decoder):
+    halves = [(0, 12), (13, len(FILM))]
+    table = audit(
+        *decoder, [FILM] * 3, 'cp_lrp', among=[*halves, halves[0]], progress=False
+    )
+    assert table.n['cp_lrp'] == 2
+    assert len(table.below) == 1
+
+
 def test_views_and_files_leave_the_template_out(encoder, tmp_path):
     (a,) = explain(*encoder, FILM, template=REVIEW)
     assert all(t.is_content for t in a.top())
@@ -173,6 +182,7 @@ def test_a_chat_is_a_template(decoder, monkeypatch):
         (dict(among=[(0, 999)]), ValueError, 'not in a text of'),
         (dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
         (dict(among=[]), ValueError, 'among='),
+        (dict(among=5), TypeError, 'a list of them, got 5'),
         (dict(among=[(1, 2)]), ValueError, 'no token stands'),
         (dict(among=[(0, 3)]), ValueError, "'slow'"),
     ],
@@ -183,6 +193,11 @@ def test_what_cannot_be_meant_is_refused(encoder, options, error, said):
             *encoder, 'a slow film' if 'slow' not in said else 'slow film', **options
         )
     assert said in str(refused.value)
+
+
+def test_spans_of_several_texts_are_a_list(encoder):
+    with pytest.raises(TypeError, match='the spans of each text, got 5'):
+        explain(*encoder, ['a film', 'a play'], among=5)
 
 
 def test_pairs_leave_the_template_out(encoder):

@@ -481,6 +481,10 @@ class _Prompts:
                 f" {name}= nothing is cut; give shorter texts"
             )
         if template is None:
+            if not isinstance(among, (list, tuple)):
+                raise TypeError(
+                    f"among must be a list with the spans of each text, got {among!r}"
+                )
             if len(among) != len(texts):
                 raise ValueError(
                     f"among has {len(among)} entries for {len(texts)} texts; give"

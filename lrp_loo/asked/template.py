@@ -44,7 +44,7 @@ class Template:
                 "this tokenizer has no chat template for a list of messages; give"
                 " the template as a str"
             )
-        cls._split(''.join(message['content'] for message in template))
+        cls._split(''.join(str(message['content']) for message in template))
         chat = tokenizer.apply_chat_template(
             list(template), tokenize=False, add_generation_prompt=True
         )
@@ -114,7 +114,9 @@ def spans_among(
     text: str,  # a text given whole
     among,  # (start, end), or a list of them
 ) -> list:  # (start, end) of each, in order
-    "What is asked about of a text. Raises ValueError where it is not in it."
+    "What is asked about of a text. Raises TypeError or ValueError."
+    if not isinstance(among, (list, tuple)):
+        raise TypeError(f"among must be (start, end), or a list of them, got {among!r}")
     one = len(among) == 2 and all(isinstance(c, int) for c in among)
     try:
         return sorted(text_spans(text, [tuple(among)] if one else among))

@@ -346,11 +346,16 @@ AUDIT_COLUMNS += ['n', 'n_undefined']
 def copies_given(
     encs: list,  # encoded texts or images
     targets: list,  # of each
+    content: list,  # of each, as `Asked.content`
 ) -> dict:  # the first of those that are read and explained alike → its copies
     "Copies count once."
     keys = [
-        (key_of_encoding(enc), id(t) if callable(t) else repr(t))
-        for enc, t in zip(encs, targets)
+        (
+            key_of_encoding(enc),
+            id(t) if callable(t) else repr(t),
+            None if own is None else tuple(own.tolist()),
+        )
+        for enc, t, own in zip(encs, targets, content)
     ]
     times = Counter(keys)
     return {i: times[keys[i]] - 1 for i in first_of_each(keys)}
@@ -397,7 +402,7 @@ def audit(
     asked = Asked.of(model, tokenizer, texts, [m for m, _ in methods.values()], *given)
     model, tokenizer, encs = asked.model, asked.tokenizer, asked.encs
     n_methods = len({*methods, 'loo'})  # LOO has curves, too
-    copies = copies_given(encs, asked.targets)
+    copies = copies_given(encs, asked.targets, asked.content)
     results = Results(None, {}) if results is None else results
     done = results.done
     missing = [encs[i] for i in copies if i not in done]
