@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'normalize', 'pearson', 'spearman', 'kendall', 'agreement', 'per_text',
-           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'p_value', 'holm', 'mean_against_zero']
+           'of_texts', 'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'p_value', 'holm',
+           'mean_against_zero']
 
 # %% ../nbs/lib/stats.ipynb #fc841ba8
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 
 # %% ../nbs/lib/stats.ipynb #ba790650
@@ -148,7 +150,20 @@ def per_text(
         return per_text(rows, method, 'lerf') - per_text(rows, method, 'morf')
     key = COLUMNS[column]
     numbers = [row['methods'][method].get(key) for row in rows]
-    return np.array(numbers, dtype=float)  # None is NaN
+    return of_texts(rows, np.array(numbers, dtype=float))  # None is NaN
+
+
+def of_texts(
+    rows: list,  # several of one text, each in a template, say its number: 'text'
+    numbers: np.ndarray,  # (n_rows, ...)
+) -> np.ndarray:  # (n_texts, ...)
+    "A text's mean over its templates, where these are defined."
+    if 'text' not in rows[0]:
+        return numbers
+    of_text = {}
+    for row, number in zip(rows, numbers):
+        of_text.setdefault(row['text'], []).append(number)
+    return np.array([pd.DataFrame(of).mean().squeeze() for of in of_text.values()])
 
 
 class MeanSE(NamedTuple):

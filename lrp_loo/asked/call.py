@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'SAID_BY_A_FUNCTION', 'Method', 'as_method', 'method_name', 'by_unit', 'as_methods', 'Refusal',
            'or_refusal', 'inputs_of', 'check_call', 'eager', 'on_device', 'as_it_runs', 'encode_all', 'named_target',
-           'targets_of_texts', 'by_target', 'units_of_texts', 'mark_content', 'Asked']
+           'targets_of_texts', 'by_target', 'units_of_texts', 'content_entries', 'mark_content', 'Asked']
 
 # %% ../../nbs/lib/asked_call.ipynb #b3d7feed
 import dataclasses
@@ -436,19 +436,26 @@ def units_of_texts(
     return found
 
 # %% ../../nbs/lib/asked_call.ipynb #fa294c40
+def content_entries(
+    content: torch.Tensor,  # (n_tokens,) bool
+    units=None,  # the text's `Units`, where its entries are such
+) -> torch.Tensor:  # (n_entries,) bool
+    "A unit is content where one of its tokens is."
+    if units is None:
+        return content
+    found = torch.zeros(len(units), dtype=torch.bool)
+    found[units.number[content & (units.number >= 0)]] = True
+    return found
+
+
 def mark_content(
     a,  # an `Attribution`, changed in place
     content: torch.Tensor,  # (n_tokens,) bool; None: it stays as it is
     units=None,  # the text's `Units`, where its entries are such
 ):
-    "A unit is content where one of its tokens is."
-    if content is None:
-        return
-    if units is not None:
-        own = units.number[content & (units.number >= 0)]
-        content = torch.zeros(len(units), dtype=torch.bool)
-        content[own] = True
-    a.is_content = content & ~a.is_special
+    "What is asked about, in a record."
+    if content is not None:
+        a.is_content = content_entries(content, units) & ~a.is_special
 
 
 @dataclass(frozen=True)

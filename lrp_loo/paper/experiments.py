@@ -15,7 +15,7 @@ from ..loo.removals import default_removal, fill_id
 from ..methods.record import attention_maps
 from ..models.demos import load_demo
 from ..models.encoding import encode, max_tokens
-from .common import add_batches, text_examples
+from .common import add_batches, prompted_examples, text_examples
 from ..trust.audit import faithfulness_rows, say_audit_time, together
 from ..trust.faithfulness import faithfulness_table
 from ..trust.results import Results
@@ -63,31 +63,37 @@ def faithfulness_experiment(
     removal: str = None,  # as for `faithfulness_row`
     desc: str = '',  # what the bar says
     curves=None,  # names of the methods that get curves; None: all
-    target=None,  # see `as_target`; the predicted class by default
+    # `Prompted`: what is content and what is explained; None: all but special
+    # tokens, the predicted class
+    asked=None,
     units: dict = None,  # i → `Units`: what LOO leaves out; None: each token
+    maps: tuple = (),  # of the methods whose maps rows keep
     **summary,  # goes into the summary as it is
 ) -> Results:
     "A row per example, resumable, and a summary."
 
     def rows_of(batch):
-        encs = [enc for _, enc, _ in batch]
+        numbers, encs, _ = zip(*batch)
         rows = faithfulness_rows(
             model,
             tokenizer,
-            encs,
+            list(encs),
             methods,
             chunk,
-            target,
+            asked and asked.target[numbers[0]],
             removal,
             curves=curves,
-            units=units and [units[i] for i, _, _ in batch],
+            units=units and [units[i] for i in numbers],
+            content=asked and [asked.content[i] for i in numbers],
+            maps=maps,
         )
-        for row, (_, enc, label) in zip(rows, batch):
+        for row, (i, enc, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
             if units:
                 n_drawn = row['n_tokens']
                 row |= dict(n_drawn=n_drawn, n_tokens=enc['input_ids'].shape[1])
-            yield dict(label=label, entropy=entropy, **row)
+            said = asked.said[i] if asked else {}
+            yield dict(**said, label=label, entropy=entropy, **row)
 
     done = results.done
     missing = [enc for i, enc, _ in examples if i not in done]
@@ -95,7 +101,7 @@ def faithfulness_experiment(
         drawn = methods if curves is None else curves
         kind = removal or default_removal(missing[0])
         fill = fill_id(tokenizer, kind)
-        how = (kind, fill, target)
+        how = (kind, fill, asked and next(iter(asked.target.values())))
         say_audit_time(model, missing, len(drawn), chunk, *how)
 
     def summarised(rows):
@@ -103,14 +109,15 @@ def faithfulness_experiment(
         labelled = rows[0]['label'] is not None
         right = [row['target'] == row['label'] for row in rows]
         return dict(
-            n=len(rows),
+            n=len({row.get('text', row['i']) for row in rows}),
             **summary,
             mean_tokens=float(np.mean([row['n_tokens'] for row in rows])),
             accuracy=float(np.mean(right)) if labelled else None,
             table=faithfulness_table(rows).T.to_dict(),
         )
 
-    batches = together(examples, 1) if units else together(examples)
+    batches = asked.batches(1 if units else 8) if asked else None
+    batches = batches or together(examples, 1 if units else 8)
     return add_batches(results, batches, rows_of, desc, summarised)
 
 
@@ -127,7 +134,9 @@ def text_experiment(
     longest: int = 512,  # texts with more tokens are set aside
     fresh: bool = False,  # start over
     curves=None,  # names of the methods that get curves; None: all
-    prompt=None,  # `Prompt`: what a language model is asked about each text
+    # name → `Prompt`: what a language model is asked about each text
+    prompts: dict = None,
+    maps: tuple = (),  # of the methods whose maps rows keep
 ) -> Results:
     """Rows of Table 2 (and of the layer-wise sweeps, if they are among
     `methods`), one per text, resumable.
@@ -145,10 +154,14 @@ def text_experiment(
     )
     if curves is not None:
         config['curves'] = list(curves)
-    if prompt is not None:
-        config['prompt'] = prompt._asdict()
+    asked = None
+    if prompts is None:
+        examples, too_long = text_examples(model, tokenizer, data, limit, longest)
+    else:
+        config['prompts'] = {name: p._asdict() for name, p in prompts.items()}
+        asked = prompted_examples(model, tokenizer, data, prompts, limit, longest)
+        examples, too_long = asked.examples, asked.set_aside
     results = Results(path, config, fresh)
-    examples, too_long = text_examples(model, tokenizer, data, limit, longest, prompt)
     return faithfulness_experiment(
         results,
         model,
@@ -158,6 +171,7 @@ def text_experiment(
         chunk,
         desc=f"{data.info['name']} ({data.info['source']})",
         curves=curves,
-        target=None if prompt is None else prompt.target(tokenizer),
+        asked=asked,
+        maps=maps,
         n_too_long=too_long,
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from ..asked.call import content_entries
 from ..asked.rows import Scores, text_by_text
 from ..asked.targets import described_target, settled
 from lrp_loo.core.files import (
@@ -343,13 +344,17 @@ def text_moments(
     enc: dict,  # an encoded text
     target=None,  # see `as_target`; the predicted class by default
     units=None,  # `Units` of the text: what is removed at once
+    own: torch.Tensor = None,  # (n_tokens,) bool, what is asked about; None: all
     carriers: tuple = CARRIERS,
 ) -> dict:  # carrier → `Moments`, or None where the text has no r
     "One text's exact LOO by attention mask, and a pass for each carrier."
     number = None if units is None else [units.number]
     (loo,) = many_loo(model, [enc], target, 'attention_mask', units=number)
     of_text = None if units is None else [units]
-    content = content_units(tokenizer, enc, of_text)[0].numpy()
+    content = content_units(tokenizer, enc, of_text)[0]
+    if own is not None:
+        content &= content_entries(own, units)
+    content = content.numpy()
     known = settled(target, loo.readout.chosen(0))
     y = loo.scores.double().cpu().numpy()[content]
     found = {}
@@ -401,6 +406,8 @@ def fit_layers(
     progress: bool = True,  # show a bar
     max_length: int = None,  # a lower limit than the model's own
     device=None,  # as for `explain`
+    template=None,  # as for `explain`: the fit is to the text alone
+    among=None,  # as for `explain`
 ) -> LayerWeights:
     """Exact LOO of each text (copies count once), then the weights that follow
     it best, for texts asked about in the same way: another prompt wants a fit
@@ -408,16 +415,17 @@ def fit_layers(
     """
     for carrier in carriers:
         _one_of('carrier', carrier, CARRIERS)
-    given = (target, units, truncation, max_length, device)
+    given = (target, units, truncation, max_length, device, template, among)
     asked = Asked.of(model, tokenizer, texts, [weighed_removal], *given)
     model, tokenizer = asked.model, asked.tokenizer
     target = asked.one_target('a weight for each layer')
     fitted = fitted_on(tokenizer, asked.encs, target, asked.units)
     pairs = list(zip(asked.encs, asked.units))
-    own = [pairs[i] for i in first_of_each(key_of_encoding(*p) for p in pairs)]
+    first = first_of_each(key_of_encoding(*p) for p in pairs)
+    own = [(*pairs[i], asked.content[i]) for i in first]
     found = [
-        text_moments(model, tokenizer, enc, target, unit, carriers)
-        for enc, unit in tqdm(own, 'layers', disable=not progress)
+        text_moments(model, tokenizer, enc, target, *of_text, carriers)
+        for enc, *of_text in tqdm(own, 'layers', disable=not progress)
     ]
     kept = [m for m in found if None not in m.values()]
     moments = {c: [m[c] for m in kept] for c in carriers}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .parts import BEYOND, SENTENCES, Part, PartExamples, part_examples
+from lrp_loo.asked.call import mark_content
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import vit_pixels
 from lrp_loo.loo.duration import LONG, in_words, loo_seconds
@@ -126,6 +127,7 @@ def grid_rows(
     methods: dict,  # name → (method, options)
     removals: list,  # of GRID_REMOVALS
     target=None,  # see `as_target`; the predicted class by default
+    content: torch.Tensor = None,  # as for `mark_content`
 ) -> dict:  # removal → a row, as of `agreement_rows`
     "Every map of one example, once, against Leave-One-Out by every removal."
     first, *others = removals
@@ -136,6 +138,8 @@ def grid_rows(
     maps[loo_by(first)] = loos
     names = [*methods, *map(loo_by, removals)]
     of_one = {name: maps[name][0] for name in names}
+    for a in of_one.values():
+        mark_content(a, content)
     return {r: _held_against(of_one, r) for r in removals}
 
 # %% ../nbs/60_grid.ipynb #2809242d
@@ -180,8 +184,9 @@ def _say_how_long(drawn, missing, removals):
     "Beforehand, of work that is long."
     if not missing:
         return
-    encs = [enc for _, enc, _ in missing]
-    about = len(removals) * loo_seconds(drawn.model, encs, target=drawn.target)
+    encs = [enc for *_, enc, _ in missing]
+    target = drawn.target(missing[0][0])
+    about = len(removals) * loo_seconds(drawn.model, encs, target=target)
     if about > LONG:
         tqdm.write(
             f"exact LOO of {len(encs)} examples by {len(removals)} removals:"
@@ -252,13 +257,14 @@ def grid_experiment(
         )
         for r in removals
     }
-    model, tokenizer, target = drawn.model, drawn.tokenizer, drawn.target
+    model, tokenizer = drawn.model, drawn.tokenizer
 
-    def rows_of(enc, label):
-        found = grid_rows(model, tokenizer, enc, GRID_METHODS, removals, target)
+    def rows_of(i, enc, label):
+        asked = (drawn.target(i), drawn.content(i))
+        found = grid_rows(model, tokenizer, enc, GRID_METHODS, removals, *asked)
         return {r: dict(label=label, **row) for r, row in found.items()}
 
-    missing = lacking(results, drawn.examples)
+    missing = lacking(results, drawn.by_number)
     _say_how_long(drawn, missing, removals)
     n = len(drawn.examples)
     add_to_each(results, missing, rows_of, n, f'grid: {drawn.words}')

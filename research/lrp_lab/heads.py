@@ -9,6 +9,7 @@ __all__ = ['HALVES', 'logit_size', 'logit_spread', 'head_numbers', 'half_of_head
 import numpy as np
 import torch
 
+from lrp_loo.asked.call import mark_content
 from lrp_loo.asked.targets import Readout
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
@@ -119,6 +120,7 @@ def head_row(
     enc: dict,  # one encoded text or image
     target=None,  # see `as_target`
     removal=None,  # what removed means in LOO
+    content: torch.Tensor = None,  # as for `mark_content`
     # target, n_tokens, r, and gains over it: all, halves (more, less), gain;
     # flat, size, spread, share of each head
 ) -> dict:
@@ -129,8 +131,9 @@ def head_row(
         name: ('attn_lrp', dict(bypass_softmax=places)) for name, places in sets.items()
     }
     (loo,), maps = held_against_loo(model, tokenizer, [enc], methods, target, removal)
+    mark_content(loo, content)
     r = {
-        name: agreement(a.scores, loo.scores, a.is_special)
+        name: agreement(a.scores, loo.scores, ~loo.is_content)
         for name, (a,) in maps.items()
     }
     gains = {name: of - r['none'] for name, of in r.items()}
@@ -325,8 +328,8 @@ def head_experiment(
     config = dict(experiment='heads', part=part, **drawn.info)
     config |= dict(limit=limit, seed=seed)
 
-    def row(enc, label):
-        found = head_row(model, tok, enc, drawn.target, removal)
+    def row(i, enc, label):
+        found = head_row(model, tok, enc, drawn.target(i), removal, drawn.content(i))
         return dict(label=label, **found)
 
     def summarise(rows):
@@ -334,7 +337,7 @@ def head_experiment(
 
     results = Results(path, config, fresh)
     desc = f'heads: {drawn.words}'
-    return add_rows(results, drawn.examples, row, desc, summarise)
+    return add_rows(results, drawn.by_number, row, desc, summarise)
 
 # %% ../nbs/61b_measured.ipynb #e3a3ef20
 import numpy as np

@@ -353,9 +353,14 @@ def shared_ends(
 
 
 def interactions_content(
-    examples: list,  # (number, encoding, …) of each text
+    drawn,  # of `part_examples`
 ) -> dict:  # number → (T,) bool
-    "Of each text the tokens that not every one begins or ends with."
+    """What a prompt asks about; without one, of each text the tokens that not
+    every one begins or ends with.
+    """
+    if drawn.asked:
+        return drawn.asked.content
+    examples = drawn.examples
     texts = [enc['input_ids'][0] for _, enc, _ in examples]
     begin, end = shared_ends(texts)
     found = {}
@@ -380,7 +385,7 @@ def interactions_examples(
     "The sentences of the study, in order; too long ones are not among them."
     # what is drawn does not depend on a limit, nor does the question
     drawn = part_examples(part, data, None, seed, PAIRED)
-    content = interactions_content(drawn.examples)
+    content = interactions_content(drawn)
     most = MOST_UNITS.get(part, MOST_OF_LARGE)
     fit = [
         (i, enc, content[i])
@@ -411,12 +416,12 @@ def interactions_experiment(
     )
     results = Results(path, config, fresh)
 
-    def row(enc, own):
-        game = PairGame(drawn.model, enc, drawn.target, own)
+    def row(i, enc, own):
+        game = PairGame(drawn.model, enc, drawn.target(i), own)
         return interactions_row(game)
 
     words = f'interactions: {drawn.words}'
-    return add_rows(results, fit[:limit], row, words)
+    return add_rows(results, [(i, i, *rest) for i, *rest in fit[:limit]], row, words)
 
 # %% ../nbs/69a_spent.ipynb #int69e03
 def interactions_table(
@@ -488,6 +493,7 @@ import numpy as np
 import pandas as pd
 
 from .parts import SENTENCES, at_scale, no_entries, on_part, rows_heading
+from lrp_loo.asked.template import Template
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.layers import describe_model
 from lrp_loo.paper.common import Study, add_rows
@@ -502,12 +508,15 @@ PHRASED = {
 }
 
 
-def _positive(prompt, tokenizer):
-    "The target positive minus negative, and the text that the model reads."
-    if prompt is None:
+def _positive(prompts, k, tokenizer):
+    """The target positive minus negative, and the text that the model reads, of
+    the k-th phrase.
+    """
+    if prompts is None:
         return (1, 0), str
+    prompt = list(prompts.values())[k % len(prompts)]
     negative, positive = prompt.ids(tokenizer)
-    return (positive, negative), prompt.of
+    return (positive, negative), Template.of(prompt.template, tokenizer).around
 
 
 def phrases_experiment(
@@ -521,25 +530,25 @@ def phrases_experiment(
     "A row per phrase: the sign that is expected, the exact pair, the estimate."
     p = PHRASED[part]
     model, tokenizer = load_demo(p.demo)
-    target, asked = _positive(p.prompt, tokenizer)
     config = dict(
         experiment='phrases',
         part=part,
         data=dict(name='phrases', source='of our own', split='all'),
         model=describe_model(model, p.demo),
         removal='attention_mask',
-        prompt=p.prompt and p.prompt._asdict(),
     )
+    if p.prompts:
+        config['prompts'] = {name: q._asdict() for name, q in p.prompts.items()}
     results = Results(path, config, fresh)
 
-    def row(phrase):
-        given = ([phrase], target, asked)
+    def row(k, phrase):
+        given = ([phrase], *_positive(p.prompts, k, tokenizer))
         exact = phrase_pairs(model, tokenizer, 'exact', *given)
         estimate = phrase_pairs(model, tokenizer, 'removal', *given, n_exact=0)
         said = exact.loc[0, ['kind', 'pair', 'expected']].to_dict()
         return said | dict(exact=exact.score[0], estimate=estimate.score[0])
 
-    examples = list(enumerate(PHRASES[:limit]))
+    examples = [(k, k, phrase) for k, phrase in enumerate(PHRASES[:limit])]
     return add_rows(results, examples, row, part)
 
 

@@ -854,8 +854,8 @@ def mixing_methods(
 
 def _with_and_without_signs(a, loo):
     return dict(
-        r=agreement(a.scores, loo.scores, a.is_special),
-        r_abs=agreement(a.scores.abs(), loo.scores.abs(), a.is_special),
+        r=agreement(a.scores, loo.scores, ~loo.is_content),
+        r_abs=agreement(a.scores.abs(), loo.scores.abs(), ~loo.is_content),
     )
 
 
@@ -864,10 +864,10 @@ def mixing_row(
     tokenizer,
     enc: dict,  # one encoded text
     methods: dict,  # of `mixing_methods`
-    target=None,  # see `as_target`
+    *asked,  # target (see `as_target`), content (see `mark_content`)
 ) -> dict:  # n_tokens, target, per method r, r_abs, seconds, passes
     "All methods on one text; r_abs: both maps without their signs."
-    return timed_row(model, tokenizer, enc, methods, _with_and_without_signs, target)
+    return timed_row(model, tokenizer, enc, methods, _with_and_without_signs, *asked)
 
 
 def _mixing_summary(rows):
@@ -905,12 +905,13 @@ def mixing_experiment(
     )
     results = Results(path, config, fresh)
 
-    def row(enc, label):
-        found = mixing_row(drawn.model, drawn.tokenizer, enc, methods, drawn.target)
+    def row(i, enc, label):
+        asked = (drawn.target(i), drawn.content(i))
+        found = mixing_row(drawn.model, drawn.tokenizer, enc, methods, *asked)
         return dict(label=label, **found)
 
     bar = f'mixing: {drawn.words}'
-    return add_rows(results, drawn.examples, row, bar, _mixing_summary)
+    return add_rows(results, drawn.by_number, row, bar, _mixing_summary)
 
 # %% ../nbs/67c_measured.ipynb #mxf1f836
 def mixing_table(

@@ -15,14 +15,20 @@ from typing import NamedTuple
 
 import torch
 
-from lrp_loo.asked.targets import Target
 from lrp_loo.asked.units import Units
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_digit_images, load_texts, resolve_source, vit_pixels
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.encoding import encode, special_mask
 from lrp_loo.models.layers import describe_model
-from lrp_loo.paper.common import REVIEW, Prompt, Study, add_rows, text_examples
+from lrp_loo.paper.common import (
+    PROMPTS,
+    Prompted,
+    Study,
+    add_rows,
+    prompted_examples,
+    text_examples,
+)
 from lrp_loo.paper.experiments import faithfulness_experiment
 from lrp_loo.trust.results import Results
 
@@ -108,7 +114,9 @@ class Part(NamedTuple):
     split: str = None  # of the data; None: the one the paper evaluates on
     cut: int = None  # texts are cut after so many tokens
     window: int = None  # the first tokens are read; shorter texts set aside
-    prompt: Prompt = None  # what a language model is asked about each text
+    # name → `Prompt`: what a language model is asked about texts, each text in
+    # one of them, in turn
+    prompts: dict = None
 
 
 WINDOW = 48  # tokens of a review that the language model reads
@@ -126,7 +134,7 @@ SENTENCES = {  # whole ones, the same for every model
     'minilm': TEXTS['sst2'],
     'decoder': Part('reviews-sst2', 'sst2', 'attention_mask', longest=128),
     'mpnet': Part('mpnet-sst2', 'sst2', 'attention_mask', longest=128),
-    'smollm2': Part('smollm2', 'sst2', 'attention_mask', longest=128, prompt=REVIEW),
+    'smollm2': Part('smollm2', 'sst2', 'attention_mask', longest=128, prompts=PROMPTS),
 }
 
 
@@ -136,9 +144,22 @@ class PartExamples(NamedTuple):
     model: object  # a demo model
     tokenizer: object
     examples: list  # (i, encoded text or image, label or None)
-    info: dict  # what results say: data, model, removal; prompt, if asked
+    info: dict  # what results say: data, model, removal; prompts, if asked
     left: int  # texts that were set aside
-    target: Target = None  # of the prompt; None: the predicted class
+    asked: Prompted = None  # of prompts; None: the predicted class of a text
+
+    @property
+    def by_number(self):
+        "(i, i, encoded text or image, label): a row that is told its number."
+        return [(i, i, enc, label) for i, enc, label in self.examples]
+
+    def target(self, i):
+        "What is explained of an example; None: the predicted class."
+        return self.asked and self.asked.target[i]
+
+    def content(self, i):
+        "(n_tokens,) bool, what is asked about; None: all but special tokens."
+        return self.asked and self.asked.content[i]
 
     @property
     def words(self):
@@ -151,12 +172,16 @@ def _whole_texts(part, model, tok, data, limit, seed):
     embedded = resolve_source(data) == 'embedded'
     split = None if embedded else part.split
     texts = load_texts(part.data, data, split, seed=seed)
-    examples, left = text_examples(
-        model, tok, texts, limit, part.longest, part.prompt, part.shortest
-    )
+    how = (limit, part.longest, part.shortest)
+    asked = None
+    if part.prompts is None:
+        examples, left = text_examples(model, tok, texts, *how)
+    else:
+        asked = prompted_examples(model, tok, texts, part.prompts, *how, in_turn=True)
+        examples, left = asked.examples, asked.set_aside
     least = f'at least {part.shortest} and ' if part.shortest > 1 else ''
     said = f'all, {least}at most {part.longest}'
-    return examples, texts.origin, said, left
+    return examples, texts.origin, said, left, asked
 
 
 def _beginnings(part, model, tok, data, limit, seed):
@@ -175,14 +200,14 @@ def _beginnings(part, model, tok, data, limit, seed):
         else:
             examples.append((i, enc, None if part.window else label))
     said = f'first {length}' if part.window else f'all, at most {length}'
-    return examples, texts.origin, said, left
+    return examples, texts.origin, said, left, None
 
 
 def _texts(part, model, tok, data, limit, seed):
     "Whole texts or beginnings, and what results say of them."
     draw = _whole_texts if part.longest else _beginnings
-    examples, origin, tokens, left = draw(part, model, tok, data, limit, seed)
-    return examples, origin | dict(tokens=tokens), left
+    examples, origin, tokens, *rest = draw(part, model, tok, data, limit, seed)
+    return examples, origin | dict(tokens=tokens), *rest
 
 
 def _digits(part, model, tok, data, limit, seed):
@@ -194,7 +219,7 @@ def _digits(part, model, tok, data, limit, seed):
         (int(i), encode(model, None, pixels), int(y[i]))
         for i, pixels in zip(pick, vit_pixels(x[pick]))
     ]
-    return examples, info | dict(side=28), 0
+    return examples, info | dict(side=28), 0, None
 
 
 def part_examples(
@@ -211,16 +236,14 @@ def part_examples(
     p = known[part]
     model, tok = load_demo(p.demo)
     draw = _digits if p.data == 'mnist' else _texts
-    examples, said, left = draw(p, model, tok, data, limit, seed)
+    examples, said, left, asked = draw(p, model, tok, data, limit, seed)
     if not examples:
         raise ValueError(f"{p.data} has no text of {WINDOW} tokens")
     about = dict(data=said, model=describe_model(model, p.demo))
     about |= dict(removal=p.removal)
-    if p.prompt is None:
-        return PartExamples(model, tok, examples, about, left)
-    about |= dict(prompt=p.prompt._asdict())
-    target = p.prompt.target(tok)
-    return PartExamples(model, tok, examples, about, left, target)
+    if p.prompts is not None:
+        about |= dict(prompts={name: q._asdict() for name, q in p.prompts.items()})
+    return PartExamples(model, tok, examples, about, left, asked)
 
 # %% ../nbs/02_parts.ipynb #f158e623
 def drawn_tokens(
@@ -228,10 +251,12 @@ def drawn_tokens(
     enc: dict,  # one encoded text
     n: int,  # how many; all but special ones where there are fewer
     seed,  # of the draw
+    own: torch.Tensor = None,  # (n_tokens,) bool, to draw from; None: all
 ) -> Units:  # a unit each, in the order of the text
     "Some tokens of a text, every one as likely; no special one."
     ids = enc['input_ids'][0].cpu()
-    content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
+    content = ~special_mask(tokenizer, ids)
+    content = (content if own is None else content & own).nonzero()[:, 0].tolist()
     draw = random.Random(str(seed))
     some = sorted(draw.sample(content, min(n, len(content))))
     number = torch.full_like(ids, -1)
@@ -282,7 +307,9 @@ def part_experiment(
     if n_drawn is not None:
         config['n_drawn'] = n_drawn
         units = {
-            i: drawn_tokens(drawn.tokenizer, enc, n_drawn, f'{seed} {i}')
+            i: drawn_tokens(
+                drawn.tokenizer, enc, n_drawn, f'{seed} {i}', drawn.content(i)
+            )
             for i, enc, _ in drawn.examples
         }
     return faithfulness_experiment(
@@ -295,7 +322,7 @@ def part_experiment(
         info['removal'],
         f'{name}: {drawn.words}',
         curves,
-        drawn.target,
+        drawn.asked,
         units,
         n_set_aside=drawn.left,
     )

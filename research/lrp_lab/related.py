@@ -1033,6 +1033,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from lrp_loo.asked.call import mark_content
 from lrp_loo.asked.targets import settled
 from lrp_loo.data import load_texts
 from lrp_loo.methods import explain_batch
@@ -1114,6 +1115,7 @@ def timed_row(
     methods: dict,  # name → `Compared`, LOO first
     held,  # held(attribution, that of LOO) → dict
     target=None,  # see `as_target`; the predicted class by default
+    content: torch.Tensor = None,  # as for `mark_content`
 ) -> dict:  # n_tokens, target, per method what `held` says, seconds, passes
     "All methods on one text, one after the other, held against the first."
     T = enc['input_ids'].shape[1]
@@ -1124,6 +1126,7 @@ def timed_row(
         start = time.process_time()
         (a,) = explain_batch(model, tokenizer, [enc], m.run, target, **m.options)
         seconds = time.process_time() - start
+        mark_content(a, content)
         if loo is None:
             loo = a
             target = settled(target, loo.target)
@@ -1133,7 +1136,7 @@ def timed_row(
 
 
 def _r_with(a, loo):
-    return dict(r=agreement(a.scores, loo.scores, a.is_special))
+    return dict(r=agreement(a.scores, loo.scores, ~loo.is_content))
 
 
 def related_row(

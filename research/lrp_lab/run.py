@@ -41,6 +41,7 @@ MODULES = tuple(
         'between',
         'coverage',
         'weighed',
+        'tokens',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone

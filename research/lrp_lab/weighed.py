@@ -70,11 +70,12 @@ def _moments(part, data, n, seed):
     for i, enc, _ in tqdm(drawn.examples, f'fit: {drawn.words}'):
         units = None
         if part is LONG_REVIEWS:
-            asked = (enc, TOKENS_DRAWN, f'{seed} {i}')
+            asked = (enc, TOKENS_DRAWN, f'{seed} {i}', drawn.content(i))
             units = drawn_tokens(drawn.tokenizer, *asked)
-        found.append(
-            text_moments(drawn.model, drawn.tokenizer, enc, drawn.target, units)
-        )
+        asked = (drawn.target(i), units)
+        if units is None:
+            asked += (drawn.content(i),)
+        found.append(text_moments(drawn.model, drawn.tokenizer, enc, *asked))
     return [m for m in found if None not in m.values()], drawn.model
 
 
