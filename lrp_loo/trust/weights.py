@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'CARRIERS', 'RIDGES', 'FITTED', 'between_rules', 'carrier_rules',
            'weighed_removal', 'Moments', 'moments_of', 'fitted_weights', 'held_out_r', 'Fit', 'best_ridge',
-           'chosen_fit', 'LayerWeights', 'fitted_on', 'check_fitted', 'load_layer_weights', 'text_moments',
-           'fit_moments', 'fit_layers']
+           'chosen_fit', 'LayerWeights', 'fitted_on', 'check_fitted', 'load_layer_weights', 'text_terms',
+           'text_moments', 'fit_moments', 'fit_layers']
 
 # %% ../../nbs/lib/trust_weights.ipynb #0c7a6515
 import json
@@ -338,31 +338,42 @@ def load_layer_weights(
     return found
 
 
-def text_moments(
+def text_terms(
     model,
     tokenizer,
     enc: dict,  # an encoded text
     target=None,  # see `as_target`; the predicted class by default
     units=None,  # `Units` of the text: what is removed at once
-    own: torch.Tensor = None,  # (n_tokens,) bool, what is asked about; None: all
     carriers: tuple = CARRIERS,
-) -> dict:  # carrier → `Moments`, or None where the text has no r
+) -> tuple:  # carrier → (F, n) terms, (n,) LOO, (n,) bool: no special token
     "One text's exact LOO by attention mask, and a pass for each carrier."
     number = None if units is None else [units.number]
     (loo,) = many_loo(model, [enc], target, 'attention_mask', units=number)
     of_text = None if units is None else [units]
-    content = content_units(tokenizer, enc, of_text)[0]
-    if own is not None:
-        content &= content_entries(own, units)
-    content = content.numpy()
+    content = content_units(tokenizer, enc, of_text)[0].numpy()
     known = settled(target, loo.readout.chosen(0))
-    y = loo.scores.double().cpu().numpy()[content]
     found = {}
     for carrier in carriers:
         (terms,) = _layers_pass(model, enc, known, units, carrier).terms
         x = terms.permute(0, 2, 1).flatten(0, 1)[:, : len(content)]
-        found[carrier] = moments_of(x.double().cpu().numpy()[:, content], y)
-    return found
+        found[carrier] = x.double().cpu().numpy()
+    return found, loo.scores.double().cpu().numpy(), content
+
+
+def text_moments(
+    model,
+    tokenizer,
+    enc: dict,  # as for `text_terms`
+    target=None,
+    units=None,
+    own: torch.Tensor = None,  # (n_tokens,) bool, what is asked about; None: all
+    carriers: tuple = CARRIERS,
+) -> dict:  # carrier → `Moments`, or None where the text has no r
+    "Of the entries that are asked about."
+    terms, loo, counts = text_terms(model, tokenizer, enc, target, units, carriers)
+    if own is not None:
+        counts = counts & content_entries(own, units).numpy()
+    return {c: moments_of(x[:, counts], loo[counts]) for c, x in terms.items()}
 
 
 def fit_moments(
