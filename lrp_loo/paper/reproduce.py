@@ -212,7 +212,8 @@ def reproduce(
     limit: int = 60,  # examples of each data set, drawn at random (0: all)
     seed: int = 0,  # of the draw and of the MNIST training
     out: str = '.',  # results/ and figures/ are written below it
-    # the parts to run: some of scalar, mnist, sst2, imdb, or 'paper': all four
+    # the parts to run: some of scalar, mnist, sst2, imdb, or 'paper': all four;
+    # mnist_training (Table 1 by batch size and number of images), or 'all'
     only: str = 'paper',
     # texts with more tokens are set aside and counted (default: 128 for sst2,
     # 256 for imdb)
@@ -223,7 +224,11 @@ def reproduce(
     "The paper's experiments, end to end: results, figures, tables."
     studies = studies_of()
     source = source_label(data)
-    words = chosen_words(only, dict(paper=words_of(studies)))
+    groups = dict(
+        paper=words_of([s for s in studies if s.group == 'paper']),
+        all=words_of(studies),
+    )
+    words = chosen_words(only, groups)
     options = checked_options(
         RunOptions(data, model, limit, seed, longest, device, fresh)
     )
