@@ -59,17 +59,18 @@ def plot_agreement(
     BERT-base as rings (Table 2).
     """
     paper = paper_numbers('2').query('metric == "loo_r"')
-    names = [full_name(m).replace(' ', '\n', 1) for m in COMPARED]
-    bars = dict(color=[method_colour(m) for m in COMPARED], width=0.6)
-    bars |= dict(label='ours, with its standard error')
+    bars = dict(width=0.6, label='ours, with its standard error')
     rings = dict(mfc='white', mec='k', ms=7, label='paper (BERT-base)')
     fig, axes = panels(len(results), sharey=True)
     for ax, (name, r) in zip(axes[0], results.items()):
-        table = faithfulness_table(r['rows'], COMPARED)
-        ax.bar(names, table.loo_r, yerr=table.loo_r_se, **bars)
+        known = [m for m in COMPARED if m in r['rows'][0]['methods']]
+        names = [full_name(m).replace(' ', '\n', 1) for m in known]
+        colours = [method_colour(m) for m in known]
+        table = faithfulness_table(r['rows'], known)
+        ax.bar(names, table.loo_r, yerr=table.loo_r_se, color=colours, **bars)
         theirs = paper[paper.data == name].set_index('row').paper
-        both = [m for m in COMPARED if m in theirs]
-        ax.plot([COMPARED.index(m) for m in both], theirs[both], 'o', **rings)
+        both = [m for m in known if m in theirs]
+        ax.plot([known.index(m) for m in both], theirs[both], 'o', **rings)
         ax.axhline(0, color='0.5', lw=0.7)
         ax.set_title(caption(r))
     axes[0, 0].set_ylabel('Pearson r with Leave-One-Out')
@@ -203,11 +204,11 @@ def plot_areas(
         names = [m for m in shown if m in rows[0]['methods']]
         return faithfulness_table(rows, names).dropna(subset='delta')
 
-    def averaged(prompt):
+    def averaged(prompts):
         "What is averaged along a curve."
-        if prompt is None:
+        if prompts is None:
             return 'mean logit of the predicted class'
-        if prompt['answers']:
+        if any(prompt['answers'] for prompt in prompts.values()):
             return 'mean logit, likelier answer − other'
         return 'mean log-probability of the answer'
 
@@ -222,7 +223,7 @@ def plot_areas(
         ax.plot(table.morf, y, 'o', color='k', mfc='white', label='MoRF')
         ax.plot(table.lerf, y, 'o', color='k', label='LeRF')
         ax.set_yticks(y, [full_name(m) for m in table.index])
-        ax.set_xlabel(averaged(r['config'].get('prompt')))
+        ax.set_xlabel(averaged(r['config'].get('prompts')))
         ax.set_title(caption(r))
     shared_legend(fig)
     return fig
@@ -284,16 +285,19 @@ def text_tables(
         f" longer than {config['longest']} set aside{accuracy}"
     )
     rows = results['rows']
-    shown = [*TABLE2, *(m for m in ESTIMATES if m in rows[0]['methods'])]
+    shown = [m for m in (*TABLE2, *ESTIMATES) if m in rows[0]['methods']]
     table2 = faithfulness_table(rows, shown)[list(SHOWN2)].round(3).to_string()
+    table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
+    tables = [(heading, table2), (f'Table A3: {part}', table_a3)]
+    if 'ig' not in shown:
+        return tables
     errors = [abs(row['methods']['ig']['completeness_error']) for row in rows]
     ig = (
         f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
         f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
         f" {100 * incomplete_share(rows, 'ig'):.0f} % of the texts"
     )
-    table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
-    return [(heading, f'{table2}\n{ig}'), (f'Table A3: {part}', table_a3)]
+    return [(heading, f'{table2}\n{ig}'), *tables[1:]]
 
 
 TEXT_STUDY = Study(
