@@ -46,6 +46,6 @@ def faithfulness_table(
             numbers = per_text(rows, name, column)
             entry[column], entry[f'{column}_se'], _ = mean_se(numbers)
         undefined = np.isnan(per_text(rows, name, 'loo_r'))
-        entry |= dict(n=len(rows), n_undefined=int(undefined.sum()))
+        entry |= dict(n=len(undefined), n_undefined=int(undefined.sum()))
     table = pd.DataFrame(table).T
     return table.rename_axis('method').astype({'n': int, 'n_undefined': int})
