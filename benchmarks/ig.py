@@ -46,7 +46,7 @@ if __name__ == '__main__':
         setting | dict(n_steps=N_STEPS),
         ('captum',),
         **pairs(
-            lambda: explain(model, tokenizer, shown, method='ig'),
+            lambda: explain(model, tokenizer, shown, method='ig', n_steps=N_STEPS),
             lambda: captum(model, tokenizer, encs),
             args.rounds,
         ),

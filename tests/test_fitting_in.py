@@ -84,7 +84,7 @@ def test_as_explain(demo, batch, name, in_front):
     assert (found.shape, found.dtype) == (ids.shape, torch.float32)
     assert not found.requires_grad
     one = c.attribute(ids[2:], additional_forward_args=mask[2:], **how)
-    options = {'n_exact': 2} if name == 'removal+loo' else {}
+    options = how | ({'n_exact': 2} if name == 'removal+loo' else {})
     for i, scores in enumerate([*found, *one]):
         own = mask[min(i, 2)] > 0
         (alone,) = explain(*demo, TEXTS[min(i, 2)], method=name, **options)

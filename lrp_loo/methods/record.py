@@ -26,7 +26,7 @@ from lrp_loo.lrp.composite import (
     gradient,
     layer_of,
 )
-from .baselines import N_STEPS, ig_scores, lrp_scores
+from .baselines import MAX_STEPS, N_STEPS, ig_scores, lrp_scores
 from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMaps, refuse_compiled
 from ..removal import removal_loo_scores, removal_scores
@@ -224,7 +224,7 @@ _LRP = dict(per_feature=True, of_each=True, **_ONE_PASS)
 _UNITS = dict(by_unit=True, of_each=True)
 _ROLLOUT = dict(passes='1 forward', in_threads=True)
 _IG = dict(
-    passes=f'{N_STEPS} forward, {N_STEPS} backward',
+    passes=f'{N_STEPS + 1} to {MAX_STEPS} forward, backward',
     per_feature=True,
     from_baseline=True,
     in_threads=True,

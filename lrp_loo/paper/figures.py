@@ -13,7 +13,6 @@ import pandas as pd
 
 from ..core.files import resolve_device
 from ..data import load_texts
-from ..methods.baselines import N_STEPS
 from ..models.demos import load_demo
 from ..models.layers import describe_model
 from ..models.loading import load_model
@@ -45,7 +44,7 @@ from lrp_loo.paper.style import (
 )
 from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..stats import mean_se, paired_difference, per_text
-from ..trust.faithfulness import faithfulness_table
+from ..trust.faithfulness import completeness_lines, faithfulness_table
 
 # %% ../../nbs/lib/paper_figures.ipynb #609ba037
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
@@ -287,17 +286,12 @@ def text_tables(
     rows = results['rows']
     shown = [m for m in (*TABLE2, *ESTIMATES) if m in rows[0]['methods']]
     table2 = faithfulness_table(rows, shown)[list(SHOWN2)].round(3).to_string()
+    ig = '\n'.join(completeness_lines(rows, shown))
+    if 'ig' in shown:
+        off = 100 * incomplete_share(rows, 'ig')
+        ig = f'\n{ig}; off by more than |f(x)| on {off:.0f} %'
     table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
-    tables = [(heading, table2), (f'Table A3: {part}', table_a3)]
-    if 'ig' not in shown:
-        return tables
-    errors = [abs(row['methods']['ig']['completeness_error']) for row in rows]
-    ig = (
-        f'Integrated Gradients: {N_STEPS} steps from [PAD], mean |completeness'
-        f' error| {sum(errors) / len(errors):.4f} in logits, above |f(x)| on'
-        f" {100 * incomplete_share(rows, 'ig'):.0f} % of the texts"
-    )
-    return [(heading, f'{table2}\n{ig}'), *tables[1:]]
+    return [(heading, table2 + ig), (f'Table A3: {part}', table_a3)]
 
 
 TEXT_STUDY = Study(

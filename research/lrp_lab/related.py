@@ -1088,7 +1088,7 @@ KNOWN = {
     'attn_lrp': Compared('attn_lrp', {}, 3),
     'cp_lrp': Compared('cp_lrp', {}, 3),
     'grad_x_input': Compared('grad_x_input', {}, 3),
-    'ig': Compared('ig', {}, 2 + 3 * N_STEPS),
+    'ig': Compared('ig', dict(n_steps=N_STEPS), 2 + 3 * N_STEPS),
 }
 LIMITS = {'sst2': 200, 'imdb': 6}
 
