@@ -228,6 +228,8 @@ CLAIMS = (
         'bypassing one layer helps more in the upper half of the layers',
         'Table A3, §4.3',
         lambda rows: _by_halves(rows.single()),
+        # a single layer's gain is itself hundredths
+        margin=None,
     ),
     Claim(
         'upper-half',
@@ -542,6 +544,7 @@ def verdict_of(
         return 'undecided'
     side = np.sign(entry['mean'])
 
+    # numbers may be so skewed that p alone is too sure: the interval decides too
     def is_off_zero(means, low, high):
         nearest = low if side > 0 else -high
         return nearest > 0 and all(side * m > 0 for m in means)
@@ -552,7 +555,8 @@ def verdict_of(
     # a difference that is small but sure is both; that it is small says more
     if p_equal is not None and p_equal < 0.05 and _of_all_readings(entry, is_near_zero):
         return 'equal'
-    if p < 0.05 and _of_all_readings(entry, is_off_zero):
+    sure = p < 0.05 and is_off_zero([], entry['low'], entry['high'])
+    if sure and _of_all_readings(entry, is_off_zero):
         return 'holds' if side > 0 else 'reversed'
     return 'undecided'
 
