@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from lrp_loo.paper.layerwise import picked
 from lrp_loo.paper.ledger import (
@@ -11,6 +12,7 @@ from lrp_loo.paper.ledger import (
     incomplete_share,
     ledger,
     over_lengths,
+    readings,
     verdict_of,
 )
 
@@ -44,23 +46,142 @@ def test_the_gain_that_falls_with_length_is_seen_where_texts_are_enough():
     assert over_lengths(np.arange(5.0), texts_of(range(5))) is None
 
 
+def judged_entry(mean):
+    "What a verdict is read off, of 60 texts."
+    return dict(mean=mean, low=mean - 0.05, high=mean + 0.05, n=60, margin=0.02)
+
+
+def of_trainings(means, low, high):
+    return dict(
+        trainings_low=low, trainings_high=high, trainings=dict(enumerate(means))
+    )
+
+
 def test_several_trainings_must_agree_for_a_verdict():
-    sure = dict(mean=0.1, p=1e-6)
-    assert verdict_of(**sure) == 'holds'
-    assert verdict_of(**sure, trainings_low=0.02, trainings_high=0.2) == 'holds'
-    wide = dict(trainings_low=-0.02, trainings_high=0.2)
-    assert verdict_of(**sure, **wide) == 'undecided'
-    below = dict(mean=-0.1, p=1e-6)
-    apart = dict(trainings_low=-0.2, trainings_high=-0.01)
-    assert verdict_of(**below, **apart) == 'reversed'
-    assert verdict_of(**below, **wide) == 'undecided'
+    above = judged_entry(0.1)
+    assert verdict_of(above, 1e-6) == 'holds'
+    agree = of_trainings([0.05, 0.15], 0.02, 0.2)
+    assert verdict_of(above | agree, 1e-6) == 'holds'
+    wide = of_trainings([0.01, 0.19], -0.02, 0.2)
+    assert verdict_of(above | wide, 1e-6) == 'undecided'
+    below = judged_entry(-0.1)
+    apart = of_trainings([-0.05, -0.15], -0.2, -0.01)
+    assert verdict_of(below | apart, 1e-6) == 'reversed'
+    assert verdict_of(below | wide, 1e-6) == 'undecided'
+
+
+def test_one_template_that_says_the_opposite_leaves_a_claim_undecided():
+    means = dict(a=0.2, b=0.2, c=0.2, d=-0.001)
+    each = dict(templates=means, templates_low=0.01, templates_high=0.3)
+    assert verdict_of(judged_entry(0.15) | each, 1e-6) == 'undecided'
+    each['templates'] = means | dict(d=0.001)
+    assert verdict_of(judged_entry(0.15) | each, 1e-6) == 'holds'
+
+
+def test_equal_needs_every_template_within_the_margin():
+    near = judged_entry(0.005)
+    means = dict(a=0.01, b=0.0)
+    each = dict(templates=means, templates_low=-0.06, templates_high=0.07)
+    assert verdict_of(near | each, 1e-6, 1e-6) == 'equal'
+    each['templates'] = dict(a=0.06, b=-0.05)
+    assert verdict_of(near | each, 1e-6, 1e-6) == 'undecided'
+    assert verdict_of(near, 1e-6, None) == 'undecided'  # no margin, never equal
+
+
+def test_few_texts_and_few_networks_decide_nothing():
+    sure = judged_entry(0.4)
+    assert verdict_of(sure | dict(n=20), 1e-6) == 'holds'
+    assert verdict_of(sure | dict(n=19), 1e-6, 1e-6) == 'undecided'
+    networks = sure | dict(unit='networks')
+    assert verdict_of(networks | dict(n=6), 1e-6) == 'holds'
+    assert verdict_of(networks | dict(n=5), 1e-6) == 'undecided'
+
+
+def rows_in(templates, n=40):
+    "A results file of a model that reads each text in several templates."
+    g = np.random.default_rng(0)
+    rows = [
+        dict(
+            i=k * n + t,
+            text=t,
+            template=name,
+            n_tokens=12,
+            methods=dict(
+                attn_lrp=dict(r=0.5, r_all=0.9),
+                cp_lrp=dict(r=0.5 + g.normal(gain, 0.05), r_all=0.1),
+            ),
+        )
+        for k, (name, gain) in enumerate(templates.items())
+        for t in range(n)
+    ]
+    model = dict(name='m', sha256='', layers=2)
+    prompt = dict(template=list(templates), answers=[' bad', ' good'])
+    config = dict(data=dict(name='sst2', split='test'), model=model, prompt=prompt)
+    return dict(config=config, rows=rows)
+
+
+def verdict_over(templates, tmp_path):
+    path = tmp_path / 'made.json'
+    path.write_text(json.dumps(rows_in(templates) | dict(versions={})))
+    (found,) = (e for e in ledger([tmp_path]) if e['claim'] == 'cp-above-attn')
+    return found
+
+
+def test_a_claim_holds_only_where_it_holds_in_every_template(tmp_path):
+    same = verdict_over(dict(a=0.1, b=0.11, c=0.12, d=0.1), tmp_path)
+    assert (same['verdict'], same['n'], same['over']) == ('holds', 40, 'content')
+    assert list(same['templates']) == ['a', 'b', 'c', 'd']
+    assert 0 < same['templates_low'] < same['mean'] < same['templates_high']
+    differ = verdict_over(dict(a=0.3, b=0.2, c=0.1, d=-0.2), tmp_path)
+    assert differ['p_corrected'] < 0.001 and differ['low'] > 0
+    assert differ['verdict'] == 'undecided'
+
+
+def test_of_one_template_nothing_is_said_of_others(tmp_path):
+    one = verdict_over(dict(a=0.1), tmp_path)
+    assert one['verdict'] == 'holds' and one['data'].endswith(', as a')
+    assert 'templates' not in one
+
+
+def test_templates_without_a_shared_text_are_refused():
+    rows = rows_in(dict(a=0.1, b=0.1))['rows']
+    for row in rows:
+        del row['text']
+    with pytest.raises(ValueError, match='of each of a, b'):
+        readings(rows, 'template')
+
+
+def test_a_further_study_changes_no_verdict_of_a_declared_family(tmp_path):
+    "Families are of what was said before, not of how much was measured."
+
+    def entry(model, p):
+        about = dict(claim='mine', sentence='', model=model, sha256='', tokens='')
+        about |= dict(data='d', removal='none', over='content')
+        declared = model == 'm'
+        family = dict(family='mine' if declared else 'mine, explored')
+        family |= dict(correction='holm' if declared else 'fdr 0.05')
+        numbers = dict(mean=1.0, low=0.5, high=1.5, n=60, p=p, p_equal=None)
+        return about | family | numbers | dict(margin=None)
+
+    content = dict(config={}, versions={}, rows=[dict(i=0)])
+    (tmp_path / 'mine.json').write_text(json.dumps(content))
+
+    def verdict(*entries):
+        found = ledger([tmp_path], {'mine': lambda results: list(entries)})
+        return next(e for e in found if e['model'] == 'm')
+
+    others = [entry(f'other {k}', 0.9) for k in range(500)]
+    alone, beside = verdict(entry('m', 0.03)), verdict(entry('m', 0.03), *others)
+    assert alone['verdict'] == beside['verdict'] == 'holds'
+    assert alone['p_corrected'] == beside['p_corrected'] == 0.03
 
 
 def test_a_study_with_claims_of_its_own_is_asked_for_them(tmp_path):
     content = dict(config={}, versions={}, rows=[dict(i=0)])
     (tmp_path / 'mine.json').write_text(json.dumps(content))
     about = dict(claim='mine', sentence='', model='m', sha256='', data='d')
-    numbers = dict(tokens='', removal='none', mean=1.0, n=9, p=1e-3)
+    about |= dict(tokens='', removal='none', over='content', family='mine')
+    numbers = judged_entry(1.0) | dict(p=1e-3, p_equal=None, correction='holm')
     entries = ledger([tmp_path], {'mine': lambda results: [about | numbers]})
     assert [e['verdict'] for e in entries] == ['holds']
     assert entries[0]['file'] == f'{tmp_path.name}/mine'
@@ -78,6 +199,6 @@ def test_maps_that_have_not_arrived_withdraw_a_claim():
     assert incomplete_share(of_ig((1, -1.1), (-1, 0.9)), 'ig') == 0.5
     not_recorded = [dict(logit=9.0, methods=dict(ig=dict(r=0.5)))]
     assert incomplete_share(not_recorded, 'ig') == 1
-    sure = dict(mean=0.2, p=1e-9)
-    assert verdict_of(**sure, incomplete=0.2) == 'holds'
-    assert verdict_of(**sure, incomplete=0.6) == 'withdrawn'
+    sure = judged_entry(0.2)
+    assert verdict_of(sure | dict(incomplete=0.2), 1e-9) == 'holds'
+    assert verdict_of(sure | dict(incomplete=0.6), 1e-9) == 'withdrawn'

@@ -162,7 +162,7 @@ def print_ledger(
     entries: list,  # of `ledger`
     files: set = None,  # of rows, without .json; None: all
 ):
-    "A line for each claim on some files, with its interval and corrected p."
+    "A line for each claim on some files, with its interval and p."
     shown = [e for e in entries if files is None or Path(e['file']).name in files]
     if not shown:
         return
@@ -171,9 +171,9 @@ def print_ledger(
         print(
             f"{e['verdict']:9s} {e['sentence']} ({e['model']}, {e['data']},"
             f" {e['removal'].replace('_', ' ')}): {interval_text(e)},"
-            f" n = {e['n']}, p = {e['p_holm']:.2g}"
+            f" n = {e['n']}, p = {e['p']:.2g} ({e['correction']})"
         )
-    print(f'p: corrected for all {len(entries)} claims on rows of this folder')
+    print('verdicts: after correction of each family on rows of this folder')
     print(*ledger_notes(shown), sep='\n')
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #cc12ead2

@@ -608,7 +608,7 @@ def pair_entries(
 ) -> list:  # a dict per claim, for the ledger
     "Each claim on the sentences of one model."
     # pairs are of the text's own tokens, a question around it or not
-    about = described(results) | dict(over_prompt=False)
+    about = described(results) | dict(over='content')
     if len(results['rows']) < FEWEST_SENTENCES:
         return []
     rows = Rows(results['rows'], about['layers'])

@@ -18,11 +18,19 @@ from lrp_loo.models.layers import describe_model
 from lrp_loo.paper.common import Study, add_batches, text_examples
 from lrp_loo.paper.experiments import attention_entropy
 from lrp_loo.paper.layerwise import sweep_methods
-from lrp_loo.paper.ledger import CLAIMS, Rows, described, entries_of, model_folder
+from lrp_loo.paper.ledger import (
+    CLAIMS,
+    Rows,
+    described,
+    entries_of,
+    judged_over,
+    model_folder,
+    readings,
+)
 from lrp_loo.paper.scale import ESTIMATES
 from lrp_loo.paper.style import cells, full_name, method_look, model_name, themed
 from lrp_loo.paper.table2 import TABLE2
-from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.stats import mean_se, per_text
 from lrp_loo.trust.audit import agreement_rows, together
 from lrp_loo.trust.results import Results
 
@@ -127,36 +135,18 @@ def rows_by_training(
     return found
 
 
-def _over_both(claim, each):
-    "A claim's numbers over the texts, and over the trainings."
-    differences = [claim.difference(rows) for rows in each]
-    if any(d is None or np.isnan(d).all() for d in differences):
-        return None
-    of_texts = pd.DataFrame(differences).mean().to_numpy()
-    over_texts = claim.judged_by(of_texts, each[0])
-    alone = [claim.judged_by(*pair) for pair in zip(differences, each)]
-    if over_texts is None or None in alone:
-        return None
-    means = np.array([found['mean'] for found in alone])
-    interval = paired_difference(means, np.zeros(len(means)))
-    return over_texts | dict(
-        trainings=len(means),
-        trainings_low=interval['low'],
-        trainings_high=interval['high'],
-    )
-
-
 def training_entries(
     results: dict,  # of `read_results`, of `trainings_experiment`
 ) -> list:  # as `file_entries` of the ledger
     "The claims over several trainings of one model."
     one, *_ = results['config']['models'].values()
-    each = [Rows(rows, one['layers']) for rows in rows_by_training(results).values()]
+    by_training = readings(results['rows'], 'training')
+    each = {k: Rows(rows, one['layers']) for k, rows in by_training.items()}
     if len(each) < 2:
         return []
     all_of_them = f'{model_folder(one)}, {len(each)} trainings'
     about = described(results, one) | dict(model=all_of_them, sha256='')
-    return entries_of(about, [(c, _over_both(c, each)) for c in CLAIMS])
+    return entries_of(about, [(c, judged_over(c, each, 'trainings')) for c in CLAIMS])
 
 # %% ../nbs/62_trainings.ipynb #01bdd002
 def trainings_table(

@@ -471,11 +471,12 @@ def test_entries_have_the_ledgers_keys(measured):
     entries = heads.head_entries(read_results(measured))
     keys = dict.fromkeys(
         'claim sentence said_in model sha256 layers data source tokens removal'
-        ' over_prompt'
-        ' mean low high n p'.split()
+        ' over'
+        ' family correction margin mean low high n p p_equal'.split()
     )
     assert all(e.keys() == keys.keys() for e in entries)
-    assert [e['claim'] for e in entries] == [m.key for m in heads.MECHANISMS]
+    assert [e['claim'] for e in entries] == list(heads.FILED)
+    assert {e['correction'] for e in entries} == {'fdr 0.05'}
     assert entries[0]['model'] == 'llama-sst2'
     assert callable(file_entries)
 
