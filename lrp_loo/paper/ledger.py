@@ -50,6 +50,7 @@ class Rows(NamedTuple):
 
     texts: list  # of `faithfulness_rows`
     n_layers: int  # of the model
+    r: str = 'loo_r'  # which r a claim means: over content, or 'loo_r_all'
 
     def has(self, *methods):
         "Is there a number of each of these methods?"
@@ -57,13 +58,14 @@ class Rows(NamedTuple):
 
     def of(self, method, column='loo_r'):
         "(n_texts,) a method's numbers, as `per_text` names them."
-        return per_text(self.texts, method, column)
+        return per_text(self.texts, method, self.r if column == 'loo_r' else column)
 
     def single(self, column='loo_r'):
         "(n_layers, n_texts) r, or Δ, gained by bypassing one layer's softmax."
         names = [bypass_name((k,), self.n_layers) for k in range(self.n_layers)]
         if not self.has('attn_lrp', *names):
             return None
+        column = self.r if column == 'loo_r' else column
         return single_layer_gains(self.texts, self.n_layers, column)
 
 
@@ -454,8 +456,9 @@ def described(
     said = f"{data['name']} {data.get('split', 'test')}"
     if 'new_tokens' in config:
         said += ', every generated token'
-    elif 'prompt' in config:
-        answers = config['prompt']['answers']
+    elif 'prompts' in config or 'prompt' in config:
+        prompts = config.get('prompts') or {'': config['prompt']}
+        answers = any(prompt['answers'] for prompt in prompts.values())
         said += ', of two answers' if answers else ', its own answer'
     # r over some tokens of a text is another question than r over all
     if config.get('n_drawn'):
@@ -471,9 +474,9 @@ def described(
         source=data.get('source', ''),
         tokens=tokens,
         removal=config.get('removal', 'attention_mask'),
-        # the tokens that r counts: a question that stands around each text as
-        # well, unless the rows tell it from the text
-        over='content' if 'template' in config.get('prompt', ['template']) else 'all',
+        # the tokens that r counts: rows of an older version, which have one
+        # prompt, do not tell it from the text
+        over='all' if config.get('prompt') else 'content',
     )
 
 
@@ -507,8 +510,18 @@ def file_entries(
     if len(by_template) == 1 and None not in by_template:
         # of one template nothing is said of others
         about |= dict(data=f"{about['data']}, as {next(iter(by_template))}")
-    each = {k: Rows(rows, about['layers']) for k, rows in by_template.items()}
-    return entries_of(about, [(c, judged_over(c, each, 'templates')) for c in CLAIMS])
+
+    def found(r):
+        each = {k: Rows(rows, about['layers'], r) for k, rows in by_template.items()}
+        return [(c, judged_over(c, each, 'templates')) for c in CLAIMS]
+
+    entries = entries_of(about, own := found('loo_r'))
+    if 'prompts' not in results['config']:
+        return entries
+    # the same over all tokens, of what differs there
+    both = zip(found('loo_r_all'), own)
+    other = [pair for pair, (_, same) in both if pair[1] != same]
+    return entries + entries_of(about | dict(over='all'), other)
 
 # %% ../../nbs/lib/paper_ledger.ipynb #572bfe7f
 # what a verdict needs at least, by what n counts
