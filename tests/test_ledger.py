@@ -9,12 +9,12 @@ from lrp_loo.paper.layerwise import picked
 from lrp_loo.paper.ledger import (
     CLAIMS,
     Rows,
-    incomplete_share,
     ledger,
     over_lengths,
     readings,
     verdict_of,
 )
+from lrp_loo.trust.faithfulness import incomplete_share
 
 
 def test_a_choice_is_measured_on_texts_that_did_not_make_it():
@@ -115,16 +115,18 @@ def rows_in(templates, n=40):
         for t in range(n)
     ]
     model = dict(name='m', sha256='', layers=2)
-    prompt = dict(template=list(templates), answers=[' bad', ' good'])
-    config = dict(data=dict(name='sst2', split='test'), model=model, prompt=prompt)
+    prompts = {t: dict(template='{text}', answers=[' bad', ' good']) for t in templates}
+    config = dict(data=dict(name='sst2', split='test'), model=model, prompts=prompts)
     return dict(config=config, rows=rows)
 
 
 def verdict_over(templates, tmp_path):
     path = tmp_path / 'made.json'
     path.write_text(json.dumps(rows_in(templates) | dict(versions={})))
-    (found,) = (e for e in ledger([tmp_path]) if e['claim'] == 'cp-above-attn')
-    return found
+    own, over_all = (e for e in ledger([tmp_path]) if e['claim'] == 'cp-above-attn')
+    assert (own['over'], over_all['over']) == ('content', 'all')
+    assert over_all['mean'] == pytest.approx(-0.8)
+    return own
 
 
 def test_a_claim_holds_only_where_it_holds_in_every_template(tmp_path):

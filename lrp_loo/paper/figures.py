@@ -27,7 +27,6 @@ from lrp_loo.paper.layerwise import (
     sweep_methods,
     table_a3_against_paper,
 )
-from .ledger import incomplete_share
 from .scale import AT_SCALE, ESTIMATES
 from lrp_loo.paper.style import (
     NAMES,
@@ -288,8 +287,7 @@ def text_tables(
     table2 = faithfulness_table(rows, shown)[list(SHOWN2)].round(3).to_string()
     ig = '\n'.join(completeness_lines(rows, shown))
     if 'ig' in shown:
-        off = 100 * incomplete_share(rows, 'ig')
-        ig = f'\n{ig}; off by more than |f(x)| on {off:.0f} %'
+        ig = f'\n{ig}'
     table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
     return [(heading, table2 + ig), (f'Table A3: {part}', table_a3)]
 
