@@ -11,6 +11,8 @@ from lrp_loo.cli import main
 from lrp_loo.data import load_texts
 from lrp_loo.methods import METHODS, explain
 from lrp_loo.models.demos import load_demo
+from lrp_loo.reports.page import page_data
+from lrp_loo.reports.summary import summarize_texts
 from lrp_loo.stats import agreement, pearson
 from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.trust.audit import audit
@@ -241,3 +243,18 @@ def test_the_command_line_takes_one(capsys, tmp_path):
     capsys.readouterr()
     assert main(audited) != 0
     assert 'template' in capsys.readouterr().err
+
+
+def test_a_page_and_a_summary_are_of_the_text(decoder):
+    "What the page's script leaves out of r and colours; words of the template."
+    model, tokenizer = decoder
+    data = page_data(model, tokenizer, FILM, ['loo'], template=REVIEW)
+    (loo,) = explain(model, tokenizer, FILM, 'loo', template=REVIEW)
+    assert [t['special'] for t in data['tokens']] == (~loo.is_content).tolist()
+    texts = [FILM, 'a slow film', 'a fine film', 'a dull film']
+    given = dict(method='removal', target=1, min_count=2, progress=False)
+    found = summarize_texts(model, tokenizer, texts, template=REVIEW, **given)
+    said = set(found.to_frame().word)
+    assert 'film' in said and said <= {w for t in texts for w in t.split()}
+    with pytest.raises(ValueError, match='takes template=, not among='):
+        summarize_texts(model, tokenizer, texts, among=[(0, 2)] * 4, **given)

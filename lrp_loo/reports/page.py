@@ -72,7 +72,7 @@ def _sets_scores(asked, sets, target):
 
 def _page_tokens(asked, a):
     "What the page's script draws of each token; its word, where it can be said."
-    columns = zip(a.tokens, shown_places(a), a.is_special.tolist())
+    columns = zip(a.tokens, shown_places(a), (~a.is_content).tolist())
     tokens = [
         dict(token=token, gap=gap, shown=shown, special=special)
         for token, (gap, shown), special in columns
@@ -97,6 +97,7 @@ def page_data(
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
     max_length: int = None,  # a lower limit than the model's own
     device=None,  # as for `explain`
+    template=None,  # as for `explain`: r and colours are of the text alone
 ) -> dict:  # what the page's script reads
     "Every map that the page can show, rounded to six digits."
     if not isinstance(text, str):
@@ -105,9 +106,8 @@ def page_data(
     if not methods:
         raise ValueError("methods is empty; give at least one")
     how = dict(truncation=truncation, max_length=max_length)
-    asked = Asked.of(
-        model, tokenizer, text, methods, target=target, device=device, **how
-    )
+    given = how | dict(target=target, device=device, template=template)
+    asked = Asked.of(model, tokenizer, text, methods, **given)
     L = n_layers(asked.model)
     if opens not in (None, 'attn_lrp', *methods):
         raise ValueError(
@@ -131,7 +131,7 @@ def _page_data(asked, methods, opens, bypassed, how):
     for m in methods:
         maps += explain(asked.model, asked.tokenizer, asked.texts, m, target, **how)
         target = settled(target, maps[0].target)
-    a = maps[0]
+    a = asked.marked(maps[0], 0)
     L = n_layers(asked.model)
     every = L <= EVERY_SET[0] and len(a) <= EVERY_SET[1]
     sets = page_sets(L, every) if L else []
@@ -166,11 +166,12 @@ def explain_page(
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
     max_length: int = None,  # a lower limit than the model's own
     device=None,  # as for `explain`
+    template=None,  # as for `explain`: r and colours are of the text alone
     # HTML: one file, its script and styles inside, forbidden to fetch anything
 ) -> str:
     "The page. What comes from the text is data in it, never markup."
     given = (methods, target, truncation, opens, bypass_softmax, max_length, device)
-    found = page_data(model, tokenizer, text, *given)
+    found = page_data(model, tokenizer, text, *given, template)
     data = json.dumps(found, ensure_ascii=False, allow_nan=False)
     page = templates().get_template('page.html')
     return page.render(data=data.replace('<', '\\u003c'))

@@ -617,7 +617,8 @@ def summarize_texts(
     min_count: int = 5,  # as for `summarize`
     batch_size: int = 16,  # texts in work at once
     progress: bool = True,  # show a bar
-    **options,  # others of `explain`: truncation, and the method's own
+    # others of `explain`: truncation, template, and the method's own
+    **options,
 ) -> Summary:
     "Explain texts and summarize them: from a model to a picture in one call."
     texts = as_texts(texts)
@@ -638,7 +639,12 @@ def summarize_texts(
             " explain them, and give the maps to summarize"
         )
     size = 2 * whole_number('batch_size', batch_size)
-    at_door = ('truncation', 'max_length', 'device')
+    if 'among' in options:
+        raise ValueError(
+            "summarize_texts takes template=, not among=; explain the texts, and"
+            " give the maps to summarize"
+        )
+    at_door = ('truncation', 'max_length', 'device', 'template')
     given = {name: options[name] for name in at_door if name in options}
     asked = Asked.of(model, tokenizer, texts, [method], target, unit, **given)
     # the longest first, some batches at a time
