@@ -133,7 +133,8 @@ def test_a_method_of_its_name_is_refused_and_it_is_no_method_to_trust(decoder, a
 
 
 def test_texts_that_share_nothing_have_no_row(decoder):
-    for texts in (FILMS, PROMPTS[:2]):
+    # nor do two, nor those that share the full stop at their end
+    for texts in (FILMS, PROMPTS[:2], [f'{t} .' for t in FILMS]):
         table = audit(*decoder, texts, 'cp_lrp', **QUIET)
         assert list(table.index) == ['cp_lrp']
         assert table.below == []
