@@ -598,7 +598,11 @@ def ledger(
     by_study: dict = None,
 ) -> list:  # a dict per question, by claim
     "Every claim on everything that was measured, corrected family by family."
-    largest = {}  # of entries that answer the same question
+    largest = {}  # of entries that answer the same question: most templates, texts
+
+    def size(entry):
+        return len(entry.get('templates', ())), entry['n']
+
     for path in (p for folder in folders for p in sorted(Path(folder).glob('*.json'))):
         with reading(path, 'is not a results file'):
             content = json.loads(path.read_text(encoding='utf-8'))
@@ -611,7 +615,7 @@ def ledger(
         for entry in (judge or file_entries)(content):
             entry |= dict(file=f'{path.parent.name}/{path.stem}')
             asked = tuple(entry[k] for k in QUESTION)
-            if entry['n'] > largest.get(asked, {'n': -1})['n']:
+            if asked not in largest or size(entry) > size(largest[asked]):
                 largest[asked] = entry
     entries = list(largest.values())
     families = {}
