@@ -59,7 +59,7 @@ def texts(name, args, n, longest=128, shortest=0, demo=None, prompt=None):
             out.append(t)
         if len(out) == n:
             break
-    asked = out if prompt is None else [prompt.of(t) for t in out]
+    asked = out if prompt is None else [prompt.replace('{text}', t) for t in out]
     encs = [encode(model, tokenizer, t) for t in asked]
     lengths = [e['input_ids'].shape[1] for e in encs]
     return (

@@ -9,9 +9,12 @@ from common import arguments, pairs, record, texts
 from loo import best_setting, captum
 
 from lrp_loo.loo import many_loo
-from lrp_loo.paper.common import REVIEW
+from lrp_loo.paper.common import PROMPTS
 
-MODELS = {'MPNet': ('mpnet-sst2', None), 'SmolLM2': ('smollm2', REVIEW)}
+MODELS = {
+    'MPNet': ('mpnet-sst2', None),
+    'SmolLM2': ('smollm2', PROMPTS['marked'].template),
+}
 AT_ONCE = (16, 64)  # variants, of which the faster is taken
 
 

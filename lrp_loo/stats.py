@@ -11,7 +11,6 @@ __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'COUNTED_UP_TO', 'DRAWN_F
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 
 # %% ../nbs/lib/stats.ipynb #ba790650
@@ -163,7 +162,12 @@ def of_texts(
     of_text = {}
     for row, number in zip(rows, numbers):
         of_text.setdefault(row['text'], []).append(number)
-    return np.array([pd.DataFrame(of).mean().squeeze() for of in of_text.values()])
+    found = []
+    for of in map(np.array, of_text.values()):
+        defined = (~np.isnan(of)).sum(0)
+        total = np.nansum(of, 0)
+        found.append(np.where(defined > 0, total / np.maximum(defined, 1), np.nan))
+    return np.array(found)
 
 
 class MeanSE(NamedTuple):

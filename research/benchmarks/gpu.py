@@ -25,13 +25,13 @@ from lrp_loo import explain
 from lrp_loo.loo import many_loo
 from lrp_loo.models import DTYPES, at_precision, has_tf32
 from lrp_loo.models.encoding import encode
-from lrp_loo.paper.common import REVIEW
+from lrp_loo.paper.common import PROMPTS
 from lrp_loo.trust.sweep import explain_dataset
 
 MODELS = {
     'MiniLM': ('sst2', None),
     'MPNet': ('mpnet-sst2', None),
-    'SmolLM2': ('smollm2', REVIEW),
+    'SmolLM2': ('smollm2', PROMPTS['marked'].template),
 }
 LXT = 'LRP_LOO_LXT_PYTHON'
 AT_ONCE = (64, 256, 1024)  # variants of Captum's, of which the fastest is taken
@@ -132,7 +132,7 @@ def on_texts(args, device, name, dtype):
     model, tokenizer, shown, _, setting = texts(
         'sst2', args, n, demo=demo, prompt=prompt
     )
-    asked = shown if prompt is None else [prompt.of(t) for t in shown]
+    asked = shown if prompt is None else [prompt.replace('{text}', t) for t in shown]
     bench = Bench(args, device, setting | dict(dtype=dtype))
     job = f'{name}, {dtype}'
     with at_precision(model.to(device), dtype) as model:
