@@ -28,7 +28,7 @@ from lrp_lab.parts import (
     part_experiment,
     rows_heading,
 )
-from lrp_loo.data import load_texts
+from lrp_loo.data import load_texts, resolve_source
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.layers import describe_model
 from lrp_loo.paper.common import (
@@ -243,6 +243,7 @@ class _OfText(NamedTuple):
 def _texts_of(part, data, split, limit, seed, desc):
     "Terms of every layer, of each text in each template."
     model, tok = load_demo(part.demo)
+    split = None if resolve_source(data) == 'embedded' else split
     texts = load_texts(part.data, data, split, seed=seed)
     prompts = part.prompts or _AS_IT_IS
     asked = prompted_examples(model, tok, texts, prompts, limit, part.longest)
@@ -287,7 +288,9 @@ def transfer_experiment(
     config |= dict(data=dict(train=train, test=test), model=about, n_fitted=N_FITTED)
     config |= dict(prompts=prompts, removal='attention_mask')
     results = Results(path, config, fresh)
-    draws = {t: k // N_FITTED for k, t in enumerate(dict.fromkeys(x.text for x in fit))}
+    texts = list(dict.fromkeys(x.text for x in fit))
+    draws = {t: k // N_FITTED for k, t in enumerate(texts)}
+    n_draws = len(texts) // N_FITTED  # of whole ones; fewer where texts are few
 
     def row(choice, template, draw, over):
         if draw is None:
@@ -304,7 +307,7 @@ def transfer_experiment(
         return said | dict(r=r)
 
     asked = [(c, None, None, None) for c in CHOICES]
-    asked += list(product(CHOICES, prompts, range(N_DRAWS), OVER))
+    asked += list(product(CHOICES, prompts, range(n_draws), OVER))
     return add_rows(results, [(i, *a) for i, a in enumerate(asked)], row, part)
 
 
