@@ -239,5 +239,7 @@ def caption(
     "Where a panel's numbers come from."
     data = results['config']['data']
     where = f"{data_name(data)} {data.get('split', '')}".strip()
-    n = len(results['rows'])
-    return f"{where}, {model_name(results['config']['model'])}, {n} texts"
+    rows = results['rows']
+    n = len({row.get('text', i) for i, row in enumerate(rows)})
+    in_each = f' in {len(rows) // n} templates' if len(rows) > n else ''
+    return f"{where}, {model_name(results['config']['model'])}, {n} texts{in_each}"
