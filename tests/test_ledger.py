@@ -9,6 +9,7 @@ from lrp_loo.paper.layerwise import picked
 from lrp_loo.paper.ledger import (
     CLAIMS,
     Rows,
+    file_entries,
     ledger,
     over_lengths,
     readings,
@@ -137,6 +138,17 @@ def test_a_claim_holds_only_where_it_holds_in_every_template(tmp_path):
     differ = verdict_over(dict(a=0.3, b=0.2, c=0.1, d=-0.2), tmp_path)
     assert differ['p_corrected'] < 0.001 and differ['low'] > 0
     assert differ['verdict'] == 'undecided'
+
+
+def test_texts_that_took_templates_in_turn_are_judged_over_both(tmp_path):
+    made = rows_in(dict(a=0.1, b=0.11, c=0.12, d=0.1))
+    rows = [row for row in made['rows'] if row['text'] % 4 == row['i'] // 40]
+    assert len(rows) == 40
+    (own, _) = (e for e in file_entries(made | dict(rows=rows)) if e['n'] == 40)
+    assert (own['claim'], own['over']) == ('cp-above-attn', 'content')
+    assert set(own['templates']) == {'a', 'b', 'c', 'd'}
+    assert own['mean'] == pytest.approx(np.mean(list(own['templates'].values())))
+    assert 0 < own['templates_low'] < own['mean'] < own['templates_high']
 
 
 def test_of_one_template_nothing_is_said_of_others(tmp_path):

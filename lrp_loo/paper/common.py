@@ -292,13 +292,16 @@ def prompted_examples(
     "A text in each prompt, without a review's line breaks."
     texts, set_aside = text_examples(model, tokenizer, data, limit, longest, shortest)
     found = Prompted([], {}, {}, {}, set_aside)
+    asked = [
+        (name, prompt, Template.of(prompt.template, tokenizer))
+        for name, prompt in prompts.items()
+    ]
     for k, (i, _, label) in enumerate(texts):
         text = data.texts[i].replace('<br />', ' ').strip()
-        for which, (name, prompt) in enumerate(prompts.items()):
+        for which, (name, prompt, around) in enumerate(asked):
             if in_turn and which != k % len(prompts):
                 continue
             number = i * len(prompts) + which
-            around = Template.of(prompt.template, tokenizer)
             whole = around.around(text)
             enc = encode(model, tokenizer, whole)
             own = content_tokens(tokenizer, enc, whole, [around.span(text)])

@@ -116,8 +116,8 @@ def faithfulness_experiment(
             table=faithfulness_table(rows).T.to_dict(),
         )
 
-    batches = asked.batches(1 if units else 8) if asked else None
-    batches = batches or together(examples, 1 if units else 8)
+    size = 1 if units else 8
+    batches = asked.batches(size) if asked else together(examples, size)
     return add_batches(results, batches, rows_of, desc, summarised)
 
 

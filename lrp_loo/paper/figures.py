@@ -285,11 +285,9 @@ def text_tables(
     rows = results['rows']
     shown = [m for m in (*TABLE2, *ESTIMATES) if m in rows[0]['methods']]
     table2 = faithfulness_table(rows, shown)[list(SHOWN2)].round(3).to_string()
-    ig = '\n'.join(completeness_lines(rows, shown))
-    if 'ig' in shown:
-        ig = f'\n{ig}'
+    table2 = '\n'.join([table2, *completeness_lines(rows, shown)])
     table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
-    return [(heading, table2 + ig), (f'Table A3: {part}', table_a3)]
+    return [(heading, table2), (f'Table A3: {part}', table_a3)]
 
 
 TEXT_STUDY = Study(

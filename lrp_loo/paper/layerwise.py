@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .table2 import paper_numbers
-from ..stats import mean_se, paired_difference, per_text
+from ..stats import mean_se, of_texts, paired_difference, per_text
 
 # %% ../../nbs/08_layerwise.ipynb #3aefe72b
 SWEEPS = ('first', 'last', 'single')
@@ -146,13 +146,14 @@ def best_single_layer(
     # layers: those picked, from 0; mean, low, high: gain in r over AttnLRP; n
 ) -> dict:
     "What the best single layer's bypass gains on texts that did not pick it."
-    n = len(results['rows'])
+    n_layers = results['config']['model']['layers']
+    gains = single_layer_gains(results['rows'], n_layers)
+    n = gains.shape[1]
     if n < 2:
         raise ValueError(
             f"a layer is picked on one half of the texts, tried on the other; got {n}"
         )
-    n_layers = results['config']['model']['layers']
-    held_out, layers = picked(single_layer_gains(results['rows'], n_layers))
+    held_out, layers = picked(gains)
     gain = paired_difference(held_out, np.zeros(n))
     return dict(layers=sorted(layers), **gain)
 
@@ -161,8 +162,9 @@ def entropy_table(
     results: dict,  # of `read_results`
 ) -> pd.DataFrame:  # layer (from 1), entropy, se
     "Mean attention entropy per layer, 1 = uniform."
-    per_layer = zip(*[row['entropy'] for row in results['rows']])
-    means = [mean_se(np.array(x, dtype=float)) for x in per_layer]
+    rows = results['rows']
+    entropy = np.array([row['entropy'] for row in rows], dtype=float)
+    means = [mean_se(x) for x in of_texts(rows, entropy).T]
     layers = range(1, len(means) + 1)
     columns = dict(entropy=[m.mean for m in means], se=[m.se for m in means])
     return pd.DataFrame(dict(layer=layers) | columns)

@@ -486,6 +486,16 @@ def entries_of(
     ]
 
 
+def _are_different_texts(rows):
+    return len({row.get('text', row['i']) for row in rows}) == len(rows)
+
+
+def _in_turn(d, templates):
+    "Each text was read in one template: means of these over their own texts."
+    means = pd.Series(d).groupby(templates, sort=False).mean()
+    return over_readings(means.to_dict(), 'templates')
+
+
 def file_entries(
     results: dict,  # of `read_results`
     # a dict per claim that the rows can decide, without a verdict
@@ -494,14 +504,22 @@ def file_entries(
     about = described(results)
     # a context that was set aside says nothing of any method
     asked = [row for row in results['rows'] if row['methods']]
-    by_template = readings(asked, 'template')
+    templates = [row.get('template') for row in asked]
+    in_turn = len(set(templates)) > 1 and _are_different_texts(asked)
+    by_template = {None: asked} if in_turn else readings(asked, 'template')
     if len(by_template) == 1 and None not in by_template:
         # of one template nothing is said of others
         about |= dict(data=f"{about['data']}, as {next(iter(by_template))}")
 
     def found(r):
         each = {k: Rows(rows, about['layers'], r) for k, rows in by_template.items()}
-        return [(c, judged_over(c, each, 'templates')) for c in CLAIMS]
+        judged = [(c, judged_over(c, each, 'templates')) for c in CLAIMS]
+        if not in_turn:
+            return judged
+        return [
+            (c, e and e | _in_turn(c.difference(each[None]), templates))
+            for c, e in judged
+        ]
 
     entries = entries_of(about, own := found('loo_r'))
     if 'prompts' not in results['config']:

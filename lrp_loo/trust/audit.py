@@ -468,7 +468,7 @@ def audit_table(
     table = AuditTable(table)
     if why:
         table['refused'] = [why.get(name, '') for name in table.index]
-    below = [f'{name} left out, {said}' for name, said in why.items()]
+    below = [f'{name} left out, {reason}' for name, reason in why.items()]
     below += said
     table.attrs['below'] = below + ([copies_said(copies)] if copies else [])
     return table
@@ -579,7 +579,8 @@ def audit(
     rows = results.rows
     table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
     said = completeness_lines(rows, list(methods))
-    slots = _slots(rows, [dict(enumerate(encs)).get(row['i'], {}) for row in rows])
+    by_number = dict(enumerate(encs))
+    slots = _slots(rows, [by_number.get(row['i'], {}) for row in rows])
     if slots:
         row, *shared = slots
         table = pd.concat([table, row])

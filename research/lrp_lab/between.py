@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from lrp_lab.parts import (
+    part_files,
     SENTENCES,
     TEXTS,
     at_scale,
@@ -278,14 +279,10 @@ def plot_between(
     return fig
 
 
-def _between_files(*names):
-    return {f'between-{name}': f'between-{name}' for name in names}
-
-
 _BETWEEN = Study(
     'between',
     '',
-    _between_files('minilm', 'decoder', 'minilm-imdb'),
+    part_files('between', 'minilm', 'decoder', 'minilm-imdb'),
     on_part(between_experiment),
     between_tables,
     dict(between=plot_between),
@@ -295,6 +292,8 @@ _BETWEEN = Study(
 STUDIES = (
     _BETWEEN,
     at_scale(
-        _BETWEEN, 'between-large', _between_files('mpnet', 'smollm2', 'smollm2-imdb')
+        _BETWEEN,
+        'between-large',
+        part_files('between', 'mpnet', 'smollm2', 'smollm2-imdb'),
     ),
 )

@@ -12,7 +12,14 @@ import numpy as np
 import pandas as pd
 
 from .between import carried_scores, secant_scores
-from .parts import SENTENCES, at_scale, on_part, part_experiment, rows_heading
+from lrp_lab.parts import (
+    SENTENCES,
+    at_scale,
+    on_part,
+    part_experiment,
+    rows_heading,
+    part_files,
+)
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,
@@ -212,14 +219,10 @@ def depth_tables(
     return [(rows_heading(part, results), f'{table}\n{cost}')]
 
 
-def _files(*names):
-    return {f'depth-{name}': f'depth-{name}' for name in names}
-
-
 _DEPTH = Study(
     'depth',
     '',
-    _files('minilm', 'decoder'),
+    part_files('depth', 'minilm', 'decoder'),
     on_part(depth_experiment),
     depth_tables,
     dict(depth=plot_depth),
@@ -229,7 +232,7 @@ _DEPTH = Study(
 )
 STUDIES = (
     _DEPTH,
-    at_scale(_DEPTH, 'depth-large', _files('mpnet', 'smollm2')),
-    at_scale(_DEPTH, 'depth-reviews', _files('reviews')),
-    at_scale(_DEPTH, 'depth-drawn', _files('drawn')),
+    at_scale(_DEPTH, 'depth-large', part_files('depth', 'mpnet', 'smollm2')),
+    at_scale(_DEPTH, 'depth-reviews', part_files('depth', 'reviews')),
+    at_scale(_DEPTH, 'depth-drawn', part_files('depth', 'drawn')),
 )

@@ -15,6 +15,7 @@ import pandas as pd
 
 from .depth import TOKENS_DRAWN
 from lrp_lab.parts import (
+    part_files,
     BEYOND,
     SENTENCES,
     at_scale,
@@ -222,10 +223,6 @@ def plot_generations(
     return fig
 
 # %% ../nbs/66_generations.ipynb #0fe4957a
-def _generation_files(*names):
-    return {f'generations-{name}': f'generations-{name}' for name in names}
-
-
 def generation_entries(
     results: dict,  # of `read_results`
 ) -> list:  # a dict per claim, as the ledger keeps them
@@ -240,7 +237,7 @@ def generation_entries(
 _GENERATIONS = Study(
     'generations',
     '',
-    _generation_files('decoder'),
+    part_files('generations', 'decoder'),
     on_part(generations_experiment),
     generations_tables,
     dict(generations=plot_generations),
@@ -249,5 +246,7 @@ _GENERATIONS = Study(
 )
 STUDIES = (
     _GENERATIONS,
-    at_scale(_GENERATIONS, 'generations-large', _generation_files('smollm2', 'long')),
+    at_scale(
+        _GENERATIONS, 'generations-large', part_files('generations', 'smollm2', 'long')
+    ),
 )

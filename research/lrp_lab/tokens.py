@@ -8,7 +8,14 @@ __all__ = ['WORDS', 'ADDED_WORDS', 'ADDED', 'TOKENS', 'STUDIES', 'token_methods'
 # %% ../nbs/73_tokens.ipynb #33cd0d9c
 import pandas as pd
 
-from .parts import SENTENCES, at_scale, no_entries, on_part, rows_heading
+from lrp_lab.parts import (
+    SENTENCES,
+    at_scale,
+    no_entries,
+    on_part,
+    rows_heading,
+    part_files,
+)
 from lrp_loo.data import load_texts
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.layers import describe_model, n_layers
@@ -89,16 +96,12 @@ def tokens_tables(
     return [(rows_heading(part, results), pd.DataFrame(found).T.round(3).to_string())]
 
 
-def _token_files(*names):
-    return {f'tokens-{name}': f'tokens-{name}' for name in names}
-
-
 _TOKENS = Study(
     'tokens',
     '',
-    _token_files('minilm', 'decoder'),
+    part_files('tokens', 'minilm', 'decoder'),
     on_part(tokens_experiment),
     tokens_tables,
     entries=no_entries,  # the book says what they show
 )
-STUDIES = (_TOKENS, at_scale(_TOKENS, 'tokens-large', _token_files('mpnet')))
+STUDIES = (_TOKENS, at_scale(_TOKENS, 'tokens-large', part_files('tokens', 'mpnet')))

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from .depth import FOLLOWED, LONG_REVIEWS, TOKENS_DRAWN
 from lrp_lab.parts import (
+    part_files,
     SENTENCES,
     at_scale,
     drawn_tokens,
@@ -47,7 +48,7 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.stats import mean_interval, mean_se, paired_difference, per_text
+from lrp_loo.stats import mean_se, paired_difference, per_text
 from lrp_loo.trust.results import Results, read_results
 from lrp_loo.trust.weights import (
     CARRIERS,
@@ -90,9 +91,7 @@ def _moments(part, data, n, seed):
         if part is LONG_REVIEWS:
             asked = (enc, TOKENS_DRAWN, f'{seed} {i}', drawn.content(i))
             units = drawn_tokens(drawn.tokenizer, *asked)
-        asked = (drawn.target(i), units)
-        if units is None:
-            asked += (drawn.content(i),)
+        asked = (drawn.target(i), units, drawn.content(i))
         found.append(text_moments(drawn.model, drawn.tokenizer, enc, *asked))
     return [m for m in found if None not in m.values()], drawn.model
 
@@ -311,6 +310,19 @@ def transfer_experiment(
     return add_rows(results, [(i, *a) for i, a in enumerate(asked)], row, part)
 
 
+def _tried(row):
+    "What a row says of each kind of weights: mean r over texts and templates."
+    means = {t: float(np.mean(r)) for t, r in row['r'].items()}
+    if row['draw'] is None:
+        return {'unweighed': np.mean([*means.values()])}
+    own = means.pop(row['fitted_on'])
+    others = {'other template': np.mean([*means.values()])} if means else {}
+    return {
+        f"fitted over {row['over']}, {where}": r
+        for where, r in ({'same template': own} | others).items()
+    }
+
+
 def transfer_table(
     results: dict,  # of `read_results`
 ) -> pd.DataFrame:
@@ -318,31 +330,22 @@ def transfer_table(
     and on others; and the same of a fit over all tokens. The interval is over
     draws.
     """
-    found = {}
-    for row in results['rows']:
-        means = {t: float(np.mean(r)) for t, r in row['r'].items()}
-        if row['draw'] is None:
-            found.setdefault((row['carrier'], 'unweighed'), []).append(
-                np.mean([*means.values()])
-            )
-            continue
-        own = means.pop(row['fitted_on'])
-        key = (row['carrier'], f"fitted over {row['over']}, {{}}", row['draw'])
-        found.setdefault((*key[:1], key[1].format('same template'), key[2]), []).append(
-            own
-        )
-        if means:
-            found.setdefault(
-                (*key[:1], key[1].format('other template'), key[2]), []
-            ).append(np.mean([*means.values()]))
-    by_draw = {}
-    for (carrier, said, *_), r in found.items():
-        by_draw.setdefault((carrier, said), []).append(np.mean(r))
-    table = {}
-    for at, r in by_draw.items():
-        low, high = mean_interval(np.array(r)) if len(r) > 1 else (np.nan, np.nan)
-        table[at] = dict(r=np.mean(r), low=low, high=high, draws=len(r))
-    return pd.DataFrame(table).T.rename_axis(['carrier', 'weights'])
+    r = pd.DataFrame(
+        [
+            dict(carrier=row['carrier'], weights=weights, draw=row['draw'], r=r)
+            for row in results['rows']
+            for weights, r in _tried(row).items()
+        ]
+    )
+    at = ['carrier', 'weights']
+    by_draw = r.groupby([*at, 'draw'], sort=False, dropna=False).r.mean()
+    table = {
+        k: paired_difference(x.to_numpy(), np.zeros(len(x)))
+        for k, x in by_draw.groupby(level=at, sort=False)
+    }
+    return (
+        pd.DataFrame(table).T.rename(columns=dict(mean='r', n='draws')).rename_axis(at)
+    )
 
 
 def transfer_tables(
@@ -353,28 +356,20 @@ def transfer_tables(
     return [(part, transfer_table(results).round(3).to_string())]
 
 
-def _transfer_files(*names):
-    return {f'transfer-{name}': f'transfer-{name}' for name in names}
-
-
 _TRANSFER = Study(
     'transfer',
     '',
-    _transfer_files('minilm', 'decoder'),
+    part_files('transfer', 'minilm', 'decoder'),
     on_part(transfer_experiment),
     transfer_tables,
     entries=no_entries,  # a table, no claim
 )
 
 # %% ../nbs/72_weighed.ipynb #080149be
-def _weighed_files(*names):
-    return {f'weighed-{name}': f'weighed-{name}' for name in names}
-
-
 _WEIGHED = Study(
     'weighed',
     '',
-    _weighed_files('minilm', 'decoder'),
+    part_files('weighed', 'minilm', 'decoder'),
     on_part(weighed_experiment),
     weighed_tables,
     dict(weighed=plot_weighed),
@@ -382,8 +377,8 @@ _WEIGHED = Study(
 )
 STUDIES = (
     _WEIGHED,
-    at_scale(_WEIGHED, 'weighed-large', _weighed_files('mpnet', 'smollm2')),
-    at_scale(_WEIGHED, 'weighed-reviews', _weighed_files('reviews')),
+    at_scale(_WEIGHED, 'weighed-large', part_files('weighed', 'mpnet', 'smollm2')),
+    at_scale(_WEIGHED, 'weighed-reviews', part_files('weighed', 'reviews')),
     _TRANSFER,
-    at_scale(_TRANSFER, 'transfer-large', _transfer_files('mpnet', 'smollm2')),
+    at_scale(_TRANSFER, 'transfer-large', part_files('transfer', 'mpnet', 'smollm2')),
 )

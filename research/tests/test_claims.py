@@ -20,7 +20,7 @@ from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreeme
 from lrp_lab.related import related_table
 from lrp_lab.remedy import remedy_table
 from lrp_loo.paper.layerwise import MARGIN, best_single_layer, is_above_zero
-from lrp_loo.paper.ledger import verdicts_by_model
+from lrp_loo.paper.ledger import entry_name, verdicts_by_model
 from lrp_loo.paper.style import NAMES
 from lrp_loo.stats import mean_se, paired_difference, per_text
 from lrp_loo.trust.results import read_results
@@ -137,15 +137,25 @@ def test_the_memory_of_removal_is_said_in_one_way():
         assert "times AttnLRP's memory" not in text, name
 
 
+SENTENCES_OF_SMOLLM2 = (
+    'removal-above-better, smollm2-135m-instruct, sst2 validation, of two answers,'
+    ' attention_mask',
+)
+
+
 def test_the_front_page_says_on_which_models_removal_is_ahead():
     kept = json.loads((ROOT / 'results' / 'claims.json').read_text('utf-8'))
     verdicts = verdicts_by_model(kept, ['removal-above-better']).iloc[0]
     words = {n: set(re.findall('[a-z]+', said)) for n, said in verdicts.items()}
-    ahead = [name for name, said in words.items() if said == {'holds'}]
+    ahead = [name for name, said in words.items() if said == {'holds', 'n'}]
     assert (len(ahead), len(words)) == (4, 5)
     assert 'better than LRP on four of five models' in README
-    assert verdicts['SmolLM2, 30 layers †'].startswith('reversed -0.09')
-    assert "On SmolLM2's sentences it does not (−0.09)" in README
+    sentences, reviews = verdicts['SmolLM2, 30 layers'].split(' / ')
+    assert sentences.startswith('undecided +0.15') and reviews.startswith('holds +0.14')
+    assert 'On the fifth, SmolLM2, it does on reviews; on sentences it leads' in README
+    kept = [e for e in kept if e['claim'] == 'removal-above-better']
+    (own,) = (e for e in kept if entry_name(e) in SENTENCES_OF_SMOLLM2)
+    assert len(own['templates']) == 4 and min(own['templates'].values()) > 0
 
 
 def test_weights_a_layer_are_said_to_be_of_one_prompt_wherever_they_are_praised():
@@ -256,7 +266,7 @@ def test_cp_lrp_and_attn_lrp_are_not_told_apart_on_imdb():
         part: ledger_entry('cp-above-attn', f'minilm-{part}')
         for part in ('sst2', 'imdb')
     }
-    assert said['imdb']['verdict'] == 'undecided'
+    assert said['imdb']['verdict'] == 'equal'
     assert said['sst2']['verdict'] == 'reversed'
     assert f"{said['imdb']['mean']:.3f}" == '-0.008'
     assert '(−0.008' in README

@@ -11,12 +11,13 @@ from lrp_lab.interactions import (
     phrases_experiment,
     phrases_table,
     plot_interactions,
-    shared_ends,
 )
 from lrp_lab.run import groups_of, studies
 from lrp_loo.models.demos import load_demo
-from lrp_loo.paper.common import REVIEW
+from lrp_loo.asked.template import Template
+from lrp_loo.paper.common import PROMPTS
 from lrp_loo.tasks.pairs import PHRASES, explain_pairs, phrase_pairs
+from lrp_loo.trust.audit import shared_tokens
 from lrp_loo.trust.results import read_results
 
 
@@ -40,8 +41,8 @@ def test_rows_are_resumed_and_shown(tmp_path):
 
 
 def test_a_questions_tokens_are_found():
-    texts = [torch.tensor(t) for t in ([1, 2, 5, 9, 8], [1, 2, 6, 7, 9, 8])]
-    assert shared_ends(texts) == (2, 2)
+    texts = [torch.tensor([t]) for t in ([1, 2, 5, 9, 8], [1, 2, 6, 7, 9, 8])]
+    assert shared_tokens([dict(input_ids=t) for t in texts]) == (2, 2)
 
 
 def test_reproduce_knows_it():
@@ -99,4 +100,5 @@ def test_rows_of_phrases(tmp_path):
 
 
 def test_a_question_keeps_the_sentence():
-    assert all(sentence in REVIEW.of(sentence) for _, sentence, *_ in PHRASES)
+    asked = Template.of(PROMPTS['marked'].template, None).around
+    assert all(sentence in asked(sentence) for _, sentence, *_ in PHRASES)
