@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pandas as pd
+import torch
 
 from .depth import TOKENS_DRAWN
 from lrp_lab.parts import (
@@ -95,13 +96,11 @@ def _generated(model, tokenizer, enc, n_new):
     return whole, GeneratedReadout(ids, len(before), log_prob=True)
 
 
-def _mean_r(steps, loo, some):
-    "Over the generated tokens; of all tokens the very first is left out."
+def _mean_r(steps, loo, asked):
+    "Over the generated tokens, of what is asked about."
     found = []
     for a, exact in zip(steps, loo):
-        apart = a.is_special.clone()
-        if not some:
-            apart[0] = True
+        apart = a.is_special | ~asked[: len(a.scores)]
         found.append(agreement(a.scores, exact.scores, apart))
     return float(np.nanmean(found))
 
@@ -115,12 +114,23 @@ def generation_row(
     # so many tokens of prompt and continuation are asked about; None: all
     n_drawn: int = None,
     seed: int = 0,  # of that draw
-) -> dict:  # n_tokens, n_new, per method r and seconds
+    # (n_tokens,) bool: the prompt's tokens that are asked about, beside what is
+    # generated; None: all but the very first
+    own: torch.Tensor = None,
+) -> dict:  # n_tokens, n_new, per method r, r over all tokens, and seconds
     "Every method on one continuation."
     whole, readout = _generated(model, tokenizer, enc, n_new)
+    every = torch.arange(len(readout.ids)) > 0
+    asked = every.clone()
+    if own is not None:
+        n_before = len(asked) - len(readout)
+        asked[:n_before] &= own[:n_before]
     units = None
     if n_drawn is not None:
-        units = drawn_tokens(tokenizer, whole, n_drawn, seed)
+        units = drawn_tokens(
+            tokenizer, whole, n_drawn, seed, None if own is None else asked
+        )
+        every = asked = torch.ones(len(units.names), dtype=torch.bool)
 
     def timed(method, options):
         start = time.perf_counter()
@@ -128,11 +138,11 @@ def generation_row(
         return steps, time.perf_counter() - start
 
     loo, seconds = timed('loo', {})
-    found = {'loo': dict(r=1.0, seconds=seconds)}
+    found = {'loo': dict(r=1.0, r_all=1.0, seconds=seconds)}
     for name, (method, options) in (methods or EXPLAINED).items():
         steps, seconds = timed(method, options)
-        r = _mean_r(steps, loo, units is not None)
-        found[name] = dict(r=r, seconds=seconds)
+        r, r_all = (_mean_r(steps, loo, over) for over in (asked, every))
+        found[name] = dict(r=r, r_all=r_all, seconds=seconds)
     return dict(n_tokens=len(readout.ids), n_new=len(readout), methods=found)
 
 
@@ -160,10 +170,11 @@ def generations_experiment(
         config |= dict(n_drawn=TOKENS_DRAWN, methods=[*OF_LONG_PROMPTS])
     results = Results(path, config, fresh)
 
-    def row(enc, label):
-        return generation_row(found.model, found.tokenizer, enc, **asked)
+    def row(i, enc, label):
+        given = (found.model, found.tokenizer, enc)
+        return generation_row(*given, **asked, own=found.content(i))
 
-    return add_rows(results, found.examples, row, f'generations: {found.words}')
+    return add_rows(results, found.by_number, row, f'generations: {found.words}')
 
 # %% ../nbs/66_generations.ipynb #a1f0698f
 def generations_table(

@@ -42,6 +42,7 @@ MODULES = tuple(
         'coverage',
         'weighed',
         'tokens',
+        'ig',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone

@@ -134,5 +134,5 @@ def test_long_prompts_are_measured_in_part(monkeypatch, tmp_path):
 
 def test_long_prompts_are_the_same_question():
     long, short = (GENERATED[f'generations-{part}'] for part in ('long', 'smollm2'))
-    assert (long.demo, long.prompt) == (short.demo, short.prompt)
+    assert (long.demo, long.prompts) == (short.demo, short.prompts)
     assert 150 <= long.shortest < long.longest <= 300
