@@ -31,7 +31,7 @@ from lrp_lab.grid import (
 from lrp_lab.run import studies
 from lrp_loo.methods import METHODS, explain_batch
 from lrp_loo.models.encoding import encode
-from lrp_loo.paper.common import RunOptions, read_parts
+from lrp_loo.paper.common import PROMPTS, RunOptions, read_parts
 from lrp_loo.paper.ledger import ledger
 from lrp_loo.stats import mean_se, paired_difference
 from lrp_loo.trust.audit import agreement_rows, faithfulness_rows
@@ -41,7 +41,9 @@ from lrp_loo.trust.results import read_results
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(
     'a language model',
-    GRID_MODELS['smollm2'].part._replace(demo='reviews'),
+    GRID_MODELS['smollm2'].part._replace(
+        demo='reviews', prompts={k: PROMPTS[k] for k in ('plain', 'last')}
+    ),
     GRID_MODELS['smollm2'].removals,
 )
 SMALL = {k: GRID_MODELS[k] for k in ('minilm', 'decoder', 'vit')} | {
