@@ -270,7 +270,7 @@ class Prompted(NamedTuple):
         "Prompts that share a target and nearly a length, n texts at a time."
         of_template = {}
         for example in self.examples:
-            name = self.said[example[0]]['template']
+            name = self.said[example[0]].get('template')
             of_template.setdefault(name, []).append(example)
         parts = [
             of[k : k + n] for of in of_template.values() for k in range(0, len(of), n)

@@ -347,6 +347,13 @@ BY_MODEL = {  # a column → its entries' model and data
 _ASKED = {(*pair, 'attention_mask') for pairs in BY_MODEL.values() for pair in pairs}
 _OWN = ('sst2 validation, its own answer', 'imdb test, its own answer')
 _ASKED |= {('smollm2-135m-instruct', data, 'attention_mask') for data in _OWN}
+_OTHER_TASKS = (
+    ('snli-minilm', 'snli validation'),
+    ('snli-mpnet', 'snli validation'),
+    ('smollm2-135m-instruct', 'snli validation, of two answers'),
+    ('smollm2-135m-instruct', 'xquad-en validation, the given answer'),
+)
+_ASKED |= {(*pair, 'attention_mask') for pair in _OTHER_TASKS}
 _TRAINED = ('minilm-sst2, 5 trainings', 'mpnet-sst2, 3 trainings')
 _ASKED |= {(model, 'sst2 validation', 'attention_mask') for model in _TRAINED}
 _NETWORKS = ('linear attention, default', 'linear attention, 16 settings')
@@ -446,8 +453,11 @@ def described(
         said += ', every generated token'
     elif 'prompts' in config or 'prompt' in config:
         prompts = config.get('prompts') or {'': config['prompt']}
-        answers = any(prompt['answers'] for prompt in prompts.values())
-        said += ', of two answers' if answers else ', its own answer'
+        answers = next(iter(prompts.values()))['answers']
+        if isinstance(answers, str):
+            said += f', {answers}'
+        else:
+            said += ', of two answers' if answers else ', its own answer'
     # r over some tokens of a text is another question than r over all
     if config.get('n_drawn'):
         said += f", {config['n_drawn']} tokens of each"

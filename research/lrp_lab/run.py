@@ -43,6 +43,8 @@ MODULES = tuple(
         'weighed',
         'tokens',
         'ig',
+        'inference',
+        'questions',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone

@@ -61,6 +61,7 @@ def _fit_classifier(model, tok, texts, labels, options, desc, **kwargs):
     o = options
     cut = tok(texts, truncation=True, max_length=o['max_length'])
     ids = cut['input_ids']
+    given = [k for k in cut if k != 'attention_mask']  # a pair's sides, too
     labels = torch.as_tensor(labels)
     rng = torch.Generator().manual_seed(o['seed'])
     lengths = [len(i) for i in ids]
@@ -71,7 +72,7 @@ def _fit_classifier(model, tok, texts, labels, options, desc, **kwargs):
     ]
 
     def loss_of(batch):
-        rows = {'input_ids': [ids[i] for i in batch]}
+        rows = {k: [cut[k][i] for i in batch] for k in given}
         padded = tok.pad(rows, return_tensors='pt')
         with torch.autocast('cpu', torch.bfloat16, o.get('bf16', False)):
             logits = model(**padded).logits
@@ -90,14 +91,14 @@ TRAINING = {
 }
 
 
-def _with_adapter(options):
+def _with_adapter(options, n_labels):
     "A base with an untrained adapter and head."
     from peft import LoraConfig, get_peft_model
 
     base = options['base']
     model = AutoModelForSequenceClassification.from_pretrained(
         demo_base(base),
-        num_labels=2,
+        num_labels=n_labels,
         hidden_dropout_prob=options['dropout'],
         attention_probs_dropout_prob=options['dropout'],
     )
@@ -111,8 +112,8 @@ def _with_adapter(options):
 
 
 def train_adapter(
-    texts: list,  # training texts
-    labels: list,  # their labels, 0 or 1
+    texts: list,  # training texts, or pairs of texts
+    labels: list,  # their labels from 0
     out,  # the adapter folder to write
     base: str = 'minilm',  # one of BASES
     rank: int = 8,
@@ -144,7 +145,7 @@ def train_adapter(
     with torch.random.fork_rng(), quiet_loading():
         torch.manual_seed(seed)
         tok = AutoTokenizer.from_pretrained(demo_base(base))
-        model = _with_adapter(options)
+        model = _with_adapter(options, max(labels) + 1)
         _fit_classifier(
             model,
             tok,
