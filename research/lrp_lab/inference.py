@@ -77,9 +77,9 @@ def snli(data, split, seed):
     return [row for row in rows if row[2] in (0, 1, 2)], origin
 
 # %% ../nbs/75_inference.ipynb #431ee9fc
-TRAINED = {  # part → base, options of `train_adapter`
-    'inference-minilm': ('minilm', dict(epochs=3, dropout=0.1)),
-    'inference-mpnet': ('mpnet', dict(epochs=1, rank=4, alpha=8, lr=5e-4, bf16=True)),
+TRAINED = {  # part → base, how many pairs, options of `train_adapter`
+    'inference-minilm': ('minilm', None, dict(dropout=0.1)),
+    'inference-mpnet': ('mpnet', 4000, dict(rank=4, alpha=8, lr=5e-4, bf16=True)),
 }
 
 
@@ -95,8 +95,9 @@ def train_pairs(
     out=None,  # the adapter's folder; None: the kept one
 ):
     "Train an adapter on SNLI's pairs."
-    base, options = TRAINED[part]
+    base, n, options = TRAINED[part]
     pairs, _ = snli(data, 'train', 0)
+    pairs = pairs[:n]
     texts = [(premise, hypothesis) for premise, hypothesis, _ in pairs]
     labels = [label for *_, label in pairs]
     out = weights_of(part) if out is None else out
@@ -108,7 +109,7 @@ def load_pairs_model(part, folder=None):
     "A model of three classes in eval mode, its tokenizer."
     from peft import PeftModel
 
-    base, _ = TRAINED[part]
+    base, *_ = TRAINED[part]
     with quiet_loading():
         model = AutoModelForSequenceClassification.from_pretrained(
             str(demo_base(base)), num_labels=3, local_files_only=True
