@@ -246,7 +246,10 @@ def _agreement_of(drawn, methods):
         if drawn.asked:
             asked |= dict(content=[drawn.content(i) for i in numbers])
         rows = agreement_rows(*given, drawn.info['removal'], **asked)
-        return [dict(label=label, **row) for label, row in zip(labels, rows)]
+        return [
+            dict(**drawn.said(i), label=label, **row)
+            for i, label, row in zip(numbers, labels, rows)
+        ]
 
     return run
 

@@ -172,7 +172,7 @@ def generations_experiment(
 
     def row(i, enc, label):
         given = (found.model, found.tokenizer, enc)
-        return generation_row(*given, **asked, own=found.content(i))
+        return found.said(i) | generation_row(*given, **asked, own=found.content(i))
 
     return add_rows(results, found.by_number, row, f'generations: {found.words}')
 

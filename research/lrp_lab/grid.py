@@ -351,7 +351,8 @@ def grid_experiment(
     def rows_of(i, enc, label):
         asked = (drawn.target(i), drawn.content(i))
         found = grid_rows(model, tokenizer, enc, methods, removals, *asked)
-        return {r: dict(label=label, **row) for r, row in found.items()}
+        said = dict(**drawn.said(i), label=label)
+        return {r: said | row for r, row in found.items()}
 
     missing = lacking(results, drawn.by_number)
     _say_how_long(drawn, missing, removals)

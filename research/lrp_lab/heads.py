@@ -332,7 +332,7 @@ def head_experiment(
 
     def row(i, enc, label):
         found = head_row(model, tok, enc, drawn.target(i), removal, drawn.content(i))
-        return dict(label=label, **found)
+        return dict(**drawn.said(i), label=label, **found)
 
     def summarise(rows):
         return dict(n=len(rows), mechanisms=judged(rows, n_layers(model)))

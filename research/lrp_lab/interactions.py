@@ -401,7 +401,7 @@ def interactions_experiment(
 
     def row(i, enc, own):
         game = PairGame(drawn.model, enc, drawn.target(i), own)
-        return interactions_row(game)
+        return drawn.said(i) | interactions_row(game)
 
     words = f'interactions: {drawn.words}'
     return add_rows(results, [(i, i, *rest) for i, *rest in fit[:limit]], row, words)

@@ -908,7 +908,7 @@ def mixing_experiment(
     def row(i, enc, label):
         asked = (drawn.target(i), drawn.content(i))
         found = mixing_row(drawn.model, drawn.tokenizer, enc, methods, *asked)
-        return dict(label=label, **found)
+        return dict(**drawn.said(i), label=label, **found)
 
     bar = f'mixing: {drawn.words}'
     return add_rows(results, drawn.by_number, row, bar, _mixing_summary)

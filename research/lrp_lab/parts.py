@@ -169,6 +169,10 @@ class PartExamples(NamedTuple):
         "(n_tokens,) bool, what is asked about; None: all but special tokens."
         return self.asked and self.asked.content[i]
 
+    def said(self, i):
+        "What a row says of its prompt: the text's number, the template's name."
+        return self.asked.said[i] if self.asked else {}
+
     @property
     def words(self):
         "The model and the data, for a bar."

@@ -73,22 +73,21 @@ FEW, MORE, REVIEWS = 8, 32, 16  # texts that weights are fitted on
 def _fits(part):
     "Name → the part whose training texts it is fitted on, and how many."
     if part == 'weighed-reviews':
-        sentences = WEIGHED['weighed-smollm2']
         return {
-            'weighed': (LONG_REVIEWS, REVIEWS),
-            'weighed on sentences': (sentences, MORE),
+            'weighed': (part, REVIEWS),
+            'weighed on sentences': ('weighed-smollm2', MORE),
         }
-    own = WEIGHED[part]
-    return {'weighed': (own, MORE), f'weighed, {FEW} texts': (own, FEW)}
+    return {'weighed': (part, MORE), f'weighed, {FEW} texts': (part, FEW)}
 
 
 def _moments(part, data, n, seed):
     "Of the first n training texts that have an r; the model."
-    drawn = part_examples('fit', data, n, seed, dict(fit=part._replace(split='train')))
+    train = WEIGHED[part]._replace(split='train')
+    drawn = part_examples(part, data, n, seed, {part: train})
     found = []
     for i, enc, _ in tqdm(drawn.examples, f'fit: {drawn.words}'):
         units = None
-        if part is LONG_REVIEWS:
+        if part == 'weighed-reviews':
             asked = (enc, TOKENS_DRAWN, f'{seed} {i}', drawn.content(i))
             units = drawn_tokens(drawn.tokenizer, *asked)
         asked = (drawn.target(i), units, drawn.content(i))

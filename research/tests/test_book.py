@@ -65,16 +65,18 @@ def test_a_chapter_of_the_first_decade_has_little_code(name):
 
 
 def test_the_first_decade_has_ten_chapters():
-    assert [name[:2] for name in FIRST_DECADE] == [f'0{k}' for k in range(10)]
+    # 09a is a second page of 09
+    whole = [name[:3] for name in FIRST_DECADE if name[2] == '_']
+    assert whole == [f'0{k}_' for k in range(10)]
 
 
 @pytest.mark.parametrize('number', ['00', '04', '05', '06', '07', '08', '09'])
 def test_one_sentence_is_read_from_the_question_to_the_verdict(number):
-    (name,) = [name for name in FIRST_DECADE if name.startswith(number)]
+    (name,) = [name for name in FIRST_DECADE if name.startswith(f'{number}_')]
     assert SENTENCE in '\n'.join(cells_of(name, 'code'))
 
 
 @pytest.mark.parametrize('number', ['00', '01', '03', '09'])
 def test_one_digit_is_read_from_the_question_to_the_verdict(number):
-    (name,) = [name for name in FIRST_DECADE if name.startswith(number)]
+    (name,) = [name for name in FIRST_DECADE if name.startswith(f'{number}_')]
     assert '1698' in '\n'.join(cells_of(name, 'code'))

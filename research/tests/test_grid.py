@@ -24,6 +24,7 @@ from lrp_lab.grid import (
     grid_rows,
     grid_tables,
     loo_by,
+    methods_of,
     plot_grid,
     refusal,
     refusals_table,
@@ -90,16 +91,38 @@ def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
         drawn.model,
         drawn.tokenizer,
         [enc],
-        GRID_METHODS,
-        target=drawn.target,
+        methods_of(name),
+        target=drawn.target(i),
         removal=GRID_REMOVALS[removal],
         curves=[],
+        content=[drawn.content(i)],
     )
     assert row['n_tokens'] == alone['n_tokens']
     assert row['logit'] == pytest.approx(alone['logit'], abs=1e-4)
+    assert set(alone['methods']) <= set(row['methods'])
     for method, readings in alone['methods'].items():
-        r = row['methods'][method]['r']
-        assert r == pytest.approx(readings['r'], abs=1e-3)
+        for over in ('r', 'r_all'):
+            r = row['methods'][method][over]
+            assert r == pytest.approx(readings[over], abs=1e-3)
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_a_language_models_grid_leaves_ig_to_its_own_study(found, name):
+    for removal in SMALL[name].removals:
+        results = found[file_of(name, removal)]
+        left_out = set() if name != 'smollm2' else {'ig'}
+        measured = set(GRID_METHODS) - left_out
+        assert set(results['config']['methods']) == measured
+        for row in results['rows']:
+            assert set(row['methods']) & set(GRID_METHODS) == measured
+
+
+def test_a_row_says_which_text_it_is_of_in_which_template(found):
+    for removal in ASKED_MODEL.removals:
+        rows = found[file_of('smollm2', removal)]['rows']
+        said = [(row['text'], row['template']) for row in rows]
+        assert said == [(0, 'plain'), (1, 'last'), (2, 'plain')]
+    assert 'template' not in found[file_of('minilm', 'delete')]['rows'][0]
 
 
 def test_rows_without_curves_are_agreement_rows(demo):
@@ -154,12 +177,13 @@ def test_a_map_is_computed_once_for_all_removals(small):
 
 
 def test_all_models_of_texts_have_the_same_examples(small):
-    first, *others = (
+    first, other, asked = (
         grid_examples(name, 'embedded', limit=3)
         for name in ('minilm', 'decoder', 'smollm2')
     )
-    for other in others:
-        assert [i for i, *_ in other.examples] == [i for i, *_ in first.examples]
+    texts = [i for i, *_ in first.examples]
+    assert [i for i, *_ in other.examples] == texts
+    assert [asked.said(i)['text'] for i, *_ in asked.examples] == texts
 
 
 # ---- what is refused
@@ -301,9 +325,17 @@ def test_every_cell_has_a_study_that_reproduce_knows():
 
 def test_the_ledger_takes_the_files(folder):
     entries = [e for e in ledger([folder]) if e['claim'] == 'cp-above-attn']
-    assert len(entries) == len(CELLS)
-    removals = {e['removal'] for e in entries if e['model'] == 'vit-mnist'}
+    own = [e for e in entries if e['over'] == 'content']
+    assert len(own) == len(CELLS)
+    removals = {e['removal'] for e in own if e['model'] == 'vit-mnist'}
     assert removals == set(SMALL['vit'].removals)
+    # of a language model also over the tokens of its templates
+    of_prompts = [e for e in own if 'of two answers' in e['data']]
+    assert {e['removal'] for e in of_prompts} == set(ASKED_MODEL.removals)
+    over_all = [e for e in entries if e['over'] == 'all']
+    assert [e['removal'] for e in over_all] == [e['removal'] for e in of_prompts]
+    for e in (*of_prompts, *over_all):
+        assert set(e['templates']) == {'plain', 'last'}
 
 
 # ---- what is shown
@@ -353,7 +385,7 @@ def test_the_figure_shows_every_mean_and_every_gain(found):
     shown = [t.get_text() for t in means.texts]
     assert shown.count('– refused') == 4
     measured = [c for c in columns if c.rows is not None]
-    expected = [f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in GRID_METHODS]
+    expected = [f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in c.methods]
     for text in expected:
         assert text in shown
     points = [line for line in gains.lines if len(line.get_xdata()) == 1]
