@@ -15,7 +15,12 @@ from lrp_loo.asked.rows import read_row_only
 from lrp_loo.asked.targets import Readout, Target, output_field
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.checked import fast_encoder
-from lrp_loo.loo.droppable import DROP_DECODERS, DROP_ENCODERS, survives_gaps
+from lrp_loo.loo.droppable import (
+    DROP_DECODERS,
+    DROP_ENCODERS,
+    may_drop,
+    survives_gaps,
+)
 from lrp_loo.loo.duration import in_words, loo_seconds
 from lrp_loo.loo.engines import read_whole, subset_logits
 from lrp_loo.models import forward
@@ -267,6 +272,15 @@ def test_a_text_that_ends_in_the_padding_token():
     model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
+    assert not may_drop(model, enc)
+    assert_loo_is_exact(model, enc)
+
+
+def test_what_a_language_model_ended_itself_may_end_in_its_padding_token():
+    model = random_model('Llama', 'next token', 'sdpa', dtype=torch.float32)
+    enc = random_inputs(model, N_TOKENS)
+    enc['input_ids'][0, -1] = model.config.pad_token_id
+    assert may_drop(model, enc)
     assert_loo_is_exact(model, enc)
 
 

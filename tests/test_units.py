@@ -137,3 +137,13 @@ def test_tokens_go_with_their_word():
     assert float(words.scores.sum()) == pytest.approx(total, rel=1e-4)
     a = attribute_context(*demo, '片子很慢。演员都很好。没有人笑！', ' good')
     assert a.tokens == ['片子很慢。', '演员都很好。', '没有人笑！']
+
+
+def test_words_that_share_a_token_are_one_unit():
+    "The decoder's tokenizer makes one token of a quotation mark and a comma."
+    demo = load_demo('reviews')
+    context = 'He called it "fine", then left (early). Nobody laughed.'
+    a = attribute_context(*demo, context, ' good', units='word')
+    assert ''.join(a.tokens) == context.replace(' ', '')
+    assert '",' in a.tokens
+    assert len(a.tokens) < len(text_spans(context, 'word'))

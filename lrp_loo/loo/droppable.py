@@ -156,8 +156,12 @@ def _survives(model, enc):
         return True
     if position_offset(model) and (ids == padding).any():
         return False  # positions do not count padding
-    # a decoder's classifier reads the row before padding
-    return package_name(model) not in DROP_DECODERS or int(ids[0, -1]) != padding
+    # a decoder's classifier reads the row before padding; a text that a language
+    # model ended itself may end in the same token
+    reads_before = package_name(model) in DROP_DECODERS and type(
+        model
+    ).__name__.endswith('ForSequenceClassification')
+    return not reads_before or int(ids[0, -1]) != padding
 
 
 def without_padding(

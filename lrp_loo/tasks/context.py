@@ -9,7 +9,7 @@ __all__ = ['TEMPLATE', 'LONG_CONTEXT', 'answer_log_prob', 'attribute_context', '
 import torch
 
 from ..asked.rows import next_tokens
-from ..asked.units import Units, text_spans, text_units
+from ..asked.units import Units, begun_spans, text_spans, text_units
 from ..core import Attribution
 from ..methods import as_it_runs, explain_batch
 from lrp_loo.models.encoding import (
@@ -93,6 +93,8 @@ def attribute_context(
         for start, end in text_spans(context, units)
     ]
     asked = {'input_ids': enc['input_ids'][:, : -len(own)]}
+    if isinstance(units, str):
+        spans = begun_spans(tokenizer, asked, prompt.rstrip(' '), spans)
     found = text_units(tokenizer, asked, prompt.rstrip(' '), spans)
     # the answer's tokens are in no unit
     number = torch.cat([found.number, torch.full((len(own),), -1)])
