@@ -15,12 +15,7 @@ from lrp_loo.asked.rows import read_row_only
 from lrp_loo.asked.targets import Readout, Target, output_field
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.checked import fast_encoder
-from lrp_loo.loo.droppable import (
-    DROP_DECODERS,
-    DROP_ENCODERS,
-    may_drop,
-    survives_gaps,
-)
+from lrp_loo.loo.droppable import DROP_DECODERS, DROP_ENCODERS, may_drop, survives_gaps
 from lrp_loo.loo.duration import in_words, loo_seconds
 from lrp_loo.loo.engines import read_whole, subset_logits
 from lrp_loo.models import forward

@@ -149,7 +149,7 @@ def questions_experiment(
     seed: int = 0,  # of the draw
     fresh: bool = False,  # start over
 ) -> Results:
-    "A row for each question and template, resumable."
+    "A row for each question, in one of the templates in turn, resumable."
     name = part.removeprefix('questions-')
     model, tokenizer = load_demo(name)
     methods = question_methods(n_layers(model))
@@ -162,9 +162,8 @@ def questions_experiment(
         k: dict(template=t, answers='the given answer') for k, t in QUESTIONED.items()
     }
     examples = [
-        (i * len(QUESTIONED) + which, i, template, row)
-        for i, *row in asked
-        for which, template in enumerate(QUESTIONED)
+        (i, i, list(QUESTIONED)[k % len(QUESTIONED)], row)
+        for k, (i, *row) in enumerate(asked)
     ]
 
     def row(i, template, of):
