@@ -187,6 +187,13 @@ def test_messages_go_through_the_tokenizers_template(monkeypatch):
     found = explain_generation(model, tokenizer, chat, max_new_tokens=2)
     ids = found[0].input_ids
     assert tokenizer.decode(ids).strip() == '<user> how was it ? <answer>'
+    # what the template adds is not asked about; what was generated is
+    content = found[1].is_content
+    assert content[-1] and not content[0]
+    by_word = explain_generation(model, tokenizer, chat, max_new_tokens=2, units='word')
+    for steps in (found, by_word):
+        of_step = zip(steps[0].tokens, steps[0].is_content)
+        assert [t.lstrip('Ġ') for t, c in of_step if c] == ['how', 'was', 'it', '?']
 
 
 @needs_browser

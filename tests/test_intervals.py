@@ -309,3 +309,17 @@ def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(demo, calibration
     assert len(whiskers) == int((~a.is_special).sum())
     (a,) = explain(*demo, TEXT, **NINE)
     assert not a.may_be_zero.any() and ' pale"' not in a._repr_html_()
+
+
+def test_a_template_is_calibrated_apart(demo, tmp_path):
+    "Intervals of the text alone, kept in the file; another template's are refused."
+    around = dict(template='So they said: {text} and that was all')
+    made = calibrate(*demo, FEW, progress=False, **around)
+    made.save(tmp_path / 'c.json')
+    kept = load_calibration(tmp_path / 'c.json')
+    (a,) = explain(*demo, FEW[0], 'removal', calibration=kept, confidence=0.5, **around)
+    known = [v is not None for v in a.info['low']]
+    assert known == a.is_content.tolist() and not all(known)
+    for other in (dict(), dict(template='Well, {text}')):
+        with pytest.raises(ValueError, match='the calibration is of texts in the'):
+            explain(*demo, FEW[0], 'removal', calibration=kept, **other)

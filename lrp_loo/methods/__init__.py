@@ -431,13 +431,7 @@ def explain(
                 "calibration must be a Calibration, as `calibrate` gives it, got"
                 f" {type(calibration).__name__}"
             )
-        if asked.said:
-            raise ValueError(
-                'a calibration is of texts as they stand, so its promise does not'
-                ' hold in a template or among other words; leave calibration out,'
-                ' or template and among'
-            )
-        how = (method, options, units, asked.targets)
+        how = (method, options, units, asked.targets, asked.said)
         calibration.check(model, tokenizer, *how)
     work = _Work(model, tokenizer, method, None, options)
     found = [None] * len(asked.texts)

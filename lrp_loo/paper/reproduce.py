@@ -28,6 +28,7 @@ from lrp_loo.paper.common import (
     take_over,
 )
 from .ledger import ledger, ledger_notes
+from ..trust.faithfulness import completeness_lines
 from ..trust.results import read_results
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #c4a0a4b6
@@ -67,9 +68,16 @@ def run_study(
     for part in study.parts(words):
         path = folder / f'{study.files[part]}.json'
         study.run(path, part, options)
+        rows = read_results(path)['rows']
+        said = ''
         for heading, text in study.tables(part, read_results(path)):
             print_heading(heading)
             print(text, flush=True)
+            said += text
+        if isinstance(rows[0].get('methods'), dict):
+            for line in completeness_lines(rows):
+                if line not in said:
+                    print(line, flush=True)
 
 
 def save_figure(

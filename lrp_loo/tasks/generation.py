@@ -16,7 +16,8 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from ..asked.rows import GeneratedReadout
-from ..asked.units import Units, text_units
+from ..asked.call import content_entries
+from ..asked.units import Units, text_units, token_stretches
 from ..core import Generation
 from ..core.files import first_of_each, whole_number
 from ..core.hooks import leaves_nothing
@@ -48,6 +49,25 @@ def _as_prompt(tokenizer, prompt):
         list(prompt), tokenize=False, add_generation_prompt=True
     )
     return text, True
+
+
+def _said_in_chat(tokenizer, messages, text, ids):
+    """(n_tokens,) bool, the tokens of the messages' own words; None where the chat
+    template did not write these as they are.
+    """
+    said = [False] * len(text)
+    at = 0
+    for message in messages:
+        words = str(message['content']).strip()
+        at = text.find(words, at)
+        if at < 0:
+            return None
+        said[at : at + len(words)] = [True] * len(words)
+        at += len(words)
+    places = token_stretches(tokenizer, (text,), ids)
+    return torch.tensor(
+        [place is not None and any(said[slice(*place[1:])]) for place in places]
+    )
 
 # %% ../../nbs/lib/tasks_generation.ipynb #5f540581
 @leaves_nothing
@@ -135,8 +155,17 @@ def explain_generation(
             torch.cat([own.is_special, torch.zeros(n, dtype=torch.bool)]),
         )
     steps = explain_each(model, tokenizer, enc, method, readout, own, **options)
+    said = None
+    if is_chat:
+        ids = enc['input_ids'][0, : len(before)].cpu()
+        said = _said_in_chat(tokenizer, prompt, text, ids)
+    if said is not None:  # and what was generated
+        every = torch.cat([said, torch.ones(len(after), dtype=torch.bool)])
+        entries = content_entries(every, own)
     for a in steps:
         a.info |= made_with(model, options)
+        if said is not None:
+            a.is_content = entries[: len(a)] & ~a.is_special
     return Generation(steps)
 
 # %% ../../nbs/lib/tasks_generation.ipynb #6ade27e1

@@ -200,6 +200,8 @@ class Calibration:
     target: dict = field(default_factory=dict)
     special: list = field(default_factory=list)  # ids that are no content
     copies: int = 0  # of texts, left out
+    # what stands around each text: its template; {}: nothing
+    said: dict = field(default_factory=dict)
 
     def __len__(self):
         return len(self.texts)
@@ -254,8 +256,15 @@ class Calibration:
         options: dict,  # its options
         units='token',  # as for `explain`
         targets=(None,),  # of the texts, as `as_target` takes them
+        said: dict = None,  # what stands around them, as `Asked.said`
     ):
         "Raises ValueError where this was calibrated on something else."
+        if (said or {}) != self.said:
+            raise ValueError(
+                f"the calibration is of {_around_in_words(self.said)}, not of"
+                f" {_around_in_words(said or {})}; calibrate in the same template,"
+                " or in none"
+            )
         for target in map(described_target, targets):
             if target != self.target:
                 raise ValueError(
@@ -332,6 +341,13 @@ def _as_kept(method, options):
     return as_json(kept)
 
 
+def _around_in_words(said):
+    "Of `Asked.said`."
+    if 'template' in said:
+        return f"texts in the template {said['template']!r}"
+    return 'parts of texts (among=)' if said else 'texts as they stand'
+
+
 def _target_in_words(described):
     "Of `described_target`."
     said = ', '.join(f'{k}={v!r}' for k, v in described.items())
@@ -350,8 +366,9 @@ def load_calibration(
     kinds = dict(model=dict, method=list, texts=list, units=str)
     with reading(path, 'is no calibration'):
         kept = json_record(Path(path).read_text(encoding='utf-8'))
+        kept = dict(said={}) | kept  # a file of an older version has no template
         older = {k for k in kinds if k in kept} == set(kinds)
-        kinds |= dict(target=dict, special=list, copies=int)
+        kinds |= dict(target=dict, special=list, copies=int, said=dict)
         if older and not kinds.keys() <= kept.keys():
             raise ValueError(
                 "it does not say of which target and special tokens it is (an"
@@ -384,11 +401,12 @@ def calibrate(
     progress: bool = True,  # show a bar
     max_length: int = None,  # a lower limit than the model's own
     device=None,  # as for `explain`
+    template=None,  # as for `explain`: intervals of the texts alone
     **options,  # the method's own
 ) -> Calibration:
     "Exact LOO of every text, by attention mask, and how far the method is off."
     whole_number('batch_size', batch_size)
-    given = (target, units, truncation, max_length, device)
+    given = (target, units, truncation, max_length, device, template)
     asked = Asked.of(model, tokenizer, texts, [method], *given)
     model, tokenizer = asked.model, asked.tokenizer
     if as_method(method).is_reference:
@@ -406,7 +424,8 @@ def calibrate(
             encs, per_text = ([x[i] for i in part] for x in (asked.encs, asked.units))
             given = (model, tokenizer, encs, held, target, 'attention_mask')
             loos, maps = held_against_loo(*given, units=per_text)
-            kept += map(calibration_text, maps['it'], loos)
+            for i, a, loo in zip(part, maps['it'], loos):
+                kept.append(calibration_text(asked.marked(a, i), loo))
             bar.update(len(part))
     if not any(t.ratios() for t in kept):
         raise ValueError("no text has a token that is estimated")
@@ -418,4 +437,5 @@ def calibrate(
         described_target(target),
         special_ids(tokenizer),
         len(asked.encs) - len(own),
+        asked.said,
     )
