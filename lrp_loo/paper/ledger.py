@@ -503,7 +503,7 @@ def _are_different_texts(rows):
 def _in_turn(d, templates):
     "Each text was read in one template: means of these over their own texts."
     means = pd.Series(d).groupby(templates, sort=False).mean()
-    return over_readings(means.to_dict(), 'templates')
+    return over_readings(means.to_dict(), 'templates') | dict(in_turn=True)
 
 
 def file_entries(
@@ -626,10 +626,13 @@ def ledger(
     by_study: dict = None,
 ) -> list:  # a dict per question, by claim
     "Every claim on everything that was measured, corrected family by family."
-    largest = {}  # of entries that answer the same question: most templates, texts
+    # of entries that answer the same question: most templates, every text in each
+    # of them, most texts
+    largest = {}
 
     def size(entry):
-        return len(entry.get('templates', ())), entry['n']
+        of_each = 'in_turn' not in entry
+        return len(entry.get('templates', ())), of_each, entry['n']
 
     for path in (p for folder in folders for p in sorted(Path(folder).glob('*.json'))):
         with reading(path, 'is not a results file'):
