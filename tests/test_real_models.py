@@ -84,11 +84,16 @@ def test_smollm2_is_what_its_package_holds(tmp_path):
 def test_the_cards_of_all_adapters_that_are_kept_say_what_they_are():
     places = 'lrp_loo/assets', 'research/weights'
     configs = tracked(*(f'{place}/*/adapter_config.json' for place in places))
-    assert {p.parent for p in configs} == {demo_folder(*each) for each in ADAPTERS}
+    kept = {p.parent for p in configs}
+    assert {demo_folder(*each) for each in ADAPTERS} <= kept
+    for folder in kept:  # the lab's, too
+        card = (folder / 'README.md').read_text()
+        assert f'# {folder.name}: ' in card
+        assert re.search(r'\| accuracy on (validation|test) \(.+\) \| 0\.[6-9]', card)
     for name, seed in ADAPTERS:
         folder = demo_folder(name, seed)
         card = (folder / 'README.md').read_text()
-        assert f'# {folder.name}: ' in card and f'| seed | {seed} |' in card
+        assert f'| seed | {seed} |' in card
         assert f'base_model: {BASES[DEMOS[name].base].name}' in card
         said = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
         assert float(said[2]) >= (0.92 if name in MPNETS else 0)

@@ -213,7 +213,7 @@ def test_a_calibration_is_not_taken_into_a_template(encoder):
     known = calibrate(*encoder, ['a fine film', 'so dull', 'no'], progress=False)
     explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
     for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
-        with pytest.raises(ValueError, match='leave calibration out'):
+        with pytest.raises(ValueError, match='calibrate in the same template'):
             explain(*encoder, FILM, 'removal', calibration=known, **asked)
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OURS', 'COLUMNS', 'TRAINED', 'QUESTIONS', 'SIDES', 'INFERENCE', 'LONGEST', 'STUDIES', 'table_rows', 'snli',
-           'weights_of', 'train_pairs', 'load_pairs_model', 'pair_in', 'prompted_pairs', 'inference_experiment',
-           'r_of_side', 'sides_table', 'inference_tables']
+           'weights_of', 'train_pairs', 'load_pairs_model', 'write_pairs_card', 'pair_in', 'prompted_pairs',
+           'inference_experiment', 'r_of_side', 'sides_table', 'inference_tables']
 
 # %% ../nbs/75_inference.ipynb #a8e35c9a
 import re
@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from .parts import at_scale, on_part, part_files, rows_heading
 from .tokens import token_methods
-from .training import train_adapter
+from .training import train_adapter, write_card
 from lrp_loo.asked.template import content_tokens
 from lrp_loo.data import resolve_source, source_label
 from lrp_loo.models.demos import demo_base, load_demo
@@ -96,13 +96,13 @@ def train_pairs(
 ):
     "Train an adapter on SNLI's pairs."
     base, n, options = TRAINED[part]
-    pairs, _ = snli(data, 'train', 0)
+    pairs, info = snli(data, 'train', 0)
     pairs = pairs[:n]
     texts = [(premise, hypothesis) for premise, hypothesis, _ in pairs]
     labels = [label for *_, label in pairs]
     out = weights_of(part) if out is None else out
-    train_adapter(texts, labels, out, base, max_length=128, **options)
-    (Path(out) / 'README.md').unlink(missing_ok=True)
+    said = train_adapter(texts, labels, out, base, max_length=128, **options)
+    write_pairs_card(part, out, info | dict(n=len(pairs)), said, data)
 
 
 def load_pairs_model(part, folder=None):
@@ -118,6 +118,31 @@ def load_pairs_model(part, folder=None):
         model = model.merge_and_unload().requires_grad_(True).eval()
     tokenizer = AutoTokenizer.from_pretrained(str(demo_base(base)))
     return model, tokenizer
+
+
+def write_pairs_card(part, folder, train_info, options, data):
+    "Measure an adapter on pairs that it was not trained on; its card."
+    model, tokenizer = load_pairs_model(part, folder)
+    pairs, info = snli(data, 'validation', 0)
+    pairs, right = pairs[:2000], 0
+    for premise, hypothesis, label in pairs:
+        with torch.no_grad():
+            logits = model(**tokenizer(premise, hypothesis, return_tensors='pt')).logits
+        right += int(logits.argmax()) == label
+    what = f"accuracy on {info['split']} ({len(pairs)} pairs)"
+    base, *_ = TRAINED[part]
+    write_card(
+        folder,
+        base,
+        train_info,
+        options,
+        {what: round(right / len(pairs), 4)},
+        shown=weights_of(part).name,
+        title=f'a LoRA adapter for {base}',
+        text='Inference (SNLI): 0 entailment, 1 neutral, 2 contradiction.',
+        command=f"`lrp_lab.inference.train_pairs('{part}')`",
+        loader=f"lrp_lab.inference.load_pairs_model('{part}')",
+    )
 
 # %% ../nbs/75_inference.ipynb #865dbba6
 _ASKED = 'Premise: {premise}\nHypothesis: {hypothesis}\nIs the hypothesis true? Answer:'
