@@ -66,7 +66,6 @@ def faithfulness_experiment(
     # `Prompted`: what is content and what is explained; None: all but special
     # tokens, the predicted class
     asked=None,
-    units: dict = None,  # i → `Units`: what LOO leaves out; None: each token
     maps: tuple = (),  # of the methods whose maps rows keep
     **summary,  # goes into the summary as it is
 ) -> Results:
@@ -83,21 +82,17 @@ def faithfulness_experiment(
             asked and asked.target[numbers[0]],
             removal,
             curves=curves,
-            units=units and [units[i] for i in numbers],
             content=asked and [asked.content[i] for i in numbers],
             maps=maps,
         )
         for row, (i, enc, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
-            if units:
-                n_drawn = row['n_tokens']
-                row |= dict(n_drawn=n_drawn, n_tokens=enc['input_ids'].shape[1])
             said = asked.said[i] if asked else {}
             yield dict(**said, label=label, entropy=entropy, **row)
 
     done = results.done
     missing = [enc for i, enc, _ in examples if i not in done]
-    if missing and not units:
+    if missing:
         drawn = methods if curves is None else curves
         kind = removal or default_removal(missing[0])
         fill = fill_id(tokenizer, kind)
@@ -116,8 +111,7 @@ def faithfulness_experiment(
             table=faithfulness_table(rows).T.to_dict(),
         )
 
-    size = 1 if units else 8
-    batches = asked.batches(size) if asked else together(examples, size)
+    batches = asked.batches(8) if asked else together(examples, 8)
     return add_batches(results, batches, rows_of, desc, summarised)
 
 

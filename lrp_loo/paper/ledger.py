@@ -459,8 +459,6 @@ def described(
         else:
             said += ', of two answers' if answers else ', its own answer'
     # r over some tokens of a text is another question than r over all
-    if config.get('n_drawn'):
-        said += f", {config['n_drawn']} tokens of each"
     tokens = data.get('tokens', '')
     if 'longest' in config:
         tokens = f"all, at most {config['longest']}"

@@ -4,22 +4,20 @@
 
 # %% auto #0
 __all__ = ['WINDOW', 'BEYOND', 'TEXTS', 'SENTENCES', 'CLASSIFIERS', 'no_entries', 'part_files', 'at_scale', 'on_part', 'on_data',
-           'rows_heading', 'one_table', 'Part', 'PartExamples', 'part_examples', 'drawn_tokens', 'part_experiment',
+           'rows_heading', 'one_table', 'Part', 'PartExamples', 'part_examples', 'part_experiment',
            'sentence_experiment']
 
 # %% ../nbs/02_parts.ipynb #82efd283
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from lrp_loo.asked.units import Units
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_digit_images, load_texts, resolve_source, vit_pixels
 from lrp_loo.models.demos import load_demo
-from lrp_loo.models.encoding import encode, special_mask
+from lrp_loo.models.encoding import encode
 from lrp_loo.models.layers import describe_model
 from lrp_loo.paper.common import (
     PROMPTS,
@@ -257,25 +255,6 @@ def part_examples(
         about |= dict(prompts={name: q._asdict() for name, q in p.prompts.items()})
     return PartExamples(model, tok, examples, about, left, asked)
 
-# %% ../nbs/02_parts.ipynb #f158e623
-def drawn_tokens(
-    tokenizer,
-    enc: dict,  # one encoded text
-    n: int,  # how many; all but special ones where there are fewer
-    seed,  # of the draw
-    own: torch.Tensor = None,  # (n_tokens,) bool, to draw from; None: all
-) -> Units:  # a unit each, in the order of the text
-    "Some tokens of a text, every one as likely; no special one."
-    ids = enc['input_ids'][0].cpu()
-    content = ~special_mask(tokenizer, ids)
-    content = (content if own is None else content & own).nonzero()[:, 0].tolist()
-    draw = random.Random(str(seed))
-    some = sorted(draw.sample(content, min(n, len(content))))
-    number = torch.full_like(ids, -1)
-    number[some] = torch.arange(len(some))
-    names = tokenizer.convert_ids_to_tokens(ids[some])
-    return Units(number, names, torch.zeros(len(some), dtype=torch.bool))
-
 # %% ../nbs/02_parts.ipynb #6b291dfa
 def _asked_of_curves(chunk, curves):
     "What a config says of them: nothing, where nothing was asked."
@@ -301,8 +280,6 @@ def part_experiment(
     curves=None,  # names of the methods that get MoRF and LeRF; None: all
     chunk: int = None,  # tokens removed at a time in the curves; None: 1
     known: dict = None,  # name → `Part`, see `part_examples`
-    # tokens of each text that LOO is asked about, see `drawn_tokens`; None: all
-    n_drawn: int = None,
     about: dict = None,  # what else the config says
 ) -> Results:
     """LOO agreement and perturbation curves of any methods on the examples of
@@ -315,15 +292,6 @@ def part_experiment(
     config |= _asked_of_curves(chunk, curves)
     config['methods'] = recorded_methods(methods)
     config |= about or {}
-    units = None
-    if n_drawn is not None:
-        config['n_drawn'] = n_drawn
-        units = {
-            i: drawn_tokens(
-                drawn.tokenizer, enc, n_drawn, f'{seed} {i}', drawn.content(i)
-            )
-            for i, enc, _ in drawn.examples
-        }
     return faithfulness_experiment(
         Results(path, config, fresh),
         drawn.model,
@@ -335,7 +303,6 @@ def part_experiment(
         f'{name}: {drawn.words}',
         curves,
         drawn.asked,
-        units,
         n_set_aside=drawn.left,
     )
 

@@ -8,7 +8,6 @@ from lrp_lab.depth import (
     BY_SPREAD,
     FOLLOWED,
     NEAREST,
-    OF_DRAWN,
     PARTS,
     POINTS,
     ROWS,
@@ -20,12 +19,8 @@ from lrp_lab.depth import (
     loo_equivalents,
     plot_depth,
 )
-from lrp_lab.parts import drawn_tokens
 from lrp_lab.run import groups_of, studies
-from lrp_loo import load_demo
-from lrp_loo.models.encoding import encode
 from lrp_loo.paper.style import method_label
-from lrp_loo.trust.audit import faithfulness_rows, held_against_loo
 from lrp_loo.trust.results import read_results
 
 
@@ -104,44 +99,3 @@ def test_large_models_are_asked_for_by_a_word_of_their_own():
 def test_an_unknown_part_is_refused(tmp_path):
     with pytest.raises(ValueError, match='depth-minilm'):
         depth_experiment(tmp_path / 'x.json', 'depth-bert', 'embedded')
-
-
-# ---- some tokens of a long text
-
-SENTENCE = 'The jokes are old, and the pace is slow, but it moved me.'
-
-
-@pytest.mark.parametrize('demo', ['sst2', 'reviews-sst2'])
-def test_drawn_tokens_have_the_scores_that_they_have_among_all(demo):
-    model, tokenizer = load_demo(demo)
-    enc = encode(model, tokenizer, SENTENCE)
-    drawn = drawn_tokens(tokenizer, enc, 5, seed=0)
-    methods = dict(cp_lrp=('cp_lrp', {}), rows=('removal+rows', {}))
-    given = (model, tokenizer, [enc], methods)
-    (loo,), maps = held_against_loo(*given)
-    (some,), of_some = held_against_loo(*given, units=[drawn])
-    places = (drawn.number >= 0).nonzero()[:, 0]
-    assert len(places) == 5
-    scale = loo.scores.abs().max()
-    pairs = [(loo, some), *((maps[m][0], of_some[m][0]) for m in methods)]
-    for whole, few in pairs:
-        apart = (whole.scores[places] - few.scores).abs().max()
-        assert apart < 1e-4 * scale  # float32, other products
-
-
-def test_units_have_no_curves():
-    model, tokenizer = load_demo('sst2')
-    enc = encode(model, tokenizer, SENTENCE)
-    drawn = drawn_tokens(tokenizer, enc, 5, seed=0)
-    methods = dict(cp_lrp=('cp_lrp', {}))
-    with pytest.raises(ValueError, match=r'with units give curves=\(\)'):
-        faithfulness_rows(model, tokenizer, [enc], methods, units=[drawn])
-
-
-def test_a_part_with_fewer_methods_is_drawn_beside_the_others(measured):
-    few = {name: FOLLOWED[name] for name in OF_DRAWN}
-    config = measured['config'] | dict(methods=few)
-    part = measured | dict(config=config)
-    assert list(depth_table(part).index) == list(OF_DRAWN)
-    fig = plot_depth({'depth-minilm': measured, 'depth-drawn': part})
-    assert len(fig.axes) == 2
