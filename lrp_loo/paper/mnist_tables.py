@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['BARS', 'PANELS', 'SOURCES', 'FIVE', 'CLOSE', 'LINES', 'NEARLY_ZERO', 'NEARLY_UNCORRELATED', 'BRACKET_MARGIN',
-           'NETWORK_CLAIMS', 'SEEDS_OF', 'STUDIES', 'grid_table', 'compare_table1', 'setting_words', 'plot_table1',
-           'network_table', 'inverted_table', 'plot_networks', 'table1_against_paper', 'curve_table', 'delta_table',
-           'share_table', 'plot_mnist_curves', 'NetworkClaim', 'table1_entries', 'run_digits', 'digits_tables',
-           'training_tables', 'mnist_numbers']
+           'NETWORK_CLAIMS', 'SEEDS_OF', 'STUDIES', 'ig_sum_line', 'grid_table', 'compare_table1', 'setting_words',
+           'plot_table1', 'network_table', 'inverted_table', 'plot_networks', 'table1_against_paper', 'curve_table',
+           'delta_table', 'share_table', 'plot_mnist_curves', 'NetworkClaim', 'table1_entries', 'run_digits',
+           'digits_tables', 'training_tables', 'mnist_numbers']
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #cffdfdc2
 from collections.abc import Callable
@@ -48,6 +48,16 @@ from lrp_loo.paper.style import (
 from ..stats import EQUAL_WITHIN, mean_against_zero
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #4c1cc813
+def ig_sum_line(
+    rows: list,  # of `linear_attention_experiment`
+) -> str:
+    "How far Integrated Gradients' sums are from f(x) − f(0), at the worst."
+    worst = max(row['ig_error'] for row in rows)
+    n = len(rows)
+    networks = 'network' if n == 1 else 'networks'
+    return f"ig: the sum misses f(x) − f(0) by {worst:.1g} at most, in {n} {networks}"
+
+
 def _default_and_nearest(results):
     "{'default': row, 'nearest': row} of a finished or unfinished file."
     settings = over_seeds(results['rows'])
@@ -557,13 +567,15 @@ def digits_tables(part, results):
         tables.append((f'The grid, maps {protocol}', grid))
     tables.append(('Perturbation curves', curve_table(results).to_string()))
     tables.append(('Differences in Δ', delta_table(results).to_string()))
-    return tables
+    said = ig_sum_line(results['rows'])
+    return [(above, f'{text}\n{said}') for above, text in tables]
 
 
 def training_tables(part, results):
     "Every network of the second grid, under both protocols."
+    said = ig_sum_line(results['rows'])
     return [
-        (f'Networks by batch and number of images, maps {protocol}', text)
+        (f'Networks by batch and number of images, maps {protocol}', f'{text}\n{said}')
         for protocol in PROTOCOLS
         for text in [network_table(results, protocol).round(3).to_string()]
     ]

@@ -72,10 +72,16 @@ def _sets_scores(asked, sets, target):
 
 def _page_tokens(asked, a):
     "What the page's script draws of each token; its word, where it can be said."
-    columns = zip(a.tokens, shown_places(a), (~a.is_content).tolist())
+    columns = zip(
+        a.tokens,
+        shown_places(a),
+        (~a.is_content).tolist(),
+        (~a.is_content & ~a.is_special).tolist(),
+    )
     tokens = [
         dict(token=token, gap=gap, shown=shown, special=special)
-        for token, (gap, shown), special in columns
+        | (dict(template=True) if template else {})
+        for token, (gap, shown), special, template in columns
     ]
     (text,), (enc,) = asked.texts, asked.encs
     try:

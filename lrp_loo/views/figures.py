@@ -13,9 +13,9 @@ import torch
 from ..core import Attribution, Generation, Pairs
 from ..core.files import whole_number
 from lrp_loo.views.html import (
-    APART_NOTE,
     DOWN,
     UP,
+    apart_called,
     drawn_apart,
     headline,
     scale_top,
@@ -137,8 +137,8 @@ def attributions_figure(
         ax.set_xticks(range(len(part)), named, parse_math=False, **look)
     title = dict(fontsize=9, loc='left', parse_math=False)
     axes[0, 0].set_title(headline(maps[0]), **title)
-    if drawn_apart(maps[0]).any():
-        note = f'{APART_NOTE} (hatched)'
+    if left_out := apart_called(maps[0]):
+        note = f'{left_out} are left out of the scale (hatched)'
         fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right')
     return fig
 

@@ -10,8 +10,8 @@ import torch
 
 from ..core import Attribution, Pairs
 from lrp_loo.views.html import (
-    APART_NOTE,
     ARCS,
+    apart_called,
     drawn_apart,
     scale_top,
     score_colours,
@@ -66,7 +66,8 @@ def terminal_legend(a: Attribution) -> str:  # one line with ANSI colours
         return line
     said = [f'{_printable(a.tokens[i])} {float(a.scores[i]):+.3g}' for i in apart]
     shown = ', '.join(said[:4]) + (', …' if len(said) > 4 else '')
-    return f'{line}; {OUTSIDE}{APART_NOTE}{RESET}: {shown}'
+    note = f'{apart_called(a)} are left out of the scale'
+    return f'{line}; {OUTSIDE}{note}{RESET}: {shown}'
 
 
 def terminal_pairs(
