@@ -69,11 +69,13 @@ def mean_difference(
 def of_complete(
     method: str,  # its name in the rows
 ) -> Callable:  # for `Claim.judged_by`
-    "As `mean_difference`, and on what share of the texts its map is off."
+    "As `mean_difference`; on what share of the texts its map is off, and arrived."
 
     def judged(d, rows, margin):
         off = incomplete_share(rows.texts, method)
-        return mean_against_zero(d, margin) | dict(incomplete=off)
+        within = [bool(row['methods'][method].get('arrived')) for row in rows.texts]
+        arrived = dict(incomplete=off, arrived=float(np.mean(within)))
+        return mean_against_zero(d, margin) | arrived
 
     return judged
 
@@ -422,9 +424,10 @@ def judged_over(
     of_texts = pd.DataFrame(d.values()).mean().to_numpy()
     any_reading = next(iter(each.values()))
     over_texts = claim.judged_by(of_texts, any_reading, claim.margin)
-    if 'incomplete' in over_texts:
-        off = np.mean([numbers['incomplete'] for numbers in alone.values()])
-        over_texts |= dict(incomplete=float(off))
+    for share in ('incomplete', 'arrived'):
+        if share in over_texts:
+            mean = np.mean([numbers[share] for numbers in alone.values()])
+            over_texts[share] = float(mean)
     means = {str(k): numbers['mean'] for k, numbers in alone.items()}
     return over_texts | over_readings(means, of)
 
@@ -624,13 +627,14 @@ def ledger(
     by_study: dict = None,
 ) -> list:  # a dict per question, by claim
     "Every claim on everything that was measured, corrected family by family."
-    # of entries that answer the same question: most templates, every text in each
-    # of them, most texts
+    # of entries that answer the same question: maps that have arrived, most
+    # templates, every text in each of them, most texts
     largest = {}
 
     def size(entry):
         of_each = 'in_turn' not in entry
-        return len(entry.get('templates', ())), of_each, entry['n']
+        arrived = entry.get('arrived', 0) > 0.9
+        return arrived, len(entry.get('templates', ())), of_each, entry['n']
 
     for path in (p for folder in folders for p in sorted(Path(folder).glob('*.json'))):
         with reading(path, 'is not a results file'):
@@ -715,6 +719,13 @@ def ledger_notes(
         notes.append(
             f"few: fewer than {FEWEST['texts']} texts (or {FEWEST['networks']}"
             ' trained networks) decide nothing.'
+        )
+    kept = [e for e in entries if 'incomplete' in e and e['verdict'] != 'withdrawn']
+    if kept:
+        most = max(e['incomplete'] for e in kept)
+        notes.append(
+            'Integrated Gradients: the sum misses f(x) − f(baseline) by more than'
+            f' |f(x)| on {100 * most:.0f} % of the texts of an entry at most.'
         )
     off = [e['incomplete'] for e in entries if e['verdict'] == 'withdrawn']
     if off:

@@ -389,10 +389,9 @@ PASSES = {  # method → its passes through the model
     'removal': METHODS['removal'].passes,
     'removal+loo': 'the same, √T forward',
     'removal, 9 passes': '9 forward, 9 backward',
-    **{
-        name: METHODS[name].passes
-        for name in ('attn_lrp', 'cp_lrp', 'ig', 'rollout', 'grad_x_input')
-    },
+    **{name: METHODS[name].passes for name in ('attn_lrp', 'cp_lrp')},
+    'ig': '16 forward, backward',  # of the rows and the seconds
+    **{name: METHODS[name].passes for name in ('rollout', 'grad_x_input')},
 }
 
 # %% ../nbs/57_cost.ipynb #435d523f
