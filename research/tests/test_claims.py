@@ -137,10 +137,11 @@ def test_the_memory_of_removal_is_said_in_one_way():
         assert "times AttnLRP's memory" not in text, name
 
 
-SENTENCES_OF_SMOLLM2 = (
-    'removal-above-better, smollm2-135m-instruct, sst2 validation, of two answers,'
-    ' attention_mask',
-)
+OF_SMOLLM2 = [
+    f'removal-above-better, smollm2-135m-instruct, {data}, of two answers,'
+    ' attention_mask'
+    for data in ('sst2 validation', 'imdb test')
+]
 
 
 def test_the_front_page_says_on_which_models_removal_is_ahead():
@@ -148,14 +149,15 @@ def test_the_front_page_says_on_which_models_removal_is_ahead():
     verdicts = verdicts_by_model(kept, ['removal-above-better']).iloc[0]
     words = {n: set(re.findall('[a-z]+', said)) for n, said in verdicts.items()}
     ahead = [name for name, said in words.items() if said == {'holds', 'n'}]
-    assert (len(ahead), len(words)) == (4, 5)
-    assert 'better than LRP on four of five models' in README
+    assert (len(ahead), len(words)) == (5, 5)
+    assert 'better than LRP on all five models measured' in README
     sentences, reviews = verdicts['SmolLM2, 30 layers'].split(' / ')
-    assert sentences.startswith('undecided +0.15') and reviews.startswith('holds +0.14')
-    assert 'On the fifth, SmolLM2, it does on reviews; on sentences it leads' in README
+    assert sentences.startswith('holds +0.18') and reviews.startswith('holds +0.17')
     kept = [e for e in kept if e['claim'] == 'removal-above-better']
-    (own,) = (e for e in kept if entry_name(e) in SENTENCES_OF_SMOLLM2)
-    assert len(own['templates']) == 4 and min(own['templates'].values()) > 0
+    own = [e for e in kept if entry_name(e) in OF_SMOLLM2]
+    assert [e['over'] for e in own] == ['content'] * 2
+    for e in own:
+        assert len(e['templates']) == 4 and min(e['templates'].values()) > 0
 
 
 def test_weights_a_layer_are_said_to_be_of_one_prompt_wherever_they_are_praised():
