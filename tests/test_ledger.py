@@ -216,3 +216,34 @@ def test_maps_that_have_not_arrived_withdraw_a_claim():
     sure = judged_entry(0.2)
     assert verdict_of(sure | dict(incomplete=0.2), 1e-9) == 'holds'
     assert verdict_of(sure | dict(incomplete=0.6), 1e-9) == 'withdrawn'
+
+
+def test_of_two_files_the_one_whose_gradients_arrived_counts(tmp_path):
+    "Though it has fewer texts."
+
+    def file(name, n, said, gap):
+        rows = [
+            dict(
+                i=i,
+                n_tokens=9,
+                logit=1.0,
+                methods=dict(
+                    attn_lrp=dict(r=0.5 + gap + i / 999),
+                    ig=dict(r=0.5, completeness_error=0.0) | said,
+                ),
+            )
+            for i in range(n)
+        ]
+        config = dict(
+            model=dict(name='m', model='X', layers=2, sha256='0'),
+            data=dict(name='sst2', source='folder', split='test', tokens='all'),
+            removal='attention_mask',
+            methods=dict(attn_lrp=['attn_lrp', {}], ig=['ig', {}]),
+        )
+        text = json.dumps(dict(config=config, versions={}, rows=rows))
+        (tmp_path / f'{name}.json').write_text(text)
+
+    file('long', 60, {}, 0.2)
+    file('short', 30, dict(arrived=True), -0.1)
+    (entry,) = [e for e in ledger([tmp_path]) if e['claim'] == 'attn-above-ig']
+    assert entry['n'] == 30 and entry['arrived'] == 1 and entry['mean'] < 0
