@@ -204,7 +204,7 @@ def plot_generations(
             ax.errorbar(at.cost, at.r, at.se, **look)
         ax.set_title(_caption(found))
         ax.set_xlabel('forward passes over the text')
-    fig.supylabel('Pearson r with Leave-One-Out, per generated token')
+    fig.supylabel('r with LOO, per token')
     shared_legend(fig, columns=2)
     return fig
 
