@@ -236,24 +236,20 @@ def text_examples(
     data,  # a `TextData`, in the order it is to be used
     limit: int = None,  # how many texts; None: all that fit
     longest: int = 512,  # texts with more tokens are set aside
-    shortest: int = 1,  # texts with fewer tokens are set aside
 ) -> tuple:  # (i, encoded text, label) of each, how many were set aside
-    "The first texts of a data set that are neither too long nor too short."
+    "The first texts of a data set that are not too long."
     longest = min(longest, max_tokens(model, tokenizer))
     fit = []
     set_aside = 0
     for i, (text, label) in enumerate(zip(data.texts, data.labels)):
         if limit is not None and len(fit) == limit:
             break
-        if shortest <= tokens_up_to(tokenizer, text, longest) <= longest:
+        if 1 <= tokens_up_to(tokenizer, text, longest) <= longest:
             fit.append((i, encode(model, tokenizer, text), label))
         else:
             set_aside += 1
     if not fit:
-        least = f'at least {shortest} and ' if shortest > 1 else ''
-        raise ValueError(
-            f"no text of {data.info['name']} has {least}at most {longest} tokens"
-        )
+        raise ValueError(f"no text of {data.info['name']} has at most {longest} tokens")
     return fit, set_aside
 
 
@@ -286,11 +282,10 @@ def prompted_examples(
     prompts: dict,  # name → `Prompt`
     limit: int = None,  # how many texts; None: all that fit
     longest: int = 512,  # texts with more tokens of their own are set aside
-    shortest: int = 1,  # texts with fewer
     in_turn: bool = False,  # a prompt for each text; else every one
 ) -> Prompted:
     "A text in each prompt, without a review's line breaks."
-    texts, set_aside = text_examples(model, tokenizer, data, limit, longest, shortest)
+    texts, set_aside = text_examples(model, tokenizer, data, limit, longest)
     found = Prompted([], {}, {}, {}, set_aside)
     asked = [
         (name, prompt, Template.of(prompt.template, tokenizer))

@@ -461,7 +461,6 @@ def described(
             said += f', {answers}'
         else:
             said += ', of two answers' if answers else ', its own answer'
-    # r over some tokens of a text is another question than r over all
     tokens = data.get('tokens', '')
     if 'longest' in config:
         tokens = f"all, at most {config['longest']}"
@@ -633,7 +632,7 @@ def ledger(
 
     def size(entry):
         of_each = 'in_turn' not in entry
-        arrived = entry.get('arrived', 0) > 0.9
+        arrived = entry.get('arrived', 0) >= 0.9
         return arrived, len(entry.get('templates', ())), of_each, entry['n']
 
     for path in (p for folder in folders for p in sorted(Path(folder).glob('*.json'))):

@@ -142,14 +142,12 @@ def _row(loo, maps, drawn, area=None, kept=()):
     return row | (dict(classes=token_classes(loo), maps=scores) if kept else {})
 
 
-def _mark(maps, content, units=None):
+def _mark(maps, content):
     "What is asked about, in every map of each text."
     for of_method in maps.values():
-        for a, *of_text in zip(
-            of_method, content or [], units or [None] * len(of_method)
-        ):
+        for a, own in zip(of_method, content or []):
             if not isinstance(a, Refusal):
-                mark_content(a, *of_text)
+                mark_content(a, own)
 
 
 def _by_text(loos, maps):
@@ -192,8 +190,6 @@ def faithfulness_rows(
     curves=None,  # as for `faithfulness_row`
     # called with a number of forward passes whenever so many more are done
     progress=None,
-    # a `Units` (or None) per text: what LOO leaves out at once; no curves then
-    units: list = None,
     # of each text (n_tokens,) bool, what is asked about; None: no special token
     content: list = None,
     # of a method that refuses a text the row says why, as `refused`
@@ -209,22 +205,15 @@ def faithfulness_rows(
             " for the exact LOO that the others are held against; choose"
             " another name"
         )
-    if units is not None and curves != ():
-        raise ValueError(
-            f"curves remove tokens one by one: with units give curves=(), not"
-            f" {curves!r}"
-        )
     removal = removal or default_removal(encs[0])
     target = at_mask(target, tokenizer, encs)
     others = {name: m for name, m in methods.items() if name != 'loo'}
-    how = dict(batch_size=1, units=units, refusals=refusals, progress=progress)
+    how = dict(batch_size=1, refusals=refusals, progress=progress)
     given = (model, tokenizer, encs, others, target, removal)
     loos, found = held_against_loo(*given, **how)
     found = {'loo': loos} | found
-    _mark(found, content, units)
+    _mark(found, content)
     of_texts = _by_text(loos, found)
-    if units is not None:
-        return [_row(*of_text, {}, kept=maps) for of_text in zip(loos, of_texts)]
     scores = [
         {
             name: a.scores

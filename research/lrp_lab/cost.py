@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from lrp_loo.methods import METHODS
+from lrp_loo.methods.baselines import N_STEPS
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,
@@ -390,7 +391,7 @@ PASSES = {  # method → its passes through the model
     'removal+loo': 'the same, √T forward',
     'removal, 9 passes': '9 forward, 9 backward',
     **{name: METHODS[name].passes for name in ('attn_lrp', 'cp_lrp')},
-    'ig': '16 forward, backward',  # of the rows and the seconds
+    'ig': f'{N_STEPS} forward, backward',  # of the rows and the seconds
     **{name: METHODS[name].passes for name in ('rollout', 'grad_x_input')},
 }
 

@@ -100,7 +100,6 @@ def generation_row(
     tokenizer,
     enc: dict,  # an encoded prompt
     n_new: int = NEW_TOKENS,  # tokens generated, at most
-    methods: dict = None,  # name → (method, options); None: EXPLAINED
     # (n_tokens,) bool: the prompt's tokens that are asked about, beside what is
     # generated; None: all but the very first
     own: torch.Tensor = None,
@@ -120,7 +119,7 @@ def generation_row(
 
     loo, seconds = timed('loo', {})
     found = {'loo': dict(r=1.0, r_all=1.0, seconds=seconds)}
-    for name, (method, options) in (methods or EXPLAINED).items():
+    for name, (method, options) in EXPLAINED.items():
         steps, seconds = timed(method, options)
         r, r_all = (_mean_r(steps, loo, over) for over in (asked, every))
         found[name] = dict(r=r, r_all=r_all, seconds=seconds)

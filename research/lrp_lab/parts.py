@@ -116,7 +116,6 @@ class Part(NamedTuple):
     data: str  # the data set
     removal: str  # what removed means
     longest: int = None  # texts with more tokens are set aside
-    shortest: int = 1  # and texts with fewer
     split: str = None  # of the data; None: the one the paper evaluates on
     cut: int = None  # texts are cut after so many tokens
     window: int = None  # the first tokens are read; shorter texts set aside
@@ -178,19 +177,18 @@ class PartExamples(NamedTuple):
 
 # %% ../nbs/02_parts.ipynb #3dd5dc7c
 def _whole_texts(part, model, tok, data, limit, seed):
-    "Texts that are neither too long nor too short."
+    "Texts that are not too long."
     embedded = resolve_source(data) == 'embedded'
     split = None if embedded else part.split
     texts = load_texts(part.data, data, split, seed=seed)
-    how = (limit, part.longest, part.shortest)
+    how = (limit, part.longest)
     asked = None
     if part.prompts is None:
         examples, left = text_examples(model, tok, texts, *how)
     else:
         asked = prompted_examples(model, tok, texts, part.prompts, *how, in_turn=True)
         examples, left = asked.examples, asked.set_aside
-    least = f'at least {part.shortest} and ' if part.shortest > 1 else ''
-    said = f'all, {least}at most {part.longest}'
+    said = f'all, at most {part.longest}'
     return examples, texts.origin, said, left, asked
 
 
