@@ -8,6 +8,7 @@ __all__ = ['IG', 'IG_METHODS', 'STUDIES', 'ig_experiment', 'ig_tables', 'unrecor
 # %% ../nbs/74_ig.ipynb #92800794
 from lrp_lab.parts import (
     SENTENCES,
+    TEXTS,
     at_scale,
     on_part,
     part_experiment,
@@ -20,14 +21,16 @@ from lrp_loo.paper.style import (
     full_name,
     method_colour,
     method_look,
-    model_name,
     shared_legend,
+    short_caption,
     themed,
 )
 from lrp_loo.trust.faithfulness import completeness_lines, faithfulness_table
 
 # %% ../nbs/74_ig.ipynb #25299173
 IG = {f'ig-{name}': SENTENCES[name] for name in ('minilm', 'mpnet', 'smollm2')}
+IG['ig-minilm-imdb'] = TEXTS['imdb']
+IG['ig-mpnet-imdb'] = TEXTS['imdb']._replace(demo='mpnet-imdb', longest=160)
 IG_METHODS = {  # as `faithfulness_rows` takes them
     'loo': ('loo', {}),
     'ig, 16 points': ('ig', dict(n_steps=16)),
@@ -97,8 +100,7 @@ def _draw_points(ax, results):
         ax.axhline(r.loo_r[method], **across)
     ax.axhline(0, color='0.6', lw=0.6)
     ax.set_xticks(range(len(shown)), _POINTS.values())
-    name = model_name(results['config']['model'])
-    ax.set_title(f"{name}, n = {len(results['rows'])}")
+    ax.set_title(f"{short_caption(results)}, n = {len(results['rows'])}")
 
 
 @themed
@@ -118,10 +120,11 @@ def plot_ig(
 _IG = Study(
     'ig',
     '',
-    part_files('ig', 'minilm'),
+    part_files('ig', 'minilm', 'minilm-imdb'),
     on_part(ig_experiment),
     ig_tables,
     dict(ig=plot_ig),
     drawn_from={part: part for part in IG},
 )
-STUDIES = (_IG, at_scale(_IG, 'ig-large', part_files('ig', 'mpnet', 'smollm2')))
+_LARGE = part_files('ig', 'mpnet', 'mpnet-imdb', 'smollm2')
+STUDIES = (_IG, at_scale(_IG, 'ig-large', _LARGE))
