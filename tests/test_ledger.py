@@ -15,7 +15,7 @@ from lrp_loo.paper.ledger import (
     readings,
     verdict_of,
 )
-from lrp_loo.trust.faithfulness import incomplete_share
+from lrp_loo.trust.faithfulness import arrived_share
 
 
 def test_a_choice_is_measured_on_texts_that_did_not_make_it():
@@ -201,21 +201,16 @@ def test_a_study_with_claims_of_its_own_is_asked_for_them(tmp_path):
     assert entries[0]['file'] == f'{tmp_path.name}/mine'
 
 
-def of_ig(*pairs):
-    "A row for each pair of f(x) and the error of a map's sum."
-    return [
-        dict(logit=f, methods=dict(ig=dict(completeness_error=e))) for f, e in pairs
-    ]
-
-
 def test_maps_that_have_not_arrived_withdraw_a_claim():
-    assert incomplete_share(of_ig((1, 0.9), (-1, -0.9)), 'ig') == 0
-    assert incomplete_share(of_ig((1, -1.1), (-1, 0.9)), 'ig') == 0.5
-    not_recorded = [dict(logit=9.0, methods=dict(ig=dict(r=0.5)))]
-    assert incomplete_share(not_recorded, 'ig') == 1
+    def of_ig(*said):
+        return [dict(methods=dict(ig=dict(r=0.5) | how)) for how in said]
+
+    arrived, not_yet = dict(arrived=True), dict(arrived=False)
+    assert arrived_share(of_ig(arrived, not_yet), 'ig') == 0.5
+    assert arrived_share(of_ig({}), 'ig') == 0  # not recorded
     sure = judged_entry(0.2)
-    assert verdict_of(sure | dict(incomplete=0.2), 1e-9) == 'holds'
-    assert verdict_of(sure | dict(incomplete=0.6), 1e-9) == 'withdrawn'
+    assert verdict_of(sure | dict(arrived=0.9), 1e-9) == 'holds'
+    assert verdict_of(sure | dict(arrived=0.89), 1e-9) == 'withdrawn'
 
 
 def test_of_two_files_the_one_whose_gradients_arrived_counts(tmp_path):

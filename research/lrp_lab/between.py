@@ -192,14 +192,12 @@ BETWEEN_METHODS = {
 }
 
 
-_REVIEWS = dict(data='imdb', split='train', longest=256)
 BETWEEN = {
     **{
         f'between-{name}': part._replace(split='train')
         for name, part in SENTENCES.items()
     },
     'between-minilm-imdb': TEXTS['imdb']._replace(split='train'),
-    'between-smollm2-imdb': SENTENCES['smollm2']._replace(**_REVIEWS),
 }
 
 
@@ -291,9 +289,5 @@ _BETWEEN = Study(
 )
 STUDIES = (
     _BETWEEN,
-    at_scale(
-        _BETWEEN,
-        'between-large',
-        part_files('between', 'mpnet', 'smollm2', 'smollm2-imdb'),
-    ),
+    at_scale(_BETWEEN, 'between-large', part_files('between', 'mpnet', 'smollm2')),
 )

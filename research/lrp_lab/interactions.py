@@ -480,7 +480,7 @@ from lrp_loo.asked.template import Template
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.layers import describe_model
 from lrp_loo.paper.common import Study, add_rows
-from lrp_loo.paper.ledger import Claim, Rows, described, entries_of, exceeds
+from lrp_loo.paper.ledger import Claim, Rows, described, entries_of, exceeds, in_turn
 from lrp_loo.stats import mean_against_zero
 from lrp_loo.tasks.pairs import PHRASES, phrase_pairs
 from lrp_loo.trust.results import Results
@@ -595,9 +595,11 @@ def pair_entries(
     if len(results['rows']) < FEWEST_SENTENCES:
         return []
     rows = Rows(results['rows'], about['layers'])
-    return entries_of(
-        about, [(c, mean_against_zero(c.difference(rows))) for c in PAIR_CLAIMS]
-    )
+    decided = []
+    for c in PAIR_CLAIMS:
+        d = c.difference(rows)
+        decided.append((c, mean_against_zero(d) | in_turn(d, rows.texts)))
+    return entries_of(about, decided)
 
 # %% ../nbs/69b_found.ipynb #int69q06
 def _of_models(study, *names):

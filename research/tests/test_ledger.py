@@ -8,6 +8,7 @@ from conftest import LAB, ROOT, tracked
 
 from lrp_lab.run import every_study, kept_folders
 from lrp_loo.paper.ledger import (
+    ARRIVED,
     entry_name,
     file_entries,
     ledger,
@@ -144,16 +145,9 @@ def test_what_a_mark_means_stands_below_only_where_there_is_one(kept):
     prompt, few, off = ledger_notes(kept)
     assert 'r counts every token of the template' in prompt
     (line,) = ledger_notes([e for e in kept if e['model'] == 'mpnet-sst2'])
-    assert line.startswith('Integrated Gradients: the sum misses')
+    assert line.startswith('A verdict on Integrated Gradients is withdrawn unless')
     readme = sentences()['README.md']
     assert prompt in readme and few in readme and off in readme
-    assert 'Withdrawn until' not in readme
-    # as if the sums of two entries had not arrived
-    ig = [e for e in kept if e['claim'] == 'attn-above-ig'][:2]
-    off = zip(ig, (0.6, 0.9))
-    off = [e | dict(verdict='withdrawn', incomplete=share) for e, share in off]
-    *_, withdrawn = ledger_notes(kept + off)
-    assert withdrawn.startswith('Withdrawn') and '60 to 90 %' in withdrawn
 
 
 # pages that say it themselves, or whose numbers are of a text's own tokens
@@ -195,10 +189,10 @@ def test_a_verdict_over_a_prompt_is_marked_on_the_front_page(kept):
 def test_no_verdict_rests_on_integrated_gradients_that_have_not_arrived(kept):
     asked = [e for e in kept if e['claim'] == 'attn-above-ig']
     for e in asked:
-        assert (e['verdict'] == 'withdrawn') == (e['incomplete'] > 0.5)
+        assert (e['verdict'] == 'withdrawn') == (e['arrived'] < ARRIVED)
     here = [e for e in asked if e['model'].startswith('smollm2')]
     # of up to 4,096 points: every sum has arrived
     assert {e['file'] for e in here} == {'studies/ig-smollm2'}
-    assert {e['incomplete'] for e in here} == {0.0}
+    assert {e['arrived'] for e in here} == {1.0}
     verdicts = {e['over']: e['verdict'] for e in here}
     assert verdicts == dict(content='holds', all='undecided')
