@@ -29,7 +29,7 @@ _MODULES = {
     'models.demos': 'load_demo',
     'models.loading': 'load_model',
     'data': 'load_texts read_texts',
-    'methods': 'explain explain_labels METHODS',
+    'methods': 'explain refine explain_labels METHODS',
     'trust.audit': 'audit',
     'trust.verdict': 'verdict',
     'trust.sweep': 'sweep explain_dataset',

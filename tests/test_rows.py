@@ -87,7 +87,7 @@ def by_all_rows(model, enc, target=None):
     "LOO of every token, each row of each variant computed anew."
     rows = rows_of_text(model, enc, target)
     n = rows.n_tokens
-    every = torch.arange(n).expand(n, -1)
+    every = torch.ones(n, n, dtype=torch.bool)
     values = rows.values(every, torch.eye(n, dtype=torch.bool))
     return rows.whole.value - values
 
@@ -183,7 +183,7 @@ def test_the_others_hand_on_what_they_had(family):
     rows = rows_of_text(model, enc, 1)
     tokens = torch.eye(rows.n_tokens, dtype=torch.bool)
     near = nearest_rows(tokens, 3, rows.read, rows.causal)
-    found = rows.values(near, tokens)
+    found = rows.values(torch.zeros_like(tokens).scatter(1, near, True), tokens)
     for j, value in enumerate(found):
         without = enc | dict(attention_mask=1 - tokens[j : j + 1].long())
         with others_put_back(model, enc, near[j]), torch.no_grad():
@@ -278,10 +278,10 @@ def test_only_rows_that_a_unit_changes_are_needed():
     rows = rows_of_text(model, encode(model, tokenizer, SENTENCE))
     unit = torch.zeros(rows.n_tokens, dtype=torch.bool)
     unit[2:4] = True
-    (needed,) = rows.changed_by(unit)
-    assert needed.tolist() == list(range(4, rows.n_tokens))
-    (read,) = rows.changed_by(torch.zeros_like(unit))
-    assert read.tolist() == rows.read
+    nothing = torch.zeros_like(unit)
+    needed, read = rows.changed_by(torch.stack([unit, nothing]))
+    assert torch.where(needed)[0].tolist() == list(range(4, rows.n_tokens))
+    assert torch.where(read)[0].tolist() == rows.read
 
 
 # ---- as a method

@@ -46,6 +46,8 @@ class Method:
     passes: str = ''  # through the model, for a text of T tokens
     # it takes units=, one per text, and gives a score per unit
     by_unit: bool = False
+    # it takes content=, one mask per text, and spends its passes there
+    by_content: bool = False
     # it takes dims=True, and gives a score per number of an embedding (pixel)
     per_feature: bool = False
     # it takes baseline=, the embeddings that a text's are held against
@@ -74,7 +76,13 @@ class Method:
 
 
 METHODS = {}  # name → `Method`
-SAID_BY_A_FUNCTION = ('by_unit', 'per_feature', 'from_baseline', 'of_each')
+SAID_BY_A_FUNCTION = (
+    'by_unit',
+    'by_content',
+    'per_feature',
+    'from_baseline',
+    'of_each',
+)
 
 
 def _innermost(function):

@@ -203,6 +203,7 @@ class Scores:
     readout: Readout  # says what was explained in each text
     # a dict per text, or one for all: what else the method tells
     info: list = None
+    begun: list = None  # of each text what more passes go on from, or None
 
     def __post_init__(self):
         if not torch.is_tensor(self.scores) or not torch.is_tensor(self.values):
@@ -214,6 +215,8 @@ class Scores:
         if self.info is None or isinstance(self.info, dict):
             info = self.info or {}
             self.info = [dict(info) for _ in range(len(self.values))]
+        if self.begun is None:
+            self.begun = [None] * len(self.values)
 
     def __len__(self):
         return len(self.values)
@@ -231,6 +234,7 @@ class Scores:
             torch.cat([p.values for p in parts]),
             EachReadout([p.readout for p in parts]),
             [p.info[0] for p in parts],
+            [p.begun[0] for p in parts],
         )
 
 

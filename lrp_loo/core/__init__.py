@@ -79,6 +79,38 @@ class Attribution:
     def __len__(self):
         return len(self.tokens)
 
+    def __getstate__(self):
+        "Without what more passes go on from: it holds the model."
+        return {k: v for k, v in vars(self).items() if k != 'begun'}
+
+    @property
+    def exact(self):
+        "Is it exact LOO of all that is asked about?"
+        known = self.info.get('exact', False)
+        if isinstance(known, bool):
+            return known
+        return set(self.is_content.nonzero()[:, 0].tolist()) <= set(known)
+
+    @property
+    def passes(self):
+        "What it cost, in forward passes over the text; None where that is not known."
+        return self.info.get('forward_equivalents')
+
+    @property
+    def expected_r(self):
+        "The r with exact LOO to expect; None where an estimate does not say it."
+        return 1.0 if self.exact else self.info.get('expected_r')
+
+    @property
+    def spent(self):
+        "How exact it is, and what that took, in words; '' where that is not known."
+        of = self.info.get('exact_passes')
+        if of is None:
+            return ''
+        if self.exact:
+            return f'LOO, exact, {self.passes:.0f} passes'
+        return f'LOO estimated in {self.passes:.0f} of {of:.0f} passes'
+
     @property
     def low(self):
         "(n_tokens,) lower ends of its intervals for LOO, NaN where none is."
@@ -150,7 +182,7 @@ class Attribution:
     def __repr__(self):
         scored = zip(self.tokens, self.scores.tolist())
         return (
-            f"Attribution({self.called}, {self.explained}, logit"
+            f"Attribution({self.spent or self.called}, {self.explained}, logit"
             f" {self.logit:.3f}): "
             + ' '.join(f"{token}{score:+.2f}" for token, score in scored)
         )

@@ -19,6 +19,7 @@ from ..asked.targets import Readout, as_target, output_field
 from ..core.files import whole_number
 from ..core.hooks import leaves_nothing
 from .checked import tried_encoder
+from .encoder import as_encoder
 from lrp_loo.loo.decoders import (
     all_see_something,
     as_decoder,
@@ -267,6 +268,7 @@ def fast_path(
     removal,  # see `as_removal`
     drop: bool,  # see `subset_logits`
     targets: list,  # what is read from them, see `as_target`
+    tried: bool = True,  # False: who asks holds it against the model
 ):  # a `FastEncoder`, checked on a text of middle length; None: not exact here
     "The short way of encoders, where it is exact."
     reads_more = any(callable(t) or t.output not in (None, 'logits') for t in targets)
@@ -274,7 +276,7 @@ def fast_path(
         return None
     if not encs or not may_pack(model, *encs):
         return None
-    return tried_encoder(model, text_to_try(encs))
+    return tried_encoder(model, text_to_try(encs)) if tried else as_encoder(model)
 
 
 @dataclass(eq=False)

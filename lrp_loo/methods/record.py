@@ -30,6 +30,7 @@ from .baselines import MAX_STEPS, N_STEPS, ig_scores, lrp_scores
 from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMaps, refuse_compiled
 from ..removal import removal_loo_scores, removal_scores
+from ..removal.auto import PASSES, auto_scores
 from ..removal.rows import removal_rows_scores
 
 # %% ../../nbs/lib/methods_record.ipynb #dd88850d
@@ -159,7 +160,7 @@ def loo_scores(
             **kwargs,
         )
     )
-    info = as_removal(removal).info()
+    info = as_removal(removal).info() | dict(exact=True)
     if isinstance(target, GeneratedReadout):
         return Scores(loos[0].T, values[0][0], target, info)
     return Scores(
@@ -232,6 +233,15 @@ _IG = dict(
 
 METHODS.update(
     {
+        'auto': Method(
+            auto_scores,
+            'LOO within a budget',
+            '#7a5195',
+            f'at most {PASSES} forward',
+            on_page=0,
+            by_content=True,
+            **_UNITS,
+        ),
         'loo': Method(
             loo_scores,
             'LOO',

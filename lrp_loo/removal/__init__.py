@@ -193,7 +193,7 @@ def removal_scores(
         return Scores(found.terms.sum(1), found.values, target, dict(passes=1))
     # f and its target are the unchanged text's, wherever the passes stand
     if 1 in path:
-        whole, values, readout, _ = removal_pass(model, batch, target, **options)
+        whole, values, readout, *_ = removal_pass(model, batch, target, **options)
         n_patches = whole.shape[-1]
     else:
         with torch.no_grad():

@@ -204,6 +204,7 @@ class _FusedCalls:
     def __init__(self, look):
         self.look = look  # takes a call's number, then what the function hands out
         self.queries = []
+        self.states = []  # keys and values
         self.shapes = {}  # of their attention weights
 
     def rule(self, call, composite):
@@ -217,6 +218,7 @@ class _FusedCalls:
         look = partial(self.look, len(self.queries))
         self.shapes[len(self.queries)] = (*q.shape[:-1], fused.key.shape[-2])
         self.queries.append(q)
+        self.states.append((fused.key.detach(), fused.value.detach()))
         out = _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused.factor, look
         )
@@ -244,6 +246,7 @@ class _Pass:
         self.unread = None  # own rows that nobody reads
         self.shapes = {}  # a call's key → of its attention weights
         self.batches = []  # those that are done
+        self.states = []
         if self.is_text and any(u is not None for u in units or ()):
             T = batch['input_ids'].shape[1]
             n = max(T if u is None else len(u) for u in units)
@@ -374,6 +377,7 @@ class _Pass:
         if fused.queries and weights:  # which was last is known of one kind alone
             fused = _FusedCalls(self.look)
             out, weights = self.up(gradient())
+        self.states = fused.states
         readout = as_readout(target, out, self.batch)
         values = readout(out)
         del out
@@ -439,6 +443,9 @@ class RemovalTerms(NamedTuple):
     # by row (batch, rows, n_units): root of the sum of squares over layers and
     # heads; else None
     spread: torch.Tensor = None
+    # of each fused attention call keys and values (batch, heads, T, d), where
+    # they were asked for
+    states: list = ()
 
 
 @leaves_nothing
@@ -459,6 +466,7 @@ def removal_pass(
     # run each layer again on the way back, and hold the attention weights of no
     # other: for long inputs
     checkpoint: bool = False,
+    keep_states: bool = False,  # keys and values of fused attention calls
 ) -> RemovalTerms:
     """One forward and one backward pass: what every layer and head says about
     the removal of each unit; or every row, summed over layers and heads.
@@ -475,7 +483,8 @@ def removal_pass(
             a_pass.seen = seen
             values, readout = run(target, composite)
     terms, values = a_pass.terms(), values.detach()
+    states = a_pass.states if keep_states else ()
     if not by_row:
-        return RemovalTerms(terms, values, readout)
+        return RemovalTerms(terms, values, readout, states=states)
     effects, squares = terms.unbind(-1)
-    return RemovalTerms(effects, values, readout, squares.sqrt())
+    return RemovalTerms(effects, values, readout, squares.sqrt(), states)

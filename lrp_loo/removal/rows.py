@@ -23,6 +23,7 @@ from lrp_loo.loo.decoders import (
     prefix_states,
     rows_at_once,
     why_no_states,
+    windows,
 )
 from ..loo.droppable import DROP_DECODERS, PACKED, may_drop, package_name
 from ..loo.engines import Whole, fast_path, read_subsets, read_whole
@@ -90,33 +91,23 @@ class RowsAnew:
     what they had. As `BehindGaps`, for `FastDecoder`.
     """
 
-    rows: torch.Tensor  # (n, k) the tokens of each variant, in order
+    anew: torch.Tensor  # (n, T) bool: the rows of each variant
     without: torch.Tensor  # (n, T) bool: the keys that nobody sees
     n_read: int = 1  # the last rows of each, whose logits are read
 
-    @cached_property
-    def token(self):
-        "(R,) one variant after another."
-        return self.rows.flatten()
-
-    @property
-    def variant(self):
-        "(R,) of each row."
-        every = torch.arange(len(self.rows), device=self.rows.device)
-        return every.repeat_interleave(self.rows.shape[1])
+    def __post_init__(self):
+        # (R,) of each row, one variant after another
+        self.variant, self.token = self.anew.nonzero().unbind(1)
 
     @property
     def read(self):
         "(R,) bool."
-        last = torch.zeros_like(self.rows, dtype=torch.bool)
-        last[:, -self.n_read :] = True
-        return last.flatten()
+        return self.token >= self.anew.shape[1] - self.n_read
 
     @cached_property
     def sees(self):
         "(R, T) bool: the old keys."
-        anew = torch.zeros_like(self.without).scatter(1, self.rows, True)
-        handed = ~(anew | self.without)
+        handed = ~(self.anew | self.without)
         place = torch.arange(handed.shape[1], device=handed.device)
         return handed[self.variant] & (place <= self.token[:, None])
 
@@ -142,12 +133,13 @@ class RowsAnew:
 @dataclass(eq=False)
 class ComputedRows:
     """One text of a model whose rows can be computed one by one: `read`, the
-    rows that are read, `handed`, what the whole text's rows hand on,
-    `at_once`, how many variants of k rows share a pass, and `outputs` of
-    some rows.
+    rows that are read, `handed`, what the whole text's rows hand on, `shares`,
+    which variants share a pass, and `outputs` of some rows.
     """
 
     whole: Whole  # of `read_whole`
+    # of each layer keys and values (1, heads, T, d), where a pass kept them
+    states: list
 
     @property
     def n_tokens(self):
@@ -155,41 +147,40 @@ class ComputedRows:
 
     def changed_by(
         self,
-        unit: torch.Tensor,  # (T,) bool: its tokens
-    ) -> torch.Tensor:  # (1, k) in order
-        "The rows that a variant needs to be exact: its own are seen by none."
-        needed = ~unit
+        members: torch.Tensor,  # (n, T) bool: the tokens of each unit
+    ) -> torch.Tensor:  # (n, T) bool
+        "The rows that each variant needs to be exact: its own are seen by none."
+        needed = ~members
         if self.causal:
-            needed &= unit.long().cumsum(0) > 0
-        needed[self.read] = True
-        return needed.nonzero().T
+            needed &= members.long().cumsum(1) > 0
+        needed[:, self.read] = True
+        return needed
 
     def values(
         self,
-        rows: torch.Tensor,  # (n, k), of `nearest_rows`
+        anew: torch.Tensor,  # (n, T) bool: the rows of each variant
         without: torch.Tensor,  # (n, T) bool: the keys that nobody sees
     ) -> torch.Tensor:  # (n,)
         "The explained number of each variant, some of them at a time."
-        size = max(1, self.at_once(rows.shape[1]))
-        of_this_text = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
-        some = zip(*(x.split(size) for x in (rows, without, of_this_text)))
-        return torch.cat(
-            [
-                self.whole.readout(self.outputs(r, w), text, at_end=self.causal)
-                for r, w, text in some
-            ]
-        )
+        sizes, order = anew.sum(1).sort(stable=True)
+        found = []
+        for some in self.shares(sizes.tolist()):
+            which = order[some]
+            output = self.outputs(anew[which], without[which])
+            of_this_text = torch.zeros_like(which)
+            found.append(self.whole.readout(output, of_this_text, at_end=self.causal))
+        return torch.cat(found)[order.argsort()]
 
     def effects(
         self,
-        rows: torch.Tensor,  # (n, k), of `nearest_rows`
+        anew: torch.Tensor,  # (n, T) bool: the rows of each unit's variant
         members: torch.Tensor,  # (n, T) bool: the tokens of each unit
     ) -> torch.Tensor:  # (n,)
         """f(x) minus f without each unit, with these rows computed anew. With
         nothing removed they must give f(x), else a ValueError.
         """
         nothing = torch.zeros_like(members[:1])
-        values = self.values(torch.cat([rows, rows[:1]]), torch.cat([members, nothing]))
+        values = self.values(torch.cat([anew, anew[:1]]), torch.cat([members, nothing]))
         whole = self.whole.value
         if not agree(values[-1:], whole, spread(values)):
             raise ValueError(
@@ -212,13 +203,24 @@ class EncoderRows(ComputedRows):
     @cached_property
     def handed(self):
         texts = self.fast.texts([self.whole.enc])
-        return texts, self.fast.keys_and_values(texts)
+        if self.states is None:
+            return texts, self.fast.keys_and_values(texts)
+        n = self.n_tokens
+        handed = [[x[0].transpose(0, 1).reshape(n, -1) for x in s] for s in self.states]
+        return texts, handed
 
-    def at_once(self, k):
-        return TOKEN_BUDGET // self.n_tokens
+    def shares(self, sizes):
+        "Neighbours of about as many rows: what one has fewer is computed in vain."
+        most = max(1, TOKEN_BUDGET // self.n_tokens)
+        start = 0
+        for i, size in enumerate(sizes):
+            if i - start == most or size > 1.25 * sizes[start] + 1:
+                yield slice(start, i)
+                start = i
+        yield slice(start, len(sizes))
 
-    def outputs(self, rows, without):
-        return self.fast.of_rows(*self.handed, rows, without)
+    def outputs(self, anew, without):
+        return self.fast.of_rows(*self.handed, anew, without)
 
 
 @dataclass(eq=False)
@@ -236,18 +238,20 @@ class DecoderRows(ComputedRows):
     @cached_property
     def handed(self):
         "None where the model keeps no keys and values of every token."
-        whole = self.whole
-        states = prefix_states(whole.model, whole.enc, whole.output)
+        whole, states = self.whole, self.states
+        if states is None:
+            states = prefix_states(whole.model, whole.enc, whole.output)
         if states is None:
             return None
         return replace(DecoderTexts.of([whole.enc]), states=states)
 
-    def at_once(self, k):
-        return rows_at_once(self.whole.model, TOKEN_BUDGET) // k
+    def shares(self, sizes):
+        "As many as a pass has room for."
+        return windows(sizes, rows_at_once(self.whole.model, TOKEN_BUDGET))
 
-    def outputs(self, rows, without):
+    def outputs(self, anew, without):
         n_read = self.whole.readout.n_rows
-        logits = self.fast(self.handed, RowsAnew(rows, without, n_read))
+        logits = self.fast(self.handed, RowsAnew(anew, without, n_read))
         return self.fast.output(logits, n_read)
 
     def why_none(self):
@@ -280,13 +284,17 @@ class DecoderRows(ComputedRows):
 
 def rows_of(
     whole: Whole,  # of `read_whole`, removal by attention mask
+    states: list = None,  # of `removal_pass`, where it kept them
+    # False: nothing is tried but what `effects` holds against f(x)
+    tried: bool = True,
 ) -> ComputedRows:
     "Raises ValueError for a model whose rows are not known to be computable."
     model, target = whole.model, whole.readout.target
-    fast = fast_path(model, [whole.enc], 'attention_mask', None, [target])
+    how = ('attention_mask', None, [target], tried)
+    fast = fast_path(model, [whole.enc], *how)
     if fast is not None:
-        return EncoderRows(whole, fast)
-    rows = DecoderRows(whole, as_decoder(model))
+        return EncoderRows(whole, states, fast)
+    rows = DecoderRows(whole, states, as_decoder(model))
     if why := rows.why_none():
         raise ValueError(
             f"the rows of {type(model).__name__} can't be computed one by one:"
@@ -357,24 +365,27 @@ def _largest(scores, special, n):
 
 def _scored(rows, through, members, special, n_rows, near, n_leading):
     "→ a score of each unit, how many rows that took; through: the closed form."
+
+    def mask_of(some):
+        return torch.zeros_like(members).scatter(1, some, True)
+
     if near == 'spread':
         of_rows = through.spread.pow(2).sum(0).sqrt()
         some = rows_of_spread(of_rows, members, n_rows, rows.read)
     else:
         some = nearest_rows(members, n_rows, rows.read, rows.causal, near)
+    anew = mask_of(some)
     if n_leading is None:
-        scores, n_computed = rows.effects(some, members), some.numel()
+        scores, n_computed = rows.effects(anew, members), some.numel()
     else:  # of every unit the rows that are read, of the largest more
         read = nearest_rows(members, 1, rows.read, rows.causal)
-        scores = rows.effects(read, members)
+        scores = rows.effects(mask_of(read), members)
         leading = _largest(scores, special, n_leading)
-        more = some[leading]
-        scores[leading] = rows.effects(more, members[leading])
-        n_computed = read.numel() + more.numel()
+        scores[leading] = rows.effects(anew[leading], members[leading])
+        n_computed = read.numel() + some[leading].numel()
     if through is None:
         return scores, n_computed
-    of_rows = some.T.expand(len(through.terms), -1, -1)
-    rest = through.terms.scatter(1, of_rows, 0.0).sum(1)
+    rest = through.terms.masked_fill(anew.T, 0.0).sum(1)
     rest = rest[0] if rows.whole.value.ndim == 1 else rest.T
     return scores + rest, n_computed
 
@@ -469,9 +480,9 @@ def removal_rows_scores(
     exact = _largest(scores, special, n_exact).tolist() if n_exact else []
     for unit in exact:
         own = members[unit][None]
-        every = rows.changed_by(own[0])
+        every = rows.changed_by(own)
         scores[unit] = whole.value[0] - rows.values(every, own)[0]
-        cost += every.numel() / n_tokens
+        cost += int(every.sum()) / n_tokens
     return _as_scores(whole, scores, rows=n_rows, exact=exact, forward_equivalents=cost)
 
 

@@ -67,6 +67,7 @@ def held_against_loo(
     units: list = None,  # a `Units` (or None) per text
     # a method that refuses a text has a `Refusal` in the map's place
     refusals: bool = False,
+    content: list = None,  # of each text (T,) bool, what is asked about, or None
     **loo_options,  # drop, token_budget of `subset_logits`
     # exact LOO, an Attribution per text; and name → an Attribution per text,
     # all of LOO's target
@@ -74,6 +75,7 @@ def held_against_loo(
     "Every text's exact LOO, once, and the maps that are held against it."
     loo_options['removal'] = removal or default_removal(encs[0])
     units = units or [None] * len(encs)
+    content = content or [None] * len(encs)
     loos = explain_batch(model, tokenizer, encs, 'loo', target, units, **loo_options)
 
     def loos_target(k):
@@ -82,7 +84,8 @@ def held_against_loo(
     def alone(k, name):
         method, options = methods[name]
         known = loos_target(k)
-        given = (model, tokenizer, [encs[k]], method, known, [units[k]])
+        of_text = ([units[k]], [content[k]])
+        given = (model, tokenizer, [encs[k]], method, known, *of_text)
         return explain_batch(*given, **options)[0]
 
     others = {n: m for n, m in methods.items() if not is_reference(*m)}
@@ -92,7 +95,7 @@ def held_against_loo(
         some = slice(start, start + size)
         asked = target if len(encs[some]) > 1 else loos_target(start)
         given = (model, tokenizer, encs[some], others, asked, units[some])
-        for name, found in explain_methods(*given, refusals).items():
+        for name, found in explain_methods(*given, refusals, content[some]).items():
             maps[name] += found
     for name, of_texts in maps.items():
         for k, a in enumerate(of_texts):
@@ -173,7 +176,7 @@ def agreement_rows(
     once per text.
     """
     given = (model, tokenizer, encs, methods, target, removal)
-    loos, maps = held_against_loo(*given)
+    loos, maps = held_against_loo(*given, content=content)
     _mark({'loo': loos} | maps, content)
     return [_row(loo, of_text, {}) for loo, of_text in zip(loos, _by_text(loos, maps))]
 
@@ -208,7 +211,7 @@ def faithfulness_rows(
     removal = removal or default_removal(encs[0])
     target = at_mask(target, tokenizer, encs)
     others = {name: m for name, m in methods.items() if name != 'loo'}
-    how = dict(batch_size=1, refusals=refusals, progress=progress)
+    how = dict(batch_size=1, refusals=refusals, content=content, progress=progress)
     given = (model, tokenizer, encs, others, target, removal)
     loos, found = held_against_loo(*given, **how)
     found = {'loo': loos} | found

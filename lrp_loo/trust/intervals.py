@@ -421,9 +421,10 @@ def calibrate(
     with tqdm(total=len(own), disable=not progress, desc='calibrate') as bar:
         for start in range(0, len(own), batch_size):
             part = own[start : start + batch_size]
-            encs, per_text = ([x[i] for i in part] for x in (asked.encs, asked.units))
+            of_texts = (asked.encs, asked.units, asked.content)
+            encs, per_text, content = ([x[i] for i in part] for x in of_texts)
             given = (model, tokenizer, encs, held, target, 'attention_mask')
-            loos, maps = held_against_loo(*given, units=per_text)
+            loos, maps = held_against_loo(*given, units=per_text, content=content)
             for i, a, loo in zip(part, maps['it'], loos):
                 kept.append(calibration_text(asked.marked(a, i), loo))
             bar.update(len(part))
