@@ -32,6 +32,7 @@ _MODULES = {
     'methods': 'explain refine explain_labels METHODS',
     'trust.audit': 'audit',
     'trust.verdict': 'verdict',
+    'trust.frontier': 'frontier',
     'trust.sweep': 'sweep explain_dataset',
     'lrp': 'lrp_rules',
     'lrp.composite': 'attn_lrp cp_lrp Composite',

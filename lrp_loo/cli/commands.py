@@ -177,7 +177,7 @@ def print_maps(
         said = f'logit {a.logit:.3f}'
         if a.probability is not None:
             said += f', probability {in_thousandths(a.probability)}'
-        print(f"{a.method}: {a.explained}, {said}")
+        print(f"{a.spent or a.method}: {a.explained}, {said}")
         if colour:
             print(terminal_text(a, shutil.get_terminal_size().columns))
             print(terminal_legend(a))
@@ -207,6 +207,7 @@ def _print_explained(maps, as_json):
         print_maps(maps, sys.stdout.isatty() and not os.environ.get('NO_COLOR'))
         return
     names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
+    names += ('exact', 'passes', 'expected_r')
     rows = [{name: getattr(a, name) for name in names} for a in maps]
     for row, a in zip(rows, maps):
         row['is_special'] = a.is_special.tolist()
@@ -299,7 +300,27 @@ def check_takes_texts(
         )
 
 
-def _maps(model, tokenizer, text, methods, layers, **options):
+def _within(model, tokenizer, text, passes, **options):
+    "In so many passes (None: exact); interrupted, what was whole before."
+    from lrp_loo.methods import explain as run
+    from lrp_loo.methods import refine
+    from lrp_loo.removal.auto import PASSES
+
+    first = PASSES if passes is None else min(passes, PASSES)
+    (a,) = run(model, tokenizer, [text], passes=first, **options)
+    if first == passes or a.exact:
+        return a
+    try:
+        if passes is None:
+            return run(model, tokenizer, [text], passes=None, **options)[0]
+        while not a.exact and passes - a.passes >= 2:
+            a = refine(a, min(PASSES, int(passes - a.passes)))
+    except KeyboardInterrupt:
+        print(f'interrupted; this is what was whole before: {a.spent}', file=sys.stderr)
+    return a
+
+
+def _maps(model, tokenizer, text, methods, layers, passes, **options):
     "An Attribution per method, each with the options that it takes."
     from lrp_loo.methods import METHODS
     from lrp_loo.methods import explain as run
@@ -307,6 +328,9 @@ def _maps(model, tokenizer, text, methods, layers, **options):
     found = []
     for m in methods:
         own = {}
+        if m == 'auto':
+            found.append(_within(model, tokenizer, text, passes, **options))
+            continue
         if METHODS[m].bypassed and layers is not None:
             own['bypass_softmax'] = layers
         if METHODS[m].shows_progress:
@@ -317,9 +341,13 @@ def _maps(model, tokenizer, text, methods, layers, **options):
 # %% ../../nbs/lib/cli_commands.ipynb #27c349eb
 def explain(
     text: str,  # the text; - reads it from standard input
-    # loo, removal, removal+loo, removal+rows, attn_lrp, cp_lrp, canonized, ig,
-    # rollout, rollout_residual, grad_x_input; several with commas
-    method: str = 'attn_lrp',
+    # auto (Leave-One-Out within --passes), loo, removal, removal+loo,
+    # removal+rows, attn_lrp, cp_lrp, canonized, ig, rollout, rollout_residual,
+    # grad_x_input; several with commas
+    method: str = 'auto',
+    # of auto: forward passes over the text (0: as many as exact
+    # Leave-One-Out takes)
+    passes: int = 16,
     # 'demo', 'paper', or a name or folder of a sequence classifier
     model: str = 'demo',
     # which demo model: sst2, imdb, reviews (predicts the next word),
@@ -362,6 +390,9 @@ def explain(
 
     methods = one_of('method', method, METHODS, many=True)
     layers = parse_layers(bypass_softmax)
+    if layers is not None and method == 'auto':
+        methods = ['attn_lrp']
+    at_least('passes', passes, 0)
     one_of('units', units, UNIT_NAMES)
     one_of('task', task, TASK_NAMES)
     check_target(target)
@@ -378,7 +409,7 @@ def explain(
     options = dict(target=target, truncation=truncation, units=units)
     options['template'] = parse_template(template)
     texts = text if pair is None else (text, pair)
-    maps = _maps(m, tok, texts, methods, layers, **options)
+    maps = _maps(m, tok, texts, methods, layers, passes or None, **options)
     page = html and _page(m, tok, text, methods, layers or (), target, truncation)
     # all at the end: what was interrupted before has written nothing
     if out:
@@ -405,8 +436,9 @@ def _page(model, tokenizer, text, methods, layers, target, truncation):
 # %% ../../nbs/lib/cli_commands.ipynb #3c570c50
 def generate(
     prompt: str,  # what is gone on with; - reads it from standard input
-    # loo, attn_lrp, cp_lrp, grad_x_input, removal+rows, or another of explain's
-    method: str = 'loo',
+    # auto, loo, attn_lrp, cp_lrp, grad_x_input, removal+rows, or another of
+    # explain's
+    method: str = 'auto',
     # 'demo', or a name or folder of a causal language model
     model: str = 'demo',
     name: str = 'reviews',  # which demo model: reviews, smollm2
@@ -558,7 +590,7 @@ def _check_results(path, known):
 
 # %% ../../nbs/lib/cli_commands.ipynb #7ef84f03
 WIDEST_REASON = 30  # characters in the table; it stands whole below
-AUDITED = 'loo,removal,attn_lrp,cp_lrp,ig,rollout'
+AUDITED = 'loo,auto,removal,attn_lrp,cp_lrp,ig,rollout'
 
 
 def audit(

@@ -413,8 +413,9 @@ def explain(
     # 'token', 'word', 'sentence', a list of (start, end) spans for a single
     # text; a list with one of these per text
     units='token',
-    # a `Calibration` of this model and method (`calibrate`): each map gets
-    # intervals for its exact LOO, `low` and `high`
+    # a `Calibration` of this model (`calibrate`): each map gets intervals for its
+    # exact LOO, `low` and `high`; its method, budget, target, units and template
+    # are taken where nothing else is said
     calibration=None,
     confidence: float = 0.9,  # of these intervals
     # where to compute: 'cpu', 'cuda', 'auto', a `torch.device`. The model
@@ -434,15 +435,23 @@ def explain(
     on anything that cannot be right.
     """
     whole_number('batch_size', batch_size)
-    given = (target, units, truncation, max_length, device, template, among)
-    asked = Asked.of(model, tokenizer, texts, [method], *given)
-    model, tokenizer = asked.model, asked.tokenizer
     if calibration is not None:
         if not hasattr(calibration, 'around'):
             raise TypeError(
                 "calibration must be a Calibration, as `calibrate` gives it, got"
                 f" {type(calibration).__name__}"
             )
+        if method == 'auto' and not options:
+            method, options = calibration.method
+        target = calibration.usual_target if target is None else target
+        if units == 'token' and calibration.units != 'span':
+            units = calibration.units
+        if template is None and among is None:
+            template = calibration.said.get('template')
+    given = (target, units, truncation, max_length, device, template, among)
+    asked = Asked.of(model, tokenizer, texts, [method], *given)
+    model, tokenizer = asked.model, asked.tokenizer
+    if calibration is not None:
         how = (method, options, units, asked.targets, asked.said)
         calibration.check(model, tokenizer, *how)
     work = _Work(model, tokenizer, method, None, options)

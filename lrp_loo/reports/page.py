@@ -98,7 +98,8 @@ def page_data(
     methods=PAGE_METHODS,  # names of METHODS, or one of them
     target=None,  # as for `explain`, of this one text
     truncation: bool = False,  # cut a text that is too long for the model
-    # the method that is shown first; None: AttnLRP, whose layers are switched
+    # the method that is shown first; None: 'auto' where it is among them, else
+    # AttnLRP, whose layers are switched
     opens: str = None,
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
     max_length: int = None,  # a lower limit than the model's own
@@ -127,7 +128,8 @@ def page_data(
             f" from 0 to {L - 1}, got {wrong[0]!r}"
         )
     bypassed = tuple(sorted(set(layers)))
-    return _page_data(asked, methods, opens or 'attn_lrp', bypassed, how)
+    opens = opens or ('auto' if 'auto' in methods and not bypassed else 'attn_lrp')
+    return _page_data(asked, methods, opens, bypassed, how)
 
 
 def _page_data(asked, methods, opens, bypassed, how):
@@ -156,6 +158,7 @@ def _page_data(asked, methods, opens, bypassed, how):
         colours=dict(up=UP, down=DOWN, strength=STRENGTH),
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
+        spent={m.method: m.spent for m in maps if m.spent},
         tokens=_page_tokens(asked, a),
     )
 
@@ -167,7 +170,8 @@ def explain_page(
     methods=PAGE_METHODS,  # names of METHODS, or one of them
     target=None,  # as for `explain`, of this one text
     truncation: bool = False,  # cut a text that is too long for the model
-    # the method that is shown first; None: AttnLRP, whose layers are switched
+    # the method that is shown first; None: 'auto' where it is among them, else
+    # AttnLRP, whose layers are switched
     opens: str = None,
     bypass_softmax=(),  # layers (or 'all') that are bypassed at first
     max_length: int = None,  # a lower limit than the model's own

@@ -609,7 +609,7 @@ def summarize_texts(
     model,  # as for `explain`; or a transformers pipeline
     tokenizer,  # the model's; None for a pipeline
     texts: list,  # of str, or of pairs
-    method='attn_lrp',  # one of METHODS
+    method='auto',  # one of METHODS
     # what is explained, one for all texts; None: each text's predicted class
     target=None,
     unit: str = 'word',  # 'word' or 'token'
@@ -661,6 +661,7 @@ def summarize_texts(
                 asked.model, asked.tokenizer, some, method, target, **options
             )
             for i, a in zip(part, found):
+                vars(a).pop('begun', None)  # nobody goes on with these
                 maps[i] = a
             bar.update(len(part))
     return summarize(maps, unit, by_class, min_count, texts)

@@ -62,7 +62,7 @@ def attribute_context(
     context: str,  # the documents
     answer: str,  # the answer that was given
     question: str = '',  # what was asked
-    method: str = 'loo',  # one of METHODS
+    method: str = 'auto',  # one of METHODS
     # 'sentence', 'word', or (start, end) spans of the context
     units='sentence',
     # how the prompt is put together, with {context} and {question}; TEMPLATE by

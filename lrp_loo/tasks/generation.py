@@ -113,7 +113,7 @@ def explain_generation(
     tokenizer,  # its tokenizer
     prompt,  # a str; or messages, a list of {'role': …, 'content': …}
     continuation: str = None,  # what was said; None: the model's own, greedy
-    method='loo',  # one of METHODS, or as for `explain`
+    method='auto',  # one of METHODS, or as for `explain`
     max_new_tokens: int = 20,  # of the model's own continuation, at most
     # of the prompt: 'token', 'word', 'sentence', or (start, end) spans; each
     # generated token counts by itself

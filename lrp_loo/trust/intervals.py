@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..asked.targets import described_target
+from ..asked.targets import Target, described_target
 from lrp_loo.core.files import (
     copies_said,
     finite_numbers,
@@ -211,6 +211,16 @@ class Calibration:
         "Of each text the ρ of its tokens, where any is estimated."
         return [ratios for t in self.texts if (ratios := t.ratios())]
 
+    @property
+    def usual_target(self):
+        "What it is of, as `explain` takes it; None for a function, too."
+        if not self.target or 'function' in self.target:
+            return None
+        many = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in self.target.items()
+        }
+        return Target(**many)
+
     def quantile(
         self,
         confidence: float = 0.9,
@@ -393,7 +403,7 @@ def calibrate(
     model,  # as for `explain`
     tokenizer,  # its tokenizer
     texts: list,  # as many as can be had, drawn as those to come will be
-    method='removal',  # as for `explain`
+    method='auto',  # as for `explain`
     target=None,  # as for `explain`, one for all texts
     batch_size: int = 8,  # texts in work at once
     truncation: bool = False,  # cut texts that are too long for the model

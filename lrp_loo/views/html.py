@@ -223,6 +223,14 @@ def draw(
     return str(getattr(macros, view)(*values, **more))
 
 
+def _how_exact(a):
+    "Of each token of an estimate in which some are exact."
+    exact = a.info.get('exact', False)
+    if a.exact or isinstance(exact, bool) or not a.spent:
+        return [''] * len(a)
+    return [', exact' if i in exact else ', estimated' for i in range(len(a))]
+
+
 def _spans(a, top=None):
     "What is drawn of each token (each patch of an image)."
     top = scale_top(a) if top is None else top
@@ -237,10 +245,11 @@ def _spans(a, top=None):
         a.is_special.tolist(),
         a.may_be_zero.tolist(),
         ends,
+        _how_exact(a),
     )
     spans = []
-    for token, (gap, text), score, apart, special, pale, (low, high) in columns:
-        said = f'{token} {score:+.4f}'
+    for token, (gap, text), score, apart, special, pale, (low, high), how in columns:
+        said = f'{token} {score:+.4f}{how}'
         if not math.isnan(low):
             said += f', LOO in [{low:+.3g}, {high:+.3g}]'
             said += f" ({a.info['confidence']:.0%})"

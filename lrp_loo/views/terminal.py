@@ -61,6 +61,10 @@ def terminal_legend(a: Attribution) -> str:  # one line with ANSI colours
         f"{_ansi(rgb)}{sign}{scale_top(a):.3g}{RESET}" for sign, rgb in zip('−+', ends)
     )
     line = f'lowers it {low} … {high} raises it'
+    exact = a.info.get('exact')
+    if isinstance(exact, list) and exact and not a.exact:
+        some = ', '.join(_printable(a.tokens[i]) for i in exact[:8])
+        line += f'; exact: {some}' + (', …' if len(exact) > 8 else '')
     apart = drawn_apart(a).nonzero()[:, 0].tolist()
     if not apart:
         return line
