@@ -441,13 +441,8 @@ def explain(
                 "calibration must be a Calibration, as `calibrate` gives it, got"
                 f" {type(calibration).__name__}"
             )
-        if method == 'auto' and not options:
-            method, options = calibration.method
-        target = calibration.usual_target if target is None else target
-        if units == 'token' and calibration.units != 'span':
-            units = calibration.units
-        if template is None and among is None:
-            template = calibration.said.get('template')
+        said = (method, options, target, units, template, among)
+        method, options, target, units, template = calibration.unless(*said)
     given = (target, units, truncation, max_length, device, template, among)
     asked = Asked.of(model, tokenizer, texts, [method], *given)
     model, tokenizer = asked.model, asked.tokenizer
