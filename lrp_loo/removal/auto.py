@@ -433,7 +433,10 @@ def _estimated(model, tokenizer, passes, removal, enc, target, units, content, e
         raise ValueError(f"no estimate of LOO by {removal!r} is known; {offer}")
     if isinstance(target, GeneratedReadout):
         how = dict(units=[units], rest=False, passes=passes)
-        found = removal_rows_scores(model, tokenizer, [enc], target, **how)
+        try:
+            found = removal_rows_scores(model, tokenizer, [enc], target, **how)
+        except ValueError as e:
+            raise ValueError(f"{e}; {offer}") from e
         for info in found.info:
             info['exact_passes'] = round(exact, 2)
         return found

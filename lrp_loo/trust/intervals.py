@@ -211,15 +211,20 @@ class Calibration:
         "Of each text the ρ of its tokens, where any is estimated."
         return [ratios for t in self.texts if (ratios := t.ratios())]
 
-    @property
-    def usual_target(self):
-        "What it is of, as `explain` takes it; None for a function, too."
-        if not self.target or 'function' in self.target:
-            return None
-        many = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in self.target.items()
-        }
-        return Target(**many)
+    def unless(self, method, options, target, units, template, among):
+        "What `explain` was told; where that is nothing, what this is of."
+        if method == 'auto' and not options:
+            method, options = self.method
+        if target is None and self.target and 'function' not in self.target:
+            plain = self.target.items()
+            target = Target(
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in plain}
+            )
+        if isinstance(units, str) and units == 'token' and self.units != 'span':
+            units = self.units
+        if template is None and among is None:
+            template = self.said.get('template')
+        return method, options, target, units, template
 
     def quantile(
         self,
