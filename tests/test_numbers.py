@@ -185,7 +185,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ),
     (
         'index',
-        'r is 0.06, AttnLRP',
+        '32 sentences 0.06, AttnLRP',
         '0.06',
         lambda: np.nanmean(recorded(f'{LAB}/ig-smollm2', 'ig')),
     ),

@@ -112,7 +112,8 @@ def plot_ig(
     for ax, found in zip(axes, results.values()):
         _draw_points(ax, found)
         ax.set_xlabel('points')
-    axes[0].set_ylabel('r with exact Leave-One-Out')
+    for ax in axes[::3]:
+        ax.set_ylabel('r with exact Leave-One-Out')
     shared_legend(fig)
     return fig
 

@@ -106,8 +106,7 @@ def files_over_prompts(key):
         config = content.get('config', {}) if isinstance(content, dict) else {}
         if config.get(key):
             found.add(f'{path.parent.name}/{path.stem}')
-    # their pairs are of the text's own tokens
-    return found - {'studies/interactions-smollm2'}
+    return found
 
 
 def test_every_entry_over_the_tokens_of_a_prompt_says_so(kept):
