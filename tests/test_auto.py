@@ -29,7 +29,6 @@ from lrp_loo import (
     refine,
     verdict,
 )
-from lrp_loo.methods import explain_batch
 from lrp_loo.removal.auto import LEVELS, _steps, auto_scores
 from lrp_loo.stats import pearson
 
@@ -232,10 +231,10 @@ def test_a_map_that_is_kept_holds_no_model(tmp_path):
 def test_a_tagger():
     config = random_bert(layers=2, num_labels=3).config
     model = BertForTokenClassification(config).eval()
-    enc = dict(input_ids=torch.arange(100, 130)[None])
-    target = Target(1, position=2)
-    (loo,) = explain_batch(model, None, [enc], 'loo', target)
-    (a,) = explain_batch(model, None, [enc], 'auto', target)
+    text, target = LONG[1], Target(1, position=2)
+    tokenizer = load_demo('sst2')[1]
+    (loo,) = explain(model, tokenizer, text, method='loo', target=target)
+    (a,) = explain(model, tokenizer, text, target=target)
     assert not a.exact and a.passes <= 16 and len(a.info['exact']) == 13
     off = (a.scores - loo.scores)[a.info['exact']].abs().max()
     assert off < 1e-4 * loo.scores.abs().max()
