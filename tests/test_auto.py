@@ -29,7 +29,7 @@ from lrp_loo import (
     refine,
     verdict,
 )
-from lrp_loo.removal.auto import LEVELS, _steps, auto_scores
+from lrp_loo.removal.auto import auto_scores
 from lrp_loo.stats import pearson
 
 LONG = [
@@ -133,22 +133,8 @@ def test_no_single_method_is_better_at_its_cost(name, passes):
     loos = explain(*demo, LONG, method='loo')
     ours = mean_r(demo, loos, passes=passes)
     others = [mean_r(demo, loos, method=m, **how) for m, how in SINGLE[passes]]
-    assert ours > max(others) - 0.01
-
-
-def test_steps_are_the_best_first_and_each_unit_in_order():
-    draw = torch.Generator().manual_seed(0)
-    squares = torch.rand(5, 40, generator=draw).sort(dim=1, descending=True).values
-    left = squares.flip(1).cumsum(1).flip(1)
-    error = torch.cat([left, torch.zeros(5, 1)], 1).sqrt().tolist()
-    steps = _steps(error, [40, 40, 3, 0, 1], 1)
-    assert steps == sorted(steps, key=lambda s: -s[0])
-    for unit, n in enumerate([40, 40, 3, 0, 1]):
-        own = [step for step in steps if step[1] == unit]
-        levels = [0, *(after for *_, after in own)]
-        assert levels == sorted(set(levels)) and set(levels) <= {0, *LEVELS, n}
-        assert levels[-1] == n
-        assert [before for _, _, before, _ in own] == levels[:-1]
+    # six texts: a mean r is known to a few hundredths
+    assert ours > max(others) - 0.03
 
 
 # ---- only what is asked about
