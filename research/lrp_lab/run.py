@@ -45,6 +45,7 @@ MODULES = tuple(
         'ig',
         'inference',
         'questions',
+        'frontier',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone
