@@ -109,6 +109,8 @@ class Attribution:
             return ''
         if self.exact:
             return f'LOO, exact, {self.passes:.0f} passes'
+        if self.passes > of:  # begun as an estimate, exact from the start is cheaper
+            return f'LOO estimated in {self.passes:.0f} passes, exact takes {of:.0f}'
         return f'LOO estimated in {self.passes:.0f} of {of:.0f} passes'
 
     @property
