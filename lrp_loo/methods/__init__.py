@@ -479,6 +479,8 @@ def refine(
     not computed again. Intervals, which are of another budget, are left out.
     """
     whole_number('passes', passes)
+    if not isinstance(a, Attribution):
+        raise TypeError(f"refine takes one Attribution, got {type(a).__name__}")
     if a.exact:
         return a
     if not hasattr(a, 'begun'):
