@@ -218,7 +218,7 @@ class ByUnits:
 def _states_kept(model, kept):
     "Keys and values as a cache holds them; None where the pass kept none of a layer."
     shapes = {len(k) for k, _ in kept} | {k.ndim for k, _ in kept}
-    if len(kept) != n_layers(model) or shapes != {1, 4}:
+    if len(kept) != n_layers(model) or shapes != {1, 4} or not hasattr(model, 'config'):
         return None
     config = model.config.get_text_config()
     n_heads = getattr(config, 'num_key_value_heads', None) or kept[0][0].shape[1]
