@@ -5,6 +5,7 @@ without doing it again, refused with what exact takes.
 import gc
 import pickle
 import weakref
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,7 @@ from lrp_loo import (
     refine,
     verdict,
 )
+from lrp_loo.data import load_texts
 from lrp_loo.removal.auto import auto_scores
 from lrp_loo.stats import pearson
 
@@ -99,8 +101,8 @@ def test_exact_tokens_are_exact(demo):
 # ---- more is never worse, and nothing else is better at its cost
 
 
-def mean_r(demo, loos, **how):
-    found = explain(*demo, LONG, **how)
+def mean_r(demo, loos, texts=LONG, **how):
+    found = explain(*demo, texts, **how)
     return float(np.mean([r_with(a, loo) for a, loo in zip(found, loos)]))
 
 
@@ -126,15 +128,22 @@ SINGLE = {  # forward passes → methods that cost as many
 }
 
 
+@cache
+def held_against(name):
+    "A demo model, longer sentences of SST-2, and their LOO."
+    demo = load_demo(name)
+    texts = [t for t in load_texts('sst2', 'embedded').texts if len(t) > 90][:24]
+    return demo, texts, explain(*demo, texts, method='loo')
+
+
 @pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
 @pytest.mark.parametrize('passes', SINGLE)
-def test_no_single_method_is_better_at_its_cost(name, passes):
-    demo = load_demo(name)
-    loos = explain(*demo, LONG, method='loo')
-    ours = mean_r(demo, loos, passes=passes)
-    others = [mean_r(demo, loos, method=m, **how) for m, how in SINGLE[passes]]
-    # six texts: a mean r is known to a few hundredths
-    assert ours > max(others) - 0.03
+def test_no_single_method_is_much_better_at_its_cost(name, passes):
+    "Of 24 sentences a mean r is known to about a hundredth."
+    demo, texts, loos = held_against(name)
+    ours = mean_r(demo, loos, texts, passes=passes)
+    others = [mean_r(demo, loos, texts, method=m, **how) for m, how in SINGLE[passes]]
+    assert ours > max(others) - 0.015
 
 
 # ---- only what is asked about

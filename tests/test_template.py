@@ -210,7 +210,8 @@ def test_pairs_leave_the_template_out(encoder):
 
 
 def test_a_calibration_is_not_taken_into_a_template(encoder):
-    known = calibrate(*encoder, ['a fine film', 'so dull', 'no'], progress=False)
+    few = ['a fine film', 'so dull', 'no']
+    known = calibrate(*encoder, few, 'removal', progress=False)
     explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
     for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
         with pytest.raises(ValueError, match='calibrate in the same template'):

@@ -128,8 +128,8 @@ def test_tokens_go_with_their_word():
     "A Hindi word's tokens are summed, marks and all; a Chinese context has sentences."
     text = 'अच्छी फ़िल्म'
     demo = load_demo('reviews')  # of bytes: no sign is unknown
-    (words,) = explain(*demo, text, units='word')
-    (tokens,) = explain(*demo, text)
+    (words,) = explain(*demo, text, 'attn_lrp', units='word')
+    (tokens,) = explain(*demo, text, 'attn_lrp')
     # a space that has a token of its own is a unit
     own = [t for t in words.tokens if t not in ('<s>', 'Ġ')]
     assert own == text.split()

@@ -67,10 +67,11 @@ def estimate_of(
     content = content_of(a)
     number = {i: j for j, i in enumerate(content)}
     spread = a.info.get('spread', [])
+    exact = content if a.exact else a.info.get('exact', [])
     return Estimate(
         a.scores[content].tolist(),
         [spread[i] for i in content] if len(spread) else [],
-        [number[i] for i in a.info.get('exact', []) if i in number],
+        [number[i] for i in exact if i in number],
     )
 
 
@@ -444,7 +445,10 @@ def calibrate(
                 kept.append(calibration_text(asked.marked(a, i), loo))
             bar.update(len(part))
     if not any(t.ratios() for t in kept):
-        raise ValueError("no text has a token that is estimated")
+        raise ValueError(
+            "no text has a token that is estimated; give longer texts, or method"
+            " 'auto' fewer passes"
+        )
     return Calibration(
         describe_model(model),
         _as_kept(method, options),
