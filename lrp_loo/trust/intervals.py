@@ -67,10 +67,11 @@ def estimate_of(
     content = content_of(a)
     number = {i: j for j, i in enumerate(content)}
     spread = a.info.get('spread', [])
+    exact = a.info.get('exact') or []
     return Estimate(
         a.scores[content].tolist(),
         [spread[i] for i in content] if len(spread) else [],
-        [number[i] for i in a.info.get('exact', []) if i in number],
+        [number[i] for i in (content if exact is True else exact) if i in number],
     )
 
 
@@ -319,7 +320,9 @@ class Calibration:
     ):  # the same one
         "Gives it `low` and `high`, the ends of its intervals."
         estimate = estimate_of(a)
-        reach = self.quantile(confidence, cover) * estimate.scale
+        scale = estimate.scale
+        # of an exact map nothing is asked of the texts
+        reach = self.quantile(confidence, cover) * scale if scale.any() else scale
         ends = dict(low=estimate.scores - reach, high=estimate.scores + reach)
         for name, found in ends.items():
             placed = [None] * len(a)  # what JSON holds, at special ones
@@ -444,7 +447,10 @@ def calibrate(
                 kept.append(calibration_text(asked.marked(a, i), loo))
             bar.update(len(part))
     if not any(t.ratios() for t in kept):
-        raise ValueError("no text has a token that is estimated")
+        raise ValueError(
+            "no text has a token that is estimated, and what is exact needs no"
+            " intervals; give longer texts or fewer passes"
+        )
     return Calibration(
         describe_model(model),
         _as_kept(method, options),
