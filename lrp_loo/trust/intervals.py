@@ -67,11 +67,11 @@ def estimate_of(
     content = content_of(a)
     number = {i: j for j, i in enumerate(content)}
     spread = a.info.get('spread', [])
-    exact = a.info.get('exact') or []
+    exact = content if a.exact else a.info.get('exact', [])
     return Estimate(
         a.scores[content].tolist(),
         [spread[i] for i in content] if len(spread) else [],
-        [number[i] for i in (content if exact is True else exact) if i in number],
+        [number[i] for i in exact if i in number],
     )
 
 
@@ -448,8 +448,8 @@ def calibrate(
             bar.update(len(part))
     if not any(t.ratios() for t in kept):
         raise ValueError(
-            "no text has a token that is estimated, and what is exact needs no"
-            " intervals; give longer texts or fewer passes"
+            "no text has a token that is estimated; give longer texts, or method"
+            " 'auto' fewer passes"
         )
     return Calibration(
         describe_model(model),
