@@ -267,7 +267,8 @@ class Generation:
 
     def __repr__(self):
         head = (
-            f"Generation({self.method}, {self.n_prompt} tokens in the prompt,"
+            f"Generation({self.steps[0].spent or self.method},"
+            f" {self.n_prompt} tokens in the prompt,"
             f" {len(self)} generated):"
         )
         said = [head]
