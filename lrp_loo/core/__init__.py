@@ -266,9 +266,9 @@ class Generation:
         )
 
     def __repr__(self):
+        how = self.steps[-1].spent or self.method
         head = (
-            f"Generation({self.steps[0].spent or self.method},"
-            f" {self.n_prompt} tokens in the prompt,"
+            f"Generation({how}, {self.n_prompt} tokens in the prompt,"
             f" {len(self)} generated):"
         )
         said = [head]
