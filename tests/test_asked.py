@@ -38,7 +38,7 @@ ENTRIES = dict(
     explain=lrp_loo.explain,
     audit=audit,
     explain_pairs=lrp_loo.explain_pairs,
-    calibrate=partial(lrp_loo.calibrate, **QUIET),
+    calibrate=partial(lrp_loo.calibrate, method='removal', **QUIET),
     fit_layers=partial(lrp_loo.fit_layers, **QUIET),
     explain_page=page,
     explain_dataset=explain_dataset,

@@ -237,7 +237,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert len(steps) == 2 and steps[1]['tokens'][-1] == steps[0]['label']
     out = tmp_path / 'said.json'
     main(['generate', PROMPT, '--new_tokens', '2', '--out', str(out)])
-    assert 'Generation(loo' in capsys.readouterr().out
+    assert 'Generation(LOO, exact, ' in capsys.readouterr().out
     assert load(out).generated == [s['label'] for s in steps]
 
 

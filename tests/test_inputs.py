@@ -286,7 +286,7 @@ def test_frames(maps, demo, tmp_path):
 
 def test_a_frame_with_intervals(demo):
     nine = [f"{n} {text}" for text in TEXTS for n in ("one", "two", "three")]
-    calibration = lrp_loo.calibrate(*demo, nine, **QUIET)
+    calibration = lrp_loo.calibrate(*demo, nine, 'removal', **QUIET)
     (a,) = explain(*demo, TEXTS[0], 'removal', calibration=calibration)
     frame = a.to_frame()
     content = frame[~frame.is_special]
@@ -330,7 +330,7 @@ def test_a_set_that_a_deep_page_lacks_is_added(demo, monkeypatch):
     data = page_data(*demo, 'fine', ['loo'], bypass_softmax=[4, 1])
     assert data['every_set'] is False
     assert data['first'] == dict(method='attn_lrp', bypass='1,4')
-    (a,) = explain(*demo, 'fine', bypass_softmax=[1, 4])
+    (a,) = explain(*demo, 'fine', 'attn_lrp', bypass_softmax=[1, 4])
     assert data['sets']['1,4'] == pytest.approx(a.scores.tolist(), rel=1e-4)
 
 

@@ -153,13 +153,17 @@ def test_another_number_is_refused_by_name(demo, calibration, target, said):
 
 @pytest.mark.parametrize('target', [1, (1, 0), Target(1, log_prob=True)])
 def test_the_number_that_was_calibrated_gets_intervals(demo, target, tmp_path):
-    made = calibrate(*demo, FEW, target=target, progress=False)
+    made = calibrate(*demo, FEW, 'removal', target=target, progress=False)
     made.save(tmp_path / 'c.json')
     asked = dict(target=target, calibration=load_calibration(tmp_path / 'c.json'))
     (a,) = explain(*demo, TEXT, 'removal', confidence=0.5, **asked)
     assert len(a.low) == len(a)
-    del asked['target']
-    with pytest.raises(ValueError, match='not of the predicted class'):
+    asked['target'] = None  # where nothing is said, what was calibrated
+    (b,) = explain(*demo, TEXT, 'removal', confidence=0.5, **asked)
+    assert b.explained == a.explained and torch.equal(b.scores, a.scores)
+    assert b.info['low'] == a.info['low']
+    asked['target'] = 0
+    with pytest.raises(ValueError, match='not of the target index=0'):
         explain(*demo, TEXT, 'removal', **asked)
 
 
@@ -168,7 +172,7 @@ def test_two_functions_of_one_name_are_told_apart(demo):
     def read(i):
         return lambda out: out.logits[:, i]
 
-    made = calibrate(*demo, FEW, target=read(1), progress=False)
+    made = calibrate(*demo, FEW, 'removal', target=read(1), progress=False)
     asked = dict(calibration=made, confidence=0.5)
     explain(*demo, TEXT, 'removal', target=read(1), **asked)
     for other in (read(0), lambda out: out.logits[:, 1].exp()):
@@ -314,12 +318,15 @@ def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(demo, calibration
 def test_a_template_is_calibrated_apart(demo, tmp_path):
     "Intervals of the text alone, kept in the file; another template's are refused."
     around = dict(template='So they said: {text} and that was all')
-    made = calibrate(*demo, FEW, progress=False, **around)
+    made = calibrate(*demo, FEW, 'removal', progress=False, **around)
     made.save(tmp_path / 'c.json')
     kept = load_calibration(tmp_path / 'c.json')
     (a,) = explain(*demo, FEW[0], 'removal', calibration=kept, confidence=0.5, **around)
     known = [v is not None for v in a.info['low']]
     assert known == a.is_content.tolist() and not all(known)
-    for other in (dict(), dict(template='Well, {text}')):
+    # where nothing is said, the template that was calibrated
+    (b,) = explain(*demo, FEW[0], 'removal', calibration=kept, confidence=0.5)
+    assert b.tokens == a.tokens and b.info['low'] == a.info['low']
+    for other in (dict(template='Well, {text}'), dict(among=[(0, 6)])):
         with pytest.raises(ValueError, match='the calibration is of texts in the'):
             explain(*demo, FEW[0], 'removal', calibration=kept, **other)

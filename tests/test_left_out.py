@@ -159,7 +159,7 @@ def test_copies_change_no_number_of_an_audit(demo):
 
 
 def test_copies_are_one_for_a_calibration_and_a_fit(demo, tmp_path):
-    made = calibrate(*demo, PROMPTS * 5, **QUIET)
+    made = calibrate(*demo, PROMPTS * 5, 'removal', **QUIET)
     assert (len(made), made.copies) == (2, 8)
     with pytest.raises(ValueError, match='2 texts are too few.*8 copies'):
         made.quantile(0.9)

@@ -30,9 +30,9 @@ def close(a, b, rel):
     assert off <= rel * largest, (off / largest).item()
 
 
-def scores(model, tokenizer, text, **kw):
+def scores(model, tokenizer, text, method='attn_lrp', **kw):
     "One text's scores in double precision."
-    return explain(model, tokenizer, text, **kw)[0].scores.double()
+    return explain(model, tokenizer, text, method, **kw)[0].scores.double()
 
 
 def naive_of(model, ids, **kw):
@@ -50,8 +50,9 @@ def test_relevance_is_the_naive_one(tokenizer, attention, bypass, dtype, rel):
     for text in TEXTS:
         ids = encode(model, tokenizer, text)['input_ids'][0]
         logits, R, total = naive_of(model, ids, bypass=bypass)
+        how = dict(method='attn_lrp', bypass_softmax=bypass)
         word, both = (
-            explain(model, tokenizer, text, bypass_softmax=bypass, embeddings=e)[0]
+            explain(model, tokenizer, text, embeddings=e, **how)[0]
             for e in ('word', 'sum')
         )
         assert abs(word.logit - logits.max()) < 1e-3

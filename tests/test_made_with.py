@@ -30,7 +30,9 @@ def other(demo):
 
 
 def test_the_model_and_the_options_are_noted(demo, tmp_path):
-    (a,) = explain(*demo, TEXTS[0], bypass_softmax=range(3, 6), batch_size=2)
+    (a,) = explain(
+        *demo, TEXTS[0], 'attn_lrp', bypass_softmax=range(3, 6), batch_size=2
+    )
     assert a.info['model'] == 'minilm-sst2'
     assert a.info['weights'] == weights_mark(demo[0])
     assert a.info['options'] == dict(bypass_softmax=[3, 4, 5])
@@ -91,7 +93,7 @@ def test_any_option_can_be_kept(demo, tmp_path):
 
 
 def test_a_file_keeps_it_and_it_is_shown(demo, tmp_path):
-    (a,) = explain(*demo, TEXTS[0], bypass_softmax=[0])
+    (a,) = explain(*demo, TEXTS[0], 'attn_lrp', bypass_softmax=[0])
     called = 'attn_lrp(bypass_softmax=[0])'
     for suffix in ('html', 'json', 'parquet'):
         a.save(tmp_path / f'a.{suffix}')
@@ -104,18 +106,19 @@ def test_a_file_keeps_it_and_it_is_shown(demo, tmp_path):
 
 
 def test_two_models_or_a_bypass_in_one_summary_are_refused_by_name(demo, other):
-    own = explain(*demo, TEXTS[:2])
+    own = explain(*demo, TEXTS[:2], 'attn_lrp')
     marks = [weights_mark(m) for m, _ in (demo, other)]
     with pytest.raises(ValueError, match=f'{marks[0]}.*{marks[1]}'):
-        summarize(own + explain(*other, TEXTS[:2]), min_count=1)
+        summarize(own + explain(*other, TEXTS[:2], 'attn_lrp'), min_count=1)
     says = r'attn_lrp and attn_lrp\(bypass_softmax=\[1\]\)'
     with pytest.raises(ValueError, match=says):
-        summarize(own + explain(*demo, TEXTS, bypass_softmax=[1]), min_count=1)
+        maps = own + explain(*demo, TEXTS, 'attn_lrp', bypass_softmax=[1])
+        summarize(maps, min_count=1)
 
 
 def test_one_bypass_said_in_two_ways_is_one(demo):
-    maps = explain(*demo, TEXTS[:2], bypass_softmax=range(3, 6))
-    maps += explain(*demo, TEXTS[2:4], bypass_softmax=(3, 4, 5))
+    maps = explain(*demo, TEXTS[:2], 'attn_lrp', bypass_softmax=range(3, 6))
+    maps += explain(*demo, TEXTS[2:4], 'attn_lrp', bypass_softmax=(3, 4, 5))
     found = summarize(maps, min_count=1)
     assert len(found.texts) == 4
     assert repr(found).startswith('Summary(AttnLRP(bypass_softmax=[3, 4, 5])')
@@ -135,13 +138,14 @@ def test_a_comparison_names_two_models_and_no_r_between_them(demo, other):
 
 def test_summaries_of_two_models_are_called_by_them(demo, other):
     other[0].config._name_or_path = 'later'
+    how = dict(units='word', target=1)
     first, second = (
-        summarize(explain(*d, TEXTS, units='word', target=1), min_count=1)
+        summarize(explain(*d, TEXTS, 'attn_lrp', **how), min_count=1)
         for d in (demo, other)
     )
     found = compare_summaries(first, second)
     assert found.names == ('minilm-sst2', 'later')
-    rules = explain(*demo, TEXTS, units='word', target=1, bypass_softmax=[0])
+    rules = explain(*demo, TEXTS, 'attn_lrp', bypass_softmax=[0], **how)
     third = summarize(rules, min_count=1)
     names = ('AttnLRP', 'AttnLRP(bypass_softmax=[0])')
     assert compare_summaries(first, third).names == names
@@ -265,7 +269,8 @@ def test_a_default_of_no_device_and_flex_are_refused(plain, tokenizer, method):
     with torch.device('meta'), pytest.raises(ValueError, match=said):
         explain(plain, tokenizer, TWO, method=method)
     if method != 'loo':
+        how = dict(passes=4) if method == 'auto' else {}
         flexible = random_bert(layers=2, attn_implementation='flex_attention')
         said = 'is flex_attention, which is compiled'
         with pytest.raises(TypeError, match=said):
-            explain(flexible, tokenizer, TWO, method=method)
+            explain(flexible, tokenizer, TWO, method=method, **how)

@@ -157,6 +157,8 @@ def of_method(name, method=None, **options):
     "`explain` of one text."
     if name == 'ig':  # one step leaves what sixteen leave
         options['n_steps'] = 2
+    if name == 'auto':  # an estimate of a short text as well
+        options['passes'] = 7
 
     def call(model, tokenizer, text):
         explain(model, tokenizer, text, method or name, **options)
@@ -180,6 +182,12 @@ METHODS_AND_OPTIONS = {
 def labels(model, tokenizer, text, methods):
     for method in methods.split(', '):
         lrp_loo.explain_labels(model, tokenizer, text, 'all', method)
+
+
+def refined(m, t, x, _):
+    "Once, and until it is exact."
+    (a,) = explain(m, t, x, passes=4)
+    lrp_loo.refine(lrp_loo.refine(a, 2), 20)
 
 
 def generation(m, t, x, how):
@@ -212,8 +220,8 @@ ON_PAGE = [m for m in METHODS if METHODS[m].on_page]
 QUIET, TWO = dict(progress=False), dict(max_new_tokens=2)
 
 
-def calibrated(m, t, x, _):
-    c = lrp_loo.calibrate(m, t, [x, x + ' again'], **QUIET)
+def calibrated(m, t, x, how):
+    c = lrp_loo.calibrate(m, t, [x, x + ' again'], how, **QUIET)
     lrp_loo.top_tokens(m, t, x, 2, c, 0.5, most=1)
 
 
@@ -228,6 +236,7 @@ CALLS = SimpleNamespace(
     # two batches, in threads where the method allows it
     batch=lambda m, t, x, how: explain(m, t, [x, SHORT, x], how, batch_size=2),
     audit=lambda m, t, x, _: lrp_loo.audit(m, t, [x], ('loo', *SEVERAL), **QUIET),
+    budgets=lambda m, t, x, _: lrp_loo.frontier(m, t, x, budgets=(3, 5), **QUIET),
     page=lambda m, t, x, _: lrp_loo.explain_page(m, t, x, ON_PAGE),
     conserved=lambda m, t, x, _: conservation(m, encode(m, t, x), attn_lrp()),
     context=lambda m, t, x, how: lrp_loo.attribute_context(
@@ -239,6 +248,8 @@ CALLS = SimpleNamespace(
 # entry, methods, call, and whether it is short enough for a long text
 ENTRIES = (
     ('explain, a batch', ['removal'], CALLS.batch, True),
+    ('refine', ['auto'], refined, True),
+    ('frontier', ['auto'], CALLS.budgets, False),
     ('explain_labels', ['attn_lrp, removal'], labels, True),
     ('audit', ['several'], CALLS.audit, False),
     ('calibrate, top_tokens', ['removal'], calibrated, False),
@@ -250,7 +261,7 @@ ENTRIES = (
     ('conservation', ['attn_lrp'], CALLS.conserved, True),
     ('explain_pairs', ['removal', 'exact'], lrp_loo.explain_pairs, False),
 )
-CONTEXTS = ('loo', 'removal', 'removal+rows', 'attn_lrp')
+CONTEXTS = ('auto', 'loo', 'removal', 'removal+rows', 'attn_lrp')
 OF_DECODERS = (
     ('attribute_context', CONTEXTS, CALLS.context, True),
     ('explain_generation', (*CONTEXTS, 'ig'), generation, False),

@@ -247,11 +247,14 @@ LENGTHS = ['The jokes are old here.', 'A warm and funny film, now then.', TEXTS[
 @pytest.mark.parametrize('name', READS_PADDING)
 def test_padding_that_is_read_does_not_reach_an_explanation(name, tokenizer):
     model = small(name, **READS_PADDING[name])
-    maps = explain(model, tokenizer, LENGTHS)
-    for a, text in zip(maps, LENGTHS, strict=True):
-        (alone,) = explain(model, tokenizer, text)
-        assert a.target == alone.target
-        close(a.scores, alone.scores, 1e-4)
+    # without a mask there is no LOO by it
+    exact = [] if name.startswith('FNet') else [dict(passes=None)]
+    for how in [dict(method='attn_lrp'), *exact]:
+        maps = explain(model, tokenizer, LENGTHS, **how)
+        for a, text in zip(maps, LENGTHS, strict=True):
+            (alone,) = explain(model, tokenizer, text, **how)
+            assert a.target == alone.target
+            close(a.scores, alone.scores, 1e-4)
     if name.startswith('FNet'):
         return
     encs = [encode(model, tokenizer, t) for t in LENGTHS]

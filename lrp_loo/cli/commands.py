@@ -812,8 +812,8 @@ def summarize(
     name: str = None,
     # 'demo', 'paper', or a name or folder of a sequence classifier
     model: str = 'demo',
-    # one of explain's, such as attn_lrp, cp_lrp, removal, loo
-    method: str = 'attn_lrp',
+    # one of explain's, such as auto, loo, removal, attn_lrp
+    method: str = 'auto',
     # what is explained of every text: a class's number or label, a token, or
     # A,B for the difference of two (default: each text's predicted class)
     target: str = None,

@@ -479,6 +479,8 @@ def refine(
     not computed again. Intervals, which are of another budget, are left out.
     """
     whole_number('passes', passes)
+    if not isinstance(a, Attribution):
+        raise TypeError(f"refine takes one Attribution, got {type(a).__name__}")
     if a.exact:
         return a
     if not hasattr(a, 'begun'):
@@ -595,7 +597,7 @@ def explain_labels(
     # a list of targets, each as for `explain`; 'all': every class that the
     # model's config names
     labels='all',
-    method='attn_lrp',  # as for `explain`
+    method='auto',  # as for `explain`
     **options,  # of `explain`, the method's own among them
 ) -> list:  # a `Comparison` per text: a map per label, in the labels' order
     """Several labels of each text, one map each. Every text is explained once

@@ -21,6 +21,7 @@ from ..loo.decoders import as_decoder, keeping_states, rows_at_the_end
 from ..loo.droppable import may_drop
 from ..loo.engines import Whole, read_subsets, read_whole
 from ..loo.removals import as_removal, fill_id, input_positions
+from ..models import check_finite
 from ..models.encoding import device_of
 from ..models.layers import n_layers
 from . import content_units, expected_r
@@ -217,7 +218,7 @@ class ByUnits:
 def _states_kept(model, kept):
     "Keys and values as a cache holds them; None where the pass kept none of a layer."
     shapes = {len(k) for k, _ in kept} | {k.ndim for k, _ in kept}
-    if len(kept) != n_layers(model) or shapes != {1, 4}:
+    if len(kept) != n_layers(model) or shapes != {1, 4} or not hasattr(model, 'config'):
         return None
     config = model.config.get_text_config()
     n_heads = getattr(config, 'num_key_value_heads', None) or kept[0][0].shape[1]
@@ -449,5 +450,7 @@ def _estimated(model, tokenizer, passes, removal, enc, target, units, content, e
         asked = (model, tokenizer, enc, target, units, content, exact)
         begun = Begun.of(AskedText.of(*asked), passes)
     except ValueError as e:
+        with torch.no_grad():  # what exact LOO refuses as well stands alone
+            check_finite(read_whole(model, enc, target, removal).value)
         raise ValueError(f"{e}; {offer}") from e
     return begun.more(passes - begun.passes).as_scores()

@@ -59,6 +59,8 @@ def frontier(
     if not 0 < wanted < 1:
         raise ValueError(f"wanted must lie between 0 and 1, got {wanted!r}")
     budgets = sorted({whole_number('budgets', b) for b in budgets})
+    if not budgets:
+        raise ValueError("budgets is empty; give at least one")
     given = (target, 'token', truncation, max_length, device, template, among)
     asked = Asked.of(model, tokenizer, texts, ['auto'], *given)
     own = list(copies_given(asked.encs, asked.targets, asked.content))
