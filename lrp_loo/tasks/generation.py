@@ -24,6 +24,7 @@ from ..core.hooks import leaves_nothing
 from ..methods import Refusal, as_it_runs, as_methods, explain_each, or_refusal
 from ..models.encoding import check_text, device_of, is_message
 from ..models.layers import made_with
+from ..removal.auto import PASSES
 from ..stats import agreement, mean_se
 from .context import continuation_ids, encoded_ids, prompt_ids
 from ..trust.audit import AuditTable, audit_table, refusals_of
@@ -113,7 +114,9 @@ def explain_generation(
     tokenizer,  # its tokenizer
     prompt,  # a str; or messages, a list of {'role': …, 'content': …}
     continuation: str = None,  # what was said; None: the model's own, greedy
-    method='auto',  # one of METHODS, or as for `explain`
+    # one of METHODS, or as for `explain`; by default LOO, in 16 passes for each
+    # generated token, which share theirs, so that it is nearly always exact
+    method='auto',
     max_new_tokens: int = 20,  # of the model's own continuation, at most
     # of the prompt: 'token', 'word', 'sentence', or (start, end) spans; each
     # generated token counts by itself
@@ -154,7 +157,9 @@ def explain_generation(
             own.names + tokenizer.convert_ids_to_tokens(after),
             torch.cat([own.is_special, torch.zeros(n, dtype=torch.bool)]),
         )
-    steps = explain_each(model, tokenizer, enc, method, readout, own, **options)
+    budget = {} if method != 'auto' else dict(passes=PASSES * len(after))
+    how = budget | options
+    steps = explain_each(model, tokenizer, enc, method, readout, own, **how)
     said = None
     if is_chat:
         ids = enc['input_ids'][0, : len(before)].cpu()

@@ -320,7 +320,9 @@ class Calibration:
     ):  # the same one
         "Gives it `low` and `high`, the ends of its intervals."
         estimate = estimate_of(a)
-        reach = self.quantile(confidence, cover) * estimate.scale
+        scale = estimate.scale
+        # of an exact map nothing is asked of the texts
+        reach = self.quantile(confidence, cover) * scale if scale.any() else scale
         ends = dict(low=estimate.scores - reach, high=estimate.scores + reach)
         for name, found in ends.items():
             placed = [None] * len(a)  # what JSON holds, at special ones
