@@ -300,6 +300,15 @@ def check_takes_texts(
         )
 
 
+def _check_passes(passes, methods, html):
+    "They are auto's, and the page has its own."
+    at_least('passes', passes, 0)
+    if passes != 16 and 'auto' not in methods:
+        raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
+    if passes != 16 and html:
+        raise UsageError("--html shows auto within 16 passes; leave --passes out")
+
+
 def _within(model, tokenizer, text, passes, **options):
     "In so many passes (None: exact); interrupted, what was whole before."
     from lrp_loo.methods import explain as run
@@ -307,7 +316,10 @@ def _within(model, tokenizer, text, passes, **options):
     from lrp_loo.removal.auto import PASSES
 
     first = PASSES if passes is None else min(passes, PASSES)
-    (a,) = run(model, tokenizer, [text], passes=first, **options)
+    try:
+        (a,) = run(model, tokenizer, [text], passes=first, **options)
+    except ValueError as e:  # in this program's words
+        raise ValueError(str(e).replace('passes=None', '--passes 0')) from e
     if first == passes or a.exact:
         return a
     try:
@@ -392,7 +404,7 @@ def explain(
     layers = parse_layers(bypass_softmax)
     if layers is not None and method == 'auto':
         methods = ['attn_lrp']
-    at_least('passes', passes, 0)
+    _check_passes(passes, methods, html)
     one_of('units', units, UNIT_NAMES)
     one_of('task', task, TASK_NAMES)
     check_target(target)

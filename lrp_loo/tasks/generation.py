@@ -220,7 +220,7 @@ def audit_generation(
     tokenizer,  # its tokenizer
     prompts: list,  # of str, or of messages
     # names of METHODS, or name → (method, options)
-    methods=('attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
+    methods=('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
     continuations: list = None,  # one per prompt; None: the model's own
     first_token: bool = False,  # does a text's very first token count?
     progress: bool = True,  # show a bar
