@@ -276,13 +276,16 @@ def _by_rows_alone(asked, rows, passes):
 
 
 def _rows_or_none(whole, states):
-    "Of a text whose rows can be computed one by one."
+    """Of a text whose rows can be computed one by one; of an encoder where its keys
+    and values are at hand, else dropping a token costs no more.
+    """
     if 'input_ids' not in whole.enc:
         return None
     try:
-        return rows_of(whole, states, tried=False)
+        rows = rows_of(whole, states, tried=False)
     except ValueError:
         return None
+    return rows if rows.causal or states is not None else None
 
 # %% ../../nbs/lib/removal_auto.ipynb #auto0012
 def auto_scores(
