@@ -306,7 +306,9 @@ def _check_passes(passes, methods, html):
     if passes != 16 and 'auto' not in methods:
         raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
     if passes != 16 and html:
-        raise UsageError("--html shows auto within 16 passes; leave --passes out")
+        raise UsageError(
+            "--html shows auto within 16 passes, and --passes says another number"
+        )
 
 
 def _within(model, tokenizer, text, passes, **options):
@@ -318,7 +320,10 @@ def _within(model, tokenizer, text, passes, **options):
     first = PASSES if passes is None else min(passes, PASSES)
     try:
         (a,) = run(model, tokenizer, [text], passes=first, **options)
-    except ValueError as e:  # in this program's words
+    except ValueError as e:
+        if 'passes=None' not in str(e):
+            raise
+        # in this program's words
         raise ValueError(str(e).replace('passes=None', '--passes 0')) from e
     if first == passes or a.exact:
         return a

@@ -25,7 +25,8 @@ from lrp_loo.asked.rows import Scores, text_by_text
 from lrp_loo.paper.common import Study, interval_text
 from lrp_loo.paper.style import (
     cells,
-    method_colour,
+    full_name,
+    method_look,
     shared_legend,
     short_caption,
     themed,
@@ -127,20 +128,27 @@ def frontier_tables(
     return [(rows_heading(part, results), table.fillna('').to_string())]
 
 
+_LOO = method_look('removal+loo') | dict(ls='none')
+_ROWS = method_look('removal+rows') | dict(ls='none')
 _DRAWN = {  # label → names in COMPARED, how they are drawn
-    'LOO within a budget': (AUTO, dict(fmt='o-', color=method_colour('auto'))),
-    'removal + LOO, rows': (
-        ['removal', *(m for m in SINGLE if '+' in m)],
-        dict(fmt='d', color=method_colour('removal')),
-    ),
-    'AttnLRP': (['attn_lrp'], dict(fmt='s', color=method_colour('attn_lrp'))),
-    'CP-LRP': (['cp_lrp'], dict(fmt='s', color=method_colour('cp_lrp'))),
+    full_name('auto'): (AUTO, method_look('auto') | dict(ls='-')),
+    full_name('removal'): (['removal'], method_look('removal') | dict(ls='none')),
+    full_name('removal+loo'): ([m for m in SINGLE if '+loo' in m], _LOO),
+    full_name('removal+rows'): ([m for m in SINGLE if '+rows' in m], _ROWS),
+    full_name('attn_lrp'): (['attn_lrp'], method_look('attn_lrp') | dict(ls='none')),
+    full_name('cp_lrp'): (['cp_lrp'], method_look('cp_lrp') | dict(ls='none')),
     'feature ablation, cut off': (
         [m for m in PEERS if 'cut' in m],
-        dict(fmt='x:', color='0.4'),
+        dict(marker='x', ls=':', color='0.3'),
     ),
-    'ContextCite': ([m for m in PEERS if 'Cite' in m], dict(fmt='^:', color='0.55')),
-    'KernelSHAP': ([m for m in PEERS if 'SHAP' in m], dict(fmt='v:', color='0.7')),
+    'ContextCite': (
+        [m for m in PEERS if 'Cite' in m],
+        dict(marker='1', ls=':', color='0.5'),
+    ),
+    'KernelSHAP': (
+        [m for m in PEERS if 'SHAP' in m],
+        dict(marker='2', ls=':', color='0.7'),
+    ),
 }
 
 
@@ -157,6 +165,7 @@ def plot_frontier(
             ax.errorbar(some.cost, some.r, some.se, label=label, ms=4, lw=1, **look)
         ax.set_title(f"{short_caption(found)}, n = {len(found['rows'])}")
         ax.set_xlabel('forward passes over the text')
+        ax.set_xticks(BUDGETS)
     for ax in axes[::3]:
         ax.set_ylabel('r with exact Leave-One-Out')
     shared_legend(fig)
