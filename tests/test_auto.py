@@ -178,6 +178,18 @@ def test_texts_of_one_call_are_as_alone(demo):
         assert torch.allclose(a.scores, alone.scores, atol=1e-5)
 
 
+def test_rows_that_do_not_give_the_text_are_not_taken(demo, monkeypatch):
+    def refused(self, anew, members):
+        raise ValueError('rows give another number than the text')
+
+    monkeypatch.setattr('lrp_loo.removal.rows.ComputedRows.effects', refused)
+    (a,) = explain(*demo, LONG[1], passes=9)
+    (loo,) = explain(*demo, LONG[1], method='loo')
+    exact = a.info['exact']
+    off = (a.scores - loo.scores)[exact].abs().max()
+    assert exact and off < 1e-4 * loo.scores.abs().max()
+
+
 # ---- gone on with
 
 

@@ -7,6 +7,7 @@ __all__ = ['PASSES', 'DEEP', 'FEW', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'Es
            'auto_scores']
 
 # %% ../../nbs/lib/removal_auto.ipynb #auto0002
+import contextlib
 import copy
 from dataclasses import dataclass
 
@@ -110,7 +111,9 @@ class Estimate:
     def _loo(self, members):
         "(n,) of these units."
         if self.rows is not None:
-            return self.rows.effects(self.rows.changed_by(members), members)
+            # a model that is built otherwise inside goes the long way
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                return self.rows.effects(self.rows.changed_by(members), members)
         whole, keep = self.whole, ~members.cpu()
         asked = ([whole.enc], [keep], [whole.readout], 'attention_mask')
         (read,) = read_subsets(whole.model, *asked)
@@ -185,7 +188,10 @@ class AskedText:
         whole = read_whole(
             self.model, self.enc, self.target, 'attention_mask', **states
         )
-        return _rows_or_none(whole, None)
+        rows = _rows_or_none(whole, None)
+        # of every unit at least the rows that are read
+        fits = rows and 1 + len(self.members) * len(rows.read) / rows.n_tokens <= passes
+        return rows if fits else None
 
 
 @dataclass(eq=False)
