@@ -16,6 +16,8 @@ from transformers import (
     BertForTokenClassification,
     FNetConfig,
     FNetForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
 from lrp_loo import (
@@ -33,6 +35,7 @@ from lrp_loo import (
 from lrp_loo.data import load_texts
 from lrp_loo.removal.auto import auto_scores
 from lrp_loo.stats import pearson
+from lrp_loo.tasks.context import answer_log_prob
 
 LONG = [
     'The plot is thin, the jokes are old, and still the last ten minutes moved me.',
@@ -86,6 +89,21 @@ def test_a_budget_is_kept_and_said(demo, passes):
             assert 0 < a.expected_r < 1
             of = a.info['exact_passes']
             assert a.spent == f'LOO estimated in {a.passes:.0f} of {of:.0f} passes'
+
+
+@pytest.mark.parametrize('n_read', [1, 20])
+@pytest.mark.parametrize('passes', [3, 4, 5, 9])
+def test_a_deep_decoder_keeps_a_budget(passes, n_read):
+    "Whether one row is read or those of an answer of twenty tokens."
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=14)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes, **heads)).eval()
+    ids = torch.randint(0, 99, (1, 40))
+    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    target = None if n_read == 1 else answer_log_prob(ids[0, -n_read:])
+    info = auto_scores(model, None, [enc], target, passes=passes).info[0]
+    assert 3 <= info['forward_equivalents'] <= passes < info['exact_passes']
 
 
 def test_exact_tokens_are_exact(demo):
