@@ -10,7 +10,7 @@ from conftest import needs_browser, shallow_demo
 from lrp_loo import explain
 from lrp_loo.reports.page import explain_page, page_data
 from lrp_loo.stats import pearson
-from lrp_loo.views.html import score_colours
+from lrp_loo.views.html import how_exact, score_colours
 
 pytestmark = needs_browser
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
@@ -42,7 +42,11 @@ def opened(page, state=''):
 def near(shown, a):
     "Three significant digits are shown."
     outside = ' (special token, outside the scale)'
-    words = [t.removesuffix(outside).rsplit(' ', 1)[1] for t in shown]
+    said = [t.removesuffix(outside) for t in shown]
+    assert [t.endswith(', exact') for t in said] == [
+        how == ', exact' for how in how_exact(a)
+    ]
+    words = [t.split(', e')[0].rsplit(' ', 1)[1] for t in said]
     scores = torch.tensor([float(w.replace('−', '-')) for w in words])
     assert torch.allclose(scores, a.scores, rtol=6e-3, atol=6e-4), (shown, a)
 
@@ -55,13 +59,15 @@ def explained(demo, method, **options):
 
 
 @pytest.mark.parametrize('state', ['', '#method=nonsense&bypass=99&below=x'])
-def test_first_view_is_attn_lrp_above_loo(page, demo, state):
+def test_first_view_is_auto_above_loo(page, demo, state):
     c = opened(page, state)
-    a, loo = (explained(demo, m) for m in ('attn_lrp', 'loo'))
+    a, loo = (explained(demo, m) for m in ('auto', 'loo'))
+    assert a.spent in c.js(NAME) and not a.exact
     near(c.js(STATE), a)
     near(c.js(BELOW), loo)
     r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
-    assert f'{r:+.3f}'.replace('-', '−') in c.js(NAME)
+    shown = c.js(NAME).split('r with loo ')[1].replace('−', '-')
+    assert float(shown) == pytest.approx(r, abs=5e-3)  # three digits
     assert 'positive' in c.js('document.title')
     # the sentence is shown as text, and nothing is fetched
     said = c.js("document.querySelector('#tokens0').textContent")
@@ -81,7 +87,7 @@ def test_methods_switch_by_mouse(page, demo, method):
 
 
 def test_layers_switch_by_mouse(page, demo):
-    c = opened(page)
+    c = opened(page, '#method=lrp')
     for layer in (1, 4):
         c.click(f"#boxes input[value='{layer}']")
     near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[1, 4]))
@@ -104,11 +110,12 @@ def test_by_keyboard_alone(page, demo):
             c.key(key)
         return c.js(focus)
 
-    assert pressed('Tab') == 'attn_lrp…cp_lrp'
+    assert pressed('Tab') == 'auto'
     pressed('ArrowDown')
     assert c.js('location.hash').startswith('#method=loo')
     near(c.js(STATE), explained(demo, 'loo'))
-    pressed('ArrowUp', 'Tab')
+    assert pressed('ArrowDown', 'ArrowDown') == 'attn_lrp…cp_lrp'
+    pressed('Tab')
     assert c.js('document.activeElement.id') == 'preset'
     pressed('ArrowDown')
     near(c.js(STATE), explained(demo, 'cp_lrp'))  # the next entry: all layers
@@ -166,7 +173,8 @@ def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
             "(() => { const p = document.querySelector('#preset'); p.value ="
             " '0,1'; p.dispatchEvent(new Event('change')) })()"
         )
-        near(c.js(STATE), explain(*shallow, text, bypass_softmax=[0, 1])[0])
+        options = dict(method='attn_lrp', bypass_softmax=[0, 1])
+        near(c.js(STATE), explain(*shallow, text, **options)[0])
         assert c.errors == []
 
 

@@ -302,22 +302,23 @@ def check_takes_texts(
 
 def _check_passes(passes, methods, html):
     "They are auto's, and the page has its own."
+    if passes is None:
+        return
     at_least('passes', passes, 0)
-    if passes != 16 and 'auto' not in methods:
+    if 'auto' not in methods:
         raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
-    if passes != 16 and html:
-        raise UsageError(
-            "--html shows auto within 16 passes, and --passes says another number"
-        )
+    if html:
+        raise UsageError('--html shows auto within 16 passes, and takes no --passes')
 
 
 def _within(model, tokenizer, text, passes, **options):
-    "In so many passes (None: exact); interrupted, what was whole before."
+    "In so many passes (0: exact); interrupted, what was whole before."
     from lrp_loo.methods import explain as run
     from lrp_loo.methods import refine
     from lrp_loo.removal.auto import PASSES
 
-    first = PASSES if passes is None else min(passes, PASSES)
+    passes = PASSES if passes is None else passes
+    first = min(passes or PASSES, PASSES)
     try:
         (a,) = run(model, tokenizer, [text], passes=first, **options)
     except ValueError as e:
@@ -328,7 +329,7 @@ def _within(model, tokenizer, text, passes, **options):
     if first == passes or a.exact:
         return a
     try:
-        if passes is None:
+        if not passes:
             return run(model, tokenizer, [text], passes=None, **options)[0]
         while not a.exact and passes - a.passes >= 2:
             a = refine(a, min(PASSES, int(passes - a.passes)))
@@ -358,13 +359,14 @@ def _maps(model, tokenizer, text, methods, layers, passes, **options):
 # %% ../../nbs/lib/cli_commands.ipynb #27c349eb
 def explain(
     text: str,  # the text; - reads it from standard input
-    # auto (Leave-One-Out within --passes), loo, removal, removal+loo,
+    # auto (Leave-One-Out within --passes; the default, attn_lrp with
+    # --bypass_softmax), loo, removal, removal+loo,
     # removal+rows, attn_lrp, cp_lrp, canonized, ig, rollout, rollout_residual,
     # grad_x_input; several with commas
-    method: str = 'auto',
+    method: str = None,
     # of auto: forward passes over the text (0: as many as exact
-    # Leave-One-Out takes)
-    passes: int = 16,
+    # Leave-One-Out takes; default: 16)
+    passes: int = None,
     # 'demo', 'paper', or a name or folder of a sequence classifier
     model: str = 'demo',
     # which demo model: sst2, imdb, reviews (predicts the next word),
@@ -405,10 +407,9 @@ def explain(
     from lrp_loo.models.demos import DEMOS
     from lrp_loo.views import save_maps
 
-    methods = one_of('method', method, METHODS, many=True)
     layers = parse_layers(bypass_softmax)
-    if layers is not None and method == 'auto':
-        methods = ['attn_lrp']
+    method = method or ('auto' if layers is None else 'attn_lrp')
+    methods = one_of('method', method, METHODS, many=True)
     _check_passes(passes, methods, html)
     one_of('units', units, UNIT_NAMES)
     one_of('task', task, TASK_NAMES)
@@ -426,7 +427,7 @@ def explain(
     options = dict(target=target, truncation=truncation, units=units)
     options['template'] = parse_template(template)
     texts = text if pair is None else (text, pair)
-    maps = _maps(m, tok, texts, methods, layers, passes or None, **options)
+    maps = _maps(m, tok, texts, methods, layers, passes, **options)
     page = html and _page(m, tok, text, methods, layers or (), target, truncation)
     # all at the end: what was interrupted before has written nothing
     if out:

@@ -19,6 +19,7 @@ from lrp_loo.views.html import (
     UP,
     has_r,
     headline,
+    how_exact,
     shown_places,
     templates,
 )
@@ -159,6 +160,7 @@ def _page_data(asked, methods, opens, bypassed, how):
         has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
         spent={m.method: m.spent for m in maps if m.spent},
+        how={m.method: how_exact(m) for m in maps if any(how_exact(m))},
         tokens=_page_tokens(asked, a),
     )
 

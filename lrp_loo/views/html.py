@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'SPACE_MARKS', 'PALETTE', 'ARCS', 'CHARACTER', 'TABLE_TOKENS', 'score_colours',
            'drawn_apart', 'apart_called', 'scale_top', 'shown_tokens', 'shown_places', 'in_thousandths', 'headline',
-           'dyed', 'templates', 'draw', 'tokens_html', 'legend_html', 'boxed', 'attribution_html', 'has_r',
+           'dyed', 'templates', 'draw', 'how_exact', 'tokens_html', 'legend_html', 'boxed', 'attribution_html', 'has_r',
            'compared_html', 'texts_html', 'generation_html', 'arcs_svg', 'pairs_table_html', 'pairs_html']
 
 # %% ../../nbs/lib/views_html.ipynb #e115b9c5
@@ -223,8 +223,10 @@ def draw(
     return str(getattr(macros, view)(*values, **more))
 
 
-def _how_exact(a):
-    "Of each token of an estimate in which some are exact."
+def how_exact(
+    a,  # Attribution
+) -> list:  # a str per token, said after its score
+    "Of an estimate in which some tokens are exact, which; else nothing."
     exact = a.info.get('exact', False)
     if a.exact or isinstance(exact, bool) or not a.spent:
         return [''] * len(a)
@@ -245,7 +247,7 @@ def _spans(a, top=None):
         a.is_special.tolist(),
         a.may_be_zero.tolist(),
         ends,
-        _how_exact(a),
+        how_exact(a),
     )
     spans = []
     for token, (gap, text), score, apart, special, pale, (low, high), how in columns:
