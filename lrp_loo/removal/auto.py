@@ -84,15 +84,16 @@ class Estimate:
         return self.rows.changed_by(self.members).sum(1).cpu() / self.members.shape[1]
 
     def _next(self, passes):
-        "Units that fit, the least sure first; what they cost."
+        "Units that fit, the largest squared spread per pass first; what they cost."
         unsure = self.scores.abs() if self.spread is None else self.spread
+        cost = self._cost()
+        per_pass = unsure.cpu() / cost.sqrt()
         which, spent = [], 0.0
-        cost = self._cost().tolist()
-        for unit in unsure.argsort(descending=True).tolist():
+        for unit in per_pass.argsort(descending=True).tolist():
             left = self.asked[unit] and not self.exact[unit]
             if left and spent + cost[unit] <= passes + 1e-6:
                 which.append(unit)
-                spent += cost[unit]
+                spent += float(cost[unit])
         return torch.tensor(which, device=unsure.device), spent
 
     def more(self, passes):  # another `Estimate`, forward passes that were spent
