@@ -116,6 +116,27 @@ def test_exact_tokens_are_exact(demo):
             assert off < 1e-4 * loo.scores.abs().max()  # float32 in another order
 
 
+def test_passes_go_where_they_take_most_away():
+    "In a decoder a late token costs less: fewer rows see it."
+    demo = load_demo('reviews-sst2')
+    by_spread_alone = 0
+    for text in LONG:
+        (sure,), (a,) = (explain(*demo, text, passes=n) for n in (3, 9))
+        T, spread = len(a), np.array(sure.info['spread'])
+        # the rows behind a token; the last one is read, and its own row stays
+        cost = np.array([T - 1 - j for j in range(T - 1)] + [1]) / T
+        left, chosen = 9 - 3, set()
+        for j in np.argsort(-(spread**2) / cost):
+            if a.is_content[j] and cost[j] <= left + 1e-6:
+                chosen.add(int(j))
+                left -= cost[j]
+        assert set(a.info['exact']) == chosen
+        assert a.passes == pytest.approx(9 - left, abs=0.01)
+        dearest = np.argsort(-spread * a.is_content.numpy())[: len(chosen)]
+        by_spread_alone += chosen == set(dearest.tolist())
+    assert by_spread_alone < len(LONG)
+
+
 # ---- more is never worse, and nothing else is better at its cost
 
 
