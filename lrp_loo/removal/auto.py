@@ -19,7 +19,7 @@ from ..core.files import one_text, whole_number
 from ..loo import many_loo
 from ..loo.decoders import as_decoder, keeping_states, rows_at_the_end
 from ..loo.droppable import may_drop
-from ..loo.engines import Whole, read_subsets, read_whole
+from ..loo.engines import Whole, read_whole
 from ..loo.removals import as_removal, fill_id, input_positions
 from ..models import check_finite
 from ..models.encoding import device_of
@@ -115,10 +115,8 @@ class Estimate:
             # a model that is built otherwise inside goes the long way
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 return self.rows.effects(self.rows.changed_by(members), members)
-        whole, keep = self.whole, ~members.cpu()
-        asked = ([whole.enc], [keep], [whole.readout], 'attention_mask')
-        (read,) = read_subsets(whole.model, *asked)
-        return read.value - read.values
+        # so few that dropping their tokens would cost more to try than it saves
+        return self.whole.value - self.whole.of_subsets(~members, drop=False)
 
 # %% ../../nbs/lib/removal_auto.ipynb #auto0010
 def _states_kept(model, kept):
