@@ -271,7 +271,10 @@ def write_frontier(
     path: Path,  # frontier.json
 ) -> dict:  # measured: part → config and versions; rows; tried
     "The book's numbers, in five digits: what another machine gives again."
-    results = {p.stem: read_results(p) for p in sorted(folder.glob('frontier*.json'))}
+    found = {p.stem: p for p in sorted(folder.glob('frontier*.json'))}
+    order = [part for part in FRONTIER if part in found]
+    order += [part for part in found if part not in FRONTIER]
+    results = {part: read_results(found[part]) for part in order}
     measured = {
         part: dict(
             config={k: v for k, v in r['config'].items() if k != 'methods'},
