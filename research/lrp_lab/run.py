@@ -120,13 +120,18 @@ def kept_folders() -> list:  # of results, in the clone
 
 
 def claims(
-    write: store_true = False,  # keep it, as results/claims.json
+    # keep it, as results/claims.json, and the frontier's numbers, as
+    # results/frontier.json
+    write: store_true = False,
 ):
     "Every claim, put to all rows that are kept."
+    from lrp_lab.frontier import write_frontier
+
     by_study = paper.entries_by_study(every_study())
     if write:
         kept = HOME.parent / 'results' / 'claims.json'
         entries = write_ledger(kept_folders(), kept, by_study)
+        write_frontier(HOME / 'results' / 'studies', kept.with_name('frontier.json'))
     else:
         entries = ledger(kept_folders(), by_study)
     print(ledger_table(entries).T.to_string())

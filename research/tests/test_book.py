@@ -64,6 +64,12 @@ def test_a_chapter_of_the_first_decade_has_little_code(name):
     assert code_lines(name) <= MOST_LINES
 
 
+@pytest.mark.parametrize('name', [name for name in CHAPTERS if name[0] == '1'])
+def test_a_chapter_beyond_the_paper_is_short(name):
+    assert len(' '.join(cells_of(name, 'markdown')).split()) <= 1000
+    assert code_lines(name) <= 200
+
+
 def test_the_first_decade_has_ten_chapters():
     # 09a is a second page of 09
     whole = [name[:3] for name in FIRST_DECADE if name[2] == '_']

@@ -6,6 +6,7 @@ import re
 import pytest
 from conftest import LAB, ROOT, tracked
 
+from lrp_lab.frontier import write_frontier
 from lrp_lab.run import every_study, kept_folders
 from lrp_loo.paper.ledger import (
     ARRIVED,
@@ -52,6 +53,22 @@ def test_the_kept_ledger_has_an_entry_for_every_question(kept, computed):
 
 def test_the_kept_verdicts_are_those_of_the_rows(kept, computed):
     assert [e['verdict'] for e in kept] == [e['verdict'] for e in computed]
+
+
+def test_the_kept_frontier_is_what_the_rows_say(tmp_path):
+    write_frontier(LAB / 'results' / 'studies', tmp_path / 'frontier.json')
+    now, then = (
+        json.loads((folder / 'frontier.json').read_text(encoding='utf-8'))
+        for folder in (tmp_path, ROOT / 'results')
+    )
+    assert now['measured'] == then['measured']
+    for key in ('rows', 'tried'):
+        assert len(now[key]) == len(then[key])
+        for a, b in zip(now[key], then[key]):
+            assert {k: v for k, v in a.items() if isinstance(v, str)} == {
+                k: v for k, v in b.items() if isinstance(v, str)
+            }
+            assert a['r'] == pytest.approx(b['r'], rel=1e-3)
 
 
 @pytest.mark.parametrize('number', ['mean', 'low', 'high', 'p', 'p_corrected'])
