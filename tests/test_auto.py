@@ -162,7 +162,7 @@ SINGLE = {  # forward passes → methods that cost as many
         ('removal+rows', dict(n_rows=4, near='spread')),
         ('removal+loo', dict(n_exact=4)),
     ],
-    9: [('removal', dict(n_groups=2)), ('removal', dict(n_contexts=1, lowered=0.5))],
+    9: [('removal+loo', dict(n_exact=6))],
     11: [('removal+rows', dict(n_rows=8, near='spread'))],
 }
 

@@ -397,8 +397,8 @@ def test_a_pipeline_is_its_model(demo, batch, tmp_path):
     assert [a.label for a in ours] == [answer['label'] for answer in pipe(TEXTS)]
     enc = encode(*demo, TEXTS[1])
     assert torch.equal(leave_one_out(pipe, enc)[0], leave_one_out(demo[0], enc)[0])
-    of_pipe = RemovalEstimate(pipe, n_groups=1)
-    of_model = RemovalEstimate(demo[0], tokenizer=demo[1], n_groups=1)
+    of_pipe = RemovalEstimate(pipe, own_rows=True)
+    of_model = RemovalEstimate(demo[0], tokenizer=demo[1], own_rows=True)
     assert torch.equal(*(c.attribute(ids, None, mask) for c in (of_pipe, of_model)))
     with pytest.raises(ValueError, match='each worker loads the model'):
         explain_dataset(TEXTS, tmp_path / 'c', model=pipe, engine='ray')

@@ -12,7 +12,8 @@ from lrp_loo.asked.targets import Target
 from lrp_loo.core import Attribution
 from lrp_loo.data import load_texts
 from lrp_loo.lrp.composite import Composite
-from lrp_loo.methods import explain
+from lrp_loo.methods import explain, refine
+from lrp_loo.models.demos import load_demo
 from lrp_loo.trust.certified import settle_top, top_tokens
 from lrp_loo.trust.intervals import FLOOR, Calibration, CalibrationText, Estimate
 from lrp_loo.trust.intervals import calibrate, calibration_text, estimate_of
@@ -20,7 +21,7 @@ from lrp_loo.trust.intervals import load_calibration, reach_needed, text_quantil
 from lrp_loo.trust.intervals import token_quantile
 
 TEXT = 'Nobody in this comedy is having any fun.'
-NINE = dict(method='removal', n_groups=8)
+ONE = dict(method='removal')
 
 
 @pytest.fixture(scope='module')
@@ -32,7 +33,7 @@ def demo():
 def calibration(demo):
     "Of sixty embedded sentences, two layers deep."
     texts = load_texts('sst2', 'embedded').texts[:60]
-    return calibrate(*demo, texts, **NINE, progress=False)
+    return calibrate(*demo, texts, **ONE, progress=False)
 
 
 def attribution(scores, spread=None):
@@ -72,7 +73,7 @@ def test_texts_of_one_token_make_both_the_usual_split_conformal(confidence):
 @pytest.mark.parametrize('units', ['token', 'word'])
 def test_ninety_percent_lie_inside_on_other_texts(demo, request, units):
     made = request.getfixturevalue('calibration' if units == 'token' else 'of_words')
-    how = NINE if units == 'token' else dict(method='removal', units='word')
+    how = ONE if units == 'token' else ONE | dict(units='word')
     texts = load_texts('sst2', 'embedded').texts[60:100]
     maps = explain(*demo, texts, **how, calibration=made)
     loos = explain(*demo, texts, method='loo', units=units)
@@ -145,7 +146,7 @@ def test_another_number_is_refused_by_name(demo, calibration, target, said):
     asked = dict(target=target, calibration=calibration)
     said = f'the calibration is of the predicted class, {said}; calibrate that'
     with pytest.raises(ValueError, match=said):
-        explain(*demo, [TEXT, TEXT.upper()], **NINE, **asked)
+        explain(*demo, [TEXT, TEXT.upper()], **ONE, **asked)
     if not isinstance(target, list):
         with pytest.raises(ValueError, match=said):
             top_tokens(*demo, TEXT, 1, calibration, target=target)
@@ -223,14 +224,18 @@ def test_spans_of_ones_own_are_calibrated_by_others(demo):
 @pytest.mark.parametrize(
     'x, s, loo, reach, most, expected',
     [
-        # the likeliest is read, and no bound reaches it
-        ([5.0, 1.0], [1.0, 1.0], [4.5, 2.0], 2.0, None, ([0], True, [0])),
+        # certainly inside and outside: nobody is read
+        ([5.0, 1.0, 0.0], [1.0, 1.0, 1.0], [5.0, 1.0, 0.0], 1.9, None, ([0], True, [])),
+        # a token of the top alone overlaps the rest's ends
+        ([5.0, 4.0], [1.0, 0.1], [4.5, 4.0], 1.0, None, ([0], True, [0])),
         # what was read may change the answer
-        ([3.0, 2.5, 0], [1.0, 1.0, 1.0], [1, 2.6, 0], 0.5, None, ([1], True, [0, 1])),
-        # the second is unsure, so it is looked at first
-        ([3.0, 2.0], [0.1, 5.0], [3.0, 1.0], 1.0, None, ([0], True, [1, 0])),
+        ([3.0, 2.5, 0], [1.0, 0.9, 1.0], [1, 2.6, 0], 0.5, None, ([1], True, [0])),
+        # the second is less sure, so it is looked at first
+        ([3.0, 2.0], [0.1, 5.0], [3.0, 1.0], 1.0, None, ([0], True, [1])),
         # what is exact takes no pass
         ([3.0, 2.0], [0.0, 0.5], [3.0, 9.0], 1.0, None, ([0], True, [])),
+        # two exact ones may be level
+        ([3.0, 3.0], [0.0, 0.0], [3.0, 3.0], 1.0, None, ([0], True, [])),
         # no more passes than allowed
         ([3.0, 2.5], [1.0, 1.0], [1.0, 2.0], 1.0, 0, ([0], False, [])),
     ],
@@ -269,7 +274,8 @@ def test_a_large_negative_score_counts_by_size_and_not_by_score():
     texts = [([1.0, -0.5], [1.0, -5.0])] * 9
     of = made_calibration(texts)
     unit = np.sqrt((1 + 0.25) / 2)
-    assert of.reach(1, 0.9, by='score') == pytest.approx((-5 - 1) / unit)
+    assert of.reach(1, 0.9, by='score') == pytest.approx((-0.5 - 1) / (2 * unit))
+    # −5 is larger than 1, and stands behind it until 1 is read
     assert of.reach(1, 0.9, by='size') == pytest.approx((1 - 0.5) / unit)
     # texts with no more tokens than are asked for say nothing
     texts = [([1.0, 2.0], [1.0, 2.0])] * 9 + [([1.0], [1.0])] * 9
@@ -284,7 +290,7 @@ def test_a_top_that_cannot_be_meant(demo, calibration, options):
     with pytest.raises(ValueError, match=f'^({[*options][0]}|.*between 0 and 1)'):
         top_tokens(*demo, TEXT, **asked)
     with pytest.raises(TypeError, match='Calibration.*got dict'):
-        explain(*demo, TEXT, **NINE, calibration={})
+        explain(*demo, TEXT, **ONE, calibration={})
 
 
 @pytest.mark.parametrize('units', ['token', 'word'])
@@ -304,14 +310,14 @@ def test_settled_answers_are_right(demo, request, units):
 
 
 def test_what_may_be_zero_is_pale_and_the_tip_has_the_interval(demo, calibration):
-    (a,) = explain(*demo, TEXT, **NINE, calibration=calibration)
+    (a,) = explain(*demo, TEXT, **ONE, calibration=calibration)
     page = a._repr_html_()
     assert page.count(' pale"') == int(a.may_be_zero.sum())
     assert page.count('(90%)') == int((~a.is_special).sum())
     (ax,) = a.plot().axes
     whiskers = [line for line in ax.lines if len(set(line.get_xdata())) == 1]
     assert len(whiskers) == int((~a.is_special).sum())
-    (a,) = explain(*demo, TEXT, **NINE)
+    (a,) = explain(*demo, TEXT, **ONE)
     assert not a.may_be_zero.any() and ' pale"' not in a._repr_html_()
 
 
@@ -330,3 +336,55 @@ def test_a_template_is_calibrated_apart(demo, tmp_path):
     for other in (dict(template='Well, {text}'), dict(among=[(0, 6)])):
         with pytest.raises(ValueError, match='the calibration is of texts in the'):
             explain(*demo, FEW[0], 'removal', calibration=kept, **other)
+
+
+# ---- the top of a budget
+
+
+@pytest.mark.parametrize('name, passes', [('sst2', 11), ('reviews-sst2', 7)])
+def test_the_top_of_a_budget_is_exact_loos(name, passes):
+    """Calibration says which method, budget, target and units; what the budget made
+    exact is not read again, and what stands apart is not read at all.
+    """
+    demo = load_demo(name)
+    texts = [t for t in load_texts('sst2', 'embedded').texts if len(t) > 90]
+    how = dict(passes=passes, target=1, units='word')
+    c = calibrate(*demo, texts[:20], progress=False, **how)
+    right, read = 0, 0
+    for text in texts[20:30]:
+        found = top_tokens(*demo, text, 2, c)
+        (begun,) = explain(*demo, text, calibration=c)
+        (loo,) = explain(*demo, text, 'loo', target=1, units='word')
+        a = found.attribution
+        assert a.tokens == loo.tokens and a.info['options'] == dict(passes=passes)
+        assert not set(found.exact) & set(begun.info['exact'])
+        assert set(a.info['exact']) == {*found.exact, *begun.info['exact']}
+        off = (a.scores - loo.scores)[a.info['exact']].abs().max()
+        assert off < 1e-4 * loo.scores.abs().max()
+        assert a.passes >= begun.passes and 'low' not in refine(a, 4).info
+        size = loo.scores.abs().masked_fill(loo.is_special, -1)
+        right += sorted(size.topk(2).indices.tolist()) == sorted(found.which)
+        read += len(found.exact)
+    assert right >= 8
+    assert read < 2 * 10  # two each, where the top itself was always read
+
+
+def test_a_templates_words_are_never_the_top():
+    demo = load_demo('reviews-sst2')
+    template = 'Awful, awful, awful! They said of it: {text} Terrible, and wonderful.'
+    texts = load_texts('sst2', 'embedded').texts[:12]
+    how = dict(template=template, passes=5, progress=False)
+    c = calibrate(*demo, texts, **how)
+    found = top_tokens(*demo, TEXT, 3, c)
+    a = found.attribution
+    assert a.is_content[found.which].all()
+    assert a.is_content[found.exact].all()
+    # by another method than `auto`, too
+    c = calibrate(*demo, texts, 'removal', template=template, progress=False)
+    found = top_tokens(*demo, TEXT, 3, c)
+    (loo,) = explain(*demo, TEXT, 'loo', template=template)
+    assert found.attribution.is_content[[*found.which, *found.exact]].all()
+    for i in found.exact:
+        assert float(found.attribution.scores[i]) == pytest.approx(
+            float(loo.scores[i]), abs=1e-4
+        )

@@ -168,8 +168,6 @@ def of_method(name, method=None, **options):
 
 CHECKPOINT = dict(checkpoint=True)
 METHODS_AND_OPTIONS = {
-    'removal, n_groups=2': dict(n_groups=2),
-    'removal, n_contexts=1': dict(n_contexts=1),
     'removal, checkpoint': CHECKPOINT,
     'removal, rules': dict(composite=attn_lrp()),
     'removal, exact_special': dict(exact_special=True),

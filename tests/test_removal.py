@@ -19,14 +19,17 @@ from lrp_loo.asked.targets import Readout
 from lrp_loo.asked.units import Units
 from lrp_loo.core.files import pad_batch
 from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.engines import read_whole
 from lrp_loo.loo.removals import input_positions, key_weights
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp, gradient
 from lrp_loo.lrp.layerwise import graph_bytes
+from lrp_loo.methods import GONE
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
 from lrp_loo.removal import removal_loo_scores, removal_scores
+from lrp_loo.removal.rows import removal_rows_scores, rows_of
 from lrp_loo.removal.one_pass import key_effects, removal_pass
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
@@ -66,7 +69,7 @@ def test_mask_derivative_and_one_estimate_of_both_implementations(family, task):
             assert float(derivative[j]) == pytest.approx(
                 finite_difference(model, inputs, readout, j), rel=1e-2, abs=1e-3
             ), attention
-        scores = removal_scores(model, None, [inputs], n_groups=2).scores
+        scores = removal_scores(model, None, [inputs]).scores
         assert scores.shape == (1, input_positions(model, inputs))
         assert torch.isfinite(scores).all()
         estimates.append(scores)
@@ -316,21 +319,11 @@ def test_patches_are_estimated_in_one_pass_and_exact_where_paid_for():
     assert torch.allclose(exact.scores[0], loo, atol=1e-4)
 
 
-BATCHED = [
-    {},
-    dict(n_groups=3),
-    dict(weight=0.5),
-    dict(weight=(1.0, 0.2), n_groups=1),
-    dict(n_contexts=2),
-]
-
-
-@pytest.mark.parametrize('options', BATCHED, ids=str)
-def test_a_batch_is_its_texts_one_by_one(demo, options):
+def test_a_batch_is_its_texts_one_by_one(demo):
     texts = SENTENCES[:3]
-    together = explain(*demo, texts, method='removal', **options)
+    together = explain(*demo, texts, method='removal')
     for a, text in zip(together, texts, strict=True):
-        (b,) = explain(*demo, text, method='removal', **options)
+        (b,) = explain(*demo, text, method='removal')
         assert torch.allclose(a.scores, b.scores, atol=1e-3)
         assert a.logit == pytest.approx(b.logit, abs=1e-4)
 
@@ -405,8 +398,7 @@ def test_checkpoints_take_units_and_weights(family, task):
 
 def test_checkpoints_leave_a_batch_s_scores_as_they_are(demo, encs, monkeypatch):
     run = partial(removal_scores, *demo, encs)
-    grouped = dict(n_groups=2, exact_special=True)
-    for options in ({}, grouped, dict(weight=(1, 0.5), n_contexts=1)):
+    for options in ({}, dict(exact_special=True)):
         plain, saving = both_ways(run, **options)
         assert of_largest(saving.scores, plain.scores) < SINGLE
         assert torch.allclose(saving.values, plain.values, atol=1e-5)
@@ -600,3 +592,40 @@ def test_a_model_without_attention_is_refused():
     enc = dict(input_ids=torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2).long())
     with pytest.raises(ValueError, match='no attention call'):
         removal_scores(NoAttention().eval(), None, [enc])
+
+
+# --- what is no option any more
+
+
+@pytest.mark.parametrize('method', ['removal', 'removal+loo'])
+@pytest.mark.parametrize('name', sorted(GONE))
+def test_an_option_that_was_is_named_with_what_to_take(demo, method, name):
+    said = rf"{name}=1 is no option any more; take method='auto', passes="
+    with pytest.raises(TypeError, match=said):
+        explain(*demo, SENTENCE, method, **{name: 1})
+
+
+def test_the_methods_are_the_direct_formula(demo, encs):
+    """The sum of a pass's terms; the same with exact LOO where they are largest; with
+    rows the LOO through them, and the others' terms.
+    """
+    for enc in encs[:3]:
+        through = removal_pass(*demo[:1], enc, by_row=True)
+        terms = removal_pass(demo[0], enc).terms[0]
+        one = removal_scores(*demo, [enc]).scores[0]
+        assert torch.allclose(one, terms.sum(0), atol=1e-6)
+        loo = leave_one_out(demo[0], enc)[0]
+        spread = terms.pow(2).sum(0).sqrt()
+        spread[[0, -1]] = -1
+        exact = spread.topk(2).indices
+        mixed = removal_loo_scores(*demo, [enc], n_exact=2).scores[0]
+        direct = one.index_copy(0, exact, loo[exact])
+        assert torch.allclose(mixed, direct, atol=1e-4)
+        # of rows: what goes through the row that is read, by hand
+        whole = read_whole(demo[0], enc, None, 'attention_mask')
+        rows = rows_of(whole)
+        each = torch.eye(len(one), dtype=torch.bool)
+        anew = torch.zeros_like(each).index_fill(1, torch.tensor(rows.read), True)
+        rest = through.terms[0].masked_fill(anew.T, 0.0).sum(0)
+        found = removal_rows_scores(*demo, [enc], n_rows=1).scores[0]
+        assert torch.allclose(found, rows.effects(anew, each) + rest, atol=1e-5)

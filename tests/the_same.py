@@ -221,15 +221,8 @@ OPTIONS = {
     ),
     'rollout': (dict(residual=True), dict(row=2)),
     'loo': (dict(token_budget=32), dict(removal='none such')),
-    'removal': (
-        dict(n_groups=4),
-        dict(n_contexts=2, seed=3),
-        dict(weight=(1.0, 0.5)),
-        dict(own_rows=True),
-        dict(checkpoint=True),
-        dict(exact_special=True),
-    ),
-    'removal+loo': (dict(n_exact=2), dict(n_exact=3, n_groups=2)),
+    'removal': (dict(own_rows=True), dict(checkpoint=True), dict(exact_special=True)),
+    'removal+loo': (dict(n_exact=2), dict(n_exact=3)),
     'removal+rows': (
         dict(n_rows=2),
         dict(passes=6.0),
@@ -415,7 +408,7 @@ def generation(values):
 def intervals(values):
     "A calibration, its intervals, and top tokens."
     for units in ('token', 'word'):
-        how = dict(method='removal', units=units, n_groups=4)
+        how = dict(method='removal', units=units)
         asked = (*model('sst2'), OWN)
         found = lrp_loo.calibrate(*asked, progress=False, **how)
         values.keep(f'{units}/calibration', found)

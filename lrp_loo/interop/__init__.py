@@ -257,7 +257,7 @@ class RemovalEstimate(Attributor):
         model,  # as for `Attributor`
         n_exact: int = 0,  # exact passes beside it, per example
         tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`; n_groups, n_contexts, weight, …
+        **options,  # as for `Attributor`
     ):
         if n_exact:
             options['n_exact'] = n_exact

@@ -14,10 +14,7 @@ from .table2 import TABLE2
 
 # %% ../../nbs/09_scale.ipynb #8b4090eb
 # as `faithfulness_rows` takes them
-ESTIMATES = {
-    'removal': ('removal', {}),
-    'removal, 9 passes': ('removal', dict(n_groups=8)),
-}
+ESTIMATES = {'removal': ('removal', {})}
 
 
 def halves(n_layers: int) -> list:  # names of methods

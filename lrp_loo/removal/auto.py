@@ -77,7 +77,7 @@ class Estimate:
     def __post_init__(self):
         self.exact = torch.zeros_like(self.asked)
 
-    def _cost(self):
+    def cost(self):
         "(n_units,) forward passes over the text."
         if self.rows is None:
             return torch.ones(len(self.asked))
@@ -86,7 +86,7 @@ class Estimate:
     def _next(self, passes):
         "Units that fit, the largest squared spread per pass first; what they cost."
         unsure = self.scores.abs() if self.spread is None else self.spread
-        cost = self._cost()
+        cost = self.cost()
         per_pass = unsure.cpu() / cost.sqrt()
         which, spent = [], 0.0
         for unit in per_pass.argsort(descending=True).tolist():
@@ -99,15 +99,20 @@ class Estimate:
     def more(self, passes):  # another `Estimate`, forward passes that were spent
         "Exact LOO of as many units as fit."
         which, spent = self._next(passes)
-        if not len(which):
-            return self, 0.0
+        return (self.with_exact(which), spent) if len(which) else (self, 0.0)
+
+    def with_exact(
+        self,
+        which: torch.Tensor,  # numbers of units
+    ):  # another `Estimate`
+        "Exact LOO of these units."
         found = copy.copy(self)
         loo = self._loo(self.members[which]).to(self.scores)
         found.scores = self.scores.index_copy(0, which, loo)
         found.exact = self.exact.index_fill(0, which, True)
         if self.spread is not None:
             found.spread = self.spread.index_fill(0, which, 0.0)
-        return found, spent
+        return found
 
     def _loo(self, members):
         "(n,) of these units."
@@ -228,13 +233,27 @@ class Begun:
         passes: float,  # forward passes over the text
     ):  # another `Begun`; this one stays as it is
         "Goes on from what was computed."
-        found, spent = self.found, 0
-        if found.rows is None:
-            rows = _rows_or_none(found.whole, None)
-            if rows is not None:
-                found, spent = replace_rows(found, rows), 1
+        found, spent = self._with_rows()
         found, more = found.more(passes - spent)
         return Begun(self.asked, found, self.passes + spent + more) if more else self
+
+    @torch.no_grad()
+    def with_exact(
+        self,
+        unit: int,  # its number
+    ):  # another `Begun`
+        "Goes on with the exact LOO of one unit."
+        found, spent = self._with_rows()
+        spent += float(found.cost()[unit])
+        which = torch.tensor([unit], device=found.scores.device)
+        return Begun(self.asked, found.with_exact(which), self.passes + spent)
+
+    def _with_rows(self):
+        "Its `Estimate`, with rows where the model has them; passes that took."
+        found = self.found
+        if found.rows is None and (rows := _rows_or_none(found.whole, None)):
+            return replace_rows(found, rows), 1
+        return found, 0
 
     def as_scores(self):  # `Scores` of one text
         "With what was spent, and how sure it is."

@@ -6,16 +6,14 @@
 __all__ = ['TopTokens', 'settle_top', 'top_tokens']
 
 # %% ../../nbs/lib/trust_certified.ipynb #intv46c2
-import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..asked.targets import settled
+from ..asked.targets import at_mask, settled
 from ..core.files import whole_number
-from ..methods import explain, named_target, units_of_texts
-from ..models.encoding import encode, unwrap
+from ..methods import Asked, explain, gone_on
 from ..removal import put_exact
 from .intervals import Calibration, content_of, estimate_of, in_rank
 
@@ -23,7 +21,7 @@ from .intervals import Calibration, content_of, estimate_of, in_rank
 class TopTokens(NamedTuple):
     "The tokens that matter most, and whether that is settled."
 
-    which: list  # numbers of k tokens, the most important first
+    which: list  # numbers of k tokens, the largest first, by what is known of each
     settled: bool  # as sure as was asked for; else the best there is
     exact: list  # numbers of the tokens that took an exact pass
     attribution: object  # with intervals, and exact scores where they were read
@@ -37,18 +35,17 @@ def settle_top(
     reach: float,  # of `Calibration.reach`
     most: int = None,  # exact passes, no more; None: as many as it takes
 ) -> tuple:  # numbers of k tokens, is that settled?, numbers of those read
-    "The likeliest is read, until none that was not read can be among them."
+    "Of the two whose ends cross the less sure is read, until none do."
     x, s = np.array(x, dtype=float), np.array(s, dtype=float)
     exact = []
     while True:
-        unread = s > 0
-        known = np.where(unread, -math.inf, x)
-        bound = np.where(unread, x + reach * s, -math.inf)
-        i = int(bound.argmax())
-        settled = bool(np.sort(known)[-k] > bound[i])
+        low, high = x - reach * s, x + reach * s
+        top, rest = np.split(np.argsort(-x, kind='stable'), [k])
+        i, j = top[low[top].argmin()], rest[high[rest].argmax()]
+        settled = bool(low[i] > high[j] or s[i] == s[j] == 0)
         if settled or len(exact) == most:
-            best = known if settled else x
-            return np.argsort(-best)[:k].tolist(), settled, exact
+            return top.tolist(), settled, exact
+        i = int(i if s[i] > s[j] else j)
         x[i], s[i] = read(i), 0
         exact.append(i)
 
@@ -58,23 +55,24 @@ def top_tokens(
     tokenizer,  # its tokenizer
     text: str,  # one text
     k: int,  # how many
-    calibration: Calibration,  # of this model and its method (`calibrate`)
+    # of this model (`calibrate`): its method and budget, and its target, units
+    # and template where nothing else is said
+    calibration: Calibration,
     confidence: float = 0.9,  # that the answer is right
     by: str = 'size',  # 'size', either way, or 'score', the largest first
     most: int = None,  # exact passes, no more; None: as many as it takes
     target=None,  # as for `explain`
-    units=None,  # spans of one's own; None: what was calibrated
+    units='token',  # as for `explain`
+    template=None,  # as for `explain`: its tokens are never among the top
+    among=None,  # as for `explain`
 ) -> TopTokens:
     "The k tokens (words) that matter most, with the exact passes it takes."
-    name, options = calibration.method
-    model, tokenizer = unwrap(model, tokenizer)
-    units = units or calibration.units
-    known = named_target(model, tokenizer, target)
-    how = (name, options, units, [known])
-    calibration.check(model, tokenizer, *how)
-    asked = dict(target=target, units=units) | options
-    (a,) = explain(model, tokenizer, text, name, **asked)
-    calibration.around(a, confidence)
+    said = ('auto', {}, target, units, template, among)
+    name, options, *given = calibration.unless(*said)
+    given = dict(zip(('target', 'units', 'template'), given), among=among)
+    known = dict(calibration=calibration, confidence=confidence)
+    (a,) = explain(model, tokenizer, text, name, **given, **known, **options)
+    begun = getattr(a, 'begun', None)
     if most is not None:
         whole_number('most', most, least=0)
     content = content_of(a)
@@ -82,14 +80,18 @@ def top_tokens(
     if not 1 <= whole_number('k', k) < n:
         raise ValueError(f"k={k} tokens of {n}; take 1 to {n - 1}")
     reach = calibration.reach(k, confidence, by)
-    enc = encode(model, tokenizer, text)
-    given = units if isinstance(units, str) else [units]
-    (of_text,) = units_of_texts(tokenizer, [enc], [text], given)
-    known = settled(known, a.target)
+    asked = Asked.of(model, tokenizer, text, **given)
+    known = at_mask(asked.targets[0], asked.tokenizer, asked.encs)
+    of_text = (*asked.encs, settled(known, a.target), *asked.units)
 
     def read(j):
+        nonlocal begun
         i = content[j]
-        put_exact(model, enc, known, of_text, a.scores, torch.tensor([i]))
+        if begun is None:
+            put_exact(asked.model, *of_text, a.scores, torch.tensor([i]))
+        else:
+            begun = begun.with_exact(i)
+            a.scores[i] = begun.found.scores[i]
         score = float(a.scores[i])
         a.info['low'][i] = a.info['high'][i] = score
         return in_rank(score, by)
@@ -98,4 +100,8 @@ def top_tokens(
     x = in_rank(np.array(estimate.scores), by)
     which, sure, exact = settle_top(x, estimate.scale, k, read, reach, most)
     which, exact = ([content[j] for j in some] for some in (which, exact))
+    if begun is not None:
+        a = gone_on(a, begun)
+    elif exact:
+        a.info['exact'] = sorted([*a.info.get('exact', []), *exact])
     return TopTokens(which, sure, exact, a)

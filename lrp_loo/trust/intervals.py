@@ -183,10 +183,13 @@ def reach_needed(
 ) -> float:  # τ; −inf where every search finds them
     "The reach that finds the top k."
     order = np.argsort(-loo)
-    top = [j for j in order[:k] if s[j] > 0]
-    if not top:
-        return -math.inf
-    return float(((loo[order[k]] - x[top]) / s[top]).max())
+    top, rest = order[:k], order[k:]
+    apart = (  # of a token outside above one inside: how far, in which unit
+        (x[rest][:, None] - x[top], s[rest][:, None] + s[top]),
+        (loo[rest].max() - x[top], s[top]),
+        (x[rest] - loo[top].min(), s[rest]),
+    )
+    return max(float((d[u > 0] / u[u > 0]).max(initial=-math.inf)) for d, u in apart)
 
 # %% ../../nbs/lib/trust_intervals.ipynb #bb2b9229
 @dataclass(frozen=True)

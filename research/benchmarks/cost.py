@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from lrp_lab.passes import removal_passes_scores
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import explain_batch
@@ -100,7 +101,7 @@ def long(rounds):
     return [enc], {
         'removal / attn_lrp': (one('removal'), one('attn_lrp'), rounds),
         'removal, 9 passes / attn_lrp': (
-            one('removal', n_groups=8),
+            one(removal_passes_scores, n_groups=8),
             one('attn_lrp'),
             rounds,
         ),

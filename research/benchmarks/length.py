@@ -20,7 +20,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 import torch
 from common import arguments
 
+from lrp_lab.passes import removal_passes_scores
 from lrp_loo import explain, load_demo, load_texts
+from lrp_loo.core.files import recorded_methods
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
 from lrp_loo.trust.results import Results
@@ -42,10 +44,13 @@ METHODS = {
     'rollout': ('rollout', {}),
     'ig': ('ig', {}),
     'removal': ('removal', {}),
-    'removal, 4 passes': ('removal', dict(n_groups=3)),
-    'removal, 9 passes': ('removal', dict(n_groups=8)),
+    'removal, 4 passes': (removal_passes_scores, dict(n_groups=3)),
+    'removal, 9 passes': (removal_passes_scores, dict(n_groups=8)),
     'removal+loo': ('removal+loo', {}),
-    'contexts, 4 passes': ('removal', dict(weight=[1.0, 0.1], n_contexts=1)),
+    'contexts, 4 passes': (
+        removal_passes_scores,
+        dict(weight=[1.0, 0.1], n_contexts=1),
+    ),
     'loo': ('loo', {}),
 }
 
@@ -148,7 +153,7 @@ def main(args):
         threads=torch.get_num_threads(),
         cpus=os.cpu_count(),
         dtype='float32',
-        methods={k: list(v) for k, v in METHODS.items()},
+        methods=recorded_methods(METHODS),
     )
     r = Results(Path(__file__).parent.parent / 'results' / 'cost-length.json', config)
     jobs = [(row_alone, name, n) for n in LENGTHS for name in METHODS]

@@ -34,7 +34,7 @@ METHODS = [
         'loo removal removal+rows removal+loo attn_lrp cp_lrp ig rollout grad_x_input'
     ).split()
 ]
-METHODS += [dict(method='loo', units='word'), dict(method='removal', n_groups=8)]
+METHODS += [dict(method='loo', units='word')]
 
 
 class Tree:

@@ -24,6 +24,7 @@ from lrp_lab.parts import (
     part_experiment,
     rows_heading,
 )
+from .passes import removal_groups, removal_passes_scores
 from lrp_loo.asked.rows import Scores, text_by_text
 from lrp_loo.asked.targets import settled
 from lrp_loo.core.files import whole_number
@@ -39,7 +40,6 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.removal import removal_groups
 from lrp_loo.removal.one_pass import removal_pass
 from lrp_loo.removal.rows import removal_rows_scores
 from lrp_loo.stats import mean_se, paired_difference, per_text
@@ -180,9 +180,9 @@ BETWEEN_METHODS = {
     **FAMILY,
     'AttnLRP': (carried_scores, _ATTN_LRP),
     'slopes, sinks apart': (carried_scores, dict(sinks=False)),
-    '5 passes': ('removal', _GROUPS),
+    '5 passes': (removal_passes_scores, _GROUPS),
     '5 passes, secants': (secant_scores, _GROUPS),
-    '5 passes, lowered 0.01': ('removal', _GROUPS | _LOW),
+    '5 passes, lowered 0.01': (removal_passes_scores, _GROUPS | _LOW),
     '5 passes, secants, lowered 0.01': (secant_scores, _GROUPS | _LOW),
     '2 rows alone': ('removal+rows', dict(n_rows=2, rest=False)),
     **{

@@ -389,7 +389,6 @@ PASSES = {  # method → its passes through the model
     'loo': METHODS['loo'].passes,
     'removal': METHODS['removal'].passes,
     'removal+loo': 'the same, √T forward',
-    'removal, 9 passes': '9 forward, 9 backward',
     **{name: METHODS[name].passes for name in ('attn_lrp', 'cp_lrp')},
     'ig': f'{N_STEPS} forward, backward',  # of the rows and the seconds
     **{name: METHODS[name].passes for name in ('rollout', 'grad_x_input')},

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .parts import Part, at_scale, no_entries, on_part, part_examples
+from .passes import removal_passes_scores
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_texts, resolve_source
 from lrp_loo.methods import units_of_texts
@@ -74,7 +75,7 @@ MOST_REVIEWS = {
 }
 UNSURE = {  # methods that are calibrated
     'removal': ('removal', {}),
-    'removal, 9 passes': ('removal', dict(n_groups=8)),
+    'removal, 9 passes': (removal_passes_scores, dict(n_groups=8)),
 }
 
 

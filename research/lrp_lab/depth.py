@@ -20,6 +20,7 @@ from lrp_lab.parts import (
     rows_heading,
     part_files,
 )
+from .passes import removal_passes_scores
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,
@@ -60,7 +61,7 @@ FOLLOWED = {
         carried_scores,
         dict(norm='constant', inner='rules', bypass='first'),
     ),
-    'removal, 5 passes': ('removal', dict(n_groups=4)),
+    'removal, 5 passes': (removal_passes_scores, dict(n_groups=4)),
     'removal, 5 passes, secants': (secant_scores, dict(n_groups=4, lowered=0.01)),
     **NEAREST,
     **BY_SPREAD,

@@ -1033,6 +1033,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from .passes import removal_passes_scores
 from lrp_loo.asked.call import mark_content
 from lrp_loo.asked.targets import settled
 from lrp_loo.data import load_texts
@@ -1075,9 +1076,9 @@ def _loo_passes(T, L):
 
 OURS = {
     'removal': Compared('removal', {}, 3),
-    'removal_2': Compared('removal', dict(n_groups=1), 6),
-    'removal_4': Compared('removal', dict(n_groups=3), 12),
-    'removal_9': Compared('removal', dict(n_groups=8), 27),
+    'removal_2': Compared(removal_passes_scores, dict(n_groups=1), 6),
+    'removal_4': Compared(removal_passes_scores, dict(n_groups=3), 12),
+    'removal_9': Compared(removal_passes_scores, dict(n_groups=8), 27),
     'removal+loo_1': Compared('removal+loo', dict(n_exact=1), _with_exact(1)),
     'removal+loo_4': Compared('removal+loo', dict(n_exact=4), _with_exact(4)),
     'removal+loo_12': Compared('removal+loo', dict(n_exact=12), _with_exact(12)),

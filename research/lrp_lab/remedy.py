@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from .parts import part_experiment
+from .passes import removal_passes_scores
 from lrp_loo.paper.style import (
     cells,
     full_name,
@@ -32,11 +33,11 @@ from lrp_loo.trust.results import Results
 REMEDY = {
     'removal': ('removal', {}),
     'removal, own rows': ('removal', dict(own_rows=True)),
-    'removal at ½': ('removal', dict(weight=0.5)),
-    'removal, 2 passes': ('removal', dict(n_groups=1)),
-    'removal, 4 passes': ('removal', dict(n_groups=3)),
-    'removal, 9 passes': ('removal', dict(n_groups=8)),
-    'removal, shared path': ('removal', dict(weight=[0.5, 0.2, 0.05])),
+    'removal at ½': (removal_passes_scores, dict(weight=0.5)),
+    'removal, 2 passes': (removal_passes_scores, dict(n_groups=1)),
+    'removal, 4 passes': (removal_passes_scores, dict(n_groups=3)),
+    'removal, 9 passes': (removal_passes_scores, dict(n_groups=8)),
+    'removal, shared path': (removal_passes_scores, dict(weight=[0.5, 0.2, 0.05])),
     'removal + 1 exact': ('removal+loo', dict(n_exact=1)),
     'removal + 3 exact': ('removal+loo', dict(n_exact=3)),
     'removal + 8 exact': ('removal+loo', dict(n_exact=8)),
@@ -343,6 +344,7 @@ import pandas as pd
 import torch
 
 from .parts import part_examples, part_experiment
+from .passes import removal_passes_scores
 from lrp_loo.loo import many_loo
 from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp import lrp_rules
@@ -558,10 +560,13 @@ def plot_gap(
 # %% ../nbs/21a_gap.ipynb #1cba55d3
 WEIGHTS = {
     'removal': ('removal', {}),
-    'removal at 0.1': ('removal', dict(weight=0.1)),
-    'shared path': ('removal', dict(weight=[0.5, 0.2, 0.05])),
-    'contexts, 4 passes': ('removal', dict(weight=[1.0, 0.1], n_contexts=1)),
-    'contexts, 9 passes': ('removal', dict(n_contexts=4)),
+    'removal at 0.1': (removal_passes_scores, dict(weight=0.1)),
+    'shared path': (removal_passes_scores, dict(weight=[0.5, 0.2, 0.05])),
+    'contexts, 4 passes': (
+        removal_passes_scores,
+        dict(weight=[1.0, 0.1], n_contexts=1),
+    ),
+    'contexts, 9 passes': (removal_passes_scores, dict(n_contexts=4)),
     'attn_lrp': ('attn_lrp', {}),
     'cp_lrp': ('cp_lrp', {}),
 }

@@ -107,15 +107,15 @@ def test_a_text_is_covered_where_all_its_tokens_are():
 
 
 def test_exact_passes_are_counted_and_answers_checked():
-    """In nine texts the larger score has the smaller LOO: 1 must reach 4 of
-    the other, by 3 units. The tenth is certain after one pass.
+    """In nine texts the larger score has the smaller LOO: a token of the top must reach
+    4 of the other, by 3 units. At that reach the ends of the tenth's cross, too.
     """
     loos = np.array([[4.0, 5.0]] * 9 + [[30.0, 1.0]])
     scores = np.array([[1.0, -1.0]] * 9 + [[7.0, 1.0]])
-    scores[:9, 1] = 0.999  # of the two the first is looked at first
+    scores[:9, 1] = 0.999
     found = passes_to_settle(made(loos, scores), 'm', 1)
     assert found.right.all()
-    assert found.passes.tolist() == [2] * 9 + [1]
+    assert found.passes.tolist() == [1] * 9 + [2]
 
 
 def test_a_table_has_every_method_cover_and_set(measured):
@@ -137,7 +137,7 @@ def test_the_top_three_take_as_many_passes_as_the_top_one_or_more(measured):
     for method in UNSURE:
         for name in ('test', 'shifted'):
             one, three = (table.loc[(method, k, name)] for k in (1, 3))
-            assert 1 <= one['mean'] <= three['mean']
+            assert 0 <= one['mean'] <= three['mean']
             assert three['at most 4'] <= one['at most 4'] <= 1
 
 
