@@ -286,6 +286,8 @@ def frontier_summary(
                 cost, auto = COMPARED[m][0], f'auto, {COMPARED[m][0]}'
                 row = about | dict(template=template, method=m, passes=cost)
                 row |= _mean_r(*_of_texts(rows, m))
+                if np.isnan(row['r']):  # a map without differences has none
+                    continue
                 if m not in AUTO and all(auto in x['methods'] for x in rows):
                     row['lead'] = paired_difference(*_of_texts(rows, auto, m))
                 found.append(row)

@@ -105,15 +105,6 @@ def test_shared_rows_are_those_of_both_and_refuse_another_target():
         shared_rows([row(0, 1)], [row(0, 0)])
 
 
-def test_nine_passes_cost_more_than_loo_on_sentences_and_readme_says_so():
-    def time(method, column):
-        return float(readme_row(NAMES.get(method, method))[column])
-
-    assert time('removal, 9 passes', 5) > time('loo', 5)
-    assert time('removal, 9 passes', 9) < time('loo', 9)
-    assert 'nine passes cost more than exact LOO' in README
-
-
 # time and memory apart
 
 
