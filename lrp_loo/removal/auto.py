@@ -262,11 +262,12 @@ def _rows_or_none(whole, states):
     """
     if 'input_ids' not in whole.enc:
         return None
+    if states is None and as_decoder(whole.model) is None:
+        return None
     try:
-        rows = rows_of(whole, states, tried=False)
+        return rows_of(whole, states, tried=False)
     except ValueError:
         return None
-    return rows if rows.causal or states is not None else None
 
 # %% ../../nbs/lib/removal_auto.ipynb #auto0012
 def auto_scores(
