@@ -116,7 +116,7 @@ class Estimate:
             # a model that is built otherwise inside goes the long way
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 return self.rows.effects(self.rows.changed_by(members), members)
-        # so few that dropping their tokens would cost more to try than it saves
+        # dropping their tokens is tried on variants first: dearer up to some forty
         return self.whole.value - self.whole.of_subsets(~members, drop=False)
 
 # %% ../../nbs/lib/removal_auto.ipynb #auto0010
