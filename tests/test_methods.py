@@ -362,7 +362,7 @@ def test_xlnet_attention_is_what_removal_takes_it_for():
     readout = Readout(None, out, enc)
     with torch.enable_grad():
         value = readout(out)
-    logits = [Z for _, Z, _ in rules.attention]
+    logits = [w.Z for w in rules.attention]
     gradients = torch.autograd.grad(value.sum(), logits)
     derivative = sum(g.sum((0, 1, 2)) for g in gradients)
     step = 1e-4

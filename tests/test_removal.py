@@ -89,7 +89,7 @@ def mask_derivative(model, inputs):
     readout = Readout(None, out, inputs)
     with torch.enable_grad():
         value = readout(out)
-    logits = [Z for _, Z, _ in rules.attention]
+    logits = [w.Z for w in rules.attention]
     columns = [g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), logits)]
     return sum(columns)[-input_positions(model, inputs) :], readout
 

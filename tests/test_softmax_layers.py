@@ -368,8 +368,8 @@ def test_a_router_is_a_gate_and_not_recorded_as_attention(name, composite, rule)
     rules = relevance_of(model, random_inputs(model), composite, record='attention')[2]
     router = rules.report().query("operation == 'softmax'")
     assert router.rule.tolist() == [rule, rule]
-    assert [layer for layer, _, _ in rules.attention] == [0, 1]
-    assert all(A.ndim == 4 for _, _, A in rules.attention)
+    assert [w.layer for w in rules.attention] == [0, 1]
+    assert all(w.A.ndim == 4 for w in rules.attention)
 
 
 class ConstantFusedWeights(ConstantWeights):

@@ -27,8 +27,8 @@ from lrp_loo.models.encoding import (
     encode,
     input_embeddings,
     is_encoding,
-    unwrap,
 )
+from ..models.towers import unwrap
 from ..models.layers import is_offloaded
 
 # %% ../../nbs/lib/asked_call.ipynb #5a9bd538

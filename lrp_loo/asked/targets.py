@@ -387,7 +387,10 @@ class Readout:
         causal = _is(outputs, 'CausalLM', 'DoubleHeads')
         n_rows, n_tokens = x.shape[1], mask.shape[1]
         self.in_front = n_rows - n_tokens
-        if self.in_front < 0 or self.in_front and not causal:
+        of_decoder = 'tower_ids' in batch  # its rows are the last places
+        if of_decoder:
+            mask = mask[:, -n_rows:]
+        elif self.in_front < 0 or self.in_front and not causal:
             raise ValueError(
                 f"the output has {n_rows} rows for {n_tokens} tokens, so it can't be"
                 " said which row is a token's; give a function of the output"
@@ -399,7 +402,7 @@ class Readout:
             place = _place_of_mask(ids, self.target.mask_id, outputs, x.shape)
         else:
             place = _nth_token(mask, position)
-        self.position = place.to(x.device) + self.in_front
+        self.position = place.to(x.device) + max(self.in_front, 0)
         self.is_last = position == -1
 
     @property

@@ -116,15 +116,42 @@ def token_stretches(
         if e['input_ids'][once][: len(ids)] == ids.tolist():
             break
     else:
-        raise ValueError(
-            "the text does not give the encoded tokens; units need the text"
-            " that was encoded"
-        )
+        return _one_by_one(tokenizer, parts, ids)
     places = zip(e.sequence_ids()[once], e['offset_mapping'][once])
     return [
         None if part is None or start == end else (part, start, end)
         for (part, (start, end)), _ in zip(places, ids)
     ]
+
+
+def _one_by_one(tokenizer, parts, ids):
+    "The same of parts that were read by themselves, special tokens between them."
+    special, left, places = special_mask(tokenizer, ids).tolist(), ids.tolist(), []
+    for part, text in enumerate(parts):
+        readings = [
+            tokenizer(**given, return_offsets_mapping=True, verbose=False, **how)
+            for given in (dict(text=text), dict(text_target=text))
+            for how in ({}, dict(add_special_tokens=False))
+        ]
+        found = None
+        while left:
+            own = (e for e in readings if left[: len(e['input_ids'])] == e['input_ids'])
+            found = next(own, None)
+            if found is not None or not special[len(places)]:
+                break
+            places.append(None)  # such as the token by which a decoder starts
+            left = left[1:]
+        if found is None:
+            break
+        for own, (start, end) in zip(found.sequence_ids(), found['offset_mapping']):
+            places.append(None if own is None or start == end else (part, start, end))
+        left = left[len(found['input_ids']) :]
+    if found is None or not all(special[len(places) :]):
+        raise ValueError(
+            "the text does not give the encoded tokens; units need the text"
+            " that was encoded"
+        )
+    return places + [None] * len(left)
 
 
 def _unit_at(place, parts, stretches):

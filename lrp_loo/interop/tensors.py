@@ -18,12 +18,8 @@ from ..asked.targets import output_field
 from ..core.hooks import leaves_nothing
 from ..methods import as_it_runs, as_method, by_target, check_call, named_target
 from ..models import CACHES, check_finite, forward, watch_embeddings
-from lrp_loo.models.encoding import (
-    forward_arguments,
-    input_embeddings,
-    input_names,
-    unwrap,
-)
+from ..models.encoding import forward_arguments, input_embeddings, input_names
+from ..models.towers import unwrap
 
 # %% ../../nbs/lib/interop_tensors.ipynb #fa94d281
 KINDS = {  # by the number of dimensions

@@ -20,6 +20,7 @@ from ..core.files import per_token, repeated, whole_number
 from ..core.hooks import leaves_nothing
 from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMode, float_mask, operation_name
+from ..models.towers import places_read
 from lrp_loo.models.encoding import (
     device_of,
     input_embeddings,
@@ -79,6 +80,8 @@ class key_weights(AttentionMode):
         several = isinstance(self.weights, list)
         m = self.weights[self.calls] if several else self.weights
         self.calls += 1
+        if (read := places_read()) is not None:
+            m = read.to_keys(m, 1.0)
         in_front = n_keys - m.shape[1]
         if not 0 <= in_front <= 2 or like.shape[0] % len(m):
             raise ValueError(
@@ -334,9 +337,11 @@ class AttentionMask(Removal):
 
     def for_text(self, text, fill):
         if text.has_tokens:  # all rows, some hidden
+            shared = {'shares_source'} & input_names(text.model).named.keys()
             return [
                 lambda keep: Given(
-                    text.rows(len(keep)) | dict(attention_mask=keep.long())
+                    text.rows(len(keep))
+                    | dict(attention_mask=keep.long(), **dict.fromkeys(shared, True))
                 )
             ]
         # an image has no mask; its patches get weights as keys

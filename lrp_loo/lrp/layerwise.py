@@ -235,7 +235,7 @@ class _Checkpoints(_WayUp):
 
     def taken(self):
         "The attention weights that were recorded since; nothing else is kept."
-        weights = [A for _, _, A in self.rules.attention]
+        weights = [w.A for w in self.rules.attention]
         self.rules.attention.clear()
         return weights
 

@@ -25,6 +25,7 @@ from lrp_loo.lrp.composite import (
     tensors_in,
 )
 from .rules import constant
+from ..models.towers import places_read
 
 # %% ../../nbs/lib/lrp_softmaxes.ipynb #softma01
 # classes whose softmax weighs copies of one token's residual stream, no other
@@ -47,6 +48,7 @@ class Weights(NamedTuple):
     layer: object  # from 0; None outside the layers
     Z: torch.Tensor  # (batch, heads, n, n) logits, before the mask
     A: torch.Tensor  # (batch, heads, n, n) weights
+    places: object = None  # `Places`, of a model of several parts
 
 
 @dataclass(eq=False)
@@ -171,7 +173,7 @@ class Softmaxes:
         "A softmax whose use has to show."
         record = None
         if self.attention is not None:
-            record = Weights(call.layer, call.args[0], out)
+            record = Weights(call.layer, call.args[0], out, places_read())
         softmax = Softmax(call.operation, record)
         self.open.append(softmax)
         mark(out, softmaxes=(softmax,))

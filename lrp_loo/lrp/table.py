@@ -41,6 +41,7 @@ from .rules import constant, epsilon_rule, scale_gradient
 from .softmaxes import IN_HEADS, Weights, held_heads, softmaxes_of
 from ..models.attention import AttentionCall, multi_head_mask, operation_name
 from ..models.products import product_of
+from ..models.towers import places_read
 
 # %% ../../nbs/lib/lrp_table.ipynb #fef4c394
 # operation → where its bias stands among the arguments, and its name
@@ -392,7 +393,7 @@ def _attention_in_steps(composite, layer, call, held, record):
     A = call.weights(Z)
     if record is not None:
         A = _recorded_weights(A, bypass)
-        record.append(Weights(layer, Z, A))
+        record.append(Weights(layer, Z, A, places_read()))
     elif bypass:
         A = constant(A)
     if bypass:
@@ -478,7 +479,7 @@ def softmax(
     bypass = composite.bypasses(layer)
     if context.attention is not None:
         out = _recorded_weights(out, bypass)
-        context.attention.append(Weights(layer, call.args[0], out))
+        context.attention.append(Weights(layer, call.args[0], out, places_read()))
     elif bypass:
         out = constant(out)
     if bypass:

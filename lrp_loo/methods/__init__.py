@@ -50,7 +50,8 @@ from ..lrp.layerwise import bypass_gradients
 from .baselines import sum_over_features
 from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
-from ..models.encoding import is_encoding, special_mask, unwrap
+from ..models.encoding import is_encoding, special_mask
+from ..models.towers import unwrap
 from ..models.layers import made_with
 from ..views import Attributions, compare
 
@@ -155,6 +156,8 @@ def _one_at_a_time(model, encs):
     "May these texts share no batch?"
     if len(encs) == 1:
         return False
+    if any('tower_ids' in e for e in encs):  # each has its own stretches
+        return True
     lengths = {e['input_ids'].shape[1] for e in encs if 'input_ids' in e}
     is_masked = 'attention_mask' in encs[0] and hears_of_masks(model)
     if not share_a_batch(encs) or len(lengths) > 1 and not is_masked:

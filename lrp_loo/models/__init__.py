@@ -13,6 +13,7 @@ from .demos import *  # noqa: F401, F403
 from .encoding import *  # noqa: F401, F403
 from .layers import *  # noqa: F401, F403
 from .loading import *  # noqa: F401, F403
+from .towers import *  # noqa: F401, F403
 
 # %% ../../nbs/lib/models.ipynb #688f9b4a
 import contextlib
@@ -41,6 +42,7 @@ from lrp_loo.models.encoding import (
 )
 from .layers import is_offloaded
 from .products import fast_products, seen_by_a_mode
+from .towers import Towers, places_read
 
 # %% ../../nbs/lib/models.ipynb #5a7c0d02
 # what transformers calls the keys and values of earlier tokens; `cache` since
@@ -129,9 +131,12 @@ class _EmbeddingWatch:
         self.others = []  # beside them
         self.filled_from = []  # and what tokens of it stand for
         self.read = None  # whose embeddings are seen: these, or as they came
+        self.towers = model if isinstance(model, Towers) else None
+        self.given = {}  # what the towers were called with
 
     def called(self, model, args, kwargs):
         self.calls += 1
+        self.given = kwargs
         others = dict(kwargs)
         self.ids = others.pop('input_ids', None)
         self.others = list(others.values())
@@ -159,6 +164,8 @@ class _EmbeddingWatch:
             )
         # a vision model may hand on its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
+        if self.towers is not None:
+            return self.of_tower(x)
         found, ids = next(iter((*args, *kwargs.values())), None), self.ids
         both = ids is not None and torch.is_tensor(found) and ids.ndim == 2
         # XLNet looks its ids up as (T, batch)
@@ -179,6 +186,17 @@ class _EmbeddingWatch:
         new = new.transpose(0, 1) if turned else new
         new = new.clone()  # a model may change it in place
         return (new, *more) if isinstance(out, tuple) else new
+
+    def of_tower(self, x):
+        "The embeddings of the places that this part reads; its own of no place."
+        at = places_read().rows
+        if not self.seen:
+            given = {k: self.given.get(k) for k in ('input_ids', 'tower_ids')}
+            with torch.no_grad():
+                own = self.towers.embedded(**given)
+            self.seen.append(own.requires_grad_() if self.value is None else self.value)
+        self.seen.look_ups += 1
+        return torch.where(at[:, None] >= 0, self.seen[0][:, at.clamp(min=0)], x)
 
     def _begin(self, table, found, x):
         "The first look-up says whose embeddings are seen."
@@ -294,11 +312,11 @@ def check_model(
     inside = inside_wrappers(model)
     both = getattr(getattr(inside, 'config', None), 'is_encoder_decoder', False)
     # UMT5's encoder alone has the whole's config
-    if both and any(path.endswith('decoder') for path in every):
+    both = both and any(path.endswith('decoder') for path in every)
+    if both and not isinstance(model, Towers):
         raise ValueError(
-            f"{type(inside).__name__} is an encoder-decoder: its decoder reads"
-            " the text as well, so a token masked in the encoder is not"
-            " removed; take an encoder or a decoder"
+            f"{type(model).__name__} stands around an encoder-decoder, and does not"
+            f" show which part reads what; give the {type(inside).__name__} inside"
         )
     if torch.empty(0).is_meta:
         raise ValueError(

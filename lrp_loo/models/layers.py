@@ -193,10 +193,22 @@ def _members_of(module):
     return [m for inner in module for m in inner] if nested else list(module)
 
 
+def _one_after_another(parts):
+    "The layers of one part of a model, then the next's."
+    modules, numbers, n = [], {}, 0
+    for part in parts:
+        modules += part.modules
+        numbers |= {m: n + i for m, i in part.numbers.items()}
+        n += part.n
+    return Layers(modules, numbers, n)
+
+
 def layers_of(
     model,  # any torch module
 ) -> Layers:
     "The transformer layers of a model, as its construction tells."
+    if hasattr(model, 'stacks'):  # a `Towers`
+        return _one_after_another(list(map(layers_of, model.stacks())))
     n = getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
 
     def has_length(members):

@@ -36,6 +36,7 @@ from ..models import forward, gradients_on, plain_tensors, watch_embeddings
 from ..models.attention import AttentionCall
 from ..models.encoding import device_of
 from ..models.layers import transformer_layers
+from ..models.towers import places_read
 
 # %% ../../nbs/lib/removal_one_pass.ipynb #d6124107
 def key_effects(
@@ -206,6 +207,7 @@ class _FusedCalls:
         self.queries = []
         self.states = []  # keys and values
         self.shapes = {}  # of their attention weights
+        self.places = {}  # `Places`, of a model of several parts
 
     def rule(self, call, composite):
         "In place of `fused_attention`."
@@ -217,6 +219,7 @@ class _FusedCalls:
         call.context.attends(call.layer, call.module)
         look = partial(self.look, len(self.queries))
         self.shapes[len(self.queries)] = (*q.shape[:-1], fused.key.shape[-2])
+        self.places[len(self.queries)] = places_read()
         self.queries.append(q)
         self.states.append((fused.key.detach(), fused.value.detach()))
         out = _AttentionWithoutMaps.apply(
@@ -245,6 +248,7 @@ class _Pass:
         self.found = None  # the sums that are being made
         self.unread = None  # own rows that nobody reads
         self.shapes = {}  # a call's key → of its attention weights
+        self.places = {}  # a call's key → `Places`, of a model of several parts
         self.batches = []  # those that are done
         self.states = []
         if self.is_text and any(u is not None for u in units or ()):
@@ -280,6 +284,8 @@ class _Pass:
     def check(self, shapes):
         "One row and one key per input?"
         self.shapes |= shapes
+        if any(self.places.values()):
+            return self.check_parts(shapes)
         T = n_places(self.seen[0])
         shapes = list(map(tuple, shapes.values()))
         odd = [s for s in shapes if len(s) != 4 or s[2] != s[3]]
@@ -294,10 +300,23 @@ class _Pass:
                 " and one key per input in every layer"
             )
 
-    def start(self, read):
+    def check_parts(self, shapes):
+        "One row and one key per place that the call is about?"
+        for key, shape in shapes.items():
+            at = self.places[key]
+            if len(shape) != 4 or shape[2:] != (len(at.rows), len(at.keys)):
+                raise ValueError(
+                    f"{type(self.model).__name__} shows attention of shape"
+                    f" {tuple(shape)} for {len(at.rows)} rows and {len(at.keys)} keys;"
+                    " removal takes one of each per token in every layer"
+                )
+
+    def start(self, read, key):
         "Rows of an attention that are read, (batch, n): the last one's count."
         if self.found is not None:
             return
+        if (at := self.places.get(key)) is not None:
+            return self.start_parts(read, at)
         # keys that stand for no input, in front of an image's patches
         extra = read.shape[1] - n_places(self.seen[0])
         if extra and not self.is_text:
@@ -309,8 +328,36 @@ class _Pass:
             self.unread = ~read if whole else self.members.bool() & ~read[..., None]
         self.found = self.sums(read, self.members)
 
+    def start_parts(self, read, at):
+        "The same where rows stand for some of the places."
+        n = n_places(self.seen[0])
+        if self.members is None:
+            self.members = torch.eye(n, device=read.device).expand(len(read), n, n)
+        self.read_at = at.rows
+        self.unread = self.members[:, at.rows.clamp(min=0)].bool() & ~read[..., None]
+        of_places = read.new_zeros(len(read), n)
+        of_places[:, at.rows.clamp(min=0)] = read
+        self.found = self.sums(of_places, self.members)
+
+    def of_parts(self, at, g, A, weights):
+        "(batch, heads, T, n_units) the effects, by the places of the rows."
+        place = at.rows.clamp(min=0)
+        is_place = (at.keys >= 0).to(A)[:, None]
+        members = self.members[:, at.keys.clamp(min=0)] * is_place
+        effects = key_effects(g, A, members, weights)
+        if not self.own_rows:
+            own = self.members[:, place].bool()
+            if at.rows.equal(self.read_at):
+                own = self.unread
+            own = own & (at.rows >= 0)[:, None]
+            effects.masked_fill_(own[:, None], 0)
+        found = effects.new_zeros(*effects.shape[:2], *self.members.shape[1:])
+        return found.index_add_(2, place, effects)
+
     def put(self, key, g, A, weights):
         "A few heads of an attention call, without own rows that nobody reads."
+        if (at := self.places.get(key)) is not None:
+            return self.found.add(key, self.of_parts(at, g, A, weights))
         effects = key_effects(g, A, self.members, weights)
         if self.unread is not None:
             by_unit = self.unread.ndim == 3  # else each key is one: its own row
@@ -322,7 +369,7 @@ class _Pass:
         "An attention call and its number in the pass; g is None without a gradient."
         if g is None:
             return
-        self.start((g != 0).any(-1).any(1))
+        self.start((g != 0).any(-1).any(1), key)
         for some in _few_heads(A.shape):
             self.put(key, g[:, some], A[:, some], self.standing(number))
 
@@ -330,7 +377,7 @@ class _Pass:
         """A few heads of a fused call. The graph holds this method, so nothing
         of the graph may be held here: torch frees no such circle.
         """
-        self.start(read)
+        self.start(read, number)
         self.put(number, g, A, self.standing(number))
 
     def next_batch(self):
@@ -363,13 +410,16 @@ class _Pass:
             self.weights_of_keys(),
         ):
             out = forward(self.model, self.batch)
-        weights = [A for _, _, A in ruled.attention]
+        weights = [w.A for w in ruled.attention]
+        if weights:
+            self.places = dict(enumerate(w.places for w in ruled.attention))
         ruled.attention.clear()  # the logits have no part in what follows
         return out, weights
 
     def through_all_layers(self, target, composite):
         "A backward pass through the model as it is."
         fused = _FusedCalls(self.look)
+        self.places = fused.places
         if composite is None and not isinstance(target, GeneratedReadout):
             own = {'scaled_dot_product_attention': fused.rule}
             composite = replace(gradient(), rules=own)
