@@ -190,6 +190,8 @@ class _EmbeddingWatch:
     def of_tower(self, x):
         "The embeddings of the places that this part reads; its own of no place."
         at = places_read().rows
+        if x.shape[1] != len(at):
+            return None  # of places of the model's own, as LED's padding
         if not self.seen:
             given = {k: self.given.get(k) for k in ('input_ids', 'tower_ids')}
             with torch.no_grad():

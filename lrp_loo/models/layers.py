@@ -206,10 +206,16 @@ def _one_after_another(parts):
 def layers_of(
     model,  # any torch module
 ) -> Layers:
-    "The transformer layers of a model, as its construction tells."
-    if hasattr(model, 'stacks'):  # a `Towers`
-        return _one_after_another(list(map(layers_of, model.stacks())))
+    "The transformer layers of a model; of a `Towers` those of all its parts."
+    if hasattr(model, 'stacks'):
+        # what a configuration says is the encoder's number
+        return _one_after_another([_of_one_stack(m, None) for m in model.stacks()])
     n = getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
+    return _of_one_stack(model, n)
+
+
+def _of_one_stack(model, n):
+    "As its construction tells, and n, which its configuration says."
 
     def has_length(members):
         return len(members) == n

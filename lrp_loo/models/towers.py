@@ -19,6 +19,7 @@ from lrp_loo.models.encoding import (
     check_text,
     device_of,
     encode,
+    input_embeddings,
     input_names,
     is_encoding,
     max_tokens,
@@ -174,9 +175,7 @@ class _TwoStacks(Towers):
     "An encoder and its decoder."
 
     def tables(self):
-        parts = (self.inside.get_encoder(), self.inside.get_decoder())
-        found = [part.get_input_embeddings() for part in parts]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(map(input_embeddings, self.stacks())))
 
     def stacks(self):
         return [self.inside.get_encoder(), self.inside.get_decoder()]
@@ -336,6 +335,18 @@ class EncoderDecoder(_TwoStacks):
                 " decoder_input_ids without it"
             )
         return ids[0].tolist()
+
+    def gone_on(
+        self,
+        tokenizer,
+        enc: dict,  # of `encoded`
+        after: list,  # token ids that the decoder says next
+    ) -> dict:
+        "The row with more that the decoder has said."
+        decoded = enc['tower_ids'][0] == 1
+        source = {k: v[:, ~decoded] for k, v in enc.items() if k != 'tower_ids'}
+        said = enc['input_ids'][0, decoded].tolist()
+        return self.joined(tokenizer, source, said + after)
 
     def joined(
         self,
