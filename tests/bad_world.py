@@ -25,7 +25,7 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     T5Config,
-    T5ForSequenceClassification,
+    T5ForConditionalGeneration,
 )
 
 import lrp_loo
@@ -141,7 +141,15 @@ def t5():
         decoder_start_token_id=0,
         eos_token_id=102,
     )
-    return T5ForSequenceClassification(config).eval()
+    return T5ForConditionalGeneration(config).eval()
+
+
+def startless():
+    "One that does not say by which token its decoder starts."
+    model = t5()
+    for config in (model.config, model.generation_config):
+        config.decoder_start_token_id = None
+    return model
 
 
 def filled(model, value):
@@ -387,6 +395,7 @@ MAKE = dict(  # name → its making, of what else the world has
     qa=lambda w: question_answering(),
     headless=lambda w: bert().bert,
     t5=lambda w: t5(),
+    startless=lambda w: startless(),
     bag=lambda w: Bag().eval(),
     maskless=lambda w: Maskless().eval(),
     plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),

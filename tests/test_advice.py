@@ -217,6 +217,19 @@ def loaded(meta):
     return changed(model, lambda m: m.load_state_dict(bert().state_dict()))
 
 
+def started(model):
+    "It says by which token its decoder starts."
+    model.config.decoder_start_token_id = 0
+    return model
+
+
+def said_to(tokenizer, text, **more):
+    "An encoding with two tokens that the decoder reads; what else, of each of them."
+    enc = dict(tokenizer(text, return_tensors='pt'))
+    more = {name: torch.tensor([[value, 1]]) for name, value in more.items()}
+    return enc | dict(decoder_input_ids=torch.tensor([[0, 7]])) | more
+
+
 def entered(*contexts):
     with contextlib.ExitStack() as stack:
         for c in contexts:

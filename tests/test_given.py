@@ -150,7 +150,7 @@ def test_pairs_an_audit_and_captum_of_a_wrapper(tokenizer):
 def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
     sizes = dict(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=99)
     both = drawn('BartForSequenceClassification', sizes)
-    with pytest.raises(ValueError, match='is an encoder-decoder'):
+    with pytest.raises(ValueError, match='stands around an encoder-decoder'):
         explain(nn.DataParallel(both).eval(), tokenizer, PAIRS, 'loo')
     model = nn.DataParallel(random_bert()).eval()
     with pytest.raises(ValueError, match='102 tokens and the model takes 64'):

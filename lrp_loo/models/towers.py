@@ -166,8 +166,7 @@ class _Phases:
         if not self.met:
             raise ValueError(
                 f"{self.name}'s decoder was not seen to look at the encoder's states,"
-                " so it can't be said which token an attention is of; give a model of"
-                " transformers as it was loaded"
+                " so it can't be said which token an attention is of"
             )
 
 
@@ -318,7 +317,7 @@ class EncoderDecoder(_TwoStacks):
         if said:
             raise ValueError(
                 f"the encoding holds {', '.join(said)}, which no removed token can be"
-                " taken out of; give decoder_input_ids alone"
+                " taken out of; of the decoder give decoder_input_ids alone"
             )
         if ids is None:
             return self.started()
@@ -362,14 +361,13 @@ class EncoderDecoder(_TwoStacks):
             if k not in ('input_ids', 'attention_mask') and v.any()
         ):
             raise ValueError(
-                f"{type(self).__name__} is explained by its tokens, and the encoding"
+                f"{type(self).__name__} reads a source's tokens, and the encoding"
                 f" holds {', '.join(others)} besides; leave it out"
             )
         limit = max_tokens(self.inside, tokenizer)
         if len(decoded) > limit:
             raise ValueError(
-                f"the decoder reads {len(decoded)} tokens and the model takes {limit};"
-                " give less"
+                f"the decoder reads {len(decoded)} tokens and the model takes {limit}"
             )
         row = torch.tensor([decoded], device=ids.device)
         check_ids(self.inside, row)
@@ -404,11 +402,12 @@ class ReadTwice(_TwoStacks):
                 decoder_attention_mask=later,
                 use_cache=False,
             )
-        if not torch.is_tensor(read[0]) or not read[0][:, 1:].equal(input_ids[:, :-1]):
+        start = torch.full_like(input_ids[:, :1], getattr(self.config, _START) or -1)
+        if not torch.cat([start, input_ids[:, :-1]], 1).equal(read[0]):
             raise ValueError(
                 f"{type(self).__name__}'s decoder does not read the text one place"
-                " later, so it can't be said which of its tokens to hide; take an"
-                " encoder"
+                f" later, behind {_START}, so it can't be said which of its tokens to"
+                " hide"
             )
         return out
 

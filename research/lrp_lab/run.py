@@ -46,6 +46,7 @@ MODULES = tuple(
         'inference',
         'questions',
         'frontier',
+        'encoder_decoder',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone
