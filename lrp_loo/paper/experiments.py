@@ -22,17 +22,17 @@ from ..trust.results import Results
 
 # %% ../../nbs/lib/paper_experiments.ipynb #156de7d9
 def visible_keys(
-    A: torch.Tensor,  # (..., n, n) attention weights
-) -> torch.Tensor:  # (n, n) booleans
-    "The keys that each row may see."
-    n = A.shape[-1]
-    seen = torch.ones(n, n, dtype=torch.bool, device=A.device)
-    causal = n > 1 and bool((A.triu(1) == 0).all())
+    A: torch.Tensor,  # (..., rows, n) attention weights
+) -> torch.Tensor:  # (rows, n) booleans
+    "The keys that each row may see: all, or where none sees a later one those."
+    seen = torch.ones(A.shape[-2:], dtype=torch.bool, device=A.device)
+    square = A.shape[-1] == A.shape[-2] > 1
+    causal = square and bool((A.triu(1) == 0).all())
     return seen.tril() if causal else seen
 
 
 def row_flatness(
-    A: torch.Tensor,  # (..., n, n) attention weights
+    A: torch.Tensor,  # (..., rows, n) attention weights
 ) -> torch.Tensor:  # (..., rows), 1 = uniform; rows of one key are left out
     "Entropy of each row over that of uniform attention."
     keys = visible_keys(A).sum(-1)
@@ -44,7 +44,7 @@ def row_flatness(
 def attention_entropy(
     model,  # a transformers model
     enc: dict,  # one encoded text or image
-) -> list:  # a number per layer, 1 = uniform attention
+) -> list:  # a number per attention (a layer has one), 1 = uniform
     """Entropy of the attention rows over the log of the number of keys a row
     may see, mean over heads and rows: how flat each layer's attention is
     (section 3.2).
