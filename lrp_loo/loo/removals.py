@@ -337,7 +337,7 @@ class AttentionMask(Removal):
 
     def for_text(self, text, fill):
         if text.has_tokens:  # all rows, some hidden
-            shared = {'shares_source'} & input_names(text.model).named.keys()
+            shared = {'shares'} & input_names(text.model).named.keys()
             return [
                 lambda keep: Given(
                     text.rows(len(keep))

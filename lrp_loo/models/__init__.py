@@ -263,13 +263,6 @@ def _training_changes(module):
 def _check_kind(model):
     "Refuse what holds a model, and what reads something else than a text."
     kind = type(model).__name__
-    if type(model).__module__.startswith('sentence_transformers.'):
-        bases = [c.__name__ for c in type(model).__mro__]
-        inner = '.model' if 'CrossEncoder' in bases else '[0].auto_model'
-        raise TypeError(
-            f"a {kind} holds a model, and is none itself; give its {inner} and"
-            " its .tokenizer"
-        )
     if 'MultipleChoice' in kind:
         raise ValueError(
             f"{kind} reads several texts at once, (batch, choices, tokens), and"

@@ -46,7 +46,7 @@ MODULES = tuple(
         'inference',
         'questions',
         'frontier',
-        'encoder_decoder',
+        'two_parts',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone

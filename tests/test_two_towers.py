@@ -1,0 +1,248 @@
+"""Two towers: each number against the encoder's own two calls."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import BertConfig, BertModel
+
+from lrp_loo import explain, explain_pairs
+from lrp_loo.asked.targets import Readout
+from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp, gradient
+from lrp_loo.lrp.conservation import conservation
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.demos import demo_base
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.towers import POOLINGS, two_towers
+from lrp_loo.removal.one_pass import removal_pass
+
+PAIR = ('a quiet film about the sea', 'waves , and little talk')
+
+
+def encoder():
+    "A small BERT with weights large enough that every token matters."
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    model = BertModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.2)
+    return model.eval()
+
+
+def towers_of(model, pooling):
+    "A late interaction has a projection, as ColBERT's."
+    torch.manual_seed(1)
+    projection = torch.nn.Linear(32, 8, bias=False) if pooling == 'late' else None
+    return two_towers(model, pooling, True, projection)
+
+
+def by_hand(towers, enc, keep):
+    "The similarity, from the encoder's two calls on one pair's variants."
+    n = int((enc['tower_ids'] == 0).sum())
+    ends = []
+    for part in (slice(0, n), slice(n, None)):
+        mask = keep[:, part].long()
+        ids = enc['input_ids'][:, part].expand(len(mask), -1)
+        h = towers.inside(input_ids=ids, attention_mask=mask).last_hidden_state
+        if towers.projection is not None:
+            h = towers.projection(h)
+        ends.append((h, mask))
+    (a, of_a), (b, of_b) = ends
+    if towers.pooling == 'late':
+        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+        every = torch.stack(
+            [
+                sum(
+                    max(a[k, i] @ b[k, j] for j in range(b.shape[1]) if of_b[k, j])
+                    for i in range(a.shape[1])
+                    if of_a[k, i]
+                )
+                for k in range(len(a))
+            ]
+        )
+        return every
+    if towers.pooling == 'cls':
+        a, b = a[:, 0], b[:, 0]
+    elif towers.pooling == 'last':
+        a, b = (
+            torch.stack([h[k][m[k].nonzero()[-1, 0]] for k in range(len(h))])
+            for h, m in ends
+        )
+    else:
+        a, b = ((h * m[..., None]).sum(1) / m.sum(1, keepdim=True) for h, m in ends)
+    return F.cosine_similarity(a, b)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(demo):
+    return demo[1]
+
+
+@pytest.fixture(params=POOLINGS)
+def given(request, tokenizer):
+    towers = towers_of(encoder(), request.param)
+    return towers, encode(towers, tokenizer, PAIR)
+
+
+@torch.no_grad()
+def test_exact_loo_is_that_of_single_calls(given):
+    towers, enc = given
+    scores, _, _ = leave_one_out(towers, enc)
+    T = enc['input_ids'].shape[1]
+    whole = by_hand(towers, enc, torch.ones(1, T))
+    each = torch.cat([by_hand(towers, enc, k[None]) for k in ~torch.eye(T).bool()])
+    torch.testing.assert_close(scores, whole - each, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize('rules', [attn_lrp, cp_lrp])
+def test_rules_leave_the_similarity_and_lose_nothing(given, rules):
+    towers, enc = given
+    with lrp_rules(towers, rules()) as ruled:
+        out = forward(towers, enc).logits
+    whole = by_hand(towers, enc, torch.ones_like(enc['input_ids']))
+    torch.testing.assert_close(out[:, 0].detach(), whole.detach())
+    assert ruled.without_rule() == []
+    parts = conservation(towers.double(), enc, rules())
+    assert abs(parts['remainder']) < 1e-9 * max(map(abs, parts.values()))
+
+
+def test_gradients_are_those_of_both_texts_embeddings(given):
+    towers, enc = given
+    with torch.enable_grad(), watch_embeddings(towers) as seen:
+        value = forward(towers, enc).logits.sum()
+    (ours,) = torch.autograd.grad(value, seen[0])
+    leaves = []
+
+    def leaf(module, args, out):
+        leaves.append(out.detach().requires_grad_())
+        return leaves[-1]
+
+    hook = towers.inside.get_input_embeddings().register_forward_hook(leaf)
+    with torch.enable_grad():
+        value = by_hand(towers, enc, torch.ones_like(enc['input_ids'])).sum()
+    hook.remove()
+    expected = torch.cat(torch.autograd.grad(value, leaves), 1)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_slope_of_a_keys_weight_and_the_closed_form(given):
+    towers, enc = given
+    towers.double()
+    T = enc['input_ids'].shape[1]
+    n = int((enc['tower_ids'] == 0).sum())
+    readout = Readout(None, forward(towers, enc), enc)
+    ruled = lrp_rules(towers, gradient(), record='attention')
+    with torch.enable_grad(), watch_embeddings(towers), ruled as rules:
+        out = forward(towers, enc)
+    maps = [w.A for w in rules.attention]
+    with torch.enable_grad():
+        found = torch.autograd.grad(readout(out).sum(), maps)
+    slopes, effects = torch.zeros(T).double(), torch.zeros(T).double()
+    for i, (g, A) in enumerate(zip(found, maps)):
+        keys = slice(0, n) if i < 2 else slice(n, None)
+        A = A.detach()
+        part = A * (g - (A * g).sum(-1, keepdim=True))
+        slopes[keys] += part.sum((0, 1, 2))
+        effects[keys] += (part / (1 - A)).sum((0, 1, 2))
+    terms = removal_pass(towers, enc, own_rows=True).terms[0].sum(0)
+    torch.testing.assert_close(terms, effects, rtol=1e-6, atol=1e-9)
+
+    def value(m):
+        with torch.no_grad(), key_weights(m[None]):
+            return float(readout(forward(towers, enc)))
+
+    step = 1e-3
+    for j in (1, n + 1):
+        at = []
+        for k in (0, 1, 2):
+            m = torch.ones(T).double()
+            m[j] = math.exp(-k * step)
+            at.append(value(m))
+        slope = (3 * at[0] - 4 * at[1] + at[2]) / (2 * step)
+        assert slope == pytest.approx(float(slopes[j]), rel=1e-3, abs=1e-6)
+
+
+def test_a_towers_pass_is_shared(tokenizer):
+    towers = two_towers(encoder())
+    enc = encode(towers, tokenizer, PAIR)
+    rows = []
+    hook = towers.inside.register_forward_hook(
+        lambda m, args, kwargs, out: rows.append(len(kwargs['input_ids'])),
+        with_kwargs=True,
+    )
+    leave_one_out(towers, enc)
+    hook.remove()
+    n = int((enc['tower_ids'] == 0).sum())
+    m = enc['input_ids'].shape[1] - n
+    assert rows[:4] == [1, 1, n + 1, m + 1]  # the whole, then each text's own variants
+
+
+def test_pairs_across_the_texts(tokenizer):
+    towers = two_towers(encoder())
+    (p,) = explain_pairs(towers, tokenizer, PAIR, method='exact')
+    enc = encode(towers, tokenizer, PAIR)
+    T = enc['input_ids'].shape[1]
+    i, j = 2, T - 3  # one of each text
+
+    @torch.no_grad()
+    def f(*gone):
+        keep = torch.ones(1, T)
+        keep[0, list(gone)] = 0
+        return float(by_hand(towers, enc, keep))
+
+    expected = f() - f(i) - f(j) + f(i, j)
+    assert float(p.scores[i, j]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_batches_words_and_other_removals(tokenizer):
+    towers = two_towers(encoder())
+    pairs = [PAIR, ('dull', 'a long and dull film'), ('the sea', 'the sea')]
+    for method in ('auto', 'attn_lrp', 'removal'):
+        for a, pair in zip(explain(towers, tokenizer, pairs, method), pairs):
+            (alone,) = explain(towers, tokenizer, pair, method)
+            torch.testing.assert_close(a.scores, alone.scores, rtol=1e-4, atol=1e-6)
+    (a,) = explain(towers, tokenizer, PAIR, units='word')
+    own = [t for t, special in zip(a.tokens, a.is_special) if not special]
+    assert own == ' '.join(PAIR).split()
+    (gone,) = explain(towers, tokenizer, PAIR, 'loo', removal='delete')
+    left = (PAIR[0], PAIR[1].replace('little ', ''))
+    place = gone.tokens.index('little')
+    same = explain(towers, tokenizer, left, 'loo')[0].logit
+    assert gone.logit - same == pytest.approx(float(gone.scores[place]), abs=1e-5)
+
+
+def test_objects_of_sentence_transformers():
+    library = pytest.importorskip('sentence_transformers')
+    model = library.SentenceTransformer(str(demo_base()), device='cpu')
+    (a,) = explain(model, None, PAIR, 'attn_lrp')
+    one, other = model.encode(list(PAIR), convert_to_tensor=True)
+    assert a.logit == pytest.approx(float(model.similarity(one, other)), abs=1e-5)
+    assert float(a.scores.sum()) == pytest.approx(a.logit, rel=1)
+    model.default_prompt_name, model.prompts = 'query', dict(query='query: ')
+    with pytest.raises(ValueError, match="prompt 'query' before each text"):
+        explain(model, None, PAIR)
+
+
+def test_what_two_towers_do_not_take(tokenizer):
+    towers = two_towers(encoder())
+    for text, said in (
+        ('one text', "give a pair .one, other., got <class 'str'>"),
+        (('a', 'b', 'c'), 'got a tuple of 3'),
+        (('a film', ' '), 'the text is empty'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            explain(towers, tokenizer, text)
+    with pytest.raises(ValueError, match="pooling='sum' is not known"):
+        two_towers(encoder(), 'sum')
