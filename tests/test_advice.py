@@ -46,6 +46,7 @@ USED = {
     'loo.removals': 'fill_id',
     'lrp': 'attn_lrp cp_lrp lrp_rules',
     'methods': 'METHODS explain_batch',
+    'models.towers': 'two_towers',
     'removal': 'removal_pass removal_scores',
     'removal.rows': 'nearest_rows',
     'reports.page': 'explain_page',
@@ -228,6 +229,30 @@ def said_to(tokenizer, text, **more):
     enc = dict(tokenizer(text, return_tensors='pt'))
     more = {name: torch.tensor([[value, 1]]) for name, value in more.items()}
     return enc | dict(decoder_input_ids=torch.tensor([[0, 7]])) | more
+
+
+SIZES = dict(vocab_size=30522, hidden_size=32, intermediate_size=64)
+SIZES |= dict(num_hidden_layers=2, num_attention_heads=4)
+
+
+def hybrid():
+    "Attention in one layer, a state space in the other."
+    more = dict(attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=4)
+    return random(
+        'JambaForCausalLM',
+        'Jamba',
+        **SIZES,
+        num_key_value_heads=2,
+        num_experts=1,
+        **more,
+    )
+
+
+def convolved():
+    "A convolution beside attention."
+    return random(
+        'ConvBertForSequenceClassification', 'ConvBert', **SIZES, embedding_size=32
+    )
 
 
 def entered(*contexts):

@@ -25,6 +25,7 @@ TASKS = {  # task → a word that its recipe's heading holds
     'question answering': 'Question answering',
     'masked words': 'Masked',
     'chat models': 'Chat',
+    'encoder-decoders': 'encoder-decoder',
     'an answer from a document': 'document',
     'images': 'Images',
     'sentence-transformers': 'sentence-transformers',

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'package_name', 'survives_gaps',
-           'sees_whole_text', 'may_drop', 'may_pack', 'without_padding', 'cores', 'on_every_core']
+           'meets_in_attention', 'sees_whole_text', 'may_drop', 'may_pack', 'without_padding', 'cores', 'on_every_core']
 
 # %% ../../nbs/lib/loo_droppable.ipynb #35cc56b6
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +72,14 @@ def survives_gaps(
     meet in?
     """
     return package_name(model) in DROP_ENCODERS + DROP_DECODERS and _as_written(model)
+
+
+def meets_in_attention(
+    model,  # any model
+) -> bool:
+    "Is attention known to be all that its tokens meet in?"
+    known = DROP_ENCODERS + DROP_DECODERS + BY_DISTANCE
+    return package_name(model) in known and _as_written(model)
 
 
 def _as_written(model):

@@ -18,6 +18,7 @@ from ..core.files import check_tokens_alone, one_text, pad_batch, whole_number
 from ..core.hooks import leaves_nothing
 from ..loo import many_loo
 from ..loo.removals import as_removal, default_removal, fill_id, input_positions
+from ..loo.variants import mixers
 from lrp_loo.lrp.composite import (
     Composite,
     attn_lrp,
@@ -161,6 +162,8 @@ def loo_scores(
         )
     )
     info = as_removal(removal).info() | dict(exact=True)
+    if as_removal(removal).by_mask and (gates := mixers(model)):
+        info['gates'] = gates  # what enters these is 0, the token's place stays
     if isinstance(target, GeneratedReadout):
         return Scores(loos[0].T, values[0][0], target, info)
     return Scores(

@@ -405,7 +405,8 @@ class ReadTwice(_TwoStacks):
                 decoder_attention_mask=later,
                 use_cache=False,
             )
-        start = torch.full_like(input_ids[:, :1], getattr(self.config, _START) or -1)
+        start = getattr(self.config, _START, None)
+        start = torch.full_like(input_ids[:, :1], -1 if start is None else start)
         if not torch.cat([start, input_ids[:, :-1]], 1).equal(read[0]):
             raise ValueError(
                 f"{type(self).__name__}'s decoder does not read the text one place"

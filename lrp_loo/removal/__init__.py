@@ -18,6 +18,8 @@ from ..asked.rows import GeneratedReadout, Scores, text_by_text
 from ..asked.targets import settled
 from ..core.files import pad_batch, unpad_batch
 from ..loo.engines import read_subsets
+from ..loo.removals import Text
+from ..loo.variants import check_hidden
 from ..models.encoding import special_mask
 from .one_pass import removal_pass
 
@@ -102,6 +104,8 @@ def removal_scores(
     # (which units) with exact_special
 ) -> Scores:
     "Estimate of every LOO score (by attention mask) from one forward and backward pass."
+    for enc in encs:
+        check_hidden(Text(model, enc), target, as_keys=True)
     batch = pad_batch(tokenizer, encs)
     options = dict(
         units=units, composite=composite, own_rows=own_rows, checkpoint=checkpoint

@@ -19,7 +19,8 @@ from ..loo import many_loo
 from ..loo.decoders import as_decoder, rows_at_the_end
 from ..loo.droppable import may_drop
 from ..loo.engines import Whole, read_whole
-from ..loo.removals import as_removal, fill_id, input_positions
+from ..loo.removals import Text, as_removal, fill_id, input_positions
+from ..loo.variants import check_hidden
 from ..models import check_finite
 from ..models.encoding import device_of
 from ..models.layers import n_layers
@@ -346,6 +347,7 @@ def _estimated(model, tokenizer, passes, removal, enc, target, units, content, e
             f" {GRADIENT_PASS}: a gradient pass; {offer}"
         )
     try:
+        check_hidden(Text(model, enc), target, as_keys=True)
         asked = (model, tokenizer, enc, target, units, content, exact)
         begun = Begun.of(AskedText.of(*asked), passes)
     except ValueError as e:

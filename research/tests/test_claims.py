@@ -373,9 +373,3 @@ def test_half_of_table_a3_has_no_counterpart_and_is_said_to_have_none():
             r'[Ee]very number of (the paper\'s )?Tables 1, 2 and A3', text
         ), name
     assert 'half of A3 has no counterpart' in README
-
-
-def test_encoder_decoders_are_refused_wherever_they_are_named():
-    for name, text in everything_written().items():
-        for sentence in re.findall(r'[^.]*[Ee]ncoder-decoders[^.]*', text):
-            assert 'refused' in sentence, (name, sentence)
