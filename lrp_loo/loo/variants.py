@@ -61,6 +61,13 @@ def _another(model, ids):
     return next((i for i in reversed(range(n)) if i not in told), 0)
 
 
+def _reads_own_rows(model, target):
+    "May the number be read from a removed token's own row?"
+    what = getattr(target, 'target', target)
+    reads_any = callable(what) and not getattr(what, 'from_end', False)
+    return reads_any or isinstance(model, ReadTwice)
+
+
 def check_hidden(
     text: Text,
     target,  # see `as_target`, or a settled `Readout`
@@ -68,11 +75,9 @@ def check_hidden(
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ):
     "ValueError where a token that is hidden still changes the number."
-    model, what = text.model, getattr(target, 'target', target)
-    reads_any = callable(what) and not getattr(what, 'from_end', False)
-    if not text.has_tokens or reads_any or meets_in_attention(model):
-        return
-    if isinstance(model, ReadTwice):  # the row that is read may be a token's own
+    model = text.model
+    known = not text.has_tokens or meets_in_attention(model)
+    if known or _reads_own_rows(model, target):
         return
     ids = text.enc['input_ids']
     if keep is None:
