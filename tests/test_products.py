@@ -133,7 +133,6 @@ NOT_FOR = {
     'few rows': (X[0, :1], nn.Linear(128, 96)),
     'two classes': (X, nn.Linear(128, 2)),
     'double': (X.double(), nn.Linear(128, 96).double()),
-    'bfloat16': (X.bfloat16(), nn.Linear(128, 96).bfloat16()),
 }
 
 
@@ -151,6 +150,41 @@ def test_what_it_is_not_for_goes_to_torch(taken):
     assert not taken
     assert torch.equal(y, torch.addmm(a, b, c))
     assert torch.equal(scaled, torch.addmm(a[0], b, c, beta=2.0))
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('has', [True, False])
+def test_half_precision_is_rounded_once(dtype, has, taken, monkeypatch):
+    "On a processor without instructions; with them it is torch's."
+    without = set() if has else {torch.bfloat16, torch.float16}
+    monkeypatch.setattr(products, '_without_instructions', lambda: without)
+    monkeypatch.setattr(products, 'WIDENED', 1000)  # weights in several slices
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 96).to(dtype).requires_grad_(False)
+    x = X.to(dtype).requires_grad_()
+    with fast_products():
+        y = layer(x)
+    assert bool(taken) != has
+    (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert (y.dtype, g.dtype) == (dtype, dtype)
+    if has:
+        return
+    wide = X.to(dtype).double().requires_grad_()
+    exact = F.linear(wide, layer.weight.double(), layer.bias.double())
+    wanted = torch.autograd.grad(exact, wide, torch.ones_like(exact))[0]
+    for found, true in ((y, exact), (g, wanted)):
+        # half a unit in the last place, and what single precision adds
+        allowed = 0.51 * torch.finfo(dtype).eps * true.abs() + 1e-5
+        assert ((found.double() - true).abs() <= allowed).all()
+    many = torch.randn(3, *y.shape).to(dtype)
+    (at_once,) = torch.autograd.grad(layer_of(layer, x), x, many, is_grads_batched=True)
+    (one,) = torch.autograd.grad(layer_of(layer, x), x, many[1])
+    assert torch.equal(at_once[1], one)
+
+
+def layer_of(layer, x):
+    with fast_products():
+        return layer(x)
 
 
 class Calls(TorchFunctionMode):
