@@ -1,11 +1,12 @@
 """A model of a billion weights and a text of 512 tokens: peak memory and seconds of
 each method in a process of its own, against a plain backward pass.
 
-python benchmarks/size.py [--weights float32,bfloat16] [--methods backward,loo,…]
+python benchmarks/size.py [--weights float32,bfloat16] [--methods 'backward;removal']
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ CONFIG = dict(
     max_position_embeddings=1024,
 )
 TOKENS, SEED = 512, 0
-WEIGHTS = ('float32', 'bfloat16', 'on disk', 'int8')
+WEIGHTS = ('float32', 'bfloat16', 'on disk')
 METHODS = {  # name → method, options; None: the model alone
     'backward': None,
     'attn_lrp': ('attn_lrp', {}),
@@ -49,10 +50,6 @@ def build(weights, folder):
         import accelerate
 
         accelerate.disk_offload(model, folder, execution_device='cpu')
-    if weights == 'int8':
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        quantize_(model, Int8WeightOnlyConfig())
     return model
 
 
@@ -106,14 +103,39 @@ def measure(weights, method, tokens):
 def run(weights, method, tokens):
     command = [sys.executable, __file__, '--one', weights, method]
     command += ['--tokens', str(tokens)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        return dict(failed=done.returncode)
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def keep(path, tokens, row):
+    "A row measured again replaces the one before."
+    from common import installed
+    from lrp_loo.core.files import processor, versions, write_text_atomic
+
+    row = (
+        dict(weights=row.pop('weights'), method=row.pop('method'), tokens=tokens) | row
+    )
+    place = (row['weights'], row['method'], tokens)
+    rows = json.loads(path.read_text())['rows'] if path.exists() else []
+    rows = [r for r in rows if (r['weights'], r['method'], r['tokens']) != place]
+    found = dict(
+        config=dict(model='LlamaForCausalLM, random', seed=SEED, **CONFIG),
+        versions=versions() | installed('accelerate'),
+        machine=dict(processor=processor(), cpus=os.cpu_count(), threads=1),
+    )
+    lines = ',\n'.join('  ' + json.dumps(r) for r in [*rows, row])
+    head = json.dumps(found, indent=1)[1:-2]
+    write_text_atomic(path, f'{{{head},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
 def main():
-    p = argparse.ArgumentParser(description=__doc__)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument('--out', default=str(OUT))
-    p.add_argument('--weights', default=','.join(WEIGHTS[:3]))
+    p.add_argument('--weights', default=','.join(WEIGHTS))
     p.add_argument('--methods', default=';'.join(METHODS))
     p.add_argument('--tokens', type=int, default=TOKENS)
     p.add_argument('--one', nargs=2)
@@ -122,10 +144,10 @@ def main():
         return print(json.dumps(measure(*args.one, args.tokens)))
     for weights in args.weights.split(','):
         for method in args.methods.split(';'):
-            row = dict(weights=weights, method=method) | run(
-                weights, method, args.tokens
-            )
+            row = dict(weights=weights, method=method)
+            row |= run(weights, method, args.tokens)
             print(json.dumps(row), flush=True)
+            keep(Path(args.out), args.tokens, row)
 
 
 if __name__ == '__main__':
