@@ -1,5 +1,7 @@
 "Products by another kernel: the same numbers and gradients, and who sees which calls."
 
+import copy
+
 import pytest
 import torch
 from conftest import shallow_demo
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from lrp_loo import explain, load_demo
 from lrp_loo.loo.droppable import on_every_core
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
@@ -23,6 +26,7 @@ from lrp_loo.models.products import (
     product_of,
     product_rates,
 )
+from lrp_loo.stats import pearson
 
 TEXT = (
     'nothing here is bad , and hardly anything is dull : a quiet film that'
@@ -185,6 +189,20 @@ def test_half_precision_is_rounded_once(dtype, has, taken, monkeypatch):
 def layer_of(layer, x):
     with fast_products():
         return layer(x)
+
+
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'cp_lrp', 'removal'])
+def test_half_precision_keeps_the_map(method):
+    "LOO up to what rounding makes of two logits."
+    model, tokenizer = load_demo('sst2')
+    half = copy.deepcopy(model).bfloat16()
+    (a,) = explain(model, tokenizer, TEXT, method, target=0)
+    (b,) = explain(half, tokenizer, TEXT, method, target=0)
+    content = a.is_content
+    assert pearson(a.scores[content], b.scores[content].float()) > 0.99
+    if method == 'loo':
+        off = (a.scores - b.scores.float()).abs().max()
+        assert 0 < off < 0.1 * a.scores.abs().max()
 
 
 class Calls(TorchFunctionMode):
