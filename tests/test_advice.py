@@ -20,6 +20,7 @@ import transformers
 from bad_world import World, bert, question_answering, written
 
 import lrp_loo
+from lrp_loo.asked.units import Units
 from lrp_loo.core.files import pad_batch
 from lrp_loo.loo.removals import Removal
 from lrp_loo.models.demos import demo_base
@@ -51,6 +52,8 @@ USED = {
     'removal.rows': 'nearest_rows',
     'reports.page': 'explain_page',
     'stats': 'agreement normalize',
+    'tasks.context': 'context_units',
+    'tasks.served': 'Served message_units serve_loo',
     'trust.curves': 'perturbation_curves',
     'trust.verdict': 'verdict',
     'views': 'compare',
@@ -319,6 +322,23 @@ def older(calibration, path):
 def with_special(tokenizer):
     other = copy.deepcopy(tokenizer)
     other.add_special_tokens({'additional_special_tokens': ['plot']})
+    return other
+
+
+class AtHand:
+    "A scorer that says the same of each text."
+
+    def __call__(self, texts, n_read):
+        return [[-1.0] * n_read] * len(texts)
+
+
+def one_unit():
+    return Units(torch.zeros(1, dtype=torch.long), ['a'], torch.zeros(1))
+
+
+def with_chat(tokenizer, written):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = written
     return other
 
 

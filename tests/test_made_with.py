@@ -226,6 +226,9 @@ def sharded(tmp_path_factory):
     dist.destroy_process_group()
 
 
+LONGER = 'The film was dull, and the music was worse than the film itself'
+
+
 def assert_same(found, wanted):
     for a, b in zip(found, wanted, strict=True):
         assert a.target == b.target
@@ -247,6 +250,13 @@ def test_a_model_elsewhere_is_explained_as_it_was(elsewhere, plain, tokenizer, m
     assert is_offloaded(elsewhere) == offloaded  # nothing was fetched for good
 
 
+def test_a_model_elsewhere_within_a_budget(elsewhere, plain, tokenizer):
+    how = (tokenizer, LONGER, 'auto')
+    found = explain(elsewhere, *how, passes=5)
+    assert_same(found, explain(plain, *how, passes=5))
+    assert not found[0].exact
+
+
 def test_a_model_elsewhere_has_the_mark_of_its_weights(elsewhere, plain, tokenizer):
     assert weights_mark(elsewhere) == weights_mark(plain)
     assert weights_mark(elsewhere) != weights_mark(random_bert(2, seed=1))
@@ -255,9 +265,32 @@ def test_a_model_elsewhere_has_the_mark_of_its_weights(elsewhere, plain, tokeniz
             explain(elsewhere, tokenizer, TWO, device='cpu')
 
 
-def test_an_offloaded_decoder_explains_what_it_says(tmp_path):
+@pytest.fixture(scope='module')
+def decoders(tmp_path_factory):
+    "One as it is, one on the disk, and their tokenizer."
     (model, tokenizer), (other, _) = (shallow_demo('reviews') for _ in range(2))
-    away = placed('to disk', other, tmp_path)
+    return model, placed('to disk', other, tmp_path_factory.mktemp('d')), tokenizer
+
+
+@pytest.mark.parametrize('method', [m for m in METHODS if METHODS[m].any_model])
+def test_an_offloaded_decoder_is_explained_as_it_was(decoders, method):
+    model, away, tokenizer = decoders
+    how = (tokenizer, LONGER, method)
+    assert_same(explain(away, *how), explain(model, *how))
+
+
+def test_an_offloaded_decoder_within_a_budget(decoders):
+    "Its hooks keep its rows from being computed one by one: whole passes, as exact."
+    model, away, tokenizer = decoders
+    (a,) = explain(away, tokenizer, LONGER, 'auto', passes=5)
+    (loo,) = explain(model, tokenizer, LONGER, 'loo')
+    exact = a.info['exact']
+    assert len(exact) == 2 and a.passes == 5
+    assert torch.allclose(a.scores[exact], loo.scores[exact], rtol=1e-4, atol=1e-4)
+
+
+def test_an_offloaded_decoder_explains_what_it_says(decoders):
+    model, away, tokenizer = decoders
     how = (tokenizer, 'The film was')
     said = (explain_generation(m, *how, max_new_tokens=3) for m in (away, model))
     assert_same(*said)

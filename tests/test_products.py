@@ -1,5 +1,7 @@
 "Products by another kernel: the same numbers and gradients, and who sees which calls."
 
+import copy
+
 import pytest
 import torch
 from conftest import shallow_demo
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from lrp_loo import explain, load_demo
 from lrp_loo.loo.droppable import on_every_core
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
@@ -23,6 +26,7 @@ from lrp_loo.models.products import (
     product_of,
     product_rates,
 )
+from lrp_loo.stats import pearson
 
 TEXT = (
     'nothing here is bad , and hardly anything is dull : a quiet film that'
@@ -133,7 +137,6 @@ NOT_FOR = {
     'few rows': (X[0, :1], nn.Linear(128, 96)),
     'two classes': (X, nn.Linear(128, 2)),
     'double': (X.double(), nn.Linear(128, 96).double()),
-    'bfloat16': (X.bfloat16(), nn.Linear(128, 96).bfloat16()),
 }
 
 
@@ -151,6 +154,55 @@ def test_what_it_is_not_for_goes_to_torch(taken):
     assert not taken
     assert torch.equal(y, torch.addmm(a, b, c))
     assert torch.equal(scaled, torch.addmm(a[0], b, c, beta=2.0))
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('has', [True, False])
+def test_half_precision_is_rounded_once(dtype, has, taken, monkeypatch):
+    "On a processor without instructions; with them it is torch's."
+    without = set() if has else {torch.bfloat16, torch.float16}
+    monkeypatch.setattr(products, '_without_instructions', lambda: without)
+    monkeypatch.setattr(products, 'WIDENED', 1000)  # weights in several slices
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 96).to(dtype).requires_grad_(False)
+    x = X.to(dtype).requires_grad_()
+    with fast_products():
+        y = layer(x)
+    assert bool(taken) != has
+    (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert (y.dtype, g.dtype) == (dtype, dtype)
+    if has:
+        return
+    wide = X.to(dtype).double().requires_grad_()
+    exact = F.linear(wide, layer.weight.double(), layer.bias.double())
+    wanted = torch.autograd.grad(exact, wide, torch.ones_like(exact))[0]
+    for found, true in ((y, exact), (g, wanted)):
+        # half a unit in the last place, and what single precision adds
+        allowed = 0.51 * torch.finfo(dtype).eps * true.abs() + 1e-5
+        assert ((found.double() - true).abs() <= allowed).all()
+    many = torch.randn(3, *y.shape).to(dtype)
+    (at_once,) = torch.autograd.grad(layer_of(layer, x), x, many, is_grads_batched=True)
+    (one,) = torch.autograd.grad(layer_of(layer, x), x, many[1])
+    assert torch.equal(at_once[1], one)
+
+
+def layer_of(layer, x):
+    with fast_products():
+        return layer(x)
+
+
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'cp_lrp', 'removal'])
+def test_half_precision_keeps_the_map(method):
+    "LOO up to what rounding makes of two logits."
+    model, tokenizer = load_demo('sst2')
+    half = copy.deepcopy(model).bfloat16()
+    (a,) = explain(model, tokenizer, TEXT, method, target=0)
+    (b,) = explain(half, tokenizer, TEXT, method, target=0)
+    content = a.is_content
+    assert pearson(a.scores[content], b.scores[content].float()) > 0.99
+    if method == 'loo':
+        off = (a.scores - b.scores.float()).abs().max()
+        assert 0 < off < 0.1 * a.scores.abs().max()
 
 
 class Calls(TorchFunctionMode):
