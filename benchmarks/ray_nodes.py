@@ -16,9 +16,6 @@ import time
 from pathlib import Path
 
 import pandas as pd
-
-# two nodes start on one machine, which may be busy
-os.environ.setdefault('RAY_raylet_start_wait_time_s', '120')
 import ray
 from ray.cluster_utils import Cluster
 
@@ -67,10 +64,12 @@ def run(texts, folder, batch_size=2, kill_at=2):
     "What came of it, as results/ray.json has it."
     out, marks = folder / 'out', folder / 'marks'
     marks.mkdir()
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     methods = {'mine': (where_it_ran(str(marks)), {})}
     how = dict(device='cpu', batch_size=batch_size, progress=False)
-    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=4))
-    node = cluster.add_node(num_cpus=2)
+    plain = dict(include_dashboard=False)
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=4, **plain))
+    node = cluster.add_node(num_cpus=2, **plain)
     said = dict(end=time.monotonic() + LEFT, killed=False)
     calls = 0
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR')

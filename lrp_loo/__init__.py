@@ -49,6 +49,7 @@ _MODULES = {
     'tasks.windows': 'explain_windows',
     'trust.intervals': 'calibrate load_calibration',
     'trust.certified': 'top_tokens',
+    'trust.cost': 'cost_of',
     'trust.weights': 'fit_layers load_layer_weights weighed_removal',
     'reports.summary': 'summarize summarize_texts Summary',
     'reports.comparison': 'compare_summaries',
