@@ -16,7 +16,7 @@ from lrp_loo.core.files import processor, versions, write_text_atomic
 
 OUT = Path(__file__).parent.parent / 'results' / 'cost.json'
 METHODS = {
-    'auto, 2 passes': ('auto', dict(passes=2)),
+    'auto, 4 passes': ('auto', dict(passes=4)),
     'removal': ('removal', {}),
     'attn_lrp': ('attn_lrp', {}),
     'loo': ('loo', {}),

@@ -60,7 +60,7 @@ def rows_written(out):
     return pd.concat([pd.read_parquet(f) for f in sorted(out.glob('*.parquet'))])
 
 
-def run(texts, folder, batch_size=2, kill_at=2):
+def run(texts, folder, batch_size=2):
     "What came of it, as results/ray.json has it."
     out, marks = folder / 'out', folder / 'marks'
     marks.mkdir()
@@ -74,7 +74,7 @@ def run(texts, folder, batch_size=2, kill_at=2):
     calls = 0
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR')
     try:
-        args = (cluster, node, marks, kill_at, said)
+        args = (cluster, node, marks, max(2, len(texts) // 8), said)
         killer = threading.Thread(target=kill, args=args, daemon=True)
         killer.start()
         stopped = []

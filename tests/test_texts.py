@@ -93,7 +93,7 @@ def test_every_entity_is_explained_at_its_first_token(tagger, tokenizer, text):
         first, last = a.info['entity']['tokens']
         assert [ids[i] for i in (first, last - 1)] == [start, end - 1]
         assert ids[last] != end - 1 and a.info['position'] == first == place
-        exact = loo(tagger, batch, lambda x: x[0, place, a.target])
+        exact = loo(tagger, batch, lambda x, p=place, c=a.target: x[0, p, c])
         assert (a.scores - exact).abs().max() < 1e-4
 
 
@@ -157,7 +157,7 @@ def test_a_choice_is_read_as_among_the_others(tokenizer, kind, config):
         assert a.logit == pytest.approx(float(logits[i]), abs=1e-4)
         assert a.info['choice']['chosen'] == int(logits.argmax())
         assert a.probability == pytest.approx(float(logits.softmax(0)[i]), abs=1e-5)
-        exact = loo(model, batch, lambda x: x[0, i])
+        exact = loo(model, batch, lambda x, i=i: x[0, i])
         assert (a.scores - exact[: len(a)]).abs().max() < 1e-4
     assert len(explain_choices(model, tokenizer, question, choices)) == 2
 
