@@ -133,6 +133,8 @@ def test_no_entities_are_to_be_had(tagger, tokenizer):
     refused('word 1, .* has no token', of([['a', '\u200b']]))
     refused('the word is empty', of([['a', ' ']]))
     refused('the word must be a str, got int', of([['a', 1]]), TypeError)
+    refused('a str or a list of words, got tuple', of([('a', 'b')]), TypeError)
+    refused('texts is empty', of([]))
     refused('need a fast tokenizer', of('a', tok=Slow(tokenizer)))
     refused("take 'token' or 'word'", of('a', units='sentence'))
     unnamed = random(BertForTokenClassification, num_labels=3)
@@ -221,6 +223,19 @@ def test_each_window_is_explained_by_itself(tokenizer, method):
     assert a.scores[0] == pytest.approx(float(scores[0][0]), abs=1e-5)
     assert a.scores[-1] == pytest.approx(float(scores[-1][-1]), abs=1e-5)
     assert not a.exact
+
+
+def test_a_text_that_fits_is_one_window(tokenizer):
+    model = load_demo('sst2')[0]
+    texts = ['a warm and funny film', 'dull']
+    for a, b in zip(
+        explain_windows(model, tokenizer, texts, target='negative'),
+        explain(model, tokenizer, texts, target='negative'),
+        strict=True,
+    ):
+        assert (a.tokens, a.target, a.label) == (b.tokens, b.target, b.label)
+        assert (a.scores - b.scores).abs().max() < 1e-5
+        assert len(a.info['windows']) == 1
 
 
 def test_no_windows(tokenizer, tagger):

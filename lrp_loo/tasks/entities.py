@@ -49,7 +49,11 @@ def tagged_entities(
 # %% ../../nbs/lib/tasks_entities.ipynb #dae5f992
 def _read(tokenizer, text):
     "A text, or its words: an encoding, and the word of each token, or None."
-    words = None if isinstance(text, str) else as_texts(text)
+    if not isinstance(text, (str, list)):
+        raise TypeError(
+            f"a text must be a str or a list of words, got {type(text).__name__}"
+        )
+    words = None if isinstance(text, str) else text
     for word in [text] if words is None else words:
         check_text(word, 'text' if words is None else 'word')
     if not getattr(tokenizer, 'is_fast', False):
@@ -82,17 +86,14 @@ def _word_units(tokenizer, ids, of_token, words):
 
 
 def _tags(model, enc, of_token):
-    "Of each word the tag of its first token; which token that is."
-    labels = getattr(getattr(model, 'config', None), 'id2label', None) or {}
-    labels = {int(i): str(name) for i, name in labels.items()}
-    with torch.no_grad():
-        logits = getattr(model(**enc), 'logits', None)
-    is_tagger = 'TokenClassification' in type(model).__name__
-    if not is_tagger or not torch.is_tensor(logits) or logits.ndim != 3:
+    "Of each word its tag and its first token; of each token its best class."
+    if 'TokenClassification' not in type(model).__name__:
         raise ValueError(
             "explain_entities takes a model that tags tokens"
             f" (…ForTokenClassification), got {type(model).__name__}"
         )
+    labels = getattr(getattr(model, 'config', None), 'id2label', None) or {}
+    labels = {int(i): str(name) for i, name in labels.items()}
     if 'O' not in labels.values():
         raise ValueError(
             "which tag is of no entity? The model's config names none 'O', but"
@@ -103,7 +104,8 @@ def _tags(model, enc, of_token):
     for i, word in enumerate(of_token):
         if word is not None:
             firsts.setdefault(word, i)
-    best = logits[0].argmax(-1).tolist()
+    with torch.no_grad():
+        best = model(**enc).logits[0].argmax(-1).tolist()
     return [labels[best[i]] for i in firsts.values()], list(firsts.values()), best
 
 

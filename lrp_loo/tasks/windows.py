@@ -110,9 +110,10 @@ def _joined(tokenizer, whole, front, spans, maps, overlap):
     scores = torch.zeros(len(whole))
     scores[:front] = first.scores[:front]
     scores[front + n :] = maps[-1].scores[len(maps[-1]) - (len(whole) - front - n) :]
-    for w, (token, (start, _)) in enumerate(zip(maps, spans)):
-        mine = (farthest_from_edges(spans) == w).nonzero()[:, 0]
-        scores[front + mine] = token.scores[front + mine - start]
+    window_of = farthest_from_edges(spans)
+    for w, (a, (start, _)) in enumerate(zip(maps, spans)):
+        own = (window_of == w).nonzero()[:, 0]
+        scores[front + own] = a.scores[front + own - start]
     ids = torch.tensor(whole)
     info = {
         k: first.info[k] for k in ('options', 'model', 'weights') if k in first.info
