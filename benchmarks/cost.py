@@ -15,11 +15,7 @@ from lrp_loo import cost_of, explain, load_demo, load_texts
 from lrp_loo.core.files import processor, versions, write_text_atomic
 
 OUT = Path(__file__).parent.parent / 'results' / 'cost.json'
-METHODS = {
-    'attn_lrp': ('attn_lrp', {}),
-    'removal': ('removal', {}),
-    'auto, 4 passes': ('auto', dict(passes=4)),
-}
+METHODS = {'attn_lrp': ('attn_lrp', {}), 'removal': ('removal', {})}
 
 
 def made_texts(n, seed):
@@ -35,7 +31,7 @@ def made_texts(n, seed):
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--sizes', type=int, nargs='+', default=[50, 200, 800])
-    p.add_argument('--sample', type=int, default=64)
+    p.add_argument('--sample', type=int, default=128)
     p.add_argument('--texts', type=int, default=10_000_000)
     p.add_argument('--price', type=float, default=0.05, help='of a core-hour')
     p.add_argument('--out', default=str(OUT))

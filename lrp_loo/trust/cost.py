@@ -24,7 +24,7 @@ class Cost:
 
     n_texts: int
     seconds: float  # of a core, or of a GPU, for all of them
-    seconds_se: float  # its standard error
+    seconds_se: float  # its standard error, as the sample's lengths have it
     passes: float  # forward passes over a text, on average; None: not known
     unit: str  # what a second is of: 'core' or 'GPU'
     price: float = None  # of an hour of it; None: not said
@@ -64,7 +64,9 @@ def cost_of(
     whole_number('batch_size', batch_size)
     if price is not None and not 0 <= price < float('inf'):
         raise ValueError(f"price must be a number, at least 0, got {price!r}")
-    asked = Asked.of(model, tokenizer, texts, [method], device=options.get('device'))
+    own = ('truncation', 'max_length', 'device')
+    own = {k: v for k, v in options.items() if k in own}
+    asked = Asked.of(model, tokenizer, texts, [method], **own)
     texts, on_gpu = asked.texts, device_of(asked.model).type == 'cuda'
     if len(texts) < 2 * batch_size:
         raise ValueError(
@@ -83,18 +85,24 @@ def cost_of(
             torch.cuda.synchronize()
         return clock() - start, found
 
-    # texts left over make no batch
-    n = len(texts) - len(texts) % batch_size
-    groups = [texts[i : i + batch_size] for i in range(0, n, batch_size)]
-    run(groups[0])  # what is done once in a process is not counted
-    seconds, maps = zip(*map(run, groups))
-    each = np.array(seconds) / batch_size * n_texts
+    def length(i):
+        "Of a text; images are of one."
+        return asked.encs[i].get('input_ids', asked.encs[i].get('pixel_values')).numel()
+
+    # texts of like length share a batch, as in a run over all of them
+    order = np.array(sorted(range(len(texts)), key=length))
+    batches = np.array_split(order, -(-len(order) // batch_size))
+    run([texts[i] for i in batches[0]])  # what is done once is not counted
+    seconds, maps = zip(*(run([texts[i] for i in batch]) for batch in batches))
+    each = np.concatenate(
+        [np.full(len(batch), s / len(batch)) for batch, s in zip(batches, seconds)]
+    )
     passes = [a.passes for found in maps for a in found]
     known = None not in passes
     return Cost(
         n_texts,
-        float(each.mean()),
-        float(each.std(ddof=1) / len(each) ** 0.5),
+        float(each.mean()) * n_texts,
+        float(each.std(ddof=1)) / len(each) ** 0.5 * n_texts,
         float(np.mean(passes)) if known else None,
         'GPU' if on_gpu else 'core',
         price,
