@@ -69,7 +69,7 @@ def main():
             many=dict(texts=args.texts, core_hours=many.hours, money=many.money),
         )
         print(name, rows, many, flush=True)
-    write_text_atomic(args.out, json.dumps(record, indent=1) + '\n')
+        write_text_atomic(args.out, json.dumps(record, indent=1) + '\n')
 
 
 if __name__ == '__main__':
