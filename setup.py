@@ -47,6 +47,7 @@ setup(
         "base": s["base_requirements"].split(),
         "llm": s["llm_requirements"].split(),
         "ray": ray,
+        "xlsx": s["xlsx_requirements"].split(),
         "bench": s["bench_requirements"].split(),
         "metrics": metrics,
         "docs": docs,

@@ -131,7 +131,6 @@ NoWayBack = around(named(lambda self, *x: Refuses.apply(self.logits(*x))))
 NoTable = around(
     Named.forward, get_input_embeddings=lambda self: self.model.bert.embeddings
 )
-OneChoice = around(named(lambda self, *x: self.logits(*(y[:, None] for y in x))))
 
 
 class Attending(torch.nn.Module):
@@ -386,6 +385,8 @@ NAMES |= dict(
     ),
     copied=copy.deepcopy,
     multiple_choice=lambda: random('BertForMultipleChoice', 'Bert', **SMALL),
+    tagger=lambda: random('BertForTokenClassification', 'Bert', **SMALL),
+    tags_named=lambda m: changed(m, lambda m: m.config.id2label.update({0: 'O'})),
     clip=lambda: random('CLIPModel', 'CLIP', **PARTS),
     clip_text=lambda: random('CLIPTextModelWithProjection', 'CLIPText', **READING),
     flexed=lambda: random('BertForSequenceClassification', 'Bert', **FLEXED),

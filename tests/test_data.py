@@ -1,4 +1,7 @@
-"A reader's own texts: separators, encodings, pairs, and rows without a text."
+"A reader's own texts: kinds of files, separators, encodings, pairs, and rows without a text."
+
+import gzip
+import importlib.util
 
 import pandas as pd
 import pytest
@@ -67,7 +70,22 @@ WRITERS = {
     'a.json': lambda d, path: d.to_json(path, orient='records'),
     'a.jsonl': lambda d, path: d.to_json(path, orient='records', lines=True),
     'a.parquet': lambda d, path: d.to_parquet(path),
+    'a.csv.gz': lambda d, path: d.to_csv(path, index=False),
+    'a.jsonl.gz': lambda d, path: d.to_json(path, orient='records', lines=True),
+    'a.xlsx': lambda d, path: excel(path, one=d),
 }
+needs_openpyxl = pytest.mark.skipif(
+    importlib.util.find_spec('openpyxl') is None, reason="openpyxl is not installed"
+)
+
+
+def excel(path, **sheets):
+    "A file of Excel's."
+    pytest.importorskip('openpyxl')
+    with pd.ExcelWriter(path) as book:
+        for name, d in sheets.items():
+            d.to_excel(book, sheet_name=name, index=False)
+    return path
 
 
 @pytest.mark.parametrize('name', WRITERS)
@@ -104,3 +122,92 @@ def test_two_columns_make_pairs(tmp_path):
     path = written(tmp_path, 'a,b,label\na film,a work,1\nno film,a film,0\n')
     d = read_texts(path, **PAIR)
     assert sorted(d.texts) == [('a film', 'a work'), ('no film', 'a film')]
+
+
+def test_a_text_a_line(tmp_path):
+    content = f'{BOM}fine, "so"\r\nNA\r\nno\u2028no\r\n\r\n'
+    found = read_texts(written(tmp_path, content, 'a.txt'))
+    assert sorted(found.texts) == ['NA', 'fine, "so"', 'no\u2028no']
+    path = written(tmp_path, '\nfine\n \nno', 'b.txt')
+    with pytest.raises(ValueError, match='2 rows without a text, the first is row 0'):
+        read_texts(path)
+    assert read_texts(path, **SKIP).info['missing'] == dict(n=2, rows=[0, 2])
+
+
+@needs_openpyxl
+def test_the_sheet_is_named_where_there_are_several(tmp_path):
+    one, two = (pd.DataFrame(dict(text=[t, 'NA'], label=[1, 0])) for t in ('a', 'b'))
+    none = pd.DataFrame()
+    found = read_texts(excel(tmp_path / 'a.xlsx', one=one, none=none))
+    assert sorted(zip(found.texts, found.labels)) == [('NA', 0), ('a', 1)]
+    path = excel(tmp_path / 'b.xlsx', one=one, two=two)
+    assert sorted(read_texts(path, split='two').texts) == ['NA', 'b']
+    for split in (None, 'three'):
+        with pytest.raises(ValueError, match='it has the sheets one, two; name one'):
+            read_texts(path, split=split)
+    with pytest.raises(ValueError, match="no text in column 'text' of row 0.*but int"):
+        read_texts(excel(tmp_path / 'c.xlsx', one=pd.DataFrame(dict(text=[7]))))
+    with pytest.raises(ValueError, match='c.xlsx cannot be read as xlsx: it is empty'):
+        read_texts(excel(tmp_path / 'c.xlsx', one=none))
+
+
+def test_openpyxl_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr('lrp_loo.data.find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[xlsx\]'"):
+        read_texts(written(tmp_path, 'x', 'a.xlsx'))
+
+
+NESTED = '{"id": 1, "review": {"text": "fine", "by": {"name": "me"}}, "label": 1}\n'
+
+
+def test_a_field_inside_a_field(tmp_path):
+    path = written(tmp_path, NESTED + NESTED.replace('"me"', '"you"'), 'a.jsonl')
+    found = read_texts(path, column='review.by.name')
+    assert sorted(found.texts) == ['me', 'you'] and found.labels == [1, 1]
+    pairs = read_texts(path, columns=('review.text', 'review.by.name'))
+    assert sorted(pairs.texts) == [('fine', 'me'), ('fine', 'you')]
+    pd.read_json(path, lines=True).to_parquet(tmp_path / 'a.parquet')
+    found = read_texts(tmp_path / 'a.parquet', column='review.by.name')
+    assert sorted(found.texts) == ['me', 'you']
+    # a column that is called so is meant
+    path = written(tmp_path, '{"a.b": "fine", "a": {"b": "no"}}', 'b.jsonl')
+    assert read_texts(path, column='a.b').texts == ['fine']
+
+
+WITHOUT = NESTED + '{"id": 2, "review": {"stars": 1}, "label": 0}\n{"id": 3}\n'
+NOT_NESTED = {
+    'no such column': (NESTED, 'body.text', "no column 'body.text'; it has id, review"),
+    'no such field': (NESTED, 'review.body', "'review' are: by, text"),
+    'it goes on': (NESTED, 'review.by', "no text in column 'review.by' of row 0.*dict"),
+    'no field': (NESTED, 'label.text', "in row 0 .*'label' is there of type int"),
+    'not in a row': (WITHOUT, 'review.text', '2 rows without a text.*row 1 '),
+}
+
+
+@pytest.mark.parametrize('content, column, said', NOT_NESTED.values(), ids=NOT_NESTED)
+def test_a_field_that_is_not_there(tmp_path, content, column, said):
+    with pytest.raises(ValueError, match=said):
+        read_texts(written(tmp_path, content, 'a.jsonl'), column=column)
+
+
+PACKED = gzip.compress(b'text\nfine\n' * 99)
+DAMAGED = {
+    'not packed': ('a.csv.gz', b'text\nfine\n', 'is not packed.*rename it a.csv$'),
+    'packed': ('a.csv', PACKED, 'is packed by gzip; rename it a.csv.gz'),
+    'cut off': ('a.csv.gz', PACKED[:-9], 'cannot be unpacked'),
+    'garbled': ('a.csv.gz', PACKED[:12] + b'xx' + PACKED[14:], 'cannot be unpacked'),
+    'packed parquet': ('a.parquet.gz', PACKED, 'is not a data file that is known'),
+    'no Excel': ('a.xlsx', b'PK', 'a.xlsx cannot be read as xlsx'),
+} | {
+    f'empty {name}': (name, content, f'{name} is empty')
+    for name in (*WRITERS, 'a.txt')
+    for content in [gzip.compress(b'\n') if name.endswith('.gz') else b'']
+}
+
+
+@pytest.mark.parametrize('name, content, said', DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_none(tmp_path, name, content, said):
+    if content and name.endswith('.xlsx'):
+        pytest.importorskip('openpyxl')
+    with pytest.raises(ValueError, match=said):
+        read_texts(written(tmp_path, content, name))

@@ -4,6 +4,7 @@ fail.
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -22,6 +23,9 @@ TASKS = {  # task → a word that its recipe's heading holds
     'regression': 'Regression',
     'pairs of texts': 'Pairs',
     'tokens': 'NER',
+    'entities': 'entity',
+    'multiple choice': 'Multiple choice',
+    'long texts': 'longer',
     'question answering': 'Question answering',
     'masked words': 'Masked',
     'chat models': 'Chat',
@@ -112,8 +116,17 @@ def test_its_check_fails_on_a_wrong_answer(heading, shared):
         steps = [wrong(a) for a in said]
         return dataclasses.replace(said, steps=steps)
 
+    def of_lists(name, *given, **options):
+        return [list(map(wrong, of)) for of in shared[name](*given, **options)]
+
+    def of_maps(name, *given, **options):
+        return list(map(wrong, shared[name](*given, **options)))
+
     fakes = dict(
         explain=explain,
+        explain_choices=partial(of_maps, 'explain_choices'),
+        explain_entities=partial(of_lists, 'explain_entities'),
+        explain_windows=partial(of_maps, 'explain_windows'),
         attribute_context=attribute_context,
         explain_generation=explain_generation,
         which_methods=lambda *_: None,

@@ -612,9 +612,9 @@ AUDITED = 'loo,auto,removal,attn_lrp,cp_lrp,ig,rollout'
 
 
 def audit(
-    # a file (.csv, .tsv, .jsonl, .json, .parquet), 'hub:OWNER/NAME', or
-    # 'embedded', 'hub', a folder with sst2 and imdb in the hub's layout
-    # (default: LRP_LOO_DATA, else embedded)
+    # a file (.csv, .tsv, .jsonl, .json, .txt with a text a line, these also .gz;
+    # .parquet, .xlsx), 'hub:OWNER/NAME', or 'embedded', 'hub', a folder with sst2
+    # and imdb in the hub's layout (default: LRP_LOO_DATA, else embedded)
     data: str = None,
     # which of the paper's data sets, and which demo model: sst2 or imdb
     # (default: sst2; its demo model as for explain)
@@ -622,7 +622,8 @@ def audit(
     # 'demo', 'paper', or a name or folder of a sequence classifier
     model: str = 'demo',
     methods: str = AUDITED,  # what to compare
-    # the column that holds the texts, where several could be meant
+    # the column that holds the texts, where several could be meant; review.text
+    # for a field inside a field
     column: str = None,
     # two columns whose texts are a pair, such as premise,hypothesis, for a
     # model that takes pairs
@@ -630,7 +631,7 @@ def audit(
     # leave rows without a text out, and say which
     skip_missing: store_true = False,
     encoding: str = 'utf-8',  # of a file
-    split: str = None,  # of a data set
+    split: str = None,  # of a data set; a sheet of an .xlsx
     limit: int = 50,  # texts, drawn at random (0: all)
     seed: int = 0,  # of the draw
     chunk: int = 1,  # tokens removed at a time in the curves
@@ -706,7 +707,8 @@ def sweep(
     model: str = 'demo',
     # what is held against exact Leave-One-Out
     methods: str = 'attn_lrp,cp_lrp',
-    # the column that holds the texts, where several could be meant
+    # the column that holds the texts, where several could be meant; review.text
+    # for a field inside a field
     column: str = None,
     # two columns whose texts are a pair, such as premise,hypothesis, for a
     # model that takes pairs
@@ -714,7 +716,7 @@ def sweep(
     # leave rows without a text out, and say which
     skip_missing: store_true = False,
     encoding: str = 'utf-8',  # of a file
-    split: str = None,  # of a data set
+    split: str = None,  # of a data set; a sheet of an .xlsx
     limit: int = 0,  # texts, drawn at random (0: all)
     seed: int = 0,  # of the draw
     # the folder for parquet files; the same command goes on where it stopped
@@ -841,7 +843,8 @@ def summarize(
     # what a text counts for: 'explained', the class that is explained; 'label',
     # its label in the data (with --target)
     by_class: str = 'explained',
-    # the column that holds the texts, where several could be meant
+    # the column that holds the texts, where several could be meant; review.text
+    # for a field inside a field
     column: str = None,
     # two columns whose texts are a pair, such as premise,hypothesis, for a
     # model that takes pairs
@@ -849,7 +852,7 @@ def summarize(
     # leave rows without a text out, and say which
     skip_missing: store_true = False,
     encoding: str = 'utf-8',  # of a file
-    split: str = None,  # of a data set
+    split: str = None,  # of a data set; a sheet of an .xlsx
     limit: int = 0,  # texts, drawn at random (0: all)
     seed: int = 0,  # of the draw
     # what a model folder is loaded as: class, 'next token', 'masked token',

@@ -266,8 +266,7 @@ def _check_kind(model):
     if 'MultipleChoice' in kind:
         raise ValueError(
             f"{kind} reads several texts at once, (batch, choices, tokens), and"
-            " one text is explained; write a module whose forward gives it one"
-            " choice: input_ids[:, None], attention_mask[:, None]"
+            " one text is explained; take explain_choices"
         )
     takes = forward_arguments(model)
     open_ended = any(p.kind in ANY_MORE for p in takes.values())

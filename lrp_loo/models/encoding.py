@@ -632,7 +632,7 @@ def encode(
     if ids.shape[1] > limit:
         raise ValueError(
             f"the text has {ids.shape[1]} tokens and the model takes {limit};"
-            " pass truncation=True to cut it"
+            " pass truncation=True to cut it, or take explain_windows"
         )
     if special_mask(tokenizer, ids).all():
         raise ValueError(

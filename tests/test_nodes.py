@@ -1,0 +1,36 @@
+"A sweep over two nodes of Ray, one of them killed in the middle."
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent.parent
+TOO_SLOW = 'The current node timed out during startup'
+
+
+@pytest.mark.skipif(
+    find_spec('ray') is None or sys.platform == 'win32', reason='ray is not installed'
+)
+def test_nothing_is_lost_and_nothing_twice(tmp_path):
+    out = tmp_path / 'ray.json'
+    script = HERE / 'benchmarks' / 'ray_nodes.py'
+    done = subprocess.run(
+        [sys.executable, script, '--texts', '16', '--out', out],
+        capture_output=True,
+        text=True,
+        env=os.environ | dict(PYTHONPATH=str(HERE)),
+    )
+    if TOO_SLOW in done.stderr:
+        pytest.skip("Ray's node did not start in the 15 s that Ray waits")
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = json.loads(out.read_text())['run']
+    assert run['killed'] and run['of_which_on_the_killed_node'] >= 2
+    assert run['batches_begun_when_killed'] < run['batches']
+    assert run['rows_read'] == run['rows_expected'] == 16
+    assert run['duplicates_read'] == run['rows_unlike_one_process'] == 0
+    assert run['largest_difference_of_a_score'] < 1e-4

@@ -1,0 +1,257 @@
+"Entities, choices and long texts: each number against one computed by hand."
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    RobertaConfig,
+    RobertaForMultipleChoice,
+)
+
+from lrp_loo import (
+    explain,
+    explain_choices,
+    explain_entities,
+    explain_windows,
+    load_demo,
+)
+from lrp_loo.tasks.entities import tagged_entities
+from lrp_loo.tasks.windows import farthest_from_edges, window_spans
+
+SIZES = dict(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+TAGS = ['O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC']
+TEXT = 'Ada met Grace near Lake Como , and nobody else was there'
+
+
+def random(kind, config=BertConfig, **more):
+    torch.manual_seed(0)
+    model = kind(config(**SIZES, **more)).eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.2)
+    return model
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+    return load_demo('sst2')[1]
+
+
+@pytest.fixture(scope='module')
+def tagger():
+    model = random(BertForTokenClassification, id2label=dict(enumerate(TAGS)))
+    model.classifier.bias.data[0] -= 1
+    return model
+
+
+@torch.no_grad()
+def loo(model, batch, number):
+    "One forward pass without each token."
+    n = batch['input_ids'].shape[-1]
+    found = []
+    for i in range(n):
+        less = dict(batch, attention_mask=batch['attention_mask'].clone())
+        less['attention_mask'][..., i] = 0
+        found.append(number(model(**less).logits))
+    return number(model(**batch).logits) - torch.stack(found)
+
+
+class Slow:
+    "A tokenizer that is not fast."
+
+    is_fast = False
+
+    def __init__(self, tokenizer):
+        self.own = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def __call__(self, *args, **options):
+        return self.own(*args, **options)
+
+
+@pytest.mark.parametrize('text', [TEXT, TEXT.split()], ids=['str', 'words'])
+def test_every_entity_is_explained_at_its_first_token(tagger, tokenizer, text):
+    (maps,) = explain_entities(tagger, tokenizer, [text], 'loo')
+    batch = dict(tokenizer(TEXT, return_tensors='pt'))
+    best = tagger(**batch).logits[0].argmax(-1).tolist()
+    ids = tokenizer(TEXT).word_ids()
+    firsts = [ids.index(k) for k in range(len(TEXT.split()))]
+    wanted = tagged_entities([TAGS[best[p]] for p in firsts])
+    assert len(wanted) > 1 and len(maps) == len(wanted)
+    for a, (kind, start, end) in zip(maps, wanted):
+        place = firsts[start]
+        assert a.info['entity']['kind'] == kind == TAGS[a.target][2:]
+        assert a.info['entity']['text'] == ' '.join(TEXT.split()[start:end])
+        assert a.info['entity']['words'] == [start, end]
+        first, last = a.info['entity']['tokens']
+        assert [ids[i] for i in (first, last - 1)] == [start, end - 1]
+        assert ids[last] != end - 1 and a.info['position'] == first == place
+        exact = loo(tagger, batch, lambda x, p=place, c=a.target: x[0, p, c])
+        assert (a.scores - exact).abs().max() < 1e-4
+
+
+def test_words_that_were_split_are_units(tagger, tokenizer):
+    words = ['New', 'York-based', 'UNFORGETTABLE']
+    (maps,) = explain_entities(tagger, tokenizer, [words], 'loo', units='word')
+    enc = tokenizer(words, is_split_into_words=True, return_tensors='pt')
+    ids = enc.word_ids()
+    assert len(ids) > 5 and maps
+    for a in maps:
+        assert a.tokens == ['[CLS]', *words, '[SEP]']
+        place = a.info['position']
+        with torch.no_grad():
+            whole = tagger(**enc).logits[0, place, a.target]
+            for k in range(3):
+                seen = torch.tensor([[int(w != k) for w in ids]])
+                less = tagger(**dict(enc) | dict(attention_mask=seen))
+                without = less.logits[0, place, a.target]
+                assert abs(a.scores[1 + k] - (whole - without)) < 1e-4
+
+
+def test_a_text_without_an_entity(tagger, tokenizer):
+    model = random(BertForTokenClassification, id2label=dict(enumerate(TAGS)))
+    model.classifier.bias.data[0] += 99
+    assert explain_entities(model, tokenizer, [TEXT, 'no']) == [[], []]
+
+
+def refused(said, call, kind=ValueError):
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def test_no_entities_are_to_be_had(tagger, tokenizer):
+    def of(text, model=tagger, tok=tokenizer, **more):
+        return lambda: explain_entities(model, tok, text, **more)
+
+    refused('word 1, .* has no token', of([['a', '\u200b']]))
+    refused('the word is empty', of([['a', ' ']]))
+    refused('the word must be a str, got int', of([['a', 1]]), TypeError)
+    refused('a str or a list of words, got tuple', of([('a', 'b')]), TypeError)
+    refused('texts is empty', of([]))
+    refused('need a fast tokenizer', of('a', tok=Slow(tokenizer)))
+    refused("take 'token' or 'word'", of('a', units='sentence'))
+    unnamed = random(BertForTokenClassification, num_labels=3)
+    refused("names none 'O', but LABEL_0, LABEL_1, LABEL_2", of('a', unnamed))
+    refused('got BertForSequenceClassification', of('a', load_demo('sst2')[0]))
+
+
+@pytest.mark.parametrize(
+    'kind, config',
+    [(BertForMultipleChoice, BertConfig), (RobertaForMultipleChoice, RobertaConfig)],
+)
+def test_a_choice_is_read_as_among_the_others(tokenizer, kind, config):
+    model = random(kind, config, vocab_size=30522, type_vocab_size=2)
+    question, choices = 'The cup fell.', ['It broke.', 'It sang a long song.']
+    maps = explain_choices(model, tokenizer, question, choices, 'loo')
+    batch = tokenizer([question] * 2, choices, padding=True, return_tensors='pt')
+    batch = {k: v[None] for k, v in batch.items()}
+    with torch.no_grad():
+        logits = model(**batch).logits[0]
+    for i, a in enumerate(maps):
+        assert (a.target, a.label) == (i, choices[i])
+        assert a.logit == pytest.approx(float(logits[i]), abs=1e-4)
+        assert a.info['choice']['chosen'] == int(logits.argmax())
+        assert a.probability == pytest.approx(float(logits.softmax(0)[i]), abs=1e-5)
+        exact = loo(model, batch, lambda x, i=i: x[0, i])
+        assert (a.scores - exact[: len(a)]).abs().max() < 1e-4
+    assert len(explain_choices(model, tokenizer, question, choices)) == 2
+
+
+def test_no_choices(tokenizer):
+    model = random(BertForMultipleChoice)
+
+    def of(*given, **more):
+        return lambda: explain_choices(model, tokenizer, *given, **more)
+
+    refused('two texts or more, got 1', of('a', ['b']))
+    refused('the choice is empty', of('a', ['b', ' ']))
+    refused('the question must be a str', of(('a', 'b'), ['b', 'c']), TypeError)
+    refused('target= as well', of('a', ['b', 'c'], target=1))
+    refused('got one str', of('a', 'bc'), TypeError)
+    refused(
+        'call model.eval',
+        lambda: explain_choices(model.train(), tokenizer, 'a', ['b', 'c']),
+    )
+    model.eval()
+    refused('take explain_choices', lambda: explain(model, tokenizer, 'a'))
+
+
+@pytest.mark.parametrize('n', range(1, 40))
+def test_windows_cover_a_text(n):
+    spans = window_spans(n, 7, 3)
+    assert spans[0][0] == 0 and spans[-1][1] == n
+    for (a, b), (c, d) in zip(spans, spans[1:]):
+        assert b - c == 3 and d > b
+    for token, w in enumerate(farthest_from_edges(spans).tolist()):
+        room = []
+        for start, end in spans:
+            left = token - start if start else n
+            right = end - 1 - token if end < n else n
+            room.append(min(left, right) if start <= token < end else -1)
+        assert w == room.index(max(room))
+
+
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'removal'])
+def test_each_window_is_explained_by_itself(tokenizer, method):
+    model = random(BertForSequenceClassification, max_position_embeddings=16)
+    text = ' '.join(f'{w} film' for w in TEXT.split() * 2)
+    (a,) = explain_windows(model, tokenizer, text, method, overlap=6)
+    ids = tokenizer(text)['input_ids']
+    n = len(ids) - 2
+    spans = window_spans(n, 14, 6)
+    assert len(spans) > 3 and a.input_ids.tolist() == ids
+    cut = [[ids[0], *ids[1 + s : 1 + e], ids[-1]] for s, e in spans]
+    with torch.no_grad():
+        logits = torch.cat([model(torch.tensor([row])).logits for row in cut])
+    assert a.target == int(logits.mean(0).argmax())
+    assert a.logit == pytest.approx(float(logits[:, a.target].mean()), abs=1e-5)
+    scores = []
+    for row, window, logit, (s, e) in zip(cut, a.info['windows'], logits, spans):
+        assert (window['start'], window['end']) == (1 + s, 1 + e)
+        assert window['logit'] == pytest.approx(float(logit[a.target]), abs=1e-5)
+        enc = dict(input_ids=torch.tensor([row]))
+        scores.append(explain(model, tokenizer, enc, method, a.target)[0].scores)
+    for i, w in enumerate(farthest_from_edges(spans).tolist()):
+        assert abs(a.scores[1 + i] - scores[w][1 + i - spans[w][0]]) < 1e-5
+    assert a.scores[0] == pytest.approx(float(scores[0][0]), abs=1e-5)
+    assert a.scores[-1] == pytest.approx(float(scores[-1][-1]), abs=1e-5)
+    assert not a.exact
+
+
+def test_a_text_that_fits_is_one_window(tokenizer):
+    model = load_demo('sst2')[0]
+    texts = ['a warm and funny film', 'dull']
+    for a, b in zip(
+        explain_windows(model, tokenizer, texts, target='negative'),
+        explain(model, tokenizer, texts, target='negative'),
+        strict=True,
+    ):
+        assert (a.tokens, a.target, a.label) == (b.tokens, b.target, b.label)
+        assert (a.scores - b.scores).abs().max() < 1e-5
+        assert len(a.info['windows']) == 1
+
+
+def test_no_windows(tokenizer, tagger):
+    model = load_demo('sst2')[0]
+
+    def of(text, m=model, tok=tokenizer, **more):
+        return lambda: explain_windows(m, tok, text, **more)
+
+    refused('cuts no windows', of('a', tok=Slow(tokenizer)))
+    refused('overlap must be a whole number, at least 0', of('a', overlap=-1))
+    refused('which has 510 tokens', of('a', overlap=510))
+    refused('max_length must be a whole number, at least 3', of('a', max_length=2))
+    refused('units= is of a whole text', of('a', units='word'))
+    refused('one for all texts', of('a', target=[1]))
+    refused('special tokens around it alone', of('a [SEP] b'))
+    refused('a row per token', of('a', tagger))
+    refused('the text is empty', of(' '))
+    refused('a text must be a str, got tuple', of([('a', 'b')]), TypeError)
+    refused('explain_windows', lambda: explain(model, tokenizer, 'dull ' * 600))
