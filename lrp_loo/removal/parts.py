@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PART_METHODS', 'PartsOfText', 'part_scores']
 
-# %% ../../nbs/lib/removal_parts.ipynb #dd787364
+# %% ../../nbs/lib/removal_parts.ipynb #aaf6efff
 import contextlib
 from dataclasses import dataclass, field
 
@@ -18,11 +18,12 @@ from ..lrp import lrp_rules
 from ..lrp.composite import attn_lrp, cp_lrp, gradient
 from ..models import check_finite, forward, watch_embeddings
 from ..models.encoding import TOKEN_BUDGET
-from ..models.parts import Parts, Places, left_out, part_places
+from ..models.layers import transformer_layers
+from ..models.parts import Parts, Places, left_out, parts_asked
 from .auto import PASSES
 from .rows import GRADIENT_PASS
 
-# %% ../../nbs/lib/removal_parts.ipynb #d53e24ef
+# %% ../../nbs/lib/removal_parts.ipynb #d341a27c
 class _Seen:
     "What a pass shows at every layer."
 
@@ -80,12 +81,11 @@ class PartsOfText:
         composite=None,  # rules of the way back; None: there is none
     ):
         "ValueError where the model's parts are not found, or one is not there."
-        places = part_places(model, enc)
-        for group in parts.groups:
-            for name in group:
-                places.switches(name)
-        found = cls(model, enc, places, parts.groups)
-        found.seen = _Seen(places)
+        own = parts.places and parts.places.layers == transformer_layers(model)
+        if not own:
+            parts = parts_asked(model, [enc], parts)
+        found = cls(model, enc, parts.places, parts.groups)
+        found.seen = _Seen(found.places)
         rules = contextlib.nullcontext()
         if composite is not None:
             rules = lrp_rules(model, composite)
@@ -229,7 +229,7 @@ def _expanded(given, k):
         return type(given)(_expanded(x, k) for x in given)
     return given
 
-# %% ../../nbs/lib/removal_parts.ipynb #0b4c077f
+# %% ../../nbs/lib/removal_parts.ipynb #357a07ab
 def _said(found, terms, passes):
     return Scores(
         terms.sum(-1)[None],
@@ -268,49 +268,47 @@ def _cp_lrp(model, enc, target, parts, eps=0.0):
     return _patched(model, enc, target, parts, cp_lrp(eps))
 
 
-def _through_layer_passes(found):
-    "A gradient pass, and a layer of each part in each of its layers."
-    layers = sum(len({found._layer(x) for x in group}) for group in found.groups)
-    return GRADIENT_PASS + layers / len(found.places.layers)
-
-
 def _removal(model, enc, target, parts):
     found = PartsOfText.of(model, enc, target, parts, gradient())
-    passes = round(_through_layer_passes(found), 2)
-    return _said(found, found.through_layer(), passes)
+    layers = sum(len({found._layer(x) for x in group}) for group in found.groups)
+    passes = GRADIENT_PASS + layers / len(found.places.layers)
+    return _said(found, found.through_layer(), round(passes, 2))
 
 
 def _auto(model, enc, target, parts, passes=PASSES):
     if passes is None:
         return _loo(model, enc, target, parts)
     whole_number('passes', passes)
-    found = PartsOfText.of(model, enc, target, parts, gradient())
+    found = PartsOfText.of(model, enc, target, parts)
     n = len(found.places.layers)
     first = found.first_layers()
     exact = _exact_passes(first, n)
     if exact <= passes:
         return _loo(model, enc, target, parts)
-    spent = _through_layer_passes(found)
-    if spent > passes:
+    if passes < GRADIENT_PASS:
         raise ValueError(
-            f"passes={passes} is less than the estimate of {len(parts)} parts takes,"
-            f" {spent:.0f}; take method='grad_x_input', {GRADIENT_PASS} passes, or"
-            f" passes=None, exact, {exact:.0f}"
+            f"passes={passes} is less than the cheapest estimate takes,"
+            f" {GRADIENT_PASS}: a gradient pass; exact LOO of {len(parts)} parts takes"
+            f" {exact:.0f} passes: take passes=None"
         )
-    scores = found.through_layer().sum(-1)
-    # the largest first, per pass
+    found = PartsOfText.of(model, enc, target, parts, gradient())
+    terms = found.first_order()
+    scores, spread = terms.sum(-1).cpu(), terms.norm(dim=-1).cpu()
+    # the largest squared spread per pass first
     cost = torch.tensor([(n - layer) / n for layer in first])
-    which, left = [], passes - spent - 1 / n
-    for k in (scores.abs() / cost.sqrt()).argsort(descending=True).tolist():
+    which, left = [], passes - GRADIENT_PASS - 1 / n
+    for k in (spread / cost.sqrt()).argsort(descending=True).tolist():
         if cost[k] <= left + 1e-6:
             which.append(k)
             left -= float(cost[k])
+    spent = GRADIENT_PASS
     if which:
         loo, more = found.exact(which)
         scores[which] = loo.to(scores)
+        spread[which] = 0
         spent += more
     info = dict(forward_equivalents=round(spent, 2), exact=sorted(which))
-    info['exact_passes'] = round(exact, 2)
+    info |= dict(exact_passes=round(exact, 2), spread=spread.tolist())
     return Scores(scores[None], found.value, found.readout, info)
 
 
