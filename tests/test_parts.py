@@ -20,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from lrp_loo import audit, explain
+from lrp_loo import audit, explain, explain_pairs
 from lrp_loo.lrp.composite import gradient
 from lrp_loo.models.demos import demo_base
 from lrp_loo.models.parts import Parts
@@ -154,31 +154,30 @@ def test_a_group_is_left_out_at_once_and_rows_do_not_mix():
     assert float(a.scores[0]) == pytest.approx(float(want), abs=1e-5)
 
 
-@pytest.mark.parametrize('family', ['bert', 'llama', 'gpt2'])
+SECOND = dict(
+    bert='layer.1.attention.output.dense',
+    llama='layers.1.self_attn.o_proj',
+    gpt2='h.1.attn.c_proj',
+)
+
+
+@pytest.mark.parametrize('family', SECOND)
 def test_attribution_patching_is_the_slope_at_the_whole_part(family):
-    model, places, enc = made(family)
+    model, _, enc = made(family)
     (a,) = explain(model, TOKENIZER, enc, 'grad_x_input', target=2, units='head')
-    h = 1e-4
-    model = copy.deepcopy(model).double()
-    named = dict(model.named_modules())
-    before = {name: m for name, m in made(family)[0].named_modules()}
-    o = next(m for n, m in named.items() if n.endswith(places_name(before, family)))
-    weight = o.weight if type(o).__name__ == 'Conv1D' else o.weight.T
-    value = read(model, enc)
-    with torch.no_grad():
-        weight[8:12] *= 1 - h
-    slope = float(value - read(model, enc)) / h
-    assert float(a.scores[a.tokens.index('1.2')]) == pytest.approx(slope, rel=5e-3)
-
-
-def places_name(named, family):
-    names = dict(
-        bert='layer.1.attention.output.dense',
-        llama='layers.1.self_attn.o_proj',
-        gpt2='h.1.attn.c_proj',
+    h = 1e-2
+    ends = []
+    for scale in (1 + h, 1 - h):
+        own = copy.deepcopy(model)
+        (o,) = [m for n, m in own.named_modules() if n.endswith(SECOND[family])]
+        weight = o.weight if type(o).__name__ == 'Conv1D' else o.weight.T
+        with torch.no_grad():
+            weight[8:12] *= scale
+        ends.append(float(read(own, enc)))
+    slope = (ends[0] - ends[1]) / (2 * h)
+    assert float(a.scores[a.tokens.index('1.2')]) == pytest.approx(
+        slope, rel=5e-3, abs=1e-4
     )
-    assert any(n.endswith(names[family]) for n in named)
-    return names[family]
 
 
 def test_removal_is_exact_where_the_rest_is_linear():
@@ -267,6 +266,12 @@ def test_models_without_known_parts_are_refused():
     both = ids | dict(decoder_input_ids=torch.tensor([[0]]))
     with pytest.raises(ValueError, match='two stacks of layers'):
         PartsOfText.of(t5, both, 0, Parts([['0.0']]), gradient())
+
+
+def test_entries_that_explain_texts_refuse_parts():
+    model, _, enc = made('bert')
+    with pytest.raises(ValueError, match='parts of the model, not of a text'):
+        explain_pairs(model, TOKENIZER, enc, units='head')
 
 
 def test_groups_that_are_none():

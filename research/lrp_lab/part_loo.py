@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['PROMPTS', 'COMPARED', 'MODELS', 'LONGEST', 'DRAWN', 'STUDIES', 'part_row', 'parts_experiment', 'parts_table',
-           'parts_tables', 'plot_parts']
+           'parts_tables', 'plot_parts', 'write_parts']
 
 # %% ../nbs/78_parts.ipynb #b0ab7e58
+import json
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from .parts import at_scale, no_entries, on_part, part_files, rows_heading
-from lrp_loo.core.files import recorded_methods
+from lrp_loo.core.files import recorded_methods, write_text_atomic
 from lrp_loo.data import load_texts
 from lrp_loo.models.demos import load_demo
 from lrp_loo.models.encoding import encode
@@ -24,7 +26,7 @@ from lrp_loo.paper.common import Study, add_rows
 from lrp_loo.paper.style import cells, shared_legend, themed
 from lrp_loo.removal.parts import part_scores
 from lrp_loo.stats import paired_difference, pearson
-from lrp_loo.trust.results import Results
+from lrp_loo.trust.results import Results, read_results
 
 # %% ../nbs/78_parts.ipynb #645f8a4c
 _SCENES = (
@@ -178,3 +180,22 @@ _PARTS = Study(
 )
 _LARGE = part_files('parts', 'mpnet', 'smollm2')
 STUDIES = (_PARTS, at_scale(_PARTS, 'parts-large', _LARGE))
+
+# %% ../nbs/78_parts.ipynb #cd4c6ab5
+def write_parts(
+    folder: Path,  # of the lab's results
+    path: Path,  # parts.json
+) -> dict:  # measured: part → config and versions; rows
+    "What `results/parts.json` keeps: the table of every model that was measured."
+    measured, rows = {}, []
+    for part in (f'parts-{m}' for m in MODELS):
+        if not (folder / f'{part}.json').exists():
+            continue
+        results = read_results(folder / f'{part}.json')
+        measured[part] = {k: results[k] for k in ('config', 'versions')}
+        for (kind, method), x in parts_table(results).iterrows():
+            said = {k: float(f'{v:.5g}') for k, v in x.items()}
+            rows.append(dict(part=part, kind=kind, method=method) | said)
+    kept = dict(measured=measured, rows=rows)
+    write_text_atomic(path, json.dumps(kept, indent=1, ensure_ascii=False) + '\n')
+    return kept
