@@ -30,6 +30,7 @@ from lrp_loo.models.encoding import (
 )
 from ..models.towers import unwrap
 from ..models.layers import is_offloaded
+from ..models.parts import Parts, parts_asked
 
 # %% ../../nbs/lib/asked_call.ipynb #5a9bd538
 @dataclass(frozen=True)
@@ -557,18 +558,27 @@ class Asked:
         device=None,  # where the model is moved to; None: where it is
         template=None,  # as for `explain`
         among=None,  # as for `explain`
+        parts: bool = False,  # may `units` be parts of the model?
     ):
         "Raises ValueError or TypeError on what cannot be right."
         if _is_single(texts):
-            units = units if isinstance(units, str) else [units]
+            units = units if isinstance(units, (str, Parts)) else [units]
             among = among if among is None else [among]
         texts = inputs_of(texts)
         model, tokenizer = as_it_runs(model, tokenizer, methods, texts, device)
         prompts = _Prompts.of(tokenizer, texts, template, among, truncation)
         texts, spans = prompts.texts, prompts.spans
-        units = prompts.shifted(units)
         encs = encode_all(model, tokenizer, texts, truncation, max_length)
-        per_text = units_of_texts(tokenizer, encs, texts, units, spans)
+        if of_model := parts_asked(model, encs, units):
+            if not parts:
+                raise ValueError(
+                    f"units={units!r} are parts of the model, not of a text; take"
+                    " `explain` or `audit`"
+                )
+            per_text, spans = [of_model] * len(texts), None
+        else:
+            units = prompts.shifted(units)
+            per_text = units_of_texts(tokenizer, encs, texts, units, spans)
         targets = targets_of_texts(model, tokenizer, target, len(texts))
         content = [None] * len(texts)
         if spans is not None:

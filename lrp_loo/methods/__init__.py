@@ -16,6 +16,7 @@ from .record import *  # noqa: F401, F403
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -50,14 +51,18 @@ from ..lrp.layerwise import bypass_gradients
 from .baselines import sum_over_features
 from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
+from ..removal.parts import part_scores
 from ..models.encoding import is_encoding, special_mask
 from ..models.towers import unwrap
 from ..models.layers import made_with
+from ..models.parts import Parts
 from ..views import Attributions, compare
 
 # %% ../../nbs/lib/methods.ipynb #0658ca5b
 def _places(tokenizer, enc, ids, units, scores, by_unit):
     "Names, scores, which are special; and what is said of the places."
+    if isinstance(units, Parts):
+        return units.names, scores[: len(units)], units.is_special, dict(parts=True)
     if units is not None:  # of tokens' scores the sum
         n = len(units) if by_unit else len(ids)
         scores = scores[:n] if by_unit else units.total(scores[:n])
@@ -286,9 +291,12 @@ class _Work:
         "What the method says, checked."
         method = as_method(self.method)
         own = dict(self.options)
-        if method.by_unit and any(u is not None for u in units):
+        if any(isinstance(u, Parts) for u in units):
+            method = partial(part_scores, units=units, method=method_name(self.method))
+            content = ()
+        elif method.by_unit and any(u is not None for u in units):
             own['units'] = units
-        if method.by_content and any(c is not None for c in content):
+        if any(c is not None for c in content) and method.by_content:
             own['content'] = content
         try:
             with gradients_on(self.model):
@@ -394,6 +402,8 @@ def _known_of_text(tokenizer, text, enc, units):
     "The text, and where in it each place stands (None: special tokens)."
     if is_encoding(text) or 'input_ids' not in enc:
         return {}
+    if isinstance(units, Parts):
+        return dict(text=text)
     try:
         spans = stretches_of_units(tokenizer, enc, text, units)
     except ValueError:  # a slow tokenizer can't say
@@ -428,7 +438,8 @@ def explain(
     truncation: bool = False,
     max_length: int = None,  # a lower limit than the model's own
     # 'token', 'word', 'sentence', a list of (start, end) spans for a single
-    # text; a list with one of these per text
+    # text; a list with one of these per text. Or parts of the model: 'head',
+    # 'feed_forward', 'layer', groups of them as `Parts`
     units='token',
     # a `Calibration` of this model (`calibrate`): each map gets intervals for its
     # exact LOO, `low` and `high`; its method, budget, target, units and template
@@ -461,7 +472,7 @@ def explain(
         said = (method, options, target, units, template, among)
         method, options, target, units, template = calibration.unless(*said)
     given = (target, units, truncation, max_length, device, template, among)
-    asked = Asked.of(model, tokenizer, texts, [method], *given)
+    asked = Asked.of(model, tokenizer, texts, [method], *given, parts=True)
     model, tokenizer = asked.model, asked.tokenizer
     if calibration is not None:
         how = (method, options, units, asked.targets, asked.said)

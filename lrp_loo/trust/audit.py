@@ -13,6 +13,7 @@ import html
 import math
 import sys
 import threading
+import time
 from collections import Counter
 from functools import partial
 from itertools import takewhile
@@ -37,7 +38,8 @@ from lrp_loo.methods import (
     or_refusal,
 )
 from ..models.encoding import TOKEN_BUDGET
-from ..stats import agreement
+from ..models.parts import KINDS, Parts
+from ..stats import agreement, mean_se, pearson
 from .curves import curve_area, many_perturbation_curves, removal_units
 from .faithfulness import completeness_lines, faithfulness_table, readings
 from .results import Results
@@ -463,6 +465,51 @@ def audit_table(
     return table
 
 
+def _parts_row(asked, i, methods):
+    "Of one text: name → r, passes, seconds, or why the method refused it."
+    found, loo = {}, None
+    given = (asked.model, asked.tokenizer, [asked.encs[i]])
+    for name, (method, options) in {'loo': ('loo', {}), **methods}.items():
+        start = time.perf_counter()
+        target = asked.targets[i]
+        known = target if loo is None else settled(target, loo.target)
+        of_text = (method, known, [asked.units[i]])
+        run = partial(explain_batch, *given, *of_text, **options)
+        a = run() if loo is None else or_refusal(run)
+        seconds = time.perf_counter() - start
+        if isinstance(a, Refusal):
+            found[name] = dict(refused=a)
+            continue
+        (a,) = a
+        loo = a if loo is None else loo
+        r = float(pearson(a.scores, loo.scores)) if len(a) > 1 else math.nan
+        passes = a.info['forward_equivalents']
+        found[name] = dict(loo_r=r, passes=passes, seconds=seconds)
+    return found
+
+
+def _audited_parts(asked, methods, removal, results, progress):
+    "How far methods follow exact LOO of parts of the model."
+    if removal is not None or results is not None:
+        raise ValueError(
+            "removal= and results= are for tokens; of parts of the model their"
+            " numbers are set to zero and no rows are kept: leave both out"
+        )
+    own = list(copies_given(asked.encs, asked.targets, asked.content))
+    shown = tqdm(own, disable=not progress, desc='parts')
+    rows = [_parts_row(asked, i, methods) for i in shown]
+    table = {}
+    for name in rows[0]:
+        every = pd.DataFrame([row[name] for row in rows])
+        every = every.reindex(columns=['loo_r', 'passes', 'seconds']).astype(float)
+        r = mean_se(every.loo_r.to_numpy())
+        said = dict(loo_r=r.mean, loo_r_se=r.se, passes=every.passes.mean())
+        table[name] = said | dict(seconds=every.seconds.sum(), n=r.n)
+    table = pd.DataFrame(table).T.rename_axis('method')
+    refused = refusals_of(rows, methods)
+    return audit_table(table, refused, len(asked.texts) - len(own))
+
+
 MEANS = ('loo_r', 'loo_r_all', 'lerf', 'morf', 'delta')
 AUDIT_COLUMNS = [f'{mean}{of}' for mean in MEANS for of in ('', '_se')]
 AUDIT_COLUMNS += ['n', 'n_undefined']
@@ -515,6 +562,9 @@ def audit(
     max_length: int = None,  # a lower limit than the model's own
     template=None,  # as for `explain`: r and curves are of the text alone
     among=None,  # as for `explain`
+    # 'token'; or parts of the model, as for `explain`: a table of r, passes and
+    # seconds, without curves
+    units='token',
     # a row per method: loo_r, loo_r_all (over all tokens), lerf, morf, delta,
     # their standard errors, n; where a method refuses the model or some of the
     # texts, why (`refused`); where texts share tokens, `slots`
@@ -529,9 +579,16 @@ def audit(
             " every text; choose another name for the method"
         )
     whole_number('chunk', chunk)
-    given = (target, 'token', truncation, max_length, device, template, among)
-    asked = Asked.of(model, tokenizer, texts, [m for m, _ in methods.values()], *given)
+    given = (target, units, truncation, max_length, device, template, among)
+    of_each = [m for m, _ in methods.values()]
+    asked = Asked.of(model, tokenizer, texts, of_each, *given, parts=True)
     model, tokenizer, encs = asked.model, asked.tokenizer, asked.encs
+    if isinstance(asked.units[0], Parts):
+        return _audited_parts(asked, methods, removal, results, progress)
+    if not isinstance(units, str) or units not in ('token', 'patch'):
+        raise ValueError(
+            f"units={units!r} cannot be audited; take 'token', or one of {KINDS}"
+        )
     n_methods = len({*methods, 'loo'})  # LOO has curves, too
     copies = copies_given(encs, asked.targets, asked.content)
     results = Results(None, {}) if results is None else results

@@ -46,6 +46,7 @@ MODULES = tuple(
         'inference',
         'questions',
         'frontier',
+        'part_loo',
         'two_parts',
     )
 )
@@ -127,12 +128,14 @@ def claims(
 ):
     "Every claim, put to all rows that are kept."
     from lrp_lab.frontier import write_frontier
+    from lrp_lab.part_loo import write_parts
 
     by_study = paper.entries_by_study(every_study())
     if write:
         kept = HOME.parent / 'results' / 'claims.json'
         entries = write_ledger(kept_folders(), kept, by_study)
         write_frontier(HOME / 'results' / 'studies', kept.with_name('frontier.json'))
+        write_parts(HOME / 'results' / 'studies', kept.with_name('parts.json'))
     else:
         entries = ledger(kept_folders(), by_study)
     print(ledger_table(entries).T.to_string())
