@@ -56,7 +56,22 @@ from ..models.layers import made_with
 from ..views import Attributions, compare
 
 # %% ../../nbs/lib/methods.ipynb #0658ca5b
-def _places(tokenizer, enc, ids, units, scores, by_unit):
+def _patches(rows, columns):
+    "What the patches of an image are called."
+    return [f'{r},{c}' for r in range(rows) for c in range(columns)]
+
+
+def _with_images(names, images):
+    "The tokens' names, an image's by its rows and columns; where images stand."
+    said = []
+    for start, n, grid in images:
+        if grid is not None:
+            names[start : start + n] = _patches(*grid)
+        said.append(dict(start=start, n=n, grid=grid))
+    return names, dict(images=said) if said else {}
+
+
+def _places(tokenizer, enc, ids, units, scores, by_unit, images):
     "Names, scores, which are special; and what is said of the places."
     if units is not None:  # of tokens' scores the sum
         n = len(units) if by_unit else len(ids)
@@ -65,12 +80,13 @@ def _places(tokenizer, enc, ids, units, scores, by_unit):
         return units.names, scores, units.is_special, said
     if ids is not None:
         names = tokenizer.convert_ids_to_tokens(ids)
-        return names, scores[: len(ids)], special_mask(tokenizer, ids), {}
+        names, said = _with_images(names, images)
+        return names, scores[: len(ids)], special_mask(tokenizer, ids), said
     n = len(scores)
     height, width = enc['pixel_values'].shape[-2:]
     rows = round((n * height / width) ** 0.5)
     columns = n // rows
-    names = [f'{r},{c}' for r in range(rows) for c in range(columns)]
+    names = _patches(rows, columns)
     return names, scores, torch.zeros(n, dtype=torch.bool), dict(grid=(rows, columns))
 
 
@@ -134,8 +150,9 @@ def _attribution(work, enc, units, found, i):
     ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
     # a method of one's own may leave them their history
     scores = found.scores[i].detach().float().cpu()
-    by_unit = as_method(method).by_unit
-    names, scores, special, said = _places(tokenizer, enc, ids, units, scores, by_unit)
+    images = model.images(enc) if hasattr(model, 'images') else []
+    own = (scores, as_method(method).by_unit, images)
+    names, scores, special, said = _places(tokenizer, enc, ids, units, *own)
     info = found.info[i] | _where_read(tokenizer, ids, readout, i) | said
     value = float(found.values[i])
     probability = _probability(model, readout, i, value)

@@ -36,7 +36,7 @@ from ..models import forward, gradients_on, plain_tensors, watch_embeddings
 from ..models.attention import AttentionCall
 from ..models.encoding import device_of
 from ..models.layers import transformer_layers
-from ..models.towers import places_read
+from ..models.towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/removal_one_pass.ipynb #d6124107
 def key_effects(
@@ -214,6 +214,7 @@ class _FusedCalls:
         fused = AttentionCall(*call.args, **call.kwargs)
         q, bias = fused.query, fused.bias()
         learned = bias is not None and bias.requires_grad
+        learned = learned or places_read() is NOWHERE
         if learned or not q.requires_grad or q.ndim != 4:
             return fused_attention(call, composite)
         call.context.attends(call.layer, call.module)
@@ -523,7 +524,8 @@ def removal_pass(
     """
     if by_row and by_group:
         raise ValueError("by_row and by_group are two sums: take one of them")
-    check_tokens_alone(batch, 'removal')
+    if not hasattr(model, 'images'):  # whose places stand in the row
+        check_tokens_alone(batch, 'removal')
     sums = _RowSums if by_row else _GroupSums if by_group else _HeadSums
     with gradients_on(model):
         batch = plain_tensors(batch)
