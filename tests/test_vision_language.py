@@ -1,12 +1,17 @@
 """An image in a text, and an image beside one: every method, against direct calls."""
 
+import inspect
+import math
+
 import pytest
 import torch
 import transformers as t
 
 from lrp_loo import explain
+from lrp_loo.asked.targets import Readout
 from lrp_loo.loo.removals import key_weights
-from lrp_loo.lrp import attn_lrp, gradient, lrp_rules
+from lrp_loo.lrp import gradient, lrp_rules
+from lrp_loo.models import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.towers import unwrap
 from lrp_loo.removal import removal_scores
@@ -76,7 +81,10 @@ def gemma3():
     )
     enc = row(4, pixel_values=torch.randn(1, 3, 16, 16))
     enc['token_type_ids'] = (enc['input_ids'] == IMAGE).long()
-    return t.Gemma3ForConditionalGeneration(config), enc
+    model = t.Gemma3ForConditionalGeneration(config)
+    weight = model.model.multi_modal_projector.mm_input_projection_weight
+    torch.nn.init.normal_(weight, std=0.1)  # zeros where it is not trained
+    return model, enc
 
 
 def smolvlm():
@@ -206,7 +214,7 @@ def siglip():
 
 
 def beside():
-    ids = torch.tensor([[1, 7, 8, 9, 10, 2]])
+    ids = torch.tensor([[1, 7, 8, 9, 10, 11]])
     return dict(input_ids=ids, pixel_values=torch.randn(1, 3, 16, 16))
 
 
@@ -227,8 +235,6 @@ def test_loo_is_that_of_direct_calls(made, name):
     assert len(a) == enc['input_ids'].shape[1]
     fixed = dict(enc)
     if hasattr(model.model, 'get_rope_index'):
-        import inspect
-
         takes = inspect.signature(model.model.get_rope_index).parameters
         given = {k: v for k, v in enc.items() if k in takes}
         fixed['position_ids'] = model.model.get_rope_index(**given)[0]
@@ -291,4 +297,122 @@ def test_every_place_of_a_pair_is_scored_by_rules(made, name):
     for method in ('grad_x_input', 'attn_lrp', 'removal', 'auto', 'ig'):
         a = explain(model, tokenizer, [enc], method)[0]
         assert a.logit == pytest.approx(whole, abs=1e-5), method
-        assert (a.scores != 0).all(), (method, a.scores)
+        content = a.scores[~a.is_special]
+        assert (content != 0).all() and a.label == 'logits_per_image', method
+
+
+# --- `removal`, and the derivative by a mask
+
+
+@pytest.fixture(scope='module')
+def doubled(made):
+    "A model in double precision in the place of what `explain` is given."
+    known = {}
+
+    def double(name):
+        if name not in known:
+            torch.manual_seed(0)
+            model, tokenizer = unwrap(ALL[name]()[0].eval().double(), tokenizer_of())
+            enc = encode(model, tokenizer, made(name)[1])
+            enc = {
+                k: v.double() if v.is_floating_point() else v for k, v in enc.items()
+            }
+            known[name] = model, enc
+        return known[name]
+
+    return double
+
+
+def recorded(model, enc):
+    "The attention of a pass under plain gradients, and the explained number."
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, enc)
+        readout = Readout(None, out, enc)
+        value = readout(out).sum()
+    return rules.attention, value, readout
+
+
+def places_of(w, n):
+    "Of a call's rows and keys, their places."
+    if w.places is None:
+        return torch.arange(n), torch.arange(n)
+    return w.places
+
+
+SOME = ['llava', 'qwen2_vl', 'clip', 'siglip']
+
+
+@pytest.mark.parametrize('name', SOME)
+def test_derivative_by_the_mask_is_that_of_finite_differences(doubled, name):
+    model, enc = doubled(name)
+    attention, value, readout = recorded(model, enc)
+    n = enc['input_ids'].shape[1]
+    found = torch.zeros(n, dtype=torch.double)
+    gradients = torch.autograd.grad(value, [w.Z for w in attention])
+    for w, g in zip(attention, gradients):
+        keys = places_of(w, n)[1]
+        own = keys >= 0
+        found.index_add_(0, keys[own], g.sum((0, 1, 2))[own])
+    for j in (2, 4, n - 1):
+        f = []
+        for h in (0.0, 1e-2, 2e-2):
+            m = torch.ones(1, n, dtype=torch.double)
+            m[0, j] = math.exp(-h)
+            with torch.no_grad(), key_weights(m):
+                f.append(float(readout(forward(model, enc))))
+        expected = (3 * f[0] - 4 * f[1] + f[2]) / 2e-2
+        assert float(found[j]) == pytest.approx(expected, rel=1e-2, abs=1e-5)
+
+
+@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('own_rows', [False, True])
+def test_removal_is_the_sum_of_keys_left_out(doubled, name, own_rows):
+    model, enc = doubled(name)
+    attention, value, _ = recorded(model, enc)
+    n = enc['input_ids'].shape[1]
+    gradients = torch.autograd.grad(value, [w.A for w in attention])
+    # the last token of a text; SigLIP's and CLIP's, which ends a text as well
+    read = {int((enc['tower_ids'] == 0).sum()) - 1 if 'tower_ids' in enc else n - 1}
+    total = torch.zeros(n, dtype=torch.double)
+    for w, g in zip(attention, gradients):
+        rows, keys = places_of(w, n)
+        for k, j in enumerate(keys.tolist()):
+            if j < 0:
+                continue
+            A = w.A[0].detach()
+            left = A.clone()
+            left[..., k] = 0
+            rest = left.sum(-1, keepdim=True)
+            effect = (
+                (g[0] * (A - left / rest)).sum(-1).masked_fill_(rest[..., 0] == 0, 0)
+            )
+            for i, row in enumerate(rows.tolist()):
+                if row != j or row in read or own_rows:
+                    total[j] += effect[:, i].sum()
+    ours = removal_scores(model, None, [enc], own_rows=own_rows).scores[0]
+    assert torch.allclose(ours, total, rtol=1e-6, atol=1e-9), (ours, total)
+
+
+@pytest.mark.parametrize('name', ['llava', 'qwen2_vl', 'clip'])
+def test_auto_is_exact_where_it_says_so(made, name):
+    model, enc, tokenizer = made(name)
+    loo = explain(model, tokenizer, [enc], 'loo')[0]
+    a = explain(model, tokenizer, [enc], 'auto', passes=7)[0]
+    exact = a.info['exact']
+    assert not a.exact and exact
+    assert torch.allclose(a.scores[exact], loo.scores[exact], atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_several_at_once_are_as_alone(made, name):
+    model, enc, tokenizer = made(name)
+    other = dict(enc, input_ids=enc['input_ids'].clone())
+    other['input_ids'][0, -2] = 12
+    together = explain(model, tokenizer, [enc, other], 'attn_lrp')
+    for one, a in zip([enc, other], together):
+        alone = explain(model, tokenizer, [one], 'attn_lrp')[0]
+        assert torch.allclose(a.scores, alone.scores, atol=1e-6)

@@ -159,8 +159,8 @@ def _attribution(work, enc, units, found, i):
     if probability is not None:
         info['probability'] = probability
     chosen = readout.chosen(i)
-    label = ''
-    if not getattr(readout, 'of_features', False):
+    label = getattr(model, 'says', '')  # of a model that says one number
+    if not label and not getattr(readout, 'of_features', False):
         label = _label(model, tokenizer, ids, chosen, 'answer' in info)
     name = method_name(method)
     a = Attribution(names, scores, special, chosen, value, name, label, ids, info)

@@ -266,7 +266,7 @@ class ImageAndText(_WithImages):
     "CLIP and SigLIP: the score of an image and a text."
 
     by_weights = True  # tokens are removed by `key_weights`
-    SAID = 'logits_per_image'
+    says = 'logits_per_image'  # what its one number is called
 
     @staticmethod
     def fits(model):
@@ -333,7 +333,7 @@ class ImageAndText(_WithImages):
                 out = self.inside(input_ids=input_ids[:, :n], pixel_values=pixel_values)
         finally:
             _READ.reset(token)
-        return dict(logits=getattr(out, self.SAID).diagonal()[:, None])
+        return dict(logits=getattr(out, self.says).diagonal()[:, None])
 
     def embedded(self, input_ids, tower_ids, pixel_values):
         "The text's and the image's may differ in size: zeros fill up."

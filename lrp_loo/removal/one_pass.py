@@ -314,10 +314,10 @@ class _Pass:
 
     def start(self, read, key):
         "Rows of an attention that are read, (batch, n): the last one's count."
-        if self.found is not None:
-            return
         if (at := self.places.get(key)) is not None:
             return self.start_parts(read, at)
+        if self.found is not None:
+            return
         # keys that stand for no input, in front of an image's patches
         extra = read.shape[1] - n_places(self.seen[0])
         if extra and not self.is_text:
@@ -334,11 +334,22 @@ class _Pass:
         n = n_places(self.seen[0])
         if self.members is None:
             self.members = torch.eye(n, device=read.device).expand(len(read), n, n)
-        self.read_at = at.rows
-        self.unread = self.members[:, at.rows.clamp(min=0)].bool() & ~read[..., None]
-        of_places = read.new_zeros(len(read), n)
-        of_places[:, at.rows.clamp(min=0)] = read
-        self.found = self.sums(of_places, self.members)
+        place = at.rows.clamp(min=0)
+        if self.found is None:
+            self.own_at, self.looked_at = {}, set()
+            of_places = read.new_zeros(len(read), n)
+            of_places[:, place] = read
+            self.found = self.sums(of_places, self.members)
+        rows, keys = tuple(at.rows.tolist()), tuple(at.keys.tolist())
+        if rows not in self.own_at:
+            # a part's last call says which of its rows are read; what others look
+            # at is read as their keys, which are removed as well
+            own = self.members[:, place].bool() & (at.rows >= 0)[:, None]
+            if not self.looked_at.intersection(rows):
+                own = own & ~read[..., None]
+            self.own_at[rows] = own
+        if keys != rows:
+            self.looked_at.update(set(keys) - {-1})
 
     def of_parts(self, at, g, A, weights):
         "(batch, heads, T, n_units) the effects, by the places of the rows."
@@ -347,10 +358,7 @@ class _Pass:
         members = self.members[:, at.keys.clamp(min=0)] * is_place
         effects = key_effects(g, A, members, weights)
         if not self.own_rows:
-            own = self.members[:, place].bool()
-            if at.rows.equal(self.read_at):
-                own = self.unread
-            own = own & (at.rows >= 0)[:, None]
+            own = self.own_at[tuple(at.rows.tolist())]
             effects.masked_fill_(own[:, None], 0)
         found = effects.new_zeros(*effects.shape[:2], *self.members.shape[1:])
         return found.index_add_(2, place, effects)
