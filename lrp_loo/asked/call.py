@@ -435,6 +435,11 @@ def units_of_texts(
     among = among or [()] * len(texts)
     for enc, text, own, spans in zip(encs, texts, given, among):
         by_token = isinstance(own, str) and own == 'token'
+        if not by_token and 'pixel_values' in enc:
+            raise ValueError(
+                f"units={own!r} of a text with an image are not known; take"
+                " units='token', a score for each token and each place of the image"
+            )
         if not by_token and is_encoding(text):
             raise ValueError(
                 f"units={own!r} are found in the text, and this one was given as"

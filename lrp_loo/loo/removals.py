@@ -490,6 +490,15 @@ class ZeroEmbedding(Removal):
 
     name = 'zero_embedding'
 
+    def check(self, text, fill):
+        super().check(text, fill)
+        if getattr(text.model, 'is_deeper', False) and 'pixel_values' in text.enc:
+            raise ValueError(
+                f"{type(text.model).__name__} adds the image's features in later"
+                f" layers as well, where removal={self.name!r} leaves them; take"
+                " 'attention_mask'"
+            )
+
     def places(self, text):
         return n_places(text.embeddings)
 

@@ -226,11 +226,11 @@ def power(
     call: Call,
     composite: Composite,  # its activation, and its layer_norm
 ) -> tuple:  # the result, 'identity', 'constant', 'gradient' or 'none'
-    "x², x³, … are element-wise functions; 1/√x is part of a norm."
+    "x², x³, … are element-wise functions; √x and 1/√x are parts of a norm."
     exponent = _exponent(call)
     if not isinstance(exponent, (int, float)):
         return unknown(call, composite)
-    rule = activation if exponent > 0 else normalizer
+    rule = normalizer if exponent < 0 or exponent == 0.5 else activation
     return rule(call, composite)
 
 

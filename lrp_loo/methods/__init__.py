@@ -411,6 +411,8 @@ def _known_of_text(tokenizer, text, enc, units):
     "The text, and where in it each place stands (None: special tokens)."
     if is_encoding(text) or 'input_ids' not in enc:
         return {}
+    if 'pixel_values' in enc:  # an image, and a text
+        return dict(text=text[1])
     try:
         spans = stretches_of_units(tokenizer, enc, text, units)
     except ValueError:  # a slow tokenizer can't say

@@ -380,6 +380,13 @@ def _why_call_failed(model, inputs, e):
             f" ({said}); take its text model alone, such as"
             " CLIPTextModelWithProjection"
         )
+    if 'do not match' in said and 'pixel_values' in inputs:
+        return (
+            f"{kind} puts an image's features in the place of as many tokens, and"
+            f" their numbers differ ({said}); encode image and text together by the"
+            " model's processor, and take a removal that replaces no token, such as"
+            " 'attention_mask'"
+        )
     if 'multiple of the chunk size' in said:
         return (
             f"{kind} was made with chunk_size_feed_forward="

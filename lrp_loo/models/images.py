@@ -115,6 +115,9 @@ class ImageInText(_WithImages):
         super().__init__(inside)
         self.merged = torch.nn.Identity()  # what the language model is given
         self.image_ids = _image_ids(inside.config)
+        # Qwen3-VL: are features added in later layers as well?
+        vision = getattr(inside.config, 'vision_config', None)
+        self.is_deeper = bool(getattr(vision, 'deepstack_visual_indexes', None))
 
     @staticmethod
     def fits(model):
@@ -251,10 +254,16 @@ class ImageInText(_WithImages):
         edges = torch.nn.functional.pad(here, (1, 1)).diff()
         starts, ends = torch.where(edges == 1)[0], torch.where(edges == -1)[0]
         runs = list(zip(starts.tolist(), (ends - starts).tolist()))
+        pixels = enc['pixel_values']
+        n_images = len(pixels) if pixels.ndim == 4 else len(runs)
+        if len(runs) == 1 < n_images and runs[0][1] % n_images == 0:  # side by side
+            ((start, n),) = runs
+            n //= n_images
+            runs = [(start + i * n, n) for i in range(n_images)]
         if (thw := enc.get('image_grid_thw')) is not None and len(thw) == len(runs):
             grids = self._grids(thw)
         else:
-            height, width = enc['pixel_values'].shape[-2:]
+            height, width = pixels.shape[-2:]
             grids = [_grid(n, height, width) for _, n in runs]
         return [(start, n, grid) for (start, n), grid in zip(runs, grids)]
 
@@ -352,7 +361,7 @@ class ImageAndText(_WithImages):
             given = text if isinstance(text, tuple) else (text,)
             text = self.processed(given)
         for name in ('input_ids', 'pixel_values'):
-            if name not in text:
+            if text.get(name) is None:
                 raise ValueError(
                     f"{type(self).__name__} compares an image and a text, and the"
                     f" encoding holds no {name}; give what its processor returned for"
