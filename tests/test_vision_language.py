@@ -416,3 +416,57 @@ def test_several_at_once_are_as_alone(made, name):
     for one, a in zip([enc, other], together):
         alone = explain(model, tokenizer, [one], 'attn_lrp')[0]
         assert torch.allclose(a.scores, alone.scores, atol=1e-6)
+
+
+# --- a sound that stays, and what was said of it
+
+
+@pytest.fixture(scope='module')
+def whisper():
+    torch.manual_seed(0)
+    sizes = dict(d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=50)
+    sizes |= dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    sizes |= dict(encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8)
+    sizes |= dict(max_source_positions=10, max_target_positions=12, pad_token_id=0)
+    special = dict(bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+    config = t.WhisperConfig(**sizes, **special, init_std=0.2)
+    return t.WhisperForConditionalGeneration(config).eval(), torch.randn(8, 20)
+
+
+@pytest.mark.parametrize('method', ['loo', 'auto', 'attn_lrp', 'removal', 'ig'])
+def test_what_was_said_of_a_sound_is_explained(whisper, method):
+    model, sound = whisper
+    tokenizer = tokenizer_of()
+    (a,) = explain(model, tokenizer, [(sound, 'w7 w8 w9')], method, target=5)
+    ids = torch.tensor([[1, 7, 8, 9]])
+
+    @torch.no_grad()
+    def by_hand(mask):
+        given = dict(decoder_input_ids=ids, decoder_attention_mask=mask)
+        out = model(input_features=sound[None], **given)
+        return float(out.logits[0, -1, 5])
+
+    assert a.tokens == ['w1', 'w7', 'w8', 'w9']
+    whole = by_hand(torch.ones_like(ids))
+    assert a.logit == pytest.approx(whole, abs=1e-5)
+    assert (a.scores[1:] != 0).all()
+    if method in ('loo', 'auto'):
+        for j in range(4):
+            mask = torch.ones_like(ids)
+            mask[0, j] = 0
+            assert float(a.scores[j]) == pytest.approx(whole - by_hand(mask), abs=1e-5)
+
+
+def test_a_sound_is_given_as_features(whisper):
+    model, sound = whisper
+    tokenizer = tokenizer_of()
+    enc = dict(input_features=sound[None], decoder_input_ids=[[1, 7, 8, 9]])
+    (a,) = explain(model, tokenizer, [enc], 'attn_lrp', target=5)
+    (b,) = explain(model, tokenizer, [(sound, 'w7 w8 w9')], 'attn_lrp', target=5)
+    assert a.scores.equal(b.scores)
+    with pytest.raises(TypeError, match='hears a sound'):
+        explain(model, tokenizer, ['w7 w8'], 'loo')
+    with pytest.raises(ValueError, match='of one sound'):
+        explain(model, tokenizer, [(sound[None].repeat(2, 1, 1), 'w7')], 'loo')
+    with pytest.raises(ValueError, match='takes 12'):
+        explain(model, tokenizer, [(sound, 'w7 ' * 12)], 'loo')

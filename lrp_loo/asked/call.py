@@ -22,6 +22,7 @@ from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
 from ..models import check_model
 from lrp_loo.models.encoding import (
+    BESIDE,
     as_inputs,
     check_text,
     encode,
@@ -435,10 +436,10 @@ def units_of_texts(
     among = among or [()] * len(texts)
     for enc, text, own, spans in zip(encs, texts, given, among):
         by_token = isinstance(own, str) and own == 'token'
-        if not by_token and 'pixel_values' in enc:
+        if not by_token and BESIDE & enc.keys():
             raise ValueError(
-                f"units={own!r} of a text with an image are not known; take"
-                " units='token', a score for each token and each place of the image"
+                f"units={own!r} of a text with an image or a sound are not known;"
+                " take units='token', a score for each place"
             )
         if not by_token and is_encoding(text):
             raise ValueError(

@@ -50,7 +50,7 @@ from ..lrp.layerwise import bypass_gradients
 from .baselines import sum_over_features
 from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
-from ..models.encoding import is_encoding, special_mask
+from ..models.encoding import BESIDE, is_encoding, special_mask
 from ..models.towers import unwrap
 from ..models.layers import made_with
 from ..views import Attributions, compare
@@ -411,8 +411,8 @@ def _known_of_text(tokenizer, text, enc, units):
     "The text, and where in it each place stands (None: special tokens)."
     if is_encoding(text) or 'input_ids' not in enc:
         return {}
-    if 'pixel_values' in enc:  # an image, and a text
-        return dict(text=text[1])
+    if BESIDE & enc.keys():  # an image (a sound), and a text
+        return dict(text=text[1]) if isinstance(text, tuple) else {}
     try:
         spans = stretches_of_units(tokenizer, enc, text, units)
     except ValueError:  # a slow tokenizer can't say

@@ -78,6 +78,7 @@ class _WithImages(Towers):
     "A model of texts with images."
 
     processor = None  # of a text and an image together
+    all_in_row = True
 
     def reads_with(
         self,

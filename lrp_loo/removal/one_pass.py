@@ -532,7 +532,7 @@ def removal_pass(
     """
     if by_row and by_group:
         raise ValueError("by_row and by_group are two sums: take one of them")
-    if not hasattr(model, 'images'):  # whose places stand in the row
+    if not getattr(model, 'all_in_row', False):
         check_tokens_alone(batch, 'removal')
     sums = _RowSums if by_row else _GroupSums if by_group else _HeadSums
     with gradients_on(model):
