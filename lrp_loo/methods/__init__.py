@@ -64,10 +64,10 @@ def _patches(rows, columns):
 def _with_images(names, images):
     "The tokens' names, an image's by its rows and columns; where images stand."
     said = []
-    for start, n, grid in images:
+    for start, n, grid, picture in images:
         if grid is not None:
             names[start : start + n] = _patches(*grid)
-        said.append(dict(start=start, n=n, grid=grid))
+        said.append(dict(start=start, n=n, grid=grid, picture=picture))
     return names, dict(images=said) if said else {}
 
 
