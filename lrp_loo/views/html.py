@@ -233,7 +233,8 @@ def how_exact(
     return [', exact' if i in exact else ', estimated' for i in range(len(a))]
 
 
-IN_TEXT = dict(opens=False, closes=False, breaks=False, patch=False, picture=None)
+# `opens`: the columns of an image that begins here
+IN_TEXT = dict(opens=0, closes=False, patch=False, picture=None)
 
 
 def _of_images(a):
@@ -243,12 +244,8 @@ def _of_images(a):
         if image['grid'] is None:
             continue
         (_, columns), start, n = image['grid'], image['start'], image['n']
-        for i in range(n):
-            ends = i == n - 1
-            found[start + i] = dict(
-                patch=True, breaks=(i + 1) % columns == 0 and not ends
-            )
-        found[start] |= dict(opens=True, picture=image['picture'])
+        found |= {start + i: dict(patch=True) for i in range(n)}
+        found[start] |= dict(opens=columns, picture=image['picture'])
         found[start + n - 1] |= dict(closes=True)
     return found
 
