@@ -1,11 +1,16 @@
 """An image in a text, and an image beside one: every method, against direct calls."""
 
+import base64
 import inspect
+import io
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers as t
+from torch import nn
+from torch.nn import functional as F
 
 from lrp_loo import explain
 from lrp_loo.asked.targets import Readout
@@ -13,6 +18,7 @@ from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp import gradient, lrp_rules
 from lrp_loo.models import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
+from lrp_loo.models.images import picture
 from lrp_loo.models.towers import unwrap
 from lrp_loo.removal import removal_scores
 
@@ -471,3 +477,217 @@ def test_a_sound_is_given_as_features(whisper):
         explain(model, tokenizer, [(sound[None].repeat(2, 1, 1), 'w7')], 'loo')
     with pytest.raises(ValueError, match='takes 12'):
         explain(model, tokenizer, [(sound, 'w7 ' * 12)], 'loo')
+
+
+# --- vision transformers that call their image x
+
+
+class TimmAttention(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, d // self.heads)
+        x = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0))
+        return self.proj(x.transpose(1, 2).reshape(b, n, d))
+
+
+class OfTorchvision(nn.MultiheadAttention):
+    def __init__(self, d, heads):
+        super().__init__(d, heads, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Block(nn.Module):
+    def __init__(self, attention, d):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(d), attention(d, 4)
+        mlp = nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)
+        self.norm2, self.mlp = nn.LayerNorm(d), nn.Sequential(*mlp)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    "As in timm and torchvision: patches of a convolution, a class token in front."
+
+    attention = TimmAttention
+
+    def __init__(self, d=32):
+        super().__init__()
+        self.set_patches(nn.Conv2d(3, d, 8, 8))
+        self.cls_token = nn.Parameter(torch.randn(1, 1, d))
+        self.pos_embed = nn.Parameter(torch.randn(1, 5, d))
+        self.blocks = nn.Sequential(*(Block(self.attention, d) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 3)
+
+    def set_patches(self, convolution):
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = convolution
+
+    def patches(self):
+        return self.patch_embed.proj
+
+    def forward(self, x):
+        x = self.patches()(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class TorchvisionViT(ViT):
+    attention = OfTorchvision
+
+    def set_patches(self, convolution):
+        self.conv_proj = convolution
+
+    def patches(self):
+        return self.conv_proj
+
+
+@pytest.mark.parametrize('kind', [ViT, TorchvisionViT])
+def test_vision_transformers_that_call_their_image_x(kind):
+    torch.manual_seed(0)
+    model, image = kind().eval(), torch.rand(3, 16, 16)
+    check_patches(model, model.patches(), image)
+
+
+def check_patches(model, patches, image):
+    "LOO is that of a patch whose embedding is zero; other methods have a score."
+    a = explain(model, None, [image], 'loo')[0]
+    rows, columns = a.info['grid']
+    for j in (0, 3):
+
+        def zero(module, args, out):
+            out = out.clone()
+            out[:, :, j // columns, j % columns] = 0
+            return out
+
+        handle = patches.register_forward_hook(zero)
+        with torch.no_grad():
+            without = float(model(image[None])[0, a.target])
+        handle.remove()
+        assert float(a.scores[j]) == pytest.approx(a.logit - without, abs=1e-5)
+    for method in ('attn_lrp', 'removal', 'ig', 'auto'):
+        b = explain(model, None, [image], method, target=a.target)[0]
+        assert b.logit == pytest.approx(a.logit, abs=1e-5) and b.scores.any(), method
+
+
+def test_a_model_of_timm():
+    timm = pytest.importorskip('timm')
+    torch.manual_seed(0)
+    sizes = dict(img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=4)
+    model = timm.models.VisionTransformer(**sizes, num_classes=3).eval()
+    check_patches(model, model.patch_embed.proj, torch.rand(3, 16, 16))
+
+
+# --- what cannot be right
+
+
+class Pair:
+    "A processor, as much of it as is asked for."
+
+    def __init__(self, enc):
+        self.tokenizer, self.enc = tokenizer_of(), enc
+
+    def __call__(self, images, text, return_tensors):
+        return self.enc
+
+
+@pytest.mark.parametrize('name', ['llava', 'qwen2_vl', 'clip'])
+def test_a_pair_is_read_by_the_processor(made, name):
+    model, enc, tokenizer = made(name)
+    given = [(torch.rand(3, 16, 16), 'w7 w8')]
+    a = explain(model, Pair(enc), given, 'attn_lrp', target=0)[0]
+    b = explain(model, tokenizer, [enc], 'attn_lrp', target=0)[0]
+    assert a.scores.equal(b.scores) and a.info['text'] == 'w7 w8'
+    with pytest.raises(ValueError, match='with an image or a sound'):
+        explain(model, Pair(enc), given, 'loo', units='word')
+    with pytest.raises(TypeError, match='needs the model.s processor'):
+        explain(model, tokenizer, given, 'loo')
+    for wrong in (given[0][0], ('w7', 'w8'), given[0] + ('w9',)):
+        with pytest.raises(TypeError, match='an image and a text: a pair'):
+            explain(model, Pair(enc), [wrong], 'loo')
+
+
+def test_images_and_their_places_go_together(made):
+    model, enc, tokenizer = made('llava')
+    without = {k: v for k, v in enc.items() if k != 'pixel_values'}
+    with pytest.raises(ValueError, match='4 of the text.s tokens .* none was given'):
+        explain(model, tokenizer, [without], 'loo')
+    with pytest.raises(ValueError, match='holds no input_ids'):
+        explain(model, tokenizer, [dict(pixel_values=enc['pixel_values'])], 'loo')
+    ids = torch.tensor([[1, 7, 8]])
+    words = dict(input_ids=ids, pixel_values=enc['pixel_values'])
+    with pytest.raises(ValueError, match='no token of the text stands for it'):
+        explain(model, tokenizer, [words], 'loo')
+    few = words | dict(input_ids=torch.tensor([[1, IMAGE, IMAGE, 7, 8]]))
+    with pytest.raises(ValueError, match='their numbers differ'):
+        explain(model, tokenizer, [few], 'loo')
+    (a,) = explain(model, tokenizer, ['w7 w8 w9'], 'loo', target=5)
+    assert len(a) == 3 and 'images' not in a.info
+    qwen, enc, _ = made('qwen2_vl')
+    few = {k: v[:, 1:] if v.shape[:2] == (1, 12) else v for k, v in enc.items()}
+    few['input_ids'] = enc['input_ids'][:, [0, 1, *range(3, 12)]]
+    with pytest.raises(ValueError, match='image_grid_thw makes 6'):
+        explain(qwen, tokenizer, [few], 'loo')
+    deep, enc, _ = made('qwen3_vl')
+    with pytest.raises(ValueError, match='in later layers'):
+        explain(deep, tokenizer, [enc], 'loo', removal='zero_embedding')
+
+
+@pytest.mark.parametrize('name', BESIDE)
+def test_a_pair_needs_both(made, name):
+    model, enc, tokenizer = made(name)
+    for left in enc:
+        with pytest.raises(ValueError, match='holds no'):
+            given = {k: v for k, v in enc.items() if k == left}
+            explain(model, tokenizer, [given], 'loo')
+    with pytest.raises(ValueError, match='for one image'):
+        two = enc | dict(pixel_values=enc['pixel_values'].repeat(2, 1, 1, 1))
+        explain(model, tokenizer, [two], 'loo')
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+    with pytest.raises(ValueError, match='without padding'):
+        explain(model, tokenizer, [enc | dict(attention_mask=mask)], 'loo')
+    with pytest.raises(ValueError, match='no patch of an image'):
+        explain(model, tokenizer, [enc], 'ig', baseline='pad')
+
+
+# --- what is seen
+
+
+def test_the_picture_stands_beside_its_heat_map(made):
+    model, enc, tokenizer = made('qwen2_vl')
+    a = explain(model, tokenizer, [enc], 'attn_lrp')[0]
+    (image,) = a.info['images']
+    assert (image['start'], image['n'], image['grid']) == (2, 6, (2, 3))
+    assert a.tokens[2:8] == ['0,0', '0,1', '0,2', '1,0', '1,1', '1,2']
+    page = a._repr_html_()
+    assert page.count('class="t patch') == 6 and page.count(image['picture']) == 1
+    assert 'repeat(3,minmax(0,1fr))' in page
+
+
+def test_a_picture_is_the_models_pixels():
+    Image = pytest.importorskip('PIL.Image')
+    x = torch.rand(3, 6, 8)
+    data = base64.b64decode(picture(x).split(',')[1])
+    found = np.asarray(Image.open(io.BytesIO(data))) / 255.0
+    wanted = (x - x.min()) / (x.max() - x.min())
+    assert np.abs(found - wanted.permute(1, 2, 0).numpy()).max() < 0.51 / 255
+
+
+def test_qwens_patches_are_put_together_again():
+    torch.manual_seed(0)
+    model, enc = qwen2_vl()
+    x = torch.rand(3, 16, 24)
+    # as its processor cuts it: blocks of 2 × 2 patches, each of 4 × 4, twice in time
+    cut = x.view(3, 2, 2, 4, 3, 2, 4).permute(1, 4, 2, 5, 0, 3, 6)
+    patches = torch.stack([cut, cut], 5).reshape(24, -1)
+    towers, _ = unwrap(model.eval(), tokenizer_of())
+    (found,) = towers._pixels(enc | dict(pixel_values=patches))
+    assert found.equal(x)

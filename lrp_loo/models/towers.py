@@ -499,7 +499,7 @@ def as_towers(
     model,  # any model
 ):  # the same, or a `Towers` in its place
     "What is explained in the place of a model of several parts."
-    if isinstance(model, Towers):
+    if isinstance(model, Towers) or not isinstance(model, torch.nn.Module):
         return model
     kind = next((k for k in KINDS if k.fits(model)), None)
     if kind is not None:
