@@ -651,9 +651,9 @@ def test_a_pair_needs_both(made, name):
     with pytest.raises(ValueError, match='for one image'):
         two = enc | dict(pixel_values=enc['pixel_values'].repeat(2, 1, 1, 1))
         explain(model, tokenizer, [two], 'loo')
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
-    with pytest.raises(ValueError, match='without padding'):
-        explain(model, tokenizer, [enc | dict(attention_mask=mask)], 'loo')
+    hidden = enc | dict(attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]))
+    with pytest.raises(ValueError, match='mask hides some'):
+        explain(model, tokenizer, [hidden], 'loo')
     with pytest.raises(ValueError, match='no patch of an image'):
         explain(model, tokenizer, [enc], 'ig', baseline='pad')
 

@@ -418,6 +418,13 @@ class ImageAndText(_WithImages):
                     f" encoding holds no {name}; give what its processor returned for"
                     " both"
                 )
+        mask = text.get('attention_mask')
+        padded = mask is not None and not torch.as_tensor(mask).all()
+        if padded and hasattr(self.inside, 'logit_bias'):
+            raise ValueError(
+                f"{type(self).__name__} reads a text's last place, padding or not, and"
+                " the attention mask hides some; give input_ids without the mask"
+            )
         enc = encode(self.inside, tokenizer, text, truncation, max_length)
         ids, pixels = enc['input_ids'], enc['pixel_values']
         others = enc.keys() - {'input_ids', 'attention_mask', 'pixel_values'}
