@@ -563,7 +563,7 @@ def check_patches(model, patches, image):
     rows, columns = a.info['grid']
     for j in (0, 3):
 
-        def zero(module, args, out):
+        def zero(module, args, out, j=j):
             out = out.clone()
             out[:, :, j // columns, j % columns] = 0
             return out
@@ -691,3 +691,19 @@ def test_qwens_patches_are_put_together_again():
     towers, _ = unwrap(model.eval(), tokenizer_of())
     (found,) = towers._pixels(enc | dict(pixel_values=patches))
     assert found.equal(x)
+
+
+@pytest.mark.parametrize('kind', ['Wav2Vec2', 'Whisper'])
+def test_a_sound_alone_is_refused(kind):
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    sizes |= dict(intermediate_size=48, conv_dim=(16, 16), conv_stride=(5, 2))
+    sizes |= dict(conv_kernel=(10, 3), num_feat_extract_layers=2)
+    sizes |= dict(num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    if kind == 'Wav2Vec2':
+        model = t.Wav2Vec2ForSequenceClassification(t.Wav2Vec2Config(**sizes))
+    else:
+        sizes = dict(d_model=32, encoder_layers=1, encoder_attention_heads=4)
+        config = t.WhisperConfig(**sizes, encoder_ffn_dim=48, num_mel_bins=8)
+        model = t.WhisperForAudioClassification(config)
+    with pytest.raises(ValueError, match='no part of a sound is removed'):
+        explain(model.eval(), None, [torch.randn(400)])

@@ -28,6 +28,7 @@ from lrp_loo.models.encoding import (
     encode,
     input_embeddings,
     is_encoding,
+    refuse_sound,
 )
 from ..models.towers import unwrap
 from ..models.layers import is_offloaded
@@ -210,6 +211,7 @@ def check_call(
         )
     as_method(method)
     if isinstance(model, torch.nn.Module):
+        refuse_sound(model)
         # an error where there is nothing to attribute to
         input_embeddings(model)
     check_model(model)

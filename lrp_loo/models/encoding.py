@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ANY_MORE', 'TOKEN_BUDGET', 'NO_LIMIT', 'READ', 'BESIDE', 'device_of', 'is_pretrained', 'pretrained_parts',
            'forward_arguments', 'InputNames', 'input_names', 'inside_wrappers', 'position_offset', 'max_tokens',
-           'input_embeddings', 'embedding_tables', 'as_texts', 'as_inputs', 'is_encoding', 'is_message', 'check_text',
-           'check_ids', 'special_mask', 'special_ids', 'own_tokens', 'put_around', 'tokenized', 'encode']
+           'input_embeddings', 'refuse_sound', 'embedding_tables', 'as_texts', 'as_inputs', 'is_encoding', 'is_message',
+           'check_text', 'check_ids', 'special_mask', 'special_ids', 'own_tokens', 'put_around', 'tokenized', 'encode']
 
 # %% ../../nbs/lib/models_encoding.ipynb #b7c91c7f
 import inspect
@@ -157,6 +157,20 @@ def input_embeddings(
         " (of an image's patches: their convolution), and whose forward takes"
         " input_ids, or pixel_values"
     )
+
+
+def refuse_sound(
+    model,  # any torch module
+):
+    "Refuse a model that hears a sound, and is given no tokens beside it."
+    takes = forward_arguments(model).keys()
+    heard = sorted({'input_values', 'input_features'} & takes)
+    if heard and not takes & {*READ, 'decoder_input_ids'}:
+        raise ValueError(
+            f"{type(model).__name__} hears a sound ({', '.join(heard)}), and no part"
+            " of a sound is removed here; of models such as Whisper, the words that"
+            " were said of it are explained"
+        )
 
 
 def embedding_tables(
