@@ -408,6 +408,12 @@ class ImageAndText(_WithImages):
 
     def encoded(self, tokenizer, text, truncation=False, max_length=None):
         "A pair (image, text) that the processor reads, or what it returned."
+        if isinstance(text, str):
+            raise ValueError(
+                f"{type(self).__name__} reads an image beside the text, and none was"
+                " given (a pair is a tuple, image and text); take its text model"
+                " alone, such as CLIPTextModelWithProjection"
+            )
         if not is_encoding(text):
             given = text if isinstance(text, tuple) else (text,)
             text = self.processed(given)
