@@ -27,6 +27,7 @@ TASKS = {  # task → a word that its recipe's heading holds
     'chat models': 'Chat',
     'an answer from a document': 'document',
     'images': 'Images',
+    'an image and a text': 'An image and a text',
     'sentence-transformers': 'sentence-transformers',
     'a plain torch module': 'torch module',
     'peft': 'peft',

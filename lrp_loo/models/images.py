@@ -411,8 +411,8 @@ class ImageAndText(_WithImages):
         if isinstance(text, str):
             raise ValueError(
                 f"{type(self).__name__} reads an image beside the text, and none was"
-                " given (a pair is a tuple, image and text); take its text model"
-                " alone, such as CLIPTextModelWithProjection"
+                f" given ({type(text).__name__}); take its text model alone, such as"
+                " CLIPTextModelWithProjection"
             )
         if not is_encoding(text):
             given = text if isinstance(text, tuple) else (text,)
