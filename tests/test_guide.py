@@ -32,6 +32,7 @@ TASKS = {  # task → a word that its recipe's heading holds
     'encoder-decoders': 'encoder-decoder',
     'an answer from a document': 'document',
     'images': 'Images',
+    'an image and a text': 'An image and a text',
     'sentence-transformers': 'sentence-transformers',
     'a plain torch module': 'torch module',
     'peft': 'peft',

@@ -22,11 +22,13 @@ from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
 from ..models import check_model
 from lrp_loo.models.encoding import (
+    BESIDE,
     as_inputs,
     check_text,
     encode,
     input_embeddings,
     is_encoding,
+    refuse_sound,
 )
 from ..models.towers import unwrap
 from ..models.layers import is_offloaded
@@ -210,6 +212,7 @@ def check_call(
         )
     as_method(method)
     if isinstance(model, torch.nn.Module):
+        refuse_sound(model)
         # an error where there is nothing to attribute to
         input_embeddings(model)
     check_model(model)
@@ -436,6 +439,11 @@ def units_of_texts(
     among = among or [()] * len(texts)
     for enc, text, own, spans in zip(encs, texts, given, among):
         by_token = isinstance(own, str) and own == 'token'
+        if not by_token and BESIDE & enc.keys():
+            raise ValueError(
+                f"units={own!r} of a text with an image or a sound are not known;"
+                " take units='token', a score for each place"
+            )
         if not by_token and is_encoding(text):
             raise ValueError(
                 f"units={own!r} are found in the text, and this one was given as"

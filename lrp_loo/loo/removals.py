@@ -20,7 +20,7 @@ from ..core.files import per_token, repeated, whole_number
 from ..core.hooks import leaves_nothing
 from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMode, float_mask, operation_name
-from ..models.towers import places_read
+from ..models.towers import NOWHERE, places_read
 from lrp_loo.models.encoding import (
     device_of,
     input_embeddings,
@@ -62,6 +62,8 @@ class key_weights(AttentionMode):
         return softmax(input + m, *args, **kwargs)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if places_read() is NOWHERE:
+            return func(*args, **(kwargs or {}))
         if operation_name(func) != 'multi_head_attention_forward':
             return super().__torch_function__(func, types, args, kwargs)
         # torch's own, whose tensors are (T, batch, d)
@@ -326,7 +328,8 @@ class AttentionMask(Removal):
     by_mask = True
 
     def check(self, text, fill):
-        if text.has_tokens and not hears_of_masks(text.model):
+        heard = hears_of_masks(text.model) or hasattr(text.model, 'by_weights')
+        if text.has_tokens and not heard:
             raise ValueError(
                 f"{type(text.model).__name__} takes no attention mask, so no"
                 f" token can be removed by it; {OTHER_REMOVALS}"
@@ -336,7 +339,8 @@ class AttentionMask(Removal):
         return keep & own
 
     def for_text(self, text, fill):
-        if text.has_tokens:  # all rows, some hidden
+        by_mask = text.has_tokens and not hasattr(text.model, 'by_weights')
+        if by_mask:  # all rows, some hidden
             shared = {'shares'} & input_names(text.model).named.keys()
             return [
                 lambda keep: Given(
@@ -344,7 +348,7 @@ class AttentionMask(Removal):
                     | dict(attention_mask=keep.long(), **dict.fromkeys(shared, True))
                 )
             ]
-        # an image has no mask; its patches get weights as keys
+        # towers of images take no mask; patches get weights as keys
         return [lambda keep: Given(text.rows(len(keep)), weights=keep.float())]
 
     def dropped(self, text, keep):
@@ -485,6 +489,15 @@ class ZeroEmbedding(Removal):
     "Zero in place of its embedding."
 
     name = 'zero_embedding'
+
+    def check(self, text, fill):
+        super().check(text, fill)
+        if getattr(text.model, 'is_deeper', False) and 'pixel_values' in text.enc:
+            raise ValueError(
+                f"{type(text.model).__name__} adds the image's features in later"
+                f" layers as well, where removal={self.name!r} leaves them; take"
+                " 'attention_mask'"
+            )
 
     def places(self, text):
         return n_places(text.embeddings)

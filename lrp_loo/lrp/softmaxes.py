@@ -25,7 +25,7 @@ from lrp_loo.lrp.composite import (
     tensors_in,
 )
 from .rules import constant
-from ..models.towers import places_read
+from ..models.towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/lrp_softmaxes.ipynb #softma01
 # classes whose softmax weighs copies of one token's residual stream, no other
@@ -172,7 +172,7 @@ class Softmaxes:
     ) -> tuple:  # the result, the name of its rule so far
         "A softmax whose use has to show."
         record = None
-        if self.attention is not None:
+        if self.attention is not None and places_read() is not NOWHERE:
             record = Weights(call.layer, call.args[0], out, places_read())
         softmax = Softmax(call.operation, record)
         self.open.append(softmax)

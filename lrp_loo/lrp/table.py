@@ -41,7 +41,7 @@ from .rules import constant, epsilon_rule, scale_gradient
 from .softmaxes import IN_HEADS, Weights, held_heads, softmaxes_of
 from ..models.attention import AttentionCall, multi_head_mask, operation_name
 from ..models.products import product_of
-from ..models.towers import places_read
+from ..models.towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/lrp_table.ipynb #fef4c394
 # operation → where its bias stands among the arguments, and its name
@@ -226,11 +226,11 @@ def power(
     call: Call,
     composite: Composite,  # its activation, and its layer_norm
 ) -> tuple:  # the result, 'identity', 'constant', 'gradient' or 'none'
-    "x², x³, … are element-wise functions; 1/√x is part of a norm."
+    "x², x³, … are element-wise functions; √x and 1/√x are parts of a norm."
     exponent = _exponent(call)
     if not isinstance(exponent, (int, float)):
         return unknown(call, composite)
-    rule = activation if exponent > 0 else normalizer
+    rule = normalizer if exponent < 0 or exponent == 0.5 else activation
     return rule(call, composite)
 
 
@@ -391,7 +391,7 @@ def _attention_in_steps(composite, layer, call, held, record):
     k = scale_gradient(call.keys.transpose(-2, -1), of_k)
     Z = epsilon_rule(q @ k, eps)
     A = call.weights(Z)
-    if record is not None:
+    if record is not None and places_read() is not NOWHERE:
         A = _recorded_weights(A, bypass)
         record.append(Weights(layer, Z, A, places_read()))
     elif bypass:
@@ -477,7 +477,7 @@ def softmax(
     layer = call.layer
     context.attends(layer, call.module)
     bypass = composite.bypasses(layer)
-    if context.attention is not None:
+    if context.attention is not None and places_read() is not NOWHERE:
         out = _recorded_weights(out, bypass)
         context.attention.append(Weights(layer, call.args[0], out, places_read()))
     elif bypass:

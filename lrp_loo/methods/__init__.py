@@ -52,14 +52,29 @@ from .baselines import sum_over_features
 from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
 from ..removal.parts import part_scores
-from ..models.encoding import is_encoding, special_mask
+from ..models.encoding import BESIDE, is_encoding, special_mask
 from ..models.towers import unwrap
 from ..models.layers import made_with
 from ..models.parts import Parts
 from ..views import Attributions, compare
 
 # %% ../../nbs/lib/methods.ipynb #0658ca5b
-def _places(tokenizer, enc, ids, units, scores, by_unit):
+def _patches(rows, columns):
+    "What the patches of an image are called."
+    return [f'{r},{c}' for r in range(rows) for c in range(columns)]
+
+
+def _with_images(names, images):
+    "The tokens' names, an image's by its rows and columns; where images stand."
+    said = []
+    for start, n, grid, picture in images:
+        if grid is not None:
+            names[start : start + n] = _patches(*grid)
+        said.append(dict(start=start, n=n, grid=grid, picture=picture))
+    return names, dict(images=said) if said else {}
+
+
+def _places(tokenizer, enc, ids, units, scores, by_unit, images):
     "Names, scores, which are special; and what is said of the places."
     if isinstance(units, Parts):
         return units.names, scores[: len(units)], units.is_special, dict(parts=True)
@@ -70,12 +85,13 @@ def _places(tokenizer, enc, ids, units, scores, by_unit):
         return units.names, scores, units.is_special, said
     if ids is not None:
         names = tokenizer.convert_ids_to_tokens(ids)
-        return names, scores[: len(ids)], special_mask(tokenizer, ids), {}
+        names, said = _with_images(names, images)
+        return names, scores[: len(ids)], special_mask(tokenizer, ids), said
     n = len(scores)
     height, width = enc['pixel_values'].shape[-2:]
     rows = round((n * height / width) ** 0.5)
     columns = n // rows
-    names = [f'{r},{c}' for r in range(rows) for c in range(columns)]
+    names = _patches(rows, columns)
     return names, scores, torch.zeros(n, dtype=torch.bool), dict(grid=(rows, columns))
 
 
@@ -139,16 +155,17 @@ def _attribution(work, enc, units, found, i):
     ids = enc['input_ids'][0].cpu() if 'input_ids' in enc else None
     # a method of one's own may leave them their history
     scores = found.scores[i].detach().float().cpu()
-    by_unit = as_method(method).by_unit
-    names, scores, special, said = _places(tokenizer, enc, ids, units, scores, by_unit)
+    images = model.images(enc) if hasattr(model, 'images') else []
+    own = (scores, as_method(method).by_unit, images)
+    names, scores, special, said = _places(tokenizer, enc, ids, units, *own)
     info = found.info[i] | _where_read(tokenizer, ids, readout, i) | said
     value = float(found.values[i])
     probability = _probability(model, readout, i, value)
     if probability is not None:
         info['probability'] = probability
     chosen = readout.chosen(i)
-    label = ''
-    if not getattr(readout, 'of_features', False):
+    label = getattr(model, 'says', '')  # of a model that says one number
+    if not label and not getattr(readout, 'of_features', False):
         label = _label(model, tokenizer, ids, chosen, 'answer' in info)
     name = method_name(method)
     a = Attribution(names, scores, special, chosen, value, name, label, ids, info)
@@ -404,6 +421,8 @@ def _known_of_text(tokenizer, text, enc, units):
         return {}
     if isinstance(units, Parts):
         return dict(text=text)
+    if BESIDE & enc.keys():  # an image (a sound), and a text
+        return dict(text=text[1]) if isinstance(text, tuple) else {}
     try:
         spans = stretches_of_units(tokenizer, enc, text, units)
     except ValueError:  # a slow tokenizer can't say

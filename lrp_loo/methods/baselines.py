@@ -139,7 +139,10 @@ def _ig_baseline(model, tokenizer, batch, x, baseline):
         return baseline.detach().to(x).expand_as(x), 'given'
     has_ids = 'input_ids' in batch
     if baseline is None:
-        has_padding = has_ids and getattr(tokenizer, 'pad_token_id', None) is not None
+        has_padding = has_ids and 'pixel_values' not in batch
+        has_padding = (
+            has_padding and getattr(tokenizer, 'pad_token_id', None) is not None
+        )
         baseline = 'pad' if has_padding else 'zero'
     if baseline not in BASELINES:
         raise ValueError(
@@ -147,6 +150,11 @@ def _ig_baseline(model, tokenizer, batch, x, baseline):
         )
     if not has_ids:
         return torch.zeros_like(x), baseline
+    if 'pixel_values' in batch and baseline != 'zero':
+        raise ValueError(
+            f"baseline={baseline!r} is a token's embedding, and no patch of an image"
+            " comes from that; take 'zero', or embeddings"
+        )
     special = torch.stack([special_mask(tokenizer, ids) for ids in batch['input_ids']])
     added = x.shape[1] - special.shape[1]  # padding that a model adds by itself
     special = torch.nn.functional.pad(special.to(x.device), (0, added), value=True)

@@ -94,7 +94,8 @@ def rollout_scores(
     "Attention Rollout, heads averaged (equation Rollout)."
     refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
-    check_tokens_alone(batch, 'rollout')
+    if not getattr(model, 'all_in_row', False):
+        check_tokens_alone(batch, 'rollout')
     with torch.no_grad(), watch_embeddings(model) as seen:
         out = forward(model, batch)
     kind = type(model).__name__

@@ -13,6 +13,7 @@ from .demos import *  # noqa: F401, F403
 from .encoding import *  # noqa: F401, F403
 from .layers import *  # noqa: F401, F403
 from .loading import *  # noqa: F401, F403
+from .images import *  # noqa: F401, F403
 from .towers import *  # noqa: F401, F403
 
 # %% ../../nbs/lib/models.ipynb #688f9b4a
@@ -125,13 +126,15 @@ class _EmbeddingWatch:
     def __init__(self, model, value):
         self.model = type(model).__name__
         self.value = value
+        # an image is put among them before they are heard
+        self.merged = merged = hasattr(model, 'merged')
         self.seen = Seen()
         self.calls = 0
         self.ids = None  # what the model was called with
         self.others = []  # beside them
         self.filled_from = []  # and what tokens of it stand for
         self.read = None  # whose embeddings are seen: these, or as they came
-        self.towers = model if isinstance(model, Towers) else None
+        self.towers = model if isinstance(model, Towers) and not merged else None
         self.given = {}  # what the towers were called with
 
     def called(self, model, args, kwargs):
@@ -140,7 +143,8 @@ class _EmbeddingWatch:
         others = dict(kwargs)
         self.ids = others.pop('input_ids', None)
         self.others = list(others.values())
-        if beside := _others(kwargs):
+        beside = _others(kwargs)
+        if beside and not self.merged:
             # of places that an image fills nobody reads the table's embeddings
             configs = [getattr(m, 'config', None) for m in model.modules()]
             filled = {
@@ -193,12 +197,18 @@ class _EmbeddingWatch:
         if x.shape[1] != len(at):
             return None  # of places of the model's own, as LED's padding
         if not self.seen:
-            given = {k: self.given.get(k) for k in ('input_ids', 'tower_ids')}
+            takes = inspect.signature(self.towers.embedded).parameters
+            given = {k: self.given.get(k) for k in takes}
             with torch.no_grad():
                 own = self.towers.embedded(**given)
             self.seen.append(own.requires_grad_() if self.value is None else self.value)
         self.seen.look_ups += 1
-        return torch.where(at[:, None] >= 0, self.seen[0][:, at.clamp(min=0)], x)
+        of_places = self.seen[0][:, at.clamp(min=0)]
+        if x.ndim == 4:  # a convolution's
+            of_places = of_places[..., : x.shape[1]]
+            return of_places.mT.reshape(x.shape)
+        of_places = of_places[..., : x.shape[-1]]
+        return torch.where(at[:, None] >= 0, of_places, x)
 
     def _begin(self, table, found, x):
         "The first look-up says whose embeddings are seen."
@@ -363,6 +373,13 @@ def _why_call_failed(model, inputs, e):
             f"{kind} reads an image beside the text, and none was given"
             f" ({said}); take its text model alone, such as"
             " CLIPTextModelWithProjection"
+        )
+    if 'do not match' in said and 'pixel_values' in inputs:
+        return (
+            f"{kind} puts an image's features in the place of as many tokens, and"
+            f" their numbers differ ({said}); encode image and text together by the"
+            " model's processor, and take a removal that replaces no token, such as"
+            " 'attention_mask'"
         )
     if 'multiple of the chunk size' in said:
         return (

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .products import product_of
+from .towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/models_attention.ipynb #a7700007
 def float_mask(
@@ -224,12 +225,14 @@ class AttentionMaps(AttentionMode):
         self.maps = []
 
     def attend(self, call):
-        self.maps.append(call.weights())
+        if places_read() is not NOWHERE:
+            self.maps.append(call.weights())
         return call.compute()
 
     def weigh(self, softmax, input, *args, **kwargs):
         A = softmax(input, *args, **kwargs)
-        self.maps.append(A)
+        if places_read() is not NOWHERE:
+            self.maps.append(A)
         return A
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -36,7 +36,7 @@ from ..models import forward, gradients_on, plain_tensors, watch_embeddings
 from ..models.attention import AttentionCall
 from ..models.encoding import device_of
 from ..models.layers import transformer_layers
-from ..models.towers import places_read
+from ..models.towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/removal_one_pass.ipynb #d6124107
 def key_effects(
@@ -214,6 +214,7 @@ class _FusedCalls:
         fused = AttentionCall(*call.args, **call.kwargs)
         q, bias = fused.query, fused.bias()
         learned = bias is not None and bias.requires_grad
+        learned = learned or places_read() is NOWHERE
         if learned or not q.requires_grad or q.ndim != 4:
             return fused_attention(call, composite)
         call.context.attends(call.layer, call.module)
@@ -313,10 +314,10 @@ class _Pass:
 
     def start(self, read, key):
         "Rows of an attention that are read, (batch, n): the last one's count."
-        if self.found is not None:
-            return
         if (at := self.places.get(key)) is not None:
             return self.start_parts(read, at)
+        if self.found is not None:
+            return
         # keys that stand for no input, in front of an image's patches
         extra = read.shape[1] - n_places(self.seen[0])
         if extra and not self.is_text:
@@ -333,11 +334,22 @@ class _Pass:
         n = n_places(self.seen[0])
         if self.members is None:
             self.members = torch.eye(n, device=read.device).expand(len(read), n, n)
-        self.read_at = at.rows
-        self.unread = self.members[:, at.rows.clamp(min=0)].bool() & ~read[..., None]
-        of_places = read.new_zeros(len(read), n)
-        of_places[:, at.rows.clamp(min=0)] = read
-        self.found = self.sums(of_places, self.members)
+        place = at.rows.clamp(min=0)
+        if self.found is None:
+            self.own_at, self.looked_at = {}, set()
+            of_places = read.new_zeros(len(read), n)
+            of_places[:, place] = read
+            self.found = self.sums(of_places, self.members)
+        rows, keys = tuple(at.rows.tolist()), tuple(at.keys.tolist())
+        if rows not in self.own_at:
+            # a part's last call says which of its rows are read; what others look
+            # at is read as their keys, which are removed as well
+            own = self.members[:, place].bool() & (at.rows >= 0)[:, None]
+            if not self.looked_at.intersection(rows):
+                own = own & ~read[..., None]
+            self.own_at[rows] = own
+        if keys != rows:
+            self.looked_at.update(set(keys) - {-1})
 
     def of_parts(self, at, g, A, weights):
         "(batch, heads, T, n_units) the effects, by the places of the rows."
@@ -346,10 +358,7 @@ class _Pass:
         members = self.members[:, at.keys.clamp(min=0)] * is_place
         effects = key_effects(g, A, members, weights)
         if not self.own_rows:
-            own = self.members[:, place].bool()
-            if at.rows.equal(self.read_at):
-                own = self.unread
-            own = own & (at.rows >= 0)[:, None]
+            own = self.own_at[tuple(at.rows.tolist())]
             effects.masked_fill_(own[:, None], 0)
         found = effects.new_zeros(*effects.shape[:2], *self.members.shape[1:])
         return found.index_add_(2, place, effects)
@@ -523,7 +532,8 @@ def removal_pass(
     """
     if by_row and by_group:
         raise ValueError("by_row and by_group are two sums: take one of them")
-    check_tokens_alone(batch, 'removal')
+    if not getattr(model, 'all_in_row', False):
+        check_tokens_alone(batch, 'removal')
     sums = _RowSums if by_row else _GroupSums if by_group else _HeadSums
     with gradients_on(model):
         batch = plain_tensors(batch)

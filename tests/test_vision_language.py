@@ -1,0 +1,709 @@
+"""An image in a text, and an image beside one: every method, against direct calls."""
+
+import base64
+import inspect
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from torch import nn
+from torch.nn import functional as F
+
+from lrp_loo import explain
+from lrp_loo.asked.targets import Readout
+from lrp_loo.loo.removals import key_weights
+from lrp_loo.lrp import gradient, lrp_rules
+from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.images import picture
+from lrp_loo.models.towers import unwrap
+from lrp_loo.removal import removal_scores
+
+IMAGE = 49  # the token that stands for an image
+SMALL = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
+TEXT = dict(**SMALL, num_hidden_layers=2, num_key_value_heads=2, vocab_size=50)
+TEXT |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+VISION = dict(**SMALL, num_hidden_layers=1, image_size=16, patch_size=8)
+
+
+def tokenizer_of(names=50):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocab = {f'w{i}': i for i in range(names)} | {'<image>': IMAGE}
+    vocab = {k: v for k, v in vocab.items() if k != f'w{IMAGE}'}
+    inside = Tokenizer(models.WordLevel(vocab, unk_token='w3'))
+    inside.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return t.PreTrainedTokenizerFast(
+        tokenizer_object=inside,
+        unk_token='w3',
+        pad_token='w0',
+        bos_token='w1',
+        eos_token='w2',
+        additional_special_tokens=['<image>'],
+    )
+
+
+def row(n_image, **others):
+    ids = [1, 7, *[IMAGE] * n_image, 8, 9, 10, 11]
+    ids = torch.tensor([ids])
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids), **others)
+
+
+def llava():
+    config = t.LlavaConfig(
+        vision_config=t.CLIPVisionConfig(**VISION),
+        text_config=t.LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        image_seq_length=4,
+    )
+    model = t.LlavaForConditionalGeneration(config)
+    return model, row(4, pixel_values=torch.randn(1, 3, 16, 16))
+
+
+def paligemma():
+    text = t.GemmaConfig(**TEXT, head_dim=8)
+    vision = t.SiglipVisionConfig(**VISION)
+    config = t.PaliGemmaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE,
+        projection_dim=32,
+    )
+    enc = row(4, pixel_values=torch.randn(1, 3, 16, 16))
+    enc['token_type_ids'] = torch.zeros_like(enc['input_ids'])
+    return t.PaliGemmaForConditionalGeneration(config), enc
+
+
+def gemma3():
+    text = t.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=16)
+    config = t.Gemma3Config(
+        text_config=text,
+        vision_config=t.SiglipVisionConfig(**VISION),
+        mm_tokens_per_image=4,
+        image_token_index=IMAGE,
+    )
+    enc = row(4, pixel_values=torch.randn(1, 3, 16, 16))
+    enc['token_type_ids'] = (enc['input_ids'] == IMAGE).long()
+    model = t.Gemma3ForConditionalGeneration(config)
+    weight = model.model.multi_modal_projector.mm_input_projection_weight
+    torch.nn.init.normal_(weight, std=0.1)  # zeros where it is not trained
+    return model, enc
+
+
+def smolvlm():
+    config = t.SmolVLMConfig(
+        vision_config=dict(VISION, image_size=16, patch_size=4),
+        text_config=dict(TEXT, model_type='llama'),
+        image_token_id=IMAGE,
+        scale_factor=2,
+    )
+    pixels = torch.randn(1, 1, 3, 16, 16)
+    return t.SmolVLMForConditionalGeneration(config), row(4, pixel_values=pixels)
+
+
+def idefics3():
+    config = t.Idefics3Config(
+        vision_config=dict(VISION, image_size=16, patch_size=4),
+        text_config=dict(TEXT, model_type='llama'),
+        image_token_id=IMAGE,
+        scale_factor=2,
+    )
+    pixels = torch.randn(1, 1, 3, 16, 16)
+    return t.Idefics3ForConditionalGeneration(config), row(4, pixel_values=pixels)
+
+
+def internvl():
+    config = t.InternVLConfig(
+        vision_config=dict(
+            VISION, image_size=[16, 16], patch_size=[4, 4], model_type='internvl_vision'
+        ),
+        text_config=dict(TEXT, model_type='qwen2'),
+        image_token_id=IMAGE,
+        downsample_ratio=0.5,
+    )
+    pixels = torch.randn(1, 3, 16, 16)
+    return t.InternVLForConditionalGeneration(config), row(4, pixel_values=pixels)
+
+
+QWEN = dict(image_token_id=IMAGE, vision_start_token_id=47, vision_end_token_id=46)
+QWEN |= dict(video_token_id=48)
+
+
+def qwen_row():
+    "An image of 4 × 6 patches, merged to 2 × 3."
+    enc = row(6, image_grid_thw=torch.tensor([[1, 4, 6]]))
+    enc['input_ids'][0, 1] = 47
+    enc['mm_token_type_ids'] = (enc['input_ids'] == IMAGE).long()
+    return enc | dict(pixel_values=torch.randn(24, 3 * 2 * 4 * 4))
+
+
+def qwen2_vl():
+    rope = dict(rope_type='default', type='default', mrope_section=[1, 1, 2])
+    rope |= dict(rope_theta=10000.0)
+    config = t.Qwen2VLConfig(
+        text_config=dict(TEXT, rope_scaling=rope, rope_parameters=rope),
+        vision_config=dict(
+            depth=1,
+            embed_dim=32,
+            hidden_size=32,
+            num_heads=4,
+            mlp_ratio=2,
+            patch_size=4,
+        ),
+        **QWEN,
+    )
+    return t.Qwen2VLForConditionalGeneration(config), qwen_row()
+
+
+def qwen3_vl():
+    rope = dict(rope_type='default', mrope_section=[2, 1, 1], rope_theta=10000.0)
+    rope |= dict(mrope_interleaved=True)
+    config = t.Qwen3VLConfig(
+        text_config=dict(TEXT, head_dim=8, rope_scaling=rope, rope_parameters=rope),
+        vision_config=dict(
+            depth=2,
+            hidden_size=32,
+            intermediate_size=48,
+            num_heads=4,
+            patch_size=4,
+            out_hidden_size=32,
+            num_position_embeddings=16,
+            deepstack_visual_indexes=[0],
+        ),
+        **QWEN,
+    )
+    return t.Qwen3VLForConditionalGeneration(config), qwen_row()
+
+
+IN_TEXT = dict(
+    llava=llava,
+    paligemma=paligemma,
+    gemma3=gemma3,
+    smolvlm=smolvlm,
+    idefics3=idefics3,
+    internvl=internvl,
+    qwen2_vl=qwen2_vl,
+    qwen3_vl=qwen3_vl,
+)
+
+
+@pytest.fixture(scope='module')
+def made():
+    "Models, made once: name → model, encoding, tokenizer."
+    known = {}
+
+    def make(name):
+        if name not in known:
+            torch.manual_seed(0)
+            model, enc = ALL[name]()
+            known[name] = model.eval(), enc, tokenizer_of()
+        return known[name]
+
+    return make
+
+
+def clip():
+    text = dict(**SMALL, num_hidden_layers=2, vocab_size=50, eos_token_id=2)
+    vision = dict(VISION, hidden_size=48, num_hidden_layers=2)
+    config = t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    return t.CLIPModel(config), beside()
+
+
+def siglip():
+    text = dict(**SMALL, num_hidden_layers=2, vocab_size=50)
+    vision = dict(VISION, num_hidden_layers=2)
+    config = t.SiglipConfig(text_config=text, vision_config=vision)
+    return t.SiglipModel(config), beside()
+
+
+def beside():
+    ids = torch.tensor([[1, 7, 8, 9, 10, 11]])
+    return dict(input_ids=ids, pixel_values=torch.randn(1, 3, 16, 16))
+
+
+BESIDE = dict(clip=clip, siglip=siglip)
+ALL = IN_TEXT | BESIDE
+
+
+@torch.no_grad()
+def called(model, enc, target):
+    return float(model(**enc).logits[0, -1, target])
+
+
+@pytest.mark.parametrize('name', IN_TEXT)
+def test_loo_is_that_of_direct_calls(made, name):
+    model, enc, tokenizer = made(name)
+    a = explain(model, tokenizer, [enc], 'loo', target=5)[0]
+    assert a.logit == pytest.approx(called(model, enc, 5), abs=1e-5)
+    assert len(a) == enc['input_ids'].shape[1]
+    fixed = dict(enc)
+    if hasattr(model.model, 'get_rope_index'):
+        takes = inspect.signature(model.model.get_rope_index).parameters
+        given = {k: v for k, v in enc.items() if k in takes}
+        fixed['position_ids'] = model.model.get_rope_index(**given)[0]
+    for i in (1, 3, len(a) - 3):
+        mask = enc['attention_mask'].clone()
+        mask[0, i] = 0
+        without = called(model, fixed | dict(attention_mask=mask), 5)
+        assert float(a.scores[i]) == pytest.approx(a.logit - without, abs=1e-5), i
+
+
+@pytest.mark.parametrize('name', IN_TEXT)
+def test_every_place_is_scored_by_rules(made, name):
+    model, enc, tokenizer = made(name)
+    for method in ('grad_x_input', 'attn_lrp', 'removal', 'auto', 'ig'):
+        a = explain(model, tokenizer, [enc], method, target=5)[0]
+        assert a.logit == pytest.approx(called(model, enc, 5), abs=1e-5), method
+        image = enc['input_ids'][0] == IMAGE
+        assert (a.scores[image] != 0).all(), method
+        assert not a.is_special[image].any(), method
+
+
+@torch.no_grad()
+def without(model, enc, i):
+    "The score of a pair when its i-th place is no key, by hooks on the towers."
+    n = enc['input_ids'].shape[1]
+    if i < n:
+        mask = torch.ones_like(enc['input_ids'])
+        mask[0, i] = 0
+        return float(model(**enc, attention_mask=mask).logits_per_image)
+    text = enc['input_ids']
+    features = model.get_text_features(text)
+    features = getattr(features, 'pooler_output', features)
+    with key_weights((torch.arange(4) != i - n).float()[None]):
+        image = model.get_image_features(enc['pixel_values'])
+    image = getattr(image, 'pooler_output', image)
+    image, features = (x / x.norm(dim=-1, keepdim=True) for x in (image, features))
+    scale, bias = model.logit_scale.exp(), getattr(model, 'logit_bias', 0.0)
+    return float(image @ features.T * scale + bias)
+
+
+@pytest.mark.parametrize('name', BESIDE)
+def test_loo_of_a_pair_is_that_of_direct_calls(made, name):
+    model, enc, tokenizer = made(name)
+    a = explain(model, tokenizer, [enc], 'loo')[0]
+    with torch.no_grad():
+        assert a.logit == pytest.approx(float(model(**enc).logits_per_image), abs=1e-5)
+    assert a.tokens[6:] == ['0,0', '0,1', '1,0', '1,1']
+    (image,) = a.info['images']
+    assert (image['start'], image['n'], image['grid']) == (6, 4, (2, 2))
+    assert not a.is_special[6:].any()
+    for i in range(10):
+        expected = a.logit - without(model, enc, i)
+        assert float(a.scores[i]) == pytest.approx(expected, abs=1e-5), i
+
+
+@pytest.mark.parametrize('name', BESIDE)
+def test_every_place_of_a_pair_is_scored_by_rules(made, name):
+    model, enc, tokenizer = made(name)
+    with torch.no_grad():
+        whole = float(model(**enc).logits_per_image)
+    for method in ('grad_x_input', 'attn_lrp', 'removal', 'auto', 'ig'):
+        a = explain(model, tokenizer, [enc], method)[0]
+        assert a.logit == pytest.approx(whole, abs=1e-5), method
+        content = a.scores[~a.is_special]
+        assert (content != 0).all() and a.label == 'logits_per_image', method
+
+
+# --- `removal`, and the derivative by a mask
+
+
+@pytest.fixture(scope='module')
+def doubled(made):
+    "A model in double precision in the place of what `explain` is given."
+    known = {}
+
+    def double(name):
+        if name not in known:
+            torch.manual_seed(0)
+            model, tokenizer = unwrap(ALL[name]()[0].eval().double(), tokenizer_of())
+            enc = encode(model, tokenizer, made(name)[1])
+            enc = {
+                k: v.double() if v.is_floating_point() else v for k, v in enc.items()
+            }
+            known[name] = model, enc
+        return known[name]
+
+    return double
+
+
+def recorded(model, enc):
+    "The attention of a pass under plain gradients, and the explained number."
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model),
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, enc)
+        readout = Readout(None, out, enc)
+        value = readout(out).sum()
+    return rules.attention, value, readout
+
+
+def places_of(w, n):
+    "Of a call's rows and keys, their places."
+    if w.places is None:
+        return torch.arange(n), torch.arange(n)
+    return w.places
+
+
+SOME = ['llava', 'qwen2_vl', 'clip', 'siglip']
+
+
+@pytest.mark.parametrize('name', SOME)
+def test_derivative_by_the_mask_is_that_of_finite_differences(doubled, name):
+    model, enc = doubled(name)
+    attention, value, readout = recorded(model, enc)
+    n = enc['input_ids'].shape[1]
+    found = torch.zeros(n, dtype=torch.double)
+    gradients = torch.autograd.grad(value, [w.Z for w in attention])
+    for w, g in zip(attention, gradients):
+        keys = places_of(w, n)[1]
+        own = keys >= 0
+        found.index_add_(0, keys[own], g.sum((0, 1, 2))[own])
+    for j in (2, 4, n - 1):
+        f = []
+        for h in (0.0, 1e-2, 2e-2):
+            m = torch.ones(1, n, dtype=torch.double)
+            m[0, j] = math.exp(-h)
+            with torch.no_grad(), key_weights(m):
+                f.append(float(readout(forward(model, enc))))
+        expected = (3 * f[0] - 4 * f[1] + f[2]) / 2e-2
+        assert float(found[j]) == pytest.approx(expected, rel=1e-2, abs=1e-5)
+
+
+@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('own_rows', [False, True])
+def test_removal_is_the_sum_of_keys_left_out(doubled, name, own_rows):
+    model, enc = doubled(name)
+    attention, value, _ = recorded(model, enc)
+    n = enc['input_ids'].shape[1]
+    gradients = torch.autograd.grad(value, [w.A for w in attention])
+    # the last token of a text; SigLIP's and CLIP's, which ends a text as well
+    read = {int((enc['tower_ids'] == 0).sum()) - 1 if 'tower_ids' in enc else n - 1}
+    total = torch.zeros(n, dtype=torch.double)
+    for w, g in zip(attention, gradients):
+        rows, keys = places_of(w, n)
+        for k, j in enumerate(keys.tolist()):
+            if j < 0:
+                continue
+            A = w.A[0].detach()
+            left = A.clone()
+            left[..., k] = 0
+            rest = left.sum(-1, keepdim=True)
+            effect = (
+                (g[0] * (A - left / rest)).sum(-1).masked_fill_(rest[..., 0] == 0, 0)
+            )
+            for i, row in enumerate(rows.tolist()):
+                if row != j or row in read or own_rows:
+                    total[j] += effect[:, i].sum()
+    ours = removal_scores(model, None, [enc], own_rows=own_rows).scores[0]
+    assert torch.allclose(ours, total, rtol=1e-6, atol=1e-9), (ours, total)
+
+
+@pytest.mark.parametrize('name', ['llava', 'qwen2_vl', 'clip'])
+def test_auto_is_exact_where_it_says_so(made, name):
+    model, enc, tokenizer = made(name)
+    loo = explain(model, tokenizer, [enc], 'loo')[0]
+    a = explain(model, tokenizer, [enc], 'auto', passes=7)[0]
+    exact = a.info['exact']
+    assert not a.exact and exact
+    assert torch.allclose(a.scores[exact], loo.scores[exact], atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_several_at_once_are_as_alone(made, name):
+    model, enc, tokenizer = made(name)
+    other = dict(enc, input_ids=enc['input_ids'].clone())
+    other['input_ids'][0, -2] = 12
+    together = explain(model, tokenizer, [enc, other], 'attn_lrp')
+    for one, a in zip([enc, other], together):
+        alone = explain(model, tokenizer, [one], 'attn_lrp')[0]
+        assert torch.allclose(a.scores, alone.scores, atol=1e-6)
+
+
+# --- a sound that stays, and what was said of it
+
+
+@pytest.fixture(scope='module')
+def whisper():
+    torch.manual_seed(0)
+    sizes = dict(d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=50)
+    sizes |= dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    sizes |= dict(encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8)
+    sizes |= dict(max_source_positions=10, max_target_positions=12, pad_token_id=0)
+    special = dict(bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+    config = t.WhisperConfig(**sizes, **special, init_std=0.2)
+    return t.WhisperForConditionalGeneration(config).eval(), torch.randn(8, 20)
+
+
+@pytest.mark.parametrize('method', ['loo', 'auto', 'attn_lrp', 'removal', 'ig'])
+def test_what_was_said_of_a_sound_is_explained(whisper, method):
+    model, sound = whisper
+    tokenizer = tokenizer_of()
+    (a,) = explain(model, tokenizer, [(sound, 'w7 w8 w9')], method, target=5)
+    ids = torch.tensor([[1, 7, 8, 9]])
+
+    @torch.no_grad()
+    def by_hand(mask):
+        given = dict(decoder_input_ids=ids, decoder_attention_mask=mask)
+        out = model(input_features=sound[None], **given)
+        return float(out.logits[0, -1, 5])
+
+    assert a.tokens == ['w1', 'w7', 'w8', 'w9']
+    whole = by_hand(torch.ones_like(ids))
+    assert a.logit == pytest.approx(whole, abs=1e-5)
+    assert (a.scores[1:] != 0).all()
+    if method in ('loo', 'auto'):
+        for j in range(4):
+            mask = torch.ones_like(ids)
+            mask[0, j] = 0
+            assert float(a.scores[j]) == pytest.approx(whole - by_hand(mask), abs=1e-5)
+
+
+def test_a_sound_is_given_as_features(whisper):
+    model, sound = whisper
+    tokenizer = tokenizer_of()
+    enc = dict(input_features=sound[None], decoder_input_ids=[[1, 7, 8, 9]])
+    (a,) = explain(model, tokenizer, [enc], 'attn_lrp', target=5)
+    (b,) = explain(model, tokenizer, [(sound, 'w7 w8 w9')], 'attn_lrp', target=5)
+    assert a.scores.equal(b.scores)
+    with pytest.raises(TypeError, match='hears a sound'):
+        explain(model, tokenizer, ['w7 w8'], 'loo')
+    with pytest.raises(ValueError, match='of one sound'):
+        explain(model, tokenizer, [(sound[None].repeat(2, 1, 1), 'w7')], 'loo')
+    with pytest.raises(ValueError, match='takes 12'):
+        explain(model, tokenizer, [(sound, 'w7 ' * 12)], 'loo')
+
+
+# --- vision transformers that call their image x
+
+
+class TimmAttention(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, d // self.heads)
+        x = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0))
+        return self.proj(x.transpose(1, 2).reshape(b, n, d))
+
+
+class OfTorchvision(nn.MultiheadAttention):
+    def __init__(self, d, heads):
+        super().__init__(d, heads, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Block(nn.Module):
+    def __init__(self, attention, d):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(d), attention(d, 4)
+        mlp = nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)
+        self.norm2, self.mlp = nn.LayerNorm(d), nn.Sequential(*mlp)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    "As in timm and torchvision: patches of a convolution, a class token in front."
+
+    attention = TimmAttention
+
+    def __init__(self, d=32):
+        super().__init__()
+        self.set_patches(nn.Conv2d(3, d, 8, 8))
+        self.cls_token = nn.Parameter(torch.randn(1, 1, d))
+        self.pos_embed = nn.Parameter(torch.randn(1, 5, d))
+        self.blocks = nn.Sequential(*(Block(self.attention, d) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 3)
+
+    def set_patches(self, convolution):
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = convolution
+
+    def patches(self):
+        return self.patch_embed.proj
+
+    def forward(self, x):
+        x = self.patches()(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class TorchvisionViT(ViT):
+    attention = OfTorchvision
+
+    def set_patches(self, convolution):
+        self.conv_proj = convolution
+
+    def patches(self):
+        return self.conv_proj
+
+
+@pytest.mark.parametrize('kind', [ViT, TorchvisionViT])
+def test_vision_transformers_that_call_their_image_x(kind):
+    torch.manual_seed(0)
+    model, image = kind().eval(), torch.rand(3, 16, 16)
+    check_patches(model, model.patches(), image)
+
+
+def check_patches(model, patches, image):
+    "LOO is that of a patch whose embedding is zero; other methods have a score."
+    a = explain(model, None, [image], 'loo')[0]
+    rows, columns = a.info['grid']
+    for j in (0, 3):
+
+        def zero(module, args, out, j=j):
+            out = out.clone()
+            out[:, :, j // columns, j % columns] = 0
+            return out
+
+        handle = patches.register_forward_hook(zero)
+        with torch.no_grad():
+            without = float(model(image[None])[0, a.target])
+        handle.remove()
+        assert float(a.scores[j]) == pytest.approx(a.logit - without, abs=1e-5)
+    for method in ('attn_lrp', 'removal', 'ig', 'auto'):
+        b = explain(model, None, [image], method, target=a.target)[0]
+        assert b.logit == pytest.approx(a.logit, abs=1e-5) and b.scores.any(), method
+
+
+def test_a_model_of_timm():
+    timm = pytest.importorskip('timm')
+    torch.manual_seed(0)
+    sizes = dict(img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=4)
+    model = timm.models.VisionTransformer(**sizes, num_classes=3).eval()
+    check_patches(model, model.patch_embed.proj, torch.rand(3, 16, 16))
+
+
+# --- what cannot be right
+
+
+class Pair:
+    "A processor, as much of it as is asked for."
+
+    def __init__(self, enc):
+        self.tokenizer, self.enc = tokenizer_of(), enc
+
+    def __call__(self, images, text, return_tensors):
+        return self.enc
+
+
+@pytest.mark.parametrize('name', ['llava', 'qwen2_vl', 'clip'])
+def test_a_pair_is_read_by_the_processor(made, name):
+    model, enc, tokenizer = made(name)
+    given = [(torch.rand(3, 16, 16), 'w7 w8')]
+    a = explain(model, Pair(enc), given, 'attn_lrp', target=0)[0]
+    b = explain(model, tokenizer, [enc], 'attn_lrp', target=0)[0]
+    assert a.scores.equal(b.scores) and a.info['text'] == 'w7 w8'
+    with pytest.raises(ValueError, match='with an image or a sound'):
+        explain(model, Pair(enc), given, 'loo', units='word')
+    with pytest.raises(TypeError, match='needs the model.s processor'):
+        explain(model, tokenizer, given, 'loo')
+    for wrong in (given[0][0], ('w7', 'w8'), given[0] + ('w9',)):
+        with pytest.raises(TypeError, match='an image and a text: a pair'):
+            explain(model, Pair(enc), [wrong], 'loo')
+
+
+def test_images_and_their_places_go_together(made):
+    model, enc, tokenizer = made('llava')
+    without = {k: v for k, v in enc.items() if k != 'pixel_values'}
+    with pytest.raises(ValueError, match='4 of the text.s tokens .* none was given'):
+        explain(model, tokenizer, [without], 'loo')
+    with pytest.raises(ValueError, match='holds no input_ids'):
+        explain(model, tokenizer, [dict(pixel_values=enc['pixel_values'])], 'loo')
+    ids = torch.tensor([[1, 7, 8]])
+    words = dict(input_ids=ids, pixel_values=enc['pixel_values'])
+    with pytest.raises(ValueError, match='no token of the text stands for it'):
+        explain(model, tokenizer, [words], 'loo')
+    few = words | dict(input_ids=torch.tensor([[1, IMAGE, IMAGE, 7, 8]]))
+    with pytest.raises(ValueError, match='their numbers differ'):
+        explain(model, tokenizer, [few], 'loo')
+    (a,) = explain(model, tokenizer, ['w7 w8 w9'], 'loo', target=5)
+    assert len(a) == 3 and 'images' not in a.info
+    qwen, enc, _ = made('qwen2_vl')
+    few = {k: v[:, 1:] if v.shape[:2] == (1, 12) else v for k, v in enc.items()}
+    few['input_ids'] = enc['input_ids'][:, [0, 1, *range(3, 12)]]
+    with pytest.raises(ValueError, match='image_grid_thw makes 6'):
+        explain(qwen, tokenizer, [few], 'loo')
+    deep, enc, _ = made('qwen3_vl')
+    with pytest.raises(ValueError, match='in later layers'):
+        explain(deep, tokenizer, [enc], 'loo', removal='zero_embedding')
+
+
+@pytest.mark.parametrize('name', BESIDE)
+def test_a_pair_needs_both(made, name):
+    model, enc, tokenizer = made(name)
+    for left in enc:
+        with pytest.raises(ValueError, match='holds no'):
+            given = {k: v for k, v in enc.items() if k == left}
+            explain(model, tokenizer, [given], 'loo')
+    with pytest.raises(ValueError, match='for one image'):
+        two = enc | dict(pixel_values=enc['pixel_values'].repeat(2, 1, 1, 1))
+        explain(model, tokenizer, [two], 'loo')
+    hidden = enc | dict(attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]))
+    with pytest.raises(ValueError, match='mask hides some'):
+        explain(model, tokenizer, [hidden], 'loo')
+    with pytest.raises(ValueError, match='no patch of an image'):
+        explain(model, tokenizer, [enc], 'ig', baseline='pad')
+
+
+# --- what is seen
+
+
+def test_the_picture_stands_beside_its_heat_map(made):
+    model, enc, tokenizer = made('qwen2_vl')
+    a = explain(model, tokenizer, [enc], 'attn_lrp')[0]
+    (image,) = a.info['images']
+    assert (image['start'], image['n'], image['grid']) == (2, 6, (2, 3))
+    assert a.tokens[2:8] == ['0,0', '0,1', '0,2', '1,0', '1,1', '1,2']
+    page = a._repr_html_()
+    assert page.count('class="t patch') == 6 and page.count(image['picture']) == 1
+    assert 'repeat(3,minmax(0,1fr))' in page
+
+
+def test_a_picture_is_the_models_pixels():
+    Image = pytest.importorskip('PIL.Image')
+    x = torch.rand(3, 6, 8)
+    data = base64.b64decode(picture(x).split(',')[1])
+    found = np.asarray(Image.open(io.BytesIO(data))) / 255.0
+    wanted = (x - x.min()) / (x.max() - x.min())
+    assert np.abs(found - wanted.permute(1, 2, 0).numpy()).max() < 0.51 / 255
+
+
+def test_qwens_patches_are_put_together_again():
+    torch.manual_seed(0)
+    model, enc = qwen2_vl()
+    x = torch.rand(3, 16, 24)
+    # as its processor cuts it: blocks of 2 × 2 patches, each of 4 × 4, twice in time
+    cut = x.view(3, 2, 2, 4, 3, 2, 4).permute(1, 4, 2, 5, 0, 3, 6)
+    patches = torch.stack([cut, cut], 5).reshape(24, -1)
+    towers, _ = unwrap(model.eval(), tokenizer_of())
+    (found,) = towers._pixels(enc | dict(pixel_values=patches))
+    assert found.equal(x)
+
+
+@pytest.mark.parametrize('kind', ['Wav2Vec2', 'Whisper'])
+def test_a_sound_alone_is_refused(kind):
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    sizes |= dict(intermediate_size=48, conv_dim=(16, 16), conv_stride=(5, 2))
+    sizes |= dict(conv_kernel=(10, 3), num_feat_extract_layers=2)
+    sizes |= dict(num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    if kind == 'Wav2Vec2':
+        model = t.Wav2Vec2ForSequenceClassification(t.Wav2Vec2Config(**sizes))
+    else:
+        sizes = dict(d_model=32, encoder_layers=1, encoder_attention_heads=4)
+        config = t.WhisperConfig(**sizes, encoder_ffn_dim=48, num_mel_bins=8)
+        model = t.WhisperForAudioClassification(config)
+    with pytest.raises(ValueError, match='no part of a sound is removed'):
+        explain(model.eval(), None, [torch.randn(400)])
