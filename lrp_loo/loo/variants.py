@@ -32,7 +32,7 @@ from lrp_loo.loo.removals import (
     replaced,
 )
 from ..models.encoding import input_embeddings, own_tokens
-from ..models.towers import ReadTwice
+from ..models.towers import Towers
 
 # %% ../../nbs/lib/loo_variants.ipynb #89289d75
 _MIXERS = re.compile(r'conv1d|shortconv|mixer|recurrent|delta|linear.?attention|ssm')
@@ -61,13 +61,6 @@ def _another(model, ids):
     return next((i for i in reversed(range(n)) if i not in told), 0)
 
 
-def _reads_own_rows(model, target):
-    "May the number be read from a removed token's own row?"
-    what = getattr(target, 'target', target)
-    reads_any = callable(what) and not getattr(what, 'from_end', False)
-    return reads_any or isinstance(model, ReadTwice)
-
-
 def check_hidden(
     text: Text,
     target,  # see `as_target`, or a settled `Readout`
@@ -75,9 +68,10 @@ def check_hidden(
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ):
     "ValueError where a token that is hidden still changes the number."
-    model = text.model
-    known = not text.has_tokens or meets_in_attention(model)
-    if known or _reads_own_rows(model, target):
+    model, what = text.model, getattr(target, 'target', target)
+    reads_any = callable(what) and not getattr(what, 'from_end', False)
+    known = isinstance(model, Towers) or meets_in_attention(model)
+    if not text.has_tokens or known or reads_any:
         return
     ids = text.enc['input_ids']
     if keep is None:
@@ -103,7 +97,7 @@ def check_hidden(
 
     out = given(ids).output(model)
     read = as_readout(target, out, text.enc)
-    own, other = read(out), read(given(another).output(model))
+    own, other = read(out).detach(), read(given(another).output(model)).detach()
     rounding = ROUNDING * torch.finfo(own.dtype).eps * float(own.abs().max())
     if float((own - other).abs().max()) <= rounding:
         return
