@@ -47,6 +47,7 @@ USED = {
     'loo.removals': 'fill_id',
     'lrp': 'attn_lrp cp_lrp lrp_rules',
     'methods': 'METHODS explain_batch',
+    'models.parts': 'part_places',
     'models.towers': 'two_towers',
     'removal': 'removal_pass removal_scores',
     'removal.rows': 'nearest_rows',
@@ -505,4 +506,4 @@ def test_every_row_is_of_a_message(words):
 
 def test_many_messages_say_what_to_do_and_few_are_followed_elsewhere():
     assert len(list(advising())) > 150
-    assert len(ROWS) - len(FOLLOWED) < 40
+    assert len(ROWS) - len(FOLLOWED) < len(ROWS) / 5

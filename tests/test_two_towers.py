@@ -48,6 +48,22 @@ def towers_of(model, pooling):
     return two_towers(model, pooling, True, projection)
 
 
+def test_a_projection_is_heeded(tokenizer):
+    torch.manual_seed(1)
+    projection = torch.nn.Linear(32, 8, bias=False)
+    towers = two_towers(encoder(), 'late', True, projection)
+    enc = encode(towers, tokenizer, PAIR)
+    n = int((enc['tower_ids'] == 0).sum())
+    with torch.no_grad():
+        parts = [
+            F.normalize(projection(towers.inside(input_ids=ids)[0]), dim=-1)
+            for ids in (enc['input_ids'][:, :n], enc['input_ids'][:, n:])
+        ]
+        value = float(forward(towers, enc).logits)
+    by_tokens = (parts[0] @ parts[1].mT).amax(-1).sum()
+    assert value == pytest.approx(float(by_tokens), abs=1e-5)
+
+
 def by_hand(towers, enc, keep):
     "The similarity, from the encoder's two calls on one pair's variants."
     n = int((enc['tower_ids'] == 0).sum())

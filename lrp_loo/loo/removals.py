@@ -495,8 +495,8 @@ class ZeroEmbedding(Removal):
         if getattr(text.model, 'is_deeper', False) and 'pixel_values' in text.enc:
             raise ValueError(
                 f"{type(text.model).__name__} adds the image's features in later"
-                f" layers as well, where removal={self.name!r} leaves them; take"
-                " 'attention_mask'"
+                f" layers as well, where removal={self.name!r} leaves them and"
+                " 'attention_mask' does not"
             )
 
     def places(self, text):

@@ -153,7 +153,7 @@ def _ig_baseline(model, tokenizer, batch, x, baseline):
     if 'pixel_values' in batch and baseline != 'zero':
         raise ValueError(
             f"baseline={baseline!r} is a token's embedding, and no patch of an image"
-            " comes from that; take 'zero', or embeddings"
+            " comes from that; 'zero' and embeddings are baselines of both"
         )
     special = torch.stack([special_mask(tokenizer, ids) for ids in batch['input_ids']])
     added = x.shape[1] - special.shape[1]  # padding that a model adds by itself

@@ -193,8 +193,7 @@ class ImageInText(_WithImages):
             if x is None:
                 raise ValueError(
                     f"{type(self).__name__} gives its language model no inputs_embeds,"
-                    " so it can't be said what stands for the image; take another"
-                    " model"
+                    " so it can't be said what stands for the image"
                 )
             _READ.set(None)
             return args, kwargs | dict(inputs_embeds=self.merged(x))
@@ -429,7 +428,7 @@ class ImageAndText(_WithImages):
         if padded and hasattr(self.inside, 'logit_bias'):
             raise ValueError(
                 f"{type(self).__name__} reads a text's last place, padding or not, and"
-                " the attention mask hides some; give input_ids without the mask"
+                " the attention mask hides some of this one's"
             )
         enc = encode(self.inside, tokenizer, text, truncation, max_length)
         ids, pixels = enc['input_ids'], enc['pixel_values']
@@ -442,7 +441,7 @@ class ImageAndText(_WithImages):
             )
         if not enc.get('attention_mask', ids.new_ones(1)).all():
             raise ValueError(
-                "the attention mask hides some of the text; give it without padding"
+                "the attention mask hides some of the text, which is read whole"
             )
         with torch.no_grad():
             pixels = pixels.to(self.dtype)

@@ -381,7 +381,7 @@ class EncoderDecoder(_TwoStacks):
         ):
             raise ValueError(
                 f"{type(self).__name__} reads a source's tokens, and the encoding"
-                f" holds {', '.join(others)} besides; leave it out"
+                f" holds {', '.join(others)} besides"
             )
         limit = max_tokens(self.inside, tokenizer)
         if len(decoded) > limit:
@@ -493,8 +493,7 @@ class SoundDecoder(EncoderDecoder):
         limit = getattr(self.config, 'max_target_positions', None)
         if limit is not None and ids.shape[1] > limit:
             raise ValueError(
-                f"the decoder reads {ids.shape[1]} tokens and the model takes {limit};"
-                " give less"
+                f"the decoder reads {ids.shape[1]} tokens and the model takes {limit}"
             )
         return dict(
             input_ids=ids,
@@ -520,7 +519,7 @@ def _pooled(states, mask, pooling):
 class TwoTowers(Towers):
     "An encoder that reads two texts, and the similarity of what it makes of them."
 
-    pooling, normalize, projection = 'mean', True, None
+    pooling, normalize = 'mean', True
 
     def forward(self, input_ids, attention_mask=None, tower_ids=None, shares=None):
         run = partial(self._similarity, shares is not None)
