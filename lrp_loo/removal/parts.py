@@ -16,6 +16,7 @@ from ..core.files import repeated, whole_number
 from ..core.hooks import hooked, taken_back
 from ..lrp import lrp_rules
 from ..lrp.composite import attn_lrp, cp_lrp, gradient
+from ..lrp.layerwise import first_output
 from ..models import check_finite, forward, watch_embeddings
 from ..models.encoding import TOKEN_BUDGET
 from ..models.layers import transformer_layers
@@ -67,11 +68,7 @@ class _Seen:
 
     def state(self, i):
         "What leaves a layer."
-        return _first_tensor(self.called[i][2])
-
-
-def _first_tensor(out):
-    return out if torch.is_tensor(out) else out[0]
+        return first_output(self.called[i][2])
 
 
 @dataclass(eq=False)
@@ -159,9 +156,7 @@ class PartsOfText:
             for some in self._batches(rows):
                 given = _expanded((args, kwargs), len(some))
                 with left_out(self.places, [own[row] for row in some]):
-                    out = _first_tensor(
-                        self.places.layers[layer](*given[0], **given[1])
-                    )
+                    out = first_output(self.places.layers[layer](*given[0], **given[1]))
                 change = self.seen.state(layer) - out
                 term = (change * self.gradients[layer, 'state']).sum(-1)
                 terms[some] += term.cpu().to(terms)
