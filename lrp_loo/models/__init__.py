@@ -194,7 +194,8 @@ class _EmbeddingWatch:
     def of_tower(self, x):
         "The embeddings of the places that this part reads; its own of no place."
         at = places_read().rows
-        if x.shape[1] != len(at):
+        n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # of a convolution patches
+        if n != len(at):
             return None  # of places of the model's own, as LED's padding
         if not self.seen:
             takes = inspect.signature(self.towers.embedded).parameters
