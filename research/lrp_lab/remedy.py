@@ -416,7 +416,7 @@ def _mask_derivative(model, enc, number):
         lrp_rules(model, gradient(), record='attention') as rules,
     ):
         value = number(forward(model, enc))
-    attention_logits = [Z for _, Z, _ in rules.attention]
+    attention_logits = [w.Z for w in rules.attention]
     gradients = torch.autograd.grad(value.sum(), attention_logits)
     return sum(g.sum((1, 2))[0] for g in gradients)
 
