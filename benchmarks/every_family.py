@@ -18,13 +18,12 @@ import collections
 import contextlib
 import copy
 import hashlib
-import inspect
+import math
 import os
 import re
 import sys
 import traceback
 import warnings
-import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,513 +35,49 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 
 import torch
 import transformers
+from small_models import (
+    HELD_BACK,
+    INSIDE,
+    LENGTHS,
+    SETTINGS,
+    TASKS,
+    VISION,
+    WIDEST,
+    WITH_AN_IMAGE,
+    Words,
+    build,
+    class_name,
+    inputs_for,
+    logits_of,
+    masked,
+    number,
+    plain,
+    target_for,
+    text_families,
+)
 from torch.overrides import TorchFunctionMode
 from tqdm.auto import tqdm
-from transformers import CONFIG_MAPPING
-from transformers.models.auto import modeling_auto
+from with_images import WITH_IMAGES
 
 import lrp_loo
-from lrp_loo.asked.targets import Target
+from lrp_loo.asked.targets import Readout
 from lrp_loo.core.files import pad_batch, write_text_atomic
 from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp import lrp_rules
-from lrp_loo.lrp.composite import attn_lrp, cp_lrp
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp, gradient
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.methods import explain_batch
 from lrp_loo.methods.baselines import lrp_scores
-from lrp_loo.models import check_model, watch_embeddings
+from lrp_loo.models import check_model, forward, watch_embeddings
 from lrp_loo.models.encoding import input_embeddings
+from lrp_loo.models.towers import Towers
+from lrp_loo.removal import removal_scores
 from lrp_loo.trust.results import Results, read_results
 
 RESULTS = Path(__file__).parents[1] / 'results'
+HARNESS = ('every_family.py', 'small_models.py', 'with_images.py')
 LIBRARY = str(Path(lrp_loo.__file__).parent)
-
-# -------------------------------------------------- what is built
-
-# Standard deviation of every matrix and bias; None: as transformers makes the
-# model.
-SETTINGS = {'default': None, '0.05': 0.05, '0.1': 0.1}
-# the setting that every family is checked at first, and its second task alone
-WIDEST = '0.1'
-
-TASKS = {  # task → the mapping of transformers that names each family's class
-    'class': 'SEQUENCE_CLASSIFICATION',
-    'next token': 'CAUSAL_LM',
-    'masked token': 'MASKED_LM',
-    'token class': 'TOKEN_CLASSIFICATION',
-    'answer': 'QUESTION_ANSWERING',
-    'image': 'IMAGE_CLASSIFICATION',
-}
-
-# Chosen before anybody had tried them, and run for the first time when the rest
-# held no *wrong*: a check that the rest was not only mended where it was looked
-# at. They are the table's last rows.
-HELD_BACK = ('yoso', 'jetmoe')
-
-VISION = (
-    'vit',
-    'deit',
-    'beit',
-    'dinov2',
-    'dinov2_with_registers',
-    'ijepa',
-    'vit_msn',
-    'data2vec-vision',
-    'swin',
-    'swinv2',
-    'convnext',
-    'poolformer',
-    'resnet',
-    'siglip',
-    'clip',
-    'levit',
-    'hiera',
-)
-
-NOT_TEXT_ALONE = (
-    'made of several models; where one of them reads text, it is a family of its own'
-)
-
-# Sizes by the name that configurations give them; a name that one does not have
-# is left out.
-WINDOW = 4
-EXPERTS = 4
-SMALL = dict(
-    # vocabulary
-    vocab_size=200,
-    vocab_size_per_layer_input=200,
-    type_vocab_size=2,
-    num_labels=2,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    cls_token_id=1,
-    sep_token_id=2,
-    mask_token_id=3,
-    # width
-    hidden_size=32,
-    d_model=32,
-    n_embd=32,
-    dim=32,
-    emb_dim=32,
-    embedding_size=32,
-    embedding_dim=32,
-    word_embed_proj_dim=32,
-    backbone_hidden_size=32,
-    lru_width=32,
-    hidden_size_per_layer_input=8,
-    # depth
-    num_hidden_layers=2,
-    n_layer=2,
-    n_layers=2,
-    num_layers=2,
-    num_blocks=2,
-    decoder_layers=2,
-    encoder_layers=2,
-    num_decoder_layers=2,
-    num_encoder_layers=2,
-    num_nextn_predict_layers=0,
-    # heads
-    num_attention_heads=4,
-    n_head=4,
-    n_heads=4,
-    num_heads=4,
-    decoder_attention_heads=4,
-    encoder_attention_heads=4,
-    num_decoder_attention_heads=4,
-    num_encoder_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    d_kv=8,
-    d_head=8,
-    attention_head_dim=8,
-    kv_channels=8,
-    swa_num_attention_heads=4,
-    swa_num_key_value_heads=2,
-    swa_head_dim=8,
-    rotary_dim=4,
-    query_pre_attn_scalar=8,
-    qk_rope_head_dim=4,
-    qk_nope_head_dim=4,
-    qk_head_dim=8,
-    v_head_dim=8,
-    kv_lora_rank=16,
-    q_lora_rank=16,
-    index_head_dim=8,
-    index_n_heads=2,
-    # all keys: with fewer, transformers' own choice among equals feels padding
-    index_topk=64,
-    # feed-forward
-    intermediate_size=64,
-    ffn_dim=64,
-    d_ff=64,
-    hidden_dim=64,
-    ffn_hidden_size=64,
-    d_inner=64,
-    n_inner=64,
-    decoder_ffn_dim=64,
-    encoder_ffn_dim=64,
-    dff=64,
-    intermediate_size_mlp=64,
-    mlp_hidden_size=64,
-    dense_intermediate_size=64,
-    # length, and windows that are shorter than the texts
-    max_position_embeddings=64,
-    n_positions=64,
-    n_ctx=64,
-    max_seq_len=64,
-    context_length=64,
-    sliding_window=WINDOW,
-    attention_window=WINDOW,
-    local_attention=2 * WINDOW,
-    window_size=WINDOW,
-    sliding_window_size=WINDOW,
-    attention_window_size=WINDOW,
-    attention_chunk_size=WINDOW,
-    # experts
-    num_experts=EXPERTS,
-    num_local_experts=EXPERTS,
-    n_routed_experts=EXPERTS,
-    moe_num_experts=EXPERTS,
-    num_experts_per_tok=2,
-    num_experts_per_token=2,
-    moe_topk=2,
-    moe_k=2,
-    moe_intermediate_size=32,
-    n_group=1,
-    topk_group=1,
-    num_expert_group=1,
-    shared_expert_intermediate_size=32,
-    shared_intermediate_size=32,
-    n_shared_experts=1,
-    moe_shared_expert_intermediate_size=32,
-    expert_ffn_hidden_size=32,
-    first_k_dense_replace=1,
-    num_dense_layers=1,
-    # linear attention and state spaces
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_head_dim=8,
-    linear_num_heads=4,
-    mamba_d_state=8,
-    mamba_d_head=16,
-    mamba_n_heads=4,
-    mamba_n_groups=1,
-    mamba_dt_rank=4,
-    mamba_chunk_size=8,
-    mamba_num_heads=4,
-    mamba_head_dim=16,
-    n_mamba_heads=2,
-    state_size=8,
-    ssm_state_size=8,
-    time_step_rank=4,
-    chunk_size=8,
-    n_groups=1,
-)
-IMAGE = dict(
-    image_size=28,
-    patch_size=7,
-    num_channels=3,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
-    num_labels=3,
-)
-
-# latent attention: head_dim is what rotates
-LATENT = dict(num_key_value_heads=4, head_dim=4)
-HYBRID = dict(layer_types=['linear_attention', 'full_attention'])
-STAGES = dict(
-    image_size=32,
-    patch_size=4,
-    embed_dim=16,
-    depths=[1, 1],
-    num_heads=[2, 2],
-    num_attention_heads=[2, 2],
-    num_hidden_layers=2,
-    window_size=4,
-)
-
-# What a family's configuration needs beyond that.
-OVERRIDES = {
-    'axk1': LATENT,
-    'axk2': LATENT,
-    'bailing_hybrid': dict(LATENT, **HYBRID),
-    'bamba': dict(attn_layer_indices=[1]),
-    'clip': dict(vision_config=IMAGE),
-    'convnext': dict(
-        image_size=32, patch_size=4, num_stages=2, hidden_sizes=[16, 32], depths=[1, 1]
-    ),
-    'cpmant': dict(
-        dim_head=8,
-        dim_ff=64,
-        position_bias_num_buckets=8,
-        position_bias_max_distance=32,
-    ),
-    'deepseek_v2': LATENT,
-    'deepseek_v3': LATENT,
-    'deepseek_v32': LATENT,
-    'dots3_note_text': dict(num_key_value_heads=4),
-    'esm': dict(is_folding_model=False),
-    'esmc': dict(num_key_value_heads=4),
-    'falcon_h1': dict(mamba_d_ssm=64),
-    'gemma3n_text': dict(
-        num_kv_shared_layers=0,
-        activation_sparsity_pattern=[0.0, 0.0],
-        layer_types=['sliding_attention', 'full_attention'],
-    ),
-    'glm4_moe_lite': LATENT,
-    'glm_moe_dsa': LATENT,
-    'gpt_neo': dict(attention_types=[[['global', 'local'], 1]]),
-    'granitemoehybrid': dict(layer_types=['mamba', 'attention']),
-    'hiera': dict(
-        image_size=[32, 32],
-        patch_size=[7, 7],
-        embed_dim=16,
-        num_heads=[1, 2],
-        depths=[1, 1],
-        query_stride=[2, 2],
-        num_query_pool=1,
-        masked_unit_size=[4, 4],
-    ),
-    'jamba': dict(attn_layer_period=2, attn_layer_offset=1),
-    'kimi_linear': dict(LATENT, **HYBRID),
-    'layoutlmv3': dict(coordinate_size=6, shape_size=4, visual_embed=False),
-    'levit': dict(
-        hidden_sizes=[16, 16, 16],
-        num_attention_heads=[2, 2, 2],
-        depths=[1, 1, 1],
-        key_dim=[8, 8, 8],
-        image_size=64,
-        patch_size=16,
-    ),
-    'lfm2_moe': dict(layer_types=['conv', 'full_attention']),
-    'lfm3': dict(layer_types=['conv', 'full_attention']),
-    'lilt': dict(hidden_size=48),
-    'longcat_flash': LATENT,
-    'luke': dict(entity_vocab_size=50, entity_emb_size=16),
-    'mamba2': dict(num_heads=4, head_dim=16),
-    'markuplm': dict(
-        max_xpath_tag_unit_embeddings=32,
-        max_xpath_subs_unit_embeddings=32,
-        tag_pad_id=31,
-        subs_pad_id=31,
-        xpath_unit_hidden_size=8,
-        max_depth=4,
-    ),
-    'minicpm3': LATENT,
-    'mistral4': LATENT,
-    'mpt': dict(attn_config=dict(attn_impl='torch')),
-    'mt5': dict(decoder_start_token_id=0),
-    'neomme': dict(head_dim=16),
-    'perceiver': dict(
-        num_latents=8,
-        d_latents=32,
-        num_self_attends_per_block=2,
-        num_self_attention_heads=4,
-        num_cross_attention_heads=4,
-    ),
-    'poolformer': dict(patch_size=16, image_size=32),
-    'qwen3_5_moe_text': HYBRID,
-    'qwen3_5_text': HYBRID,
-    'qwen3_next': HYBRID,
-    'recurrent_gemma': dict(num_hidden_layers=3),  # the third is attention
-    'reformer': dict(
-        axial_pos_embds_dim=[16, 16],
-        axial_pos_shape=[8, 8],
-        attention_head_size=8,
-        feed_forward_size=64,
-        attn_layers=['local', 'lsh'],
-        local_attn_chunk_length=4,
-        lsh_attn_chunk_length=4,
-        num_buckets=2,
-        num_hashes=1,
-        hash_seed=0,
-    ),
-    'resnet': dict(
-        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type='basic'
-    ),
-    'roc_bert': dict(
-        pronunciation_embed_dim=16,
-        pronunciation_vocab_size=200,
-        shape_embed_dim=16,
-        shape_vocab_size=200,
-    ),
-    'siglip': dict(vision_config=IMAGE),
-    'swin': STAGES,
-    'swinv2': STAGES,
-    't5': dict(decoder_start_token_id=0),
-    'umt5': dict(decoder_start_token_id=0),
-    'xmod': dict(default_language='en_XX', languages=['en_XX', 'de_DE']),
-    'youtu': LATENT,
-    'zamba': dict(
-        num_hidden_layers=3,
-        layer_types=['mamba', 'hybrid', 'hybrid'],
-        layers_block_type=['mamba', 'hybrid', 'hybrid'],
-    ),
-    'zamba2': dict(
-        layer_types=['mamba', 'hybrid'],
-        layers_block_type=['mamba', 'hybrid'],
-        num_mem_blocks=1,
-    ),
-    'zaya': dict(num_experts_per_tok=1),
-}
-
-# ------------------------------------------------------------------ building
-
-
-def mapping(task):
-    "Family → class name, for one task."
-    return getattr(modeling_auto, f'MODEL_FOR_{TASKS[task]}_MAPPING_NAMES')
-
-
-def class_name(family, task):
-    """The class of a family for a task, the first where there are several;
-    None where there is none.
-    """
-    name = mapping(task).get(family)
-    return name[0] if isinstance(name, (list, tuple)) else name
-
-
-def text_families():
-    "Every family that some text task of transformers names."
-    return sorted({f for t in TASKS if t != 'image' for f in mapping(t)})
-
-
-def small_config(family):
-    "The configuration of a family with its sizes made small."
-    config_class = CONFIG_MAPPING[family]
-    if getattr(config_class, 'sub_configs', None) and family not in OVERRIDES:
-        raise NotImplementedError(NOT_TEXT_ALONE)
-    default = config_class()
-    has = {*vars(default), *(getattr(default, 'attribute_map', None) or {})}
-    sizes = IMAGE if family in VISION else SMALL
-    fitting = {k: v for k, v in sizes.items() if k in has}
-    return config_class(**fitting | OVERRIDES.get(family, {}))
-
-
-def seed_of(*names):
-    "The same seed for the same names, in every process."
-    return zlib.crc32('/'.join(names).encode())
-
-
-def build(family, task, setting):
-    "A small random model in eval mode, in float32."
-    config = small_config(family)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed_of(family, task, setting))
-        model = getattr(transformers, class_name(family, task))(config).eval().float()
-        randomize(model, SETTINGS[setting])
-    return model
-
-
-@torch.no_grad()
-def randomize(model, std):
-    """Give every matrix and every bias this standard deviation; the weights of
-    norms stay.
-    """
-    if std is None:
-        return
-    for name, p in model.named_parameters():
-        if p.ndim > 1 or name.endswith('bias'):
-            p.normal_(0, std)
-
-
-# -------------------------------------------------- what is read
-
-# tokens of the two texts; the second is the one that is padded
-LENGTHS = (12, 8)
-# the place that is explained where the output has a row for each token
-INSIDE = 3
-
-
-class Words:
-    "What `explain_batch` asks of a tokenizer, without a vocabulary."
-
-    all_special_ids = [0, 1, 2]
-    pad_token_id = 0
-    bos_token_id = cls_token_id = 1
-    eos_token_id = sep_token_id = 2
-    mask_token_id = 3
-    unk_token_id = None
-    mask_token = '[MASK]'
-    model_max_length = 64
-
-    def convert_ids_to_tokens(self, ids):
-        if isinstance(ids, int):
-            return f'w{ids}'
-        return [f'w{int(i)}' for i in ids]
-
-
-def random_text(n, seed):
-    "A text of n tokens, the first and the last one special."
-    g = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, 200, (1, n), generator=g)
-    ids[0, 0] = Words.cls_token_id
-    ids[0, -1] = Words.sep_token_id
-    return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
-
-
-def random_image(model, seed):
-    "Random pixels of the size that the model takes."
-    g = torch.Generator().manual_seed(seed)
-    config = getattr(model.config, 'vision_config', model.config)
-    size = getattr(config, 'image_size', 32)
-    side = size if isinstance(size, int) else size[0]
-    return {'pixel_values': torch.rand(1, config.num_channels, side, side, generator=g)}
-
-
-def inputs_for(model, task):
-    "Two inputs: two texts of different lengths, or two images."
-    if task == 'image':
-        return [random_image(model, seed) for seed in (1, 2)]
-    return [random_text(n, seed) for seed, n in enumerate(LENGTHS)]
-
-
-def target_for(task):
-    """What is explained: class or vocabulary entry 1, or that the answer
-    starts at a place.
-    """
-    if task == 'answer':
-        return Target(INSIDE)
-    if task in ('masked token', 'token class'):
-        return Target(1, position=INSIDE)
-    return Target(1)
-
-
-def plain(model, enc):
-    "The model's own forward, with what it takes."
-    takes = inspect.signature(model.forward).parameters
-    cache = {'use_cache': False} if 'use_cache' in takes else {}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    taken = {k: v for k, v in enc.items() if takes_all or k in takes}
-    return model(**taken, **cache)
-
-
-def logits_of(out, task):
-    "The output that the explained number is an entry of."
-    return out.start_logits if task == 'answer' else out.logits
-
-
-def number(out, task):
-    "The explained number of a single text, read without the library."
-    logits = logits_of(out, task)[0]
-    if task == 'answer':
-        return logits[INSIDE]
-    if task in ('class', 'image'):
-        return logits[1]
-    return logits[-1 if task == 'next token' else INSIDE, 1]
-
-
-def masked(enc, i):
-    "The text with one zero in its attention mask."
-    mask = enc['attention_mask'].clone()
-    mask[0, i] = 0
-    return enc | {'attention_mask': mask}
-
 
 # ------------------------------------------------------------------ outcomes
 
@@ -661,7 +196,8 @@ def under_rules(model, enc, composite, mode=None):
     "One forward under the rules."
     with torch.enable_grad(), watch_embeddings(model) as seen:
         with lrp_rules(model, composite) as rules, mode or contextlib.nullcontext():
-            out = plain(model, enc)
+            call = forward if isinstance(model, Towers) else plain
+            out = call(model, enc)
     return UnderRules(rules, seen[0], out)
 
 
@@ -789,7 +325,7 @@ def check_loo(model, task, encs):
 
 def rounding(model, task, enc, loo):
     "The largest rounding of LOO by hand, where float64 can tell; else 0."
-    wide = in_float64(model, enc)
+    wide = in_float64(model, task, enc)
     if wide is None:
         return 0.0
     off = (by_hand(wide, task, floats(enc, torch.float64)) - loo).abs().max()
@@ -800,7 +336,7 @@ def loo_in_float64(model, task, enc, logit):
     """The same where float32 cannot tell: LOO is smaller than the rounding of
     a logit.
     """
-    wide = in_float64(model, enc)
+    wide = in_float64(model, task, enc)
     enc = floats(enc, torch.float64)
     if wide is None:
         return None
@@ -833,7 +369,7 @@ def floats(enc, dtype):
     return {k: v.to(dtype) if v.is_floating_point() else v for k, v in enc.items()}
 
 
-def in_float64(model, enc):
+def in_float64(model, task, enc):
     """The model in float64; None where transformers' own forward takes none or
     gives other numbers.
     """
@@ -841,10 +377,10 @@ def in_float64(model, enc):
         wide = copy.deepcopy(model).double()
         if hasattr(wide.config, '_experts_implementation'):
             # the grouped product takes no float64
-            wide.set_experts_implementation('eager')
+            getattr(wide, 'inside', wide).set_experts_implementation('eager')
         with torch.no_grad():
-            a = plain(model, enc)[0]
-            b = plain(wide, floats(enc, torch.float64))[0]
+            a = logits_of(plain(model, enc), task)
+            b = logits_of(plain(wide, floats(enc, torch.float64)), task)
     except Exception:
         return None
     near = 1e-3 * float(a.abs().max())
@@ -942,7 +478,7 @@ def check_cp_sum(model, task, encs):
     """
     enc = encs[0]
     tolerance = 1e-3
-    if (wide := in_float64(model, enc)) is not None:
+    if (wide := in_float64(model, task, enc)) is not None:
         # norms stay in float32
         model = wide
         enc = floats(enc, torch.float64)
@@ -964,6 +500,130 @@ def check_cp_sum(model, task, encs):
             f'the softmax of {own[0]} keeps its gradient, which does not conserve'
         )
     return wrong(f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share)
+
+
+# ------------------------------------------------------------------ removal
+
+
+class Recorded(NamedTuple):
+    "One forward and backward pass, and every attention's maps."
+
+    calls: list  # `Weights`
+    by_logits: list  # ∂f/∂Z of each
+    by_weights: list  # ∂f/∂A
+    places: list  # of the rows and the keys of each, −1: none
+    value: object  # value(model, inputs) is the explained number
+
+
+def recorded(model, enc, target):
+    "By plain gradients."
+    with (
+        torch.enable_grad(),
+        watch_embeddings(model) as seen,
+        lrp_rules(model, gradient(), record='attention') as rules,
+    ):
+        out = forward(model, enc)
+        readout = Readout(target, out, enc)
+        value = readout(out).sum()
+    calls = [w for w in rules.attention if w.A.ndim == 4]
+    grads = torch.autograd.grad(
+        value,
+        [x for w in calls for x in (w.Z, w.A)],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    n = enc['input_ids'].shape[1] if 'input_ids' in enc else n_of(seen[0])
+    places = [w.places or in_front(w.A, n) for w in calls]
+    return Recorded(calls, grads[::2], grads[1::2], places, readout), n
+
+
+def n_of(x):
+    "How many patches these embeddings are of."
+    return x.shape[1] if x.ndim == 3 else x[0, 0].numel()
+
+
+def in_front(A, n):
+    "Rows and keys are the inputs; a class token or two stand before patches."
+    rows, keys = (torch.arange(k) - (k - n) for k in A.shape[2:])
+    return rows.clamp(min=-1), keys.clamp(min=-1)
+
+
+class _Wide(TorchFunctionMode):
+    """Norms and softmaxes that a model computes in float32 stay in float64, so that a
+    step tells that is too small for a ReLU to switch on the way.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, '__name__', '')
+        is_wide = torch.is_tensor(args[0] if args else None)
+        is_wide = is_wide and args[0].dtype == torch.float64
+        if is_wide and (name == 'float' or (name == 'to' and torch.float32 in args)):
+            return args[0]
+        if is_wide and kwargs.get('dtype') == torch.float32:
+            kwargs['dtype'] = torch.float64
+        return func(*args, **kwargs)
+
+
+def check_derivative(model, task, encs):
+    """What the maps say of a key that fades is what the model says when it does,
+    by finite differences; `removal` is their sum over keys that are gone.
+    """
+    answer = Answer(
+        explain_batch, model, Words(), encs[:1], 'removal', target_for(task)
+    )
+    if answer.bad:
+        return answer.bad
+    wide = in_float64(model, task, encs[0])
+    if wide is None:
+        return no_case('no forward in float64, where differences could be told')
+    enc = floats(encs[0], torch.float64)
+    maps, n = recorded(wide, enc, target_for(task))
+    differences = by_differences(wide, enc, maps.value, n)
+    found = held(fading(maps, n), differences, 1e-3, 1e-7)
+    if found['outcome'] == 'wrong':
+        return found
+    whole = removal_scores(wide, None, [enc], target_for(task), own_rows=True)
+    return held(whole.scores[0].double(), gone(maps, n), 1e-3, 1e-7, 'the sum: ')
+
+
+def fading(maps, n):
+    "∂f/∂ log m_j of every place j, from the maps."
+    total = torch.zeros(n, dtype=torch.float64)
+    for g, (_, keys) in zip(maps.by_logits, maps.places):
+        total.index_add_(0, keys[keys >= 0], g.sum((0, 1, 2))[keys >= 0])
+    return total
+
+
+def gone(maps, n):
+    "Every row without key j, linear after its softmax, summed."
+    total = torch.zeros(n, dtype=torch.float64)
+    for w, g, (_, keys) in zip(maps.calls, maps.by_weights, maps.places):
+        A = w.A.detach()
+        for k, j in enumerate(keys.tolist()):
+            if j < 0:
+                continue
+            left = A.clone()
+            left[..., k] = 0
+            rest = left.sum(-1, keepdim=True)
+            change = (A - left / rest).masked_fill(rest == 0, 0)
+            total[j] += (g * change).sum()
+    return total
+
+
+@torch.no_grad()
+def by_differences(model, enc, value, n, step=1e-4):
+    "∂f/∂ log m_j at m = 1, from three values, as m_j goes down."
+
+    def at(j, h):
+        m = torch.ones(1, n, dtype=torch.float64)
+        m[0, j] = math.exp(-h)
+        with key_weights(m), _Wide():
+            return float(value(forward(model, enc)).sum())
+
+    whole = at(0, 0.0)
+    slopes = [3 * whole - 4 * at(j, step) + at(j, 2 * step) for j in range(n)]
+    return torch.tensor(slopes, dtype=torch.float64) / (2 * step)
 
 
 # ------------------------------------------------------------------ batches
@@ -1013,6 +673,7 @@ CHECKS = {  # name → check(model, task, inputs)
     'LOO': check_loo,
     'CP softmax': check_cp_softmax,
     'CP sum': check_cp_sum,
+    'removal': check_derivative,
     **{f'batch {m}': partial(check_batch, method=m) for m in METHODS},
 }
 
@@ -1020,14 +681,19 @@ CHECKS = {  # name → check(model, task, inputs)
 
 
 def tasks_of(family):
-    """The tasks that a family is checked on: its first, and a language model's
-    beside it.
+    """The tasks that a family is checked on: its first, and beside it a language
+    model's and those of two parts.
     """
-    if family in VISION:
-        return ['image']
-    has = [t for t in TASKS if t != 'image' and class_name(family, t)]
-    beside = [t for t in ('masked token', 'next token') if t in has[1:]]
-    return has[:1] + beside[:1]
+    of_text = [t for t in TASKS if t != 'image' and class_name(family, t)]
+    has = ['image'] if family in VISION else of_text[:1]
+    beside = [t for t in ('masked token', 'next token') if t in of_text[1:]][:1]
+    # a class whose name stands in two tables
+    beside = [
+        t for t in beside if class_name(family, t) != class_name(family, 'source')
+    ]
+    beside += [t for t in ('source', 'two texts') if t in of_text]
+    beside += [t for t, known in WITH_AN_IMAGE.items() if family in known]
+    return list(dict.fromkeys([*has, *([] if family in VISION else beside)]))
 
 
 class Job(NamedTuple):
@@ -1042,7 +708,7 @@ class Job(NamedTuple):
 def jobs(families=None):
     "Each family once at the widest setting first, then the rest."
     if not families:
-        everything = (*text_families(), *VISION)
+        everything = dict.fromkeys((*text_families(), *VISION, *WITH_IMAGES))
         tried = [f for f in everything if f not in HELD_BACK]
         todo = models_of(tried) + models_of(HELD_BACK)
     else:
@@ -1069,7 +735,7 @@ def row_of(family, task, setting):
         torch.manual_seed(0)
         try:
             model = build(family, task, setting)
-            encs = inputs_for(model, task)
+            encs = inputs_for(model, task, family)
             check_own_forward(model, task, encs)
         except Exception as e:
             return row | dict(
@@ -1092,6 +758,7 @@ def check_own_forward(model, task, encs):
     number(plain(model, encs[0]), task)
     if task != 'image':
         number(plain(model, masked(encs[0], 1)), task)
+    if task != 'image' and not isinstance(model, Towers):
         plain(model, pad_batch(Words(), encs))
 
 
@@ -1122,7 +789,7 @@ def run(path, fresh=False, families=None):
         checks=list(CHECKS),
         held_back=HELD_BACK,
         library=digest(*sorted(Path(LIBRARY).rglob('*.py'))),
-        harness=digest(Path(__file__)),
+        harness=digest(*(Path(__file__).parent / f for f in HARNESS)),
     )
     results = Results(path, config, fresh)
     todo = jobs(families)

@@ -11,6 +11,7 @@ import torch
 import transformers as t
 from torch import nn
 from torch.nn import functional as F
+from with_images import BESIDE, IMAGE, IN_TEXT, WITH_IMAGES
 
 from lrp_loo import explain
 from lrp_loo.asked.targets import Readout
@@ -21,12 +22,6 @@ from lrp_loo.models.encoding import encode
 from lrp_loo.models.images import picture
 from lrp_loo.models.towers import unwrap
 from lrp_loo.removal import removal_scores
-
-IMAGE = 49  # the token that stands for an image
-SMALL = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
-TEXT = dict(**SMALL, num_hidden_layers=2, num_key_value_heads=2, vocab_size=50)
-TEXT |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-VISION = dict(**SMALL, num_hidden_layers=1, image_size=16, patch_size=8)
 
 
 def tokenizer_of(names=50):
@@ -46,150 +41,6 @@ def tokenizer_of(names=50):
     )
 
 
-def row(n_image, **others):
-    ids = [1, 7, *[IMAGE] * n_image, 8, 9, 10, 11]
-    ids = torch.tensor([ids])
-    return dict(input_ids=ids, attention_mask=torch.ones_like(ids), **others)
-
-
-def llava():
-    config = t.LlavaConfig(
-        vision_config=t.CLIPVisionConfig(**VISION),
-        text_config=t.LlamaConfig(**TEXT),
-        image_token_index=IMAGE,
-        image_seq_length=4,
-    )
-    model = t.LlavaForConditionalGeneration(config)
-    return model, row(4, pixel_values=torch.randn(1, 3, 16, 16))
-
-
-def paligemma():
-    text = t.GemmaConfig(**TEXT, head_dim=8)
-    vision = t.SiglipVisionConfig(**VISION)
-    config = t.PaliGemmaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=IMAGE,
-        projection_dim=32,
-    )
-    enc = row(4, pixel_values=torch.randn(1, 3, 16, 16))
-    enc['token_type_ids'] = torch.zeros_like(enc['input_ids'])
-    return t.PaliGemmaForConditionalGeneration(config), enc
-
-
-def gemma3():
-    text = t.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=16)
-    config = t.Gemma3Config(
-        text_config=text,
-        vision_config=t.SiglipVisionConfig(**VISION),
-        mm_tokens_per_image=4,
-        image_token_index=IMAGE,
-    )
-    enc = row(4, pixel_values=torch.randn(1, 3, 16, 16))
-    enc['token_type_ids'] = (enc['input_ids'] == IMAGE).long()
-    model = t.Gemma3ForConditionalGeneration(config)
-    weight = model.model.multi_modal_projector.mm_input_projection_weight
-    torch.nn.init.normal_(weight, std=0.1)  # zeros where it is not trained
-    return model, enc
-
-
-def smolvlm():
-    config = t.SmolVLMConfig(
-        vision_config=dict(VISION, image_size=16, patch_size=4),
-        text_config=dict(TEXT, model_type='llama'),
-        image_token_id=IMAGE,
-        scale_factor=2,
-    )
-    pixels = torch.randn(1, 1, 3, 16, 16)
-    return t.SmolVLMForConditionalGeneration(config), row(4, pixel_values=pixels)
-
-
-def idefics3():
-    config = t.Idefics3Config(
-        vision_config=dict(VISION, image_size=16, patch_size=4),
-        text_config=dict(TEXT, model_type='llama'),
-        image_token_id=IMAGE,
-        scale_factor=2,
-    )
-    pixels = torch.randn(1, 1, 3, 16, 16)
-    return t.Idefics3ForConditionalGeneration(config), row(4, pixel_values=pixels)
-
-
-def internvl():
-    config = t.InternVLConfig(
-        vision_config=dict(
-            VISION, image_size=[16, 16], patch_size=[4, 4], model_type='internvl_vision'
-        ),
-        text_config=dict(TEXT, model_type='qwen2'),
-        image_token_id=IMAGE,
-        downsample_ratio=0.5,
-    )
-    pixels = torch.randn(1, 3, 16, 16)
-    return t.InternVLForConditionalGeneration(config), row(4, pixel_values=pixels)
-
-
-QWEN = dict(image_token_id=IMAGE, vision_start_token_id=47, vision_end_token_id=46)
-QWEN |= dict(video_token_id=48)
-
-
-def qwen_row():
-    "An image of 4 × 6 patches, merged to 2 × 3."
-    enc = row(6, image_grid_thw=torch.tensor([[1, 4, 6]]))
-    enc['input_ids'][0, 1] = 47
-    enc['mm_token_type_ids'] = (enc['input_ids'] == IMAGE).long()
-    return enc | dict(pixel_values=torch.randn(24, 3 * 2 * 4 * 4))
-
-
-def qwen2_vl():
-    rope = dict(rope_type='default', type='default', mrope_section=[1, 1, 2])
-    rope |= dict(rope_theta=10000.0)
-    config = t.Qwen2VLConfig(
-        text_config=dict(TEXT, rope_scaling=rope, rope_parameters=rope),
-        vision_config=dict(
-            depth=1,
-            embed_dim=32,
-            hidden_size=32,
-            num_heads=4,
-            mlp_ratio=2,
-            patch_size=4,
-        ),
-        **QWEN,
-    )
-    return t.Qwen2VLForConditionalGeneration(config), qwen_row()
-
-
-def qwen3_vl():
-    rope = dict(rope_type='default', mrope_section=[2, 1, 1], rope_theta=10000.0)
-    rope |= dict(mrope_interleaved=True)
-    config = t.Qwen3VLConfig(
-        text_config=dict(TEXT, head_dim=8, rope_scaling=rope, rope_parameters=rope),
-        vision_config=dict(
-            depth=2,
-            hidden_size=32,
-            intermediate_size=48,
-            num_heads=4,
-            patch_size=4,
-            out_hidden_size=32,
-            num_position_embeddings=16,
-            deepstack_visual_indexes=[0],
-        ),
-        **QWEN,
-    )
-    return t.Qwen3VLForConditionalGeneration(config), qwen_row()
-
-
-IN_TEXT = dict(
-    llava=llava,
-    paligemma=paligemma,
-    gemma3=gemma3,
-    smolvlm=smolvlm,
-    idefics3=idefics3,
-    internvl=internvl,
-    qwen2_vl=qwen2_vl,
-    qwen3_vl=qwen3_vl,
-)
-
-
 @pytest.fixture(scope='module')
 def made():
     "Models, made once: name → model, encoding, tokenizer."
@@ -198,34 +49,11 @@ def made():
     def make(name):
         if name not in known:
             torch.manual_seed(0)
-            model, enc = ALL[name]()
+            model, enc = WITH_IMAGES[name]()
             known[name] = model.eval(), enc, tokenizer_of()
         return known[name]
 
     return make
-
-
-def clip():
-    text = dict(**SMALL, num_hidden_layers=2, vocab_size=50, eos_token_id=2)
-    vision = dict(VISION, hidden_size=48, num_hidden_layers=2)
-    config = t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
-    return t.CLIPModel(config), beside()
-
-
-def siglip():
-    text = dict(**SMALL, num_hidden_layers=2, vocab_size=50)
-    vision = dict(VISION, num_hidden_layers=2)
-    config = t.SiglipConfig(text_config=text, vision_config=vision)
-    return t.SiglipModel(config), beside()
-
-
-def beside():
-    ids = torch.tensor([[1, 7, 8, 9, 10, 11]])
-    return dict(input_ids=ids, pixel_values=torch.randn(1, 3, 16, 16))
-
-
-BESIDE = dict(clip=clip, siglip=siglip)
-ALL = IN_TEXT | BESIDE
 
 
 @torch.no_grad()
@@ -319,7 +147,9 @@ def doubled(made):
     def double(name):
         if name not in known:
             torch.manual_seed(0)
-            model, tokenizer = unwrap(ALL[name]()[0].eval().double(), tokenizer_of())
+            model, tokenizer = unwrap(
+                WITH_IMAGES[name]()[0].eval().double(), tokenizer_of()
+            )
             enc = encode(model, tokenizer, made(name)[1])
             enc = {
                 k: v.double() if v.is_floating_point() else v for k, v in enc.items()
@@ -414,7 +244,7 @@ def test_auto_is_exact_where_it_says_so(made, name):
     assert torch.allclose(a.scores[exact], loo.scores[exact], atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize('name', WITH_IMAGES)
 def test_several_at_once_are_as_alone(made, name):
     model, enc, tokenizer = made(name)
     other = dict(enc, input_ids=enc['input_ids'].clone())
@@ -683,7 +513,7 @@ def test_a_picture_is_the_models_pixels():
 
 def test_qwens_patches_are_put_together_again():
     torch.manual_seed(0)
-    model, enc = qwen2_vl()
+    model, enc = IN_TEXT['qwen2_vl']()
     x = torch.rand(3, 16, 24)
     # as its processor cuts it: blocks of 2 × 2 patches, each of 4 × 4, twice in time
     cut = x.view(3, 2, 2, 4, 3, 2, 4).permute(1, 4, 2, 5, 0, 3, 6)

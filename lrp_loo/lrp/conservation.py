@@ -40,6 +40,7 @@ class _Pass:
     rules: lrp_rules  # with what it recorded
     value: torch.Tensor  # the explained number
     x: torch.Tensor  # the embeddings
+    beside: list  # of no token of the text: by which a decoder begins
 
     @property
     def hidden(self):
@@ -83,7 +84,7 @@ def _recorded_pass(model, enc, composite, target):
         out = forward(model, enc)
     with torch.enable_grad():
         value = Readout(target, out, enc)(out).sum()
-    return _Pass(rules, value, seen[0])
+    return _Pass(rules, value, seen[0], seen.beside)
 
 # %% ../../nbs/lib/lrp_conservation.ipynb #2893cca1
 def conservation_by_layer(
@@ -101,11 +102,12 @@ def conservation_by_layer(
     hidden = [t for pair in run.hidden for t in pair]
     added = [a.value for a in run.rules.constants]
     weights = [t for w in run.weights for t in (w.Z, w.A)]
-    found = _relevances(run.value, [run.x, *hidden, *added, *weights])
+    found = _relevances(run.value, [run.x, *hidden, *added, *weights, *run.beside])
     R = iter(found)
     words = next(R)
     through = [(next(R), next(R)) for _ in run.hidden]
     kept = _kept_by_place(run, R)
+    kept[[*kept][-1]]['constants'] += sum(R)
     flow = _flow(run.value.item(), through, words)
     rows = [
         _account(place, entering, leaving, kept[place])

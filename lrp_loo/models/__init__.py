@@ -115,6 +115,10 @@ class Seen(list):
 
     look_ups = 0  # of these, or of a part of them
 
+    def __init__(self):
+        super().__init__()
+        self.beside = []  # embeddings of no token of the text: a decoder's first
+
 
 # in configurations, tokens that stand for an image or a sound
 _FILLED = re.compile(r'(image|video|audio)_token_(id|index)')
@@ -209,7 +213,11 @@ class _EmbeddingWatch:
             of_places = of_places[..., : x.shape[1]]
             return of_places.mT.reshape(x.shape)
         of_places = of_places[..., : x.shape[-1]]
-        return torch.where(at[:, None] >= 0, of_places, x)
+        own = at < 0
+        if own.any() and torch.is_grad_enabled():
+            x = x.detach().requires_grad_()
+            self.seen.beside.append(x)
+        return torch.where(own[:, None], x, of_places)
 
     def _begin(self, table, found, x):
         "The first look-up says whose embeddings are seen."
