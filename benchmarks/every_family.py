@@ -406,6 +406,10 @@ class ConstantAttention(TorchFunctionMode):
         if name == 'scaled_dot_product_attention':
             query, key, *rest = args
             return func(without_gradient(query), without_gradient(key), *rest, **kwargs)
+        if name == 'multi_head_attention_forward':  # whose softmax this mode can't see
+            query, key, *rest = args
+            kwargs |= dict(attn_mask=without_gradient(kwargs.get('attn_mask')))
+            return func(without_gradient(query), without_gradient(key), *rest, **kwargs)
         out = func(*args, **kwargs)
         weighs_tokens = (
             name == 'softmax' and out.ndim > 2 and out.shape[-1] not in self.experts
@@ -418,7 +422,7 @@ def without_gradient(x):
     refuse a gradient that ends.
     """
     with torch._C.DisableTorchFunction():
-        return x.detach()
+        return x.detach() if torch.is_tensor(x) else x
 
 
 def experts_of(model):
@@ -691,7 +695,7 @@ def tasks_of(family):
     beside = [
         t for t in beside if class_name(family, t) != class_name(family, 'source')
     ]
-    beside += [t for t in ('source', 'two texts') if t in of_text]
+    beside += [t for t in ('source', 'two texts', 'sound') if t in of_text]
     beside += [t for t, known in WITH_AN_IMAGE.items() if family in known]
     return list(dict.fromkeys([*has, *([] if family in VISION else beside)]))
 

@@ -15,6 +15,7 @@ from with_images import BESIDE, IN_TEXT, WITH_IMAGES
 from lrp_loo.asked.targets import Target
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.images import ImageAndText, ImageInText
+from lrp_loo.models.sounds import SoundInFrames
 from lrp_loo.models.towers import (
     EncoderDecoder,
     ReadTwice,
@@ -44,6 +45,7 @@ TASKS = {  # task → the mapping of transformers that names each family's class
     'two texts': '',  # the bare encoder, as two towers
     'image in text': '',  # of `with_images`
     'image beside text': '',
+    'sound': 'AUDIO_CLASSIFICATION',
 }
 WITH_AN_IMAGE = {'image in text': IN_TEXT, 'image beside text': BESIDE}
 # what an encoder that is trained for it makes of a text; of the rest the mean
@@ -247,6 +249,21 @@ IMAGE = dict(
     num_labels=3,
 )
 
+# frames of ten samples
+SOUND = dict(
+    conv_dim=(16, 16),
+    conv_kernel=(10, 3),
+    conv_stride=(5, 2),
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    squeeze_factor=1,
+    num_mel_bins=8,
+    max_source_positions=12,
+    max_length=32,
+    feature_projection_input_dim=8,
+)
+
 # latent attention: head_dim is what rotates
 LATENT = dict(num_key_value_heads=4, head_dim=4)
 HYBRID = dict(layer_types=['linear_attention', 'full_attention'])
@@ -419,7 +436,8 @@ def small_config(family):
         raise NotImplementedError(NOT_TEXT_ALONE)
     default = config_class()
     has = {*vars(default), *(getattr(default, 'attribute_map', None) or {})}
-    sizes = IMAGE if family in VISION else SMALL
+    sizes = SMALL | (SOUND if family in mapping('sound') else {})
+    sizes = IMAGE if family in VISION else sizes
     fitting = {k: v for k, v in sizes.items() if k in has}
     if getattr(default, 'is_encoder_decoder', False):
         fitting['decoder_start_token_id'] = SMALL['decoder_start_token_id']
@@ -514,6 +532,17 @@ def of_image(family, model):
     return [encode(model, Words(), e) for e in (enc, other)]
 
 
+def random_sound(model, seed):
+    "Samples, or columns of a spectrogram."
+    g = torch.Generator().manual_seed(seed)
+    takes = inspect.signature(model.inside.forward).parameters
+    if 'input_values' in takes:
+        sound = dict(input_values=torch.randn(1, 160, generator=g))
+    else:
+        sound = dict(input_features=torch.randn(1, 8, 24, generator=g))
+    return encode(model, Words(), sound)
+
+
 def random_image(model, seed):
     "Random pixels of the size that the model takes."
     g = torch.Generator().manual_seed(seed)
@@ -529,6 +558,8 @@ def inputs_for(model, task, family=None):
         return of_image(family, model)
     if task == 'image':
         return [random_image(model, seed) for seed in (1, 2)]
+    if task == 'sound':
+        return [random_sound(model, seed) for seed in (1, 2)]
     some = random_pair if task in ('source', 'two texts') else random_text
     return [some(n, seed) for seed, n in enumerate(LENGTHS)]
 
@@ -609,7 +640,7 @@ def of_image_in_text(model, inside, enc):
 
 
 class _Hidden(TorchFunctionMode):
-    "One place of the vision tower is nobody's key."
+    "One of n places is nobody's key; a class token may stand in front of them."
 
     def __init__(self, i, n):
         super().__init__()
@@ -620,15 +651,25 @@ class _Hidden(TorchFunctionMode):
         name = getattr(func, '__name__', '')
         if name == 'scaled_dot_product_attention':
             n_keys = args[1].shape[-2]
-            if n_keys in (
-                self.n,
-                self.n + 1,
-            ):  # the vision tower's, with a class token in front
+            if n_keys in (self.n, self.n + 1):
                 sees = torch.arange(n_keys) != self.i + n_keys - self.n
                 kwargs['attn_mask'] = sees.expand(args[0].shape[-2], -1)
+        elif name == 'softmax' and args[0].ndim == 4 and args[0].shape[-1] == self.n:
+            hidden = torch.arange(self.n) == self.i
+            least = torch.finfo(args[0].dtype).min
+            args = (args[0].masked_fill(hidden, least), *args[1:])
         elif name == 'multi_head_attention_forward':
             kwargs['key_padding_mask'] = torch.arange(self.n)[None] == self.i
         return func(*args, **kwargs)
+
+
+def of_sound(model, inside, enc):
+    given = {k: v for k, v in enc.items() if k in ('input_values', 'input_features')}
+    mask = enc.get('attention_mask')
+    if mask is None or mask.all():
+        return inside(**given)
+    with _Hidden(int((mask == 0).nonzero()[0, 1]), mask.shape[1]):
+        return inside(**given)
 
 
 def of_image_beside(model, inside, enc):
@@ -648,6 +689,7 @@ BY_HAND = {  # kind of `Towers` → its output from transformers' own calls
     TwoTowers: of_two_texts,
     ImageInText: of_image_in_text,
     ImageAndText: of_image_beside,
+    SoundInFrames: of_sound,
 }
 
 
@@ -661,7 +703,7 @@ def number(out, task):
     logits = logits_of(out, task)[0]
     if task == 'answer':
         return logits[INSIDE]
-    if task in ('class', 'image'):
+    if task in ('class', 'image', 'sound'):
         return logits[1]
     if logits.ndim == 1:  # a similarity
         return logits[0]

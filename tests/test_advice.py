@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import small_models
 import test_vision_language as seen
 import torch
 import transformers
@@ -224,10 +225,19 @@ def loaded(meta):
 
 def of_llava(*without, id=seen.IMAGE):
     "A model, its tokenizer, what a processor makes of an image in a text."
-    model, enc = seen.llava()
+    model, enc = seen.IN_TEXT['llava']()
     enc['input_ids'] = enc['input_ids'].where(enc['input_ids'] != seen.IMAGE, id)
     enc = {k: v for k, v in enc.items() if k not in without}
     return model.eval(), seen.tokenizer_of(), enc
+
+
+def zero_shot(entailment='entailment'):
+    "A pipeline that asks whether a text entails a sentence with a label in it."
+    names = {0: 'contradiction', 1: 'neutral', 2: entailment}
+    of = dict(id2label=names, label2id={v: k for k, v in names.items()}, num_labels=3)
+    model = random('BertForSequenceClassification', 'Bert', **SMALL, **of)
+    tokenizer = lrp_loo.load_demo('sst2')[1]
+    return transformers.ZeroShotClassificationPipeline(model=model, tokenizer=tokenizer)
 
 
 def whisper():
@@ -400,7 +410,6 @@ def run_of(path, **config):
     return path
 
 
-@cache
 def of_sentences(kind):
     folder = str(demo_base('minilm'))
     return getattr(pytest.importorskip('sentence_transformers'), kind)(folder)
@@ -426,6 +435,7 @@ NAMES |= dict(
     clip_text=lambda: random('CLIPTextModelWithProjection', 'CLIPText', **READING),
     flexed=lambda: random('BertForSequenceClassification', 'Bert', **FLEXED),
     with_attention=lambda m, x: changed(m, lambda m: m.set_attn_implementation(x)),
+    build=small_models.build,
     cross_encoder=lambda: of_sentences('CrossEncoder'),
     sentences=lambda: of_sentences('SentenceTransformer'),
     partly_compiled=lambda: with_encoder(bert(), torch.compile),

@@ -37,7 +37,6 @@ CLASS, NEXT = 'ForSequenceClassification', 'ForCausalLM'
 
 # what may not be dropped, or only by luck: class → configuration
 UNLISTED = {
-    'ConvBert' + CLASS: SIZES,
     'GPTNeo' + NEXT: SIZES | NEO | dict(num_layers=2, num_heads=4),
     'MPNet' + CLASS: SIZES,  # relative positions
     'Deberta' + CLASS: SIZES | RELATIVE,
@@ -46,11 +45,15 @@ UNLISTED = {
     'Mpt' + NEXT: SHORT | dict(n_layers=2, n_heads=4),  # ALiBi
     'Funnel' + CLASS: SHORT | FUNNEL | dict(n_head=4, d_inner=64),  # pooling
     'SqueezeBert' + CLASS: SIZES | dict(embedding_size=32),
-    'Nystromformer' + CLASS: SIZES | dict(segment_means_seq_len=64),  # convolution
     'RoFormer' + CLASS: SIZES,
     # positions from the mask
     'OPT' + NEXT: SIZES | dict(ffn_dim=64, word_embed_proj_dim=32),
     'Mamba' + NEXT: SIZES | dict(state_size=8, time_step_rank=4),
+}
+# what hands a hidden token on to its neighbours, beside attention
+MIXING = {
+    'ConvBert' + CLASS: SIZES,
+    'Nystromformer' + CLASS: SIZES | dict(segment_means_seq_len=64),
     'RecurrentGemma' + NEXT: SIZES | GRIFFIN,
 }
 LISTED = [
@@ -66,7 +69,7 @@ def unlisted_model(name, std=None):
     cls = getattr(transformers, name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = cls(cls.config_class(**UNLISTED[name])).eval()
+        model = cls(cls.config_class(**(UNLISTED | MIXING)[name])).eval()
         spread_weights(model, std)
     return model
 
@@ -122,6 +125,13 @@ def test_what_may_not_be_dropped_is_masked(name):
         model = unlisted_model(name, std)
         assert not survives_gaps(model)
         assert_loo_is_exact(model, text())
+
+
+@pytest.mark.parametrize('name', MIXING)
+def test_what_a_mask_does_not_hide_is_refused(name):
+    model = unlisted_model(name, 0.1)
+    with pytest.raises(ValueError, match="mixes tokens outside.*removal='delete'"):
+        leave_one_out(model, text())
 
 
 @pytest.mark.parametrize('std', [0.02, 0.1])

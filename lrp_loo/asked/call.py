@@ -386,6 +386,8 @@ def targets_of_texts(
     n_texts: int,
 ) -> list:  # a `Target` or a function per text
     "What is explained of each text. A list never means one text's labels."
+    if target is None:  # of a zero-shot pipeline's label the entailment
+        target = getattr(tokenizer, 'target', None)
     if isinstance(target, range) or getattr(target, 'ndim', 0) == 1:
         target = [x.item() if hasattr(x, 'item') else x for x in target]
     if not isinstance(target, list):

@@ -359,11 +359,14 @@ def sdpa_rule(
     weights).
     """
     held = held_heads(composite, layer, call.query.shape)
+    mask = call.attn_mask  # WavLM's is computed from the hidden states
+    learned = carries_relevance(mask)
     if record is not None or composite.eps:
         return _attention_in_steps(composite, layer, call, held, record)
 
     def of_constants():
-        return call.compute(query=constant(call.query), key=constant(call.key))
+        bias = dict(attn_mask=constant(mask)) if learned else {}
+        return call.compute(query=constant(call.query), key=constant(call.key), **bias)
 
     if composite.bypasses(layer):
         return of_constants()
@@ -371,10 +374,12 @@ def sdpa_rule(
         out = call.compute()
     else:
         of_q, of_k, of_a, of_v = _attention_shares(composite, call)
+        bias = dict(attn_mask=scale_gradient(mask, of_a)) if learned else {}
         out = call.compute(
             query=scale_gradient(call.query, of_a * of_q),
             key=scale_gradient(call.key, of_a * of_k),
             value=scale_gradient(call.value, of_v),
+            **bias,
         )
     return (
         out if held is None else torch.where(held.to(out.device), of_constants(), out)
@@ -390,6 +395,8 @@ def _attention_in_steps(composite, layer, call, held, record):
     q = scale_gradient(call.query * call.factor, of_q)
     k = scale_gradient(call.keys.transpose(-2, -1), of_k)
     Z = epsilon_rule(q @ k, eps)
+    if carries_relevance(call.attn_mask):
+        Z, call = Z + call.attn_mask, replace(call, attn_mask=None)
     A = call.weights(Z)
     if record is not None and places_read() is not NOWHERE:
         A = _recorded_weights(A, bypass)
@@ -451,11 +458,14 @@ def multi_head_attention(
         weights = a['in_proj_weight'].chunk(3)
     bias = a['in_proj_bias']
     biases = [None] * 3 if bias is None else bias.chunk(3)
+    mark_made(biases, depends=carries_relevance(bias))
     heads = []
     for n, weight, bias in zip(('query', 'key', 'value'), weights, biases):
         x = project(a[n], weight, bias)  # [token, batch, d]
         x = x.view(*x.shape[:2], a['num_heads'], -1)
-        heads.append(x.permute(1, 2, 0, 3))  # [batch, head, token, d of a head]
+        x = x.permute(1, 2, 0, 3)  # [batch, head, token, d of a head]
+        mark_made(x, depends=carries_relevance(a[n]))  # a learned query is a constant
+        heads.append(x)
     mask = multi_head_mask(a['attn_mask'], a['key_padding_mask'], heads[0])
     O, rule = _attend(call, composite, AttentionCall(*heads, mask))
     O = O.permute(2, 0, 1, 3).flatten(2)  # [token, batch, d]

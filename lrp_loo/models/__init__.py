@@ -14,6 +14,7 @@ from .encoding import *  # noqa: F401, F403
 from .layers import *  # noqa: F401, F403
 from .loading import *  # noqa: F401, F403
 from .images import *  # noqa: F401, F403
+from .sounds import *  # noqa: F401, F403
 from .towers import *  # noqa: F401, F403
 
 # %% ../../nbs/lib/models.ipynb #688f9b4a

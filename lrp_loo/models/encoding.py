@@ -167,9 +167,10 @@ def refuse_sound(
     heard = sorted({'input_values', 'input_features'} & takes)
     if heard and not takes & {*READ, 'decoder_input_ids'}:
         raise ValueError(
-            f"{type(model).__name__} hears a sound ({', '.join(heard)}), and no part"
-            " of a sound is removed here; of models such as Whisper, the words that"
-            " were said of it are explained"
+            f"{type(model).__name__} hears a sound ({', '.join(heard)}), and no frame"
+            " can be removed from it: its layers hold a convolution, which hands a"
+            " hidden frame on to its neighbours, or it reads patches of a spectrogram;"
+            " Wav2Vec2, HuBERT, WavLM and Whisper are explained frame by frame"
         )
 
 
@@ -222,7 +223,8 @@ def as_texts(
 
 # what an encoding holds one of → its dimensions where it is of several texts
 READ = {'input_ids': 2, 'pixel_values': 4}
-BESIDE = {'pixel_values', 'input_features'}  # what a text may be given with
+# what a text may be given with
+BESIDE = {'pixel_values', 'input_features', 'input_values'}
 
 
 def as_inputs(

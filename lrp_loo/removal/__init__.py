@@ -104,21 +104,20 @@ def removal_scores(
     # (which units) with exact_special
 ) -> Scores:
     "Estimate of every LOO score (by attention mask) from one forward and backward pass."
-    for enc in encs:
-        check_hidden(Text(model, enc), target, as_keys=True)
     batch = pad_batch(tokenizer, encs)
     options = dict(
         units=units, composite=composite, own_rows=own_rows, checkpoint=checkpoint
     )
-    if isinstance(target, GeneratedReadout):
-        if exact_special:
-            raise ValueError(
-                "every generated token is explained by one pass; exact_special is"
-                " for one number of a text"
-            )
-        found = removal_pass(model, batch, target, **options)
-        return Scores(found.terms.sum(1), found.values, target, dict(passes=1))
+    if exact_special and isinstance(target, GeneratedReadout):
+        raise ValueError(
+            "every generated token is explained by one pass; exact_special is"
+            " for one number of a text"
+        )
     terms, values, readout, *_ = removal_pass(model, batch, target, **options)
+    for enc in encs:
+        check_hidden(Text(model, enc), target, as_keys=True)
+    if isinstance(target, GeneratedReadout):
+        return Scores(terms.sum(1), values, target, dict(passes=1))
     scores, spread = terms.sum(1), terms.pow(2).sum(1).sqrt()
     content = content_units(tokenizer, batch, units, terms.shape[-1])
     mask = batch.get('attention_mask', torch.ones_like(scores))

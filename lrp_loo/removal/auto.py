@@ -347,9 +347,9 @@ def _estimated(model, tokenizer, passes, removal, enc, target, units, content, e
             f" {GRADIENT_PASS}: a gradient pass; {offer}"
         )
     try:
-        check_hidden(Text(model, enc), target, as_keys=True)
         asked = (model, tokenizer, enc, target, units, content, exact)
         begun = Begun.of(AskedText.of(*asked), passes)
+        check_hidden(Text(model, enc), target, as_keys=True)
     except ValueError as e:
         with torch.no_grad():  # what exact LOO refuses as well stands alone
             check_finite(read_whole(model, enc, target, removal).value)

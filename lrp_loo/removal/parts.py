@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..asked.rows import GeneratedReadout, Scores, as_readout, text_by_text
+from ..asked.rows import Scores, as_readout, text_by_text
 from ..core.files import repeated, whole_number
 from ..core.hooks import hooked, taken_back
 from ..lrp import lrp_rules
@@ -341,10 +341,5 @@ def part_scores(
         raise ValueError(
             f"method {method!r} is not known for parts of a model; take one of"
             f" {', '.join(PART_METHODS)}"
-        )
-    if isinstance(target, GeneratedReadout):
-        raise ValueError(
-            "parts of a model are explained for one number of a text, not for every"
-            " generated token; take `explain` with a target"
         )
     return PART_METHODS[method](model, enc, target, units, **options)

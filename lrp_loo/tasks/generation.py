@@ -24,6 +24,7 @@ from ..core.hooks import leaves_nothing
 from ..methods import Refusal, as_it_runs, as_methods, explain_each, or_refusal
 from ..models.encoding import check_text, device_of, encode, is_message
 from ..models.layers import made_with
+from ..models.parts import asks_for_parts
 from ..models.towers import EncoderDecoder
 from ..removal.auto import PASSES
 from ..stats import agreement, mean_se
@@ -193,6 +194,11 @@ def explain_generation(
     readout = GeneratedReadout(enc['input_ids'][0], n_before, log_prob)
     own = None
     if not isinstance(units, str) or units != 'token':
+        if asks_for_parts(units):
+            raise ValueError(
+                "parts of a model are explained for one number of a text, not for"
+                " every generated token; take `explain` with a target"
+            )
         asked = {'input_ids': enc['input_ids'][:, :n_before]}
         own = text_units(tokenizer, asked, text.rstrip(' '), units)
         k, n = len(own), len(after)  # each generated token is a unit
