@@ -562,7 +562,9 @@ class _Wide(TorchFunctionMode):
         name = getattr(func, '__name__', '')
         is_wide = torch.is_tensor(args[0] if args else None)
         is_wide = is_wide and args[0].dtype == torch.float64
-        if is_wide and (name == 'float' or (name == 'to' and torch.float32 in args)):
+        if is_wide and (
+            name == 'float' or (name in ('to', 'type') and torch.float32 in args)
+        ):
             return args[0]
         if is_wide and kwargs.get('dtype') == torch.float32:
             kwargs['dtype'] = torch.float64
@@ -595,7 +597,7 @@ def fading(maps, n):
     "∂f/∂ log m_j of every place j, from the maps."
     total = torch.zeros(n, dtype=torch.float64)
     for g, (_, keys) in zip(maps.by_logits, maps.places):
-        total.index_add_(0, keys[keys >= 0], g.sum((0, 1, 2))[keys >= 0])
+        total.index_add_(0, keys[keys >= 0], g.double().sum((0, 1, 2))[keys >= 0])
     return total
 
 
