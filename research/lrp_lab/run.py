@@ -48,6 +48,7 @@ MODULES = tuple(
         'frontier',
         'part_loo',
         'two_parts',
+        'experts',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone
