@@ -637,11 +637,17 @@ def by_differences(model, enc, value, n, step=1e-4):
 METHODS = ('loo', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'ig', 'removal', 'rollout')
 
 
+# few points of a path show as well as many whether a batch is its texts
+OPTIONS = {'ig': dict(n_steps=8)}
+
+
 def check_batch(model, task, encs, method):
     "Two texts in one padded batch get the scores that each gets alone."
 
     def call(some):
-        return explain_batch(model, Words(), some, method, target_for(task))
+        return explain_batch(
+            model, Words(), some, method, target_for(task), **OPTIONS.get(method, {})
+        )
 
     alone = [Answer(call, [enc]) for enc in encs]
     both = Answer(call, encs)

@@ -534,6 +534,10 @@ def of_image(family, model):
 
 def random_sound(model, seed):
     "Samples, or columns of a spectrogram."
+    if not isinstance(model, SoundInFrames):
+        raise NotImplementedError(
+            "a sound whose frames no mask can hide, which is refused by name"
+        )
     g = torch.Generator().manual_seed(seed)
     takes = inspect.signature(model.inside.forward).parameters
     if 'input_values' in takes:

@@ -6,7 +6,7 @@
 __all__ = ['N_EXPERTS', 'CHOSEN', 'WEIGHTS', 'RULES', 'NAMED', 'STUDIES', 'untrained', 'train_experts', 'load_experts',
            'experts_experiment', 'experts_table', 'what_holding_does', 'experts_tables', 'plot_experts']
 
-# %% ../nbs/81_experts.ipynb #b0e1e346
+# %% ../nbs/81_experts.ipynb #a83ac74c
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from lrp_loo.removal import removal_scores
 from lrp_loo.stats import paired_difference, pearson
 from lrp_loo.trust.results import Results, read_results
 
-# %% ../nbs/81_experts.ipynb #63e30308
+# %% ../nbs/81_experts.ipynb #c9dff334
 N_EXPERTS, CHOSEN = 4, 2
 WEIGHTS = Path(__file__).parent.parent if '__file__' in globals() else Path('..')
 WEIGHTS = WEIGHTS / 'weights' / 'experts' / 'experts.safetensors'
@@ -128,7 +128,7 @@ def load_experts(
         raise ValueError(f'{path} holds other weights than this mixture has')
     return model, tokenizer
 
-# %% ../nbs/81_experts.ipynb #02b5604d
+# %% ../nbs/81_experts.ipynb #0fb178f1
 def _held(f, *args, **kwargs):
     return constant(f(*args, **kwargs))
 
@@ -234,7 +234,7 @@ def plot_experts(
     "Mean r with exact LOO, a dot a rule set."
     ((_, found),) = results.items()
     table = experts_table(found)[::-1]
-    fig, ax = plt.subplots(figsize=(6.5, 2.6))
+    fig, ax = plt.subplots(figsize=(6.5, 2.6), layout='constrained')
     error = [table.r - table.low, table.high - table.r]
     ax.errorbar(table.r, range(len(table)), xerr=error, fmt='o', color='0.2', ms=4)
     also = {rules: f'{rules} ({name})' for name, rules in NAMED.items()}

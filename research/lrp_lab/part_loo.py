@@ -63,7 +63,8 @@ def _asked(name, tokenizer, data, limit, seed):
             return i
 
         found = [(p, (entry(yes), entry(no))) for p, yes, no in PROMPTS]
-        return found[:limit], dict(name='prompts of our own', n=len(PROMPTS))
+        origin = dict(name='prompts', source='of our own', split='all')
+        return found[:limit], origin | dict(n_split=len(PROMPTS), seed=seed)
     texts = load_texts('sst2', data, seed=seed)
     short = [x for x in texts.texts if len(tokenizer(x)['input_ids']) <= LONGEST]
     drawn = random.Random(seed).sample(short, min(limit, len(short)))
