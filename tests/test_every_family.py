@@ -22,6 +22,9 @@ LIVE = (  # family, what it has
     'mixtral',  # a router chooses experts
     'mamba',  # a state, no attention
     'xlnet',  # texts on the second axis
+    'hrm_text',  # cycles that keep no gradient, and norms at their ends
+    'wavlm',  # a sound, and a mask made of hidden states
+    'marian',  # an encoder and its decoder
     'vit',  # an image
 )
 

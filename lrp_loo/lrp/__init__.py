@@ -287,10 +287,15 @@ class lrp_rules(TorchFunctionMode):
 
     def _of_whole(self, operation, module, args, kwargs, out):
         "The output of a module that is not looked into, under its rule."
-        if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor):
+        if not isinstance(out, torch.Tensor):
             return None
-        if not carrying(args):
-            return mark_made(out, depends=False)
+        ends = not torch.is_grad_enabled()
+        if ends or not carrying(args):
+            if not ends:
+                mark_made(out, depends=False)
+            if self.lost.any or (ends and self.follows and self._graph):
+                self.lost.look(operation.name, args, kwargs, out, operation.module)
+            return None
         choice, is_norm = self._chosen(operation), _is_norm(module)
         value = out.detach()
         if choice:
