@@ -284,6 +284,8 @@ OVERRIDES = {
     'axk2': LATENT,
     'bailing_hybrid': dict(LATENT, **HYBRID),
     'bamba': dict(attn_layer_indices=[1]),
+    # blocks that a text is longer than: else all attention is full
+    'big_bird': dict(attention_type='block_sparse', block_size=1, num_random_blocks=1),
     'clip': dict(vision_config=IMAGE),
     'convnext': dict(
         image_size=32, patch_size=4, num_stages=2, hidden_sizes=[16, 32], depths=[1, 1]

@@ -20,6 +20,7 @@ from lrp_loo.loo.duration import in_words, loo_seconds
 from lrp_loo.loo.engines import read_whole, subset_logits
 from lrp_loo.models import forward
 from lrp_loo.trust.curves import perturbation_curves, removal_units
+from lrp_loo.removal import removal_scores
 
 N_TOKENS = 12
 WIDTH = dict(vocab_size=200, hidden_size=32, pad_token_id=0)
@@ -519,3 +520,17 @@ def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     monkeypatch.setattr(measured, lambda *args, **how: 0.5)
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))
     assert [in_words(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']
+
+
+@pytest.mark.parametrize('last', ['full_attention', 'conv'])
+def test_removal_refuses_a_convolution_wherever_it_stands(last):
+    first = {'full_attention': 'conv', 'conv': 'full_attention'}[last]
+    kind = transformers.Lfm2ForCausalLM
+    config = kind.config_class(
+        **SIZES, num_key_value_heads=2, layer_types=[first, last]
+    )
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    spread_weights(model, 0.1)
+    with pytest.raises(ValueError, match='no attention sees still changes'):
+        removal_scores(model, None, [text()])

@@ -61,10 +61,29 @@ def _another(model, ids):
     return next((i for i in reversed(range(n)) if i not in told), 0)
 
 
+def _still_read(text, target, row, as_keys):
+    "Does another token in a hidden one's place change the number?"
+
+    def given(ids):
+        inputs = text.rows(1) | dict(input_ids=ids)
+        if as_keys:
+            return Given(inputs, weights=row.float())
+        return Given(inputs | dict(attention_mask=row.long()))
+
+    ids = text.enc['input_ids']
+    another = replaced(text, _another(text.model, ids), row).inputs['input_ids']
+    out = given(ids).output(text.model)
+    read = as_readout(target, out, text.enc)
+    own, other = read(out).detach(), read(given(another).output(text.model)).detach()
+    rounding = ROUNDING * torch.finfo(own.dtype).eps * float(own.abs().max())
+    return float((own - other).abs().max()) > rounding
+
+
 def check_hidden(
     text: Text,
     target,  # see `as_target`, or a settled `Readout`
-    keep: torch.Tensor = None,  # (n, T) bool, variants; None: the second token's
+    # (n, T) bool, variants; None: the second token's and the last but one's
+    keep: torch.Tensor = None,
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ):
     "ValueError where a token that is hidden still changes the number."
@@ -75,7 +94,8 @@ def check_hidden(
         return
     ids = text.enc['input_ids']
     if keep is None:
-        keep = (torch.arange(ids.shape[1], device=ids.device) != 1)[None]
+        place, n = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
+        keep = torch.stack([place != 1, place != n - 2])
     gone = ~keep
     inside = gone.any(1) & keep[:, 0] & keep[:, -1]
     place = getattr(target, 'position', None)  # its own row is read
@@ -85,21 +105,11 @@ def check_hidden(
         inside &= keep[:, place]
     if not inside.any():
         return
-    # what stands behind a token sees it
-    row = keep[inside][gone[inside].long().cumsum(1).argmax(1).argmin()][None]
-    another = replaced(text, _another(model, ids), row).inputs['input_ids']
-
-    def given(ids):
-        inputs = text.rows(1) | dict(input_ids=ids)
-        if as_keys:
-            return Given(inputs, weights=row.float())
-        return Given(inputs | dict(attention_mask=row.long()))
-
-    out = given(ids).output(model)
-    read = as_readout(target, out, text.enc)
-    own, other = read(out).detach(), read(given(another).output(model)).detach()
-    rounding = ROUNDING * torch.finfo(own.dtype).eps * float(own.abs().max())
-    if float((own - other).abs().max()) <= rounding:
+    rows = keep[inside]
+    if not as_keys:  # what stands behind a token sees it: the first one's
+        rows = rows[gone[inside].long().cumsum(1).argmax(1).argmin()][None]
+    # as keys all: a convolution may see no further than its neighbours
+    if not any(_still_read(text, target, row[None], as_keys) for row in rows):
         return
     by = f" ({', '.join(names)})" if (names := mixers(model)) else ''
     why = (
