@@ -696,16 +696,17 @@ def tasks_of(family):
     """The tasks that a family is checked on: its first, and beside it a language
     model's and those of two parts.
     """
+    with_image = [t for t, known in WITH_AN_IMAGE.items() if family in known]
+    if family in VISION:
+        return ['image', *with_image]
     of_text = [t for t in TASKS if t != 'image' and class_name(family, t)]
-    has = ['image'] if family in VISION else of_text[:1]
     beside = [t for t in ('masked token', 'next token') if t in of_text[1:]][:1]
     # a class whose name stands in two tables
     beside = [
         t for t in beside if class_name(family, t) != class_name(family, 'source')
     ]
     beside += [t for t in ('source', 'two texts', 'sound') if t in of_text]
-    beside += [t for t, known in WITH_AN_IMAGE.items() if family in known]
-    return list(dict.fromkeys([*has, *([] if family in VISION else beside)]))
+    return list(dict.fromkeys([*of_text[:1], *beside, *with_image]))
 
 
 class Job(NamedTuple):
@@ -770,7 +771,9 @@ def check_own_forward(model, task, encs):
     number(plain(model, encs[0]), task)
     if task != 'image':
         number(plain(model, masked(encs[0], 1)), task)
-    if task != 'image' and not isinstance(model, Towers):
+    if isinstance(model, Towers):
+        plain(model, encs[1])
+    elif task != 'image':
         plain(model, pad_batch(Words(), encs))
 
 

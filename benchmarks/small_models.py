@@ -701,6 +701,8 @@ BY_HAND = {  # kind of `Towers` → its output from transformers' own calls
 
 def logits_of(out, task):
     "The output that the explained number is an entry of."
+    if isinstance(out, dict) and 'logits' in out:
+        return out['logits']
     return out.start_logits if task == 'answer' else out.logits
 
 

@@ -131,6 +131,7 @@ class _EmbeddingWatch:
     def __init__(self, model, value):
         self.model = type(model).__name__
         self.value = value
+        self.read_parts = set()  # of towers: the first places of those looked up
         # an image is put among them before they are heard
         self.merged = merged = hasattr(model, 'merged')
         self.seen = Seen()
@@ -174,7 +175,8 @@ class _EmbeddingWatch:
         # a vision model may hand on its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
         if self.towers is not None:
-            return self.of_tower(x)
+            new = self.of_tower(x)
+            return (new, *more) if more and new is not None else new
         found, ids = next(iter((*args, *kwargs.values())), None), self.ids
         both = ids is not None and torch.is_tensor(found) and ids.ndim == 2
         # XLNet looks its ids up as (T, batch)
@@ -200,8 +202,12 @@ class _EmbeddingWatch:
         "The embeddings of the places that this part reads; its own of no place."
         at = places_read().rows
         n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # of a convolution patches
-        if n != len(at):
+        first = int(at[0]) not in self.read_parts
+        self.read_parts.add(int(at[0]))
+        if n < len(at) or (n > len(at) and not first):
             return None  # of places of the model's own, as LED's padding
+        # Longformer's text is padded before it is looked up
+        at = torch.nn.functional.pad(at, (0, n - len(at)), value=-1)
         if not self.seen:
             takes = inspect.signature(self.towers.embedded).parameters
             given = {k: self.given.get(k) for k in takes}

@@ -566,7 +566,8 @@ class TwoTowers(Towers):
         return None
 
     def embedded(self, input_ids, tower_ids=None):
-        return self.tables()[0].forward(input_ids)
+        found = self.tables()[0].forward(input_ids)
+        return found[0] if isinstance(found, tuple) else found  # I-BERT's, a scale
 
     def encoded(self, tokenizer, text, truncation=False, max_length=None):
         "A pair of texts."
