@@ -39,6 +39,12 @@ PARTS = {  # what pytest is given
     'rules': ['tests/test_lrp.py', 'tests/test_softmax_layers.py'],
     'families': ['tests/test_families.py'],
     'every family': ['tests/test_every_family.py'],
+    'of several parts': [
+        'tests/test_encoder_decoders.py',
+        'tests/test_two_towers.py',
+        'tests/test_vision_language.py',
+        'tests/test_sounds.py',
+    ],
     'guide': ['tests/test_guide.py'],
 }
 # what makes a table, and says in a line what came of it
@@ -47,13 +53,14 @@ TABLES = {
     'bad input': 'tests/bad_input.py',
     'kills': 'tests/test_resume.py',
 }
-# in four minutes on two cores, in one run of pytest
+# in six minutes on two cores, in one run of pytest
 QUICK = [
     *PARTS['decoders'],
     'tests/test_generation.py',
     'tests/test_exact_loo.py',
     'tests/test_fast.py',
     'tests/test_every_family.py',
+    *PARTS['of several parts'],
     'tests/test_guide.py',
     '-k',
     'not its_check_fails',

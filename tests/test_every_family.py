@@ -29,10 +29,18 @@ LIVE = (  # family, what it has
 )
 
 
+# of two parts: texts that are padded before they are read, embeddings with a scale,
+# images; family → the task
+PARTS = dict(longformer='two texts', ibert='two texts', siglip='image beside text')
+PARTS |= dict(qwen2_vl='image in text', bart='class')
+
+
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('family', LIVE)
+@pytest.mark.parametrize('family', [*LIVE, *(f'{f} of parts' for f in PARTS)])
 def test_a_family_is_right_or_refused(family):
-    row = row_of(family, tasks_of(family)[0], WIDEST)
+    family, *of_parts = family.split()
+    task = PARTS[family] if of_parts else tasks_of(family)[0]
+    row = row_of(family, task, WIDEST)
     assert row['built'], row.get('why')
     # an empty row would hold nothing wrong
     assert list(row['checks']) == list(CHECKS)

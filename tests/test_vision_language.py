@@ -21,7 +21,7 @@ from lrp_loo.lrp.conservation import conservation
 from lrp_loo.models import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.images import picture
-from lrp_loo.models.towers import unwrap
+from lrp_loo.models.objects import unwrap
 from lrp_loo.removal import removal_scores
 
 

@@ -30,7 +30,7 @@ from lrp_loo.models.encoding import (
     is_encoding,
     refuse_sound,
 )
-from ..models.towers import unwrap
+from ..models.objects import unwrap
 from ..models.layers import is_offloaded
 from ..models.parts import Parts, parts_asked
 

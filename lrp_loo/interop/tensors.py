@@ -19,7 +19,7 @@ from ..core.hooks import leaves_nothing
 from ..methods import as_it_runs, as_method, by_target, check_call, named_target
 from ..models import CACHES, check_finite, forward, watch_embeddings
 from ..models.encoding import forward_arguments, input_embeddings, input_names
-from ..models.towers import unwrap
+from ..models.objects import unwrap
 
 # %% ../../nbs/lib/interop_tensors.ipynb #fa94d281
 KINDS = {  # by the number of dimensions

@@ -20,7 +20,7 @@ from .engines import read_subsets
 from .removals import default_removal, input_positions
 from ..models import check_model
 from ..models.encoding import TOKEN_BUDGET, check_ids, own_tokens
-from ..models.towers import unwrap
+from ..models.objects import unwrap
 
 # %% ../../nbs/05_loo.ipynb #0ea94d28
 def all_but_one(

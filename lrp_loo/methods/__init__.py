@@ -53,7 +53,7 @@ from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
 from ..removal.parts import part_scores
 from ..models.encoding import BESIDE, is_encoding, special_mask
-from ..models.towers import unwrap
+from ..models.objects import unwrap
 from ..models.layers import made_with
 from ..models.parts import Parts
 from ..views import Attributions, compare

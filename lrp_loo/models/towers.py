@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['NOWHERE', 'POOLINGS', 'KINDS', 'Places', 'places_read', 'reading', 'different', 'Towers', 'EncoderDecoder',
-           'ReadTwice', 'SoundDecoder', 'TwoTowers', 'SimilarityOutput', 'two_towers', 'as_towers', 'CandidateLabels',
-           'PooledClassifier', 'unwrap']
+           'ReadTwice', 'SoundDecoder', 'TwoTowers', 'SimilarityOutput', 'two_towers', 'as_towers']
 
 # %% ../../nbs/lib/models_towers.ipynb #54917dde
 import contextlib
-import copy
 from functools import partial
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -19,7 +17,6 @@ from torch.nn import functional as F
 
 from ..core.hooks import hooked
 from lrp_loo.models.encoding import (
-    _is_of,
     check_ids,
     check_text,
     device_of,
@@ -638,176 +635,3 @@ def as_towers(
         return SoundDecoder.around(model)
     generates = getattr(model, 'get_output_embeddings', lambda: None)() is not None
     return (EncoderDecoder if generates else ReadTwice).around(model)
-
-# %% ../../nbs/lib/models_towers.ipynb #246705eb
-# the part of a pipeline that reads, for the kinds that can be explained
-_READERS = {
-    'FillMaskPipeline': 'tokenizer',
-    'ImageClassificationPipeline': 'image_processor',
-    'TextClassificationPipeline': 'tokenizer',
-    'TextGenerationPipeline': 'tokenizer',
-    'TokenClassificationPipeline': 'tokenizer',
-    'ZeroShotClassificationPipeline': 'tokenizer',
-}
-
-
-class CandidateLabels:
-    """Reads a pair (text, candidate label) as a zero-shot pipeline does: does the text
-    entail that it is about the label? `target` is that number.
-    """
-
-    def __init__(self, pipeline, tokenizer):
-        self.inside, self.target = tokenizer, pipeline.entailment_id
-        of_pipeline = getattr(pipeline, '_preprocess_params', {})
-        self.template = of_pipeline.get('hypothesis_template', 'This example is {}.')
-        if self.target < 0:
-            raise ValueError(
-                "no label of this zero-shot pipeline's model begins with 'entail', so"
-                " it can't be said which number speaks for a candidate label; set"
-                " model.config.label2id"
-            )
-
-    def __getattr__(self, name):
-        return getattr(self.inside, name)
-
-    def __len__(self):
-        return len(self.inside)
-
-    def __call__(self, text, label=None, **options):
-        if label is None:
-            if options.get('add_special_tokens', True):
-                raise ValueError(
-                    "a zero-shot pipeline reads a text and a candidate label; give"
-                    " pairs (text, label)"
-                )
-            return self.inside(text, **options)
-        return self.inside(text, self.template.format(label), **options)
-
-
-class PooledClassifier(torch.nn.Module):
-    "A text's pooled states, and a linear head on them: SetFit."
-
-    def __init__(self, encoder, pooling, normalize, head, labels):
-        super().__init__()
-        self.encoder, self.head = encoder, head
-        self.pooling, self.normalize = pooling, normalize
-        self.config = copy.deepcopy(encoder.config)
-        self.config.id2label = dict(enumerate(labels or range(head.out_features)))
-        self.training = encoder.training
-
-    def get_input_embeddings(self):
-        return self.encoder.get_input_embeddings()
-
-    def forward(self, input_ids, attention_mask=None):
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        states = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
-        found = _pooled(states, mask, self.pooling)
-        if self.normalize:
-            found = F.normalize(found, dim=-1)
-        from transformers.modeling_outputs import SequenceClassifierOutput
-
-        return SequenceClassifierOutput(logits=self.head(found))
-
-
-def _linear_head(head):
-    "Of SetFit's head, or scikit-learn's: a linear layer that gives logits."
-    if isinstance(head, torch.nn.Module):
-        weight, bias = head.linear.weight, head.linear.bias
-        scale = head.temperature + head.eps
-    elif hasattr(head, 'coef_'):
-        weight, bias = (torch.as_tensor(x) for x in (head.coef_, head.intercept_))
-        scale = 1.0
-        if len(weight) == 1:  # of two classes: half for one, half against the other
-            weight, bias = (torch.cat([-x, x]) / 2 for x in (weight, bias))
-    else:
-        raise ValueError(
-            f"this SetFit model's head is a {type(head).__name__}; a linear one is"
-            " explained: LogisticRegression, or SetFitHead"
-        )
-    found = torch.nn.Linear(weight.shape[1], len(weight))
-    found.weight.data = weight.detach() / scale
-    found.bias.data = (
-        torch.zeros(len(weight)) if bias is None else bias.detach()
-    ) / scale
-    return found
-
-
-def _of_setfit(model, tokenizer):
-    "A sentence encoder with a linear head on its embeddings."
-    towers, tokenizer = _of_sentence_transformers(model.model_body, tokenizer)
-    inside = towers.inside
-    normalize = model.normalize_embeddings or 'Normalize' in {
-        type(m).__name__ for m in model.model_body.children()
-    }
-    head = _linear_head(model.model_head).to(towers.device, towers.dtype)
-    of = (towers.pooling, normalize, head, model.labels)
-    found = PooledClassifier(inside, *of)
-    found.__class__ = type('SetFitModel', (PooledClassifier,), {})
-    return found, tokenizer
-
-
-def _of_sentence_transformers(model, tokenizer):
-    "What their objects are made of: two towers, or a classifier of pairs."
-    kind = type(model).__name__
-    own = model.tokenizer if tokenizer is None else tokenizer
-    if 'CrossEncoder' in [c.__name__ for c in type(model).__mro__]:
-        return as_towers(model.model), own
-    parts = {type(m).__name__: m for m in model.children()}
-    pooling = getattr(parts.get('Pooling'), 'pooling_mode', None)
-    pooling = dict(cls='cls', mean='mean', lasttoken='last').get(pooling)
-    known = {'Transformer', 'Pooling', 'Normalize'}
-    prompt = getattr(model, 'default_prompt_name', None)
-    similarity = getattr(model, 'similarity_fn_name', None) or 'cosine'
-    if (
-        not parts.keys() <= known
-        or pooling is None
-        or similarity not in ('cosine', 'dot')
-    ):
-        raise ValueError(
-            f"this {kind} is made of {', '.join(parts)} (pooling {pooling}, similarity"
-            f" {similarity}), and its similarity is not known here; take"
-            " two_towers(model[0].auto_model, …), or a module of your own"
-        )
-    if prompt is not None:
-        raise ValueError(
-            f"this {kind} puts its prompt {prompt!r} before each text; write it in the"
-            " texts, and set default_prompt_name=None"
-        )
-    normalize = 'Normalize' in parts or similarity == 'cosine'
-    return two_towers(parts['Transformer'].auto_model, pooling, normalize), own
-
-
-def unwrap(
-    # a transformers pipeline, an encoder-decoder, an object of
-    # sentence-transformers; else it is left as it is
-    model,
-    tokenizer=None,  # one that was given wins over the pipeline's
-) -> tuple:  # the model, its tokenizer (image processor)
-    "What a pipeline is made of, and what reads texts of a processor."
-    if not _is_of(model, 'Pipeline', 'pipelines.base'):
-        model = as_towers(model)
-        if hasattr(model, 'reads_with'):  # with images
-            return model, model.reads_with(tokenizer)
-    if _is_of(tokenizer, 'ProcessorMixin', 'processing_utils'):
-        tokenizer = getattr(tokenizer, 'tokenizer', tokenizer)
-    if type(model).__module__.startswith('setfit.'):
-        return _of_setfit(model, tokenizer)
-    if type(model).__module__.startswith('sentence_transformers.'):
-        return _of_sentence_transformers(model, tokenizer)
-    if not _is_of(model, 'Pipeline', 'pipelines.base'):
-        return model, tokenizer
-    from transformers import pipelines
-
-    for kind, reader in _READERS.items():
-        if isinstance(model, getattr(pipelines, kind)):
-            own = getattr(model, reader) if tokenizer is None else tokenizer
-            if kind == 'ZeroShotClassificationPipeline':
-                own = CandidateLabels(model, own)
-            return as_towers(model.model), own
-    raise ValueError(
-        f"a pipeline for {model.task!r} cannot be explained as it is; take one"
-        " for text-classification, zero-shot-classification, text-generation,"
-        " fill-mask, token-classification or image-classification, or give its"
-        " .model and"
-        " .tokenizer"
-    )

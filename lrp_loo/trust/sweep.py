@@ -31,7 +31,7 @@ from ..core.hooks import leaves_nothing, taken_back
 from ..methods import Asked, as_methods, by_target
 from ..models import DTYPES, at_precision, has_tf32
 from ..models.encoding import as_texts, encode, is_encoding
-from ..models.towers import unwrap
+from ..models.objects import unwrap
 from ..models.layers import describe_model
 from ..models.loading import load_model
 from .audit import audit_table, held_against_loo
