@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import shallow_demo
 
-from lrp_lab import run
+from lrp_lab import experts, run
 from lrp_lab.__main__ import COMMANDS
 from lrp_loo.cli import main
 from lrp_loo.trust.results import read_results
@@ -27,6 +27,8 @@ def shallow():
         for name in run.MODULES + ('lrp_lab.parts',):
             if hasattr(sys.modules[name], 'load_demo'):
                 patch.setattr(f'{name}.load_demo', shallow_of)
+        # what was trained has six layers
+        patch.setattr(experts, 'load_experts', experts.untrained)
         yield
 
 
