@@ -718,24 +718,24 @@ class Job(NamedTuple):
     setting: str
 
 
-def jobs(families=None):
+def jobs(families=None, settings=SETTINGS):
     "Each family once at the widest setting first, then the rest."
     if not families:
         everything = dict.fromkeys((*text_families(), *VISION, *WITH_IMAGES))
         tried = [f for f in everything if f not in HELD_BACK]
-        todo = models_of(tried) + models_of(HELD_BACK)
+        todo = models_of(tried, settings) + models_of(HELD_BACK, settings)
     else:
-        todo = models_of(families)
+        todo = models_of(families, settings)
     return [Job(i, *model) for i, model in enumerate(todo)]
 
 
-def models_of(families):
+def models_of(families, settings):
     "(family, task, setting) of every model of these families."
     tasks = {f: tasks_of(f) for f in families}
     out = [(f, tasks[f][0], WIDEST) for f in families]
     for f in families:
         out += [(f, task, WIDEST) for task in tasks[f][1:]]
-    for setting in SETTINGS:
+    for setting in settings:
         if setting != WIDEST:
             out += [(f, tasks[f][0], setting) for f in families]
     return out
@@ -795,11 +795,11 @@ def digest(*paths):
     return h.hexdigest()[:16]
 
 
-def run(path, fresh=False, families=None):
+def run(path, fresh=False, families=None, settings=SETTINGS):
     "Every row, resumable; with `path` None they are kept in memory."
     config = dict(
         experiment='every family',
-        settings=SETTINGS,
+        settings={k: SETTINGS[k] for k in settings},
         lengths=LENGTHS,
         checks=list(CHECKS),
         held_back=HELD_BACK,
@@ -807,7 +807,7 @@ def run(path, fresh=False, families=None):
         harness=digest(*(Path(__file__).parent / f for f in HARNESS)),
     )
     results = Results(path, config, fresh)
-    todo = jobs(families)
+    todo = jobs(families, settings)
 
     def rows_of(batch):
         (job,) = batch
@@ -868,6 +868,18 @@ def as_markdown(results):
     return '\n'.join([*lines, '', '## Not built', '', *not_built(rows)]) + '\n'
 
 
+def weights_said(settings):
+    "How they were drawn."
+    known = {WIDEST: f'every matrix and bias has a standard deviation of {WIDEST}'}
+    if [*settings] == [WIDEST]:
+        return known[WIDEST] + '.'
+    return (
+        f'as transformers makes them, or {known[WIDEST]} or less'
+        f' ({", ".join(settings)}); a second task of a family is checked with'
+        f' {WIDEST} alone.'
+    )
+
+
 def head(results):
     "What the page is."
     s = summary(results['rows'])
@@ -882,10 +894,8 @@ def head(results):
         f'Versions: {versions}.',
         '',
         (
-            'Weights are as transformers makes them, or every matrix and bias'
-            ' has a standard deviation of 0.05 or 0.1; a second task of a'
-            ' family is checked with 0.1 alone. A cell says the worst of a'
-            ' family\'s models. *right*: the numbers are those of an'
+            f'Weights: {weights_said(results["config"]["settings"])} A cell says the'
+            ' worst of a family\'s models. *right*: the numbers are those of an'
             ' independent computation. *refused*: an error or a warning of'
             ' lrp_loo says what it cannot do. –: there is nothing to check.'
             ' Attention that selects keys by an index selects all here: with'
@@ -1007,15 +1017,23 @@ def main(argv=None):
     parser.add_argument(
         '--held-back', action='store_true', help=f'only {" and ".join(HELD_BACK)}'
     )
+    parser.add_argument(
+        '--settings',
+        nargs='*',
+        choices=SETTINGS,
+        default=[*SETTINGS],
+        help=f'of the weights; {WIDEST} is always among them',
+    )
     a = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # these models are too small to be shared out
     families = list(HELD_BACK) if a.held_back else a.families
+    settings = [s for s in SETTINGS if s in {WIDEST, *a.settings}]
     if families or not a.write:
-        return show(run(None, families=families).rows)
+        return show(run(None, families=families, settings=settings).rows)
     path = a.out / 'every-family.json'
     try:
-        results = run(path, a.fresh)
+        results = run(path, a.fresh, settings=settings)
     except KeyboardInterrupt:
         sys.exit(
             f'interrupted; finished rows are in {path.name}, and the same'
