@@ -75,7 +75,9 @@ def _still_read(text, target, row, as_keys):
     out = given(ids).output(text.model)
     read = as_readout(target, out, text.enc)
     own, other = read(out).detach(), read(given(another).output(text.model)).detach()
-    rounding = ROUNDING * torch.finfo(own.dtype).eps * float(own.abs().max())
+    # in double precision as well, norms and routers compute in single
+    eps = max(torch.finfo(t).eps for t in (own.dtype, torch.float32))
+    rounding = ROUNDING * eps * float(own.abs().max())
     return float((own - other).abs().max()) > rounding
 
 
