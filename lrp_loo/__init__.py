@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = ['UsageError']
 
-# %% ../nbs/lib/package.ipynb #14a17bc1
+# %% ../nbs/lib/package.ipynb #00000002
 import sys as _sys
 import warnings as _warnings
 from importlib import import_module as _import_module
@@ -17,13 +17,13 @@ from importlib.machinery import ModuleSpec as _ModuleSpec
 # in a notebook without ipywidgets bars are drawn as text, and that is enough
 _warnings.filterwarnings('ignore', message='IProgress not found')
 
-# %% ../nbs/lib/package.ipynb #49f905ba
+# %% ../nbs/lib/package.ipynb #00000003
 class UsageError(ValueError):
     """A word or number that cannot be meant, told from input that cannot be
     used; the command line answers it with exit code 2.
     """
 
-# %% ../nbs/lib/package.ipynb #266eef0c
+# %% ../nbs/lib/package.ipynb #00000004
 # module → the names that it has for `import lrp_loo`
 _MODULES = {
     'models.demos': 'load_demo',
@@ -60,12 +60,12 @@ _MODULES = {
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ['UsageError', *_PUBLIC]
 
-# %% ../nbs/lib/package.ipynb #ae307b9a
+# %% ../nbs/lib/package.ipynb #00000006
 def _indented(text):
     "Lines of a comment, below their parameter."
     return '\n'.join(f'    {line}' for line in text.splitlines())
 
-
+# %% ../nbs/lib/package.ipynb #00000007
 def _sections(signature, comments):
     "Parameters and Returns, as numpy's docstrings have them."
     asked = [p for p in signature.parameters.values() if p.name != 'self']
@@ -86,7 +86,7 @@ def _sections(signature, comments):
         lines += [''] * bool(asked) + ['Returns', '-------', _indented(said)]
     return '\n'.join(lines)
 
-
+# %% ../nbs/lib/package.ipynb #00000008
 def _document(found):
     "Put the comments behind parameters into the docstring, once."
     ours = (getattr(found, '__module__', '') or '').startswith('lrp_loo')
@@ -113,7 +113,7 @@ def _document(found):
         own = inspect.cleandoc(found.__undocumented__)
         found.__doc__ = f'{own}\n\n{said}\n'
 
-# %% ../nbs/lib/package.ipynb #cece4ec3
+# %% ../nbs/lib/package.ipynb #00000009
 def __getattr__(name):
     if name in _PUBLIC:
         found = getattr(_import_module(f'lrp_loo.{_PUBLIC[name]}'), name)
@@ -125,7 +125,7 @@ def __getattr__(name):
 def __dir__():
     return sorted([*globals(), *_PUBLIC])
 
-# %% ../nbs/lib/package.ipynb #01dpa7h6
+# %% ../nbs/lib/package.ipynb #0000000b
 _MOVED = {  # an old module → where its names are now
     'attention': 'models.attention',
     'comparison': 'reports.comparison',
@@ -193,5 +193,5 @@ class _OldPaths(_MetaPathFinder, _Loader):
             (n, getattr(names[n], n)) for n in names if n[:2] != '__'
         )
 
-
+# %% ../nbs/lib/package.ipynb #0000000c
 _sys.meta_path.insert(0, _OldPaths())

@@ -6,7 +6,7 @@
 __all__ = ['DATASETS', 'PACKED', 'READERS', 'TAKEN', 'TEXT_COLUMNS', 'SEPARATORS', 'NAMED_ROWS', 'resolve_source', 'source_label',
            'TextData', 'load_texts', 'load_digit_images', 'vit_pixels', 'read_texts']
 
-# %% ../nbs/lib/data.ipynb #be528d32
+# %% ../nbs/lib/data.ipynb #00000002
 import contextlib
 import csv
 import gzip
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from .core.files import hub_answers, whole_number
 from .core.hooks import leaves_nothing, taken_back
 
-# %% ../nbs/lib/data.ipynb #f5c1e444
+# %% ../nbs/lib/data.ipynb #00000005
 DATASETS = {
     'sst2': dict(
         hub='stanfordnlp/sst2',
@@ -64,7 +64,7 @@ def resolve_source(
         f" holds {', '.join(DATASETS)}"
     )
 
-
+# %% ../nbs/lib/data.ipynb #00000006
 def source_label(
     data=None,  # as for `resolve_source`
 ) -> str:  # 'embedded', 'hub' or 'folder': what results are filed under
@@ -72,7 +72,7 @@ def source_label(
     source = resolve_source(data)
     return source if source in ('embedded', 'hub') else 'folder'
 
-# %% ../nbs/lib/data.ipynb #10927d85
+# %% ../nbs/lib/data.ipynb #00000009
 @contextlib.contextmanager
 def _quiet_datasets():
     "What is wrong with a file is said by us, once."
@@ -82,7 +82,7 @@ def _quiet_datasets():
         logging.set_verbosity(logging.CRITICAL)
         yield
 
-
+# %% ../nbs/lib/data.ipynb #0000000a
 def _from_hub(name):
     """All splits of a data set on the hub, or of a folder in its layout. One
     that cannot be fetched is refused at once; what was fetched before needs no
@@ -99,7 +99,7 @@ def _from_hub(name):
         " cache, where it was fetched before"
     )
 
-
+# %% ../nbs/lib/data.ipynb #0000000b
 def _folder_splits(source, name):
     "All splits of a data set in a folder, in the hub's layout."
     import datasets
@@ -120,7 +120,7 @@ def _folder_splits(source, name):
                 f" {e.__cause__ or e}"
             ) from e
 
-
+# %% ../nbs/lib/data.ipynb #0000000c
 def _load_split(name, source, split):
     "The split as a `datasets.Dataset`."
     spec = DATASETS[name]
@@ -137,7 +137,7 @@ def _load_split(name, source, split):
         )
     return rows
 
-
+# %% ../nbs/lib/data.ipynb #0000000d
 @dataclass
 class TextData:
     "Labelled texts and where they come from."
@@ -154,7 +154,7 @@ class TextData:
         "`info` without how many were drawn, as results keep it."
         return {k: v for k, v in self.info.items() if k != 'n'}
 
-
+# %% ../nbs/lib/data.ipynb #0000000e
 def _sample(texts, labels, limit, seed, where):
     """A seeded random sample without replacement as `TextData`, all where there
     is no limit; `where` it is from comes first in `info`.
@@ -168,7 +168,7 @@ def _sample(texts, labels, limit, seed, where):
         where | dict(n_split=n, n=len(rows), seed=seed),
     )
 
-
+# %% ../nbs/lib/data.ipynb #0000000f
 @leaves_nothing
 def load_texts(
     name: str,  # 'sst2' or 'imdb'
@@ -209,7 +209,7 @@ def load_texts(
     where = dict(name=name, source=source_label(data), split=split)
     return _sample(texts, labels, limit, seed, where)
 
-# %% ../nbs/lib/data.ipynb #398e26e8
+# %% ../nbs/lib/data.ipynb #00000014
 def load_digit_images(
     # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
     data=None,
@@ -248,7 +248,7 @@ def load_digit_images(
     )
     return x, y, info
 
-
+# %% ../nbs/lib/data.ipynb #00000015
 def vit_pixels(
     images: torch.Tensor,  # (n, h, w) from 0 to 1
     side: int = 28,  # smaller images are enlarged
@@ -259,7 +259,7 @@ def vit_pixels(
         x = F.interpolate(x, side, mode='bilinear')
     return (x - 0.5) / 0.5
 
-# %% ../nbs/lib/data.ipynb #377aae2a
+# %% ../nbs/lib/data.ipynb #00000018
 PACKED = ('.csv', '.tsv', '.jsonl', '.json', '.txt')  # may be: .csv.gz
 READERS = (*PACKED, '.parquet', '.xlsx')
 TAKEN = f"{', '.join(PACKED)} (these also .gz), .parquet, .xlsx"
@@ -294,7 +294,7 @@ def _decoded(path, encoding):
         raise ValueError(f"{path.name} is empty")
     return text.removeprefix('\ufeff')
 
-
+# %% ../nbs/lib/data.ipynb #00000019
 def _csv(text, wanted, tabbed):
     """Rows as they stand: what looks like a missing value is text, a blank
     line is a row, a row too long an error. pandas' own sniffing takes the 't'
@@ -335,12 +335,12 @@ def _csv(text, wanted, tabbed):
         ) from None
     return _headed(d)
 
-
+# %% ../nbs/lib/data.ipynb #0000001a
 def _headed(d):
     "The first row names the columns."
     return d.iloc[1:].reset_index(drop=True).set_axis(list(d.iloc[0]), axis=1)
 
-
+# %% ../nbs/lib/data.ipynb #0000001b
 def _xlsx(path, sheet):
     "The sheet that is named, or the one there is; what looks missing is text."
     import pandas as pd
@@ -366,7 +366,7 @@ def _xlsx(path, sheet):
         )
     return _headed(sheets[sheet])
 
-
+# %% ../nbs/lib/data.ipynb #0000001c
 def _lines(text):
     "A text a line."
     import pandas as pd
@@ -380,7 +380,7 @@ def _kind(path):
     kind = Path(path.stem).suffix if path.suffix == '.gz' else path.suffix
     return kind if kind in (READERS if kind == path.suffix else PACKED) else ''
 
-
+# %% ../nbs/lib/data.ipynb #0000001d
 def _file_table(path, encoding, wanted, sheet):
     "A file as a pandas table."
     import pandas as pd
@@ -410,7 +410,7 @@ def _file_table(path, encoding, wanted, sheet):
     except (ValueError, OSError) as e:
         raise ValueError(f"{path.name} cannot be read as {kind[1:]}: {e}") from None
 
-# %% ../nbs/lib/data.ipynb #d30a0bdc
+# %% ../nbs/lib/data.ipynb #0000001f
 def _named_columns(column, columns):
     "The columns that were named: none, one, or the two of a pair."
     if columns is None:
@@ -427,7 +427,7 @@ def _named_columns(column, columns):
         )
     return list(columns)
 
-
+# %% ../nbs/lib/data.ipynb #00000020
 def _nested(table, name, where):
     "Of each row what 'review.text' names; None where it has no such field."
     columns = list(map(str, table.columns))
@@ -454,7 +454,7 @@ def _nested(table, name, where):
         found = [e.get(part) if isinstance(e, Mapping) else None for e in found]
     return found
 
-
+# %% ../nbs/lib/data.ipynb #00000021
 def _is_nothing(entry):
     "Nothing, or what pandas has for nothing."
     import pandas as pd
@@ -463,7 +463,7 @@ def _is_nothing(entry):
         entry is None or entry is pd.NA or isinstance(entry, float) and entry != entry
     )
 
-
+# %% ../nbs/lib/data.ipynb #00000022
 def _text_columns(table, named, where):
     "Those that are named, or the one that can be meant."
     columns = list(table.columns)
@@ -486,7 +486,7 @@ def _text_columns(table, named, where):
         )
     return found
 
-
+# %% ../nbs/lib/data.ipynb #00000023
 def _rows_with_text(table, names, where, skip_missing):
     "Texts (of a pair: tuples), which rows they stand in, which rows have none."
     rows = list(zip(*(table[name].tolist() for name in names)))
@@ -515,7 +515,7 @@ def _rows_with_text(table, names, where, skip_missing):
     texts = [rows[i] if len(names) > 1 else rows[i][0] for i in present]
     return texts, present, missing
 
-# %% ../nbs/lib/data.ipynb #95e1a54e
+# %% ../nbs/lib/data.ipynb #00000025
 def read_texts(
     # a file (.csv, .tsv, .jsonl, .json, .txt with a text a line, these also .gz;
     # .parquet, .xlsx), 'hub:OWNER/NAME', or what `load_texts` takes
@@ -564,7 +564,7 @@ def read_texts(
         found.info['missing'] = dict(n=len(missing), rows=missing[:NAMED_ROWS])
     return found
 
-
+# %% ../nbs/lib/data.ipynb #00000026
 def _hub_table(name, split):
     "One split of a data set on the hub: a pandas table, and what it is."
     d = _from_hub(name)
@@ -578,7 +578,7 @@ def _hub_table(name, split):
         )
     return d[split].to_pandas(), dict(name=name, source='hub', split=split)
 
-
+# %% ../nbs/lib/data.ipynb #00000027
 def _check_is_no_file(path, name, **options):
     "What is said of files cannot be said of the data sets that are known."
     if _kind(path):

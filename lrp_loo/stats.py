@@ -7,13 +7,13 @@ __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'COUNTED_UP_TO', 'DRAWN_F
            'pearson', 'spearman', 'kendall', 'agreement', 'per_text', 'of_texts', 'MeanSE', 'mean_se', 'mean_interval',
            'paired_difference', 'p_value', 'equivalence_p', 'holm', 'benjamini_hochberg', 'mean_against_zero']
 
-# %% ../nbs/lib/stats.ipynb #fc841ba8
+# %% ../nbs/lib/stats.ipynb #00000002
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-# %% ../nbs/lib/stats.ipynb #ba790650
+# %% ../nbs/lib/stats.ipynb #00000005
 def normalize(
     scores: torch.Tensor,  # (..., n) maps
     # None, 'sum' (to sum to one; may flip the sign), 'abs' (by the sum of
@@ -28,7 +28,7 @@ def normalize(
     counted = scores if how == 'sum' else scores.abs()
     return scores / counted.sum(-1, keepdim=True)
 
-
+# %% ../nbs/lib/stats.ipynb #00000006
 def _same_shape(a, b):
     "Two maps that can be compared entry by entry."
     if a.shape != b.shape:
@@ -47,7 +47,7 @@ def unit_map(
     varies = length > 1e-12 * z.norm(dim=-1, keepdim=True)
     return torch.where(varies, centred / length, torch.nan)
 
-
+# %% ../nbs/lib/stats.ipynb #00000007
 def pearson(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
@@ -65,7 +65,7 @@ def _ranks(z):
     ranks = rankdata(z.detach().double().cpu().numpy(), axis=-1)
     return torch.from_numpy(np.asarray(ranks)).to(z.device)
 
-
+# %% ../nbs/lib/stats.ipynb #00000008
 def spearman(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
@@ -79,7 +79,7 @@ def _order_of_pairs(z):
     "(..., n·n) −1, 0 or 1: which entry of each pair is the larger."
     return (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
 
-
+# %% ../nbs/lib/stats.ipynb #00000009
 def kendall(
     a: torch.Tensor,  # (..., n) maps
     b: torch.Tensor,  # (..., n) maps
@@ -97,7 +97,7 @@ def kendall(
 
 CORRELATIONS = {'pearson': pearson, 'spearman': spearman, 'kendall': kendall}
 
-# %% ../nbs/lib/stats.ipynb #6bfb100c
+# %% ../nbs/lib/stats.ipynb #0000000e
 # that an agreement is computed from: two points always lie on a line, so their
 # r is 1 or −1 whatever the maps say
 FEWEST_TOKENS = 3
@@ -127,7 +127,7 @@ def agreement(
     y = normalize(b[counts], normalize_b)
     return float(CORRELATIONS[correlation](x, y))
 
-# %% ../nbs/lib/stats.ipynb #7dd95e40
+# %% ../nbs/lib/stats.ipynb #00000011
 # a column of the tables → the key of a row's numbers
 COLUMNS = dict(
     loo_r='r',
@@ -153,7 +153,7 @@ def per_text(
     numbers = [row['methods'][method].get(key) for row in rows]
     return of_texts(rows, np.array(numbers, dtype=float))  # None is NaN
 
-
+# %% ../nbs/lib/stats.ipynb #00000012
 def of_texts(
     rows: list,  # several of one text, each in a template, say its number: 'text'
     numbers: np.ndarray,  # (n_rows, ...)
@@ -171,7 +171,7 @@ def of_texts(
         found.append(np.where(defined > 0, total / np.maximum(defined, 1), np.nan))
     return np.array(found)
 
-
+# %% ../nbs/lib/stats.ipynb #00000013
 class MeanSE(NamedTuple):
     "A mean over texts, its standard error, and how many texts it is of."
 
@@ -190,7 +190,7 @@ def mean_se(
     se = x.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
     return MeanSE(mean, se, n)
 
-# %% ../nbs/lib/stats.ipynb #3dd58398
+# %% ../nbs/lib/stats.ipynb #00000016
 def mean_interval(
     d: np.ndarray,  # (..., n) numbers, one per text; n at least 2
     level: float = 0.95,  # of confidence
@@ -210,7 +210,7 @@ def mean_interval(
     above = np.maximum(t, -_hall(-t, skew))
     return mean - below * se, mean + above * se
 
-
+# %% ../nbs/lib/stats.ipynb #00000017
 def _skewness(d, mean, sd):
     "(...) of (..., n) numbers, unbiased; 0 where it is not defined."
     n = d.shape[-1]
@@ -226,7 +226,7 @@ def _hall(t, a):
     a = np.where(np.abs(a) < 1e-6, 1e-6, a)  # at 0 it is t itself
     return 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1)
 
-# %% ../nbs/lib/stats.ipynb #78571905
+# %% ../nbs/lib/stats.ipynb #00000019
 def paired_difference(
     x: np.ndarray,  # (n,) texts under one method
     y: np.ndarray,  # (n,) the same texts under another
@@ -245,7 +245,7 @@ def paired_difference(
         low, high = map(float, np.clip(mean_interval(d), *limits))
     return dict(mean=mean, low=low, high=high, n=n)
 
-# %% ../nbs/lib/stats.ipynb #e92ada39
+# %% ../nbs/lib/stats.ipynb #0000001c
 COUNTED_UP_TO = 16  # texts: every flip of their signs is counted
 DRAWN_FLIPS = 100_000  # beyond that
 
@@ -259,7 +259,7 @@ def _flips(n):
     for _ in range(10):
         yield g.integers(0, 2, (DRAWN_FLIPS // 10, n), dtype=np.int8)
 
-
+# %% ../nbs/lib/stats.ipynb #0000001d
 def p_value(
     d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
 ) -> float:  # two-sided; NaN for fewer than two texts
@@ -276,7 +276,7 @@ def p_value(
         of += len(flips)
     return found / of
 
-# %% ../nbs/lib/stats.ipynb #ledg0002
+# %% ../nbs/lib/stats.ipynb #00000020
 EQUAL_WITHIN = 0.02  # a difference of two r below this is as good as none
 
 
@@ -295,7 +295,7 @@ def equivalence_p(
         return float(within <= 0)
     return float(student_t.sf(within / se, n - 1))
 
-# %% ../nbs/lib/stats.ipynb #ledg0007
+# %% ../nbs/lib/stats.ipynb #00000025
 def _ordered(p):
     "Which p are known, from the smallest, and their ranks from 1."
     known = np.flatnonzero(~np.isnan(p))
@@ -313,7 +313,7 @@ def holm(
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return corrected
 
-
+# %% ../nbs/lib/stats.ipynb #00000026
 def benjamini_hochberg(
     p: np.ndarray,  # (n,) p values of all claims of a family
 ) -> np.ndarray:  # (n,) the same, corrected; NaN stays
@@ -324,7 +324,7 @@ def benjamini_hochberg(
     corrected[order] = np.minimum.accumulate(scaled[::-1])[::-1]
     return corrected
 
-# %% ../nbs/lib/stats.ipynb #b7e8f224
+# %% ../nbs/lib/stats.ipynb #00000029
 def mean_against_zero(
     d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
     margin: float = EQUAL_WITHIN,  # what is near zero; None: not asked

@@ -7,7 +7,7 @@ __all__ = ['METHODS', 'SAID_BY_A_FUNCTION', 'Method', 'as_method', 'method_name'
            'or_refusal', 'inputs_of', 'check_call', 'eager', 'on_device', 'as_it_runs', 'encode_all', 'named_target',
            'targets_of_texts', 'by_target', 'units_of_texts', 'content_entries', 'mark_content', 'Asked']
 
-# %% ../../nbs/lib/asked_call.ipynb #b3d7feed
+# %% ../../nbs/lib/asked_call.ipynb #00000002
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from ..models.objects import unwrap
 from ..models.layers import is_offloaded
 from ..models.parts import Parts, parts_asked
 
-# %% ../../nbs/lib/asked_call.ipynb #5a9bd538
+# %% ../../nbs/lib/asked_call.ipynb #00000006
 @dataclass(frozen=True)
 class Method:
     """What a method computes, and what is said of it wherever it is used or
@@ -77,7 +77,7 @@ class Method:
     def __call__(self, *args, **options):
         return self.run(*args, **options)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000007
 METHODS = {}  # name → `Method`
 SAID_BY_A_FUNCTION = (
     'by_unit',
@@ -94,7 +94,7 @@ def _innermost(function):
         function = function.func
     return function
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000008
 def as_method(
     method,  # one of METHODS, a `Method`, or a function that is called as they
 ) -> Method:
@@ -112,7 +112,7 @@ def as_method(
     said = {k: bool(getattr(function, k, False)) for k in SAID_BY_A_FUNCTION}
     return Method(method, **said)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000009
 def method_name(
     method,  # as for `as_method`
 ) -> str:
@@ -127,7 +127,7 @@ def method_name(
     run = method.run if isinstance(method, Method) else method
     return getattr(_innermost(run), '__name__', type(run).__name__)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000000a
 def by_unit(
     method,  # as for `as_method`
     # True: it takes `units=`, one per text, and gives a score per unit; False:
@@ -136,7 +136,7 @@ def by_unit(
     "Methods that remove tokens can remove whole units."
     return as_method(method).by_unit
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000000b
 def as_methods(
     # one of METHODS, several as one str with commas, or a list of them; or
     # name → (method, options)
@@ -164,7 +164,7 @@ def as_methods(
             )
     return dict(methods)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000000c
 class Refusal(str):
     "Why a method left a model or a text out, in its own words."
 
@@ -180,7 +180,7 @@ def or_refusal(
     except (ValueError, NotImplementedError) as e:
         return Refusal(' '.join(str(e).split()) or type(e).__name__)
 
-# %% ../../nbs/lib/asked_call.ipynb #4600b8ab
+# %% ../../nbs/lib/asked_call.ipynb #00000010
 def _is_single(texts):
     "One text, pair or image in place of a list; `getbands`: one of PIL's."
     return (
@@ -196,7 +196,7 @@ def inputs_of(
     "One text, pair or image is a list of one."
     return [texts] if _is_single(texts) else as_inputs(texts)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000011
 def check_call(
     model,
     method,  # as for `as_method`
@@ -219,7 +219,7 @@ def check_call(
     if isinstance(texts, (list, tuple)) and len(texts) == 0:
         raise ValueError("texts is empty; give at least one text")
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000012
 def eager(
     model,  # a model, compiled or not
 ):  # the model as it was before torch.compile; the weights are the same
@@ -228,7 +228,7 @@ def eager(
     """
     return getattr(model, '_orig_mod', model)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000013
 def on_device(
     model,  # any torch module
     # 'cpu', 'cuda', 'auto' or a `torch.device`; None: where the model is
@@ -249,7 +249,7 @@ def on_device(
         )
     return model.to(there)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000014
 def as_it_runs(
     model,  # as for `explain`
     tokenizer,  # as for `explain`
@@ -264,7 +264,7 @@ def as_it_runs(
         check_call(model, method, texts)
     return on_device(model, device), tokenizer
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000015
 def encode_all(
     model,
     tokenizer,
@@ -284,7 +284,7 @@ def encode_all(
             raise kind(f"texts[{i}]: {e}") from e
     return encs
 
-# %% ../../nbs/lib/asked_call.ipynb #b263cd13
+# %% ../../nbs/lib/asked_call.ipynb #00000017
 def _has_vocabulary(model):
     "Does the output name tokens?"
     try:
@@ -297,7 +297,7 @@ def _class_names(model):
     "Number → label, of the model's config."
     return getattr(getattr(model, 'config', None), 'id2label', None) or {}
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000018
 def named_target(
     model,
     tokenizer,  # a decoder's, whose tokens can be targets
@@ -328,13 +328,13 @@ def named_target(
         return _token_named(tokenizer, target)
     return _class_named(model, target)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000019
 def _two(target):
     "The parts of a pair that is written with a comma; else nothing."
     pair = target.split(',')
     return pair if len(pair) == 2 and all(part.strip() for part in pair) else []
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000001a
 def _token_named(tokenizer, target):
     "The id of a token, or of a pair; several tokens are refused."
     ids = tokenizer(target, add_special_tokens=False)['input_ids']
@@ -350,7 +350,7 @@ def _token_named(tokenizer, target):
         said += f", or its id, target={int(target)}"
     raise ValueError(said)
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000001b
 def _class_named(model, target):
     "The number of a label, or the one that is written; or a pair of them."
     of_places = 'QuestionAnswering' in type(model).__name__
@@ -376,7 +376,7 @@ def _class_named(model, target):
         f"target={target!r} is not a class of this model; take its number{taken}"
     )
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000001c
 def targets_of_texts(
     model,
     tokenizer,
@@ -399,7 +399,7 @@ def targets_of_texts(
         )
     return [as_target(named_target(model, tokenizer, t)) for t in target]
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000001d
 def by_target(
     targets: list,  # of `targets_of_texts`
 ) -> list:  # (target, numbers of its texts)
@@ -410,7 +410,7 @@ def by_target(
         groups.setdefault(key, (target, []))[1].append(i)
     return list(groups.values())
 
-
+# %% ../../nbs/lib/asked_call.ipynb #0000001e
 def units_of_texts(
     tokenizer,
     encs: list,  # encoded texts or images
@@ -454,7 +454,7 @@ def units_of_texts(
         found.append(None if by_token else text_units(tokenizer, enc, text, own, spans))
     return found
 
-# %% ../../nbs/lib/asked_call.ipynb #fa294c40
+# %% ../../nbs/lib/asked_call.ipynb #00000021
 def content_entries(
     content: torch.Tensor,  # (n_tokens,) bool
     units=None,  # the text's `Units`, where its entries are such
@@ -466,7 +466,7 @@ def content_entries(
     found[units.number[content & (units.number >= 0)]] = True
     return found
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000022
 def mark_content(
     a,  # an `Attribution`, changed in place
     content: torch.Tensor,  # (n_tokens,) bool; None: it stays as it is
@@ -476,7 +476,7 @@ def mark_content(
     if content is not None:
         a.is_content = content_entries(content, units) & ~a.is_special
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000023
 @dataclass(frozen=True)
 class _Prompts:
     "Texts as the model reads them, and where in each stands what is asked about."
@@ -536,7 +536,7 @@ class _Prompts:
             for own in units
         ]
 
-
+# %% ../../nbs/lib/asked_call.ipynb #00000024
 @dataclass
 class Asked:
     """What a call is about, read once at the door. Every entry begins with it,

@@ -6,7 +6,7 @@
 __all__ = ['READ_FIRST_ROW', 'next_tokens', 'GeneratedReadout', 'check_one_number', 'as_readout', 'read_row_only',
            'last_rows_only', 'Scores', 'EachReadout', 'text_by_text']
 
-# %% ../../nbs/lib/asked_rows.ipynb #13f697b6
+# %% ../../nbs/lib/asked_rows.ipynb #00000002
 import contextlib
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ..core.hooks import hooked
 from ..models import changed_by_somebody, listened_to
 from ..models.encoding import forward_arguments
 
-# %% ../../nbs/lib/asked_rows.ipynb #next0002
+# %% ../../nbs/lib/asked_rows.ipynb #0000000e
 def next_tokens(
     # (n,) token ids that were to be predicted, the last tokens of the input
     ids: torch.Tensor,
@@ -49,7 +49,7 @@ def next_tokens(
     of_each.n_rows = n + 1  # that it reads, the last of the text
     return of_each
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #0000000f
 class GeneratedReadout(Readout):
     """The numbers of all generated tokens of one text: what a method gives a
     row of scores for, each.
@@ -90,7 +90,7 @@ class GeneratedReadout(Readout):
         "Of the i-th generated token; None where its logit is explained."
         return math.exp(value) if self.log_prob else None
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #00000010
 def check_one_number(
     target,  # what is explained
     option: str,  # such as 'checkpoint', which was set to True
@@ -102,7 +102,7 @@ def check_one_number(
             f" generated token's; take {option}=False"
         )
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #00000011
 def as_readout(
     target,  # see `as_target`; or a settled `Readout`, which stays as it is
     outputs,  # the model's output for the batch
@@ -113,7 +113,7 @@ def as_readout(
         return target
     return Readout(target, outputs, batch)
 
-# %% ../../nbs/lib/asked_rows.ipynb #d2f52910
+# %% ../../nbs/lib/asked_rows.ipynb #00000014
 # transformers' classes
 READ_FIRST_ROW = tuple(
     f'{name}ForSequenceClassification'
@@ -143,7 +143,7 @@ def read_row_only(
     with hooked([(output, first_row, None)]):
         yield
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #00000015
 def _may_skip_rows(model, target):
     "A known class that is as it was written, and a target that is its logits."
     written = type(model).__module__.startswith('transformers.models.')
@@ -166,13 +166,13 @@ def _may_skip_rows(model, target):
         behind += base.pooler.modules()
     return not changed_by_somebody(model, behind)
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #00000016
 def _reads_logits(target):
     "A function may read any row, another field has others."
     target = as_target(target.target if isinstance(target, Readout) else target)
     return not callable(target) and target.output in (None, 'logits')
 
-# %% ../../nbs/lib/asked_rows.ipynb #1a57a0e2
+# %% ../../nbs/lib/asked_rows.ipynb #0000001a
 def last_rows_only(
     model,  # any model
     target=None,  # see `as_target`, or a settled `Readout`
@@ -193,7 +193,7 @@ def last_rows_only(
     n = getattr(getattr(target, 'target', target), 'n_rows', None)
     return {} if n is None else dict(logits_to_keep=n)
 
-# %% ../../nbs/lib/asked_rows.ipynb #1fcf9766
+# %% ../../nbs/lib/asked_rows.ipynb #0000001d
 @dataclass
 class Scores:
     "What a method says of a list of encoded texts (or images)."
@@ -237,7 +237,7 @@ class Scores:
             [p.begun[0] for p in parts],
         )
 
-
+# %% ../../nbs/lib/asked_rows.ipynb #0000001e
 class EachReadout:
     "Readouts of texts that were explained one by one."
 
@@ -262,7 +262,7 @@ class EachReadout:
         "Of text i."
         return self.readouts[i].probability(0, value, alone)
 
-# %% ../../nbs/lib/asked_rows.ipynb #909d5ada
+# %% ../../nbs/lib/asked_rows.ipynb #00000021
 def text_by_text(
     # scores one text: one(model, tokenizer, enc, target=None, ..., units=None)
     # → `Scores`

@@ -6,7 +6,7 @@
 __all__ = ['OUTPUTS', 'FEATURES', 'NAMES_CLASSES', 'Target', 'as_target', 'settled', 'described_target', 'output_field',
            'at_mask', 'Readout']
 
-# %% ../../nbs/lib/asked_targets.ipynb #64722813
+# %% ../../nbs/lib/asked_targets.ipynb #00000002
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ import torch
 
 from ..core.files import function_name
 
-# %% ../../nbs/lib/asked_targets.ipynb #64a1ea58
+# %% ../../nbs/lib/asked_targets.ipynb #00000005
 def _is_int(x):
     "A whole number; True and False are none."
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000006
 @dataclass(frozen=True)
 class Target:
     "Which number of the model's output is explained."
@@ -67,7 +67,7 @@ class Target:
                 " whole number, negative from the text's end"
             )
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000007
 OUTPUTS = ('logits', 'start_logits', 'image_embeds', 'text_embeds', 'pooler_output')
 # of these no entry is predicted: the largest is as good as any other
 FEATURES = ('image_embeds', 'text_embeds', 'pooler_output', 'last_hidden_state')
@@ -95,7 +95,7 @@ def as_target(
         " them, a Target or a function of the model's output"
     )
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000008
 def settled(
     target,  # as it was given
     chosen,  # what it came out as (`Attribution.target`)
@@ -105,7 +105,7 @@ def settled(
     t = Target() if by_name else as_target(target)
     return t if callable(t) else replace(t, index=chosen, among=None)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000009
 def described_target(
     target,  # see `as_target`
 ) -> dict:  # {} for the predicted class; as JSON keeps it
@@ -127,7 +127,7 @@ def described_target(
         if v is not default[k] and k != 'mask_id'  # which is the tokenizer's
     }
 
-# %% ../../nbs/lib/asked_targets.ipynb #921e6660
+# %% ../../nbs/lib/asked_targets.ipynb #0000000c
 def _field(outputs, name):
     "A field of an output, or an entry of a dict; None where it has none."
     if isinstance(outputs, Mapping):
@@ -140,7 +140,7 @@ def _field_name(outputs, name=None):
     names = (name,) if name else OUTPUTS
     return next((n for n in names if _field(outputs, n) is not None), None)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #0000000d
 def output_field(
     # what the model returned: a transformers output, a dict, or a tensor of
     # logits
@@ -167,7 +167,7 @@ def output_field(
         has = f"it is a {kind} of {len(outputs)}; give {own}out[0][:, 0]"
     raise ValueError(f"the model's output has no {name or ' or '.join(OUTPUTS)}; {has}")
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #0000000e
 def at_mask(
     target,  # see `as_target`
     tokenizer,  # the model's tokenizer; None where there is none
@@ -187,12 +187,12 @@ def at_mask(
         return target
     return replace(target, mask_id=mask_id)
 
-# %% ../../nbs/lib/asked_targets.ipynb #4efee754
+# %% ../../nbs/lib/asked_targets.ipynb #00000010
 def _is(outputs, *kinds):
     "Is one of these words in the name of the output's class?"
     return any(kind in type(outputs).__name__ for kind in kinds)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000011
 def _answer_of(outputs, name):
     """What a row's entries are, where they are places in the text: 'start',
     'end' or 'replaced'; None where they are classes.
@@ -209,7 +209,7 @@ def _answer_of(outputs, name):
     per_token = _is(outputs, 'PreTrainingOutput') and logits.ndim == 2
     return 'replaced' if per_token else None
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000012
 def _nth_token(
     mask,  # (batch, T) 1 where a token is read
     p,  # counted from 0; negative: from the text's end
@@ -227,7 +227,7 @@ def _nth_token(
     is_it = mask.cumsum(1) == number[:, None] + 1
     return (is_it & (mask != 0)).long().argmax(1)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000013
 _SAY_POSITION = (
     "take target=Target(position=...), counted from 0, or negative from the text's end"
 )
@@ -255,7 +255,7 @@ def _place_of_mask(ids, mask_id, outputs, shape):
             )
     return found.long().argmax(1)
 
-# %% ../../nbs/lib/asked_targets.ipynb #660f93ac
+# %% ../../nbs/lib/asked_targets.ipynb #00000015
 def _chosen_entries(rows, target, answer):
     "A list of (batch,) entries: one, or two whose difference counts."
     index = target.index if target.among is None else tuple(target.among)
@@ -273,7 +273,7 @@ def _chosen_entries(rows, target, answer):
         return list(best.unbind(1))
     return [torch.full((len(rows),), int(i), device=rows.device) for i in wanted]
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000016
 def _check_field(x, target, field):
     "One row per text, or a row per token; of features one must be named."
     shape = tuple(x.shape)
@@ -298,7 +298,7 @@ def _check_field(x, target, field):
             f" out.{field}[{first}]"
         )
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #00000017
 def _one_number_each(value, outputs):
     "What a function of the reader's own returned, a number per text."
     parts = outputs
@@ -317,7 +317,7 @@ def _one_number_each(value, outputs):
         f" shape ({'n' if n is None else n},), got {got}"
     )
 
-# %% ../../nbs/lib/asked_targets.ipynb #f1393f6c
+# %% ../../nbs/lib/asked_targets.ipynb #00000018
 class Readout:
     """One number per text, settled on the model's output for the whole texts,
     then read from any variant of them.

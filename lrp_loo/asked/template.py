@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PLACE', 'Template', 'content_tokens', 'spans_among']
 
-# %% ../../nbs/lib/asked_template.ipynb #887581e7
+# %% ../../nbs/lib/asked_template.ipynb #00000002
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from .units import text_spans, token_stretches
 from ..models.encoding import is_message
 
-# %% ../../nbs/lib/asked_template.ipynb #823aaac6
+# %% ../../nbs/lib/asked_template.ipynb #00000005
 PLACE = '{text}'
 
 
@@ -78,7 +78,7 @@ class Template:
         "Where the text stands."
         return len(self.before), len(self.before) + len(text)
 
-# %% ../../nbs/lib/asked_template.ipynb #b0a283a1
+# %% ../../nbs/lib/asked_template.ipynb #00000008
 def content_tokens(
     tokenizer,  # a fast one
     enc: dict,  # the encoded prompt (`encode`)
@@ -109,7 +109,7 @@ def content_tokens(
         raise ValueError(f"no token stands in what is asked about, {spans}")
     return torch.tensor(content)
 
-
+# %% ../../nbs/lib/asked_template.ipynb #00000009
 def spans_among(
     text: str,  # a text given whole
     among,  # (start, end), or a list of them

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNITS', 'LONG_UNIT', 'text_spans', 'Units', 'token_stretches', 'text_units', 'begun_spans', 'stretches_of_units']
 
-# %% ../../nbs/lib/asked_units.ipynb #57d43d79
+# %% ../../nbs/lib/asked_units.ipynb #00000002
 import warnings
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import torch
 
 from ..models.encoding import special_mask, tokenized
 
-# %% ../../nbs/lib/asked_units.ipynb #7877a888
+# %% ../../nbs/lib/asked_units.ipynb #00000005
 UNITS = ('token', 'word', 'sentence')
 # scripts without spaces between words
 _UNSPACED = r'\p{Han}\p{Hiragana}\p{Word_Break=Katakana}\p{Line_Break=SA}'
@@ -74,7 +74,7 @@ def text_spans(
         raise ValueError(f"the spans {in_order} overlap")
     return spans
 
-# %% ../../nbs/lib/asked_units.ipynb #4bef2cfa
+# %% ../../nbs/lib/asked_units.ipynb #00000008
 @dataclass
 class Units:
     "Which unit each token of one text belongs to."
@@ -96,7 +96,7 @@ class Units:
             0, self.number[own], scores.cpu()[own]
         )
 
-
+# %% ../../nbs/lib/asked_units.ipynb #00000009
 def token_stretches(
     tokenizer,  # a fast one
     parts: tuple,  # a text, or the two of a pair
@@ -123,7 +123,7 @@ def token_stretches(
         for (part, (start, end)), _ in zip(places, ids)
     ]
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000a
 def _one_by_one(tokenizer, parts, ids):
     "The same of parts that were read by themselves, special tokens between them."
     special, left, places = special_mask(tokenizer, ids).tolist(), ids.tolist(), []
@@ -153,7 +153,7 @@ def _one_by_one(tokenizer, parts, ids):
         )
     return places + [None] * len(left)
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000b
 def _unit_at(place, parts, stretches):
     """The number of the unit in which a token's first visible sign stands;
     white space alone belongs to what follows. None outside of all.
@@ -169,7 +169,7 @@ def _unit_at(place, parts, stretches):
             return number
     return None
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000c
 def _spans_apart(text, units, among):
     "The units of each stretch between the ends of what is asked about."
     if not among or not isinstance(units, str):
@@ -181,7 +181,7 @@ def _spans_apart(text, units, among):
         for a, b in text_spans(text[start:end], units)
     ]
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000d
 def text_units(
     tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
     enc: dict,  # the encoded text (`encode`)
@@ -232,7 +232,7 @@ def text_units(
         special[starts],
     )
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000e
 def begun_spans(
     tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)
@@ -253,7 +253,7 @@ def begun_spans(
             joined[-1] = (joined[-1][0], end)
     return joined
 
-
+# %% ../../nbs/lib/asked_units.ipynb #0000000f
 def _check_begun(unit_of, stretches, names, places):
     "A span that was asked for must have a token."
     for number, (_, start, end) in enumerate(stretches):
@@ -265,7 +265,7 @@ def _check_begun(unit_of, stretches, names, places):
             f"no token begins in the span {(start, end)}: {names[number]!r}{cut}"
         )
 
-
+# %% ../../nbs/lib/asked_units.ipynb #00000010
 def stretches_of_units(
     tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'EXPECTED', 'OURS', 'LONGEST_LINE', 'Command', 'main']
 
-# %% ../../nbs/lib/cli.ipynb #f5753964
+# %% ../../nbs/lib/cli.ipynb #00000002
 # what `lrp_loo.cli` had when it was one module
 from .commands import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/cli.ipynb #cc42c125
+# %% ../../nbs/lib/cli.ipynb #00000003
 import contextlib
 import os
 import shutil
@@ -27,7 +27,7 @@ from fastcore.script import anno_parser
 
 from .. import UsageError, __version__
 
-# %% ../../nbs/lib/cli.ipynb #cb20085e
+# %% ../../nbs/lib/cli.ipynb #00000006
 @dataclass(frozen=True)
 class Command:
     "What the command line knows of a command."
@@ -36,7 +36,7 @@ class Command:
     what: str  # one line for the list, the function's docstring
     examples: tuple  # for its --help; the first for the list
 
-
+# %% ../../nbs/lib/cli.ipynb #00000007
 COMMANDS = {
     'reproduce': Command(
         'lrp_loo.paper.reproduce',
@@ -98,7 +98,7 @@ COMMANDS = {
     ),
 }
 
-# %% ../../nbs/lib/cli.ipynb #4c54a3c6
+# %% ../../nbs/lib/cli.ipynb #00000008
 def _usage(commands, program):
     "What `lrp_loo --help` says."
     listed = [f'  {name:10s} {c.what}' for name, c in commands.items()]
@@ -116,7 +116,7 @@ def _usage(commands, program):
         ]
     )
 
-
+# %% ../../nbs/lib/cli.ipynb #00000009
 def _underscored(words):
     "--batch-size is --batch_size; what comes after a lone -- is text."
     end = words.index('--') if '--' in words else len(words)
@@ -129,7 +129,7 @@ def _underscored(words):
 
     return [option(word) for word in words[:end]] + words[end:]
 
-# %% ../../nbs/lib/cli.ipynb #01f1ed49
+# %% ../../nbs/lib/cli.ipynb #0000000b
 EXPECTED = (
     ValueError,
     TypeError,
@@ -159,7 +159,7 @@ def _error_line(e):
         text = text[:LONGEST_LINE] + ' …'
     return text + hint
 
-# %% ../../nbs/lib/cli.ipynb #fbd3de0c
+# %% ../../nbs/lib/cli.ipynb #0000000d
 class _Ended(KeyboardInterrupt):
     "By a signal, whose number it has."
 
@@ -180,7 +180,7 @@ def _ended_by_signals():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-
+# %% ../../nbs/lib/cli.ipynb #0000000e
 def _endings():
     "The signals that are ours to hear."
     if threading.current_thread() is not threading.main_thread():
@@ -191,7 +191,7 @@ def _endings():
         found.append(hangup)
     return [n for n in found if signal.getsignal(n) is not None]
 
-
+# %% ../../nbs/lib/cli.ipynb #0000000f
 def _finished_rows(command, out):
     "Of an audit's file, of a sweep's folder."
     if command == 'sweep':
@@ -202,7 +202,7 @@ def _finished_rows(command, out):
 
     return len(read_results(out)['rows']) if Path(out).is_file() else 0
 
-
+# %% ../../nbs/lib/cli.ipynb #00000010
 def _kept(command, args):
     "What an interrupted command leaves behind."
     out = args.get('out')
@@ -222,7 +222,7 @@ def _kept(command, args):
         return 'no row was finished yet, so nothing is kept'
     return f'{n} finished rows are in {out}; {same}'
 
-# %% ../../nbs/lib/cli.ipynb #f11b4a3d
+# %% ../../nbs/lib/cli.ipynb #00000011
 def _run_command(name, words, commands, program):
     "Parse the words and call the function; the exit code."
     args = {}
@@ -260,7 +260,7 @@ def _run_command(name, words, commands, program):
         print(f'{program} {name}: {_error_line(e)}', file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
 
-
+# %% ../../nbs/lib/cli.ipynb #00000012
 def main(
     # the words after `lrp_loo`; the process's own by default
     argv: list = None,

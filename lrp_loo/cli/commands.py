@@ -8,7 +8,7 @@ __all__ = ['UNIT_NAMES', 'TASK_NAMES', 'USUAL_DEMO', 'SHIPPED_DEMO', 'WIDEST_REA
            'check_folder', 'print_maps', 'demo_name', 'check_takes_texts', 'explain', 'generate', 'TextsAsked', 'audit',
            'sweep', 'summarize']
 
-# %% ../../nbs/lib/cli_commands.ipynb #7bcf0803
+# %% ../../nbs/lib/cli_commands.ipynb #00000002
 import os
 import shutil
 import sys
@@ -20,7 +20,7 @@ from fastcore.script import store_true
 
 from .. import UsageError
 
-# %% ../../nbs/lib/cli_commands.ipynb #80810bff
+# %% ../../nbs/lib/cli_commands.ipynb #00000006
 def one_of(
     option: str,  # its name, for the message
     value: str,  # what was given, several with commas where `many`
@@ -36,7 +36,7 @@ def one_of(
         )
     return words
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000007
 def at_least(
     option: str,  # its name, for the message
     value: int,  # what was given
@@ -46,7 +46,7 @@ def at_least(
     if value < low:
         raise UsageError(f"--{option} must be at least {low}, got {value}")
 
-# %% ../../nbs/lib/cli_commands.ipynb #549d5692
+# %% ../../nbs/lib/cli_commands.ipynb #00000008
 def check_target(
     target: str,  # what `--target` says
 ):
@@ -67,7 +67,7 @@ def check_target(
             " difference of two"
         )
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000009
 def parse_columns(
     columns: str,  # 'premise,hypothesis', or nothing
 ):  # a list of two names, or None
@@ -82,7 +82,7 @@ def parse_columns(
         )
     return names
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000000a
 def parse_template(
     template: str,  # what `--template` says, or nothing
 ):  # a str, or messages of a chat
@@ -103,7 +103,7 @@ def parse_template(
         )
     return template
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000000b
 def parse_layers(
     layers: str,  # '3,4,5', heads too as in '3.1,3.2', 'all', or nothing
 ):  # tuple of ints from 0 and of pairs (layer, head), 'all', or None
@@ -119,7 +119,7 @@ def parse_layers(
         ) from None
     return tuple(tuple(p) if len(p) == 2 else p[0] for p in parts)
 
-# %% ../../nbs/lib/cli_commands.ipynb #fb337502
+# %% ../../nbs/lib/cli_commands.ipynb #0000000c
 def check_file(
     option: str,  # its name, for the message
     # the file that is to be written; nothing where none was asked for
@@ -138,7 +138,7 @@ def check_file(
         raise ValueError(f"--{option} {path.name!r} cannot be written: it is a folder")
     check_folder(option, path.parent)
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000000d
 def check_folder(
     option: str,  # its name, for the message
     path,  # the folder that is to be written into; it need not be there yet
@@ -158,7 +158,7 @@ def check_folder(
             f"--{option}: the folder {there.name!r} may not be written into"
         )
 
-# %% ../../nbs/lib/cli_commands.ipynb #555ecdc2
+# %% ../../nbs/lib/cli_commands.ipynb #00000010
 UNIT_NAMES = ('token', 'word', 'sentence')
 TASK_NAMES = ('class', 'next token', 'masked token', 'token class', 'answer')
 
@@ -185,7 +185,7 @@ def print_maps(
         for token, score in zip(a.tokens, a.scores.tolist()):
             print(f"{score:+.4f}\t{token}")
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000011
 def _print_json(o):
     "One line, letters as they are; JSON has no NaN."
 
@@ -200,7 +200,7 @@ def _print_json(o):
 
     print(dumps(finite(o), ensure_ascii=False))
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000012
 def _print_explained(maps, as_json):
     "For the next program, or for whoever reads."
     if not as_json:
@@ -215,12 +215,12 @@ def _print_explained(maps, as_json):
         row['scores'] = [round(s, 6) for s in a.scores.tolist()]
     _print_json(rows)
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000013
 def _say_written(path):
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
-# %% ../../nbs/lib/cli_commands.ipynb #5c0a1d06
+# %% ../../nbs/lib/cli_commands.ipynb #00000015
 USUAL_DEMO = 'sst2'  # of `--model demo` where no --name is given
 SHIPPED_DEMO = 'reviews-sst2'  # for the same texts, and whole in the package
 
@@ -247,7 +247,7 @@ def demo_name(
         return SHIPPED_DEMO
     return USUAL_DEMO
 
-# %% ../../nbs/lib/cli_commands.ipynb #93874a3b
+# %% ../../nbs/lib/cli_commands.ipynb #00000017
 def _check_explain(methods, layers, out, html, pair):
     "Can both files be written, does the page fit, is there a softmax to bypass?"
     from lrp_loo.methods import METHODS
@@ -267,7 +267,7 @@ def _check_explain(methods, layers, out, html, pair):
             f" {','.join(methods)}"
         )
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000018
 def _standard_input():
     "What was piped in."
     try:
@@ -287,7 +287,7 @@ def _text_model(model, name, task, device='cpu'):
     check_takes_texts(tokenizer, name)
     return m, tokenizer
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000019
 def check_takes_texts(
     tokenizer,  # as `load_model` gives it
     name: str,  # of the demo model, for the message
@@ -299,7 +299,7 @@ def check_takes_texts(
             " another demo model"
         )
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000001a
 def _check_passes(passes, methods, html):
     "They are auto's, and the page has its own."
     if passes is None:
@@ -310,7 +310,7 @@ def _check_passes(passes, methods, html):
     if html:
         raise UsageError('--html shows auto within 16 passes, and takes no --passes')
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000001b
 def _within(model, tokenizer, text, passes, **options):
     "In so many passes (0: exact); interrupted, what was whole before."
     from lrp_loo.methods import explain as run
@@ -337,7 +337,7 @@ def _within(model, tokenizer, text, passes, **options):
         print(f'interrupted; this is what was whole before: {a.spent}', file=sys.stderr)
     return a
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000001c
 def _maps(model, tokenizer, text, methods, layers, passes, **options):
     "An Attribution per method, each with the options that it takes."
     from lrp_loo.methods import METHODS
@@ -356,7 +356,7 @@ def _maps(model, tokenizer, text, methods, layers, passes, **options):
         found += run(model, tokenizer, [text], method=m, **options, **own)
     return found
 
-# %% ../../nbs/lib/cli_commands.ipynb #27c349eb
+# %% ../../nbs/lib/cli_commands.ipynb #0000001d
 def explain(
     text: str,  # the text; - reads it from standard input
     # auto (Leave-One-Out within --passes; the default, attn_lrp with
@@ -438,7 +438,7 @@ def explain(
         _say_written(html)
     _print_explained(maps, json)
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000001e
 def _page(model, tokenizer, text, methods, layers, target, truncation):
     "Of the methods that were named, or with one the usual ones; it opens with that."
     from lrp_loo.reports.page import PAGE_METHODS, explain_page
@@ -451,7 +451,7 @@ def _page(model, tokenizer, text, methods, layers, target, truncation):
         model, tokenizer, text, methods, opens=first, bypass_softmax=layers, **given
     )
 
-# %% ../../nbs/lib/cli_commands.ipynb #3c570c50
+# %% ../../nbs/lib/cli_commands.ipynb #00000025
 def generate(
     prompt: str,  # what is gone on with; - reads it from standard input
     # auto, loo, attn_lrp, cp_lrp, grad_x_input, removal+rows, or another of
@@ -510,7 +510,7 @@ def generate(
     else:
         print(found)
 
-# %% ../../nbs/lib/cli_commands.ipynb #6e1f0a01
+# %% ../../nbs/lib/cli_commands.ipynb #00000026
 @dataclass
 class TextsAsked:
     """The options of `audit`, `sweep` and `summarize` that say which texts are
@@ -550,7 +550,7 @@ class TextsAsked:
             self.encoding,
         )
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000027
 def _missing_said(data):
     "Say which rows were left out because they have no text."
     missing = data.get('missing')
@@ -560,7 +560,7 @@ def _missing_said(data):
     named += ', …' if missing['n'] > len(missing['rows']) else ''
     return f", {missing['n']} rows without a text left out (counted from 0: {named})"
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000028
 def _texts_said(data, label, n, left_out, truncation):
     "Which model on how many texts of what, and which are left out or cut."
     notes = f", {left_out} too long and set aside" if left_out else ''
@@ -570,7 +570,7 @@ def _texts_said(data, label, n, left_out, truncation):
         f" ({data['source']}, {data['split']}){notes}{_missing_said(data)}"
     )
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #00000029
 def _model_and_texts(texts, model, name, device, task, set_aside, template=None):
     "The model, its tokenizer and its label; the texts that it takes."
     from lrp_loo.asked.template import Template
@@ -598,7 +598,7 @@ def _model_and_texts(texts, model, name, device, task, set_aside, template=None)
         )
     return m, tok, label, fit
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #0000002a
 def _check_results(path, known):
     "Is the file another run's? Told before a model is loaded, by what is known then."
     from lrp_loo.trust.results import Results, read_results
@@ -606,7 +606,7 @@ def _check_results(path, known):
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
 
-# %% ../../nbs/lib/cli_commands.ipynb #7ef84f03
+# %% ../../nbs/lib/cli_commands.ipynb #0000002b
 WIDEST_REASON = 30  # characters in the table; it stands whole below
 AUDITED = 'loo,auto,removal,attn_lrp,cp_lrp,ig,rollout'
 
@@ -696,7 +696,7 @@ def audit(
     print(shown.round(3).to_string(max_colwidth=WIDEST_REASON))
     print('\n'.join([*table.below, '', said['sentence']]))
 
-# %% ../../nbs/lib/cli_commands.ipynb #5d56632c
+# %% ../../nbs/lib/cli_commands.ipynb #0000002f
 def sweep(
     # as for audit: a file, 'hub:OWNER/NAME', 'embedded', 'hub' or a folder
     data: str = None,
@@ -778,7 +778,7 @@ def sweep(
     print('\n'.join([table.round(3).to_string(), *table.below]))
     print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
 
-# %% ../../nbs/lib/cli_commands.ipynb #fc3c2e70
+# %% ../../nbs/lib/cli_commands.ipynb #00000032
 GROUPINGS = ('explained', 'label')
 
 
@@ -796,7 +796,7 @@ def _groups(d, by_class):
         )
     return [(text, f'label {y}') for text, y in zip(d.texts, d.labels)]
 
-# %% ../../nbs/lib/cli_commands.ipynb #55e8cd51
+# %% ../../nbs/lib/cli_commands.ipynb #00000034
 TOP_WORDS = 10  # of a class, that raise the logit, and that lower it
 
 
@@ -823,7 +823,7 @@ def _print_summary(summary, target):
             numbers = shown.head(TOP_WORDS).to_string(**look)
             print(f'{title}\n{numbers}' if len(words) else f'{title}: no word')
 
-# %% ../../nbs/lib/cli_commands.ipynb #5e3d25d3
+# %% ../../nbs/lib/cli_commands.ipynb #00000035
 def summarize(
     # as for audit: a file, 'hub:OWNER/NAME', 'embedded', 'hub' or a folder
     data: str = None,

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['LONGEST_OPTION', 'stabilize', 'Attribution', 'Generation', 'Pairs']
 
-# %% ../../nbs/lib/core.ipynb #f39c42e4
+# %% ../../nbs/lib/core.ipynb #00000002
 # what `lrp_loo.core` had when it was one module
 from .files import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/core.ipynb #2c1c5bfe
+# %% ../../nbs/lib/core.ipynb #00000003
 import zlib
 from dataclasses import dataclass, field
 
 import torch
 
-# %% ../../nbs/lib/core.ipynb #fbb4fe87
+# %% ../../nbs/lib/core.ipynb #00000006
 def stabilize(
     z: torch.Tensor,  # a denominator, any shape
     eps: float = 1e-6,  # ε ≥ 0 of equation 1
@@ -27,7 +27,7 @@ def stabilize(
     in_place = None if signs.requires_grad else signs  # no third tensor
     return torch.copysign(z.new_tensor(eps), signs, out=in_place).add_(z)
 
-# %% ../../nbs/lib/core.ipynb #30dc0341
+# %% ../../nbs/lib/core.ipynb #00000009
 def _in_brackets(name):
     "Behind a number: the name that goes with it, where there is one."
     return f" ({name})" if name else ''
@@ -35,7 +35,7 @@ def _in_brackets(name):
 
 LONGEST_OPTION = 60  # characters that are shown of it
 
-
+# %% ../../nbs/lib/core.ipynb #0000000a
 @dataclass(eq=False)
 class Attribution:
     "One explanation: a signed score for each token of one text."
@@ -189,7 +189,7 @@ class Attribution:
             + ' '.join(f"{token}{score:+.2f}" for token, score in scored)
         )
 
-# %% ../../nbs/lib/core.ipynb #gener002
+# %% ../../nbs/lib/core.ipynb #0000000f
 @dataclass(eq=False)
 class Generation:
     "A prompt and what a model went on with: every generated token explained."
@@ -280,7 +280,7 @@ class Generation:
             said.append(f"  {a.label} ← {' '.join(scored)}")
         return '\n'.join(said)
 
-# %% ../../nbs/lib/core.ipynb #pairs002
+# %% ../../nbs/lib/core.ipynb #00000012
 @dataclass(eq=False)
 class Pairs:
     "What every two tokens of a text do together, beside what each does alone."

@@ -8,7 +8,7 @@ __all__ = ['RECORDED_PACKAGES', 'HOMES', 'HUB_SECONDS', 'per_token', 'check_toke
            'whole_file', 'write_text_atomic', 'reading', 'json_record', 'finite_numbers', 'first_of_each',
            'key_of_encoding', 'copies_said', 'function_name', 'recorded_methods', 'without_homes', 'hub_answers']
 
-# %% ../../nbs/lib/core_files.ipynb #d8b68e5d
+# %% ../../nbs/lib/core_files.ipynb #00000002
 import contextlib
 import json
 import os
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-# %% ../../nbs/lib/core_files.ipynb #03afe8c5
+# %% ../../nbs/lib/core_files.ipynb #00000005
 # how inputs begin that have no entry for each token, whatever their shape
 _NOT_OF_TOKENS = (
     'audio',
@@ -51,7 +51,7 @@ def per_token(
         and not k.startswith(_NOT_OF_TOKENS)
     }
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000006
 def check_tokens_alone(
     batch: dict,  # encoded texts
     method: str,  # that reads the attention of each layer
@@ -65,7 +65,7 @@ def check_tokens_alone(
             " take method='loo'"
         )
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000007
 def repeated(
     enc: dict,  # one encoded text or image
     n: int,
@@ -78,7 +78,7 @@ def repeated(
         for k, v in enc.items()
     }
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000008
 def share_a_batch(
     encs: list,  # encoded texts or images
 ) -> bool:
@@ -94,7 +94,7 @@ def share_a_batch(
         return False
     return all(len({e[k].shape[2:] for e in encs}) == 1 for k in encs[0])
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000009
 def pad_batch(
     tokenizer,  # the model's tokenizer; an image needs none
     encs: list,  # encoded texts, (1, T_i) tensors each, or images of one size
@@ -125,7 +125,7 @@ def pad_batch(
         for k in encs[0]
     }
 
-
+# %% ../../nbs/lib/core_files.ipynb #0000000a
 def unpad_batch(
     batch: dict,  # of `pad_batch`
 ) -> list:  # what it was made of
@@ -150,7 +150,7 @@ def unpad_batch(
         for row, end in zip(rows, ends)
     ]
 
-
+# %% ../../nbs/lib/core_files.ipynb #0000000b
 def one_text(
     enc: dict,  # an encoded text, which may have padding behind it
 ) -> dict:  # the same without
@@ -163,7 +163,7 @@ def one_text(
         )
     return texts[0]
 
-# %% ../../nbs/lib/core_files.ipynb #41d19af6
+# %% ../../nbs/lib/core_files.ipynb #0000000e
 def whole_number(
     name: str,  # what it is called
     x,  # what was given
@@ -175,7 +175,7 @@ def whole_number(
         raise ValueError(f"{name} must be a whole number, at least {least}, got {x!r}")
     return int(x)
 
-
+# %% ../../nbs/lib/core_files.ipynb #0000000f
 def resolve_device(
     # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
     device: str = 'auto',
@@ -193,7 +193,7 @@ def resolve_device(
         ) from e
     return found
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000010
 # those whose version a number may depend on
 RECORDED_PACKAGES = (
     'lrp_loo',
@@ -215,7 +215,7 @@ def versions() -> dict:  # package → version, or None where it is not installe
             found[package] = version(package)
     return found
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000011
 def processor() -> str:  # its name and, where that is told, its generation
     "The processor that seconds depend on."
     described = Path('/proc/cpuinfo')
@@ -232,7 +232,7 @@ def processor() -> str:  # its name and, where that is told, its generation
     generation = f"family {said['cpu family']}, model {said['model']}"
     return f"{said['model name']} ({generation})"
 
-# %% ../../nbs/lib/core_files.ipynb #f6300bd1
+# %% ../../nbs/lib/core_files.ipynb #00000014
 @contextlib.contextmanager
 def whole_file(
     path,  # where to
@@ -262,7 +262,7 @@ def whole_file(
         with contextlib.suppress(OSError):
             tmp.unlink()
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000015
 def write_text_atomic(
     path,  # where to
     text: str,  # what
@@ -271,7 +271,7 @@ def write_text_atomic(
     with whole_file(path) as tmp:
         tmp.write_text(text, encoding='utf-8')
 
-# %% ../../nbs/lib/core_files.ipynb #rdng0002
+# %% ../../nbs/lib/core_files.ipynb #00000017
 @contextlib.contextmanager
 def reading(
     path,  # of the file
@@ -303,7 +303,7 @@ def reading(
         return
     raise ValueError(f"{name} {wrong}: {why}")
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000018
 def json_record(text: str) -> dict:
     "What it says; ValueError where it is no record."
     found = json.loads(text)
@@ -311,7 +311,7 @@ def json_record(text: str) -> dict:
         raise ValueError(f"it holds a {type(found).__name__}, and no record")
     return found
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000019
 def finite_numbers(
     name: str,  # what they are called
     x,  # what was given
@@ -326,7 +326,7 @@ def finite_numbers(
         )
     return x
 
-# %% ../../nbs/lib/core_files.ipynb #dstn0002
+# %% ../../nbs/lib/core_files.ipynb #0000001c
 def first_of_each(
     keys,  # of texts: equal ones are copies
 ) -> list:  # numbers, in order
@@ -336,7 +336,7 @@ def first_of_each(
         numbers.setdefault(key, i)
     return list(numbers.values())
 
-
+# %% ../../nbs/lib/core_files.ipynb #0000001d
 def key_of_encoding(
     enc: dict,  # an encoded text or image
     units=None,  # its `Units`
@@ -348,7 +348,7 @@ def key_of_encoding(
         for name, v in sorted(enc.items())
     )
 
-
+# %% ../../nbs/lib/core_files.ipynb #0000001e
 def copies_said(n_copies: int) -> str:  # '' where there is none
     "That they count once."
     if not n_copies:
@@ -360,7 +360,7 @@ def copies_said(n_copies: int) -> str:  # '' where there is none
     )
     return f"{n_copies} {several} once"
 
-# %% ../../nbs/lib/core_files.ipynb #fnme0002
+# %% ../../nbs/lib/core_files.ipynb #00000021
 def _mark_of_code(code):
     "A number that tells two functions of one name apart."
     parts = [
@@ -370,7 +370,7 @@ def _mark_of_code(code):
     said = '|'.join([code.co_code.hex(), *parts, *code.co_names])
     return zlib.crc32(said.encode('utf-8', 'surrogatepass'))
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000022
 def function_name(
     f,  # a function, or a name
 ) -> str:
@@ -390,7 +390,7 @@ def function_name(
     mark = zlib.crc32('|'.join(held).encode('utf-8', 'surrogatepass'))
     return f'{said} ({_mark_of_code(code):08x}{mark:08x})'
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000023
 def recorded_methods(
     methods: dict,  # name → (method, options), as `explain_batch` takes them
 ) -> dict:  # name → [name of the method, options], as JSON keeps them
@@ -402,7 +402,7 @@ def recorded_methods(
         for name, (f, options) in methods.items()
     }
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000024
 def _plain(option):
     "An option in lists, dicts and names."
     if isinstance(option, (range, tuple, list)):
@@ -420,7 +420,7 @@ def _plain(option):
 
 HOMES = re.compile(r'^lrp_(?:loo|lab)\.(?:\w+\.)*(?=\w+$)')
 
-
+# %% ../../nbs/lib/core_files.ipynb #00000025
 def without_homes(
     o,  # what JSON keeps
 ):
@@ -431,7 +431,7 @@ def without_homes(
         return {k: without_homes(v) for k, v in o.items()}
     return [without_homes(v) for v in o] if isinstance(o, list) else o
 
-# %% ../../nbs/lib/core_files.ipynb #c0f8fa29
+# %% ../../nbs/lib/core_files.ipynb #00000028
 HUB_SECONDS = 5  # how long the hub may take to answer at all
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['note_change', 'forget_change', 'taken_back', 'leaves_nothing', 'Hook', 'Hooks', 'hooked']
 
-# %% ../../nbs/lib/core_hooks.ipynb #f0bf41f1
+# %% ../../nbs/lib/core_hooks.ipynb #00000002
 import contextlib
 import threading
 import traceback
@@ -14,7 +14,7 @@ from functools import wraps
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
-# %% ../../nbs/lib/core_hooks.ipynb #e4e43103
+# %% ../../nbs/lib/core_hooks.ipynb #00000005
 _CHANGES = threading.local()
 
 
@@ -31,7 +31,7 @@ def note_change(
     "Before something outside is changed: how it is taken back."
     _noted().append(undo)
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #00000006
 def forget_change(
     undo,  # as for `note_change`
 ):
@@ -39,7 +39,7 @@ def forget_change(
     noted = _noted()
     noted[:] = [u for u in noted if u != undo]
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #00000007
 @contextlib.contextmanager
 def taken_back(
     undo,  # as for `note_change`
@@ -55,7 +55,7 @@ def taken_back(
         undo()
         forget_change(undo)
 
-# %% ../../nbs/lib/core_hooks.ipynb #c30608a9
+# %% ../../nbs/lib/core_hooks.ipynb #0000000a
 class _Before:
     "How this thread stood before a call."
 
@@ -76,7 +76,7 @@ class _Before:
         torch._C._set_torch_function_state(self.function)
         torch._C._set_grad_enabled(self.grad)
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #0000000b
 def leaves_nothing(
     f,  # a function that is called from outside
 ):  # the same
@@ -96,7 +96,7 @@ def leaves_nothing(
 
     return run
 
-# %% ../../nbs/lib/core_hooks.ipynb #67b34756
+# %% ../../nbs/lib/core_hooks.ipynb #0000000e
 class Hook:
     "A hook of ours, deaf to other threads, and once its context is left."
 
@@ -119,7 +119,7 @@ class Hook:
         if owner.is_open and owner.thread == threading.get_ident():
             return self.hear(*args)
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #0000000f
 class Hooks:
     "Functions that hear what modules are given, and what they give."
 
@@ -165,7 +165,7 @@ class Hooks:
                         for known in (*options, hooks):
                             known.pop(number, None)
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #00000010
 @contextlib.contextmanager
 def hooked(
     places: list,  # as for `Hooks`

@@ -6,11 +6,11 @@
 __all__ = ['WITHOUT_IDS', 'LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout', 'RemovalEstimate',
            'quantus_explain']
 
-# %% ../../nbs/lib/interop.ipynb #f0021db0
+# %% ../../nbs/lib/interop.ipynb #00000002
 # what `lrp_loo.interop` had when it was one module
 from .tensors import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/interop.ipynb #f078b45c
+# %% ../../nbs/lib/interop.ipynb #00000003
 import numpy as np
 import torch
 
@@ -21,7 +21,7 @@ from ..loo.removals import Removal, input_positions
 from ..lrp.composite import Composite
 from ..models.encoding import device_of
 
-# %% ../../nbs/lib/interop.ipynb #6bc0a9aa
+# %% ../../nbs/lib/interop.ipynb #00000007
 class LRP(Attributor):
     "AttnLRP, CP-LRP or any other rule set."
 
@@ -71,7 +71,7 @@ class LRP(Attributor):
         a = attributions[0] if isinstance(attributions, tuple) else attributions
         return output.flatten() - a.flatten(1).sum(1).to(output)
 
-
+# %% ../../nbs/lib/interop.ipynb #00000008
 class GradientXInput(Attributor):
     "The plain gradient times the input."
 
@@ -83,7 +83,7 @@ class GradientXInput(Attributor):
     ):
         super().__init__(model, 'grad_x_input', tokenizer, **options)
 
-
+# %% ../../nbs/lib/interop.ipynb #00000009
 class IntegratedGradients(Attributor):
     "Integrated Gradients by Gauss and Legendre's sum."
 
@@ -156,7 +156,7 @@ class IntegratedGradients(Attributor):
             more = (more,)
         return self.forward_func(x.expand_as(like), *more)
 
-
+# %% ../../nbs/lib/interop.ipynb #0000000a
 # removals that embeddings are enough for; None: the default one
 WITHOUT_IDS = (None, 'attention_mask', 'zero_embedding', 'delete')
 
@@ -229,7 +229,7 @@ class LeaveOneOut(Attributor):
             )
         return removal
 
-
+# %% ../../nbs/lib/interop.ipynb #0000000b
 class AttentionRollout(Attributor):
     """Attention Rollout, a share of attention per token or patch; in
     embeddings and pixels spread evenly.
@@ -246,7 +246,7 @@ class AttentionRollout(Attributor):
     ):
         super().__init__(model, 'rollout', tokenizer, residual=residual, **options)
 
-
+# %% ../../nbs/lib/interop.ipynb #0000000c
 class RemovalEstimate(Attributor):
     """Leave-One-Out by attention mask, estimated in one pass (`removal`); in
     embeddings and pixels spread evenly.
@@ -264,7 +264,7 @@ class RemovalEstimate(Attributor):
         method = 'removal+loo' if n_exact else 'removal'
         super().__init__(model, method, tokenizer, **options)
 
-# %% ../../nbs/lib/interop.ipynb #6bed9bb7
+# %% ../../nbs/lib/interop.ipynb #0000001e
 def quantus_explain(
     # one of METHODS, a function of one's own, or one of the classes above
     method='attn_lrp',

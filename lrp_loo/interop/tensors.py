@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'ALONE', 'input_kind', 'named_inputs', 'ReadsGiven', 'TensorModel', 'TokenModel', 'check_unbroken',
            'spread_evenly', 'Attributor']
 
-# %% ../../nbs/lib/interop_tensors.ipynb #6abbda11
+# %% ../../nbs/lib/interop_tensors.ipynb #00000002
 import re
 from functools import wraps
 
@@ -21,7 +21,7 @@ from ..models import CACHES, check_finite, forward, watch_embeddings
 from ..models.encoding import forward_arguments, input_embeddings, input_names
 from ..models.objects import unwrap
 
-# %% ../../nbs/lib/interop_tensors.ipynb #fa94d281
+# %% ../../nbs/lib/interop_tensors.ipynb #00000008
 KINDS = {  # by the number of dimensions
     2: 'input_ids',  # (batch, T)
     3: 'inputs_embeds',  # (batch, T, d)
@@ -59,7 +59,7 @@ def input_kind(
         raise ValueError("the inputs hold NaN or infinite numbers")
     return kind
 
-# %% ../../nbs/lib/interop_tensors.ipynb #d543b725
+# %% ../../nbs/lib/interop_tensors.ipynb #00000009
 ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
 
 
@@ -101,7 +101,7 @@ def _named_more(more, names, first, shape):
             )
     return more
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #0000000a
 def _pad_id(model):
     "The padding token of the model's config, or None."
     config = getattr(model, 'config', None)
@@ -109,7 +109,7 @@ def _pad_id(model):
         config = config.get_text_config()
     return getattr(config, 'pad_token_id', None)
 
-# %% ../../nbs/lib/interop_tensors.ipynb #fb8a87eb
+# %% ../../nbs/lib/interop_tensors.ipynb #0000000b
 def _mask_of(model, x, batch, mask_padding):
     "(batch, tokens) the mask that was given, or one of all that is no padding."
     mask = batch.get('attention_mask')
@@ -125,7 +125,7 @@ def _mask_of(model, x, batch, mask_padding):
         )
     return mask.long()
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #0000000c
 def named_inputs(
     model,  # any model
     x: torch.Tensor,  # ids, embeddings or pixels
@@ -165,7 +165,7 @@ def named_inputs(
             )
     return batch | dict(attention_mask=_mask_of(model, x, batch, mask_padding))
 
-# %% ../../nbs/lib/interop_tensors.ipynb #60106c5e
+# %% ../../nbs/lib/interop_tensors.ipynb #0000000f
 class _Rows(torch.nn.Module):
     "An embedding table that keeps its history."
 
@@ -176,7 +176,7 @@ class _Rows(torch.nn.Module):
     def forward(self, ids):
         return F.embedding(ids, self.rows)
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #00000010
 class ReadsGiven(torch.nn.Module):
     """A model whose input embeddings are what was given: pixels, or
     embeddings, of which `input_ids` then number the rows.
@@ -229,7 +229,7 @@ class ReadsGiven(torch.nn.Module):
         with watch_embeddings(self.model, self.source(input_ids)):
             return forward(self.model, batch)
 
-# %% ../../nbs/lib/interop_tensors.ipynb #28699541
+# %% ../../nbs/lib/interop_tensors.ipynb #00000013
 class TensorModel(torch.nn.Module):
     """A model called as Captum and Quantus call one: tensors in, (batch,
     n_classes) out.
@@ -277,7 +277,7 @@ class TensorModel(torch.nn.Module):
         last = batch['attention_mask'].cumsum(1).argmax(1)
         return out[torch.arange(len(out)), last]
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #00000014
 class TokenModel(TensorModel):
     """The same for token ids that went through an array of floats, as in
     Quantus. The padding token is masked: put in place of a token, it
@@ -309,7 +309,7 @@ class TokenModel(TensorModel):
             )
         return inputs.long()
 
-# %% ../../nbs/lib/interop_tensors.ipynb #465d7201
+# %% ../../nbs/lib/interop_tensors.ipynb #00000017
 def check_unbroken(
     mask: torch.Tensor,  # (batch, T) of 0 and 1
 ):
@@ -321,7 +321,7 @@ def check_unbroken(
             f" padding before or after it; it is not in row {bad[0]}"
         )
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #00000018
 def _order_of(mask):
     """(batch, T) the columns' order in which texts begin in the first one; None
     where they do.
@@ -337,7 +337,7 @@ def _reordered(v, order):
     "Columns in this order."
     return v if order is None else v[torch.arange(len(v))[:, None], order]
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #00000019
 def _by_target(target, n):
     "(target, rows) for each target that occurs."
     if isinstance(target, np.ndarray):
@@ -362,7 +362,7 @@ def _by_target(target, n):
     targets = [tuple(t) if isinstance(t, list) else t for t in target]
     return by_target(targets * n if len(targets) == 1 else targets)
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #0000001a
 def spread_evenly(
     scores: torch.Tensor,  # (batch, n) a score per token or patch
     x: torch.Tensor,  # embeddings or pixels
@@ -385,7 +385,7 @@ def spread_evenly(
     whole = per_pixel.repeat_interleave(high, 2).repeat_interleave(wide, 3)
     return whole.expand_as(x).clone()
 
-# %% ../../nbs/lib/interop_tensors.ipynb #45bffd11
+# %% ../../nbs/lib/interop_tensors.ipynb #0000001d
 def _unwrappable(f):
     """Captum's NoiseTunnel calls `attribute.__wrapped__`, which Captum's own
     usage log leaves there.
@@ -397,7 +397,7 @@ def _unwrappable(f):
 
     return call
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #0000001e
 class Attributor:
     """A method behind Captum's interface: `Attributor(model,
     method).attribute(inputs, target=…)`.
@@ -536,7 +536,7 @@ class Attributor:
                 info[row] = one
         return scores, values, info
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #0000001f
 @torch.no_grad()
 def _as_baseline(model, x, baselines, tokenizer):
     """What Captum's users give, as embeddings (pixels); or a name that
@@ -561,7 +561,7 @@ def _as_baseline(model, x, baselines, tokenizer):
     named_inputs(model, b)  # in the vocabulary?
     return input_embeddings(model)(b)
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #00000020
 def _baseline_tensor(x, baselines):
     "What was given, checked, in the shape of x."
     ids = x.ndim == 2

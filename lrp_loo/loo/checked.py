@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROUNDING', 'gaps_to_try', 'spread', 'agree', 'fast_encoder', 'tried_encoder', 'variants_to_try', 'masked_logits']
 
-# %% ../../nbs/lib/loo_checked.ipynb #36dfc367
+# %% ../../nbs/lib/loo_checked.ipynb #00000002
 import torch
 
 from ..asked.targets import output_field
@@ -13,7 +13,7 @@ from .droppable import may_pack
 from .encoder import FastEncoder
 from ..models import forward
 
-# %% ../../nbs/lib/loo_checked.ipynb #c750da3e
+# %% ../../nbs/lib/loo_checked.ipynb #00000005
 def gaps_to_try(
     keep: torch.Tensor,  # (n, T) bool, a variant per row
 ) -> torch.Tensor:  # up to four numbers of rows
@@ -34,7 +34,7 @@ def gaps_to_try(
     chosen = torch.stack([earliest, latest, in_the_middle, most_removed])
     return with_gap[chosen.unique()]
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #00000006
 def spread(
     values: torch.Tensor,  # (n,) or (n, n_classes) of variants of one text
 ) -> float:
@@ -50,7 +50,7 @@ def spread(
 # by less
 ROUNDING = 32
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #00000007
 def agree(
     ours: torch.Tensor,
     own: torch.Tensor,  # of the same variants, in two ways
@@ -68,7 +68,7 @@ def agree(
     error = float((ours - own).nan_to_num().abs().max())
     return error <= tol * scale + rounding
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #00000008
 def fast_encoder(
     model,  # any model
     enc: dict,  # an encoded text
@@ -81,7 +81,7 @@ def fast_encoder(
     "The fast path, where it is exact."
     return tried_encoder(model, enc, tol) if may_pack(model, enc) else None
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #00000009
 def tried_encoder(
     model,  # one that `may_pack` this text
     enc: dict,
@@ -108,7 +108,7 @@ def tried_encoder(
         return None  # built otherwise inside
     return fast if agree(ours, own, spread(own[:-1]), tol) else None
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #0000000a
 def variants_to_try(
     ids: torch.Tensor,  # (1, T) of a text
 ) -> torch.Tensor:  # (4, T) bool
@@ -119,7 +119,7 @@ def variants_to_try(
     keep[3, 1::3] = False
     return keep
 
-
+# %% ../../nbs/lib/loo_checked.ipynb #0000000b
 @torch.no_grad()
 def masked_logits(
     model,

@@ -7,7 +7,7 @@ __all__ = ['ROWS_AT_ONCE', 'ROWS_ON_A_GPU', 'keeping_states', 'why_no_states', '
            'windows', 'BehindGaps', 'behind_gaps', 'rows_at_once', 'DecoderTexts', 'FastDecoder', 'rows_at_the_end',
            'all_see_something', 'as_decoder', 'fast_decoder']
 
-# %% ../../nbs/lib/loo_decoders.ipynb #000c19b6
+# %% ../../nbs/lib/loo_decoders.ipynb #00000002
 import warnings
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from lrp_loo.models.encoding import (
     pretrained_parts,
 )
 
-# %% ../../nbs/lib/loo_decoders.ipynb #b5d38134
+# %% ../../nbs/lib/loo_decoders.ipynb #00000006
 def keeping_states(
     model,  # any model
 ) -> dict:  # arguments of its forward; none where it is not known to keep them
@@ -44,7 +44,7 @@ def _missing_arguments(model):
     names = [n for n in ('use_cache', 'position_ids') if n not in takes]
     return names if cache_argument(model) else [' or '.join(CACHES), *names]
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #00000007
 def why_no_states(
     model,  # any model
 ) -> str:  # '' where the keys and values of a text can be kept
@@ -93,7 +93,7 @@ def why_no_states(
         f" and full precision; {why}"
     )
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #00000008
 def keeps_states(
     model,  # any model
 ) -> bool:
@@ -104,7 +104,7 @@ def keeps_states(
         warnings.warn(f"{why_no_states(model)}; {slow}", stacklevel=2)
     return kept
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #00000009
 @leaves_nothing
 @torch.no_grad()
 def prefix_states(
@@ -123,7 +123,7 @@ def prefix_states(
         cache = cache_of(forward(model, enc | asked | last_rows_only(model)))
     return _states_of(cache, enc['input_ids'].shape[1])
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #0000000a
 def _states_of(cache, n):
     "Of each layer, (1, heads, n, d) both; None where one has not n places."
     states = [
@@ -136,7 +136,7 @@ def _states_of(cache, n):
     )
     return states if states and complete else None
 
-# %% ../../nbs/lib/loo_decoders.ipynb #3ed06e09
+# %% ../../nbs/lib/loo_decoders.ipynb #0000000c
 def first_gaps(
     keep: torch.Tensor,  # (n, T) bool
     n_read: int = 1,  # the last rows, which are computed in any case
@@ -145,7 +145,7 @@ def first_gaps(
     "The prefix that each variant shares with the whole text."
     return keep.long().cumprod(1).sum(1).clamp(max=keep.shape[1] - n_read)
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #0000000d
 def windows(
     lengths: list,  # tokens of each text, or rows of each variant
     at_most: int,  # of some together; what is longer stands alone
@@ -159,7 +159,7 @@ def windows(
         total += n
     yield slice(start, len(lengths))
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #0000000e
 @dataclass(eq=False)
 class BehindGaps:
     "What variants of some texts compute: the rows behind each one's first gap."
@@ -212,7 +212,7 @@ class BehindGaps:
         of_new = same & self.seen & (place <= place[:, None])
         return ~torch.cat([of_prefix, of_new], 1)
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #0000000f
 def behind_gaps(
     keeps: list,  # (n, T) bool of each text: what its variants keep
     n_reads: list,  # how many of its last rows are read, of each text
@@ -231,7 +231,7 @@ def behind_gaps(
         n_variants += len(keep)
     return BehindGaps(*map(torch.cat, zip(*parts)))
 
-# %% ../../nbs/lib/loo_decoders.ipynb #2c2699e3
+# %% ../../nbs/lib/loo_decoders.ipynb #00000012
 ROWS_AT_ONCE = 320  # rows of variants that share a pass on a CPU
 ROWS_ON_A_GPU = 2048  # where starting a pass costs more than waste
 
@@ -245,7 +245,7 @@ def rows_at_once(
     on_cpu = device_of(model).type == 'cpu'
     return min(token_budget, ROWS_AT_ONCE if on_cpu else ROWS_ON_A_GPU)
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #00000013
 @dataclass(eq=False)
 class DecoderTexts:
     "What is computed once per text; all texts' tokens one after another."
@@ -280,7 +280,7 @@ class DecoderTexts:
             cache.update(keys[:, :, old], values[:, :, old], i)
         return cache
 
-# %% ../../nbs/lib/loo_decoders.ipynb #a46e2c84
+# %% ../../nbs/lib/loo_decoders.ipynb #00000015
 class FastDecoder:
     """The logits of a causal model on subsets of its texts' tokens, many in a
     pass. Raises ValueError for a model whose rows can't be had.
@@ -397,7 +397,7 @@ class FastDecoder:
                 progress(len(part.gap))
         return [torch.cat(values) for values in found]
 
-# %% ../../nbs/lib/loo_decoders.ipynb #b72019fc
+# %% ../../nbs/lib/loo_decoders.ipynb #00000017
 def rows_at_the_end(
     target,  # see `as_target`, or a `Readout`
 ) -> int:  # None: it reads others, or it is not known which
@@ -409,7 +409,7 @@ def rows_at_the_end(
     last = target.position in (None, -1)
     return 1 if last and target.output in (None, 'logits') else None
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #00000018
 def all_see_something(
     keep: torch.Tensor,  # (n, T) bool
     n_read: int,  # of the last rows
@@ -418,7 +418,7 @@ def all_see_something(
     before = keep.shape[1] - n_read + 1
     return before > 0 and bool(keep[:, :before].any(1).all())
 
-# %% ../../nbs/lib/loo_decoders.ipynb #117ea87d
+# %% ../../nbs/lib/loo_decoders.ipynb #0000001a
 def as_decoder(
     model,  # any model
 ):  # a `FastDecoder`; None: its rows can't be had
@@ -428,7 +428,7 @@ def as_decoder(
     except ValueError:
         return None
 
-
+# %% ../../nbs/lib/loo_decoders.ipynb #0000001b
 @leaves_nothing
 @torch.no_grad()
 def fast_decoder(

@@ -6,7 +6,7 @@
 __all__ = ['DROP_ENCODERS', 'DROP_DECODERS', 'BY_DISTANCE', 'PACKED', 'PER_TOKEN', 'package_name', 'survives_gaps',
            'meets_in_attention', 'sees_whole_text', 'may_drop', 'may_pack', 'without_padding', 'cores', 'on_every_core']
 
-# %% ../../nbs/lib/loo_droppable.ipynb #35cc56b6
+# %% ../../nbs/lib/loo_droppable.ipynb #00000002
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,7 +20,7 @@ from ..core.hooks import taken_back
 from ..models import changed_around, changed_by_somebody, listened_to
 from ..models.encoding import device_of, input_names, own_tokens, position_offset
 
-# %% ../../nbs/lib/loo_droppable.ipynb #dda36779
+# %% ../../nbs/lib/loo_droppable.ipynb #00000005
 # in transformers.models
 DROP_ENCODERS = tuple(
     'albert bert camembert distilbert electra modernbert roberta xlm_roberta'.split()
@@ -54,7 +54,7 @@ _WINDOWS = (
     ' attention_window_size local_attention'
 ).split()
 
-# %% ../../nbs/lib/loo_droppable.ipynb #113ef2a1
+# %% ../../nbs/lib/loo_droppable.ipynb #00000007
 def package_name(
     model,  # any model
 ) -> str:  # 'bert' of transformers.models.bert.modeling_bert; '' elsewhere
@@ -62,7 +62,7 @@ def package_name(
     path = type(model).__module__.split('.')
     return path[2] if path[:2] == ['transformers', 'models'] and path[2:] else ''
 
-# %% ../../nbs/lib/loo_droppable.ipynb #7c737599
+# %% ../../nbs/lib/loo_droppable.ipynb #00000009
 def survives_gaps(
     model,  # any model
     # True: a removed token may be dropped, where the rest keep their position
@@ -73,7 +73,7 @@ def survives_gaps(
     """
     return package_name(model) in DROP_ENCODERS + DROP_DECODERS and _as_written(model)
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000a
 def meets_in_attention(
     model,  # any model
 ) -> bool:
@@ -84,7 +84,7 @@ def meets_in_attention(
     kinds = {type(m).__module__ for m in model.modules()}
     return known or any('quant' in k or 'bitsandbytes' in k for k in kinds)
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000b
 def _as_written(model):
     """In evaluation and full precision, with explicit positions, attention and
     angles that are known; all parts made for this family, or computing each token
@@ -111,7 +111,7 @@ def _as_written(model):
         for m in parts
     )
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000c
 def sees_whole_text(
     model,  # one that `survives_gaps`
     n: int,  # tokens of the text
@@ -131,7 +131,7 @@ def sees_whole_text(
         or ('sliding_attention' in kinds and not windows)
     ) and all(w >= n for w in windows)
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000d
 def may_drop(
     model,  # any model
     *encs: dict,  # encoded texts
@@ -139,7 +139,7 @@ def may_drop(
     "May removed tokens of these texts be dropped?"
     return survives_gaps(model) and all(_survives(model, e) for e in encs)
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000e
 def may_pack(
     model,  # any model
     *encs: dict,  # encoded texts
@@ -152,7 +152,7 @@ def may_pack(
     by_distance = package_name(model) in BY_DISTANCE
     return _as_written(model) if by_distance else survives_gaps(model)
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #0000000f
 def _survives(model, enc):
     """A text that loses nothing but what is removed: every token sees the whole of
     it, positions are those of rows, the row that is read stays.
@@ -174,7 +174,7 @@ def _survives(model, enc):
     ).__name__.endswith('ForSequenceClassification')
     return not reads_before or int(ids[0, -1]) != padding
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #00000010
 def without_padding(
     model,  # any model
     enc: dict,  # one encoded text or image
@@ -196,7 +196,7 @@ def without_padding(
             return enc
     return {k: v[:, :n] for k, v in enc.items()}
 
-# %% ../../nbs/lib/loo_droppable.ipynb #e43feb53
+# %% ../../nbs/lib/loo_droppable.ipynb #00000014
 def cores(
     model,  # any model
 ) -> int:  # threads that may run it at once
@@ -213,7 +213,7 @@ def cores(
     )
     return 1 if alone else torch.get_num_threads()
 
-
+# %% ../../nbs/lib/loo_droppable.ipynb #00000015
 def on_every_core(
     f,
     jobs: list,  # f(*job) for each

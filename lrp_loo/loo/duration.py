@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LONG', 'passes_of', 'loo_seconds', 'seconds_a_variant', 'in_words', 'loo_progress']
 
-# %% ../../nbs/lib/loo_duration.ipynb #5e087ad9
+# %% ../../nbs/lib/loo_duration.ipynb #00000002
 import contextlib
 import sys
 import threading
@@ -20,7 +20,7 @@ from .engines import read_subsets
 from .removals import as_removal, default_removal, input_positions
 from ..models.encoding import TOKEN_BUDGET, device_of
 
-# %% ../../nbs/lib/loo_duration.ipynb #d1b3d035
+# %% ../../nbs/lib/loo_duration.ipynb #00000006
 LONG = 10.0  # seconds: work that is longer says so beforehand
 
 
@@ -35,7 +35,7 @@ def passes_of(
     counts = [n if u is None else int(u.max()) + 1 for n, u in zip(lengths, units)]
     return list(zip(counts, lengths))
 
-
+# %% ../../nbs/lib/loo_duration.ipynb #00000007
 @leaves_nothing
 @torch.no_grad()
 def loo_seconds(
@@ -58,7 +58,7 @@ def loo_seconds(
     per_variant = seconds_a_variant(model, enc, n, target, **how)
     return per_variant / n * sum(count * length for count, length in passes)
 
-
+# %% ../../nbs/lib/loo_duration.ipynb #00000008
 def seconds_a_variant(model, enc, n, target, **how):
     "Of a text of n tokens without one of them; how: as for `read_subsets`."
     keep = ~torch.eye(n, dtype=torch.bool)
@@ -79,7 +79,7 @@ def seconds_a_variant(model, enc, n, target, **how):
         return (second - first) / (more - few)
     return second / more  # with what is done once per text
 
-
+# %% ../../nbs/lib/loo_duration.ipynb #00000009
 def in_words(seconds: float) -> str:
     "A duration as one says it: 40 s, 3 min, 2.5 h."
     if seconds < 90:
@@ -88,7 +88,7 @@ def in_words(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
 
-
+# %% ../../nbs/lib/loo_duration.ipynb #0000000a
 @contextlib.contextmanager
 def loo_progress(
     progress,  # as for `many_loo`

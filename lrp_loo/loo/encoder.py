@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TextRows', 'BertLayer', 'FastEncoder', 'as_encoder']
 
-# %% ../../nbs/lib/loo_encoder.ipynb #dcbe1ca0
+# %% ../../nbs/lib/loo_encoder.ipynb #00000002
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -19,7 +19,7 @@ from ..models import meddled_with
 from ..models.encoding import forward_arguments
 from ..models.products import fast_products
 
-# %% ../../nbs/lib/loo_encoder.ipynb #475bffb8
+# %% ../../nbs/lib/loo_encoder.ipynb #00000005
 @dataclass(eq=False)
 class TextRows:
     "What is computed once per text; all texts' tokens one after another."
@@ -33,7 +33,7 @@ class TextRows:
     # the query, −(n − 1) … n − 1; None: nothing is
     bias: torch.Tensor = None
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #00000006
 @dataclass(eq=False)
 class BertLayer:
     "The parts of a layer built as BERT's."
@@ -81,7 +81,7 @@ class BertLayer:
         h = self.out_norm(self.out(o).add_(h))
         return self.down_norm(self.down(self.act(self.up(h))).add_(h))
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #00000007
 _OF_BERT = dict(
     query='attention.self.query',
     key='attention.self.key',
@@ -110,7 +110,7 @@ def _has_hooks(m):
                 return True
     return False
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #00000008
 def _by_fast_products(method):
     "Without gradients, each product by the kernel that is faster here."
 
@@ -121,7 +121,7 @@ def _by_fast_products(method):
 
     return run
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #00000009
 class FastEncoder:
     """The logits of a BERT-type classifier on subsets of its texts' tokens,
     from the products that differ. Raises ValueError for a model that is
@@ -292,13 +292,13 @@ class FastEncoder:
         pooler = getattr(self.base, 'pooler', None)
         return self.model.classifier(h if pooler is None else pooler(h))
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #0000000a
 def _masked(bias, hidden, like):
     "What is added to attention's logits, −inf at keys that nobody sees."
     bias = like.new_zeros(hidden.shape) if bias is None else bias
     return bias.masked_fill(hidden, -torch.inf)
 
-# %% ../../nbs/lib/loo_encoder.ipynb #e28b6e08
+# %% ../../nbs/lib/loo_encoder.ipynb #0000000b
 def as_encoder(
     model,  # any model
 ):  # a `FastEncoder`; None: it is built otherwise

@@ -7,7 +7,7 @@ __all__ = ['TRIED', 'ENGINES', 'tokens_in', 'distinct', 'by_size', 'packed', 'Wh
            'checked_subsets', 'text_to_try', 'fast_path', 'KeptStates', 'Packed', 'OwnForward', 'subset_logits',
            'many_subset_logits', 'read_subsets']
 
-# %% ../../nbs/lib/loo_engines.ipynb #1c30914c
+# %% ../../nbs/lib/loo_engines.ipynb #00000002
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from .variants import Variants
 from ..models import check_finite, forward
 from ..models.encoding import TOKEN_BUDGET, device_of, own_tokens
 
-# %% ../../nbs/lib/loo_engines.ipynb #003da221
+# %% ../../nbs/lib/loo_engines.ipynb #00000006
 def tokens_in(
     enc: dict,  # an encoded text
 ) -> int:
@@ -55,7 +55,7 @@ def distinct(
     each = [torch.unique(k, dim=0, return_inverse=True) for k in keeps]
     return [keep for keep, _ in each], [inverse for _, inverse in each]
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000007
 def by_size(
     keeps: list,  # (n, T) bool of each text, distinct variants
 ) -> dict:  # size → (n,) numbers, (n, size) tokens, (n,) bool; the largest first
@@ -81,7 +81,7 @@ def by_size(
         for size, some in sorted(groups.items(), reverse=True)
     }
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000008
 def packed(
     fast,  # a `FastEncoder` that is exact
     encs: list,  # encoded texts of one window
@@ -117,7 +117,7 @@ def packed(
         values.append(v[i])
     return values
 
-# %% ../../nbs/lib/loo_engines.ipynb #8c741a52
+# %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(eq=False)
 class Whole:
     "The whole text as the model reads it, and what removed means."
@@ -171,7 +171,7 @@ class Whole:
         asked = (self.enc, keep, self.removal, self.fill)
         return subset_logits(self.model, *asked, **options)
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #0000000b
 class SubsetValues(NamedTuple):
     "The explained number of one text, and of subsets of its tokens."
 
@@ -180,7 +180,7 @@ class SubsetValues(NamedTuple):
     readout: Readout  # which number of the output f is
     row: torch.Tensor  # the row of the output that f(x) is in
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #0000000c
 def read_whole(
     model,  # any model
     enc: dict,  # one encoded text or image
@@ -201,7 +201,7 @@ def read_whole(
         )
     return Whole(model, enc, removal, fill, output, readout)
 
-# %% ../../nbs/lib/loo_engines.ipynb #4e555cdd
+# %% ../../nbs/lib/loo_engines.ipynb #0000000e
 @dataclass(eq=False)
 class Job:
     "Variants of some texts, and what is read of them."
@@ -239,7 +239,7 @@ class Job:
             if fast is not None:
                 return engine(fast)
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #0000000f
 def checked_subsets(
     keep: torch.Tensor,  # (n, T)
     n_tokens: int,  # T
@@ -252,7 +252,7 @@ def checked_subsets(
 
 TRIED = 4  # variants that a check computes in full
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000010
 def text_to_try(
     encs: list,  # encoded texts
 ) -> dict:
@@ -261,7 +261,7 @@ def text_to_try(
     middle = by_length[len(encs) // 2]
     return middle if tokens_in(middle) >= TRIED else by_length[-1]
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000011
 def fast_path(
     model,  # any model
     encs: list,  # encoded texts
@@ -278,7 +278,7 @@ def fast_path(
         return None
     return tried_encoder(model, text_to_try(encs)) if tried else as_encoder(model)
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000012
 @dataclass(eq=False)
 class KeptStates:
     "Decoders that are read at their last rows: variants share a text's states."
@@ -343,7 +343,7 @@ class KeptStates:
             ]
         return found
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000013
 @dataclass(eq=False)
 class Packed:
     "Encoders built as BERT's: variants of one size share a batch."
@@ -382,7 +382,7 @@ class Packed:
             for v, read, row in zip(values, readouts, logits)
         ]
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000014
 @dataclass(eq=False)
 class OwnForward:
     "Any model, text by text."
@@ -422,10 +422,10 @@ class OwnForward:
             found.append(SubsetValues(values, whole.value, whole.readout, whole.row))
         return found
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000015
 ENGINES = (KeptStates, Packed, OwnForward)
 
-# %% ../../nbs/lib/loo_engines.ipynb #2148a1e8
+# %% ../../nbs/lib/loo_engines.ipynb #00000017
 @leaves_nothing
 @torch.no_grad()
 def subset_logits(
@@ -452,7 +452,7 @@ def subset_logits(
     (values,) = many_subset_logits(model, *of_text, **how)
     return values
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000018
 @leaves_nothing
 @torch.no_grad()
 def many_subset_logits(
@@ -477,7 +477,7 @@ def many_subset_logits(
     engine = Packed(fast) if fast else asked.engine()
     return engine.run(asked)
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #00000019
 @leaves_nothing
 @torch.no_grad()
 def read_subsets(

@@ -7,7 +7,7 @@ __all__ = ['OTHER_REMOVALS', 'REMOVALS', 'key_weights', 'n_places', 'Text', 'Giv
            'hears_of_masks', 'kept_rows', 'AttentionMask', 'Delete', 'replaced', 'MaskToken', 'PadToken', 'Resample',
            'pool_ids', 'ZeroEmbedding', 'MeanEmbedding', 'mean_embedding', 'as_removal', 'default_removal', 'fill_id']
 
-# %% ../../nbs/lib/loo_removals.ipynb #023d6d72
+# %% ../../nbs/lib/loo_removals.ipynb #00000002
 import inspect
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,7 +29,7 @@ from lrp_loo.models.encoding import (
     pretrained_parts,
 )
 
-# %% ../../nbs/lib/loo_removals.ipynb #70003316
+# %% ../../nbs/lib/loo_removals.ipynb #00000005
 class key_weights(AttentionMode):
     """A context in which every attention weighs its keys: A_ij ∝ m_j
     exp(Z_ij). m_j = 1: as it is; m_j = 0: nobody sees token j.
@@ -95,14 +95,14 @@ class key_weights(AttentionMode):
         per_row = log_m.repeat_interleave(like.shape[0] // len(m), 0)
         return per_row.view(-1, *[1] * (like.ndim - 2), n_keys)
 
-# %% ../../nbs/lib/loo_removals.ipynb #1e45cceb
+# %% ../../nbs/lib/loo_removals.ipynb #00000008
 def n_places(
     x: torch.Tensor,  # embeddings (1, T, d), or a convolution's (1, d, h, w)
 ) -> int:
     "How many tokens or patches these embeddings are of."
     return x.shape[1] if x.ndim == 3 else x[0, 0].numel()
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000009
 @dataclass(eq=False)
 class Text:
     "One encoded text or image of a model."
@@ -133,7 +133,7 @@ class Text:
         "Its inputs n times."
         return repeated(self.enc, n)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000000a
 @dataclass(eq=False)
 class Given:
     "What the model is given for some variants of a text, a row each."
@@ -153,7 +153,7 @@ class Given:
                 return forward(model, inputs)
         return forward(model, inputs)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000000b
 def input_positions(
     model,  # any model with input embeddings
     enc: dict,  # one encoded text or image
@@ -161,7 +161,7 @@ def input_positions(
     "How many places of the input can be removed."
     return Text(model, enc).places
 
-# %% ../../nbs/lib/loo_removals.ipynb #33fe8c1b
+# %% ../../nbs/lib/loo_removals.ipynb #0000000d
 class Removal:
     """What removed means. `Removal('delete')` is the removal of that name, and
     `Removal('resample', pool=...)` says what the name alone does not.
@@ -288,11 +288,11 @@ class Removal:
             " method inputs(model, enc, keep)"
         )
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000000e
 # help shows what `__init__` takes: `__new__` looks up the name, no more
 Removal.__signature__ = inspect.signature(partial(Removal.__init__, None))
 
-# %% ../../nbs/lib/loo_removals.ipynb #5a59ce6c
+# %% ../../nbs/lib/loo_removals.ipynb #00000010
 OTHER_REMOVALS = (
     "take removal='mask_token', 'zero_embedding', 'mean_embedding', 'delete' or"
     " 'resample'"
@@ -310,7 +310,7 @@ def hears_of_masks(
         return True
     return names.others and not any(pretrained_parts(model))
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000011
 def kept_rows(
     enc: dict,  # one encoded text
     keep: torch.Tensor,  # (n, T) bool, equally many tokens each
@@ -320,7 +320,7 @@ def kept_rows(
     inputs = {k: v[0][where] for k, v in enc.items()}
     return inputs | dict(attention_mask=torch.ones_like(where)), where
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000012
 class AttentionMask(Removal):
     "No position attends to the token."
 
@@ -357,7 +357,7 @@ class AttentionMask(Removal):
         positions = dict(position_ids=where + position_offset(text.model))
         return Given(inputs | positions)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000013
 class Delete(Removal):
     "The token goes, and the rest closes up."
 
@@ -386,7 +386,7 @@ class Delete(Removal):
     def for_text(self, text, fill):
         return [lambda keep: Given(kept_rows(text.enc, keep)[0])]
 
-# %% ../../nbs/lib/loo_removals.ipynb #a5f08077
+# %% ../../nbs/lib/loo_removals.ipynb #00000015
 def replaced(
     text: Text,
     ids,  # what stands in: an id, or one for each place (T,)
@@ -396,7 +396,7 @@ def replaced(
     mixed = torch.where(keep, text.enc['input_ids'], ids)
     return Given(text.rows(len(keep)) | dict(input_ids=mixed))
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000016
 class MaskToken(Removal):
     "[MASK] in its place."
 
@@ -416,13 +416,13 @@ class MaskToken(Removal):
     def for_text(self, text, fill):
         return [partial(replaced, text, fill)]
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000017
 class PadToken(MaskToken):
     "[PAD] in its place."
 
     name = 'pad_token'
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000018
 class Resample(Removal):
     "Tokens of a pool in its place, averaged over draws."
 
@@ -447,7 +447,7 @@ class Resample(Removal):
         drawn = pool[torch.from_numpy(chosen)].to(device_of(text.model))
         return [partial(replaced, text, ids) for ids in drawn]
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000019
 def pool_ids(
     tokenizer,  # the model's tokenizer
     pool,  # a list of texts, or token ids (n,)
@@ -473,7 +473,7 @@ def pool_ids(
         raise TypeError(f"the pool's token ids must be whole numbers, got {ids.dtype}")
     return ids.long().cpu()
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000001a
 def _in_vocabulary(model, ids):
     "Ids as they are; those that the model has no embedding for are refused."
     n = getattr(input_embeddings(model), 'num_embeddings', torch.inf)
@@ -484,7 +484,7 @@ def _in_vocabulary(model, ids):
         )
     return ids
 
-# %% ../../nbs/lib/loo_removals.ipynb #03566137
+# %% ../../nbs/lib/loo_removals.ipynb #0000001c
 class ZeroEmbedding(Removal):
     "Zero in place of its embedding."
 
@@ -509,7 +509,7 @@ class ZeroEmbedding(Removal):
     def _mixed(self, text, x):
         return Given(text.rows(len(x)), embeddings=x)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000001d
 class MeanEmbedding(ZeroEmbedding):
     "The mean embedding in place of its own."
 
@@ -525,14 +525,14 @@ class MeanEmbedding(ZeroEmbedding):
         mean = mean_embedding(text.model, fill).to(x.dtype)
         return [lambda keep: self._mixed(text, torch.where(_like(keep, x), x, mean))]
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000001e
 def _like(keep, x):
     "(n, T) bool with the axes of (1, T, d), or of a convolution's (1, d, h, w)."
     if x.ndim == 3:
         return keep[..., None]
     return keep.view(len(keep), 1, *x.shape[2:])
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #0000001f
 @leaves_nothing
 @torch.no_grad()
 def mean_embedding(
@@ -553,7 +553,7 @@ def mean_embedding(
     total = sum(table(part).double().sum(0) for part in ids.split(8192))
     return total.div(len(ids)).float()
 
-# %% ../../nbs/lib/loo_removals.ipynb #6b100bb6
+# %% ../../nbs/lib/loo_removals.ipynb #00000021
 _EMBEDDINGS = (ZeroEmbedding, MeanEmbedding)
 _WAYS = (AttentionMask, MaskToken, PadToken, *_EMBEDDINGS, Delete, Resample)
 REMOVALS = {removal.name: removal for removal in _WAYS}
@@ -570,7 +570,7 @@ class _Own(Removal):
     def inputs(self, model, enc, keep):
         return self.own.inputs(model, enc, keep)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000022
 def as_removal(
     removal,  # one of REMOVALS, a `Removal`, or an object of your own
 ) -> Removal:
@@ -585,7 +585,7 @@ def as_removal(
         return _Own(removal)
     return Removal(removal)
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #00000023
 def default_removal(
     enc: dict,  # an encoded text or image
 ) -> str:  # the attention mask; in an image, which has none, the zero embedding

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['mixers', 'check_hidden', 'Variants']
 
-# %% ../../nbs/lib/loo_variants.ipynb #bd18bd0c
+# %% ../../nbs/lib/loo_variants.ipynb #00000002
 import os
 import re
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from lrp_loo.loo.removals import (
 from ..models.encoding import input_embeddings, own_tokens
 from ..models.towers import Towers
 
-# %% ../../nbs/lib/loo_variants.ipynb #89289d75
+# %% ../../nbs/lib/loo_variants.ipynb #00000004
 _MIXERS = re.compile(r'conv1d|shortconv|mixer|recurrent|delta|linear.?attention|ssm')
 
 
@@ -51,7 +51,7 @@ def mixers(
     known |= {'Conv1d': 'Conv1d'} if torch.nn.Conv1d in kinds else {}
     return sorted(k for k, said in known.items() if _MIXERS.search(said.lower()))
 
-
+# %% ../../nbs/lib/loo_variants.ipynb #00000005
 def _another(model, ids):
     "An id that the text has not, and that says nothing to the model."
     config = getattr(model, 'config', None)
@@ -60,7 +60,7 @@ def _another(model, ids):
     told |= set(ids.flatten().tolist())
     return next((i for i in reversed(range(n)) if i not in told), 0)
 
-
+# %% ../../nbs/lib/loo_variants.ipynb #00000006
 def _still_read(text, target, row, as_keys):
     "Does another token in a hidden one's place change the number?"
 
@@ -80,7 +80,7 @@ def _still_read(text, target, row, as_keys):
     rounding = ROUNDING * eps * float(own.abs().max())
     return float((own - other).abs().max()) > rounding
 
-
+# %% ../../nbs/lib/loo_variants.ipynb #00000007
 def check_hidden(
     text: Text,
     target,  # see `as_target`, or a settled `Readout`
@@ -127,7 +127,7 @@ def check_hidden(
         " nothing is removed; take method='loo', removal='delete'"
     )
 
-# %% ../../nbs/lib/loo_variants.ipynb #88bd21d0
+# %% ../../nbs/lib/loo_variants.ipynb #00000009
 @dataclass(eq=False)
 class Variants:
     "Distinct variants of one text."

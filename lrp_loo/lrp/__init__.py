@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['lrp_rules', 'watch_gradient']
 
-# %% ../../nbs/lib/lrp.ipynb #f7f4f85f
+# %% ../../nbs/lib/lrp.ipynb #00000002
 # what `lrp_loo.lrp` had when it was one module
 from .composite import *  # noqa: F401, F403
 from .report import *  # noqa: F401, F403
 from .softmaxes import *  # noqa: F401, F403
 from .table import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/lrp.ipynb #4efa6ef9
+# %% ../../nbs/lib/lrp.ipynb #00000003
 import sys
 from functools import partial
 
@@ -45,7 +45,7 @@ from ..models.attention import operation_name, refuse_compiled
 from ..models.encoding import embedding_tables
 from ..models.layers import layers_of
 
-# %% ../../nbs/lib/lrp.ipynb #d163f15d
+# %% ../../nbs/lib/lrp.ipynb #00000007
 def _check_given(model, composite, record):
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch module, got {type(model).__name__}")
@@ -60,7 +60,7 @@ def _check_given(model, composite, record):
             f"record={record!r} is not known; take True, False or 'attention'"
         )
 
-
+# %% ../../nbs/lib/lrp.ipynb #00000008
 def _check_bypassed(model, composite, layers):
     "Are the layers that are named there?"
     if composite.bypass_softmax in ('all', frozenset()):
@@ -77,7 +77,7 @@ def _check_bypassed(model, composite, layers):
             f" {layers.n - 1}"
         )
 
-# %% ../../nbs/lib/lrp.ipynb #d163f15e
+# %% ../../nbs/lib/lrp.ipynb #0000000a
 # attributes and methods that return no tensor
 _FACTS = frozenset(
     'shape dtype device requires_grad grad_fn ndim is_leaf layout size dim'
@@ -94,14 +94,14 @@ def _composed_activations():
     names = [f'{name}Activation' for name in formulas.split()]
     return tuple(getattr(activations, n) for n in names if hasattr(activations, n))
 
-
+# %% ../../nbs/lib/lrp.ipynb #0000000b
 def _is_norm(module):
     "A norm without parts: with the plain gradient it is not looked into."
     if not type(module).__name__.endswith('Norm'):
         return False
     return next(module.children(), None) is None
 
-
+# %% ../../nbs/lib/lrp.ipynb #0000000c
 class lrp_rules(TorchFunctionMode):
     """A context in which `model` computes the same numbers, with the gradients
     of a rule set.
@@ -401,7 +401,7 @@ class lrp_rules(TorchFunctionMode):
                 self.lost.watch_backward(stranger, [t])
                 mark(t, depends=True)
 
-
+# %% ../../nbs/lib/lrp.ipynb #0000000d
 class watch_gradient(lrp_rules):
     """A context that changes nothing; on leaving, a gradient that ends inside
     the model is an error.

@@ -7,7 +7,7 @@ __all__ = ['ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'SUM_AND_PRODUCT', 'FACT
            'LINEAR', 'Operation', 'Choice', 'layer_of', 'Composite', 'attn_lrp', 'cp_lrp', 'canonized_lrp', 'gradient',
            'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_made', 'carries_relevance', 'carrying', 'n_factors']
 
-# %% ../../nbs/lib/lrp_composite.ipynb #8c99fc6e
+# %% ../../nbs/lib/lrp_composite.ipynb #00000002
 import fnmatch
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from torch import nn
 
 from ..models.attention import operation_name
 
-# %% ../../nbs/lib/lrp_composite.ipynb #ddfc7b22
+# %% ../../nbs/lib/lrp_composite.ipynb #00000006
 class Operation(NamedTuple):
     "One call of one torch function, as a predicate sees it."
 
@@ -32,7 +32,7 @@ class Operation(NamedTuple):
     module: str
     layer: object  # its transformer layer, from 0; None outside
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000007
 @dataclass(frozen=True)
 class Choice:
     "A rule of one's own, and where it holds."
@@ -55,7 +55,7 @@ class Choice:
             return False
         return self.where is None or bool(self.where(op))
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000008
 def layer_of(
     place,  # a layer's number, or (layer, head)
 ) -> int:
@@ -76,7 +76,7 @@ def _is_place(x):
 def _is_many(x):
     return hasattr(x, '__iter__') and not isinstance(x, str)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000009
 def _layers_and_heads(given):
     "What `bypass_softmax` names, or an error that says what is taken."
     places = []
@@ -97,12 +97,12 @@ def _layers_and_heads(given):
     # a head of a whole layer adds nothing
     return frozenset(x for x in places if isinstance(x, int) or x[0] not in places)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000a
 def _check_callable(rule, form):
     if not callable(rule):
         raise TypeError(f"a rule must be callable as {form}, got {type(rule).__name__}")
 
-# %% ../../nbs/lib/lrp_composite.ipynb #ddfc7b24
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000b
 _SETTINGS = {
     'product': ('half', 'canonized', 'gradient'),
     'gate': ('half', 'constant'),
@@ -196,7 +196,7 @@ class Composite:
         total = sum(factors) or 1
         return [n / total for n in factors]
 
-# %% ../../nbs/lib/lrp_composite.ipynb #ddfc7b25
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000c
 def attn_lrp(
     # where softmax is bypassed as in CP-LRP: layers (from 0), or heads as
     # pairs (layer, head)
@@ -208,7 +208,7 @@ def attn_lrp(
     """
     return Composite('attn_lrp', bypass_softmax, eps=eps)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000d
 def cp_lrp(
     eps: float = 0.0,  # ε; 0 is the limit
 ) -> Composite:
@@ -217,7 +217,7 @@ def cp_lrp(
     """
     return Composite('cp_lrp', 'all', gate='constant', eps=eps)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000e
 def canonized_lrp(
     # layers (from 0), or pairs (layer, head), in which softmax is bypassed
     bypass_softmax=(),
@@ -230,14 +230,14 @@ def canonized_lrp(
     """
     return Composite('canonized', bypass_softmax, product='canonized', eps=eps)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0000000f
 def gradient() -> Composite:
     "No rule at all: the plain gradient."
     return Composite(
         'gradient', product='gradient', layer_norm='gradient', activation='gradient'
     )
 
-# %% ../../nbs/lib/lrp_composite.ipynb #29ee450e
+# %% ../../nbs/lib/lrp_composite.ipynb #00000013
 # functions of one number each; and pow with a positive exponent
 ACTIVATIONS = frozenset(
     'gelu relu silu tanh sigmoid elu celu selu leaky_relu prelu relu6 hardswish'
@@ -289,7 +289,7 @@ LINEAR = (
     )
 )
 
-# %% ../../nbs/lib/lrp_composite.ipynb #fef4c39f
+# %% ../../nbs/lib/lrp_composite.ipynb #00000015
 @dataclass(eq=False)
 class Marks:
     "What a tensor says of how it was made inside `lrp_rules`."
@@ -307,7 +307,7 @@ class Marks:
 
 _UNMARKED = Marks()
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000016
 def marks_of(t: torch.Tensor) -> Marks:  # to be read
     "A tensor's marks."
     return getattr(t, '_lrp_loo_marks', _UNMARKED)
@@ -322,7 +322,7 @@ def mark(
         t._lrp_loo_marks = Marks()
     vars(t._lrp_loo_marks).update(marks)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000017
 def tensors_in(*xs) -> list:
     "Every tensor that requires gradients, in nested arguments."
     found, left = [], list(reversed(xs))
@@ -337,7 +337,7 @@ def tensors_in(*xs) -> list:
             left += reversed(x.values())
     return found
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000018
 def mark_made(
     xs,  # nested tensors
     **marks,  # fields of `Marks`
@@ -355,7 +355,7 @@ def _depends(t):
         return depends
     return not isinstance(t, nn.Parameter)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #00000019
 def carries_relevance(
     t,  # anything; a tensor that was made inside `lrp_rules`
 ) -> bool:  # False: it is made of parameters and constants alone
@@ -373,7 +373,7 @@ def carrying(*xs) -> list:
             found.append(t)
     return found
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0000001a
 def n_factors(x) -> int:
     "Of how many factors a tensor is a product; 0: a constant."
     if not carries_relevance(x):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['conservation_by_layer', 'conservation']
 
-# %% ../../nbs/lib/lrp_conservation.ipynb #42e44dcc
+# %% ../../nbs/lib/lrp_conservation.ipynb #00000002
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from .composite import Composite
 from .report import gradients
 from ..models import forward, watch_embeddings
 
-# %% ../../nbs/lib/lrp_conservation.ipynb #2893cca0
+# %% ../../nbs/lib/lrp_conservation.ipynb #00000006
 def _relevances(value, tensors):
     """Gradient × input, summed; 0 for what is not in the graph. A masked logit
     (−inf) has no weight, so its gradient is 0 and it takes nothing.
@@ -32,7 +32,7 @@ def _relevances(value, tensors):
             found[i] = torch.nan_to_num(share, nan=0.0).sum().item()
     return found
 
-
+# %% ../../nbs/lib/lrp_conservation.ipynb #00000007
 @dataclass
 class _Pass:
     "One recorded forward pass."
@@ -73,7 +73,7 @@ class _Pass:
                 return i
         return 0
 
-
+# %% ../../nbs/lib/lrp_conservation.ipynb #00000008
 @leaves_nothing
 def _recorded_pass(model, enc, composite, target):
     with (
@@ -86,7 +86,7 @@ def _recorded_pass(model, enc, composite, target):
         value = Readout(target, out, enc)(out).sum()
     return _Pass(rules, value, seen[0], seen.beside)
 
-# %% ../../nbs/lib/lrp_conservation.ipynb #2893cca1
+# %% ../../nbs/lib/lrp_conservation.ipynb #0000000a
 def conservation_by_layer(
     model,  # any model
     enc: dict,  # one encoded text or image (`encode`)
@@ -115,7 +115,7 @@ def conservation_by_layer(
     ]
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/lib/lrp_conservation.ipynb #0000000b
 def _kept_by_place(run, R):
     "Place → what is kept there, of relevances in the order of the records."
     layers = list(reversed(range(len(run.hidden))))
@@ -130,7 +130,7 @@ def _kept_by_place(run, R):
         kept[place]['softmax'] += entering - leaving
     return kept
 
-
+# %% ../../nbs/lib/lrp_conservation.ipynb #0000000c
 def _flow(value, through, words):
     "(entering, leaving) of each place, from the logit down."
     if not through:
@@ -149,7 +149,7 @@ def _account(place, entering, leaving, kept):
     row = dict(layer=place, entering=entering, **kept, leaving=leaving)
     return row | dict(remainder=remainder)
 
-# %% ../../nbs/lib/lrp_conservation.ipynb #a58beb4d
+# %% ../../nbs/lib/lrp_conservation.ipynb #0000000f
 def conservation(
     model,  # any model
     enc: dict,  # one encoded text or image (`encode`)

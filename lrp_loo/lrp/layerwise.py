@@ -6,7 +6,7 @@
 __all__ = ['layer_hooks', 'first_output', 'LayerCall', 'split_call', 'EmbeddingGradient', 'checkpointed_gradient', 'graph_bytes',
            'BypassGradients', 'bypass_gradients']
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #7bc4be44
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000002
 import contextlib
 import math
 import threading
@@ -28,7 +28,7 @@ from ..models import blind_rows_mended, forward, watch_embeddings
 from ..models.attention import AttentionCall
 from ..models.layers import n_layers
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #cf43dd08
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000006
 def layer_hooks(
     layers: list,  # layer modules, in order (`transformer_layers`)
     # enter(number, layer, args, kwargs): None, or the (args, kwargs) that the
@@ -48,14 +48,14 @@ def layer_hooks(
         ]
     )
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #d51db7f2
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000009
 def first_output(
     output,  # of a layer: hidden states, or a tuple that begins with them
 ) -> torch.Tensor:
     "The hidden states that a layer hands on."
     return output if torch.is_tensor(output) else output[0]
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #0000000a
 @dataclass(frozen=True)
 class LayerCall:
     "A layer, and all it is given but the hidden states."
@@ -87,7 +87,7 @@ class LayerCall:
         given = (*self.args, *self.kwargs.values())
         return [x for x in given if torch.is_tensor(x)]
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #0000000b
 def split_call(
     layer,  # a layer module
     args: tuple,
@@ -101,7 +101,7 @@ def split_call(
     call = LayerCall(layer, args, others, by_name=True)
     return call, hidden if torch.is_tensor(hidden) else None
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #ffbd4840
+# %% ../../nbs/lib/lrp_layerwise.ipynb #0000000e
 class _WayUp:
     """One forward pass, heard at its layers: called once each, in order, each
     with the hidden states that the one before gave.
@@ -170,7 +170,7 @@ class _WayUp:
             return self.top
         return (self.top, *output[1:])
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #8cf39124
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000010
 class _Checkpoints(_WayUp):
     "The way up without a graph; every s-th layer's hidden states are kept."
 
@@ -239,7 +239,7 @@ class _Checkpoints(_WayUp):
         self.rules.attention.clear()
         return weights
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #f59299dd
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000012
 class EmbeddingGradient(NamedTuple):
     "The modified gradient at the input embeddings."
 
@@ -248,7 +248,7 @@ class EmbeddingGradient(NamedTuple):
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000013
 @leaves_nothing
 def checkpointed_gradient(
     model,  # any model with a list of transformer layers
@@ -285,7 +285,7 @@ def checkpointed_gradient(
         (g,) = torch.autograd.grad(up.bottom, seen[0], g)
     return EmbeddingGradient(seen[0], g, up.values, up.readout)
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #ab3472b9
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000018
 class _Held:
     "The storages that graphs hold, and the most bytes they held at one time."
 
@@ -307,7 +307,7 @@ class _Held:
             if self.holders[address] == 0:
                 del self.holders[address], self.bytes[address]
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000019
 class _Saved:
     "A tensor that is counted for as long as a graph keeps it."
 
@@ -321,7 +321,7 @@ class _Saved:
     def __del__(self):
         self.held.remove(self.address)
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #0000001a
 def graph_bytes(
     f,  # a function to call
     # the largest number of bytes that graphs held at one time while it ran
@@ -334,7 +334,7 @@ def graph_bytes(
         f()
     return held.peak
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #d8191c66
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000022
 class _CutAttention(NamedTuple):
     "A fused attention call whose output goes on as a leaf."
 
@@ -355,7 +355,7 @@ class _CutAttention(NamedTuple):
             A = self.call.weights()
         return A @ self.call.values
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000023
 def _batched(outs, leaves, gradients):
     "Gradients at outs → at leaves, zeros where nothing comes through."
     return torch.autograd.grad(
@@ -367,7 +367,7 @@ def _batched(outs, leaves, gradients):
         materialize_grads=True,
     )
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000024
 def _through(out, leaf, gradients):
     "The same for one of each, by name."
     if not gradients:
@@ -375,7 +375,7 @@ def _through(out, leaf, gradients):
     (found,) = _batched(out, leaf, torch.stack(list(gradients.values())))
     return dict(zip(gradients, found))
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000025
 def _cut_attention(attentions):
     "A rule in place of `fused_attention`, which notes its calls by layer."
 
@@ -392,7 +392,7 @@ def _cut_attention(attentions):
 
     return rule
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000026
 class _CutApart(_WayUp):
     """The way up with a graph of each layer's own, from a leaf to its output;
     and the way down for many sets of bypasses.
@@ -475,7 +475,7 @@ class _CutApart(_WayUp):
             found |= _through(out, self.leaves[l], own)
         return found
 
-# %% ../../nbs/lib/lrp_layerwise.ipynb #6bbaa906
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000027
 class BypassGradients(NamedTuple):
     "The modified gradient at the input embeddings for each set of bypasses."
 
@@ -484,7 +484,7 @@ class BypassGradients(NamedTuple):
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
 
-
+# %% ../../nbs/lib/lrp_layerwise.ipynb #00000028
 @leaves_nothing
 def bypass_gradients(
     model,  # any model with a list of transformer layers

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Report', 'operands_read', 'LostGradients', 'gradients', 'gradients_of_each', 'input_gradient']
 
-# %% ../../nbs/lib/lrp_report.ipynb #1d2809a2
+# %% ../../nbs/lib/lrp_report.ipynb #00000002
 import warnings
 
 import torch
@@ -22,13 +22,13 @@ from lrp_loo.lrp.composite import (
     tensors_in,
 )
 
-# %% ../../nbs/lib/lrp_report.ipynb #reprt001
+# %% ../../nbs/lib/lrp_report.ipynb #00000006
 def _first_three(places):
     "The first three of a list, in words."
     more = ' and elsewhere' if len(places) > 3 else ''
     return ', '.join(places[:3]) + more
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #00000007
 class Report:
     "Every operation that carried relevance, and the rule it got."
 
@@ -84,7 +84,7 @@ class Report:
             raise NotImplementedError(message)
         warnings.warn(message, stacklevel=4)
 
-# %% ../../nbs/lib/lrp_report.ipynb #lostgr01
+# %% ../../nbs/lib/lrp_report.ipynb #00000009
 # functions of their first argument's numbers; the others lend a shape or a type
 _SHAPES = frozenset('to type_as expand_as view_as reshape_as'.split())
 _TO_WHOLE = frozenset('to type type_as int long short char byte'.split())
@@ -100,7 +100,7 @@ def operands_read(name, args, kwargs):
         return ()
     return (args, kwargs) if kwargs else args
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #0000000a
 def _every_tensor(*xs):
     "In nested arguments, with a gradient or without."
     found = []
@@ -113,7 +113,7 @@ def _every_tensor(*xs):
             found += _every_tensor(*x.values())
     return found
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #0000000b
 def _first_lost(xs):
     "The first mark of a tensor that does not carry."
     for t in xs:
@@ -122,7 +122,7 @@ def _first_lost(xs):
             return lost
     return None
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #0000000c
 def _arrival_check(node, message):
     "A hook that refuses a node which gets a gradient and hands none on."
     asked = [
@@ -138,7 +138,7 @@ def _arrival_check(node, message):
 
     return check
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #0000000d
 class LostGradients:
     "What was made of the input and has no gradient, and where that matters."
 
@@ -234,7 +234,7 @@ class LostGradients:
         if self.places:
             raise ValueError(self.message(list(self.places)))
 
-# %% ../../nbs/lib/lrp_report.ipynb #lostgr04
+# %% ../../nbs/lib/lrp_report.ipynb #0000000f
 def gradients(
     value: torch.Tensor,  # explained numbers; their sum is taken
     xs: list,  # tensors of the graph
@@ -252,7 +252,7 @@ def gradients(
             " take 'loo' or 'rollout'"
         ) from e
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #00000010
 def gradients_of_each(
     values: torch.Tensor,  # (n,) explained numbers of one graph
     xs: list,  # tensors of the graph
@@ -276,7 +276,7 @@ def gradients_of_each(
     ]
     return [None if g[0] is None else torch.cat(g) for g in zip(*parts)]
 
-
+# %% ../../nbs/lib/lrp_report.ipynb #00000011
 def input_gradient(
     # (batch,) explained numbers, whose sum is taken; or (1, n) of one text
     value: torch.Tensor,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STREAM_MIXERS', 'IN_HEADS', 'Weights', 'Heads', 'Softmax', 'held_heads', 'hand_on_heads', 'softmaxes_of', 'Softmaxes']
 
-# %% ../../nbs/lib/lrp_softmaxes.ipynb #38a48ba2
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #00000002
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from lrp_loo.lrp.composite import (
 from .rules import constant
 from ..models.towers import NOWHERE, places_read
 
-# %% ../../nbs/lib/lrp_softmaxes.ipynb #softma01
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #00000007
 # classes whose softmax weighs copies of one token's residual stream, no other
 # tokens
 STREAM_MIXERS = ('HyperConnection',)
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
     A: torch.Tensor  # (batch, heads, n, n) weights
     places: object = None  # `Places`, of a model of several parts
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #00000008
 @dataclass(eq=False)
 class Heads:
     "Which heads of attention weights are held constant."
@@ -59,7 +59,7 @@ class Heads:
     layer: int
     met: bool = False  # have the weights met the values?
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #00000009
 @dataclass(eq=False)
 class Softmax:
     """A softmax of fewer than four dimensions: what it is shows in what its
@@ -77,7 +77,7 @@ class Softmax:
             return composite.bypasses(self.operation.layer)
         return composite.gate == 'constant'
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #0000000a
 def held_heads(
     composite: Composite,  # the rule set
     layer,  # the current layer
@@ -99,7 +99,7 @@ def held_heads(
         )
     return torch.tensor([h in heads for h in range(shape[1])])[:, None, None]
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #0000000b
 def hand_on_heads(name, operands, out):
     "A result that still has the weights in their places keeps their mark."
     marked = [t for t in operands if marks_of(t).heads is not None]
@@ -117,7 +117,7 @@ def softmaxes_of(operands):
     marks = [marks_of(t).softmaxes for t in carrying(operands)]
     return tuple(dict.fromkeys(s for m in marks for s in m)) if all(marks) else ()
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #0000000c
 def _multiplies_matrices(name, args, at, others):
     """Is this a matrix product of weights that stand at `at`? An einsum is one
     where it asks with an index of the weights' own, and sums over another that
@@ -136,7 +136,7 @@ def _multiplies_matrices(name, args, at, others):
             return True
     return False
 
-# %% ../../nbs/lib/lrp_softmaxes.ipynb #softma02
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #0000000e
 class Softmaxes:
     "Which softmax is attention, in which layer: all that one context sees."
 

@@ -7,7 +7,7 @@ __all__ = ['RULES', 'Added', 'Call', 'unknown', 'linear', 'division', 'layer_nor
            'power', 'in_place', 'multiplication', 'sdpa_rule', 'fused_attention', 'multi_head_attention', 'softmax',
            'factors_made']
 
-# %% ../../nbs/lib/lrp_table.ipynb #264e20d9
+# %% ../../nbs/lib/lrp_table.ipynb #00000002
 import inspect
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -43,7 +43,7 @@ from ..models.attention import AttentionCall, multi_head_mask, operation_name
 from ..models.products import product_of
 from ..models.towers import NOWHERE, places_read
 
-# %% ../../nbs/lib/lrp_table.ipynb #fef4c394
+# %% ../../nbs/lib/lrp_table.ipynb #00000006
 # operation → where its bias stands among the arguments, and its name
 _BIAS = {
     **dict.fromkeys(WITH_WEIGHTS, (2, 'bias')),
@@ -59,7 +59,7 @@ class Added(NamedTuple):
     kind: str  # 'biases' or 'constants'
     value: torch.Tensor  # the copy that was added
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000007
 @dataclass(eq=False)
 class Call:
     "One call of one torch function inside the context, as a rule gets it."
@@ -123,7 +123,7 @@ class Call:
         rule = self.context.table.get(self.name, unknown)
         return rule(self, self.context.composite)
 
-# %% ../../nbs/lib/lrp_table.ipynb #fef4c396
+# %% ../../nbs/lib/lrp_table.ipynb #00000009
 def unknown(
     call: Call,
     composite: Composite,  # the rule set
@@ -131,7 +131,7 @@ def unknown(
     "No rule is known: the plain gradient, and a warning at the end."
     return call.compute(), 'none'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000000a
 def linear(
     call: Call,
     composite: Composite,  # its ε
@@ -143,7 +143,7 @@ def linear(
         out = epsilon_rule(out, composite.eps)
     return out, 'linear'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000000b
 def division(
     call: Call,
     composite: Composite,  # its gate
@@ -162,7 +162,7 @@ def division(
         softmaxes.settle(softmax, 'gate', call.context.composite)
     return constant(call.compute()), 'constant gate'
 
-# %% ../../nbs/lib/lrp_table.ipynb #fef4c398
+# %% ../../nbs/lib/lrp_table.ipynb #0000000d
 def layer_norm(
     call: Call,
     composite: Composite,  # its layer_norm
@@ -176,7 +176,7 @@ def layer_norm(
     kwargs = {k: v for k, v in kwargs.items() if k != 'cudnn_enable'}
     return layer_norm_rule(*args, **kwargs), 'constant std'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000000e
 def normalizer(
     call: Call,
     composite: Composite,  # its layer_norm
@@ -187,7 +187,7 @@ def normalizer(
         return out, 'gradient'
     return constant(out), 'constant'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000000f
 def unit_norm(
     call: Call,
     composite: Composite,  # its layer_norm
@@ -201,7 +201,7 @@ def unit_norm(
 
     return unit_vector(*call.args, **call.kwargs), 'constant norm'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000010
 def activation(
     call: Call,
     composite: Composite,  # its activation
@@ -216,7 +216,7 @@ def activation(
         return call.compute(), 'gradient'
     return identity_rule(call.func, *call.args, **call.kwargs), 'identity'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000011
 def _exponent(call):
     "Of a power."
     return call.args[1] if len(call.args) > 1 else call.kwargs.get('exponent')
@@ -233,7 +233,7 @@ def power(
     rule = normalizer if exponent < 0 or exponent == 0.5 else activation
     return rule(call, composite)
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000012
 def in_place(
     call: Call,
     composite: Composite,  # as for the function that makes a new tensor
@@ -250,7 +250,7 @@ def in_place(
     out, rule = one.ruled()
     return target.copy_(out), rule
 
-# %% ../../nbs/lib/lrp_table.ipynb #120f545e
+# %% ../../nbs/lib/lrp_table.ipynb #00000014
 def multiplication(
     call: Call,
     composite: Composite,  # its product, gate and ε
@@ -282,7 +282,7 @@ def multiplication(
         out = epsilon_rule(out, composite.eps / max(1, len(at)))
     return out, _share_name(composite.product, factors)
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000015
 def _product_by_heads(call, composite, args, kwargs, i):
     """Weights of which some heads are held constant, times values: the sum of
     two products, as each head's weights are 0 in one of them.
@@ -302,7 +302,7 @@ def _product_by_heads(call, composite, args, kwargs, i):
     out, rule = product(free)
     return out + product(held)[0], rule + IN_HEADS
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000016
 def _hold_factor(call, composite, args, at):
     "Makes attention weights, or a gate, constant, where the rules ask for it."
     name, context = call.name, call.context
@@ -318,7 +318,7 @@ def _hold_factor(call, composite, args, at):
     args[gates[0]] = constant(args[gates[0]])
     return True
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000017
 @lru_cache
 def _share_name(product, factors):
     "What the report calls it."
@@ -331,7 +331,7 @@ def _share_name(product, factors):
         return ', '.join(str(Fraction(m, sum(factors))) for m in factors)
     return 'half' if n == 2 else f'1/{n}'
 
-# %% ../../nbs/lib/lrp_table.ipynb #00dd8b93
+# %% ../../nbs/lib/lrp_table.ipynb #00000019
 def _attention_shares(composite, call):
     "What Q and K get of the logits' relevance, A and V of the output's."
     q, k, v = map(n_factors, (call.query, call.key, call.value))
@@ -348,7 +348,7 @@ def _recorded_weights(A, bypass):
     mark(leaf, depends=False)
     return leaf
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000001a
 def sdpa_rule(
     composite: Composite,  # the rule set
     layer,  # the current layer
@@ -385,7 +385,7 @@ def sdpa_rule(
         out if held is None else torch.where(held.to(out.device), of_constants(), out)
     )
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000001b
 def _attention_in_steps(composite, layer, call, held, record):
     "The same with ε, and with Z and A to look at."
     bypass = composite.bypasses(layer)
@@ -412,7 +412,7 @@ def _attention_in_steps(composite, layer, call, held, record):
     constants = epsilon_rule(constant(A) @ call.values, composite.eps)
     return torch.where(held.to(out.device), constants, out)
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #0000001c
 def _attend(call, composite, attention):
     "An attention's output under the rules of the call, and what they are called."
     layer, context = call.layer, call.context
@@ -431,7 +431,7 @@ def fused_attention(
     "A `scaled_dot_product_attention` call."
     return _attend(call, composite, AttentionCall(*call.args, **call.kwargs))
 
-# %% ../../nbs/lib/lrp_table.ipynb #00dd8b96
+# %% ../../nbs/lib/lrp_table.ipynb #0000001e
 def multi_head_attention(
     call: Call,
     composite: Composite,  # its product, bypass_softmax and ε
@@ -474,7 +474,7 @@ def multi_head_attention(
     weights = call.compute()[1].detach() if a['need_weights'] else None
     return (out, weights), rule
 
-# %% ../../nbs/lib/lrp_table.ipynb #00dd8b98
+# %% ../../nbs/lib/lrp_table.ipynb #00000020
 def softmax(
     call: Call,
     composite: Composite,  # its bypass_softmax and gate
@@ -497,7 +497,7 @@ def softmax(
     some = context.softmaxes.hold_heads(context.composite, layer, out)
     return out, f'own gradient{IN_HEADS if some else ""}'
 
-# %% ../../nbs/lib/lrp_table.ipynb #00dd8b9a
+# %% ../../nbs/lib/lrp_table.ipynb #00000022
 RULES = {
     **dict.fromkeys(LINEAR, linear),
     **dict.fromkeys(DIVISIONS, division),
@@ -516,7 +516,7 @@ RULES = {
     'multi_head_attention_forward': multi_head_attention,
 }
 
-# %% ../../nbs/lib/lrp_table.ipynb #bf8ef541
+# %% ../../nbs/lib/lrp_table.ipynb #00000025
 def _common(factors):
     "The number that all terms have; 1 where they differ."
     return factors[0] if len(set(factors)) == 1 else 1
@@ -530,7 +530,7 @@ def _product_factors(call, factors):
         return n
     return added if n == 2 * added else 1
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #00000026
 def factors_made(
     call: Call,
     rule: str,  # the name of the rule it got

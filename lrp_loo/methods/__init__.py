@@ -6,13 +6,13 @@
 __all__ = ['PADDING_TOLERANCE', 'ELSEWHERE', 'INTERVALS', 'PaddingCheck', 'explain_each', 'explain_batch', 'explain', 'gone_on',
            'refine', 'explain_methods', 'explain_labels']
 
-# %% ../../nbs/lib/methods.ipynb #f09f3e5c
+# %% ../../nbs/lib/methods.ipynb #00000002
 # what `lrp_loo.methods` had when it was one module
 from ..asked.call import *  # noqa: F401, F403
 from .baselines import *  # noqa: F401, F403
 from .record import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/methods.ipynb #9e1c8176
+# %% ../../nbs/lib/methods.ipynb #00000003
 import contextlib
 import dataclasses
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ from ..models.layers import made_with
 from ..models.parts import Parts
 from ..views import Attributions, compare
 
-# %% ../../nbs/lib/methods.ipynb #0658ca5b
+# %% ../../nbs/lib/methods.ipynb #00000007
 def _patches(rows, columns):
     "What the patches of an image are called."
     return [f'{r},{c}' for r in range(rows) for c in range(columns)]
@@ -73,7 +73,7 @@ def _with_images(names, images):
         said.append(dict(start=start, n=n, grid=grid, picture=picture))
     return names, dict(images=said) if said else {}
 
-
+# %% ../../nbs/lib/methods.ipynb #00000008
 def _places(tokenizer, enc, ids, units, scores, by_unit, images):
     "Names, scores, which are special; and what is said of the places."
     if isinstance(units, Parts):
@@ -94,7 +94,7 @@ def _places(tokenizer, enc, ids, units, scores, by_unit, images):
     names = _patches(rows, columns)
     return names, scores, torch.zeros(n, dtype=torch.bool), dict(grid=(rows, columns))
 
-
+# %% ../../nbs/lib/methods.ipynb #00000009
 def _where_read(tokenizer, ids, readout, i):
     "What `Attribution.explained` says of the place."
     # a readout of one's own may know neither
@@ -110,12 +110,12 @@ def _where_read(tokenizer, ids, readout, i):
             where['token_at_position'] = _token(tokenizer, ids[place])
     return where
 
-
+# %% ../../nbs/lib/methods.ipynb #0000000a
 def _token(tokenizer, i):
     "A token of the vocabulary."
     return str(tokenizer.convert_ids_to_tokens(int(i)))
 
-
+# %% ../../nbs/lib/methods.ipynb #0000000b
 def _probability(model, readout, i, value):
     """Of the explained class or word; None where the model does not say what
     its numbers are, or they are a regression's.
@@ -131,7 +131,7 @@ def _probability(model, readout, i, value):
         return None
     return readout.probability(i, value, kind == 'multi_label_classification')
 
-
+# %% ../../nbs/lib/methods.ipynb #0000000c
 def _label(model, tokenizer, ids, chosen, is_place):
     """The target's name: a class of the config, a token of the vocabulary, or
     the token at that place; of a difference both, of a function none.
@@ -147,7 +147,7 @@ def _label(model, tokenizer, ids, chosen, is_place):
         return _token(tokenizer, chosen)
     return str(_class_names(model).get(chosen, ''))
 
-
+# %% ../../nbs/lib/methods.ipynb #0000000d
 def _attribution(work, enc, units, found, i):
     "The record of the i-th text or image of a batch."
     model, tokenizer, method = work.model, work.tokenizer, work.method
@@ -173,7 +173,7 @@ def _attribution(work, enc, units, found, i):
         a.begun = found.begun[i]
     return a
 
-# %% ../../nbs/lib/methods.ipynb #92cc57c8
+# %% ../../nbs/lib/methods.ipynb #0000000f
 def _one_at_a_time(model, encs):
     "May these texts share no batch?"
     if len(encs) == 1:
@@ -193,7 +193,7 @@ def _one_at_a_time(model, encs):
         and model.config.get_text_config().pad_token_id is None
     )
 
-# %% ../../nbs/lib/methods.ipynb #eda39bb4
+# %% ../../nbs/lib/methods.ipynb #00000010
 # of the largest number in the row that is read: float32 kernels of other shapes
 # differ by up to 1e-5 on the demo model
 PADDING_TOLERANCE = 1e-4
@@ -256,7 +256,7 @@ class PaddingCheck:
         tolerance = max(PADDING_TOLERANCE, 4 * torch.finfo(whole.dtype).eps)
         return abs(float(whole[0]) - value) > tolerance * scale
 
-# %% ../../nbs/lib/methods.ipynb #73e719fa
+# %% ../../nbs/lib/methods.ipynb #00000012
 # an option that a method does not take → what to take; first those of `removal`
 # that were
 ELSEWHERE = dict.fromkeys(
@@ -362,7 +362,7 @@ class _Work:
         of_text = dict(zip(sum(batches, []), sum(found, [])))
         return [of_text[i] for i in range(len(encs))]
 
-
+# %% ../../nbs/lib/methods.ipynb #00000013
 @leaves_nothing
 def explain_each(
     model,
@@ -398,7 +398,7 @@ def explain_each(
         steps += of_one.explained([part], [own])
     return steps
 
-
+# %% ../../nbs/lib/methods.ipynb #00000014
 @leaves_nothing
 def explain_batch(
     model,
@@ -414,7 +414,7 @@ def explain_batch(
     work = _Work(model, tokenizer, method, target, options)
     return work.explained(encs, units or [None] * len(encs), content)
 
-# %% ../../nbs/lib/methods.ipynb #3ce71ad0
+# %% ../../nbs/lib/methods.ipynb #00000015
 def _known_of_text(tokenizer, text, enc, units):
     "The text, and where in it each place stands (None: special tokens)."
     if is_encoding(text) or 'input_ids' not in enc:
@@ -429,7 +429,7 @@ def _known_of_text(tokenizer, text, enc, units):
         return dict(text=text)
     return dict(text=text, spans=spans)
 
-
+# %% ../../nbs/lib/methods.ipynb #00000016
 @leaves_nothing
 def explain(
     # an unmodified transformers model in eval mode: classifier, decoder,
@@ -513,7 +513,7 @@ def explain(
             calibration.around(a, confidence)
     return Attributions(found)
 
-# %% ../../nbs/lib/methods.ipynb #684cd2b5
+# %% ../../nbs/lib/methods.ipynb #00000018
 INTERVALS = ('low', 'high', 'confidence', 'cover')  # in `Attribution.info`
 
 
@@ -528,7 +528,7 @@ def gone_on(
     more.begun = found.begun[0]
     return more
 
-
+# %% ../../nbs/lib/methods.ipynb #00000019
 @leaves_nothing
 def refine(
     a: Attribution,  # of method 'auto', in this process
@@ -552,7 +552,7 @@ def refine(
         more.info.pop(name, None)
     return more
 
-# %% ../../nbs/lib/methods.ipynb #b9b004da
+# %% ../../nbs/lib/methods.ipynb #0000001a
 def _bypassed_layers(methods):
     "Name → the bypassed layers, of the methods that are AttnLRP of some."
     found = {}
@@ -563,7 +563,7 @@ def _bypassed_layers(methods):
             found[name] = layers
     return found
 
-
+# %% ../../nbs/lib/methods.ipynb #0000001b
 def _sharing_a_pass(works, layers, encs):
     """Name → an Attribution per text, of AttnLRP with many sets of bypassed
     layers, from one forward pass; {} where the single methods have to say what
@@ -596,7 +596,7 @@ def _sharing_a_pass(works, layers, encs):
         for name, work in works.items()
     }
 
-
+# %% ../../nbs/lib/methods.ipynb #0000001c
 @leaves_nothing
 def explain_methods(
     model,
@@ -632,7 +632,7 @@ def explain_methods(
             found[name] = run(encs, units, content)
     return {name: found[name] for name in works}
 
-# %% ../../nbs/lib/methods.ipynb #cc7c08d2
+# %% ../../nbs/lib/methods.ipynb #0000001e
 def _labels_asked(model, labels):
     "Targets: those that were named, or every class of the model."
     if isinstance(labels, (list, tuple)) and len(labels) > 0:
@@ -646,7 +646,7 @@ def _labels_asked(model, labels):
         )
     return list(range(n))
 
-
+# %% ../../nbs/lib/methods.ipynb #0000001f
 def explain_labels(
     model,  # as for `explain`
     tokenizer,  # as for `explain`

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BASELINES', 'N_STEPS', 'MAX_STEPS', 'WITHIN', 'sum_over_features', 'lrp_scores', 'ig_scores']
 
-# %% ../../nbs/lib/methods_baselines.ipynb #ffbaa5d3
+# %% ../../nbs/lib/methods_baselines.ipynb #00000002
 import contextlib
 import math
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ from ..models import forward, watch_embeddings
 from ..models.attention import refuse_compiled
 from ..models.encoding import input_embeddings, special_mask
 
-# %% ../../nbs/lib/methods_baselines.ipynb #efcbb406
+# %% ../../nbs/lib/methods_baselines.ipynb #0000000a
 def sum_over_features(
     x: torch.Tensor,  # (batch, T, d), or a convolution's (batch, d, h, w)
 ) -> torch.Tensor:  # (batch, T)
     "One number for each token or patch."
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
-
+# %% ../../nbs/lib/methods_baselines.ipynb #0000000b
 @contextlib.contextmanager
 def _embedding_sums(model):
     """A list of position and token-type embeddings, where the model adds them
@@ -62,7 +62,7 @@ def _embedding_sums(model):
     with layer_hooks([embeddings.LayerNorm], enter):
         yield seen
 
-
+# %% ../../nbs/lib/methods_baselines.ipynb #0000000c
 def _whole_gradient(model, batch, composite, target, strict):
     "The gradient under a rule set in one backward pass, all of it in memory."
     if isinstance(target, GeneratedReadout):
@@ -82,7 +82,7 @@ def _whole_gradient(model, batch, composite, target, strict):
     gradient = input_gradient(values, x)
     return EmbeddingGradient(x, gradient, values.flatten(), readout)
 
-# %% ../../nbs/lib/methods_baselines.ipynb #a02f0916
+# %% ../../nbs/lib/methods_baselines.ipynb #0000000d
 def lrp_scores(
     model,
     tokenizer,  # any model and its tokenizer, of which padding is taken
@@ -118,10 +118,10 @@ def lrp_scores(
         dict(embeddings=embeddings),
     )
 
-
+# %% ../../nbs/lib/methods_baselines.ipynb #0000000e
 lrp_scores.per_feature = True
 
-# %% ../../nbs/lib/methods_baselines.ipynb #4c5bfd51
+# %% ../../nbs/lib/methods_baselines.ipynb #00000012
 BASELINES = ('pad', 'mask', 'zero')
 
 
@@ -167,7 +167,7 @@ def _ig_baseline(model, tokenizer, batch, x, baseline):
             fill = fill[0]  # I-BERT hands on a scale as well
     return torch.where(special[..., None], x, fill), baseline
 
-# %% ../../nbs/lib/methods_baselines.ipynb #1e90e6d1
+# %% ../../nbs/lib/methods_baselines.ipynb #00000014
 @dataclass
 class _Path:
     "The straight way from the baseline's embeddings to the texts'."
@@ -243,7 +243,7 @@ class _Path:
             total.index_add_(0, texts[part], terms * weight)
         return total
 
-# %% ../../nbs/lib/methods_baselines.ipynb #igdouble2
+# %% ../../nbs/lib/methods_baselines.ipynb #00000016
 N_STEPS = 16  # equal stretches that Integrated Gradients begins with
 MAX_STEPS = 512  # points that it ends at
 WITHIN = 0.02  # of f(x) − f(baseline): a sum that has arrived
@@ -282,7 +282,7 @@ class _Walk:
         worst = worst[off.abs()[worst] > allowed / len(off)]
         return (self.places[worst] + self.places[worst + 1]) / 2
 
-
+# %% ../../nbs/lib/methods_baselines.ipynb #00000017
 def _halved_until_it_arrives(path, max_steps, rows_per_pass, dims):
     "A `_Walk` of each text."
     n = len(path.end)
@@ -305,7 +305,7 @@ def _halved_until_it_arrives(path, max_steps, rows_per_pass, dims):
         ahead = {k: p for k, p in ahead.items() if len(p)}
     return [walks[k] for k in range(n)]
 
-# %% ../../nbs/lib/methods_baselines.ipynb #c6a4f8b8
+# %% ../../nbs/lib/methods_baselines.ipynb #00000018
 def ig_scores(
     model,
     tokenizer,
@@ -365,7 +365,7 @@ def ig_scores(
     ]
     return Scores(scores, values, readout, info)
 
-
+# %% ../../nbs/lib/methods_baselines.ipynb #00000019
 def _completeness(error, change):
     "How far a sum is from f(x) − f(baseline), and whether that is near enough."
     return dict(

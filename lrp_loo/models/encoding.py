@@ -8,7 +8,7 @@ __all__ = ['ANY_MORE', 'TOKEN_BUDGET', 'NO_LIMIT', 'READ', 'BESIDE', 'device_of'
            'input_embeddings', 'refuse_sound', 'embedding_tables', 'as_texts', 'as_inputs', 'is_encoding', 'is_message',
            'check_text', 'check_ids', 'special_mask', 'special_ids', 'own_tokens', 'put_around', 'tokenized', 'encode']
 
-# %% ../../nbs/lib/models_encoding.ipynb #b7c91c7f
+# %% ../../nbs/lib/models_encoding.ipynb #00000002
 import inspect
 import reprlib
 import sys
@@ -23,7 +23,7 @@ import torch
 from ..core.files import per_token, whole_number
 from .layers import executes_on, is_offloaded
 
-# %% ../../nbs/lib/models_encoding.ipynb #3a04f224
+# %% ../../nbs/lib/models_encoding.ipynb #00000006
 def device_of(
     model,  # any torch module
 ):  # its device
@@ -44,7 +44,7 @@ def is_pretrained(
     "Is it one of transformers' models?"
     return _is_of(model, 'PreTrainedModel', 'modeling_utils')
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000007
 def pretrained_parts(
     model,  # any torch module
 ):  # modules, one after the other; itself where it is one
@@ -58,7 +58,7 @@ def pretrained_parts(
 def _parameters_of(function):
     return inspect.signature(function).parameters
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000008
 def forward_arguments(
     model,  # any torch module
 ) -> dict:  # name → `inspect.Parameter`, without self
@@ -73,7 +73,7 @@ def forward_arguments(
 # of parameters: *args and **kwargs
 ANY_MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000009
 class InputNames(NamedTuple):
     "Which inputs a model can be given."
 
@@ -81,7 +81,7 @@ class InputNames(NamedTuple):
     named: dict
     others: bool  # is it a wrapper whose forward takes any?
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000a
 def input_names(
     model,  # any torch module
 ) -> InputNames:
@@ -97,7 +97,7 @@ def input_names(
         named |= {k: None for k, p in inside if p.kind not in ANY_MORE}
     return InputNames(named, not is_pretrained(model))
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000b
 def inside_wrappers(
     model,  # any torch module
 ) -> torch.nn.Module:
@@ -106,7 +106,7 @@ def inside_wrappers(
         return model
     return next(pretrained_parts(model), model)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000c
 def position_offset(
     model,  # a transformers model
 ) -> int:  # 0; in RoBERTa's family positions start after the padding index
@@ -121,7 +121,7 @@ def position_offset(
 TOKEN_BUDGET = 8192  # tokens in one batch
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit say such a number
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000d
 def max_tokens(
     model,  # a transformers model
     tokenizer,  # its tokenizer
@@ -135,7 +135,7 @@ def max_tokens(
         limits.append(positions - position_offset(model) or NO_LIMIT)
     return min(limits)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000e
 def input_embeddings(
     model,  # any model with input embeddings
 ) -> torch.nn.Module:
@@ -158,7 +158,7 @@ def input_embeddings(
         " input_ids, or pixel_values"
     )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000000f
 def refuse_sound(
     model,  # any torch module
 ):
@@ -173,7 +173,7 @@ def refuse_sound(
             " Wav2Vec2, HuBERT, WavLM and Whisper are explained frame by frame"
         )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000010
 def embedding_tables(
     model,  # any model with input embeddings
 ) -> list:  # modules; the first is `input_embeddings`
@@ -194,7 +194,7 @@ def embedding_tables(
     ]
     return [table, *(m for m in same if m not in inside)]
 
-# %% ../../nbs/lib/models_encoding.ipynb #8cb77a4c
+# %% ../../nbs/lib/models_encoding.ipynb #00000012
 def as_texts(
     texts,  # what was given: any ordered collection of texts or images
 ) -> list:
@@ -220,7 +220,7 @@ def as_texts(
         )
     return list(texts)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000013
 # what an encoding holds one of → its dimensions where it is of several texts
 READ = {'input_ids': 2, 'pixel_values': 4}
 # what a text may be given with
@@ -253,7 +253,7 @@ def as_inputs(
         {k: v[i : i + 1] if k in each else v for k, v in own.items()} for i in range(n)
     ]
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000014
 def _dimensions(v):
     "Of a tensor, an array, or of lists in lists."
     if hasattr(v, 'ndim'):
@@ -272,7 +272,7 @@ def _is_encoded_as(given, name):
     "Is it an encoding with this in it?"
     return isinstance(given, Mapping) and name in given and len(given[name]) > 0
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000015
 def is_encoding(
     given,  # one text, image or encoding
 ) -> bool:
@@ -286,7 +286,7 @@ def is_message(
     "Is it one turn of a chat?"
     return isinstance(given, dict) and {'role', 'content'} <= set(given)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000016
 def _chat_said(given):
     "Where a chat is taken, if this is one or a turn of one."
     turns = given if isinstance(given, (list, tuple)) else [given]
@@ -297,7 +297,7 @@ def _chat_said(given):
         " explain_generation, which explains what a chat model says to it"
     )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000017
 def check_text(
     text,  # one text
     name: str = 'text',  # what it is called
@@ -318,7 +318,7 @@ def check_text(
                 " half of a character; decode the text again"
             )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000018
 def check_ids(
     model,
     ids: torch.Tensor,  # any shape
@@ -333,7 +333,7 @@ def check_ids(
             f" {n} embeddings; is the tokenizer another model's?"
         )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000019
 def special_mask(
     tokenizer,  # the model's tokenizer
     input_ids: torch.Tensor,  # (n_tokens,)
@@ -344,7 +344,7 @@ def special_mask(
     special = torch.tensor(special_ids(tokenizer), dtype=torch.long)
     return torch.isin(torch.as_tensor(input_ids).cpu(), special)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000001a
 def special_ids(
     tokenizer,  # the model's tokenizer; None where images are tensors
 ) -> list:
@@ -353,7 +353,7 @@ def special_ids(
         return []
     return sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
-# %% ../../nbs/lib/models_encoding.ipynb #e0d23cc8
+# %% ../../nbs/lib/models_encoding.ipynb #0000001b
 # what tokenizers return about a text, and what a loss takes: nothing for a model
 _ABOUT = {
     'length',
@@ -412,7 +412,7 @@ def own_tokens(
         raise ValueError("the attention mask hides every token, so there is no text")
     return None if mask.all() else mask[0].bool()
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000001c
 def put_around(
     tokenizer, text: str
 ) -> tuple:  # ids: in front of a text, of the text itself, behind it
@@ -424,7 +424,7 @@ def put_around(
             return whole[:k], own, whole[k + len(own) :]
     return [], whole, []
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000001d
 def tokenized(
     tokenizer,
     parts: tuple,  # a text, or two
@@ -454,7 +454,7 @@ def tokenized(
         end = len(ids)
     return enc, slice(n_front, end)
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000001e
 def _cut_columns(enc, some):
     "Some of a text's tokens: of what has no entry for each token, all."
     own = per_token(enc)
@@ -469,7 +469,7 @@ def _limit(model, tokenizer, n_texts, max_length):
     special = tokenizer.num_special_tokens_to_add(pair=n_texts == 2)
     return min(own, whole_number('max_length', max_length, special + 1))
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #0000001f
 def _as_numbers(v):
     "A tensor; None of words, and of what is nothing of the kind."
     if isinstance(v, (str, bool, Mapping)):
@@ -479,7 +479,7 @@ def _as_numbers(v):
     except (TypeError, ValueError, RuntimeError):
         return None
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000020
 def _taken(model, enc, by_caller=False):
     """What the model takes of an encoding, where the model is. Of what its
     tokenizer returned that is all; of what the caller gave the rest is refused.
@@ -518,7 +518,7 @@ def _taken(model, enc, by_caller=False):
             found[name] = v.to(device_of(model))
     return found
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000021
 def _check_one_row(enc):
     "Refuse what is not of one text, or not of its tokens."
     ids = enc['input_ids']
@@ -542,7 +542,7 @@ def _check_one_row(enc):
             " several texts in one row; give them one by one"
         )
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000022
 def _encoded_before(model, tokenizer, given, max_length):
     "An encoding as `encode` gives it: (1, n_tokens) tensors without padding."
     enc = _taken(model, given, by_caller=True)
@@ -572,7 +572,7 @@ def _encoded_before(model, tokenizer, given, max_length):
     read = torch.where(own)[0].tolist()
     return _cut_columns(enc, slice(read[0], read[-1] + 1))
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000023
 def _encode_image(model, processor, image):
     "One image as the model sees it."
     if isinstance(image, (str, bytes, tuple, Path)):
@@ -600,7 +600,7 @@ def _encode_image(model, processor, image):
         for k, v in _taken(model, enc).items()
     }
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #00000024
 def encode(
     model,  # a transformers model
     # its tokenizer, or image processor; None for an image that is a tensor

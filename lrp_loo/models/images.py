@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIDE', 'picture', 'ImageInText', 'ImageAndText', 'PixelModel']
 
-# %% ../../nbs/lib/models_images.ipynb #adf5ea04
+# %% ../../nbs/lib/models_images.ipynb #00000002
 import base64
 import inspect
 import struct
@@ -26,7 +26,7 @@ from lrp_loo.models.encoding import (
 )
 from .towers import KINDS, NOWHERE, Places, Towers, _READ, _n_source
 
-# %% ../../nbs/lib/models_images.ipynb #fbce2fde
+# %% ../../nbs/lib/models_images.ipynb #00000005
 def _image_ids(config):
     "Ids of the tokens that an image is put in place of."
     found = (getattr(config, f'image_token_{x}', None) for x in ('id', 'index'))
@@ -45,7 +45,7 @@ def _language_model(model):
     ]
     return found[-1] if len(found) > 1 else None
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000006
 class _Tokenizer:
     "A tokenizer for whom an image's tokens are not special."
 
@@ -66,7 +66,7 @@ class _Tokenizer:
     def all_special_ids(self):
         return [i for i in self._inside.all_special_ids if i not in self._image_ids]
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000007
 def _grid(
     n: int,  # places
     height,
@@ -79,7 +79,7 @@ def _grid(
 
 SIDE = 160  # pixels of a picture in a record, at most
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000008
 def picture(
     pixels: torch.Tensor,  # (3 or 1, height, width), in any scale
 ) -> str:  # a PNG as a data: address
@@ -101,7 +101,7 @@ def picture(
     png = b'\x89PNG\r\n\x1a\n' + b''.join(chunk(*part) for part in parts)
     return 'data:image/png;base64,' + base64.b64encode(png).decode()
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000009
 class _WithImages(Towers):
     "A model of texts with images."
 
@@ -136,7 +136,7 @@ class _WithImages(Towers):
             )
         return dict(self.processor(images=image, text=text, return_tensors='pt'))
 
-# %% ../../nbs/lib/models_images.ipynb #2c3ca9ba
+# %% ../../nbs/lib/models_images.ipynb #0000000a
 class ImageInText(_WithImages):
     "LLaVA, Qwen-VL, PaliGemma and their kind: an image's features stand in the text."
 
@@ -317,10 +317,10 @@ class ImageInText(_WithImages):
             found.append(x.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, h * p, w * p))
         return found
 
-
+# %% ../../nbs/lib/models_images.ipynb #0000000b
 KINDS.append(ImageInText)
 
-# %% ../../nbs/lib/models_images.ipynb #313728af
+# %% ../../nbs/lib/models_images.ipynb #0000000f
 class ImageAndText(_WithImages):
     "CLIP and SigLIP: the score of an image and a text."
 
@@ -463,17 +463,17 @@ class ImageAndText(_WithImages):
         shown = picture(enc['pixel_values'][0])
         return [(place, n, _grid(n, height, width), shown)]
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000010
 KINDS.append(ImageAndText)
 
-# %% ../../nbs/lib/models_images.ipynb #c6e2ef34
+# %% ../../nbs/lib/models_images.ipynb #00000013
 def _patch_convolution(model):
     "Of timm and torchvision; None where there is none."
     embed = getattr(model, 'patch_embed', None)
     found = getattr(embed, 'proj', getattr(model, 'conv_proj', None))
     return found if isinstance(found, torch.nn.Conv2d) else None
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000014
 class PixelModel(torch.nn.Module):
     "A model of an image, which is called by another name."
 
@@ -502,5 +502,5 @@ class PixelModel(torch.nn.Module):
     def forward(self, pixel_values):  # (batch, channels, height, width)
         return self.inside(pixel_values)
 
-
+# %% ../../nbs/lib/models_images.ipynb #00000015
 KINDS.append(PixelModel)

@@ -6,7 +6,7 @@
 __all__ = ['NUMBERS_OF_EACH', 'HOW_ALONE', 'is_offloaded', 'executes_on', 'describe_model', 'weights_mark', 'name_of_model',
            'made_with', 'Layers', 'layers_of', 'transformer_layers', 'n_layers']
 
-# %% ../../nbs/lib/models_layers.ipynb #07ff6fd7
+# %% ../../nbs/lib/models_layers.ipynb #00000002
 import contextlib
 import hashlib
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-# %% ../../nbs/lib/models_layers.ipynb #088e716e
+# %% ../../nbs/lib/models_layers.ipynb #00000005
 def _of_accelerate(module):
     "What its library accelerate does before and after a module's call."
     hook = getattr(module, '_hf_hook', None)
@@ -31,7 +31,7 @@ def is_offloaded(
     away = any(p.is_meta for p in model.parameters())
     return away and any(map(_of_accelerate, model.modules()))
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000006
 def executes_on(
     model,  # one that `is_offloaded`
 ):  # a device, or its number
@@ -40,7 +40,7 @@ def executes_on(
     found = (getattr(h, 'execution_device', None) for h in hooks)
     return next((d for d in found if d is not None), 'cpu')
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000007
 def _state_of(model):
     "Names and values; weights that are elsewhere, or in shards, are fetched."
     offloaded = is_offloaded(model)
@@ -56,7 +56,7 @@ def _state_of(model):
             value = next(kept, value)  # what nobody has stays without numbers
         yield name, value.full_tensor() if hasattr(value, 'full_tensor') else value
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000008
 def describe_model(
     model,  # a transformers model
     name: str = '',  # what to call it
@@ -81,7 +81,7 @@ def describe_model(
     )
     return described | (dict(stored_as=rounded) if rounded else {})
 
-# %% ../../nbs/lib/models_layers.ipynb #5c4f9a76
+# %% ../../nbs/lib/models_layers.ipynb #0000000c
 NUMBERS_OF_EACH = 8  # of each tensor, in a mark
 # options that change how something is computed, and not what
 HOW_ALONE = (
@@ -110,7 +110,7 @@ def _samples(value):
             few = (spaced.dequantize() if spaced.is_quantized else spaced).double()
     yield value, few
 
-
+# %% ../../nbs/lib/models_layers.ipynb #0000000d
 def weights_mark(
     model,  # any torch module
 ) -> str:  # eight hexadecimal digits
@@ -127,7 +127,7 @@ def weights_mark(
         h.update(torch.cat(few).cpu().numpy().tobytes())
     return h.hexdigest()[:8]
 
-
+# %% ../../nbs/lib/models_layers.ipynb #0000000e
 def name_of_model(
     model,  # any torch module
 ) -> str:  # its folder's name, or its name on the hub; else its class
@@ -137,7 +137,7 @@ def name_of_model(
     on_hub = known.count('/') == 1 and known[0] not in './~'
     return (known if on_hub else Path(known).name) or type(model).__name__
 
-
+# %% ../../nbs/lib/models_layers.ipynb #0000000f
 def _as_said(value):
     "An option's value, as a file keeps it."
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -153,7 +153,7 @@ def _as_said(value):
     said = getattr(value, 'name', None) or getattr(value, '__name__', None)
     return str(said or type(value).__name__)
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000010
 def made_with(
     model,  # as it is called
     options: dict,  # of a method
@@ -163,7 +163,7 @@ def made_with(
     about = dict(model=name_of_model(model), weights=weights_mark(model))
     return about | (dict(options=said) if said else {})
 
-# %% ../../nbs/lib/models_layers.ipynb #d163f15a
+# %% ../../nbs/lib/models_layers.ipynb #00000013
 class Layers(NamedTuple):
     "The transformer layers of a model."
 
@@ -181,7 +181,7 @@ def _is_attention(module):
     own = isinstance(module, nn.MultiheadAttention)
     return own or _says_attention(type(module).__name__)
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000014
 def _members_of(module):
     "What may be layers: of a list, of a list of lists, of a sequence."
     if type(module) is nn.Sequential:
@@ -192,7 +192,7 @@ def _members_of(module):
     nested = all(isinstance(m, nn.ModuleList) for m in module)
     return [m for inner in module for m in inner] if nested else list(module)
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000015
 def _one_after_another(parts):
     "The layers of one part of a model, then the next's."
     modules, numbers, n = [], {}, 0
@@ -202,7 +202,7 @@ def _one_after_another(parts):
         n += part.n
     return Layers(modules, numbers, n)
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000016
 def layers_of(
     model,  # any torch module
 ) -> Layers:
@@ -213,7 +213,7 @@ def layers_of(
     n = getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
     return _of_one_stack(model, n)
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000017
 def _of_one_stack(model, n):
     "As its construction tells, and n, which its configuration says."
 
@@ -256,7 +256,7 @@ def _of_one_stack(model, n):
         members, {m: i for i, m in enumerate(members)}, max(len(members), n or 0)
     )
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000018
 def transformer_layers(
     model,  # any torch module
     # its layer modules in order; empty where none can be found, or where a
@@ -267,7 +267,7 @@ def transformer_layers(
     """
     return layers_of(model).modules
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00000019
 def n_layers(
     model,  # any torch module
     # how many transformer layers one pass goes through; 0 where none can be

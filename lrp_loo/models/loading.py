@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'LABELS', 'TASKS', 'quiet_loading', 'loading_errors', 'load_model']
 
-# %% ../../nbs/lib/models_loading.ipynb #51416c23
+# %% ../../nbs/lib/models_loading.ipynb #00000002
 import contextlib
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from ..core.files import hub_answers, resolve_device
 from ..core.hooks import leaves_nothing, taken_back
 
-# %% ../../nbs/lib/models_loading.ipynb #46b299fd
+# %% ../../nbs/lib/models_loading.ipynb #00000005
 PAPER_MODELS = {
     'sst2': 'textattack/bert-base-uncased-SST-2',
     'imdb': 'fabriceyhc/bert-base-uncased-imdb',
@@ -30,7 +30,7 @@ TASKS = {  # task → transformers' class, imported where a model is loaded
     'image': 'AutoModelForImageClassification',
 }
 
-# %% ../../nbs/lib/models_loading.ipynb #6b353f2c
+# %% ../../nbs/lib/models_loading.ipynb #00000007
 @contextlib.contextmanager
 def quiet_loading():
     """A context in which transformers loads without a word: before an adapter
@@ -52,7 +52,7 @@ def quiet_loading():
         warnings.simplefilter('ignore', FutureWarning)
         yield
 
-
+# %% ../../nbs/lib/models_loading.ipynb #00000008
 # errors whose words say enough; others are named by their class as well
 _SPEAKING = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 
@@ -74,7 +74,7 @@ def _why_not_loaded(e):
     said = ' '.join(lines[:2]) if heading else lines[0]
     return said if isinstance(e, _SPEAKING) else f'{type(e).__name__}: {said}'
 
-
+# %% ../../nbs/lib/models_loading.ipynb #00000009
 @contextlib.contextmanager
 def loading_errors(
     name: str,  # what the model is called
@@ -100,7 +100,7 @@ def loading_errors(
             f" safetensors alone, and no remote code is run): {said}"
         ) from e
 
-# %% ../../nbs/lib/models_loading.ipynb #d66885ef
+# %% ../../nbs/lib/models_loading.ipynb #0000000b
 def _source_of(model):
     """Of a folder or a name on the hub: what transformers is given, what it is
     called, the folder, and whether it is read from this machine alone.
@@ -130,7 +130,7 @@ def _source_of(model):
         )
     return name, name, None, True
 
-
+# %% ../../nbs/lib/models_loading.ipynb #0000000c
 @leaves_nothing
 def load_model(
     model='demo',  # 'demo', 'paper', a folder, or a name on the hub

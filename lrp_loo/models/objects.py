@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CandidateLabels', 'SetFitModel', 'unwrap']
 
-# %% ../../nbs/lib/models_objects.ipynb #6aa26817
+# %% ../../nbs/lib/models_objects.ipynb #00000002
 import copy
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from .encoding import _is_of
 from .towers import _pooled, as_towers, two_towers
 
-# %% ../../nbs/lib/models_objects.ipynb #9dbc8c81
+# %% ../../nbs/lib/models_objects.ipynb #00000004
 class CandidateLabels:
     """Reads a pair (text, candidate label) as a zero-shot pipeline does: does the text
     entail that it is about the label? `target` is that number.
@@ -47,7 +47,7 @@ class CandidateLabels:
             return self.inside(text, **options)
         return self.inside(text, self.template.format(label), **options)
 
-# %% ../../nbs/lib/models_objects.ipynb #4b7e7878
+# %% ../../nbs/lib/models_objects.ipynb #00000006
 class SetFitModel(torch.nn.Module):
     "SetFit's object as a model: a text's pooled states, and a linear head on them."
 
@@ -72,7 +72,7 @@ class SetFitModel(torch.nn.Module):
 
         return SequenceClassifierOutput(logits=self.head(found))
 
-
+# %% ../../nbs/lib/models_objects.ipynb #00000007
 def _linear_head(head):
     "Of SetFit's head, or scikit-learn's: a linear layer that gives logits."
     if isinstance(head, torch.nn.Module):
@@ -95,7 +95,7 @@ def _linear_head(head):
     ) / scale
     return found
 
-
+# %% ../../nbs/lib/models_objects.ipynb #00000008
 def _of_setfit(model, tokenizer):
     "A sentence encoder with a linear head on its embeddings."
     towers, tokenizer = _of_sentence_transformers(model.model_body, tokenizer)
@@ -107,7 +107,7 @@ def _of_setfit(model, tokenizer):
     found = SetFitModel(inside, towers.pooling, normalize, head, model.labels)
     return found, tokenizer
 
-# %% ../../nbs/lib/models_objects.ipynb #ab84c166
+# %% ../../nbs/lib/models_objects.ipynb #0000000a
 # the part of a pipeline that reads, for the kinds that can be explained
 _READERS = {
     'FillMaskPipeline': 'tokenizer',
@@ -149,7 +149,7 @@ def _of_sentence_transformers(model, tokenizer):
     normalize = 'Normalize' in parts or similarity == 'cosine'
     return two_towers(parts['Transformer'].auto_model, pooling, normalize), own
 
-
+# %% ../../nbs/lib/models_objects.ipynb #0000000b
 def unwrap(
     # a transformers pipeline, an encoder-decoder, an object of
     # sentence-transformers; else it is left as it is

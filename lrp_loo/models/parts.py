@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'Parts', 'Places', 'part_places', 'asks_for_parts', 'parts_asked', 'left_out']
 
-# %% ../../nbs/lib/models_parts.ipynb #a221428d
+# %% ../../nbs/lib/models_parts.ipynb #00000002
 import contextlib
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from ..core.hooks import hooked
 from . import forward
 from .layers import transformer_layers
 
-# %% ../../nbs/lib/models_parts.ipynb #bc00a904
+# %% ../../nbs/lib/models_parts.ipynb #00000004
 KINDS = ('head', 'feed_forward', 'layer')
 
 
@@ -48,7 +48,7 @@ class Parts:
     def __len__(self):
         return len(self.groups)
 
-# %% ../../nbs/lib/models_parts.ipynb #47d0f955
+# %% ../../nbs/lib/models_parts.ipynb #00000006
 @dataclass
 class Places:
     "Of each layer: its module, the projection of its heads, its feed-forward's last."
@@ -94,7 +94,7 @@ class Places:
         }
         return Parts([[name] for name in names[kind]], self)
 
-
+# %% ../../nbs/lib/models_parts.ipynb #00000007
 def _linear_sizes(module):
     "Numbers in and out; None of what is no linear map."
     if isinstance(module, nn.Linear):
@@ -103,7 +103,7 @@ def _linear_sizes(module):
         return tuple(module.weight.shape)
     return None
 
-
+# %% ../../nbs/lib/models_parts.ipynb #00000008
 def _called_linears(model, layer_modules, enc):
     "Of each layer: (path in it, module), as one forward pass calls them."
     called = [[] for _ in layer_modules]
@@ -120,13 +120,13 @@ def _called_linears(model, layer_modules, enc):
         forward(model, enc)
     return called
 
-
+# %% ../../nbs/lib/models_parts.ipynb #00000009
 def _in_attention(path):
     "By its path in the layer, without its own name."
     around = path.lower().rpartition('.')[0]
     return 'attention' in around or 'attn' in around
 
-
+# %% ../../nbs/lib/models_parts.ipynb #0000000a
 def part_places(
     model,  # a transformers model
     enc: dict,  # one encoded text or image, that is run once
@@ -172,12 +172,12 @@ def part_places(
         feed_forwards.append(f)
     return Places(modules, projections, feed_forwards, n_heads)
 
-# %% ../../nbs/lib/models_parts.ipynb #62e4c149
+# %% ../../nbs/lib/models_parts.ipynb #0000000c
 def asks_for_parts(units) -> bool:
     "Is this one of KINDS, or `Parts`?"
     return isinstance(units, Parts) or (isinstance(units, str) and units in KINDS)
 
-
+# %% ../../nbs/lib/models_parts.ipynb #0000000d
 def parts_asked(
     model,  # as for `part_places`
     encs: list,  # encoded texts or images; the first is run once
@@ -195,7 +195,7 @@ def parts_asked(
             places.switches(name)
     return Parts(units.groups, places)
 
-
+# %% ../../nbs/lib/models_parts.ipynb #0000000e
 @contextlib.contextmanager
 def left_out(
     places: Places,  # of the model that is run inside
@@ -222,7 +222,7 @@ def left_out(
     with hooked(heard):
         yield
 
-
+# %% ../../nbs/lib/models_parts.ipynb #0000000f
 def _cut_heads(rows, heads, places):
     "A hook: zeros in a projection's input."
 

@@ -7,7 +7,7 @@ __all__ = ['WIDENED', 'KERNELS', 'TIMED_ROWS', 'TIMED_WIDTH', 'FASTER', 'FEWEST_
            'ProductRates', 'product_rates', 'product_kernel', 'products_taken', 'seen_by_a_mode', 'product_of',
            'fast_products']
 
-# %% ../../nbs/lib/models_products.ipynb #e6f72e98
+# %% ../../nbs/lib/models_products.ipynb #00000002
 import contextlib
 import math
 import os
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-# %% ../../nbs/lib/models_products.ipynb #de42c5f1
+# %% ../../nbs/lib/models_products.ipynb #00000005
 def _onednn(x, weight, bias=None):
     "x Wᵀ + b; what torch.compile makes of a linear layer on a CPU."
     if x.dtype != torch.float32:
@@ -32,7 +32,7 @@ def _onednn(x, weight, bias=None):
 
 WIDENED = 2**22  # numbers of the weights that are in single precision at a time
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000006
 def _widened(x, weight, bias):
     "x Wᵀ + b of half precision, added up in single and rounded once."
     wide = x.float()
@@ -44,7 +44,7 @@ def _widened(x, weight, bias):
         out[..., some] = F.linear(wide, weight[some].float(), add)
     return out
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000007
 class _Back(Function):
     "g W; of several gradients at once the rows of all."
 
@@ -62,7 +62,7 @@ class _Back(Function):
             raise NotImplementedError("several weights at once")
         return _onednn(g.movedim(in_dims[0], 0), weight.t()), 0
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000008
 class _OfWeights(Function):
     "Zeros with y's shape; on the way back the weights' gradient, if asked for."
 
@@ -82,7 +82,7 @@ class _OfWeights(Function):
         of_bias = g.sum(0) if ctx.needs_input_grad[2] else None
         return None, g.mT @ x.reshape(-1, x.shape[-1]), of_bias
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000009
 class _Linear(Function):
     "x Wᵀ + b; autograd leaves out the weights' branch where nobody asks for it."
 
@@ -104,7 +104,7 @@ class _Linear(Function):
             gx = g @ weight if twice else _Back.apply(g, weight)
         return gx, None, None, g if of_weights else None
 
-
+# %% ../../nbs/lib/models_products.ipynb #0000000a
 def onednn_product(
     x: torch.Tensor,  # (…, n_in)
     weight: torch.Tensor,  # (n_out, n_in)
@@ -118,7 +118,7 @@ def onednn_product(
         branch = _OfWeights.apply(x.detach(), weight, bias)
     return _Linear.apply(x, weight, bias, branch)
 
-# %% ../../nbs/lib/models_products.ipynb #5d057ce5
+# %% ../../nbs/lib/models_products.ipynb #0000000e
 KERNELS = ('auto', 'onednn', 'blas')  # of the variable LRP_LOO_PRODUCTS
 TIMED_ROWS, TIMED_WIDTH = 256, 768  # of the product that is timed
 FASTER = 1.2  # by so much at least
@@ -135,7 +135,7 @@ class ProductRates(NamedTuple):
         "How many times as fast oneDNN is."
         return self.onednn / self.blas
 
-
+# %% ../../nbs/lib/models_products.ipynb #0000000f
 @lru_cache
 @torch.inference_mode(False)
 @torch.no_grad()
@@ -165,7 +165,7 @@ def product_rates() -> ProductRates:
     n = 2 * TIMED_ROWS * TIMED_WIDTH**2
     return ProductRates(*(n / seconds.get(k, math.inf) for k in ('blas', 'onednn')))
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000010
 def _choice():
     "Of the variable LRP_LOO_PRODUCTS."
     choice = os.environ.get('LRP_LOO_PRODUCTS', 'auto')
@@ -175,7 +175,7 @@ def _choice():
         )
     return choice
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000011
 def product_kernel() -> str:  # 'onednn' or 'blas'
     """Which kernel takes a model's products; the choice of the variable
     LRP_LOO_PRODUCTS, else what `product_rates` says.
@@ -192,7 +192,7 @@ def product_kernel() -> str:  # 'onednn' or 'blas'
     faster = choice == 'onednn' or rates.faster >= FASTER
     return 'onednn' if faster else 'blas'
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000012
 @lru_cache
 def _without_instructions():
     "Half precisions that this processor has none for."
@@ -208,7 +208,7 @@ def products_taken() -> set:  # types of numbers
         found |= _without_instructions()
     return found
 
-# %% ../../nbs/lib/models_products.ipynb #82c13ee4
+# %% ../../nbs/lib/models_products.ipynb #00000017
 FEWEST_ROWS = 32
 NARROWEST = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # no tensor of somebody else's kind
@@ -224,7 +224,7 @@ def seen_by_a_mode() -> bool:
     modes = _get_current_function_mode_stack()
     return any(not isinstance(mode, DeviceContext) for mode in modes)
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000018
 def _transformed():
     "By a compiler, one of torch.func's transforms, or autocast?"
     return (
@@ -238,7 +238,7 @@ def _taken():
     "`products_taken`; none where somebody else is to see the calls."
     return set() if seen_by_a_mode() or _transformed() else products_taken()
 
-
+# %% ../../nbs/lib/models_products.ipynb #00000019
 def _by_onednn(taken, func, args, kwargs):
     "func(*args, **kwargs), by oneDNN where it is a product that this is better at."
     try:
@@ -266,7 +266,7 @@ def _by_onednn(taken, func, args, kwargs):
         return func(*args, **kwargs)
     return onednn_product(x, weight, bias)
 
-
+# %% ../../nbs/lib/models_products.ipynb #0000001a
 def product_of(
     func,  # a torch function
     args: tuple,
@@ -277,7 +277,7 @@ def product_of(
         return _by_onednn(taken, func, args, kwargs)
     return func(*args, **kwargs)
 
-
+# %% ../../nbs/lib/models_products.ipynb #0000001b
 class _FastProducts(TorchFunctionMode):
     "A context in which products with weights take oneDNN."
 
@@ -290,7 +290,7 @@ class _FastProducts(TorchFunctionMode):
             return _by_onednn(self.taken, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-
+# %% ../../nbs/lib/models_products.ipynb #0000001c
 def fast_products():
     """A context in which a model's products take the faster kernel, the same
     numbers to rounding; one that does nothing where another function mode is to

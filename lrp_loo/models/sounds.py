@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HEARD', 'SoundInFrames']
 
-# %% ../../nbs/lib/models_sounds.ipynb #48062ccd
+# %% ../../nbs/lib/models_sounds.ipynb #00000002
 from types import SimpleNamespace
 
 import torch
@@ -15,14 +15,14 @@ from .encoding import input_names, is_encoding
 from .layers import transformer_layers
 from .towers import KINDS, Towers
 
-# %% ../../nbs/lib/models_sounds.ipynb #0c9762d8
+# %% ../../nbs/lib/models_sounds.ipynb #00000004
 HEARD = ('input_values', 'input_features')
 
 
 class _Reached(Exception):
     "The first layer is reached, and no more is asked of this call."
 
-
+# %% ../../nbs/lib/models_sounds.ipynb #00000005
 class SoundInFrames(Towers):
     "A classifier or a recognizer of a sound, which has no text beside it."
 
@@ -153,5 +153,5 @@ class SoundInFrames(Towers):
         ids = torch.arange(n, device=self.device)[None]
         return dict(input_ids=ids, **enc)
 
-
+# %% ../../nbs/lib/models_sounds.ipynb #00000006
 KINDS.append(SoundInFrames)

@@ -6,7 +6,7 @@
 __all__ = ['NOWHERE', 'POOLINGS', 'KINDS', 'Places', 'places_read', 'reading', 'different', 'Towers', 'EncoderDecoder',
            'ReadTwice', 'SoundDecoder', 'TwoTowers', 'SimilarityOutput', 'two_towers', 'as_towers']
 
-# %% ../../nbs/lib/models_towers.ipynb #54917dde
+# %% ../../nbs/lib/models_towers.ipynb #00000002
 import contextlib
 from functools import partial
 from contextvars import ContextVar
@@ -27,7 +27,7 @@ from lrp_loo.models.encoding import (
     max_tokens,
 )
 
-# %% ../../nbs/lib/models_towers.ipynb #ff6c9e61
+# %% ../../nbs/lib/models_towers.ipynb #00000004
 class Places(NamedTuple):
     "What an attention's rows and keys stand for: numbers of places, −1 for none."
 
@@ -48,7 +48,7 @@ _READ = ContextVar('places', default=None)
 # of attention that is about no place, such as an image's own
 NOWHERE = Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000005
 def places_read() -> Places:  # None: a model of one part, whose keys are its places
     "What the attention calls of this moment are about."
     return _READ.get()
@@ -66,7 +66,7 @@ def reading(
     finally:
         _READ.reset(token)
 
-# %% ../../nbs/lib/models_towers.ipynb #d74dc126
+# %% ../../nbs/lib/models_towers.ipynb #00000007
 def different(
     *of_rows: torch.Tensor,  # (batch, n) each
 ) -> tuple:  # the first row of each kind; of every row, which kind it is
@@ -77,7 +77,7 @@ def different(
     order = torch.arange(len(which), device=which.device)
     return first.scatter_reduce_(0, which, order, 'amin'), which
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000008
 class Towers(torch.nn.Module):
     "A model whose parts read stretches of one row of tokens; to be subclassed."
 
@@ -149,7 +149,7 @@ class Towers(torch.nn.Module):
         "As `encode`, which asks this model."
         raise NotImplementedError
 
-# %% ../../nbs/lib/models_towers.ipynb #d4864b99
+# %% ../../nbs/lib/models_towers.ipynb #0000000a
 class _Phases:
     """Which part of an encoder-decoder is at work, heard while it runs. A module of
     the decoder that is given the encoder's states looks at the source.
@@ -210,7 +210,7 @@ class _Phases:
                 " so it can't be said which token an attention is of"
             )
 
-
+# %% ../../nbs/lib/models_towers.ipynb #0000000b
 def _n_source(tower_ids):
     "Tokens of the first part; texts share no batch, so it is the same in all rows."
     return int((tower_ids[0] == 0).sum())
@@ -225,7 +225,7 @@ class _TwoStacks(Towers):
     def stacks(self):
         return [self.inside.get_encoder(), self.inside.get_decoder()]
 
-# %% ../../nbs/lib/models_towers.ipynb #405911ae
+# %% ../../nbs/lib/models_towers.ipynb #0000000c
 def _as_causal(logits):
     "Of the decoder's rows, the last of the row that was given."
     from transformers.modeling_outputs import CausalLMOutput
@@ -236,7 +236,7 @@ def _as_causal(logits):
 # in configurations: the decoder's first token, and one that it has to say first
 _START, _FORCED = 'decoder_start_token_id', 'forced_bos_token_id'
 
-
+# %% ../../nbs/lib/models_towers.ipynb #0000000d
 class EncoderDecoder(_TwoStacks):
     "T5, BART, Marian and their kind: a source, and what the decoder says to it."
 
@@ -396,7 +396,7 @@ class EncoderDecoder(_TwoStacks):
             tower_ids=torch.cat([torch.zeros_like(ids), torch.ones_like(row)], 1),
         )
 
-# %% ../../nbs/lib/models_towers.ipynb #323de449
+# %% ../../nbs/lib/models_towers.ipynb #0000000f
 class ReadTwice(_TwoStacks):
     "A classifier whose decoder reads the text as well, one place later."
 
@@ -434,7 +434,7 @@ class ReadTwice(_TwoStacks):
     def encoded(self, tokenizer, text, truncation=False, max_length=None):
         return encode(self.inside, tokenizer, text, truncation, max_length)
 
-# %% ../../nbs/lib/models_towers.ipynb #21b2a571
+# %% ../../nbs/lib/models_towers.ipynb #00000011
 class SoundDecoder(EncoderDecoder):
     "Whisper and its kind: what the decoder has said so far, of a sound that stays."
 
@@ -500,7 +500,7 @@ class SoundDecoder(EncoderDecoder):
             input_features=features.to(self.device, self.dtype),
         )
 
-# %% ../../nbs/lib/models_towers.ipynb #93223666
+# %% ../../nbs/lib/models_towers.ipynb #00000013
 POOLINGS = ('mean', 'cls', 'last', 'late')
 
 
@@ -514,7 +514,7 @@ def _pooled(states, mask, pooling):
     weights = mask[..., None].to(states)
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000014
 class TwoTowers(Towers):
     "An encoder that reads two texts, and the similarity of what it makes of them."
 
@@ -581,7 +581,7 @@ class TwoTowers(Towers):
         tower = [torch.full_like(p['input_ids'], i) for i, p in enumerate(parts)]
         return enc | dict(tower_ids=torch.cat(tower, 1))
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000015
 _OF_TEXT = ('input_ids', 'attention_mask')
 
 
@@ -590,7 +590,7 @@ class SimilarityOutput(NamedTuple):
 
     logits: torch.Tensor  # (batch, 1)
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000016
 def two_towers(
     model,  # an encoder of transformers, in eval mode
     pooling: str = 'mean',  # one of POOLINGS; 'late' keeps a row for each token
@@ -608,7 +608,7 @@ def two_towers(
     found.pooling, found.normalize, found.projection = pooling, normalize, projection
     return found
 
-# %% ../../nbs/lib/models_towers.ipynb #64c0ac08
+# %% ../../nbs/lib/models_towers.ipynb #00000017
 def _is_of_two_stacks(model):
     "An encoder-decoder, whole?"
     both = getattr(getattr(model, 'config', None), 'is_encoder_decoder', False)
@@ -619,7 +619,7 @@ def _is_of_two_stacks(model):
 
 KINDS = []  # more kinds of `Towers`: fits(model), around(model)
 
-
+# %% ../../nbs/lib/models_towers.ipynb #00000018
 def as_towers(
     model,  # any model
 ):  # the same, or a `Towers` in its place

@@ -7,7 +7,7 @@ __all__ = ['MEASURED', 'PROMPTS', 'OWN_ANSWER', 'EPOCHS', 'RunOptions', 'Study',
            'add_batches', 'add_rows', 'Prompt', 'tokens_up_to', 'text_examples', 'Prompted', 'prompted_examples',
            'DigitSets', 'digit_sets', 'interval_text']
 
-# %% ../../nbs/lib/paper_common.ipynb #67a9808c
+# %% ../../nbs/lib/paper_common.ipynb #00000002
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from ..data import load_digit_images
 from ..models.encoding import encode, max_tokens
 from ..trust.results import Results, read_results
 
-# %% ../../nbs/lib/paper_common.ipynb #2e71d7bb
+# %% ../../nbs/lib/paper_common.ipynb #00000005
 @dataclass(frozen=True)
 class RunOptions:
     "What `lrp_loo reproduce` says to every study."
@@ -36,7 +36,7 @@ class RunOptions:
     device: str = 'auto'  # 'auto', 'cpu', 'cuda'
     fresh: bool = False  # start over instead of keeping finished rows
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000006
 @dataclass(frozen=True)
 class Study:
     "One experiment: how its rows are made, printed and drawn."
@@ -72,7 +72,7 @@ class Study:
             return [part for part in self.files if part in words]
         return list(self.files) if self.name in words else []
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000007
 # what is measured, where `--model` names it otherwise
 MEASURED = {
     'demo': 'minilm',
@@ -91,7 +91,7 @@ def place_of(
     name = MEASURED.get(model, Path(model).name)
     return name if source == 'folder' else f'{name}-{source}'
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000008
 def take_over(
     files: list,  # of rows, without .json
     folder: Path,  # where they lie
@@ -106,7 +106,7 @@ def take_over(
             old.replace(path)
             print(f"{old} is {path} now", file=sys.stderr)
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000009
 def read_parts(
     files: dict,  # part → file without .json
     *folders: Path,  # where `reproduce` wrote them, the first that has it counts
@@ -120,7 +120,7 @@ def read_parts(
             found[part] = read_results(path)
     return found
 
-# %% ../../nbs/lib/paper_common.ipynb #a0217414
+# %% ../../nbs/lib/paper_common.ipynb #0000000d
 def add_batches(
     results: Results,  # where rows go; those that are there are kept
     batches: list,  # lists of (i, …): examples that are computed together
@@ -143,7 +143,7 @@ def add_batches(
         results.save()
     return results
 
-
+# %% ../../nbs/lib/paper_common.ipynb #0000000e
 def add_rows(
     results: Results,  # where rows go; those that are there are kept
     examples: list,  # (i, …), a row each
@@ -160,7 +160,7 @@ def add_rows(
     one_by_one = [[example] for example in examples]
     return add_batches(results, one_by_one, rows_of, desc, summarise, progress)
 
-# %% ../../nbs/lib/paper_common.ipynb #2c497b13
+# %% ../../nbs/lib/paper_common.ipynb #00000014
 class Prompt(NamedTuple):
     "A question about a text, answered by a language model's next token."
 
@@ -201,7 +201,7 @@ class Prompt(NamedTuple):
             return Target(log_prob=True)
         return Target(among=tuple(self.ids(tokenizer)))
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000015
 _VERDICT = 'Review: {text}\nIn short, the movie was'
 _QUESTION = 'Review: {text}\nIs this review positive or negative? Answer with one word.'
 _BAD_OR_GOOD = (' bad', ' good')
@@ -219,7 +219,7 @@ PROMPTS = {
 }
 OWN_ANSWER = {name: Prompt(p.template) for name, p in PROMPTS.items()}
 
-# %% ../../nbs/lib/paper_common.ipynb #4aeb0d7e
+# %% ../../nbs/lib/paper_common.ipynb #00000017
 def tokens_up_to(
     tokenizer,
     text: str,
@@ -229,7 +229,7 @@ def tokens_up_to(
     cut = tokenizer(text, truncation=True, max_length=longest + 1)
     return len(cut['input_ids'])
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000018
 def text_examples(
     model,
     tokenizer,
@@ -252,7 +252,7 @@ def text_examples(
         raise ValueError(f"no text of {data.info['name']} has at most {longest} tokens")
     return fit, set_aside
 
-
+# %% ../../nbs/lib/paper_common.ipynb #00000019
 class Prompted(NamedTuple):
     "Texts as a language model is asked about them; `i` numbers text and prompt."
 
@@ -274,7 +274,7 @@ class Prompted(NamedTuple):
         # a run that is interrupted has every template
         return sorted(parts, key=lambda part: self.said[part[0][0]]['text'])
 
-
+# %% ../../nbs/lib/paper_common.ipynb #0000001a
 def prompted_examples(
     model,
     tokenizer,
@@ -307,7 +307,7 @@ def prompted_examples(
             found.said[number] = dict(text=i, template=name)
     return found
 
-# %% ../../nbs/lib/paper_common.ipynb #8fec63c1
+# %% ../../nbs/lib/paper_common.ipynb #0000001c
 EPOCHS = {'mnist': 5, 'scikit-learn digits': 40}
 
 
@@ -319,7 +319,7 @@ class DigitSets(NamedTuple):
     info: dict  # what results say of both
     epochs: int  # of a training
 
-
+# %% ../../nbs/lib/paper_common.ipynb #0000001d
 def digit_sets(
     data=None,  # 'embedded', 'hub' or a folder
     seed: int = 0,  # of the test images' order
@@ -332,7 +332,7 @@ def digit_sets(
     both = dict(train=info, test=test_info)
     return DigitSets((x, y), (tx[order], ty[order]), both, EPOCHS[info['name']])
 
-# %% ../../nbs/lib/paper_common.ipynb #b1c0a9d3
+# %% ../../nbs/lib/paper_common.ipynb #00000020
 def interval_text(
     difference: dict,  # mean, low and high, as of `paired_difference`
 ) -> str:  # '+0.012 [-0.003, +0.027]'

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['visible_keys', 'row_flatness', 'attention_entropy', 'faithfulness_experiment', 'text_experiment']
 
-# %% ../../nbs/lib/paper_experiments.ipynb #96685b47
+# %% ../../nbs/lib/paper_experiments.ipynb #00000002
 import numpy as np
 import torch
 
@@ -20,7 +20,7 @@ from ..trust.audit import faithfulness_rows, say_audit_time, together
 from ..trust.faithfulness import faithfulness_table
 from ..trust.results import Results
 
-# %% ../../nbs/lib/paper_experiments.ipynb #156de7d9
+# %% ../../nbs/lib/paper_experiments.ipynb #00000006
 def visible_keys(
     A: torch.Tensor,  # (..., rows, n) attention weights
 ) -> torch.Tensor:  # (rows, n) booleans
@@ -30,7 +30,7 @@ def visible_keys(
     causal = square and bool((A.triu(1) == 0).all())
     return seen.tril() if causal else seen
 
-
+# %% ../../nbs/lib/paper_experiments.ipynb #00000007
 def row_flatness(
     A: torch.Tensor,  # (..., rows, n) attention weights
 ) -> torch.Tensor:  # (..., rows), 1 = uniform; rows of one key are left out
@@ -40,7 +40,7 @@ def row_flatness(
     entropy = torch.special.entr(A.double()).sum(-1)[..., several]
     return entropy / keys[several].double().log()
 
-
+# %% ../../nbs/lib/paper_experiments.ipynb #00000008
 def attention_entropy(
     model,  # a transformers model
     enc: dict,  # one encoded text or image
@@ -52,7 +52,7 @@ def attention_entropy(
     maps = attention_maps(model, **enc)
     return [float(row_flatness(A).mean()) for A in maps]
 
-# %% ../../nbs/lib/paper_experiments.ipynb #0dcdcde7
+# %% ../../nbs/lib/paper_experiments.ipynb #0000000b
 def faithfulness_experiment(
     results: Results,  # where rows go; those that are there are kept
     model,
@@ -114,7 +114,7 @@ def faithfulness_experiment(
     batches = asked.batches(8) if asked else together(examples, 8)
     return add_batches(results, batches, rows_of, desc, summarised)
 
-
+# %% ../../nbs/lib/paper_experiments.ipynb #0000000c
 def text_experiment(
     path,  # the results file
     model,

@@ -7,7 +7,7 @@ __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2'
            'plot_agreement', 'layer_ticks', 'sweep_gains', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
            'plot_areas', 'run_text', 'text_tables']
 
-# %% ../../nbs/lib/paper_figures.ipynb #64b20f1e
+# %% ../../nbs/lib/paper_figures.ipynb #00000002
 import numpy as np
 import pandas as pd
 
@@ -45,7 +45,7 @@ from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..stats import mean_se, paired_difference, per_text
 from ..trust.faithfulness import completeness_lines, faithfulness_table
 
-# %% ../../nbs/lib/paper_figures.ipynb #609ba037
+# %% ../../nbs/lib/paper_figures.ipynb #00000007
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 
 
@@ -75,7 +75,7 @@ def plot_agreement(
     shared_legend(fig)
     return fig
 
-# %% ../../nbs/lib/paper_figures.ipynb #bcf228ee
+# %% ../../nbs/lib/paper_figures.ipynb #0000000a
 SWEEP_STYLE = {  # sweep → its name, how it is drawn
     'first': ('first k layers', dict(color=OTHERS[0], marker='o', ls='-')),
     'last': ('last k layers', dict(color=OTHERS[1], marker='s', ls='--')),
@@ -88,7 +88,7 @@ def layer_ticks(n_layers: int) -> range:  # layers, from 1
     step = -(-n_layers // 12)
     return range(step, n_layers + 1, step)
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #0000000b
 def sweep_gains(
     results: dict,  # of `read_results`, with `sweep_methods`
     column: str,  # 'loo_r' or 'delta'
@@ -108,7 +108,7 @@ def sweep_gains(
     found = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
     return pd.DataFrame(found)
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #0000000c
 def draw_sweeps(
     ax,  # where to draw
     results: dict,  # of `read_results`, with `sweep_methods`
@@ -134,7 +134,7 @@ def draw_sweeps(
         both = (lambda gain: gain + own, lambda measure: measure - own)
         ax.secondary_yaxis('right', functions=both)
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #0000000d
 SWEPT = {'loo_r': 'r with Leave-One-Out', 'delta': 'Δ = LeRF − MoRF'}
 
 
@@ -167,7 +167,7 @@ def plot_layerwise(
     shared_legend(fig)
     return fig
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #0000000e
 @themed
 def plot_entropy(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -187,7 +187,7 @@ def plot_entropy(
     shared_legend(fig, columns=1)
     return fig
 
-# %% ../../nbs/lib/paper_figures.ipynb #c18c3289
+# %% ../../nbs/lib/paper_figures.ipynb #00000011
 @themed
 def plot_areas(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -226,7 +226,7 @@ def plot_areas(
     shared_legend(fig)
     return fig
 
-# %% ../../nbs/lib/paper_figures.ipynb #9caf5e16
+# %% ../../nbs/lib/paper_figures.ipynb #00000014
 LONGEST_TEXT = {'sst2': 128, 'imdb': 256}  # tokens; longer ones are set aside
 CHUNK = {'sst2': 1, 'imdb': 16}  # removed at a time, appendix B.1.2
 SHOWN2 = ('loo_r', 'loo_r_se', 'loo_r_sum', 'lerf', 'lerf_se', 'morf')
@@ -266,7 +266,7 @@ def run_text(
         **how,
     )
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #00000015
 def text_tables(
     part: str,  # 'sst2' or 'imdb'
     results: dict,  # of `read_results`
@@ -289,7 +289,7 @@ def text_tables(
     table_a3 = layer_table(results)[list(SHOWN_A3)].round(3).to_string(index=False)
     return [(heading, table2), (f'Table A3: {part}', table_a3)]
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #00000016
 TEXT_STUDY = Study(
     'text',
     'paper',

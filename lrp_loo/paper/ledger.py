@@ -9,7 +9,7 @@ __all__ = ['CLAIMS', 'BY_MODEL', 'DECLARED', 'CORRECTIONS', 'FEWEST', 'ARRIVED',
            'file_entries', 'is_few', 'verdict_of', 'ledger', 'write_ledger', 'entry_name', 'ledger_notes',
            'ledger_table', 'verdicts_by_model']
 
-# %% ../../nbs/lib/paper_ledger.ipynb #07e34677
+# %% ../../nbs/lib/paper_ledger.ipynb #00000003
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ from lrp_loo.stats import (
 )
 from ..trust.faithfulness import arrived_share
 
-# %% ../../nbs/lib/paper_ledger.ipynb #0603bbd4
+# %% ../../nbs/lib/paper_ledger.ipynb #00000006
 class Rows(NamedTuple):
     "What a claim is put to: one file of rows."
 
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
         column = self.r if column == 'loo_r' else column
         return single_layer_gains(self.texts, self.n_layers, column)
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000007
 def mean_difference(
     d: np.ndarray,  # (n_texts,) differences
     rows: Rows,
@@ -77,7 +77,7 @@ def of_complete(
 
     return judged
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000008
 class Claim(NamedTuple):
     "A sentence that numbers can decide."
 
@@ -93,7 +93,7 @@ class Claim(NamedTuple):
     # of the lab's own, and no member of a family that was said before
     explored: bool = False
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000009
 def exceeds(
     more: str,  # a method's name in the rows
     less: str,  # another's
@@ -108,7 +108,7 @@ def exceeds(
 
     return difference
 
-# %% ../../nbs/lib/paper_ledger.ipynb #34f80419
+# %% ../../nbs/lib/paper_ledger.ipynb #0000000d
 def _by_halves(numbers):
     "(n_layers, n_texts): the upper half's mean minus the lower half's."
     if numbers is None:
@@ -129,14 +129,14 @@ def _best_single(rows, column='loo_r'):
     gains = rows.single(column)
     return None if gains is None else picked(gains)[0]
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000000e
 def _entropy(rows):
     "(n_layers, n_texts) how flat attention is; None: not recorded."
     if len(rows.texts[0].get('entropy', ())) != rows.n_layers:
         return None
     return np.array([text['entropy'] for text in rows.texts], dtype=float).T
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000000f
 def _flat_hurts(rows):
     "In each text: do flatter layers gain more by being bypassed?"
     flat, gains = _entropy(rows), rows.single()
@@ -151,7 +151,7 @@ def _flat_hurts(rows):
 
     return np.array([correlation(*pair) for pair in zip(flat.T, gains.T)])
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000010
 def exceeds_both(
     method: str,  # its name in the rows
 ) -> Callable:  # for `Claim.difference`
@@ -165,7 +165,7 @@ def exceeds_both(
 
     return difference
 
-# %% ../../nbs/lib/paper_ledger.ipynb #145b9ce6
+# %% ../../nbs/lib/paper_ledger.ipynb #00000012
 def over_lengths(
     gain: np.ndarray,  # (n_texts,)
     rows: Rows,
@@ -185,7 +185,7 @@ def over_lengths(
     p = float(found.pvalue)
     return dict(mean=rho, low=float(low), high=float(high), n=n, p=p, p_equal=None)
 
-# %% ../../nbs/lib/paper_ledger.ipynb #8f5c699c
+# %% ../../nbs/lib/paper_ledger.ipynb #00000014
 CLAIMS = (
     Claim(
         'cp-above-attn',
@@ -324,7 +324,7 @@ CLAIMS = (
     ),
 )
 
-# %% ../../nbs/lib/paper_ledger.ipynb #ledg0102
+# %% ../../nbs/lib/paper_ledger.ipynb #00000018
 BY_MODEL = {  # a column → its entries' model and data
     'MiniLM, 6 layers': (
         ('minilm-sst2', 'sst2 validation'),
@@ -373,7 +373,7 @@ def family_of(
         return dict(family=f'{claim.key}, explored', correction='fdr 0.05')
     return dict(family=claim.key, correction='holm')
 
-# %% ../../nbs/lib/paper_ledger.ipynb #ledg0105
+# %% ../../nbs/lib/paper_ledger.ipynb #0000001b
 def readings(
     rows: list,  # of one file
     by: str,  # the key of a row that says how it was read
@@ -392,7 +392,7 @@ def readings(
         )
     return {k: [of_text[text] for text in shared] for k, of_text in found.items()}
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000001c
 def over_readings(
     means: dict,  # a reading → a claim's mean
     of: str,  # what the readings are of: one of REPEATED
@@ -402,7 +402,7 @@ def over_readings(
     found = paired_difference(x, np.zeros(len(x)))
     return {of: means, f'{of}_low': found['low'], f'{of}_high': found['high']}
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000001d
 def judged_over(
     claim: Claim,
     each: dict,  # a reading → its `Rows`, as `readings` orders them
@@ -428,7 +428,7 @@ def judged_over(
     means = {str(k): numbers['mean'] for k, numbers in alone.items()}
     return over_texts | over_readings(means, of)
 
-# %% ../../nbs/lib/paper_ledger.ipynb #cd7b5208
+# %% ../../nbs/lib/paper_ledger.ipynb #00000020
 def model_folder(
     model: dict,  # of `describe_model`
 ) -> str:  # a demo model's folder, another's name
@@ -436,7 +436,7 @@ def model_folder(
     name = model['name']
     return DEMOS[name].folder if name in DEMOS else name
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000021
 def described(
     results: dict,  # of `read_results`
     model: dict = None,  # of `describe_model`; None: the file's one model
@@ -474,7 +474,7 @@ def described(
         over='all' if config.get('prompt') else 'content',
     )
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000022
 def entries_of(
     about: dict,  # model, data, removal, …: what the entries share
     # pairs of a claim (key, sentence, source) and its numbers; None: it has
@@ -492,7 +492,7 @@ def entries_of(
         if e is not None
     ]
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000023
 def _are_in_turn(rows):
     "Was each text read in one template, and not all in the same?"
     texts = {row.get('text', row['i']) for row in rows}
@@ -510,7 +510,7 @@ def in_turn(
     means = pd.Series(d).groupby(templates, sort=False).mean()
     return over_readings(means.to_dict(), 'templates') | dict(in_turn=True)
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000024
 def file_entries(
     results: dict,  # of `read_results`
     # a dict per claim that the rows can decide, without a verdict
@@ -542,7 +542,7 @@ def file_entries(
     other = [pair for pair, (_, same) in both if pair[1] != same]
     return entries + entries_of(about | dict(over='all'), other)
 
-# %% ../../nbs/lib/paper_ledger.ipynb #572bfe7f
+# %% ../../nbs/lib/paper_ledger.ipynb #00000026
 # what a verdict needs at least, by what n counts
 FEWEST = dict(texts=20, networks=6)
 ARRIVED = 0.9  # of the texts, of maps that have a sum to reach
@@ -557,14 +557,14 @@ def _of_all_readings(entry, says):
         if of in entry
     )
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000027
 def is_few(
     entry: dict,  # n, and its unit where that is not texts
 ) -> bool:
     "Are there too few texts, or networks, for a verdict?"
     return entry['n'] < FEWEST[entry.get('unit', 'texts')]
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000028
 def verdict_of(
     entry: dict,  # of `entries_of`
     p: float,  # of a mean of zero, corrected
@@ -593,7 +593,7 @@ def verdict_of(
         return 'holds' if side > 0 else 'reversed'
     return 'undecided'
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000029
 def _can_be_judged(results):
     "Are these rows of one model and data set, with LOO's r in them?"
     config = results['config']
@@ -607,7 +607,7 @@ def _can_be_judged(results):
 # what two entries share that answer the same
 QUESTION = ('claim', 'model', 'sha256', 'data', 'removal', 'over')
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000002a
 def _correct(members):
     "Within one family: corrected p, the verdict, and why there is none."
     correct = CORRECTIONS[members[0]['correction']]
@@ -622,7 +622,7 @@ def _correct(members):
         if is_few(entry):
             entry |= dict(reason='few')
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000002b
 def ledger(
     folders: list,  # of results files
     # file without .json → (of `read_results`) → its entries, where a study has
@@ -664,7 +664,7 @@ def ledger(
     by = ('model', 'data', 'tokens', 'removal')
     return sorted(entries, key=lambda e: (order.index(e['claim']), *(e[k] for k in by)))
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #0000002c
 def write_ledger(
     folders: list,  # of results files
     path,  # claims.json
@@ -682,7 +682,7 @@ def write_ledger(
     write_text_atomic(path, '[\n{}\n]\n'.format(',\n'.join(lines)))
     return entries
 
-# %% ../../nbs/lib/paper_ledger.ipynb #cc28a20d
+# %% ../../nbs/lib/paper_ledger.ipynb #0000002f
 def entry_name(
     entry: dict,  # of `ledger`
 ) -> str:  # what a link to it is titled
@@ -698,7 +698,7 @@ def _marked(said, entry):
     "With a mark where it is about a prompt."
     return f'{said} {PROMPT_MARK}' if entry['over'] == 'all' else said
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000030
 def _verdict_text(entry):
     "The verdict, with the difference and the number of texts it stands on."
     if entry['verdict'] == 'withdrawn':
@@ -706,7 +706,7 @@ def _verdict_text(entry):
     few = f", {entry['reason']}" if 'reason' in entry else ''
     return f"{entry['verdict']}{few} {entry['mean']:+.2f} (n {entry['n']})"
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000031
 def ledger_notes(
     entries: list,  # of `ledger`
 ) -> list:  # sentences, none where nothing is marked
@@ -730,7 +730,7 @@ def ledger_notes(
         )
     return notes
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #00000032
 def ledger_table(
     entries: list,  # of `ledger`
     claims=None,  # keys of claims; None: all that have an entry
@@ -749,7 +749,7 @@ def ledger_table(
     table = found.pivot(index='claim', columns='on', values='said')
     return table.loc[found.claim.unique()].fillna('–')
 
-# %% ../../nbs/lib/paper_ledger.ipynb #6d20096c
+# %% ../../nbs/lib/paper_ledger.ipynb #00000035
 def verdicts_by_model(
     entries: list,  # of `ledger`
     claims: list,  # keys of claims, in the order of the rows

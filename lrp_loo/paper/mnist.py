@@ -8,7 +8,7 @@ __all__ = ['GRID', 'TRAINING_GRID', 'PAPER', 'AREAS', 'CURVE_PARTS', 'LIMITS', '
            'mean_of_networks', 'over_seeds', 'by_seed', 'distance', 'nearest', 'summarise',
            'linear_attention_experiment']
 
-# %% ../../nbs/lib/paper_mnist.ipynb #59b4a91b
+# %% ../../nbs/lib/paper_mnist.ipynb #00000002
 from collections.abc import Callable
 from itertools import combinations
 
@@ -41,7 +41,7 @@ from ..stats import mean_se, paired_difference
 from ..trust.curves import curve_area
 from ..trust.results import Results
 
-# %% ../../nbs/lib/paper_mnist.ipynb #80c61ee7
+# %% ../../nbs/lib/paper_mnist.ipynb #00000006
 GRID = [
     dict(zip(('inputs', 'pixel', 'positions', 'pooling', 'scale'), choices))
     for choices in (
@@ -88,14 +88,14 @@ def setting_name(
         words += [f"{s['n_train']} images", f"batch {s['batch_size']}"]
     return ' · '.join(words)
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #00000007
 def model_options(
     s: dict,  # one entry of a grid
 ) -> dict:  # of `LinearAttention`
     "What a setting says of the network, not of its images and training."
     return {name: s[name] for name in ('pixel', 'positions', 'pooling', 'scale')}
 
-# %% ../../nbs/lib/paper_mnist.ipynb #8db8fe4a
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000a
 def negative_sums(
     maps: dict,  # from `pixel_maps`
 ) -> list:  # a dict an image: (explainer, form) → is that map's sum negative
@@ -107,7 +107,7 @@ def negative_sums(
     }
     return [dict(zip(columns, image)) for image in zip(*columns.values())]
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000b
 def opposite_sums(
     signs: list,  # from `negative_sums`
 ) -> dict:  # opposite[explainer][pair] → share of images, q
@@ -120,7 +120,7 @@ def opposite_sums(
         shares[e] = {pair: float((a != b).mean()) for pair, (a, b) in of_pairs}
     return shares
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000c
 def nested_tables(
     rows: list,  # dicts from `table1_rows`
     explainers,  # which of them
@@ -133,7 +133,7 @@ def nested_tables(
         for protocol in protocols
     }
 
-# %% ../../nbs/lib/paper_mnist.ipynb #b20bc4f1
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000d
 AREAS = ('lerf', 'morf', 'delta', 'lerf_aopc', 'morf_aopc')
 CURVE_PARTS = 28  # into which the mean curve is cut: seven of 196 steps each
 
@@ -165,7 +165,7 @@ def curve_row(
         gaps[a][b] = paired_difference(delta[a], delta[b])
     return dict(curves=means, gaps=gaps, paths=paths)
 
-# %% ../../nbs/lib/paper_mnist.ipynb #98e06b15
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000e
 def image_row(
     model,  # a trained `LinearAttention`
     x: torch.Tensor,  # (n_images, n_pixels)
@@ -200,7 +200,7 @@ def image_row(
         **curve_row(curves),
     )
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #0000000f
 def run_setting(
     setting: dict,  # one entry of a grid; its own batch size comes first
     train: tuple,  # images (n, side, side) in [0, 1], labels (n,)
@@ -228,7 +228,7 @@ def run_setting(
     progress = training.get('progress', True)
     return head | image_row(model, Xt[:limit], eps, progress, seed)
 
-# %% ../../nbs/lib/paper_mnist.ipynb #efe9eed2
+# %% ../../nbs/lib/paper_mnist.ipynb #00000013
 LIMITS = {  # what a row holds → between what its means lie; None: no interval
     'tables': (-1, 1),
     'negative': (0, 1),
@@ -248,7 +248,7 @@ def mean_of_networks(
     found = paired_difference(x, np.zeros(len(x)), limits) | dict(se=mean_se(x).se)
     return {k: None if np.isnan(v) else v for k, v in found.items()}
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #00000014
 def _together(values, limits):
     "The same numbers of several networks, however they are nested, as means."
     first = values[0]
@@ -263,7 +263,7 @@ def _together(values, limits):
         of_images['undefined'] = sum(v['undefined'] for v in values)
     return mean_of_networks([v['mean'] for v in values], limits) | of_images
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #00000015
 def over_seeds(
     rows: list,  # of `run_setting`, numbered
 ) -> list:  # a row a setting, in the order of the grid
@@ -289,7 +289,7 @@ def over_seeds(
         found.append(head | measured | accuracy)
     return found
 
-# %% ../../nbs/lib/paper_mnist.ipynb #c852ffae
+# %% ../../nbs/lib/paper_mnist.ipynb #00000017
 def by_seed(
     rows: list,  # of `run_setting`, numbered
     number: Callable,  # a network's row → a number
@@ -306,7 +306,7 @@ def by_seed(
     ]
     return np.array(means)
 
-# %% ../../nbs/lib/paper_mnist.ipynb #b17f8b27
+# %% ../../nbs/lib/paper_mnist.ipynb #0000001a
 def distance(
     row: dict,  # a row of `run_setting`, or of `over_seeds`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
@@ -327,7 +327,7 @@ def distance(
         return float('inf')
     return float(np.mean([abs(ours - papers) for ours, papers in pairs]))
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #0000001b
 def nearest(
     summaries,  # rows of `over_seeds`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
@@ -338,7 +338,7 @@ def nearest(
         raise ValueError("nearest needs at least one setting's row, got none")
     return min(summaries, key=lambda row: distance(row, protocol, swap))
 
-# %% ../../nbs/lib/paper_mnist.ipynb #a1f43db0
+# %% ../../nbs/lib/paper_mnist.ipynb #0000001e
 SEEDS = 5  # networks of each setting, where `reproduce` trains them
 
 
@@ -362,7 +362,7 @@ def summarise(
         paper=PAPER,
     )
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #0000001f
 def _say_network_time(config, grid):
     "What is about to be done, before it is begun."
     networks = len(grid) * len(config['seeds'])
@@ -384,7 +384,7 @@ def _say_network_time(config, grid):
         flush=True,
     )
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #00000020
 def linear_attention_experiment(
     train: tuple,  # images (n, side, side) float in [0, 1], labels (n,) long
     test: tuple,  # the same

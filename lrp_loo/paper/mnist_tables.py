@@ -9,7 +9,7 @@ __all__ = ['BARS', 'PANELS', 'SOURCES', 'FIVE', 'CLOSE', 'LINES', 'NEARLY_ZERO',
            'delta_table', 'share_table', 'plot_mnist_curves', 'NetworkClaim', 'table1_entries', 'run_digits',
            'digits_tables', 'training_tables', 'mnist_numbers']
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #cffdfdc2
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000002
 from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
@@ -47,7 +47,7 @@ from lrp_loo.paper.style import (
 )
 from ..stats import EQUAL_WITHIN, mean_against_zero
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #4c1cc813
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000007
 def ig_sum_line(
     rows: list,  # of `linear_attention_experiment`
 ) -> str:
@@ -63,7 +63,7 @@ def _default_and_nearest(results):
     settings = over_seeds(results['rows'])
     return {'default': settings[0], 'nearest': nearest(settings)}
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000008
 def grid_table(
     results: dict,  # from `read_results`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
@@ -89,7 +89,7 @@ def grid_table(
     paper = PAPER['accuracy'], PAPER['ig'], PAPER['attn_lrp'], 0.0, None
     return pd.DataFrame([line('paper', *paper), *lines]).set_index('setting')
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000009
 def _mean_text(cell):
     """A mean over networks with its interval, and how many images had no r.
     One network has no interval.
@@ -102,7 +102,7 @@ def _mean_text(cell):
     undefined = cell.get('undefined')
     return f"{text} ({undefined} undefined)" if undefined else text
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000000a
 def compare_table1(
     results: dict,  # from `read_results`
     # a row per explainer, source and protocol, the columns of Table 1
@@ -125,7 +125,7 @@ def compare_table1(
     index = pd.MultiIndex.from_tuples(lines, names=names)
     return pd.DataFrame(list(lines.values()), index=index)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #c5c8f141
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000000c
 BARS = list(product(('ig', 'attn_lrp'), PAIRS))
 PANELS = {'sum_to_one': 'maps scaled to sum to one', 'as_is': 'maps as they are'}
 SOURCES = {  # whose numbers → how their bars are filled
@@ -141,7 +141,7 @@ def setting_words(
     "A setting's name as the reader sees it."
     return name.replace('sqrt_d', '√d')
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000000d
 @themed
 def plot_table1(
     results: dict,  # from `read_results`
@@ -183,7 +183,7 @@ def plot_table1(
     fig.legend(handles=boxes, loc='outside lower center')
     return fig
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #5e7d10ab
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000011
 FIVE = {  # what of a row → the paper's number
     'accuracy': PAPER['accuracy'],
     'IG with LOO': PAPER['ig']['L_vs_LOO'],
@@ -211,7 +211,7 @@ def network_table(
     index = pd.MultiIndex.from_tuples(lines, names=['setting', 'seed'])
     return pd.DataFrame(list(lines.values()), index=index)
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000012
 def inverted_table(
     results: dict,  # from `read_results`
 ) -> pd.DataFrame:  # a row a network and pair, by the pair
@@ -232,7 +232,7 @@ def inverted_table(
             lines.append(line)
     return pd.DataFrame(lines)
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000013
 @themed
 def plot_networks(
     found: dict,  # 'mnist' and, if it is there, 'mnist_training' → `read_results`
@@ -260,7 +260,7 @@ def plot_networks(
     axes.flat[0].legend(loc='lower right', ncols=3)
     return fig
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #d5aac9aa
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000015
 def table1_against_paper(
     results: dict,  # from `read_results`
     # table, data, model, on, setting (and protocol), row, metric, paper, ours, se
@@ -285,14 +285,14 @@ def table1_against_paper(
             lines.append(common | place | dict(ours=cell['mean'], se=cell['se']))
     return pd.DataFrame(lines)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #a3f98fc2
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000018
 def _interval(cell):
     "A mean with its interval, where there is one."
     if cell['low'] is None:
         return f"{cell['mean']:+.3f}"
     return interval_text(cell)
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000019
 def curve_table(
     results: dict,  # from `read_results`
     area: str = 'mean_logit',  # or 'aopc', see `curve_area`
@@ -308,7 +308,7 @@ def curve_table(
     index = pd.MultiIndex.from_tuples(lines, names=['setting', 'order'])
     return pd.DataFrame(list(lines.values()), index=index)
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000001a
 def _relative(a, b):
     "A network's row → by how much a's Δ exceeds b's, over their mean."
 
@@ -318,7 +318,7 @@ def _relative(a, b):
 
     return number
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000001b
 def delta_table(
     results: dict,  # from `read_results`
 ) -> pd.DataFrame:  # a row per pair of orders
@@ -340,7 +340,7 @@ def delta_table(
         }
     return pd.DataFrame(lines).T.rename_axis('Δ of one − Δ of the other')
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #10d04c9e
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000001d
 def share_table(
     results: dict,  # from `read_results`
 ) -> pd.DataFrame:  # a row a network, a column an order
@@ -354,7 +354,7 @@ def share_table(
     index = pd.MultiIndex.from_tuples(networks, names=['setting', 'seed'])
     return pd.DataFrame(shares, index=index)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #be099f10
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000020
 LINES = {  # order → how it is drawn, besides the method's colour and marker
     'loo': dict(ls='-'),
     'ig': dict(ls='-.'),
@@ -407,7 +407,7 @@ def plot_mnist_curves(
     below.legend(handles=handles, loc='outside lower center', ncols=5)
     return fig
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #53687668
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000023
 NEARLY_ZERO = 0.2  # of an r that the paper calls nearly uncorrelated
 NEARLY_UNCORRELATED = f'AttnLRP is nearly uncorrelated with LOO (|r| < {NEARLY_ZERO})'
 BRACKET_MARGIN = 0.01  # of r, which rounding does not reach
@@ -429,7 +429,7 @@ def _r(row, explainer, pair, protocol='as_is'):
     mean = row['tables'][protocol][explainer][pair]['mean']
     return np.nan if mean is None else mean
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000024
 def _left_above_right(row, protocol='as_is'):
     left, right = (_r(row, 'attn_lrp', p, protocol) for p in PAIRS[1:])
     return left - right
@@ -439,7 +439,7 @@ def _uncorrelated(row, protocol='as_is'):
     both = [abs(_r(row, 'attn_lrp', p, protocol)) for p in PAIRS[1:]]
     return NEARLY_ZERO - max(both)
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000025
 NETWORK_CLAIMS = (
     NetworkClaim(
         'brackets-differ',
@@ -520,7 +520,7 @@ def table1_entries(
         entries += entries_of(about, [(claim, numbers)])
     return entries
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #e641cd27
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000028
 SEEDS_OF = {'mnist': SEEDS, 'mnist_training': 3}  # networks of each setting
 
 
@@ -551,7 +551,7 @@ def run_digits(path, part, options):
         grid=grid,
     )
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000029
 def digits_tables(part, results):
     "Table 1 beside the paper's, and the grid under both protocols."
     c = results['config']
@@ -570,7 +570,7 @@ def digits_tables(part, results):
     said = ig_sum_line(results['rows'])
     return [(above, f'{text}\n{said}') for above, text in tables]
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000002a
 def training_tables(part, results):
     "Every network of the second grid, under both protocols."
     said = ig_sum_line(results['rows'])
@@ -586,7 +586,7 @@ def mnist_numbers(found):
     table = table1_against_paper(found['mnist'])
     return [table.rename(columns={'setting': 'sweep'})]
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000002b
 STUDIES = (
     Study(
         'mnist',

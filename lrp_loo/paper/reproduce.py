@@ -6,7 +6,7 @@
 __all__ = ['MODULES', 'studies_of', 'words_of', 'print_heading', 'run_study', 'save_figure', 'draw_figures', 'against_paper',
            'entries_by_study', 'files_of', 'print_ledger', 'chosen_words', 'checked_options', 'reproduce']
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #004db872
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000002
 import json
 import sys
 from dataclasses import replace
@@ -31,7 +31,7 @@ from .ledger import ledger, ledger_notes
 from ..trust.faithfulness import completeness_lines
 from ..trust.results import read_results
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #c4a0a4b6
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000005
 MODULES = (
     'lrp_loo.paper.bracketings',
     'lrp_loo.paper.mnist_tables',
@@ -50,14 +50,14 @@ def words_of(studies: list) -> list:  # words of `--only`, in the order they are
     "What each of them is called."
     return [word for study in studies for word in study.words]
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #ec9fae31
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000008
 def print_heading(
     text: str,  # one line
 ):
     "A line with a line under it."
     print(f"\n{text}\n{'-' * len(text)}", flush=True)
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000009
 def run_study(
     study,  # a Study
     words: list,  # of `--only`
@@ -79,7 +79,7 @@ def run_study(
                 if line not in said:
                     print(line, flush=True)
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #0000000a
 def save_figure(
     figure,  # a matplotlib figure; None: there is nothing to draw
     path: Path,  # a .png
@@ -91,7 +91,7 @@ def save_figure(
         figure.savefig(tmp, dpi=150, format='png', metadata={'Software': None})
     matplotlib.pyplot.close(figure)
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #0000000b
 def draw_figures(
     studies: list,
     figures: Path,  # where the pictures go
@@ -120,7 +120,7 @@ def draw_figures(
                     file=sys.stderr,
                 )
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #2c0ea978
+# %% ../../nbs/lib/paper_reproduce.ipynb #0000000d
 def against_paper(
     studies: list,
     results: Path,  # a folder that `reproduce` wrote
@@ -145,7 +145,7 @@ def against_paper(
     write_text_atomic(results / 'against_paper.json', text)
     return dict(numbers=rows)
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #0000000e
 def entries_by_study(
     studies: list,
 ) -> dict:  # file without .json → its entries' function
@@ -157,7 +157,7 @@ def entries_by_study(
         for name in study.files.values()
     }
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #0000000f
 def files_of(
     studies: list,
     words: list,  # of `--only`
@@ -165,7 +165,7 @@ def files_of(
     "The files of rows that they ask for."
     return {study.files[part] for study in studies for part in study.parts(words)}
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000010
 def print_ledger(
     entries: list,  # of `ledger`
     files: set = None,  # of rows, without .json; None: all
@@ -184,7 +184,7 @@ def print_ledger(
     print('verdicts: after correction of each family on rows of this folder')
     print(*ledger_notes(shown), sep='\n')
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #cc12ead2
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000012
 def chosen_words(
     only: str,  # words with commas between them: studies, parts, groups
     groups: dict,  # a group's name → its words
@@ -199,7 +199,7 @@ def chosen_words(
         )
     return words
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000013
 def checked_options(options: RunOptions) -> RunOptions:
     "The same, with None for a limit of 0; a negative number is refused."
     for name in ('limit', 'seed'):
@@ -208,7 +208,7 @@ def checked_options(options: RunOptions) -> RunOptions:
             raise UsageError(f"{name} must not be negative, got {value}")
     return replace(options, limit=options.limit or None)
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #00000014
 def reproduce(
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)

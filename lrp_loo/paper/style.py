@@ -7,7 +7,7 @@ __all__ = ['THEME', 'PAGE', 'TITLES', 'NAMES', 'OTHERS', 'FURTHER', 'FULL_NAMES'
            'cells', 'shared_legend', 'base_method', 'method_label', 'full_name', 'method_colour', 'method_look',
            'model_name', 'model_look', 'data_name', 'short_caption', 'caption']
 
-# %% ../../nbs/lib/paper_style.ipynb #9285b335
+# %% ../../nbs/lib/paper_style.ipynb #00000002
 from functools import partial, wraps
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ from ..core.hooks import taken_back
 from ..methods import METHODS, Method
 from ..models.demos import DEMOS
 
-# %% ../../nbs/lib/paper_style.ipynb #146476e1
+# %% ../../nbs/lib/paper_style.ipynb #00000005
 THEME = {
     **sns.axes_style('ticks'),
     'axes.spines.top': False,
@@ -51,7 +51,7 @@ def themed(
 
     return in_theme
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000006
 @themed
 def panels(
     columns: int,  # side by side
@@ -70,7 +70,7 @@ def panels(
         **options,
     )
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000007
 @themed
 def cells(
     n: int,  # how many panels
@@ -86,7 +86,7 @@ def cells(
         ax.remove()
     return fig, fig.axes
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000008
 def shared_legend(
     fig,  # a figure of `panels` or `cells`
     columns: int = 4,  # of the legend, where it stands below
@@ -104,7 +104,7 @@ def shared_legend(
         where = dict(loc='center', bbox_to_anchor=box)
     return fig.legend(once.values(), once.keys(), **where | options)
 
-# %% ../../nbs/lib/paper_style.ipynb #703aed7b
+# %% ../../nbs/lib/paper_style.ipynb #0000000c
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB', 'mnist': 'MNIST'}
 NAMES = {m: method.label for m, method in METHODS.items()}
 OTHERS = ('C5', 'C6', 'C8')  # for what is no method
@@ -143,7 +143,7 @@ def base_method(
         return 'removal+loo'
     return name.split(',')[0]
 
-
+# %% ../../nbs/lib/paper_style.ipynb #0000000d
 def _named(name, names):
     "The method by another name, and what was varied behind it."
     base = base_method(name)
@@ -158,7 +158,7 @@ def method_label(
     "A method's name in every table; variants keep what was varied."
     return _named(name, NAMES)
 
-
+# %% ../../nbs/lib/paper_style.ipynb #0000000e
 def full_name(
     name: str,  # a row's name
 ) -> str:  # as the reader sees it
@@ -173,7 +173,7 @@ def method_colour(
     method = METHODS.get(base_method(name))
     return method.colour if method else Method.colour
 
-
+# %% ../../nbs/lib/paper_style.ipynb #0000000f
 def method_look(
     name: str,  # a row's name
 ) -> dict:  # colour and marker, as matplotlib's `plot` takes them
@@ -181,7 +181,7 @@ def method_look(
     marker = MARKERS.get(base_method(name), '>')
     return dict(color=method_colour(name), marker=marker)
 
-# %% ../../nbs/lib/paper_style.ipynb #20114407
+# %% ../../nbs/lib/paper_style.ipynb #00000012
 MODELS = {  # the beginning of a folder → what it holds
     'minilm': 'MiniLM',
     'llama-sst2': 'our decoder',
@@ -199,7 +199,7 @@ def _place_of(model):
     folder = DEMOS[name].folder if name in DEMOS else name
     return next((m for m in MODELS if folder.startswith(m)), None)
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000013
 def model_name(
     model: dict,  # of `describe_model`
 ) -> str:  # as the reader sees it; of another model, its own name
@@ -217,7 +217,7 @@ def model_look(
     k = list(MODELS).index(found)
     return dict(color=FURTHER[k], marker=_MODEL_MARKERS[k])
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000014
 def data_name(
     data: dict,  # of a results file's configuration
 ) -> str:  # as the reader sees it
@@ -232,7 +232,7 @@ def short_caption(
     c = results['config']
     return f"{model_name(c['model'])}, {data_name(c['data'])}"
 
-
+# %% ../../nbs/lib/paper_style.ipynb #00000015
 def caption(
     results: dict,  # of `read_results`
 ) -> str:  # data and split, model, number of texts

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['TABLE2', 'paper_numbers', 'table2_against_paper']
 
-# %% ../../nbs/lib/paper_table2.ipynb #1837e87d
+# %% ../../nbs/lib/paper_table2.ipynb #00000002
 from importlib.resources import files
 
 import pandas as pd
 
-# %% ../../nbs/lib/paper_table2.ipynb #2d3b7b21
+# %% ../../nbs/lib/paper_table2.ipynb #00000004
 # the methods of Table 2 and two of ours, as `faithfulness_rows` takes them
 TABLE2 = {
     'loo': ('loo', {}),
@@ -37,7 +37,7 @@ def paper_numbers(
         raise ValueError(f"table={table!r} is not among {sorted(known)}")
     return d[d.table == table].reset_index(drop=True)
 
-
+# %% ../../nbs/lib/paper_table2.ipynb #00000005
 def table2_against_paper(
     results: dict,  # name of data ('sst2', 'imdb') → what `read_results` gave
 ) -> pd.DataFrame:  # paper, ours, standard error, model, data

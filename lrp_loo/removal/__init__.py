@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SPREAD_TO_ERROR', 'expected_r', 'content_units', 'put_exact', 'removal_scores', 'removal_loo_scores']
 
-# %% ../../nbs/lib/removal.ipynb #fc45bb80
+# %% ../../nbs/lib/removal.ipynb #00000002
 # what `lrp_loo.removal` had when it was one module
 from .one_pass import *  # noqa: F401, F403
 
-# %% ../../nbs/lib/removal.ipynb #4e66159e
+# %% ../../nbs/lib/removal.ipynb #00000003
 import math
 
 import torch
@@ -23,7 +23,7 @@ from ..loo.variants import check_hidden
 from ..models.encoding import special_mask
 from .one_pass import removal_pass
 
-# %% ../../nbs/lib/removal.ipynb #88f18659
+# %% ../../nbs/lib/removal.ipynb #00000006
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences
 
 
@@ -43,7 +43,7 @@ def expected_r(
         return float('nan')
     return float((V / (V + E)).sqrt())
 
-
+# %% ../../nbs/lib/removal.ipynb #00000007
 def content_units(
     tokenizer,
     batch: dict,  # encoded texts, or images
@@ -66,7 +66,7 @@ def content_units(
         content[b, : len(own)] = own
     return content
 
-# %% ../../nbs/lib/removal.ipynb #27c1a600
+# %% ../../nbs/lib/removal.ipynb #00000009
 def put_exact(
     model,
     enc: dict,  # one encoded text
@@ -83,7 +83,7 @@ def put_exact(
     (read,) = read_subsets(model, [enc], [without], [target], 'attention_mask')
     scores[which] = (read.value - read.values).to(scores)
 
-
+# %% ../../nbs/lib/removal.ipynb #0000000a
 def removal_scores(
     model,
     tokenizer,
@@ -133,7 +133,7 @@ def removal_scores(
         _put_special(model, batch, target, units, content, found)
     return found
 
-
+# %% ../../nbs/lib/removal.ipynb #0000000b
 removal_scores.by_unit = True
 
 
@@ -151,7 +151,7 @@ def _put_special(model, batch, target, units, content, found):
             info['spread'][j] = 0.0
         info['exact'] = special.tolist()
 
-# %% ../../nbs/lib/removal.ipynb #c529aa78
+# %% ../../nbs/lib/removal.ipynb #00000016
 @text_by_text
 def removal_loo_scores(
     model,
@@ -188,5 +188,5 @@ def removal_loo_scores(
     )
     return Scores(scores, found.values, found.readout, said)
 
-
+# %% ../../nbs/lib/removal.ipynb #00000017
 removal_loo_scores.by_unit = True

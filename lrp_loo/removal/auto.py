@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'Estimate', 'AskedText', 'Begun', 'replace_rows', 'auto_scores']
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0002
+# %% ../../nbs/lib/removal_auto.ipynb #00000002
 import contextlib
 import copy
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from lrp_loo.removal.rows import (
     tokens_of_units,
 )
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0004
+# %% ../../nbs/lib/removal_auto.ipynb #00000004
 PASSES = 16  # forward passes over the text, where nothing else is said
 
 
@@ -44,7 +44,7 @@ def _members(model, enc, units):
         return tokens_of_units(units)
     return torch.eye(input_positions(model, enc), dtype=torch.bool)
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #00000005
 def exact_passes(
     model,
     enc: dict,  # one encoded text or image
@@ -61,7 +61,7 @@ def exact_passes(
     own = members & ~torch.eye(members.shape[1], dtype=torch.bool)[-n_read:].any(0)
     return 1 + float((behind & ~own).sum()) / members.shape[1]
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0006
+# %% ../../nbs/lib/removal_auto.ipynb #00000007
 @dataclass(eq=False)
 class Estimate:
     "LOO of one text's units: exact of some, estimated of the others."
@@ -120,7 +120,7 @@ class Estimate:
         # dropping their tokens is tried on variants first: dearer up to some forty
         return self.whole.value - self.whole.of_subsets(~members, drop=False)
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0010
+# %% ../../nbs/lib/removal_auto.ipynb #00000009
 def _states_kept(model, kept):
     "Keys and values as a cache holds them; None where the pass kept none of a layer."
     shapes = {len(k) for k, _ in kept} | {k.ndim for k, _ in kept}
@@ -138,7 +138,7 @@ def _states_kept(model, kept):
 # on SST-2 training sentences
 SHALLOW, DEEP_ERROR = 6, 1.5
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #0000000a
 @dataclass(eq=False)
 class AskedText:
     "One text, and what is asked of it."
@@ -176,7 +176,7 @@ class AskedText:
         whole.value = value
         return whole
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #0000000b
 @dataclass(eq=False)
 class Begun:
     "An estimate of one text, which more passes make better."
@@ -249,14 +249,14 @@ class Begun:
         scores = found.scores[None]
         return Scores(scores, whole.value, whole.readout, info, begun=[begun])
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #0000000c
 def replace_rows(found, rows):
     "An `Estimate` with other `ComputedRows`, or none."
     found = copy.copy(found)
     found.rows = rows
     return found
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #0000000d
 def _rows_or_none(whole, states):
     """Of a text whose rows can be computed one by one; of an encoder where its keys
     and values are at hand, else dropping a token costs no more.
@@ -270,7 +270,7 @@ def _rows_or_none(whole, states):
     except ValueError:
         return None
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0012
+# %% ../../nbs/lib/removal_auto.ipynb #0000000f
 def auto_scores(
     model,
     tokenizer,
@@ -307,10 +307,10 @@ def auto_scores(
         found[i] = _estimated(model, tokenizer, passes, removal, *of_text)
     return found[0] if len(found) == 1 else Scores.joined(found)
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #00000010
 auto_scores.by_unit = auto_scores.by_content = True
 
-# %% ../../nbs/lib/removal_auto.ipynb #auto0013
+# %% ../../nbs/lib/removal_auto.ipynb #00000011
 def _exact(model, tokenizer, texts, target, removal, units):
     "A `Loo` of each text."
     numbers = [None if u is None else u.number for u in units]
@@ -326,7 +326,7 @@ def _as_exact(loo, target, cost):
         return Scores(loo.scores.T, loo.value[0], target, info)
     return Scores(loo.scores[None], loo.value, loo.readout, info)
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #00000012
 def _estimated(model, tokenizer, passes, removal, enc, target, units, content, exact):
     "`Scores` of one text whose exact LOO costs more."
     offer = f"exact LOO takes {exact:.0f} passes: take passes=None"

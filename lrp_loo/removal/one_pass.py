@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GROUPS_OF_ROWS', 'AT_ONCE', 'HELD_AT_ONCE', 'key_effects', 'RemovalTerms', 'removal_pass']
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #960c4fff
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000003
 import contextlib
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ from ..models.encoding import device_of
 from ..models.layers import transformer_layers
 from ..models.towers import NOWHERE, places_read
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #d6124107
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000007
 def key_effects(
     g: torch.Tensor,  # (batch, heads, n, n_keys) ∂f/∂A
     A: torch.Tensor,  # (batch, heads, n, n_keys) attention weights
@@ -67,7 +67,7 @@ def key_effects(
     # a row that sees nothing else has nothing to compare with
     return effect.masked_fill_(rest == 0, 0)
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000008
 def _outside(x, inside, largest, members):
     "Sums over the keys outside each unit, without subtracting what is large."
     # benign for all but the unit with the largest weight
@@ -79,7 +79,7 @@ def _outside(x, inside, largest, members):
         others = x * (1 - members.mT[text, largest[..., 0]])
     return rest.scatter_(-1, largest, others.sum(-1, keepdim=True))
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #80468865
+# %% ../../nbs/lib/removal_one_pass.ipynb #0000000e
 class _HeadSums:
     "Over rows: (batch, calls × heads, n_units)."
 
@@ -100,7 +100,7 @@ class _HeadSums:
             found += self.of_call.get(key, [nothing])
         return torch.cat(found, 1)
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #0000000f
 GROUPS_OF_ROWS = ('read', 'next', 'other')
 
 
@@ -125,7 +125,7 @@ class _GroupSums(_HeadSums):
         (so_far,) = self.of_call.get(key, [0])
         self.of_call[key] = [so_far + torch.stack(found, -1)[:, None]]
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000010
 class _RowSums:
     "Over calls and heads, and of the squares: (batch, n, n_units, 2)."
 
@@ -139,7 +139,7 @@ class _RowSums:
     def total(self, shapes):
         return self.found
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #remmap02
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000012
 # attention weights that the closed form takes at one time: what it makes of
 # them stays in a processor's cache
 AT_ONCE = 2**18
@@ -153,7 +153,7 @@ def _few_heads(shape):
     step = max(1, AT_ONCE * n_heads // math.prod(shape))
     return [slice(i, i + step) for i in range(0, n_heads, step)]
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000013
 def _by_heads(call):
     "A fused call, a few heads after the others: which, and their own call."
     for some in _few_heads((*call.query.shape[:-1], call.key.shape[-2])):
@@ -163,7 +163,7 @@ def _by_heads(call):
         own = {name: getattr(call, name)[:, some] for name in ('query', 'key', 'value')}
         yield some, replace(call, **own, attn_mask=mask)
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000014
 class _AttentionWithoutMaps(Function):
     """Its A is made again on the way back; `look` gets which rows are read,
     then ∂f/∂A and A of a few heads after the others.
@@ -198,7 +198,7 @@ class _AttentionWithoutMaps(Function):
             of_k[:, some] = of_Z.mT @ call.query
         return of_q, of_k, of_v, None, None, None
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000015
 class _FusedCalls:
     "The fused attention calls of a pass, numbered in their order."
 
@@ -228,7 +228,7 @@ class _FusedCalls:
         )
         return out, 'maps on the way back'
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #ckgath02
+# %% ../../nbs/lib/removal_one_pass.ipynb #00000018
 class _Pass:
     """One pass over a batch: ∂f/∂A and A of one attention call after the other,
     the last one first, go into a sum. A call's key tells its place among the
@@ -490,7 +490,7 @@ class _Pass:
             )
         return found.values, found.readout
 
-# %% ../../nbs/lib/removal_one_pass.ipynb #ckgath03
+# %% ../../nbs/lib/removal_one_pass.ipynb #0000001a
 class RemovalTerms(NamedTuple):
     "What one pass says about the removal of each unit."
 
@@ -506,7 +506,7 @@ class RemovalTerms(NamedTuple):
     # they were asked for
     states: list = ()
 
-
+# %% ../../nbs/lib/removal_one_pass.ipynb #0000001b
 @leaves_nothing
 def removal_pass(
     model,

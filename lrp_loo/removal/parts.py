@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PART_METHODS', 'first_layers', 'PartsOfText', 'part_scores']
 
-# %% ../../nbs/lib/removal_parts.ipynb #aaf6efff
+# %% ../../nbs/lib/removal_parts.ipynb #00000002
 import contextlib
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from ..models.parts import Parts, Places, left_out, parts_asked
 from .auto import PASSES
 from .rows import GRADIENT_PASS
 
-# %% ../../nbs/lib/removal_parts.ipynb #d341a27c
+# %% ../../nbs/lib/removal_parts.ipynb #00000004
 def _placed(model, enc, parts):
     "With the places of this model; a forward pass where they are not known."
     if parts.places and parts.places.layers == transformer_layers(model):
@@ -39,7 +39,7 @@ def first_layers(
     layer = {n: parts.places.switches(n)[0][0] for g in parts.groups for n in g}
     return [min(layer[name] for name in group) for group in parts.groups]
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #00000005
 class _Seen:
     "What a pass shows at every layer."
 
@@ -70,7 +70,7 @@ class _Seen:
         "What leaves a layer."
         return first_output(self.called[i][2])
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #00000006
 @dataclass(eq=False)
 class PartsOfText:
     "One text, its parts, and what one pass forth and back tells of them."
@@ -220,7 +220,7 @@ class PartsOfText:
                 m.__dict__['forward'] = lambda *a, out=out, **kw: out
             yield
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #00000007
 def _expanded(given, k):
     "Tensors of one row as k rows, in tuples, lists and dicts."
     if torch.is_tensor(given):
@@ -233,7 +233,7 @@ def _expanded(given, k):
         return type(given)(_expanded(x, k) for x in given)
     return given
 
-# %% ../../nbs/lib/removal_parts.ipynb #357a07ab
+# %% ../../nbs/lib/removal_parts.ipynb #00000009
 def _said(found, terms, passes):
     return Scores(
         terms.sum(-1)[None],
@@ -254,7 +254,7 @@ def _loo(model, enc, target, parts):
     info = dict(exact=True, forward_equivalents=round(1 + passes, 2))
     return Scores(scores.float()[None], found.value, found.readout, info)
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #0000000a
 def _patched(model, enc, target, parts, composite):
     found = PartsOfText.of(model, enc, target, parts, composite)
     return _said(found, found.first_order(), GRADIENT_PASS)
@@ -278,7 +278,7 @@ def _removal(model, enc, target, parts):
     passes = GRADIENT_PASS + layers / len(found.places.layers)
     return _said(found, found.through_layer(), round(passes, 2))
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #0000000b
 def _auto(model, enc, target, parts, passes=PASSES):
     if passes is None:
         return _loo(model, enc, target, parts)
@@ -315,7 +315,7 @@ def _auto(model, enc, target, parts, passes=PASSES):
     info |= dict(exact_passes=round(exact, 2), spread=spread.tolist())
     return Scores(scores[None], found.value, found.readout, info)
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #0000000c
 PART_METHODS = dict(
     auto=_auto,
     loo=_loo,

@@ -6,7 +6,7 @@
 __all__ = ['NEAR', 'AT_ONCE', 'GRADIENT_PASS', 'nearest_rows', 'rows_of_spread', 'RowsAnew', 'ComputedRows', 'EncoderRows',
            'DecoderRows', 'rows_of', 'tokens_of_units', 'removal_rows_scores']
 
-# %% ../../nbs/lib/removal_rows.ipynb #f35c6963
+# %% ../../nbs/lib/removal_rows.ipynb #00000002
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from ..models.encoding import TOKEN_BUDGET
 from . import content_units
 from .one_pass import removal_pass
 
-# %% ../../nbs/lib/removal_rows.ipynb #b6938f21
+# %% ../../nbs/lib/removal_rows.ipynb #00000005
 NEAR = ('unit', 'read', 'both', 'spread')
 
 
@@ -69,7 +69,7 @@ def nearest_rows(
     order = distance.argsort(dim=1, stable=True)
     return order[:, : n_rows + len(read) - 1].sort(1).values
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000006
 def rows_of_spread(
     spread: torch.Tensor,  # (T, n_units) of the closed form, by row
     members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
@@ -84,7 +84,7 @@ def rows_of_spread(
     k = min(n_rows + len(read) - 1, len(spread))
     return size.topk(k, dim=1).indices.sort(1).values
 
-# %% ../../nbs/lib/removal_rows.ipynb #50a125ec
+# %% ../../nbs/lib/removal_rows.ipynb #00000009
 @dataclass(eq=False)
 class RowsAnew:
     """Rows of one text's variants that are computed anew; all others hand on
@@ -129,7 +129,7 @@ class RowsAnew:
         of_new = same & kept & (self.token <= self.token[:, None])
         return ~torch.cat([self.sees[:, old], of_new], 1)
 
-# %% ../../nbs/lib/removal_rows.ipynb #5f826dce
+# %% ../../nbs/lib/removal_rows.ipynb #0000000f
 @dataclass(eq=False)
 class ComputedRows:
     """One text of a model whose rows can be computed one by one: `read`, the
@@ -191,7 +191,7 @@ class ComputedRows:
             )
         return whole - values[:-1]
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000010
 AT_ONCE = TOKEN_BUDGET // 4  # keys of an encoder's variants that share a pass
 
 
@@ -226,7 +226,7 @@ class EncoderRows(ComputedRows):
     def outputs(self, anew, without):
         return self.fast.of_rows(*self.handed, anew, without)
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000011
 @dataclass(eq=False)
 class DecoderRows(ComputedRows):
     "Of a causal model, read at its last rows; a row sees what is before it."
@@ -285,7 +285,7 @@ class DecoderRows(ComputedRows):
         if self.handed is None:
             return "it keeps no keys and values of every token"
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000012
 def rows_of(
     whole: Whole,  # of `read_whole`, removal by attention mask
     states: list = None,  # of `removal_pass`, where it kept them
@@ -306,7 +306,7 @@ def rows_of(
         )
     return rows
 
-# %% ../../nbs/lib/removal_rows.ipynb #b99ef443
+# %% ../../nbs/lib/removal_rows.ipynb #00000014
 GRADIENT_PASS = 3  # forward passes: one, and a backward pass that counts as two
 
 
@@ -314,7 +314,7 @@ def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
     "The tokens of each unit."
     return units.number[None] == torch.arange(len(units))[:, None]
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000015
 def _check_options(n_rows, passes, near, rest, n_leading, n_exact):
     "What is none of the options is refused."
     whole_number('n_rows', n_rows)
@@ -342,7 +342,7 @@ def _check_options(n_rows, passes, near, rest, n_leading, n_exact):
             " n_leading=None"
         )
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000016
 def _rows_within(passes, first, members, n_read, n_leading):
     "Rows of each unit, or of the leading, that so many forward passes leave."
     n_units, n_tokens = members.shape
@@ -359,14 +359,14 @@ def _rows_within(passes, first, members, n_read, n_leading):
         )
     return n_rows
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000017
 def _largest(scores, special, n):
     "So many units, but special ones, in order."
     size = scores.abs().masked_fill(special.to(scores.device), -1)
     n = min(n, int((~special).sum()))
     return size.topk(n).indices.sort().values
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000018
 def _scored(rows, through, members, special, n_rows, near, n_leading):
     "→ a score of each unit, how many rows that took; through: the closed form."
 
@@ -393,13 +393,13 @@ def _scored(rows, through, members, special, n_rows, near, n_leading):
     rest = rest[0] if rows.whole.value.ndim == 1 else rest.T
     return scores + rest, n_computed
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #00000019
 def _as_scores(whole, scores, **info):
     return Scores(
         scores.view(len(scores), -1).T, whole.value.flatten(), whole.readout, info
     )
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #0000001a
 @text_by_text
 def removal_rows_scores(
     model,
@@ -489,5 +489,5 @@ def removal_rows_scores(
         cost += int(every.sum()) / n_tokens
     return _as_scores(whole, scores, rows=n_rows, exact=exact, forward_equivalents=cost)
 
-
+# %% ../../nbs/lib/removal_rows.ipynb #0000001b
 removal_rows_scores.by_unit = True

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SummaryComparison', 'compare_summaries', 'scatter_figure', 'comparison_html']
 
-# %% ../../nbs/lib/reports_comparison.ipynb #300445b3
+# %% ../../nbs/lib/reports_comparison.ipynb #00000002
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from .summary_views import method_title, save_block
 from ..stats import agreement, paired_difference
 from ..views.html import draw
 
-# %% ../../nbs/lib/reports_comparison.ipynb #ea97b0e3
+# %% ../../nbs/lib/reports_comparison.ipynb #00000005
 def _check_two(first, second):
     "Summaries of the same words."
     for s in (first, second):
@@ -38,7 +38,7 @@ def _check_two(first, second):
             f" {len(first.texts)} texts and {len(second.texts)}"
         )
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000006
 def _side_by_side(first, second):
     "Rows of words that both have: text, class, word, first, second."
     every = [s.occurrences[~s.occurrences.special] for s in (first, second)]
@@ -63,7 +63,7 @@ def _side_by_side(first, second):
         }
     )
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000007
 def _r_of_texts(rows, texts):
     "A row per text, the smallest r first: text, class, other_class, r, words."
     found = []
@@ -86,7 +86,7 @@ def _r_of_texts(rows, texts):
         )
     return pd.DataFrame(found).sort_values('r', ignore_index=True)
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000008
 def _words_apart(rows, scale, min_count):
     "A row per class and word, the largest |difference| first."
     rows = rows.assign(first=rows['first'] / scale[0], second=rows['second'] / scale[1])
@@ -101,7 +101,7 @@ def _words_apart(rows, scale, min_count):
     size = table.difference.abs()
     return table.loc[size.sort_values(ascending=False).index].reset_index()
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000009
 @dataclass(eq=False)
 class SummaryComparison:
     "Two summaries of the same texts: where they agree, where they do not."
@@ -157,7 +157,7 @@ class SummaryComparison:
     def _repr_html_(self):
         return comparison_html(self, 6)
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #0000000a
 def compare_summaries(
     first: Summary,  # of `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
@@ -195,7 +195,7 @@ def compare_summaries(
     texts = _r_of_texts(rows, first.texts)
     return SummaryComparison(names, texts, words, scale, first.unit)
 
-# %% ../../nbs/lib/reports_comparison.ipynb #7e3be7e0
+# %% ../../nbs/lib/reports_comparison.ipynb #0000000e
 def _r_panel(ax, comparison):
     "How the texts' r are spread."
     r = comparison.texts.r.dropna().to_numpy()
@@ -214,7 +214,7 @@ def _r_panel(ax, comparison):
     ax.set_xlabel('r', fontsize=8)
     ax.set_ylabel('texts', fontsize=8)
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #0000000f
 def _name_far_words(ax, named):
     "Names beside dots, away from the diagonal; close ones are moved apart."
     height = ax.bbox.height * 72 / ax.figure.dpi  # of the panel, in points
@@ -236,7 +236,7 @@ def _name_far_words(ax, named):
                 parse_math=False,
             )
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000010
 def _words_panel(ax, comparison, n):
     "Words by their two mean effects, a marker per class."
     words = comparison.words
@@ -264,7 +264,7 @@ def _words_panel(ax, comparison, n):
     ax.set_xlabel(comparison.names[0], fontsize=8, parse_math=False)
     ax.set_ylabel(comparison.names[1], fontsize=8, parse_math=False)
 
-
+# %% ../../nbs/lib/reports_comparison.ipynb #00000011
 def scatter_figure(
     comparison: SummaryComparison,
     n: int = 8,  # words that are named
@@ -281,7 +281,7 @@ def scatter_figure(
         ax.tick_params(labelsize=8)
     return fig
 
-# %% ../../nbs/lib/reports_comparison.ipynb #9dd50a04
+# %% ../../nbs/lib/reports_comparison.ipynb #00000014
 def comparison_html(
     comparison: SummaryComparison,
     n: int = 12,  # words, and texts

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVERY_SET', 'PAGE_METHODS', 'page_sets', 'page_data', 'explain_page']
 
-# %% ../../nbs/lib/reports_page.ipynb #812efee9
+# %% ../../nbs/lib/reports_page.ipynb #00000002
 import json
 from itertools import combinations
 
@@ -24,7 +24,7 @@ from lrp_loo.views.html import (
     templates,
 )
 
-# %% ../../nbs/lib/reports_page.ipynb #909885c8
+# %% ../../nbs/lib/reports_page.ipynb #00000005
 # up to so many layers and tokens a page holds every set of bypassed layers
 EVERY_SET = (8, 128)
 
@@ -42,7 +42,7 @@ def page_sets(
     alone = [(layer,) for layer in range(L)]
     return list(dict.fromkeys([(), *first, *last, *alone]))
 
-# %% ../../nbs/lib/reports_page.ipynb #dcf00594
+# %% ../../nbs/lib/reports_page.ipynb #00000008
 PAGE_METHODS = tuple(
     sorted(
         (name for name, method in METHODS.items() if method.on_page),
@@ -55,7 +55,7 @@ def _rounded_map(a):
     "An explanation's scores to six digits."
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
-
+# %% ../../nbs/lib/reports_page.ipynb #00000009
 def _sets_scores(asked, sets, target):
     "Set → scores; thirty-two sets at a time, so that memory stays small."
     out = {}
@@ -70,7 +70,7 @@ def _sets_scores(asked, sets, target):
         out |= {name: _rounded_map(maps[0]) for name, maps in found.items()}
     return out
 
-
+# %% ../../nbs/lib/reports_page.ipynb #0000000a
 def _page_tokens(asked, a):
     "What the page's script draws of each token; its word, where it can be said."
     columns = zip(
@@ -91,7 +91,7 @@ def _page_tokens(asked, a):
         return tokens
     return [token | dict(word=word) for token, word in zip(tokens, words)]
 
-
+# %% ../../nbs/lib/reports_page.ipynb #0000000b
 def page_data(
     model,
     tokenizer,  # a model that reads text, its tokenizer
@@ -132,7 +132,7 @@ def page_data(
     opens = opens or ('auto' if 'auto' in methods and not bypassed else 'attn_lrp')
     return _page_data(asked, methods, opens, bypassed, how)
 
-
+# %% ../../nbs/lib/reports_page.ipynb #0000000c
 def _page_data(asked, methods, opens, bypassed, how):
     "The maps; the first settles what is explained."
     (target,) = asked.targets
@@ -164,7 +164,7 @@ def _page_data(asked, methods, opens, bypassed, how):
         tokens=_page_tokens(asked, a),
     )
 
-
+# %% ../../nbs/lib/reports_page.ipynb #0000000d
 def explain_page(
     model,  # one that reads text
     tokenizer,  # its tokenizer

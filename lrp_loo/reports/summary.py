@@ -6,7 +6,7 @@
 __all__ = ['SUMMARY_UNITS', 'SETTINGS', 'FRAME_COLUMNS', 'TABLE', 'AROUND', 'places_in_text', 'interval_ends', 'word_numbers',
            'shown_forms', 'Summary', 'summarize', 'summarize_texts']
 
-# %% ../../nbs/lib/reports_summary.ipynb #d7e62bd9
+# %% ../../nbs/lib/reports_summary.ipynb #00000002
 import re
 import unicodedata
 from bisect import bisect_right
@@ -33,7 +33,7 @@ from lrp_loo.reports.summary_views import (
 from ..stats import mean_interval
 from ..views.html import shown_tokens
 
-# %% ../../nbs/lib/reports_summary.ipynb #da8910b4
+# %% ../../nbs/lib/reports_summary.ipynb #0000000a
 def _folded(text):
     "Its signs without case and accents, and where each of them stands."
     if text.isascii():  # the same, at once
@@ -46,7 +46,7 @@ def _folded(text):
     ]
     return ''.join(part for part, _ in found), [place for _, place in found]
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #0000000b
 def places_in_text(
     pieces: list,  # strings: tokens without marks, or words
     text: str,
@@ -66,7 +66,7 @@ def places_in_text(
         places.append((at[start], end))
     return places
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #0000000c
 def _laid_out(shown, text):
     "(gap, piece) of each token → the text, or one put together; their places."
     if text is not None:
@@ -81,7 +81,7 @@ def _laid_out(shown, text):
         text += piece
     return text, places
 
-# %% ../../nbs/lib/reports_summary.ipynb #9e42960d
+# %% ../../nbs/lib/reports_summary.ipynb #0000000e
 SUMMARY_UNITS = ('word', 'token')
 
 
@@ -89,7 +89,7 @@ def _has_units(a):
     "Its entries are words (or longer units) already."
     return 'unit_of_token' in a.info
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #0000000f
 def _said(a, text, unit):
     "The text of one map; (written, start, end, score, special) of each word in it."
     content = a.is_content.nonzero()[:, 0].tolist()
@@ -113,7 +113,7 @@ def _said(a, text, unit):
         rows.append((written, start, end, score, False))
     return text, rows + [(a.tokens[i], -1, -1, scores[i], True) for i in special]
 
-# %% ../../nbs/lib/reports_summary.ipynb #e49d6544
+# %% ../../nbs/lib/reports_summary.ipynb #00000012
 # options of a method that every map must share, as `Attribution.info` has them
 SETTINGS = (
     'removal',
@@ -154,7 +154,7 @@ def _maps_of_frame(rows):
         for row in rows.itertuples()
     ]
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000013
 def _as_maps(maps):
     "A list of Attribution, whatever was given."
     if hasattr(maps, 'columns'):
@@ -182,7 +182,7 @@ def _as_maps(maps):
         raise ValueError("no maps to summarize; give at least one Attribution")
     return maps
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000014
 def _check_one_method(maps):
     "One method, with one set of options."
     methods = list(dict.fromkeys(a.method for a in maps))
@@ -207,7 +207,7 @@ def _check_one_method(maps):
             " all texts with the same options"
         )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000015
 def _check_one_model(maps):
     "By the mark of its weights; where there is none, as far as maps can tell."
     made = {a.info.get('weights'): a.made_by for a in maps if a.made_by}
@@ -231,14 +231,14 @@ def _check_one_model(maps):
                     " averaged; summarize each, then compare_summaries"
                 )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000016
 def _check_unit(unit):
     if unit not in SUMMARY_UNITS:
         raise ValueError(
             f"unit={unit!r} is not known; take one of {', '.join(SUMMARY_UNITS)}"
         )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000017
 def _check_unit_of(maps, unit):
     "The maps' own units are those that were asked for."
     of_units = [a for a in maps if _has_units(a)]
@@ -259,7 +259,7 @@ def _check_unit_of(maps, unit):
                     f"{token!r} is no word; explain with units='word' or 'token'"
                 )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000018
 def _classes_of(maps, by_class):
     "The class each text counts for."
     explained = [str(a.label or f'target {a.target}') for a in maps]
@@ -282,7 +282,7 @@ def _classes_of(maps, by_class):
         )
     return groups
 
-# %% ../../nbs/lib/reports_summary.ipynb #bdc9a703
+# %% ../../nbs/lib/reports_summary.ipynb #0000001a
 TABLE = ['class', 'word', 'mean', 'low', 'high', 'mean_abs', 'positive']
 TABLE += ['texts', 'count']
 
@@ -298,7 +298,7 @@ def _means_by_text(occurrences):
         count=('score', 'size'),
     )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #0000001b
 def interval_ends(
     numbers: pd.Series,  # one per (class, word, text), in order
     min_count: int = 1,  # numbers of a word, at least
@@ -315,7 +315,7 @@ def interval_ends(
         parts.append(pd.DataFrame(dict(low=low, high=high), index=words))
     return pd.concat(parts)
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #0000001c
 def word_numbers(
     # a row per occurrence: class, word, text, score; of copies (`copy`) the
     # texts and occurrences are counted, and nothing else
@@ -337,7 +337,7 @@ def word_numbers(
     table = table.reset_index().sort_values(by, ascending=[True, False, True])
     return table[TABLE].reset_index(drop=True)
 
-# %% ../../nbs/lib/reports_summary.ipynb #18406968
+# %% ../../nbs/lib/reports_summary.ipynb #0000001f
 AROUND = 45  # characters on either side of a word in context
 
 
@@ -351,7 +351,7 @@ def shown_forms(
     best = forms.sort_values(['small', 'times'], ascending=False, kind='stable')
     return best.drop_duplicates('word').set_index('word').written
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000020
 @dataclass(eq=False)
 class Summary:
     "The words of many texts by mean effect, and where each was said."
@@ -533,7 +533,7 @@ class Summary:
             lines.append(f"  {name}: {', '.join(said)}")
         return '\n'.join(lines)
 
-# %% ../../nbs/lib/reports_summary.ipynb #775f04fe
+# %% ../../nbs/lib/reports_summary.ipynb #00000021
 def summarize(
     # of Attribution, one for each text, as `explain` gives them; or the rows of
     # one method, as `read_sweep` gives them
@@ -590,7 +590,7 @@ def summarize(
         len(maps) - len(own),
     )
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #00000022
 def _no_copies(maps, texts, classes):
     "Numbers of the maps that are none: same text, target, class and scores."
     own = []
@@ -604,7 +604,7 @@ def _no_copies(maps, texts, classes):
             own.append(i)
     return own
 
-# %% ../../nbs/lib/reports_summary.ipynb #980a0410
+# %% ../../nbs/lib/reports_summary.ipynb #00000024
 def summarize_texts(
     model,  # as for `explain`; or a transformers pipeline
     tokenizer,  # the model's; None for a pipeline

@@ -6,7 +6,7 @@
 __all__ = ['MOST_DOTS', 'MOST_PANELS', 'PAGE_EXAMPLES', 'method_title', 'beeswarm_figure', 'bar_ends', 'bar_figure',
            'summary_html', 'save_block', 'save_summary']
 
-# %% ../../nbs/lib/reports_summary_views.ipynb #2f76135a
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000002
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..methods import METHODS
 from ..views.figures import unit_rgb
 from ..views.html import DOWN, UP, draw, score_colours
 
-# %% ../../nbs/lib/reports_summary_views.ipynb #ae5138a8
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000006
 MOST_DOTS = 500  # of one word
 MOST_PANELS = 4  # classes side by side, unless they are named
 
@@ -30,7 +30,7 @@ def method_title(
     label = METHODS[method].label if method in METHODS else method
     return label + bracket + options
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000007
 def _panel_classes(summary, n, classes):
     "Class → its first n words; of many classes those of most texts."
     tops = summary.top(n, classes)
@@ -45,7 +45,7 @@ def _n_texts(summary, name):
     rows = summary.occurrences
     return rows.text[rows['class'] == name].nunique()
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000008
 def _panels(summary, tops):
     "A figure with a panel per class, words down its side, the largest on top."
     import matplotlib.pyplot as plt
@@ -72,7 +72,7 @@ def _panels(summary, tops):
     )
     return fig, axes[0]
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000009
 def _drawn_dots(x):
     "Sorted, at most `MOST_DOTS` of them, both ends among them."
     x = np.sort(x)
@@ -91,7 +91,7 @@ def _bars_stacked(x, low, high):
         height[here] = (rank + 1) // 2 * np.where(rank % 2, 1, -1)
     return height * min(0.14, 0.4 / max(1.0, np.abs(height).max()))
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #0000000a
 def beeswarm_figure(
     summary,  # a `Summary`
     n: int = 15,  # words of each class
@@ -122,7 +122,7 @@ def beeswarm_figure(
             ax.scatter(x[~up], height[~up], **blue, **look)
     return fig
 
-# %% ../../nbs/lib/reports_summary_views.ipynb #7df1c424
+# %% ../../nbs/lib/reports_summary_views.ipynb #0000000d
 def bar_ends(
     tops: dict,  # class → words, as `Summary.top` has them
 ) -> tuple:  # low, high
@@ -131,7 +131,7 @@ def bar_ends(
     room = 0.5 * (np.abs(means).max() or 1.0)
     return min(0.0, means.min()) - room, max(0.0, means.max()) + room
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #0000000e
 def bar_figure(
     summary,  # a `Summary`
     n: int = 15,  # words of each class
@@ -161,7 +161,7 @@ def bar_figure(
         ax.set_xlim(low, high)
     return fig
 
-# %% ../../nbs/lib/reports_summary_views.ipynb #88e70342
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000013
 PAGE_EXAMPLES = 3  # of each word
 
 
@@ -180,7 +180,7 @@ def _drawn_word(summary, row):
         said.append(f"{e['score']:+.2f} {e['before']}{e['word']}{e['after']}")
     return row | dict(said='\n'.join(said), interval=interval, examples=examples)
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000014
 def summary_html(
     summary,  # a `Summary`
     n: int = 40,  # words of each class
@@ -206,7 +206,7 @@ def summary_html(
         special=', '.join(said),
     )
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000015
 def save_block(
     path,  # .html; written whole or not at all
     title: str,
@@ -218,7 +218,7 @@ def save_block(
         raise ValueError(f"{path.name!r} must end in .html")
     write_text_atomic(path, draw('sheet', title, block, headed=True))
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #00000016
 def save_summary(
     summary,  # a `Summary`
     path,  # .html

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OneChoice', 'explain_choices']
 
-# %% ../../nbs/lib/tasks_choices.ipynb #5785c8c4
+# %% ../../nbs/lib/tasks_choices.ipynb #00000002
 import torch
 
 from ..core.hooks import leaves_nothing
@@ -13,7 +13,7 @@ from ..methods import explain
 from ..models.encoding import as_texts, check_text
 from ..views import Attributions
 
-# %% ../../nbs/lib/tasks_choices.ipynb #0afb87fc
+# %% ../../nbs/lib/tasks_choices.ipynb #00000004
 class OneChoice(torch.nn.Module):
     "A model for multiple choice, as one that reads one choice a row."
 
@@ -33,7 +33,7 @@ class OneChoice(torch.nn.Module):
         each = dict(input_ids=input_ids, **inputs)
         return self.model(**{k: v[:, None] for k, v in each.items()})
 
-
+# %% ../../nbs/lib/tasks_choices.ipynb #00000005
 @leaves_nothing
 def explain_choices(
     model,  # …ForMultipleChoice, in eval mode

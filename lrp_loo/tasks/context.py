@@ -6,7 +6,7 @@
 __all__ = ['TEMPLATE', 'LONG_CONTEXT', 'answer_log_prob', 'context_units', 'attribute_context', 'prompt_ids', 'continuation_ids',
            'encoded_ids']
 
-# %% ../../nbs/lib/tasks_context.ipynb #e9703edd
+# %% ../../nbs/lib/tasks_context.ipynb #00000002
 import torch
 
 from ..asked.rows import next_tokens
@@ -22,7 +22,7 @@ from lrp_loo.models.encoding import (
 )
 from ..models.layers import made_with
 
-# %% ../../nbs/lib/tasks_context.ipynb #1d1a9b1e
+# %% ../../nbs/lib/tasks_context.ipynb #00000006
 def answer_log_prob(
     # (n,) token ids of the answer, the last tokens of the input
     answer: torch.Tensor,
@@ -38,7 +38,7 @@ def answer_log_prob(
     log_prob.n_rows = of_each.n_rows
     return log_prob
 
-# %% ../../nbs/lib/tasks_context.ipynb #ae153862
+# %% ../../nbs/lib/tasks_context.ipynb #00000008
 TEMPLATE = '{context}\n\n{question}\n'
 
 
@@ -56,7 +56,7 @@ def _around_context(template, question):
             f" alone; {e} is not known"
         ) from None
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #00000009
 def context_units(
     tokenizer,  # a fast one
     context: str,  # as for `attribute_context`
@@ -83,7 +83,7 @@ def context_units(
         spans = begun_spans(tokenizer, asked, prompt.rstrip(' '), spans)
     return ids, own, text_units(tokenizer, asked, prompt.rstrip(' '), spans)
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #0000000a
 def attribute_context(
     model,  # a causal language model in eval mode
     tokenizer,  # its (fast) tokenizer
@@ -121,7 +121,7 @@ def attribute_context(
     a.info |= made_with(model, options)
     return a
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #0000000b
 def prompt_ids(
     tokenizer,
     prompt: str,  # a space at its end belongs to the word that follows
@@ -138,7 +138,7 @@ def prompt_ids(
         behind = behind[:-1]
     return front + own + behind
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #0000000c
 def continuation_ids(
     tokenizer,
     prompt: str,  # what stands before it
@@ -151,7 +151,7 @@ def continuation_ids(
         raise ValueError(f"the answer {text!r} has no tokens")
     return ids
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #0000000d
 def encoded_ids(
     model,
     tokenizer,
@@ -168,7 +168,7 @@ def encoded_ids(
     check_ids(model, row)
     return {'input_ids': row, 'attention_mask': torch.ones_like(row)}
 
-# %% ../../nbs/lib/tasks_context.ipynb #88bb60e3
+# %% ../../nbs/lib/tasks_context.ipynb #00000019
 LONG_CONTEXT = dict(
     method='removal+rows',
     rest=False,  # no gradient

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Entity', 'tagged_entities', 'explain_entities']
 
-# %% ../../nbs/lib/tasks_entities.ipynb #19b2bb2c
+# %% ../../nbs/lib/tasks_entities.ipynb #00000002
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from ..models.encoding import as_texts, check_text, special_mask
 from ..models.layers import made_with
 from ..views import Attributions
 
-# %% ../../nbs/lib/tasks_entities.ipynb #f91c69c5
+# %% ../../nbs/lib/tasks_entities.ipynb #00000005
 class Entity(NamedTuple):
     "Words in a row that a tagger takes for one thing."
 
@@ -25,7 +25,7 @@ class Entity(NamedTuple):
     start: int  # the first word
     end: int  # behind the last
 
-
+# %% ../../nbs/lib/tasks_entities.ipynb #00000006
 def tagged_entities(
     tags: list,  # one per word: BIO, BIOES, BILOU, or without a letter in front
 ) -> list:  # `Entity`, in order
@@ -46,7 +46,7 @@ def tagged_entities(
         ended = letter in 'ESLU'
     return found
 
-# %% ../../nbs/lib/tasks_entities.ipynb #dae5f992
+# %% ../../nbs/lib/tasks_entities.ipynb #00000009
 def _read(tokenizer, text):
     "A text, or its words: an encoding, and the word of each token, or None."
     if not isinstance(text, (str, list)):
@@ -69,7 +69,7 @@ def _read(tokenizer, text):
         raise ValueError(f"word {i}, {words[i]!r}, has no token")
     return e, of_token
 
-
+# %% ../../nbs/lib/tasks_entities.ipynb #0000000a
 def _word_units(tokenizer, ids, of_token, words):
     "The words that were given as `Units`; a special token is its own."
     keys = [('token', i) if w is None else w for i, w in enumerate(of_token)]
@@ -84,7 +84,7 @@ def _word_units(tokenizer, ids, of_token, words):
     special = special_mask(tokenizer, ids)[list(first.values())]
     return Units(torch.tensor([number[key] for key in keys]), names, special)
 
-
+# %% ../../nbs/lib/tasks_entities.ipynb #0000000b
 def _tags(model, enc, of_token):
     "Of each word its tag and its first token; of each token its best class."
     if 'TokenClassification' not in type(model).__name__:
@@ -108,7 +108,7 @@ def _tags(model, enc, of_token):
         best = model(**enc).logits[0].argmax(-1).tolist()
     return [labels[best[i]] for i in firsts.values()], list(firsts.values()), best
 
-
+# %% ../../nbs/lib/tasks_entities.ipynb #0000000c
 def explain_entities(
     model,  # a token classifier, as for `explain`
     tokenizer,  # its tokenizer, a fast one

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['greedy_continuation', 'greedy_answer', 'explain_generation', 'generation_agreement', 'audit_generation']
 
-# %% ../../nbs/lib/tasks_generation.ipynb #de5a31cb
+# %% ../../nbs/lib/tasks_generation.ipynb #00000002
 import time
 from functools import partial
 
@@ -31,7 +31,7 @@ from ..stats import agreement, mean_se
 from .context import continuation_ids, encoded_ids, prompt_ids
 from ..trust.audit import AuditTable, audit_table, refusals_of
 
-# %% ../../nbs/lib/tasks_generation.ipynb #d510d831
+# %% ../../nbs/lib/tasks_generation.ipynb #00000006
 def _as_prompt(tokenizer, prompt):
     "The prompt as one text; was it written by a chat template?"
     if isinstance(prompt, str):
@@ -53,7 +53,7 @@ def _as_prompt(tokenizer, prompt):
     )
     return text, True
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #00000007
 def _said_in_chat(tokenizer, messages, text, ids):
     """(n_tokens,) bool, the tokens of the messages' own words; None where the chat
     template did not write these as they are.
@@ -72,7 +72,7 @@ def _said_in_chat(tokenizer, messages, text, ids):
         [place is not None and any(said[slice(*place[1:])]) for place in places]
     )
 
-# %% ../../nbs/lib/tasks_generation.ipynb #5f540581
+# %% ../../nbs/lib/tasks_generation.ipynb #00000009
 @leaves_nothing
 @torch.no_grad()
 def greedy_continuation(
@@ -85,7 +85,7 @@ def greedy_continuation(
     given = dict(input_ids=row, attention_mask=torch.ones_like(row))
     return _generated(model, given, len(ids), max_new_tokens)
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000000a
 def _generated(model, given, n_known, max_new_tokens):
     "What it goes on with behind so many tokens that its decoder knows."
     known = model.generation_config
@@ -102,7 +102,7 @@ def _generated(model, given, n_known, max_new_tokens):
     out = model.generate(**given, generation_config=config)
     return out[0, n_known:].tolist()
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000000b
 @leaves_nothing
 @torch.no_grad()
 def greedy_answer(
@@ -120,7 +120,7 @@ def greedy_answer(
     )
     return _generated(model.inside, given, int(decoded.sum()), max_new_tokens)
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000000c
 def _check_generates(model):
     "Is it a model that predicts the next token from those before it?"
     can = getattr(getattr(model, 'inside', model), 'can_generate', None)
@@ -132,7 +132,7 @@ def _check_generates(model):
             " …ForConditionalGeneration), such as load_demo('reviews')"
         )
 
-# %% ../../nbs/lib/tasks_generation.ipynb #c564abe9
+# %% ../../nbs/lib/tasks_generation.ipynb #0000000e
 def _behind_a_prompt(model, tokenizer, text, is_chat, said, max_new_tokens):
     "The encoded text of a prompt and what follows; the ids of what follows."
     before = prompt_ids(tokenizer, text, add_special_tokens=not is_chat)
@@ -145,7 +145,7 @@ def _behind_a_prompt(model, tokenizer, text, is_chat, said, max_new_tokens):
         after = continuation_ids(tokenizer, text, said)
     return encoded_ids(model, tokenizer, before + after), after
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000000f
 def _to_a_source(model, tokenizer, text, is_chat, said, max_new_tokens):
     "The same of a source and what an encoder-decoder says to it."
     enc = encode(model, tokenizer, text)
@@ -155,7 +155,7 @@ def _to_a_source(model, tokenizer, text, is_chat, said, max_new_tokens):
         after = model.said_ids(tokenizer, said)
     return model.gone_on(tokenizer, enc, after), after
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #00000010
 def explain_generation(
     model,  # a causal language model, or an encoder-decoder, in eval mode
     tokenizer,  # its tokenizer
@@ -223,7 +223,7 @@ def explain_generation(
             a.is_content = entries[: len(a)] & ~a.is_special
     return Generation(steps)
 
-# %% ../../nbs/lib/tasks_generation.ipynb #6ade27e1
+# %% ../../nbs/lib/tasks_generation.ipynb #0000001c
 def generation_agreement(
     g: Generation,  # of any method
     loo: Generation,  # exact LOO of the same tokens
@@ -242,7 +242,7 @@ def generation_agreement(
         found.append(agreement(a.scores, exact.scores, apart))
     return found
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000001d
 def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
     """Of one prompt: name → its mean r, seconds and tokens, LOO first; or why
     the method refused it.
@@ -264,7 +264,7 @@ def _audited(model, tokenizer, prompt, continuation, methods, first_token, how):
         found[name] = dict(r=mean, seconds=seconds, tokens=len(g))
     return found
 
-
+# %% ../../nbs/lib/tasks_generation.ipynb #0000001e
 def audit_generation(
     model,  # a causal language model in eval mode
     tokenizer,  # its tokenizer

@@ -8,7 +8,7 @@ __all__ = ['WAY_BACK', 'PAIR_METHODS', 'LARGE', 'PHRASES', 'every_pair', 'LeftOu
            'explain_pairs', 'content_values', 'pair_agreement', 'best_tenth', 'forward_cost', 'audit_pairs',
            'phrase_pairs']
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45a03
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000002
 import math
 import re
 import time
@@ -40,7 +40,7 @@ from ..removal.rows import GRADIENT_PASS, tokens_of_units
 from ..stats import FEWEST_TOKENS, mean_se, pearson
 from ..trust.audit import AuditTable, audit_table, refusals_of
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45b02
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000006
 def every_pair(
     n: int,  # tokens (units)
 ) -> torch.Tensor:  # (n (n − 1) / 2, 2) numbers, the smaller one first
@@ -54,7 +54,7 @@ def _each_removed(units, enc):
         return torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)
     return tokens_of_units(units)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000007
 class LeftOut(NamedTuple):
     "What was read of a text, of it without some tokens, and without pairs."
 
@@ -63,7 +63,7 @@ class LeftOut(NamedTuple):
     pairs: torch.Tensor  # (n_pairs,) their interactions
     readout: object  # which number f is
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000008
 def left_out(
     model,
     enc: dict,  # an encoded text
@@ -89,7 +89,7 @@ def left_out(
     alone[some] = one
     return LeftOut(value, alone, alone[i] + alone[j] - two, found.readout)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000009
 @text_by_text
 def exact_pairs(
     model,
@@ -110,10 +110,10 @@ def exact_pairs(
     info = dict(passes=0, forwards=1 + n + len(pairs), pairs=scores)
     return Scores(found.alone[None], found.value, found.readout, info)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000000a
 exact_pairs.by_unit = True
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45c02
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000000f
 # tokens in one batch of passes with a way back: larger ones are slower on a CPU
 WAY_BACK = TOKEN_BUDGET // 4
 
@@ -127,7 +127,7 @@ def _content_of(tokenizer, enc, units):
         return torch.ones(len(ids), dtype=torch.bool)
     return ~special_mask(tokenizer, ids)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000010
 def estimates_without(
     model,
     enc: dict,  # an encoded text
@@ -152,7 +152,7 @@ def estimates_without(
         values.append(found.values.cpu().double())
     return torch.cat(terms), torch.cat(values)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000011
 def symmetric_mean(
     D: torch.Tensor,  # (k, n) D_ij of the chosen j (rows)
     chosen: torch.Tensor,  # (k,) which these are
@@ -167,7 +167,7 @@ def symmetric_mean(
     found = (whole + whole.T) / count
     return found.fill_diagonal_(0)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000012
 def _by_size(scores, counts):
     "(n_pairs, 2) of the tokens that count, the largest |score| first."
     own = torch.where(counts)[0]
@@ -175,7 +175,7 @@ def _by_size(scores, counts):
     size = scores[pairs[:, 0], pairs[:, 1]].abs()
     return pairs[size.argsort(descending=True, stable=True)]
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000013
 def pair_worth(
     D: torch.Tensor,  # (n, n) estimated pairs
     alone: torch.Tensor,  # (n,) LOO of each, read or estimated
@@ -189,7 +189,7 @@ def pair_worth(
         found += size / mean.clamp(min=torch.finfo(size.dtype).tiny)
     return found
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000014
 def largest_pairs(
     scores: torch.Tensor,  # (n, n) symmetric
     counts: torch.Tensor,  # (n,) bool: the tokens that may be in them
@@ -198,7 +198,7 @@ def largest_pairs(
     "The pairs of the largest |score|."
     return _by_size(scores, counts)[:n_pairs]
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000015
 def affordable_pairs(
     scores: torch.Tensor,  # (n, n) symmetric
     counts: torch.Tensor,  # (n,) bool: the tokens that may be in them
@@ -219,7 +219,7 @@ def affordable_pairs(
     of_pair = 1 + reads.view(-1, 2).sum(1)
     return pairs[of_pair.cumsum(0) <= forwards]
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45c03
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000016
 def _number_of(name, given, by_word, least, default):
     "As it was given: a whole number, one of the words, or None."
     if given is None:
@@ -233,7 +233,7 @@ def _number_of(name, given, by_word, least, default):
         )
     return by_word[given]
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000017
 @text_by_text
 def removal_pairs(
     model,
@@ -290,7 +290,7 @@ def removal_pairs(
     info = dict(passes=1 + k, forwards=len(pairs) + singles, pairs=scores)
     return Scores(alone[None], value, whole.readout, info)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000018
 removal_pairs.by_unit = True
 
 PAIR_METHODS = {
@@ -300,7 +300,7 @@ PAIR_METHODS = {
     ),
 }
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45d02
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000001a
 def _pair_method(method):
     "One of PAIR_METHODS, or a function that is called as they are."
     if isinstance(method, Method) or callable(method):
@@ -312,7 +312,7 @@ def _pair_method(method):
         f" {', '.join(PAIR_METHODS)}, or a function as in PAIR_METHODS"
     )
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000001b
 def _asked_of_pairs(model, tokenizer, texts, methods, *given):
     "The call, of texts."
     asked = Asked.of(model, tokenizer, texts, map(_pair_method, methods), *given)
@@ -320,7 +320,7 @@ def _asked_of_pairs(model, tokenizer, texts, methods, *given):
         raise TypeError("pairs are of a text's tokens; give a list of str")
     return asked
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000001c
 def _paired(asked, i, method, options):
     "The record of one text."
     model, tokenizer = asked.model, asked.tokenizer
@@ -341,7 +341,7 @@ def _paired(asked, i, method, options):
     asked.marked(main, i)
     return Pairs(main, main.info.pop('pairs').float())
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000001d
 def explain_pairs(
     model,  # an unmodified transformers model in eval mode
     tokenizer,  # its tokenizer
@@ -372,7 +372,7 @@ def explain_pairs(
         for i in tqdm(range(len(asked.texts)), disable=not progress, desc='pairs')
     ]
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45f02
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000025
 LARGE = 0.1  # of the explained number: a pair that is large
 
 
@@ -392,7 +392,7 @@ def _of_both(p, exact):
         )
     return content_values(p), content_values(exact)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000026
 def pair_agreement(
     p: Pairs,  # of any method
     exact: Pairs,  # of the same text
@@ -405,7 +405,7 @@ def pair_agreement(
         return float('nan')
     return float(pearson(ours[counts], theirs[counts]))
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000027
 def best_tenth(
     p: Pairs,  # of any method
     exact: Pairs,  # of the same text
@@ -423,7 +423,7 @@ def forward_cost(
     "What it took."
     return GRADIENT_PASS * info['passes'] + info['forwards']
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45f03
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000028
 _COMPARED = {
     'removal, √T passes': ('removal', dict(n_tokens='sqrt')),
     'removal': ('removal', {}),
@@ -454,7 +454,7 @@ def _audited_pairs(asked, i, methods, least):
         )
     return found
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #00000029
 def audit_pairs(
     model,  # as for `explain_pairs`
     tokenizer,  # as for `explain_pairs`
@@ -506,7 +506,7 @@ def audit_pairs(
     refused = refusals_of(rows, refusing)
     return audit_table(table, refused, len(asked.texts) - len(own))
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #prs45g02
+# %% ../../nbs/lib/tasks_pairs.ipynb #0000002e
 # kind, sentence, the two words, the sign of their pair for positive − negative
 PHRASES = (
     ('negation', 'the film is not bad', 'not', 'bad', 1),

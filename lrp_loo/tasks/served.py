@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOW', 'Scorer', 'Served', 'message_units', 'served_passes', 'serve_loo', 'serve_top']
 
-# %% ../../nbs/lib/tasks_served.ipynb #fcdab6e4
+# %% ../../nbs/lib/tasks_served.ipynb #00000002
 import http.client
 import json
 import math
@@ -27,7 +27,7 @@ from .context import continuation_ids, prompt_ids
 from ..trust.certified import TopTokens, settle_top
 from ..trust.intervals import Calibration, calibration_text, estimate_of, in_rank
 
-# %% ../../nbs/lib/tasks_served.ipynb #e1744188
+# %% ../../nbs/lib/tasks_served.ipynb #00000006
 class Scorer(Protocol):
     "Whatever says how probable the last tokens of some texts were."
 
@@ -38,7 +38,7 @@ class Scorer(Protocol):
     ) -> list:  # of each text n_read log-probabilities
         ...
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #00000007
 def _echo(served, ids, n_read):
     "A prompt sent back; one token more is generated, which nobody reads."
     asked = dict(prompt=ids, max_tokens=1, echo=True, logprobs=1, temperature=0)
@@ -50,7 +50,7 @@ def _echo(served, ids, n_read):
         )
     return out[len(ids) - n_read : len(ids)]
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #00000008
 def _forced(served, ids, n_read):
     "Each token as the only one that may be generated."
     found = []
@@ -67,7 +67,7 @@ def _forced(served, ids, n_read):
         found += out['token_logprobs']
     return found
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #00000009
 HOW = dict(echo=_echo, forced=_forced)
 
 
@@ -151,7 +151,7 @@ class Served:
             )
         return found
 
-# %% ../../nbs/lib/tasks_served.ipynb #ac5f6b82
+# %% ../../nbs/lib/tasks_served.ipynb #0000000b
 def message_units(
     tokenizer,  # a fast one with a chat template
     messages: list,  # {'role': …, 'content': …} each, before the answer
@@ -184,7 +184,7 @@ def message_units(
     units = text_units(tokenizer, asked, text.rstrip(' '), spans)
     return ids, continuation_ids(tokenizer, text, answer), units
 
-# %% ../../nbs/lib/tasks_served.ipynb #34d87aa2
+# %% ../../nbs/lib/tasks_served.ipynb #0000000d
 def _without(ids, answer, units, sets):
     "The text's token ids without each set of units."
     number = units.number.tolist()
@@ -196,7 +196,7 @@ def _without(ids, answer, units, sets):
         )
     return [left + list(answer) for left in prompts]
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #0000000e
 def _values(scorer, texts, n_read):
     "Of each text the log-probability of its last tokens."
     found = list(scorer(texts, n_read))
@@ -210,7 +210,7 @@ def _values(scorer, texts, n_read):
             raise ValueError(f"the scorer gave {value!r} as a log-probability")
     return [math.fsum(row) for row in found]
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #0000000f
 def served_passes(
     texts: list,  # token ids of each; the server has the first one's in its cache
     n_read: int,  # the last so many tokens of each are read
@@ -224,7 +224,7 @@ def served_passes(
         total += len(ids) - min(same, len(ids) - n_read - 1)
     return total / len(whole)
 
-
+# %% ../../nbs/lib/tasks_served.ipynb #00000010
 def serve_loo(
     scorer: Scorer,  # such as `Served`
     ids: list,  # token ids of the prompt, as `context_units` gives them
@@ -258,7 +258,7 @@ def serve_loo(
     about = ('log_prob', whole, name)
     return Attribution(units.names, scores, special, *about, info=info)
 
-# %% ../../nbs/lib/tasks_served.ipynb #2def3f40
+# %% ../../nbs/lib/tasks_served.ipynb #00000012
 def serve_top(
     scorer: Scorer,  # as for `serve_loo`
     ids: list,  # as for `serve_loo`

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OVERLAP', 'window_spans', 'farthest_from_edges', 'explain_windows']
 
-# %% ../../nbs/lib/tasks_windows.ipynb #4767bfe7
+# %% ../../nbs/lib/tasks_windows.ipynb #00000002
 import torch
 
 from ..asked.call import encode_all
@@ -17,7 +17,7 @@ from ..methods import as_it_runs, explain
 from ..models.encoding import as_texts, check_text, max_tokens, special_mask
 from ..views import Attributions
 
-# %% ../../nbs/lib/tasks_windows.ipynb #f32ba8a1
+# %% ../../nbs/lib/tasks_windows.ipynb #00000004
 OVERLAP = 64  # tokens that two windows share
 
 
@@ -31,7 +31,7 @@ def window_spans(
     starts = range(0, max(n - overlap, 1), step)
     return [(start, min(start + size, n)) for start in starts]
 
-
+# %% ../../nbs/lib/tasks_windows.ipynb #00000005
 def farthest_from_edges(
     spans: list,  # of `window_spans`
 ) -> torch.Tensor:  # (n,) the number of a window
@@ -47,7 +47,7 @@ def farthest_from_edges(
         room[w, inside] = torch.minimum(left, right)[inside]
     return room.argmax(0)
 
-# %% ../../nbs/lib/tasks_windows.ipynb #88ad8afe
+# %% ../../nbs/lib/tasks_windows.ipynb #00000007
 def _windows(model, tokenizer, text, overlap, max_length):
     "The whole text's ids; how many special ones are in front; spans, encodings."
     check_text(text)
@@ -90,7 +90,7 @@ def _windows(model, tokenizer, text, overlap, max_length):
     encs = [{k: torch.tensor([cut[k][w]]) for k in names} for w in range(len(spans))]
     return whole, front, spans, encs
 
-
+# %% ../../nbs/lib/tasks_windows.ipynb #00000008
 @torch.no_grad()
 def _one_class(model, encs):
     "The class of the largest mean logit over the windows."
@@ -103,7 +103,7 @@ def _one_class(model, encs):
         )
     return int(torch.cat(rows).mean(0).argmax())
 
-
+# %% ../../nbs/lib/tasks_windows.ipynb #00000009
 def _joined(tokenizer, whole, front, spans, maps, overlap):
     "The record of a text from those of its windows."
     first, n = maps[0], spans[-1][1]
@@ -135,7 +135,7 @@ def _joined(tokenizer, whole, front, spans, maps, overlap):
         info,
     )
 
-
+# %% ../../nbs/lib/tasks_windows.ipynb #0000000a
 @leaves_nothing
 def explain_windows(
     model,  # a classifier, as for `explain`

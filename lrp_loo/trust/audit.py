@@ -7,7 +7,7 @@ __all__ = ['SLOTS', 'FEWEST_SHARING', 'MEANS', 'AUDIT_COLUMNS', 'held_against_lo
            'faithfulness_rows', 'faithfulness_row', 'together', 'shared_tokens', 'slot_baseline', 'say_audit_time',
            'AuditTable', 'audit_table', 'copies_given', 'audit']
 
-# %% ../../nbs/lib/trust_audit.ipynb #5c435f13
+# %% ../../nbs/lib/trust_audit.ipynb #00000002
 import contextlib
 import html
 import math
@@ -45,7 +45,7 @@ from .faithfulness import completeness_lines, faithfulness_table, readings
 from .results import Results
 from .verdict import copies_of, is_reference, refusals_of, verdict
 
-# %% ../../nbs/lib/trust_audit.ipynb #90ae567f
+# %% ../../nbs/lib/trust_audit.ipynb #00000006
 def held_against_loo(
     model,
     tokenizer,
@@ -99,7 +99,7 @@ def held_against_loo(
                 of_texts[k] = or_refusal(again) if refusals else again()
     return loos, {name: maps.get(name, loos) for name in methods}
 
-# %% ../../nbs/lib/trust_audit.ipynb #791c5a17
+# %% ../../nbs/lib/trust_audit.ipynb #00000009
 def token_classes(
     a,  # an `Attribution`
 ) -> str:  # a letter per token: s, b, a, c, p
@@ -119,7 +119,7 @@ def token_classes(
 
     return ''.join(map(letter, range(len(a))))
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000a
 def _row(loo, maps, drawn, area=None, kept=()):
     """One text's row: readings of each map, areas where curves were drawn, the
     scores of the maps that are to be kept, in four digits.
@@ -138,7 +138,7 @@ def _row(loo, maps, drawn, area=None, kept=()):
     }
     return row | (dict(classes=token_classes(loo), maps=scores) if kept else {})
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000b
 def _mark(maps, content):
     "What is asked about, in every map of each text."
     for of_method in maps.values():
@@ -151,7 +151,7 @@ def _by_text(loos, maps):
     "Name → a map per text, as a dict of maps for each text."
     return [{name: of[k] for name, of in maps.items()} for k in range(len(loos))]
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000c
 def agreement_rows(
     model,
     tokenizer,
@@ -174,7 +174,7 @@ def agreement_rows(
     _mark({'loo': loos} | maps, content)
     return [_row(loo, of_text, {}) for loo, of_text in zip(loos, _by_text(loos, maps))]
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000d
 def faithfulness_rows(
     model,
     tokenizer,
@@ -231,7 +231,7 @@ def faithfulness_rows(
     )
     return [_row(*of_text, area, maps) for of_text in zip(loos, of_texts, drawn)]
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000e
 def faithfulness_row(
     model,
     tokenizer,
@@ -255,7 +255,7 @@ def faithfulness_row(
         model, tokenizer, [enc], methods, chunk, target, removal, area, curves
     )[0]
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000000f
 def together(
     examples: list,  # (i, encoded text or image, …)
     n: int = 8,  # few enough that little is lost when a run is interrupted
@@ -268,7 +268,7 @@ def together(
     size = n if 'input_ids' in examples[0][1] else 1
     return [examples[i : i + size] for i in range(0, len(examples), size)]
 
-# %% ../../nbs/lib/trust_audit.ipynb #slotsmade
+# %% ../../nbs/lib/trust_audit.ipynb #00000012
 SLOTS = 'slots'  # the table's row for `slot_baseline`
 FEWEST_SHARING = 3  # texts; two share tokens by chance
 
@@ -286,7 +286,7 @@ def shared_tokens(
     n_before = alike(texts)
     return n_before, alike([text[n_before:][::-1] for text in texts])
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #00000013
 def slot_baseline(
     loos: list,  # of each text (n_tokens,) exact LOO
     n_before: int,  # see `shared_tokens`
@@ -306,7 +306,7 @@ def slot_baseline(
         found.append(np.r_[np.mean(before, 0), constant, np.mean(after, 0)])
     return found
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #00000014
 def _slots(rows, encs):
     """The table's row of `slot_baseline`, how many tokens stand in every text
     and their share of LOO's variance, special ones left out; None where texts
@@ -335,7 +335,7 @@ def _slots(rows, encs):
         return None
     return faithfulness_table(of_each)[AUDIT_COLUMNS], n_shared, np.mean(shares)
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #00000015
 def _slots_said(table, n_shared, share, texts):
     "Lines below a table of texts in which no template was named."
     one = n_shared == 1
@@ -356,12 +356,12 @@ def _slots_said(table, n_shared, share, texts):
     )
     return [line, nothing]
 
-# %% ../../nbs/lib/trust_audit.ipynb #083acea2
+# %% ../../nbs/lib/trust_audit.ipynb #00000018
 def _audit_passes(n, n_methods, chunk):
     "Forward passes for a text of n tokens: LOO, and two curves of each method."
     return n + 2 * n_methods * math.ceil(n / chunk)
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #00000019
 def say_audit_time(
     model,
     encs: list,  # encoded texts or images
@@ -385,7 +385,7 @@ def say_audit_time(
             file=sys.stderr,
         )
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001a
 @contextlib.contextmanager
 def _within(bar, model, encs, n_methods, chunk):
     "Moves a bar of texts by the passes that are done within them."
@@ -408,7 +408,7 @@ def _within(bar, model, encs, n_methods, chunk):
     finally:
         bar.n = start  # finished rows are counted as they are kept
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001b
 class AuditTable(pd.DataFrame):
     "A row per method; below it stands what is not in the numbers."
 
@@ -435,7 +435,7 @@ class AuditTable(pd.DataFrame):
         said = [f'<p>{html.escape(line)}</p>' for line in self.below]
         return super()._repr_html_() + ''.join(said)
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001c
 def audit_table(
     table: pd.DataFrame,  # a row per method
     # method → of each text '' or why it was refused; without the reference
@@ -464,7 +464,7 @@ def audit_table(
     table.attrs['below'] = below + ([copies_said(copies)] if copies else [])
     return table
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001d
 def _parts_row(asked, i, methods):
     "Of one text: name → r, passes, seconds, or why the method refused it."
     found, loo = {}, None
@@ -487,7 +487,7 @@ def _parts_row(asked, i, methods):
         found[name] = dict(loo_r=r, passes=passes, seconds=seconds)
     return found
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001e
 def _audited_parts(asked, methods, removal, results, progress):
     "How far methods follow exact LOO of parts of the model."
     if removal is not None or results is not None:
@@ -509,7 +509,7 @@ def _audited_parts(asked, methods, removal, results, progress):
     refused = refusals_of(rows, methods)
     return audit_table(table, refused, len(asked.texts) - len(own))
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #0000001f
 MEANS = ('loo_r', 'loo_r_all', 'lerf', 'morf', 'delta')
 AUDIT_COLUMNS = [f'{mean}{of}' for mean in MEANS for of in ('', '_se')]
 AUDIT_COLUMNS += ['n', 'n_undefined']
@@ -532,7 +532,7 @@ def copies_given(
     times = Counter(keys)
     return {i: times[keys[i]] - 1 for i in first_of_each(keys)}
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #00000020
 def audit(
     # an unmodified transformers model in eval mode, or a transformers pipeline
     model,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TopTokens', 'settle_top', 'top_tokens']
 
-# %% ../../nbs/lib/trust_certified.ipynb #intv46c2
+# %% ../../nbs/lib/trust_certified.ipynb #00000002
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..methods import Asked, explain, gone_on
 from ..removal import put_exact
 from .intervals import Calibration, content_of, estimate_of, in_rank
 
-# %% ../../nbs/lib/trust_certified.ipynb #3989530a
+# %% ../../nbs/lib/trust_certified.ipynb #00000005
 class TopTokens(NamedTuple):
     "The tokens that matter most, and whether that is settled."
 
@@ -26,7 +26,7 @@ class TopTokens(NamedTuple):
     exact: list  # numbers of the tokens that took an exact pass
     attribution: object  # with intervals, and exact scores where they were read
 
-
+# %% ../../nbs/lib/trust_certified.ipynb #00000006
 def settle_top(
     x: np.ndarray,  # (n,) what an estimate ranks tokens by
     s: np.ndarray,  # (n,) the unit of its error; 0 where it is exact
@@ -49,7 +49,7 @@ def settle_top(
         x[i], s[i] = read(i), 0
         exact.append(i)
 
-
+# %% ../../nbs/lib/trust_certified.ipynb #00000007
 def top_tokens(
     model,  # as for `explain`
     tokenizer,  # its tokenizer

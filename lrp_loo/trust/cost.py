@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Cost', 'cost_of']
 
-# %% ../../nbs/lib/trust_cost.ipynb #7e1ef9c1
+# %% ../../nbs/lib/trust_cost.ipynb #00000002
 import time
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from ..loo.duration import in_words
 from ..methods import Asked, explain
 from ..models.encoding import device_of
 
-# %% ../../nbs/lib/trust_cost.ipynb #11d088cd
+# %% ../../nbs/lib/trust_cost.ipynb #00000004
 @dataclass(frozen=True)
 class Cost:
     "What a method takes on many texts."
@@ -48,7 +48,7 @@ class Cost:
             said += f", {self.passes:.1f} passes a text"
         return said if self.price is None else f"{said}, {self.money:,.2f}"
 
-
+# %% ../../nbs/lib/trust_cost.ipynb #00000005
 def cost_of(
     model,  # as for `explain`, on the machine that is meant
     tokenizer,  # as for `explain`

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BUDGETS', 'Frontier', 'frontier']
 
-# %% ../../nbs/lib/trust_frontier.ipynb #front002
+# %% ../../nbs/lib/trust_frontier.ipynb #00000002
 import time
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..stats import agreement, paired_difference
 from .audit import copies_given
 from .verdict import FEWEST_TEXTS
 
-# %% ../../nbs/lib/trust_frontier.ipynb #front004
+# %% ../../nbs/lib/trust_frontier.ipynb #00000004
 BUDGETS = (3, 4, 5, 7, 11, 16, 24, 48)  # forward passes over a text
 
 
@@ -38,7 +38,7 @@ class Frontier(pd.DataFrame):
     def __repr__(self):
         return f'{super().__repr__()}\n{self.needed}'
 
-
+# %% ../../nbs/lib/trust_frontier.ipynb #00000005
 def frontier(
     model,  # as for `explain`
     tokenizer,  # as for `explain`
@@ -92,7 +92,7 @@ def frontier(
     table.attrs['needed'] = _needed(table, wanted, float(np.mean(costs)))
     return table
 
-
+# %% ../../nbs/lib/trust_frontier.ipynb #00000006
 def _needed(table, wanted, exact):
     "In a sentence."
     n = int(table.n.max())

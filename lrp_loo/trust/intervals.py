@@ -7,7 +7,7 @@ __all__ = ['FLOOR', 'COVER', 'BY', 'Estimate', 'estimate_of', 'content_of', 'Cal
            'token_quantile', 'text_quantile', 'in_rank', 'ranked_by', 'reach_needed', 'Calibration', 'kind_of_units',
            'load_calibration', 'calibrate']
 
-# %% ../../nbs/lib/trust_intervals.ipynb #d6c30651
+# %% ../../nbs/lib/trust_intervals.ipynb #00000002
 import json
 import math
 from dataclasses import asdict, dataclass, field
@@ -36,7 +36,7 @@ from ..models.layers import HOW_ALONE, describe_model
 from .audit import held_against_loo
 from .results import as_json
 
-# %% ../../nbs/lib/trust_intervals.ipynb #7f84b6e7
+# %% ../../nbs/lib/trust_intervals.ipynb #00000005
 FLOOR = 0.2  # of a text's own size and spread, below which no token is sure
 
 
@@ -59,7 +59,7 @@ class Estimate(NamedTuple):
         s[list(self.exact)] = 0
         return s
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000006
 def estimate_of(
     a,  # an `Attribution`
 ) -> Estimate:
@@ -74,14 +74,14 @@ def estimate_of(
         [number[i] for i in exact if i in number],
     )
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000007
 def content_of(
     a,  # an `Attribution`
 ) -> list:  # numbers of tokens
     "Those that are asked about."
     return a.is_content.nonzero()[:, 0].tolist()
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000008
 class CalibrationText(NamedTuple):
     "An estimate and the truth."
 
@@ -115,7 +115,7 @@ class CalibrationText(NamedTuple):
             )
         return cls(Estimate(**own), loo)
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000009
 def calibration_text(
     a,  # an `Attribution` of one text
     loo,  # exact LOO of the same text and target
@@ -123,7 +123,7 @@ def calibration_text(
     "What is kept of a text."
     return CalibrationText(estimate_of(a), loo.scores[content_of(a)].tolist())
 
-# %% ../../nbs/lib/trust_intervals.ipynb #50120f78
+# %% ../../nbs/lib/trust_intervals.ipynb #0000000b
 COVER = ('token', 'text')
 
 
@@ -141,7 +141,7 @@ def token_quantile(
             return r
     return math.inf
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #0000000c
 def text_quantile(
     ratios: list,  # of each text: ρ of its tokens
     confidence: float,  # 1 − α
@@ -151,7 +151,7 @@ def text_quantile(
     k = math.ceil((len(largest) + 1) * confidence - 1e-12)
     return largest[k - 1] if k <= len(largest) else math.inf
 
-# %% ../../nbs/lib/trust_intervals.ipynb #75c18d9a
+# %% ../../nbs/lib/trust_intervals.ipynb #00000011
 BY = ('size', 'score')
 
 
@@ -164,7 +164,7 @@ def in_rank(
         raise ValueError(f"by={by!r} is not known; take one of {BY}")
     return abs(x) if by == 'size' else x
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000012
 def ranked_by(
     of_text: CalibrationText,
     by: str = 'size',  # 'size', either way, or 'score', the largest first
@@ -174,7 +174,7 @@ def ranked_by(
     x = in_rank(np.array(estimate.scores), by)
     return x, estimate.scale, in_rank(np.array(loo), by)
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000013
 def reach_needed(
     x: np.ndarray,  # (n,) what an estimate ranks tokens by
     s: np.ndarray,  # (n,) the unit of its error; 0 where it is exact
@@ -191,7 +191,7 @@ def reach_needed(
     )
     return max(float((d[u > 0] / u[u > 0]).max(initial=-math.inf)) for d, u in apart)
 
-# %% ../../nbs/lib/trust_intervals.ipynb #bb2b9229
+# %% ../../nbs/lib/trust_intervals.ipynb #00000016
 @dataclass(frozen=True)
 class Calibration:
     "How far a method is from exact LOO on a model, of some texts."
@@ -344,7 +344,7 @@ class Calibration:
         kept = asdict(self) | dict(texts=texts)
         write_text_atomic(path, json.dumps(kept) + '\n')
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000017
 def kind_of_units(
     units,  # as for `explain`
 ) -> str:  # 'token', 'word', 'sentence' or 'span'
@@ -361,7 +361,7 @@ def _as_kept(method, options):
     (kept,) = recorded_methods({'': (method, options)}).values()
     return as_json(kept)
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000018
 def _around_in_words(said):
     "Of `Asked.said`."
     if 'template' in said:
@@ -379,7 +379,7 @@ def _method_in_words(recorded):
     name, options = recorded
     return f'{name}({", ".join(f"{k}={v!r}" for k, v in options.items())})'
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #00000019
 def load_calibration(
     path,  # of `Calibration.save`
 ) -> Calibration:
@@ -409,7 +409,7 @@ def load_calibration(
         ]
         return Calibration(**kept)
 
-# %% ../../nbs/lib/trust_intervals.ipynb #16aa976c
+# %% ../../nbs/lib/trust_intervals.ipynb #0000001a
 def calibrate(
     model,  # as for `explain`
     tokenizer,  # its tokenizer

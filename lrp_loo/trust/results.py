@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_json', 'Results', 'read_results']
 
-# %% ../../nbs/lib/trust_results.ipynb #b25530db
+# %% ../../nbs/lib/trust_results.ipynb #00000002
 import json
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 
 from ..core.files import reading, versions, without_homes, write_text_atomic
 
-# %% ../../nbs/lib/trust_results.ipynb #8bf7b981
+# %% ../../nbs/lib/trust_results.ipynb #00000005
 def _json_value(o):
     "What JSON takes, of a number, an array or a path that it does not."
     if isinstance(o, (np.generic, torch.Tensor)):
@@ -30,7 +30,7 @@ def as_json(
     "As it would be read back, before rounding."
     return json.loads(json.dumps(o, default=_json_value))
 
-
+# %% ../../nbs/lib/trust_results.ipynb #00000006
 def _rounded(o):
     "Seven significant digits, float32's worth: small files, runs compare."
     if isinstance(o, float):
@@ -41,7 +41,7 @@ def _rounded(o):
         return [_rounded(v) for v in o]
     return o
 
-# %% ../../nbs/lib/trust_results.ipynb #9af95305
+# %% ../../nbs/lib/trust_results.ipynb #00000008
 class Results:
     "Rows of one experiment in one JSON file, written atomically, resumable."
 
@@ -142,7 +142,7 @@ class Results:
         open_head = json.dumps(head, indent=1).removesuffix('\n}')
         write_text_atomic(self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n')
 
-# %% ../../nbs/lib/trust_results.ipynb #2cb1bc95
+# %% ../../nbs/lib/trust_results.ipynb #0000000a
 def read_results(
     path,  # a JSON file that `Results` wrote
 ) -> dict:  # config, versions, rows, and summary where the run is finished

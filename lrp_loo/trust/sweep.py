@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'explain_dataset', 'BatchWorker', 'read_sweep', 'sweep_table', 'ray_cluster', 'sweep']
 
-# %% ../../nbs/lib/trust_sweep.ipynb #fc32184e
+# %% ../../nbs/lib/trust_sweep.ipynb #00000002
 import contextlib
 import hashlib
 import logging
@@ -38,7 +38,7 @@ from .audit import audit_table, held_against_loo
 from .faithfulness import readings
 from .results import Results
 
-# %% ../../nbs/lib/trust_sweep.ipynb #5d5bf91d
+# %% ../../nbs/lib/trust_sweep.ipynb #00000006
 SCHEMA = pa.schema(
     [
         ('index', pa.int64()),
@@ -65,7 +65,7 @@ def _sha(text):
     joined = text if isinstance(text, str) else '\0'.join(text)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000007
 class BatchWorker:
     """A model, loaded once, that turns batches of texts into rows: one per
     text and method.
@@ -150,7 +150,7 @@ class BatchWorker:
             worker=os.getpid(),
         )
 
-# %% ../../nbs/lib/trust_sweep.ipynb #3ebfd351
+# %% ../../nbs/lib/trust_sweep.ipynb #0000000b
 def read_sweep(
     out,  # a folder that `sweep` wrote
     columns=None,  # which columns; None: all
@@ -175,7 +175,7 @@ def read_sweep(
     rows = rows.drop_duplicates(key).sort_values('index', kind='stable')
     return rows.reset_index(drop=True)
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #0000000c
 def sweep_table(
     # with method and r; copies are told by text_sha256 and target
     rows: pd.DataFrame,
@@ -197,7 +197,7 @@ def sweep_table(
     table = table.astype({'n': int, 'n_undefined': int})
     return audit_table(table, {}, n_copies)
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #0000000d
 def _whole_files(out):
     """The finished files of a sweep's folder; somebody else's are refused, those
     that a crash left half written are deleted.
@@ -217,7 +217,7 @@ def _whole_files(out):
         f.unlink()
     return list(out.glob('*.parquet'))
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #0000000e
 def _missing(out, texts, methods, targets):
     "Numbers of the texts that lack a row; a number stands for the same text."
     if not list(out.glob('*.parquet')):
@@ -240,7 +240,7 @@ def _missing(out, texts, methods, targets):
     found = rows.groupby('index').method.agg(set)
     return [i for i in range(len(texts)) if not set(methods) <= found.get(i, set())]
 
-# %% ../../nbs/lib/trust_sweep.ipynb #b5d73401
+# %% ../../nbs/lib/trust_sweep.ipynb #00000010
 def _import_ray():
     if find_spec('ray') is None:
         raise ModuleNotFoundError(
@@ -252,7 +252,7 @@ def _import_ray():
 
     return ray
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000011
 @contextlib.contextmanager
 def ray_cluster(
     workers: int,  # actors that will run
@@ -291,7 +291,7 @@ def ray_cluster(
             ray.init(**options)
         yield ray
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000012
 def _room(ray, device, workers):
     """Device, workers: what the cluster has room for; asking for more would
     wait for ever.
@@ -319,7 +319,7 @@ def _room(ray, device, workers):
         )
     return device, workers
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000013
 def _cause(e):
     "What a worker raised; Ray hands it on as text, under layers of its own."
     first, *_ = str(e).split('\n\nThe above exception was the direct cause')
@@ -332,7 +332,7 @@ def _cause(e):
         " on from there"
     )
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000014
 def _compute_ray(batches, out, options, progress, workers):
     "By Ray's actors. One that dies is started again, and its batch repeated."
     with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
@@ -356,7 +356,7 @@ def _compute_ray(batches, out, options, progress, workers):
         except Exception as e:
             raise _cause(e) from e
 
-# %% ../../nbs/lib/trust_sweep.ipynb #a1bcfc20
+# %% ../../nbs/lib/trust_sweep.ipynb #00000016
 def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
     "Refuse what cannot be meant, before a model is loaded."
     if not texts:
@@ -397,7 +397,7 @@ def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
                 " 'bfloat16'"
             )
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000017
 def _batches(texts, encs, numbers, targets, batch_size):
     "Tables of index and text, the longest first; of target where they differ."
     lengths = {i: encs[i]['input_ids'].shape[1] for i in numbers}
@@ -413,7 +413,7 @@ def _batches(texts, encs, numbers, targets, batch_size):
         found.append(table)
     return found
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000018
 def _compute_plain(batches, out, options, progress):
     "In this process, a file as each batch is done, named by its numbers."
     worker = BatchWorker(**options)
@@ -424,7 +424,7 @@ def _compute_plain(batches, out, options, progress):
         with whole_file(out / name) as tmp:
             pq.write_table(rows, tmp)
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #00000019
 def _class_of(target):
     "The class's number of a `Target`; None: the predicted one."
     described = described_target(target)
@@ -436,7 +436,7 @@ def _class_of(target):
         )
     return index
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #0000001a
 @leaves_nothing
 def sweep(
     texts: list,  # n strings
@@ -530,5 +530,5 @@ def sweep(
     record.save()
     return table
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #0000001b
 explain_dataset = sweep  # its older name

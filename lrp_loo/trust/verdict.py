@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FEWEST_TEXTS', 'LOOSELY', 'WITH_ENDS', 'is_reference', 'refusals_of', 'copies_of', 'verdict']
 
-# %% ../../nbs/lib/trust_verdict.ipynb #c1e62828
+# %% ../../nbs/lib/trust_verdict.ipynb #00000002
 import numpy as np
 import pandas as pd
 
@@ -13,7 +13,7 @@ from ..core.files import copies_said
 from ..stats import FEWEST_TOKENS, paired_difference, per_text
 from ..methods import as_method
 
-# %% ../../nbs/lib/trust_verdict.ipynb #88fe2100
+# %% ../../nbs/lib/trust_verdict.ipynb #00000006
 def is_reference(
     method,  # as for `explain`
     options: dict,  # its options
@@ -31,7 +31,7 @@ def refusals_of(
     others = [m for m, g in names.items() if not (g and is_reference(*g))]
     return {m: [row[m].get('refused', '') for row in rows] for m in others}
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #00000007
 def copies_of(
     rows: list,  # of `audit`
 ) -> int:
@@ -48,7 +48,7 @@ LOOSELY = 0.5
 
 WITH_ENDS = "{mean:.2f} [{low:.2f}, {high:.2f}]"
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #00000008
 def _left_out(n_left_out, never, refused, n_copies):
     "In brackets, behind the number of texts."
     undefined = 'left out, where r is not defined for every method'
@@ -63,7 +63,7 @@ def _left_out(n_left_out, never, refused, n_copies):
         parts.append(copies_said(n_copies))
     return f" ({'; '.join(parts)})" if parts else ''
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #00000009
 def _trusted(model, r, best, left_out):
     "The best method in a sentence, and how far it is above the next."
     first, *others = r
@@ -94,7 +94,7 @@ def _trusted(model, r, best, left_out):
         sentence=sentence,
     )
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #0000000a
 def verdict(
     # of `faithfulness_row`, such as `audit` leaves in its `results`; or its table
     rows: list,

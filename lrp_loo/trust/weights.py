@@ -8,7 +8,7 @@ __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'CARRIERS', 'RIDGES', 'FIT
            'chosen_fit', 'LayerWeights', 'fitted_on', 'check_fitted', 'load_layer_weights', 'text_terms',
            'text_moments', 'fit_moments', 'fit_layers']
 
-# %% ../../nbs/lib/trust_weights.ipynb #0c7a6515
+# %% ../../nbs/lib/trust_weights.ipynb #00000003
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from ..removal import content_units
 from ..removal.one_pass import GROUPS_OF_ROWS, removal_pass
 from .verdict import FEWEST_TEXTS
 
-# %% ../../nbs/lib/trust_weights.ipynb #70d27c69
+# %% ../../nbs/lib/trust_weights.ipynb #00000006
 NORMS = ('slope', 'constant')
 INNER = ('slope', 'rules')
 BYPASSED = ('none', 'first', 'second', 'all')
@@ -55,7 +55,7 @@ def _by_slopes(rule):
     "A rule of two factors, each of which hands on its slope."
     return lambda call, of: rule(call, replace(of, product='gradient'))
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000007
 def between_rules(
     norm: str,  # one of NORMS
     inner: str,  # one of INNER
@@ -83,7 +83,7 @@ def between_rules(
         rules=whole if attention == 'slope' else {},
     )
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000008
 CARRIERS = ('slopes', 'rules')
 
 
@@ -100,7 +100,7 @@ def carrier_rules(
         return None
     return between_rules('constant', 'rules', 'first', n_layers(model))
 
-# %% ../../nbs/lib/trust_weights.ipynb #75064f71
+# %% ../../nbs/lib/trust_weights.ipynb #0000000b
 @text_by_text
 def weighed_removal(
     model,  # as for `explain`
@@ -139,7 +139,7 @@ def weighed_removal(
     info = dict(passes=1, carrier=carrier)
     return Scores(scores, found.values, found.readout, info)
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000000c
 weighed_removal.by_unit = True
 
 
@@ -149,7 +149,7 @@ def _layers_pass(model, enc, target, units, carrier):
     rules = carrier_rules(carrier, model)
     return removal_pass(model, enc, target, of_text, composite=rules, by_group=True)
 
-# %% ../../nbs/lib/trust_weights.ipynb #fe213b57
+# %% ../../nbs/lib/trust_weights.ipynb #0000000f
 class Moments(NamedTuple):
     "Of one text: what a fit of its exact LOO needs, and r."
 
@@ -164,7 +164,7 @@ class Moments(NamedTuple):
         length = float(w @ self.G @ w)
         return float(w @ self.c) / length**0.5 if length > 0 else float('nan')
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000010
 def moments_of(
     terms: np.ndarray,  # (F, n) of the content tokens
     loo: np.ndarray,  # (n,) exact
@@ -178,7 +178,7 @@ def moments_of(
     x, y = x / size, y / size
     return Moments(x @ x.T, x @ y)
 
-# %% ../../nbs/lib/trust_weights.ipynb #322e8546
+# %% ../../nbs/lib/trust_weights.ipynb #00000013
 RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -194,7 +194,7 @@ def fitted_weights(
     stiff = G + ridge * G.diagonal().mean() * np.eye(len(c))
     return scale * ones + np.linalg.solve(stiff, c - scale * (G @ ones))
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000014
 def held_out_r(
     moments: list,  # `Moments` of some texts
     ridge: float,
@@ -212,7 +212,7 @@ class Fit(NamedTuple):
     ridge: float
     r: np.ndarray  # of each text, fitted on the others
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000015
 def best_ridge(
     carrier: str,  # one of CARRIERS
     moments: list,  # `Moments` of some texts
@@ -221,7 +221,7 @@ def best_ridge(
     fits = [Fit(carrier, x, held_out_r(moments, x)) for x in RIDGES]
     return max(fits, key=lambda fit: fit.r.mean())
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000016
 def chosen_fit(
     fits: list,  # a `Fit` of each carrier, the one to keep in doubt first
 ) -> Fit:
@@ -234,7 +234,7 @@ def chosen_fit(
             best = fit
     return best
 
-# %% ../../nbs/lib/trust_weights.ipynb #2cd46c26
+# %% ../../nbs/lib/trust_weights.ipynb #00000019
 FITTED = ('number', 'units', 'begins_special')
 
 
@@ -278,7 +278,7 @@ class LayerWeights:
         "Written whole, or not at all."
         write_text_atomic(path, json.dumps(asdict(self), indent=1) + '\n')
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001a
 def fitted_on(
     tokenizer,
     encs: list,  # encoded texts
@@ -298,7 +298,7 @@ def fitted_on(
     begins = begins.pop() if len(begins) == 1 else None  # None: some do
     return dict(zip(FITTED, (kind, 'token' if of_tokens else 'longer', begins)))
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001b
 def check_fitted(
     fitted: dict,  # of `fitted_on`
     tokenizer,
@@ -316,7 +316,7 @@ def check_fitted(
                 " fitted out"
             )
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001c
 def load_layer_weights(
     path,  # of `LayerWeights.save`
     model=None,  # whose they must be; None: not asked
@@ -337,7 +337,7 @@ def load_layer_weights(
         )
     return found
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001d
 def text_terms(
     model,
     tokenizer,
@@ -359,7 +359,7 @@ def text_terms(
         found[carrier] = x.double().cpu().numpy()
     return found, loo.scores.double().cpu().numpy(), content
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001e
 def text_moments(
     model,
     tokenizer,
@@ -375,7 +375,7 @@ def text_moments(
         counts = counts & content_entries(own, units).numpy()
     return {c: moments_of(x[:, counts], loo[counts]) for c, x in terms.items()}
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #0000001f
 def fit_moments(
     moments: dict,  # carrier → `Moments` of the same texts
     model,
@@ -405,7 +405,7 @@ def fit_moments(
         fitted=fitted,
     )
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #00000020
 def fit_layers(
     model,  # as for `explain`
     tokenizer,  # its tokenizer

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHOWN', 'FORMAT', 'FIELDS', 'Comparison', 'compare', 'Attributions', 'ScoredToken', 'save_maps', 'load']
 
-# %% ../../nbs/lib/views.ipynb #3c5e9a02
+# %% ../../nbs/lib/views.ipynb #00000002
 import json
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from lrp_loo.views.html import (
     texts_html,
 )
 
-# %% ../../nbs/lib/views.ipynb #3c5e9a05
+# %% ../../nbs/lib/views.ipynb #00000007
 class _Shown:
     "What several explanations have in common."
 
@@ -68,7 +68,7 @@ class _Shown:
         "`to_frame` as a file."
         _write_csv(self, path)
 
-
+# %% ../../nbs/lib/views.ipynb #00000008
 @dataclass(eq=False, repr=False)
 class Comparison(_Shown):
     "Explanations of one text by several methods (or of several targets)."
@@ -111,7 +111,7 @@ class Comparison(_Shown):
     def _repr_html_(self):
         return compared_html(self.maps)
 
-
+# %% ../../nbs/lib/views.ipynb #00000009
 def compare(
     *maps,  # Attributions of one text, or one list of them
 ) -> Comparison:  # shows itself in a notebook; `plot`, `save`
@@ -122,7 +122,7 @@ def compare(
 
 SHOWN = 50  # texts of a list that a notebook shows; a file holds all
 
-
+# %% ../../nbs/lib/views.ipynb #0000000a
 class Attributions(_Shown, list):
     """Explanations of several texts, as `explain` gives them: a list of
     `Attribution` that shows itself.
@@ -138,7 +138,7 @@ class Attributions(_Shown, list):
     def _repr_html_(self):
         return texts_html(self, SHOWN)
 
-# %% ../../nbs/lib/views.ipynb #3c5e9a07
+# %% ../../nbs/lib/views.ipynb #0000000c
 class ScoredToken(NamedTuple):
     "One place of an explanation."
 
@@ -160,7 +160,7 @@ def _given_to(record):
 
     return give
 
-
+# %% ../../nbs/lib/views.ipynb #0000000d
 @_given_to(Attribution)
 class _Attribution:
     @property
@@ -249,7 +249,7 @@ class _Attribution:
     def _repr_html_(self):
         return attribution_html(self)
 
-
+# %% ../../nbs/lib/views.ipynb #0000000e
 @_given_to(Generation)
 class _Generation:
     def plot(self):  # a matplotlib figure
@@ -266,7 +266,7 @@ class _Generation:
     def _repr_html_(self):
         return generation_html(self)
 
-
+# %% ../../nbs/lib/views.ipynb #0000000f
 @_given_to(Pairs)
 class _Pairs:
     def plot(self):  # a matplotlib figure
@@ -278,7 +278,7 @@ class _Pairs:
     def _repr_html_(self):
         return pairs_html(self)
 
-# %% ../../nbs/lib/views.ipynb #27947663
+# %% ../../nbs/lib/views.ipynb #00000011
 FORMAT = 'lrp_loo attributions 1'
 FIELDS = (
     'tokens',
@@ -311,7 +311,7 @@ def _pack(o):
         return _pack(o.item())
     raise TypeError(f"an explanation's {type(o).__name__} cannot be written to a file")
 
-
+# %% ../../nbs/lib/views.ipynb #00000012
 def _unpack(o):
     "What `_pack` made, as it was."
     if isinstance(o, list):
@@ -326,7 +326,7 @@ def _unpack(o):
         return float(o['__float__'])
     return {k: _unpack(v) for k, v in o.items()}
 
-
+# %% ../../nbs/lib/views.ipynb #00000013
 def _singles(saved):
     "The maps of what is saved; of pairs the one of single tokens."
     return [saved.main] if isinstance(saved, Pairs) else list(saved)
@@ -345,7 +345,7 @@ def _record(saved):
     record = dict(format=FORMAT, **kind, lrp_loo=versions()['lrp_loo'], maps=maps)
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
-
+# %% ../../nbs/lib/views.ipynb #00000014
 def _as_saved(maps):
     "What a plain list of maps is, read back."
     return maps[0] if len(maps) == 1 else Comparison(maps)
@@ -361,7 +361,7 @@ def _html_file(saved):
         block = (saved if whole else _as_saved(saved))._repr_html_()
     return draw('sheet', title, block, _record(saved).replace('<', '\\u003c'))
 
-
+# %% ../../nbs/lib/views.ipynb #00000015
 def _parquet(saved):
     "A row per method and token; what is said once stands in the file's metadata."
     import pyarrow as pa
@@ -378,7 +378,7 @@ def _parquet(saved):
     schema = pa.schema(list(zip(names, columns)), {'lrp_loo': _record(saved)})
     return pa.Table.from_pylist(rows, schema)
 
-
+# %% ../../nbs/lib/views.ipynb #00000016
 def save_maps(
     # of Attribution: methods on one text, or texts (`Attributions`); or a
     # Generation, or Pairs
@@ -399,7 +399,7 @@ def save_maps(
     else:
         raise ValueError(f"{path.name!r} must end in .html, .json or .parquet")
 
-
+# %% ../../nbs/lib/views.ipynb #00000017
 def _write_csv(found, path):
     "Its table."
     path = Path(path)
@@ -409,7 +409,7 @@ def _write_csv(found, path):
     with whole_file(path) as tmp:
         frame.to_csv(tmp, index=False, encoding='utf-8')
 
-
+# %% ../../nbs/lib/views.ipynb #00000018
 def _read_record(path):
     "The JSON inside a file."
     if path.suffix == '.parquet':
@@ -426,7 +426,7 @@ def _read_record(path):
     found = re.search(tag, text, re.S)
     return found[1] if found else ''
 
-
+# %% ../../nbs/lib/views.ipynb #00000019
 def load(
     path,  # a file that `save` wrote
 ):  # the Attribution, the Comparison (the Attributions) where several were
@@ -453,5 +453,5 @@ def load(
         kinds = dict(generation=Generation, texts=Attributions)
         return kinds.get(d.get('kind'), _as_saved)(maps)
 
-
+# %% ../../nbs/lib/views.ipynb #0000001a
 Attribution.load = Generation.load = Pairs.load = staticmethod(load)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['unit_rgb', 'score_scale', 'attributions_figure', 'generation_figure', 'pairs_figure']
 
-# %% ../../nbs/lib/views_figures.ipynb #a0a5fea4
+# %% ../../nbs/lib/views_figures.ipynb #00000002
 import math
 
 import torch
@@ -23,7 +23,7 @@ from lrp_loo.views.html import (
     shown_tokens,
 )
 
-# %% ../../nbs/lib/views_figures.ipynb #c68f600a
+# %% ../../nbs/lib/views_figures.ipynb #0000000c
 def unit_rgb(
     colour: tuple,  # (red, green, blue) from 0 to 255
 ) -> tuple:
@@ -40,7 +40,7 @@ def score_scale():  # a matplotlib colour map
     scale.set_bad('0.88')
     return scale
 
-
+# %% ../../nbs/lib/views_figures.ipynb #0000000d
 def _image_figure(maps):
     "Patches as a picture, one for each map."
     import matplotlib.pyplot as plt
@@ -57,7 +57,7 @@ def _image_figure(maps):
         fig.colorbar(im, ax=ax, shrink=0.8)
     return fig
 
-
+# %% ../../nbs/lib/views_figures.ipynb #0000000e
 def _limits(a):
     "Of the axis: content alone sets them, so that special tokens stretch nothing."
     content = a.scores[~drawn_apart(a)].float()
@@ -69,7 +69,7 @@ def _limits(a):
     margin = 0.08 * ((high - low) or 1)
     return low - margin, high + margin
 
-
+# %% ../../nbs/lib/views_figures.ipynb #0000000f
 def _special_bar(ax, x, score, limits):
     "Hatched; one that leaves the axis has its number at the edge."
     ax.bar(x, score, facecolor='w', edgecolor='.45', hatch='/////', linewidth=0.6)
@@ -89,7 +89,7 @@ def _special_bar(ax, x, score, limits):
         bbox=dict(facecolor='w', edgecolor='none', pad=0.6),
     )
 
-
+# %% ../../nbs/lib/views_figures.ipynb #00000010
 def _bars(ax, a, part):
     "One row of bars: the tokens `part` of a map, with intervals if it has them."
     limits = _limits(a)
@@ -109,7 +109,7 @@ def _bars(ax, a, part):
     ax.tick_params(axis='y', labelsize=7)
     ax.spines[['top', 'right']].set_visible(False)
 
-
+# %% ../../nbs/lib/views_figures.ipynb #00000011
 def attributions_figure(
     maps: list,  # Attributions of one text
     per_row: int = 24,  # tokens in one row of bars
@@ -142,13 +142,13 @@ def attributions_figure(
         fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right')
     return fig
 
-# %% ../../nbs/lib/views_figures.ipynb #5b0d7a02
+# %% ../../nbs/lib/views_figures.ipynb #00000013
 def _name_cells(ax, across, down):
     look = dict(fontsize=8, parse_math=False)
     ax.set_xticks(range(len(across)), across, rotation=90, **look)
     ax.set_yticks(range(len(down)), down, **look)
 
-
+# %% ../../nbs/lib/views_figures.ipynb #00000014
 def generation_figure(g: Generation):  # a matplotlib figure
     "A heat map: generated tokens down, what stands before them across."
     import matplotlib.pyplot as plt
@@ -166,7 +166,7 @@ def generation_figure(g: Generation):  # a matplotlib figure
     ax.set_title(title, fontsize=9, loc='left')
     return fig
 
-
+# %% ../../nbs/lib/views_figures.ipynb #00000015
 def pairs_figure(p: Pairs):  # a matplotlib figure
     "A heat map of the pairs; special tokens' may leave the scale."
     import matplotlib.pyplot as plt

@@ -8,7 +8,7 @@ __all__ = ['UP', 'DOWN', 'STRENGTH', 'SPACE_MARKS', 'PALETTE', 'IN_TEXT', 'ARCS'
            'dyed', 'templates', 'draw', 'how_exact', 'tokens_html', 'legend_html', 'boxed', 'attribution_html', 'has_r',
            'compared_html', 'texts_html', 'generation_html', 'arcs_svg', 'pairs_table_html', 'pairs_html']
 
-# %% ../../nbs/lib/views_html.ipynb #e115b9c5
+# %% ../../nbs/lib/views_html.ipynb #00000002
 import math
 import re
 import zlib
@@ -20,7 +20,7 @@ import torch
 from ..core import Attribution, Generation, Pairs
 from ..stats import FEWEST_TOKENS, pearson
 
-# %% ../../nbs/lib/views_html.ipynb #60fe4f9f
+# %% ../../nbs/lib/views_html.ipynb #00000005
 # red and blue
 UP = (178, 24, 43)
 DOWN = (33, 102, 172)
@@ -34,7 +34,7 @@ def _colour(score, top):
     share = min(1, abs(score / top))
     return tuple(round(255 + (e - 255) * share * STRENGTH) for e in end)
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000006
 def score_colours(
     scores: torch.Tensor,  # (n,) signed
     # the |score| that gets the strongest colour; the largest by default
@@ -49,7 +49,7 @@ def drawn_apart(a: Attribution) -> torch.Tensor:  # (n_tokens,) bool
     "Tokens outside the colour scale: those that are no content, where some are."
     return ~a.is_content if a.is_content.any() else torch.zeros_like(a.is_special)
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000007
 def apart_called(*maps) -> str:  # Attributions
     "What is drawn apart, in words; '' where nothing is."
     apart = [(drawn_apart(a), a.is_special) for a in maps]
@@ -62,7 +62,7 @@ def scale_top(a: Attribution) -> float:
     "The largest |score| of a content token, which gets the strongest colour."
     return float(a.scores[~drawn_apart(a)].abs().max())
 
-# %% ../../nbs/lib/views_html.ipynb #85c49c26
+# %% ../../nbs/lib/views_html.ipynb #0000000b
 SPACE_MARKS = 'Ġ▁'  # where a space stood, in byte-level vocabularies and others
 
 
@@ -85,7 +85,7 @@ def shown_tokens(
         before = token
     return out
 
-
+# %% ../../nbs/lib/views_html.ipynb #0000000c
 def shown_places(
     a: Attribution,
 ) -> list:  # (is there a gap before it?, what to show) per token
@@ -105,7 +105,7 @@ def shown_places(
         before = place
     return shown
 
-
+# %% ../../nbs/lib/views_html.ipynb #0000000d
 def _as_it_stands(parts, place, before):
     "(is there a gap before it?, what to show) of a stretch of the text."
     part, start, end = place
@@ -119,7 +119,7 @@ def _as_it_stands(parts, place, before):
         gap = any(map(str.isspace, parts[part][before[2] : begins]))
     return gap, visible or ('↵' if '\n' in raw else '␣')
 
-# %% ../../nbs/lib/views_html.ipynb #61c3a7e4
+# %% ../../nbs/lib/views_html.ipynb #00000010
 def in_thousandths(
     probability: float,  # from 0 to 1
 ) -> str:
@@ -138,7 +138,7 @@ def headline(a: Attribution) -> str:
         return said
     return f"{said} · probability {in_thousandths(probability)}"
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000011
 # of every page; Python's own pictures take UP and DOWN
 PALETTE = dict(
     light=dict(
@@ -177,7 +177,7 @@ def dyed(
         'color:var(--lrp-ink,#111)'
     )
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000012
 @cache
 def templates():  # a jinja2 Environment
     "The folder of templates, and what they may call; read when HTML is drawn."
@@ -212,7 +212,7 @@ def templates():  # a jinja2 Environment
     )
     return env
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000013
 def draw(
     view: str,  # a macro of `assets/views.html`
     *values,  # it takes
@@ -222,7 +222,7 @@ def draw(
     macros = templates().get_template('views.html').module
     return str(getattr(macros, view)(*values, **more))
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000014
 def how_exact(
     a,  # Attribution
 ) -> list:  # a str per token, said after its score
@@ -236,7 +236,7 @@ def how_exact(
 # `opens`: the columns of an image that begins here
 IN_TEXT = dict(opens=0, closes=False, patch=False, picture=None)
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000015
 def _of_images(a):
     "Of places in images that stand in the row: where a picture begins and ends."
     found = {}
@@ -249,7 +249,7 @@ def _of_images(a):
         found[start + n - 1] |= dict(closes=True)
     return found
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000016
 def _spans(a, top=None):
     "What is drawn of each token (each patch of an image)."
     top = scale_top(a) if top is None else top
@@ -280,7 +280,7 @@ def _spans(a, top=None):
         spans.append(span | dict(apart=apart, pale=pale, dye=dyed(score, top)))
     return spans
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000017
 def tokens_html(
     a: Attribution,
     # the |score| with the strongest colour; the largest of a content token by
@@ -292,7 +292,7 @@ def tokens_html(
     """
     return draw('tokens', _spans(a, top), (a.info.get('grid') or (0, 0))[1])
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000018
 def legend_html(
     # the |score| at the ends; None where rows have scales of their own
     top: float = None,
@@ -312,19 +312,19 @@ def boxed(
 
     return draw('boxed', name, style=style, caller=lambda: Markup(inside))
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000019
 def attribution_html(a: Attribution) -> str:
     """One explanation: method, target and its logit, the coloured sentence,
     the legend; one self-contained block without scripts, as are all below.
     """
     return draw('attribution', a)
 
-# %% ../../nbs/lib/views_html.ipynb #7a1c0e02
+# %% ../../nbs/lib/views_html.ipynb #0000001d
 def has_r(a: Attribution) -> bool:
     "Has the text as many content tokens as a correlation needs?"
     return int(a.is_content.sum()) >= FEWEST_TOKENS
 
-
+# %% ../../nbs/lib/views_html.ipynb #0000001e
 def _r_with_loo(a, loo):
     "What is said of a map's agreement over content tokens; '' where nothing is."
     made = {m.made_by for m in (a, loo) if m is not None and m.made_by}
@@ -339,7 +339,7 @@ def _r_with_loo(a, loo):
         return "r with loo undefined (all scores are the same)"
     return f"r with loo {r:+.2f}"
 
-
+# %% ../../nbs/lib/views_html.ipynb #0000001f
 def _rows(maps, loo=None):
     "Of each map: it, its model where there are several, its r with LOO."
     several = len({a.made_by for a in maps}) > 1
@@ -355,7 +355,7 @@ def compared_html(
     apart = apart_called(maps[0])
     return draw('several', _rows(maps, loo), apart, 'each row by its own largest score')
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000020
 def texts_html(
     maps: list,  # Attributions of several texts
     most: int = None,  # show no more of them; None: all
@@ -374,7 +374,7 @@ def generation_html(g: Generation) -> str:
     name = f'g{zlib.crc32(said.encode()):08x}'  # of its own on a page with others
     return draw('generation', g, name, shown_tokens(g.tokens)[g.n_prompt :])
 
-# %% ../../nbs/lib/views_html.ipynb #7a1c0e03
+# %% ../../nbs/lib/views_html.ipynb #00000021
 ARCS = 6  # pairs that are drawn
 CHARACTER = 8.6  # width of one, in the arcs' font
 TABLE_TOKENS = 40  # as many as a table of all pairs shows
@@ -383,7 +383,7 @@ TABLE_TOKENS = 40  # as many as a table of all pairs shows
 def _pair_said(p, i, j, score):
     return f'{p.tokens[i]} × {p.tokens[j]} {score:+.4f}'
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000022
 def arcs_svg(
     p: Pairs,
     n: int = ARCS,  # pairs
@@ -413,7 +413,7 @@ def arcs_svg(
     high = max((arc['high'] for arc in arcs), default=0) + 24
     return draw('arcs', arcs, boxes, high)
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000023
 def pairs_table_html(p: Pairs) -> str:  # a <table>
     "A heat map of all pairs, or of the tokens with the largest."
     size = p.scores.abs().masked_fill(~p.is_content, 0).amax(1)
@@ -437,7 +437,7 @@ def pairs_table_html(p: Pairs) -> str:  # a <table>
         rows.append((words[i], cells))
     return draw('pairs_table', [words[k] for k in at], rows)
 
-
+# %% ../../nbs/lib/views_html.ipynb #00000024
 def pairs_html(p: Pairs) -> str:
     "Arcs over the sentence, the strongest pairs in words, a table of all."
     words = [text for _, text in shown_tokens(p.tokens)]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OUTSIDE', 'RESET', 'terminal_text', 'terminal_legend', 'terminal_pairs']
 
-# %% ../../nbs/lib/views_terminal.ipynb #55cd7836
+# %% ../../nbs/lib/views_terminal.ipynb #00000002
 import torch
 
 from ..core import Attribution, Pairs
@@ -19,7 +19,7 @@ from lrp_loo.views.html import (
     shown_tokens,
 )
 
-# %% ../../nbs/lib/views_terminal.ipynb #5a2e5486
+# %% ../../nbs/lib/views_terminal.ipynb #00000007
 OUTSIDE = '\x1b[3;4m'  # italic and underlined in the terminal's own colours
 RESET = '\x1b[0m'
 
@@ -33,7 +33,7 @@ def _ansi(rgb):
     "Black on this colour, in 24 bits."
     return f"\x1b[48;2;{';'.join(map(str, rgb))}m\x1b[30m"
 
-
+# %% ../../nbs/lib/views_terminal.ipynb #00000008
 def terminal_text(
     a: Attribution,
     width: int = 80,  # columns
@@ -53,7 +53,7 @@ def terminal_text(
         used += gap + len(text)
     return '\n'.join(lines)
 
-
+# %% ../../nbs/lib/views_terminal.ipynb #00000009
 def terminal_legend(a: Attribution) -> str:  # one line with ANSI colours
     "What the colours stand for, and the scores that they leave out."
     ends = score_colours(torch.tensor([-1.0, 1.0]), 1.0)
@@ -73,7 +73,7 @@ def terminal_legend(a: Attribution) -> str:  # one line with ANSI colours
     note = f'{apart_called(a)} are left out of the scale'
     return f'{line}; {OUTSIDE}{note}{RESET}: {shown}'
 
-
+# %% ../../nbs/lib/views_terminal.ipynb #0000000a
 def terminal_pairs(
     p: Pairs,
     n: int = ARCS,  # pairs
