@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from lrp_loo.core import stabilize
 from lrp_loo.lrp.more_rules import identity_rule, layer_norm_naive, layer_norm_rule
 from lrp_loo.lrp.rules import (
-    attention_row,
     constant,
     epsilon_naive,
     epsilon_rule,
@@ -20,6 +19,7 @@ from lrp_loo.lrp.rules import (
     scale_gradient,
     softmax_naive,
 )
+from lrp_loo.paper.softmax_row import attention_row
 
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10**6)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY', 'STUDIES',
-           'plot_agreement', 'layer_ticks', 'sweep_gains', 'draw_sweeps', 'plot_layerwise', 'plot_entropy',
-           'plot_areas', 'run_text', 'text_tables']
+           'plot_agreement', 'layer_ticks', 'sweep_gains', 'paper_gains', 'draw_theirs', 'draw_sweeps',
+           'plot_layerwise', 'plot_entropy', 'plot_areas', 'run_text', 'text_tables']
 
 # %% ../../nbs/lib/paper_figures.ipynb #00000002
 import numpy as np
@@ -108,6 +108,29 @@ def sweep_gains(
     found = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
     return pd.DataFrame(found)
 
+# %% ../../nbs/lib/paper_figures.ipynb #ded38d04
+def paper_gains(
+    part: str,  # 'sst2', 'imdb'; of others the paper has nothing
+    column: str,  # 'loo_r' or 'delta'
+) -> pd.DataFrame:  # sweep, share of the depth, gain over the paper's AttnLRP
+    "Figure 2's curves: Table A3 minus Table 2's AttnLRP, of twelve layers."
+    d = paper_numbers('A3').query('data == @part and metric == @column')
+    none = paper_numbers('2').query('row == "attn_lrp" and data == @part')
+    none = none.query('metric == @column').paper
+    depth = d.row.astype(float) / 12
+    gain = d.paper - (none.iloc[0] if len(none) else np.nan)
+    return pd.DataFrame(dict(sweep=d.sweep, depth=depth, gain=gain))
+
+
+def draw_theirs(ax, results, column):
+    "The paper's curves in grey, at the same share of the depth."
+    d = paper_gains(results['config']['data']['name'], column)
+    n = results['config']['model']['layers']
+    for sweep, curve in d.groupby('sweep', sort=False):
+        ls = SWEEP_STYLE[sweep][1]['ls']
+        label = f'the paper, {SWEEP_STYLE[sweep][0]}'
+        ax.plot(curve.depth * n, curve.gain, ls=ls, c='0.6', lw=1, label=label)
+
 # %% ../../nbs/lib/paper_figures.ipynb #0000000c
 def draw_sweeps(
     ax,  # where to draw
@@ -129,6 +152,7 @@ def draw_sweeps(
         ax.errorbar(d.k + aside, d['mean'], whiskers, **thin)
     blue = method_colour('attn_lrp')
     ax.axhline(0, color=blue, ls='--', lw=1, label=full_name('attn_lrp'))
+    draw_theirs(ax, results, column)
     own = mean_se(per_text(results['rows'], 'attn_lrp', column)).mean
     if np.isfinite(own):
         both = (lambda gain: gain + own, lambda measure: measure - own)

@@ -6,13 +6,13 @@
 __all__ = ['walk', 'bracketing_leaves', 'bracketing_name', 'checked_factors', 'product', 'scalar_relevance', 'scalar_loo',
            'leaf_depths', 'depth_relevance', 'scalar_ig']
 
-# %% ../../nbs/01_scalar.ipynb #2a655679
+# %% ../../nbs/01_scalar.ipynb #ab1237b1
 import numpy as np
 import torch
 
 from ..lrp.rules import product_rule, relevance
 
-# %% ../../nbs/01_scalar.ipynb #eb1866ce
+# %% ../../nbs/01_scalar.ipynb #cf1e9110
 def walk(
     bracketing,  # nested pairs of factor numbers
     leaf,  # what to make of a factor's number
@@ -29,7 +29,7 @@ def walk(
     left, right = bracketing
     return join(walk(left, leaf, join), walk(right, leaf, join))
 
-# %% ../../nbs/01_scalar.ipynb #3a2e0177
+# %% ../../nbs/01_scalar.ipynb #970f5987
 def bracketing_leaves(
     bracketing,  # nested pairs of factor numbers
 ) -> list:  # the factors' numbers, left to right
@@ -44,7 +44,7 @@ def bracketing_name(
     name = walk(bracketing, lambda i: f"x{i + 1}", lambda a, b: f"({a} {b})")
     return name[1:-1] if name[0] == '(' else name
 
-# %% ../../nbs/01_scalar.ipynb #f45f6c88
+# %% ../../nbs/01_scalar.ipynb #c3f5cdf4
 def checked_factors(
     x,  # n numbers, or an (n,) tensor
     bracketing=None,  # nested pairs of the numbers 0 … n-1
@@ -67,7 +67,7 @@ def checked_factors(
         )
     return t
 
-# %% ../../nbs/01_scalar.ipynb #85e05245
+# %% ../../nbs/01_scalar.ipynb #824f4500
 def product(
     x,  # n numbers, or an (n,) tensor
     bracketing,  # nested pairs of the numbers 0 … n-1
@@ -78,7 +78,7 @@ def product(
     x = checked_factors(x, bracketing)
     return walk(bracketing, lambda i: x[i], lambda a, b: product_rule(torch.mul, a, b))
 
-# %% ../../nbs/01_scalar.ipynb #16d98f26
+# %% ../../nbs/01_scalar.ipynb #b9f3b991
 def scalar_relevance(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
@@ -89,7 +89,7 @@ def scalar_relevance(
     x = checked_factors(x, bracketing).detach().clone().requires_grad_()
     return relevance(product(x, bracketing), x)[0]
 
-# %% ../../nbs/01_scalar.ipynb #88c0e4d2
+# %% ../../nbs/01_scalar.ipynb #412053da
 def scalar_loo(
     x,  # n numbers
 ) -> torch.Tensor:  # (n,) f(x) - f(x without factor i)
@@ -101,7 +101,7 @@ def scalar_loo(
     kept = x * (1 - torch.eye(len(x), dtype=x.dtype))
     return x.prod() - kept.prod(-1)
 
-# %% ../../nbs/01_scalar.ipynb #342087d8
+# %% ../../nbs/01_scalar.ipynb #050fa311
 def leaf_depths(
     bracketing,  # nested pairs of factor numbers
 ) -> list:  # for each factor, left to right, its depth d_i
@@ -118,7 +118,7 @@ def depth_relevance(
     shares = [2.0**-d for d in leaf_depths(bracketing)]
     return x.prod() * torch.tensor(shares, dtype=x.dtype)
 
-# %% ../../nbs/01_scalar.ipynb #a141f072
+# %% ../../nbs/01_scalar.ipynb #6e46d41d
 def scalar_ig(
     x,  # n numbers
     n_steps: int = 16,  # points on the path from 0 to x
