@@ -11,7 +11,7 @@ from lrp_loo.trust.results import read_results
 
 FILED = ROOT / 'results/minilm/mnist.json'
 DEFAULT = 'linear attention, default'
-CHAPTERS = ('03_linear_attention', '94_pixel_maps')
+CHAPTERS = ('04_linear_attention',)
 
 
 @pytest.fixture(scope='module')
