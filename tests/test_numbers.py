@@ -171,12 +171,13 @@ OWN = 'results/smollm2-own-answer/sst2'
 SST2 = 'results/minilm/sst2'
 LED = '0.16, 0.12, 0.27 and 0.16: 0.18 [0.13, 0.22] over sentences'
 GAPS = '+0.16, +0.10, −0.04 and +0.03 in the four templates'
-TOKENS = 'Over all tokens the gap is +0.16, +0.10, −0.04 and +0.03 by template'
+TOKENS = '|CP-LRP − AttnLRP, over all tokens|+0.16|+0.10|−0.04|+0.03|'
+NOTHING = '|a map that runs nothing, r over all tokens|0.56|0.40|0.86|0.05|'
 BY_TEXT = "Over the sentence's own tokens it is −0.01, −0.01, −0.02 and +0.04"
 LOT = [  # page, words around it, as it is printed, how it comes about
     ('09_scale', 'goes from −0.08 to', '−0.08', lambda: gap('marked', path=OWN)),
     (
-        '09a_tokens',
+        '11_protocol',
         'CP-LRP is ahead by 0.09 over all tokens',
         '0.09',
         lambda: difference(
@@ -206,7 +207,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         lambda: mean_of('results/mpnet/sst2', 'removal', 'attn_lrp'),
     ),
     (
-        '09a_tokens',
+        '11_protocol',
         '+0.01 over all tokens',
         '+0.01',
         lambda: mean_of('results/mpnet/sst2', 'cp_lrp', 'attn_lrp', 'r_all'),
@@ -219,7 +220,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
             x := over_the_better('results/smollm2/sst2'), np.zeros(len(x))
         )['high'],
     ),
-    ('09a_tokens', TOKENS, '+0.10', lambda: gap('plain', None)),
+    ('11_protocol', TOKENS, '+0.10', lambda: gap('plain', None)),
     (
         '06_curves',
         '2.91 | −0.73 | 3.64',
@@ -227,7 +228,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         lambda: (recorded(SST2, 'loo', 'lerf') - recorded(SST2, 'loo', 'morf')).mean(),
     ),
     (
-        '09a_tokens',
+        '11_protocol',
         "LOO's variance and 0.61 of",
         '0.61',
         lambda: share('cp_lrp', 'sba'),
@@ -235,12 +236,12 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ('94_pixel_maps', 'its Δ is wider by 0.72', '0.72', lambda: bracket_gap()['mean']),
     ('index', 'over the text 0.00', '0.00', lambda: gap(None)),
     (
-        '09a_tokens',
+        '11_protocol',
         'share falls from 0.63 to 0.54',
         '0.54',
         lambda: share(half('lower'), 'ba'),
     ),
-    ('09a_tokens', 'but 0.74 of AttnLRP', '0.74', lambda: share('attn_lrp', 'sba')),
+    ('11_protocol', 'but 0.74 of AttnLRP', '0.74', lambda: share('attn_lrp', 'sba')),
     (
         '06_curves',
         '2.91 | −0.73 | 3.64',
@@ -255,7 +256,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         lambda: mean_of(f'{LAB}/inference-minilm', 'cp_lrp', 'attn_lrp'),
     ),
     ('94_pixel_maps', 'at 94 % and 99 %', '94', lambda: share_of_loo('qk_v')),
-    ('09a_tokens', 'has r 0.56, 0.40 and 0.86', '0.40', lambda: runs_nothing('plain')),
+    ('11_protocol', NOTHING, '0.40', lambda: runs_nothing('plain')),
     ('03_linear_attention', 'and r is 0.76 and 0.81', '0.76', nearest_fifth),
     ('09_scale', GAPS, '+0.16', lambda: gap('marked', None)),
     ('index', 'from 0.62 to 0.65 on SmolLM2', '0.65', lambda: transferred('same')),
