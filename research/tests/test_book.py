@@ -212,6 +212,12 @@ def norm_rule():
     return f"{main.loc[('main', 'norm'), 'mean']:.2f}"
 
 
+def on_the_vit():
+    "CP-LRP minus AttnLRP, a removed patch hidden and painted grey."
+    entry = 'cp-above-attn, vit-mnist, mnist test, {}'.format
+    return [in_ledger(entry(removal)) for removal in (MASK, 'grey_patch')]
+
+
 def largest_of_heads():
     found = []
     for part in ('sst2', 'mpnet', 'smollm2', 'decoder', 'vit'):
@@ -273,6 +279,7 @@ CLAIM = {  # chapter → words of its text or outputs, how they come about
         ['+0.01', '+0.00', '+0.01', '-0.02', '-0.01', '+0.01'],
     ),
     '10': ("it adds 0.65 to MiniLM's r", norm_rule, '0.65'),
+    '11': ('0.11 below AttnLRP', on_the_vit, ['-0.11', '+0.12']),
     '12': ('+0.04 [-0.03, +0.10]', largest_of_heads, '+0.04 [-0.03, +0.10]'),
     '13': (
         '+0.10 [+0.08, +0.12], n = 397',
