@@ -175,7 +175,7 @@ TOKENS = '|CP-LRP − AttnLRP, over all tokens|+0.16|+0.10|−0.04|+0.03|'
 NOTHING = '|a map that runs nothing, r over all tokens|0.56|0.40|0.86|0.05|'
 BY_TEXT = "Over the sentence's own tokens it is −0.01, −0.01, −0.02 and +0.04"
 LOT = [  # page, words around it, as it is printed, how it comes about
-    ('09_scale', 'goes from −0.08 to', '−0.08', lambda: gap('marked', path=OWN)),
+    ('08_table2', 'goes from −0.08 to', '−0.08', lambda: gap('marked', path=OWN)),
     (
         '11_protocol',
         'CP-LRP is ahead by 0.09 over all tokens',
@@ -191,7 +191,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         lambda: np.nanmean(recorded(f'{LAB}/ig-smollm2', 'ig')),
     ),
     (
-        '94_pixel_maps',
+        '04_linear_attention',
         'as in the paper, r = −0.31',
         '−0.31',
         lambda: min(
@@ -201,7 +201,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         ),
     ),
     (
-        '09_scale',
+        '08_table2',
         'On MPNet it leads by 0.12',
         '0.12',
         lambda: mean_of('results/mpnet/sst2', 'removal', 'attn_lrp'),
@@ -213,7 +213,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         lambda: mean_of('results/mpnet/sst2', 'cp_lrp', 'attn_lrp', 'r_all'),
     ),
     (
-        '09_scale',
+        '08_table2',
         LED,
         '0.22',
         lambda: paired_difference(
@@ -222,8 +222,8 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ),
     ('11_protocol', TOKENS, '+0.10', lambda: gap('plain', None)),
     (
-        '06_curves',
-        '2.91 | −0.73 | 3.64',
+        '07_curves',
+        '2.91, −0.73, 3.64',
         '3.64',
         lambda: (recorded(SST2, 'loo', 'lerf') - recorded(SST2, 'loo', 'morf')).mean(),
     ),
@@ -233,7 +233,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         '0.61',
         lambda: share('cp_lrp', 'sba'),
     ),
-    ('94_pixel_maps', 'its Δ is wider by 0.72', '0.72', lambda: bracket_gap()['mean']),
+    ('04_linear_attention', 'its Δ is wider by 0.72', '0.72', lambda: bracket_gap()['mean']),
     ('index', 'over the text 0.00', '0.00', lambda: gap(None)),
     (
         '11_protocol',
@@ -243,22 +243,22 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ),
     ('11_protocol', 'but 0.74 of AttnLRP', '0.74', lambda: share('attn_lrp', 'sba')),
     (
-        '06_curves',
-        '2.91 | −0.73 | 3.64',
+        '07_curves',
+        '2.91, −0.73, 3.64',
         '−0.73',
         lambda: recorded(SST2, 'loo', 'morf').mean(),
     ),
-    ('09_scale', BY_TEXT, '+0.04', lambda: gap('last')),
+    ('08_table2', BY_TEXT, '+0.04', lambda: gap('last')),
     (
         'index',
         'CP-LRP is ahead by 0.14',
         '0.14',
         lambda: mean_of(f'{LAB}/inference-minilm', 'cp_lrp', 'attn_lrp'),
     ),
-    ('94_pixel_maps', 'at 94 % and 99 %', '94', lambda: share_of_loo('qk_v')),
+    ('04_linear_attention', 'at 94 % and 99 %', '94', lambda: share_of_loo('qk_v')),
     ('11_protocol', NOTHING, '0.40', lambda: runs_nothing('plain')),
-    ('03_linear_attention', 'and r is 0.76 and 0.81', '0.76', nearest_fifth),
-    ('09_scale', GAPS, '+0.16', lambda: gap('marked', None)),
+    ('04_linear_attention', 'and r is 0.76 and 0.81', '0.76', nearest_fifth),
+    ('08_table2', GAPS, '+0.16', lambda: gap('marked', None)),
     ('index', 'from 0.62 to 0.65 on SmolLM2', '0.65', lambda: transferred('same')),
     (
         'index',
@@ -266,22 +266,22 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         '0.90',
         lambda: recorded(f'{LAB}/generations-smollm2', 'removal+rows, 2').mean(),
     ),
-    ('09_scale', GAPS, '+0.03', lambda: gap('last', None)),
+    ('08_table2', GAPS, '+0.03', lambda: gap('last', None)),
     (
-        '09_scale',
+        '08_table2',
         LED,
         '0.12',
         lambda: over_the_better('results/smollm2/sst2', 'plain').mean(),
     ),
-    ('94_pixel_maps', '0.72 [0.66, 0.85]', '0.85', lambda: bracket_gap()['high']),
+    ('04_linear_attention', '0.72 [0.66, 0.85]', '0.85', lambda: bracket_gap()['high']),
     (
-        '03_linear_attention',
+        '04_linear_attention',
         'by 0.046 [0.045, 0.049]',
         '0.045',
         lambda: right_above_left()['low'],
     ),
-    ('09_scale', GAPS, '+0.10', lambda: gap('plain', None)),
-    ('09_scale', LED, '0.18', lambda: over_the_better('results/smollm2/sst2').mean()),
+    ('08_table2', GAPS, '+0.10', lambda: gap('plain', None)),
+    ('08_table2', LED, '0.18', lambda: over_the_better('results/smollm2/sst2').mean()),
     (
         'index',
         '−0.008 on MiniLM',
@@ -292,11 +292,12 @@ LOT = [  # page, words around it, as it is printed, how it comes about
 
 
 def words_of(page):
-    cells = json.loads((ROOT / f'nbs/{page}.ipynb').read_text(encoding='utf-8'))[
-        'cells'
-    ]
-    text = (''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
-    return '\n'.join(text)
+    "What a page says, and the tables that its cells write."
+    path = ROOT / f'nbs/{page}.ipynb'
+    cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+    said = [''.join(c['source']) for c in cells if c['cell_type'] == 'markdown']
+    made = (o.get('data', {}) for c in cells for o in c.get('outputs', ()))
+    return '\n'.join([*said, *(''.join(d.get('text/markdown', '')) for d in made)])
 
 
 def test_there_are_thirty():
