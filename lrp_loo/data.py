@@ -47,7 +47,7 @@ DATASETS = {
     ),
 }
 
-
+# %% ../nbs/lib/data.ipynb #0b16afb1
 def resolve_source(
     # 'embedded', 'hub', a folder; None: the environment variable LRP_LOO_DATA,
     # else 'embedded'
@@ -374,7 +374,7 @@ def _lines(text):
     lines = io.StringIO(text.rstrip('\r\n'), newline=None)
     return pd.DataFrame(dict(text=[line.rstrip('\n') for line in lines]))
 
-
+# %% ../nbs/lib/data.ipynb #bebc9ab4
 def _kind(path):
     "How its name ends, as READERS have it; '' where it is none of these."
     kind = Path(path.stem).suffix if path.suffix == '.gz' else path.suffix

@@ -36,7 +36,7 @@ def _same_shape(a, b):
             f"maps must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         )
 
-
+# %% ../nbs/lib/stats.ipynb #97839f6e
 def unit_map(
     z: torch.Tensor,  # (..., n) maps
 ) -> torch.Tensor:  # (..., n) in float64; NaN where a map is constant
@@ -57,7 +57,7 @@ def pearson(
     _same_shape(a, b)
     return (unit_map(a) * unit_map(b)).sum(-1).clamp(-1, 1)
 
-
+# %% ../nbs/lib/stats.ipynb #2a7c37ef
 def _ranks(z):
     "(..., n) from 1, ties share their mean rank."
     from scipy.stats import rankdata
@@ -74,7 +74,7 @@ def spearman(
     _same_shape(a, b)
     return pearson(_ranks(a), _ranks(b))
 
-
+# %% ../nbs/lib/stats.ipynb #e760d38c
 def _order_of_pairs(z):
     "(..., n·n) −1, 0 or 1: which entry of each pair is the larger."
     return (z[..., None, :] - z[..., :, None]).sign().double().flatten(-2)
@@ -179,7 +179,7 @@ class MeanSE(NamedTuple):
     se: float
     n: int
 
-
+# %% ../nbs/lib/stats.ipynb #5e14d90b
 def mean_se(
     x: np.ndarray,  # (n,), NaN where undefined
 ) -> MeanSE:  # mean, standard error, how many were defined

@@ -24,7 +24,7 @@ def _noted():
         _CHANGES.undo = []
     return _CHANGES.undo
 
-
+# %% ../../nbs/lib/core_hooks.ipynb #3be4cf60
 def note_change(
     undo,  # a function that may be called twice, and before the change
 ):

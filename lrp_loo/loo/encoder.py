@@ -101,7 +101,7 @@ _OF_MPNET = _OF_BERT | dict(
     out_norm='attention.LayerNorm',
 )
 
-
+# %% ../../nbs/lib/loo_encoder.ipynb #233ab3cd
 def _has_hooks(m):
     "That this thread hears, ours too."
     for hooks in (m._forward_hooks, m._forward_pre_hooks):

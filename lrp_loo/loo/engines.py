@@ -47,7 +47,7 @@ def tokens_in(
 ) -> int:
     return enc['input_ids'].shape[1]
 
-
+# %% ../../nbs/lib/loo_engines.ipynb #fc7ec834
 def distinct(
     keeps: list,  # (n, T) bool of each text
 ) -> tuple:  # the different ones of each; which of them each one is

@@ -592,7 +592,7 @@ def default_removal(
     "What removed means unless it is said."
     return 'attention_mask' if 'input_ids' in enc else 'zero_embedding'
 
-
+# %% ../../nbs/lib/loo_removals.ipynb #952b1e3b
 def fill_id(
     tokenizer,  # the model's tokenizer
     removal,  # see `as_removal`
