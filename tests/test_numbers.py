@@ -233,7 +233,12 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         '0.61',
         lambda: share('cp_lrp', 'sba'),
     ),
-    ('04_linear_attention', 'its Δ is wider by 0.72', '0.72', lambda: bracket_gap()['mean']),
+    (
+        '04_linear_attention',
+        'its Δ is wider by 0.72',
+        '0.72',
+        lambda: bracket_gap()['mean'],
+    ),
     ('index', 'over the text 0.00', '0.00', lambda: gap(None)),
     (
         '11_protocol',

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .parts import BEYOND, SENTENCES, Part, PartExamples, part_examples
+from .passes import removal_passes_scores
 from lrp_loo.asked.call import mark_content
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import vit_pixels
@@ -176,6 +177,7 @@ GRID_MODELS = {
 }
 IN_TABLE2 = ('grad_x_input', 'ig', 'rollout', 'attn_lrp', 'cp_lrp')
 GRID_METHODS = {m: TABLE2[m] for m in IN_TABLE2} | ESTIMATES
+GRID_METHODS |= {'removal, 9 passes': (removal_passes_scores, dict(n_groups=8))}
 
 
 def methods_of(
