@@ -62,7 +62,7 @@ def layer_of(
     "The layer of an entry of `bypass_softmax`."
     return place if isinstance(place, int) else place[0]
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #11846ef7
 def _is_whole(x):
     return isinstance(x, Integral) and not isinstance(x, bool)
 
@@ -312,7 +312,7 @@ def marks_of(t: torch.Tensor) -> Marks:  # to be read
     "A tensor's marks."
     return getattr(t, '_lrp_loo_marks', _UNMARKED)
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #0a9c092f
 def mark(
     t: torch.Tensor,
     **marks,  # fields of `Marks`
@@ -362,7 +362,7 @@ def carries_relevance(
     "May it depend on the input that is explained?"
     return isinstance(t, torch.Tensor) and t.requires_grad and _depends(t) is not False
 
-
+# %% ../../nbs/lib/lrp_composite.ipynb #b739d741
 def carrying(*xs) -> list:
     "Every tensor that relevance flows through, in nested arguments."
     found = []

@@ -139,7 +139,7 @@ def _flow(value, through, words):
     top, bottom = down[0][0], down[-1][1]
     return [(value, top), *down, (bottom, words)]
 
-
+# %% ../../nbs/lib/lrp_conservation.ipynb #a2f4dd2d
 def _account(place, entering, leaving, kept):
     "A line: what is neither kept nor leaves is the remainder."
     stays = kept['biases'], kept['constants'], kept['softmax']

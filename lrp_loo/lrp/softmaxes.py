@@ -109,7 +109,7 @@ def hand_on_heads(name, operands, out):
     if stays and marks_of(out).heads is None:
         mark(out, heads=marks_of(marked[0]).heads)
 
-
+# %% ../../nbs/lib/lrp_softmaxes.ipynb #3ce460de
 def softmaxes_of(operands):
     """The softmaxes that every operand that carries was made of; () where one
     was not.

@@ -221,7 +221,7 @@ def _exponent(call):
     "Of a power."
     return call.args[1] if len(call.args) > 1 else call.kwargs.get('exponent')
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #fbc9bdcd
 def power(
     call: Call,
     composite: Composite,  # its activation, and its layer_norm
@@ -337,7 +337,7 @@ def _attention_shares(composite, call):
     q, k, v = map(n_factors, (call.query, call.key, call.value))
     return *composite.shares(q, k), *composite.shares(q + k, v)
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #dc62f587
 def _recorded_weights(A, bypass):
     """Attention weights whose gradient can be asked for; held constant they
     are a leaf, from which nothing goes on.
@@ -423,7 +423,7 @@ def _attend(call, composite, attention):
     some = IN_HEADS if composite.heads(layer) else ''
     return out, f'{composite.product}, softmax{some}'
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #e588fa32
 def fused_attention(
     call: Call,
     composite: Composite,  # its product, bypass_softmax and ε
@@ -521,7 +521,7 @@ def _common(factors):
     "The number that all terms have; 1 where they differ."
     return factors[0] if len(set(factors)) == 1 else 1
 
-
+# %% ../../nbs/lib/lrp_table.ipynb #3e72c54f
 def _product_factors(call, factors):
     "The sum; where a term is added (addmm's first argument), if they agree."
     n = sum(factors)

@@ -63,7 +63,7 @@ def _patches(rows, columns):
     "What the patches of an image are called."
     return [f'{r},{c}' for r in range(rows) for c in range(columns)]
 
-
+# %% ../../nbs/lib/methods.ipynb #00c5a4e4
 def _with_images(names, images):
     "The tokens' names, an image's by its rows and columns; where images stand."
     said = []

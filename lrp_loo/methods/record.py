@@ -183,7 +183,7 @@ def _attn_lrp(*args, bypass_softmax=(), eps=0.0, **options):
     rules = attn_lrp(bypass_softmax, eps)
     return lrp_scores(*args, composite=rules, **options)
 
-
+# %% ../../nbs/lib/methods_record.ipynb #4f1f6ee1
 def _bypassed(bypass_softmax=(), **others):
     "The layers, where nothing else is asked for."
     if others or bypass_softmax == 'all':

@@ -317,7 +317,7 @@ def _exact(model, tokenizer, texts, target, removal, units):
     fill = fill_id(tokenizer, removal)
     return many_loo(model, texts, target, removal, fill, numbers)
 
-
+# %% ../../nbs/lib/removal_auto.ipynb #4669e8dc
 def _as_exact(loo, target, cost):
     "`Scores` of one text, or of all its generated tokens."
     cost = round(cost, 2)

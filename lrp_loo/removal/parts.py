@@ -31,7 +31,7 @@ def _placed(model, enc, parts):
         return parts
     return parts_asked(model, [enc], parts)
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #0d341ae9
 def first_layers(
     parts: Parts,  # with their `Places`
 ) -> list:  # of each group
@@ -242,12 +242,12 @@ def _said(found, terms, passes):
         dict(forward_equivalents=passes),
     )
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #44b7af2d
 def _exact_passes(first, n):
     "The text, one layer that tries it, and every variant from its first layer on."
     return 1 + (1 + sum(n - layer for layer in first)) / n
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #973f38e3
 def _loo(model, enc, target, parts):
     found = PartsOfText.of(model, enc, target, parts)
     scores, passes = found.exact(list(range(len(parts))))
@@ -263,7 +263,7 @@ def _patched(model, enc, target, parts, composite):
 def _grad_x_input(model, enc, target, parts):
     return _patched(model, enc, target, parts, gradient())
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #041f2b4c
 def _attn_lrp(model, enc, target, parts, bypass_softmax=(), eps=0.0):
     return _patched(model, enc, target, parts, attn_lrp(bypass_softmax, eps))
 
@@ -271,7 +271,7 @@ def _attn_lrp(model, enc, target, parts, bypass_softmax=(), eps=0.0):
 def _cp_lrp(model, enc, target, parts, eps=0.0):
     return _patched(model, enc, target, parts, cp_lrp(eps))
 
-
+# %% ../../nbs/lib/removal_parts.ipynb #d7c2a440
 def _removal(model, enc, target, parts):
     found = PartsOfText.of(model, enc, target, parts, gradient())
     layers = sum(len({found._layer(x) for x in group}) for group in found.groups)
