@@ -87,7 +87,7 @@ SAID_BY_A_FUNCTION = (
     'of_each',
 )
 
-
+# %% ../../nbs/lib/asked_call.ipynb #2d755c4b
 def _innermost(function):
     "A function without the `partial`s around it."
     while isinstance(function, partial):
@@ -168,7 +168,7 @@ def as_methods(
 class Refusal(str):
     "Why a method left a model or a text out, in its own words."
 
-
+# %% ../../nbs/lib/asked_call.ipynb #f7038b14
 def or_refusal(
     explained,  # called without arguments, one method's work
 ):  # what it gives, or a `Refusal`
@@ -189,7 +189,7 @@ def _is_single(texts):
         or (hasattr(texts, 'ndim') and texts.ndim == 3)
     )
 
-
+# %% ../../nbs/lib/asked_call.ipynb #30e5d09e
 def inputs_of(
     texts,  # as for `explain`
 ) -> list:  # texts, images, or an encoding of each
@@ -292,7 +292,7 @@ def _has_vocabulary(model):
     except (AttributeError, NotImplementedError):
         return False
 
-
+# %% ../../nbs/lib/asked_call.ipynb #a9aeb2c5
 def _class_names(model):
     "Number → label, of the model's config."
     return getattr(getattr(model, 'config', None), 'id2label', None) or {}

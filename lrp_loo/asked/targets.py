@@ -80,7 +80,7 @@ NAMES_CLASSES = (
     'MaskedLM',
 )
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #7adae51d
 def as_target(
     target,  # None, an int, a pair of ints, a `Target`, or a callable
 ):  # a `Target`, or the callable
@@ -134,7 +134,7 @@ def _field(outputs, name):
         return outputs.get(name)
     return getattr(outputs, name, None)
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #dc6977ca
 def _field_name(outputs, name=None):
     "The field that is read; None: the output has none of them, or no fields."
     names = (name,) if name else OUTPUTS
@@ -232,7 +232,7 @@ _SAY_POSITION = (
     "take target=Target(position=...), counted from 0, or negative from the text's end"
 )
 
-
+# %% ../../nbs/lib/asked_targets.ipynb #88c424bc
 def _place_of_mask(ids, mask_id, outputs, shape):
     "(batch,) where a masked language model's one [MASK] stands."
     if not _is(outputs, 'MaskedLM'):

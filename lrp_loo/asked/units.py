@@ -33,7 +33,7 @@ _PATTERN = {
 _ENDED = regex.compile(rf'(?V1)[\p{{Sentence_Terminal}}…]{_CLOSED}\s*$')
 LONG_UNIT = 200  # characters: one unit of more is said to be one
 
-
+# %% ../../nbs/lib/asked_units.ipynb #23db6ea2
 def text_spans(
     text: str,  # a text
     units,  # 'word', 'sentence', or a list of (start, end) in characters

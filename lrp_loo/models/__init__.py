@@ -59,7 +59,7 @@ def cache_argument(
     takes = input_names(model).named
     return next((name for name in CACHES if name in takes), None)
 
-
+# %% ../../nbs/lib/models.ipynb #71fd7cdb
 def cache_of(
     output,  # a model's, or None
 ):  # None: nothing was kept
@@ -73,7 +73,7 @@ def _others(inputs):
     given = {k: v for k, v in inputs.items() if torch.is_tensor(v) and v.ndim}
     return sorted(given.keys() - per_token(given)) if per_token(given) else []
 
-
+# %% ../../nbs/lib/models.ipynb #5e5d2d53
 def _same_ids(found, ids):
     "The very same argument, or the same numbers?"
     both = torch.is_tensor(found) and torch.is_tensor(ids)
@@ -120,7 +120,7 @@ class Seen(list):
         super().__init__()
         self.beside = []  # embeddings of no token of the text: a decoder's first
 
-
+# %% ../../nbs/lib/models.ipynb #4e407fe9
 # in configurations, tokens that stand for an image or a sound
 _FILLED = re.compile(r'(image|video|audio)_token_(id|index)')
 
@@ -272,7 +272,7 @@ _DROP = (
     torch.nn.RNNBase,
 )
 
-
+# %% ../../nbs/lib/models.ipynb #47bc0054
 def _training_changes(module):
     """Does its class compute something else in training mode? A new linear
     layer is in that mode, too, and does not read `training`.
@@ -503,7 +503,7 @@ _PLAIN_WEIGHTS = {torch.nn.Parameter, torch.Tensor, type(None)}
 # transformers' own hooks, which collect what is asked for
 _COLLECTING = 'transformers.utils.output_capturing'
 
-
+# %% ../../nbs/lib/models.ipynb #e9b718ae
 def listened_to(
     m,  # a module
 ) -> bool:
@@ -564,7 +564,7 @@ def changed_by_somebody(
 # %% ../../nbs/lib/models.ipynb #00000023
 DTYPES = ('float32', 'bfloat16', 'tf32')
 
-
+# %% ../../nbs/lib/models.ipynb #d522704a
 def has_tf32(
     device,  # of torch
 ) -> bool:

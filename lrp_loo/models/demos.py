@@ -72,7 +72,7 @@ def _package_folder(module, what):
         raise ModuleNotFoundError(f"{what} is not installed")
     return Path(spec.submodule_search_locations[0])
 
-
+# %% ../../nbs/lib/models_demos.ipynb #24c42d4a
 def _check_sha256(what, file, expected):
     "Refuse a file that is not the one that was measured here."
     with open(file, 'rb') as f:
@@ -160,7 +160,7 @@ BASES = {
     ),
 }
 
-
+# %% ../../nbs/lib/models_demos.ipynb #b1640d74
 def demo_base(
     base: str = 'minilm',  # one of BASES
 ) -> Path:  # a folder in the hub's layout
@@ -207,7 +207,7 @@ DEMOS = {
     'smollm2': Demo('smollm2-135m-instruct', 'next token', 'smollm2'),
 }
 
-
+# %% ../../nbs/lib/models_demos.ipynb #2476ab22
 def _demo(name):
     "What is known of a demo model."
     if not isinstance(name, str) or name not in DEMOS:

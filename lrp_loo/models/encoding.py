@@ -392,7 +392,7 @@ _NOT_FOLLOWED = {
     'target_mapping',
 }
 
-
+# %% ../../nbs/lib/models_encoding.ipynb #823a7d04
 def own_tokens(
     enc: dict,  # one encoded text or image
 ):  # (T,) bool: what the attention mask leaves of it; None: all

@@ -32,7 +32,7 @@ def _image_ids(config):
     found = (getattr(config, f'image_token_{x}', None) for x in ('id', 'index'))
     return [i for i in found if isinstance(i, int)]
 
-
+# %% ../../nbs/lib/models_images.ipynb #3a2f4ca2
 def _language_model(model):
     "The innermost model that reads embeddings, and has the model's table."
     table = model.get_input_embeddings()
@@ -76,7 +76,7 @@ def _grid(
     rows = max(1, round((n * height / width) ** 0.5))
     return (rows, n // rows) if n % rows == 0 else None
 
-
+# %% ../../nbs/lib/models_images.ipynb #335bdaaa
 SIDE = 160  # pixels of a picture in a record, at most
 
 # %% ../../nbs/lib/models_images.ipynb #00000008

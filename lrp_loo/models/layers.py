@@ -21,7 +21,7 @@ def _of_accelerate(module):
     hook = getattr(module, '_hf_hook', None)
     return getattr(hook, 'hooks', [hook] if hook else [])
 
-
+# %% ../../nbs/lib/models_layers.ipynb #e636f75a
 def is_offloaded(
     model,  # any torch module
 ) -> bool:
@@ -93,7 +93,7 @@ HOW_ALONE = (
     'token_budget',
 )
 
-
+# %% ../../nbs/lib/models_layers.ipynb #f3fde7e3
 def _samples(value):
     "Each tensor of an entry of a state, and a few of its numbers."
     if isinstance(value, (list, tuple)):  # a quantized layer's weights
@@ -171,7 +171,7 @@ class Layers(NamedTuple):
     numbers: dict  # a layer's module, or each of its modules → its number
     n: int  # how many a pass goes through
 
-
+# %% ../../nbs/lib/models_layers.ipynb #00a9b475
 def _says_attention(name):
     return any(word in name.lower() for word in ('attention', 'attn'))
 

@@ -56,7 +56,7 @@ def quiet_loading():
 # errors whose words say enough; others are named by their class as well
 _SPEAKING = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 
-
+# %% ../../nbs/lib/models_loading.ipynb #041a058e
 def _why_not_loaded(e):
     "A library's error in one line of ours."
     text = str(e).strip()

@@ -200,7 +200,7 @@ def _without_instructions():
     found = {torch.bfloat16} if not has._is_mkldnn_bf16_supported() else set()
     return found | ({torch.float16} if not has._is_mkldnn_fp16_supported() else set())
 
-
+# %% ../../nbs/lib/models_products.ipynb #3b08af3a
 def products_taken() -> set:  # types of numbers
     "Of which products are computed here, and not as torch would."
     found = {torch.float32} if product_kernel() == 'onednn' else set()
@@ -218,7 +218,7 @@ _WITH_FACTORS = {
     torch.addmm: lambda bias, x, weight: (x, weight.t(), bias),
 }
 
-
+# %% ../../nbs/lib/models_products.ipynb #117c8304
 def seen_by_a_mode() -> bool:
     "Does a function mode see every call? Torch's default device counts as none."
     modes = _get_current_function_mode_stack()

@@ -18,7 +18,7 @@ from .towers import KINDS, Towers
 # %% ../../nbs/lib/models_sounds.ipynb #00000004
 HEARD = ('input_values', 'input_features')
 
-
+# %% ../../nbs/lib/models_sounds.ipynb #4970d077
 class _Reached(Exception):
     "The first layer is reached, and no more is asked of this call."
 

@@ -43,7 +43,7 @@ class Places(NamedTuple):
         found = of_places[:, self.keys.clamp(min=0)]
         return torch.where(self.keys >= 0, found, otherwise)
 
-
+# %% ../../nbs/lib/models_towers.ipynb #99796c48
 _READ = ContextVar('places', default=None)
 # of attention that is about no place, such as an image's own
 NOWHERE = Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
@@ -215,7 +215,7 @@ def _n_source(tower_ids):
     "Tokens of the first part; texts share no batch, so it is the same in all rows."
     return int((tower_ids[0] == 0).sum())
 
-
+# %% ../../nbs/lib/models_towers.ipynb #cef53b40
 class _TwoStacks(Towers):
     "An encoder and its decoder."
 
@@ -232,7 +232,7 @@ def _as_causal(logits):
 
     return CausalLMOutput(logits=logits)
 
-
+# %% ../../nbs/lib/models_towers.ipynb #5d55da0b
 # in configurations: the decoder's first token, and one that it has to say first
 _START, _FORCED = 'decoder_start_token_id', 'forced_bos_token_id'
 
@@ -503,7 +503,7 @@ class SoundDecoder(EncoderDecoder):
 # %% ../../nbs/lib/models_towers.ipynb #00000013
 POOLINGS = ('mean', 'cls', 'last', 'late')
 
-
+# %% ../../nbs/lib/models_towers.ipynb #903f0581
 def _pooled(states, mask, pooling):
     "(batch, d) of the rows (batch, n, d) that the mask leaves."
     if pooling == 'cls':
@@ -584,7 +584,7 @@ class TwoTowers(Towers):
 # %% ../../nbs/lib/models_towers.ipynb #00000015
 _OF_TEXT = ('input_ids', 'attention_mask')
 
-
+# %% ../../nbs/lib/models_towers.ipynb #d358de2a
 class SimilarityOutput(NamedTuple):
     "What `TwoTowers` gives."
 
@@ -616,7 +616,7 @@ def _is_of_two_stacks(model):
         return False
     return hasattr(model, 'get_encoder') and hasattr(model, 'get_decoder')
 
-
+# %% ../../nbs/lib/models_towers.ipynb #56f79e10
 KINDS = []  # more kinds of `Towers`: fits(model), around(model)
 
 # %% ../../nbs/lib/models_towers.ipynb #00000018
