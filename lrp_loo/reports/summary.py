@@ -84,7 +84,7 @@ def _laid_out(shown, text):
 # %% ../../nbs/lib/reports_summary.ipynb #0000000e
 SUMMARY_UNITS = ('word', 'token')
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #f1385ba2
 def _has_units(a):
     "Its entries are words (or longer units) already."
     return 'unit_of_token' in a.info
@@ -127,7 +127,7 @@ SETTINGS = (
 )
 FRAME_COLUMNS = ['method', 'target', 'logit', 'tokens', 'is_special', 'scores']
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #e0b1f0ed
 def _maps_of_frame(rows):
     "Of `read_sweep`: Attributions."
     missing = [c for c in FRAME_COLUMNS if c not in rows]
@@ -286,7 +286,7 @@ def _classes_of(maps, by_class):
 TABLE = ['class', 'word', 'mean', 'low', 'high', 'mean_abs', 'positive']
 TABLE += ['texts', 'count']
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #bed0c2d2
 def _means_by_text(occurrences):
     "(class, word, text) → the means of its occurrences there."
     score = occurrences.score
@@ -340,7 +340,7 @@ def word_numbers(
 # %% ../../nbs/lib/reports_summary.ipynb #0000001f
 AROUND = 45  # characters on either side of a word in context
 
-
+# %% ../../nbs/lib/reports_summary.ipynb #26d166c4
 def shown_forms(
     occurrences: pd.DataFrame,  # with word and written
 ) -> pd.Series:  # word → what is shown

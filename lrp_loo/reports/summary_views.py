@@ -21,7 +21,7 @@ from ..views.html import DOWN, UP, draw, score_colours
 MOST_DOTS = 500  # of one word
 MOST_PANELS = 4  # classes side by side, unless they are named
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #caf348b7
 def method_title(
     name: str,  # of METHODS, or of one's own; its options may follow, in brackets
 ) -> str:
@@ -40,7 +40,7 @@ def _panel_classes(summary, n, classes):
     kept = per_class[list(tops)].nlargest(MOST_PANELS).index
     return {name: tops[name] for name in tops if name in kept}
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #dd5e4611
 def _n_texts(summary, name):
     rows = summary.occurrences
     return rows.text[rows['class'] == name].nunique()
@@ -80,7 +80,7 @@ def _drawn_dots(x):
         return x
     return x[np.linspace(0, len(x) - 1, MOST_DOTS).round().astype(int)]
 
-
+# %% ../../nbs/lib/reports_summary_views.ipynb #bb4382a3
 def _bars_stacked(x, low, high):
     "(n,) heights from −0.4 to 0.4 at which dots at x don't cover one another."
     place = np.round((x - low) / ((high - low) or 1) * 80)

@@ -146,7 +146,7 @@ def _mark(maps, content):
             if not isinstance(a, Refusal):
                 mark_content(a, own)
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #7cca2145
 def _by_text(loos, maps):
     "Name → a map per text, as a dict of maps for each text."
     return [{name: of[k] for name, of in maps.items()} for k in range(len(loos))]
@@ -272,7 +272,7 @@ def together(
 SLOTS = 'slots'  # the table's row for `slot_baseline`
 FEWEST_SHARING = 3  # texts; two share tokens by chance
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #9e59c895
 def shared_tokens(
     encs: list,  # encoded texts
 ) -> tuple:  # n_before, n_after: together at most the shortest text's tokens
@@ -514,7 +514,7 @@ MEANS = ('loo_r', 'loo_r_all', 'lerf', 'morf', 'delta')
 AUDIT_COLUMNS = [f'{mean}{of}' for mean in MEANS for of in ('', '_se')]
 AUDIT_COLUMNS += ['n', 'n_undefined']
 
-
+# %% ../../nbs/lib/trust_audit.ipynb #cd413e26
 def copies_given(
     encs: list,  # encoded texts or images
     targets: list,  # of each

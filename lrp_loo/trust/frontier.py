@@ -22,7 +22,7 @@ from .verdict import FEWEST_TEXTS
 # %% ../../nbs/lib/trust_frontier.ipynb #00000004
 BUDGETS = (3, 4, 5, 7, 11, 16, 24, 48)  # forward passes over a text
 
-
+# %% ../../nbs/lib/trust_frontier.ipynb #9bd2ec15
 class Frontier(pd.DataFrame):
     "A row per budget; `needed` is the answer in one sentence."
 

@@ -126,7 +126,7 @@ def calibration_text(
 # %% ../../nbs/lib/trust_intervals.ipynb #0000000b
 COVER = ('token', 'text')
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #e3f21648
 def token_quantile(
     ratios: list,  # of each text: ρ of its tokens
     confidence: float,  # 1 − α
@@ -154,7 +154,7 @@ def text_quantile(
 # %% ../../nbs/lib/trust_intervals.ipynb #00000011
 BY = ('size', 'score')
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #1d70603d
 def in_rank(
     x,  # scores
     by: str,  # one of BY
@@ -354,7 +354,7 @@ def kind_of_units(
     kinds = {u if isinstance(u, str) else 'span' for u in units}
     return kinds.pop() if len(kinds) == 1 else 'span'
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #8135e758
 def _as_kept(method, options):
     "As JSON gives it back; without options that change no number."
     options = {k: v for k, v in options.items() if k not in HOW_ALONE}
@@ -368,13 +368,13 @@ def _around_in_words(said):
         return f"texts in the template {said['template']!r}"
     return 'parts of texts (among=)' if said else 'texts as they stand'
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #101b06c9
 def _target_in_words(described):
     "Of `described_target`."
     said = ', '.join(f'{k}={v!r}' for k, v in described.items())
     return f'the target {said}' if said else 'the predicted class'
 
-
+# %% ../../nbs/lib/trust_intervals.ipynb #fb2c11b2
 def _method_in_words(recorded):
     name, options = recorded
     return f'{name}({", ".join(f"{k}={v!r}" for k, v in options.items())})'

@@ -23,7 +23,7 @@ def _json_value(o):
         return o.name
     raise TypeError(f"cannot write {type(o).__name__} to JSON")
 
-
+# %% ../../nbs/lib/trust_results.ipynb #0d44fa0f
 def as_json(
     o,  # of numbers, arrays, words, functions, and records of these
 ):

@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-
+# %% ../../nbs/lib/trust_sweep.ipynb #abc3c1e0
 def _sha(text):
     "Of a text, or of a pair."
     joined = text if isinstance(text, str) else '\0'.join(text)

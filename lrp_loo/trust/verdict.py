@@ -21,7 +21,7 @@ def is_reference(
     "Exact LOO as the other maps are held against."
     return as_method(method).is_reference and not options
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #d57d8457
 def refusals_of(
     rows: list,  # of each text method → its record
     methods,  # names, or name → (method, options)
@@ -38,7 +38,7 @@ def copies_of(
     "How many texts were copies of another, and stand in its row."
     return sum(row.get('copies', 0) for row in rows)
 
-
+# %% ../../nbs/lib/trust_verdict.ipynb #d662cbe2
 # below, the intervals of a mean r are wider than what is asked, and cover
 # skewed r in fewer than nine of ten cases
 FEWEST_TEXTS = 5

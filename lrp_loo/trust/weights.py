@@ -45,12 +45,12 @@ INNER = ('slope', 'rules')
 BYPASSED = ('none', 'first', 'second', 'all')
 ATTENTION = ('slope', 'half')
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #417141cc
 def _one_of(name, given, taken):
     if given not in taken:
         raise ValueError(f"{name}={given!r} is not known; take one of {taken}")
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #1f796a34
 def _by_slopes(rule):
     "A rule of two factors, each of which hands on its slope."
     return lambda call, of: rule(call, replace(of, product='gradient'))
@@ -142,7 +142,7 @@ def weighed_removal(
 # %% ../../nbs/lib/trust_weights.ipynb #0000000c
 weighed_removal.by_unit = True
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #245775c2
 def _layers_pass(model, enc, target, units, carrier):
     "What each layer says through each group of rows."
     of_text = None if units is None else [units]
@@ -204,7 +204,7 @@ def held_out_r(
     fits = [fitted_weights(some, ridge) for some in others]
     return np.array([m.r(w) for m, w in zip(moments, fits)])
 
-
+# %% ../../nbs/lib/trust_weights.ipynb #8239aa44
 class Fit(NamedTuple):
     "A carrier with the ridge that serves a text left out best."
 

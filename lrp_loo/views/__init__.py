@@ -119,7 +119,7 @@ def compare(
     one_list = len(maps) == 1 and not isinstance(maps[0], Attribution)
     return Comparison(maps[0] if one_list else maps)
 
-
+# %% ../../nbs/lib/views.ipynb #a9984048
 SHOWN = 50  # texts of a list that a notebook shows; a file holds all
 
 # %% ../../nbs/lib/views.ipynb #0000000a
@@ -148,7 +148,7 @@ class ScoredToken(NamedTuple):
     is_special: bool
     is_content: bool = True
 
-
+# %% ../../nbs/lib/views.ipynb #fffa5835
 def _given_to(record):
     "What stands in a class's body becomes the record's own, where it lies in core."
 
@@ -293,7 +293,7 @@ FIELDS = (
     'is_content',
 )
 
-
+# %% ../../nbs/lib/views.ipynb #f6e17392
 def _pack(o):
     "A value as JSON takes it, so that `_unpack` gives it back."
     if isinstance(o, torch.Tensor):
@@ -331,7 +331,7 @@ def _singles(saved):
     "The maps of what is saved; of pairs the one of single tokens."
     return [saved.main] if isinstance(saved, Pairs) else list(saved)
 
-
+# %% ../../nbs/lib/views.ipynb #af3c8e8a
 def _record(saved):
     "All of it as one line of JSON; what is more than a list of maps says so."
     kind = {}
@@ -350,7 +350,7 @@ def _as_saved(maps):
     "What a plain list of maps is, read back."
     return maps[0] if len(maps) == 1 else Comparison(maps)
 
-
+# %% ../../nbs/lib/views.ipynb #f853d617
 def _html_file(saved):
     "A page that holds its record; a text cannot end the script."
     title = ' · '.join(dict.fromkeys(a.method for a in _singles(saved)))

@@ -30,7 +30,7 @@ def unit_rgb(
     "As matplotlib takes it."
     return tuple(c / 255 for c in colour)
 
-
+# %% ../../nbs/lib/views_figures.ipynb #8a6a31ac
 def score_scale():  # a matplotlib colour map
     "From blue over white to red; grey where there is nothing."
     from matplotlib.colors import LinearSegmentedColormap

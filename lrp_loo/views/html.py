@@ -27,7 +27,7 @@ DOWN = (33, 102, 172)
 # of the strongest colour: black text on it keeps a contrast above 5 : 1
 STRENGTH = 0.65
 
-
+# %% ../../nbs/lib/views_html.ipynb #b629f9fd
 def _colour(score, top):
     "On the way from white to one end of the scale."
     end = UP if score > 0 else DOWN
@@ -44,7 +44,7 @@ def score_colours(
     top = float(scores.abs().max() if top is None else top) or 1.0
     return [_colour(score, top) for score in scores.tolist()]
 
-
+# %% ../../nbs/lib/views_html.ipynb #6ed2ec90
 def drawn_apart(a: Attribution) -> torch.Tensor:  # (n_tokens,) bool
     "Tokens outside the colour scale: those that are no content, where some are."
     return ~a.is_content if a.is_content.any() else torch.zeros_like(a.is_special)
@@ -57,7 +57,7 @@ def apart_called(*maps) -> str:  # Attributions
         return 'special or template tokens'
     return 'special tokens' if any(out.any() for out, _ in apart) else ''
 
-
+# %% ../../nbs/lib/views_html.ipynb #2f6735be
 def scale_top(a: Attribution) -> float:
     "The largest |score| of a content token, which gets the strongest colour."
     return float(a.scores[~drawn_apart(a)].abs().max())
@@ -128,7 +128,7 @@ def in_thousandths(
         return '>0.999'
     return '<0.001' if probability < 0.0005 else f'{probability:.3f}'
 
-
+# %% ../../nbs/lib/views_html.ipynb #56891165
 def headline(a: Attribution) -> str:
     "What is explained, and the numbers on the whole text."
     number = 'log-probability' if a.info.get('log_prob') else 'logit'
@@ -161,7 +161,7 @@ PALETTE = dict(
     ),
 )
 
-
+# %% ../../nbs/lib/views_html.ipynb #bee36874
 def dyed(
     score: float,
     top: float,  # the |score| that gets the strongest colour
@@ -232,7 +232,7 @@ def how_exact(
         return [''] * len(a)
     return [', exact' if i in exact else ', estimated' for i in range(len(a))]
 
-
+# %% ../../nbs/lib/views_html.ipynb #88372da6
 # `opens`: the columns of an image that begins here
 IN_TEXT = dict(opens=0, closes=False, patch=False, picture=None)
 
@@ -301,7 +301,7 @@ def legend_html(
     "The colour scale with its ends named."
     return draw('legend', top, apart)
 
-
+# %% ../../nbs/lib/views_html.ipynb #105e4bdb
 def boxed(
     inside: str,  # HTML
     style: str = '',  # more of it
@@ -346,7 +346,7 @@ def _rows(maps, loo=None):
     models = [a.made_by or 'unknown model' if several else '' for a in maps]
     return [(a, model, _r_with_loo(a, loo)) for a, model in zip(maps, models)]
 
-
+# %% ../../nbs/lib/views_html.ipynb #be39eb4d
 def compared_html(
     maps: list,  # Attributions of one text
 ) -> str:
@@ -367,7 +367,7 @@ def texts_html(
     apart = apart_called(*maps)
     return draw('several', _rows(maps)[:most], apart, note)
 
-
+# %% ../../nbs/lib/views_html.ipynb #159cb58d
 def generation_html(g: Generation) -> str:
     "The generated tokens to choose from, and what raised the chosen one."
     said = repr((g.method, g.tokens, g.logits.tolist(), g.scores.tolist()))
@@ -379,7 +379,7 @@ ARCS = 6  # pairs that are drawn
 CHARACTER = 8.6  # width of one, in the arcs' font
 TABLE_TOKENS = 40  # as many as a table of all pairs shows
 
-
+# %% ../../nbs/lib/views_html.ipynb #70763083
 def _pair_said(p, i, j, score):
     return f'{p.tokens[i]} × {p.tokens[j]} {score:+.4f}'
 

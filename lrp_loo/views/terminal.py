@@ -23,7 +23,7 @@ from lrp_loo.views.html import (
 OUTSIDE = '\x1b[3;4m'  # italic and underlined in the terminal's own colours
 RESET = '\x1b[0m'
 
-
+# %% ../../nbs/lib/views_terminal.ipynb #bdf21758
 def _printable(text):
     "A text must not steer the terminal."
     return ''.join(c if c.isprintable() else '·' for c in text)
