@@ -2,7 +2,7 @@
 
 Texts are made of the embedded sentences, one or two in a row, so that there
 are enough and none is another's copy. Core-seconds of this process, so that
-other work on the machine counts little. Writes results/cost.json.
+other work on the machine counts little. Writes results/cost-predicted.json.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from lrp_loo import cost_of, explain, load_demo, load_texts
 from lrp_loo.core.files import processor, versions, write_text_atomic
 
-OUT = Path(__file__).parent.parent / 'results' / 'cost.json'
+OUT = Path(__file__).parent.parent / 'results' / 'cost-predicted.json'
 METHODS = {'attn_lrp': ('attn_lrp', {}), 'removal': ('removal', {})}
 
 
