@@ -129,7 +129,7 @@ def _underscored(words):
 
     return [option(word) for word in words[:end]] + words[end:]
 
-# %% ../../nbs/lib/cli.ipynb #0000000b
+# %% ../../nbs/lib/cli.ipynb #0c13563c
 EXPECTED = (
     ValueError,
     TypeError,
@@ -140,7 +140,7 @@ EXPECTED = (
 OURS = ('lrp_loo', 'lrp_lab')  # packages
 LONGEST_LINE = 600  # characters of an error that is not ours
 
-
+# %% ../../nbs/lib/cli.ipynb #19d56c48
 def _error_line(e):
     "What is wrong; where the words are a library's, whose they are."
     text = ' '.join(str(e).split()) or type(e).__name__

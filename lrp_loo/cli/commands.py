@@ -158,11 +158,11 @@ def check_folder(
             f"--{option}: the folder {there.name!r} may not be written into"
         )
 
-# %% ../../nbs/lib/cli_commands.ipynb #00000010
+# %% ../../nbs/lib/cli_commands.ipynb #bd895949
 UNIT_NAMES = ('token', 'word', 'sentence')
 TASK_NAMES = ('class', 'next token', 'masked token', 'token class', 'answer')
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #198742d5
 def print_maps(
     maps: list,  # Attributions of one text
     colour: bool,  # coloured sentences, or a line per token
@@ -220,11 +220,11 @@ def _say_written(path):
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
-# %% ../../nbs/lib/cli_commands.ipynb #00000015
+# %% ../../nbs/lib/cli_commands.ipynb #0ab41f7d
 USUAL_DEMO = 'sst2'  # of `--model demo` where no --name is given
 SHIPPED_DEMO = 'reviews-sst2'  # for the same texts, and whole in the package
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #72d59b67
 def demo_name(
     model: str,  # what --model says
     name: str,  # what --name says, or nothing
@@ -267,7 +267,7 @@ def _check_explain(methods, layers, out, html, pair):
             f" {','.join(methods)}"
         )
 
-# %% ../../nbs/lib/cli_commands.ipynb #00000018
+# %% ../../nbs/lib/cli_commands.ipynb #8b5150bf
 def _standard_input():
     "What was piped in."
     try:
@@ -278,7 +278,7 @@ def _standard_input():
             f" {e.start}; convert it first, or set PYTHONIOENCODING"
         ) from None
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #4369a5a2
 def _text_model(model, name, task, device='cpu'):
     "A model that reads texts, and its tokenizer."
     from lrp_loo.models.loading import load_model
@@ -606,11 +606,11 @@ def _check_results(path, known):
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
 
-# %% ../../nbs/lib/cli_commands.ipynb #0000002b
+# %% ../../nbs/lib/cli_commands.ipynb #42f3849d
 WIDEST_REASON = 30  # characters in the table; it stands whole below
 AUDITED = 'loo,auto,removal,attn_lrp,cp_lrp,ig,rollout'
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #77f35eda
 def audit(
     # a file (.csv, .tsv, .jsonl, .json, .txt with a text a line, these also .gz;
     # .parquet, .xlsx), 'hub:OWNER/NAME', or 'embedded', 'hub', a folder with sst2
@@ -778,10 +778,10 @@ def sweep(
     print('\n'.join([table.round(3).to_string(), *table.below]))
     print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
 
-# %% ../../nbs/lib/cli_commands.ipynb #00000032
+# %% ../../nbs/lib/cli_commands.ipynb #8b41e247
 GROUPINGS = ('explained', 'label')
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #336b9ccc
 def _groups(d, by_class):
     "Text → what it counts for; True: the class that is explained."
     import pandas as pd
@@ -796,10 +796,10 @@ def _groups(d, by_class):
         )
     return [(text, f'label {y}') for text, y in zip(d.texts, d.labels)]
 
-# %% ../../nbs/lib/cli_commands.ipynb #00000034
+# %% ../../nbs/lib/cli_commands.ipynb #c9a66d9a
 TOP_WORDS = 10  # of a class, that raise the logit, and that lower it
 
-
+# %% ../../nbs/lib/cli_commands.ipynb #4d852293
 def _print_summary(summary, target):
     "How it is read, and of each class what raises it and what lowers it."
     from lrp_loo.reports.summary_views import method_title

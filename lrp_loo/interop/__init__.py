@@ -156,11 +156,11 @@ class IntegratedGradients(Attributor):
             more = (more,)
         return self.forward_func(x.expand_as(like), *more)
 
-# %% ../../nbs/lib/interop.ipynb #0000000a
+# %% ../../nbs/lib/interop.ipynb #642f911f
 # removals that embeddings are enough for; None: the default one
 WITHOUT_IDS = (None, 'attention_mask', 'zero_embedding', 'delete')
 
-
+# %% ../../nbs/lib/interop.ipynb #45cd9167
 class LeaveOneOut(Attributor):
     """Exact Leave-One-Out, a score per token or patch; in embeddings and
     pixels spread evenly.

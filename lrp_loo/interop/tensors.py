@@ -21,14 +21,14 @@ from ..models import CACHES, check_finite, forward, watch_embeddings
 from ..models.encoding import forward_arguments, input_embeddings, input_names
 from ..models.objects import unwrap
 
-# %% ../../nbs/lib/interop_tensors.ipynb #00000008
+# %% ../../nbs/lib/interop_tensors.ipynb #df35b1f7
 KINDS = {  # by the number of dimensions
     2: 'input_ids',  # (batch, T)
     3: 'inputs_embeds',  # (batch, T, d)
     4: 'pixel_values',  # (batch, C, H, W)
 }
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #e205b6db
 def input_kind(
     x: torch.Tensor,  # inputs
 ) -> str:  # one of KINDS
@@ -59,10 +59,10 @@ def input_kind(
         raise ValueError("the inputs hold NaN or infinite numbers")
     return kind
 
-# %% ../../nbs/lib/interop_tensors.ipynb #00000009
+# %% ../../nbs/lib/interop_tensors.ipynb #696ee005
 ALONE = ('inputs_embeds', 'labels', *CACHES)  # not beside inputs
 
-
+# %% ../../nbs/lib/interop_tensors.ipynb #2a837d04
 def _named_more(more, names, first, shape):
     "Additional forward arguments by name, checked; None leaves one out."
     more = {} if more is None else (more,) if torch.is_tensor(more) else more

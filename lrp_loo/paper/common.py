@@ -72,7 +72,7 @@ class Study:
             return [part for part in self.files if part in words]
         return list(self.files) if self.name in words else []
 
-# %% ../../nbs/lib/paper_common.ipynb #00000007
+# %% ../../nbs/lib/paper_common.ipynb #c5f554e6
 # what is measured, where `--model` names it otherwise
 MEASURED = {
     'demo': 'minilm',
@@ -82,7 +82,7 @@ MEASURED = {
     'paper': 'bert-base',
 }
 
-
+# %% ../../nbs/lib/paper_common.ipynb #a03b71cf
 def place_of(
     model: str,  # of `--model`
     source: str,  # of the data: 'folder', 'hub' or 'embedded'
@@ -307,10 +307,10 @@ def prompted_examples(
             found.said[number] = dict(text=i, template=name)
     return found
 
-# %% ../../nbs/lib/paper_common.ipynb #0000001c
+# %% ../../nbs/lib/paper_common.ipynb #c1b8ddd7
 EPOCHS = {'mnist': 5, 'scikit-learn digits': 40}
 
-
+# %% ../../nbs/lib/paper_common.ipynb #2d6d243a
 class DigitSets(NamedTuple):
     "Images (n, side, side) in [0, 1] and labels (n,), twice."
 

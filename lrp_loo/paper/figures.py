@@ -45,10 +45,10 @@ from .table2 import TABLE2, paper_numbers, table2_against_paper
 from ..stats import mean_se, paired_difference, per_text
 from ..trust.faithfulness import completeness_lines, faithfulness_table
 
-# %% ../../nbs/lib/paper_figures.ipynb #00000007
+# %% ../../nbs/lib/paper_figures.ipynb #6265cc0b
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #34ca2b8e
 @themed
 def plot_agreement(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -75,14 +75,14 @@ def plot_agreement(
     shared_legend(fig)
     return fig
 
-# %% ../../nbs/lib/paper_figures.ipynb #0000000a
+# %% ../../nbs/lib/paper_figures.ipynb #232b7f37
 SWEEP_STYLE = {  # sweep → its name, how it is drawn
     'first': ('first k layers', dict(color=OTHERS[0], marker='o', ls='-')),
     'last': ('last k layers', dict(color=OTHERS[1], marker='s', ls='--')),
     'single': ('layer k alone', dict(color=OTHERS[2], marker='^', ls=':')),
 }
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #e084ebfd
 def layer_ticks(n_layers: int) -> range:  # layers, from 1
     "Each of twelve layers, every so many of more."
     step = -(-n_layers // 12)
@@ -108,7 +108,7 @@ def sweep_gains(
     found = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
     return pd.DataFrame(found)
 
-# %% ../../nbs/lib/paper_figures.ipynb #ded38d04
+# %% ../../nbs/lib/paper_figures.ipynb #31c29df5
 def paper_gains(
     part: str,  # 'sst2', 'imdb'; of others the paper has nothing
     column: str,  # 'loo_r' or 'delta'
@@ -158,10 +158,10 @@ def draw_sweeps(
         both = (lambda gain: gain + own, lambda measure: measure - own)
         ax.secondary_yaxis('right', functions=both)
 
-# %% ../../nbs/lib/paper_figures.ipynb #0000000d
+# %% ../../nbs/lib/paper_figures.ipynb #13cbc358
 SWEPT = {'loo_r': 'r with Leave-One-Out', 'delta': 'Δ = LeRF − MoRF'}
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #0dd55731
 @themed
 def plot_layerwise(
     results: dict,  # 'sst2', 'imdb' → what `read_results` gave
@@ -250,7 +250,7 @@ def plot_areas(
     shared_legend(fig)
     return fig
 
-# %% ../../nbs/lib/paper_figures.ipynb #00000014
+# %% ../../nbs/lib/paper_figures.ipynb #fc2e954f
 LONGEST_TEXT = {'sst2': 128, 'imdb': 256}  # tokens; longer ones are set aside
 CHUNK = {'sst2': 1, 'imdb': 16}  # removed at a time, appendix B.1.2
 SHOWN2 = ('loo_r', 'loo_r_se', 'loo_r_sum', 'lerf', 'lerf_se', 'morf')
@@ -258,7 +258,7 @@ SHOWN2 += ('morf_se', 'delta', 'delta_se', 'n', 'n_undefined')
 SHOWN_A3 = ('sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta')
 SHOWN_A3 += ('gain', 'gain_low', 'gain_high')
 
-
+# %% ../../nbs/lib/paper_figures.ipynb #cdfdf42d
 def run_text(
     path,  # the results file
     part: str,  # 'sst2' or 'imdb'

@@ -56,7 +56,7 @@ class Rows(NamedTuple):
         column = self.r if column == 'loo_r' else column
         return single_layer_gains(self.texts, self.n_layers, column)
 
-# %% ../../nbs/lib/paper_ledger.ipynb #00000007
+# %% ../../nbs/lib/paper_ledger.ipynb #cf311189
 def mean_difference(
     d: np.ndarray,  # (n_texts,) differences
     rows: Rows,
@@ -65,7 +65,7 @@ def mean_difference(
     "What most claims are judged by."
     return mean_against_zero(d, margin)
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #45f770cc
 def of_complete(
     method: str,  # its name in the rows
 ) -> Callable:  # for `Claim.judged_by`
@@ -324,7 +324,7 @@ CLAIMS = (
     ),
 )
 
-# %% ../../nbs/lib/paper_ledger.ipynb #00000018
+# %% ../../nbs/lib/paper_ledger.ipynb #c2726c39
 BY_MODEL = {  # a column → its entries' model and data
     'MiniLM, 6 layers': (
         ('minilm-sst2', 'sst2 validation'),
@@ -344,6 +344,8 @@ BY_MODEL = {  # a column → its entries' model and data
     ),
     'small vision transformer': (('vit-mnist', 'mnist test'),),
 }
+
+# %% ../../nbs/lib/paper_ledger.ipynb #cca97b0a
 _ASKED = {(*pair, 'attention_mask') for pairs in BY_MODEL.values() for pair in pairs}
 _OWN = ('sst2 validation, its own answer', 'imdb test, its own answer')
 _ASKED |= {('smollm2-135m-instruct', data, 'attention_mask') for data in _OWN}
@@ -362,7 +364,7 @@ _ASKED |= {(model, 'mnist test', 'zero_pixel') for model in _NETWORKS}
 DECLARED = frozenset(_ASKED)
 CORRECTIONS = {'holm': holm, 'fdr 0.05': benjamini_hochberg}
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #8788020b
 def family_of(
     claim,  # a `Claim`, or what has its key
     about: dict,  # model, data, removal, over: of an entry
@@ -492,13 +494,13 @@ def entries_of(
         if e is not None
     ]
 
-# %% ../../nbs/lib/paper_ledger.ipynb #00000023
+# %% ../../nbs/lib/paper_ledger.ipynb #cc2d8c2a
 def _are_in_turn(rows):
     "Was each text read in one template, and not all in the same?"
     texts = {row.get('text', row['i']) for row in rows}
     return len(texts) == len(rows) and len({row.get('template') for row in rows}) > 1
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #c181ca2d
 def in_turn(
     d: np.ndarray,  # (n_rows,) a claim's differences
     rows: list,  # of one file
@@ -542,13 +544,13 @@ def file_entries(
     other = [pair for pair, (_, same) in both if pair[1] != same]
     return entries + entries_of(about | dict(over='all'), other)
 
-# %% ../../nbs/lib/paper_ledger.ipynb #00000026
+# %% ../../nbs/lib/paper_ledger.ipynb #34c854fd
 # what a verdict needs at least, by what n counts
 FEWEST = dict(texts=20, networks=6)
 ARRIVED = 0.9  # of the texts, of maps that have a sum to reach
 REPEATED = ('trainings', 'templates', 'settings')  # over which a verdict must hold
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #ad6114b3
 def _of_all_readings(entry, says):
     "Does `says(means, low, high)` hold over trainings, templates and settings?"
     return all(
@@ -593,7 +595,7 @@ def verdict_of(
         return 'holds' if side > 0 else 'reversed'
     return 'undecided'
 
-# %% ../../nbs/lib/paper_ledger.ipynb #00000029
+# %% ../../nbs/lib/paper_ledger.ipynb #fde12981
 def _can_be_judged(results):
     "Are these rows of one model and data set, with LOO's r in them?"
     config = results['config']
@@ -603,7 +605,7 @@ def _can_be_judged(results):
     has_r = any('r' in m for m in methods.values())
     return has_r and {'data', 'model'} <= set(config) and 'layers' in config['model']
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #b9111dfd
 # what two entries share that answer the same
 QUESTION = ('claim', 'model', 'sha256', 'data', 'removal', 'over')
 
@@ -682,7 +684,7 @@ def write_ledger(
     write_text_atomic(path, '[\n{}\n]\n'.format(',\n'.join(lines)))
     return entries
 
-# %% ../../nbs/lib/paper_ledger.ipynb #0000002f
+# %% ../../nbs/lib/paper_ledger.ipynb #0d248ccc
 def entry_name(
     entry: dict,  # of `ledger`
 ) -> str:  # what a link to it is titled
@@ -690,7 +692,7 @@ def entry_name(
     asked = [entry[k] for k in ('claim', 'model', 'data', 'removal')]
     return ', '.join(asked + ['all tokens'] * (entry['over'] == 'all'))
 
-
+# %% ../../nbs/lib/paper_ledger.ipynb #6d7cfb59
 PROMPT_MARK = '†'
 
 

@@ -41,7 +41,7 @@ from ..stats import mean_se, paired_difference
 from ..trust.curves import curve_area
 from ..trust.results import Results
 
-# %% ../../nbs/lib/paper_mnist.ipynb #00000006
+# %% ../../nbs/lib/paper_mnist.ipynb #0cf29253
 GRID = [
     dict(zip(('inputs', 'pixel', 'positions', 'pooling', 'scale'), choices))
     for choices in (
@@ -63,6 +63,8 @@ GRID = [
         ('symmetric', 'affine', True, 'mean', 'sqrt_d'),
     )
 ]
+
+# %% ../../nbs/lib/paper_mnist.ipynb #f7752edf
 # how long, on how many: two settings that come near, one for each read-out
 TRAINING_GRID = [
     setting | dict(n_train=n_train, batch_size=batch_size)
@@ -70,6 +72,8 @@ TRAINING_GRID = [
     for n_train in (5000, 10000, 60000)
     for batch_size in (64, 128, 1024)
 ]
+
+# %% ../../nbs/lib/paper_mnist.ipynb #c9d8a041
 PAPER = {
     'accuracy': 0.85,
     'loo': dict(L_vs_R=1.0, L_vs_LOO=1.0, R_vs_LOO=1.0),
@@ -77,7 +81,7 @@ PAPER = {
     'attn_lrp': dict(L_vs_R=0.7865, L_vs_LOO=0.0730, R_vs_LOO=-0.0698),
 }  # Table 1 and section 4.3
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #2ab4b394
 def setting_name(
     s: dict,  # one entry of a grid
 ) -> str:  # a short name
@@ -133,11 +137,11 @@ def nested_tables(
         for protocol in protocols
     }
 
-# %% ../../nbs/lib/paper_mnist.ipynb #0000000d
+# %% ../../nbs/lib/paper_mnist.ipynb #dfd14b50
 AREAS = ('lerf', 'morf', 'delta', 'lerf_aopc', 'morf_aopc')
 CURVE_PARTS = 28  # into which the mean curve is cut: seven of 196 steps each
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #908e074a
 def curve_row(
     parts: list,  # of `pixel_curves`, some images each
 ) -> dict:  # curves[order][area], gaps[a][b], paths[order][morf or lerf]
@@ -228,7 +232,7 @@ def run_setting(
     progress = training.get('progress', True)
     return head | image_row(model, Xt[:limit], eps, progress, seed)
 
-# %% ../../nbs/lib/paper_mnist.ipynb #00000013
+# %% ../../nbs/lib/paper_mnist.ipynb #87d780da
 LIMITS = {  # what a row holds → between what its means lie; None: no interval
     'tables': (-1, 1),
     'negative': (0, 1),
@@ -238,7 +242,7 @@ LIMITS = {  # what a row holds → between what its means lie; None: no interval
     'paths': None,
 }
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #fd21d0b2
 def mean_of_networks(
     values,  # a number of each
     limits: tuple = (-np.inf, np.inf),  # between what it lies
@@ -338,10 +342,10 @@ def nearest(
         raise ValueError("nearest needs at least one setting's row, got none")
     return min(summaries, key=lambda row: distance(row, protocol, swap))
 
-# %% ../../nbs/lib/paper_mnist.ipynb #0000001e
+# %% ../../nbs/lib/paper_mnist.ipynb #4de9fbdf
 SEEDS = 5  # networks of each setting, where `reproduce` trains them
 
-
+# %% ../../nbs/lib/paper_mnist.ipynb #3a1ac138
 def summarise(
     rows: list,  # rows of `run_setting`, with their `i`
 ) -> dict:  # default and nearest by name, distances, and the paper's numbers

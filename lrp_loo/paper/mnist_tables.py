@@ -125,7 +125,7 @@ def compare_table1(
     index = pd.MultiIndex.from_tuples(lines, names=names)
     return pd.DataFrame(list(lines.values()), index=index)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #0000000c
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #4f982f5a
 BARS = list(product(('ig', 'attn_lrp'), PAIRS))
 PANELS = {'sum_to_one': 'maps scaled to sum to one', 'as_is': 'maps as they are'}
 SOURCES = {  # whose numbers → how their bars are filled
@@ -134,7 +134,7 @@ SOURCES = {  # whose numbers → how their bars are filled
     'nearest': dict(alpha=0.45),
 }
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #9568578e
 def setting_words(
     name: str,  # from `setting_name`
 ) -> str:  # as a figure has it
@@ -183,7 +183,7 @@ def plot_table1(
     fig.legend(handles=boxes, loc='outside lower center')
     return fig
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000011
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #22191943
 FIVE = {  # what of a row → the paper's number
     'accuracy': PAPER['accuracy'],
     'IG with LOO': PAPER['ig']['L_vs_LOO'],
@@ -193,7 +193,7 @@ FIVE = {  # what of a row → the paper's number
 }  # Table 1's numbers that are not one by definition
 CLOSE = 0.2  # less far from the paper's, a network has its number
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #1e67d99a
 def network_table(
     results: dict,  # from `read_results`
     protocol: str = 'sum_to_one',  # the paper's, or 'as_is'
@@ -354,7 +354,7 @@ def share_table(
     index = pd.MultiIndex.from_tuples(networks, names=['setting', 'seed'])
     return pd.DataFrame(shares, index=index)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000020
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #7c90b02f
 LINES = {  # order → how it is drawn, besides the method's colour and marker
     'loo': dict(ls='-'),
     'ig': dict(ls='-.'),
@@ -363,7 +363,7 @@ LINES = {  # order → how it is drawn, besides the method's colour and marker
     'random': dict(ls=':', marker='x', label='random order', color='0.5'),
 }
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #7faef8d8
 @themed
 def plot_mnist_curves(
     results: dict,  # from `read_results`
@@ -407,12 +407,12 @@ def plot_mnist_curves(
     below.legend(handles=handles, loc='outside lower center', ncols=5)
     return fig
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000023
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #2d8cc9ad
 NEARLY_ZERO = 0.2  # of an r that the paper calls nearly uncorrelated
 NEARLY_UNCORRELATED = f'AttnLRP is nearly uncorrelated with LOO (|r| < {NEARLY_ZERO})'
 BRACKET_MARGIN = 0.01  # of r, which rounding does not reach
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #38f3428d
 class NetworkClaim(NamedTuple):
     "A sentence of Table 1 that a network's row can decide."
 
@@ -423,7 +423,7 @@ class NetworkClaim(NamedTuple):
     margin: float = EQUAL_WITHIN  # as of a claim of the ledger
     explored: bool = False
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #77ac3ed3
 def _r(row, explainer, pair, protocol='as_is'):
     "One number of Table 1."
     mean = row['tables'][protocol][explainer][pair]['mean']
@@ -439,7 +439,7 @@ def _uncorrelated(row, protocol='as_is'):
     both = [abs(_r(row, 'attn_lrp', p, protocol)) for p in PAIRS[1:]]
     return NEARLY_ZERO - max(both)
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000025
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #6e469abd
 NETWORK_CLAIMS = (
     NetworkClaim(
         'brackets-differ',
@@ -493,7 +493,7 @@ NETWORK_CLAIMS = (
     ),
 )
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #77337563
 def table1_entries(
     results: dict,  # from `read_results`
     # a dict per claim and reading: the keys of `ledger.file_entries`; n counts
@@ -520,10 +520,10 @@ def table1_entries(
         entries += entries_of(about, [(claim, numbers)])
     return entries
 
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000028
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #cd376efb
 SEEDS_OF = {'mnist': SEEDS, 'mnist_training': 3}  # networks of each setting
 
-
+# %% ../../nbs/lib/paper_mnist_tables.ipynb #759d7573
 def run_digits(path, part, options):
     "A grid of settings on the digits, each from several seeds."
     digits = digit_sets(options.data, options.seed)

@@ -31,21 +31,21 @@ from .ledger import ledger, ledger_notes
 from ..trust.faithfulness import completeness_lines
 from ..trust.results import read_results
 
-# %% ../../nbs/lib/paper_reproduce.ipynb #00000005
+# %% ../../nbs/lib/paper_reproduce.ipynb #29a365f9
 MODULES = (
     'lrp_loo.paper.bracketings',
     'lrp_loo.paper.mnist_tables',
     'lrp_loo.paper.figures',
 )
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #bafd1ff5
 def studies_of(
     modules: tuple = MODULES,  # of whichever package
 ) -> list:  # Study records
     "The studies of some modules, in the order they are run."
     return [s for module in modules for s in import_module(module).STUDIES]
 
-
+# %% ../../nbs/lib/paper_reproduce.ipynb #a5a81445
 def words_of(studies: list) -> list:  # words of `--only`, in the order they are run
     "What each of them is called."
     return [word for study in studies for word in study.words]

@@ -17,7 +17,7 @@ from ..core.hooks import taken_back
 from ..methods import METHODS, Method
 from ..models.demos import DEMOS
 
-# %% ../../nbs/lib/paper_style.ipynb #00000005
+# %% ../../nbs/lib/paper_style.ipynb #dd4e718f
 THEME = {
     **sns.axes_style('ticks'),
     'axes.spines.top': False,
@@ -35,7 +35,7 @@ THEME = {
 }
 PAGE = 9.2  # inches: a figure that is no wider is shown as it was drawn
 
-
+# %% ../../nbs/lib/paper_style.ipynb #ba3d5f31
 def themed(
     draw,  # a function that draws
 ):  # the same function
@@ -104,7 +104,7 @@ def shared_legend(
         where = dict(loc='center', bbox_to_anchor=box)
     return fig.legend(once.values(), once.keys(), **where | options)
 
-# %% ../../nbs/lib/paper_style.ipynb #0000000c
+# %% ../../nbs/lib/paper_style.ipynb #0b95461b
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB', 'mnist': 'MNIST'}
 NAMES = {m: method.label for m, method in METHODS.items()}
 OTHERS = ('C5', 'C6', 'C8')  # for what is no method
@@ -134,7 +134,7 @@ MARKERS = {
     'removal+rows': 'd',
 }
 
-
+# %% ../../nbs/lib/paper_style.ipynb #9f679def
 def base_method(
     name: str,  # a row's name, such as 'removal, 4 passes'
 ) -> str:  # the method that it is a variant of
@@ -181,7 +181,7 @@ def method_look(
     marker = MARKERS.get(base_method(name), '>')
     return dict(color=method_colour(name), marker=marker)
 
-# %% ../../nbs/lib/paper_style.ipynb #00000012
+# %% ../../nbs/lib/paper_style.ipynb #cc7f97d5
 MODELS = {  # the beginning of a folder → what it holds
     'minilm': 'MiniLM',
     'llama-sst2': 'our decoder',
@@ -192,7 +192,7 @@ MODELS = {  # the beginning of a folder → what it holds
 }
 _MODEL_MARKERS = 'osD^vP'
 
-
+# %% ../../nbs/lib/paper_style.ipynb #162ea1ed
 def _place_of(model):
     "Which of MODELS it is; None: another."
     name = model['name']

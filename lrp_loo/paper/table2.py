@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import pandas as pd
 
-# %% ../../nbs/lib/paper_table2.ipynb #00000004
+# %% ../../nbs/lib/paper_table2.ipynb #7eb4a761
 # the methods of Table 2 and two of ours, as `faithfulness_rows` takes them
 TABLE2 = {
     'loo': ('loo', {}),
@@ -22,7 +22,7 @@ TABLE2 = {
     'grad_x_input': ('grad_x_input', {}),
 }
 
-
+# %% ../../nbs/lib/paper_table2.ipynb #89cc7ede
 def paper_numbers(
     table: str,  # '1', '2' or 'A3'
 ) -> pd.DataFrame:  # table, data, sweep, row, metric, paper

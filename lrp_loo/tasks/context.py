@@ -38,10 +38,10 @@ def answer_log_prob(
     log_prob.n_rows = of_each.n_rows
     return log_prob
 
-# %% ../../nbs/lib/tasks_context.ipynb #00000008
+# %% ../../nbs/lib/tasks_context.ipynb #6c67cc52
 TEMPLATE = '{context}\n\n{question}\n'
 
-
+# %% ../../nbs/lib/tasks_context.ipynb #2e5749d4
 def _around_context(template, question):
     "What stands before the context and after it."
     template = template or (TEMPLATE if question else '{context} ')

@@ -40,14 +40,14 @@ from ..removal.rows import GRADIENT_PASS, tokens_of_units
 from ..stats import FEWEST_TOKENS, mean_se, pearson
 from ..trust.audit import AuditTable, audit_table, refusals_of
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #00000006
+# %% ../../nbs/lib/tasks_pairs.ipynb #eef40dab
 def every_pair(
     n: int,  # tokens (units)
 ) -> torch.Tensor:  # (n (n − 1) / 2, 2) numbers, the smaller one first
     "Every two of them."
     return torch.combinations(torch.arange(n), 2)
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #8fed87c1
 def _each_removed(units, enc):
     "(n_units, T) bool: the tokens that go with each."
     if units is None:
@@ -372,7 +372,7 @@ def explain_pairs(
         for i in tqdm(range(len(asked.texts)), disable=not progress, desc='pairs')
     ]
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #00000025
+# %% ../../nbs/lib/tasks_pairs.ipynb #7556d3d6
 LARGE = 0.1  # of the explained number: a pair that is large
 
 
@@ -382,7 +382,7 @@ def content_values(p: Pairs) -> torch.Tensor:  # (n_pairs,)
     i, j = own[every_pair(len(own))].T
     return p.scores[i, j].double()
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #cbc3152f
 def _of_both(p, exact):
     "The same pairs' scores; an error where they are not of one text."
     if p.tokens != exact.tokens:
@@ -506,7 +506,7 @@ def audit_pairs(
     refused = refusals_of(rows, refusing)
     return audit_table(table, refused, len(asked.texts) - len(own))
 
-# %% ../../nbs/lib/tasks_pairs.ipynb #0000002e
+# %% ../../nbs/lib/tasks_pairs.ipynb #dc95a24a
 # kind, sentence, the two words, the sign of their pair for positive − negative
 PHRASES = (
     ('negation', 'the film is not bad', 'not', 'bad', 1),
@@ -551,7 +551,7 @@ PHRASES = (
     ('idiom', 'the romance leaves me cold', 'leaves', 'cold', -1),
 )
 
-
+# %% ../../nbs/lib/tasks_pairs.ipynb #c83a9b4e
 def phrase_pairs(
     model,
     tokenizer,
