@@ -21,7 +21,7 @@ def title_of(nb):
 
 
 def number_of(name):
-    "'05_loo' → '5'; None where a name has no number."
+    "'06_loo' → '6'; None where a name has no number."
     m = re.match(r'0*(\d+[a-z]?)_', name)
     return m and m[1]
 
