@@ -1,5 +1,7 @@
 """Small models of images and text with random weights, and what each of them reads."""
 
+from functools import partial
+
 import torch
 import transformers as t
 
@@ -57,26 +59,17 @@ def gemma3():
     return model, enc
 
 
-def smolvlm():
-    config = t.SmolVLMConfig(
+def of_tiles(name):
+    "SmolVLM's and Idefics3's, which differ by their names."
+    config = getattr(t, f'{name}Config')(
         vision_config=dict(VISION, image_size=16, patch_size=4),
         text_config=dict(TEXT, model_type='llama'),
         image_token_id=IMAGE,
         scale_factor=2,
     )
     pixels = torch.randn(1, 1, 3, 16, 16)
-    return t.SmolVLMForConditionalGeneration(config), row(4, pixel_values=pixels)
-
-
-def idefics3():
-    config = t.Idefics3Config(
-        vision_config=dict(VISION, image_size=16, patch_size=4),
-        text_config=dict(TEXT, model_type='llama'),
-        image_token_id=IMAGE,
-        scale_factor=2,
-    )
-    pixels = torch.randn(1, 1, 3, 16, 16)
-    return t.Idefics3ForConditionalGeneration(config), row(4, pixel_values=pixels)
+    model = getattr(t, f'{name}ForConditionalGeneration')(config)
+    return model, row(4, pixel_values=pixels)
 
 
 def internvl():
@@ -146,8 +139,8 @@ IN_TEXT = dict(
     llava=llava,
     paligemma=paligemma,
     gemma3=gemma3,
-    smolvlm=smolvlm,
-    idefics3=idefics3,
+    smolvlm=partial(of_tiles, 'SmolVLM'),
+    idefics3=partial(of_tiles, 'Idefics3'),
     internvl=internvl,
     qwen2_vl=qwen2_vl,
     qwen3_vl=qwen3_vl,
