@@ -212,7 +212,7 @@ def page(request):
 def test_a_page_asks_a_question_and_answers_in_a_sentence(page):
     lines = page.cells[0].source.splitlines()
     assert re.fullmatch(r'# [A-Z].*\?', page.title)
-    assert lines[1] == '' and re.fullmatch(r'> [A-Z].*\.', lines[2])
+    assert lines[1] == '' and re.fullmatch(r'> [A-Z`].*\.', lines[2])
 
 
 def test_a_page_takes_twelve_lines_on_a_model_that_ships(page):
