@@ -85,12 +85,13 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
-SECOND = 'tasks.html'  # after the front page
+SECOND = 'explain.html'  # after the front page
+KINDS = 'tasks.html'
 SEARCHES = {  # what a reader types → the page that has to come first
-    'regression': SECOND,
-    'multi-label': SECOND,
-    'NER': SECOND,
-    'int8': SECOND,
+    'regression': KINDS,
+    'multi-label': KINDS,
+    'NER': KINDS,
+    'int8': KINDS,
     'SHAP': 'other_tools.html',
 }
 WIDTH = 1280  # pixels of a window

@@ -90,8 +90,8 @@ def bound(statement):
     ]
 
 
-def fenced(source):
-    return f'{FENCE}python\n{source}\n{FENCE}'
+def fenced(source, language='python'):
+    return f'{FENCE}{language}\n{source}\n{FENCE}'
 
 
 def folded(summary, source, attributes=''):
@@ -208,6 +208,9 @@ class Chapter:
         if cell.cell_type != 'code':
             self.add_text(source)
             return
+        if source.startswith('!'):
+            self.add_shell(cell, source)
+            return
         body = ast.parse(source).body
         if only_imports(body):
             self.imports.append(source)
@@ -225,6 +228,13 @@ class Chapter:
         self.add_imports()
         self.parts.append(linked(source, self.module, self.public))
         self.alt = last_heading(source) or self.alt
+
+    def add_shell(self, cell, source):
+        "Commands of a shell, as they are typed there."
+        self.add_imports()
+        typed = re.sub(r'^!', '', source, flags=re.M)
+        self.parts.append(fenced(typed, 'sh'))
+        self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
     def add_code(self, cell, source, flags, body):
         self.add_imports()

@@ -75,6 +75,16 @@ def test_every_word_must_occur_and_titles_come_first(search):
     assert search.found('regression') == []
 
 
+def test_commands_of_a_shell_are_shown_as_they_are_typed():
+    nb = notebook('Shell')
+    said = nbformat.v4.new_output('stream', name='stdout', text='12 texts')
+    source = '!lrp_loo audit --limit 12 \\\n    --json\n!wc -l a.csv'
+    nb.cells.append(nbformat.v4.new_code_cell(source, outputs=[said]))
+    page, _ = chapter.as_page(nb, 'shell', {}, 'https://lab/')
+    typed = 'sh\nlrp_loo audit --limit 12 \\\n    --json\nwc -l a.csv\n'
+    assert typed in page and '12 texts' in page
+
+
 @pytest.fixture(scope='module')
 def books():
     return hooks.notebooks()
