@@ -8,6 +8,7 @@ import base64
 import re
 
 LONG = 30  # a cell of more lines is folded
+DRAWING = 8  # and one that makes a figure, of more than so many
 FENCE = '`````'
 # code blocks, headings, links: no place for another link
 PASSED_OVER = r'^(`{3,}|~{3,}).*?^\1\s*?$|^#.*?$|\[[^\]\n]*\]\([^)\n]*\)'
@@ -100,12 +101,13 @@ def folded(summary, source, attributes=''):
     return f'{opened}<summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
 
 
-def code(source, module, names):
-    """The source of a cell, folded where it is long. `names`: what the package
-    takes from it, linked with the reference.
+def code(source, module, names, draws=False):
+    """The source of a cell, folded where it is long or draws. `names`: what the
+    package takes from it, linked with the reference.
     """
     n = len(source.splitlines())
-    text = folded(f'Source, {n} lines', source) if n > LONG else fenced(source)
+    said, most = ('Drawing', DRAWING) if draws else ('Source', LONG)
+    text = folded(f'{said}, {n} lines', source) if n > most else fenced(source)
     links = ' '.join(
         f'[`{n}`](reference/{module}.md#{n}){{ #{anchor(n)} }}' for n in names
     )
@@ -242,7 +244,9 @@ class Chapter:
         known = self.public.get(home, ())
         names = [n for s in body for n in bound(s) if n in known]
         if 'echo: false' not in flags:
-            self.parts.append(code(source, home, names))
+            made = (o.get('data', {}) for o in cell.outputs)
+            draws = home is None and any('image/png' in data for data in made)
+            self.parts.append(code(source, home, names, draws))
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 

@@ -85,6 +85,16 @@ def test_commands_of_a_shell_are_shown_as_they_are_typed():
     assert typed in page and '12 texts' in page
 
 
+def test_a_cell_that_draws_is_folded():
+    nb = notebook('Drawn')
+    png = nbformat.v4.new_output('display_data', {'image/png': 'aGk='})
+    lines = '\n'.join(f'x = {k}' for k in range(chapter.DRAWING + 1))
+    for source, outputs in ((lines, [png]), (lines, []), ('draw()', [png])):
+        nb.cells.append(nbformat.v4.new_code_cell(source, outputs=outputs))
+    page, _ = chapter.as_page(nb, 'drawn', {}, 'https://lab/')
+    assert page.count('<details') == page.count('Drawing, 9 lines') == 1
+
+
 @pytest.fixture(scope='module')
 def books():
     return hooks.notebooks()
