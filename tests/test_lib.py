@@ -76,6 +76,14 @@ def test_a_module_has_one_notebook():
     assert sum(homes.values()) == len(PAGES)
 
 
+@pytest.mark.parametrize('name', PAGES)
+def test_a_page_leaves_gradients_on(name):
+    "Notebooks run one after another in one process."
+    shown = [s for kind, s in cells(name) if kind == 'code' and not is_export(s)]
+    if any('set_grad_enabled(False)' in s for s in shown):
+        assert 'set_grad_enabled(True)' in shown[-1]
+
+
 def test_cells_are_short_on_the_mean():
     sources = [s for name in PAGES for kind, s in cells(name) if kind == 'code']
     lines = [sum(bool(x.strip()) for x in s.splitlines()) for s in sources]
