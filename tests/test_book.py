@@ -5,11 +5,12 @@ that decides it and the file it comes from, and the paper beside us at its end.
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, tracked
+from tracked import tracked
 
 from lrp_lab.ablation import ablation_effects
 from lrp_lab.heads import judged
@@ -20,6 +21,7 @@ from lrp_loo.paper.scalar import scalar_relevance
 from lrp_loo.paper.softmax_row import attention_row
 from lrp_loo.stats import pearson
 
+ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {p.stem: p for p in tracked('nbs/[0-9]*.ipynb')}
 LAB = {p.stem: p for p in tracked('research/nbs/[0-9]*.ipynb')}
 EVERY = CHAPTERS | LAB
