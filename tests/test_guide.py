@@ -253,9 +253,9 @@ def test_a_page_is_short_and_says_its_limits(page):
 def test_the_front_page_leads_to_every_page_of_the_guide():
     front = (NBS / 'index.ipynb').read_text(encoding='utf-8')
     rows = re.findall(r'"\| \[(\w+)\]\(guide/(\w+)\.ipynb\) \|', front)
-    assert rows == [(name, name) for name in [*PAGES, 'tasks']]
+    assert rows == [(name, name) for name in [*PAGES, 'tasks', 'words']]
 
 
 def test_every_page_is_judged():
     names = {path.stem for path in tracked('nbs/guide/*.ipynb')}
-    assert names == {*PAGES, 'tasks'}
+    assert names == {*PAGES, 'tasks', 'words'}
