@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pages import printed, sources
 from tracked import tracked
 
 from lrp_lab.ablation import ablation_effects
 from lrp_lab.heads import judged
 from lrp_loo import attn_lrp, cp_lrp, explain, load_demo, lrp_rules
 from lrp_loo.lrp.rules import product_naive, product_rule, relevance
+from lrp_loo.paper.beside import SENTENCES
 from lrp_loo.paper.ledger import entry_name
 from lrp_loo.paper.scalar import scalar_relevance
 from lrp_loo.paper.softmax_row import attention_row
@@ -40,8 +42,7 @@ def read(path):
 
 def cells_of(name, kind):
     "The sources of a chapter's cells of that kind."
-    cells = json.loads(EVERY[name].read_text(encoding='utf-8'))['cells']
-    return [''.join(c['source']) for c in cells if c['cell_type'] == kind]
+    return sources(EVERY[name], kind)
 
 
 def words(name):
@@ -97,13 +98,15 @@ def test_the_book_is_short():
     assert sum(map(code_lines, CHAPTERS)) <= MOST_LINES
 
 
-@pytest.mark.parametrize('number', ['00', '05', '06', '07', '09', '10', '11', '12'])
+@pytest.mark.parametrize(
+    'number', ['00', '05', '06', '07', '09', '10', '11', '12', '15']
+)
 def test_one_sentence_is_read_through_the_book(number):
     (name,) = [name for name in CHAPTERS if name.startswith(f'{number}_')]
     assert SENTENCE in '\n'.join(cells_of(name, 'code'))
 
 
-@pytest.mark.parametrize('number', ['00', '01', '04'])
+@pytest.mark.parametrize('number', ['00', '01', '04', '15'])
 def test_one_digit_is_read_through_the_book(number):
     (name,) = [name for name in CHAPTERS if name.startswith(f'{number}_')]
     assert '1698' in '\n'.join(cells_of(name, 'code'))
@@ -111,10 +114,7 @@ def test_one_digit_is_read_through_the_book(number):
 
 @pytest.mark.parametrize('name', CHAPTERS)
 def test_a_chapter_ends_with_the_paper_beside_us(name):
-    cells = json.loads(CHAPTERS[name].read_text(encoding='utf-8'))['cells']
-    shown = [''.join(c['source']) for c in cells if c['cell_type'] == 'markdown']
-    made = (o.get('data', {}) for c in cells for o in c.get('outputs', ()))
-    shown += [''.join(data.get('text/markdown', '')) for data in made]
+    shown = cells_of(name, 'markdown') + printed(CHAPTERS[name], 'text/markdown')
     table = next(text for text in shown if '| the paper says |' in text)
     if name != '00_question':  # which has no number of the paper's
         lines = table[table.index('| the paper says |') :].splitlines()[2:]
@@ -134,12 +134,7 @@ def in_ledger(name):
 
 
 def of_sst2(claim):
-    places = [
-        f'minilm-sst2, sst2 validation, {MASK}',
-        f'mpnet-sst2, sst2 validation, {MASK}',
-        f'smollm2-135m-instruct, sst2 validation, of two answers, {MASK}',
-    ]
-    return [in_ledger(f'{claim}, {place}') for place in places]
+    return [in_ledger(f'{claim}, {place}') for place in SENTENCES.values()]
 
 
 def miniature():
@@ -301,13 +296,8 @@ CLAIM = {  # chapter → words of its text or outputs, how they come about
 def test_a_chapters_claim_has_its_number(number):
     (name,) = [name for name in CHAPTERS if name.startswith(f'{number}_')]
     said, compute, expected = CLAIM[number]
-    cells = json.loads(CHAPTERS[name].read_text(encoding='utf-8'))['cells']
-    made = (o for c in cells for o in c.get('outputs', ()))
-    texts = [''.join(c['source']) for c in cells]
-    for o in made:
-        data = o.get('data', {})
-        texts += [''.join(o.get('text', ''))]
-        texts += [''.join(data.get(k, '')) for k in ('text/plain', 'text/markdown')]
+    texts = cells_of(name, 'markdown') + cells_of(name, 'code')
+    texts += printed(CHAPTERS[name], 'text', 'text/plain', 'text/markdown')
     assert said in '\n'.join(texts)
     assert compute() == expected
 

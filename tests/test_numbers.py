@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import printed, sources
 
 from lrp_loo.stats import paired_difference
 
@@ -299,10 +300,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
 def words_of(page):
     "What a page says, and the tables that its cells write."
     path = ROOT / f'nbs/{page}.ipynb'
-    cells = json.loads(path.read_text(encoding='utf-8'))['cells']
-    said = [''.join(c['source']) for c in cells if c['cell_type'] == 'markdown']
-    made = (o.get('data', {}) for c in cells for o in c.get('outputs', ()))
-    return '\n'.join([*said, *(''.join(d.get('text/markdown', '')) for d in made)])
+    return '\n'.join(sources(path, 'markdown') + printed(path, 'text/markdown'))
 
 
 def test_there_are_thirty():
