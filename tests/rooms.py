@@ -3,8 +3,9 @@
 python tests/rooms.py   rooms by floor, arrows, lines, functions, as a table
 
 A room is a module or package right below `lrp_loo`. An import inside of a
-function counts like one at a module's head. `lrp_loo/__init__.py`, which hands
-out every public name, and `lrp_loo/__main__.py` are doors, and no rooms.
+function counts like one at a module's head; one that type checkers alone read
+(`if TYPE_CHECKING:`) does not. `lrp_loo/__init__.py`, which hands out every public
+name, and `lrp_loo/__main__.py` are doors, and no rooms.
 """
 
 import ast
@@ -14,6 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def running(tree):
+    "The nodes of a module but those below `if TYPE_CHECKING:`."
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING':
+            continue
+        yield node
+        yield from running(node)
 
 
 class House:
@@ -30,7 +40,7 @@ class House:
 
     def imported(self, module):
         "The modules that one takes something from."
-        for node in ast.walk(self.tree[module]):
+        for node in running(self.tree[module]):
             if not isinstance(node, ast.ImportFrom):
                 continue
             parts = (node.module or '').split('.')
