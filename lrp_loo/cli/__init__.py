@@ -8,24 +8,25 @@ __all__ = ['COMMANDS', 'EXPECTED', 'OURS', 'LONGEST_LINE', 'Command', 'main']
 # %% ../../nbs/lib/cli.ipynb #00000002
 # what `lrp_loo.cli` had when it was one module
 from .commands import *  # noqa: F401, F403
+from .datasets import *  # noqa: F401, F403
 
 # %% ../../nbs/lib/cli.ipynb #00000003
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
 import traceback
-from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-
-from fastcore.script import anno_parser
+from typing import Any
 
 from .. import UsageError, __version__
+from .completion import completion
+from .parser import called, nearest, options_of, parser_of, words_read
+
 
 # %% ../../nbs/lib/cli.ipynb #00000006
 @dataclass(frozen=True)
@@ -34,27 +35,51 @@ class Command:
 
     module: str  # where the function of its name stands
     what: str  # one line for the list, the function's docstring
-    examples: tuple  # for its --help; the first for the list
+    examples: tuple[str, ...]  # for its --help; the first for the list
+
+    def function(self, name: str) -> Callable[..., Any]:
+        "Its function."
+        return getattr(import_module(self.module), name)
+
 
 # %% ../../nbs/lib/cli.ipynb #00000007
 COMMANDS = {
-    'reproduce': Command(
-        'lrp_loo.paper.reproduce',
-        "The paper's experiments, end to end: results, figures, tables.",
-        (
-            'lrp_loo reproduce --limit 20',
-            'lrp_loo reproduce --data FOLDER --only sst2,imdb',
-            'lrp_loo reproduce --data hub --model paper --out runs/paper',
-        ),
-    ),
     'explain': Command(
         'lrp_loo.cli.commands',
-        'Explain one text: a signed score for each token.',
+        'Explain a text, or each of a file: a signed score for each token.',
         (
             "lrp_loo explain 'a gripping, funny film'",
             "lrp_loo explain 'a gripping, funny film' --method loo,cp_lrp --units word",
             "lrp_loo explain 'a slow start, a quiet triumph' --html out.html",
             'lrp_loo explain - --model FOLDER --json < review.txt',
+            'lrp_loo explain --data reviews.csv --column text --json > rows.jsonl',
+        ),
+    ),
+    'compare': Command(
+        'lrp_loo.cli.commands',
+        'Methods, targets or models beside each other, on a text or on many.',
+        (
+            "lrp_loo compare 'a gripping, funny film' --method loo,attn_lrp,cp_lrp",
+            "lrp_loo compare 'a slow, warm film' --target positive --other-target"
+            ' negative',
+            'lrp_loo compare before.json after.json --html beside.html',
+            'lrp_loo compare --data reviews.csv --model FOLDER --other-model FOLDER',
+        ),
+    ),
+    'pairs': Command(
+        'lrp_loo.cli.commands',
+        'What every two tokens of a text do together, beside what each does alone.',
+        (
+            "lrp_loo pairs 'the film is not bad'",
+            "lrp_loo pairs 'the film is not bad' --method exact --html pairs.html",
+        ),
+    ),
+    'context': Command(
+        'lrp_loo.cli.commands',
+        'Which sentences of a context made an answer likely.',
+        (
+            "lrp_loo context 'The hall was cold. The film was funny.' 'I laughed.'",
+            "lrp_loo context - 'I laughed.' --question 'How was it?' < review.txt",
         ),
     ),
     'generate': Command(
@@ -63,11 +88,11 @@ COMMANDS = {
         (
             "lrp_loo generate 'I went in expecting little, and the film was'",
             "lrp_loo generate 'Name a river in France.' --name smollm2 --chat"
-            ' --out said.html',
+            ' --html said.html',
         ),
     ),
     'audit': Command(
-        'lrp_loo.cli.commands',
+        'lrp_loo.cli.datasets',
         'How far each method follows exact Leave-One-Out on a model, and which'
         ' one to trust.',
         (
@@ -77,8 +102,28 @@ COMMANDS = {
             ' test --out audit.json',
         ),
     ),
+    'calibrate': Command(
+        'lrp_loo.cli.datasets',
+        'How far a method is from exact Leave-One-Out, for intervals around its'
+        ' scores.',
+        (
+            'lrp_loo calibrate --limit 100',
+            'lrp_loo calibrate --data reviews.csv --method removal --out removal.json',
+            "lrp_loo explain 'a slow, warm film' --calibration calibration.json",
+        ),
+    ),
+    'summarize': Command(
+        'lrp_loo.cli.datasets',
+        'Words of a data set by mean effect, with intervals.',
+        (
+            'lrp_loo summarize',
+            'lrp_loo summarize --model FOLDER --data reviews.csv --column text'
+            ' --html words.html',
+            'lrp_loo summarize --method loo --target positive --by-class label',
+        ),
+    ),
     'sweep': Command(
-        'lrp_loo.cli.commands',
+        'lrp_loo.cli.datasets',
         'Exact Leave-One-Out and fast methods for every text of a data set, to'
         ' parquet.',
         (
@@ -86,17 +131,17 @@ COMMANDS = {
             'lrp_loo sweep --data FOLDER --name imdb --engine ray --workers 2',
         ),
     ),
-    'summarize': Command(
-        'lrp_loo.cli.commands',
-        'Words of a data set by mean effect, with intervals.',
+    'reproduce': Command(
+        'lrp_loo.cli.datasets',
+        "The paper's experiments, end to end: results, figures, tables.",
         (
-            'lrp_loo summarize',
-            'lrp_loo summarize --model FOLDER --data reviews.csv --column text'
-            ' --out words.html',
-            'lrp_loo summarize --method loo --target positive --by_class label',
+            'lrp_loo reproduce --limit 20',
+            'lrp_loo reproduce --data FOLDER --only sst2,imdb',
+            'lrp_loo reproduce --data hub --model paper --out runs/paper',
         ),
     ),
 }
+
 
 # %% ../../nbs/lib/cli.ipynb #00000008
 def _usage(commands, program):
@@ -110,24 +155,12 @@ def _usage(commands, program):
             '\nexamples:',
             *examples,
             f'\n{program} COMMAND --help tells the options and more examples;'
-            f' {program} --version the version.',
+            f' {program} --version the version; {program} --completion bash (zsh,'
+            ' fish) what a shell reads to complete them.',
             'exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.'
             ' LRP_LOO_TRACEBACK=1 shows where an error came from.',
         ]
     )
-
-# %% ../../nbs/lib/cli.ipynb #00000009
-def _underscored(words):
-    "--batch-size is --batch_size; what comes after a lone -- is text."
-    end = words.index('--') if '--' in words else len(words)
-
-    def option(word):
-        if not word.startswith('--'):
-            return word
-        name, equals, value = word[2:].partition('=')
-        return f"--{name.replace('-', '_')}{equals}{value}"
-
-    return [option(word) for word in words[:end]] + words[end:]
 
 # %% ../../nbs/lib/cli.ipynb #0c13563c
 EXPECTED = (
@@ -223,28 +256,19 @@ def _kept(command, args):
     return f'{n} finished rows are in {out}; {same}'
 
 # %% ../../nbs/lib/cli.ipynb #00000011
-def _run_command(name, words, commands, program):
-    "Parse the words and call the function; the exit code."
+def _run_command(name, words, command, program):
+    "Read the words and call the function; the exit code."
     args = {}
     try:
-        command = commands[name]
-        function = getattr(import_module(command.module), name)
-        parser = anno_parser(function, prog=f'{program} {name}')
-        parser.description = command.what
-        parser.epilog = '\n  '.join(['examples:', *command.examples])
-        parser.formatter_class = partial(
-            RawDescriptionHelpFormatter,
-            width=min(110, shutil.get_terminal_size().columns),
-            max_help_position=28,
-        )
-        parser.allow_abbrev = False
-        args = vars(parser.parse_args(_underscored(words)))
-        own = ('pdb', 'xtra')  # of fastcore's parser
+        function = command.function(name)
+        options = options_of(function)
+        given = (f'{program} {name}', command.what, command.examples)
+        args = words_read(options, parser_of(options, *given), words)
         with _ended_by_signals():
-            function(**{k: v for k, v in args.items() if k not in own})
+            called(function, args)
         sys.stdout.flush()
         return 0
-    except SystemExit as e:
+    except SystemExit as e:  # --help
         return int(e.code or 0)
     except BrokenPipeError:  # `lrp_loo … | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -260,24 +284,35 @@ def _run_command(name, words, commands, program):
         print(f'{program} {name}: {_error_line(e)}', file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
 
+
 # %% ../../nbs/lib/cli.ipynb #00000012
 def main(
     # the words after `lrp_loo`; the process's own by default
-    argv: list = None,
-    commands: dict = COMMANDS,  # name → `Command`
+    argv: Sequence[str] | None = None,
+    commands: Mapping[str, Command] = COMMANDS,
     program: str = 'lrp_loo',  # what it is called
 ) -> int:  # the exit code
     "The command `lrp_loo`, or another program's."
-    argv = sys.argv[1:] if argv is None else list(argv)
-    first = argv[0] if argv else None
+    first, *words = (sys.argv[1:] if argv is None else argv) or ('',)
+    if first in commands:
+        return _run_command(first, words, commands[first], program)
     if first in ('-h', '--help', 'help'):
         print(_usage(commands, program))
-        return 0
-    if first == '--version':
+    elif first == '--version':
         print(f'lrp_loo {__version__}')
-        return 0
-    if first in commands:
-        return _run_command(first, argv[1:], commands, program)
-    unknown = f'{program}: no command {first!r}\n' if argv else ''
-    print(unknown + _usage(commands, program), file=sys.stderr)
-    return 2
+    elif first == '--completion':
+        every = {n: options_of(c.function(n)) for n, c in commands.items()}
+        try:
+            print(completion(words[0] if words else '', every, program), end='')
+        except UsageError as e:
+            print(f'{program}: {e}', file=sys.stderr)
+            return 2
+    elif first:
+        near = nearest(first, commands) or f"; take one of {', '.join(commands)}"
+        print(f'{program}: no command {first!r}{near}', file=sys.stderr)
+        return 2
+    else:
+        print(_usage(commands, program), file=sys.stderr)
+        return 2
+    return 0
+

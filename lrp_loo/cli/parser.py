@@ -5,24 +5,22 @@
 # %% auto #0
 __all__ = ['RENAMED', 'Option', 'options_of', 'nearest', 'parser_of', 'words_read', 'called']
 
-# %% ../../nbs/lib/cli_parser.ipynb #ecb3aae4
+# %% ../../nbs/lib/cli_parser.ipynb #c245a2c0
 import argparse
 import inspect
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import lrp_loo
 from .. import UsageError
 from .words import one_of, option_word
+from ..core.comments import parameter_comments
 
-# %% ../../nbs/lib/cli_parser.ipynb #1815f16f
+# %% ../../nbs/lib/cli_parser.ipynb #79d14cdd
 def _kind(annotation):
     "Of one value: its type and the words that it takes; may several be given?"
     if get_origin(annotation) in (Union, UnionType):
@@ -34,7 +32,7 @@ def _kind(annotation):
         return str, get_args(annotation), many
     return annotation, (), many
 
-# %% ../../nbs/lib/cli_parser.ipynb #272eb15e
+# %% ../../nbs/lib/cli_parser.ipynb #94b0bfa4
 @dataclass(frozen=True)
 class Option:
     "One word that a command takes."
@@ -60,10 +58,16 @@ class Option:
         if isinstance(default, tuple):
             default = ','.join(default)
         known = [', '.join(self.choices)] if self.choices else []
-        if default not in (None, False, ''):
+        if default not in (None, '') and default is not False:
             known.append(f'default: {default}')
         said = f"{self.said} ({'; '.join(known)})" if known else self.said
         return said.replace('\n', ' ').replace('%', '%%').strip()
+
+    @property
+    def metavar(self) -> str:
+        "What stands for its value."
+        of_number = {int: 'N', float: 'X'}
+        return of_number.get(self.kind, self.name.rpartition('_')[2].upper())
 
     def read(self, given: str) -> Any:
         "The value that a word of the shell means; UsageError where it is none."
@@ -78,28 +82,18 @@ class Option:
                 raise UsageError(f"{self.word} {given!r}: take {what}") from None
         return given
 
-# %% ../../nbs/lib/cli_parser.ipynb #ce4905be
-@cache
-def _comments():
-    "`core.comments` alone: what stands beside it imports torch."
-    path = Path(lrp_loo.__path__[0], 'core', 'comments.py')
-    spec = spec_from_file_location('comments', path)
-    found = module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
+# %% ../../nbs/lib/cli_parser.ipynb #b4d687bc
 def _parameters(function):
     "Each with its type."
     kinds = get_type_hints(function)
     return [(p, kinds[p.name]) for p in inspect.signature(function).parameters.values()]
 
-# %% ../../nbs/lib/cli_parser.ipynb #55753cbc
+# %% ../../nbs/lib/cli_parser.ipynb #b9cf1a94
 def options_of(
     function: Callable[..., Any],  # a command, or a dataclass of options
 ) -> list[Option]:
     "Of each parameter, in order."
-    said = _comments().parameter_comments(function)
+    said = parameter_comments(function)
     found = []
     for p, annotation in _parameters(function):
         if is_dataclass(annotation):
@@ -117,7 +111,7 @@ def options_of(
         found.append(replace(option, place=place))
     return found
 
-# %% ../../nbs/lib/cli_parser.ipynb #ee8b618b
+# %% ../../nbs/lib/cli_parser.ipynb #0400f3cb
 RENAMED = dict(methods='method', unit='units', new_tokens='max_new_tokens')
 
 
@@ -129,7 +123,7 @@ def nearest(
     close = get_close_matches(word, list(known), 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ''
 
-# %% ../../nbs/lib/cli_parser.ipynb #afc9cb5b
+# %% ../../nbs/lib/cli_parser.ipynb #6422a94e
 class _Parser(argparse.ArgumentParser):
     "One that raises what it has to say."
 
@@ -145,8 +139,14 @@ def parser_of(
 ) -> argparse.ArgumentParser:
     "The options in their groups, as `--help` shows them."
     width = min(110, shutil.get_terminal_size().columns)
+    places = [
+        {'': o.metavar, '?': f'[{o.metavar}]'}.get(o.place, f'{o.metavar} …')
+        for o in options
+        if o.place is not None
+    ]
     parser = _Parser(
         prog=program,
+        usage=' '.join([program, *places, '[options]']),
         description=what,
         epilog='\n  '.join(['examples:', *examples]),
         formatter_class=partial(
@@ -160,17 +160,17 @@ def parser_of(
             groups[o.group] = parser.add_argument_group(o.group)
         to = groups[o.group]
         if o.place is not None:
-            how = dict(metavar=o.name.upper(), help=o.help)
-            to.add_argument(o.name, nargs=o.place or None, default=o.default, **how)
+            how = dict(default=o.default, help=o.help, metavar=o.metavar)
+            to.add_argument(o.name, nargs=o.place or None, **how)
         elif o.kind is bool:
             to.add_argument(o.word, action='store_true', help=o.help)
         else:
             to.add_argument(
-                o.word, default=o.default, help=o.help, metavar=o.name.upper()
+                o.word, default=o.default, help=o.help, metavar=o.metavar
             )
     return parser
 
-# %% ../../nbs/lib/cli_parser.ipynb #c13f89e4
+# %% ../../nbs/lib/cli_parser.ipynb #73531b3e
 def _hyphens(words):
     "--batch_size is --batch-size; what comes after a lone -- is text."
     end = words.index('--') if '--' in words else len(words)
@@ -183,7 +183,7 @@ def _hyphens(words):
 
     return [option(word) for word in words[:end]] + words[end:]
 
-# %% ../../nbs/lib/cli_parser.ipynb #914693cc
+# %% ../../nbs/lib/cli_parser.ipynb #5e02d2fe
 def _unknown(word, options):
     "What is said of a word that is none of the command's."
     if not word.startswith('-'):
@@ -198,7 +198,7 @@ def _unknown(word, options):
         return f"there is no option {word}: it is called {known[new]}"
     return f"there is no option {word}{nearest(word, known.values())}"
 
-# %% ../../nbs/lib/cli_parser.ipynb #6bda78f6
+# %% ../../nbs/lib/cli_parser.ipynb #a4342364
 def words_read(
     options: Sequence[Option],  # of the command
     parser: argparse.ArgumentParser,  # theirs
@@ -215,7 +215,7 @@ def words_read(
             values[o.name] = o.read(values[o.name])
     return values
 
-# %% ../../nbs/lib/cli_parser.ipynb #5be407a7
+# %% ../../nbs/lib/cli_parser.ipynb #52ed3a9c
 def called(
     function: Callable[..., Any],  # a command
     values: dict[str, Any],  # of `words_read`

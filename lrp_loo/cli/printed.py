@@ -6,7 +6,7 @@
 __all__ = ['TOP_WORDS', 'in_colour', 'headline', 'print_maps', 'print_json', 'as_row', 'say_written', 'Shown', 'page_of',
            'print_summary']
 
-# %% ../../nbs/lib/cli_printed.ipynb #bc101d20
+# %% ../../nbs/lib/cli_printed.ipynb #46c16e21
 import os
 import shutil
 import sys
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from lrp_loo.core import Attribution
     from lrp_loo.reports.summary import Summary
 
-# %% ../../nbs/lib/cli_printed.ipynb #2e5307d9
+# %% ../../nbs/lib/cli_printed.ipynb #82bc190d
 def in_colour() -> bool:
     "Does somebody read this at a terminal?"
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
-# %% ../../nbs/lib/cli_printed.ipynb #e997a90d
+# %% ../../nbs/lib/cli_printed.ipynb #fd6311d3
 def headline(
     a: 'Attribution',
 ) -> str:
@@ -42,7 +42,7 @@ def headline(
         said += f', probability {in_thousandths(a.probability)}'
     return f'{a.spent or a.method}: {a.explained}, {said}'
 
-# %% ../../nbs/lib/cli_printed.ipynb #3e6db8ef
+# %% ../../nbs/lib/cli_printed.ipynb #8f478da5
 def print_maps(
     maps: Sequence['Attribution'],  # of one text
     colour: bool,  # coloured sentences, or a line per token
@@ -65,7 +65,7 @@ def print_maps(
         for token, score, end in zip(a.tokens, a.scores.tolist(), ends):
             print(f"{score:+.4f}{end}\t{token}")
 
-# %% ../../nbs/lib/cli_printed.ipynb #362ecfc5
+# %% ../../nbs/lib/cli_printed.ipynb #162658ff
 def print_json(
     o: Any,  # dicts, lists, numbers, strings
 ) -> None:
@@ -82,7 +82,7 @@ def print_json(
 
     print(dumps(finite(o), ensure_ascii=False))
 
-# %% ../../nbs/lib/cli_printed.ipynb #59a20a34
+# %% ../../nbs/lib/cli_printed.ipynb #4fcdddee
 def as_row(
     a: 'Attribution',
 ) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def as_row(
         row |= {name: a.info[name] for name in ('low', 'high', 'confidence')}
     return row
 
-# %% ../../nbs/lib/cli_printed.ipynb #bec80617
+# %% ../../nbs/lib/cli_printed.ipynb #fc6514f2
 def say_written(path: str | os.PathLike) -> None:
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
-# %% ../../nbs/lib/cli_printed.ipynb #3f3379c3
+# %% ../../nbs/lib/cli_printed.ipynb #c9ee05ab
 @dataclass(frozen=True)
 class Shown:
     "what is shown"
@@ -112,10 +112,11 @@ class Shown:
     # write what lrp_loo.load reads back here: .json or .parquet; or a .csv
     out: str | None = None
     ENDS: ClassVar[tuple[str, ...]] = ('.json', '.parquet', '.csv', '.html')
+    keeps: ClassVar[bool] = False  # `out` was written as rows finished
 
     def check(self) -> None:
         "Can both files be written? Told before anything is computed."
-        check_file('html', self.html, ('.html', '.htm'))
+        check_file('html', self.html, ('.html',))
         check_file('out', self.out, self.ENDS)
         if self.out and self.html:
             if Path(self.out).absolute() == Path(self.html).absolute():
@@ -123,33 +124,35 @@ class Shown:
 
     def write(
         self,
-        record: Any,  # with `save` and `_repr_html_`
-        title: str = '',  # of its page, where it has none
-        page: str | None = None,  # the page, where it is none of the record's own
+        record: Any,  # with `save`, and `to_csv` where a .csv may be asked for
+        page: str | None = None,  # HTML, where the page is not the record's own
     ) -> None:
         "Both files."
         from lrp_loo.core.files import write_text_atomic
 
-        if self.out:
+        if self.out and not self.keeps:
             save = record.to_csv if self.out.endswith('.csv') else record.save
             save(self.out)
             say_written(self.out)
-        if self.html:
-            page = page or page_of(record, title)
+        if not self.html:
+            return
+        if page is None:
+            record.save(self.html)
+        else:
             write_text_atomic(Path(self.html), page)
-            say_written(self.html)
+        say_written(self.html)
 
-# %% ../../nbs/lib/cli_printed.ipynb #6df00bfe
+# %% ../../nbs/lib/cli_printed.ipynb #2a373c06
 def page_of(
-    record: Any,  # with `_repr_html_`
+    block: str,  # HTML, as `_repr_html_` gives it
     title: str,
 ) -> str:  # HTML
     "A page that needs nothing else."
     from lrp_loo.views.html import draw
 
-    return draw('sheet', title, record._repr_html_(), headed=True)
+    return draw('sheet', title, block, headed=True)
 
-# %% ../../nbs/lib/cli_printed.ipynb #897efa0c
+# %% ../../nbs/lib/cli_printed.ipynb #b684abc6
 TOP_WORDS = 10  # of a class, that raise the logit, and that lower it
 
 

@@ -8,6 +8,7 @@ __all__ = ['MODULES', 'studies_of', 'words_of', 'print_heading', 'run_study', 's
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000002
 import json
+import os
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
-from fastcore.script import store_true
 
 from .. import UsageError
 from ..core.files import whole_file, write_text_atomic
@@ -210,36 +210,21 @@ def checked_options(options: RunOptions) -> RunOptions:
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000014
 def reproduce(
-    # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
-    # layout (default: LRP_LOO_DATA, else embedded)
-    data: str = None,
-    # 'demo', 'paper', 'base' (MPNet, of the paper's size), 'llm' or 'llm-answer'
-    # (SmolLM2, asked about each text: of two answers the likelier one, or its
-    # own), or a name or folder of a sequence classifier
-    model: str = 'demo',
-    limit: int = 60,  # examples of each data set, drawn at random (0: all)
-    seed: int = 0,  # of the draw and of the MNIST training
-    out: str = '.',  # results/ and figures/ are written below it
-    # the parts to run: some of scalar, mnist, sst2, imdb, or 'paper': all four;
-    # mnist_training (Table 1 by batch size and number of images), or 'all'
+    options: RunOptions = RunOptions(),  # a limit of 0: all
+    # the parts to run, commas between them; 'paper': its four; 'all'
     only: str = 'paper',
-    # texts with more tokens are set aside and counted (default: 128 for sst2,
-    # 256 for imdb)
-    longest: int = 0,
-    device: str = 'auto',  # 'auto', 'cpu', 'cuda'
-    fresh: store_true = False,  # start over instead of keeping finished rows
-):
+    out: str | os.PathLike = '.',  # results/ and figures/ are written below it
+) -> list[dict]:  # the claims on these rows, as `ledger` has them
     "The paper's experiments, end to end: results, figures, tables."
     studies = studies_of()
-    source = source_label(data)
     groups = dict(
         paper=words_of([s for s in studies if s.group == 'paper']),
         all=words_of(studies),
     )
     words = chosen_words(only, groups)
-    options = checked_options(
-        RunOptions(data, model, limit, seed, longest, device, fresh)
-    )
+    options = checked_options(options)
+    data, model = options.data, options.model
+    source = source_label(data)
     where = place_of(model, source)
     results = Path(out) / 'results' / where
     figures = Path(out) / 'figures' / where
@@ -251,5 +236,7 @@ def reproduce(
     against_paper(studies, results)
     draw_figures(studies, figures, results)
     entries = ledger([results], entries_by_study(studies))
-    print_ledger(entries, files_of(studies, words))
+    files = files_of(studies, words)
+    print_ledger(entries, files)
     print(f"\nresults: {results}   figures: {figures}")
+    return [e for e in entries if Path(e['file']).name in files]
