@@ -140,29 +140,29 @@ def by_unit(
 def as_methods(
     # one of METHODS, several as one str with commas, or a list of them; or
     # name → (method, options)
-    methods,
+    method,
 ) -> dict:  # name → (method, options)
     "One form for all ways to say which methods are compared."
-    if isinstance(methods, str):
-        methods = [name.strip() for name in methods.split(',')]
-    if isinstance(methods, Method):
-        methods = {method_name(methods): (methods, {})}
-    if not isinstance(methods, Iterable):
+    if isinstance(method, str):
+        method = [name.strip() for name in method.split(',')]
+    if isinstance(method, Method):
+        method = {method_name(method): (method, {})}
+    if not isinstance(method, Iterable):
         raise TypeError(
-            "methods must be a list of names, or name → (method, options), got"
-            f" {type(methods).__name__}"
+            "method must be a name, a list of names, or name → (method, options),"
+            f" got {type(method).__name__}"
         )
-    if not isinstance(methods, Mapping):
-        methods = {m: (m, {}) for m in methods}
-    if not methods:
-        raise ValueError(f"methods is empty; take some of {', '.join(METHODS)}")
-    for name, given in methods.items():
+    if not isinstance(method, Mapping):
+        method = {m: (m, {}) for m in method}
+    if not method:
+        raise ValueError(f"method is empty; take some of {', '.join(METHODS)}")
+    for name, given in method.items():
         is_pair = isinstance(given, (tuple, list)) and len(given) == 2
         if not is_pair or not isinstance(given[1], Mapping):
             raise TypeError(
-                f"methods[{name!r}] must be (method, options), got {given!r}"
+                f"method[{name!r}] must be (method, options), got {given!r}"
             )
-    return dict(methods)
+    return dict(method)
 
 # %% ../../nbs/lib/asked_call.ipynb #0000000c
 class Refusal(str):

@@ -96,7 +96,7 @@ def page_data(
     model,
     tokenizer,  # a model that reads text, its tokenizer
     text: str,  # what is explained
-    methods=PAGE_METHODS,  # names of METHODS, or one of them
+    method=PAGE_METHODS,  # names of METHODS, or one of them
     target=None,  # as for `explain`, of this one text
     truncation: bool = False,  # cut a text that is too long for the model
     # the method that is shown first; None: 'auto' where it is among them, else
@@ -110,9 +110,9 @@ def page_data(
     "Every map that the page can show, rounded to six digits."
     if not isinstance(text, str):
         raise TypeError(f"a page explains one text, a str, got {type(text).__name__}")
-    methods = [methods] if isinstance(methods, str) else list(methods)
+    methods = [method] if isinstance(method, str) else list(method)
     if not methods:
-        raise ValueError("methods is empty; give at least one")
+        raise ValueError("method is empty; give at least one")
     how = dict(truncation=truncation, max_length=max_length)
     given = how | dict(target=target, device=device, template=template)
     asked = Asked.of(model, tokenizer, text, methods, **given)
@@ -169,7 +169,7 @@ def explain_page(
     model,  # one that reads text
     tokenizer,  # its tokenizer
     text: str,  # what is explained
-    methods=PAGE_METHODS,  # names of METHODS, or one of them
+    method=PAGE_METHODS,  # names of METHODS, or one of them
     target=None,  # as for `explain`, of this one text
     truncation: bool = False,  # cut a text that is too long for the model
     # the method that is shown first; None: 'auto' where it is among them, else
@@ -182,7 +182,7 @@ def explain_page(
     # HTML: one file, its script and styles inside, forbidden to fetch anything
 ) -> str:
     "The page. What comes from the text is data in it, never markup."
-    given = (methods, target, truncation, opens, bypass_softmax, max_length, device)
+    given = (method, target, truncation, opens, bypass_softmax, max_length, device)
     found = page_data(model, tokenizer, text, *given, template)
     data = json.dumps(found, ensure_ascii=False, allow_nan=False)
     page = templates().get_template('page.html')
