@@ -216,10 +216,8 @@ class Chromium:
     def whole_picture(self, path):
         "Of the page in all its height."
         height = self.js('document.documentElement.scrollHeight')
-        width = self.js('innerWidth')
-        self.width(width, max(100, height))
+        self.width(self.js('innerWidth'), height)
         self.picture(path)
-        self.width(width)
 
     def picture(self, path):
         shot = self('Page.captureScreenshot', format='png', captureBeyondViewport=True)

@@ -77,8 +77,8 @@ def views():
         'comparison': (lambda: compare(of(), of(method='attn_lrp')), ''),
         'generation': (generation, ''),
         'generation-chosen': (generation, 'label:nth-of-type(5)'),
-        'pairs': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0]), ''),
-        'pairs-table': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0]), 'summary'),
+        'pairs': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0])[0], ''),
+        'pairs-table': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0])[0], 'summary'),
         'summary': (summary, 'summary'),
         'image': (image, ''),
         'page': (pages, ''),
@@ -118,7 +118,7 @@ def main(folder, *names):
             for width in WIDTHS:
                 for theme in THEMES:
                     browser.prefers(theme)
-                    browser.width(width)
+                    browser.width(width, 200)
                     browser.open('about:blank')
                     browser.open(path.as_uri() + (at if at[:1] == '#' else ''))
                     if at and at[0] != '#':

@@ -521,17 +521,20 @@ def _as_saved(maps):
 # %% ../../nbs/lib/views.ipynb #f853d617
 def _html_file(saved):
     "A page that holds its record; a text cannot end the script."
-    maps = _singles(saved)
-    title = ' and '.join(dict.fromkeys(a.spent or a.called for a in maps[:8]))
-    if isinstance(saved, (Attributions, Comparisons)):
-        title = f'{len(saved)} texts, {title}'
-        one = isinstance(saved, Attributions)
-        block = texts_html(saved) if one else ''.join(c._repr_html_() for c in saved)
+    several = isinstance(saved, (Attributions, Comparisons))
+    first, *others = _singles(saved)
+    if isinstance(saved, (Generation, Pairs)):
+        block = saved._repr_html_()
+        title = 'A generation' if isinstance(saved, Generation) else 'Pairs of tokens'
+    elif several:
+        title = f'{len(saved)} texts explained'
+        block = ''.join(one._repr_html_() for one in saved)
+        if isinstance(saved, Attributions):
+            block = texts_html(saved)
     else:
-        kind = dict(Generation='A generation, ', Pairs='Pairs, ')
-        title = kind.get(type(saved).__name__, '') + title
-        whole = isinstance(saved, (Generation, Pairs))
-        block = (saved if whole else _as_saved(saved))._repr_html_()
+        methods = f' by {len(others) + 1} methods' if others else ''
+        title = f'An explanation{methods}: {first.label or first.explained}'
+        block = _as_saved(saved)._repr_html_()
     return draw('sheet', title, block, _record(saved).replace('<', '\\u003c'))
 
 # %% ../../nbs/lib/views.ipynb #00000015

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'PALE', 'FAINT', 'SPACE_MARKS', 'PALETTE', 'IN_TEXT', 'NUMBERS', 'TABLE_TOKENS', 'ARCS',
            'CHARACTER', 'score_colours', 'drawn_apart', 'apart_called', 'scale_top', 'shown_tokens', 'shown_places',
-           'in_thousandths', 'number_called', 'headline', 'dyed', 'templates', 'draw', 'how_exact', 'unit_words',
-           'said_of', 'unit_said', 'tokens_html', 'legend_html', 'boxed', 'on_a_line', 'attribution_html', 'has_r',
-           'compared_html', 'texts_html', 'matrix_html', 'generation_matrix_html', 'generation_html', 'arcs_svg',
-           'pairs_table_html', 'pair_said', 'pairs_html']
+           'in_thousandths', 'number_called', 'numbers_said', 'headline', 'dyed', 'templates', 'draw', 'how_exact',
+           'unit_words', 'said_of', 'unit_said', 'tokens_html', 'legend_html', 'boxed', 'on_a_line', 'attribution_html',
+           'has_r', 'compared_html', 'texts_html', 'matrix_html', 'generation_matrix_html', 'generation_html',
+           'arcs_svg', 'pairs_table_html', 'pair_said', 'pairs_html']
 
 # %% ../../nbs/lib/views_html.ipynb #00000002
 import math
@@ -144,13 +144,18 @@ def number_called(a: Attribution) -> str:
     return 'log-probability' if a.info.get('log_prob') else 'logit'
 
 
-def headline(a: Attribution) -> str:
-    "What is explained, and the numbers on the whole text."
-    said = f"{a.explained} · {number_called(a)} {a.logit:.3f}"
+def numbers_said(a: Attribution) -> str:
+    "The numbers on the whole text."
+    said = f"{number_called(a)} {a.logit:.3f}"
     probability = a.info.get('probability')
     if probability is None:
         return said
     return f"{said} · probability {in_thousandths(probability)}"
+
+
+def headline(a: Attribution) -> str:
+    "What is explained, and the numbers on the whole text."
+    return f"{a.explained} · {numbers_said(a)}"
 
 # %% ../../nbs/lib/views_html.ipynb #00000011
 # of every page; Python's own pictures take UP and DOWN
@@ -224,6 +229,7 @@ def templates() -> 'jinja2.Environment':
         columns_of=lambda a: (a.info.get('grid') or (0, 0))[1],
         apart_called=apart_called,
         headline=headline,
+        numbers_said=numbers_said,
         scale_top=scale_top,
     )
     return env
@@ -264,17 +270,21 @@ def _of_images(a):
     return found
 
 # %% ../../nbs/lib/views_html.ipynb #d1e580cb
-def unit_words(a: Attribution) -> str:  # a template: {token}, {score}, {falls}, {size}
+def unit_words(
+    a: Attribution,
+    called: str = '',  # the method's name in the sentence, if not its own
+) -> str:  # a template: {token}, {score}, {falls}, {size}
     "What a number of this method says, in words; a sentence for one token."
+    called = called or a.method or 'the method'
     number = number_called(a)
-    method = a.method.split('+')[0] or 'the method'
+    method = a.method.split('+')[0]
     if method in ('auto', 'loo', 'removal'):
         sure = method == 'loo' or a.exact
         about = '' if sure else 'an estimated '
         return f'{{token}} {{score}}: without it the {number} {{falls}} by {about}{{size}}.'
     if method.startswith('rollout'):
         return '{token} {size}: its share of the attention, which has no sign.'
-    return f'{{token}} {{score}}: so much of the {number} {a.method} puts down to it.'
+    return f'{{token}} {{score}}: so much of the {number} {called} puts down to it.'
 
 # %% ../../nbs/lib/views_html.ipynb #a2e8cfac
 def said_of(
@@ -499,11 +509,12 @@ def generation_matrix_html(
     at = _largest(sizes.nan_to_num().amax(0), TABLE_TOKENS)
     rows = []
     for a, word, top in zip(g, words[g.n_prompt :], tops):
-        cells = [None] * len(at)
+        cells, apart = [None] * len(at), drawn_apart(a)
         for column, k in enumerate(at):
             if k < len(a):
                 score = float(a.scores[k])
-                cells[column] = (_x(score, top), f'{words[k]} {score:+.4f}')
+                x = 0 if apart[k] else _x(score, top)
+                cells[column] = (x, f'{words[k]} {score:+.4f}')
         rows.append((word, cells))
     return matrix_html([words[k] for k in at], rows), len(g.tokens) - 1 - len(at)
 
@@ -535,9 +546,9 @@ def generation_html(g: Generation) -> str:
     given = (g.method, g.tokens, g.logits.tolist(), g.scores.tolist())
     name = _named('g', *given)  # of its own on a page with others
     steps = []
-    for a in g:
+    for a, (_, text) in zip(g, shown_tokens(g.tokens)[g.n_prompt :]):
         words = shown_places(a)
-        steps.append((a, [(words[t.place][1], t.score) for t in a.top(5)]))
+        steps.append((a, text, [(words[t.place][1], t.score) for t in a.top(5)]))
     drawn = (_chosen_spans(g, name), steps, *generation_matrix_html(g))
     return draw('generation', g, name, *drawn)
 
@@ -585,10 +596,13 @@ def pairs_table_html(p: Pairs) -> str:  # a <table>
     at = _largest(size.masked_fill(~p.is_content, -1), TABLE_TOKENS)
     words = [text for _, text in shown_tokens(p.tokens)]
     top = max((abs(s) for *_, s in p.strongest(1)), default=1.0)
+    of_content = p.is_content[:, None] & p.is_content
     rows = []
     for i in at:
         cells = [
-            None if i == j else (_x(score, top), _pair_said(p, i, j, score))
+            None
+            if i == j
+            else (_x(score, top) if of_content[i, j] else 0, _pair_said(p, i, j, score))
             for j, score in zip(at, p.scores[i, at].tolist())
         ]
         rows.append((words[i], cells))
