@@ -48,6 +48,7 @@ class Method:
     label: str = ''  # what it is called in figures
     colour: str = 'C7'  # in every figure, as matplotlib takes it
     passes: str = ''  # through the model, for a text of T tokens
+    does: str = ''  # what it does, in a sentence for whoever does not know it
     # it takes units=, one per text, and gives a score per unit
     by_unit: bool = False
     # it takes content=, one mask per text, and spends its passes there

@@ -252,6 +252,8 @@ METHODS.update(
             'LOO within a budget',
             '#7a5195',
             f'at most {PASSES} forward',
+            does='Leaves out some tokens and estimates the others, within a budget of'
+            ' passes; exact where that is affordable.',
             on_page=1,
             by_content=True,
             **_UNITS,
@@ -263,22 +265,58 @@ METHODS.update(
             'T forward',
             is_reference=True,
             shows_progress=True,
+            does='Leaves out each token in turn and asks the model again. Exact.',
             on_page=2,
             **_UNITS,
         ),
-        'ig': Method(ig_scores, 'IG', '0.3', on_page=6, **_IG),
-        'rollout': Method(rollout_scores, 'Rollout', '0.8', on_page=8, **_ROLLOUT),
+        'ig': Method(
+            ig_scores,
+            'IG',
+            '0.3',
+            does='Integrated gradients: adds up gradients on the way from an empty'
+            ' text to this one.',
+            on_page=6,
+            **_IG,
+        ),
+        'rollout': Method(
+            rollout_scores,
+            'Rollout',
+            '0.8',
+            does='Follows attention from layer to layer, whatever is asked about.',
+            on_page=8,
+            **_ROLLOUT,
+        ),
         'rollout_residual': Method(
             partial(rollout_scores, residual=True), 'Rollout + I', '0.7', **_ROLLOUT
         ),
         'attn_lrp': Method(
-            _attn_lrp, 'AttnLRP', 'C0', bypassed=_bypassed, on_page=4, **_LRP
+            _attn_lrp,
+            'AttnLRP',
+            'C0',
+            does='Shares the score out backwards through the layers, down to the'
+            ' tokens.',
+            bypassed=_bypassed,
+            on_page=4,
+            **_LRP,
         ),
-        'cp_lrp': Method(_cp_lrp, 'CP-LRP', 'C2', on_page=5, **_LRP),
+        'cp_lrp': Method(
+            _cp_lrp,
+            'CP-LRP',
+            'C2',
+            does='As AttnLRP, with the attention held as it is.',
+            on_page=5,
+            **_LRP,
+        ),
         'canonized': Method(_canonized, 'canonized LRP', 'C4', **_LRP),
         'lrp': Method(_any_rules, 'LRP', 'C9', **_LRP),
         'removal': Method(
-            removal_scores, 'removal', 'C3', on_page=3, **_UNITS, **_ONE_PASS
+            removal_scores,
+            'removal',
+            'C3',
+            does='Estimates in one pass what leaving out each token would do.',
+            on_page=3,
+            **_UNITS,
+            **_ONE_PASS,
         ),
         'removal+loo': Method(
             removal_loo_scores,
@@ -295,6 +333,13 @@ METHODS.update(
             any_model=False,
             **_UNITS,
         ),
-        'grad_x_input': Method(_grad_x_input, 'grad × input', '0.6', on_page=7, **_LRP),
+        'grad_x_input': Method(
+            _grad_x_input,
+            'grad × input',
+            '0.6',
+            does='The gradient at each token, times the token.',
+            on_page=7,
+            **_LRP,
+        ),
     }
 )
