@@ -27,7 +27,6 @@ from .. import UsageError, __version__
 from .completion import completion
 from .parser import called, nearest, options_of, parser_of, words_read
 
-
 # %% ../../nbs/lib/cli.ipynb #00000006
 @dataclass(frozen=True)
 class Command:
@@ -40,7 +39,6 @@ class Command:
     def function(self, name: str) -> Callable[..., Any]:
         "Its function."
         return getattr(import_module(self.module), name)
-
 
 # %% ../../nbs/lib/cli.ipynb #00000007
 COMMANDS = {
@@ -142,7 +140,6 @@ COMMANDS = {
     ),
 }
 
-
 # %% ../../nbs/lib/cli.ipynb #00000008
 def _usage(commands, program):
     "What `lrp_loo --help` says."
@@ -228,8 +225,9 @@ def _endings():
 def _finished_rows(command, out):
     "Of an audit's file, of a sweep's folder."
     if command == 'sweep':
-        import pyarrow.parquet as pq
+        from lrp_loo.core.needs import needs
 
+        pq = needs('pyarrow.parquet', 'data')
         return sum(pq.read_metadata(f).num_rows for f in Path(out).glob('*.parquet'))
     from lrp_loo.trust.results import read_results
 
@@ -284,7 +282,6 @@ def _run_command(name, words, command, program):
         print(f'{program} {name}: {_error_line(e)}', file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
 
-
 # %% ../../nbs/lib/cli.ipynb #00000012
 def main(
     # the words after `lrp_loo`; the process's own by default
@@ -315,4 +312,3 @@ def main(
         print(_usage(commands, program), file=sys.stderr)
         return 2
     return 0
-

@@ -165,9 +165,7 @@ def parser_of(
         elif o.kind is bool:
             to.add_argument(o.word, action='store_true', help=o.help)
         else:
-            to.add_argument(
-                o.word, default=o.default, help=o.help, metavar=o.metavar
-            )
+            to.add_argument(o.word, default=o.default, help=o.help, metavar=o.metavar)
     return parser
 
 # %% ../../nbs/lib/cli_parser.ipynb #73531b3e

@@ -29,9 +29,7 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
 # %% ../../nbs/lib/cli_printed.ipynb #fd6311d3
-def headline(
-    a: 'Attribution',
-) -> str:
+def headline(a: 'Attribution') -> str:
     "What was asked, and what it is that is explained."
     from lrp_loo.views.html import in_thousandths
 
@@ -83,9 +81,7 @@ def print_json(
     print(dumps(finite(o), ensure_ascii=False))
 
 # %% ../../nbs/lib/cli_printed.ipynb #4fcdddee
-def as_row(
-    a: 'Attribution',
-) -> dict[str, Any]:
+def as_row(a: 'Attribution') -> dict[str, Any]:
     "An explanation for a program."
     names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
     names += ('exact', 'passes', 'expected_r')
