@@ -6,7 +6,7 @@
 __all__ = ['WIDEST_REASON', 'AUDITED', 'FittingTexts', 'AuditedTexts', 'AuditShown', 'audit', 'CalibrationShown', 'calibrate',
            'SummaryShown', 'summarize', 'sweep', 'reproduce']
 
-# %% ../../nbs/lib/cli_datasets.ipynb #636a8fa5
+# %% ../../nbs/lib/cli_datasets.ipynb #3c1ac704
 import contextlib
 import sys
 from dataclasses import dataclass
@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from .. import UsageError
-from .printed import Shown, page_of, print_json, print_summary, say_written
+from lrp_loo.cli.printed import (
+    Shown,
+    page_of,
+    print_json,
+    print_summary,
+    say_written,
+)
 from lrp_loo.cli.texts import (
     ModelAsked,
     TextsAsked,
@@ -35,7 +41,7 @@ from lrp_loo.cli.words import (
     parse_template,
 )
 
-# %% ../../nbs/lib/cli_datasets.ipynb #5cb99211
+# %% ../../nbs/lib/cli_datasets.ipynb #646fd49c
 @dataclass(frozen=True)
 class FittingTexts(TextsAsked):
     "the texts"
@@ -50,7 +56,7 @@ class FittingTexts(TextsAsked):
             return texts
         return texts_that_fit(model, tokenizer, texts, template)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #7fa3ab09
+# %% ../../nbs/lib/cli_datasets.ipynb #94e8bf72
 def _check_results(path, known):
     "Is the file another run's? Told before a model is loaded, by what is known then."
     from lrp_loo.trust.results import Results, read_results
@@ -58,7 +64,7 @@ def _check_results(path, known):
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #217c7c41
+# %% ../../nbs/lib/cli_datasets.ipynb #a3bd3f45
 WIDEST_REASON = 30  # characters in the table; it stands whole below
 AUDITED = ('loo', 'auto', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'rollout')
 
@@ -80,7 +86,7 @@ class AuditShown(Shown):
     ENDS: ClassVar[tuple[str, ...]] = ('.json',)
     keeps: ClassVar[bool] = True
 
-# %% ../../nbs/lib/cli_datasets.ipynb #a035398f
+# %% ../../nbs/lib/cli_datasets.ipynb #b8879bc4
 def audit(
     method: tuple[MethodWord, ...] = AUDITED,  # what to compare
     chunk: int = 1,  # tokens removed at a time in the curves
@@ -137,7 +143,7 @@ def audit(
     print(numbers.round(3).to_string(max_colwidth=WIDEST_REASON))
     print('\n'.join([*table.below, '', said['sentence']]))
 
-# %% ../../nbs/lib/cli_datasets.ipynb #702c3f55
+# %% ../../nbs/lib/cli_datasets.ipynb #23547d05
 @dataclass(frozen=True)
 class CalibrationShown(Shown):
     "what is shown"
@@ -146,7 +152,7 @@ class CalibrationShown(Shown):
     out: str = 'calibration.json'
     ENDS: ClassVar[tuple[str, ...]] = ('.json',)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #58885ad0
+# %% ../../nbs/lib/cli_datasets.ipynb #b2929bbc
 def calibrate(
     method: MethodWord = 'auto',  # whose error is measured
     # of auto: forward passes over a text (default: 16)
@@ -185,18 +191,21 @@ def calibrate(
     how = (method, target, batch_size)
     found = run(m, tok, read, *how, units=units, **own)
     reach = {cover: _reach(found, confidence, cover) for cover in COVER}
-    shown.write(found, page=shown.html and page_of(found._repr_html_(), label))
     left_out = len(d) - len(read)
+    said = [texts_said(d.info, label, len(read), left_out, texts.truncation)]
+    said += [f'{found.method[0]}, {found.units}s: half an interval, in units of a text']
+    for cover, what in dict(token=f'a {units}', text=f'all {units}s of a text').items():
+        far = 'too few texts' if reach[cover] is None else f'{reach[cover]:.2f}'
+        said.append(f'  that covers {what} at {confidence:.0%}: {far}')
+    lines = '\n'.join(said)
+    page = shown.html and page_of(f'<pre>{escape(lines)}</pre>', 'Calibration')
+    shown.write(found, page)
     if shown.json:
         about = dict(data=d.info, model=label, n=len(found), copies=found.copies)
         about |= dict(set_aside=left_out, method=found.method, units=found.units)
         print_json(about | dict(confidence=confidence, reach=reach))
         return
-    print(texts_said(d.info, label, len(read), left_out, texts.truncation))
-    print(f'{found.method[0]}, {found.units}s: half an interval, in units of a text')
-    for cover, what in dict(token=f'a {units}', text=f'all {units}s of a text').items():
-        said = 'too few texts' if reach[cover] is None else f'{reach[cover]:.2f}'
-        print(f'  that covers {what} at {confidence:.0%}: {said}')
+    print(lines)
 
 
 def _reach(found, confidence, cover):
@@ -206,7 +215,7 @@ def _reach(found, confidence, cover):
     except ValueError:
         return None
 
-# %% ../../nbs/lib/cli_datasets.ipynb #c871f951
+# %% ../../nbs/lib/cli_datasets.ipynb #0731fa3b
 def _groups(d, by_class):
     "Text → what it counts for; True: the class that is explained."
     import pandas as pd
@@ -231,7 +240,7 @@ class SummaryShown(Shown):
     out: str | None = None  # write a row for each class and word here, a .csv
     ENDS: ClassVar[tuple[str, ...]] = ('.csv', '.html')
 
-# %% ../../nbs/lib/cli_datasets.ipynb #ae95c168
+# %% ../../nbs/lib/cli_datasets.ipynb #8fd5ffcc
 def summarize(
     method: MethodWord = 'auto',  # how each text is explained
     # what is explained of every text: a class's number or label, a token, or
@@ -285,7 +294,7 @@ def summarize(
         print(texts_said(d.info, label, len(read), left_out, texts.truncation))
         print_summary(found, target)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #585d84aa
+# %% ../../nbs/lib/cli_datasets.ipynb #6ddddee8
 def sweep(
     # what is held against exact Leave-One-Out
     method: tuple[MethodWord, ...] = ('attn_lrp', 'cp_lrp'),
@@ -345,7 +354,7 @@ def sweep(
     print('\n'.join([table.round(3).to_string(), *table.below]))
     print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
 
-# %% ../../nbs/lib/cli_datasets.ipynb #1aa0231a
+# %% ../../nbs/lib/cli_datasets.ipynb #e3656ad3
 def reproduce(
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)

@@ -6,7 +6,7 @@
 __all__ = ['USUAL_DEMO', 'SHIPPED_DEMO', 'demo_name', 'check_takes_texts', 'ModelAsked', 'standard_input', 'TextsAsked',
            'texts_said', 'texts_that_fit']
 
-# %% ../../nbs/lib/cli_texts.ipynb #bf0db1d5
+# %% ../../nbs/lib/cli_texts.ipynb #5ae663bc
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from lrp_loo.data import TextData
 
-# %% ../../nbs/lib/cli_texts.ipynb #7d1a6e6e
+# %% ../../nbs/lib/cli_texts.ipynb #bd5b3e91
 USUAL_DEMO = 'sst2'  # of `--model demo` where no --name is given
 SHIPPED_DEMO = 'reviews-sst2'  # for the same texts, and whole in the package
 
-# %% ../../nbs/lib/cli_texts.ipynb #099032ec
+# %% ../../nbs/lib/cli_texts.ipynb #9f609223
 def demo_name(
     model: str,  # what --model says
     name: str | None,  # what --name says
@@ -49,7 +49,7 @@ def demo_name(
         return SHIPPED_DEMO
     return USUAL_DEMO
 
-# %% ../../nbs/lib/cli_texts.ipynb #0e96d9c7
+# %% ../../nbs/lib/cli_texts.ipynb #8f32fb61
 def check_takes_texts(
     tokenizer: Any,  # as `load_model` gives it
     name: str,  # of the demo model, for the message
@@ -61,7 +61,7 @@ def check_takes_texts(
             " another demo model"
         )
 
-# %% ../../nbs/lib/cli_texts.ipynb #521c0439
+# %% ../../nbs/lib/cli_texts.ipynb #c5adffad
 @dataclass(frozen=True)
 class ModelAsked:
     "the model"
@@ -88,7 +88,7 @@ class ModelAsked:
         check_takes_texts(tokenizer, demo)
         return found, tokenizer, label
 
-# %% ../../nbs/lib/cli_texts.ipynb #5004f078
+# %% ../../nbs/lib/cli_texts.ipynb #b0c6bb59
 def standard_input() -> str:
     "What was piped in."
     try:
@@ -99,7 +99,7 @@ def standard_input() -> str:
             f" {e.start}; convert it first, or set PYTHONIOENCODING"
         ) from None
 
-# %% ../../nbs/lib/cli_texts.ipynb #1fd2400b
+# %% ../../nbs/lib/cli_texts.ipynb #f0082644
 @dataclass(frozen=True)
 class TextsAsked:
     "the texts"
@@ -133,7 +133,7 @@ class TextsAsked:
 
     def read(
         self,
-        name: str | None = None,  # of the data set, where `data` has several
+        name: str | None = None,  # of the demo model, whose data set is meant
     ) -> 'TextData':
         "Read them."
         from lrp_loo.data import read_texts
@@ -146,7 +146,7 @@ class TextsAsked:
                 data.write_text(standard_input(), encoding=self.encoding)
             return read_texts(
                 data,
-                name or USUAL_DEMO,
+                'imdb' if (name or '').endswith('imdb') else 'sst2',
                 self.column,
                 self.split,
                 self.limit or None,
@@ -156,7 +156,7 @@ class TextsAsked:
                 self.encoding,
             )
 
-# %% ../../nbs/lib/cli_texts.ipynb #2217aa83
+# %% ../../nbs/lib/cli_texts.ipynb #e366888d
 def texts_said(
     data: dict[str, Any],  # `info` of the texts
     label: str,  # the model's
@@ -177,7 +177,7 @@ def texts_said(
         f" ({data['source']}, {data['split']}){notes}"
     )
 
-# %% ../../nbs/lib/cli_texts.ipynb #1c606ccb
+# %% ../../nbs/lib/cli_texts.ipynb #6e323a26
 def texts_that_fit(
     model: 'PreTrainedModel',
     tokenizer: 'PreTrainedTokenizerBase',
