@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['SHELLS', 'BASH', 'completion']
 
-# %% ../../nbs/lib/cli_completion.ipynb #8600d2d6
+# %% ../../nbs/lib/cli_completion.ipynb #006daf92
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from .. import UsageError
 from .parser import Option
 
-# %% ../../nbs/lib/cli_completion.ipynb #db8714d7
+# %% ../../nbs/lib/cli_completion.ipynb #b05e0d1f
 SHELLS = ('bash', 'zsh', 'fish')
 BASH = r"""
 _NAME() {
-  local IFS=$'\n' at=$COMP_CWORD take=
+  local IFS=$'|\n' at=$COMP_CWORD take=
   local cur=${COMP_WORDS[$at]} prev=${COMP_WORDS[$((at - 1))]} key=${COMP_WORDS[1]}
   # `=` is a word of its own for bash
   if [[ $cur == '=' ]]; then cur=; fi
   if [[ $prev == '=' ]]; then prev=${COMP_WORDS[$((at - 2))]}; fi
   if [[ $at == 1 ]]; then key=; fi
+  if [[ $cur == --* ]]; then cur=${cur//_/-}; fi
   if [[ $prev == --* ]]; then key="$key ${prev//_/-}"; fi
   case $key in
 CASES
@@ -32,11 +33,11 @@ CASES
 complete -o default -F _NAME PROGRAM
 """
 
-# %% ../../nbs/lib/cli_completion.ipynb #afdb1625
+# %% ../../nbs/lib/cli_completion.ipynb #563c2a9c
 def _bash(commands, program):
     "A case for each option that takes a word, one for each command."
     first = ['--help', '--version', '--completion', *commands]
-    lines = [('', first), (' --completion', SHELLS)]
+    lines = [('', first), ('--completion --completion', SHELLS)]
     for command, options in commands.items():
         named = [o for o in options if o.place is None]
         valued = [o for o in named if o.kind is not bool]
@@ -45,8 +46,7 @@ def _bash(commands, program):
     cases = []
     for key, words in lines:
         pattern = f"{quote(key.rstrip('*'))}{'*' * key.endswith('*')}"
-        take = f"take=$'{chr(92) + 'n'}'" if not words else ''
-        take = "take='" + '\n'.join(words) + "'" if words else 'return'
+        take = f"take={quote('|'.join(words))}" if words else 'return'
         if key.endswith('*'):
             take = f'if [[ $cur == -* ]]; then {take}; fi'
         cases.append(f'    {pattern}) {take} ;;')
@@ -54,7 +54,7 @@ def _bash(commands, program):
     body = BASH.replace('CASES', '\n'.join(cases))
     return body.replace('_NAME', f'_{name}').replace('PROGRAM', program).lstrip()
 
-# %% ../../nbs/lib/cli_completion.ipynb #dbb7d11f
+# %% ../../nbs/lib/cli_completion.ipynb #70d2544b
 def _fish(commands, program):
     "A line for each word."
     lines = [f'complete -c {program} -e']
@@ -70,13 +70,11 @@ def _fish(commands, program):
             words = ' '.join(map(quote, o.choices))
             take = '' if o.kind is bool else ' -r -F'
             if o.choices:
-                take = (
-                    f' -x -a {quote(f"(__fish_append , {words})" if o.many else words)}'
-                )
+                take = f' -x -a {quote(f"(__fish_append , {words})" if o.many else words)}'
             lines.append(f'complete -c {program} {at} -l {o.word[2:]}{take}')
     return '\n'.join(lines) + '\n'
 
-# %% ../../nbs/lib/cli_completion.ipynb #934018f8
+# %% ../../nbs/lib/cli_completion.ipynb #f546a57c
 def completion(
     shell: str,  # bash, zsh or fish
     commands: Mapping[str, Sequence[Option]],  # name → its options

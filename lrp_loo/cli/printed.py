@@ -6,7 +6,7 @@
 __all__ = ['TOP_WORDS', 'in_colour', 'headline', 'print_maps', 'print_json', 'as_row', 'say_written', 'Shown', 'page_of',
            'print_summary']
 
-# %% ../../nbs/lib/cli_printed.ipynb #46c16e21
+# %% ../../nbs/lib/cli_printed.ipynb #f2a19e5f
 import os
 import shutil
 import sys
@@ -23,24 +23,22 @@ if TYPE_CHECKING:
     from lrp_loo.core import Attribution
     from lrp_loo.reports.summary import Summary
 
-# %% ../../nbs/lib/cli_printed.ipynb #82bc190d
+# %% ../../nbs/lib/cli_printed.ipynb #4de72cf3
 def in_colour() -> bool:
     "Does somebody read this at a terminal?"
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
-# %% ../../nbs/lib/cli_printed.ipynb #fd6311d3
+# %% ../../nbs/lib/cli_printed.ipynb #02d01322
 def headline(a: 'Attribution') -> str:
     "What was asked, and what it is that is explained."
-    from lrp_loo.views.html import in_thousandths
+    from lrp_loo.views.html import in_thousandths, number_called
 
-    said = f'logit {a.logit:.3f}'
-    if a.info.get('log_prob'):
-        said = f'log-probability {a.logit:.3f}'
+    said = f'{number_called(a)} {a.logit:.3f}'
     if a.probability is not None:
         said += f', probability {in_thousandths(a.probability)}'
     return f'{a.spent or a.method}: {a.explained}, {said}'
 
-# %% ../../nbs/lib/cli_printed.ipynb #8f478da5
+# %% ../../nbs/lib/cli_printed.ipynb #5a54ccd8
 def print_maps(
     maps: Sequence['Attribution'],  # of one text
     colour: bool,  # coloured sentences, or a line per token
@@ -59,11 +57,14 @@ def print_maps(
         ends = [''] * len(a)
         if 'low' in a.info:
             both = zip(a.low.tolist(), a.high.tolist())
-            ends = [f'\t{low:+.4f}\t{high:+.4f}' for low, high in both]
+            ends = [
+                '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
+                for low, high in both
+            ]
         for token, score, end in zip(a.tokens, a.scores.tolist(), ends):
             print(f"{score:+.4f}{end}\t{token}")
 
-# %% ../../nbs/lib/cli_printed.ipynb #162658ff
+# %% ../../nbs/lib/cli_printed.ipynb #2eee0e03
 def print_json(
     o: Any,  # dicts, lists, numbers, strings
 ) -> None:
@@ -80,7 +81,7 @@ def print_json(
 
     print(dumps(finite(o), ensure_ascii=False))
 
-# %% ../../nbs/lib/cli_printed.ipynb #4fcdddee
+# %% ../../nbs/lib/cli_printed.ipynb #7853d21a
 def as_row(a: 'Attribution') -> dict[str, Any]:
     "An explanation for a program."
     names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
@@ -93,12 +94,12 @@ def as_row(a: 'Attribution') -> dict[str, Any]:
         row |= {name: a.info[name] for name in ('low', 'high', 'confidence')}
     return row
 
-# %% ../../nbs/lib/cli_printed.ipynb #fc6514f2
+# %% ../../nbs/lib/cli_printed.ipynb #bc2f3595
 def say_written(path: str | os.PathLike) -> None:
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
-# %% ../../nbs/lib/cli_printed.ipynb #c9ee05ab
+# %% ../../nbs/lib/cli_printed.ipynb #f5d07dd2
 @dataclass(frozen=True)
 class Shown:
     "what is shown"
@@ -138,7 +139,7 @@ class Shown:
             write_text_atomic(Path(self.html), page)
         say_written(self.html)
 
-# %% ../../nbs/lib/cli_printed.ipynb #2a373c06
+# %% ../../nbs/lib/cli_printed.ipynb #2ff27e31
 def page_of(
     block: str,  # HTML, as `_repr_html_` gives it
     title: str,
@@ -146,9 +147,9 @@ def page_of(
     "A page that needs nothing else."
     from lrp_loo.views.html import draw
 
-    return draw('sheet', title, block, headed=True)
+    return draw('sheet', title, block)
 
-# %% ../../nbs/lib/cli_printed.ipynb #b684abc6
+# %% ../../nbs/lib/cli_printed.ipynb #e73cb7aa
 TOP_WORDS = 10  # of a class, that raise the logit, and that lower it
 
 
