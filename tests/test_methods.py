@@ -16,6 +16,7 @@ from lrp_loo import audit, explain, explain_labels
 from lrp_loo.asked.rows import Scores, text_by_text
 from lrp_loo.asked.targets import Readout, Target
 from lrp_loo.cli.commands import explain as command
+from lrp_loo.cli.printed import Shown
 from lrp_loo.core.files import pad_batch
 from lrp_loo.interop.tensors import Attributor
 from lrp_loo.loo import leave_one_out
@@ -63,7 +64,7 @@ def test_a_new_entry_is_everywhere(demo, monkeypatch, capsys):
     assert torch.allclose(found[0], a.scores, atol=1e-6)
     data = page_data(*demo, TEXTS[1], method=['loo', 'norm'])
     assert list(data['methods']) == ['loo', 'norm']
-    command('a fine film', method='norm', json=True)
+    command('a fine film', method=('norm',), shown=Shown(json=True))
     (said,) = json.loads(capsys.readouterr().out)
     assert said['method'] == 'norm'
 

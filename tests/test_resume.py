@@ -480,7 +480,7 @@ def record_reproduce(d, n, seed):
 def record_sweep(d, n, seed):
     "The command's words, and what came of it."
     words = ['sweep', '--data', 'embedded', '--model', str(d / 'small')]
-    words += ['--limit', '200', '--methods', 'attn_lrp,removal']
+    words += ['--limit', '200', '--method', 'attn_lrp,removal']
     words += ['--batch_size', '4']
 
     def count():

@@ -237,7 +237,7 @@ def test_the_command_line_takes_one(capsys, tmp_path):
         'text\n' + '\n'.join([FILM.replace(',', ''), 'a dull two hours of it'])
     )
     audited = ['audit', '--data', str(texts), '--name', 'reviews-sst2']
-    audited += ['--methods', 'loo,cp_lrp', '--out', str(tmp_path / 'rows.json')]
+    audited += ['--method', 'loo,cp_lrp', '--out', str(tmp_path / 'rows.json')]
     assert main([*audited, '--template', REVIEW]) == 0
     kept = json.loads((tmp_path / 'rows.json').read_text())
     assert kept['config']['template'] == REVIEW

@@ -566,7 +566,7 @@ def shell(values):
     for key, words in {
         'explain': ('explain', TEXT, '--method', 'loo,removal,ig', *cpu),
         'text': ('explain', TEXT, '--units', 'word', '--target', 'negative'),
-        'generate': ('generate', 'It was', '--new_tokens', '3', '--json'),
+        'generate': ('generate', 'It was', '--max-new-tokens', '3', '--json'),
         'summarize': ('summarize', '--limit', '8', '--min_count', '2', *cpu),
         'wrong': ('explain', TEXT, '--method', 'lime'),
     }.items():

@@ -70,7 +70,9 @@ def _fish(commands, program):
             words = ' '.join(map(quote, o.choices))
             take = '' if o.kind is bool else ' -r -F'
             if o.choices:
-                take = f' -x -a {quote(f"(__fish_append , {words})" if o.many else words)}'
+                take = (
+                    f' -x -a {quote(f"(__fish_append , {words})" if o.many else words)}'
+                )
             lines.append(f'complete -c {program} {at} -l {o.word[2:]}{take}')
     return '\n'.join(lines) + '\n'
 

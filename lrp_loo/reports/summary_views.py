@@ -217,7 +217,7 @@ def save_block(
     path = Path(path)
     if path.suffix != '.html':
         raise ValueError(f"{path.name!r} must end in .html")
-    write_text_atomic(path, draw('sheet', title, block, headed=True))
+    write_text_atomic(path, draw('sheet', title, block))
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000016
 def save_summary(
