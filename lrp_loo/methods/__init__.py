@@ -228,16 +228,16 @@ class PaddingCheck:
     counts for other methods on the very same texts.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.passed = {}  # a case → its text and target, which stay alive
 
     @torch.no_grad()
     def fails(
         self,
-        model,
-        encs: list,  # the texts of one batch
-        target,  # as it was given
-        found,  # `Scores` of the batch: its values, its readout
+        model: torch.nn.Module,
+        encs: list[dict[str, torch.Tensor]],  # the texts of one batch
+        target: OneTarget,  # as it was given
+        found: Scores,  # `Scores` of the batch: its values, its readout
     ) -> bool:
         "Does one of these texts come out otherwise alone?"
         if len(encs) == 1 or isinstance(found.readout, EachReadout):
@@ -255,7 +255,7 @@ class PaddingCheck:
             self.passed[case] = encs[i], target
         return False
 
-    def to_try(self, lengths, target):
+    def to_try(self, lengths: list[int], target: OneTarget) -> list[int]:
         """Which of the texts that a batch pads. A function may read padding in
         one text and in another not; else the shortest of each kind: a model that
         pools places by two or four feels padding by what is left over.
@@ -266,7 +266,13 @@ class PaddingCheck:
         from_the_longest = sorted(padded, key=lambda i: -lengths[i])
         return list({lengths[i] % 4: i for i in from_the_longest}.values())
 
-    def differs(self, model, enc, target, value):
+    def differs(
+        self,
+        model: torch.nn.Module,
+        enc: dict[str, torch.Tensor],
+        target: OneTarget,
+        value: float,
+    ) -> bool:
         "The explained number in a batch, against that of the text without padding."
         out = forward(model, enc)
         own = Readout(target, out, enc)
@@ -367,14 +373,15 @@ class _Work:
 # %% ../../nbs/lib/methods.ipynb #00000013
 @leaves_nothing
 def explain_each(
-    model,
-    tokenizer,
-    enc: dict,  # one encoded text: prompt and continuation
-    method,  # as for `explain_batch`
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    enc: dict[str, torch.Tensor],  # one encoded text: prompt and continuation
+    method: OneMethod,  # as for `explain_batch`
     readout: GeneratedReadout,  # which tokens were generated
-    units=None,  # a `Units` of it, in which each generated token is its own
-    **options,  # the method's own
-) -> list:  # one Attribution per generated token, of what stands before it
+    units: Units
+    | None = None,  # a `Units` of it, in which each generated token is its own
+    **options: Any,  # the method's own
+) -> list[Attribution]:  # one Attribution per generated token, of what stands before it
     """Every generated token: at once by methods that can (`Method.of_each`),
     by others from one text for each.
     """
@@ -403,15 +410,16 @@ def explain_each(
 # %% ../../nbs/lib/methods.ipynb #00000014
 @leaves_nothing
 def explain_batch(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images (`encode`)
-    method,  # one of METHODS, a `Method`, or a function as in METHODS
-    target=None,  # see `as_target`
-    units=None,  # a `Units` (or None) per text
-    content=None,  # of each text (T,) bool, what is asked about, or None
-    **options,  # the method's own
-) -> list:  # one Attribution per text
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images (`encode`)
+    method: OneMethod,  # one of METHODS, a `Method`, or a function as in METHODS
+    target: OneTarget = None,  # see `as_target`
+    units: list[Units | None] | None = None,  # a `Units` (or None) per text
+    content: list[torch.Tensor | None]
+    | None = None,  # of each text (T,) bool, what is asked about, or None
+    **options: Any,  # the method's own
+) -> list[Attribution]:  # one Attribution per text
     "One padded batch of encoded texts, explained in one go."
     work = _Work(model, tokenizer, method, target, options)
     return work.explained(encs, units or [None] * len(encs), content)
@@ -661,16 +669,19 @@ def _sharing_a_pass(works, layers, encs):
 # %% ../../nbs/lib/methods.ipynb #0000001c
 @leaves_nothing
 def explain_methods(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
-    methods: dict,  # name → (method, options)
-    target=None,  # see `as_target`
-    units: list = None,  # a `Units` (or None) per text
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    methods: Mapping[
+        str, tuple[OneMethod, Mapping[str, Any]]
+    ],  # name → (method, options)
+    target: OneTarget = None,  # see `as_target`
+    units: list[Units | None] | None = None,  # a `Units` (or None) per text
     # a method that refuses a text gives a `Refusal` for it, and no error
     refusals: bool = False,
-    content: list = None,  # of each text (T,) bool, what is asked about, or None
-) -> dict:  # name → one Attribution per text
+    content: list[torch.Tensor | None]
+    | None = None,  # of each text (T,) bool, what is asked about, or None
+) -> dict[str, list[Attribution | Refusal]]:  # name → one Attribution per text
     """Many methods on the same texts. Sets of bypassed layers, where there are
     several, share one forward pass of tokens as they are (`lrp.layerwise`).
     """
