@@ -78,7 +78,7 @@ from ..views import Attributions, Comparison, compare
 
 if TYPE_CHECKING:
     from lrp_loo.loo.removals import Removal
-    from lrp_loo.lrp.composite import Composite
+    from lrp_loo.lrp.composite import Bypass, Composite
     from lrp_loo.trust.intervals import Calibration
 
 # %% ../../nbs/lib/methods.ipynb #00000007
@@ -378,8 +378,8 @@ def explain_each(
     enc: dict[str, torch.Tensor],  # one encoded text: prompt and continuation
     method: OneMethod,  # as for `explain_batch`
     readout: GeneratedReadout,  # which tokens were generated
-    units: Units
-    | None = None,  # a `Units` of it, in which each generated token is its own
+    # a `Units` of it, in which each generated token is its own
+    units: Units | None = None,
     **options: Any,  # the method's own
 ) -> list[Attribution]:  # one Attribution per generated token, of what stands before it
     """Every generated token: at once by methods that can (`Method.of_each`),
@@ -416,8 +416,8 @@ def explain_batch(
     method: OneMethod,  # one of METHODS, a `Method`, or a function as in METHODS
     target: OneTarget = None,  # see `as_target`
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
-    content: list[torch.Tensor | None]
-    | None = None,  # of each text (T,) bool, what is asked about, or None
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
     **options: Any,  # the method's own
 ) -> list[Attribution]:  # one Attribution per text
     "One padded batch of encoded texts, explained in one go."
@@ -519,7 +519,7 @@ def explain(
     removal: str | Removal | None = ITS_OWN,
     # layers, or (layer, head), whose attention weights are held constant
     # ('attn_lrp', 'canonized', 'lrp')
-    bypass_softmax: Any = ITS_OWN,
+    bypass_softmax: Bypass = ITS_OWN,
     # ε of linear layers and products ('attn_lrp', 'cp_lrp', 'canonized', 'lrp')
     eps: float = ITS_OWN,
     # 'word', or 'sum' with positions (these and 'grad_x_input')
@@ -672,15 +672,14 @@ def explain_methods(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
-    methods: Mapping[
-        str, tuple[OneMethod, Mapping[str, Any]]
-    ],  # name → (method, options)
+    # name → (method, options)
+    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],
     target: OneTarget = None,  # see `as_target`
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
     # a method that refuses a text gives a `Refusal` for it, and no error
     refusals: bool = False,
-    content: list[torch.Tensor | None]
-    | None = None,  # of each text (T,) bool, what is asked about, or None
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
 ) -> dict[str, list[Attribution | Refusal]]:  # name → one Attribution per text
     """Many methods on the same texts. Sets of bypassed layers, where there are
     several, share one forward pass of tokens as they are (`lrp.layerwise`).

@@ -90,9 +90,8 @@ def _whole_gradient(model, batch, composite, target, strict):
 def lrp_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,  # any model and its tokenizer, of which padding is taken
-    encs: list[
-        dict[str, torch.Tensor]
-    ],  # encoded texts, (1, T_i) tensors each, or images
+    # encoded texts, (1, T_i) tensors each, or images
+    encs: list[dict[str, torch.Tensor]],
     target: OneTarget = None,  # see `as_target`; the predicted class by default
     composite: Composite | None = None,  # the rule set, `attn_lrp()` by default
     embeddings: str = 'word',  # 'word', or 'sum' with positions

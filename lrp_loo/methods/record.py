@@ -66,9 +66,8 @@ def attention_maps(
 
 # %% ../../nbs/lib/methods_record.ipynb #00000008
 def explained_row(
-    maps: list[
-        torch.Tensor
-    ],  # per layer attention weights (batch, n, n), mean over heads
+    # per layer attention weights (batch, n, n), mean over heads
+    maps: list[torch.Tensor],
     readout: Readout,  # of the explained numbers
     batch: dict[str, torch.Tensor],  # (batch, T) inputs
     # `summary_type` of the model's config: 'last' where it classifies by its
@@ -158,8 +157,8 @@ def loo_scores(
     # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default),
     # 'zero_embedding' (images' default), …
     removal: str | Removal | None = None,
-    units: list[Units | None]
-    | None = None,  # a `Units` (or None) per text: remove each unit at once
+    # a `Units` (or None) per text: remove each unit at once
+    units: list[Units | None] | None = None,
     drop: bool | None = None,  # as for `subset_logits`
     token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
     progress: bool | Callable[[int], Any] = False,  # as for `many_loo`

@@ -93,9 +93,8 @@ def put_exact(
 def removal_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
-    encs: list[
-        dict[str, torch.Tensor]
-    ],  # encoded texts, (1, T_i) tensors each, or images
+    # encoded texts, (1, T_i) tensors each, or images
+    encs: list[dict[str, torch.Tensor]],
     target: OneTarget = None,  # see `as_target`; the predicted class by default
     units: list[Units | None] | None = None,  # per text: what is removed at once
     # rules for the network between the attentions; none by default

@@ -298,10 +298,10 @@ def auto_scores(
     passes: float | None = PASSES,
     # as for `loo`; of another than 'attention_mask' no estimate is known
     removal: str | Removal | None = 'attention_mask',
-    units: list[Units | None]
-    | None = None,  # a `Units` (or None) per text: what is removed at once
-    content: list[torch.Tensor | None]
-    | None = None,  # of each text (T,) bool, what is asked about, or None
+    # a `Units` (or None) per text: what is removed at once
+    units: list[Units | None] | None = None,
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
 ) -> Scores:  # info: forward_equivalents, exact_passes, exact, spread, expected_r
     """LOO by attention mask, exact where `passes` allow, else estimated: one gradient
     pass, and exact LOO of the tokens of which it is least sure.

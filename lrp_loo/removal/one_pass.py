@@ -518,13 +518,13 @@ def removal_pass(
     model: torch.nn.Module,
     batch: dict[str, torch.Tensor],  # (batch, T) inputs
     target: OneTarget = None,  # see `as_target`, or a settled `Readout`
-    units: list[Units | None]
-    | None = None,  # a `Units` (or None) per text: what is removed at once
+    # a `Units` (or None) per text: what is removed at once
+    units: list[Units | None] | None = None,
     # (batch, n_units) mask weights at which to stand, or a list of these, one
     # per layer; None: 1
     weights: torch.Tensor | list[torch.Tensor] | None = None,
-    composite: Composite
-    | None = None,  # rules for the rest of the network; none by default
+    # rules for the rest of the network; none by default
+    composite: Composite | None = None,
     own_rows: bool = False,  # keep the rows that nobody reads
     by_row: bool = False,  # the rows' effects, in place of layers' and heads'
     # the effects of each attention call through the rows of each group of

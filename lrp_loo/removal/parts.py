@@ -96,8 +96,8 @@ class PartsOfText:
         enc: dict[str, torch.Tensor],  # one encoded text or image
         target: OneTarget,  # see `as_target`
         parts: Parts,
-        composite: Composite
-        | None = None,  # rules of the way back; None: there is none
+        # rules of the way back; None: there is none
+        composite: Composite | None = None,
     ) -> PartsOfText:
         "ValueError where the model's parts are not found, or one is not there."
         parts = _placed(model, enc, parts)

@@ -297,8 +297,8 @@ class DecoderRows(ComputedRows):
 # %% ../../nbs/lib/removal_rows.ipynb #00000012
 def rows_of(
     whole: Whole,  # of `read_whole`, removal by attention mask
-    states: list[tuple[torch.Tensor, torch.Tensor]]
-    | None = None,  # of `removal_pass`, where it kept them
+    # of `removal_pass`, where it kept them
+    states: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
     # False: nothing is tried but what `effects` holds against f(x)
     tried: bool = True,
 ) -> ComputedRows:
