@@ -6,7 +6,7 @@
 __all__ = ['ITS_OWN', 'GIVEN', 'ELSEWHERE', 'LrpOptions', 'RuleOptions', 'MethodOptions', 'ExplainOptions', 'options_of',
            'check_options']
 
-# %% ../../nbs/lib/methods_options.ipynb #f2c34bb1
+# %% ../../nbs/lib/methods_options.ipynb #1b89bbf4
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ from ..core.types import OneMethod
 
 if TYPE_CHECKING:
     from lrp_loo.loo.removals import Removal
-    from lrp_loo.lrp.composite import Composite
+    from lrp_loo.lrp.composite import Bypass, Composite
     from lrp_loo.trust.intervals import Calibration
 
-# %% ../../nbs/lib/methods_options.ipynb #fda1d25b
+# %% ../../nbs/lib/methods_options.ipynb #a25c41df
 class LrpOptions(TypedDict, total=False):
     "What every method of one backward pass takes (`lrp_scores`)."
 
@@ -36,7 +36,7 @@ class RuleOptions(LrpOptions, total=False):
     "The fields of a `Composite`, of which method 'lrp' makes one."
 
     name: str
-    bypass_softmax: Any
+    bypass_softmax: 'Bypass'
     product: str
     gate: str
     layer_norm: str
@@ -45,7 +45,7 @@ class RuleOptions(LrpOptions, total=False):
     choices: tuple[Any, ...]
     rules: dict[Any, Callable[..., Any]]
 
-# %% ../../nbs/lib/methods_options.ipynb #fbd4f80d
+# %% ../../nbs/lib/methods_options.ipynb #b59bdba8
 class MethodOptions(RuleOptions, total=False):
     "What the methods take, for functions that hand it on to one of them."
 
@@ -87,7 +87,7 @@ class ExplainOptions(MethodOptions, total=False):
     template: str | list[dict[str, Any]] | None
     among: list[Any] | None
 
-# %% ../../nbs/lib/methods_options.ipynb #ceb1351f
+# %% ../../nbs/lib/methods_options.ipynb #5e05c6b5
 class _ItsOwn:
     "The default of an option that is the method's."
 
@@ -97,7 +97,7 @@ class _ItsOwn:
 
 ITS_OWN: Any = _ItsOwn()
 
-# %% ../../nbs/lib/methods_options.ipynb #f4c2a964
+# %% ../../nbs/lib/methods_options.ipynb #ee09dab5
 # what a method is given by who calls it
 GIVEN = ('model', 'tokenizer', 'encs', 'enc', 'target', 'units', 'content', 'parts')
 
@@ -120,7 +120,7 @@ def options_of(
             names.append(p.name)
     return names
 
-# %% ../../nbs/lib/methods_options.ipynb #a6ab7f32
+# %% ../../nbs/lib/methods_options.ipynb #a74a9301
 # an option that a method does not take → what to take; first those of `removal`
 # that were
 ELSEWHERE = dict.fromkeys(
@@ -129,7 +129,7 @@ ELSEWHERE = dict.fromkeys(
 )
 ELSEWHERE['bypass_softmax'] = "method='attn_lrp'"  # the default once
 
-# %% ../../nbs/lib/methods_options.ipynb #55e1e9df
+# %% ../../nbs/lib/methods_options.ipynb #964dafb6
 def _meant(name, taken, known):
     "What may have been meant, in words; known: keyword → the public function's name."
     if name in ELSEWHERE:

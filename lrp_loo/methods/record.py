@@ -16,10 +16,18 @@ import torch
 from ..asked.call import METHODS, Method
 from ..asked.rows import EachReadout, GeneratedReadout, Scores
 from ..asked.targets import Readout
+from ..asked.units import Units
 from ..core.files import check_tokens_alone, one_text, pad_batch, whole_number
 from ..core.hooks import leaves_nothing
+from ..core.types import OneTarget, Tokenizer
 from ..loo import many_loo
-from ..loo.removals import as_removal, default_removal, fill_id, input_positions
+from lrp_loo.loo.removals import (
+    Removal,
+    as_removal,
+    default_removal,
+    fill_id,
+    input_positions,
+)
 from ..loo.variants import mixers
 from lrp_loo.lrp.composite import (
     Composite,
@@ -42,9 +50,9 @@ from ..removal.rows import removal_rows_scores
 @leaves_nothing
 @torch.no_grad()
 def attention_maps(
-    model,  # a transformers model, eager or fused attention
-    **inputs,  # what the model is called with
-) -> list:  # per layer (batch, heads, n, n), rows sum to 1
+    model: torch.nn.Module,  # a transformers model, eager or fused attention
+    **inputs: Any,  # what the model is called with
+) -> list[torch.Tensor]:  # per layer (batch, heads, n, n), rows sum to 1
     "The attention weights A of every layer (equation 2)."
     refuse_compiled(model)
     with AttentionMaps() as watch:
@@ -58,9 +66,10 @@ def attention_maps(
 
 # %% ../../nbs/lib/methods_record.ipynb #00000008
 def explained_row(
-    maps: list,  # per layer attention weights (batch, n, n), mean over heads
+    # per layer attention weights (batch, n, n), mean over heads
+    maps: list[torch.Tensor],
     readout: Readout,  # of the explained numbers
-    batch: dict,  # (batch, T) inputs
+    batch: dict[str, torch.Tensor],  # (batch, T) inputs
     # `summary_type` of the model's config: 'last' where it classifies by its
     # last row, as XLNet does
     summary: str = '',
@@ -84,16 +93,16 @@ def explained_row(
 
 # %% ../../nbs/lib/methods_record.ipynb #00000009
 def rollout_scores(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
     # only says which number is reported, and in a decoder whose row is read
-    target=None,
+    target: OneTarget = None,
     residual: bool = False,  # mix in the residual connection: (A + I)/2
     # the position whose row is read; None: the explained one where the output
     # has a row per token, the last token under causal attention, else the first
     # ([CLS])
-    row: int = None,
+    row: int | None = None,
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
     refuse_compiled(model)
@@ -141,14 +150,15 @@ def rollout_scores(
 
 # %% ../../nbs/lib/methods_record.ipynb #0000000d
 def loo_scores(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
-    target=None,  # see `as_target`; the predicted class by default
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    target: OneTarget = None,  # see `as_target`; the predicted class by default
     # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default),
     # 'zero_embedding' (images' default), …
-    removal=None,
-    units=None,  # a `Units` (or None) per text: remove each unit at once
+    removal: str | Removal | None = None,
+    # a `Units` (or None) per text: remove each unit at once
+    units: list[Units | None] | None = None,
     drop: bool | None = None,  # as for `subset_logits`
     token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
     progress: bool | Callable[[int], Any] = False,  # as for `many_loo`
