@@ -155,7 +155,7 @@ def page_at(path, *asked, state='', **options):
 
 def test_narrow_and_long(shallow, tmp_path):
     text, methods = ' '.join(['slow but quiet and'] * 30), ['attn_lrp', 'cp_lrp']
-    with page_at(tmp_path / 'long.html', *shallow, text, methods=methods) as c:
+    with page_at(tmp_path / 'long.html', *shallow, text, method=methods) as c:
         c.width(360)
         c.open((tmp_path / 'long.html').as_uri())
         assert c.js('document.documentElement.scrollWidth') <= 360
@@ -166,7 +166,7 @@ def test_narrow_and_long(shallow, tmp_path):
 
 def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
     text = ' '.join(['slow'] * 150)
-    with page_at(tmp_path / 'a.html', *shallow, text, methods=['loo']) as c:
+    with page_at(tmp_path / 'a.html', *shallow, text, method=['loo']) as c:
         for off in ('#boxes input', '#preset option[value=own]'):
             assert c.js(f"document.querySelector('{off}').disabled") is True
         c.js(
@@ -179,7 +179,7 @@ def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
 
 
 def test_special_tokens_do_not_set_the_scale(demo, tmp_path, monkeypatch):
-    made = page_data(*demo, TEXT, methods=['loo', 'removal'])
+    made = page_data(*demo, TEXT, method=['loo', 'removal'])
     for scores in (*made['methods'].values(), *made['sets'].values()):
         scores[0] = 50.0  # a [CLS] that would hide every word
     monkeypatch.setattr('lrp_loo.reports.page.page_data', lambda *a, **kw: made)

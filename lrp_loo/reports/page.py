@@ -110,7 +110,8 @@ def page_data(
     # the method that is shown first; None: 'auto' where it is among them, else
     # AttnLRP, whose layers are switched
     opens: str | None = None,
-    bypass_softmax: Sequence[int] | str = (),  # layers (or 'all') that are bypassed at first
+    bypass_softmax: Sequence[int]
+    | str = (),  # layers (or 'all') that are bypassed at first
     max_length: int | None = None,  # a lower limit than the model's own
     device: 'str | torch.device | None' = None,  # as for `explain`
     template: Any = None,  # as for `explain`: r and colours are of the text alone
@@ -186,7 +187,7 @@ def _page_data(asked, methods, opens, bypassed, how, predicted):
         layers=L,
         every_set=every,
         sets=_sets_scores(asked, sets, target),
-            has_r=has_r(a),
+        has_r=has_r(a),
         methods={m.method: _rounded_map(m) for m in maps},
         spent={m.method: m.spent for m in maps if m.spent},
         how={m.method: how_exact(m) for m in maps if any(how_exact(m))},
@@ -204,7 +205,8 @@ def explain_page(
     # the method that is shown first; None: 'auto' where it is among them, else
     # AttnLRP, whose layers are switched
     opens: str | None = None,
-    bypass_softmax: Sequence[int] | str = (),  # layers (or 'all') that are bypassed at first
+    bypass_softmax: Sequence[int]
+    | str = (),  # layers (or 'all') that are bypassed at first
     max_length: int | None = None,  # a lower limit than the model's own
     device: 'str | torch.device | None' = None,  # as for `explain`
     template: Any = None,  # as for `explain`: r and colours are of the text alone

@@ -68,7 +68,7 @@ def _panels(summary, tops):
     fig.supxlabel(
         f'{method_title(summary.method)} score: below 0 lowers the'
         f' {summary.number} of the class, above 0 raises it\n(in brackets:'
-        f' texts that say the {summary.unit})',
+        f' texts that say the {summary.units})',
         fontsize=8,
     )
     return fig, axes[0]
