@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
 MODELS := $(shell sed -n 's/^\(base\|llm\)_requirements = //p' settings.ini)
 
-.PHONY: help venv models test research-test research-smoke stacks format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test research-test research-smoke stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
+	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
 	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
@@ -55,6 +56,10 @@ research-smoke: $(STAMP)
 # Each in an environment of its own, in .stacks/.
 stacks: $(STAMP)
 	$(BIN)/python tests/stacks.py $(ARGS)
+
+# With the standard library alone: environments of its own have the rest.
+wheel:
+	$(PYTHON) .ci/wheel.py $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
