@@ -85,6 +85,7 @@ docs: $(STAMP)
 
 hooks: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf build dist _proc _docs .pytest_cache .hypothesis

@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -18,7 +18,9 @@ from lrp_loo.models.demos import load_demo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-MADE = SourceFileLoader('readme', str(ROOT / '.ci' / 'readme.py')).load_module()
+SPEC = spec_from_file_location('readme', ROOT / '.ci' / 'readme.py')
+MADE = module_from_spec(SPEC)
+SPEC.loader.exec_module(MADE)
 BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```', README, re.M | re.S)
 ENV = dict(os.environ, HF_HUB_OFFLINE='1', NO_COLOR='1')
 ENV['PATH'] = f'{Path(sys.executable).parent}{os.pathsep}{ENV["PATH"]}'

@@ -391,11 +391,11 @@ def test_no_interval_is_drawn_from_six_reviews():
 
 
 def test_half_of_table_a3_has_no_counterpart_and_is_said_to_have_none():
-    numbers = pd.DataFrame(
+    table = pd.DataFrame(
         json.loads((PAPER / 'against_paper.json').read_text())['numbers']
     )
-    missing = numbers[numbers.ours.isna()]
-    assert (len(missing), (numbers.table == 'A3').sum(), set(missing.table)) == (
+    missing = table[table.ours.isna()]
+    assert (len(missing), (table.table == 'A3').sum(), set(missing.table)) == (
         144,
         288,
         {'A3'},
