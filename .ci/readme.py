@@ -11,6 +11,7 @@ changed.
 
 import re
 import sys
+import tomllib
 from configparser import ConfigParser
 from hashlib import sha256
 from pathlib import Path
@@ -41,10 +42,9 @@ def settings():
 def badges():
     "What holds of the project, in a line of pictures."
     s = settings()
-    text = (ROOT / 'setup.py').read_text(encoding='utf-8')
-    text += (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
-    minors = sorted(set(re.findall(r'Python :: 3\.(\d+)', text)), key=int)
-    pythons = ' | '.join(f'3.{n}' for n in minors) or f'{s["min_python"]}+'
+    about = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
+    said = '\n'.join(about['project']['classifiers'])
+    pythons = ' | '.join(re.findall(r'Python :: (3\.\d+)', said))
     tests = f'{s["git_url"]}/actions/workflows/test.yml'
     shield = 'https://img.shields.io/badge'
     licence = f'{s["git_url"]}/blob/{s["branch"]}/LICENSE'

@@ -29,8 +29,8 @@ from tracked import tracked  # noqa: E402
 
 MOST_MIB = 14
 # in an sdist beside the package
-BESIDE = ('LICENSE', 'README.md', 'pyproject.toml', 'settings.ini', 'setup.py')
-OF_BUILD = r'PKG-INFO|setup\.cfg|MANIFEST\.in|lrp_loo\.egg-info/.*'
+BESIDE = ('LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml')
+OF_BUILD = r'PKG-INFO|setup\.cfg|lrp_loo\.egg-info/.*'
 
 
 def version():

@@ -10,12 +10,10 @@ import contextlib
 import hashlib
 import logging
 import os
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 
@@ -28,6 +26,7 @@ from lrp_loo.core.files import (
     whole_number,
 )
 from ..core.hooks import leaves_nothing, taken_back
+from ..core.needs import needs
 from ..methods import Asked, as_methods, by_target
 from ..models import DTYPES, at_precision, has_tf32
 from ..models.encoding import as_texts, encode, is_encoding
@@ -37,6 +36,12 @@ from ..models.loading import load_model
 from .audit import audit_table, held_against_loo
 from .faithfulness import readings
 from .results import Results
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = needs('pyarrow', 'data'), needs('pyarrow.parquet', 'data')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000006
 SCHEMA = pa.schema(
@@ -242,15 +247,8 @@ def _missing(out, texts, methods, targets):
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000010
 def _import_ray():
-    if find_spec('ray') is None:
-        raise ModuleNotFoundError(
-            "engine='ray' needs Ray Data, which is not installed: pip install"
-            " 'lrp_loo[ray]'"
-        )
-    import ray
-    import ray.data
-
-    return ray
+    needs('ray.data', 'ray')
+    return needs('ray', 'ray')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000011
 @contextlib.contextmanager
