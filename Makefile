@@ -8,7 +8,7 @@ MODELS_STAMP := $(VENV)/.models
 # of two extras, read when they are asked for
 MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
-.PHONY: help venv models test research-test research-smoke stacks format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test research-test research-smoke stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
+	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
 	@echo "make notebooks  run every notebook and keep its outputs, then README.md from the first"
@@ -57,6 +58,10 @@ research-smoke: $(STAMP)
 stacks: $(STAMP)
 	$(BIN)/python tests/stacks.py $(ARGS)
 
+# With the standard library alone: environments of its own have the rest.
+wheel:
+	$(PYTHON) .ci/wheel.py $(ARGS)
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_export
@@ -81,6 +86,7 @@ docs: $(STAMP)
 
 hooks: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf build dist _proc _docs .pytest_cache .hypothesis

@@ -1,19 +1,64 @@
-"""README.md from nbs/index.ipynb, without Quarto.
+"""README.md from nbs/index.ipynb, without Quarto, and the picture in it.
 
 python .ci/readme.py [--check]
 
 Code cells that start with `#| echo: false` show their output only, those with
-`#| hide` nothing.
+`#| hide` nothing. A package index shows the file as well, so links and pictures have
+whole addresses. The explanation that a notebook shows as HTML is a picture here,
+figures/front.png: Chromium draws it from the cell's output, anew where that has
+changed.
 """
 
 import re
 import sys
+import tomllib
+from configparser import ConfigParser
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+
+import chromium  # noqa: E402
+
 HEAD = '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n'
+PICTURE = 'figures/front.png'
+SHOWN = 'The sentence, each word coloured by what the answer loses without it'
+LINK = re.compile(r'(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)(?= "|\))')
+
+
+def settings():
+    "Each fact stands in settings.ini once."
+    config = ConfigParser(delimiters=['='], interpolation=None)
+    config.read(ROOT / 'settings.ini', encoding='utf-8')
+    return config['DEFAULT']
+
+
+def badges():
+    "What holds of the project, in a line of pictures."
+    s = settings()
+    about = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
+    said = '\n'.join(about['project']['classifiers'])
+    pythons = ' | '.join(re.findall(r'Python :: (3\.\d+)', said))
+    tests = f'{s["git_url"]}/actions/workflows/test.yml'
+    shield = 'https://img.shields.io/badge'
+    licence = f'{s["git_url"]}/blob/{s["branch"]}/LICENSE'
+    site = f'{s["doc_host"]}{s["doc_baseurl"]}/'
+    pythons_shield = (
+        f'{shield}/python-{pythons.replace(" ", "%20").replace("|", "%7C")}'
+    )
+    shown = [
+        ('tests', f'{tests}/badge.svg', tests),
+        ('licence: Apache 2.0', f'{shield}/licence-Apache%202.0-blue', licence),
+        (f'Python {pythons}', f'{pythons_shield}-blue', f'{s["git_url"]}#install'),
+        ('documentation', f'{shield}/docs-site-blue', site),
+    ]
+    return ' '.join(f'[![{name}]({image})]({link})' for name, image, link in shown)
 
 
 def cell_text(cell):
@@ -27,10 +72,14 @@ def cell_text(cell):
         parts.append(f'```python\n{cell.source}\n```')
     printed = ''  # one block, however many pieces it came in
     for o in cell.outputs:
+        data = o.get('data', {})
         if o.output_type == 'stream' and o.name == 'stdout':
             printed += o.text
-        elif 'text/markdown' in o.get('data', {}):
-            parts += [block(printed), o.data['text/markdown']]
+        elif 'text/markdown' in data:
+            parts += [block(printed), data['text/markdown']]
+            printed = ''
+        elif 'text/html' in data:
+            parts += [block(printed), f'![{SHOWN}](../{PICTURE})']
             printed = ''
     parts.append(block(printed))
     return '\n\n'.join(filter(None, parts))
@@ -40,18 +89,81 @@ def block(printed):
     return f'```\n{printed.rstrip()}\n```' if printed.strip() else ''
 
 
+def whole(match):
+    "A link of nbs/ as it is from anywhere."
+    sign, words, target = match.groups()
+    if not re.match(r'https?:|#', target):
+        home = 'raw' if sign else 'blob'
+        path = target[3:] if target.startswith('../') else f'nbs/{target}'
+        s = settings()
+        target = f'{s["git_url"]}/{home}/{s["branch"]}/{path}'
+    return f'{sign}[{words}]({target}'
+
+
+def cells():
+    return nbformat.read(ROOT / 'nbs' / 'index.ipynb', 4).cells
+
+
 def readme():
-    "The whole text; links to notebooks and files as they are from the root."
-    nb = nbformat.read(ROOT / 'nbs' / 'index.ipynb', 4)
-    texts = (cell_text(cell).strip() for cell in nb.cells)
-    text = '\n\n'.join(filter(None, texts))
-    text = re.sub(r'\]\(((?:lib/|guide/)?\w+\.ipynb(#[^)]*)?)\)', r'](nbs/\1)', text)
-    return HEAD + text.replace('](../', '](') + '\n'
+    "The whole text."
+    texts = (cell_text(cell).strip() for cell in cells())
+    title, text = '\n\n'.join(filter(None, texts)).split('\n\n', 1)
+    return f'{HEAD}{title}\n\n{badges()}\n\n{LINK.sub(whole, text)}\n'
+
+
+def explanation():
+    "The one output that is HTML."
+    outputs = (o for cell in cells() for o in cell.get('outputs', ()))
+    data = (o.get('data', {}) for o in outputs)
+    (found,) = (d['text/html'] for d in data if set(d) == {'text/html', 'text/plain'})
+    return found
+
+
+def picture_of():
+    "The mark of the output that the picture was drawn from; none without a picture."
+    path = ROOT / PICTURE
+    return Image.open(path).info.get('of') if path.exists() else None
+
+
+def mark(text):
+    return sha256(text.encode()).hexdigest()
+
+
+def draw(text):
+    "On white, which a dark page shows as a card; two pixels for one."
+    body = f'<body style="margin:0;font:16px/1.5 sans-serif;background:#fff">{text}'
+    with TemporaryDirectory() as folder, chromium.Chromium() as browser:
+        page = Path(folder) / 'page.html'
+        page.write_text(f'<!doctype html><meta charset="utf-8">{body}', 'utf-8')
+        size = dict(width=760, height=400, deviceScaleFactor=2, mobile=False)
+        browser('Emulation.setDeviceMetricsOverride', **size)
+        browser.open(page.as_uri())
+        box = browser.js(
+            "(() => { const b = document.querySelector('.lrp-loo')"
+            '.getBoundingClientRect(); return [b.right, b.bottom] })()'
+        )
+        shot = Path(folder) / 'shot.png'
+        browser.picture(shot)
+        about = PngInfo()
+        about.add_text('of', mark(text))
+        image = Image.open(shot).crop((0, 0, *(round(2 * x) for x in box)))
+        image.convert('RGB').save(ROOT / PICTURE, optimize=True, pnginfo=about)
+
+
+def main(checked):
+    path = ROOT / 'README.md'
+    stale = picture_of() != mark(explanation())
+    if not checked:
+        path.write_text(readme(), encoding='utf-8')
+        if stale and chromium.find():
+            draw(explanation())
+        elif stale:
+            print(f'{PICTURE} is of another output; to draw it {chromium.MISSING}')
+    elif path.read_text(encoding='utf-8') != readme():
+        sys.exit('README.md is not what nbs/index.ipynb says: run `make readme`')
+    elif stale:
+        sys.exit(f'{PICTURE} is not what nbs/index.ipynb shows: run `make readme`')
 
 
 if __name__ == '__main__':
-    path = ROOT / 'README.md'
-    if '--check' not in sys.argv:
-        path.write_text(readme(), encoding='utf-8')
-    elif path.read_text(encoding='utf-8') != readme():
-        sys.exit('README.md is not what nbs/index.ipynb says: run `make readme`')
+    main('--check' in sys.argv)

@@ -1,9 +1,10 @@
-"""Thirty measured numbers of the book and the front page, drawn by lot, recomputed
+"""Thirty measured numbers of the book and of everything in numbers, drawn by lot, recomputed
 from results/.
 
 All numbers with a decimal point or a per cent sign in the text of nbs/*.ipynb were
-shuffled by `random.Random(38)`. These are the first thirty of them that we measured:
-no section, level, version or threshold, and none of the paper's own numbers.
+shuffled by `random.Random(38)`; what the front page said then stands in the lab's
+82_in_numbers. These are the first thirty of them that we measured: no section, level,
+version or threshold, and none of the paper's own numbers.
 """
 
 import json
@@ -175,6 +176,7 @@ GAPS = '+0.16, +0.10, −0.04 and +0.03 in the four templates'
 TOKENS = '|CP-LRP − AttnLRP, over all tokens|+0.16|+0.10|−0.04|+0.03|'
 NOTHING = '|a map that runs nothing, r over all tokens|0.56|0.40|0.86|0.05|'
 BY_TEXT = "Over the sentence's own tokens it is −0.01, −0.01, −0.02 and +0.04"
+NUMBERS = '82_in_numbers'
 LOT = [  # page, words around it, as it is printed, how it comes about
     ('08_table2', 'goes from −0.08 to', '−0.08', lambda: gap('marked', path=OWN)),
     (
@@ -186,7 +188,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         ).mean(),
     ),
     (
-        'index',
+        NUMBERS,
         '32 sentences 0.06, AttnLRP',
         '0.06',
         lambda: np.nanmean(recorded(f'{LAB}/ig-smollm2', 'ig')),
@@ -240,7 +242,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
         '0.72',
         lambda: bracket_gap()['mean'],
     ),
-    ('index', 'over the text 0.00', '0.00', lambda: gap(None)),
+    (NUMBERS, 'over the text 0.00', '0.00', lambda: gap(None)),
     (
         '11_protocol',
         'share falls from 0.63 to 0.54',
@@ -256,7 +258,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ),
     ('08_table2', BY_TEXT, '+0.04', lambda: gap('last')),
     (
-        'index',
+        NUMBERS,
         'CP-LRP is ahead by 0.14',
         '0.14',
         lambda: mean_of(f'{LAB}/inference-minilm', 'cp_lrp', 'attn_lrp'),
@@ -265,9 +267,9 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ('11_protocol', NOTHING, '0.40', lambda: runs_nothing('plain')),
     ('04_linear_attention', 'and r is 0.76 and 0.81', '0.76', nearest_fifth),
     ('08_table2', GAPS, '+0.16', lambda: gap('marked', None)),
-    ('index', 'from 0.62 to 0.65 on SmolLM2', '0.65', lambda: transferred('same')),
+    (NUMBERS, 'from 0.62 to 0.65 on SmolLM2', '0.65', lambda: transferred('same')),
     (
-        'index',
+        NUMBERS,
         'at 0.90 where AttnLRP',
         '0.90',
         lambda: recorded(f'{LAB}/generations-smollm2', 'removal+rows, 2').mean(),
@@ -289,7 +291,7 @@ LOT = [  # page, words around it, as it is printed, how it comes about
     ('08_table2', GAPS, '+0.10', lambda: gap('plain', None)),
     ('08_table2', LED, '0.18', lambda: over_the_better('results/smollm2/sst2').mean()),
     (
-        'index',
+        NUMBERS,
         '−0.008 on MiniLM',
         '−0.008',
         lambda: mean_of('results/minilm/imdb', 'cp_lrp', 'attn_lrp'),
@@ -299,7 +301,8 @@ LOT = [  # page, words around it, as it is printed, how it comes about
 
 def words_of(page):
     "What a page says, and the tables that its cells write."
-    path = ROOT / f'nbs/{page}.ipynb'
+    home = 'research/nbs' if page == NUMBERS else 'nbs'
+    path = ROOT / f'{home}/{page}.ipynb'
     return '\n'.join(sources(path, 'markdown') + printed(path, 'text/markdown'))
 
 

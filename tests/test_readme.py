@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -18,6 +18,9 @@ from lrp_loo.models.demos import load_demo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
+SPEC = spec_from_file_location('readme', ROOT / '.ci' / 'readme.py')
+MADE = module_from_spec(SPEC)
+SPEC.loader.exec_module(MADE)
 BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```', README, re.M | re.S)
 ENV = dict(os.environ, HF_HUB_OFFLINE='1', NO_COLOR='1')
 ENV['PATH'] = f'{Path(sys.executable).parent}{os.pathsep}{ENV["PATH"]}'
@@ -116,24 +119,79 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line, monkeypatch):
         assert re.search(ANSWER, out.splitlines()[-1]), out
     if '--html' in line:
         page = line.split('--html ')[1].split()[0]
-        assert 'gripping' in (folder / page).read_text(encoding='utf-8')
+        assert 'wonderful' in (folder / page).read_text(encoding='utf-8')
     # on a bare install: without an extra, and so without the demo model's encoder
     monkeypatch.setattr('lrp_loo.models.demos.find_spec', lambda module: None)
     assert called(line)
 
 
+def test_the_front_page_is_short_and_begins_with_the_install():
+    assert len(README.splitlines()) <= 130
+    assert of('sh')[0] == 'pip install lrp_loo\n'
+    lines = [x for x in of('python')[0].splitlines() if x.strip()]
+    assert len(lines) <= 10
+
+
+def test_until_an_index_has_it_the_repository_does():
+    "By the address that the settings name, and the version of the changelog."
+    changelog = (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
+    version = re.search(r'^## (\d+\.\d+\.\d+)', changelog, re.M)[1]
+    url = MADE.settings()['git_url']
+    wheel = f'{url}/releases/download/v{version}/lrp_loo-{version}-py3-none-any.whl'
+    (block,) = (text for text in of('sh') if 'git+' in text)
+    assert re.findall(r'https?://[^\s\']+', block) == [url, wheel]
+
+
+def test_a_package_index_shows_every_link():
+    "What README.md names has a whole address, and is in the repository."
+    s = MADE.settings()
+    targets = re.findall(r'\]\(([^)\s]+)', README)
+    assert all(t.startswith('https://') for t in targets)
+    home = re.compile(f'{s["git_url"]}/(?:blob|raw)/{s["branch"]}/([^#]+)')
+    files = [found[1] for t in targets if (found := home.match(t))]
+    assert len(files) > 40
+    assert not [name for name in files if not (ROOT / name).exists()]
+    images = re.findall(r'!\[[^\]]*\]\(([^)\s]+)', README)
+    assert not [t for t in images if '/blob/' in t]
+
+
+def test_a_link_of_the_notebook_is_whole():
+    s = MADE.settings()
+    base = f'{s["git_url"]}/blob/{s["branch"]}'
+
+    def whole(text):
+        return MADE.LINK.sub(MADE.whole, text)
+
+    assert whole('[a](b.ipynb#c)') == f'[a]({base}/nbs/b.ipynb#c)'
+    assert whole('[a](../d "e, f")') == f'[a]({base}/d "e, f")'
+    kept = '[a](https://b.c) a[0](1 of 2) [b](#c)'
+    assert whole(kept) == kept
+    assert whole('![a](../d.png)') == f'![a]({base.replace("blob", "raw")}/d.png)'
+
+
+def test_a_badge_says_what_is_so():
+    "The workflow is there, the licence and the Pythons are those of the package."
+    s = MADE.settings()
+    shown = MADE.badges()
+    assert shown in README
+    (workflow,) = set(re.findall(r'actions/workflows/([\w.]+\.yml)', shown))
+    assert (ROOT / '.github' / 'workflows' / workflow).is_file()
+    licence = (ROOT / 'LICENSE').read_text(encoding='utf-8')
+    assert 'Apache%202.0' in shown and 'Apache License' in licence[:400]
+    assert f'({s["doc_host"]}{s["doc_baseurl"]}/)' in shown
+
+
+def test_the_picture_is_of_what_the_notebook_shows():
+    assert MADE.picture_of() == MADE.mark(MADE.explanation())
+
+
 def test_what_readme_names_is_there():
-    targets = re.findall(r'\]\(([^)#\s]+)', README)
-    files = [t for t in targets if not t.startswith('http')]
-    assert files and not [t for t in files if not (ROOT / t).exists()]
     known = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), re.M)
     named = re.findall(r'^make (\w+)', README, re.M)
     assert named and set(named) <= set(known)
 
 
 def test_what_a_cell_printed_is_one_block_and_a_table_stands_between():
-    readme = SourceFileLoader('readme', str(ROOT / '.ci' / 'readme.py')).load_module()
-
     def printed(text):
         return nbformat.v4.new_output('stream', name='stdout', text=text)
 
@@ -142,7 +200,7 @@ def test_what_a_cell_printed_is_one_block_and_a_table_stands_between():
     outputs = [printed('a first line\n'), printed('a second\n'), table, printed('b\n')]
     cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
     shown = '```\na first line\na second\n```\n\n| a table |\n\n```\nb\n```'
-    assert readme.cell_text(cell) == shown
+    assert MADE.cell_text(cell) == shown
 
 
 def test_every_chapter_has_its_part_of_the_site():

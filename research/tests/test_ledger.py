@@ -23,6 +23,7 @@ from lrp_loo.trust.results import read_results
 KEPT = ROOT / 'results' / 'claims.json'
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
 WORDS = ('holds', 'reversed', 'equal', 'undecided', 'withdrawn')
+NUMBERS = '82_in_numbers.ipynb'
 PROMPT = 'paper_ledger.ipynb#About-a-prompt'  # says what † means
 
 
@@ -94,6 +95,16 @@ def test_no_sentence_contradicts_the_ledger(kept):
     assert not wrong
 
 
+NUMBER = re.compile(LINK.pattern + r' \(([+−]\d\.\d\d)\)')
+
+
+def test_the_readme_has_its_numbers_from_the_ledger(kept):
+    means = {entry_name(e): f'{e["mean"]:+.2f}'.replace('-', '−') for e in kept}
+    said = NUMBER.findall(sentences()['README.md'])
+    assert len(said) > 10
+    assert [(n, x) for _, n, x in said if means[n] != x] == []
+
+
 def test_the_readme_has_its_verdicts_from_the_ledger():
     readme = sentences()['README.md']
     start = readme.index('## What holds')
@@ -162,8 +173,10 @@ def test_what_a_mark_means_stands_below_only_where_there_is_one(kept):
     assert 'r counts every token of the template' in prompt
     (line,) = ledger_notes([e for e in kept if e['model'] == 'mpnet-sst2'])
     assert line.startswith('A verdict on Integrated Gradients is withdrawn unless')
-    readme = sentences()['README.md']
-    assert prompt in readme and few in readme and off in readme
+    cells = json.loads((LAB / 'nbs' / NUMBERS).read_text(encoding='utf-8'))['cells']
+    outputs = [o for c in cells for o in c.get('outputs', ())]
+    shown = '\n'.join(''.join(o['data'].get('text/markdown', '')) for o in outputs)
+    assert prompt in shown and few in shown and off in shown
 
 
 # pages that say it themselves, or whose numbers are of a text's own tokens
@@ -191,9 +204,9 @@ def test_a_chapter_with_a_verdict_over_a_prompt_points_to_what_it_is_about(kept)
     assert [page for page in said if PROMPT not in read[page]] == []
 
 
-def test_a_verdict_over_a_prompt_is_marked_on_the_front_page(kept):
+def test_a_verdict_over_a_prompt_is_marked_beside_the_numbers(kept):
     over = {entry_name(e) for e in kept if e['over'] == 'all'}
-    lines = sentences()['README.md'].splitlines()
+    lines = sentences()[NUMBERS].splitlines()
     said = [x for x in lines if any(n in over for _, n in LINK.findall(x))]
     assert said
     assert [line for line in said if '†' not in line] == []

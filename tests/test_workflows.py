@@ -1,0 +1,160 @@
+"What .github holds: workflows that call our commands and nothing else, and forms."
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import stacks
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / '.github'
+NAMES = ('docs', 'release', 'test')
+# whoever may write, and what
+WRITERS = {
+    ('docs', 'deploy'): {'pages': 'write', 'id-token': 'write'},
+    ('release', 'publish'): {'id-token': 'write'},
+    ('release', 'page'): {'contents': 'write'},
+}
+PINNED = r'\s*(?:- )?uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+'
+
+
+def read(path):
+    return yaml.safe_load(path.read_text(encoding='utf-8'))
+
+
+WORKFLOWS = {name: read(HOME / 'workflows' / f'{name}.yml') for name in NAMES}
+JOBS = {
+    (name, job): content
+    for name, workflow in WORKFLOWS.items()
+    for job, content in workflow['jobs'].items()
+}
+RUN = {
+    (*place, step['run']): step.get('env', {})
+    for place, job in JOBS.items()
+    for step in job['steps']
+    if 'run' in step
+}
+
+
+@pytest.fixture(params=JOBS, ids=' '.join)
+def job(request):
+    return JOBS[request.param]
+
+
+def test_every_workflow_is_looked_at():
+    assert sorted(p.stem for p in (HOME / 'workflows').iterdir()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize('place', RUN, ids=' '.join)
+def test_a_step_is_a_command_of_ours(place):
+    "A target of the Makefile, .ci/run, or the call that makes a release's page."
+    words = shlex.split(place[-1])
+    targets = re.findall(r'^(\w[\w-]*):', (ROOT / 'Makefile').read_text(), re.M)
+    if words[0] == 'make':
+        assert words[1] in targets
+        assert all(word.startswith('ARGS=') for word in words[2:])
+    elif words[0] == 'bash':
+        assert (ROOT / words[1]).is_file() and len(words) == 2
+    else:
+        assert words[:3] == ['gh', 'release', 'create']
+    # what comes from outside comes as a variable, never as a piece of the command
+    assert '${{' not in place[-1]
+
+
+def test_each_of_our_commands_is_run_somewhere():
+    called = ' '.join(run for *_, run in RUN)
+    for command in ('.ci/run', 'make stacks', 'make wheel', 'make docs'):
+        assert command in called
+    run = (ROOT / '.ci' / 'run').read_text(encoding='utf-8')
+    assert 'make test' in run and 'make research-smoke' in run
+
+
+def test_every_python_meets_every_stack():
+    "But where the oldest versions have no wheels for the newest Python."
+    matrix = WORKFLOWS['test']['jobs']['stacks']['strategy']['matrix']
+    assert tuple(matrix['stack']) == stacks.STACKS
+    assert matrix['exclude'] == [dict(python='3.13', stack='oldest')]
+    wheel = WORKFLOWS['test']['jobs']['wheel']['strategy']['matrix']
+    assert wheel['python'] == matrix['python']
+    about = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']
+    assert about['requires-python'] == f'>={matrix["python"][0]}'
+    said = '\n'.join(about['classifiers'])
+    assert re.findall(r'Python :: (3\.\d+)', said) == matrix['python']
+
+
+@pytest.mark.parametrize('stack', stacks.STACKS)
+def test_stacks_take_the_words_that_the_workflow_gives(stack):
+    ((*_, run),) = (place for place in RUN if 'make stacks' in place[-1])
+    assert RUN['test', 'stacks', run] == {'STACK': '${{ matrix.stack }}'}
+    (words,) = re.findall(r'ARGS="(.*)"', run)
+    given = stacks.arguments(shlex.split(words.replace('$STACK', stack)))
+    assert (given.stacks, given.quick, given.torch) == ([stack], True, 'pinned')
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_workflow_may_read_and_does_not_race(name):
+    assert WORKFLOWS[name]['permissions'] == {'contents': 'read'}
+    assert set(WORKFLOWS[name]['concurrency']) == {'group', 'cancel-in-progress'}
+
+
+def test_a_job_that_writes_is_one_that_has_to():
+    own = {p: job['permissions'] for p, job in JOBS.items() if 'permissions' in job}
+    assert own == WRITERS
+
+
+def test_a_job_ends(job):
+    assert job['timeout-minutes'] <= 330
+
+
+def test_no_checkout_leaves_its_token_behind(job):
+    steps = [
+        s for s in job['steps'] if s.get('uses', '').startswith('actions/checkout')
+    ]
+    assert all(s['with'] == {'persist-credentials': False} for s in steps)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_an_action_is_named_by_its_commit(name):
+    text = (HOME / 'workflows' / f'{name}.yml').read_text(encoding='utf-8')
+    used = [line for line in text.splitlines() if re.search(r'\buses:', line)]
+    assert used and not [line for line in used if not re.fullmatch(PINNED, line)]
+
+
+def test_an_action_has_one_version():
+    texts = (path.read_text('utf-8') for path in (HOME / 'workflows').iterdir())
+    used = set(re.findall(r'uses: (\S+)@(\S+)', '\n'.join(texts)))
+    assert len({action for action, _ in used}) == len(used)
+
+
+def test_a_release_is_published_by_trust_and_after_its_checks():
+    jobs = WORKFLOWS['release']['jobs']
+    assert jobs['publish']['needs'] == 'build' and jobs['page']['needs'] == 'publish'
+    assert 'make wheel ARGS="--tag $GITHUB_REF_NAME"' in {run for *_, run in RUN}
+    text = (HOME / 'workflows' / 'release.yml').read_text(encoding='utf-8')
+    assert 'password' not in re.sub('#.*', '', text) and 'secrets' not in text
+
+
+@pytest.mark.parametrize('form', ['bug', 'question'])
+def test_a_form_asks_for_what_is_needed(form):
+    asked = read(HOME / 'ISSUE_TEMPLATE' / f'{form}.yml')
+    assert asked['name'] and asked['description'] and asked['labels']
+    ids = [part['id'] for part in asked['body']]
+    assert len(set(ids)) == len(ids)
+    for part in asked['body']:
+        assert part['type'] in ('textarea', 'input') and part['attributes']['label']
+    assert any(part.get('validations', {}).get('required') for part in asked['body'])
+
+
+def test_hooks_run_the_tools_of_the_environment():
+    "Each is a local one, so that no second version of a tool is fetched."
+    (repo,) = read(ROOT / '.pre-commit-config.yaml')['repos']
+    assert repo['repo'] == 'local'
+    assert {hook['language'] for hook in repo['hooks']} == {'system'}
+    pins = (ROOT / 'constraints.txt').read_text(encoding='utf-8').splitlines()
+    pinned = {Requirement(line).name for line in pins if not line.startswith('#')}
+    tools = {hook['entry'].split()[0].split('_')[0] for hook in repo['hooks']}
+    assert tools <= pinned | {'python', 'bash'}
