@@ -37,6 +37,7 @@ from ..lrp.report import input_gradient
 from ..models import forward, watch_embeddings
 from ..models.attention import refuse_compiled
 from ..models.encoding import input_embeddings, special_mask
+from ..removal.one_pass import GRADIENT_PASS
 
 # %% ../../nbs/lib/methods_baselines.ipynb #0000000a
 def sum_over_features(
@@ -116,11 +117,13 @@ def lrp_scores(
         found = gradient_of(model, batch, composite or attn_lrp(), target, strict)
     x = found.embeddings.detach() if words_alone else sums[0]
     parts = x * found.gradient
+    numbers = len(found.values) if isinstance(target, GeneratedReadout) else 1
+    cost = 1 + (GRADIENT_PASS - 1) * numbers  # a backward pass for each
     return Scores(
         parts if dims else sum_over_features(parts),
         found.values.detach(),
         found.readout,
-        dict(embeddings=embeddings),
+        dict(embeddings=embeddings, forward_equivalents=cost + checkpoint),
     )
 
 # %% ../../nbs/lib/methods_baselines.ipynb #0000000e
@@ -365,7 +368,9 @@ def ig_scores(
     if path.padded_by_model:
         scores = scores[:, : batch['input_ids'].shape[1]]
     info = [
-        s | dict(baseline=name) | _completeness(*numbers)
+        s
+        | dict(baseline=name, forward_equivalents=2 + GRADIENT_PASS * s['n_steps'])
+        | _completeness(*numbers)
         for s, *numbers in zip(said, errors.tolist(), change.tolist())
     ]
     return Scores(scores, values, readout, info)

@@ -43,8 +43,8 @@ from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMaps, refuse_compiled
 from ..models.encoding import TOKEN_BUDGET
 from ..removal import removal_loo_scores, removal_scores
-from ..removal.auto import PASSES, auto_scores
-from ..removal.rows import removal_rows_scores
+from ..removal.auto import PASSES, auto_scores, exact_passes
+from ..removal.rows import removal_rows_scores, tokens_of_units
 
 # %% ../../nbs/lib/methods_record.ipynb #00000006
 @leaves_nothing
@@ -57,6 +57,11 @@ def attention_maps(
     refuse_compiled(model)
     with AttentionMaps() as watch:
         forward(model, inputs)
+    return _maps_seen(model, watch)
+
+
+def _maps_seen(model, watch):
+    "An error where there are none."
     if not watch.maps:
         raise ValueError(
             f"{type(model).__name__} made no attention call that torch shows"
@@ -109,7 +114,7 @@ def rollout_scores(
     batch = pad_batch(tokenizer, encs)
     if not getattr(model, 'all_in_row', False):
         check_tokens_alone(batch, 'rollout')
-    with torch.no_grad(), watch_embeddings(model) as seen:
+    with torch.no_grad(), watch_embeddings(model) as seen, AttentionMaps() as watch:
         out = forward(model, batch)
     kind = type(model).__name__
     if seen.look_ups > 1:
@@ -121,7 +126,7 @@ def rollout_scores(
         )
     readout = Readout(target, out, batch)
     values = readout(out).detach()
-    maps = attention_maps(model, **batch)
+    maps = _maps_seen(model, watch)
     n = maps[0].shape[-1]
     for A in maps:
         if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != len(values):
@@ -145,8 +150,20 @@ def rollout_scores(
     # class tokens that a vision model puts in front
     extra = n - input_positions(model, batch)
     scores = R[torch.arange(len(R), device=R.device), at][:, extra:]
-    info = [dict(residual=residual, row=i) for i in at.tolist()]
+    said = dict(residual=residual, forward_equivalents=1)
+    info = [said | dict(row=i) for i in at.tolist()]
     return Scores(scores, values, readout, info)
+
+# %% ../../nbs/lib/methods_record.ipynb #5278ab27
+def _loo_passes(model, enc, target, units, removal, n):
+    "Forward passes over the text, for n places."
+    removal = as_removal(removal)
+    if not removal.by_mask:
+        return 1 + n * removal.info().get('n_draws', 1)
+    members = (
+        torch.eye(n, dtype=torch.bool) if units is None else tokens_of_units(units)
+    )
+    return round(exact_passes(model, enc, target, members), 2)
 
 # %% ../../nbs/lib/methods_record.ipynb #0000000d
 def loo_scores(
@@ -180,11 +197,16 @@ def loo_scores(
             progress,
         )
     )
-    info = as_removal(removal).info() | dict(exact=True)
+    said = as_removal(removal).info() | dict(exact=True)
     if as_removal(removal).by_mask and (gates := mixers(model)):
-        info['gates'] = gates  # what enters these is 0, the token's place stays
+        said['gates'] = gates  # what enters these is 0, the token's place stays
+    of_texts = zip(texts, units or [None] * len(texts), loos)
+    cost = [
+        _loo_passes(model, enc, target, u, removal, len(x)) for enc, u, x in of_texts
+    ]
+    info = [said | dict(forward_equivalents=n, exact_passes=n) for n in cost]
     if isinstance(target, GeneratedReadout):
-        return Scores(loos[0].T, values[0][0], target, info)
+        return Scores(loos[0].T, values[0][0], target, info[0])
     return Scores(
         torch.nn.utils.rnn.pad_sequence(loos, batch_first=True),
         torch.cat(values),

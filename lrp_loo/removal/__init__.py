@@ -27,7 +27,7 @@ from ..loo.variants import check_hidden
 from ..core.types import OneTarget, Tokenizer
 from ..lrp.composite import Composite
 from ..models.encoding import special_mask
-from .one_pass import removal_pass
+from .one_pass import GRADIENT_PASS, removal_pass
 
 # %% ../../nbs/lib/removal.ipynb #00000006
 SPREAD_TO_ERROR = 0.9  # of `expected_r`; set on SST-2 training sentences
@@ -124,7 +124,9 @@ def removal_scores(
     for enc in encs:
         check_hidden(Text(model, enc), target, as_keys=True)
     if isinstance(target, GeneratedReadout):
-        return Scores(terms.sum(1), values, target, dict(passes=1))
+        cost = 1 + (GRADIENT_PASS - 1) * len(values) + checkpoint
+        said = dict(passes=1, forward_equivalents=cost)
+        return Scores(terms.sum(1), values, target, said)
     scores, spread = terms.sum(1), terms.pow(2).sum(1).sqrt()
     content = content_units(tokenizer, batch, units, terms.shape[-1])
     mask = batch.get('attention_mask', torch.ones_like(scores))
@@ -133,7 +135,8 @@ def removal_scores(
     of_texts = zip(scores, spread, content, n_tokens, units or [None] * len(scores))
     for x, s, c, n, unit in of_texts:
         n = n if unit is None else len(unit)
-        said = dict(passes=1, spread=s[:n].tolist())
+        cost = GRADIENT_PASS + checkpoint
+        said = dict(passes=1, forward_equivalents=cost, spread=s[:n].tolist())
         info.append(said | dict(expected_r=expected_r(x.cpu(), s.cpu(), c)))
     found = Scores(scores, values, readout, info)
     if exact_special:
@@ -157,6 +160,7 @@ def _put_special(model, batch, target, units, content, found):
         for j in special.tolist():
             info['spread'][j] = 0.0
         info['exact'] = special.tolist()
+        info['forward_equivalents'] += 1 + len(special) if len(special) else 0
 
 # %% ../../nbs/lib/removal.ipynb #00000016
 @text_by_text
@@ -193,6 +197,8 @@ def removal_loo_scores(
     spread[top] = 0
     said = dict(
         passes=info['passes'],
+        forward_equivalents=info['forward_equivalents']
+        + (1 + len(top)) * bool(len(top)),
         exact=sorted(top.tolist() + info.get('exact', [])),
         spread=spread.tolist(),
         expected_r=expected_r(scores[0].cpu(), spread, content),

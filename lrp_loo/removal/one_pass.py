@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['GROUPS_OF_ROWS', 'AT_ONCE', 'HELD_AT_ONCE', 'key_effects', 'RemovalTerms', 'removal_pass']
+__all__ = ['GROUPS_OF_ROWS', 'AT_ONCE', 'HELD_AT_ONCE', 'GRADIENT_PASS', 'key_effects', 'RemovalTerms', 'removal_pass']
 
 # %% ../../nbs/lib/removal_one_pass.ipynb #00000003
 import contextlib
@@ -497,6 +497,10 @@ class _Pass:
         return found.values, found.readout
 
 # %% ../../nbs/lib/removal_one_pass.ipynb #0000001a
+# forward passes: one, and a backward pass that counts as two
+GRADIENT_PASS = 3
+
+
 class RemovalTerms(NamedTuple):
     "What one pass says about the removal of each unit."
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NEAR', 'AT_ONCE', 'GRADIENT_PASS', 'nearest_rows', 'rows_of_spread', 'RowsAnew', 'ComputedRows', 'EncoderRows',
-           'DecoderRows', 'rows_of', 'tokens_of_units', 'removal_rows_scores']
+__all__ = ['NEAR', 'AT_ONCE', 'nearest_rows', 'rows_of_spread', 'RowsAnew', 'ComputedRows', 'EncoderRows', 'DecoderRows',
+           'rows_of', 'tokens_of_units', 'removal_rows_scores']
 
 # %% ../../nbs/lib/removal_rows.ipynb #00000002
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from ..models.attention import refuse_compiled
 from ..lrp.composite import Composite
 from ..models.encoding import TOKEN_BUDGET
 from . import content_units
-from .one_pass import removal_pass
+from .one_pass import GRADIENT_PASS, removal_pass
 
 # %% ../../nbs/lib/removal_rows.ipynb #00000005
 NEAR = ('unit', 'read', 'both', 'spread')
@@ -317,9 +317,6 @@ def rows_of(
     return rows
 
 # %% ../../nbs/lib/removal_rows.ipynb #00000014
-GRADIENT_PASS = 3  # forward passes: one, and a backward pass that counts as two
-
-
 def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
     "The tokens of each unit."
     return units.number[None] == torch.arange(len(units))[:, None]
