@@ -15,6 +15,7 @@ from .table import *  # noqa: F401, F403
 # %% ../../nbs/lib/lrp.ipynb #00000003
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -44,6 +45,9 @@ from .table import RULES, Call, factors_made, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.encoding import embedding_tables
 from ..models.layers import layers_of
+
+if TYPE_CHECKING:
+    from lrp_loo.views.tables import Table
 
 # %% ../../nbs/lib/lrp.ipynb #00000007
 def _check_given(model, composite, record):
@@ -156,7 +160,7 @@ class lrp_rules(TorchFunctionMode):
         self._opaque = 0  # how many modules around us are not looked into
         self._calls = 0  # of layers, in this pass
 
-    def report(self):  # DataFrame: layer, module, operation, rule, calls
+    def report(self) -> 'Table':  # layer, module, operation, rule, calls
         """Every operation that carried relevance, by layer and module, and the
         rule it got ('none': no rule is known for it).
         """

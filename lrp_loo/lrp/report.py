@@ -7,6 +7,7 @@ __all__ = ['Report', 'operands_read', 'LostGradients', 'gradients', 'gradients_o
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000002
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,6 +22,9 @@ from lrp_loo.lrp.composite import (
     marks_of,
     tensors_in,
 )
+
+if TYPE_CHECKING:
+    from lrp_loo.views.tables import Table
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000006
 def _first_three(places):
@@ -47,16 +51,16 @@ class Report:
             del self.calls[operation, before]
         self.count(operation, after)
 
-    def table(self):  # DataFrame: layer, module, operation, rule, calls
+    def table(self) -> 'Table':  # layer, module, operation, rule, calls
         "A row for each operation of a module, and the rule it got."
-        import pandas as pd
+        from lrp_loo.views.tables import Table
 
         columns = ['layer', 'module', 'operation', 'rule', 'calls']
         rows = []
         for (op, rule), calls in self.calls.items():
             layer = '-' if op.layer is None else op.layer
             rows.append((layer, op.module, op.name, rule, calls))
-        return pd.DataFrame(rows, columns=columns)
+        return Table(rows, columns=columns)
 
     def without_rule(self) -> dict:  # operation's name → where it was called
         "The operations that carried relevance and have no rule, by name."

@@ -6,7 +6,10 @@
 __all__ = ['SummaryComparison', 'compare_summaries', 'scatter_figure', 'comparison_html']
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000002
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +22,7 @@ from .summary import Summary, interval_ends, shown_forms
 from .summary_views import method_title, save_block
 from ..stats import agreement, paired_difference
 from ..views.html import draw
+from ..views.records import Record, in_lines, plain, save_record
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000005
 def _check_two(first, second):
@@ -104,7 +108,7 @@ def _words_apart(rows, scale, min_count):
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000009
 @dataclass(eq=False)
-class SummaryComparison:
+class SummaryComparison(Record):
     "Two summaries of the same texts: where they agree, where they do not."
 
     names: tuple  # what the two are called
@@ -124,21 +128,34 @@ class SummaryComparison:
         r = self.texts.r.to_numpy()
         return paired_difference(r, np.zeros(len(r)), limits=(-1, 1))
 
-    def __repr__(self):
+    @property
+    def headline(self) -> str:
+        "How far the two agree."
         m = self.mean_r
         rest = len(self.texts) - m['n']
         head = (
             f"{' and '.join(self.names)}: mean r {m['mean']:.2f}"
             f" [{m['low']:.2f}, {m['high']:.2f}] over {m['n']} texts"
         )
-        head += f', {rest} without one' if rest else ''
+        return head + (f', {rest} without one' if rest else '')
+
+    def __repr__(self) -> str:
         words = [
             f'{w} {one:+.2f} {two:+.2f}'
             for w, one, two in self.words[['word', 'first', 'second']]
             .head(6)
             .itertuples(index=False)
         ]
-        return f"{head}\n  furthest apart: {', '.join(words)}"
+        far = f"  furthest apart: {', '.join(words)}"
+        return f'{in_lines(self.headline)}\n{in_lines(far)}'
+
+    def to_frame(self) -> pd.DataFrame:
+        "`words`: a row per class and word, the largest difference first."
+        return self.words.copy()
+
+    def to_dict(self) -> dict[str, Any]:
+        "As JSON takes it."
+        return plain(self) | dict(mean_r=plain(self.mean_r))
 
     def scatter(
         self,
@@ -149,13 +166,24 @@ class SummaryComparison:
 
     def save(
         self,
-        path,  # .html
-        n: int = 40,  # words, and texts
-    ):
-        "Write one HTML file that needs nothing else."
-        save_block(path, ' and '.join(self.names), comparison_html(self, n))
+        # .html (one file that needs nothing else), .json (all of it, which `load`
+        # reads), or .csv (`to_frame`)
+        path: str | os.PathLike,
+        n: int = 40,  # words, and texts of an .html
+    ) -> None:
+        "Write it to a file."
+        if Path(path).suffix == '.html':
+            save_block(path, ' and '.join(self.names), comparison_html(self, n))
+        else:
+            save_record(self, path)
 
-    def _repr_html_(self):
+    @classmethod
+    def _of_kept(cls, kept):
+        found = super()._of_kept(kept)
+        found.names, found.scale = tuple(found.names), tuple(found.scale)
+        return found
+
+    def _repr_html_(self) -> str:
         return comparison_html(self, 6)
 
 # %% ../../nbs/lib/reports_comparison.ipynb #0000000a
@@ -293,5 +321,4 @@ def comparison_html(
     # pandas escapes what cells hold
     look = dict(index=False, border=0, float_format='{:+.2f}'.format, na_rep='–')
     tables = [t.to_html(**look) for t in (words, comparison.texts.head(n))]
-    head, *_ = repr(comparison).splitlines()
-    return draw('comparison', comparison, head, *tables)
+    return draw('comparison', comparison, comparison.headline, *tables)

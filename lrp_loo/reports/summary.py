@@ -7,11 +7,16 @@ __all__ = ['SUMMARY_UNITS', 'SETTINGS', 'FRAME_COLUMNS', 'TABLE', 'AROUND', 'pla
            'shown_forms', 'Summary', 'summarize', 'summarize_texts']
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000002
+import os
 import re
+import textwrap
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +37,7 @@ from lrp_loo.reports.summary_views import (
 )
 from ..stats import mean_interval
 from ..views.html import shown_tokens
+from ..views.records import WIDTH, Record, in_lines, plain, save_record
 
 # %% ../../nbs/lib/reports_summary.ipynb #0000000a
 def _folded(text):
@@ -353,7 +359,7 @@ def shown_forms(
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000020
 @dataclass(eq=False)
-class Summary:
+class Summary(Record):
     "The words of many texts by mean effect, and where each was said."
 
     # a row per word of each text: text (its number), class, word (folded),
@@ -509,29 +515,42 @@ class Summary:
         "Mean effects with their 95 % intervals, words by mean |effect|."
         return bar_figure(self, n, classes)
 
+    def to_dict(self) -> dict[str, Any]:
+        "What it is of, and its words with their numbers, as JSON takes it."
+        names = ('method', 'units', 'min_count', 'number', 'model', 'copies')
+        about = {name: getattr(self, name) for name in names}
+        return plain(about | dict(n_texts=len(self.texts), words=self.to_frame()))
+
     def save(
         self,
-        path,  # .html
-        n: int = 40,  # words of each class
-        classes=None,  # names of some; None: all, at most `MOST_PANELS`
-    ):
-        "Write one HTML file that needs nothing else."
-        save_summary(self, path, n, classes)
+        # .html (one file that needs nothing else), .json (all of it, which `load`
+        # reads), or .csv (`to_frame`)
+        path: str | os.PathLike,
+        n: int = 40,  # words of each class in an .html
+        classes: str | Sequence[str] | None = None,  # of an .html, as for `bar`
+    ) -> None:
+        "Write it to a file."
+        if Path(path).suffix == '.html':
+            save_summary(self, path, n, classes)
+        else:
+            save_record(self, path)
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return summary_html(self, 12)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         head = (
             f"Summary({method_title(self.method)}, {len(self.texts)} texts,"
             f" {len(self)} {self.units}s in at least {self.min_count} texts of a"
             f" class{self.copies_in_words}):"
         )
-        lines = [head]
+        lines = [in_lines(head)]
         for name, rows in self.top(8).items():
             said = [f'{w} {m:+.2f}' for w, m in zip(rows.word, rows['mean'])]
-            lines.append(f"  {name}: {', '.join(said)}")
-        return '\n'.join(lines)
+            line = f"{name}: {', '.join(said)}"
+            lines.append('  ' + textwrap.shorten(line, WIDTH - 2, placeholder=' …'))
+        more = [f'  and {len(lines) - 9} more classes'] if len(lines) > 9 else []
+        return '\n'.join(lines[:9] + more)
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000021
 def summarize(

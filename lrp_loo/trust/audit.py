@@ -9,7 +9,6 @@ __all__ = ['SLOTS', 'FEWEST_SHARING', 'MEANS', 'AUDIT_COLUMNS', 'held_against_lo
 
 # %% ../../nbs/lib/trust_audit.ipynb #00000002
 import contextlib
-import html
 import math
 import sys
 import threading
@@ -44,6 +43,7 @@ from .curves import curve_area, many_perturbation_curves, removal_units
 from .faithfulness import completeness_lines, faithfulness_table, readings
 from .results import Results
 from .verdict import copies_of, is_reference, refusals_of, verdict
+from ..views.tables import Table
 
 # %% ../../nbs/lib/trust_audit.ipynb #00000006
 def held_against_loo(
@@ -409,31 +409,22 @@ def _within(bar, model, encs, n_methods, chunk):
         bar.n = start  # finished rows are counted as they are kept
 
 # %% ../../nbs/lib/trust_audit.ipynb #0000001b
-class AuditTable(pd.DataFrame):
+class AuditTable(Table):
     "A row per method; below it stands what is not in the numbers."
 
     @property
-    def _constructor(self):
-        return AuditTable  # a part of it says the same
-
-    @property
-    def below(self):
+    def below(self) -> list[str]:
         """Lines of methods that refused, of sums that have not arrived, of tokens in
         every text, of copies.
         """
         return self.attrs.get('below', [])
 
+    lines = below
+
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         "Which method to trust on these texts, in one sentence with its interval."
         return self.attrs.get('verdict', {}).get('sentence', '')
-
-    def __repr__(self):
-        return '\n'.join([super().__repr__(), *self.below])
-
-    def _repr_html_(self):
-        said = [f'<p>{html.escape(line)}</p>' for line in self.below]
-        return super()._repr_html_() + ''.join(said)
 
 # %% ../../nbs/lib/trust_audit.ipynb #0000001c
 def audit_table(

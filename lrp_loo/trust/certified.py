@@ -6,25 +6,56 @@
 __all__ = ['TopTokens', 'settle_top', 'top_tokens']
 
 # %% ../../nbs/lib/trust_certified.ipynb #00000002
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..asked.targets import at_mask, settled
+from ..core import Attribution
 from ..core.files import whole_number
 from ..methods import Asked, explain, gone_on
 from ..removal import put_exact
 from .intervals import Calibration, content_of, estimate_of, in_rank
+from ..views.records import Record, in_lines, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% ../../nbs/lib/trust_certified.ipynb #00000005
 class TopTokens(NamedTuple):
     "The tokens that matter most, and whether that is settled."
 
-    which: list  # numbers of k tokens, the largest first, by what is known of each
+    # numbers of k tokens, the largest first, by what is known of each
+    which: list[int]
     settled: bool  # as sure as was asked for; else the best there is
-    exact: list  # numbers of the tokens that took an exact pass
-    attribution: object  # with intervals, and exact scores where they were read
+    exact: list[int]  # numbers of the tokens that took an exact pass
+    # with intervals, and exact scores where they were read
+    attribution: Attribution
+
+    save = Record.save
+    _repr_html_ = Record._repr_html_
+
+    def to_frame(self) -> 'pd.DataFrame':
+        "Their rows of the explanation, the largest first."
+        table = self.attribution.to_frame().iloc[self.which]
+        return table.rename_axis('place')
+
+    def to_dict(self) -> dict[str, Any]:
+        "As JSON takes it."
+        a = self.attribution
+        return plain(self._asdict() | dict(attribution=a.to_dict()))
+
+    _kept = to_dict
+
+    def __repr__(self) -> str:
+        a, n = self.attribution, len(self.exact)
+        said = [f'{a.tokens[i]} {float(a.scores[i]):+.2f}' for i in self.which]
+        sure = 'settled' if self.settled else 'not settled'
+        return in_lines(
+            f"TopTokens({', '.join(said)}; {sure} with {n} exact"
+            f" pass{'' if n == 1 else 'es'})"
+        )
 
 # %% ../../nbs/lib/trust_certified.ipynb #00000006
 def settle_top(

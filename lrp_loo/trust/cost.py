@@ -8,6 +8,7 @@ __all__ = ['Cost', 'cost_of']
 # %% ../../nbs/lib/trust_cost.ipynb #00000002
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,10 +17,14 @@ from ..core.files import whole_number
 from ..loo.duration import in_words
 from ..methods import Asked, explain
 from ..models.encoding import device_of
+from ..views.records import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% ../../nbs/lib/trust_cost.ipynb #00000004
 @dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     "What a method takes on many texts."
 
     n_texts: int
@@ -30,16 +35,22 @@ class Cost:
     price: float = None  # of an hour of it; None: not said
 
     @property
-    def hours(self):
+    def hours(self) -> float:
         "Of one core, or one GPU."
         return self.seconds / 3600
 
     @property
-    def money(self):
+    def money(self) -> float | None:
         "In what the price is in; None where there is none."
         return None if self.price is None else self.hours * self.price
 
-    def __repr__(self):
+    def to_frame(self) -> 'pd.DataFrame':
+        "One row."
+        from pandas import DataFrame
+
+        return DataFrame([self.to_dict() | dict(hours=self.hours, money=self.money)])
+
+    def __repr__(self) -> str:
         off = 1.96 * self.seconds_se
         low, high = max(0.0, self.seconds - off), self.seconds + off
         said = f"{self.n_texts:,} texts: {in_words(self.seconds)} of a {self.processor}"

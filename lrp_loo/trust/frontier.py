@@ -9,7 +9,6 @@ __all__ = ['BUDGETS', 'Frontier', 'frontier']
 import time
 
 import numpy as np
-import pandas as pd
 from tqdm.auto import tqdm
 
 from ..asked.targets import at_mask, settled
@@ -18,25 +17,24 @@ from ..methods import Asked, explain_batch
 from ..stats import agreement, paired_difference
 from .audit import copies_given
 from .verdict import FEWEST_TEXTS
+from ..views.tables import Table
 
 # %% ../../nbs/lib/trust_frontier.ipynb #00000004
 BUDGETS = (3, 4, 5, 7, 11, 16, 24, 48)  # forward passes over a text
 
 # %% ../../nbs/lib/trust_frontier.ipynb #9bd2ec15
-class Frontier(pd.DataFrame):
+class Frontier(Table):
     "A row per budget; `needed` is the answer in one sentence."
 
     @property
-    def _constructor(self):
-        return Frontier
-
-    @property
-    def needed(self):
+    def needed(self) -> str:
         "The smallest budget that reaches the r that was asked for, in a sentence."
         return self.attrs.get('needed', '')
 
-    def __repr__(self):
-        return f'{super().__repr__()}\n{self.needed}'
+    @property
+    def lines(self) -> list[str]:
+        "The answer."
+        return [self.needed] if self.needed else []
 
 # %% ../../nbs/lib/trust_frontier.ipynb #00000005
 def frontier(

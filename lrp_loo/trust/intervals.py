@@ -8,11 +8,13 @@ __all__ = ['FLOOR', 'COVER', 'BY', 'Estimate', 'estimate_of', 'content_of', 'Cal
            'load_calibration', 'calibrate']
 
 # %% ../../nbs/lib/trust_intervals.ipynb #00000002
+import contextlib
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -35,6 +37,10 @@ from ..models.encoding import special_ids
 from ..models.layers import HOW_ALONE, describe_model
 from .audit import held_against_loo
 from .results import as_json
+from ..views.records import Record, in_lines, save_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% ../../nbs/lib/trust_intervals.ipynb #00000005
 FLOOR = 0.2  # of a text's own size and spread, below which no token is sure
@@ -192,8 +198,8 @@ def reach_needed(
     return max(float((d[u > 0] / u[u > 0]).max(initial=-math.inf)) for d, u in apart)
 
 # %% ../../nbs/lib/trust_intervals.ipynb #00000016
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, repr=False)
+class Calibration(Record):
     "How far a method is from exact LOO on a model, of some texts."
 
     model: dict  # of `describe_model`
@@ -335,14 +341,44 @@ class Calibration:
         a.info |= dict(confidence=confidence, cover=cover)
         return a
 
+    def to_dict(self) -> dict[str, Any]:
+        "What `save` writes: of each text the estimates, their spread, the LOO."
+        texts = [t.estimate._asdict() | dict(loo=t.loo) for t in self.texts]
+        return asdict(self) | dict(texts=texts)
+
+    def to_frame(self) -> 'pd.DataFrame':
+        """A row per token: text (its number), score, loo, scale (the unit of its
+        error, 0 where it is exact), ratio (how far off, in that unit).
+        """
+        from pandas import DataFrame
+
+        rows = []
+        for i, t in enumerate(self.texts):
+            for x, loo, s in zip(t.estimate.scores, t.loo, t.estimate.scale.tolist()):
+                ratio = abs(loo - x) / s if s > 0 else math.nan
+                rows.append(dict(text=i, score=x, loo=loo, scale=s, ratio=ratio))
+        return DataFrame(rows)
+
     def save(
         self,
-        path,  # a JSON file
-    ):
-        "Write it, whole or not at all."
-        texts = [t.estimate._asdict() | dict(loo=t.loo) for t in self.texts]
-        kept = asdict(self) | dict(texts=texts)
-        write_text_atomic(path, json.dumps(kept) + '\n')
+        path: str | os.PathLike,  # .json; a table as .csv, a view as .html
+    ) -> None:
+        "Write it, whole or not at all; `load_calibration` reads a .json."
+        if Path(path).suffix != '.json':
+            return save_record(self, path)
+        write_text_atomic(path, json.dumps(self.to_dict()) + '\n')
+
+    def __repr__(self) -> str:
+        copies = copies_said(self.copies)
+        said = (
+            f"Calibration({_method_in_words(self.method)} of"
+            f" {self.model.get('name') or self.model['model']}:"
+            f" {len(self)} texts{copies and f' ({copies})'}, {self.units}s,"
+            f" {_target_in_words(self.target)}"
+        )
+        with contextlib.suppress(ValueError):  # too few texts
+            said += f"; 90 % of LOO within {self.quantile():.2f} of the scale"
+        return in_lines(f'{said})')
 
 # %% ../../nbs/lib/trust_intervals.ipynb #00000017
 def kind_of_units(

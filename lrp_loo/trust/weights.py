@@ -10,11 +10,13 @@ __all__ = ['NORMS', 'INNER', 'BYPASSED', 'ATTENTION', 'CARRIERS', 'RIDGES', 'FIT
 
 # %% ../../nbs/lib/trust_weights.ipynb #00000003
 import json
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -38,6 +40,7 @@ from ..models.layers import describe_model, n_layers
 from ..removal import content_units
 from ..removal.one_pass import GROUPS_OF_ROWS, removal_pass
 from .verdict import FEWEST_TEXTS
+from ..views.records import Record, in_lines, save_record
 
 # %% ../../nbs/lib/trust_weights.ipynb #00000006
 NORMS = ('slope', 'constant')
@@ -238,8 +241,8 @@ def chosen_fit(
 FITTED = ('number', 'units', 'begins_special')
 
 
-@dataclass(frozen=True)
-class LayerWeights:
+@dataclass(frozen=True, repr=False)
+class LayerWeights(Record):
     "What each layer's say is worth in a model's `removal`."
 
     weights: list  # (attention calls, groups of rows)
@@ -266,17 +269,37 @@ class LayerWeights:
                 )
 
     @property
-    def options(self):
+    def options(self) -> dict[str, Any]:
         "Of `weighed_removal`."
         known = {} if self.fitted is None else dict(fitted=self.fitted)
         return dict(weights=self.weights, carrier=self.carrier) | known
 
+    def to_dict(self) -> dict[str, Any]:
+        "What `save` writes."
+        return asdict(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        "A row per attention call: what each group of rows is worth."
+        table = pd.DataFrame(self.weights, columns=list(GROUPS_OF_ROWS))
+        return table.rename_axis('layer')
+
     def save(
         self,
-        path,  # a JSON file
-    ):
-        "Written whole, or not at all."
-        write_text_atomic(path, json.dumps(asdict(self), indent=1) + '\n')
+        path: str | os.PathLike,  # .json; a table as .csv, a view as .html
+    ) -> None:
+        "Written whole, or not at all; `load_layer_weights` reads a .json."
+        if Path(path).suffix != '.json':
+            return save_record(self, path)
+        write_text_atomic(path, json.dumps(self.to_dict(), indent=1) + '\n')
+
+    def __repr__(self) -> str:
+        name = self.model.get('name') or self.model['model']
+        return in_lines(
+            f"LayerWeights({name}: {len(self.weights)} × {len(GROUPS_OF_ROWS)} weights,"
+            f" carried by {self.carrier}, ridge {self.ridge:g}; mean r with LOO of a"
+            f" text left out {self.held_out:.2f}, unweighed"
+            f" {self.unweighed[self.carrier]:.2f}, {self.n_texts} texts)"
+        )
 
 # %% ../../nbs/lib/trust_weights.ipynb #0000001a
 def fitted_on(
