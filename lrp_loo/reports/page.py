@@ -8,7 +8,6 @@ __all__ = ['EVERY_SET', 'PAGE_METHODS', 'page_sets', 'page_data', 'explain_page'
 # %% ../../nbs/lib/reports_page.ipynb #00000002
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -174,13 +173,17 @@ def _page_data(asked, methods, opens, bypassed, how, predicted):
     kind = type(asked.model).__name__
     answer, number = _said_plainly(a, predicted)
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
-    unit = {m.method: unit_words(m, labels.get(m.method, '')) for m in maps}
+    logit = number_called(a)
+    unit = {
+        m.method: unit_words(m.method, logit, m.exact, labels.get(m.method, ''))
+        for m in maps
+    }
     return dict(
         answer=answer,
         number=number,
         labels=labels,
         does={m: METHODS[m].does for m in labels},
-        unit=unit | dict(lrp=unit_words(replace(a, method='lrp'), 'LRP')),
+        unit=unit | dict(lrp=unit_words('lrp', logit, called='LRP')),
         what=headline(a),
         first=dict(method=opens, bypass=','.join(map(str, bypassed))),
         about=f'{kind}, {L} layers · {len(a)} tokens · by lrp_loo',

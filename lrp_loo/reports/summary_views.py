@@ -16,7 +16,7 @@ from ..core.files import write_text_atomic
 from ..core.needs import needs
 from ..methods import METHODS
 from ..views.figures import unit_rgb
-from ..views.html import DOWN, UP, draw, score_colours
+from ..views.html import DOWN, UP, draw, said_of, score_colours, unit_words
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000006
 MOST_DOTS = 500  # of one word
@@ -197,10 +197,18 @@ def summary_html(
     special = summary.to_frame(special=True)
     special = special[special['class'].isin(tops)].to_dict('records')
     said = [f"{row['word']} {row['mean']:+.2f} ({row['class']})" for row in special]
+    title = method_title(summary.method)
+    rows = (row for each in drawn for row in each['words'])
+    strongest = max(rows, key=lambda row: abs(row['mean']))
+    template = unit_words(
+        summary.method.partition('(')[0], summary.number, called=title
+    )
+    said = said_of(template, f"“{strongest['word']}”", strongest['mean'])
     return draw(
         'summary',
         summary,
-        method_title(summary.method),
+        title,
+        f'On average, {said}',
         drawn,
         at=lambda x: 100 * (min(max(x, low), high) - low) / (high - low),
         left_out=len(summary.top(1)) - len(tops) if classes is None else 0,
@@ -217,7 +225,7 @@ def save_block(
     path = Path(path)
     if path.suffix != '.html':
         raise ValueError(f"{path.name!r} must end in .html")
-    write_text_atomic(path, draw('sheet', title, block, headed=True))
+    write_text_atomic(path, draw('sheet', title, block))
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000016
 def save_summary(

@@ -271,15 +271,16 @@ def _of_images(a):
 
 # %% ../../nbs/lib/views_html.ipynb #d1e580cb
 def unit_words(
-    a: Attribution,
-    called: str = '',  # the method's name in the sentence, if not its own
+    method: str,  # its name
+    number: str,  # what is explained, as `number_called` says it
+    exact: bool = False,  # are the numbers exact LOO
+    called: str = '',  # the method, in the sentence
 ) -> str:  # a template: {token}, {score}, {falls}, {size}
-    "What a number of this method says, in words; a sentence for one token."
-    called = called or a.method or 'the method'
-    number = number_called(a)
-    method = a.method.split('+')[0]
+    "What a number of a method says, in words; a sentence for one token."
+    called = called or method or 'the method'
+    method = method.split('+')[0]
     if method in ('auto', 'loo', 'removal'):
-        sure = method == 'loo' or a.exact
+        sure = method == 'loo' or exact
         about = '' if sure else 'an estimated '
         return f'{{token}} {{score}}: without it the {number} {{falls}} by {about}{{size}}.'
     if method.startswith('rollout'):
@@ -304,7 +305,8 @@ def unit_said(a: Attribution) -> str:
     place, token, score, *_ = strongest[0]
     in_image = 'grid' in a.info or place in _of_images(a)
     shown = f'patch {token}' if in_image else f'“{shown_places(a)[place][1]}”'
-    return said_of(unit_words(a), shown, score)
+    words = unit_words(a.method, number_called(a), a.exact)
+    return said_of(words, shown, score)
 
 # %% ../../nbs/lib/views_html.ipynb #00000016
 def _spans(a, top=None, switched=False):
