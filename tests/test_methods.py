@@ -330,7 +330,7 @@ def test_xlnets_scores_have_the_text_first():
         found = METHODS[method](model, NoTokenizer(), [enc])
         assert tuple(found.scores.shape) == (1, 7)
         if method == 'rollout':  # of the last row
-            assert found.info == [dict(residual=False, row=6)]
+            assert found.info == [dict(residual=False, row=6, forward_equivalents=1)]
     (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
     assert len(a) == 7
     assert max_tokens(model, NoTokenizer()) == 10**9  # its config says −1

@@ -7,6 +7,9 @@ __all__ = ['relevance', 'scale_gradient', 'epsilon_naive', 'epsilon_rule', 'prod
            'softmax_naive']
 
 # %% ../../nbs/02_rules.ipynb #c2c82536
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.autograd import Function
 
@@ -15,11 +18,12 @@ from ..core import stabilize
 # %% ../../nbs/02_rules.ipynb #287251d3
 def relevance(
     y: torch.Tensor,  # output of a forward pass made of the rules below
-    xs,  # one input tensor or a list of them, each part of y's graph
+    # one input tensor or a list of them, each part of y's graph
+    xs: torch.Tensor | list[torch.Tensor],
     # relevance of y, y's shape; y itself where not given
-    R: torch.Tensor = None,
+    R: torch.Tensor | None = None,
     eps: float = 1e-9,  # guards y = 0
-) -> list:  # one relevance tensor per input, in the inputs' shapes
+) -> list[torch.Tensor]:  # one relevance tensor per input, in the inputs' shapes
     """Gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with
     g_y = R_y / y (section 2.3).
     """
@@ -42,7 +46,7 @@ class _ScaleGradient(Function):
 
 def scale_gradient(
     x: torch.Tensor,  # any activation
-    s,  # a number, or a tensor that broadcasts to x
+    s: float | torch.Tensor,  # a number, or a tensor that broadcasts to x
 ) -> torch.Tensor:  # x, unchanged
     "The identity; on the way back the gradient is multiplied by `s`."
     return _ScaleGradient.apply(x, s)
@@ -52,7 +56,7 @@ def epsilon_naive(
     x: torch.Tensor,  # (n_in,) input of the layer
     W: torch.Tensor,  # (n_in, n_out), z_ij = x_i W_ij
     R: torch.Tensor,  # (n_out,) relevance of the output
-    b: torch.Tensor = 0.0,  # (n_out,) bias; its share is absorbed
+    b: float | torch.Tensor = 0.0,  # (n_out,) bias; its share is absorbed
     eps: float = 1e-6,  # ε
 ) -> torch.Tensor:  # (n_in,) relevance of the input
     "The ε-rule as it is written in equation 1."
@@ -78,7 +82,7 @@ def product_naive(
     R: torch.Tensor,  # (..., j, p) relevance of the product
     scale: float = 1.0,  # the product is scale·AV (1/√d_k for QKᵀ)
     eps: float = 1e-6,  # ε
-) -> tuple:  # relevance of A, relevance of V
+) -> tuple[torch.Tensor, torch.Tensor]:  # relevance of A, relevance of V
     """The bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ,
     scale = 1/√d_k it is 4a and 4b.
     """
@@ -90,14 +94,15 @@ def product_naive(
 
 # %% ../../nbs/02_rules.ipynb #e8db2fc4
 def product_rule(
-    f,  # a bilinear torch function: torch.matmul, torch.mul, …
+    # a bilinear torch function: torch.matmul, torch.mul, …
+    f: Callable[..., torch.Tensor],
     a: torch.Tensor,  # left factor
     b: torch.Tensor,  # right factor
     eps: float = 0.0,  # ε of equations 3 and 4
     # how many factors a and b are already products of; 1 and 1 are the
     # equations' halves
-    factors=(1, 1),
-    **kwargs,
+    factors: tuple[int, int] = (1, 1),
+    **kwargs: Any,
 ) -> torch.Tensor:  # f(a, b)
     """f(a, b); on the way back half of the gradient goes to each factor
     (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n.

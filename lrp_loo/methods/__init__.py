@@ -78,7 +78,7 @@ from ..views import Attributions, Comparison, compare
 
 if TYPE_CHECKING:
     from lrp_loo.loo.removals import Removal
-    from lrp_loo.lrp.composite import Composite
+    from lrp_loo.lrp.composite import Bypass, Composite
     from lrp_loo.trust.intervals import Calibration
 
 # %% ../../nbs/lib/methods.ipynb #00000007
@@ -228,16 +228,16 @@ class PaddingCheck:
     counts for other methods on the very same texts.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.passed = {}  # a case → its text and target, which stay alive
 
     @torch.no_grad()
     def fails(
         self,
-        model,
-        encs: list,  # the texts of one batch
-        target,  # as it was given
-        found,  # `Scores` of the batch: its values, its readout
+        model: torch.nn.Module,
+        encs: list[dict[str, torch.Tensor]],  # the texts of one batch
+        target: OneTarget,  # as it was given
+        found: Scores,  # `Scores` of the batch: its values, its readout
     ) -> bool:
         "Does one of these texts come out otherwise alone?"
         if len(encs) == 1 or isinstance(found.readout, EachReadout):
@@ -255,7 +255,7 @@ class PaddingCheck:
             self.passed[case] = encs[i], target
         return False
 
-    def to_try(self, lengths, target):
+    def to_try(self, lengths: list[int], target: OneTarget) -> list[int]:
         """Which of the texts that a batch pads. A function may read padding in
         one text and in another not; else the shortest of each kind: a model that
         pools places by two or four feels padding by what is left over.
@@ -266,7 +266,13 @@ class PaddingCheck:
         from_the_longest = sorted(padded, key=lambda i: -lengths[i])
         return list({lengths[i] % 4: i for i in from_the_longest}.values())
 
-    def differs(self, model, enc, target, value):
+    def differs(
+        self,
+        model: torch.nn.Module,
+        enc: dict[str, torch.Tensor],
+        target: OneTarget,
+        value: float,
+    ) -> bool:
         "The explained number in a batch, against that of the text without padding."
         out = forward(model, enc)
         own = Readout(target, out, enc)
@@ -367,14 +373,15 @@ class _Work:
 # %% ../../nbs/lib/methods.ipynb #00000013
 @leaves_nothing
 def explain_each(
-    model,
-    tokenizer,
-    enc: dict,  # one encoded text: prompt and continuation
-    method,  # as for `explain_batch`
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    enc: dict[str, torch.Tensor],  # one encoded text: prompt and continuation
+    method: OneMethod,  # as for `explain_batch`
     readout: GeneratedReadout,  # which tokens were generated
-    units=None,  # a `Units` of it, in which each generated token is its own
-    **options,  # the method's own
-) -> list:  # one Attribution per generated token, of what stands before it
+    # a `Units` of it, in which each generated token is its own
+    units: Units | None = None,
+    **options: Any,  # the method's own
+) -> list[Attribution]:  # one Attribution per generated token, of what stands before it
     """Every generated token: at once by methods that can (`Method.of_each`),
     by others from one text for each.
     """
@@ -403,15 +410,16 @@ def explain_each(
 # %% ../../nbs/lib/methods.ipynb #00000014
 @leaves_nothing
 def explain_batch(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images (`encode`)
-    method,  # one of METHODS, a `Method`, or a function as in METHODS
-    target=None,  # see `as_target`
-    units=None,  # a `Units` (or None) per text
-    content=None,  # of each text (T,) bool, what is asked about, or None
-    **options,  # the method's own
-) -> list:  # one Attribution per text
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images (`encode`)
+    method: OneMethod,  # one of METHODS, a `Method`, or a function as in METHODS
+    target: OneTarget = None,  # see `as_target`
+    units: list[Units | None] | None = None,  # a `Units` (or None) per text
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
+    **options: Any,  # the method's own
+) -> list[Attribution]:  # one Attribution per text
     "One padded batch of encoded texts, explained in one go."
     work = _Work(model, tokenizer, method, target, options)
     return work.explained(encs, units or [None] * len(encs), content)
@@ -511,7 +519,7 @@ def explain(
     removal: str | Removal | None = ITS_OWN,
     # layers, or (layer, head), whose attention weights are held constant
     # ('attn_lrp', 'canonized', 'lrp')
-    bypass_softmax: Any = ITS_OWN,
+    bypass_softmax: Bypass = ITS_OWN,
     # ε of linear layers and products ('attn_lrp', 'cp_lrp', 'canonized', 'lrp')
     eps: float = ITS_OWN,
     # 'word', or 'sum' with positions (these and 'grad_x_input')
@@ -661,16 +669,18 @@ def _sharing_a_pass(works, layers, encs):
 # %% ../../nbs/lib/methods.ipynb #0000001c
 @leaves_nothing
 def explain_methods(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
-    methods: dict,  # name → (method, options)
-    target=None,  # see `as_target`
-    units: list = None,  # a `Units` (or None) per text
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    # name → (method, options)
+    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],
+    target: OneTarget = None,  # see `as_target`
+    units: list[Units | None] | None = None,  # a `Units` (or None) per text
     # a method that refuses a text gives a `Refusal` for it, and no error
     refusals: bool = False,
-    content: list = None,  # of each text (T,) bool, what is asked about, or None
-) -> dict:  # name → one Attribution per text
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
+) -> dict[str, list[Attribution | Refusal]]:  # name → one Attribution per text
     """Many methods on the same texts. Sets of bypassed layers, where there are
     several, share one forward pass of tokens as they are (`lrp.layerwise`).
     """

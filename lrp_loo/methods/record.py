@@ -16,10 +16,18 @@ import torch
 from ..asked.call import METHODS, Method
 from ..asked.rows import EachReadout, GeneratedReadout, Scores
 from ..asked.targets import Readout
+from ..asked.units import Units
 from ..core.files import check_tokens_alone, one_text, pad_batch, whole_number
 from ..core.hooks import leaves_nothing
+from ..core.types import OneTarget, Tokenizer
 from ..loo import many_loo
-from ..loo.removals import as_removal, default_removal, fill_id, input_positions
+from lrp_loo.loo.removals import (
+    Removal,
+    as_removal,
+    default_removal,
+    fill_id,
+    input_positions,
+)
 from ..loo.variants import mixers
 from lrp_loo.lrp.composite import (
     Composite,
@@ -35,20 +43,25 @@ from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMaps, refuse_compiled
 from ..models.encoding import TOKEN_BUDGET
 from ..removal import removal_loo_scores, removal_scores
-from ..removal.auto import PASSES, auto_scores
-from ..removal.rows import removal_rows_scores
+from ..removal.auto import PASSES, auto_scores, exact_passes
+from ..removal.rows import removal_rows_scores, tokens_of_units
 
 # %% ../../nbs/lib/methods_record.ipynb #00000006
 @leaves_nothing
 @torch.no_grad()
 def attention_maps(
-    model,  # a transformers model, eager or fused attention
-    **inputs,  # what the model is called with
-) -> list:  # per layer (batch, heads, n, n), rows sum to 1
+    model: torch.nn.Module,  # a transformers model, eager or fused attention
+    **inputs: Any,  # what the model is called with
+) -> list[torch.Tensor]:  # per layer (batch, heads, n, n), rows sum to 1
     "The attention weights A of every layer (equation 2)."
     refuse_compiled(model)
     with AttentionMaps() as watch:
         forward(model, inputs)
+    return _maps_seen(model, watch)
+
+
+def _maps_seen(model, watch):
+    "An error where there are none."
     if not watch.maps:
         raise ValueError(
             f"{type(model).__name__} made no attention call that torch shows"
@@ -58,9 +71,10 @@ def attention_maps(
 
 # %% ../../nbs/lib/methods_record.ipynb #00000008
 def explained_row(
-    maps: list,  # per layer attention weights (batch, n, n), mean over heads
+    # per layer attention weights (batch, n, n), mean over heads
+    maps: list[torch.Tensor],
     readout: Readout,  # of the explained numbers
-    batch: dict,  # (batch, T) inputs
+    batch: dict[str, torch.Tensor],  # (batch, T) inputs
     # `summary_type` of the model's config: 'last' where it classifies by its
     # last row, as XLNet does
     summary: str = '',
@@ -84,23 +98,23 @@ def explained_row(
 
 # %% ../../nbs/lib/methods_record.ipynb #00000009
 def rollout_scores(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
     # only says which number is reported, and in a decoder whose row is read
-    target=None,
+    target: OneTarget = None,
     residual: bool = False,  # mix in the residual connection: (A + I)/2
     # the position whose row is read; None: the explained one where the output
     # has a row per token, the last token under causal attention, else the first
     # ([CLS])
-    row: int = None,
+    row: int | None = None,
 ) -> Scores:  # a score per token (patch)
     "Attention Rollout, heads averaged (equation Rollout)."
     refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
     if not getattr(model, 'all_in_row', False):
         check_tokens_alone(batch, 'rollout')
-    with torch.no_grad(), watch_embeddings(model) as seen:
+    with torch.no_grad(), watch_embeddings(model) as seen, AttentionMaps() as watch:
         out = forward(model, batch)
     kind = type(model).__name__
     if seen.look_ups > 1:
@@ -112,7 +126,7 @@ def rollout_scores(
         )
     readout = Readout(target, out, batch)
     values = readout(out).detach()
-    maps = attention_maps(model, **batch)
+    maps = _maps_seen(model, watch)
     n = maps[0].shape[-1]
     for A in maps:
         if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != len(values):
@@ -136,19 +150,32 @@ def rollout_scores(
     # class tokens that a vision model puts in front
     extra = n - input_positions(model, batch)
     scores = R[torch.arange(len(R), device=R.device), at][:, extra:]
-    info = [dict(residual=residual, row=i) for i in at.tolist()]
+    said = dict(residual=residual, forward_equivalents=1)
+    info = [said | dict(row=i) for i in at.tolist()]
     return Scores(scores, values, readout, info)
+
+# %% ../../nbs/lib/methods_record.ipynb #5278ab27
+def _loo_passes(model, enc, target, units, removal, n):
+    "Forward passes over the text, for n places."
+    removal = as_removal(removal)
+    if not removal.by_mask:
+        return 1 + n * removal.info().get('n_draws', 1)
+    members = (
+        torch.eye(n, dtype=torch.bool) if units is None else tokens_of_units(units)
+    )
+    return round(exact_passes(model, enc, target, members), 2)
 
 # %% ../../nbs/lib/methods_record.ipynb #0000000d
 def loo_scores(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts or images
-    target=None,  # see `as_target`; the predicted class by default
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    target: OneTarget = None,  # see `as_target`; the predicted class by default
     # one of REMOVALS, or a `Removal`: 'attention_mask' (texts' default),
     # 'zero_embedding' (images' default), …
-    removal=None,
-    units=None,  # a `Units` (or None) per text: remove each unit at once
+    removal: str | Removal | None = None,
+    # a `Units` (or None) per text: remove each unit at once
+    units: list[Units | None] | None = None,
     drop: bool | None = None,  # as for `subset_logits`
     token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
     progress: bool | Callable[[int], Any] = False,  # as for `many_loo`
@@ -170,11 +197,16 @@ def loo_scores(
             progress,
         )
     )
-    info = as_removal(removal).info() | dict(exact=True)
+    said = as_removal(removal).info() | dict(exact=True)
     if as_removal(removal).by_mask and (gates := mixers(model)):
-        info['gates'] = gates  # what enters these is 0, the token's place stays
+        said['gates'] = gates  # what enters these is 0, the token's place stays
+    of_texts = zip(texts, units or [None] * len(texts), loos)
+    cost = [
+        _loo_passes(model, enc, target, u, removal, len(x)) for enc, u, x in of_texts
+    ]
+    info = [said | dict(forward_equivalents=n, exact_passes=n) for n in cost]
     if isinstance(target, GeneratedReadout):
-        return Scores(loos[0].T, values[0][0], target, info)
+        return Scores(loos[0].T, values[0][0], target, info[0])
     return Scores(
         torch.nn.utils.rnn.pad_sequence(loos, batch_first=True),
         torch.cat(values),
