@@ -50,7 +50,7 @@ from ..models.encoding import embedding_tables
 from ..models.layers import layers_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from lrp_loo.views.tables import Table
 
 # %% ../../nbs/lib/lrp.ipynb #00000007
 def _check_given(model, composite, record):
@@ -164,9 +164,7 @@ class lrp_rules(TorchFunctionMode):
         self._opaque = 0  # how many modules around us are not looked into
         self._calls = 0  # of layers, in this pass
 
-    def report(
-        self,
-    ) -> pd.DataFrame:  # DataFrame: layer, module, operation, rule, calls
+    def report(self) -> Table:  # layer, module, operation, rule, calls
         """Every operation that carried relevance, by layer and module, and the
         rule it got ('none': no rule is known for it).
         """

@@ -28,7 +28,7 @@ from lrp_loo.lrp.composite import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from lrp_loo.views.tables import Table
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000006
 def _first_three(places):
@@ -55,16 +55,16 @@ class Report:
             del self.calls[operation, before]
         self.count(operation, after)
 
-    def table(self) -> pd.DataFrame:  # DataFrame: layer, module, operation, rule, calls
+    def table(self) -> Table:  # layer, module, operation, rule, calls
         "A row for each operation of a module, and the rule it got."
-        import pandas as pd
+        from lrp_loo.views.tables import Table
 
         columns = ['layer', 'module', 'operation', 'rule', 'calls']
         rows = []
         for (op, rule), calls in self.calls.items():
             layer = '-' if op.layer is None else op.layer
             rows.append((layer, op.module, op.name, rule, calls))
-        return pd.DataFrame(rows, columns=columns)
+        return Table(rows, columns=columns)
 
     def without_rule(
         self,

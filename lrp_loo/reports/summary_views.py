@@ -200,7 +200,9 @@ def summary_html(
     title = method_title(summary.method)
     rows = (row for each in drawn for row in each['words'])
     strongest = max(rows, key=lambda row: abs(row['mean']))
-    template = unit_words(summary.method.partition('(')[0], summary.number, called=title)
+    template = unit_words(
+        summary.method.partition('(')[0], summary.number, called=title
+    )
     said = said_of(template, f"“{strongest['word']}”", strongest['mean'])
     return draw(
         'summary',

@@ -8,7 +8,6 @@ __all__ = ['SHOWN', 'SAID', 'FORMAT', 'FIELDS', 'Saved', 'Comparison', 'Comparis
 
 # %% ../../nbs/lib/views.ipynb #00000002
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ from lrp_loo.views.html import (
     pairs_html,
     texts_html,
 )
+from .records import plain, read_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -240,19 +240,6 @@ def _given_to(record):
     return give
 
 # %% ../../nbs/lib/views.ipynb #0000000d
-def _plain(o):
-    "A value as JSON has it; what it has no word for (NaN, a tensor, a tuple), as near."
-    if isinstance(o, dict):
-        return {str(k): _plain(v) for k, v in o.items()}
-    if isinstance(o, (list, tuple)):
-        return [_plain(v) for v in o]
-    if hasattr(o, 'tolist'):  # a tensor, an array or one number of numpy's
-        return _plain(o.tolist())
-    if isinstance(o, float) and not math.isfinite(o):
-        return None
-    return o if o is None or isinstance(o, (bool, int, float, str)) else str(o)
-
-
 @_given_to(Attribution)
 class _Attribution:
     "What an `Attribution` shows of itself, its table and its files."
@@ -332,7 +319,7 @@ class _Attribution:
         names = ('method', 'target', 'label', 'logit', 'probability', 'exact')
         names += ('passes', 'expected_r', 'tokens', 'scores', 'is_special')
         names += ('is_content', *(('low', 'high') if 'low' in self.info else ()))
-        return {name: _plain(getattr(self, name)) for name in names}
+        return {name: plain(getattr(self, name)) for name in names}
 
     def to_csv(
         self,
@@ -383,7 +370,7 @@ class _Generation:
     def to_dict(self) -> dict[str, Any]:  # JSON-ready
         "The tokens, how many of them are the prompt's, each step's dictionary."
         steps = [a.to_dict() for a in self]
-        about = dict(method=self.method, tokens=_plain(self.tokens))
+        about = dict(method=self.method, tokens=plain(self.tokens))
         return about | dict(n_prompt=self.n_prompt, steps=steps)
 
     def to_csv(
@@ -428,7 +415,7 @@ class _Pairs:
 
     def to_dict(self) -> dict[str, Any]:  # JSON-ready
         "The dictionary of single tokens, and a row of pairs per token."
-        return dict(main=self.main.to_dict(), pairs=_plain(self.scores))
+        return dict(main=self.main.to_dict(), pairs=plain(self.scores))
 
     to_csv = _Generation.to_csv
 
@@ -616,6 +603,8 @@ def load(
     with reading(path, wrong):
         d = json.loads(_read_record(path))
     if not isinstance(d, dict) or d.get('format') != FORMAT:
+        if (found := read_record(d, path)) is not None:
+            return found
         what = d.get('format') if isinstance(d, dict) else type(d).__name__
         raise ValueError(f"{path.name} holds no {FORMAT!r}, but {what!r}")
     with reading(path, wrong):

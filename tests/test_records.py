@@ -1,0 +1,135 @@
+"""Every result has the same five: a file, a table, a dictionary, a view and a short
+`repr`.
+"""
+
+import json
+
+import pandas as pd
+import pytest
+
+import lrp_loo
+from lrp_loo import load
+from lrp_loo.views import Comparison
+from lrp_loo.views.records import KINDS, Record
+
+TEXTS = [
+    'A gripping, funny film that never once talks down to us.',
+    'The jokes are old, and the pace is slow.',
+    'A warm film with a quiet end.',
+    'Nothing in it is new, and none of it is true.',
+    'You will not forget the last ten minutes.',
+    'A slow start, but the last act is a triumph.',
+]
+QUIET = dict(progress=False)
+
+
+def explanations(demo):
+    "Those that `views` shows."
+    maps = lrp_loo.explain(*demo, TEXTS[:2], 'cp_lrp')
+    (pairs,) = lrp_loo.explain_pairs(*demo, TEXTS[:1])
+    decoder = lrp_loo.load_demo('reviews')
+    said = lrp_loo.explain_generation(*decoder, 'The film', max_new_tokens=2)
+    several = [lrp_loo.explain(*demo, TEXTS[:2], m) for m in ('cp_lrp', 'attn_lrp')]
+    return dict(
+        one=maps[0],
+        texts=maps,
+        comparison=Comparison([of[0] for of in several]),
+        comparisons=lrp_loo.compare(*several),
+        pairs=pairs,
+        generation=said,
+    )
+
+
+def results(demo):
+    "All others."
+    method = ['loo', 'auto', 'removal', 'cp_lrp', 'rollout']
+    table = lrp_loo.audit(*demo, TEXTS, method, **QUIET)
+    calibration = lrp_loo.calibrate(*demo, TEXTS * 2, 'removal', **QUIET)
+    tokens = dict(calibration=calibration, confidence=0.5)
+    words = [
+        lrp_loo.summarize_texts(*demo, TEXTS, m, 1, min_count=1, **QUIET)
+        for m in ('cp_lrp', 'removal')
+    ]
+    with lrp_loo.lrp_rules(demo[0], lrp_loo.attn_lrp()) as rules:
+        out = demo[0](**demo[1](TEXTS[0], return_tensors='pt'))
+        out.logits[0, 1].backward()
+    return dict(
+        audit=table,
+        pairs=lrp_loo.audit_pairs(*demo, TEXTS[:2], **QUIET),
+        frontier=lrp_loo.frontier(*demo, TEXTS, budgets=(3, 5), **QUIET),
+        verdict=lrp_loo.verdict(table),
+        calibration=calibration,
+        weights=lrp_loo.fit_layers(*demo, TEXTS, **QUIET),
+        top=lrp_loo.top_tokens(*demo, TEXTS[0], 1, **tokens),
+        cost=lrp_loo.cost_of(*demo, TEXTS, 1000, 'removal', batch_size=2),
+        summary=words[0],
+        differing=lrp_loo.compare_summaries(*words),
+        report=rules.report(),
+        texts=lrp_loo.load_texts('sst2', 'embedded', limit=4),
+    )
+
+
+@pytest.fixture(scope='module')
+def records(demo):
+    return {f'views: {k}': v for k, v in explanations(demo).items()} | results(demo)
+
+
+NAMES = [f'views: {k}' for k in 'one texts comparison comparisons pairs'.split()]
+NAMES += ['views: generation', 'audit', 'pairs', 'frontier', 'verdict', 'calibration']
+NAMES += ['weights', 'top', 'cost', 'summary', 'differing', 'report', 'texts']
+every_record = pytest.mark.parametrize('name', NAMES)
+
+
+def test_none_is_left_out(records):
+    "Neither here nor of those that `load` reads."
+    assert list(records) == NAMES
+    kinds = {type(r).__name__ for r in records.values() if isinstance(r, Record)}
+    assert set(KINDS) <= kinds
+
+
+@every_record
+def test_a_record_has_the_five(records, name, tmp_path):
+    record = records[name]
+    frame = record.to_frame()
+    assert isinstance(frame, pd.DataFrame) and len(frame)
+    assert json.loads(json.dumps(record.to_dict()))
+    assert 'lrp-loo' in record._repr_html_()
+    # in a terminal of 100 columns; an explanation is one line for each text
+    lines = repr(record).splitlines()
+    shown = [line[i : i + 100] for line in lines for i in range(0, len(line), 100)]
+    assert 1 <= len(shown) <= 12, repr(record)
+    assert shown == lines or name.startswith('views: '), repr(record)
+    for suffix in ('.json', '.html'):
+        record.save(tmp_path / f'it{suffix}')
+        assert (tmp_path / f'it{suffix}').stat().st_size > 100
+    with pytest.raises(ValueError, match='must end in'):
+        record.save(tmp_path / 'it.png')
+
+
+UNREAD = ('top',)  # its explanation has a file of its own
+
+
+@pytest.mark.parametrize('name', [n for n in NAMES if n not in UNREAD])
+def test_load_reads_what_was_saved(records, name, tmp_path):
+    record = records[name]
+    record.save(tmp_path / 'it.json')
+    again = load(tmp_path / 'it.json')
+    assert type(again) is type(record)
+    assert json.dumps(again.to_dict()) == json.dumps(record.to_dict())
+    assert again.to_frame().equals(record.to_frame())
+    assert repr(again) == repr(record)
+
+
+def test_what_is_no_record_is_refused(records, tmp_path):
+    records['top'].save(tmp_path / 'top.json')
+    with pytest.raises(ValueError, match="'lrp_loo record 1'"):
+        load(tmp_path / 'top.json')
+    (tmp_path / 'other.json').write_text('{"a": 1}')
+    with pytest.raises(ValueError, match='holds no'):
+        load(tmp_path / 'other.json')
+
+
+def test_a_part_of_a_table_says_what_the_table_says(records):
+    part = records['frontier'][['r', 'passes']].round(1)
+    assert part.needed == records['frontier'].needed
+    assert repr(part).endswith(records['frontier'].needed.split()[-1])
