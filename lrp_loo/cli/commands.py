@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EACH', 'explain', 'compare', 'pairs', 'context', 'generate']
 
-# %% ../../nbs/lib/cli_commands.ipynb #66f4da53
+# %% ../../nbs/lib/cli_commands.ipynb #47956e0f
 import shutil
 import sys
 from typing import Literal
@@ -33,7 +33,7 @@ from lrp_loo.cli.words import (
     parse_template,
 )
 
-# %% ../../nbs/lib/cli_commands.ipynb #b1aa18d1
+# %% ../../nbs/lib/cli_commands.ipynb #a33a1297
 def _text(text):
     "A word of the shell, or what was piped in."
     return standard_input() if text == '-' else text
@@ -51,7 +51,7 @@ def _check_methods(methods, layers, passes):
         if 'auto' not in methods:
             raise UsageError(f"--passes belongs to auto, got --method {said}")
 
-# %% ../../nbs/lib/cli_commands.ipynb #7080e46d
+# %% ../../nbs/lib/cli_commands.ipynb #c66ee003
 def _within(model, tokenizer, text, passes, **options):
     "In so many passes (0: exact); interrupted, what was whole before."
     from lrp_loo.methods import explain as run
@@ -78,7 +78,7 @@ def _within(model, tokenizer, text, passes, **options):
         print(f'interrupted; this is what was whole before: {a.spent}', file=sys.stderr)
     return a
 
-# %% ../../nbs/lib/cli_commands.ipynb #4e5dc9ca
+# %% ../../nbs/lib/cli_commands.ipynb #10900bdc
 def _own(method, layers, passes):
     "The options of one method, of those that were given."
     from lrp_loo.methods import METHODS
@@ -102,10 +102,12 @@ def _maps(model, tokenizer, text, methods, layers, passes, **options):
         if m == 'auto' and 'calibration' not in options:
             found.append(_within(model, tokenizer, text, passes, **options))
             continue
-        found += run(model, tokenizer, [text], **_own(m, layers, passes), **options)
+        found += run(
+            model, tokenizer, [text], **_own(m, layers, passes), **options
+        )
     return found
 
-# %% ../../nbs/lib/cli_commands.ipynb #37e205ff
+# %% ../../nbs/lib/cli_commands.ipynb #396a25a6
 EACH = 16  # texts that are explained together, and then printed
 
 
@@ -129,7 +131,7 @@ def _many(model, tokenizer, texts, hows, options, as_json):
         every += found[0]
     return every
 
-# %% ../../nbs/lib/cli_commands.ipynb #3a4edb1b
+# %% ../../nbs/lib/cli_commands.ipynb #42d64e90
 def _page(model, tokenizer, text, methods, layers, target, truncation):
     "Of the methods that were named, or with one the usual ones; it opens with that."
     from lrp_loo.reports.page import PAGE_METHODS, explain_page
@@ -140,7 +142,7 @@ def _page(model, tokenizer, text, methods, layers, target, truncation):
     given = dict(target=target, truncation=truncation, bypass_softmax=layers)
     return explain_page(model, tokenizer, text, methods, opens=first, **given)
 
-# %% ../../nbs/lib/cli_commands.ipynb #2b753b5e
+# %% ../../nbs/lib/cli_commands.ipynb #3ea27784
 def explain(
     text: str | None = None,  # the text; - reads it from standard input
     /,
@@ -217,7 +219,7 @@ def explain(
     else:
         print_maps(found, in_colour())
 
-# %% ../../nbs/lib/cli_commands.ipynb #87dd915f
+# %% ../../nbs/lib/cli_commands.ipynb #b690f1a0
 def _check_one_source(text, texts, pair, methods, shown):
     "A text, or many."
     if (text is None) == (texts.data is None):
@@ -243,7 +245,7 @@ def _shown_together(maps):
 
     return maps[0] if len(maps) == 1 else Comparison(maps)
 
-# %% ../../nbs/lib/cli_commands.ipynb #51f99c8d
+# %% ../../nbs/lib/cli_commands.ipynb #d33b102e
 def _columns(maps):
     "What tells maps apart, of each."
     apart = []
@@ -255,7 +257,7 @@ def _columns(maps):
         named = [f'{name} {number}'.strip() for number, name in enumerate(named, 1)]
     return named
 
-# %% ../../nbs/lib/cli_commands.ipynb #25f3006e
+# %% ../../nbs/lib/cli_commands.ipynb #76c5f15a
 def _print_compared(found):
     "Of each map what it explains, then a column for each."
     from lrp_loo.stats import agreement
@@ -273,13 +275,9 @@ def _print_compared(found):
     names = _columns(maps)
     print('\t'.join([*names, 'token']))
     for token, *scores in zip(maps[0].tokens, *(a.scores.tolist() for a in maps)):
-        print(
-            '\t'.join(
-                [f'{s:+.4f}'.ljust(len(n)) for n, s in zip(names, scores)] + [token]
-            )
-        )
+        print('\t'.join([f'{s:+.4f}'.ljust(len(n)) for n, s in zip(names, scores)] + [token]))
 
-# %% ../../nbs/lib/cli_commands.ipynb #01fe45a8
+# %% ../../nbs/lib/cli_commands.ipynb #3c083048
 def _of_files(paths):
     "Explanations of one text, from files."
     from lrp_loo.views import compare as under_one_another
@@ -308,14 +306,16 @@ def _of_words(texts, methods, target, loaded, truncation):
     from lrp_loo.reports.summary import summarize_texts
 
     found = [
-        summarize_texts(model, tokenizer, texts, method, target, truncation=truncation)
+        summarize_texts(
+            model, tokenizer, texts, method, target, truncation=truncation
+        )
         for model, tokenizer, _ in loaded
         for method in methods
     ]
     labels = [label for _, _, label in loaded]
     return compare_summaries(*found, names=labels if len(labels) > 1 else None)
 
-# %% ../../nbs/lib/cli_commands.ipynb #91f9c07c
+# %% ../../nbs/lib/cli_commands.ipynb #62c4daa9
 def _check_compared(text, texts, methods, other_target, other_model, shown):
     "Is it one of the four, and are there two?"
     files = len(text) > 1
@@ -343,7 +343,7 @@ def _check_compared(text, texts, methods, other_target, other_model, shown):
     if shown.out:
         check_file('out', shown.out, ('.html',))
 
-# %% ../../nbs/lib/cli_commands.ipynb #7e499863
+# %% ../../nbs/lib/cli_commands.ipynb #43607846
 def compare(
     # the text (- reads it from standard input); or two or more files that
     # lrp_loo explain --out wrote
@@ -387,7 +387,7 @@ def compare(
         found = _of_text(given, methods, targets, loaded, options)
     _show_compared(found, shown)
 
-# %% ../../nbs/lib/cli_commands.ipynb #5d14fb4d
+# %% ../../nbs/lib/cli_commands.ipynb #e448a1cc
 def _show_compared(found, shown):
     "Maps of a text, or words of many."
     of_text = hasattr(found, 'maps')
@@ -400,7 +400,7 @@ def _show_compared(found, shown):
         of_words = {k: getattr(found, k).to_dict('records') for k in ('texts', 'words')}
         print_json(dict(names=found.names, mean_r=found.mean_r) | of_words)
 
-# %% ../../nbs/lib/cli_commands.ipynb #8c60c07a
+# %% ../../nbs/lib/cli_commands.ipynb #7af6d3ae
 def pairs(
     text: str,  # the text; - reads it from standard input
     method: PairWord = 'removal',  # an estimate, or all pairs removed
@@ -438,7 +438,7 @@ def pairs(
         for i, j, score in found.strongest(n):
             print(f'{score:+.4f}\t{found.tokens[i]}\t{found.tokens[j]}')
 
-# %% ../../nbs/lib/cli_commands.ipynb #64b067a0
+# %% ../../nbs/lib/cli_commands.ipynb #2a91cd4a
 def context(
     text: str,  # the context; - reads it from standard input
     answer: str,  # the answer that was given
@@ -471,7 +471,7 @@ def context(
     else:
         print_maps([found], in_colour())
 
-# %% ../../nbs/lib/cli_commands.ipynb #99a90774
+# %% ../../nbs/lib/cli_commands.ipynb #853781eb
 def generate(
     prompt: str,  # what is gone on with; - reads it from standard input
     method: MethodWord = 'auto',  # how each token is explained

@@ -6,7 +6,7 @@
 __all__ = ['WIDEST_REASON', 'AUDITED', 'FittingTexts', 'AuditedTexts', 'AuditShown', 'audit', 'CalibrationShown', 'calibrate',
            'SummaryShown', 'summarize', 'sweep', 'reproduce']
 
-# %% ../../nbs/lib/cli_datasets.ipynb #3c1ac704
+# %% ../../nbs/lib/cli_datasets.ipynb #c99f9f0d
 import contextlib
 import sys
 from dataclasses import dataclass
@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from .. import UsageError
-from .printed import Shown, page_of, print_json, print_summary, say_written
+from lrp_loo.cli.printed import (
+    Shown,
+    page_of,
+    print_json,
+    print_summary,
+    say_written,
+)
 from lrp_loo.cli.texts import (
     ModelAsked,
     TextsAsked,
@@ -35,7 +41,7 @@ from lrp_loo.cli.words import (
     parse_template,
 )
 
-# %% ../../nbs/lib/cli_datasets.ipynb #646fd49c
+# %% ../../nbs/lib/cli_datasets.ipynb #17248373
 @dataclass(frozen=True)
 class FittingTexts(TextsAsked):
     "the texts"
@@ -50,7 +56,7 @@ class FittingTexts(TextsAsked):
             return texts
         return texts_that_fit(model, tokenizer, texts, template)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #94e8bf72
+# %% ../../nbs/lib/cli_datasets.ipynb #6b414f17
 def _check_results(path, known):
     "Is the file another run's? Told before a model is loaded, by what is known then."
     from lrp_loo.trust.results import Results, read_results
@@ -58,7 +64,7 @@ def _check_results(path, known):
     if Path(path).exists():
         Results(path, read_results(path)['config'] | known)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #a3bd3f45
+# %% ../../nbs/lib/cli_datasets.ipynb #203cad7b
 WIDEST_REASON = 30  # characters in the table; it stands whole below
 AUDITED = ('loo', 'auto', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'rollout')
 
@@ -80,7 +86,7 @@ class AuditShown(Shown):
     ENDS: ClassVar[tuple[str, ...]] = ('.json',)
     keeps: ClassVar[bool] = True
 
-# %% ../../nbs/lib/cli_datasets.ipynb #b8879bc4
+# %% ../../nbs/lib/cli_datasets.ipynb #4dc8666b
 def audit(
     method: tuple[MethodWord, ...] = AUDITED,  # what to compare
     chunk: int = 1,  # tokens removed at a time in the curves
@@ -137,7 +143,7 @@ def audit(
     print(numbers.round(3).to_string(max_colwidth=WIDEST_REASON))
     print('\n'.join([*table.below, '', said['sentence']]))
 
-# %% ../../nbs/lib/cli_datasets.ipynb #23547d05
+# %% ../../nbs/lib/cli_datasets.ipynb #01794577
 @dataclass(frozen=True)
 class CalibrationShown(Shown):
     "what is shown"
@@ -146,7 +152,7 @@ class CalibrationShown(Shown):
     out: str = 'calibration.json'
     ENDS: ClassVar[tuple[str, ...]] = ('.json',)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #b2929bbc
+# %% ../../nbs/lib/cli_datasets.ipynb #b07d0f2f
 def calibrate(
     method: MethodWord = 'auto',  # whose error is measured
     # of auto: forward passes over a text (default: 16)
@@ -209,7 +215,7 @@ def _reach(found, confidence, cover):
     except ValueError:
         return None
 
-# %% ../../nbs/lib/cli_datasets.ipynb #0731fa3b
+# %% ../../nbs/lib/cli_datasets.ipynb #c5145ca3
 def _groups(d, by_class):
     "Text → what it counts for; True: the class that is explained."
     import pandas as pd
@@ -234,7 +240,7 @@ class SummaryShown(Shown):
     out: str | None = None  # write a row for each class and word here, a .csv
     ENDS: ClassVar[tuple[str, ...]] = ('.csv', '.html')
 
-# %% ../../nbs/lib/cli_datasets.ipynb #8fd5ffcc
+# %% ../../nbs/lib/cli_datasets.ipynb #ce8c79d5
 def summarize(
     method: MethodWord = 'auto',  # how each text is explained
     # what is explained of every text: a class's number or label, a token, or
@@ -288,7 +294,7 @@ def summarize(
         print(texts_said(d.info, label, len(read), left_out, texts.truncation))
         print_summary(found, target)
 
-# %% ../../nbs/lib/cli_datasets.ipynb #6ddddee8
+# %% ../../nbs/lib/cli_datasets.ipynb #1013b54d
 def sweep(
     # what is held against exact Leave-One-Out
     method: tuple[MethodWord, ...] = ('attn_lrp', 'cp_lrp'),
@@ -348,7 +354,7 @@ def sweep(
     print('\n'.join([table.round(3).to_string(), *table.below]))
     print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
 
-# %% ../../nbs/lib/cli_datasets.ipynb #e3656ad3
+# %% ../../nbs/lib/cli_datasets.ipynb #ef46f498
 def reproduce(
     # 'embedded', 'hub' or a folder with sst2, imdb and mnist in the hub's
     # layout (default: LRP_LOO_DATA, else embedded)

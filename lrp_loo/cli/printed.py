@@ -6,7 +6,7 @@
 __all__ = ['TOP_WORDS', 'in_colour', 'headline', 'print_maps', 'print_json', 'as_row', 'say_written', 'Shown', 'page_of',
            'print_summary']
 
-# %% ../../nbs/lib/cli_printed.ipynb #f2a19e5f
+# %% ../../nbs/lib/cli_printed.ipynb #0cc848be
 import os
 import shutil
 import sys
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from lrp_loo.core import Attribution
     from lrp_loo.reports.summary import Summary
 
-# %% ../../nbs/lib/cli_printed.ipynb #4de72cf3
+# %% ../../nbs/lib/cli_printed.ipynb #d116d603
 def in_colour() -> bool:
     "Does somebody read this at a terminal?"
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
-# %% ../../nbs/lib/cli_printed.ipynb #02d01322
-def headline(a: 'Attribution') -> str:
+# %% ../../nbs/lib/cli_printed.ipynb #7d62cff2
+def headline(
+    a: 'Attribution',
+) -> str:
     "What was asked, and what it is that is explained."
     from lrp_loo.views.html import in_thousandths, number_called
 
@@ -38,7 +40,7 @@ def headline(a: 'Attribution') -> str:
         said += f', probability {in_thousandths(a.probability)}'
     return f'{a.spent or a.method}: {a.explained}, {said}'
 
-# %% ../../nbs/lib/cli_printed.ipynb #5a54ccd8
+# %% ../../nbs/lib/cli_printed.ipynb #3c0fe6e7
 def print_maps(
     maps: Sequence['Attribution'],  # of one text
     colour: bool,  # coloured sentences, or a line per token
@@ -57,14 +59,11 @@ def print_maps(
         ends = [''] * len(a)
         if 'low' in a.info:
             both = zip(a.low.tolist(), a.high.tolist())
-            ends = [
-                '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
-                for low, high in both
-            ]
+            ends = ['\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}' for low, high in both]
         for token, score, end in zip(a.tokens, a.scores.tolist(), ends):
             print(f"{score:+.4f}{end}\t{token}")
 
-# %% ../../nbs/lib/cli_printed.ipynb #2eee0e03
+# %% ../../nbs/lib/cli_printed.ipynb #5c1e9beb
 def print_json(
     o: Any,  # dicts, lists, numbers, strings
 ) -> None:
@@ -81,8 +80,10 @@ def print_json(
 
     print(dumps(finite(o), ensure_ascii=False))
 
-# %% ../../nbs/lib/cli_printed.ipynb #7853d21a
-def as_row(a: 'Attribution') -> dict[str, Any]:
+# %% ../../nbs/lib/cli_printed.ipynb #9de7cd62
+def as_row(
+    a: 'Attribution',
+) -> dict[str, Any]:
     "An explanation for a program."
     names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
     names += ('exact', 'passes', 'expected_r')
@@ -94,12 +95,12 @@ def as_row(a: 'Attribution') -> dict[str, Any]:
         row |= {name: a.info[name] for name in ('low', 'high', 'confidence')}
     return row
 
-# %% ../../nbs/lib/cli_printed.ipynb #bc2f3595
+# %% ../../nbs/lib/cli_printed.ipynb #6c201130
 def say_written(path: str | os.PathLike) -> None:
     "Name what was written, beside the output that a program may read."
     print(f'written: {path}', file=sys.stderr)
 
-# %% ../../nbs/lib/cli_printed.ipynb #f5d07dd2
+# %% ../../nbs/lib/cli_printed.ipynb #f79e414f
 @dataclass(frozen=True)
 class Shown:
     "what is shown"
@@ -139,7 +140,7 @@ class Shown:
             write_text_atomic(Path(self.html), page)
         say_written(self.html)
 
-# %% ../../nbs/lib/cli_printed.ipynb #2ff27e31
+# %% ../../nbs/lib/cli_printed.ipynb #7baaa8bb
 def page_of(
     block: str,  # HTML, as `_repr_html_` gives it
     title: str,
@@ -149,7 +150,7 @@ def page_of(
 
     return draw('sheet', title, block)
 
-# %% ../../nbs/lib/cli_printed.ipynb #e73cb7aa
+# %% ../../nbs/lib/cli_printed.ipynb #ab8ba6c3
 TOP_WORDS = 10  # of a class, that raise the logit, and that lower it
 
 
@@ -162,7 +163,7 @@ def print_summary(
 
     explained = 'the explained class' if target is None else repr(target)
     print(
-        f"{summary.unit}s in at least {summary.min_count} texts of a class, by"
+        f"{summary.units}s in at least {summary.min_count} texts of a class, by"
         f" mean effect on the {summary.number} of {explained}"
         f" ({method_title(summary.method)}), with 95 % intervals"
         f"{summary.copies_in_words}"
