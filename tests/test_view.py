@@ -1,13 +1,16 @@
-"What the views show of special tokens: they are left out of the scale and drawn apart."
+"What the views show, and that a browser shows it: in a narrow window, in light and dark."
 
 import re
+from dataclasses import replace
 
+import chromium
 import pytest
 import torch
+from conftest import needs_browser
 
-from lrp_loo.core import Attribution
-from lrp_loo.views import compare
-from lrp_loo.views.html import PALETTE
+from lrp_loo.core import Attribution, Generation, Pairs
+from lrp_loo.views import Attributions, compare
+from lrp_loo.views.html import PALETTE, score_colours
 
 
 def of(scores, method='by hand', special=(0, -1), tokens='[CLS] a fine film [SEP]'):
@@ -93,3 +96,147 @@ def test_every_box_turns_dark_with_its_page():
         assert '(prefers-color-scheme:dark)' in style
         for chosen in ('data-jp-theme-light=true', 'data-md-color-scheme=default'):
             assert f':not([{chosen}])' in style
+
+
+# --- in a browser
+
+
+def generated():
+    "Three tokens behind a prompt of two."
+    said, scores = ['A', 'Ġquiet'], [[0.5, -1.0], [0.2, 0.4, 2.0], [-3.0, 0, 1.5, 0]]
+    steps = []
+    for label, row in zip(['Ġfilm', 'Ġthat', 'Ġstays'], scores):
+        none = torch.zeros(len(said), dtype=torch.bool)
+        steps.append(Attribution(said, torch.tensor(row), none, 7, 3.0, 'loo', label))
+        said = [*said, label]
+    return Generation(steps)
+
+
+def with_intervals():
+    a = of([0.1, 0.2, 2.0, -0.5, 0.0])
+    ends = dict(low=[None, -0.2, 1.0, -1.0, None], high=[None, 0.6, 3.0, 0.5, None])
+    return replace(a, info=ends | dict(confidence=0.9))
+
+
+def many_pairs():
+    tokens = [f'lighthouse{i}' for i in range(30)]
+    none = torch.zeros(30, dtype=torch.bool)
+    main = Attribution(tokens, torch.linspace(-1, 2, 30), none, 1, 0.5, 'removal')
+    scores = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
+    return Pairs(main, torch.triu(scores, 1) + torch.triu(scores, 1).T)
+
+
+LONG = of([0.1] * 40, tokens=' '.join(['[CLS]', *['word'] * 38, '[SEP]']))
+VIEWS = dict(
+    attribution=DARK,
+    intervals=with_intervals(),
+    list=Attributions([DARK, LONG]),
+    comparison=compare(DARK, replace(DARK, method='loo')),
+    comparisons=compare([DARK, LONG], [DARK, LONG]),
+    generation=generated(),
+    pairs=many_pairs(),
+)
+
+
+@pytest.fixture(scope='module')
+def browser():
+    with chromium.Chromium() as c:
+        yield c
+
+
+@pytest.fixture
+def shown(browser, tmp_path):
+    "Opens a record's file, 420 pixels wide, with all of it unfolded."
+
+    def open_it(record, scheme='light'):
+        path = tmp_path / 'a.html'
+        record.save(path)
+        browser.prefers(scheme)
+        browser.width(420)
+        browser.open(path.as_uri())
+        browser.js("document.querySelectorAll('details').forEach(d => d.open = true)")
+        return browser
+
+    return open_it
+
+
+def colour_of(c, selector):
+    "(red, green, blue) from 0 to 255, of a background."
+    style = f"getComputedStyle({selector}).backgroundColor"
+    said = re.findall(r'[\d.]+', c.js(style).replace('srgb', ''))
+    scale = 255 if c.js(style).startswith('color(') else 1
+    return tuple(round(scale * float(part)) for part in said[:3])
+
+
+@needs_browser
+@pytest.mark.parametrize('name', VIEWS)
+@pytest.mark.parametrize('scheme', PALETTE)
+def test_nothing_is_cut_in_a_narrow_window_light_or_dark(shown, name, scheme):
+    "What is wider than its box can be scrolled to with the keyboard."
+    c = shown(VIEWS[name], scheme)
+    assert c.js('document.documentElement.scrollWidth') <= 420
+    cut = (
+        "[...document.querySelectorAll('.lrp-loo *')].filter(e => e.checkVisibility()"
+        " && e.getBoundingClientRect().right > 420 && !e.closest('.scroll[tabindex]'))"
+        ".map(e => e.outerHTML)"
+    )
+    assert c.js(cut) == []
+    assert colour_of(c, "document.querySelector('.lrp-loo')") == rgb_of('paper', scheme)
+    assert c.errors == c.offline == []
+
+
+@needs_browser
+def test_a_list_has_one_scale_and_a_switch_to_each_texts_own(shown):
+    weak = of([0.0, 0.1, 0.5, -0.2, 0.0])
+    c = shown(Attributions([DARK, weak]))
+    fine = "document.querySelectorAll('.map')[{}].querySelectorAll('.t')[2]".format
+    common = colour_of(c, fine(0)), colour_of(c, fine(1))
+    assert common == tuple(score_colours(torch.tensor([2.0, 0.5])))
+    c.click('.own')
+    own = tuple(score_colours(torch.tensor([2.0])))
+    assert (colour_of(c, fine(0)), colour_of(c, fine(1))) == own * 2
+    seen = "[...document.querySelectorAll('.by-all, .by-own')].map(e => e.checkVisibility())"
+    assert c.js(seen) == [False, True]
+    c.key('ArrowLeft')  # and back, by keyboard
+    assert colour_of(c, fine(1)) == common[1]
+
+
+@needs_browser
+def test_a_generations_text_answers_to_a_choice(shown):
+    g = generated()
+    c = shown(g)
+    tokens = "document.querySelectorAll('.said .t')[{}]".format
+    c.js("document.querySelector('.said input').focus()")
+    for step, a in enumerate(g):
+        if step:
+            c.key('ArrowRight')
+        top = float(a.scores.abs().max())
+        for k, want in enumerate(score_colours(a.scores, top)):
+            found = colour_of(c, tokens(k))
+            assert max(abs(x - y) for x, y in zip(found, want)) <= 2, (step, k)
+        # what stands behind the chosen one has no colour
+        assert all(
+            colour_of(c, tokens(k)) == (255, 255, 255)
+            for k in range(len(a) + 1, len(g.tokens))
+        )
+        assert colour_of(c, tokens(len(a))) == rgb_of('ink', 'light')
+    cells = "[...document.querySelectorAll('.matrix tbody td')].map(d => d.textContent)"
+    signs = c.js(cells)
+    assert signs == ['+', '−', '', '', '+', '+', '+', '', '−', '', '+', '']
+
+
+@needs_browser
+def test_intervals_are_seen_without_a_pointer(shown):
+    c = shown(with_intervals())
+    rows = "[...document.querySelectorAll('.numbers tr')].map(r => r.innerText)"
+    rows = [' '.join(row.split()) for row in c.js(rows)]
+    assert rows == [
+        'fine +2 +1 to +3',
+        'film -0.5 -1 to +0.5 0',
+        'a +0.2 -0.2 to +0.6 0',
+    ]
+    line = c.js("document.querySelector('.ends').getBoundingClientRect().toJSON()")
+    bar = c.js("document.querySelector('.bar').getBoundingClientRect().toJSON()")
+    # the axis goes from −1 to 3
+    assert line['left'] == pytest.approx(bar['left'] + bar['width'] / 2, abs=2)
+    assert line['right'] == pytest.approx(bar['right'], abs=2)

@@ -7,7 +7,10 @@ __all__ = ['MOST_DOTS', 'MOST_PANELS', 'PAGE_EXAMPLES', 'method_title', 'beeswar
            'summary_html', 'save_block', 'save_summary']
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000002
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +20,12 @@ from ..core.needs import needs
 from ..methods import METHODS
 from ..views.figures import unit_rgb
 from ..views.html import DOWN, UP, draw, said_of, score_colours, unit_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from lrp_loo.reports.summary import Summary
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000006
 MOST_DOTS = 500  # of one word
@@ -94,10 +103,11 @@ def _bars_stacked(x, low, high):
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #0000000a
 def beeswarm_figure(
-    summary,  # a `Summary`
+    summary: 'Summary',
     n: int = 15,  # words of each class
-    classes=None,  # names of some; None: all, at most `MOST_PANELS`
-):  # a matplotlib figure
+    classes: Sequence[str]
+    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+) -> 'Figure':
     "A dot for each time a word was said, words by mean |effect|."
     tops = _panel_classes(summary, n, classes)
     rows = summary.occurrences[~summary.occurrences.special]
@@ -125,8 +135,8 @@ def beeswarm_figure(
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #0000000d
 def bar_ends(
-    tops: dict,  # class → words, as `Summary.top` has them
-) -> tuple:  # low, high
+    tops: 'dict[str, pd.DataFrame]',  # class → words, as `Summary.top` has them
+) -> tuple[float, float]:  # low, high
     "Both ends of the axis of all bars: wide intervals leave it."
     means = np.concatenate([words['mean'] for words in tops.values()])
     room = 0.5 * (np.abs(means).max() or 1.0)
@@ -134,10 +144,11 @@ def bar_ends(
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #0000000e
 def bar_figure(
-    summary,  # a `Summary`
+    summary: 'Summary',
     n: int = 15,  # words of each class
-    classes=None,  # names of some; None: all, at most `MOST_PANELS`
-):  # a matplotlib figure
+    classes: Sequence[str]
+    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+) -> 'Figure':
     "Mean effects with their 95 % intervals, words by mean |effect|."
     tops = _panel_classes(summary, n, classes)
     low, high = bar_ends(tops)
@@ -183,9 +194,10 @@ def _drawn_word(summary, row):
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000014
 def summary_html(
-    summary,  # a `Summary`
+    summary: 'Summary',
     n: int = 40,  # words of each class
-    classes=None,  # names of some; None: all, at most `MOST_PANELS`
+    classes: Sequence[str]
+    | None = None,  # names of some; None: all, at most `MOST_PANELS`
 ) -> str:  # one self-contained HTML block without scripts
     "Words as bars with intervals; each opens on examples of it."
     tops = _panel_classes(summary, n, classes)
@@ -203,12 +215,12 @@ def summary_html(
     template = unit_words(
         summary.method.partition('(')[0], summary.number, called=title
     )
-    said = said_of(template, f"“{strongest['word']}”", strongest['mean'])
+    number = said_of(template, f"“{strongest['word']}”", strongest['mean'])
     return draw(
         'summary',
         summary,
         title,
-        f'On average, {said}',
+        f'On average, {number}',
         drawn,
         at=lambda x: 100 * (min(max(x, low), high) - low) / (high - low),
         left_out=len(summary.top(1)) - len(tops) if classes is None else 0,
@@ -217,10 +229,10 @@ def summary_html(
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000015
 def save_block(
-    path,  # .html; written whole or not at all
+    path: str | os.PathLike,  # .html; written whole or not at all
     title: str,
     block: str,  # HTML, as `summary_html` gives it
-):
+) -> None:
     "Write a page with one block."
     path = Path(path)
     if path.suffix != '.html':
@@ -229,11 +241,12 @@ def save_block(
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000016
 def save_summary(
-    summary,  # a `Summary`
-    path,  # .html
+    summary: 'Summary',
+    path: str | os.PathLike,  # .html
     n: int = 40,  # words of each class
-    classes=None,  # names of some; None: all, at most `MOST_PANELS`
-):
+    classes: Sequence[str]
+    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+) -> None:
     "Write one HTML file that needs nothing else."
     title = f'{method_title(summary.method)}, {len(summary.texts)} texts'
     save_block(path, title, summary_html(summary, n, classes))

@@ -188,7 +188,13 @@ def compare(
         )
     if lengths <= {1}:
         return Comparison([a for (a,) in lists])
-    return Comparisons(map(Comparison, zip(*lists)))
+    found = Comparisons()
+    for number, of_text in enumerate(zip(*lists)):
+        try:
+            found.append(Comparison(of_text))
+        except ValueError as e:
+            raise ValueError(f"text {number}: {e}") from None
+    return found
 
 # %% ../../nbs/lib/views.ipynb #0000000a
 class Attributions(_Shown, list[Attribution]):

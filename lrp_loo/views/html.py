@@ -190,7 +190,7 @@ def dyed(
     dark; on white where a viewer knows no `color-mix`.
     """
     top = top or 1.0
-    share = f'{100 * min(1, abs(score / top)) * STRENGTH:.3g}%'
+    share = f'{100 * min(1, abs(score / top)) * STRENGTH:.4g}%'
     share = f'calc({share}*var(--lrp-k,1))' if switched else share
     return (
         f'background:rgb{_colour(score, top)};background:color-mix(in srgb,'
