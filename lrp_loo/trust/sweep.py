@@ -82,7 +82,7 @@ class BatchWorker:
         # (model, tokenizer, name)
         model='demo',
         name: str = 'sst2',
-        task: str = 'class',
+        task: str | None = None,
         methods: dict = None,  # name → (method, options) as for `audit`
         # the class that is explained, unless a batch has a column of them; None:
         # each text's predicted one
@@ -448,7 +448,7 @@ def sweep(
     # transformers pipeline
     model='demo',
     name: str = 'sst2',  # as for `load_model`
-    task: str = 'class',  # as for `load_model`
+    task: str | None = None,  # as for `load_model`
     # the class that is explained, by number or name, or a list with one per
     # text; None: each text's predicted one
     target: int = None,
@@ -473,7 +473,8 @@ def sweep(
     """
     texts, methods = as_texts(texts), as_methods(methods)
     out = Path(out).expanduser().resolve()
-    if (given := unwrap(model))[0] is not model:  # a pipeline
+    named = isinstance(model, (str, os.PathLike))
+    if not named and (given := unwrap(model))[0] is not model:  # a pipeline
         model = (*given, type(given[0]).__name__)
     is_loaded = isinstance(model, tuple)
     how = (dtype, device, batch_size, engine, workers)
