@@ -5,7 +5,7 @@ python .ci/readme.py [--check]
 Code cells that start with `#| echo: false` show their output only, those with
 `#| hide` nothing. A package index shows the file as well, so links and pictures have
 whole addresses. The explanation that a notebook shows as HTML is a picture here,
-figures/front.png: Chromium draws it from the cell's output, anew where that has
+.github/front.png: Chromium draws it from the cell's output, anew where that has
 changed.
 """
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / 'tests'))
 import chromium  # noqa: E402
 
 HEAD = '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n'
-PICTURE = 'figures/front.png'
+PICTURE = '.github/front.png'
 SHOWN = 'The sentence, each word coloured by what the answer loses without it'
 LINK = re.compile(r'(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)(?= "|\))')
 
