@@ -81,7 +81,7 @@ def run(texts, folder, batch_size=2):
         while time.monotonic() < said['end']:
             calls += 1
             try:
-                sweep(texts, out, methods, engine='ray', workers=3, **how)
+                sweep('demo', None, texts, out, methods, engine='ray', workers=3, **how)
                 break
             except RuntimeError as e:
                 stopped.append(str(e).splitlines()[0][:200])
@@ -90,7 +90,7 @@ def run(texts, folder, batch_size=2):
         ray.shutdown()
         cluster.shutdown()
     written, read = rows_written(out), read_sweep(out)
-    sweep(texts, folder / 'plain', ['attn_lrp'], **how)
+    sweep('demo', None, texts, folder / 'plain', 'attn_lrp', **how)
     plain = read_sweep(folder / 'plain')
     same = ['index', 'text_sha256', 'target']
     differ = (read[same].values != plain[same].values).any(1)

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 import lrp_loo
-from lrp_loo import explain, explain_dataset, load_demo
+from lrp_loo import explain, load_demo, sweep
 from lrp_loo.cli import main
 from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.models.demos import demo_base
@@ -257,11 +257,12 @@ def table(folder, split='validation', **columns):
 
 def swept(folder, w):
     "A small finished sweep."
-    explain_dataset(
+    sweep(
+        w['m'],
+        w['tok'],
         ['a fine film', 'the jokes are old'],
         folder,
-        ['attn_lrp'],
-        model=(w['m'], w['tok'], 'demo'),
+        'attn_lrp',
         progress=False,
     )
     return folder

@@ -208,6 +208,17 @@ class Chromium:
             mobile=False,
         )
 
+    def prefers(self, scheme):
+        "light or dark, as a reader's system does."
+        feature = dict(name='prefers-color-scheme', value=scheme)
+        self('Emulation.setEmulatedMedia', features=[feature])
+
+    def whole_picture(self, path):
+        "Of the page in all its height."
+        height = self.js('document.documentElement.scrollHeight')
+        self.width(self.js('innerWidth'), height)
+        self.picture(path)
+
     def picture(self, path):
         shot = self('Page.captureScreenshot', format='png', captureBeyondViewport=True)
         with open(path, 'wb') as f:

@@ -29,7 +29,7 @@ from lrp_loo.models.demos import demo_base
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.products import product_kernel
 from lrp_loo.trust.results import Results
-from lrp_loo.trust.sweep import explain_dataset, read_sweep
+from lrp_loo.trust.sweep import read_sweep, sweep
 
 HERE = Path(__file__).parent
 ROWS = tomllib.loads((HERE / 'advice.toml').read_text(encoding='utf-8'))
@@ -399,9 +399,9 @@ def words(model, tokenizer, method='attn_lrp', texts=FEW, target=1, **more):
     return lrp_loo.summarize_texts(model, tokenizer, texts, method, **how, **more)
 
 
-def sweep_of(text, folder, model, tokenizer, name='small'):
-    how = dict(model=(model, tokenizer, name), progress=False)
-    explain_dataset([text], folder, ['cp_lrp'], **how)
+def sweep_of(text, folder, model, tokenizer, name=None):
+    how = dict(name=name, progress=False)
+    sweep(model, tokenizer, [text], folder, 'cp_lrp', **how)
     return folder
 
 

@@ -28,9 +28,9 @@ def audit(model, tokenizer, texts, **options):
     return lrp_loo.audit(model, tokenizer, texts, ['loo', 'cp_lrp'], **QUIET, **options)
 
 
-def explain_dataset(model, tokenizer, texts, **options):
-    given = (texts, tempfile.mkdtemp(), ['cp_lrp'], (model, tokenizer, 'demo'))
-    table = lrp_loo.explain_dataset(*given, **QUIET, **options)
+def sweep(model, tokenizer, texts, **options):
+    given = (model, tokenizer, texts, tempfile.mkdtemp(), 'cp_lrp')
+    table = lrp_loo.sweep(*given, **QUIET, **options)
     return table.rename(columns={'r': 'loo_r'})
 
 
@@ -41,7 +41,7 @@ ENTRIES = dict(
     calibrate=partial(lrp_loo.calibrate, method='removal', **QUIET),
     fit_layers=partial(lrp_loo.fit_layers, **QUIET),
     explain_page=page,
-    explain_dataset=explain_dataset,
+    sweep=sweep,
 )
 every_entry = pytest.mark.parametrize('entry', ENTRIES)
 
@@ -90,7 +90,7 @@ def test_a_compiled_model_a_pipeline_a_device_and_a_length(entry, demo, plain):
 @every_entry
 def test_one_string_is_a_list_of_one(entry, demo):
     run = ENTRIES[entry]
-    said = dict(fit_layers='texts', explain_dataset='texts must be a list of str')
+    said = dict(fit_layers='texts', sweep='texts must be a list of str')
     if entry in said:
         with pytest.raises((ValueError, TypeError), match=said[entry]):
             run(*demo, ONE)

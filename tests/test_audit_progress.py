@@ -15,14 +15,14 @@ SENTENCE = "The jokes are old, and the pace is slow."  # 13 tokens
 def test_long_work_says_how_long_it_will_take(demo, monkeypatch, capsys):
     monkeypatch.setattr('lrp_loo.trust.audit.TOKEN_BUDGET', 1)
     monkeypatch.setattr('lrp_loo.trust.audit.LONG', 0.0)
-    audit(*demo, [SENTENCE], methods=['attn_lrp'])
+    audit(*demo, [SENTENCE], method=['attn_lrp'])
     # 13 variants, and two curves of LOO and of AttnLRP with a step a token
     said = 'exact LOO and curves of 1 texts, 65 forward passes: about '
     assert said in capsys.readouterr().err
 
 
 def test_short_work_says_nothing(demo, capsys):
-    audit(*demo, [SENTENCE], methods=['attn_lrp'])
+    audit(*demo, [SENTENCE], method=['attn_lrp'])
     assert 'about' not in capsys.readouterr().err
 
 
@@ -53,7 +53,7 @@ def bars(monkeypatch):
 
 
 def test_the_bar_moves_within_a_text(demo, bars):
-    audit(*demo, [SENTENCE], methods=['attn_lrp'])
+    audit(*demo, [SENTENCE], method=['attn_lrp'])
     (bar,) = bars
     *within, kept = bar.seen
     assert len({n for n in within if 0 < n <= 1}) >= 3
@@ -68,7 +68,7 @@ def test_the_bar_is_set_back_until_the_row_is_kept(demo, bars, monkeypatch):
 
     monkeypatch.setattr(Results, 'add', stop)
     with pytest.raises(KeyboardInterrupt):
-        audit(*demo, [SENTENCE], methods=['attn_lrp'])
+        audit(*demo, [SENTENCE], method=['attn_lrp'])
     (bar,) = bars
     assert max(bar.seen) > 0.5
     assert bar.n == 0

@@ -36,7 +36,7 @@ def test_seconds_hours_and_money(demo, monkeypatch):
     cost = cost_of(*demo, texts, 7000, batch_size=2, price=1.8)
     assert cost.seconds == pytest.approx(22_000)
     assert cost.money == pytest.approx(11.0)
-    assert (cost.passes, cost.unit) == (3.0, 'core')
+    assert (cost.passes, cost.processor) == (3.0, 'core')
     assert sum(sizes[1:]) == 7 and max(sizes) == 2
     # texts of a batch are of like length: (1, 1), (2, 3), (4, 5), (6,)
     means = [1, 1, 2.5, 2.5, 4.5, 4.5, 6]

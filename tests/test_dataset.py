@@ -1,5 +1,6 @@
 "A data set's rows are the single calls', also when a worker was killed."
 
+import copy
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import METHODS
 from lrp_loo.models.encoding import encode
 from lrp_loo.stats import agreement, pearson
-from lrp_loo.trust.sweep import explain_dataset, ray_cluster, read_sweep
+from lrp_loo.trust.sweep import ray_cluster, read_sweep, sweep
 
 TEXTS = """a slow start , but the last act is a quiet triumph
 the jokes are old
@@ -40,27 +41,28 @@ no_gpu = pytest.mark.skipif(
 
 @pytest.fixture(scope='module')
 def loaded():
-    return *shallow_demo(), 'minilm-sst2'
+    return shallow_demo()
 
 
 @pytest.fixture(scope='module')
 def folder(loaded, tmp_path_factory):
     "The same model as a folder, which a worker loads in a third of the time."
     path = tmp_path_factory.mktemp('models') / 'minilm-sst2'
-    for part in loaded[:2]:
+    for part in loaded:
         part.save_pretrained(path)
     return str(path)
 
 
-def swept(texts, out, methods=('attn_lrp',), **options):
-    return explain_dataset(texts, out, methods, **dict(progress=False) | options)
+def swept(of, texts, out, method='attn_lrp', **options):
+    options = dict(progress=False) | options
+    return sweep(*of, texts, out, method, **options)
 
 
 @pytest.fixture(scope='module')
 def plain(loaded, tmp_path_factory):
     "The sweep in one process: its folder."
     out = tmp_path_factory.mktemp('plain')
-    swept(TEXTS, out, METHOD_NAMES, model=loaded, batch_size=3)
+    swept(loaded, TEXTS, out, METHOD_NAMES, batch_size=3)
     return out
 
 
@@ -86,14 +88,14 @@ def same_rows(a, b):
 
 
 def test_rows_are_the_single_calls_with_exact_loo_and_the_agreement(loaded, plain):
-    model, tokenizer, _ = loaded
+    model, tokenizer = loaded
     rows = read_sweep(plain)
     assert len(rows) == len(TEXTS) * len(METHOD_NAMES)
     assert set(rows.method) == set(METHOD_NAMES) and 'text' not in rows
     assert set(rows.device) == {'cpu'} and set(rows.worker) == {os.getpid()}
     for row in rows.itertuples():
         (a,) = explain(model, tokenizer, TEXTS[row.index], method=row.method)
-        loo, _, target = leave_one_out(model, encode(*loaded[:2], TEXTS[row.index]))
+        loo, _, target = leave_one_out(model, encode(*loaded, TEXTS[row.index]))
         assert row.target == a.target == target
         assert list(row.tokens) == a.tokens
         assert list(row.is_special) == a.is_special.tolist()
@@ -113,31 +115,46 @@ METHODS_WITH_OPTIONS = {
 
 
 def test_methods_get_their_options_and_rows_what_was_asked_for(loaded, tmp_path):
-    asked = dict(model=loaded, target=0, keep_texts=True)
-    swept(TEXTS[:3], tmp_path, METHODS_WITH_OPTIONS, **asked)
+    asked = dict(target=0, keep_texts=True)
+    swept(loaded, TEXTS[:3], tmp_path, METHODS_WITH_OPTIONS, **asked)
     rows = read_sweep(tmp_path)
     assert set(rows.target) == {0}
     assert rows.text.tolist() == [TEXTS[i] for i in rows['index']]
     assert np.allclose(rows.r[rows.method == 'loo'], 1)
     for row in rows.itertuples():
         method, options = METHODS_WITH_OPTIONS[row.method]
-        (a,) = explain(*loaded[:2], TEXTS[row.index], method, 0, **options)
+        (a,) = explain(*loaded, TEXTS[row.index], method, 0, **options)
         assert np.allclose(row.scores, a.scores, atol=1e-4), row.method
 
 
 def test_targets_of_each_text_are_kept_apart(loaded, tmp_path):
-    asked = dict(methods=['cp_lrp'], model=loaded)
-    swept(TEXTS[:4], tmp_path, target=['positive', 0] * 2, **asked)
+    asked = (tmp_path, 'cp_lrp')
+    swept(loaded, TEXTS[:4], *asked, target=['positive', 0] * 2)
     rows = read_sweep(tmp_path)
     assert rows.target.tolist() == [1, 0, 1, 0]
     for row in rows.itertuples():
-        (a,) = explain(*loaded[:2], TEXTS[row.index], 'cp_lrp', row.target)
+        (a,) = explain(*loaded, TEXTS[row.index], 'cp_lrp', row.target)
         assert np.allclose(row.scores, a.scores, atol=1e-4)
     # more texts, and not other targets
-    swept(TEXTS[:6], tmp_path, target=[1, 0] * 3, **asked)
+    swept(loaded, TEXTS[:6], *asked, target=[1, 0] * 3)
     assert len(read_sweep(tmp_path)) == 6
     with pytest.raises(ValueError, match='other targets: 1 of 6'):
-        swept(TEXTS[:6], tmp_path, target=[1, 0, 1, 1, 1, 0], **asked)
+        swept(loaded, TEXTS[:6], *asked, target=[1, 0, 1, 1, 1, 0])
+
+
+def test_a_module_goes_on_where_its_folder_began(loaded, folder, tmp_path):
+    "Rows say the model's name; other weights under that name are refused."
+    swept((folder, None), TEXTS[:2], tmp_path)
+    swept(loaded, TEXTS[:4], tmp_path)
+    assert set(read_sweep(tmp_path).model) == {'minilm-sst2'}
+    assert len(read_sweep(tmp_path)) == 4
+    swept(loaded, TEXTS[:2], tmp_path / 'named', name='mine')
+    assert set(read_sweep(tmp_path / 'named').model) == {'mine'}
+    other = copy.deepcopy(loaded[0])
+    with torch.no_grad():
+        other.classifier.bias += 1
+    with pytest.raises(ValueError, match='another run: config differs in model'):
+        swept((other, loaded[1]), TEXTS[:4], tmp_path)
 
 
 class Counted:
@@ -152,8 +169,7 @@ class Counted:
 
     def __call__(self, texts, **options):
         mine = {'mine': (self.method, {})}
-        how = dict(model=self.loaded, batch_size=2)
-        return swept(texts, self.out, mine, **how, **options)
+        return swept(self.loaded, texts, self.out, mine, batch_size=2, **options)
 
     def files(self):
         return sorted(self.out.glob('*.parquet'))
@@ -198,18 +214,18 @@ def test_a_torn_file_is_refused_by_a_reader_and_computed_again(counted, plain):
 def test_ray_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr('lrp_loo.trust.sweep.find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"):
-        swept(TEXTS[:2], tmp_path / 'out', engine='ray')
+        swept(('demo', None), TEXTS[:2], tmp_path / 'out', engine='ray')
 
 
 def test_bfloat16_loo_depends_on_its_text_alone_and_is_near_float32s(loaded, tmp_path):
     "The same bits in batches of one and of four."
     for n in (1, 4):
-        how = dict(model=loaded, dtype='bfloat16', batch_size=n)
-        swept(TEXTS[:4], tmp_path / str(n), **how)
+        how = dict(dtype='bfloat16', batch_size=n)
+        swept(loaded, TEXTS[:4], tmp_path / str(n), **how)
     alone, batched = (read_sweep(tmp_path / n) for n in '14')
     assert [list(x) for x in alone.loo] == [list(x) for x in batched.loo]
     assert set(alone.dtype) == {'bfloat16'}
-    model, tokenizer, _ = loaded
+    model, tokenizer = loaded
     for row in alone.itertuples():
         enc = encode(model, tokenizer, TEXTS[row.index])
         exact = leave_one_out(model, enc, row.target)[0]
@@ -276,7 +292,7 @@ def killed_once(cluster, folder, tmp_path_factory):
     methods = {n: (n, {}) for n in METHOD_NAMES}
     methods['meet'] = (_meeting(str(here)), {})
     how = dict(engine='ray', workers=2, batch_size=2, device='cpu')
-    table = swept(TEXTS, tmp / 'out', methods, model=folder, **how)
+    table = swept((folder, None), TEXTS, tmp / 'out', methods, **how)
     killer.join(timeout=10)
     files = (tmp / 'out').glob('*.parquet')
     rows = pd.concat([pq.read_table(f).to_pandas() for f in files])
@@ -305,9 +321,9 @@ def test_several_processes_made_the_rows_and_one_was_killed(
     assert cluster.is_initialized()
 
 
-def by_ray(out, methods=('attn_lrp',), **options):
+def by_ray(out, method='attn_lrp', of=('demo', None), **options):
     common = dict(engine='ray', workers=1, device='cpu')
-    return swept(TEXTS[:2], out, methods, **common | options)
+    return swept(of, TEXTS[:2], out, method, **common | options)
 
 
 @needs_ray
@@ -316,13 +332,14 @@ def test_what_a_worker_raises_is_raised(cluster, folder, tmp_path):
         raise ValueError('a bad day')
 
     with pytest.raises(ValueError, match='^a bad day$'):
-        by_ray(tmp_path / 'out', {'mine': (broken, {})}, model=folder)
+        by_ray(tmp_path / 'out', {'mine': (broken, {})}, (folder, None))
 
 
 REFUSED = [
     (dict(workers=99), 'logical CPUs'),
     (dict(device='meta', workers=None), 'its own GPU'),
-    (dict(model=(None, None, 'demo')), 'loads the model itself'),
+    (dict(of=shallow_demo()), 'give the model.s name or folder, and None'),
+    (dict(of=('demo', 'its own')), 'give the model.s name or folder, and None'),
     pytest.param(dict(device='cuda'), 'the cluster has 0', marks=no_gpu),
 ]
 

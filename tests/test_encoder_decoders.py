@@ -394,7 +394,7 @@ def test_an_audit_of_an_encoder_decoder(tokenizer):
     model = drawn('T5ForConditionalGeneration')
     texts = [SOURCE, 'a dull film', 'not one laugh in it', 'she carries every scene']
     table = audit(
-        model, tokenizer, texts, methods='auto,removal,attn_lrp', progress=False
+        model, tokenizer, texts, method='auto,removal,attn_lrp', progress=False
     )
     assert (
         set(table.index) == {'auto', 'removal', 'attn_lrp'}

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from lrp_loo import Target, explain, explain_dataset, leave_one_out, load_demo
+from lrp_loo import Target, explain, leave_one_out, load_demo, sweep
 from lrp_loo.core.files import unpad_batch
 from lrp_loo.data import load_digit_images, vit_pixels
 from lrp_loo.interop import LRP, AttentionRollout, GradientXInput, IntegratedGradients
@@ -401,7 +401,7 @@ def test_a_pipeline_is_its_model(demo, batch, tmp_path):
     of_model = RemovalEstimate(demo[0], tokenizer=demo[1], own_rows=True)
     assert torch.equal(*(c.attribute(ids, None, mask) for c in (of_pipe, of_model)))
     with pytest.raises(ValueError, match='each worker loads the model'):
-        explain_dataset(TEXTS, tmp_path / 'c', model=pipe, engine='ray')
+        sweep(pipe, None, TEXTS, tmp_path / 'c', engine='ray')
 
 
 def test_a_pipeline_of_images_is_its_model(digits):

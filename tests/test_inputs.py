@@ -95,7 +95,7 @@ def test_encodings_come_one_by_one_too_and_in_pairs(demo, maps):
 def test_a_sweep_takes_texts_alone_and_pairs_encodings_too(demo, tmp_path):
     encoded = [demo[1](TEXTS[0])]
     with pytest.raises(TypeError, match='got an encoding'):
-        lrp_loo.explain_dataset(encoded, tmp_path, **QUIET)
+        lrp_loo.sweep('demo', None, encoded, tmp_path, **QUIET)
     (a,), (b,) = (lrp_loo.explain_pairs(*demo, t) for t in (encoded, TEXTS[:1]))
     assert torch.equal(a.scores, b.scores)
 

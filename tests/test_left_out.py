@@ -15,7 +15,7 @@ from lrp_loo.methods import METHODS
 from lrp_loo.tasks.pairs import PAIR_METHODS
 from lrp_loo.trust.intervals import load_calibration
 from lrp_loo.trust.results import Results, read_results
-from lrp_loo.trust.sweep import explain_dataset
+from lrp_loo.trust.sweep import sweep
 from lrp_loo.trust.verdict import verdict
 
 PROMPTS, QUIET = OPINIONS[:2], dict(progress=False)
@@ -147,7 +147,7 @@ def test_copies_change_no_number_of_an_audit(demo):
     table = audit_pairs(*demo, PROMPTS * 2, **QUIET)
     assert (table.n == 2).all()
     assert table.below == ['2 copies of texts, which count once']
-    how = dict(methods=['cp_lrp'], max_new_tokens=2, **QUIET)
+    how = dict(method=['cp_lrp'], max_new_tokens=2, **QUIET)
     once, twice = (audit_generation(*DECODER(), PROMPTS * k, **how) for k in (1, 3))
     columns = ['r', 'r_se', 'n']
     assert once[columns].equals(twice[columns])
@@ -172,9 +172,9 @@ def test_copies_are_one_for_a_calibration_and_a_fit(demo, tmp_path):
 
 
 def test_copies_are_one_in_a_sweeps_table_and_have_their_rows(demo, tmp_path):
-    how = dict(methods=['cp_lrp'], model=(*demo, 'demo'), **QUIET)
-    once = explain_dataset(OPINIONS, tmp_path / 'once', **how)
-    twice = explain_dataset(OPINIONS * 2, tmp_path / 'twice', **how)
+    how = dict(method='cp_lrp', **QUIET)
+    once = sweep(*demo, OPINIONS, tmp_path / 'once', **how)
+    twice = sweep(*demo, OPINIONS * 2, tmp_path / 'twice', **how)
     # other batches round otherwise
     assert np.allclose(once.astype(float), twice.astype(float), atol=1e-5)
     assert twice.below == ['6 copies of texts, which count once']

@@ -55,13 +55,13 @@ def test_a_new_entry_is_everywhere(demo, monkeypatch, capsys):
     monkeypatch.setitem(METHODS, 'norm', NORM)
     (named,) = explain(*demo, TEXTS[0], method='norm')
     assert torch.equal(a.scores, named.scores)
-    table = audit(*demo, TEXTS, methods=['loo', 'norm'], progress=False)
+    table = audit(*demo, TEXTS, method=['loo', 'norm'], progress=False)
     assert list(table.index) == ['loo', 'norm']
     assert -1 <= table.loo_r['norm'] <= 1
     enc = encode(model, tokenizer, TEXTS[0])
     found = Attributor(model, 'norm').attribute(enc['input_ids'])
     assert torch.allclose(found[0], a.scores, atol=1e-6)
-    data = page_data(*demo, TEXTS[1], methods=['loo', 'norm'])
+    data = page_data(*demo, TEXTS[1], method=['loo', 'norm'])
     assert list(data['methods']) == ['loo', 'norm']
     command('a fine film', method='norm', json=True)
     (said,) = json.loads(capsys.readouterr().out)

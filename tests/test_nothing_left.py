@@ -226,7 +226,7 @@ def calibrated(m, t, x, how):
 def dataset(m, t, x, _):
     texts = [x, x + ' again']
     with tempfile.TemporaryDirectory() as out:
-        lrp_loo.explain_dataset(texts, out, SEVERAL, (m, t, 'small'), **QUIET)
+        lrp_loo.sweep(m, t, texts, out, SEVERAL, **QUIET)
 
 
 # of a model, its tokenizer, a text and how
@@ -253,7 +253,7 @@ ENTRIES = (
     ('calibrate, top_tokens', ['removal'], calibrated, False),
     ('fit_layers', ['weighed_removal'], fitted, False),
     ('explain_page', ['several'], CALLS.page, False),
-    ('explain_dataset', ['several'], dataset, False),
+    ('sweep', ['several'], dataset, False),
     ('layer sets', ['attn_lrp'], layer_sets, True),
     ('lrp_rules', ['attn_lrp'], rules_by_hand, True),
     ('conservation', ['attn_lrp'], CALLS.conserved, True),

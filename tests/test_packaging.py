@@ -30,7 +30,7 @@ for name in ('sst2', 'imdb', 'reviews', 'reviews-sst2', 'mnist'):
     assert lrp_loo.load_demo(name)[0].num_parameters() > 0
 demo = lrp_loo.load_demo('sst2')
 text = 'a gripping, funny film'
-assert 'gripping' in explain_page(*demo, text, methods=['loo'])
+assert 'gripping' in explain_page(*demo, text, method=['loo'])
 assert len(lrp_loo.load_texts('imdb', 'embedded')) >= 20
 assert len(paper_numbers('2')) == 40
 print(lrp_loo.explain(*demo, text, method='removal')[0])

@@ -1,6 +1,9 @@
 """The interactive page in a browser: what it shows is what the methods gave."""
 
+import re
 from contextlib import contextmanager
+from html import escape
+from urllib.parse import unquote
 
 import chromium
 import pytest
@@ -10,7 +13,7 @@ from conftest import needs_browser, shallow_demo
 from lrp_loo import explain
 from lrp_loo.reports.page import explain_page, page_data
 from lrp_loo.stats import pearson
-from lrp_loo.views.html import how_exact, score_colours
+from lrp_loo.views.html import how_exact, score_colours, shown_places
 
 pytestmark = needs_browser
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
@@ -52,6 +55,7 @@ def near(shown, a):
 
 
 NAME = "document.querySelector('#name0').textContent"
+CONSOLE = '#tab=console'
 
 
 def explained(demo, method, **options):
@@ -59,8 +63,11 @@ def explained(demo, method, **options):
 
 
 @pytest.mark.parametrize('state', ['', '#method=nonsense&bypass=99&below=x'])
-def test_first_view_is_auto_above_loo(page, demo, state):
+def test_first_map_is_auto_and_the_console_has_loo_below(page, demo, state):
     c = opened(page, state)
+    assert not c.js("document.querySelector('#second').checkVisibility()")
+    c.click('#tab-console')
+    assert c.js("document.querySelector('#second').checkVisibility()")
     a, loo = (explained(demo, m) for m in ('auto', 'loo'))
     assert a.spent in c.js(NAME) and not a.exact
     near(c.js(STATE), a)
@@ -72,13 +79,15 @@ def test_first_view_is_auto_above_loo(page, demo, state):
     # the sentence is shown as text, and nothing is fetched
     said = c.js("document.querySelector('#tokens0').textContent")
     assert said == f'[CLS] {TEXT} [SEP]'
-    assert c.js("document.querySelectorAll('b').length") == 0
+    bold = "[...document.querySelectorAll('b')].map(b => b.textContent.trim())"
+    assert 'last' not in c.js(bold)
+    assert c.js("document.querySelectorAll('.text b').length") == 0
     assert c.errors == c.offline == []
 
 
 @pytest.mark.parametrize('method', ['cp_lrp', 'rollout', 'ig'])
 def test_methods_switch_by_mouse(page, demo, method):
-    c = opened(page)
+    c = opened(page, CONSOLE)
     c.click(f"[name=method][value={method}]")
     options = {'target': 1} if method == 'rollout' else {}
     near(c.js(STATE), explained(demo, method, **options))
@@ -87,7 +96,7 @@ def test_methods_switch_by_mouse(page, demo, method):
 
 
 def test_layers_switch_by_mouse(page, demo):
-    c = opened(page, '#method=lrp')
+    c = opened(page, CONSOLE + '&method=lrp')
     for layer in (1, 4):
         c.click(f"#boxes input[value='{layer}']")
     near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[1, 4]))
@@ -110,11 +119,26 @@ def test_by_keyboard_alone(page, demo):
             c.key(key)
         return c.js(focus)
 
-    assert pressed('Tab') == 'auto'
+    assert pressed('Tab') == 'tab-answer'
+    assert pressed('Tab') == 'a'  # special tokens are the console's
+    assert c.js("document.querySelector('#said').textContent").startswith('a: ')
+    assert pressed('Home', 'Tab') == 'auto'
     pressed('ArrowDown')
     assert c.js('location.hash').startswith('#method=loo')
     near(c.js(STATE), explained(demo, 'loo'))
-    assert pressed('ArrowDown', 'ArrowDown') == 'attn_lrp…cp_lrp'
+    c.js("document.querySelector('#tab-answer').focus()")
+    assert pressed('ArrowRight') == 'tab-console'
+    assert pressed('Tab') == 'a'
+    c.key('ArrowRight', 2)
+    assert c.js(focus) == 'start'
+    assert c.js("document.querySelector('#said').textContent").startswith('start: ')
+    assert pressed('End') == '[SEP]'
+    assert pressed('ArrowRight') == '[SEP]'  # there is nothing further
+    assert pressed('Home') == '[CLS]'
+    assert pressed('Tab') == 'a'  # of the row below
+    assert pressed('Tab') == 'loo'
+    pressed('ArrowDown', 'ArrowDown')
+    assert pressed('ArrowDown') == 'attn_lrp…cp_lrp'
     pressed('Tab')
     assert c.js('document.activeElement.id') == 'preset'
     pressed('ArrowDown')
@@ -124,17 +148,54 @@ def test_by_keyboard_alone(page, demo):
     near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=range(1, 6)))
     c.key('Tab', 6)
     assert c.js('document.activeElement.id') == 'below'
-    now = pressed('Tab')
-    if not c.js("document.querySelector('#whole').hidden"):
-        assert c.js('document.activeElement.id') == 'words'
-        now = pressed('Tab')
-    assert now == '[CLS]'
-    c.key('ArrowRight', 3)
-    assert c.js(focus) == 'start'
-    assert c.js("document.querySelector('#said').textContent").startswith('start: ')
-    assert pressed('End') == '[SEP]'
-    assert pressed('ArrowRight') == '[SEP]'  # there is nothing further
-    assert pressed('Home') == '[CLS]'
+    assert c.errors == []
+
+
+def test_the_first_tab_is_for_whoever_knows_no_method(page, demo):
+    c = opened(page)
+    a = explained(demo, 'auto')
+    said = c.js("document.querySelector('h1').textContent")
+    assert said.startswith("The model's answer: positive, with a probability of")
+    assert float(said.split()[-2]) == pytest.approx(100 * a.probability, abs=0.06)
+    # special tokens, layers and r are not seen, though they are there
+    seen = (
+        "[...document.querySelectorAll('#tokens0 span')].map(e => e.checkVisibility())"
+    )
+    assert c.js(seen) == a.is_content.tolist()
+    for part in ('#layers', '#below', '#what', '.switched', '#name0 .lab'):
+        assert not c.js(f"document.querySelector('{part}').checkVisibility()"), part
+    # the strongest stand below in numbers, and one of them in a sentence
+    rows = c.js(
+        "[...document.querySelectorAll('#strongest tr')].map(r => r.innerText.split('\\t'))"
+    )
+    top = a.top(8)
+    assert [row[0] for row in rows] == [a_word(a, t) for t in top]
+    numbers = [float(row[-1].replace('−', '-')) for row in rows]
+    assert numbers == pytest.approx([t.score for t in top], rel=6e-3, abs=6e-4)
+    unit = c.js("document.querySelector('#unit').textContent")
+    assert unit.startswith(f'“{a_word(a, top[0])}”') and 'without it the logit' in unit
+    c.click('[name=method][value=cp_lrp]')
+    unit = c.js("document.querySelector('#unit').textContent")
+    assert unit.endswith('of the logit CP-LRP puts down to it.')
+    assert c.js("document.querySelector('#methods').innerText").count('Leaves out') == 2
+
+
+def a_word(a, token):
+    "As the reader wrote it."
+    return shown_places(a)[token.place][1]
+
+
+def test_inside_another_page_it_complains_of_nothing(page, tmp_path):
+    c, url = page
+    text = unquote(url.removeprefix('file://'))
+    with open(text, encoding='utf-8') as f:
+        inner = escape(f.read())
+    outer = tmp_path / 'outer.html'
+    outer.write_text(f'<iframe srcdoc="{inner}" width="900" height="700"></iframe>')
+    c.open(outer.as_uri())
+    inside = "document.querySelector('iframe').contentDocument"
+    c.js(f"{inside}.querySelector('[value=cp_lrp]').click()")
+    assert 'CP-LRP' in c.js(f"{inside}.querySelector('#name0').textContent")
     assert c.errors == []
 
 
@@ -155,7 +216,7 @@ def page_at(path, *asked, state='', **options):
 
 def test_narrow_and_long(shallow, tmp_path):
     text, methods = ' '.join(['slow but quiet and'] * 30), ['attn_lrp', 'cp_lrp']
-    with page_at(tmp_path / 'long.html', *shallow, text, methods=methods) as c:
+    with page_at(tmp_path / 'long.html', *shallow, text, method=methods) as c:
         c.width(360)
         c.open((tmp_path / 'long.html').as_uri())
         assert c.js('document.documentElement.scrollWidth') <= 360
@@ -166,7 +227,7 @@ def test_narrow_and_long(shallow, tmp_path):
 
 def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
     text = ' '.join(['slow'] * 150)
-    with page_at(tmp_path / 'a.html', *shallow, text, methods=['loo']) as c:
+    with page_at(tmp_path / 'a.html', *shallow, text, method=['loo']) as c:
         for off in ('#boxes input', '#preset option[value=own]'):
             assert c.js(f"document.querySelector('{off}').disabled") is True
         c.js(
@@ -179,7 +240,7 @@ def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
 
 
 def test_special_tokens_do_not_set_the_scale(demo, tmp_path, monkeypatch):
-    made = page_data(*demo, TEXT, methods=['loo', 'removal'])
+    made = page_data(*demo, TEXT, method=['loo', 'removal'])
     for scores in (*made['methods'].values(), *made['sets'].values()):
         scores[0] = 50.0  # a [CLS] that would hide every word
     monkeypatch.setattr('lrp_loo.reports.page.page_data', lambda *a, **kw: made)
@@ -193,5 +254,6 @@ def test_special_tokens_do_not_set_the_scale(demo, tmp_path, monkeypatch):
             "[...document.querySelectorAll('#tokens0 span')].map(e =>"
             " getComputedStyle(e).backgroundColor)"
         )
-        assert shown[strongest] == 'rgb(%d, %d, %d)' % want
+        mixed = re.findall(r'[\d.]+', shown[strongest].removeprefix('color(srgb '))
+        assert tuple(round(255 * float(c)) for c in mixed) == want
         assert f'largest {largest:.3g}' in c.js(NAME)

@@ -294,7 +294,7 @@ HELD_TEXTS = [*TEXTS, 'A warm and funny film, and never once dull.']
 def test_three_callers_hold_methods_against_loo_alike(tokenizer):
     model = random_bert()
     encs = [encode(model, tokenizer, t) for t in HELD_TEXTS]
-    worker = BatchWorker((model, tokenizer, 'random'), methods=HELD)
+    worker = BatchWorker(model, tokenizer, HELD)
     found = worker(pa.table(dict(index=range(len(encs)), text=HELD_TEXTS))).to_pandas()
     held = [{(r.index, r.method): r.r for r in found.itertuples(index=False)}]
     targets = [dict(zip(found['index'], found.target))]

@@ -30,7 +30,7 @@ from forked import fork
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer
 
-from lrp_loo import explain_dataset, load_texts
+from lrp_loo import load_texts, sweep
 from lrp_loo.cli import _ended_by_signals, _endings, main
 from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.models.demos import demo_base
@@ -139,8 +139,8 @@ def same_sweeps(a, b):
 def swept(small, n, out, methods, size):
     "A sweep of some texts by the small model."
     texts = load_texts('sst2', 'embedded', limit=n).texts
-    how = dict(model=(*small, 'small'), batch_size=size, progress=False)
-    return explain_dataset(texts, out, methods, **how)
+    how = dict(name='small', batch_size=size, progress=False)
+    return sweep(*small, texts, out, methods, **how)
 
 
 @pytest.fixture(scope='module')

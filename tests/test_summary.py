@@ -16,7 +16,7 @@ from lrp_loo.core import Attribution
 from lrp_loo.reports.summary import places_in_text
 from lrp_loo.reports.summary_views import MOST_PANELS
 from lrp_loo.stats import mean_interval
-from lrp_loo.trust.sweep import explain_dataset, read_sweep
+from lrp_loo.trust.sweep import read_sweep, sweep
 
 TEXTS = [
     "A Café's quiet film, and never dull.",
@@ -209,7 +209,7 @@ def test_a_word_leads_to_its_places(found):
 def test_rows_of_a_sweep_are_maps(demo, tmp_path):
     how = dict(target=1, keep_texts=True, progress=False)
     methods = ['attn_lrp', 'cp_lrp']
-    explain_dataset(TEXTS[:4], tmp_path / 'out', methods, (*demo, 'demo'), **how)
+    sweep(*demo, TEXTS[:4], tmp_path / 'out', methods, **how)
     rows = read_sweep(tmp_path / 'out')
     s = summarize(rows[rows.method == 'attn_lrp'], min_count=1)
     assert s.texts == TEXTS[:4]

@@ -449,7 +449,7 @@ def summaries(values):
     both = values.add('compared', lrp_loo.compare_summaries, *made.values())
     values.keep('mean r', both.mean_r)
     maps = lrp_loo.explain(*model('sst2'), OWN, target=1)
-    how = dict(unit='token', by_class=False, min_count=2)
+    how = dict(units='token', by_class=False, min_count=2)
     values.keep('tokens', lrp_loo.summarize(maps, **how).to_frame())
 
 
@@ -487,9 +487,9 @@ def texts(values):
 def dataset(values):
     "Rows of a data set, and their table."
     with tempfile.TemporaryDirectory() as folder:
-        how = dict(model=(*model('sst2'), 'own'), device='cpu', progress=False)
-        asked = (OWN, folder, list(METHODS))
-        values.add('table', lrp_loo.explain_dataset, *asked, **how)
+        how = dict(name='own', device='cpu', progress=False)
+        asked = (*model('sst2'), OWN, folder, list(METHODS))
+        values.add('table', lrp_loo.sweep, *asked, **how)
         files = sorted(Path(folder).glob('*.parquet'))
         rows = pd.concat(map(pd.read_parquet, files))
     rows = rows.sort_values(['index', 'method']).to_dict('records')

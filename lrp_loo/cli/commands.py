@@ -668,10 +668,10 @@ def audit(
         data, name, column, columns, split, limit, seed, skip_missing, encoding
     )
     d = asked.read()
-    measured = dict(methods=chosen, chunk=chunk, truncation=truncation)
+    measured = dict(chunk=chunk, truncation=truncation)
     if template is not None:
         measured['template'] = parse_template(template)
-    known = dict(experiment='audit', data=d.info, **measured)
+    known = dict(experiment='audit', data=d.info, methods=chosen, **measured)
     if out and not fresh:
         _check_results(out, known)
     m, tok, label, texts = _model_and_texts(
@@ -680,7 +680,7 @@ def audit(
     left_out = len(d) - len(texts)
     config = known | dict(model=describe_model(m, label), set_aside=left_out)
     results = Results(out, config, fresh)
-    table = run(m, tok, texts, results=results, **measured)
+    table = run(m, tok, texts, chosen, results=results, **measured)
     compared = set(chosen) - {'loo'}
     said = verdict(results.rows, label) if compared else dict(sentence='')
     shown = table.drop(columns='n')
@@ -757,11 +757,12 @@ def sweep(
         known = dict(experiment='sweep', methods=names, target=None, **kept)
         _check_results(Path(out) / 'sweep.json', known)
     table = sweep_texts(
+        model,
+        None,
         d.texts,
         out,
         chosen,
-        model,
-        demo_name(model, name),
+        name=demo_name(model, name),
         device=device,
         batch_size=batch_size,
         engine=engine,
@@ -806,7 +807,7 @@ def _print_summary(summary, target):
 
     explained = 'the explained class' if target is None else repr(target)
     print(
-        f"{summary.unit}s in at least {summary.min_count} texts of a class, by"
+        f"{summary.units}s in at least {summary.min_count} texts of a class, by"
         f" mean effect on the {summary.number} of {explained}"
         f" ({method_title(summary.method)}), with 95 % intervals"
         f"{summary.copies_in_words}"
@@ -907,7 +908,7 @@ def summarize(
     if json:
         about = dict(data=d.info, model=label, n=len(texts), target=target)
         about |= dict(set_aside=left_out)
-        for field in ('method', 'unit', 'min_count', 'number'):
+        for field in ('method', 'units', 'min_count', 'number'):
             about[field] = getattr(found, field)
         _print_json(about | dict(words=found.to_frame().to_dict('records')))
     else:

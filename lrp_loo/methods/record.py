@@ -7,7 +7,9 @@ __all__ = ['attention_maps', 'explained_row', 'rollout_scores', 'loo_scores']
 
 # %% ../../nbs/lib/methods_record.ipynb #00000002
 import dataclasses
+from collections.abc import Callable
 from functools import partial, reduce
+from typing import Any, Unpack
 
 import torch
 
@@ -28,8 +30,10 @@ from lrp_loo.lrp.composite import (
     layer_of,
 )
 from .baselines import MAX_STEPS, N_STEPS, ig_scores, lrp_scores
+from .options import LrpOptions, RuleOptions
 from ..models import forward, watch_embeddings
 from ..models.attention import AttentionMaps, refuse_compiled
+from ..models.encoding import TOKEN_BUDGET
 from ..removal import removal_loo_scores, removal_scores
 from ..removal.auto import PASSES, auto_scores
 from ..removal.rows import removal_rows_scores
@@ -145,7 +149,9 @@ def loo_scores(
     # 'zero_embedding' (images' default), …
     removal=None,
     units=None,  # a `Units` (or None) per text: remove each unit at once
-    **kwargs,  # drop, token_budget of `subset_logits`
+    drop: bool | None = None,  # as for `subset_logits`
+    token_budget: int = TOKEN_BUDGET,  # as for `subset_logits`
+    progress: bool | Callable[[int], Any] = False,  # as for `many_loo`
 ) -> Scores:  # a score per token (patch, unit)
     "Exact Leave-One-Out (section 2.1). Every text is computed without padding."
     texts = [one_text(e) for e in encs]
@@ -159,7 +165,9 @@ def loo_scores(
             removal,
             fill_id(tokenizer, removal),
             numbers,
-            **kwargs,
+            drop,
+            token_budget,
+            progress,
         )
     )
     info = as_removal(removal).info() | dict(exact=True)
@@ -178,7 +186,7 @@ def loo_scores(
 loo_scores.by_unit = True
 
 # %% ../../nbs/lib/methods_record.ipynb #00000010
-def _attn_lrp(*args, bypass_softmax=(), eps=0.0, **options):
+def _attn_lrp(*args, bypass_softmax=(), eps=0.0, **options: Unpack[LrpOptions]):
     "AttnLRP, with any layers' softmax bypassed."
     rules = attn_lrp(bypass_softmax, eps)
     return lrp_scores(*args, composite=rules, **options)
@@ -192,23 +200,25 @@ def _bypassed(bypass_softmax=(), **others):
     return tuple(sorted(places, key=lambda x: (layer_of(x), str(x))))
 
 
-def _cp_lrp(*args, eps=0.0, **options):
+def _cp_lrp(*args, eps=0.0, **options: Unpack[LrpOptions]):
     "CP-LRP."
     return lrp_scores(*args, composite=cp_lrp(eps), **options)
 
 # %% ../../nbs/lib/methods_record.ipynb #00000011
-def _canonized(*args, bypass_softmax=(), eps=0.0, **options):
+def _canonized(*args, bypass_softmax=(), eps=0.0, **options: Unpack[LrpOptions]):
     "LRP with canonized products."
     rules = canonized_lrp(bypass_softmax, eps)
     return lrp_scores(*args, composite=rules, **options)
 
 
-def _grad_x_input(*args, **options):
+def _grad_x_input(*args, **options: Unpack[LrpOptions]):
     "The plain gradient times the input."
     return lrp_scores(*args, composite=gradient(), **options)
 
 # %% ../../nbs/lib/methods_record.ipynb #00000012
-def _any_rules(*args, composite=None, **options):
+def _any_rules(
+    *args, composite: Composite | None = None, **options: Unpack[RuleOptions]
+):
     """LRP under a Composite, or under one made of its fields: say
     product='gradient', layer_norm='gradient'.
     """
@@ -242,6 +252,8 @@ METHODS.update(
             'LOO within a budget',
             '#7a5195',
             f'at most {PASSES} forward',
+            does='Leaves out some tokens and estimates the others, within a budget of'
+            ' passes; exact where that is affordable.',
             on_page=1,
             by_content=True,
             **_UNITS,
@@ -253,22 +265,58 @@ METHODS.update(
             'T forward',
             is_reference=True,
             shows_progress=True,
+            does='Leaves out each token in turn and asks the model again. Exact.',
             on_page=2,
             **_UNITS,
         ),
-        'ig': Method(ig_scores, 'IG', '0.3', on_page=6, **_IG),
-        'rollout': Method(rollout_scores, 'Rollout', '0.8', on_page=8, **_ROLLOUT),
+        'ig': Method(
+            ig_scores,
+            'IG',
+            '0.3',
+            does='Integrated gradients: adds up gradients on the way from an empty'
+            ' text to this one.',
+            on_page=6,
+            **_IG,
+        ),
+        'rollout': Method(
+            rollout_scores,
+            'Rollout',
+            '0.8',
+            does='Follows attention from layer to layer, whatever is asked about.',
+            on_page=8,
+            **_ROLLOUT,
+        ),
         'rollout_residual': Method(
             partial(rollout_scores, residual=True), 'Rollout + I', '0.7', **_ROLLOUT
         ),
         'attn_lrp': Method(
-            _attn_lrp, 'AttnLRP', 'C0', bypassed=_bypassed, on_page=4, **_LRP
+            _attn_lrp,
+            'AttnLRP',
+            'C0',
+            does='Shares the score out backwards through the layers, down to the'
+            ' tokens.',
+            bypassed=_bypassed,
+            on_page=4,
+            **_LRP,
         ),
-        'cp_lrp': Method(_cp_lrp, 'CP-LRP', 'C2', on_page=5, **_LRP),
+        'cp_lrp': Method(
+            _cp_lrp,
+            'CP-LRP',
+            'C2',
+            does='As AttnLRP, with the attention held as it is.',
+            on_page=5,
+            **_LRP,
+        ),
         'canonized': Method(_canonized, 'canonized LRP', 'C4', **_LRP),
         'lrp': Method(_any_rules, 'LRP', 'C9', **_LRP),
         'removal': Method(
-            removal_scores, 'removal', 'C3', on_page=3, **_UNITS, **_ONE_PASS
+            removal_scores,
+            'removal',
+            'C3',
+            does='Estimates in one pass what leaving out each token would do.',
+            on_page=3,
+            **_UNITS,
+            **_ONE_PASS,
         ),
         'removal+loo': Method(
             removal_loo_scores,
@@ -285,6 +333,13 @@ METHODS.update(
             any_model=False,
             **_UNITS,
         ),
-        'grad_x_input': Method(_grad_x_input, 'grad × input', '0.6', on_page=7, **_LRP),
+        'grad_x_input': Method(
+            _grad_x_input,
+            'grad × input',
+            '0.6',
+            does='The gradient at each token, times the token.',
+            on_page=7,
+            **_LRP,
+        ),
     }
 )

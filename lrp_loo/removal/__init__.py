@@ -16,10 +16,13 @@ import torch
 
 from ..asked.rows import GeneratedReadout, Scores, text_by_text
 from ..asked.targets import settled
+from ..asked.units import Units
 from ..core.files import pad_batch, unpad_batch
 from ..loo.engines import read_subsets
 from ..loo.removals import Text
 from ..loo.variants import check_hidden
+from ..core.types import Model, OneTarget, Tokenizer
+from ..lrp.composite import Composite
 from ..models.encoding import special_mask
 from .one_pass import removal_pass
 
@@ -31,7 +34,7 @@ def expected_r(
     scores: torch.Tensor,  # (n,) estimates of LOO
     spread: torch.Tensor,  # (n,) their spread; 0 where the LOO is exact
     # (n,) bool: which count (content tokens); None: all
-    counts: torch.Tensor = None,
+    counts: torch.Tensor | None = None,
     c: float = SPREAD_TO_ERROR,  # error in units of the spread
 ) -> float:  # between 0 and 1; NaN for fewer than two tokens
     "The Pearson r with LOO that the estimate's own spread leads one to expect."
@@ -45,10 +48,10 @@ def expected_r(
 
 # %% ../../nbs/lib/removal.ipynb #00000007
 def content_units(
-    tokenizer,
-    batch: dict,  # encoded texts, or images
-    units: list = None,  # a `Units` (or None) per text
-    n_patches: int = None,  # of images
+    tokenizer: Tokenizer,
+    batch: dict[str, torch.Tensor],  # encoded texts, or images
+    units: list[Units | None] | None = None,  # per text
+    n_patches: int | None = None,  # of images
 ) -> torch.Tensor:  # (batch, n_units) bool, on the CPU
     "Which tokens (units) are neither special nor padding; every patch."
     if 'input_ids' not in batch:
@@ -68,13 +71,13 @@ def content_units(
 
 # %% ../../nbs/lib/removal.ipynb #00000009
 def put_exact(
-    model,
-    enc: dict,  # one encoded text
-    target,  # see `as_target`, settled
-    units,  # a `Units`, or None: tokens
+    model: Model,
+    enc: dict[str, torch.Tensor],  # one encoded text
+    target: OneTarget,  # settled
+    units: Units | None,  # None: tokens
     scores: torch.Tensor,  # (n_units,) changed in place
     which: torch.Tensor,  # numbers of units
-):
+) -> None:
     "The exact LOO of these units in place of their scores, by attention mask."
     if not len(which):
         return
@@ -85,13 +88,15 @@ def put_exact(
 
 # %% ../../nbs/lib/removal.ipynb #0000000a
 def removal_scores(
-    model,
-    tokenizer,
-    encs: list,  # encoded texts, (1, T_i) tensors each, or images
-    target=None,  # see `as_target`; the predicted class by default
-    units=None,  # a `Units` (or None) per text: what is removed at once
+    model: Model,
+    tokenizer: Tokenizer,
+    encs: list[
+        dict[str, torch.Tensor]
+    ],  # encoded texts, (1, T_i) tensors each, or images
+    target: OneTarget = None,  # see `as_target`; the predicted class by default
+    units: list[Units | None] | None = None,  # per text: what is removed at once
     # rules for the network between the attentions; none by default
-    composite=None,
+    composite: Composite | None = None,
     own_rows: bool = False,  # keep the rows that nobody reads
     # hold the attention weights of one layer at a time, which is run again on
     # the way back: for long inputs
@@ -154,21 +159,25 @@ def _put_special(model, batch, target, units, content, found):
 # %% ../../nbs/lib/removal.ipynb #00000016
 @text_by_text
 def removal_loo_scores(
-    model,
-    tokenizer,
-    enc: dict,  # encoded texts, taken one by one
-    target=None,  # see `as_target`; the predicted class by default
+    model: Model,
+    tokenizer: Tokenizer,
+    enc: dict[str, torch.Tensor],  # encoded texts, taken one by one
+    target: OneTarget = None,  # see `as_target`; the predicted class by default
     # exact passes, fewer where a text has fewer tokens (units); None: the
     # square root of their number, rounded up
-    n_exact: int = None,
-    units=None,  # a `Units` (or None) per text: what is removed at once
-    **options,  # of `removal_scores`
+    n_exact: int | None = None,
+    units: Units | None = None,  # of each text: what is removed at once
+    composite: Composite | None = None,  # as for `removal_scores`
+    own_rows: bool = False,  # as for `removal_scores`
+    checkpoint: bool = False,  # as for `removal_scores`
+    exact_special: bool = False,  # as for `removal_scores`
 ) -> Scores:  # as `removal_scores`, and in info exact: which units
     """The estimate of `removal`, with the exact LOO of the few tokens where it
     is least sure.
     """
     of_text = None if units is None else [units]
-    found = removal_scores(model, tokenizer, [enc], target, units=of_text, **options)
+    how = (of_text, composite, own_rows, checkpoint, exact_special)
+    found = removal_scores(model, tokenizer, [enc], target, *how)
     scores, info = found.scores.clone(), found.info[0]
     (content,) = content_units(tokenizer, enc, of_text, scores.shape[1])
     k = math.ceil(math.sqrt(len(content))) if n_exact is None else n_exact

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from ..core.files import whole_number
+from ..core.needs import needs
 from ..models.encoding import as_texts
 from .summary import Summary, interval_ends, shown_forms
 from .summary_views import method_title, save_block
@@ -27,10 +28,10 @@ def _check_two(first, second):
             raise TypeError(
                 f"compare_summaries takes two of `summarize`, got {type(s).__name__}"
             )
-    if first.unit != second.unit:
+    if first.units != second.units:
         raise ValueError(
-            f"summaries of {first.unit}s and of {second.unit}s cannot be"
-            " compared; take one unit"
+            f"summaries of {first.units}s and of {second.units}s cannot be"
+            " compared; take the same units for both"
         )
     if len(first.texts) != len(second.texts):
         raise ValueError(
@@ -115,7 +116,7 @@ class SummaryComparison:
     # the low and high end of its interval, texts
     words: pd.DataFrame
     scale: tuple  # the typical effect of each, in its own units
-    unit: str = 'word'
+    units: str = 'word'
 
     @property
     def mean_r(self):
@@ -193,7 +194,7 @@ def compare_summaries(
     words = _words_apart(alike, scale, min_count)
     words['word'] = words.word.map(shown_forms(rows))
     texts = _r_of_texts(rows, first.texts)
-    return SummaryComparison(names, texts, words, scale, first.unit)
+    return SummaryComparison(names, texts, words, scale, first.units)
 
 # %% ../../nbs/lib/reports_comparison.ipynb #0000000e
 def _r_panel(ax, comparison):
@@ -270,7 +271,7 @@ def scatter_figure(
     n: int = 8,  # words that are named
 ):  # a matplotlib figure
     "The texts' r, and the words' two mean effects."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     whole_number('n', n, 0)
     fig, axes = plt.subplots(1, 2, figsize=(9.6, 4), layout='constrained')

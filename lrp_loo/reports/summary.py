@@ -90,7 +90,7 @@ def _has_units(a):
     return 'unit_of_token' in a.info
 
 # %% ../../nbs/lib/reports_summary.ipynb #0000000f
-def _said(a, text, unit):
+def _said(a, text, units):
     "The text of one map; (written, start, end, score, special) of each word in it."
     content = a.is_content.nonzero()[:, 0].tolist()
     special = (~a.is_content).nonzero()[:, 0].tolist()
@@ -100,7 +100,7 @@ def _said(a, text, unit):
         shown = shown_tokens(a.tokens)
     text, places = _laid_out([shown[i] for i in content], text)
     own = range(len(content))
-    joins = unit == 'word' and not _has_units(a)
+    joins = units == 'word' and not _has_units(a)
     if joins:  # a token belongs to the word that it begins in
         starts = [start for start, _ in text_spans(text, 'word')]
         own = [bisect_right(starts, start) - 1 for start, _ in places]
@@ -232,20 +232,20 @@ def _check_one_model(maps):
                 )
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000016
-def _check_unit(unit):
-    if unit not in SUMMARY_UNITS:
+def _check_units(units):
+    if units not in SUMMARY_UNITS:
         raise ValueError(
-            f"unit={unit!r} is not known; take one of {', '.join(SUMMARY_UNITS)}"
+            f"units={units!r} is not known; take one of {', '.join(SUMMARY_UNITS)}"
         )
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000017
-def _check_unit_of(maps, unit):
+def _check_units_of(maps, units):
     "The maps' own units are those that were asked for."
     of_units = [a for a in maps if _has_units(a)]
-    if unit == 'token' and of_units:
+    if units == 'token' and of_units:
         raise ValueError(
-            "unit='token', and these maps are of longer units; explain with"
-            " units='token', or take unit='word'"
+            "units='token', and these maps are of longer units; explain with"
+            " units='token', or summarize with units='word'"
         )
     if 0 < len(of_units) < len(maps):
         raise ValueError(
@@ -361,7 +361,7 @@ class Summary:
     occurrences: pd.DataFrame
     texts: list  # strings, as they were given or joined from tokens
     method: str  # of the maps, as METHODS names it, with its options
-    unit: str  # 'word' or 'token'
+    units: str  # 'word' or 'token'
     min_count: int = 5  # texts of a class that say a listed word, at least
     number: str = 'logit'  # what is explained
     model: str = ''  # its name, where the maps tell it
@@ -376,7 +376,7 @@ class Summary:
         if not len(self._table):
             most = word_numbers(content).texts.max()
             raise ValueError(
-                f"no {self.unit} stands in min_count={self.min_count} texts of"
+                f"no {self.units} stands in min_count={self.min_count} texts of"
                 f" one class; the most frequent stands in {most}: take a"
                 " smaller min_count, or more texts"
             )
@@ -409,13 +409,13 @@ class Summary:
 
     def key(self, word):
         "As `occurrences` has it."
-        return word.casefold() if self.unit == 'word' else word
+        return word.casefold() if self.units == 'word' else word
 
     def _of(self, word):
         "Its occurrences."
         if not isinstance(word, str):
             raise TypeError(
-                f"a summary is asked for a {self.unit}, a str, got"
+                f"a summary is asked for a {self.units}, a str, got"
                 f" {type(word).__name__}"
             )
         return self._content.iloc[self._rows.get(self.key(word), [])]
@@ -524,7 +524,7 @@ class Summary:
     def __repr__(self):
         head = (
             f"Summary({method_title(self.method)}, {len(self.texts)} texts,"
-            f" {len(self)} {self.unit}s in at least {self.min_count} texts of a"
+            f" {len(self)} {self.units}s in at least {self.min_count} texts of a"
             f" class{self.copies_in_words}):"
         )
         lines = [head]
@@ -540,7 +540,7 @@ def summarize(
     maps: list,
     # 'word': word pieces are joined, their scores added; 'token': as the
     # vocabulary has them
-    unit: str = 'word',
+    units: str = 'word',
     # True: a text counts for the class that is explained (by default of
     # `explain` the predicted one); False: there must be one; or a group for
     # each text, such as its true label
@@ -555,7 +555,7 @@ def summarize(
     ValueError or TypeError where the maps cannot be averaged.
     """
     whole_number('min_count', min_count)
-    _check_unit(unit)
+    _check_units(units)
     if texts is None and hasattr(maps, 'columns') and 'text' in maps:
         texts = [t if isinstance(t, str) else tuple(t) for t in maps['text']]
     maps = _as_maps(maps)
@@ -567,15 +567,15 @@ def summarize(
         )
     _check_one_method(maps)
     _check_one_model(maps)
-    _check_unit_of(maps, unit)
+    _check_units_of(maps, units)
     classes = _classes_of(maps, by_class)
-    said = [_said(a, text, unit) for a, text in zip(maps, texts)]
+    said = [_said(a, text, units) for a, text in zip(maps, texts)]
     columns = ['written', 'start', 'end', 'score', 'special']
     rows = pd.DataFrame([row for _, own in said for row in own], columns=columns)
     lengths = [len(own) for _, own in said]
     rows.insert(0, 'text', np.repeat(range(len(said)), lengths))
     rows.insert(1, 'class', np.repeat(np.array(classes, object), lengths))
-    words = rows.written.str.casefold() if unit == 'word' else rows.written
+    words = rows.written.str.casefold() if units == 'word' else rows.written
     rows.insert(2, 'word', words)
     own = _no_copies(maps, texts, classes)
     rows['copy'] = ~rows.text.isin(own)
@@ -583,7 +583,7 @@ def summarize(
         rows,
         [text for text, _ in said],
         maps[0].called,
-        unit,
+        units,
         min_count,
         'log-probability' if maps[0].info.get('log_prob') else 'logit',
         maps[0].info.get('model', ''),
@@ -612,7 +612,7 @@ def summarize_texts(
     method='auto',  # one of METHODS
     # what is explained, one for all texts; None: each text's predicted class
     target=None,
-    unit: str = 'word',  # 'word' or 'token'
+    units: str = 'word',  # 'word' or 'token'
     by_class=True,  # as for `summarize`
     min_count: int = 5,  # as for `summarize`
     batch_size: int = 16,  # texts in work at once
@@ -627,11 +627,11 @@ def summarize_texts(
     for i, text in enumerate(texts):
         if not isinstance(text, (str, tuple)):
             raise TypeError(f"text {i} must be a str, got {type(text).__name__}")
-    _check_unit(unit)
+    _check_units(units)
     if whole_number('min_count', min_count) > len(texts):
         raise ValueError(
             f"min_count={min_count}, and there are {len(texts)} texts: no"
-            f" {unit} would be listed; take a smaller min_count, or more texts"
+            f" {units} would be listed; take a smaller min_count, or more texts"
         )
     if isinstance(target, list):
         raise ValueError(
@@ -646,11 +646,11 @@ def summarize_texts(
         )
     at_door = ('truncation', 'max_length', 'device', 'template')
     given = {name: options[name] for name in at_door if name in options}
-    asked = Asked.of(model, tokenizer, texts, [method], target, unit, **given)
+    asked = Asked.of(model, tokenizer, texts, [method], target, units, **given)
     # the longest first, some batches at a time
     lengths = [len(text if isinstance(text, str) else ''.join(text)) for text in texts]
     order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
-    options |= dict(batch_size=batch_size, units=unit)
+    options |= dict(batch_size=batch_size, units=units)
     maps = [None] * len(texts)
     look = dict(disable=not progress, desc='explain', unit='text')
     with tqdm(total=len(texts), **look) as bar:
@@ -664,4 +664,4 @@ def summarize_texts(
                 vars(a).pop('begun', None)  # nobody goes on with these
                 maps[i] = a
             bar.update(len(part))
-    return summarize(maps, unit, by_class, min_count, texts)
+    return summarize(maps, units, by_class, min_count, texts)

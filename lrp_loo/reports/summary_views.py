@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from ..core.files import write_text_atomic
+from ..core.needs import needs
 from ..methods import METHODS
 from ..views.figures import unit_rgb
-from ..views.html import DOWN, UP, draw, score_colours
+from ..views.html import DOWN, UP, draw, said_of, score_colours, unit_words
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000006
 MOST_DOTS = 500  # of one word
@@ -48,7 +49,7 @@ def _n_texts(summary, name):
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000008
 def _panels(summary, tops):
     "A figure with a panel per class, words down its side, the largest on top."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     rows = max(len(words) for words in tops.values())
     size = (1.6 + 3.8 * len(tops), 1.2 + 0.27 * rows)
@@ -67,7 +68,7 @@ def _panels(summary, tops):
     fig.supxlabel(
         f'{method_title(summary.method)} score: below 0 lowers the'
         f' {summary.number} of the class, above 0 raises it\n(in brackets:'
-        f' texts that say the {summary.unit})',
+        f' texts that say the {summary.units})',
         fontsize=8,
     )
     return fig, axes[0]
@@ -196,10 +197,16 @@ def summary_html(
     special = summary.to_frame(special=True)
     special = special[special['class'].isin(tops)].to_dict('records')
     said = [f"{row['word']} {row['mean']:+.2f} ({row['class']})" for row in special]
+    title = method_title(summary.method)
+    rows = (row for each in drawn for row in each['words'])
+    strongest = max(rows, key=lambda row: abs(row['mean']))
+    template = unit_words(summary.method.partition('(')[0], summary.number, called=title)
+    said = said_of(template, f"“{strongest['word']}”", strongest['mean'])
     return draw(
         'summary',
         summary,
-        method_title(summary.method),
+        title,
+        f'On average, {said}',
         drawn,
         at=lambda x: 100 * (min(max(x, low), high) - low) / (high - low),
         left_out=len(summary.top(1)) - len(tops) if classes is None else 0,
@@ -216,7 +223,7 @@ def save_block(
     path = Path(path)
     if path.suffix != '.html':
         raise ValueError(f"{path.name!r} must end in .html")
-    write_text_atomic(path, draw('sheet', title, block, headed=True))
+    write_text_atomic(path, draw('sheet', title, block))
 
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000016
 def save_summary(

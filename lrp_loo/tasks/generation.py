@@ -270,7 +270,7 @@ def audit_generation(
     tokenizer,  # its tokenizer
     prompts: list,  # of str, or of messages
     # names of METHODS, or name → (method, options)
-    methods=('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
+    method=('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
     continuations: list = None,  # one per prompt; None: the model's own
     first_token: bool = False,  # does a text's very first token count?
     progress: bool = True,  # show a bar
@@ -289,7 +289,7 @@ def audit_generation(
         raise ValueError(
             f"{len(said)} continuations for {len(prompts)} prompts; give one for each"
         )
-    methods = as_methods(methods)
+    methods = as_methods(method)
     every = list(zip(prompts, said))
     own = [every[i] for i in first_of_each(map(repr, every))]
     rows = [

@@ -459,8 +459,9 @@ def audit_pairs(
     model,  # as for `explain_pairs`
     tokenizer,  # as for `explain_pairs`
     texts,  # as for `explain_pairs`
-    # name → (method, options); None: `removal`, with few passes and with all
-    methods: dict = None,
+    # 'removal', 'exact' or a list of them; or name → (method, options); None:
+    # `removal`, with few passes and with all
+    method=None,
     least: float = LARGE,  # pairs with a smaller |I_ij| are not large
     progress: bool = True,  # show a bar
     target=None,  # as for `explain_pairs`
@@ -476,7 +477,7 @@ def audit_pairs(
     """How far each method follows the exact interactions. Copies of a text
     count once.
     """
-    methods = as_methods(_COMPARED if methods is None else methods)
+    methods = as_methods(_COMPARED if method is None else method)
     refusing = [m for m in methods if m != 'exact']
     methods = {
         name: (method, options | own)

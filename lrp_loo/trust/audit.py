@@ -198,7 +198,7 @@ def faithfulness_rows(
     """
     if 'loo' in methods and not is_reference(*methods['loo']):
         raise ValueError(
-            f"methods['loo'] is {methods['loo']!r}, and the name 'loo' stands"
+            f"method['loo'] is {methods['loo']!r}, and the name 'loo' stands"
             " for the exact LOO that the others are held against; choose"
             " another name"
         )
@@ -543,7 +543,7 @@ def audit(
     # texts; a single one is a list of one
     texts,
     # one of METHODS or a list of them; or name → (method, options)
-    methods=('loo', 'auto', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'rollout'),
+    method=('loo', 'auto', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'rollout'),
     # as for `explain`: each text's predicted class by default; a list has one
     # per text
     target=None,
@@ -572,7 +572,7 @@ def audit(
     """How far each method follows exact Leave-One-Out on these texts (Table 2
     for any model). Copies of a text count once.
     """
-    methods = as_methods(methods)
+    methods = as_methods(method)
     if SLOTS in methods:
         raise ValueError(
             f"the name {SLOTS!r} stands for a constant in each token that stands in"

@@ -26,7 +26,7 @@ class Cost:
     seconds: float  # of a core, or of a GPU, for all of them
     seconds_se: float  # its standard error, as the sample's lengths have it
     passes: float  # forward passes over a text, on average; None: not known
-    unit: str  # what a second is of: 'core' or 'GPU'
+    processor: str  # what a second is of: 'core' or 'GPU'
     price: float = None  # of an hour of it; None: not said
 
     @property
@@ -42,7 +42,7 @@ class Cost:
     def __repr__(self):
         off = 1.96 * self.seconds_se
         low, high = max(0.0, self.seconds - off), self.seconds + off
-        said = f"{self.n_texts:,} texts: {in_words(self.seconds)} of a {self.unit}"
+        said = f"{self.n_texts:,} texts: {in_words(self.seconds)} of a {self.processor}"
         said += f" ({in_words(low)} to {in_words(high)})"
         if self.passes is not None:
             said += f", {self.passes:.1f} passes a text"

@@ -10,12 +10,10 @@ import contextlib
 import hashlib
 import logging
 import os
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 
@@ -28,15 +26,22 @@ from lrp_loo.core.files import (
     whole_number,
 )
 from ..core.hooks import leaves_nothing, taken_back
+from ..core.needs import needs
 from ..methods import Asked, as_methods, by_target
 from ..models import DTYPES, at_precision, has_tf32
 from ..models.encoding import as_texts, encode, is_encoding
 from ..models.objects import unwrap
-from ..models.layers import describe_model
+from ..models.layers import describe_model, name_of_model
 from ..models.loading import load_model
 from .audit import audit_table, held_against_loo
 from .faithfulness import readings
 from .results import Results
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = needs('pyarrow', 'data'), needs('pyarrow.parquet', 'data')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000006
 SCHEMA = pa.schema(
@@ -65,6 +70,17 @@ def _sha(text):
     joined = text if isinstance(text, str) else '\0'.join(text)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
+# %% ../../nbs/lib/trust_sweep.ipynb #432da790
+def _loaded(model, tokenizer, name, task, device):
+    "The model, its tokenizer, and what rows call it."
+    label = name
+    if isinstance(model, (str, os.PathLike)):
+        there = resolve_device(device)
+        model, own, label = load_model(model, name or 'sst2', there, task)
+        tokenizer = own if tokenizer is None else tokenizer
+    model, tokenizer = unwrap(model, tokenizer)
+    return model, tokenizer, label or name_of_model(model)
+
 # %% ../../nbs/lib/trust_sweep.ipynb #00000007
 class BatchWorker:
     """A model, loaded once, that turns batches of texts into rows: one per
@@ -73,12 +89,11 @@ class BatchWorker:
 
     def __init__(
         self,
-        # model, name and task as for `load_model`; or what it returned:
-        # (model, tokenizer, name)
-        model='demo',
-        name: str = 'sst2',
-        task: str = 'class',
-        methods: dict = None,  # name → (method, options) as for `audit`
+        model,  # as for `sweep`
+        tokenizer=None,  # as for `sweep`
+        method='attn_lrp',  # one or several, as for `audit`
+        name: str = None,  # as for `sweep`
+        task: str = 'class',  # as for `load_model`
         # the class that is explained, unless a batch has a column of them; None:
         # each text's predicted one
         target: int = None,
@@ -91,14 +106,13 @@ class BatchWorker:
     ):
         if threads:
             torch.set_num_threads(threads)
-        self.methods = methods or {'attn_lrp': ('attn_lrp', {})}
+        self.methods = as_methods(method)
         self.target = target
         self.dtype = dtype
         self.cut = (truncation, max_length)
         self.keep_texts = keep_texts
-        if not isinstance(model, tuple):
-            model = load_model(model, name, resolve_device(device), task)
-        loaded, self.tokenizer, self.label = model
+        given = (model, tokenizer, name, task, device)
+        loaded, self.tokenizer, self.label = _loaded(*given)
         # the weights, once; each call sets the products' precision again
         with at_precision(loaded, dtype) as self.model:
             pass
@@ -242,15 +256,8 @@ def _missing(out, texts, methods, targets):
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000010
 def _import_ray():
-    if find_spec('ray') is None:
-        raise ModuleNotFoundError(
-            "engine='ray' needs Ray Data, which is not installed: pip install"
-            " 'lrp_loo[ray]'"
-        )
-    import ray
-    import ray.data
-
-    return ray
+    needs('ray.data', 'ray')
+    return needs('ray', 'ray')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000011
 @contextlib.contextmanager
@@ -383,7 +390,8 @@ def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
         )
     if engine == 'ray' and is_loaded:
         raise ValueError(
-            "engine='ray': each worker loads the model itself; give its name or folder"
+            "engine='ray': each worker loads the model and its tokenizer itself; give"
+            " the model's name or folder, and None for the tokenizer"
         )
     if engine == 'ray':
         _import_ray()
@@ -439,21 +447,22 @@ def _class_of(target):
 # %% ../../nbs/lib/trust_sweep.ipynb #0000001a
 @leaves_nothing
 def sweep(
-    texts: list,  # n strings
+    # as for `explain`; or a name or folder for `load_model`, which with
+    # engine='ray' it must be
+    model,
+    tokenizer,  # as for `explain`; None: the one that is loaded with the model
+    texts,  # n strings, or pairs
     # the folder for parquet files and sweep.json (for several machines: one
     # that all of them see)
     out,
-    # names of METHODS, or name → (method, options)
-    methods=('attn_lrp', 'cp_lrp'),
-    # model, name and task as for `load_model`; in one process also (model,
-    # tokenizer, name), with a model, tokenizer as `explain` takes them, or a
-    # transformers pipeline
-    model='demo',
-    name: str = 'sst2',  # as for `load_model`
-    task: str = 'class',  # as for `load_model`
+    method=('attn_lrp', 'cp_lrp'),  # one or several, as for `audit`
     # the class that is explained, by number or name, or a list with one per
     # text; None: each text's predicted one
-    target: int = None,
+    target=None,
+    # of 'demo' and 'paper' the data set, as for `load_model`; of a loaded model
+    # what rows call it (None: as its config does)
+    name: str = None,
+    task: str = 'class',  # as for `load_model`
     # 'float32', 'bfloat16' or 'tf32', see `at_precision`
     dtype: str = 'float32',
     # 'auto', 'cpu', 'cuda', …; 'auto' leaves a loaded model where it is
@@ -473,25 +482,20 @@ def sweep(
     """Exact LOO and every method for each text of a data set, in one process
     or many, resumable.
     """
-    texts, methods = as_texts(texts), as_methods(methods)
+    texts, methods = as_texts(texts), as_methods(method)
     out = Path(out).expanduser().resolve()
-    if (given := unwrap(model))[0] is not model:  # a pipeline
-        model = (*given, type(given[0]).__name__)
-    is_loaded = isinstance(model, tuple)
+    is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
     how = (dtype, device, batch_size, engine, workers)
     _check_run(texts, is_loaded, *how)
     finished = _whole_files(out)
-    here, there = model, None if device == 'auto' else device
-    if not is_loaded:
-        # with Ray to look at; the workers load their own
-        on, there = resolve_device(device) if engine == 'plain' else 'cpu', None
-        here = load_model(model, name, on, task)
-    m, tokenizer, label = here
-    m, tokenizer = unwrap(m, tokenizer)
+    # with Ray to look at; the workers load their own
+    on = device if engine == 'plain' else 'cpu'
+    m, tokenizer, label = _loaded(model, tokenizer, name, task, on)
     if tokenizer is None:
         raise ValueError(f"{label} takes images, and this sweep explains texts")
     cut = dict(truncation=truncation, max_length=max_length)
     asked = [method for method, _ in methods.values()]
+    there = None if device == 'auto' or engine == 'ray' else device
     asked = Asked.of(m, tokenizer, texts, asked, target, device=there, **cut)
     targets = list(map(_class_of, asked.targets))
     # what rows must have in common to stand in one folder
@@ -514,13 +518,13 @@ def sweep(
     missing = _missing(out, texts, methods, targets)
     batches = _batches(texts, asked.encs, missing, targets, batch_size)
     record.save()
-    options = dict(name=name, task=task, methods=methods, device=device, **kept)
+    options = dict(method=methods, task=task, device=device, **kept)
     options |= dict(target=target if same else None, max_length=max_length)
     if batches and engine == 'plain':
-        options['model'] = (asked.model, asked.tokenizer, label)
+        options |= dict(model=asked.model, tokenizer=asked.tokenizer, name=label)
         _compute_plain(batches, out, options, progress)
     elif batches:
-        options['model'] = model
+        options |= dict(model=model, name=name)
         _compute_ray(batches, out, options, progress, workers)
     table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
     table = table.loc[list(methods)]
@@ -531,4 +535,4 @@ def sweep(
     return table
 
 # %% ../../nbs/lib/trust_sweep.ipynb #0000001b
-explain_dataset = sweep  # its older name
+explain_dataset = sweep  # its older name, for who has it in a program

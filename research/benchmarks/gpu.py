@@ -26,7 +26,7 @@ from lrp_loo.loo import many_loo
 from lrp_loo.models import DTYPES, at_precision, has_tf32
 from lrp_loo.models.encoding import encode
 from lrp_loo.paper.common import PROMPTS
-from lrp_loo.trust.sweep import explain_dataset
+from lrp_loo.trust.sweep import sweep
 
 MODELS = {
     'MiniLM': ('sst2', None),
@@ -155,7 +155,7 @@ def by_ray(args, device):
     def run(**engine):
         with tempfile.TemporaryDirectory() as out:
             options = dict(device=args.device, progress=False)
-            explain_dataset(shown, Path(out), **options, **engine)
+            sweep('demo', None, shown, Path(out), **options, **engine)
 
     Bench(args, device, setting).row(
         'a data set, MiniLM, float32',

@@ -314,7 +314,7 @@ def test_every_removal_of_a_sentence(bert, tokenizer, removal):
 def test_every_removal_in_audit(demo, removal):
     "Of a trained model: a random one's LOO need not order its own curves."
     table = audit(
-        *demo, TEXTS[:2], methods=['loo', 'cp_lrp'], removal=removal, progress=False
+        *demo, TEXTS[:2], method=['loo', 'cp_lrp'], removal=removal, progress=False
     )
     assert abs(table.loc['loo', 'loo_r'] - 1) < 1e-6
     assert table.loc['loo', 'delta'] >= 0
