@@ -43,7 +43,7 @@ function render({ model, el }) {
   function send() {
     since = Date.now();
     sent += 1;
-    model.set('asked', { ...wanted, number: `${own}-${sent}` });
+    model.set('asked', { ...wanted, request: `${own}-${sent}` });
     model.save_changes();
   }
 
@@ -92,7 +92,7 @@ function render({ model, el }) {
       draw_word(spot.firstChild, word, i, want.removed);
     });
     number.textContent = [shown.without && `${shown.without}:`, shown.number].filter(Boolean).join(' ');
-    if (shown.before) make('small', '', number, { textContent: ` · ${shown.before}` });
+    if (shown.before) make('small', '', number, { textContent: shown.before });
     changed.textContent = shown.changed;
     slider.min = shown.least;
     slider.max = shown.most;
@@ -124,7 +124,7 @@ function render({ model, el }) {
 
   function heard() {
     const shown = model.get('shown');
-    if (since !== null && shown.number === `${own}-${sent}`) {
+    if (since !== null && shown.request === `${own}-${sent}`) {
       since = null;
       const ended = shown.done || shown.error;
       if (ended && same(wanted, model.get('asked'))) wanted = null;
@@ -149,10 +149,15 @@ function render({ model, el }) {
   });
   back.addEventListener('click', () => ask({ removed: [] }));
   model.on('change:shown', heard);
+  // the static view, which a notebook without its kernel shows
+  const still = document.querySelector(`[data-lrp-still="${model.get('still')}"]`);
+  const around = still?.closest('.jp-OutputArea-child') ?? still;
+  if (around) around.style.display = 'none';
   const clock = setInterval(() => since !== null && draw(), 1000);
   draw();
   return () => {
     clearInterval(clock);
+    if (around) around.style.display = '';
     model.off('change:shown', heard);
   };
 }

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['anywidget', 'traitlets', 'STEP', 'MOST_CHANGED', 'Held', 'drawn', 'Explorer', 'explore']
 
-# %% ../../nbs/lib/reports_widget.ipynb #aeffc169
+# %% ../../nbs/lib/reports_widget.ipynb #5fc337ea
 import time
 from collections.abc import Iterator
 from importlib.resources import files
 
 import torch
+from IPython.display import display
 
 from ..asked.targets import settled
 from ..core import Attribution
@@ -33,7 +34,7 @@ from lrp_loo.views.html import (
 anywidget = needs('anywidget', 'widget')
 traitlets = needs('traitlets', 'widget')
 
-# %% ../../nbs/lib/reports_widget.ipynb #e6fdb645
+# %% ../../nbs/lib/reports_widget.ipynb #79fc7900
 STEP = 0.3  # seconds of work between two pictures
 
 
@@ -73,6 +74,11 @@ class Held:
         self.seconds = (time.perf_counter() - start) / self.whole.passes
         # removed units → maps, each of more passes than the one before
         self.kept = {(): [self.whole]}
+
+    @property
+    def best(self) -> Attribution:
+        "What is known of the whole text."
+        return self.kept[()][-1]
 
     @property
     def exact_passes(self) -> float:
@@ -160,14 +166,13 @@ class Held:
         a.is_content[list(removed)] = False
         return a
 
-# %% ../../nbs/lib/reports_widget.ipynb #ca0ad53d
+# %% ../../nbs/lib/reports_widget.ipynb #c30d5a02
 MOST_CHANGED = 4  # words whose change is said
 
 
 def _number(a):
     "The explained number, and its probability where there is one."
-    said = headline(a).removeprefix(a.explained).removeprefix(' · ')
-    return said
+    return headline(a).removeprefix(a.explained).removeprefix(' · ')
 
 
 def _changed(whole, a):
@@ -185,7 +190,7 @@ def _changed(whole, a):
     about = '' if whole.exact and a.exact else ' (estimates among them)'
     return f'changed most{about}: ' + ' · '.join(said) if said else ''
 
-# %% ../../nbs/lib/reports_widget.ipynb #6af3484f
+# %% ../../nbs/lib/reports_widget.ipynb #309dd71b
 def drawn(
     held: Held,
     a: Attribution,  # one of its maps
@@ -214,15 +219,13 @@ def drawn(
         number=_number(a),
         before=f'with every word: {_number(held.whole)}' if removed else '',
         without=f"without {', '.join(without)}" if without else '',
-        changed=_changed(held.whole, a),
+        changed=_changed(held.best, a),
         legend=legend_html(top, apart_called(held.whole)),
         least=GRADIENT_PASS,
         most=max(GRADIENT_PASS + 1, -int(-held.exact_passes // 1)),
-        exact=a.exact,
-        spent_passes=a.passes,
     )
 
-# %% ../../nbs/lib/reports_widget.ipynb #1efaa3b5
+# %% ../../nbs/lib/reports_widget.ipynb #5244ad15
 class Explorer(anywidget.AnyWidget):
     "A text whose words are removed, and whose budget is moved, in a notebook."
 
@@ -230,12 +233,14 @@ class Explorer(anywidget.AnyWidget):
     _css = str(templates().globals['stylesheet']()) + (
         files('lrp_loo') / 'assets' / 'widget.css'
     ).read_text('utf-8')
-    asked = traitlets.Dict().tag(sync=True)  # number, removed, passes
-    # what was answered: `drawn`; the request's number; done, error
+    asked = traitlets.Dict().tag(sync=True)  # request, removed, passes
+    still = traitlets.Unicode().tag(sync=True)  # names the static view beside it
+    # what was answered: `drawn`; which request; wish (its passes), done, error
     shown = traitlets.Dict().tag(sync=True)
 
     def __init__(self, held: Held, passes: int | None = None):
         super().__init__()
+        self.still = self.model_id
         self.held = held
         self.top = 0.0
         self._show(held.whole, None if held.whole.exact else passes, True)
@@ -272,28 +277,28 @@ class Explorer(anywidget.AnyWidget):
                 )
         return held.step(removed, passes)
 
-    def _show(self, a, passes, done, number=''):
+    def _show(self, a, passes, done, request=''):
         "An answer."
         self.explanation = a
         self.top = max(self.top, scale_top(a))
         said = drawn(self.held, a, self.top)
-        self.shown = said | dict(number=number, wish=passes, done=done, error='')
+        self.shown = said | dict(request=request, wish=passes, done=done, error='')
 
     @traitlets.observe('asked')
     def _answer(self, change):
         "One step of what the browser asks, or why not."
         asked = change['new']
-        number = asked.get('number', '')
+        request = asked['request']
         why = ''
         try:
             a, done = self._step(asked['removed'], asked['passes'])
-            self._show(a, asked['passes'], done, number)
+            self._show(a, asked['passes'], done, request)
         except Exception as e:
             why = ' '.join(str(e).split()) or repr(e)
         except KeyboardInterrupt:
             why = 'interrupted'
         if why:
-            self.shown = self.shown | dict(number=number, done=True, error=why)
+            self.shown = self.shown | dict(request=request, done=True, error=why)
 
     def close(self):
         "The model is let go."
@@ -304,12 +309,17 @@ class Explorer(anywidget.AnyWidget):
         without = f"without {len(self.removed)} units, " if self.removed else ''
         return f'Explorer({without}{self.explanation!r})'
 
-    def _repr_mimebundle_(self, **kwargs):
-        "Where no kernel is, the static view of the same."
-        data, said = super()._repr_mimebundle_(**kwargs)
-        return data | {'text/html': self.explanation._repr_html_()}, said
+    def _ipython_display_(self):
+        """The static view, which the widget hides while it lives, and the widget:
+        JupyterLab shows an error, and nothing else, for one whose kernel is gone.
+        """
+        still = self.explanation._repr_html_()
+        still = f'<div data-lrp-still="{self.model_id}">{still}</div>'
+        display({'text/html': still, 'text/plain': repr(self)}, raw=True)
+        data, said = super()._repr_mimebundle_()
+        display(data | {'text/plain': ''}, raw=True, metadata=said)
 
-# %% ../../nbs/lib/reports_widget.ipynb #1d721b81
+# %% ../../nbs/lib/reports_widget.ipynb #705fdf1c
 def explore(
     model: Model,  # as for `explain`
     tokenizer: Tokenizer,
