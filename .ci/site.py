@@ -7,7 +7,7 @@ Every page of nbs/ is there with its title; links, anchors and pictures
 resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
 Markdown shows raw; equations are MathML; the guide is the second page, the
 search finds tasks by their names, and every picture of figures/ has its place
-in the gallery. Where a Chromium is found, it opens
+on the page of figures. Where a Chromium is found, it opens
 the front page and the chapters of the paper at 1,280 pixels: no block of code
 may have to be scrolled sideways. Where CI is set a browser has to be found.
 """
@@ -85,14 +85,15 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
-SECOND = 'explain.html'  # after the front page
-KINDS = 'tasks.html'
+SECOND = 'guide/explain.html'  # after the front page
+KINDS = 'guide/tasks.html'
 SEARCHES = {  # what a reader types → the page that has to come first
     'regression': KINDS,
     'multi-label': KINDS,
     'NER': KINDS,
     'int8': KINDS,
-    'SHAP': 'other_tools.html',
+    'SHAP': 'guide/other_tools.html',
+    'generation': 'guide/generation.html',
 }
 WIDTH = 1280  # pixels of a window
 
@@ -207,7 +208,8 @@ class Search:
 
     @cached_property
     def index(self):
-        return json.loads(self.path.read_text(encoding='utf-8'))
+        text = self.path.read_text(encoding='utf-8')
+        return json.loads(text.removeprefix('var __index = '))
 
     def words(self, text):
         "As the index cuts a text, in small letters, without signs around."
@@ -270,7 +272,7 @@ class Site:
         yield from self.reference_breaches()
         yield from self.order_breaches()
         yield from self.search_breaches()
-        yield from self.gallery_breaches()
+        yield from self.figure_breaches()
         for path, page in self.pages.items():
             name = str(path.relative_to(self.folder.resolve()))
             checks = (
@@ -286,7 +288,8 @@ class Site:
 
     def chapter_breaches(self, notebook):
         "Is the notebook there, with title, equations and figures?"
-        path = (self.folder / f'{notebook.path.stem}.html').resolve()
+        place = notebook.path.relative_to(ROOT / 'nbs').with_suffix('.html')
+        path = (self.folder / place).resolve()
         page = self.pages.get(path)
         if page is None:
             yield path.name, f'is missing, the page of nbs/{notebook.path.name}'
@@ -307,10 +310,9 @@ class Site:
         "Has every module its page?"
         package = ROOT / 'lrp_loo'
         for module in tracked('lrp_loo/**/[a-z]*.py'):
-            parts = module.relative_to(package).with_suffix('').parts
-            name = f"reference/{'.'.join(parts)}.html"
-            if not (self.folder / name).exists():
-                yield name, 'is missing'
+            name = module.relative_to(package).with_suffix('.html')
+            if not (self.folder / 'reference' / name).exists():
+                yield str(name), 'is missing from the reference'
 
     def order_breaches(self):
         "Does the front page lead on to the guide?"
@@ -320,19 +322,19 @@ class Site:
 
     def search_breaches(self):
         "Is what a reader looks for found, the right page first?"
-        search = Search(self.folder / 'search' / 'search_index.json')
+        search = Search(self.folder / 'search' / 'search_index.js')
         for query, page in SEARCHES.items():
             first = (search.found(query) or ['nothing'])[0]
             if first.split('#')[0] != page:
                 yield 'the search', f'finds {first} by {query!r}, not {page}'
 
-    def gallery_breaches(self):
+    def figure_breaches(self):
         "Is every picture of figures/ there?"
-        gallery = self.pages[(self.folder / 'gallery.html').resolve()]
+        shown = self.pages[(self.folder / 'figures.html').resolve()].loads
         for picture in tracked('figures/**/*.png'):
             path = picture.relative_to(ROOT).as_posix()
-            if path not in gallery.loads:
-                yield 'gallery.html', f'does not show {path}'
+            if path not in shown:
+                yield 'figures.html', f'does not show {path}'
 
     def load_breaches(self, path, page):
         for address in page.loads:
@@ -374,7 +376,7 @@ class Site:
         if may_be_left_out():
             print(f'widths were not measured: {MISSING}')
             return
-        narrow = [self.folder / 'index.html', *self.folder.glob('0*.html')]
+        narrow = [self.folder / 'index.html', *self.folder.glob('[0-9]*.html')]
         with Chromium(WIDTH, 900) as browser:
             browser.width(WIDTH)
             for path in sorted(narrow):
