@@ -5,7 +5,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
-MODELS := $(shell sed -n 's/^\(base\|llm\)_requirements = //p' settings.ini)
+# of two extras, read when they are asked for
+MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
 .PHONY: help venv models test research-test research-smoke stacks format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
@@ -26,7 +27,7 @@ help:
 venv: $(STAMP)
 
 # torch comes first and by number: left to choose, pip takes a newer one with gigabytes of libraries for a GPU.
-$(STAMP): settings.ini constraints.txt setup.py research/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0

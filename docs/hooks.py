@@ -10,6 +10,7 @@ import logging
 import re
 import shutil
 import sys
+import tomllib
 from configparser import ConfigParser
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -98,9 +99,10 @@ def on_config(config):
     settings = ConfigParser(delimiters=['='], interpolation=None)
     settings.read(ROOT / 'settings.ini', encoding='utf-8')
     settings = settings['DEFAULT']
+    project = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
     config.update(
         site_name=settings['title'],
-        site_description=settings['description'],
+        site_description=tomllib.loads(project)['project']['description'],
         copyright=settings['copyright'],
         site_url=f"{settings['doc_host']}{settings['doc_baseurl']}/",
     )

@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from importlib.resources import files
 from pathlib import Path
 from zipfile import BadZipFile
@@ -30,6 +29,7 @@ from torch.nn import functional as F
 
 from .core.files import hub_answers, whole_number
 from .core.hooks import leaves_nothing, taken_back
+from .core.needs import needs
 
 # %% ../nbs/lib/data.ipynb #00000005
 DATASETS = {
@@ -76,8 +76,7 @@ def source_label(
 @contextlib.contextmanager
 def _quiet_datasets():
     "What is wrong with a file is said by us, once."
-    from datasets import logging
-
+    logging = needs('datasets.utils.logging', 'data')
     with taken_back(partial(logging.set_verbosity, logging.get_verbosity())):
         logging.set_verbosity(logging.CRITICAL)
         yield
@@ -88,9 +87,9 @@ def _from_hub(name):
     that cannot be fetched is refused at once; what was fetched before needs no
     hub.
     """
-    import datasets
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
+    datasets = needs('datasets', 'data')
     if Path(name).is_dir() or HF_HUB_OFFLINE or hub_answers(name, 'dataset'):
         return datasets.load_dataset(name)
     raise ConnectionError(
@@ -102,8 +101,7 @@ def _from_hub(name):
 # %% ../nbs/lib/data.ipynb #0000000b
 def _folder_splits(source, name):
     "All splits of a data set in a folder, in the hub's layout."
-    import datasets
-
+    datasets = needs('datasets', 'data')
     folder = source / name
     if not folder.is_dir():
         has = sorted(p.name for p in source.iterdir() if p.is_dir())
@@ -225,9 +223,7 @@ def load_digit_images(
         raise ValueError(f"digits have no split {split!r}; take 'train' or 'test'")
     source = resolve_source(data)
     if source == 'embedded':
-        from sklearn.datasets import load_digits
-
-        d = load_digits()
+        d = needs('sklearn.datasets', 'paper').load_digits()
         order = np.random.default_rng(0).permutation(len(d.target))
         rows = order[:-360] if split == 'train' else order[-360:]
         x = torch.tensor(d.images[rows] / 16.0).float()
@@ -345,11 +341,7 @@ def _xlsx(path, sheet):
     "The sheet that is named, or the one there is; what looks missing is text."
     import pandas as pd
 
-    if find_spec('openpyxl') is None:
-        raise ModuleNotFoundError(
-            f"{path.name}: .xlsx needs openpyxl, which is not installed: pip install"
-            " 'lrp_loo[xlsx]'"
-        )
+    needs('openpyxl', 'xlsx')
     plain = dict(header=None, keep_default_na=False, engine='openpyxl')
     try:
         sheets = pd.read_excel(path, sheet_name=None, **plain)
@@ -398,6 +390,7 @@ def _file_table(path, encoding, wanted, sheet):
     text = _decoded(path, encoding) if kind in PACKED else ''
     try:
         if kind == '.parquet':
+            needs('pyarrow', 'data')
             return pd.read_parquet(path)
         if kind == '.xlsx':
             return _xlsx(path, sheet)

@@ -4,10 +4,13 @@
 
 # %% auto #0
 __all__ = ['CORRELATIONS', 'FEWEST_TOKENS', 'COLUMNS', 'COUNTED_UP_TO', 'DRAWN_FLIPS', 'EQUAL_WITHIN', 'normalize', 'unit_map',
-           'pearson', 'spearman', 'kendall', 'agreement', 'per_text', 'of_texts', 'MeanSE', 'mean_se', 'mean_interval',
-           'paired_difference', 'p_value', 'equivalence_p', 'holm', 'benjamini_hochberg', 'mean_against_zero']
+           'pearson', 'spearman', 'kendall', 'agreement', 'per_text', 'of_texts', 'MeanSE', 'mean_se', 'student_tail',
+           'student_quantile', 'mean_interval', 'paired_difference', 'p_value', 'equivalence_p', 'holm',
+           'benjamini_hochberg', 'mean_against_zero']
 
 # %% ../nbs/lib/stats.ipynb #00000002
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ def normalize(
     scores: torch.Tensor,  # (..., n) maps
     # None, 'sum' (to sum to one; may flip the sign), 'abs' (by the sum of
     # absolute values)
-    how: str = None,
+    how: str | None = None,
 ) -> torch.Tensor:  # (..., n); not finite where the sum is zero
     "Maps under one of the readings of 'normalised' (section 4.1)."
     if how is None:
@@ -59,11 +62,13 @@ def pearson(
 
 # %% ../nbs/lib/stats.ipynb #2a7c37ef
 def _ranks(z):
-    "(..., n) from 1, ties share their mean rank."
-    from scipy.stats import rankdata
-
-    ranks = rankdata(z.detach().double().cpu().numpy(), axis=-1)
-    return torch.from_numpy(np.asarray(ranks)).to(z.device)
+    "(..., n) from 1, ties share their mean rank; NaN beside a NaN."
+    z = z.detach().double().contiguous()
+    in_order = z.sort(-1).values
+    smaller = torch.searchsorted(in_order, z)
+    up_to = torch.searchsorted(in_order, z, right=True)
+    ranks = (smaller + up_to + 1).double() / 2
+    return ranks.masked_fill(z.isnan().any(-1, keepdim=True), torch.nan)
 
 # %% ../nbs/lib/stats.ipynb #00000008
 def spearman(
@@ -108,8 +113,8 @@ def agreement(
     b: torch.Tensor,  # (T,) the reference
     is_special: torch.Tensor,  # (T,) bool
     specials: bool = False,  # special tokens count
-    normalize_a: str = None,  # see `normalize`
-    normalize_b: str = None,
+    normalize_a: str | None = None,  # see `normalize`
+    normalize_b: str | None = None,
     correlation: str = 'pearson',  # one of CORRELATIONS
     # NaN where it is not defined: fewer than FEWEST_TOKENS tokens count, or a
     # map is constant
@@ -190,20 +195,48 @@ def mean_se(
     se = x.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
     return MeanSE(mean, se, n)
 
+# %% ../nbs/lib/stats.ipynb #6ebf334a
+def student_tail(
+    t: float,
+    df: int,  # degrees of freedom
+) -> float:  # the chance of more than t
+    "Of Student's t."
+    from mpmath import betainc, mpf, workdps
+
+    if t < 0:
+        return 1 - student_tail(-t, df)
+    with workdps(25):
+        x = df / (df + mpf(t) ** 2)
+        return float(betainc(mpf(df) / 2, mpf(1) / 2, 0, x, regularized=True) / 2)
+
+# %% ../nbs/lib/stats.ipynb #e4f3dca8
+@lru_cache
+def student_quantile(
+    p: float,  # below 1/2
+    df: int,  # degrees of freedom
+) -> float:
+    "The t that Student's is above with chance p."
+    of_density = math.lgamma((df + 1) / 2) - math.lgamma(df / 2)
+    of_density -= math.log(df * math.pi) / 2
+    t, step = 0.0, 1.0
+    while step > 1e-15 * t:
+        density = math.exp(of_density - (df + 1) / 2 * math.log1p(t * t / df))
+        step = (student_tail(t, df) - p) / density
+        t += step
+    return t
+
 # %% ../nbs/lib/stats.ipynb #00000016
 def mean_interval(
     d: np.ndarray,  # (..., n) numbers, one per text; n at least 2
     level: float = 0.95,  # of confidence
-) -> tuple:  # low and high end, (...) each
+) -> tuple[np.ndarray, np.ndarray]:  # low and high end, (...) each
     """An interval of the mean that holds at small n: at either end the wider
     of Student's t and Hall's (1992) t, which knows skewness.
     """
-    from scipy.stats import t as student_t
-
     n = d.shape[-1]
     mean = d.mean(-1)
     sd = d.std(-1, ddof=1)
-    t = student_t.ppf((1 + level) / 2, n - 1)
+    t = student_quantile((1 - level) / 2, n - 1)
     se = sd / np.sqrt(n)
     skew = _skewness(d, mean, sd) / np.sqrt(n)
     below = np.maximum(t, _hall(t, skew))
@@ -231,10 +264,10 @@ def paired_difference(
     x: np.ndarray,  # (n,) texts under one method
     y: np.ndarray,  # (n,) the same texts under another
     # what the mean can be at all: an interval ends there
-    limits: tuple = (-np.inf, np.inf),
+    limits: tuple[float, float] = (-np.inf, np.inf),
     # mean of x − y, low and high end of the 95 % interval (NaN for fewer than
     # two texts), n
-) -> dict:
+) -> dict[str, float]:
     "Mean difference over texts with its interval."
     d = x - y
     d = d[~np.isnan(d)]
@@ -285,15 +318,13 @@ def equivalence_p(
     margin: float = EQUAL_WITHIN,  # what is near zero
 ) -> float:  # NaN for fewer than two texts
     "Of a mean that is not within the margin: two one-sided t tests."
-    from scipy.stats import t as student_t
-
     mean, se, n = mean_se(d)
     if n < 2:
         return np.nan
     within = margin - abs(mean)
     if se == 0:
         return float(within <= 0)
-    return float(student_t.sf(within / se, n - 1))
+    return student_tail(within / se, n - 1)
 
 # %% ../nbs/lib/stats.ipynb #00000025
 def _ordered(p):
@@ -327,8 +358,10 @@ def benjamini_hochberg(
 # %% ../nbs/lib/stats.ipynb #00000029
 def mean_against_zero(
     d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
-    margin: float = EQUAL_WITHIN,  # what is near zero; None: not asked
-) -> dict:  # mean, low and high end of the 95 % interval, n, p, p_equal
+    margin: float | None = EQUAL_WITHIN,  # what is near zero; None: not asked
+) -> dict[
+    str, float | None
+]:  # mean, low and high end of the 95 % interval, n, p, p_equal
     "Is the mean off zero, or near it? As the functions above say."
     near = None if margin is None else equivalence_p(d, margin)
     interval = paired_difference(d, np.zeros(len(d)))

@@ -401,7 +401,7 @@ MAKE = dict(  # name → its making, of what else the world has
     plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),
 )
 
-NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo.__all__}
+NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo._PUBLIC}
 NAMES |= dict(EMOJI=EMOJI, FAMILY=FAMILY, HEBREW=HEBREW)
 NAMES |= dict(json=json, np=np, pd=pd, torch=torch)
 NAMES |= {

@@ -5,11 +5,11 @@
     python tests/stacks.py newest --torch pinned --quick  # as CI does: less, nothing is written
     python tests/stacks.py pinned newest --parts --tables  # families, bad input and kills instead
 
-oldest: what settings.ini allows at least; pinned: constraints.txt, in the
+oldest: what pyproject.toml allows at least; pinned: constraints.txt, in the
 environment that runs this (`make venv`); newest: what a bare `pip install .`
 takes today. The oldest and the newest have an environment each in a folder
 (.stacks), with the package itself in it. By itself pip takes the newest torch that
-settings.ini allows, with gigabytes of libraries for a GPU; --torch names
+pyproject.toml allows, with gigabytes of libraries for a GPU; --torch names
 another one, 'pinned' that of constraints.txt.
 """
 
@@ -19,7 +19,7 @@ import os
 import re
 import subprocess
 import sys
-from configparser import ConfigParser
+import tomllib
 from pathlib import Path
 
 from kernels import counted, environment, run
@@ -65,6 +65,8 @@ QUICK = [
     '-k',
     'not its_check_fails',
 ]
+# of `paper`, which is all of them
+EXTRAS = ('data', 'demo', 'plot', 'paper')
 # beside the package: what the tests themselves need
 TOOLS = ('pytest', 'pytest-xdist', 'hypothesis', 'nbformat')
 # beside the requirements: what they bring, and much depends on
@@ -75,10 +77,12 @@ BROUGHT = ('tokenizers', 'huggingface_hub', 'pyarrow', 'accelerate')
 
 
 def requirements():
-    "What settings.ini says that the package needs."
-    settings = ConfigParser(delimiters=['='], interpolation=None)
-    settings.read(ROOT / 'settings.ini', encoding='utf-8')
-    return [Requirement(r) for r in settings['DEFAULT']['requirements'].split()]
+    "What pyproject.toml says that the package and `lrp_loo reproduce` need."
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
+    extras = project['project']['optional-dependencies']
+    named = project['project']['dependencies'] + sum(map(extras.get, EXTRAS), [])
+    # an exact one has no oldest version, and an extra of extras none at all
+    return [Requirement(r) for r in named if '>=' in r]
 
 
 def at_least(
@@ -88,7 +92,7 @@ def at_least(
     oldest = [s.version for s in requirement.specifier if s.operator == '>=']
     if len(oldest) != 1:
         raise ValueError(
-            f"{requirement} of settings.ini must name one oldest version (>=)"
+            f"{requirement} of pyproject.toml must name one oldest version (>=)"
         )
     return f'{requirement.name}=={oldest[0]}'
 
@@ -123,7 +127,7 @@ def install(stack, torch, folder):
         held = [f'torch=={pinned()["torch"] if torch == "pinned" else torch}']
     constraints = folder / f'{stack}.txt'
     constraints.write_text(''.join(f'{line}\n' for line in held), encoding='utf-8')
-    what = ['-c', str(constraints), '-e', '.[demo]', *TOOLS]
+    what = ['-c', str(constraints), '-e', '.[paper]', *TOOLS]
     renew = ['--upgrade', '--upgrade-strategy', 'eager']
     pip, env = [python, '-m', 'pip'], dict(os.environ)
     done = run([*pip, 'install', '-q', *renew, *what], env)

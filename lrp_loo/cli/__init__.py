@@ -195,8 +195,9 @@ def _endings():
 def _finished_rows(command, out):
     "Of an audit's file, of a sweep's folder."
     if command == 'sweep':
-        import pyarrow.parquet as pq
+        from lrp_loo.core.needs import needs
 
+        pq = needs('pyarrow.parquet', 'data')
         return sum(pq.read_metadata(f).num_rows for f in Path(out).glob('*.parquet'))
     from lrp_loo.trust.results import read_results
 

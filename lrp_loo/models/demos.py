@@ -19,10 +19,10 @@ from typing import NamedTuple
 from zipfile import ZipFile
 
 import torch
-from platformdirs import user_cache_path
 
 from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
+from ..core.needs import needs
 from .loading import LABELS, TASKS, loading_errors, quiet_loading
 
 # %% ../../nbs/lib/models_demos.ipynb #00000005
@@ -44,7 +44,9 @@ def cache_folder() -> Path:  # it need not exist yet
         return Path(own).expanduser()
     shared = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     earlier = Path(shared) / 'lrp_loo'
-    return earlier if earlier.is_dir() else user_cache_path('lrp_loo', False)
+    if earlier.is_dir():
+        return earlier
+    return needs('platformdirs', 'demo').user_cache_path('lrp_loo', False)
 
 # %% ../../nbs/lib/models_demos.ipynb #00000007
 def _made_once(name, make):
@@ -273,9 +275,11 @@ def load_demo(
         auto = getattr(transformers, TASKS[demo.task])
         model = auto.from_pretrained(str(words), **options)
         if demo.adapter:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+            model = (
+                needs('peft', 'demo')
+                .PeftModel.from_pretrained(model, str(folder))
+                .merge_and_unload()
+            )
             model.requires_grad_(True)
     model = model.eval().to(device)
     model.config._name_or_path = folder.name  # what explanations call it

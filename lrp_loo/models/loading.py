@@ -7,13 +7,20 @@ __all__ = ['PAPER_MODELS', 'LABELS', 'TASKS', 'quiet_loading', 'loading_errors',
 
 # %% ../../nbs/lib/models_loading.ipynb #00000002
 import contextlib
+import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 
 from ..core.files import hub_answers, resolve_device
 from ..core.hooks import leaves_nothing, taken_back
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # %% ../../nbs/lib/models_loading.ipynb #00000005
 PAPER_MODELS = {
@@ -32,7 +39,7 @@ TASKS = {  # task → transformers' class, imported where a model is loaded
 
 # %% ../../nbs/lib/models_loading.ipynb #00000007
 @contextlib.contextmanager
-def quiet_loading():
+def quiet_loading() -> Iterator[None]:
     """A context in which transformers loads without a word: before an adapter
     brings the classifier's head it would be reported as missing.
     """
@@ -78,8 +85,8 @@ def _why_not_loaded(e):
 @contextlib.contextmanager
 def loading_errors(
     name: str,  # what the model is called
-    folder: Path = None,  # where it lies; None: on the hub
-):
+    folder: Path | None = None,  # where it lies; None: on the hub
+) -> Iterator[None]:
     """`quiet_loading` in which an error is said of the model, in one line,
     without the path of anybody's machine.
     """
@@ -130,46 +137,70 @@ def _source_of(model):
         )
     return name, name, None, True
 
+# %% ../../nbs/lib/models_loading.ipynb #a59731c0
+def _classes_of(source, task, options):
+    "The class of a model, of what reads its inputs, and the task they stand for."
+    import transformers
+
+    named = ''
+    if task is None:
+        read = transformers.PreTrainedConfig.get_config_dict
+        with contextlib.suppress(OSError):  # an adapter without one
+            named = (read(source, **options)[0].get('architectures') or [''])[0]
+    for known, auto in TASKS.items():
+        if named.endswith(auto.removeprefix('AutoModel')):
+            task = known
+    if named.endswith('LMHeadModel'):
+        task = 'next token'
+    several = ('ForConditionalGeneration', 'ForAudioClassification')
+    if named.endswith(several) and hasattr(transformers, named):
+        return getattr(transformers, named), transformers.AutoProcessor, named
+    task = task or 'class'
+    reads = 'AutoImageProcessor' if task == 'image' else 'AutoTokenizer'
+    return getattr(transformers, TASKS[task]), getattr(transformers, reads), task
+
 # %% ../../nbs/lib/models_loading.ipynb #0000000c
 @leaves_nothing
 def load_model(
-    model='demo',  # 'demo', 'paper', a folder, or a name on the hub
+    # 'demo', 'paper', one of DEMOS, a folder, or a name on the hub
+    model: str | os.PathLike[str] = 'demo',
     # the data set, which 'demo' and 'paper' have a model for each
     name: str = 'sst2',
-    device='cpu',  # where to put it
-    task: str = 'class',  # what a folder or hub name is loaded as, one of TASKS
+    device: str | torch.device = 'cpu',  # where to put it
+    # what a folder or hub name is loaded as, one of TASKS; None: as its config
+    # says (`architectures`)
+    task: str | None = None,
     # the stock model in eval mode, its tokenizer (image processor), a name for
     # results
-) -> tuple:
+) -> tuple['PreTrainedModel', Any, str]:
     """Any model, loaded by transformers alone: safetensors, no remote code;
     the network only for 'paper' and hub names.
     """
-    if task not in TASKS:
+    if task not in (None, *TASKS):
         raise ValueError(f"task={task!r} is not known; take one of {', '.join(TASKS)}")
-    if not isinstance(model, (str, Path)):
+    if not isinstance(model, (str, os.PathLike)):
         raise TypeError(
             "a model is loaded by its name ('demo', 'paper', a folder, or a"
             f" name on the hub), got {type(model).__name__}"
         )
     device = resolve_device(device)
-    if model == 'demo':
-        from lrp_loo.models.demos import DEMOS, load_demo
+    from lrp_loo.models.demos import DEMOS, load_demo
 
-        return *load_demo(name, device=device), DEMOS[name].folder
+    demo = name if model == 'demo' else str(model)
+    if model == 'demo' or (demo in DEMOS and not Path(demo).is_dir()):
+        return *load_demo(demo, device=device), DEMOS[demo].folder
     if model == 'paper' and name not in PAPER_MODELS:
         raise ValueError(f"the paper has no model for {name!r}; it has {PAPER_MODELS}")
-    import transformers
-
     source, label, folder, local = _source_of(
         PAPER_MODELS[name] if model == 'paper' else model
     )
-    reads = 'AutoImageProcessor' if task == 'image' else 'AutoTokenizer'
     options = dict(trust_remote_code=False, local_files_only=local)
     with loading_errors(label, folder):
-        loaded, found = getattr(transformers, TASKS[task]).from_pretrained(
+        kind, reader, task = _classes_of(source, task, options)
+        loaded, found = kind.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, **options
         )
-        tokenizer = getattr(transformers, reads).from_pretrained(source, **options)
+        tokenizer = reader.from_pretrained(source, **options)
     missing = sorted(found['missing_keys'])
     if missing:
         named = ', '.join(missing[:4]) + (', …' if len(missing) > 4 else '')
@@ -179,8 +210,9 @@ def load_model(
             f" (task={task!r} now, of {', '.join(TASKS)}), or the model was"
             " never trained for this one"
         )
-    if task != 'image' and not (
-        set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    reads = getattr(tokenizer, 'tokenizer', tokenizer)  # a processor's
+    if hasattr(reads, 'get_vocab') and not (
+        set(reads.get_vocab()) - set(reads.all_special_tokens)
     ):
         raise ValueError(
             f"the model {label!r} comes without a tokenizer's vocabulary; save"

@@ -7,11 +7,15 @@ __all__ = ['CandidateLabels', 'SetFitModel', 'unwrap']
 
 # %% ../../nbs/lib/models_objects.ipynb #00000002
 import copy
+import os
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from ..core.types import Model, Tokenizer
 from .encoding import _is_of
+from .loading import load_model
 from .towers import _pooled, as_towers, two_towers
 
 # %% ../../nbs/lib/models_objects.ipynb #00000004
@@ -150,13 +154,33 @@ def _of_sentence_transformers(model, tokenizer):
     return two_towers(parts['Transformer'].auto_model, pooling, normalize), own
 
 # %% ../../nbs/lib/models_objects.ipynb #0000000b
+def _loaded(name, tokenizer):
+    "The model of a name or a folder; a tokenizer that was given has its token ids."
+    if not isinstance(name, (str, os.PathLike)):
+        return name, tokenizer
+    model, own, label = load_model(name)
+    if tokenizer is None:
+        return model, own
+    if hasattr(own, 'get_vocab') and hasattr(tokenizer, 'get_vocab'):
+        ids, given = own.get_vocab(), tokenizer.get_vocab()
+        for token, i in given.items():
+            if ids.get(token, i) != i:
+                raise ValueError(
+                    f"the tokenizer given is not that of the model {label!r}: its"
+                    f" {token!r} is token {i}, the model's {ids[token]}; give None,"
+                    " and the one saved with the model is taken"
+                )
+    return model, tokenizer
+
+
 def unwrap(
-    # a transformers pipeline, an encoder-decoder, an object of
-    # sentence-transformers; else it is left as it is
-    model,
-    tokenizer=None,  # one that was given wins over the pipeline's
-) -> tuple:  # the model, its tokenizer (image processor)
-    "What a pipeline is made of, and what reads texts of a processor."
+    # a name or a folder (`load_model`), a transformers pipeline, an
+    # encoder-decoder, an object of sentence-transformers; else it is left as it is
+    model: Model,
+    tokenizer: Tokenizer = None,  # one that was given wins over theirs
+) -> tuple[torch.nn.Module, Any]:  # the model, its tokenizer (image processor)
+    "What a name or a pipeline stands for, and what reads texts of a processor."
+    model, tokenizer = _loaded(model, tokenizer)
     if not _is_of(model, 'Pipeline', 'pipelines.base'):
         model = as_towers(model)
         if hasattr(model, 'reads_with'):  # with images

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from ..core.files import whole_number
+from ..core.needs import needs
 from ..models.encoding import as_texts
 from .summary import Summary, interval_ends, shown_forms
 from .summary_views import method_title, save_block
@@ -270,7 +271,7 @@ def scatter_figure(
     n: int = 8,  # words that are named
 ):  # a matplotlib figure
     "The texts' r, and the words' two mean effects."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     whole_number('n', n, 0)
     fig, axes = plt.subplots(1, 2, figsize=(9.6, 4), layout='constrained')

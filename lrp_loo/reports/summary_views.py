@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..core.files import write_text_atomic
+from ..core.needs import needs
 from ..methods import METHODS
 from ..views.figures import unit_rgb
 from ..views.html import DOWN, UP, draw, score_colours
@@ -48,7 +49,7 @@ def _n_texts(summary, name):
 # %% ../../nbs/lib/reports_summary_views.ipynb #00000008
 def _panels(summary, tops):
     "A figure with a panel per class, words down its side, the largest on top."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     rows = max(len(words) for words in tops.values())
     size = (1.6 + 3.8 * len(tops), 1.2 + 0.27 * rows)

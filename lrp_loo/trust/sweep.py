@@ -10,12 +10,10 @@ import contextlib
 import hashlib
 import logging
 import os
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tqdm.auto import tqdm
 
@@ -28,6 +26,7 @@ from lrp_loo.core.files import (
     whole_number,
 )
 from ..core.hooks import leaves_nothing, taken_back
+from ..core.needs import needs
 from ..methods import Asked, as_methods, by_target
 from ..models import DTYPES, at_precision, has_tf32
 from ..models.encoding import as_texts, encode, is_encoding
@@ -37,6 +36,12 @@ from ..models.loading import load_model
 from .audit import audit_table, held_against_loo
 from .faithfulness import readings
 from .results import Results
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = needs('pyarrow', 'data'), needs('pyarrow.parquet', 'data')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000006
 SCHEMA = pa.schema(
@@ -77,7 +82,7 @@ class BatchWorker:
         # (model, tokenizer, name)
         model='demo',
         name: str = 'sst2',
-        task: str = 'class',
+        task: str | None = None,
         methods: dict = None,  # name → (method, options) as for `audit`
         # the class that is explained, unless a batch has a column of them; None:
         # each text's predicted one
@@ -242,15 +247,8 @@ def _missing(out, texts, methods, targets):
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000010
 def _import_ray():
-    if find_spec('ray') is None:
-        raise ModuleNotFoundError(
-            "engine='ray' needs Ray Data, which is not installed: pip install"
-            " 'lrp_loo[ray]'"
-        )
-    import ray
-    import ray.data
-
-    return ray
+    needs('ray.data', 'ray')
+    return needs('ray', 'ray')
 
 # %% ../../nbs/lib/trust_sweep.ipynb #00000011
 @contextlib.contextmanager
@@ -450,7 +448,7 @@ def sweep(
     # transformers pipeline
     model='demo',
     name: str = 'sst2',  # as for `load_model`
-    task: str = 'class',  # as for `load_model`
+    task: str | None = None,  # as for `load_model`
     # the class that is explained, by number or name, or a list with one per
     # text; None: each text's predicted one
     target: int = None,
@@ -475,7 +473,8 @@ def sweep(
     """
     texts, methods = as_texts(texts), as_methods(methods)
     out = Path(out).expanduser().resolve()
-    if (given := unwrap(model))[0] is not model:  # a pipeline
+    named = isinstance(model, (str, os.PathLike))
+    if not named and (given := unwrap(model))[0] is not model:  # a pipeline
         model = (*given, type(given[0]).__name__)
     is_loaded = isinstance(model, tuple)
     how = (dtype, device, batch_size, engine, workers)

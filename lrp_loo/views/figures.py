@@ -12,6 +12,7 @@ import torch
 
 from ..core import Attribution, Generation, Pairs
 from ..core.files import whole_number
+from ..core.needs import needs
 from lrp_loo.views.html import (
     DOWN,
     UP,
@@ -33,17 +34,16 @@ def unit_rgb(
 # %% ../../nbs/lib/views_figures.ipynb #8a6a31ac
 def score_scale():  # a matplotlib colour map
     "From blue over white to red; grey where there is nothing."
-    from matplotlib.colors import LinearSegmentedColormap
-
+    colors = needs('matplotlib.colors', 'plot')
     ends = [unit_rgb(DOWN), 'w', unit_rgb(UP)]
-    scale = LinearSegmentedColormap.from_list('scores', ends)
+    scale = colors.LinearSegmentedColormap.from_list('scores', ends)
     scale.set_bad('0.88')
     return scale
 
 # %% ../../nbs/lib/views_figures.ipynb #0000000d
 def _image_figure(maps):
     "Patches as a picture, one for each map."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     n = len(maps)
     look = dict(figsize=(2.8 * n, 2.6), layout='constrained', squeeze=False)
@@ -115,7 +115,7 @@ def attributions_figure(
     per_row: int = 24,  # tokens in one row of bars
 ):  # a matplotlib figure
     "Scores as bars, method under method; an image's as a picture."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     whole_number('per_row', per_row)
     if 'grid' in maps[0].info:
@@ -151,7 +151,7 @@ def _name_cells(ax, across, down):
 # %% ../../nbs/lib/views_figures.ipynb #00000014
 def generation_figure(g: Generation):  # a matplotlib figure
     "A heat map: generated tokens down, what stands before them across."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     scores = g.scores[:, :-1]
     tops = torch.tensor([scale_top(a) or 1.0 for a in g])
@@ -169,7 +169,7 @@ def generation_figure(g: Generation):  # a matplotlib figure
 # %% ../../nbs/lib/views_figures.ipynb #00000015
 def pairs_figure(p: Pairs):  # a matplotlib figure
     "A heat map of the pairs; special tokens' may leave the scale."
-    import matplotlib.pyplot as plt
+    plt = needs('matplotlib.pyplot', 'plot')
 
     top = max((abs(s) for *_, s in p.strongest(1)), default=1.0)
     shown = p.scores.clone().fill_diagonal_(float('nan'))
