@@ -5,11 +5,11 @@ python .ci/site.py [--build] [FOLDER, default _docs]
 `--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
 Every page of nbs/ is there with its title; links, anchors and pictures
 resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
-Markdown shows raw; equations are MathML; the guide is the second page, the
-search finds tasks by their names, and every picture of figures/ has its place
-on the page of figures. Where a Chromium is found, it opens
-the front page and the chapters of the paper at 1,280 pixels: no block of code
-may have to be scrolled sideways. Where CI is set a browser has to be found.
+Markdown shows raw; equations are MathML; the guide is the second page, and
+every picture of figures/ has its place on the page of figures. Where a Chromium
+is found, it opens the front page and the chapters of the paper at 1,280 pixels:
+no block of code may have to be scrolled sideways, and the search finds recipes
+first. Where CI is set a browser has to be found.
 """
 
 import json
@@ -17,13 +17,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -88,14 +89,17 @@ PROSE = {
 SECOND = 'guide/explain.html'  # after the front page
 KINDS = 'guide/tasks.html'
 SEARCHES = {  # what a reader types → the page that has to come first
+    'generation': 'guide/generation.html',
+    'own model': 'guide/tasks.html',
+    'command line': 'guide/command_line.html',
     'regression': KINDS,
     'multi-label': KINDS,
     'NER': KINDS,
     'int8': KINDS,
     'SHAP': 'guide/other_tools.html',
-    'generation': 'guide/generation.html',
 }
 WIDTH = 1280  # pixels of a window
+PATIENCE = 30  # seconds that a search may take
 
 
 class Page(HTMLParser):
@@ -198,38 +202,6 @@ class Notebook:
         return sum('image/png' in o.get('data', {}) for o in outputs)
 
 
-@dataclass
-class Search:
-    """The index that a reader's browser searches, asked as Material does it:
-    every word must occur, a title counts more than a text.
-    """
-
-    path: Path
-
-    @cached_property
-    def index(self):
-        text = self.path.read_text(encoding='utf-8')
-        return json.loads(text.removeprefix('var __index = '))
-
-    def words(self, text):
-        "As the index cuts a text, in small letters, without signs around."
-        plain = re.sub(r'<[^>]*>', ' ', text).lower()
-        parts = re.split(self.index['config']['separator'], plain)
-        return {re.sub(r'^\W+|\W+$', '', part) for part in parts} - {''}
-
-    def found(self, query):
-        "Addresses of what is found, best first."
-        wanted = self.words(query)
-        ranked = []
-        for doc in self.index['docs']:
-            title = self.words(doc['title'])
-            if wanted <= title | self.words(doc['text']):
-                rank = (len(wanted & title) / len(title), doc.get('boost', 1))
-                ranked.append((rank, doc['location']))
-        ranked.sort(key=lambda pair: pair[0], reverse=True)
-        return [location for _, location in ranked]
-
-
 def outside(address):
     return bool(urlsplit(address).scheme or urlsplit(address).netloc)
 
@@ -271,7 +243,6 @@ class Site:
             yield from self.chapter_breaches(Notebook(path))
         yield from self.reference_breaches()
         yield from self.order_breaches()
-        yield from self.search_breaches()
         yield from self.figure_breaches()
         for path, page in self.pages.items():
             name = str(path.relative_to(self.folder.resolve()))
@@ -284,7 +255,7 @@ class Site:
             for check in checks:
                 yield from ((name, what) for what in check)
         yield from self.style_breaches()
-        yield from self.width_breaches()
+        yield from self.seen_breaches()
 
     def chapter_breaches(self, notebook):
         "Is the notebook there, with title, equations and figures?"
@@ -319,14 +290,6 @@ class Site:
         front = (self.folder / 'index.html').resolve()
         if self.pages[front].next != SECOND:
             yield (front.name, f'goes on to {self.pages[front].next}, not to {SECOND}')
-
-    def search_breaches(self):
-        "Is what a reader looks for found, the right page first?"
-        search = Search(self.folder / 'search' / 'search_index.js')
-        for query, page in SEARCHES.items():
-            first = (search.found(query) or ['nothing'])[0]
-            if first.split('#')[0] != page:
-                yield 'the search', f'finds {first} by {query!r}, not {page}'
 
     def figure_breaches(self):
         "Is every picture of figures/ there?"
@@ -371,20 +334,46 @@ class Site:
                 if outside(address) or not there:
                     yield str(css.relative_to(self.folder)), f'loads {address}'
 
-    def width_breaches(self):
-        "Blocks of code that are wider than their place, measured by a browser."
+    def seen_breaches(self):
+        "What a browser shows."
         if may_be_left_out():
-            print(f'widths were not measured: {MISSING}')
+            print(f'nothing was looked at: {MISSING}')
             return
-        narrow = [self.folder / 'index.html', *self.folder.glob('[0-9]*.html')]
         with Chromium(WIDTH, 900) as browser:
             browser.width(WIDTH)
-            for path in sorted(narrow):
-                browser.open(path.resolve().as_uri())
-                for block in browser.js(WIDE_BLOCKS):
-                    yield path.name, f'at {WIDTH} pixels scrolls: {block!r}'
+            yield from self.width_breaches(browser)
+            yield from self.search_breaches(browser)
+
+    def width_breaches(self, browser):
+        "Blocks of code that are wider than their place."
+        narrow = [self.folder / 'index.html', *self.folder.glob('[0-9]*.html')]
+        for path in sorted(narrow):
+            browser.open(path.resolve().as_uri())
+            for block in browser.js(WIDE_BLOCKS):
+                yield path.name, f'at {WIDTH} pixels scrolls: {block!r}'
+
+    def search_breaches(self, browser):
+        "Is what a reader looks for found, the right page first?"
+        front = (self.folder / 'index.html').resolve().as_uri()
+        for query, page in SEARCHES.items():
+            browser.open(f'{front}?q={quote(query)}')
+            first = first_found(browser)
+            if not first.endswith(f'/{page}'):
+                yield 'the search', f'finds {first} by {query!r}, not {page}'
 
 
+def first_found(browser):
+    "The page that the search names first, without what its address says of it."
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        address = browser.js(FIRST)
+        if address:
+            return re.split('[?#]', address)[0]
+        time.sleep(0.1)
+    return 'nothing'
+
+
+FIRST = "document.querySelector('.md-search-result__item > a')?.href"
 WIDE_BLOCKS = """
 (() => {
   document.querySelectorAll('details').forEach(d => { d.open = true; });

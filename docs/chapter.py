@@ -53,7 +53,7 @@ def export_of(cell, module):
 
 def definitions(nb):
     """The public names that the notebook's cells export: module, name, the first
-    line of what the name says of itself.
+    sentence of what it says of itself.
     """
     module = module_of(nb)
     for cell in nb.cells:
@@ -61,9 +61,10 @@ def definitions(nb):
         for statement in ast.parse(source_of(cell)).body if home else ():
             has_doc = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
             doc = has_doc and ast.get_docstring(statement) or ''
+            sentence = re.split(r'(?<=\.)\s|\n\n', doc)[0]
             for name in bound(statement):
                 if name[0] != '_':
-                    yield home, name, ' '.join(doc.split('\n\n')[0].split())
+                    yield home, name, ' '.join(sentence.split())
 
 
 def identifier(module, name):
@@ -207,6 +208,7 @@ class Chapter:
         self.homes = homes
         self.own = dict.fromkeys(public.get(self.module, ()), self.module)
         self.figures = {'page': name}
+        self.told = set()  # names that have had their cell
         self.alt = title_of(nb)  # of the next figure
         self.parts = []
         self.imports = []  # sources of cells that follow one another
@@ -252,7 +254,9 @@ class Chapter:
         self.add_imports()
         home = export_of(cell, self.module)
         known = self.public.get(home, ())
-        names = [n for s in body for n in bound(s) if n in known]
+        bodies = (n for s in body for n in bound(s))
+        names = [n for n in bodies if n in known and n not in self.told]
+        self.told.update(names)
         if 'echo: false' not in flags:
             made = (o.get('data', {}) for o in cell.outputs)
             draws = home is None and any('image/png' in data for data in made)

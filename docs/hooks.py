@@ -34,7 +34,7 @@ from tracked import tracked  # noqa: E402
 log = logging.getLogger('mkdocs.hooks')
 FONT = Path(find_spec('ziamath').origin).parent / 'fonts' / 'STIXTwoMath-Regular.ttf'
 # a folder of nbs/ → how early the search finds its pages
-SEARCH = {'guide': 'boost: 4', '': 'boost: 2', 'lib': 'exclude: true'}
+SEARCH = {'guide': 'boost: 10', '': 'boost: 2', 'lib': 'exclude: true'}
 # search_index.js has the index; there is one language
 UNUSED = ('search_index.json', 'lunr', '*.map')
 

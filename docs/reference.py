@@ -64,6 +64,7 @@ def module_page(module, path, book, title):
     up = '../' * (path.count('/') + 1)
     return f"""---
 title: {module}
+search: {{boost: 0.2}}
 ---
 
 # lrp_loo.{module}

@@ -1,7 +1,5 @@
 "The site's own pages: the order of its parts, its search, its gallery."
 
-import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,20 +19,6 @@ import comments  # noqa: E402
 import hooks  # noqa: E402
 import reference  # noqa: E402
 from tracked import tracked  # noqa: E402
-
-
-def checks():
-    "The module of .ci/site.py."
-    spec = importlib.util.spec_from_file_location(
-        'site_checks', ROOT / '.ci' / 'site.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-CHECKS = checks()
 
 
 def notebook(title):
@@ -74,25 +58,6 @@ def test_the_guide_is_found_before_the_book_and_the_library_not_at_all():
     boost = {place: yaml.safe_load(said) for place, said in hooks.SEARCH.items()}
     assert boost['guide']['boost'] > boost['']['boost'] > 1
     assert boost['lib'] == dict(exclude=True)
-
-
-@pytest.fixture
-def search(tmp_path):
-    docs = [
-        dict(location='a.html', title='Curves', text='<p>A multi-label head'),
-        dict(location='b.html#x', title='Multi-label', text='Names.'),
-        dict(location='c.html', title='Labels', text='a multi set'),
-    ]
-    index = dict(config=dict(separator='[\\s\\-]+'), docs=docs)
-    path = tmp_path / 'search_index.json'
-    path.write_text(json.dumps(index), encoding='utf-8')
-    return CHECKS.Search(path)
-
-
-def test_every_word_must_occur_and_titles_come_first(search):
-    assert search.found('multi-label') == ['b.html#x', 'a.html']
-    assert search.found('names') == ['b.html#x']
-    assert search.found('regression') == []
 
 
 def test_commands_of_a_shell_are_shown_as_they_are_typed():
