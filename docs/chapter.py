@@ -51,20 +51,28 @@ def export_of(cell, module):
     return None
 
 
+def said_by(statement, lines):
+    "The first sentence of a docstring, or the comment behind a variable."
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        doc = ast.get_docstring(statement) or ''
+        said = re.split(r"(?<=\.)\s(?=[A-Z`'])|\n\n", doc)[0]
+    else:
+        said = lines[statement.end_lineno - 1].partition('  # ')[2]
+    return ' '.join(said.split())
+
+
 def definitions(nb):
-    """The public names that the notebook's cells export: module, name, the first
-    sentence of what it says of itself.
+    """The public names that the notebook's cells export: module, name, what it
+    says of itself.
     """
     module = module_of(nb)
     for cell in nb.cells:
         home = export_of(cell, module) if cell.cell_type == 'code' else None
-        for statement in ast.parse(source_of(cell)).body if home else ():
-            has_doc = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-            doc = has_doc and ast.get_docstring(statement) or ''
-            sentence = re.split(r'(?<=\.)\s|\n\n', doc)[0]
+        source = source_of(cell)
+        for statement in ast.parse(source).body if home else ():
             for name in bound(statement):
                 if name[0] != '_':
-                    yield home, name, ' '.join(sentence.split())
+                    yield home, name, said_by(statement, source.splitlines())
 
 
 def identifier(module, name):
@@ -254,12 +262,12 @@ class Chapter:
         self.add_imports()
         home = export_of(cell, self.module)
         known = self.public.get(home, ())
-        bodies = (n for s in body for n in bound(s))
-        names = [n for n in bodies if n in known and n not in self.told]
+        made = dict.fromkeys(n for s in body for n in bound(s))
+        names = [n for n in made if n in known and n not in self.told]
         self.told.update(names)
         if 'echo: false' not in flags:
-            made = (o.get('data', {}) for o in cell.outputs)
-            draws = home is None and any('image/png' in data for data in made)
+            given = (o.get('data', {}) for o in cell.outputs)
+            draws = home is None and any('image/png' in data for data in given)
             self.parts.append(code(source, home, names, draws))
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 

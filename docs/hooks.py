@@ -34,7 +34,7 @@ from tracked import tracked  # noqa: E402
 log = logging.getLogger('mkdocs.hooks')
 FONT = Path(find_spec('ziamath').origin).parent / 'fonts' / 'STIXTwoMath-Regular.ttf'
 # a folder of nbs/ → how early the search finds its pages
-SEARCH = {'guide': 'boost: 10', '': 'boost: 2', 'lib': 'exclude: true'}
+SEARCH = {'guide': dict(boost=10), '': dict(boost=2), 'lib': dict(exclude=True)}
 # search_index.js has the index; there is one language
 UNUSED = ('search_index.json', 'lunr', '*.map')
 
@@ -57,9 +57,10 @@ def label(name, nb):
     return f'{number} · {title}' if number and number[0] != '_' else title
 
 
-def head(title, search):
-    "Of a page: its name in the navigation, how early it is found."
-    return f'---\ntitle: {json.dumps(title)}\nsearch: {{{search}}}\n---\n\n'
+def head(title, search, tags):
+    "Of a page: its name in the navigation, how and by what it is found."
+    meta = dict(title=title, search=search, tags=tags)
+    return f'---\n{json.dumps(meta)}\n---\n\n'
 
 
 def expanded(nav, pages):
@@ -142,8 +143,8 @@ def on_files(files, config):
     for name, nb in books.items():
         folder, _, stem = name.rpartition('/')
         page, figures = chapter.as_page(nb, name, linked, config.extra['lab'])
-        top = head(label(stem, nb), SEARCH[folder])
-        add(f'{name}.md', f'{top}{page}')
+        tags = [stem.replace('_', ' ')] if folder == 'guide' else []
+        add(f'{name}.md', f'{head(label(stem, nb), SEARCH[folder], tags)}{page}')
         for path, png in figures.items():
             add(f'{folder}/{path}'.lstrip('/'), png)
     for path, page in reference.pages(books, public).items():
