@@ -5,11 +5,10 @@ python .ci/site.py [--build] [FOLDER, default _docs]
 `--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
 Every page of nbs/ is there with its title; links, anchors and pictures
 resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
-Markdown shows raw; equations are MathML; the guide is the second page, the
-search finds tasks by their names, and every picture of figures/ has its place
-in the gallery. Where a Chromium is found, it opens
+Markdown shows raw; equations are MathML. Where a Chromium is found, it opens
 the front page and the chapters of the paper at 1,280 pixels: no block of code
-may have to be scrolled sideways. Where CI is set a browser has to be found.
+may have to be scrolled sideways, and the search finds recipes first. Where CI is
+set a browser has to be found.
 """
 
 import json
@@ -17,13 +16,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -85,16 +85,20 @@ PROSE = {
     'code': r'`[^`]+`',
     'attributes': r'\{\s*[.#:][\w-]+\s*\}',
 }
-SECOND = 'explain.html'  # after the front page
-KINDS = 'tasks.html'
+KINDS = 'guide/tasks.html'
 SEARCHES = {  # what a reader types → the page that has to come first
+    'generation': 'guide/generation.html',
+    'budget': 'guide/explain.html',
+    'own model': 'guide/tasks.html',
+    'command line': 'guide/command_line.html',
     'regression': KINDS,
     'multi-label': KINDS,
     'NER': KINDS,
     'int8': KINDS,
-    'SHAP': 'other_tools.html',
+    'SHAP': 'guide/other_tools.html',
 }
 WIDTH = 1280  # pixels of a window
+PATIENCE = 30  # seconds that a search may take
 
 
 class Page(HTMLParser):
@@ -113,7 +117,6 @@ class Page(HTMLParser):
         self.stack = []
         self.math = 0
         self.marks = []
-        self.next = None  # the page that the footer leads on to
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag, attrs):
@@ -136,8 +139,6 @@ class Page(HTMLParser):
         self.ids.update(name for name in names if name)
         if tag == 'a' and 'href' in a:
             self.links.append(a['href'])
-            if 'md-footer__link--next' in (a.get('class') or ''):
-                self.next = a['href']
         kinds = set((a.get('rel') or '').split())
         if tag == 'link' and kinds & LOADED_LINKS:
             self.loads.append(a['href'])
@@ -197,37 +198,6 @@ class Notebook:
         return sum('image/png' in o.get('data', {}) for o in outputs)
 
 
-@dataclass
-class Search:
-    """The index that a reader's browser searches, asked as Material does it:
-    every word must occur, a title counts more than a text.
-    """
-
-    path: Path
-
-    @cached_property
-    def index(self):
-        return json.loads(self.path.read_text(encoding='utf-8'))
-
-    def words(self, text):
-        "As the index cuts a text, in small letters, without signs around."
-        plain = re.sub(r'<[^>]*>', ' ', text).lower()
-        parts = re.split(self.index['config']['separator'], plain)
-        return {re.sub(r'^\W+|\W+$', '', part) for part in parts} - {''}
-
-    def found(self, query):
-        "Addresses of what is found, best first."
-        wanted = self.words(query)
-        ranked = []
-        for doc in self.index['docs']:
-            title = self.words(doc['title'])
-            if wanted <= title | self.words(doc['text']):
-                rank = (len(wanted & title) / len(title), doc.get('boost', 1))
-                ranked.append((rank, doc['location']))
-        ranked.sort(key=lambda pair: pair[0], reverse=True)
-        return [location for _, location in ranked]
-
-
 def outside(address):
     return bool(urlsplit(address).scheme or urlsplit(address).netloc)
 
@@ -267,10 +237,6 @@ class Site:
         "All of them."
         for path in tracked('nbs/**/*.ipynb'):
             yield from self.chapter_breaches(Notebook(path))
-        yield from self.reference_breaches()
-        yield from self.order_breaches()
-        yield from self.search_breaches()
-        yield from self.gallery_breaches()
         for path, page in self.pages.items():
             name = str(path.relative_to(self.folder.resolve()))
             checks = (
@@ -282,11 +248,12 @@ class Site:
             for check in checks:
                 yield from ((name, what) for what in check)
         yield from self.style_breaches()
-        yield from self.width_breaches()
+        yield from self.seen_breaches()
 
     def chapter_breaches(self, notebook):
         "Is the notebook there, with title, equations and figures?"
-        path = (self.folder / f'{notebook.path.stem}.html').resolve()
+        place = notebook.path.relative_to(ROOT / 'nbs').with_suffix('.html')
+        path = (self.folder / place).resolve()
         page = self.pages.get(path)
         if page is None:
             yield path.name, f'is missing, the page of nbs/{notebook.path.name}'
@@ -302,37 +269,6 @@ class Site:
         if shown < notebook.figures:
             said = f'fewer than the {notebook.figures} figures of the notebook'
             yield path.name, f'shows {said}'
-
-    def reference_breaches(self):
-        "Has every module its page?"
-        package = ROOT / 'lrp_loo'
-        for module in tracked('lrp_loo/**/[a-z]*.py'):
-            parts = module.relative_to(package).with_suffix('').parts
-            name = f"reference/{'.'.join(parts)}.html"
-            if not (self.folder / name).exists():
-                yield name, 'is missing'
-
-    def order_breaches(self):
-        "Does the front page lead on to the guide?"
-        front = (self.folder / 'index.html').resolve()
-        if self.pages[front].next != SECOND:
-            yield (front.name, f'goes on to {self.pages[front].next}, not to {SECOND}')
-
-    def search_breaches(self):
-        "Is what a reader looks for found, the right page first?"
-        search = Search(self.folder / 'search' / 'search_index.json')
-        for query, page in SEARCHES.items():
-            first = (search.found(query) or ['nothing'])[0]
-            if first.split('#')[0] != page:
-                yield 'the search', f'finds {first} by {query!r}, not {page}'
-
-    def gallery_breaches(self):
-        "Is every picture of figures/ there?"
-        gallery = self.pages[(self.folder / 'gallery.html').resolve()]
-        for picture in tracked('figures/**/*.png'):
-            path = picture.relative_to(ROOT).as_posix()
-            if path not in gallery.loads:
-                yield 'gallery.html', f'does not show {path}'
 
     def load_breaches(self, path, page):
         for address in page.loads:
@@ -369,20 +305,46 @@ class Site:
                 if outside(address) or not there:
                     yield str(css.relative_to(self.folder)), f'loads {address}'
 
-    def width_breaches(self):
-        "Blocks of code that are wider than their place, measured by a browser."
+    def seen_breaches(self):
+        "What a browser shows."
         if may_be_left_out():
-            print(f'widths were not measured: {MISSING}')
+            print(f'nothing was looked at: {MISSING}')
             return
-        narrow = [self.folder / 'index.html', *self.folder.glob('0*.html')]
         with Chromium(WIDTH, 900) as browser:
             browser.width(WIDTH)
-            for path in sorted(narrow):
-                browser.open(path.resolve().as_uri())
-                for block in browser.js(WIDE_BLOCKS):
-                    yield path.name, f'at {WIDTH} pixels scrolls: {block!r}'
+            yield from self.width_breaches(browser)
+            yield from self.search_breaches(browser)
+
+    def width_breaches(self, browser):
+        "Blocks of code that are wider than their place."
+        narrow = [self.folder / 'index.html', *self.folder.glob('[0-9]*.html')]
+        for path in sorted(narrow):
+            browser.open(path.resolve().as_uri())
+            for block in browser.js(WIDE_BLOCKS):
+                yield path.name, f'at {WIDTH} pixels scrolls: {block!r}'
+
+    def search_breaches(self, browser):
+        "Is what a reader looks for found, the right page first?"
+        front = (self.folder / 'index.html').resolve().as_uri()
+        for query, page in SEARCHES.items():
+            browser.open(f'{front}?q={quote(query)}')
+            first = first_found(browser)
+            if not first.endswith(f'/{page}'):
+                yield 'the search', f'finds {first} by {query!r}, not {page}'
 
 
+def first_found(browser):
+    "The page that the search names first, without what its address says of it."
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        address = browser.js(FIRST)
+        if address:
+            return re.split('[?#]', address)[0]
+        time.sleep(0.1)
+    return 'nothing'
+
+
+FIRST = "document.querySelector('.md-search-result__item > a')?.href"
 WIDE_BLOCKS = """
 (() => {
   document.querySelectorAll('details').forEach(d => { d.open = true; });

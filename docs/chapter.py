@@ -12,6 +12,8 @@ DRAWING = 8  # and one that makes a figure, of more than so many
 FENCE = '`````'
 # code blocks, headings, links: no place for another link
 PASSED_OVER = r'^(`{3,}|~{3,}).*?^\1\s*?$|^#.*?$|\[[^\]\n]*\]\([^)\n]*\)'
+# the lab is read where its clone is, its pictures are shown
+LAB = re.compile(r'\]\((?:\.\./)+(research/[^)]*\.(?:ipynb|md))')
 NAME = r'(?<!`)`(?P<name>[A-Za-z]\w*)(?:\([^`\n]*\))?`(?!`)'
 
 
@@ -49,19 +51,33 @@ def export_of(cell, module):
     return None
 
 
+def said_by(statement, lines):
+    "The first sentence of a docstring, or the comment behind a variable."
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        doc = ast.get_docstring(statement) or ''
+        said = re.split(r"(?<=\.)\s(?=[A-Z`'])|\n\n", doc)[0]
+    else:
+        said = lines[statement.end_lineno - 1].partition('  # ')[2]
+    return ' '.join(said.split())
+
+
 def definitions(nb):
-    "Pairs of a module and a name that the notebook's cells export to it."
+    """The public names that the notebook's cells export: module, name, what it
+    says of itself.
+    """
     module = module_of(nb)
     for cell in nb.cells:
         home = export_of(cell, module) if cell.cell_type == 'code' else None
-        if home is None:
-            continue
-        for statement in ast.parse(source_of(cell)).body:
-            yield from ((home, name) for name in bound(statement))
+        source = source_of(cell)
+        for statement in ast.parse(source).body if home else ():
+            for name in bound(statement):
+                if name[0] != '_':
+                    yield home, name, said_by(statement, source.splitlines())
 
 
-def anchor(name):
-    return 'def-' + name  # of the cell that defines a name
+def identifier(module, name):
+    "What the reference calls a name."
+    return f'lrp_loo.{module}.{name}'
 
 
 def directives(cell):
@@ -83,12 +99,8 @@ def bound(statement):
     "The names that a statement binds: a function, a class, variables."
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return [statement.name]
-    return [
-        t.id
-        for target in getattr(statement, 'targets', [])
-        for t in ast.walk(target)
-        if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)
-    ]
+    targets = getattr(statement, 'targets', [getattr(statement, 'target', None)])
+    return [t.id for t in targets if isinstance(t, ast.Name)]
 
 
 def fenced(source, language='python'):
@@ -108,10 +120,9 @@ def code(source, module, names, draws=False):
     n = len(source.splitlines())
     said, most = ('Drawing', DRAWING) if draws else ('Source', LONG)
     text = folded(f'{said}, {n} lines', source) if n > most else fenced(source)
-    links = ' '.join(
-        f'[`{n}`](reference/{module}.md#{n}){{ #{anchor(n)} }}' for n in names
-    )
-    return f'{links}\n{{ .defs }}\n\n{text}' if links else text
+    links = ' '.join(f'[`{n}`][{identifier(module, n)}]' for n in names)
+    here = ''.join(f'[](){{ #source-{identifier(module, n)} }}' for n in names)
+    return f'{here}{links}\n{{ .defs }}\n\n{text}' if links else text
 
 
 def html_output(html):
@@ -153,25 +164,31 @@ def output(o, figures, alt):
     return text_output(o.get('text') or data.get('text/plain', ''))
 
 
-def linked(text, own, public):
-    """Names of the package in backticks, outside code blocks, headings and
-    links, become links to the reference; where two modules have a name,
-    that of `own` is meant. A plain word without brackets (`product`) may
-    mean something else, and is linked only where it is defined.
+def homes_of(public):
+    """The module that a name is meant of where nothing else says it: the only
+    one that has it, commands of the shell aside.
     """
-    home = {}
+    found = {}
     for module, names in public.items():
-        for name in names:
-            once = sum(name in other for other in public.values()) == 1
-            if module == own or once:
-                home[name] = module
-    words = {n for n in home if n.isalpha() and n.islower() and home[n] != own}
+        for name in names if not module.startswith('cli.') else ():
+            found.setdefault(name, []).append(module)
+    return {name: m[0] for name, m in found.items() if len(m) == 1}
+
+
+def linked(text, own, homes):
+    """Names of the package in backticks, outside code blocks, headings and
+    links, become links to the reference. `own`: names of the page's module.
+    A plain word without brackets (`product`) may mean something else, and is
+    linked only where it is defined.
+    """
 
     def link(m):
         name = m['name']
-        if name not in home or (name in words and '(' not in m[0]):
+        home = own.get(name) or homes.get(name)
+        word = name and name.isalpha() and name.islower() and name not in own
+        if home is None or (word and '(' not in m[0]):
             return m[0]
-        return f'[{m[0]}](reference/{home[name]}.md#{name})'
+        return f'[{m[0]}][{identifier(home, name)}]'
 
     return re.sub(f'{PASSED_OVER}|{NAME}', link, text, flags=re.S | re.M)
 
@@ -193,10 +210,13 @@ def only_imports(body):
 class Chapter:
     "A page in the making."
 
-    def __init__(self, nb, name, public):
+    def __init__(self, nb, name, public, homes):
         self.module = module_of(nb)
         self.public = public
+        self.homes = homes
+        self.own = dict.fromkeys(public.get(self.module, ()), self.module)
         self.figures = {'page': name}
+        self.told = set()  # names that have had their cell
         self.alt = title_of(nb)  # of the next figure
         self.parts = []
         self.imports = []  # sources of cells that follow one another
@@ -228,7 +248,7 @@ class Chapter:
 
     def add_text(self, source):
         self.add_imports()
-        self.parts.append(linked(source, self.module, self.public))
+        self.parts.append(linked(source, self.own, self.homes))
         self.alt = last_heading(source) or self.alt
 
     def add_shell(self, cell, source):
@@ -242,28 +262,29 @@ class Chapter:
         self.add_imports()
         home = export_of(cell, self.module)
         known = self.public.get(home, ())
-        names = [n for s in body for n in bound(s) if n in known]
+        made = dict.fromkeys(n for s in body for n in bound(s))
+        names = [n for n in made if n in known and n not in self.told]
+        self.told.update(names)
         if 'echo: false' not in flags:
-            made = (o.get('data', {}) for o in cell.outputs)
-            draws = home is None and any('image/png' in data for data in made)
+            given = (o.get('data', {}) for o in cell.outputs)
+            draws = home is None and any('image/png' in data for data in given)
             self.parts.append(code(source, home, names, draws))
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 
 def as_page(nb, name, public, lab):
-    """The Markdown of a notebook, and its figures by path. `public`: the
-    exported names of each module; `lab`: where the files of the clone are
-    shown.
+    """The Markdown of a notebook, and its figures by path. `name`: the notebook's
+    path in nbs/; `public`: the exported names of each module; `lab`: where the
+    files of the clone are shown.
     """
-    chapter = Chapter(nb, name, public)
+    depth = name.count('/')
+    chapter = Chapter(nb, name.split('/')[-1], public, homes_of(public))
     for cell in nb.cells:
         chapter.add(cell)
     text = '\n\n'.join(chapter.parts)
-    page = r'\]\((?:\.\./)*(?:lib/|guide/)?(\w+)\.ipynb(#[^)]*)?\)'
-    text = re.sub(page, r'](\1.md\2)', text)
-    # the lab is read where its clone is, its pictures are shown
-    text = re.sub(r'\]\((?:\.\./)+(research/[^)]*\.(ipynb|md))', rf']({lab}\1', text)
-    text = re.sub(r'\]\((?:\.\./)+', '](', text)
+    text = re.sub(r'(\]\([./\w]+)\.ipynb', r'\1.md', LAB.sub(rf']({lab}\1', text))
+    # what lies beside nbs/ lies in the site's own folder
+    out, inside = '../' * (depth + 1), '../' * depth
+    text = text.replace(f']({out}', f']({inside}')
     del chapter.figures['page']
-    # found before the reference
-    return f'---\nsearch: {{boost: 3}}\n---\n\n{text}', chapter.figures
+    return text, chapter.figures

@@ -1,84 +1,97 @@
 """Hooks of mkdocs.
 
-The pages from notebooks and modules, the navigation in the reading order of
-nbs/index.ipynb, equations as MathML, the font for them.
+The pages from notebooks, a page of the reference for each module, the patterns
+of `nav`, equations as MathML, the font for them.
 """
 
 import html
+import json
 import logging
 import re
+import shutil
 import sys
 import tomllib
 from configparser import ConfigParser
-from importlib import import_module
+from fnmatch import fnmatch
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 import chapter
-import gallery
 import nbformat
 import reference
 from fontTools import subset
 from math_core import LatexError, LatexToMathML
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
+NBS = ROOT / 'nbs'
 sys.path.insert(0, str(ROOT / 'tests'))
 
 from tracked import tracked  # noqa: E402
 
 log = logging.getLogger('mkdocs.hooks')
 FONT = Path(find_spec('ziamath').origin).parent / 'fonts' / 'STIXTwoMath-Regular.ttf'
+# a folder of nbs/ → how early the search finds its pages
+SEARCH = {'guide': dict(boost=10), '': dict(boost=2), 'lib': dict(exclude=True)}
+# search_index.js has the index; there is one language
+UNUSED = ('search_index.json', 'lunr', '*.map')
 
 
 def notebooks():
-    return {p.stem: nbformat.read(p, 4) for p in tracked('nbs/**/*.ipynb')}
-
-
-def folders():
-    "The folder of nbs/ that each notebook lies in; '' for the book's own."
-    places = {p.stem: p.parent.name for p in tracked('nbs/**/*.ipynb')}
-    return {name: '' if place == 'nbs' else place for name, place in places.items()}
-
-
-def reading_order(books):
-    """The book and the guide as the chapters' table of the front page has them,
-    then the library's own pages by module. A notebook of the book or guide that
-    the table leaves out, or that is not there, is named.
-    """
-    text = '\n'.join(c.source for c in books['index'].cells)
-    chapters = text[text.index('## The chapters') :]
-    rows = '\n'.join(re.findall(r'^\|.*$', chapters, re.M))
-    named = ['index', *re.findall(r'\((?:guide/)?(\w+)\.ipynb\)', rows)]
-    library = [name for name, place in folders().items() if place == 'lib']
-    order = list(dict.fromkeys([*named, *library]))
-    for name in set(books) ^ set(order):
-        where = "the chapters' table of nbs/index.ipynb"
-        place = where if name in books else 'nbs/'
-        log.warning(f'nbs/{name}.ipynb is missing in {place}')
-    return [name for name in order if name in books]
+    "Path in nbs/, without suffix → the notebook."
+    found = tracked('nbs/**/*.ipynb')
+    return {
+        p.relative_to(NBS).with_suffix('').as_posix(): nbformat.read(p, 4)
+        for p in found
+    }
 
 
 def label(name, nb):
-    if name == 'index':
-        return 'Start here'
-    title = chapter.title_of(nb)
-    # of the library's own pages the module, as the folder is in its order
-    number = chapter.number_of(name) or chapter.module_of(nb)
-    return f'{number} · {title}' if number else title
-
-
-def chapters_nav(books, groups):
-    """The chapters under the part of their folder, or in the book of their
-    first digit: parts as docs/mkdocs.yml orders them, chapters in reading order.
+    """What the navigation calls a page: a chapter by its number, a page of the
+    library by its module.
     """
-    nav = {part: [] for part in groups.values()}
-    places = folders()
-    for name in reading_order(books):
-        part = places.get(name) or (name[0] if name[0].isdigit() else name)
-        page = {label(name, books[name]): f'{name}.md'}
-        nav[groups[part]].append(page)
-    return [{part: pages} for part, pages in nav.items() if pages]
+    title = chapter.title_of(nb)
+    number = chapter.number_of(name) or chapter.module_of(nb)
+    return f'{number} · {title}' if number and number[0] != '_' else title
+
+
+def head(title, search, tags):
+    "Of a page: its name in the navigation, how and by what it is found."
+    meta = dict(title=title, search=search, tags=tags)
+    return f'---\n{json.dumps(meta)}\n---\n\n'
+
+
+def expanded(nav, pages):
+    """`nav` with its patterns written out, in the order of their names; what an
+    entry beside a pattern names is not repeated. A pattern of folders, `lib/`,
+    makes a section of each room.
+    """
+    if isinstance(nav, dict):
+        return {title: expanded(part, pages) for title, part in nav.items()}
+    if isinstance(nav, str):
+        return nav
+    found = []
+    for entry in nav:
+        if isinstance(entry, str) and '*' in entry:
+            fits = (p for p in sorted(pages) if fnmatch(p, entry))
+            found += [p for p in fits if p not in found]
+        elif isinstance(entry, str) and entry.endswith('/'):
+            found += rooms([p for p in sorted(pages) if p.startswith(entry)], entry)
+        else:
+            found.append(expanded(entry, pages))
+    return found
+
+
+def rooms(pages, folder):
+    "Pages by the first part of their module; a room of one page is this page."
+
+    def room(page):
+        return re.split(r'[/_.]', page.removeprefix(folder))[0]
+
+    of_room = ((name, list(group)) for name, group in groupby(pages, room))
+    return [{n: group} if len(group) > 1 else group[0] for n, group in of_room]
 
 
 def on_config(config):
@@ -95,74 +108,73 @@ def on_config(config):
         site_url=f"{settings['doc_host']}{settings['doc_baseurl']}/",
     )
     config.extra['lab'] = f"{settings['git_url']}/blob/{settings['branch']}/"
-    books = notebooks()
-    homes = {chapter.module_of(nb): name for name, nb in books.items()}
-    modules = {m: n for m, n in homes.items() if m and m[0] != '_'}
-    defined = {d: n for n, nb in books.items() for d in chapter.definitions(nb)}
-    pages = [{f'lrp_loo.{m}': f'reference/{m}.md'} for m in sorted(modules)]
-    config.nav = chapters_nav(books, config.extra['groups'])
-    config.nav.append({'Figures': 'gallery.md'})
-    config.nav.append({'API': [{'Public names': 'reference/index.md'}, *pages]})
-    config.extra.update(books=books, modules=modules, defined=defined)
     config.extra['signs'] = set()  # of the equations
+    config.extra['books'] = notebooks()
     return config
 
 
 def pointed_at(books):
     "Files of the repository that texts link to, by path."
-    texts = (
-        cell.source
-        for nb in books.values()
-        for cell in nb.cells
-        if cell.cell_type == 'markdown'
-    )
-    found = {
-        path
-        for text in texts
-        for path in re.findall(r'\]\((?:\.\./)+([^)#\s]+)', text)
-        if not re.match(r'research/.*\.(ipynb|md)$', path)
-    }
-    return sorted(path for path in found if (ROOT / path).is_file())
+    texts = [c.source for nb in books.values() for c in nb.cells]
+    pages = (ROOT / 'docs' / 'static').glob('*.md')
+    texts += [page.read_text(encoding='utf-8') for page in pages]
+    found = set(re.findall(r'\]\((?:\.\./)*([^)#\s]+)', '\n'.join(texts)))
+    lab = re.compile(r'research/.*\.(ipynb|md)$')
+    return sorted(p for p in found if not lab.match(p) and (ROOT / p).is_file())
+
+
+def names_of(books):
+    "Module → its public names → what they say of themselves."
+    public = {}
+    for nb in books.values():
+        for module, name, said in chapter.definitions(nb):
+            public.setdefault(module, {})[name] = said
+    return public
 
 
 def on_files(files, config):
     books = config.extra['books']
-    modules = config.extra['modules']
-    public = {m: import_module('lrp_loo.' + m).__all__ for m in sorted(modules)}
+    public = names_of(books)
 
     def add(path, content):
         files.append(File.generated(config, path, content=content))
 
+    linked = {m: names for m, names in public.items() if m[0] != '_'}
     for name, nb in books.items():
-        text, figures = chapter.as_page(nb, name, public, config.extra['lab'])
-        add(f'{name}.md', text)
+        folder, _, stem = name.rpartition('/')
+        page, figures = chapter.as_page(nb, name, linked, config.extra['lab'])
+        tags = [stem.replace('_', ' ')] if folder == 'guide' else []
+        add(f'{name}.md', f'{head(label(stem, nb), SEARCH[folder], tags)}{page}')
         for path, png in figures.items():
-            add(path, png)
-    for m, home in modules.items():
-        title = label(home, books[home])
-        chapters = {n: config.extra['defined'].get((m, n), home) for n in public[m]}
-        page = reference.as_page(m, home, title, public, chapters)
-        add(f'reference/{m}.md', page)
-    add('reference/index.md', reference.package(public))
-    add('gallery.md', gallery_page(books, modules))
-    pictures = (p.relative_to(ROOT).as_posix() for p in gallery.files())
-    for path in sorted({*pointed_at(books), *pictures}):  # as they are
-        source = str(ROOT / path)
-        files.append(File.generated(config, path, abs_src_path=source))
+            add(f'{folder}/{path}'.lstrip('/'), png)
+    for path, page in reference.pages(books, public).items():
+        add(path, page)
+    for path in pointed_at(books):  # as they are
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    pages = [f.src_uri for f in files.documentation_pages()]
+    config.nav = expanded(config.nav, pages)
     return files
 
 
-def gallery_page(books, homes):
-    "All figures; one that no study draws is a warning."
-    ordered = {name: books[name] for name in reading_order(books)}
-    chapters = {n: nb for n, nb in ordered.items() if n != 'index'}
-    try:
-        return gallery.as_page(chapters, homes, lambda n: label(n, books[n]))
-    except ValueError as e:
-        log.warning(str(e))
-        return gallery.TITLE
+def on_page_markdown(text, page, config, files):
+    """A line `view: NOTEBOOK PATTERN` shows the first output in HTML of a cell
+    of the notebook that the pattern is found in.
+    """
+
+    def shown(m):
+        for cell in config.extra['books'][m[1]].cells:
+            outputs = cell.get('outputs', [])
+            if re.search(m[2], chapter.source_of(cell), re.M):
+                for o in (o for o in outputs if 'text/html' in o.get('data', {})):
+                    return chapter.html_output(o.data['text/html'])
+        log.warning(f'{page.file.src_uri}: no view by {m[2]!r} in nbs/{m[1]}.ipynb')
+        return ''
+
+    return re.sub(r'^view: (\S+) (.+)$', shown, text, flags=re.M)
 
 
+# words of code without a colour of their own
+PLAIN = r'<span class="[nw]">([^<]*)</span>'
 ARITHMATEX = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 
 
@@ -189,13 +201,26 @@ def on_page_content(text, page, config, files):
         long = ' long' if len(signs) > 30 else ''
         return f'<{kind} class="equation{long}">{formula}</{kind}>'
 
+    text = re.sub(PLAIN, r'\1', text)
     return re.sub(ARITHMATEX, convert, text, flags=re.S)
 
 
+def on_post_page(output, page, config):
+    "Without the indentation of templates, a quarter of a page of the reference."
+    parts = re.split(r'(<pre.*?</pre>)', output, flags=re.S)
+    parts[::2] = (re.sub(r'\n\s+(?=<|\n)', '\n', part) for part in parts[::2])
+    return ''.join(parts)
+
+
+@event_priority(-200)  # after the plugin that copies the index
 def on_post_build(config):
-    """The font of the equations, cut down to what they use: their signs, the
-    root, and the letters that a browser slants by itself.
+    """What no reader's browser asks for is taken away. The font of the equations
+    is cut down to what they use: their signs, the root, and the letters that a
+    browser slants by itself.
     """
+    site = Path(config.site_dir)
+    for path in (p for pattern in UNUSED for p in [*site.rglob(pattern)]):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     options = subset.Options(flavor='woff', layout_features=['*'])
     font = subset.load_font(str(FONT), options)
     cut = subset.Subsetter(options)

@@ -1,33 +1,25 @@
 "The site's own pages: the order of its parts, its search, its gallery."
 
-import importlib.util
-import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import griffe
 import nbformat
 import pytest
+import yaml
+
+import lrp_loo
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'docs'))
 
 import chapter  # noqa: E402
-import gallery  # noqa: E402
+import comments  # noqa: E402
 import hooks  # noqa: E402
-
-
-def checks():
-    "The module of .ci/site.py."
-    spec = importlib.util.spec_from_file_location(
-        'site_checks', ROOT / '.ci' / 'site.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-CHECKS = checks()
+import reference  # noqa: E402
+from tracked import tracked  # noqa: E402
 
 
 def notebook(title):
@@ -36,43 +28,37 @@ def notebook(title):
     return nb
 
 
-def test_parts_stand_as_the_settings_have_them():
-    rows = '| [05_b](05_b.ipynb) |\n| [80_a](80_a.ipynb) |\n| [03_c](03_c.ipynb) |'
-    front = notebook(f'Front\n## The chapters\n\n{rows}\n')
-    books = {'index': front, '05_b': notebook('B'), '03_c': notebook('C')}
-    books['80_a'] = notebook('A')
-    groups = {'index': 'Start', '8': 'Work', '9': 'Empty', '0': 'Paper'}
-    assert hooks.chapters_nav(books, groups) == [
-        {'Start': [{'Start here': 'index.md'}]},
-        {'Work': [{'80 · A': '80_a.md'}]},
-        {'Paper': [{'5 · B': '05_b.md'}, {'3 · C': '03_c.md'}]},
+def nav():
+    "As docs/mkdocs.yml has it; what the rest of the file asks of mkdocs is not read."
+    text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
+    start = text.index('nav:')
+    return yaml.safe_load(text[start : text.index('theme:')])['nav']
+
+
+def test_patterns_of_the_navigation_give_what_is_left():
+    pages = ['index.md', '02_b.md', '01_a.md', 'guide/c.md', 'guide/a.md']
+    pages += ['lib/x_one.md', 'lib/y.md', 'lib/x.md', 'api/y/a.md', 'api/y/index.md']
+    given = ['index.md', {'Do': ['guide/c.md', 'guide/*.md']}, {'Book': ['[0-9]*.md']}]
+    given += [{'Built': ['lib/']}, {'API': ['api/']}]
+    assert hooks.expanded(given, pages) == [
+        'index.md',
+        {'Do': ['guide/c.md', 'guide/a.md']},
+        {'Book': ['01_a.md', '02_b.md']},
+        {'Built': [{'x': ['lib/x.md', 'lib/x_one.md']}, 'lib/y.md']},
+        {'API': [{'y': ['api/y/a.md', 'api/y/index.md']}]},
     ]
 
 
 def test_your_own_work_stands_second():
-    text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
-    start = text.index('  groups:')
-    lines = text[start : text.index('extra_css')].splitlines()[1:]
-    assert lines[1].strip() == 'guide: For your own work'
+    (title,) = nav()[1]
+    assert title == 'For your own work'
+    assert nav()[1][title][0] == 'guide/explain.md'
 
 
-@pytest.fixture
-def search(tmp_path):
-    docs = [
-        dict(location='a.html', title='Curves', text='<p>A multi-label head'),
-        dict(location='b.html#x', title='Multi-label', text='Names.'),
-        dict(location='c.html', title='Labels', text='a multi set'),
-    ]
-    index = dict(config=dict(separator='[\\s\\-]+'), docs=docs)
-    path = tmp_path / 'search_index.json'
-    path.write_text(json.dumps(index), encoding='utf-8')
-    return CHECKS.Search(path)
-
-
-def test_every_word_must_occur_and_titles_come_first(search):
-    assert search.found('multi-label') == ['b.html#x', 'a.html']
-    assert search.found('names') == ['b.html#x']
-    assert search.found('regression') == []
+def test_the_guide_is_found_before_the_book_and_the_library_not_at_all():
+    found = hooks.SEARCH
+    assert found['guide']['boost'] > found['']['boost'] > 1
+    assert found['lib'] == dict(exclude=True)
 
 
 def test_commands_of_a_shell_are_shown_as_they_are_typed():
@@ -95,34 +81,137 @@ def test_a_cell_that_draws_is_folded():
     assert page.count('<details') == page.count('Drawing, 9 lines') == 1
 
 
+PUBLIC = {
+    'methods': {'explain': 'Explain texts.', 'refine': ''},
+    'cli.commands': {'explain': ''},
+    'stats': {'mean': ''},
+    'models.parts': {'Estimate': ''},
+    'trust.intervals': {'Estimate': ''},
+}
+
+
+@pytest.mark.parametrize(
+    'text, links',
+    [
+        ('`explain(model)` says', '[`explain(model)`][lrp_loo.methods.explain] says'),
+        ('the `mean` of it', 'the `mean` of it'),  # a word
+        ('`mean()`', '[`mean()`][lrp_loo.stats.mean]'),
+        ('`Estimate`', '`Estimate`'),  # two modules have it
+        ('# `refine()`', '# `refine()`'),
+        ('[`refine()`](a.md)', '[`refine()`](a.md)'),
+    ],
+)
+def test_names_of_the_package_become_links(text, links):
+    assert chapter.linked(text, {}, chapter.homes_of(PUBLIC)) == links
+
+
+def test_a_name_is_linked_where_its_own_module_is_told():
+    own = {'Estimate': 'models.parts'}
+    said = chapter.linked('`Estimate`', own, chapter.homes_of(PUBLIC))
+    assert said == '[`Estimate`][lrp_loo.models.parts.Estimate]'
+
+
+def test_links_go_to_pages_to_files_and_to_the_lab():
+    nb = notebook('Linked')
+    nb.cells[0].source += (
+        '\n[a](../lib/data.ipynb#x) [b](../../results/a.json) '
+        '[c](../../research/nbs/80.ipynb) [d](words.ipynb)'
+    )
+    page, _ = chapter.as_page(nb, 'guide/linked', {}, 'https://lab/')
+    assert '[a](../lib/data.md#x) [b](../results/a.json)' in page
+    assert '[c](https://lab/research/nbs/80.ipynb) [d](words.md)' in page
+
+
 @pytest.fixture(scope='module')
 def books():
     return hooks.notebooks()
 
 
-@pytest.fixture(scope='module')
-def homes(books):
-    return {chapter.module_of(nb): name for name, nb in books.items()}
+def shown(text, books):
+    config = SimpleNamespace(extra=dict(books=books))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri='gallery.md'))
+    return hooks.on_page_markdown(text, page, config, None)
 
 
-def test_every_picture_has_a_caption_and_a_chapter(books, homes):
-    found = gallery.pictures(books, homes)
-    assert [p.path for p in found] != []
-    assert {p.path for p in found} == set(gallery.files())
-    assert all(p.caption and p.home in books for p in found)
-    at = {p.path.relative_to(ROOT).as_posix(): p.home for p in found}
-    # the study's chapter, not that of the function that it borrows
-    assert at['figures/minilm/table1.png'] == 'paper_mnist_tables'
+def test_the_gallery_shows_what_cells_gave(books, caplog):
+    text = (ROOT / 'docs' / 'static' / 'gallery.md').read_text(encoding='utf-8')
+    n = text.count('\nview: ')
+    page = shown(text, books)
+    assert n > 5 and page.count('<div class="output">') == n
+    assert 'view: ' not in page and caplog.records == []
 
 
-def test_a_picture_of_no_study_is_refused(books, homes, monkeypatch):
-    stray = ROOT / 'figures' / 'minilm' / 'stray.png'
-    monkeypatch.setattr(gallery, 'files', lambda: [stray])
-    with pytest.raises(ValueError, match='stray.png is of no study'):
-        gallery.pictures(books, homes)
+def test_a_view_that_is_gone_is_named(books, caplog):
+    assert shown('view: guide/explain ^no such cell$', books) == ''
+    assert "no view by '^no such cell$' in nbs/guide/explain.ipynb" in caplog.text
 
 
-def test_the_gallery_shows_all_of_them(books, homes):
-    page = gallery.as_page(books, homes, str)
-    for path in gallery.files():
-        assert f']({path.relative_to(ROOT).as_posix()})' in page
+def test_every_picture_has_its_place_and_words():
+    text = (ROOT / 'docs' / 'static' / 'figures.md').read_text(encoding='utf-8')
+    for path in tracked('figures/**/*.png'):
+        where = path.relative_to(ROOT).as_posix()
+        (line,) = (line for line in text.splitlines() if f']({where})' in line)
+        assert len(line.split(']')[0]) > 20, line
+
+
+def test_each_name_in_front_has_a_line(books):
+    page = reference.pages(books, hooks.names_of(books))['reference/index.md']
+    rows = dict(re.findall(r'^\| \[`(\w+)`\]\[[\w.]+\] \| (.+) \|$', page, re.M))
+    assert [name for name in lrp_loo.__all__ if not rows.get(name, '').strip()] == []
+
+
+SOURCE = """
+class Record:
+    'What was read.'
+
+    value: float  # the number
+
+    def said(self):
+        'It says something.'
+
+    def silent(self):
+        pass
+
+
+def call(
+    a,  # what is given *here*
+    *rest: int,
+    b: int = 2,
+) -> str:  # what comes back
+    'Do it.'
+
+
+LARGE = 3  # more than two
+"""
+
+
+@pytest.fixture
+def api(tmp_path):
+    (tmp_path / 'small.py').write_text(SOURCE, encoding='utf-8')
+    extensions = griffe.load_extensions(comments.Comments())
+    return griffe.load('small', search_paths=[tmp_path], extensions=extensions)
+
+
+def parts(thing):
+    return {section.kind.value: section.value for section in thing.docstring.parsed}
+
+
+def test_comments_of_parameters_are_read(api):
+    found = parts(api['call'])
+    given = {p.name: (p.description, p.default) for p in found['parameters']}
+    assert given['a'] == ('what is given \\*here\\*', None)
+    assert given['b'] == ('', '2')
+    assert list(given) == ['a', 'rest', 'b']
+    (back,) = found['returns']
+    assert (str(back.annotation), back.description) == ('str', 'what comes back')
+
+
+def test_fields_are_told_and_silent_methods_left_out(api):
+    (value,) = parts(api['Record'])['attributes']
+    assert (value.name, value.description) == ('value', 'the number')
+    assert set(api['Record'].members) == {'said'}
+
+
+def test_a_variable_says_its_comment(api):
+    first = api['LARGE'].docstring.parsed[0]
+    assert first.value == 'more than two'
