@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from .. import UsageError
-from lrp_loo.cli.printed import (
-    Shown,
-    page_of,
-    print_json,
-    print_summary,
-    say_written,
-)
+from .printed import Shown, page_of, print_json, print_summary, say_written
 from lrp_loo.cli.texts import (
     ModelAsked,
     TextsAsked,

@@ -6,7 +6,7 @@
 __all__ = ['ITS_OWN', 'GIVEN', 'ELSEWHERE', 'LrpOptions', 'RuleOptions', 'MethodOptions', 'ReadOptions', 'ExplainOptions',
            'options_of', 'check_options']
 
-# %% ../../nbs/lib/methods_options.ipynb #1b89bbf4
+# %% ../../nbs/lib/methods_options.ipynb #bf4b0819
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lrp_loo.lrp.composite import Bypass, Composite
     from lrp_loo.trust.intervals import Calibration
 
-# %% ../../nbs/lib/methods_options.ipynb #a25c41df
+# %% ../../nbs/lib/methods_options.ipynb #5e1f690f
 class LrpOptions(TypedDict, total=False):
     "What every method of one backward pass takes (`lrp_scores`)."
 
@@ -45,7 +45,7 @@ class RuleOptions(LrpOptions, total=False):
     choices: tuple[Any, ...]
     rules: dict[Any, Callable[..., Any]]
 
-# %% ../../nbs/lib/methods_options.ipynb #b59bdba8
+# %% ../../nbs/lib/methods_options.ipynb #239d03ce
 class MethodOptions(RuleOptions, total=False):
     "What the methods take, for functions that hand it on to one of them."
 
@@ -94,7 +94,7 @@ class ExplainOptions(ReadOptions, total=False):
 
     progress: bool  # of `loo_scores`
 
-# %% ../../nbs/lib/methods_options.ipynb #5e05c6b5
+# %% ../../nbs/lib/methods_options.ipynb #a5da794e
 class _ItsOwn:
     "The default of an option that is the method's."
 
@@ -104,7 +104,7 @@ class _ItsOwn:
 
 ITS_OWN: Any = _ItsOwn()
 
-# %% ../../nbs/lib/methods_options.ipynb #ee09dab5
+# %% ../../nbs/lib/methods_options.ipynb #14d98151
 # what a method is given by who calls it
 GIVEN = ('model', 'tokenizer', 'encs', 'enc', 'target', 'units', 'content', 'parts')
 
@@ -127,7 +127,7 @@ def options_of(
             names.append(p.name)
     return names
 
-# %% ../../nbs/lib/methods_options.ipynb #a74a9301
+# %% ../../nbs/lib/methods_options.ipynb #7a24ada0
 # an option that a method does not take → what to take; first those of `removal`
 # that were
 ELSEWHERE = dict.fromkeys(
@@ -136,20 +136,17 @@ ELSEWHERE = dict.fromkeys(
 )
 ELSEWHERE['bypass_softmax'] = "method='attn_lrp'"  # the default once
 
-# %% ../../nbs/lib/methods_options.ipynb #964dafb6
+# %% ../../nbs/lib/methods_options.ipynb #86ac200f
 def _meant(name, taken, known):
-    "What may have been meant, in words; known: keyword → the public function's name."
-    if name in ELSEWHERE:
-        return f"; take {ELSEWHERE[name]}"
+    "The nearest name, as a question; known: keyword → the public function's name."
     of = {}
     for other, method in METHODS.items():
         for option in options_of(method.run) or ():
             of.setdefault(option, f"method {other!r}")
     of |= known | dict.fromkeys(taken)
-    said = f", which takes {', '.join(taken) or 'none'}"
-    if found := nearest(name, of):
-        said += f"; did you mean {found}{f' of {of[found]}' if of[found] else ''}?"
-    return said
+    if not (found := nearest(name, of)):
+        return ''
+    return f"; did you mean {found}{f' of {of[found]}' if of[found] else ''}?"
 
 
 def check_options(
@@ -171,8 +168,15 @@ def check_options(
         if name not in MethodOptions.__annotations__
     }
     for name, option in options.items():
-        if name not in taken and name not in known:
+        if name in taken or name in known:
+            continue
+        said, called = f'{repr(option):.60}', method_name(method)
+        if name in ELSEWHERE:
             raise TypeError(
-                f"{name}={repr(option):.60} is no option of method"
-                f" {method_name(method)!r}{_meant(name, taken, known)}"
+                f"{name}={said} is no option of method {called!r}; take"
+                f" {ELSEWHERE[name]}"
             )
+        raise TypeError(
+            f"{name}={said} is no option of method {called!r}, which takes"
+            f" {', '.join(taken) or 'none'}{_meant(name, taken, known)}"
+        )
