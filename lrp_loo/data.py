@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -51,7 +52,7 @@ DATASETS = {
 def resolve_source(
     # 'embedded', 'hub', a folder; None: the environment variable LRP_LOO_DATA,
     # else 'embedded'
-    data=None,
+    data: str | os.PathLike[str] | None = None,
 ) -> str:  # 'embedded', 'hub' or an existing folder
     """Which of the three sources is meant; a folder that is missing is an
     error, never replaced by another source.
@@ -66,7 +67,7 @@ def resolve_source(
 
 # %% ../nbs/lib/data.ipynb #00000006
 def source_label(
-    data=None,  # as for `resolve_source`
+    data: str | os.PathLike[str] | None = None,  # as for `resolve_source`
 ) -> str:  # 'embedded', 'hub' or 'folder': what results are filed under
     "The kind of source, without the path of anybody's machine."
     source = resolve_source(data)
@@ -148,7 +149,7 @@ class TextData:
         return len(self.texts)
 
     @property
-    def origin(self):
+    def origin(self) -> dict[str, Any]:
         "`info` without how many were drawn, as results keep it."
         return {k: v for k, v in self.info.items() if k != 'n'}
 
@@ -170,10 +171,11 @@ def _sample(texts, labels, limit, seed, where):
 @leaves_nothing
 def load_texts(
     name: str,  # 'sst2' or 'imdb'
-    data=None,  # 'embedded', 'hub' or a folder (see `resolve_source`)
+    # 'embedded', 'hub' or a folder (see `resolve_source`)
+    data: str | os.PathLike[str] | None = None,
     # default: the split the paper evaluates on (validation, test)
-    split: str = None,
-    limit: int = None,  # how many, drawn at random; None: all
+    split: str | None = None,
+    limit: int | None = None,  # how many, drawn at random; None: all
     seed: int = 0,  # of the draw
 ) -> TextData:
     "Labelled texts of one split (section 4.1)."
@@ -210,7 +212,7 @@ def load_texts(
 # %% ../nbs/lib/data.ipynb #00000014
 def load_digit_images(
     # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
-    data=None,
+    data: str | os.PathLike[str] | None = None,
     split: str = 'test',  # 'train' or 'test'
     # MNIST is resized from 28×28 to side×side (paper: 14); the embedded digits
     # stay 8×8
@@ -512,19 +514,19 @@ def _rows_with_text(table, names, where, skip_missing):
 def read_texts(
     # a file (.csv, .tsv, .jsonl, .json, .txt with a text a line, these also .gz;
     # .parquet, .xlsx), 'hub:OWNER/NAME', or what `load_texts` takes
-    data,
+    data: str | os.PathLike[str] | None,
     name: str = 'sst2',  # for `load_texts`: which of its data sets
     # where the texts stand, 'review.text' for a field inside a field; found where
     # only one can be meant
-    column: str = None,
+    column: str | None = None,
     # of a data set on the hub, or the sheet of an .xlsx; may be left out where it
     # has one
-    split: str = None,
-    limit: int = None,  # how many, drawn at random; None: all
+    split: str | None = None,
+    limit: int | None = None,  # how many, drawn at random; None: all
     seed: int = 0,  # of the draw
     # two columns whose texts are a pair, such as ('premise', 'hypothesis'), for
     # a model that takes pairs
-    columns=None,
+    columns: tuple[str, str] | None = None,
     # leave rows without a text out; `info['missing']` counts and names them
     skip_missing: bool = False,
     encoding: str = 'utf-8',  # of a file of text: no .parquet, .xlsx

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +21,15 @@ from .template import Template, content_tokens, spans_among
 from .units import text_units
 from ..core.files import resolve_device
 from ..core.hooks import leaves_nothing
+from lrp_loo.core.types import (
+    Methods,
+    Model,
+    OneMethod,
+    TargetOf,
+    Texts,
+    Tokenizer,
+    UnitsOf,
+)
 from ..models import check_model
 from lrp_loo.models.encoding import (
     BESIDE,
@@ -30,9 +40,13 @@ from lrp_loo.models.encoding import (
     is_encoding,
     refuse_sound,
 )
-from ..models.objects import unwrap
 from ..models.layers import is_offloaded
+from ..models.objects import unwrap
 from ..models.parts import Parts, parts_asked
+
+if TYPE_CHECKING:
+    from lrp_loo.asked.units import Units
+    from lrp_loo.core.records import Attribution
 
 # %% ../../nbs/lib/asked_call.ipynb #00000006
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Method:
     any_model: bool = True
 
     @leaves_nothing
-    def __call__(self, *args, **options):
+    def __call__(self, *args: Any, **options: Any) -> Any:
         return self.run(*args, **options)
 
 # %% ../../nbs/lib/asked_call.ipynb #00000007
@@ -96,7 +110,8 @@ def _innermost(function):
 
 # %% ../../nbs/lib/asked_call.ipynb #00000008
 def as_method(
-    method,  # one of METHODS, a `Method`, or a function that is called as they
+    # one of METHODS, a `Method`, or a function that is called as they
+    method: OneMethod,
 ) -> Method:
     "One form for every way to say which method."
     if isinstance(method, Method):
@@ -114,7 +129,7 @@ def as_method(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000009
 def method_name(
-    method,  # as for `as_method`
+    method: OneMethod,  # as for `as_method`
 ) -> str:
     "What an `Attribution` calls it."
     if isinstance(method, str):
@@ -129,7 +144,7 @@ def method_name(
 
 # %% ../../nbs/lib/asked_call.ipynb #0000000a
 def by_unit(
-    method,  # as for `as_method`
+    method: OneMethod,  # as for `as_method`
     # True: it takes `units=`, one per text, and gives a score per unit; False:
     # it scores tokens
 ) -> bool:
@@ -140,7 +155,7 @@ def by_unit(
 def as_methods(
     # one of METHODS, several as one str with commas, or a list of them; or
     # name → (method, options)
-    methods,
+    methods: Methods,
 ) -> dict:  # name → (method, options)
     "One form for all ways to say which methods are compared."
     if isinstance(methods, str):
@@ -170,8 +185,8 @@ class Refusal(str):
 
 # %% ../../nbs/lib/asked_call.ipynb #f7038b14
 def or_refusal(
-    explained,  # called without arguments, one method's work
-):  # what it gives, or a `Refusal`
+    explained: Callable[[], Any],  # called without arguments, one method's work
+) -> Any:  # what it gives, or a `Refusal`
     """Of several methods that are compared one may refuse, and the others go on.
     A call that is no call (a TypeError) is an error here, too.
     """
@@ -191,17 +206,17 @@ def _is_single(texts):
 
 # %% ../../nbs/lib/asked_call.ipynb #30e5d09e
 def inputs_of(
-    texts,  # as for `explain`
+    texts: Texts,  # as for `explain`
 ) -> list:  # texts, images, or an encoding of each
     "One text, pair or image is a list of one."
     return [texts] if _is_single(texts) else as_inputs(texts)
 
 # %% ../../nbs/lib/asked_call.ipynb #00000011
 def check_call(
-    model,
-    method,  # as for `as_method`
-    texts,  # what `explain` or `audit` was given
-):
+    model: torch.nn.Module,
+    method: OneMethod,  # as for `as_method`
+    texts: Any,  # what `explain` or `audit` was given
+) -> None:
     "Refuse a call that cannot be right, before any work is done."
     names_several = isinstance(method, str) and ',' in method
     if names_several or isinstance(method, (list, tuple)):
@@ -221,8 +236,9 @@ def check_call(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000012
 def eager(
-    model,  # a model, compiled or not
-):  # the model as it was before torch.compile; the weights are the same
+    model: torch.nn.Module,  # a model, compiled or not
+    # the model as it was before torch.compile; the weights are the same
+) -> torch.nn.Module:
     """Rules and hooks see eager calls only, so explanations run the uncompiled
     model.
     """
@@ -230,10 +246,10 @@ def eager(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000013
 def on_device(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
     # 'cpu', 'cuda', 'auto' or a `torch.device`; None: where the model is
-    device=None,
-):  # the same model
+    device: str | torch.device | None = None,
+) -> torch.nn.Module:  # the same model
     """Move the model itself, as `model.to` does: it stays there afterwards.
     ValueError where there is no such device.
     """
@@ -251,11 +267,11 @@ def on_device(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000014
 def as_it_runs(
-    model,  # as for `explain`
-    tokenizer,  # as for `explain`
-    methods,  # what is going to run, each as for `as_method`
-    texts,  # what it is going to run on
-    device=None,  # as for `explain`
+    model: Model,  # as for `explain`
+    tokenizer: Tokenizer,  # as for `explain`
+    methods: Iterable[OneMethod],  # what is going to run, each as for `as_method`
+    texts: Any,  # what it is going to run on
+    device: str | torch.device | None = None,  # as for `explain`
 ) -> tuple:  # the model: eager, out of its pipeline, on its device; its tokenizer
     "The first half of every entry: model and methods are such as can be run."
     model, tokenizer = unwrap(model, tokenizer)
@@ -266,11 +282,11 @@ def as_it_runs(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000015
 def encode_all(
-    model,
-    tokenizer,
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
     texts: list,  # of `as_inputs`
     truncation: bool = False,  # cut texts that are too long for the model
-    max_length: int = None,  # a lower limit than the model's own
+    max_length: int | None = None,  # a lower limit than the model's own
 ) -> list:  # encoded texts or images
     "Each as the model reads it; an error names the text that it is about."
     encs = []
@@ -299,11 +315,11 @@ def _class_names(model):
 
 # %% ../../nbs/lib/asked_call.ipynb #00000018
 def named_target(
-    model,
-    tokenizer,  # a decoder's, whose tokens can be targets
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,  # a decoder's, whose tokens can be targets
     # see `as_target`; or a str, alone, as one of a pair or in a `Target`
-    target,
-):  # the same, a str as a number
+    target: Any,
+) -> Any:  # the same, a str as a number
     """A class by its label, else by its number; a decoder's token by its text;
     a pair of them with a comma in between. What is a label (a token) is never
     read as something else.
@@ -378,11 +394,11 @@ def _class_named(model, target):
 
 # %% ../../nbs/lib/asked_call.ipynb #0000001c
 def targets_of_texts(
-    model,
-    tokenizer,
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
     # one for all texts, as for `named_target`; or a list (array, tensor, column
     # of a table) with one of these per text
-    target,
+    target: TargetOf,
     n_texts: int,
 ) -> list:  # a `Target` or a function per text
     "What is explained of each text. A list never means one text's labels."
@@ -412,12 +428,12 @@ def by_target(
 
 # %% ../../nbs/lib/asked_call.ipynb #0000001e
 def units_of_texts(
-    tokenizer,
+    tokenizer: Tokenizer,
     encs: list,  # encoded texts or images
     texts: list,  # the same as they were given
-    units,  # as for `explain`
+    units: UnitsOf,  # as for `explain`
     # of each text, (start, end) of what is asked about; None: all of it
-    among: list = None,
+    among: list | None = None,
 ) -> list:  # a `Units` per text; None for tokens as they are
     "What is removed, or summed over, in each text."
     if not isinstance(units, (str, list, tuple)):
@@ -457,7 +473,7 @@ def units_of_texts(
 # %% ../../nbs/lib/asked_call.ipynb #00000021
 def content_entries(
     content: torch.Tensor,  # (n_tokens,) bool
-    units=None,  # the text's `Units`, where its entries are such
+    units: 'Units | None' = None,  # the text's `Units`, where its entries are such
 ) -> torch.Tensor:  # (n_entries,) bool
     "A unit is content where one of its tokens is."
     if units is None:
@@ -468,10 +484,10 @@ def content_entries(
 
 # %% ../../nbs/lib/asked_call.ipynb #00000022
 def mark_content(
-    a,  # an `Attribution`, changed in place
+    a: 'Attribution',  # an `Attribution`, changed in place
     content: torch.Tensor,  # (n_tokens,) bool; None: it stays as it is
-    units=None,  # the text's `Units`, where its entries are such
-):
+    units: 'Units | None' = None,  # the text's `Units`, where its entries are such
+) -> None:
     "What is asked about, in a record."
     if content is not None:
         a.is_content = content_entries(content, units) & ~a.is_special
@@ -557,19 +573,21 @@ class Asked:
     @classmethod
     def of(
         cls,
-        model,  # as for `explain`; a pipeline, a compiled model
-        tokenizer,  # with a pipeline None takes the pipeline's
-        texts,  # as for `explain`
-        methods=(),  # what is going to run, each as for `as_method`
-        target=None,  # as for `explain`
-        units='token',  # as for `explain`
+        model: Model,  # as for `explain`; a pipeline, a compiled model
+        tokenizer: Tokenizer,  # with a pipeline None takes the pipeline's
+        texts: Texts,  # as for `explain`
+        # what is going to run, each as for `as_method`
+        methods: Iterable[OneMethod] = (),
+        target: TargetOf = None,  # as for `explain`
+        units: UnitsOf = 'token',  # as for `explain`
         truncation: bool = False,  # cut texts that are too long for the model
-        max_length: int = None,  # a lower limit than the model's own
-        device=None,  # where the model is moved to; None: where it is
-        template=None,  # as for `explain`
-        among=None,  # as for `explain`
+        max_length: int | None = None,  # a lower limit than the model's own
+        # where the model is moved to; None: where it is
+        device: str | torch.device | None = None,
+        template: Any = None,  # as for `explain`
+        among: Any = None,  # as for `explain`
         parts: bool = False,  # may `units` be parts of the model?
-    ):
+    ) -> 'Asked':
         "Raises ValueError or TypeError on what cannot be right."
         if _is_single(texts):
             units = units if isinstance(units, (str, Parts)) else [units]
@@ -598,9 +616,9 @@ class Asked:
 
     def marked(
         self,
-        a,  # an `Attribution` of that text
+        a: 'Attribution',  # an `Attribution` of that text
         i: int,  # its number
-    ):  # the same, changed
+    ) -> 'Attribution':  # the same, changed
         "Says in a record what was asked about."
         mark_content(a, self.content[i], self.units[i])
         a.info |= self.said
@@ -609,7 +627,7 @@ class Asked:
     def one_target(
         self,
         entry: str,  # who asks
-    ):  # the target of all texts
+    ) -> Any:  # the target of all texts
         "ValueError where they differ, for what is fitted to one question."
         (first, _), *others = by_target(self.targets)
         if others:

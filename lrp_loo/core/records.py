@@ -7,7 +7,9 @@ __all__ = ['LONGEST_OPTION', 'stabilize', 'Attribution', 'Generation', 'Pairs']
 
 # %% ../../nbs/lib/core.ipynb #00000003
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -80,7 +82,7 @@ class Attribution:
         return {k: v for k, v in vars(self).items() if k != 'begun'}
 
     @property
-    def exact(self):
+    def exact(self) -> bool:
         "Is it exact LOO of all that is asked about?"
         known = self.info.get('exact', False)
         if isinstance(known, bool):
@@ -88,17 +90,17 @@ class Attribution:
         return set(self.is_content.nonzero()[:, 0].tolist()) <= set(known)
 
     @property
-    def passes(self):
+    def passes(self) -> float | None:
         "What it cost, in forward passes over the text; None where that is not known."
         return self.info.get('forward_equivalents')
 
     @property
-    def expected_r(self):
+    def expected_r(self) -> float | None:
         "The r with exact LOO to expect; None where an estimate does not say it."
         return 1.0 if self.exact else self.info.get('expected_r')
 
     @property
-    def spent(self):
+    def spent(self) -> str:
         "How exact it is, and what that took, in words; '' where that is not known."
         of = self.info.get('exact_passes')
         if of is None:
@@ -110,17 +112,17 @@ class Attribution:
         return f'LOO estimated in {self.passes:.0f} of {of:.0f} passes'
 
     @property
-    def low(self):
+    def low(self) -> torch.Tensor:
         "(n_tokens,) lower ends of its intervals for LOO, NaN where none is."
         return self._ends('low')
 
     @property
-    def high(self):
+    def high(self) -> torch.Tensor:
         "(n_tokens,) upper ends of its intervals for LOO, NaN where none is."
         return self._ends('high')
 
     @property
-    def may_be_zero(self):
+    def may_be_zero(self) -> torch.Tensor:
         "(n_tokens,) bool: 0 lies in the interval; False where there is none."
         if 'low' not in self.info:
             return torch.zeros_like(self.is_special)
@@ -138,7 +140,7 @@ class Attribution:
         return torch.tensor(ends, device=self.scores.device)
 
     @property
-    def called(self):
+    def called(self) -> str:
         """The method, with the options that it was given; of a long one its
         beginning and a sum that tells it apart.
         """
@@ -152,13 +154,13 @@ class Attribution:
         return f"{self.method}({', '.join(options)})" if options else self.method
 
     @property
-    def made_by(self):
+    def made_by(self) -> str:
         "The model's name and the mark of its weights; '' where none is known."
         mark = self.info.get('weights')
         return f"{self.info['model']}, weights {mark}" if mark else ''
 
     @property
-    def explained(self):
+    def explained(self) -> str:
         "What it explains, in words."
         answer = self.info.get('answer')
         if answer is None:
@@ -215,39 +217,39 @@ class Generation:
         return self.steps[i]
 
     @property
-    def method(self):
+    def method(self) -> str:
         "Its name."
         return self.steps[0].method
 
     @property
-    def n_prompt(self):
+    def n_prompt(self) -> int:
         "Tokens (units) of the prompt."
         return len(self.steps[0])
 
     @property
-    def generated(self):
+    def generated(self) -> list[str]:
         "The generated tokens."
         return [a.label for a in self.steps]
 
     @property
-    def tokens(self):
+    def tokens(self) -> list[str]:
         "The prompt's, then the generated ones."
         return [*self.steps[0].tokens, *self.generated]
 
     @property
-    def logits(self):
+    def logits(self) -> torch.Tensor:
         "(n_generated,) the explained numbers."
         return torch.tensor([a.logit for a in self.steps])
 
     @property
-    def scores(self):
+    def scores(self) -> torch.Tensor:
         "(n_generated, n_tokens), NaN from the token itself on."
         found = torch.full((len(self), len(self.tokens)), float('nan'))
         for row, a in zip(found, self.steps):
             row[: len(a)] = a.scores
         return found
 
-    def total(self):
+    def total(self) -> Attribution:
         """The prompt's scores summed over all generated tokens: of their
         numbers' sum, where what was generated stands as it is.
         """
@@ -305,27 +307,27 @@ class Pairs:
         return len(self.main)
 
     @property
-    def tokens(self):
+    def tokens(self) -> list[str]:
         "As in `main`."
         return self.main.tokens
 
     @property
-    def is_special(self):
+    def is_special(self) -> torch.Tensor:
         "As in `main`."
         return self.main.is_special
 
     @property
-    def is_content(self):
+    def is_content(self) -> torch.Tensor:
         "As in `main`."
         return self.main.is_content
 
     @property
-    def method(self):
+    def method(self) -> str:
         "Its name."
         return self.main.method
 
     @property
-    def info(self):
+    def info(self) -> dict[str, Any]:
         "What it cost (passes, forwards), and the like."
         return self.main.info
 
@@ -346,7 +348,7 @@ class Pairs:
 
     def without(
         self,
-        which,  # numbers of tokens (units), which are removed together
+        which: Iterable[int],  # numbers of tokens (units), which are removed together
     ) -> float:
         "f without some tokens, to second order; exact for two of exact pairs."
         which = torch.as_tensor(list(which), dtype=torch.long)
