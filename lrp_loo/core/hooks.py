@@ -80,7 +80,8 @@ class _Before:
         torch._C._set_grad_enabled(self.grad)
 
 # %% ../../nbs/lib/core_hooks.ipynb #0000000b
-P, T = ParamSpec('P'), TypeVar('T')
+P = ParamSpec('P')
+T = TypeVar('T')
 
 
 def leaves_nothing(
