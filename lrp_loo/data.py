@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,10 +31,6 @@ from torch.nn import functional as F
 from .core.files import hub_answers, whole_number
 from .core.hooks import leaves_nothing, taken_back
 from .core.needs import needs
-from .views.records import Record, in_lines
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% ../nbs/lib/data.ipynb #00000005
 DATASETS = {
@@ -56,7 +52,7 @@ DATASETS = {
 def resolve_source(
     # 'embedded', 'hub', a folder; None: the environment variable LRP_LOO_DATA,
     # else 'embedded'
-    data=None,
+    data: str | os.PathLike[str] | None = None,
 ) -> str:  # 'embedded', 'hub' or an existing folder
     """Which of the three sources is meant; a folder that is missing is an
     error, never replaced by another source.
@@ -71,7 +67,7 @@ def resolve_source(
 
 # %% ../nbs/lib/data.ipynb #00000006
 def source_label(
-    data=None,  # as for `resolve_source`
+    data: str | os.PathLike[str] | None = None,  # as for `resolve_source`
 ) -> str:  # 'embedded', 'hub' or 'folder': what results are filed under
     "The kind of source, without the path of anybody's machine."
     source = resolve_source(data)
@@ -141,33 +137,16 @@ def _load_split(name, source, split):
     return rows
 
 # %% ../nbs/lib/data.ipynb #0000000d
-@dataclass(repr=False)
-class TextData(Record):
+@dataclass
+class TextData:
     "Labelled texts and where they come from."
 
-    texts: list[Any]  # n strings, or pairs
-    labels: list[Any]  # n ints
-    # name, source, split, n_split (rows in the split), n, seed
-    info: dict[str, Any]
+    texts: list  # n strings
+    labels: list  # n ints
+    info: dict  # name, source, split, n_split (rows in the split), n, seed
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.texts)
-
-    def to_frame(self) -> 'pd.DataFrame':
-        "A row per text: text, label."
-        from pandas import DataFrame
-
-        return DataFrame(dict(text=self.texts, label=self.labels))
-
-    @classmethod
-    def _of_kept(cls, kept):
-        texts = [tuple(t) if isinstance(t, list) else t for t in kept['texts']]
-        return cls(texts, kept['labels'], kept['info'])
-
-    def __repr__(self) -> str:
-        of = ', '.join(f'{k}={v!r}' for k, v in self.info.items())
-        first = f'; the first: {str(self.texts[0])[:60]!r}' if self.texts else ''
-        return in_lines(f'TextData({len(self)} texts, {of}{first})')
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -192,10 +171,11 @@ def _sample(texts, labels, limit, seed, where):
 @leaves_nothing
 def load_texts(
     name: str,  # 'sst2' or 'imdb'
-    data=None,  # 'embedded', 'hub' or a folder (see `resolve_source`)
+    # 'embedded', 'hub' or a folder (see `resolve_source`)
+    data: str | os.PathLike[str] | None = None,
     # default: the split the paper evaluates on (validation, test)
-    split: str = None,
-    limit: int = None,  # how many, drawn at random; None: all
+    split: str | None = None,
+    limit: int | None = None,  # how many, drawn at random; None: all
     seed: int = 0,  # of the draw
 ) -> TextData:
     "Labelled texts of one split (section 4.1)."
@@ -232,7 +212,7 @@ def load_texts(
 # %% ../nbs/lib/data.ipynb #00000014
 def load_digit_images(
     # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
-    data=None,
+    data: str | os.PathLike[str] | None = None,
     split: str = 'test',  # 'train' or 'test'
     # MNIST is resized from 28×28 to side×side (paper: 14); the embedded digits
     # stay 8×8
@@ -534,19 +514,19 @@ def _rows_with_text(table, names, where, skip_missing):
 def read_texts(
     # a file (.csv, .tsv, .jsonl, .json, .txt with a text a line, these also .gz;
     # .parquet, .xlsx), 'hub:OWNER/NAME', or what `load_texts` takes
-    data,
+    data: str | os.PathLike[str] | None,
     name: str = 'sst2',  # for `load_texts`: which of its data sets
     # where the texts stand, 'review.text' for a field inside a field; found where
     # only one can be meant
-    column: str = None,
+    column: str | None = None,
     # of a data set on the hub, or the sheet of an .xlsx; may be left out where it
     # has one
-    split: str = None,
-    limit: int = None,  # how many, drawn at random; None: all
+    split: str | None = None,
+    limit: int | None = None,  # how many, drawn at random; None: all
     seed: int = 0,  # of the draw
     # two columns whose texts are a pair, such as ('premise', 'hypothesis'), for
     # a model that takes pairs
-    columns=None,
+    columns: tuple[str, str] | None = None,
     # leave rows without a text out; `info['missing']` counts and names them
     skip_missing: bool = False,
     encoding: str = 'utf-8',  # of a file of text: no .parquet, .xlsx

@@ -9,9 +9,11 @@ __all__ = ['READ_FIRST_ROW', 'next_tokens', 'GeneratedReadout', 'check_one_numbe
 # %% ../../nbs/lib/asked_rows.ipynb #00000002
 import contextlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
+from typing import Any
 
 import torch
 
@@ -26,7 +28,7 @@ def next_tokens(
     # (n,) token ids that were to be predicted, the last tokens of the input
     ids: torch.Tensor,
     log_prob: bool = False,  # their log-probabilities, in place of logits
-):  # a function: model output → (batch, n)
+) -> Callable[..., torch.Tensor]:  # a function: model output → (batch, n)
     "What a causal model says of each of a text's last tokens."
     n = len(ids)
 
@@ -71,30 +73,32 @@ class GeneratedReadout(Readout):
 
     def __call__(
         self,
-        outputs,  # of any variants
-        rows=None,
-        at_end=False,  # as for `Readout`: these rows are found from the end
+        outputs: Any,  # of any variants
+        rows: torch.Tensor | None = None,
+        at_end: bool = False,  # as for `Readout`: these rows are found from the end
     ) -> torch.Tensor:  # (n, tokens generated)
         "Read the numbers."
         return self.target(outputs)
 
-    def chosen(self, i):
+    def chosen(self, i: int) -> int:
         "The i-th generated token's id."
         return int(self.ids[self.n_prompt + i])
 
-    def place(self, i):
+    def place(self, i: int) -> int:
         "The token whose row predicts it."
         return self.n_prompt + i - 1
 
-    def probability(self, i, value, alone=False):
+    def probability(
+        self, i: int, value: float, alone: float | None = False
+    ) -> float | None:
         "Of the i-th generated token; None where its logit is explained."
         return math.exp(value) if self.log_prob else None
 
 # %% ../../nbs/lib/asked_rows.ipynb #00000010
 def check_one_number(
-    target,  # what is explained
+    target: Any,  # what is explained
     option: str,  # such as 'checkpoint', which was set to True
-):
+) -> None:
     "Refuse an option that does not go with every generated token at once."
     if isinstance(target, GeneratedReadout):
         raise ValueError(
@@ -104,8 +108,8 @@ def check_one_number(
 
 # %% ../../nbs/lib/asked_rows.ipynb #00000011
 def as_readout(
-    target,  # see `as_target`; or a settled `Readout`, which stays as it is
-    outputs,  # the model's output for the batch
+    target: Any,  # see `as_target`; or a settled `Readout`, which stays as it is
+    outputs: Any,  # the model's output for the batch
     batch: dict,  # the inputs
 ) -> Readout:
     "The readout that was given, or one that is settled on this output."
@@ -123,11 +127,12 @@ READ_FIRST_ROW = tuple(
 
 @contextlib.contextmanager
 def read_row_only(
-    model,  # any model; one that is not in READ_FIRST_ROW is left as it is
+    # any model; one that is not in READ_FIRST_ROW is left as it is
+    model: torch.nn.Module,
     # see `as_target`, or a settled `Readout`; where it is a function, which may
     # read any row, nothing changes
-    target=None,
-):
+    target: Any = None,
+) -> Iterator[None]:
     """A context in which the last layer computes, behind its attention, the
     row that the classifier reads and no other. Logits and gradients stay
     the same.
@@ -174,8 +179,8 @@ def _reads_logits(target):
 
 # %% ../../nbs/lib/asked_rows.ipynb #0000001a
 def last_rows_only(
-    model,  # any model
-    target=None,  # see `as_target`, or a settled `Readout`
+    model: torch.nn.Module,  # any model
+    target: Any = None,  # see `as_target`, or a settled `Readout`
 ) -> dict:  # arguments of its forward; none where it knows no such thing
     """What asks a causal language model for the logits that are read: of its
     last row, or of as many as a function says (`n_rows`).
@@ -225,7 +230,7 @@ class Scores:
     def joined(
         cls,
         parts: list,  # `Scores` of one text each
-    ):  # `Scores` of all
+    ) -> 'Scores':  # `Scores` of all
         "Texts that were explained one by one, put together."
         return cls(
             torch.nn.utils.rnn.pad_sequence(
@@ -250,15 +255,17 @@ class EachReadout:
         self.of_tensor = getattr(readouts[0], 'of_tensor', False)
         self.of_features = getattr(readouts[0], 'of_features', False)
 
-    def chosen(self, i):
+    def chosen(self, i: int) -> Any:
         "Of text i."
         return self.readouts[i].chosen(0)
 
-    def place(self, i):
+    def place(self, i: int) -> int | None:
         "Of text i."
         return self.readouts[i].place(0)
 
-    def probability(self, i, value, alone=False):
+    def probability(
+        self, i: int, value: float, alone: float | None = False
+    ) -> float | None:
         "Of text i."
         return self.readouts[i].probability(0, value, alone)
 
@@ -266,8 +273,8 @@ class EachReadout:
 def text_by_text(
     # scores one text: one(model, tokenizer, enc, target=None, ..., units=None)
     # → `Scores`
-    one,
-):  # the method, which takes a list of texts, and of their units
+    one: Callable[..., Any],
+) -> Callable[..., Any]:  # the method, which takes a list of texts, and of their units
     "A method of one text, called with many."
 
     @wraps(one)

@@ -8,13 +8,15 @@ __all__ = ['OUTPUTS', 'FEATURES', 'NAMES_CLASSES', 'Target', 'as_target', 'settl
 
 # %% ../../nbs/lib/asked_targets.ipynb #00000002
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.files import function_name
+from ..core.types import OneTarget, Tokenizer
 
 # %% ../../nbs/lib/asked_targets.ipynb #00000005
 def _is_int(x):
@@ -82,8 +84,8 @@ NAMES_CLASSES = (
 
 # %% ../../nbs/lib/asked_targets.ipynb #7adae51d
 def as_target(
-    target,  # None, an int, a pair of ints, a `Target`, or a callable
-):  # a `Target`, or the callable
+    target: OneTarget,  # None, an int, a pair of ints, a `Target`, or a callable
+) -> 'Target | Callable[..., Any]':  # a `Target`, or the callable
     "One form for every way to name a target."
     if isinstance(target, Target) or callable(target):
         return target
@@ -97,9 +99,9 @@ def as_target(
 
 # %% ../../nbs/lib/asked_targets.ipynb #00000008
 def settled(
-    target,  # as it was given
-    chosen,  # what it came out as (`Attribution.target`)
-):  # a target that leaves nothing open
+    target: 'Target | Callable[..., Any]',  # as it was given
+    chosen: Any,  # what it came out as (`Attribution.target`)
+) -> 'Target | Callable[..., Any]':  # a target that leaves nothing open
     "The same target with its index fixed, for the next method."
     by_name = isinstance(target, str)  # of a class or token
     t = Target() if by_name else as_target(target)
@@ -107,7 +109,7 @@ def settled(
 
 # %% ../../nbs/lib/asked_targets.ipynb #00000009
 def described_target(
-    target,  # see `as_target`
+    target: Any,  # see `as_target`
 ) -> dict:  # {} for the predicted class; as JSON keeps it
     "What a file says of a target, so that another is told from it."
     target = as_target(target)
@@ -144,8 +146,8 @@ def _field_name(outputs, name=None):
 def output_field(
     # what the model returned: a transformers output, a dict, or a tensor of
     # logits
-    outputs,
-    name: str = None,  # a field; None: the first of OUTPUTS
+    outputs: Any,
+    name: str | None = None,  # a field; None: the first of OUTPUTS
 ) -> torch.Tensor:  # (batch, n) or (batch, T, n)
     "The tensor that a target is an entry of."
     if torch.is_tensor(outputs):
@@ -169,10 +171,10 @@ def output_field(
 
 # %% ../../nbs/lib/asked_targets.ipynb #0000000e
 def at_mask(
-    target,  # see `as_target`
-    tokenizer,  # the model's tokenizer; None where there is none
+    target: Any,  # see `as_target`
+    tokenizer: Tokenizer,  # the model's tokenizer; None where there is none
     encs: list,  # encoded texts
-):  # the target as it is, or one that knows the id of [MASK]
+) -> Any:  # the target as it is, or one that knows the id of [MASK]
     """Say which token [MASK] is, where one of the texts holds it: a masked
     language model is read there.
     """
@@ -338,8 +340,8 @@ class Readout:
 
     def __init__(
         self,
-        target,  # see `as_target`
-        outputs,  # the model's output for the batch
+        target: Any,  # see `as_target`
+        outputs: Any,  # the model's output for the batch
         batch: dict,  # the inputs; `attention_mask` says where each text ends
     ):
         self.target = target = as_target(target)
@@ -376,7 +378,7 @@ class Readout:
             self.log_sum = rows.float().logsumexp(-1)
             self.n_entries = rows.shape[-1]
 
-    def find_rows(self, x, batch, outputs):
+    def find_rows(self, x: torch.Tensor, batch: int, outputs: Any) -> None:
         "Which row of each text is read."
         ids = batch.get('input_ids')
         mask = batch.get('attention_mask')
@@ -406,11 +408,11 @@ class Readout:
         self.is_last = position == -1
 
     @property
-    def n_rows(self):
+    def n_rows(self) -> int | None:
         "Of the last rows: one; a function says how many it reads, or None."
         return getattr(self.target, 'n_rows', None) if callable(self.target) else 1
 
-    def survives_dropping(self, outputs):
+    def survives_dropping(self, outputs: Any) -> bool:
         """Can the number still be found when tokens are dropped, so that
         places move?
         """
@@ -420,10 +422,10 @@ class Readout:
 
     def __call__(
         self,
-        outputs,  # of any variants
+        outputs: Any,  # of any variants
         # (n,) which text each variant belongs to; None: one variant per text
-        rows=None,
-        at_end=False,  # tokens were dropped: the position is the last row
+        rows: torch.Tensor | None = None,
+        at_end: bool = False,  # tokens were dropped: the position is the last row
     ) -> torch.Tensor:  # (n,) the explained number
         "Read the number."
         if callable(self.target):
@@ -438,7 +440,7 @@ class Readout:
         value, *other = [x.gather(1, i[rows][:, None])[:, 0] for i in self.index]
         return value - other[0] if other else value
 
-    def chosen(self, i):
+    def chosen(self, i: int) -> Any:
         """What text i's target came out as: an int, a pair, or a function's
         name.
         """
@@ -447,7 +449,7 @@ class Readout:
         found = tuple(int(t[i]) for t in self.index)
         return found if len(found) > 1 else found[0]
 
-    def place(self, i):
+    def place(self, i: int) -> int | None:
         """The token of text i whose row is read; None where the output has no
         row per token.
         """
@@ -457,10 +459,10 @@ class Readout:
 
     def probability(
         self,
-        i,
+        i: int,
         value: float,  # the explained number of text i
         alone: bool = False,  # each label by itself, in place of one of them
-    ):
+    ) -> float | None:
         """Of text i's class or word: the softmax over the row that is read, or a
         sigmoid; None where the output names no classes, or of a difference.
         """

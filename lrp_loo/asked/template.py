@@ -7,10 +7,12 @@ __all__ = ['PLACE', 'Template', 'content_tokens', 'spans_among']
 
 # %% ../../nbs/lib/asked_template.ipynb #00000002
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .units import text_spans, token_stretches
+from ..core.types import Tokenizer
 from ..models.encoding import is_message
 
 # %% ../../nbs/lib/asked_template.ipynb #00000005
@@ -27,9 +29,9 @@ class Template:
     @classmethod
     def of(
         cls,
-        template,  # a str with one {text}; or messages, one with {text} in it
-        tokenizer,  # the model's, which writes a chat
-    ):
+        template: Any,  # a str with one {text}; or messages, one with {text} in it
+        tokenizer: Tokenizer,  # the model's, which writes a chat
+    ) -> 'Template':
         "Raises TypeError or ValueError where a text has no one place in it."
         if isinstance(template, str):
             return cls._split(template)
@@ -66,7 +68,7 @@ class Template:
         return cls(*written.split(PLACE))
 
     @property
-    def written(self):
+    def written(self) -> str:
         "As one str."
         return self.before + PLACE + self.after
 
@@ -80,7 +82,7 @@ class Template:
 
 # %% ../../nbs/lib/asked_template.ipynb #00000008
 def content_tokens(
-    tokenizer,  # a fast one
+    tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded prompt (`encode`)
     text: str,  # the prompt
     spans: list,  # (start, end) of what is asked about, in the prompt
@@ -112,7 +114,7 @@ def content_tokens(
 # %% ../../nbs/lib/asked_template.ipynb #00000009
 def spans_among(
     text: str,  # a text given whole
-    among,  # (start, end), or a list of them
+    among: Any,  # (start, end), or a list of them
 ) -> list:  # (start, end) of each, in order
     "What is asked about of a text. Raises TypeError or ValueError."
     if not isinstance(among, (list, tuple)):

@@ -8,10 +8,12 @@ __all__ = ['UNITS', 'LONG_UNIT', 'text_spans', 'Units', 'token_stretches', 'text
 # %% ../../nbs/lib/asked_units.ipynb #00000002
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import regex
 import torch
 
+from ..core.types import Tokenizer, UnitsOf
 from ..models.encoding import special_mask, tokenized
 
 # %% ../../nbs/lib/asked_units.ipynb #00000005
@@ -36,7 +38,7 @@ LONG_UNIT = 200  # characters: one unit of more is said to be one
 # %% ../../nbs/lib/asked_units.ipynb #23db6ea2
 def text_spans(
     text: str,  # a text
-    units,  # 'word', 'sentence', or a list of (start, end) in characters
+    units: UnitsOf,  # 'word', 'sentence', or a list of (start, end) in characters
 ) -> list:  # (start, end) of each unit, in order
     """Where the units of a text stand. A long text that was not split, and is
     no whole sentence, is warned of.
@@ -98,7 +100,7 @@ class Units:
 
 # %% ../../nbs/lib/asked_units.ipynb #00000009
 def token_stretches(
-    tokenizer,  # a fast one
+    tokenizer: Tokenizer,  # a fast one
     parts: tuple,  # a text, or the two of a pair
     ids: torch.Tensor,  # (n_tokens,) as encoded
 ) -> list:  # (part, start, end) of each token; None of special ones
@@ -183,12 +185,12 @@ def _spans_apart(text, units, among):
 
 # %% ../../nbs/lib/asked_units.ipynb #0000000d
 def text_units(
-    tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
+    tokenizer: Tokenizer,  # the model's tokenizer (a fast one, unless units is 'token')
     enc: dict,  # the encoded text (`encode`)
-    text,  # the text, or a pair of texts
+    text: Any,  # the text, or a pair of texts
     # one of UNITS; a list of (start, end) spans; for a pair, a pair of such
     # lists
-    units='token',
+    units: UnitsOf = 'token',
     # (start, end) of what is asked about in a single text: words and sentences
     # end where it does
     among: list = (),
@@ -234,7 +236,7 @@ def text_units(
 
 # %% ../../nbs/lib/asked_units.ipynb #0000000e
 def begun_spans(
-    tokenizer,  # a fast one
+    tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)
     text: str,
     spans: list,  # (start, end) of each unit, in order
@@ -267,10 +269,10 @@ def _check_begun(unit_of, stretches, names, places):
 
 # %% ../../nbs/lib/asked_units.ipynb #00000010
 def stretches_of_units(
-    tokenizer,  # a fast one
+    tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)
-    text,  # the text, or a pair of texts
-    units: Units = None,  # None: tokens as they are
+    text: Any,  # the text, or a pair of texts
+    units: Units | None = None,  # None: tokens as they are
 ) -> list:  # (part, start, end) of each unit; None of special tokens
     "Where units stand in the text as it was written."
     parts = text if isinstance(text, tuple) else (text,)

@@ -16,13 +16,19 @@ import platform
 import re
 import reprlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from .types import Tokenizer
+
+if TYPE_CHECKING:
+    from lrp_loo.asked.units import Units
 
 # %% ../../nbs/lib/core_files.ipynb #00000005
 # how inputs begin that have no entry for each token, whatever their shape
@@ -55,7 +61,7 @@ def per_token(
 def check_tokens_alone(
     batch: dict,  # encoded texts
     method: str,  # that reads the attention of each layer
-):
+) -> None:
     "Refuse a text with an image, or entities, that attention is of as well."
     others = sorted(batch.keys() - per_token(batch))
     if 'input_ids' in batch and others:
@@ -96,7 +102,7 @@ def share_a_batch(
 
 # %% ../../nbs/lib/core_files.ipynb #00000009
 def pad_batch(
-    tokenizer,  # the model's tokenizer; an image needs none
+    tokenizer: Tokenizer,  # the model's tokenizer; an image needs none
     encs: list,  # encoded texts, (1, T_i) tensors each, or images of one size
 ) -> dict:  # (batch, max T) tensors
     "Encoded texts as one batch, padded on the right and masked."
@@ -166,7 +172,7 @@ def one_text(
 # %% ../../nbs/lib/core_files.ipynb #0000000e
 def whole_number(
     name: str,  # what it is called
-    x,  # what was given
+    x: Any,  # what was given
     least: int = 1,  # the smallest that is taken
 ) -> int:
     "A whole number, or an error that says what is taken."
@@ -235,10 +241,10 @@ def processor() -> str:  # its name and, where that is told, its generation
 # %% ../../nbs/lib/core_files.ipynb #00000014
 @contextlib.contextmanager
 def whole_file(
-    path,  # where to
+    path: str | os.PathLike[str],  # where to
     # a temporary path beside it; what is written there takes the old file's
     # place when the context ends well
-):
+) -> Iterator[Path]:
     """A context that writes a file so that a reader, or a crash, sees the old
     content or the new, never a part.
     """
@@ -264,9 +270,9 @@ def whole_file(
 
 # %% ../../nbs/lib/core_files.ipynb #00000015
 def write_text_atomic(
-    path,  # where to
+    path: str | os.PathLike[str],  # where to
     text: str,  # what
-):
+) -> None:
     "Write a text to a file, whole or not at all."
     with whole_file(path) as tmp:
         tmp.write_text(text, encoding='utf-8')
@@ -274,9 +280,9 @@ def write_text_atomic(
 # %% ../../nbs/lib/core_files.ipynb #00000017
 @contextlib.contextmanager
 def reading(
-    path,  # of the file
+    path: str | os.PathLike[str],  # of the file
     wrong: str,  # what is said of one that is none: 'is no calibration'
-):
+) -> Iterator[None]:
     """A context in which a file is read and taken apart; what is wrong with
     it is one ValueError.
     """
@@ -314,7 +320,7 @@ def json_record(text: str) -> dict:
 # %% ../../nbs/lib/core_files.ipynb #00000019
 def finite_numbers(
     name: str,  # what they are called
-    x,  # what was given
+    x: Any,  # what was given
 ) -> list:
     "A list of finite numbers, or an error that says what is taken."
     is_list = isinstance(x, list) and all(
@@ -328,7 +334,7 @@ def finite_numbers(
 
 # %% ../../nbs/lib/core_files.ipynb #0000001c
 def first_of_each(
-    keys,  # of texts: equal ones are copies
+    keys: Iterable[Any],  # of texts: equal ones are copies
 ) -> list:  # numbers, in order
     "Which of them are no copy of an earlier one."
     numbers = {}
@@ -339,7 +345,7 @@ def first_of_each(
 # %% ../../nbs/lib/core_files.ipynb #0000001d
 def key_of_encoding(
     enc: dict,  # an encoded text or image
-    units=None,  # its `Units`
+    units: 'Units | None' = None,  # its `Units`
 ) -> tuple:
     "The same for texts that a model reads, and that are cut, alike."
     cut = None if units is None else tuple(units.number.tolist())
@@ -372,7 +378,7 @@ def _mark_of_code(code):
 
 # %% ../../nbs/lib/core_files.ipynb #00000022
 def function_name(
-    f,  # a function, or a name
+    f: Callable[..., Any],  # a function, or a name
 ) -> str:
     """A function of one's own by where it comes from, a name as it is. Where
     many may have one name (a lambda, a function inside another), a mark of
@@ -422,8 +428,8 @@ HOMES = re.compile(r'^lrp_(?:loo|lab)\.(?:\w+\.)*(?=\w+$)')
 
 # %% ../../nbs/lib/core_files.ipynb #00000025
 def without_homes(
-    o,  # what JSON keeps
-):
+    o: Any,  # what JSON keeps
+) -> Any:
     "Functions of ours by their names alone: a module moves, its functions stay."
     if isinstance(o, str):
         return HOMES.sub('', o)

@@ -22,6 +22,8 @@ import contextlib
 import copy
 import inspect
 import re
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -29,6 +31,7 @@ from tqdm.auto import tqdm
 
 from ..core.files import per_token
 from ..core.hooks import Hook, hooked, leaves_nothing, taken_back
+from ..core.types import Tokenizer
 from .attention import compiled_part
 from lrp_loo.models.encoding import (
     ANY_MORE,
@@ -53,7 +56,7 @@ CACHES = ('cache', 'past_key_values')
 
 
 def cache_argument(
-    model,  # any model
+    model: torch.nn.Module,  # any model
 ) -> str:  # one of `CACHES`; None: it takes none
     "By which name a call is given the keys and values of earlier tokens."
     takes = input_names(model).named
@@ -61,8 +64,8 @@ def cache_argument(
 
 # %% ../../nbs/lib/models.ipynb #71fd7cdb
 def cache_of(
-    output,  # a model's, or None
-):  # None: nothing was kept
+    output: Any,  # a model's, or None
+) -> Any:  # None: nothing was kept
     "The keys and values that a call has kept."
     name = next((name for name in CACHES if hasattr(output, name)), None)
     return getattr(output, name) if name else None
@@ -81,9 +84,9 @@ def _same_ids(found, ids):
 
 # %% ../../nbs/lib/models.ipynb #0000000a
 def part_read(
-    found,  # ids that were looked up
-    ids,  # (batch, T) ids, or None
-):
+    found: Any,  # ids that were looked up
+    ids: Any,  # (batch, T) ids, or None
+) -> tuple[int, torch.Tensor] | None:
     """Which columns of the ids a look-up reads, and in which of their places
     (batch, n), where the others hold one filler: each tower gets its own
     stretch of a text, or the text with the others' blanked out. None: not a
@@ -250,11 +253,11 @@ class _EmbeddingWatch:
 # %% ../../nbs/lib/models.ipynb #0000000d
 @contextlib.contextmanager
 def watch_embeddings(
-    model,  # any model with input embeddings
+    model: torch.nn.Module,  # any model with input embeddings
     # what they give instead; by default what they gave, as a leaf that takes
     # gradients
-    value: torch.Tensor = None,
-):  # `Seen`, which holds the embeddings once the model was called
+    value: torch.Tensor | None = None,
+) -> Iterator['Seen']:  # `Seen`, which holds the embeddings once the model was called
     """A context in which the embeddings of what the model is called with are
     seen, or replaced, in this thread only: at each look-up, where several
     towers read the text or parts of it.
@@ -305,8 +308,8 @@ def _check_kind(model):
 
 # %% ../../nbs/lib/models.ipynb #00000010
 def check_model(
-    model,  # what was given as one
-):
+    model: torch.nn.Module,  # what was given as one
+) -> None:
     "Refuse what cannot be explained, whatever the method."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -352,7 +355,7 @@ def check_model(
 # %% ../../nbs/lib/models.ipynb #00000011
 def check_finite(
     values: torch.Tensor,  # what the model gave
-):
+) -> None:
     "Refuse to go on from numbers that are none."
     if not torch.isfinite(values).all():
         raise ValueError(
@@ -439,8 +442,8 @@ class _BlindRows(TorchFunctionMode):
 
 # %% ../../nbs/lib/models.ipynb #00000014
 def blind_rows_mended(
-    model,  # any model
-):
+    model: torch.nn.Module,  # any model
+) -> contextlib.AbstractContextManager[Any]:
     """A context in which rows that see no key are numbers in double precision,
     too; `forward` opens it, and so does who calls a layer by itself.
     """
@@ -450,8 +453,8 @@ def blind_rows_mended(
 # %% ../../nbs/lib/models.ipynb #00000015
 @contextlib.contextmanager
 def gradients_on(
-    model,  # whose gradients are taken
-):
+    model: torch.nn.Module,  # whose gradients are taken
+) -> Iterator[None]:
     """A context in which gradients are taken, also where it stands inside
     `torch.no_grad` or `torch.inference_mode`.
     """
@@ -477,9 +480,9 @@ def plain_tensors(
 # %% ../../nbs/lib/models.ipynb #00000017
 @leaves_nothing
 def forward(
-    model,  # any model
+    model: torch.nn.Module,  # any model
     inputs: dict,  # of `encode`
-):  # the model's output
+) -> Any:  # the model's output
     "Call the model; a decoder without its cache, which no explanation needs."
     takes = forward_arguments(model)
     may_keep = 'use_cache' in takes or (
@@ -505,7 +508,7 @@ _COLLECTING = 'transformers.utils.output_capturing'
 
 # %% ../../nbs/lib/models.ipynb #e9b718ae
 def listened_to(
-    m,  # a module
+    m: torch.nn.Module,  # a module
 ) -> bool:
     "Has it hooks of somebody else's: not ours, nor one of transformers' own?"
     forth = (m._forward_hooks, m._forward_pre_hooks)
@@ -518,7 +521,7 @@ def listened_to(
 
 # %% ../../nbs/lib/models.ipynb #0000001e
 def meddled_with(
-    m,  # a module
+    m: torch.nn.Module,  # a module
 ) -> bool:
     """Does it compute anything but what transformers and torch wrote: by a
     hook, a forward put in place of its own, a class or weights of somebody
@@ -537,7 +540,7 @@ def meddled_with(
 
 # %% ../../nbs/lib/models.ipynb #0000001f
 def changed_around(
-    model,  # any model
+    model: torch.nn.Module,  # any model
 ) -> bool:
     "Hooks of all modules, modes that see every call, lower precision inside."
     every = torch.nn.modules.module
@@ -552,8 +555,9 @@ def changed_around(
 
 # %% ../../nbs/lib/models.ipynb #00000020
 def changed_by_somebody(
-    model,  # any model
-    parts=None,  # the modules that something is left out of; None: all
+    model: torch.nn.Module,  # any model
+    # the modules that something is left out of; None: all
+    parts: Iterable[torch.nn.Module] | None = None,
 ) -> bool:
     """May these parts compute anything but what transformers and torch wrote?
     Whoever leaves something out asks this.
@@ -566,7 +570,7 @@ DTYPES = ('float32', 'bfloat16', 'tf32')
 
 # %% ../../nbs/lib/models.ipynb #d522704a
 def has_tf32(
-    device,  # of torch
+    device: torch.device,  # of torch
 ) -> bool:
     "Does this device multiply in TF32?"
     return (
@@ -578,11 +582,11 @@ def has_tf32(
 # %% ../../nbs/lib/models.ipynb #00000024
 @contextlib.contextmanager
 def at_precision(
-    model,  # a transformers model
+    model: torch.nn.Module,  # a transformers model
     dtype: str = 'float32',  # one of DTYPES
     # the model where its weights fit, else a copy whose weights do; the one
     # that was given stays as it is
-):
+) -> Iterator[None]:
     """A context that computes at a named precision; float32 means that no
     product is taken in TF32. Other threads of the process see torch's
     setting as well.
@@ -623,12 +627,12 @@ def at_precision(
 # %% ../../nbs/lib/models.ipynb #00000027
 @torch.no_grad()
 def accuracy(
-    model,
-    tokenizer,  # a classifier
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,  # a classifier
     texts: list,  # n strings
     labels: list,  # n ints
     # texts are cut here (default: where the model ends)
-    max_length: int = None,
+    max_length: int | None = None,
     batch_size: int = 32,
     progress: bool = False,  # show a bar
 ) -> float:  # share of texts whose predicted class is the label

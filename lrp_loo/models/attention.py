@@ -9,7 +9,9 @@ __all__ = ['float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall'
 # %% ../../nbs/lib/models_attention.ipynb #00000002
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -20,9 +22,10 @@ from .towers import NOWHERE, places_read
 
 # %% ../../nbs/lib/models_attention.ipynb #00000006
 def float_mask(
-    mask,  # any mask, or None; True means removed
+    mask: torch.Tensor | None,  # any mask, or None; True means removed
     like: torch.Tensor,  # a tensor of the wanted dtype
-):  # the mask as numbers to add: 0 where kept, −∞ where removed; or None
+    # the mask as numbers to add: 0 where kept, −∞ where removed; or None
+) -> torch.Tensor | None:
     "An additive mask. One that is additive already comes back as it is."
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -31,10 +34,10 @@ def float_mask(
 
 # %% ../../nbs/lib/models_attention.ipynb #00000007
 def multi_head_mask(
-    attn_mask,  # (n, n) or (batch·heads, n, n), or None
-    key_padding_mask,  # (batch, n_keys), or None
+    attn_mask: torch.Tensor | None,  # (n, n) or (batch·heads, n, n), or None
+    key_padding_mask: torch.Tensor | None,  # (batch, n_keys), or None
     like: torch.Tensor,  # (batch, heads, n, d): the queries
-):  # (…, n, n) to add to (batch, heads, n, n), or None
+) -> torch.Tensor | None:  # (…, n, n) to add to (batch, heads, n, n), or None
     "The two masks of a `torch.nn.MultiheadAttention` call as one."
     mask = float_mask(attn_mask, like)
     if mask is not None and mask.ndim == 3:
@@ -47,7 +50,7 @@ def multi_head_mask(
 # %% ../../nbs/lib/models_attention.ipynb #0000000a
 def attention_weights(
     Z: torch.Tensor,  # (…, n_queries, n_keys) scaled logits
-    bias=None,  # added to Z (`float_mask`), or None
+    bias: torch.Tensor | None = None,  # added to Z (`float_mask`), or None
 ) -> torch.Tensor:  # A, Z's shape
     "Softmax of the masked logits; a row that sees no key is 0 everywhere."
     if bias is None:
@@ -76,17 +79,17 @@ class AttentionCall:
     enable_gqa: bool = False  # several queries' heads share one of K and V
 
     @property
-    def factor(self):
+    def factor(self) -> float:
         "What QKᵀ is multiplied by."
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
-    def keys(self):
+    def keys(self) -> torch.Tensor:
         "K for every head."
         return self._for_every_head(self.key)
 
     @property
-    def values(self):
+    def values(self) -> torch.Tensor:
         "V for every head."
         return self._for_every_head(self.value)
 
@@ -96,7 +99,7 @@ class AttentionCall:
         shared = t.shape[:-2] != self.query.shape[:-2]  # one for all heads
         return t.expand(*self.query.shape[:-2], -1, -1) if shared else t
 
-    def bias(self):
+    def bias(self) -> torch.Tensor | None:
         "B, the additive mask; None where there is none."
         kept = self._causal() if self.is_causal else self.attn_mask
         if kept is None or kept.dtype != torch.bool:
@@ -109,20 +112,20 @@ class AttentionCall:
         seen = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
         return seen.tril()
 
-    def logits(self):
+    def logits(self) -> torch.Tensor:
         "QKᵀ, scaled and not yet masked: (batch, heads, n_queries, n_keys)."
         return self.query @ self.keys.transpose(-2, -1) * self.factor
 
     def weights(
         self,
-        Z=None,  # logits to take in place of this call's own
-    ):  # (batch, heads, n_queries, n_keys)
+        Z: torch.Tensor | None = None,  # logits to take in place of this call's own
+    ) -> torch.Tensor:  # (batch, heads, n_queries, n_keys)
         "A, the softmax of the masked logits."
         return attention_weights(self.logits() if Z is None else Z, self.bias())
 
     def compute(
         self,
-        **changes,  # arguments to replace
+        **changes: Any,  # arguments to replace
     ) -> torch.Tensor:  # O, (batch, heads, n_queries, d_v)
         "The fused call."
         call = replace(self, **changes) if changes else self
@@ -130,7 +133,7 @@ class AttentionCall:
 
 # %% ../../nbs/lib/models_attention.ipynb #00000012
 def operation_name(
-    func,  # a torch function, as a `TorchFunctionMode` gets it
+    func: Callable[..., Any],  # a torch function, as a `TorchFunctionMode` gets it
 ) -> str:  # 'linear'; of a property's getter, the property's name
     "The bare name of a torch function."
     name = getattr(func, '__name__', None)
@@ -152,11 +155,11 @@ class AttentionMode(TorchFunctionMode):
 
     def weigh(
         self,
-        softmax,  # torch's function
+        softmax: Callable[..., Any],  # torch's function
         # masked logits (batch, heads, n_queries, n_keys), by torch's name
         input: torch.Tensor,
-        *args,
-        **kwargs,  # what else it was called with
+        *args: Any,
+        **kwargs: Any,  # what else it was called with
     ) -> torch.Tensor:  # what the model gets of it
         return softmax(input, *args, **kwargs)
 
@@ -173,7 +176,7 @@ class AttentionMode(TorchFunctionMode):
 
 # %% ../../nbs/lib/models_attention.ipynb #00000015
 def compiled_part(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> str | None:  # '': itself; None: no part is
     "The path of what torch.compile wrapped or compiled in place, or whose forward."
     for path, module in model.named_modules():
@@ -187,8 +190,8 @@ def compiled_part(
 
 # %% ../../nbs/lib/models_attention.ipynb #00000016
 def refuse_compiled(
-    model,  # any torch module
-):
+    model: torch.nn.Module,  # any torch module
+) -> None:
     """Refuse a model that is compiled, or that has a compiled part: what
     torch.compile made of it makes no calls that rules could see.
     """
@@ -224,12 +227,18 @@ class AttentionMaps(AttentionMode):
         super().__init__()
         self.maps = []
 
-    def attend(self, call):
+    def attend(self, call: 'AttentionCall') -> torch.Tensor:
         if places_read() is not NOWHERE:
             self.maps.append(call.weights())
         return call.compute()
 
-    def weigh(self, softmax, input, *args, **kwargs):
+    def weigh(
+        self,
+        softmax: Callable[..., Any],
+        input: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         A = softmax(input, *args, **kwargs)
         if places_read() is not NOWHERE:
             self.maps.append(A)

@@ -188,7 +188,7 @@ class Demo(NamedTuple):
     adapter: bool = False  # LoRA weights for the base
     seeds: tuple = (0,)  # of its trainings, those that are kept
 
-    def folder_of(self, seed):
+    def folder_of(self, seed: int) -> str:
         "The folder of one training; the first one's has no suffix."
         return self.folder + (f'-seed{seed}' if seed else '')
 
@@ -248,8 +248,9 @@ def demo_folder(
 @leaves_nothing
 def load_demo(
     name: str = 'sst2',  # one of DEMOS
-    folder=None,  # another folder with weights of the same kind
-    device='cpu',  # where to put it
+    # another folder with weights of the same kind
+    folder: str | os.PathLike[str] | None = None,
+    device: str | torch.device = 'cpu',  # where to put it
     seed: int = 0,  # of its training: one of DEMOS[name].seeds
     # a stock transformers model in eval mode, its tokenizer (None for 'mnist',
     # which takes tensors of 28 × 28 from −1 to 1)

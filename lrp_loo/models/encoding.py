@@ -12,21 +12,22 @@ __all__ = ['ANY_MORE', 'TOKEN_BUDGET', 'NO_LIMIT', 'READ', 'BESIDE', 'device_of'
 import inspect
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..core.files import per_token, whole_number
+from ..core.types import Texts, Tokenizer
 from .layers import executes_on, is_offloaded
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000006
 def device_of(
-    model,  # any torch module
-):  # its device
+    model: torch.nn.Module,  # any torch module
+) -> torch.device:  # its device
     "Where a model is; of weights that are elsewhere, where they are fetched to."
     own = getattr(model, 'device', None) or next(model.parameters()).device
     away = torch.device(own).type == 'meta' and is_offloaded(model)
@@ -39,15 +40,15 @@ def _is_of(x, name, module):
 
 
 def is_pretrained(
-    model,  # any object
+    model: torch.nn.Module,  # any object
 ) -> bool:
     "Is it one of transformers' models?"
     return _is_of(model, 'PreTrainedModel', 'modeling_utils')
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000007
 def pretrained_parts(
-    model,  # any torch module
-):  # modules, one after the other; itself where it is one
+    model: torch.nn.Module,  # any torch module
+) -> Iterator[torch.nn.Module]:  # modules, one after the other; itself where it is one
     "transformers' models in a model."
     home = sys.modules.get('transformers.modeling_utils')
     kind = getattr(home, 'PreTrainedModel', ())
@@ -60,7 +61,7 @@ def _parameters_of(function):
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000008
 def forward_arguments(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> dict:  # name → `inspect.Parameter`, without self
     "What the model's forward takes."
     f = model.forward
@@ -83,7 +84,7 @@ class InputNames(NamedTuple):
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000a
 def input_names(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> InputNames:
     """What a model's forward names. Where it takes keyword arguments, what a
     transformers model inside it names as well: a wrapper hands them on.
@@ -99,7 +100,7 @@ def input_names(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000b
 def inside_wrappers(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> torch.nn.Module:
     "The transformers model in a wrapper; a model without one is itself."
     if hasattr(model, 'config'):
@@ -108,7 +109,7 @@ def inside_wrappers(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000c
 def position_offset(
-    model,  # a transformers model
+    model: torch.nn.Module,  # a transformers model
 ) -> int:  # 0; in RoBERTa's family positions start after the padding index
     "The position id of the first token."
     base = getattr(model, 'base_model', None)
@@ -123,8 +124,8 @@ NO_LIMIT = 10**9  # tokens; tokenizers without a limit say such a number
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000d
 def max_tokens(
-    model,  # a transformers model
-    tokenizer,  # its tokenizer
+    model: torch.nn.Module,  # a transformers model
+    tokenizer: Tokenizer,  # its tokenizer
 ) -> int:  # the longest text it takes, special tokens included
     "The number of tokens the model takes; NO_LIMIT where it takes any."
     limits = [NO_LIMIT, tokenizer.model_max_length or NO_LIMIT]
@@ -137,7 +138,7 @@ def max_tokens(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000e
 def input_embeddings(
-    model,  # any model with input embeddings
+    model: torch.nn.Module,  # any model with input embeddings
 ) -> torch.nn.Module:
     "The module that turns ids (or pixels) into embeddings."
     for m in chain([model], pretrained_parts(model)):
@@ -160,8 +161,8 @@ def input_embeddings(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000f
 def refuse_sound(
-    model,  # any torch module
-):
+    model: torch.nn.Module,  # any torch module
+) -> None:
     "Refuse a model that hears a sound, and is given no tokens beside it."
     takes = forward_arguments(model).keys()
     heard = sorted({'input_values', 'input_features'} & takes)
@@ -175,7 +176,7 @@ def refuse_sound(
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000010
 def embedding_tables(
-    model,  # any model with input embeddings
+    model: torch.nn.Module,  # any model with input embeddings
 ) -> list:  # modules; the first is `input_embeddings`
     """The module that turns ids into embeddings, and others that have its very
     weights: T5's encoders call one of these.
@@ -196,7 +197,7 @@ def embedding_tables(
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000012
 def as_texts(
-    texts,  # what was given: any ordered collection of texts or images
+    texts: Texts,  # what was given: any ordered collection of texts or images
 ) -> list:
     """The texts as a list; one text alone and what has no order of its own are
     refused.
@@ -230,7 +231,7 @@ BESIDE = {'pixel_values', 'input_features', 'input_values'}
 def as_inputs(
     # as for `as_texts`; also what a tokenizer (an image processor) returned for
     # one text or for many
-    texts,
+    texts: Texts,
 ) -> list:  # texts, images, or an encoding of each
     "What is explained as a list; a batch of encodings is taken apart."
     name = next((n for n in READ if _is_encoded_as(texts, n)), None)
@@ -274,14 +275,14 @@ def _is_encoded_as(given, name):
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000015
 def is_encoding(
-    given,  # one text, image or encoding
+    given: Any,  # one text, image or encoding
 ) -> bool:
     "Was it encoded before?"
     return any(_is_encoded_as(given, name) for name in READ)
 
 
 def is_message(
-    given,  # one entry of a list
+    given: Any,  # one entry of a list
 ) -> bool:
     "Is it one turn of a chat?"
     return isinstance(given, dict) and {'role', 'content'} <= set(given)
@@ -299,9 +300,9 @@ def _chat_said(given):
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000017
 def check_text(
-    text,  # one text
+    text: Any,  # one text
     name: str = 'text',  # what it is called
-):
+) -> None:
     "Refuse what is no text, or none that can be read."
     if not isinstance(text, str):
         article = 'a' if name == 'text' else 'the'
@@ -320,9 +321,9 @@ def check_text(
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000018
 def check_ids(
-    model,
+    model: torch.nn.Module,
     ids: torch.Tensor,  # any shape
-):
+) -> None:
     """Refuse ids that the model has no embedding for; a GPU would stop for
     good, a CPU deep inside.
     """
@@ -335,7 +336,7 @@ def check_ids(
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000019
 def special_mask(
-    tokenizer,  # the model's tokenizer
+    tokenizer: Tokenizer,  # the model's tokenizer
     input_ids: torch.Tensor,  # (n_tokens,)
 ) -> torch.Tensor:  # (n_tokens,) bool
     """True at the special tokens: [CLS], [SEP], [PAD] and their kind; [UNK] is
@@ -346,7 +347,7 @@ def special_mask(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000001a
 def special_ids(
-    tokenizer,  # the model's tokenizer; None where images are tensors
+    tokenizer: Tokenizer,  # the model's tokenizer; None where images are tensors
 ) -> list:
     "Ids of the special tokens, in order."
     if not hasattr(tokenizer, 'all_special_ids'):
@@ -395,7 +396,7 @@ _NOT_FOLLOWED = {
 # %% ../../nbs/lib/models_encoding.ipynb #823a7d04
 def own_tokens(
     enc: dict,  # one encoded text or image
-):  # (T,) bool: what the attention mask leaves of it; None: all
+) -> torch.Tensor | None:  # (T,) bool: what the attention mask leaves of it; None: all
     "Which tokens are the text's own. A mask that makes no sense is refused."
     mask = enc.get('attention_mask')
     if mask is None or 'input_ids' not in enc:
@@ -414,7 +415,7 @@ def own_tokens(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000001c
 def put_around(
-    tokenizer, text: str
+    tokenizer: Tokenizer, text: str
 ) -> tuple:  # ids: in front of a text, of the text itself, behind it
     "What the tokenizer puts around a text."
     own = tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
@@ -426,10 +427,10 @@ def put_around(
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000001d
 def tokenized(
-    tokenizer,
+    tokenizer: Tokenizer,
     parts: tuple,  # a text, or two
-    max_length: int = None,  # cut to so many tokens
-    **options,  # of the tokenizer
+    max_length: int | None = None,  # cut to so many tokens
+    **options: Any,  # of the tokenizer
 ) -> tuple:  # what it returns; a slice: its tokens without those put in twice
     """A text as its tokenizer reads it. Where a template wrote the tokens that
     the tokenizer puts around a text, they stand there once.
@@ -602,15 +603,15 @@ def _encode_image(model, processor, image):
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000024
 def encode(
-    model,  # a transformers model
+    model: torch.nn.Module,  # a transformers model
     # its tokenizer, or image processor; None for an image that is a tensor
-    tokenizer,
+    tokenizer: Tokenizer,
     # one text; a pair of texts (premise, hypothesis) where the model takes
     # pairs; an image (PIL, array or tensor); or one of these encoded before
-    text,
+    text: Any,
     # cut a text that is too long, instead of refusing it
     truncation: bool = False,
-    max_length: int = None,  # a lower limit than the model's own
+    max_length: int | None = None,  # a lower limit than the model's own
     # (1, n_tokens) tensors: input_ids, attention_mask, …; or pixel_values (1,
     # channels, height, width)
 ) -> dict:

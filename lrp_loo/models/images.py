@@ -10,10 +10,12 @@ import base64
 import inspect
 import struct
 import zlib
+from typing import Any
 
 import torch
 
 from ..core.hooks import hooked
+from ..core.types import Tokenizer
 from lrp_loo.models.encoding import (
     ANY_MORE,
     check_text,
@@ -24,7 +26,7 @@ from lrp_loo.models.encoding import (
     is_pretrained,
     special_ids,
 )
-from .towers import KINDS, NOWHERE, Places, Towers, _READ, _n_source
+from .towers import _READ, KINDS, NOWHERE, Places, Towers, _n_source
 
 # %% ../../nbs/lib/models_images.ipynb #00000005
 def _image_ids(config):
@@ -140,7 +142,7 @@ class _WithImages(Towers):
 class ImageInText(_WithImages):
     "LLaVA, Qwen-VL, PaliGemma and their kind: an image's features stand in the text."
 
-    def __init__(self, inside):
+    def __init__(self, inside: torch.nn.Module):
         super().__init__(inside)
         self.merged = torch.nn.Identity()  # what the language model is given
         self.image_ids = _image_ids(inside.config)
@@ -149,7 +151,7 @@ class ImageInText(_WithImages):
         self.is_deeper = bool(getattr(vision, 'deepstack_visual_indexes', None))
 
     @staticmethod
-    def fits(model):
+    def fits(model: torch.nn.Module) -> bool:
         "Has it a language model of its own, and a token for images?"
         takes = input_names(model).named
         both = 'input_ids' in takes and 'pixel_values' in takes
@@ -157,7 +159,7 @@ class ImageInText(_WithImages):
         return both and has_token and _language_model(model) is not None
 
     @classmethod
-    def around(cls, inside):
+    def around(cls, inside: torch.nn.Module) -> Any:
         "It takes what the model takes."
         towers = super().around(inside)
         takes = forward_arguments(inside).values()
@@ -171,13 +173,13 @@ class ImageInText(_WithImages):
         type(towers).forward = forward
         return towers
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         return [self.merged]
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         return [_language_model(self.inside)]
 
-    def reads_with(self, reader):
+    def reads_with(self, reader: Any) -> Any:
         tokenizer = super().reads_with(reader)
         if not hasattr(tokenizer, 'all_special_ids'):
             return tokenizer
@@ -185,7 +187,7 @@ class ImageInText(_WithImages):
             return tokenizer
         return _Tokenizer(tokenizer, self.image_ids)
 
-    def called(self, inputs):
+    def called(self, inputs: Any) -> Any:
         "The model's output; its language model's embeddings pass `merged`."
 
         def enters(module, args, kwargs):
@@ -208,7 +210,7 @@ class ImageInText(_WithImages):
         finally:
             _READ.reset(token)
 
-    def placed(self, inputs):
+    def placed(self, inputs: Any) -> dict[str, Any]:
         "Qwen's positions are those of the whole text, whatever a mask hides."
         base = getattr(self.inside, 'model', None)
         mask = inputs.get('attention_mask')
@@ -220,7 +222,13 @@ class ImageInText(_WithImages):
         places, _ = base.get_rope_index(**{k: whole[k] for k in takes if k in whole})
         return inputs | dict(position_ids=places)
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         """A text, a pair (image, text) that the processor reads, or an encoding
         that it returned.
         """
@@ -237,11 +245,11 @@ class ImageInText(_WithImages):
         self.check_placed(enc)
         return enc
 
-    def is_image(self, ids):
+    def is_image(self, ids: Any) -> torch.Tensor:
         "True at the tokens that stand for an image."
         return torch.isin(ids, torch.tensor(self.image_ids, device=ids.device))
 
-    def check_placed(self, enc):
+    def check_placed(self, enc: dict[str, torch.Tensor]) -> None:
         "Refuse places without an image, and an image without places."
         n = int(self.is_image(enc['input_ids']).sum())
         has_pixels = 'pixel_values' in enc
@@ -328,7 +336,7 @@ class ImageAndText(_WithImages):
     says = 'logits_per_image'  # what its one number is called
 
     @staticmethod
-    def fits(model):
+    def fits(model: torch.nn.Module) -> bool:
         "Has it two towers, and one score?"
         takes = input_names(model).named
         both = 'input_ids' in takes and 'pixel_values' in takes
@@ -340,21 +348,22 @@ class ImageAndText(_WithImages):
         text = self.inside.text_model.get_input_embeddings()
         return text, self.inside.vision_model.get_input_embeddings()
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         return list(self._parts())
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         return [self.inside.text_model, self.inside.vision_model]
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> None:
         return None
 
     def forward(
         self,
-        input_ids,  # (batch, T) the text's tokens, then a filler for each patch
-        tower_ids,  # (batch, T) 0: the text's; 1: a patch
-        pixel_values,  # (batch, channels, height, width)
-    ):  # (batch, 1) logits
+        # (batch, T) the text's tokens, then a filler for each patch
+        input_ids: torch.Tensor | None,
+        tower_ids: torch.Tensor | None,  # (batch, T) 0: the text's; 1: a patch
+        pixel_values: torch.Tensor | None,  # (batch, channels, height, width)
+    ) -> Any:  # (batch, 1) logits
         n = _n_source(tower_ids)
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
         text, patches = place[:n], place[n:]
@@ -394,7 +403,12 @@ class ImageAndText(_WithImages):
             _READ.reset(token)
         return dict(logits=getattr(out, self.says).diagonal()[:, None])
 
-    def embedded(self, input_ids, tower_ids, pixel_values):
+    def embedded(
+        self,
+        input_ids: torch.Tensor | None,
+        tower_ids: torch.Tensor | None,
+        pixel_values: torch.Tensor | None,
+    ) -> torch.Tensor:
         "The text's and the image's may differ in size: zeros fill up."
         n = _n_source(tower_ids)
         table, convolution = self._parts()
@@ -405,7 +419,13 @@ class ImageAndText(_WithImages):
         fill = torch.nn.functional.pad
         return torch.cat([fill(x, (0, d - x.shape[-1])) for x in (text, patches)], 1)
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         "A pair (image, text) that the processor reads, or what it returned."
         if isinstance(text, str):
             raise ValueError(
@@ -455,7 +475,7 @@ class ImageAndText(_WithImages):
             pixel_values=pixels,
         )
 
-    def images(self, enc):
+    def images(self, enc: dict[str, torch.Tensor]) -> list[tuple[Any, ...]]:
         "As for `ImageInText`."
         n = int((enc['tower_ids'] == 1).sum())
         height, width = enc['pixel_values'].shape[-2:]
@@ -477,13 +497,13 @@ def _patch_convolution(model):
 class PixelModel(torch.nn.Module):
     "A model of an image, which is called by another name."
 
-    def __init__(self, inside):
+    def __init__(self, inside: torch.nn.Module):
         super().__init__()
         self.inside = inside
         self.training = inside.training
 
     @staticmethod
-    def fits(model):
+    def fits(model: torch.nn.Module) -> bool:
         "Does it take one thing, and is that cut into patches?"
         takes = forward_arguments(model)
         asked = [p for p in takes.values() if p.default is p.empty]
@@ -491,15 +511,16 @@ class PixelModel(torch.nn.Module):
         return len(asked) == 1 and not known and _patch_convolution(model) is not None
 
     @classmethod
-    def around(cls, inside):
+    def around(cls, inside: torch.nn.Module) -> Any:
         "It is called what the model is called."
         kind = type(inside).__name__
         return type(kind, (cls,), {'__module__': cls.__module__})(inside)
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> torch.nn.Module:
         return _patch_convolution(self.inside)
 
-    def forward(self, pixel_values):  # (batch, channels, height, width)
+    # (batch, channels, height, width)
+    def forward(self, pixel_values: torch.Tensor | None) -> Any:
         return self.inside(pixel_values)
 
 # %% ../../nbs/lib/models_images.ipynb #00000015

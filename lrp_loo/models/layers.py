@@ -23,7 +23,7 @@ def _of_accelerate(module):
 
 # %% ../../nbs/lib/models_layers.ipynb #e636f75a
 def is_offloaded(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> bool:
     """Are weights elsewhere (accelerate's `cpu_offload`, `device_map`), to be
     fetched for each call of the module that they belong to?
@@ -33,8 +33,8 @@ def is_offloaded(
 
 # %% ../../nbs/lib/models_layers.ipynb #00000006
 def executes_on(
-    model,  # one that `is_offloaded`
-):  # a device, or its number
+    model: torch.nn.Module,  # one that `is_offloaded`
+) -> str | int | torch.device:  # a device, or its number
     "Where the weights are fetched to."
     hooks = (h for m in model.modules() for h in _of_accelerate(m))
     found = (getattr(h, 'execution_device', None) for h in hooks)
@@ -58,7 +58,7 @@ def _state_of(model):
 
 # %% ../../nbs/lib/models_layers.ipynb #00000008
 def describe_model(
-    model,  # a transformers model
+    model: torch.nn.Module,  # a transformers model
     name: str = '',  # what to call it
 ) -> dict:  # name, class, layers, width, parameters, a hash of the weights
     """What a result says of its model; the hash, of all names and weights in
@@ -112,7 +112,7 @@ def _samples(value):
 
 # %% ../../nbs/lib/models_layers.ipynb #0000000d
 def weights_mark(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> str:  # eight hexadecimal digits
     "Tells the weights of two models apart, by a few numbers of each tensor."
     # torch's `fully_shard` puts its own name before the class's
@@ -129,7 +129,7 @@ def weights_mark(
 
 # %% ../../nbs/lib/models_layers.ipynb #0000000e
 def name_of_model(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> str:  # its folder's name, or its name on the hub; else its class
     "What to call a model; never a path of this machine."
     config = getattr(model, 'config', None)
@@ -155,7 +155,7 @@ def _as_said(value):
 
 # %% ../../nbs/lib/models_layers.ipynb #00000010
 def made_with(
-    model,  # as it is called
+    model: torch.nn.Module,  # as it is called
     options: dict,  # of a method
 ) -> dict:  # for `Attribution.info`: model, weights, options
     "What an explanation says of the model and the options it was made with."
@@ -204,7 +204,7 @@ def _one_after_another(parts):
 
 # %% ../../nbs/lib/models_layers.ipynb #00000016
 def layers_of(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
 ) -> Layers:
     "The transformer layers of a model; of a `Towers` those of all its parts."
     if hasattr(model, 'stacks'):
@@ -258,7 +258,7 @@ def _of_one_stack(model, n):
 
 # %% ../../nbs/lib/models_layers.ipynb #00000018
 def transformer_layers(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
     # its layer modules in order; empty where none can be found, or where a
     # layer is no module of its own (XLM)
 ) -> list:
@@ -269,7 +269,7 @@ def transformer_layers(
 
 # %% ../../nbs/lib/models_layers.ipynb #00000019
 def n_layers(
-    model,  # any torch module
+    model: torch.nn.Module,  # any torch module
     # how many transformer layers one pass goes through; 0 where none can be
     # found
 ) -> int:

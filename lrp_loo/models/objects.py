@@ -8,6 +8,7 @@ __all__ = ['CandidateLabels', 'SetFitModel', 'unwrap']
 # %% ../../nbs/lib/models_objects.ipynb #00000002
 import copy
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class CandidateLabels:
     entail that it is about the label? `target` is that number.
     """
 
-    def __init__(self, pipeline, tokenizer):
+    def __init__(self, pipeline: Any, tokenizer: Tokenizer):
         self.inside, self.target = tokenizer, pipeline.entailment_id
         of_pipeline = getattr(pipeline, '_preprocess_params', {})
         self.template = of_pipeline.get('hypothesis_template', 'This example is {}.')
@@ -41,7 +42,7 @@ class CandidateLabels:
     def __len__(self):
         return len(self.inside)
 
-    def __call__(self, text, label=None, **options):
+    def __call__(self, text: Any, label: str | None = None, **options: Any) -> Any:
         if label is None:
             if options.get('add_special_tokens', True):
                 raise ValueError(
@@ -55,7 +56,14 @@ class CandidateLabels:
 class SetFitModel(torch.nn.Module):
     "SetFit's object as a model: a text's pooled states, and a linear head on them."
 
-    def __init__(self, encoder, pooling, normalize, head, labels):
+    def __init__(
+        self,
+        encoder: torch.nn.Module,
+        pooling: str,
+        normalize: bool,
+        head: torch.nn.Module,
+        labels: Sequence[str] | None,
+    ):
         super().__init__()
         self.encoder, self.head = encoder, head
         self.pooling, self.normalize = pooling, normalize
@@ -63,10 +71,12 @@ class SetFitModel(torch.nn.Module):
         self.config.id2label = dict(enumerate(labels or range(head.out_features)))
         self.training = encoder.training
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> torch.nn.Module:
         return self.encoder.get_input_embeddings()
 
-    def forward(self, input_ids, attention_mask=None):
+    def forward(
+        self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None
+    ) -> Any:
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         states = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
         found = _pooled(states, mask, self.pooling)

@@ -7,12 +7,14 @@ __all__ = ['KINDS', 'Parts', 'Places', 'part_places', 'asks_for_parts', 'parts_a
 
 # %% ../../nbs/lib/models_parts.ipynb #00000002
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ..core.hooks import hooked
+from ..core.types import UnitsOf
 from . import forward
 from .layers import transformer_layers
 
@@ -36,12 +38,12 @@ class Parts:
             )
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         "One of each group."
         return ['+'.join(map(str, group)) for group in self.groups]
 
     @property
-    def is_special(self):
+    def is_special(self) -> torch.Tensor:
         "(n,) bool: none."
         return torch.zeros(len(self), dtype=torch.bool)
 
@@ -128,7 +130,7 @@ def _in_attention(path):
 
 # %% ../../nbs/lib/models_parts.ipynb #0000000a
 def part_places(
-    model,  # a transformers model
+    model: torch.nn.Module,  # a transformers model
     enc: dict,  # one encoded text or image, that is run once
 ) -> Places:
     "Where the heads and feed-forward blocks are; ValueError where they can't be found."
@@ -173,15 +175,15 @@ def part_places(
     return Places(modules, projections, feed_forwards, n_heads)
 
 # %% ../../nbs/lib/models_parts.ipynb #0000000c
-def asks_for_parts(units) -> bool:
+def asks_for_parts(units: UnitsOf) -> bool:
     "Is this one of KINDS, or `Parts`?"
     return isinstance(units, Parts) or (isinstance(units, str) and units in KINDS)
 
 # %% ../../nbs/lib/models_parts.ipynb #0000000d
 def parts_asked(
-    model,  # as for `part_places`
+    model: torch.nn.Module,  # as for `part_places`
     encs: list,  # encoded texts or images; the first is run once
-    units,  # one of KINDS, or `Parts`; anything else asks for no parts
+    units: UnitsOf,  # one of KINDS, or `Parts`; anything else asks for no parts
 ) -> Parts:  # with their `Places`; None: no parts
     "What `units` asks for, of this model; ValueError for a part that is not there."
     if not asks_for_parts(units):
@@ -200,7 +202,7 @@ def parts_asked(
 def left_out(
     places: Places,  # of the model that is run inside
     groups: list,  # of each row of the batch: names of parts; [] leaves all in
-):
+) -> Iterator[None]:
     "A context in which the model runs without some of its parts."
     zeros = {}  # (layer, kind) → of which rows, and heads
     for row, group in enumerate(groups):

@@ -12,8 +12,9 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
@@ -108,7 +109,7 @@ class _Linear(Function):
 def onednn_product(
     x: torch.Tensor,  # (…, n_in)
     weight: torch.Tensor,  # (n_out, n_in)
-    bias: torch.Tensor = None,  # (n_out,)
+    bias: torch.Tensor | None = None,  # (n_out,)
 ) -> torch.Tensor:  # (…, n_out)
     "x Wᵀ + b, of which gradients may be taken."
     if not torch.is_grad_enabled():
@@ -131,7 +132,7 @@ class ProductRates(NamedTuple):
     onednn: float  # 0: torch has it not, or its numbers are others
 
     @property
-    def faster(self):
+    def faster(self) -> float:
         "How many times as fast oneDNN is."
         return self.onednn / self.blas
 
@@ -268,7 +269,7 @@ def _by_onednn(taken, func, args, kwargs):
 
 # %% ../../nbs/lib/models_products.ipynb #0000001a
 def product_of(
-    func,  # a torch function
+    func: Callable[..., Any],  # a torch function
     args: tuple,
     kwargs: dict,
 ) -> torch.Tensor:  # func(*args, **kwargs)
@@ -291,7 +292,7 @@ class _FastProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 # %% ../../nbs/lib/models_products.ipynb #0000001c
-def fast_products():
+def fast_products() -> contextlib.AbstractContextManager[Any]:
     """A context in which a model's products take the faster kernel, the same
     numbers to rounding; one that does nothing where another function mode is to
     see every call.

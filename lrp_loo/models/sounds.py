@@ -7,10 +7,12 @@ __all__ = ['HEARD', 'SoundInFrames']
 
 # %% ../../nbs/lib/models_sounds.ipynb #00000002
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from ..core.hooks import hooked
+from ..core.types import Tokenizer
 from .encoding import input_names, is_encoding
 from .layers import transformer_layers
 from .towers import KINDS, Towers
@@ -29,13 +31,13 @@ class SoundInFrames(Towers):
     all_in_row = True
     by_weights = True  # frames are removed by `key_weights`
 
-    def __init__(self, inside):
+    def __init__(self, inside: torch.nn.Module):
         super().__init__(inside)
         self.merged = torch.nn.Identity()  # what the first layer is given
         self.reader = self.seconds = None  # a frame's length
 
     @staticmethod
-    def fits(model):
+    def fits(model: torch.nn.Module) -> bool:
         "Does it hear a sound alone, and read it as frames?"
         takes = {*input_names(model).named}
         alone = not takes & {'input_ids', 'decoder_input_ids', 'pixel_values'}
@@ -49,10 +51,11 @@ class SoundInFrames(Towers):
 
     def forward(
         self,
-        input_ids,  # (batch, T) a number for each frame, which nobody reads
-        input_values=None,  # (batch, n_samples)
-        input_features=None,  # (batch, n_mels, n_columns)
-    ):
+        # (batch, T) a number for each frame, which nobody reads
+        input_ids: torch.Tensor | None,
+        input_values: torch.Tensor | None = None,  # (batch, n_samples)
+        input_features: torch.Tensor | None = None,  # (batch, n_mels, n_columns)
+    ) -> Any:
         out = self.called(input_values, input_features, self.merged)
         if 'CausalLM' not in type(out).__name__:
             return out
@@ -61,7 +64,12 @@ class SoundInFrames(Towers):
 
         return TokenClassifierOutput(logits=out.logits)
 
-    def called(self, input_values, input_features, enters):
+    def called(
+        self,
+        input_values: torch.Tensor | None,
+        input_features: torch.Tensor | None,
+        enters: Any,
+    ) -> Any:
         "The model's output; `enters` gets what the first layer is given."
 
         def first(module, args, kwargs):
@@ -74,19 +82,23 @@ class SoundInFrames(Towers):
         with hooked([(transformer_layers(self.inside)[0], first, None)]):
             return self.inside(**given)
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         return [self.merged]
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         return [self.inside]
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> torch.nn.Module:
         return self.merged
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> None:
         return None
 
-    def embedded(self, input_values=None, input_features=None):
+    def embedded(
+        self,
+        input_values: torch.Tensor | None = None,
+        input_features: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         "(1, T, d) what enters the first layer."
         found = []
 
@@ -100,7 +112,7 @@ class SoundInFrames(Towers):
             pass
         return found[0]
 
-    def reads_with(self, reader):
+    def reads_with(self, reader: Any) -> Any:
         "The feature extractor is kept; as a tokenizer it names the frames."
         if isinstance(reader, SimpleNamespace):
             return reader
@@ -108,13 +120,19 @@ class SoundInFrames(Towers):
         of = dict(all_special_ids=[], unk_token_id=None)
         return SimpleNamespace(**of, convert_ids_to_tokens=self.named)
 
-    def named(self, ids):
+    def named(self, ids: Any) -> str:
         "Frames by the second at which they begin, else by number."
         if isinstance(ids, int):
             return f'{ids * self.seconds:.2f} s' if self.seconds else str(ids)
         return [self.named(int(i)) for i in ids]
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         "A sound (n_samples,), or what the feature extractor returned for one."
         name = type(self).__name__
         if not is_encoding(text) and not getattr(text, 'get', None):

@@ -8,14 +8,16 @@ __all__ = ['NOWHERE', 'POOLINGS', 'KINDS', 'Places', 'places_read', 'reading', '
 
 # %% ../../nbs/lib/models_towers.ipynb #00000002
 import contextlib
-from functools import partial
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from ..core.hooks import hooked
+from ..core.types import Tokenizer
 from lrp_loo.models.encoding import (
     check_ids,
     check_text,
@@ -56,9 +58,9 @@ def places_read() -> Places:  # None: a model of one part, whose keys are its pl
 
 @contextlib.contextmanager
 def reading(
-    rows,  # (n_queries,) places
-    keys=None,  # (n_keys,) places; None: the same
-):
+    rows: torch.Tensor,  # (n_queries,) places
+    keys: torch.Tensor | None = None,  # (n_keys,) places; None: the same
+) -> Iterator[None]:
     "A context in which attention is about these places, in this thread."
     token = _READ.set(Places(rows, rows if keys is None else keys))
     try:
@@ -83,40 +85,41 @@ class Towers(torch.nn.Module):
 
     all_in_row = False  # has what stands beside the tokens places in the row, or none?
 
-    def __init__(self, inside):
+    def __init__(self, inside: torch.nn.Module):
         super().__init__()
         self.inside = inside
         self.training = inside.training
 
     @classmethod
-    def around(cls, inside):
+    def around(cls, inside: torch.nn.Module) -> Any:
         "It is called what the model is called."
         kind = type(inside).__name__
         return type(kind, (cls,), {'__module__': cls.__module__})(inside)
 
     @property
-    def config(self):
+    def config(self) -> Any:
         return self.inside.config
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return device_of(self.inside)
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype:
         return self.inside.dtype
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> torch.nn.Module:
         return self.inside.get_input_embeddings()
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> torch.nn.Module | None:
         return self.inside.get_output_embeddings()
 
     def by_size(
         self,
-        run,  # run(n, ids, mask) → (batch, …), n tokens of the first part
+        # run(n, ids, mask) → (batch, …), n tokens of the first part
+        run: Callable[..., torch.Tensor],
         input_ids: torch.Tensor,  # (batch, T)
-        attention_mask,  # (batch, T), or None: all is read
+        attention_mask: torch.Tensor | None,  # (batch, T), or None: all is read
         tower_ids: torch.Tensor,  # (batch, T)
     ) -> torch.Tensor:  # as `run` gives it; several rows end together
         "Tokens were taken out: first parts of several lengths, one after the other."
@@ -133,19 +136,27 @@ class Towers(torch.nn.Module):
             out[w, longest - x.shape[1] :] = x
         return out
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         "The modules that turn ids into embeddings, the first part's first."
         raise NotImplementedError
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         "The parts that have layers, in the order of a pass."
         raise NotImplementedError
 
-    def embedded(self, input_ids, tower_ids=None):
+    def embedded(
+        self, input_ids: torch.Tensor | None, tower_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         "(batch, T, d) the embeddings of every place."
         raise NotImplementedError
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         "As `encode`, which asks this model."
         raise NotImplementedError
 
@@ -242,13 +253,15 @@ class EncoderDecoder(_TwoStacks):
 
     def forward(
         self,
-        input_ids,  # (batch, T) the source's tokens, then those the decoder reads
-        attention_mask=None,  # (batch, T)
-        tower_ids=None,  # (batch, T) 0: the encoder reads it; 1: the decoder
+        # (batch, T) the source's tokens, then those the decoder reads
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,  # (batch, T)
+        # (batch, T) 0: the encoder reads it; 1: the decoder
+        tower_ids: torch.Tensor | None = None,
         # rows with the same source share the encoder's pass: not where embeddings
         # are put in the place of the model's own
-        shares=None,
-    ):
+        shares: Any = None,
+    ) -> Any:
         run = partial(self._logits, shares is not None)
         logits = self.by_size(run, input_ids, attention_mask, tower_ids)
         return _as_causal(logits)
@@ -277,7 +290,9 @@ class EncoderDecoder(_TwoStacks):
         mask = source['attention_mask']
         return self.inside(encoder_outputs=states, attention_mask=mask, **given)
 
-    def embedded(self, input_ids, tower_ids=None):
+    def embedded(
+        self, input_ids: torch.Tensor | None, tower_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         n = _n_source(tower_ids)
         first, *others = self.tables()
         other = others[0] if others else first
@@ -300,7 +315,13 @@ class EncoderDecoder(_TwoStacks):
             )
         return [start, *([] if forced is None else [forced])]
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         """A source, or a pair of a source and what the decoder has said to it; or an
         encoding, whose decoder_input_ids the decoder reads.
         """
@@ -321,7 +342,8 @@ class EncoderDecoder(_TwoStacks):
             decoded = self.started() + self.said_ids(tokenizer, *said)
         return self.joined(tokenizer, enc, decoded)
 
-    def said_ids(self, tokenizer, text: str = None) -> list:  # token ids
+    # token ids
+    def said_ids(self, tokenizer: Tokenizer, text: str | None = None) -> list:
         "What the decoder has said, as it reads it."
         if text is None:
             return []
@@ -355,7 +377,7 @@ class EncoderDecoder(_TwoStacks):
 
     def gone_on(
         self,
-        tokenizer,
+        tokenizer: Tokenizer,
         enc: dict,  # of `encoded`
         after: list,  # token ids that the decoder says next
     ) -> dict:
@@ -367,7 +389,7 @@ class EncoderDecoder(_TwoStacks):
 
     def joined(
         self,
-        tokenizer,
+        tokenizer: Tokenizer,
         enc: dict,  # the encoded source
         decoded: list,  # token ids that the decoder reads
     ) -> dict:  # (1, T) tensors: input_ids, attention_mask, tower_ids
@@ -400,7 +422,9 @@ class EncoderDecoder(_TwoStacks):
 class ReadTwice(_TwoStacks):
     "A classifier whose decoder reads the text as well, one place later."
 
-    def forward(self, input_ids, attention_mask=None):
+    def forward(
+        self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None
+    ) -> Any:
         mask = attention_mask
         mask = torch.ones_like(input_ids) if mask is None else mask
         later = torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], 1)
@@ -428,10 +452,18 @@ class ReadTwice(_TwoStacks):
             )
         return out
 
-    def embedded(self, input_ids, tower_ids=None):
+    def embedded(
+        self, input_ids: torch.Tensor | None, tower_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self.tables()[0].forward(input_ids)
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         return encode(self.inside, tokenizer, text, truncation, max_length)
 
 # %% ../../nbs/lib/models_towers.ipynb #00000011
@@ -442,10 +474,10 @@ class SoundDecoder(EncoderDecoder):
 
     def forward(
         self,
-        input_ids,  # (batch, T) what the decoder reads
-        input_features,  # (batch, n_mels, n_frames)
-        attention_mask=None,  # (batch, T)
-    ):
+        input_ids: torch.Tensor,  # (batch, T) what the decoder reads
+        input_features: torch.Tensor | None,  # (batch, n_mels, n_frames)
+        attention_mask: torch.Tensor | None = None,  # (batch, T)
+    ) -> Any:
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
         with _Phases(self.inside, None, place).follow():
             out = self.inside(
@@ -456,16 +488,22 @@ class SoundDecoder(EncoderDecoder):
             )
         return _as_causal(out.logits)
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         return [self.inside.get_decoder().get_input_embeddings()]
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         return [self.inside.get_decoder()]
 
-    def embedded(self, input_ids):
+    def embedded(self, input_ids: torch.Tensor | None) -> torch.Tensor:
         return self.tables()[0].forward(input_ids)
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         "An encoding with input_features, or a pair of these and what was said."
         given = text
         if isinstance(text, tuple) and len(text) == 2:
@@ -520,7 +558,13 @@ class TwoTowers(Towers):
 
     pooling, normalize = 'mean', True
 
-    def forward(self, input_ids, attention_mask=None, tower_ids=None, shares=None):
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
+        tower_ids: torch.Tensor | None = None,
+        shares: Any = None,
+    ) -> Any:
         run = partial(self._similarity, shares is not None)
         found = self.by_size(run, input_ids, attention_mask, tower_ids)
         return SimilarityOutput(found)
@@ -553,20 +597,28 @@ class TwoTowers(Towers):
                 states = _pooled(states, mask, self.pooling)
             return F.normalize(states, dim=-1) if self.normalize else states
 
-    def tables(self):
+    def tables(self) -> list[torch.nn.Module]:
         return [self.get_input_embeddings()]
 
-    def stacks(self):
+    def stacks(self) -> list[torch.nn.Module]:
         return [self.inside]
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> None:
         return None
 
-    def embedded(self, input_ids, tower_ids=None):
+    def embedded(
+        self, input_ids: torch.Tensor | None, tower_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         found = self.tables()[0].forward(input_ids)
         return found[0] if isinstance(found, tuple) else found  # I-BERT's, a scale
 
-    def encoded(self, tokenizer, text, truncation=False, max_length=None):
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        text: Any,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         "A pair of texts."
         if not isinstance(text, tuple) or len(text) != 2:
             got = f'a tuple of {len(text)}' if isinstance(text, tuple) else type(text)
@@ -592,10 +644,11 @@ class SimilarityOutput(NamedTuple):
 
 # %% ../../nbs/lib/models_towers.ipynb #00000016
 def two_towers(
-    model,  # an encoder of transformers, in eval mode
+    model: torch.nn.Module,  # an encoder of transformers, in eval mode
     pooling: str = 'mean',  # one of POOLINGS; 'late' keeps a row for each token
     normalize: bool = True,  # to length 1: the cosine, in place of the product
-    projection=None,  # a module between states and pooling, as ColBERT's; or None
+    # a module between states and pooling, as ColBERT's; or None
+    projection: torch.nn.Module | None = None,
 ) -> TwoTowers:  # to be given to `explain` with pairs of texts
     """The similarity of two texts as a model. 'late' is ColBERT's late interaction
     (Khattab and Zaharia 2020): for each token of the first text its best in the other.
@@ -621,8 +674,8 @@ KINDS = []  # more kinds of `Towers`: fits(model), around(model)
 
 # %% ../../nbs/lib/models_towers.ipynb #00000018
 def as_towers(
-    model,  # any model
-):  # the same, or a `Towers` in its place
+    model: torch.nn.Module,  # any model
+) -> Any:  # the same, or a `Towers` in its place
     "What is explained in the place of a model of several parts."
     if isinstance(model, Towers) or not isinstance(model, torch.nn.Module):
         return model
