@@ -38,7 +38,12 @@ def test_the_common_options_are_keywords_of_explain():
 
 
 def test_only_what_was_given_counts_as_given(small, tokenizer):
-    for given in ({}, dict(passes=None), dict(passes=16), dict(removal=None)):
+    for given in (
+        {},
+        dict(passes=None),
+        dict(passes=16),
+        dict(removal='zero_embedding'),
+    ):
         (a,) = explain(small, tokenizer, TEXTS[0], **given)
         assert a.info.get('options', {}) == given
     given = dict(bypass_softmax=[1], strict=True)
