@@ -152,7 +152,8 @@ def _meant(name, taken, known):
 def check_options(
     method: OneMethod,
     options: Mapping[str, Any],  # the method's own
-    # the public functions that they came through, whose keywords they may be
+    # the public function that was called, then those that it hands them on to,
+    # whose keywords they may be
     *doors: Callable[..., Any],
     run: Callable[..., Any] | None = None,  # what is called; None: the method's run
 ) -> None:
@@ -161,14 +162,17 @@ def check_options(
         run = run or as_method(method).run
     if not options or run is None or (taken := options_of(run)) is None:
         return
-    known = {  # `explain` has common options among its keywords
-        name: door.__name__
-        for door in reversed(doors)
-        for name in inspect.signature(door).parameters
-        if name not in MethodOptions.__annotations__
-    }
+    known, further = (
+        {
+            name: door.__name__
+            for door in reversed(some)
+            for name in inspect.signature(door).parameters
+            if name not in MethodOptions.__annotations__  # as in `explain`
+        }
+        for some in (doors, doors[1:])
+    )
     for name, option in options.items():
-        if name in taken or name in known:
+        if name in taken or name in further:
             continue
         said, called = f'{repr(option):.60}', method_name(method)
         if name in ELSEWHERE:
