@@ -1,6 +1,9 @@
 "An audit that takes long says so beforehand, and its bar moves within a text."
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from tqdm.auto import tqdm
@@ -26,6 +29,24 @@ def test_short_work_says_nothing(demo, capsys):
     assert 'about' not in capsys.readouterr().err
 
 
+def test_a_bar_is_not_shown_where_the_environment_says_so(demo):
+    "tqdm reads its environment when it is imported."
+    said = '''
+import lrp_loo
+
+demo = lrp_loo.load_demo('sst2')
+texts = ['The jokes are old.'] * 2
+lrp_loo.audit(*demo, texts, 'cp_lrp')
+lrp_loo.frontier(*demo, texts, budgets=(3,))
+lrp_loo.explain_pairs(*demo, texts, progress=True)
+'''
+    for env in ({}, dict(TQDM_DISABLE='1')):
+        own = {k: v for k, v in os.environ.items() if k != 'TQDM_DISABLE'} | env
+        run = [sys.executable, '-W', 'ignore', '-c', said]
+        bars = subprocess.run(run, env=own, capture_output=True, text=True, check=True)
+        assert ('audit' in bars.stderr) != bool(env), bars.stderr
+
+
 class Bar(tqdm):
     "It is shown nowhere, and remembers where it stood."
 
@@ -43,12 +64,11 @@ def bars(monkeypatch):
     "The bars of audits, in order."
     bars = []
 
-    def made(**options):
+    def made(given, progress, **options):
         bars.append(Bar(**options))
         return bars[-1]
 
-    made.write = tqdm.write
-    monkeypatch.setattr('lrp_loo.trust.audit.tqdm', made)
+    monkeypatch.setattr('lrp_loo.trust.audit.progress_bar', made)
     return bars
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.units import text_spans
 from ..core import Attribution, Generation, Pairs
@@ -688,8 +688,8 @@ def summarize_texts(
     order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
     options |= dict(batch_size=batch_size, units=units)
     maps = [None] * len(texts)
-    look = dict(disable=not progress, desc='explain', unit='text')
-    with tqdm(total=len(texts), **look) as bar:
+    look = dict(total=len(texts), desc='explain', unit='text')
+    with progress_bar(None, progress, **look) as bar:
         for start in range(0, len(order), size):
             part = order[start : start + size]
             some = [texts[i] for i in part]

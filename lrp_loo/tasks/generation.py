@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 from transformers import GenerationConfig
 
 from ..asked.call import content_entries
@@ -308,7 +308,7 @@ def audit_generation(
     own = [every[i] for i in first_of_each(map(repr, every))]
     rows = [
         _audited(model, tokenizer, *pair, methods, first_token, how)
-        for pair in tqdm(own, disable=not progress, desc='generations')
+        for pair in progress_bar(own, progress, desc='generations')
     ]
     table = {}
     for name in rows[0]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.rows import Scores, text_by_text
 from ..asked.targets import settled
@@ -397,7 +397,7 @@ def explain_pairs(
     asked = _asked_of_pairs(model, tokenizer, texts, [method], *given)
     return [
         _paired(asked, i, method, options)
-        for i in tqdm(range(len(asked.texts)), disable=not progress, desc='pairs')
+        for i in progress_bar(range(len(asked.texts)), progress, desc='pairs')
     ]
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #7556d3d6
@@ -518,7 +518,7 @@ def audit_pairs(
     own = first_of_each(map(repr, zip(asked.texts, asked.targets, numbers)))
     rows = [
         _audited_pairs(asked, i, methods, least)
-        for i in tqdm(own, disable=not progress, desc='pairs')
+        for i in progress_bar(own, progress, desc='pairs')
     ]
     columns = ['r', 'r_large', 'best_tenth', 'cost']
     table = {}

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
+from ..core.progress import progress_bar
 from tqdm.auto import tqdm
 
 from ..asked.call import mark_content
@@ -509,7 +510,7 @@ def _audited_parts(asked, methods, removal, results, progress):
             " numbers are set to zero and no rows are kept: leave both out"
         )
     own = list(copies_given(asked.encs, asked.targets, asked.content))
-    shown = tqdm(own, disable=not progress, desc='parts')
+    shown = progress_bar(own, progress, desc='parts')
     rows = [_parts_row(asked, i, methods) for i in shown]
     table = {}
     for name in rows[0]:
@@ -615,8 +616,8 @@ def audit(
         fill = fill_id(tokenizer, removal or default_removal(missing[0]))
         how = (n_methods, chunk, removal, fill, asked.targets[0])
         say_audit_time(model, missing, *how)
-    shown = dict(disable=not progress, desc='audit')
-    bar = tqdm(total=len(copies), initial=len(done), **shown)
+    shown = dict(total=len(copies), initial=len(done), desc='audit')
+    bar = progress_bar(None, progress, **shown)
 
     def rows_of(part):
         "A row of each of some (number, encoded text); targets may differ."

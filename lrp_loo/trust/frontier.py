@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.targets import at_mask, settled
 from ..core.files import whole_number
@@ -74,7 +74,7 @@ def frontier(
     own = list(copies_given(asked.encs, asked.targets, asked.content))
     found = {b: [] for b in budgets}
     costs = []
-    for i in tqdm(own, disable=not progress, desc='frontier'):
+    for i in progress_bar(own, progress, desc='frontier'):
         enc, content = [asked.encs[i]], [asked.content[i]]
         of_text = at_mask(asked.targets[i], asked.tokenizer, enc)
         given = (asked.model, asked.tokenizer, enc)

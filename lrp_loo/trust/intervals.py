@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.targets import Target, described_target
 from lrp_loo.core.files import (
@@ -496,7 +496,7 @@ def calibrate(
     own = first_of_each(map(key_of_encoding, asked.encs, asked.units))
     held = {'it': (method, options)}
     kept = []
-    with tqdm(total=len(own), disable=not progress, desc='calibrate') as bar:
+    with progress_bar(None, progress, total=len(own), desc='calibrate') as bar:
         for start in range(0, len(own), batch_size):
             part = own[start : start + batch_size]
             of_texts = (asked.encs, asked.units, asked.content)

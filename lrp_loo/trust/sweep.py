@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.targets import described_target
 from lrp_loo.core.files import (
@@ -434,7 +434,7 @@ def _batches(texts, encs, numbers, targets, batch_size):
 def _compute_plain(batches, out, options, progress):
     "In this process, a file as each batch is done, named by its numbers."
     worker = BatchWorker(**options)
-    for batch in tqdm(batches, disable=not progress, desc='sweep'):
+    for batch in progress_bar(batches, progress, desc='sweep'):
         rows = worker(batch)
         numbers = str(batch['index'].to_pylist()).encode()
         name = f'{hashlib.sha256(numbers).hexdigest()[:16]}.parquet'

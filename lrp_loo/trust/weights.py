@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from ..core.progress import progress_bar
 
 from ..asked.call import content_entries
 from ..asked.rows import Scores, text_by_text
@@ -470,7 +470,7 @@ def fit_layers(
     own = [(*pairs[i], asked.content[i]) for i in first]
     found = [
         text_moments(model, tokenizer, enc, target, *of_text, carriers)
-        for enc, *of_text in tqdm(own, 'layers', disable=not progress)
+        for enc, *of_text in progress_bar(own, progress, desc='layers')
     ]
     kept = [m for m in found if None not in m.values()]
     moments = {c: [m[c] for m in kept] for c in carriers}
