@@ -102,9 +102,7 @@ def _maps(model, tokenizer, text, methods, layers, passes, **options):
         if m == 'auto' and 'calibration' not in options:
             found.append(_within(model, tokenizer, text, passes, **options))
             continue
-        found += run(
-            model, tokenizer, [text], **_own(m, layers, passes), **options
-        )
+        found += run(model, tokenizer, [text], **_own(m, layers, passes), **options)
     return found
 
 # %% ../../nbs/lib/cli_commands.ipynb #396a25a6
@@ -275,7 +273,11 @@ def _print_compared(found):
     names = _columns(maps)
     print('\t'.join([*names, 'token']))
     for token, *scores in zip(maps[0].tokens, *(a.scores.tolist() for a in maps)):
-        print('\t'.join([f'{s:+.4f}'.ljust(len(n)) for n, s in zip(names, scores)] + [token]))
+        print(
+            '\t'.join(
+                [f'{s:+.4f}'.ljust(len(n)) for n, s in zip(names, scores)] + [token]
+            )
+        )
 
 # %% ../../nbs/lib/cli_commands.ipynb #3c083048
 def _of_files(paths):
@@ -306,9 +308,7 @@ def _of_words(texts, methods, target, loaded, truncation):
     from lrp_loo.reports.summary import summarize_texts
 
     found = [
-        summarize_texts(
-            model, tokenizer, texts, method, target, truncation=truncation
-        )
+        summarize_texts(model, tokenizer, texts, method, target, truncation=truncation)
         for model, tokenizer, _ in loaded
         for method in methods
     ]

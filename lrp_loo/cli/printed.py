@@ -29,9 +29,7 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
 # %% ../../nbs/lib/cli_printed.ipynb #7d62cff2
-def headline(
-    a: 'Attribution',
-) -> str:
+def headline(a: 'Attribution') -> str:
     "What was asked, and what it is that is explained."
     from lrp_loo.views.html import in_thousandths, number_called
 
@@ -59,7 +57,10 @@ def print_maps(
         ends = [''] * len(a)
         if 'low' in a.info:
             both = zip(a.low.tolist(), a.high.tolist())
-            ends = ['\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}' for low, high in both]
+            ends = [
+                '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
+                for low, high in both
+            ]
         for token, score, end in zip(a.tokens, a.scores.tolist(), ends):
             print(f"{score:+.4f}{end}\t{token}")
 
@@ -81,9 +82,7 @@ def print_json(
     print(dumps(finite(o), ensure_ascii=False))
 
 # %% ../../nbs/lib/cli_printed.ipynb #9de7cd62
-def as_row(
-    a: 'Attribution',
-) -> dict[str, Any]:
+def as_row(a: 'Attribution') -> dict[str, Any]:
     "An explanation for a program."
     names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
     names += ('exact', 'passes', 'expected_r')

@@ -8,8 +8,6 @@ __all__ = ['MODULES', 'GROUPS', 'PAPER', 'HOME', 'studies', 'groups_of', 'reprod
 # %% ../nbs/00_run.ipynb #eaaa13db
 from pathlib import Path
 
-from fastcore.script import store_true
-
 from lrp_loo.data import source_label
 from lrp_loo.paper.common import RunOptions, place_of, take_over
 from lrp_loo.paper.ledger import ledger, ledger_table, write_ledger
@@ -88,7 +86,7 @@ def reproduce(
     # results/ and figures/ are written below it (default: the lab's folder)
     out: str = None,
     device: str = 'auto',  # 'auto', 'cpu', 'cuda'
-    fresh: store_true = False,  # start over instead of keeping finished rows
+    fresh: bool = False,  # start over instead of keeping finished rows
 ):
     "Studies of the lab, end to end: results, figures, tables."
     known = studies()
@@ -125,7 +123,7 @@ def kept_folders() -> list:  # of results, in the clone
 def claims(
     # keep it, as results/claims.json, and the frontier's numbers, as
     # results/frontier.json
-    write: store_true = False,
+    write: bool = False,
 ):
     "Every claim, put to all rows that are kept."
     from lrp_lab.frontier import write_frontier
