@@ -232,7 +232,7 @@ class SummaryShown(Shown):
     # write a page here: bars, each word opens on its examples
     html: str | None = None
     out: str | None = None  # write a row for each class and word here, a .csv
-    ENDS: ClassVar[tuple[str, ...]] = ('.csv', '.html')
+    ENDS: ClassVar[tuple[str, ...]] = ('.html', '.csv')
 
 # %% ../../nbs/lib/cli_datasets.ipynb #ce8c79d5
 def summarize(
