@@ -176,7 +176,7 @@ def test_the_first_tab_is_for_whoever_knows_no_method(page, demo):
     assert unit.startswith(f'“{a_word(a, top[0])}”') and 'without it the logit' in unit
     c.click('[name=method][value=cp_lrp]')
     unit = c.js("document.querySelector('#unit').textContent")
-    assert unit.endswith('of the logit CP-LRP puts down to it.')
+    assert unit.endswith('CP-LRP puts so much of the logit down to it.')
     assert c.js("document.querySelector('#methods').innerText").count('Leaves out') == 2
 
 

@@ -61,7 +61,9 @@ def mark_signs(
     ax.autoscale(False)
     for sign, marker in ((1, '+'), (-1, '_')):
         y, x = (sign * shares >= FAINT).nonzero(as_tuple=True)
-        look = dict(s=(0.4 * cell) ** 2, color='.1', linewidths=0.8)
+        dark = shares[y, x].abs() > 0.6
+        colours = ['w' if one else '.1' for one in dark.tolist()]
+        look = dict(s=(0.4 * cell) ** 2, c=colours, linewidths=1)
         ax.scatter(x.numpy(), y.numpy(), marker=marker, **look)
 
 # %% ../../nbs/lib/views_figures.ipynb #0000000d
@@ -76,7 +78,7 @@ def _image_figure(maps):
         top = float(a.scores.abs().max()) or 1.0
         patches = a.scores.reshape(a.info['grid']).float()
         im = ax.imshow(patches, cmap=score_scale(), vmin=-top, vmax=top)
-        mark_signs(ax, patches / top, 130 / max(patches.shape))
+        mark_signs(ax, patches / top, min(19, 130 / max(patches.shape)))
         ax.set(xticks=[], yticks=[])
         ax.set_title(f'{a.method}\n{headline(a)}', fontsize=8)
         fig.colorbar(im, ax=ax, shrink=0.8)
@@ -148,7 +150,13 @@ def attributions_figure(
     n = len(maps[0])
     width = min(n, per_row)
     parts = [range(s, min(s + per_row, n)) for s in range(0, n, per_row)]
-    size = max(3.0, 0.42 * width + 1), (1.1 * len(maps) + 0.7) * len(parts)
+    notes = [unit_said(a) for a in maps[:1] if len(maps) == 1]
+    if left_out := apart_called(maps[0]):
+        notes.append(f'{left_out} are left out of the scale (hatched)')
+    wide = max(3.0, 0.42 * width + 1)
+    note = fill(' · '.join(notes), int(18 * wide))
+    high = (1.1 * len(maps) + 0.7) * len(parts) + 0.12 * note.count('\n')
+    size = wide, high + 0.2 * (len(maps) == 1)
     look = dict(figsize=size, layout='constrained', squeeze=False)
     fig, axes = plt.subplots(len(maps) * len(parts), 1, **look)
     rows = [(part, a) for part in parts for a in maps]
@@ -162,10 +170,6 @@ def attributions_figure(
         ax.set_xticks(range(len(part)), named, parse_math=False, **look)
     title = dict(fontsize=9, loc='left', parse_math=False)
     axes[0, 0].set_title(headline(maps[0]), **title)
-    notes = [unit_said(a) for a in maps[:1] if len(maps) == 1]
-    if left_out := apart_called(maps[0]):
-        notes.append(f'{left_out} are left out of the scale (hatched)')
-    note = fill(' · '.join(notes), int(18 * size[0]))
     fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right', parse_math=False)
     return fig
 

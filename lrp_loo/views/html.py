@@ -285,7 +285,7 @@ def unit_words(
         return f'{{token}} {{score}}: without it the {number} {{falls}} by {about}{{size}}.'
     if method.startswith('rollout'):
         return '{token} {size}: its share of the attention, which has no sign.'
-    return f'{{token}} {{score}}: so much of the {number} {called} puts down to it.'
+    return f'{{token}} {{score}}: {called} puts so much of the {number} down to it.'
 
 # %% ../../nbs/lib/views_html.ipynb #a2e8cfac
 def said_of(
