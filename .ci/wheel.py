@@ -28,6 +28,8 @@ sys.path.insert(0, str(ROOT / 'tests'))
 from tracked import tracked  # noqa: E402
 
 MOST_MIB = 14
+# what lies on a path of the caller's is not installed
+ENV = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
 # in an sdist beside the package
 BESIDE = ('LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml')
 OF_BUILD = r'PKG-INFO|setup\.cfg|lrp_loo\.egg-info/.*'
@@ -44,7 +46,7 @@ def environment(folder, *what):
     venv.create(folder, with_pip=True)
     python = str(Path(folder) / 'bin' / 'python')
     pip = [python, '-m', 'pip', 'install', '-q', '-c', str(ROOT / 'constraints.txt')]
-    subprocess.run([*pip, *what], check=True)
+    subprocess.run([*pip, *what], env=ENV, check=True)
     return python
 
 
@@ -111,9 +113,7 @@ def tried(wheel):
         start = time.monotonic()
         python = environment(folder, str(wheel))
         installed = time.monotonic()
-        env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
-        env['HF_HUB_OFFLINE'] = '1'
-        how = dict(cwd=folder, env=env, check=True)
+        how = dict(cwd=folder, env=ENV | dict(HF_HUB_OFFLINE='1'), check=True)
         subprocess.run([python, '-I', '-c', example()], **how)
         seconds = installed - start, time.monotonic() - installed
     print('installed in {:.0f} s, the example in {:.0f} s'.format(*seconds))
