@@ -28,8 +28,9 @@ LONG = ' '.join([TEXT, 'It drags a little near the end, and then it soars.'] * 3
 
 @pytest.fixture(scope='module')
 def demo():
-    "Three layers show what six would."
-    return shallow_demo(layers=3)
+    "Small, and each word matters."
+    model = random_bert(max_position_embeddings=128)
+    return model, AutoTokenizer.from_pretrained(demo_base())
 
 
 def by_hand(model, tokenizer, text, read, *removed):
@@ -63,11 +64,10 @@ def test_one_removed_token_moves_the_logit_by_its_loo(demo):
         assert abs(loo.logit - w.ask([i]).logit - loo.scores[i]) < 1e-4
 
 
-def test_the_explained_class_stays_when_the_prediction_turns():
+def test_the_explained_class_stays_when_the_prediction_turns(demo):
     def predicted(logits):
         return logits[0].argmax()
 
-    demo = random_bert(), AutoTokenizer.from_pretrained(demo_base())
     w = explore(*demo, 'dull, but funny')
     turned = 0
     for i in (1, 2, 3, 4):
