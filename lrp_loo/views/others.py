@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['to_shap', 'to_captum', 'to_inseq']
 
-# %% ../../nbs/lib/views_others.ipynb #b882fbff
+# %% ../../nbs/lib/views_others.ipynb #170ec92d
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from inseq import FeatureAttributionOutput
     from shap import Explanation
 
-# %% ../../nbs/lib/views_others.ipynb #ff5e35e0
+# %% ../../nbs/lib/views_others.ipynb #9b2e81f5
 def _as_it_reads(a):
     "Each place as it stands in the text, with the space behind it."
     shown = shown_places(a)
@@ -52,14 +52,13 @@ def to_shap(maps: Attribution | list[Attribution]) -> 'Explanation':
             float(base[0]),
             data=np.array(words[0], dtype=object),
             feature_names=[f'token {i}' for i in range(len(maps))],
-            output_names=maps.label or str(maps.target),
         )
     names = [[word.strip() for word in of_text] for of_text in words]
     return explanation(
         _in_rows(values), base, data=_in_rows(words), feature_names=names
     )
 
-# %% ../../nbs/lib/views_others.ipynb #f01c9f33
+# %% ../../nbs/lib/views_others.ipynb #423f5ad5
 def to_captum(
     a: Attribution,
     true_class: str | int = '',  # the text's label, where you know it
@@ -67,7 +66,7 @@ def to_captum(
     """What `captum.attr.visualization.visualize_text` draws in a list of them. The
     predicted class in it is the explained one: a record knows no other.
     """
-    visual = needs('captum.attr.visualization', 'bench')
+    visual = needs('captum.attr', 'bench').visualization
     probability = a.info.get('probability')
     explained = a.label or a.target
     total = float(a.scores.sum())
@@ -82,7 +81,7 @@ def to_captum(
         a.logit - total,
     )
 
-# %% ../../nbs/lib/views_others.ipynb #2ec50f61
+# %% ../../nbs/lib/views_others.ipynb #8c96cff3
 def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
     "What inseq shows, compares, aggregates and saves; tokens alone, no units."
     inseq = needs('inseq', 'bench')
