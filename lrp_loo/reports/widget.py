@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['anywidget', 'traitlets', 'STEP', 'MOST_CHANGED', 'Held', 'drawn', 'Explorer', 'explore']
 
-# %% ../../nbs/lib/reports_widget.ipynb #5fc337ea
+# %% ../../nbs/lib/reports_widget.ipynb #3cc689df
 import time
 from collections.abc import Iterator
 from importlib.resources import files
@@ -24,8 +24,8 @@ from ..removal.rows import GRADIENT_PASS, tokens_of_units
 from lrp_loo.views.html import (
     _spans,
     apart_called,
-    headline,
     legend_html,
+    numbers_said,
     scale_top,
     shown_places,
     templates,
@@ -34,7 +34,7 @@ from lrp_loo.views.html import (
 anywidget = needs('anywidget', 'widget')
 traitlets = needs('traitlets', 'widget')
 
-# %% ../../nbs/lib/reports_widget.ipynb #79fc7900
+# %% ../../nbs/lib/reports_widget.ipynb #59f159c2
 STEP = 0.3  # seconds of work between two pictures
 
 
@@ -166,13 +166,8 @@ class Held:
         a.is_content[list(removed)] = False
         return a
 
-# %% ../../nbs/lib/reports_widget.ipynb #c30d5a02
+# %% ../../nbs/lib/reports_widget.ipynb #7ad165bc
 MOST_CHANGED = 4  # words whose change is said
-
-
-def _number(a):
-    "The explained number, and its probability where there is one."
-    return headline(a).removeprefix(a.explained).removeprefix(' · ')
 
 
 def _changed(whole, a):
@@ -185,12 +180,12 @@ def _changed(whole, a):
     said = [
         f'{words[i]} {whole.scores[i]:+.2f} → {a.scores[i]:+.2f}'
         for i in by.topk(min(MOST_CHANGED, len(by))).indices.tolist()
-        if by[i] > 0
+        if by[i] >= 0.005  # what two decimals show
     ]
     about = '' if whole.exact and a.exact else ' (estimates among them)'
     return f'changed most{about}: ' + ' · '.join(said) if said else ''
 
-# %% ../../nbs/lib/reports_widget.ipynb #309dd71b
+# %% ../../nbs/lib/reports_widget.ipynb #7f03f9b3
 def drawn(
     held: Held,
     a: Attribution,  # one of its maps
@@ -216,8 +211,8 @@ def drawn(
         removed=removed,
         spent=(a.spent or a.called) + sure,
         asked=a.explained,
-        number=_number(a),
-        before=f'with every word: {_number(held.whole)}' if removed else '',
+        number=numbers_said(a),
+        before=f'with every word: {numbers_said(held.whole)}' if removed else '',
         without=f"without {', '.join(without)}" if without else '',
         changed=_changed(held.best, a),
         legend=legend_html(top, apart_called(held.whole)),
@@ -225,7 +220,7 @@ def drawn(
         most=max(GRADIENT_PASS + 1, -int(-held.exact_passes // 1)),
     )
 
-# %% ../../nbs/lib/reports_widget.ipynb #5244ad15
+# %% ../../nbs/lib/reports_widget.ipynb #0aa4d30e
 class Explorer(anywidget.AnyWidget):
     "A text whose words are removed, and whose budget is moved, in a notebook."
 
@@ -319,7 +314,7 @@ class Explorer(anywidget.AnyWidget):
         data, said = super()._repr_mimebundle_()
         display(data | {'text/plain': ''}, raw=True, metadata=said)
 
-# %% ../../nbs/lib/reports_widget.ipynb #705fdf1c
+# %% ../../nbs/lib/reports_widget.ipynb #04d917dc
 def explore(
     model: Model,  # as for `explain`
     tokenizer: Tokenizer,

@@ -22,6 +22,7 @@ from ..core import Attribution, Generation, Pairs
 from ..core.files import reading, versions, whole_file, write_text_atomic
 from ..core.needs import needs
 from .figures import attributions_figure, generation_figure, pairs_figure
+from .others import to_captum, to_inseq, to_shap
 from lrp_loo.views.html import (
     attribution_html,
     compared_html,
@@ -212,6 +213,8 @@ class Attributions(_Shown, list[Attribution]):
         found = super().__getitem__(i)
         return Attributions(found) if isinstance(i, slice) else found
 
+    to_shap = to_shap
+
     def __add__(self, others: Iterable[Attribution]) -> 'Attributions':
         return Attributions(super().__add__(list(others)))
 
@@ -249,6 +252,8 @@ def _given_to(record):
 @_given_to(Attribution)
 class _Attribution:
     "What an `Attribution` shows of itself, its table and its files."
+
+    to_shap, to_captum = to_shap, to_captum
 
     @property
     def probability(self) -> float | None:
@@ -360,6 +365,8 @@ class _Attribution:
 @_given_to(Generation)
 class _Generation:
     "What a `Generation` shows of itself, its table and its files."
+
+    to_inseq = to_inseq
 
     def to_frame(self) -> 'pd.DataFrame':
         """A row per generated token and place before it: step (from 0), generated,
