@@ -107,9 +107,9 @@ def fenced(source, language='python'):
     return f'{FENCE}{language}\n{source}\n{FENCE}'
 
 
-def folded(summary, source, attributes=''):
-    "Source that is opened by a click."
-    opened = f'<details class="source" markdown="1"{attributes}>'
+def folded(summary, source):
+    "Source that is opened by a click; the search passes it over."
+    opened = '<details class="source" markdown="1" data-search-exclude>'
     return f'{opened}<summary>{summary}</summary>\n\n{fenced(source)}\n\n</details>'
 
 
@@ -243,7 +243,7 @@ class Chapter:
         "Neighbouring cells of imports, folded together."
         if self.imports:
             source = '\n'.join(self.imports)
-            self.parts.append(folded('Imports', source, ' data-search-exclude'))
+            self.parts.append(folded('Imports', source))
         self.imports = []
 
     def add_text(self, source):

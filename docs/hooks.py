@@ -143,7 +143,8 @@ def on_files(files, config):
     for name, nb in books.items():
         folder, _, stem = name.rpartition('/')
         page, figures = chapter.as_page(nb, name, linked, config.extra['lab'])
-        tags = [stem.replace('_', ' ')] if folder == 'guide' else []
+        words = config.extra['words'].get(stem, [])
+        tags = [stem.replace('_', ' '), *words] if folder == 'guide' else []
         add(f'{name}.md', f'{head(label(stem, nb), SEARCH[folder], tags)}{page}')
         for path, png in figures.items():
             add(f'{folder}/{path}'.lstrip('/'), png)

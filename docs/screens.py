@@ -32,7 +32,7 @@ def picture(browser, name):
 
 def main():
     model, tokenizer = load_demo('sst2')
-    texts = load_texts('sst2', 'embedded').texts
+    texts = load_texts('sst2', 'embedded', limit=60).texts
     with Chromium() as browser, tempfile.TemporaryDirectory() as folder:
         browser.width(WIDTH, LOW)
         browser('Emulation.setScrollbarsHidden', hidden=True)
