@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +31,10 @@ from torch.nn import functional as F
 from .core.files import hub_answers, whole_number
 from .core.hooks import leaves_nothing, taken_back
 from .core.needs import needs
+from .views.records import Record, in_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% ../nbs/lib/data.ipynb #00000005
 DATASETS = {
@@ -137,16 +141,33 @@ def _load_split(name, source, split):
     return rows
 
 # %% ../nbs/lib/data.ipynb #0000000d
-@dataclass
-class TextData:
+@dataclass(repr=False)
+class TextData(Record):
     "Labelled texts and where they come from."
 
-    texts: list  # n strings
-    labels: list  # n ints
-    info: dict  # name, source, split, n_split (rows in the split), n, seed
+    texts: list[Any]  # n strings, or pairs
+    labels: list[Any]  # n ints
+    # name, source, split, n_split (rows in the split), n, seed
+    info: dict[str, Any]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.texts)
+
+    def to_frame(self) -> 'pd.DataFrame':
+        "A row per text: text, label."
+        from pandas import DataFrame
+
+        return DataFrame(dict(text=self.texts, label=self.labels))
+
+    @classmethod
+    def _of_kept(cls, kept):
+        texts = [tuple(t) if isinstance(t, list) else t for t in kept['texts']]
+        return cls(texts, kept['labels'], kept['info'])
+
+    def __repr__(self) -> str:
+        of = ', '.join(f'{k}={v!r}' for k, v in self.info.items())
+        first = f'; the first: {str(self.texts[0])[:60]!r}' if self.texts else ''
+        return in_lines(f'TextData({len(self)} texts, {of}{first})')
 
     @property
     def origin(self) -> dict[str, Any]:
