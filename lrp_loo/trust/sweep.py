@@ -100,7 +100,7 @@ class BatchWorker:
         tokenizer: Tokenizer = None,  # as for `sweep`
         method: Methods = 'attn_lrp',  # one or several, as for `audit`
         name: str | None = None,  # as for `sweep`
-        task: str = 'class',  # as for `load_model`
+        task: str | None = None,  # as for `load_model`
         # the class that is explained, unless a batch has a column of them; None:
         # each text's predicted one
         target: int | None = None,
@@ -471,7 +471,7 @@ def sweep(
     # of 'demo' and 'paper' the data set, as for `load_model`; of a loaded model
     # what rows call it (None: as its config does)
     name: str | None = None,
-    task: str = 'class',  # as for `load_model`
+    task: str | None = None,  # as for `load_model`
     # 'float32', 'bfloat16' or 'tf32', see `at_precision`
     dtype: str = 'float32',
     # 'auto', 'cpu', 'cuda', …; 'auto' leaves a loaded model where it is
