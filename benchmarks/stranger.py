@@ -63,7 +63,7 @@ print(table.verdict)
 PICTURE = """
 from lrp_loo import explain
 a = explain('reviews-sst2', None, 'A gripping, funny film.')[0]
-a.to_figure().savefig('a.png')
+a.plot().savefig('a.png')
 a.save('a.html')
 """
 SIZES = """
