@@ -61,9 +61,9 @@ table = audit('reviews-sst2', None, {TEXTS}, progress=False)
 print(table.verdict)
 """
 PICTURE = """
-from lrp_loo import explain
+from lrp_loo import compare, explain
 a = explain('reviews-sst2', None, 'A gripping, funny film.')[0]
-a.to_figure().savefig('a.png')
+compare(a).plot().savefig('a.png')
 a.save('a.html')
 """
 SIZES = """
