@@ -109,8 +109,8 @@ def page_data(
     # the method that is shown first; None: 'auto' where it is among them, else
     # AttnLRP, whose layers are switched
     opens: str | None = None,
-    bypass_softmax: Sequence[int]
-    | str = (),  # layers (or 'all') that are bypassed at first
+    # layers (or 'all') that are bypassed at first
+    bypass_softmax: Sequence[int] | str = (),
     max_length: int | None = None,  # a lower limit than the model's own
     device: 'str | torch.device | None' = None,  # as for `explain`
     template: Any = None,  # as for `explain`: r and colours are of the text alone
@@ -208,8 +208,8 @@ def explain_page(
     # the method that is shown first; None: 'auto' where it is among them, else
     # AttnLRP, whose layers are switched
     opens: str | None = None,
-    bypass_softmax: Sequence[int]
-    | str = (),  # layers (or 'all') that are bypassed at first
+    # layers (or 'all') that are bypassed at first
+    bypass_softmax: Sequence[int] | str = (),
     max_length: int | None = None,  # a lower limit than the model's own
     device: 'str | torch.device | None' = None,  # as for `explain`
     template: Any = None,  # as for `explain`: r and colours are of the text alone
