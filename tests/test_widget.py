@@ -64,10 +64,11 @@ def test_one_removed_token_moves_the_logit_by_its_loo(demo):
         assert abs(loo.logit - w.ask([i]).logit - loo.scores[i]) < 1e-4
 
 
-def test_the_explained_class_stays_when_the_prediction_turns(demo):
+def test_the_explained_class_stays_when_the_prediction_turns():
     def predicted(logits):
         return logits[0].argmax()
 
+    demo = random_bert(), AutoTokenizer.from_pretrained(demo_base())
     w = explore(*demo, 'dull, but funny')
     turned = 0
     for i in (1, 2, 3, 4):
