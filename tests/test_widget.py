@@ -5,6 +5,7 @@ JupyterLab itself it is driven by `lab.py`.
 
 import gc
 import json
+import re
 import weakref
 from pathlib import Path
 
@@ -368,6 +369,7 @@ def test_nothing_is_cut(browser, demo, tmp_path, width, light):
             "(s => [s.color, s.backgroundColor])(getComputedStyle("
             "document.querySelector('.lrp-live')))"
         )
+        ink, paper = (int(re.search(r'\d+', rgb)[0]) for rgb in (ink, paper))
         assert (ink < paper) == light
     finally:
         browser('Emulation.clearDeviceMetricsOverride')
