@@ -99,6 +99,7 @@ def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
         target=tokens,
         target_attributions=g.scores.T.contiguous(),
         step_scores={'logit': g.logits},
+        sequence_scores={},
         attr_pos_start=g.n_prompt,
     )
     about = dict(attribution_method=g.method, model_name=last.info.get('model', ''))
