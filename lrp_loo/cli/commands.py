@@ -164,7 +164,8 @@ def explain(
     # what stands around the text and is not asked about, with {text} where it
     # goes (\n is a line break); or a chat as JSON: messages, one with {text}
     template: str | None = None,
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     # of lrp_loo calibrate: each score gets an interval for its exact
     # Leave-One-Out; method, budget, target and units are taken from there
     calibration: str | None = None,
@@ -357,7 +358,8 @@ def compare(
     other_model: str | None = None,  # a second name or folder, beside --model
     units: UnitsWord = 'token',  # of a text: what gets a score
     template: str | None = None,  # of a text: as for explain
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     truncation: bool = False,  # cut texts that are too long for the model
     at: ModelAsked = ModelAsked(),
     texts: TextsAsked = TextsAsked(),
@@ -409,7 +411,8 @@ def pairs(
     target: str | None = None,
     units: UnitsWord = 'token',  # two of what
     template: str | None = None,  # as for explain
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     truncation: bool = False,  # cut a text that is too long for the model
     at: ModelAsked = ModelAsked(),
     shown: Shown = Shown(),

@@ -84,7 +84,8 @@ class AuditShown(Shown):
 def audit(
     method: tuple[MethodWord, ...] = AUDITED,  # what to compare
     chunk: int = 1,  # tokens removed at a time in the curves
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     template: str | None = None,  # as for explain: r and curves are of the text alone
     fresh: bool = False,  # start over instead of keeping finished rows
     at: ModelAsked = ModelAsked(),
@@ -155,7 +156,8 @@ def calibrate(
     target: str | None = None,
     units: UnitsWord = 'token',  # what gets intervals
     template: str | None = None,  # as for explain
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     confidence: float = 0.9,  # of the intervals whose length is printed
     batch_size: int = 8,  # texts in work at once
     at: ModelAsked = ModelAsked(),
@@ -246,7 +248,8 @@ def summarize(
     # what a text counts for: the class that is explained, or its label in the
     # data (with --target)
     by_class: Literal['explained', 'label'] = 'explained',
-    task: TaskWord = 'class',  # what a model folder is loaded as
+    # what a model folder is loaded as, where its config is not to say
+    task: TaskWord | None = None,
     batch_size: int = 16,  # texts in one batch
     at: ModelAsked = ModelAsked(),
     texts: FittingTexts = FittingTexts(),

@@ -75,7 +75,7 @@ class ModelAsked:
 
     def load(
         self,
-        task: str = 'class',
+        task: str | None = None,
         name: str | None = None,  # the demo model, where none is named
         model: str | None = None,  # another than `model`
     ) -> tuple['PreTrainedModel', 'PreTrainedTokenizerBase', str]:  # and its label
