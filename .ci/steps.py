@@ -18,6 +18,8 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests'))
+from tracked import tracked  # noqa: E402
 
 
 def places(job):
@@ -38,7 +40,7 @@ def filled(text, place):
 
 def steps():
     "(workflow, job, place, command, its variables), in the order they are run."
-    for path in sorted((ROOT / '.github' / 'workflows').glob('*.yml')):
+    for path in sorted(tracked('.github/workflows/*.yml')):
         for name, job in yaml.safe_load(path.read_text(encoding='utf-8'))[
             'jobs'
         ].items():

@@ -116,7 +116,7 @@ def on_config(config):
 def pointed_at(books):
     "Files of the repository that texts link to, by path."
     texts = [c.source for nb in books.values() for c in nb.cells]
-    pages = (ROOT / 'docs' / 'static').glob('*.md')
+    pages = tracked('docs/static/*.md')
     texts += [page.read_text(encoding='utf-8') for page in pages]
     found = set(re.findall(r'\]\((?:\.\./)*([^)#\s]+)', '\n'.join(texts)))
     lab = re.compile(r'research/.*\.(ipynb|md)$')

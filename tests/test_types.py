@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import tracked
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / 'tests' / 'fixtures'
@@ -61,7 +62,7 @@ def lacking_in(text):
 
 MODULES = {
     p.relative_to(ROOT / 'lrp_loo').with_suffix('').as_posix(): p
-    for p in sorted((ROOT / 'lrp_loo').rglob('*.py'))
+    for p in sorted(tracked.tracked('lrp_loo/**/*.py'))
     if p.name != '_modidx.py' and 'paper' not in p.relative_to(ROOT).parts
 }
 

@@ -20,9 +20,9 @@ from lrp_loo.cli.printed import (
     print_maps,
 )
 from .texts import ModelAsked, TextsAsked, standard_input
+from ..core.types import MethodName
 from lrp_loo.cli.words import (
     BYPASSED,
-    MethodWord,
     PairWord,
     TaskWord,
     UnitsWord,
@@ -146,7 +146,7 @@ def explain(
     /,
     # one or several with commas; auto, Leave-One-Out within --passes, is the
     # default, attn_lrp with --bypass-softmax
-    method: tuple[MethodWord, ...] | None = None,
+    method: tuple[MethodName, ...] | None = None,
     # of auto: forward passes over the text (0: as many as exact
     # Leave-One-Out takes; default: 16)
     passes: int | None = None,
@@ -351,7 +351,7 @@ def compare(
     *text: str,
     # of a text two or more, of --data two; one with --other-target or
     # --other-model (default: loo,attn_lrp; auto with these)
-    method: tuple[MethodWord, ...] | None = None,
+    method: tuple[MethodName, ...] | None = None,
     # as for explain (default: the predicted class)
     target: str | None = None,
     other_target: str | None = None,  # a second target, beside --target
@@ -446,7 +446,7 @@ def context(
     text: str,  # the context; - reads it from standard input
     answer: str,  # the answer that was given
     question: str = '',  # what was asked
-    method: MethodWord = 'auto',  # how it is attributed
+    method: MethodName = 'auto',  # how it is attributed
     # of auto: forward passes (0: as many as exact Leave-One-Out takes; default:
     # 16)
     passes: int | None = None,
@@ -477,7 +477,7 @@ def context(
 # %% ../../nbs/lib/cli_commands.ipynb #853781eb
 def generate(
     prompt: str,  # what is gone on with; - reads it from standard input
-    method: MethodWord = 'auto',  # how each token is explained
+    method: MethodName = 'auto',  # how each token is explained
     # what was said; the model's own greedy continuation by default
     continuation: str | None = None,
     max_new_tokens: int = 20,  # of the model's own continuation

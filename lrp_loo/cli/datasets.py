@@ -23,9 +23,9 @@ from lrp_loo.cli.texts import (
     texts_said,
     texts_that_fit,
 )
+from ..core.types import MethodName
 from lrp_loo.cli.words import (
     DtypeWord,
-    MethodWord,
     SummaryUnitsWord,
     TaskWord,
     UnitsWord,
@@ -82,7 +82,7 @@ class AuditShown(Shown):
 
 # %% ../../nbs/lib/cli_datasets.ipynb #4dc8666b
 def audit(
-    method: tuple[MethodWord, ...] = AUDITED,  # what to compare
+    method: tuple[MethodName, ...] = AUDITED,  # what to compare
     chunk: int = 1,  # tokens removed at a time in the curves
     # what a model folder is loaded as, where its config is not to say
     task: TaskWord | None = None,
@@ -149,7 +149,7 @@ class CalibrationShown(Shown):
 
 # %% ../../nbs/lib/cli_datasets.ipynb #b07d0f2f
 def calibrate(
-    method: MethodWord = 'auto',  # whose error is measured
+    method: MethodName = 'auto',  # whose error is measured
     # of auto: forward passes over a text (default: 16)
     passes: int | None = None,
     # as for explain (default: each text's predicted class)
@@ -238,7 +238,7 @@ class SummaryShown(Shown):
 
 # %% ../../nbs/lib/cli_datasets.ipynb #ce8c79d5
 def summarize(
-    method: MethodWord = 'auto',  # how each text is explained
+    method: MethodName = 'auto',  # how each text is explained
     # what is explained of every text: a class's number or label, a token, or
     # A,B for the difference of two (default: each text's predicted class)
     target: str | None = None,
@@ -294,7 +294,7 @@ def summarize(
 # %% ../../nbs/lib/cli_datasets.ipynb #1013b54d
 def sweep(
     # what is held against exact Leave-One-Out
-    method: tuple[MethodWord, ...] = ('attn_lrp', 'cp_lrp'),
+    method: tuple[MethodName, ...] = ('attn_lrp', 'cp_lrp'),
     # the folder for parquet files; the same command goes on where it stopped
     out: str = 'sweep',
     # plain: one process; ray: many (pip install 'lrp_loo[ray]')

@@ -17,8 +17,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .. import UsageError
-from .words import one_of, option_word
+from .words import known_methods, one_of, option_word
 from ..core.comments import parameter_comments
+from ..core.types import MethodName
 
 # %% ../../nbs/lib/cli_parser.ipynb #79d14cdd
 def _kind(annotation):
@@ -29,7 +30,8 @@ def _kind(annotation):
     if many:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
-        return str, get_args(annotation), many
+        known = known_methods() if annotation is MethodName else get_args(annotation)
+        return str, known, many
     return annotation, (), many
 
 # %% ../../nbs/lib/cli_parser.ipynb #94b0bfa4

@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
 
-import numpy as np
-import torch
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which leaves the command line quick
+    import numpy as np
+    import torch
     from PIL.Image import Image
     from transformers import Pipeline, PreTrainedTokenizerBase
 
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/lib/core_types.ipynb #5c3253da
 # a module, a pipeline around one, or what `load_model` loads: a name, a folder
-Model: TypeAlias = Union[torch.nn.Module, 'Pipeline', str, os.PathLike]
+Model: TypeAlias = Union['torch.nn.Module', 'Pipeline', str, os.PathLike]
 Tokenizer: TypeAlias = Union['PreTrainedTokenizerBase', Callable[..., Any], None]
 # words, a pair, what a tokenizer gave, an image
 Text: TypeAlias = Union[
-    str, tuple[str, str], Mapping[str, Any], 'Image', torch.Tensor, np.ndarray
+    str, tuple[str, str], Mapping[str, Any], 'Image', 'torch.Tensor', 'np.ndarray'
 ]
 Texts: TypeAlias = Union[Text, Iterable[Text]]
 
@@ -40,10 +39,12 @@ OneTarget: TypeAlias = Union[
     str,
     tuple[Union[int, str], Union[int, str]],
     'Target',
-    Callable[[Any], torch.Tensor],
+    'Callable[[Any], torch.Tensor]',
 ]
 # one for all texts, or one for each
-TargetOf: TypeAlias = Union[OneTarget, Sequence[OneTarget], torch.Tensor, np.ndarray]
+TargetOf: TypeAlias = Union[
+    OneTarget, Sequence[OneTarget], 'torch.Tensor', 'np.ndarray'
+]
 
 MethodName: TypeAlias = Literal[
     'auto',
