@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RowsExplained', 'explain_rows']
 
-# %% ../../nbs/lib/interop_rows.ipynb #9e0f660a
+# %% ../../nbs/lib/interop_rows.ipynb #2346dd66
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from ..core.types import Model, OneMethod, OneTarget, Tokenizer, UnitsName
 from ..methods import explain
 from ..models.objects import unwrap
 
-# %% ../../nbs/lib/interop_rows.ipynb #f32c022d
+# %% ../../nbs/lib/interop_rows.ipynb #a4a4577e
 @dataclass(frozen=True)
 class RowsExplained:
     "Called with a batch of a data set; gives new columns."
@@ -41,7 +41,7 @@ class RowsExplained:
             exact=[a.exact for a in maps],
         )
 
-# %% ../../nbs/lib/interop_rows.ipynb #d4606e33
+# %% ../../nbs/lib/interop_rows.ipynb #1edf5ca9
 def explain_rows(
     model: Model,  # as for `explain`
     tokenizer: Tokenizer,

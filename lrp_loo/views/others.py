@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['to_shap', 'to_captum', 'to_inseq']
 
-# %% ../../nbs/lib/views_others.ipynb #19b59edf
+# %% ../../nbs/lib/views_others.ipynb #bcf908b8
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from inseq import FeatureAttributionOutput
     from shap import Explanation
 
-# %% ../../nbs/lib/views_others.ipynb #b3ca5bcf
+# %% ../../nbs/lib/views_others.ipynb #fe6c634a
 def _as_it_reads(a):
     "Each place as it stands in the text, with the space behind it."
     shown = shown_places(a)
@@ -58,7 +58,7 @@ def to_shap(maps: Attribution | list[Attribution]) -> 'Explanation':
         _in_rows(values), base, data=_in_rows(words), feature_names=names
     )
 
-# %% ../../nbs/lib/views_others.ipynb #f6dece9b
+# %% ../../nbs/lib/views_others.ipynb #f507bf69
 def to_captum(
     a: Attribution,
     true_class: str | int = '',  # the text's label, where you know it
@@ -81,7 +81,7 @@ def to_captum(
         a.logit - total,
     )
 
-# %% ../../nbs/lib/views_others.ipynb #b7bcf299
+# %% ../../nbs/lib/views_others.ipynb #852f3665
 def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
     "What inseq shows, compares, aggregates and saves; tokens alone, no units."
     inseq = needs('inseq', 'bench')
@@ -94,7 +94,9 @@ def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
         )
     ids = [*last.input_ids.tolist(), last.target]
     tokens = [token(*pair) for pair in zip(g.tokens, ids)]
-    found = inseq.data.FeatureAttributionSequenceOutput(
+    # a score a token, as its occlusion gives
+    output = needs('inseq.data.attribution', 'bench')
+    found = output.CoarseFeatureAttributionSequenceOutput(
         source=tokens[: g.n_prompt],
         target=tokens,
         target_attributions=g.scores.T.contiguous(),
