@@ -54,6 +54,7 @@ USED = {
     'removal': 'removal_pass removal_scores',
     'removal.rows': 'nearest_rows',
     'reports.page': 'explain_page',
+    'reports.widget': 'explore',
     'stats': 'agreement normalize',
     'tasks.context': 'context_units',
     'tasks.served': 'Served message_units serve_loo',
@@ -445,6 +446,7 @@ NAMES |= dict(
     both=lambda m, tok: pad_batch(tok, [encode(m, tok, t) for t in (T, 'no')]),
     maps=lambda *of, **options: lrp_loo.explain(*of[:2], FEW, *of[2:], **options),
     swept_rows=lambda folder, *of: read_sweep(sweep_of(T, folder, *of)),
+    closed=lambda view: view.close() or view,
     pairs_file=lambda folder: written(folder / 'pairs.jsonl', PAIR),
 )
 

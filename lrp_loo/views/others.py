@@ -84,14 +84,14 @@ def to_captum(
 # %% ../../nbs/lib/views_others.ipynb #852f3665
 def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
     "What inseq shows, compares, aggregates and saves; tokens alone, no units."
-    inseq = needs('inseq', 'bench')
-    token = needs('inseq.utils.typing', 'bench').TokenWithId
     last = g.steps[-1]
     if last.input_ids is None or len(last.input_ids) != len(last):
         raise ValueError(
             "inseq reads single tokens, and this generation's units are"
             f" {len(last)} for other tokens; explain it with units='token'"
         )
+    inseq = needs('inseq', 'bench')
+    token = needs('inseq.utils.typing', 'bench').TokenWithId
     ids = [*last.input_ids.tolist(), last.target]
     tokens = [token(*pair) for pair in zip(g.tokens, ids)]
     # a score a token, as its occlusion gives
