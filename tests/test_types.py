@@ -99,6 +99,8 @@ class C:
 USER = FIXTURES / 'typed'
 KNOWN = {'arg-type': 'reportArgumentType', 'call-arg': 'reportCallIssue'}
 KNOWN['attr-defined'] = 'reportAttributeAccessIssue'
+# where a function has several signatures pyright names what the nearest refuses
+OVERLOADED = {'call-overload': {'call-overload', *KNOWN}}
 
 
 def expected(script):
@@ -172,7 +174,8 @@ def test_each_mistake_is_found_where_it_is(said):
     assert set(said['fails.py']) == set(asked)
 
 
-def test_a_mistake_is_called_what_it_is(said, request):
+def test_a_mistake_is_called_what_it_is(said):
     asked = expected(USER / 'fails.py')
-    wrong = {n: kinds for n, kinds in said['fails.py'].items() if asked[n] not in kinds}
-    assert wrong == {}
+    taken = {n: OVERLOADED.get(kind, {kind}) for n, kind in asked.items()}
+    found = said['fails.py']
+    assert {n: kinds for n, kinds in found.items() if not taken[n] & {*kinds}} == {}

@@ -48,7 +48,7 @@ class Attribution(_Attribution):
 
     # n_tokens strings, special tokens included; words, sentences or spans where
     # units were asked for; 'row,column' for an image's patches
-    tokens: list
+    tokens: list[str]
     # (n_tokens,) signed, in units of the explained number (rollout: attention
     # mass)
     scores: torch.Tensor
@@ -56,13 +56,13 @@ class Attribution(_Attribution):
     is_special: torch.Tensor
     # the class that is explained; a pair for a difference of two, a function's
     # name for a number of one's own
-    target: int
+    target: int | str | tuple[int, ...]
     logit: float  # the explained number on the whole text: the target's logit
     method: str = ''  # the method's name
     label: str = ''  # the target's name, where the model gives one
-    input_ids: torch.Tensor = None  # (n_tokens,) what the model read
+    input_ids: torch.Tensor | None = None  # (n_tokens,) what the model read
     # options used, completeness error and the like
-    info: dict = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     # (n_tokens,) bool, True where the text is that is asked about: no special
     # token, nothing of a template; None: all that is not special
     is_content: torch.Tensor = None
@@ -207,7 +207,7 @@ class Generation(_Generation):
 
     # an `Attribution` per generated token, in order, of all that stands before
     # it; its label is the token
-    steps: list
+    steps: list[Attribution]
 
     def __post_init__(self):
         self.steps = list(self.steps)
