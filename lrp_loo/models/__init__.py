@@ -314,7 +314,8 @@ def check_model(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             "the model must be a transformers model (or another torch module,"
-            f" or a pipeline), got {type(model).__name__}"
+            " or a pipeline), or a name or folder of one, got"
+            f" {type(model).__name__}"
         )
     _check_kind(model)
     every = dict(model.named_modules())
