@@ -133,7 +133,7 @@ def inseq(folder, continuation):
     out, spent = timed(lambda: wrapped.attribute(TEXT, TEXT + continuation, **more))
     found = out.sequence_attributions[0]
     return dict(
-        how='gradient × input of each generated logit; lengths, without a sign',
+        how='gradient × input of each generated logit; its table shows lengths',
         **spent,
         tokens=[t.token for t in found.target],
         # summed, with their sign; and as its table shows them
@@ -279,10 +279,11 @@ def main(folder):
 
 STYLE = """body{font:15px sans-serif;margin:0 10px 10px} p{margin:12px 0 3px}
 i{float:right;font-style:normal;padding-left:1em} main{display:flex;gap:12px}
-main div{flex:1} iframe{width:100%;border:1px solid #bbb;display:block}"""
+iframe{width:100%;border:1px solid #bbb;display:block}"""
 START = '<!doctype html><meta charset="utf-8">'
 MODELS = dict(sst2='MiniLM, SST-2', reviews='a small Llama')
-FULL, HALF = 1258, 622  # pixels: three views above each other, then two columns
+# pixels: three views above each other, then two columns, of two views and of one
+FULL, LEFT, RIGHT = 1258, 560, 686
 
 
 def panel(folder, c, row, view, width):
@@ -295,6 +296,8 @@ def panel(folder, c, row, view, width):
     time.sleep(2)  # scripts draw
     height = c.js('document.documentElement.scrollHeight')
     agrees = 'no score a token' if row['r'] is None else f'r = {row["r"]:.2f}'
+    if 'r_shown' in row:
+        agrees += f' (of the lengths {row["r_shown"]:.2f})'
     numbers = f'{row["seconds"]:.2f} s (CPU {row["cpu"]:.2f} s) · {agrees}'
     title = f'{row["tool"]} {row["versions"][row["tool"]]}, {MODELS[row["model"]]}'
     return (
@@ -307,6 +310,7 @@ def draw(folder, views):
     "All views as one picture."
     sys.path.append(str(LAB.parent / 'tests'))
     import chromium
+    from PIL import Image
 
     loads = [row['load'] for row, _ in views]
     said = (
@@ -315,18 +319,22 @@ def draw(folder, views):
         f' was {min(loads):.1f} to {max(loads):.1f}.'
     )
     with chromium.Chromium(1280, 900) as c:
-        widths = [FULL] * 3 + [HALF] * 3
+        widths = [FULL] * 3 + [LEFT] * 2 + [RIGHT]
         panels = [panel(folder, c, *v, w) for v, w in zip(views, widths, strict=True)]
         above, left, right = (''.join(panels[a:b]) for a, b in ((0, 3), (3, 5), (5, 6)))
         page = f'{START}<style>{STYLE}</style><p>{said}</p>{above}'
-        page += f'<main><div>{left}</div><div>{right}</div></main>'
+        page += f'<main><div style="width:{LEFT + 2}px">{left}</div>'
+        page += f'<div style="flex:1">{right}</div></main>'
         (folder / 'beside.html').write_text(page, encoding='utf-8')
         c.width(1280, 900)
         c.open((folder / 'beside.html').as_uri())
         time.sleep(3)
-        c.whole_picture(LAB / 'figures' / 'beside.png')
+        c.whole_picture(folder / 'beside.png')
         if c.errors or c.offline:
             raise RuntimeError(f'{c.errors}, asked for {c.offline}')
+    picture = Image.open(folder / 'beside.png').convert('RGB')
+    picture = picture.point(lambda v: round(v / 5) * 5)  # a fifth smaller, looks alike
+    picture.save(LAB / 'figures' / 'beside.png', optimize=True)
 
 
 if __name__ == '__main__':
