@@ -1,5 +1,5 @@
-"""One sentence in the views of SHAP, Captum, bertviz and here; another package's view
-of a generated text, Inseq's, beside ours. Each by its own python.
+"""One sentence in the views of SHAP, Captum, bertviz and here, and what a language
+model goes on with in Inseq's view and ours. Each by its own python.
 
     python research/benchmarks/beside.py FOLDER
 
