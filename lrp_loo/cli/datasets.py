@@ -9,10 +9,11 @@ __all__ = ['WIDEST_REASON', 'AUDITED', 'FittingTexts', 'AuditedTexts', 'AuditSho
 # %% ../../nbs/lib/cli_datasets.ipynb #c99f9f0d
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .. import UsageError
 from .printed import Shown, page_of, print_json, print_summary, say_written
@@ -35,6 +36,9 @@ from lrp_loo.cli.words import (
     parse_template,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 # %% ../../nbs/lib/cli_datasets.ipynb #17248373
 @dataclass(frozen=True)
 class FittingTexts(TextsAsked):
@@ -44,7 +48,13 @@ class FittingTexts(TextsAsked):
     # leave texts out that are too long for the model, and say how many
     set_aside: bool = False
 
-    def fitting(self, texts, model, tokenizer, template=None):
+    def fitting(
+        self,
+        texts: Sequence[Any],  # as for `texts_that_fit`, and so are the others
+        model: 'PreTrainedModel',
+        tokenizer: 'PreTrainedTokenizerBase',
+        template: Any = None,
+    ) -> Sequence[Any]:
         "All, or those that the model takes whole."
         if not self.set_aside:
             return texts
