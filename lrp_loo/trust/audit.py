@@ -49,6 +49,7 @@ from .curves import curve_area, many_perturbation_curves, removal_units
 from .faithfulness import completeness_lines, faithfulness_table, readings
 from .results import Results
 from .verdict import copies_of, is_reference, refusals_of, verdict
+from ..views.records import plain
 from ..views.tables import Table
 
 if TYPE_CHECKING:
@@ -448,6 +449,21 @@ class AuditTable(Table):
     def verdict(self) -> str:
         "Which method to trust on these texts, in one sentence with its interval."
         return self.attrs.get('verdict', {}).get('sentence', '')
+
+    def metrics(
+        self,
+        # column/method → its number, such as {'loo_r/attn_lrp': 0.91}, and of how
+        # many texts ('texts'); what is not defined is left out
+    ) -> dict[str, float]:
+        "Plain numbers under flat names, as trackers of experiments log them."
+        numbers = plain(pd.DataFrame(self).select_dtypes('number').to_dict())
+        found = {
+            f'{column}/{method}': number
+            for column, of in numbers.items()
+            for method, number in of.items()
+            if number is not None
+        }
+        return found | (dict(texts=int(self.n.max())) if 'n' in self else {})
 
 # %% ../../nbs/lib/trust_audit.ipynb #0000001c
 def audit_table(
