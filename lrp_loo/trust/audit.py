@@ -82,8 +82,8 @@ def held_against_loo(
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
     # a method that refuses a text has a `Refusal` in the map's place
     refusals: bool = False,
-    content: list[torch.Tensor | None]
-    | None = None,  # of each text (T,) bool, what is asked about, or None
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
     **loo_options: Any,  # drop, token_budget of `subset_logits`
     # exact LOO, an Attribution per text; and name → an Attribution per text,
     # all of LOO's target
@@ -549,9 +549,8 @@ def copies_given(
     encs: list[dict[str, Any]],  # encoded texts or images
     targets: list[Any],  # of each
     content: list[torch.Tensor | None],  # of each, as `Asked.content`
-) -> dict[
-    int, int
-]:  # the first of those that are read and explained alike → its copies
+    # the first of those that are read and explained alike → its copies
+) -> dict[int, int]:
     "Copies count once."
     keys = [
         (
@@ -592,9 +591,8 @@ def audit(
     # as for `explain`: 'cpu', 'cuda', …, where the model is moved to
     device: str | torch.device | None = None,
     max_length: int | None = None,  # a lower limit than the model's own
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: r and curves are of the text alone
+    # as for `explain`: r and curves are of the text alone
+    template: str | list[dict[str, Any]] | None = None,
     among: list[Any] | None = None,  # as for `explain`
     # 'token'; or parts of the model, as for `explain`: a table of r, passes and
     # seconds, without curves
