@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .. import UsageError
-from .printed import Shown, page_of, print_json, print_summary, say_written
+from .printed import Shown, print_json, print_summary, say_written
 from lrp_loo.cli.texts import (
     ModelAsked,
     TextsAsked,
@@ -114,6 +114,7 @@ def audit(
     from lrp_loo.trust.audit import audit as run
     from lrp_loo.trust.results import Results
     from lrp_loo.trust.verdict import verdict
+    from lrp_loo.views.html import draw
 
     resolve_device(at.device)
     d = texts.read(at.name)
@@ -139,7 +140,7 @@ def audit(
         say_written(out)
     if shown.html:
         block = f"{table._repr_html_()}<p>{escape(said['sentence'])}</p>"
-        shown.write(table, page=page_of(block, f'{label} on {d.info["name"]}'))
+        shown.write(table, draw('sheet', f'{label} on {d.info["name"]}', block))
     if shown.json:
         about = dict(data=d.info, model=label, n=len(read), set_aside=left_out)
         print_json(about | dict(table=results.summary['table'], verdict=said))
@@ -188,6 +189,7 @@ def calibrate(
     shown.check()
     from lrp_loo.trust.intervals import COVER
     from lrp_loo.trust.intervals import calibrate as run
+    from lrp_loo.views.html import draw
 
     d = texts.read(at.name)
     m, tok, label = at.load(task)
@@ -204,8 +206,7 @@ def calibrate(
         far = 'too few texts' if reach[cover] is None else f'{reach[cover]:.2f}'
         said.append(f'  that covers {what} at {confidence:.0%}: {far}')
     lines = '\n'.join(said)
-    page = shown.html and page_of(f'<pre>{escape(lines)}</pre>', 'Calibration')
-    shown.write(found, page)
+    shown.write(found, draw('sheet', 'Calibration', f'<pre>{escape(lines)}</pre>'))
     if shown.json:
         about = dict(data=d.info, model=label, n=len(found), copies=found.copies)
         about |= dict(set_aside=left_out, method=found.method, units=found.units)
