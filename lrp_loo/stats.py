@@ -359,9 +359,8 @@ def benjamini_hochberg(
 def mean_against_zero(
     d: np.ndarray,  # (n,) numbers, one per text; NaN where undefined
     margin: float | None = EQUAL_WITHIN,  # what is near zero; None: not asked
-) -> dict[
-    str, float | None
-]:  # mean, low and high end of the 95 % interval, n, p, p_equal
+    # mean, low and high end of the 95 % interval, n, p, p_equal
+) -> dict[str, float | None]:
     "Is the mean off zero, or near it? As the functions above say."
     near = None if margin is None else equivalence_p(d, margin)
     interval = paired_difference(d, np.zeros(len(d)))

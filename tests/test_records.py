@@ -9,6 +9,7 @@ import pytest
 
 import lrp_loo
 from lrp_loo import load
+from lrp_loo.trust.audit import AuditTable
 from lrp_loo.views import Comparison
 from lrp_loo.views.records import KINDS, Record
 
@@ -133,3 +134,13 @@ def test_a_part_of_a_table_says_what_the_table_says(records):
     part = records['frontier'][['r', 'passes']].round(1)
     assert part.needed == records['frontier'].needed
     assert repr(part).endswith(records['frontier'].needed.split()[-1])
+
+
+def test_an_audits_numbers_are_flat_and_plain():
+    numbers = dict(loo_r=[0.9, float('nan')], n=[12, 11])
+    refused = ['', 'which refuses on 1 of 12: too long']
+    table = AuditTable(numbers | dict(refused=refused), index=['ig', 'loo'])
+    found = table.metrics()
+    assert found == {'loo_r/ig': 0.9, 'n/ig': 12, 'n/loo': 11, 'texts': 12}
+    assert {type(number) for number in found.values()} == {float, int}
+    assert table[['loo_r']].metrics() == {'loo_r/ig': 0.9}

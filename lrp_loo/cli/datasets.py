@@ -9,13 +9,14 @@ __all__ = ['WIDEST_REASON', 'AUDITED', 'FittingTexts', 'AuditedTexts', 'AuditSho
 # %% ../../nbs/lib/cli_datasets.ipynb #c99f9f0d
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .. import UsageError
-from .printed import Shown, page_of, print_json, print_summary, say_written
+from .printed import Shown, print_json, print_summary, say_written
 from lrp_loo.cli.texts import (
     ModelAsked,
     TextsAsked,
@@ -35,6 +36,9 @@ from lrp_loo.cli.words import (
     parse_template,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 # %% ../../nbs/lib/cli_datasets.ipynb #17248373
 @dataclass(frozen=True)
 class FittingTexts(TextsAsked):
@@ -44,7 +48,13 @@ class FittingTexts(TextsAsked):
     # leave texts out that are too long for the model, and say how many
     set_aside: bool = False
 
-    def fitting(self, texts, model, tokenizer, template=None):
+    def fitting(
+        self,
+        texts: Sequence[Any],  # as for `texts_that_fit`, and so are the others
+        model: 'PreTrainedModel',
+        tokenizer: 'PreTrainedTokenizerBase',
+        template: Any = None,
+    ) -> Sequence[Any]:
         "All, or those that the model takes whole."
         if not self.set_aside:
             return texts
@@ -104,6 +114,7 @@ def audit(
     from lrp_loo.trust.audit import audit as run
     from lrp_loo.trust.results import Results
     from lrp_loo.trust.verdict import verdict
+    from lrp_loo.views.html import draw
 
     resolve_device(at.device)
     d = texts.read(at.name)
@@ -129,7 +140,7 @@ def audit(
         say_written(out)
     if shown.html:
         block = f"{table._repr_html_()}<p>{escape(said['sentence'])}</p>"
-        shown.write(table, page=page_of(block, f'{label} on {d.info["name"]}'))
+        shown.write(table, draw('sheet', f'{label} on {d.info["name"]}', block))
     if shown.json:
         about = dict(data=d.info, model=label, n=len(read), set_aside=left_out)
         print_json(about | dict(table=results.summary['table'], verdict=said))
@@ -178,6 +189,7 @@ def calibrate(
     shown.check()
     from lrp_loo.trust.intervals import COVER
     from lrp_loo.trust.intervals import calibrate as run
+    from lrp_loo.views.html import draw
 
     d = texts.read(at.name)
     m, tok, label = at.load(task)
@@ -194,8 +206,7 @@ def calibrate(
         far = 'too few texts' if reach[cover] is None else f'{reach[cover]:.2f}'
         said.append(f'  that covers {what} at {confidence:.0%}: {far}')
     lines = '\n'.join(said)
-    page = shown.html and page_of(f'<pre>{escape(lines)}</pre>', 'Calibration')
-    shown.write(found, page)
+    shown.write(found, draw('sheet', 'Calibration', f'<pre>{escape(lines)}</pre>'))
     if shown.json:
         about = dict(data=d.info, model=label, n=len(found), copies=found.copies)
         about |= dict(set_aside=left_out, method=found.method, units=found.units)

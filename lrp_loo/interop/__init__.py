@@ -11,12 +11,23 @@ __all__ = ['WITHOUT_IDS', 'LRP', 'GradientXInput', 'IntegratedGradients', 'Leave
 from .tensors import *  # noqa: F401, F403
 
 # %% ../../nbs/lib/interop.ipynb #00000003
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
 import numpy as np
 import torch
 
 from ..core.files import whole_number
 from ..core.hooks import leaves_nothing
-from .tensors import Attributor, _unwrappable, input_kind
+from ..core.types import Model, OneMethod, TargetOf, Tokenizer
+from lrp_loo.interop.tensors import (
+    Attributor,
+    Baselines,
+    Given,
+    More,
+    _unwrappable,
+    input_kind,
+)
 from ..loo.removals import Removal, input_positions
 from ..lrp.composite import Composite
 from ..models.encoding import device_of
@@ -29,12 +40,12 @@ class LRP(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
         # a `Composite`, or 'attn_lrp', 'cp_lrp', 'canonized'; None: 'attn_lrp'
-        composite=None,
-        tokenizer=None,  # as for `Attributor`
+        composite: Composite | str | None = None,
+        tokenizer: Tokenizer = None,  # as for `Attributor`
         # bypass_softmax, eps of a named one; embeddings, checkpoint, strict
-        **options,
+        **options: Any,
     ):
         method = composite or 'attn_lrp'
         if isinstance(composite, Composite):
@@ -47,15 +58,35 @@ class LRP(Attributor):
             )
         super().__init__(model, method, tokenizer, **options)
 
+    @overload
+    def attribute(
+        self,
+        inputs: Given,
+        target: TargetOf = None,
+        additional_forward_args: More = None,
+        return_convergence_delta: Literal[False] = False,
+    ) -> Given: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: Given,
+        target: TargetOf = None,
+        additional_forward_args: More = None,
+        *,
+        return_convergence_delta: Literal[True],
+    ) -> tuple[Given, torch.Tensor]: ...
+
     @_unwrappable
     def attribute(
         self,
-        inputs,
-        target=None,
-        additional_forward_args=None,  # as for `Attributor.attribute`
+        inputs: Given,
+        target: TargetOf = None,
+        additional_forward_args: More = None,  # as for `Attributor.attribute`
         # also f(x) minus the sum of relevance, per example
         return_convergence_delta: bool = False,
-    ):  # (shaped as the inputs), or that and (batch,)
+        # shaped as the inputs; or that and (batch,)
+    ) -> Given | tuple[Given, torch.Tensor]:
         "Relevance of every entry of the inputs."
         scores, values, _ = self.run(inputs, target, additional_forward_args)
         if not return_convergence_delta:
@@ -64,8 +95,9 @@ class LRP(Attributor):
 
     def compute_convergence_delta(
         self,
-        attributions,  # of `attribute`
-        output,  # (batch,) the explained numbers
+        # of `attribute`
+        attributions: torch.Tensor | tuple[torch.Tensor, ...],
+        output: torch.Tensor,  # (batch,) the explained numbers
     ) -> torch.Tensor:  # (batch,)
         "What is not accounted for: f(x) − Σ relevance, as in Captum's LRP."
         a = attributions[0] if isinstance(attributions, tuple) else attributions
@@ -77,9 +109,9 @@ class GradientXInput(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
-        tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
+        tokenizer: Tokenizer = None,  # as for `Attributor`
+        **options: Any,  # as for `Attributor`
     ):
         super().__init__(model, 'grad_x_input', tokenizer, **options)
 
@@ -91,28 +123,56 @@ class IntegratedGradients(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
-        tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
+        tokenizer: Tokenizer = None,  # as for `Attributor`
+        **options: Any,  # as for `Attributor`
     ):
         super().__init__(model, 'ig', tokenizer, **options)
+
+    @overload
+    def attribute(
+        self,
+        inputs: Given,
+        baselines: Baselines = None,
+        target: TargetOf = None,
+        additional_forward_args: More = None,
+        n_steps: int = 50,
+        method: str = 'gausslegendre',
+        internal_batch_size: int | None = None,
+        return_convergence_delta: Literal[False] = False,
+    ) -> Given: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: Given,
+        baselines: Baselines = None,
+        target: TargetOf = None,
+        additional_forward_args: More = None,
+        n_steps: int = 50,
+        method: str = 'gausslegendre',
+        internal_batch_size: int | None = None,
+        *,
+        return_convergence_delta: Literal[True],
+    ) -> tuple[Given, torch.Tensor]: ...
 
     @_unwrappable
     def attribute(
         self,
-        inputs,  # as for `Attributor.attribute`
+        inputs: Given,  # as for `Attributor.attribute`
         # ids: an id, ids, or 'pad', 'mask', 'zero'; embeddings and pixels: a
         # number, or numbers. None: 0, and for ids with a tokenizer its padding
         # token where content stands
-        baselines=None,
-        target=None,
-        additional_forward_args=None,  # as for `Attributor.attribute`
+        baselines: Baselines = None,
+        target: TargetOf = None,
+        additional_forward_args: More = None,  # as for `Attributor.attribute`
         n_steps: int = 50,  # points of the sum
         method: str = 'gausslegendre',  # the only one
-        internal_batch_size: int = None,  # rows in one pass; None: 64
+        internal_batch_size: int | None = None,  # rows in one pass; None: 64
         # also the sum minus f(x) − f(baseline), per example
         return_convergence_delta: bool = False,
-    ):  # (shaped as the inputs), or that and (batch,)
+        # shaped as the inputs; or that and (batch,)
+    ) -> Given | tuple[Given, torch.Tensor]:
         "The gradient along the straight path from the baseline, times the way."
         if method != 'gausslegendre':
             raise ValueError(f"method={method!r} is not known; take 'gausslegendre'")
@@ -128,12 +188,13 @@ class IntegratedGradients(Attributor):
 
     def compute_convergence_delta(
         self,
-        attributions,
-        start_point,
-        end_point,
-        target=None,
-        additional_forward_args=None,
-    ):  # as Captum's, for a class number or one per example
+        attributions: torch.Tensor | tuple[torch.Tensor, ...],  # of `attribute`
+        start_point: Baselines,  # a number, or shaped as the end
+        end_point: torch.Tensor | tuple[torch.Tensor, ...],  # the inputs
+        # a class number, or one per example
+        target: int | list[int] | torch.Tensor | None = None,
+        additional_forward_args: More = None,
+    ) -> torch.Tensor:  # (batch,), as Captum's
         "Σ attributions − (f(end) − f(start)), per example."
         a, end, start = (
             t[0] if isinstance(t, tuple) else t
@@ -168,28 +229,28 @@ class LeaveOneOut(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
         # what removed means (`REMOVALS`, `Removal`); None: the attention mask,
         # in an image the zero embedding
-        removal=None,
-        tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`; drop
+        removal: str | Removal | None = None,
+        tokenizer: Tokenizer = None,  # as for `Attributor`
+        **options: Any,  # as for `Attributor`; drop
     ):
         super().__init__(model, 'loo', tokenizer, removal=removal, **options)
 
     @_unwrappable
     def attribute(
         self,
-        inputs,  # as for `Attributor.attribute`
+        inputs: Given,  # as for `Attributor.attribute`
         # ids: the id that takes a token's place; embeddings: 0. None: `removal`
         # says it
-        baselines=None,
-        target=None,
-        additional_forward_args=None,  # as for `Attributor.attribute`
+        baselines: int | float | None = None,
+        target: TargetOf = None,
+        additional_forward_args: More = None,  # as for `Attributor.attribute`
         # about how many variants in one pass; None: as many as TOKEN_BUDGET
         # tokens
-        perturbations_per_eval: int = None,
-    ) -> torch.Tensor:  # shaped as the inputs
+        perturbations_per_eval: int | None = None,
+    ) -> Given:  # shaped as the inputs
         "How the explained number falls when a token is removed."
         x = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
         options = dict(removal=self._removal(input_kind(x), baselines))
@@ -239,10 +300,10 @@ class AttentionRollout(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
         residual: bool = False,  # mix in the residual connection
-        tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`; row
+        tokenizer: Tokenizer = None,  # as for `Attributor`
+        **options: Any,  # as for `Attributor`; row
     ):
         super().__init__(model, 'rollout', tokenizer, residual=residual, **options)
 
@@ -254,10 +315,10 @@ class RemovalEstimate(Attributor):
 
     def __init__(
         self,
-        model,  # as for `Attributor`
+        model: Model,  # as for `Attributor`
         n_exact: int = 0,  # exact passes beside it, per example
-        tokenizer=None,  # as for `Attributor`
-        **options,  # as for `Attributor`
+        tokenizer: Tokenizer = None,  # as for `Attributor`
+        **options: Any,  # as for `Attributor`
     ):
         if n_exact:
             options['n_exact'] = n_exact
@@ -267,11 +328,11 @@ class RemovalEstimate(Attributor):
 # %% ../../nbs/lib/interop.ipynb #0000001e
 def quantus_explain(
     # one of METHODS, a function of one's own, or one of the classes above
-    method='attn_lrp',
-    **options,  # of the class, or the method's own
+    method: OneMethod | type[Attributor] = 'attn_lrp',
+    **options: Any,  # of the class, or the method's own
     # explain_func(model, inputs, targets, **kwargs) → array shaped as the
     # inputs
-):
+) -> Callable[..., np.ndarray]:
     "An explanation function as Quantus' metrics take one."
 
     def explain_func(model, inputs, targets=None, device=None, **kwargs):

@@ -107,9 +107,8 @@ def leave_one_out(
     fill: int | torch.Tensor | None = None,
     units: torch.Tensor | None = None,  # (T,) of each token, −1: never removed
     **kwargs: Any,  # drop, token_budget of `subset_logits`; progress of `many_loo`
-) -> tuple[
-    torch.Tensor, torch.Tensor, Any
-]:  # LOO (n_units,), the whole text's logits (n_classes,), target
+    # LOO (n_units,), the whole text's logits (n_classes,), target
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """LOO_u = f(x) − f(x without u) of every token or unit, special ones too
     (section 2.1). A token that the input's attention mask hides has LOO 0.
     """

@@ -38,9 +38,8 @@ from lrp_loo.models.encoding import (
 # %% ../../nbs/lib/loo_decoders.ipynb #00000006
 def keeping_states(
     model: torch.nn.Module,  # any model
-) -> dict[
-    str, bool
-]:  # arguments of its forward; none where it is not known to keep them
+    # arguments of its forward; none where it is not known to keep them
+) -> dict[str, bool]:
     "What asks a decoder to keep the keys and values of a text."
     known = package_name(model) in DROP_DECODERS
     return dict(use_cache=True) if known and not _missing_arguments(model) else {}

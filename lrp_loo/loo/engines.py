@@ -57,9 +57,8 @@ def tokens_in(
 # %% ../../nbs/lib/loo_engines.ipynb #fc7ec834
 def distinct(
     keeps: list[torch.Tensor],  # (n, T) bool of each text
-) -> tuple[
-    list[torch.Tensor], list[torch.Tensor]
-]:  # the different ones of each; which of them each one is
+    # the different ones of each; which of them each one is
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     "Equal variants are computed once."
     each = [torch.unique(k, dim=0, return_inverse=True) for k in keeps]
     return [keep for keep, _ in each], [inverse for _, inverse in each]
@@ -67,9 +66,8 @@ def distinct(
 # %% ../../nbs/lib/loo_engines.ipynb #00000007
 def by_size(
     keeps: list[torch.Tensor],  # (n, T) bool of each text, distinct variants
-) -> dict[
-    int, list[torch.Tensor]
-]:  # size → (n,) numbers, (n, size) tokens, (n,) bool; the largest first
+    # size → (n,) numbers, (n, size) tokens, (n,) bool; the largest first
+) -> dict[int, list[torch.Tensor]]:
     """Variants of all texts, of equally many tokens: their numbers; the tokens that
     each computes, both counted over all texts; is the row that is read, the first,
     itself removed, so that no other sees it?

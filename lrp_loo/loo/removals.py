@@ -279,9 +279,8 @@ class Removal:
         self,
         text: Text,
         fill: int | torch.Tensor | None,  # what stands in (`fill_id`)
-    ) -> list[
-        Callable[[torch.Tensor], Given]
-    ]:  # functions (n, T) bool → `Given`, one for each draw
+        # functions (n, T) bool → `Given`, one for each draw
+    ) -> list[Callable[[torch.Tensor], Given]]:
         "From what is kept to what the model is given."
 
         def given(keep):
@@ -335,9 +334,8 @@ def hears_of_masks(
 def kept_rows(
     enc: dict[str, torch.Tensor],  # one encoded text
     keep: torch.Tensor,  # (n, T) bool, equally many tokens each
-) -> tuple[
-    dict[str, torch.Tensor], torch.Tensor
-]:  # the model's inputs, (n, s) each; the rows (n, s) that they were
+    # the model's inputs, (n, s) each; the rows (n, s) that they were
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     "The text without the tokens that are removed."
     where = keep.nonzero()[:, 1].view(len(keep), -1)
     inputs = {k: v[0][where] for k, v in enc.items()}

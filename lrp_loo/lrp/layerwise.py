@@ -98,9 +98,8 @@ def split_call(
     layer: torch.nn.Module,  # a layer module
     args: tuple[Any, ...],
     kwargs: dict[str, Any],  # what it is called with
-) -> tuple[
-    LayerCall, torch.Tensor | None
-]:  # a `LayerCall`; the hidden states, None where they aren't found
+    # a `LayerCall`; the hidden states, None where they aren't found
+) -> tuple[LayerCall, torch.Tensor | None]:
     "Tell the hidden states from a layer's other arguments."
     if args and torch.is_tensor(args[0]):
         return LayerCall(layer, args[1:], kwargs, by_name=False), args[0]

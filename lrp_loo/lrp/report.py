@@ -276,9 +276,8 @@ def gradients_of_each(
     values: torch.Tensor,  # (n,) explained numbers of one graph
     xs: list[torch.Tensor],  # tensors of the graph
     at_once: int = 8,  # numbers whose backward passes share their products
-) -> list[
-    torch.Tensor | None
-]:  # (n, *x.shape) of each x, None where no gradient arrives
+    # (n, *x.shape) of each x, None where no gradient arrives
+) -> list[torch.Tensor | None]:
     "Every number's own gradients, from one forward pass."
     if not values.requires_grad:
         return [None] * len(xs)

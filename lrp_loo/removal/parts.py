@@ -181,9 +181,8 @@ class PartsOfText:
     def exact(
         self,
         which: list[int],  # numbers of groups
-    ) -> tuple[
-        torch.Tensor, float
-    ]:  # (n,) f(x) − f(x without the group); forward passes
+        # (n,) f(x) − f(x without the group); forward passes
+    ) -> tuple[torch.Tensor, float]:
         "Layers before a group's first are not computed again."
         first = first_layers(Parts(self.groups, self.places))
         n = len(self.places.layers)

@@ -197,8 +197,8 @@ class SummaryComparison(Record):
 def compare_summaries(
     first: Summary,  # of `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
-    names: Sequence[str]
-    | None = None,  # what to call the two; None: by their methods, else models
+    # what to call the two; None: by their methods, else models
+    names: Sequence[str] | None = None,
     # texts of a class that say a listed word; None: as the first has it
     min_count: int | None = None,
 ) -> SummaryComparison:  # shows itself in a notebook; `scatter`, `save`

@@ -513,9 +513,8 @@ class Summary(Record):
     def beeswarm(
         self,
         n: int = 15,  # words of each class
-        classes: str
-        | Sequence[str]
-        | None = None,  # names of some; None: all, at most `MOST_PANELS`
+        # names of some; None: all, at most `MOST_PANELS`
+        classes: str | Sequence[str] | None = None,
     ) -> Figure:  # a matplotlib figure
         "A dot for each time a word was said, words by mean |effect|."
         return beeswarm_figure(self, n, classes)
@@ -523,9 +522,8 @@ class Summary(Record):
     def bar(
         self,
         n: int = 15,  # words of each class
-        classes: str
-        | Sequence[str]
-        | None = None,  # names of some; None: all, at most `MOST_PANELS`
+        # names of some; None: all, at most `MOST_PANELS`
+        classes: str | Sequence[str] | None = None,
     ) -> Figure:  # a matplotlib figure
         "Mean effects with their 95 % intervals, words by mean |effect|."
         return bar_figure(self, n, classes)

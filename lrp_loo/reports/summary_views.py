@@ -105,8 +105,8 @@ def _bars_stacked(x, low, high):
 def beeswarm_figure(
     summary: 'Summary',
     n: int = 15,  # words of each class
-    classes: Sequence[str]
-    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+    # names of some; None: all, at most `MOST_PANELS`
+    classes: Sequence[str] | None = None,
 ) -> 'Figure':
     "A dot for each time a word was said, words by mean |effect|."
     tops = _panel_classes(summary, n, classes)
@@ -146,8 +146,8 @@ def bar_ends(
 def bar_figure(
     summary: 'Summary',
     n: int = 15,  # words of each class
-    classes: Sequence[str]
-    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+    # names of some; None: all, at most `MOST_PANELS`
+    classes: Sequence[str] | None = None,
 ) -> 'Figure':
     "Mean effects with their 95 % intervals, words by mean |effect|."
     tops = _panel_classes(summary, n, classes)
@@ -196,8 +196,8 @@ def _drawn_word(summary, row):
 def summary_html(
     summary: 'Summary',
     n: int = 40,  # words of each class
-    classes: Sequence[str]
-    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+    # names of some; None: all, at most `MOST_PANELS`
+    classes: Sequence[str] | None = None,
 ) -> str:  # one self-contained HTML block without scripts
     "Words as bars with intervals; each opens on examples of it."
     tops = _panel_classes(summary, n, classes)
@@ -244,8 +244,8 @@ def save_summary(
     summary: 'Summary',
     path: str | os.PathLike,  # .html
     n: int = 40,  # words of each class
-    classes: Sequence[str]
-    | None = None,  # names of some; None: all, at most `MOST_PANELS`
+    # names of some; None: all, at most `MOST_PANELS`
+    classes: Sequence[str] | None = None,
 ) -> None:
     "Write one HTML file that needs nothing else."
     title = f'{method_title(summary.method)}, {len(summary.texts)} texts'

@@ -9,6 +9,7 @@ __all__ = ['anywidget', 'traitlets', 'STEP', 'MOST_CHANGED', 'Held', 'drawn', 'E
 import time
 from collections.abc import Iterator
 from importlib.resources import files
+from typing import Any
 
 import torch
 from IPython.display import display
@@ -49,7 +50,7 @@ class Held:
         target: OneTarget = None,
         units: UnitsOf = 'token',
         passes: int | None = PASSES,  # of the first explanation
-        **said,  # of `explain`: template, max_length, device
+        **said: Any,  # of `explain`: template, max_length, device
     ):
         self.asked = Asked.of(model, tokenizer, [text], ['auto'], target, units, **said)
         self.model, self.enc = self.asked.model, self.asked.encs[0]
@@ -295,7 +296,7 @@ class Explorer(anywidget.AnyWidget):
         if why:
             self.shown = self.shown | dict(request=request, done=True, error=why)
 
-    def close(self):
+    def close(self) -> None:
         "The model is let go."
         self.held = None
         super().close()

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 def answer_log_prob(
     # (n,) token ids of the answer, the last tokens of the input
     answer: torch.Tensor,
-) -> Callable[
-    [Any], torch.Tensor
-]:  # a target: model output → (batch,) log-probabilities
+    # a target: model output → (batch,) log-probabilities
+) -> Callable[[Any], torch.Tensor]:
     "The answer's log-probability as a target for any method."
     of_each = next_tokens(answer, log_prob=True)
 
@@ -76,9 +75,8 @@ def context_units(
     question: str = '',  # as for `attribute_context`
     units: UnitsOf = 'sentence',  # as for `attribute_context`
     template: str | None = None,  # as for `attribute_context`
-) -> tuple[
-    list[int], list[int], Units
-]:  # token ids of the prompt; of the answer; the prompt's `Units`
+    # token ids of the prompt; of the answer; the prompt's `Units`
+) -> tuple[list[int], list[int], Units]:
     "Prompt and answer as a model reads them, and where each unit stands."
     check_text(context, 'context')
     check_text(answer, 'answer')

@@ -129,9 +129,8 @@ def explain_entities(
     units: str = 'token',  # 'token' or 'word'
     device: str | torch.device | None = None,  # as for `explain`
     **options: Unpack[MethodOptions],  # the method's own
-) -> list[
-    Attributions
-]:  # per text `Attributions`, one map per entity; info['entity'] says which
+    # per text `Attributions`, one map per entity; info['entity'] says which
+) -> list[Attributions]:
     "Every entity that a tagger finds, by the logit of its tag at its first token."
     if units not in ('token', 'word'):
         raise ValueError(f"units={units!r} is not known here; take 'token' or 'word'")

@@ -384,9 +384,8 @@ def explain_pairs(
     units: UnitsOf = 'token',
     progress: bool = False,  # show a bar over the texts
     device: str | torch.device | None = None,  # as for `explain`
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: a template's tokens are in no pair shown
+    # as for `explain`: a template's tokens are in no pair shown
+    template: str | list[dict[str, Any]] | None = None,
     among: list[Any] | None = None,  # as for `explain`
     **options: Unpack[PairOptions],  # the method's own: n_tokens, n_exact, …
 ) -> list[Pairs]:  # of `Pairs`, in order

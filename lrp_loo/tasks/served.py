@@ -159,9 +159,8 @@ def message_units(
     tokenizer: Any,  # a fast one with a chat template
     messages: list[dict[str, Any]],  # {'role': …, 'content': …} each, before the answer
     answer: str,  # what the model said then
-) -> tuple[
-    list[int], list[int], Units
-]:  # token ids of the prompt; of the answer; the prompt's `Units`
+    # token ids of the prompt; of the answer; the prompt's `Units`
+) -> tuple[list[int], list[int], Units]:
     "As `context_units`, of a conversation: a unit is a message."
     if not messages or not all(map(is_message, messages)):
         raise TypeError(
@@ -278,8 +277,8 @@ def serve_top(
     group: int = 4,  # as for `serve_loo`
     confidence: float = 0.9,  # that the answer is right
     by: str = 'size',  # 'size', either way, or 'score', the largest first
-    most: int
-    | None = None,  # units left out one by one, no more; None: as many as it takes
+    # units left out one by one, no more; None: as many as it takes
+    most: int | None = None,
 ) -> TopTokens:
     "The k units that matter most, with the requests it takes."
     if not 1 <= whole_number('k', k) < len(units):

@@ -49,6 +49,7 @@ from .curves import curve_area, many_perturbation_curves, removal_units
 from .faithfulness import completeness_lines, faithfulness_table, readings
 from .results import Results
 from .verdict import copies_of, is_reference, refusals_of, verdict
+from ..views.records import plain
 from ..views.tables import Table
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def held_against_loo(
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
     # a method that refuses a text has a `Refusal` in the map's place
     refusals: bool = False,
-    content: list[torch.Tensor | None]
-    | None = None,  # of each text (T,) bool, what is asked about, or None
+    # of each text (T,) bool, what is asked about, or None
+    content: list[torch.Tensor | None] | None = None,
     **loo_options: Any,  # drop, token_budget of `subset_logits`
     # exact LOO, an Attribution per text; and name → an Attribution per text,
     # all of LOO's target
@@ -449,6 +450,21 @@ class AuditTable(Table):
         "Which method to trust on these texts, in one sentence with its interval."
         return self.attrs.get('verdict', {}).get('sentence', '')
 
+    def metrics(
+        self,
+        # column/method → its number, such as {'loo_r/attn_lrp': 0.91}, and of how
+        # many texts ('texts'); what is not defined is left out
+    ) -> dict[str, float]:
+        "Plain numbers under flat names, as trackers of experiments log them."
+        numbers = plain(pd.DataFrame(self).select_dtypes('number').to_dict())
+        found = {
+            f'{column}/{method}': number
+            for column, of in numbers.items()
+            for method, number in of.items()
+            if number is not None
+        }
+        return found | (dict(texts=int(self.n.max())) if 'n' in self else {})
+
 # %% ../../nbs/lib/trust_audit.ipynb #0000001c
 def audit_table(
     table: pd.DataFrame,  # a row per method
@@ -533,9 +549,8 @@ def copies_given(
     encs: list[dict[str, Any]],  # encoded texts or images
     targets: list[Any],  # of each
     content: list[torch.Tensor | None],  # of each, as `Asked.content`
-) -> dict[
-    int, int
-]:  # the first of those that are read and explained alike → its copies
+    # the first of those that are read and explained alike → its copies
+) -> dict[int, int]:
     "Copies count once."
     keys = [
         (
@@ -576,9 +591,8 @@ def audit(
     # as for `explain`: 'cpu', 'cuda', …, where the model is moved to
     device: str | torch.device | None = None,
     max_length: int | None = None,  # a lower limit than the model's own
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: r and curves are of the text alone
+    # as for `explain`: r and curves are of the text alone
+    template: str | list[dict[str, Any]] | None = None,
     among: list[Any] | None = None,  # as for `explain`
     # 'token'; or parts of the model, as for `explain`: a table of r, passes and
     # seconds, without curves

@@ -71,9 +71,8 @@ def settle_top(
     read: Callable[[int], float],  # read(i): the same of token i, exact
     reach: float,  # of `Calibration.reach`
     most: int | None = None,  # exact passes, no more; None: as many as it takes
-) -> tuple[
-    list[int], bool, list[int]
-]:  # numbers of k tokens, is that settled?, numbers of those read
+    # numbers of k tokens, is that settled?, numbers of those read
+) -> tuple[list[int], bool, list[int]]:
     "Of the two whose ends cross the less sure is read, until none do."
     x, s = np.array(x, dtype=float), np.array(s, dtype=float)
     exact = []
@@ -102,9 +101,8 @@ def top_tokens(
     most: int | None = None,  # exact passes, no more; None: as many as it takes
     target: TargetOf = None,  # as for `explain`
     units: UnitsOf = 'token',  # as for `explain`
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: its tokens are never among the top
+    # as for `explain`: its tokens are never among the top
+    template: str | list[dict[str, Any]] | None = None,
     among: list[Any] | None = None,  # as for `explain`
 ) -> TopTokens:
     "The k tokens (words) that matter most, with the exact passes it takes."

@@ -60,9 +60,8 @@ def perturbation_curves(
     removal: str | Removal | None = None,  # what removed means, see `as_removal`
     fill: int | None = None,  # what stands in, see `fill_id`
     **kwargs: Any,  # drop, token_budget, progress of `subset_logits`
-) -> dict[
-    str, tuple[torch.Tensor, torch.Tensor]
-]:  # method → (MoRF, LeRF), each (L+1,) logits
+    # method → (MoRF, LeRF), each (L+1,) logits
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """MoRF and LeRF curves of the target's logit for several methods at once
     (section 4.1).
     """
@@ -83,9 +82,8 @@ def many_perturbation_curves(
     removal: str | Removal | None = None,
     fill: int | None = None,
     **kwargs: Any,  # as for `perturbation_curves`
-) -> list[
-    dict[str, tuple[torch.Tensor, torch.Tensor]]
-]:  # of each text: method → (MoRF, LeRF)
+    # of each text: method → (MoRF, LeRF)
+) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
     "The curves of many texts."
     for enc, u in zip(encs, units):
         if int(u.max()) < 0:

@@ -477,9 +477,8 @@ def calibrate(
     progress: bool = True,  # show a bar
     max_length: int | None = None,  # a lower limit than the model's own
     device: str | torch.device | None = None,  # as for `explain`
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: intervals of the texts alone
+    # as for `explain`: intervals of the texts alone
+    template: str | list[dict[str, Any]] | None = None,
     **options: Unpack[MethodOptions],  # the method's own
 ) -> Calibration:
     "Exact LOO of every text, by attention mask, and how far the method is off."

@@ -53,9 +53,8 @@ class Results:
 
     def __init__(
         self,
-        path: str
-        | os.PathLike
-        | None,  # the JSON file; None keeps the rows in memory alone
+        # the JSON file; None keeps the rows in memory alone
+        path: str | os.PathLike | None,
         # what was computed: options, seed, data, model; compared when resuming
         config: dict[str, Any],
         fresh: bool = False,  # start over even where finished rows exist

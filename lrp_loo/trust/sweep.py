@@ -485,8 +485,8 @@ def sweep(
     keep_texts: bool = False,
     fresh: bool = False,  # delete the folder's rows and start over
     progress: bool = True,  # show a bar
-    data: dict[str, Any]
-    | None = None,  # what the texts are (`TextData.info`), for the record
+    # what the texts are (`TextData.info`), for the record
+    data: dict[str, Any] | None = None,
     max_length: int | None = None,  # a lower limit than the model's own
 ) -> pd.DataFrame:  # `sweep_table`; the rows themselves: `read_sweep(out)`
     """Exact LOO and every method for each text of a data set, in one process

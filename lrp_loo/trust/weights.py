@@ -375,9 +375,8 @@ def text_terms(
     target: Any = None,  # see `as_target`; the predicted class by default
     units: Units | None = None,  # `Units` of the text: what is removed at once
     carriers: tuple[str, ...] = CARRIERS,
-) -> tuple[
-    dict[str, np.ndarray], np.ndarray, np.ndarray
-]:  # carrier → (F, n) terms, (n,) LOO, (n,) bool: no special token
+    # carrier → (F, n) terms, (n,) LOO, (n,) bool: no special token
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     "One text's exact LOO by attention mask, and a pass for each carrier."
     number = None if units is None else [units.number]
     (loo,) = many_loo(model, [enc], target, 'attention_mask', units=number)
@@ -449,9 +448,8 @@ def fit_layers(
     progress: bool = True,  # show a bar
     max_length: int | None = None,  # a lower limit than the model's own
     device: str | torch.device | None = None,  # as for `explain`
-    template: str
-    | list[dict[str, Any]]
-    | None = None,  # as for `explain`: the fit is to the text alone
+    # as for `explain`: the fit is to the text alone
+    template: str | list[dict[str, Any]] | None = None,
     among: list[Any] | None = None,  # as for `explain`
 ) -> LayerWeights:
     """Exact LOO of each text (copies count once), then the weights that follow
