@@ -149,6 +149,8 @@ class TextData(Record):
     labels: list[Any]  # n ints
     # name, source, split, n_split (rows in the split), n, seed
     info: dict[str, Any]
+    # (n,) each text's place in the split, from 0; None: not known
+    rows: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -162,7 +164,7 @@ class TextData(Record):
     @classmethod
     def _of_kept(cls, kept):
         texts = [tuple(t) if isinstance(t, list) else t for t in kept['texts']]
-        return cls(texts, kept['labels'], kept['info'])
+        return cls(texts, kept['labels'], kept['info'], kept.get('rows'))
 
     def __repr__(self) -> str:
         of = ', '.join(f'{k}={v!r}' for k, v in self.info.items())
@@ -186,6 +188,7 @@ def _sample(texts, labels, limit, seed, where):
         [texts[i] for i in rows],
         [labels[i] for i in rows],
         where | dict(n_split=n, n=len(rows), seed=seed),
+        rows.tolist(),
     )
 
 # %% ../nbs/lib/data.ipynb #0000000f

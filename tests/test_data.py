@@ -152,7 +152,7 @@ def test_the_sheet_is_named_where_there_are_several(tmp_path):
 
 
 def test_openpyxl_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr('lrp_loo.data.find_spec', lambda name: None)
+    monkeypatch.setitem(sys.modules, 'openpyxl', None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[xlsx\]'"):
         read_texts(written(tmp_path, 'x', 'a.xlsx'))
 

@@ -212,7 +212,7 @@ def test_a_torn_file_is_refused_by_a_reader_and_computed_again(counted, plain):
 
 
 def test_ray_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr('lrp_loo.trust.sweep.find_spec', lambda name: None)
+    monkeypatch.setitem(sys.modules, 'ray', None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lrp_loo\[ray\]'"):
         swept(('demo', None), TEXTS[:2], tmp_path / 'out', engine='ray')
 

@@ -178,7 +178,7 @@ def test_what_is_not_noted_is_not_said(demo):
     for name in ('model', 'weights'):
         del a.info[name]
     assert (a.made_by, a.called) == ('', 'loo')
-    assert '<b>loo</b>' in a._repr_html_()
+    assert '<b>LOO, exact, ' in a._repr_html_()
 
 
 def placed(how, model, folder):

@@ -200,7 +200,8 @@ def explain(
     given |= dict(target=target, truncation=truncation, units=units, template=around)
     if d is not None:
         hows = [_own(name, layers, passes) for name in methods]
-        found = _many(m, tok, d.texts, hows, given, shown.json)
+        in_order = [text for _, text in sorted(zip(d.rows, d.texts))]
+        found = _many(m, tok, in_order, hows, given, shown.json)
         shown.write(found)
         return
     whole = text if pair is None else (text, pair)
