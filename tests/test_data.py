@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import sys
 
 import pandas as pd
 import pytest

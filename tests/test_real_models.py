@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import naive_llama
+import platformdirs
 import pytest
 import torch
 from conftest import demo_or_skip, shallow_demo
@@ -273,7 +274,9 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     for name in ('LRP_LOO_CACHE', 'XDG_CACHE_HOME'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.setattr(demos, 'user_cache_path', lambda *of: tmp_path / 'system')
+    monkeypatch.setattr(
+        platformdirs, 'user_cache_path', lambda *of: tmp_path / 'system'
+    )
     assert cache_folder() == tmp_path / 'system'
     for folder in (tmp_path / '.cache' / 'lrp_loo', tmp_path / 'all' / 'lrp_loo'):
         folder.mkdir(parents=True)
