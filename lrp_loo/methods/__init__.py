@@ -69,6 +69,7 @@ from .baselines import sum_over_features
 from .options import ITS_OWN, ExplainOptions, check_options
 from ..models import check_finite, forward, gradients_on, plain_tensors
 from ..removal.auto import PASSES, Begun
+from ..removal.one_pass import GRADIENT_PASS
 from ..removal.parts import PART_METHODS, part_scores
 from ..models.encoding import BESIDE, is_encoding, special_mask
 from ..models.objects import unwrap
@@ -656,7 +657,8 @@ def _sharing_a_pass(works, layers, encs):
     of_set = {}
     for places, weights in zip(different, found.gradients):
         scores = sum_over_features(found.embeddings * weights)
-        info = dict(embeddings='word')
+        # what each costs alone
+        info = dict(embeddings='word', forward_equivalents=GRADIENT_PASS)
         of_set[places] = Scores(scores, found.values, found.readout, info)
     return {
         name: [
