@@ -11,6 +11,7 @@ import inspect
 import io
 import tokenize
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import is_dataclass
 from textwrap import dedent
 from typing import Any
@@ -61,12 +62,15 @@ def _comments_in(source):
 def parameter_comments(
     function: Callable[..., Any],  # a function, a method or a class
 ) -> dict[str, str]:  # parameter, or 'return' → its comment; those that have one
-    "The comments behind parameters, or above them, as the source has them."
+    """The comments behind parameters, or above them, as the source has them; none
+    where no source is kept, as of a class that a prompt was given.
+    """
     if is_dataclass(function):
         asked = [c for c in reversed(function.__mro__) if is_dataclass(c)]
     else:
         asked = [function.__init__ if isinstance(function, type) else function]
     found = {}
     for one in asked:
-        found |= _comments_in(dedent(inspect.getsource(inspect.unwrap(one))))
+        with suppress(OSError):
+            found |= _comments_in(dedent(inspect.getsource(inspect.unwrap(one))))
     return found
