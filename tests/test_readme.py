@@ -11,7 +11,6 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-from tracked import tracked
 
 from lrp_loo.cli import main
 from lrp_loo.models.demos import load_demo
@@ -201,13 +200,3 @@ def test_what_a_cell_printed_is_one_block_and_a_table_stands_between():
     cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
     shown = '```\na first line\na second\n```\n\n| a table |\n\n```\nb\n```'
     assert MADE.cell_text(cell) == shown
-
-
-def test_every_chapter_has_its_part_of_the_site():
-    text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
-    parts = re.findall(r'^    "?(\d|[a-z]+)"?: \S', text, re.M)
-    paths = tracked('nbs/**/*.ipynb')
-    book = {p.stem for p in paths if p.parent.name == 'nbs'}
-    decades = {c if c == 'index' else c[0] for c in book}
-    folders = {p.parent.name for p in paths} - {'nbs'}
-    assert decades | folders <= set(parts)
