@@ -199,10 +199,12 @@ def mean_se(
 def student_tail(
     t: float,
     df: int,  # degrees of freedom
-) -> float:  # the chance of more than t
+) -> float:  # the chance of more than t; NaN for none
     "Of Student's t."
     from mpmath import betainc, mpf, workdps
 
+    if df < 1:
+        return math.nan
     if t < 0:
         return 1 - student_tail(-t, df)
     with workdps(25):
@@ -214,8 +216,10 @@ def student_tail(
 def student_quantile(
     p: float,  # below 1/2
     df: int,  # degrees of freedom
-) -> float:
+) -> float:  # NaN for none
     "The t that Student's is above with chance p."
+    if df < 1:
+        return math.nan
     of_density = math.lgamma((df + 1) / 2) - math.lgamma(df / 2)
     of_density -= math.log(df * math.pi) / 2
     t, step = 0.0, 1.0
