@@ -68,28 +68,16 @@ def print_json(
     o: Any,  # dicts, lists, numbers, strings
 ) -> None:
     "One line, letters as they are; JSON has no NaN."
+    from lrp_loo.views.records import plain
 
-    def finite(o):
-        if isinstance(o, dict):
-            return {k: finite(v) for k, v in o.items()}
-        if isinstance(o, (list, tuple)):
-            return list(map(finite, o))
-        if isinstance(o, float) and not -float('inf') < o < float('inf'):
-            return None
-        return finite(o.item()) if hasattr(o, 'item') else o
-
-    print(dumps(finite(o), ensure_ascii=False))
+    print(dumps(plain(o), ensure_ascii=False))
 
 # %% ../../nbs/lib/cli_printed.ipynb #9de7cd62
 def as_row(a: 'Attribution') -> dict[str, Any]:
     "An explanation for a program."
-    names = ('method', 'target', 'label', 'logit', 'probability', 'tokens')
-    names += ('exact', 'passes', 'expected_r')
-    row = {name: getattr(a, name) for name in names}
-    row['is_special'] = a.is_special.tolist()
-    row['is_content'] = a.is_content.tolist()
-    row['scores'] = [round(s, 6) for s in a.scores.tolist()]
-    if 'low' in a.info:
+    row = a.to_dict()
+    row['scores'] = [round(s, 6) for s in row['scores']]
+    if 'low' in row:  # as the calibration has them
         row |= {name: a.info[name] for name in ('low', 'high', 'confidence')}
     return row
 
