@@ -164,6 +164,24 @@ def test_a_choice_is_read_as_among_the_others(tokenizer, kind, config):
     assert len(explain_choices(model, tokenizer, question, choices)) == 2
 
 
+def test_a_folder_of_choices_or_tags_is_loaded_as_its_config_says(tokenizer, tmp_path):
+    chooses = random(BertForMultipleChoice)
+    tags = random(BertForTokenClassification, id2label={0: 'O', 1: 'B-X'})
+    for name, model in dict(chooses=chooses, tags=tags).items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    given = ('The film is', ['dull', 'a delight'])
+    folder = explain_choices(tmp_path / 'chooses', None, *given)
+    asked = [(folder, explain_choices(chooses, tokenizer, *given))]
+    (folder,) = explain_entities(str(tmp_path / 'tags'), None, 'a fine film')
+    asked.append((folder, explain_entities(tags, tokenizer, 'a fine film')[0]))
+    for found, expected in asked:
+        assert len(found) == len(expected) > 0
+        for a, b in zip(found, expected):
+            # the same weights; sums of float32 may be made in another order
+            assert a.scores.allclose(b.scores, rtol=0, atol=1e-6)
+
+
 def test_no_choices(tokenizer):
     model = random(BertForMultipleChoice)
 

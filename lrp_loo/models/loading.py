@@ -152,7 +152,8 @@ def _classes_of(source, task, options):
             task = known
     if named.endswith('LMHeadModel'):
         task = 'next token'
-    several = ('ForConditionalGeneration', 'ForAudioClassification')
+    several = ('ConditionalGeneration', 'AudioClassification', 'MultipleChoice')
+    several = tuple(f'For{what}' for what in several)
     if named.endswith(several) and hasattr(transformers, named):
         return getattr(transformers, named), transformers.AutoProcessor, named
     task = task or 'class'

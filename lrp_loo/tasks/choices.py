@@ -17,6 +17,7 @@ import torch
 from ..core.hooks import leaves_nothing
 from ..methods import explain
 from ..models.encoding import as_texts, check_text
+from ..models.objects import unwrap
 from ..views import Attributions
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class OneChoice(torch.nn.Module):
 # %% ../../nbs/lib/tasks_choices.ipynb #00000005
 @leaves_nothing
 def explain_choices(
-    model: Model,  # …ForMultipleChoice, in eval mode
+    model: Model,  # …ForMultipleChoice, in eval mode; or a name or folder of one
     tokenizer: Tokenizer,  # its tokenizer
     question: str,  # or context: the first of each pair
     choices: Sequence[str],  # of str
@@ -57,6 +58,7 @@ def explain_choices(
     **options: Unpack[ExplainOptions],  # of `explain`, the method's own among them
 ) -> Attributions:  # one map per choice, in order; info['choice'] says which is chosen
     "Each choice of a question by its own logit."
+    model, tokenizer = unwrap(model, tokenizer)
     if 'MultipleChoice' not in type(model).__name__:
         raise ValueError(
             "explain_choices takes a model for multiple choice (…ForMultipleChoice),"

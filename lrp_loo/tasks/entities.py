@@ -19,6 +19,7 @@ from ..asked.units import Units, text_units
 from ..methods import Asked, explain_batch
 from ..models.encoding import as_texts, check_text, special_mask
 from ..models.layers import made_with
+from ..models.objects import unwrap
 from ..views import Attributions
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def explain_entities(
     "Every entity that a tagger finds, by the logit of its tag at its first token."
     if units not in ('token', 'word'):
         raise ValueError(f"units={units!r} is not known here; take 'token' or 'word'")
+    model, tokenizer = unwrap(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     read = [_read(tokenizer, text) for text in texts]
     given = [dict(e) for e, _ in read]
