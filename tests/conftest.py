@@ -1,5 +1,6 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
+import gc
 import os
 import sys
 from functools import cache
@@ -193,3 +194,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n)
+
+
+@pytest.fixture(scope='module')
+def without_the_rest():
+    "What was there before is not counted: other tests' graphs may end in between."
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

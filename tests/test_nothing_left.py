@@ -360,15 +360,6 @@ def _named(x):
     return getattr(x, '__name__', x)
 
 
-@pytest.fixture(scope='module')
-def without_the_rest():
-    "What was there before any call is not counted anew each time."
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize(('case', 'model', 'attention'), EACH, ids=_named)
 def test_no_node_stays_behind(without_the_rest, case, model, attention):
     before, after = nodes_left(case.on(model, attention, 32, SHORT))

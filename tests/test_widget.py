@@ -172,9 +172,8 @@ def test_what_it_does_not_take():
         explore(*shallow_demo('mnist', 1), torch.zeros(3, 14, 14))
 
 
-def test_nothing_stays_behind():
+def test_nothing_stays_behind(without_the_rest):
     model, tokenizer = random_bert(), AutoTokenizer.from_pretrained(demo_base())
-    gc.collect()
     before = nodes()
     w = explore(model, tokenizer, TEXT, passes=3)
     for request in ([2], [2, 4], []):
