@@ -175,7 +175,7 @@ def on_page_markdown(text, page, config, files):
 
 
 # words of code without a colour of their own
-PLAIN = r'<span class="[nw]">([^<]*)</span>'
+PLAIN = r'<span class="[nwp]">([^<]*)</span>'
 ARITHMATEX = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 
 

@@ -36,6 +36,7 @@ from lrp_loo.data import load_texts
 from lrp_loo.removal.auto import auto_scores
 from lrp_loo.stats import pearson
 from lrp_loo.tasks.context import answer_log_prob
+from lrp_loo.views.html import apart_called
 
 LONG = [
     'The plot is thin, the jokes are old, and still the last ten minutes moved me.',
@@ -249,6 +250,8 @@ def test_refined_until_exact(demo):
     assert r[-1] > 0.9999 and min(r[1:]) > r[0] - 0.02
     assert refine(known) is known
     assert known.tokens == a.tokens and known.target == a.target
+    said = ['special tokens', 'special tokens (estimates)']
+    assert [apart_called(loo), apart_called(known)] == said
 
 
 def test_refining_does_not_do_it_again(demo):

@@ -133,14 +133,15 @@ def audit(
     table = run(m, tok, read, method=list(method), results=results, **measured)
     compared = set(method) - {'loo'}
     said = verdict(results.rows, label) if compared else dict(sentence='')
+    table.attrs['verdict'] = said
     numbers = table.drop(columns='n')
     results.summary = dict(table=numbers.T.to_dict(), verdict=said, set_aside=left_out)
     results.save()
     if out:
         say_written(out)
     if shown.html:
-        block = f"{table._repr_html_()}<p>{escape(said['sentence'])}</p>"
-        shown.write(table, draw('sheet', f'{label} on {d.info["name"]}', block))
+        title = f'{label} on {d.info["name"]}'
+        shown.write(table, draw('sheet', title, table._repr_html_()))
     if shown.json:
         about = dict(data=d.info, model=label, n=len(read), set_aside=left_out)
         print_json(about | dict(table=results.summary['table'], verdict=said))

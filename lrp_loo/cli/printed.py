@@ -30,9 +30,9 @@ def in_colour() -> bool:
 # %% ../../nbs/lib/cli_printed.ipynb #7d62cff2
 def headline(a: 'Attribution') -> str:
     "What was asked, and what it is that is explained."
-    from lrp_loo.views.html import in_thousandths, number_called
+    from lrp_loo.views.html import in_thousandths
 
-    said = f'{number_called(a)} {a.logit:.3f}'
+    said = f'{a.number_called} {a.logit:.3f}'
     if a.probability is not None:
         said += f', probability {in_thousandths(a.probability)}'
     return f'{a.spent or a.method}: {a.explained}, {said}'

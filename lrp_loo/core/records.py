@@ -168,6 +168,13 @@ class Attribution(_Attribution):
         return f"{self.info['model']}, weights {mark}" if mark else ''
 
     @property
+    def number_called(self) -> str:
+        "What kind of number is explained; of a function of one's own a number."
+        if self.info.get('log_prob'):
+            return 'log-probability'
+        return 'number' if isinstance(self.target, str) else 'logit'
+
+    @property
     def explained(self) -> str:
         "What it explains, in words."
         answer = self.info.get('answer')
@@ -189,8 +196,8 @@ class Attribution(_Attribution):
 
     def __repr__(self) -> str:
         head = (
-            f"Attribution({self.spent or self.called}, {self.explained}, logit"
-            f" {self.logit:.3f})"
+            f"Attribution({self.spent or self.called}, {self.explained},"
+            f" {self.number_called} {self.logit:.3f})"
         )
         which, more = range(len(self)), ''
         if len(self) > SHORT_TEXT:  # of a long text the tokens that matter most

@@ -75,7 +75,7 @@ from ..models.encoding import BESIDE, is_encoding, special_mask
 from ..models.objects import unwrap
 from ..models.layers import made_with
 from ..models.parts import Parts
-from ..views import Attributions, Comparison, compare
+from ..views import Attributions, Comparison, Comparisons
 
 if TYPE_CHECKING:
     from lrp_loo.loo.removals import Removal
@@ -736,7 +736,7 @@ def explain_labels(
     # others of `explain`, the method's own among them
     **options: Unpack[ExplainOptions],
     # a `Comparison` per text: a map per label, in the labels' order
-) -> list[Comparison]:
+) -> Comparisons:
     """Several labels of each text, one map each. Every text is explained once
     per label, so k labels take as long as k texts.
     """
@@ -763,4 +763,5 @@ def explain_labels(
         **options,
     )
     k = len(targets)
-    return [compare(found[s : s + k]) for s in range(0, len(found), k)]
+    each = (found[s : s + k] for s in range(0, len(found), k))
+    return Comparisons(map(Comparison, each))

@@ -22,7 +22,6 @@ from lrp_loo.views.html import (
     has_r,
     headline,
     how_exact,
-    number_called,
     shown_places,
     templates,
     unit_words,
@@ -143,7 +142,7 @@ def page_data(
 # %% ../../nbs/lib/reports_page.ipynb #0000000c
 def _said_plainly(a, predicted):
     "The answer, and what the explained number is, for whoever knows neither."
-    probability, number = a.probability, number_called(a)
+    probability, number = a.probability, a.number_called
     what = a.label or a.explained
     what = what.lstrip(SPACE_MARKS) or what
     if probability is None:
@@ -173,7 +172,7 @@ def _page_data(asked, methods, opens, bypassed, how, predicted):
     kind = type(asked.model).__name__
     answer, number = _said_plainly(a, predicted)
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
-    logit = number_called(a)
+    logit = a.number_called
     unit = {
         m.method: unit_words(m.method, logit, m.exact, labels.get(m.method, ''))
         for m in maps

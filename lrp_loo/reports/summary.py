@@ -617,7 +617,7 @@ def summarize(
         maps[0].called,
         units,
         min_count,
-        'log-probability' if maps[0].info.get('log_prob') else 'logit',
+        maps[0].number_called,
         maps[0].info.get('model', ''),
         len(maps) - len(own),
     )

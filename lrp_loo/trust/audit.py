@@ -450,6 +450,8 @@ class AuditTable(Table):
         "Which method to trust on these texts, in one sentence with its interval."
         return self.attrs.get('verdict', {}).get('sentence', '')
 
+    headline = verdict
+
     def metrics(
         self,
         # column/method → its number, such as {'loo_r/attn_lrp': 0.91}, and of how

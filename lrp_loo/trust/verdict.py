@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.files import copies_said
 from ..methods import as_method
 from ..stats import FEWEST_TOKENS, paired_difference, per_text
-from ..views.records import Record, in_lines, plain
+from ..views.records import Record, in_lines, plain, record_html
 
 if TYPE_CHECKING:
     from lrp_loo.core.types import OneMethod
@@ -129,6 +129,9 @@ class Verdict(Record, dict[str, Any]):
 
     def __repr__(self) -> str:
         return in_lines(self.sentence)
+
+    def _repr_html_(self) -> str:
+        return record_html([self.sentence], self.to_frame().drop(columns='sentence'))
 
 # %% ../../nbs/lib/trust_verdict.ipynb #0000000a
 def verdict(

@@ -23,7 +23,6 @@ from lrp_loo.views.html import (
     apart_called,
     drawn_apart,
     headline,
-    number_called,
     scale_top,
     shown_places,
     shown_tokens,
@@ -213,7 +212,7 @@ def pairs_figure(p: Pairs) -> 'Figure':
     mark_signs(ax, shown / (top or 1.0), 19)
     words = [text for _, text in shown_tokens(p.tokens)]
     _name_cells(ax, words, words)
-    number = number_called(p.main)
+    number = p.main.number_called
     title = f'{p.method}: {number}, more (+) or less (−)\ntogether than each alone'
     ax.set_title(title, fontsize=9, loc='left')
     return fig

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'PALE', 'FAINT', 'SPACE_MARKS', 'PALETTE', 'IN_TEXT', 'NUMBERS', 'TABLE_TOKENS', 'ARCS',
            'CHARACTER', 'score_colours', 'drawn_apart', 'apart_called', 'scale_top', 'shown_tokens', 'shown_places',
-           'in_thousandths', 'number_called', 'numbers_said', 'headline', 'dyed', 'templates', 'draw', 'how_exact',
-           'unit_words', 'said_of', 'unit_said', 'tokens_html', 'legend_html', 'boxed', 'on_a_line', 'attribution_html',
-           'has_r', 'compared_html', 'texts_html', 'matrix_html', 'generation_matrix_html', 'generation_html',
-           'arcs_svg', 'pairs_table_html', 'pair_said', 'pairs_html']
+           'in_thousandths', 'numbers_said', 'headline', 'dyed', 'templates', 'draw', 'how_exact', 'unit_words',
+           'said_of', 'unit_said', 'tokens_html', 'legend_html', 'boxed', 'on_a_line', 'attribution_html', 'has_r',
+           'compared_html', 'texts_html', 'matrix_html', 'generation_matrix_html', 'generation_html', 'arcs_svg',
+           'pairs_table_html', 'pair_said', 'pairs_html']
 
 # %% ../../nbs/lib/views_html.ipynb #00000002
 import math
@@ -60,12 +60,26 @@ def drawn_apart(a: Attribution) -> torch.Tensor:  # (n_tokens,) bool
     return ~a.is_content if a.is_content.any() else torch.zeros_like(a.is_special)
 
 # %% ../../nbs/lib/views_html.ipynb #00000007
+def _kept_estimates(a):
+    "Is it exact of the text, and of what stands apart an estimate?"
+    known = a.info.get('exact', False)
+    if not a.exact or isinstance(known, bool):
+        return False
+    return not set(drawn_apart(a).nonzero()[:, 0].tolist()) <= set(known)
+
+
 def apart_called(*maps: Attribution) -> str:
     "What is drawn apart, in words; '' where nothing is."
     apart = [(drawn_apart(a), a.is_special) for a in maps]
-    if any((out & ~special).any() for out, special in apart):
-        return 'special or template tokens'
-    return 'special tokens' if any(out.any() for out, _ in apart) else ''
+    if not any(out.any() for out, _ in apart):
+        return ''
+    template = any((out & ~special).any() for out, special in apart)
+    # what `refine` made exact is the text alone
+    partly = any(map(_kept_estimates, maps))
+    return (
+        f"special {'or template ' if template else ''}tokens"
+        f"{' (estimates)' if partly else ''}"
+    )
 
 # %% ../../nbs/lib/views_html.ipynb #2f6735be
 def scale_top(a: Attribution) -> float:
@@ -139,14 +153,9 @@ def in_thousandths(
     return '<0.001' if probability < 0.0005 else f'{probability:.3f}'
 
 # %% ../../nbs/lib/views_html.ipynb #56891165
-def number_called(a: Attribution) -> str:
-    "What kind of number is explained."
-    return 'log-probability' if a.info.get('log_prob') else 'logit'
-
-
 def numbers_said(a: Attribution) -> str:
     "The numbers on the whole text."
-    said = f"{number_called(a)} {a.logit:.3f}"
+    said = f"{a.number_called} {a.logit:.3f}"
     probability = a.info.get('probability')
     if probability is None:
         return said
@@ -272,7 +281,7 @@ def _of_images(a):
 # %% ../../nbs/lib/views_html.ipynb #d1e580cb
 def unit_words(
     method: str,  # its name
-    number: str,  # what is explained, as `number_called` says it
+    number: str,  # what is explained, as `Attribution.number_called` says it
     exact: bool = False,  # are the numbers exact LOO
     called: str = '',  # the method, in the sentence
 ) -> str:  # a template: {token}, {score}, {falls}, {size}
@@ -305,7 +314,7 @@ def unit_said(a: Attribution) -> str:
     place, token, score, *_ = strongest[0]
     in_image = 'grid' in a.info or place in _of_images(a)
     shown = f'patch {token}' if in_image else f'“{shown_places(a)[place][1]}”'
-    words = unit_words(a.method, number_called(a), a.exact)
+    words = unit_words(a.method, a.number_called, a.exact)
     return said_of(words, shown, score)
 
 # %% ../../nbs/lib/views_html.ipynb #00000016
@@ -613,7 +622,7 @@ def pairs_table_html(p: Pairs) -> str:  # a <table>
 # %% ../../nbs/lib/views_html.ipynb #00000024
 def pair_said(p: Pairs, one: str, other: str, score: float) -> str:
     "What the number of a pair is."
-    number = number_called(p.main)
+    number = p.main.number_called
     return (
         f'“{one}” × “{other}” {score:+.3g}: together they raise the {number} by'
         f' {abs(score):.3g} {"more" if score > 0 else "less"} than each alone, added up.'

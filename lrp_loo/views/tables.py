@@ -63,6 +63,11 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
         return type(self)  # a part of it says the same
 
     @property
+    def headline(self) -> str:
+        "What it comes to, in one sentence, where it has one."
+        return ''
+
+    @property
     def lines(self) -> list[str]:
         "What stands below it."
         return []
@@ -82,7 +87,7 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
         return '\n'.join([table_text(self), *below])
 
     def _repr_html_(self) -> str:
-        return record_html(['', *self.lines], self)
+        return record_html([self.headline, *self.lines], self)
 
     def _kept(self) -> dict[str, Any]:
         return dict(table=kept_value(pd.DataFrame(self)), attrs=plain(self.attrs))
