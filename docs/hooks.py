@@ -174,7 +174,7 @@ def on_page_markdown(text, page, config, files):
     return re.sub(r'^view: (\S+) (.+)$', shown, text, flags=re.M)
 
 
-# words of code without a colour of their own
+# words and signs of code without a colour of their own
 PLAIN = r'<span class="[nwp]">([^<]*)</span>'
 ARITHMATEX = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 

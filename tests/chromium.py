@@ -209,9 +209,12 @@ class Chromium:
         )
 
     def prefers(self, scheme):
-        "light or dark, as a reader's system does."
-        feature = dict(name='prefers-color-scheme', value=scheme)
-        self('Emulation.setEmulatedMedia', features=[feature])
+        "light or dark, as a reader's system does; print: on paper."
+        feature = dict(
+            name='prefers-color-scheme', value=scheme.replace('print', 'dark')
+        )
+        media = 'print' if scheme == 'print' else ''
+        self('Emulation.setEmulatedMedia', media=media, features=[feature])
 
     def whole_picture(self, path):
         "Of the page in all its height."

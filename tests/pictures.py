@@ -1,6 +1,6 @@
 """Pictures of every view, by a headless Chromium, to be looked at.
 
-python tests/pictures.py FOLDER [NAME …]   at 1,280 and 420 pixels, light and dark
+python tests/pictures.py FOLDER [NAME …]   at 1,280 and 420 pixels, light, dark and printed
 """
 
 import json
@@ -16,11 +16,12 @@ import torch
 
 import lrp_loo
 from lrp_loo.core import Attribution
+from lrp_loo.reports.comparison import compare_summaries
 from lrp_loo.reports.page import explain_page
 from lrp_loo.views import compare
 
 WIDTHS = (1280, 420)
-THEMES = ('light', 'dark')
+THEMES = ('light', 'dark', 'print')
 TEXTS = [
     'A gripping, funny film that never once talks down to us.',
     'The plot is thin and the jokes are old, but the cast is a delight.',
@@ -60,11 +61,16 @@ def views():
     def image():
         return lrp_loo.explain(*lrp_loo.load_demo('mnist'), [own_image()])[0]
 
-    def summary():
+    def reviews():
         path = files('lrp_loo') / 'assets' / 'reviews_short.jsonl'
         lines = path.read_text('utf-8').splitlines()
-        texts = [json.loads(line)['text'] for line in lines]
-        return lrp_loo.summarize_texts(*demo, texts, 'attn_lrp', progress=False)
+        return [json.loads(line)['text'] for line in lines]
+
+    def summary(method='attn_lrp'):
+        return lrp_loo.summarize_texts(*demo, reviews(), method, progress=False)
+
+    def audited():
+        return lrp_loo.audit(*demo, reviews()[:12], progress=False)
 
     def pages():
         return explain_page(*demo, TEXTS[0])
@@ -80,6 +86,8 @@ def views():
         'pairs': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0])[0], ''),
         'pairs-table': (lambda: lrp_loo.explain_pairs(*demo, TEXTS[0])[0], 'summary'),
         'summary': (summary, 'summary'),
+        'summaries': (lambda: compare_summaries(summary(), summary('removal')), ''),
+        'audit': (audited, ''),
         'image': (image, ''),
         'page': (pages, ''),
         'page-console': (pages, CONSOLE),

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import textwrap
 from importlib import import_module
 from pathlib import Path
@@ -136,7 +137,8 @@ def save_record(
         with whole_file(path) as tmp:
             frame.to_csv(tmp, index=frame.index.name is not None, encoding='utf-8')
     elif path.suffix == '.html':
-        title = type(record).__name__
+        # AuditTable → Audit table
+        title = re.sub('(?<=[a-z])(?=[A-Z])', ' ', type(record).__name__).capitalize()
         write_text_atomic(path, draw('sheet', title, record._repr_html_()))
     elif path.suffix == '.json':
         of = dict(format=FORMAT, kind=type(record).__name__)
