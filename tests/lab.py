@@ -123,6 +123,7 @@ def drive(lab, pictures):
 
     def picture(name):
         if pictures:
+            Path(pictures).mkdir(parents=True, exist_ok=True)
             lab.page.picture(Path(pictures) / f'{name}.png')
 
     lab.opened()
