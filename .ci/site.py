@@ -4,7 +4,7 @@ python .ci/site.py [--build] [FOLDER, default _docs]
 
 `--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
 Every page of nbs/ is there with its title; links, anchors and pictures
-resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
+resolve; nothing is loaded from elsewhere; it has its weight; no directive, traceback, LaTeX or
 Markdown shows raw; equations are MathML. Where a Chromium is found, it opens
 the front page and the chapters of the paper at 1,280 pixels: no block of code
 may have to be scrolled sideways, and the search finds recipes first. Where CI is
@@ -99,6 +99,7 @@ SEARCHES = {  # what a reader types → the page that has to come first
 }
 WIDTH = 1280  # pixels of a window
 PATIENCE = 30  # seconds that a search may take
+MEGABYTES = 25  # of all files
 
 
 class Page(HTMLParser):
@@ -214,6 +215,11 @@ class Site:
         return {path.resolve(): Page(path) for path in found}
 
     @cached_property
+    def megabytes(self):
+        files = (p for p in self.folder.rglob('*') if p.is_file())
+        return sum(p.stat().st_size for p in files) / 1e6
+
+    @cached_property
     def base(self):
         "What an address that begins with / begins with."
         settings = ConfigParser(delimiters=['='], interpolation=None)
@@ -248,6 +254,8 @@ class Site:
             for check in checks:
                 yield from ((name, what) for what in check)
         yield from self.style_breaches()
+        if self.megabytes > MEGABYTES:
+            yield 'the site', f'has {self.megabytes:.1f} MB, at most {MEGABYTES}'
         yield from self.seen_breaches()
 
     def chapter_breaches(self, notebook):
@@ -401,7 +409,8 @@ def main(words):
         print(f'{page}: {what}', file=sys.stderr)
     if found:
         sys.exit(f'{len(found)} breaches in {site.folder}')
-    print(f'{len(site.pages)} pages of {site.folder} checked')
+    weight = f'{len(site.pages)} pages, {site.megabytes:.1f} MB'
+    print(f'{weight}, in {site.folder} checked')
 
 
 if __name__ == '__main__':
