@@ -1,10 +1,14 @@
 "What an import, and the command's help, leave to the calls that need it."
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 
 import pytest
+from packaging.requirements import Requirement
+from tracked import ROOT, tracked
 
 import lrp_loo
 
@@ -31,6 +35,40 @@ def test_heavy_libraries_are_imported_by_the_calls_that_need_them(code):
     run = [sys.executable, '-c', f'{code}\n{end}']
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].split() == []
+
+
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))[
+    'project'
+]
+ASKED = {  # (library, extra) of each call of `needs`
+    tuple(found)
+    for path in tracked('lrp_loo/**/*.py')
+    for found in re.findall(
+        r"\bneeds\('(\w+)[\w.]*', '(\w+)'\)", path.read_text(encoding='utf-8')
+    )
+}
+# a library → what an extra names for it
+NAMED = dict(sklearn='scikit-learn', pyarrow='datasets', traitlets='anywidget')
+
+
+def of_extra(name):
+    "What an extra brings, others of this package that it names among them."
+    for given in map(Requirement, PROJECT['optional-dependencies'][name]):
+        yield given.name
+        if given.name == PROJECT['name']:
+            for other in given.extras:
+                yield from of_extra(other)
+
+
+@pytest.mark.parametrize(('library', 'extra'), sorted(ASKED))
+def test_the_extra_that_an_error_names_has_the_library(library, extra):
+    assert NAMED.get(library, library) in set(of_extra(extra))
+
+
+def test_every_extra_is_asked_for_or_said():
+    assert {'data', 'demo', 'others', 'paper', 'plot', 'ray', 'widget', 'xlsx'} <= {
+        extra for _, extra in ASKED
+    }
 
 
 # names that left the module that most of their old one became

@@ -1,11 +1,10 @@
 """Records in the views of SHAP, Captum and inseq, each where its library is: the
-environment of the other tests has Captum; for SHAP and inseq
-
-    pip install shap inseq pytest -e .        # in an environment of its own
-    python -m pytest tests/test_others.py
+environment of the other tests has Captum, that of `make others` has all of them.
 """
 
+import os
 import re
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,6 +15,13 @@ from lrp_loo.views import Attributions
 TOKENS = ['[CLS]', 'a', 'un', '##like', '##ly', 'joy', '[SEP]']
 TEXT = 'a unlikely joy'
 SPANS = [None, (0, 0, 1), (0, 2, 4), (0, 4, 8), (0, 8, 10), (0, 11, 14), None]
+
+
+def library(name):
+    "A library, or a test that is skipped; in `make others` none is."
+    if os.environ.get('LRP_LOO_OTHERS') == 'all':
+        return import_module(name)
+    return pytest.importorskip(name)
 
 
 def of(scores, logit=2.5):
@@ -32,7 +38,7 @@ OTHER = of([0.0, 0.2, 0.3, 0.1, 0.4, -0.5, 0.1], logit=-1.0)
 
 
 def test_shap_draws_one_text_that_ends_at_its_logit():
-    shap = pytest.importorskip('shap')
+    shap = library('shap')
     import matplotlib.pyplot as plt
 
     e = ONE.to_shap()
@@ -49,7 +55,7 @@ def test_shap_draws_one_text_that_ends_at_its_logit():
 
 
 def test_shap_draws_several_texts():
-    shap = pytest.importorskip('shap')
+    shap = library('shap')
     import matplotlib.pyplot as plt
 
     maps = Attributions([ONE, OTHER])
@@ -65,7 +71,7 @@ def test_shap_draws_several_texts():
 
 
 def test_captum_draws_a_record():
-    v = pytest.importorskip('captum.attr').visualization
+    v = library('captum.attr').visualization
     record = ONE.to_captum(true_class='positive')
     assert record.word_attributions.tolist() == pytest.approx(
         [s / 1.5 for s in ONE.scores.tolist()]
@@ -81,7 +87,7 @@ def test_captum_draws_a_record():
 
 
 def test_inseq_shows_a_generation(tmp_path):
-    inseq = pytest.importorskip('inseq')
+    inseq = library('inseq')
     first = of([0.5, 0.1, -0.3, 0.2, 0.0, 1.5, -0.1])
     first.label, first.target = 'and', 7
     special = torch.tensor([*first.is_special, False])
@@ -102,7 +108,7 @@ def test_inseq_shows_a_generation(tmp_path):
 
 
 def test_units_are_no_tokens_for_inseq():
-    pytest.importorskip('inseq')
+    library('inseq')
     words = of([0.0] * 7)
     words.input_ids = torch.arange(9)
     with pytest.raises(ValueError, match="units='token'"):

@@ -45,7 +45,7 @@ def to_shap(maps: Attribution | list[Attribution]) -> 'Explanation':
     values = [a.scores.double().cpu().numpy() for a in several]
     base = np.array([a.logit - v.sum() for a, v in zip(several, values)])
     words = [_as_it_reads(a) for a in several]
-    explanation = needs('shap', 'bench').Explanation
+    explanation = needs('shap', 'others').Explanation
     if one:
         return explanation(
             values[0],
@@ -66,7 +66,7 @@ def to_captum(
     """What `captum.attr.visualization.visualize_text` draws in a list of them. The
     predicted class in it is the explained one: a record knows no other.
     """
-    visual = needs('captum.attr', 'bench').visualization
+    visual = needs('captum.attr', 'others').visualization
     probability = a.info.get('probability')
     explained = a.label or a.target
     total = float(a.scores.sum())
@@ -90,12 +90,12 @@ def to_inseq(g: Generation) -> 'FeatureAttributionOutput':
             "inseq reads single tokens, and this generation's units are"
             f" {len(last)} for other tokens; explain it with units='token'"
         )
-    inseq = needs('inseq', 'bench')
-    token = needs('inseq.utils.typing', 'bench').TokenWithId
+    inseq = needs('inseq', 'others')
+    token = needs('inseq.utils.typing', 'others').TokenWithId
     ids = [*last.input_ids.tolist(), last.target]
     tokens = [token(*pair) for pair in zip(g.tokens, ids)]
     # a score a token, as its occlusion gives
-    output = needs('inseq.data.attribution', 'bench')
+    output = needs('inseq.data.attribution', 'others')
     found = output.CoarseFeatureAttributionSequenceOutput(
         source=tokens[: g.n_prompt],
         target=tokens,
