@@ -66,6 +66,13 @@ a = explain('reviews-sst2', None, 'A gripping, funny film.')[0]
 compare(a).plot().savefig('a.png')
 a.save('a.html')
 """
+# what a shell is asked: the words, and the exit code
+SHELL = {
+    'shell: explain --help': (['explain', '--help'], 0),
+    'shell: reproduce --help': (['reproduce', '--help'], 0),
+    'shell: an unknown method': (['explain', 'A text.', '--method', 'lop'], 2),
+    'shell: a text': (['explain', 'A gripping, funny film.'], 0),
+}
 SIZES = """
 import json, sys
 from importlib.metadata import distributions
@@ -86,7 +93,7 @@ class Stranger:
         self.folder, self.rows = folder, []
         self.python = folder / 'env' / 'bin' / 'python'
 
-    def did(self, step, words, **kept):
+    def did(self, step, words, code=0):
         "A row: the step, its seconds, the last line that it printed."
         env = {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'CI')}
         if words[1:3] != ['-m', 'pip']:
@@ -99,14 +106,14 @@ class Stranger:
             capture_output=True,
             text=True,
         )
-        seconds = round(time.perf_counter() - start, 1)
-        if done.returncode:
+        seconds = round(time.perf_counter() - start, 2)
+        if done.returncode != code:
             raise SystemExit(f'stranger: {step}: {done.stderr[-2000:]}')
         said = done.stdout.strip().splitlines()[-1:]
-        self.rows.append(dict(i=step, seconds=seconds, **kept))
+        self.rows.append(dict(i=step, seconds=seconds))
         if said and 'pip' not in words:
             self.rows[-1]['said'] = said[0]
-        print(f'{seconds:7.1f} s  {step}', *said, flush=True)
+        print(f'{seconds:7.2f} s  {step}', *said, flush=True)
 
     def pip(self, step, *what):
         "Installed, with the size of the environment afterwards."
@@ -126,7 +133,10 @@ def path_of(folder, wheel, torch):
     one.pip('install the wheel', wheel)
     for step in ('import, cold', 'import, again'):
         one.runs(step, IMPORT)
+    one.runs('import of torch alone', 'import torch')
     one.runs('first explanation', FIRST)
+    for step, (words, code) in SHELL.items():
+        one.did(step, [one.python.with_name('lrp_loo'), *words], code)
     one.runs('own model, saved', SAVE)
     one.runs('own model, explained', OWN)
     one.runs('audit and verdict', AUDIT)
