@@ -81,7 +81,7 @@ reproduce: $(STAMP)
 
 # The notebooks' outputs are committed, of those that git has; no progress bars, no warnings that carry this machine's paths.
 notebooks: $(STAMP)
-	TQDM_DISABLE=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --inplace $$($(BIN)/python tests/tracked.py 'nbs/**/*.ipynb')
+	TQDM_DISABLE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --inplace $$($(BIN)/python tests/tracked.py 'nbs/**/*.ipynb')
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_clean
 	$(BIN)/python .ci/readme.py
 

@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from tqdm.auto import tqdm
+import tqdm.auto
+import tqdm.notebook
 
 from lrp_loo import audit
 from lrp_loo.cli import main
+from lrp_loo.core.progress import progress_bar
 from lrp_loo.trust.results import Results
 
 SENTENCE = "The jokes are old, and the pace is slow."  # 13 tokens
@@ -47,7 +49,13 @@ lrp_loo.explain_pairs(*demo, texts, progress=True)
         assert ('audit' in bars.stderr) != bool(env), bars.stderr
 
 
-class Bar(tqdm):
+def test_a_bar_of_notebooks_is_not_shown_either(monkeypatch):
+    monkeypatch.setattr('lrp_loo.core.progress.tqdm', tqdm.notebook.tqdm)
+    monkeypatch.setenv('TQDM_DISABLE', '1')
+    assert list(progress_bar(range(2))) == [0, 1]
+
+
+class Bar(tqdm.auto.tqdm):
     "It is shown nowhere, and remembers where it stood."
 
     def __init__(self, **options):

@@ -492,7 +492,7 @@ def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said
     def bar_at_once(**options):
         return tqdm(**options | dict(delay=0, disable=False))
 
-    monkeypatch.setattr('lrp_loo.loo.duration.tqdm', bar_at_once)
+    monkeypatch.setattr('lrp_loo.loo.duration.progress_bar', bar_at_once)
     model = bert()
     leave_one_out(model, random_inputs(model, N_TOKENS), progress=progress)
     shown = capsys.readouterr().err

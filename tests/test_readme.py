@@ -138,7 +138,8 @@ def test_until_an_index_has_it_the_repository_does():
     url = MADE.settings()['git_url']
     wheel = f'{url}/releases/download/v{version}/lrp_loo-{version}-py3-none-any.whl'
     (block,) = (text for text in of('sh') if 'git+' in text)
-    assert re.findall(r'https?://[^\s\']+', block) == [url, wheel]
+    assert re.findall(r'https?://[^\s\']+', block) == [url]
+    assert f'[a release\'s wheel]({wheel})' in README
 
 
 def test_a_package_index_shows_every_link():

@@ -6,6 +6,7 @@
 __all__ = ['progress_bar']
 
 # %% ../../nbs/lib/core_progress.ipynb #d2a176fb
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,8 +15,9 @@ from tqdm.auto import tqdm
 # %% ../../nbs/lib/core_progress.ipynb #3541ad84
 def progress_bar(
     given: Iterable[Any] | None = None,  # what is gone through
-    progress: bool = True,  # show a bar; TQDM_DISABLE still has a say
+    progress: bool = True,  # show a bar; TQDM_DISABLE, of any value, still has a say
     **look: Any,  # of tqdm: desc, total, …
 ) -> tqdm:
     "A bar, or none."
-    return tqdm(given, **look, **({} if progress else dict(disable=True)))
+    hidden = not progress or bool(os.environ.get('TQDM_DISABLE'))
+    return tqdm(given, **look, disable=hidden)

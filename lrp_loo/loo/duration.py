@@ -20,6 +20,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..core.hooks import leaves_nothing
+from ..core.progress import progress_bar
 from ..core.types import OneTarget
 from .droppable import may_drop
 from .engines import read_subsets
@@ -125,7 +126,7 @@ def loo_progress(
             tqdm.write(f"{said} {in_words(about)}", file=sys.stderr)
     lock = threading.Lock()  # cores report each for itself
     # short work needs no bar
-    with tqdm(total=total, desc='exact LOO', unit='pass', delay=1) as bar:
+    with progress_bar(total=total, desc='exact LOO', unit='pass', delay=1) as bar:
 
         def done(n):
             with lock:

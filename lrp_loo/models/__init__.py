@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from tqdm.auto import tqdm
 
 from ..core.files import per_token
 from ..core.hooks import Hook, hooked, leaves_nothing, taken_back
+from ..core.progress import progress_bar
 from ..core.types import Tokenizer
 from .attention import compiled_part
 from lrp_loo.models.encoding import (
@@ -646,7 +646,7 @@ def accuracy(
     by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     starts = range(0, len(ids), batch_size)
     right = 0
-    for start in tqdm(starts, disable=not progress, desc='accuracy'):
+    for start in progress_bar(starts, progress, desc='accuracy'):
         rows = by_length[start : start + batch_size]
         padded = tokenizer.pad(
             {'input_ids': [ids[i] for i in rows]}, return_tensors='pt'

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tqdm.auto import tqdm
 
 from ..asked.targets import Target
 from ..asked.template import Template, content_tokens
+from ..core.progress import progress_bar
 from ..data import load_digit_images
 from ..models.encoding import encode, max_tokens
 from ..trust.results import Results, read_results
@@ -134,9 +134,8 @@ def add_batches(
     """
     done = results.done
     kept = [i in done for batch in batches for i, *_ in batch]
-    # where a bar is wanted, TQDM_DISABLE still has a say
-    hidden = {} if progress else dict(disable=True)
-    with tqdm(total=len(kept), initial=sum(kept), desc=desc, **hidden) as bar:
+    shown = dict(total=len(kept), initial=sum(kept), desc=desc)
+    with progress_bar(None, progress, **shown) as bar:
         results.extend(batches, rows_of, bar)
     if summarise is not None:
         results.summary = summarise(results.rows)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
+from ..core.progress import progress_bar
 from ..lrp.rules import epsilon_rule, product_rule
 
 # %% ../../nbs/lib/paper_linear_attention.ipynb #00000005
@@ -251,7 +251,8 @@ def train_linear_attention(
     adam = torch.optim.Adam(model.parameters(), lr)
     n, order = len(images), torch.Generator().manual_seed(seed)
     n_steps = epochs * -(-n // batch_size)
-    with tqdm(None, 'train', n_steps, leave=False, disable=not progress) as bar:
+    shown = dict(desc='train', total=n_steps, leave=False)
+    with progress_bar(None, progress, **shown) as bar:
         for _ in range(epochs):
             for which in torch.randperm(n, generator=order).split(batch_size):
                 which = which.to(images.device)

@@ -15,8 +15,8 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
+from ..core.progress import progress_bar
 from .common import add_rows
 from lrp_loo.paper.linear_attention import (
     FORMS,
@@ -182,7 +182,7 @@ def image_row(
     "Table 1 of one network, which maps turn over, its perturbation curves."
     rows, signs, errors, curves = [], [], [], []
     parts = x.split(25)
-    bar = tqdm(parts, 'explain', leave=False, disable=not progress)
+    bar = progress_bar(parts, progress, desc='explain', leave=False)
     for number, part in enumerate(bar):
         maps = pixel_maps(model, part, eps=eps)
         rows += table1_rows(maps)
