@@ -552,7 +552,7 @@ def in_front(A, n):
     return rows.clamp(min=-1), keys.clamp(min=-1)
 
 
-class _Wide(TorchFunctionMode):
+class Wide(TorchFunctionMode):
     """Norms and softmaxes that a model computes in float32 stay in float64, so that a
     step tells that is too small for a ReLU to switch on the way.
     """
@@ -560,12 +560,14 @@ class _Wide(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, '__name__', '')
-        is_wide = torch.is_tensor(args[0] if args else None)
-        is_wide = is_wide and args[0].dtype == torch.float64
+        given = args[0] if args and torch.is_tensor(args[0]) else None
+        if name == 'float' and given is not None and not given.is_floating_point():
+            return given.double()  # positions, which meet frequencies in float64
+        is_wide = given is not None and given.dtype == torch.float64
         if is_wide and (
             name == 'float' or (name in ('to', 'type') and torch.float32 in args)
         ):
-            return args[0]
+            return given
         if is_wide and kwargs.get('dtype') == torch.float32:
             kwargs['dtype'] = torch.float64
         return func(*args, **kwargs)
@@ -624,7 +626,7 @@ def by_differences(model, enc, value, n, step=1e-4):
     def at(j, h):
         m = torch.ones(1, n, dtype=torch.float64)
         m[0, j] = math.exp(-h)
-        with key_weights(m), _Wide():
+        with key_weights(m), Wide():
             return float(value(forward(model, enc)).sum())
 
     whole = at(0, 0.0)
