@@ -5,6 +5,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
+TORCH := torch==2.13.0
 # of two extras, read when they are asked for
 MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
@@ -32,7 +33,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(BIN)/python -m pip install --no-deps -e research
 	@touch $@
@@ -63,8 +64,8 @@ stacks: $(STAMP)
 OTHERS := .stacks/others
 others:
 	$(PYTHON) -m venv $(OTHERS)
-	$(OTHERS)/bin/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(OTHERS)/bin/python -m pip install -q --upgrade -e ".[others]" ipython pytest torch==2.13.0
+	$(OTHERS)/bin/python -m pip install -q -c constraints.txt $(TORCH)
+	$(OTHERS)/bin/python -m pip install -q --upgrade -e ".[others]" ipython pytest $(TORCH)
 	LRP_LOO_OTHERS=all MPLBACKEND=agg HF_HUB_OFFLINE=1 $(OTHERS)/bin/python -m pytest -q tests/test_others.py
 
 # With the standard library alone: environments of its own have the rest.
@@ -81,7 +82,7 @@ reproduce: $(STAMP)
 
 # The notebooks' outputs are committed, of those that git has; no progress bars, no warnings that carry this machine's paths.
 notebooks: $(STAMP)
-	TQDM_DISABLE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --inplace $$($(BIN)/python tests/tracked.py 'nbs/**/*.ipynb')
+	TQDM_DISABLE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/jupyter nbconvert --to notebook --execute --coalesce-streams --inplace $$($(BIN)/python tests/tracked.py 'nbs/**/*.ipynb')
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_clean
 	$(BIN)/python .ci/readme.py
 

@@ -4,11 +4,11 @@ python .ci/site.py [--build] [FOLDER, default _docs]
 
 `--build` makes it first, by docs/mkdocs.yml; a warning there is a failure.
 Every page of nbs/ is there with its title; links, anchors and pictures
-resolve; nothing is loaded from elsewhere; it has its weight; no directive, traceback, LaTeX or
-Markdown shows raw; equations are MathML. Where a Chromium is found, it opens
-the front page and the chapters of the paper at 1,280 pixels: no block of code
-may have to be scrolled sideways, and the search finds recipes first. Where CI is
-set a browser has to be found.
+resolve; nothing is loaded from elsewhere; no directive, traceback, LaTeX or
+Markdown shows raw; equations are MathML; all files have at most 25 MB. Where a
+Chromium is found, it opens the front page and the chapters of the paper at
+1,280 pixels: no block of code may have to be scrolled sideways, and the search
+finds recipes first. Where CI is set a browser has to be found.
 """
 
 import json

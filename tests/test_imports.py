@@ -65,7 +65,7 @@ def test_the_extra_that_an_error_names_has_the_library(library, extra):
     assert NAMED.get(library, library) in set(of_extra(extra))
 
 
-def test_every_extra_is_asked_for_or_said():
+def test_calls_for_every_extra_are_found():
     assert {'data', 'demo', 'others', 'paper', 'plot', 'ray', 'widget', 'xlsx'} <= {
         extra for _, extra in ASKED
     }

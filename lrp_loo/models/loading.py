@@ -152,8 +152,11 @@ def _classes_of(source, task, options):
             task = known
     if named.endswith('LMHeadModel'):
         task = 'next token'
-    several = ('ConditionalGeneration', 'AudioClassification', 'MultipleChoice')
-    several = tuple(f'For{what}' for what in several)
+    several = (
+        'ForConditionalGeneration',
+        'ForAudioClassification',
+        'ForMultipleChoice',
+    )
     if named.endswith(several) and hasattr(transformers, named):
         return getattr(transformers, named), transformers.AutoProcessor, named
     task = task or 'class'
