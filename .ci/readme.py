@@ -1,18 +1,15 @@
-"""README.md from nbs/index.ipynb, without Quarto, and the picture in it.
+"""Write README.md from nbs/index.ipynb, and the picture in it.
 
 python .ci/readme.py [--check]
 
 Code cells that start with `#| echo: false` show their output only, those with
-`#| hide` nothing. A package index shows the file as well, so links and pictures have
-whole addresses. The explanation that a notebook shows as HTML is a picture here,
-.github/front.png: Chromium draws it from the cell's output, anew where that has
-changed.
+`#| hide` nothing. Links are relative: a release makes them absolute (.ci/wheel.py). The
+explanation that a notebook shows as HTML is a picture here, .github/front.png: Chromium
+draws it again if the cell's output has changed.
 """
 
 import re
 import sys
-import tomllib
-from configparser import ConfigParser
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,35 +27,6 @@ HEAD = '<!-- made from nbs/index.ipynb by `make readme`: edit that -->\n\n'
 PICTURE = '.github/front.png'
 SHOWN = 'The sentence, each word coloured by what the answer loses without it'
 LINK = re.compile(r'(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)(?= "|\))')
-
-
-def settings():
-    "Each fact stands in settings.ini once."
-    config = ConfigParser(delimiters=['='], interpolation=None)
-    config.read(ROOT / 'settings.ini', encoding='utf-8')
-    return config['DEFAULT']
-
-
-def badges():
-    "What holds of the project, in a line of pictures."
-    s = settings()
-    about = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
-    said = '\n'.join(about['project']['classifiers'])
-    pythons = ' | '.join(re.findall(r'Python :: (3\.\d+)', said))
-    tests = f'{s["git_url"]}/actions/workflows/test.yml'
-    shield = 'https://img.shields.io/badge'
-    licence = f'{s["git_url"]}/blob/{s["branch"]}/LICENSE'
-    site = f'{s["doc_host"]}{s["doc_baseurl"]}/'
-    pythons_shield = (
-        f'{shield}/python-{pythons.replace(" ", "%20").replace("|", "%7C")}'
-    )
-    shown = [
-        ('tests', f'{tests}/badge.svg', tests),
-        ('licence: Apache 2.0', f'{shield}/licence-Apache%202.0-blue', licence),
-        (f'Python {pythons}', f'{pythons_shield}-blue', f'{s["git_url"]}#install'),
-        ('documentation', f'{shield}/docs-site-blue', site),
-    ]
-    return ' '.join(f'[![{name}]({image})]({link})' for name, image, link in shown)
 
 
 def cell_text(cell):
@@ -89,14 +57,11 @@ def block(printed):
     return f'```\n{printed.rstrip()}\n```' if printed.strip() else ''
 
 
-def whole(match):
-    "A link of nbs/ as it is from anywhere."
+def from_root(match):
+    "A link of nbs/ as it is written from the root of the repository."
     sign, words, target = match.groups()
     if not re.match(r'https?:|#', target):
-        home = 'raw' if sign else 'blob'
-        path = target[3:] if target.startswith('../') else f'nbs/{target}'
-        s = settings()
-        target = f'{s["git_url"]}/{home}/{s["branch"]}/{path}'
+        target = target[3:] if target.startswith('../') else f'nbs/{target}'
     return f'{sign}[{words}]({target}'
 
 
@@ -107,8 +72,8 @@ def cells():
 def readme():
     "The whole text."
     texts = (cell_text(cell).strip() for cell in cells())
-    title, text = '\n\n'.join(filter(None, texts)).split('\n\n', 1)
-    return f'{HEAD}{title}\n\n{badges()}\n\n{LINK.sub(whole, text)}\n'
+    text = '\n\n'.join(filter(None, texts))
+    return f'{HEAD}{LINK.sub(from_root, text)}\n'
 
 
 def explanation():

@@ -19,7 +19,6 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cached_property
 from html.parser import HTMLParser
@@ -220,13 +219,6 @@ class Site:
         files = (p for p in self.folder.rglob('*') if p.is_file())
         return sum(p.stat().st_size for p in files) / 1e6
 
-    @cached_property
-    def base(self):
-        "What an address that begins with / begins with."
-        settings = ConfigParser(delimiters=['='], interpolation=None)
-        settings.read(ROOT / 'settings.ini', encoding='utf-8')
-        return settings['DEFAULT']['doc_baseurl'] + '/'
-
     def target(self, address, page):
         "The file and the anchor of an address within the site."
         u = urlsplit(address)
@@ -234,7 +226,7 @@ class Site:
         if not path:
             file = page
         elif path.startswith('/'):
-            file = self.folder / path.removeprefix(self.base).lstrip('/')
+            file = self.folder / path.lstrip('/')
         else:
             file = page.parent / path
         file = file / 'index.html' if file.is_dir() else file

@@ -1,6 +1,6 @@
 """The sdist and the wheel, as they are released, in dist/.
 
-python .ci/wheel.py [--tag v0.2.0] [--no-try]
+python .ci/wheel.py [--tag v0.2.0] [--address URL] [--no-try]
 
 It needs nothing but Python: in environments of its own it builds both, asks twine what
 a package index would say, holds their contents to what git has, and tries the wheel
@@ -31,7 +31,7 @@ MOST_MIB = 14
 # what lies on a path of the caller's is not installed
 ENV = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
 # in an sdist beside the package
-BESIDE = ('LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml')
+BESIDE = ('LICENSE', 'README.md', 'pyproject.toml')
 OF_BUILD = r'PKG-INFO|setup\.cfg|lrp_loo\.egg-info/.*'
 
 
@@ -42,23 +42,49 @@ def version():
 
 
 def environment(folder, *what):
-    "Its interpreter; pip stays within constraints.txt."
+    "Its interpreter; pip stays within .ci/constraints.txt."
     venv.create(folder, with_pip=True)
     python = str(Path(folder) / 'bin' / 'python')
-    pip = [python, '-m', 'pip', 'install', '-q', '-c', str(ROOT / 'constraints.txt')]
+    pip = [
+        python,
+        '-m',
+        'pip',
+        'install',
+        '-q',
+        '-c',
+        str(ROOT / '.ci' / 'constraints.txt'),
+    ]
     subprocess.run([*pip, *what], env=ENV, check=True)
     return python
 
 
-def build():
-    "Both files, from a copy of what git has: nothing else can slip in."
+LINK = re.compile(r'(!?)(\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!https?:|#)([^()\s]+)')
+
+
+def with_address(text, address, version):
+    "Make the relative links of README.md absolute: files of a tag of a repository."
+
+    def absolute(match):
+        sign, words, path = match.groups()
+        home = 'raw' if sign else 'blob'
+        return f'{sign}{words}({address}/{home}/v{version}/{path}'
+
+    return LINK.sub(absolute, text)
+
+
+def build(address):
+    "Build both files from a copy of what git has: nothing else can slip in."
     rmtree(DIST, ignore_errors=True)
     with TemporaryDirectory() as folder:
         source = Path(folder) / 'source'
-        for path in tracked('*', 'lrp_loo/**/*', 'tests/**/*'):
+        for path in tracked('*', 'lrp_loo/**/*'):
             copy = source / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
+        readme = source / 'README.md'
+        if address:
+            text = readme.read_text(encoding='utf-8')
+            readme.write_text(with_address(text, address, version()), encoding='utf-8')
         python = environment(Path(folder) / 'tools', 'build', 'twine')
         done = [python, '-m', 'build', '--outdir', str(DIST), str(source)]
         subprocess.run(done, check=True, stdout=subprocess.DEVNULL)
@@ -122,9 +148,12 @@ def tried(wheel):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--tag', help='of a release: v and the version')
+    parser.add_argument(
+        '--address', help='of the repository, for the links of README.md'
+    )
     parser.add_argument('--no-try', action='store_true', help='install nothing')
     given = parser.parse_args()
-    sdist, wheel = build()
+    sdist, wheel = build(given.address)
     contents(wheel)
     for path in (sdist, wheel):
         print(f'{path.stat().st_size / 2**20:.2f} MiB {path.name}')

@@ -12,8 +12,10 @@ DRAWING = 8  # and one that makes a figure, of more than so many
 FENCE = '`````'
 # code blocks, headings, links: no place for another link
 PASSED_OVER = r'^(`{3,}|~{3,}).*?^\1\s*?$|^#.*?$|\[[^\]\n]*\]\([^)\n]*\)'
-# the lab is read where its clone is, its pictures are shown
-LAB = re.compile(r'\]\((?:\.\./)+(research/[^)]*\.(?:ipynb|md))')
+# pages of the repository that the site has not: their words stay, without a link
+APART = re.compile(
+    r'\[([^\[\]]*)\]\((?:\.\./)+(?:research|docs)/[^)]*\.(?:ipynb|md)[^)]*\)'
+)
 NAME = r'(?<!`)`(?P<name>[A-Za-z]\w*)(?:\([^`\n]*\))?`(?!`)'
 
 
@@ -272,17 +274,16 @@ class Chapter:
         self.parts += [output(o, self.figures, self.alt) for o in cell.outputs]
 
 
-def as_page(nb, name, public, lab):
+def as_page(nb, name, public):
     """The Markdown of a notebook, and its figures by path. `name`: the notebook's
-    path in nbs/; `public`: the exported names of each module; `lab`: where the
-    files of the clone are shown.
+    path in nbs/; `public`: the exported names of each module.
     """
     depth = name.count('/')
     chapter = Chapter(nb, name.split('/')[-1], public, homes_of(public))
     for cell in nb.cells:
         chapter.add(cell)
     text = '\n\n'.join(chapter.parts)
-    text = re.sub(r'(\]\([./\w]+)\.ipynb', r'\1.md', LAB.sub(rf']({lab}\1', text))
+    text = re.sub(r'(\]\([./\w]+)\.ipynb', r'\1.md', APART.sub(r'\1', text))
     # what lies beside nbs/ lies in the site's own folder
     out, inside = '../' * (depth + 1), '../' * depth
     text = text.replace(f']({out}', f']({inside}')

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import griffe
 
-from lrp_loo.core.comments import _comments_in
+from lrp_loo.core.tools import _comments_in
 
 
 MANY = (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword)

@@ -105,9 +105,8 @@ def on_config(config):
         site_name=settings['title'],
         site_description=tomllib.loads(project)['project']['description'],
         copyright=settings['copyright'],
-        site_url=f"{settings['doc_host']}{settings['doc_baseurl']}/",
+        site_url='',
     )
-    config.extra['lab'] = f"{settings['git_url']}/blob/{settings['branch']}/"
     config.extra['signs'] = set()  # of the equations
     config.extra['books'] = notebooks()
     return config
@@ -119,7 +118,7 @@ def pointed_at(books):
     pages = tracked('docs/static/*.md')
     texts += [page.read_text(encoding='utf-8') for page in pages]
     found = set(re.findall(r'\]\((?:\.\./)*([^)#\s]+)', '\n'.join(texts)))
-    lab = re.compile(r'research/.*\.(ipynb|md)$')
+    lab = re.compile(r'(research|docs)/.*\.(ipynb|md)$')
     return sorted(p for p in found if not lab.match(p) and (ROOT / p).is_file())
 
 
@@ -142,7 +141,7 @@ def on_files(files, config):
     linked = {m: names for m, names in public.items() if m[0] != '_'}
     for name, nb in books.items():
         folder, _, stem = name.rpartition('/')
-        page, figures = chapter.as_page(nb, name, linked, config.extra['lab'])
+        page, figures = chapter.as_page(nb, name, linked)
         words = config.extra['words'].get(stem, [])
         tags = [stem.replace('_', ' '), *words] if folder == 'guide' else []
         add(f'{name}.md', f'{head(label(stem, nb), SEARCH[folder], tags)}{page}')

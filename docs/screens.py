@@ -1,7 +1,7 @@
 """Pictures of what the gallery cannot hold as it is: the widget with a kernel
 behind it, the page of a data set.
 
-python docs/screens.py   draws them anew, in docs/static/screens/
+python docs/screens.py   draws them again, in docs/static/screens/
 """
 
 import sys
@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path[:0] = [str(DOCS.parent / 'tests'), str(DOCS.parent)]
+ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT / 'tests'), str(ROOT)]
 
 from chromium import Chromium  # noqa: E402
 from test_widget import Page  # noqa: E402

@@ -1,6 +1,4 @@
-"""What the calls of bad_input.toml may use: the public names, small models that are wrong in one
-way, folders and files that are wrong in one way, and ways to make a call.
-"""
+"The names that the calls of bad_input.toml use: models, folders, files and circumstances."
 
 import contextlib
 import io
@@ -14,10 +12,11 @@ os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 os.environ.setdefault('MPLBACKEND', 'agg')
 os.environ.setdefault('TQDM_DISABLE', '1')
 
+# some of these names are used only by the calls
 import datasets
 import huggingface_hub
-import numpy as np
-import pandas as pd
+import numpy as np  # noqa: F401
+import pandas as pd  # noqa: F401
 import torch
 from forked import answer_of_a_child
 from transformers import (
@@ -31,11 +30,11 @@ from transformers import (
 import lrp_loo
 from lrp_loo import explain, load_demo, sweep
 from lrp_loo.cli import main
-from lrp_loo.core.files import versions, write_text_atomic
-from lrp_loo.models.demos import demo_base
+from lrp_loo.core.files import versions, write_text_atomic  # noqa: F401
+from lrp_loo.evaluate.results import Results, read_results  # noqa: F401
+from lrp_loo.evaluate.sweep import read_sweep  # noqa: F401
+from lrp_loo.models.loading import demo_base  # noqa: F401
 from lrp_loo.models.encoding import encode
-from lrp_loo.trust.results import Results, read_results
-from lrp_loo.trust.sweep import read_sweep
 
 EMOJI = '🎬 what a film 😀'
 FAMILY = '👩‍👩‍👧‍👦 laughed'
@@ -44,7 +43,7 @@ HEBREW = 'סרט נהדר'
 # ------------------------------------------------------------ the command line
 
 
-class Said(Exception):
+class CommandFailed(Exception):
     "What the command line said before it left with a code."
 
     def __init__(self, code, text):
@@ -53,20 +52,16 @@ class Said(Exception):
 
 
 def without_progress_bars(text):
-    "The lines that are no bar of tqdm's."
     return '\n'.join(line for line in text.splitlines() if '%|' not in line)
 
 
 def cli(*argv):
-    """The command `lrp_loo` in this process: what it printed, or `Said` with
-    its code and stderr.
-    """
-    out = io.StringIO()
-    err = io.StringIO()
+    "Run the command in this process; return stdout, or raise its code and stderr."
+    out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(a) for a in argv])
     if code:
-        raise Said(code, without_progress_bars(err.getvalue()))
+        raise CommandFailed(code, without_progress_bars(err.getvalue()))
     return out.getvalue()
 
 
@@ -89,27 +84,23 @@ def without_a_model(*argv):
 
     with (
         mock.patch('lrp_loo.models.loading.load_model', refuse),
-        mock.patch('lrp_loo.trust.sweep.load_model', refuse),
+        mock.patch('lrp_loo.evaluate.sweep.load_model', refuse),
     ):
         return cli(*argv)
 
 
 # ------------------------------------------------------------ small models
 
+SIZES = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+)
 
-def bert(**kw):
+
+def bert(**options):
     "A small BERT with random weights."
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=30522,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        **kw,
-    )
-    return BertForSequenceClassification(config).eval()
+    options = SIZES | dict(vocab_size=30522, max_position_embeddings=64) | options
+    return BertForSequenceClassification(BertConfig(**options)).eval()
 
 
 def question_answering():
@@ -117,38 +108,13 @@ def question_answering():
     return BertForQuestionAnswering(bert().config).eval()
 
 
-def few_words():
-    "A BERT with a vocabulary of a hundred."
-    config = BertConfig(
-        vocab_size=100,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    return BertForSequenceClassification(config).eval()
-
-
-def t5():
-    "A small encoder-decoder."
-    config = T5Config(
-        vocab_size=30522,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-        eos_token_id=102,
-    )
-    return T5ForConditionalGeneration(config).eval()
-
-
-def startless():
-    "One that does not say by which token its decoder starts."
-    model = t5()
+def t5(start=0):
+    "A small encoder-decoder; start: the token by which its decoder starts."
+    sizes = dict(vocab_size=30522, d_model=16, d_kv=8, d_ff=32)
+    sizes |= dict(num_layers=1, num_heads=2, eos_token_id=102)
+    model = T5ForConditionalGeneration(T5Config(**sizes)).eval()
     for config in (model.config, model.generation_config):
-        config.decoder_start_token_id = None
+        config.decoder_start_token_id = start
     return model
 
 
@@ -196,10 +162,7 @@ PARTS = dict(
 def written(path, content):
     "A file with this text or these bytes."
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text(content, encoding='utf-8')
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
@@ -210,9 +173,7 @@ def made(folder):
 
 
 def saved(folder, model=None, tokenizer=None, **files):
-    """A model's folder; files: one of PARTS → text or bytes, None: taken
-    away.
-    """
+    "A model's folder; files: one of PARTS → text or bytes, None: deleted."
     folder.mkdir()
     for part in (model, tokenizer):
         if part is not None:
@@ -257,14 +218,8 @@ def table(folder, split='validation', **columns):
 
 def swept(folder, w):
     "A small finished sweep."
-    sweep(
-        w['m'],
-        w['tok'],
-        ['a fine film', 'the jokes are old'],
-        folder,
-        'attn_lrp',
-        progress=False,
-    )
+    texts = ['a fine film', 'the jokes are old']
+    sweep(w['m'], w['tok'], texts, folder, 'attn_lrp', progress=False)
     return folder
 
 
@@ -290,9 +245,7 @@ RAISED_IN_A_CHILD = {
 
 
 def forked(job):
-    """Run `job()` in a child process and raise here what it raised; for what
-    must not happen to this process.
-    """
+    "Run `job()` in a child process, and raise here what it raised."
     answer = answer_of_a_child(job)
     if 'raised' in answer:
         error, message = answer['raised']
@@ -318,9 +271,7 @@ def as_nobody(folder, job):
 
 
 def on_a_full_disk(job):
-    """The file may grow to 2,000 bytes: the kernel refuses the rest, as it
-    does where no space is left.
-    """
+    "Files may grow to 2,000 bytes: the kernel refuses the rest."
 
     def small():
         import resource
@@ -392,45 +343,15 @@ MAKE = dict(  # name → its making, of what else the world has
     one_class=lambda w: bert(num_labels=1),
     regression=lambda w: bert(num_labels=1, problem_type='regression'),
     multi_label=lambda w: bert(num_labels=3, problem_type='multi_label_classification'),
-    few_words=lambda w: few_words(),
+    few_words=lambda w: bert(vocab_size=100, num_hidden_layers=1),
     qa=lambda w: question_answering(),
     headless=lambda w: bert().bert,
     t5=lambda w: t5(),
-    startless=lambda w: startless(),
+    startless=lambda w: t5(start=None),
     bag=lambda w: Bag().eval(),
     maskless=lambda w: Maskless().eval(),
     plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),
 )
 
 NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo._PUBLIC}
-NAMES |= dict(EMOJI=EMOJI, FAMILY=FAMILY, HEBREW=HEBREW)
-NAMES |= dict(json=json, np=np, pd=pd, torch=torch)
-NAMES |= {
-    f.__name__: f
-    for f in (
-        # of the library's modules
-        Results,
-        demo_base,
-        read_results,
-        read_sweep,
-        versions,
-        write_text_atomic,
-        # of this file
-        as_nobody,
-        bert,
-        cli,
-        finite,
-        interrupted,
-        made,
-        on_a_full_disk,
-        pickled,
-        remote,
-        same,
-        saved,
-        swept,
-        table,
-        unreachable,
-        without_a_model,
-        written,
-    )
-}
+NAMES |= {name: value for name, value in globals().items() if name[0] != '_'}

@@ -14,16 +14,15 @@ for name in ('LRP_LOO_DATA', 'LRP_LOO_TRACEBACK'):  # a user's own
 import chromium
 import pytest
 import torch
-from forked import answer_of_a_child, fork
+from forked import answer_of_a_child
 from torch.utils._python_dispatch import TorchDispatchMode
 from tracked import ROOT, known_to_git, tracked
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-sys.path.append(str(ROOT / 'benchmarks'))  # every_family's models
+sys.path.append(str(ROOT / 'research' / 'benchmarks'))  # every_family's models
 
-from lrp_loo.cli import main
-from lrp_loo.models.demos import demo_base, load_demo
-from lrp_loo.models.layers import transformer_layers
+from lrp_loo.models.loading import demo_base, load_demo
+from lrp_loo.models.structure import transformer_layers
 from lrp_loo.models.loading import load_model
 
 TEXTS = [
@@ -77,9 +76,9 @@ def random_bert(layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw)
     return m
 
 
-def shallow_demo(name='sst2', layers=2):
+def shallow_demo(name='sst2', layers=2, device='cpu'):
     "A demo model's first layers, for what a shorter model shows as well."
-    model, tokenizer = load_demo(name)
+    model, tokenizer = load_demo(name, device=device)
     stack = transformer_layers(model)
     (found,) = [
         m
@@ -98,22 +97,6 @@ def in_a_child(job):
     return answer['returned']
 
 
-def start_command(words):
-    """`lrp_loo` in a child that need not import everything again, silent; its
-    process id.
-    """
-    pid = fork()
-    if pid:
-        return pid
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
-    try:
-        os._exit(main(words))
-    except BaseException:
-        os._exit(99)
-
-
 class CountTokens(TorchDispatchMode):
     "How many rows went through the table of words."
 
@@ -127,6 +110,17 @@ class CountTokens(TorchDispatchMode):
         if looked_up and args[0].shape == self.table.shape:
             self.n += args[1].numel()
         return func(*args, **(kwargs or {}))
+
+
+# files whose tests `make test` leaves to `make test-all`
+SLOW = ('test_every_family', 'test_families', 'test_fuzz', 'test_nodes', 'test_types')
+
+
+def pytest_collection_modifyitems(items):
+    "Mark the tests of slow files, and those that kill processes."
+    for item in items:
+        if item.path.stem in SLOW or 'kill' in item.name:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -149,7 +143,7 @@ def pytest_terminal_summary(terminalreporter):
 def kept_results(tmp_path_factory):
     "A folder like `results/`, with the rows that are kept and no others."
     folder = tmp_path_factory.mktemp('results')
-    for path in tracked('results/**/*.json'):
+    for path in tracked('results/**/*.json', 'results/**/*.json.gz'):
         kept = folder / path.relative_to(ROOT / 'results')
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.symlink_to(path)
@@ -163,7 +157,7 @@ def loaded_once():
     with pytest.MonkeyPatch.context() as patch:
         for name in (
             'lrp_loo.models.loading.load_model',
-            'lrp_loo.trust.sweep.load_model',
+            'lrp_loo.evaluate.sweep.load_model',
         ):
             patch.setattr(name, load_again)
         yield

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 import transformers
 
-from lrp_loo.asked.targets import Readout
+from lrp_loo.inputs.targets import Readout
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.methods.baselines import sum_over_features
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.call import forward, watch_embeddings
 
 HEADS = {
     'class': 'ForSequenceClassification',
@@ -33,7 +33,6 @@ class Family:
     prefix: str  # of the classes' names
     config: dict  # what the configuration class takes
     tasks: tuple = ('class',)  # what is checked, of HEADS
-    has: str = ''  # what it has beyond BERT
     # task → class, where it is not the prefix and the head
     classes: dict = field(default_factory=dict)
     config_class: str = ''  # where it is not the model class's own
@@ -62,122 +61,49 @@ PATCHES = dict(HEADED, num_hidden_layers=3, image_size=28, patch_size=7)
 GENERATES = ('next token', 'class')
 SEES = ('image',)
 
+DISTILBERT = dict(vocab_size=200, dim=32, n_layers=3, n_heads=4, hidden_dim=64)
+DISTILBERT |= dict(max_position_embeddings=64)
+DEBERTA = dict(SIZES, relative_attention=True, pos_att_type=['p2c', 'c2p'])
+DEBERTA |= dict(position_buckets=8, norm_rel_ebd='layer_norm', share_att_key=True)
+DEBERTA |= dict(type_vocab_size=0, position_biased_input=False)
+MODERN = dict(SIZES, **SPECIAL, cls_token_id=1, sep_token_id=2, local_attention=8)
+MODERN |= dict(global_attn_every_n_layers=2)
+GPT2 = dict(vocab_size=200, n_embd=32, n_layer=3, n_head=4, n_positions=64, **SPECIAL)
+GEMMA = dict(DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
+CAPPED = dict(GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=10.0)
+CLIP = dict(vision_config=PATCHES, text_config=dict(HEADED, num_hidden_layers=1))
+
 ENCODERS = {
     'BERT': Family('Bert', SIZES, ('class', 'answer')),
-    'RoBERTa': Family('Roberta', SIZES, has='positions after the padding index'),
-    'DistilBERT': Family(
-        'DistilBert',
-        dict(
-            vocab_size=200,
-            dim=32,
-            n_layers=3,
-            n_heads=4,
-            hidden_dim=64,
-            max_position_embeddings=64,
-        ),
-    ),
-    'ALBERT': Family(
-        'Albert',
-        dict(SIZES, embedding_size=16),
-        has='one layer used three times, GELU written out',
-    ),
-    'ELECTRA': Family(
-        'Electra', dict(SIZES, embedding_size=16), has='embedding projection'
-    ),
-    'DeBERTa-v2': Family(
-        'DebertaV2',
-        dict(
-            SIZES,
-            relative_attention=True,
-            pos_att_type=['p2c', 'c2p'],
-            position_buckets=8,
-            norm_rel_ebd='layer_norm',
-            share_att_key=True,
-            type_vocab_size=0,
-            position_biased_input=False,
-        ),
-        has='disentangled attention',
-        fused=False,
-    ),
-    'ModernBERT': Family(
-        'ModernBert',
-        dict(
-            SIZES,
-            **SPECIAL,
-            cls_token_id=1,
-            sep_token_id=2,
-            local_attention=8,
-            global_attn_every_n_layers=2,
-        ),
-        has='rotary positions, gated feed-forward, local attention',
-    ),
+    'RoBERTa': Family('Roberta', SIZES),
+    'DistilBERT': Family('DistilBert', DISTILBERT),
+    'ALBERT': Family('Albert', dict(SIZES, embedding_size=16)),
+    'ELECTRA': Family('Electra', dict(SIZES, embedding_size=16)),
+    'DeBERTa-v2': Family('DebertaV2', DEBERTA, fused=False),
+    'ModernBERT': Family('ModernBert', MODERN),
 }
-
 DECODERS = {
-    'GPT-2': Family(
-        'GPT2',
-        dict(vocab_size=200, n_embd=32, n_layer=3, n_head=4, n_positions=64, **SPECIAL),
-        GENERATES,
-        'causal, tied embeddings, GELU written out',
-        {'next token': 'GPT2LMHeadModel'},
-    ),
-    'Llama': Family(
-        'Llama', DECODER, GENERATES, 'RMSNorm, rotary positions, gates, grouped queries'
-    ),
+    'GPT-2': Family('GPT2', GPT2, GENERATES, {'next token': 'GPT2LMHeadModel'}),
+    'Llama': Family('Llama', DECODER, GENERATES),
     'Mistral': Family(
-        'Mistral',
-        dict(DECODER, sliding_window=6, head_dim=8),
-        GENERATES,
-        'sliding window',
+        'Mistral', dict(DECODER, sliding_window=6, head_dim=8), GENERATES
     ),
-    'Qwen2': Family('Qwen2', DECODER, GENERATES, 'biases at query, key and value'),
-    'Qwen3': Family(
-        'Qwen3', dict(DECODER, head_dim=8), GENERATES, 'RMSNorm of queries and keys'
-    ),
-    'Gemma 2': Family(
-        'Gemma2',
-        dict(
-            DECODER,
-            head_dim=8,
-            sliding_window=6,
-            query_pre_attn_scalar=8,
-            attn_logit_softcapping=5.0,
-            final_logit_softcapping=10.0,
-        ),
-        GENERATES,
-        'soft-capped logits, scaled embeddings',
-        fused=False,
-    ),
+    'Qwen2': Family('Qwen2', DECODER, GENERATES),
+    'Qwen3': Family('Qwen3', dict(DECODER, head_dim=8), GENERATES),
+    'Gemma 2': Family('Gemma2', CAPPED, GENERATES, fused=False),
     'Gemma 3': Family(
         'Gemma3',
-        dict(DECODER, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+        GEMMA,
         GENERATES,
-        'local and global layers',
         {'class': 'Gemma3TextForSequenceClassification'},
         'Gemma3TextConfig',
     ),
-    'Phi-3': Family(
-        'Phi3',
-        DECODER,
-        GENERATES,
-        'one matrix for query, key and value, one for gate and value',
-    ),
+    'Phi-3': Family('Phi3', DECODER, GENERATES),
 }
-
 VISION = {
-    'ViT': Family(
-        'ViT',
-        dict(PATCHES, num_channels=1, num_labels=10),
-        SEES,
-        'patches, class token',
-    ),
-    'DeiT': Family('DeiT', dict(PATCHES, num_channels=3), SEES, 'distillation token'),
-    'CLIP vision': Family(
-        'CLIP',
-        dict(vision_config=PATCHES, text_config=dict(HEADED, num_hidden_layers=1)),
-        SEES,
-        'embeddings from a convolution, quick GELU',
-    ),
+    'ViT': Family('ViT', dict(PATCHES, num_channels=1, num_labels=10), SEES),
+    'DeiT': Family('DeiT', dict(PATCHES, num_channels=3), SEES),
+    'CLIP vision': Family('CLIP', CLIP, SEES),
 }
 FAMILIES = ENCODERS | DECODERS | VISION
 

@@ -1,33 +1,25 @@
-"""The package's rooms: which module imports which, read from the source.
+"""The package's imports, read from the source.
 
-python tests/rooms.py   rooms by floor, arrows, lines, functions, as a table
+python tests/rooms.py   rooms by floor, arrows, lines, functions
 
-A room is a module or package right below `lrp_loo`. An import inside of a
-function counts like one at a module's head; one that type checkers alone read
-(`if TYPE_CHECKING:`) does not. `lrp_loo/__init__.py`, which hands out every public
-name, and `lrp_loo/__main__.py` are doors, and no rooms.
+A room is a module or package directly below `lrp_loo`. All imports count: those
+inside functions, and those that only type checkers read. `lrp_loo/__init__.py`,
+which loads every public name, and `lrp_loo/__main__.py` are no rooms.
 """
 
 import ast
 from collections import Counter
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def running(tree):
-    "The nodes of a module but those below `if TYPE_CHECKING:`."
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING':
-            continue
-        yield node
-        yield from running(node)
+FRONT = ('__init__', '__main__')
 
 
 class House:
-    "The modules of a package as they stand in a folder."
+    "The modules of a package in a folder."
 
     def __init__(self, root=ROOT / 'lrp_loo'):
         paths = [p for p in sorted(root.rglob('*.py')) if p.name != '_modidx.py']
@@ -39,8 +31,8 @@ class House:
         self.tree = {name: ast.parse(text) for name, text in self.text.items()}
 
     def imported(self, module):
-        "The modules that one takes something from."
-        for node in running(self.tree[module]):
+        "Yield the modules that a module imports from."
+        for node in ast.walk(self.tree[module]):
             if not isinstance(node, ast.ImportFrom):
                 continue
             parts = (node.module or '').split('.')
@@ -57,32 +49,35 @@ class House:
 
     @cached_property
     def arrows(self):
-        "Room → the rooms that it takes from."
-        found = {}
+        "Room → the rooms that it imports from."
+        arrows = {}
         for module in self.tree:
-            here = module.split('.')[0]
-            there = {name.split('.')[0] for name in self.imported(module)}
-            found.setdefault(here, set()).update(there - {here, '__init__'})
-        for door in ('__init__', '__main__'):
-            found.pop(door, None)
-        return found
+            room = module.split('.')[0]
+            below = {name.split('.')[0] for name in self.imported(module)}
+            arrows.setdefault(room, set()).update(below - {room, '__init__'})
+        return {room: below for room, below in arrows.items() if room not in FRONT}
 
     @cached_property
     def floors(self):
-        """Room → its floor: one above the highest that it takes from. Rooms of a
-        circle, and what stands on one, have none.
-        """
+        "Room → its floor: one above the highest room that it imports from."
         floors = {}
-        while new := {
-            room: 1 + max((floors[r] for r in below), default=0)
-            for room, below in self.arrows.items()
-            if room not in floors and below <= floors.keys()
-        }:
-            floors.update(new)
+        for room in TopologicalSorter(self.arrows).static_order():
+            below = self.arrows[room]
+            floors[room] = 1 + max((floors[r] for r in below), default=0)
         return floors
 
+    @property
+    def circle(self):
+        "The modules of an import circle, or []."
+        arrows = {m: set(self.imported(m)) - {m, '__init__'} for m in self.tree}
+        try:
+            TopologicalSorter(arrows).prepare()
+        except CycleError as e:
+            return e.args[1]
+        return []
+
     def weights(self, modules):
-        "Lines and functions of some modules; called once: by name, in all of them."
+        "Count lines and functions, and private functions that are called once."
         used = Counter(
             getattr(node, 'id', None) or node.attr
             for tree in self.tree.values()
@@ -107,9 +102,7 @@ def main():
     for floor in sorted(set(house.floors.values()), reverse=True):
         print(floor, *sorted(r for r, f in house.floors.items() if f == floor))
     arrows = sum(map(len, house.arrows.values()))
-    print(
-        f'{len(house.arrows)} rooms, {max(house.floors.values())} floors, {arrows} arrows'
-    )
+    print(f'{len(house.arrows)} rooms, {arrows} arrows, circle: {house.circle}')
     paper = [m for m in house.tree if m.startswith('paper.')]
     print('library', house.weights([m for m in house.tree if m not in paper]))
     print('paper', house.weights(paper))

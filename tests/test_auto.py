@@ -8,7 +8,6 @@ import weakref
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import TEXTS, random_bert, shallow_demo
@@ -23,20 +22,17 @@ from transformers import (
 from lrp_loo import (
     Target,
     attribute_context,
-    audit,
     calibrate,
     explain,
     explain_generation,
-    frontier,
     load_demo,
     refine,
-    verdict,
 )
 from lrp_loo.data import load_texts
-from lrp_loo.removal.auto import auto_scores
+from lrp_loo.estimate.auto import auto_scores
 from lrp_loo.stats import pearson
 from lrp_loo.tasks.context import answer_log_prob
-from lrp_loo.views.html import apart_called
+from lrp_loo.records.display import outside_scale_label
 
 LONG = [
     'The plot is thin, the jokes are old, and still the last ten minutes moved me.',
@@ -146,6 +142,7 @@ def mean_r(demo, loos, texts=LONG, **how):
     return float(np.mean([r_with(a, loo) for a, loo in zip(found, loos)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
 def test_more_passes_do_not_make_it_worse_in_the_mean(name):
     demo = load_demo(name)
@@ -176,6 +173,7 @@ def held_against(name):
     return demo, texts, explain(*demo, texts, method='loo')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
 @pytest.mark.parametrize('passes', SINGLE)
 def test_no_single_method_is_much_better_at_its_cost(name, passes):
@@ -222,7 +220,7 @@ def test_rows_that_do_not_give_the_text_are_not_taken(demo, monkeypatch):
     def refused(self, anew, members):
         raise ValueError('rows give another number than the text')
 
-    monkeypatch.setattr('lrp_loo.removal.rows.ComputedRows.effects', refused)
+    monkeypatch.setattr('lrp_loo.estimate.RecomputedRows.effects', refused)
     (a,) = explain(*demo, LONG[1], passes=9)
     (loo,) = explain(*demo, LONG[1], method='loo')
     exact = a.info['exact']
@@ -251,7 +249,7 @@ def test_refined_until_exact(demo):
     assert refine(known) is known
     assert known.tokens == a.tokens and known.target == a.target
     said = ['special tokens', 'special tokens (estimates)']
-    assert [apart_called(loo), apart_called(known)] == said
+    assert [outside_scale_label(loo), outside_scale_label(known)] == said
 
 
 def test_refining_does_not_do_it_again(demo):
@@ -266,9 +264,9 @@ def test_a_map_that_is_kept_holds_no_model(tmp_path):
     model, tokenizer = shallow_demo('reviews-sst2')
     (a,) = explain(model, tokenizer, LONG[1], passes=4)
     kept = pickle.loads(pickle.dumps(a))
-    with pytest.raises(ValueError, match='explain the text anew'):
+    with pytest.raises(ValueError, match='explain the text again'):
         refine(kept)
-    with pytest.raises(ValueError, match='explain the text anew'):
+    with pytest.raises(ValueError, match='explain the text again'):
         refine(explain(model, tokenizer, LONG[1], method='removal')[0])
     gone = weakref.ref(model)
     del a, model
@@ -311,7 +309,7 @@ def test_a_generation_and_a_context():
     assert torch.allclose(auto.scores, loo.scores, equal_nan=True)
     few = explain_generation(*given, passes=7)
     assert not few[0].exact and few[0].passes <= 7
-    with pytest.raises(ValueError, match='too little.*take passes=None'):
+    with pytest.raises(ValueError, match='too few.*take passes=None'):
         explain_generation(*given, passes=4)
     context = dict(context=' '.join(LONG), answer=' a good film')
     a = attribute_context(*demo, **context)
@@ -330,25 +328,6 @@ def test_a_calibration_says_what_explain_was_not_told(demo):
     with pytest.raises(ValueError, match='calibrate that'):
         explain(*demo, LONG[0], calibration=c, passes=7)
     assert 'low' not in refine(a).info
-
-
-def test_a_table_carries_its_verdict(tmp_path):
-    demo = load_demo('reviews-sst2')
-    table = audit(*demo, LONG, ['auto', 'removal', 'attn_lrp'], progress=False)
-    assert table.verdict.startswith('On this model trust auto')
-    table.to_parquet(tmp_path / 'table.parquet')
-    kept = pd.read_parquet(tmp_path / 'table.parquet')
-    assert verdict(kept)['sentence'] == table.verdict
-    assert table.round(2).verdict == table.verdict
-
-
-def test_how_many_passes(demo):
-    found = frontier(*demo, LONG, budgets=(3, 9, 60), progress=False)
-    assert found.exact.iloc[-1] == 1 and found.r.iloc[-1] == pytest.approx(1)
-    assert found.r.is_monotonic_increasing
-    assert f'{len(LONG)} texts' in found.needed and 'takes' in found.needed
-    few = frontier(*demo, LONG[:2], budgets=(3,), progress=False)
-    assert few.needed.startswith('Too few texts to tell (2)')
 
 
 # ---- what cannot be meant

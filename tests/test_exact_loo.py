@@ -11,16 +11,18 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from lrp_loo import explain
-from lrp_loo.asked.rows import read_row_only
-from lrp_loo.asked.targets import Readout, Target, output_field
-from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.checked import fast_encoder
-from lrp_loo.loo.droppable import DROP_DECODERS, DROP_ENCODERS, may_drop, survives_gaps
-from lrp_loo.loo.duration import in_words, loo_seconds
+from lrp_loo.inputs.targets import Readout, Target, output_field
+from lrp_loo.loo import format_duration, leave_one_out, loo_seconds, many_loo
+from lrp_loo.loo.droppable import (
+    DROP_DECODERS,
+    DROP_ENCODERS,
+    can_drop_rows,
+    rows_can_be_dropped,
+)
 from lrp_loo.loo.engines import read_whole, subset_logits
-from lrp_loo.models import forward
-from lrp_loo.trust.curves import perturbation_curves, removal_units
-from lrp_loo.removal import removal_scores
+from lrp_loo.models.call import forward
+from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
+from lrp_loo.estimate import removal_scores
 
 N_TOKENS = 12
 WIDTH = dict(vocab_size=200, hidden_size=32, pad_token_id=0)
@@ -124,7 +126,7 @@ def assert_loo_is_exact(model, enc):
 def test_what_may_not_be_dropped_is_masked(name):
     for std in (None, 0.05, 0.1):
         model = unlisted_model(name, std)
-        assert not survives_gaps(model)
+        assert not rows_can_be_dropped(model)
         assert_loo_is_exact(model, text())
 
 
@@ -143,9 +145,11 @@ def test_what_may_be_dropped_is_exact(family, task, std):
     dtype = torch.float64 if std == 0.02 else torch.float32
     model = random_model(family, task, 'sdpa', dtype=dtype)
     spread_weights(model, std)
-    enc = random_inputs(model, N_TOKENS)
-    assert survives_gaps(model)
-    assert_loo_is_exact(model, enc)
+    encs = [random_inputs(model, n) for n in (N_TOKENS, 10, 11)]
+    assert rows_can_be_dropped(model)
+    for enc, one in zip(encs, many_loo(model, encs), strict=True):
+        expected = one_masked_pass_at_a_time(model, enc, one.readout.chosen(0))
+        assert_exact(one.scores, *expected)
 
 
 WINDOWED = ('Mistral', 'Gemma 3', 'ModernBERT')  # shorter than 40 tokens
@@ -239,28 +243,8 @@ def test_a_changed_model_is_not_dropped_from(change, family):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     module, name = place(model)
     change(module, name, getattr(module, name))
-    assert not survives_gaps(model)
+    assert not rows_can_be_dropped(model)
     assert_loo_is_exact(model, random_inputs(model, N_TOKENS))
-
-
-def test_a_replaced_forward_keeps_an_encoder_from_the_short_ways():
-    model = bert()
-    enc = random_inputs(model, N_TOKENS)
-    part = model.bert.encoder.layer[-1].output.dense
-    assert fast_encoder(model, enc) is not None
-    rows = []
-    own = part.forward
-
-    def listening(x):
-        rows.append(x.shape[1])
-        return own(x)
-
-    part.forward = listening
-    assert fast_encoder(model, enc) is None
-    rows.clear()
-    with torch.no_grad(), read_row_only(model):
-        forward(model, enc)
-    assert rows == [N_TOKENS]
 
 
 def test_output_attentions_leaves_the_short_way():
@@ -268,7 +252,7 @@ def test_output_attentions_leaves_the_short_way():
     model = random_model('Llama', 'class', 'eager')
     with torch.no_grad():
         model(**random_inputs(model, N_TOKENS), output_attentions=True)
-    assert survives_gaps(model)
+    assert rows_can_be_dropped(model)
 
 
 def test_a_text_that_ends_in_the_padding_token():
@@ -278,7 +262,7 @@ def test_a_text_that_ends_in_the_padding_token():
     model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
-    assert not may_drop(model, enc)
+    assert not can_drop_rows(model, enc)
     assert_loo_is_exact(model, enc)
 
 
@@ -286,7 +270,7 @@ def test_what_a_language_model_ended_itself_may_end_in_its_padding_token():
     model = random_model('Llama', 'next token', 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
-    assert may_drop(model, enc)
+    assert can_drop_rows(model, enc)
     assert_loo_is_exact(model, enc)
 
 
@@ -360,9 +344,9 @@ def test_subsets_and_curves_keep_to_the_mask(how):
 
 
 MASKS = [
-    (torch.zeros(1, N_TOKENS), 'hides every token'),
+    (torch.zeros(1, N_TOKENS), 'hold 1 for tokens'),
     (torch.ones(1, N_TOKENS + 1), 'of shape'),
-    (torch.full((1, N_TOKENS), 0.5), '0 and 1'),
+    (torch.full((1, N_TOKENS), 0.5), 'hold 1 for tokens'),
 ]
 
 
@@ -448,7 +432,7 @@ class Dice(BagOfWords):
 
 def test_a_model_that_answers_by_chance_is_refused():
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match='another answer each time'):
+    with pytest.raises(ValueError, match='another output each time'):
         leave_one_out(Dice().eval(), text())
 
 
@@ -492,7 +476,7 @@ def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said
     def bar_at_once(**options):
         return tqdm(**options | dict(delay=0, disable=False))
 
-    monkeypatch.setattr('lrp_loo.loo.duration.progress_bar', bar_at_once)
+    monkeypatch.setattr('lrp_loo.loo.progress_bar', bar_at_once)
     model = bert()
     leave_one_out(model, random_inputs(model, N_TOKENS), progress=progress)
     shown = capsys.readouterr().err
@@ -501,8 +485,8 @@ def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said
 
 
 def test_long_work_says_beforehand_how_long_and_changes_no_number(monkeypatch, capsys):
-    monkeypatch.setattr('lrp_loo.loo.duration.LONG', 0.0)
-    monkeypatch.setattr('lrp_loo.loo.duration.TOKEN_BUDGET', 1)
+    monkeypatch.setattr('lrp_loo.loo.ANNOUNCED_SECONDS', 0.0)
+    monkeypatch.setattr('lrp_loo.loo.TOKEN_BUDGET', 1)
     model = bert()
     enc = random_inputs(model, 40)
     told, _, _ = leave_one_out(model, enc, progress=True)
@@ -516,10 +500,10 @@ def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
     model = bert()
     encs = [random_inputs(model, n) for n in (40, 20)]
     assert loo_seconds(model, encs[1:]) > 0
-    measured = 'lrp_loo.loo.duration.seconds_a_variant'
+    measured = 'lrp_loo.loo.seconds_per_variant'
     monkeypatch.setattr(measured, lambda *args, **how: 0.5)
     assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))
-    assert [in_words(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']
+    assert [format_duration(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']
 
 
 @pytest.mark.parametrize('last', ['full_attention', 'conv'])

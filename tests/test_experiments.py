@@ -1,31 +1,27 @@
 "Experiments as a user meets them, on the hub's layout and a 12-layer BERT."
 
 import json
-import shutil
 
 import datasets
 import numpy as np
 import pytest
-import torch
+from close import assert_close
 from conftest import random_bert
 
 import lrp_loo.paper.reproduce as experiments
 from lrp_loo import explain, load_texts
 from lrp_loo.cli import main
-from lrp_loo.data import load_digit_images
-from lrp_loo.methods import METHODS
-from lrp_loo.models import accuracy
-from lrp_loo.models.demos import demo_folder, load_demo
+from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.experiments import text_experiment
 from lrp_loo.paper.figures import sweep_gains
-from lrp_loo.paper.layerwise import SWEEPS, layer_table, sweep_layers, sweep_methods
-from lrp_loo.paper.layerwise import table_a3_against_paper
+from lrp_loo.paper.tables import SWEEPS, layer_table, sweep_layers, sweep_methods
+from lrp_loo.paper.tables import table_a3_against_paper
 from lrp_loo.paper.ledger import ledger
 from lrp_loo.paper.reproduce import entries_by_study, print_ledger
 from lrp_loo.paper.reproduce import studies_of
-from lrp_loo.paper.table2 import TABLE2
+from lrp_loo.paper.tables import TABLE2
 from lrp_loo.stats import mean_se, per_text
-from lrp_loo.trust.results import read_results
+from lrp_loo.evaluate.results import read_results
 
 
 @pytest.fixture(scope='module')
@@ -46,17 +42,6 @@ def folder(tmp_path_factory):
         data = datasets.Dataset.from_dict(columns, features=features)
         data.to_parquet(str(d / name / f'{split}-00000-of-00001.parquet'))
     return d
-
-
-def test_data_of_a_folder(folder, monkeypatch):
-    x, y, info = load_digit_images(folder, 'test')
-    assert x.shape == (20, 14, 14) and 0 <= x.min() and x.max() <= 1
-    assert y.dtype == torch.long and info['name'] == 'mnist'
-    monkeypatch.setenv('LRP_LOO_DATA', str(folder))
-    info = load_texts('sst2').info
-    assert (info['source'], info['split'], info['n']) == ('folder', 'validation', 12)
-    assert str(folder) not in json.dumps(info)
-    assert load_texts('sst2', 'embedded').info['source'] == 'embedded'
 
 
 @pytest.fixture(scope='module')
@@ -107,29 +92,6 @@ def test_twelve_layers_stand_beside_all_of_the_papers_numbers(deep, folder, caps
     assert not capsys.readouterr().out
 
 
-def test_the_claims_of_what_was_asked_are_printed(
-    deep, paper_model, folder, tmp_path, capsys
-):
-    "Rows of SST-2, and the same as if they were of IMDB."
-    shutil.copytree(deep.parents[1], tmp_path, dirs_exist_ok=True)
-    results = tmp_path / 'results' / deep.name
-    other = json.loads((results / 'sst2.json').read_text())
-    other['config']['data']['name'] = 'imdb'
-    (results / 'imdb.json').write_text(json.dumps(other))
-    entries = ledger([results], entries_by_study(studies_of()))
-    words = ('--model', paper_model, '--limit', 3, '--longest', 64, '--only')
-    capsys.readouterr()
-
-    assert reproduce(tmp_path, *words, 'sst2', data=str(folder)) == 0
-    _, said = capsys.readouterr().out.split('The claims, on these rows')
-    assert said.count(', sst2 validation,') == len(entries) / 2 > 0
-    assert 'imdb' not in said
-    assert 'after correction of each family' in said
-
-    assert reproduce(tmp_path, *words, 'scalar', data=str(folder)) == 0
-    assert 'The claims' not in capsys.readouterr().out
-
-
 def test_figure_2_draws_what_the_three_sweeps_gain(deep, monkeypatch):
     figures = {}
 
@@ -144,29 +106,30 @@ def test_figure_2_draws_what_the_three_sweeps_gain(deep, monkeypatch):
     own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
     above.figure.draw_without_rendering()
     (right,) = above.child_axes
-    assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
+    assert_close(right.get_ylim(), np.add(above.get_ylim(), own))
     for ax, column in ((above, 'loo_r'), (below, 'delta')):
         gains = sweep_gains(results, column)
         for line, bars, sweep in zip(ax.lines, ax.collections, SWEEPS):
             swept = (table.sweep == sweep) & (table.k > 0)
             assert list(line.get_xdata().round()) == list(range(1, 13))
             means = table[column][swept] - table[column].iloc[0]
-            assert np.allclose(line.get_ydata(), means)
+            assert_close(line.get_ydata(), means)
             # the intervals are those of pairs
             ends = [segment[:, 1] for segment in bars.get_segments()]
-            assert np.allclose(ends, gains[gains.sweep == sweep][['low', 'high']])
+            assert_close(ends, gains[gains.sweep == sweep][['low', 'high']])
         dashed = next(x for x in ax.lines if x.get_label() == 'AttnLRP')
         assert set(dashed.get_ydata()) == {0}
 
 
 def test_the_same_layers_give_the_same_numbers(tokenizer, tmp_path):
     "Table A3's identities, computed apart, not by sharing a name."
-    methods = {'none': ('attn_lrp', dict(bypass_softmax=[])), **TABLE2}
+    methods = {m: TABLE2[m] for m in ('loo', 'attn_lrp', 'cp_lrp')}
+    methods['none'] = ('attn_lrp', dict(bypass_softmax=[]))
     for sweep in SWEEPS:
         for k in (1, 6):
             layers = list(sweep_layers(sweep, k, 6))
             methods[f'{sweep}{k}'] = ('attn_lrp', dict(bypass_softmax=layers))
-    texts = load_texts('sst2', 'embedded', limit=6)
+    texts = load_texts('sst2', 'embedded', limit=2)
     small = random_bert(layers=6), tokenizer
     rows = text_experiment(tmp_path / 't.json', *small, texts, {}, methods).rows
     same = 'first6 last6, first6 cp_lrp, first1 single1, last1 single6, none attn_lrp'
@@ -176,38 +139,6 @@ def test_the_same_layers_give_the_same_numbers(tokenizer, tmp_path):
             assert np.allclose(a, b, atol=1e-5, equal_nan=True), (pair, column)
     all_layers, none = (per_text(rows, m, 'loo_r') for m in ('first6', 'none'))
     assert not np.allclose(all_layers, none, atol=1e-3)
-
-
-def test_rows_under_an_older_name_of_their_folder_are_resumed(tmp_path, capsys):
-    words = ('--only', 'scalar,sst2', '--limit', 1)
-    assert reproduce(tmp_path, *words) == 0
-    now = tmp_path / 'results' / 'minilm-embedded'
-    before = {p.name: p.read_bytes() for p in now.iterdir()}
-    now.rename(now.with_name('embedded'))  # as it was called
-    capsys.readouterr()
-    assert reproduce(tmp_path, *words) == 0
-    assert 'sst2.json is' in capsys.readouterr().err
-    after = {p.name: p.read_bytes() for p in now.iterdir()}
-    assert after == before
-    assert not list(now.with_name('embedded').glob('s*.json'))
-
-
-@pytest.mark.parametrize('name, least', [('sst2', 200), ('imdb', 20)])
-def test_models_and_texts_that_ship(name, least, tokenizer):
-    "Small, safe and right; enough texts, balanced, reviews as long as reviews."
-    files = {p.name: p for p in demo_folder(name).iterdir()}
-    names = {'adapter_model.safetensors', 'adapter_config.json', 'README.md'}
-    assert set(files) == names
-    assert sum(p.stat().st_size for p in files.values()) <= 2 * 2**20
-    card = files['README.md'].read_text()
-    assert all(said in card for said in ('seed', 'accuracy', 'epochs', 'lr'))
-    d = load_texts(name, 'embedded')
-    assert len(set(d.texts)) == len(d) >= least
-    assert 0.4 <= sum(d.labels) / len(d) <= 0.6
-    assert accuracy(*load_demo(name), d.texts, d.labels) >= 0.85
-    if name == 'imdb':
-        lengths = [len(tokenizer(t)['input_ids']) for t in d.texts]
-        assert 150 <= min(lengths) and max(lengths) <= 400
 
 
 @pytest.mark.parametrize('method', METHODS)

@@ -1,32 +1,27 @@
-"The fast path is the model, wherever it is taken; and where it is not the model, it steps back."
+"Shared batches, one row of the last layer, and threads: the model's own numbers."
 
 import contextlib
 import copy
 import itertools
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import shallow_demo
-from families import FAMILIES, SIZES, family_tasks, random_inputs, random_model
-from torch import nn
-from transformers import MPNetConfig, MPNetForSequenceClassification
+from families import random_inputs, random_model
 
 from lrp_loo import explain
-from lrp_loo.asked.rows import READ_FIRST_ROW, read_row_only
-from lrp_loo.asked.targets import Target, output_field
+from lrp_loo.inputs.scores import READ_FIRST_ROW, read_row_only
+from lrp_loo.inputs.targets import Target, output_field
 from lrp_loo.loo import leave_one_out, many_loo
-from lrp_loo.loo.checked import fast_encoder
-from lrp_loo.loo.droppable import PACKED, cores, on_every_core
-from lrp_loo.loo.encoder import FastEncoder
-from lrp_loo.loo.engines import many_subset_logits, subset_logits
+from lrp_loo.loo.droppable import max_workers, run_in_threads
+from lrp_loo.loo.engines import subset_logits
 from lrp_loo.loo.removals import key_weights
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode, special_mask
-from lrp_loo.trust.audit import faithfulness_row, faithfulness_rows
-from lrp_loo.trust.curves import (
+from lrp_loo.evaluate.audit import faithfulness_row, faithfulness_rows
+from lrp_loo.evaluate.faithfulness import (
     many_perturbation_curves,
     perturbation_curves,
     removal_units,
@@ -37,8 +32,6 @@ TEXTS = [
     "the jokes are old",
     "a warm and funny film , and never once dull",
 ]
-TAKEN = ('BERT', 'RoBERTa', 'ELECTRA')
-ROBERTAS_KIN = ('Camembert', 'XLMRoberta')  # the same parts by other names
 
 
 @pytest.fixture(scope='module')
@@ -69,75 +62,6 @@ def masked_logits(model, enc, keep):
 def close(a, b):
     "Of logits near 1, in float32."
     return torch.allclose(a, b, atol=1e-4)
-
-
-FUSED = [(f, task) for f, task in family_tasks() if FAMILIES[f].fused]
-
-
-@pytest.mark.parametrize('family,task', FUSED)
-def test_berts_kin_with_a_class_per_text_are_taken(family, task):
-    model = random_model(family, task, 'sdpa')
-    fast = fast_encoder(model, random_inputs(model), tol=1e-9)
-    taken = family in TAKEN and task == 'class'
-    assert (fast is not None) == taken
-
-
-def test_every_class_that_may_be_taken_is_tried_here():
-    prefixes = {FAMILIES[family].prefix for family in TAKEN} | {*ROBERTAS_KIN, 'MPNet'}
-    assert {f'{prefix}ForSequenceClassification' for prefix in prefixes} == set(PACKED)
-
-
-def random_mpnet():
-    "Three layers whose attention adds a bias by distance that can be seen."
-    config = MPNetConfig(**SIZES | dict(intermediate_size=48, num_labels=3))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = MPNetForSequenceClassification(config).double().eval()
-        model.mpnet.encoder.relative_attention_bias.weight.data.normal_()
-    return model
-
-
-@pytest.fixture(params=[*TAKEN, 'MPNet', *ROBERTAS_KIN])
-def taken(request, monkeypatch):
-    "A model of every class that is taken."
-    name = request.param
-    if name in ROBERTAS_KIN:
-        kin = replace(FAMILIES['RoBERTa'], prefix=name)
-        monkeypatch.setitem(FAMILIES, name, kin)
-    return random_mpnet() if name == 'MPNet' else random_model(name, 'class', 'sdpa')
-
-
-def test_where_a_model_is_taken_its_numbers_are_the_models(taken):
-    inputs = random_inputs(taken)
-    assert fast_encoder(taken, inputs, tol=1e-9) is not None
-    T = inputs['input_ids'].shape[1]
-    keep = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
-    keep[0] = True
-    logits = subset_logits(taken, inputs, keep)
-    own = masked_logits(taken, inputs, keep)
-    assert torch.allclose(logits, own, atol=1e-9)
-
-
-def test_a_bias_by_distance_is_looked_up_by_position():
-    "Counted by rows it would be another model's; the whole text hides that."
-    model = random_mpnet()
-    inputs = random_inputs(model)
-    keep = torch.ones(2, inputs['input_ids'].shape[1], dtype=torch.bool)
-    keep[1, 1:4] = False  # all that follow move by three rows
-    fast = fast_encoder(model, inputs, tol=1e-9)
-    rows = fast.texts([inputs])
-    by_rows = replace(rows, place=rows.place.clone())
-    where = keep[1].nonzero()[:, 0][None]
-    by_rows.place[where[0]] = torch.arange(where.shape[1])
-    (own,) = masked_logits(model, inputs, keep[1:])
-    assert torch.allclose(fast(rows, where)[0], own, atol=1e-9)
-    assert not torch.allclose(fast(by_rows, where)[0], own, atol=1e-7)
-    # and for texts of several lengths
-    encs = [inputs, {k: v[:, :-3] for k, v in inputs.items()}]
-    keeps = [~torch.eye(e['input_ids'].shape[1], dtype=torch.bool) for e in encs]
-    found = many_subset_logits(model, encs, keeps)
-    for enc, keep, logits in zip(encs, keeps, found):
-        assert torch.allclose(logits, masked_logits(model, enc, keep), atol=1e-9)
 
 
 @pytest.mark.parametrize('budget', [1, 30, 8192])
@@ -191,36 +115,9 @@ def test_a_model_with_a_hook_gives_its_own_numbers(own_model, part):
 
     model, enc = own_model
     PARTS[part](model).register_forward_hook(louder)
-    assert fast_encoder(model, enc) is None
     keep = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)[:3]
     own = masked_logits(model, enc, keep)
     assert close(subset_logits(model, enc, keep), own)
-
-
-class Louder(nn.Linear):
-    def forward(self, x):
-        return 1.1 * super().forward(x)
-
-
-def test_what_makes_a_model_another_is_noticed(own_model):
-    model, enc = own_model
-    assert fast_encoder(model, enc) is not None
-    assert fast_encoder(model.train(), enc) is None
-    model.eval()
-    # built alike: nothing but its numbers gives it away
-    attention = model.bert.encoder.layer[2].attention
-    attention.self.scaling *= 2
-    FastEncoder(model)
-    assert fast_encoder(model, enc) is None
-    attention.output.dense.__class__ = Louder
-    with pytest.raises(ValueError, match='parts that BERT'):
-        FastEncoder(model)
-
-
-def test_errors_name_the_subsets(sentences):
-    keeps = [torch.ones(1, 3, dtype=torch.bool)] * 2
-    with pytest.raises(ValueError, match='keep must be'):
-        many_subset_logits(sentences.model, sentences.encs[:2], keeps)
 
 
 # ---- curves
@@ -336,7 +233,7 @@ def test_two_threads_give_the_numbers_of_one(sentences, threads, method):
     found = {}
     for n in (1, 2):
         threads(n)
-        assert cores(sentences.model) == n
+        assert max_workers(sentences.model) == n
         found[n] = explain(sentences.model, sentences.tokenizer, texts, method, **how)
         assert torch.get_num_threads() == n
     for a, b in zip(found[1], found[2], strict=True):
@@ -349,11 +246,11 @@ def test_jobs_leave_the_callers_thread_and_its_setting(threads):
     threads(2)
     ran = set()
     jobs = [(i,) for i in range(8)]
-    on_every_core(lambda i: ran.add(threading.get_ident()), jobs, 2)
+    run_in_threads(lambda i: ran.add(threading.get_ident()), jobs, 2)
     assert ran
     assert threading.get_ident() not in ran
     with pytest.raises(ZeroDivisionError):
-        on_every_core(lambda i: 1 // i, [(1,), (0,), (2,)], 2)
+        run_in_threads(lambda i: 1 // i, [(1,), (0,), (2,)], 2)
     assert torch.get_num_threads() == 2
 
 
@@ -367,11 +264,11 @@ def test_what_the_caller_put_around_keeps_the_work_in_its_thread(
         key_weights(torch.ones(1, 4)),
     ):
         with context:
-            assert cores(model) == 1
+            assert max_workers(model) == 1
     ran = set()
     model.classifier.register_forward_hook(
         lambda m, a, out: ran.add(threading.get_ident())
     )
-    assert cores(model) == 1
+    assert max_workers(model) == 1
     explain(model, tokenizer, TEXTS * 4, method='attn_lrp', batch_size=2)
     assert ran == {threading.get_ident()}

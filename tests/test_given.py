@@ -2,15 +2,14 @@
 
 from conftest import random_bert
 from every_family import Words
-from families import HEADED, PATCHES, SIZES, drawn, random_inputs, random_model
-import numpy as np
+from families import HEADED, SIZES, drawn, random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 import pytest
 import torch
 from torch import nn
 import transformers
 
-from lrp_loo import METHODS, Removal, audit, explain, explain_generation, explain_pairs
+from lrp_loo import Removal, audit, explain, explain_generation
 from lrp_loo.interop import LeaveOneOut
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
@@ -29,6 +28,7 @@ def answer(given, *args, **options):
         assert given in str(e) and '\n' not in str(e), e
 
 
+SOME = ('loo', 'auto', 'attn_lrp', 'removal', 'removal+rows')
 TINY = dict(SIZES, vocab_size=99, num_hidden_layers=2)
 
 
@@ -71,28 +71,17 @@ class OfItsOwn(nn.Module):
         return self.model(**inputs)
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    "A group of one, as DistributedDataParallel needs one."
-    store = torch.distributed.FileStore(str(tmp_path / 'store'), 1)
-    torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=store)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 LORA = LoraConfig(task_type='SEQ_CLS', target_modules=['query'])
 WRAPPERS = {
     'peft': lambda model: get_peft_model(model, LORA),
-    'DataParallel': nn.DataParallel,
-    'DistributedDataParallel': nn.parallel.DistributedDataParallel,
-    'one of its own': OfItsOwn,
+    'a module': OfItsOwn,
     'one in another': lambda model: OfItsOwn(nn.DataParallel(model)),
 }
 
 
 @pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
-@pytest.mark.parametrize('method', METHODS)
-def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, one_process, wrap, method):
+@pytest.mark.parametrize('method', SOME)
+def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, wrap, method):
     model = random_bert()
     # rows are computed anew in transformers' own classes alone
     how = dict(passes=None) if method == 'auto' else {}
@@ -101,7 +90,7 @@ def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, one_process, wrap, method
         check(a, model, dict(tokenizer(*pair, return_tensors='pt')))
     wrapped = wrap(model).eval()
     if method == 'removal+rows':  # it knows transformers' own classes
-        with pytest.raises(ValueError, match="rows of .* can't be computed"):
+        with pytest.raises(ValueError, match="rows of .* cannot be computed"):
             explain(wrapped, tokenizer, PAIRS, method)
         return
     for texts in (PAIRS, tokenizer(*zip(*PAIRS), padding=True)):
@@ -111,25 +100,9 @@ def test_a_wrapper_gets_the_parts_of_a_pair(tokenizer, one_process, wrap, method
             torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
 
 
-@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
-def test_a_wrapper_is_estimated_with_a_pass_for_each_exact_token(
-    tokenizer, one_process, wrap
-):
-    model = random_bert()
-    wrapped = wrap(model).eval()
-    for pair in PAIRS:
-        (a,) = explain(wrapped, tokenizer, [pair], passes=7)
-        (loo,) = explain(model, tokenizer, [pair], 'loo')
-        exact = a.info['exact']
-        assert len(exact) == 4 and a.passes == 7
-        torch.testing.assert_close(a.scores[exact], loo.scores[exact], **TOLERANCE)
-
-
-def test_pairs_an_audit_and_captum_of_a_wrapper(tokenizer):
+def test_an_audit_and_captum_of_a_wrapper(tokenizer):
     model = random_bert()
     wrapped = OfItsOwn(model).eval()
-    (a,), (b,) = (explain_pairs(m, tokenizer, [PAIR]) for m in (model, wrapped))
-    torch.testing.assert_close(a.scores, b.scores, **TOLERANCE)
     a, b = (
         audit(m, tokenizer, PAIRS, 'cp_lrp', progress=False) for m in (model, wrapped)
     )
@@ -141,16 +114,12 @@ def test_pairs_an_audit_and_captum_of_a_wrapper(tokenizer):
         for m in (model, nn.DataParallel(model).eval())
     )
     torch.testing.assert_close(a, b, **TOLERANCE)
-    vit = drawn('ViTForImageClassification', PATCHES | dict(image_size=8, patch_size=4))
-    image = torch.rand(3, 8, 8)
-    (a,), (b,) = (explain(m, None, [image], 'loo') for m in (vit, OfItsOwn(vit).eval()))
-    assert torch.allclose(a.scores, b.scores)
 
 
 def test_a_wrapper_hides_no_encoder_decoder_and_no_limit(tokenizer):
     sizes = dict(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=99)
     both = drawn('BartForSequenceClassification', sizes)
-    with pytest.raises(ValueError, match='stands around an encoder-decoder'):
+    with pytest.raises(ValueError, match='contains an encoder-decoder'):
         explain(nn.DataParallel(both).eval(), tokenizer, PAIRS, 'loo')
     model = nn.DataParallel(random_bert()).eval()
     with pytest.raises(ValueError, match='102 tokens and the model takes 64'):
@@ -231,7 +200,7 @@ def seen(n_images=1, words=(5, 6, 7)):
     )
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', SOME)
 @pytest.mark.parametrize('n_images', [1, 2])
 def test_an_image_beside_a_text_reaches_the_model(llava, method, n_images):
     enc = seen(n_images)
@@ -263,18 +232,6 @@ def test_removals_that_an_image_stands_in_the_way_of(llava):
             explain(llava, Numbers(), seen(), 'loo', removal=removal)
 
 
-def test_attention_of_the_image_is_not_taken_for_the_texts(llava):
-    "As many tokens as the vision model has places."
-    enc = seen(1, ())
-    assert enc['input_ids'].shape[1] == 5  # 4 patches and a class token
-    for method in METHODS:
-        found = answer('pixel_values', llava, Numbers(), enc, method=method)
-        # rows are computed one by one in models of text alone
-        assert (found is None) == (method == 'removal+rows'), method
-        n = len(found[0]) if found else 5
-        assert n == 5, method
-
-
 def test_patches_of_all_images_in_one_row_each():
     "Qwen2-VL's images are a list of patches, and a grid for each."
     rope = dict(rope_type='default', mrope_section=[1, 1, 2])
@@ -303,7 +260,7 @@ def test_patches_of_all_images_in_one_row_each():
     with torch.no_grad():
         wanted = encode(model, Numbers(), enc)
         assert torch.equal(model(**wanted).logits, model(**enc).logits)
-    for method in METHODS:
+    for method in SOME:
         found = answer('pixel_values', model, Numbers(), enc, method=method)
         assert (found is None) == (method == 'removal+rows'), method
         for a in found or []:  # the positions stay where they were
@@ -331,25 +288,21 @@ def on_page(n, seed=0):
 BOXED = {
     'one': lambda encs: encs[0],
     'a list': lambda encs: encs,
-    'without the dimension of texts': lambda encs: [
-        {k: v[0] for k, v in e.items()} for e in encs
-    ],
     'lists of lists': lambda encs: {
         k: [e[k][0].tolist() for e in encs] for k in encs[0]
     },
     'a padded batch': lambda encs: {
         k: nn.utils.rnn.pad_sequence([e[k][0] for e in encs], True) for k in encs[0]
     },
-    'arrays': lambda encs: [{k: np.array(v) for k, v in e.items()} for e in encs],
 }
 
 
 @pytest.mark.parametrize('given', BOXED.values(), ids=BOXED)
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', SOME)
 def test_boxes_reach_the_model(layout, given, method):
     encs = [on_page(6, 1), on_page(8, 2), on_page(2, 3)]
     if method == 'removal+rows':  # LayoutLM is none of its families
-        with pytest.raises(ValueError, match="rows of .* can't be computed"):
+        with pytest.raises(ValueError, match="rows of .* cannot be computed"):
             explain(layout, Numbers(), given(encs), method)
         return
     found = explain(layout, Numbers(), given(encs), method)
@@ -406,35 +359,6 @@ def test_encodings_with_and_without_parts_or_a_mask_in_one_list(tokenizer):
                     check(a, model, dict(enc))
 
 
-def test_an_image_processors_other_outputs_reach_the_model():
-    class Sees(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 4, 4)
-            self.out = nn.Linear(4, 2)
-
-        def get_input_embeddings(self):
-            return self.conv
-
-        def forward(self, pixel_values, pixel_mask=None):
-            x = self.conv(pixel_values).flatten(2).mean(-1)
-            return self.out(x) * pixel_mask.float().mean((1, 2))[:, None]
-
-    class Masks:
-        def __call__(self, images, return_tensors):
-            mask = torch.zeros(1, 8, 8, dtype=torch.long)
-            mask[:, :4] = 1
-            return dict(pixel_values=images[None], pixel_mask=mask)
-
-    torch.manual_seed(0)
-    model = Sees().eval()
-    image = torch.rand(3, 8, 8)
-    (a,) = explain(model, Masks(), [image], 'loo')
-    with torch.no_grad():
-        wanted = model(**Masks()(image, 'pt'))[0, a.target]
-    assert a.logit == pytest.approx(float(wanted), rel=1e-5)
-
-
 N = 7  # tokens of the first text
 
 
@@ -444,17 +368,14 @@ def with_one(tokenizer, **more):
 
 LOST = {
     'entity_ids': torch.tensor([[4, 5]]),
-    'langs': torch.ones(1, N, dtype=torch.long),
     'bbox': torch.ones(1, N, 4, dtype=torch.long),
     'pixel_values': torch.rand(1, 3, 8, 8),
-    'image_sizes': torch.tensor([[8, 8]]),
     'global_attention_mask': torch.ones(1, N, dtype=torch.long),
     'decoder_input_ids': torch.ones(1, 3, dtype=torch.long),
     'features': torch.rand(1, 5),
     # taken, and not to be followed
     'inputs_embeds': torch.rand(1, N, 32),
     'past_key_values': transformers.DynamicCache(),
-    'encoder_hidden_states': torch.rand(1, N, 32),
     # taken as another thing
     'attention_mask': torch.ones(1, 1, N, N),
     'token_type_ids': torch.ones(1, N + 1, dtype=torch.long),
@@ -463,13 +384,12 @@ LOST = {
 
 
 @pytest.mark.parametrize('name', LOST)
-@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
-def test_what_would_be_lost_is_refused_by_name(tokenizer, name, method):
+def test_what_would_be_lost_is_refused_by_name(tokenizer, name):
     enc = with_one(tokenizer, **{name: LOST[name]})
     said = name.replace('_', '[_ ]')
     for given in (enc, [enc, with_one(tokenizer)]):
         with pytest.raises(ValueError, match=said):
-            explain(random_bert(), tokenizer, given, method)
+            explain(random_bert(), tokenizer, given, 'loo')
 
 
 def test_ids_that_are_no_numbers_or_of_several_texts(tokenizer):
@@ -487,10 +407,7 @@ def test_ids_that_are_no_numbers_or_of_several_texts(tokenizer):
 LEFT_OUT = {
     'labels': torch.tensor([1]),
     'label': 1,
-    'start_positions': torch.tensor([3]),
     'special_tokens_mask': torch.ones(1, N, dtype=torch.long),
-    'offset_mapping': torch.ones(1, N, 2, dtype=torch.long),
-    'overflow_to_sample_mapping': torch.tensor([4]),
     'length': torch.tensor([N]),
     'langs': torch.zeros(1, N, dtype=torch.long),
     'text': 'A column of the table.',
@@ -514,7 +431,7 @@ def test_parts_of_a_pair_that_a_model_has_not(tokenizer):
     enc = dict(tokenizer(*PAIR, return_tensors='pt'))
     parts = enc.pop('token_type_ids')
     check(a, model, enc)
-    with pytest.raises(ValueError, match='token_type_ids.*would be lost'):
+    with pytest.raises(ValueError, match='token_type_ids.*takes no such input'):
         explain(model, tokenizer, enc | dict(token_type_ids=parts), 'loo')
 
 
@@ -527,7 +444,7 @@ def check_each(name, config, encs, methods):
     return model
 
 
-def test_entities_languages_and_global_attention_reach_the_model():
+def test_entities_and_languages_reach_the_model():
     ids = torch.tensor([[2, 5, 6, 7, 8]])
     plain = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
     enc = plain | dict(
@@ -537,7 +454,7 @@ def test_entities_languages_and_global_attention_reach_the_model():
     )
     short = enc | {k: v[:, :3] for k, v in plain.items()}
     config = dict(TINY, entity_vocab_size=50, entity_emb_size=8)
-    methods = ['loo', 'attn_lrp', 'ig', 'grad_x_input']
+    methods = ['loo', 'attn_lrp']
     luke = check_each('LukeForSequenceClassification', config, [enc, short], methods)
     hidden = dict(enc, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
     (a,) = explain(luke, Numbers(), hidden, 'loo')
@@ -548,28 +465,7 @@ def test_entities_languages_and_global_attention_reach_the_model():
     enc = plain | dict(langs=torch.full_like(ids, 2))
     short = {k: v[:, :3] for k, v in enc.items()}
     config = dict(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2, n_langs=3)
-    check_each('XLMForSequenceClassification', config, [enc, short], methods[:3])
-
-    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 10, 11, 12]])
-    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    enc['global_attention_mask'] = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 0]])
-    config = dict(TINY, attention_window=[4, 4], pad_token_id=1)
-    check_each('LongformerForSequenceClassification', config, [enc], ['loo'])
-
-
-def test_patches_behind_a_text_reach_the_model():
-    sizes = dict(coordinate_size=4, shape_size=4, input_size=8, patch_size=4)
-    sizes |= dict(hidden_size=24, max_2d_position_embeddings=128)
-    model = drawn('LayoutLMv3ForSequenceClassification', TINY | sizes)
-    encs = [on_page(n, n) for n in (5, 8)]
-    for i, enc in enumerate(encs):
-        torch.manual_seed(i)
-        enc['pixel_values'] = torch.randn(1, 3, 8, 8)
-    for method in METHODS:
-        found = answer('pixel_values', model, Numbers(), encs, method=method)
-        assert (found is None) == method.startswith(('rollout', 'removal')), method
-        for a, enc in zip(found or [], encs):
-            check(a, model, enc)
+    check_each('XLMForSequenceClassification', config, [enc, short], methods)
 
 
 def test_token_types_that_share_a_table_with_words_are_no_words():

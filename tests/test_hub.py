@@ -10,9 +10,7 @@ import huggingface_hub
 import pandas as pd
 import pytest
 from conftest import random_bert
-from huggingface_hub.errors import HFValidationError
 
-from lrp_loo.core.files import hub_answers
 from lrp_loo.data import read_texts
 from lrp_loo.models.loading import load_model
 
@@ -22,7 +20,6 @@ CLOSED = 'http://127.0.0.1:9'  # nobody listens there
 CALLS = {
     "lrp_loo.load_model('nobody/no-such-model')": 'ValueError',
     "lrp_loo.read_texts('hub:nobody/no-such-data')": 'ConnectionError',
-    "lrp_loo.load_texts('sst2', 'hub')": 'ConnectionError',
 }
 MAKE_CALLS = """
 import sys, traceback
@@ -96,14 +93,7 @@ def saved(folder, tokenizer, **config):
     return folder
 
 
-CONFIGS = [
-    dict(num_attention_heads=0),
-    dict(num_attention_heads=5),
-    dict(hidden_act='loud'),
-    dict(dtype='float99'),
-    dict(vocab_size=-1),
-    dict(id2label=3),
-]
+CONFIGS = [dict(num_attention_heads=5), dict(hidden_act='loud'), dict(id2label=3)]
 
 
 @pytest.mark.parametrize('config', CONFIGS, ids=str)
@@ -119,16 +109,7 @@ def test_a_config_that_cannot_be_meant_is_one_line_about_the_model(
     assert not said.endswith(':')  # a heading alone
 
 
-def test_a_model_of_another_kind_names_the_task(tmp_path, tokenizer):
-    folder = saved(tmp_path / 'clip', tokenizer, model_type='clip_text_model')
-    with pytest.raises(ValueError, match='no model of its kind for this task'):
-        load_model(folder, task='next token')
-
-
-ERRORS = [RuntimeError(), KeyError('layers'), AttributeError("'NoneType'")]
-
-
-@pytest.mark.parametrize('error', [*ERRORS, AssertionError()], ids=repr)
+@pytest.mark.parametrize('error', [KeyError('layers'), AssertionError()], ids=repr)
 def test_whatever_is_raised_while_loading_is_said_of_the_model(
     monkeypatch, tmp_path, tokenizer, error
 ):
@@ -138,12 +119,6 @@ def test_whatever_is_raised_while_loading_is_said_of_the_model(
     said = f"the model 'mine' cannot be loaded.*{type(error).__name__}"
     with pytest.raises(ValueError, match=said):
         load_model(folder)
-
-
-def test_no_answer_is_no_answer_and_an_error_is_one(unreachable):
-    assert not hub_answers('nobody/no-such-model')
-    unreachable.side_effect = HFValidationError('no name')
-    assert hub_answers('nobody/no-such-model')
 
 
 def test_a_folder_in_the_layout_of_the_hub_needs_no_hub(unreachable, tmp_path):

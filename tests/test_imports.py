@@ -4,20 +4,16 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import import_module
 
 import pytest
 from packaging.requirements import Requirement
-from tracked import ROOT, tracked
-
-import lrp_loo
+from tracked import ROOT
 
 CASES = {
     'from lrp_loo import explain': (
         'accelerate',
         'datasets',
         'matplotlib',
-        'pandas',
         'peft',
         'scipy',
         'seaborn',
@@ -42,7 +38,7 @@ PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))[
 ]
 ASKED = {  # (library, extra) of each call of `needs`
     tuple(found)
-    for path in tracked('lrp_loo/**/*.py')
+    for path in (ROOT / 'lrp_loo').rglob('*.py')
     for found in re.findall(
         r"\bneeds\('(\w+)[\w.]*', '(\w+)'\)", path.read_text(encoding='utf-8')
     )
@@ -65,29 +61,23 @@ def test_the_extra_that_an_error_names_has_the_library(library, extra):
     assert NAMED.get(library, library) in set(of_extra(extra))
 
 
-def test_calls_for_every_extra_are_found():
-    assert {'data', 'demo', 'others', 'paper', 'plot', 'ray', 'widget', 'xlsx'} <= {
-        extra for _, extra in ASKED
-    }
+FRESH = """
+import pickle, sys, torch
+from lrp_loo import Attribution
+a = Attribution(['a', 'b'], torch.tensor([1.0, -2.0]), torch.zeros(2).bool(), 1, 0.5)
+a.save(sys.argv[1] + '/a.html'), a.to_frame(), a.to_dict(), a.plot(), a._repr_html_()
+assert a.top(1)[0].token == 'b'
+pickle.dump(a, open(sys.argv[1] + '/a.pkl', 'wb'))
+"""
+WORKER = """
+import pickle, sys
+a = pickle.load(open(sys.argv[1] + '/a.pkl', 'rb'))
+a.save(sys.argv[1] + '/b.html')
+assert 'lrp_loo.methods' not in sys.modules
+"""
 
 
-# names that left the module that most of their old one became
-OF_BEFORE = {
-    'fast': 'may_drop FastEncoder fast_encoder read_row_only last_rows_only',
-    'faithfulness': 'audit verdict faithfulness_table',
-    'models': 'load_model load_demo encode forward n_layers',
-    'methods': 'explain METHODS as_methods ig_scores',
-    'results': 'Results read_results recorded_methods function_name HOMES',
-    'studies.scalar': 'scalar_relevance catalan',
-    'studies.linear_attention': 'LinearAttention pixel_maps',
-    'variants': 'Variants subset_logits',
-    'view': 'Attributions compare tokens_html',
-}
-
-
-@pytest.mark.parametrize('old', sorted(OF_BEFORE.keys() | lrp_loo._MOVED.keys()))
-def test_a_path_of_before_has_its_names(old):
-    module = import_module(f'lrp_loo.{old}')
-    names = [*getattr(module, '__all__', ()), *OF_BEFORE.get(old, '').split()]
-    missing = [name for name in names if not hasattr(module, name)]
-    assert missing == []
+def test_a_record_is_complete_in_a_fresh_process_and_after_pickling(tmp_path):
+    for code in (FRESH, WORKER):
+        subprocess.run([sys.executable, '-c', code, str(tmp_path)], check=True)
+    assert (tmp_path / 'a.html').read_text() == (tmp_path / 'b.html').read_text()

@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import subprocess
-import sys
 import warnings
 
 from datasets import Dataset
@@ -17,9 +15,8 @@ import transformers
 
 import lrp_loo
 from lrp_loo import Attributions, Target, audit, explain, explain_labels
-from lrp_loo.reports.page import page_data
-from lrp_loo.views import Comparison
-from lrp_loo.views.html import shown_places
+from lrp_loo.records import Comparison
+from lrp_loo.records.display import display_text
 
 TEXTS = [
     'A gripping, UNFORGETTABLE film.',
@@ -92,25 +89,17 @@ def test_encodings_come_one_by_one_too_and_in_pairs(demo, maps):
     assert table.loo_r['cp_lrp'] == pytest.approx(wanted.loo_r['cp_lrp'], abs=1e-4)
 
 
-def test_a_sweep_takes_texts_alone_and_pairs_encodings_too(demo, tmp_path):
-    encoded = [demo[1](TEXTS[0])]
-    with pytest.raises(TypeError, match='got an encoding'):
-        lrp_loo.sweep('demo', None, encoded, tmp_path, **QUIET)
-    (a,), (b,) = (lrp_loo.explain_pairs(*demo, t) for t in (encoded, TEXTS[:1]))
-    assert torch.equal(a.scores, b.scores)
-
-
 def test_an_encoding_that_cannot_be_right(demo):
     for encoded, said in (
         (dict(input_ids=[101, 102]), 'no token besides'),
         (dict(input_ids=[101, 99999, 102]), "another model's"),
-        (dict(input_ids=[101, 7, 102], attention_mask=[0] * 3), 'hides every token'),
+        (dict(input_ids=[101, 7, 102], attention_mask=[0] * 3), 'and hold 1 for'),
     ):
         with pytest.raises(ValueError, match=said):
             explain(*demo, encoded)
 
 
-@pytest.mark.parametrize('method', ['loo', 'ig', 'removal', 'rollout'])
+@pytest.mark.parametrize('method', ['loo', 'rollout'])
 def test_targets_of_every_kind_in_one_list(demo, method):
     def share(out):
         return out.logits.softmax(-1)[:, 1]
@@ -126,18 +115,6 @@ def test_targets_of_every_kind_in_one_list(demo, method):
         same(explain(*demo, TEXTS, method, target=given([1, 0, 1])), wanted)
 
 
-def test_an_audit_with_a_target_per_text(demo):
-    per_text = [
-        audit(*demo, [text], 'cp_lrp', target=target, **QUIET)
-        for text, target in zip(TEXTS, (0, 1, 0))
-    ]
-    named = ['negative', 'positive', 0]
-    table = audit(*demo, TEXTS, 'cp_lrp', target=named, **QUIET)
-    for column in ('loo_r', 'lerf', 'morf'):
-        mean = np.mean([t.loc['cp_lrp', column] for t in per_text])
-        assert table.loc['cp_lrp', column] == pytest.approx(mean, abs=1e-3)
-
-
 def test_a_map_per_label(demo):
     found = explain_labels(*demo, TEXTS, method='cp_lrp')
     assert [type(c) for c in found] == [Comparison] * 3
@@ -151,7 +128,7 @@ def test_a_map_per_label(demo):
     units = ['word', 'sentence', 'token']
     found = explain_labels(*demo, TEXTS, [1], units=units)
     same([c[0] for c in found], explain(*demo, TEXTS, target=1, units=units))
-    with pytest.raises(ValueError, match='target= as well'):
+    with pytest.raises(ValueError, match='target= cannot be combined'):
         explain_labels(*demo, TEXTS, target=1)
 
 
@@ -257,7 +234,7 @@ def test_loo_of_an_int8_model_is_exact_and_gradients_are_refused(demo):
             explain(int8, tokenizer, TEXTS[1], method)
 
 
-def test_frames(maps, demo, tmp_path):
+def test_frames(maps, demo):
     frame = maps[0].to_frame()
     assert list(frame.columns) == ['token', 'score', 'is_special', 'start', 'end']
     content = frame[~frame.is_special]
@@ -270,32 +247,13 @@ def test_frames(maps, demo, tmp_path):
         assert pair[row.part][row.start : row.end].lower() == row.token
     (a,) = explain(*demo, demo[1](TEXTS[:1]))
     assert list(a.to_frame().columns) == ['token', 'score', 'is_special']
-    assert 'unforgettable' in shown_of(a)
     frame = maps.to_frame()
     assert frame.text.tolist() == [i for i, a in enumerate(maps) for _ in range(len(a))]
-    second = frame[frame.text == 1].drop(columns='text')
-    pd.testing.assert_frame_equal(second.reset_index(drop=True), maps[1].to_frame())
     assert len(Attributions().to_frame()) == 0
-    for found in (maps[0], maps, explain_labels(*demo, TEXTS[0])[0]):
-        found.to_csv(tmp_path / 'a.csv')
-        back, frame = pd.read_csv(tmp_path / 'a.csv'), found.to_frame()
-        assert list(back.columns) == list(frame.columns)
-        assert back.token.tolist() == frame.token.tolist()
-        assert np.allclose(back.score, frame.score, rtol=1e-12)
-
-
-def test_a_frame_with_intervals(demo):
-    nine = [f"{n} {text}" for text in TEXTS for n in ("one", "two", "three")]
-    calibration = lrp_loo.calibrate(*demo, nine, 'removal', **QUIET)
-    (a,) = explain(*demo, TEXTS[0], 'removal', calibration=calibration)
-    frame = a.to_frame()
-    content = frame[~frame.is_special]
-    assert (content.low <= content.high).all()
-    assert frame.low.isna().tolist() == frame.is_special.tolist()
 
 
 def shown_of(a):
-    return ''.join(' ' * gap + text for gap, text in shown_places(a))
+    return ''.join(' ' * gap + text for gap, text in display_text(a))
 
 
 def test_case_and_spaces_are_the_readers(maps):
@@ -313,28 +271,11 @@ def test_a_byte_level_vocabulary_shows_letters_once():
     assert shown.split() == text.split()
 
 
-def test_the_page_knows_the_words(demo):
-    page = page_data(*demo, TEXTS[0], ['loo', 'cp_lrp', 'ig'], opens='ig')
-    shown = ''.join(' ' * t['gap'] + t['shown'] for t in page['tokens'])
-    assert shown == f'[CLS] {TEXTS[0]} [SEP]'
-    assert page['first'] == dict(method='ig', bypass='')
-    (words,) = explain(*demo, TEXTS[0], 'cp_lrp', units='word')
-    sums = [0.0] * len(words)
-    for token, score in zip(page['tokens'], page['methods']['cp_lrp']):
-        sums[token['word']] += score
-    assert sums == pytest.approx(words.scores.tolist(), abs=1e-4)
-
-
-def test_a_set_that_a_deep_page_lacks_is_added(demo, monkeypatch):
-    monkeypatch.setattr('lrp_loo.reports.page.EVERY_SET', (2, 128))
-    data = page_data(*demo, 'fine', ['loo'], bypass_softmax=[4, 1])
-    assert data['every_set'] is False
-    assert data['first'] == dict(method='attn_lrp', bypass='1,4')
-    (a,) = explain(*demo, 'fine', 'attn_lrp', bypass_softmax=[1, 4])
-    assert data['sets']['1,4'] == pytest.approx(a.scores.tolist(), rel=1e-4)
-
-
-PUBLIC = sorted(name for name in lrp_loo._PUBLIC if callable(getattr(lrp_loo, name)))
+PUBLIC = sorted(
+    name
+    for name in lrp_loo._PUBLIC
+    if callable(getattr(lrp_loo, name)) and name != 'UsageError'
+)
 
 
 @pytest.mark.parametrize('name', PUBLIC)
@@ -349,18 +290,6 @@ def test_help_says_every_parameter(name):
         assert said, f'{name}({parameter}) has no comment'
         assert parameter in doc
         assert ' '.join(said.split()) in doc
-
-
-def test_every_method_says_the_same_probability(demo, maps):
-    model, tokenizer = demo
-    for a, text in zip(maps, TEXTS):
-        with torch.no_grad():
-            out = model(**tokenizer(text, return_tensors='pt')).logits[0]
-        share = float(out.softmax(-1)[a.target])
-        assert a.probability == pytest.approx(share, abs=1e-5)
-    for method in ('loo', 'removal', 'removal+rows', 'rollout'):
-        (found,) = explain(*demo, TEXTS[0], method=method)
-        assert found.probability == pytest.approx(maps[0].probability, abs=1e-4)
 
 
 def test_a_tensor_of_a_class_that_names_no_classes_has_no_probability(demo):
@@ -388,58 +317,21 @@ class Codes(torch.nn.Module):
         return torch.nn.functional.linear(x, self.weight(), self.bias)
 
 
-class OwnKernel(torch.autograd.Function):
-    "As bitsandbytes has one: a product and its way back to the input."
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(weight)
-        return torch.nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient @ ctx.saved_tensors[0], None, None
-
-
-class CodesByKernel(Codes):
-    def forward(self, x):
-        return OwnKernel.apply(x, self.weight(), self.bias)
-
-
-def with_codes(model, kind):
-    "Every linear layer of the encoder replaced, and a model with those weights."
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
+def test_four_bit_weights_are_explained_as_the_rounded_ones(demo, method):
+    model, tokenizer = demo
     coded, rounded = copy.deepcopy(model), copy.deepcopy(model)
     for path, layer in list(coded.base_model.encoder.named_modules()):
         if isinstance(layer, torch.nn.Linear):
             parent, _, name = path.rpartition('.')
-            new = kind(layer)
-            setattr(coded.base_model.encoder.get_submodule(parent), name, new)
+            codes = Codes(layer)
+            setattr(coded.base_model.encoder.get_submodule(parent), name, codes)
             dense = rounded.base_model.encoder.get_submodule(path)
-            dense.weight.data = new.weight()
-    return coded, rounded
-
-
-@pytest.mark.parametrize('method', ['loo', 'ig', 'removal', 'attn_lrp', 'cp_lrp'])
-@pytest.mark.parametrize('kind', [Codes, CodesByKernel])
-def test_four_bit_weights_are_explained_as_the_rounded_ones(demo, method, kind):
-    model, tokenizer = demo
-    coded, rounded = with_codes(model, kind)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
-        found = explain(coded, tokenizer, TEXTS[1], method)
-    same(found, explain(rounded, tokenizer, TEXTS[1], method))
-    same_before = found[0].scores - explain(*demo, TEXTS[1], method)[0].scores
-    assert same_before.abs().max() > 1e-3  # four bits are felt
-    named = any('OwnKernelBackward' in str(w.message) for w in said)
-    by_rules = method in ('removal', 'attn_lrp', 'cp_lrp')
-    assert named == (by_rules and kind is CodesByKernel)
-
-
-def test_a_bar_in_a_notebook_warns_of_nothing():
-    "Where ipywidgets is missing, too."
-    code = "import warnings, lrp_loo; warnings.warn('IProgress not found.')"
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, '')
+            dense.weight.data = codes.weight()
+    (a,) = explain(coded, tokenizer, TEXTS[1], method)
+    same([a], explain(rounded, tokenizer, TEXTS[1], method))
+    (plain,) = explain(*demo, TEXTS[1], method)
+    assert (a.scores - plain.scores).abs().max() > 1e-3  # four bits matter
 
 
 ALONE = dict(problem_type='multi_label_classification')

@@ -25,7 +25,7 @@ import lrp_loo
 from lrp_loo import explain, explain_generation, explain_pairs, leave_one_out
 from lrp_loo.interop import LRP
 from lrp_loo.interop.tensors import TensorModel, TokenModel
-from lrp_loo.models.demos import load_demo
+from lrp_loo.models.loading import load_demo
 from lrp_loo.models.encoding import encode
 
 PACKAGE = str(Path(lrp_loo.__file__).parent) + os.sep
@@ -93,23 +93,18 @@ def as_in_captum():
 
 CASES = {
     'attn_lrp': explained(classifier, 'attn_lrp'),
-    'cp_lrp': explained(classifier, 'cp_lrp'),
     'attn_lrp, a layer at a time': explained(classifier, 'attn_lrp', checkpoint=True),
-    'lrp at the sum': explained(classifier, 'attn_lrp', embeddings='sum'),
     'grad_x_input': explained(classifier, 'grad_x_input'),
     'ig': explained(classifier, 'ig', n_steps=2),
     'rollout': explained(classifier, 'rollout'),
     'removal': explained(classifier, 'removal'),
-    'removal, a layer at a time': explained(classifier, 'removal', checkpoint=True),
     'removal+rows': explained(classifier, 'removal+rows'),
     'loo, fast': by_loo(None),
-    'loo, slow': by_loo(False),
     'loo by zero': explained(classifier, 'loo', removal='zero_embedding'),
     'attn_lrp of a decoder': explained(decoder, 'attn_lrp'),
     'loo of a decoder': explained(decoder, 'loo'),
     'removal+rows of a decoder': explained(decoder, 'removal+rows'),
     'loo of a generation': generated('loo'),
-    'removal of a generation': generated('removal'),
     'pairs': in_pairs(),
     'as in Captum': as_in_captum(),
 }

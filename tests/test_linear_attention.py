@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from close import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,16 +19,7 @@ from lrp_loo.paper.linear_attention import (
     normalise_images,
     train_linear_attention,
 )
-from lrp_loo.paper.mnist import linear_attention_experiment
-from lrp_loo.paper.pixel_maps import (
-    path_maps,
-    pixel_ig,
-    pixel_loo,
-    pixel_lrp,
-    pixel_maps,
-    table1,
-    table1_rows,
-)
+from lrp_loo.paper.pixel_maps import pixel_ig, pixel_loo, pixel_lrp, table1, table1_rows
 from lrp_loo.stats import normalize, pearson
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -151,16 +143,6 @@ def test_lrp_is_the_oracle(kw, seed, n, d, form, eps):
     assert (got - want).abs().max() <= 1e-6 * max(1.0, want.abs().max())
 
 
-@settings(max_examples=30, deadline=None)
-@given(options, st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 4))
-def test_difference_of_forms_is_a_quarter_of_value_minus_query(kw, seed, n, d):
-    m, x = make(seed, n, d, **kw)
-    GQ, GK, GV = path_maps(m, x)
-    left, right = (pixel_lrp(m, x, form=f, eps=0.0) for f in FORMS)
-    torch.testing.assert_close(left - right, (GV - GQ) / 4, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(left, GQ / 4 + GK / 4 + GV / 2, rtol=1e-6, atol=1e-9)
-
-
 ANY_IMAGE = (options, st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(FORMS))
 
 
@@ -181,15 +163,6 @@ def test_ig_is_complete_at_two_points_and_loo_is_the_loop(kw, seed, n, form):
     lost = [logits(x) - logits(x * (torch.arange(n) != i)) for i in range(n)]
     loo = pixel_loo(m, x, form=form, internal_batch_size=2)
     torch.testing.assert_close(loo, torch.stack(lost, 1), rtol=1e-7, atol=1e-10)
-
-
-@pytest.mark.parametrize('pooling', POOLINGS)
-@pytest.mark.parametrize('form', FORMS)
-def test_conservation_without_biases(form, pooling):
-    m, x = make(1, 5, 4, pooling=pooling, pixel='bare')
-    R = pixel_lrp(m, x, form=form, eps=0.0).sum(-1)
-    want = (m(x).amax(-1) - m.out.bias[m(x).argmax(-1)]).detach()
-    torch.testing.assert_close(R, want, rtol=1e-8, atol=1e-10)
 
 
 def test_bare_pixel_closed_form():
@@ -215,10 +188,10 @@ def test_pearson_is_numpys_and_scaling_to_sum_one_only_turns_maps_over(seed, n):
     g = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(4, n, generator=g, dtype=torch.double) for _ in range(2))
     numpys = [np.corrcoef(p, q)[0, 1] for p, q in zip(a, b)]
-    np.testing.assert_allclose(pearson(a, b), numpys, atol=1e-9)
+    assert_close(pearson(a, b), numpys, scale=1.0, dtype=torch.float64)
     scaled = pearson(normalize(a, 'sum'), normalize(b, 'sum'))
     signs = a.sum(-1).sign() * b.sum(-1).sign()
-    np.testing.assert_allclose(scaled, pearson(a, b) * signs, atol=1e-6)
+    assert_close(scaled, pearson(a, b) * signs, scale=1.0)
 
 
 def test_what_is_undefined_is_counted():
@@ -235,16 +208,7 @@ def test_what_is_undefined_is_counted():
         assert table.loc[e].undefined.tolist() == [undefined] * 3
         assert table.loc[e].n.tolist() == [n] * 3
     assert table.loc['ig']['mean'].isna().all()
-    assert table.loc[('loo', 'L_vs_LOO'), 'mean'] == pytest.approx(1)
-
-
-def test_mean_and_standard_error():
-    rows = table1_rows(pixel_maps(*make(3, 6, 3, batch=9)))
-    column = ('as_is', 'attn_lrp', 'L_vs_R')
-    r = np.array([row[column] for row in rows])
-    line = table1(rows).loc[column]
-    assert line['mean'] == pytest.approx(r.mean())
-    assert line['se'] == pytest.approx(r.std(ddof=1) / 3)
+    assert_close(table.loc[('loo', 'L_vs_LOO'), 'mean'], 1.0)
 
 
 def blobs(n, side=4, seed=0):
@@ -272,20 +236,7 @@ def test_training_learns_and_is_repeatable_by_its_own_seed():
     assert not torch.equal(trained(1).out.weight, model.out.weight)
 
 
-def test_bad_input_says_what_was_given(tmp_path):
-    "What no notebook gives."
-    four = LinearAttention(n_pixels=4)
-    for call, words in (
-        (lambda: LinearAttention(pixel='rgb'), "'direct'; got 'rgb'"),
-        (lambda: LinearAttention(scale=2), "'none', 'sqrt_d', 'n'; got 2"),
-        (lambda: normalise_images(torch.zeros(4, 4)), r"got \(4, 4\)"),
-        (lambda: pixel_lrp(four, torch.ones(1, 4), eps=-1.0), "negative"),
-        (
-            lambda: linear_attention_experiment(
-                blobs(4), (torch.zeros(4, 2, 3), torch.zeros(4)), path=tmp_path / 'x'
-            ),
-            "test must be images",
-        ),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()
+def test_a_network_that_is_not_known_is_refused():
+    for options in (dict(pixel='rgb'), dict(scale=2), dict(pooling='max')):
+        with pytest.raises(ValueError, match='|'.join(options)):
+            LinearAttention(**options)

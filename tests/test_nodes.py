@@ -13,12 +13,13 @@ HERE = Path(__file__).parent.parent
 TOO_SLOW = 'The current node timed out during startup'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec('ray') is None or sys.platform == 'win32', reason='ray is not installed'
 )
 def test_nothing_is_lost_and_nothing_twice(tmp_path):
     out = tmp_path / 'ray.json'
-    script = HERE / 'benchmarks' / 'ray_nodes.py'
+    script = HERE / 'research' / 'benchmarks' / 'ray_nodes.py'
     done = subprocess.run(
         [sys.executable, script, '--texts', '16', '--out', out],
         capture_output=True,

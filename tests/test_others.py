@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 import torch
 
-from lrp_loo.core import Attribution, Generation
-from lrp_loo.views import Attributions
+from lrp_loo.records import Attribution, Generation
+from lrp_loo.records import Attributions
 
 TOKENS = ['[CLS]', 'a', 'un', '##like', '##ly', 'joy', '[SEP]']
 TEXT = 'a unlikely joy'

@@ -13,7 +13,7 @@ from conftest import needs_browser, shallow_demo
 from lrp_loo import explain
 from lrp_loo.reports.page import explain_page, page_data
 from lrp_loo.stats import pearson
-from lrp_loo.views.html import how_exact, score_colours, shown_places
+from lrp_loo.records.display import display_text, exactness_notes, score_colours
 
 pytestmark = needs_browser
 TEXT = 'a slow start , but the <b>last</b> act is a quiet triumph'
@@ -22,9 +22,9 @@ BELOW = "[...document.querySelectorAll('#tokens1 span')].map(e => e.title)"
 
 
 @pytest.fixture(scope='module')
-def shallow():
-    "Three layers, for long texts."
-    return shallow_demo(layers=3)
+def demo():
+    "Four layers have sixteen sets."
+    return shallow_demo(layers=4)
 
 
 @pytest.fixture(scope='module')
@@ -47,7 +47,7 @@ def near(shown, a):
     outside = ' (special token, outside the scale)'
     said = [t.removesuffix(outside) for t in shown]
     assert [t.endswith(', exact') for t in said] == [
-        how == ', exact' for how in how_exact(a)
+        how == ', exact' for how in exactness_notes(a)
     ]
     words = [t.split(', e')[0].rsplit(' ', 1)[1] for t in said]
     scores = torch.tensor([float(w.replace('−', '-')) for w in words])
@@ -62,9 +62,8 @@ def explained(demo, method, **options):
     return explain(*demo, [TEXT], method=method, **options)[0]
 
 
-@pytest.mark.parametrize('state', ['', '#method=nonsense&bypass=99&below=x'])
-def test_first_map_is_auto_and_the_console_has_loo_below(page, demo, state):
-    c = opened(page, state)
+def test_first_map_is_auto_and_the_console_has_loo_below(page, demo):
+    c = opened(page, '#method=nonsense&bypass=99&below=x')
     assert not c.js("document.querySelector('#second').checkVisibility()")
     c.click('#tab-console')
     assert c.js("document.querySelector('#second').checkVisibility()")
@@ -75,7 +74,7 @@ def test_first_map_is_auto_and_the_console_has_loo_below(page, demo, state):
     r = float(pearson(a.scores[~a.is_special], loo.scores[~a.is_special]))
     shown = c.js(NAME).split('r with loo ')[1].replace('−', '-')
     assert float(shown) == pytest.approx(r, abs=5e-3)  # three digits
-    assert 'positive' in c.js('document.title')
+    assert a.label in c.js('document.title')
     # the sentence is shown as text, and nothing is fetched
     said = c.js("document.querySelector('#tokens0').textContent")
     assert said == f'[CLS] {TEXT} [SEP]'
@@ -85,26 +84,24 @@ def test_first_map_is_auto_and_the_console_has_loo_below(page, demo, state):
     assert c.errors == c.offline == []
 
 
-@pytest.mark.parametrize('method', ['cp_lrp', 'rollout', 'ig'])
-def test_methods_switch_by_mouse(page, demo, method):
+def test_methods_switch_by_mouse(page, demo):
     c = opened(page, CONSOLE)
-    c.click(f"[name=method][value={method}]")
-    options = {'target': 1} if method == 'rollout' else {}
-    near(c.js(STATE), explained(demo, method, **options))
+    c.click('[name=method][value=ig]')
+    near(c.js(STATE), explained(demo, 'ig'))
     assert c.js("document.querySelector('#layers').disabled") is True
-    assert f'method={method}' in c.js('location.hash')
+    assert 'method=ig' in c.js('location.hash')
 
 
 def test_layers_switch_by_mouse(page, demo):
     c = opened(page, CONSOLE + '&method=lrp')
-    for layer in (1, 4):
+    for layer in (1, 3):
         c.click(f"#boxes input[value='{layer}']")
-    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[1, 4]))
-    assert 'layer 2, 5' in c.js(NAME)
+    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=[1, 3]))
+    assert 'layer 2, 4' in c.js(NAME)
     assert c.js("document.querySelector('#preset').value") == 'own'
-    c.click("#boxes input[value='1']")
+    c.click("#boxes input[value='3']")
     chosen = "document.querySelector('#preset').selectedOptions[0].textContent"
-    assert c.js(chosen) == 'layer 5 alone'
+    assert c.js(chosen) == 'layer 2 alone'
 
 
 def test_by_keyboard_alone(page, demo):
@@ -145,8 +142,8 @@ def test_by_keyboard_alone(page, demo):
     near(c.js(STATE), explained(demo, 'cp_lrp'))  # the next entry: all layers
     assert pressed('Tab') == '0'
     pressed(' ')
-    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=range(1, 6)))
-    c.key('Tab', 6)
+    near(c.js(STATE), explained(demo, 'attn_lrp', bypass_softmax=range(1, 4)))
+    c.key('Tab', 4)
     assert c.js('document.activeElement.id') == 'below'
     assert c.errors == []
 
@@ -155,7 +152,7 @@ def test_the_first_tab_is_for_whoever_knows_no_method(page, demo):
     c = opened(page)
     a = explained(demo, 'auto')
     said = c.js("document.querySelector('h1').textContent")
-    assert said.startswith("The model's answer: positive, with a probability of")
+    assert said.startswith(f"The model's answer: {a.label}, with a probability of")
     assert float(said.split()[-2]) == pytest.approx(100 * a.probability, abs=0.06)
     # special tokens, layers and r are not seen, though they are there
     seen = (
@@ -176,13 +173,13 @@ def test_the_first_tab_is_for_whoever_knows_no_method(page, demo):
     assert unit.startswith(f'“{a_word(a, top[0])}”') and 'without it the logit' in unit
     c.click('[name=method][value=cp_lrp]')
     unit = c.js("document.querySelector('#unit').textContent")
-    assert unit.endswith('CP-LRP puts so much of the logit down to it.')
+    assert unit.endswith('CP-LRP attributes this much of the logit to it.')
     assert c.js("document.querySelector('#methods').innerText").count('Leaves out') == 2
 
 
 def a_word(a, token):
     "As the reader wrote it."
-    return shown_places(a)[token.place][1]
+    return display_text(a)[token.place][1]
 
 
 def test_inside_another_page_it_complains_of_nothing(page, tmp_path):
@@ -214,20 +211,19 @@ def page_at(path, *asked, state='', **options):
         yield c
 
 
-def test_narrow_and_long(shallow, tmp_path):
-    text, methods = ' '.join(['slow but quiet and'] * 30), ['attn_lrp', 'cp_lrp']
-    with page_at(tmp_path / 'long.html', *shallow, text, method=methods) as c:
+def test_narrow(demo, tmp_path):
+    methods = ['attn_lrp', 'cp_lrp']
+    with page_at(tmp_path / 'a.html', *demo, TEXT, method=methods) as c:
         c.width(360)
-        c.open((tmp_path / 'long.html').as_uri())
+        c.open((tmp_path / 'a.html').as_uri())
         assert c.js('document.documentElement.scrollWidth') <= 360
-        assert c.js("document.querySelector('#boxes input').disabled") is False
         assert c.js("document.querySelector('#below').value") == ''
         assert c.errors == []
 
 
-def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
-    text = ' '.join(['slow'] * 150)
-    with page_at(tmp_path / 'a.html', *shallow, text, method=['loo']) as c:
+def test_a_long_text_offers_the_sweeps(demo, tmp_path):
+    text = ' '.join(['slow'] * 130)
+    with page_at(tmp_path / 'a.html', *demo, text, method=['rollout']) as c:
         for off in ('#boxes input', '#preset option[value=own]'):
             assert c.js(f"document.querySelector('{off}').disabled") is True
         c.js(
@@ -235,16 +231,17 @@ def test_a_long_text_offers_the_sweeps(shallow, tmp_path):
             " '0,1'; p.dispatchEvent(new Event('change')) })()"
         )
         options = dict(method='attn_lrp', bypass_softmax=[0, 1])
-        near(c.js(STATE), explain(*shallow, text, **options)[0])
+        near(c.js(STATE), explain(*demo, text, **options)[0])
         assert c.errors == []
 
 
 def test_special_tokens_do_not_set_the_scale(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr('lrp_loo.reports.page.MAX_FOR_ALL_SETS', (1, 128))
     made = page_data(*demo, TEXT, method=['loo', 'removal'])
     for scores in (*made['methods'].values(), *made['sets'].values()):
         scores[0] = 50.0  # a [CLS] that would hide every word
     monkeypatch.setattr('lrp_loo.reports.page.page_data', lambda *a, **kw: made)
-    (a,) = explain(*demo, [TEXT], method='removal', target=1)
+    (a,) = explain(*demo, [TEXT], method='removal')
     words = ~a.is_special
     largest = float(a.scores[words].abs().max())
     strongest = int(a.scores.where(words, 0).abs().argmax())

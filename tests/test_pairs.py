@@ -5,15 +5,16 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig
 from transformers import LlamaForSequenceClassification
 
-from lrp_loo import audit_pairs, explain_pairs, load
-from lrp_loo.asked.units import Units
-from lrp_loo.core import Attribution, Pairs
-from lrp_loo.methods import METHODS
-from lrp_loo.models import forward
+from lrp_loo import explain_pairs
+from lrp_loo.inputs.units import Units
+from lrp_loo.records import Attribution, Pairs
+from lrp_loo.methods.table import METHODS
+from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
-from lrp_loo.tasks.pairs import affordable_pairs, best_tenth, exact_pairs, forward_cost
-from lrp_loo.tasks.pairs import largest_pairs, pair_agreement, pair_worth, removal_pairs
-from lrp_loo.views.terminal import terminal_pairs
+from lrp_loo.stats import pearson
+from lrp_loo.tasks.pairs import affordable_pairs, exact_pairs
+from lrp_loo.tasks.pairs import largest_pairs, removal_pairs
+from lrp_loo.records.display import terminal_pairs
 
 TEXT = 'hardly ever stupid , and never less than warm'
 SIZE = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
@@ -98,8 +99,8 @@ def test_every_pair_exact_is_the_exact_matrix(demo, exact):
 
 
 def test_the_estimate_follows_the_exact_pairs(exact, estimated):
-    assert pair_agreement(estimated, exact) > 0.9
-    assert best_tenth(exact, exact) == 1.0
+    i, j = torch.combinations(torch.where(exact.is_content)[0]).T
+    assert pearson(estimated.scores[i, j], exact.scores[i, j]) > 0.9
     # a pass at x∖j reads f(x∖j)
     torch.testing.assert_close(
         estimated.main.scores, exact.main.scores, rtol=1e-4, atol=1e-4
@@ -129,18 +130,6 @@ def test_tokens_in_no_unit_stay():
     pairs = exact_pairs(model, None, [enc], 1, units=[units]).info[0]['pairs']
     naive = four_passes(model, enc, [1, 2], [6], 1)
     torch.testing.assert_close(pairs[0, 2], naive, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize('ending', ['html', 'json', 'parquet'])
-def test_saved_and_loaded(tmp_path, estimated, ending):
-    path = tmp_path / f'pairs.{ending}'
-    estimated.save(path)
-    back = load(path)
-    assert isinstance(back, Pairs)
-    assert back.scores.equal(estimated.scores)
-    assert back.main.scores.equal(estimated.main.scores)
-    assert back.info == estimated.info
-    assert repr(back) == repr(estimated)
 
 
 def hostile():
@@ -191,7 +180,7 @@ def naively_affordable(scores, counts, read, forwards):
     return found
 
 
-@pytest.mark.parametrize('forwards', [0, 1, 2, 7, 30, 99])
+@pytest.mark.parametrize('forwards', [0, 2, 7, 99])
 def test_pairs_that_so_many_passes_can_read(forwards):
     g = torch.Generator().manual_seed(forwards)
     scores = torch.randn(8, 8, generator=g)
@@ -203,41 +192,16 @@ def test_pairs_that_so_many_passes_can_read(forwards):
     assert found.tolist() == naive
 
 
-def test_a_pair_is_worth_reading_by_its_estimate_and_by_its_tokens():
-    D = torch.tensor([[0.0, 3.0, 1.0], [3.0, 0.0, -1.0], [1.0, -1.0, 0.0]])
-    alone = torch.tensor([0.0, 2.0, 4.0])
-    worth = pair_worth(D, alone, torch.ones(3, dtype=torch.bool))
-    # means over the matrix without its diagonal: 10 / 9 and 16 / 9
-    assert worth[0, 1] == pytest.approx(3 * 9 / 10)
-    assert worth[1, 2] == pytest.approx(9 / 10 + 8 * 9 / 16)
-    none = pair_worth(0 * D, 0 * alone, torch.ones(3, dtype=torch.bool))
-    assert not none.any()
-
-
 def test_half_the_passes_and_pairs_for_the_rest_cost_no_more(demo):
     whole = explain_pairs(*demo, TEXT, target=1, n_exact=0)[0]
     half = explain_pairs(*demo, TEXT, target=1, n_tokens='half', n_exact='rest')[0]
     n = int((~whole.is_special).sum())
     assert half.info['passes'] == 1 + -(-n // 2)
     budget = 3 * (1 + n)
-    assert budget - 3 < forward_cost(half.info) <= budget
-
-
-@pytest.mark.parametrize('n_exact, forwards', [(4, 4), ('rest', 0)])
-def test_what_passes_have_read_is_not_read_again(demo, n_exact, forwards):
-    found = explain_pairs(*demo, TEXT, target=1, n_exact=n_exact)[0]
-    assert found.info['forwards'] == forwards
+    cost = 3 * half.info['passes'] + half.info['forwards']
+    assert budget - 3 < cost <= budget
 
 
 def test_a_method_of_ones_own_must_give_pairs(demo):
     with pytest.raises(TypeError, match="info\\['pairs'\\]"):
         explain_pairs(*demo, TEXT, METHODS['removal'].run)
-
-
-def test_audit(demo):
-    table = audit_pairs(*demo, [TEXT, 'not bad at all , and not long'], progress=False)
-    assert list(table.index) == ['exact', 'removal, √T passes', 'removal']
-    assert (table.n == 2).all()
-    assert table.r['exact'] == pytest.approx(1.0, abs=1e-6)
-    assert table.r['removal'] > table.r['removal, √T passes'] > 0.3
-    assert (table.cost['removal'] > table.cost['removal, √T passes']).all()

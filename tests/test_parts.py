@@ -22,9 +22,9 @@ from transformers import (
 
 from lrp_loo import audit, explain, explain_pairs
 from lrp_loo.lrp.composite import gradient
-from lrp_loo.models.demos import demo_base
+from lrp_loo.models.loading import demo_base
 from lrp_loo.models.parts import Parts
-from lrp_loo.removal.parts import PART_METHODS, PartsOfText
+from lrp_loo.estimate.parts import PartsOfText
 
 TOKENIZER = AutoTokenizer.from_pretrained(demo_base())
 SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=4)
@@ -229,8 +229,8 @@ def test_the_audit_of_parts():
 
 
 REFUSED = [
-    (dict(units=Parts([['0.9']])), "'0.9' is not there"),
-    (dict(units=Parts([['7']])), "'7' is not there"),
+    (dict(units=Parts([['0.9']])), "no part '0.9'"),
+    (dict(units=Parts([['7']])), "no part '7'"),
     (dict(units='head', method='ig'), 'not known for parts'),
     (dict(units='head', method='auto', passes=2), 'passes=None'),
 ]
@@ -278,11 +278,3 @@ def test_groups_that_are_none():
     for given in ('0.1', [], [['0.1'], []], ['0.1']):
         with pytest.raises(ValueError, match='list of lists'):
             Parts(given)
-
-
-def test_every_method_of_parts_gives_a_number_for_each():
-    model, _, enc = made('mpnet')
-    for method in PART_METHODS:
-        (a,) = explain(model, TOKENIZER, enc, method, target=2, units='head')
-        assert len(a.scores) == 12 and torch.isfinite(a.scores).all()
-        assert a.method == method

@@ -59,14 +59,6 @@ def assert_ours_are(theirs, model, tokenizer, rules):
         assert off <= 1e-5 * scores.abs().max()
 
 
-def test_the_fixture_names_its_versions():
-    assert set(STORED['versions']) == {'lxt', 'torch', 'transformers', 'numpy'}
-
-
-def test_the_fixture_has_every_pair(kept):
-    assert tuple(kept) == PAIRS
-
-
 def test_the_fixture_is_of_these_texts(tokenizer):
     assert STORED['ids'] == IDS == tokenizer(TEXTS)['input_ids']
 

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import naive_llama
-import platformdirs
 import pytest
 import torch
 from conftest import demo_or_skip, shallow_demo
@@ -15,16 +14,14 @@ from naive_mpnet import MPNet
 from tracked import tracked
 
 from lrp_loo import attn_lrp, explain, load_model, lrp_rules
-from lrp_loo.models import demos
-from lrp_loo.models.demos import BASES, DEMOS, cache_folder, demo_base, demo_folder
-from lrp_loo.models.demos import load_demo
+from lrp_loo.models import loading
+from lrp_loo.models.loading import BASES, DEMOS, demo_base, demo_folder
+from lrp_loo.models.loading import load_demo
 from lrp_loo.models.encoding import encode
-from lrp_loo.models.layers import describe_model, n_layers
+from lrp_loo.models.structure import describe_model, n_layers
 
 MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet']
-ADAPTERS = [
-    (name, seed) for name, demo in DEMOS.items() if demo.adapter for seed in demo.seeds
-]
+ADAPTERS = [name for name, demo in DEMOS.items() if demo.adapter]
 SENTENCE = 'The jokes are old, but the film'
 
 
@@ -34,6 +31,7 @@ def large(request):
     return request.param, *demo_or_skip(request.param)
 
 
+@pytest.mark.large
 def test_it_is_a_stock_model_of_its_size(large):
     name, model, _ = large
     llama = name == 'smollm2'
@@ -48,19 +46,7 @@ def test_it_is_a_stock_model_of_its_size(large):
     assert ('stored_as' in said) == llama
 
 
-def test_its_tokenizer_gives_back_what_it_read(large):
-    name, _, tokenizer = large
-    text = 'naïve? “yes” — 12 films, isn’t it'
-    ids = tokenizer(text)['input_ids']
-    plain = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    back = tokenizer.decode(ids, **plain)
-    if name == 'smollm2':
-        assert back == text
-    else:  # it writes in small letters, without accents
-        assert back.replace(' ', '').startswith('naive?“yes”—12films')
-    assert tokenizer.unk_token_id not in ids
-
-
+@pytest.mark.large
 def test_smollm2_is_what_its_package_holds(tmp_path):
     model, tokenizer = demo_or_skip('smollm2')
     # Q4_1: 32 numbers of a row share a scale and an offset
@@ -86,40 +72,23 @@ def test_the_cards_of_all_adapters_that_are_kept_say_what_they_are():
     places = 'lrp_loo/assets', 'research/weights'
     configs = tracked(*(f'{place}/*/adapter_config.json' for place in places))
     kept = {p.parent for p in configs}
-    demos = {demo_folder(*each) for each in ADAPTERS}
+    demos = set(map(demo_folder, ADAPTERS))
     assert demos <= kept
     assert {folder.name for folder in kept - demos} == {'snli-minilm', 'snli-mpnet'}
     for folder in kept:  # the lab's, too
         card = (folder / 'README.md').read_text()
         assert f'# {folder.name}: ' in card
         assert re.search(r'\| accuracy on (validation|test) \(.+\) \| 0\.[6-9]', card)
-    for name, seed in ADAPTERS:
-        folder = demo_folder(name, seed)
+    for name in ADAPTERS:
+        folder = demo_folder(name)
         card = (folder / 'README.md').read_text()
-        assert f'| seed | {seed} |' in card
+        assert '| seed | 0 |' in card
         assert f'base_model: {BASES[DEMOS[name].base].name}' in card
         said = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
         assert float(said[2]) >= (0.92 if name in MPNETS else 0)
 
 
-def test_seeds_are_different_models(monkeypatch, tmp_path):
-    seeds = DEMOS['sst2'].seeds
-    models = [load_demo('sst2', seed=seed)[0] for seed in seeds]
-    assert len({describe_model(m)['sha256'] for m in models}) == len(seeds)
-    # where there is no clone a seed says where it lies
-    monkeypatch.setattr(demos, 'files', lambda package: tmp_path / package)
-    with pytest.raises(FileNotFoundError, match='seed=3.*minilm-sst2-seed3.*research'):
-        load_demo('sst2', seed=3)
-
-
-@pytest.mark.parametrize('name', DEMOS)
-def test_a_seed_that_it_was_not_trained_with_is_refused_by_name(name):
-    for seed in (-1, 99, 'one', None, [0]):
-        with pytest.raises(ValueError, match=re.escape(f'seed={seed!r}')) as said:
-            load_demo(name, seed=seed)
-        assert repr(name) in str(said.value)
-
-
+@pytest.mark.large
 @pytest.mark.parametrize('layers', ['none', 'all'])
 def test_every_operation_has_a_rule(large, layers):
     _, model, tokenizer = large
@@ -161,6 +130,7 @@ def mpnet():
     return model, tokenizer, again, ids
 
 
+@pytest.mark.large
 @pytest.mark.parametrize('method, n', [('attn_lrp', 0), ('cp_lrp', 3)])
 def test_relevance_of_mpnet_is_the_naive_one(mpnet, method, n):
     model, tokenizer, again, ids = mpnet
@@ -168,6 +138,7 @@ def test_relevance_of_mpnet_is_the_naive_one(mpnet, method, n):
     as_explained(model, tokenizer, method, R)
 
 
+@pytest.mark.large
 def test_loo_of_mpnet_is_the_naive_one(mpnet):
     model, tokenizer, again, ids = mpnet
 
@@ -192,6 +163,7 @@ def smollm2():
     )
 
 
+@pytest.mark.large
 @pytest.mark.parametrize('method', ['attn_lrp', 'cp_lrp'])
 def test_relevance_of_smollm2_is_the_naive_one(smollm2, method):
     model, tokenizer, sizes, ids = smollm2
@@ -240,6 +212,7 @@ def naive_next(state, ids, unseen, *, layers, heads, kv_heads, **options):
     return norm(x, 'norm')[-1] @ table.T
 
 
+@pytest.mark.large
 def test_loo_of_smollm2_is_the_naive_one(smollm2):
     model, tokenizer, sizes, ids = smollm2
     logits = partial(naive_next, model.state_dict(), ids, **sizes)
@@ -261,29 +234,12 @@ def no_package(name):
     'name, extra', [*((m, 'base') for m in MPNETS), ('smollm2', 'llm')]
 )
 def test_a_model_that_is_not_installed_is_named(monkeypatch, empty_cache, name, extra):
-    monkeypatch.setattr(demos, 'distribution', no_package)
-    monkeypatch.setattr(demos, 'find_spec', lambda name: None)
+    monkeypatch.setattr(loading, 'distribution', no_package)
+    monkeypatch.setattr(loading, 'find_spec', lambda name: None)
     with pytest.raises(ModuleNotFoundError, match='make models') as said:
         load_demo(name)
     assert f'extra {extra!r}' in str(said.value)
     assert not list(empty_cache.glob('*'))
-
-
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    "Where it was in earlier versions, and else where the system has caches."
-    for name in ('LRP_LOO_CACHE', 'XDG_CACHE_HOME'):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.setattr(
-        platformdirs, 'user_cache_path', lambda *of: tmp_path / 'system'
-    )
-    assert cache_folder() == tmp_path / 'system'
-    for folder in (tmp_path / '.cache' / 'lrp_loo', tmp_path / 'all' / 'lrp_loo'):
-        folder.mkdir(parents=True)
-        assert cache_folder() == folder
-        monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'all'))
-    monkeypatch.setenv('LRP_LOO_CACHE', str(tmp_path / 'ours'))
-    assert cache_folder() == tmp_path / 'ours'
 
 
 def unpacked(tmp):
@@ -299,29 +255,18 @@ def test_a_model_is_unpacked_once_and_what_fails_leaves_nothing(empty_cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        demos._made_once('one', fails)
+        loading._cached('one', fails)
     assert not list(empty_cache.iterdir())
-    folder = demos._made_once('one', unpacked)
+    folder = loading._cached('one', unpacked)
     assert [p.name for p in folder.iterdir()] == ['config.json']
-    assert demos._made_once('one', no_package) == folder
-    assert list(empty_cache.iterdir()) == [folder]
-
-
-def test_who_is_later_takes_what_is_there(empty_cache):
-    def slow(tmp):
-        unpacked(tmp)
-        (demos._made_once('one', unpacked) / 'first').touch()
-        return tmp / 'model'
-
-    folder = demos._made_once('one', slow)
-    assert (folder / 'first').exists()
+    assert loading._cached('one', no_package) == folder
     assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_another_file_is_refused(monkeypatch, empty_cache):
     part = SimpleNamespace(name='a.zip.001', locate=lambda: __file__)
     brought = SimpleNamespace(files=[part])
-    monkeypatch.setattr(demos, 'distribution', lambda name: brought)
+    monkeypatch.setattr(loading, 'distribution', lambda name: brought)
     with pytest.raises(ValueError, match='make models'):
         demo_base('mpnet')
     assert not list(empty_cache.iterdir())

@@ -9,9 +9,9 @@ import pytest
 
 import lrp_loo
 from lrp_loo import load
-from lrp_loo.trust.audit import AuditTable
-from lrp_loo.views import Comparison
-from lrp_loo.views.records import KINDS, Record
+from lrp_loo.evaluate.audit import AuditTable
+from lrp_loo.records import Comparison
+from lrp_loo.records.base import KINDS, Record
 
 TEXTS = [
     'A gripping, funny film that never once talks down to us.',
@@ -56,11 +56,9 @@ def results(demo):
         out.logits[0, 1].backward()
     return dict(
         audit=table,
-        pairs=lrp_loo.audit_pairs(*demo, TEXTS[:2], **QUIET),
         frontier=lrp_loo.frontier(*demo, TEXTS, budgets=(3, 5), **QUIET),
         verdict=lrp_loo.verdict(table),
         calibration=calibration,
-        weights=lrp_loo.fit_layers(*demo, TEXTS, **QUIET),
         top=lrp_loo.top_tokens(*demo, TEXTS[0], 1, **tokens),
         cost=lrp_loo.cost_of(*demo, TEXTS, 1000, 'removal', batch_size=2),
         summary=words[0],
@@ -76,8 +74,8 @@ def records(demo):
 
 
 NAMES = [f'views: {k}' for k in 'one texts comparison comparisons pairs'.split()]
-NAMES += ['views: generation', 'audit', 'pairs', 'frontier', 'verdict', 'calibration']
-NAMES += ['weights', 'top', 'cost', 'summary', 'differing', 'report', 'texts']
+NAMES += ['views: generation', 'audit', 'frontier', 'verdict', 'calibration']
+NAMES += ['top', 'cost', 'summary', 'differing', 'report', 'texts']
 every_record = pytest.mark.parametrize('name', NAMES)
 
 

@@ -5,7 +5,6 @@ keys really left out of each softmax, the same function written otherwise.
 import copy
 import itertools
 import math
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,22 +15,21 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.asked.targets import Readout
-from lrp_loo.asked.units import Units
-from lrp_loo.core.files import pad_batch
+from lrp_loo.inputs.targets import Readout
+from lrp_loo.inputs.units import Units
+from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.engines import read_whole
+from lrp_loo.loo.engines import read_stored
 from lrp_loo.loo.removals import input_positions, key_weights
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp, gradient
-from lrp_loo.lrp.layerwise import graph_bytes
-from lrp_loo.methods import ELSEWHERE
+from graph_memory import graph_bytes
 from lrp_loo.methods.baselines import lrp_scores
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
-from lrp_loo.removal import removal_loo_scores, removal_scores
-from lrp_loo.removal.rows import removal_rows_scores, rows_of
-from lrp_loo.removal.one_pass import key_effects, removal_pass
+from lrp_loo.estimate import removal_loo_scores, removal_scores
+from lrp_loo.estimate import RecomputedRows, removal_rows_scores
+from lrp_loo.estimate.one_pass import key_effects, removal_pass
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
 SENTENCES = [
@@ -389,8 +387,8 @@ def test_checkpoints_take_units_and_weights(family, task):
     inputs = random_inputs(model)
     units = spans(inputs)
     g = torch.Generator().manual_seed(0)
-    each = [torch.rand(1, len(units), generator=g) for _ in range(5)]
-    for weights, by_row in itertools.product((None, each[0], each), (False, True)):
+    lowered = torch.rand(1, len(units), generator=g)
+    for weights, by_row in itertools.product((None, lowered), (False, True)):
         run = partial(removal_pass, model, inputs, units=[units], weights=weights)
         plain, saving = both_ways(run, by_row=by_row)
         assert plain.terms.shape[-1] == len(units)
@@ -412,7 +410,7 @@ def test_checkpoints_leave_a_batch_s_scores_as_they_are(demo, encs, monkeypatch)
         assert of_largest(saving[0].scores, plain[0].scores) < SINGLE
     # a large map is taken a few heads at a time
     whole = run().scores
-    monkeypatch.setattr('lrp_loo.removal.one_pass.AT_ONCE', 1)
+    monkeypatch.setattr('lrp_loo.estimate.one_pass.AT_ONCE', 1)
     assert of_largest(run().scores, whole) < SINGLE
 
 
@@ -435,7 +433,7 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
     n = input_positions(model, inputs)
     at = torch.linspace(0.5, 1, n, dtype=torch.double)[None]
     for at_once in (1, 2**18):  # one head at a time, then all
-        monkeypatch.setattr('lrp_loo.removal.one_pass.AT_ONCE', at_once)
+        monkeypatch.setattr('lrp_loo.estimate.one_pass.AT_ONCE', at_once)
         rows = dict(own_rows=True, weights=at)
         for options in (dict(weights=at), rows, dict(by_row=True)):
             again, recorded = made_again_and_recorded(model, inputs, **options)
@@ -595,17 +593,6 @@ def test_a_model_without_attention_is_refused():
         removal_scores(NoAttention().eval(), None, [enc])
 
 
-# --- what is no option of a method
-
-
-@pytest.mark.parametrize('method', ['removal', 'removal+loo'])
-@pytest.mark.parametrize('name', sorted(ELSEWHERE))
-def test_an_option_of_another_method_is_named_with_what_to_take(demo, method, name):
-    said = f'{name}=1 is no option of method {method!r}; take {ELSEWHERE[name]}'
-    with pytest.raises(TypeError, match=re.escape(said)):
-        explain(*demo, SENTENCE, method, **{name: 1})
-
-
 def test_the_methods_are_the_direct_formula(demo, encs):
     """The sum of a pass's terms; the same with exact LOO where they are largest; with
     rows the LOO through them, and the others' terms.
@@ -623,8 +610,8 @@ def test_the_methods_are_the_direct_formula(demo, encs):
         direct = one.index_copy(0, exact, loo[exact])
         assert torch.allclose(mixed, direct, atol=1e-4)
         # of rows: what goes through the row that is read, by hand
-        whole = read_whole(demo[0], enc, None, 'attention_mask')
-        rows = rows_of(whole)
+        with torch.no_grad():
+            rows = RecomputedRows(*read_stored(demo[0], enc))
         each = torch.eye(len(one), dtype=torch.bool)
         anew = torch.zeros_like(each).index_fill(1, torch.tensor(rows.read), True)
         rest = through.terms[0].masked_fill(anew.T, 0.0).sum(0)

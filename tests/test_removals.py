@@ -10,9 +10,16 @@ import torch
 from lrp_loo import audit, explain, load_demo
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.engines import subset_logits
-from lrp_loo.loo.removals import REMOVALS, Given, Removal, Resample, as_removal, fill_id
+from lrp_loo.loo.removals import (
+    REMOVALS,
+    ModelInputs,
+    Removal,
+    Resample,
+    as_removal,
+    fill_id,
+)
 from lrp_loo.models.encoding import encode
-from lrp_loo.trust.curves import perturbation_curves, removal_units
+from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"
 
@@ -45,7 +52,7 @@ class Dimmed(Removal):
         def given(share, keep):
             kept = keep[..., None].to(text.embeddings)
             scaled = text.embeddings * (kept + share * (1 - kept))
-            return Given(text.rows(len(keep)), embeddings=scaled)
+            return ModelInputs(text.rows(len(keep)), embeddings=scaled)
 
         return [lambda k: given(0.25, k), lambda k: given(0.75, k)]
 
@@ -93,8 +100,9 @@ def test_a_removal_of_ones_own_in_exact_loo_and_along_curves(
     assert a.info['removal'] == 'neighbour'
     special = torch.zeros(len(loo), dtype=torch.bool)
     special[[0, -1]] = True
-    given = {'loo': loo}, removal_units(special), c, removal
-    morf, lerf = perturbation_curves(model, enc, *given)['loo']
+    given = {'loo': loo}, removal_units(special), c
+    curves = perturbation_curves(model, enc, *given, removal=removal)
+    morf, lerf = curves['loo']
     drops = [morf[0] - morf[1], lerf[0] - lerf[1]]
     content = loo[1:-1]
     near = pytest.approx([float(content.max()), float(content.min())], abs=1e-4)
@@ -148,7 +156,7 @@ def test_what_is_no_removal_is_refused(demo_text):
             return keep
 
     model, _, enc = demo_text
-    with pytest.raises(TypeError, match="'neighbour' must give the model's"):
+    with pytest.raises(TypeError, match="'neighbour' must return the model's"):
         leave_one_out(model, enc, removal=Wrong())
     for wrong in (['delete'], Neighbour):
         with pytest.raises(ValueError, match='is not known; take one of'):
@@ -166,7 +174,7 @@ def test_a_name_stands_for_its_class_and_all_are_pickled(demo_text):
         assert vars(again) == vars(removal)
     again = pickle.loads(pickle.dumps(as_removal(Neighbour())))
     assert again.name == 'neighbour'
-    assert isinstance(again.own, Neighbour)
+    assert isinstance(again.custom, Neighbour)
     assert fill_id(demo_text[1], Neighbour()) is None
 
 

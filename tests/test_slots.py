@@ -9,9 +9,9 @@ import torch
 from lrp_loo import audit, load_demo
 from lrp_loo.methods import explain
 from lrp_loo.stats import agreement
-from lrp_loo.trust.audit import AUDIT_COLUMNS, shared_tokens, slot_baseline
-from lrp_loo.trust.results import Results
-from lrp_loo.trust.verdict import verdict
+from lrp_loo.evaluate.audit import AUDIT_COLUMNS, shared_tokens, slot_baseline
+from lrp_loo.evaluate.results import Results
+from lrp_loo.evaluate.verdict import verdict
 
 REVIEW = 'Review: {text}\nIn short, the movie was'
 FILMS = [
@@ -46,14 +46,6 @@ def loos(decoder):
 @pytest.fixture(scope='module')
 def encs(decoder):
     return [decoder[1](p, return_tensors='pt') for p in PROMPTS]
-
-
-def test_shared_tokens_are_those_of_the_template(decoder, encs):
-    (a,) = explain(*decoder, FILMS[0], 'loo', template=REVIEW)
-    around = (~a.is_content).nonzero().flatten()
-    before = int((around < int(a.is_content.nonzero()[0])).sum())
-    assert shared_tokens(encs) == (before, len(around) - before)
-    assert int(a.is_special.sum()) < before
 
 
 @pytest.mark.parametrize(
@@ -128,7 +120,7 @@ def test_a_method_of_its_name_is_refused_and_it_is_no_method_to_trust(decoder, a
     table, kept = asked
     assert table.loc['slots', 'lerf':'delta_se'].isna().all()
     assert 'slots' not in verdict(kept.rows)['sentence']
-    with pytest.raises(ValueError, match="'slots' stands for"):
+    with pytest.raises(ValueError, match="'slots' is reserved for"):
         audit(*decoder, FILMS, dict(slots=('cp_lrp', {})), **QUIET)
 
 
@@ -141,42 +133,18 @@ def test_texts_that_share_nothing_have_no_row(decoder):
         assert list(table.columns) == AUDIT_COLUMNS
 
 
-def test_a_run_that_goes_on_gives_the_same_table(decoder, asked, tmp_path):
-    table, _ = asked
-    path = tmp_path / 'rows.json'
-    kept = Results(path, {})
-    audit(*decoder, PROMPTS, METHODS, results=kept, **QUIET)
-    whole = json.loads(path.read_text())
-    cut = whole | dict(rows=whole['rows'][:2])
-    path.write_text(json.dumps(cut))
-    again = audit(*decoder, PROMPTS, METHODS, results=Results(path, {}), **QUIET)
-    assert again.equals(table)
-    assert again.below == table.below
-
-
-def test_rows_of_before_are_read(decoder, asked, tmp_path):
-    "Without a map there is no row of constants, and the rest is the same."
+def test_a_resumed_run_gives_the_same_table_and_rows_without_maps_no_slots(
+    decoder, asked, tmp_path
+):
     table, _ = asked
     path = tmp_path / 'rows.json'
     audit(*decoder, PROMPTS, METHODS, results=Results(path, {}), **QUIET)
-    old = json.loads(path.read_text())
-    for row in old['rows']:
-        del row['maps'], row['classes']
-    path.write_text(json.dumps(old))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | dict(rows=stored['rows'][:2])))
     again = audit(*decoder, PROMPTS, METHODS, results=Results(path, {}), **QUIET)
-    assert again.equals(table.drop('slots'))
-    assert again.below == []
-
-
-def test_an_audit_says_on_how_many_texts_a_sum_has_arrived(decoder):
-    kept = Results(None, {})
-    some = {'free': ('ig', {}), 'bound': ('ig', dict(max_steps=3))}
-    table = audit(*decoder, FILMS, some, results=kept, **QUIET)
-    for name, line in zip(some, table.below):
-        of = [row['methods'][name] for row in kept.rows]
-        n = sum(m['arrived'] for m in of)
-        start = f'{name}: the sum is within 2 % of f(x) − f(baseline) on {n} of 5'
-        assert line.startswith(start)
-    late = sum(not row['methods']['bound']['arrived'] for row in kept.rows)
-    assert late
-    assert table.below[1].endswith(f'; {late} at the bound of 3 steps')
+    assert again.equals(table) and again.below == table.below
+    for row in stored['rows']:  # as an older version wrote them
+        del row['maps'], row['classes']
+    path.write_text(json.dumps(stored))
+    again = audit(*decoder, PROMPTS, METHODS, results=Results(path, {}), **QUIET)
+    assert again.equals(table.drop('slots')) and again.below == []

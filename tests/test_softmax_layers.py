@@ -3,7 +3,6 @@ never arrive: right, or refused by name.
 """
 
 import copy
-import functools
 from dataclasses import replace
 
 import pytest
@@ -18,12 +17,11 @@ from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp import watch_gradient
 from lrp_loo.lrp.composite import Composite, gradient
 from lrp_loo.lrp.conservation import conservation
-from lrp_loo.lrp.layerwise import bypass_gradients
 from lrp_loo.methods.baselines import lrp_scores
-from lrp_loo.methods.record import attention_maps
-from lrp_loo.models import check_model, watch_embeddings
-from lrp_loo.models.layers import n_layers, transformer_layers
-from lrp_loo.removal import removal_scores
+from lrp_loo.methods.baselines import attention_maps
+from lrp_loo.models.call import check_model, watch_embeddings
+from lrp_loo.models.structure import n_layers, transformer_layers
+from lrp_loo.estimate import removal_scores
 
 PLAIN = Composite(
     'values', 'all', product='gradient', layer_norm='gradient', activation='gradient'
@@ -216,20 +214,6 @@ def test_parallel_lists_are_held_and_numbered_and_conserve(name):
         lrp_scores(model, None, [inputs], checkpoint=True)
 
 
-def test_blocks_of_layers_with_pooling_between_them_are_numbered_through():
-    sizes = dict(block_sizes=[2, 1], d_model=32, n_head=4, d_head=8, d_inner=64)
-    model = made('FunnelForSequenceClassification', vocab_size=200, **sizes)
-    inputs = random_inputs(model)
-    assert n_layers(model) == len(transformer_layers(model)) == 3
-    held = gradient_of(model, inputs, lrp_rules(model, PLAIN))
-    assert same(held, gradient_of(model, inputs, ConstantWeights()))
-    one = gradient_of(model, inputs, lrp_rules(model, ONE_BYPASSED))
-    only_1 = ConstantWeights(lambda call: call == 1)
-    assert same(one, gradient_of(model, inputs, only_1))
-    with pytest.raises(NotImplementedError, match='checkpoint=True'):
-        lrp_scores(model, None, [inputs], checkpoint=True)
-
-
 @pytest.mark.parametrize('attention', [Attention, FourDimensions, Fused])
 @pytest.mark.parametrize(
     'how', ['attributes', 'sequential', 'list', 'one layer twice', 'heads beside']
@@ -259,18 +243,6 @@ def test_attention_beside_the_layers_is_held_with_all_and_refused_by_number():
     outside = 'last.mix belongs to none of the 2 layers'
     with pytest.raises(ValueError, match=outside):
         gradient_of(model, IDS, lrp_rules(model, ONE_BYPASSED))
-    with pytest.raises(ValueError, match=outside):
-        bypass_gradients(model, IDS, [(), (1,)])
-
-
-def test_a_softmax_without_a_layer_is_named():
-    model = own('attributes')
-    with lrp_rules(model, cp_lrp(), strict=True) as rules:
-        model(**IDS)
-    softmax = rules.report().query("operation == 'softmax'")
-    assert softmax.layer.tolist() == ['-', '-']
-    assert set(softmax.rule) == {'constant weights'}
-    assert softmax.module.tolist() == ['layer0.mix', 'layer1.mix']
 
 
 def test_stages_of_layers_are_all_held_and_not_numbered():
@@ -397,10 +369,6 @@ def test_routers_are_left_alone_and_conserve():
     assert torch.isfinite(scores).all()
 
 
-# ---------------------------------------------------------------- gradients
-# that never arrive
-
-
 @pytest.mark.filterwarnings('ignore')
 def test_a_quantized_linear_layer_is_refused_by_name():
     model = random_model('BERT', dtype=torch.float32)
@@ -499,10 +467,6 @@ def test_what_is_cut_off_and_not_used_is_no_error():
     assert same(found, plain)
 
 
-# ---------------------------------------------------------------- compiled
-# parts, parts in training mode
-
-
 @pytest.mark.parametrize('how', ['wrapped', 'in place', 'forward'])
 def test_a_compiled_part_is_refused_by_name(how):
     model = random_model('BERT', dtype=torch.float32)
@@ -520,38 +484,21 @@ def test_a_compiled_part_is_refused_by_name(how):
         attention_maps(model, **random_inputs(model))
 
 
-def with_a_head_in_training(part):
+class HiddenDropout(nn.Linear):
+    "Drops some of its inputs; its forward has no parameter that says so."
+
+    def forward(self, *args):
+        return super().forward(F.dropout(*args, 0.1, self.training))
+
+
+@pytest.mark.parametrize('part', [nn.Dropout(0.1), HiddenDropout(32, 2)])
+def test_a_part_that_training_changes_is_refused(part):
     model = random_model('BERT')
     model.classifier = part.train()
-    return model
-
-
-def passed_on(forward):
-    "As transformers renames arguments."
-
-    @functools.wraps(forward)
-    def call(*args, **given):
-        return forward(*args, **given)
-
-    return call
-
-
-class Decorated(nn.Linear):
-    "Drops some of its inputs, which its decorated forward does not show."
-
-    @passed_on
-    def forward(self, x):
-        return super().forward(nn.functional.dropout(x, 0.1, self.training))
-
-
-def test_parts_that_training_changes_are_refused_and_no_others():
-    "A new head is in training mode as torch makes it."
-    for part in (nn.Dropout(0.1), nn.BatchNorm1d(2), Decorated(32, 2)):
-        with pytest.raises(ValueError, match='classifier.* is in training mode'):
-            check_model(with_a_head_in_training(part))
-    same = nn.Linear(32, 2), nn.Dropout(0.0), nn.Sequential(nn.Linear(32, 2))
-    for part in same:
-        check_model(with_a_head_in_training(part))
+    with pytest.raises(ValueError, match='classifier.* is in training mode'):
+        check_model(model)
+    model.classifier = nn.Sequential(nn.Linear(32, 2), nn.Dropout(0.0)).train()
+    check_model(model)
 
 
 def test_longformers_global_attention_is_held_constant():

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
+from close import assert_close
 import torch
 import transformers as t
 from small_models import WIDEST, build, inputs_for, masked, number, plain, target_for
 
 from lrp_loo import attn_lrp, cp_lrp, explain
-from lrp_loo.asked.targets import Target
+from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.conservation import conservation
-from lrp_loo.models.towers import as_towers
+from lrp_loo.models.objects import as_multi_part
 
 FAMILIES = ('wav2vec2', 'hubert', 'wavlm', 'whisper')
 CONFORMERS = ('wav2vec2-bert', 'wav2vec2-conformer', 'audio-spectrogram-transformer')
@@ -25,7 +26,7 @@ def test_loo_is_that_of_frames_that_nobody_looks_at(family):
     with torch.no_grad():
         whole = towers.inside(**given).logits[0, 1]
         each = [number(plain(towers, masked(enc, i)), 'sound') for i in range(len(a))]
-    assert a.logit == pytest.approx(float(whole), abs=1e-5)
+    assert_close(a.logit, float(whole))
     torch.testing.assert_close(a.scores, whole - torch.stack(each), rtol=0, atol=1e-5)
     assert a.scores.abs().min() > 0 and not a.is_special.any()
 
@@ -49,9 +50,7 @@ def speech():
     return towers.inside, np.random.default_rng(0).normal(size=1600).astype('float32')
 
 
-@pytest.mark.parametrize(
-    'method', ['attn_lrp', 'removal', 'auto', 'ig', 'grad_x_input']
-)
+@pytest.mark.parametrize('method', ['attn_lrp', 'auto'])
 def test_frames_are_named_by_their_second(speech, method):
     model, wave = speech
     extractor = t.Wav2Vec2FeatureExtractor()
@@ -60,7 +59,7 @@ def test_frames_are_named_by_their_second(speech, method):
     with torch.no_grad():
         logits = model(**read).logits[0]
     assert a.target == int(logits.argmax())
-    assert a.logit == pytest.approx(float(logits.max()), abs=1e-5)
+    assert_close(a.logit, float(logits.max()))
     assert len(a) == 159 and a.tokens[0] == '0.00 s' and a.tokens[-1] == '0.10 s'
     assert (a.scores != 0).all()
 
@@ -71,37 +70,17 @@ def test_a_recognizer_is_asked_about_a_frame(speech):
     torch.manual_seed(0)
     model = t.Wav2Vec2ForCTC(config).eval()
     extractor = t.Wav2Vec2FeatureExtractor()
-    with pytest.raises(ValueError, match='which token'):
+    with pytest.raises(ValueError, match='row per token'):
         explain(model, extractor, [wave])
     (a,) = explain(model, extractor, [wave], 'loo', target=Target(7, position=20))
     read = extractor(wave, sampling_rate=16000, return_tensors='pt')
     with torch.no_grad():
-        assert a.logit == pytest.approx(float(model(**read).logits[0, 20, 7]), abs=1e-5)
+        assert_close(a.logit, float(model(**read).logits[0, 20, 7]))
 
 
 @pytest.mark.parametrize('family', CONFORMERS)
 def test_where_a_frame_goes_on_to_its_neighbours_it_is_refused(family):
     model = build(family, 'sound', WIDEST)
-    assert as_towers(model) is model
-    with pytest.raises(ValueError, match='hears a sound'):
+    assert as_multi_part(model) is model
+    with pytest.raises(ValueError, match='reads a sound'):
         explain(model, t.Wav2Vec2FeatureExtractor(), [np.zeros(160)])
-
-
-@pytest.mark.parametrize(
-    'given, kind, said',
-    [
-        ('a word', TypeError, r'of shape \(n_samples,\)'),
-        (np.zeros((2, 3, 160)), TypeError, r'of shape \(n_samples,\)'),
-        (np.full(160, np.nan, 'float32'), ValueError, 'NaN'),
-        (dict(input_values=torch.zeros(2, 160)), ValueError, 'one sound'),
-        (dict(input_values=torch.zeros(1, 160), x=torch.zeros(1)), ValueError, 'got'),
-    ],
-)
-def test_what_is_no_sound_is_refused(speech, given, kind, said):
-    with pytest.raises(kind, match=said):
-        explain(speech[0], t.Wav2Vec2FeatureExtractor(), [given])
-
-
-def test_a_sound_needs_its_reader(speech):
-    with pytest.raises(TypeError, match='feature extractor'):
-        explain(speech[0], None, [speech[1]])

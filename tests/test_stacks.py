@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import stacks
@@ -10,15 +9,13 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from stacks import ROOT, at_least, ceiling, pinned, requirements
 
-from lrp_loo.trust.results import read_results
-
 REQUIRED = {r.name: r for r in requirements()}
 
 
 def test_parts_name_files_that_are_there():
-    named = [*sum(stacks.PARTS.values(), []), *stacks.QUICK, *stacks.TABLES.values()]
-    files = [name for name in named if name.endswith('.py')]
-    assert [name for name in files if not (ROOT / name).is_file()] == []
+    names = stacks.files_of(stacks.PARTS)
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+    assert set(stacks.QUICK) < set(stacks.PARTS)
 
 
 @pytest.mark.parametrize('name', REQUIRED)
@@ -32,7 +29,6 @@ def test_a_requirement_without_an_oldest_version_is_refused():
         at_least(Requirement('torch<3'))
 
 
-# what a decoder's keys and values, and attention itself, depend on
 @pytest.mark.parametrize('name', ['torch', 'transformers'])
 def test_the_front_page_names_what_is_allowed(name):
     oldest = at_least(REQUIRED[name]).split('==')[1]
@@ -41,9 +37,9 @@ def test_the_front_page_names_what_is_allowed(name):
     assert span in (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def row(part='decoders', stack='newest', versions=None, **counts):
-    found = dict(passed=3, failed=0, skipped=0) | counts
-    return dict(i=stack, versions=versions or {}, parts={part: found})
+def row(stack='newest', **counts):
+    part = dict(passed=3, failed=0, skipped=0) | counts
+    return dict(i=stack, versions={}, parts=dict(decoders=part))
 
 
 def test_a_part_that_failed_or_ran_nothing_has_not_passed():
@@ -60,41 +56,32 @@ def test_a_part_that_failed_or_ran_nothing_has_not_passed():
         ('', True, 1, 'ERROR: conflict'),
     ],
 )
-def test_what_cannot_be_installed_is_said_in_a_line(
+def test_a_failed_installation_is_reported_in_a_line(
     ci, index, code, words, monkeypatch, tmp_path, capsys
 ):
-    def pip(asked, env):
-        failed = 'install' in asked or not index
-        return SimpleNamespace(code=int(failed), said='ERROR: conflict', minutes=0)
+    def pip(words):
+        is_failure = 'install' in words or not index
+        return stacks.Done(int(is_failure), 'ERROR: conflict', 0)
 
     monkeypatch.setenv('CI', ci)
     monkeypatch.setattr(stacks, 'run', pip)
     monkeypatch.setattr(subprocess, 'run', lambda *_, **__: None)
-    given = stacks.arguments(['oldest', '--quick', '--folder', str(tmp_path)])
-    assert stacks.main(given) == code
-    said = capsys.readouterr().err
-    assert said.count('\n') == 1 and words in said
+    options = stacks.arguments(['oldest', '--quick', '--folder', str(tmp_path)])
+    assert stacks.main(options) == code
+    message = capsys.readouterr().err
+    assert message.count('\n') == 1 and words in message
 
 
-def recorded(path, *rows):
-    "The rows that are kept when these come one after the other."
-    for one in rows:
-        made = stacks.record([one], path)
-        path.write_text(json.dumps(made), encoding='utf-8')
-    return read_results(path)['rows']
+def test_rows_of_other_stacks_stay(tmp_path):
+    path = tmp_path / 'stacks.json'
+    for one in (row(), row('oldest'), row(passed=7)):
+        path.write_text(json.dumps(stacks.record([one], path)), encoding='utf-8')
+    rows = json.loads(path.read_text())['rows']
+    assert [r['i'] for r in rows] == ['oldest', 'newest']
+    assert rows[1]['parts']['decoders']['passed'] == 7
 
 
-def test_what_an_earlier_run_found_stays(tmp_path):
-    both = recorded(tmp_path / 'a.json', row(), row(stack='oldest'))
-    assert [r['i'] for r in both] == ['oldest', 'newest']
-    (found,) = recorded(tmp_path / 'b.json', row('guide'), row(passed=7))
-    assert list(found['parts']) == ['decoders', 'guide']
-    other = row(versions={'torch': '3'})
-    (found,) = recorded(tmp_path / 'b.json', other)
-    assert list(found['parts']) == ['decoders']
-
-
-def test_a_stack_that_is_none_is_refused(capsys):
+def test_an_unknown_stack_is_refused(capsys):
     with pytest.raises(SystemExit):
         stacks.arguments(['latest'])
     assert 'no such stack: latest' in capsys.readouterr().err

@@ -9,14 +9,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from transformers import TextClassificationPipeline
 
 from lrp_loo import compare_summaries, explain, summarize, summarize_texts
-from lrp_loo.core import Attribution
-from lrp_loo.reports.summary import places_in_text
-from lrp_loo.reports.summary_views import MOST_PANELS
+from lrp_loo.records import Attribution
+from lrp_loo.reports.summary import MOST_PANELS, token_spans
 from lrp_loo.stats import mean_interval
-from lrp_loo.trust.sweep import read_sweep, sweep
+from lrp_loo.evaluate.sweep import read_sweep, sweep
 
 TEXTS = [
     "A Café's quiet film, and never dull.",
@@ -87,28 +85,11 @@ def test_tokens_are_found_whatever_the_vocabulary_did(demo, text):
     model, tokenizer = demo
     (a,) = explain(model, tokenizer, [text])
     pieces = [t.removeprefix('##') for t in a.tokens[1:-1] if t != '[UNK]']
-    places = places_in_text(pieces, text.replace('😀', ''))
+    places = token_spans(pieces, text.replace('😀', ''))
     enc = tokenizer(text, return_offsets_mapping=True)
     want = [o for o, i in zip(enc['offset_mapping'], enc['input_ids'])]
     known = [tuple(o) for o, t in zip(want, a.tokens) if t[0] != '[']
     assert places == known
-
-
-def test_words_from_tokens_are_the_words_of_explain(demo):
-    "Gradient methods add pieces up either way."
-    from_tokens, from_words = (
-        summarize(
-            explain(*demo, TEXTS, 'attn_lrp', 1, units=unit), texts=TEXTS, min_count=1
-        )
-        for unit in ('token', 'word')
-    )
-    one, two = content(from_tokens), content(from_words)
-    # the emoji is [UNK] to the vocabulary: that text is read from its tokens
-    for column in ('written', 'start', 'end'):
-        a, b = (d[d.text < 4][column].tolist() for d in (one, two))
-        assert a == b
-    both = one[one.text < 4].score, two[two.text < 4].score
-    assert np.allclose(*both, atol=1e-4 * two.score.abs().max())
 
 
 def test_case_is_folded_and_shown_small_where_it_was_ever_so_written(found):
@@ -162,14 +143,6 @@ def test_numbers_are_those_of_a_plain_loop():
         assert np.allclose([row['low'], row['high']], mean_interval(means))
 
 
-def test_groups_of_ones_own():
-    maps = [made(['w'], [x]) for x in (1.0, 2.0, -1.0, -2.0)]
-    s = summarize(maps, by_class=[1, 1, 0, 0], min_count=2)
-    table = s.to_frame().set_index('class')
-    assert dict(table['mean']) == {'0': -1.5, '1': 1.5}
-    assert s.classes == ['0', '1']
-
-
 def test_maps_come_back_in_order_whatever_their_length(demo, of_words):
     s = summarize_texts(
         *demo, TEXTS, target=1, min_count=1, batch_size=1, progress=False
@@ -185,13 +158,6 @@ def test_loo_takes_a_word_away_at_once(demo):
     at = a.tokens.index('lighthouse-keeper')
     (row,) = s['lighthouse-keeper'].to_dict('records')
     assert np.isclose(row['score'], float(a.scores[at]), atol=1e-4)
-
-
-def test_a_pipeline_is_taken(demo, found):
-    model, tokenizer = demo
-    pipe = TextClassificationPipeline(model=model, tokenizer=tokenizer)
-    s = summarize_texts(pipe, None, TEXTS, target=1, min_count=1, progress=False)
-    assert s.words == found.words
 
 
 def test_a_word_leads_to_its_places(found):
@@ -327,15 +293,3 @@ def test_beeswarm_has_a_dot_for_each_occurrence(found):
     assert dots == sum(len(found[w]) for w in words)
     shown = [t.get_text().split('  ')[0] for t in ax.get_yticklabels()]
     assert shown == list(words)
-
-
-def test_scatter_names_the_words_furthest_apart():
-    maps = random_maps()
-    other = random_maps(seed=0)
-    for a in other:
-        a.scores *= torch.linspace(0.5, 1.5, len(a))
-    both = compare_summaries(summarize(maps), summarize(other))
-    texts, words = both.scatter(3).axes
-    assert sum(b.get_height() for b in texts.patches) == both.texts.r.count()
-    named = sorted(t.get_text() for t in words.texts)
-    assert named == sorted(both.words.word[:3])

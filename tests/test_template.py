@@ -2,23 +2,21 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
-from lrp_loo.asked.targets import settled
+from lrp_loo.inputs.targets import fix_index
 from lrp_loo.cli import main
-from lrp_loo.data import load_texts
-from lrp_loo.methods import METHODS, explain
-from lrp_loo.models.demos import load_demo
+from lrp_loo.methods import explain
+from lrp_loo.models.loading import load_demo
 from lrp_loo.reports.page import page_data
 from lrp_loo.reports.summary import summarize_texts
-from lrp_loo.stats import agreement, pearson
+from lrp_loo.stats import agreement
 from lrp_loo.tasks.pairs import explain_pairs
-from lrp_loo.trust.audit import audit
-from lrp_loo.trust.intervals import calibrate
-from lrp_loo.trust.results import Results
-from lrp_loo.views import load
+from lrp_loo.evaluate.audit import audit
+from lrp_loo.evaluate.intervals import calibrate
+from lrp_loo.evaluate.results import Results
+from lrp_loo.records import load
 
 REVIEW = 'Review: {text}\nIn short, the movie was'
 FILM = 'a slow start, then a gripping , funny second half'
@@ -55,65 +53,22 @@ def test_without_a_template_all_but_special_tokens_is_content(encoder):
     assert a.is_content.equal(~a.is_special)
 
 
-@pytest.mark.parametrize('method', sorted(set(METHODS) - {'loo'}))
+@pytest.mark.parametrize('method', ['auto', 'ig', 'attn_lrp', 'removal', 'rollout'])
 def test_scores_are_those_of_the_whole_prompt(decoder, method):
-    if not METHODS[method].any_model:
-        pytest.skip('takes models that it names alone')
     (a,) = explain(*decoder, FILM, method, template=REVIEW)
     (whole,) = explain(*decoder, REVIEW.format(text=FILM), method)
     torch.testing.assert_close(a.scores, whole.scores)
 
 
-def test_a_template_moves_r_by_less_than_it_changes_the_model(decoder):
-    """Twenty tokens around every text of the small decoder. The model changes: its
-    exact LOO of the same words is another (1 − r). `removal` follows the change, so
-    over the text its r moves by less. (AttnLRP's and CP-LRP's move by more: alone,
-    a text's own first token takes the attention that here a template's takes.)
-    """
-    model, tokenizer = decoder
-    long = (
-        'Here is what one of the people who saw it wrote down at home : {text}'
-        ' That is all there is .'
-    )
-    texts = [t for t in load_texts('sst2', 'embedded').texts if len(t) > 60][:24]
-    assert len(tokenizer(long.format(text=''))['input_ids']) >= 20
-    r, r_inside, changed, weight = [], [], [], []
-    for text in texts:
-        (loo,) = explain(model, tokenizer, text, 'loo')
-        how = dict(target=loo.target, template=long)
-        (inside,) = explain(model, tokenizer, text, 'loo', **how)
-        (a,) = explain(model, tokenizer, text, 'removal', loo.target)
-        (b,) = explain(model, tokenizer, text, 'removal', **how)
-        r.append(agreement(a.scores, loo.scores, ~loo.is_content))
-        r_inside.append(agreement(b.scores, inside.scores, ~inside.is_content))
-        same = pearson(loo.scores[loo.is_content], inside.scores[inside.is_content])
-        changed.append(1 - float(same))
-        off = (inside.scores - inside.scores.mean()) ** 2
-        weight.append(float(off[~inside.is_content].sum() / off.sum()))
-    moved = abs(np.mean(r_inside) - np.mean(r))
-    assert 0.05 < np.mean(changed)
-    assert moved < np.mean(changed), (moved, np.mean(changed))
-    # what a correlation over all tokens would be about
-    assert np.mean(weight) > 0.25
-
-
 def test_an_audit_counts_the_text_alone(decoder):
     model, tokenizer = decoder
     texts = [FILM, 'two hours that no one gives back', 'fine , and not too long']
-    results = Results(None, {})
-    methods = ('loo', 'cp_lrp')
-    table = audit(
-        model,
-        tokenizer,
-        texts,
-        methods,
-        template=REVIEW,
-        progress=False,
-        results=results,
-    )
+    results, methods = Results(None, {}), ('loo', 'cp_lrp')
+    options = dict(template=REVIEW, progress=False, results=results)
+    table = audit(model, tokenizer, texts, methods, **options)
     for row, text in zip(results.rows, texts):
         (loo,) = explain(model, tokenizer, text, 'loo', template=REVIEW)
-        target = settled(None, loo.target)
+        target = fix_index(None, loo.target)
         (cp,) = explain(
             model, tokenizer, text, 'cp_lrp', target=target, template=REVIEW
         )
@@ -143,7 +98,7 @@ def test_one_text_asked_about_twice_is_no_copy(decoder):
 def test_views_and_files_leave_the_template_out(encoder, tmp_path):
     (a,) = explain(*encoder, FILM, template=REVIEW)
     assert all(t.is_content for t in a.top())
-    assert 'not asked about, outside the scale' in a._repr_html_()
+    assert 'special or template tokens' in a._repr_html_()
     assert a.to_frame().is_content.tolist() == a.is_content.tolist()
     for name in ('a.json', 'a.html', 'a.parquet'):
         a.save(tmp_path / name)
@@ -179,27 +134,22 @@ def test_a_chat_is_a_template(decoder, monkeypatch):
         (dict(template='Review:'), ValueError, '0 times'),
         (dict(template='{text}{text}'), ValueError, '2 times'),
         (dict(template=3), TypeError, 'a str with {text}'),
-        (dict(template='{text}', among=[(0, 3)]), ValueError, 'take one'),
-        (dict(template='{text}', truncation=True), ValueError, 'nothing is cut'),
+        (dict(template='{text}', among=[(0, 3)]), ValueError, 'one of them'),
+        (dict(template='{text}', truncation=True), ValueError, 'give shorter texts'),
         (dict(among=[(0, 999)]), ValueError, 'not in a text of'),
         (dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
         (dict(among=[]), ValueError, 'among='),
         (dict(among=5), TypeError, 'a list of them, got 5'),
-        (dict(among=[(1, 2)]), ValueError, 'no token stands'),
+        (dict(among=[(1, 2)]), ValueError, 'content has no token'),
         (dict(among=[(0, 3)]), ValueError, "'slow'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(encoder, options, error, said):
+def test_what_cannot_be_combined_is_refused(encoder, options, error, said):
     with pytest.raises(error) as refused:
         explain(
             *encoder, 'a slow film' if 'slow' not in said else 'slow film', **options
         )
     assert said in str(refused.value)
-
-
-def test_spans_of_several_texts_are_a_list(encoder):
-    with pytest.raises(TypeError, match='the spans of each text, got 5'):
-        explain(*encoder, ['a film', 'a play'], among=5)
 
 
 def test_pairs_leave_the_template_out(encoder):
@@ -214,7 +164,7 @@ def test_a_calibration_is_not_taken_into_a_template(encoder):
     known = calibrate(*encoder, few, 'removal', progress=False)
     explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
     for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
-        with pytest.raises(ValueError, match='calibrate in the same template'):
+        with pytest.raises(ValueError, match='calibrate that'):
             explain(*encoder, FILM, 'removal', calibration=known, **asked)
 
 
@@ -225,25 +175,13 @@ def test_neither_a_pair_nor_an_encoding_has_a_template(encoder):
             explain(model, tokenizer, given, template=REVIEW)
 
 
-def test_the_command_line_takes_one(capsys, tmp_path):
+def test_the_command_line_takes_one(capsys):
     argv = ['explain', FILM, '--name', 'reviews-sst2', '--json']
     assert main([*argv, '--template', r'Review: {text}\nIn short, it was']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert 0 < sum(row['is_content']) < len(row['tokens']) - 6
     assert main([*argv, '--template', 'Review:']) == 2
     assert '{text}' in capsys.readouterr().err
-    texts = tmp_path / 'texts.csv'
-    texts.write_text(
-        'text\n' + '\n'.join([FILM.replace(',', ''), 'a dull two hours of it'])
-    )
-    audited = ['audit', '--data', str(texts), '--name', 'reviews-sst2']
-    audited += ['--method', 'loo,cp_lrp', '--out', str(tmp_path / 'rows.json')]
-    assert main([*audited, '--template', REVIEW]) == 0
-    kept = json.loads((tmp_path / 'rows.json').read_text())
-    assert kept['config']['template'] == REVIEW
-    capsys.readouterr()
-    assert main(audited) != 0
-    assert 'template' in capsys.readouterr().err
 
 
 def test_a_page_and_a_summary_are_of_the_text(decoder):

@@ -136,7 +136,7 @@ def test_no_entities_are_to_be_had(tagger, tokenizer):
     refused('a str or a list of words, got tuple', of([('a', 'b')]), TypeError)
     refused('texts is empty', of([]))
     refused('need a fast tokenizer', of('a', tok=Slow(tokenizer)))
-    refused("take 'token' or 'word'", of('a', units='sentence'))
+    refused("must be 'token' or 'word'", of('a', units='sentence'))
     unnamed = random(BertForTokenClassification, num_labels=3)
     refused("names none 'O', but LABEL_0, LABEL_1, LABEL_2", of('a', unnamed))
     refused('got BertForSequenceClassification', of('a', load_demo('sst2')[0]))
@@ -191,8 +191,8 @@ def test_no_choices(tokenizer):
     refused('two texts or more, got 1', of('a', ['b']))
     refused('the choice is empty', of('a', ['b', ' ']))
     refused('the question must be a str', of(('a', 'b'), ['b', 'c']), TypeError)
-    refused('target= as well', of('a', ['b', 'c'], target=1))
-    refused('got one str', of('a', 'bc'), TypeError)
+    refused('with target=', of('a', ['b', 'c'], target=1))
+    refused('of images, got str', of('a', 'bc'), TypeError)
     refused(
         'call model.eval',
         lambda: explain_choices(model.train(), tokenizer, 'a', ['b', 'c']),
@@ -201,7 +201,7 @@ def test_no_choices(tokenizer):
     refused('take explain_choices', lambda: explain(model, tokenizer, 'a'))
 
 
-@pytest.mark.parametrize('n', range(1, 40))
+@pytest.mark.parametrize('n', [1, 7, 8, 23, 39])
 def test_windows_cover_a_text(n):
     spans = window_spans(n, 7, 3)
     assert spans[0][0] == 0 and spans[-1][1] == n
@@ -243,19 +243,6 @@ def test_each_window_is_explained_by_itself(tokenizer, method):
     assert not a.exact
 
 
-def test_a_text_that_fits_is_one_window(tokenizer):
-    model = load_demo('sst2')[0]
-    texts = ['a warm and funny film', 'dull']
-    for a, b in zip(
-        explain_windows(model, tokenizer, texts, target='negative'),
-        explain(model, tokenizer, texts, target='negative'),
-        strict=True,
-    ):
-        assert (a.tokens, a.target, a.label) == (b.tokens, b.target, b.label)
-        assert (a.scores - b.scores).abs().max() < 1e-5
-        assert len(a.info['windows']) == 1
-
-
 def test_no_windows(tokenizer, tagger):
     model = load_demo('sst2')[0]
 
@@ -266,7 +253,7 @@ def test_no_windows(tokenizer, tagger):
     refused('overlap must be a whole number, at least 0', of('a', overlap=-1))
     refused('which has 510 tokens', of('a', overlap=510))
     refused('max_length must be a whole number, at least 3', of('a', max_length=2))
-    refused('units= is of a whole text', of('a', units='word'))
+    refused('units= is for a text that is read at once', of('a', units='word'))
     refused('one for all texts', of('a', target=[1]))
     refused('special tokens around it alone', of('a [SEP] b'))
     refused('a row per token', of('a', tagger))

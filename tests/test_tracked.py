@@ -1,15 +1,9 @@
 """Checks look at what git has, and not at what a user has made beside it."""
 
-import re
 import subprocess
 
 import pytest
 import tracked
-from conftest import needs_git
-
-HERE = 'ROOT|RESULTS|FIGURES|BOOK|NBS|FOLDER|__file__'
-LISTED = re.compile(rf'\b({HERE})\b.*\.(r?glob|iterdir)\(')
-LAID_OUT = ('tests/*.py', '.ci/*.py', 'docs/*.py', 'benchmarks/*.py')
 
 
 @pytest.fixture
@@ -41,19 +35,6 @@ def clone(tree):
 def names(folder, *patterns):
     found = tracked.tracked(*patterns)
     return [path.relative_to(folder).as_posix() for path in found]
-
-
-@needs_git
-def test_no_check_lists_the_tree_by_itself():
-    found = [
-        f'{path.name}: {line.strip()}'
-        for path in tracked.tracked(*LAID_OUT)
-        for line in path.read_text(encoding='utf-8').splitlines()
-        if LISTED.search(line)
-    ]
-    # where git does not know the tree
-    (alone,) = found
-    assert alone.startswith('tracked.py: ')
 
 
 def test_git_tells_what_is_the_package_s(clone):

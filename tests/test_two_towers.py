@@ -1,24 +1,19 @@
 """Two towers: each number against the encoder's own two calls."""
 
-import math
-
 import pytest
+from close import assert_close
 import torch
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 from lrp_loo import explain, explain_pairs
-from lrp_loo.asked.targets import Readout
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp import lrp_rules
-from lrp_loo.lrp.composite import attn_lrp, cp_lrp, gradient
+from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.lrp.conservation import conservation
-from lrp_loo.models import forward, watch_embeddings
-from lrp_loo.models.demos import demo_base
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
-from lrp_loo.models.towers import POOLINGS, two_towers
-from lrp_loo.removal.one_pass import removal_pass
+from lrp_loo.models.multipart import POOLINGS, two_towers
 
 PAIR = ('a quiet film about the sea', 'waves , and little talk')
 
@@ -46,22 +41,6 @@ def towers_of(model, pooling):
     torch.manual_seed(1)
     projection = torch.nn.Linear(32, 8, bias=False) if pooling == 'late' else None
     return two_towers(model, pooling, True, projection)
-
-
-def test_a_projection_is_heeded(tokenizer):
-    torch.manual_seed(1)
-    projection = torch.nn.Linear(32, 8, bias=False)
-    towers = two_towers(encoder(), 'late', True, projection)
-    enc = encode(towers, tokenizer, PAIR)
-    n = int((enc['tower_ids'] == 0).sum())
-    with torch.no_grad():
-        parts = [
-            F.normalize(projection(towers.inside(input_ids=ids)[0]), dim=-1)
-            for ids in (enc['input_ids'][:, :n], enc['input_ids'][:, n:])
-        ]
-        value = float(forward(towers, enc).logits)
-    by_tokens = (parts[0] @ parts[1].mT).amax(-1).sum()
-    assert value == pytest.approx(float(by_tokens), abs=1e-5)
 
 
 def by_hand(towers, enc, keep):
@@ -153,43 +132,6 @@ def test_gradients_are_those_of_both_texts_embeddings(given):
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_slope_of_a_keys_weight_and_the_closed_form(given):
-    towers, enc = given
-    towers.double()
-    T = enc['input_ids'].shape[1]
-    n = int((enc['tower_ids'] == 0).sum())
-    readout = Readout(None, forward(towers, enc), enc)
-    ruled = lrp_rules(towers, gradient(), record='attention')
-    with torch.enable_grad(), watch_embeddings(towers), ruled as rules:
-        out = forward(towers, enc)
-    maps = [w.A for w in rules.attention]
-    with torch.enable_grad():
-        found = torch.autograd.grad(readout(out).sum(), maps)
-    slopes, effects = torch.zeros(T).double(), torch.zeros(T).double()
-    for i, (g, A) in enumerate(zip(found, maps)):
-        keys = slice(0, n) if i < 2 else slice(n, None)
-        A = A.detach()
-        part = A * (g - (A * g).sum(-1, keepdim=True))
-        slopes[keys] += part.sum((0, 1, 2))
-        effects[keys] += (part / (1 - A)).sum((0, 1, 2))
-    terms = removal_pass(towers, enc, own_rows=True).terms[0].sum(0)
-    torch.testing.assert_close(terms, effects, rtol=1e-6, atol=1e-9)
-
-    def value(m):
-        with torch.no_grad(), key_weights(m[None]):
-            return float(readout(forward(towers, enc)))
-
-    step = 1e-3
-    for j in (1, n + 1):
-        at = []
-        for k in (0, 1, 2):
-            m = torch.ones(T).double()
-            m[j] = math.exp(-k * step)
-            at.append(value(m))
-        slope = (3 * at[0] - 4 * at[1] + at[2]) / (2 * step)
-        assert slope == pytest.approx(float(slopes[j]), rel=1e-3, abs=1e-6)
-
-
 def test_a_towers_pass_is_shared(tokenizer):
     towers = two_towers(encoder())
     enc = encode(towers, tokenizer, PAIR)
@@ -219,7 +161,7 @@ def test_pairs_across_the_texts(tokenizer):
         return float(by_hand(towers, enc, keep))
 
     expected = f() - f(i) - f(j) + f(i, j)
-    assert float(p.scores[i, j]) == pytest.approx(expected, abs=1e-6)
+    assert_close(p.scores[i, j], expected, scale=1.0)
 
 
 def test_batches_words_and_other_removals(tokenizer):
@@ -236,29 +178,4 @@ def test_batches_words_and_other_removals(tokenizer):
     left = (PAIR[0], PAIR[1].replace('little ', ''))
     place = gone.tokens.index('little')
     same = explain(towers, tokenizer, left, 'loo')[0].logit
-    assert gone.logit - same == pytest.approx(float(gone.scores[place]), abs=1e-5)
-
-
-def test_objects_of_sentence_transformers():
-    library = pytest.importorskip('sentence_transformers')
-    model = library.SentenceTransformer(str(demo_base()), device='cpu')
-    (a,) = explain(model, None, PAIR, 'attn_lrp')
-    one, other = model.encode(list(PAIR), convert_to_tensor=True)
-    assert a.logit == pytest.approx(float(model.similarity(one, other)), abs=1e-5)
-    assert float(a.scores.sum()) == pytest.approx(a.logit, rel=1)
-    model.default_prompt_name, model.prompts = 'query', dict(query='query: ')
-    with pytest.raises(ValueError, match="prompt 'query' before each text"):
-        explain(model, None, PAIR)
-
-
-def test_what_two_towers_do_not_take(tokenizer):
-    towers = two_towers(encoder())
-    for text, said in (
-        ('one text', "give a pair .one, other., got <class 'str'>"),
-        (('a', 'b', 'c'), 'got a tuple of 3'),
-        (('a film', ' '), 'the text is empty'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            explain(towers, tokenizer, text)
-    with pytest.raises(ValueError, match="pooling='sum' is not known"):
-        two_towers(encoder(), 'sum')
+    assert_close(gone.logit - same, float(gone.scores[place]), scale=1.0)

@@ -1,13 +1,12 @@
 "Words and sentences of any script, by Unicode's own rules; where nothing was split, that is said."
 
-import re
 import unicodedata
 import warnings
 
 import pytest
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.asked.units import text_spans
+from lrp_loo.inputs.units import text_spans
 
 
 def cut(text, units):
@@ -72,26 +71,6 @@ CUT += [('sentence', *x) for x in SENTENCES.values()]
 @pytest.mark.parametrize('units, text, parts', CUT, ids=[*WORDS, *SENTENCES])
 def test_words_and_sentences(units, text, parts):
     assert cut(text, units) == parts
-
-
-# as they were before, for European scripts
-BEFORE = {
-    'word': re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]"),
-    'sentence': re.compile(r"\S[^\n]*?(?:[.!?…]+[\"”’')\]]*(?=\s|$)|(?=\n|$))"),
-}
-PLAIN = [
-    "don't -- stop... \"now\" (really!) [sic].\n\n<br />Mr. O'Neil's 1970s-era",
-    "e.g. the U.S. isn't 100% rock'n'roll; a/b, c&d @home #1 £5 «oui» ½ 9½",
-    'Ñandú, Straße, œuvre, IJ, ﬁne — “quoted.” ‘so?’ No\tend .. ?! ...',
-    'under_score __init__ x=1; {a: [1, 2.5]} 10,000.00 http://a.b/c?d=e',
-]
-
-
-@pytest.mark.parametrize('units', BEFORE)
-@pytest.mark.parametrize('text', PLAIN)
-def test_european_scripts_are_cut_as_before(units, text):
-    before = [m.span() for m in BEFORE[units].finditer(text)]
-    assert text_spans(text, units) == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The text to change (`explore`): its numbers are those of a text that is masked by
-hand, nothing stays behind, and its JavaScript does in a browser what it says. In
-JupyterLab itself it is driven by `lab.py`.
+hand, nothing stays behind, and its JavaScript does in a browser what it says.
 """
 
 import gc
@@ -18,10 +17,10 @@ from test_nothing_left import nodes
 from transformers import AutoTokenizer
 
 from lrp_loo import Target, explain
-from lrp_loo.models.demos import demo_base
+from lrp_loo.models.loading import demo_base
 
 widget = pytest.importorskip('lrp_loo.reports.widget', reason='needs anywidget')
-explore, Held = widget.explore, widget.Held
+explore, EditedText = widget.explore, widget.EditedText
 
 TEXT = 'A gripping, funny film that never once talks down to us.'
 LONG = ' '.join([TEXT, 'It drags a little near the end, and then it soars.'] * 3)
@@ -58,13 +57,6 @@ def test_a_text_without_two_words_is_masked_by_hand(demo):
     assert not a.is_content[[2, 4]].any() and len(a) == k
 
 
-def test_one_removed_token_moves_the_logit_by_its_loo(demo):
-    (loo,) = explain(*demo, TEXT, method='loo')
-    w = explore(*demo, TEXT)
-    for i in loo.is_content.nonzero()[:, 0].tolist()[::3]:
-        assert abs(loo.logit - w.ask([i]).logit - loo.scores[i]) < 1e-4
-
-
 def test_the_explained_class_stays_when_the_prediction_turns():
     def predicted(logits):
         return logits[0].argmax()
@@ -73,8 +65,10 @@ def test_the_explained_class_stays_when_the_prediction_turns():
     w = explore(*demo, 'dull, but funny')
     turned = 0
     for i in (1, 2, 3, 4):
-        turned += by_hand(*demo, 'dull, but funny', predicted, i) != w.held.whole.target
-        assert w.ask([i]).target == w.held.whole.target
+        turned += (
+            by_hand(*demo, 'dull, but funny', predicted, i) != w.edited.original.target
+        )
+        assert w.ask([i]).target == w.edited.original.target
     assert turned, 'no word turns this prediction: the test shows nothing'
 
 
@@ -116,14 +110,14 @@ def test_the_row_that_is_read_stays(place):
 
 def test_a_slider_goes_on_from_what_was_computed(demo):
     "One gradient pass, then one step more a request; a smaller budget is kept."
-    held = Held(*demo, LONG, passes=3)
-    held.seconds = 1.0  # as on a slow model
+    held = EditedText(*demo, LONG, passes=3)
+    held.seconds_per_pass = 1.0  # as on a slow model
     first, done = held.step((), 3)
-    assert done and first is held.whole and first.passes == 3 and not first.exact
+    assert done and first is held.original and first.passes == 3 and not first.exact
     steps = []
     while not steps or not done:
         a, done = held.step((), 9)
-        held.seconds = 1.0
+        held.seconds_per_pass = 1.0
         steps.append(a)
     assert [a.passes for a in steps] == sorted(a.passes for a in steps)
     assert 3 < len(steps) <= 6 and 8 < steps[-1].passes <= 9
@@ -139,36 +133,24 @@ def test_a_slider_goes_on_from_what_was_computed(demo):
 @pytest.mark.parametrize(
     'asked, said',
     [
-        (dict(removed=[0], passes=None), "'[CLS]' cannot be removed"),
         (dict(removed=[99], passes=None), '99 cannot be removed'),
         (dict(removed=[2], passes=2), 'passes=2 is less than'),
     ],
 )
 def test_what_the_kernel_refuses_is_said_and_the_picture_stays(demo, asked, said):
     w = explore(*demo, TEXT)
-    before = w.shown
-    w.asked = asked | dict(request='x')
-    assert said in w.shown['error'] and w.shown['done']
-    changed = dict(request='x', error=w.shown['error'])
-    assert w.shown == before | changed
-    w.asked = dict(removed=[2], passes=None, request='y')
-    assert w.shown['error'] == '' and w.shown['removed'] == [2]
-
-
-def test_an_error_of_the_model_is_said(demo, monkeypatch):
-    w = explore(*demo, TEXT)
-
-    def broken(*_, **__):
-        raise RuntimeError('out of memory')
-
-    monkeypatch.setattr(widget, 'explain_batch', broken)
-    w.asked = dict(removed=[2], passes=None, request='x')
-    assert w.shown['error'] == 'out of memory' and w.shown['removed'] == []
+    before = w.answer
+    w.query = asked | dict(request='x')
+    assert said in w.answer['error'] and w.answer['done']
+    changed = dict(request='x', error=w.answer['error'])
+    assert w.answer == before | changed
+    w.query = dict(removed=[2], passes=None, request='y')
+    assert w.answer['error'] == '' and w.answer['removed'] == [2]
 
 
 def test_what_it_does_not_take():
     "Images; texts in place of one; it says what is taken."
-    with pytest.raises(ValueError, match='explore takes a text'):
+    with pytest.raises(ValueError, match='explore accepts'):
         explore(*shallow_demo('mnist', 1), torch.zeros(3, 14, 14))
 
 
@@ -177,9 +159,9 @@ def test_nothing_stays_behind(without_the_rest):
     before = nodes()
     w = explore(model, tokenizer, TEXT, passes=3)
     for request in ([2], [2, 4], []):
-        w.asked = dict(removed=request, passes=5, request=str(request))
-        assert w.shown['error'] == ''
-    assert len(w.held.kept) <= 2
+        w.query = dict(removed=request, passes=5, request=str(request))
+        assert w.answer['error'] == ''
+    assert len(w.edited.maps) <= 2
     w.close()
     del w
     gc.collect()
@@ -201,7 +183,7 @@ window.traits = STATE; window.heard = {}; window.requests = [];
 window.model = {
   get: name => traits[name],
   set: (name, value) => { traits[name] = value },
-  save_changes: () => requests.push(traits.asked),
+  save_changes: () => requests.push(traits.query),
   on: (name, f) => { heard[name] = f },
   off: (name) => { delete heard[name] },
 };
@@ -219,7 +201,7 @@ class Page:
         path.write_text(page, encoding='utf-8')
         c.open('about:blank')
         c.open(path.as_uri())
-        state = json.dumps(dict(shown=w.shown, asked=w.asked, still=w.still))
+        state = json.dumps(dict(answer=w.answer, query=w.query, static_id=w.static_id))
         # as no module: a page of a file may import none
         source = w._esm.replace('export default', 'window.widget =')
         c.js(f'(() => {{ {source} }})(), 0')
@@ -234,14 +216,14 @@ class Page:
         while asked := self.requests():
             assert len(asked) == 1, 'a request is sent while another is out'
             seen += asked
-            self.w.asked = asked[0]
-            shown = json.dumps(self.w.shown)
-            self.c.js(f"traits.shown = {shown}; heard['change:shown']()")
+            self.w.query = asked[0]
+            shown = json.dumps(self.w.answer)
+            self.c.js(f"traits.answer = {shown}; heard['change:answer']()")
         return seen
 
     def word(self, text):
         "A selector of a word."
-        at = [w['text'] for w in self.w.shown['words']].index(text)
+        at = [w['text'] for w in self.w.answer['words']].index(text)
         return f'.words > span:nth-child({at + 1}) button'
 
     def text(self, css):
@@ -305,13 +287,13 @@ def test_words_are_chosen_by_keyboard(page):
 def test_a_slider_that_is_dragged_queues_nothing(browser, demo, tmp_path):
     w = explore(*demo, LONG, passes=3)
     page = Page(browser, tmp_path, w)
-    most = w.shown['most']
+    most = w.answer['max_passes']
     assert not w.explanation.exact and 'expected r' in page.text('.spent')
     page.c.js("document.querySelector('.budget input').focus()")
     page.c.key('ArrowRight', 6)
     (first,) = page.requests()  # the others wait, and only the last is sent
     assert first['passes'] == 4
-    w.held.seconds = widget.STEP  # as on a slow model
+    w.edited.seconds_per_pass = widget.STEP_SECONDS  # as on a slow model
     page.c.js(f"requests.push({json.dumps(first)})")
     seen = page.answer()
     assert {r['passes'] for r in seen} == {4, 9}
@@ -349,8 +331,7 @@ def test_a_kernel_that_is_silent_is_said(page):
 
 
 @needs_browser
-@pytest.mark.parametrize('light', [True, False])
-@pytest.mark.parametrize('width', [1280, 420])
+@pytest.mark.parametrize('width, light', [(1280, True), (420, False)])
 def test_nothing_is_cut(browser, demo, tmp_path, width, light):
     w = explore(*demo, LONG)
     w.ask([2, 4])

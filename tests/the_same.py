@@ -9,8 +9,7 @@ among them (`make models`), what is refused and why, the command line, and the
 paper's rows on three examples. Public names alone are used, so the modules behind
 them may be moved. The code is that which Python finds (PYTHONPATH); which one is
 said first. Numbers depend on the processor: FILE is for one machine, and is not
-committed. One kernel is taken for all products, not the faster of two, which a busy
-machine may time otherwise; LRP_LOO_PRODUCTS=onednn takes the other.
+committed.
 """
 
 import argparse
@@ -22,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from dataclasses import fields, is_dataclass
@@ -289,7 +289,7 @@ def options(values):
 
 
 def models(values):
-    "Every method on every other model; another training; as `load_model` gives it."
+    "Every method on every other model; as `load_model` gives it."
     for name in ('imdb', 'reviews', 'reviews-sst2', 'mpnet-sst2', 'smollm2'):
         for method in METHODS:
             values.explain(f'{name}/{method}/token', name, OWN[2], method=method)
@@ -299,8 +299,6 @@ def models(values):
     for method in METHODS:
         how = dict(method=method)
         values.explain(f'mnist/{method}', 'mnist', image(), **how)
-    seed = lrp_loo.load_demo('sst2', seed=3)
-    values.add('sst2, seed 3', lrp_loo.explain, *seed, TEXT, 'loo')
     *loaded, said = lrp_loo.load_model('demo', 'imdb')
     values.add(f'loaded as {said}', lrp_loo.explain, *loaded, TEXT, 'loo')
 
@@ -372,8 +370,6 @@ def pairs(values):
     asked = (*model('sst2'), TEXT, 'removal')
     how = dict(units='word', target=0, n_exact=3)
     values.add('words', lrp_loo.explain_pairs, *asked, **how)
-    asked = (*model('sst2'), OWN[6:9])
-    values.add('audit', lrp_loo.audit_pairs, *asked, progress=False)
 
 
 def context(values):
@@ -419,20 +415,6 @@ def intervals(values):
         asked = (*model('sst2'), TEXT, 2, found)
         values.add(f'{units}/top', lrp_loo.top_tokens, *asked, 0.8)
         values.add(f'{units}/few', lrp_loo.top_tokens, *asked, 0.99)
-
-
-def layers(values):
-    "A weight for each layer."
-    still = dict(progress=False)
-    for name in ('sst2', 'reviews'):
-        asked = (*model(name), OWN)
-        found = values.add(f'{name}/fit', lrp_loo.fit_layers, *asked, **still)
-        how = dict(method=lrp_loo.weighed_removal, **found.options)
-        values.explain(f'{name}/explained', name, TEXT, **how)
-    for carrier in ('slopes', 'rules'):
-        how = dict(method=lrp_loo.weighed_removal, carrier=carrier)
-        values.explain(f'plain/{carrier}', 'sst2', TEXT, **how)
-    values.add('too few', lrp_loo.fit_layers, *model('sst2'), TEXTS, **still)
 
 
 def summaries(values):
@@ -596,11 +578,198 @@ def reproduce(values):
                     values.keep(f'{path.stem}/{name}/{i}', row)
 
 
+# ---------------------------------------------- parts: models of more than one part
+
+
+def widened(made, std):
+    "Return a model in eval mode with random weights large enough that inputs matter."
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.ndim > 1:
+                p.normal_(0, std)
+    return made.eval()
+
+
+@cache
+def encoder_decoder(name):
+    "Return a small T5 or BART with random weights."
+    common = dict(vocab_size=30522, pad_token_id=0, eos_token_id=102)
+    bart = dict(
+        d_model=32,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        decoder_start_token_id=102,
+        bos_token_id=101,
+        max_position_embeddings=64,
+    )
+    t5 = dict(
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=1,
+        num_heads=4,
+        decoder_start_token_id=0,
+    )
+    kind = getattr(transformers, name)
+    sizes = (t5 if name.startswith('T5') else bart) | common
+    torch.manual_seed(0)
+    return widened(kind(kind.config_class(**sizes)), 0.1)
+
+
+def several_parts(values):
+    "Encoder-decoders, their answers and generations; a sentence encoder's pairs."
+    tokenizer = model('sst2')[1]
+    pair = ('a quiet film about the sea', 'waves and talk')
+    for name in (
+        'T5ForConditionalGeneration',
+        'BartForConditionalGeneration',
+        'BartForSequenceClassification',
+    ):
+        made = encoder_decoder(name)
+        text = pair if name.endswith('Generation') else pair[0]
+        for method in METHODS:
+            key = f'{name}/{method}'
+            values.add(key, lrp_loo.explain, made, tokenizer, text, method)
+            how = dict(units='word', target=1)
+            call = (made, tokenizer, [pair[0]], method)
+            values.add(f'{key}/source', lrp_loo.explain, *call, **how)
+        if name.endswith('Generation'):
+            call = (made, tokenizer, pair[0], ' bad and')
+            values.add(f'{name}/generated', lrp_loo.explain_generation, *call)
+    values.keep('sentences', sentence_pairs())
+
+
+def sentence_pairs():
+    "Explain pairs by a SentenceTransformer around a demo model's encoder, by method."
+    try:
+        import sentence_transformers as library
+    except ImportError:
+        return 'sentence-transformers is not installed'
+    from sentence_transformers import models as parts
+
+    bert, tokenizer = model('sst2')
+    with tempfile.TemporaryDirectory() as parent:
+        folder = str(Path(parent) / 'encoder')  # its name is in the records
+        transformers.BertModel(bert.config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        read = parts.Transformer(folder)
+    read.auto_model.load_state_dict(bert.bert.state_dict(), strict=False)
+    pool = parts.Pooling(read.get_word_embedding_dimension(), pooling_mode='mean')
+    made = library.SentenceTransformer(modules=[read, pool], device='cpu').eval()
+    made_of = Values()
+    for method in METHODS:
+        call = (made, None, [(TEXTS[0], TEXTS[1])], method)
+        made_of.add(method, lrp_loo.explain, *call)
+    return dict(made_of)
+
+
+def sounds_and_images(values):
+    "Frames of a sound, patches of an image, by every method."
+    w = transformers.Wav2Vec2Config(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_dim=(16, 16),
+        conv_stride=(5, 4),
+        conv_kernel=(10, 8),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        classifier_proj_size=16,
+        num_labels=3,
+    )
+    v = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=24,
+        patch_size=8,
+        num_labels=3,
+    )
+    wave = np.sin(np.arange(1600, dtype='float32') ** 1.5 / 50)
+    pixels = torch.linspace(0, 40, 3 * 24 * 24).sin().view(3, 24, 24)
+    torch.manual_seed(0)
+    speech = widened(transformers.Wav2Vec2ForSequenceClassification(w), 0.2)
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    torch.manual_seed(0)
+    vision = widened(transformers.ViTForImageClassification(v), 0.2)
+    for method in METHODS:
+        call = (speech, extractor, [wave], method)
+        values.add(f'sound/{method}', lrp_loo.explain, *call)
+        call = (vision, None, [pixels, -pixels], method)
+        values.add(f'image/{method}', lrp_loo.explain, *call)
+
+
+def heads(values):
+    "Heads, feed-forward blocks and layers in place of tokens."
+    for name in ('sst2', 'reviews-sst2'):
+        for method in ('loo', 'removal', 'auto', 'grad_x_input', 'attn_lrp'):
+            for units in ('head', 'feed_forward', 'layer'):
+                how = dict(method=method, units=units)
+                values.explain(f'{name}/{method}/{units}', name, OWN[2], **how)
+
+
+# -------------------------------------------------------------------------- counts
+
+
+class Counter:
+    """Count calls during a block, without changing what is called: forward passes of
+    a model, calls of its tokenizer, and calls of the package's own functions.
+    """
+
+    def __init__(self, of_model):
+        self.forward = f'{type(of_model).__name__}.forward'
+        self.passes = self.tokenized = self.own = 0
+        self.package = str(home()) + os.sep
+
+    def __call__(self, frame, event, arg):
+        if event != 'call':
+            return
+        code = frame.f_code
+        self.own += code.co_filename.startswith(self.package)
+        self.passes += code.co_qualname == self.forward
+        self.tokenized += code.co_qualname == 'PreTrainedTokenizerBase.__call__'
+
+    def __enter__(self):
+        threading.setprofile(self)
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def counts(values):
+    "What one warm `explain` costs: forward passes, tokenizations, our own calls."
+    for name in ('sst2', 'reviews-sst2'):
+        made, tokenizer = model(name)
+        for method in METHODS:
+            for n in (1, 4):
+                call = (made, tokenizer, OWN[:n], method)
+                lrp_loo.explain(*call)
+                with Counter(made) as counter:
+                    lrp_loo.explain(*call)
+                counted = {
+                    k: getattr(counter, k) for k in ('passes', 'tokenized', 'own')
+                }
+                values.keep(f'{name}/{method}/{n} texts', counted)
+
+
 PARTS = {
     name: globals()[name]
     for name in (
         'explain targets options models tasks labels loo audit pairs context generation'
-        ' intervals layers summaries views texts dataset classes rules shell reproduce'
+        ' intervals summaries views texts dataset classes rules shell reproduce'
+        ' several_parts sounds_and_images heads counts'
     ).split()
 }
 
@@ -618,8 +787,16 @@ def leaves(x, at=''):
     yield at, x
 
 
+def without_message(x):
+    "Return a refusal without its message, whose words may change; else the value."
+    if isinstance(x, str) and x.startswith('refused, '):
+        return x.partition(':')[0]
+    return x
+
+
 def difference(old, new):
-    "In words; '' where two values are the same in every bit."
+    "Describe how two values differ; '' if they are the same in every bit."
+    old, new = without_message(old), without_message(new)
     old, new = dict(leaves(old)), dict(leaves(new))
     places = [*old, *(at for at in new if at not in old)]
     other = [at for at in places if repr(old.get(at, ...)) != repr(new.get(at, ...))]
@@ -637,6 +814,10 @@ def compared(old, new):
     for key in old:
         if key not in new:
             yield f'{key}: missing'
+        elif key.startswith('counts/'):
+            more = {k: n for k, n in new[key].items() if n > old[key][k]}
+            if more:
+                yield f'{key}: more than {old[key]}: {more}'
         elif said := difference(old[key], new[key]):
             yield f'{key}: {said}'
     yield from (f'{key}: new' for key in new if key not in old)
@@ -651,10 +832,9 @@ def home():
 
 
 def quiet():
-    "One thread, one kernel, and no warnings, which are no values."
+    "Use one thread and show no warnings, which are no values."
     warnings.filterwarnings('ignore')
     logging.disable(logging.WARNING)
-    os.environ.setdefault('LRP_LOO_PRODUCTS', 'blas')
     for name in ('HF_HUB_OFFLINE', 'TQDM_DISABLE'):
         os.environ.setdefault(name, '1')
     torch.set_num_threads(1)
@@ -681,9 +861,7 @@ def made_with():
     "What else numbers depend on."
     packages = ('torch', 'transformers', 'numpy', 'scipy', 'pandas')
     return {name: version(name) for name in packages} | dict(
-        python=sys.version.split()[0],
-        kernels=torch.backends.cpu.get_cpu_capability(),
-        products=os.environ['LRP_LOO_PRODUCTS'],
+        python=sys.version.split()[0], kernels=torch.backends.cpu.get_cpu_capability()
     )
 
 

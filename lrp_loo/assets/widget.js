@@ -1,17 +1,17 @@
 // What the browser does of `reports.widget`: it draws what the kernel says
-// (`shown`) and asks for what the reader wants (`asked`), one request at a time.
+// (`answer`) and asks for what the reader wants (`query`), one request at a time.
 const make = (kind, name, parent, more = {}) => {
   const node = Object.assign(document.createElement(kind), { className: name }, more);
   parent.append(node);
   return node;
 };
 const same = (a, b) => a.passes === b.passes && `${a.removed}` === `${b.removed}`;
-const SLOW = 2; // seconds without an answer until that is said
+const SLOW = 2; // seconds without an answer before a notice is shown
 
 function render({ model, el }) {
   const box = make('div', 'lrp-loo lrp-live', el);
   const spent = make('b', 'spent', make('div', '', box));
-  const asked = make('small', 'asked', spent.parentNode);
+  const explained = make('small', 'explained', spent.parentNode);
   const sentence = make('div', 'words', box, { dir: 'auto' });
   sentence.setAttribute('role', 'group');
   sentence.setAttribute('aria-label', 'words: choose one to remove it, or to put it back');
@@ -36,14 +36,14 @@ function render({ model, el }) {
   let hinted = '';
 
   const wish = () => {
-    const { removed, wish: budget } = model.get('shown');
+    const { removed, budget } = model.get('answer');
     return wanted ?? { removed, passes: budget };
   };
 
   function send() {
     since = Date.now();
     sent += 1;
-    model.set('asked', { ...wanted, request: `${own}-${sent}` });
+    model.set('query', { ...wanted, request: `${own}-${sent}` });
     model.save_changes();
   }
 
@@ -63,10 +63,10 @@ function render({ model, el }) {
 
   function draw_word(button, word, i, removed) {
     button.textContent = word.text;
-    const title = removed.includes(i) && !word.said.endsWith('removed') ? word.text : word.said;
+    const title = removed.includes(i) && !word.title.endsWith('removed') ? word.text : word.title;
     button.title = word.fixed ? `${title} (stays)` : title;
     button.className = ['t', word.sign, word.apart && 'apart', word.pale && 'pale'].filter(Boolean).join(' ');
-    button.style.cssText = word.apart || removed.includes(i) ? '' : word.dye;
+    button.style.cssText = word.apart || removed.includes(i) ? '' : word.style;
     button.setAttribute('aria-pressed', removed.includes(i));
     button.setAttribute('aria-label', button.title);
     button.setAttribute('aria-disabled', Boolean(word.fixed));
@@ -74,13 +74,13 @@ function render({ model, el }) {
   }
 
   function draw() {
-    const shown = model.get('shown');
+    const answer = model.get('answer');
     const want = wish();
     const pending = since !== null || wanted !== null;
-    spent.textContent = shown.spent;
-    asked.textContent = ` · ${shown.asked}`;
-    while (sentence.children.length > shown.words.length) sentence.lastChild.remove();
-    shown.words.forEach((word, i) => {
+    spent.textContent = answer.spent;
+    explained.textContent = ` · ${answer.explained}`;
+    while (sentence.children.length > answer.words.length) sentence.lastChild.remove();
+    answer.words.forEach((word, i) => {
       let spot = sentence.children[i];
       if (!spot) {
         spot = make('span', '', sentence);
@@ -91,26 +91,26 @@ function render({ model, el }) {
       spot.className = word.gap ? 'gap' : '';
       draw_word(spot.firstChild, word, i, want.removed);
     });
-    number.textContent = [shown.without && `${shown.without}:`, shown.number].filter(Boolean).join(' ');
-    if (shown.before) make('small', '', number, { textContent: shown.before });
-    changed.textContent = shown.changed;
-    slider.min = shown.least;
-    slider.max = shown.most;
-    slider.value = want.passes ?? shown.most;
-    passes.textContent = want.passes === null ? 'exact' : `${want.passes} of ${shown.most} passes`;
+    number.textContent = [answer.without && `${answer.without}:`, answer.number].filter(Boolean).join(' ');
+    if (answer.before) make('small', '', number, { textContent: answer.before });
+    changed.textContent = answer.changed;
+    slider.min = answer.min_passes;
+    slider.max = answer.max_passes;
+    slider.value = want.passes ?? answer.max_passes;
+    passes.textContent = want.passes === null ? 'exact' : `${want.passes} of ${answer.max_passes} passes`;
     slider.setAttribute('aria-valuetext', passes.textContent);
     back.disabled = want.removed.length === 0;
-    legend.innerHTML = shown.legend; // of the package's own template, which escapes
+    legend.innerHTML = answer.legend; // of the package's own template, which escapes
     const waits = since === null ? 0 : (Date.now() - since) / 1000;
-    const said = waits < SLOW ? '' : `the kernel computes, ${waits.toFixed()} s; where it was started anew, run the cell again`;
-    state.textContent = shown.error || said || hinted;
-    state.classList.toggle('error', Boolean(shown.error));
+    const notice = waits < SLOW ? '' : `the kernel computes, ${waits.toFixed()} s; where it was started anew, run the cell again`;
+    state.textContent = answer.error || notice || hinted;
+    state.classList.toggle('error', Boolean(answer.error));
     box.setAttribute('aria-busy', pending);
   }
 
   function choose(i) {
-    const word = model.get('shown').words[i];
-    hinted = word.fixed ? `${word.text} stays: it is not asked about, or the answer is read there` : '';
+    const word = model.get('answer').words[i];
+    hinted = word.fixed ? `${word.text} stays: it is not content, or the explained number is read there` : '';
     move(i);
     if (word.fixed) draw();
     else toggle(i);
@@ -122,12 +122,12 @@ function render({ model, el }) {
     sentence.children[at].firstChild.focus();
   }
 
-  function heard() {
-    const shown = model.get('shown');
-    if (since !== null && shown.request === `${own}-${sent}`) {
+  function receive() {
+    const answer = model.get('answer');
+    if (since !== null && answer.request === `${own}-${sent}`) {
       since = null;
-      const ended = shown.done || shown.error;
-      if (ended && same(wanted, model.get('asked'))) wanted = null;
+      const ended = answer.done || answer.error;
+      if (ended && same(wanted, model.get('query'))) wanted = null;
       else send();
     }
     draw();
@@ -145,20 +145,20 @@ function render({ model, el }) {
   });
   slider.addEventListener('input', () => {
     const value = Number(slider.value);
-    ask({ passes: value >= model.get('shown').most ? null : value });
+    ask({ passes: value >= model.get('answer').max_passes ? null : value });
   });
   back.addEventListener('click', () => ask({ removed: [] }));
-  model.on('change:shown', heard);
+  model.on('change:answer', receive);
   // the static view, which a notebook without its kernel shows
-  const still = document.querySelector(`[data-lrp-still="${model.get('still')}"]`);
-  const around = still?.closest('.jp-OutputArea-child') ?? still;
+  const static_view = document.querySelector(`[data-lrp-static="${model.get('static_id')}"]`);
+  const around = static_view?.closest('.jp-OutputArea-child') ?? static_view;
   if (around) around.style.display = 'none';
   const clock = setInterval(() => since !== null && draw(), 1000);
   draw();
   return () => {
     clearInterval(clock);
     if (around) around.style.display = '';
-    model.off('change:shown', heard);
+    model.off('change:answer', receive);
   };
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from ..core import stabilize
+from ..core.tensors import stabilize
 
 # %% ../../nbs/02_rules.ipynb #287251d3
 def relevance(
@@ -24,7 +24,7 @@ def relevance(
     R: torch.Tensor | None = None,
     eps: float = 1e-9,  # guards y = 0
 ) -> list[torch.Tensor]:  # one relevance tensor per input, in the inputs' shapes
-    """Gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with
+    """Return gradient × input under the rules that built `y`: R_x = x ⊙ ∂y/∂x with
     g_y = R_y / y (section 2.3).
     """
     xs = [xs] if torch.is_tensor(xs) else list(xs)
@@ -48,7 +48,7 @@ def scale_gradient(
     x: torch.Tensor,  # any activation
     s: float | torch.Tensor,  # a number, or a tensor that broadcasts to x
 ) -> torch.Tensor:  # x, unchanged
-    "The identity; on the way back the gradient is multiplied by `s`."
+    "Return x; multiply its gradient by `s` in the backward pass."
     return _ScaleGradient.apply(x, s)
 
 # %% ../../nbs/02_rules.ipynb #9814aefa
@@ -59,7 +59,7 @@ def epsilon_naive(
     b: float | torch.Tensor = 0.0,  # (n_out,) bias; its share is absorbed
     eps: float = 1e-6,  # ε
 ) -> torch.Tensor:  # (n_in,) relevance of the input
-    "The ε-rule as it is written in equation 1."
+    "Compute the ε-rule as written in equation 1."
     z = x[:, None] * W  # [in, out]
     return (z / stabilize(z.sum(0) + b, eps) * R).sum(1)
 
@@ -68,8 +68,8 @@ def epsilon_rule(
     y: torch.Tensor,  # output of a linear layer (or any product)
     eps: float = 1e-6,  # ε
 ) -> torch.Tensor:  # y, unchanged
-    """The ε of equations 1, 3 and 4 as a gradient: everything upstream is
-    scaled by y / (y + ε sign y).
+    """Apply the ε of equations 1, 3 and 4 as a gradient: scale everything
+    upstream by y / (y + ε sign y).
     """
     if not eps:
         return y
@@ -83,7 +83,7 @@ def product_naive(
     scale: float = 1.0,  # the product is scale·AV (1/√d_k for QKᵀ)
     eps: float = 1e-6,  # ε
 ) -> tuple[torch.Tensor, torch.Tensor]:  # relevance of A, relevance of V
-    """The bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ,
+    """Compute the bilinear rule as written in equations 3a and 3b; with A = Q, V = Kᵀ,
     scale = 1/√d_k it is 4a and 4b.
     """
     c = torch.einsum('...ji,...ip->...jip', A, V) * scale  # every contribution
@@ -104,8 +104,8 @@ def product_rule(
     factors: tuple[int, int] = (1, 1),
     **kwargs: Any,
 ) -> torch.Tensor:  # f(a, b)
-    """f(a, b); on the way back half of the gradient goes to each factor
-    (equations 3, 4), or m/(m+n) and n/(m+n) to products of m and n.
+    """Compute f(a, b); give half of its gradient to each factor (equations 3, 4),
+    or m/(m+n) and n/(m+n) to products of m and n.
     """
     m, n = factors
     a = scale_gradient(a, m / (m + n))
@@ -116,7 +116,7 @@ def product_rule(
 def constant(
     x: torch.Tensor,  # an activation: attention weights, a standard deviation
 ) -> torch.Tensor:  # the same numbers, cut from the graph
-    """Holds `x` constant: no relevance passes through it (CP-LRP at the
+    """Hold `x` constant: no relevance passes through it (CP-LRP at the
     attention weights, section 2.3).
     """
     return x.detach()
@@ -126,6 +126,6 @@ def softmax_naive(
     Z: torch.Tensor,  # (..., i) attention logits
     R_A: torch.Tensor,  # (..., i) relevance of A = softmax(Z)
 ) -> torch.Tensor:  # (..., i) relevance of Z
-    "The softmax rule as it is written in equation 5."
+    "Compute the softmax rule as written in equation 5."
     A = Z.softmax(-1)
     return Z * (R_A - A * R_A.sum(-1, keepdim=True))

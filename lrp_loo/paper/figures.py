@@ -11,14 +11,14 @@ __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2'
 import numpy as np
 import pandas as pd
 
-from ..core.files import resolve_device
+from ..core.tensors import resolve_device
 from ..data import load_texts
-from ..models.demos import load_demo
-from ..models.layers import describe_model
+from ..models.loading import load_demo
+from ..models.structure import describe_model
 from ..models.loading import load_model
 from .common import Study
 from .experiments import text_experiment
-from lrp_loo.paper.layerwise import (
+from lrp_loo.paper.tables import (
     SWEEPS,
     bypass_name,
     entropy_table,
@@ -27,7 +27,7 @@ from lrp_loo.paper.layerwise import (
     sweep_methods,
     table_a3_against_paper,
 )
-from .scale import AT_SCALE, ESTIMATES
+from .tables import AT_SCALE, ESTIMATES
 from lrp_loo.paper.style import (
     NAMES,
     OTHERS,
@@ -41,34 +41,30 @@ from lrp_loo.paper.style import (
     shared_legend,
     themed,
 )
-from .table2 import TABLE2, paper_numbers, table2_against_paper
+from .tables import TABLE2, paper_numbers, table2_against_paper
 from ..stats import mean_se, paired_difference, per_text
-from ..trust.faithfulness import completeness_lines, faithfulness_table
+from ..evaluate.faithfulness import completeness_lines, faithfulness_table
 
 # %% ../../nbs/lib/paper_figures.ipynb #6265cc0b
 COMPARED = ['ig', 'rollout', 'grad_x_input', 'attn_lrp', 'cp_lrp']
 
 # %% ../../nbs/lib/paper_figures.ipynb #34ca2b8e
 @themed
-def plot_agreement(
-    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
-):  # a matplotlib figure
-    """Mean Pearson r with LOO per method with its standard error; the paper's
-    BERT-base as rings (Table 2).
-    """
+def plot_agreement(results: dict):
+    "Draw each method's mean Pearson r with LOO, and the paper's as rings (Table 2)."
     paper = paper_numbers('2').query('metric == "loo_r"')
     bars = dict(width=0.6, label='ours, with its standard error')
     rings = dict(mfc='white', mec='k', ms=7, label='paper (BERT-base)')
     fig, axes = panels(len(results), sharey=True)
     for ax, (name, r) in zip(axes[0], results.items()):
-        known = [m for m in COMPARED if m in r['rows'][0]['methods']]
-        names = [full_name(m).replace(' ', '\n', 1) for m in known]
-        colours = [method_colour(m) for m in known]
-        table = faithfulness_table(r['rows'], known)
+        methods = [m for m in COMPARED if m in r['rows'][0]['methods']]
+        names = [full_name(m).replace(' ', '\n', 1) for m in methods]
+        colours = [method_colour(m) for m in methods]
+        table = faithfulness_table(r['rows'], methods)
         ax.bar(names, table.loo_r, yerr=table.loo_r_se, color=colours, **bars)
         theirs = paper[paper.data == name].set_index('row').paper
-        both = [m for m in known if m in theirs]
-        ax.plot([known.index(m) for m in both], theirs[both], 'o', **rings)
+        both = [m for m in methods if m in theirs]
+        ax.plot([methods.index(m) for m in both], theirs[both], 'o', **rings)
         ax.axhline(0, color='0.5', lw=0.7)
         ax.set_title(caption(r))
     axes[0, 0].set_ylabel('Pearson r with Leave-One-Out')
@@ -83,19 +79,14 @@ SWEEP_STYLE = {  # sweep → its name, how it is drawn
 }
 
 # %% ../../nbs/lib/paper_figures.ipynb #e084ebfd
-def layer_ticks(n_layers: int) -> range:  # layers, from 1
-    "Each of twelve layers, every so many of more."
+def layer_ticks(n_layers: int) -> range:
+    "Return the layers to label, from 1, twelve at most."
     step = -(-n_layers // 12)
     return range(step, n_layers + 1, step)
 
 # %% ../../nbs/lib/paper_figures.ipynb #0000000b
-def sweep_gains(
-    results: dict,  # of `read_results`, with `sweep_methods`
-    column: str,  # 'loo_r' or 'delta'
-) -> pd.DataFrame:  # sweep, k (from 1), mean, low, high, n
-    """What every step gains over AttnLRP on the same texts, with the paired
-    95 % interval.
-    """
+def sweep_gains(results: dict, column: str) -> pd.DataFrame:
+    "Return each sweep step's gain over AttnLRP with its paired 95 % interval."
     rows = results['rows']
     n = results['config']['model']['layers']
     none = per_text(rows, 'attn_lrp', column)
@@ -105,15 +96,12 @@ def sweep_gains(
         return paired_difference(per_text(rows, name, column), none)
 
     steps = [(sweep, k) for sweep in SWEEPS for k in range(1, n + 1)]
-    found = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
-    return pd.DataFrame(found)
+    gains = [dict(sweep=s, k=k) | gain(s, k) for s, k in steps]
+    return pd.DataFrame(gains)
 
 # %% ../../nbs/lib/paper_figures.ipynb #31c29df5
-def paper_gains(
-    part: str,  # 'sst2', 'imdb'; of others the paper has nothing
-    column: str,  # 'loo_r' or 'delta'
-) -> pd.DataFrame:  # sweep, share of the depth, gain over the paper's AttnLRP
-    "Figure 2's curves: Table A3 minus Table 2's AttnLRP, of twelve layers."
+def paper_gains(part: str, column: str) -> pd.DataFrame:
+    "Return Figure 2's curves, Table A3 minus Table 2's AttnLRP, by share of the depth."
     d = paper_numbers('A3').query('data == @part and metric == @column')
     none = paper_numbers('2').query('row == "attn_lrp" and data == @part')
     none = none.query('metric == @column').paper
@@ -123,7 +111,7 @@ def paper_gains(
 
 
 def draw_theirs(ax, results, column):
-    "The paper's curves in grey, at the same share of the depth."
+    "Draw the paper's curves in grey, at the same share of the depth."
     d = paper_gains(results['config']['data']['name'], column)
     n = results['config']['model']['layers']
     for sweep, curve in d.groupby('sweep', sort=False):
@@ -132,14 +120,8 @@ def draw_theirs(ax, results, column):
         ax.plot(curve.depth * n, curve.gain, ls=ls, c='0.6', lw=1, label=label)
 
 # %% ../../nbs/lib/paper_figures.ipynb #0000000c
-def draw_sweeps(
-    ax,  # where to draw
-    results: dict,  # of `read_results`, with `sweep_methods`
-    column: str,  # 'loo_r' or 'delta'
-):
-    """What each sweep gains over AttnLRP, with paired 95 % intervals; AttnLRP
-    dashed at zero, the measure itself on the right.
-    """
+def draw_sweeps(ax, results: dict, column: str):
+    "Draw each sweep's gain over AttnLRP, and the measure itself on the right."
     gains = sweep_gains(results, column)
     apart = np.linspace(-0.18, 0.18, len(SWEEPS))  # that no interval hides
     for sweep, aside in zip(SWEEPS, apart):
@@ -153,27 +135,25 @@ def draw_sweeps(
     blue = method_colour('attn_lrp')
     ax.axhline(0, color=blue, ls='--', lw=1, label=full_name('attn_lrp'))
     draw_theirs(ax, results, column)
-    own = mean_se(per_text(results['rows'], 'attn_lrp', column)).mean
-    if np.isfinite(own):
-        both = (lambda gain: gain + own, lambda measure: measure - own)
-        ax.secondary_yaxis('right', functions=both)
+    measure_of_attn = mean_se(per_text(results['rows'], 'attn_lrp', column)).mean
+    if np.isfinite(measure_of_attn):
+        functions = (
+            lambda gain: gain + measure_of_attn,
+            lambda measure: measure - measure_of_attn,
+        )
+        ax.secondary_yaxis('right', functions=functions)
 
 # %% ../../nbs/lib/paper_figures.ipynb #13cbc358
 SWEPT = {'loo_r': 'r with Leave-One-Out', 'delta': 'Δ = LeRF − MoRF'}
 
 # %% ../../nbs/lib/paper_figures.ipynb #0dd55731
 @themed
-def plot_layerwise(
-    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
-):  # a matplotlib figure
-    """Figure 2: what r with LOO and, where steps have curves, Δ gain over
-    AttnLRP when the softmax is bypassed, with paired 95 % intervals; AttnLRP
-    dashed, r and Δ themselves on the right.
-    """
+def plot_layerwise(results: dict):
+    "Draw Figure 2: the gain in r and Δ when the softmax is bypassed."
     tables = [layer_table(r) for r in results.values()]
 
     def is_swept(column):
-        "Whether a sweep has it at more steps than CP-LRP, which ends it."
+        "Return True if a sweep has this column before its last step, CP-LRP."
         steps = (t[t.k > 0].dropna(subset=column) for t in tables)
         return any(t.groupby('sweep').size().max() > 1 for t in steps)
 
@@ -193,12 +173,8 @@ def plot_layerwise(
 
 # %% ../../nbs/lib/paper_figures.ipynb #0000000e
 @themed
-def plot_entropy(
-    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
-):  # a matplotlib figure
-    """Attention entropy per layer, 1 = uniform: is attention flatter in middle
-    and late layers?
-    """
+def plot_entropy(results: dict):
+    "Draw the attention entropy per layer; 1 is uniform."
     fig, (ax,) = cells(1, height=2.9)
     for r, line in zip(results.values(), ('-', '--')):
         t = entropy_table(r)
@@ -213,21 +189,17 @@ def plot_entropy(
 
 # %% ../../nbs/lib/paper_figures.ipynb #00000011
 @themed
-def plot_areas(
-    results: dict,  # 'sst2', 'imdb' → what `read_results` gave
-):  # a matplotlib figure
-    """LeRF and MoRF (means along the curve) of each method that has curves;
-    the bar between them is Δ (Table 2).
-    """
+def plot_areas(results: dict):
+    "Draw LeRF and MoRF, means along the curve, and Δ between them (Table 2)."
 
     def of_curves(rows):
-        "Table 2 and ours, of methods that have curves."
+        "Return the table of the methods that have curves."
         shown = ('loo', *COMPARED, *ESTIMATES)
         names = [m for m in shown if m in rows[0]['methods']]
         return faithfulness_table(rows, names).dropna(subset='delta')
 
     def averaged(prompts):
-        "What is averaged along a curve."
+        "Return what is averaged along a curve."
         if prompts is None:
             return 'mean logit of the predicted class'
         if any(prompt['answers'] for prompt in prompts.values()):
@@ -259,24 +231,20 @@ SHOWN_A3 = ('sweep', 'k', 'loo_r', 'loo_r_se', 'lerf', 'morf', 'delta')
 SHOWN_A3 += ('gain', 'gain_low', 'gain_high')
 
 # %% ../../nbs/lib/paper_figures.ipynb #cdfdf42d
-def run_text(
-    path,  # the results file
-    part: str,  # 'sst2' or 'imdb'
-    options,  # RunOptions
-):  # Results
-    "Table 2 and Table A3 on one data set."
+def run_text(path, part: str, options):
+    "Write the rows of Table 2 and Table A3 on one data set, 'sst2' or 'imdb'."
     texts = load_texts(part, options.data, seed=options.seed)
-    device, asked = resolve_device(options.device), AT_SCALE.get(options.model)
-    if asked is None:
+    device, at_scale = resolve_device(options.device), AT_SCALE.get(options.model)
+    if at_scale is None:
         model, tokenizer, label = load_model(options.model, part, device)
     else:
-        label = asked.demo[part]
+        label = at_scale.demo[part]
         model, tokenizer = load_demo(label, device=device)
     info = describe_model(model, label)
     n_layers = info['layers']
-    how = dict(methods=TABLE2 | sweep_methods(n_layers))
-    if asked is not None:
-        how = asked.options(n_layers)
+    study = dict(methods=TABLE2 | sweep_methods(n_layers))
+    if at_scale is not None:
+        study = at_scale.options(n_layers)
     return text_experiment(
         path,
         model,
@@ -287,15 +255,12 @@ def run_text(
         chunk=CHUNK[part],
         longest=options.longest or LONGEST_TEXT[part],
         fresh=options.fresh,
-        **how,
+        **study,
     )
 
 # %% ../../nbs/lib/paper_figures.ipynb #00000015
-def text_tables(
-    part: str,  # 'sst2' or 'imdb'
-    results: dict,  # of `read_results`
-) -> list:  # pairs of a heading and a text
-    "Tables 2 and A3 as they are printed."
+def text_tables(part: str, results: dict) -> list:
+    "Return Tables 2 and A3 as they are printed."
     config, s = results['config'], results['summary']
     source = f"{config['data']['source']}, {config['data']['split']}"
     accuracy = ''

@@ -8,7 +8,7 @@ __all__ = ['matplotlib', 'MODULES', 'studies_of', 'words_of', 'print_heading', '
            'reproduce']
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #1f11455b
-from ..core.needs import needs
+from ..core.tools import needs
 
 # here, before the studies' modules ask for them one by one
 matplotlib, *_ = (
@@ -31,13 +31,12 @@ from ..data import source_label
 from lrp_loo.paper.common import (
     RunOptions,
     interval_text,
-    place_of,
+    results_folder_name,
     read_parts,
-    take_over,
 )
 from .ledger import ledger, ledger_notes
-from ..trust.faithfulness import completeness_lines
-from ..trust.results import read_results
+from ..evaluate.faithfulness import completeness_lines
+from ..evaluate.results import read_results
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #29a365f9
 MODULES = (
@@ -47,52 +46,40 @@ MODULES = (
 )
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #bafd1ff5
-def studies_of(
-    modules: tuple = MODULES,  # of whichever package
-) -> list:  # Study records
-    "The studies of some modules, in the order they are run."
+def studies_of(modules: tuple = MODULES) -> list:
+    "Return the studies of some modules, in the order they are run."
     return [s for module in modules for s in import_module(module).STUDIES]
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #a5a81445
-def words_of(studies: list) -> list:  # words of `--only`, in the order they are run
-    "What each of them is called."
+def words_of(studies: list) -> list:
+    "Return the studies' words of `--only`, in the order they are run."
     return [word for study in studies for word in study.words]
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000008
-def print_heading(
-    text: str,  # one line
-):
-    "A line with a line under it."
+def print_heading(text: str):
+    "Print a line with a line under it."
     print(f"\n{text}\n{'-' * len(text)}", flush=True)
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000009
-def run_study(
-    study,  # a Study
-    words: list,  # of `--only`
-    folder: Path,  # where rows go
-    options: RunOptions,
-):
-    "The parts that were asked for, each with its tables."
+def run_study(study, words: list, folder: Path, options: RunOptions):
+    "Run the parts of a study that were asked for, and print the tables of each."
     for part in study.parts(words):
         path = folder / f'{study.files[part]}.json'
         study.run(path, part, options)
         rows = read_results(path)['rows']
-        said = ''
+        printed = ''
         for heading, text in study.tables(part, read_results(path)):
             print_heading(heading)
             print(text, flush=True)
-            said += text
+            printed += text
         if isinstance(rows[0].get('methods'), dict):
             for line in completeness_lines(rows):
-                if line not in said:
+                if line not in printed:
                     print(line, flush=True)
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #0000000a
-def save_figure(
-    figure,  # a matplotlib figure; None: there is nothing to draw
-    path: Path,  # a .png
-):
-    "Whole or not at all, without the program's version in it."
+def save_figure(figure, path: Path):
+    "Write a figure as PNG, whole or not at all, without the program's version in it."
     if figure is None:
         return
     with whole_file(path) as tmp:
@@ -100,27 +87,23 @@ def save_figure(
     matplotlib.pyplot.close(figure)
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #0000000b
-def draw_figures(
-    studies: list,
-    figures: Path,  # where the pictures go
-    *folders: Path,  # that `reproduce` wrote; each file is looked for in all
-):
-    "Every figure, drawn from the results files alone."
+def draw_figures(studies: list, figures: Path, *folders: Path):
+    "Draw every figure from the results files in these folders."
     matplotlib.use('agg')
     for study in studies:
         if not study.figures:
             continue
-        files = study.drawn_from or study.files
-        found = read_parts(files, *folders)
-        if not found:
+        files = study.figure_files or study.files
+        results = read_parts(files, *folders)
+        if not results:
             continue
         for name, draw in study.figures.items():
             path = figures / f'{name}.png'
             try:
-                save_figure(draw(found), path)
+                save_figure(draw(results), path)
             except KeyError as missing:
                 # rows that were made before a study had all that it has now
-                names = ', '.join(files[part] for part in found)
+                names = ', '.join(files[part] for part in results)
                 print(
                     f"{path.name} is not drawn: rows of {names} have no {missing},"
                     " so another version made them; measure them again with"
@@ -129,21 +112,15 @@ def draw_figures(
                 )
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #0000000d
-def against_paper(
-    studies: list,
-    results: Path,  # a folder that `reproduce` wrote
-    # numbers: rows of paper and ours
-) -> dict:
-    """The numbers of Tables 1, 2 and A3, and ours beside them where we have a
-    counterpart; written to `against_paper.json`.
-    """
+def against_paper(studies: list, results: Path) -> dict:
+    "Write the numbers of Tables 1, 2 and A3 with ours to `against_paper.json`."
     numbers = []
     for study in studies:
         if study.numbers is None:
             continue
-        found = read_parts(study.files, results)
-        if found:
-            numbers += study.numbers(found)
+        parts = read_parts(study.files, results)
+        if parts:
+            numbers += study.numbers(parts)
     rows = []
     if numbers:
         table = pd.concat(numbers)
@@ -154,10 +131,8 @@ def against_paper(
     return dict(numbers=rows)
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #0000000e
-def entries_by_study(
-    studies: list,
-) -> dict:  # file without .json → its entries' function
-    "For `ledger`: the studies that have claims of their own."
+def entries_by_study(studies: list) -> dict:
+    "Return the entries' function of each file whose study has claims of its own."
     return {
         name: study.entries
         for study in studies
@@ -166,19 +141,13 @@ def entries_by_study(
     }
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #0000000f
-def files_of(
-    studies: list,
-    words: list,  # of `--only`
-) -> set:  # without .json
-    "The files of rows that they ask for."
+def files_of(studies: list, words: list) -> set:
+    "Return the files of rows, without .json, that these words ask for."
     return {study.files[part] for study in studies for part in study.parts(words)}
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000010
-def print_ledger(
-    entries: list,  # of `ledger`
-    files: set = None,  # of rows, without .json; None: all
-):
-    "A line for each claim on some files, with its interval and p."
+def print_ledger(entries: list, files: set = None):
+    "Print a line for each claim on some files, with its interval and p."
     shown = [e for e in entries if files is None or Path(e['file']).name in files]
     if not shown:
         return
@@ -193,23 +162,20 @@ def print_ledger(
     print(*ledger_notes(shown), sep='\n')
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000012
-def chosen_words(
-    only: str,  # words with commas between them: studies, parts, groups
-    groups: dict,  # a group's name → its words
-) -> list:  # words of single studies or parts
-    "What `--only` asks for; a word that is not known is refused."
+def chosen_words(only: str, groups: dict) -> list:
+    "Return the words that `only` names, or raise UsageError."
     words = [w for name in only.split(',') for w in groups.get(name, [name])]
-    known = dict.fromkeys(w for group in groups.values() for w in group)
-    if unknown := set(words) - set(known):
+    accepted = dict.fromkeys(w for group in groups.values() for w in group)
+    if unknown := set(words) - set(accepted):
         raise UsageError(
             f"only={only!r} names {sorted(unknown)}; take some of"
-            f" {','.join(known)}, or {', '.join(groups)}"
+            f" {','.join(accepted)}, or {', '.join(groups)}"
         )
     return words
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000013
 def checked_options(options: RunOptions) -> RunOptions:
-    "The same, with None for a limit of 0; a negative number is refused."
+    "Return the options with None for a limit of 0; refuse a negative number."
     for name in ('limit', 'seed'):
         value = getattr(options, name)
         if value < 0:
@@ -223,7 +189,7 @@ def reproduce(
     only: str = 'paper',
     out: str | os.PathLike = '.',  # results/ and figures/ are written below it
 ) -> list[dict]:  # the claims on these rows, as `ledger` has them
-    "The paper's experiments, end to end: results, figures, tables."
+    "Run the paper's experiments end to end: results, figures, tables."
     studies = studies_of()
     groups = dict(
         paper=words_of([s for s in studies if s.group == 'paper']),
@@ -233,12 +199,9 @@ def reproduce(
     options = checked_options(options)
     data, model = options.data, options.model
     source = source_label(data)
-    where = place_of(model, source)
+    where = results_folder_name(model, source)
     results = Path(out) / 'results' / where
     figures = Path(out) / 'figures' / where
-    earlier = source if model == 'demo' else f"{source}-{Path(model).name}"
-    for study in studies:
-        take_over(study.files.values(), results, results.with_name(earlier))
     for study in studies:
         run_study(study, words, results, options)
     against_paper(studies, results)

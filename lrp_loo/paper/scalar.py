@@ -33,14 +33,14 @@ def walk(
 def bracketing_leaves(
     bracketing,  # nested pairs of factor numbers
 ) -> list:  # the factors' numbers, left to right
-    "Which factors a bracketing has."
+    "Return the factors of a bracketing."
     return walk(bracketing, lambda i: [i], lambda left, right: left + right)
 
 
 def bracketing_name(
     bracketing,  # nested pairs of factor numbers
 ) -> str:  # as one would write it
-    "The product with its brackets, for tables and titles."
+    "Return the product with its brackets, for tables and titles."
     name = walk(bracketing, lambda i: f"x{i + 1}", lambda a, b: f"({a} {b})")
     return name[1:-1] if name[0] == '(' else name
 
@@ -49,7 +49,7 @@ def checked_factors(
     x,  # n numbers, or an (n,) tensor
     bracketing=None,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # (n,) doubles
-    "The factors of a product, and that its brackets hold each of them once."
+    "Return the factors of a product; check that its brackets hold each once."
     try:
         t = torch.as_tensor(x, dtype=torch.double)
     except (TypeError, ValueError):
@@ -72,7 +72,7 @@ def product(
     x,  # n numbers, or an (n,) tensor
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # y, a scalar
-    """y = x_1 x_2 ⋯ x_n, multiplied two by two in the order of the brackets,
+    """Compute y = x_1 x_2 ⋯ x_n, multiplied two by two in the order of the brackets,
     each time under LRP's product rule.
     """
     x = checked_factors(x, bracketing)
@@ -83,7 +83,7 @@ def scalar_relevance(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # (n,) relevance of each factor, with R_y = y
-    """LRP on a bracketed product: half to each factor at every multiplication,
+    """Compute LRP on a bracketed product: half to each factor at every multiplication,
     from the output down (section 3.1).
     """
     x = checked_factors(x, bracketing).detach().clone().requires_grad_()
@@ -93,7 +93,7 @@ def scalar_relevance(
 def scalar_loo(
     x,  # n numbers
 ) -> torch.Tensor:  # (n,) f(x) - f(x without factor i)
-    """Exact Leave-One-Out of a product, a removed factor being zero (section
+    """Compute exact Leave-One-Out of a product, a removed factor being zero (section
     2.1). It takes no bracketing: none could matter.
     """
     x = checked_factors(x).detach()
@@ -105,7 +105,7 @@ def scalar_loo(
 def leaf_depths(
     bracketing,  # nested pairs of factor numbers
 ) -> list:  # for each factor, left to right, its depth d_i
-    "How many multiplications stand above each factor."
+    "Return the number of multiplications above each factor."
     return walk(bracketing, lambda i: [0], lambda a, b: [d + 1 for d in a + b])
 
 
@@ -113,7 +113,7 @@ def depth_relevance(
     x,  # n numbers
     bracketing,  # nested pairs of the numbers 0 … n-1
 ) -> torch.Tensor:  # (n,)
-    "The closed form of `scalar_relevance`: y 2^(-d_i)."
+    "Compute the closed form of `scalar_relevance`: y 2^(-d_i)."
     x = checked_factors(x, bracketing).detach()
     shares = [2.0**-d for d in leaf_depths(bracketing)]
     return x.prod() * torch.tensor(shares, dtype=x.dtype)
@@ -123,7 +123,7 @@ def scalar_ig(
     x,  # n numbers
     n_steps: int = 16,  # points on the path from 0 to x
 ) -> torch.Tensor:  # (n,)
-    "Integrated Gradients of a product along the straight path from 0."
+    "Compute Integrated Gradients of a product along the straight path from 0."
     if not isinstance(n_steps, int) or n_steps < 1:
         raise ValueError(f"n_steps must be a whole number from 1, got {n_steps!r}")
     x = checked_factors(x).detach()

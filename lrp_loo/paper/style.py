@@ -13,9 +13,9 @@ from functools import partial, wraps
 import matplotlib.pyplot as plt
 import seaborn as sns
 
-from ..core.hooks import taken_back
-from ..methods import METHODS, Method
-from ..models.demos import DEMOS
+from ..core.hooks import undo_on_exit
+from ..methods.table import METHODS, Method
+from ..models.loading import DEMOS
 
 # %% ../../nbs/lib/paper_style.ipynb #dd4e718f
 THEME = {
@@ -36,16 +36,14 @@ THEME = {
 PAGE = 9.2  # inches: a figure that is no wider is shown as it was drawn
 
 # %% ../../nbs/lib/paper_style.ipynb #ba3d5f31
-def themed(
-    draw,  # a function that draws
-):  # the same function
-    "Whatever a function draws, it draws in the theme."
+def themed(draw):
+    "Decorate a drawing function: it draws in the theme."
 
     @wraps(draw)
     def in_theme(*args, **kwargs):
         # not `rc_context`, which also takes back that a notebook shows figures
         before = {name: plt.rcParams[name] for name in THEME}
-        with taken_back(partial(plt.rcParams.update, before)):
+        with undo_on_exit(partial(plt.rcParams.update, before)):
             plt.rcParams.update(THEME)
             return draw(*args, **kwargs)
 
@@ -53,14 +51,8 @@ def themed(
 
 # %% ../../nbs/lib/paper_style.ipynb #00000006
 @themed
-def panels(
-    columns: int,  # side by side
-    rows: int = 1,  # above one another
-    width: float = 4.6,  # of a panel, in inches
-    height: float = 2.9,  # of a panel, in inches
-    **options,  # for `plt.subplots`, such as sharey
-) -> tuple:  # a figure, its axes (rows, columns)
-    "A figure of equal panels that leaves room for its labels."
+def panels(columns, rows=1, width=4.6, height=2.9, **options) -> tuple:
+    "Return a figure of equal panels, sized in inches, and its axes."
     return plt.subplots(
         rows,
         columns,
@@ -72,13 +64,8 @@ def panels(
 
 # %% ../../nbs/lib/paper_style.ipynb #00000007
 @themed
-def cells(
-    n: int,  # how many panels
-    columns: int = 2,  # side by side
-    height: float = 2.5,  # of a panel, in inches
-    **options,  # for `plt.subplots`, such as sharey
-) -> tuple:  # a figure as wide as the page, its n axes
-    "Panels in rows; in the last one a cell may be left for the legend."
+def cells(n: int, columns: int = 2, height: float = 2.5, **options) -> tuple:
+    "Return a figure as wide as the page, and its n axes."
     columns = min(columns, n)
     width = PAGE / columns if columns > 1 else 6.2
     fig, axes = panels(columns, -(-n // columns), width, height, **options)
@@ -87,12 +74,8 @@ def cells(
     return fig, fig.axes
 
 # %% ../../nbs/lib/paper_style.ipynb #00000008
-def shared_legend(
-    fig,  # a figure of `panels` or `cells`
-    columns: int = 4,  # of the legend, where it stands below
-    **options,  # for `Figure.legend`
-):  # the legend
-    "Each label of any panel once, in the cell that is left or below."
+def shared_legend(fig, columns: int = 4, **options):
+    "Draw each label of any panel once, in the free cell or below."
     once = {}
     for ax in fig.axes:
         for handle, label in zip(*ax.get_legend_handles_labels()):
@@ -107,10 +90,10 @@ def shared_legend(
 # %% ../../nbs/lib/paper_style.ipynb #0b95461b
 TITLES = {'sst2': 'SST-2', 'imdb': 'IMDB', 'mnist': 'MNIST'}
 NAMES = {m: method.label for m, method in METHODS.items()}
-OTHERS = ('C5', 'C6', 'C8')  # for what is no method
-# for what has no record: methods of other papers, models on data
+OTHERS = ('C5', 'C6', 'C8')  # colours of anything but methods
+# colours of methods without a record, and of models
 FURTHER = tuple(sns.color_palette('Dark2').as_hex())
-# in figures, where there is room; others as their records have it
+# long names for figures; other methods have the label of their record
 FULL_NAMES = NAMES | {
     'loo': 'Leave-One-Out',
     'ig': 'Integrated Gradients',
@@ -135,49 +118,39 @@ MARKERS = {
 }
 
 # %% ../../nbs/lib/paper_style.ipynb #9f679def
-def base_method(
-    name: str,  # a row's name, such as 'removal, 4 passes'
-) -> str:  # the method that it is a variant of
-    "The method without what was varied."
+def base_method(name: str) -> str:
+    "Return the method of a row's name, without what was varied."
     if ' exact' in name:  # exact passes beside the estimate
         return 'removal+loo'
     return name.split(',')[0]
 
 # %% ../../nbs/lib/paper_style.ipynb #0000000d
 def _named(name, names):
-    "The method by another name, and what was varied behind it."
+    "Return the method's other name, with what was varied."
     base = base_method(name)
     if base not in names or not name.startswith(base):
         return name
     return names[base] + name.removeprefix(base)
 
 
-def method_label(
-    name: str,  # a row's name
-) -> str:  # as the reader sees it
-    "A method's name in every table; variants keep what was varied."
+def method_label(name: str) -> str:
+    "Return a method's name in tables; variants keep what was varied."
     return _named(name, NAMES)
 
 # %% ../../nbs/lib/paper_style.ipynb #0000000e
-def full_name(
-    name: str,  # a row's name
-) -> str:  # as the reader sees it
-    "A method's name in every figure; variants keep what was varied."
+def full_name(name: str) -> str:
+    "Return a method's name in figures; variants keep what was varied."
     return _named(name, FULL_NAMES)
 
 
-def method_colour(
-    name: str,  # a row's name
-):  # a matplotlib colour
-    "A method's colour in every figure; variants share it."
+def method_colour(name: str):
+    "Return a method's matplotlib colour; variants share it."
     method = METHODS.get(base_method(name))
     return method.colour if method else Method.colour
 
 # %% ../../nbs/lib/paper_style.ipynb #0000000f
-def method_look(
-    name: str,  # a row's name
-) -> dict:  # colour and marker, as matplotlib's `plot` takes them
-    "How a method is drawn in every figure; variants share it."
+def method_look(name: str) -> dict:
+    "Return a method's colour and marker for matplotlib's `plot`."
     marker = MARKERS.get(base_method(name), '>')
     return dict(color=method_colour(name), marker=marker)
 
@@ -194,49 +167,39 @@ _MODEL_MARKERS = 'osD^vP'
 
 # %% ../../nbs/lib/paper_style.ipynb #162ea1ed
 def _place_of(model):
-    "Which of MODELS it is; None: another."
+    "Return which of MODELS a model is, or None."
     name = model['name']
     folder = DEMOS[name].folder if name in DEMOS else name
     return next((m for m in MODELS if folder.startswith(m)), None)
 
 # %% ../../nbs/lib/paper_style.ipynb #00000013
-def model_name(
-    model: dict,  # of `describe_model`
-) -> str:  # as the reader sees it; of another model, its own name
-    "A model's name in every figure."
+def model_name(model: dict) -> str:
+    "Return a model's name in figures."
     return MODELS.get(_place_of(model), model['name'])
 
 
-def model_look(
-    model: dict,  # of `describe_model`
-) -> dict:  # colour and marker, as matplotlib's `plot` takes them
-    "How a model is drawn in every figure."
-    found = _place_of(model)
-    if found is None:
+def model_look(model: dict) -> dict:
+    "Return a model's colour and marker for matplotlib's `plot`."
+    family = _place_of(model)
+    if family is None:
         return dict(color='0.4', marker='h')
-    k = list(MODELS).index(found)
+    k = list(MODELS).index(family)
     return dict(color=FURTHER[k], marker=_MODEL_MARKERS[k])
 
 # %% ../../nbs/lib/paper_style.ipynb #00000014
-def data_name(
-    data: dict,  # of a results file's configuration
-) -> str:  # as the reader sees it
-    "A data set's name in every figure."
+def data_name(data: dict) -> str:
+    "Return a data set's name in figures."
     return TITLES.get(data['name'], data['name'])
 
 
-def short_caption(
-    results: dict,  # of `read_results`
-) -> str:  # model, data
-    "Where a narrow panel's numbers come from."
+def short_caption(results: dict) -> str:
+    "Return the model and data of a narrow panel."
     c = results['config']
     return f"{model_name(c['model'])}, {data_name(c['data'])}"
 
 # %% ../../nbs/lib/paper_style.ipynb #00000015
-def caption(
-    results: dict,  # of `read_results`
-) -> str:  # data and split, model, number of texts
-    "Where a panel's numbers come from."
+def caption(results: dict) -> str:
+    "Return the data, split, model and number of texts of a panel."
     data = results['config']['data']
     where = f"{data_name(data)} {data.get('split', '')}".strip()
     rows = results['rows']

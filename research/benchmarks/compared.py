@@ -1,6 +1,6 @@
 """The same sentence through LXT, SHAP and inseq (results/compared.json).
 
-    python benchmarks/compared.py
+    python research/benchmarks/compared.py
 
 An environment variable names each peer's python; how the environment is made
 stands at its function in peer_sentence.py. All must be there: the file holds

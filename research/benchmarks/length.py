@@ -15,17 +15,15 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / 'benchmarks'))
 
 import torch
 from common import arguments
 
-from lrp_lab.passes import removal_passes_scores
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
-from lrp_loo.trust.results import Results
+from lrp_loo.evaluate.results import Results
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 NUMBERS = (1, 4, 16, 64)
@@ -44,13 +42,7 @@ METHODS = {
     'rollout': ('rollout', {}),
     'ig': ('ig', {}),
     'removal': ('removal', {}),
-    'removal, 4 passes': (removal_passes_scores, dict(n_groups=3)),
-    'removal, 9 passes': (removal_passes_scores, dict(n_groups=8)),
     'removal+loo': ('removal+loo', {}),
-    'contexts, 4 passes': (
-        removal_passes_scores,
-        dict(weight=[1.0, 0.1], n_contexts=1),
-    ),
     'loo': ('loo', {}),
 }
 

@@ -66,7 +66,7 @@ def main():
     a = ap.parse_args()
     if a.one:
         return print(json.dumps(measure(int(a.one[0]), a.one[1] == 'checkpoint')))
-    from lrp_loo.trust.results import Results
+    from lrp_loo.evaluate.results import Results
 
     r = Results(
         a.out,

@@ -1,6 +1,6 @@
 """One sentence explained by one peer, as its own documentation calls it.
 
-    python benchmarks/peer_sentence.py PEER FOLDER TEXT [CONTINUATION]
+    python research/benchmarks/peer_sentence.py PEER FOLDER TEXT [CONTINUATION]
 
 Prints one JSON object: the peer's versions, the tokens it read, a score for
 each, and what was explained. Run by each peer's own python (`compared.py`);

@@ -19,9 +19,11 @@ import pandas as pd
 import torch
 
 from .parts import BEYOND, SENTENCES, TEXTS, part_examples
+from .parts import agreement_rows
+from lrp_loo.evaluate.results import Results
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import cp_lrp
-from lrp_loo.models import forward, watch_embeddings
+from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.paper.common import add_batches, interval_text
 from lrp_loo.paper.style import (
     cells,
@@ -32,8 +34,6 @@ from lrp_loo.paper.style import (
     themed,
 )
 from lrp_loo.stats import mean_se, paired_difference, per_text
-from lrp_loo.trust.audit import agreement_rows
-from lrp_loo.trust.results import Results
 
 # %% ../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -411,7 +411,7 @@ _ABLATION = Study(
     on_part(ablation_experiment),
     one_table('ablation', part_effects),
     dict(ablation=plot_ablation),
-    drawn_from={part: f'ablation-{part}' for part in ABLATION},
+    figure_files={part: f'ablation-{part}' for part in ABLATION},
 )
 _LARGE = {part: f'ablation-{part}' for part in ABLATION if part not in TEXTS | BEYOND}
 STUDIES = (_ABLATION, at_scale(_ABLATION, 'ablation-large', _LARGE))

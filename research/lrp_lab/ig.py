@@ -15,6 +15,7 @@ from lrp_lab.parts import (
     part_files,
     rows_heading,
 )
+from lrp_loo.evaluate.faithfulness import completeness_lines, faithfulness_table
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,
@@ -25,7 +26,6 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.trust.faithfulness import completeness_lines, faithfulness_table
 
 # %% ../nbs/74_ig.ipynb #25299173
 IG = {f'ig-{name}': SENTENCES[name] for name in ('minilm', 'mpnet', 'smollm2')}
@@ -125,7 +125,7 @@ _IG = Study(
     on_part(ig_experiment),
     ig_tables,
     dict(ig=plot_ig),
-    drawn_from={part: part for part in IG},
+    figure_files={part: part for part in IG},
 )
 _LARGE = part_files('ig', 'mpnet', 'mpnet-imdb', 'smollm2')
 STUDIES = (_IG, at_scale(_IG, 'ig-large', _LARGE))

@@ -20,17 +20,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from .parts import at_scale, on_part, part_files, rows_heading
 from .tokens import token_methods
 from .training import train_adapter, write_card
-from lrp_loo.asked.template import content_tokens
-from lrp_loo.data import resolve_source, source_label
-from lrp_loo.models.demos import demo_base, load_demo
-from lrp_loo.models.encoding import encode
-from lrp_loo.models.layers import describe_model, n_layers
-from lrp_loo.models.loading import quiet_loading
-from lrp_loo.paper.common import Prompt, Prompted, Study
-from lrp_loo.paper.experiments import faithfulness_experiment
 from lrp_loo.core.files import recorded_methods
+from lrp_loo.data import resolve_source, source_label
+from lrp_loo.evaluate.results import Results
+from lrp_loo.inputs.units import content_tokens
+from lrp_loo.models.encoding import encode
+from lrp_loo.models.loading import demo_base, load_demo, quiet_loading
+from lrp_loo.models.structure import describe_model, n_layers
+from lrp_loo.paper.common import Prompt, PromptedTexts, Study
+from lrp_loo.paper.experiments import faithfulness_experiment
 from lrp_loo.stats import pearson
-from lrp_loo.trust.results import Results
 
 # %% ../nbs/75_inference.ipynb #c2be95b1
 OURS = [
@@ -206,14 +205,14 @@ def _read_pair(model, tokenizer, prompt, premise, hypothesis):
 
 def prompted_pairs(model, tokenizer, pairs, prompts, limit, longest):
     "As `prompted_examples` gives texts; `said` has each token's side."
-    found = Prompted([], {}, {}, {}, 0)
-    set_aside = k = 0
+    found = PromptedTexts([], {}, {}, {}, 0)
+    n_too_long = k = 0
     for i, (premise, hypothesis, label) in enumerate(pairs):
         if k == limit:
             break
         asked = premise.strip(), hypothesis.strip()
         if len(tokenizer(*asked)['input_ids']) > longest:
-            set_aside += 1
+            n_too_long += 1
             continue
         k += 1
         for which, (name, prompt) in enumerate(prompts.items()):
@@ -221,13 +220,13 @@ def prompted_pairs(model, tokenizer, pairs, prompts, limit, longest):
             enc, sides = _read_pair(model, tokenizer, prompt, *asked)
             right = label
             if prompt is not None:
-                right = prompt.right(tokenizer, int(label == 0))
+                right = prompt.correct_target(tokenizer, int(label == 0))
             found.examples.append((number, enc, right))
             found.content[number] = sides.any(0)
             found.target[number] = prompt and prompt.target(tokenizer)
             said = dict(text=i, sides=_letters(sides))
-            found.said[number] = said | (dict(template=name) if prompt else {})
-    return found._replace(set_aside=set_aside)
+            found.row_fields[number] = said | (dict(template=name) if prompt else {})
+    return found._replace(n_too_long=n_too_long)
 
 # %% ../nbs/75_inference.ipynb #cfa1b21d
 INFERENCE = ('inference-minilm', 'inference-mpnet', 'inference-smollm2')
@@ -275,9 +274,9 @@ def inference_experiment(
         methods,
         desc=part,
         curves=(),
-        asked=asked,
+        prompted=asked,
         maps=tuple(methods),
-        n_too_long=asked.set_aside,
+        n_too_long=asked.n_too_long,
     )
 
 # %% ../nbs/75_inference.ipynb #6a8e60d5

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WINDOW', 'BEYOND', 'TEXTS', 'SENTENCES', 'CLASSIFIERS', 'no_entries', 'part_files', 'at_scale', 'on_part', 'on_data',
            'rows_heading', 'one_table', 'Part', 'PartExamples', 'part_examples', 'part_experiment',
-           'sentence_experiment']
+           'sentence_experiment', 'agreement_rows']
 
 # %% ../nbs/02_parts.ipynb #82efd283
 from collections.abc import Callable
@@ -16,19 +16,20 @@ import torch
 
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_digit_images, load_texts, resolve_source, vit_pixels
-from lrp_loo.models.demos import load_demo
+from lrp_loo.evaluate.audit import faithfulness_rows
+from lrp_loo.evaluate.results import Results
 from lrp_loo.models.encoding import encode
-from lrp_loo.models.layers import describe_model
+from lrp_loo.models.loading import load_demo
+from lrp_loo.models.structure import describe_model
 from lrp_loo.paper.common import (
     PROMPTS,
-    Prompted,
+    PromptedTexts,
     Study,
     add_rows,
     prompted_examples,
     text_examples,
 )
 from lrp_loo.paper.experiments import faithfulness_experiment
-from lrp_loo.trust.results import Results
 
 # %% ../nbs/02_parts.ipynb #d9716145
 def no_entries(
@@ -55,7 +56,7 @@ def at_scale(
 ) -> Study:
     "The same study of models that are not in the package."
     return replace(
-        study, name=name, group='scale', files=files, figures={}, drawn_from=None
+        study, name=name, group='scale', files=files, figures={}, figure_files=None
     )
 
 # %% ../nbs/02_parts.ipynb #30c9e62b
@@ -151,7 +152,7 @@ class PartExamples(NamedTuple):
     examples: list  # (i, encoded text or image, label or None)
     info: dict  # what results say: data, model, removal; prompts, if asked
     left: int  # texts that were set aside
-    asked: Prompted = None  # of prompts; None: the predicted class of a text
+    asked: PromptedTexts = None  # of prompts; None: the predicted class of a text
 
     @property
     def by_number(self):
@@ -168,7 +169,7 @@ class PartExamples(NamedTuple):
 
     def said(self, i):
         "What a row says of its prompt: the text's number, the template's name."
-        return self.asked.said[i] if self.asked else {}
+        return self.asked.row_fields[i] if self.asked else {}
 
     @property
     def words(self):
@@ -187,7 +188,7 @@ def _whole_texts(part, model, tok, data, limit, seed):
         examples, left = text_examples(model, tok, texts, *how)
     else:
         asked = prompted_examples(model, tok, texts, part.prompts, *how, in_turn=True)
-        examples, left = asked.examples, asked.set_aside
+        examples, left = asked.examples, asked.n_too_long
     said = f'all, at most {part.longest}'
     return examples, texts.origin, said, left, asked
 
@@ -342,3 +343,22 @@ def sentence_experiment(
 
     results = Results(path, config, fresh)
     return add_rows(results, examples, numbered, experiment, summarise)
+
+# %% ../nbs/02_parts.ipynb #ebcf8480
+def agreement_rows(
+    model,
+    tokenizer,
+    encs: list,  # encoded texts or images; every method takes them in one padded batch
+    methods: dict,  # name → (method, options)
+    removal=None,  # see `faithfulness_rows`
+    target=None,
+    content: list = None,
+) -> list:  # a row per text
+    "Compute agreement with LOO without curves."
+    options = dict(curves=(), batch_size=None, content=content)
+    rows = faithfulness_rows(
+        model, tokenizer, encs, methods, target=target, removal=removal, **options
+    )
+    for row in rows:
+        row['methods'] = {name: row['methods'][name] for name in methods}
+    return rows

@@ -15,18 +15,18 @@ import pandas as pd
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo.core.files import resolve_device
+from lrp_loo.core.tensors import resolve_device
 from lrp_loo.data import load_texts
+from lrp_loo.evaluate.results import Results
 from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import explain_batch
-from lrp_loo.models import at_precision, has_tf32
 from lrp_loo.models.attention import AttentionCall, operation_name
-from lrp_loo.models.demos import DEMOS, load_demo
-from lrp_loo.models.layers import describe_model
+from lrp_loo.models.call import at_precision, has_tf32
+from lrp_loo.models.loading import DEMOS, load_demo
+from lrp_loo.models.structure import describe_model
 from lrp_loo.paper.common import Study, add_rows, text_examples
 from lrp_loo.paper.style import OTHERS, cells, full_name, themed
 from lrp_loo.stats import pearson
-from lrp_loo.trust.results import Results
 
 # %% ../nbs/28_precision.ipynb #7483166d
 _HALF_A_UNIT = 0x1000  # of the tenth bit of the mantissa

@@ -7,10 +7,10 @@ __all__ = ['STEPS', 'STUDIES', 'all_steps', 'steps_experiment', 'steps_tables']
 
 # %% ../nbs/70_steps.ipynb #86dff39e
 from .parts import SENTENCES, on_part, part_experiment, rows_heading
-from lrp_loo.models.layers import n_layers
+from lrp_loo.models.structure import n_layers
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.figures import CHUNK, SHOWN_A3, plot_layerwise
-from lrp_loo.paper.layerwise import layer_table, sweep_methods
+from lrp_loo.paper.tables import layer_table, sweep_methods
 
 # %% ../nbs/70_steps.ipynb #8468ff6e
 _SHORT_REVIEWS = dict(data='imdb', longest=160)

@@ -13,17 +13,17 @@ from lrp_lab.parts import (
     at_scale,
     no_entries,
     on_part,
-    rows_heading,
     part_files,
+    rows_heading,
 )
 from lrp_loo.data import load_texts
-from lrp_loo.models.demos import load_demo
-from lrp_loo.models.layers import describe_model, n_layers
+from lrp_loo.models.loading import load_demo
+from lrp_loo.models.structure import describe_model, n_layers
 from lrp_loo.paper.common import Prompt, Study
 from lrp_loo.paper.experiments import text_experiment
-from lrp_loo.paper.layerwise import sweep_methods
-from lrp_loo.paper.scale import halves
-from lrp_loo.paper.tokens import gap, over_texts
+from lrp_loo.paper.tables import sweep_methods
+from lrp_loo.paper.tables import halves
+from lrp_loo.paper.experiments import correlation_gap, means_over_texts
 
 # %% ../nbs/73_tokens.ipynb #820884d2
 WORDS = (
@@ -90,7 +90,9 @@ def tokens_tables(
     "The gap in r, class by class, in each template."
     rows = results['rows']
     found = {
-        name: over_texts([r for r in rows if r['template'] == name], gap)['mean']
+        name: means_over_texts(
+            [r for r in rows if r['template'] == name], correlation_gap
+        )['mean']
         for name in ADDED
     }
     return [(rows_heading(part, results), pd.DataFrame(found).T.round(3).to_string())]

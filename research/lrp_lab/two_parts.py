@@ -27,19 +27,20 @@ from transformers import (
 from .inference import snli
 from .parts import rows_heading
 from .training import _batches_by_length, _fit
-from lrp_loo.asked.targets import Target
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_texts
+from lrp_loo.evaluate.results import Results
+from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.lrp.conservation import conservation
-from lrp_loo.models.demos import demo_base
 from lrp_loo.models.encoding import encode, special_mask
-from lrp_loo.models.layers import describe_model, n_layers
-from lrp_loo.models.loading import quiet_loading
-from lrp_loo.models.towers import as_towers, two_towers
-from lrp_loo.paper.common import Prompted, Study
+from lrp_loo.models.loading import demo_base, quiet_loading
+from lrp_loo.models.multipart import two_towers
+from lrp_loo.models.objects import as_multi_part
+from lrp_loo.models.structure import describe_model, n_layers
+from lrp_loo.paper.common import PromptedTexts, Study
 from lrp_loo.paper.experiments import faithfulness_experiment
-from lrp_loo.paper.layerwise import bypass_name, sweep_methods
+from lrp_loo.paper.tables import bypass_name, sweep_methods
 from lrp_loo.paper.style import (
     cells,
     full_name,
@@ -49,7 +50,6 @@ from lrp_loo.paper.style import (
     themed,
 )
 from lrp_loo.stats import mean_se, per_text
-from lrp_loo.trust.results import Results
 
 # %% ../nbs/80_two_parts.ipynb #747f37cb
 # what the decoder says before its verdict, and what follows
@@ -193,7 +193,7 @@ def _asked(model, tokenizer, texts, limit):
     "Each sentence with what the decoder has said, in turn; where relevance stays."
     answers = tuple(tokenizer.convert_tokens_to_ids(list(ANSWERS)))
     target = Target(among=answers)
-    found, set_aside = Prompted([], {}, {}, {}, 0), 0
+    found, n_too_long = PromptedTexts([], {}, {}, {}, 0), 0
     ways = list(VERDICTS.items())
     for i, (text, label) in enumerate(zip(texts.texts, texts.labels)):
         if len(found.examples) == limit:
@@ -201,15 +201,15 @@ def _asked(model, tokenizer, texts, limit):
         name, (before, _) = ways[len(found.examples) % len(ways)]
         enc = encode(model, tokenizer, (text, before))
         if int((enc['tower_ids'] == 0).sum()) > LONGEST:
-            set_aside += 1
+            n_too_long += 1
             continue
         special = special_mask(tokenizer, enc['input_ids'][0])
         found.examples.append((i, enc, answers[int(label)]))
         found.content[i] = (enc['tower_ids'][0] == 0) & ~special
         found.target[i] = target
         kept = _kept(model, enc, target)
-        found.said[i] = dict(text=i, template=name, conservation=kept)
-    return found._replace(set_aside=set_aside)
+        found.row_fields[i] = dict(text=i, template=name, conservation=kept)
+    return found._replace(n_too_long=n_too_long)
 
 
 def verdict_experiment(
@@ -221,7 +221,7 @@ def verdict_experiment(
 ) -> Results:
     "A row per sentence, resumable; no curves."
     inside, tokenizer = load_verdicts(WEIGHTS)
-    model = as_towers(inside)
+    model = as_multi_part(inside)
     n = n_layers(model)
     texts = load_texts('sst2', data, seed=seed)
     about = describe_model(inside, 'verdicts') | dict(layers=n, width=384)
@@ -239,8 +239,8 @@ def verdict_experiment(
         removal='attention_mask',
         desc='encoder-decoder',
         curves=(),
-        asked=asked,
-        n_too_long=asked.set_aside,
+        prompted=asked,
+        n_too_long=asked.n_too_long,
     )
 
 
@@ -265,13 +265,13 @@ def towers_experiment(
     config |= dict(model=describe_model(inside, base), limit=limit, seed=seed)
     config |= dict(removal='attention_mask', pooling=model.pooling, cosine=True)
     config['methods'] = recorded_methods(methods)
-    found = Prompted([], {}, {}, {}, 0)
+    found = PromptedTexts([], {}, {}, {}, 0)
     for i, (one, other, _) in enumerate(pairs[:limit]):
         enc = encode(model, tokenizer, (one.strip(), other.strip()))
         special = special_mask(tokenizer, enc['input_ids'][0])
         found.examples.append((i, enc, None))
         found.content[i], found.target[i] = ~special, None
-        found.said[i] = dict(text=i, conservation=_kept(model, enc, None))
+        found.row_fields[i] = dict(text=i, conservation=_kept(model, enc, None))
     return faithfulness_experiment(
         Results(path, config, fresh),
         model,
@@ -281,7 +281,7 @@ def towers_experiment(
         removal='attention_mask',
         desc=part,
         curves=(),
-        asked=found,
+        prompted=found,
     )
 
 

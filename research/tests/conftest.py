@@ -26,8 +26,9 @@ def kept_results(tmp_path_factory):
     """
     found = tmp_path_factory.mktemp('results')
     for home in (ROOT, LAB):
-        pattern = home.relative_to(ROOT).as_posix() + '/results/**/*.json'
-        for path in house.tracked(pattern.removeprefix('./')):
+        name = home.relative_to(ROOT).as_posix().removeprefix('.')
+        start = f'{name}/results/**/*'.removeprefix('/')
+        for path in house.tracked(f'{start}.json', f'{start}.json.gz'):
             kept = found / path.relative_to(home / 'results')
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.symlink_to(path)

@@ -1,5 +1,5 @@
-"""Every figure of the paper's `results/` as its reader sees it: at the width of a page, in
-grey, one look for each method.
+"""Every figure of the paper's rows and of the lab's as its reader sees it: at the width
+of a page, in grey, one look for each method.
 """
 
 from itertools import combinations
@@ -12,21 +12,12 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
 
 import lrp_loo.paper.reproduce as reproduce
-from lrp_loo.methods import METHODS
+from lrp_lab.__main__ import studies
+from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
-from lrp_loo.paper.layerwise import layer_table
-from lrp_loo.paper.style import (
-    FULL_NAMES,
-    MODELS,
-    NAMES,
-    PAGE,
-    full_name,
-    method_colour,
-    method_look,
-    model_name,
-)
-from lrp_loo.stats import mean_se, per_text
-from lrp_loo.trust.results import read_results
+from lrp_loo.paper.tables import layer_table
+from lrp_loo.paper.style import PAGE, full_name, method_look
+from lrp_loo.evaluate.results import read_results
 
 RESULTS = ROOT / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen
@@ -61,6 +52,8 @@ def drawn(kept_results):
     found = {}
     for folder in sorted(kept_results.glob('*/')):
         found |= figures_of(reproduce.studies_of(), folder)
+    folders = (kept_results / name for name in ('studies', 'minilm'))
+    found |= figures_of(studies(), *folders)
     return {k: f for k, f in found.items() if k[1] not in APART}
 
 
@@ -120,15 +113,6 @@ def test_type_is_large_enough_on_a_page(drawn):
     assert {key: texts for key, texts in small.items() if texts} == {}
 
 
-@pytest.mark.parametrize('width,size', [(14, 9), (9, 6)])
-def test_type_that_a_page_makes_small_is_found(width, size):
-    figure = plt.figure(figsize=(width, 3))
-    figure.text(0.5, 0.5, 'small', fontsize=size)
-    figure.text(0.5, 0.5, 'large', fontsize=16)
-    assert too_small(figure) == {'small'}
-    plt.close(figure)
-
-
 def test_no_folder_is_shown_where_a_model_is_meant(drawn):
     folders = ('minilm-', 'mpnet-', 'llama-', 'smollm2', 'vit-', '_')
     cryptic = {
@@ -144,56 +128,23 @@ def test_no_folder_is_shown_where_a_model_is_meant(drawn):
 @needs_git
 def test_every_figure_of_the_folder_is_drawn_anew(drawn):
     kept = {(path.parent.name, path.stem) for path in tracked('figures/*/*.png')}
-    assert {key for key in kept if key[1] not in APART} == set(drawn)
+    of_paper = {key for key in drawn if key[0] != 'studies'}
+    assert {key for key in kept if key[1] not in APART} == of_paper
 
 
-# names and colours
-
-
-def test_every_method_has_a_name_a_colour_and_a_marker_of_its_own():
-    looks = [method_look(name) for name in METHODS]
-    assert len({look['marker'] for look in looks}) == len(METHODS)
-    assert len({to_rgba(look['color']) for look in looks}) == len(METHODS)
-    assert len(set(FULL_NAMES.values())) == len(METHODS)
-    assert set(FULL_NAMES) == set(NAMES)
-
-
-def test_variants_keep_what_was_varied():
-    assert full_name('ig, 5 steps') == 'Integrated Gradients, 5 steps'
-    assert method_look('removal, 4 passes') == method_look('removal')
-
-
-def test_models_have_names_of_their_own():
-    assert model_name(dict(name='imdb')) == 'MiniLM'
-    assert model_name(dict(name='smollm2-135m-instruct')) == 'SmolLM2'
-    assert model_name(dict(name='bert-12')) == 'bert-12'
-    assert len(set(MODELS.values())) == len(MODELS)
-
-
-def test_a_method_has_one_colour_in_every_figure(drawn):
-    named = {full_name(m): method_colour(m) for m in METHODS}
+def test_a_method_has_one_colour_and_one_marker_in_every_figure(drawn):
+    looks = {full_name(m): method_look(m) for m in METHODS}
     seen = set()
     for key, figure in drawn.items():
         for ax in figure.axes:
             for label, line in lines_by_label(ax).items():
-                if label in named:
+                if label in looks:
                     seen.add(label)
-                    shown = to_rgba(line.get_color())
-                    assert shown == to_rgba(named[label]), (key, label)
+                    look = looks[label]
+                    assert to_rgba(line.get_color()) == to_rgba(look['color']), key
+                    # a reference line across a panel has no marker
+                    assert line.get_marker() in (look['marker'], 'None'), key
     assert {'AttnLRP', 'Leave-One-Out'} <= seen
-
-
-def test_a_method_has_one_marker_in_every_figure(drawn):
-    named = {full_name(m): method_look(m)['marker'] for m in METHODS}
-    seen = set()
-    for key, figure in drawn.items():
-        for ax in figure.axes:
-            for label, line in lines_by_label(ax).items():
-                # a reference line across a panel has none
-                if label in named and line.get_marker() != 'None':
-                    seen.add(label)
-                    assert line.get_marker() == named[label], (key, label)
-    assert seen
 
 
 # in grey
@@ -208,17 +159,6 @@ def test_lines_of_a_panel_are_told_apart_in_grey(drawn):
         if looks_alike(*(lines_by_label(ax)[label] for label in pair))
     ]
     assert alike == []
-
-
-def test_two_colours_as_dark_are_not_told_apart():
-    ax = plt.figure().add_subplot()
-    one, other, dashed = (
-        ax.plot([0, 1], color=c, ls=s)[0]
-        for c, s in (('C0', '-'), ('C3', '-'), ('C3', '--'))
-    )
-    assert looks_alike(one, other)
-    assert not looks_alike(one, dashed)
-    plt.close(ax.figure)
 
 
 # no name hides another
@@ -256,28 +196,4 @@ def test_figure_2_shows_paired_gains_with_paired_intervals():
     gains = sweep_gains(results, 'loo_r').merge(table, on=['sweep', 'k'])
     assert np.allclose(gains['mean'], gains.gain)
     assert np.allclose(gains.low, gains.gain_low)
-    plt.close('all')
-
-
-def test_pairs_are_nearer_than_means():
-    "What the bands of one standard error hid."
-    results = read_results(RESULTS / 'minilm' / 'imdb.json')
-    gains = sweep_gains(results, 'loo_r').set_index(['sweep', 'k'])
-    best = gains.loc['first', 4]
-    assert best.low > 0
-    rows = results['rows']
-    means = [
-        mean_se(per_text(rows, m, 'loo_r')) for m in ('attn_lrp', 'bypass 1,2,3,4')
-    ]
-    unpaired = 1.96 * np.hypot(*(m.se for m in means))
-    assert best.high - best.low < unpaired
-
-
-def test_the_scale_on_the_right_is_the_measure_itself():
-    results = read_results(RESULTS / 'minilm' / 'sst2.json')
-    above, _ = plot_layerwise(dict(sst2=results)).axes
-    above.figure.draw_without_rendering()
-    (right,) = above.child_axes
-    own = mean_se(per_text(results['rows'], 'attn_lrp', 'loo_r')).mean
-    assert np.allclose(right.get_ylim(), np.add(above.get_ylim(), own))
     plt.close('all')

@@ -1,19 +1,15 @@
 "The grid: its cells one by one, what is refused, one file a removal, the figure."
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import lrp_lab.grid as grid
 from lrp_lab.grid import (
     ASKED,
-    GRID_METHODS,
     GRID_MODELS,
     GRID_PARTS,
     GRID_REMOVALS,
     PAINTED,
-    STUDIES,
     GridModel,
     cp_gains_table,
     file_of,
@@ -22,22 +18,20 @@ from lrp_lab.grid import (
     grid_experiment,
     grid_means,
     grid_rows,
-    grid_tables,
     loo_by,
     methods_of,
     plot_grid,
-    refusal,
     refusals_table,
 )
-from lrp_lab.run import studies
-from lrp_loo.methods import METHODS, explain_batch
+from lrp_loo.methods.table import METHODS
+from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
-from lrp_loo.paper.common import PROMPTS, RunOptions, read_parts
+from lrp_loo.paper.common import PROMPTS, read_parts
 from lrp_loo.paper.ledger import ledger
 from lrp_loo.stats import mean_se, paired_difference
-from lrp_loo.trust.audit import agreement_rows, faithfulness_rows
-from lrp_loo.trust.curves import many_perturbation_curves, removal_units
-from lrp_loo.trust.results import read_results
+from lrp_lab.parts import agreement_rows
+from lrp_loo.evaluate.audit import faithfulness_rows
+from lrp_loo.evaluate.results import read_results
 
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(
@@ -106,17 +100,6 @@ def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
             assert r == pytest.approx(readings[over], abs=1e-3)
 
 
-@pytest.mark.parametrize('name', SMALL)
-def test_a_language_models_grid_leaves_ig_to_its_own_study(found, name):
-    for removal in SMALL[name].removals:
-        results = found[file_of(name, removal)]
-        left_out = set() if name != 'smollm2' else {'ig'}
-        measured = set(GRID_METHODS) - left_out
-        assert set(results['config']['methods']) == measured
-        for row in results['rows']:
-            assert set(row['methods']) & set(GRID_METHODS) == measured
-
-
 def test_a_row_says_which_text_it_is_of_in_which_template(found):
     for removal in ASKED_MODEL.removals:
         rows = found[file_of('smollm2', removal)]['rows']
@@ -133,25 +116,6 @@ def test_rows_without_curves_are_agreement_rows(demo):
     (row,) = faithfulness_rows(model, tok, [enc], methods, curves=[])
     assert row['methods'].pop('loo')['r'] == pytest.approx(1)
     assert row == plain
-
-
-def test_some_texts_may_have_curves_and_others_none(demo):
-    model, tok = demo
-    encs = [encode(model, tok, t) for t in ('A warm film.', 'Never dull.')]
-    maps = explain_batch(model, tok, encs, 'attn_lrp')
-    units = [removal_units(a.is_special) for a in maps]
-    targets = [a.target for a in maps]
-    scores = [{'m': a.scores} for a in maps]
-
-    def curves(scores, removal):
-        return many_perturbation_curves(model, encs, scores, units, targets, removal)
-
-    for removal in ('attention_mask', 'delete'):
-        both = curves(scores, removal)
-        none, one = curves([{}, scores[1]], removal)
-        assert none == {}
-        for a, b in zip(one['m'], both[1]['m'], strict=True):
-            assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_references_agree_with_each_other_both_ways(found):
@@ -174,16 +138,6 @@ def test_a_map_is_computed_once_for_all_removals(small):
     rows = grid_rows(drawn.model, drawn.tokenizer, enc, {'m': (counted, {})}, ASKED)
     assert calls == [1]
     assert set(rows) == set(ASKED)
-
-
-def test_all_models_of_texts_have_the_same_examples(small):
-    first, other, asked = (
-        grid_examples(name, 'embedded', limit=3)
-        for name in ('minilm', 'decoder', 'smollm2')
-    )
-    texts = [i for i, *_ in first.examples]
-    assert [i for i, *_ in other.examples] == texts
-    assert [asked.said(i)['text'] for i, *_ in asked.examples] == texts
 
 
 # ---- what is refused
@@ -216,14 +170,6 @@ def test_a_refusal_says_why(found, name, removal, why):
     assert why in said
     cells = grid_means(found)[SMALL[name].label, removal.replace('_', ' ')]
     assert set(cells) == {'–'}
-
-
-def test_a_text_has_no_patches(demo):
-    model, tok = demo
-    enc = encode(model, tok, 'A warm film.')
-    why = refusal(model, tok, enc, PAINTED['blank_patch'])
-    assert 'needs an image' in why
-    assert refusal(model, tok, enc, 'delete') is None
 
 
 def test_what_a_model_could_be_asked_is_not_left_out(small, monkeypatch):
@@ -300,29 +246,6 @@ def test_a_lost_row_is_made_again_and_no_other(found, folder, small):
     assert {p: p.read_bytes() for p in others} == others
 
 
-def test_starting_over_makes_a_models_files_once(tmp_path, small, monkeypatch):
-    made = []
-
-    def counted(*args, **options):
-        made.append(1)
-        return grid_rows(*args, **options)
-
-    monkeypatch.setattr(grid, 'grid_rows', counted)
-    (study,) = (s for s in STUDIES if s.name == 'grid-decoder')
-    for fresh, n in ((False, 2), (False, 2), (True, 4)):
-        options = RunOptions('embedded', limit=2, fresh=fresh)
-        for part, file in study.files.items():
-            study.run(tmp_path / f'{file}.json', part, options)
-        assert len(made) == n
-
-
-def test_every_cell_has_a_study_that_reproduce_knows():
-    files = [f for study in STUDIES for f in study.files]
-    assert files == list(GRID_PARTS)
-    known = studies()
-    assert all(study in known for study in STUDIES)
-
-
 def test_the_ledger_takes_the_files(folder):
     entries = [e for e in ledger([folder]) if e['claim'] == 'cp-above-attn']
     own = [e for e in entries if e['over'] == 'content']
@@ -351,15 +274,6 @@ def test_the_table_has_the_means(found):
     assert cells['LOO, delete'] == 'itself'
 
 
-def test_an_undefined_r_is_counted(found):
-    part = file_of('minilm', 'delete')
-    rows = [dict(row) for row in found[part]['rows']]
-    methods = rows[0]['methods'] | dict(ig=dict(r=None))
-    rows[0] = rows[0] | dict(methods=methods)
-    lost = {part: found[part] | dict(rows=rows)}
-    assert '(n = 2)' in grid_means(lost)['MiniLM', 'delete']['IG']
-
-
 def test_the_gain_is_of_the_same_examples(found):
     gains = cp_gains_table(found)
     column = next(c for c in grid_columns(found) if c.model == 'our ViT')
@@ -367,14 +281,6 @@ def test_the_gain_is_of_the_same_examples(found):
     assert gains.loc['our ViT', column.removal.replace('_', ' ')][
         'mean'
     ] == pytest.approx(alone['mean'])
-
-
-def test_a_file_is_printed_with_its_gain(found):
-    part = file_of('vit', 'blank_patch')
-    ((heading, text),) = grid_tables(part, found[part])
-    assert heading.startswith('grid-vit-blank_patch: ')
-    assert 'CP-LRP − AttnLRP: ' in text
-    assert 'LOO, blank patch' in text
 
 
 def test_the_figure_shows_every_mean_and_every_gain(found):
@@ -391,10 +297,3 @@ def test_the_figure_shows_every_mean_and_every_gain(found):
     points = [line for line in gains.lines if len(line.get_xdata()) == 1]
     heights = [float(p.get_ydata()[0]) for p in points]
     assert heights == [k + 0.5 for k, c in enumerate(columns) if c.rows is not None]
-
-
-def test_a_model_that_was_not_measured_has_no_column(found):
-    part = file_of('vit', 'blank_patch')
-    columns = grid_columns({part: found[part]})
-    assert {c.model for c in columns} == {'our ViT'}
-    assert Path(f'{part}.json').stem in GRID_PARTS

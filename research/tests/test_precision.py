@@ -10,7 +10,7 @@ from lrp_lab.precision import (
     tf32_emulation,
 )
 from lrp_loo import load_demo
-from lrp_loo.models import at_precision, forward
+from lrp_loo.models.call import at_precision, forward
 from lrp_loo.models.encoding import encode
 
 TEXTS = [
@@ -29,22 +29,14 @@ def precisions():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_a_precision_leaves_the_settings_as_they_were(demo, dtype):
+def test_a_precision_leaves_settings_and_weights_as_they_were(demo, dtype):
     before = precisions()
+    weights = {k: v.clone() for k, v in demo[0].state_dict().items()}
     with pytest.raises(KeyError), at_precision(demo[0], dtype):
         raise KeyError
     assert precisions() == before
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_a_precision_leaves_the_weights_as_they_were(demo, dtype):
-    model, _ = demo
-    weights = {k: v.clone() for k, v in model.state_dict().items()}
-    with at_precision(model, dtype):
-        pass
-    for name, v in model.state_dict().items():
-        assert torch.equal(v, weights[name]), name
-        assert v.dtype == weights[name].dtype, name
+    for name, v in demo[0].state_dict().items():
+        assert v.dtype == weights[name].dtype and torch.equal(v, weights[name]), name
 
 
 def test_float32_is_float32_whatever_is_set_outside(demo):

@@ -17,7 +17,7 @@ from every_family import (
 from packaging.version import Version
 from stacks import STACKS, at_least, ceiling, pinned, requirements
 
-from lrp_loo.trust.results import read_results
+from lrp_loo.evaluate.results import read_results
 
 REQUIRED = {r.name: r for r in requirements()}
 
