@@ -1,11 +1,14 @@
 "No call leaves an autograd node, or a tensor with a history, also if it raises."
 
+import contextlib
+import ctypes
 import gc
 import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +34,8 @@ WORDS = (
     ' over the slow grey water'
 ).split()
 SHORT = ' '.join(WORDS[:6])
+LONG = ' '.join(WORDS * 9)  # 190 tokens of BERT's, 250 of the decoder's
+MAX_LEFT = 1.0  # MiB per call
 
 
 @dataclass(eq=False)
@@ -323,3 +328,37 @@ def _named(x):
 def test_no_node_stays_behind(without_the_rest, case, model, attention):
     before, after = nodes_left(case.on(model, attention, 32, SHORT))
     assert after == before
+
+
+def resident():
+    "Return the MiB of this process, after free memory went back to the system."
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL('libc.so.6').malloc_trim(0)
+    pages = Path('/proc/self/statm').read_text(encoding='ascii').split()[1]
+    return int(pages) * 4096 / 2**20
+
+
+def mib_left(call, n, warm):
+    "Return the MiB that stay after a call, on the mean of n calls."
+    for _ in range(warm):
+        quietly(call)
+    before = resident()
+    for _ in range(n):
+        quietly(call)
+    return (resident() - before) / n
+
+
+needs_proc = pytest.mark.skipif(
+    not Path('/proc/self/statm').exists(),
+    reason='needs /proc, which tells how much memory a process has',
+)
+
+
+@needs_proc
+@pytest.mark.parametrize('method', ['removal', 'removal+loo', 'removal+rows'])
+@pytest.mark.parametrize('model', [encoder, decoder_classifier])
+def test_no_memory_stays_behind(model, method):
+    "A graph that stays would be three MiB per call here."
+    call = of_method(method).on(model, 'sdpa', 256, LONG)
+    assert mib_left(call, n=8, warm=3) < MAX_LEFT

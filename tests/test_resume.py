@@ -29,7 +29,7 @@ from lrp_loo.cli import main
 from lrp_loo.cli.options import interrupted_by_signals
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.paper.experiments import text_experiment
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.evaluate.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 
 KILLS = 4
@@ -324,6 +324,25 @@ def disk(tmp_path):
         yield where
     finally:
         subprocess.run(['umount', str(where)], check=True)
+
+
+def test_a_full_disk(disk):
+    "The old file stays whole, the error is named, and with room the run goes on."
+    path = disk / 'r.json'
+    results = Results(path, dict(seed=0))
+    results.add(dict(i=0, text='x' * 20_000))
+    old = path.read_bytes()
+    (disk / 'other').write_bytes(b'o' * 24_000)
+    message = r'r\.json could not be written \(No space left on device\)'
+    with pytest.raises(OSError, match=message):
+        results.add(dict(i=1, text='y' * 20_000))
+    assert path.read_bytes() == old
+    assert names_in(disk) == ['other', 'r.json']
+    (disk / 'other').unlink()
+    again = Results(path, dict(seed=0))
+    assert again.done == {0}
+    again.add(dict(i=1, text='y' * 10))
+    assert read_results(path)['rows'][1]['i'] == 1
 
 
 def test_a_full_disk_in_a_sweep(disk, small):
