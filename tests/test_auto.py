@@ -325,7 +325,7 @@ def test_a_calibration_says_what_explain_was_not_told(demo):
     (a,) = explain(*demo, LONG[0], calibration=c, confidence=0.5)
     assert a.info['options'] == dict(passes=5) and a.target == 1
     assert a.info['unit_of_token'] and a.low.isfinite().any()
-    with pytest.raises(ValueError, match='calibrate that'):
+    with pytest.raises(ValueError, match='call calibrate for the latter'):
         explain(*demo, LONG[0], calibration=c, passes=7)
     assert 'low' not in refine(a).info
 

@@ -166,8 +166,8 @@ def reads(i):
         (None, [1], 'the predicted class, not of the target index=1'),
         ((1, 0), 0, 'the target index=\\[1, 0\\], not of the target index=0'),
         (Target(1, log_prob=True), 1, 'the target .*, not of the target index=1'),
-        (reads(1), reads(0), 'calibrate that'),
-        (reads(1), lambda out: out.logits[:, 1].exp(), 'calibrate that'),
+        (reads(1), reads(0), 'call calibrate for the latter'),
+        (reads(1), lambda out: out.logits[:, 1].exp(), 'call calibrate for the latter'),
     ],
 )
 def test_only_the_number_that_was_calibrated_gets_intervals(

@@ -164,7 +164,7 @@ def test_a_calibration_is_not_taken_into_a_template(encoder):
     known = calibrate(*encoder, few, 'removal', progress=False)
     explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
     for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
-        with pytest.raises(ValueError, match='calibrate that'):
+        with pytest.raises(ValueError, match='call calibrate for the latter'):
             explain(*encoder, FILM, 'removal', calibration=known, **asked)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Model', 'Tokenizer', 'Text', 'Texts', 'MethodName', 'OneMethod', 'Methods', 'UnitsName', 'T', 'UsageError', 'one_of',
-           'whole_number', 'number', 'finite_numbers', 'check_shape']
+           'whole_number', 'number', 'finite_numbers']
 
 # %% ../../nbs/lib/core_arguments.ipynb #d2e00df9
 import math
@@ -134,21 +134,3 @@ def finite_numbers(
             f"{name} must be a list of finite numbers, got {reprlib.repr(value)}"
         )
     return value
-
-
-def check_shape(
-    name: str,  # the tensor's name
-    tensor: Any,  # a tensor or an array
-    shape: tuple[int | None, ...],  # None: any size
-    entries: str = '',  # what the entries are: 'one row per text'
-) -> None:
-    "Raise ValueError unless the tensor has this shape."
-    actual = tuple(tensor.shape)
-    if len(actual) == len(shape) and all(
-        size in (None, n) for n, size in zip(actual, shape)
-    ):
-        return
-    sizes = ', '.join('any' if size is None else str(size) for size in shape)
-    comma = ',' if len(shape) == 1 else ''
-    note = f", {entries}," if entries else ','
-    raise ValueError(f"{name} must have shape ({sizes}{comma}){note} got {actual}")

@@ -352,7 +352,7 @@ class Calibration(Record):
             if without_modules(calibrated) != without_modules(value):
                 raise ValueError(
                     f"the calibration is of {describe(calibrated)}, not of"
-                    f" {describe(value)}; calibrate that"
+                    f" {describe(value)}; call calibrate for the latter"
                 )
 
     def add_intervals(
