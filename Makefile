@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # of two extras, read when they are asked for
 MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
-.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke stacks others wheel format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,7 +20,6 @@ help:
 	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
-	@echo "make others     records in the views of SHAP, Captum and inseq, in an environment that has these"
 	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
 	@echo "make format     lay the code out, notebooks included, as ruff does"
 	@echo "make reproduce  run the experiments; options in ARGS, e.g. ARGS=\"--limit 20\""
@@ -71,14 +70,6 @@ research-smoke: $(STAMP)
 # Each in an environment of its own, in .stacks/.
 stacks: $(STAMP)
 	$(BIN)/python tests/stacks.py $(ARGS)
-
-# In an environment of its own, with the newest of each; what is not there fails.
-OTHERS := .stacks/others
-others:
-	$(PYTHON) -m venv $(OTHERS)
-	$(OTHERS)/bin/python -m pip install -q -c $(PINS) $(TORCH)
-	$(OTHERS)/bin/python -m pip install -q --upgrade -e ".[others]" ipython pytest $(TORCH)
-	LRP_LOO_OTHERS=all MPLBACKEND=agg HF_HUB_OFFLINE=1 $(OTHERS)/bin/python -m pytest -q tests/test_others.py
 
 # With the standard library alone: environments of its own have the rest.
 wheel:

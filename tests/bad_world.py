@@ -19,13 +19,9 @@ import numpy as np  # noqa: F401
 import pandas as pd  # noqa: F401
 import torch
 from forked import answer_of_a_child
-from transformers import (
-    BertConfig,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import BertConfig, BertForQuestionAnswering
+from transformers import BertForSequenceClassification, T5Config
+from transformers import T5ForConditionalGeneration
 
 import lrp_loo
 from lrp_loo import explain, load_demo, sweep
@@ -353,5 +349,5 @@ MAKE = dict(  # name → its making, of what else the world has
     plain=lambda w: explain(w['m'], w['tok'], 'a fine film'),
 )
 
-NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo._PUBLIC}
+NAMES = {name: getattr(lrp_loo, name) for name in lrp_loo.__all__}
 NAMES |= {name: value for name, value in globals().items() if name[0] != '_'}

@@ -216,12 +216,6 @@ class Chromium:
         media = 'print' if scheme == 'print' else ''
         self('Emulation.setEmulatedMedia', media=media, features=[feature])
 
-    def whole_picture(self, path):
-        "Of the page in all its height."
-        height = self.js('document.documentElement.scrollHeight')
-        self.width(self.js('innerWidth'), height)
-        self.picture(path)
-
     def picture(self, path):
         shot = self('Page.captureScreenshot', format='png', captureBeyondViewport=True)
         with open(path, 'wb') as f:

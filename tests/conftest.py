@@ -14,9 +14,8 @@ for name in ('LRP_LOO_DATA', 'LRP_LOO_TRACEBACK'):  # a user's own
 import chromium
 import pytest
 import torch
-from forked import answer_of_a_child
 from torch.utils._python_dispatch import TorchDispatchMode
-from tracked import ROOT, known_to_git, tracked
+from tracked import ROOT, known_to_git
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 sys.path.append(str(ROOT / 'research' / 'benchmarks'))  # every_family's models
@@ -90,13 +89,6 @@ def shallow_demo(name='sst2', layers=2, device='cpu'):
     return model, tokenizer
 
 
-def in_a_child(job):
-    "What `job()` returns in a forked child, as JSON has it."
-    answer = answer_of_a_child(job)
-    assert 'returned' in answer, answer
-    return answer['returned']
-
-
 class CountTokens(TorchDispatchMode):
     "How many rows went through the table of words."
 
@@ -121,33 +113,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in SLOW or 'kill' in item.name:
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_terminal_summary(terminalreporter):
-    "What was skipped, and what it would need, each reason once."
-    skipped = terminalreporter.stats.get('skipped', [])
-    reasons = {}
-    for report in skipped:
-        reason = str(report.longrepr[2]).removeprefix('Skipped: ')
-        reasons.setdefault(reason, []).append(report.nodeid)
-    if not reasons:
-        return
-    terminalreporter.section('skipped, and what it would need')
-    for reason, tests in sorted(reasons.items()):
-        terminalreporter.write_line(f'{len(tests):3d} × {reason}')
-        for test in tests:
-            terminalreporter.write_line(f'        {test}')
-
-
-@pytest.fixture(scope='session')
-def kept_results(tmp_path_factory):
-    "A folder like `results/`, with the rows that are kept and no others."
-    folder = tmp_path_factory.mktemp('results')
-    for path in tracked('results/**/*.json', 'results/**/*.json.gz'):
-        kept = folder / path.relative_to(ROOT / 'results')
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.symlink_to(path)
-    return folder
 
 
 @pytest.fixture(scope='module')

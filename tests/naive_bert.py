@@ -1,6 +1,7 @@
 """BERT and LRP derived a second time, from the paper's equations: explicit
 contributions in float64, layer by layer, no autograd, no module of
-transformers and nothing of lrp_loo. Reads nothing but the state dict.
+transformers and nothing of lrp_loo. Reads nothing but the state dict. The other
+naive models are made of the parts here.
 """
 
 import torch
@@ -36,10 +37,9 @@ class LayerNorm:
     def __call__(self, x):
         self.x = x
         n = x.shape[-1]
-        self.std = (
-            ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + self.e
-        ).sqrt()
-        self.z = (x - x.mean(-1, keepdim=True)) / self.std * self.g + self.b
+        centred = x - x.mean(-1, keepdim=True)
+        self.std = ((centred**2).mean(-1, keepdim=True) + self.e).sqrt()
+        self.z = centred / self.std * self.g + self.b
         self.M = torch.eye(n, dtype=x.dtype) - 1 / n
         return self.z
 
@@ -55,13 +55,12 @@ def add_back(a, b, R, eps):
 
 
 class Attention:
-    bias = 0.0  # added to the logits
+    "Projections under three names, and what is added to the logits."
 
-    def __init__(self, sd, name, heads):
-        self.q, self.k, self.v = (
-            Linear(sd, f'{name}.self.{n}') for n in ('query', 'key', 'value')
-        )
+    def __init__(self, sd, names, heads, bias=0.0):
+        self.q, self.k, self.v = (Linear(sd, name) for name in names)
         self.h = heads
+        self.bias = bias
 
     def split(self, x):
         return x.view(x.shape[0], self.h, -1).transpose(0, 1)  # [head, token, d]
@@ -69,16 +68,15 @@ class Attention:
     def __call__(self, x):
         self.Q, self.K, self.V = (self.split(f(x)) for f in (self.q, self.k, self.v))
         d = self.Q.shape[-1]
-        self.c = (
-            self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
-        )  # c_jir of equation 4
+        # c_jir of equation 4
+        self.c = self.Q[:, :, None, :] * self.K[:, None, :, :] / d**0.5
         self.Z = self.c.sum(-1)
         Z = self.Z + self.bias
         e = (Z - Z.max(-1, keepdim=True).values).exp()
         self.A = e / e.sum(-1, keepdim=True)
         self.AV = self.A[..., None] * self.V[:, None]  # A_ji V_ip
         self.O = self.AV.sum(2)
-        return self.O.transpose(0, 1).reshape(x.shape)
+        return merge(self.O)
 
     def back(self, R, eps, bypass):
         R = self.split(R)
@@ -122,34 +120,75 @@ def merge(r):
     return r.transpose(0, 1).reshape(r.shape[1], -1)
 
 
-def gelu(u):
-    return u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
+class FeedForward:
+    "Two linear layers, GELU between them: it has one input, which gets all."
+
+    def __init__(self, sd, up, down):
+        self.up, self.down = Linear(sd, up), Linear(sd, down)
+
+    def __call__(self, x):
+        u = self.up(x)
+        gelu = u * 0.5 * (1 + torch.from_numpy(erf((u / 2**0.5).numpy())))
+        return self.down(gelu)
+
+    def back(self, R, eps):
+        return self.up.back(self.down.back(R, eps), eps)
 
 
-class Layer:
-    "LayerNorm behind each residual."
+class PostNormLayer:
+    "A norm behind each residual; the parts are `at`, `o`, `norm1`, `ff`, `norm2`."
 
-    def __init__(self, sd, name, heads, ln_eps):
-        self.at = Attention(sd, f'{name}.attention', heads)
-        self.o = Linear(sd, f'{name}.attention.output.dense')
-        self.ln1 = LayerNorm(sd, f'{name}.attention.output.LayerNorm', ln_eps)
-        self.up = Linear(sd, f'{name}.intermediate.dense')
-        self.down = Linear(sd, f'{name}.output.dense')
-        self.ln2 = LayerNorm(sd, f'{name}.output.LayerNorm', ln_eps)
+    def __init__(self, **parts):
+        vars(self).update(parts)
 
     def __call__(self, x):
         self.x = x
         self.a = self.o(self.at(x))
-        self.y = self.ln1(self.a + x)
-        self.d = self.down(gelu(self.up(self.y)))
-        return self.ln2(self.d + self.y)
+        self.y = self.norm1(self.a + x)
+        self.d = self.ff(self.y)
+        return self.norm2(self.d + self.y)
 
     def back(self, R, eps, bypass):
-        Rd, Ry = add_back(self.d, self.y, self.ln2.back(R, eps), eps)
-        # GELU: one input, all of it
-        Ry = Ry + self.up.back(self.down.back(Rd, eps), eps)
-        Ra, Rx = add_back(self.a, self.x, self.ln1.back(Ry, eps), eps)
+        Rd, Ry = add_back(self.d, self.y, self.norm2.back(R, eps), eps)
+        Ry = Ry + self.ff.back(Rd, eps)
+        Ra, Rx = add_back(self.a, self.x, self.norm1.back(Ry, eps), eps)
         return Rx + self.at.back(self.o.back(Ra, eps), eps, bypass)
+
+
+class PreNormLayer(PostNormLayer):
+    "A norm before attention and before the feed-forward part."
+
+    def __call__(self, x):
+        self.x = x
+        self.a = self.o(self.at(self.norm1(x)))
+        self.y = self.a + x
+        self.d = self.ff(self.norm2(self.y))
+        return self.d + self.y
+
+    def back(self, R, eps, bypass):
+        Rd, Ry = add_back(self.d, self.y, R, eps)
+        Ry = Ry + self.norm2.back(self.ff.back(Rd, eps), eps)
+        Ra, Rx = add_back(self.a, self.x, Ry, eps)
+        Ra = self.at.back(self.o.back(Ra, eps), eps, bypass)
+        return Rx + self.norm1.back(Ra, eps)
+
+
+def block(sd, name, attention, output, norm, ln_eps):
+    "BERT's and MPNet's layer; `output` and `norm` stand behind the attention."
+    return PostNormLayer(
+        at=attention,
+        o=Linear(sd, output),
+        norm1=LayerNorm(sd, norm, ln_eps),
+        ff=FeedForward(sd, f'{name}.intermediate.dense', f'{name}.output.dense'),
+        norm2=LayerNorm(sd, f'{name}.output.LayerNorm', ln_eps),
+    )
+
+
+def bert_layer(sd, l, heads, ln_eps):
+    name = f'bert.encoder.layer.{l}'
+    names = [f'{name}.attention.self.{n}' for n in ('query', 'key', 'value')]
+    output, norm = (f'{name}.attention.output.{n}' for n in ('dense', 'LayerNorm'))
+    return block(sd, name, Attention(sd, names, heads), output, norm, ln_eps)
 
 
 def forwards(layers, x):
@@ -158,9 +197,9 @@ def forwards(layers, x):
     return x
 
 
-def backwards(layers, R, eps, bypass, **how):
+def backwards(layers, R, eps, bypass):
     for l, layer in reversed(list(enumerate(layers))):
-        R = layer.back(R, eps, l in bypass, **how)
+        R = layer.back(R, eps, l in bypass)
     return R
 
 
@@ -179,40 +218,23 @@ def only_row(x, row, r):
     return R
 
 
-class Embeddings:
-    "Words, and what is added to them."
-
-    def __init__(self, sd, ln_eps):
-        self.word, self.position, self.type = (
-            sd[f'bert.embeddings.{n}_embeddings.weight']
-            for n in ('word', 'position', 'token_type')
-        )
-        self.ln = LayerNorm(sd, 'bert.embeddings.LayerNorm', ln_eps)
-
-    def __call__(self, ids):
-        self.w = self.word[ids]
-        self.p = self.position[: len(ids)] + self.type[0]
-        return self.ln(self.w + self.p)
-
-    def back(self, R, eps):
-        "Of the words alone, and of the sum."
-        total = self.ln.back(R, eps)
-        return add_back(self.w, self.p, total, eps)[0], total
-
-
 def explain(state, ids, *, layers, heads, ln_eps, bypass=(), target=None, eps=1e-12):
     """→ logits, relevance of the word embeddings (n_tokens,), relevance of
     words + positions + token types.
     """
     sd = {k: v.double() for k, v in state.items()}
-    embeddings = Embeddings(sd, ln_eps)
-    stack = [Layer(sd, f'bert.encoder.layer.{l}', heads, ln_eps) for l in range(layers)]
+    word, position, kind = (
+        sd[f'bert.embeddings.{n}_embeddings.weight']
+        for n in ('word', 'position', 'token_type')
+    )
+    ln = LayerNorm(sd, 'bert.embeddings.LayerNorm', ln_eps)
+    stack = [bert_layer(sd, l, heads, ln_eps) for l in range(layers)]
     pool = Linear(sd, 'bert.pooler.dense')
     head = Linear(sd, 'classifier')
-    x = forwards(stack, embeddings(ids))
+    words, added = word[ids], position[: len(ids)] + kind[0]
+    x = forwards(stack, ln(words + added))
     logits = head(pool(x[0]).tanh())
     r = head.back(only_target(logits, target), eps)
     r = pool.back(r, eps)  # tanh: one input, all of it
-    R = backwards(stack, only_row(x, 0, r), eps, bypass)
-    words, total = embeddings.back(R, eps)
-    return logits, words.sum(-1), total.sum(-1)
+    total = ln.back(backwards(stack, only_row(x, 0, r), eps, bypass), eps)
+    return logits, add_back(words, added, total, eps)[0].sum(-1), total.sum(-1)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import json
 import pkgutil
 import re
 import tomllib
@@ -16,7 +15,8 @@ import small_models
 import test_vision_language as seen
 import torch
 import transformers
-from bad_world import World, bert, question_answering, written
+from bad_world import World, bert, question_answering
+from encoder_decoders import encoder_decoder
 
 import lrp_loo
 from lrp_loo.core.tensors import pad_batch
@@ -24,7 +24,7 @@ from lrp_loo.loo.removals import Removal
 from lrp_loo.models.loading import demo_base
 from lrp_loo.models.encoding import encode
 from lrp_loo.evaluate.results import Results
-from lrp_loo.evaluate.sweep import read_sweep, sweep
+from lrp_loo.evaluate.sweep import sweep
 
 HERE = Path(__file__).parent
 ROWS = tomllib.loads((HERE / 'advice.toml').read_text(encoding='utf-8'))
@@ -148,10 +148,6 @@ class Own(Removal):
 
 SMALL = dict(vocab_size=30522, hidden_size=16, num_hidden_layers=2)
 SMALL |= dict(num_attention_heads=2, intermediate_size=32)
-SEEING = dict(SMALL, num_hidden_layers=1, image_size=8, patch_size=4)
-del SEEING['vocab_size']
-READING = dict(SMALL, bos_token_id=101, eos_token_id=102, projection_dim=8)
-PARTS = dict(text_config=READING, vision_config=SEEING, projection_dim=8)
 FLEXED = dict(SMALL, attn_implementation='flex_attention')
 
 
@@ -170,11 +166,6 @@ def gpt2(pad=None):
 
 def changed(model, step):
     step(model)
-    return model
-
-
-def with_encoder(model, made):
-    model.bert.encoder = made(model.bert.encoder)
     return model
 
 
@@ -207,40 +198,13 @@ def zero_shot(entailment='entailment'):
 
 def whisper():
     "A small decoder of sounds."
-    sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=50)
-    sizes |= dict(encoder_attention_heads=4, decoder_attention_heads=4)
-    sizes |= dict(num_mel_bins=8, max_source_positions=10, max_target_positions=12)
-    starts = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    starts |= dict(decoder_start_token_id=1, begin_suppress_tokens=None)
-    return random('WhisperForConditionalGeneration', 'Whisper', **sizes, **starts)
-
-
-class Slow:
-    "A tokenizer that does not say where its tokens stand."
-
-    is_fast = False
-
-    def __init__(self, inside):
-        self.inside = inside
-
-    def __getattr__(self, name):
-        return getattr(self.inside, name)
-
-    def __call__(self, *args, **kwargs):
-        return self.inside(*args, **kwargs)
+    return encoder_decoder('WhisperForConditionalGeneration')
 
 
 def started(model):
     "It says by which token its decoder starts."
     model.config.decoder_start_token_id = 0
     return model
-
-
-def said_to(tokenizer, text, **more):
-    "An encoding with two tokens that the decoder reads; what else, of each of them."
-    enc = dict(tokenizer(text, return_tensors='pt'))
-    more = {name: torch.tensor([[value, 1]]) for name, value in more.items()}
-    return enc | dict(decoder_input_ids=torch.tensor([[0, 7]])) | more
 
 
 SIZES = dict(vocab_size=30522, hidden_size=32, intermediate_size=64)
@@ -280,18 +244,6 @@ def taken(pattern, call):
     return float(re.search(pattern, str(e.value))[1]) + 0.01
 
 
-def on_meta(call):
-    with torch.device('meta'):
-        call()
-
-
-def loud(call):
-    "A warning is an error."
-    with warnings.catch_warnings():
-        warnings.simplefilter('error', UserWarning)
-        call()
-
-
 def kept_rows(run):
     kept = Results(None, {})
     run(kept)
@@ -303,11 +255,6 @@ def of_removal(model, tokenizer, method='removal', **options):
     few = [T, 'it drags', 'two dull hours']
     options |= dict(progress=False)
     return lrp_loo.calibrate(model, tokenizer, few, method, **options)
-
-
-def stored(record, path):
-    record.save(path)
-    return path
 
 
 FEW = [T, 'no jokes']
@@ -345,7 +292,6 @@ def library_names():
 
 
 NAMES = library_names() | {k: v for k, v in globals().items() if k[:2] != '__'}
-PAIR = json.dumps(dict(premise='a fine film', hypothesis='the film is fine'))
 NAMES |= dict(
     hidden_end=lambda enc: enc | dict(attention_mask=torch.tensor([[1, 1, 1, 0, 1]])),
     hidden_middle=lambda enc: (
@@ -354,21 +300,13 @@ NAMES |= dict(
     copied=copy.deepcopy,
     multiple_choice=lambda: random('BertForMultipleChoice', 'Bert', **SMALL),
     tagger=lambda: random('BertForTokenClassification', 'Bert', **SMALL),
-    tags_named=lambda m: changed(m, lambda m: m.config.id2label.update({0: 'O'})),
-    clip=lambda: random('CLIPModel', 'CLIP', **PARTS),
-    clip_text=lambda: random('CLIPTextModelWithProjection', 'CLIPText', **READING),
     flexed=lambda: random('BertForSequenceClassification', 'Bert', **FLEXED),
     with_attention=lambda m, x: changed(m, lambda m: m.set_attn_implementation(x)),
     build=small_models.build,
     sentences=lambda: of_sentences('SentenceTransformer'),
-    partly_compiled=lambda: with_encoder(bert(), torch.compile),
-    uncompiled=lambda m: with_encoder(m, lambda encoder: encoder._orig_mod),
     pipe=lambda task, m, tok: transformers.pipeline(task, model=m, tokenizer=tok),
     both=lambda m, tok: pad_batch(tok, [encode(m, tok, t) for t in (T, 'no')]),
     maps=lambda *of, **options: lrp_loo.explain(*of[:2], FEW, *of[2:], **options),
-    swept_rows=lambda folder, *of: read_sweep(sweep_of(T, folder, *of)),
-    closed=lambda view: view.close() or view,
-    pairs_file=lambda folder: written(folder / 'pairs.jsonl', PAIR),
 )
 
 

@@ -104,8 +104,8 @@ def test_a_target_for_each_text(entry, small):
         assert page(*small, TEXTS[0], target=[1]) == page(
             *small, TEXTS[0], target='positive'
         )
-    elif entry == 'calibrate':
-        with pytest.raises(ValueError, match='is fitted to one target.* 2 different'):
+    elif entry in ('calibrate', 'sweep'):
+        with pytest.raises(ValueError, match='has one target.* 2 different'):
             run(*small, TEXTS, target=labels)
         assert run(*small, TEXTS, target=[1] * 4) == run(*small, TEXTS, target=1)
     else:
@@ -173,8 +173,6 @@ def stars(tokenizer, tmp_path_factory):
         ('1', 0, '1'),  # a label; as an index it would be the other class
         ('2', 1, '2'),  # a label; as an index it would be refused
         ('0', 0, '1'),  # no label, so an index
-        ('2,1', (1, 0), '2 − 1'),
-        ('2, 0', (1, 0), '2 − 1'),
     ],
 )
 def test_the_shell_and_python_read_a_target_alike(stars, target, index, label, capsys):
@@ -196,7 +194,7 @@ def test_every_form_of_a_target_accepts_a_label(stars):
     assert s.classes == ['1']
     (maps,) = explain_labels(*model, TEXT, ['2', '1'], 'grad_x_input')
     assert [a.target for a in maps] == [1, 0]
-    for target in (('2', '2'), '2,2', '1,0'):
+    for target in (('2', '2'), ('1', '0')):
         with pytest.raises(ValueError, match='no difference of two'):
             gradient(*model, target=target)
 

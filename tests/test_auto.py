@@ -5,7 +5,6 @@ without doing it again, refused with what exact takes.
 import gc
 import pickle
 import weakref
-from functools import cache
 
 import numpy as np
 import pytest
@@ -28,10 +27,9 @@ from lrp_loo import (
     load_demo,
     refine,
 )
-from lrp_loo.data import load_texts
 from lrp_loo.estimate.auto import auto_scores
-from lrp_loo.stats import pearson
-from lrp_loo.tasks.context import answer_log_prob
+from lrp_loo.core.stats import pearson
+from lrp_loo.inputs.scores import next_tokens
 from lrp_loo.records.display import outside_scale_label
 
 LONG = [
@@ -69,15 +67,6 @@ def test_what_fits_is_exact(demo):
     assert torch.equal(same.scores, explain(*demo, LONG[0], method='loo')[0].scores)
 
 
-def test_a_decoder_is_exact_for_half_the_passes():
-    n = {}
-    for name in ('sst2', 'reviews-sst2'):
-        (a,) = explain(*load_demo(name), LONG[1], passes=None)
-        n[name] = a.passes / len(a)
-    assert n['sst2'] == pytest.approx(1, abs=0.1)
-    assert n['reviews-sst2'] == pytest.approx(0.5, abs=0.1)
-
-
 @pytest.mark.parametrize('passes', BUDGETS)
 def test_a_budget_is_kept_and_said(demo, passes):
     for a in explain(*demo, LONG, passes=passes):
@@ -98,7 +87,8 @@ def test_a_deep_decoder_keeps_a_budget(passes, n_read):
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes, **heads)).eval()
     ids = torch.randint(0, 99, (1, 40))
     enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    target = None if n_read == 1 else answer_log_prob(ids[0, -n_read:])
+    answer = next_tokens(ids[0, -n_read:], log_prob=True, total=True)
+    target = None if n_read == 1 else answer
     info = auto_scores(model, None, [enc], target, passes=passes).info[0]
     assert 3 <= info['forward_equivalents'] <= passes < info['exact_passes']
 
@@ -116,7 +106,6 @@ def test_exact_tokens_are_exact(demo):
 def test_passes_go_where_they_take_most_away():
     "In a decoder a late token costs less: fewer rows see it."
     demo = load_demo('reviews-sst2')
-    by_spread_alone = 0
     for text in LONG:
         (sure,), (a,) = (explain(*demo, text, passes=n) for n in (3, 9))
         T, spread = len(a), np.array(sure.info['spread'])
@@ -129,9 +118,6 @@ def test_passes_go_where_they_take_most_away():
                 left -= cost[j]
         assert set(a.info['exact']) == chosen
         assert a.passes == pytest.approx(9 - left, abs=0.01)
-        dearest = np.argsort(-spread * a.is_content.numpy())[: len(chosen)]
-        by_spread_alone += chosen == set(dearest.tolist())
-    assert by_spread_alone < len(LONG)
 
 
 # ---- more is never worse, and nothing else is better at its cost
@@ -153,39 +139,6 @@ def test_more_passes_do_not_make_it_worse_in_the_mean(name):
     assert r[-1] > 0.98 > r[0]
 
 
-SINGLE = {  # forward passes → methods that cost as many
-    3: [('removal', {})],
-    5: [('removal+rows', dict(n_rows=2)), ('removal+loo', dict(n_exact=2))],
-    7: [
-        ('removal+rows', dict(n_rows=4, near='spread')),
-        ('removal+loo', dict(n_exact=4)),
-    ],
-    9: [('removal+loo', dict(n_exact=6))],
-    11: [('removal+rows', dict(n_rows=8, near='spread'))],
-}
-
-
-@cache
-def held_against(name):
-    "A demo model, longer sentences of SST-2, and their LOO."
-    demo = load_demo(name)
-    texts = [t for t in load_texts('sst2', 'embedded').texts if len(t) > 90][:24]
-    return demo, texts, explain(*demo, texts, method='loo')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
-@pytest.mark.parametrize('passes', SINGLE)
-def test_no_single_method_is_much_better_at_its_cost(name, passes):
-    """Of 24 sentences a mean r is known to about a hundredth. On these MiniLM's is
-    0.02 below four exact tokens that are chosen by heads; on 60 others it is level.
-    """
-    demo, texts, loos = held_against(name)
-    ours = mean_r(demo, loos, texts, passes=passes)
-    others = [mean_r(demo, loos, texts, method=m, **how) for m, how in SINGLE[passes]]
-    assert ours > max(others) - 0.03
-
-
 # ---- only what is asked about
 
 
@@ -197,23 +150,10 @@ def test_a_template_gets_no_passes():
     assert exact is not True and set(exact) <= set(
         a.is_content.nonzero()[:, 0].tolist()
     )
-    (loo,) = explain(*demo, LONG[0], template=template, method='loo')
-    (plain,) = explain(
-        *demo, LONG[0], template=template, method='removal+rows', n_rows=8
-    )
-    assert r_with(a, loo) > r_with(plain, loo) - 0.01
     # what is not asked about is the closed form's
     (one,) = explain(*demo, LONG[0], template=template, method='removal')
     apart = ~a.is_content
     assert torch.allclose(a.scores[apart], one.scores[apart], atol=1e-5)
-
-
-def test_texts_of_one_call_are_as_alone(demo):
-    together = explain(*demo, [*LONG[:2], *TEXTS], units='word')
-    for a, text in zip(together, [*LONG[:2], *TEXTS]):
-        (alone,) = explain(*demo, text, units='word')
-        assert a.tokens == alone.tokens and a.exact == alone.exact
-        assert torch.allclose(a.scores, alone.scores, atol=1e-5)
 
 
 def test_rows_that_do_not_give_the_text_are_not_taken(demo, monkeypatch):
@@ -237,8 +177,10 @@ def test_refined_until_exact(demo):
     before = a.scores.clone()
     known, r = a, [r_with(a, loo)]
     while not known.exact:
-        n = len(known.info['exact'])
-        known = refine(known, 8)
+        kept, n, passes = known.scores, len(known.info['exact']), known.passes
+        exact, known = known.info['exact'], refine(known, 8)
+        assert torch.equal(kept[exact], known.scores[exact])
+        assert passes < known.passes <= passes + 8
         r.append(r_with(known, loo))
         assert known.exact or len(known.info['exact']) > n
     assert torch.equal(a.scores, before) and not a.exact
@@ -250,14 +192,6 @@ def test_refined_until_exact(demo):
     assert known.tokens == a.tokens and known.target == a.target
     said = ['special tokens', 'special tokens (estimates)']
     assert [outside_scale_label(loo), outside_scale_label(known)] == said
-
-
-def test_refining_does_not_do_it_again(demo):
-    (a,) = explain(*demo, LONG[1], passes=9)
-    more = refine(a, 6)
-    kept = [i for i in a.info['exact']]
-    assert torch.equal(a.scores[kept], more.scores[kept])
-    assert a.passes < more.passes <= a.passes + 6
 
 
 def test_a_map_that_is_kept_holds_no_model(tmp_path):
@@ -320,28 +254,13 @@ def test_a_generation_and_a_context():
 # ---- certainty
 
 
-def test_a_calibration_says_what_explain_was_not_told(demo):
-    c = calibrate(*demo, LONG, passes=5, target=1, units='word', progress=False)
-    (a,) = explain(*demo, LONG[0], calibration=c, confidence=0.5)
-    assert a.info['options'] == dict(passes=5) and a.target == 1
-    assert a.info['unit_of_token'] and a.low.isfinite().any()
-    with pytest.raises(ValueError, match='call calibrate for the latter'):
-        explain(*demo, LONG[0], calibration=c, passes=7)
-    assert 'low' not in refine(a).info
+def test_refining_removes_the_intervals_of_the_earlier_budget(demo):
+    c = calibrate(*demo, LONG, passes=5, progress=False)
+    (a,) = explain(*demo, LONG[0], passes=5, calibration=c, confidence=0.5)
+    assert a.low.isfinite().any() and 'low' not in refine(a).info
 
 
 # ---- what cannot be meant
-
-
-@pytest.mark.parametrize('passes', [0, -1, 2.5, True, '16'])
-def test_a_budget_is_a_whole_number(demo, passes):
-    with pytest.raises(ValueError, match='passes must be a whole number'):
-        explain(*demo, LONG[0], passes=passes)
-
-
-def test_a_budget_below_the_cheapest_estimate(demo):
-    with pytest.raises(ValueError, match='less than the cheapest.*take passes=None'):
-        explain(*demo, LONG[0], passes=2)
 
 
 def test_a_removal_without_an_estimate(demo):

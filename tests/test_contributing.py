@@ -13,6 +13,7 @@ import lrp_loo.methods.table as methods
 from lrp_loo import explain
 from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
+from lrp_loo.loo.removals import Removal
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
 from lrp_loo.lrp.table import RULES, activation, identity_rule
@@ -70,7 +71,7 @@ def test_a_method(demo, monkeypatch, capsys):
         scores = original(*args, **options)
         return replace(scores, scores=scores.scores / 2)
 
-    record = methods.Method(run, label='halved', colour='C5', passes='1')
+    record = methods.Method(run, label='halved', colour='C5')
     monkeypatch.setitem(methods.METHODS, 'halved', record)
     (mine,) = explain(*demo, TEXTS[0], method='halved')
     (whole,) = explain(*demo, TEXTS[0], method='grad_x_input')
@@ -79,7 +80,7 @@ def test_a_method(demo, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith('halved')
 
 
-class Neighbour:
+class Neighbour(Removal):
     "The token before it in its place."
 
     name = 'neighbour'

@@ -5,7 +5,7 @@ import copy
 import pytest
 from close import assert_close
 import torch
-import transformers
+from encoder_decoders import encoder_decoder
 from every_family import Wide
 
 from lrp_loo import explain, explain_generation
@@ -23,78 +23,33 @@ from lrp_loo.tasks.generation import audit_generation
 
 SOURCE = 'a slow start , but the last act is a triumph'
 SAID = 'it is'
-LAYERS = dict(encoder_layers=2, decoder_layers=1)
-BART = dict(
-    vocab_size=30522,
-    d_model=32,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=64,
-    decoder_ffn_dim=64,
-    max_position_embeddings=64,
-    decoder_start_token_id=102,
-    eos_token_id=102,
-    pad_token_id=0,
-    bos_token_id=101,
-    **LAYERS,
+GENERATE = (
+    'T5ForConditionalGeneration',
+    'MT5ForConditionalGeneration',
+    'BartForConditionalGeneration',
+    'PegasusForConditionalGeneration',
+    'MBartForConditionalGeneration',
+    'MarianMTModel',
+    'M2M100ForConditionalGeneration',
 )
-T5 = dict(
-    vocab_size=30522,
-    d_model=32,
-    d_kv=8,
-    d_ff=64,
-    num_layers=2,
-    num_decoder_layers=1,
-    num_heads=4,
-    decoder_start_token_id=0,
-    eos_token_id=102,
-    pad_token_id=0,
-)
-GENERATE = {
-    'T5ForConditionalGeneration': T5,
-    'MT5ForConditionalGeneration': T5,
-    'BartForConditionalGeneration': BART,
-    'PegasusForConditionalGeneration': BART,
-    'MBartForConditionalGeneration': BART,
-    'MarianMTModel': BART | dict(share_encoder_decoder_embeddings=False),
-    'M2M100ForConditionalGeneration': BART,
-}
-CLASSIFY = {'BartForSequenceClassification': BART, 'T5ForSequenceClassification': T5}
-FAMILIES = GENERATE | CLASSIFY
-
-
-def drawn(name, attention='sdpa'):
-    "A small model with weights large enough that every token matters."
-    kind = getattr(transformers, name)
-    if not kind._supports_sdpa:  # T5 of transformers 5.9
-        attention = 'eager'
-    config = kind.config_class(**FAMILIES[name], attn_implementation=attention)
-    torch.manual_seed(0)
-    model = kind(config)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.1)
-    return model.eval()
+FAMILIES = (*GENERATE, 'BartForSequenceClassification', 'T5ForSequenceClassification')
 
 
 def called(model, enc, keep):
     "The row that is read, from the model's own call with its two masks."
     ids, mask = enc['input_ids'].expand(len(keep), -1), keep.long()
-    with torch.no_grad():
-        if 'tower_ids' not in enc:
-            first = torch.ones_like(mask[:, :1])
-            later = torch.cat([first, mask[:, :-1]], 1)
-            how = dict(attention_mask=mask, decoder_attention_mask=later)
-            return model(input_ids=ids, **how).logits
-        n = int((enc['tower_ids'] == 0).sum())
-        return model(
-            input_ids=ids[:, :n],
-            attention_mask=mask[:, :n],
-            decoder_input_ids=ids[:, n:],
-            decoder_attention_mask=mask[:, n:],
-            use_cache=False,
-        ).logits[:, -1]
+    if 'tower_ids' not in enc:
+        later = torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], 1)
+        how = dict(attention_mask=mask, decoder_attention_mask=later)
+        return model(input_ids=ids, **how).logits
+    n = int((enc['tower_ids'] == 0).sum())
+    return model(
+        input_ids=ids[:, :n],
+        attention_mask=mask[:, :n],
+        decoder_input_ids=ids[:, n:],
+        decoder_attention_mask=mask[:, n:],
+        use_cache=False,
+    ).logits[:, -1]
 
 
 @pytest.fixture(scope='module')
@@ -110,8 +65,9 @@ def given(model, tokenizer):
 
 
 @pytest.mark.parametrize('name', FAMILIES)
+@torch.no_grad()
 def test_exact_loo_is_that_of_single_calls(name, tokenizer):
-    model = drawn(name)
+    model = encoder_decoder(name)
     towers, enc = given(model, tokenizer)
     scores, row, target = leave_one_out(model, enc)
     T = enc['input_ids'].shape[1]
@@ -125,7 +81,7 @@ def test_exact_loo_is_that_of_single_calls(name, tokenizer):
 @pytest.mark.parametrize('name', FAMILIES)
 @pytest.mark.parametrize('rules', [attn_lrp, cp_lrp])
 def test_rules_leave_the_logits_and_lose_nothing(name, rules, tokenizer):
-    model = drawn(name)
+    model = encoder_decoder(name)
     towers, enc = given(model, tokenizer)
     with lrp_rules(towers, rules()) as ruled:
         out = forward(towers, enc).logits
@@ -140,7 +96,7 @@ def test_rules_leave_the_logits_and_lose_nothing(name, rules, tokenizer):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_gradients_are_those_of_the_embeddings_that_each_part_looks_up(name, tokenizer):
-    model = drawn(name)
+    model = encoder_decoder(name)
     towers, enc = given(model, tokenizer)
     with torch.enable_grad(), watch_embeddings(towers) as seen:
         readout = Readout(None, out := forward(towers, enc), enc)
@@ -157,7 +113,7 @@ def test_gradients_are_those_of_the_embeddings_that_each_part_looks_up(name, tok
     tables = dict.fromkeys(s.get_input_embeddings() for s in stacks)
     hooks = [table.register_forward_hook(leaf) for table in tables]
     with torch.enable_grad():
-        row = _row(model, enc)
+        row = called(model, enc, torch.ones_like(enc['input_ids']))[0]
         grads = torch.autograd.grad(row[readout.chosen(0)], leaves)
     for hook in hooks:
         hook.remove()
@@ -169,22 +125,12 @@ def test_gradients_are_those_of_the_embeddings_that_each_part_looks_up(name, tok
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
 
 
-def _row(model, enc):
-    "The row that is read, with its graph."
-    ids = enc['input_ids']
-    if 'tower_ids' not in enc:
-        return model(input_ids=ids).logits[0]
-    n = int((enc['tower_ids'] == 0).sum())
-    own = dict(input_ids=ids[:, :n], decoder_input_ids=ids[:, n:])
-    return model(**own, use_cache=False).logits[0, -1]
-
-
 NAMES = ['T5ForConditionalGeneration', 'BartForSequenceClassification']
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_texts_together_are_texts_alone(name, tokenizer):
-    model = drawn(name)
+    model = encoder_decoder(name)
     texts = [SOURCE, 'a dull film', 'not one laugh in it']
     for method in ('auto', 'attn_lrp'):
         how = dict(method=method, target=7 if name in GENERATE else 1)
@@ -197,7 +143,7 @@ def test_texts_together_are_texts_alone(name, tokenizer):
 
 
 def test_a_source_alone_is_asked_for_the_first_generated_token(tokenizer):
-    model = drawn('BartForConditionalGeneration')
+    model = encoder_decoder('BartForConditionalGeneration')
     (a,) = explain(model, tokenizer, SOURCE)
     ids = tokenizer(SOURCE, return_tensors='pt')['input_ids']
     with torch.no_grad():
@@ -210,21 +156,15 @@ def test_a_source_alone_is_asked_for_the_first_generated_token(tokenizer):
     assert forced.tokens[-2:] == ['[SEP]', 'this'] and forced.info['position'] == 14
 
 
-def test_an_encoding_with_what_the_decoder_reads(tokenizer):
-    model = drawn('BartForConditionalGeneration')
+def test_what_the_decoder_reads_is_a_text(tokenizer):
+    model = encoder_decoder('BartForConditionalGeneration')
     enc = dict(tokenizer(SOURCE, return_tensors='pt'))
-    enc['decoder_input_ids'] = torch.tensor([[102, 2009, 2003]])
     (a,) = explain(model, tokenizer, enc, 'attn_lrp')
-    (b,) = explain(model, tokenizer, (SOURCE, SAID), 'attn_lrp')
+    (b,) = explain(model, tokenizer, SOURCE, 'attn_lrp')
     assert a.tokens == b.tokens and a.scores.equal(b.scores)
-    for more, said in (
-        (dict(decoder_attention_mask=torch.tensor([[1, 0, 1]])), 'hides some'),
-        (dict(decoder_inputs_embeds=torch.ones(1, 3, 32)), 'decoder_inputs_embeds'),
-        (dict(decoder_input_ids=torch.ones(2, 3).long()), 'shape'),
-        (dict(decoder_input_ids=torch.tensor([[40000]])), 'up to 40000'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            explain(model, tokenizer, enc | more, 'attn_lrp')
+    more = dict(decoder_input_ids=torch.tensor([[102, 2009, 2003]]))
+    with pytest.raises(ValueError, match='holds decoder_input_ids'):
+        explain(model, tokenizer, enc | more, 'attn_lrp')
     with pytest.raises(ValueError, match='tuple has 3 parts'):
         explain(model, tokenizer, ('a', 'b', 'c'))
     model.config.decoder_start_token_id = model.generation_config.bos_token_id = None
@@ -234,25 +174,23 @@ def test_an_encoding_with_what_the_decoder_reads(tokenizer):
 
 
 def test_tokens_may_be_deleted_or_replaced(tokenizer):
-    model = drawn('BartForConditionalGeneration')
+    model = encoder_decoder('BartForConditionalGeneration')
     towers, enc = given(model, tokenizer)
     n = int((enc['tower_ids'] == 0).sum())
     for removal in ('delete', 'mask_token', 'zero_embedding'):
         (a,) = explain(model, tokenizer, (SOURCE, SAID), 'loo', 7, removal=removal)
         ids = enc['input_ids']
-        if removal == 'delete':
-            without = [torch.cat([ids[:, :j], ids[:, j + 1 :]], 1) for j in (2, n + 1)]
-            sizes = (n - 1, n)
-            for j, row, s in zip((2, n + 1), without, sizes):
-                own = dict(input_ids=row[:, :s], decoder_input_ids=row[:, s:])
-                with torch.no_grad():
-                    left = float(model(**own).logits[0, -1, 7])
-                assert_close(a.logit - left, float(a.scores[j]), scale=abs(a.logit))
+        for j in (2, n + 1) if removal == 'delete' else ():
+            row, s = torch.cat([ids[:, :j], ids[:, j + 1 :]], 1), n - (j < n)
+            own = dict(input_ids=row[:, :s], decoder_input_ids=row[:, s:])
+            with torch.no_grad():
+                left = float(model(**own).logits[0, -1, 7])
+            assert_close(a.logit - left, float(a.scores[j]), scale=abs(a.logit))
         assert a.scores.abs().min() > 0 or removal == 'mask_token'
 
 
 def test_generated_tokens_are_explained_by_source_and_prefix(tokenizer):
-    model = drawn('BartForConditionalGeneration')
+    model = encoder_decoder('BartForConditionalGeneration')
     found = explain_generation(model, tokenizer, SOURCE, SAID, 'loo')
     assert found.generated == ['it', 'is'] and found[0].exact
     assert found[1].tokens[-2:] == ['[SEP]', 'it']
@@ -269,32 +207,45 @@ def test_generated_tokens_are_explained_by_source_and_prefix(tokenizer):
     with torch.no_grad():
         said = model.generate(ids, max_new_tokens=3, do_sample=False, num_beams=1)
     assert [a.target for a in own] == said[0, 1:].tolist()
-    table = audit_generation(
-        model, tokenizer, [SOURCE], ['removal'], [SAID], progress=False
-    )
+    how = dict(max_new_tokens=3, progress=False)
+    table = audit_generation(model, tokenizer, [SOURCE], ['removal'], **how)
     assert table.loc['loo', 'r'] > 0.999 and table.loc['removal', 'r'] > 0.5
 
 
-def test_a_sources_pass_is_shared(tokenizer):
-    "Variants of what the decoder has said do not encode the source again."
-    model = drawn('T5ForConditionalGeneration')
-    _, enc = given(model, tokenizer)
-    rows = []
-    encoder = model.get_encoder()
-    hook = encoder.register_forward_hook(
-        lambda m, args, kwargs, out: rows.append(len(kwargs['input_ids'])),
-        with_kwargs=True,
-    )
-    leave_one_out(as_multi_part(model), enc)
-    hook.remove()
-    n = int((enc['tower_ids'] == 0).sum())
-    # the whole; each source token's variant, and one for all of the decoder's; then
-    # one variant and the whole again, by which batches and the mask are tried
-    assert rows == [1, n + 1, 1, 1]
+@pytest.mark.parametrize('name', ['T5', 'Bart'])
+def test_words_and_sentences_of_both_texts(name, tokenizer):
+    model = encoder_decoder(f'{name}ForConditionalGeneration')
+    text = (SOURCE + '. unbelievably dull!', SAID)
+    enc = encode(as_multi_part(model), tokenizer, text)
+    names = {'word': text[0].replace('.', ' .').replace('!', ' !').split()}
+    names['sentence'] = [SOURCE + '.', 'unbelievably dull!']
+    for units, of_source in names.items():
+        last = SAID.split() if units == 'word' else [SAID]
+        (a,) = explain(model, tokenizer, text, 'loo', units=units)
+        own = [i for i, special in enumerate(a.is_special) if not special]
+        assert [a.tokens[i] for i in own] == of_source + last
+        unit_of = torch.tensor(a.info['unit_of_token'])
+        with torch.no_grad():
+            left = [called(model, enc, (unit_of != i)[None])[0, a.target] for i in own]
+        by_hand = a.logit - torch.stack(left)
+        torch.testing.assert_close(a.scores[own], by_hand, rtol=1e-4, atol=1e-6)
+        # a generated token is explained by the units of the source and those before it
+        how = dict(units=units, log_prob=False)
+        steps = explain_generation(model, tokenizer, text[0], SAID, 'loo', **how)
+        assert [t for t in steps[0].tokens if t in of_source] == of_source
+        target = Target(steps[0].target)
+        (alone,) = explain(model, tokenizer, text[0], 'loo', target, units=units)
+        assert alone.tokens == steps[0].tokens
+        # without its first token T5's decoder sees nothing, whatever comes later
+        ours, wanted = steps[0].scores[:-1], alone.scores[:-1]
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match='does not encode to these tokens'):
+        how = dict(truncation=True, max_length=6, units='word')
+        explain(model, tokenizer, (SOURCE, SAID), **how)
 
 
 def test_nothing_stays_behind(tokenizer):
-    model = drawn('BartForConditionalGeneration')
+    model = encoder_decoder('BartForConditionalGeneration')
     before = copy.deepcopy(model.state_dict())
     explain(model, tokenizer, SOURCE, 'removal')
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -1,6 +1,4 @@
-"Exact LOO is one masked pass at a time: dropped where that is known to be exact, else masked."
-
-from functools import partial
+"Exact LOO is one masked pass at a time: by stored states where they agree, else masked."
 
 import pytest
 import torch
@@ -8,21 +6,15 @@ import transformers
 from conftest import CountTokens
 from families import random_inputs, random_model
 from torch import nn
-from tqdm.auto import tqdm
 
 from lrp_loo import explain
-from lrp_loo.inputs.targets import Readout, Target, output_field
-from lrp_loo.loo import format_duration, leave_one_out, loo_seconds, many_loo
-from lrp_loo.loo.droppable import (
-    DROP_DECODERS,
-    DROP_ENCODERS,
-    can_drop_rows,
-    rows_can_be_dropped,
-)
-from lrp_loo.loo.engines import read_whole, subset_logits
-from lrp_loo.models.call import forward
-from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 from lrp_loo.estimate import removal_scores
+from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
+from lrp_loo.inputs.targets import output_field
+from lrp_loo.loo import leave_one_out, many_loo
+from lrp_loo.loo.engines import read_subsets
+from lrp_loo.loo.states import why_no_states
+from lrp_loo.models.call import forward
 
 N_TOKENS = 12
 WIDTH = dict(vocab_size=200, hidden_size=32, pad_token_id=0)
@@ -32,23 +24,16 @@ SIZES |= dict(bos_token_id=1, eos_token_id=2)
 NEO = dict(window_size=4, attention_types=[[['global', 'local'], 1]])
 SHORT = dict(vocab_size=200, d_model=32, pad_token_id=0)  # names of its own
 LAYERS = dict(n_layer=2, n_head=4)
-FUNNEL = dict(d_head=8, block_sizes=[1, 1], num_decoder_layers=1)
 GRIFFIN = dict(num_hidden_layers=3, lru_width=32, num_key_value_heads=2, head_dim=8)
 GRIFFIN |= dict(attention_window_size=4)
-RELATIVE = dict(relative_attention=True, pos_att_type=['p2c', 'c2p'])
 CLASS, NEXT = 'ForSequenceClassification', 'ForCausalLM'
 
-# what may not be dropped, or only by luck: class → configuration
+# families whose states are not stored: class → configuration
 UNLISTED = {
     'GPTNeo' + NEXT: SIZES | NEO | dict(num_layers=2, num_heads=4),
     'MPNet' + CLASS: SIZES,  # relative positions
-    'Deberta' + CLASS: SIZES | RELATIVE,
     'XLNet' + CLASS: SHORT | LAYERS | dict(d_inner=64),  # relative
     'Bloom' + NEXT: WIDTH | LAYERS,  # ALiBi
-    'Mpt' + NEXT: SHORT | dict(n_layers=2, n_heads=4),  # ALiBi
-    'Funnel' + CLASS: SHORT | FUNNEL | dict(n_head=4, d_inner=64),  # pooling
-    'SqueezeBert' + CLASS: SIZES | dict(embedding_size=32),
-    'RoFormer' + CLASS: SIZES,
     # positions from the mask
     'OPT' + NEXT: SIZES | dict(ffn_dim=64, word_embed_proj_dim=32),
     'Mamba' + NEXT: SIZES | dict(state_size=8, time_step_rank=4),
@@ -75,9 +60,6 @@ def unlisted_model(name, std=None):
         model = cls(cls.config_class(**(UNLISTED | MIXING)[name])).eval()
         spread_weights(model, std)
     return model
-
-
-# what may not be dropped, or only by luck: name → class, configuration
 
 
 @torch.no_grad()
@@ -123,59 +105,58 @@ def assert_loo_is_exact(model, enc):
 
 
 @pytest.mark.parametrize('name', UNLISTED)
-def test_what_may_not_be_dropped_is_masked(name):
+def test_unlisted_families_are_masked(name):
     for std in (None, 0.05, 0.1):
         model = unlisted_model(name, std)
-        assert not rows_can_be_dropped(model)
+        assert why_no_states(model)
         assert_loo_is_exact(model, text())
+
+
+@pytest.fixture
+def any_length(monkeypatch):
+    "States are stored of short texts as well."
+    monkeypatch.setattr('lrp_loo.loo.engines.MIN_STORED', 0)
 
 
 @pytest.mark.parametrize('name', MIXING)
 def test_what_a_mask_does_not_hide_is_refused(name):
     model = unlisted_model(name, 0.1)
-    with pytest.raises(ValueError, match="mixes tokens outside.*removal='delete'"):
+    with pytest.raises(ValueError, match="mixes tokens before it.*removal='delete'"):
         leave_one_out(model, text())
 
 
 @pytest.mark.parametrize('std', [0.02, 0.1])
 @pytest.mark.parametrize('family,task', LISTED)
-def test_what_may_be_dropped_is_exact(family, task, std):
+def test_listed_families_are_exact(family, task, std, any_length):
     # at 0.02 the hidden states are near 1 and LOO near 1e-4: single precision's
     # rounding would be what is compared
     dtype = torch.float64 if std == 0.02 else torch.float32
     model = random_model(family, task, 'sdpa', dtype=dtype)
     spread_weights(model, std)
     encs = [random_inputs(model, n) for n in (N_TOKENS, 10, 11)]
-    assert rows_can_be_dropped(model)
     for enc, one in zip(encs, many_loo(model, encs), strict=True):
         expected = one_masked_pass_at_a_time(model, enc, one.readout.chosen(0))
         assert_exact(one.scores, *expected)
 
 
-WINDOWED = ('Mistral', 'Gemma 3', 'ModernBERT')  # shorter than 40 tokens
-# an answer's row would move
-SHORTENED = [(f, t) for f, t in LISTED if f not in WINDOWED and t != 'answer']
+FEWER_ROWS = [(f, t) for f, t in LISTED if f in ('BERT', 'RoBERTa', 'Llama', 'Qwen3')]
 
 
-@pytest.mark.parametrize('family,task', SHORTENED)
-def test_the_short_way_is_still_taken(family, task):
-    "Fewer rows are computed than all variants have."
+@pytest.mark.parametrize('family,task', FEWER_ROWS)
+def test_fewer_rows_are_computed_than_all_variants_have(family, task, any_length):
+    "Except of an answer, which may be read at any row."
     model = random_model(family, task, 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, 40)
-    readout = Readout(0, forward(model, enc), enc)
     keep = torch.ones(16, 40, dtype=torch.bool)
     for i in range(16):
         keep[i, 2 + i : 22 + i] = False
-    rows = {}
-    for drop in (None, False):
-        with torch.no_grad(), CountTokens(model) as count:
-            subset_logits(model, enc, keep, drop=drop, readout=readout)
-        rows[drop] = count.n
-    assert rows[None] < 0.8 * rows[False]
-
-
-def test_every_family_on_the_list_is_one_of_transformers():
-    assert all(hasattr(transformers.models, p) for p in DROP_ENCODERS + DROP_DECODERS)
+    with CountTokens(model) as count:
+        (found,) = read_subsets(model, [enc], [keep], [0])
+    assert (count.n < 0.9 * 17 * 40) == (task != 'answer')
+    with torch.no_grad():
+        masked = [model(**enc | dict(attention_mask=k[None].long())) for k in keep]
+    expected = torch.stack([found.readout(out)[0] for out in masked])
+    assert_exact(found.values, expected, expected.abs().max())
 
 
 # ---- models that somebody changed
@@ -203,11 +184,6 @@ def place(model):
 
 def hooked(module, name, part):
     part.register_forward_hook(at_row_1)
-
-
-def replaced(module, name, part):
-    own = part.forward
-    part.forward = lambda x: at_row_1(None, None, own(x))
 
 
 class AtRow1(nn.Linear):
@@ -238,39 +214,21 @@ def convolved(module, name, part):
 
 
 @pytest.mark.parametrize('family', ['Llama', 'BERT'])
-@pytest.mark.parametrize('change', [hooked, replaced, of_another_class, convolved])
-def test_a_changed_model_is_not_dropped_from(change, family):
+@pytest.mark.parametrize('change', [hooked, of_another_class, convolved])
+def test_no_states_of_a_changed_model_are_stored(change, family, any_length):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     module, name = place(model)
     change(module, name, getattr(module, name))
-    assert not rows_can_be_dropped(model)
+    assert why_no_states(model)
     assert_loo_is_exact(model, random_inputs(model, N_TOKENS))
 
 
-def test_output_attentions_leaves_the_short_way():
-    "transformers' own hooks, which such a call leaves behind, change nothing."
-    model = random_model('Llama', 'class', 'eager')
-    with torch.no_grad():
-        model(**random_inputs(model, N_TOKENS), output_attentions=True)
-    assert rows_can_be_dropped(model)
-
-
-def test_a_text_that_ends_in_the_padding_token():
-    """The classifier reads the row before it; when that token goes, a dropped
-    text would be read elsewhere.
-    """
-    model = random_model('Llama', 'class', 'sdpa', dtype=torch.float32)
+@pytest.mark.parametrize('task', ['class', 'next token'])
+def test_a_text_that_ends_in_the_padding_token(task, any_length):
+    "A classifier reads the row before it; a language model that row."
+    model = random_model('Llama', task, 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     enc['input_ids'][0, -1] = model.config.pad_token_id
-    assert not can_drop_rows(model, enc)
-    assert_loo_is_exact(model, enc)
-
-
-def test_what_a_language_model_ended_itself_may_end_in_its_padding_token():
-    model = random_model('Llama', 'next token', 'sdpa', dtype=torch.float32)
-    enc = random_inputs(model, N_TOKENS)
-    enc['input_ids'][0, -1] = model.config.pad_token_id
-    assert can_drop_rows(model, enc)
     assert_loo_is_exact(model, enc)
 
 
@@ -312,9 +270,8 @@ def test_hidden_tokens_stay_hidden(family, how):
         assert_exact(logits, forward(model, enc).logits[0], logit)
 
 
-@pytest.mark.parametrize('removal', ['zero_embedding', 'mask_token', 'delete'])
+@pytest.mark.parametrize('removal', ['zero_embedding', 'mask_token'])
 def test_padding_stays_as_it_is_under_other_removals(removal):
-    "And is cut from behind a text before deletion."
     model = random_model('BERT', 'class', 'eager', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)
     alone, *_ = leave_one_out(model, enc, 0, removal, 103)
@@ -336,9 +293,11 @@ def test_subsets_and_curves_keep_to_the_mask(how):
         masks = [(k & mask)[None].long() for k in keep]
         own = [model(**enc | dict(attention_mask=m)).logits[0] for m in masks]
     own = torch.stack(own)
-    assert_exact(subset_logits(model, enc, keep), own, own.abs().max())
-    scores = {'m': torch.arange(len(mask)).float()}
-    morf, _ = perturbation_curves(model, enc, scores, removal_units(~mask), 0)['m']
+    (found,) = read_subsets(model, [enc], [keep], [0])
+    assert_exact(found.values, own[:, 0], own.abs().max())
+    scores = [{'m': torch.arange(len(mask)).float()}]
+    (curves,) = perturbation_curves(model, [enc], scores, [removal_units(~mask)], [0])
+    morf, _ = curves['m']
     assert len(morf) == int(mask.sum()) + 1
     assert_exact(morf[:1], whole[None], whole.abs())
 
@@ -355,7 +314,7 @@ def test_a_mask_that_makes_no_sense_is_refused(mask, said):
     model = bert()
     enc = random_inputs(model, N_TOKENS) | dict(attention_mask=mask)
     with pytest.raises(ValueError, match=said):
-        subset_logits(model, enc, torch.ones(2, N_TOKENS, dtype=torch.bool))
+        leave_one_out(model, enc)
 
 
 # ---- models that ignore the mask, or answer by chance
@@ -391,10 +350,10 @@ def rwkv():
 
 
 MASK_TO_NOBODY = [
-    (fnet, 'attention mask'),
-    (rwkv, 'ignores the attention mask'),
-    (BagOfWords, 'takes no attention mask'),
-    (Deaf, 'ignores the attention mask'),
+    (fnet, 'attention_mask'),
+    (rwkv, 'ignores the attention mask or'),
+    (BagOfWords, 'takes no attention_mask'),
+    (Deaf, 'ignores the attention mask or'),
 ]
 
 
@@ -403,25 +362,13 @@ def test_a_model_that_ignores_the_mask_is_refused(make, said):
     torch.manual_seed(0)
     model = make().eval()
     enc = text() if make is rwkv else {'input_ids': text()['input_ids']}
-    one_gone = ~torch.eye(N_TOKENS, dtype=torch.bool)
-    for ask in (leave_one_out, partial(subset_logits, keep=one_gone)):
+    for target in (None, lambda out: output_field(out).flatten(1)[:, -1]):
         with pytest.raises(ValueError, match=said) as error:
-            ask(model, enc)
+            leave_one_out(model, enc, target)
         assert type(model).__name__ in str(error.value)
         assert 'zero_embedding' in str(error.value)
     loo, _, _ = leave_one_out(model, enc, removal='zero_embedding')
     assert loo.abs().max() > 0
-
-
-def test_a_token_that_matters_to_nobody_is_no_error():
-    "A causal model explained at its second token: what stands behind changes nothing."
-    model = random_model('Llama', 'next token', 'eager', dtype=torch.float32)
-    enc = random_inputs(model, N_TOKENS)
-    keep = ~torch.eye(N_TOKENS, dtype=torch.bool)[4:8]
-    readout = read_whole(model, enc, Target(7, position=1)).readout
-    values = subset_logits(model, enc, keep, drop=False, readout=readout)
-    rounding = 32 * torch.finfo(torch.float32).eps * float(values.abs().max())
-    assert float(values.max() - values.min()) <= rounding
 
 
 class Dice(BagOfWords):
@@ -466,44 +413,6 @@ def test_without_a_padding_token_texts_are_explained_one_by_one(tokenizer, famil
         for one_text, found in zip(several, together):
             (alone,) = explain(model, tokenizer, one_text, method=method)
             assert torch.equal(found.scores, alone.scores)
-
-
-# ---- how long it takes
-
-
-@pytest.mark.parametrize('progress,said', [(False, ''), (True, 'exact LOO')])
-def test_progress_is_silent_unless_asked_for(monkeypatch, capsys, progress, said):
-    def bar_at_once(**options):
-        return tqdm(**options | dict(delay=0, disable=False))
-
-    monkeypatch.setattr('lrp_loo.loo.progress_bar', bar_at_once)
-    model = bert()
-    leave_one_out(model, random_inputs(model, N_TOKENS), progress=progress)
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert bool(said) == bool(shown)
-
-
-def test_long_work_says_beforehand_how_long_and_changes_no_number(monkeypatch, capsys):
-    monkeypatch.setattr('lrp_loo.loo.ANNOUNCED_SECONDS', 0.0)
-    monkeypatch.setattr('lrp_loo.loo.TOKEN_BUDGET', 1)
-    model = bert()
-    enc = random_inputs(model, 40)
-    told, _, _ = leave_one_out(model, enc, progress=True)
-    said = capsys.readouterr().err
-    assert 'exact LOO of 1 text, 40 forward passes: about' in said
-    assert torch.equal(leave_one_out(model, enc)[0], told)
-
-
-def test_how_long_it_takes_is_variants_times_tokens(monkeypatch):
-    "A text of half the length: half of the variants, each half as long."
-    model = bert()
-    encs = [random_inputs(model, n) for n in (40, 20)]
-    assert loo_seconds(model, encs[1:]) > 0
-    measured = 'lrp_loo.loo.seconds_per_variant'
-    monkeypatch.setattr(measured, lambda *args, **how: 0.5)
-    assert loo_seconds(model, encs) == pytest.approx(0.5 * (40 + 20 / 2))
-    assert [format_duration(s) for s in (40, 200, 9000)] == ['40 s', '3 min', '2.5 h']
 
 
 @pytest.mark.parametrize('last', ['full_attention', 'conv'])

@@ -20,7 +20,7 @@ from lrp_loo.paper.ledger import ledger
 from lrp_loo.paper.reproduce import entries_by_study, print_ledger
 from lrp_loo.paper.reproduce import studies_of
 from lrp_loo.paper.tables import TABLE2
-from lrp_loo.stats import mean_se, per_text
+from lrp_loo.core.stats import mean_se, per_text
 from lrp_loo.evaluate.results import read_results
 
 

@@ -30,73 +30,47 @@ WORDS = (
 SPACES = [' ', '  ', '\t', '\n', '\r\n', *'\u00a0\u2003\u200b\u3000\ufeff']
 EMOJI = ['😀', '🎬', '👩‍👩‍👧‍👦', '🏳️‍🌈', '👍🏽', '❤️', '🇯🇵', '7️⃣']
 RTL = ['סרט', 'נהדר', 'فيلم', 'رائع', '\u202e', '\u200f', 'أبدا']
-SPECIAL = ['[CLS]', '[SEP]', '[PAD]', '[MASK]', '[UNK]', '##s', '[', '<s>']
-
-
-def _joined(rng, parts, n):
-    "n parts, with any space behind each."
-    return ''.join(f'{rng.choice(parts)}{rng.choice(SPACES)}' for _ in range(n))
-
-
-def _points(rng, low, high, n):
-    "n code points."
-    return ''.join(chr(int(c)) for c in rng.integers(low, high, n))
-
-
-def _repeated(rng, n):
-    part = str(rng.choice(WORDS + EMOJI + list('a!.,\u0301')))
-    return part * (n * int(rng.integers(1, 9)))
-
-
-def _combining(rng, n):
-    "Vowels with up to three marks."
-    parts = []
-    for _ in range(n):
-        letter = str(rng.choice(list('aeiou ')))
-        marks = int(rng.integers(0, 4))
-        parts.append(letter + _points(rng, 0x300, 0x370, marks))
-    return ''.join(parts)
-
-
-def _nothing(rng, n):
-    blank = SPACES + ['\x00', '\u200d', '\ufffd']
-    return ''.join(rng.choice(blank, min(n, 9)))
-
-
-def _special(rng, n):
-    return _joined(rng, SPECIAL + WORDS[:4] if n % 2 else SPECIAL, n)
-
-
-KINDS = {  # kind → how often, (rng, size) → text
-    'words': (0.2, lambda rng, n: ' '.join(rng.choice(WORDS, n))),
-    'spaced': (0.1, lambda rng, n: _joined(rng, WORDS, n)),
-    'emoji': (0.1, lambda rng, n: _joined(rng, EMOJI + WORDS[:6], n)),
-    'right to left': (0.1, lambda rng, n: _joined(rng, RTL + WORDS[:3], n)),
-    'special': (0.1, _special),
-    'repeated': (0.08, _repeated),
-    'ASCII': (0.08, lambda rng, n: _points(rng, 0, 128, n)),
-    # with surrogates
-    'plane 0': (0.08, lambda rng, n: _points(rng, 0, 0x10000, n)),
-    'any': (0.06, lambda rng, n: _points(rng, 0x10000, 0x110000, n)),
-    'combining': (0.05, _combining),
-    'nothing': (0.03, _nothing),
-    'long': (0.02, lambda rng, n: ' '.join(rng.choice(WORDS, 20 * n))),
+SPECIAL = ['[CLS]', '[SEP]', '[PAD]', '[MASK]']
+MARKS = range(0x300, 0x370)
+# kind → how often, what its texts are made of: strings, with any space behind each;
+# or code points
+KINDS = {
+    'words': (0.3, WORDS),
+    'emoji': (0.1, EMOJI + WORDS[:6]),
+    'right to left': (0.1, RTL + WORDS[:3]),
+    'special': (0.05, SPECIAL),
+    # the first is no special token, which would not be added a second time
+    'words and special': (0.05, [*SPECIAL, '[UNK]', '##s', '[', '<s>', *WORDS[:4]]),
+    'repeated': (0.08, WORDS + EMOJI + list('a!.,\u0301')),
+    'ASCII': (0.08, range(128)),
+    'plane 0': (0.08, range(0x10000)),  # with surrogates
+    'any': (0.06, range(0x10000, 0x110000)),
+    'combining': (0.05, [*map(ord, 'aeiou ' * 20), *MARKS]),
+    'nothing': (0.03, SPACES + ['\x00', '\u200d', '\ufffd']),
+    'long': (0.02, WORDS),
 }
 
 
 def random_texts(n, seed):
-    "Return n (kind, text), one in ten a copy of an earlier one."
+    "Return n texts, one in ten a copy of an earlier one."
     rng = np.random.default_rng(seed)
-    often = [p for p, _ in KINDS.values()]
-    out = []
+    texts = []
     for i in range(n):
         if i and rng.random() < 0.1:
-            out.append(out[rng.integers(len(out))])
+            texts.append(texts[rng.integers(len(texts))])
             continue
-        kind = list(KINDS)[rng.choice(len(KINDS), p=often)]
-        text_of = KINDS[kind][1]
-        out.append((kind, text_of(rng, int(rng.integers(1, 25)))))
-    return out
+        kind = rng.choice(list(KINDS), p=[often for often, _ in KINDS.values()])
+        parts, size = KINDS[kind][1], int(rng.integers(1, 25))
+        if kind == 'repeated':
+            texts.append(str(rng.choice(parts)) * size * 5)
+            continue
+        drawn = rng.choice(parts, size * 20 if kind == 'long' else size)
+        if isinstance(parts[0], int):
+            texts.append(''.join(map(chr, map(int, drawn))))
+        else:
+            first = 'the ' if kind == 'words and special' else ''
+            texts.append(first + ''.join(f'{x}{rng.choice(SPACES)}' for x in drawn))
+    return texts
 
 
 def refusal(tokenizer, text):
@@ -118,8 +92,7 @@ def model():
 @pytest.fixture(scope='module')
 def texts(tokenizer):
     "Random texts, and the refusal that each must get."
-    texts = [text for _, text in random_texts(N, seed=0)]
-    return [(text, refusal(tokenizer, text)) for text in texts]
+    return [(text, refusal(tokenizer, text)) for text in random_texts(N, seed=0)]
 
 
 def test_a_text_that_cannot_be_explained_is_refused(model, tokenizer, texts):

@@ -36,8 +36,7 @@ SHIPPED = r"load_demo\('(sst2|imdb|reviews-sst2|smollm2)'\)|^!lrp_loo "
 
 def sections():
     "Heading → its cells; what stands above the first one under ''."
-    found = {'': []}
-    heading = ''
+    found, heading = {'': []}, ''
     for cell in CELLS:
         named = re.match(r'## (.*)', cell.source)
         if cell.cell_type == 'markdown' and named:
@@ -86,10 +85,6 @@ def test_its_check_fails_on_a_wrong_answer(heading, shared):
         scores = torch.randn(a.scores.shape, generator=draw)
         return dataclasses.replace(a, scores=scores * a.scores.abs().max())
 
-    def explain_generation(*args, **options):
-        found = shared['explain_generation'](*args, **options)
-        return dataclasses.replace(found, steps=[wrong(a) for a in found])
-
     def of_maps(name, *args, **options):
         return list(map(wrong, shared[name](*args, **options)))
 
@@ -100,7 +95,6 @@ def test_its_check_fails_on_a_wrong_answer(heading, shared):
     fakes = {name: partial(of_maps, name) for name in flat}
     fakes |= dict(
         explain_entities=partial(of_lists, 'explain_entities'),
-        explain_generation=explain_generation,
         which_methods=lambda *_: None,
     )
     with pytest.raises(AssertionError):
@@ -127,19 +121,16 @@ def test_a_recipe_is_short_and_whole(heading):
 
 
 class Page:
-    "A page of the guide."
+    "A page of the guide: its cells, its text, and its answer's code cells."
 
     def __init__(self, name):
         self.cells = nbformat.read(NBS / 'guide' / f'{name}.ipynb', 4).cells
         texts = (cell.source for cell in self.cells if cell.cell_type == 'markdown')
         self.text = '\n\n'.join(texts)
-
-    def main(self):
-        "Return the code above the first heading that a reader sees: the page's answer."
         heading = next(c for c in self.cells if re.search('^## ', c.source, re.M))
-        before = self.cells[: self.cells.index(heading)]
-        code = (cell for cell in before if cell.cell_type == 'code')
-        return [cell for cell in code if not cell.source.startswith('#| hide')]
+        above = self.cells[: self.cells.index(heading)]
+        code = (cell for cell in above if cell.cell_type == 'code')
+        self.answer = [cell for cell in code if not cell.source.startswith('#| hide')]
 
 
 @pytest.fixture(params=PAGES)
@@ -151,24 +142,14 @@ def test_a_page_asks_a_question_and_answers_it_in_twelve_lines(page):
     title, blank, claim = page.cells[0].source.splitlines()[:3]
     assert re.fullmatch(r'# [A-Z].*\?', title)
     assert blank == '' and re.fullmatch(r'> [A-Z`].*\.', claim)
-    main = [cell.source for cell in page.main()]
-    assert len(main) in (1, 2)
-    assert 1 <= sum(len(code_lines(source)) for source in main) <= MOST_LINES
-    assert re.search(SHIPPED, '\n'.join(main), re.M)
-
-
-def test_what_a_page_runs_is_seen_and_explained(page):
-    last = page.main()[-1]
-    assert last.outputs
-    below = page.cells[page.cells.index(last) :]
-    text = next(c for c in below if c.cell_type == 'markdown').source
-    assert len(text.split('## ')[0].split()) >= 20
+    sources = [cell.source for cell in page.answer]
+    assert len(sources) in (1, 2)
+    assert 1 <= sum(len(code_lines(source)) for source in sources) <= MOST_LINES
+    assert re.search(SHIPPED, '\n'.join(sources), re.M)
+    assert page.answer[-1].outputs
     outputs = [o for cell in page.cells for o in cell.get('outputs', ())]
     assert all(o.get('name') != 'stderr' for o in outputs)
     assert all(o.output_type != 'error' for o in outputs)
-
-
-def test_a_page_is_short_and_ends_with_its_limits(page):
     assert len(page.text.split()) <= MOST_WORDS
     assert re.findall(r'^## (.*)', page.text, re.M)[-1] == 'Limits'
     limits = page.text[page.text.index('## Limits') :]

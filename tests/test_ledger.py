@@ -7,15 +7,8 @@ import pytest
 from close import assert_close
 
 from lrp_loo.paper.tables import picked
-from lrp_loo.paper.ledger import (
-    Rows,
-    file_entries,
-    ledger,
-    over_lengths,
-    readings,
-    verdict_of,
-)
-from lrp_loo.evaluate.faithfulness import converged_share
+from lrp_loo.paper.ledger import Rows, file_entries, ledger, over_lengths
+from lrp_loo.paper.ledger import readings, verdict_of
 
 
 def test_a_choice_is_measured_on_texts_that_did_not_make_it():
@@ -46,23 +39,20 @@ def judged_entry(mean):
     return dict(mean=mean, low=mean - 0.05, high=mean + 0.05, n=60, margin=0.02)
 
 
-def of_trainings(means, low, high):
-    return dict(
-        trainings_low=low, trainings_high=high, trainings=dict(enumerate(means))
+@pytest.mark.parametrize(
+    ('mean', 'each', 'low', 'high', 'verdict'),
+    [
+        (0.1, [0.05, 0.15], 0.02, 0.2, 'holds'),
+        (0.1, [0.01, 0.19], -0.02, 0.2, 'undecided'),
+        (-0.1, [-0.05, -0.15], -0.2, -0.01, 'reversed'),
+        (-0.1, [0.01, 0.19], -0.02, 0.2, 'undecided'),
+    ],
+)
+def test_several_trainings_must_agree_for_a_verdict(mean, each, low, high, verdict):
+    of_each = dict(
+        trainings_low=low, trainings_high=high, trainings=dict(enumerate(each))
     )
-
-
-def test_several_trainings_must_agree_for_a_verdict():
-    above = judged_entry(0.1)
-    assert verdict_of(above, 1e-6) == 'holds'
-    agree = of_trainings([0.05, 0.15], 0.02, 0.2)
-    assert verdict_of(above | agree, 1e-6) == 'holds'
-    wide = of_trainings([0.01, 0.19], -0.02, 0.2)
-    assert verdict_of(above | wide, 1e-6) == 'undecided'
-    below = judged_entry(-0.1)
-    apart = of_trainings([-0.05, -0.15], -0.2, -0.01)
-    assert verdict_of(below | apart, 1e-6) == 'reversed'
-    assert verdict_of(below | wide, 1e-6) == 'undecided'
+    assert verdict_of(judged_entry(mean) | of_each, 1e-6) == verdict
 
 
 def test_equal_needs_every_template_within_the_margin():
@@ -75,13 +65,14 @@ def test_equal_needs_every_template_within_the_margin():
     assert verdict_of(near, 1e-6, None) == 'undecided'  # no margin, never equal
 
 
-def test_few_texts_and_few_networks_decide_nothing():
-    sure = judged_entry(0.4)
-    assert verdict_of(sure | dict(n=20), 1e-6) == 'holds'
-    assert verdict_of(sure | dict(n=19), 1e-6, 1e-6) == 'undecided'
-    networks = sure | dict(unit='networks')
-    assert verdict_of(networks | dict(n=6), 1e-6) == 'holds'
-    assert verdict_of(networks | dict(n=5), 1e-6) == 'undecided'
+@pytest.mark.parametrize(
+    ('unit', 'n', 'verdict'),
+    [('texts', 20, 'holds'), ('texts', 19, 'undecided')]
+    + [('networks', 6, 'holds'), ('networks', 5, 'undecided')],
+)
+def test_few_texts_and_few_networks_decide_nothing(unit, n, verdict):
+    entry = judged_entry(0.4) | dict(n=n, unit=unit)
+    assert verdict_of(entry, 1e-6) == verdict
 
 
 def rows_in(templates, n=40):
@@ -171,12 +162,6 @@ def test_a_further_study_changes_no_verdict_of_a_declared_family(tmp_path):
 
 
 def test_maps_that_have_not_arrived_withdraw_a_claim():
-    def of_ig(*said):
-        return [dict(methods=dict(ig=dict(r=0.5) | how)) for how in said]
-
-    arrived, not_yet = dict(arrived=True), dict(arrived=False)
-    assert converged_share(of_ig(arrived, not_yet), 'ig') == 0.5
-    assert converged_share(of_ig({}), 'ig') == 0  # not recorded
     sure = judged_entry(0.2)
     assert verdict_of(sure | dict(arrived=0.9), 1e-9) == 'holds'
     assert verdict_of(sure | dict(arrived=0.89), 1e-9) == 'withdrawn'

@@ -1,18 +1,16 @@
 "What an audit leaves out: a refusal, with its reason; copies, which count once."
 
 from functools import cache, partial
-import json
 
 from conftest import OPINIONS, shallow_demo
 import numpy as np
 import pytest
 import torch
 
-from lrp_loo import audit, audit_generation, calibrate, compare_summaries
-from lrp_loo import load_calibration, load_demo, summarize_texts, sweep
+from lrp_loo import audit, audit_generation, calibrate
+from lrp_loo import load, load_demo, summarize_texts, sweep
 from lrp_loo.cli import main
 from lrp_loo.evaluate.results import Results, read_results
-from lrp_loo.evaluate.verdict import verdict
 from lrp_loo.methods.table import METHODS
 
 PROMPTS, QUIET = OPINIONS[:2], dict(progress=False)
@@ -80,22 +78,10 @@ def test_errors_of_the_call_and_of_the_reference_are_raised(demo, monkeypatch):
         audit(*demo, OPINIONS[:1], 'cp_lrp', **QUIET)
 
 
-def test_a_verdict_names_who_refused_and_counts_copies_once(demo):
-    kept, copied = Results(None, {}), Results(None, {})
-    audit(*demo, OPINIONS, METHODS_OF_AUDIT, results=kept, **QUIET)
-    v = verdict(kept.rows)
-    assert (v['method'], v['left_out']) == ('cp_lrp', ['refusing'])
-    assert 'refusing left out, which refuses them' in v['sentence']
-    audit(*demo, OPINIONS[:1] * 6, 'cp_lrp', results=copied, **QUIET)
-    v = verdict(copied.rows)
-    assert (v['method'], v['n'], v['n_copies']) == (None, 1, 5)
-    assert '5 copies of texts, which count once' in v['sentence']
-
-
 def test_the_command_line_prints_the_reason(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(METHODS, 'rollout', type(METHODS['loo'])(refusing))
-    data, out = tmp_path / 'own.jsonl', tmp_path / 'audit.json'
-    data.write_text('\n'.join(json.dumps(dict(text=t)) for t in PROMPTS))
+    data, out = tmp_path / 'own.txt', tmp_path / 'audit.json'
+    data.write_text('\n'.join(PROMPTS))
     words = ['audit', '--data', str(data), '--method', 'rollout,cp_lrp']
     assert main([*words, '--out', str(out)]) == 0
     assert f'rollout left out, {REASON}\n' in capsys.readouterr().out
@@ -126,7 +112,7 @@ def test_copies_count_once_in_a_calibration_and_a_sweep(demo, tmp_path):
     with pytest.raises(ValueError, match='2 texts are too few.*8 copies'):
         made.quantile(0.9)
     made.save(tmp_path / 'c.json')
-    assert load_calibration(tmp_path / 'c.json') == made
+    assert load(tmp_path / 'c.json') == made
     how = dict(method='cp_lrp', **QUIET)
     once = sweep(*demo, OPINIONS, tmp_path / 'once', **how)
     twice = sweep(*demo, OPINIONS * 2, tmp_path / 'twice', **how)
@@ -145,11 +131,4 @@ def test_copies_count_once_in_a_summary(demo):
     same = np.allclose(words[columns], of_copies[columns], atol=1e-4, equal_nan=True)
     assert same and (of_copies.texts == 2 * words.texts).all()
     for shown in (repr(twice), twice._repr_html_()):
-        assert '6 copies of texts' in shown
-    r = [
-        compare_summaries(
-            s, summarize_texts(*demo, OPINIONS * k, method='removal', **how)
-        ).mean_r
-        for k, s in ((1, once), (2, twice))
-    ]
-    assert np.allclose(*(list(of.values()) for of in r), atol=1e-4)
+        assert '6 copies of texts' in ' '.join(shown.split())

@@ -26,11 +26,3 @@ def test_a_module_has_one_notebook():
     )
     assert max(homes.values()) == 1
     assert sum(homes.values()) == len(PAGES)
-
-
-@pytest.mark.parametrize('name', PAGES)
-def test_a_page_leaves_gradients_on(name):
-    "Notebooks run one after another in one process."
-    cells = [s for s in sources(PAGES[name], 'code') if not s.startswith('#| export')]
-    if any('set_grad_enabled(False)' in s for s in cells):
-        assert 'set_grad_enabled(True)' in cells[-1]

@@ -1,23 +1,21 @@
 """The rule sets on a stock BERT against a second derivation of the whole model
-(naive_bert.py), conservation, leaving no trace, and adding a rule.
+(naive_bert.py), conservation, and leaving no trace.
 """
 
 import copy
 import threading
-from dataclasses import replace
 
 import naive_bert
 import pytest
 import torch
 import transformers
+from close import assert_close
 from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.lrp.conservation import conservation
-from lrp_loo.lrp.rules import scale_gradient
-from lrp_loo.lrp.table import activation, fused_attention
 from lrp_loo.models.encoding import encode
 
 
@@ -109,35 +107,25 @@ def test_without_biases_and_positions_the_logit_goes_to_the_words(tokenizer, tex
             assert abs(s['softmax']) > 1e-3
 
 
-def snapshot():
-    "What a patch would have to change."
+def global_state():
+    "Return what a patch of torch or transformers would have to change."
     bert = transformers.models.bert.modeling_bert
-    owners = (torch, torch.nn.functional, torch.Tensor, torch.autograd)
-    owners += (torch.nn.Module, torch.nn.LayerNorm, torch.nn.Linear, bert)
-    owners += (
-        bert.BertSelfAttention,
-        bert.BertLayer,
-        bert.BertForSequenceClassification,
-    )
+    owners = (torch, torch.nn.functional, torch.Tensor, torch.autograd, bert)
+    owners += (torch.nn.Module, torch.nn.LayerNorm, torch.nn.Linear)
+    owners += tuple(getattr(bert, f'Bert{n}') for n in ('SelfAttention', 'Layer'))
     functions = [{k: id(v) for k, v in vars(o).items() if callable(v)} for o in owners]
     return [*functions, {k: id(f) for k, f in ALL_ATTENTION_FUNCTIONS.items()}]
 
 
-def hooks_of(model):
-    "How many of each kind, by module."
-    return [
-        (name, len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-        for name, m in model.named_modules()
-    ]
-
-
 def state_of(model):
-    "What a call could leave changed in a model."
+    "Return what a call could leave changed in a model: hooks, parameters, settings."
+    kinds = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks')
+    hooks = [len(getattr(m, kind)) for m in model.modules() for kind in kinds]
     parameters = [
         (name, p.requires_grad, p.grad is None, p.data_ptr())
         for name, p in model.named_parameters()
     ]
-    return (hooks_of(model), parameters, model.config.to_dict(), model.training)
+    return hooks, parameters, model.config.to_dict(), model.training
 
 
 @torch.no_grad()
@@ -149,22 +137,21 @@ def logits_of(model, enc):
 def test_a_call_leaves_no_trace(demo, method):
     enc = encode(*demo, TEXTS[2])
     logits = logits_of(demo[0], enc)
-    state, world = state_of(demo[0]), snapshot()
+    state, world = state_of(demo[0]), global_state()
     explain(*demo, TEXTS, method=method)
     assert torch.equal(logits_of(demo[0], enc), logits)
-    assert (state_of(demo[0]), snapshot()) == (state, world)
+    assert (state_of(demo[0]), global_state()) == (state, world)
 
 
 def test_an_exception_leaves_no_trace(demo):
     model = demo[0]
-    world = snapshot()
+    state, world = state_of(model), global_state()
     enc = encode(*demo, TEXTS[0])
     handle = model.bert.encoder.layer[3].register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), lrp_rules(model, attn_lrp()):
         model(**enc)
     handle.remove()
-    assert world == snapshot()
-    assert not any(sum(counts) for _, *counts in hooks_of(model))
+    assert (state_of(model), global_state()) == (state, world)
     with lrp_rules(model, attn_lrp()) as rules:
         model(**enc)
     assert rules.layer is None
@@ -179,7 +166,9 @@ def test_two_threads_two_rule_sets(demo):
         for _ in range(3):
             found = explain(*demo, TEXTS, method=method)
             for mine, alone in zip(found, serial[method]):
-                if not torch.equal(mine.scores, alone.scores):
+                try:  # two at work share the cores, so sums may be split otherwise
+                    assert_close(mine.scores, alone.scores)
+                except AssertionError:
                     wrong.append(method)
 
     threads = [threading.Thread(target=work, args=(m,)) for m in serial]
@@ -188,45 +177,3 @@ def test_two_threads_two_rule_sets(demo):
     for t in threads:
         t.join()
     assert wrong == []
-
-
-# ------------------------------------------------------------- adding a rule
-
-
-class Squash(torch.nn.Module):
-    "An activation that the table does not list."
-
-    def forward(self, x):
-        return torch.erf(x)
-
-
-def rule_of(model, enc, composite, operation):
-    "The rules that an operation is reported with."
-    with lrp_rules(model, composite, strict=True) as rules:
-        model(**enc)
-    report = rules.report()
-    return report[report.operation == operation].rule.tolist()
-
-
-def test_an_operation_without_a_rule_is_an_error_until_the_table_has_it(tokenizer):
-    model = random_bert(layers=1)
-    model.bert.encoder.layer[0].intermediate.intermediate_act_fn = Squash()
-    enc = encode(model, tokenizer, TEXTS[0])
-    with pytest.raises(NotImplementedError, match='erf'):
-        rule_of(model, enc, attn_lrp(), 'erf')
-    composite = replace(attn_lrp(), rules={'erf': activation})
-    assert rule_of(model, enc, composite, 'erf') == ['identity']
-
-
-def test_a_rule_of_ones_own_changes_scores_through_the_public_call(demo):
-    def silent(call, composite):
-        "Attention that hands nothing back."
-        out, _ = fused_attention(call, composite)
-        return scale_gradient(out, 0.0), 'silent'
-
-    rules = {'scaled_dot_product_attention': silent}
-    R = scores(*demo, TEXTS[0], method='lrp', rules=rules)
-    plain = scores(*demo, TEXTS[0], method='lrp', product='half')
-    assert R[0] != 0  # [CLS], through the residual connections
-    assert (R[1:] == 0).all()
-    assert (plain[1:] != 0).all()

@@ -1,32 +1,23 @@
 "Adding a method is one record; lists and padding; what methods do at the edges of what they know."
 
-import json
-
 from conftest import TEXTS, random_bert, shallow_demo
 from every_family import Words
 from families import DECODER, FAMILIES, SIZES, drawn, random_inputs, random_model
 import pytest
 from test_lrp import close
 import torch
-from torch import nn
 from transformers import BertForTokenClassification
 
-from lrp_loo import audit, explain, explain_labels
+from lrp_loo import audit, explain
 from lrp_loo.inputs.scores import Scores, text_by_text
 from lrp_loo.inputs.targets import Readout, Target
-from lrp_loo.cli import main
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.interop import Attributor
-from lrp_loo.loo.removals import key_weights
-from lrp_loo.lrp import lrp_rules
-from lrp_loo.lrp.composite import gradient
 from lrp_loo.methods import PaddingCheck, explain_batch
 from lrp_loo.methods.table import METHODS, Method
 from lrp_loo.methods.baselines import ig_scores
 from lrp_loo.models.call import forward, watch_embeddings
-from lrp_loo.models.encoding import encode, max_tokens
-from lrp_loo.estimate import removal_scores
-from lrp_loo.reports.page import page_data
+from lrp_loo.models.encoding import encode
 
 
 def embedding_norm(model, tokenizer, encs, target=None, scale=1.0):
@@ -39,28 +30,21 @@ def embedding_norm(model, tokenizer, encs, target=None, scale=1.0):
     return Scores(scores, readout(out).detach(), readout, dict(scale=scale))
 
 
-NORM = Method(embedding_norm, 'norm', 'C8', '1 forward', in_threads=True)
+NORM = Method(embedding_norm, 'norm', 'C8')
 
 
-def test_a_new_entry_is_everywhere(demo, monkeypatch, capsys):
+def test_a_new_entry_is_everywhere(demo, monkeypatch):
     model, tokenizer = demo
     (a,) = explain(*demo, TEXTS[0], method=NORM, scale=2.0)  # which needs no entry
     assert (a.method, a.info['scale']) == ('norm', 2.0)
     (a,), (b,) = (explain(*demo, TEXTS[0], method=m) for m in (NORM, embedding_norm))
     assert b.method == 'embedding_norm' and torch.equal(a.scores, b.scores)
-
     monkeypatch.setitem(METHODS, 'norm', NORM)
-    (named,) = explain(*demo, TEXTS[0], method='norm')
-    assert torch.equal(a.scores, named.scores)
     table = audit(*demo, TEXTS, method=['loo', 'norm'], progress=False)
     assert list(table.index) == ['loo', 'norm']
     enc = encode(model, tokenizer, TEXTS[0])
     attributed = Attributor(model, 'norm').attribute(enc['input_ids'])
     assert torch.allclose(attributed[0], a.scores, atol=1e-6)
-    data = page_data(*demo, TEXTS[1], method=['loo', 'norm'])
-    assert list(data['methods']) == ['loo', 'norm']
-    assert main(['explain', 'a fine film', '--method', 'norm', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)[0]['method'] == 'norm'
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -87,7 +71,6 @@ def test_units_of_each_text_reach_a_method_of_one_text(tokenizer):
         values = readout(out).detach()
         return Scores(torch.zeros(1, len(units)), values, readout)
 
-    per_unit.supports_units = True
     model = random_bert(layers=1)
     found = explain(model, tokenizer, TEXTS[:2], per_unit, units='word')
     assert sorted(given) == sorted(len(a) for a in found)
@@ -179,11 +162,6 @@ def test_one_targets_padding_says_nothing_of_anothers(tokenizer, method):
     model, labels = random_tagger(), [Target(1, position=1), of_the_last_row]
     targets = [labels[0]] * 3 + [labels[1]] * 3
     assert_as_alone(model, tokenizer, TEXTS * 2, method, targets)
-    together = explain_labels(model, tokenizer, TEXTS, labels, method)
-    for found, text in zip(together, TEXTS):
-        for a, label in zip(found.maps, labels):
-            (alone,) = explain(model, tokenizer, [text], method, label)
-            close(a.scores, alone.scores, 1e-4)
 
 
 def test_a_function_is_tried_on_every_padded_text(tokenizer):
@@ -249,16 +227,6 @@ def small(name, config, dtype=torch.float32):
     return drawn(name, config, 0.2, dtype, 'eager')
 
 
-def xlnet():
-    sizes = dict(vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64)
-    return small('XLNetForSequenceClassification', sizes, torch.float64)
-
-
-def longformer():
-    windows = dict(attention_window=8, pad_token_id=1)
-    return small('LongformerForSequenceClassification', SMALL | windows)
-
-
 def ibert():
     return small('IBertForSequenceClassification', dict(SMALL, quant_mode=False))
 
@@ -303,95 +271,23 @@ def test_a_window_on_padding(family, task, config, attention):
             close(both[: len(alone)], alone, 1e-4)
 
 
-def test_xlnets_scores_have_the_text_first():
-    "It looks ids up as (T, batch); scores still come as (batch, T)."
-    model = xlnet()
-    enc = random_inputs(model, 7)
-    for method in ('attn_lrp', 'removal', 'ig', 'rollout'):
-        scores = METHODS[method](model, NoTokenizer(), [enc])
-        assert tuple(scores.scores.shape) == (1, 7)
-    assert scores.info[0]['row'] == 6  # rollout reads the last
-    assert max_tokens(model, NoTokenizer()) == 10**9  # its config says −1
-
-
-def test_xlnet_attention_is_what_removal_takes_it_for():
-    "∂f/∂log m_j by finite differences of the key's weight: rows are no keys."
-    model = xlnet()
-    enc = random_inputs(model, 7)
-    with (
-        torch.enable_grad(),
-        watch_embeddings(model),
-        lrp_rules(model, gradient(), record='attention') as rules,
-    ):
-        out = forward(model, enc)
-    readout = Readout(None, out, enc)
-    with torch.enable_grad():
-        value = readout(out)
-    logits = [w.Z for w in rules.attention]
-    gradients = torch.autograd.grad(value.sum(), logits)
-    derivative = sum(g.sum((0, 1, 2)) for g in gradients)
-    step = 1e-4
-    for j in (1, 5):
-        lowered = torch.ones(1, 7, dtype=torch.float64)
-        lowered[0, j] -= step
-        with torch.no_grad(), key_weights(lowered):
-            change = float(value - readout(forward(model, enc)))
-        # one-sided, first order in the step
-        expected = pytest.approx(float(derivative[j]), rel=1e-2, abs=1e-6)
-        assert change / step == expected
-
-
-@pytest.mark.parametrize('make', [longformer, ibert])
-def test_ig_where_embeddings_are_another_shape(make):
-    "Longformer pads to whole windows, I-BERT's embeddings are a pair."
-    model = make()
+def test_ig_where_embeddings_are_a_pair():
+    model = ibert()
     encs = [random_inputs(model, n, seed=n) for n in (11, 6)]
     found = ig_scores(model, NoTokenizer(), encs, n_steps=32)
-    assert tuple(found.scores.shape) == (2, 11)
-    assert torch.isfinite(found.scores).all()
     # 32 nodes on a smooth path of float32 numbers
     for row, info in zip(found.scores, found.info, strict=True):
-        size = row.abs().sum()
-        assert size > 0
-        assert abs(info['completeness_error']) < 1e-2 * size
+        assert 0 < row.abs().sum() and torch.isfinite(row).all()
+        assert abs(info['completeness_error']) < 1e-2 * row.abs().sum()
 
 
-@pytest.mark.parametrize('make', [longformer, funnel, with_sinks])
+@pytest.mark.parametrize('make', [funnel, with_sinks])
 @pytest.mark.parametrize('method', ['removal', 'rollout'])
 def test_other_shapes_are_refused_by_name(make, method):
     model = make()
     said = f'{type(model).__name__} (shows|has) attention of shape'
     with pytest.raises(ValueError, match=said):
         METHODS[method](model, NoTokenizer(), [random_inputs(model, 14)])
-
-
-class Sink(nn.Module):
-    "A table of nine words; attention has one key more than there are tokens."
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(9, 4)
-
-    def forward(self, input_ids, attention_mask=None):
-        x = self.embed(input_ids)[:, None]
-        sink = torch.zeros_like(x[..., :1])
-        A = torch.cat([x @ x.mT, sink], -1).softmax(-1)
-        return (A[..., :-1] @ x)[:, 0, 0]
-
-
-class Cut(Sink):
-    def forward(self, input_ids, attention_mask=None):
-        x = self.embed(input_ids)[:, None]
-        return nn.functional.scaled_dot_product_attention(x, x, x)[:, 0, 0].detach()
-
-
-def test_a_sink_is_no_class_token_and_no_gradient_is_an_error():
-    ids = torch.tensor([[1, 2, 3]])
-    enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    said = {Sink: 'Sink (shows|has) attention of shape', Cut: 'no gradient'}
-    for kind, words in said.items():
-        with pytest.raises(ValueError, match=words):
-            removal_scores(kind().eval(), None, [enc])
 
 
 @pytest.mark.parametrize('method', ['removal', 'attn_lrp', 'ig', 'rollout', 'loo'])

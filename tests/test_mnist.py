@@ -14,27 +14,12 @@ from scipy import stats as scipy_stats
 from test_linear_attention import OPTIONS, blobs, make, projected, readout_of, tokens_of
 
 from lrp_loo.paper import mnist, mnist_tables
-from lrp_loo.paper.linear_attention import (
-    linear_logits,
-    normalise_images,
-    summed_logits,
-)
-from lrp_loo.paper.mnist import (
-    GRID,
-    means_by_seed,
-    linear_attention_experiment,
-    means_over_seeds,
-    run_setting,
-)
-from lrp_loo.paper.pixel_maps import (
-    ORDERS,
-    PAIRS,
-    PROTOCOLS,
-    PixelCurves,
-    removal_orders,
-    pixel_curves,
-    pixel_maps,
-)
+from lrp_loo.paper.linear_attention import linear_logits, logits_by_sums
+from lrp_loo.paper.linear_attention import normalise_images
+from lrp_loo.paper.mnist import GRID, linear_attention_experiment, means_by_seed
+from lrp_loo.paper.mnist import means_over_seeds, run_setting
+from lrp_loo.paper.pixel_maps import ORDERS, PAIRS, PROTOCOLS, PixelCurves
+from lrp_loo.paper.pixel_maps import pixel_curves, pixel_maps, removal_orders
 from lrp_loo.evaluate.results import read_results
 
 FILED = Path(__file__).parent.parent / 'results/minilm/mnist.json'
@@ -46,9 +31,6 @@ pytestmark = pytest.mark.usefixtures('one_thread')
 def network(seed, n, kind, width=3):
     "A random one, in double precision, and images for it."
     return make(seed, n, width, n_classes=4, batch=3, **kind)
-
-
-# the curves, from weights as arrays
 
 
 def naive_logit(m, x, t):
@@ -98,19 +80,13 @@ def test_sums_first_are_the_same_function(seed, n, kind):
     "Logits and, for training, gradients by every weight."
     m, x = network(seed, n, kind)
     both = []
-    for logits in (linear_logits, summed_logits):
+    for logits in (linear_logits, logits_by_sums):
         m.zero_grad()
         out = logits(m, x)
         out.logsumexp(-1).sum().backward()
         both.append([out, *(p.grad for p in m.parameters())])
     for plain, summed in zip(*both):
         torch.testing.assert_close(plain, summed, rtol=1e-9, atol=1e-9)
-
-
-# what a row keeps of them
-
-
-# seeds
 
 
 TRAIN, TEST = blobs(60, seed=0), blobs(12, seed=1)
@@ -170,23 +146,15 @@ def test_a_run_that_died_goes_on_with_the_next_network(whole, tmp_path, monkeypa
 
 
 def test_every_table_reads_an_unfinished_file(whole):
-    d = read_results(whole)
-    tables = (
-        mnist_tables.compare_table1,
-        mnist_tables.grid_table,
-        mnist_tables.curve_table,
-        mnist_tables.delta_table,
-    )
-    tables += (mnist_tables.table1_against_paper, mnist_tables.table1_entries)
+    d, made = read_results(whole), mnist_tables
+    tables = (made.compare_table1, made.curve_table, made.delta_table)
+    tables += (made.table1_against_paper, made.table1_entries)
+    sizes = [15, 10, 10, 38, 2 * len(made.NETWORK_CLAIMS)]
     for n in (1, 2, 3, 4):
         part = d | dict(rows=d['rows'][:n])
-        sizes = [15, 1 + min(n, 2), 10, 10, 38, 2 * len(mnist_tables.NETWORK_CLAIMS)]
         assert [len(table(part)) for table in tables] == sizes
-        assert mnist_tables.share_table(part).loo.tolist() == [1.0] * n
-        assert len(mnist_tables.plot_mnist_curves(part).axes) == 3
-
-
-# entries for the ledger
+        assert made.share_table(part).loo.tolist() == [1.0] * n
+        assert len(made.plot_mnist_curves(part).axes) == 3
 
 
 def made_up(i, seed, name, *, ig=1.0, between=0.5, left=0.1, right=0.3, wide=3):

@@ -5,11 +5,9 @@ import ctypes
 import gc
 import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +16,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers import LlamaForSequenceClassification
 
 import lrp_loo
-from lrp_loo import audit_generation, explain, explain_generation, lrp_rules
+from lrp_loo import attribute_context, audit_generation, explain, explain_generation
+from lrp_loo import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.methods import explain_methods
@@ -78,18 +77,11 @@ def quietly(call):
         call()
 
 
-ATTENTIONS = ('sdpa', 'eager')
-EAGER = ('attn_lrp', 'removal', 'rollout')  # methods that are tried with both
-
-
-def _sizes(width):
-    return dict(hidden_size=width, num_attention_heads=4, intermediate_size=width)
-
-
 @cache
 def encoder(attention, width):
     tokenizer = AutoTokenizer.from_pretrained(demo_base())
-    sizes = dict(max_position_embeddings=512, **_sizes(width))
+    sizes = dict(hidden_size=width, intermediate_size=width)
+    sizes |= dict(num_attention_heads=4, max_position_embeddings=512)
     model = random_bert(layers=2, std=0.05, **sizes)
     model.set_attn_implementation(attention)
     return model, tokenizer
@@ -99,7 +91,8 @@ def encoder(attention, width):
 def decoder(attention, width, kind=LlamaForCausalLM):
     folder = demo_folder('reviews')
     tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=512)
-    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=2, **_sizes(width))
+    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=2)
+    sizes |= dict(hidden_size=width, intermediate_size=width, num_attention_heads=4)
     how = dict(pad_token_id=tokenizer.pad_token_id, attn_implementation=attention)
     torch.manual_seed(0)
     return kind(LlamaConfig(**sizes, **how)).eval(), tokenizer
@@ -109,131 +102,54 @@ def decoder_classifier(attention, width):
     return decoder(attention, width, LlamaForSequenceClassification)
 
 
-@dataclass(frozen=True)
-class Case:
-    "An entry of the package, called with a method."
-
-    entry: str
-    method: str
-    call: Callable  # of a model, its tokenizer and a text
-    models: tuple = (encoder, decoder_classifier)
-
-    def on(self, model, attention, width, text):
-        "The call without arguments."
-        found = model(attention, width)
-        return lambda: self.call(*found, text)
+# a call takes a model, its tokenizer and a text
 
 
-def of_method(name, method=None, **options):
-    "`explain` of one text."
-    if name == 'ig':  # one step leaves what sixteen leave
+def explained(method, *target, **options):
+    if method == 'ig':  # one step leaves what sixteen leave
         options['n_steps'] = 2
-    if name == 'auto':  # an estimate of a short text as well
+    if method == 'auto':  # an estimate of a short text as well
         options['passes'] = 7
-
-    def call(model, tokenizer, text):
-        explain(model, tokenizer, text, method or name, **options)
-
-    return Case('explain', name, call)
+    return lambda m, t, x: explain(m, t, x, method, *target, **options)
 
 
-CHECKPOINT = dict(checkpoint=True)
-METHODS_AND_OPTIONS = {
-    'removal, checkpoint': CHECKPOINT,
-    'removal, rules': dict(composite=attn_lrp()),
-    'removal, exact_special': dict(exact_special=True),
-    'attn_lrp, checkpoint': CHECKPOINT,
-    'attn_lrp, a head': dict(bypass_softmax=[(1, 0), 0]),
-    'attn_lrp, eps': dict(eps=1e-6),
-}
+SEVERAL = ('attn_lrp', 'removal', 'removal+loo', 'rollout')
+QUIET = dict(progress=False)
 
 
-def labels(model, tokenizer, text, methods):
-    for method in methods.split(', '):
-        lrp_loo.explain_labels(model, tokenizer, text, 'all', method)
-
-
-def refined(m, t, x, _):
+def refined(m, t, x):
     "Once, and until it is exact."
     (a,) = explain(m, t, x, passes=4)
     lrp_loo.refine(lrp_loo.refine(a, 2), 20)
 
 
-def generation(m, t, x, how):
-    explain_generation(m, t, x, method=how, max_new_tokens=3)
+def labels(m, t, x):
+    for method in ('attn_lrp', 'removal'):
+        lrp_loo.explain_labels(m, t, x, 'all', method)
 
 
-def layer_sets(model, tokenizer, text, method):
-    sets = {str(l): (method, dict(bypass_softmax=[l])) for l in range(2)}
-    enc = encode(model, tokenizer, text)
-    explain_methods(model, tokenizer, [enc], sets)
+def calibrated(m, t, x):
+    c = lrp_loo.calibrate(m, t, [x, x + ' again'], 'removal', **QUIET)
+    lrp_loo.top_tokens(m, t, x, 2, c, 0.5)
 
 
-def rules_by_hand(model, tokenizer, text, _):
+def dataset(m, t, x):
+    with tempfile.TemporaryDirectory() as out:
+        lrp_loo.sweep(m, t, [x, x + ' again'], out, SEVERAL, **QUIET)
+
+
+def layer_sets(m, t, x):
+    sets = {str(l): ('attn_lrp', dict(bypass_softmax=[l])) for l in range(2)}
+    explain_methods(m, t, [encode(m, t, x)], sets)
+
+
+def rules_by_hand(m, t, x):
     "The context; what it recorded goes with it."
-    enc = encode(model, tokenizer, text)
-    with watch_embeddings(model) as seen:
-        with lrp_rules(model, attn_lrp(), record=True) as rules:
-            value = model(**enc).logits[0, 1]
+    with watch_embeddings(m) as seen:
+        with lrp_rules(m, attn_lrp(), record=True) as rules:
+            value = m(**encode(m, t, x)).logits[0, 1]
     torch.autograd.grad(value, seen[0])
     rules.report()
-
-
-SEVERAL = ('attn_lrp', 'removal', 'removal+loo', 'rollout')
-ON_PAGE = [m for m in METHODS if METHODS[m].on_page]
-QUIET, TWO = dict(progress=False), dict(max_new_tokens=2)
-
-
-def calibrated(m, t, x, how):
-    c = lrp_loo.calibrate(m, t, [x, x + ' again'], how, **QUIET)
-    lrp_loo.top_tokens(m, t, x, 2, c, 0.5, most=1)
-
-
-def dataset(m, t, x, _):
-    texts = [x, x + ' again']
-    with tempfile.TemporaryDirectory() as out:
-        lrp_loo.sweep(m, t, texts, out, SEVERAL, **QUIET)
-
-
-# of a model, its tokenizer, a text and how
-CALLS = SimpleNamespace(
-    # two batches, in threads where the method allows it
-    batch=lambda m, t, x, how: explain(m, t, [x, SHORT, x], how, batch_size=2),
-    audit=lambda m, t, x, _: lrp_loo.audit(m, t, [x], ('loo', *SEVERAL), **QUIET),
-    budgets=lambda m, t, x, _: lrp_loo.frontier(m, t, x, budgets=(3,), **QUIET),
-    page=lambda m, t, x, _: lrp_loo.explain_page(m, t, x, ON_PAGE),
-    conserved=lambda m, t, x, _: conservation(m, encode(m, t, x), attn_lrp()),
-    context=lambda m, t, x, how: lrp_loo.attribute_context(
-        m, t, f'{SHORT}. {x}.', 'nets', 'What?', how
-    ),
-    generations=lambda m, t, x, _: audit_generation(m, t, [x], **QUIET, **TWO),
-)
-
-# entry, methods, call
-ENTRIES = (
-    ('explain, a batch', ['removal'], CALLS.batch),
-    ('refine', ['auto'], refined),
-    ('frontier', ['auto'], CALLS.budgets),
-    ('explain_labels', ['attn_lrp, removal'], labels),
-    ('audit', ['several'], CALLS.audit),
-    ('calibrate, top_tokens', ['removal'], calibrated),
-    ('explain_page', ['several'], CALLS.page),
-    ('sweep', ['several'], dataset),
-    ('layer sets', ['attn_lrp'], layer_sets),
-    ('lrp_rules', ['attn_lrp'], rules_by_hand),
-    ('conservation', ['attn_lrp'], CALLS.conserved),
-    ('explain_pairs', ['removal', 'exact'], lrp_loo.explain_pairs),
-)
-CONTEXTS = ('auto', 'loo', 'removal', 'removal+rows', 'attn_lrp')
-OF_DECODERS = (
-    ('attribute_context', CONTEXTS, CALLS.context),
-    ('explain_generation', (*CONTEXTS, 'ig'), generation),
-    ('audit_generation', ['several'], CALLS.generations),
-)
-CLASSES = dict.fromkeys(
-    ['LRP', 'GradientXInput', 'IntegratedGradients', 'LeaveOneOut', 'AttentionRollout'],
-    {},
-) | {'RemovalEstimate': dict(n_exact=2)}
 
 
 def of_class(name, **options):
@@ -245,13 +161,7 @@ def of_class(name, **options):
         for inputs in (ids, model.get_input_embeddings()(ids)):
             explainer.attribute(inputs, target=1)
 
-    return Case(name, 'its own', call)
-
-
-def of_entries(rows, **more):
-    for entry, methods, call in rows:
-        for m in methods:
-            yield Case(entry, m, lambda *on, c=call, m=m: c(*on, m), **more)
+    return call
 
 
 class _NoWayBack(torch.autograd.Function):
@@ -272,61 +182,95 @@ def no_number(out):
     raise RuntimeError('no number')
 
 
-def raising(target, model, tokenizer, text, method):
-    "It ends in the middle: before the way back, or on it."
-    with pytest.raises(RuntimeError, match='no number|no way back'):
-        explain(model, tokenizer, text, method, target)
+ENDS = {'no number': no_number, 'no way back': no_way_back, 'Ctrl-C': None}
 
 
-def interrupted(model, tokenizer, text, method):
-    "Ctrl-C in the last layer."
+def ended(method, how):
+    "A call that ends in the middle: before the way back, on it, or by Ctrl-C."
 
-    def stop(module, args):
-        raise KeyboardInterrupt
+    def stop(*_):
+        raise KeyboardInterrupt(how)
 
-    handle = transformer_layers(model)[-1].register_forward_pre_hook(stop)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            explain(model, tokenizer, text, method)
-    finally:
-        handle.remove()
+    def call(m, t, x):
+        hook = contextlib.nullcontext()
+        if how == 'Ctrl-C':
+            hook = transformer_layers(m)[-1].register_forward_pre_hook(stop)
+        with hook, pytest.raises((RuntimeError, KeyboardInterrupt), match=how):
+            explain(m, t, x, method, ENDS[how])
+
+    return call
 
 
-ENDS = {
-    'no number': partial(raising, no_number),
-    'no way back': partial(raising, no_way_back),
-    'Ctrl-C': interrupted,
+ON_PAGE = [m for m in METHODS if METHODS[m].on_page]
+CLASSES = 'LRP GradientXInput IntegratedGradients LeaveOneOut AttentionRollout'.split()
+OF_METHODS = {
+    **{name: explained(name) for name in METHODS},
+    'removal+loo with n_exact': explained('removal+loo', n_exact=2),
+    'attn_lrp with a layer': explained('attn_lrp', bypass_softmax=[0]),
+    'attn_lrp with eps': explained('attn_lrp', eps=1e-6),
 }
-WITH_A_WAY_BACK = ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'removal+loo', 'grad_x_input')
-CASES = [
-    *map(of_method, METHODS),
-    *(of_method(n, n.split(',')[0], **o) for n, o in METHODS_AND_OPTIONS.items()),
-    *of_entries(ENTRIES),
-    *(of_class(name, **options) for name, options in CLASSES.items()),
-    *of_entries(OF_DECODERS, models=(decoder,)),
-    *of_entries(
-        (f'explain, {end}', [method], call)
-        for method in WITH_A_WAY_BACK
-        for end, call in ENDS.items()
+OTHERS = {
+    # two batches, in threads where the method allows it
+    'a batch, removal': lambda m, t, x: explain(
+        m, t, [x, SHORT, x], 'removal', batch_size=2
     ),
-]
+    'refine': refined,
+    'frontier': lambda m, t, x: lrp_loo.frontier(m, t, x, budgets=(3,), **QUIET),
+    'explain_labels': labels,
+    'audit': lambda m, t, x: lrp_loo.audit(m, t, [x], ('loo', *SEVERAL), **QUIET),
+    'calibrate, removal': calibrated,
+    'explain_page': lambda m, t, x: lrp_loo.explain_page(m, t, x, ON_PAGE),
+    'sweep': dataset,
+    'layer sets, attn_lrp': layer_sets,
+    'lrp_rules, attn_lrp': rules_by_hand,
+    'conservation, attn_lrp': lambda m, t, x: conservation(
+        m, encode(m, t, x), attn_lrp()
+    ),
+    'pairs, removal': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'removal'),
+    'exact pairs': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'exact'),
+    **{name: of_class(name) for name in CLASSES},
+    'RemovalEstimate': of_class('RemovalEstimate', method='removal+loo', n_exact=2),
+}
+for method in ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'removal+loo', 'grad_x_input'):
+    OTHERS |= {f'{method}, {how}': ended(method, how) for how in ENDS}
+CONTEXTS = ('auto', 'loo', 'removal', 'removal+rows', 'attn_lrp')
+
+
+TWO = dict(max_new_tokens=2)
+OF_DECODERS = {
+    **{
+        f'attribute_context, {how}': lambda m, t, x, how=how: attribute_context(
+            m, t, f'{SHORT}. {x}.', 'nets', 'What?', how
+        )
+        for how in CONTEXTS
+    },
+    **{
+        f'explain_generation, {how}': lambda m, t, x, how=how: explain_generation(
+            m, t, x, method=how, max_new_tokens=3
+        )
+        for how in (*CONTEXTS, 'ig')
+    },
+    'audit_generation': lambda m, t, x: audit_generation(m, t, [x], **QUIET, **TWO),
+}
+ATTENTIONS = ('sdpa', 'eager')
+EAGER = {'attn_lrp', 'removal', 'rollout'}  # calls that are tried with both
 EACH = [
-    (case, model, attention)
-    for case in CASES
-    for model in case.models[: 1 + (case.entry == 'explain')]
-    for attention in ATTENTIONS[: 1 + (case.method in EAGER)]
+    pytest.param(call, model, attention, id=f'{name}-{model.__name__}-{attention}')
+    for calls, models in (
+        (OF_METHODS, (encoder, decoder_classifier)),
+        (OTHERS, (encoder,)),
+        (OF_DECODERS, (decoder,)),
+    )
+    for name, call in calls.items()
+    for model in models
+    for attention in ATTENTIONS[: 1 + bool(EAGER & set(name.split(', ')))]
 ]
 
 
-def _named(x):
-    if isinstance(x, Case):
-        return f'{x.entry}-{x.method}'
-    return getattr(x, '__name__', x)
-
-
-@pytest.mark.parametrize(('case', 'model', 'attention'), EACH, ids=_named)
-def test_no_node_stays_behind(without_the_rest, case, model, attention):
-    before, after = nodes_left(case.on(model, attention, 32, SHORT))
+@pytest.mark.parametrize(('call', 'model', 'attention'), EACH)
+def test_no_node_stays_behind(without_the_rest, call, model, attention):
+    arguments = (*model(attention, 32), SHORT)
+    before, after = nodes_left(lambda: call(*arguments))
     assert after == before
 
 
@@ -360,5 +304,6 @@ needs_proc = pytest.mark.skipif(
 @pytest.mark.parametrize('model', [encoder, decoder_classifier])
 def test_no_memory_stays_behind(model, method):
     "A graph that stays would be three MiB per call here."
-    call = of_method(method).on(model, 'sdpa', 256, LONG)
+    arguments = (*model('sdpa', 256), LONG)
+    call = partial(explained(method), *arguments)
     assert mib_left(call, n=8, warm=3) < MAX_LEFT

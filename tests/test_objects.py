@@ -1,21 +1,19 @@
 """Objects of other libraries, given as they are: each against what it says itself."""
 
-import sys
-
 import pytest
-from close import assert_close
+import sentence_transformers as library
 import torch
 import transformers
+from close import assert_close
 from torch.nn import functional as F
 
 from lrp_loo import explain
 from lrp_loo.models.loading import demo_base
 
-TEXT = 'the new phone has a bright screen'
+PAIR = ('the new phone has a bright screen', 'its display is bright')
+
+
 NLI = {0: 'contradiction', 1: 'neutral', 2: 'entailment'}
-
-
-# --- a zero-shot pipeline, by candidate label
 
 
 def zero_shot(kind, tokenizer, template=None):
@@ -53,8 +51,8 @@ def test_a_candidate_label_is_explained_by_the_pipeline_s_own_number(
 ):
     pipe = zero_shot(kind, demo[1], template)
     labels = ['technology', 'sport', 'the sea']
-    maps = explain(pipe, None, [(TEXT, label) for label in labels], 'loo')
-    own = pipe(TEXT, labels)
+    maps = explain(pipe, None, [(PAIR[0], label) for label in labels], 'loo')
+    own = pipe(PAIR[0], labels)
     said = torch.tensor([a.logit for a in maps]).softmax(0)
     for label, p in zip(labels, said.tolist()):
         assert_close(own['scores'][own['labels'].index(label)], p)
@@ -64,71 +62,21 @@ def test_a_candidate_label_is_explained_by_the_pipeline_s_own_number(
         assert a.scores.abs().max() > 0
 
 
-# --- sentence-transformers
-
-
-class Transformer(torch.nn.Module):
-    "As sentence-transformers': texts become rows for its model."
-
-    def __init__(self, model):
-        super().__init__()
-        self.auto_model = model
-
-
-class Pooling(torch.nn.Module):
-    pooling_mode = 'mean'
-
-
-class Normalize(torch.nn.Module):
-    pass
-
-
-class SentenceTransformer(torch.nn.Sequential):
-    "What is read of sentence-transformers' object."
-
-    similarity_fn_name, default_prompt_name = 'cosine', None
-
-    def __init__(self, *modules, tokenizer):
-        super().__init__(*modules)
-        self.tokenizer = tokenizer
-
-
-for kind in (SentenceTransformer, Transformer, Pooling, Normalize):
-    kind.__module__ = 'sentence_transformers.made_here'
-
-
-@pytest.fixture(scope='module')
-def encoder(demo):
-    return demo[0].bert
-
-
-@pytest.fixture(scope='module')
-def sentences(encoder, demo):
-    return SentenceTransformer(Transformer(encoder), Pooling(), tokenizer=demo[1])
-
-
-@torch.no_grad()
-def embedded(encoder, tokenizer, text):
-    enc = tokenizer(text, return_tensors='pt')
-    return encoder(**enc)[0].mean(1)
-
-
 @pytest.mark.parametrize('similarity', ['cosine', 'dot'])
-def test_a_pair_s_similarity_is_the_object_s_own(sentences, encoder, demo, similarity):
-    pair = (TEXT, 'its display is bright')
-    one, other = (embedded(encoder, demo[1], t) for t in pair)
+@pytest.mark.parametrize('pooling', ['mean', 'cls'])
+@pytest.mark.filterwarnings('ignore')
+def test_a_sentence_transformer_reads_as_it_does_itself(similarity, pooling):
+    read, *_ = library.SentenceTransformer(str(demo_base('minilm')), device='cpu')
+    size = read.get_word_embedding_dimension()
+    parts = [read, library.models.Pooling(size, pooling_mode=pooling)]
+    how = dict(device='cpu', similarity_fn_name=similarity)
+    model = library.SentenceTransformer(modules=parts, **how)
+    one, other = model.encode(list(PAIR), convert_to_tensor=True)
     if similarity == 'cosine':
-        one, other = F.normalize(one), F.normalize(other)
-    sentences.similarity_fn_name = similarity
-    (a,) = explain(sentences, None, [pair], 'loo')
-    assert_close(a.logit, float((one * other).sum()))
-
-
-def test_the_real_library_s_object_reads_as_it_does_itself(demo):
-    library = pytest.importorskip('sentence_transformers')
-    model = library.SentenceTransformer(str(demo_base('minilm')), device='cpu')
-    pair = (TEXT, 'its display is bright')
-    one, other = model.encode(list(pair), convert_to_tensor=True)
-    (a,) = explain(model, None, [pair], 'auto')
-    assert_close(a.logit, float(F.cosine_similarity(one, other, 0)))
-    assert 'sentence_transformers' in sys.modules
+        one, other = F.normalize(one, dim=0), F.normalize(other, dim=0)
+    for method in ('loo', 'auto'):
+        (a,) = explain(model, None, [PAIR], method)
+        assert_close(a.logit, float((one * other).sum()))
+    model.default_prompt_name = 'query'
+    with pytest.raises(ValueError, match="puts its prompt 'query' before"):
+        explain(model, None, [PAIR], 'loo')

@@ -2,11 +2,8 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-
-import pytest
 
 # Any socket that is asked for is noted and refused. `Closed` is a class,
 # because others inherit from it.
@@ -51,45 +48,20 @@ found = dict(
 )
 print(json.dumps(found))
 '''
-ASK = '''
-import json, urllib.request
-
-try:
-    urllib.request.urlopen('http://127.0.0.1:9')
-except OSError as e:
-    print(json.dumps([str(e), len(asked)]))
-'''
 OFFLINE = ('HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE', 'HF_DATASETS_OFFLINE')
 
 
-def run(code, *before):
+def run(code):
     "In a process of its own, with nothing said about being offline."
     env = {k: v for k, v in os.environ.items() if k not in OFFLINE}
-    command = [*before, sys.executable, '-c', code]
+    command = [sys.executable, '-c', code]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope='module')
-def network():
-    "Words before a command that give it a network that holds nothing."
-    if shutil.which('unshare'):
-        for words in (['unshare', '-n'], ['unshare', '-rn']):
-            if not subprocess.run([*words, 'true'], capture_output=True).returncode:
-                return words
-    return None
-
-
-def test_closed_sockets_are_closed():
-    said, asked = run(CLOSED + ASK)
-    assert 'there is no network' in said
-    assert asked == 1
-
-
-def test_texts_are_explained_and_a_model_audited_without_sockets(network):
-    "Where it may be done, what another language asks for meets an empty network."
-    found = run(CLOSED + USE, *(network or ()))
+def test_texts_are_explained_and_a_model_audited_without_sockets():
+    found = run(CLOSED + USE)
     assert found['asked'] == []  # where the answer no is accepted it would be seen
     assert found['tokens'] == ['[CLS]', 'a', 'fine', 'film', '[SEP]']
     assert found['next'] and found['loo_r']

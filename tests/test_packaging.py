@@ -64,15 +64,10 @@ def test_the_wheel_holds_the_package_and_no_more(wheel):
     } <= package
     assert {n for n in names if '.dist-info/' not in n} == package
     assert not [n for n in names if n.endswith(('.bin', '.pkl', '.pt', '.pickle'))]
-    about = {n.split('/')[1]: packed.read(n).decode() for n in names - package}
-    for line in (
-        'Requires-Dist: torch',
-        'Provides-Extra: demo',
-        'Requires-Python: >=3.11',
-    ):
-        assert line in about['METADATA']
-    assert 'Project-URL' not in about['METADATA']  # there is none
-    assert 'lrp_loo = lrp_loo.cli:main' in about['entry_points.txt']
+    (metadata,) = (n for n in names if n.endswith('METADATA'))
+    about = packed.read(metadata).decode()
+    assert 'Requires-Dist: torch' in about and 'Provides-Extra: demo' in about
+    assert 'Project-URL' not in about  # there is none
 
 
 def test_it_works_where_there_is_no_clone(wheel, tmp_path):

@@ -20,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from lrp_loo import audit, explain, explain_pairs
+from lrp_loo import explain
 from lrp_loo.lrp.composite import gradient
 from lrp_loo.models.loading import demo_base
 from lrp_loo.models.parts import Parts
@@ -215,66 +215,17 @@ def test_layers_before_a_part_are_not_computed_again_and_forward_is_put_back():
     assert not any('forward' in vars(m) for m in model.modules())
 
 
-def test_the_audit_of_parts():
+@pytest.mark.parametrize('part', ['0.9', '7'])
+def test_a_part_that_is_not_there_is_refused(part):
     model, _, enc = made('bert')
-    other = dict(input_ids=torch.tensor([[9, 8, 7, 3]]))
-    methods = ['loo', 'removal', 'grad_x_input', 'ig']
-    table = audit(
-        model, TOKENIZER, [enc, other, enc], methods, units='head', progress=False
-    )
-    assert table.loo_r['loo'] == pytest.approx(1)
-    assert table.n['removal'] == 2
-    assert table.passes['grad_x_input'] == 3
-    assert 'not known for parts' in table.refused['ig']
+    with pytest.raises(ValueError, match=f"no part '{part}'"):
+        explain(model, TOKENIZER, enc, units=Parts([[part]]))
 
 
-REFUSED = [
-    (dict(units=Parts([['0.9']])), "no part '0.9'"),
-    (dict(units=Parts([['7']])), "no part '7'"),
-    (dict(units='head', method='ig'), 'not known for parts'),
-    (dict(units='head', method='auto', passes=2), 'passes=None'),
-]
-
-
-@pytest.mark.parametrize('options, said', REFUSED)
-def test_what_cannot_be_is_refused_by_name(options, said):
-    model, _, enc = made('bert')
-    with pytest.raises(ValueError, match=said):
-        explain(model, TOKENIZER, enc, **options)
-
-
-def test_models_without_known_parts_are_refused():
-    class Plain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = torch.nn.Embedding(30, 8)
-            self.out = torch.nn.Linear(8, 2)
-
-        def get_input_embeddings(self):
-            return self.table
-
-        def forward(self, input_ids):
-            return self.out(self.table(input_ids).mean(1))
-
-    ids = dict(input_ids=torch.tensor([[3, 4, 5]]))
-    with pytest.raises(ValueError, match='no list of transformer layers'):
-        explain(Plain().eval(), TOKENIZER, ids, units='head')
-    config = T5Config(
-        vocab_size=30, d_model=16, d_ff=24, num_layers=2, num_heads=4, d_kv=4
-    )
-    t5 = T5ForConditionalGeneration(config).eval()
-    both = ids | dict(decoder_input_ids=torch.tensor([[0]]))
-    with pytest.raises(ValueError, match='two stacks of layers'):
-        PartsOfText.of(t5, both, 0, Parts([['0.0']]), gradient())
-
-
-def test_entries_that_explain_texts_refuse_parts():
-    model, _, enc = made('bert')
-    with pytest.raises(ValueError, match='parts of the model, not of a text'):
-        explain_pairs(model, TOKENIZER, enc, units='head')
-
-
-def test_groups_that_are_none():
-    for given in ('0.1', [], [['0.1'], []], ['0.1']):
-        with pytest.raises(ValueError, match='list of lists'):
-            Parts(given)
+def test_a_model_of_two_stacks_is_refused():
+    sizes = dict(vocab_size=30, d_model=16, d_ff=24, num_layers=2, num_heads=4, d_kv=4)
+    t5 = T5ForConditionalGeneration(T5Config(**sizes)).eval()
+    both = dict(input_ids=torch.tensor([[3, 4, 5]]))
+    both |= dict(decoder_input_ids=torch.tensor([[0]]))
+    with pytest.raises(ValueError, match='does not have 2 transformer layers'):
+        PartsOfText(t5, both, 0, Parts([['0.0']]), gradient())

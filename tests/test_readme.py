@@ -8,9 +8,9 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-import nbformat
 import pandas as pd
 import pytest
+from conftest import OPINIONS
 
 from lrp_loo.cli import main
 from lrp_loo.models.loading import load_demo
@@ -31,14 +31,6 @@ MADE = script('readme')
 BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```', README, re.M | re.S)
 ENV = dict(os.environ, HF_HUB_OFFLINE='1', NO_COLOR='1')
 ENV['PATH'] = f'{Path(sys.executable).parent}{os.pathsep}{ENV["PATH"]}'
-REVIEWS = [
-    'the jokes are old and the pace is slow',
-    'a quiet, generous film',
-    'not one scene feels borrowed',
-    'two hours that no one gives back',
-    'the songs are warm and the ending is cold',
-    'a film that never once talks down to us',
-]
 ANSWER = r'trust \w+|do not tell apart|No method follows'  # of an audit
 
 
@@ -75,7 +67,7 @@ def folder(tmp_path_factory):
     model, tokenizer = load_demo('sst2')
     model.save_pretrained(path / 'my-model')
     tokenizer.save_pretrained(path / 'my-model')
-    pd.DataFrame(dict(text=REVIEWS)).to_csv(path / 'reviews.csv', index=False)
+    pd.DataFrame(dict(text=OPINIONS)).to_csv(path / 'reviews.csv', index=False)
     return path
 
 
@@ -118,13 +110,6 @@ def test_a_line_prints_what_it_was_typed_for(folder, called, line):
         assert 'wonderful' in (folder / page).read_text(encoding='utf-8')
 
 
-def test_the_front_page_is_short_and_begins_with_the_install():
-    assert len(README.splitlines()) <= 130
-    assert blocks('sh')[0] == 'pip install ".[demo]"\n'
-    lines = [x for x in blocks('python')[0].splitlines() if x.strip()]
-    assert len(lines) <= 10
-
-
 def test_nothing_is_named_that_lies_outside_the_repository():
     assert 'http' not in README
     targets = re.findall(r'\]\(([^)\s#]+)', README)
@@ -135,14 +120,7 @@ def test_nothing_is_named_that_lies_outside_the_repository():
     assert named and set(named) <= set(targets)
 
 
-def test_links_are_relative_here_and_absolute_in_a_release():
-    def from_root(text):
-        return MADE.LINK.sub(MADE.from_root, text)
-
-    assert from_root('[a](b.ipynb#c)') == '[a](nbs/b.ipynb#c)'
-    assert from_root('[a](../d "e, f")') == '[a](d "e, f")'
-    same = '[a](https://b.c) a[0](1 of 2) [b](#c)'
-    assert from_root(same) == same
+def test_links_are_absolute_in_a_release():
     release = script('wheel')
     text = '[a](b.md#c "d") ![e](f.png) [g](https://h) [i](#j)'
     assert release.with_address(text, 'https://host/us', '1.0') == (
@@ -153,15 +131,3 @@ def test_links_are_relative_here_and_absolute_in_a_release():
 
 def test_the_picture_is_of_what_the_notebook_shows():
     assert MADE.picture_of() == MADE.mark(MADE.explanation())
-
-
-def test_what_a_cell_printed_is_one_block_and_a_table_stands_between():
-    def printed(text):
-        return nbformat.v4.new_output('stream', name='stdout', text=text)
-
-    data = {'text/markdown': '| a table |'}
-    table = nbformat.v4.new_output('display_data', data=data)
-    outputs = [printed('a first line\n'), printed('a second\n'), table, printed('b\n')]
-    cell = nbformat.v4.new_code_cell('#| echo: false\n1', outputs=outputs)
-    shown = '```\na first line\na second\n```\n\n| a table |\n\n```\nb\n```'
-    assert MADE.cell_text(cell) == shown

@@ -1,7 +1,6 @@
 "The large models from the package index, agreement with a second derivation."
 
 import copy
-import re
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
@@ -11,17 +10,15 @@ import pytest
 import torch
 from conftest import demo_or_skip, shallow_demo
 from naive_mpnet import MPNet
-from tracked import tracked
 
 from lrp_loo import attn_lrp, explain, load_model, lrp_rules
 from lrp_loo.models import loading
-from lrp_loo.models.loading import BASES, DEMOS, demo_base, demo_folder
+from lrp_loo.models.loading import DEMOS, demo_base
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.structure import describe_model, n_layers
 
 MPNETS = [n for n, demo in DEMOS.items() if demo.base == 'mpnet']
-ADAPTERS = [name for name, demo in DEMOS.items() if demo.adapter]
 SENTENCE = 'The jokes are old, but the film'
 
 
@@ -52,11 +49,6 @@ def test_smollm2_is_what_its_package_holds(tmp_path):
     # Q4_1: 32 numbers of a row share a scale and an offset
     blocks = model.model.layers[7].mlp.down_proj.weight[:16].reshape(-1, 32)
     assert max(len(block.unique()) for block in blocks) <= 16
-    said, how = [dict(role='user', content='Is it good?')], dict(tokenize=False)
-    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, **how)
-    assert text.endswith('Is it good?<|im_end|>\n<|im_start|>assistant\n')
-    # what marks a turn is one token
-    assert tokenizer('<|im_start|>')['input_ids'] == [tokenizer.bos_token_id]
     enc = tokenizer('The capital of France is', return_tensors='pt')
     assert tokenizer.decode(model(**enc).logits[0, -1].argmax()) == ' Paris'
     # it can be saved and loaded again
@@ -66,26 +58,6 @@ def test_smollm2_is_what_its_package_holds(tmp_path):
     assert describe_model(saved) == describe_model(shallow)
     again, *_ = load_model(demo_base('smollm2'), task='next token')
     assert describe_model(again)['stored_as'] == describe_model(model)['stored_as']
-
-
-def test_the_cards_of_all_adapters_that_are_kept_say_what_they_are():
-    places = 'lrp_loo/assets', 'research/weights'
-    configs = tracked(*(f'{place}/*/adapter_config.json' for place in places))
-    kept = {p.parent for p in configs}
-    demos = set(map(demo_folder, ADAPTERS))
-    assert demos <= kept
-    assert {folder.name for folder in kept - demos} == {'snli-minilm', 'snli-mpnet'}
-    for folder in kept:  # the lab's, too
-        card = (folder / 'README.md').read_text()
-        assert f'# {folder.name}: ' in card
-        assert re.search(r'\| accuracy on (validation|test) \(.+\) \| 0\.[6-9]', card)
-    for name in ADAPTERS:
-        folder = demo_folder(name)
-        card = (folder / 'README.md').read_text()
-        assert '| seed | 0 |' in card
-        assert f'base_model: {BASES[DEMOS[name].base].name}' in card
-        said = re.search(r'\| accuracy on (validation|test) \(.+\) \| (0\.\d+)', card)
-        assert float(said[2]) >= (0.92 if name in MPNETS else 0)
 
 
 @pytest.mark.large

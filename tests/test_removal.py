@@ -5,7 +5,7 @@ keys really left out of each softmax, the same function written otherwise.
 import copy
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -14,15 +14,16 @@ from families import FAMILIES, family_tasks, random_inputs, random_model
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import attribute_context, explain, load_demo
+from lrp_loo import explain, load_demo
 from lrp_loo.inputs.targets import Readout
 from lrp_loo.inputs.units import Units
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.engines import read_stored
+from lrp_loo.loo.engines import read_whole
 from lrp_loo.loo.removals import input_positions, key_weights
 from lrp_loo.lrp import lrp_rules
-from lrp_loo.lrp.composite import attn_lrp, gradient
+from lrp_loo.lrp.table import fused_attention
+from lrp_loo.lrp.composite import gradient
 from graph_memory import graph_bytes
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models.call import forward, watch_embeddings
@@ -158,7 +159,7 @@ class Capture(TorchFunctionMode):
         return out
 
 
-def naive_removal(model, inputs, own_rows=False):
+def naive_removal(model, inputs):
     """⟨∂f/∂O_i, O_i − O_i without key j⟩ with key j left out of the softmax,
     one row of one head at a time.
     """
@@ -174,19 +175,17 @@ def naive_removal(model, inputs, own_rows=False):
         heads = range(call.q.shape[1])
         for head, row in itertools.product(heads, range(len(read))):
             for j, effect in call.effects(head, row).items():
-                if j != row or read[row] or own_rows:
+                if j != row or read[row]:
                     total[j] += g[0, head, row] @ effect
     return total
 
 
 @pytest.mark.parametrize('family', ['BERT', 'RoBERTa', 'Llama', 'Qwen2'])
-@pytest.mark.parametrize('own_rows', [False, True])
-def test_one_pass_is_the_sum_of_keys_left_out(family, own_rows):
+def test_one_pass_is_the_sum_of_keys_left_out(family):
     model = random_model(family, 'class', 'sdpa')
     inputs = random_inputs(model, 7)
-    ours = removal_scores(model, None, [inputs], own_rows=own_rows).scores[0]
-    naive = naive_removal(model, inputs, own_rows)
-    assert torch.allclose(ours, naive, rtol=1e-6, atol=1e-9)
+    ours = removal_scores(model, None, [inputs]).scores[0]
+    assert torch.allclose(ours, naive_removal(model, inputs), rtol=1e-6, atol=1e-9)
 
 
 # --- precision
@@ -222,7 +221,6 @@ def effect_of_leaving_out(Z, V, u, j):
 
 
 # eps of the dtype, logits up to 60, sums of five
-# eps of the dtype, logits up to 60, sums of five
 @pytest.mark.parametrize('dtype,bound', [(torch.double, 1e-14), (torch.float32, 1e-5)])
 # 60: the largest key leaves 1e-26 to the others, far below what 1 − A can hold
 @pytest.mark.parametrize('peak', [0.0, 20.0, 60.0])
@@ -233,18 +231,6 @@ def test_one_key_has_nearly_all(peak, dtype, bound):
     effects = key_effects(gain.to(dtype), Z.to(dtype).softmax(-1))
     exact = torch.stack([effect_of_leaving_out(Z, V, u, j) for j in range(5)], -1)
     assert (effects - exact).abs().max() < bound * gain.abs().max()
-
-
-GAIN = torch.tensor([3.0, -1.0, 2.0]).expand(1, 1, 3, 3)
-FEW_KEYS = torch.tensor([[[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.75]]]])
-
-
-def test_rows_and_units_with_nothing_else_to_see_say_nothing():
-    effects = key_effects(GAIN, FEW_KEYS)[0, 0]
-    assert torch.equal(effects[:2], torch.zeros(2, 3))
-    assert effects[2].tolist() == [0.0, -0.75, 2.25]
-    effects = key_effects(GAIN, FEW_KEYS, torch.ones(1, 3, 1))
-    assert torch.equal(effects, torch.zeros(1, 1, 3, 1))
 
 
 class OneHead(torch.nn.Module):
@@ -271,39 +257,6 @@ def test_a_span_of_everything_else_leaves_the_one_value():
     assert float(found.terms.sum()) == pytest.approx(effect, abs=1e-9)
 
 
-@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
-def test_a_bypassed_softmax_still_loses_its_key(attention):
-    "∂f/∂A is asked for where rules that hold A constant stop the way back."
-    held = replace(gradient(), bypass_softmax='all')
-    model = random_model('BERT', 'class', attention)
-    enc = random_inputs(model)
-    plain, bypassed = (
-        removal_pass(model, enc, composite=c).terms.view(3, 4, -1) for c in (None, held)
-    )
-    # the last layer has no softmax above it
-    assert torch.allclose(plain[-1], bypassed[-1])
-    assert (bypassed.abs().sum((1, 2)) > 0).all()
-    assert not torch.allclose(plain[0], bypassed[0], rtol=0.01)
-
-
-# --- special tokens
-
-
-def test_special_tokens_get_their_exact_loo_and_content_keeps_its_scores(demo, encs):
-    plain = removal_scores(*demo, encs[:2]).scores
-    found = removal_scores(*demo, encs[:2], exact_special=True)
-    for before, scores, info, enc in zip(plain, found.scores, found.info, encs):
-        loo = leave_one_out(demo[0], enc)[0]
-        special = [0, len(loo) - 1]
-        assert info['exact'] == special
-        # float32, variants in other batches
-        assert torch.allclose(scores[special], loo[special], atol=1e-4)
-        assert torch.equal(scores[1 : len(loo) - 1], before[1 : len(loo) - 1])
-    asked = dict(method='removal', units='word', exact_special=True)
-    (a,) = explain(*demo, SENTENCE, **asked)
-    assert a.info['exact'] == [0, len(a) - 1]
-
-
 # --- other programs, images, batches, units
 
 
@@ -318,16 +271,7 @@ def test_patches_are_estimated_in_one_pass_and_exact_where_paid_for():
     assert torch.allclose(exact.scores[0], loo, atol=1e-4)
 
 
-def test_a_batch_is_its_texts_one_by_one(demo):
-    texts = SENTENCES[:3]
-    together = explain(*demo, texts, method='removal')
-    for a, text in zip(together, texts, strict=True):
-        (b,) = explain(*demo, text, method='removal')
-        assert torch.allclose(a.scores, b.scores, atol=1e-3)
-        assert a.logit == pytest.approx(b.logit, abs=1e-4)
-
-
-def test_words_are_units_and_exact_where_they_are_paid_for(demo, encs):
+def test_words_are_units_and_exact_where_they_are_paid_for(demo):
     asked = dict(units='word', method='removal+loo', n_exact=2)
     (mixed,) = explain(*demo, SENTENCE, **asked)
     (loo,) = explain(*demo, SENTENCE, method='loo', units='word')
@@ -335,83 +279,6 @@ def test_words_are_units_and_exact_where_they_are_paid_for(demo, encs):
     which = mixed.info['exact']
     assert len(which) == 2
     assert torch.allclose(mixed.scores[which], loo.scores[which], atol=1e-4)
-    # special tokens take none of the budget
-    found = removal_loo_scores(*demo, encs[:1], n_exact=99)
-    n = encs[0]['input_ids'].shape[1]
-    assert found.info[0]['exact'] == list(range(1, n - 1))
-
-
-# --- the same numbers in the memory of one layer
-
-
-# grouped heads; a window
-CHECKPOINTED = [('BERT', 'class'), ('GPT-2', 'class'), ('Llama', 'next token')]
-CHECKPOINTED += [('Gemma 3', 'next token'), ('ViT', 'image')]
-
-
-def deep_model(family, task, attention='eager'):
-    "Five layers."
-    layers = 'n_layer' if family == 'GPT-2' else 'num_hidden_layers'
-    return random_model(family, task, attention, **{layers: 5})
-
-
-def spans(enc):
-    "A unit of every three tokens but the first, which is in none."
-    n = enc['input_ids'].shape[1]
-    number = (torch.arange(n) - 1).div(3, rounding_mode='floor')
-    names = [f'unit {i}' for i in range(int(number.max()) + 1)]
-    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
-
-
-def both_ways(run, **options):
-    "Without checkpoints, and with them."
-    return [run(checkpoint=on, **options) for on in (False, True)]
-
-
-@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
-@pytest.mark.parametrize('family,task', CHECKPOINTED)
-def test_checkpoints_leave_the_terms_as_they_are(family, task, attention):
-    model = deep_model(family, task, attention)
-    run = partial(removal_pass, model, random_inputs(model))
-    held = dict(composite=attn_lrp([2]))
-    for options in (dict(by_row=True), dict(own_rows=True), held):
-        plain, saving = both_ways(run, **options)
-        assert plain.terms.shape == saving.terms.shape
-        assert of_largest(saving.terms, plain.terms) < SINGLE, options
-        assert torch.allclose(saving.values, plain.values)
-
-
-@pytest.mark.parametrize('family,task', CHECKPOINTED[:3])
-def test_checkpoints_take_units_and_weights(family, task):
-    model = deep_model(family, task, 'sdpa')
-    inputs = random_inputs(model)
-    units = spans(inputs)
-    g = torch.Generator().manual_seed(0)
-    lowered = torch.rand(1, len(units), generator=g)
-    for weights, by_row in itertools.product((None, lowered), (False, True)):
-        run = partial(removal_pass, model, inputs, units=[units], weights=weights)
-        plain, saving = both_ways(run, by_row=by_row)
-        assert plain.terms.shape[-1] == len(units)
-        assert of_largest(saving.terms, plain.terms) < SINGLE
-
-
-def test_checkpoints_leave_a_batch_s_scores_as_they_are(demo, encs, monkeypatch):
-    run = partial(removal_scores, *demo, encs)
-    for options in ({}, dict(exact_special=True)):
-        plain, saving = both_ways(run, **options)
-        assert of_largest(saving.scores, plain.scores) < SINGLE
-        assert torch.allclose(saving.values, plain.values, atol=1e-5)
-        for a, b in zip(plain.info, saving.info, strict=True):
-            assert a['passes'] == b['passes']
-            assert a['expected_r'] == pytest.approx(b['expected_r'], abs=1e-4)
-    for asked in (('removal+loo', dict(n_exact=2)), ('removal+rows', {})):
-        of = partial(explain, *demo, SENTENCE, method=asked[0], units='word')
-        plain, saving = both_ways(of, **asked[1])
-        assert of_largest(saving[0].scores, plain[0].scores) < SINGLE
-    # a large map is taken a few heads at a time
-    whole = run().scores
-    monkeypatch.setattr('lrp_loo.estimate.one_pass.AT_ONCE', 1)
-    assert of_largest(run().scores, whole) < SINGLE
 
 
 # --- no maps: A is made again on the way back
@@ -422,8 +289,14 @@ FUSED = [(f, t) for f, t in family_tasks() if FAMILIES[f].fused]
 
 def made_again_and_recorded(model, inputs, **options):
     "The terms without maps, and from those that a pass records."
-    for composite in (None, gradient()):
-        yield removal_pass(model, inputs, composite=composite, **options).terms
+
+    def record(self, call, composite):
+        return fused_attention(call, composite)
+
+    yield removal_pass(model, inputs, **options).terms
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('lrp_loo.estimate.one_pass._FusedCalls.rule', record)
+        yield removal_pass(model, inputs, **options).terms
 
 
 @pytest.mark.parametrize('family,task', FUSED)
@@ -434,8 +307,7 @@ def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
     at = torch.linspace(0.5, 1, n, dtype=torch.double)[None]
     for at_once in (1, 2**18):  # one head at a time, then all
         monkeypatch.setattr('lrp_loo.estimate.one_pass.AT_ONCE', at_once)
-        rows = dict(own_rows=True, weights=at)
-        for options in (dict(weights=at), rows, dict(by_row=True)):
+        for options in (dict(weights=at), dict(by_row=True)):
             again, recorded = made_again_and_recorded(model, inputs, **options)
             # float64; a few families take softmax in single precision
             assert of_largest(again, recorded) < 1e-5, options
@@ -501,96 +373,7 @@ def test_one_pass_is_one_forward_pass(attention):
     assert len(calls) == 1
 
 
-def test_checkpoints_hold_one_layer():
-    "Without them what graphs hold grows with the layers."
-
-    def held(n, checkpoint):
-        model = random_model('Llama', 'next token', num_hidden_layers=n)
-        inputs = random_inputs(model, 96)
-        return graph_bytes(lambda: removal_pass(model, inputs, checkpoint=checkpoint))
-
-    assert held(8, False) > 3 * held(2, False)
-    assert held(8, True) < 1.2 * held(2, True)
-
-
-class PooledByAttention(torch.nn.Module):
-    "Attends once more above its layers."
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.config = inner, inner.config
-        self.get_input_embeddings = inner.get_input_embeddings
-
-    def forward(self, **inputs):
-        h = self.inner.base_model(**inputs).last_hidden_state[:, None]
-        return F.scaled_dot_product_attention(h, h, h)[:, 0, 0]
-
-
-def test_what_checkpoints_cannot_do_is_refused_by_name():
-    shared = random_model('ALBERT')
-    with pytest.raises(NotImplementedError, match='checkpoint=True .*Albert'):
-        removal_scores(shared, None, [random_inputs(shared)], checkpoint=True)
-    inner = deep_model('BERT', 'class')
-    inputs = random_inputs(inner)
-    model = PooledByAttention(inner).eval()
-    with pytest.raises(NotImplementedError, match='PooledByAttention attends'):
-        removal_pass(model, inputs, checkpoint=True)
-
-    def constant(out):
-        return torch.ones(1, requires_grad=True) * 2
-
-    for checkpoint in (False, True):
-        with pytest.raises(ValueError, match='no gradient'):
-            removal_pass(inner, inputs, constant, checkpoint=checkpoint)
-
-
-@pytest.mark.parametrize('method', ['cp_lrp', 'removal', 'removal+loo', 'removal+rows'])
-def test_a_context_is_explained_layer_by_layer(method):
-    context = 'The songs are sweet. The plot is bad. Nobody laughed!'
-    asked = (*load_demo('reviews'), context, 'bad', 'Is it good?')
-    plain, saving = both_ways(partial(attribute_context, *asked, method=method))
-    assert saving.tokens == plain.tokens
-    assert len(saving.scores) == 3
-    assert of_largest(saving.scores, plain.scores) < SINGLE
-    assert saving.logit == pytest.approx(plain.logit, abs=1e-5)
-
-
-def test_no_rule_changes_what_is_read_of_the_output():
-    "A product there has its own gradient."
-    model = deep_model('BERT', 'class')
-    given = (model, None, [random_inputs(model)], lambda o: o.logits.prod(-1))
-    plain, saving = both_ways(partial(lrp_scores, *given, strict=True))
-    assert of_largest(saving.scores, plain.scores) < SINGLE
-
-
 # --- calls that cannot be meant
-
-
-def test_calls_that_cannot_be_meant(demo, encs):
-    two = {k: v.repeat(2, 1) for k, v in encs[0].items()}
-    with pytest.raises(ValueError, match='one text at a time'):
-        removal_loo_scores(*demo, [two])
-    with pytest.raises(ValueError, match='keys for 3 inputs'):
-        with key_weights(torch.ones(1, 3)):
-            forward(demo[0], encs[0])
-
-
-class NoAttention(torch.nn.Module):
-    "A classifier of the mean embedding."
-
-    def __init__(self):
-        super().__init__()
-        self.e = torch.nn.Embedding(9, 4)
-        self.get_input_embeddings = lambda: self.e
-
-    def forward(self, input_ids, attention_mask=None):
-        return self.e(input_ids).mean(1)
-
-
-def test_a_model_without_attention_is_refused():
-    enc = dict(input_ids=torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2).long())
-    with pytest.raises(ValueError, match='no attention call'):
-        removal_scores(NoAttention().eval(), None, [enc])
 
 
 def test_the_methods_are_the_direct_formula(demo, encs):
@@ -610,8 +393,7 @@ def test_the_methods_are_the_direct_formula(demo, encs):
         direct = one.index_copy(0, exact, loo[exact])
         assert torch.allclose(mixed, direct, atol=1e-4)
         # of rows: what goes through the row that is read, by hand
-        with torch.no_grad():
-            rows = RecomputedRows(*read_stored(demo[0], enc))
+        rows = RecomputedRows(*read_whole(demo[0], enc, stores_states=True))
         each = torch.eye(len(one), dtype=torch.bool)
         anew = torch.zeros_like(each).index_fill(1, torch.tensor(rows.read), True)
         rest = through.terms[0].masked_fill(anew.T, 0.0).sum(0)

@@ -1,15 +1,15 @@
 "The scalar chapter against a second derivation: top down, one split at a time, in exact fractions."
 
 import json
+import math
 from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
-from lrp_loo.paper.bracketings import bracketings, draw_figure1, draw_tree, scalar_table
+from lrp_loo.paper.bracketings import bracketings, draw_figure1, scalar_table
 from lrp_loo.paper.scalar import (
     bracketing_name,
     depth_relevance,
@@ -54,10 +54,7 @@ def bracketed(draw, lo=1, hi=9):
 
 
 def exact_product(x):
-    y = Fraction(1)
-    for v in x:
-        y *= Fraction(v)
-    return y
+    return math.prod(map(Fraction, x))
 
 
 def assert_equal(got, want, rtol=1e-12):
@@ -115,46 +112,27 @@ def test_a_factor_zero_and_a_factor_alone():
 
 
 WRONG = [
-    (lambda: product((2, 3, 4), ((1, 0), 2)), ['in order', '((1, 0), 2)']),
-    (lambda: product((2, 3), (0, 0)), ['each once', '(0, 0)']),
-    (lambda: leaf_depths('ab'), ['pair', "'ab'"]),
-    (lambda: scalar_loo([[1.0, 2.0]]), ['one per factor', '[[1.0, 2.0]]']),
+    (lambda: product((2, 3, 4), ((1, 0), 2)), r'in order.*\(\(1, 0\), 2\)'),
+    (lambda: product((2, 3), (0, 0)), r'each once.*\(0, 0\)'),
+    (lambda: leaf_depths('ab'), "pair.*'ab'"),
+    (lambda: scalar_loo([[1.0, 2.0]]), 'one per factor'),
 ]
 
 
-@pytest.mark.parametrize('call, words', WRONG)
-def test_wrong_calls_say_what_was_given_and_what_is_taken(call, words):
-    with pytest.raises(ValueError) as e:
+@pytest.mark.parametrize('call, message', WRONG)
+def test_wrong_calls_say_what_was_given_and_what_is_taken(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
-    assert all(word in str(e.value) for word in words)
 
 
-def test_a_row_for_each_bracketing():
-    rows = {r['graph']: r['lrp'] for r in scalar_table()}
-    assert rows == {'(x1 x2) x3': [6, 6, 12], 'x1 (x2 x3)': [12, 6, 6]}
-    assert len(scalar_table((1, 2, 3, 4, 5))) == 14
-
-
-def texts_of(ax):
-    return [t.get_text() for t in ax.texts]
-
-
-def behind(ax, head, n=3):
-    "The n cells of a table's row that follow its head."
-    texts = texts_of(ax)
-    k = texts.index(head)
-    return texts[k + 1 : k + 1 + n]
-
-
-def test_figure_shows_every_number():
+def test_the_figure_and_the_table_show_every_number():
     fig = draw_figure1()
     assert len(fig.axes) == 2
     for ax, lrp in zip(fig.axes, (['6', '6', '12'], ['12', '6', '6'])):
-        assert texts_of(ax).count('$y = 24$\n$R = 24$') == 1
-        assert behind(ax, 'LRP') == lrp
-        assert behind(ax, 'LOO') == ['24', '24', '24']
-    ax = Figure().subplots()
-    draw_tree(ax, range(1, 6), bracketings(5)[3])
-    assert len(ax.lines) == 8  # two edges for each of four products
-    assert texts_of(ax).count('$y = 120$\n$R = 120$') == 1
-    assert behind(ax, 'LOO', 5) == ['120'] * 5
+        texts = [text.get_text() for text in ax.texts]
+        assert texts.count('$y = 24$\n$R = 24$') == 1
+        for head, row in (('LRP', lrp), ('LOO', ['24'] * 3)):
+            k = texts.index(head)
+            assert texts[k + 1 : k + 4] == row
+    rows = {r['graph']: r['lrp'] for r in scalar_table()}
+    assert rows == {'(x1 x2) x3': [6, 6, 12], 'x1 (x2 x3)': [12, 6, 6]}

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import griffe
 import nbformat
 import pytest
-import yaml
 
 import lrp_loo
 
@@ -19,20 +18,12 @@ import chapter  # noqa: E402
 import comments  # noqa: E402
 import hooks  # noqa: E402
 import reference  # noqa: E402
-from tracked import tracked  # noqa: E402
 
 
 def notebook(title):
     nb = nbformat.v4.new_notebook()
     nb.cells = [nbformat.v4.new_markdown_cell(f'# {title}')]
     return nb
-
-
-def nav():
-    "As docs/mkdocs.yml has it; what the rest of the file asks of mkdocs is not read."
-    text = (ROOT / 'docs' / 'mkdocs.yml').read_text(encoding='utf-8')
-    start = text.index('nav:')
-    return yaml.safe_load(text[start : text.index('theme:')])['nav']
 
 
 def test_patterns_of_the_navigation_give_what_is_left():
@@ -49,42 +40,10 @@ def test_patterns_of_the_navigation_give_what_is_left():
     ]
 
 
-def test_your_own_work_stands_second():
-    (title,) = nav()[1]
-    assert title == 'For your own work'
-    assert nav()[1][title][0] == 'guide/explain.md'
-
-
-def test_the_guide_is_found_before_the_book_and_the_library_not_at_all():
-    found = hooks.SEARCH
-    assert found['guide']['boost'] > found['']['boost'] > 1
-    assert found['lib'] == dict(exclude=True)
-
-
-def test_commands_of_a_shell_are_shown_as_they_are_typed():
-    nb = notebook('Shell')
-    said = nbformat.v4.new_output('stream', name='stdout', text='12 texts')
-    source = '!lrp_loo audit --limit 12 \\\n    --json\n!wc -l a.csv'
-    nb.cells.append(nbformat.v4.new_code_cell(source, outputs=[said]))
-    page, _ = chapter.as_page(nb, 'shell', {})
-    typed = 'sh\nlrp_loo audit --limit 12 \\\n    --json\nwc -l a.csv\n'
-    assert typed in page and '12 texts' in page
-
-
-def test_a_cell_that_draws_is_folded():
-    nb = notebook('Drawn')
-    png = nbformat.v4.new_output('display_data', {'image/png': 'aGk='})
-    lines = '\n'.join(f'x = {k}' for k in range(chapter.DRAWING + 1))
-    for source, outputs in ((lines, [png]), (lines, []), ('draw()', [png])):
-        nb.cells.append(nbformat.v4.new_code_cell(source, outputs=outputs))
-    page, _ = chapter.as_page(nb, 'drawn', {})
-    assert page.count('<details') == page.count('Drawing, 9 lines') == 1
-
-
 PUBLIC = {
     'methods': {'explain': 'Explain texts.', 'refine': ''},
     'cli.commands': {'explain': ''},
-    'stats': {'mean': ''},
+    'core.stats': {'mean': ''},
     'models.parts': {'Estimate': ''},
     'evaluate.intervals': {'Estimate': ''},
 }
@@ -95,7 +54,7 @@ PUBLIC = {
     [
         ('`explain(model)` says', '[`explain(model)`][lrp_loo.methods.explain] says'),
         ('the `mean` of it', 'the `mean` of it'),  # a word
-        ('`mean()`', '[`mean()`][lrp_loo.stats.mean]'),
+        ('`mean()`', '[`mean()`][lrp_loo.core.stats.mean]'),
         ('`Estimate`', '`Estimate`'),  # two modules have it
         ('# `refine()`', '# `refine()`'),
         ('[`refine()`](a.md)', '[`refine()`](a.md)'),
@@ -103,12 +62,6 @@ PUBLIC = {
 )
 def test_names_of_the_package_become_links(text, links):
     assert chapter.linked(text, {}, chapter.homes_of(PUBLIC)) == links
-
-
-def test_a_name_is_linked_where_its_own_module_is_told():
-    own = {'Estimate': 'models.parts'}
-    said = chapter.linked('`Estimate`', own, chapter.homes_of(PUBLIC))
-    assert said == '[`Estimate`][lrp_loo.models.parts.Estimate]'
 
 
 def test_links_go_to_pages_and_to_files_and_lose_what_the_site_has_not():
@@ -141,19 +94,6 @@ def test_the_gallery_shows_what_cells_gave(books, caplog):
     assert 'view: ' not in page and caplog.records == []
 
 
-def test_a_view_that_is_gone_is_named(books, caplog):
-    assert shown('view: guide/explain ^no such cell$', books) == ''
-    assert "no view by '^no such cell$' in nbs/guide/explain.ipynb" in caplog.text
-
-
-def test_every_picture_has_its_place_and_words():
-    text = (ROOT / 'docs' / 'static' / 'figures.md').read_text(encoding='utf-8')
-    for path in tracked('figures/**/*.png'):
-        where = path.relative_to(ROOT).as_posix()
-        (line,) = (line for line in text.splitlines() if f']({where})' in line)
-        assert len(line.split(']')[0]) > 20, line
-
-
 def test_each_name_in_front_has_a_line(books):
     page = reference.pages(books, hooks.names_of(books))['reference/index.md']
     rows = dict(re.findall(r'^\| \[`(\w+)`\]\[[\w.]+\] \| (.+) \|$', page, re.M))
@@ -161,27 +101,12 @@ def test_each_name_in_front_has_a_line(books):
 
 
 SOURCE = """
-class Record:
-    'What was read.'
-
-    value: float  # the number
-
-    def said(self):
-        'It says something.'
-
-    def silent(self):
-        pass
-
-
 def call(
     a,  # what is given *here*
     *rest: int,
     b: int = 2,
 ) -> str:  # what comes back
     'Do it.'
-
-
-LARGE = 3  # more than two
 """
 
 
@@ -204,14 +129,3 @@ def test_comments_of_parameters_are_read(api):
     assert list(given) == ['a', 'rest', 'b']
     (back,) = found['returns']
     assert (str(back.annotation), back.description) == ('str', 'what comes back')
-
-
-def test_fields_are_told_and_silent_methods_left_out(api):
-    (value,) = parts(api['Record'])['attributes']
-    assert (value.name, value.description) == ('value', 'the number')
-    assert set(api['Record'].members) == {'said'}
-
-
-def test_a_variable_says_its_comment(api):
-    first = api['LARGE'].docstring.parsed[0]
-    assert first.value == 'more than two'

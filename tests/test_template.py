@@ -5,18 +5,18 @@ import json
 import pytest
 import torch
 
+from lrp_loo.evaluate.cost import frontier
 from lrp_loo.inputs.targets import fix_index
 from lrp_loo.cli import main
 from lrp_loo.methods import explain
 from lrp_loo.models.loading import load_demo
 from lrp_loo.reports.page import page_data
 from lrp_loo.reports.summary import summarize_texts
-from lrp_loo.stats import agreement
+from lrp_loo.core.stats import agreement
 from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.evaluate.audit import audit
-from lrp_loo.evaluate.intervals import calibrate
 from lrp_loo.evaluate.results import Results
-from lrp_loo.records import load
+from lrp_loo import load
 
 REVIEW = 'Review: {text}\nIn short, the movie was'
 FILM = 'a slow start, then a gripping , funny second half'
@@ -42,15 +42,49 @@ def test_content_is_the_text_in_any_unit(kind, units, request):
     model, tokenizer = request.getfixturevalue(kind)
     (a,) = explain(model, tokenizer, FILM, 'loo', units=units, template=REVIEW)
     (alone,) = explain(model, tokenizer, FILM, 'loo', units=units)
+    assert alone.is_content.equal(~alone.is_special)
     bare = [t.lstrip('Ġ▁') for t in content(alone)]
     assert [t.lstrip('Ġ▁') for t in content(a)] == bare
     assert not (a.is_content & a.is_special).any()
     assert a.info['template'] == REVIEW
 
 
-def test_without_a_template_all_but_special_tokens_is_content(encoder):
-    (a,) = explain(*encoder, FILM)
-    assert a.is_content.equal(~a.is_special)
+@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
+def test_spans_count_in_the_text(encoder, method):
+    model, tokenizer = encoder
+    prompt, start = REVIEW.format(text=FILM), REVIEW.index('{text}')
+    spans = [(2, 12), (21, 29)]
+    (a,) = explain(model, tokenizer, FILM, method, units=spans, template=REVIEW)
+    assert a.tokens == ['slow start', 'gripping'] and a.is_content.all()
+    enc = tokenizer(prompt, return_tensors='pt', return_offsets_mapping=True)
+    places = enc.pop('offset_mapping')[0] - start
+    (tokens,) = explain(model, tokenizer, prompt, method, target=a.target)
+    for score, (first, last) in zip(a.scores, spans):
+        gone = (places[:, 0] >= first) & (places[:, 1] <= last) & (places[:, 1] > 0)
+        expected = tokens.scores[gone].sum()
+        if method == 'loo':
+            left = enc | dict(attention_mask=(~gone).long()[None])
+            with torch.no_grad():
+                expected = a.logit - model(**left).logits[0, a.target]
+        torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_a_text_is_a_text_in_a_template(encoder):
+    prompt, span = REVIEW.format(text=FILM), (8, 8 + len(FILM))
+    one, other = ((FILM, dict(template=REVIEW)), (prompt, dict(among=span)))
+    for units in ('word', 'sentence', 'token'):
+        a, b = (explain(*encoder, x, units=units, **how)[0] for x, how in (one, other))
+        assert a.is_content.equal(b.is_content) and not b.is_content.all()
+        assert a.tokens == b.tokens and a.scores.equal(b.scores)
+        assert a._repr_html_() == b._repr_html_()
+    a, b = (explain_pairs(*encoder, x, 'exact', **how)[0] for x, how in (one, other))
+    assert a.strongest() == b.strongest() and a.is_content.equal(b.is_content)
+    how = dict(budgets=(4, 6), progress=False)
+    a = frontier(*encoder, [FILM], template=REVIEW, **how)
+    b = frontier(*encoder, [prompt], among=[span], **how)
+    assert a.r.tolist() == b.r.tolist()
+    (halves,) = explain(*encoder, prompt, among=[(8, 21), (21, span[1])])
+    assert halves.is_content.equal(explain(*encoder, prompt, among=span)[0].is_content)
 
 
 @pytest.mark.parametrize('method', ['auto', 'ig', 'attn_lrp', 'removal', 'rollout'])
@@ -69,30 +103,23 @@ def test_an_audit_counts_the_text_alone(decoder):
     for row, text in zip(results.rows, texts):
         (loo,) = explain(model, tokenizer, text, 'loo', template=REVIEW)
         target = fix_index(None, loo.target)
-        (cp,) = explain(
-            model, tokenizer, text, 'cp_lrp', target=target, template=REVIEW
-        )
+        how = dict(target=target, template=REVIEW)
+        (cp,) = explain(model, tokenizer, text, 'cp_lrp', **how)
         r = agreement(cp.scores, loo.scores, ~loo.is_content)
         assert row['methods']['cp_lrp']['r'] == pytest.approx(r, abs=1e-5)
         r_all = agreement(cp.scores, loo.scores, loo.is_special, specials=True)
         assert row['methods']['cp_lrp']['r_all'] == pytest.approx(r_all, abs=1e-5)
-    without = audit(model, tokenizer, texts, methods, progress=False)
     whole = [REVIEW.format(text=t) for t in texts]
-    prompts = audit(model, tokenizer, whole, methods, progress=False)
-    assert table.loo_r['cp_lrp'] != prompts.loo_r['cp_lrp']
-    assert table.loo_r['cp_lrp'] != without.loo_r['cp_lrp']
-    spans = [(8, 8 + len(t)) for t in texts]
-    among = audit(model, tokenizer, whole, methods, among=spans, progress=False)
-    assert among.loo_r['cp_lrp'] == pytest.approx(table.loo_r['cp_lrp'])
+    among = [(8, 8 + len(t)) for t in texts]
+    parts = audit(model, tokenizer, whole, methods, among=among, progress=False)
+    assert parts.loo_r['cp_lrp'] == pytest.approx(table.loo_r['cp_lrp'])
 
 
-def test_one_text_asked_about_twice_is_no_copy(decoder):
+def test_two_parts_of_one_text_are_no_copies(decoder):
     halves = [(0, 12), (13, len(FILM))]
-    table = audit(
-        *decoder, [FILM] * 3, 'cp_lrp', among=[*halves, halves[0]], progress=False
-    )
-    assert table.n['cp_lrp'] == 2
-    assert len(table.below) == 1
+    among = [*halves, halves[0]]
+    table = audit(*decoder, [FILM] * 3, 'cp_lrp', among=among, progress=False)
+    assert table.n['cp_lrp'] == 2 and len(table.below) == 1
 
 
 def test_views_and_files_leave_the_template_out(encoder, tmp_path):
@@ -100,15 +127,8 @@ def test_views_and_files_leave_the_template_out(encoder, tmp_path):
     assert all(t.is_content for t in a.top())
     assert 'special or template tokens' in a._repr_html_()
     assert a.to_frame().is_content.tolist() == a.is_content.tolist()
-    for name in ('a.json', 'a.html', 'a.parquet'):
-        a.save(tmp_path / name)
-        assert load(tmp_path / name).is_content.equal(a.is_content)
-    kept = json.loads((tmp_path / 'a.json').read_text())
-    for m in kept['maps']:
-        del m['is_content']
-    (tmp_path / 'old.json').write_text(json.dumps(kept))
-    old = load(tmp_path / 'old.json')
-    assert old.is_content.equal(~old.is_special)
+    a.save(tmp_path / 'a.json')
+    assert load(tmp_path / 'a.json').is_content.equal(a.is_content)
 
 
 def test_a_chat_is_a_template(decoder, monkeypatch):
@@ -124,31 +144,37 @@ def test_a_chat_is_a_template(decoder, monkeypatch):
     (alone,) = explain(model, tokenizer, FILM)
     assert len(content(a)) == len(content(alone))
     monkeypatch.setattr(tokenizer, 'chat_template', 'hello')
-    with pytest.raises(ValueError, match='drops the message'):
+    with pytest.raises(ValueError, match='0 times'):
         explain(model, tokenizer, FILM, template=said)
 
 
+ONE = dict(template='{text}')
+
+
 @pytest.mark.parametrize(
-    'options, error, said',
+    'text, options, error, said',
     [
-        (dict(template='Review:'), ValueError, '0 times'),
-        (dict(template='{text}{text}'), ValueError, '2 times'),
-        (dict(template=3), TypeError, 'a str with {text}'),
-        (dict(template='{text}', among=[(0, 3)]), ValueError, 'one of them'),
-        (dict(template='{text}', truncation=True), ValueError, 'give shorter texts'),
-        (dict(among=[(0, 999)]), ValueError, 'not in a text of'),
-        (dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
-        (dict(among=[]), ValueError, 'among='),
-        (dict(among=5), TypeError, 'a list of them, got 5'),
-        (dict(among=[(1, 2)]), ValueError, 'content has no token'),
-        (dict(among=[(0, 3)]), ValueError, "'slow'"),
+        (FILM, dict(template='Review:'), ValueError, '0 times'),
+        (FILM, dict(template='{text}{text}'), ValueError, '2 times'),
+        (FILM, dict(template=3), TypeError, 'template must be a str'),
+        (FILM, ONE | dict(truncation=True), ValueError, 'give shorter texts'),
+        ('a film', ONE | dict(units=[(0, 7)]), ValueError, 'a text of 6 characters'),
+        (FILM, ONE | dict(among=[(0, 3)]), ValueError, 'one of them'),
+        (FILM, dict(among=[(0, 999)]), ValueError, 'not in a text of'),
+        (FILM, dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
+        (FILM, dict(among=[]), ValueError, 'among='),
+        (FILM, dict(among=5), TypeError, 'a list of them, got 5'),
+        (FILM, dict(among=[(1, 2)]), ValueError, 'content has no token'),
+        (FILM, dict(among=[(2, 4)]), ValueError, "'slow'"),
+        ([FILM] * 2, dict(among=[(2, 6)]), ValueError, '1 entries for 2 texts'),
+        ('slow film', dict(template='{text}s'), ValueError, "'films'"),
+        (('a film', 'a play'), ONE, TypeError, 'template= is for single texts'),
+        (dict(input_ids=[101, 2143, 102]), ONE, TypeError, 'is for single texts'),
     ],
 )
-def test_what_cannot_be_combined_is_refused(encoder, options, error, said):
+def test_what_cannot_be_combined_is_refused(encoder, text, options, error, said):
     with pytest.raises(error) as refused:
-        explain(
-            *encoder, 'a slow film' if 'slow' not in said else 'slow film', **options
-        )
+        explain(*encoder, text, **options)
     assert said in str(refused.value)
 
 
@@ -157,22 +183,6 @@ def test_pairs_leave_the_template_out(encoder):
     own = [i for i, c in enumerate(p.is_content) if c]
     assert [p.tokens[i] for i in own] == ['a', 'slow', 'film']
     assert {k for i, j, _ in p.strongest() for k in (i, j)} <= set(own)
-
-
-def test_a_calibration_is_not_taken_into_a_template(encoder):
-    few = ['a fine film', 'so dull', 'no']
-    known = calibrate(*encoder, few, 'removal', progress=False)
-    explain(*encoder, FILM, 'removal', calibration=known, confidence=0.5)
-    for asked in (dict(template=REVIEW), dict(among=[(0, 6)])):
-        with pytest.raises(ValueError, match='call calibrate for the latter'):
-            explain(*encoder, FILM, 'removal', calibration=known, **asked)
-
-
-def test_neither_a_pair_nor_an_encoding_has_a_template(encoder):
-    model, tokenizer = encoder
-    for given in (('a film', 'a play'), tokenizer('a film')):
-        with pytest.raises(TypeError, match='template= is for single texts'):
-            explain(model, tokenizer, given, template=REVIEW)
 
 
 def test_the_command_line_takes_one(capsys):
@@ -189,11 +199,9 @@ def test_a_page_and_a_summary_are_of_the_text(decoder):
     model, tokenizer = decoder
     data = page_data(model, tokenizer, FILM, ['loo'], template=REVIEW)
     (loo,) = explain(model, tokenizer, FILM, 'loo', template=REVIEW)
-    assert [t['special'] for t in data['tokens']] == (~loo.is_content).tolist()
+    assert [bool(t['kind']) for t in data['tokens']] == (~loo.is_content).tolist()
     texts = [FILM, 'a slow film', 'a fine film', 'a dull film']
     given = dict(method='removal', target=1, min_count=2, progress=False)
     found = summarize_texts(model, tokenizer, texts, template=REVIEW, **given)
     said = set(found.to_frame().word)
     assert 'film' in said and said <= {w for t in texts for w in t.split()}
-    with pytest.raises(ValueError, match='takes template=, not among='):
-        summarize_texts(model, tokenizer, texts, among=[(0, 2)] * 4, **given)

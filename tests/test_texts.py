@@ -19,7 +19,7 @@ from lrp_loo import (
     load_demo,
 )
 from lrp_loo.tasks.entities import tagged_entities
-from lrp_loo.tasks.windows import farthest_from_edges, window_spans
+from lrp_loo.tasks.windows import window_spans
 
 SIZES = dict(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
@@ -59,21 +59,6 @@ def loo(model, batch, number):
         less['attention_mask'][..., i] = 0
         found.append(number(model(**less).logits))
     return number(model(**batch).logits) - torch.stack(found)
-
-
-class Slow:
-    "A tokenizer that is not fast."
-
-    is_fast = False
-
-    def __init__(self, tokenizer):
-        self.own = tokenizer
-
-    def __getattr__(self, name):
-        return getattr(self.own, name)
-
-    def __call__(self, *args, **options):
-        return self.own(*args, **options)
 
 
 @pytest.mark.parametrize('text', [TEXT, TEXT.split()], ids=['str', 'words'])
@@ -121,27 +106,6 @@ def test_a_text_without_an_entity(tagger, tokenizer):
     assert explain_entities(model, tokenizer, [TEXT, 'no']) == [[], []]
 
 
-def refused(said, call, kind=ValueError):
-    with pytest.raises(kind, match=said):
-        call()
-
-
-def test_no_entities_are_to_be_had(tagger, tokenizer):
-    def of(text, model=tagger, tok=tokenizer, **more):
-        return lambda: explain_entities(model, tok, text, **more)
-
-    refused('word 1, .* has no token', of([['a', '\u200b']]))
-    refused('the word is empty', of([['a', ' ']]))
-    refused('the word must be a str, got int', of([['a', 1]]), TypeError)
-    refused('a str or a list of words, got tuple', of([('a', 'b')]), TypeError)
-    refused('texts is empty', of([]))
-    refused('need a fast tokenizer', of('a', tok=Slow(tokenizer)))
-    refused("must be 'token' or 'word'", of('a', units='sentence'))
-    unnamed = random(BertForTokenClassification, num_labels=3)
-    refused("names none 'O', but LABEL_0, LABEL_1, LABEL_2", of('a', unnamed))
-    refused('got BertForSequenceClassification', of('a', load_demo('sst2')[0]))
-
-
 @pytest.mark.parametrize(
     'kind, config',
     [(BertForMultipleChoice, BertConfig), (RobertaForMultipleChoice, RobertaConfig)],
@@ -164,56 +128,25 @@ def test_a_choice_is_read_as_among_the_others(tokenizer, kind, config):
     assert len(explain_choices(model, tokenizer, question, choices)) == 2
 
 
-def test_a_folder_of_choices_or_tags_is_loaded_as_its_config_says(tokenizer, tmp_path):
-    chooses = random(BertForMultipleChoice)
-    tags = random(BertForTokenClassification, id2label={0: 'O', 1: 'B-X'})
-    for name, model in dict(chooses=chooses, tags=tags).items():
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    given = ('The film is', ['dull', 'a delight'])
-    folder = explain_choices(tmp_path / 'chooses', None, *given)
-    asked = [(folder, explain_choices(chooses, tokenizer, *given))]
-    (folder,) = explain_entities(str(tmp_path / 'tags'), None, 'a fine film')
-    asked.append((folder, explain_entities(tags, tokenizer, 'a fine film')[0]))
-    for found, expected in asked:
-        assert len(found) == len(expected) > 0
-        for a, b in zip(found, expected):
-            # the same weights; sums of float32 may be made in another order
-            assert a.scores.allclose(b.scores, rtol=0, atol=1e-6)
-
-
-def test_no_choices(tokenizer):
-    model = random(BertForMultipleChoice)
-
-    def of(*given, **more):
-        return lambda: explain_choices(model, tokenizer, *given, **more)
-
-    refused('two texts or more, got 1', of('a', ['b']))
-    refused('the choice is empty', of('a', ['b', ' ']))
-    refused('the question must be a str', of(('a', 'b'), ['b', 'c']), TypeError)
-    refused('with target=', of('a', ['b', 'c'], target=1))
-    refused('of images, got str', of('a', 'bc'), TypeError)
-    refused(
-        'call model.eval',
-        lambda: explain_choices(model.train(), tokenizer, 'a', ['b', 'c']),
-    )
-    model.eval()
-    refused('take explain_choices', lambda: explain(model, tokenizer, 'a'))
-
-
 @pytest.mark.parametrize('n', [1, 7, 8, 23, 39])
 def test_windows_cover_a_text(n):
     spans = window_spans(n, 7, 3)
     assert spans[0][0] == 0 and spans[-1][1] == n
     for (a, b), (c, d) in zip(spans, spans[1:]):
         assert b - c == 3 and d > b
-    for token, w in enumerate(farthest_from_edges(spans).tolist()):
+
+
+def farthest_from_edges(spans):
+    "For each token the window in which it is farther from an edge; text ends are none."
+    n, found = spans[-1][1], []
+    for token in range(n):
         room = []
         for start, end in spans:
             left = token - start if start else n
             right = end - 1 - token if end < n else n
             room.append(min(left, right) if start <= token < end else -1)
-        assert w == room.index(max(room))
+        found.append(room.index(max(room)))
+    return found
 
 
 @pytest.mark.parametrize('method', ['loo', 'attn_lrp', 'removal'])
@@ -236,27 +169,43 @@ def test_each_window_is_explained_by_itself(tokenizer, method):
         assert window['logit'] == pytest.approx(float(logit[a.target]), abs=1e-5)
         enc = dict(input_ids=torch.tensor([row]))
         scores.append(explain(model, tokenizer, enc, method, a.target)[0].scores)
-    for i, w in enumerate(farthest_from_edges(spans).tolist()):
+    for i, w in enumerate(farthest_from_edges(spans)):
         assert abs(a.scores[1 + i] - scores[w][1 + i - spans[w][0]]) < 1e-5
     assert a.scores[0] == pytest.approx(float(scores[0][0]), abs=1e-5)
     assert a.scores[-1] == pytest.approx(float(scores[-1][-1]), abs=1e-5)
     assert not a.exact
 
 
-def test_no_windows(tokenizer, tagger):
-    model = load_demo('sst2')[0]
-
-    def of(text, m=model, tok=tokenizer, **more):
-        return lambda: explain_windows(m, tok, text, **more)
-
-    refused('cuts no windows', of('a', tok=Slow(tokenizer)))
-    refused('overlap must be a whole number, at least 0', of('a', overlap=-1))
-    refused('which has 510 tokens', of('a', overlap=510))
-    refused('max_length must be a whole number, at least 3', of('a', max_length=2))
-    refused('units= is for a text that is read at once', of('a', units='word'))
-    refused('one for all texts', of('a', target=[1]))
-    refused('special tokens around it alone', of('a [SEP] b'))
-    refused('a row per token', of('a', tagger))
-    refused('the text is empty', of(' '))
-    refused('a text must be a str, got tuple', of([('a', 'b')]), TypeError)
-    refused('explain_windows', lambda: explain(model, tokenizer, 'dull ' * 600))
+def test_what_is_refused(tokenizer, tagger):
+    unnamed = random(BertForTokenClassification, num_labels=3)
+    chooser, training = random(BertForMultipleChoice), random(BertForMultipleChoice)
+    training.train()
+    classifier = load_demo('sst2')[0]
+    texts = [('a', 'b')]
+    for run, model, message, arguments, options in [
+        (explain_entities, tagger, 'word 1, .* has no token', [[['a', '\u200b']]], {}),
+        (explain_entities, tagger, 'the word is empty', [[['a', ' ']]], {}),
+        (explain_entities, tagger, 'the word must be a str, got int', [[['a', 1]]], {}),
+        (explain_entities, tagger, 'must be a str, got tuple', [texts], {}),
+        (explain_entities, tagger, "'token' or 'word'", ['a'], dict(units='sentence')),
+        (explain_entities, unnamed, "none 'O', but LABEL_0, LABEL_1", ['a'], {}),
+        (explain_entities, classifier, 'got BertForSequenceClass', ['a'], {}),
+        (explain_choices, chooser, 'two texts or more, got 1', ['a', ['b']], {}),
+        (explain_choices, chooser, 'the choice is empty', ['a', ['b', ' ']], {}),
+        (explain_choices, chooser, 'question must be a str', [*texts, ['b', 'c']], {}),
+        (explain_choices, chooser, 'target', ['a', ['b', 'c']], dict(target=1)),
+        (explain_choices, chooser, 'of images, got str', ['a', 'bc'], {}),
+        (explain_choices, training, 'call model.eval', ['a', ['b', 'c']], {}),
+        (explain, chooser, 'take explain_choices', ['a'], {}),
+        (explain_windows, classifier, 'at least 0', ['a'], dict(overlap=-1)),
+        (explain_windows, classifier, 'has 510 tokens', ['a'], dict(overlap=510)),
+        (explain_windows, classifier, 'at least 3', ['a'], dict(max_length=2)),
+        (explain_windows, classifier, 'units= is for', ['a'], dict(units='word')),
+        (explain_windows, classifier, 'one for all texts', ['a'], dict(target=[1])),
+        (explain_windows, classifier, 'tokens around it alone', ['a [SEP] b'], {}),
+        (explain_windows, tagger, 'a row per token', ['a'], {}),
+        (explain_windows, classifier, 'a str, got tuple', [texts], {}),
+        (explain, classifier, 'explain_windows', ['dull ' * 600], {}),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            run(model, tokenizer, *arguments, **options)

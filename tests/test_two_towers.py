@@ -4,6 +4,8 @@ import pytest
 from close import assert_close
 import torch
 from torch.nn import functional as F
+from encoder_decoders import widened
+from families import SIZES
 from transformers import BertConfig, BertModel
 
 from lrp_loo import explain, explain_pairs
@@ -20,27 +22,11 @@ PAIR = ('a quiet film about the sea', 'waves , and little talk')
 
 def encoder():
     "A small BERT with weights large enough that every token matters."
-    config = BertConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
+    model = BertModel(
+        BertConfig(**SIZES | dict(vocab_size=30522, num_hidden_layers=2)),
+        add_pooling_layer=False,
     )
-    torch.manual_seed(0)
-    model = BertModel(config, add_pooling_layer=False)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.2)
-    return model.eval()
-
-
-def towers_of(model, pooling):
-    "A late interaction has a projection, as ColBERT's."
-    torch.manual_seed(1)
-    projection = torch.nn.Linear(32, 8, bias=False) if pooling == 'late' else None
-    return two_towers(model, pooling, True, projection)
+    return widened(model, 0.2)
 
 
 def by_hand(towers, enc, keep):
@@ -51,23 +37,8 @@ def by_hand(towers, enc, keep):
         mask = keep[:, part].long()
         ids = enc['input_ids'][:, part].expand(len(mask), -1)
         h = towers.inside(input_ids=ids, attention_mask=mask).last_hidden_state
-        if towers.projection is not None:
-            h = towers.projection(h)
         ends.append((h, mask))
     (a, of_a), (b, of_b) = ends
-    if towers.pooling == 'late':
-        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
-        every = torch.stack(
-            [
-                sum(
-                    max(a[k, i] @ b[k, j] for j in range(b.shape[1]) if of_b[k, j])
-                    for i in range(a.shape[1])
-                    if of_a[k, i]
-                )
-                for k in range(len(a))
-            ]
-        )
-        return every
     if towers.pooling == 'cls':
         a, b = a[:, 0], b[:, 0]
     elif towers.pooling == 'last':
@@ -87,7 +58,7 @@ def tokenizer(demo):
 
 @pytest.fixture(params=POOLINGS)
 def given(request, tokenizer):
-    towers = towers_of(encoder(), request.param)
+    towers = two_towers(encoder(), request.param)
     return towers, encode(towers, tokenizer, PAIR)
 
 
@@ -132,21 +103,6 @@ def test_gradients_are_those_of_both_texts_embeddings(given):
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_towers_pass_is_shared(tokenizer):
-    towers = two_towers(encoder())
-    enc = encode(towers, tokenizer, PAIR)
-    rows = []
-    hook = towers.inside.register_forward_hook(
-        lambda m, args, kwargs, out: rows.append(len(kwargs['input_ids'])),
-        with_kwargs=True,
-    )
-    leave_one_out(towers, enc)
-    hook.remove()
-    n = int((enc['tower_ids'] == 0).sum())
-    m = enc['input_ids'].shape[1] - n
-    assert rows[:4] == [1, 1, n + 1, m + 1]  # the whole, then each text's own variants
-
-
 def test_pairs_across_the_texts(tokenizer):
     towers = two_towers(encoder())
     (p,) = explain_pairs(towers, tokenizer, PAIR, method='exact')
@@ -171,9 +127,14 @@ def test_batches_words_and_other_removals(tokenizer):
         for a, pair in zip(explain(towers, tokenizer, pairs, method), pairs):
             (alone,) = explain(towers, tokenizer, pair, method)
             torch.testing.assert_close(a.scores, alone.scores, rtol=1e-4, atol=1e-6)
-    (a,) = explain(towers, tokenizer, PAIR, units='word')
-    own = [t for t, special in zip(a.tokens, a.is_special) if not special]
-    assert own == ' '.join(PAIR).split()
+    (words,) = explain(towers, tokenizer, PAIR, 'loo', units='word')
+    own = [i for i, special in enumerate(words.is_special) if not special]
+    assert [words.tokens[i] for i in own] == ' '.join(PAIR).split()
+    enc, unit_of = encode(towers, tokenizer, PAIR), words.info['unit_of_token']
+    for i in own:
+        keep = torch.tensor([[unit != i for unit in unit_of]])
+        left = by_hand(towers, enc, keep.float()).item()
+        assert_close(words.logit - left, float(words.scores[i]), scale=1.0)
     (gone,) = explain(towers, tokenizer, PAIR, 'loo', removal='delete')
     left = (PAIR[0], PAIR[1].replace('little ', ''))
     place = gone.tokens.index('little')

@@ -21,10 +21,9 @@ def unannotated(function):
     "Return the parameters without an annotation, and 'return'."
     a = function.args
     parameters = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
-    names = [p.arg for p in parameters if p and p.annotation is None]
-    names = [name for name in names if name not in ('self', 'cls')]
+    names = {p.arg for p in parameters if p and p.annotation is None}
     has_return = function.returns is not None or function.name == '__init__'
-    return names + ['return'] * (not has_return)
+    return names - {'self', 'cls'} | ({'return'} if not has_return else set())
 
 
 def public_functions(tree):
@@ -46,92 +45,64 @@ def test_every_public_function_is_annotated():
             continue
         tree = ast.parse(path.read_text(encoding='utf-8'))
         for name, f in public_functions(tree):
-            overload = any(ast.unparse(d) == 'overload' for d in f.decorator_list)
-            if not overload and f.name != '__getitem__' and unannotated(f):
+            if f.name != '__getitem__' and unannotated(f):
                 lacking[f'{path.stem}.{name}'] = unannotated(f)
     assert lacking == {}
 
 
 USER = FIXTURES / 'typed'
-KNOWN = {'arg-type': 'reportArgumentType', 'call-arg': 'reportCallIssue'}
-KNOWN['attr-defined'] = 'reportAttributeAccessIssue'
-# where a function has several signatures pyright names what the nearest refuses
-OVERLOADED = {'call-overload': {'call-overload', *KNOWN}}
+KINDS = {  # of pyright → of mypy
+    'reportArgumentType': 'arg-type',
+    'reportCallIssue': 'call-arg',
+    'reportAttributeAccessIssue': 'attr-defined',
+}
 
 
-def expected(script):
-    "Line → the kind of mistake that stands behind it, in mypy's words."
-    lines = script.read_text(encoding='utf-8').splitlines()
-    found = ((n, re.search(r'  # ([\w-]+)$', line)) for n, line in enumerate(lines, 1))
-    return {n: match[1] for n, match in found if match}
-
-
-def ran(words, folder):
-    "A checker, in a folder of a user's, on the package as it stands here."
+def ran(folder, *words):
+    "Run a checker in a user's folder, on the package as it stands here."
     env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
     env |= dict(MYPYPATH=str(ROOT), NO_COLOR='1')
-    return subprocess.run(
-        words, cwd=folder, env=env, capture_output=True, text=True, timeout=900
-    )
+    how = dict(cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+    return subprocess.run([sys.executable, '-m', *words], **how).stdout
 
 
 def by_mypy(folder, scripts):
-    "Script → line → kinds, with --strict and no error left out."
-    asked = ['--strict', '--python-executable', sys.executable]
-    cache = ROOT / '.pytest_cache' / 'mypy'
-    words = [sys.executable, '-m', 'mypy', *asked, '--cache-dir', str(cache)]
-    said = ran([*words, *scripts], folder)
-    assert said.returncode in (0, 1), said.stderr + said.stdout
-    found = {name: {} for name in scripts}
-    pattern = r'^(\w+\.py):(\d+): error: .*\[([\w-]+)\]$'
-    for name, line, kind in re.findall(pattern, said.stdout, re.M):
-        if name in found:
-            found[name].setdefault(int(line), []).append(kind)
-    return found
+    "Yield script, line and kind of each error, with --strict."
+    cache = str(ROOT / '.pytest_cache' / 'mypy')
+    words = ['--strict', '--python-executable', sys.executable, '--cache-dir', cache]
+    said = ran(folder, 'mypy', *words, *scripts)
+    for name, line, kind in re.findall(
+        r'^(\w+\.py):(\d+): error: .*\[([\w-]+)\]$', said, re.M
+    ):
+        yield name, int(line), kind
 
 
 def by_pyright(folder, scripts):
-    "As `by_mypy`, in mypy's words."
+    "Yield script, line and kind, in mypy's words, of each error."
     config = dict(extraPaths=[str(ROOT)], typeCheckingMode='standard')
     (folder / 'pyrightconfig.json').write_text(json.dumps(config), encoding='utf-8')
-    words = [sys.executable, '-m', 'pyright', '--outputjson']
-    said = ran([*words, '--pythonpath', sys.executable, *scripts], folder)
-    found = {name: {} for name in scripts}
-    names = {v: k for k, v in KNOWN.items()}
-    for d in json.loads(said.stdout)['generalDiagnostics']:
+    said = ran(
+        folder, 'pyright', '--outputjson', '--pythonpath', sys.executable, *scripts
+    )
+    for d in json.loads(said)['generalDiagnostics']:
         if d['severity'] == 'error':
-            line = d['range']['start']['line'] + 1
-            kind = names.get(d.get('rule', ''), d.get('rule', d['message']))
-            found[Path(d['file']).name].setdefault(line, []).append(kind)
-    return found
+            kind = KINDS.get(d.get('rule'), d.get('rule', d['message']))
+            yield Path(d['file']).name, d['range']['start']['line'] + 1, kind
 
 
-CHECKERS = dict(mypy=by_mypy, pyright=by_pyright)
-
-
-@pytest.fixture(scope='module', params=CHECKERS)
-def said(request, tmp_path_factory):
-    "What a checker says of both scripts."
-    if find_spec(request.param) is None:
-        pytest.skip(f'{request.param} is not installed')
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.mark.parametrize('checker', [by_mypy, by_pyright])
+def test_a_checker_passes_what_is_right_and_names_each_mistake(checker, tmp_path):
+    if find_spec(checker.__name__.removeprefix('by_')) is None:
+        pytest.skip(f'{checker.__name__} is not installed')
     scripts = sorted(p.name for p in USER.glob('*.py'))
     for name in scripts:
-        shutil.copy(USER / name, folder)
-    return CHECKERS[request.param](folder, scripts)
-
-
-def test_a_script_that_is_right_passes(said):
-    assert said['passes.py'] == {}
-
-
-def test_each_mistake_is_found_where_it_is(said):
-    asked = expected(USER / 'fails.py')
-    assert set(said['fails.py']) == set(asked)
-
-
-def test_a_mistake_is_called_what_it_is(said):
-    asked = expected(USER / 'fails.py')
-    taken = {n: OVERLOADED.get(kind, {kind}) for n, kind in asked.items()}
-    found = said['fails.py']
-    assert {n: kinds for n, kinds in found.items() if not taken[n] & {*kinds}} == {}
+        shutil.copy(USER / name, tmp_path)
+    lines = (USER / 'fails.py').read_text(encoding='utf-8').splitlines()
+    marks = ((n, re.search(r'  # ([\w-]+)$', line)) for n, line in enumerate(lines, 1))
+    expected = {n: match[1] for n, match in marks if match}
+    found = {}
+    for name, line, kind in checker(tmp_path, scripts):
+        found.setdefault(name, {}).setdefault(line, set()).add(kind)
+    assert set(found) <= {'fails.py'}
+    assert set(found['fails.py']) == set(expected)
+    assert all(kind in found['fails.py'][n] for n, kind in expected.items())

@@ -6,7 +6,7 @@ import torch
 
 from lrp_loo import audit
 from lrp_loo.evaluate.verdict import verdict
-from lrp_loo.stats import agreement, paired_difference
+from lrp_loo.core.stats import agreement, paired_difference
 
 NAN = float('nan')
 
@@ -28,21 +28,22 @@ def test_an_interval_ends_at_the_mean_s_limits():
     assert np.isnan([d['mean'], d['low'], d['high']]).all()
 
 
-@pytest.mark.parametrize('n', [1, 4, 5])
-def test_four_texts_are_too_few_and_five_may_be_enough(n):
-    v = verdict(rows(a=[0.8, 0.82, 0.79, 0.81, 0.8][:n]))
-    assert v['method'] == ('a' if n == 5 else None)
-    assert ('Too few texts to tell' in v['sentence']) == (n < 5)
-    assert ('trust' in v['sentence'] and '[' in v['sentence']) == (n == 5)
-
-
 @pytest.mark.parametrize(
-    'r', [dict(a=[NAN] * 6), dict(a=[0.5] * 3 + [NAN] * 3, b=[NAN] * 3 + [0.5] * 3)]
+    'r, n',
+    [
+        (dict(a=[0.8]), 1),
+        (dict(a=[0.8, 0.82, 0.79, 0.81]), 4),
+        (dict(a=[0.8, 0.82, 0.79, 0.81, 0.8]), 5),
+        (dict(a=[NAN] * 6), 0),
+        (dict(a=[0.5] * 3 + [NAN] * 3, b=[NAN] * 3 + [0.5] * 3), 0),
+    ],
 )
-def test_no_text_on_which_all_methods_have_an_r(r):
+def test_four_texts_are_too_few_and_five_may_be_enough(r, n):
     v = verdict(rows(**r))
-    assert v['method'] is None
-    assert v['sentence'].startswith('Too few texts to tell on this model (0)')
+    assert v['method'] == ('a' if n == 5 else None)
+    opening = 'On this model trust a' if n == 5 else 'Too few texts to tell on this'
+    assert v['sentence'].startswith(opening)
+    assert (f'over {n} texts' if n == 5 else f'model ({n})') in v['sentence']
 
 
 def test_two_content_tokens_have_no_r_and_three_do(demo):

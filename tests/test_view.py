@@ -11,7 +11,7 @@ from conftest import needs_browser
 
 from lrp_loo.records import Attribution, Generation, Pairs
 from lrp_loo.records import Attributions, compare
-from lrp_loo.records.display import score_colours
+from lrp_loo.records.display import score_colour
 
 
 CSS = (files('lrp_loo') / 'assets' / 'records.css').read_text('utf-8')
@@ -86,15 +86,6 @@ def test_the_palette_can_be_seen(page):
         assert contrast(rgb_of(name, page), rgb_of('paper', page)) > least, name
 
 
-def test_what_may_be_zero_is_pale():
-    a = of([0.1, 2.0, 0.5], special=(0,), tokens='[CLS] fine film')
-    a.info |= dict(low=[None, 1.0, -1.0], high=[None, 3.0, 1.0], confidence=0.9)
-    page = a._repr_html_()
-    assert ' pale"' in span_of('film', page)
-    assert ' pale"' not in span_of('fine', page)
-    assert 'LOO in [-1, +1] (90%)' in span_of('film', page)
-
-
 # --- in a browser
 
 
@@ -129,7 +120,6 @@ VIEWS = dict(
     intervals=with_intervals(),
     list=Attributions([DARK, LONG]),
     comparison=compare(DARK, replace(DARK, method='loo')),
-    comparisons=compare([DARK, LONG], [DARK, LONG]),
     generation=generated(),
     pairs=many_pairs(),
 )
@@ -183,40 +173,32 @@ def test_nothing_is_cut_in_a_narrow_window_light_or_dark(shown, name, scheme):
 
 
 @needs_browser
-def test_a_list_has_one_scale_and_a_switch_to_each_texts_own(shown):
+def test_a_list_of_one_method_has_one_scale_and_methods_have_their_own(shown):
     weak = of([0.0, 0.1, 0.5, -0.2, 0.0])
-    c = shown(Attributions([DARK, weak]))
     fine = "document.querySelectorAll('.map')[{}].querySelectorAll('.t')[2]".format
-    common = colour_of(c, fine(0)), colour_of(c, fine(1))
-    assert common == tuple(score_colours(torch.tensor([2.0, 0.5])))
-    c.click('.own')
-    own = tuple(score_colours(torch.tensor([2.0])))
-    assert (colour_of(c, fine(0)), colour_of(c, fine(1))) == own * 2
-    seen = "[...document.querySelectorAll('.by-all, .by-own')].map(e => e.checkVisibility())"
-    assert c.js(seen) == [False, True]
-    c.key('ArrowLeft')  # and back, by keyboard
-    assert colour_of(c, fine(1)) == common[1]
+    c = shown(Attributions([DARK, weak]))
+    common = [colour_of(c, fine(k)) for k in (0, 1)]
+    assert common == [score_colour(score, 2.0) for score in (2.0, 0.5)]
+    c = shown(compare(DARK, replace(weak, method='loo')))
+    assert [colour_of(c, fine(k)) for k in (0, 1)] == [score_colour(1.0, 1.0)] * 2
 
 
 @needs_browser
-def test_a_generations_text_answers_to_a_choice(shown):
+def test_a_row_of_a_generation_has_the_strongest_tokens_in_their_colours(shown):
     g = generated()
     c = shown(g)
-    tokens = "document.querySelectorAll('.said .t')[{}]".format
-    c.js("document.querySelector('.said input').focus()")
+    row = (
+        "document.querySelectorAll('.steps tbody tr')[{}].querySelectorAll('.t')".format
+    )
     for step, a in enumerate(g):
-        if step:
-            c.key('ArrowRight')
-        top = float(a.scores.abs().max())
-        for k, want in enumerate(score_colours(a.scores, top)):
-            found = colour_of(c, tokens(k))
+        top = a.top(5)
+        assert c.js(f'{row(step)}.length') == len(top)
+        for k, token in enumerate(top):
+            want = score_colour(token.score, abs(top[0].score))
+            found = colour_of(c, f'{row(step)}[{k}]')
             assert max(abs(x - y) for x, y in zip(found, want)) <= 2, (step, k)
-        # what stands behind the chosen one has no colour
-        assert all(
-            colour_of(c, tokens(k)) == (255, 255, 255)
-            for k in range(len(a) + 1, len(g.tokens))
-        )
-        assert colour_of(c, tokens(len(a))) == rgb_of('ink', 'light')
+            title = c.js(f'{row(step)}[{k}].title')
+            assert title.startswith(f'{token.token} {token.score:+.4f}')
 
 
 @needs_browser
@@ -224,11 +206,7 @@ def test_intervals_are_seen_without_a_pointer(shown):
     c = shown(with_intervals())
     rows = "[...document.querySelectorAll('.numbers tr')].map(r => r.innerText)"
     rows = [' '.join(row.split()) for row in c.js(rows)]
-    assert rows == [
-        'fine +2 +1 to +3',
-        'film -0.5 -1 to +0.5 0',
-        'a +0.2 -0.2 to +0.6 0',
-    ]
+    assert rows == ['fine +2 +1 to +3', 'film -0.5 -1 to +0.5', 'a +0.2 -0.2 to +0.6']
     line = c.js("document.querySelector('.ends').getBoundingClientRect().toJSON()")
     bar = c.js("document.querySelector('.bar').getBoundingClientRect().toJSON()")
     # the axis goes from −1 to 3

@@ -2,7 +2,6 @@
 
 import copy
 
-from conftest import random_bert
 import pytest
 from tokenizers.processors import TemplateProcessing
 import torch
@@ -10,7 +9,6 @@ import torch
 from lrp_loo import attribute_context, explain
 from lrp_loo import explain_generation, load_demo
 from lrp_loo.models.encoding import encode
-from lrp_loo.reports.page import page_data
 from lrp_loo.tasks.context import prompt_ids
 
 CHAT = (
@@ -66,7 +64,7 @@ def log_prob(model, ids, n_last):
     return sum(float(logits[i - 1, ids[i]]) for i in places)
 
 
-def test_encode(reviews, tokenizer):
+def test_encode(reviews):
     model, own = reviews
     text = written(own)
     twice = own(text)['input_ids'][:2]
@@ -74,15 +72,8 @@ def test_encode(reviews, tokenizer):
     enc = encode(model, own, text)
     assert enc['input_ids'][0].tolist() == once(own, text)
     assert {v.shape for v in enc.values()} == {enc['input_ids'].shape}
-    data = page_data(model, own, text, ['loo'])
-    assert len(data['tokens']) == len(once(own, text))
-    assert all('word' in t for t in data['tokens'])
     plain = text.removeprefix(own.bos_token)
-    again = own(plain)['input_ids']
-    assert encode(model, own, plain)['input_ids'][0].tolist() == again
-    # a text that merely ends as one
-    enc = encode(random_bert(), tokenizer, 'slow [SEP]')
-    assert enc['input_ids'][0].tolist() == tokenizer('slow [SEP]')['input_ids']
+    assert encode(model, own, plain)['input_ids'][0].tolist() == own(plain)['input_ids']
 
 
 def test_encode_with_an_end(ending):
@@ -131,12 +122,6 @@ def test_explain_generation(request, of, units):
         assert sum(a.logit for a in steps) == pytest.approx(wanted, rel=1e-4)
         if units == 'token':
             assert steps[-1].input_ids.tolist() == whole[:-1]
-    a, b = (
-        explain_generation(model, tokenizer, prompt, max_new_tokens=3)
-        for prompt in (SAID, text)
-    )
-    assert a.tokens == b.tokens
-    torch.testing.assert_close(a.logits, b.logits)
 
 
 @pytest.mark.parametrize('of', ['reviews', 'ending'])
@@ -144,9 +129,8 @@ def test_attribute_context(request, of):
     model, tokenizer = request.getfixturevalue(of)
     template = tokenizer.bos_token + 'user: {context}\n{question}\nIt was'
     question = 'How was the film?'
-    a = attribute_context(
-        model, tokenizer, CONTEXT, ANSWER, question, template=template
-    )
+    asked = (CONTEXT, ANSWER, question)
+    a = attribute_context(model, tokenizer, *asked, template=template)
     text = template.format(context=CONTEXT, question=question)
     own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
     whole = once(tokenizer, text) + own

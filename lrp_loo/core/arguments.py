@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['Model', 'Tokenizer', 'Text', 'Texts', 'MethodName', 'OneMethod', 'Methods', 'UnitsName', 'T', 'UsageError', 'one_of',
-           'whole_number', 'number', 'finite_numbers']
+           'whole_number', 'fraction']
 
 # %% ../../nbs/lib/core_arguments.ipynb #d2e00df9
-import math
 import os
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -38,7 +36,6 @@ MethodName: TypeAlias = Literal[
     'removal+rows',
     'attn_lrp',
     'cp_lrp',
-    'canonized',
     'lrp',
     'ig',
     'rollout',
@@ -62,12 +59,6 @@ class UsageError(ValueError):
     "An argument that is not accepted; the command line exits with code 2."
 
 
-def _listed(choices):
-    "Return 'a', 'b' or 'c'."
-    *others, last = map(repr, choices)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def one_of(
     name: str,  # the argument's name
     value: T,
@@ -81,7 +72,9 @@ def one_of(
     names = [choice for choice in choices if isinstance(choice, str)]
     near = get_close_matches(value, names, 1) if isinstance(value, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ''
-    raise ValueError(f"{name} must be {_listed(choices)}, got {value!r}{hint}")
+    *others, last = map(repr, choices)
+    accepted = f"{', '.join(others)} or {last}" if others else last
+    raise ValueError(f"{name} must be {accepted}, got {value!r}{hint}")
 
 
 def whole_number(
@@ -98,39 +91,14 @@ def whole_number(
     return int(value)
 
 
-def number(
+def fraction(
     name: str,  # the argument's name
     value: Any,
-    minimum: float = -math.inf,
-    maximum: float = math.inf,
-    open_ends: bool = False,  # exclude minimum and maximum themselves
 ) -> float:
-    "Return value as a float; raise ValueError unless it is a number in the range."
+    "Return value as a float; raise ValueError unless it lies between 0 and 1."
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and math.isfinite(value):
-        within = minimum <= value <= maximum
-        if within and not (open_ends and value in (minimum, maximum)):
-            return float(value)
-    limits = []
-    if minimum > -math.inf:
-        limits.append(f"{'above' if open_ends else 'at least'} {minimum:g}")
-    if maximum < math.inf:
-        limits.append(f"{'below' if open_ends else 'at most'} {maximum:g}")
-    accepted = ', '.join(['a finite number', ' and '.join(limits)][: 1 + bool(limits)])
-    raise ValueError(f"{name} must be {accepted}, got {value!r}")
-
-
-def finite_numbers(
-    name: str,  # the argument's name
-    value: Any,
-) -> list:
-    "Return value; raise ValueError unless it is a list of finite numbers."
-    is_list = isinstance(value, list) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
-        for v in value
-    )
-    if not is_list:
+    if not is_number or not 0 < value < 1:
         raise ValueError(
-            f"{name} must be a list of finite numbers, got {reprlib.repr(value)}"
+            f"{name} must be a finite number, above 0 and below 1, got {value!r}"
         )
-    return value
+    return float(value)

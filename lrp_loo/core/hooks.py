@@ -17,14 +17,14 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 # %% ../../nbs/lib/core_hooks.ipynb #00000005
-_THREAD = threading.local()
+class _Thread(threading.local):
+    "Each thread's undo functions, the latest last."
+
+    def __init__(self):
+        self.undo = []
 
 
-def _undo_stack():
-    "Return this thread's undo functions, the latest last."
-    if not hasattr(_THREAD, 'undo'):
-        _THREAD.undo = []
-    return _THREAD.undo
+_THREAD = _Thread()
 
 
 def register_undo(
@@ -32,14 +32,14 @@ def register_undo(
     undo: Callable[[], object],
 ) -> None:
     "Store a function that undoes a change; call this before the change is made."
-    _undo_stack().append(undo)
+    _THREAD.undo.append(undo)
 
 
 def forget_undo(
     undo: Callable[[], object],  # see `register_undo`
 ) -> None:
     "Remove an undo function whose change has been undone."
-    stack = _undo_stack()
+    stack = _THREAD.undo
     stack[:] = [u for u in stack if u != undo]
 
 
@@ -72,7 +72,7 @@ def restores_state(
 
     @wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        n_undo = len(_undo_stack())
+        n_undo = len(_THREAD.undo)
         n_modes = len(_get_current_function_mode_stack())
         function_state = torch._C._get_torch_function_state()
         grad_enabled = torch.is_grad_enabled()
@@ -85,7 +85,7 @@ def restores_state(
                 traceback.clear_frames(e.__traceback__)
             raise
         finally:
-            stack = _undo_stack()
+            stack = _THREAD.undo
             while len(stack) > n_undo:
                 stack[-1]()
                 stack.pop()

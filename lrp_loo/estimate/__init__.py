@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from ..core.arguments import whole_number
+from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.tensors import check_tokens_alone, pad_batch, unpad_batch
-from ..core.arguments import Tokenizer
 from .one_pass import GRADIENT_PASS, removal_pass
-from ..inputs.scores import READ_FIRST_ROW, GeneratedReadout, Scores, text_by_text
-from ..inputs.targets import OneTarget, fix_index
+from ..inputs.scores import GeneratedReadout, Scores, text_by_text
+from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo.checks import agree, check_hidden, spread
-from ..loo.droppable import can_drop_rows
-from ..loo.engines import WholeText, read_stored, read_subsets, reads_end
+from ..loo.engines import WholeText, read_whole, subset_values
 from ..loo.removals import EncodedText
-from ..loo.states import StoredText, is_causal, why_no_states
-from ..lrp.composite import Composite
-from ..models.attention import refuse_compiled
-from ..models.encoding import special_mask
+from lrp_loo.loo.states import (
+    PER_TOKEN,
+    StoredText,
+    changed_rows,
+    is_causal,
+    rows_read,
+    why_no_states,
+)
+from ..models.encoding import attended_tokens, special_mask
+from ..models.structure import device_of
 
 # %% auto #0
-__all__ = ['SPREAD_TO_ERROR', 'NEAR_OPTIONS', 'expected_r', 'content_units', 'tokens_of_units', 'overwrite_with_loo',
-           'removal_scores', 'removal_loo_scores', 'nearest_rows', 'rows_of_spread', 'RecomputedRows',
-           'removal_rows_scores']
+__all__ = ['SPREAD_TO_ERROR', 'expected_r', 'content_units', 'tokens_of_units', 'removal_scores', 'overwrite_with_loo',
+           'removal_loo_scores', 'nearest_rows', 'RecomputedRows', 'removal_rows_scores']
 
 # %% ../../nbs/lib/estimate.ipynb #00000006
 # ratio of error to spread, for `expected_r`; fitted on SST-2 training sentences
@@ -56,25 +58,18 @@ def expected_r(
 
 def content_units(
     tokenizer: Tokenizer,
-    batch: dict[str, torch.Tensor],  # encoded texts, or images
-    units: list[Units | None] | None = None,  # per text
-    n_patches: int | None = None,  # of images
-) -> torch.Tensor:  # (batch, n_units) bool, on the CPU
+    enc: dict[str, torch.Tensor],  # one encoded text or image
+    units: Units | None,  # None: tokens
+    n: int,  # number of units (patches)
+) -> torch.Tensor:  # (n,) bool, on the CPU
     "Return the mask of units that are neither special nor padding; patches all are."
-    if 'input_ids' not in batch:
-        n = len(next(iter(batch.values())))
-        return torch.ones(n, n_patches, dtype=torch.bool)
-    ids = batch['input_ids'].cpu()
-    mask = batch.get('attention_mask', torch.ones_like(ids)).bool().cpu()
-    units = units or [None] * len(ids)
-    n = max(ids.shape[1] if u is None else len(u) for u in units)
-    content = torch.zeros(len(ids), n, dtype=torch.bool)
-    for b, u in enumerate(units):
-        is_content = mask[b] if u is None else ~u.is_special
-        if u is None and tokenizer is not None:
-            is_content = is_content & ~special_mask(tokenizer, ids[b])
-        content[b, : len(is_content)] = is_content
-    return content
+    if units is not None:
+        return ~units.is_special
+    content = torch.ones(n, dtype=torch.bool)
+    if 'input_ids' in enc and tokenizer is not None:
+        content = ~special_mask(tokenizer, enc['input_ids'][0])
+    attended = attended_tokens(enc)
+    return content if attended is None else content & attended.cpu()
 
 
 def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
@@ -82,10 +77,39 @@ def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
     return units.number[None] == torch.arange(len(units))[:, None]
 
 # %% ../../nbs/lib/estimate.ipynb #00000009
-def overwrite_with_loo(
+def removal_scores(
     model: torch.nn.Module,
-    enc: dict[str, torch.Tensor],  # one encoded text
-    target: OneTarget,  # with a fixed index
+    tokenizer: Tokenizer,
+    # encoded texts, (1, T_i) tensors each, or images
+    encs: list[dict[str, torch.Tensor]],
+    target: OneTarget = None,  # see `as_target`; the predicted class by default
+    units: list[Units | None] | None = None,  # units of each text
+) -> Scores:  # info: passes, spread, expected_r
+    "Estimate every LOO score (by attention mask) from one forward and backward pass."
+    batch = pad_batch(tokenizer, encs)
+    terms, values, readout, *_ = removal_pass(model, batch, target, units)
+    for enc in encs:
+        check_hidden(EncodedText(model, enc), target, as_keys=True)
+    if isinstance(target, GeneratedReadout):
+        cost = 1 + (GRADIENT_PASS - 1) * len(values)
+        info = dict(passes=1, forward_equivalents=cost)
+        return Scores(terms.sum(1), values, target, info)
+    scores, spread = terms.sum(1), terms.pow(2).sum(1).sqrt()
+    info = []
+    for b, enc in enumerate(unpad_batch(batch)):
+        unit = units[b] if units else None
+        n = enc['input_ids'].shape[1] if 'input_ids' in enc else scores.shape[1]
+        n = n if unit is None else len(unit)
+        content = content_units(tokenizer, enc, unit, n)
+        spread_of_text = spread[b, :n].cpu()
+        r = expected_r(scores[b, :n].cpu(), spread_of_text, content)
+        entries = dict(passes=1, forward_equivalents=GRADIENT_PASS, expected_r=r)
+        info.append(entries | dict(spread=spread_of_text.tolist()))
+    return Scores(scores, values, readout, info)
+
+
+def overwrite_with_loo(
+    whole: WholeText,  # the unchanged text
     units: Units | None,  # None: tokens
     scores: torch.Tensor,  # (n_units,) changed in place
     indices: torch.Tensor,  # unit indices
@@ -95,67 +119,8 @@ def overwrite_with_loo(
         return
     unit = torch.arange(len(scores)) if units is None else units.number
     keep = unit[None] != indices.cpu()[:, None]
-    (result,) = read_subsets(model, [enc], [keep], [target], 'attention_mask')
-    scores[indices] = (result.value - result.values).to(scores)
-
-
-def removal_scores(
-    model: torch.nn.Module,
-    tokenizer: Tokenizer,
-    # encoded texts, (1, T_i) tensors each, or images
-    encs: list[dict[str, torch.Tensor]],
-    target: OneTarget = None,  # see `as_target`; the predicted class by default
-    units: list[Units | None] | None = None,  # units of each text
-    # rules for the layers' operations other than attention; None: gradients
-    composite: Composite | None = None,
-    # include a removed token's effect on its own row, which no other row uses
-    own_rows: bool = False,
-    # for long inputs: recompute each layer in the backward pass and keep attention
-    # weights of one layer at a time
-    checkpoint: bool = False,
-    # compute exact LOO of special tokens, by one forward pass for each and one for
-    # the text; otherwise they get the estimate, whose sign at [CLS] is wrong for a
-    # third of texts
-    exact_special: bool = False,
-) -> Scores:  # info: passes, spread, expected_r; exact (unit indices)
-    "Estimate every LOO score (by attention mask) from one forward and backward pass."
-    batch = pad_batch(tokenizer, encs)
-    if exact_special and isinstance(target, GeneratedReadout):
-        raise ValueError(
-            "every generated token is explained by one pass; exact_special is"
-            " for one number of a text"
-        )
-    options = dict(composite=composite, own_rows=own_rows, checkpoint=checkpoint)
-    terms, values, readout, *_ = removal_pass(model, batch, target, units, **options)
-    for enc in encs:
-        check_hidden(EncodedText(model, enc), target, as_keys=True)
-    if isinstance(target, GeneratedReadout):
-        cost = 1 + (GRADIENT_PASS - 1) * len(values) + checkpoint
-        info = dict(passes=1, forward_equivalents=cost)
-        return Scores(terms.sum(1), values, target, info)
-    scores, spread = terms.sum(1), terms.pow(2).sum(1).sqrt()
-    content = content_units(tokenizer, batch, units, terms.shape[-1])
-    lengths = batch.get('attention_mask', torch.ones_like(scores)).sum(1).tolist()
-    info = []
-    for b, n in enumerate(lengths):
-        unit = units[b] if units else None
-        n = int(n) if unit is None else len(unit)
-        r = expected_r(scores[b].cpu(), spread[b].cpu(), content[b])
-        entries = dict(passes=1, forward_equivalents=GRADIENT_PASS + checkpoint)
-        info.append(entries | dict(spread=spread[b, :n].tolist(), expected_r=r))
-    if exact_special:
-        scores = scores.clone()
-        for b, enc in enumerate(unpad_batch(batch)):
-            n = len(info[b]['spread'])
-            special = torch.where(~content[b, :n])[0]
-            fixed = fix_index(target, readout.chosen(b))
-            unit = units[b] if units else None
-            overwrite_with_loo(model, enc, fixed, unit, scores[b, :n], special)
-            for j in special.tolist():
-                info[b]['spread'][j] = 0.0
-            info[b]['exact'] = special.tolist()
-            info[b]['forward_equivalents'] += 1 + len(special) if len(special) else 0
-    return Scores(scores, values, readout, info)
+    values = subset_values(whole, keep.to(device_of(whole.model)))
+    scores[indices.to(scores.device)] = (whole.value - values).to(scores)
 
 
 @text_by_text
@@ -168,52 +133,37 @@ def removal_loo_scores(
     # the number of tokens (units), rounded up
     n_exact: int | None = None,
     units: Units | None = None,  # units of the text
-    composite: Composite | None = None,  # this and the next: see `removal_scores`
-    own_rows: bool = False,
-    checkpoint: bool = False,
-    exact_special: bool = False,
 ) -> Scores:  # info: as `removal_scores`; exact (unit indices)
     "Estimate as `removal_scores`; compute exact LOO of the least certain tokens."
-    unit_list = None if units is None else [units]
-    options = (unit_list, composite, own_rows, checkpoint, exact_special)
-    estimate = removal_scores(model, tokenizer, [enc], target, *options)
+    estimate = removal_scores(model, tokenizer, [enc], target, [units])
     scores, info = estimate.scores.clone(), estimate.info[0]
-    (content,) = content_units(tokenizer, enc, unit_list, scores.shape[1])
-    n = math.ceil(math.sqrt(len(content))) if n_exact is None else n_exact
-    if not isinstance(n, int) or n < 0:
-        raise ValueError(f"n_exact must be a whole number, 0 or more, got {n_exact!r}")
+    content = content_units(tokenizer, enc, units, scores.shape[1])
+    if n_exact is None:
+        n_exact = math.ceil(math.sqrt(len(content)))
+    n = min(whole_number('n_exact', n_exact, 0), int(content.sum()))
     spread = torch.tensor(info['spread'])
-    least_certain = spread.masked_fill(~content, -1)
-    top = least_certain.topk(min(n, int(content.sum()))).indices
-    fixed = fix_index(target, estimate.readout.chosen(0))
-    overwrite_with_loo(model, enc, fixed, units, scores[0], top)
-    spread[top] = 0
-    info = dict(
-        passes=info['passes'],
-        forward_equivalents=info['forward_equivalents']
-        + (1 + len(top)) * bool(len(top)),
-        exact=sorted(top.tolist() + info.get('exact', [])),
+    exact = spread.masked_fill(~content, -1).topk(n).indices.sort().values
+    whole = WholeText(model, enc, None, estimate.readout)
+    whole.value = estimate.values
+    overwrite_with_loo(whole, units, scores[0], exact)
+    spread[exact] = 0
+    info |= dict(
+        forward_equivalents=info['forward_equivalents'] + n,
+        exact=exact.tolist(),
         spread=spread.tolist(),
         expected_r=expected_r(scores[0].cpu(), spread, content),
     )
     return Scores(scores, estimate.values, estimate.readout, info)
 
-
-removal_scores.by_unit = removal_loo_scores.by_unit = True
-
 # %% ../../nbs/lib/estimate.ipynb #00000031
-NEAR_OPTIONS = ('unit', 'read', 'both', 'spread')
-
-
 def nearest_rows(
     members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
     n_rows: int,  # rows per unit; the rows that the output uses count as one
     read: list[int],  # the rows that the output uses
     causal: bool = False,  # True: a unit does not change the rows before it
-    near: str = 'unit',  # nearest to 'unit', 'read' (the output's rows) or 'both'
-) -> torch.Tensor:  # (n_units, rows) in order
-    """Return the rows that the output uses and the rows nearest to a unit, or nearest
-    to the output's rows; the unit's own rows have the lowest priority.
+) -> torch.Tensor:  # (n_units, T) bool
+    """Return the mask of the rows that the output uses and the rows nearest to a unit;
+    the unit's own rows have the lowest priority.
     """
     T = members.shape[1]
     position = torch.arange(T, device=members.device)
@@ -221,33 +171,13 @@ def nearest_rows(
     for row, unit in zip(distance, members):
         tokens = unit.nonzero()[:, 0]
         if len(tokens):
-            center = torch.tensor(read, device=row.device) if near == 'read' else tokens
-            row[:] = (position[:, None] - center).abs().amin(1)
+            row[:] = (position[:, None] - tokens).abs().amin(1)
             if causal:
                 row += T * (position < tokens[0])
             row[unit] = 2 * T
     distance[:, read] = -1
-    if near == 'both':
-        n_near_output = 1 + (n_rows - 1) // 2
-        near_output = nearest_rows(members, n_near_output, read, causal, 'read')
-        distance.scatter_(1, near_output, -1)
-    order = distance.argsort(dim=1, stable=True)
-    return order[:, : n_rows + len(read) - 1].sort(1).values
-
-
-def rows_of_spread(
-    spread: torch.Tensor,  # (T, n_units) spread of the closed form, by row
-    members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
-    n_rows: int,  # rows per unit; the rows that the output uses count as one
-    read: list[int],  # the rows that the output uses
-) -> torch.Tensor:  # (n_units, rows) in order
-    """Return the rows that the output uses and the rows in which a unit has the
-    largest spread; the unit's own rows have the lowest priority.
-    """
-    priority = spread.T.masked_fill(members, -1)
-    priority[:, read] = torch.inf
-    k = min(n_rows + len(read) - 1, len(spread))
-    return priority.topk(k, dim=1).indices.sort(1).values
+    chosen = distance.argsort(dim=1, stable=True)[:, : n_rows + len(read) - 1]
+    return torch.zeros_like(members).scatter(1, chosen, True)
 
 
 @dataclass(eq=False)
@@ -255,45 +185,34 @@ class RecomputedRows:
     "Recompute some rows of one text, each without the keys of a unit."
 
     whole: WholeText  # the unchanged text
-    stored: StoredText  # its cached keys and values
+    stored: StoredText | None  # its cached keys and values
 
     def __post_init__(self):
-        model, readout, enc = self.whole.model, self.whole.readout, self.whole.enc
-        n = enc['input_ids'].shape[1]
+        model, enc = self.whole.model, self.whole.enc
+        is_plain = enc.keys() <= PER_TOKEN and attended_tokens(enc) is None
+        has_states = is_plain and self.stored is not None and self.stored.is_complete
+        self.read = None  # the rows that the output uses
+        if has_states and not why_no_states(model):
+            self.read = rows_read(model, enc, self.whole.readout)
+        if self.read is None:
+            reason = why_no_states(model) or (
+                "the text must have no masked tokens, no other inputs and no more tokens"
+                " than a window of attention; the target must be read at a decoder's"
+                " last token (or be a function with `n_rows`, the number of last rows"
+                " that it uses) or at the first of an encoder's classifier"
+            )
+            raise ValueError(
+                f"the rows of {type(model).__name__} cannot be computed one by one:"
+                f" {reason}; take method='removal' or 'loo'"
+            )
         self.causal = is_causal(model)
-        reason = ''
-        if not self.causal:
-            self.read = [0]  # the rows that the output uses
-            if type(model).__name__ not in READ_FIRST_ROW or callable(readout.target):
-                reason = (
-                    "the output of an encoder must use its first row only, as in"
-                    f" {', '.join(READ_FIRST_ROW)}"
-                )
-        elif readout.n_rows is None or not reads_end(readout, enc):
-            reason = (
-                "the target must be read at the text's last token, or be a function"
-                " with `n_rows`, the number of last rows that it uses"
-            )
-        else:
-            self.read = list(range(n - readout.n_rows, n))
-        if not reason and not can_drop_rows(model, enc):
-            reason = (
-                "the text has masked tokens, ends in padding, or is longer than the"
-                " model's attention window"
-            )
-        if reason:
-            raise ValueError(_no_rows(model, reason))
 
     def changed_by(
         self,
         members: torch.Tensor,  # (n, T) bool: the tokens of each unit
     ) -> torch.Tensor:  # (n, T) bool
         "Return the mask of the rows that change, without the removed tokens' rows."
-        changed = ~members
-        if self.causal:
-            changed &= members.long().cumsum(1) > 0
-        changed[:, self.read] = True
-        return changed
+        return changed_rows(~members, self.read, self.causal)
 
     def effects(
         self,
@@ -303,10 +222,13 @@ class RecomputedRows:
         """Return f(x) minus f without each unit, with these rows recomputed. Raise
         ValueError if they do not give f(x) when nothing is removed.
         """
+        whole = self.whole.value
+        visible = members[:, : self.read[0] + 1] if self.causal else members
+        if visible.all(1).any():  # a row without keys is left to the model
+            return whole - subset_values(self.whole, ~members)
         masked = torch.cat([members, torch.zeros_like(members[:1])])
         rows = torch.cat([rows, rows[:1]])
         values = self.stored.values(rows, masked, self.whole.readout)
-        whole = self.whole.value
         if not agree(values[-1:], whole, spread(values)):
             raise ValueError(
                 f"{type(self.whole.model).__name__} gives"
@@ -317,115 +239,6 @@ class RecomputedRows:
         return whole - values[:-1]
 
 
-def _no_rows(model, reason):
-    return (
-        f"the rows of {type(model).__name__} cannot be computed one by one: {reason};"
-        " take method='removal' or 'loo'"
-    )
-
-
-def _check_rows_options(n_rows, passes, near, rest, n_leading, n_exact):
-    "Raise ValueError unless each option is valid and agrees with the others."
-    whole_number('n_rows', n_rows)
-    whole_number('n_exact', n_exact, 0)
-    is_number = isinstance(passes, (int, float)) and not isinstance(passes, bool)
-    if passes is not None and not (is_number and 0 < passes < float('inf')):
-        raise ValueError(
-            "passes is how many forward passes over the text the scores may cost,"
-            f" a number above 0, got {passes!r}; take 4, or None for n_rows"
-        )
-    if near not in NEAR_OPTIONS:
-        raise ValueError(f"near={near!r} is not known; take one of {NEAR_OPTIONS}")
-    if not isinstance(rest, bool):
-        raise ValueError(f"rest must be True or False, got {rest!r}")
-    if near == 'spread' and not rest:
-        raise ValueError(
-            "near='spread' needs the closed form, which rest=False does not compute;"
-            " take rest=True, or near='unit' or 'read'"
-        )
-    if n_leading is not None and whole_number('n_leading', n_leading) and rest:
-        raise ValueError(
-            f"n_leading={n_leading} computes more rows for a few units, which cannot"
-            " be combined with rest=True; take rest=False, or n_leading=None"
-        )
-
-
-def _check_rows_text(model, enc, rest):
-    "Raise an error unless the input is a text and the model is not compiled."
-    if rest:
-        refuse_compiled(model)
-    if 'input_ids' not in enc:
-        raise ValueError(
-            "method='removal+rows' takes texts, and this is an image; take"
-            " method='removal'"
-        )
-    check_tokens_alone(enc, 'removal+rows')
-
-
-def _check_one_number(n_numbers, **options):
-    "Raise ValueError if options for one number are given for several."
-    for name, n in options.items():
-        if n and n_numbers > 1:
-            raise ValueError(
-                f"{name}={n} is for one number of a text, not for every generated"
-                f" token's; leave {name} out, or take method='loo'"
-            )
-
-
-def _rows_within(passes, fixed_passes, members, n_read, n_leading):
-    "Return the number of rows per (leading) unit that `passes` allows."
-    n_units, n_tokens = members.shape
-    min_passes = fixed_passes + n_units * n_read / n_tokens
-    if n_leading is not None:
-        fixed_passes, n_units = min_passes, min(n_leading, n_units)
-        min_passes += n_units * n_read / n_tokens
-    n_rows = int((passes - fixed_passes) * n_tokens / n_units) - n_read + 1
-    if n_rows < 1:
-        raise ValueError(
-            f"passes={passes:g} is too few: the text and the output's rows,"
-            f" {n_read} per unit, cost {min_passes:.3g} passes; take that or more"
-        )
-    return n_rows
-
-
-def _largest(scores, special, n):
-    "Return indices of the n units with the largest |score|, special ones excluded."
-    magnitude = scores.abs().masked_fill(special.to(scores.device), -1)
-    n = min(n, int((~special).sum()))
-    return magnitude.topk(n).indices.sort().values
-
-
-def _scores_of_rows(rows, closed_form, members, special, n_rows, near, n_leading):
-    "Return the units' scores and the number of rows that were recomputed."
-    nearest = partial(nearest_rows, members, read=rows.read, causal=rows.causal)
-    no_rows = torch.zeros_like(members)
-    if near == 'spread':
-        row_spread = closed_form.spread.pow(2).sum(0).sqrt()
-        indices = rows_of_spread(row_spread, members, n_rows, rows.read)
-    else:
-        indices = nearest(n_rows=n_rows, near=near)
-    recomputed = no_rows.scatter(1, indices, True)
-    if n_leading is None:
-        scores, n_computed = rows.effects(recomputed, members), indices.numel()
-    else:  # only the output's rows for every unit, more rows for the largest
-        read = nearest(n_rows=1)
-        scores = rows.effects(no_rows.scatter(1, read, True), members)
-        leading = _largest(scores, special, n_leading)
-        scores[leading] = rows.effects(recomputed[leading], members[leading])
-        n_computed = read.numel() + indices[leading].numel()
-    if closed_form is None:
-        return scores, n_computed
-    other_rows = closed_form.terms.masked_fill(recomputed.T, 0.0).sum(1)
-    other_rows = other_rows[0] if rows.whole.value.ndim == 1 else other_rows.T
-    return scores + other_rows, n_computed
-
-
-def _as_scores(whole, scores, **info):
-    return Scores(
-        scores.view(len(scores), -1).T, whole.value.flatten(), whole.readout, info
-    )
-
-
 @text_by_text
 def removal_rows_scores(
     model: torch.nn.Module,
@@ -433,73 +246,39 @@ def removal_rows_scores(
     enc: dict[str, torch.Tensor],  # an encoded text
     target: OneTarget = None,  # see `as_target`; the predicted class by default
     n_rows: int = 4,  # rows recomputed per unit, including the output's row
-    # sets `n_rows` by cost: the number of forward passes over the text that all of
-    # this may cost, the first pass and the gradient of `rest` included
-    passes: float | None = None,
-    # rows nearest to the unit ('unit'), to the output's rows ('read', for parts of a
-    # long text before a question), half of each ('both'), or of largest 'spread'
-    near: str = 'unit',
     # add the effect through all other rows by the closed form of `removal`; False:
     # compute no gradient
     rest: bool = True,
-    # rules for the closed form, see `removal_scores`; None: gradients
-    composite: Composite | None = None,
-    # for long inputs: recompute each layer in the backward pass of `rest`
-    checkpoint: bool = False,
-    # number of units that get `n_rows` rows, the largest by the output's rows; other
-    # units get only these. None: every unit. It needs `rest=False`
-    n_leading: int | None = None,
-    # number of units with exact LOO: the largest, without special tokens
-    n_exact: int = 0,
     units: Units | None = None,  # units of the text
 ) -> Scores:  # info: rows, exact, forward_equivalents
     """Estimate LOO by attention mask: recompute the output's rows and some rows next
     to each token, and add the closed form of all other rows.
     """
-    _check_rows_options(n_rows, passes, near, rest, n_leading, n_exact)
-    _check_rows_text(model, enc, rest)
-    with torch.no_grad():
-        whole, stored = read_stored(model, enc, target)
-    n_numbers, n_tokens = whole.value.numel(), enc['input_ids'].shape[1]
-    _check_one_number(n_numbers, n_exact=n_exact, n_leading=n_leading)
-    unit_list = None if units is None else [units]
-    identity = torch.eye(n_tokens, dtype=torch.bool)
-    members = identity if units is None else tokens_of_units(units)
-    members = members.to(whole.value.device)
-    # a backward pass for each number
-    fixed_passes = 1 + (GRADIENT_PASS - 1) * n_numbers if rest else 1
-    if passes is not None:
-        n_read = whole.readout.n_rows or 1
-        n_rows = _rows_within(passes, fixed_passes, members, n_read, n_leading)
-    n = len(members)
-    if n_tokens <= max(n_rows, 3) or members.all(1).any():  # all rows: exact
-        (result,) = read_subsets(
-            model, [enc], [~members], [whole.readout], 'attention_mask'
+    whole_number('n_rows', n_rows)
+    one_of('rest', rest, (True, False))
+    if 'input_ids' not in enc:
+        raise ValueError(
+            "method='removal+rows' takes texts, and this is an image; take"
+            " method='removal'"
         )
-        info = dict(rows=n_tokens, exact=list(range(n)), forward_equivalents=n)
-        return _as_scores(whole, result.value - result.values, **info)
-    if stored is None:
-        reason = why_no_states(model) or 'its keys and values are not accessible'
-        raise ValueError(_no_rows(model, reason))
+    check_tokens_alone(enc, 'removal+rows')
+    whole, stored = read_whole(model, enc, target, not why_no_states(model))
     rows = RecomputedRows(whole, stored)
-    closed_form = None
+    n_tokens, cost = enc['input_ids'].shape[1], 1
+    members = torch.eye(n_tokens, dtype=torch.bool)
+    if units is not None:
+        members = tokens_of_units(units)
+    members = members.to(whole.value.device)
+    recomputed = nearest_rows(members, n_rows, rows.read, rows.causal)
+    with torch.no_grad():
+        scores = rows.effects(recomputed, members)
+    cost += int(recomputed.sum()) / n_tokens
     if rest:
-        options = dict(composite=composite, by_row=True, checkpoint=checkpoint)
-        closed_form = removal_pass(model, enc, whole.readout, unit_list, **options)
-    special = torch.zeros(n, dtype=torch.bool)
-    if units is not None or tokenizer is not None:
-        special = ~content_units(tokenizer, enc, unit_list)[0]
-    scores, n_computed = _scores_of_rows(
-        rows, closed_form, members, special, n_rows, near, n_leading
-    )
-    cost = fixed_passes + n_computed / n_tokens
-    exact = []
-    if n_exact:
-        exact = _largest(scores, special, n_exact).tolist()
-        changed = rows.changed_by(members[exact])
-        scores[exact] = rows.effects(changed, members[exact])
-        cost += int(changed.sum()) / n_tokens
-    return _as_scores(whole, scores, rows=n_rows, exact=exact, forward_equivalents=cost)
-
-
-removal_rows_scores.by_unit = True
+        closed_form = removal_pass(model, enc, whole.readout, [units], by_row=True)
+        other_rows = closed_form.terms.masked_fill(recomputed.T, 0.0).sum(1)
+        scores = scores + (other_rows[0] if scores.ndim == 1 else other_rows.T)
+        # a backward pass for each number
+        cost += (GRADIENT_PASS - 1) * whole.value.numel()
+    scores = scores.view(len(scores), -1).T
+    info = dict(rows=n_rows, exact=[], forward_equivalents=cost)
+    return Scores(scores, whole.value.flatten(), whole.readout, info)

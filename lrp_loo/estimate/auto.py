@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..core.arguments import whole_number
+from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
-from ..core.arguments import Tokenizer
-from ..inputs.targets import OneTarget
 from lrp_loo.estimate import (
     SPREAD_TO_ERROR,
     RecomputedRows,
@@ -25,11 +23,11 @@ from lrp_loo.estimate import (
 from .one_pass import GRADIENT_PASS, removal_pass
 from ..inputs.call import content_entries
 from ..inputs.scores import GeneratedReadout, Scores
+from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
 from ..loo.checks import check_hidden
-from ..loo.droppable import can_drop_rows
-from ..loo.engines import WholeText, read_stored, read_whole
+from ..loo.engines import WholeText, read_whole, subset_values
 from lrp_loo.loo.removals import (
     EncodedText,
     Removal,
@@ -39,16 +37,16 @@ from lrp_loo.loo.removals import (
 )
 from lrp_loo.loo.states import (
     StoredText,
+    changed_rows,
     is_causal,
-    n_last_rows,
-    suffix_rows,
+    rows_read,
     why_no_states,
 )
-from ..models.call import check_finite
+from ..models.encoding import attended_tokens
 from ..models.structure import device_of, n_layers
 
 # %% auto #0
-__all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'EstimateRequest', 'PartialEstimate', 'auto_scores']
+__all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'affordable', 'PartialEstimate', 'auto_scores']
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000004
 PASSES = 16  # default budget, in forward passes over the text
@@ -64,15 +62,15 @@ def _unit_members(model, enc, units):
 def exact_passes(
     model: torch.nn.Module,
     enc: dict[str, torch.Tensor],  # one encoded text or image
-    target: OneTarget,  # see `as_target`, or a settled `Readout`
+    target: OneTarget,  # see `as_target`, or a `Readout` with a fixed index
     members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
 ) -> float:
     "Return the forward passes over the text that exact LOO by attention mask takes."
-    n_read = n_last_rows(target)
-    has_states = 'input_ids' in enc and is_causal(model) and not why_no_states(model)
-    if not has_states or n_read is None or not can_drop_rows(model, enc):
+    is_decoder = 'input_ids' in enc and is_causal(model) and not why_no_states(model)
+    read = rows_read(model, enc, target) if is_decoder else None
+    if read is None or attended_tokens(enc) is not None:
         return 1 + len(members)
-    return 1 + float(suffix_rows(~members, n_read).sum()) / members.shape[1]
+    return 1 + float(changed_rows(~members, read, True).sum()) / members.shape[1]
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000007
 # models with more than SHALLOW layers have an error of DEEP_ERROR × spread
@@ -80,47 +78,30 @@ def exact_passes(
 SHALLOW, DEEP_ERROR = 6, 1.5
 
 
-@dataclass(frozen=True, eq=False)
-class EstimateRequest:
-    "The inputs of one estimate: a text, its target and its units."
-
-    model: torch.nn.Module
-    tokenizer: Tokenizer
-    enc: dict[str, torch.Tensor]
-    target: OneTarget  # see `as_target`
-    units: Units | None
-    content: torch.Tensor  # (n_units,) bool: units that may become exact
-    members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
-    exact_passes: float  # cost of exact LOO of every unit
-
-    @classmethod
-    def of(
-        cls,
-        model: torch.nn.Module,
-        tokenizer: Tokenizer,
-        enc: dict[str, torch.Tensor],
-        target: OneTarget,
-        units: Units | None,
-        content: torch.Tensor | None,  # (T,) bool
-        exact_passes: float,
-    ) -> EstimateRequest:
-        "Return the request, on the model's device."
-        members = _unit_members(model, enc, units)
-        text_units = None if units is None else [units]
-        is_content = content_units(tokenizer, enc, text_units, len(members))[0]
-        if content is not None:
-            is_content &= content_entries(content, units)
-        device = device_of(model)
-        masks = (is_content.to(device), members.to(device))
-        return cls(model, tokenizer, enc, target, units, *masks, exact_passes)
+def affordable(
+    spread: torch.Tensor,  # (n,) s_j
+    cost: torch.Tensor,  # (n,) forward passes that exact LOO of each takes
+    passes: float,
+    candidates: torch.Tensor,  # (n,) bool
+) -> tuple[list[int], float]:
+    "Return the candidates that fit into the passes, and what they cost."
+    chosen, spent = [], 0.0
+    # the largest squared spread per pass first
+    for k in (spread.cpu() / cost.sqrt()).argsort(descending=True).tolist():
+        if candidates[k] and spent + cost[k] <= passes + 1e-6:
+            chosen.append(k)
+            spent += float(cost[k])
+    return chosen, spent
 
 
 @dataclass(eq=False)
 class PartialEstimate:
     "LOO of one text's units, exact for some and estimated for the others."
 
-    request: EstimateRequest
     whole: WholeText
+    content: torch.Tensor  # (n_units,) bool: units that may become exact
+    members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
+    exact_passes: float  # cost of exact LOO of every unit
     rows: RecomputedRows | None  # None: rows cannot be recomputed alone
     scores: torch.Tensor  # (n_units,)
     spread: torch.Tensor  # (n_units,) s_j, 0 for exact LOO
@@ -128,36 +109,45 @@ class PartialEstimate:
     passes: float  # forward passes spent so far
 
     @classmethod
-    def begin(cls, request: EstimateRequest, passes: float) -> PartialEstimate:
+    def begin(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: Tokenizer,
+        enc: dict[str, torch.Tensor],
+        target: OneTarget,  # see `as_target`
+        units: Units | None,
+        content: torch.Tensor | None,  # (T,) bool: tokens that may become exact
+        exact_passes: float,
+    ) -> PartialEstimate:
         "Return the estimate that one gradient pass gives."
-        model, enc = request.model, request.enc
-        text_units = None if request.units is None else [request.units]
-        terms = removal_pass(
-            model, enc, request.target, text_units, by_row=True, keep_states=True
-        )
-        removal = as_removal('attention_mask')
-        whole = WholeText(model, enc, removal, None, None, terms.readout)
+        members = _unit_members(model, enc, units)
+        is_content = content_units(tokenizer, enc, units, len(members))
+        if content is not None:
+            is_content &= content_entries(content, units)
+        device = device_of(model)
+        is_content = is_content.to(device)
+        terms = removal_pass(model, enc, target, [units], by_row=True)
+        whole = WholeText(model, enc, None, terms.readout)
         whole.value = terms.values
-        rows, spent = None, GRADIENT_PASS
-        if passes > GRADIENT_PASS and not why_no_states(model):
-            stored = StoredText(model, enc, terms.states)
-            if stored.is_complete:
-                rows = _rows(whole, stored)
-            elif is_causal(model) and (rows := _stored_rows(whole)):
-                spent += 1  # a pass that stores the states
-        (scores,), (spread,) = terms.terms, terms.spread
-        spread = spread.pow(2).sum(0).sqrt()
-        exact = torch.zeros_like(request.content)
-        return cls(request, whole, rows, scores.sum(0), spread, exact, spent)
+        return cls(
+            whole,
+            is_content,
+            members.to(device),
+            exact_passes,
+            rows=_rows(whole, StoredText(model, enc, terms.states)),
+            scores=terms.terms[0].sum(0),
+            spread=terms.spread[0].pow(2).sum(0).sqrt(),
+            exact=torch.zeros_like(is_content),
+            passes=GRADIENT_PASS,
+        )
 
     def cost(self) -> torch.Tensor:
         "Return the forward passes that exact LOO of each unit takes, (n_units,)."
-        members = self.request.members
+        members = self.members
         if self.rows is None:
             return torch.ones(len(members))
         return self.rows.changed_by(members).sum(1).cpu() / members.shape[1]
 
-    @torch.no_grad()
     def more(
         self,
         passes: float,  # forward passes over the text
@@ -166,16 +156,10 @@ class PartialEstimate:
         estimate = self._with_rows()
         passes -= estimate.passes - self.passes
         cost = estimate.cost()
-        per_pass = estimate.spread.cpu() / cost.sqrt()
-        chosen, spent = [], 0.0
-        for unit in per_pass.argsort(descending=True).tolist():
-            is_candidate = estimate.request.content[unit] and not estimate.exact[unit]
-            if is_candidate and spent + cost[unit] <= passes + 1e-6:
-                chosen.append(unit)
-                spent += float(cost[unit])
+        candidates = estimate.content & ~estimate.exact
+        chosen, spent = affordable(estimate.spread, cost, passes, candidates.cpu())
         return estimate._with_exact(chosen, spent) if chosen else self
 
-    @torch.no_grad()
     def with_exact(self, unit: int) -> PartialEstimate:  # a new estimate
         "Compute exact LOO of one unit, by its index."
         estimate = self._with_rows()
@@ -183,45 +167,44 @@ class PartialEstimate:
 
     def _with_rows(self):
         "Return the estimate with its rows, which a stored estimate does not hold."
-        model = self.request.model
+        model, enc = self.whole.model, self.whole.enc
         if self.rows is not None or not is_causal(model) or why_no_states(model):
             return self
-        rows = _stored_rows(self.whole)
+        _, stored = read_whole(model, enc, self.whole.readout, stores_states=True)
+        rows = _rows(self.whole, stored)
         return (
             self if rows is None else replace(self, rows=rows, passes=self.passes + 1)
         )
 
+    @torch.no_grad()
     def _with_exact(self, units, passes):
         indices = torch.tensor(units, device=self.spread.device)
-        loo = self._loo(self.request.members[indices]).to(self.scores)
+        members, loo = self.members[indices], None
+        if self.rows is not None:
+            # a model with another structure computes its variants in full
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                loo = self.rows.effects(self.rows.changed_by(members), members)
+        if loo is None:
+            loo = self.whole.value - subset_values(self.whole, ~members)
         return replace(
             self,
-            scores=self.scores.index_copy(0, indices, loo),
+            scores=self.scores.index_copy(0, indices, loo.to(self.scores)),
             exact=self.exact.index_fill(0, indices, True),
             spread=self.spread.index_fill(0, indices, 0.0),
             passes=self.passes + passes,
         )
 
-    def _loo(self, members):
-        "Return the exact LOO of these units, (n,)."
-        if self.rows is not None:
-            # a model with another structure computes its variants in full
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                return self.rows.effects(self.rows.changed_by(members), members)
-        return self.whole.value - self.whole.subset_values(~members, drop=False)
-
     def as_scores(self) -> Scores:  # of one text
         "Return the scores, with the passes spent and the expected correlation."
+        spread = self.spread.cpu()
+        c = SPREAD_TO_ERROR if n_layers(self.whole.model) <= SHALLOW else DEEP_ERROR
         info = dict(
             forward_equivalents=round(self.passes, 2),
-            exact_passes=round(self.request.exact_passes, 2),
+            exact_passes=round(self.exact_passes, 2),
             exact=torch.where(self.exact)[0].tolist(),
+            spread=spread.tolist(),
+            expected_r=expected_r(self.scores.cpu(), spread, self.content.cpu(), c),
         )
-        spread = self.spread.cpu()
-        is_shallow = n_layers(self.request.model) <= SHALLOW
-        c = SPREAD_TO_ERROR if is_shallow else DEEP_ERROR
-        r = expected_r(self.scores.cpu(), spread, self.request.content.cpu(), c)
-        info |= dict(spread=spread.tolist(), expected_r=r)
         without_rows = replace(self, rows=None)  # keys and values are large
         readout, value = self.whole.readout, self.whole.value
         return Scores(
@@ -233,13 +216,6 @@ def _rows(whole, stored):
     "Return the rows that can be recomputed, or None."
     with contextlib.suppress(ValueError):
         return RecomputedRows(whole, stored)
-
-
-@torch.no_grad()
-def _stored_rows(whole):
-    "Return the rows that can be recomputed, after a pass that stores states, or None."
-    _, stored = read_stored(whole.model, whole.enc, whole.readout)
-    return None if stored is None else _rows(whole, stored)
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
 def auto_scores(
@@ -284,9 +260,6 @@ def auto_scores(
     return scores[0] if len(scores) == 1 else Scores.joined(scores)
 
 
-auto_scores.by_unit = auto_scores.by_content = True
-
-
 def _exact_scores(loo, target, cost):
     "Return `Scores` of one text, or of all its generated tokens."
     cost = round(cost, 2)
@@ -302,27 +275,42 @@ def _estimate(model, tokenizer, passes, removal, enc, target, units, content, co
     if not as_removal(removal).by_mask:
         raise ValueError(f"no estimate of LOO by {removal!r} is known; {advice}")
     if isinstance(target, GeneratedReadout):
-        options = dict(units=[units], rest=False, passes=passes)
-        try:
-            scores = removal_rows_scores(model, tokenizer, [enc], target, **options)
-        except ValueError as e:
-            raise ValueError(f"{e}; {advice}") from e
-        for info in scores.info:
-            info['exact_passes'] = round(cost, 2)
-        return scores
+        return _estimate_generated(model, tokenizer, passes, enc, target, units, cost)
     if passes < GRADIENT_PASS:
         raise ValueError(
             f"passes={passes} is less than the cheapest estimate takes,"
             f" {GRADIENT_PASS}: a gradient pass; {advice}"
         )
     try:
-        request = EstimateRequest.of(
+        estimate = PartialEstimate.begin(
             model, tokenizer, enc, target, units, content, cost
         )
-        estimate = PartialEstimate.begin(request, passes)
         check_hidden(EncodedText(model, enc), target, as_keys=True)
     except ValueError as e:
-        with torch.no_grad():  # an error of exact LOO has its own message
-            check_finite(read_whole(model, enc, target, removal).value)
+        read_whole(model, enc, target)  # an error of exact LOO has its own message
         raise ValueError(f"{e}; {advice}") from e
     return estimate.more(passes - estimate.passes).as_scores()
+
+
+def _estimate_generated(model, tokenizer, passes, enc, target, units, cost):
+    "Return `Scores` of all generated tokens by recomputed rows, as many as fit."
+    advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
+    n_tokens = enc['input_ids'].shape[1]
+    n_units = n_tokens if units is None else len(units)
+    n_read = target.n_rows
+    n_rows = int((passes - 1) * n_tokens / n_units) - n_read + 1
+    if n_rows < 1:
+        min_passes = 1 + n_units * n_read / n_tokens
+        raise ValueError(
+            f"passes={passes:g} is too few: the text and the output's rows,"
+            f" {n_read} per unit, cost {min_passes:.3g} passes; take that or more;"
+            f" {advice}"
+        )
+    options = dict(n_rows=n_rows, rest=False, units=[units])
+    try:
+        scores = removal_rows_scores(model, tokenizer, [enc], target, **options)
+    except ValueError as e:
+        raise ValueError(f"{e}; {advice}") from e
+    for info in scores.info:
+        info['exact_passes'] = round(cost, 2)
+    return scores

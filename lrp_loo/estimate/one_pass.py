@@ -17,20 +17,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lrp_loo.inputs.scores import (
-    GeneratedReadout,
-    as_readout,
-    check_one_number,
-    read_row_only,
-)
+from ..inputs.scores import GeneratedReadout, as_readout, read_row_only
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..core.tensors import check_tokens_alone
 from ..core.hooks import restores_state
 from ..loo.removals import key_weights, n_patches
 from ..lrp import lrp_rules
-from ..lrp.composite import Composite, gradient
-from ..lrp.checkpoint import checkpointed_gradient
+from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
 from ..lrp.table import fused_attention
 from lrp_loo.models.call import (
@@ -87,40 +81,6 @@ def _sum_outside(x, inside, largest, members):
         others = x * (1 - members.mT[text, largest[..., 0]])
     return rest.scatter_(-1, largest, others.sum(-1, keepdim=True))
 
-# %% ../../nbs/lib/estimate_one_pass.ipynb #0000000e
-class _HeadSums:
-    "Sum effects over rows: (batch, calls × heads, n_units)."
-
-    def __init__(self):
-        self.by_call = {}  # a call's key → sums of a few heads each
-
-    def add(self, key, effects):
-        "Add the effects (batch, heads, n, n_units) of a few heads of a call."
-        self.by_call.setdefault(key, []).append(effects.sum(2))
-
-    def total(self, shapes):
-        "Return the sums in the layers' order; 0 for a call without a gradient."
-        (like, *_), *_ = self.by_call.values()
-        sums = []
-        for key in sorted(shapes):
-            zeros = like.new_zeros(len(like), shapes[key][1], like.shape[2])
-            sums += self.by_call.get(key, [zeros])
-        return torch.cat(sums, 1)
-
-
-class _RowSums:
-    "Sum effects and their squares over calls and heads: (batch, n, n_units, 2)."
-
-    def __init__(self):
-        self.sums = 0
-
-    def add(self, key, effects):
-        both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
-        self.sums = self.sums + both
-
-    def total(self, shapes):
-        return self.sums
-
 # %% ../../nbs/lib/estimate_one_pass.ipynb #00000012
 # attention weights in one slice of the closed form: intermediate tensors then
 # fit into the CPU cache
@@ -148,7 +108,8 @@ def _split_heads(call):
 
 class _AttentionWithoutMaps(Function):
     """Attention that recomputes A in its backward pass. It calls
-    `receive(is_read, ∂f/∂A, A)` for a few heads at a time.
+    `receive(has_gradient, ∂f/∂A, A)` for a few heads at a time; has_gradient (batch, n)
+    is True for each row with a gradient.
     """
 
     @staticmethod
@@ -164,12 +125,12 @@ class _AttentionWithoutMaps(Function):
     @once_differentiable
     def backward(ctx, g):
         whole = AttentionCall(*ctx.saved_tensors, scale=ctx.factor)
-        is_read = (g != 0).any(-1).any(1)  # (batch, n)
+        has_gradient = (g != 0).any(-1).any(1)  # (batch, n)
         dq, dk, dv = map(torch.empty_like, (whole.query, whole.key, whole.value))
         for heads, call in _split_heads(whole):
             A = call.weights()
             dA = g[:, heads] @ call.value.mT
-            ctx.receive(is_read, dA, A)
+            ctx.receive(has_gradient, dA, A)
             dv[:, heads] = A.mT @ g[:, heads]
             gain = dA.mul_(A)  # softmax's backward
             dZ = (gain - A * gain.sum(-1, keepdim=True)).mul_(call.factor)
@@ -182,21 +143,23 @@ class _FusedCalls:
     "The fused attention calls of a pass, in their order."
 
     def __init__(self, receive):
-        self.receive = receive  # called with (index, is_read, ∂f/∂A, A)
+        self.receive = receive  # called with (index, has_gradient, ∂f/∂A, A)
         self.queries = []
         self.states = []  # keys and values
         self.shapes = {}  # a call's index → shape of its attention weights
-        self.positions = {}  # a call's index → `Positions`, of a multi-part model
+        self.positions = {}  # a call's index → its `Positions`, or None
 
     def rule(self, call, composite):
         "Compute attention in place of `fused_attention`."
         fused = AttentionCall(*call.args, **call.kwargs)
         q, bias = fused.query, fused.bias()
         is_learned = bias is not None and bias.requires_grad
+        # attention inside an image encoder, for example, has no input positions
         no_positions = current_positions() is NO_POSITIONS
         if is_learned or no_positions or not q.requires_grad or q.ndim != 4:
             return fused_attention(call, composite)
-        call.context.attends(call.layer, call.module)
+        context = call.context
+        context.softmaxes.record_call(context.layer, context.module)
         index = len(self.queries)
         self.shapes[index] = (*q.shape[:-1], fused.key.shape[-2])
         self.positions[index] = current_positions()
@@ -210,15 +173,15 @@ class _FusedCalls:
             fused.factor,
             partial(self.receive, index),
         )
-        return out, 'maps on the way back'
+        return out, 'maps in the backward pass'
 
 # %% ../../nbs/lib/estimate_one_pass.ipynb #00000018
 class _Pass:
     """One pass over a batch. Effects of each attention call are added to sums, from
-    the last call to the first. Sorted keys of calls give the order of layers.
+    the last call to the first. Calls have indices in the order of layers.
     """
 
-    def __init__(self, model, batch, units, weights, own_rows, sums):
+    def __init__(self, model, batch, units, weights, by_row):
         self.model = model
         self.batch = batch
         self.is_text = 'input_ids' in batch
@@ -226,12 +189,12 @@ class _Pass:
         self.members = None
         # mask weights, (batch, n_units)
         self.weights = weights
-        self.own_rows = own_rows
-        self.sums = sums  # class: `_HeadSums` or `_RowSums`
-        self.current = None  # the sums of this batch
-        self.unread = None  # mask of tokens' own rows that are never read
-        self.shapes = {}  # a call's key → shape of its attention weights
-        self.positions = {}  # a call's key → `Positions`, of a multi-part model
+        self.by_row = by_row  # sum over calls and heads, not over rows
+        self.current = {}  # the sums of this batch
+        # own rows whose effects do not count: f depends on them only through their keys
+        self.excluded = None
+        self.shapes = {}  # a call's index → shape of its attention weights
+        self.positions = {}  # a call's index → its `Positions`, or None
         self.batches = []  # sums of finished batches
         self.states = []
         if self.is_text and any(u is not None for u in units or ()):
@@ -256,129 +219,123 @@ class _Pass:
     def check(self, shapes):
         "Raise ValueError unless attention has one row and one key per input."
         self.shapes |= shapes
-        name = type(self.model).__name__
-        if any(self.positions.values()):
-            for key, shape in shapes.items():
-                n_rows, n_keys = map(len, self.positions[key])
-                if len(shape) != 4 or shape[2:] != (n_rows, n_keys):
-                    raise ValueError(
-                        f"{name} shows attention of shape {tuple(shape)} for {n_rows}"
-                        f" rows and {n_keys} keys; removal needs one of each per"
-                        " token in every layer"
-                    )
-            return
-        T = n_patches(self.seen[0])
-        shapes = list(map(tuple, shapes.values()))
-        unexpected = [s for s in shapes if len(s) != 4 or s[2] != s[3]]
-        extra = 0
-        if shapes and not unexpected:
-            extra = 0 if self.is_text else shapes[0][-1] - T
-            unexpected = [s for s in shapes if s[-1] != T + extra]
-        if unexpected or not 0 <= extra <= 2:
-            raise ValueError(
-                f"{name} shows attention of shape"
-                f" {(unexpected or shapes)[0]} for {T} inputs; removal needs one row"
-                " and one key per input in every layer"
-            )
-
-    def start(self, is_read, key):
-        "Create the sums; is_read: (batch, n) rows of the last call that are read."
-        if (positions := self.positions.get(key)) is not None:
-            return self.start_parts(is_read, positions)
-        if self.current is not None:
-            return
+        n = n_patches(self.embeddings[0])
         # keys that stand for no input, in front of an image's patches
-        extra = is_read.shape[1] - n_patches(self.seen[0])
-        if extra and not self.is_text:
-            patches = torch.eye(n_patches(self.seen[0]), device=is_read.device)
-            patches = F.pad(patches, (0, 0, extra, 0))
-            self.members = patches.expand(len(is_read), -1, -1)
-        if not self.own_rows:
-            each_is_unit = self.members is None
-            is_own = True if each_is_unit else self.members.bool()
-            self.unread = ~is_read if each_is_unit else is_own & ~is_read[..., None]
-        self.current = self.sums()
+        extra = 0 if self.is_text else next(iter(shapes.values()), [n])[-1] - n
+        for index, shape in shapes.items():
+            positions = self.positions.get(index)
+            n_rows, n_keys = map(len, positions) if positions else [n + extra] * 2
+            if tuple(shape[2:]) != (n_rows, n_keys) or not 0 <= extra <= 2:
+                raise ValueError(
+                    f"{type(self.model).__name__} shows attention of shape"
+                    f" {tuple(shape)} for {n_rows} rows and {n_keys} keys; removal"
+                    " needs one row and one key per input in every layer"
+                )
 
-    def start_parts(self, is_read, positions):
-        "Create the sums for a call whose rows cover only some of the positions."
-        n = n_patches(self.seen[0])
+    def exclude_own_rows(self, has_gradient, index):
+        "Exclude a unit's own rows that have no gradient (batch, n) in the last call."
+        if (positions := self.positions.get(index)) is not None:
+            return self.exclude_own_rows_of_part(has_gradient, positions)
+        if self.current:
+            return
+        n = n_patches(self.embeddings[0])
+        extra = has_gradient.shape[1] - n
+        if extra and not self.is_text:
+            patches = torch.eye(n, device=has_gradient.device)
+            patches = F.pad(patches, (0, 0, extra, 0))
+            self.members = patches.expand(len(has_gradient), -1, -1)
+        if self.members is None:  # a key's own row is the diagonal
+            self.excluded = ~has_gradient
+        else:
+            self.excluded = self.members.bool() & ~has_gradient[..., None]
+
+    def exclude_own_rows_of_part(self, has_gradient, positions):
+        "Exclude own rows in a call whose rows cover only some of the positions."
+        n = n_patches(self.embeddings[0])
         if self.members is None:
-            identity = torch.eye(n, device=is_read.device)
-            self.members = identity.expand(len(is_read), n, n)
-        if self.current is None:
-            self.unread_of_rows, self.read_as_keys = {}, set()
-            self.current = self.sums()
+            identity = torch.eye(n, device=has_gradient.device)
+            self.members = identity.expand(len(has_gradient), n, n)
+        if not self.current:
+            self.excluded_by_rows, self.attended_by_others = {}, set()
         rows = tuple(positions.rows.tolist())
         keys = tuple(positions.keys.tolist())
-        if rows not in self.unread_of_rows:
-            # a part's last call shows which of its rows are read; if another part
-            # attends to its rows, all own rows are left out
+        if rows not in self.excluded_by_rows:
+            # the output may read rows with a gradient in the part's last call; but if
+            # another part attends to these rows, all own rows are excluded
             is_own = self.members[:, positions.rows.clamp(min=0)].bool()
             is_own = is_own & (positions.rows >= 0)[:, None]
-            if not self.read_as_keys.intersection(rows):
-                is_own = is_own & ~is_read[..., None]
-            self.unread_of_rows[rows] = is_own
+            if not self.attended_by_others.intersection(rows):
+                is_own = is_own & ~has_gradient[..., None]
+            self.excluded_by_rows[rows] = is_own
         if keys != rows:
-            self.read_as_keys.update(set(keys) - {-1})
+            self.attended_by_others.update(set(keys) - {-1})
 
     def effects_of_part(self, positions, g, A):
         "Return effects (batch, heads, T, n_units), with rows at their positions."
         is_position = (positions.keys >= 0).to(A)[:, None]
         members = self.members[:, positions.keys.clamp(min=0)] * is_position
         effects = key_effects(g, A, members, self.weights)
-        if not self.own_rows:
-            unread = self.unread_of_rows[tuple(positions.rows.tolist())]
-            effects.masked_fill_(unread[:, None], 0)
+        excluded = self.excluded_by_rows[tuple(positions.rows.tolist())]
+        effects.masked_fill_(excluded[:, None], 0)
         by_position = effects.new_zeros(*effects.shape[:2], *self.members.shape[1:])
         return by_position.index_add_(2, positions.rows.clamp(min=0), effects)
 
-    def add_heads(self, key, g, A):
-        "Add effects of a few heads of a call, without own rows that are never read."
-        if (positions := self.positions.get(key)) is not None:
+    def add_heads(self, index, g, A):
+        "Add effects of a few heads of a call, without the excluded rows."
+        if (positions := self.positions.get(index)) is not None:
             effects = self.effects_of_part(positions, g, A)
-            return self.current.add(key, effects)
+            return self.add_effects(index, effects)
         effects = key_effects(g, A, self.members, self.weights)
-        if self.unread is not None:
-            by_unit = self.unread.ndim == 3  # else a key's own row is the diagonal
-            own_effects = effects if by_unit else effects.diagonal(dim1=2, dim2=3)
-            own_effects.masked_fill_(self.unread[:, None], 0)
-        self.current.add(key, effects)
+        by_unit = self.excluded.ndim == 3
+        own_effects = effects if by_unit else effects.diagonal(dim1=2, dim2=3)
+        own_effects.masked_fill_(self.excluded[:, None], 0)
+        self.add_effects(index, effects)
 
-    def add(self, key, g, A):
+    def add(self, index, g, A):
         "Add an attention call; g is None without a gradient."
         if g is None:
             return
-        self.start((g != 0).any(-1).any(1), key)
+        self.exclude_own_rows((g != 0).any(-1).any(1), index)
         for heads in _head_slices(A.shape):
-            self.add_heads(key, g[:, heads], A[:, heads])
+            self.add_heads(index, g[:, heads], A[:, heads])
 
-    def receive(self, index, is_read, g, A):
+    def receive(self, index, has_gradient, g, A):
         """Add a few heads of a fused call. The graph references this method, so
         the pass must not reference the graph: torch does not free such a cycle.
         """
-        self.start(is_read, index)
+        self.exclude_own_rows(has_gradient, index)
         self.add_heads(index, g, A)
+
+    def add_effects(self, index, effects):
+        "Add the effects (batch, heads, n, n_units) of a few heads of a call to sums."
+        if self.by_row:  # over calls and heads: (batch, n, n_units, 2)
+            both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
+            self.current['rows'] = self.current.get('rows', 0) + both
+        else:  # over rows
+            self.current.setdefault(index, []).append(effects.sum(2))
 
     def next_batch(self):
         "Store the sums of the current batch, and reset them."
-        if self.current is not None:
-            self.batches.append(self.current.total(self.shapes))
-        self.current = None
+        current, self.current = self.current, {}
+        if self.by_row or not current:
+            self.batches += current.values()
+            return
+        (like, *_), *_ = current.values()
+        sums = []
+        for index in sorted(self.shapes):  # 0 for a call without a gradient
+            zeros = like.new_zeros(len(like), self.shapes[index][1], like.shape[2])
+            sums += current.get(index, [zeros])
+        self.batches.append(torch.cat(sums, 1))
 
     def terms(self):
         "Return the sums of all batches, in the layers' order."
-        name = type(self.model).__name__
-        if not self.shapes:
-            raise ValueError(
-                f"{name} made no attention call that torch shows (softmax or"
-                " scaled_dot_product_attention), so nothing can be removed from"
-                " its attention"
-            )
         self.next_batch()
         if not self.batches:
             raise ValueError(
-                "no gradient of the explained number reaches an attention of"
-                f" {name}, so the effects of its keys are unknown"
+                f"{type(self.model).__name__} made no attention call through"
+                " torch's softmax or scaled_dot_product_attention, or no gradient of the"
+                " explained number reaches one, so nothing can be removed from its"
+                " attention"
             )
         return torch.cat(self.batches)
 
@@ -391,18 +348,19 @@ class _Pass:
             out = forward(self.model, self.batch)
         weights = [w.A for w in rules.attention]
         if weights:
-            self.positions = dict(enumerate(w.places for w in rules.attention))
+            self.positions = dict(enumerate(w.positions for w in rules.attention))
         rules.attention.clear()  # the recorded logits are not needed any more
         return out, weights
 
-    def through_all_layers(self, target, composite):
-        "Run one backward pass through all layers; return the numbers and readout."
+    def run(self, target):
+        "Run one backward pass through all layers; return explained numbers, readout."
         fused = _FusedCalls(self.receive)
         self.positions = fused.positions
-        if composite is None and not isinstance(target, GeneratedReadout):
-            rules = {'scaled_dot_product_attention': fused.rule}
-            composite = replace(gradient(), rules=rules)
-        out, weights = self.forward(composite or gradient())
+        rules = gradient()
+        if not isinstance(target, GeneratedReadout):
+            rule = {'scaled_dot_product_attention': fused.rule}
+            rules = replace(rules, rules=rule)
+        out, weights = self.forward(rules)
         if fused.queries and weights:  # calls of both kinds: their order is unknown
             fused = _FusedCalls(self.receive)
             out, weights = self.forward(gradient())
@@ -424,7 +382,7 @@ class _Pass:
         return values, readout
 
     def each_number(self, values, weights):
-        "Add the effects on several numbers of one text, as entries of batches."
+        "Add the effects on each explained number of one text, as an entry of the batch."
         largest = max((A.numel() for A in weights), default=1)
         at_once = max(1, HELD_AT_ONCE // largest)
         for batch_values in values.split(at_once) if weights else ():
@@ -434,21 +392,6 @@ class _Pass:
                 A = weights[index].detach().expand(len(batch_values), -1, -1, -1)
                 self.add(index, None if g is None else g[:, 0], A)
             self.next_batch()
-
-    def layer_by_layer(self, target, composite):
-        "Rerun each layer in the backward pass; keep the attention maps of one layer."
-        check_one_number(target, 'checkpoint')
-
-        def add_layer(layer, grads, weights):
-            self.check({(layer, i): A.shape for i, A in enumerate(weights)})
-            while weights:
-                g, A = grads.pop(), weights.pop()
-                self.add((layer, len(weights)), g, A)
-
-        rules = composite or gradient()
-        options = dict(look=add_layer, within=self.key_weights())
-        result = checkpointed_gradient(self.model, self.batch, rules, target, **options)
-        return result.values, result.readout
 
 # %% ../../nbs/lib/estimate_one_pass.ipynb #0000001a
 # cost in forward passes: the backward pass counts as two
@@ -465,8 +408,7 @@ class RemovalTerms(NamedTuple):
     # with by_row (batch, rows, n_units): root of the sum of squares over layers
     # and heads; else None
     spread: torch.Tensor | None = None
-    # keys and values (batch, heads, T, d) of each fused attention call, with
-    # keep_states
+    # keys and values (batch, heads, T, d) of each fused attention call
     states: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
 
@@ -474,36 +416,28 @@ class RemovalTerms(NamedTuple):
 def removal_pass(
     model: torch.nn.Module,
     batch: dict[str, torch.Tensor],  # (batch, T) inputs
-    target: OneTarget = None,  # see `as_target`, or a settled `Readout`
+    target: OneTarget = None,  # see `as_target`, or a `Readout` with a fixed index
     # a `Units` (or None) per text: what is removed at once
     units: list[Units | None] | None = None,
     # (batch, n_units) mask weights under which the model runs; None: 1
     weights: torch.Tensor | None = None,
-    # rules for the rest of the network; none by default
-    composite: Composite | None = None,
-    own_rows: bool = False,  # keep own rows that are never read
     by_row: bool = False,  # return effects per row, not per layer and head
-    # rerun each layer in the backward pass, and keep the attention weights of only
-    # one layer: for long inputs
-    checkpoint: bool = False,
-    keep_states: bool = False,  # return keys and values of fused attention calls
 ) -> RemovalTerms:
     """Run one forward and one backward pass; return the effect of removing each unit
     through every layer and head, or through every row, summed over these.
     """
-    if not getattr(model, 'all_in_row', False):
+    if not getattr(model, 'ids_hold_all_tokens', False):
         check_tokens_alone(batch, 'removal')
     with gradients_enabled(model):
         batch = autograd_inputs(batch)
-        sums = _RowSums if by_row else _HeadSums
-        run = _Pass(model, batch, units, weights, own_rows, sums)
-        with read_row_only(model, target), watch_embeddings(model) as seen:
-            run.seen = seen
-            through = run.layer_by_layer if checkpoint else run.through_all_layers
-            values, readout = through(target, composite)
-    terms, values = run.terms(), values.detach()
-    states = run.states if keep_states else ()
-    if not by_row:
-        return RemovalTerms(terms, values, readout, states=states)
-    effects, squares = terms.unbind(-1)
-    return RemovalTerms(effects, values, readout, squares.sqrt(), states)
+        one_pass = _Pass(model, batch, units, weights, by_row)
+        with (
+            read_row_only(model, target),
+            watch_embeddings(model) as one_pass.embeddings,
+        ):
+            values, readout = one_pass.run(target)
+    terms, values, spread = one_pass.terms(), values.detach(), None
+    if by_row:
+        terms, squares = terms.unbind(-1)
+        spread = squares.sqrt()
+    return RemovalTerms(terms, values, readout, spread, one_pass.states)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,16 +14,15 @@ from ..core.arguments import whole_number
 from ..core.tensors import repeated
 from ..core.hooks import forward_hooks, undo_on_exit
 from ..core.arguments import Tokenizer
-from .auto import PASSES
+from .auto import PASSES, affordable
 from .one_pass import GRADIENT_PASS
 from ..inputs.scores import Scores, as_readout, text_by_text
-from ..inputs.targets import OneTarget, Readout
+from ..inputs.targets import OneTarget
 from ..lrp import lrp_rules
 from ..lrp.composite import Composite, attn_lrp, cp_lrp, gradient
-from ..lrp.checkpoint import first_output
 from ..models.call import check_finite, forward, watch_embeddings
 from ..models.encoding import TOKEN_BUDGET
-from ..models.parts import PartLocations, Parts, resolve_parts, without_parts
+from ..models.parts import Parts, resolve_parts, without_parts
 from ..models.structure import transformer_layers
 
 # %% auto #0
@@ -49,15 +47,55 @@ def first_layers(
     return [min(_layer_of(parts.places, n) for n in group) for group in parts.groups]
 
 
-class _Recorded:
-    "Recorded arguments, outputs and tensors of every layer in one pass."
+def _first_output(output):
+    "Return the hidden states of a layer's output: a tensor, or a tuple's first entry."
+    return output if torch.is_tensor(output) else output[0]
 
-    def __init__(self, places):
-        self.places = places
+
+class PartsOfText:
+    "One text, its parts, and what one forward and backward pass records."
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        enc: dict[str, torch.Tensor],  # one encoded text or image
+        target: OneTarget,  # see `as_target`
+        parts: Parts,
+        composite: Composite | None = None,  # rules; None: no backward pass
+    ) -> None:
+        "Run the pass; raise ValueError if the model lacks a part."
+        parts = _with_locations(model, enc, parts)
+        self.model, self.enc = model, enc
+        self.places, self.groups = parts.places, parts.groups
         self.calls = {}  # layer → args, kwargs, output
         self.tensors = {}  # (layer, kind) → the tensor that is set to zero
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(composite is not None))
+            if composite is not None:
+                stack.enter_context(watch_embeddings(model))
+                stack.enter_context(lrp_rules(model, composite))
+            with forward_hooks(list(self._hooks())):
+                out = forward(model, enc)
+        self.readout = as_readout(target, out, enc)
+        with torch.set_grad_enabled(composite is not None):
+            value = self.readout(out)
+        check_finite(value)
+        self.value = value.detach()  # (1,) f(x)
+        if composite is None:
+            return
+        # gradients at every recorded tensor; zero if f does not use it
+        states = {(i, 'state'): self.state(i) for i in self.calls}
+        tensors = self.tensors | states
+        tensors = {k: x for k, x in tensors.items() if x.requires_grad}
+        grads = torch.autograd.grad(
+            value.sum(), list(tensors.values()), allow_unused=True
+        )
+        self.gradients = {
+            k: torch.zeros_like(x) if g is None else g
+            for (k, x), g in zip(tensors.items(), grads)
+        }
 
-    def hooks(self):
+    def _hooks(self):
         "Yield the hooks of each layer for `forward_hooks`."
         for i, layer in enumerate(self.places.layers):
 
@@ -75,64 +113,9 @@ class _Recorded:
             yield self.places.projections[i], None, record_attention
             yield self.places.feed_forwards[i], None, record_feed_forward
 
-    def state(self, i):
+    def state(self, layer: int) -> torch.Tensor:  # (1, T, d)
         "Return the output of a layer."
-        return first_output(self.calls[i][2])
-
-
-@dataclass(eq=False)
-class PartsOfText:
-    "One text, its parts, and what one forward and backward pass records."
-
-    model: torch.nn.Module
-    enc: dict[str, torch.Tensor]  # one encoded text or image
-    places: PartLocations
-    groups: list[list[str]]  # names of parts
-    recorded: _Recorded = field(init=False)
-    value: torch.Tensor = field(init=False)  # (1,) f(x)
-    readout: Readout = field(init=False)
-
-    @classmethod
-    def of(
-        cls,
-        model: torch.nn.Module,
-        enc: dict[str, torch.Tensor],  # one encoded text or image
-        target: OneTarget,  # see `as_target`
-        parts: Parts,
-        composite: Composite | None = None,  # rules; None: no backward pass
-    ) -> PartsOfText:
-        "Run the pass; raise ValueError if the model lacks a part."
-        parts = _with_locations(model, enc, parts)
-        text = cls(model, enc, parts.places, parts.groups)
-        text.recorded = _Recorded(text.places)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(composite is not None))
-            if composite is not None:
-                stack.enter_context(watch_embeddings(model))
-                stack.enter_context(lrp_rules(model, composite))
-            stack.enter_context(forward_hooks(list(text.recorded.hooks())))
-            out = forward(model, enc)
-        text.readout = as_readout(target, out, enc)
-        with torch.set_grad_enabled(composite is not None):
-            value = text.readout(out)
-        check_finite(value)
-        text.value = value.detach()
-        if composite is not None:
-            text.gradients_from(value)
-        return text
-
-    def gradients_from(self, value: torch.Tensor) -> None:
-        "Compute the gradient at every recorded tensor; zero if f does not use it."
-        tensors = dict(self.recorded.tensors)
-        tensors |= {(i, 'state'): self.recorded.state(i) for i in self.recorded.calls}
-        tensors = {k: x for k, x in tensors.items() if x.requires_grad}
-        grads = torch.autograd.grad(
-            value.sum(), list(tensors.values()), allow_unused=True
-        )
-        self.gradients = {
-            k: torch.zeros_like(x) if g is None else g
-            for (k, x), g in zip(tensors.items(), grads)
-        }
+        return _first_output(self.calls[layer][2])
 
     @torch.no_grad()
     def first_order(self) -> torch.Tensor:  # (n_groups, T)
@@ -144,7 +127,7 @@ class PartsOfText:
         return torch.stack(terms)
 
     def _term(self, layer, kind, head):
-        product = self.recorded.tensors[layer, kind] * self.gradients[layer, kind]
+        product = self.tensors[layer, kind] * self.gradients[layer, kind]
         if kind == 'head':
             n = self.places.n_heads
             return product.reshape(-1, n, product.shape[-1] // n)[:, head].sum(-1)
@@ -153,26 +136,26 @@ class PartsOfText:
     @torch.no_grad()
     def through_layer(self) -> torch.Tensor:  # (n_groups, T)
         "Return the exact change of each group's layer output times its gradient."
-        terms = torch.zeros(len(self.groups), self.recorded.state(0).shape[1])
+        terms = torch.zeros(len(self.groups), self.state(0).shape[1])
         for layer in range(len(self.places.layers)):
             names_in_layer = [
                 [name for name in group if _layer_of(self.places, name) == layer]
                 for group in self.groups
             ]
             rows = [row for row, group in enumerate(names_in_layer) if group]
-            args, kwargs, _ = self.recorded.calls[layer]
+            args, kwargs, _ = self.calls[layer]
             for batch in self._batches(rows):
                 inputs = _expand_rows((args, kwargs), len(batch))
                 with without_parts(self.places, [names_in_layer[row] for row in batch]):
                     out = self.places.layers[layer](*inputs[0], **inputs[1])
-                change = self.recorded.state(layer) - first_output(out)
+                change = self.state(layer) - _first_output(out)
                 term = (change * self.gradients[layer, 'state']).sum(-1)
                 terms[batch] += term.cpu().to(terms)
         return terms
 
     def _batches(self, rows):
         "Split rows so that a batch stays within the token budget."
-        size = max(1, TOKEN_BUDGET // self.recorded.state(0).shape[1])
+        size = max(1, TOKEN_BUDGET // self.state(0).shape[1])
         return [rows[s : s + size] for s in range(0, len(rows), size)]
 
     @torch.no_grad()
@@ -223,7 +206,7 @@ class PartsOfText:
 
         with undo_on_exit(undo):
             for i, m in enumerate(modules):
-                out = _expand_rows(self.recorded.calls[i][2], k)
+                out = _expand_rows(self.calls[i][2], k)
                 m.__dict__['forward'] = lambda *a, out=out, **kw: out
             yield
 
@@ -246,32 +229,25 @@ def _scores(text, terms, **info):
 
 
 def _loo(model, enc, target, parts):
-    text = PartsOfText.of(model, enc, target, parts)
+    text = PartsOfText(model, enc, target, parts)
     scores, passes = text.exact(list(range(len(parts))))
     cost = round(1 + passes, 2)
     return _scores(text, scores.float(), exact=True, forward_equivalents=cost)
 
 
-def _gradient_scores(model, enc, target, parts, composite):
-    "Return activations times their gradient under a composite of rules."
-    text = PartsOfText.of(model, enc, target, parts, composite)
-    return _scores(text, text.first_order().sum(-1), forward_equivalents=GRADIENT_PASS)
+def _of_rules(make_rules):
+    "Return the method of activations times their gradient under a rule set."
 
+    def method(model, enc, target, parts, **options):
+        text = PartsOfText(model, enc, target, parts, make_rules(**options))
+        terms = text.first_order().sum(-1)
+        return _scores(text, terms, forward_equivalents=GRADIENT_PASS)
 
-def _grad_x_input(model, enc, target, parts):
-    return _gradient_scores(model, enc, target, parts, gradient())
-
-
-def _attn_lrp(model, enc, target, parts, bypass_softmax=(), eps=0.0):
-    return _gradient_scores(model, enc, target, parts, attn_lrp(bypass_softmax, eps))
-
-
-def _cp_lrp(model, enc, target, parts, eps=0.0):
-    return _gradient_scores(model, enc, target, parts, cp_lrp(eps))
+    return method
 
 
 def _removal(model, enc, target, parts):
-    text = PartsOfText.of(model, enc, target, parts, gradient())
+    text = PartsOfText(model, enc, target, parts, gradient())
     layers = sum(len({_layer_of(text.places, n) for n in g}) for g in text.groups)
     cost = round(GRADIENT_PASS + layers / len(text.places.layers), 2)
     return _scores(text, text.through_layer().sum(-1), forward_equivalents=cost)
@@ -294,16 +270,12 @@ def _auto(model, enc, target, parts, passes=PASSES):
             f" {GRADIENT_PASS}: a gradient pass; exact LOO of {len(parts)} parts takes"
             f" {exact_passes:.0f} passes: take passes=None"
         )
-    text = PartsOfText.of(model, enc, target, parts, gradient())
+    text = PartsOfText(model, enc, target, parts, gradient())
     terms = text.first_order()
     scores, spread = terms.sum(-1).cpu(), terms.norm(dim=-1).cpu()
-    # the largest squared spread per pass first
     cost = torch.tensor([(n - layer) / n for layer in first])
-    chosen, remaining = [], passes - GRADIENT_PASS - 1 / n
-    for k in (spread / cost.sqrt()).argsort(descending=True).tolist():
-        if cost[k] <= remaining + 1e-6:
-            chosen.append(k)
-            remaining -= float(cost[k])
+    remaining = passes - GRADIENT_PASS - 1 / n
+    chosen, _ = affordable(spread, cost, remaining, torch.ones(len(first)))
     spent = GRADIENT_PASS
     if chosen:
         loo, exact_cost = text.exact(chosen)
@@ -319,9 +291,9 @@ PART_METHODS = dict(
     auto=_auto,
     loo=_loo,
     removal=_removal,
-    grad_x_input=_grad_x_input,
-    attn_lrp=_attn_lrp,
-    cp_lrp=_cp_lrp,
+    grad_x_input=_of_rules(gradient),
+    attn_lrp=_of_rules(attn_lrp),
+    cp_lrp=_of_rules(cp_lrp),
 )
 
 

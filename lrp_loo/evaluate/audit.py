@@ -5,47 +5,33 @@
 # %% ../../nbs/lib/evaluate_audit.ipynb #bf259095
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import whole_number
 from ..core.tensors import copies_note, first_of_each, key_of_encoding
 from ..core.tools import progress_bar
-from .faithfulness import completeness_lines, curve_area
-from .faithfulness import faithfulness_table, many_perturbation_curves
-from .faithfulness import correlations_with_loo, removal_units
+from .faithfulness import completeness_lines, correlations_with_loo
+from .faithfulness import curve_area, faithfulness_table
+from .faithfulness import perturbation_curves, removal_units
 from .results import Results
-from .verdict import copies_of, is_reference, refusals_of, verdict
+from .verdict import is_reference, verdict
 from ..inputs.call import CallInputs, group_by_target, mark_content
-from ..inputs.targets import TargetOf, fix_index, with_mask_id
-from ..inputs.units import Units, UnitsOf
-from ..loo import ANNOUNCED_SECONDS, format_duration, loo_seconds
-from ..loo.removals import Removal, default_removal, fill_id, input_positions
+from ..inputs.targets import TargetOf, fix_index
+from ..inputs.units import Units
+from ..loo.removals import Removal, default_removal, fill_id
 from ..methods import explain_batch, explain_methods
-from ..methods.table import Refusal, as_methods, or_refusal
-from ..models.encoding import TOKEN_BUDGET
-from ..models.parts import KINDS, Parts
+from ..methods.table import Refusal, as_methods
 from ..records import Attribution
-from ..records.base import plain
 from ..records.base import Table
-from ..stats import agreement, mean_se, pearson
 
 # %% auto #0
-__all__ = ['SLOTS', 'FEWEST_SHARING', 'MEANS', 'AUDIT_COLUMNS', 'compare_with_loo', 'token_classes', 'faithfulness_rows',
-           'faithfulness_row', 'in_batches', 'shared_tokens', 'slot_baseline', 'print_audit_time', 'AuditTable',
-           'audit_table', 'n_copies', 'timed_results', 'audit']
+__all__ = ['MEANS', 'AUDIT_COLUMNS', 'compare_with_loo', 'token_classes', 'faithfulness_rows', 'in_batches', 'AuditTable',
+           'audit_table', 'unique_texts', 'audit']
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000006
 def compare_with_loo(
@@ -62,37 +48,33 @@ def compare_with_loo(
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
     refusals: bool = False,  # return a `Refusal` for a text that a method refuses
     content: list[torch.Tensor | None] | None = None,  # (T,) bool per text, or None
-    **loo_options: Any,  # drop, token_budget of `subset_logits`
 ) -> tuple[list[Attribution], dict[str, list[Attribution]]]:  # LOO; name → scores
     "Explain texts by exact LOO and by other methods, for the same targets."
     n = len(encs)
     units, content = units or [None] * n, content or [None] * n
-    loo_options['removal'] = removal or default_removal(encs[0])
-    loos = explain_batch(model, tokenizer, encs, 'loo', target, units, **loo_options)
+    removal = removal or default_removal(encs[0])
+    loos = explain_batch(model, tokenizer, encs, 'loo', target, units, removal=removal)
     others = {name: m for name, m in methods.items() if not is_reference(*m)}
-
-    def run(part, chosen, target):
-        "Explain a part of the texts by some of the methods."
-        per_text = (units[part], refusals, content[part])
-        return explain_methods(model, tokenizer, encs[part], chosen, target, *per_text)
-
-    def explain_again(name, k):
-        target_of_text = fix_index(target, loos[k].target)
-        part = slice(k, k + 1)
-        return run(part, {name: others[name]}, target_of_text)[name][0]
-
-    maps = {name: [] for name in others}
-    size = batch_size or n
-    for start in range(0, n, size):
-        part = slice(start, start + size)
-        is_single = len(encs[part]) == 1
-        batch_target = fix_index(target, loos[start].target) if is_single else target
-        for name, batch in run(part, others, batch_target).items():
-            maps[name] += batch
-    for name, explanations in maps.items():
-        for k, a in enumerate(explanations):
-            if not isinstance(a, Refusal) and a.target != loos[k].target:
-                explanations[k] = explain_again(name, k)
+    maps = {name: [None] * n for name in others}
+    targets = [fix_index(target, loo.target) for loo in loos]
+    for target_of_group, group in group_by_target(targets):
+        size = batch_size or len(group)
+        for start in range(0, len(group), size):
+            part = group[start : start + size]
+            part_encs, part_units, part_content = (
+                [entries[k] for k in part] for entries in (encs, units, content)
+            )
+            per_text = (part_units, refusals, part_content)
+            explained = explain_methods(
+                model, tokenizer, part_encs, others, target_of_group, *per_text
+            )
+            for name, explanations in explained.items():
+                for k, a in zip(part, explanations):
+                    maps[name][k] = a
+    for explanations in (loos, *maps.values()):
+        for a, mask, u in zip(explanations, content, units):
+            if not isinstance(a, Refusal):
+                mark_content(a, mask, u)
     return loos, {name: maps.get(name, loos) for name in methods}
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000009
@@ -114,7 +96,7 @@ def token_classes(a: Attribution) -> str:
     return ''.join(map(letter, range(len(a))))
 
 
-def _row(loo, maps, curves, area, stored):
+def _row(loo, maps, curves, stored):
     "Return a text's row, with rounded scores of the methods named in `stored`."
     methods = {
         name: dict(refused=str(a))
@@ -123,7 +105,7 @@ def _row(loo, maps, curves, area, stored):
         for name, a in maps.items()
     }
     for name, (morf, lerf) in curves.items():
-        methods[name] |= dict(lerf=curve_area(lerf, area), morf=curve_area(morf, area))
+        methods[name] |= dict(lerf=curve_area(lerf), morf=curve_area(morf))
     row = dict(n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods)
     if not stored:
         return row
@@ -145,9 +127,7 @@ def faithfulness_rows(
     target: Any = None,  # see `as_target`; None: each text's predicted class
     # how tokens are removed, for LOO and curves; see `compare_with_loo`
     removal: str | Removal | None = None,
-    area: str = 'mean_logit',  # see `curve_area`
     curves: Sequence[str] | None = None,  # methods that get curves; None: all
-    progress: Any = None,  # called with the number of forward passes just done
     content: list[torch.Tensor | None] | None = None,  # (T,) bool per text, or None
     refusals: bool = False,  # store the reason of a refusal as `refused`
     maps: tuple[str, ...] = (),  # methods whose scores are stored in the row
@@ -163,19 +143,15 @@ def faithfulness_rows(
             " another name"
         )
     removal = removal or default_removal(encs[0])
-    target = with_mask_id(target, tokenizer, encs)
     others = {name: m for name, m in methods.items() if name != 'loo'}
-    per_text = dict(refusals=refusals, content=content, progress=progress)
+    per_text = dict(refusals=refusals, content=content)
     loos, explained = compare_with_loo(
         model, tokenizer, encs, others, target, removal, batch_size, **per_text
     )
-    by_text = []  # per text: name → explanation
-    for k, loo in enumerate(loos):
-        text_maps = {'loo': loo} | {name: m[k] for name, m in explained.items()}
-        for a in text_maps.values():
-            if content and not isinstance(a, Refusal):
-                mark_content(a, content[k])
-        by_text.append(text_maps)
+    by_text = [  # per text: name → explanation
+        {'loo': loo} | {name: maps[k] for name, maps in explained.items()}
+        for k, loo in enumerate(loos)
+    ]
     scores = [
         {
             name: a.scores
@@ -184,7 +160,7 @@ def faithfulness_rows(
         }
         for text_maps in by_text
     ]
-    areas = many_perturbation_curves(
+    areas = perturbation_curves(
         model,
         encs,
         scores,
@@ -192,20 +168,8 @@ def faithfulness_rows(
         [fix_index(target, loo.target) for loo in loos],
         removal,
         fill_id(tokenizer, removal),
-        progress=progress,
     )
-    return [_row(*entries, area, maps) for entries in zip(loos, by_text, areas)]
-
-
-def faithfulness_row(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    enc: dict[str, Any],  # one encoded text or image
-    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],
-    **options: Any,  # see `faithfulness_rows`
-) -> dict[str, Any]:
-    "Return one text's row of `faithfulness_rows`."
-    return faithfulness_rows(model, tokenizer, [enc], methods, **options)[0]
+    return [_row(*entries, maps) for entries in zip(loos, by_text, areas)]
 
 
 def in_batches(
@@ -213,132 +177,13 @@ def in_batches(
     n: int = 8,  # small, so that little is lost if a run is interrupted
 ) -> list[list[tuple[Any, ...]]]:
     "Divide examples into batches; an image is a batch of its own."
-    if not examples:
-        return []
-    size = n if 'input_ids' in examples[0][1] else 1
+    size = n if examples and 'input_ids' in examples[0][1] else 1
     return [examples[i : i + size] for i in range(0, len(examples), size)]
 
-# %% ../../nbs/lib/evaluate_audit.ipynb #00000012
-SLOTS = 'slots'  # name of the row for `slot_baseline`
-FEWEST_SHARING = 3  # least number of texts; two share tokens by chance
+# %% ../../nbs/lib/evaluate_audit.ipynb #00000018
 MEANS = ('loo_r', 'loo_r_all', 'lerf', 'morf', 'delta')
 AUDIT_COLUMNS = [f'{mean}{suffix}' for mean in MEANS for suffix in ('', '_se')]
 AUDIT_COLUMNS += ['n', 'n_undefined']
-
-
-def shared_tokens(
-    encs: list[dict[str, Any]],  # encoded texts
-) -> tuple[int, int]:  # n_before, n_after; their sum is at most the shortest length
-    "Count the tokens at the beginning and at the end that are in every text."
-
-    def n_equal(texts):
-        equal = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*texts))
-        return sum(1 for _ in equal)
-
-    texts = [enc['input_ids'][0].tolist() for enc in encs]
-    n_before = n_equal(texts)
-    return n_before, n_equal([text[n_before:][::-1] for text in texts])
-
-
-def slot_baseline(
-    loos: list[Any],  # (n_tokens,) exact LOO per text
-    n_before: int,  # see `shared_tokens`
-    n_after: int,
-) -> list[np.ndarray]:  # (n_tokens,) per text
-    """Return scores that need no model: at a shared token the mean of the other texts'
-    LOO at this token, at other tokens one mean of their LOO.
-    """
-    loos = [np.asarray(loo, dtype=float) for loo in loos]
-    parts = [np.split(loo, [n_before, len(loo) - n_after]) for loo in loos]
-    baselines = []
-    for k, (_, inner, _) in enumerate(parts):
-        before, between, after = zip(*parts[:k], *parts[k + 1 :])
-        between = np.concatenate(between)
-        mean = between.mean() if len(between) else np.nan
-        constant = np.full(len(inner), mean)
-        baselines.append(np.r_[np.mean(before, 0), constant, np.mean(after, 0)])
-    return baselines
-
-
-def _slots(rows, encs):
-    """Return the table's row of `slot_baseline`, the number of shared tokens and
-    their share of LOO's variance without special tokens; None if texts share none,
-    or if rows of an older version hold no scores.
-    """
-    loos = [np.array(row.get('maps', {}).get('loo', ()), dtype=float) for row in rows]
-    lengths = [e['input_ids'].shape[1] if 'input_ids' in e else None for e in encs]
-    if len(rows) < FEWEST_SHARING or [len(loo) for loo in loos] != lengths:
-        return None
-    n_before, n_after = shared_tokens(encs)
-    slot_rows, shares = [], []
-    for row, loo, a in zip(rows, loos, slot_baseline(loos, n_before, n_after)):
-        classes = np.array(list(row['classes']))
-        is_text = classes != 's'
-        is_shared = np.ones(len(loo), dtype=bool)
-        is_shared[n_before : len(loo) - n_after] = False
-        squares = (loo - loo[is_text].mean()) ** 2 if is_text.any() else loo
-        if squares[is_text].any():
-            shares.append(squares[is_shared & is_text].sum() / squares[is_text].sum())
-        not_content = ~np.isin(classes, ['c', 'p'])
-        maps = [torch.from_numpy(x) for x in (a, loo, not_content)]
-        r = dict(r=agreement(*maps), r_all=agreement(*maps, specials=True))
-        slot_rows.append(dict(methods={SLOTS: r}))
-    n_shared = int((is_shared & is_text).sum())  # the same in any text
-    # a full stop that ends every text is part of the text
-    if not (is_shared & ~np.isin(classes, ['s', 'p'])).any() or not shares:
-        return None
-    return faithfulness_table(slot_rows)[AUDIT_COLUMNS], n_shared, np.mean(shares)
-
-
-def _slot_lines(table, n_shared, share, texts):
-    "Return the lines on shared tokens below a table of texts without a template."
-    is_one = n_shared == 1
-    line = (
-        f"{n_shared} {'token stands' if is_one else 'tokens stand'} in every text and"
-        f" {'carries' if is_one else 'carry'} {100 * share:.0f} % of LOO's variance"
-    )
-    if all(isinstance(text, str) for text in texts):
-        which = 'it' if is_one else 'them'
-        line += f"; name {which} with template= to ask about the text alone"
-    r = table.loo_r_all
-    worse = r.index[r <= r[SLOTS]].drop(SLOTS, errors='ignore')
-    if not len(worse):
-        return [line]
-    no_better = (
-        f"a constant for each of them ({SLOTS}) needs no model and has loo_r_all"
-        f" {r[SLOTS]:.2f}; not beaten by: {', '.join(worse)}"
-    )
-    return [line, no_better]
-
-# %% ../../nbs/lib/evaluate_audit.ipynb #00000018
-def _audit_passes(model, encs, n_methods, chunk):
-    "Count the forward passes of LOO and of two curves for each method."
-    lengths = [input_positions(model, enc) for enc in encs]
-    return sum(n + 2 * n_methods * math.ceil(n / chunk) for n in lengths)
-
-
-def print_audit_time(
-    model: torch.nn.Module,
-    encs: list[dict[str, Any]],  # encoded texts or images
-    n_methods: int,  # number of methods with curves
-    chunk: int,  # tokens removed at a time in the curves
-    removal: str | Removal | None,  # see `as_removal`
-    fill: int | None,  # see `fill_id`
-    target: Any = None,  # see `as_target`
-) -> None:
-    "Print the expected time of exact LOO and curves if it is long."
-    lengths = [input_positions(model, enc) for enc in encs]
-    if sum(n * n for n in lengths) < 4 * TOKEN_BUDGET:
-        return
-    passes = _audit_passes(model, encs, n_methods, chunk)
-    loo_time = loo_seconds(model, encs, removal, fill, target=target)
-    seconds = loo_time * passes / sum(lengths)
-    if seconds > ANNOUNCED_SECONDS:
-        tqdm.write(
-            f"exact LOO and curves of {len(encs)} texts, {passes} forward"
-            f" passes: about {format_duration(seconds)}",
-            file=sys.stderr,
-        )
 
 
 class AuditTable(Table):
@@ -346,7 +191,7 @@ class AuditTable(Table):
 
     @property
     def below(self) -> list[str]:
-        "Return the lines about refusals, incomplete sums, shared tokens and copies."
+        "Return the lines about refusals, incomplete sums and copies."
         return self.attrs.get('below', [])
 
     lines = below
@@ -358,123 +203,49 @@ class AuditTable(Table):
 
     headline = verdict
 
-    def metrics(
-        self,
-        # column/method → its number, such as {'loo_r/attn_lrp': 0.91}, and 'texts',
-        # the number of texts; undefined numbers are left out
-    ) -> dict[str, float]:
-        "Return numbers under flat names, as experiment trackers log them."
-        numbers = plain(pd.DataFrame(self).select_dtypes('number').to_dict())
-        flat = {
-            f'{column}/{method}': number
-            for column, by_method in numbers.items()
-            for method, number in by_method.items()
-            if number is not None
-        }
-        return flat | (dict(texts=int(self.n.max())) if 'n' in self else {})
-
 
 def audit_table(
     table: pd.DataFrame,  # a row per method
-    # method → per text '' or the reason of its refusal; without the reference
-    refused: Mapping[str, list[str]],
-    copies: int = 0,  # number of texts left out as copies
+    rows: list[dict[str, Any]],  # per text: method → its entries
+    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],  # see `as_methods`
+    copies: int,  # number of texts left out as copies
     lines: Sequence[str] = (),  # further lines below
 ) -> AuditTable:  # with a column `refused` if a method refused a text
     "Add refusals and lines to a table; raise ValueError if no method is left."
-    notes = {}  # method → on how many texts, and the first reason
-    for name, texts in refused.items():
-        reasons = [reason for reason in texts if reason]
-        count = f'on {len(reasons)} of {len(texts)}'
+    others = [name for name, entry in methods.items() if not is_reference(*entry)]
+    notes, n_left = {}, len(others)  # method → on how many texts, and the first reason
+    for name in others:
+        reasons = [row[name]['refused'] for row in rows if 'refused' in row[name]]
         if reasons:
-            all_refused = len(reasons) == len(texts)
-            notes[name] = f'{"which refuses" if all_refused else count}: {reasons[0]}'
-    if refused and all(map(all, refused.values())):
+            is_left = len(reasons) < len(rows)
+            which = f'on {len(reasons)} of {len(rows)}' if is_left else 'which refuses'
+            notes[name] = f'{which}: {reasons[0]}'
+            n_left -= not is_left
+    if others and not n_left:
         reasons = '; '.join(f'{name}, {reason}' for name, reason in notes.items())
         raise ValueError(f"no method is left: {reasons}")
     table = AuditTable(table)
     if notes:
         table['refused'] = [notes.get(name, '') for name in table.index]
     below = [f'{name} left out, {reason}' for name, reason in notes.items()]
-    below += lines
-    table.attrs['below'] = below + ([copies_note(copies)] if copies else [])
+    below += [*lines, copies_note(copies)]
+    table.attrs['below'] = [line for line in below if line]
     return table
 
 
-def n_copies(
-    encs: list[dict[str, Any]],  # encoded texts or images
-    targets: list[Any],  # one per text
-    content: list[torch.Tensor | None],  # one per text, as `CallInputs.content`
-) -> dict[int, int]:  # index of the first of equal texts → its number of copies
-    "Count the copies of each text with the same encoding, target and content."
+def unique_texts(inputs: CallInputs) -> list[int]:
+    "Return the index of the first of texts with equal inputs, units, target, content."
     keys = [
         (
-            key_of_encoding(enc),
+            key_of_encoding(enc, units),
             id(target) if callable(target) else repr(target),
             None if mask is None else tuple(mask.tolist()),
         )
-        for enc, target, mask in zip(encs, targets, content)
-    ]
-    counts = Counter(keys)
-    return {i: counts[keys[i]] - 1 for i in first_of_each(keys)}
-
-
-def timed_results(
-    run: Callable[..., Any],  # run(method, **options)
-    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],  # see `as_methods`
-) -> Iterator[tuple[str, Any, float]]:  # name, what `run` returns, seconds
-    "Run exact LOO and then each method; yield a `Refusal` for a method that refuses."
-    for k, (name, (method, options)) in enumerate(
-        {'loo': ('loo', {}), **methods}.items()
-    ):
-        start = time.perf_counter()
-        call = partial(run, method, **options)
-        result = call() if k == 0 else or_refusal(call)
-        yield name, result, time.perf_counter() - start
-
-
-def _part_row(inputs, i, methods):
-    "Return one text's row: name → r, passes, seconds, or the reason of a refusal."
-    row, loo = {}, None
-
-    def run(method, **options):
-        target = inputs.targets[i]
-        target = target if loo is None else fix_index(target, loo.target)
-        arguments = ([inputs.encs[i]], method, target, [inputs.units[i]])
-        return explain_batch(inputs.model, inputs.tokenizer, *arguments, **options)[0]
-
-    for name, a, seconds in timed_results(run, methods):
-        if isinstance(a, Refusal):
-            row[name] = dict(refused=a)
-            continue
-        loo = a if loo is None else loo
-        r = float(pearson(a.scores, loo.scores)) if len(a) > 1 else math.nan
-        passes = a.info['forward_equivalents']
-        row[name] = dict(loo_r=r, passes=passes, seconds=seconds)
-    return row
-
-
-def _audit_parts(inputs, methods, removal, results, progress):
-    "Compare methods with exact LOO of parts of the model."
-    if removal is not None or results is not None:
-        raise ValueError(
-            "removal= and results= are for tokens; of parts of the model their"
-            " numbers are set to zero and no rows are kept: leave both out"
+        for enc, units, target, mask in zip(
+            inputs.encs, inputs.units, inputs.targets, inputs.content
         )
-    first = list(n_copies(inputs.encs, inputs.targets, inputs.content))
-    indices = progress_bar(first, progress, desc='parts')
-    rows = [_part_row(inputs, i, methods) for i in indices]
-    table = {}
-    for name in rows[0]:
-        values = pd.DataFrame([row[name] for row in rows])
-        values = values.reindex(columns=['loo_r', 'passes', 'seconds']).astype(float)
-        r = mean_se(values.loo_r.to_numpy())
-        table[name] = dict(loo_r=r.mean, loo_r_se=r.se, passes=values.passes.mean())
-        table[name] |= dict(seconds=values.seconds.sum(), n=r.n)
-    table = pd.DataFrame(table).T.rename_axis('method')
-    return audit_table(
-        table, refusals_of(rows, methods), len(inputs.texts) - len(first)
-    )
+    ]
+    return first_of_each(keys)
 
 
 def audit(
@@ -486,7 +257,6 @@ def audit(
     target: TargetOf = None,  # class or token to explain (see `explain`)
     chunk: int = 1,  # tokens removed at a time in the curves
     removal: str | Removal | None = None,  # see `compare_with_loo`
-    area: str = 'mean_logit',  # 'mean_logit' or 'aopc', see `curve_area`
     truncation: bool = False,  # cut texts that are too long for the model
     progress: bool = True,  # show a bar
     results: Results | None = None,  # finished rows, which are not computed again
@@ -494,78 +264,48 @@ def audit(
     max_length: int | None = None,  # a lower limit than the model's own
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
-    units: UnitsOf = 'token',  # or parts of the model (see `explain`), without curves
     # a row per method: loo_r, loo_r_all (over all tokens), lerf, morf, delta,
-    # their standard errors, n; `refused` if a method refuses some of the texts;
-    # a row `slots` if texts share tokens
+    # their standard errors, n; `refused` if a method refuses some of the texts
 ) -> AuditTable:
     """Measure how closely methods follow exact Leave-One-Out on texts (Table 2 for any
     model). Copies of a text count once.
     """
     methods = as_methods(method)
-    if SLOTS in methods:
-        raise ValueError(
-            f"the name {SLOTS!r} is reserved for a constant score at each token"
-            " that all texts share; choose another name for the method"
-        )
     whole_number('chunk', chunk)
-    options = (target, units, truncation, max_length, device, template, among)
-    inputs = CallInputs.from_args(
-        model, tokenizer, texts, *options, supports_parts=True
-    )
-    model, tokenizer, encs = inputs.model, inputs.tokenizer, inputs.encs
-    if isinstance(inputs.units[0], Parts):
-        return _audit_parts(inputs, methods, removal, results, progress)
-    if not isinstance(units, str) or units not in ('token', 'patch'):
-        raise ValueError(
-            f"units={units!r} cannot be audited; take 'token', or one of {KINDS}"
-        )
-    n_curves = len({*methods, 'loo'})
-    copies = n_copies(encs, inputs.targets, inputs.content)
+    options = (target, 'token', truncation, max_length, device, template, among)
+    inputs = CallInputs.from_args(model, tokenizer, texts, *options)
     results = Results(None, {}) if results is None else results
-    missing = [encs[i] for i in copies if i not in results.done]
-    if progress and missing:
-        fill = fill_id(tokenizer, removal or default_removal(missing[0]))
-        options = (n_curves, chunk, removal, fill, inputs.targets[0])
-        print_audit_time(model, missing, *options)
+    unique = unique_texts(inputs)
 
     def run(batch):
-        "Return a row for each (index, encoded text), computed target by target."
-        rows = {}
-        for target, positions in group_by_target([inputs.targets[i] for i, _ in batch]):
-            encs_of_target = [batch[k][1] for k in positions]
-            target_rows = faithfulness_rows(
-                model,
-                tokenizer,
-                encs_of_target,
-                methods,
-                chunk,
-                target,
-                removal,
-                area,
-                progress=bar.update,
-                refusals=True,
-                maps=('loo',) if 'input_ids' in encs_of_target[0] else (),
-                content=[inputs.content[batch[k][0]] for k in positions],
-            )
-            rows |= zip(positions, target_rows)
-        counts = [copies[i] for i, _ in batch]
-        return [rows[k] | (dict(copies=n) if n else {}) for k, n in enumerate(counts)]
+        "Return the rows of some texts with one target."
+        indices, encs = zip(*batch)
+        return faithfulness_rows(
+            inputs.model,
+            inputs.tokenizer,
+            list(encs),
+            methods,
+            chunk,
+            inputs.targets[indices[0]],
+            removal,
+            refusals=True,
+            content=[inputs.content[i] for i in indices],
+        )
 
-    passes = _audit_passes(model, missing, n_curves, chunk)
-    with progress_bar(None, progress, total=passes, desc='audit') as bar:
-        results.extend(in_batches([(i, encs[i]) for i in copies]), run)
+    n_missing = len(set(unique) - results.done)
+    with progress_bar(None, progress, total=n_missing, desc='audit') as bar:
+        for _, group in group_by_target([inputs.targets[i] for i in unique]):
+            examples = [(unique[k], inputs.encs[unique[k]]) for k in group]
+            results.extend(in_batches(examples), run, bar)
     rows = results.rows
     table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
-    lines = completeness_lines(rows, list(methods))
-    by_index = dict(enumerate(encs))
-    slots = _slots(rows, [by_index.get(row['i'], {}) for row in rows])
-    if slots:
-        row, *shared = slots
-        table = pd.concat([table, row])
-        lines += [] if inputs.info else _slot_lines(table, *shared, inputs.texts)
-    refused = refusals_of([row['methods'] for row in rows], methods)
-    table = audit_table(table, refused, copies_of(rows), lines)
+    table = audit_table(
+        table,
+        [row['methods'] for row in rows],
+        methods,
+        len(inputs.encs) - len(unique),
+        completeness_lines(rows, list(methods)),
+    )
     if set(methods) - {'loo'}:
         table.attrs['verdict'] = verdict(rows)
     return table

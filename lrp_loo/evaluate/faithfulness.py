@@ -18,11 +18,11 @@ from ..loo.engines import read_subsets
 from ..loo.removals import Removal
 from ..models.encoding import attended_tokens
 from ..records import Attribution
-from ..stats import COLUMNS, agreement, mean_se, per_text
+from ..core.stats import COLUMNS, agreement, mean_se, per_text
 
 # %% auto #0
-__all__ = ['removal_units', 'removal_path', 'perturbation_curves', 'many_perturbation_curves', 'curve_area',
-           'correlations_with_loo', 'faithfulness_table', 'converged_share', 'completeness_lines']
+__all__ = ['removal_units', 'removal_path', 'perturbation_curves', 'curve_area', 'correlations_with_loo', 'faithfulness_table',
+           'completeness_lines']
 
 # %% ../../nbs/lib/evaluate_faithfulness.ipynb #de8341f0
 def removal_units(
@@ -53,39 +53,24 @@ def removal_path(
     return removed_at[None] >= torch.arange(n + 1)[:, None]
 
 
-def perturbation_curves(
-    model: torch.nn.Module,  # a sequence classifier
-    enc: dict[str, Any],  # one encoded text
-    scores: Mapping[str, torch.Tensor],  # method → (T,) scores
-    units: torch.Tensor,  # (T,) see `removal_units`
-    target: Any,  # the class whose logit is recorded; see `as_target`
-    **options: Any,  # removal, fill, drop, token_budget, progress (`subset_logits`)
-    # method → (MoRF, LeRF), each (L+1,) logits
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    "Compute the curves of several methods on one text (section 4.1)."
-    batch = ([enc], [scores], [units], [target])
-    return many_perturbation_curves(model, *batch, **options)[0]
-
-
 @restores_state
 @torch.no_grad()
-def many_perturbation_curves(
+def perturbation_curves(
     model: torch.nn.Module,
     encs: list[dict[str, Any]],  # encoded texts or images
-    # one per text; see `perturbation_curves`
-    scores: list[Mapping[str, torch.Tensor]],
-    units: list[torch.Tensor],
-    targets: list[Any],
+    scores: list[Mapping[str, torch.Tensor]],  # per text: method → (T,) scores
+    units: list[torch.Tensor],  # per text: (T,), see `removal_units`
+    targets: list[Any],  # per text: whose logit is recorded, see `as_target`
     removal: str | Removal | None = None,  # see `as_removal`
     fill: int | None = None,  # replaces a removed token, see `fill_id`
-    **options: Any,  # drop, token_budget, progress of `subset_logits`
-    # per text: method → (MoRF, LeRF)
+    **options: Any,  # token_budget of `read_subsets`
+    # per text: method → (MoRF, LeRF), each (L+1,) logits
 ) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
     "Compute the curves of several methods on many texts."
     for enc, u in zip(encs, units):
+        visible = attended_tokens(enc)
         if int(u.max()) < 0:
             raise ValueError("the text has no token that may be removed")
-        visible = attended_tokens(enc)
         if visible is not None and (u[~visible.cpu()] >= 0).any():
             raise ValueError(
                 "units must be −1 at tokens that the attention mask hides: they are"
@@ -122,22 +107,11 @@ def curve_area(
     return float(mean if area == 'mean_logit' else curve[0] - mean)
 
 # %% ../../nbs/lib/evaluate_faithfulness.ipynb #d0284b18
-# entries of `Attribution.info` that a row keeps
-_INFO_KEYS = (
-    'completeness_error',
-    'relative_error',
-    'arrived',
-    'n_steps',
-    'max_steps',
-    'expected_r',
-)
-
-
 def correlations_with_loo(
     a: Attribution,  # a method's scores of a text
     loo: Attribution,  # exact LOO for the same target
 ) -> dict[str, Any]:  # r, r_sum, r_sum_both, r_all; NaN if undefined
-    "Return Pearson r with LOO in four variants, and `a.info`'s numbers (section 4.1)."
+    "Return Pearson r with LOO in four variants, and how complete `a` is (section 4.1)."
 
     def r(**options):
         return agreement(a.scores, loo.scores, ~a.is_content, **options)
@@ -148,7 +122,9 @@ def correlations_with_loo(
         r_sum_both=r(normalize_a='sum', normalize_b='sum'),
         r_all=r(specials=True),
     )
-    return correlations | {k: a.info[k] for k in _INFO_KEYS if k in a.info}
+    # Integrated Gradients: error of the sum, and if it is within tolerance
+    kept = ('completeness_error', 'arrived')
+    return correlations | {k: a.info[k] for k in kept if k in a.info}
 
 
 def faithfulness_table(
@@ -171,39 +147,24 @@ def faithfulness_table(
     return table.astype({'n': int, 'n_undefined': int})
 
 # %% ../../nbs/lib/evaluate_faithfulness.ipynb #fc313b13
-def converged_share(
-    rows: list[dict[str, Any]],  # see `faithfulness_rows`
-    method: str,  # its name in `rows`
-) -> float:  # 0 to 1; a row without 'arrived' counts as not converged
-    "Return the share of texts whose scores sum to f(x) − f(baseline) within 2 %."
-    return float(np.mean([bool(r['methods'][method].get('arrived')) for r in rows]))
-
-
 def completeness_lines(
     rows: list[dict[str, Any]],  # see `faithfulness_rows`
     methods: Sequence[str] | None = None,  # their names, in order; None: all
 ) -> list[str]:  # a line per method with a completeness error
-    "Report on how many texts a method's scores sum to f(x) − f(baseline)."
+    "Report how far a method's scores are from summing to f(x) − f(baseline)."
     lines = []
     for name in methods or list(rows[0]['methods']):
         records = [row['methods'].get(name, {}) for row in rows]
         records = [m for m in records if m.get('completeness_error') is not None]
-        checked = [m for m in records if 'arrived' in m]
-        if checked:
-            n = sum(m['arrived'] for m in checked)
-            line = (
-                f"{name}: the sum is within 2 % of f(x) − f(baseline) on {n} of"
-                f" {len(checked)} texts"
-            )
-            failed = [m for m in checked if not m['arrived'] and 'max_steps' in m]
-            limits = [m['max_steps'] for m in failed if m['n_steps'] >= m['max_steps']]
-            if limits:
-                line += f"; {len(limits)} at the limit of {max(limits)} steps"
-            lines.append(line)
-        elif records:
-            mean = np.mean([abs(m['completeness_error']) for m in records])
-            lines.append(
-                f"{name}: the sum misses f(x) − f(baseline) by {mean:.2g} in the mean"
-                f" of {len(records)} texts"
-            )
+        if not records:
+            continue
+        mean = np.mean([abs(m['completeness_error']) for m in records])
+        line = (
+            f"{name}: the sum misses f(x) − f(baseline) by {mean:.2g} in the mean"
+            f" of {len(records)} texts"
+        )
+        if any('arrived' in m for m in records):
+            n = sum(m.get('arrived', False) for m in records)
+            line += f', by less than 2 % on {n}'
+        lines.append(line)
     return lines

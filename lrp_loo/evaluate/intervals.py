@@ -6,58 +6,45 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Model, OneMethod, Texts, Tokenizer, finite_numbers
-from ..core.arguments import number, one_of, whole_number
-from ..core.files import json_record, reading, recorded_methods, without_modules
-from ..core.files import write_text_atomic
-from ..core.tensors import copies_note, first_of_each, key_of_encoding
+from ..core.arguments import Model, OneMethod, Texts, Tokenizer
+from ..core.arguments import fraction, one_of, whole_number
+from ..core.files import recorded_methods
+from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from ..estimate import overwrite_with_loo
-from .audit import compare_with_loo
+from .audit import compare_with_loo, unique_texts
 from .results import as_json
-from ..inputs.call import CallInputs
-from ..inputs.targets import Target, TargetOf, describe_target, fix_index
-from ..inputs.targets import with_mask_id
+from ..inputs.call import CallInputs, group_by_target
+from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UnitsOf
-from ..methods import explain, resume
-from ..methods.table import MethodOptions, as_method
+from ..loo.engines import read_whole
+from ..methods import explain
+from ..methods.table import as_method
 from ..models.encoding import special_ids
 from ..models.structure import UNRECORDED_OPTIONS, describe_model
 from ..records import Attribution
 from ..records.base import Record, in_lines, plain
 
 # %% auto #0
-__all__ = ['FLOOR', 'COVER', 'BY', 'ranking_keys', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile',
-           'text_quantile', 'reach_needed', 'settle_top', 'Calibration', 'load_calibration', 'calibrate', 'TopTokens',
-           'top_tokens']
+__all__ = ['FLOOR', 'UNITS', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'text_quantile', 'reach_needed',
+           'settle_top', 'call_settings', 'Calibration', 'calibrate', 'TopTokens', 'top_tokens']
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000005
 FLOOR = 0.2  # least s_j, as a share of the root mean square of the text's u_j
-COVER = ('token', 'text')
-BY = ('size', 'score')
 
 
 def _content_indices(a):
     "Return the indices of the content tokens."
     return a.is_content.nonzero()[:, 0].tolist()
-
-
-def ranking_keys(x: Any, by: str) -> Any:
-    "Return the numbers by which scores are ranked; `by` is one of BY."
-    one_of('by', by, BY)
-    return abs(x) if by == 'size' else x
 
 
 class Estimate(NamedTuple):
@@ -100,44 +87,30 @@ class CalibrationText(NamedTuple):
     loo: list[float]  # exact LOO of the same tokens
 
     @classmethod
-    def of(
-        cls,
-        a: Attribution,  # an estimate of one text
-        loo: Attribution,  # exact LOO of the same text and target
-    ) -> CalibrationText:
-        "Return scores and LOO of the content tokens of two explanations."
-        return cls(estimate_of(a), loo.scores[_content_indices(a)].tolist())
-
-    @classmethod
     def of_file(
         cls,
         i: int,  # index of the text in the file
         record: Any,  # what `Calibration.save` wrote
     ) -> CalibrationText:
         "Read a text of a calibration file; raise ValueError for other contents."
-        names = (*Estimate._fields, 'loo')
-        if set(record) != set(names):
-            raise ValueError(f"texts[{i}] must hold only {', '.join(names)}")
-        numbers = {k: finite_numbers(f'texts[{i}].{k}', record[k]) for k in names}
-        loo = numbers.pop('loo')
-        lengths = {len(loo), len(numbers['scores']), len(numbers['spread']) or len(loo)}
-        if len(lengths) > 1 or not set(numbers['exact']) <= set(range(len(loo))):
+        lists = record['estimate'] | dict(loo=record['loo'])
+        for name, values in lists.items():
+            if not all(type(v) in (int, float) and math.isfinite(v) for v in values):
+                raise ValueError(f"texts[{i}].{name} must be a list of finite numbers")
+        estimate, loo = Estimate(**record['estimate']), record['loo']
+        lengths = {len(loo), len(estimate.scores), len(estimate.spread) or len(loo)}
+        if len(lengths) > 1 or not set(estimate.exact) <= set(range(len(loo))):
             raise ValueError(
                 f"texts[{i}] has scores, spread and LOO of different lengths, or"
                 " indices in `exact` that are out of range"
             )
-        return cls(Estimate(**numbers), loo)
+        return cls(estimate, loo)
 
     def ratios(self) -> list[float]:
         "Return ρ_j = |LOO_j − x_j| / s_j of the tokens that are not exact."
         s = self.estimate.scale
         error = np.abs(np.array(self.loo) - self.estimate.scores)
         return list(error[s > 0] / s[s > 0])
-
-    def ranked(self, by: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        "Return scores, their scale and LOO, (n,) each, as `top_tokens` ranks them."
-        x = ranking_keys(np.array(self.estimate.scores), by)
-        return x, self.estimate.scale, ranking_keys(np.array(self.loo), by)
 
 
 def token_quantile(
@@ -166,9 +139,9 @@ def text_quantile(
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000013
 def reach_needed(
-    x: np.ndarray,  # (n,) scores of an estimate, see `ranking_keys`
+    x: np.ndarray,  # (n,) sizes of an estimate's scores
     s: np.ndarray,  # (n,) the unit of each score's error; 0 if exact
-    loo: np.ndarray,  # (n,) exact LOO, see `ranking_keys`; n > k
+    loo: np.ndarray,  # (n,) sizes of exact LOO; n > k
     k: int,  # size of the top
 ) -> float:  # −inf if any reach finds them
     "Return τ, the least reach for which a search finds a text's top k."
@@ -185,14 +158,12 @@ def reach_needed(
 
 
 def settle_top(
-    x: np.ndarray,  # (n,) scores of an estimate, see `ranking_keys`
+    x: np.ndarray,  # (n,) sizes of an estimate's scores
     s: np.ndarray,  # (n,) the unit of each score's error; 0 if exact
     k: int,  # size of the top
-    read: Callable[[int], float],  # read(i) computes token i's exact score
+    read: Callable[[int], float],  # read(i) computes the size of token i's exact score
     reach: float,  # see `Calibration.reach`
-    most: int | None = None,  # greatest number of exact passes; None: no limit
-    # indices of the top k, whether they are settled, indices of tokens computed
-) -> tuple[list[int], bool, list[int]]:
+) -> tuple[list[int], list[int]]:  # indices of the top k; of the tokens computed
     "Compute exact scores until the top's intervals lie above all others."
     x, s = np.array(x, dtype=float), np.array(s, dtype=float)
     exact = []
@@ -200,119 +171,74 @@ def settle_top(
         low, high = x - reach * s, x + reach * s
         top, rest = np.split(np.argsort(-x, kind='stable'), [k])
         i, j = top[low[top].argmin()], rest[high[rest].argmax()]
-        is_settled = bool(low[i] > high[j] or s[i] == s[j] == 0)
-        if is_settled or len(exact) == most:
-            return top.tolist(), is_settled, exact
+        if low[i] > high[j] or s[i] == s[j] == 0:
+            return top.tolist(), exact
         i = int(i if s[i] > s[j] else j)
         x[i], s[i] = read(i), 0
         exact.append(i)
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000016
-def _recorded(method, options):
-    "Return a method in JSON's types, without options that change no number."
+UNITS = ('token', 'word', 'sentence')
+
+
+def call_settings(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    target: Any,  # see `as_target`
+    method: OneMethod,
+    options: Mapping[str, Any],  # options of the method
+    units: UnitsOf,
+    info: Mapping[str, Any],  # see `CallInputs.info`
+) -> dict[str, Any]:  # in JSON's types
+    "Return what a promise depends on; leave out options that change no number."
     options = {k: v for k, v in options.items() if k not in UNRECORDED_OPTIONS}
-    return as_json(recorded_methods({'': (method, options)})[''])
-
-
-def _kind_of_units(units):
-    "Return 'token', 'word' or 'sentence', or 'span' for spans and mixed kinds."
-    if isinstance(units, str):
-        return units
-    kinds = {u if isinstance(u, str) else 'span' for u in units}
-    return kinds.pop() if len(kinds) == 1 else 'span'
-
-
-def _describe_template(info):
-    "Describe `CallInputs.info` in words."
-    if 'template' in info:
-        return f"texts in the template {info['template']!r}"
-    return 'parts of texts (among=)' if info else 'texts without a template'
-
-
-def _describe_target(described):
-    "Describe a result of `describe_target` in words."
-    options = ', '.join(f'{k}={v!r}' for k, v in described.items())
-    return f'the target {options}' if options else 'the predicted class'
-
-
-def _describe_method(recorded):
-    "Describe a recorded method in words."
-    name, options = recorded
-    options = ", ".join(f"{k}={v!r}" for k, v in options.items())
-    return f'method {name}({options})'
+    settings = dict(
+        model=describe_model(model),
+        method=recorded_methods({'': (method, options)})[''],
+        target=describe_target(target) or 'the predicted class',
+        units=units,
+        template=info.get('template', info or None),  # or among
+        special_tokens=special_ids(tokenizer),
+    )
+    return as_json(settings)
 
 
 @dataclass(frozen=True, repr=False)
 class Calibration(Record):
     "Errors of a method on a model, measured against exact LOO on some texts."
 
-    model: dict[str, Any]  # see `describe_model`
-    method: list[Any]  # its name and options, see `recorded_methods`
+    settings: dict[str, Any]  # see `call_settings`
     texts: list[CalibrationText]  # one for each text; copies count once
-    units: str = 'token'  # or 'word', 'sentence', 'span' (spans or mixed kinds)
-    # what was explained (`describe_target`); {}: each text's predicted class
-    target: dict[str, Any] = field(default_factory=dict)
-    special: list[int] = field(default_factory=list)  # ids of special tokens
     copies: int = 0  # number of texts left out as copies
-    # the template around each text; {}: none
-    said: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
-    def ratios(self) -> list[list[float]]:
-        "Return ρ of each text's tokens, without texts whose tokens are all exact."
-        return [ratios for t in self.texts if (ratios := t.ratios())]
-
-    def with_defaults(
-        self,
-        method: OneMethod,
-        options: Mapping[str, Any],
-        target: TargetOf,
-        units: UnitsOf,
-        template: str | list[dict[str, Any]] | None,
-        among: list[Any] | None,
-    ) -> tuple[Any, ...]:  # method, options, target, units, template
-        "Replace default arguments of `explain` by the calibrated ones."
-        if method == 'auto' and not options:
-            method, options = self.method
-        if target is None and self.target and 'function' not in self.target:
-            entries = self.target.items()
-            target = Target(
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in entries}
-            )
-        if isinstance(units, str) and units == 'token' and self.units != 'span':
-            units = self.units
-        if template is None and among is None:
-            template = self.said.get('template')
-        return method, options, target, units, template
-
     def quantile(
         self,
-        confidence: float = 0.9,
-        # 'token': a random token of a text is covered; 'text': all of them
-        cover: str = 'token',
+        confidence: float = 0.9,  # that a random token of a text is covered
     ) -> float:  # q: an interval is a score ± q times `Estimate.scale`
         "Return the quantile of ratios; raise ValueError if there are too few texts."
-        one_of('cover', cover, COVER)
-        quantile = token_quantile if cover == 'token' else text_quantile
-        return self._finite_quantile(quantile, self.ratios, confidence)
+        # texts whose tokens are all exact have no ratios
+        ratios = [ratios for t in self.texts if (ratios := t.ratios())]
+        return self._finite_quantile(token_quantile, ratios, confidence)
 
     def reach(
         self,
         k: int,  # size of the top
         confidence: float = 0.9,
-        by: str = 'size',  # or 'score', see `top_tokens`
     ) -> float:  # t: the search for the top k uses x_j ± t s_j
         "Return the reach for a top k; raise ValueError if there are too few texts."
-        longer = [t.ranked(by) for t in self.texts if len(t.loo) > k]
-        needed = [[reach_needed(*text, k)] for text in longer]
+        needed = [
+            [reach_needed(np.abs(x.scores), x.scale, np.abs(loo), k)]
+            for x, loo in self.texts
+            if len(loo) > k
+        ]
         return self._finite_quantile(text_quantile, needed, confidence)
 
     def _finite_quantile(self, quantile, ratios, confidence):
         "Return a quantile; raise ValueError if it is infinite."
-        number('confidence', confidence, 0, 1, open_ends=True)
+        fraction('confidence', confidence)
         q = quantile(ratios, confidence)
         if q < math.inf:
             return q
@@ -327,112 +253,66 @@ class Calibration(Record):
         self,
         model: torch.nn.Module,
         tokenizer: Any,
-        method: OneMethod,
-        options: Mapping[str, Any],  # options of the method
-        units: UnitsOf = 'token',
-        targets: Iterable[Any] = (None,),  # targets of the texts, see `as_target`
-        said: dict[str, Any] | None = None,  # the template, as `CallInputs.info`
+        targets: list[Any],  # one per text, see `as_target`
+        *call: Any,  # method, options, units, info of `call_settings`
     ) -> None:
-        "Raise ValueError unless this model and these arguments were calibrated."
-        described = describe_model(model)
-        if described['sha256'] != self.model['sha256']:
-            raise ValueError(
-                f"the calibration is of a {self.model['model']} whose weights"
-                f" are {self.model['sha256']}, and this {described['model']}'s are"
-                f" {described['sha256']}; calibrate this one"
-            )
-        compared = [
-            (_describe_template, self.said, said or {}),
-            *((_describe_target, self.target, describe_target(t)) for t in targets),
-            ('special tokens {}'.format, self.special, special_ids(tokenizer)),
-            ("units='{}'".format, self.units, _kind_of_units(units)),
-            (_describe_method, self.method, _recorded(method, options)),
-        ]
-        for describe, calibrated, value in compared:
-            if without_modules(calibrated) != without_modules(value):
-                raise ValueError(
-                    f"the calibration is of {describe(calibrated)}, not of"
-                    f" {describe(value)}; call calibrate for the latter"
-                )
+        "Raise ValueError unless a call with these settings was calibrated."
+        for target, _ in group_by_target(targets):
+            settings = call_settings(model, tokenizer, target, *call)
+            for name, value in settings.items():
+                calibrated = self.settings.get(name)
+                if calibrated != value:
+                    raise ValueError(
+                        f"the calibration is of {name} {calibrated!r}, not of"
+                        f" {value!r}; call calibrate for the latter"
+                    )
 
     def add_intervals(
         self,
         a: Attribution,  # of the calibrated model and method; changed in place
         confidence: float = 0.9,
-        cover: str = 'token',  # see `quantile`
     ) -> None:
         "Write the ends of intervals, `low` and `high`, to an explanation's `info`."
         estimate = estimate_of(a)
         scale = estimate.scale
         # an exact explanation needs no quantile
-        reach = self.quantile(confidence, cover) * scale if scale.any() else scale
+        reach = self.quantile(confidence) * scale if scale.any() else scale
         ends = dict(low=estimate.scores - reach, high=estimate.scores + reach)
         for name, values in ends.items():
             entries = [None] * len(a)  # None is JSON's NaN, at special tokens
             for i, value in zip(_content_indices(a), values.tolist()):
                 entries[i] = value
             a.info[name] = entries
-        a.info |= dict(confidence=confidence, cover=cover)
-
-    def to_dict(self) -> dict[str, Any]:
-        "Return what `save` writes: the estimates, their spread and the LOO by text."
-        texts = [t.estimate._asdict() | dict(loo=t.loo) for t in self.texts]
-        return asdict(self) | dict(texts=texts)
+        a.info['confidence'] = confidence
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per token: text (its index), score, loo, scale (the unit of its
-        error, 0 if it is exact), ratio (its error in that unit).
-        """
-        rows = []
-        for i, t in enumerate(self.texts):
-            for x, loo, s in zip(t.estimate.scores, t.loo, t.estimate.scale.tolist()):
-                ratio = abs(loo - x) / s if s > 0 else math.nan
-                rows.append(dict(text=i, score=x, loo=loo, scale=s, ratio=ratio))
-        return pd.DataFrame(rows)
+        "Return a row per token: text (its index), score, loo, scale (its error's unit)."
+        tables = [
+            pd.DataFrame(
+                dict(text=i, score=t.estimate.scores, loo=t.loo, scale=t.estimate.scale)
+            )
+            for i, t in enumerate(self.texts)
+        ]
+        return pd.concat(tables, ignore_index=True)
 
-    def save(
-        self,
-        path: str | os.PathLike,  # .json; a table as .csv, a view as .html
-    ) -> None:
-        "Write the calibration; `load_calibration` reads a .json."
-        if Path(path).suffix != '.json':
-            return super().save(path)
-        write_text_atomic(path, json.dumps(self.to_dict()) + '\n')
+    def _pack(self):
+        return plain(self)
+
+    @classmethod
+    def _unpack(cls, fields):
+        texts = enumerate(fields['texts'])
+        fields['texts'] = [CalibrationText.of_file(i, text) for i, text in texts]
+        return cls(**fields)
 
     def __repr__(self) -> str:
-        copies = copies_note(self.copies)
+        settings, copies = self.settings, copies_note(self.copies)
         line = (
-            f"Calibration({_describe_method(self.method).removeprefix('method ')} of"
-            f" {self.model.get('name') or self.model['model']}:"
-            f" {len(self)} texts{copies and f' ({copies})'}, {self.units}s,"
-            f" {_describe_target(self.target)}"
+            f"Calibration({settings['method'][0]} of {settings['model']['model']}:"
+            f" {len(self)} texts{copies and f' ({copies})'}, {settings['units']}s"
         )
         with contextlib.suppress(ValueError):  # too few texts
             line += f"; 90 % of LOO within {self.quantile():.2f} of the scale"
         return in_lines(f'{line})')
-
-
-def load_calibration(
-    path: str | os.PathLike,  # see `Calibration.save`
-) -> Calibration:
-    "Read a calibration; raise ValueError for another file."
-    kinds = dict(model=dict, method=list, texts=list, units=str)
-    kinds |= dict(target=dict, special=list, copies=int, said=dict)
-    with reading(path, 'is no calibration'):
-        record = json_record(Path(path).read_text(encoding='utf-8'))
-        record = dict(said={}) | record  # a file of an older version has no template
-        for name, kind in kinds.items():
-            if not isinstance(record[name], kind):
-                raise ValueError(
-                    f"{name} must be a {kind.__name__}, got {record[name]!r:.60}"
-                )
-        if not {'sha256', 'model'} <= record['model'].keys():
-            raise ValueError("model must name its class and sha256")
-        if list(map(type, record['method'])) != [str, dict]:
-            raise ValueError("method must be a name and its options")
-        texts = enumerate(record['texts'])
-        record['texts'] = [CalibrationText.of_file(i, text) for i, text in texts]
-        return Calibration(**record)
 
 
 def calibrate(
@@ -443,62 +323,55 @@ def calibrate(
     target: TargetOf = None,  # class or token to explain (see `explain`), one for all
     batch_size: int = 8,  # texts computed at once
     truncation: bool = False,  # cut texts that are too long for the model
-    units: UnitsOf = 'token',  # what gets intervals (see `explain`)
+    units: str = 'token',  # what gets intervals: 'token', 'word' or 'sentence'
     progress: bool = True,  # show a bar
     max_length: int | None = None,  # a lower limit than the model's own
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
-    **options: Unpack[MethodOptions],  # options of the method
+    among: list[Any] | None = None,  # part of each text to explain (see `explain`)
+    **options: Any,  # options of the method
 ) -> Calibration:
     "Compare a method with exact LOO, by attention mask, on every text."
     whole_number('batch_size', batch_size)
-    arguments = (target, units, truncation, max_length, device, template)
-    is_reference = as_method(method).is_reference
-    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
-    model, tokenizer = inputs.model, inputs.tokenizer
-    if is_reference:
+    one_of('units', units, UNITS)
+    if as_method(method).is_reference:
         raise ValueError(
             f"method={method!r} is exact LOO, which needs no intervals; take"
             " an estimate, such as 'removal'"
         )
+    arguments = (target, units, truncation, max_length, device, template, among)
+    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
+    model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
-    first = first_of_each(map(key_of_encoding, inputs.encs, inputs.units))
+    first = unique_texts(inputs)
     methods = {'estimate': (method, options)}
     measured = []
-    with progress_bar(None, progress, total=len(first), desc='calibrate') as bar:
-        for start in range(0, len(first), batch_size):
-            part = first[start : start + batch_size]
-            entries = (inputs.encs, inputs.units, inputs.content)
-            encs, per_text, content = ([x[i] for i in part] for x in entries)
-            arguments = (model, tokenizer, encs, methods, target, 'attention_mask')
-            loos, maps = compare_with_loo(*arguments, units=per_text, content=content)
-            for i, a, loo in zip(part, maps['estimate'], loos):
-                measured.append(CalibrationText.of(inputs.annotate(a, i), loo))
-            bar.update(len(part))
+    starts = range(0, len(first), batch_size)
+    for start in progress_bar(starts, progress, desc='calibrate'):
+        part = first[start : start + batch_size]
+        entries = (inputs.encs, inputs.units, inputs.content)
+        encs, per_text, content = ([x[i] for i in part] for x in entries)
+        arguments = (model, tokenizer, encs, methods, target, 'attention_mask')
+        loos, maps = compare_with_loo(*arguments, units=per_text, content=content)
+        for a, loo in zip(maps['estimate'], loos):
+            exact = loo.scores[_content_indices(a)].tolist()
+            measured.append(CalibrationText(estimate_of(a), exact))
     if not any(t.ratios() for t in measured):
         raise ValueError(
             "no text has a token that is estimated; give longer texts, or method"
             " 'auto' fewer passes"
         )
-    return Calibration(
-        describe_model(model),
-        _recorded(method, options),
-        measured,
-        _kind_of_units(units),
-        describe_target(target),
-        special_ids(tokenizer),
-        len(inputs.encs) - len(first),
-        inputs.info,
-    )
+    settings = (target, method, options, units, inputs.info)
+    n_copies = len(inputs.encs) - len(first)
+    return Calibration(call_settings(model, tokenizer, *settings), measured, n_copies)
 
 
 @dataclass(frozen=True, repr=False)
 class TopTokens(Record):
-    "The k most important tokens, and whether they are settled."
+    "The k most important tokens."
 
     # indices of k tokens, the largest first, by their exact score or its estimate
     which: list[int]
-    settled: bool  # True if the answer has the requested confidence
     exact: list[int]  # indices of the tokens that were computed exactly
     # with intervals, and exact scores where they were computed
     attribution: Attribution
@@ -508,20 +381,11 @@ class TopTokens(Record):
         table = self.attribution.to_frame().iloc[self.which]
         return table.rename_axis('place')
 
-    def to_dict(self) -> dict[str, Any]:
-        "Return the fields in JSON's types."
-        return plain(vars(self) | dict(attribution=self.attribution.to_dict()))
-
-    _pack = to_dict
-
     def __repr__(self) -> str:
         a, n = self.attribution, len(self.exact)
         tokens = [f'{a.tokens[i]} {float(a.scores[i]):+.2f}' for i in self.which]
-        state = 'settled' if self.settled else 'not settled'
-        return in_lines(
-            f"TopTokens({', '.join(tokens)}; {state} with {n} exact"
-            f" pass{'' if n == 1 else 'es'})"
-        )
+        plural = '' if n == 1 else 'es'
+        return in_lines(f"TopTokens({', '.join(tokens)}; {n} exact pass{plural})")
 
 
 def top_tokens(
@@ -529,54 +393,38 @@ def top_tokens(
     tokenizer: Tokenizer,  # its tokenizer
     text: str,  # one text
     k: int,  # number of tokens
-    calibration: Calibration,  # of this model; its method, target, … are the defaults
+    calibration: Calibration,  # of this model, target, units, template
     confidence: float = 0.9,  # probability that the answer is right
-    by: str = 'size',  # 'size', of either sign, or 'score', the largest first
-    most: int | None = None,  # greatest number of exact passes; None: no limit
     target: TargetOf = None,  # class or token to explain (see `explain`)
-    units: UnitsOf = 'token',  # tokens, words, sentences or spans (see `explain`)
+    units: str = 'token',  # as calibrated
     template: str | list[dict[str, Any]] | None = None,  # text around the text
     among: list[Any] | None = None,  # part of the text to explain (see `explain`)
 ) -> TopTokens:
-    "Find the k most important tokens (words), with exact passes if needed."
-    defaults = ('auto', {}, target, units, template, among)
-    method, options, target, units, template = calibration.with_defaults(*defaults)
+    "Find the k tokens (words) of the largest scores, with exact passes if needed."
     arguments = dict(target=target, units=units, template=template, among=among)
     interval = dict(calibration=calibration, confidence=confidence)
-    (a,) = explain(model, tokenizer, text, method, **arguments, **interval, **options)
-    partial_estimate = getattr(a, 'partial_estimate', None)
-    if most is not None:
-        whole_number('most', most, 0)
+    (a,) = explain(model, tokenizer, text, **arguments, **interval)
     content = _content_indices(a)
     n = len(content)
     if not 1 <= whole_number('k', k) < n:
         raise ValueError(f"k={k} tokens of {n}; take 1 to {n - 1}")
-    reach = calibration.reach(k, confidence, by)
+    reach = calibration.reach(k, confidence)
     inputs = CallInputs.from_args(model, tokenizer, text, **arguments)
-    target = fix_index(
-        with_mask_id(inputs.targets[0], inputs.tokenizer, inputs.encs), a.target
-    )
+    target = fix_index(inputs.targets[0], a.target)
+    whole, _ = read_whole(inputs.model, inputs.encs[0], target)
 
     def compute(j):
         "Compute the exact score of content token j."
-        nonlocal partial_estimate
         i = content[j]
-        if partial_estimate is None:
-            entries = (*inputs.encs, target, *inputs.units)
-            overwrite_with_loo(inputs.model, *entries, a.scores, torch.tensor([i]))
-        else:
-            partial_estimate = partial_estimate.with_exact(i)
-            a.scores[i] = partial_estimate.scores[i]
+        overwrite_with_loo(whole, inputs.units[0], a.scores, torch.tensor([i]))
         score = float(a.scores[i])
         a.info['low'][i] = a.info['high'][i] = score
-        return ranking_keys(score, by)
+        return abs(score)
 
     estimate = estimate_of(a)
-    x = ranking_keys(np.array(estimate.scores), by)
-    which, is_settled, exact = settle_top(x, estimate.scale, k, compute, reach, most)
+    x = np.abs(estimate.scores)
+    which, exact = settle_top(x, estimate.scale, k, compute, reach)
     which, exact = ([content[j] for j in indices] for indices in (which, exact))
-    if partial_estimate is not None:
-        a = resume(a, partial_estimate)
-    elif exact:
-        a.info['exact'] = sorted([*a.info.get('exact', []), *exact])
-    return TopTokens(which, is_settled, exact, a)
+    a.info['exact'] = sorted([*a.info.get('exact', []), *exact])
+    a.info['forward_equivalents'] += len(exact)
+    return TopTokens(which, exact, a)

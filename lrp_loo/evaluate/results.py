@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.files import reading, versions, without_modules, write_text_atomic
+from ..core.files import reading, versions, write_text_atomic
 
 # %% auto #0
-__all__ = ['as_json', 'stored_path', 'json_files', 'read_json', 'Results', 'read_results']
+__all__ = ['as_json', 'stored_path', 'read_json', 'Results', 'read_results']
 
 # %% ../../nbs/lib/evaluate_results.ipynb #00000005
 def _json_value(value):
@@ -53,14 +54,6 @@ def stored_path(
     path = Path(path)
     packed = path.with_name(f'{path.name}.gz')
     return packed if packed.exists() and not path.exists() else path
-
-
-def json_files(
-    folder: str | os.PathLike,  # of results
-) -> list[Path]:  # without '.gz'
-    "Return the JSON files of a folder, compressed or not, in the order of their names."
-    files = [p for kind in ('*.json', '*.json.gz') for p in Path(folder).glob(kind)]
-    return sorted({path.with_name(path.name.removesuffix('.gz')) for path in files})
 
 
 def read_json(
@@ -99,19 +92,12 @@ class Results:
         "Read the rows of an interrupted run; raise ValueError for another run's file."
         stored = read_results(self.path)
         indices = [row.get('i') for row in stored['rows']]
-        if None in indices:
-            raise ValueError(
-                f"{self.path.name} holds rows without their index 'i', so it"
-                " cannot be resumed"
-            )
-        if len(set(indices)) < len(indices):
-            twice = next(i for i in indices if indices.count(i) > 1)
-            raise ValueError(f"{self.path.name} holds row {twice} twice")
+        wrong = [i for i, n in Counter(indices).items() if n > 1 or i is None]
+        if wrong:
+            what = "rows without 'i'" if None in wrong else f"row {wrong[0]} twice"
+            raise ValueError(f"{self.path.name} holds {what} and cannot be resumed")
         for name in ('config', 'versions'):
-            old, new = (
-                without_modules(stored[name]),
-                without_modules(getattr(self, name)),
-            )
+            old, new = stored[name], getattr(self, name)
             if old == new:
                 continue
             changed = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
@@ -135,10 +121,8 @@ class Results:
         row: dict[str, Any],  # one finished row; `i` is the example's index
     ) -> None:
         "Append a row and write the file."
-        if 'i' not in row:
-            raise ValueError(f"a row needs its index 'i'; this one has {list(row)}")
-        if row['i'] in self.done:
-            raise ValueError(f"row {row['i']} is already there")
+        if row.get('i') in (None, *self.done):
+            raise ValueError(f"a row needs its own index 'i', got {row.get('i')}")
         self.rows.append(_rounded(as_json(row)))
         self.save()
 
@@ -187,8 +171,6 @@ def read_results(
     if not path.exists():
         raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first")
     with reading(path, 'is not a results file'):
-        if path.is_dir():
-            raise ValueError("it is a folder")
         content = read_json(path)
         parts = {'config', 'versions', 'rows'}
         if not isinstance(content, dict) or not parts <= set(content):

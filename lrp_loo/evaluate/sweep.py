@@ -18,17 +18,16 @@ import torch
 
 from ..core.arguments import Methods, Model, Texts, Tokenizer, one_of
 from ..core.arguments import whole_number
-from ..core.files import recorded_methods, versions, whole_file
+from ..core.files import reading, recorded_methods, whole_file
 from ..core.hooks import restores_state, undo_on_exit
 from ..core.tensors import resolve_device
 from ..core.tools import needs, progress_bar
 from .audit import audit_table, compare_with_loo
 from .faithfulness import correlations_with_loo
 from .results import Results
-from ..inputs.call import CallInputs, group_by_target
+from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
 from ..methods.table import as_methods
-from ..models.call import DTYPES, at_precision, has_tf32
 from ..models.encoding import as_texts, encode, is_encoding
 from ..models.loading import load_model
 from ..models.objects import unwrap
@@ -57,9 +56,6 @@ SCHEMA = pa.schema(
         ('loo', pa.list_(pa.float32())),
         ('r', pa.float64()),
         ('model', pa.string()),
-        ('dtype', pa.string()),
-        ('device', pa.string()),
-        ('version', pa.string()),
         ('worker', pa.int64()),
     ]
 )
@@ -71,12 +67,12 @@ def _sha256(text):
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
-def _load(model, tokenizer, name, task, device):
+def _load(model, tokenizer, name, device):
     "Return the model, its tokenizer, and its name in rows."
     label = name
     if isinstance(model, (str, os.PathLike)):
         device = resolve_device(device)
-        model, loaded, label = load_model(model, name or 'sst2', device, task)
+        model, loaded, label = load_model(model, name or 'sst2', device)
         tokenizer = loaded if tokenizer is None else tokenizer
     model, tokenizer = unwrap(model, tokenizer)
     return model, tokenizer, label or name_of_model(model)
@@ -91,55 +87,48 @@ class BatchWorker:
         tokenizer: Tokenizer = None,
         method: Methods = 'attn_lrp',
         name: str | None = None,
-        task: str | None = None,
-        target: int | None = None,  # class, unless a batch has a column `target`
-        dtype: str = 'float32',
+        target: int | None = None,
         device: str = 'auto',
         truncation: bool = False,
-        keep_texts: bool = False,
-        threads: int | None = None,  # CPU threads of this process; None: unchanged
         max_length: int | None = None,
+        threads: int | None = None,  # CPU threads of this process; None: unchanged
     ):
         if threads:
             torch.set_num_threads(threads)
         self.methods = as_methods(method)
         self.target = target
-        self.dtype = dtype
         self.cut = (truncation, max_length)
-        self.keep_texts = keep_texts
-        options = (name, task, device)
-        loaded, self.tokenizer, self.label = _load(model, tokenizer, *options)
-        # converts the weights; each call sets the precision of products anew
-        with at_precision(loaded, dtype) as self.model:
-            pass
+        loaded = _load(model, tokenizer, name, device)
+        self.model, self.tokenizer, self.label = loaded
 
     def __call__(
         self,
-        batch: pa.Table,  # columns index (int), text (str), maybe target (int)
-    ) -> pa.Table:  # see SCHEMA; with `keep_texts` also `text`
+        batch: pa.Table,  # columns index (int), text (str)
+    ) -> pa.Table:  # see SCHEMA
         "Compute exact LOO and every method for each text."
         columns = batch.to_pydict()
         texts = [tuple(t) if isinstance(t, list) else t for t in columns['text']]
-        targets = columns.get('target', [self.target] * len(texts))
-        # in bfloat16 the rounding of LOO would depend on the batch
-        options = {} if self.dtype == 'float32' else dict(drop=False)
-        rows = {}  # position of a text in the batch → its rows
-        with at_precision(self.model, self.dtype) as model:
-            encs = [encode(model, self.tokenizer, t, *self.cut) for t in texts]
-            for target, positions in group_by_target(targets):
-                group = [encs[k] for k in positions]
-                arguments = (model, self.tokenizer, group, self.methods, target)
-                loos, maps = compare_with_loo(*arguments, **options)
-                for n, k in enumerate(positions):
-                    text = dict(index=columns['index'][k], text=texts[k])
-                    rows[k] = [
-                        text | self._row(texts[k], name, maps[name][n], loos[n])
-                        for name in self.methods
-                    ]
-        in_order = [row for k in range(len(texts)) for row in rows[k]]
-        text = batch.schema.field('text')
-        schema = SCHEMA.append(text) if self.keep_texts else SCHEMA
-        return pa.Table.from_pylist(in_order, schema)
+        encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
+        arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
+        loos, maps = compare_with_loo(*arguments)
+        rows = [
+            dict(index=i) | self._row(text, name, maps[name][k], loos[k])
+            for k, (i, text) in enumerate(zip(columns['index'], texts))
+            for name in self.methods
+        ]
+        return pa.Table.from_pylist(rows, SCHEMA)
+
+    def write(
+        self,
+        batch: pa.Table,  # see `__call__`
+        out: Path,  # the folder
+    ) -> None:
+        "Compute the rows of a batch and write a file, named by its texts' indices."
+        rows = self(batch)
+        indices = str(batch['index'].to_pylist()).encode()
+        name = f'{hashlib.sha256(indices).hexdigest()[:16]}.parquet'
+        with whole_file(out / name) as tmp:
+            pq.write_table(rows, tmp)
 
     def _row(self, text, name, a, loo):
         "Return a row of SCHEMA for a text and a method, without the index."
@@ -154,9 +143,6 @@ class BatchWorker:
             loo=loo.scores.tolist(),
             r=correlations_with_loo(a, loo)['r'],
             model=self.label,
-            dtype=self.dtype,
-            device=str(self.model.device),
-            version=versions()['lrp_loo'],
             worker=os.getpid(),
         )
 
@@ -174,13 +160,8 @@ def read_sweep(
         raise FileNotFoundError(f"no rows in {out.name!r}: run `lrp_loo sweep` first")
     key = ['index', 'method']
     names = columns and list(dict.fromkeys([*key, *columns]))
-    try:
+    with reading(out, 'is incomplete (run the same sweep again)'):
         tables = [pq.read_table(f, columns=names, partitioning=None) for f in files]
-    except pa.ArrowInvalid as e:
-        raise ValueError(
-            f"a file in {out.name!r} is incomplete; run the same sweep again,"
-            f" which computes it anew ({type(e).__name__})"
-        ) from None
     rows = pd.concat([table.to_pandas() for table in tables])
     rows = rows.drop_duplicates(key).sort_values('index', kind='stable')
     return rows.reset_index(drop=True)
@@ -199,7 +180,7 @@ def sweep_table(
     n_copies = (len(rows) - len(unique)) // max(1, len(table))
     table = pd.DataFrame(table).T.rename_axis('method')
     table = table.astype({'n': int, 'n_undefined': int})
-    return audit_table(table, {}, n_copies)
+    return audit_table(table, [], {}, n_copies)
 
 
 def _finished_files(out):
@@ -222,25 +203,20 @@ def _finished_files(out):
     return list(out.glob('*.parquet'))
 
 
-def _missing_indices(out, texts, methods, targets):
+def _missing_indices(out, texts, methods):
     "Return indices of texts without a row; raise ValueError for rows of other texts."
     if not list(out.glob('*.parquet')):
         return list(range(len(texts)))
-    rows = read_sweep(out, ['text_sha256', 'target'])
-    n = rows['index'].nunique()
+    rows = read_sweep(out, ['text_sha256'])
     stored = rows[rows['index'] < len(texts)].drop_duplicates('index')
-    stored = list(zip(stored['index'], stored.text_sha256, stored.target))
-    differing = dict(
-        texts=[i for i, sha256, _ in stored if sha256 != _sha256(texts[i])],
-        targets=[i for i, _, target in stored if targets[i] not in (None, target)],
-    )
-    for what, indices in differing.items():
-        if indices:
-            raise ValueError(
-                f"{out.name!r} holds rows of other {what}: {len(indices)} of"
-                f" {n} differ, the first is number {indices[0]}. Choose"
-                " another output folder, or start over (fresh=True, --fresh)."
-            )
+    pairs = zip(stored['index'], stored.text_sha256)
+    differing = [i for i, sha256 in pairs if sha256 != _sha256(texts[i])]
+    if differing:
+        raise ValueError(
+            f"{out.name!r} holds rows of other texts: {len(differing)} of"
+            f" {rows['index'].nunique()} differ, the first is number {differing[0]}."
+            " Choose another output folder, or start over (fresh=True, --fresh)."
+        )
     done = rows.groupby('index').method.agg(set)
     return [i for i in range(len(texts)) if not set(methods) <= done.get(i, set())]
 
@@ -252,120 +228,69 @@ def ray_cluster(
     """Connect to a running cluster (this process's, or RAY_ADDRESS), or start one on
     this machine that ends with the context.
     """
-    needs('ray.data', 'ray')
     ray = needs('ray', 'ray')
-    is_ours = not ray.is_initialized()
+    if ray.is_initialized():
+        yield ray
+        return
     options = dict(log_to_driver=False, logging_level=logging.ERROR)
     if not os.environ.get('RAY_ADDRESS'):
-        # a process per worker, and two for reading and writing
-        options |= dict(num_cpus=workers + 2, include_dashboard=False)
-    logger, variable = logging.getLogger('ray.data'), 'RAY_USAGE_STATS_ENABLED'
-    context = ray.data.DataContext.get_current()
-    level, show_bars = logger.level, context.enable_progress_bars
-    old_value = os.environ.get(variable)
+        options |= dict(num_cpus=workers, include_dashboard=False)
+    may_report_usage = 'RAY_USAGE_STATS_ENABLED' not in os.environ
 
     def restore():
-        try:
-            if is_ours and ray.is_initialized():
-                ray.shutdown()
-        finally:
-            logger.setLevel(level)
-            context.enable_progress_bars = show_bars
-            os.environ.pop(variable, None)
-            if old_value is not None:
-                os.environ[variable] = old_value
+        if may_report_usage:
+            os.environ.pop('RAY_USAGE_STATS_ENABLED', None)
+        if ray.is_initialized():
+            ray.shutdown()
 
     with undo_on_exit(restore):
-        logger.setLevel(logging.ERROR)
-        os.environ[variable] = '0'
-        if is_ours:
-            ray.init(**options)
+        os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+        ray.init(**options)
         yield ray
 
 
 def _resources(ray, device, workers):
     "Return device and number of workers; raise ValueError if the cluster is too small."
-    total = ray.cluster_resources()
-    gpus = int(total.get('GPU', 0))
-    cpus = int(total.get('CPU', 0))
-    if device == 'auto':
-        device = 'cuda' if gpus else 'cpu'
-    if device not in ('cpu', 'cuda'):
+    if device not in ('auto', 'cpu', 'cuda'):
         raise ValueError(
             f"device={device!r} with engine='ray': Ray gives each worker its"
             " own GPU; take 'auto', 'cpu' or 'cuda'"
         )
-    workers = workers or (max(1, gpus) if device == 'cuda' else 2)
-    if device == 'cuda' and workers > gpus:
+    total = ray.cluster_resources()
+    n_gpus, n_cpus = int(total.get('GPU', 0)), int(total.get('CPU', 0))
+    on_gpu = device == 'cuda' or (device == 'auto' and n_gpus > 0)
+    workers = workers or (max(1, n_gpus) if on_gpu else 2)
+    if workers > n_cpus or (on_gpu and workers > n_gpus):
+        gpus = f" and {workers} GPUs" if on_gpu else ''
         raise ValueError(
-            f"workers={workers} on cuda take a GPU each, and the cluster has {gpus}"
-        )
-    if workers + 1 > cpus:
-        raise ValueError(
-            f"workers={workers} need {workers + 1} logical CPUs, one of them to"
-            f" read and write, and the cluster has {cpus}; start it with more"
+            f"workers={workers} need {workers} logical CPUs{gpus}, and the cluster has"
+            f" {n_cpus} and {n_gpus}; take fewer, or start a cluster with more"
             " (ray.init(num_cpus=...))"
         )
-    return device, workers
-
-
-def _worker_error(e):
-    "Return the error of a worker, parsed from Ray's message."
-    first, *_ = str(e).split('\n\nThe above exception was the direct cause')
-    message = first.strip().splitlines()[-1]
-    for kind in (ValueError, TypeError, NotImplementedError):
-        if message.startswith(f'{kind.__name__}: '):
-            return kind(message.removeprefix(f'{kind.__name__}: '))
-    return RuntimeError(
-        f"the sweep stopped: {message}; finished rows are kept, and the same call"
-        " resumes it"
-    )
+    return 'cuda' if on_gpu else 'cpu', workers
 
 
 def _compute_by_ray(batches, out, options, progress, workers):
-    "Compute batches by Ray's actors, which write a file each."
+    "Compute batches by Ray's actors; the batch of an actor that died is repeated."
     with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
         device, workers = _resources(ray, options['device'], workers)
-        ray.data.DataContext.get_current().enable_progress_bars = progress
-        on_cpu = device == 'cpu'
-        threads = max(1, os.cpu_count() // workers) if on_cpu else None
-        rows = ray.data.from_arrow(batches).map_batches(
-            BatchWorker,
-            fn_constructor_kwargs=options | dict(device=device, threads=threads),
-            batch_size=None,
-            batch_format='pyarrow',
-            compute=ray.data.ActorPoolStrategy(
-                size=workers, max_tasks_in_flight_per_actor=1
-            ),
-            num_cpus=1,
-            num_gpus=0 if on_cpu else 1,
-        )
-        try:
-            rows.write_parquet(str(out))
-        except Exception as e:
-            raise _worker_error(e) from e
-
-
-def _compute_here(batches, out, options, progress):
-    "Compute batches in this process; a file is named by its texts' indices."
-    worker = BatchWorker(**options)
-    for batch in progress_bar(batches, progress, desc='sweep'):
-        rows = worker(batch)
-        indices = str(batch['index'].to_pylist()).encode()
-        name = f'{hashlib.sha256(indices).hexdigest()[:16]}.parquet'
-        with whole_file(out / name) as tmp:
-            pq.write_table(rows, tmp)
+        options = options | dict(device=device)
+        if device == 'cpu':
+            options['threads'] = max(1, os.cpu_count() // workers)
+        repeated = dict(max_restarts=-1, max_task_retries=-1)
+        actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
+        actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
+        pool = ray.util.ActorPool(actors)
+        done = pool.map_unordered(lambda w, batch: w.write.remote(batch, out), batches)
+        list(progress_bar(done, progress, total=len(batches), desc='sweep'))
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
-def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
+def _check_run(texts, is_loaded, batch_size, engine, workers):
     "Raise an error for wrong arguments, before a model is loaded."
-    if not texts:
-        raise ValueError("texts is empty; give at least one text")
     if any(map(is_encoding, texts)):
         raise TypeError(
             "a sweep takes texts, by which it identifies its rows; got an encoding"
         )
-    one_of('dtype', dtype, DTYPES)
     one_of('engine', engine, ('plain', 'ray'))
     whole_number('batch_size', batch_size)
     n_workers = whole_number('workers', 1 if workers is None else workers)
@@ -379,37 +304,24 @@ def _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers):
             " the model's name or folder, and None for the tokenizer"
         )
     if engine == 'ray':
-        needs('ray.data', 'ray')
-    if dtype == 'tf32' and engine == 'plain' and not is_loaded:
-        actual = resolve_device(device)
-        if not has_tf32(actual):
-            raise ValueError(
-                "dtype='tf32' needs an NVIDIA GPU of compute capability 8.0 or"
-                f" newer, and the device is {actual}; take 'float32' or 'bfloat16'"
-            )
+        needs('ray', 'ray')
 
 
-def _batches(texts, encs, indices, targets, batch_size):
-    "Return batches as tables, longest texts first; with targets if these differ."
+def _batches(texts, encs, indices, batch_size):
+    "Return batches as tables, the longest texts first."
     lengths = {i: encs[i]['input_ids'].shape[1] for i in indices}
     order = sorted(indices, key=lengths.get, reverse=True)
-    tables = []
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
-        index = pa.array(part, pa.int64())
-        table = pa.table(dict(index=index, text=[texts[i] for i in part]))
-        if len(set(targets)) > 1:
-            column = pa.array([targets[i] for i in part], pa.int64())
-            table = table.append_column('target', column)
-        tables.append(table)
-    return tables
+    parts = [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
+    return [
+        pa.table(dict(index=pa.array(part, pa.int64()), text=[texts[i] for i in part]))
+        for part in parts
+    ]
 
 
 def _class_index(target):
     "Return the class index of a `Target`; None: the predicted class."
-    described = describe_target(target)
-    index = described.pop('index', None)
-    if described or not isinstance(index, int | None):
+    index = describe_target(target).get('index')
+    if not isinstance(index, int | None) or describe_target(target).keys() - {'index'}:
         raise ValueError(
             f"target={target!r} of a sweep must be a class index,"
             " or None for each text's predicted class"
@@ -427,21 +339,16 @@ def sweep(
     # all of them see)
     out: str | os.PathLike,
     method: Methods = ('attn_lrp', 'cp_lrp'),  # one or several, see `audit`
-    # class to explain, by index or name, or a list with one per text; None: each
-    # text's predicted class
-    target: TargetOf = None,
+    target: TargetOf = None,  # class, by index or name; None: each text's predicted one
     # for 'demo' and 'paper' the data set, see `load_model`; for a loaded model its
     # name in rows (None: the name in its config)
     name: str | None = None,
-    task: str | None = None,  # see `load_model`
-    dtype: str = 'float32',  # 'float32', 'bfloat16' or 'tf32', see `at_precision`
     # 'auto', 'cpu', 'cuda', …; 'auto' leaves a loaded model where it is
     device: str = 'auto',
     batch_size: int = 16,  # texts in one batch
-    engine: str = 'plain',  # 'plain': this process; 'ray': Ray Data
-    workers: int | None = None,  # Ray's actors; None: one per GPU, without GPUs two
+    engine: str = 'plain',  # 'plain': this process; 'ray': Ray's actors
+    workers: int | None = None,  # of Ray; None: one per GPU, without GPUs two
     truncation: bool = False,  # cut texts that are too long for the model
-    keep_texts: bool = False,  # write the texts besides their tokens
     fresh: bool = False,  # delete the folder's rows and start over
     progress: bool = True,  # show a bar
     data: dict[str, Any] | None = None,  # description of the texts, for sweep.json
@@ -451,47 +358,47 @@ def sweep(
     texts, methods = as_texts(texts), as_methods(method)
     out = Path(out).expanduser().resolve()
     is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
-    _check_run(texts, is_loaded, dtype, device, batch_size, engine, workers)
+    _check_run(texts, is_loaded, batch_size, engine, workers)
     finished = _finished_files(out)
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
-    loaded, tokenizer, label = _load(model, tokenizer, name, task, load_device)
+    loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
     if tokenizer is None:
         raise ValueError(f"{label} takes images, and this sweep explains texts")
     move_to = None if device == 'auto' or engine == 'ray' else device
     cut = dict(device=move_to, truncation=truncation, max_length=max_length)
     inputs = CallInputs.from_args(loaded, tokenizer, texts, target, **cut)
-    targets = list(map(_class_index, inputs.targets))
-    one_target = len(set(targets)) == 1
-    common = dict(dtype=dtype, truncation=truncation, keep_texts=keep_texts)
+    common = dict(
+        target=_class_index(inputs.common_target('a sweep')),
+        truncation=truncation,
+        max_length=max_length,
+    )
     config = dict(  # what all rows of a folder have in common
         experiment='sweep',
         model=describe_model(inputs.model, label),
         methods=recorded_methods(methods),
-        target=targets[0] if one_target else 'one per text',
         **common,
-        **({} if max_length is None else dict(max_length=max_length)),
     )
     # the config may change until a row is finished
     record = Results(out / 'sweep.json', config, fresh or not finished)
     if fresh:
         for f in finished:
             f.unlink()
-    missing = _missing_indices(out, texts, methods, targets)
-    batches = _batches(texts, inputs.encs, missing, targets, batch_size)
+    missing = _missing_indices(out, texts, methods)
+    batches = _batches(texts, inputs.encs, missing, batch_size)
     record.save()
-    options = common | dict(method=methods, task=task, device=device)
-    options |= dict(target=targets[0] if one_target else None, max_length=max_length)
+    options = common | dict(method=methods, device=device)
     if batches and engine == 'plain':
         options |= dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
-        _compute_here(batches, out, options, progress)
+        worker = BatchWorker(**options)
+        for batch in progress_bar(batches, progress, desc='sweep'):
+            worker.write(batch, out)
     elif batches:
         options |= dict(model=model, name=name)
         _compute_by_ray(batches, out, options, progress, workers)
     table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
     table = table.loc[list(methods)]
-    record.summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
-    if data is not None:
-        record.summary['data'] = data
+    summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
+    record.summary = summary | dict(data=data)
     record.save()
     return table

@@ -5,20 +5,19 @@
 # %% ../../nbs/lib/evaluate_verdict.ipynb #3474b6f4
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import OneMethod
-from ..core.tensors import copies_note
 from ..methods.table import as_method
-from ..records.base import Record, in_lines, plain, record_html
-from ..stats import FEWEST_TOKENS, paired_difference, per_text
+from ..records.base import Record, in_lines, plain
+from ..core.stats import FEWEST_TOKENS, paired_difference, per_text
 
 # %% auto #0
-__all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'is_reference', 'refusals_of', 'copies_of', 'Verdict', 'verdict']
+__all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'is_reference', 'Verdict', 'verdict']
 
 # %% ../../nbs/lib/evaluate_verdict.ipynb #00000006
 # with fewer texts the intervals of a mean r cover skewed r in fewer than nine
@@ -33,34 +32,13 @@ def is_reference(method: OneMethod, options: Mapping[str, Any]) -> bool:
     return as_method(method).is_reference and not options
 
 
-def refusals_of(
-    rows: list[dict[str, Any]],  # per text: method → its entries
-    methods: Iterable[str] | Mapping[str, Any],  # names, or name → (method, options)
-) -> dict[str, list[str]]:  # method → per text '' or the reason of its refusal
-    "Return the reasons of refusals per method, without exact LOO."
-    names = methods if isinstance(methods, dict) else dict.fromkeys(methods)
-    others = [m for m, entry in names.items() if not (entry and is_reference(*entry))]
-    return {m: [row[m].get('refused', '') for row in rows] for m in others}
-
-
-def copies_of(
-    rows: list[dict[str, Any]],  # see `audit`
-) -> int:
-    "Count the texts that were copies of another and share its row."
-    return sum(row.get('copies', 0) for row in rows)
-
-
 class Verdict(Record, dict[str, Any]):
     "A sentence, and the numbers in it by their names."
 
-    @property
-    def sentence(self) -> str:
-        "Return which method to trust, in one sentence."
-        return self['sentence']
-
     def to_frame(self) -> pd.DataFrame:
         "Return the numbers as one row."
-        return pd.DataFrame([{k: v for k, v in self.items() if k != 'left_out'}])
+        others = ('left_out', 'sentence')
+        return pd.DataFrame([{k: v for k, v in self.items() if k not in others}])
 
     def to_dict(self) -> dict[str, Any]:
         "Return the entries in JSON's types."
@@ -73,24 +51,16 @@ class Verdict(Record, dict[str, Any]):
         return cls(fields)
 
     def __repr__(self) -> str:
-        return in_lines(self.sentence)
-
-    def _repr_html_(self) -> str:
-        return record_html([self.sentence], self.to_frame().drop(columns='sentence'))
+        return in_lines(self['sentence'])
 
 
-def _left_out(n_undefined, never_defined, refused, n_copies):
+def _left_out(n_undefined, never_defined):
     "Return a note in brackets on the texts and methods that are left out."
     parts = []
     if n_undefined:
         parts = [f'{n_undefined} left out, where r is not defined for every method']
-    undefined = [m for m in never_defined if m not in refused]
-    if undefined:
-        parts.append(f"{', '.join(undefined)} left out, whose r is defined on none")
-    if refused:
-        parts.append(f"{', '.join(refused)} left out, which refuses them")
-    if n_copies:
-        parts.append(copies_note(n_copies))
+    if never_defined:
+        parts.append(f"{', '.join(never_defined)} left out, whose r is defined on none")
     return f" ({'; '.join(parts)})" if parts else ''
 
 
@@ -131,7 +101,7 @@ def verdict(
     rows: list[dict[str, Any]] | pd.DataFrame,
     model: str = 'this model',  # the model's name in the sentence
     # sentence, method (None if there are too few texts), mean, low, high, n;
-    # n_left_out, left_out, n_copies; with a second method runner_up and gain,
+    # n_left_out, left_out; with a second method runner_up and gain,
     # gain_low, gain_high
 ) -> Verdict:
     """Return which method to trust on this model, in one sentence with intervals.
@@ -156,30 +126,21 @@ def verdict(
     n_left_out = int(r.isna().any(axis=1).sum())
     r = r.dropna() if len(r.columns) else r[:0]
     numbers = dict(method=None, left_out=never_defined, n_left_out=n_left_out)
-    numbers |= dict(n_copies=copies_of(rows), mean=np.nan, low=np.nan, high=np.nan, n=0)
-    if not len(r):
+    numbers |= dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
+    r = r[sorted(r.columns, key=lambda m: -r[m].mean())]
+    left_out = _left_out(n_left_out, never_defined)
+    if len(r):
+        numbers |= paired_difference(r.iloc[:, 0].to_numpy(), np.zeros(len(r)), (-1, 1))
+    if len(r) < FEWEST_TEXTS:
         sentence = (
-            f"Too few texts to tell on {model} (0): r with exact LOO is"
-            f" defined for every method on none of the {len(rows)} texts;"
-            f" it takes at least {FEWEST_TOKENS} content tokens and maps"
-            " that are not constant."
+            f"Too few texts to tell on {model} ({len(r)}): it takes {FEWEST_TEXTS} on"
+            " which r with exact LOO is defined for every method (by at least"
+            f" {FEWEST_TOKENS} content tokens and maps that are not constant)."
         )
+        if len(r):
+            mean = f"{numbers['mean']:.2f}{left_out}"
+            sentence += f" So far {r.columns[0]} has the highest mean, {mean}."
         return Verdict(numbers | dict(sentence=sentence))
-    refusals = refusals_of([row['methods'] for row in rows], never_defined)
-    refused = [m for m, reasons in refusals.items() if all(reasons)]
-    left_out = _left_out(n_left_out, never_defined, refused, numbers['n_copies'])
-    by_mean = sorted(r.columns, key=lambda m: -r[m].mean())
-    r = {m: r[m].to_numpy() for m in by_mean}
-    first = by_mean[0]
-    best = paired_difference(r[first], np.zeros(len(r[first])), (-1, 1))
-    numbers |= best
-    if best['n'] < FEWEST_TEXTS:
-        sentence = (
-            f"Too few texts to tell on {model} ({best['n']}): it takes"
-            f" {FEWEST_TEXTS} on which r with exact LOO is defined for"
-            f" every method. So far {first} has the highest mean,"
-            f" {best['mean']:.2f}{left_out}."
-        )
-        return Verdict(numbers | dict(sentence=sentence))
-    numbers['method'] = first
-    return Verdict(numbers | _comparison(model, r, best, left_out))
+    numbers['method'] = r.columns[0]
+    by_method = {m: r[m].to_numpy() for m in r}
+    return Verdict(numbers | _comparison(model, by_method, numbers, left_out))

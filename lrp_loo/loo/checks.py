@@ -5,20 +5,17 @@
 # %% ../../nbs/lib/loo_checks.ipynb #ad435f1c
 from __future__ import annotations
 
-import os
-import re
-
 import torch
 
 from ..inputs.targets import OneTarget
 from ..inputs.scores import as_readout
-from .droppable import mixes_only_in_attention
-from .removals import EncodedText, ModelInputs, with_tokens
+from .removals import REMOVAL_ADVICE, EncodedText, ModelInputs, with_tokens
+from .states import mixes_only_in_attention
 from ..models.multipart import MultiPartModel
 from ..models.structure import input_embeddings
 
 # %% auto #0
-__all__ = ['ROUNDING', 'spread', 'agree', 'probe_indices', 'mixers', 'check_hidden']
+__all__ = ['ROUNDING', 'spread', 'agree', 'probe_indices', 'check_hidden']
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000005
 # units in the last place of the largest value: two orders of summation differ
@@ -27,7 +24,7 @@ ROUNDING = 32
 
 
 def spread(
-    values: torch.Tensor,  # (n,) or (n, n_classes) of variants of one text
+    values: torch.Tensor,  # (n,) or (n, n_generated) of variants of one text
 ) -> float:
     "Return the largest difference among the variants, NaN left out."
     low = values.nan_to_num(nan=torch.inf).amin(0)
@@ -58,35 +55,15 @@ def probe_indices(
     """Return variants on which an error would show: the earliest and the latest gap,
     one in the middle, most removed.
     """
-    removed = ~keep
-    with_gap = removed.any(1).nonzero()[:, 0]
-    if not len(with_gap):
-        return with_gap
-    removed = removed[with_gap].long()
+    removed = (~keep).long()
     first = removed.argmax(1)
     last = removed.shape[1] - 1 - removed.flip(1).argmax(1)
+    last = last.masked_fill(removed.sum(1) == 0, 0)
     middle = first.argsort()[len(first) // 2]
     chosen = [first.argmin(), last.argmax(), middle, removed.sum(1).argmax()]
-    return with_gap[torch.stack(chosen).unique()]
+    return torch.stack(chosen).unique()
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000007
-_MIXERS = re.compile(r'conv1d|shortconv|mixer|recurrent|delta|linear.?attention|ssm')
-
-
-def mixers(
-    model: torch.nn.Module,  # any model
-) -> list[str]:  # class names; none if attention is known to be all
-    "Return the parts whose names say that tokens meet outside of softmax attention."
-    if mixes_only_in_attention(model):
-        return []
-    classes = {type(m) for m in model.modules()} - {type(model)}
-    own = [k.__name__ for k in classes if k.__module__ == type(model).__module__]
-    family = len(os.path.commonprefix([type(model).__name__, *own]))
-    names = {name: name[family:] for name in own}
-    names |= {'Conv1d': 'Conv1d'} if torch.nn.Conv1d in classes else {}
-    return sorted(k for k, name in names.items() if _MIXERS.search(name.lower()))
-
-
 def _unused_id(model, ids):
     "Return a token id that is neither in the text nor special."
     config = getattr(model, 'config', None)
@@ -97,67 +74,71 @@ def _unused_id(model, ids):
 
 
 def _is_still_read(text, target, row, as_keys):
-    "Return True if another token in a hidden one's place changes the number."
+    """Return True if another token in a hidden one's place changes the number. A
+    function may read the hidden row itself: then the mask must change it, too.
+    """
 
-    def inputs(ids):
+    def value(ids, mask):
         inputs = text.rows(1) | dict(input_ids=ids)
         if as_keys:
-            return ModelInputs(inputs, weights=row.float())
-        return ModelInputs(inputs | dict(attention_mask=row.long()))
+            inputs = ModelInputs(inputs, weights=mask.float())
+        else:
+            inputs = ModelInputs(inputs | dict(attention_mask=mask.long()))
+        output = inputs.output(text.model)
+        return as_readout(target, output, text.enc)(output).detach()
 
     ids = text.enc['input_ids']
-    unused = _unused_id(text.model, ids)
-    other_ids = with_tokens(text, unused, row).inputs['input_ids']
-    output = inputs(ids).output(text.model)
-    read = as_readout(target, output, text.enc)
-    value = read(output).detach()
-    other = read(inputs(other_ids).output(text.model)).detach()
+    other_ids = with_tokens(text, _unused_id(text.model, ids), row).inputs['input_ids']
+    masked = value(ids, row)
     # norms and routers compute in single precision in double models as well
-    eps = max(torch.finfo(t).eps for t in (value.dtype, torch.float32))
-    rounding = ROUNDING * eps * float(value.abs().max())
-    return float((value - other).abs().max()) > rounding
+    eps = max(torch.finfo(t).eps for t in (masked.dtype, torch.float32))
+    rounding = ROUNDING * eps * float(masked.abs().max())
+    is_read = float((masked - value(other_ids, row)).abs().max()) > rounding
+    function = getattr(target, 'target', target)
+    if is_read and callable(function) and not getattr(function, 'from_end', False):
+        whole = value(ids, torch.ones_like(row))
+        return float((masked - whole).abs().max()) <= rounding
+    return is_read
 
 
+@torch.no_grad()
 def check_hidden(
     text: EncodedText,
-    target: OneTarget,  # see `as_target`, or a settled `Readout`
-    # (n, T) bool, variants; None: without the second token, or the last but one
+    target: OneTarget,  # see `as_target`, or a `Readout` with a fixed index
+    # (n, T) bool, variants in order; None: without the second token, or the last
+    # but one
     keep: torch.Tensor | None = None,
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ) -> None:
-    "Raise ValueError if a hidden token still changes the number."
-    model, function = text.model, getattr(target, 'target', target)
-    reads_any_row = callable(function) and not getattr(function, 'from_end', False)
-    known = isinstance(model, MultiPartModel) or mixes_only_in_attention(model)
-    if not text.has_tokens or known or reads_any_row:
+    "Raise ValueError if a token that the mask hides still changes the number."
+    model = text.model
+    is_multipart = isinstance(model, MultiPartModel)
+    if not text.has_tokens or is_multipart or mixes_only_in_attention(model):
         return
+    n = text.n_positions
     if keep is None:
-        n = text.n_positions
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
-    removed = ~keep
-    inside = removed.any(1) & keep[:, 0] & keep[:, -1]
-    position = getattr(target, 'position', None)  # its own row is read
-    if torch.is_tensor(position):
-        position = int(position[0]) - target.in_front
-    if position is not None:
-        inside &= keep[:, position]
-    if not inside.any():
-        return
-    rows = keep[inside]
+    # the own rows of these tokens may be read
+    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
+    read = [0, *range(max(0, n - n_last), n)]
+    if (position := getattr(target, 'position', None)) is not None:
+        read.append(target.place(0) if torch.is_tensor(position) else position)
+    rows = keep[~keep.all(1) & keep[:, read].all(1)]
     if not as_keys:  # the first token: all that follow could see it
-        rows = rows[removed[inside].long().cumsum(1).argmax(1).argmin()][None]
+        rows = rows[:1]
     # as keys all rows: a convolution may reach no further than its neighbours
     if not any(_is_still_read(text, target, row[None], as_keys) for row in rows):
         return
-    by = f" ({', '.join(names)})" if (names := mixers(model)) else ''
-    cause = f'{type(model).__name__} mixes tokens outside of softmax attention{by}:'
+    name = type(model).__name__
     if as_keys:
         raise ValueError(
-            f"{cause} a token that no attention sees still changes the number, and"
-            " `removal` knows what attention does alone; take method='loo'"
+            f"{name} mixes tokens outside of softmax attention: a token that no"
+            " attention sees still changes the number, and `removal` knows what"
+            " attention does alone; take method='loo'"
         )
     raise ValueError(
-        f"{cause} a token that the attention mask hides still changes the number, so"
-        " by the mask nothing is removed; take method='loo', removal='delete'"
+        f"{name} ignores the attention mask or mixes tokens before it: a token that the"
+        " mask hides still changes the number, so by the mask nothing is removed;"
+        f" take method='loo', {REMOVAL_ADVICE}"
     )

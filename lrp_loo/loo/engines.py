@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -15,42 +15,40 @@ from torch.nn import functional as F
 
 from ..core.arguments import whole_number
 from ..core.hooks import restores_state
-from ..inputs.scores import as_readout, last_rows_only, read_row_only
-from ..inputs.targets import OneTarget, Readout, as_target, output_field
-from .checks import ROUNDING, agree, check_hidden, probe_indices, spread
-from lrp_loo.loo.droppable import (
-    can_drop_rows,
-    max_workers,
-    rows_can_be_dropped,
-    run_in_threads,
-    without_padding,
+from lrp_loo.inputs.scores import (
+    as_readout,
+    last_rows_only,
+    read_row_only,
+    reads_logits,
 )
+from ..inputs.targets import OneTarget, Readout, as_target, output_field
+from .checks import agree, check_hidden, probe_indices, spread
 from lrp_loo.loo.removals import (
-    OTHER_REMOVALS,
-    AsInputs,
+    AttentionMask,
     EncodedText,
+    Fill,
     Removal,
-    ZeroEmbedding,
     as_removal,
     default_removal,
-    n_patches,
-    with_tokens,
 )
 from lrp_loo.loo.states import (
+    PER_TOKEN,
+    ROWS_ON_CPU,
     StoredText,
-    every_row_attends,
+    changed_rows,
     is_causal,
-    n_last_rows,
-    suffix_rows,
+    mixes_only_in_attention,
+    rows_read,
+    similar_sizes,
     why_no_states,
 )
-from ..models.call import check_finite, forward
+from ..models.call import any_modified, check_finite, forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.structure import device_of, input_embeddings, position_offset
+from ..models.structure import device_of, position_offset
 
 # %% auto #0
-__all__ = ['TOKENS_ON_CPU', 'MIN_STORED', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole', 'read_stored', 'reads_end',
-           'Variants', 'unique_variants', 'Engine', 'subset_logits', 'read_subsets']
+__all__ = ['BY_MASK', 'TOKENS_ON_CPU', 'MIN_STORED', 'N_COMPARED', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole',
+           'reads_end', 'Variants', 'subset_values', 'read_subsets']
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)
@@ -58,12 +56,13 @@ class SubsetOptions:
     "How tokens are removed, and how variants of a text are computed."
 
     removal: Removal
-    fill: int | torch.Tensor | None = None  # what replaces tokens (`fill_id`)
-    # drop the rows of removed tokens; None: if that is exact and cheaper
-    drop: bool | None = None
+    fill: Fill = None  # what replaces tokens (`fill_id`)
     token_budget: int = TOKEN_BUDGET  # tokens in one batch
     # called with the number of newly computed variants
     progress: Callable[[int], Any] | None = None
+
+
+BY_MASK = SubsetOptions(AttentionMask())
 
 
 class SubsetValues(NamedTuple):
@@ -81,8 +80,6 @@ class WholeText:
 
     model: torch.nn.Module
     enc: dict[str, torch.Tensor]
-    removal: Removal
-    fill: int | torch.Tensor | None
     output: Any  # the model's output for this text
     readout: Readout  # reads the explained number from the output
 
@@ -103,206 +100,103 @@ class WholeText:
         row = field[self.readout.position[0]] if field.ndim == 2 else field
         return row.float().cpu()
 
-    def with_values(self, values: torch.Tensor) -> SubsetValues:
-        "Return f(x) together with the values of subsets."
-        return SubsetValues(values, self.value, self.readout, self.row)
 
-    def subset_values(
-        self,
-        keep: torch.Tensor,  # (n, T) bool
-        **options: Any,  # drop, token_budget, progress of `subset_logits`
-    ) -> torch.Tensor:  # (n,)
-        "Return the explained number of each subset, by `subset_logits`."
-        options |= dict(removal=self.removal, fill=self.fill, readout=self.readout)
-        return subset_logits(self.model, self.enc, keep, **options)
-
-
+@torch.no_grad()
 def read_whole(
     model: torch.nn.Module,  # any model
     enc: dict[str, torch.Tensor],  # one encoded text or image
     target: OneTarget = None,  # see `as_target`
-    removal: str | Removal | None = None,  # see `as_removal`; None: `default_removal`
-    fill: int | torch.Tensor | None = None,  # what replaces tokens (`fill_id`)
-) -> WholeText:
-    "Run one forward pass. Raise ValueError if deletion shifts the explained row."
-    removal = as_removal(removal or default_removal(enc))
-    output = forward(model, enc)
-    readout = as_readout(target, output, enc)
-    survives_deletion = callable(readout.target) or readout.survives_dropping(output)
-    if removal.closes_up and not survives_deletion:
-        raise ValueError(
-            f"removal={removal.name!r} shifts the tokens after it, and the"
-            " target is at a fixed position; take 'attention_mask'"
-        )
-    return WholeText(model, enc, removal, fill, output, readout)
-
-
-def read_stored(
-    model: torch.nn.Module,  # any model
-    enc: dict[str, torch.Tensor],  # one encoded text
-    target: OneTarget = None,  # see `as_target`
-) -> tuple[WholeText, StoredText | None]:
-    """Run one forward pass; return the text and its stored keys and values (None if
-    they cannot be recorded). Removal is by attention mask.
-    """
-    removal = as_removal('attention_mask')
-    if why_no_states(model):
-        return read_whole(model, enc, target, removal), None
-    stored, output = StoredText.read(model, enc)
-    readout = as_readout(target, output, enc)
-    whole = WholeText(model, enc, removal, None, output, readout)
-    return whole, stored if stored.is_complete else None
+    stores_states: bool = False,  # True: store each layer's keys and values
+) -> tuple[WholeText, StoredText | None]:  # None: some keys or values are missing
+    "Run one forward pass; return the text, and its stored keys and values."
+    stored = None
+    if stores_states:
+        stored, output = StoredText.read(model, enc)
+    else:
+        output = forward(model, enc)
+    whole = WholeText(model, enc, output, as_readout(target, output, enc))
+    whole.value  # raises before variants are computed
+    return whole, stored if stored is not None and stored.is_complete else None
 
 
 def reads_end(
-    readout: Readout | None,  # as `as_readout` returns it
+    readout: Readout,
     enc: dict[str, torch.Tensor],  # the encoded text
 ) -> bool:
     "Return True if f is read from the last row, or the output has no row per token."
-    if readout is None or not readout.survives_dropping(None):
-        return False
-    position = getattr(readout, 'position', None)
-    if position is None:
-        return True
-    return 'input_ids' in enc and bool(
-        (position == enc['input_ids'].shape[1] - 1).all()
+    position = readout.position
+    is_last = position is None or (
+        'input_ids' in enc and bool((position == enc['input_ids'].shape[1] - 1).all())
     )
+    return is_last and readout.accepts_deletion()
 
 # %% ../../nbs/lib/loo_engines.ipynb #884adaca
 TOKENS_ON_CPU = 1024  # tokens in a batch: larger batches overflow the CPU cache
-
-
-def _token_budget(model, options):
-    "Return the number of tokens in a batch."
-    on_cpu = device_of(model).type == 'cpu'
-    return min(options.token_budget, TOKENS_ON_CPU if on_cpu else options.token_budget)
 
 
 @dataclass(eq=False)
 class Variants:
     "Distinct variants of one text, computed with the model's forward method."
 
-    text: EncodedText
-    as_inputs: list[AsInputs]  # functions from `keep` to inputs, one per draw
+    whole: WholeText
     keep: torch.Tensor  # (n, T) bool
-    readout: Readout | None  # reads f; None: all logits
     options: SubsetOptions
 
-    def read(
-        self,
-        output: Any,  # the model's output for n variants
-        n: int,
-        at_end: bool = False,  # f is read from the last row
-    ) -> torch.Tensor:  # (n,), or all logits
-        "Return the explained number, or all logits."
-        if self.readout is None:
-            return output_field(output)
-        first_text = torch.zeros(n, dtype=torch.long, device=self.keep.device)
-        return self.readout(output, first_text, at_end=at_end)
+    def __post_init__(self):
+        whole, removal = self.whole, self.options.removal
+        self.text = EncodedText(whole.model, whole.enc)
+        # functions from `keep` to inputs, one per draw
+        self.as_inputs = removal.for_text(self.text, self.options.fill)
+        self.at_end = removal.closes_up or reads_end(whole.readout, whole.enc)
 
     def values(
         self,
-        keep: torch.Tensor,  # (n, T) bool; equal sums if rows are dropped
-        is_dropped: bool = False,  # drop the rows of removed tokens
-    ) -> torch.Tensor:  # (n,), or all logits
+        keep: torch.Tensor,  # (n, T) bool; deletion: equally many True per row
+    ) -> torch.Tensor:  # (n,)
         "Return f of the variants in one batch, averaged over draws."
-        model, readout = self.text.model, self.readout
-        at_end = is_dropped or reads_end(readout, self.text.enc)
-        options = last_rows_only(model, readout) if at_end and readout else {}
-        as_inputs = self.as_inputs
-        if is_dropped and not self.options.removal.closes_up:
-            as_inputs = [partial(self.options.removal.dropped, self.text)]
+        model, readout = self.whole.model, self.whole.readout
+        options = last_rows_only(model, readout) if self.at_end else {}
+        first_text = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
         with read_row_only(model, readout):
-            outputs = [f(keep).output(model, **options) for f in as_inputs]
-        values = [self.read(output, len(keep), at_end) for output in outputs]
-        return values[0] if len(values) == 1 else torch.stack(values).mean(0)
+            outputs = [f(keep).output(model, **options) for f in self.as_inputs]
+        values = [readout(output, first_text, at_end=self.at_end) for output in outputs]
+        return torch.stack(values).mean(0)
 
-    def compute_batches(
-        self,
-        is_dropped: torch.Tensor,  # (n,) bool: drop the rows of removed tokens
-        token_budget: int | None = None,
-    ) -> torch.Tensor:  # (n,), or all logits
-        "Return f of all variants, computed in batches from short to long."
-        model, keep = self.text.model, self.keep
-        budget = token_budget or _token_budget(model, self.options)
-        width = torch.where(is_dropped, keep.sum(1).clamp(min=1), keep.shape[1])
-        jobs = []
-        for n, dropped in torch.stack([width, is_dropped.long()], 1).unique(dim=0):
-            rows = torch.where((width == n) & (is_dropped == dropped))[0]
-            batches = rows.split(max(1, budget // int(n)))
-            jobs += [(batch, bool(dropped)) for batch in batches]
+    def compute_batches(self, token_budget: int) -> torch.Tensor:  # (n,)
+        "Return f of all variants, in batches of at most so many tokens."
+        keep = self.keep
+        width = torch.full_like(keep[:, 0].long(), keep.shape[1])
+        if self.options.removal.closes_up:
+            width = keep.sum(1)
+        order, values = [], []
+        for n in width.unique().tolist():
+            for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):
+                order.append(batch)
+                values.append(self.values(keep[batch]))
+                if self.options.progress is not None:
+                    self.options.progress(len(batch))
+        return torch.cat(values)[torch.cat(order).argsort()]
 
-        @torch.no_grad()
-        def run(batch, dropped):
-            values = self.values(keep[batch], dropped)
-            if self.options.progress is not None:
-                self.options.progress(len(batch))
+    def compute(self) -> torch.Tensor:  # (n,)
+        "Return f of all variants; check them unless only attention mixes tokens."
+        model, removal = self.whole.model, self.options.removal
+        if removal.closes_up and not self.keep.any(1).all():
+            raise ValueError(
+                f"removal={removal.name!r} cannot delete every token of a"
+                " text: no token would be left; take 'attention_mask'"
+            )
+        on_cpu = device_of(model).type == 'cpu'
+        budget = self.options.token_budget
+        values = self.compute_batches(min(budget, TOKENS_ON_CPU) if on_cpu else budget)
+        if mixes_only_in_attention(model) and not any_modified(model):
             return values
-
-        computed = torch.cat(run_in_threads(run, jobs, max_workers(model)))
-        return computed[torch.cat([batch for batch, _ in jobs]).argsort()]
-
-    def compute(self) -> torch.Tensor:  # (n,), or all logits
-        "Return f of all variants, in the cheapest exact way."
-        removal, all_true = self.options.removal, torch.ones_like(self.keep[:, 0])
-        if removal.closes_up:  # the kept tokens form a shorter text
-            if not self.keep.any(1).all():
-                raise ValueError(
-                    f"removal={removal.name!r} cannot delete every token of a"
-                    " text: no token would be left; take 'attention_mask'"
-                )
-            return self.compute_batches(all_true)
-        values = self._with_dropped_rows()
-        if values is not None:
-            return values
-        values = self.compute_batches(~all_true)
-        if rows_can_be_dropped(self.text.model):
-            return values  # no check is needed: the model is of a known family
         values = self._without_batch_effects(values)
-        if removal.by_mask and self.text.has_tokens:
-            self._check_mask_is_used(values)
-            if self.readout is not None:
-                check_hidden(self.text, self.readout, self.keep)
+        if removal.by_mask:
+            check_hidden(self.text, self.whole.readout, self.keep)
         return values
-
-    def _with_dropped_rows(self):
-        """Return values without removed tokens' rows; None if inexact or not cheaper.
-        Keep all rows if the first or the last, which a model may read, is removed.
-        """
-        model, enc, drop = self.text.model, self.text.enc, self.options.drop
-        if self.readout is not None and not reads_end(self.readout, enc):
-            drop = False
-        if drop is False or not self.options.removal.by_mask:
-            return None
-        is_dropped = self.keep[:, 0] & self.keep[:, -1]
-        probes = probe_indices(self.keep[is_dropped])
-        # each probe variant is also computed with all rows
-        saved = int((~self.keep[is_dropped]).sum()) // self.keep.shape[1]
-        if not drop and saved <= 2 * len(probes):
-            return None
-        if not can_drop_rows(model, enc):
-            if drop:
-                raise ValueError(
-                    "drop=True: removed rows cannot be dropped, because"
-                    f" {type(model).__name__} is not known to compute the same numbers"
-                    " without them (lrp_loo.loo.droppable.rows_can_be_dropped); take"
-                    " drop=None"
-                )
-            return None
-        if drop:
-            return self.compute_batches(is_dropped)
-        rows = is_dropped.nonzero()[probes, 0]
-        expected = self.values(self.keep[rows])
-        if expected.ndim > 2:
-            return None  # logits of every row: positions would shift
-        values = self.compute_batches(is_dropped)
-        return values if agree(values[rows], expected, spread(values)) else None
 
     def _without_batch_effects(self, values):
         "Return the values, recomputed one by one if batching changes the output."
-        model = self.text.model
-        if len(values) < 2:
-            return values
         middle = len(values) // 2
         row = self.keep[middle][None]
         scale = spread(values)
@@ -311,74 +205,17 @@ class Variants:
             return values
         if not agree(self.values(row), single, scale):
             raise ValueError(
-                f"{type(model).__name__} returns another output each time it reads"
-                " the same text, so the effect of a removed token is undefined;"
+                f"{type(self.whole.model).__name__} returns another output each time it"
+                " reads the same text, so the effect of a removed token is undefined;"
                 " make it deterministic (a seed in its configuration, no dropout)"
             )
-        return self.compute_batches(torch.zeros_like(self.keep[:, 0]), token_budget=1)
+        return self.compute_batches(1)
 
-    def _check_mask_is_used(self, values):
-        """Raise ValueError if the model ignores the attention mask: if masking changes
-        nothing, and zeroing embeddings changes the output.
-        """
-        attended = attended_tokens(self.text.enc)
-        attended = torch.ones_like(self.keep[0]) if attended is None else attended
-        removed = (self.keep != attended).any(1)
-        if not removed.any():
-            return
-        whole = self.values(attended[None]) if removed.all() else values[~removed]
-        all_values = torch.cat([values[removed], whole])
-        rounding = ROUNDING * torch.finfo(all_values.dtype).eps
-        # `not` … `<=`: True for NaN as well
-        if not spread(all_values) <= rounding / 8 * float(all_values.abs().max()):
-            return
-        ends = attended.nonzero()[[0, -1], 0]  # keep the rows that may be read
-        probes = self.keep[removed & self.keep[:, ends].all(1)][:64]
-        allowed = rounding * float(whole.abs().max())
-        if len(probes) and self._other_removal_changes(
-            probes | ~attended, whole, allowed
-        ):
-            raise ValueError(
-                f"{type(self.text.model).__name__} ignores the attention mask: masking"
-                " a token changes nothing, and zeroing its embedding does, so the"
-                f" mask removes nothing; {OTHER_REMOVALS}"
-            )
-
-    def _other_removal_changes(self, keep, whole, allowed):
-        "Return True if f changes when embeddings are zeroed or tokens replaced."
-        text = self.text
-        if n_patches(text.embeddings) == text.n_positions:
-            (as_inputs,) = ZeroEmbedding().for_text(text, None)
-        else:  # the model adds positions, as CPM-Ant adds a prompt
-            n = getattr(input_embeddings(text.model), 'num_embeddings', 2)
-            unused = (int(text.enc['input_ids'].max()) + 1) % n
-            as_inputs = partial(with_tokens, text, unused)
-        for batch in keep.split(8):
-            changed = self.read(as_inputs(batch).output(text.model), len(batch))
-            if float((changed - whole).abs().max()) > allowed:
-                return True
-        return False
-
-
-def unique_variants(
-    keep: torch.Tensor,  # (n, T) bool
-) -> tuple[torch.Tensor, torch.Tensor]:  # (k, T), (n,)
-    "Return the distinct variants and, for each original, its index."
-    return torch.unique(keep, dim=0, return_inverse=True)
-
-
-def _by_forward(model, enc, keep, readout, options):
-    "Return f of one text's variants, computed with the model's forward method."
-    text, removal = EncodedText(model, enc), options.removal
-    removal.check(text, options.fill)
-    _check_keep(keep, removal.n_positions(text))
-    keep = keep.to(device_of(model))
-    attended = attended_tokens(enc)
-    if attended is not None:
-        keep = removal.kept(keep, attended.to(keep.device))
-    keep, inverse = unique_variants(keep)
-    as_inputs = removal.for_text(text, options.fill)
-    return Variants(text, as_inputs, keep, readout, options).compute()[inverse]
+# %% ../../nbs/lib/loo_engines.ipynb #0000000e
+# tokens times hidden size; in smaller texts, stored states save no time
+MIN_STORED = 10_000
+# number of variants that are compared with the model's own forward
+N_COMPARED = 4
 
 
 def _check_keep(keep, n_tokens):
@@ -386,248 +223,166 @@ def _check_keep(keep, n_tokens):
     if keep.ndim != 2 or keep.shape[1] != n_tokens:
         raise ValueError(f"keep must be (n, {n_tokens}), got {tuple(keep.shape)}")
 
-# %% ../../nbs/lib/loo_engines.ipynb #0000000e
-# tokens times hidden size; in smaller texts, stored states save no time
-MIN_STORED = 10_000
-# endings of class names of models whose output is read only for its logits
-_LOGITS_ONLY = ('Classification', 'LM', 'LMHeadModel')
+
+def _cheaper_rows(model, enc, keep, target):
+    "Return the rows that variants compute by stored states; None if it saves little."
+    n, n_tokens = keep.shape
+    if not enc.keys() <= PER_TOKEN or attended_tokens(enc) is not None:
+        return None
+    read = None if why_no_states(model) else rows_read(model, enc, target)
+    if read is None or n_tokens * model.config.hidden_size < MIN_STORED:
+        return None
+    causal = is_causal(model)
+    # a row that sees no key is left to the model
+    seen = keep[:, : read[0] + 1] if causal else keep
+    rows = changed_rows(keep, read, causal)
+    cost = int(rows.sum()) + N_COMPARED * n_tokens
+    return rows if seen.any(1).all() and 1.25 * cost <= n * n_tokens else None
+
+
+def _by_states(stored, variants, rows):
+    "Return f of all variants by stored states; None if they give other numbers."
+    keep, options, whole = variants.keep, variants.options, variants.whole
+    probes = probe_indices(keep)
+    limits = (options.token_budget, options.progress)
+    try:
+        values = stored.values(rows, ~keep, whole.readout, *limits)
+    except (ValueError, RuntimeError, TypeError, AttributeError, StopIteration):
+        return None  # the model's layers have another structure
+    expected = variants.values(keep[probes])
+    return values if agree(values[probes], expected, spread(values)) else None
+
+
+@torch.no_grad()
+def subset_values(
+    whole: WholeText,
+    keep: torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
+    options: SubsetOptions = BY_MASK,
+    stored: StoredText | None = None,
+    rows: torch.Tensor | None = None,  # (n, T) bool, that `stored` computes
+) -> torch.Tensor:  # (n,)
+    "Return the explained number of subsets of a text's tokens."
+    variants = Variants(whole, keep, options)
+    values = None if stored is None else _by_states(stored, variants, rows)
+    return variants.compute() if values is None else values
 
 
 @dataclass(eq=False)
 class _Text:
-    "One text of a call, with its variants."
-
-    enc: dict[str, torch.Tensor]  # without trailing padding
-    keep: torch.Tensor  # (n, T) bool
-    target: Any  # see `as_target`; a `Readout`; or None: all logits
-
-
-@dataclass(eq=False)
-class Engine:
-    "Computes the variants of the texts of one call."
+    "One text of a call, with its distinct variants."
 
     model: torch.nn.Module
-    options: SubsetOptions
+    enc: dict[str, torch.Tensor]
+    target: Any  # see `as_target`
+    keep: torch.Tensor  # (n, T) bool
+    inverse: torch.Tensor  # indices of the caller's variants among these
+    rows: torch.Tensor | None  # (n, T) bool, for stored states; None: not cheaper
 
-    @cached_property
-    def _by_mask(self):
-        return self.options.removal.by_mask and rows_can_be_dropped(self.model)
+    @classmethod
+    def of(cls, model, enc, keep, target, removal, fill):
+        "Return the text after checks of the removal."
+        text = EncodedText(model, enc)
+        removal.check(text, fill)
+        _check_keep(keep, removal.n_positions(text))
+        keep = keep.to(device_of(model))
+        attended = attended_tokens(enc)
+        if attended is not None:
+            keep = removal.apply_padding(keep, attended.to(keep.device))
+        keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
+        rows = _cheaper_rows(model, enc, keep, target) if removal.by_mask else None
+        return cls(model, enc, target, keep, inverse, rows)
 
-    @cached_property
-    def _has_states(self):
-        "Return True if the model is a decoder whose keys and values can be stored."
-        if not self._by_mask or self.options.drop is False or not is_causal(self.model):
+    def result(self, whole, values):
+        "Return f(x) together with the values of all the caller's variants."
+        return SubsetValues(values[self.inverse], whole.value, whole.readout, whole.row)
+
+    def read(self, options):
+        "Return the explained number of the text and of its variants."
+        is_stored, removal = self.rows is not None, options.removal
+        whole, stored = read_whole(self.model, self.enc, self.target, is_stored)
+        if removal.closes_up and not whole.readout.accepts_deletion():
+            raise ValueError(
+                f"removal={removal.name!r} shifts the tokens after it, and the"
+                " target is at a fixed position; take 'attention_mask'"
+            )
+        values = subset_values(whole, self.keep, options, stored, self.rows)
+        return self.result(whole, values)
+
+    def can_share_batch(self):
+        "Return True for a classifier of one row, whose text can be padded and masked."
+        enc, model = self.enc, self.model
+        if self.rows is not None or not enc.keys() <= PER_TOKEN or why_no_states(model):
             return False
-        return not why_no_states(self.model)
-
-    def _n_read_if_stored(self, text):
-        "Return the number of last rows that are read; None if states are not stored."
-        if text.target is None or 'input_ids' not in text.enc or not self._has_states:
-            return None
-        drop, n_tokens = self.options.drop, text.keep.shape[1]
-        is_small = n_tokens * self.model.config.hidden_size < MIN_STORED
-        if not drop and (is_small or len(text.keep) <= 8):
-            return None  # the check costs more than stored states save
-        n_read = n_last_rows(text.target)
-        if not n_read or not every_row_attends(text.keep, n_read):
-            return None
-        return n_read if can_drop_rows(self.model, text.enc) else None
-
-    def _can_share_batch(self, text):
-        "Return True if padding is exact for this text, and its target is a logit."
-        target = getattr(text.target, 'target', text.target)
-        if target is None or callable(target) or target.output not in (None, 'logits'):
+        is_read = rows_read(model, enc, self.target) and reads_logits(self.target)
+        is_classifier = type(model).__name__.endswith('ForSequenceClassification')
+        if not is_read or not is_classifier or attended_tokens(enc) is not None:
             return False
-        if self.options.drop or not self._by_mask or 'input_ids' not in text.enc:
-            return False
-        if not type(self.model).__name__.endswith(_LOGITS_ONLY):
-            return False
-        if is_causal(self.model) and n_last_rows(target) is None:
-            return False
-        # if many tokens are removed, dropping their rows is cheaper
-        n_removed = int((~text.keep).sum()) // text.keep.shape[1]
-        drops_rows = self.options.drop is not False and n_removed > 8
-        # a variant without tokens would attend to padding
-        keeps_some = bool(text.keep.any(1).all())
-        return not drops_rows and keeps_some and can_drop_rows(self.model, text.enc)
-
-    def text(
-        self, enc: dict[str, torch.Tensor], keep: torch.Tensor, target: Any
-    ) -> _Text:
-        "Return a text and its masks without trailing padding."
-        if 'input_ids' in enc:
-            _check_keep(keep, enc['input_ids'].shape[1])
-            enc = without_padding(self.model, enc)
-            keep = keep[:, : enc['input_ids'].shape[1]]
-        return _Text(enc, keep.to(device_of(self.model)), target)
-
-    def read(self, texts: list[_Text]) -> list[SubsetValues]:
-        "Return the explained number of each text and of its variants."
-        results = [None] * len(texts)
-        shared = []
-        for i, text in enumerate(texts):
-            if n_read := self._n_read_if_stored(text):
-                results[i] = self._read_stored(text, n_read)
-            elif self._can_share_batch(text):
-                shared.append(i)
-            else:
-                options = (self.options.removal, self.options.fill)
-                whole = read_whole(self.model, text.enc, text.target, *options)
-                results[i] = self._subsets(whole, text.keep)
-        shared.sort(key=lambda i: texts[i].keep.shape[1])
-        for batch in self._batches([texts[i].keep.shape[1] for i in shared]):
-            indices = shared[batch]
-            read = self._read_together([texts[i] for i in indices])
-            for i, result in zip(indices, read):
-                results[i] = result
-        return results
-
-    def values(self, text: _Text) -> torch.Tensor:
-        "Return f of a text's variants; its target is a `Readout` or None."
-        if n_read := self._n_read_if_stored(text):
-            return self._read_stored(text, n_read).values
-        return _by_forward(self.model, text.enc, text.keep, text.target, self.options)
-
-    def _subsets(self, whole, keep):
-        "Return f of a text and of its variants, by the model's forward method."
-        whole.value  # raises before variants are computed
-        values = _by_forward(self.model, whole.enc, keep, whole.readout, self.options)
-        return whole.with_values(values)
-
-    def _read_stored(self, text, n_read):
-        "Return f of a text and of its variants, which share its keys and values."
-        whole, stored = read_stored(self.model, text.enc, text.target)
-        if stored is None or not self._is_exact(stored, whole.readout, n_read):
-            return self._subsets(whole, text.keep)
-        whole.value  # raises before variants are computed
-        keep, inverse = unique_variants(text.keep)
-        rows = suffix_rows(keep, n_read)
-        limits = (self.options.token_budget, self.options.progress)
-        values = stored.values(rows, ~keep, whole.readout, *limits)[inverse]
-        return whole.with_values(values)
-
-    def _is_exact(self, stored, readout, n_read):
-        "Return True if stored states agree with a full forward; checked once per call."
-        if not hasattr(self, '_agrees'):
-            drop = self.options.drop
-            self._agrees = drop or _states_agree(stored, readout, n_read)
-        return self._agrees
-
-    def _batches(self, lengths):
-        "Yield slices of texts, sorted by length, that need little padding."
-        start = 0
-        for i, n in enumerate(lengths):
-            is_full = (i - start + 1) * n * n > _token_budget(self.model, self.options)
-            if i > start and (is_full or n > 1.25 * lengths[start]):
-                yield slice(start, i)
-                start = i
-        if lengths:
-            yield slice(start, len(lengths))
-
-    def _read_together(self, texts):
-        "Return f of texts and of their variants, in padded and masked batches."
-        model, causal = self.model, is_causal(self.model)
-        n = max(text.keep.shape[1] for text in texts)
-        pads = [n - text.keep.shape[1] for text in texts]
-
-        def padded(xs, value=0):  # in front of a decoder's text, after an encoder's
-            sides = [(pad, 0) if causal else (0, pad) for pad in pads]
-            return [F.pad(x, side, value=value) for x, side in zip(xs, sides)]
-
-        pad_id = getattr(model.config, 'pad_token_id', None) or 0
-        names = [k for k in texts[0].enc if k != 'attention_mask']
-        inputs = {
-            k: torch.cat(padded([t.enc[k] for t in texts], pad_id * (k == 'input_ids')))
-            for k in names
-        }
-        attended = torch.cat(
-            padded([torch.ones_like(t.enc['input_ids']) for t in texts])
-        )
-        position = (attended.cumsum(1) - 1).clamp(min=0) + position_offset(model)
-        inputs['position_ids'] = position
-        output = forward(model, inputs | dict(attention_mask=attended))
-        wholes = []
-        for i, text in enumerate(texts):
-            logits = output_field(output)[i : i + 1]
-            if logits.ndim == 3:
-                start = pads[i] if causal else 0
-                logits = logits[:, start : start + text.keep.shape[1]]
-            out = type(output)(logits=logits)
-            readout = as_readout(text.target, out, text.enc)
-            whole = WholeText(model, text.enc, self.options.removal, None, out, readout)
-            whole.value  # raises before variants are computed
-            wholes.append(whole)
-        unique = [unique_variants(text.keep) for text in texts]
-        keep = torch.cat(padded([k for k, _ in unique], False))
-        counts = [len(k) for k, _ in unique]
-        index = torch.arange(len(texts), device=keep.device)
-        index = index.repeat_interleave(torch.tensor(counts, device=keep.device))
-        options = last_rows_only(model, wholes[0].readout) if causal else {}
-
-        @torch.no_grad()
-        def run(rows):
-            batch = {k: v[index[rows]] for k, v in inputs.items()} | options
-            batch['attention_mask'] = keep[rows].long()
-            with read_row_only(model, wholes[0].readout):
-                logits = output_field(forward(model, batch))
-            if self.options.progress is not None:
-                self.options.progress(len(rows))
-            return logits
-
-        batch_size = max(1, _token_budget(model, self.options) // n)
-        jobs = [(rows,) for rows in torch.arange(len(keep)).split(batch_size)]
-        logits = torch.cat(run_in_threads(run, jobs, max_workers(model)))
-        results = []
-        for whole, (_, inverse), part in zip(wholes, unique, logits.split(counts)):
-            zeros = torch.zeros(len(part), dtype=torch.long, device=part.device)
-            values = whole.readout(type(output)(logits=part), zeros, at_end=causal)
-            results.append(whole.with_values(values[inverse]))
-        return results
+        # a decoder reads the last token that is no padding
+        padding = model.config.pad_token_id
+        is_free = padding is not None and not (enc['input_ids'] == padding).any()
+        return is_free and bool(self.keep.any(1).all())
 
 
-def _states_agree(stored, readout, n_read):
-    "Return True if stored states and a full forward agree on four variants."
-    n = stored.enc['input_ids'].shape[1]
-    keep = torch.ones(4, n, dtype=torch.bool, device=device_of(stored.model))
-    keep[[0, 1, 2], [1, n - 1, 0]] = False
-    keep[3, 1::3] = False
-    if not every_row_attends(keep, n_read):
-        return False
-    options = SubsetOptions(as_removal('attention_mask'), drop=False)
-    expected = _by_forward(stored.model, stored.enc, keep, readout, options)
-    try:
-        values = stored.values(suffix_rows(keep, n_read), ~keep, readout)
-    except (ValueError, RuntimeError, TypeError, AttributeError, StopIteration):
-        return False  # the model's layers have another structure
-    return agree(values, expected, spread(expected[:-1]))
-
-# %% ../../nbs/lib/loo_engines.ipynb #00000017
-@restores_state
-@torch.no_grad()
-def subset_logits(
-    model: torch.nn.Module,  # any model
-    # one encoded text or image (`encode`), tensors of one row
-    enc: dict[str, torch.Tensor],
-    keep: torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
-    removal: str | Removal = 'attention_mask',  # see `as_removal`
-    # what replaces tokens (`fill_id`): the id for 'mask_token' and 'pad_token', the
-    # pool's ids for 'resample' and 'mean_embedding'
-    fill: int | torch.Tensor | None = None,
-    # drop removed tokens instead of masking them; None: if exact and cheaper
-    drop: bool | None = None,
-    token_budget: int = TOKEN_BUDGET,  # tokens in one batch
-    # read this number; None: all logits of a classifier
-    readout: Readout | None = None,
-    # called with the number of newly computed variants
-    progress: Callable[[int], Any] | None = None,
-) -> torch.Tensor:  # (n, n_classes), with a readout (n,)
-    """Return exact f of each subset of one text's tokens. Each distinct subset is
-    computed once. Tokens that the input's attention mask hides stay hidden.
+def _shared_logits(texts, options):
+    """Return the logits (1 + n, n_classes) of each text and its variants, computed in
+    batches of several texts: padded in front for a decoder, else at the end.
     """
-    whole_number('token_budget', token_budget)
-    options = SubsetOptions(as_removal(removal), fill, drop, token_budget, progress)
-    engine = Engine(model, options)
-    return engine.values(engine.text(enc, keep, readout))
+    model, causal = texts[0].model, is_causal(texts[0].model)
+    n_tokens = [text.keep.shape[1] for text in texts]
+
+    def padded(rows, value=0):
+        pads = [max(n_tokens) - row.shape[1] for row in rows]
+        sides = [(pad, 0) if causal else (0, pad) for pad in pads]
+        return torch.cat([F.pad(x, side, value=value) for x, side in zip(rows, sides)])
+
+    ids = [text.enc['input_ids'] for text in texts]
+    inputs = dict(input_ids=padded(ids, model.config.pad_token_id))
+    if 'token_type_ids' in texts[0].enc:
+        inputs['token_type_ids'] = padded(
+            [text.enc['token_type_ids'] for text in texts]
+        )
+    places = padded([torch.ones_like(x) for x in ids]).cumsum(1) - 1
+    inputs['position_ids'] = places.clamp(min=0) + position_offset(model)
+    # the text itself is its first variant
+    keeps = [torch.cat([torch.ones_like(t.keep[:1]), t.keep]) for t in texts]
+    counts, keep = [len(k) for k in keeps], padded(keeps, False)
+    index = [i for i, n in enumerate(counts) for _ in range(n)]
+    is_variant = [i > 0 for n in counts for i in range(n)]
+    on_cpu = device_of(model).type == 'cpu'
+    budget = min(options.token_budget, ROWS_ON_CPU if on_cpu else 2**20)
+    logits = []
+    for batch in similar_sizes([n_tokens[i] for i in index], budget):
+        width = n_tokens[index[batch][-1]]
+        columns = slice(-width, None) if causal else slice(width)
+        rows = {k: v[index[batch], columns] for k, v in inputs.items()}
+        mask = keep[batch, columns].long()
+        with read_row_only(model, texts[0].target):
+            output = forward(model, rows | dict(attention_mask=mask))
+        logits.append(output_field(output))
+        if options.progress is not None:
+            options.progress(sum(is_variant[batch]))
+    return torch.cat(logits).split(counts), type(output)
+
+
+def _read_together(texts, options):
+    """Return the explained numbers of texts, sorted by length, and of their variants;
+    None if padding changes them. The shortest has the most padding.
+    """
+    logits, output_class = _shared_logits(texts, options)
+    results = []
+    for text, rows in zip(texts, logits):
+        output = output_class(logits=rows[:1])
+        readout = as_readout(text.target, output, text.enc)
+        whole = WholeText(text.model, text.enc, output, readout)
+        first_text = torch.zeros(len(rows) - 1, dtype=torch.long, device=rows.device)
+        values = readout(output_class(logits=rows[1:]), first_text)
+        if not results and len(texts) > 1:
+            probes = probe_indices(text.keep)
+            expected = Variants(whole, text.keep, options).values(text.keep[probes])
+            if not agree(values[probes], expected, spread(values)):
+                return None
+        results.append(text.result(whole, values))
+    return results
 
 
 @restores_state
@@ -635,14 +390,30 @@ def subset_logits(
 def read_subsets(
     model: torch.nn.Module,  # any model
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
-    keeps: list[torch.Tensor],  # (n, T) bool for each text
+    # (n, T) bool for each text: the tokens (patches) each variant keeps
+    keeps: list[torch.Tensor],
     targets: list[OneTarget],  # one for each text, see `as_target`
     removal: str | Removal | None = None,  # see `as_removal`; None: `default_removal`
-    **options: Any,  # fill, drop, token_budget, progress of `subset_logits`
+    fill: Fill = None,  # what replaces tokens, see `fill_id`
+    token_budget: int = TOKEN_BUDGET,  # tokens in one batch
+    # called with the number of newly computed variants
+    progress: Callable[[int], Any] | None = None,
 ) -> list[SubsetValues]:
-    "Return the explained number of texts, and of subsets of their tokens."
-    whole_number('token_budget', options.get('token_budget', TOKEN_BUDGET))
+    """Return the explained number of texts, and of subsets of their tokens. Tokens that
+    the input's attention mask hides stay hidden.
+    """
+    whole_number('token_budget', token_budget)
     removal = as_removal(removal or default_removal(encs[0]))
-    engine = Engine(model, SubsetOptions(removal, **options))
-    targets = [as_target(t) for t in targets]
-    return engine.read([engine.text(*text) for text in zip(encs, keeps, targets)])
+    options = SubsetOptions(removal, fill, token_budget, progress)
+    texts = [
+        _Text.of(model, enc, keep, as_target(target), removal, fill)
+        for enc, keep, target in zip(encs, keeps, targets)
+    ]
+    results, shared = {}, []
+    if removal.by_mask:
+        keys = encs[0].keys()
+        shared = [t for t in texts if t.enc.keys() == keys and t.can_share_batch()]
+        shared.sort(key=lambda text: text.keep.shape[1])
+    if shared:
+        results = dict(zip(shared, _read_together(shared, options) or []))
+    return [results[t] if t in results else t.read(options) for t in texts]

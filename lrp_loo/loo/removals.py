@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..core.arguments import whole_number
+from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import per_token, repeated
-from ..core.hooks import restores_state
-from ..core.arguments import Tokenizer
 from lrp_loo.models.attention import (
     NO_POSITIONS,
     AttentionCall,
@@ -32,15 +30,13 @@ from lrp_loo.models.structure import (
     device_of,
     input_embeddings,
     input_names,
-    position_offset,
     pretrained_parts,
 )
 
 # %% auto #0
-__all__ = ['Fill', 'AsInputs', 'OTHER_REMOVALS', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedText', 'input_positions',
+__all__ = ['Fill', 'AsInputs', 'REMOVAL_ADVICE', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedText', 'input_positions',
            'ModelInputs', 'Removal', 'accepts_attention_mask', 'AttentionMask', 'Delete', 'with_tokens', 'MaskToken',
-           'PadToken', 'Resample', 'pool_ids', 'ZeroEmbedding', 'MeanEmbedding', 'mean_embedding', 'as_removal',
-           'default_removal', 'fill_id']
+           'Resample', 'pool_ids', 'ZeroEmbedding', 'MeanEmbedding', 'as_removal', 'default_removal', 'fill_id']
 
 # %% ../../nbs/lib/loo_removals.ipynb #00000005
 class key_weights(AttentionMode):
@@ -183,56 +179,34 @@ AsInputs: TypeAlias = Callable[[torch.Tensor], ModelInputs]
 # %% ../../nbs/lib/loo_removals.ipynb #0000000d
 class Removal:
     """A way to remove tokens. `Removal('delete')` returns the removal of that name;
-    `Removal('resample', pool=...)` sets its options.
+    a removal of your own is a subclass with `inputs` (or `for_text`).
     """
 
     name = ''  # one of REMOVALS, or a custom name
     needs_tokens = False  # True if it cannot remove patches of images
     needs_fill = False  # True if it replaces tokens by what `fill_id` returns
-    takes_pool = False  # True if it accepts a pool of texts or token ids
-    needs_pool = False
-    by_mask = False  # True for the attention mask: rows may be dropped if exact
+    by_mask = False  # True for the attention mask
     closes_up = False  # True if later tokens shift to earlier positions
-    pool = None
-    n_draws = 8
-    seed = 0
+    n_draws = 1  # draws whose outputs are averaged
 
     def __new__(cls, name: str | None = None, *args: Any, **options: Any) -> Removal:
         if cls is not Removal:
             return super().__new__(cls)
         if not isinstance(name, str) or name not in REMOVALS:
             raise ValueError(
-                f"removal={name!r} is not known; take one of {tuple(REMOVALS)}"
+                f"removal={name!r} is not known; take one of {tuple(REMOVALS)}, or a"
+                " subclass of Removal"
             )
         return super().__new__(REMOVALS[name])
 
     def __init__(
         self,
         name: str | None = None,  # one of REMOVALS; subclasses set it
-        # texts, or token ids: 'resample' draws from their tokens (each as often
-        # as it occurs); 'mean_embedding' averages their embeddings (without a pool,
-        # those of the whole vocabulary)
-        pool: Sequence[str] | torch.Tensor | None = None,
-        n_draws: int = 8,  # 'resample': draws whose outputs are averaged
-        seed: int = 0,  # 'resample': random seed; the same text gets the same draws
     ) -> None:
-        if self.needs_pool and pool is None:
-            raise ValueError(
-                f"removal={self.name!r} needs a pool of texts or token ids to"
-                f" draw from; take Removal({self.name!r}, pool=...)"
-            )
-        if pool is not None and not self.takes_pool:
-            raise ValueError(
-                f"removal={self.name!r} takes no pool; 'resample' and"
-                " 'mean_embedding' do"
-            )
-        self.pool = pool
-        self.n_draws = whole_number('n_draws', n_draws)
-        self.seed = whole_number('seed', seed, 0)
+        pass
 
     def __repr__(self):
-        pool = ', pool=...' if self.pool is not None else ''
-        return f"Removal({self.name!r}{pool})"
+        return f"Removal({self.name!r})"
 
     def info(self) -> dict[str, Any]:
         "Return the options that a record stores."
@@ -259,12 +233,12 @@ class Removal:
         "Return how many tokens or patches can be removed, the width of `keep`."
         return text.n_positions
 
-    def kept(
+    def apply_padding(
         self,
         keep: torch.Tensor,  # (n, T) bool
         attended: torch.Tensor,  # (T,) bool: False for padding
     ) -> torch.Tensor:  # (n, T) bool
-        "Return `keep` with padding kept, since it is no part of the text."
+        "Adapt `keep` to padding, which is never removed: it is no part of the text."
         return keep | ~attended
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
@@ -294,13 +268,8 @@ class Removal:
         )
 
 
-# help shows the arguments of `__init__`; `__new__` only looks up the name
-Removal.__signature__ = inspect.signature(partial(Removal.__init__, None))
-
-
-OTHER_REMOVALS = (
-    "take removal='mask_token', 'zero_embedding', 'mean_embedding', 'delete' or"
-    " 'resample'"
+REMOVAL_ADVICE = (
+    "removal='delete' (or 'mask_token', 'zero_embedding', 'mean_embedding')"
 )
 
 
@@ -311,15 +280,8 @@ def accepts_attention_mask(
     names = input_names(model)
     if 'attention_mask' in names.named:
         return True
-    # other keyword arguments may be passed on to an inner model
+    # the names that **kwargs accepts are unknown if no transformers model is inside
     return names.others and not any(pretrained_parts(model))
-
-
-def _kept_columns(enc, keep):
-    "Return the inputs without removed tokens, (n, s) each, and their columns (n, s)."
-    columns = keep.nonzero()[:, 1].view(len(keep), -1)
-    inputs = {k: v[0][columns] for k, v in enc.items()}
-    return inputs | dict(attention_mask=torch.ones_like(columns)), columns
 
 
 class AttentionMask(Removal):
@@ -329,39 +291,29 @@ class AttentionMask(Removal):
     by_mask = True
 
     def check(self, text: EncodedText, fill: Fill) -> None:
-        takes_mask = accepts_attention_mask(text.model)
-        if text.has_tokens and not (
-            takes_mask or hasattr(text.model, 'uses_key_weights')
-        ):
+        takes_weights = hasattr(text.model, 'uses_key_weights')
+        takes_mask = takes_weights or accepts_attention_mask(text.model)
+        if text.has_tokens and not takes_mask:
             raise ValueError(
-                f"{type(text.model).__name__} takes no attention mask, so no"
-                f" token can be removed by it; {OTHER_REMOVALS}"
+                f"{type(text.model).__name__} takes no attention_mask, so no"
+                f" token can be removed by it; take {REMOVAL_ADVICE}"
             )
 
-    def kept(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         return keep & attended
 
-    def for_text(
-        self, text: EncodedText, fill: int | torch.Tensor | None
-    ) -> list[AsInputs]:
+    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         # images and multi-part models take key weights instead of a mask
         if not text.has_tokens or hasattr(text.model, 'uses_key_weights'):
             return [
                 lambda keep: ModelInputs(text.rows(len(keep)), weights=keep.float())
             ]
-        shared = {'shares'} & input_names(text.model).named.keys()
 
         def masked(keep):
-            mask = dict(attention_mask=keep.long(), **dict.fromkeys(shared, True))
+            mask = dict(attention_mask=keep.long())
             return ModelInputs(text.rows(len(keep)) | mask)
 
         return [masked]
-
-    def dropped(self, text: EncodedText, keep: torch.Tensor) -> ModelInputs:
-        "Return inputs of only the kept rows, with their original position ids."
-        inputs, columns = _kept_columns(text.enc, keep)
-        position_ids = columns + position_offset(text.model)
-        return ModelInputs(inputs | dict(position_ids=position_ids))
 
 
 class Delete(Removal):
@@ -371,7 +323,7 @@ class Delete(Removal):
     needs_tokens = True
     closes_up = True
 
-    def kept(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             "removal='delete' shifts tokens, and the attention mask hides some"
             " tokens of this text; give the text without padding, or take"
@@ -389,10 +341,13 @@ class Delete(Removal):
                 " full text; take 'attention_mask'"
             )
 
-    def for_text(
-        self, text: EncodedText, fill: int | torch.Tensor | None
-    ) -> list[AsInputs]:
-        return [lambda keep: ModelInputs(_kept_columns(text.enc, keep)[0])]
+    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
+        def without(keep):
+            columns = keep.nonzero()[:, 1].view(len(keep), -1)
+            inputs = {k: v[0][columns] for k, v in text.enc.items()}
+            return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
+
+        return [without]
 
 
 def with_tokens(
@@ -413,7 +368,7 @@ class MaskToken(Removal):
     needs_fill = True
 
     def fill(self, tokenizer: Tokenizer) -> int:
-        token_id = getattr(tokenizer, f'{self.name}_id')
+        token_id = tokenizer.mask_token_id
         if token_id is None:
             raise ValueError(
                 f"this tokenizer has no token for removal={self.name!r}; take"
@@ -421,16 +376,8 @@ class MaskToken(Removal):
             )
         return token_id
 
-    def for_text(
-        self, text: EncodedText, fill: int | torch.Tensor | None
-    ) -> list[AsInputs]:
+    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         return [partial(with_tokens, text, fill)]
-
-
-class PadToken(MaskToken):
-    "Replace the token by [PAD]."
-
-    name = 'pad_token'
 
 
 class Resample(Removal):
@@ -439,8 +386,23 @@ class Resample(Removal):
     name = 'resample'
     needs_tokens = True
     needs_fill = True
-    takes_pool = True
-    needs_pool = True
+
+    def __init__(
+        self,
+        name: str = 'resample',
+        # texts, or token ids, to draw from (each token as often as it occurs)
+        pool: Sequence[str] | torch.Tensor | None = None,
+        n_draws: int = 8,  # draws whose outputs are averaged
+        seed: int = 0,  # random seed; the same text gets the same draws
+    ) -> None:
+        if pool is None:
+            raise ValueError(
+                "removal='resample' needs a pool of texts or token ids to draw from;"
+                " take Removal('resample', pool=...)"
+            )
+        self.pool = pool
+        self.n_draws = whole_number('n_draws', n_draws)
+        self.seed = whole_number('seed', seed, 0)
 
     def info(self) -> dict[str, Any]:
         return super().info() | dict(n_draws=self.n_draws, seed=self.seed)
@@ -448,10 +410,14 @@ class Resample(Removal):
     def fill(self, tokenizer: Tokenizer) -> torch.Tensor:
         return pool_ids(tokenizer, self.pool)
 
-    def for_text(
-        self, text: EncodedText, fill: int | torch.Tensor | None
-    ) -> list[AsInputs]:
-        pool = _check_vocabulary(text.model, fill)
+    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
+        pool = fill
+        n = getattr(input_embeddings(text.model), 'num_embeddings', torch.inf)
+        if not 0 <= int(pool.min()) <= int(pool.max()) < n:
+            raise ValueError(
+                f"the pool's token ids go from {int(pool.min())} to"
+                f" {int(pool.max())}, and the model has {n} tokens"
+            )
         ids = text.enc['input_ids'][0].tolist()
         generator = np.random.default_rng([self.seed, *ids])
         chosen = generator.integers(0, len(pool), (self.n_draws, len(ids)))
@@ -485,117 +451,63 @@ def pool_ids(
     return ids.long().cpu()
 
 
-def _check_vocabulary(model, ids):
-    "Return the ids; raise ValueError if the model has no embedding for one."
-    n = getattr(input_embeddings(model), 'num_embeddings', torch.inf)
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n:
-        raise ValueError(
-            f"the pool's token ids go from {int(ids.min())} to"
-            f" {int(ids.max())}, and the model has {n} tokens"
-        )
-    return ids
-
-
 class ZeroEmbedding(Removal):
     "Replace the embedding by zeros."
 
     name = 'zero_embedding'
 
-    def check(self, text: EncodedText, fill: Fill) -> None:
-        super().check(text, fill)
-        if getattr(text.model, 'is_deeper', False) and 'pixel_values' in text.enc:
-            raise ValueError(
-                f"{type(text.model).__name__} adds the image's features in later"
-                f" layers as well, and removal={self.name!r} does not remove those;"
-                " take 'attention_mask'"
-            )
-
     def n_positions(self, text: EncodedText) -> int:
         return n_patches(text.embeddings)
 
-    def for_text(
-        self, text: EncodedText, fill: int | torch.Tensor | None
-    ) -> list[AsInputs]:
+    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         x = text.embeddings
 
         def filled(keep):
             # (n, T) with the axes of (1, T, d), or of a convolution's (1, d, h, w)
             n = len(keep)
             keep = keep[..., None] if x.ndim == 3 else keep.view(n, 1, *x.shape[2:])
-            return ModelInputs(
-                text.rows(len(keep)), embeddings=self._filled(x, keep, text.model, fill)
-            )
+            embeddings = torch.where(keep, x, self.embedding(text.model).to(x))
+            return ModelInputs(text.rows(n), embeddings=embeddings)
 
         return [filled]
 
-    def _filled(self, x, keep, model, fill):
-        return x * keep
+    def embedding(
+        self,
+        model: torch.nn.Module,  # any model
+    ) -> torch.Tensor:  # (d,), or a scalar
+        "Return what stands in place of a removed token's embedding."
+        return torch.zeros(())
 
 
 class MeanEmbedding(ZeroEmbedding):
-    "Replace the embedding by the mean embedding."
+    "Replace the embedding by the mean embedding of the vocabulary."
 
     name = 'mean_embedding'
     needs_tokens = True
-    takes_pool = True
 
-    def fill(self, tokenizer: Tokenizer) -> torch.Tensor | None:
-        return None if self.pool is None else pool_ids(tokenizer, self.pool)
-
-    def _filled(self, x, keep, model, fill):
-        return torch.where(keep, x, mean_embedding(model, fill).to(x.dtype))
-
-
-@restores_state
-@torch.no_grad()
-def mean_embedding(
-    model: torch.nn.Module,  # a model with a table of embeddings
-    ids: torch.Tensor | None = None,  # (n,) token ids; None: the whole vocabulary
-) -> torch.Tensor:  # (d,)
-    "Return the mean of tokens' embeddings."
-    table = input_embeddings(model)
-    if not hasattr(table, 'num_embeddings'):
-        raise ValueError(
-            "removal='mean_embedding' needs a table of embeddings, and"
-            f" {type(model).__name__} has {type(table).__name__}; take"
-            " 'zero_embedding'"
-        )
-    if ids is None:
-        ids = torch.arange(table.num_embeddings)
-    ids = _check_vocabulary(model, ids).to(device_of(model))
-    total = sum(table(part).double().sum(0) for part in ids.split(8192))
-    return total.div(len(ids)).float()
+    @torch.no_grad()
+    def embedding(self, model: torch.nn.Module) -> torch.Tensor:
+        table = input_embeddings(model)
+        if not hasattr(table, 'num_embeddings'):
+            raise ValueError(
+                "removal='mean_embedding' needs a table of embeddings, and"
+                f" {type(model).__name__} has {type(table).__name__}; take"
+                " 'zero_embedding'"
+            )
+        ids = torch.arange(table.num_embeddings, device=device_of(model))
+        total = sum(table(part).double().sum(0) for part in ids.split(8192))
+        return total.div(len(ids)).float()
 
 
-_CLASSES = (AttentionMask, MaskToken, PadToken, ZeroEmbedding, MeanEmbedding)
+_CLASSES = (AttentionMask, MaskToken, ZeroEmbedding, MeanEmbedding)
 REMOVALS = {removal.name: removal for removal in (*_CLASSES, Delete, Resample)}
 
 
-class _WrappedRemoval(Removal):
-    "Wrap a custom removal that is no subclass of `Removal`."
-
-    def __init__(self, custom):
-        super().__init__()
-        self.custom = custom
-        self.name = custom.name
-
-    def inputs(self, model, enc, keep):
-        return self.custom.inputs(model, enc, keep)
-
-
 def as_removal(
-    removal: str | Removal,  # one of REMOVALS, a `Removal`, or a custom object
+    removal: str | Removal,  # one of REMOVALS, or a `Removal`
 ) -> Removal:
-    """Return a `Removal`. A custom object has a name and a method
-    inputs(model, enc, keep), see `Removal.inputs`.
-    """
-    if isinstance(removal, Removal):
-        return removal
-    has_name = isinstance(getattr(removal, 'name', None), str)
-    has_inputs = callable(getattr(removal, 'inputs', None))
-    if has_name and has_inputs and not isinstance(removal, type):
-        return _WrappedRemoval(removal)
-    return Removal(removal)
+    "Return a `Removal`; raise ValueError for anything else."
+    return removal if isinstance(removal, Removal) else Removal(removal)
 
 
 def default_removal(

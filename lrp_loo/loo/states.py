@@ -13,107 +13,106 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..inputs.scores import last_rows_only
+from ..inputs.scores import READ_FIRST_ROW, last_rows_only, reads_logits
 from ..inputs.targets import OneTarget, Readout, as_target
-from lrp_loo.loo.droppable import (
-    DROP_DECODERS,
-    DROP_ENCODERS,
-    max_workers,
-    package_name,
-    rows_can_be_dropped,
-    run_in_threads,
-)
 from ..models.attention import AttentionCall
-from ..models.call import forward
-from lrp_loo.models.structure import (
-    device_of,
-    n_layers,
-    position_offset,
-    pretrained_parts,
-)
+from ..models.call import any_modified, forward
+from ..models.structure import all_modules, device_of, n_layers, position_offset
 
 # %% auto #0
-__all__ = ['ROWS_ON_CPU', 'ROWS_ON_GPU', 'why_no_states', 'is_causal', 'n_last_rows', 'suffix_rows', 'every_row_attends',
+__all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU', 'ROWS_ON_GPU', 'package_name',
+           'mixes_only_in_attention', 'is_causal', 'why_no_states', 'rows_read', 'changed_rows', 'similar_sizes',
            'StoredText']
 
 # %% ../../nbs/lib/loo_states.ipynb #00000006
-def why_no_states(
+# packages of transformers.models whose tokens meet in softmax attention alone
+ENCODERS = tuple('bert camembert electra roberta xlm_roberta'.split())
+DECODERS = tuple(
+    'gemma gemma2 gemma3 gpt2 gpt_neox gptj llama mistral olmo olmo2 phi phi3 qwen2'
+    ' qwen3'.split()
+)
+# the same, but their states are not stored
+OTHER_FAMILIES = ('albert', 'distilbert', 'modernbert', 'mpnet')
+# inputs that have a column for each token
+PER_TOKEN = frozenset({'input_ids', 'attention_mask', 'token_type_ids'})
+
+
+def package_name(
     model: torch.nn.Module,  # any model
-) -> str:  # '' if they can
-    "Return why rows of this model cannot be recomputed separately."
-    name = type(model).__name__
-    families = DROP_ENCODERS + DROP_DECODERS
-    if package_name(model) not in families:
-        inner = [m for m in pretrained_parts(model) if package_name(m) in families]
-        if inner:
-            return (
-                f"{name} wraps a {type(inner[0]).__name__}, whose keys and"
-                " values can be stored; pass the inner model (for a PEFT model,"
-                " the one that merge_and_unload() returns)"
-            )
-        return (
-            f"{name} is not of a model family whose keys and values can be"
-            f" stored: {', '.join(families)}"
-        )
-    attention = model.config._attn_implementation
-    if attention == 'sdpa' and rows_can_be_dropped(model):
-        return ''
-    reason = (
-        "a hook, a replaced module, autocast or scaled position embeddings change"
-        " what it computes"
-    )
-    if model.training:
-        reason = "it is in training mode: call model.eval()"
-    elif model.dtype.itemsize < 4:
-        dtype = str(model.dtype).removeprefix('torch.')
-        reason = f"it is in {dtype}: take model.float()"
-    elif attention != 'sdpa':
-        reason = (
-            f"its attention is {attention!r}: call"
-            " model.set_attn_implementation('sdpa')"
-        )
-    return (
-        f"keys and values of {name} can be stored only as it was loaded, in eval"
-        f" mode and full precision; {reason}"
-    )
+) -> str:  # 'bert' of transformers.models.bert.modeling_bert; '' elsewhere
+    "Return the package of transformers.models that a model comes from."
+    path = type(model).__module__.split('.')
+    return path[2] if path[:2] == ['transformers', 'models'] and path[2:] else ''
+
+
+def mixes_only_in_attention(
+    model: torch.nn.Module,  # any model
+) -> bool:
+    "Return True for a listed family, and for its quantized models."
+    modules = {type(m).__module__ for m in all_modules(model).values()}
+    known = package_name(model) in ENCODERS + DECODERS + OTHER_FAMILIES
+    return known or any('quant' in k or 'bitsandbytes' in k for k in modules)
 
 
 def is_causal(
     model: torch.nn.Module,  # any model
 ) -> bool:
     "Return True for a known decoder: no row attends to later rows."
-    return package_name(model) in DROP_DECODERS
+    return package_name(model) in DECODERS
 
 
-def n_last_rows(
+def why_no_states(
+    model: torch.nn.Module,  # any model
+) -> str:  # '' if they can
+    "Return why keys and values of this model cannot be stored."
+    name = type(model).__name__
+    if package_name(model) not in ENCODERS + DECODERS:
+        return (
+            f"{name} is not of a model family whose keys and values can be stored:"
+            f" {', '.join(ENCODERS + DECODERS)} (give the model inside a wrapper, such"
+            " as the one that PEFT's merge_and_unload() returns)"
+        )
+    is_sdpa = model.config._attn_implementation == 'sdpa'
+    is_full = getattr(model, 'dtype', torch.float32).itemsize >= 4
+    if is_sdpa and is_full and not model.training and not any_modified(model):
+        return ''
+    return (
+        f"keys and values of {name} can be stored only as it was loaded, without a hook,"
+        " replaced modules or autocast; call model.eval().float() and"
+        " model.set_attn_implementation('sdpa')"
+    )
+
+
+def rows_read(
+    model: torch.nn.Module,  # of a listed family
+    enc: dict[str, torch.Tensor],  # one encoded text
     target: OneTarget,  # see `as_target`, or a `Readout`
-) -> int | None:  # None: it reads other rows
-    "Return the number of last rows of a text that the target reads."
+) -> list[int] | None:  # None: rows that are not known
+    "Return the rows of the text that the explained number is read from."
     target = as_target(target.target if isinstance(target, Readout) else target)
-    if callable(target):
-        from_end = getattr(target, 'from_end', False)
-        return getattr(target, 'n_rows', None) if from_end else None
-    is_last = target.position in (None, -1)
-    return 1 if is_last and target.output in (None, 'logits') else None
+    is_logits = reads_logits(target)
+    if not is_causal(model):
+        reads_first = type(model).__name__ in READ_FIRST_ROW and is_logits
+        return [0] if reads_first else None
+    n, n_read = enc['input_ids'].shape[1], None
+    if (getattr(model.config, 'sliding_window', None) or n) < n:
+        return None  # a window of attention counts rows
+    if callable(target) and getattr(target, 'from_end', False):
+        n_read = getattr(target, 'n_rows', None)
+    elif is_logits and target.position in (None, -1):
+        n_read = 1
+    return None if n_read is None or n_read > n else list(range(n - n_read, n))
 
 # %% ../../nbs/lib/loo_states.ipynb #0000000c
-def suffix_rows(
+def changed_rows(
     keep: torch.Tensor,  # (n, T) bool: the tokens each variant keeps
-    n_read: int = 1,  # number of last rows, which are always computed
+    read: list[int],  # rows that the output uses, which are always computed
+    causal: bool,  # True: nothing changes before the first removed token
 ) -> torch.Tensor:  # (n, T) bool
-    "Return the rows of a decoder that change: those after the first removed token."
-    rows = keep & ~keep.long().cumprod(1).bool()
-    rows[:, keep.shape[1] - n_read :] = True
+    "Return the rows of each variant that change, without the removed tokens' rows."
+    rows = keep & ~keep.long().cumprod(1).bool() if causal else keep.clone()
+    rows[:, read] = True
     return rows
-
-
-def every_row_attends(
-    keep: torch.Tensor,  # (n, T) bool
-    n_read: int,  # number of last rows that are read
-) -> bool:
-    "Return True if each row that is read attends to at least one key."
-    before = keep.shape[1] - n_read + 1
-    return before > 0 and bool(keep[:, :before].any(1).all())
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -158,7 +157,7 @@ ROWS_ON_CPU = 512  # rows of variants in one forward pass
 ROWS_ON_GPU = 8192  # more rows: starting a pass costs more there
 
 
-def _batches(sizes: Sequence[int], max_rows: int) -> Iterator[slice]:
+def similar_sizes(sizes: Sequence[int], max_rows: int) -> Iterator[slice]:
     "Yield slices of variants, sorted by row count, with similar row counts."
     start = 0
     for i, size in enumerate(sizes):
@@ -174,7 +173,7 @@ class StoredText:
     "One text with the keys and values that each layer computed for it."
 
     model: torch.nn.Module  # a model for which `why_no_states` returns ''
-    enc: dict[str, torch.Tensor]  # an encoded text that `can_drop_rows`
+    enc: dict[str, torch.Tensor]  # an encoded text without masked tokens
     # keys and values (1, heads, T, d) of each layer
     states: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -230,6 +229,7 @@ class StoredText:
         with _StoredStates(states, mask[:, None]):
             return forward(self.model, inputs | options)
 
+    @torch.no_grad()
     def values(
         self,
         recomputed: torch.Tensor,  # (n, T) bool, as for `output`
@@ -245,16 +245,11 @@ class StoredText:
         sizes, order = recomputed.sum(1).sort(stable=True)
         from_end = is_causal(self.model)
         options = last_rows_only(self.model, readout) if from_end else {}
-
-        @torch.no_grad()
-        def run(batch):
+        values = []
+        for batch in similar_sizes(sizes.tolist(), max_rows):
             rows = order[batch]
             output = self.output(recomputed[rows], hidden[rows], **options)
-            values = readout(output, torch.zeros_like(rows), at_end=from_end)
+            values.append(readout(output, torch.zeros_like(rows), at_end=from_end))
             if progress is not None:
                 progress(len(rows))
-            return values
-
-        jobs = [(batch,) for batch in _batches(sizes.tolist(), max_rows)]
-        values = run_in_threads(run, jobs, max_workers(self.model))
         return torch.cat(values)[order.argsort()]

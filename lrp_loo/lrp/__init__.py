@@ -18,28 +18,31 @@ from torch.overrides import (
 )
 
 from ..core.hooks import Hooks, forget_undo, register_undo
-from .attention import Softmaxes, propagate_heads, softmaxes_of
+from .attention import Softmaxes, softmaxes_of
 from lrp_loo.lrp.composite import (
     ACTIVATIONS,
     Composite,
     Operation,
     dependent_tensors,
-    gradient,
-    layer_of,
     mark,
     mark_outputs,
     marks_of,
     tensors_in,
 )
-from .report import LostGradients, Report, operands_read
-from .table import RULES, Call, count_factors, identity_rule, unknown
+from lrp_loo.lrp.report import (
+    Report,
+    mark_lost,
+    operands_read,
+    refuse_lost,
+    watch_backward,
+)
+from .table import RULES, Call, identity_rule, unknown
 from ..models.attention import operation_name, refuse_compiled
-from ..models.structure import embedding_modules
-from ..models.structure import layers_of
+from ..models.structure import all_modules, embedding_modules, layers_of
 from ..records.base import Table
 
 # %% auto #0
-__all__ = ['lrp_rules', 'watch_gradient']
+__all__ = ['lrp_rules']
 
 # %% ../../nbs/lib/lrp.ipynb #0000000a
 # attributes and methods that return no tensor
@@ -74,7 +77,7 @@ def _check_bypassed(model, composite, layers):
             f"{type(model).__name__} shows no list of transformer layers, so"
             " none can be chosen in bypass_softmax; take () or 'all'"
         )
-    bypassed = sorted(set(map(layer_of, composite.bypass_softmax)))
+    bypassed = sorted(composite.bypass_softmax)
     if out := [layer for layer in bypassed if not 0 <= layer < layers.n]:
         raise ValueError(
             f"bypass_softmax names layers {out}; this model has layers 0 to"
@@ -116,11 +119,10 @@ class lrp_rules(TorchFunctionMode):
         self.table = RULES | composite.rules
         layers = layers_of(model)
         _check_bypassed(model, composite, layers)
-        self.layers, self.numbers, self.n_layers = layers
+        self.numbers, self.n_layers = layers.indices, layers.n
         # layers that share weights are counted as they are called
-        n_modules = len(set(self.layers))
-        self._shares_layers = bool(n_modules) and self.n_layers > n_modules
-        self._modules = dict(model.named_modules())
+        self._shares_layers = self.n_layers > len(self.numbers)
+        self._modules = all_modules(model)
         self._formulas = _formula_activations()
         try:
             self._sources = embedding_modules(model)
@@ -132,12 +134,10 @@ class lrp_rules(TorchFunctionMode):
         self.constants = [] if record is True else None
         self.hidden = {} if record is True else None
         self.seen = Report()
-        self.lost = LostGradients(model)
+        self.any_lost = False  # True once a number has lost its gradient
         self.softmaxes = Softmaxes(
-            model, self._modules, layers, self.seen, self.attention
+            model, self._modules, layers, composite, self.seen, self.attention
         )
-        # False: tensors without a graph are intended and not reported
-        self.follows = True
         self._has_graph = False  # True if gradients were on when the model was called
         self._hooks = None
         self._reset()
@@ -158,10 +158,6 @@ class lrp_rules(TorchFunctionMode):
     def without_rule(self) -> list[str]:  # names of operations
         "Return the operations that carried relevance and have no rule."
         return list(self.seen.without_rule())
-
-    def attends(self, layer: int | None, module: str) -> None:
-        "Note an attention call of a module in a layer."
-        self.softmaxes.attends(layer, module)
 
     # ---- entering and leaving
 
@@ -189,16 +185,13 @@ class lrp_rules(TorchFunctionMode):
             self._leave()
             forget_undo(self._leave)
         self._hooks = None  # they refer to this object: free the cycle early
+        composite = self.composite
         if kind is not None:
             return
-        self.softmaxes.end()
-        self.lost.refuse()
-        if self.composite.bypass_softmax != 'all':
-            self.softmaxes.check_layers(self.composite.bypass_softmax)
-        self._report_missing_rules()
-
-    def _report_missing_rules(self):
-        self.seen.complain(self.strict)
+        if composite.bypass_softmax not in ('all', frozenset()):
+            self.softmaxes.check_layers()
+        if composite.has_rules:
+            self.seen.complain(self.strict)
 
     def _leave(self):
         "Remove the hooks, and this mode from torch's stack; may be called twice."
@@ -210,28 +203,22 @@ class lrp_rules(TorchFunctionMode):
 
     def _hook_arguments(self):
         "Return (module, hook before it, hook after it) for every module."
-        arguments = []
-        # if a layer's forward is called directly, its submodules tell the layer;
-        # they follow it in `named_modules`
-        prefix, enclosing_layer = None, None
+        arguments, enclosing_layers = [], {}
         for path, m in self._modules.items():
-            if prefix is not None and not path.startswith(prefix):
-                prefix, enclosing_layer = None, None
             number = self.numbers.get(m)
-            before = partial(self._before_module, path, number, enclosing_layer)
+            # tells the layer where a layer's own forward is called, without its hooks
+            layer = enclosing_layers.get(path.rpartition('.')[0], number)
+            if not self._shares_layers:
+                enclosing_layers[path] = layer if number is None else number
+            before = partial(self._before_module, path, number, layer)
             arguments.append((m, before, partial(self._after_module, number)))
-            if prefix is None and number is not None and not self._shares_layers:
-                prefix, enclosing_layer = f'{path}.', number
         return arguments
 
     # ---- modules
 
     def _before_module(self, path, number, enclosing_layer, module, args, kwargs):
         if not self._outer:  # the model's inputs are explained
-            inputs = tensors_in(args, kwargs)
-            mark_outputs(
-                [t for t in inputs if not isinstance(t, nn.Parameter)], depends=True
-            )
+            mark_outputs((args, kwargs), depends=True)
             self._calls = 0
             self._has_graph = torch.is_grad_enabled()
         if number is not None and self._shares_layers:
@@ -242,9 +229,9 @@ class lrp_rules(TorchFunctionMode):
         outer = enclosing_layer if self.layer is None else self.layer
         self.module, self.layer = path, outer if number is None else number
         self._opaque += self._is_one_operation(module)
-        if number is not None and self.hidden is not None and self.layers:
-            layer_inputs = dependent_tensors(args, kwargs)
-            self.hidden[number] = [layer_inputs[0] if layer_inputs else None, None]
+        if number is not None and self.hidden is not None:
+            inputs = dependent_tensors(args, kwargs)
+            self.hidden[number] = [next(iter(inputs), None), None]
 
     def _is_one_operation(self, module):
         if isinstance(module, self._formulas):
@@ -252,23 +239,21 @@ class lrp_rules(TorchFunctionMode):
         # then x·rsqrt(mean x²) is not a product of two activations
         if self.composite.layer_norm == 'gradient' and _is_norm(module):
             return True
-        if not self.composite.choices:
-            return False
         operation = Operation(type(module).__name__, self.module, self.layer)
         return self._choice_for(operation) is not None
 
     def _after_module(self, number, module, args, kwargs, out):
         operation = Operation(type(module).__name__, self.module, self.layer)
-        if number is not None and self.hidden is not None and self.layers:
-            layer_outputs = tensors_in(out)
-            self.hidden[self.layer][1] = layer_outputs[0] if layer_outputs else None
+        if number is not None and self.hidden is not None:
+            self.hidden[self.layer][1] = next(iter(tensors_in(out)), None)
         self.module, self.layer, opaque = self._outer.pop()
         if module in self._sources:
             mark_outputs(out, depends=True)
         try:
             if not self._outer:  # no later operation checks the model's output
                 self._report_untracked(operation, tensors_in(out))
-                self.lost.look_at_output(operation, out)
+                if self.any_lost and not dependent_tensors(out):
+                    refuse_lost(operation.name, out)
             if self._opaque == 1 and not opaque:
                 return self._as_one_operation(operation, module, args, kwargs, out)
         finally:
@@ -278,12 +263,9 @@ class lrp_rules(TorchFunctionMode):
         "Return a module's output under its rule; None leaves the output as it is."
         if not isinstance(out, torch.Tensor):
             return None
-        without_grad = not torch.is_grad_enabled()
-        if without_grad or not dependent_tensors(args):
-            if not without_grad:
-                mark_outputs(out, depends=False)
-            if self.lost.any or (without_grad and self.follows and self._has_graph):
-                self.lost.look(operation.name, args, kwargs, out, operation.module)
+        if not torch.is_grad_enabled() or not dependent_tensors(args):
+            inputs = (args, kwargs)
+            self._mark_without_relevance(operation.name, inputs, out, operation.module)
             return None
         choice, is_norm = self._choice_for(operation), _is_norm(module)
         value = out.detach()
@@ -302,10 +284,8 @@ class lrp_rules(TorchFunctionMode):
 
     def _choice_for(self, operation):
         "Return the first rule of `with_rule` that applies, or None."
-        for choice in self.composite.choices:
-            if choice.applies(operation):
-                return choice
-        return None
+        choices = self.composite.choices
+        return next((choice for choice in choices if choice.applies(operation)), None)
 
     # ---- calls
 
@@ -314,24 +294,25 @@ class lrp_rules(TorchFunctionMode):
         name = operation_name(func)
         if self._opaque or name in _NON_TENSOR_ATTRIBUTES:
             return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            out = func(*args, **kwargs)
-            if self.follows and self._has_graph:
-                self.lost.look(name, args, kwargs, out, self.module)
-            return out
         operands = operands_read(name, args, kwargs)
-        if dependent_tensors(operands):
+        if torch.is_grad_enabled() and dependent_tensors(operands):
             return self._apply_rule(Call(func, name, args, kwargs, self), operands)
-        out = func(*args, **kwargs)  # parameters and constants only
-        mark_outputs(out, depends=False)
-        if self.lost.any:
-            self.lost.look(name, args, kwargs, out, self.module)
+        out = func(*args, **kwargs)
+        self._mark_without_relevance(name, operands, out, self.module)
         return out
+
+    def _mark_without_relevance(self, name, operands, out, module):
+        "Mark a result of parameters and constants, or of numbers without a gradient."
+        has_grad = torch.is_grad_enabled()
+        if has_grad:
+            mark_outputs(out, depends=False)
+        if self.any_lost or (not has_grad and self._has_graph):
+            self.any_lost |= mark_lost(name, operands, out, module)
 
     def _apply_rule(self, call, operands):
         "Return the result, under its rule, of a call whose operands carry relevance."
-        name, args, kwargs = call.name, call.args, call.kwargs
-        softmaxes = softmaxes_of(operands) if self.softmaxes.open else ()
+        name, args = call.name, call.args
+        softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
         choice = self._choice_for(call.operation) if self.composite.choices else None
         if choice:
             out, rule = self._by_choice(choice, call)
@@ -345,13 +326,11 @@ class lrp_rules(TorchFunctionMode):
         is_constant = rule.startswith('constant')
         if not (tensors_in(changed) or is_constant or name == '__setitem__'):
             if not choice:
-                self.lost.look(name, args, kwargs, out, self.module)
+                self.any_lost |= mark_lost(name, operands, out, self.module)
             return out
-        self._note(call, changed, rule)
-        if self.softmaxes.open and name != 'softmax':
+        self._note(call, operands, changed, rule)
+        if self.softmaxes.recorded and name != 'softmax':
             self.softmaxes.propagate(name, changed, softmaxes)
-        if self.softmaxes.heads:
-            propagate_heads(name, tensors_in(args, kwargs), out)
         return out
 
     def _by_choice(self, choice, call):
@@ -367,7 +346,7 @@ class lrp_rules(TorchFunctionMode):
                 )
         return out, choice.rule.__name__
 
-    def _note(self, call, changed, rule):
+    def _note(self, call, operands, changed, rule):
         "Count a call that carried relevance, and mark its result."
         name, operation = call.name, call.operation
         self._report_untracked(operation, tensors_in(call.args, call.kwargs))
@@ -375,11 +354,9 @@ class lrp_rules(TorchFunctionMode):
         marks = dict(is_gate=True) if name in ACTIVATIONS else {}
         mark_outputs(changed, depends=True, **marks)
         if rule == 'none':
-            self.lost.watch_backward(operation, tensors_in(changed))
-        if self.lost.any:
-            self.lost.meet(operation, call.args, call.kwargs)
-        if self.composite.product == 'canonized':
-            mark_outputs(changed, factors=count_factors(call, rule))
+            watch_backward(operation, tensors_in(changed))
+        if self.any_lost:
+            refuse_lost(name, operands)
 
     def _report_untracked(self, operation, operands):
         "Report tensors whose graph was built outside the torch calls seen here."
@@ -387,20 +364,5 @@ class lrp_rules(TorchFunctionMode):
             if t.grad_fn is not None and marks_of(t).depends is None:
                 untracked = operation._replace(name=t.grad_fn.name())
                 self.seen.count(untracked, 'none')
-                self.lost.watch_backward(untracked, [t])
+                watch_backward(untracked, [t])
                 mark(t, depends=True)
-
-
-class watch_gradient(lrp_rules):
-    """A context that changes nothing. It raises ValueError on leaving if a
-    gradient ends inside the model.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,  # any torch module
-    ) -> None:
-        super().__init__(model, gradient())
-
-    def _report_missing_rules(self):
-        "Accept operations without a rule: their plain gradient is used here."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, Union
@@ -19,9 +19,8 @@ from ..models.attention import operation_name
 
 # %% auto #0
 __all__ = ['Bypass', 'ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'SUM_AND_PRODUCT', 'FACTOR_POSITIONS', 'DIVISIONS', 'SUMS',
-           'LINEAR_LAYERS', 'LINEAR', 'Operation', 'Choice', 'layer_of', 'Composite', 'attn_lrp', 'cp_lrp',
-           'canonized_lrp', 'gradient', 'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_outputs', 'dependent_tensors',
-           'carries_relevance', 'n_factors']
+           'LINEAR_LAYERS', 'LINEAR', 'Operation', 'Choice', 'Composite', 'attn_lrp', 'cp_lrp', 'gradient', 'Marks',
+           'marks_of', 'mark', 'all_tensors', 'tensors_in', 'mark_outputs', 'dependent_tensors', 'carries_relevance']
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000006
 class Operation(NamedTuple):
@@ -43,61 +42,29 @@ class Choice:
     # rule(f, *args, **kwargs) → f's output with another gradient
     rule: Callable[..., torch.Tensor]
     layers: Collection[int] | None = None  # layer indices; None: every call
-    # pattern of module paths ('*.output.dense'); None: every call
-    modules: str | None = None
-    where: Callable[[Operation], bool] | None = None  # predicate on `Operation`
+    modules: str = '*'  # pattern of module paths ('*.output.dense')
 
     def applies(self, op: Operation) -> bool:
         "Return True if the rule is for this call."
-        if op.name != self.operation:
-            return False
-        if self.layers is not None and op.layer not in self.layers:
-            return False
-        pattern = self.modules
-        if pattern is not None and not fnmatch.fnmatchcase(op.module, pattern):
-            return False
-        return self.where is None or bool(self.where(op))
+        is_in_layer = self.layers is None or op.layer in self.layers
+        is_in_module = fnmatch.fnmatchcase(op.module, self.modules)
+        return op.name == self.operation and is_in_layer and is_in_module
 
 
-# layers, single heads as pairs (layer, head), a mapping from layers to their
-# heads, or 'all'
-Bypass: TypeAlias = Union[
-    str, Collection[Union[int, tuple[int, int]]], Mapping[int, Collection[int]]
-]
-
-
-def layer_of(entry: int | tuple[int, int]) -> int:
-    "Return the layer index of an entry of `bypass_softmax`, a layer or (layer, head)."
-    return entry if isinstance(entry, int) else entry[0]
+# layers, or 'all'
+Bypass: TypeAlias = Union[str, Collection[int]]
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000009
-def _is_index(x):
-    return isinstance(x, Integral) and not isinstance(x, bool)
-
-
-def _bypassed_entries(bypass):
-    "Return `bypass_softmax` as a frozenset of layers and (layer, head) pairs."
-    entries = [None]
-    if isinstance(bypass, Mapping):
-        entries = []
-        for layer, heads in bypass.items():
-            is_list = hasattr(heads, '__iter__') and not isinstance(heads, str)
-            if is_list:
-                entries += [(layer, head) for head in heads]
-            else:
-                entries.append(layer if heads == 'all' else None)
-    elif hasattr(bypass, '__iter__') and not isinstance(bypass, str):
-        entries = [tuple(x) if isinstance(x, list) else x for x in bypass]
-    for x in entries:
-        is_pair = isinstance(x, tuple) and len(x) == 2 and all(map(_is_index, x))
-        if not is_pair and not _is_index(x):
-            raise ValueError(
-                f"bypass_softmax={bypass!r} is not known; take 'all', layer"
-                " indices from 0, or pairs (layer, head)"
-            )
-    entries = {int(x) if _is_index(x) else tuple(map(int, x)) for x in entries}
-    # drop heads of layers that are bypassed as a whole
-    return frozenset(x for x in entries if isinstance(x, int) or x[0] not in entries)
+def _bypassed_layers(bypass):
+    "Return `bypass_softmax` as a frozenset of layers."
+    is_list = hasattr(bypass, '__iter__') and not isinstance(bypass, str)
+    layers = list(bypass) if is_list else [None]
+    if any(isinstance(x, bool) or not isinstance(x, Integral) for x in layers):
+        raise ValueError(
+            f"bypass_softmax={bypass!r} is not known; take 'all' or a list of"
+            " layer indices from 0"
+        )
+    return frozenset(map(int, layers))
 
 
 def _check_callable(rule, form):
@@ -106,7 +73,7 @@ def _check_callable(rule, form):
 
 
 _SETTINGS = {
-    'product': ('half', 'canonized', 'gradient'),
+    'product': ('half', 'gradient'),
     'gate': ('half', 'constant'),
     'layer_norm': ('constant_std', 'gradient'),
     'activation': ('identity', 'gradient'),
@@ -118,11 +85,10 @@ class Composite:
     "Rule set of LRP; layer indices start at 0."
 
     name: str  # its name in reports
-    # where attention weights are held constant: layers, heads as pairs (layer,
-    # head), a mapping from layers to heads, or 'all'; heads are the queries' heads
+    # layers where attention weights are held constant, from 0; or 'all'
     bypass_softmax: Bypass = ()
     # products of activations: 'half', 1/n to each of a call's n factors (equations
-    # 3, 4); 'canonized', 1/n to each of a whole chain's n factors; or 'gradient'
+    # 3, 4); or 'gradient'
     product: str = 'half'
     # output of an activation function as a factor: 'half' as in other products, or
     # 'constant'
@@ -151,19 +117,17 @@ class Composite:
         for rule in self.rules.values():
             _check_callable(rule, 'rule(call, composite)')
         if self.bypass_softmax != 'all':
-            entries = _bypassed_entries(self.bypass_softmax)
-            object.__setattr__(self, 'bypass_softmax', entries)
+            layers = _bypassed_layers(self.bypass_softmax)
+            object.__setattr__(self, 'bypass_softmax', layers)
+
+    @property
+    def has_rules(self) -> bool:
+        "Return False for the plain gradient, which needs no rule."
+        return replace(self, name='gradient') != gradient()
 
     def bypasses(self, layer: int | None) -> bool:
-        "Return True if all attention weights of this layer are held constant."
+        "Return True if the attention weights of this layer are held constant."
         return self.bypass_softmax == 'all' or layer in self.bypass_softmax
-
-    def heads(self, layer: int | None) -> list[int]:
-        "Return the sorted bypassed heads of this layer; [] if all of it is bypassed."
-        if self.bypass_softmax == 'all':
-            return []
-        pairs = (entry for entry in self.bypass_softmax if not isinstance(entry, int))
-        return sorted(head for index, head in pairs if index == layer)
 
     def with_rule(
         self,
@@ -171,37 +135,22 @@ class Composite:
         # that is to count as one operation
         operation: str | type[nn.Module] | Callable[..., torch.Tensor],
         rule: Callable[..., torch.Tensor],  # see `Choice`; e.g. `gamma_rule(0.25)`
-        layers: Collection[int] | None = None,  # these three: see `Choice`
-        modules: str | None = None,
-        where: Callable[[Operation], bool] | None = None,
+        layers: Collection[int] | None = None,  # these two: see `Choice`
+        modules: str = '*',
     ) -> Composite:  # a new Composite; this one is unchanged
         "Return a copy of the rule set with a rule that is tried before the others."
         _check_callable(rule, 'rule(f, *args)')
         layers = None if layers is None else frozenset(layers)
-        new = Choice(operation_name(operation), rule, layers, modules, where)
+        new = Choice(operation_name(operation), rule, layers, modules)
         return replace(self, choices=(new, *self.choices))
-
-    def shares(
-        self,
-        *factors: int,  # number of factors of each operand; 0 for a constant
-    ) -> list[float]:  # the share of each operand
-        "Return how a product's relevance is divided among its operands."
-        if self.product == 'gradient':
-            return [1.0] * len(factors)
-        if self.product == 'half':
-            factors = [n > 0 for n in factors]
-        total = sum(factors) or 1
-        return [n / total for n in factors]
 
 # %% ../../nbs/lib/lrp_composite.ipynb #0000000c
 def attn_lrp(
-    # where softmax is bypassed as in CP-LRP: layers (from 0), or heads as
-    # pairs (layer, head)
-    bypass_softmax: Bypass = (),
+    bypass_softmax: Bypass = (),  # layers where softmax is bypassed as in CP-LRP
     eps: float = 0.0,  # ε; 0 is the limit
 ) -> Composite:
     """Return AttnLRP's rule set (Achtibat et al. 2024): products give half to each
-    factor, and softmax keeps its gradient. Any layer or head may bypass its softmax
+    factor, and softmax keeps its gradient. Any layer may bypass its softmax
     (section 4, RQ3).
     """
     return Composite('attn_lrp', bypass_softmax, eps=eps)
@@ -214,18 +163,6 @@ def cp_lrp(
     are constant in every layer, so relevance flows through the values only.
     """
     return Composite('cp_lrp', 'all', gate='constant', eps=eps)
-
-
-def canonized_lrp(
-    bypass_softmax: Bypass = (),  # see `attn_lrp`
-    # ε of the linear layers; 0 is the limit. Products use no ε, which would make
-    # the result of a chain depend on the order of multiplication
-    eps: float = 0.0,
-) -> Composite:
-    """Return AttnLRP with canonized products: Q, K and V get a third each, and no
-    chain of factors depends on the order of multiplication.
-    """
-    return Composite('canonized', bypass_softmax, product='canonized', eps=eps)
 
 
 def gradient() -> Composite:
@@ -291,10 +228,8 @@ class Marks:
 
     depends: bool | None = None  # on the explained input; None: unknown
     is_gate: bool = False  # an activation function returned it
-    factors: int | None = None  # number of factors under 'canonized'; None: one
     # the softmax calls it was computed from, if from nothing else that depends
     softmaxes: tuple[Any, ...] = ()
-    heads: Any = None  # for attention weights: the `Heads` that are held constant
     # (function, module) that cut the gradient, if it depends on the input
     lost: tuple[str, str] | None = None
 
@@ -314,19 +249,23 @@ def mark(t: torch.Tensor, **marks: Any) -> None:
     vars(t._lrp_loo_marks).update(marks)
 
 
-def tensors_in(*xs: Any) -> list[torch.Tensor]:
-    "Return the tensors in nested arguments that require gradients."
+def all_tensors(*xs: Any) -> list[torch.Tensor]:
+    "Return the tensors in nested arguments."
     tensors, stack = [], list(reversed(xs))
     while stack:
         x = stack.pop()
         if isinstance(x, torch.Tensor):
-            if x.requires_grad:
-                tensors.append(x)
+            tensors.append(x)
         elif isinstance(x, (list, tuple)):
             stack += reversed(x)
         elif isinstance(x, dict):
             stack += reversed(x.values())
     return tensors
+
+
+def tensors_in(*xs: Any) -> list[torch.Tensor]:
+    "Return the tensors in nested arguments that require gradients."
+    return [t for t in all_tensors(*xs) if t.requires_grad]
 
 
 def mark_outputs(values: Any, **marks: Any) -> None:
@@ -351,11 +290,3 @@ def dependent_tensors(*xs: Any) -> list[torch.Tensor]:
 def carries_relevance(x: Any) -> bool:
     "Return True if `x` is a tensor that may depend on the explained input."
     return isinstance(x, torch.Tensor) and bool(dependent_tensors(x))
-
-
-def n_factors(x: Any) -> int:
-    "Return the number of factors of a tensor; 0 for a constant."
-    if not carries_relevance(x):
-        return 0
-    n = marks_of(x).factors
-    return 1 if n is None else n

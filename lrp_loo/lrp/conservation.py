@@ -5,15 +5,11 @@
 # %% ../../nbs/lib/lrp_conservation.ipynb #00000002
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import pandas as pd
 import torch
 
 from ..core.hooks import restores_state
-from ..inputs.targets import OneTarget
-from ..inputs.targets import Readout
+from ..inputs.targets import OneTarget, Readout
 from . import lrp_rules
 from .composite import Composite
 from .report import gradients
@@ -24,58 +20,20 @@ __all__ = ['conservation_by_layer', 'conservation']
 
 # %% ../../nbs/lib/lrp_conservation.ipynb #00000006
 def _relevances(value, tensors):
-    """Return the sum of gradient × input of each tensor; 0 for a tensor outside
-    the graph. A masked logit (−inf) has weight 0: its gradient is 0, and so is its
-    relevance.
+    """Return the sum of gradient × input of each tensor. A masked logit (−inf) has
+    weight 0: its gradient is 0, and so is its relevance.
     """
-    in_graph = [i for i, t in enumerate(tensors) if t is not None]
-    relevances = [0.0] * len(tensors)
-    for i, g in zip(in_graph, gradients(value, [tensors[i] for i in in_graph])):
-        if g is not None:
-            relevance = tensors[i].detach().double() * g.double()
-            relevances[i] = torch.nan_to_num(relevance, nan=0.0).sum().item()
+    relevances = []
+    for t, g in zip(tensors, gradients(value, tensors)):
+        g = torch.zeros_like(t) if g is None else g
+        relevance = torch.nan_to_num(t.detach().double() * g.double(), nan=0.0)
+        relevances.append(relevance.sum().item())
     return relevances
-
-
-@dataclass
-class _Pass:
-    "One recorded forward pass."
-
-    rules: lrp_rules  # the context after the pass, with what it recorded
-    value: torch.Tensor  # the explained number
-    x: torch.Tensor  # the embeddings
-    extra: list  # embeddings of other tokens, such as a decoder's start token
-
-    @property
-    def hidden(self):
-        "Return each layer's input and output; [] if those of a layer are missing."
-        hidden = self.rules.hidden
-        pairs = [hidden.get(l, [None]) for l in range(self.rules.n_layers)]
-        return [] if any(None in pair for pair in pairs) else pairs
-
-    @property
-    def softmaxes(self):
-        "Return the record of every softmax that relevance went through."
-        bypasses = self.rules.composite.bypasses
-        attention = [w for w in self.rules.attention if not bypasses(w.layer)]
-        return self.rules.softmaxes.gates + attention
-
-    def place(self, i):
-        "Return where constant i is added: a layer's index, 'embeddings' or 'head'."
-        layer = self.rules.constants[i].layer
-        if layer is not None:
-            return layer
-        return 'embeddings' if i < self.first_inside else 'head'
-
-    @cached_property
-    def first_inside(self):
-        "Return the index of the first constant that a layer adds, or 0."
-        inside = (added.layer is not None for added in self.rules.constants)
-        return next((i for i, is_inside in enumerate(inside) if is_inside), 0)
 
 
 @restores_state
 def _recorded_pass(model, enc, composite, target):
+    "Return the rules after one pass, the explained number, and the embeddings."
     with (
         torch.enable_grad(),
         watch_embeddings(model) as embeddings,
@@ -83,8 +41,22 @@ def _recorded_pass(model, enc, composite, target):
     ):
         out = forward(model, enc)
     with torch.enable_grad():
-        value = Readout(target, out, enc)(out).sum()
-    return _Pass(rules, value, embeddings[0], embeddings.others)
+        return rules, Readout(target, out, enc)(out).sum(), embeddings
+
+
+def _absorbing_tensors(rules):
+    "Return (place, column, sign, tensor) of everything that absorbs relevance."
+    inside = [constant.layer is not None for constant in rules.constants]
+    first_inside = inside.index(True) if any(inside) else 0
+    entries = []
+    for i, (layer, kind, value) in enumerate(rules.constants):
+        outside = 'embeddings' if i < first_inside else 'head'
+        entries.append((outside if layer is None else layer, kind, 1, value))
+    attention = [w for w in rules.attention if not rules.composite.bypasses(w.layer)]
+    for w in rules.softmaxes.gates + attention:
+        place = 'head' if w.layer is None else w.layer
+        entries += [(place, 'softmax', 1, w.A), (place, 'softmax', -1, w.Z)]
+    return entries
 
 
 def conservation_by_layer(
@@ -98,49 +70,28 @@ def conservation_by_layer(
     """Return the relevance that enters, leaves and is absorbed in each layer;
     what leaves the embeddings is the words' relevance.
     """
-    record = _recorded_pass(model, enc, composite, target)
-    hidden = [t for pair in record.hidden for t in pair]
-    constants = [constant.value for constant in record.rules.constants]
-    softmaxes = [t for softmax in record.softmaxes for t in (softmax.Z, softmax.A)]
-    tensors = [record.x, *hidden, *constants, *softmaxes, *record.extra]
-    R = iter(_relevances(record.value, tensors))
-    token_relevance = next(R)
-    layers = [(next(R), next(R)) for _ in record.hidden]
-    absorbed = _absorbed_by_place(record, R)
-    absorbed[[*absorbed][-1]]['constants'] += sum(R)  # the rest: extra embeddings
-    flow = _flow(record.value.item(), layers, token_relevance)
-    rows = []
-    for (place, shares), (entering, leaving) in zip(absorbed.items(), flow):
-        remainder = entering
-        for share in (*shares.values(), leaving):
-            remainder -= share
-        row = dict(layer=place, entering=entering, **shares, leaving=leaving)
-        rows.append(row | dict(remainder=remainder))
-    return pd.DataFrame(rows)
-
-
-def _absorbed_by_place(record, R):
-    "Return {place: absorbed relevance}; R yields the relevances in recorded order."
-    layers = list(reversed(range(len(record.hidden))))
+    rules, value, embeddings = _recorded_pass(model, enc, composite, target)
+    states = [rules.hidden.get(layer, [None]) for layer in range(rules.n_layers)]
+    if any(None in pair for pair in states):
+        states = []  # the layers cannot be told apart
+    layers = list(reversed(range(len(states))))
     places = ['head', *layers, 'embeddings'] if layers else ['head']
-    absorbed = {p: dict(biases=0.0, constants=0.0, softmax=0.0) for p in places}
-    for i, constant in enumerate(record.rules.constants):
-        place = record.place(i) if layers else 'head'
-        absorbed[place][constant.kind] += next(R)
-    for softmax in record.softmaxes:
-        leaving, entering = next(R), next(R)
-        place = softmax.layer if layers and softmax.layer is not None else 'head'
-        absorbed[place]['softmax'] += entering - leaving
-    return absorbed
-
-
-def _flow(value, layers, token_relevance):
-    "Return the (entering, leaving) relevance of each place, the head first."
-    if not layers:
-        return [(value, token_relevance)]
-    flow = [(entering, leaving) for leaving, entering in reversed(layers)]
-    first, last = flow[0][0], flow[-1][1]
-    return [(value, first), *flow, (last, token_relevance)]
+    entries = _absorbing_tensors(rules)
+    # embeddings of other tokens, such as a decoder's start token
+    entries += [(places[-1], 'constants', 1, t) for t in embeddings.others]
+    inputs, outputs = [states[k][0] for k in layers], [states[k][1] for k in layers]
+    tensors = [embeddings[0], *inputs, *outputs, *(t for *_, t in entries)]
+    words, *R = _relevances(value, tensors)
+    n = len(layers)
+    at_inputs, at_outputs, absorbed = R[:n], R[n : 2 * n], R[2 * n :]
+    zeros = dict.fromkeys(('biases', 'constants', 'softmax'), 0.0)
+    table = pd.DataFrame(dict(layer=places, entering=0.0, **zeros), index=places)
+    table['entering'] = [value.item(), *at_outputs, *at_inputs[-1:]]
+    table['leaving'] = [*at_outputs[:1], *at_inputs, words]
+    for (place, column, sign, _), relevance in zip(entries, absorbed, strict=True):
+        table.loc[place if place in places else 'head', column] += sign * relevance
+    table['remainder'] = table.entering - table[[*zeros, 'leaving']].sum(axis=1)
+    return table.reset_index(drop=True)
 
 # %% ../../nbs/lib/lrp_conservation.ipynb #0000000f
 def conservation(

@@ -16,6 +16,7 @@ from lrp_loo.lrp.composite import (
     FACTOR_POSITIONS,
     SUMS,
     Operation,
+    all_tensors,
     carries_relevance,
     dependent_tensors,
     mark,
@@ -25,31 +26,24 @@ from lrp_loo.lrp.composite import (
 from ..records.base import Table
 
 # %% auto #0
-__all__ = ['Report', 'operands_read', 'LostGradients', 'gradients', 'gradients_of_each', 'input_gradient']
+__all__ = ['Report', 'operands_read', 'lost_place', 'mark_lost', 'refuse_lost', 'lost_gradient', 'watch_backward', 'gradients',
+           'gradients_of_each', 'input_gradient']
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000007
-def _first_three(places):
-    "Join the first three of a list in words."
-    more = ' and elsewhere' if len(places) > 3 else ''
-    return ', '.join(places[:3]) + more
-
-
 class Report:
     "Every operation that carried relevance, and its rule."
 
     def __init__(self) -> None:
         self.calls = {}  # (operation, rule) → number of calls
 
-    def count(self, operation: Operation, rule: str) -> None:
+    def count(self, operation: Operation, rule: str, calls: int = 1) -> None:
         "Count one more call."
         key = operation, rule
-        self.calls[key] = self.calls.get(key, 0) + 1
+        self.calls[key] = self.calls.get(key, 0) + calls
 
     def recount(self, operation: Operation, before: str, after: str) -> None:
         "Count a call under `after` that was counted under the rule `before`."
-        self.calls[operation, before] -= 1
-        if not self.calls[operation, before]:
-            del self.calls[operation, before]
+        self.count(operation, before, -1)
         self.count(operation, after)
 
     def table(self) -> Table:  # layer, module, operation, rule, calls
@@ -58,14 +52,15 @@ class Report:
         rows = []
         for (op, rule), calls in self.calls.items():
             layer = '-' if op.layer is None else op.layer
-            rows.append((layer, op.module, op.name, rule, calls))
+            if calls:
+                rows.append((layer, op.module, op.name, rule, calls))
         return Table(rows, columns=columns)
 
     def without_rule(self) -> dict[str, list[str]]:  # operation → calling modules
         "Return the operations that carried relevance and have no rule, by name."
         modules = {}
-        for op, rule in self.calls:
-            if rule == 'none':
+        for (op, rule), calls in self.calls.items():
+            if rule == 'none' and calls:
                 modules.setdefault(op.name, []).append(op.module or 'outside the model')
         return dict(sorted(modules.items()))
 
@@ -76,16 +71,18 @@ class Report:
                 "the rules saw no operation that carries a gradient: was the"
                 " model called inside the context, in this thread, with"
                 " gradients on?",
-                stacklevel=4,
+                stacklevel=3,
             )
-        without = self.without_rule()
-        if not without:
+        named = []
+        for name, modules in self.without_rule().items():
+            more = ' and elsewhere' if len(modules) > 3 else ''
+            named.append(f"{name} (in {', '.join(modules[:3])}{more})")
+        if not named:
             return
-        named = [f"{name} (in {_first_three(m)})" for name, m in without.items()]
         message = f"no rule for {', '.join(named)}: their plain gradient was used"
         if strict:
             raise NotImplementedError(message)
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=3)
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000009
 # they use their first argument's numbers; of the others only a shape or a type
@@ -104,29 +101,80 @@ def operands_read(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return (args, kwargs) if kwargs else args
 
 
-def _all_tensors(*xs):
-    "Return the tensors in nested arguments, with a gradient or without."
-    tensors = []
-    for x in xs:
-        if isinstance(x, torch.Tensor):
-            tensors.append(x)
-        elif isinstance(x, (list, tuple)):
-            tensors += _all_tensors(*x)
-        elif isinstance(x, dict):
-            tensors += _all_tensors(*x.values())
-    return tensors
-
-
-def _first_lost(xs):
-    "Return the first `lost` mark of a tensor that does not carry; None if none has."
-    for t in xs:
-        lost = marks_of(t).lost
-        if lost and not carries_relevance(t):
-            return lost
+def lost_place(values: Any) -> tuple[str, str] | None:  # operation, module path
+    "Return where a nested number lost its gradient; None if all carry or none had one."
+    for t in all_tensors(values):
+        place = marks_of(t).lost
+        if place and not carries_relevance(t):
+            return place
     return None
 
 
-def _arrival_check(node, message):
+def mark_lost(
+    name: str,  # an operation whose result has no gradient
+    values: Any,  # see `operands_read`
+    out: Any,
+    module: str,
+) -> bool:  # True if there are any
+    "Mark an operation's results that were made of the input without a gradient."
+    place = lost_place(values)
+    if place is None and dependent_tensors(values):
+        ending = '' if torch.is_grad_enabled() else ' under no_grad'
+        place = f'{name}{ending}', module
+    if place is None:
+        # a view of a parameter, taken under no_grad, requires gradients and has
+        # no history
+        for t in tensors_in(out):
+            if t.grad_fn is None and not isinstance(t, nn.Parameter):
+                mark(t, depends=False)
+        return False
+    # indices and comparisons only select; integers are numbers if they were
+    # made of numbers
+    integers = [t for t in all_tensors(values) if not t.is_floating_point()]
+    are_numbers = name in _TO_INTEGER or lost_place(integers) is not None
+    any_lost = False
+    for t in all_tensors(out):
+        is_number = t.is_floating_point() or t.is_quantized
+        is_number |= are_numbers and t.dtype != torch.bool
+        if is_number and not carries_relevance(t):
+            mark(t, lost=place)
+            any_lost = True
+    return any_lost
+
+
+def refuse_lost(
+    name: str,  # an operation whose result carries relevance
+    values: Any,  # see `operands_read`
+) -> None:
+    "Raise ValueError if an operation uses a number without its gradient."
+    numbers = [
+        t for t in all_tensors(values) if name in _COMPUTES or t.is_floating_point()
+    ]
+    if place := lost_place(numbers):
+        raise lost_gradient(*place)
+
+
+def lost_gradient(name: str, module: str) -> ValueError:
+    "Return the error that names where a gradient ends."
+    where = f' in {module}' if module else ''
+    return ValueError(
+        f"no gradient comes through {name}{where}, so scores that are made of"
+        " gradients would be wrong; take the model as it was before it was"
+        " quantized, detached or frozen there, or a method without gradients"
+        " ('loo', 'rollout')"
+    )
+
+
+def watch_backward(operation: Operation, tensors: list[torch.Tensor]) -> None:
+    "Check during the backward pass that an operation passes its gradient on."
+    place = operation.name, operation.module
+    for node in filter(None, (t.grad_fn for t in tensors)):
+        if 'NotImplemented' in node.name():
+            raise lost_gradient(*place)
+        node.register_hook(_arrival_check(node, place))
+
+
+def _arrival_check(node, place):
     "Return a hook that refuses a node which gets a gradient and passes none on."
     is_needed = [
         f is not None and not isinstance(getattr(f, 'variable', None), nn.Parameter)
@@ -137,110 +185,9 @@ def _arrival_check(node, message):
         arrived = [g is not None for g, needed in zip(below, is_needed) if needed]
         came_in = any(g is not None for g in above)
         if arrived and came_in and not any(arrived):
-            raise ValueError(message)
+            raise lost_gradient(*place)
 
     return check
-
-
-class LostGradients:
-    "Tensors made of the input without a gradient, and the operations that use them."
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        # (function, module) where a gradient ends → the operation that goes on
-        # without it
-        self.places = {}
-        self.any = False  # True once a number has lost its gradient
-
-    def look(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        module: str,
-    ) -> None:
-        "Mark an operation's results if they were made of the input without a gradient."
-        made = _all_tensors(out)
-        if not made:
-            return
-        values = operands_read(name, args, kwargs)
-        tensors = _all_tensors(values)
-        lost = _first_lost(tensors)
-        if lost is None and dependent_tensors(values):
-            ending = '' if torch.is_grad_enabled() else ' under no_grad'
-            lost = f'{name}{ending}', module
-        if lost is None:
-            # a view of a parameter, taken under no_grad, requires gradients and
-            # has no history
-            for t in tensors_in(made):
-                if t.grad_fn is None and not isinstance(t, nn.Parameter):
-                    mark(t, depends=False)
-            return
-        # indices and comparisons only select; integers are numbers if they were
-        # made of numbers
-        integers = [t for t in tensors if not t.is_floating_point()]
-        are_numbers = name in _TO_INTEGER or _first_lost(integers) is not None
-        for t in made:
-            is_number = t.is_floating_point() or t.is_quantized
-            is_number |= are_numbers and t.dtype != torch.bool
-            if is_number and not carries_relevance(t):
-                mark(t, lost=lost)
-                self.any = True
-
-    def meet(
-        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        "Note an operation that uses a number without its gradient."
-        computes = operation.name in _COMPUTES
-        numbers = [
-            t
-            for t in _all_tensors(operands_read(operation.name, args, kwargs))
-            if computes or t.is_floating_point()
-        ]
-        if lost := _first_lost(numbers):
-            self.places.setdefault(lost, operation)
-
-    def look_at_output(self, operation: Operation, out: Any) -> None:
-        "Note a model output that has lost its gradient."
-        if not self.any or not torch.is_grad_enabled():
-            return
-        lost = _first_lost(_all_tensors(out))
-        if lost and not dependent_tensors(out):
-            self.places.setdefault(lost, operation)
-
-    def watch_backward(self, operation: Operation, tensors: list[torch.Tensor]) -> None:
-        "Check during the backward pass that an operation passes a gradient on."
-        place = operation.name, operation.module
-        for t in tensors:
-            node = t.grad_fn
-            if node is None:
-                continue
-            if 'NotImplemented' in node.name():
-                self.places.setdefault(place, operation)
-            node.register_hook(_arrival_check(node, self._message([place])))
-
-    def _message(self, places):
-        named = []
-        for operation, path in places:
-            where = f' in {path}' if path else ''
-            try:
-                kind = self.model.get_submodule(path)._get_name()
-                where += f' ({kind})' if path else ''
-            except AttributeError:
-                pass
-            named.append(operation + where)
-        return (
-            f"no gradient comes through {_first_three(named)}, so scores that are"
-            " made of gradients would be wrong; take the model as it was before it"
-            " was quantized, detached or frozen there, or a method without"
-            " gradients ('loo', 'rollout')"
-        )
-
-    def refuse(self) -> None:
-        "Raise ValueError if an operation went on without a gradient."
-        if self.places:
-            raise ValueError(self._message(list(self.places)))
 
 # %% ../../nbs/lib/lrp_report.ipynb #0000000f
 def gradients(value: torch.Tensor, xs: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -265,17 +212,8 @@ def gradients_of_each(
     if not values.requires_grad:
         return [None] * len(xs)
     eye = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    parts = [
-        torch.autograd.grad(
-            values,
-            xs,
-            some,
-            retain_graph=True,
-            allow_unused=True,
-            is_grads_batched=True,
-        )
-        for some in eye.split(at_once)
-    ]
+    options = dict(retain_graph=True, allow_unused=True, is_grads_batched=True)
+    parts = [torch.autograd.grad(values, xs, g, **options) for g in eye.split(at_once)]
     return [None if g[0] is None else torch.cat(g) for g in zip(*parts)]
 
 

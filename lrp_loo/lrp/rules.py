@@ -99,17 +99,10 @@ def product_rule(
     a: torch.Tensor,  # left factor
     b: torch.Tensor,  # right factor
     eps: float = 0.0,  # ε of equations 3 and 4
-    # how many factors a and b are already products of; 1 and 1 are the
-    # equations' halves
-    factors: tuple[int, int] = (1, 1),
     **kwargs: Any,
 ) -> torch.Tensor:  # f(a, b)
-    """Compute f(a, b); give half of its gradient to each factor (equations 3, 4),
-    or m/(m+n) and n/(m+n) to products of m and n.
-    """
-    m, n = factors
-    a = scale_gradient(a, m / (m + n))
-    b = scale_gradient(b, n / (m + n))
+    "Compute f(a, b); give half of its gradient to each factor (equations 3, 4)."
+    a, b = scale_gradient(a, 1 / 2), scale_gradient(b, 1 / 2)
     return epsilon_rule(f(a, b, **kwargs), eps / 2)
 
 # %% ../../nbs/02_rules.ipynb #52b95023

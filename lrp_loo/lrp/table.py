@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,7 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ..core.tensors import stabilize
-from .attention import IN_HEADS, record_weights, sdpa_rule, softmaxes_of
+from .attention import record_weights, sdpa_rule, softmaxes_of
 from lrp_loo.lrp.composite import (
     ACTIVATIONS,
     DIVISIONS,
@@ -30,10 +29,8 @@ from lrp_loo.lrp.composite import (
     Composite,
     Operation,
     carries_relevance,
-    dependent_tensors,
     mark_outputs,
     marks_of,
-    n_factors,
 )
 from .rules import constant, epsilon_naive, epsilon_rule, scale_gradient
 from ..models.attention import AttentionCall, multi_head_mask, operation_name
@@ -41,8 +38,7 @@ from ..models.attention import AttentionCall, multi_head_mask, operation_name
 # %% auto #0
 __all__ = ['RuleResult', 'RULES', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'rms_norm_rule', 'gamma_rule',
            'AddedConstant', 'Call', 'unknown', 'linear', 'division', 'layer_norm', 'normalizer', 'unit_norm',
-           'activation', 'power', 'in_place', 'multiplication', 'fused_attention', 'multi_head_attention', 'softmax',
-           'count_factors']
+           'activation', 'power', 'in_place', 'multiplication', 'fused_attention', 'multi_head_attention', 'softmax']
 
 # %% ../../nbs/lib/lrp_table.ipynb #a78548f2
 class _Identity(Function):
@@ -199,18 +195,8 @@ class Call:
     context: Any  # the open `lrp_rules`: the current layer, the table, the records
 
     @property
-    def layer(self) -> int | None:
-        "The transformer layer of the call; None outside the layers."
-        return self.context.layer
-
-    @property
-    def module(self) -> str:
-        "The path of the calling module."
-        return self.context.module
-
-    @property
     def operation(self) -> Operation:
-        "The name, module and layer of the call, for predicates and the report."
+        "The name, module and layer of the call."
         return Operation(self.name, self.context.module, self.context.layer)
 
     def compute(self) -> Any:
@@ -243,7 +229,7 @@ class Call:
         if carries_relevance(x):
             return x
         copy = x.detach().clone().requires_grad_()
-        self.context.constants.append(AddedConstant(self.layer, kind, copy))
+        self.context.constants.append(AddedConstant(self.context.layer, kind, copy))
         return copy
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000000a
@@ -266,14 +252,11 @@ def division(call: Call, composite: Composite) -> RuleResult:
     divisor = call.args[1] if len(call.args) > 1 else call.kwargs.get('other')
     if not carries_relevance(divisor):
         return linear(call, composite)
-    softmaxes = call.context.softmaxes
-    if composite.gate != 'constant' or not softmaxes.open:
+    softmaxes = softmaxes_of(call.args) if composite.gate == 'constant' else ()
+    if not softmaxes:
         return unknown(call, composite)
-    operand_softmaxes = softmaxes_of(call.args)
-    if not operand_softmaxes:
-        return unknown(call, composite)
-    for softmax in operand_softmaxes:
-        softmaxes.settle(softmax, 'gate', call.context.composite)
+    for softmax in softmaxes:
+        call.context.softmaxes.settle(softmax, 'gate')
     return constant(call.compute()), 'constant gate'
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000000d
@@ -319,13 +302,9 @@ def activation(call: Call, composite: Composite) -> RuleResult:
     return identity_rule(call.func, *call.args, **call.kwargs), 'identity'
 
 
-def _exponent(call):
-    return call.args[1] if len(call.args) > 1 else call.kwargs.get('exponent')
-
-
 def power(call: Call, composite: Composite) -> RuleResult:
     "Treat x², x³, … as element-wise functions, √x and 1/√x as parts of a norm."
-    exponent = _exponent(call)
+    exponent = call.args[1] if len(call.args) > 1 else call.kwargs.get('exponent')
     if not isinstance(exponent, (int, float)):
         return unknown(call, composite)
     rule = normalizer if exponent < 0 or exponent == 0.5 else activation
@@ -339,7 +318,7 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
     func = getattr(torch.Tensor, name, None) or getattr(F, name)
     target, *others = call.args
     copy = target.clone()
-    mark_outputs(copy, depends=carries_relevance(target), factors=n_factors(target))
+    mark_outputs(copy, depends=carries_relevance(target))
     name = operation_name(func)
     new_call = replace(call, func=func, name=name, args=(copy, *others))
     out, rule = call.context.table.get(name, unknown)(new_call, call.context.composite)
@@ -356,60 +335,29 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     args = list(args)
     candidates = FACTOR_POSITIONS[name] or range(1, len(args))
     positions = [i for i in candidates if i < len(args) and carries_relevance(args[i])]
-    with_heads = [i for i in positions if marks_of(args[i]).heads is not None]
-    if with_heads and len(positions) > 1:
-        return _product_by_heads(call, composite, args, kwargs, with_heads[0])
     if _hold_factor(call, composite, args, positions):
         return call.func(*args, **kwargs), 'constant gate'
     positions = [i for i in positions if carries_relevance(args[i])]
-    factors = tuple(n_factors(args[i]) for i in positions)
-    if len(positions) > 1 and composite.product != 'gradient':
-        for i, share in zip(positions, composite.shares(*factors)):
-            args[i] = scale_gradient(args[i], share)
+    n = len(positions)
+    if n > 1 and composite.product == 'half':
+        for i in positions:
+            args[i] = scale_gradient(args[i], 1 / n)
     out = call.func(*args, **kwargs)
     # an element-wise product is one contribution, which needs no ε; for n
     # factors, n·y/(n·y + ε sign y) = y/(y + ε/n sign y)
-    is_canonized = composite.product == 'canonized' and len(positions) > 1
-    if name not in ELEMENTWISE and not is_canonized:
-        out = epsilon_rule(out, composite.eps / max(1, len(positions)))
-    return out, _share_name(composite.product, factors)
-
-
-def _share_name(product, factors):
-    n = len(factors)
+    if name not in ELEMENTWISE:
+        out = epsilon_rule(out, composite.eps / max(1, n))
     if n < 2:
-        return 'linear'
-    if product == 'gradient':
-        return 'gradient'
-    if product == 'canonized':
-        return ', '.join(str(Fraction(m, sum(factors))) for m in factors)
-    return 'half' if n == 2 else f'1/{n}'
-
-
-def _product_by_heads(call, composite, args, kwargs, i):
-    """Multiply values by weights that are constant in some heads: the sum of
-    one product for the constant heads and one for the others.
-    """
-    weights = args[i]
-    heads = marks_of(weights).heads
-    heads.is_used = True
-    free_weights = weights.masked_fill(heads.held, 0.0)
-    mark_outputs(free_weights, depends=True, factors=n_factors(weights))
-    held = constant(weights.masked_fill(~heads.held, 0.0))
-
-    def product(head_weights):
-        operands = (*args[:i], head_weights, *args[i + 1 :])
-        return multiplication(replace(call, args=operands, kwargs=kwargs), composite)
-
-    out, rule = product(free_weights)
-    return out + product(held)[0], rule + IN_HEADS
+        return out, 'linear'
+    if composite.product == 'gradient':
+        return out, 'gradient'
+    return out, 'half' if n == 2 else f'1/{n}'
 
 
 def _hold_factor(call, composite, args, positions):
     "Hold attention weights or a gate in `args` constant if the rule set asks for it."
-    name, context = call.name, call.context
-    softmaxes = context.softmaxes
-    if softmaxes.open and softmaxes.hold(context.composite, name, args, positions):
+    name = call.name
+    if call.context.softmaxes.hold(name, args, positions):
         return True
     if composite.gate != 'constant' or name not in ELEMENTWISE:
         return False
@@ -423,13 +371,12 @@ def _hold_factor(call, composite, args, positions):
 # %% ../../nbs/lib/lrp_table.ipynb #0000001c
 def _attend(call, composite, attention):
     "Return the output of an attention under its rules, and the name of the rules."
-    layer, context = call.layer, call.context
-    context.attends(layer, call.module)
+    context, layer = call.context, call.context.layer
+    context.softmaxes.record_call(layer, context.module)
     out = sdpa_rule(composite, layer, attention, context.attention)
     if composite.bypasses(layer):
         return out, 'constant weights'
-    suffix = IN_HEADS if composite.heads(layer) else ''
-    return out, f'{composite.product}, softmax{suffix}'
+    return out, f'{composite.product}, softmax'
 
 
 def fused_attention(call: Call, composite: Composite) -> RuleResult:
@@ -479,16 +426,15 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
 def softmax(call: Call, composite: Composite) -> RuleResult:
     "Keep the gradient of a softmax (equation 5), or hold its result constant."
     out = call.compute()
-    context, layer = call.context, call.layer
-    if out.ndim < 4 or call.module in context.softmaxes.mixers:
+    context, layer = call.context, call.context.layer
+    if context.softmaxes.may_be_other(context.module, out):
         return out, context.softmaxes.note(call.operation, call.args[0], out)
-    context.attends(layer, call.module)
+    context.softmaxes.record_call(layer, context.module)
     bypass = composite.bypasses(layer)
     out = record_weights(context.attention, layer, call.args[0], out, bypass)
     if bypass:
         return out, 'constant weights'
-    is_partly_held = context.softmaxes.hold_heads(context.composite, layer, out)
-    return out, f'own gradient{IN_HEADS if is_partly_held else ""}'
+    return out, 'own gradient'
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000022
 RULES = {
@@ -508,41 +454,3 @@ RULES = {
     'scaled_dot_product_attention': fused_attention,
     'multi_head_attention_forward': multi_head_attention,
 }
-
-# %% ../../nbs/lib/lrp_table.ipynb #00000026
-def count_factors(call: Call, rule: str) -> int:
-    "Return the number of factors that an operation's result is a product of."
-    name, args = call.name, call.args
-    if rule == 'none' or rule.endswith(IN_HEADS):
-        return 1
-    if name == 'scaled_dot_product_attention':
-        attention = AttentionCall(*args, **call.kwargs)
-        n_in_weights = 0
-        if rule != 'constant weights':
-            n_in_weights = n_factors(attention.query) + n_factors(attention.key)
-        return n_in_weights + n_factors(attention.value)
-    if name in ('pow', '__pow__', 'square') and rule == 'identity':
-        # under the identity rule, x² is the product of x and x
-        exponent = 2 if name == 'square' else _exponent(call)
-        is_integer = float(exponent).is_integer()
-        return n_factors(args[0]) * int(exponent) if is_integer else 1
-    if name == '__setitem__':  # an unmarked buffer was empty
-        return _common_n(filter(None, (marks_of(args[0]).factors, n_factors(args[2]))))
-    factors = [
-        n_factors(t)
-        for t in dependent_tensors(args, call.kwargs)
-        if not (rule == 'constant gate' and marks_of(t).is_gate)
-    ]
-    if name in FACTOR_POSITIONS:  # addmm's first argument is added
-        n_added = n_factors(args[0]) if name in SUM_AND_PRODUCT else 0
-        return _common_n([n_added, sum(factors) - n_added]) if n_added else sum(factors)
-    is_linear = name in LINEAR or name == 'softmax'
-    if is_linear or rule in ('constant std', 'constant norm'):
-        return _common_n(factors)
-    return 1
-
-
-def _common_n(factors):
-    "Return the number of factors if it is the same in all terms, else 1."
-    different = set(factors)
-    return different.pop() if len(different) == 1 else 1

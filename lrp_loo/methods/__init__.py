@@ -10,17 +10,13 @@ __all__ = ['PADDING_TOLERANCE', 'INTERVALS', 'PaddingCheck', 'explain_batch', 'e
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 
-from ..records import Attribution
-from ..core.arguments import whole_number
-from ..core.tensors import share_a_batch
+from ..core.arguments import Model, OneMethod, Texts, Tokenizer, whole_number
 from ..core.hooks import restores_state
-from ..core.arguments import Model, OneMethod, Texts, Tokenizer
-from ..inputs.targets import OneTarget, TargetOf
-from ..inputs.units import UnitsOf
+from ..core.tensors import check_encodings, share_a_batch
 from ..estimate.auto import PASSES, PartialEstimate
 from ..estimate.parts import PART_METHODS, part_scores
 from lrp_loo.inputs.call import (
@@ -29,45 +25,66 @@ from lrp_loo.inputs.call import (
     class_names,
     group_by_target,
     has_vocabulary,
-    is_single_input,
 )
-from ..inputs.scores import EachReadout, GeneratedReadout, Scores
+from ..inputs.scores import GeneratedReadout, Scores
 from lrp_loo.inputs.targets import (
     NAMES_CLASSES,
+    OneTarget,
     Readout,
     Target,
-    with_mask_id,
-    output_field,
+    TargetOf,
     fix_index,
+    output_field,
 )
-from ..inputs.units import Units, spans_of_units
-from ..loo.droppable import max_workers, run_in_threads
+from ..inputs.units import Units, UnitsOf, spans_of_units
 from ..loo.removals import accepts_attention_mask
 from lrp_loo.methods.table import (
-    ExplainOptions,
     Refusal,
-    RunOptions,
     as_method,
     check_options,
     method_name,
     or_refusal,
 )
 from lrp_loo.models.call import (
+    autograd_inputs,
     check_finite,
     forward,
     gradients_enabled,
-    autograd_inputs,
 )
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
-from ..models.structure import provenance
 from ..models.objects import unwrap
 from ..models.parts import Parts
-from ..records import Attributions, Comparison, Comparisons
+from ..models.structure import provenance, walk_once
+from ..records import Attribution, Attributions, Comparison
 
 # %% ../../nbs/lib/methods.ipynb #00000010
 # relative to the largest number in the output row; float32 kernels of other
 # shapes differ by up to 1e-5 on the demo model
 PADDING_TOLERANCE = 1e-4
+
+
+def _probe_indices(lengths, target):
+    """Return the indices of the texts to recompute: all padded ones if the target is
+    a function; else the shortest of each length modulo four, because a model that
+    pools two or four tokens is sensitive to the remainder.
+    """
+    padded = [i for i, n in enumerate(lengths) if n < max(lengths)]
+    if callable(target):
+        return padded
+    longest_first = sorted(padded, key=lambda i: -lengths[i])
+    return list({lengths[i] % 4: i for i in longest_first}.values())
+
+
+def _value_and_scale(model, enc, target):
+    "Return a text's explained number without padding, and the largest of its row."
+    out = forward(model, enc)
+    readout = Readout(target, out, enc)
+    value = readout(out)
+    row = value
+    if not callable(readout.target):
+        x = output_field(out, readout.target.output)
+        row = x[0] if x.ndim == 2 else x[0, readout.position[0]]
+    return value, float(row.abs().max())
 
 
 class PaddingCheck:
@@ -89,50 +106,22 @@ class PaddingCheck:
         scores: Scores,  # of the batch
     ) -> bool:
         "Return True if a text's explained number changes without padding."
-        if len(encs) == 1 or isinstance(scores.readout, EachReadout):
-            return False  # nothing was padded
-        # images are not padded
-        lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
+        if not scores.in_one_batch or 'input_ids' not in encs[0]:
+            return False
+        lengths = [e['input_ids'].shape[1] for e in encs]
         target_key = id(target) if callable(target) else repr(target)
-        for i in self.probe_indices(lengths, target):
+        for i in _probe_indices(lengths, target):
             key = id(encs[i]), max(lengths), target_key
             if key in self.passed:
                 continue
             fixed = fix_index(target, scores.readout.chosen(i))
-            if self.differs(model, encs[i], fixed, float(scores.values[i])):
+            alone, scale = _value_and_scale(model, encs[i], fixed)
+            value = float(scores.values[i])
+            tolerance = max(PADDING_TOLERANCE, 4 * torch.finfo(alone.dtype).eps)
+            if abs(float(alone) - value) > tolerance * max(scale, abs(value)):
                 return True
             self.passed[key] = encs[i], target
         return False
-
-    def probe_indices(self, lengths: list[int], target: OneTarget) -> list[int]:
-        """Return the indices of the texts to recompute: all padded ones if the target
-        is a function; else the shortest of each length modulo four, because a model
-        that pools two or four tokens is sensitive to the remainder.
-        """
-        padded = [i for i, n in enumerate(lengths) if n < max(lengths)]
-        if callable(target):
-            return padded
-        longest_first = sorted(padded, key=lambda i: -lengths[i])
-        return list({lengths[i] % 4: i for i in longest_first}.values())
-
-    def differs(
-        self,
-        model: torch.nn.Module,
-        enc: dict[str, torch.Tensor],
-        target: OneTarget,
-        value: float,  # the explained number in the batch
-    ) -> bool:
-        "Return True if the explained number is different without padding."
-        out = forward(model, enc)
-        readout = Readout(target, out, enc)
-        unpadded = readout(out)
-        scale = abs(value)
-        if not callable(readout.target):  # the scale is the largest output of the row
-            x = output_field(out, readout.target.output)
-            row = x[0] if x.ndim == 2 else x[0, readout.position[0]]
-            scale = max(scale, float(row.abs().max()))
-        tolerance = max(PADDING_TOLERANCE, 4 * torch.finfo(unpadded.dtype).eps)
-        return abs(float(unpadded[0]) - value) > tolerance * scale
 
 
 def _can_share_batch(model, encs):
@@ -147,12 +136,10 @@ def _can_share_batch(model, encs):
         return False
     # transformers' decoder classifiers find the last token by the padding token's id,
     # and refuse several texts if it is None
-    if not hasattr(model, 'score') or not hasattr(model, 'config'):
+    has_head = hasattr(model, 'score') and hasattr(model, 'config')
+    if not has_head or not type(model).__name__.endswith('ForSequenceClassification'):
         return True
-    return (
-        not type(model).__name__.endswith('ForSequenceClassification')
-        or model.config.get_text_config().pad_token_id is not None
-    )
+    return model.config.get_text_config().pad_token_id is not None
 
 # %% ../../nbs/lib/methods.ipynb #0000000d
 class _Text(NamedTuple):
@@ -165,6 +152,7 @@ class _Text(NamedTuple):
 
 def _texts(encs, units=None, content=None):
     "Return one `_Text` per encoding."
+    check_encodings(encs)
     units = units or [None] * len(encs)
     content = content or [None] * len(encs)
     return [_Text(*fields) for fields in zip(encs, units, content)]
@@ -174,18 +162,24 @@ def _patch_names(n_rows, n_columns):
     return [f'{r},{c}' for r in range(n_rows) for c in range(n_columns)]
 
 
-def _entries(call, text, ids, scores):
-    "Return names, scores and special mask of a record's entries, and info on them."
-    enc, units = text.enc, text.units
+def _unit_entries(call, text, ids, scores):
+    "Return `_entries` of scores by unit."
+    units = text.units
     if isinstance(units, Parts):
         return units.names, scores[: len(units)], units.is_special, dict(parts=True)
-    if units is not None:
-        if as_method(call.method).supports_units:
-            scores = scores[: len(units)]
-        else:
-            scores = units.total(scores[: len(ids)])
-        info = dict(unit_of_token=units.number.tolist())
-        return units.names, scores, units.is_special, info
+    if as_method(call.method).takes('units'):
+        scores = scores[: len(units)]
+    else:
+        scores = units.total(scores[: len(ids)])
+    info = dict(unit_of_token=units.number.tolist())
+    return units.names, scores, units.is_special, info
+
+
+def _entries(call, text, ids, scores):
+    "Return names, scores and special mask of a record's entries, and info on them."
+    enc = text.enc
+    if text.units is not None:
+        return _unit_entries(call, text, ids, scores)
     if ids is None:
         n = len(scores)
         height, width = enc['pixel_values'].shape[-2:]
@@ -208,35 +202,29 @@ def _token(tokenizer, token_id):
     return str(tokenizer.convert_ids_to_tokens(int(token_id)))
 
 
-def _position_info(tokenizer, ids, readout, i):
-    "Return the info on the output position that `Attribution.explained` shows."
-    # a user's readout may lack these attributes
+def _readout_info(call, ids, readout, i, value):
+    "Return the info on the explained number that `Attribution.explained` shows."
     info = {}
-    if answer := getattr(readout, 'answer', None):
-        info['answer'] = answer
-    if getattr(getattr(readout, 'target', None), 'log_prob', False):
+    if readout.answer:
+        info['answer'] = readout.answer
+    if getattr(readout.target, 'log_prob', False):
         info['log_prob'] = True
-    position = readout.place(i) if hasattr(readout, 'place') else None
+    position = readout.place(i)
     if position is not None:
         info['position'] = position
         if ids is not None:
-            info['token_at_position'] = _token(tokenizer, ids[position])
-    return info
-
-
-def _probability(model, readout, i, value):
-    """Return the probability of the explained class or word; None if the model does
-    not name its outputs, or for a regression.
-    """
-    config = getattr(model, 'config', None)
+            info['token_at_position'] = _token(call.tokenizer, ids[position])
+    config = getattr(call.model, 'config', None)
     problem_type = getattr(config, 'problem_type', None)
-    is_classifier = config is not None and problem_type != 'regression'
-    if not is_classifier or not hasattr(readout, 'probability'):
-        return None
-    has_names = any(word in type(model).__name__ for word in NAMES_CLASSES)
-    if getattr(readout, 'is_bare_tensor', False) and not has_names:
-        return None
-    return readout.probability(i, value, problem_type == 'multi_label_classification')
+    # the model or its output names what the entries are
+    is_named = any(word in type(call.model).__name__ for word in NAMES_CLASSES)
+    is_named = is_named or not readout.is_bare_tensor
+    if config is not None and problem_type != 'regression' and is_named:
+        is_alone = problem_type == 'multi_label_classification'
+        probability = readout.probability(i, value, is_alone)
+        if probability is not None:
+            info['probability'] = probability
+    return info
 
 
 def _label(model, tokenizer, ids, chosen, is_position):
@@ -262,7 +250,6 @@ class _MethodCall:
     model: Any
     tokenizer: Any
     method: OneMethod
-    target: OneTarget
     options: Mapping[str, Any]  # of the method
     padding: PaddingCheck = dataclasses.field(default_factory=PaddingCheck)
 
@@ -276,9 +263,9 @@ class _MethodCall:
             method = partial(part_scores, units=units, method=name)
         else:
             check_options(self.method, options)
-            if method.supports_units and any(u is not None for u in units):
+            if any(u is not None for u in units) and method.takes('units'):
                 options['units'] = units
-            if method.supports_content and any(c is not None for c in content):
+            if any(c is not None for c in content) and method.takes('content'):
                 options['content'] = content
         with gradients_enabled(self.model):
             encs = [autograd_inputs(t.enc) for t in texts]
@@ -292,71 +279,58 @@ class _MethodCall:
 
     def record(self, text, scores, i):
         "Return the `Attribution` of the i-th text of a batch."
-        model, tokenizer, readout = self.model, self.tokenizer, scores.readout
+        readout = scores.readout
         ids = text.enc['input_ids'][0].cpu() if 'input_ids' in text.enc else None
         # a user's method may return scores that carry a gradient
         row = scores.scores[i].detach().float().cpu()
         names, row, special, info = _entries(self, text, ids, row)
-        info = scores.info[i] | _position_info(tokenizer, ids, readout, i) | info
         value = float(scores.values[i].detach())
-        probability = _probability(model, readout, i, value)
-        if probability is not None:
-            info['probability'] = probability
+        info = scores.info[i] | _readout_info(self, ids, readout, i, value) | info
         chosen = readout.chosen(i)
-        label = getattr(model, 'output_name', '')  # of a model with one named output
-        if not label and not getattr(readout, 'is_features', False):
-            label = _label(model, tokenizer, ids, chosen, 'answer' in info)
+        label = getattr(self.model, 'output_name', '')  # of a model with one output
+        if not label and not readout.is_features:
+            label = _label(self.model, self.tokenizer, ids, chosen, 'answer' in info)
         name = method_name(self.method)
         a = Attribution(names, row, special, chosen, value, name, label, ids, info)
         if scores.partial_estimates[i] is not None:
             a.partial_estimate = scores.partial_estimates[i]
         return a
 
-    def explain(self, texts):
+    def explain(self, texts, target):
         "Return one `Attribution` per text of a batch."
         encs = [t.enc for t in texts]
-        target = with_mask_id(self.target, self.tokenizer, encs)
         if _can_share_batch(self.model, encs):
             scores = self.scores(texts, target)
             if not self.padding.fails(self.model, encs, target, scores):
                 return [self.record(text, scores, i) for i, text in enumerate(texts)]
-        call = dataclasses.replace(self, target=target)
-        return [call.explain([text])[0] for text in texts]
+        return [self.explain([text], target)[0] for text in texts]
 
-    def explain_or_refuse(self, texts):
+    def explain_or_refuse(self, texts, target):
         "Explain a batch; return a `Refusal` for each text that the method refuses."
-        records = or_refusal(lambda: self.explain(texts))
+        records = or_refusal(lambda: self.explain(texts, target))
         if not isinstance(records, Refusal):
             return records
         if len(texts) == 1:
             return [records]
-        return [self.explain_or_refuse([text])[0] for text in texts]
+        return [self.explain_or_refuse([text], target)[0] for text in texts]
 
-    def explain_in_batches(self, texts, batch_size):
-        "Return one `Attribution` per text, in order, from batches of similar length."
-
-        def length(i):
-            enc = texts[i].enc
-            if 'input_ids' in enc:
-                return enc['input_ids'].shape[1]
-            return enc['pixel_values'].shape
-
-        def run(*indices):
-            return self.explain([texts[i] for i in indices])
-
-        n_threads = 1
-        if as_method(self.method).in_threads:
-            n_threads = min(max_workers(self.model), batch_size)
-        order = sorted(range(len(texts)), key=length)
-        size = batch_size // n_threads
-        batches = [order[s : s + size] for s in range(0, len(order), size)]
-        # the longest batch first, so that no thread waits for it at the end
-        records = run_in_threads(run, batches[::-1], n_threads)[::-1]
-        by_index = dict(zip(sum(batches, []), sum(records, [])))
+    def explain_in_batches(self, texts, targets, batch_size):
+        "Return one `Attribution` per text; a batch has one target, similar lengths."
+        shapes = [
+            t.enc.get('input_ids', t.enc.get('pixel_values')).shape for t in texts
+        ]
+        by_index = {}
+        for target, group in group_by_target(targets):
+            group.sort(key=lambda i: shapes[i])
+            for start in range(0, len(group), batch_size):
+                batch = group[start : start + batch_size]
+                explained = self.explain([texts[i] for i in batch], target)
+                by_index |= zip(batch, explained)
         return [by_index[i] for i in range(len(texts))]
 
 
 @restores_state
+@walk_once()
 def explain_batch(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -368,11 +342,12 @@ def explain_batch(
     **options: Any,  # of the method
 ) -> list[Attribution]:
     "Explain one padded batch of encoded texts; return one Attribution per text."
-    call = _MethodCall(model, tokenizer, method, target, options)
-    return call.explain(_texts(encs, units, content))
+    call = _MethodCall(model, tokenizer, method, options)
+    return call.explain(_texts(encs, units, content), target)
 
 
 @restores_state
+@walk_once()
 def explain_methods(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -386,13 +361,14 @@ def explain_methods(
     "Explain the same texts by several methods; return {name: one record per text}."
     texts, padding, records = _texts(encs, units, content), PaddingCheck(), {}
     for name, (method, options) in methods.items():
-        call = _MethodCall(model, tokenizer, method, target, options, padding)
+        call = _MethodCall(model, tokenizer, method, options, padding)
         run = call.explain_or_refuse if refusals else call.explain
-        records[name] = run(texts)
+        records[name] = run(texts, target)
     return records
 
 
 @restores_state
+@walk_once()
 def explain_each(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -414,34 +390,32 @@ def explain_each(
             k = int(number.max()) + 1
             prefix_units = Units(number, units.names[:k], units.is_special[:k])
         prefixes.append(_Text({k: v[:, :n] for k, v in enc.items()}, prefix_units))
-    call = _MethodCall(model, tokenizer, method, readout, options)
+    call = _MethodCall(model, tokenizer, method, options)
     if as_method(method).per_generated_token:
         scores = call.scores([_Text(enc, units)], readout)
         return [call.record(prefix, scores, i) for i, prefix in enumerate(prefixes)]
     records = []
     for i, prefix in enumerate(prefixes):
         target = Target(readout.chosen(i), log_prob=readout.log_prob)
-        token_call = dataclasses.replace(call, target=target, padding=PaddingCheck())
-        records += token_call.explain([prefix])
+        records += call.explain([prefix], target)
     return records
 
 # %% ../../nbs/lib/methods.ipynb #00000016
-def _text_info(tokenizer, text, enc, units):
+def _text_info(inputs, i):
     "Return the text, and the span of each entry in it (None: special tokens)."
+    text, enc, units = inputs.texts[i], inputs.encs[i], inputs.units[i]
     if is_encoding(text) or 'input_ids' not in enc:
         return {}
-    if isinstance(units, Parts):
-        return dict(text=text)
     if MEDIA_INPUTS & enc.keys():  # an image or a sound, and a text
         return dict(text=text[1]) if isinstance(text, tuple) else {}
-    try:
-        spans = spans_of_units(tokenizer, enc, text, units)
-    except ValueError:  # a slow tokenizer has no character offsets
+    spans = inputs.token_spans[i]
+    if spans is None or isinstance(units, Parts):
         return dict(text=text)
-    return dict(text=text, spans=spans)
+    return dict(text=text, spans=spans_of_units(spans, units))
 
 
 @restores_state
+@walk_once()
 def explain(
     # a transformers model in eval mode (classifier, decoder, question answering,
     # vision), any torch module called the same way, or a transformers pipeline
@@ -466,8 +440,7 @@ def explain(
     # groups of them as `Parts`
     units: UnitsOf = 'token',
     # a `Calibration` of this model (`calibrate`): each map gets intervals for its
-    # exact LOO, `low` and `high`; its method, budget, target, units and template
-    # are used for what the call leaves out
+    # exact LOO, `low` and `high`; its method and budget are the default
     calibration: Any = None,
     confidence: float = 0.9,  # of these intervals
     # 'cpu', 'cuda', 'auto' or a `torch.device`; the model is moved there
@@ -475,11 +448,11 @@ def explain(
     # words around each text that are not content: a str with {text} in it, or a
     # chat's messages, one with {text}
     template: str | list[dict[str, Any]] | None = None,
-    # the content of complete texts: a list of (start, end) spans per text
-    among: list[Any] | None = None,
-    # of the method: passes, removal, bypass_softmax, eps, embeddings, checkpoint,
-    # composite, n_steps, baseline, … (`lrp_loo.methods.table.MethodOptions`)
-    **options: Unpack[RunOptions],
+    # the content of complete texts: for each text (start, end), or a list of them
+    among: Sequence[Any] | None = None,
+    # of the method: passes, removal, bypass_softmax, eps, embeddings,
+    # composite, n_steps, baseline, …
+    **options: Any,
 ) -> Attributions:  # one Attribution per text, in order
     """Explain texts (or images) by one method. Raise ValueError or TypeError if
     an argument is invalid.
@@ -491,48 +464,30 @@ def explain(
                 "calibration must be a Calibration, as `calibrate` returns it, got"
                 f" {type(calibration).__name__}"
             )
-        method, options, target, units, template = calibration.with_defaults(
-            method, options, target, units, template, among
-        )
+        if method == 'auto' and not options:
+            method, options = calibration.settings['method']
     as_method(method)
+    arguments = (target, units, truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(
-        model,
-        tokenizer,
-        texts,
-        target,
-        units,
-        truncation,
-        max_length,
-        device,
-        template,
-        among,
-        supports_parts=True,
+        model, tokenizer, texts, *arguments, supports_parts=True
     )
     model, tokenizer = inputs.model, inputs.tokenizer
     if calibration is not None:
-        calibration.check(
-            model, tokenizer, method, options, units, inputs.targets, inputs.info
-        )
-    call = _MethodCall(model, tokenizer, method, None, options)
+        call = (method, options, units, inputs.info)
+        calibration.check(model, tokenizer, inputs.targets, *call)
+    call = _MethodCall(model, tokenizer, method, options)
     batch = _texts(inputs.encs, inputs.units, inputs.content)
-    records = [None] * len(batch)
-    for one_target, indices in group_by_target(inputs.targets):
-        group_call = dataclasses.replace(call, target=one_target)
-        group = [batch[i] for i in indices]
-        explained = group_call.explain_in_batches(group, batch_size)
-        for i, a in zip(indices, explained):
-            records[i] = a
+    records = call.explain_in_batches(batch, inputs.targets, batch_size)
     model_info = provenance(model, options)
-    for i, (a, text) in enumerate(zip(records, inputs.texts)):
-        a.info |= model_info
-        a.info |= _text_info(tokenizer, text, inputs.encs[i], inputs.units[i])
+    for i, a in enumerate(records):
+        a.info |= model_info | _text_info(inputs, i)
         inputs.annotate(a, i)
         if calibration is not None:
             calibration.add_intervals(a, confidence)
     return Attributions(records)
 
 # %% ../../nbs/lib/methods.ipynb #00000019
-INTERVALS = ('low', 'high', 'confidence', 'cover')  # in `Attribution.info`
+INTERVALS = ('low', 'high', 'confidence')  # in `Attribution.info`
 
 
 def resume(
@@ -571,20 +526,6 @@ def refine(
     return refined
 
 
-def _check_labels(model, labels):
-    "Return the targets: the list `labels`, or all classes of the model."
-    if isinstance(labels, (list, tuple)) and len(labels) > 0:
-        return list(labels)
-    n = len(class_names(model))
-    if labels != 'all' or has_vocabulary(model) or n == 0:
-        raise ValueError(
-            f"labels={labels!r} is not accepted; give a list of at least one class"
-            " (index, label, Target), or 'all' if the model's config names its"
-            " classes"
-        )
-    return list(range(n))
-
-
 def explain_labels(
     model: Model,  # see `explain`
     tokenizer: Tokenizer,  # see `explain`
@@ -592,35 +533,28 @@ def explain_labels(
     # a list of targets; 'all': every class that the model's config names
     labels: str | Sequence[OneTarget] = 'all',
     method: OneMethod = 'auto',  # see `explain`
-    batch_size: int = 16,  # see `explain`
-    *,
-    units: UnitsOf = 'token',  # see `explain`
-    device: str | torch.device | None = None,  # see `explain`
-    **options: Unpack[ExplainOptions],  # other keywords of `explain`
-) -> Comparisons:  # a `Comparison` per text: one map per label, in their order
+    units: str = 'token',  # 'token', 'word' or 'sentence'
+    **options: Any,  # other keywords of `explain`
+) -> list[Comparison]:  # one per text, with one map per label, in their order
     """Explain several labels of each text. This costs as much as explaining each
     text once per label.
     """
     model, tokenizer = unwrap(model, tokenizer)
-    if 'target' in options:
+    if {'target', 'among'} & options.keys() or not isinstance(units, str):
         raise ValueError(
-            "target= cannot be combined with explain_labels; give labels=[...]"
+            "target=, among= and spans in units= cannot be combined with"
+            " explain_labels; give labels=[...], and units='token', 'word' or 'sentence'"
         )
-    targets = _check_labels(model, labels)
-    if not isinstance(units, str):
-        units_per_text = [units] if is_single_input(texts) else units
-        units = [u for u in units_per_text for _ in targets]
-    texts = as_list(texts)
-    maps = explain(
-        model,
-        tokenizer,
-        [text for text in texts for _ in targets],
-        method,
-        targets * len(texts),
-        batch_size,
-        units=units,
-        device=device,
-        **options,
-    )
+    classes = {} if has_vocabulary(model) else class_names(model)
+    targets = list(range(len(classes))) if labels == 'all' else labels
+    if not isinstance(targets, (list, tuple)) or len(targets) == 0:
+        raise ValueError(
+            f"labels={labels!r} is not accepted; give a list of at least one class"
+            " (index, label, Target), or 'all' if the model's config names its"
+            " classes"
+        )
+    each = [text for text in as_list(texts) for _ in targets]
     k = len(targets)
-    return Comparisons(Comparison(maps[s : s + k]) for s in range(0, len(maps), k))
+    options |= dict(target=[*targets] * (len(each) // k), units=units)
+    maps = explain(model, tokenizer, each, method, **options)
+    return [Comparison(maps[s : s + k]) for s in range(0, len(maps), k)]

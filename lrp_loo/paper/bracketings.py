@@ -16,14 +16,8 @@ from matplotlib.figure import Figure
 
 from ..lrp.rules import product_rule, relevance
 from .common import Study, add_rows
-from lrp_loo.paper.scalar import (
-    bracketing_name,
-    checked_factors,
-    leaf_depths,
-    scalar_ig,
-    scalar_loo,
-    scalar_relevance,
-)
+from .scalar import bracketing_name, checked_factors, leaf_depths
+from .scalar import scalar_ig, scalar_loo, scalar_relevance
 from ..evaluate.results import Results
 
 # %% ../../nbs/lib/paper_bracketings.ipynb #00000007

@@ -5,20 +5,24 @@
 # %% auto #0
 __all__ = ['MODEL_NAMES', 'PROMPTS', 'PROMPTS_WITHOUT_ANSWERS', 'EPOCHS', 'RunOptions', 'Study', 'results_folder_name',
            'read_parts', 'add_batches', 'add_rows', 'Prompt', 'count_tokens_up_to', 'text_examples', 'PromptedTexts',
-           'prompted_examples', 'DigitSets', 'digit_sets', 'interval_text']
+           'prompted_examples', 'DigitSets', 'load_digit_images', 'vit_pixels', 'digit_sets', 'interval_text']
 
 # %% ../../nbs/lib/paper_common.ipynb #00000002
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch.nn import functional as F
 
+from ..core.arguments import one_of
 from ..inputs.targets import Target
 from ..inputs.units import Template, content_tokens
-from ..core.tools import progress_bar
-from ..data import load_digit_images
+from ..core.tools import needs, progress_bar
+from ..data import load_split, resolve_source, source_label
 from ..models.encoding import encode, max_tokens
 from ..evaluate.results import Results, read_results, stored_path
 
@@ -271,6 +275,53 @@ class DigitSets(NamedTuple):
     epochs: int  # of training on them
 
 # %% ../../nbs/lib/paper_common.ipynb #0000001d
+def load_digit_images(
+    # 'embedded' (scikit-learn's 8×8 digits), 'hub' or a folder (MNIST)
+    data: str | os.PathLike[str] | None = None,
+    split: str = 'test',  # 'train' or 'test'
+    # MNIST is resized from 28×28 to side×side (paper: 14); the embedded digits
+    # stay 8×8
+    side: int = 14,
+) -> tuple:  # images (n, side, side) float in [0, 1]; labels (n,) long; info
+    """Load handwritten digits: MNIST resized as in section 4.1, or scikit-learn's
+    digits, of which the last 360 of a shuffle are the test split.
+    """
+    one_of('split', split, ('train', 'test'))
+    source = resolve_source(data)
+    if source == 'embedded':
+        d = needs('sklearn.datasets', 'paper').load_digits()
+        order = np.random.default_rng(0).permutation(len(d.target))
+        rows = order[:-360] if split == 'train' else order[-360:]
+        x = torch.tensor(d.images[rows] / 16.0).float()
+        y = torch.tensor(d.target[rows]).long()
+    else:
+        d = load_split('mnist', source, split)
+        images = [torch.from_numpy(np.array(image)) for image in d['image']]
+        x = torch.stack(images).float() / 255
+        size = dict(size=(side, side), mode='bilinear', align_corners=False)
+        x = F.interpolate(x[:, None], antialias=True, **size)[:, 0]
+        y = torch.tensor(d['label'])
+    info = dict(
+        name='scikit-learn digits' if source == 'embedded' else 'mnist',
+        source=source_label(data),
+        split=split,
+        n_split=len(y),
+        side=x.shape[-1],
+    )
+    return x, y, info
+
+
+def vit_pixels(
+    images: torch.Tensor,  # (n, h, w) from 0 to 1
+    side: int = 28,  # smaller images are enlarged
+) -> torch.Tensor:  # (n, 1, side, side) from −1 to 1
+    "Convert digits to the input of the small Vision Transformer."
+    x = images[:, None]
+    if x.shape[-1] != side:
+        x = F.interpolate(x, side, mode='bilinear')
+    return (x - 0.5) / 0.5
+
+
 def digit_sets(data=None, seed: int = 0) -> DigitSets:
     "Return the training digits, and the test digits in random order."
     x, y, info = load_digit_images(data, 'train')

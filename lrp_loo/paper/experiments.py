@@ -14,15 +14,14 @@ import torch
 
 from ..core.files import recorded_methods
 from ..data import load_texts
-from ..loo.removals import default_removal, fill_id
-from ..methods.baselines import attention_maps
+from ..models.attention import AttentionMaps
 from ..models.loading import load_demo
 from ..models.encoding import encode, max_tokens
 from .common import add_batches, prompted_examples, text_examples
-from ..evaluate.audit import faithfulness_rows, in_batches, print_audit_time
+from ..evaluate.audit import faithfulness_rows, in_batches
 from ..evaluate.faithfulness import faithfulness_table
 from ..evaluate.results import Results
-from ..stats import of_texts, paired_difference, unit_map
+from ..core.stats import of_texts, paired_difference, unit_map
 
 # %% ../../nbs/lib/paper_experiments.ipynb #00000006
 def visible_keys(A: torch.Tensor) -> torch.Tensor:
@@ -43,8 +42,9 @@ def row_flatness(A: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/paper_experiments.ipynb #00000008
 def attention_entropy(model, enc: dict) -> list:
     "Return the mean of `row_flatness` per layer; 1: uniform (section 3.2)."
-    maps = attention_maps(model, **enc)
-    return [float(row_flatness(A).mean()) for A in maps]
+    with torch.no_grad(), AttentionMaps() as watch:
+        model(**enc)
+    return [float(row_flatness(A).mean()) for A in watch.maps]
 
 # %% ../../nbs/lib/paper_experiments.ipynb #0000000b
 def faithfulness_experiment(
@@ -84,15 +84,6 @@ def faithfulness_experiment(
             entropy = attention_entropy(model, enc)
             fields = prompted.row_fields[i] if prompted else {}
             yield dict(**fields, label=label, entropy=entropy, **row)
-
-    done = results.done
-    missing = [enc for i, enc, _ in examples if i not in done]
-    if missing:
-        with_curves = methods if curves is None else curves
-        kind = removal or default_removal(missing[0])
-        fill = fill_id(tokenizer, kind)
-        target = prompted and next(iter(prompted.target.values()))
-        print_audit_time(model, missing, len(with_curves), chunk, kind, fill, target)
 
     def summarise(rows):
         "Return the summary: the accuracy if texts have labels, and the table of means."

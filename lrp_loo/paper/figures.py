@@ -18,31 +18,13 @@ from ..models.structure import describe_model
 from ..models.loading import load_model
 from .common import Study
 from .experiments import text_experiment
-from lrp_loo.paper.tables import (
-    SWEEPS,
-    bypass_name,
-    entropy_table,
-    layer_table,
-    sweep_layers,
-    sweep_methods,
-    table_a3_against_paper,
-)
+from .tables import SWEEPS, bypass_name, entropy_table, layer_table
+from .tables import sweep_layers, sweep_methods, table_a3_against_paper
 from .tables import AT_SCALE, ESTIMATES
-from lrp_loo.paper.style import (
-    NAMES,
-    OTHERS,
-    PAGE,
-    caption,
-    cells,
-    full_name,
-    method_colour,
-    model_look,
-    panels,
-    shared_legend,
-    themed,
-)
+from .style import NAMES, CURVE_COLOURS, PAGE, caption, cells, full_name
+from .style import method_colour, model_look, panels, shared_legend, themed
 from .tables import TABLE2, paper_numbers, table2_against_paper
-from ..stats import mean_se, paired_difference, per_text
+from ..core.stats import mean_se, paired_difference, per_text
 from ..evaluate.faithfulness import completeness_lines, faithfulness_table
 
 # %% ../../nbs/lib/paper_figures.ipynb #6265cc0b
@@ -73,9 +55,9 @@ def plot_agreement(results: dict):
 
 # %% ../../nbs/lib/paper_figures.ipynb #232b7f37
 SWEEP_STYLE = {  # sweep → its name, how it is drawn
-    'first': ('first k layers', dict(color=OTHERS[0], marker='o', ls='-')),
-    'last': ('last k layers', dict(color=OTHERS[1], marker='s', ls='--')),
-    'single': ('layer k alone', dict(color=OTHERS[2], marker='^', ls=':')),
+    'first': ('first k layers', dict(color=CURVE_COLOURS[0], marker='o', ls='-')),
+    'last': ('last k layers', dict(color=CURVE_COLOURS[1], marker='s', ls='--')),
+    'single': ('layer k alone', dict(color=CURVE_COLOURS[2], marker='^', ls=':')),
 }
 
 # %% ../../nbs/lib/paper_figures.ipynb #e084ebfd

@@ -18,25 +18,12 @@ import torch
 
 from ..core.tools import progress_bar
 from .common import add_rows
-from lrp_loo.paper.linear_attention import (
-    FORMS,
-    accuracy,
-    normalise_images,
-    train_linear_attention,
-)
-from lrp_loo.paper.pixel_maps import (
-    EXPLAINERS,
-    PAIRS,
-    PROTOCOLS,
-    PixelCurves,
-    removal_orders,
-    pixel_curves,
-    pixel_loo,
-    pixel_maps,
-    table1,
-    table1_rows,
-)
-from ..stats import mean_se, paired_difference
+from .linear_attention import FORMS, accuracy, normalise_images
+from .linear_attention import train_linear_attention
+from .pixel_maps import EXPLAINERS, PAIRS, PROTOCOLS, PixelCurves
+from .pixel_maps import removal_orders, pixel_curves, pixel_loo, pixel_maps
+from .pixel_maps import table1, table1_rows
+from ..core.stats import mean_se, paired_difference
 from ..evaluate.faithfulness import curve_area
 from ..evaluate.results import Results
 
@@ -312,21 +299,6 @@ def summarise(rows: list) -> dict:
         paper=PAPER,
     )
 
-# %% ../../nbs/lib/paper_mnist.ipynb #0000001f
-def _print_network_time(config, grid):
-    "Print how long training and explaining will take."
-    n_seeds, steps = len(config['seeds']), 0
-    for s in (config | setting for setting in grid):
-        steps += config['epochs'] * -(-s['n_train'] // s['batch_size'])
-    images = (config['limit'] or config['n_test']) * len(grid)
-    # as measured on one core: a step takes 4 ms at 196 pixels, an image 15 ms
-    seconds = (steps * 0.004 + images * 0.015) * config['side'] ** 2 / 196 * n_seeds
-    print(
-        f"{len(grid) * n_seeds} networks, {n_seeds} of each setting: about"
-        f" {max(1, round(seconds / 60))} min on one core; an interrupted run resumes",
-        flush=True,
-    )
-
 # %% ../../nbs/lib/paper_mnist.ipynb #00000020
 def linear_attention_experiment(
     train: tuple,
@@ -361,8 +333,6 @@ def linear_attention_experiment(
         **training,
         seeds=seeds,
     )
-    if progress:
-        _print_network_time(config, grid)
 
     def row(setting, seed):
         options = dict(training, seed=seed, progress=progress)

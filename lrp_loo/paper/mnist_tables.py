@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['BARS', 'PANELS', 'SOURCES', 'PAPER_NUMBERS', 'CLOSE_DISTANCE', 'LINE_STYLES', 'NEARLY_ZERO', 'NEARLY_UNCORRELATED',
-           'BRACKET_MARGIN', 'NETWORK_CLAIMS', 'N_SEEDS_BY_PART', 'STUDIES', 'ig_sum_line', 'grid_table',
-           'compare_table1', 'setting_label', 'plot_table1', 'network_table', 'plot_networks', 'table1_against_paper',
-           'curve_table', 'delta_table', 'share_table', 'plot_mnist_curves', 'table1_entries', 'run_digits',
-           'digits_tables', 'training_tables', 'mnist_numbers']
+           'BRACKET_MARGIN', 'NETWORK_CLAIMS', 'N_SEEDS_BY_PART', 'STUDIES', 'ig_sum_line', 'compare_table1',
+           'setting_label', 'plot_table1', 'network_table', 'plot_networks', 'table1_against_paper', 'curve_table',
+           'delta_table', 'share_table', 'plot_mnist_curves', 'table1_entries', 'run_digits', 'digits_tables',
+           'training_tables', 'mnist_numbers']
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000002
 from itertools import product
@@ -18,32 +18,17 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .. import UsageError
+from ..core.arguments import UsageError
 from .common import Study, digit_sets, interval_text
 from .ledger import Claim, described, entries_of, over_readings
-from lrp_loo.paper.mnist import (
-    GRID,
-    PAPER,
-    N_SEEDS,
-    TRAINING_GRID,
-    means_by_seed,
-    distance_to_paper,
-    linear_attention_experiment,
-    mean_of_networks,
-    nearest_setting,
-    means_over_seeds,
-)
+from .mnist import GRID, N_SEEDS, PAPER, TRAINING_GRID
+from .mnist import distance_to_paper, linear_attention_experiment
+from .mnist import mean_of_networks, means_by_seed, means_over_seeds
+from .mnist import nearest_setting
 from .pixel_maps import EXPLAINERS, PAIRS, PROTOCOLS
-from lrp_loo.paper.style import (
-    PAGE,
-    full_name,
-    method_colour,
-    method_label,
-    method_look,
-    panels,
-    themed,
-)
-from ..stats import mean_against_zero
+from .style import PAGE, full_name, method_colour, method_label
+from .style import method_look, panels, themed
+from ..core.stats import mean_against_zero
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000007
 def ig_sum_line(rows: list) -> str:
@@ -58,27 +43,6 @@ def _default_and_nearest(results):
     "Return the rows of the default and of the nearest setting."
     settings = means_over_seeds(results['rows'])
     return {'default': settings[0], 'nearest': nearest_setting(settings)}
-
-# %% ../../nbs/lib/paper_mnist_tables.ipynb #00000008
-def grid_table(results: dict, protocol: str = 'sum_to_one') -> pd.DataFrame:
-    "Return a row per setting, nearest to the paper first."
-
-    def line(setting, accuracy, ig, attn_lrp, distance, negative):
-        lrp = {f'attn_lrp {pair}': attn_lrp[pair] for pair in PAIRS}
-        head = {'setting': setting, 'accuracy': accuracy, 'ig L_vs_LOO': ig['L_vs_LOO']}
-        return head | lrp | {'distance': distance, 'LOO sums < 0': negative}
-
-    lines = []
-    for row in means_over_seeds(results['rows']):
-        ig, lrp = (
-            {pair: row['tables'][protocol][e][pair]['mean'] for pair in PAIRS}
-            for e in ('ig', 'attn_lrp')
-        )
-        numbers = distance_to_paper(row, protocol), row['negative']['loo']['qk_v']
-        lines.append(line(row['name'], row['accuracy'], ig, lrp, *numbers))
-    lines.sort(key=lambda line: line['distance'])
-    paper = PAPER['accuracy'], PAPER['ig'], PAPER['attn_lrp'], 0.0, None
-    return pd.DataFrame([line('paper', *paper), *lines]).set_index('setting')
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000009
 def _mean_text(cell):
@@ -242,10 +206,9 @@ def _interval(cell):
     return interval_text(cell)
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000019
-def curve_table(results: dict, area: str = 'mean_logit') -> pd.DataFrame:
+def curve_table(results: dict) -> pd.DataFrame:
     "Return LeRF, MoRF and Δ per setting and order, with 95 % intervals over networks."
-    suffix = '_aopc' if area == 'aopc' else ''
-    columns = {'LeRF': f'lerf{suffix}', 'MoRF': f'morf{suffix}', 'Δ': 'delta'}
+    columns = {'LeRF': 'lerf', 'MoRF': 'morf', 'Δ': 'delta'}
     lines = {}
     for setting, row in _default_and_nearest(results).items():
         for name, areas in row['curves'].items():
@@ -475,7 +438,7 @@ def run_digits(path, part, options):
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000029
 def digits_tables(part, results):
-    "Return Table 1 beside the paper's, and the grid under both protocols."
+    "Return Table 1 beside the paper's, the curves and their differences."
     c = results['config']
     explained = c['limit'] or c['n_test']
     heading = (
@@ -484,9 +447,6 @@ def digits_tables(part, results):
         f" is (QKᵀ)V, R is Q(KᵀV); {len(c['seeds'])} networks of each setting"
     )
     tables = [(heading, compare_table1(results).to_string())]
-    for protocol in ('sum_to_one', 'as_is'):
-        grid = grid_table(results, protocol).round(3).to_string()
-        tables.append((f'The grid, maps {protocol}', grid))
     tables.append(('Perturbation curves', curve_table(results).to_string()))
     tables.append(('Differences in Δ', delta_table(results).to_string()))
     note = ig_sum_line(results['rows'])

@@ -25,15 +25,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import UsageError
+from ..core.arguments import UsageError
 from ..core.files import whole_file, write_text_atomic
 from ..data import source_label
-from lrp_loo.paper.common import (
-    RunOptions,
-    interval_text,
-    results_folder_name,
-    read_parts,
-)
+from .common import RunOptions, interval_text, results_folder_name
+from .common import read_parts
 from .ledger import ledger, ledger_notes
 from ..evaluate.faithfulness import completeness_lines
 from ..evaluate.results import read_results

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from .common import PROMPTS_WITHOUT_ANSWERS, PROMPTS
-from ..stats import mean_se, of_texts, paired_difference, per_text
+from ..core.stats import mean_se, of_texts, paired_difference, per_text
 
 # %% ../../nbs/lib/paper_tables.ipynb #7eb4a761
 # the methods of Table 2 and two of ours, as `faithfulness_rows` takes them

@@ -9,32 +9,16 @@ from __future__ import annotations
 __all__ = ['SummaryComparison', 'compare_summaries']
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000002
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import whole_number
-from ..core.tools import needs
-from ..models.encoding import as_texts
-from ..records.base import Record, in_lines, plain
-from ..records.html import render
-from lrp_loo.reports.summary import (
-    Summary,
-    display_forms,
-    method_title,
-    save_page,
-    word_intervals,
-)
-from ..stats import agreement, paired_difference
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ..records.base import Record, in_lines, plain, record_html
+from .summary import Summary, method_title, word_intervals
+from ..core.stats import agreement, paired_difference
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000009
 @dataclass(eq=False)
@@ -43,14 +27,13 @@ class SummaryComparison(Record):
 
     names: tuple[str, str]  # names of the two summaries
     # a row per text, the smallest r first, those without r last: text (its
-    # index), class, other_class, r, words, begins
+    # index), class, other_class, r
     texts: pd.DataFrame
     # a row per class and word, the largest |difference| first: class, word,
     # first, second (mean effects divided by `scale`), difference with the low
     # and high end of its interval, texts
     words: pd.DataFrame
     scale: tuple[float, float]  # root mean square score of each
-    units: str = 'word'
 
     @property
     def mean_r(self) -> dict[str, float]:
@@ -85,142 +68,46 @@ class SummaryComparison(Record):
         "Return the fields and `mean_r` in JSON's types."
         return plain(self) | dict(mean_r=plain(self.mean_r))
 
-    def scatter(
-        self,
-        n: int = 8,  # number of labelled words
-    ) -> Figure:  # a matplotlib figure
-        "Draw a histogram of the texts' r, and the words' mean effects as points."
-        plt = needs('matplotlib.pyplot', 'plot')
-
-        whole_number('n', n, 0)
-        fig, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4), layout='constrained')
-        r = self.texts.r.dropna().to_numpy()
-        bins = np.linspace(min(0.0, np.floor(r.min() * 10) / 10), 1, 25)
-        left.hist(r, bins=bins, color='.7', edgecolor='w', linewidth=0.4)
-        left.axvline(self.mean_r['mean'], color='.1', lw=1.2)
-        left.set(xlabel='r', ylabel='texts')
-        mean = self.mean_r['mean']
-        left.set_title(f'r of each text; mean {mean:.2f}', fontsize=9, loc='left')
-        right.axline((0, 0), slope=1, color='.6', lw=0.8, zorder=0)
-        labelled = self.words.head(n)
-        for marker, (name, rows) in zip('o^sDvP*X', self.words.groupby('class')):
-            dots = dict(facecolor='w', edgecolor='.45', marker=marker, s=16)
-            right.scatter(rows['first'], rows.second, label=name, **dots)
-        right.scatter(labelled['first'], labelled.second, color='.1', s=16)
-        for _, row in labelled.iterrows():
-            is_right = row.difference > 0
-            right.annotate(
-                row.word,
-                (row['first'], row.second),
-                xytext=(5 if is_right else -5, 0),
-                textcoords='offset points',
-                ha='left' if is_right else 'right',
-                va='center',
-                fontsize=8,
-                parse_math=False,
-            )
-        right.margins(x=0.16)
-        right.legend(fontsize=7.5, frameon=False)
-        title = 'mean effect of each word, in units of the typical effect'
-        right.set_title(title, fontsize=9, loc='left')
-        right.set_xlabel(self.names[0], parse_math=False)
-        right.set_ylabel(self.names[1], parse_math=False)
-        for ax in (left, right):
-            ax.spines[['top', 'right']].set_visible(False)
-        return fig
-
-    def to_html(
-        self,
-        n: int = 40,  # number of words, and of texts
-    ) -> str:  # one self-contained HTML block without scripts
-        "Return tables of the words and of the texts that differ most."
-        one, two = self.names
-        words = self.words.head(n).rename(columns={'first': one, 'second': two})
-        # pandas escapes the cells
-        options = dict(index=False, border=0, na_rep='–')
-        options['float_format'] = '{:+.2f}'.format
-        tables = [t.to_html(**options) for t in (words, self.texts.head(n))]
-        return render('comparison', self, self.headline, *tables)
-
-    def save(
-        self,
-        # .html (one file that needs nothing else), .json (everything; `load` reads
-        # it), or .csv (`to_frame`)
-        path: str | os.PathLike,
-        n: int = 40,  # number of words, and of texts, in an .html
-    ) -> None:
-        "Write the comparison to a file."
-        if Path(path).suffix == '.html':
-            save_page(path, ' and '.join(self.names), self.to_html(n))
-        else:
-            super().save(path)
-
-    @classmethod
-    def _unpack(cls, fields):
-        record = super()._unpack(fields)
-        record.names, record.scale = tuple(record.names), tuple(record.scale)
-        return record
-
     def _repr_html_(self) -> str:
-        return self.to_html(6)
+        one, two = self.names
+        words = self.words.rename(columns={'first': one, 'second': two})
+        texts = self.texts.head(8)
+        r = ', '.join(f'text {i} {x:.2f}' for i, x in zip(texts.text, texts.r))
+        lines = [
+            self.headline,
+            'mean effects of the words furthest apart, in units of the root mean square'
+            ' score of each summary',
+            f'the smallest r: {r}',
+        ]
+        return record_html(lines, words)
 
 # %% ../../nbs/lib/reports_comparison.ipynb #0000000a
-def _check_summaries(first, second):
-    "Raise an error unless both are summaries of the same texts in the same units."
-    for s in (first, second):
-        if not isinstance(s, Summary):
-            raise TypeError(
-                "compare_summaries takes two results of `summarize`, got"
-                f" {type(s).__name__}"
-            )
-    if first.units != second.units:
-        raise ValueError(
-            f"summaries of {first.units}s and of {second.units}s cannot be"
-            " compared; take the same units for both"
-        )
-    if len(first.texts) != len(second.texts):
-        raise ValueError(
-            "both summaries must be of the same texts, got"
-            f" {len(first.texts)} texts and {len(second.texts)}"
-        )
-
-
 def _join_occurrences(first, second):
-    "Return a row per word of each text, without texts that are copies in both."
-    content = [s.occurrences[~s.occurrences.special] for s in (first, second)]
-    copies = set.intersection(*(set(d.text[d['copy']]) for d in content))
-    one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in content)
+    "Return a row per word of each text; drop repeated texts (`copy` in both)."
+    tables = [s.occurrences for s in (first, second)]
+    copies = set.intersection(*(set(d.text[d['copy']]) for d in tables))
+    one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in tables)
     words = [d.groupby('text').word.agg(tuple) for d in (one, two)]
-    different = words[0].index[words[0] != words[1].reindex(words[0].index)]
-    if len(different):
+    if not words[0].equals(words[1]):
         raise ValueError(
-            f"text {different[0]} has different words in the two summaries; explain"
-            " the same texts with units='word' (summarize_texts does)"
+            "the texts have different words in the two summaries; explain the same"
+            " texts with units='word' (summarize_texts does)"
         )
-    rows = one[['text', 'class', 'word', 'written']]
+    rows = one[['text', 'class', 'word']]
     other = dict(other_class=two['class'], first=one.score, second=two.score)
     return rows.assign(**other)
 
 
-def _text_table(rows, texts):
+def _text_table(rows):
     "Return a row per text, the smallest r first."
     table = []
     for index, words in rows.groupby('text'):
         one, two = (torch.tensor(words[c].to_numpy()) for c in ('first', 'second'))
-        names = words.iloc[0][['class', 'other_class']]
+        name, other = words.iloc[0][['class', 'other_class']]
         r = agreement(one, two, torch.zeros(len(words), dtype=torch.bool))
-        text = texts[index]
-        table.append(
-            dict(names)
-            | dict(
-                text=index,
-                r=r if names['class'] == names.other_class else np.nan,
-                words=len(words),
-                begins=text if len(text) <= 70 else text[:70].rpartition(' ')[0] + ' …',
-            )
-        )
-    columns = ['text', 'class', 'other_class', 'r', 'words', 'begins']
-    return pd.DataFrame(table)[columns].sort_values('r', ignore_index=True)
+        table.append((index, name, other, r if name == other else np.nan))
+    columns = ['text', 'class', 'other_class', 'r']
+    return pd.DataFrame(table, columns=columns).sort_values('r', ignore_index=True)
 
 
 def _difference_table(rows, scale, min_count):
@@ -240,26 +127,20 @@ def _difference_table(rows, scale, min_count):
 def compare_summaries(
     first: Summary,  # from `summarize` or `summarize_texts`
     second: Summary,  # of the same texts
-    # names of the two; None: their methods, or models if methods are the same
-    names: Sequence[str] | None = None,
-    # fewest texts of a class with a listed word; None: as in `first`
-    min_count: int | None = None,
-) -> SummaryComparison:  # a notebook shows it; has `scatter`, `save`
+) -> SummaryComparison:  # a notebook shows it; has `to_frame`, `save`
     """Compare two methods, or two models, on the same texts. Raise ValueError if
     texts or words differ.
     """
-    _check_summaries(first, second)
-    if names is None:  # the methods, or the models, if they differ
-        methods = method_title(first.method), method_title(second.method)
-        models = first.model, second.model
-        different = [n for n in (methods, models) if n[0] != n[1] and all(n)]
-        names = (*different, ('first', 'second'))[0]
-    names = tuple(as_texts(names))
-    if len(names) != 2 or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"names={names!r} must be two, such as ('before', 'after')")
-    if min_count is None:
-        min_count = first.min_count
-    whole_number('min_count', min_count)
+    for s in (first, second):
+        if not isinstance(s, Summary):
+            raise TypeError(
+                "compare_summaries takes two results of `summarize`, got"
+                f" {type(s).__name__}"
+            )
+    methods = method_title(first.method), method_title(second.method)
+    models = first.model, second.model
+    different = [names for names in (methods, models) if names[0] != names[1]]
+    names = (*different, ('first', 'second'))[0]
     rows = _join_occurrences(first, second)
     shared = rows[rows['class'] == rows.other_class]
     if not len(shared):
@@ -270,8 +151,5 @@ def compare_summaries(
     scale = tuple(float(np.sqrt((shared[c] ** 2).mean())) for c in ('first', 'second'))
     if not all(scale):
         raise ValueError("all scores of a summary are 0; nothing to compare")
-    words = _difference_table(shared, scale, min_count)
-    words['word'] = words.word.map(display_forms(rows))
-    return SummaryComparison(
-        names, _text_table(rows, first.texts), words, scale, first.units
-    )
+    words = _difference_table(shared, scale, first.min_count)
+    return SummaryComparison(names, _text_table(rows), words, scale)

@@ -5,8 +5,8 @@
 # %% ../../nbs/lib/tasks_context.ipynb #a56efa69
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,15 +14,8 @@ from ..core.arguments import Model, OneMethod, Tokenizer
 from ..core.hooks import restores_state
 from ..inputs.call import prepare_model
 from ..inputs.scores import next_tokens
-from lrp_loo.inputs.units import (
-    Units,
-    UnitsOf,
-    merge_empty_spans,
-    text_spans,
-    text_units,
-)
+from ..inputs.units import Units, UnitsOf, text_spans, text_units
 from ..methods import explain, explain_batch
-from ..methods.table import ExplainOptions, MethodOptions, as_method
 from ..models.encoding import as_texts, check_ids, check_text, max_tokens
 from ..models.encoding import surrounding_ids
 from ..models.objects import unwrap
@@ -30,8 +23,7 @@ from ..models.structure import device_of, provenance
 from ..records import Attribution, Attributions
 
 # %% auto #0
-__all__ = ['TEMPLATE', 'prompt_ids', 'continuation_ids', 'encoded_ids', 'answer_log_prob', 'attribute_context', 'OneChoice',
-           'explain_choices']
+__all__ = ['TEMPLATE', 'prompt_ids', 'continuation_ids', 'encoded_ids', 'attribute_context', 'OneChoice', 'explain_choices']
 
 # %% ../../nbs/lib/tasks_context.ipynb #00000006
 TEMPLATE = '{context}\n\n{question}\n'
@@ -84,36 +76,6 @@ def encoded_ids(
     return {'input_ids': row, 'attention_mask': torch.ones_like(row)}
 
 
-def answer_log_prob(
-    answer: torch.Tensor,  # (n,) token ids of the answer, the last of the input
-) -> Callable[[Any], torch.Tensor]:  # model output → (batch,) log-probabilities
-    "Return the answer's log-probability as a target for any method."
-    each_token = next_tokens(answer, log_prob=True)
-
-    def log_prob(outputs):
-        return each_token(outputs).sum(1)
-
-    log_prob.from_end = each_token.from_end
-    log_prob.log_prob = True
-    log_prob.n_rows = each_token.n_rows
-    return log_prob
-
-
-def _around_context(template, question):
-    "Return the parts of a prompt before and after the context."
-    template = template or (TEMPLATE if question else '{context} ')
-    if '{context}' not in template:
-        raise ValueError(f"the template {template!r} has no {{context}}")
-    parts = template.split('{context}', 1)
-    try:
-        return [part.format(question=question) for part in parts]
-    except (KeyError, IndexError, ValueError) as e:
-        raise ValueError(
-            f"the template {template!r} takes {{context}} and {{question}}"
-            f" alone; {e} is not known"
-        ) from None
-
-
 def attribute_context(
     model: Model,  # a causal language model in eval mode
     tokenizer: Tokenizer,  # its (fast) tokenizer
@@ -127,22 +89,20 @@ def attribute_context(
     # without a question
     template: str | None = None,
     device: str | torch.device | None = None,  # where to move the model
-    **options: Unpack[MethodOptions],  # the method's own
+    **options: Any,  # the method's own
     # a score per unit of the context, in log-probability (nats) of the answer
 ) -> Attribution:
     "Measure how much each unit of the context raises the answer's log-probability."
-    if 'target' in options:
-        raise TypeError(
-            "attribute_context takes no target=: it explains the answer's"
-            " log-probability"
-        )
-    as_method(method)
     model, tokenizer = prepare_model(model, tokenizer, [context], device)
     check_text(context, 'context')
     check_text(answer, 'answer')
     if question != '':
         check_text(question, 'question')
-    before, after = _around_context(template, question)
+    template = template or (TEMPLATE if question else '{context} ')
+    if template.count('{context}') != 1:
+        raise ValueError(f"the template {template!r} has no {{context}}, or several")
+    around = template.split('{context}')
+    before, after = (part.replace('{question}', question) for part in around)
     prompt = before + context + after
     answer_ids = continuation_ids(tokenizer, prompt, answer)
     ids = prompt_ids(tokenizer, prompt)
@@ -151,14 +111,14 @@ def attribute_context(
         for start, end in text_spans(context, units)
     ]
     enc = {'input_ids': torch.tensor([ids])}
-    if isinstance(units, str):
-        spans = merge_empty_spans(tokenizer, enc, prompt.rstrip(' '), spans)
-    of_prompt = text_units(tokenizer, enc, prompt.rstrip(' '), spans)
+    of_prompt = text_units(
+        tokenizer, enc, prompt.rstrip(' '), spans, merge_empty=isinstance(units, str)
+    )
     # the answer's tokens are in no unit
     number = torch.cat([of_prompt.number, torch.full((len(answer_ids),), -1)])
     units = Units(number, of_prompt.names, of_prompt.is_special)
     enc = encoded_ids(model, tokenizer, ids + answer_ids)
-    target = answer_log_prob(torch.tensor(answer_ids))
+    target = next_tokens(torch.tensor(answer_ids), log_prob=True, total=True)
     (a,) = explain_batch(model, tokenizer, [enc], method, target, [units], **options)
     a.label = answer
     a.info |= provenance(model, options)
@@ -187,15 +147,12 @@ class OneChoice(torch.nn.Module):
 
 @restores_state
 def explain_choices(
-    model: Model,  # …ForMultipleChoice, in eval mode; or a name or folder of one
+    model: Model,  # …ForMultipleChoice, in eval mode
     tokenizer: Tokenizer,  # its tokenizer
     question: str,  # or context: the first of each pair
     choices: Sequence[str],  # the second of each pair
     method: OneMethod = 'auto',  # see `explain`
-    batch_size: int = 16,  # see `explain`
-    units: UnitsOf = 'token',  # see `explain`
-    device: str | torch.device | None = None,  # where to move the model
-    **options: Unpack[ExplainOptions],  # of `explain`, the method's own among them
+    **options: Any,  # of `explain`, without a target
 ) -> Attributions:  # one per choice, in order; info['choice'] says which is chosen
     "Explain each choice of a question by its own logit."
     model, tokenizer = unwrap(model, tokenizer)
@@ -203,11 +160,6 @@ def explain_choices(
         raise ValueError(
             "explain_choices takes a model for multiple choice (…ForMultipleChoice),"
             f" got {type(model).__name__}; its classes are what `explain` explains"
-        )
-    if 'target' in options:
-        raise ValueError(
-            "explain_choices explains each choice's logit and cannot be combined"
-            " with target="
         )
     check_text(question, 'question')
     choices = as_texts(choices)
@@ -217,8 +169,7 @@ def explain_choices(
         raise ValueError(f"choices must be two texts or more, got {len(choices)}")
     model = OneChoice(model).train(model.training)
     pairs = [(question, choice) for choice in choices]
-    options |= dict(batch_size=batch_size, units=units, device=device)
-    maps = explain(model, tokenizer, pairs, method, **options)
+    maps = explain(model, tokenizer, pairs, method, None, **options)
     logits = torch.tensor([a.logit for a in maps], dtype=torch.double)
     for i, (a, p) in enumerate(zip(maps, logits.softmax(0).tolist())):
         a.target, a.label = i, choices[i]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,6 @@ from ..inputs.call import CallInputs
 from ..inputs.targets import Target
 from ..inputs.units import Units, text_units
 from ..methods import explain_batch
-from ..methods.table import MethodOptions, as_method
 from ..models.encoding import as_texts, check_text, special_mask
 from ..models.objects import unwrap
 from ..models.structure import provenance
@@ -56,18 +55,9 @@ def tagged_entities(
 
 def _tokenize(tokenizer, text):
     "Tokenize a text, or its words."
-    if not isinstance(text, (str, list)):
-        raise TypeError(
-            f"a text must be a str or a list of words, got {type(text).__name__}"
-        )
     is_split = isinstance(text, list)
     for word in text if is_split else [text]:
         check_text(word, 'word' if is_split else 'text')
-    if not getattr(tokenizer, 'is_fast', False):
-        raise ValueError(
-            f"{type(tokenizer).__name__} cannot say which word a token belongs to;"
-            " entities need a fast tokenizer"
-        )
     options = dict(is_split_into_words=is_split, return_tensors='pt', verbose=False)
     tokenized = tokenizer(text, **options)
     if is_split:
@@ -78,17 +68,16 @@ def _tokenize(tokenizer, text):
 
 def _word_units(tokenizer, ids, word_ids, words):
     "Return the words of a text as `Units`; a special token is its own unit."
-    keys = [('token', i) if w is None else w for i, w in enumerate(word_ids)]
-    first = {}  # unit → its first token
-    for i, key in enumerate(keys):
-        first.setdefault(key, i)
-    number = {key: n for n, key in enumerate(first)}
+    befores = zip([None, *word_ids], word_ids)
+    starts = [word is None or word != before for before, word in befores]
     tokens = tokenizer.convert_ids_to_tokens(ids)
     names = [
-        tokens[i] if key not in word_ids else words[key] for key, i in first.items()
+        tokens[i] if word is None else words[word]
+        for i, word in enumerate(word_ids)
+        if starts[i]
     ]
-    special = special_mask(tokenizer, ids)[list(first.values())]
-    return Units(torch.tensor([number[key] for key in keys]), names, special)
+    starts = torch.tensor(starts)
+    return Units(starts.cumsum(0) - 1, names, special_mask(tokenizer, ids)[starts])
 
 
 def _labels(model):
@@ -109,17 +98,6 @@ def _labels(model):
     return labels
 
 
-def _entity_info(entity, text, tokenized, first, last):
-    "Return what a record says about its entity."
-    if isinstance(text, str):
-        start, end = tokenized.token_to_chars(first), tokenized.token_to_chars(last)
-        words = text[start.start : end.end]
-    else:
-        words = ' '.join(text[entity.start : entity.end])
-    place = dict(tokens=[first, last + 1], words=[entity.start, entity.end])
-    return dict(kind=entity.kind, text=words, **place)
-
-
 def explain_entities(
     model: Model,  # a token classifier (see `explain`)
     tokenizer: Tokenizer,  # its tokenizer, a fast one
@@ -128,7 +106,7 @@ def explain_entities(
     method: OneMethod = 'auto',  # see `explain`
     units: str = 'token',  # 'token' or 'word'
     device: str | torch.device | None = None,  # where to move the model
-    **options: Unpack[MethodOptions],  # the method's own
+    **options: Any,  # the method's own
     # per text `Attributions`, one per entity, named in info['entity']
 ) -> list[Attributions]:
     "Explain every entity that a tagger finds by the logit of its tag."
@@ -136,19 +114,17 @@ def explain_entities(
     model, tokenizer = unwrap(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     tokenized = [_tokenize(tokenizer, text) for text in texts]
-    as_method(method)
     encs = [dict(t) for t in tokenized]
     inputs = CallInputs.from_args(model, tokenizer, encs, device=device)
     model, records = inputs.model, []
     labels = _labels(model)
     for text, enc, t in zip(texts, inputs.encs, tokenized):
         word_ids = t.word_ids()
-        firsts, lasts = {}, {}  # word → its first token, its last
+        places = {}  # word → its first token, the token after its last
         for i, word in enumerate(word_ids):
             if word is not None:
-                firsts.setdefault(word, i)
-                lasts[word] = i
-        words = list(firsts)
+                places[word] = (places.get(word, [i])[0], i + 1)
+        words = list(places.values())
         with torch.no_grad():
             classes = model(**enc).logits[0].argmax(-1).tolist()
         own_units = None
@@ -158,13 +134,19 @@ def explain_entities(
             ids = enc['input_ids'][0].cpu()
             own_units = [_word_units(tokenizer, ids, word_ids, text)]
         maps = Attributions()
-        for entity in tagged_entities([labels[classes[i]] for i in firsts.values()]):
-            first, last = firsts[words[entity.start]], lasts[words[entity.end - 1]]
+        tags = [labels[classes[first]] for first, _ in words]
+        for kind, start, end in tagged_entities(tags):
+            first, after = words[start][0], words[end - 1][1]
             target = Target(classes[first], position=first)
             arguments = (model, tokenizer, [enc], method, target, own_units)
             (a,) = explain_batch(*arguments, **options)
             a.info |= provenance(model, options)
-            a.info['entity'] = _entity_info(entity, text, t, first, last)
+            written = ' '.join(text[start:end])
+            if isinstance(text, str):
+                chars = [t.token_to_chars(i) for i in (first, after - 1)]
+                written = text[chars[0].start : chars[1].end]
+            place = dict(tokens=[first, after], words=[start, end])
+            a.info['entity'] = dict(kind=kind, text=written, **place)
             maps.append(a)
         records.append(maps)
     return records

@@ -5,9 +5,10 @@
 # %% ../../nbs/lib/tasks_generation.ipynb #7987a293
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,48 +17,27 @@ from transformers import GenerationConfig
 
 from ..core.arguments import Methods, Model, OneMethod, Tokenizer, whole_number
 from ..core.hooks import restores_state
+from ..core.stats import agreement, mean_se
 from ..core.tensors import first_of_each
 from ..core.tools import progress_bar
 from ..estimate.auto import PASSES
-from ..evaluate.audit import AuditTable, audit_table, timed_results
-from ..evaluate.verdict import refusals_of
+from ..evaluate.audit import AuditTable, audit_table
 from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout
-from ..inputs.units import Units, UnitsOf, text_units, token_spans
+from ..inputs.units import Units, UnitsOf, chat_text, text_units, token_spans
 from ..methods import explain_each
-from ..methods.table import MethodOptions, Refusal, as_method, as_methods
-from ..models.encoding import check_text, encode, is_message
+from ..methods.table import Refusal, as_methods, or_refusal
+from ..models.encoding import check_text, encode
 from ..models.multipart import EncoderDecoder
 from ..models.parts import is_parts
 from ..models.structure import device_of, provenance
 from ..records import Generation
-from ..stats import agreement, mean_se
 from .context import continuation_ids, encoded_ids, prompt_ids
 
 # %% auto #0
-__all__ = ['greedy_continuation', 'explain_generation', 'generation_agreement', 'audit_generation']
+__all__ = ['explain_generation', 'generation_agreement', 'audit_generation']
 
 # %% ../../nbs/lib/tasks_generation.ipynb #00000006
-def _prompt_text(tokenizer, prompt):
-    "Return the prompt as one text; messages go through the chat template."
-    if isinstance(prompt, str):
-        check_text(prompt, 'prompt')
-        return prompt
-    is_chat = isinstance(prompt, (list, tuple)) and prompt
-    if not is_chat or not all(map(is_message, prompt)):
-        raise TypeError(
-            "prompt must be a str, or a list of messages {'role': …,"
-            f" 'content': …}}, got {prompt!r}"
-        )
-    if not getattr(tokenizer, 'chat_template', None):
-        raise ValueError(
-            "this tokenizer has no chat template for a list of messages; give"
-            " the prompt as a str"
-        )
-    options = dict(tokenize=False, add_generation_prompt=True)
-    return tokenizer.apply_chat_template(list(prompt), **options)
-
-
 def _message_tokens(tokenizer, messages, text, ids):
     """Return (n_tokens,) bool, the tokens of the messages' own words; None if the
     chat template changed the words.
@@ -94,17 +74,6 @@ def _generate(model, inputs, n_given, max_new_tokens):
     )
     out = model.generate(**inputs, generation_config=config)
     return out[0, n_given:].tolist()
-
-
-def greedy_continuation(
-    model: torch.nn.Module,  # a causal language model
-    ids: list[int],  # of the prompt
-    max_new_tokens: int,
-) -> list[int]:  # token ids, with the end-of-text token
-    "Generate the greedy continuation of a prompt."
-    row = torch.tensor([ids], device=device_of(model))
-    inputs = dict(input_ids=row, attention_mask=torch.ones_like(row))
-    return _generate(model, inputs, len(ids), max_new_tokens)
 
 
 def _check_generates(model):
@@ -144,7 +113,9 @@ def _encode_generation(model, tokenizer, text, is_chat, continuation, max_new_to
     if continuation is None:
         # raises an error if the text would be too long
         encoded_ids(model, tokenizer, text_ids + [text_ids[-1]] * max_new_tokens)
-        new_ids = greedy_continuation(model, text_ids, max_new_tokens)
+        row = torch.tensor([text_ids], device=device_of(model))
+        inputs = dict(input_ids=row, attention_mask=torch.ones_like(row))
+        new_ids = _generate(model, inputs, len(text_ids), max_new_tokens)
     else:
         new_ids = continuation_ids(tokenizer, text, continuation)
     return encoded_ids(model, tokenizer, text_ids + new_ids), new_ids
@@ -184,18 +155,15 @@ def explain_generation(
     units: UnitsOf = 'token',
     log_prob: bool = True,  # log-probabilities (nats); False: logits
     device: str | torch.device | None = None,  # where to move the model
-    **options: Unpack[MethodOptions],  # the method's own
+    **options: Any,  # the method's own
 ) -> Generation:  # an Attribution per generated token
     "Explain each generated token by the tokens before it."
-    if 'target' in options:
-        raise TypeError(
-            "explain_generation takes no target=: it explains every generated token"
-        )
-    as_method(method)
     model, tokenizer = prepare_model(model, tokenizer, [prompt], device)
     _check_generates(model)
     whole_number('max_new_tokens', max_new_tokens)
-    text, is_chat = _prompt_text(tokenizer, prompt), not isinstance(prompt, str)
+    is_chat = not isinstance(prompt, str)
+    text = chat_text('prompt', prompt, tokenizer) if is_chat else prompt
+    check_text(text, 'prompt')
     if continuation is not None:
         check_text(continuation, 'continuation')
     arguments = (text, is_chat, continuation, max_new_tokens)
@@ -208,9 +176,8 @@ def explain_generation(
     steps = explain_each(
         model, tokenizer, enc, method, readout, units, **budget | options
     )
-    content = None
-    if is_chat:
-        content = _message_tokens(tokenizer, prompt, text, ids[0].cpu())
+    arguments = (tokenizer, prompt, text, ids[0].cpu())
+    content = _message_tokens(*arguments) if is_chat else None
     if content is not None:  # generated tokens are content, too
         generated = torch.ones(len(new_ids), dtype=torch.bool)
         content = content_entries(torch.cat([content, generated]), units)
@@ -224,36 +191,31 @@ def explain_generation(
 def generation_agreement(
     g: Generation,  # explanations by any method
     loo: Generation,  # exact LOO of the same tokens
-    first_token: bool = False,  # count the text's first token
-) -> list[float]:  # r of each generated token; NaN if undefined
-    "Compute Pearson r with LOO over the tokens before each generated token."
-    if g.tokens != loo.tokens:
-        raise ValueError(
-            "both must explain the same tokens, got"
-            f" {len(g.tokens)} ({g.method}) and {len(loo.tokens)}"
-        )
+) -> float:  # mean over the generated tokens; NaN if all are undefined
+    "Compute Pearson r with LOO over content tokens, without the text's first token."
     r = []
-    for a, exact in zip(g, loo):
+    for a, exact in zip(g, loo, strict=True):
         is_left_out = ~a.is_content
-        is_left_out[0] |= not first_token
+        is_left_out[0] = True
         r.append(agreement(a.scores, exact.scores, is_left_out))
-    return r
+    return mean_se(np.array(r))[0]
 
 
-def _audit_row(run, methods, first_token):
+def _audit_row(run, methods):
     """Return one prompt's row: name → its mean r, seconds and tokens, LOO first; or
     the reason of its refusal.
     """
     row, loo = {}, None
-    for name, g, seconds in timed_results(run, methods):
-        row[name] = dict(seconds=seconds)
+    for name, (method, options) in {'loo': ('loo', {}), **methods}.items():
+        start = time.perf_counter()
+        call = partial(run, method=method, **options)
+        g = call() if loo is None else or_refusal(call)
+        row[name] = dict(seconds=time.perf_counter() - start)
         if isinstance(g, Refusal):
             row[name] |= dict(refused=g)
             continue
         loo = g if loo is None else loo
-        r = [x for x in generation_agreement(g, loo, first_token) if x == x]
-        mean = sum(r) / len(r) if r else float('nan')
-        row[name] |= dict(r=mean, tokens=len(g))
+        row[name] |= dict(r=generation_agreement(g, loo), tokens=len(g))
     return row
 
 
@@ -263,37 +225,23 @@ def audit_generation(
     prompts: Iterable[str | list[dict[str, Any]]],  # texts, or lists of messages
     # names of METHODS, or name → (method, options)
     method: Methods = ('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
-    continuations: Sequence[str] | None = None,  # one per prompt; None: the model's own
-    first_token: bool = False,  # count the text's first token
+    max_new_tokens: int = 20,  # greatest length of the model's own continuation
     progress: bool = True,  # show a bar
-    max_new_tokens: int = 20,  # see `explain_generation`
-    units: UnitsOf = 'token',  # see `explain_generation`
-    log_prob: bool = True,  # see `explain_generation`
-    device: str | torch.device | None = None,  # where to move the model
     # a row per method: r, its standard error over prompts, seconds, n, tokens;
     # `refused` if a method refuses some of the prompts
 ) -> AuditTable:
     """Measure how closely methods follow exact LOO on generated tokens. Copies of a
     prompt count once.
     """
-    prompts = list(prompts)
+    prompts, methods = list(prompts), as_methods(method)
     if not prompts:
         raise ValueError("prompts is empty; give at least one")
-    continuations = continuations or [None] * len(prompts)
-    if len(continuations) != len(prompts):
-        raise ValueError(
-            f"{len(continuations)} continuations for {len(prompts)} prompts; give one"
-            " for each"
-        )
-    methods = as_methods(method)
-    options = dict(max_new_tokens=max_new_tokens, units=units, log_prob=log_prob)
-    options['device'] = device
-    pairs = list(zip(prompts, continuations))
-    unique = [pairs[i] for i in first_of_each(map(repr, pairs))]
+    unique = [prompts[i] for i in first_of_each(map(repr, prompts))]
     rows = []
-    for pair in progress_bar(unique, progress, desc='generations'):
-        run = partial(explain_generation, model, tokenizer, *pair, **options)
-        rows.append(_audit_row(run, methods, first_token))
+    for prompt in progress_bar(unique, progress, desc='generations'):
+        given = (model, tokenizer, prompt)
+        run = partial(explain_generation, *given, max_new_tokens=max_new_tokens)
+        rows.append(_audit_row(run, methods))
     table = {}
     for name in rows[0]:
         entries = [row[name] for row in rows]
@@ -307,4 +255,4 @@ def audit_generation(
             tokens=sum(entry['tokens'] for entry in explained),
         )
     table = pd.DataFrame(table).T.rename_axis('method')
-    return audit_table(table, refusals_of(rows, methods), len(pairs) - len(unique))
+    return audit_table(table, rows, methods, len(prompts) - len(unique))

@@ -5,17 +5,14 @@
 # %% ../../nbs/lib/tasks_pairs.ipynb #49297a8b
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any
 
 import torch
 
-from ..core.arguments import Model, OneMethod, Texts, Tokenizer, whole_number
+from ..core.arguments import Model, Texts, Tokenizer, one_of
 from ..core.tensors import repeated
-from ..core.tools import progress_bar
-from ..estimate.one_pass import removal_pass
 from ..estimate import tokens_of_units
-from ..estimate.one_pass import GRADIENT_PASS
+from ..estimate.one_pass import removal_pass
 from ..inputs.call import CallInputs
 from ..inputs.scores import Scores, text_by_text
 from ..inputs.targets import TargetOf, fix_index
@@ -28,45 +25,20 @@ from ..models.structure import device_of, provenance
 from ..records import Pairs
 
 # %% auto #0
-__all__ = ['BACKWARD_BUDGET', 'PAIR_METHODS', 'LeftOut', 'left_out', 'exact_pairs', 'estimates_without', 'symmetric_mean',
-           'pair_worth', 'largest_pairs', 'affordable_pairs', 'removal_pairs', 'PairOptions', 'explain_pairs']
+__all__ = ['BACKWARD_BUDGET', 'PAIR_METHODS', 'changes_without', 'exact_pairs', 'estimates_without', 'likely_pairs',
+           'removal_pairs', 'explain_pairs']
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
-class LeftOut(NamedTuple):
-    "The output for a text, LOO of its units, and interactions of pairs of units."
-
-    value: torch.Tensor  # (1,) f(x)
-    loo: torch.Tensor  # (n,) LOO of each unit; NaN if it was not computed
-    pairs: torch.Tensor  # (n_pairs,) interactions I_ij
-    readout: object  # what reads the explained number f
-
-
-def left_out(
+def changes_without(
     model: torch.nn.Module,
     enc: dict[str, Any],  # an encoded text
     target: Any,  # see `as_target`
-    members: torch.Tensor,  # (n, T) bool: the tokens of each unit
-    pairs: torch.Tensor,  # (n_pairs, 2) unit indices
-    token_budget: int = TOKEN_BUDGET,  # tokens in one batch
-    known_loo: torch.Tensor | None = None,  # (n,) earlier LOO; NaN: not computed
-) -> LeftOut:
-    "Compute I_ij of some pairs and the LOO of their units, by attention mask."
-    loo = known_loo
-    if loo is None:
-        loo = torch.full((len(members),), torch.nan, dtype=torch.double)
-    missing = pairs.unique()
-    missing = missing[loo[missing].isnan()]
-    i, j = pairs.T
-    keep = ~torch.cat([members[missing], members[i] | members[j]])
-    (outputs,) = read_subsets(
-        model, [enc], [keep], [target], 'attention_mask', token_budget=token_budget
-    )
+    removed: torch.Tensor,  # (n, T) bool: sets S of tokens
+) -> tuple[torch.Tensor, torch.Tensor, Any]:  # (1,) f(x); (n,); what reads f
+    "Compute f(x) − f(x∖S) for each set S of tokens, by attention mask."
+    (outputs,) = read_subsets(model, [enc], [~removed], [target], 'attention_mask')
     value = outputs.value.cpu().double()
-    changes = value - outputs.values.cpu().double()
-    single_changes, pair_changes = changes.split([len(missing), len(pairs)])
-    loo = loo.clone()
-    loo[missing] = single_changes
-    return LeftOut(value, loo, loo[i] + loo[j] - pair_changes, outputs.readout)
+    return value, value - outputs.values.cpu().double(), outputs.readout
 
 
 def _members(units, enc):
@@ -82,38 +54,42 @@ def exact_pairs(
     tokenizer: Any,
     enc: dict[str, Any],  # encoded texts, computed one by one
     target: Any = None,  # see `as_target`; None: the predicted class
-    token_budget: int = TOKEN_BUDGET,  # tokens in one batch
     units: Any = None,  # a `Units` (or None) per text, removed together
 ) -> Scores:  # exact LOO; info: pairs (n, n), passes, forwards
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
     members = _members(units, enc)
     n = len(members)
-    pairs = torch.combinations(torch.arange(n), 2)
-    exact = left_out(model, enc, target, members, pairs, token_budget)
-    scores = exact.pairs.new_zeros(n, n)
-    i, j = pairs.T
-    scores[i, j] = scores[j, i] = exact.pairs
-    info = dict(passes=0, forwards=1 + n + len(pairs), pairs=scores)
-    return Scores(exact.loo[None], exact.value, exact.readout, info)
+    i, j = torch.combinations(torch.arange(n), 2).T
+    removed = torch.cat([members, members[i] | members[j]])
+    value, changes, readout = changes_without(model, enc, target, removed)
+    loo, both = changes.split([n, len(i)])
+    scores = loo.new_zeros(n, n)
+    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
+    info = dict(passes=0, forwards=1 + n + len(i), pairs=scores)
+    return Scores(loo[None], value, readout, info)
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000000f
 # tokens in one batch of passes with a backward: larger ones are slower on a CPU
 BACKWARD_BUDGET = TOKEN_BUDGET // 4
 
 
+def _is_content(tokenizer, enc, units):
+    "Return (n,) bool: the tokens or units that are not special."
+    if units is not None:
+        return ~units.is_special
+    return ~special_mask(tokenizer, enc['input_ids'][0].cpu())
+
+
 def estimates_without(
     model: torch.nn.Module,
     enc: dict[str, Any],  # an encoded text
     target: Any,  # with an index, see `fix_index`
-    chosen: torch.Tensor,  # (k,) unit indices, each removed once
     n: int,  # number of units
     units: Units | None = None,
-    token_budget: int = BACKWARD_BUDGET,  # tokens in one batch
-) -> tuple[torch.Tensor, torch.Tensor]:  # (k, n) R without each unit; (k,) outputs
-    "Run `removal` on the text without unit j, for each chosen j, in batches."
-    weights = torch.ones(len(chosen), n, device=device_of(model))
-    weights[torch.arange(len(chosen)), chosen] = 0
-    rows = max(1, token_budget // enc['input_ids'].shape[1])
+) -> tuple[torch.Tensor, torch.Tensor]:  # (n, n) R without each unit; (n,) outputs
+    "Run `removal` on the text without unit j, for each j, in batches."
+    weights = 1 - torch.eye(n, device=device_of(model))
+    rows = max(1, BACKWARD_BUDGET // enc['input_ids'].shape[1])
     terms, values = [], []
     for batch in weights.split(rows):
         k = len(batch)
@@ -124,88 +100,21 @@ def estimates_without(
     return torch.cat(terms), torch.cat(values)
 
 
-def symmetric_mean(
-    D: torch.Tensor,  # (k, n) D_ij of the chosen j (rows)
-    chosen: torch.Tensor,  # (k,) unit indices of the rows
-) -> torch.Tensor:  # (n, n), 0 if neither was chosen
-    "Return the mean of D_ij and D_ji, or the one that was computed."
-    n = D.shape[1]
-    is_chosen = torch.zeros(n, dtype=D.dtype)
-    is_chosen[chosen] = 1
-    full = torch.zeros(n, n, dtype=D.dtype)
-    full[chosen] = D
-    count = (is_chosen[:, None] + is_chosen).clamp(min=1)
-    return ((full + full.T) / count).fill_diagonal_(0)
-
-
-def pair_worth(
-    D: torch.Tensor,  # (n, n) estimated pairs
-    loo: torch.Tensor,  # (n,) LOO of each unit, exact or estimated
-    is_content: torch.Tensor,  # (n,) bool: the tokens that may be in pairs
-) -> torch.Tensor:  # (n, n), at least 0
-    "Return a value per pair; pairs with the largest values get exact passes."
-    worth = torch.zeros_like(D)
-    for size in (D.abs(), (loo[:, None] * loo).abs()):
+def likely_pairs(
+    scores: torch.Tensor,  # (n, n) estimated pairs
+    loo: torch.Tensor,  # (n,) LOO of each unit
+    is_content: torch.Tensor,  # (n,) bool: the units that may be in pairs
+) -> torch.Tensor:  # (n or fewer, 2) indices
+    "Return n pairs, of the largest |score| and the largest product of LOOs."
+    worth = torch.zeros_like(scores)
+    for size in (scores.abs(), (loo[:, None] * loo).abs()):
         size = size.fill_diagonal_(0)
         mean = size[is_content][:, is_content].mean()
         worth += size / mean.clamp(min=torch.finfo(size.dtype).tiny)
-    return worth
-
-
-def largest_pairs(
-    scores: torch.Tensor,  # (n, n) symmetric
-    is_content: torch.Tensor,  # (n,) bool: the tokens that may be in pairs
-    n_pairs: int | None = None,  # None: all
-) -> torch.Tensor:  # (n_pairs or fewer, 2) indices
-    "Return the pairs of the largest |score|."
     content = torch.where(is_content)[0]
     pairs = content[torch.combinations(torch.arange(len(content)), 2)]
-    size = scores[pairs[:, 0], pairs[:, 1]].abs()
-    return pairs[size.argsort(descending=True, stable=True)][:n_pairs]
-
-
-def affordable_pairs(
-    scores: torch.Tensor,  # (n, n) symmetric
-    is_content: torch.Tensor,  # (n,) bool: the tokens that may be in pairs
-    is_read: torch.Tensor,  # (n,) bool: the tokens with exact LOO
-    forwards: int,  # forward passes: one for a pair, one for a missing LOO
-) -> torch.Tensor:  # (n_pairs, 2) indices
-    "Return the pairs of the largest |score| that `forwards` passes can compute."
-    pairs = largest_pairs(scores, is_content)
-    if not len(pairs):
-        return pairs
-    order = pairs.flatten()
-    first = torch.full((len(is_read),), len(order))  # first place of each in `order`
-    first.scatter_reduce_(0, order, torch.arange(len(order)), 'amin')
-    # the LOO of a token is computed with the first pair that needs it
-    n_loo = torch.zeros(len(order), dtype=torch.long)
-    n_loo[first[is_content & ~is_read]] = 1
-    cost = 1 + n_loo.view(-1, 2).sum(1)
-    return pairs[cost.cumsum(0) <= forwards]
-
-
-def _count(name, value, words, minimum, default):
-    "Return a count that is given as a whole number, a word, or None."
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        return whole_number(name, value, minimum)
-    if value not in words:
-        names = ', '.join(map(repr, words))
-        raise ValueError(
-            f"{name} must be None, {names} or a whole number, got {value!r}"
-        )
-    return words[value]
-
-
-def _is_content(tokenizer, enc, units):
-    "Return (n,) bool: the tokens or units that are not special."
-    if units is not None:
-        return ~units.is_special
-    ids = enc['input_ids'][0].cpu()
-    if tokenizer is None:
-        return torch.ones(len(ids), dtype=torch.bool)
-    return ~special_mask(tokenizer, ids)
+    i, j = pairs.T
+    return pairs[worth[i, j].argsort(descending=True, stable=True)][: len(loo)]
 
 
 @text_by_text
@@ -214,118 +123,60 @@ def removal_pairs(
     tokenizer: Any,
     enc: dict[str, Any],  # encoded texts, computed one by one
     target: Any = None,  # see `as_target`; None: the predicted class
-    # number of tokens (units) with a pass each, by largest spread; None: all;
-    # 'half': half of them; 'sqrt': the root of their number
-    n_tokens: int | str | None = None,
-    # number of exact pairs; None: as many as tokens with a pass; 'rest': as many
-    # as the saved passes allow
-    n_exact: int | str | None = None,
-    token_budget: int = BACKWARD_BUDGET,  # tokens in one batch
     units: Any = None,  # a `Units` (or None) per text, removed together
 ) -> Scores:  # LOO; info: pairs (n, n), passes, forwards
-    "Estimate I_ij by `removal` on the text and on the text without each j."
+    """Estimate I_ij by `removal` on the text and on the text without each j; compute
+    the likely largest ones exactly.
+    """
     full = removal_pass(model, enc, target, None if units is None else [units])
     estimate = full.terms.sum(1)[0].cpu().double()
-    spread = full.terms.square().sum(1)[0].sqrt().cpu()
-    is_content = _is_content(tokenizer, enc, units)
-    n, n_content = len(estimate), int(is_content.sum())
-    words = dict(half=math.ceil(n_content / 2), sqrt=math.ceil(math.sqrt(n)))
-    k = min(_count('n_tokens', n_tokens, words, 1, n), n)
-    order = spread.masked_fill(~is_content, -1).argsort(descending=True)
-    chosen = order[:k].sort().values
+    value, n = full.values.cpu().double(), len(estimate)
     target = fix_index(target, full.readout.chosen(0))
-    R, values = estimates_without(model, enc, target, chosen, n, units, token_budget)
-    scores = symmetric_mean(estimate - R, chosen)
-    value = full.values.cpu().double()
-    loo = torch.full_like(estimate, torch.nan)
-    loo[chosen] = value - values
-    worth = pair_worth(scores, torch.where(loo.isnan(), estimate, loo), is_content)
-    n_pairs = _count('n_exact', n_exact, dict(rest=None), 0, k)
-    if n_pairs is None:
-        budget = GRADIENT_PASS * max(0, n_content - k)
-        pairs = affordable_pairs(worth, is_content, ~loo.isnan(), budget)
-    else:
-        pairs = largest_pairs(worth, is_content, n_pairs)
-    forwards = 0
-    if len(pairs):
-        members = _members(units, enc)
-        exact = left_out(model, enc, target, members, pairs, known_loo=loo)
-        i, j = pairs.T
-        scores[i, j] = scores[j, i] = exact.pairs
-        forwards = len(pairs) + int((loo.isnan() & ~exact.loo.isnan()).sum())
-        loo = exact.loo
-    info = dict(passes=1 + k, forwards=forwards, pairs=scores)
-    loo = torch.where(loo.isnan(), estimate, loo)
+    R, values = estimates_without(model, enc, target, n, units)
+    D, loo = estimate - R, value - values
+    scores = ((D + D.T) / 2).fill_diagonal_(0)
+    i, j = likely_pairs(scores, loo, _is_content(tokenizer, enc, units)).T
+    members = _members(units, enc)
+    _, both, _ = changes_without(model, enc, target, members[i] | members[j])
+    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
+    info = dict(passes=1 + n, forwards=len(i), pairs=scores)
     return Scores(loo[None], value, full.readout, info)
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000001d
-class PairOptions(TypedDict, total=False):
-    "Options of the methods of `explain_pairs`."
-
-    n_tokens: int | str | None
-    n_exact: int | str | None
-    token_budget: int
-
-
-PAIR_METHODS = {
-    'exact': Method(exact_pairs, 'exact', 'k', 'T²/2 forward', supports_units=True),
-    'removal': Method(
-        removal_pairs,
-        'removal',
-        'C2',
-        'T forward, T backward; T forward',
-        supports_units=True,
-    ),
-}
+PAIR_METHODS = {'exact': Method(exact_pairs), 'removal': Method(removal_pairs)}
 
 
 def explain_pairs(
     model: Model,  # an unmodified transformers model in eval mode
     tokenizer: Tokenizer,  # its tokenizer
     texts: Texts,  # a list of str (or of pairs); a single str is a list of one
-    # 'exact', 'removal', or a function like those in PAIR_METHODS
-    method: OneMethod = 'removal',
+    method: str = 'removal',  # or 'exact'
     target: TargetOf = None,  # class or token to explain (see `explain`)
     truncation: bool = False,  # cut texts that are too long for the model
     max_length: int | None = None,  # a lower limit than the model's own
     # 'token', 'word', 'sentence', a list of (start, end) spans for a single text;
     # or a list with one of these per text
     units: UnitsOf = 'token',
-    progress: bool = False,  # show a bar over the texts
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
-    **options: Unpack[PairOptions],  # of the method: n_tokens, n_exact, token_budget
 ) -> list[Pairs]:  # one per text, in order
     "Compute the interaction of every two tokens (units) of each text."
-    run = method
-    if isinstance(method, str) and method in PAIR_METHODS:
-        run = PAIR_METHODS[method]
-    elif not isinstance(method, Method) and not callable(method):
-        raise ValueError(
-            f"method {method!r} is not known; take one of"
-            f" {', '.join(PAIR_METHODS)}, or a function as in PAIR_METHODS"
-        )
+    run = PAIR_METHODS[one_of('method', method, tuple(PAIR_METHODS))]
     arguments = (target, units, truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     model, tokenizer = inputs.model, inputs.tokenizer
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
     records = []
-    for k in progress_bar(range(len(inputs.texts)), progress, desc='pairs'):
-        enc, target, units = inputs.encs[k], inputs.targets[k], inputs.units[k]
+    for k, enc in enumerate(inputs.encs):
+        target, units = inputs.targets[k], inputs.units[k]
         n = int(_is_content(tokenizer, enc, units).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        arguments = ([enc], run, target, [units])
-        (main,) = explain_batch(model, tokenizer, *arguments, **options)
-        if isinstance(method, str):
-            main.method = method
-        if 'pairs' not in main.info:
-            raise TypeError(
-                f"method {main.method!r} must return pairs, (n, n), as info['pairs']"
-            )
-        main.info |= provenance(model, options)
+        (main,) = explain_batch(model, tokenizer, [enc], run, target, [units])
+        main.method = method
+        main.info |= provenance(model, {})
         inputs.annotate(main, k)
         records.append(Pairs(main, main.info.pop('pairs').float()))
     return records

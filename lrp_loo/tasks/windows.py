@@ -6,21 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
+from typing import Any
 
 import torch
 
 from ..core.arguments import Model, OneMethod, Tokenizer, whole_number
 from ..core.hooks import restores_state
-from ..inputs.call import encode_all, prepare_model
+from ..inputs.call import prepare_model
 from ..inputs.targets import OneTarget, output_field
 from ..methods import explain
-from ..methods.table import MethodOptions, as_method
-from ..models.encoding import as_texts, check_text, max_tokens, special_mask
+from lrp_loo.models.encoding import (
+    as_texts,
+    check_text,
+    encode,
+    max_tokens,
+    special_mask,
+)
 from ..records import Attribution, Attributions
 
 # %% auto #0
-__all__ = ['OVERLAP', 'window_spans', 'farthest_from_edges', 'explain_windows']
+__all__ = ['OVERLAP', 'window_spans', 'explain_windows']
 
 # %% ../../nbs/lib/tasks_windows.ipynb #00000004
 OVERLAP = 64  # tokens that two windows share
@@ -36,31 +41,11 @@ def window_spans(
     return [(start, min(start + size, n)) for start in starts]
 
 
-def farthest_from_edges(
-    spans: list[tuple[int, int]],  # see `window_spans`
-) -> torch.Tensor:  # (n,) index of a window
-    "Return for each token the window in which it is farther from an edge."
-    n = spans[-1][1]
-    at = torch.arange(n)
-    distance = torch.full((len(spans), n), -1)
-    for w, (start, end) in enumerate(spans):
-        # nothing is cut off at the ends of the text
-        left = at - start if start else torch.full((n,), n)
-        right = end - 1 - at if end < n else torch.full((n,), n)
-        is_inside = (at >= start) & (at < end)
-        distance[w, is_inside] = torch.minimum(left, right)[is_inside]
-    return distance.argmax(0)
-
-
 def _windows(model, tokenizer, text, overlap, max_length):
     """Return the text's ids, the number of special tokens in front, the windows'
     spans and their encodings.
     """
     check_text(text)
-    if not getattr(tokenizer, 'is_fast', False):
-        raise ValueError(
-            f"{type(tokenizer).__name__} cuts no windows; take a fast tokenizer"
-        )
     limit = max_tokens(model, tokenizer)
     n_special = tokenizer.num_special_tokens_to_add()
     if max_length is not None:
@@ -71,28 +56,23 @@ def _windows(model, tokenizer, text, overlap, max_length):
             f"overlap={overlap} must be smaller than a window, which has"
             f" {size} tokens of the text"
         )
-    ids = tokenizer(text, verbose=False)['input_ids']
-    windows = tokenizer(
-        text,
-        truncation=True,
-        max_length=limit,
-        stride=overlap,
-        return_overflowing_tokens=True,
-        verbose=False,
-    )
-    spans = window_spans(len(ids) - n_special, size, overlap)
+    encoded = dict(tokenizer(text, verbose=False))
+    ids = encoded['input_ids']
     content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
     front = content[0] if content else 0
     end = front + len(ids) - n_special
-    expected = [ids[:front] + ids[front + a : front + b] + ids[end:] for a, b in spans]
-    if content != list(range(front, end)) or expected != windows['input_ids']:
+    if content != list(range(front, end)):
         raise ValueError(
             "windows take a text with special tokens around it alone, and"
             f" {text[:40]!r}… has others in it, or no token"
         )
-    del windows['overflow_to_sample_mapping']
+    spans = window_spans(len(content), size, overlap)
     encs = [
-        {k: torch.tensor([v[w]]) for k, v in windows.items()} for w in range(len(spans))
+        {
+            name: torch.tensor([x[:front] + x[front + a : front + b] + x[end:]])
+            for name, x in encoded.items()
+        }
+        for a, b in spans
     ]
     return ids, front, spans, encs
 
@@ -111,15 +91,16 @@ def _predicted_class(model, encs):
 
 
 def _join(tokenizer, ids, front, spans, maps, overlap):
-    "Return the record of a text from those of its windows."
-    first, last, n = maps[0], maps[-1], spans[-1][1]
-    scores = torch.zeros(len(ids))
-    scores[:front] = first.scores[:front]
-    scores[front + n :] = last.scores[len(last) - (len(ids) - front - n) :]
-    window_of = farthest_from_edges(spans)
-    for w, (a, (start, _)) in enumerate(zip(maps, spans)):
-        tokens = (window_of == w).nonzero()[:, 0]
-        scores[front + tokens] = a.scores[front + tokens - start]
+    """Return the record of a text from those of its windows: in an overlap, the first
+    half of the tokens has the scores of the first window.
+    """
+    first, pairs = maps[0], zip(spans, spans[1:])
+    middles = [front + (end + start + 1) // 2 for (_, end), (start, _) in pairs]
+    bounds = [0, *middles, len(ids)]
+    scores = [
+        a.scores[i - start : j - start]
+        for a, (start, _), i, j in zip(maps, spans, bounds, bounds[1:])
+    ]
     names = ('options', 'model', 'weights')
     info = {k: first.info[k] for k in names if k in first.info}
     info['overlap'] = overlap
@@ -129,7 +110,7 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
     ]
     return Attribution(
         tokenizer.convert_ids_to_tokens(ids),
-        scores,
+        torch.cat(scores),
         special_mask(tokenizer, torch.tensor(ids)),
         first.target,
         sum(a.logit for a in maps) / len(maps),
@@ -143,17 +124,16 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
 @restores_state
 def explain_windows(
     model: Model,  # a classifier (see `explain`)
-    tokenizer: Tokenizer,  # its tokenizer, a fast one
+    tokenizer: Tokenizer,  # its tokenizer
     texts: str | Iterable[str],  # a list of str of any length; one str is a list of one
     method: OneMethod = 'auto',  # see `explain`
     # class to explain in all texts (see `explain`); None: each text's class of the
     # largest mean logit over its windows
     target: OneTarget = None,
     overlap: int = OVERLAP,  # tokens that two windows share
-    batch_size: int = 16,  # windows in one batch
     max_length: int | None = None,  # of a window; None: the model's limit
     device: str | torch.device | None = None,  # where to move the model
-    **options: Unpack[MethodOptions],  # the method's own
+    **options: Any,  # batch_size of `explain`, and the method's own
     # one per text; its logit is the mean of the windows', and `info['windows']` has
     # the start, end and logit of each
 ) -> Attributions:
@@ -168,14 +148,13 @@ def explain_windows(
     if isinstance(target, list):
         raise ValueError("target must be one for all texts of windows, got a list")
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
-    as_method(method)
     model, tokenizer = prepare_model(model, tokenizer, texts, device)
     records = Attributions()
     for text in texts:
         arguments = (text, overlap, max_length)
         ids, front, spans, encs = _windows(model, tokenizer, *arguments)
-        predicted = _predicted_class(model, encode_all(model, tokenizer, encs))
+        predicted = _predicted_class(model, [encode(model, tokenizer, e) for e in encs])
         of_text = predicted if target is None else target
-        maps = explain(model, tokenizer, encs, method, of_text, batch_size, **options)
+        maps = explain(model, tokenizer, encs, method, of_text, **options)
         records.append(_join(tokenizer, ids, front, spans, maps, overlap))
     return records

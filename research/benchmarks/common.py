@@ -18,10 +18,27 @@ import torch
 from torch.nn import functional as F
 
 from lrp_loo import load_demo, load_texts
-from lrp_loo.core.files import processor, versions, write_text_atomic
+from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.models.encoding import encode
 
 OUT = Path(__file__).parents[2] / 'results' / 'benchmarks.json'
+
+
+def processor():
+    "The name of the processor and, if known, its generation, on which seconds depend."
+    cpuinfo = Path('/proc/cpuinfo')
+    fields = {}
+    if cpuinfo.exists():
+        first = cpuinfo.read_text(encoding='utf-8').split('\n\n')[0]
+        lines = [line.partition(':') for line in first.splitlines()]
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+    if 'model name' not in fields:
+        return platform.processor() or platform.machine()
+    if not {'cpu family', 'model'} <= fields.keys():
+        return fields['model name']
+    # processors of several generations are sold under one name
+    generation = f"family {fields['cpu family']}, model {fields['model']}"
+    return f"{fields['model name']} ({generation})"
 
 
 def arguments(doc, **defaults):

@@ -10,7 +10,7 @@ from common import arguments, pairs, record, texts
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import special_mask
 from lrp_loo.evaluate.faithfulness import (
-    many_perturbation_curves,
+    perturbation_curves,
     removal_path,
     removal_units,
 )
@@ -51,7 +51,7 @@ def measure(args, name, n, longest, chunk):
         3.0,
         setting | dict(chunk=chunk),
         **pairs(
-            lambda: many_perturbation_curves(model, *columns),
+            lambda: perturbation_curves(model, *columns),
             lambda: plain(model, jobs),
             args.rounds,
         ),

@@ -538,7 +538,7 @@ def recorded(model, enc, target):
         materialize_grads=True,
     )
     n = enc['input_ids'].shape[1] if 'input_ids' in enc else n_of(seen[0])
-    places = [w.places or in_front(w.A, n) for w in calls]
+    places = [w.positions or in_front(w.A, n) for w in calls]
     return Recorded(calls, grads[::2], grads[1::2], places, readout), n
 
 
@@ -592,7 +592,7 @@ def check_derivative(model, task, encs):
     found = held(fading(maps, n), differences, 1e-3, 1e-7)
     if found['outcome'] == 'wrong':
         return found
-    whole = removal_scores(wide, None, [enc], target_for(task), own_rows=True)
+    whole = removal_scores(wide, None, [enc], target_for(task))
     return held(whole.scores[0].double(), gone(maps, n), 1e-3, 1e-7, 'the sum: ')
 
 
@@ -605,10 +605,14 @@ def fading(maps, n):
 
 
 def gone(maps, n):
-    "Every row without key j, linear after its softmax, summed."
+    """Every row without key j, linear after its softmax, summed; key j's own row only
+    where the output reads it.
+    """
     total = torch.zeros(n, dtype=torch.float64)
-    for w, g, (_, keys) in zip(maps.calls, maps.by_weights, maps.places):
+    is_read = read_by_the_output(maps)
+    for w, g, (rows, keys) in zip(maps.calls, maps.by_weights, maps.places):
         A = w.A.detach()
+        unread = ~is_read[tuple(rows.tolist())]
         for k, j in enumerate(keys.tolist()):
             if j < 0:
                 continue
@@ -616,8 +620,24 @@ def gone(maps, n):
             left[..., k] = 0
             rest = left.sum(-1, keepdim=True)
             change = (A - left / rest).masked_fill(rest == 0, 0)
+            change[:, :, (rows == j) & unread] = 0
             total[j] += (g * change).sum()
     return total
+
+
+def read_by_the_output(maps):
+    "Rows of a part → which of them the output reads: its last call says so."
+    is_read, read_by_parts = {}, set()
+    calls = [*zip(maps.by_weights, maps.places)]
+    for g, (rows, keys) in reversed([c for c in calls if c[0].any()]):
+        part, read = tuple(rows.tolist()), tuple(keys.tolist())
+        if part not in is_read:
+            by_part = any(row in read_by_parts for row in part)
+            is_read[part] = (g != 0).any(-1).any(1)[0] & (not by_part)
+        if part != read:  # another part reads these, never the output alone
+            read_by_parts.update(set(read) - {-1})
+    nothing = ((tuple(r.tolist()), torch.zeros(len(r)).bool()) for r, _ in maps.places)
+    return dict(nothing) | is_read
 
 
 @torch.no_grad()
@@ -708,7 +728,7 @@ def tasks_of(family):
     beside = [
         t for t in beside if class_name(family, t) != class_name(family, 'source')
     ]
-    beside += [t for t in ('source', 'two texts', 'sound') if t in of_text]
+    beside += [t for t in ('source', 'two texts') if t in of_text]
     return list(dict.fromkeys([*of_text[:1], *beside, *with_image]))
 
 

@@ -83,7 +83,7 @@ def run(texts, folder, batch_size=2):
             try:
                 sweep('demo', None, texts, out, methods, engine='ray', workers=3, **how)
                 break
-            except RuntimeError as e:
+            except (RuntimeError, ray.exceptions.RayError) as e:
                 stopped.append(str(e).splitlines()[0][:200])
         killer.join(1)
     finally:

@@ -15,7 +15,6 @@ from with_images import BESIDE, IN_TEXT, WITH_IMAGES
 from lrp_loo.inputs.targets import Target
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.media import ImageAndText, ImageInText
-from lrp_loo.models.media import SoundInFrames
 from lrp_loo.models.multipart import (
     EncoderDecoder,
     ReadTwice,
@@ -45,7 +44,6 @@ TASKS = {  # task → the mapping of transformers that names each family's class
     'two texts': '',  # the bare encoder, as two towers
     'image in text': '',  # of `with_images`
     'image beside text': '',
-    'sound': 'AUDIO_CLASSIFICATION',
 }
 WITH_AN_IMAGE = {'image in text': IN_TEXT, 'image beside text': BESIDE}
 # what an encoder that is trained for it makes of a text; of the rest the mean
@@ -153,19 +151,6 @@ IMAGE = dict(
 )
 
 # frames of ten samples
-SOUND = dict(
-    conv_dim=(16, 16),
-    conv_kernel=(10, 3),
-    conv_stride=(5, 2),
-    num_feat_extract_layers=2,
-    num_conv_pos_embeddings=4,
-    num_conv_pos_embedding_groups=2,
-    squeeze_factor=1,
-    num_mel_bins=8,
-    max_source_positions=12,
-    max_length=32,
-    feature_projection_input_dim=8,
-)
 
 # latent attention: head_dim is what rotates
 LATENT = dict(num_key_value_heads=4, head_dim=4)
@@ -341,8 +326,7 @@ def small_config(family):
         raise NotImplementedError(NOT_TEXT_ALONE)
     default = config_class()
     has = {*vars(default), *(getattr(default, 'attribute_map', None) or {})}
-    sizes = SMALL | (SOUND if family in mapping('sound') else {})
-    sizes = IMAGE if family in VISION else sizes
+    sizes = IMAGE if family in VISION else SMALL
     fitting = {k: v for k, v in sizes.items() if k in has}
     if getattr(default, 'is_encoder_decoder', False):
         fitting['decoder_start_token_id'] = SMALL['decoder_start_token_id']
@@ -437,21 +421,6 @@ def of_image(family, model):
     return [encode(model, Words(), e) for e in (enc, other)]
 
 
-def random_sound(model, seed):
-    "Samples, or columns of a spectrogram."
-    if not isinstance(model, SoundInFrames):
-        raise NotImplementedError(
-            "a sound whose frames no mask can hide, which is refused by name"
-        )
-    g = torch.Generator().manual_seed(seed)
-    takes = inspect.signature(model.inside.forward).parameters
-    if 'input_values' in takes:
-        sound = dict(input_values=torch.randn(1, 160, generator=g))
-    else:
-        sound = dict(input_features=torch.randn(1, 8, 24, generator=g))
-    return encode(model, Words(), sound)
-
-
 def random_image(model, seed):
     "Random pixels of the size that the model takes."
     g = torch.Generator().manual_seed(seed)
@@ -467,8 +436,6 @@ def inputs_for(model, task, family=None):
         return of_image(family, model)
     if task == 'image':
         return [random_image(model, seed) for seed in (1, 2)]
-    if task == 'sound':
-        return [random_sound(model, seed) for seed in (1, 2)]
     some = random_pair if task in ('source', 'two texts') else random_text
     return [some(n, seed) for seed, n in enumerate(LENGTHS)]
 
@@ -537,17 +504,6 @@ def of_two_texts(model, inside, enc):
     return SimilarityOutput(cosine[:, None])
 
 
-def of_image_in_text(model, inside, enc):
-    "Positions that count an image's rows are those of the whole text."
-    base = inside.model
-    if hasattr(base, 'get_rope_index'):
-        takes = inspect.signature(base.get_rope_index).parameters
-        whole = dict(enc, attention_mask=torch.ones_like(enc['input_ids']))
-        given = {k: v for k, v in whole.items() if k in takes}
-        enc = enc | dict(position_ids=base.get_rope_index(**given)[0])
-    return called(inside, enc)
-
-
 class _Hidden(TorchFunctionMode):
     "One of n places is nobody's key; a class token may stand in front of them."
 
@@ -572,15 +528,6 @@ class _Hidden(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def of_sound(model, inside, enc):
-    given = {k: v for k, v in enc.items() if k in ('input_values', 'input_features')}
-    mask = enc.get('attention_mask')
-    if mask is None or mask.all():
-        return inside(**given)
-    with _Hidden(int((mask == 0).nonzero()[0, 1]), mask.shape[1]):
-        return inside(**given)
-
-
 def of_image_beside(model, inside, enc):
     (ids, mask), (patches, seen) = parts_of(enc)
     given = dict(input_ids=ids, attention_mask=mask, pixel_values=enc['pixel_values'])
@@ -596,9 +543,8 @@ BY_HAND = {  # kind of `MultiPartModel` → its output from transformers' own ca
     EncoderDecoder: of_source,
     ReadTwice: read_twice,
     TwoTowers: of_two_texts,
-    ImageInText: of_image_in_text,
+    ImageInText: lambda model, inside, enc: called(inside, enc),
     ImageAndText: of_image_beside,
-    SoundInFrames: of_sound,
 }
 
 
@@ -614,7 +560,7 @@ def number(out, task):
     logits = logits_of(out, task)[0]
     if task == 'answer':
         return logits[INSIDE]
-    if task in ('class', 'image', 'sound'):
+    if task in ('class', 'image'):
         return logits[1]
     if logits.ndim == 1:  # a similarity
         return logits[0]

@@ -85,54 +85,17 @@ def internvl():
     return t.InternVLForConditionalGeneration(config), row(4, pixel_values=pixels)
 
 
-QWEN = dict(image_token_id=IMAGE, vision_start_token_id=47, vision_end_token_id=46)
-QWEN |= dict(video_token_id=48)
-
-
-def qwen_row():
-    "An image of 4 × 6 patches, merged to 2 × 3."
-    enc = row(6, image_grid_thw=torch.tensor([[1, 4, 6]]))
-    enc['input_ids'][0, 1] = 47
-    enc['mm_token_type_ids'] = (enc['input_ids'] == IMAGE).long()
-    return enc | dict(pixel_values=torch.randn(24, 3 * 2 * 4 * 4))
-
-
 def qwen2_vl():
-    rope = dict(rope_type='default', type='default', mrope_section=[1, 1, 2])
-    rope |= dict(rope_theta=10000.0)
+    "A model that is refused."
+    rope = dict(rope_type='default', mrope_section=[1, 1, 2], rope_theta=10000.0)
     config = t.Qwen2VLConfig(
         text_config=dict(TEXT, rope_scaling=rope, rope_parameters=rope),
         vision_config=dict(
-            depth=1,
-            embed_dim=32,
-            hidden_size=32,
-            num_heads=4,
-            mlp_ratio=2,
-            patch_size=4,
+            depth=1, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4
         ),
-        **QWEN,
+        image_token_id=IMAGE,
     )
-    return t.Qwen2VLForConditionalGeneration(config), qwen_row()
-
-
-def qwen3_vl():
-    rope = dict(rope_type='default', mrope_section=[2, 1, 1], rope_theta=10000.0)
-    rope |= dict(mrope_interleaved=True)
-    config = t.Qwen3VLConfig(
-        text_config=dict(TEXT, head_dim=8, rope_scaling=rope, rope_parameters=rope),
-        vision_config=dict(
-            depth=2,
-            hidden_size=32,
-            intermediate_size=48,
-            num_heads=4,
-            patch_size=4,
-            out_hidden_size=32,
-            num_position_embeddings=16,
-            deepstack_visual_indexes=[0],
-        ),
-        **QWEN,
-    )
-    return t.Qwen3VLForConditionalGeneration(config), qwen_row()
+    return t.Qwen2VLForConditionalGeneration(config)
 
 
 IN_TEXT = dict(
@@ -142,8 +105,6 @@ IN_TEXT = dict(
     smolvlm=partial(of_tiles, 'SmolVLM'),
     idefics3=partial(of_tiles, 'Idefics3'),
     internvl=internvl,
-    qwen2_vl=qwen2_vl,
-    qwen3_vl=qwen3_vl,
 )
 
 

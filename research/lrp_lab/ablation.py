@@ -33,7 +33,7 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.core.stats import mean_se, paired_difference, per_text
 
 # %% ../nbs/26_ablation.ipynb #763c5c98
 class Switch(NamedTuple):
@@ -83,7 +83,7 @@ def _composite_fields(chosen, rules):
 
 def ablation_composites(
     gates: bool = False,  # does the model multiply by gates? Then there are 32
-    # name → ('lrp', the Composite's fields), as `faithfulness_row` takes
+    # name → ('lrp', the Composite's fields), as `faithfulness_rows` takes
     # methods
 ) -> dict:
     "The full factorial: every subset of the rules."
@@ -123,7 +123,7 @@ def has_gates(
 # %% ../nbs/26_ablation.ipynb #344b1a28
 def ablation_r(
     rows: list,  # of `ablation_experiment`
-    name: str,  # of a composite, or 'canonized'
+    name: str,  # of a composite
 ) -> np.ndarray:  # (n_texts,)
     """A rule set's r with LOO per text, whether it was computed or equals
     another that was.
@@ -209,13 +209,12 @@ def ablation_effects(
 def methods_to_compare(
     gates: bool,  # does the model multiply by gates?
 ) -> dict:  # name → (method, options)
-    "Every rule set that differs from the others, and canonized LRP."
-    methods = {
+    "Every rule set that differs from the others."
+    return {
         name: method
         for name, method in ablation_composites(gates).items()
         if gates or name == same_as(name)
     }
-    return methods | {'canonized': ('canonized', {})}
 
 
 def _n_places(example):
@@ -282,8 +281,8 @@ def ablation_experiment(
     fresh: bool = False,  # start over
     batch_size: int = 16,  # examples in one pass
 ) -> Results:
-    """Agreement of every composite, and of canonized LRP, with LOO, which is
-    computed once per example; resumable.
+    """Agreement of every composite with LOO, which is computed once per example;
+    resumable.
     """
     drawn = part_examples(part, data, limit, seed, ABLATION)
     _, first, _ = drawn.examples[0]
@@ -311,9 +310,9 @@ KNOWN_AS = {
 
 
 def _mean_agreement(rows):
-    "Mean r with LOO of every rule set that the model has, and of canonized LRP."
+    "Mean r with LOO of every rule set that the model has."
     names = ablation_composites(gates='gate' in rows[0]['methods'])
-    return {m: mean_se(ablation_r(rows, m))[0] for m in (*names, 'canonized')}
+    return {m: mean_se(ablation_r(rows, m))[0] for m in names}
 
 
 def ablation_table(
@@ -324,7 +323,7 @@ def ablation_table(
     out = pd.DataFrame(
         {part: _mean_agreement(d['rows']) for part, d in results.items()}
     )
-    names = (*ablation_composites(gates=True), 'canonized')
+    names = ablation_composites(gates=True)
     out = out.loc[[name for name in names if name in out.index]]
     known = [KNOWN_AS.get(name, '') for name in out.index]
     out = out.assign(known=known).set_index('known', append=True)

@@ -31,7 +31,7 @@ from lrp_loo.models.structure import n_layers
 from lrp_loo.paper.common import interval_text, read_parts
 from lrp_loo.paper.tables import best_single_layer, bypass_name, sweep_methods
 from lrp_loo.paper.tables import TABLE2
-from lrp_loo.stats import mean_se, paired_difference, pearson, per_text
+from lrp_loo.core.stats import mean_se, paired_difference, pearson, per_text
 
 # %% ../nbs/23_beyond.ipynb #cc1cd345
 class WrittenGELU(nn.Module):

@@ -12,7 +12,6 @@ import pandas as pd
 
 from lrp_loo.evaluate.faithfulness import faithfulness_table
 from lrp_loo.methods.baselines import N_STEPS
-from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,
@@ -23,7 +22,7 @@ from lrp_loo.paper.style import (
     themed,
 )
 from lrp_loo.paper.tables import paper_numbers
-from lrp_loo.stats import mean_se, per_text
+from lrp_loo.core.stats import mean_se, per_text
 
 # %% ../nbs/57_cost.ipynb #4e0a7f4f
 def _by_method(rows, columns, values):
@@ -172,17 +171,19 @@ def plot_cost(
 
 # %% ../nbs/57_cost.ipynb #0f80e106
 PASSES = {  # method → its passes through the model
-    'loo': METHODS['loo'].passes,
-    'removal': METHODS['removal'].passes,
+    'loo': 'T forward',
+    'removal': '1 forward, 1 backward',
     'removal+loo': 'the same, √T forward',
-    **{name: METHODS[name].passes for name in ('attn_lrp', 'cp_lrp')},
+    'attn_lrp': '1 forward, 1 backward',
+    'cp_lrp': '1 forward, 1 backward',
     'ig': f'{N_STEPS} forward, backward',  # of the rows and the seconds
-    **{name: METHODS[name].passes for name in ('rollout', 'grad_x_input')},
+    'rollout': '1 forward',
+    'grad_x_input': '1 forward, 1 backward',
 }
 
 # %% ../nbs/57_cost.ipynb #435d523f
 def shared_rows(
-    # of `faithfulness_row`; where both have a method it is taken from here
+    # of `faithfulness_rows`; where both have a method it is taken from here
     first: list,
     second: list,  # the same for other methods, some of the same texts
 ) -> list:  # a row per text that both have, with the methods of both

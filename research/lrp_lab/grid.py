@@ -12,7 +12,6 @@ __all__ = ['ASKED', 'BLURRED', 'PAINTED', 'GRID_REMOVALS', 'WITHOUT_MASK_TOKEN',
 
 # %% ../nbs/60_grid.ipynb #9aef2b0f
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,12 +33,11 @@ from lrp_lab.parts import (
     rows_heading,
 )
 from lrp_loo.core.files import recorded_methods
-from lrp_loo.data import vit_pixels
+from lrp_loo.paper.common import vit_pixels
 from lrp_loo.evaluate.audit import compare_with_loo
 from lrp_loo.evaluate.faithfulness import faithfulness_table, correlations_with_loo
 from lrp_loo.evaluate.results import Results
 from lrp_loo.inputs.call import mark_content
-from lrp_loo.loo import ANNOUNCED_SECONDS, format_duration, loo_seconds
 from lrp_loo.loo.removals import EncodedText, ModelInputs, Removal, as_removal
 from lrp_loo.paper.common import Study, interval_text
 from lrp_loo.paper.tables import ESTIMATES
@@ -52,7 +50,7 @@ from lrp_loo.paper.style import (
     themed,
 )
 from lrp_loo.paper.tables import TABLE2
-from lrp_loo.stats import mean_se, paired_difference, per_text
+from lrp_loo.core.stats import mean_se, paired_difference, per_text
 
 # %% ../nbs/60_grid.ipynb #a49e8c11
 def where_kept(
@@ -144,6 +142,7 @@ class Noise(Removal):
     """
 
     name = 'noise'
+    n_draws, seed = 8, 0
 
     def for_text(self, text, fill):
         x = text.embeddings
@@ -300,21 +299,6 @@ def _config(name, drawn, limit, seed):
     config['refused'] = _refused(drawn, removals)
     return config
 
-
-def _say_how_long(drawn, missing, removals):
-    "Beforehand, of work that is long."
-    if not missing:
-        return
-    encs = [enc for *_, enc, _ in missing]
-    target = drawn.target(missing[0][0])
-    about = len(removals) * loo_seconds(drawn.model, encs, target=target)
-    if about > ANNOUNCED_SECONDS:
-        tqdm.write(
-            f"exact LOO of {len(encs)} examples by {len(removals)} removals:"
-            f" about {format_duration(about)}, and the other methods as long again",
-            file=sys.stderr,
-        )
-
 # %% ../nbs/60_grid.ipynb #fbb916da
 def lacking(
     results: dict,  # name → `Results`
@@ -387,7 +371,6 @@ def grid_experiment(
         return {r: said | row for r, row in found.items()}
 
     missing = lacking(results, drawn.by_number)
-    _say_how_long(drawn, missing, removals)
     n = len(drawn.examples)
     add_to_each(results, missing, rows_of, n, f'grid: {drawn.words}')
     for of_removal in results.values():

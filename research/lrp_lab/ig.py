@@ -68,7 +68,7 @@ def ig_tables(
 
 def unrecorded_line(
     where: str,  # whose rows are asked in place of the table's
-    rows: list,  # theirs, of `faithfulness_row`
+    rows: list,  # theirs, of `faithfulness_rows`
     method: str = 'ig',  # its name in them
     n_steps: int = 16,  # points of the table's and of theirs
 ) -> str:

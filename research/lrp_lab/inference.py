@@ -29,7 +29,7 @@ from lrp_loo.models.loading import demo_base, load_demo, quiet_loading
 from lrp_loo.models.structure import describe_model, n_layers
 from lrp_loo.paper.common import Prompt, PromptedTexts, Study
 from lrp_loo.paper.experiments import faithfulness_experiment
-from lrp_loo.stats import pearson
+from lrp_loo.core.stats import pearson
 
 # %% ../nbs/75_inference.ipynb #c2be95b1
 OURS = [
@@ -199,7 +199,7 @@ def _read_pair(model, tokenizer, prompt, premise, hypothesis):
         return enc, torch.tensor([[i == side for i in ids] for side in (0, 1)])
     whole, spans = pair_in(prompt.template, tokenizer, premise, hypothesis)
     enc = encode(model, tokenizer, whole)
-    own = [content_tokens(tokenizer, enc, whole, [span]) for span in spans]
+    own = [content_tokens(tokenizer, enc, whole, span) for span in spans]
     return enc, torch.stack(own)
 
 

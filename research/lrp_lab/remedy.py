@@ -23,21 +23,19 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.stats import paired_difference, per_text
+from lrp_loo.core.stats import paired_difference, per_text
 
 # %% ../nbs/21_remedy.ipynb #51b6ebf5
 # name → (method, options); passes are forward-backward passes, exact ones
 # forward only
 REMEDY = {
     'removal': ('removal', {}),
-    'removal, own rows': ('removal', dict(own_rows=True)),
     'removal + 1 exact': ('removal+loo', dict(n_exact=1)),
     'removal + 3 exact': ('removal+loo', dict(n_exact=3)),
     'removal + 8 exact': ('removal+loo', dict(n_exact=8)),
     'removal+loo': ('removal+loo', {}),
     'attn_lrp': ('attn_lrp', {}),
     'cp_lrp': ('cp_lrp', {}),
-    'canonized': ('canonized', {}),
     'grad_x_input': ('grad_x_input', {}),
     'rollout': ('rollout', {}),
 }

@@ -28,7 +28,8 @@ from lrp_loo.core.arguments import UsageError
 from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.core.tools import progress_bar
 from lrp_loo.core.arguments import Tokenizer
-from lrp_loo.data import load_digit_images, load_texts, source_label, vit_pixels
+from lrp_loo.data import load_texts, source_label
+from lrp_loo.paper.common import load_digit_images, vit_pixels
 from lrp_loo.models.encoding import NO_LIMIT, max_tokens, tokenize_text
 from lrp_loo.models.loading import (
     BASES,

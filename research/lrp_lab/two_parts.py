@@ -49,7 +49,7 @@ from lrp_loo.paper.style import (
     short_caption,
     themed,
 )
-from lrp_loo.stats import mean_se, per_text
+from lrp_loo.core.stats import mean_se, per_text
 
 # %% ../nbs/80_two_parts.ipynb #747f37cb
 # what the decoder says before its verdict, and what follows

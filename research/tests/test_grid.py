@@ -28,7 +28,7 @@ from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
 from lrp_loo.paper.common import PROMPTS, read_parts
 from lrp_loo.paper.ledger import ledger
-from lrp_loo.stats import mean_se, paired_difference
+from lrp_loo.core.stats import mean_se, paired_difference
 from lrp_lab.parts import agreement_rows
 from lrp_loo.evaluate.audit import faithfulness_rows
 from lrp_loo.evaluate.results import read_results

@@ -8,13 +8,7 @@ from conftest import LAB, ROOT, tracked
 
 from lrp_lab.__main__ import entries_by_study, kept_folders
 from lrp_lab.frontier import write_frontier
-from lrp_loo.paper.ledger import (
-    ARRIVED,
-    entry_name,
-    ledger,
-    ledger_notes,
-    verdicts_by_model,
-)
+from lrp_loo.paper.ledger import ARRIVED, entry_name, ledger, ledger_notes
 
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
 NUMBER = re.compile(LINK.pattern + r' \(([+−]\d\.\d\d)\)')
@@ -95,21 +89,6 @@ def test_the_readme_has_its_numbers_and_verdicts_from_the_ledger(kept, pages):
 
 
 # what is about a prompt
-
-
-def test_a_verdict_about_a_prompt_is_marked_and_no_other(kept):
-    claims = ['cp-above-attn', 'weighed-above-better']
-
-    def marked(entries):
-        table = verdicts_by_model(entries, claims)
-        return table.apply(lambda column: column.str.contains('†').tolist())
-
-    assert not marked(kept).to_numpy().any()
-    weighed = [e for e in kept if e['claim'] == 'weighed-above-better']
-    of_prompts = [e for e in kept if e not in weighed or e['over'] == 'all']
-    alone = marked(of_prompts)
-    assert alone.pop('SmolLM2, 30 layers').tolist() == [False, True]
-    assert not alone.to_numpy().any()
 
 
 def test_what_a_mark_means_stands_below_only_where_there_is_one(kept):

@@ -17,6 +17,7 @@ from lrp_lab.protocol import (
     CONCLUSIONS,
     DEFAULT,
     PROTOCOL,
+    MeanOfData,
     conclusions_table,
     protocol_difference,
     protocol_values,
@@ -25,7 +26,7 @@ from lrp_lab.protocol import (
 from lrp_loo import explain
 from lrp_loo.inputs.targets import Target
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.engines import subset_logits
+from lrp_loo.loo.engines import read_subsets
 from lrp_loo.loo.removals import REMOVALS, Removal, fill_id
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.encoding import encode
@@ -119,8 +120,8 @@ def test_several_deleted_are_the_shorter_text(model, tokenizer):
     keep[0, 2:5] = False
     with torch.no_grad():
         shorter = _of_kept_ids(model, enc)(keep[0])
-        (logits,) = subset_logits(model, enc, keep, 'delete')
-    assert torch.allclose(logits, shorter, atol=1e-4)
+        (of,) = read_subsets(model, [enc], [keep], [0], 'delete')
+    assert torch.allclose(of.values, shorter[:1], atol=1e-4)
 
 
 # 'a' and 'day' count twice
@@ -142,11 +143,7 @@ MEANS = {  # name → the removal, and the embedding that it puts in
         lambda tok: Removal('mean_embedding'),
         lambda table, tok: table.mean(0),
     ),
-    'texts': (lambda tok: Removal('mean_embedding', pool=POOL), _mean_of_ids),
-    'ids': (
-        lambda tok: Removal('mean_embedding', pool=_pool_as_ids(tok)),
-        _mean_of_ids,
-    ),
+    'data': (lambda tok: MeanOfData(_pool_as_ids(tok)), _mean_of_ids),
 }
 
 
@@ -244,7 +241,8 @@ def draws(bert, tokenizer):
 
     def logits(keep, **options):
         fill = fill_id(tokenizer, how)
-        return subset_logits(bert, enc, keep, how, fill, **options)
+        (of,) = read_subsets(bert, [enc], [keep], [0], how, fill, **options)
+        return of.values
 
     n = enc['input_ids'].shape[1]
     return logits, ~torch.eye(n, dtype=torch.bool)
@@ -264,7 +262,7 @@ def test_nothing_removed_is_nothing_drawn(draws, bert, tokenizer):
     logits, keep = draws
     enc = encode(bert, tokenizer, TEXTS[0])
     with torch.no_grad():
-        whole = bert(**enc).logits[0]
+        whole = bert(**enc).logits[0, 0]
     everything = torch.ones_like(keep[:1])
     assert torch.allclose(logits(everything)[0], whole, atol=1e-5)
 
@@ -291,9 +289,9 @@ def curves(bert, tokenizer, loo, removal):
     enc = encode(bert, tokenizer, TEXTS[0])
     units = removal_units(loo.is_special)
     fill = fill_id(tokenizer, removal)
-    maps = {'loo': loo.scores}
+    given = [{'loo': loo.scores}], [units], [loo.target]
     how = dict(removal=removal, fill=fill)
-    return perturbation_curves(bert, enc, maps, units, loo.target, **how)['loo']
+    return perturbation_curves(bert, [enc], *given, **how)[0]['loo']
 
 
 def test_every_removals_curve_begins_with_the_whole_text(curves, loo):
@@ -316,9 +314,8 @@ def test_deletions_curve_is_that_of_shorter_texts(bert, tokenizer):
     enc = encode(bert, tokenizer, TEXTS[0])
     (loo,) = explain(bert, tokenizer, TEXTS[0], 'loo', removal='delete')
     units = removal_units(loo.is_special)
-    morf, _ = perturbation_curves(
-        bert, enc, {'loo': loo.scores}, units, loo.target, removal='delete'
-    )['loo']
+    given = [{'loo': loo.scores}], [units], [loo.target]
+    morf, _ = perturbation_curves(bert, [enc], *given, removal='delete')[0]['loo']
     kept = removal_path(loo.scores, units, True)[3]
     with torch.no_grad():
         shorter = _of_kept_ids(bert, enc)(kept)
@@ -347,7 +344,7 @@ def test_an_image_has_no_tokens_to_remove(removal, fill):
 def test_deletion_moves_the_place_that_is_explained(language_model):
     lm, tok = language_model
     enc = encode(lm, tok, 'this film is a quiet')
-    with pytest.raises(ValueError, match='moves the tokens'):
+    with pytest.raises(ValueError, match='shifts the tokens'):
         leave_one_out(lm, enc, Target(5, position=2), removal='delete')
 
 

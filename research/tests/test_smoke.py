@@ -8,9 +8,7 @@ from conftest import shallow_demo
 from lrp_lab import __main__ as run
 from lrp_loo.evaluate.results import read_results
 
-# networks are trained: `make research-test` has this in small
-LONG = {'canonized'}
-WORDS = [w for w in run.groups_of(run.studies())['all'] if w not in LONG]
+WORDS = run.groups_of(run.studies())['all']
 
 
 @pytest.fixture(scope='module', autouse=True)

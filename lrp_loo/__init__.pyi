@@ -1,0 +1,49 @@
+"The public names and the modules they live in: `__init__.py` imports them on first use."
+
+from .core.arguments import UsageError as UsageError
+from .data import load_texts as load_texts
+from .data import read_texts as read_texts
+from .evaluate.audit import audit as audit
+from .evaluate.cost import frontier as frontier
+from .evaluate.intervals import calibrate as calibrate
+from .evaluate.intervals import top_tokens as top_tokens
+from .evaluate.sweep import sweep as sweep
+from .evaluate.verdict import verdict as verdict
+from .inputs.targets import Target as Target
+from .interop import AttentionRollout as AttentionRollout
+from .interop import GradientXInput as GradientXInput
+from .interop import IntegratedGradients as IntegratedGradients
+from .interop import LRP as LRP
+from .interop import LeaveOneOut as LeaveOneOut
+from .interop import RemovalEstimate as RemovalEstimate
+from .interop import TensorModel as TensorModel
+from .loo import leave_one_out as leave_one_out
+from .loo.removals import Removal as Removal
+from .lrp import lrp_rules as lrp_rules
+from .lrp.composite import Composite as Composite
+from .lrp.composite import attn_lrp as attn_lrp
+from .lrp.composite import cp_lrp as cp_lrp
+from .methods import explain as explain
+from .methods import explain_labels as explain_labels
+from .methods import refine as refine
+from .methods.table import METHODS as METHODS
+from .models.loading import load_demo as load_demo
+from .models.loading import load_model as load_model
+from .records import Attribution as Attribution
+from .records import Attributions as Attributions
+from .records import compare as compare
+from .records.base import load as load
+from .reports.comparison import compare_summaries as compare_summaries
+from .reports.page import explain_page as explain_page
+from .reports.summary import Summary as Summary
+from .reports.summary import summarize as summarize
+from .reports.summary import summarize_texts as summarize_texts
+from .tasks.context import attribute_context as attribute_context
+from .tasks.context import explain_choices as explain_choices
+from .tasks.entities import explain_entities as explain_entities
+from .tasks.generation import audit_generation as audit_generation
+from .tasks.generation import explain_generation as explain_generation
+from .tasks.pairs import explain_pairs as explain_pairs
+from .tasks.windows import explain_windows as explain_windows
+
+__version__: str
