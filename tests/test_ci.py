@@ -1,6 +1,8 @@
 "`.ci/run` on machines that lack something."
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -97,3 +99,11 @@ def test_what_is_not_installed_is_said_in_one_line(machine, user, n_called, word
     assert len(called) == n_called
     assert len(said.splitlines()) == 1
     assert words in said
+
+
+def test_what_the_makefile_imports_exists():
+    text = (ROOT / 'Makefile').read_text(encoding='utf-8')
+    imports = re.findall(r'from (lrp_loo[.\w]*) import (\w+)', text)
+    assert imports
+    for module, name in imports:
+        assert hasattr(importlib.import_module(module), name)
