@@ -234,7 +234,7 @@ def ray_cluster(
         return
     options = dict(log_to_driver=False, logging_level=logging.ERROR)
     if not os.environ.get('RAY_ADDRESS'):
-        options |= dict(num_cpus=workers, include_dashboard=False)
+        options |= dict(address='local', num_cpus=workers, include_dashboard=False)
     may_report_usage = 'RAY_USAGE_STATS_ENABLED' not in os.environ
 
     def restore():

@@ -10,7 +10,7 @@ __all__ = ['LONGEST_OPTION', 'SHORT_TEXT', 'STRONGEST', 'SHOWN', 'PRINTED', 'MOS
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import pandas as pd
 import torch
@@ -285,6 +285,12 @@ def _numbered_frame(records, column, more_columns=lambda record: {}):
 
 class Attributions(Record, list[Attribution]):
     "Explanations of several texts, as `explain` returns them."
+
+    @overload
+    def __getitem__(self, i: SupportsIndex) -> Attribution: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> 'Attributions': ...
 
     def __getitem__(self, i):
         items = super().__getitem__(i)
