@@ -755,6 +755,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lrp_loo.loo.states.mixes_only_in_attention': ( 'lib/loo_states.html#mixes_only_in_attention',
                                                                                     'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.package_name': ('lib/loo_states.html#package_name', 'lrp_loo/loo/states.py'),
+                                    'lrp_loo.loo.states.rows_in_pass': ('lib/loo_states.html#rows_in_pass', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.rows_read': ('lib/loo_states.html#rows_read', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.similar_sizes': ('lib/loo_states.html#similar_sizes', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.why_no_states': ('lib/loo_states.html#why_no_states', 'lrp_loo/loo/states.py')},

@@ -36,6 +36,15 @@ no_gpu = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope='module', autouse=True)
+def as_many_threads_as_a_worker():
+    "r of a text without effect depends on how sums are divided among threads."
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, os.cpu_count() // 2))  # there are two workers
+    yield
+    torch.set_num_threads(n_threads)
+
+
 @pytest.fixture(scope='module')
 def loaded():
     return shallow_demo()

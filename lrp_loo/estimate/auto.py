@@ -160,11 +160,6 @@ class PartialEstimate:
         chosen, spent = affordable(estimate.spread, cost, passes, candidates.cpu())
         return estimate._with_exact(chosen, spent) if chosen else self
 
-    def with_exact(self, unit: int) -> PartialEstimate:  # a new estimate
-        "Compute exact LOO of one unit, by its index."
-        estimate = self._with_rows()
-        return estimate._with_exact([unit], float(estimate.cost()[unit]))
-
     def _with_rows(self):
         "Return the estimate with its rows, which a stored estimate does not hold."
         model, enc = self.whole.model, self.whole.enc

@@ -426,7 +426,7 @@ def removal_pass(
     """Run one forward and one backward pass; return the effect of removing each unit
     through every layer and head, or through every row, summed over these.
     """
-    if not getattr(model, 'ids_hold_all_tokens', False):
+    if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'removal')
     with gradients_enabled(model):
         batch = autograd_inputs(batch)

@@ -33,11 +33,11 @@ from lrp_loo.loo.removals import (
 )
 from lrp_loo.loo.states import (
     PER_TOKEN,
-    ROWS_ON_CPU,
     StoredText,
     changed_rows,
     is_causal,
     mixes_only_in_attention,
+    rows_in_pass,
     rows_read,
     similar_sizes,
     why_no_states,
@@ -185,9 +185,8 @@ class Variants:
                 f"removal={removal.name!r} cannot delete every token of a"
                 " text: no token would be left; take 'attention_mask'"
             )
-        on_cpu = device_of(model).type == 'cpu'
-        budget = self.options.token_budget
-        values = self.compute_batches(min(budget, TOKENS_ON_CPU) if on_cpu else budget)
+        budget = rows_in_pass(model, self.options.token_budget, TOKENS_ON_CPU)
+        values = self.compute_batches(budget)
         if mixes_only_in_attention(model) and not any_modified(model):
             return values
         values = self._without_batch_effects(values)
@@ -348,8 +347,7 @@ def _shared_logits(texts, options):
     counts, keep = [len(k) for k in keeps], padded(keeps, False)
     index = [i for i, n in enumerate(counts) for _ in range(n)]
     is_variant = [i > 0 for n in counts for i in range(n)]
-    on_cpu = device_of(model).type == 'cpu'
-    budget = min(options.token_budget, ROWS_ON_CPU if on_cpu else 2**20)
+    budget = rows_in_pass(model, options.token_budget)
     logits = []
     for batch in similar_sizes([n_tokens[i] for i in index], budget):
         width = n_tokens[index[batch][-1]]

@@ -519,7 +519,7 @@ def default_removal(
 
 def fill_id(
     tokenizer: Tokenizer,  # the model's tokenizer
-    removal: str | Removal | None,  # see `as_removal`
+    removal: str | Removal,  # see `as_removal`
 ) -> Fill:
     "Return the token that replaces a removed one, or the tokens of the pool."
     return as_removal(removal).fill(tokenizer)

@@ -17,12 +17,12 @@ from ..inputs.scores import READ_FIRST_ROW, last_rows_only, reads_logits
 from ..inputs.targets import OneTarget, Readout, as_target
 from ..models.attention import AttentionCall
 from ..models.call import any_modified, forward
+from ..models.encoding import TOKEN_BUDGET
 from ..models.structure import all_modules, device_of, n_layers, position_offset
 
 # %% auto #0
-__all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU', 'ROWS_ON_GPU', 'package_name',
-           'mixes_only_in_attention', 'is_causal', 'why_no_states', 'rows_read', 'changed_rows', 'similar_sizes',
-           'StoredText']
+__all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU', 'package_name', 'mixes_only_in_attention',
+           'is_causal', 'why_no_states', 'rows_read', 'changed_rows', 'rows_in_pass', 'similar_sizes', 'StoredText']
 
 # %% ../../nbs/lib/loo_states.ipynb #00000006
 # packages of transformers.models whose tokens meet in softmax attention alone
@@ -154,7 +154,16 @@ class _StoredStates(_FusedAttention):
 
 
 ROWS_ON_CPU = 512  # rows of variants in one forward pass
-ROWS_ON_GPU = 8192  # more rows: starting a pass costs more there
+
+
+def rows_in_pass(
+    model: torch.nn.Module,
+    token_budget: int,  # the caller's limit
+    on_cpu: int = ROWS_ON_CPU,  # a lower limit on a CPU
+) -> int:
+    "Return the largest number of rows (tokens) that one forward pass computes."
+    is_cpu = device_of(model).type == 'cpu'
+    return min(token_budget, on_cpu) if is_cpu else token_budget
 
 
 def similar_sizes(sizes: Sequence[int], max_rows: int) -> Iterator[slice]:
@@ -235,13 +244,12 @@ class StoredText:
         recomputed: torch.Tensor,  # (n, T) bool, as for `output`
         hidden: torch.Tensor,  # (n, T) bool
         readout: Readout,  # the readout of the full text
-        token_budget: int | None = None,  # rows in a pass; None: by the device
+        token_budget: int = TOKEN_BUDGET,  # see `rows_in_pass`
         # called with the number of newly computed variants
         progress: Callable[[int], Any] | None = None,
     ) -> torch.Tensor:  # (n,); for generated tokens (n, tokens)
         "Return the explained number of each variant."
-        on_cpu = device_of(self.model).type == 'cpu'
-        max_rows = min(token_budget or ROWS_ON_GPU, ROWS_ON_CPU if on_cpu else 2**20)
+        max_rows = rows_in_pass(self.model, token_budget)
         sizes, order = recomputed.sum(1).sort(stable=True)
         from_end = is_causal(self.model)
         options = last_rows_only(self.model, readout) if from_end else {}

@@ -377,7 +377,7 @@ def rollout_scores(
     "Compute Attention Rollout (Abnar and Zuidema 2020), with the mean over heads."
     refuse_compiled(model)
     batch = pad_batch(tokenizer, encs)
-    if not getattr(model, 'ids_hold_all_tokens', False):
+    if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'rollout')
     with (
         torch.no_grad(),

@@ -105,7 +105,7 @@ class _WithImages(MultiPartModel):
     "A wrapper of a model that reads texts with images."
 
     processor = None  # reads a text and an image together
-    ids_hold_all_tokens = True
+    allows_other_inputs = True
 
     def set_processor(self, processor: Any) -> Any:
         "Store the processor, which encodes images; return its tokenizer."

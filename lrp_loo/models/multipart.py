@@ -37,7 +37,7 @@ from .structure import device_of, input_embeddings
 class MultiPartModel(torch.nn.Module):
     "A wrapper that reads one row, the tokens of all parts; each part reads a slice."
 
-    ids_hold_all_tokens = False  # True if it also has inputs without tokens (a sound)
+    allows_other_inputs = False  # True if it also has inputs without tokens (a sound)
 
     def __init__(self, inside: torch.nn.Module):
         super().__init__()
@@ -332,7 +332,7 @@ class ReadTwice(MultiPartModel):
 class SoundDecoder(EncoderDecoder):
     "A wrapper of Whisper that reads a sound and the decoder's answer so far."
 
-    ids_hold_all_tokens = True
+    allows_other_inputs = True
 
     def forward(
         self,

@@ -17,6 +17,7 @@ spec.loader.exec_module(house)
 globals().update({k: v for k, v in vars(house).items() if k[0] != '_'})
 
 from test_experiments import folder  # noqa: E402, F401
+from tracked import tracked  # noqa: E402
 
 
 @pytest.fixture(scope='session')
@@ -28,7 +29,7 @@ def kept_results(tmp_path_factory):
     for home in (ROOT, LAB):
         name = home.relative_to(ROOT).as_posix().removeprefix('.')
         start = f'{name}/results/**/*'.removeprefix('/')
-        for path in house.tracked(f'{start}.json', f'{start}.json.gz'):
+        for path in tracked(f'{start}.json', f'{start}.json.gz'):
             kept = found / path.relative_to(home / 'results')
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.symlink_to(path)

@@ -12,7 +12,8 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import LAB, ROOT, tracked
+from conftest import LAB, ROOT
+from tracked import tracked
 
 from lrp_lab.beyond import claim2_table, read_beyond
 from lrp_lab.cost import cost_table, shared_rows

@@ -7,7 +7,8 @@ from itertools import combinations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import ROOT, needs_git, tracked
+from conftest import ROOT, needs_git
+from tracked import tracked
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
 

@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from conftest import LAB, ROOT, tracked
+from conftest import LAB, ROOT
+from tracked import tracked
 
 from lrp_lab.__main__ import entries_by_study, kept_folders
 from lrp_lab.frontier import write_frontier
