@@ -5,6 +5,7 @@
 # %% ../../nbs/lib/loo_engines.ipynb #80a1db9b
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,7 +48,7 @@ from ..models.encoding import TOKEN_BUDGET, attended_tokens
 from ..models.structure import device_of, position_offset
 
 # %% auto #0
-__all__ = ['BY_MASK', 'TOKENS_ON_CPU', 'MIN_STORED', 'N_COMPARED', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole',
+__all__ = ['BY_MASK', 'MIN_STORED', 'N_COMPARED', 'OTHER_STRUCTURE', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole',
            'reads_end', 'Variants', 'subset_values', 'read_subsets']
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
@@ -131,9 +132,6 @@ def reads_end(
     return is_last and readout.accepts_deletion()
 
 # %% ../../nbs/lib/loo_engines.ipynb #884adaca
-TOKENS_ON_CPU = 1024  # tokens in a batch: larger batches overflow the CPU cache
-
-
 @dataclass(eq=False)
 class Variants:
     "Distinct variants of one text, computed with the model's forward method."
@@ -185,7 +183,7 @@ class Variants:
                 f"removal={removal.name!r} cannot delete every token of a"
                 " text: no token would be left; take 'attention_mask'"
             )
-        budget = rows_in_pass(model, self.options.token_budget, TOKENS_ON_CPU)
+        budget = rows_in_pass(model, self.options.token_budget)
         values = self.compute_batches(budget)
         if mixes_only_in_attention(model) and not any_modified(model):
             return values
@@ -215,6 +213,8 @@ class Variants:
 MIN_STORED = 10_000
 # number of variants that are compared with the model's own forward
 N_COMPARED = 4
+# errors of a model whose layers are not as stored states need them
+OTHER_STRUCTURE = (ValueError, RuntimeError, TypeError, AttributeError, StopIteration)
 
 
 def _check_keep(keep, n_tokens):
@@ -223,33 +223,17 @@ def _check_keep(keep, n_tokens):
         raise ValueError(f"keep must be (n, {n_tokens}), got {tuple(keep.shape)}")
 
 
-def _cheaper_rows(model, enc, keep, target):
-    "Return the rows that variants compute by stored states; None if it saves little."
-    n, n_tokens = keep.shape
+def _rows_by_states(model, enc, keep, target):
+    "Return the rows that variants compute by stored states; None if they cannot."
     if not enc.keys() <= PER_TOKEN or attended_tokens(enc) is not None:
         return None
     read = None if why_no_states(model) else rows_read(model, enc, target)
-    if read is None or n_tokens * model.config.hidden_size < MIN_STORED:
+    if read is None:
         return None
     causal = is_causal(model)
     # a row that sees no key is left to the model
     seen = keep[:, : read[0] + 1] if causal else keep
-    rows = changed_rows(keep, read, causal)
-    cost = int(rows.sum()) + N_COMPARED * n_tokens
-    return rows if seen.any(1).all() and 1.25 * cost <= n * n_tokens else None
-
-
-def _by_states(stored, variants, rows):
-    "Return f of all variants by stored states; None if they give other numbers."
-    keep, options, whole = variants.keep, variants.options, variants.whole
-    probes = probe_indices(keep)
-    limits = (options.token_budget, options.progress)
-    try:
-        values = stored.values(rows, ~keep, whole.readout, *limits)
-    except (ValueError, RuntimeError, TypeError, AttributeError, StopIteration):
-        return None  # the model's layers have another structure
-    expected = variants.values(keep[probes])
-    return values if agree(values[probes], expected, spread(values)) else None
+    return changed_rows(keep, read, causal) if seen.any(1).all() else None
 
 
 @torch.no_grad()
@@ -257,13 +241,9 @@ def subset_values(
     whole: WholeText,
     keep: torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
     options: SubsetOptions = BY_MASK,
-    stored: StoredText | None = None,
-    rows: torch.Tensor | None = None,  # (n, T) bool, that `stored` computes
 ) -> torch.Tensor:  # (n,)
     "Return the explained number of subsets of a text's tokens."
-    variants = Variants(whole, keep, options)
-    values = None if stored is None else _by_states(stored, variants, rows)
-    return variants.compute() if values is None else values
+    return Variants(whole, keep, options).compute()
 
 
 @dataclass(eq=False)
@@ -275,7 +255,7 @@ class _Text:
     target: Any  # see `as_target`
     keep: torch.Tensor  # (n, T) bool
     inverse: torch.Tensor  # indices of the caller's variants among these
-    rows: torch.Tensor | None  # (n, T) bool, for stored states; None: not cheaper
+    rows: torch.Tensor | None  # (n, T) bool, for stored states; None: they cannot
 
     @classmethod
     def of(cls, model, enc, keep, target, removal, fill):
@@ -288,7 +268,7 @@ class _Text:
         if attended is not None:
             keep = removal.apply_padding(keep, attended.to(keep.device))
         keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
-        rows = _cheaper_rows(model, enc, keep, target) if removal.by_mask else None
+        rows = _rows_by_states(model, enc, keep, target) if removal.by_mask else None
         return cls(model, enc, target, keep, inverse, rows)
 
     def result(self, whole, values):
@@ -297,76 +277,105 @@ class _Text:
 
     def read(self, options):
         "Return the explained number of the text and of its variants."
-        is_stored, removal = self.rows is not None, options.removal
-        whole, stored = read_whole(self.model, self.enc, self.target, is_stored)
+        removal = options.removal
+        whole = read_whole(self.model, self.enc, self.target)[0]
         if removal.closes_up and not whole.readout.accepts_deletion():
             raise ValueError(
                 f"removal={removal.name!r} shifts the tokens after it, and the"
                 " target is at a fixed position; take 'attention_mask'"
             )
-        values = subset_values(whole, self.keep, options, stored, self.rows)
-        return self.result(whole, values)
+        return self.result(whole, subset_values(whole, self.keep, options))
+
+    def states_save_time(self):
+        "Return True if this text, read by itself, is faster with stored states."
+        n, n_tokens = self.keep.shape
+        cost = int(self.rows.sum()) + N_COMPARED * n_tokens
+        is_long = n_tokens * self.model.config.hidden_size >= MIN_STORED
+        return is_long and 1.25 * cost <= n * n_tokens
 
     def can_share_batch(self):
         "Return True for a classifier of one row, whose text can be padded and masked."
-        enc, model = self.enc, self.model
-        if self.rows is not None or not enc.keys() <= PER_TOKEN or why_no_states(model):
-            return False
-        is_read = rows_read(model, enc, self.target) and reads_logits(self.target)
-        is_classifier = type(model).__name__.endswith('ForSequenceClassification')
-        if not is_read or not is_classifier or attended_tokens(enc) is not None:
+        is_classifier = type(self.model).__name__.endswith('ForSequenceClassification')
+        if not is_classifier or not reads_logits(self.target):
             return False
         # a decoder reads the last token that is no padding
-        padding = model.config.pad_token_id
-        is_free = padding is not None and not (enc['input_ids'] == padding).any()
-        return is_free and bool(self.keep.any(1).all())
+        padding = self.model.config.pad_token_id
+        return padding is not None and not (self.enc['input_ids'] == padding).any()
+
+
+def _read_by_states(text, options):
+    """Return the explained number of one text and of its variants; None if stored
+    states give other numbers.
+    """
+    whole, stored = read_whole(text.model, text.enc, text.target, stores_states=True)
+    if stored is None:
+        return None
+    keep, limits = text.keep, (options.token_budget, options.progress)
+    probes = probe_indices(keep)
+    try:
+        values = stored.values(text.rows, ~keep, whole.readout, *limits)
+    except OTHER_STRUCTURE:
+        return None
+    expected = Variants(whole, keep, options).values(keep[probes])
+    agrees = agree(values[probes], expected, spread(values))
+    return text.result(whole, values) if agrees else None
+
+
+def _padded(tensors, in_front, value=0):
+    "Return one tensor of rows with equally many columns."
+    n_tokens = max(t.shape[1] for t in tensors)
+    pads = [n_tokens - t.shape[1] for t in tensors]
+    sides = [(pad, 0) if in_front else (0, pad) for pad in pads]
+    return torch.cat([F.pad(t, s, value=value) for t, s in zip(tensors, sides)])
+
+
+def _stored_together(texts, in_front):
+    "Return texts with equally many tokens, padded, as one `StoredText`."
+    model, encs = texts[0].model, [text.enc for text in texts]
+    ids = [enc['input_ids'] for enc in encs]
+    inputs = dict(input_ids=_padded(ids, in_front, model.config.pad_token_id))
+    if 'token_type_ids' in encs[0]:
+        types = [enc['token_type_ids'] for enc in encs]
+        inputs['token_type_ids'] = _padded(types, in_front)
+    mask = _padded([torch.ones_like(x) for x in ids], in_front)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs['position_ids'] = places + position_offset(model)
+    if is_causal(model):
+        return StoredText.read(model, inputs | dict(attention_mask=mask))[0]
+    return StoredText(model, inputs, [])  # a variant computes all its rows
 
 
 def _shared_logits(texts, options):
-    """Return the logits (1 + n, n_classes) of each text and its variants, computed in
+    """Return the logits (1 + n, n_classes) of each text and its n variants, computed in
     batches of several texts: padded in front for a decoder, else at the end.
     """
-    model, causal = texts[0].model, is_causal(texts[0].model)
-    n_tokens = [text.keep.shape[1] for text in texts]
-
-    def padded(rows, value=0):
-        pads = [max(n_tokens) - row.shape[1] for row in rows]
-        sides = [(pad, 0) if causal else (0, pad) for pad in pads]
-        return torch.cat([F.pad(x, side, value=value) for x, side in zip(rows, sides)])
-
-    ids = [text.enc['input_ids'] for text in texts]
-    inputs = dict(input_ids=padded(ids, model.config.pad_token_id))
-    if 'token_type_ids' in texts[0].enc:
-        inputs['token_type_ids'] = padded(
-            [text.enc['token_type_ids'] for text in texts]
-        )
-    places = padded([torch.ones_like(x) for x in ids]).cumsum(1) - 1
-    inputs['position_ids'] = places.clamp(min=0) + position_offset(model)
+    causal = is_causal(texts[0].model)
+    stored = _stored_together(texts, causal)
     # the text itself is its first variant
     keeps = [torch.cat([torch.ones_like(t.keep[:1]), t.keep]) for t in texts]
-    counts, keep = [len(k) for k in keeps], padded(keeps, False)
-    index = [i for i, n in enumerate(counts) for _ in range(n)]
-    is_variant = [i > 0 for n in counts for i in range(n)]
-    budget = rows_in_pass(model, options.token_budget)
-    logits = []
-    for batch in similar_sizes([n_tokens[i] for i in index], budget):
-        width = n_tokens[index[batch][-1]]
-        columns = slice(-width, None) if causal else slice(width)
-        rows = {k: v[index[batch], columns] for k, v in inputs.items()}
-        mask = keep[batch, columns].long()
-        with read_row_only(model, texts[0].target):
-            output = forward(model, rows | dict(attention_mask=mask))
+    rows = [changed_rows(keep, [-1 if causal else 0], causal) for keep in keeps]
+    counts = [len(keep) for keep in keeps]
+    text = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
+    is_variant = torch.cat([torch.arange(n) > 0 for n in counts])
+    rows, hidden = _padded(rows, causal, False), ~_padded(keeps, causal, False)
+    order, logits = [], []
+    target, budget = texts[0].target, options.token_budget
+    for indices, output in stored.batches(rows, hidden, target, budget, text):
+        order.append(indices)
         logits.append(output_field(output))
         if options.progress is not None:
-            options.progress(sum(is_variant[batch]))
-    return torch.cat(logits).split(counts), type(output)
+            options.progress(int(is_variant[indices.cpu()].sum()))
+    return torch.cat(logits)[torch.cat(order).argsort()].split(counts), type(output)
 
 
 def _read_together(texts, options):
     """Return the explained numbers of texts, sorted by length, and of their variants;
     None if padding changes them. The shortest has the most padding.
     """
-    logits, output_class = _shared_logits(texts, options)
+    try:
+        logits, output_class = _shared_logits(texts, options)
+    except OTHER_STRUCTURE:
+        return None
     results = []
     for text, rows in zip(texts, logits):
         output = output_class(logits=rows[:1])
@@ -374,8 +383,9 @@ def _read_together(texts, options):
         whole = WholeText(text.model, text.enc, output, readout)
         first_text = torch.zeros(len(rows) - 1, dtype=torch.long, device=rows.device)
         values = readout(output_class(logits=rows[1:]), first_text)
-        if not results and len(texts) > 1:
-            probes = probe_indices(text.keep)
+        if not results:
+            # of a decoder, the variants with the most and the fewest computed rows
+            probes = probe_indices(text.keep)[[0, -1]].unique()
             expected = Variants(whole, text.keep, options).values(text.keep[probes])
             if not agree(values[probes], expected, spread(values)):
                 return None
@@ -407,11 +417,16 @@ def read_subsets(
         _Text.of(model, enc, keep, as_target(target), removal, fill)
         for enc, keep, target in zip(encs, keeps, targets)
     ]
-    results, shared = {}, []
-    if removal.by_mask:
-        keys = encs[0].keys()
-        shared = [t for t in texts if t.enc.keys() == keys and t.can_share_batch()]
-        shared.sort(key=lambda text: text.keep.shape[1])
-    if shared:
-        results = dict(zip(shared, _read_together(shared, options) or []))
-    return [results[t] if t in results else t.read(options) for t in texts]
+    with_rows = [text for text in texts if text.rows is not None]
+    shared = [t for t in with_rows if t.enc.keys() == encs[0].keys()]
+    shared = [t for t in shared if t.can_share_batch()]
+    shared.sort(key=lambda text: text.keep.shape[1])
+    lengths = [text.keep.shape[1] for text in shared]
+    results, max_rows = {}, rows_in_pass(model, token_budget)
+    for batch in similar_sizes(lengths, max_rows, growth=math.inf):
+        if len(shared[batch]) > 1:
+            results |= zip(shared[batch], _read_together(shared[batch], options) or [])
+    for text in texts:
+        if text not in results and text.rows is not None and text.states_save_time():
+            results[text] = _read_by_states(text, options)
+    return [results.get(text) or text.read(options) for text in texts]

@@ -13,7 +13,12 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..inputs.scores import READ_FIRST_ROW, last_rows_only, reads_logits
+from lrp_loo.inputs.scores import (
+    READ_FIRST_ROW,
+    last_rows_only,
+    read_row_only,
+    reads_logits,
+)
 from ..inputs.targets import OneTarget, Readout, as_target
 from ..models.attention import AttentionCall
 from ..models.call import any_modified, forward
@@ -139,39 +144,50 @@ class _RecordedStates(_FusedAttention):
 class _StoredStates(_FusedAttention):
     "Put stored keys and values in front of those of each attention call."
 
-    def __init__(self, states, mask):
+    def __init__(self, states, text, mask):
         super().__init__()
         self.states = iter(states)
+        self.text = text  # (n,) index of each variant's text
         self.mask = mask  # (n, 1, rows, stored and new keys) bool: True if visible
 
     def attend(self, call):
-        n = len(call.query)
         key, value = (
-            torch.cat([stored.expand(n, -1, -1, -1), new], 2)
+            torch.cat([self.of_variants(stored, new.shape[1]), new], 2)
             for stored, new in zip(next(self.states), (call.key, call.value))
         )
         return call.compute(key=key, value=value, attn_mask=self.mask, is_causal=False)
 
+    def of_variants(self, stored, n_heads):
+        "Return the stored keys or values of each variant's text."
+        # with padding, transformers repeats the heads of grouped attention
+        stored = stored[:, :: max(1, stored.shape[1] // n_heads)]
+        if len(stored) > 1:
+            return stored[self.text]
+        return stored.expand(len(self.text), -1, -1, -1)
 
-ROWS_ON_CPU = 512  # rows of variants in one forward pass
+
+ROWS_ON_CPU = 1024  # rows in a forward pass: more overflow the processor's cache
 
 
 def rows_in_pass(
     model: torch.nn.Module,
     token_budget: int,  # the caller's limit
-    on_cpu: int = ROWS_ON_CPU,  # a lower limit on a CPU
 ) -> int:
     "Return the largest number of rows (tokens) that one forward pass computes."
     is_cpu = device_of(model).type == 'cpu'
-    return min(token_budget, on_cpu) if is_cpu else token_budget
+    return min(token_budget, ROWS_ON_CPU) if is_cpu else token_budget
 
 
-def similar_sizes(sizes: Sequence[int], max_rows: int) -> Iterator[slice]:
+def similar_sizes(
+    sizes: Sequence[int],  # in order
+    max_rows: int,  # of one slice, each padded to its largest size
+    growth: float = 1.25,  # largest ratio of two sizes in one slice
+) -> Iterator[slice]:
     "Yield slices of variants, sorted by row count, with similar row counts."
     start = 0
     for i, size in enumerate(sizes):
         is_full = (i - start + 1) * size > max_rows
-        if i > start and (is_full or size > 1.25 * sizes[start] + 8):
+        if i > start and (is_full or size > growth * sizes[start] + 8):
             yield slice(start, i)
             start = i
     yield slice(start, len(sizes))
@@ -179,11 +195,13 @@ def similar_sizes(sizes: Sequence[int], max_rows: int) -> Iterator[slice]:
 
 @dataclass(eq=False)
 class StoredText:
-    "One text with the keys and values that each layer computed for it."
+    "One or more texts with the keys and values that each layer computed for them."
 
     model: torch.nn.Module  # a model for which `why_no_states` returns ''
-    enc: dict[str, torch.Tensor]  # an encoded text without masked tokens
-    # keys and values (1, heads, T, d) of each layer
+    # encoded texts (n_texts, T): one without masked tokens, or several, padded, with
+    # their position_ids
+    enc: dict[str, torch.Tensor]
+    # keys and values (n_texts, heads, T, d) of each layer
     states: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
@@ -199,9 +217,9 @@ class StoredText:
     @property
     def is_complete(self) -> bool:
         "Return True if each layer showed the keys and values of every token."
-        n_tokens = self.enc['input_ids'].shape[1]
+        shape = self.enc['input_ids'].shape  # (n_texts, T)
         return len(self.states) == n_layers(self.model) and all(
-            key.ndim == 4 and len(key) == 1 and key.shape[2] == n_tokens
+            key.ndim == 4 and (len(key), key.shape[2]) == shape
             for key, _ in self.states
         )
 
@@ -209,15 +227,16 @@ class StoredText:
         self,
         recomputed: torch.Tensor,  # (n, T) bool: rows that each variant computes
         hidden: torch.Tensor,  # (n, T) bool: keys that no row attends to
+        text: torch.Tensor | None = None,  # (n,) index of each variant's text
         **options: Any,  # arguments of the model's forward
     ) -> Any:  # its output; shorter variants compute unused rows as well
         "Return the model's output for variants, computing only the given rows."
+        text = torch.zeros_like(recomputed[:, 0].long()) if text is None else text
         size = int(recomputed.sum(1).max())
         causal = is_causal(self.model)
         # (n, size); the row that is read stays the last, in an encoder the first
-        rows = (
-            (recomputed if causal else ~recomputed).long().argsort(dim=1, stable=True)
-        )
+        is_last = recomputed if causal else ~recomputed
+        rows = is_last.long().argsort(dim=1, stable=True)
         rows = rows[:, -size:] if causal else rows[:, :size]
         is_visible = ~(recomputed | hidden)
         stored = is_visible.any(0).nonzero()[:, 0]
@@ -230,13 +249,32 @@ class StoredText:
             mask = mask & (keys[:, None] <= rows[..., None])
         mask = mask | ~mask.any(-1, keepdim=True)  # rows without keys are never read
         states = [(k[:, :, stored], v[:, :, stored]) for k, v in self.states]
-        inputs = {k: v[0][rows] for k, v in self.enc.items()}
-        inputs |= dict(
-            attention_mask=torch.ones_like(rows),
-            position_ids=rows + position_offset(self.model),
-        )
-        with _StoredStates(states, mask[:, None]):
+        inputs = dict(position_ids=rows + position_offset(self.model))
+        inputs |= {k: v[text].gather(1, rows) for k, v in self.enc.items()}
+        if not len(stored) and not causal:  # nothing is stored
+            own = (recomputed & ~hidden).gather(1, rows).long()
+            return forward(self.model, inputs | dict(attention_mask=own) | options)
+        inputs['attention_mask'] = torch.ones_like(rows)
+        with _StoredStates(states, text, mask[:, None]):
             return forward(self.model, inputs | options)
+
+    def batches(
+        self,
+        recomputed: torch.Tensor,  # (n, T) bool, as for `output`
+        hidden: torch.Tensor,  # (n, T) bool
+        target: OneTarget | Readout,  # what is read from the output
+        token_budget: int,  # see `rows_in_pass`
+        text: torch.Tensor | None = None,  # (n,) index of each variant's text
+    ) -> Iterator[tuple[torch.Tensor, Any]]:
+        "Yield indices of variants, and the model's output for them."
+        max_rows = rows_in_pass(self.model, token_budget)
+        sizes, order = recomputed.sum(1).sort(stable=True)
+        text = torch.zeros_like(order) if text is None else text.to(order)
+        options = last_rows_only(self.model, target) if is_causal(self.model) else {}
+        for batch in similar_sizes(sizes.tolist(), max_rows):
+            i = order[batch]
+            with read_row_only(self.model, target):
+                yield i, self.output(recomputed[i], hidden[i], text[i], **options)
 
     @torch.no_grad()
     def values(
@@ -248,16 +286,13 @@ class StoredText:
         # called with the number of newly computed variants
         progress: Callable[[int], Any] | None = None,
     ) -> torch.Tensor:  # (n,); for generated tokens (n, tokens)
-        "Return the explained number of each variant."
-        max_rows = rows_in_pass(self.model, token_budget)
-        sizes, order = recomputed.sum(1).sort(stable=True)
-        from_end = is_causal(self.model)
-        options = last_rows_only(self.model, readout) if from_end else {}
-        values = []
-        for batch in similar_sizes(sizes.tolist(), max_rows):
-            rows = order[batch]
-            output = self.output(recomputed[rows], hidden[rows], **options)
-            values.append(readout(output, torch.zeros_like(rows), at_end=from_end))
+        "Return the explained number of each variant of one text."
+        order, values = [], []
+        batches = self.batches(recomputed, hidden, readout, token_budget)
+        for indices, output in batches:
+            first_text, from_end = torch.zeros_like(indices), is_causal(self.model)
+            order.append(indices)
+            values.append(readout(output, first_text, at_end=from_end))
             if progress is not None:
-                progress(len(rows))
-        return torch.cat(values)[order.argsort()]
+                progress(len(indices))
+        return torch.cat(values)[torch.cat(order).argsort()]

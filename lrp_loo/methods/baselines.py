@@ -309,7 +309,7 @@ def ig_scores(
     # start of the path: content tokens become 'pad', 'mask' or 'zero'; or embeddings.
     # None: 'pad', or 'zero' without a padding token
     baseline: str | torch.Tensor | None = None,
-    internal_batch_size: int = 64,  # rows in one pass
+    internal_batch_size: int = 32,  # rows in one pass
     dims: bool = False,  # return scores of the embeddings' shape
     max_steps: int = MAX_STEPS,  # largest number of points without n_steps
 ) -> Scores:  # a score per token (patch)
